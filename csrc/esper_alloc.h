@@ -1,0 +1,395 @@
+/* esper_alloc.h: the public C interface of esper_alloc, a device memory
+ * allocator in which every use of memory on another stream is known to the
+ * allocator. Valid C11 and C++. Includes neither CUDA nor PyTorch.
+ *
+ * Two groups of functions:
+ *   esper_alloc_*  work on the one allocator of this process (GPU memory
+ *                  through the CUDA driver). This is what extensions call.
+ *   esper_*        take an `esper_core *`. Several cores can exist side by
+ *                  side, each over its own driver (see device/device.h); the
+ *                  PyTorch shim, the replay tool and the tests use these.
+ *
+ * Every function may be called from any thread at any time unless it says
+ * otherwise. None throws, exits or prints. Functions that return a status
+ * leave everything as it was when the status is not ESPER_OK, and
+ * esper_last_error() then says why, in words, for the calling thread. */
+#ifndef ESPER_ALLOC_H
+#define ESPER_ALLOC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define ESPER_API __attribute__((visibility("default")))
+#else
+#define ESPER_API
+#endif
+
+typedef enum esper_status {
+  ESPER_OK = 0,
+  ESPER_NOT_READY,     /* an event has not completed (a driver's answer)      */
+  ESPER_OUT_OF_MEMORY, /* the device, or the memory fraction, is exhausted    */
+  ESPER_INVALID,       /* the caller's mistake: foreign pointer, second free  */
+  ESPER_CAPTURING,     /* refused because a stream is being captured          */
+  ESPER_UNSUPPORTED,   /* this driver lacks the function                      */
+  ESPER_HOST_MEMORY,   /* no host memory for metadata                         */
+  ESPER_DEVICE_ERROR,  /* the driver failed; the error may be sticky          */
+  ESPER_SHUT_DOWN      /* the driver is going away: the process is exiting    */
+} esper_status;
+
+/* "ESPER_OUT_OF_MEMORY" and so on. Never NULL. */
+ESPER_API const char *esper_status_name(esper_status status);
+
+/* What the calling thread's last unsuccessful call failed of, as a sentence.
+ * Never NULL; overwritten by the thread's next unsuccessful call. */
+ESPER_API const char *esper_last_error(void);
+
+/* ------------------------------------------------------------------------
+ * The allocator of this process
+ * ---------------------------------------------------------------------- */
+
+/* Device memory for `stream` (a cudaStream_t or CUstream) of CUDA device
+ * `device`. Zero bytes, an invalid device and exhausted memory give NULL.
+ * The signature is the one torch.cuda.memory.CUDAPluggableAllocator expects. */
+ESPER_API void *esper_alloc_malloc(size_t size, int device, void *stream);
+
+/* Gives memory back. `size` is ignored; `stream` is the stream of the
+ * allocation. When the bare CUDAPluggableAllocator was used, record_stream
+ * cannot be seen, so the free is ordered after all of the device's work
+ * enqueued so far; see esper_alloc_set_record_stream_visible. */
+ESPER_API void esper_alloc_free(void *ptr, size_t size, int device, void *stream);
+
+/* Marks the end of use of `ptr` (any address within the allocation) on
+ * `stream`: call it right after the last read was enqueued there. */
+ESPER_API esper_status esper_alloc_record_use(const void *ptr, void *stream);
+
+/* Imprecise form: the use on `stream` ends when the memory is freed. */
+ESPER_API void esper_alloc_record_stream(void *ptr, void *stream);
+
+/* Further hooks with the signatures of CUDAPluggableAllocator's setters. */
+ESPER_API void esper_alloc_init(int device_count);
+ESPER_API void esper_alloc_reset(void);
+ESPER_API void esper_alloc_set_memory_fraction(double fraction, int device);
+ESPER_API void *esper_alloc_base(void *ptr, size_t *size);
+
+/* Says whether the embedder forwards record_stream to us (1) or may not (0,
+ * the default). While 0, esper_alloc_free covers every stream of the device. */
+ESPER_API void esper_alloc_set_record_stream_visible(int visible);
+
+/* ------------------------------------------------------------------------
+ * Cores
+ * ---------------------------------------------------------------------- */
+
+typedef struct esper_core esper_core;
+typedef struct esper_pool esper_pool;
+struct esper_driver; /* device/device.h */
+
+/* A stream as its user presents it. `handle` is the driver's; 0 and 1 mean
+ * the device's legacy default stream. Streams that may be destroyed, or whose
+ * handle means another stream in another thread, are mortal: their handle is
+ * used only during the call that presents it. */
+typedef struct esper_stream {
+  void *handle;
+  int device;
+  unsigned flags; /* ESPER_STREAM_... */
+} esper_stream;
+
+enum {
+  ESPER_STREAM_IMMORTAL = 1u /* lives as long as the process (a pool stream) */
+};
+
+/* What malloc tries first when no free block is ready. */
+typedef enum esper_reuse_order {
+  ESPER_REUSE_GATE = 0, /* reuse pending memory: the GPU waits, not the host  */
+  ESPER_REUSE_GROW = 1  /* get more memory from the device                    */
+} esper_reuse_order;
+
+enum { ESPER_ROUNDUP_STEPS = 16 };
+
+/* All zero means the defaults. Sizes are bytes. */
+typedef struct esper_config {
+  esper_reuse_order reuse_order;
+  size_t max_split_size;         /* 0: unlimited                              */
+  size_t max_non_split_rounding; /* 0: 20 MiB                                 */
+  size_t large_segment_size;     /* 0: 20 MiB                                 */
+  /* Divisions of each power of two that a size is rounded up to: entry i is
+   * for sizes in [1 MiB << i, 1 MiB << (i + 1)); entry 0 also below, the last
+   * also above. 0 and 1: no rounding. */
+  size_t roundup_power2_divisions[ESPER_ROUNDUP_STEPS];
+  /* Called by malloc when memory ran out, with no lock held: free what can be
+   * freed; nonzero: something was, try again. May be NULL. */
+  int (*free_memory)(void *context);
+  void *free_memory_context;
+} esper_config;
+
+/* Makes a core over `driver`, which must outlive it. `config` may be NULL. */
+ESPER_API esper_status esper_core_create(const struct esper_driver *driver,
+                                         const esper_config *config,
+                                         esper_core **core);
+
+/* Gives all memory back to the driver, live blocks included. No other thread
+ * may be using the core. */
+ESPER_API void esper_core_destroy(esper_core *core);
+
+ESPER_API int esper_device_count(const esper_core *core);
+
+/* ------------------------------------------------------------------------
+ * Memory
+ * ---------------------------------------------------------------------- */
+
+/* `size` bytes for `stream`, from the default pool. Zero bytes: *ptr = NULL.
+ * ESPER_OUT_OF_MEMORY: esper_get_failure() has the figures. */
+ESPER_API esper_status esper_malloc(esper_core *core, size_t size,
+                                    esper_stream stream, void **ptr);
+ESPER_API esper_status esper_malloc_from(esper_core *core, esper_pool *pool,
+                                         size_t size, esper_stream stream,
+                                         void **ptr);
+
+/* Gives `ptr` back. Waits for nothing and cannot run out of memory. NULL is
+ * fine. ESPER_INVALID: not the start of a live block of this core. */
+ESPER_API esper_status esper_free(esper_core *core, void *ptr);
+
+enum {
+  ESPER_USE_NO_GATE = 1u /* protect, but never let another stream wait for it:
+                            the use may depend on work not yet enqueued       */
+};
+
+/* Marks the end of use of `count` allocations on `stream`, with one event.
+ * Addresses inside an allocation stand for it; addresses of no allocation of
+ * this core are skipped, and the number of those found is stored in *marked
+ * (may be NULL). Nothing to do on a block's own stream. A use that could not
+ * be recorded holds the block: that is not an error of the caller. */
+ESPER_API esper_status esper_record_use(esper_core *core,
+                                        const void *const *ptrs, size_t count,
+                                        esper_stream stream, unsigned flags,
+                                        size_t *marked);
+
+/* The same with an event that was already recorded on a stream of `device`;
+ * it may be recorded again or destroyed as soon as this returns. */
+ESPER_API esper_status esper_record_use_event(esper_core *core,
+                                              const void *const *ptrs,
+                                              size_t count, void *event,
+                                              int device, unsigned flags,
+                                              size_t *marked);
+
+/* A use on `stream` that ends with everything enqueued there by the time of
+ * the free. ESPER_INVALID: not within a live block of this core. */
+ESPER_API esper_status esper_record_stream(esper_core *core, const void *ptr,
+                                           esper_stream stream);
+
+/* Makes the free of `ptr`, when it comes, wait for all work that any stream
+ * of its device has by then: for embedders that do not say who reads it. */
+ESPER_API esper_status esper_free_after_all(esper_core *core, void *ptr);
+
+/* Finds out which uses have completed. malloc does this when it must; call it
+ * to have it done now. */
+ESPER_API void esper_retire(esper_core *core, int device);
+
+/* Gives every wholly free segment back to the device. Waits for the device,
+ * unless a stream of it is being captured. `pool` NULL: all pools. */
+ESPER_API esper_status esper_empty_cache(esper_core *core, int device,
+                                         esper_pool *pool);
+
+/* ------------------------------------------------------------------------
+ * Pools
+ * ---------------------------------------------------------------------- */
+
+/* Memory of one pool never serves another. `id` is what snapshots show. */
+ESPER_API esper_status esper_pool_create(esper_core *core, int device,
+                                         uint64_t id_first, uint64_t id_second,
+                                         esper_pool **pool);
+
+/* ------------------------------------------------------------------------
+ * Limits and figures
+ * ---------------------------------------------------------------------- */
+
+/* `fraction` of the device's total memory in (0, 1]; 1 is no limit. */
+ESPER_API esper_status esper_set_memory_fraction(esper_core *core, int device,
+                                                 double fraction);
+ESPER_API double esper_get_memory_fraction(const esper_core *core, int device);
+
+/* Replaces the sizes and orders of the configuration; `free_memory` too. */
+ESPER_API esper_status esper_configure(esper_core *core,
+                                       const esper_config *config);
+ESPER_API void esper_get_config(const esper_core *core, esper_config *config);
+
+typedef struct esper_stat {
+  int64_t current, peak, allocated, freed;
+} esper_stat;
+
+enum { ESPER_ALL, ESPER_SMALL, ESPER_LARGE, ESPER_CLASSES };
+
+/* What torch.cuda.memory_stats() reports. `allocated*` fall at the free,
+ * `active*` and `requested*` when the block owes nothing any more. */
+typedef struct esper_stats {
+  esper_stat allocation[ESPER_CLASSES];
+  esper_stat segment[ESPER_CLASSES];
+  esper_stat active[ESPER_CLASSES];
+  esper_stat inactive_split[ESPER_CLASSES];
+  esper_stat allocated_bytes[ESPER_CLASSES];
+  esper_stat reserved_bytes[ESPER_CLASSES];
+  esper_stat active_bytes[ESPER_CLASSES];
+  esper_stat inactive_split_bytes[ESPER_CLASSES];
+  esper_stat requested_bytes[ESPER_CLASSES];
+  esper_stat oversize_allocations;
+  esper_stat oversize_segments;
+  int64_t num_alloc_retries;
+  int64_t num_ooms;
+  int64_t num_sync_all_streams;
+  int64_t num_device_alloc;
+  int64_t num_device_free;
+  int64_t max_split_size; /* -1: unlimited */
+} esper_stats;
+
+/* Retires first, so that what has completed no longer counts as active. */
+ESPER_API esper_status esper_get_stats(esper_core *core, int device,
+                                       esper_stats *stats);
+ESPER_API esper_status esper_reset_peak_stats(esper_core *core, int device);
+ESPER_API esper_status esper_reset_accumulated_stats(esper_core *core,
+                                                     int device);
+
+/* Figures of our own, per device. */
+typedef struct esper_counters {
+  uint64_t gates_issued;   /* waits put on streams for the sake of reuse       */
+  uint64_t gates_skipped;  /* waits the frontier made unnecessary              */
+  uint64_t loans;          /* blocks handed out on another stream than home    */
+  uint64_t uses_pending;   /* uses attached to live or free blocks             */
+  uint64_t bytes_pending;  /* free bytes that still owe something              */
+  uint64_t blocks_held;    /* free blocks with a use no event stands for       */
+  uint64_t events_alive;   /* events that exist, in use or pooled              */
+  uint64_t events_created; /* since the core was made                          */
+  uint64_t metadata_bytes; /* host memory of blocks, uses and the address map  */
+  uint64_t captured_uses;  /* marks on a capturing stream, which hold memory   */
+} esper_counters;
+ESPER_API esper_status esper_get_counters(esper_core *core, int device,
+                                          esper_counters *counters);
+
+/* Calls made to the driver since the core was made, by function.
+ * esper_driver_call_name(i) for i from 0 is NULL past the last. */
+ESPER_API const char *esper_driver_call_name(int call);
+ESPER_API uint64_t esper_driver_calls(const esper_core *core, int call);
+
+/* The figures of the calling thread's last ESPER_OUT_OF_MEMORY. */
+typedef struct esper_failure {
+  int device;
+  size_t requested;       /* bytes asked for                                   */
+  size_t device_free;     /* as the driver says                                */
+  size_t device_total;
+  size_t limit;           /* bytes the memory fraction allows; 0: no limit     */
+  size_t allocated;       /* live bytes                                        */
+  size_t private_pools;   /* of the reserved bytes: in pools but the default   */
+  size_t reserved;
+} esper_failure;
+ESPER_API void esper_get_failure(esper_failure *failure);
+
+/* Device memory as the driver reports it, in bytes. */
+ESPER_API esper_status esper_memory_info(esper_core *core, int device,
+                                         size_t *free, size_t *total);
+
+/* The largest block that a malloc could get: free now in any pool's cache, or
+ * from the device within the memory fraction, whichever is more. */
+ESPER_API esper_status esper_largest_available(esper_core *core, int device,
+                                               size_t *bytes);
+
+/* The block around an address, live or not. */
+typedef struct esper_block_info {
+  void *address;
+  size_t size;      /* as handed out, rounded up                               */
+  size_t requested; /* as asked for                                            */
+  int device;
+  int live;
+  void *stream;     /* handle of the stream it was last handed out on          */
+  void *segment_address;
+  size_t segment_size;
+} esper_block_info;
+ESPER_API esper_status esper_find_block(esper_core *core, const void *ptr,
+                                        esper_block_info *info);
+
+/* ------------------------------------------------------------------------
+ * Snapshot and trace
+ * ---------------------------------------------------------------------- */
+
+typedef enum esper_block_state {
+  ESPER_BLOCK_ALLOCATED,    /* live                                            */
+  ESPER_BLOCK_PENDING_FREE, /* freed, still owes uses                          */
+  ESPER_BLOCK_INACTIVE      /* free                                            */
+} esper_block_state;
+
+typedef struct esper_block_entry {
+  uintptr_t address;
+  size_t size, requested;
+  esper_block_state state;
+  void *stream;
+  unsigned uses; /* uses it still owes */
+} esper_block_entry;
+
+typedef struct esper_segment_entry {
+  uintptr_t address;
+  size_t size;
+  int device;
+  int large; /* size class */
+  int mapped; /* pages mapped into a reserved range */
+  void *stream;
+  uint64_t pool[2];
+  size_t first_block, block_count; /* into blocks */
+} esper_segment_entry;
+
+typedef struct esper_snapshot {
+  size_t segment_count, block_count;
+  esper_segment_entry *segments; /* by address */
+  esper_block_entry *blocks;     /* by address within each segment */
+} esper_snapshot;
+
+/* One consistent picture of a device (-1: all, each consistent on its own). */
+ESPER_API esper_status esper_snapshot_take(esper_core *core, int device,
+                                           esper_snapshot *snapshot);
+ESPER_API void esper_snapshot_free(esper_snapshot *snapshot);
+
+typedef enum esper_action {
+  ESPER_TRACE_ALLOC,
+  ESPER_TRACE_FREE_REQUESTED,
+  ESPER_TRACE_FREE_COMPLETED,
+  ESPER_TRACE_SEGMENT_ALLOC,
+  ESPER_TRACE_SEGMENT_FREE,
+  ESPER_TRACE_SEGMENT_MAP,
+  ESPER_TRACE_SEGMENT_UNMAP,
+  ESPER_TRACE_SNAPSHOT,
+  ESPER_TRACE_OOM /* address: bytes free on the device */
+} esper_action;
+
+typedef struct esper_trace_entry {
+  esper_action action;
+  int device;
+  uintptr_t address;
+  size_t size; /* alloc and free: as asked for */
+  void *stream;
+  int64_t time_us; /* since 1970 */
+} esper_trace_entry;
+
+/* Keeps the last `max_entries` actions of each device from now on; 0 stops
+ * and forgets. */
+ESPER_API esper_status esper_trace_start(esper_core *core, size_t max_entries);
+ESPER_API int esper_trace_is_on(const esper_core *core);
+ESPER_API void esper_trace_clear(esper_core *core);
+
+/* Copies a device's entries, oldest first, into *entries (freed with free());
+ * *count is their number. */
+ESPER_API esper_status esper_trace_copy(esper_core *core, int device,
+                                        esper_trace_entry **entries,
+                                        size_t *count);
+
+/* ------------------------------------------------------------------------
+ * Checking
+ * ---------------------------------------------------------------------- */
+
+/* Walks every structure; nonzero when all invariants hold. Slow: for tests. */
+ESPER_API int esper_core_is_valid(esper_core *core);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
