@@ -386,6 +386,13 @@ static esper_status event_record(void *self, int device, void *event,
   END(event_record, stream);
 }
 
+static esper_status event_record_all(void *self, int device, void *event) {
+  BEGIN(event_record_all, event)
+  sim_event *e = sim_event_find(s, device, event, "event_record_all");
+  status = e ? sim_record_all_now(s, device, e) : ESPER_DEVICE_ERROR;
+  END(event_record_all, event);
+}
+
 static esper_status event_query(void *self, int device, void *event) {
   BEGIN(event_query, event)
   sim_event *e = sim_event_find(s, device, event, "event_query");

@@ -174,7 +174,7 @@ uint64_t sim_failures(sim *s);
   C(page_create) C(page_release) C(page_map) C(page_unmap) C(stream_id)       \
   C(stream_capture) C(stream_create) C(stream_destroy) C(stream_wait)         \
   C(event_create) C(event_destroy) C(event_record) C(event_query)             \
-  C(event_synchronize)
+  C(event_record_all) C(event_synchronize)
 
 typedef enum sim_call {
 #define SIM_CALL_ENUM(name) SIM_CALL_##name,

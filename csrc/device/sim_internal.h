@@ -72,6 +72,8 @@ typedef struct sim_event {
   int device, alive;
   uint32_t slot;
   uint64_t index; /* 0: never recorded                                         */
+  int all; /* stands for operations of many slots, `until`                     */
+  sim_clock until;
   sim_clock clock;
   uint64_t capture; /* recorded inside this capture                            */
   sim_nodes nodes;
@@ -265,6 +267,7 @@ void *sim_event_new(sim *s, int device, int of_core);
 sim_event *sim_event_find(sim *s, int device, void *handle, const char *who);
 void sim_event_kill(sim *s, void *handle);
 void sim_record_now(sim *s, sim_stream *stream, sim_event *event);
+esper_status sim_record_all_now(sim *s, int device, sim_event *event);
 esper_status sim_query_now(sim *s, sim_event *event);
 esper_status sim_wait_host(sim *s, sim_event *event);
 esper_status sim_wait_device(sim *s, int device);

@@ -317,6 +317,7 @@ void *sim_event_new(sim *s, int device, int of_core) {
   event->device = device;
   event->alive = 1;
   event->index = 0;
+  event->all = 0;
   event->capture = 0;
   event->of_core = of_core;
   if (of_core) s->devices[device].alive.events++;
@@ -361,9 +362,46 @@ void sim_record_now(sim *s, sim_stream *stream, sim_event *event) {
     return;
   }
   event->capture = 0;
+  event->all = 0;
   event->slot = stream->slot;
   event->index = sim_enqueue(s, stream, &(sim_op){.kind = SIM_OP_RECORD});
   if (s->options.oracle) sim_clock_copy(s, &event->clock, &stream->clock);
+}
+
+/* The event stands for what is on every stream of the device. */
+esper_status sim_record_all_now(sim *s, int device, sim_event *event) {
+  if (sim_device_is_capturing(s, device))
+    return sim_refuse(ESPER_CAPTURING,
+                      "sim: a stream of device %d is being captured", device);
+  event->capture = 0;
+  event->all = 1;
+  event->until.count = event->clock.count = 0;
+  for (uint32_t i = 0; i < s->stream_count; i++) {
+    const sim_stream *stream = s->streams[i];
+    if (stream->device != device) continue;
+    sim_clock_set(s, &event->until, i, stream->enqueued);
+    if (s->options.oracle) sim_clock_join(s, &event->clock, &stream->clock);
+  }
+  return ESPER_OK;
+}
+
+static int event_is_fresh(const sim_event *event) {
+  return !event->all && event->index == 0;
+}
+
+static int event_is_done(const sim *s, const sim_event *event) {
+  if (!event->all) return is_done(s, event->slot, event->index);
+  for (uint32_t i = 0; i < event->until.count; i++)
+    if (!is_done(s, i, event->until.at[i])) return 0;
+  return 1;
+}
+
+static int run_to_event(sim *s, const sim_event *event) {
+  if (!event->all)
+    return sim_run_to(s, s->streams[event->slot], event->index);
+  for (uint32_t i = 0; i < event->until.count; i++)
+    if (!sim_run_to(s, s->streams[i], event->until.at[i])) return 0;
+  return 1;
 }
 
 static esper_status refuse_captured(void) {
@@ -373,22 +411,22 @@ static esper_status refuse_captured(void) {
 
 static void host_learns(sim *s, const sim_event *event) {
   if (s->options.oracle &&
-      sim_clock_get(&s->host, event->slot) < event->index)
+      (event->all || sim_clock_get(&s->host, event->slot) < event->index))
     sim_host_learn(s, &event->clock);
 }
 
 esper_status sim_query_now(sim *s, sim_event *event) {
   if (event->capture) return refuse_captured();
-  if (event->index == 0) return ESPER_OK;
-  if (!is_done(s, event->slot, event->index)) return ESPER_NOT_READY;
+  if (event_is_fresh(event)) return ESPER_OK;
+  if (!event_is_done(s, event)) return ESPER_NOT_READY;
   host_learns(s, event);
   return ESPER_OK;
 }
 
 esper_status sim_wait_host(sim *s, sim_event *event) {
   if (event->capture) return refuse_captured();
-  if (event->index == 0) return ESPER_OK;
-  if (!sim_run_to(s, s->streams[event->slot], event->index))
+  if (event_is_fresh(event)) return ESPER_OK;
+  if (!run_to_event(s, event))
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: the event never completes");
   host_learns(s, event);
   return ESPER_OK;
@@ -410,15 +448,22 @@ esper_status sim_wait_device(sim *s, int device) {
   return ESPER_OK;
 }
 
+static void wait_for_op(sim *s, sim_stream *stream, uint32_t slot,
+                        uint64_t index) {
+  sim_enqueue(
+      s, stream,
+      &(sim_op){.kind = SIM_OP_WAIT, .slot = slot, .index = index});
+}
+
 esper_status sim_wait_stream(sim *s, sim_stream *stream, sim_event *event,
                              int of_core) {
   if (!stream->capture && !event->capture) {
-    if (event->index == 0) return ESPER_OK; /* nothing to wait for */
+    if (event_is_fresh(event)) return ESPER_OK; /* nothing to wait for */
     if (s->options.oracle) sim_clock_join(s, &stream->clock, &event->clock);
-    sim_enqueue(s, stream,
-                &(sim_op){.kind = SIM_OP_WAIT,
-                          .slot = event->slot,
-                          .index = event->index});
+    if (!event->all)
+      wait_for_op(s, stream, event->slot, event->index);
+    for (uint32_t i = 0; event->all && i < event->until.count; i++)
+      if (event->until.at[i]) wait_for_op(s, stream, i, event->until.at[i]);
     return ESPER_OK;
   }
   sim_graph *from = event->capture ? sim_capture_find(s, event->capture) : NULL;
@@ -674,6 +719,7 @@ void sim_queue_destroy(sim *s) {
   }
   for (uint32_t i = 0; i < s->event_count; i++) {
     free(s->events[i]->clock.at);
+    free(s->events[i]->until.at);
     free(s->events[i]->nodes.at);
     free(s->events[i]);
   }
