@@ -524,7 +524,7 @@ void sim_kernel(sim *s, int device, void *handle, const void *address,
   sim_op op = {.kind = SIM_OP_KERNEL, .access = access};
   uint64_t owner = 1;
   if (stream && size && s->options.oracle) {
-    owner = sim_oracle_owner(s, "sim_kernel", device, (uintptr_t)address, size);
+    owner = sim_oracle_owner(s, "sim_kernel", (uintptr_t)address, size);
     if (s->options.backed || stream->capture) {
       op.address = (uintptr_t)address;
       op.size = size;
