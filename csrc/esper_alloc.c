@@ -125,8 +125,11 @@ void esper_alloc_record_stream(void *ptr, void *stream)
 {
   int device;
   esper_core *core = instance_if_made();
-  if (core && esper_cuda_stream_device(stream, &device) == ESPER_OK)
-    esper_record_stream(core, ptr, stream_of(stream, device));
+  if (!core)
+    return;
+  if (esper_cuda_stream_device(stream, &device) != ESPER_OK ||
+      esper_record_stream(core, ptr, stream_of(stream, device)) != ESPER_OK)
+    esper_free_after_all(core, ptr); /* nobody hears of an error here: withhold */
 }
 
 void esper_alloc_init(int device_count)
