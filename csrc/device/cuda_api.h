@@ -10,6 +10,37 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* C(name, value) */
+#define CUDA_CONSTANTS(C)                                        \
+  C(CUDA_SUCCESS, 0)                                             \
+  C(CUDA_ERROR_OUT_OF_MEMORY, 2)                                 \
+  C(CUDA_ERROR_NOT_INITIALIZED, 3)                               \
+  C(CUDA_ERROR_DEINITIALIZED, 4)                                 \
+  C(CUDA_ERROR_STUB_LIBRARY, 34)                                 \
+  C(CUDA_ERROR_NO_DEVICE, 100)                                   \
+  C(CUDA_ERROR_INVALID_DEVICE, 101)                              \
+  C(CUDA_ERROR_INVALID_CONTEXT, 201)                             \
+  C(CUDA_ERROR_NOT_FOUND, 500)                                   \
+  C(CUDA_ERROR_NOT_READY, 600)                                   \
+  C(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709)                        \
+  C(CUDA_ERROR_NOT_SUPPORTED, 801)                               \
+  C(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900)                  \
+  C(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, 908)                 \
+  C(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)            \
+  C(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)            \
+  C(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102) \
+  C(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 110) \
+  C(CU_EVENT_DISABLE_TIMING, 2)                                  \
+  C(CU_STREAM_NON_BLOCKING, 1)                                   \
+  C(CU_STREAM_CAPTURE_MODE_RELAXED, 2)                           \
+  C(CU_STREAM_CAPTURE_STATUS_NONE, 0)                            \
+  C(CU_STREAM_CAPTURE_STATUS_ACTIVE, 1)                          \
+  C(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                            \
+  C(CU_MEM_LOCATION_TYPE_DEVICE, 1)                              \
+  C(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                       \
+  C(CU_MEM_ALLOC_GRANULARITY_MINIMUM, 0)                         \
+  C(CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)
+
 #ifndef CUDA_VERSION /* defined by the real cuda.h */
 
 typedef int CUresult;
@@ -50,37 +81,6 @@ typedef struct CUmemAccessDesc {
   CUmemLocation location;
   int flags;
 } CUmemAccessDesc;
-
-/* C(name, value) */
-#define CUDA_CONSTANTS(C)                                        \
-  C(CUDA_SUCCESS, 0)                                             \
-  C(CUDA_ERROR_OUT_OF_MEMORY, 2)                                 \
-  C(CUDA_ERROR_NOT_INITIALIZED, 3)                               \
-  C(CUDA_ERROR_DEINITIALIZED, 4)                                 \
-  C(CUDA_ERROR_STUB_LIBRARY, 34)                                 \
-  C(CUDA_ERROR_NO_DEVICE, 100)                                   \
-  C(CUDA_ERROR_INVALID_DEVICE, 101)                              \
-  C(CUDA_ERROR_INVALID_CONTEXT, 201)                             \
-  C(CUDA_ERROR_NOT_FOUND, 500)                                   \
-  C(CUDA_ERROR_NOT_READY, 600)                                   \
-  C(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709)                        \
-  C(CUDA_ERROR_NOT_SUPPORTED, 801)                               \
-  C(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900)                  \
-  C(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, 908)                 \
-  C(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)            \
-  C(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)            \
-  C(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102) \
-  C(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 110) \
-  C(CU_EVENT_DISABLE_TIMING, 2)                                  \
-  C(CU_STREAM_NON_BLOCKING, 1)                                   \
-  C(CU_STREAM_CAPTURE_MODE_RELAXED, 2)                           \
-  C(CU_STREAM_CAPTURE_STATUS_NONE, 0)                            \
-  C(CU_STREAM_CAPTURE_STATUS_ACTIVE, 1)                          \
-  C(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                            \
-  C(CU_MEM_LOCATION_TYPE_DEVICE, 1)                              \
-  C(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                       \
-  C(CU_MEM_ALLOC_GRANULARITY_MINIMUM, 0)                         \
-  C(CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)
 
 enum {
 #define CUDA_CONSTANT(name, value) name = value,
