@@ -82,10 +82,10 @@ inline void* allocate_on(esper_stream stream, size_t size) {
 } // namespace
 
 void delete_memory(void* ptr) {
-  if (ptr == nullptr) {
-    return;
-  }
   esper_core* made = core_if_made();
+  if (ptr == nullptr || made == nullptr) {
+    return; // nothing, or a tensor of the parent dies in a forked child
+  }
   try {
     tell_of_free(ptr);
     // Anything else that goes wrong here (a sticky error, a driver that is

@@ -1,5 +1,7 @@
 #include "core_api.h"
 
+#include <pthread.h>
+
 #include <mutex>
 
 #include "options.h"
@@ -24,6 +26,9 @@ esper_core* make_core() {
       "esper_alloc cannot serve this process: ",
       capi().last_error());
   apply_options(core);
+  // CUDA does not survive a fork, and a lock of the core may be held by a
+  // thread that the child does not have: there the core is not touched again.
+  pthread_atfork(nullptr, nullptr, [] { the_core.store(nullptr); });
   the_core.store(core, std::memory_order_release);
   return core;
 }

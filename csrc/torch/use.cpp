@@ -180,6 +180,17 @@ bool Gathering::add(PyObject* value, Py_ssize_t references) {
   return add_children(value);
 }
 
+void Gathering::add_element(PyObject* value, Py_ssize_t references) {
+  if (add(value, references) || is_scalar(value)) {
+    return;
+  }
+  Reference helper(python_helper("_pass_over"));
+  Reference done(helper ? PyObject_CallOneArg(helper.get(), value) : nullptr);
+  if (!done) {
+    throw python_error();
+  }
+}
+
 bool Gathering::add_children(PyObject* value) {
   if (Py_EnterRecursiveCall(" while looking for tensors") != 0) {
     throw python_error();
@@ -191,7 +202,7 @@ bool Gathering::add_children(PyObject* value) {
   } leave;
   if (PyTuple_Check(value)) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) {
-      add(PyTuple_GET_ITEM(value, i), references_of_element);
+      add_element(PyTuple_GET_ITEM(value, i), references_of_element);
     }
     return true;
   }
@@ -199,7 +210,7 @@ bool Gathering::add_children(PyObject* value) {
     // A tensor subclass may run Python, which may change the list.
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
       Reference item(Py_NewRef(PyList_GET_ITEM(value, i)));
-      add(item.get(), references_of_element + 1);
+      add_element(item.get(), references_of_element + 1);
     }
     return true;
   }
@@ -214,7 +225,8 @@ bool Gathering::add_children(PyObject* value) {
     return false;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(children.get()); ++i) {
-    add(PyTuple_GET_ITEM(children.get(), i), references_of_element + 1);
+    add_element(
+        PyTuple_GET_ITEM(children.get(), i), references_of_element + 1);
   }
   return true;
 }
@@ -242,7 +254,7 @@ void Gathering::add_wrapper(PyObject* wrapper) {
       if (!inner) {
         throw python_error();
       }
-      add(inner.get(), 0);
+      add_element(inner.get(), 0);
     }
     return;
   }

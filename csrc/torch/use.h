@@ -67,6 +67,7 @@ class Gathering {
   using Blocks = c10::SmallVector<Block, 8>;
 
   bool add(PyObject* value, Py_ssize_t references);
+  void add_element(PyObject* value, Py_ssize_t references);
   void add_wrapper(PyObject* wrapper);
   bool add_children(PyObject* value);
   void add_tensor(const at::Tensor& tensor, bool may_be_saved);
