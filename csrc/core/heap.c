@@ -565,26 +565,35 @@ void heap_retire(device_t *device)
   unlock(&device->lock);
 }
 
-/* Uses that no event stands for: those of freed blocks are satisfied once the
- * device was synchronised. Marks them before, settles them after. */
-static void settle_held_uses(device_t *device, bool before)
+/* Uses on the device's streams that no event stands for: those of freed blocks,
+ * of any device, are satisfied once this one was synchronised. Marks them
+ * before, settles them after. */
+static void settle_held_uses(const device_t *synchronised, bool before)
 {
-  lock(&device->lock);
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      for (block_t *b = heap->oldest_pending; b && !heap->capture; b = b->newer)
-        for (use_t **link = &b->uses; *link;) {
-          use_t *use = *link;
-          if (before && !use->record && use->stream->device == device) {
-            use->flags |= USE_SYNCING;
-          } else if (!before && use->flags & USE_SYNCING) {
-            *link = use->next;
-            use_give(device, use);
-            continue;
+  core_t *core = synchronised->core;
+  for (int d = 0; d < core->device_count; d++) {
+    device_t *device = &core->devices[d];
+    if (!atomic_load(&device->ready))
+      continue;
+    lock(&device->lock);
+    for (pool_t *pool = device->pools; pool; pool = pool->next)
+      for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+        for (block_t *b = heap->oldest_pending; b && !heap->capture; b = b->newer)
+          for (use_t **link = &b->uses; *link;) {
+            use_t *use = *link;
+            if (use->stream->device != synchronised) {
+              /* another synchronisation's */
+            } else if (before && !use->record) {
+              use->flags |= USE_SYNCING;
+            } else if (!before && use->flags & USE_SYNCING) {
+              *link = use->next;
+              use_give(device, use);
+              continue;
+            }
+            link = &use->next;
           }
-          link = &use->next;
-        }
-  unlock(&device->lock);
+    unlock(&device->lock);
+  }
 }
 
 esper_status heap_synchronize(device_t *device)
