@@ -456,6 +456,10 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
     return out_of_memory(&q);
   q.large = config_is_large(q.size);
   q.capture = stream_capture_of(q.stream, false);
+  /* Memory of the wrong side of a capture's border would be reused there. */
+  if (q.capture == CAPTURE_UNKNOWN)
+    return error_from_driver(core, atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN
+                                                                 : ESPER_DEVICE_ERROR);
   if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed) && !q.capture)
     record_held_uses(core, q.stream);
 
