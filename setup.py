@@ -44,8 +44,8 @@ def sources(*patterns: str) -> list[str]:
 
 
 def common_flags() -> list[str]:
-    flags = ["-Wall", "-Wextra", "-fvisibility=hidden", "-fno-semantic-interposition", "-g"]
-    flags += ["-O0", "-UNDEBUG"] if DEBUG else ["-O2"]
+    flags = ["-Wall", "-Wextra", "-fvisibility=hidden", "-fno-semantic-interposition"]
+    flags += ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O2", "-g1"]
     if SANITIZE:
         flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"]
     return flags
@@ -56,7 +56,7 @@ def link_flags() -> list[str]:
 
 
 def core_extension(headers_version: str | None) -> Extension:
-    macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", None)]
+    macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", "")]
     if RULE_SWITCHES:
         macros.append(("ESPER_RULE_SWITCHES", None))
     if SANITIZE:
