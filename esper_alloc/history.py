@@ -85,6 +85,8 @@ class History:
     -1 where the entry has none. times: microseconds, for each entry.
     The lists by slot: traced bytes, stream handle, index into pools, and the
     entries that requested and completed its free, NEVER or BEFORE.
+    mapped_steps: entries about pages of expandable segments. peak_segments: the
+    most segments at once, mapped pages that touch counting as one.
     """
 
     path: str
@@ -101,6 +103,7 @@ class History:
     start: list[StartBlock]
     start_ranges: list[Range]
     mapped_steps: set[int]
+    peak_segments: int = 0
 
     def contradiction(self, entry: Optional[int], what: str) -> NoReturn:
         """Raises SnapshotError for an entry (None: the state at the end)."""
@@ -296,6 +299,7 @@ class _Rebuild:
         steps, sizes = history.steps, history.sizes
         requested_at, completed_at = history.requested_at, history.completed_at
         ranges = Ranges(history.start_ranges)
+        history.peak_segments = len(ranges)
         for number, (code, address, size, _) in enumerate(steps):
             if code <= COMPLETE:
                 slot = last.get(address, NEVER)
@@ -326,6 +330,7 @@ class _Rebuild:
                 mapped = number in history.mapped_steps
                 if code == GROW:
                     ranges.add(Range(address, address + size, grown_pools[number], mapped))
+                    history.peak_segments = max(history.peak_segments, len(ranges))
                 else:
                     ranges.remove(address, address + size, mapped)
 

@@ -141,6 +141,19 @@ static esper_status held_event_record(void *self, int device, void *event,
   return ESPER_OK;
 }
 
+/* Several holds at once are more than an event can be put down to here. */
+static esper_status held_event_record_all(void *self, int device, void *event)
+{
+  held *h = self;
+  for (size_t i = 0; i < h->streams.capacity; i++)
+    if (h->streams.keys[i] && h->streams.keys[i] != (const void *)&h->streams)
+      return ESPER_UNSUPPORTED;
+  esper_status status =
+      h->below->event_record_all(h->below->self, device, event);
+  if (status == ESPER_OK) map_remove(&h->events, event);
+  return status;
+}
+
 static esper_status held_event_query(void *self, int device, void *event)
 {
   held *h = self;
@@ -264,6 +277,7 @@ held *held_create(const esper_driver *below)
       .event_create = held_event_create,
       .event_destroy = held_event_destroy,
       .event_record = held_event_record,
+      .event_record_all = held_event_record_all,
       .event_query = held_event_query,
       .event_synchronize = held_event_synchronize,
       .last_error = held_last_error,
