@@ -130,7 +130,8 @@ def _unpickled(data: bytes) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # a damaged pickle can raise nearly anything
-        raise SnapshotError(f"not a memory snapshot: a damaged pickle ({error})") from None
+        why = " ".join(str(error).split())
+        raise SnapshotError(f"not a memory snapshot: a damaged pickle ({why})") from None
 
 
 def _shaped(name: str, loaded: Any) -> Snapshot:
