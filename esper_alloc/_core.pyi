@@ -1,7 +1,11 @@
 """The allocator's core and its drivers, without PyTorch."""
 
-from typing import Final, TypedDict
+from collections.abc import Sequence
+from typing import Final, Literal, TypedDict, type_check_only
 
+from typing_extensions import Buffer
+
+@type_check_only
 class Device(TypedDict):
     index: int
     name: str
@@ -9,6 +13,7 @@ class Device(TypedDict):
     virtual_memory: bool
     compute_capability: tuple[int, int]
 
+@type_check_only
 class DriverReport(TypedDict):
     available: bool
     error: str | None
@@ -17,6 +22,7 @@ class DriverReport(TypedDict):
     entry_points: dict[str, bool]
     devices: list[Device]
 
+@type_check_only
 class BuildInfo(TypedDict):
     version: str
     compiler: str
@@ -26,6 +32,17 @@ class BuildInfo(TypedDict):
     sanitize: str | None
     capi_version: int
 
+@type_check_only
+class ReplayResult(TypedDict):
+    operations: int
+    nanoseconds: float
+    device_calls: dict[str, int]
+    peak_allocated: int
+    peak_active: int
+    peak_reserved: int
+    segments: int
+    curve: bytes
+
 __version__: Final[str]
 capi: Final[object]
 
@@ -34,3 +51,15 @@ def build_info() -> BuildInfo: ...
 def addresses() -> dict[str, int]: ...
 def counters(device: int, /) -> dict[str, int]: ...
 def driver_calls() -> dict[str, int]: ...
+def check_pickle(data: Buffer, /) -> int: ...
+def replay(
+    operations: Buffer,
+    *,
+    start: int,
+    slots: int,
+    streams: int,
+    uses: int,
+    pools: Sequence[tuple[int, int]],
+    order: Literal["gate", "grow"],
+    device: Literal["sim", "cuda"],
+) -> ReplayResult: ...
