@@ -4,7 +4,10 @@
 
 use_t *use_take(device_t *device)
 {
-  return arena_take(&device->uses);
+  use_t *use = arena_take(&device->uses);
+  if (use)
+    use->record = NULL; /* given back unused, it has nothing to drop */
+  return use;
 }
 
 void use_give(device_t *device, use_t *use)
