@@ -154,28 +154,27 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"
 
 
+def _peak_cells(peaks: Recorded | Replayed) -> tuple[str, ...]:
+    return (
+        _mib(peaks.peak_allocated),
+        _mib(peaks.peak_active),
+        _mib(peaks.peak_reserved),
+        f"{fragmentation(peaks.peak_active, peaks.peak_reserved):.1%}",
+        f"{peaks.segments:,}",
+    )
+
+
 def _rows(recording: Recording, runs: Sequence[Replayed]) -> Iterator[Sequence[str]]:
     yield _COLUMNS
     recorded, native = recording.recorded, recording.native
-    for name, peaks, tail in [
-        ("recorded", recorded, ("", "")),
-        *(
-            (
-                f"replayed {run.policy}",
-                run,
-                (f"{sum(run.device_calls.values()):,}", f"{run.ns_per_operation:,.0f}"),
-            )
-            for run in runs
-        ),
-    ]:
+    yield "recorded", *_peak_cells(recorded), "", ""
+    for run in runs:
+        calls = sum(run.device_calls.values())
         yield (
-            name,
-            _mib(peaks.peak_allocated),
-            _mib(peaks.peak_active),
-            _mib(peaks.peak_reserved),
-            f"{fragmentation(peaks.peak_active, peaks.peak_reserved):.1%}",
-            f"{peaks.segments:,}",
-            *tail,
+            f"replayed {run.policy}",
+            *_peak_cells(run),
+            f"{calls:,}",
+            f"{run.ns_per_operation:,.0f}",
         )
     yield ("native's blocks", _mib(native.allocated), _mib(native.active), "", "", "", "", "")
 
