@@ -8,18 +8,12 @@ if not torch.cuda.is_available():
     raise SystemExit("this example needs an NVIDIA GPU")
 esper_alloc.enable()  # before anything touches the GPU
 
-main = torch.cuda.current_stream()
 side = torch.cuda.Stream()
-
 batch = torch.full((1 << 24,), 0.5, device="cuda")
-with esper_alloc.using(batch, stream=side):  # side waits for main, then reads
-    total = batch.sum()
-del batch  # its memory is reused as soon as the sum is done, and not before
 
-# total was made on side and is read on main: order first, then mark.
-main.wait_stream(side)
-half = total / 2
-esper_alloc.record_use(total, main)  # right after the last read there
-del total
+with esper_alloc.using(batch, stream=side) as scope:
+    total = batch.sum()  # on side, after batch was written
+del batch  # reused as soon as the sum is done, and not before
 
-print(f"{half.item():.0f}")  # 4194304
+total = scope.take(total)  # from here on this stream may read it
+print(f"{total.item():.0f}")  # 8388608

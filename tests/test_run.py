@@ -1,8 +1,8 @@
 """`python -m esper_alloc run`: a program runs as if directly, on esper_alloc,
 and so do the Pythons that it starts.
 
-Most tests use a stand-in for the package whose enable() only notes that it was
-called, and a stand-in for torch: then what is tested is how a process is
+Most tests use a stand-in for the package that only notes whether its import
+would have enabled it, and a stand-in for torch: then what is tested is how a process is
 reached, on any machine and in milliseconds. The command itself, its startup
 directory and the main module are the real ones. The last tests use the real
 torch and the real package where both are there.
@@ -26,16 +26,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "esper_alloc"
 
 FAKE_PACKAGE = """
+import os
 __version__ = "0.0-fake"
 calls = 0
-def enable():
-    global calls
-    if FAILS:
-        raise RuntimeError("no such luck")
+if os.environ.get("ESPER_ALLOC") == "1":
+    import torch
+    assert torch.version.cuda, "torch is there, and complete"
     calls += 1
-def is_enabled():
-    return calls > 0
-FAILS = False
 """
 
 FAKE_TORCH = """
@@ -185,8 +182,8 @@ def test_interrupt_reaches_the_script(place: Place) -> None:
         "waits.py",
         """
         import os, time
-        print("pid", os.getpid(), flush=True)
         try:
+            print("pid", os.getpid(), flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
@@ -321,13 +318,34 @@ def test_package_of_the_child_python_comes_first_else_the_one_that_ran(place: Pl
 # --- and does no harm ------------------------------------------------------
 
 
-def test_what_cannot_be_enabled_is_said_and_the_program_goes_on(place: Place) -> None:
+def test_importing_the_package_before_torch_is_fine_too(place: Place) -> None:
+    script = place.write("first.py", "import esper_alloc\n" + REPORT)
+    done = place.run(script)
+    assert (done.stdout, done.stderr) == ("enabled 1\n", "")
+
+
+@pytest.mark.parametrize("breakage", ["raise OSError('no such luck')", "import no_such_luck"])
+def test_what_cannot_be_imported_is_said_and_the_program_goes_on(
+    place: Place, breakage: str
+) -> None:
     script = place.write("report.py", REPORT)
-    place.package.write_text(FAKE_PACKAGE.replace("FAILS = False", "FAILS = True"))
+    place.package.write_text(
+        FAKE_PACKAGE.replace("calls += 1", breakage)
+    )
     done = place.run(script)
     assert done.returncode == 0
-    assert done.stdout == "enabled 0\n"
-    assert "keeps PyTorch's own allocator: no such luck" in done.stderr
+    assert done.stdout == "enabled None\n"
+    assert "keeps PyTorch's own allocator: " in done.stderr
+    assert "no" in done.stderr and "such" in done.stderr and "luck" in done.stderr
+
+
+def test_a_python_without_the_package_uses_the_one_that_ran(place: Place) -> None:
+    script = place.write("report.py", REPORT)
+    startup = place.package.parent / "_startup"
+    place.environment["PYTHONPATH"] = f"{startup}{os.pathsep}{place.path / 'torch_site'}"
+    place.environment["ESPER_ALLOC"] = "1"
+    done = place.python(script)
+    assert (done.stdout, done.stderr) == ("enabled 1\n", "")
 
 
 def test_torch_without_cuda_is_left_alone(place: Place) -> None:
@@ -380,7 +398,7 @@ def test_startup_file_is_harmless_in_old_pythons(place: Place, name: str) -> Non
     python = shutil.which(name)
     if python is None:
         pytest.skip(f"no {name} here")
-    environment = {**place.environment, "ESPER_ALLOC": "1"}
+    environment = {**place.environment, "ESPER_ALLOC": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     environment["PYTHONPATH"] = f"{PACKAGE / '_startup'}{os.pathsep}{place.path / 'torch_site'}"
     command = [python, "-c", "import torch, sys; print('esper_alloc' in sys.modules)"]
     if subprocess.run([python, "-c", ""], capture_output=True).returncode != 0:

@@ -57,7 +57,7 @@ def import_package():
     """The esper_alloc of this Python, else the one that this file belongs to
     (`run` may have been started from a source directory)."""
     try:
-        import esper_alloc
+        import esper_alloc  # noqa: F401
     except ImportError as error:
         if getattr(error, "name", None) != "esper_alloc":
             raise
@@ -68,30 +68,26 @@ def import_package():
             os.path.join(PACKAGE, "__init__.py"),
             submodule_search_locations=[PACKAGE],
         )
-        esper_alloc = importlib.util.module_from_spec(spec)
-        sys.modules["esper_alloc"] = esper_alloc
+        package = importlib.util.module_from_spec(spec)
+        sys.modules["esper_alloc"] = package
         try:
-            spec.loader.exec_module(esper_alloc)
+            spec.loader.exec_module(package)
         except BaseException:
             del sys.modules["esper_alloc"]
             raise
-    return esper_alloc
 
 
 def enable():
-    """Makes esper_alloc the allocator of the torch that was just imported.
-    Where it cannot be, says so on stderr and lets the program go on."""
-    if os.environ.get("ESPER_ALLOC") != "1":
+    """Makes esper_alloc the allocator of the torch that was just imported:
+    with ESPER_ALLOC=1 its import does that, and warns where it cannot."""
+    if os.environ.get("ESPER_ALLOC", "") in ("", "0"):
         return  # switched off for this process
+    if "esper_alloc" in sys.modules:
+        return  # its own import brought torch in, and goes on to enable itself
     if sys.modules["torch"].version.cuda is None:
         return  # a CPU build: there is nothing to replace
-    package = sys.modules.get("esper_alloc")
-    if package is not None and not hasattr(package, "enable"):
-        return  # its own import brought torch in, and goes on to enable itself
     try:
-        package = import_package()
-        if not package.is_enabled():
-            package.enable()
+        import_package()
     except Exception as error:
         sys.stderr.write(
             "esper_alloc: process %d keeps PyTorch's own allocator: %s\n"
