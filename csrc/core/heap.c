@@ -59,7 +59,8 @@ static void hand_out(const request_t *q, block_t *block)
   block->user = q->stream.stream;
   block->state = BLOCK_LIVE;
   block->counted_active = true;
-  stats_block_allocated(&q->device->stats, block, config_is_oversize(q->config, block->size));
+  block->oversize = config_is_oversize(q->config, block->size);
+  stats_block_allocated(&q->device->stats, block);
   trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, block->user);
 }
 
@@ -505,8 +506,7 @@ esper_status heap_free(core_t *core, void *ptr)
     unlock(&device->lock);
     return error_set(ESPER_INVALID, "%p was freed before", ptr);
   }
-  stats_block_freed(&device->stats, block,
-                    config_is_oversize(config_of(core), block->size));
+  stats_block_freed(&device->stats, block);
   trace_add(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
             block->user);
   block->state = BLOCK_CLAIMED;

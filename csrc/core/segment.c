@@ -23,11 +23,6 @@ static void unlink_segment(device_t *device, segment_t *segment)
   *(segment->next ? &segment->next->prev : &device->last_segment) = segment->prev;
 }
 
-static bool oversize(const device_t *device, const segment_t *segment)
-{
-  return config_is_oversize(config_of(device->core), segment->size);
-}
-
 /* Puts memory of the driver's under the core's care. Under the lock. */
 static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool large)
 {
@@ -36,7 +31,8 @@ static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool l
   if (!segment)
     return NULL;
   *segment = (segment_t){.address = address, .size = size, .heap = heap, .large = large,
-                         .sequence = device->next_sequence++};
+                         .sequence = device->next_sequence++,
+                         .oversize = config_is_oversize(config_of(device->core), size)};
   block_t *block = block_create(device, segment, address, size);
   if (!block || !map_insert_segment(device->core->map, segment)) {
     if (block)
@@ -46,7 +42,7 @@ static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool l
   }
   segment->first = block;
   link_last(device, segment);
-  stats_segment_added(&device->stats, segment, oversize(device, segment));
+  stats_segment_added(&device->stats, segment);
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, address, size, heap->stream);
   return block;
 }
@@ -89,7 +85,7 @@ static void segment_leaves(device_t *device, block_t *block)
   map_remove_segment(device->core->map, segment);
   map_remove(device->core->map, block);
   unlink_segment(device, segment);
-  stats_segment_removed(&device->stats, segment, oversize(device, segment));
+  stats_segment_removed(&device->stats, segment);
   trace_add(device, ESPER_TRACE_SEGMENT_FREE, segment->address, segment->size,
             segment->heap->stream);
 }
@@ -100,7 +96,7 @@ static void segment_stays(device_t *device, block_t *block)
   map_insert_segment(device->core->map, segment); /* room: it was there before */
   map_insert(device->core->map, block);
   link_last(device, segment);
-  stats_segment_added(&device->stats, segment, oversize(device, segment));
+  stats_segment_added(&device->stats, segment);
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
             segment->heap->stream);
   free_blocks_add(block);

@@ -31,7 +31,7 @@ static void class_sub(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
   stat_sub(&stat[class], amount);
 }
 
-void stats_block_allocated(esper_stats *s, const block_t *block, bool oversize)
+void stats_block_allocated(esper_stats *s, const block_t *block)
 {
   int class = class_of(block->segment);
   class_add(s->allocation, class, 1);
@@ -39,16 +39,16 @@ void stats_block_allocated(esper_stats *s, const block_t *block, bool oversize)
   class_add(s->active, class, 1);
   class_add(s->active_bytes, class, block->size);
   class_add(s->requested_bytes, class, block->requested);
-  if (oversize)
+  if (block->oversize)
     stat_add(&s->oversize_allocations, 1);
 }
 
-void stats_block_freed(esper_stats *s, const block_t *block, bool oversize)
+void stats_block_freed(esper_stats *s, const block_t *block)
 {
   int class = class_of(block->segment);
   class_sub(s->allocation, class, 1);
   class_sub(s->allocated_bytes, class, block->size);
-  if (oversize)
+  if (block->oversize)
     stat_sub(&s->oversize_allocations, 1);
 }
 
@@ -74,20 +74,20 @@ void stats_split_removed(esper_stats *s, const block_t *block)
   class_sub(s->inactive_split_bytes, class, block->size);
 }
 
-void stats_segment_added(esper_stats *s, const segment_t *segment, bool oversize)
+void stats_segment_added(esper_stats *s, const segment_t *segment)
 {
   class_add(s->segment, class_of(segment), 1);
   class_add(s->reserved_bytes, class_of(segment), segment->size);
-  if (oversize)
+  if (segment->oversize)
     stat_add(&s->oversize_segments, 1);
   s->num_device_alloc++;
 }
 
-void stats_segment_removed(esper_stats *s, const segment_t *segment, bool oversize)
+void stats_segment_removed(esper_stats *s, const segment_t *segment)
 {
   class_sub(s->segment, class_of(segment), 1);
   class_sub(s->reserved_bytes, class_of(segment), segment->size);
-  if (oversize)
+  if (segment->oversize)
     stat_sub(&s->oversize_segments, 1);
   s->num_device_free++;
 }

@@ -34,12 +34,10 @@ static void trace_grow(trace_t *trace, size_t limit)
   }
 }
 
-void trace_add(device_t *device, esper_action action, uintptr_t address,
-               size_t size, const stream_t *stream)
+void trace_append(device_t *device, esper_action action, uintptr_t address,
+                  size_t size, const stream_t *stream)
 {
   trace_t *trace = &device->trace;
-  if (!trace->entries)
-    return;
   if (trace->count == trace->capacity && trace->capacity < device->core->trace_capacity)
     trace_grow(trace, device->core->trace_capacity);
   struct timespec now;

@@ -8,8 +8,15 @@ bool trace_init(trace_t *trace, size_t capacity); /* false: no host memory    */
 void trace_destroy(trace_t *trace);
 void trace_clear(trace_t *trace);
 
+void trace_append(device_t *device, esper_action action, uintptr_t address,
+                  size_t size, const stream_t *stream);
+
 /* Does nothing when the trace is off. */
-void trace_add(device_t *device, esper_action action, uintptr_t address,
-               size_t size, const stream_t *stream);
+static inline void trace_add(device_t *device, esper_action action, uintptr_t address,
+                             size_t size, const stream_t *stream)
+{
+  if (device->trace.entries)
+    trace_append(device, action, address, size, stream);
+}
 
 #endif

@@ -129,6 +129,7 @@ struct block {
   block_state state;
   bool counted_active;    /* in the statistics, as active                     */
   bool counted_split;     /* in the statistics, as an inactive part           */
+  bool oversize;          /* live, and counted as such                        */
   /* Read by map_find without a lock, even of blocks that are gone. */
   uintptr_t address;
   block_t *map_next;
@@ -141,6 +142,7 @@ struct segment {
   heap_t *heap;
   block_t *first;
   bool large;
+  bool oversize; /* counted as such */
   segment_t *prev, *next; /* of the device, by birth                          */
 };
 
