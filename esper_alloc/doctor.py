@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -38,6 +39,15 @@ ENVIRONMENT = (
     "LD_PRELOAD",
     "PYTHONPATH",
 )
+
+# What the driver layer does without, and what follows. What it cannot do
+# without makes the whole driver unavailable.
+WITHOUT = {
+    "cuStreamGetId": "streams other than the default one cannot be told apart, and are refused",
+    "cuCtxRecordEvent": "allocators that hide record_stream (the bare CUDAPluggableAllocator) "
+    "hold freed memory until the device is synchronised",
+}
+WITHOUT_OTHERS = "pages cannot be mapped, which nothing needs yet"
 
 # Packages that bring an allocator of their own to the GPU.
 OTHER_ALLOCATORS = ("rmm", "cupy", "torch_memory_saver")
@@ -269,7 +279,7 @@ def rebuild(facts: Facts) -> str:
         return "python setup.py build_ext --inplace --force"
     return (
         "in the source directory of esper_alloc: "
-        "pip install --no-build-isolation --no-deps --force-reinstall ."
+        "pip install --no-build-isolation --force-reinstall --no-deps ."
     )
 
 
@@ -406,13 +416,12 @@ def driver_findings(facts: Facts) -> list[Finding]:
     if not driver["devices"]:
         findings.append(problem("the driver lists no GPU", "see what `nvidia-smi` says"))
     missing = sorted(name for name, there in driver["entry_points"].items() if not there)
-    if missing:
+    by_effect: dict[str, list[str]] = {}
+    for name in missing:
+        by_effect.setdefault(WITHOUT.get(name, WITHOUT_OTHERS), []).append(name)
+    for effect, names in by_effect.items():
         findings.append(
-            note(
-                f"the driver lacks {', '.join(missing)}: memory whose use needs them "
-                "is held until the device was synchronised",
-                "install a newer driver",
-            )
+            note(f"the driver lacks {', '.join(names)}: {effect}", "install a newer driver")
         )
     return findings
 
@@ -422,21 +431,48 @@ def environment_findings(facts: Facts) -> list[Finding]:
     findings = []
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         settings = environment.get(name, "").replace(" ", "")
-        if "backend:cudaMallocAsync" in settings:
+        backend = re.search(r"backend:(\w+)", settings)
+        if backend and backend[1] == "cudaMallocAsync":
             findings.append(
                 problem(
-                    f"{name} selects the cudaMallocAsync back end, which excludes every other",
+                    f"{name} asks for PyTorch's cudaMallocAsync back end, and only one "
+                    "allocator can be current",
                     f"take backend:cudaMallocAsync out of {name}",
                 )
             )
-        if "expandable_segments:True" in settings:
+        elif backend:
             findings.append(
                 note(
-                    f"{name} asks for expandable segments, which esper_alloc does not have yet: "
-                    "its segments are classic ones",
-                    "nothing to do",
+                    f"{name} names a back end: PyTorch will refuse to change allocator settings "
+                    "at run time, because the current allocator has another name",
+                    f"take backend:{backend[1]} out of {name}",
                 )
             )
+        for option in ("expandable_segments:True", "garbage_collection_threshold"):
+            if option in settings:
+                findings.append(
+                    note(
+                        f"{name} sets {option}, which esper_alloc does not honour yet: it warns "
+                        "and goes on without",
+                        "nothing to do",
+                    )
+                )
+    if environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        findings.append(
+            note(
+                "PYTORCH_NO_CUDA_MEMORY_CACHING is set: memory comes straight from CUDA, "
+                "and esper_alloc neither caches nor protects it",
+                "unset PYTORCH_NO_CUDA_MEMORY_CACHING, unless a tool such as "
+                "compute-sanitizer needs it",
+            )
+        )
+    if environment.get("ESPER_ALLOC", "0") not in ("", "0", "1"):
+        findings.append(
+            problem(
+                f"ESPER_ALLOC is {environment['ESPER_ALLOC']!r}, which is neither 0 nor 1",
+                "set ESPER_ALLOC=1, or unset it",
+            )
+        )
     if environment.get("ESPER_ALLOC_REUSE", "gate") not in ("gate", "grow"):
         findings.append(
             problem(
@@ -554,8 +590,8 @@ def torch_text(torch: Facts) -> str:
 def shim_text(shim: Facts) -> str:
     if not shim["built"]:
         return "not built"
-    kernels = "with" if shim["kernels"] else "without"
-    return f"built for torch {shim['torch']}, CUDA {shim['cuda']}, {kernels} kernels"
+    kernels = ", with kernels" if shim["kernels"] else ""
+    return f"built for torch {shim['torch']}, CUDA {shim['cuda']}{kernels}"
 
 
 def driver_lines(driver: Facts) -> list[tuple[str, str]]:

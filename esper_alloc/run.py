@@ -11,17 +11,21 @@ esper_alloc as soon as torch is imported (see _startup/sitecustomize.py).
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from . import doctor
 
 STARTUP = Path(__file__).resolve().parent / "_startup"
 
 DESCRIPTION = """\
 Runs SCRIPT, or with -m a module, with ARGS, on esper_alloc, together with the
 Python processes that it starts: subprocesses, multiprocessing and DataLoader
-workers, torchrun and Ray workers. Options of this command come before SCRIPT.
+workers, torchrun's workers, those of a Ray cluster that it starts itself.
+Options of this command come before SCRIPT.
 
 A process is reached through its environment (PYTHONPATH, ESPER_ALLOC): one
 that is started with another environment, or with python -I, -E or -S, is not.
@@ -59,9 +63,11 @@ def interpreter_options(orig_argv: Sequence[str], argv: Sequence[str]) -> list[s
     """The options of the interpreter itself, such as ``-u`` or ``-X dev``.
 
     `orig_argv` is the whole command line, `argv` is sys.argv. Empty unless
-    the command line is that of ``python -m esper_alloc``.
+    the command line is that of ``python -m esper_alloc`` or of its script.
     """
     options = list(orig_argv[1 : len(orig_argv) - len(argv) + 1])
+    if options and os.path.basename(options[-1]) == "esper-alloc":
+        return options[:-1]
     if options and options[-1] == "esper_alloc":
         options.pop()
         flag = options.pop() if options else ""
@@ -91,8 +97,33 @@ def child_environment(environment: Mapping[str, str], reuse: str | None) -> dict
     return child
 
 
+def installed_torch() -> str | None:
+    """The version of the torch that a program would import, without importing
+    it, which takes seconds: "2.11.0+cu130". None: there is none, or nobody
+    says which."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def mismatch(torch: str | None, shim: doctor.Facts) -> str | None:
+    """Why esper_alloc cannot serve this torch; None when it can, or when there
+    is no GPU memory to serve."""
+    _, _, variant = (torch or "").partition("+")
+    if torch is None or variant.startswith("cpu"):
+        return None
+    if variant.startswith("rocm"):
+        return f"torch {torch} is built for AMD GPUs, which are not supported"
+    if not shim["built"]:
+        return f"it was installed without its PyTorch part, and this is torch {torch}"
+    if doctor.minor(shim["torch"]) != doctor.minor(torch):
+        return f"it was built for torch {doctor.minor(shim['torch'])}, and this is torch {torch}"
+    return None
+
+
 def refusal() -> str | None:
-    """Why no program can run on esper_alloc from here; None when one can."""
+    """Why this interpreter cannot reach a program; None when it can."""
     if sys.flags.ignore_environment or sys.flags.no_site:
         return (
             "python -I, -E and -S hide the environment that `run` works through: "
@@ -109,6 +140,13 @@ def run(args: argparse.Namespace) -> int:
     if problem is not None:
         print(f"esper_alloc run: {problem}", file=sys.stderr)
         return 2
+    problem = mismatch(installed_torch(), doctor.gather_shim())
+    if problem is not None:
+        print(
+            f"esper_alloc run: {problem}; `python -m esper_alloc doctor` has the remedy",
+            file=sys.stderr,
+        )
+        return 1
     command = [sys.executable, *interpreter_options(sys.orig_argv, sys.argv)]
     command += ["-m", args.program] if args.is_module else [args.program]
     command += args.arguments

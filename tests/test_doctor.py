@@ -137,13 +137,18 @@ SICK = [
     ({"driver__devices": []}, "lists no GPU", "nvidia-smi"),
     (
         {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "backend: cudaMallocAsync"}},
-        "PYTORCH_CUDA_ALLOC_CONF selects the cudaMallocAsync back end",
+        "PYTORCH_CUDA_ALLOC_CONF asks for PyTorch's cudaMallocAsync back end",
         "take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF",
     ),
     (
         {"environment": {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,backend:cudaMallocAsync"}},
-        "PYTORCH_ALLOC_CONF selects the cudaMallocAsync back end",
+        "PYTORCH_ALLOC_CONF asks for PyTorch's cudaMallocAsync back end",
         "take backend:cudaMallocAsync out of PYTORCH_ALLOC_CONF",
+    ),
+    (
+        {"environment": {"ESPER_ALLOC": "yes"}},
+        "ESPER_ALLOC is 'yes'",
+        "ESPER_ALLOC=1",
     ),
     (
         {"environment": {"ESPER_ALLOC_REUSE": "fast"}},
@@ -181,12 +186,28 @@ def test_each_problem_is_found_and_has_a_remedy(
 WORTH_A_NOTE = [
     ({"shim__missing": ["the kernels: nvcc was not found"]}, "not built: the kernels"),
     (
-        {"driver__entry_points": {"cuStreamGetId": True, "cuStreamGetCaptureInfo": False}},
-        "the driver lacks cuStreamGetCaptureInfo",
+        {"driver__entry_points": {"cuStreamGetId": True, "cuCtxRecordEvent": False}},
+        "the driver lacks cuCtxRecordEvent: allocators that hide record_stream",
+    ),
+    (
+        {"driver__entry_points": {"cuMemMap": False, "cuMemCreate": False}},
+        "the driver lacks cuMemCreate, cuMemMap: pages cannot be mapped",
+    ),
+    (
+        {"environment": {"PYTORCH_ALLOC_CONF": "backend:native"}},
+        "PYTORCH_ALLOC_CONF names a back end",
     ),
     (
         {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}},
-        "asks for expandable segments",
+        "PYTORCH_CUDA_ALLOC_CONF sets expandable_segments:True",
+    ),
+    (
+        {"environment": {"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}},
+        "PYTORCH_ALLOC_CONF sets garbage_collection_threshold",
+    ),
+    (
+        {"environment": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}},
+        "neither caches nor protects it",
     ),
     (
         {"environment": {"LD_PRELOAD": "/x/torch_memory_saver_hook_mode_preload.so"}},

@@ -57,11 +57,13 @@ class Place:
         self.site = path / "site"
         package = self.site / "esper_alloc"
         package.mkdir(parents=True)
-        for name in ("__main__.py", "run.py"):
+        for name in ("__main__.py", "run.py", "doctor.py"):
             shutil.copy(PACKAGE / name, package / name)
         shutil.copytree(PACKAGE / "_startup", package / "_startup")
         self.package = self.write("site/esper_alloc/__init__.py", FAKE_PACKAGE)
         self.torch = self.write("torch_site/torch/__init__.py", FAKE_TORCH)
+        self.built_for("9.9")
+        self.install_torch("9.9.1+cu130")
         self.environment = {
             key: value
             for key, value in os.environ.items()
@@ -74,6 +76,20 @@ class Place:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(textwrap.dedent(text))
         return file
+
+    def built_for(self, torch: str | None) -> None:
+        self.write(
+            "site/esper_alloc/_build.py",
+            f"""
+            TORCH_VERSION, CUDA_VERSION = {torch!r}, "13.0"
+            HAS_SHIM = HAS_KERNELS = {torch is not None}
+            WHAT_IS_MISSING = []
+            """,
+        )
+
+    def install_torch(self, version: str) -> None:
+        metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+        self.write("torch_site/torch-9.dist-info/METADATA", metadata)
 
     def python(self, *command: object, **options: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -407,6 +423,37 @@ def test_startup_file_is_harmless_in_old_pythons(place: Place, name: str) -> Non
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
+# --- refusals --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "torch, built_for, why",
+    [
+        ("9.8.0+cu130", "9.9", "built for torch 9.9, and this is torch 9.8.0+cu130"),
+        ("9.10.0", "9.9", "built for torch 9.9, and this is torch 9.10.0"),
+        ("9.9.0+cu130", None, "installed without its PyTorch part"),
+        ("9.9.0+rocm6.4", "9.9", "AMD GPUs"),
+    ],
+)
+def test_nothing_is_run_where_it_cannot_be_on_esper_alloc(
+    place: Place, torch: str, built_for: str | None, why: str
+) -> None:
+    place.install_torch(torch)
+    place.built_for(built_for)
+    done = place.run(place.write("never.py", "print('ran')"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert why in done.stderr
+    assert "python -m esper_alloc doctor" in done.stderr
+
+
+def test_a_torch_without_cuda_is_no_reason_to_refuse(place: Place) -> None:
+    place.install_torch("9.9.0+cpu")
+    place.built_for(None)
+    place.torch.write_text("class version:\n    cuda = None\n")
+    done = place.run(place.write("report.py", REPORT))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "enabled None\n", "")
+
+
 # --- usage -----------------------------------------------------------------
 
 
@@ -438,6 +485,8 @@ def test_wrong_usage(place: Place, arguments: list[str]) -> None:
         (["-u", "-X", "dev", "-m", "esper_alloc"], ["-u", "-X", "dev"]),
         (["-um", "esper_alloc"], ["-u"]),
         (["-Oumesper_alloc"], ["-Ou"]),
+        (["/opt/bin/esper-alloc"], []),
+        (["-X", "dev", "/opt/bin/esper-alloc"], ["-X", "dev"]),
         (["-c", "code"], []),
         (["esper_alloc"], []),
         (["/opt/esper_alloc"], []),
