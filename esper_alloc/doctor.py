@@ -355,7 +355,8 @@ def torch_findings(facts: Facts) -> list[Finding]:
             )
         ]
     if not shim["built"]:
-        why = "; ".join(shim["missing"]) or shim["error"] or "it was built without PyTorch"
+        missing = [sentence.removeprefix("the PyTorch part: ") for sentence in shim["missing"]]
+        why = "; ".join(missing) or shim["error"] or "it was built without PyTorch"
         return [
             problem(
                 f"the extension for PyTorch (esper_alloc._torch) was not built: {why}",
@@ -391,9 +392,8 @@ def driver_findings(facts: Facts) -> list[Finding]:
         return [
             problem(
                 f"no GPU can be used: {driver['error']}",
-                "install an NVIDIA driver (`nvidia-smi` must list the GPU); in a container, "
-                "start it with the GPUs (docker run --gpus all). "
-                "`python -m esper_alloc replay` needs none",
+                "`nvidia-smi` must list the GPU: install NVIDIA's driver, or in Docker add "
+                "--gpus all. `python -m esper_alloc replay` needs no GPU",
             )
         ]
     findings = []

@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,22 @@ def test_index_lists_every_document() -> None:
 def test_python_blocks_are_python(path: Path) -> None:
     for block in blocks(path, "python"):
         ast.parse(block)
+
+
+def test_c_blocks_compile(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    found = [block for path in DOCUMENTS for block in blocks(path, "c")]
+    assert found
+    for block in found:
+        source = tmp_path / "block.c"
+        source.write_text(block)
+        subprocess.run(
+            [compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+            + [f"-I{ROOT / 'csrc'}", str(source)],
+            check=True,
+        )
 
 
 def test_readme_example_is_the_example_file() -> None:
