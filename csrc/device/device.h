@@ -71,7 +71,7 @@ typedef struct esper_driver {
    * not ended counts as one. stream_create makes a stream of our own that
    * does not synchronise with the legacy stream. stream_wait makes the
    * stream's future work wait for the event's last record; it may cross
-   * devices. */
+   * devices: `device` is the stream's. */
   esper_status (*stream_id)(void *self, int device, void *stream, uint64_t *id);
   esper_status (*stream_capture)(void *self, int device, void *stream,
                                  uint64_t *capture);
@@ -90,6 +90,10 @@ typedef struct esper_driver {
   esper_status (*event_record)(void *self, int device, void *event,
                                void *stream);
   esper_status (*event_query)(void *self, int device, void *event);
+  /* event_record_all: the event stands for all work that is on any stream of
+   * the device now. ESPER_UNSUPPORTED where the driver cannot say that,
+   * ESPER_CAPTURING where a capture forbids it. */
+  esper_status (*event_record_all)(void *self, int device, void *event);
   esper_status (*event_synchronize)(void *self, int device, void *event);
 
   /* The calling thread's last failure, in words: the driver's function, the

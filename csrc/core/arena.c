@@ -1,0 +1,65 @@
+#include "arena.h"
+
+#include <stdlib.h>
+
+enum { CHUNK_PIECES = 256 };
+
+void arena_init(arena_t *arena, size_t piece)
+{
+  *arena = (arena_t){.piece = (piece + sizeof(void *) - 1) & ~(sizeof(void *) - 1)};
+}
+
+void arena_destroy(arena_t *arena)
+{
+  while (arena->chunks) {
+    void *chunk = arena->chunks;
+    arena->chunks = *(void **)chunk;
+    free(chunk);
+  }
+  arena_init(arena, arena->piece);
+}
+
+static bool arena_grow(arena_t *arena)
+{
+  /* The first word links the chunks. */
+  size_t bytes = sizeof(void *) + CHUNK_PIECES * arena->piece;
+  char *chunk = malloc(bytes);
+  if (!chunk)
+    return false;
+  *(void **)chunk = arena->chunks;
+  arena->chunks = chunk;
+  arena->bytes += bytes;
+  for (int i = CHUNK_PIECES - 1; i >= 0; i--) {
+    void *piece = chunk + sizeof(void *) + (size_t)i * arena->piece;
+    *(void **)piece = arena->free;
+    arena->free = piece;
+  }
+  return true;
+}
+
+void *arena_take(arena_t *arena)
+{
+  if (!arena->free && !arena_grow(arena))
+    return NULL;
+  void *piece = arena->free;
+  arena->free = *(void **)piece;
+  arena->live++;
+  return piece;
+}
+
+void arena_give(arena_t *arena, void *piece)
+{
+  *(void **)piece = arena->free;
+  arena->free = piece;
+  arena->live--;
+}
+
+bool arena_is_valid(const arena_t *arena)
+{
+  size_t chunks = 0, free_pieces = 0;
+  for (void *c = arena->chunks; c; c = *(void **)c)
+    chunks++;
+  for (void *p = arena->free; p; p = *(void **)p)
+    free_pieces++;
+  return arena->live + free_pieces == chunks * CHUNK_PIECES;
+}

@@ -1,0 +1,26 @@
+/* arena.h: fixed-size pieces of host memory for metadata. Pieces come from
+ * chunks and go back to a free list, so the steady state allocates nothing and
+ * a stale pointer still points at a piece of the same type, of which only the
+ * first word is overwritten while it is free. Not thread-safe. */
+#ifndef ESPER_ARENA_H
+#define ESPER_ARENA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct arena {
+  size_t piece;  /* bytes, a multiple of the pointer size                     */
+  void *free;    /* list through the first word                               */
+  void *chunks;  /* list through the first word                               */
+  size_t live;   /* pieces handed out                                         */
+  size_t bytes;  /* of all chunks                                             */
+} arena_t;
+
+void arena_init(arena_t *arena, size_t piece);
+void arena_destroy(arena_t *arena);
+/* NULL: no host memory. The content is undefined. */
+void *arena_take(arena_t *arena);
+void arena_give(arena_t *arena, void *piece);
+bool arena_is_valid(const arena_t *arena);
+
+#endif

@@ -1,0 +1,82 @@
+#include "block.h"
+
+#include <string.h>
+
+#include "map.h"
+#include "use.h"
+
+block_t *block_create(device_t *device, segment_t *segment, uintptr_t address, size_t size)
+{
+  block_t *block = arena_take(&device->blocks);
+  if (!block)
+    return NULL;
+  memset(block, 0, offsetof(block_t, address));
+  __atomic_store_n(&block->address, address, __ATOMIC_RELAXED);
+  block->size = size;
+  block->segment = segment;
+  block->state = BLOCK_CLAIMED;
+  map_insert(device->core->map, block);
+  return block;
+}
+
+void block_discard(device_t *device, block_t *block)
+{
+  uses_drop(device, block);
+  arena_give(&device->blocks, block);
+}
+
+void block_destroy(device_t *device, block_t *block)
+{
+  map_remove(device->core->map, block);
+  block_discard(device, block);
+}
+
+block_t *block_split(device_t *device, block_t *block, size_t size)
+{
+  block_t *rest = block_create(device, block->segment, block->address + size,
+                               block->size - size);
+  if (!rest)
+    return NULL;
+  block->size = size;
+  rest->user = block->user;
+  rest->stamp = block->stamp;
+  if (RULE(SPLIT_KEEPS_USES)) {
+    rest->uses = block->uses;
+    block->uses = NULL;
+  }
+  rest->prev = block;
+  rest->next = block->next;
+  if (rest->next)
+    rest->next->prev = rest;
+  block->next = rest;
+  return rest;
+}
+
+void block_merge_next(device_t *device, block_t *block)
+{
+  block_t *next = block->next;
+  block->size += next->size;
+  if (next->stamp > block->stamp && RULE(MERGE_TAKES_LATER_STAMP))
+    block->stamp = next->stamp;
+  uses_unite(device, block, next);
+  block->next = next->next;
+  if (block->next)
+    block->next->prev = block;
+  block_destroy(device, next);
+}
+
+bool block_is_valid(const block_t *block)
+{
+  const segment_t *segment = block->segment;
+  return block->size > 0 && block->size % BLOCK_ALIGN == 0 &&
+         block->address >= segment->address &&
+         block->address + block->size <= segment->address + segment->size &&
+         (block->prev ? block->prev->next == block &&
+                            block->prev->address + block->prev->size == block->address
+                      : segment->first == block && segment->address == block->address) &&
+         (block->next ? block->next->prev == block
+                      : block->address + block->size == segment->address + segment->size) &&
+         !(block->state == BLOCK_READY && block->next && block->next->state == BLOCK_READY) &&
+         (block->state != BLOCK_LIVE || block->requested <= block->size) &&
+         uses_are_valid(block);
+}

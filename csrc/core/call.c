@@ -1,0 +1,42 @@
+#include "call.h"
+
+static bool call_begin(core_t *c, int call)
+{
+  if (atomic_load_explicit(&c->shut_down, memory_order_relaxed))
+    return false;
+  atomic_fetch_add_explicit(&c->driver_calls[call], 1, memory_order_relaxed);
+  return true;
+}
+
+static esper_status call_end(core_t *c, esper_status status)
+{
+  if (status == ESPER_SHUT_DOWN)
+    atomic_store(&c->shut_down, true);
+  return status;
+}
+
+#define CALL_DEFINE(name, parameters, arguments)                               \
+  esper_status call_##name parameters                                          \
+  {                                                                            \
+    if (!call_begin(c, CALL_##name))                                           \
+      return ESPER_SHUT_DOWN;                                                  \
+    return call_end(c, c->driver->name(c->driver->self, CALL_STRIP arguments)); \
+  }
+ESPER_DRIVER_FUNCTIONS(CALL_DEFINE)
+
+const char *esper_driver_call_name(int call)
+{
+  static const char *const names[] = {
+#define CALL_NAME(name, parameters, arguments) #name,
+      ESPER_DRIVER_FUNCTIONS(CALL_NAME)
+#undef CALL_NAME
+  };
+  return call >= 0 && call < CALL_COUNT ? names[call] : NULL;
+}
+
+uint64_t esper_driver_calls(const esper_core *core, int call)
+{
+  return call >= 0 && call < CALL_COUNT
+             ? atomic_load_explicit(&core->driver_calls[call], memory_order_relaxed)
+             : 0;
+}

@@ -1,0 +1,43 @@
+/* call.h: the core's calls to its driver, counted, one wrapper a function.
+ * A driver that is being unloaded answers ESPER_SHUT_DOWN once; after that it
+ * is not called again. */
+#ifndef ESPER_CALL_H
+#define ESPER_CALL_H
+
+#include "types.h"
+
+/* D(function, parameters, arguments) */
+#define ESPER_DRIVER_FUNCTIONS(D)                                                     \
+  D(memory_info, (core_t *c, int d, size_t *free, size_t *total), (d, free, total))   \
+  D(device_synchronize, (core_t *c, int d), (d))                                      \
+  D(memory_alloc, (core_t *c, int d, size_t size, uintptr_t *address),                \
+    (d, size, address))                                                               \
+  D(memory_free, (core_t *c, int d, uintptr_t address), (d, address))                 \
+  D(stream_id, (core_t *c, int d, void *stream, uint64_t *id), (d, stream, id))       \
+  D(stream_capture, (core_t *c, int d, void *stream, uint64_t *capture),              \
+    (d, stream, capture))                                                             \
+  D(stream_create, (core_t *c, int d, void **stream), (d, stream))                    \
+  D(stream_destroy, (core_t *c, int d, void *stream), (d, stream))                    \
+  D(stream_wait, (core_t *c, int d, void *stream, void *event), (d, stream, event))   \
+  D(event_create, (core_t *c, int d, void **event), (d, event))                       \
+  D(event_destroy, (core_t *c, int d, void *event), (d, event))                       \
+  D(event_record, (core_t *c, int d, void *event, void *stream), (d, event, stream))  \
+  D(event_record_all, (core_t *c, int d, void *event), (d, event))                    \
+  D(event_query, (core_t *c, int d, void *event), (d, event))                         \
+  D(event_synchronize, (core_t *c, int d, void *event), (d, event))
+
+enum {
+#define CALL_ENUM(name, parameters, arguments) CALL_##name,
+  ESPER_DRIVER_FUNCTIONS(CALL_ENUM)
+#undef CALL_ENUM
+  CALL_COUNT
+};
+
+_Static_assert((int)CALL_COUNT <= (int)DRIVER_CALLS, "room for every counter");
+
+#define CALL_STRIP(...) __VA_ARGS__
+#define CALL_DECLARE(name, parameters, arguments) esper_status call_##name parameters;
+ESPER_DRIVER_FUNCTIONS(CALL_DECLARE)
+#undef CALL_DECLARE
+
+#endif

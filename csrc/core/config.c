@@ -1,0 +1,106 @@
+#include "config.h"
+
+#include <stdlib.h>
+
+#include "error.h"
+
+/* These are the native allocator's, so that the sizes users know hold. */
+static const size_t SMALL_MOST = 1 * MIB;        /* larger blocks are large    */
+static const size_t SMALL_SEGMENT = 2 * MIB;
+static const size_t LARGE_SHARED_MOST = 10 * MIB; /* these share a segment     */
+static const size_t LARGE_SEGMENT = 20 * MIB;
+static const size_t SEGMENT_ALIGN = 2 * MIB;
+static const size_t LARGE_REST = 1 * MIB; /* a smaller rest stays in the block */
+
+esper_status config_set(core_t *core, const esper_config *given)
+{
+  static const esper_config defaults;
+  if (!given)
+    given = &defaults;
+  if (given->reuse_order != ESPER_REUSE_GATE && given->reuse_order != ESPER_REUSE_GROW)
+    return error_set(ESPER_INVALID, "reuse_order %d: choose ESPER_REUSE_GATE or ESPER_REUSE_GROW",
+                     (int)given->reuse_order);
+  for (int i = 0; i < ESPER_ROUNDUP_STEPS; i++) {
+    size_t divisions = given->roundup_power2_divisions[i];
+    if (divisions & (divisions - 1))
+      return error_set(ESPER_INVALID, "roundup_power2_divisions %zu: give a power of two",
+                       divisions);
+  }
+  config_t *config = malloc(sizeof *config);
+  if (!config)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for the configuration");
+  config->as_given = *given;
+  config->max_split_size = given->max_split_size ? given->max_split_size : SIZE_MAX;
+  config->max_non_split_rounding =
+      given->max_non_split_rounding ? given->max_non_split_rounding : 20 * MIB;
+  config->large_segment_size =
+      given->large_segment_size ? given->large_segment_size : LARGE_SEGMENT;
+  lock(&core->config_lock);
+  config->older = atomic_load(&core->config);
+  atomic_store_explicit(&core->config, config, memory_order_release);
+  unlock(&core->config_lock);
+  return ESPER_OK;
+}
+
+void config_destroy_all(core_t *core)
+{
+  for (config_t *c = atomic_load(&core->config), *older; c; c = older) {
+    older = c->older;
+    free(c);
+  }
+}
+
+static size_t round_up(size_t size, size_t multiple)
+{
+  return (size + multiple - 1) / multiple * multiple;
+}
+
+static unsigned log2_of(size_t size)
+{
+  return 63u - (unsigned)__builtin_clzll(size);
+}
+
+size_t config_round(const config_t *config, size_t size)
+{
+  if (size > SIZE_MAX / 4)
+    return 0;
+  if (size <= BLOCK_ALIGN)
+    return BLOCK_ALIGN;
+  unsigned power = log2_of(size);
+  unsigned step = power < 20 ? 0 : power - 20;
+  if (step >= ESPER_ROUNDUP_STEPS)
+    step = ESPER_ROUNDUP_STEPS - 1;
+  size_t divisions = config->as_given.roundup_power2_divisions[step];
+  if (divisions > 1 && size > BLOCK_ALIGN * divisions)
+    size = round_up(size, ((size_t)1 << power) / divisions);
+  return round_up(size, BLOCK_ALIGN);
+}
+
+bool config_is_large(size_t size)
+{
+  return size > SMALL_MOST;
+}
+
+size_t config_segment_size(const config_t *config, size_t size)
+{
+  if (size <= SMALL_MOST)
+    return SMALL_SEGMENT;
+  if (size < LARGE_SHARED_MOST && size <= config->large_segment_size)
+    return config->large_segment_size;
+  return round_up(size, SEGMENT_ALIGN);
+}
+
+bool config_fits(const config_t *config, size_t have, size_t size)
+{
+  if (config->max_split_size == SIZE_MAX)
+    return true;
+  if (size < config->max_split_size)
+    return have < config->max_split_size;
+  return have - size < config->max_non_split_rounding;
+}
+
+bool config_splits(const config_t *config, size_t have, size_t size, bool large)
+{
+  size_t rest = have - size;
+  return large ? rest > LARGE_REST && size < config->max_split_size : rest >= BLOCK_ALIGN;
+}

@@ -1,0 +1,500 @@
+#include "core.h"
+
+#include <stdlib.h>
+
+#include "block.h"
+#include "call.h"
+#include "config.h"
+#include "error.h"
+#include "event.h"
+#include "heap.h"
+#include "map.h"
+#include "marks.h"
+#include "pool.h"
+#include "segment.h"
+#include "stats.h"
+#include "stream.h"
+#include "trace.h"
+
+#ifdef ESPER_RULE_SWITCHES
+unsigned long esper_rules_off;
+#endif
+
+/* ---- devices ----------------------------------------------------------- */
+
+static void device_init(core_t *core, int index)
+{
+  device_t *device = &core->devices[index];
+  device->core = core;
+  device->index = index;
+  device->fraction = 1;
+  pthread_mutex_init(&device->lock, NULL);
+  pthread_mutex_init(&device->sync_lock, NULL);
+  pthread_mutex_init(&device->events_lock, NULL);
+  arena_init(&device->blocks, sizeof(block_t));
+  arena_init(&device->segments, sizeof(segment_t));
+  arena_init(&device->uses, sizeof(use_t));
+  arena_init(&device->records, sizeof(record_t));
+  pool_init(&device->default_pool, device, 0, 0);
+}
+
+/* What needs the driver, which must not be woken up by merely making a core. */
+static esper_status device_start(core_t *core, device_t *device)
+{
+  size_t free;
+  uint64_t id;
+  esper_status status = call_memory_info(core, device->index, &free, &device->total);
+  if (status == ESPER_OK)
+    status = call_stream_id(core, device->index, NULL, &id);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  /* The driver's ids are small: this one is nobody else's. */
+  uint64_t all = UINT64_MAX - (uint64_t)device->index;
+  if (!device->legacy)
+    device->legacy = stream_create(core, device, id, NULL);
+  if (!device->all_streams)
+    device->all_streams = stream_create(core, device, all, NULL);
+  if (!device->legacy || !device->all_streams)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for the streams of device %d",
+                     device->index);
+  device->legacy->immortal = true;
+  device->all_streams->immortal = true;
+  device->all_streams->all_streams = true;
+  atomic_store(&device->ready, true);
+  return ESPER_OK;
+}
+
+esper_status core_no_device(const core_t *core, int index)
+{
+  return error_set(ESPER_INVALID, "there is no device %d: this process has %d", index,
+                   core->device_count);
+}
+
+esper_status core_device(core_t *core, int index, device_t **device)
+{
+  if (index < 0 || index >= core->device_count)
+    return core_no_device(core, index);
+  *device = &core->devices[index];
+  if (atomic_load_explicit(&(*device)->ready, memory_order_acquire))
+    return ESPER_OK;
+  lock(&core->config_lock);
+  esper_status status =
+      atomic_load(&(*device)->ready) ? ESPER_OK : device_start(core, *device);
+  unlock(&core->config_lock);
+  return status;
+}
+
+static void device_destroy(device_t *device)
+{
+  core_t *core = device->core;
+  for (segment_t *s = device->first_segment; s; s = s->next) {
+    for (block_t *b = s->first; b; b = b->next)
+      while (b->uses) {
+        use_t *use = b->uses;
+        b->uses = use->next;
+        if (use->record)
+          record_drop(use->record);
+      }
+    call_memory_free(core, device->index, s->address);
+  }
+  for (pool_t *pool = device->pools, *next; pool; pool = next) {
+    next = pool->next;
+    pool_destroy_heaps(pool);
+    if (pool != &device->default_pool)
+      free(pool);
+  }
+  trace_destroy(&device->trace);
+}
+
+static void device_destroy_rest(device_t *device)
+{
+  if (device->carrier)
+    call_stream_destroy(device->core, device->index, device->carrier->handle);
+  event_destroy_all(device);
+  core_assert(!device->events_alive || device->core->shut_down);
+  arena_destroy(&device->blocks);
+  arena_destroy(&device->segments);
+  arena_destroy(&device->uses);
+  arena_destroy(&device->records);
+  pthread_mutex_destroy(&device->lock);
+  pthread_mutex_destroy(&device->sync_lock);
+  pthread_mutex_destroy(&device->events_lock);
+}
+
+/* ---- life -------------------------------------------------------------- */
+
+esper_status esper_core_create(const esper_driver *driver, const esper_config *config,
+                               esper_core **core)
+{
+  *core = NULL;
+  core_t *c = calloc(1, sizeof *c);
+  if (!c)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for the allocator");
+  c->driver = driver;
+  pthread_mutex_init(&c->config_lock, NULL);
+  pthread_mutex_init(&c->streams_lock, NULL);
+  esper_status status = driver->device_count(driver->self, &c->device_count);
+  if (status != ESPER_OK)
+    error_from_driver(c, status);
+  else
+    status = config_set(c, config);
+  if (status == ESPER_OK) {
+    c->map = map_create();
+    c->devices = calloc((size_t)c->device_count + 1, sizeof *c->devices);
+    if (!c->map || !c->devices)
+      status = error_set(ESPER_HOST_MEMORY, "no host memory for the allocator");
+  }
+  if (status != ESPER_OK) {
+    map_destroy(c->map);
+    config_destroy_all(c);
+    free(c->devices);
+    free(c);
+    return status;
+  }
+  for (int i = 0; i < c->device_count; i++)
+    device_init(c, i);
+  *core = c;
+  return ESPER_OK;
+}
+
+void esper_core_destroy(esper_core *core)
+{
+  if (!core)
+    return;
+  for (int i = 0; i < core->device_count; i++)
+    device_destroy(&core->devices[i]);
+  stream_destroy_all(core);
+  for (int i = 0; i < core->device_count; i++)
+    device_destroy_rest(&core->devices[i]);
+  map_destroy(core->map);
+  config_destroy_all(core);
+  pthread_mutex_destroy(&core->config_lock);
+  pthread_mutex_destroy(&core->streams_lock);
+  free(core->devices);
+  free(core);
+}
+
+int esper_device_count(const esper_core *core)
+{
+  return core->device_count;
+}
+
+esper_status esper_configure(esper_core *core, const esper_config *config)
+{
+  return config_set(core, config);
+}
+
+void esper_get_config(const esper_core *core, esper_config *config)
+{
+  *config = config_of(core)->as_given;
+}
+
+/* ---- memory ------------------------------------------------------------ */
+
+esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, void **ptr)
+{
+  device_t *device;
+  *ptr = NULL;
+  esper_status status = core_device(core, stream.device, &device);
+  return status == ESPER_OK ? heap_malloc(&device->default_pool, size, stream, ptr) : status;
+}
+
+esper_status esper_malloc_from(esper_core *core, esper_pool *pool, size_t size,
+                               esper_stream stream, void **ptr)
+{
+  *ptr = NULL;
+  if (pool->device->core != core || pool->device->index != stream.device)
+    return error_set(ESPER_INVALID, "the pool belongs to device %d, the stream to device %d",
+                     pool->device->index, stream.device);
+  return heap_malloc(pool, size, stream, ptr);
+}
+
+esper_status esper_free(esper_core *core, void *ptr)
+{
+  return heap_free(core, ptr);
+}
+
+esper_status esper_record_use(esper_core *core, const void *const *ptrs, size_t count,
+                              esper_stream stream, unsigned flags, size_t *marked)
+{
+  device_t *device;
+  esper_status status = core_device(core, stream.device, &device);
+  return status == ESPER_OK ? marks_record_use(core, ptrs, count, stream, flags, marked)
+                            : status;
+}
+
+esper_status esper_record_use_event(esper_core *core, const void *const *ptrs, size_t count,
+                                    void *event, int device_index, unsigned flags,
+                                    size_t *marked)
+{
+  device_t *device;
+  esper_status status = core_device(core, device_index, &device);
+  return status == ESPER_OK
+             ? marks_record_use_event(core, ptrs, count, event, device_index, flags, marked)
+             : status;
+}
+
+esper_status esper_record_stream(esper_core *core, const void *ptr, esper_stream stream)
+{
+  device_t *device;
+  esper_status status = core_device(core, stream.device, &device);
+  return status == ESPER_OK ? marks_record_stream(core, ptr, stream) : status;
+}
+
+esper_status esper_free_after_all(esper_core *core, void *ptr)
+{
+  return marks_free_after_all(core, ptr);
+}
+
+void esper_retire(esper_core *core, int device)
+{
+  if (device >= 0 && device < core->device_count && atomic_load(&core->devices[device].ready))
+    heap_retire(&core->devices[device]);
+}
+
+esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *pool)
+{
+  device_t *device;
+  esper_status status = core_device(core, device_index, &device);
+  if (status != ESPER_OK)
+    return status;
+  status = heap_synchronize(device);
+  lock(&device->lock);
+  device->stats.num_sync_all_streams++;
+  unlock(&device->lock);
+  heap_release(device, pool, SIZE_MAX);
+  /* During a capture what has completed was given back, and that is all. */
+  return status == ESPER_CAPTURING ? ESPER_OK : status;
+}
+
+esper_status esper_pool_create(esper_core *core, int device_index, uint64_t id_first,
+                               uint64_t id_second, esper_pool **pool)
+{
+  device_t *device;
+  *pool = NULL;
+  esper_status status = core_device(core, device_index, &device);
+  if (status != ESPER_OK)
+    return status;
+  pool_t *made = malloc(sizeof *made);
+  if (!made)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a pool");
+  lock(&device->lock);
+  pool_init(made, device, id_first, id_second);
+  unlock(&device->lock);
+  *pool = made;
+  return ESPER_OK;
+}
+
+/* ---- limits and figures ------------------------------------------------ */
+
+esper_status esper_set_memory_fraction(esper_core *core, int device_index, double fraction)
+{
+  device_t *device;
+  if (!(fraction > 0 && fraction <= 1))
+    return error_set(ESPER_INVALID, "memory fraction %g: give more than 0 and at most 1",
+                     fraction);
+  esper_status status = core_device(core, device_index, &device);
+  if (status != ESPER_OK)
+    return status;
+  lock(&device->lock);
+  device->fraction = fraction;
+  device->limit = fraction < 1 ? (size_t)(fraction * (double)device->total) : 0;
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+double esper_get_memory_fraction(const esper_core *core, int device_index)
+{
+  if (device_index < 0 || device_index >= core->device_count)
+    return 1;
+  device_t *device = &core->devices[device_index];
+  lock(&device->lock);
+  double fraction = device->fraction;
+  unlock(&device->lock);
+  return fraction;
+}
+
+esper_status esper_get_stats(esper_core *core, int device_index, esper_stats *stats)
+{
+  device_t *device;
+  *stats = (esper_stats){0};
+  esper_status status = core_device(core, device_index, &device);
+  if (status != ESPER_OK)
+    return status;
+  heap_retire(device);
+  lock(&device->lock);
+  *stats = device->stats;
+  unlock(&device->lock);
+  size_t max_split = config_of(core)->max_split_size;
+  stats->max_split_size = max_split == SIZE_MAX ? -1 : (int64_t)max_split;
+  return ESPER_OK;
+}
+
+esper_status esper_reset_peak_stats(esper_core *core, int device_index)
+{
+  device_t *device;
+  esper_status status = core_device(core, device_index, &device);
+  if (status != ESPER_OK)
+    return status;
+  heap_retire(device);
+  lock(&device->lock);
+  stats_reset_peaks(&device->stats);
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+esper_status esper_reset_accumulated_stats(esper_core *core, int device_index)
+{
+  device_t *device;
+  esper_status status = core_device(core, device_index, &device);
+  if (status != ESPER_OK)
+    return status;
+  lock(&device->lock);
+  stats_reset_accumulated(&device->stats);
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+static void count_pending(const heap_t *heap, esper_counters *counters)
+{
+  for (const block_t *b = heap->oldest_pending; b; b = b->newer) {
+    bool held = false;
+    for (const use_t *use = b->uses; use; use = use->next)
+      held |= !use->record;
+    counters->bytes_pending += b->size;
+    counters->blocks_held += held;
+  }
+}
+
+esper_status esper_get_counters(esper_core *core, int device_index, esper_counters *counters)
+{
+  device_t *device;
+  *counters = (esper_counters){0};
+  esper_status status = core_device(core, device_index, &device);
+  if (status != ESPER_OK)
+    return status;
+  heap_retire(device);
+  lock(&device->lock);
+  *counters = device->counters;
+  for (const pool_t *pool = device->pools; pool; pool = pool->next)
+    for (const heap_t *heap = pool->heaps; heap; heap = heap->next)
+      count_pending(heap, counters);
+  counters->uses_pending = device->uses.live;
+  counters->metadata_bytes =
+      device->blocks.bytes + device->segments.bytes + device->uses.bytes + map_bytes(core->map);
+  unlock(&device->lock);
+  lock(&device->events_lock);
+  counters->events_alive = device->events_alive;
+  counters->events_created = device->events_created;
+  unlock(&device->events_lock);
+  return ESPER_OK;
+}
+
+esper_status esper_memory_info(esper_core *core, int device_index, size_t *free, size_t *total)
+{
+  device_t *device;
+  esper_status status = core_device(core, device_index, &device);
+  if (status == ESPER_OK) {
+    status = call_memory_info(core, device_index, free, total);
+    if (status != ESPER_OK)
+      error_from_driver(core, status);
+  }
+  return status;
+}
+
+esper_status esper_largest_available(esper_core *core, int device_index, size_t *bytes)
+{
+  size_t free = 0, total = 0;
+  *bytes = 0;
+  esper_status status = esper_memory_info(core, device_index, &free, &total);
+  if (status != ESPER_OK)
+    return status;
+  device_t *device = &core->devices[device_index];
+  heap_retire(device);
+  lock(&device->lock);
+  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
+  if (device->limit)
+    free = reserved >= device->limit ? 0
+           : free < device->limit - reserved ? free : device->limit - reserved;
+  *bytes = free;
+  for (const heap_t *heap = device->default_pool.heaps; heap; heap = heap->next) {
+    const block_t *block = bins_largest(&heap->ready[true]);
+    if (block && block->size > *bytes)
+      *bytes = block->size;
+  }
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_info *info)
+{
+  *info = (esper_block_info){0};
+  block_t *block = marks_lock_block(core, ptr);
+  if (!block)
+    return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
+  device_t *device = block->segment->heap->pool->device;
+  *info = (esper_block_info){
+      .address = (void *)block->address,
+      .size = block->size,
+      .requested = block->requested,
+      .device = device->index,
+      .live = 1,
+      .stream = block->user->handle,
+      .segment_address = (void *)block->segment->address,
+      .segment_size = block->segment->size,
+  };
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+/* ---- checking ---------------------------------------------------------- */
+
+/* Live, pending and ready bytes of the blocks against the statistics. */
+static bool figures_are_valid(device_t *device)
+{
+  int64_t reserved = 0, allocated = 0, active = 0, split = 0, segments = 0;
+  for (const segment_t *s = device->first_segment; s; s = s->next) {
+    segments++;
+    reserved += (int64_t)s->size;
+    for (const block_t *b = s->first; b; b = b->next) {
+      if (b->state == BLOCK_LIVE)
+        allocated += (int64_t)b->size;
+      if (b->counted_active)
+        active += (int64_t)b->size;
+      if (b->counted_split)
+        split += (int64_t)b->size;
+    }
+  }
+  const esper_stats *stats = &device->stats;
+  return segments == stats->segment[ESPER_ALL].current &&
+         reserved == stats->reserved_bytes[ESPER_ALL].current &&
+         allocated == stats->allocated_bytes[ESPER_ALL].current &&
+         active == stats->active_bytes[ESPER_ALL].current &&
+         split == stats->inactive_split_bytes[ESPER_ALL].current;
+}
+
+static bool device_is_valid(device_t *device)
+{
+  bool valid = true;
+  lock(&device->lock);
+  for (segment_t *s = device->first_segment; s && valid; s = s->next)
+    valid = segment_is_valid(s);
+  for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
+    for (heap_t *heap = pool->heaps; heap && valid; heap = heap->next)
+      valid = heap_is_valid(heap);
+  valid = valid && figures_are_valid(device);
+  valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
+          arena_is_valid(&device->uses);
+  unlock(&device->lock);
+  return valid;
+}
+
+int esper_core_is_valid(esper_core *core)
+{
+  bool valid = map_is_valid(core->map);
+  for (int i = 0; i < core->device_count && valid; i++)
+    valid = device_is_valid(&core->devices[i]);
+  for (stream_t *s = atomic_load(&core->streams); s && valid; s = s->next)
+    valid = stream_is_valid(s);
+  return valid;
+}

@@ -1,0 +1,11 @@
+/* core.h: the core as a whole: its devices, its life, its public functions. */
+#ifndef ESPER_CORE_H
+#define ESPER_CORE_H
+
+#include "types.h"
+
+/* The device, set up at its first use. */
+esper_status core_device(core_t *core, int index, device_t **device);
+esper_status core_no_device(const core_t *core, int index);
+
+#endif

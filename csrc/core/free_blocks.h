@@ -1,0 +1,31 @@
+/* free_blocks.h: the free blocks of a heap. Under the device's lock.
+ *
+ * A free block is *ready* when its heap's stream may have it at once, else
+ * *pending*. Ready neighbours merge; pending blocks stay as they are until
+ * what they owe is satisfied, so that a long use of a small block does not
+ * hold a large one. */
+#ifndef ESPER_FREE_BLOCKS_H
+#define ESPER_FREE_BLOCKS_H
+
+#include "types.h"
+
+/* A claimed block becomes a free one. */
+void free_blocks_add(block_t *block);
+
+/* A free block becomes claimed: it is in no bin. */
+void free_blocks_claim(block_t *block);
+
+/* Pending blocks whose obligations have been satisfied become ready. */
+void free_blocks_promote(heap_t *heap);
+
+/* The ready block that fits best; NULL: none. */
+block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
+
+/* The pending block that fits best of those that a stream may be gated on. */
+block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
+                                   size_t size, bool large, bool at_free_too);
+
+/* The block's bytes stop counting as active. */
+void free_blocks_satisfied(block_t *block);
+
+#endif

@@ -1,0 +1,618 @@
+/* heap.c: malloc and free.
+ *
+ * malloc looks for memory in this order, and stops at the first that serves:
+ *   1. a ready block of its own heap
+ *   2. the same, after finding out what has completed
+ *   3. reuse order `gate`: a pending block of its own heap, the GPU waiting
+ *   4. a completed block of another heap, lent
+ *   5. a new segment
+ *   6. what the embedder's callback frees
+ *   7. any block that a gate can make ready, other heaps included
+ *   8. a pending block, the host waiting; then a new segment after giving
+ *      cached ones back; then whatever a synchronised device leaves free
+ * and then reports that memory is exhausted. Each step takes the device's lock
+ * for itself: driver calls are made on claimed blocks, without it. Inside a
+ * capture only what the capture itself freed is reusable, so only the steps 1,
+ * 5 and 6 remain. */
+#include "heap.h"
+
+#include "block.h"
+#include "call.h"
+#include "config.h"
+#include "error.h"
+#include "free_blocks.h"
+#include "map.h"
+#include "pool.h"
+#include "segment.h"
+#include "stats.h"
+#include "stream.h"
+#include "trace.h"
+#include "use.h"
+
+typedef struct request {
+  core_t *core;
+  device_t *device;
+  pool_t *pool;
+  heap_t *heap; /* home of what is handed out, unless it is lent */
+  const config_t *config;
+  presented_t stream;
+  uint64_t capture;
+  size_t asked; /* bytes */
+  size_t size;  /* of the block */
+  bool large;
+} request_t;
+
+/* ---- handing out ------------------------------------------------------- */
+
+/* A claimed block, satisfied for the request's stream, becomes live. What it
+ * owed stays with the part that is not taken. */
+static void hand_out(const request_t *q, block_t *block)
+{
+  free_blocks_satisfied(block);
+  if (config_splits(q->config, block->size, q->size, q->large)) {
+    block_t *rest = block_split(q->device, block, q->size);
+    if (rest)
+      free_blocks_add(rest);
+  }
+  uses_drop(q->device, block);
+  block->requested = q->asked;
+  block->user = q->stream.stream;
+  block->state = BLOCK_LIVE;
+  block->counted_active = true;
+  block->oversize = config_is_oversize(q->config, block->size);
+  stats_block_allocated(&q->device->stats, block);
+  trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, block->user);
+}
+
+/* The same for a block of another heap: the borrower will be a use when it
+ * frees the block. A segment that is wholly free and owes nothing moves. */
+static bool lend(const request_t *q, block_t *block)
+{
+  if (segment_is_whole(block) && uses_have_completed(block) && owner_order_has_completed(block)) {
+    uses_drop(q->device, block);
+    block->stamp = 0;
+    segment_move(block->segment, q->heap);
+    hand_out(q, block);
+    return true;
+  }
+  use_t *use = use_take(q->device);
+  if (!use)
+    return false;
+  hand_out(q, block);
+  if (RULE(LOAN_MAKES_USE))
+    use_attach(block, q->stream.stream, NULL, USE_AT_FREE, &use);
+  if (use)
+    use_give(q->device, use);
+  q->device->counters.loans++;
+  return true;
+}
+
+/* ---- the steps --------------------------------------------------------- */
+
+/* Taking a much larger ready block while a pending one fits nearly exactly
+ * would break up memory for the sake of a short wait. */
+static bool wastes_ready(const request_t *q, const block_t *ready)
+{
+  if (q->config->as_given.reuse_order != ESPER_REUSE_GATE || ready->size / 4 <= q->size)
+    return false;
+  const block_t *pending = free_blocks_best_gateable(q->heap, q->stream.stream, q->size,
+                                                     q->large, false);
+  return pending && pending->size - q->size <= q->size / 8;
+}
+
+static block_t *take_ready_locked(const request_t *q, bool sparing)
+{
+  block_t *block = free_blocks_best_ready(q->heap, q->size, q->large);
+  if (!block || (sparing && q->heap->oldest_pending && wastes_ready(q, block)))
+    return NULL;
+  free_blocks_claim(block);
+  hand_out(q, block);
+  return block;
+}
+
+static block_t *take_retired(const request_t *q, bool sparing)
+{
+  stream_retire_all(q->core);
+  lock(&q->device->lock);
+  free_blocks_promote(q->heap);
+  block_t *block = take_ready_locked(q, sparing);
+  unlock(&q->device->lock);
+  return block;
+}
+
+/* Makes the request's stream wait for all that a claimed block owes. */
+static bool gate_block(const request_t *q, const block_t *block, record_t *owner_order)
+{
+  uint64_t issued = 0, skipped = 0;
+  bool gated = true;
+  for (use_t *use = block->uses; use && gated; use = use->next) {
+    if (use_is_satisfied(use, q->stream.stream)) {
+      skipped++;
+    } else {
+      gated = stream_gate(q->stream, use->record);
+      issued += gated;
+    }
+  }
+  if (gated && owner_order) {
+    gated = stream_gate(q->stream, owner_order);
+    issued += gated;
+  }
+  lock(&q->device->lock);
+  q->device->counters.gates_issued += issued;
+  q->device->counters.gates_skipped += skipped;
+  unlock(&q->device->lock);
+  return gated;
+}
+
+static block_t *gate_own(const request_t *q, bool at_free_too)
+{
+  lock(&q->device->lock);
+  block_t *block = free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large,
+                                             at_free_too);
+  if (block)
+    free_blocks_claim(block);
+  unlock(&q->device->lock);
+  if (!block)
+    return NULL;
+  bool gated = gate_block(q, block, NULL);
+  lock(&q->device->lock);
+  if (gated)
+    hand_out(q, block);
+  else
+    free_blocks_add(block);
+  unlock(&q->device->lock);
+  return gated ? block : NULL;
+}
+
+static bool may_borrow_from(const request_t *q, const heap_t *heap)
+{
+  return heap != q->heap && !heap->capture;
+}
+
+/* Step 4. What other heaps owe to their own streams is often done but nobody
+ * asked: the first round asks, the second looks again. */
+static block_t *borrow(const request_t *q)
+{
+  enum { PROBES = 8 };
+  struct {
+    stream_t *stream;
+    uint64_t stamp;
+  } probes[PROBES];
+  for (int round = 0; round < 2; round++) {
+    int count = 0;
+    lock(&q->device->lock);
+    for (heap_t *heap = q->pool->heaps; heap; heap = heap->next) {
+      if (!may_borrow_from(q, heap))
+        continue;
+      free_blocks_promote(heap);
+      block_t *block = free_blocks_best_ready(heap, q->size, q->large);
+      if (!block)
+        continue;
+      if ((uses_have_completed(block) && owner_order_has_completed(block)) ||
+          !RULE(LOAN_NEEDS_COMPLETION)) {
+        free_blocks_claim(block);
+        if (lend(q, block)) {
+          unlock(&q->device->lock);
+          return block;
+        }
+        free_blocks_add(block);
+      } else if (count < PROBES) {
+        probes[count].stream = heap->stream;
+        probes[count++].stamp = block->stamp;
+      }
+    }
+    unlock(&q->device->lock);
+    if (!count)
+      return NULL;
+    for (int i = 0; i < count; i++) {
+      record_t *probe = stream_probe(probes[i].stream, probes[i].stamp);
+      if (probe)
+        record_drop(probe);
+    }
+    stream_retire_all(q->core);
+  }
+  return NULL;
+}
+
+static block_t *grow(const request_t *q, esper_status *status)
+{
+  block_t *block = NULL;
+  *status = segment_obtain(q->heap, config_segment_size(q->config, q->size), q->large, &block);
+  if (*status != ESPER_OK)
+    return NULL;
+  lock(&q->device->lock);
+  hand_out(q, block);
+  unlock(&q->device->lock);
+  return block;
+}
+
+/* Step 7, for blocks of other heaps: their owner order is owed too. */
+static block_t *gate_other(const request_t *q)
+{
+  lock(&q->device->lock);
+  block_t *block = NULL;
+  for (heap_t *heap = q->pool->heaps; heap && !block; heap = heap->next) {
+    if (!may_borrow_from(q, heap))
+      continue;
+    block = free_blocks_best_ready(heap, q->size, q->large);
+    for (const use_t *use = block ? block->uses : NULL; use; use = use->next)
+      if (!use_is_satisfied(use, q->stream.stream) && !use_may_be_gated(use, true))
+        block = NULL;
+    if (!block)
+      block = free_blocks_best_gateable(heap, q->stream.stream, q->size, q->large, true);
+  }
+  if (block)
+    free_blocks_claim(block);
+  unlock(&q->device->lock);
+  if (!block)
+    return NULL;
+
+  record_t *owner_order = NULL;
+  bool gated = true;
+  if (!owner_order_is_satisfied(block, q->stream.stream)) {
+    owner_order = stream_probe(block->segment->heap->stream, block->stamp);
+    gated = owner_order != NULL;
+  }
+  gated = gated && gate_block(q, block, owner_order);
+  if (owner_order)
+    record_drop(owner_order);
+  lock(&q->device->lock);
+  if (!gated || !lend(q, block)) {
+    free_blocks_add(block);
+    block = NULL;
+  }
+  unlock(&q->device->lock);
+  return block;
+}
+
+/* The record that the oldest pending block of the heap waits for; NULL: none
+ * that the host may wait for. A use without gate may depend on what this very
+ * thread has still to enqueue, so the host does not wait for it either. */
+static record_t *oldest_wait(const request_t *q)
+{
+  record_t *oldest = NULL;
+  lock(&q->device->lock);
+  for (block_t *b = q->heap->oldest_pending; b && !oldest; b = b->newer)
+    for (use_t *use = b->uses; use && !oldest; use = use->next)
+      if (use->record && !use_is_satisfied(use, q->heap->stream) &&
+          !(use->flags & USE_NO_GATE))
+        record_keep(oldest = use->record);
+  unlock(&q->device->lock);
+  return oldest;
+}
+
+/* Step 8a: one event at a time, until there is enough. */
+static block_t *wait_for_pending(const request_t *q)
+{
+  record_t *oldest;
+  while ((oldest = oldest_wait(q))) {
+    esper_status status = stream_wait_host(oldest);
+    record_drop(oldest);
+    block_t *block = take_retired(q, false);
+    if (block)
+      return block;
+    if (status != ESPER_OK)
+      return NULL;
+  }
+  return NULL;
+}
+
+/* ---- out of memory ----------------------------------------------------- */
+
+static _Thread_local esper_failure last_failure;
+
+void esper_get_failure(esper_failure *failure)
+{
+  *failure = last_failure;
+}
+
+static esper_status out_of_memory(const request_t *q)
+{
+  size_t device_free = 0, device_total = q->device->total;
+  call_memory_info(q->core, q->device->index, &device_free, &device_total);
+  lock(&q->device->lock);
+  esper_stats *stats = &q->device->stats;
+  stats->num_ooms++;
+  trace_add(q->device, ESPER_TRACE_OOM, device_free, q->asked, q->stream.stream);
+  size_t in_pools = 0;
+  for (segment_t *s = q->device->first_segment; s; s = s->next)
+    if (s->heap->pool != &q->device->default_pool)
+      in_pools += s->size;
+  last_failure = (esper_failure){
+      .device = q->device->index,
+      .requested = q->asked,
+      .device_free = device_free,
+      .device_total = device_total,
+      .limit = q->device->limit,
+      .allocated = (size_t)stats->allocated_bytes[ESPER_ALL].current,
+      .private_pools = in_pools,
+      .reserved = (size_t)stats->reserved_bytes[ESPER_ALL].current,
+  };
+  unlock(&q->device->lock);
+  return error_set(ESPER_OUT_OF_MEMORY,
+                   "out of memory on device %d: %zu bytes asked for, %zu of %zu free there, "
+                   "%zu allocated, %zu reserved",
+                   q->device->index, q->asked, device_free, device_total,
+                   last_failure.allocated, last_failure.reserved);
+}
+
+/* ---- malloc ------------------------------------------------------------ */
+
+static bool callback_freed_memory(const request_t *q)
+{
+  const esper_config *given = &q->config->as_given;
+  return given->free_memory && given->free_memory(given->free_memory_context);
+}
+
+/* Steps 2 to 5. */
+static block_t *find_or_grow(const request_t *q, esper_status *status)
+{
+  block_t *block;
+  bool gates_first = q->config->as_given.reuse_order == ESPER_REUSE_GATE;
+  if (!q->capture) {
+    if ((block = take_retired(q, gates_first)))
+      return block;
+    if (gates_first && (block = gate_own(q, false)))
+      return block;
+    if ((block = take_retired(q, false)) || (block = borrow(q)))
+      return block;
+  }
+  return grow(q, status);
+}
+
+/* Whether some free block waits for work that this thread may still have to
+ * enqueue: then waiting for the whole device could last for ever. */
+static bool must_not_synchronize(device_t *device)
+{
+  bool found = false;
+  lock(&device->lock);
+  for (pool_t *pool = device->pools; pool; pool = pool->next)
+    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+      for (block_t *b = heap->oldest_pending; b && !found; b = b->newer)
+        for (use_t *use = b->uses; use; use = use->next)
+          found |= use->flags & USE_NO_GATE && !use_is_satisfied(use, heap->stream);
+  unlock(&device->lock);
+  return found;
+}
+
+/* Step 8: the host waits. */
+static block_t *wait_and_release(const request_t *q, esper_status *status)
+{
+  block_t *block = wait_for_pending(q);
+  if (block)
+    return block;
+  lock(&q->device->lock);
+  q->device->stats.num_alloc_retries++;
+  unlock(&q->device->lock);
+  if (must_not_synchronize(q->device))
+    heap_retire(q->device);
+  else
+    heap_synchronize(q->device);
+  if ((block = take_retired(q, false)) || (block = borrow(q)))
+    return block;
+  size_t wanted = config_segment_size(q->config, q->size);
+  if (heap_release(q->device, NULL, wanted) && (block = grow(q, status)))
+    return block;
+  return heap_release(q->device, NULL, SIZE_MAX) ? grow(q, status) : NULL;
+}
+
+static block_t *find_slowly(const request_t *q, esper_status *status)
+{
+  block_t *block = find_or_grow(q, status);
+  if (!block && *status == ESPER_OUT_OF_MEMORY && callback_freed_memory(q))
+    block = find_or_grow(q, status);
+  if (block || *status != ESPER_OUT_OF_MEMORY || q->capture)
+    return block;
+  if ((block = gate_own(q, true)) || (block = gate_other(q)))
+    return block;
+  return wait_and_release(q, status);
+}
+
+/* Uses on a stream that nobody could record: now that the stream is here, an
+ * event on it covers them. Those of a capture's memory stay: the event says
+ * nothing of replays. */
+static void record_held_uses(core_t *core, presented_t p)
+{
+  atomic_store(&p.stream->holds, false);
+  record_t *record = stream_record(p);
+  bool left = !record;
+  for (int d = 0; d < core->device_count; d++) {
+    device_t *device = &core->devices[d];
+    if (!atomic_load(&device->ready))
+      continue;
+    lock(&device->lock);
+    for (pool_t *pool = device->pools; pool; pool = pool->next)
+      for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+        for (block_t *b = heap->oldest_pending; b && !heap->capture; b = b->newer)
+          for (use_t *use = b->uses; use; use = use->next)
+            if (use->stream == p.stream && !use->record && record) {
+              record_keep(record);
+              use_set_record(use, record);
+            }
+    unlock(&device->lock);
+  }
+  if (left)
+    atomic_store(&p.stream->holds, true);
+  else
+    record_drop(record);
+  atomic_fetch_add(&core->epoch, 1);
+}
+
+esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **ptr)
+{
+  device_t *device = pool->device;
+  core_t *core = device->core;
+  *ptr = NULL;
+  if (!size)
+    return ESPER_OK;
+
+  request_t q = {.core = core, .device = device, .pool = pool, .config = config_of(core),
+                 .asked = size};
+  q.size = config_round(q.config, size);
+  esper_status status = stream_present(core, stream, &q.stream);
+  if (status != ESPER_OK)
+    return status;
+  if (!q.size)
+    return out_of_memory(&q);
+  q.large = config_is_large(q.size);
+  q.capture = stream_capture_of(q.stream, false);
+  if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed) && !q.capture)
+    record_held_uses(core, q.stream);
+
+  lock(&device->lock);
+  q.heap = pool_heap(pool, q.stream.stream, RULE(CAPTURE_KEEPS_APART) ? q.capture : 0);
+  block_t *block = q.heap ? take_ready_locked(&q, true) : NULL;
+  unlock(&device->lock);
+  if (!q.heap)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a heap");
+  if (!block)
+    block = find_slowly(&q, &status);
+  if (!block)
+    return status == ESPER_OUT_OF_MEMORY ? out_of_memory(&q) : status;
+  *ptr = (void *)block->address;
+  return ESPER_OK;
+}
+
+/* ---- free -------------------------------------------------------------- */
+
+static bool has_uses_at_free(const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (use->flags & USE_AT_FREE && !use->record)
+      return true;
+  return false;
+}
+
+/* Uses that end with the free get their event now. The block is claimed, so
+ * its uses are ours alone. */
+static void record_uses_at_free(block_t *block)
+{
+  for (use_t *use = block->uses; use; use = use->next)
+    if (use->flags & USE_AT_FREE && !use->record)
+      use->record = stream_record_later(use->stream);
+}
+
+esper_status heap_free(core_t *core, void *ptr)
+{
+  if (!ptr)
+    return ESPER_OK;
+  block_t *block = map_find(core->map, (uintptr_t)ptr);
+  if (!block)
+    return error_set(ESPER_INVALID, "%p does not start a block of this allocator", ptr);
+  device_t *device = block->segment->heap->pool->device;
+
+  lock(&device->lock);
+  if (block->state != BLOCK_LIVE || block->address != (uintptr_t)ptr) {
+    unlock(&device->lock);
+    return error_set(ESPER_INVALID, "%p was freed before", ptr);
+  }
+  stats_block_freed(&device->stats, block);
+  trace_add(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
+            block->user);
+  block->state = BLOCK_CLAIMED;
+  if (block->user == block->segment->heap->stream)
+    block->stamp = stream_stamp(block->user);
+  if (has_uses_at_free(block)) {
+    unlock(&device->lock);
+    record_uses_at_free(block);
+    lock(&device->lock);
+  }
+  free_blocks_add(block);
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+/* ---- giving back ------------------------------------------------------- */
+
+static block_t *claim_idle_segment(device_t *device, const pool_t *pool)
+{
+  for (segment_t *s = device->first_segment; s; s = s->next) {
+    block_t *block = s->first;
+    if ((pool && s->heap->pool != pool) || s->heap->capture || block->next ||
+        block->state != BLOCK_READY)
+      continue;
+    if (RULE(RELEASE_NEEDS_COMPLETION) &&
+        !(uses_have_completed(block) && owner_order_has_completed(block)))
+      continue;
+    free_blocks_claim(block);
+    return block;
+  }
+  return NULL;
+}
+
+size_t heap_release(device_t *device, const pool_t *pool, size_t enough)
+{
+  size_t released = 0;
+  while (released < enough) {
+    lock(&device->lock);
+    block_t *block = claim_idle_segment(device, pool);
+    size_t size = block ? block->size : 0;
+    unlock(&device->lock);
+    if (!block || !segment_release(device, block))
+      break;
+    released += size;
+  }
+  return released;
+}
+
+void heap_retire(device_t *device)
+{
+  stream_retire_all(device->core);
+  lock(&device->lock);
+  for (pool_t *pool = device->pools; pool; pool = pool->next)
+    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+      free_blocks_promote(heap);
+  unlock(&device->lock);
+}
+
+/* Uses that no event stands for: those of freed blocks are satisfied once the
+ * device was synchronised. Marks them before, settles them after. */
+static void settle_held_uses(device_t *device, bool before)
+{
+  lock(&device->lock);
+  for (pool_t *pool = device->pools; pool; pool = pool->next)
+    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+      for (block_t *b = heap->oldest_pending; b && !heap->capture; b = b->newer)
+        for (use_t **link = &b->uses; *link;) {
+          use_t *use = *link;
+          if (before && !use->record && use->stream->device == device) {
+            use->flags |= USE_SYNCING;
+          } else if (!before && use->flags & USE_SYNCING) {
+            *link = use->next;
+            use_give(device, use);
+            continue;
+          }
+          link = &use->next;
+        }
+  unlock(&device->lock);
+}
+
+esper_status heap_synchronize(device_t *device)
+{
+  core_t *core = device->core;
+  enum { MOST = 1024 };
+  struct {
+    stream_t *stream;
+    uint64_t number;
+  } begun[MOST];
+  int count = 0;
+  lock(&device->sync_lock);
+  settle_held_uses(device, true);
+  for (stream_t *s = atomic_load(&core->streams); s && count < MOST; s = s->next)
+    if (s->device == device) {
+      begun[count].stream = s;
+      stream_sync_begin(s, &begun[count++].number);
+    }
+  esper_status status = call_device_synchronize(core, device->index);
+  if (status == ESPER_OK) {
+    for (int i = 0; i < count; i++)
+      stream_sync_done(begun[i].stream, begun[i].number);
+    settle_held_uses(device, false);
+    atomic_fetch_add(&core->epoch, 1);
+  } else {
+    error_from_driver(core, status);
+  }
+  unlock(&device->sync_lock);
+  heap_retire(device);
+  return status;
+}

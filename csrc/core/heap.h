@@ -1,0 +1,20 @@
+/* heap.h: malloc and free. */
+#ifndef ESPER_HEAP_H
+#define ESPER_HEAP_H
+
+#include "types.h"
+
+esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **ptr);
+esper_status heap_free(core_t *core, void *ptr);
+
+/* Gives wholly free segments that owe nothing back to the driver, those of one
+ * pool or (NULL) of all, until at least `enough` bytes were given back. */
+size_t heap_release(device_t *device, const pool_t *pool, size_t enough);
+
+/* Waits for everything enqueued on the device and takes note. */
+esper_status heap_synchronize(device_t *device);
+
+/* All pending blocks of the device are looked at again. */
+void heap_retire(device_t *device);
+
+#endif

@@ -1,0 +1,31 @@
+/* map.h: from an address to its block.
+ *
+ * Every block, live or free, is in the map by its first byte. Finding one
+ * takes no lock: chains are walked while others change them, which can only
+ * make a walk miss, never mislead, because blocks live in an arena and a hit
+ * compares the address; a miss is looked up again under the map's lock.
+ * Segments are kept sorted for addresses inside a block. */
+#ifndef ESPER_MAP_H
+#define ESPER_MAP_H
+
+#include "types.h"
+
+typedef struct map map_t;
+
+map_t *map_create(void); /* NULL: no host memory */
+void map_destroy(map_t *map);
+
+void map_insert(map_t *map, block_t *block);
+void map_remove(map_t *map, block_t *block);
+block_t *map_find(map_t *map, uintptr_t address);
+
+bool map_insert_segment(map_t *map, segment_t *segment);
+void map_remove_segment(map_t *map, segment_t *segment);
+/* The segment around an address, or NULL. It may go away as soon as this
+ * returns, unless the caller knows that the address is live. */
+segment_t *map_find_segment(map_t *map, uintptr_t address);
+
+size_t map_bytes(const map_t *map);
+bool map_is_valid(map_t *map);
+
+#endif

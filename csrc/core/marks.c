@@ -1,0 +1,202 @@
+#include "marks.h"
+
+#include "call.h"
+#include "error.h"
+#include "map.h"
+#include "stream.h"
+#include "use.h"
+
+enum { MARKS_PER_RETIREMENT = 32 };
+
+static device_t *device_of(const block_t *block)
+{
+  return block->segment->heap->pool->device;
+}
+
+static block_t *block_around(segment_t *segment, uintptr_t address)
+{
+  block_t *block = segment->first;
+  while (block && block->address + block->size <= address)
+    block = block->next;
+  return block;
+}
+
+block_t *marks_lock_block(core_t *core, const void *ptr)
+{
+  uintptr_t address = (uintptr_t)ptr;
+  block_t *block = map_find(core->map, address);
+  segment_t *segment = block ? block->segment : map_find_segment(core->map, address);
+  if (!segment)
+    return NULL;
+  device_t *device = segment->heap->pool->device;
+  lock(&device->lock);
+  if (!block)
+    block = block_around(segment, address);
+  if (block && block->state == BLOCK_LIVE)
+    return block;
+  unlock(&device->lock);
+  return NULL;
+}
+
+/* One attached use. Without host memory for it the host waits instead: late,
+ * but safe. */
+static void attach(block_t *block, stream_t *stream, record_t *record, unsigned flags)
+{
+  device_t *device = device_of(block);
+  uses_drop_completed(device, block);
+  use_t *use = use_take(device);
+  if (use)
+    use_attach(block, stream, record, flags, &use);
+  else if (record)
+    stream_wait_host(record);
+  if (use)
+    use_give(device, use);
+}
+
+/* Whether `stream` must be a use of the block: its own stream need not. */
+static bool needs_use(const block_t *block, const stream_t *stream)
+{
+  return block->user != stream;
+}
+
+static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
+                          const stream_t *stream, size_t *found)
+{
+  bool any = false;
+  for (size_t i = 0; i < count; i++) {
+    block_t *block = marks_lock_block(core, ptrs[i]);
+    if (!block)
+      continue;
+    ++*found;
+    any |= needs_use(block, stream);
+    unlock(&device_of(block)->lock);
+  }
+  return any;
+}
+
+static void attach_all(core_t *core, const void *const *ptrs, size_t count,
+                       stream_t *stream, record_t *record, unsigned flags)
+{
+  for (size_t i = 0; i < count; i++) {
+    block_t *block = marks_lock_block(core, ptrs[i]);
+    if (!block)
+      continue;
+    if (needs_use(block, stream))
+      attach(block, stream, record, flags);
+    unlock(&device_of(block)->lock);
+  }
+}
+
+static void count_captured(core_t *core, int device)
+{
+  lock(&core->devices[device].lock);
+  core->devices[device].counters.captured_uses++;
+  unlock(&core->devices[device].lock);
+}
+
+static unsigned use_flags(unsigned flags)
+{
+  return flags & ESPER_USE_NO_GATE ? USE_NO_GATE : 0;
+}
+
+esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count,
+                              esper_stream as, unsigned flags, size_t *marked)
+{
+  size_t found = 0;
+  presented_t p;
+  esper_status status = stream_present(core, as, &p);
+  if (status != ESPER_OK)
+    return status;
+  if (any_needs_use(core, ptrs, count, p.stream, &found)) {
+    record_t *record = stream_record(p);
+    if (!record && stream_capture_of(p, true))
+      count_captured(core, as.device);
+    attach_all(core, ptrs, count, p.stream, record, use_flags(flags));
+    if (record)
+      record_drop(record);
+    /* Long-lived tensors that are marked again and again pin no events. */
+    if (++p.stream->marks % MARKS_PER_RETIREMENT == 0)
+      stream_retire(p.stream);
+  }
+  if (marked)
+    *marked = found;
+  return ESPER_OK;
+}
+
+stream_t *marks_carrier(device_t *device)
+{
+  core_t *core = device->core;
+  lock(&device->sync_lock);
+  if (!device->carrier) {
+    void *handle;
+    uint64_t id;
+    esper_status status = call_stream_create(core, device->index, &handle);
+    if (status == ESPER_OK) {
+      status = call_stream_id(core, device->index, handle, &id);
+      stream_t *s = status == ESPER_OK ? stream_create(core, device, id, handle) : NULL;
+      if (s)
+        stream_make_immortal(core, s, handle);
+      else
+        call_stream_destroy(core, device->index, handle);
+      device->carrier = s;
+    }
+    if (status != ESPER_OK)
+      error_from_driver(core, status);
+  }
+  stream_t *carrier = device->carrier;
+  unlock(&device->sync_lock);
+  return carrier;
+}
+
+esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_t count,
+                                    void *event, int device, unsigned flags, size_t *marked)
+{
+  size_t found = 0;
+  stream_t *carrier = marks_carrier(&core->devices[device]);
+  if (!carrier)
+    return ESPER_DEVICE_ERROR;
+  if (any_needs_use(core, ptrs, count, carrier, &found)) {
+    record_t *record = stream_record_event(carrier, event, device);
+    attach_all(core, ptrs, count, carrier, record, use_flags(flags));
+    if (record)
+      record_drop(record);
+    stream_retire(carrier);
+  }
+  if (marked)
+    *marked = found;
+  return ESPER_OK;
+}
+
+static esper_status attach_at_free(core_t *core, const void *ptr, stream_t *stream)
+{
+  block_t *block = marks_lock_block(core, ptr);
+  if (!block)
+    return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
+  device_t *device = device_of(block);
+  esper_status status = ESPER_OK;
+  if (!stream)
+    stream = device->all_streams;
+  if (needs_use(block, stream)) {
+    use_t *use = use_take(device);
+    if (use)
+      use_attach(block, stream, NULL, USE_AT_FREE, &use);
+    else
+      status = error_set(ESPER_HOST_MEMORY, "no host memory for a use");
+    if (use)
+      use_give(device, use);
+  }
+  unlock(&device->lock);
+  return status;
+}
+
+esper_status marks_record_stream(core_t *core, const void *ptr, esper_stream as)
+{
+  presented_t p;
+  esper_status status = stream_present(core, as, &p);
+  return status == ESPER_OK ? attach_at_free(core, ptr, p.stream) : status;
+}
+
+esper_status marks_free_after_all(core_t *core, const void *ptr)
+{
+  return attach_at_free(core, ptr, NULL);
+}

@@ -1,0 +1,22 @@
+/* marks.h: record_use and record_stream. */
+#ifndef ESPER_MARKS_H
+#define ESPER_MARKS_H
+
+#include "types.h"
+
+/* The live block around an address, with its device's lock held; NULL: none,
+ * and no lock is held. */
+block_t *marks_lock_block(core_t *core, const void *ptr);
+
+/* The functions of esper_alloc.h, their arguments checked. */
+esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count,
+                              esper_stream as, unsigned flags, size_t *marked);
+esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_t count,
+                                    void *event, int device, unsigned flags, size_t *marked);
+esper_status marks_record_stream(core_t *core, const void *ptr, esper_stream as);
+esper_status marks_free_after_all(core_t *core, const void *ptr);
+
+/* The stream that carries uses which arrive as a foreign event. */
+stream_t *marks_carrier(device_t *device);
+
+#endif

@@ -1,0 +1,46 @@
+/* rules.h: the lifetime rules (docs/rules.md), each with a switch.
+ *
+ * In the build that tests use (-DESPER_RULE_SWITCHES) a set bit in
+ * esper_rules_off removes a rule, so that a test can show that somebody would
+ * notice. In every other build RULE(x) is the constant 1. */
+#ifndef ESPER_RULES_H
+#define ESPER_RULES_H
+
+/* R(name, number in docs/rules.md, what it says) */
+#define ESPER_RULES(R)                                                             \
+  R(NUMBER_WITH_RECORD, "1a", "a number is taken and its event recorded in one step") \
+  R(FRONTIER_AFTER_WAIT, "1b", "the frontier rises only after the wait succeeded") \
+  R(GATE_RAISES_ONE, "2", "a gate raises one entry of the frontier")               \
+  R(STAMP_IS_NEXT, "3", "owner order is covered only by an event recorded later")  \
+  R(SPLIT_KEEPS_USES, "4a", "taking part of a block clears nothing on the rest")   \
+  R(MERGE_UNITES_USES, "4b", "a merged block owes what both parts owed")           \
+  R(MERGE_TAKES_LATER_STAMP, "4c", "a merged block has the later stamp")           \
+  R(LOAN_MAKES_USE, "4d", "the free of a lent block makes the borrower a use")     \
+  R(LOAN_NEEDS_COMPLETION, "4e", "another stream gets only what has completed or is gated") \
+  R(RELEASE_NEEDS_COMPLETION, "4f", "memory leaves only when all it owes has completed") \
+  R(ONE_USE_A_STREAM, "5a", "a block has at most one use a stream")                \
+  R(LATER_USE_REPLACES, "5b", "the later use on a stream replaces the earlier")    \
+  R(EVENTS_IMMUTABLE, "6a", "an event is not recorded again while referenced")     \
+  R(FAILED_QUERY_HOLDS, "6b", "a failed query satisfies nothing")                  \
+  R(CAPTURE_RECORDS_NOTHING, "7a", "on a capturing stream no event is recorded")   \
+  R(CAPTURE_KEEPS_APART, "7b", "queue order holds within one capture only")        \
+  R(UNRECORDED_HOLDS, "9a", "a use that cannot be recorded holds the block")       \
+  R(MORTAL_HANDLES, "9b", "a mortal stream's handle serves only the call that presents it") \
+  R(GATE_ON_REQUEST, "10a", "a use marked without gate is never gated on")         \
+  R(GATE_NOT_AT_FREE, "10b", "record_stream uses are not gated while memory can grow")
+
+enum {
+#define RULE_ENUM(name, number, says) RULE_##name,
+  ESPER_RULES(RULE_ENUM)
+#undef RULE_ENUM
+  RULE_COUNT
+};
+
+#ifdef ESPER_RULE_SWITCHES
+extern unsigned long esper_rules_off;
+#define RULE(name) (!(esper_rules_off >> RULE_##name & 1ul))
+#else
+#define RULE(name) 1
+#endif
+
+#endif

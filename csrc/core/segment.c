@@ -1,0 +1,141 @@
+#include "segment.h"
+
+#include "block.h"
+#include "call.h"
+#include "config.h"
+#include "error.h"
+#include "free_blocks.h"
+#include "map.h"
+#include "stats.h"
+#include "trace.h"
+
+static void link_last(device_t *device, segment_t *segment)
+{
+  segment->prev = device->last_segment;
+  segment->next = NULL;
+  *(segment->prev ? &segment->prev->next : &device->first_segment) = segment;
+  device->last_segment = segment;
+}
+
+static void unlink_segment(device_t *device, segment_t *segment)
+{
+  *(segment->prev ? &segment->prev->next : &device->first_segment) = segment->next;
+  *(segment->next ? &segment->next->prev : &device->last_segment) = segment->prev;
+}
+
+/* Puts memory of the driver's under the core's care. Under the lock. */
+static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool large)
+{
+  device_t *device = heap->pool->device;
+  segment_t *segment = arena_take(&device->segments);
+  if (!segment)
+    return NULL;
+  *segment = (segment_t){.address = address, .size = size, .heap = heap, .large = large,
+                         .sequence = device->next_sequence++,
+                         .oversize = config_is_oversize(config_of(device->core), size)};
+  block_t *block = block_create(device, segment, address, size);
+  if (!block || !map_insert_segment(device->core->map, segment)) {
+    if (block)
+      block_destroy(device, block);
+    arena_give(&device->segments, segment);
+    return NULL;
+  }
+  segment->first = block;
+  link_last(device, segment);
+  stats_segment_added(&device->stats, segment);
+  trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, address, size, heap->stream);
+  return block;
+}
+
+esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block)
+{
+  device_t *device = heap->pool->device;
+  core_t *core = device->core;
+
+  /* What is being obtained counts, or two threads would pass the limit. */
+  lock(&device->lock);
+  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
+  bool allowed = !device->limit || reserved + device->reserving + size <= device->limit;
+  if (allowed)
+    device->reserving += size;
+  unlock(&device->lock);
+  if (!allowed)
+    return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
+                     device->limit, device->index);
+
+  uintptr_t address = 0;
+  esper_status status = call_memory_alloc(core, device->index, size, &address);
+  if (status != ESPER_OK)
+    error_from_driver(core, status);
+
+  lock(&device->lock);
+  device->reserving -= size;
+  *block = status == ESPER_OK ? segment_add(heap, address, size, large) : NULL;
+  unlock(&device->lock);
+  if (status == ESPER_OK && !*block) {
+    call_memory_free(core, device->index, address);
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a segment");
+  }
+  return status;
+}
+
+static void segment_leaves(device_t *device, block_t *block)
+{
+  segment_t *segment = block->segment;
+  map_remove_segment(device->core->map, segment);
+  map_remove(device->core->map, block);
+  unlink_segment(device, segment);
+  stats_segment_removed(&device->stats, segment);
+  trace_add(device, ESPER_TRACE_SEGMENT_FREE, segment->address, segment->size,
+            segment->heap->stream);
+}
+
+static void segment_stays(device_t *device, block_t *block)
+{
+  segment_t *segment = block->segment;
+  map_insert_segment(device->core->map, segment); /* room: it was there before */
+  map_insert(device->core->map, block);
+  link_last(device, segment);
+  stats_segment_added(&device->stats, segment);
+  trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
+            segment->heap->stream);
+  free_blocks_add(block);
+}
+
+bool segment_release(device_t *device, block_t *block)
+{
+  /* Out of the books first: the driver may hand the address to another thread
+   * before its function returns. */
+  lock(&device->lock);
+  segment_leaves(device, block);
+  unlock(&device->lock);
+  esper_status status =
+      call_memory_free(device->core, device->index, block->segment->address);
+  if (status != ESPER_OK)
+    error_from_driver(device->core, status);
+  lock(&device->lock);
+  if (status == ESPER_OK) {
+    arena_give(&device->segments, block->segment);
+    block_discard(device, block);
+  } else {
+    segment_stays(device, block);
+  }
+  unlock(&device->lock);
+  return status == ESPER_OK;
+}
+
+void segment_move(segment_t *segment, heap_t *heap)
+{
+  segment->heap = heap;
+}
+
+bool segment_is_valid(const segment_t *segment)
+{
+  size_t size = 0;
+  for (const block_t *b = segment->first; b; b = b->next) {
+    if (b->segment != segment || !block_is_valid(b))
+      return false;
+    size += b->size;
+  }
+  return size == segment->size;
+}

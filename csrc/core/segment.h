@@ -1,0 +1,28 @@
+/* segment.h: segments of the driver's memory. */
+#ifndef ESPER_SEGMENT_H
+#define ESPER_SEGMENT_H
+
+#include "types.h"
+
+/* Gets a segment from the driver for `heap` and stores its one block, claimed
+ * by the caller. Called without the device's lock. ESPER_OUT_OF_MEMORY: the
+ * driver has no more, or the memory fraction allows no more. */
+esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block);
+
+/* Whether the block is a whole segment. */
+static inline bool segment_is_whole(const block_t *block)
+{
+  return !block->prev && !block->next;
+}
+
+/* Gives a segment, claimed through its one block, back to the driver. Called
+ * without the lock; all that it owes has completed. False: the driver would
+ * not take it, and it is a free block again. */
+bool segment_release(device_t *device, block_t *block);
+
+/* The segment, wholly free and owing nothing, changes its home. */
+void segment_move(segment_t *segment, heap_t *heap);
+
+bool segment_is_valid(const segment_t *segment);
+
+#endif

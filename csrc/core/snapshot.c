@@ -1,0 +1,183 @@
+/* snapshot.c: a consistent picture of a device, and copies of its trace. */
+#include <stdlib.h>
+
+#include "core.h"
+#include "error.h"
+#include "heap.h"
+#include "trace.h"
+
+typedef struct counts {
+  size_t segments, blocks;
+} counts_t;
+
+static counts_t count(const device_t *device)
+{
+  counts_t counts = {0};
+  for (const segment_t *s = device->first_segment; s; s = s->next) {
+    counts.segments++;
+    for (const block_t *b = s->first; b; b = b->next)
+      counts.blocks++;
+  }
+  return counts;
+}
+
+static bool reserve(esper_snapshot *snapshot, counts_t more)
+{
+  size_t segments = snapshot->segment_count + more.segments;
+  size_t blocks = snapshot->block_count + more.blocks;
+  void *grown = realloc(snapshot->segments, (segments + 1) * sizeof *snapshot->segments);
+  if (!grown)
+    return false;
+  snapshot->segments = grown;
+  grown = realloc(snapshot->blocks, (blocks + 1) * sizeof *snapshot->blocks);
+  if (!grown)
+    return false;
+  snapshot->blocks = grown;
+  return true;
+}
+
+static esper_block_entry block_entry(const block_t *block)
+{
+  esper_block_entry entry = {
+      .address = block->address,
+      .size = block->size,
+      .requested = block->counted_active ? block->requested : 0,
+      .state = block->state == BLOCK_LIVE   ? ESPER_BLOCK_ALLOCATED
+               : block->counted_active      ? ESPER_BLOCK_PENDING_FREE
+                                            : ESPER_BLOCK_INACTIVE,
+      .stream = block->user ? block->user->handle : NULL,
+  };
+  for (const use_t *use = block->uses; use; use = use->next)
+    entry.uses++;
+  return entry;
+}
+
+static void add_device(const device_t *device, esper_snapshot *snapshot)
+{
+  for (const segment_t *s = device->first_segment; s; s = s->next) {
+    const heap_t *heap = s->heap;
+    esper_segment_entry *entry = &snapshot->segments[snapshot->segment_count++];
+    *entry = (esper_segment_entry){
+        .address = s->address,
+        .size = s->size,
+        .device = device->index,
+        .large = s->large,
+        .stream = heap->stream->handle,
+        .pool = {heap->pool->id[0], heap->pool->id[1]},
+        .first_block = snapshot->block_count,
+    };
+    for (const block_t *b = s->first; b; b = b->next)
+      snapshot->blocks[snapshot->block_count++] = block_entry(b);
+    entry->block_count = snapshot->block_count - entry->first_block;
+  }
+}
+
+static int by_address(const void *a, const void *b)
+{
+  uintptr_t x = ((const esper_segment_entry *)a)->address;
+  uintptr_t y = ((const esper_segment_entry *)b)->address;
+  return (x > y) - (x < y);
+}
+
+esper_status esper_snapshot_take(esper_core *core, int device, esper_snapshot *snapshot)
+{
+  *snapshot = (esper_snapshot){0};
+  for (int i = 0; i < core->device_count; i++) {
+    if (device >= 0 && i != device)
+      continue;
+    device_t *d = &core->devices[i];
+    if (!atomic_load(&d->ready))
+      continue;
+    heap_retire(d);
+    lock(&d->lock);
+    bool room = reserve(snapshot, count(d));
+    if (room)
+      add_device(d, snapshot);
+    unlock(&d->lock);
+    if (!room) {
+      esper_snapshot_free(snapshot);
+      return error_set(ESPER_HOST_MEMORY, "no host memory for a snapshot");
+    }
+  }
+  if (snapshot->segment_count)
+    qsort(snapshot->segments, snapshot->segment_count, sizeof *snapshot->segments, by_address);
+  return ESPER_OK;
+}
+
+void esper_snapshot_free(esper_snapshot *snapshot)
+{
+  free(snapshot->segments);
+  free(snapshot->blocks);
+  *snapshot = (esper_snapshot){0};
+}
+
+/* ---- trace ------------------------------------------------------------- */
+
+static void trace_stop(core_t *core)
+{
+  atomic_store(&core->tracing, false);
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *d = &core->devices[i];
+    lock(&d->lock);
+    trace_destroy(&d->trace);
+    unlock(&d->lock);
+  }
+}
+
+esper_status esper_trace_start(esper_core *core, size_t max_entries)
+{
+  trace_stop(core);
+  if (!max_entries)
+    return ESPER_OK;
+  bool room = true;
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *d = &core->devices[i];
+    lock(&d->lock);
+    room &= trace_init(&d->trace, max_entries);
+    unlock(&d->lock);
+  }
+  if (!room) {
+    trace_stop(core);
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a trace");
+  }
+  core->trace_capacity = max_entries;
+  atomic_store(&core->tracing, true);
+  return ESPER_OK;
+}
+
+int esper_trace_is_on(const esper_core *core)
+{
+  return atomic_load(&core->tracing);
+}
+
+void esper_trace_clear(esper_core *core)
+{
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *d = &core->devices[i];
+    lock(&d->lock);
+    trace_clear(&d->trace);
+    unlock(&d->lock);
+  }
+}
+
+esper_status esper_trace_copy(esper_core *core, int device, esper_trace_entry **entries,
+                              size_t *count)
+{
+  *entries = NULL;
+  *count = 0;
+  if (device < 0 || device >= core->device_count)
+    return core_no_device(core, device);
+  device_t *d = &core->devices[device];
+  lock(&d->lock);
+  const trace_t *trace = &d->trace;
+  size_t kept = trace->count < trace->capacity ? trace->count : trace->capacity;
+  esper_trace_entry *copy = malloc((kept + 1) * sizeof *copy);
+  for (size_t i = 0; copy && i < kept; i++)
+    copy[i] = trace->entries[(trace->count - kept + i) % trace->capacity];
+  unlock(&d->lock);
+  if (!copy)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a copy of the trace");
+  *entries = copy;
+  *count = kept;
+  return ESPER_OK;
+}

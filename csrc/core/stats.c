@@ -1,0 +1,115 @@
+#include "stats.h"
+
+void stat_add(esper_stat *stat, size_t amount)
+{
+  stat->current += (int64_t)amount;
+  stat->allocated += (int64_t)amount;
+  if (stat->current > stat->peak)
+    stat->peak = stat->current;
+}
+
+void stat_sub(esper_stat *stat, size_t amount)
+{
+  stat->current -= (int64_t)amount;
+  stat->freed += (int64_t)amount;
+}
+
+static int class_of(const segment_t *segment)
+{
+  return segment->large ? ESPER_LARGE : ESPER_SMALL;
+}
+
+static void class_add(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
+{
+  stat_add(&stat[ESPER_ALL], amount);
+  stat_add(&stat[class], amount);
+}
+
+static void class_sub(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
+{
+  stat_sub(&stat[ESPER_ALL], amount);
+  stat_sub(&stat[class], amount);
+}
+
+void stats_block_allocated(esper_stats *s, const block_t *block)
+{
+  int class = class_of(block->segment);
+  class_add(s->allocation, class, 1);
+  class_add(s->allocated_bytes, class, block->size);
+  class_add(s->active, class, 1);
+  class_add(s->active_bytes, class, block->size);
+  class_add(s->requested_bytes, class, block->requested);
+  if (block->oversize)
+    stat_add(&s->oversize_allocations, 1);
+}
+
+void stats_block_freed(esper_stats *s, const block_t *block)
+{
+  int class = class_of(block->segment);
+  class_sub(s->allocation, class, 1);
+  class_sub(s->allocated_bytes, class, block->size);
+  if (block->oversize)
+    stat_sub(&s->oversize_allocations, 1);
+}
+
+void stats_block_satisfied(esper_stats *s, const block_t *block)
+{
+  int class = class_of(block->segment);
+  class_sub(s->active, class, 1);
+  class_sub(s->active_bytes, class, block->size);
+  class_sub(s->requested_bytes, class, block->requested);
+}
+
+void stats_split_added(esper_stats *s, const block_t *block)
+{
+  int class = class_of(block->segment);
+  class_add(s->inactive_split, class, 1);
+  class_add(s->inactive_split_bytes, class, block->size);
+}
+
+void stats_split_removed(esper_stats *s, const block_t *block)
+{
+  int class = class_of(block->segment);
+  class_sub(s->inactive_split, class, 1);
+  class_sub(s->inactive_split_bytes, class, block->size);
+}
+
+void stats_segment_added(esper_stats *s, const segment_t *segment)
+{
+  class_add(s->segment, class_of(segment), 1);
+  class_add(s->reserved_bytes, class_of(segment), segment->size);
+  if (segment->oversize)
+    stat_add(&s->oversize_segments, 1);
+  s->num_device_alloc++;
+}
+
+void stats_segment_removed(esper_stats *s, const segment_t *segment)
+{
+  class_sub(s->segment, class_of(segment), 1);
+  class_sub(s->reserved_bytes, class_of(segment), segment->size);
+  if (segment->oversize)
+    stat_sub(&s->oversize_segments, 1);
+  s->num_device_free++;
+}
+
+/* The stats that are an esper_stat stand first in esper_stats. */
+enum { STAT_COUNT = offsetof(esper_stats, num_alloc_retries) / sizeof(esper_stat) };
+
+void stats_reset_peaks(esper_stats *stats)
+{
+  esper_stat *stat = (esper_stat *)stats;
+  for (int i = 0; i < STAT_COUNT; i++)
+    stat[i].peak = stat[i].current;
+}
+
+void stats_reset_accumulated(esper_stats *stats)
+{
+  esper_stat *stat = (esper_stat *)stats;
+  for (int i = 0; i < STAT_COUNT; i++)
+    stat[i].allocated = stat[i].freed = 0;
+  stats->num_alloc_retries = 0;
+  stats->num_ooms = 0;
+  stats->num_sync_all_streams = 0;
+  stats->num_device_alloc = 0;
+  stats->num_device_free = 0;
+}

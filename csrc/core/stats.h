@@ -1,0 +1,26 @@
+/* stats.h: the figures of torch.cuda.memory_stats(), kept under the device's
+ * lock, so that every peak is exact. */
+#ifndef ESPER_STATS_H
+#define ESPER_STATS_H
+
+#include "types.h"
+
+void stat_add(esper_stat *stat, size_t amount);
+void stat_sub(esper_stat *stat, size_t amount);
+
+/* A block is handed out, is freed, and, at once or later, owes nothing. */
+void stats_block_allocated(esper_stats *stats, const block_t *block);
+void stats_block_freed(esper_stats *stats, const block_t *block);
+void stats_block_satisfied(esper_stats *stats, const block_t *block);
+
+/* A ready block that is a part of its segment enters or leaves its bin. */
+void stats_split_added(esper_stats *stats, const block_t *block);
+void stats_split_removed(esper_stats *stats, const block_t *block);
+
+void stats_segment_added(esper_stats *stats, const segment_t *segment);
+void stats_segment_removed(esper_stats *stats, const segment_t *segment);
+
+void stats_reset_peaks(esper_stats *stats);
+void stats_reset_accumulated(esper_stats *stats);
+
+#endif

@@ -1,0 +1,403 @@
+#include "stream.h"
+
+#include <stdlib.h>
+
+#include "call.h"
+#include "error.h"
+#include "event.h"
+
+/* ---- finding streams --------------------------------------------------- */
+
+static unsigned bucket_of_id(uint64_t id)
+{
+  return (unsigned)(id * 0x9e3779b97f4a7c15u >> 56);
+}
+
+static _Atomic(stream_t *) *bucket_of_handle(core_t *core, void *handle)
+{
+  return &core->stream_by_handle[(uintptr_t)handle * 0x9e3779b97f4a7c15u >> 56];
+}
+
+static stream_t *find_by_id(core_t *core, uint64_t id)
+{
+  stream_t *s = core->stream_by_id[bucket_of_id(id)];
+  while (s && s->id != id)
+    s = s->next_in_bucket;
+  return s;
+}
+
+stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handle)
+{
+  lock(&core->streams_lock);
+  stream_t *s = find_by_id(core, id);
+  if (!s && (s = calloc(1, sizeof *s))) {
+    s->core = core;
+    s->device = device;
+    s->id = id;
+    s->handle = handle;
+    pthread_mutex_init(&s->lock, NULL);
+    s->index = core->stream_count++;
+    s->next_in_bucket = core->stream_by_id[bucket_of_id(id)];
+    core->stream_by_id[bucket_of_id(id)] = s;
+    s->next = atomic_load(&core->streams);
+    atomic_store(&core->streams, s);
+  }
+  unlock(&core->streams_lock);
+  return s;
+}
+
+/* Immortal streams keep their handle, so it may stand for them. */
+static stream_t *find_by_handle(core_t *core, const device_t *device, void *handle)
+{
+  stream_t *s = atomic_load_explicit(bucket_of_handle(core, handle), memory_order_acquire);
+  while (s && (s->handle != handle || s->device != device))
+    s = s->next_by_handle;
+  return s;
+}
+
+void stream_make_immortal(core_t *core, stream_t *s, void *handle)
+{
+  lock(&core->streams_lock);
+  if (!s->immortal) {
+    s->handle = handle;
+    _Atomic(stream_t *) *bucket = bucket_of_handle(core, handle);
+    s->next_by_handle = atomic_load(bucket);
+    atomic_store_explicit(bucket, s, memory_order_release);
+    s->immortal = true;
+  }
+  unlock(&core->streams_lock);
+}
+
+static bool is_legacy(void *handle)
+{
+  return (uintptr_t)handle <= 1;
+}
+
+esper_status stream_present(core_t *core, esper_stream as, presented_t *presented)
+{
+  device_t *device = &core->devices[as.device];
+  presented->handle = is_legacy(as.handle) ? NULL : as.handle;
+  if (is_legacy(as.handle)) {
+    presented->stream = device->legacy;
+    return ESPER_OK;
+  }
+  if (as.flags & ESPER_STREAM_IMMORTAL) {
+    presented->stream = find_by_handle(core, device, as.handle);
+    if (presented->stream)
+      return ESPER_OK;
+  }
+  uint64_t id;
+  esper_status status = call_stream_id(core, as.device, as.handle, &id);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  stream_t *s = stream_create(core, device, id, as.handle);
+  if (!s)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
+  if (as.flags & ESPER_STREAM_IMMORTAL)
+    stream_make_immortal(core, s, as.handle);
+  presented->stream = s;
+  return ESPER_OK;
+}
+
+void stream_destroy_all(core_t *core)
+{
+  for (stream_t *s = atomic_load(&core->streams), *next; s; s = next) {
+    next = s->next;
+    if (s->probe)
+      record_drop(s->probe);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+  }
+  atomic_store(&core->streams, NULL);
+}
+
+uint64_t stream_capture_of(presented_t p, bool recording)
+{
+  if (p.stream->all_streams || (!p.handle && !recording))
+    return 0;
+  uint64_t capture = 0;
+  esper_status status =
+      call_stream_capture(p.stream->core, p.stream->device->index, p.handle, &capture);
+  return status == ESPER_OK ? capture : UINT64_MAX;
+}
+
+/* ---- records ----------------------------------------------------------- */
+
+void record_keep(record_t *record)
+{
+  atomic_fetch_add_explicit(&record->references, 1, memory_order_relaxed);
+}
+
+/* Any lock may be held here, so the record is only put aside; whoever next
+ * holds the stream's record lock pools it. */
+void record_drop(record_t *record)
+{
+  if (atomic_fetch_sub(&record->references, 1) != 1)
+    return;
+  stream_t *s = record->stream;
+  record->next_dropped = atomic_load(&s->dropped);
+  while (!atomic_compare_exchange_weak(&s->dropped, &record->next_dropped, record))
+    ;
+}
+
+static void unlink_outstanding(stream_t *s, record_t *r)
+{
+  *(r->older ? &r->older->newer : &s->oldest) = r->newer;
+  *(r->newer ? &r->newer->older : &s->newest) = r->older;
+  r->older = r->newer = NULL;
+  r->outstanding = false;
+  atomic_store(&s->has_outstanding, s->oldest != NULL);
+}
+
+static void pool_dropped(stream_t *s)
+{
+  record_t *r = atomic_exchange(&s->dropped, NULL);
+  while (r) {
+    record_t *next = r->next_dropped;
+    if (r->outstanding)
+      unlink_outstanding(s, r);
+    if (r->event)
+      event_give(s->device, r->event);
+    record_give(s->device, r);
+    r = next;
+  }
+}
+
+static esper_status record_event(presented_t p, void *event)
+{
+  stream_t *s = p.stream;
+  if (s->all_streams)
+    return call_event_record_all(s->core, s->device->index, event);
+  return call_event_record(s->core, s->device->index, event, p.handle);
+}
+
+/* Number and event in one step: otherwise number 6 could be recorded before
+ * 5, and a wait for 6 would be taken to cover 5. `wait_for` is a foreign event
+ * that the stream waits for in the same step. */
+static record_t *record_on(presented_t p, void *wait_for)
+{
+  stream_t *s = p.stream;
+  record_t *r = record_take(s->device);
+  void *event = r ? event_take(s->device) : NULL;
+  if (!event) {
+    if (r)
+      record_give(s->device, r);
+    return NULL;
+  }
+  if (RULE(NUMBER_WITH_RECORD))
+    lock(&s->lock);
+  uint64_t number = atomic_fetch_add(&s->last, 1) + 1;
+  esper_status status = ESPER_OK;
+  if (wait_for)
+    status = call_stream_wait(s->core, s->device->index, p.handle, wait_for);
+  if (status == ESPER_OK)
+    status = record_event(p, event);
+  if (!RULE(NUMBER_WITH_RECORD))
+    lock(&s->lock);
+  pool_dropped(s);
+  if (status == ESPER_OK) {
+    r->stream = s;
+    r->number = number;
+    r->event = event;
+    r->references = 1;
+    r->outstanding = true;
+    r->older = s->newest;
+    *(s->newest ? &s->newest->newer : &s->oldest) = r;
+    s->newest = r;
+    atomic_store(&s->has_outstanding, true);
+  }
+  unlock(&s->lock);
+  if (status != ESPER_OK) {
+    error_from_driver(s->core, status);
+    event_give(s->device, event);
+    record_give(s->device, r);
+    return NULL;
+  }
+  if (!RULE(EVENTS_IMMUTABLE))
+    event_give(s->device, event);
+  return r;
+}
+
+record_t *stream_record(presented_t p)
+{
+  if (RULE(CAPTURE_RECORDS_NOTHING) && stream_capture_of(p, true))
+    return NULL;
+  return record_on(p, NULL);
+}
+
+record_t *stream_record_later(stream_t *s)
+{
+  if (RULE(MORTAL_HANDLES) && !s->immortal)
+    return NULL;
+  return stream_record((presented_t){s, s->handle});
+}
+
+record_t *stream_record_event(stream_t *carrier, void *event, int device)
+{
+  /* A captured event would drag the carrier into its capture. */
+  core_t *core = carrier->core;
+  esper_status status = call_event_query(core, device, event);
+  if (status != ESPER_OK && status != ESPER_NOT_READY)
+    return NULL;
+  return record_on((presented_t){carrier, carrier->handle}, event);
+}
+
+record_t *stream_probe(stream_t *s, uint64_t stamp)
+{
+  lock(&s->lock);
+  record_t *probe = s->probe;
+  if (probe)
+    record_keep(probe);
+  unlock(&s->lock);
+  if (probe && probe->number >= stamp)
+    return probe;
+  if (probe)
+    record_drop(probe);
+  probe = stream_record_later(s);
+  if (!probe)
+    return NULL;
+  record_keep(probe);
+  lock(&s->lock);
+  record_t *old = s->probe;
+  s->probe = probe;
+  unlock(&s->lock);
+  if (old)
+    record_drop(old);
+  return probe;
+}
+
+bool stream_gate(presented_t p, record_t *record)
+{
+  stream_t *r = p.stream, *s = record->stream;
+  /* Pinned, the event stays the record's while we use it: stream_retire
+   * raises `completed` first and looks at the pins second. */
+  atomic_fetch_add(&record->pins, 1);
+  bool done = stream_completed(s, record->number);
+  if (!done) {
+    lock(&r->lock);
+    _Atomic uint64_t *row = s->index < FRONTIER_ROWS ? &r->frontier[s->index] : NULL;
+    if (row && atomic_load(row) >= record->number) {
+      done = true;
+    } else {
+      if (!RULE(FRONTIER_AFTER_WAIT) && row)
+        atomic_store(row, record->number);
+      done = call_stream_wait(r->core, r->device->index, p.handle, record->event) == ESPER_OK;
+      if (done && row)
+        atomic_store(row, record->number);
+      if (done && row && !RULE(GATE_RAISES_ONE))
+        for (int i = 0; i < FRONTIER_ROWS; i++)
+          if (atomic_load(&s->frontier[i]) > atomic_load(&r->frontier[i]))
+            atomic_store(&r->frontier[i], atomic_load(&s->frontier[i]));
+    }
+    unlock(&r->lock);
+  }
+  atomic_fetch_sub(&record->pins, 1);
+  if (done)
+    atomic_fetch_add(&r->core->epoch, 1);
+  return done;
+}
+
+esper_status stream_wait_host(record_t *record)
+{
+  stream_t *s = record->stream;
+  esper_status status = ESPER_OK;
+  atomic_fetch_add(&record->pins, 1);
+  if (!stream_completed(s, record->number))
+    status = call_event_synchronize(s->core, s->device->index, record->event);
+  atomic_fetch_sub(&record->pins, 1);
+  if (status == ESPER_OK)
+    stream_sync_done(s, record->number);
+  else
+    error_from_driver(s->core, status);
+  return status;
+}
+
+/* ---- retiring ---------------------------------------------------------- */
+
+static void completed_up_to(stream_t *s, uint64_t number)
+{
+  if (number <= atomic_load(&s->completed))
+    return;
+  atomic_store(&s->completed, number);
+  while (s->oldest && s->oldest->number <= number) {
+    record_t *r = s->oldest;
+    unlink_outstanding(s, r);
+    if (!atomic_load(&r->pins)) {
+      event_give(s->device, r->event);
+      r->event = NULL;
+    }
+  }
+  atomic_fetch_add(&s->core->epoch, 1);
+}
+
+static bool record_is_done(record_t *r)
+{
+  esper_status status = call_event_query(r->stream->core, r->stream->device->index, r->event);
+  if (!RULE(FAILED_QUERY_HOLDS) && status != ESPER_NOT_READY)
+    return true;
+  return status == ESPER_OK;
+}
+
+/* Events complete in the order of their numbers, so the search gallops: it
+ * asks about the oldest, then twice as far ahead each time it was done. */
+void stream_retire(stream_t *s)
+{
+  if (!atomic_load_explicit(&s->has_outstanding, memory_order_relaxed) &&
+      !atomic_load_explicit(&s->dropped, memory_order_relaxed))
+    return;
+  lock(&s->lock);
+  pool_dropped(s);
+  size_t step = 1;
+  while (s->oldest) {
+    record_t *ahead = s->oldest;
+    for (size_t i = 1; i < step && ahead->newer; i++)
+      ahead = ahead->newer;
+    if (record_is_done(ahead)) {
+      completed_up_to(s, ahead->number);
+      step *= 2;
+    } else if (ahead != s->oldest) {
+      step = 1; /* overshot */
+    } else {
+      break;
+    }
+  }
+  unlock(&s->lock);
+}
+
+void stream_retire_all(core_t *core)
+{
+  for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
+    stream_retire(s);
+}
+
+void stream_sync_begin(stream_t *s, uint64_t *number)
+{
+  lock(&s->lock);
+  *number = atomic_fetch_add(&s->last, 1) + 1;
+  unlock(&s->lock);
+}
+
+void stream_sync_done(stream_t *s, uint64_t number)
+{
+  lock(&s->lock);
+  pool_dropped(s);
+  completed_up_to(s, number);
+  unlock(&s->lock);
+}
+
+bool stream_is_valid(stream_t *s)
+{
+  bool valid = true;
+  lock(&s->lock);
+  pool_dropped(s);
+  uint64_t previous = atomic_load(&s->completed);
+  for (record_t *r = s->oldest; r; r = r->newer) {
+    valid &= r->stream == s && r->outstanding && r->event && r->references > 0;
+    valid &= r->number > previous && r->number <= atomic_load(&s->last);
+    valid &= r->newer ? r->newer->older == r : s->newest == r;
+    previous = r->number;
+  }
+  valid &= atomic_load(&s->has_outstanding) == (s->oldest != NULL);
+  unlock(&s->lock);
+  return valid;
+}

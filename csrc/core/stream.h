@@ -1,0 +1,85 @@
+/* stream.h: streams, the numbers of their events, and their frontiers.
+ *
+ * Each event that the core records on a stream takes the stream's next number;
+ * a stream's events complete in the order of their numbers. The frontier of
+ * stream R for stream S is the highest number of S that R's future work is
+ * ordered after: it rises when R is made to wait (gated). */
+#ifndef ESPER_STREAM_H
+#define ESPER_STREAM_H
+
+#include "types.h"
+
+/* A stream as it was presented, for the length of one call. */
+typedef struct presented {
+  stream_t *stream;
+  void *handle;
+} presented_t;
+
+/* Finds or makes the stream. */
+esper_status stream_present(core_t *core, esper_stream as, presented_t *presented);
+
+/* The stream with the driver's id, made if need be. NULL: no host memory. */
+stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handle);
+/* From now on the handle stands for the stream. */
+void stream_make_immortal(core_t *core, stream_t *stream, void *handle);
+void stream_destroy_all(core_t *core);
+
+/* The capture that the stream is in: 0 none; otherwise its id, or, when the
+ * driver will not say, a value that no capture has. Never asks the driver for
+ * the legacy stream unless `recording`: it cannot be captured, but recording
+ * on it can disturb the capture of another. */
+uint64_t stream_capture_of(presented_t presented, bool recording);
+
+/* Records an event on the stream, now. The caller owns a reference. NULL:
+ * it could not be done, or the stream is being captured. */
+record_t *stream_record(presented_t presented);
+/* The same for a stream whose handle is nobody's to present now. */
+record_t *stream_record_later(stream_t *stream);
+/* Makes the stream, one of our own, wait for a foreign event, and records. */
+record_t *stream_record_event(stream_t *carrier, void *event, int device);
+
+/* The work of `stream` so far, for the sake of other streams: makes sure an
+ * event numbered `stamp` or higher exists, if it can be recorded. */
+record_t *stream_probe(stream_t *stream, uint64_t stamp);
+
+/* Makes the presented stream's future work wait for the record; false when
+ * the driver refused, and nothing changed. */
+bool stream_gate(presented_t presented, record_t *record);
+
+/* The host waits for the record. */
+esper_status stream_wait_host(record_t *record);
+
+/* Finds out which events have completed. */
+void stream_retire(stream_t *stream);
+void stream_retire_all(core_t *core);
+
+/* Takes numbers that stand for all work enqueued so far on the device's
+ * streams, and once the device was synchronised declares them completed. */
+void stream_sync_begin(stream_t *stream, uint64_t *number);
+void stream_sync_done(stream_t *stream, uint64_t number);
+
+void record_keep(record_t *record);
+void record_drop(record_t *record);
+
+static inline bool stream_completed(const stream_t *stream, uint64_t number)
+{
+  return atomic_load(&stream->completed) >= number;
+}
+
+/* The stamp of a block that the stream frees now. */
+static inline uint64_t stream_stamp(const stream_t *stream)
+{
+  return atomic_load(&stream->last) + (RULE(STAMP_IS_NEXT) ? 1 : 0);
+}
+
+/* Whether future work of `reader` is ordered after number `number`. */
+static inline bool stream_is_after(const stream_t *reader, const stream_t *stream,
+                                   uint64_t number)
+{
+  return stream->index < FRONTIER_ROWS &&
+         atomic_load(&reader->frontier[stream->index]) >= number;
+}
+
+bool stream_is_valid(stream_t *stream);
+
+#endif

@@ -1,0 +1,22 @@
+/* trace.h: the last actions of a device, in a ring kept under its lock. */
+#ifndef ESPER_TRACE_H
+#define ESPER_TRACE_H
+
+#include "types.h"
+
+bool trace_init(trace_t *trace, size_t capacity); /* false: no host memory    */
+void trace_destroy(trace_t *trace);
+void trace_clear(trace_t *trace);
+
+void trace_append(device_t *device, esper_action action, uintptr_t address,
+                  size_t size, const stream_t *stream);
+
+/* Does nothing when the trace is off. */
+static inline void trace_add(device_t *device, esper_action action, uintptr_t address,
+                             size_t size, const stream_t *stream)
+{
+  if (device->trace.entries)
+    trace_append(device, action, address, size, stream);
+}
+
+#endif

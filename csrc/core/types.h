@@ -1,0 +1,242 @@
+/* types.h: the nouns of the core, and how they refer to each other.
+ *
+ *   core      devices, streams, the address map
+ *   device    one GPU: pools, segments, statistics, trace, one lock
+ *   pool      heaps whose memory serves nobody else
+ *   heap      the free blocks of (pool, stream, capture), in bins by size
+ *   segment   an address range from the driver; has one home heap
+ *   block     a piece of a segment: live or free; tiles it with its neighbours
+ *   stream    an in-order queue, known by the driver's id
+ *   record    an event recorded on a stream, with the stream's next number
+ *   use       "that stream may touch the block until this record"
+ *
+ * What a free block still owes are its obligations: its uses, and its owner
+ * order: the work its home stream had enqueued before the free, which events
+ * of that stream numbered `stamp` or higher stand for.
+ *
+ * Locks, in the order they are taken: sync, device, then one of map, streams,
+ * events; or a stream's record lock, then events. No driver call is made under a
+ * device lock. The record lock is held over event_record and stream_wait,
+ * because numbers must follow the driver's order (rule 1). */
+#ifndef ESPER_TYPES_H
+#define ESPER_TYPES_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../device/device.h"
+#include "../esper_alloc.h"
+#include "arena.h"
+#include "bins.h"
+#include "rules.h"
+
+typedef struct esper_core core_t;
+typedef struct esper_pool pool_t;
+typedef struct device device_t;
+typedef struct heap heap_t;
+typedef struct segment segment_t;
+typedef struct block block_t;
+typedef struct stream stream_t;
+typedef struct record record_t;
+typedef struct use use_t;
+
+#define KIB ((size_t)1 << 10)
+#define MIB ((size_t)1 << 20)
+
+enum {
+  BLOCK_ALIGN = 512,   /* every size is a multiple, every address aligned     */
+  FRONTIER_ROWS = 256, /* streams with a higher index have no frontier row    */
+  STREAM_BUCKETS = 256,
+};
+
+/* ---- records and uses -------------------------------------------------- */
+
+/* Immutable once made, but for the event, which goes back to the pool when
+ * the record has completed. */
+struct record {
+  stream_t *stream;
+  uint64_t number;
+  void *event;           /* NULL once completed                               */
+  atomic_int references; /* uses, and the stream's probe                      */
+  atomic_int pins;       /* gates being issued on the event just now          */
+  bool outstanding;      /* in the stream's list                              */
+  record_t *older, *newer;
+  record_t *next_dropped;
+};
+
+enum {
+  USE_AT_FREE = 1u, /* record_stream: the event is recorded at the free       */
+  USE_NO_GATE = 2u, /* depends, maybe, on work not yet enqueued               */
+  USE_SYNCING = 4u, /* a synchronisation that will satisfy it is under way    */
+};
+
+struct use {
+  use_t *next;
+  stream_t *stream;
+  record_t *record; /* NULL: none could be or was recorded; holds the block   */
+  unsigned flags;
+};
+
+/* ---- streams ----------------------------------------------------------- */
+
+struct stream {
+  core_t *core;
+  device_t *device;
+  uint64_t id;      /* the driver's; never used again                         */
+  unsigned index;   /* of its row in other streams' frontiers                 */
+  void *handle;     /* of a mortal stream: for show only                      */
+  atomic_bool immortal;
+  bool all_streams; /* the stand-in for everything that runs on the device    */
+
+  pthread_mutex_t lock;        /* the record lock: all below but the atomics  */
+  _Atomic uint64_t last;       /* the last number taken                       */
+  _Atomic uint64_t completed;  /* every number up to this one has completed   */
+  record_t *oldest, *newest;   /* outstanding records, by number              */
+  atomic_bool has_outstanding;
+  _Atomic(record_t *) dropped; /* records nobody refers to, to be pooled      */
+  record_t *probe;             /* of the owner order, for other streams' sake */
+  atomic_bool holds;           /* some free block has a use here, no record   */
+  unsigned marks;              /* since the last retirement                   */
+  _Atomic uint64_t frontier[FRONTIER_ROWS];
+
+  stream_t *next;           /* all streams of the core                        */
+  stream_t *next_in_bucket; /* by id                                          */
+  stream_t *next_by_handle; /* immortal ones, by handle                       */
+};
+
+/* ---- blocks, segments, heaps, pools ------------------------------------ */
+
+typedef enum block_state {
+  BLOCK_LIVE,
+  BLOCK_READY,   /* free, satisfied for its home stream, in heap->ready       */
+  BLOCK_PENDING, /* free, owes uses, in heap->pending                         */
+  BLOCK_CLAIMED, /* free or becoming so, in the hands of one thread, unlocked */
+} block_state;
+
+struct block {
+  size_t size;
+  size_t requested; /* by the last malloc                                     */
+  segment_t *segment;
+  block_t *prev, *next;   /* neighbours by address                            */
+  block_t *left, *right;  /* in its bin                                       */
+  block_t *older, *newer; /* pending blocks of the heap, by time of the free  */
+  use_t *uses;
+  stream_t *user;         /* stream it was last handed out on; NULL: never    */
+  uint64_t stamp;         /* owner order; 0: the home stream never had it     */
+  block_state state;
+  bool counted_active;    /* in the statistics, as active                     */
+  bool counted_split;     /* in the statistics, as an inactive part           */
+  bool oversize;          /* live, and counted as such                        */
+  /* Read by map_find without a lock, even of blocks that are gone. */
+  uintptr_t address;
+  block_t *map_next;
+};
+
+struct segment {
+  uintptr_t address;
+  size_t size;
+  uint64_t sequence; /* of its birth: orders blocks the same in every run     */
+  heap_t *heap;
+  block_t *first;
+  bool large;
+  bool oversize; /* counted as such */
+  segment_t *prev, *next; /* of the device, by birth                          */
+};
+
+struct heap {
+  pool_t *pool;
+  stream_t *stream;
+  uint64_t capture; /* 0, or the capture this memory was handed out in        */
+  bins_t ready[2];  /* by size class: small, large                            */
+  bins_t pending[2];
+  block_t *oldest_pending, *newest_pending;
+  uint64_t seen_epoch; /* core->epoch when the pending blocks were last read  */
+  heap_t *next;
+};
+
+struct esper_pool {
+  device_t *device;
+  uint64_t id[2];
+  heap_t *heaps;
+  pool_t *next;
+};
+
+typedef struct trace {
+  esper_trace_entry *entries; /* a ring, NULL when off                        */
+  size_t capacity;
+  uint64_t count; /* written since the start                                  */
+} trace_t;
+
+struct device {
+  core_t *core;
+  int index;
+  atomic_bool ready; /* the rest is set up                                    */
+
+  pthread_mutex_t sync_lock; /* one thread synchronises the device at a time  */
+  pthread_mutex_t lock; /* all below, and all heaps, segments, blocks, uses   */
+  pool_t *pools;        /* the default pool is `default_pool`                 */
+  pool_t default_pool;
+  segment_t *first_segment, *last_segment;
+  uint64_t next_sequence;
+  size_t total;     /* bytes of device memory                                 */
+  double fraction;
+  size_t limit;     /* 0: none                                                */
+  size_t reserving; /* bytes being obtained, not yet in the statistics        */
+  esper_stats stats;
+  esper_counters counters;
+  arena_t blocks, segments, uses;
+  trace_t trace;
+
+  stream_t *legacy;      /* the default stream                                */
+  stream_t *all_streams; /* stands for every stream: see event_record_all     */
+  stream_t *carrier;     /* of our own: carries uses that come as an event    */
+
+  pthread_mutex_t events_lock;
+  void **events; /* pooled */
+  size_t event_count, event_capacity;
+  uint64_t events_alive, events_created;
+  arena_t records;
+};
+
+enum { DRIVER_CALLS = 24 };
+
+struct esper_core {
+  const esper_driver *driver;
+  _Atomic uint64_t driver_calls[DRIVER_CALLS];
+  atomic_bool shut_down;
+
+  pthread_mutex_t config_lock; /* setting up devices too                      */
+  _Atomic(struct config *) config; /* read without a lock                     */
+  atomic_bool tracing;
+  size_t trace_capacity;
+
+  int device_count;
+  device_t *devices;
+
+  pthread_mutex_t streams_lock;
+  _Atomic(stream_t *) streams;
+  _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
+  stream_t *stream_by_id[STREAM_BUCKETS];
+  unsigned stream_count;
+  _Atomic uint64_t epoch; /* rises when an obligation may have been satisfied */
+
+  struct map *map; /* address -> block */
+};
+
+/* ---- asserts ----------------------------------------------------------- */
+
+/* Our own mistakes; the caller's are answered with ESPER_INVALID. */
+void core_assert_failed(const char *what, const char *file, int line);
+#ifdef NDEBUG
+#define core_assert(x) ((void)sizeof(x))
+#else
+#define core_assert(x) ((x) ? (void)0 : core_assert_failed(#x, __FILE__, __LINE__))
+#endif
+
+static inline void lock(pthread_mutex_t *mutex) { pthread_mutex_lock(mutex); }
+static inline void unlock(pthread_mutex_t *mutex) { pthread_mutex_unlock(mutex); }
+
+#endif

@@ -1,0 +1,172 @@
+#include "use.h"
+
+#include "stream.h"
+
+use_t *use_take(device_t *device)
+{
+  return arena_take(&device->uses);
+}
+
+void use_give(device_t *device, use_t *use)
+{
+  if (use->record)
+    record_drop(use->record);
+  arena_give(&device->uses, use);
+}
+
+void use_set_record(use_t *use, record_t *record)
+{
+  if (use->record)
+    record_drop(use->record);
+  use->record = record;
+}
+
+static use_t *use_on(const block_t *block, const stream_t *stream)
+{
+  use_t *use = block->uses;
+  while (use && use->stream != stream)
+    use = use->next;
+  return use;
+}
+
+static bool use_has_completed(const use_t *use)
+{
+  return use->record && stream_completed(use->stream, use->record->number);
+}
+
+static void use_take_later(use_t *use, record_t *record)
+{
+  if (use->record->number < record->number) {
+    record_keep(record);
+    use_set_record(use, record);
+  }
+}
+
+/* A live block's use on a stream is followed by another there. An event at the
+ * free will be later than any; what could not be recorded stays unrecorded. */
+static void use_follow(use_t *use, record_t *record, unsigned flags)
+{
+  use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
+  if (use->flags & USE_AT_FREE || !record)
+    use_set_record(use, NULL);
+  else if (use->record)
+    use_take_later(use, record);
+}
+
+void use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags,
+                use_t **spare)
+{
+  use_t *use = RULE(ONE_USE_A_STREAM) ? use_on(block, stream) : NULL;
+  if (use) {
+    if (RULE(LATER_USE_REPLACES))
+      use_follow(use, record, flags);
+    return;
+  }
+  use = *spare;
+  *spare = NULL;
+  if (record)
+    record_keep(record);
+  *use = (use_t){.next = block->uses, .stream = stream, .record = record, .flags = flags};
+  block->uses = use;
+}
+
+bool use_is_satisfied(const use_t *use, const stream_t *reader)
+{
+  if (!use->record)
+    return !RULE(UNRECORDED_HOLDS);
+  return use->stream == reader || use_has_completed(use) ||
+         stream_is_after(reader, use->stream, use->record->number);
+}
+
+bool uses_are_satisfied(const block_t *block, const stream_t *reader)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (!use_is_satisfied(use, reader))
+      return false;
+  return true;
+}
+
+bool uses_have_completed(const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (!use_has_completed(use) && (use->record || RULE(UNRECORDED_HOLDS)))
+      return false;
+  return true;
+}
+
+bool use_may_be_gated(const use_t *use, bool at_free_too)
+{
+  if (!use->record)
+    return false;
+  if (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST))
+    return false;
+  return at_free_too || !(use->flags & USE_AT_FREE) || !RULE(GATE_NOT_AT_FREE);
+}
+
+bool owner_order_is_satisfied(const block_t *block, const stream_t *reader)
+{
+  const stream_t *home = block->segment->heap->stream;
+  return reader == home || owner_order_has_completed(block) ||
+         stream_is_after(reader, home, block->stamp);
+}
+
+bool owner_order_has_completed(const block_t *block)
+{
+  return !block->stamp || stream_completed(block->segment->heap->stream, block->stamp);
+}
+
+void uses_drop(device_t *device, block_t *block)
+{
+  while (block->uses) {
+    use_t *use = block->uses;
+    block->uses = use->next;
+    use_give(device, use);
+  }
+}
+
+void uses_drop_completed(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    if (use_has_completed(use)) {
+      *link = use->next;
+      use_give(device, use);
+    } else {
+      link = &use->next;
+    }
+  }
+}
+
+void uses_unite(device_t *device, block_t *into, block_t *from)
+{
+  while (from->uses) {
+    use_t *use = from->uses;
+    from->uses = use->next;
+    use_t *same = use_on(into, use->stream);
+    if (!RULE(MERGE_UNITES_USES)) {
+      use_give(device, use);
+    } else if (same) {
+      same->flags |= use->flags;
+      if (!use->record)
+        use_set_record(same, NULL);
+      else if (same->record)
+        use_take_later(same, use->record);
+      use_give(device, use);
+    } else {
+      use->next = into->uses;
+      into->uses = use;
+    }
+  }
+}
+
+bool uses_are_valid(const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next) {
+    if (use->record && use->record->stream != use->stream)
+      return false;
+    for (const use_t *other = use->next; other; other = other->next)
+      if (other->stream == use->stream)
+        return false;
+  }
+  return true;
+}

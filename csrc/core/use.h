@@ -1,0 +1,41 @@
+/* use.h: what blocks owe. All of it under the lock of the block's device. */
+#ifndef ESPER_USE_H
+#define ESPER_USE_H
+
+#include "types.h"
+
+/* Adds a use, or replaces the block's use on that stream by this later one
+ * (rule 5). Takes its own reference to `record`, which is NULL for a use whose
+ * event is recorded at the free (USE_AT_FREE), or could not be recorded.
+ * `spare` is used for the new use if one is needed and then set to NULL. */
+void use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags,
+                use_t **spare);
+
+/* Gives a use its record, which takes the caller's reference. */
+void use_set_record(use_t *use, record_t *record);
+
+use_t *use_take(device_t *device); /* NULL: no host memory */
+void use_give(device_t *device, use_t *use);
+
+/* Whether future work of `reader` is ordered after the use. */
+bool use_is_satisfied(const use_t *use, const stream_t *reader);
+/* ... after all uses of the block. */
+bool uses_are_satisfied(const block_t *block, const stream_t *reader);
+/* ... for everybody. */
+bool uses_have_completed(const block_t *block);
+/* Whether a stream may be made to wait for the use. */
+bool use_may_be_gated(const use_t *use, bool at_free_too);
+
+/* Whether future work of `reader` is ordered after the home stream's work
+ * before the free. */
+bool owner_order_is_satisfied(const block_t *block, const stream_t *reader);
+bool owner_order_has_completed(const block_t *block);
+
+void uses_drop(device_t *device, block_t *block);
+void uses_drop_completed(device_t *device, block_t *block);
+/* `into` comes to owe what both owe; `from` owes nothing any more. */
+void uses_unite(device_t *device, block_t *into, block_t *from);
+
+bool uses_are_valid(const block_t *block);
+
+#endif

@@ -1,0 +1,800 @@
+/* cuda.c: the CUDA driver behind device.h.
+ *
+ * libcuda is opened at run time: a machine without a GPU can load us, and the
+ * toolkit's stub library is never linked by mistake. Each call of device.h is
+ * made in a `scope`, which makes the device's primary context current and
+ * takes the thread out of the way of other people's captures, and puts both
+ * back as they were. */
+#include "cuda.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "../core/error.h"
+#include "cuda_api.h"
+
+typedef struct cuda_device {
+  CUdevice handle;
+  _Atomic(CUcontext) context; /* the primary one, retained at first use        */
+  bool virtual_memory;
+  bool rdma; /* pages can be made readable by network cards                    */
+} cuda_device;
+
+static cuda_api api;
+static cuda_device *devices; /* written once, by driver_load */
+static int device_count;
+static int driver_version;
+static pthread_mutex_t retain_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool forked;
+
+/* ---- errors ------------------------------------------------------------ */
+
+/* The thread's last failure. Put into words only when somebody asks: "not
+ * ready" is an everyday answer. */
+static _Thread_local struct {
+  const char *function; /* NULL: text is all there is to say                   */
+  CUresult result;
+  char text[320];
+} failure;
+
+static esper_status status_of(CUresult result)
+{
+  switch (result) {
+  case CUDA_SUCCESS:
+    return ESPER_OK;
+  case CUDA_ERROR_NOT_READY:
+    return ESPER_NOT_READY;
+  case CUDA_ERROR_OUT_OF_MEMORY:
+    return ESPER_OUT_OF_MEMORY;
+  case CUDA_ERROR_DEINITIALIZED:
+  case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    return ESPER_SHUT_DOWN;
+  case CUDA_ERROR_NOT_SUPPORTED:
+    return ESPER_UNSUPPORTED;
+  default:
+    return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+                   result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
+               ? ESPER_CAPTURING
+               : ESPER_DEVICE_ERROR;
+  }
+}
+
+static inline esper_status check(const char *function, CUresult result)
+{
+  if (result == CUDA_SUCCESS)
+    return ESPER_OK;
+  failure.function = function;
+  failure.result = result;
+  return status_of(result);
+}
+
+/* check(name, name(...)), so that no message names the wrong function. */
+#define CALL(name, ...) check(#name, api.name(__VA_ARGS__))
+
+__attribute__((format(printf, 2, 3)))
+static esper_status refuse(esper_status status, const char *format, ...)
+{
+  va_list arguments;
+  va_start(arguments, format);
+  failure.function = NULL;
+  vsnprintf(failure.text, sizeof failure.text, format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+static const char *cuda_last_error(void *self)
+{
+  (void)self;
+  if (failure.function) {
+    const char *name = NULL, *meaning = NULL;
+    api.cuGetErrorName(failure.result, &name);
+    api.cuGetErrorString(failure.result, &meaning);
+    if (name)
+      snprintf(failure.text, sizeof failure.text, "%s: %s (%s)", failure.function, name,
+               meaning ? meaning : "no description");
+    else
+      snprintf(failure.text, sizeof failure.text, "%s: CUDA error %d", failure.function,
+               failure.result);
+    failure.function = NULL;
+  }
+  return failure.text[0] ? failure.text : "no error";
+}
+
+/* ---- scopes ------------------------------------------------------------ */
+
+typedef enum scope_mode {
+  SCOPE_PLAIN,  /* only the context: calls that no capture minds               */
+  SCOPE_RELAXED /* calls that a capture going on elsewhere would be broken by  */
+} scope_mode;
+
+typedef struct scope {
+  cuda_device *device;
+  CUcontext context;
+  bool pushed;
+  bool relaxed;
+  CUstreamCaptureMode mode; /* the thread's own, while relaxed                 */
+} scope;
+
+static esper_status scope_leave(scope *s, esper_status status)
+{
+  if (s->pushed)
+    api.cuCtxPopCurrent(&s->context);
+  if (s->relaxed)
+    api.cuThreadExchangeStreamCaptureMode(&s->mode);
+  return status;
+}
+
+static esper_status device_retain(cuda_device *device, CUcontext *context)
+{
+  *context = atomic_load_explicit(&device->context, memory_order_acquire);
+  if (*context)
+    return ESPER_OK;
+  pthread_mutex_lock(&retain_lock);
+  esper_status status = ESPER_OK;
+  *context = atomic_load_explicit(&device->context, memory_order_relaxed);
+  if (!*context) {
+    /* Making a context allocates. */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    status = CALL(cuThreadExchangeStreamCaptureMode, &mode);
+    if (status == ESPER_OK) {
+      status = CALL(cuDevicePrimaryCtxRetain, context, device->handle);
+      api.cuThreadExchangeStreamCaptureMode(&mode);
+    }
+    if (status == ESPER_OK)
+      atomic_store_explicit(&device->context, *context, memory_order_release);
+  }
+  pthread_mutex_unlock(&retain_lock);
+  return status;
+}
+
+static esper_status refuse_if_forked(void)
+{
+  if (!atomic_load_explicit(&forked, memory_order_relaxed))
+    return ESPER_OK;
+  return refuse(ESPER_DEVICE_ERROR,
+                "this process was forked after CUDA was initialised in its parent, and CUDA "
+                "does not work in such a child; start workers with the 'spawn' or "
+                "'forkserver' method of multiprocessing");
+}
+
+static esper_status device_find(int device, cuda_device **found)
+{
+  if (device < 0 || device >= device_count)
+    return refuse(ESPER_INVALID, "there is no CUDA device %d; this process sees %d", device,
+                  device_count);
+  *found = &devices[device];
+  return refuse_if_forked();
+}
+
+static esper_status scope_enter(scope *s, int device, scope_mode mode)
+{
+  *s = (scope){0};
+  CUcontext current = NULL;
+  esper_status status = device_find(device, &s->device);
+  if (status == ESPER_OK)
+    status = device_retain(s->device, &s->context);
+  if (status == ESPER_OK)
+    status = CALL(cuCtxGetCurrent, &current);
+  if (status == ESPER_OK && mode == SCOPE_RELAXED) {
+    s->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    status = CALL(cuThreadExchangeStreamCaptureMode, &s->mode);
+    s->relaxed = status == ESPER_OK;
+  }
+  if (status == ESPER_OK && current != s->context) {
+    status = CALL(cuCtxPushCurrent, s->context);
+    s->pushed = status == ESPER_OK;
+  }
+  return status == ESPER_OK ? ESPER_OK : scope_leave(s, status);
+}
+
+/* ---- devices ----------------------------------------------------------- */
+
+static esper_status cuda_device_count(void *self, int *count)
+{
+  (void)self;
+  *count = device_count;
+  return ESPER_OK;
+}
+
+static esper_status cuda_memory_info(void *self, int device, size_t *free, size_t *total)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, CALL(cuMemGetInfo, free, total));
+}
+
+static esper_status cuda_device_synchronize(void *self, int device)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, check("cuCtxSynchronize", api.cuCtxSynchronize()));
+}
+
+/* ---- classic segments -------------------------------------------------- */
+
+static esper_status cuda_memory_alloc(void *self, int device, size_t size,
+                                      uintptr_t *address)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
+  if (status != ESPER_OK)
+    return status;
+  CUdeviceptr pointer = 0;
+  status = CALL(cuMemAlloc, &pointer, size);
+  if (status == ESPER_OK)
+    *address = (uintptr_t)pointer;
+  return scope_leave(&s, status);
+}
+
+static esper_status cuda_memory_free(void *self, int device, uintptr_t address)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, CALL(cuMemFree, address));
+}
+
+/* ---- mapped segments --------------------------------------------------- */
+
+static CUmemLocation page_location(const cuda_device *device)
+{
+  return (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->handle};
+}
+
+static CUmemAllocationProp page_properties(const cuda_device *device)
+{
+  return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                               .location = page_location(device),
+                               .allocFlags.gpuDirectRDMACapable = device->rdma};
+}
+
+static esper_status scope_enter_virtual(scope *s, int device)
+{
+  esper_status status = scope_enter(s, device, SCOPE_RELAXED);
+  if (status != ESPER_OK || s->device->virtual_memory)
+    return status;
+  return scope_leave(s, refuse(ESPER_UNSUPPORTED,
+                               "CUDA device %d has no virtual memory management", device));
+}
+
+static esper_status cuda_page_granularity(void *self, int device, size_t *bytes)
+{
+  (void)self;
+  *bytes = 0;
+  scope s;
+  esper_status status = scope_enter_virtual(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  CUmemAllocationProp properties = page_properties(s.device);
+  return scope_leave(&s, CALL(cuMemGetAllocationGranularity, bytes, &properties,
+                              CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+}
+
+static esper_status cuda_range_reserve(void *self, int device, size_t size,
+                                       uintptr_t *address)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter_virtual(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  CUdeviceptr pointer = 0;
+  status = CALL(cuMemAddressReserve, &pointer, size, 0, 0, 0);
+  if (status == ESPER_OK)
+    *address = (uintptr_t)pointer;
+  return scope_leave(&s, status);
+}
+
+static esper_status cuda_range_free(void *self, int device, uintptr_t address, size_t size)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter_virtual(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, CALL(cuMemAddressFree, address, size));
+}
+
+static esper_status cuda_page_create(void *self, int device, size_t size, uint64_t *page)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter_virtual(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  CUmemAllocationProp properties = page_properties(s.device);
+  CUmemGenericAllocationHandle handle = 0;
+  status = CALL(cuMemCreate, &handle, size, &properties, 0);
+  if (status == ESPER_OK)
+    *page = handle;
+  return scope_leave(&s, status);
+}
+
+static esper_status cuda_page_release(void *self, int device, uint64_t page)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter_virtual(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, CALL(cuMemRelease, page));
+}
+
+static esper_status cuda_page_map(void *self, int device, uintptr_t address, size_t size,
+                                  uint64_t page)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter_virtual(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  CUmemAccessDesc access = {.location = page_location(s.device),
+                            .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  status = CALL(cuMemMap, address, size, 0, page, 0);
+  if (status == ESPER_OK) {
+    status = CALL(cuMemSetAccess, address, size, &access, 1);
+    if (status != ESPER_OK)
+      api.cuMemUnmap(address, size);
+  }
+  return scope_leave(&s, status);
+}
+
+static esper_status cuda_page_unmap(void *self, int device, uintptr_t address, size_t size)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter_virtual(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, CALL(cuMemUnmap, address, size));
+}
+
+/* ---- streams ----------------------------------------------------------- */
+
+static esper_status cuda_stream_id(void *self, int device, void *stream, uint64_t *id)
+{
+  (void)self;
+  if (!api.cuStreamGetId)
+    return refuse(ESPER_UNSUPPORTED,
+                  "cuStreamGetId is missing: it came with CUDA 12.0, this driver is %d.%d",
+                  driver_version / 1000, driver_version % 1000 / 10);
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_PLAIN);
+  if (status != ESPER_OK)
+    return status;
+  unsigned long long value = 0;
+  status = CALL(cuStreamGetId, stream, &value);
+  if (status == ESPER_OK)
+    *id = value;
+  return scope_leave(&s, status);
+}
+
+static esper_status capture_of(CUstream stream, uint64_t *capture)
+{
+  CUstreamCaptureStatus state = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  esper_status status = CALL(cuStreamIsCapturing, stream, &state);
+  if (status == ESPER_OK && state != CU_STREAM_CAPTURE_STATUS_NONE)
+    status = CALL(cuStreamGetCaptureInfo, stream, &state, &id, NULL, NULL, NULL);
+  if (status != ESPER_OK)
+    return status;
+  /* An invalidated capture has no id any more, yet the stream is not free. */
+  if (state == CU_STREAM_CAPTURE_STATUS_NONE)
+    *capture = 0;
+  else
+    *capture = state == CU_STREAM_CAPTURE_STATUS_ACTIVE && id ? id : UINT64_MAX;
+  return ESPER_OK;
+}
+
+/* Asked before every record and every gate, so without a scope where it can
+ * be: a handle above 2 names its context itself, though a thread that has no
+ * context at all may still be refused. */
+static esper_status cuda_stream_capture(void *self, int device, void *stream,
+                                        uint64_t *capture)
+{
+  (void)self;
+  esper_status status = refuse_if_forked();
+  if (status != ESPER_OK)
+    return status;
+  if ((uintptr_t)stream > 2) {
+    status = capture_of(stream, capture);
+    if (status != ESPER_DEVICE_ERROR || failure.result != CUDA_ERROR_INVALID_CONTEXT)
+      return status;
+  }
+  scope s;
+  status = scope_enter(&s, device, SCOPE_PLAIN);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, capture_of(stream, capture));
+}
+
+static esper_status cuda_stream_create(void *self, int device, void **stream)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
+  if (status != ESPER_OK)
+    return status;
+  CUstream created = NULL;
+  status = CALL(cuStreamCreate, &created, CU_STREAM_NON_BLOCKING);
+  if (status == ESPER_OK)
+    *stream = created;
+  return scope_leave(&s, status);
+}
+
+static esper_status cuda_stream_destroy(void *self, int device, void *stream)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, CALL(cuStreamDestroy, stream));
+}
+
+static esper_status cuda_stream_wait(void *self, int device, void *stream, void *event)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_PLAIN);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, CALL(cuStreamWaitEvent, stream, event, 0));
+}
+
+/* ---- events ------------------------------------------------------------ */
+
+static esper_status cuda_event_create(void *self, int device, void **event)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
+  if (status != ESPER_OK)
+    return status;
+  CUevent created = NULL;
+  status = CALL(cuEventCreate, &created, CU_EVENT_DISABLE_TIMING);
+  if (status == ESPER_OK)
+    *event = created;
+  return scope_leave(&s, status);
+}
+
+static esper_status cuda_event_destroy(void *self, int device, void *event)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, CALL(cuEventDestroy, event));
+}
+
+static esper_status cuda_event_record(void *self, int device, void *event, void *stream)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_PLAIN);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, CALL(cuEventRecord, event, stream));
+}
+
+static esper_status cuda_event_record_all(void *self, int device, void *event)
+{
+  (void)self;
+  if (!api.cuCtxRecordEvent)
+    return refuse(ESPER_UNSUPPORTED,
+                  "cuCtxRecordEvent is missing: it came with CUDA 12.5, this driver is %d.%d",
+                  driver_version / 1000, driver_version % 1000 / 10);
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
+  if (status != ESPER_OK)
+    return status;
+  CUcontext context = atomic_load_explicit(&s.device->context, memory_order_relaxed);
+  return scope_leave(&s, CALL(cuCtxRecordEvent, context, event));
+}
+
+static esper_status cuda_event_query(void *self, int device, void *event)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, CALL(cuEventQuery, event));
+}
+
+static esper_status cuda_event_synchronize(void *self, int device, void *event)
+{
+  (void)self;
+  scope s;
+  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
+  if (status != ESPER_OK)
+    return status;
+  return scope_leave(&s, CALL(cuEventSynchronize, event));
+}
+
+/* ---- loading ----------------------------------------------------------- */
+
+static const struct {
+  const char *name;
+  int version;
+  bool required;
+  size_t offset; /* in cuda_api */
+} entry_points[] = {
+#define REQUIRED true
+#define OPTIONAL false
+#define ENTRY(name, version, need, parameters) {#name, version, need, offsetof(cuda_api, name)},
+    CUDA_ENTRY_POINTS(ENTRY)
+#undef ENTRY
+#undef REQUIRED
+#undef OPTIONAL
+};
+
+enum { ENTRY_POINTS = sizeof entry_points / sizeof *entry_points };
+
+static void **entry_slot(int index)
+{
+  return (void **)((char *)&api + entry_points[index].offset);
+}
+
+const char *esper_cuda_library(void)
+{
+  const char *name = getenv("ESPER_ALLOC_LIBCUDA");
+  return name && *name ? name : "libcuda.so.1";
+}
+
+/* What fills the table: the newer shape where the driver has it, since only
+ * that one knows the flags of CUDA 12. */
+static void entry_find(void *library, int index)
+{
+  cuda_get_proc_address_v2 get_v2;
+  cuda_get_proc_address_v1 get_v1;
+  void **slot = entry_slot(index);
+  CUdriverProcAddressQueryResult answer = 0;
+  CUresult result = CUDA_ERROR_NOT_FOUND;
+  /* By way of void *: ISO C has no cast from data to function pointers. */
+  *(void **)&get_v2 = dlsym(library, "cuGetProcAddress_v2");
+  *(void **)&get_v1 = dlsym(library, "cuGetProcAddress");
+  if (get_v2)
+    result = get_v2(entry_points[index].name, slot, entry_points[index].version,
+                    CU_GET_PROC_ADDRESS_LEGACY_STREAM, &answer);
+  else if (get_v1)
+    result = get_v1(entry_points[index].name, slot, entry_points[index].version,
+                    CU_GET_PROC_ADDRESS_LEGACY_STREAM);
+  if (result != CUDA_SUCCESS)
+    *slot = NULL;
+}
+
+static esper_status library_load(void)
+{
+  const char *name = esper_cuda_library();
+  void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  if (!library)
+    return refuse(ESPER_UNSUPPORTED,
+                  "no CUDA driver: %s; install the NVIDIA driver, or make it visible here "
+                  "(in a container: start it with its GPUs)",
+                  dlerror());
+  if (!dlsym(library, "cuGetProcAddress_v2") && !dlsym(library, "cuGetProcAddress"))
+    return refuse(ESPER_UNSUPPORTED,
+                  "%s has no cuGetProcAddress: it is older than CUDA 11.3; update the NVIDIA "
+                  "driver",
+                  name);
+  const char *missing = NULL;
+  for (int i = 0; i < ENTRY_POINTS; i++) {
+    entry_find(library, i);
+    if (!*entry_slot(i) && entry_points[i].required && !missing)
+      missing = entry_points[i].name;
+  }
+  if (missing)
+    return refuse(ESPER_UNSUPPORTED,
+                  "%s has no %s: it is too old, or only the toolkit's stub; update the NVIDIA "
+                  "driver",
+                  name, missing);
+  return ESPER_OK;
+}
+
+static bool attribute_of(CUdevice device, CUdevice_attribute attribute)
+{
+  int value = 0;
+  return api.cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS && value != 0;
+}
+
+static bool virtual_memory_found(void)
+{
+  return api.cuMemGetAllocationGranularity && api.cuMemAddressReserve &&
+         api.cuMemAddressFree && api.cuMemCreate && api.cuMemRelease && api.cuMemMap &&
+         api.cuMemUnmap && api.cuMemSetAccess;
+}
+
+static void mark_forked(void)
+{
+  atomic_store(&forked, true);
+}
+
+static esper_status devices_find(void)
+{
+  int count = 0;
+  esper_status status = CALL(cuInit, 0);
+  if (status != ESPER_OK)
+    return status;
+  /* CUDA's state does not survive a fork from here on. */
+  pthread_atfork(NULL, NULL, mark_forked);
+  status = CALL(cuDriverGetVersion, &driver_version);
+  if (status == ESPER_OK)
+    status = CALL(cuDeviceGetCount, &count);
+  if (status != ESPER_OK)
+    return status;
+  if (count == 0)
+    return refuse(ESPER_UNSUPPORTED,
+                  "the CUDA driver finds no device; is CUDA_VISIBLE_DEVICES empty?");
+  devices = calloc((size_t)count, sizeof *devices);
+  if (!devices)
+    return refuse(ESPER_HOST_MEMORY, "no host memory for a table of %d devices", count);
+  for (int i = 0; i < count && status == ESPER_OK; i++) {
+    cuda_device *device = &devices[i];
+    status = CALL(cuDeviceGet, &device->handle, i);
+    if (status != ESPER_OK)
+      break;
+    device->virtual_memory =
+        virtual_memory_found() &&
+        attribute_of(device->handle, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+    device->rdma = attribute_of(device->handle,
+                                CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+  }
+  if (status == ESPER_OK)
+    device_count = count;
+  return status;
+}
+
+static pthread_once_t load_once = PTHREAD_ONCE_INIT;
+static esper_status load_status;
+static char load_error[sizeof failure.text];
+
+static void driver_load(void)
+{
+  load_status = library_load();
+  if (load_status == ESPER_OK)
+    load_status = devices_find();
+  if (load_status == ESPER_OK)
+    return;
+  snprintf(load_error, sizeof load_error, "%s", cuda_last_error(NULL));
+  /* No device, a stub, a driver that does not match its kernel module: for the
+   * process it is all the same, CUDA is not to be had. */
+  if (load_status != ESPER_HOST_MEMORY)
+    load_status = ESPER_UNSUPPORTED;
+}
+
+static const esper_driver driver = {
+    .name = "cuda",
+    .device_count = cuda_device_count,
+    .memory_info = cuda_memory_info,
+    .device_synchronize = cuda_device_synchronize,
+    .memory_alloc = cuda_memory_alloc,
+    .memory_free = cuda_memory_free,
+    .page_granularity = cuda_page_granularity,
+    .range_reserve = cuda_range_reserve,
+    .range_free = cuda_range_free,
+    .page_create = cuda_page_create,
+    .page_release = cuda_page_release,
+    .page_map = cuda_page_map,
+    .page_unmap = cuda_page_unmap,
+    .stream_id = cuda_stream_id,
+    .stream_capture = cuda_stream_capture,
+    .stream_create = cuda_stream_create,
+    .stream_destroy = cuda_stream_destroy,
+    .stream_wait = cuda_stream_wait,
+    .event_create = cuda_event_create,
+    .event_destroy = cuda_event_destroy,
+    .event_record = cuda_event_record,
+    .event_record_all = cuda_event_record_all,
+    .event_query = cuda_event_query,
+    .event_synchronize = cuda_event_synchronize,
+    .last_error = cuda_last_error,
+};
+
+esper_status esper_cuda_driver(const esper_driver **result)
+{
+  pthread_once(&load_once, driver_load);
+  if (load_status != ESPER_OK)
+    return error_set(load_status, "%s", load_error);
+  if (refuse_if_forked() != ESPER_OK)
+    return error_set(ESPER_UNSUPPORTED, "%s", cuda_last_error(NULL));
+  *result = &driver;
+  return ESPER_OK;
+}
+
+/* ---- reports ----------------------------------------------------------- */
+
+int esper_cuda_driver_version(void)
+{
+  pthread_once(&load_once, driver_load);
+  return driver_version;
+}
+
+int esper_cuda_is_forked(void)
+{
+  return atomic_load_explicit(&forked, memory_order_relaxed);
+}
+
+int esper_cuda_get_entry_point(int index, esper_cuda_entry_point *entry)
+{
+  if (index < 0 || index >= ENTRY_POINTS)
+    return 0;
+  pthread_once(&load_once, driver_load);
+  *entry = (esper_cuda_entry_point){.name = entry_points[index].name,
+                                    .version = entry_points[index].version,
+                                    .required = entry_points[index].required,
+                                    .found = *entry_slot(index) != NULL};
+  return 1;
+}
+
+esper_status esper_cuda_get_device(int index, esper_cuda_device *info)
+{
+  cuda_device *device;
+  *info = (esper_cuda_device){0};
+  esper_status status = device_find(index, &device);
+  if (status == ESPER_OK)
+    status = CALL(cuDeviceGetName, info->name, sizeof info->name, device->handle);
+  if (status == ESPER_OK)
+    status = CALL(cuDeviceTotalMem, &info->total_bytes, device->handle);
+  if (status == ESPER_OK)
+    status = CALL(cuDeviceGetAttribute, &info->compute_capability[0],
+                  CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device->handle);
+  if (status == ESPER_OK)
+    status = CALL(cuDeviceGetAttribute, &info->compute_capability[1],
+                  CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device->handle);
+  info->virtual_memory = status == ESPER_OK && device->virtual_memory;
+  return status == ESPER_OK ? ESPER_OK : error_set(status, "%s", cuda_last_error(NULL));
+}
+
+static esper_status current_device(CUdevice *handle)
+{
+  return CALL(cuCtxGetDevice, handle);
+}
+
+static esper_status stream_device(CUstream stream, CUdevice *handle)
+{
+  if ((uintptr_t)stream <= 2)
+    return current_device(handle);
+  CUcontext context = NULL;
+  esper_status status = CALL(cuStreamGetCtx, stream, &context);
+  if (status == ESPER_OK)
+    status = CALL(cuCtxPushCurrent, context);
+  if (status != ESPER_OK)
+    return status;
+  status = current_device(handle);
+  api.cuCtxPopCurrent(&context);
+  return status;
+}
+
+esper_status esper_cuda_stream_device(void *stream, int *device)
+{
+  const esper_driver *loaded;
+  CUdevice handle;
+  esper_status status = esper_cuda_driver(&loaded);
+  if (status != ESPER_OK)
+    return status;
+  status = stream_device(stream, &handle);
+  if (status != ESPER_OK)
+    return error_set(status, "%s", cuda_last_error(NULL));
+  for (int i = 0; i < device_count; i++)
+    if (devices[i].handle == handle) {
+      *device = i;
+      return ESPER_OK;
+    }
+  return error_set(ESPER_INVALID, "the stream's device is not one that this process sees");
+}

@@ -1,0 +1,470 @@
+/* sim.c: a simulation's lifetime, its failures, and the driver's functions
+ * with their counts, faults and hooks. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim_internal.h"
+
+static _Thread_local char last_error[256] = "sim: no error";
+
+esper_status sim_refuse(esper_status status, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(last_error, sizeof last_error, format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+uint64_t sim_random(uint64_t *state) { /* splitmix64 */
+  uint64_t x = *state += 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
+void *sim_grow(void *array, size_t count, size_t *capacity, size_t size) {
+  if (count < *capacity) return array;
+  *capacity = *capacity ? *capacity * 2 : 8;
+  array = realloc(array, *capacity * size);
+  if (!array) abort();
+  return array;
+}
+
+void *sim_grow32(void *array, uint32_t count, uint32_t *capacity,
+                 size_t size) {
+  size_t wide = *capacity;
+  array = sim_grow(array, count, &wide, size);
+  *capacity = (uint32_t)wide;
+  return array;
+}
+
+/* ---- failures ---------------------------------------------------------- */
+
+void sim_report(sim *s, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  size_t left = sizeof s->report - s->report_length;
+  int n = vsnprintf(s->report + s->report_length, left, format, arguments);
+  va_end(arguments);
+  if (n > 0)
+    s->report_length += (size_t)n < left ? (size_t)n : left - 1;
+}
+
+void sim_enter(sim *s) { pthread_mutex_lock(&s->lock); }
+
+void sim_leave(sim *s) {
+  if (s->report_length == 0) {
+    pthread_mutex_unlock(&s->lock);
+    return;
+  }
+  char report[SIM_REPORT];
+  memcpy(report, s->report, s->report_length + 1);
+  s->report_length = 0;
+  s->failures++;
+  sim_failure_fn *handler = s->on_failure;
+  void *context = s->on_failure_context;
+  pthread_mutex_unlock(&s->lock);
+  if (handler) {
+    handler(context, report);
+    return;
+  }
+  fprintf(stderr, "simulated device: %s", report);
+  abort();
+}
+
+void sim_on_failure(sim *s, sim_failure_fn *handler, void *context) {
+  sim_enter(s);
+  s->on_failure = handler;
+  s->on_failure_context = context;
+  sim_leave(s);
+}
+
+uint64_t sim_failures(sim *s) {
+  sim_enter(s);
+  uint64_t count = s->failures;
+  sim_leave(s);
+  return count;
+}
+
+/* ---- faults, hooks, counts --------------------------------------------- */
+
+const char *sim_call_name(sim_call call) {
+  static const char *const NAMES[] = {
+#define NAME(name) #name,
+      SIM_CALLS(NAME)
+#undef NAME
+      "any"};
+  return call <= SIM_CALL_any ? NAMES[call] : NULL;
+}
+
+static void set_fault(sim *s, sim_call call, sim_fault fault) {
+  sim_enter(s);
+  s->faults[call] = fault;
+  sim_leave(s);
+}
+
+void sim_fail_call(sim *s, sim_call call, uint64_t nth, esper_status status) {
+  set_fault(s, call, (sim_fault){nth, 0, status});
+}
+
+void sim_fail_calls_from(sim *s, sim_call call, uint64_t nth,
+                         esper_status status) {
+  set_fault(s, call, (sim_fault){nth, 1, status});
+}
+
+uint64_t sim_faults(sim *s) {
+  sim_enter(s);
+  uint64_t count = s->faults_happened;
+  sim_leave(s);
+  return count;
+}
+
+static int fault_happens(sim_fault *fault) {
+  if (fault->nth == 0) return 0;
+  if (fault->nth > 1) {
+    fault->nth--;
+    return 0;
+  }
+  if (!fault->sticky) fault->nth = 0;
+  return 1;
+}
+
+static void set_hook(sim *s, sim_call call, int after, sim_hook_fn *run,
+                     void *context) {
+  if (call >= SIM_CALL_COUNT) return;
+  sim_hook *hook = NULL;
+  if (run) {
+    hook = malloc(sizeof *hook);
+    if (!hook) abort();
+    *hook = (sim_hook){run, context};
+  }
+  sim_hook *old = atomic_exchange(&s->hooks[call][after], hook);
+  if (!old) return;
+  sim_enter(s); /* another thread may be running it: keep it to the end */
+  s->old_hooks = sim_grow(s->old_hooks, s->old_hook_count,
+                          &s->old_hook_capacity, sizeof(sim_hook *));
+  s->old_hooks[s->old_hook_count++] = old;
+  sim_leave(s);
+}
+
+void sim_before_call(sim *s, sim_call call, sim_hook_fn *hook,
+                     void *context) {
+  set_hook(s, call, 0, hook, context);
+}
+
+void sim_after_call(sim *s, sim_call call, sim_hook_fn *hook, void *context) {
+  set_hook(s, call, 1, hook, context);
+}
+
+static void run_hook(sim *s, sim_call call, int after, int device,
+                     void *object) {
+  sim_hook *hook = atomic_load_explicit(&s->hooks[call][after],
+                                        memory_order_acquire);
+  if (hook) hook->run(hook->context, call, device, object);
+}
+
+uint64_t sim_calls(sim *s, sim_call call) {
+  sim_enter(s);
+  uint64_t count = s->calls[call];
+  sim_leave(s);
+  return count;
+}
+
+void sim_count_alive(sim *s, int device, sim_alive *alive) {
+  sim_enter(s);
+  *alive = s->devices[device].alive;
+  sim_leave(s);
+}
+
+void sim_set_capacity(sim *s, int device, size_t bytes) {
+  sim_enter(s);
+  s->devices[device].capacity = bytes;
+  sim_leave(s);
+}
+
+/* ---- the driver's functions -------------------------------------------- */
+
+/* Begins a call, with the lock held on return: ESPER_OK, or the status that it
+ * is to answer at once. */
+static esper_status begin(sim *s, sim_call call, int device, void *object) {
+  run_hook(s, call, 0, device, object);
+  sim_enter(s);
+  s->calls[call]++;
+  s->calls[SIM_CALL_any]++;
+  if (s->options.completion == SIM_SEEDED) sim_let_time_pass(s);
+  for (int any = 0; any < 2; any++) {
+    sim_fault *fault = &s->faults[any ? SIM_CALL_any : call];
+    if (!fault_happens(fault)) continue;
+    s->faults_happened++;
+    return sim_refuse(fault->status, "sim: %s failed as asked",
+                      sim_call_name(call));
+  }
+  if (device < 0 || device >= s->options.devices) {
+    sim_report(s, "%s: there is no device %d\n", sim_call_name(call), device);
+    return sim_refuse(ESPER_DEVICE_ERROR, "sim: no device %d", device);
+  }
+  return ESPER_OK;
+}
+
+static esper_status end(sim *s, sim_call call, int device, void *object,
+                        esper_status status) {
+  sim_leave(s);
+  run_hook(s, call, 1, device, object);
+  return status;
+}
+
+#define BEGIN(call, object)                                                 \
+  sim *s = self;                                                            \
+  esper_status status = begin(s, SIM_CALL_##call, device, (object));        \
+  if (status == ESPER_OK) {
+#define END(call, object)                                                   \
+  }                                                                         \
+  return end(s, SIM_CALL_##call, device, (object), status)
+
+static esper_status device_count(void *self, int *count) {
+  int device = 0;
+  BEGIN(device_count, NULL)
+  *count = s->options.devices;
+  END(device_count, NULL);
+}
+
+static esper_status memory_info(void *self, int device, size_t *free_bytes,
+                                size_t *total) {
+  BEGIN(memory_info, NULL)
+  const sim_device *d = &s->devices[device];
+  *total = d->capacity;
+  *free_bytes = d->alive.bytes < d->capacity ? d->capacity - d->alive.bytes : 0;
+  END(memory_info, NULL);
+}
+
+static esper_status device_synchronize(void *self, int device) {
+  BEGIN(device_synchronize, NULL)
+  status = sim_wait_device(s, device);
+  END(device_synchronize, NULL);
+}
+
+static esper_status memory_alloc(void *self, int device, size_t size,
+                                 uintptr_t *address) {
+  BEGIN(memory_alloc, NULL)
+  status = sim_memory_new(s, device, size, address);
+  END(memory_alloc, NULL);
+}
+
+static esper_status memory_free(void *self, int device, uintptr_t address) {
+  BEGIN(memory_free, NULL)
+  status = sim_memory_give_back(s, device, address);
+  END(memory_free, NULL);
+}
+
+static esper_status page_granularity(void *self, int device, size_t *bytes) {
+  BEGIN(page_granularity, NULL)
+  *bytes = s->options.virtual_memory ? s->options.page_granularity : 0;
+  END(page_granularity, NULL);
+}
+
+static esper_status range_reserve(void *self, int device, size_t size,
+                                  uintptr_t *address) {
+  BEGIN(range_reserve, NULL)
+  status = sim_range_new(s, device, size, address);
+  END(range_reserve, NULL);
+}
+
+static esper_status range_free(void *self, int device, uintptr_t address,
+                               size_t size) {
+  BEGIN(range_free, NULL)
+  status = sim_range_give_back(s, device, address, size);
+  END(range_free, NULL);
+}
+
+static esper_status page_create(void *self, int device, size_t size,
+                                uint64_t *page) {
+  BEGIN(page_create, NULL)
+  status = sim_page_new(s, device, size, page);
+  END(page_create, NULL);
+}
+
+static esper_status page_release(void *self, int device, uint64_t page) {
+  BEGIN(page_release, NULL)
+  status = sim_page_give_back(s, device, page);
+  END(page_release, NULL);
+}
+
+static esper_status page_map(void *self, int device, uintptr_t address,
+                             size_t size, uint64_t page) {
+  BEGIN(page_map, NULL)
+  status = sim_page_put(s, device, address, size, page);
+  END(page_map, NULL);
+}
+
+static esper_status page_unmap(void *self, int device, uintptr_t address,
+                               size_t size) {
+  BEGIN(page_unmap, NULL)
+  status = sim_page_take(s, device, address, size);
+  END(page_unmap, NULL);
+}
+
+static esper_status stream_id(void *self, int device, void *stream,
+                              uint64_t *id) {
+  BEGIN(stream_id, stream)
+  sim_stream *st = sim_stream_find(s, device, stream, "stream_id");
+  if (st)
+    *id = st->id;
+  else
+    status = ESPER_DEVICE_ERROR;
+  END(stream_id, stream);
+}
+
+static esper_status stream_capture(void *self, int device, void *stream,
+                                   uint64_t *capture) {
+  BEGIN(stream_capture, stream)
+  sim_stream *st = sim_stream_find(s, device, stream, "stream_capture");
+  if (st)
+    *capture = st->capture ? st->capture->id : 0;
+  else
+    status = ESPER_DEVICE_ERROR;
+  END(stream_capture, stream);
+}
+
+static esper_status stream_create(void *self, int device, void **stream) {
+  BEGIN(stream_create, NULL)
+  *stream = sim_stream_new(s, device);
+  s->devices[device].alive.streams++;
+  END(stream_create, NULL);
+}
+
+static esper_status stream_destroy(void *self, int device, void *stream) {
+  BEGIN(stream_destroy, stream)
+  sim_stream *st = sim_stream_find(s, device, stream, "stream_destroy");
+  if (st) {
+    sim_stream_kill(s, st);
+    s->devices[device].alive.streams--;
+  } else {
+    status = ESPER_DEVICE_ERROR;
+  }
+  END(stream_destroy, stream);
+}
+
+static esper_status stream_wait(void *self, int device, void *stream,
+                                void *event) {
+  BEGIN(stream_wait, stream)
+  sim_stream *st = sim_stream_find(s, device, stream, "stream_wait");
+  sim_event *e = sim_event_find(s, -1, event, "stream_wait");
+  status = st && e ? sim_wait_stream(s, st, e, 1) : ESPER_DEVICE_ERROR;
+  END(stream_wait, stream);
+}
+
+static esper_status event_create(void *self, int device, void **event) {
+  BEGIN(event_create, NULL)
+  *event = sim_event_new(s, device, 1);
+  END(event_create, NULL);
+}
+
+static esper_status event_destroy(void *self, int device, void *event) {
+  BEGIN(event_destroy, event)
+  if (sim_event_find(s, device, event, "event_destroy"))
+    sim_event_kill(s, event);
+  else
+    status = ESPER_DEVICE_ERROR;
+  END(event_destroy, event);
+}
+
+static esper_status event_record(void *self, int device, void *event,
+                                 void *stream) {
+  BEGIN(event_record, stream)
+  sim_stream *st = sim_stream_find(s, device, stream, "event_record");
+  sim_event *e = sim_event_find(s, device, event, "event_record");
+  if (!st || !e) {
+    status = ESPER_DEVICE_ERROR;
+  } else if (st->capture) {
+    sim_report(s, "event_record on stream %llu, which is being captured\n",
+               (unsigned long long)st->id);
+    status = sim_refuse(ESPER_CAPTURING, "sim: the stream is being captured");
+  } else {
+    sim_record_now(s, st, e);
+  }
+  END(event_record, stream);
+}
+
+static esper_status event_record_all(void *self, int device, void *event) {
+  BEGIN(event_record_all, event)
+  sim_event *e = sim_event_find(s, device, event, "event_record_all");
+  status = e ? sim_record_all_now(s, device, e) : ESPER_DEVICE_ERROR;
+  END(event_record_all, event);
+}
+
+static esper_status event_query(void *self, int device, void *event) {
+  BEGIN(event_query, event)
+  sim_event *e = sim_event_find(s, device, event, "event_query");
+  status = e ? sim_query_now(s, e) : ESPER_DEVICE_ERROR;
+  END(event_query, event);
+}
+
+static esper_status event_synchronize(void *self, int device, void *event) {
+  BEGIN(event_synchronize, event)
+  sim_event *e = sim_event_find(s, device, event, "event_synchronize");
+  status = e ? sim_wait_host(s, e) : ESPER_DEVICE_ERROR;
+  END(event_synchronize, event);
+}
+
+static const char *driver_last_error(void *self) {
+  (void)self;
+  return last_error;
+}
+
+/* ---- lifetime ---------------------------------------------------------- */
+
+sim *sim_create(const sim_options *options) {
+  sim *s = calloc(1, sizeof *s);
+  if (!s) return NULL;
+  if (options) s->options = *options;
+  sim_options *o = &s->options;
+  if (o->devices == 0) o->devices = 1;
+  if (o->capacity == 0) o->capacity = (size_t)16 << 30;
+  if (o->page_granularity == 0) o->page_granularity = (size_t)2 << 20;
+  s->devices = o->devices > 0 ? calloc((size_t)o->devices, sizeof *s->devices)
+                              : NULL;
+  if (o->oracle) s->owners = calloc(SIM_OWNERS, sizeof *s->owners);
+  if (!s->devices || (o->oracle && !s->owners) ||
+      o->page_granularity % 4096 ||
+      pthread_mutex_init(&s->lock, NULL)) {
+    free(s->devices);
+    free(s->owners);
+    free(s);
+    return NULL;
+  }
+  s->random = o->seed;
+  s->memory.file = -1;
+  for (int d = 0; d < o->devices; d++) s->devices[d].capacity = o->capacity;
+  for (int call = 0; call < SIM_CALL_COUNT; call++)
+    for (int after = 0; after < 2; after++)
+      atomic_init(&s->hooks[call][after], NULL);
+  sim_queue_init(s);
+  s->driver = (esper_driver){
+      .name = "sim",
+      .self = s,
+#define FUNCTION(name) .name = name,
+      SIM_CALLS(FUNCTION)
+#undef FUNCTION
+      .last_error = driver_last_error,
+  };
+  return s;
+}
+
+void sim_destroy(sim *s) {
+  if (!s) return;
+  sim_capture_destroy_all(s);
+  sim_queue_destroy(s);
+  sim_memory_destroy(s);
+  sim_oracle_destroy(s);
+  for (int call = 0; call < SIM_CALL_COUNT; call++)
+    for (int after = 0; after < 2; after++)
+      free(atomic_load(&s->hooks[call][after]));
+  for (size_t i = 0; i < s->old_hook_count; i++) free(s->old_hooks[i]);
+  free(s->old_hooks);
+  free(s->devices);
+  pthread_mutex_destroy(&s->lock);
+  free(s);
+}
+
+const esper_driver *sim_driver(sim *s) { return &s->driver; }

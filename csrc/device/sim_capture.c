@@ -1,0 +1,213 @@
+/* sim_capture.c: captures as graphs of nodes.
+ *
+ * While a stream is being captured its operations become nodes that depend on
+ * the stream's last ones. A node knows all its ancestors, so whether one comes
+ * after another is one look. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim_internal.h"
+
+static size_t words(uint32_t nodes) { return ((size_t)nodes + 63) / 64; }
+
+static int has_ancestor(const sim_graph *graph, uint32_t node,
+                        uint32_t ancestor) {
+  if (ancestor >= node) return 0;
+  return (int)(graph->nodes[node].ancestors[ancestor / 64] >> ancestor % 64 &
+               1);
+}
+
+int sim_capture_is_after(const sim_stream *stream, uint32_t node) {
+  for (uint32_t i = 0; i < stream->tails.count; i++) {
+    uint32_t tail = stream->tails.at[i];
+    if (tail == node || has_ancestor(stream->capture, tail, node)) return 1;
+  }
+  return 0;
+}
+
+void sim_nodes_copy(sim_nodes *to, const sim_nodes *from) {
+  to->count = 0;
+  sim_nodes_add(to, from);
+}
+
+void sim_nodes_add(sim_nodes *to, const sim_nodes *from) {
+  for (uint32_t i = 0; i < from->count; i++) {
+    uint32_t k = 0;
+    while (k < to->count && to->at[k] != from->at[i]) k++;
+    if (k < to->count) continue;
+    to->at = sim_grow32(to->at, to->count, &to->capacity, sizeof *to->at);
+    to->at[to->count++] = from->at[i];
+  }
+}
+
+uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op) {
+  (void)s;
+  sim_graph *graph = stream->capture;
+  uint32_t number = graph->count;
+  graph->nodes = sim_grow32(graph->nodes, number, &graph->capacity,
+                            sizeof *graph->nodes);
+  sim_node *node = &graph->nodes[number];
+  node->op = *op;
+  node->ancestors = calloc(words(number) + 1, sizeof *node->ancestors);
+  if (!node->ancestors) abort();
+  for (uint32_t i = 0; i < stream->tails.count; i++) {
+    uint32_t tail = stream->tails.at[i];
+    node->ancestors[tail / 64] |= (uint64_t)1 << tail % 64;
+    for (size_t w = 0; w < words(tail); w++)
+      node->ancestors[w] |= graph->nodes[tail].ancestors[w];
+  }
+  graph->count++;
+  stream->tails.count = 0;
+  sim_nodes_add(&stream->tails, &(sim_nodes){1, 1, &number});
+  return number;
+}
+
+sim_graph *sim_capture_find(sim *s, uint64_t id) {
+  for (uint32_t i = 0; i < s->capture_count; i++)
+    if (s->captures[i]->id == id) return s->captures[i];
+  return NULL;
+}
+
+void sim_capture_invalidate(sim *s, uint64_t id) {
+  sim_graph *graph = sim_capture_find(s, id);
+  if (graph) graph->invalid = 1;
+}
+
+int sim_device_is_capturing(sim *s, int device) {
+  if (s->capture_count == 0) return 0;
+  for (uint32_t i = 0; i < s->stream_count; i++)
+    if (s->streams[i]->device == device && s->streams[i]->capture) return 1;
+  return 0;
+}
+
+void sim_graph_drop(sim *s, sim_graph *graph) {
+  (void)s;
+  if (--graph->references) return;
+  for (uint32_t i = 0; i < graph->count; i++) free(graph->nodes[i].ancestors);
+  free(graph->nodes);
+  free(graph);
+}
+
+/* No stream is in the capture any more; its nodes mean nothing to others. */
+static void deactivate(sim *s, sim_graph *graph) {
+  for (uint32_t i = 0; i < s->stream_count; i++)
+    if (s->streams[i]->capture == graph) {
+      s->streams[i]->capture = NULL;
+      s->streams[i]->tails.count = 0;
+    }
+  for (uint32_t i = 0; i < s->capture_count; i++)
+    if (s->captures[i] == graph) {
+      s->captures[i] = s->captures[--s->capture_count];
+      break;
+    }
+  graph->active = 0;
+}
+
+/* Every node comes before the end of the stream that the capture began on. */
+static int is_joined(const sim_stream *origin) {
+  for (uint32_t n = 0; n < origin->capture->count; n++)
+    if (!sim_capture_is_after(origin, n)) return 0;
+  return 1;
+}
+
+uint64_t sim_capture_begin(sim *s, int device, void *handle) {
+  uint64_t id = 0;
+  sim_enter(s);
+  sim_stream *stream = sim_stream_find(s, device, handle, "sim_capture_begin");
+  if (stream && stream->capture) {
+    sim_report(s, "sim_capture_begin: the stream is being captured already\n");
+  } else if (stream) {
+    sim_graph *graph = calloc(1, sizeof *graph);
+    if (!graph) abort();
+    graph->id = id = s->next_capture_id++;
+    graph->active = 1;
+    graph->origin = stream->slot;
+    graph->references = 1;
+    s->captures = sim_grow32(s->captures, s->capture_count,
+                             &s->capture_capacity, sizeof *s->captures);
+    s->captures[s->capture_count++] = graph;
+    stream->capture = graph;
+    stream->tails.count = 0;
+  }
+  sim_leave(s);
+  return id;
+}
+
+static sim_graph *end(sim *s, int device, void *handle, const char *who,
+                      int *joined) {
+  sim_stream *stream = sim_stream_find(s, device, handle, who);
+  if (!stream) return NULL;
+  if (!stream->capture || stream->capture->origin != stream->slot) {
+    sim_report(s, "%s: no capture began on this stream\n", who);
+    return NULL;
+  }
+  sim_graph *graph = stream->capture;
+  *joined = is_joined(stream);
+  deactivate(s, graph);
+  return graph;
+}
+
+sim_graph *sim_capture_end(sim *s, int device, void *handle) {
+  int joined = 0;
+  sim_enter(s);
+  sim_graph *graph = end(s, device, handle, "sim_capture_end", &joined);
+  if (graph && (graph->invalid || !joined)) {
+    sim_graph_drop(s, graph);
+    graph = NULL;
+  }
+  sim_leave(s);
+  return graph;
+}
+
+void sim_capture_abort(sim *s, int device, void *handle) {
+  int joined;
+  sim_enter(s);
+  sim_graph *graph = end(s, device, handle, "sim_capture_abort", &joined);
+  if (graph) sim_graph_drop(s, graph);
+  sim_leave(s);
+}
+
+int sim_capture_is_valid(sim *s, int device, void *handle) {
+  sim_enter(s);
+  sim_stream *stream =
+      sim_stream_find(s, device, handle, "sim_capture_is_valid");
+  int valid = stream && stream->capture && !stream->capture->invalid;
+  sim_leave(s);
+  return valid;
+}
+
+void sim_graph_launch(sim *s, sim_graph *graph, int device, void *handle) {
+  sim_enter(s);
+  sim_stream *stream = sim_stream_find(s, device, handle, "sim_graph_launch");
+  if (stream && stream->capture) {
+    sim_report(s, "sim_graph_launch: child graphs are not simulated\n");
+  } else if (stream) {
+    graph->references++;
+    uint64_t index = sim_enqueue(
+        s, stream, &(sim_op){.kind = SIM_OP_GRAPH, .graph = graph});
+    for (uint32_t i = 0; s->options.oracle && i < graph->count; i++) {
+      const sim_op *op = &graph->nodes[i].op;
+      if (op->size)
+        sim_oracle_access(s, stream, index, SIM_NONE, op->address, op->size,
+                          op->owner);
+    }
+  }
+  sim_leave(s);
+}
+
+size_t sim_graph_nodes(const sim_graph *graph) { return graph->count; }
+
+void sim_graph_destroy(sim *s, sim_graph *graph) {
+  sim_enter(s);
+  sim_graph_drop(s, graph);
+  sim_leave(s);
+}
+
+void sim_capture_destroy_all(sim *s) {
+  while (s->capture_count) {
+    sim_graph *graph = s->captures[0];
+    deactivate(s, graph);
+    sim_graph_drop(s, graph);
+  }
+  free(s->captures);
+}

@@ -1,0 +1,330 @@
+/* sim_internal.h: what the parts of the simulated device share.
+ *
+ *   sim.c          lifetime, failures, the driver's functions, faults, hooks
+ *   sim_queue.c    streams, operations, time, events
+ *   sim_memory.c   addresses, physical memory, pages
+ *   sim_capture.c  captures and graphs
+ *   sim_oracle.c   clocks, accesses, owners
+ *
+ * Functions declared here expect the simulation's lock to be held. */
+#ifndef ESPER_SIM_INTERNAL_H
+#define ESPER_SIM_INTERNAL_H
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+
+#include "sim.h"
+
+/* A vector clock: at[i] is the highest operation of slot i that whoever has
+ * the clock is ordered after; 0 past the end. */
+typedef struct sim_clock {
+  uint32_t count, capacity;
+  uint64_t *at;
+} sim_clock;
+
+typedef struct sim_nodes { /* nodes of one graph, by number */
+  uint32_t count, capacity;
+  uint32_t *at;
+} sim_nodes;
+
+typedef enum sim_op_kind {
+  SIM_OP_KERNEL,
+  SIM_OP_RECORD,
+  SIM_OP_WAIT,
+  SIM_OP_WAIT_FLAG,
+  SIM_OP_RAISE_FLAG,
+  SIM_OP_GRAPH
+} sim_op_kind;
+
+typedef struct sim_op {
+  sim_op_kind kind;
+  uint32_t slot;    /* WAIT: of the stream waited for                          */
+  uint64_t index;   /* WAIT: operation waited for; flags: the flag             */
+  uintptr_t address; /* KERNEL, with host memory behind it                     */
+  size_t size;
+  uint64_t owner;
+  sim_access access;
+  sim_graph *graph;
+} sim_op;
+
+/* A stream lives in a slot. Operations of a slot are numbered from 1, through
+ * all streams that it had in turn, so (slot, number) means one operation for
+ * ever. A slot is used again when everybody is ordered after all of it. */
+typedef struct sim_stream {
+  uint32_t slot;
+  int device;
+  uint64_t id;
+  uint32_t handle; /* its place in sim.handles; SIM_NONE: has no handle        */
+  int alive;
+  uint64_t enqueued, executed;
+  sim_op *ops; /* operation i is at i modulo capacity */
+  uint64_t ops_capacity;
+  uint32_t pending_at; /* place in sim.pending; SIM_NONE: nothing pending      */
+  int visiting;        /* sim_run_to is at work on it                          */
+  sim_clock clock;     /* what its future is ordered after                     */
+  uint64_t host_version; /* of sim.host when last joined into clock            */
+  sim_graph *capture;
+  sim_nodes tails; /* in a capture: the nodes its next node depends on         */
+} sim_stream;
+
+typedef struct sim_event {
+  int device, alive;
+  uint32_t slot;
+  uint64_t index; /* 0: never recorded                                         */
+  int all; /* stands for operations of many slots, `until`                     */
+  sim_clock until;
+  sim_clock clock;
+  uint64_t capture; /* recorded inside this capture                            */
+  sim_nodes nodes;
+  int of_core; /* made by the driver's event_create                            */
+} sim_event;
+
+#define SIM_NONE UINT32_MAX
+enum { SIM_FLAGS = 64, SIM_REPORT = 8192, SIM_OWNERS = 1 << 16 };
+
+/* Accesses that may still be running, of one stretch of bytes. */
+typedef struct sim_marks sim_marks;
+
+/* The stretches of a physical allocation, in order, without gaps. */
+typedef struct sim_stretch {
+  size_t begin, end;
+  sim_marks *marks; /* NULL: none */
+  uint64_t owner;
+  int live;
+} sim_stretch;
+
+/* Physical memory: a classic allocation or a page. */
+typedef struct sim_physical {
+  int device;
+  size_t size;
+  uint64_t page; /* 0: classic */
+  size_t mappings;
+  int released;
+  size_t file_offset; /* of a page with host memory behind it */
+  sim_stretch *stretches;
+  size_t stretch_count, stretch_capacity;
+} sim_physical;
+
+/* Addresses with physical memory behind them. */
+typedef struct sim_span {
+  uintptr_t begin, end;
+  sim_physical *physical;
+} sim_span;
+
+typedef struct sim_range { /* reserved addresses */
+  uintptr_t begin, end;
+  int device;
+} sim_range;
+
+typedef struct sim_hole { /* addresses that were given back */
+  uintptr_t begin;
+  size_t size;
+} sim_hole;
+
+typedef struct sim_memory {
+  sim_span *spans; /* by address */
+  size_t span_count, span_capacity;
+  sim_range *ranges; /* by address */
+  size_t range_count, range_capacity;
+  sim_hole *holes;
+  size_t hole_count, hole_capacity;
+  sim_physical **pages; /* by low half of the page's number, less 1 */
+  uint32_t page_count, page_capacity, page_turn;
+  uintptr_t next; /* fake addresses handed out so far */
+  int file;       /* host memory of pages; -1: not open */
+  size_t file_size;
+} sim_memory;
+
+typedef struct sim_node {
+  sim_op op;
+  uint64_t *ancestors; /* bit i: node i, for every i below its own number */
+} sim_node;
+
+struct sim_graph {
+  uint64_t id;
+  int active, invalid;
+  uint32_t origin; /* slot */
+  sim_node *nodes;
+  uint32_t count, capacity;
+  size_t references; /* the program's, and of launches not yet executed */
+};
+
+typedef struct sim_owner { /* for reports */
+  uint64_t id;
+  uintptr_t address;
+  size_t size;
+  int device;
+  uint64_t stream; /* id */
+  uint64_t capture;
+} sim_owner;
+
+typedef struct sim_hook {
+  sim_hook_fn *run;
+  void *context;
+} sim_hook;
+
+typedef struct sim_fault {
+  uint64_t nth; /* calls until it happens; 0: none */
+  int sticky;
+  esper_status status;
+} sim_fault;
+
+typedef struct sim_device {
+  uint32_t legacy; /* slot */
+  size_t capacity;
+  sim_alive alive;
+} sim_device;
+
+typedef struct sim_thread_stream {
+  uint64_t thread;
+  int device;
+  uint32_t slot;
+} sim_thread_stream;
+
+struct sim {
+  esper_driver driver;
+  sim_options options;
+  pthread_mutex_t lock;
+  sim_device *devices;
+
+  /* Streams and events. */
+  sim_stream **streams; /* by slot */
+  uint32_t stream_count, stream_capacity;
+  uint32_t dead_count; /* slots whose stream was destroyed */
+  uint32_t *handles;   /* slot; SIM_NONE: free */
+  uint32_t handle_count, handle_capacity;
+  uint32_t *free_handles;
+  uint32_t free_handle_count, free_handle_capacity;
+  sim_thread_stream *thread_streams;
+  size_t thread_stream_count, thread_stream_capacity;
+  uint32_t *pending; /* slots with operations to execute */
+  uint32_t pending_count, pending_capacity;
+  sim_event **events;
+  uint32_t event_count, event_capacity;
+  uint32_t *free_events;
+  uint32_t free_event_count, free_event_capacity;
+  uint64_t next_stream_id, next_capture_id;
+  uint64_t random;
+  uint32_t pace, pace_left;
+  uint64_t flags;
+
+  sim_memory memory;
+
+  sim_graph **captures; /* that are active */
+  uint32_t capture_count, capture_capacity;
+
+  /* The oracle. */
+  sim_clock host;
+  uint64_t host_version;
+  uint64_t owner_count;
+  sim_owner *owners; /* the last ones, by id modulo SIM_OWNERS */
+  sim_marks *free_marks[8];
+
+  /* Faults, hooks, counts. */
+  uint64_t calls[SIM_CALL_COUNT + 1];
+  sim_fault faults[SIM_CALL_COUNT + 1];
+  uint64_t faults_happened;
+  _Atomic(sim_hook *) hooks[SIM_CALL_COUNT][2];
+  sim_hook **old_hooks;
+  size_t old_hook_count, old_hook_capacity;
+
+  /* Failures. */
+  sim_failure_fn *on_failure;
+  void *on_failure_context;
+  uint64_t failures;
+  size_t report_length;
+  char report[SIM_REPORT];
+};
+
+/* sim.c */
+void sim_enter(sim *s);
+/* Unlocks, then tells the handler of what was reported. */
+void sim_leave(sim *s);
+void sim_report(sim *s, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* A status with words for last_error(). */
+esper_status sim_refuse(esper_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+uint64_t sim_random(uint64_t *state);
+/* Room for one more element. Host memory running out aborts: a test cannot
+ * go on. */
+void *sim_grow(void *array, size_t count, size_t *capacity, size_t size);
+void *sim_grow32(void *array, uint32_t count, uint32_t *capacity, size_t size);
+
+/* sim_queue.c */
+int sim_queue_init(sim *s);
+void sim_queue_destroy(sim *s);
+void *sim_stream_new(sim *s, int device);
+/* NULL, with a report when `who` is given: no such stream. */
+sim_stream *sim_stream_find(sim *s, int device, void *handle, const char *who);
+void sim_stream_kill(sim *s, sim_stream *stream);
+void *sim_stream_handle(const sim_stream *stream);
+uint64_t sim_enqueue(sim *s, sim_stream *stream, const sim_op *op);
+int sim_run_to(sim *s, sim_stream *stream, uint64_t index);
+void sim_let_time_pass(sim *s);
+void *sim_event_new(sim *s, int device, int of_core);
+sim_event *sim_event_find(sim *s, int device, void *handle, const char *who);
+void sim_event_kill(sim *s, void *handle);
+void sim_record_now(sim *s, sim_stream *stream, sim_event *event);
+esper_status sim_record_all_now(sim *s, int device, sim_event *event);
+esper_status sim_query_now(sim *s, sim_event *event);
+esper_status sim_wait_host(sim *s, sim_event *event);
+esper_status sim_wait_device(sim *s, int device);
+esper_status sim_wait_stream(sim *s, sim_stream *stream, sim_event *event,
+                             int of_core);
+
+/* sim_memory.c */
+void sim_memory_destroy(sim *s);
+esper_status sim_memory_new(sim *s, int device, size_t size,
+                            uintptr_t *address);
+esper_status sim_memory_give_back(sim *s, int device, uintptr_t address);
+esper_status sim_range_new(sim *s, int device, size_t size,
+                           uintptr_t *address);
+esper_status sim_range_give_back(sim *s, int device, uintptr_t address,
+                                 size_t size);
+esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page);
+esper_status sim_page_give_back(sim *s, int device, uint64_t page);
+esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size,
+                          uint64_t page);
+esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size);
+/* The span that holds an address, or NULL. */
+sim_span *sim_span_find(sim *s, uintptr_t address);
+
+/* sim_capture.c */
+void sim_capture_destroy_all(sim *s);
+sim_graph *sim_capture_find(sim *s, uint64_t id); /* active, or NULL */
+void sim_capture_invalidate(sim *s, uint64_t id);
+uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op);
+/* Whether the stream's next node comes after `node`. */
+int sim_capture_is_after(const sim_stream *stream, uint32_t node);
+void sim_nodes_copy(sim_nodes *to, const sim_nodes *from);
+void sim_nodes_add(sim_nodes *to, const sim_nodes *from);
+void sim_graph_drop(sim *s, sim_graph *graph);
+int sim_device_is_capturing(sim *s, int device);
+
+/* sim_oracle.c */
+uint64_t sim_clock_get(const sim_clock *clock, uint32_t slot);
+void sim_clock_set(sim *s, sim_clock *clock, uint32_t slot, uint64_t index);
+void sim_clock_join(sim *s, sim_clock *clock, const sim_clock *other);
+void sim_clock_copy(sim *s, sim_clock *clock, const sim_clock *other);
+void sim_host_learn(sim *s, const sim_clock *clock);
+void sim_oracle_destroy(sim *s);
+void sim_physical_init(sim *s, sim_physical *physical);
+void sim_physical_destroy(sim *s, sim_physical *physical);
+/* Nonzero: an access to the memory is not over for the host, or it has a live
+ * owner. Reports, naming `who`. */
+int sim_physical_is_busy(sim *s, sim_physical *physical, uintptr_t address,
+                         const char *who);
+/* Notes an access by an operation that was just enqueued (node SIM_NONE), or
+ * by a node of the stream's capture. 0, after a report: not allowed. `owner`
+ * 0: the bytes' live owner, else a replay on behalf of that owner. */
+int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index,
+                      uint32_t node, uintptr_t address, size_t size,
+                      uint64_t owner);
+/* The live owner of all the bytes; 0, after a report: there is none. */
+uint64_t sim_oracle_owner(sim *s, const char *who, int device,
+                          uintptr_t address, size_t size);
+void sim_pattern_access(sim *s, const sim_op *op);
+
+#endif

@@ -1,0 +1,169 @@
+/* esper_alloc.c: the allocator of this process: one core over the CUDA driver,
+ * made at first use, behind the functions that extensions and
+ * torch.cuda.memory.CUDAPluggableAllocator call. It decides nothing but which
+ * core and which device a call means. */
+#include "esper_alloc.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "device/cuda.h"
+#include "instance.h"
+
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(esper_core *) the_core;
+static atomic_bool record_stream_visible;
+
+/* ---- the core ---------------------------------------------------------- */
+
+static esper_status config_from_environment(esper_config *config)
+{
+  *config = (esper_config){0};
+  const char *order = getenv("ESPER_ALLOC_REUSE");
+  if (!order || !*order || strcmp(order, "gate") == 0)
+    config->reuse_order = ESPER_REUSE_GATE;
+  else if (strcmp(order, "grow") == 0)
+    config->reuse_order = ESPER_REUSE_GROW;
+  else
+    return error_set(ESPER_INVALID, "ESPER_ALLOC_REUSE=%s is no reuse order: use gate or grow",
+                     order);
+  return ESPER_OK;
+}
+
+static esper_core *instance_make(void)
+{
+  const esper_driver *driver;
+  esper_config config;
+  esper_core *core = NULL;
+  if (config_from_environment(&config) != ESPER_OK ||
+      esper_cuda_driver(&driver) != ESPER_OK ||
+      esper_core_create(driver, &config, &core) != ESPER_OK)
+    return NULL;
+  return core;
+}
+
+/* The core if there is one. In a forked child there is none: its memory
+ * belongs to the parent, and a lock that another thread held at the fork
+ * stays locked here for ever. */
+static esper_core *instance_if_made(void)
+{
+  esper_core *core = atomic_load_explicit(&the_core, memory_order_acquire);
+  return core && !esper_cuda_is_forked() ? core : NULL;
+}
+
+esper_core *esper_instance(void)
+{
+  esper_core *core = instance_if_made();
+  if (core)
+    return core;
+  if (esper_cuda_is_forked()) {
+    const esper_driver *driver;
+    esper_cuda_driver(&driver); /* says what is wrong */
+    return NULL;
+  }
+  pthread_mutex_lock(&making);
+  core = atomic_load_explicit(&the_core, memory_order_relaxed);
+  if (!core) {
+    core = instance_make();
+    atomic_store_explicit(&the_core, core, memory_order_release);
+  }
+  pthread_mutex_unlock(&making);
+  return core;
+}
+
+/* ---- what a call means ------------------------------------------------- */
+
+/* The legacy default stream lives as long as the process. Of others nothing is
+ * known here. */
+static esper_stream stream_of(void *handle, int device)
+{
+  return (esper_stream){.handle = handle,
+                        .device = device,
+                        .flags = (uintptr_t)handle <= 1 ? ESPER_STREAM_IMMORTAL : 0};
+}
+
+/* ---- the public functions ---------------------------------------------- */
+
+void *esper_alloc_malloc(size_t size, int device, void *stream)
+{
+  void *pointer = NULL;
+  esper_core *core = esper_instance();
+  if (!core || esper_malloc(core, size, stream_of(stream, device), &pointer) != ESPER_OK)
+    return NULL;
+  return pointer;
+}
+
+void esper_alloc_free(void *ptr, size_t size, int device, void *stream)
+{
+  (void)size, (void)device, (void)stream;
+  esper_core *core = instance_if_made();
+  if (!core || !ptr)
+    return;
+  if (!atomic_load_explicit(&record_stream_visible, memory_order_relaxed) &&
+      esper_free_after_all(core, ptr) != ESPER_OK)
+    return; /* no block of ours, or one that is free already */
+  esper_free(core, ptr);
+}
+
+esper_status esper_alloc_record_use(const void *ptr, void *stream)
+{
+  int device;
+  esper_core *core = esper_instance();
+  if (!core)
+    return ESPER_UNSUPPORTED;
+  esper_status status = esper_cuda_stream_device(stream, &device);
+  if (status != ESPER_OK)
+    return status;
+  return esper_record_use(core, &ptr, 1, stream_of(stream, device), 0, NULL);
+}
+
+void esper_alloc_record_stream(void *ptr, void *stream)
+{
+  int device;
+  esper_core *core = instance_if_made();
+  if (!core)
+    return;
+  if (esper_cuda_stream_device(stream, &device) != ESPER_OK ||
+      esper_record_stream(core, ptr, stream_of(stream, device)) != ESPER_OK)
+    esper_free_after_all(core, ptr); /* nobody hears of an error here: withhold */
+}
+
+void esper_alloc_init(int device_count)
+{
+  (void)device_count;
+  esper_instance();
+}
+
+void esper_alloc_reset(void)
+{
+  esper_core *core = instance_if_made();
+  int count = core ? esper_device_count(core) : 0;
+  for (int device = 0; device < count; device++)
+    esper_empty_cache(core, device, NULL);
+}
+
+void esper_alloc_set_memory_fraction(double fraction, int device)
+{
+  esper_core *core = esper_instance();
+  if (core)
+    esper_set_memory_fraction(core, device, fraction);
+}
+
+void *esper_alloc_base(void *ptr, size_t *size)
+{
+  esper_block_info info;
+  esper_core *core = instance_if_made();
+  bool found = core && esper_find_block(core, ptr, &info) == ESPER_OK;
+  if (size)
+    *size = found ? info.segment_size : 0;
+  return found ? info.segment_address : NULL;
+}
+
+void esper_alloc_set_record_stream_visible(int visible)
+{
+  atomic_store(&record_stream_visible, visible != 0);
+}

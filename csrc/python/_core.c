@@ -1,0 +1,302 @@
+/* _core.c: the CPython module esper_alloc._core: the core and its drivers,
+ * without PyTorch. It also is the library that extensions and
+ * CUDAPluggableAllocator load: esper_alloc_* are exported from it. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "../device/cuda.h"
+#include "../instance.h"
+#include "capi.h"
+#if __has_include("replay.h")
+#include "replay.h"
+#define HAVE_REPLAY
+#endif
+
+#ifndef ESPER_VERSION
+#error "ESPER_VERSION is set by setup.py"
+#endif
+
+/* ---- small helpers ----------------------------------------------------- */
+
+/* Steals `value`; NULL stands for a failure before. */
+static int dict_take(PyObject *dict, const char *key, PyObject *value)
+{
+  int failed = !value || PyDict_SetItemString(dict, key, value) < 0;
+  Py_XDECREF(value);
+  return failed ? -1 : 0;
+}
+
+static PyObject *string_or_none(const char *string)
+{
+  if (!string)
+    Py_RETURN_NONE;
+  return PyUnicode_DecodeUTF8(string, (Py_ssize_t)strlen(string), "replace");
+}
+
+static PyObject *raise_status(esper_status status)
+{
+  PyObject *type = status == ESPER_HOST_MEMORY ? PyExc_MemoryError
+                   : status == ESPER_INVALID   ? PyExc_ValueError
+                                               : PyExc_RuntimeError;
+  PyErr_SetString(type, esper_last_error());
+  return NULL;
+}
+
+/* The core of the process, or NULL with an exception. Making it starts CUDA,
+ * which takes a while. */
+static esper_core *core_or_raise(void)
+{
+  esper_core *core;
+  Py_BEGIN_ALLOW_THREADS
+  core = esper_instance();
+  Py_END_ALLOW_THREADS
+  if (!core)
+    raise_status(ESPER_UNSUPPORTED);
+  return core;
+}
+
+/* ---- driver_report ----------------------------------------------------- */
+
+static PyObject *report_entry_points(void)
+{
+  esper_cuda_entry_point entry;
+  PyObject *dict = PyDict_New();
+  for (int i = 0; dict && esper_cuda_get_entry_point(i, &entry); i++)
+    if (dict_take(dict, entry.name, PyBool_FromLong(entry.found)) < 0)
+      Py_CLEAR(dict);
+  return dict;
+}
+
+static PyObject *report_device(int index)
+{
+  esper_cuda_device device;
+  esper_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = esper_cuda_get_device(index, &device);
+  Py_END_ALLOW_THREADS
+  if (status != ESPER_OK)
+    return raise_status(status);
+  return Py_BuildValue("{s:i,s:N,s:n,s:O,s:(ii)}", "index", index, "name",
+                       string_or_none(device.name), "total_bytes",
+                       (Py_ssize_t)device.total_bytes, "virtual_memory",
+                       device.virtual_memory ? Py_True : Py_False, "compute_capability",
+                       device.compute_capability[0], device.compute_capability[1]);
+}
+
+static PyObject *report_devices(const esper_driver *driver)
+{
+  int count = 0;
+  if (driver)
+    driver->device_count(driver->self, &count);
+  PyObject *list = PyList_New(count);
+  for (int i = 0; list && i < count; i++) {
+    PyObject *device = report_device(i);
+    if (!device)
+      Py_CLEAR(list);
+    else
+      PyList_SET_ITEM(list, i, device);
+  }
+  return list;
+}
+
+PyDoc_STRVAR(driver_report_doc,
+             "driver_report()\n--\n\n"
+             "What was found of the CUDA driver, as a dict; loads and initialises it, but\n"
+             "starts no device. Never raises for what is missing: that is the report.");
+
+static PyObject *driver_report(PyObject *self, PyObject *ignored)
+{
+  (void)self, (void)ignored;
+  const esper_driver *driver = NULL;
+  esper_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = esper_cuda_driver(&driver);
+  Py_END_ALLOW_THREADS
+  const char *error = status == ESPER_OK ? NULL : esper_last_error();
+  int version = esper_cuda_driver_version();
+  PyObject *report = PyDict_New();
+  if (!report)
+    return NULL;
+  if (dict_take(report, "available", PyBool_FromLong(status == ESPER_OK)) < 0 ||
+      dict_take(report, "error", string_or_none(error)) < 0 ||
+      dict_take(report, "library", string_or_none(esper_cuda_library())) < 0 ||
+      dict_take(report, "driver_version",
+                version ? PyLong_FromLong(version) : string_or_none(NULL)) < 0 ||
+      dict_take(report, "entry_points", report_entry_points()) < 0 ||
+      dict_take(report, "devices", report_devices(driver)) < 0)
+    Py_CLEAR(report);
+  return report;
+}
+
+/* ---- build_info -------------------------------------------------------- */
+
+#if defined(__clang__)
+#define COMPILER "clang " __clang_version__
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+
+#ifdef NDEBUG
+#define ASSERTS 0
+#else
+#define ASSERTS 1
+#endif
+
+#ifdef ESPER_RULE_SWITCHES
+#define RULE_SWITCHES 1
+#else
+#define RULE_SWITCHES 0
+#endif
+
+#ifndef ESPER_BUILD_SANITIZE
+#define ESPER_BUILD_SANITIZE NULL
+#endif
+
+#ifndef ESPER_BUILD_CUDA_HEADERS
+#define ESPER_BUILD_CUDA_HEADERS NULL
+#endif
+
+PyDoc_STRVAR(build_info_doc,
+             "build_info()\n--\n\n"
+             "How this module was built, as a dict.");
+
+static PyObject *build_info(PyObject *self, PyObject *ignored)
+{
+  (void)self, (void)ignored;
+  return Py_BuildValue("{s:s,s:s,s:z,s:N,s:N,s:N,s:I}", "version", ESPER_VERSION, "compiler",
+                       COMPILER, "cuda_headers", ESPER_BUILD_CUDA_HEADERS, "asserts",
+                       PyBool_FromLong(ASSERTS), "rule_switches",
+                       PyBool_FromLong(RULE_SWITCHES), "sanitize",
+                       string_or_none(ESPER_BUILD_SANITIZE), "capi_version",
+                       ESPER_CAPI_VERSION);
+}
+
+/* ---- the core of this process ------------------------------------------ */
+
+static const struct esper_capi capi = {
+    .version = ESPER_CAPI_VERSION,
+    .size = sizeof(struct esper_capi),
+    .instance = esper_instance,
+#define MEMBER(name) .name = esper_##name,
+    ESPER_CAPI_FUNCTIONS(MEMBER)
+#undef MEMBER
+};
+
+PyDoc_STRVAR(addresses_doc,
+             "addresses()\n--\n\n"
+             "Addresses of the exported esper_alloc_* functions, by name: what the setters\n"
+             "of torch.cuda.memory.CUDAPluggableAllocator take.");
+
+static PyObject *addresses(PyObject *self, PyObject *ignored)
+{
+  (void)self, (void)ignored;
+  static const struct {
+    const char *name;
+    void (*function)(void);
+  } exported[] = {
+#define EXPORTED(name) {"esper_alloc_" #name, (void (*)(void))esper_alloc_##name}
+      EXPORTED(malloc), EXPORTED(free), EXPORTED(record_use), EXPORTED(record_stream),
+      EXPORTED(init), EXPORTED(reset), EXPORTED(set_memory_fraction), EXPORTED(base),
+      EXPORTED(set_record_stream_visible),
+#undef EXPORTED
+  };
+  PyObject *dict = PyDict_New();
+  for (size_t i = 0; dict && i < sizeof exported / sizeof *exported; i++)
+    if (dict_take(dict, exported[i].name,
+                  PyLong_FromUnsignedLongLong((uintptr_t)exported[i].function)) < 0)
+      Py_CLEAR(dict);
+  return dict;
+}
+
+PyDoc_STRVAR(counters_doc,
+             "counters(device)\n--\n\n"
+             "Figures of this process's allocator on a device, as a dict; they are described\n"
+             "at struct esper_counters in esper_alloc.h. RuntimeError: there is no CUDA.");
+
+static PyObject *counters(PyObject *self, PyObject *argument)
+{
+  (void)self;
+  long device = PyLong_AsLong(argument);
+  if (device == -1 && PyErr_Occurred())
+    return NULL;
+  esper_core *core = core_or_raise();
+  if (!core)
+    return NULL;
+  if (device < 0 || device >= esper_device_count(core))
+    return PyErr_Format(PyExc_ValueError, "there is no device %ld, only %d", device,
+                        esper_device_count(core));
+  esper_counters figures;
+  esper_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = esper_get_counters(core, (int)device, &figures);
+  Py_END_ALLOW_THREADS
+  if (status != ESPER_OK)
+    return raise_status(status);
+#define FIGURE(name) #name, (unsigned long long)figures.name
+  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", FIGURE(gates_issued),
+                       FIGURE(gates_skipped), FIGURE(loans), FIGURE(uses_pending),
+                       FIGURE(bytes_pending), FIGURE(blocks_held), FIGURE(events_alive),
+                       FIGURE(events_created), FIGURE(metadata_bytes), FIGURE(captured_uses));
+#undef FIGURE
+}
+
+PyDoc_STRVAR(driver_calls_doc,
+             "driver_calls()\n--\n\n"
+             "How often this process's allocator has called each function of the CUDA driver\n"
+             "layer, as a dict. RuntimeError: there is no CUDA.");
+
+static PyObject *driver_calls(PyObject *self, PyObject *ignored)
+{
+  (void)self, (void)ignored;
+  esper_core *core = core_or_raise();
+  const char *name;
+  PyObject *dict = core ? PyDict_New() : NULL;
+  for (int i = 0; dict && (name = esper_driver_call_name(i)); i++)
+    if (dict_take(dict, name, PyLong_FromUnsignedLongLong(esper_driver_calls(core, i))) < 0)
+      Py_CLEAR(dict);
+  return dict;
+}
+
+/* ---- the module -------------------------------------------------------- */
+
+static PyMethodDef methods[] = {
+    {"driver_report", driver_report, METH_NOARGS, driver_report_doc},
+    {"build_info", build_info, METH_NOARGS, build_info_doc},
+    {"addresses", addresses, METH_NOARGS, addresses_doc},
+    {"counters", counters, METH_O, counters_doc},
+    {"driver_calls", driver_calls, METH_NOARGS, driver_calls_doc},
+#ifdef HAVE_REPLAY
+    {"replay", (PyCFunction)(void (*)(void))esper_py_replay, METH_VARARGS | METH_KEYWORDS,
+     esper_py_replay_doc},
+#endif
+    {0},
+};
+
+static int module_exec(PyObject *module)
+{
+  PyObject *capsule = PyCapsule_New((void *)&capi, ESPER_CAPI_NAME, NULL);
+  int failed = !capsule || PyModule_AddObjectRef(module, "capi", capsule) < 0 ||
+               PyModule_AddStringConstant(module, "__version__", ESPER_VERSION) < 0;
+  Py_XDECREF(capsule);
+  return failed ? -1 : 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, module_exec},
+    {0},
+};
+
+PyDoc_STRVAR(module_doc, "The allocator's core and its drivers, without PyTorch.");
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "esper_alloc._core",
+    .m_doc = module_doc,
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+  return PyModuleDef_Init(&module);
+}

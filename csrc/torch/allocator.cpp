@@ -1,0 +1,285 @@
+#include "allocator.h"
+
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/util/env.h>
+
+#include <algorithm>
+
+#include "core_api.h"
+#include "options.h"
+#include "out_of_memory.h"
+#include "stream.h"
+#include "uncached.h"
+
+namespace esper {
+namespace {
+
+// The profiler wants each allocation with the device's totals. Only while it
+// records memory: the totals cost a walk over the core's counters.
+void report_to_profiler(const void* ptr, bool allocated) {
+  esper_block_info block;
+  esper_stats stats;
+  esper_core* made = core();
+  if (capi().find_block(made, ptr, &block) != ESPER_OK ||
+      capi().get_stats(made, block.device, &stats) != ESPER_OK) {
+    return;
+  }
+  const auto size = static_cast<int64_t>(block.size);
+  int64_t live = stats.allocated_bytes[ESPER_ALL].current;
+  if (!allocated) {
+    live -= size; // asked before the free, told as after it
+  }
+  c10::reportMemoryUsageToProfiler(
+      const_cast<void*>(ptr),
+      allocated ? size : -size,
+      static_cast<size_t>(live),
+      static_cast<size_t>(stats.reserved_bytes[ESPER_ALL].current),
+      c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(block.device)));
+}
+
+inline void tell_of_allocation(void* ptr) {
+  const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();
+  if (C10_UNLIKELY(tracer != nullptr)) {
+    (*tracer)->trace_gpu_memory_allocation(
+        c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
+  }
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
+    report_to_profiler(ptr, true);
+  }
+}
+
+inline void tell_of_free(void* ptr) {
+  const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();
+  if (C10_UNLIKELY(tracer != nullptr)) {
+    (*tracer)->trace_gpu_memory_deallocation(
+        c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
+  }
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
+    report_to_profiler(ptr, false);
+  }
+}
+
+[[noreturn]] C10_NOINLINE void throw_malloc_failure(esper_status status) {
+  if (status == ESPER_OUT_OF_MEMORY) {
+    throw_out_of_memory();
+  }
+  throw_status(status, "allocating memory");
+}
+
+inline void* allocate_on(esper_stream stream, size_t size) {
+  void* ptr = nullptr;
+  const esper_status status =
+      capi().malloc(core(), size, stream, &ptr);
+  if (C10_UNLIKELY(status != ESPER_OK)) {
+    throw_malloc_failure(status);
+  }
+  tell_of_allocation(ptr);
+  return ptr;
+}
+
+} // namespace
+
+void delete_memory(void* ptr) {
+  esper_core* made = core_if_made();
+  if (ptr == nullptr || made == nullptr) {
+    return; // nothing, or a tensor of the parent dies in a forked child
+  }
+  try {
+    tell_of_free(ptr);
+    // Anything else that goes wrong here (a sticky error, a driver that is
+    // going away) is for the next allocation to report.
+    if (C10_UNLIKELY(capi().free(made, ptr) == ESPER_INVALID)) {
+      TORCH_WARN("esper_alloc: invalid free: ", capi().last_error());
+    }
+  } catch (const std::exception&) {
+    // A destructor is calling. The warning, or the tracer, raised.
+  }
+}
+
+Allocator& allocator() {
+  static auto* instance = new Allocator();
+  return *instance;
+}
+
+Allocator::Allocator()
+    : caching_(!c10::utils::has_env("PYTORCH_NO_CUDA_MEMORY_CACHING")) {
+  parse_environment();
+}
+
+c10::DataPtr Allocator::allocate(size_t size) {
+  check_size(size);
+  const c10::DeviceIndex device = c10::cuda::current_device();
+  const c10::Device where(c10::kCUDA, device);
+  if (C10_UNLIKELY(!isEnabled())) {
+    void* ptr = allocate_uncached(size);
+    return {ptr, ptr, &delete_uncached, where};
+  }
+  void* ptr = size == 0
+      ? nullptr
+      : allocate_on(to_esper(c10::cuda::getCurrentCUDAStream(device)), size);
+  return {ptr, ptr, &delete_memory, where};
+}
+
+c10::DeleterFnPtr Allocator::raw_deleter() const {
+  return isEnabled() ? &delete_memory : &delete_uncached;
+}
+
+void* Allocator::raw_alloc(size_t size) {
+  if (size == 0) {
+    return nullptr;
+  }
+  check_size(size);
+  const c10::DeviceIndex device = c10::cuda::current_device();
+  return allocate_on(
+      to_esper(c10::cuda::getCurrentCUDAStream(device)), size);
+}
+
+void* Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
+  if (size == 0) {
+    return nullptr;
+  }
+  check_size(size);
+  return allocate_on(to_esper(stream, c10::cuda::current_device()), size);
+}
+
+void Allocator::raw_delete(void* ptr) {
+  if (ptr == nullptr) {
+    return;
+  }
+  tell_of_free(ptr);
+  const esper_status status = capi().free(core(), ptr);
+  TORCH_CHECK(
+      status != ESPER_INVALID,
+      "invalid device pointer: ",
+      ptr,
+      " (",
+      capi().last_error(),
+      ")");
+}
+
+void Allocator::copy_data(void* to, const void* from, std::size_t count)
+    const {
+  C10_CUDA_CHECK(cudaMemcpy(to, from, count, cudaMemcpyDeviceToDevice));
+}
+
+void Allocator::recordStream(
+    const c10::DataPtr& data,
+    c10::cuda::CUDAStream stream) {
+  // Memory of others (an uncached tensor, one from DLPack or IPC) is theirs
+  // to protect.
+  if (data.get() == nullptr || data.get_deleter() != &delete_memory) {
+    return;
+  }
+  check(
+      capi().record_stream(core(), data.get(), to_esper(stream)),
+      "record_stream");
+}
+
+void* Allocator::getBaseAllocation(void* ptr, size_t* size) {
+  esper_block_info block;
+  const esper_status status = capi().find_block(core(), ptr, &block);
+  TORCH_CHECK(
+      status == ESPER_OK && block.live,
+      "invalid device pointer: ",
+      ptr,
+      " is in no live block of esper_alloc");
+  if (size != nullptr) {
+    *size = block.segment_size;
+  }
+  return block.segment_address;
+}
+
+void Allocator::init(int /*device_count*/) {
+  apply_memory_fraction(core());
+  if (initialized_.exchange(true)) {
+    return;
+  }
+  follow_settings();
+  // torch.accelerator.* and c10::GetAllocator() have their own registry, which
+  // a swap of the CUDA allocator does not touch. PyTorch's own allocator
+  // stands there with priority 0.
+  c10::SetAllocator(c10::kCUDA, this, /*priority=*/1);
+}
+
+bool Allocator::initialized() {
+  return initialized_.load(std::memory_order_acquire);
+}
+
+std::string Allocator::name() {
+  return "esper_alloc";
+}
+
+void Allocator::enable(bool value) {
+  caching_.store(value, std::memory_order_relaxed);
+}
+
+bool Allocator::isEnabled() const {
+  return caching_.load(std::memory_order_relaxed);
+}
+
+void Allocator::emptyCache(c10::MempoolId_t pool) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      pool == c10::MempoolId_t(0, 0),
+      "esper_alloc does not support emptyCache of a private pool yet");
+  esper_core* made = core();
+  for (int device = 0; device < capi().device_count(made); ++device) {
+    check(
+        capi().empty_cache(made, device, nullptr), "emptying the cache");
+  }
+}
+
+void Allocator::cacheInfo(c10::DeviceIndex device, size_t* largest) {
+  size_t available = 0;
+  check(
+      capi().largest_available(core(), device, &available),
+      "finding the largest block");
+  *largest = std::max(*largest, available);
+}
+
+double Allocator::getMemoryFraction(c10::DeviceIndex device) {
+  return capi().get_memory_fraction(core(), device);
+}
+
+void Allocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
+  check(
+      capi().set_memory_fraction(core(), device, fraction),
+      "setting the memory fraction");
+}
+
+void Allocator::attachOutOfMemoryObserver(
+    native::OutOfMemoryObserver observer) {
+  add_out_of_memory_observer(std::move(observer));
+}
+
+void Allocator::enablePeerAccess(
+    c10::DeviceIndex device,
+    c10::DeviceIndex peer) {
+  c10::cuda::CUDAGuard guard(device);
+  const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
+  if (status == cudaErrorPeerAccessAlreadyEnabled) {
+    (void)cudaGetLastError();
+    return;
+  }
+  C10_CUDA_CHECK(status);
+}
+
+cudaError_t Allocator::memcpyAsync(
+    void* to,
+    int to_device,
+    const void* from,
+    int from_device,
+    size_t count,
+    cudaStream_t stream,
+    bool peer_access) {
+  if (peer_access || to_device == from_device) {
+    return cudaMemcpyAsync(
+        to, from, count, cudaMemcpyDeviceToDevice, stream);
+  }
+  // The one call that works without peer access wherever memory comes from.
+  return cudaMemcpyPeerAsync(
+      to, to_device, from, from_device, count, stream);
+}
+
+} // namespace esper

@@ -1,0 +1,66 @@
+#include "core_api.h"
+
+#include <pthread.h>
+
+#include <mutex>
+
+#include "options.h"
+
+namespace esper {
+
+namespace detail {
+
+const esper_capi* table = nullptr;
+std::atomic<esper_core*> the_core{nullptr};
+
+esper_core* make_core() {
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  esper_core* core = the_core.load(std::memory_order_acquire);
+  if (core != nullptr) {
+    return core;
+  }
+  core = capi().instance();
+  TORCH_CHECK(
+      core != nullptr,
+      "esper_alloc cannot serve this process: ",
+      capi().last_error());
+  apply_options(core);
+  // CUDA does not survive a fork, and a lock of the core may be held by a
+  // thread that the child does not have: there the core is not touched again.
+  pthread_atfork(nullptr, nullptr, [] { the_core.store(nullptr); });
+  the_core.store(core, std::memory_order_release);
+  return core;
+}
+
+} // namespace detail
+
+void set_capi(const esper_capi* table) {
+  detail::table = table;
+}
+
+void throw_status(esper_status status, const char* doing) {
+  const char* why = capi().last_error();
+  switch (status) {
+    case ESPER_DEVICE_ERROR:
+    case ESPER_SHUT_DOWN:
+      // "CUDA error" is what programs look for when they decide that the
+      // process has to go.
+      TORCH_CHECK(false, "CUDA error: ", why, " (esper_alloc, ", doing, ")");
+    case ESPER_UNSUPPORTED:
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          false, "esper_alloc, ", doing, ": ", why);
+    default:
+      TORCH_CHECK(
+          false,
+          "esper_alloc, ",
+          doing,
+          ": ",
+          why,
+          " (",
+          capi().status_name(status),
+          ")");
+  }
+}
+
+} // namespace esper

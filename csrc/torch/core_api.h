@@ -1,0 +1,48 @@
+// The core as the shim sees it: the table of functions that esper_alloc._core
+// publishes, the process's one core, and statuses turned into exceptions.
+#pragma once
+
+#include <c10/macros/Macros.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+
+#include "../python/capi.h"
+
+namespace esper {
+
+namespace detail {
+extern const esper_capi* table;
+extern std::atomic<esper_core*> the_core;
+esper_core* make_core();
+} // namespace detail
+
+// Called once, when the Python module is imported, before anything else here.
+void set_capi(const esper_capi* table);
+
+inline const esper_capi& capi() {
+  return *detail::table;
+}
+
+// The process's core. The first call makes it and gives it PyTorch's options;
+// throws where CUDA's driver cannot serve.
+inline esper_core* core() {
+  esper_core* made = detail::the_core.load(std::memory_order_acquire);
+  return C10_LIKELY(made != nullptr) ? made : detail::make_core();
+}
+
+// The same without making one: null while PyTorch has not used us.
+inline esper_core* core_if_made() {
+  return detail::the_core.load(std::memory_order_acquire);
+}
+
+// Throws what a failed call of the core means to a PyTorch program.
+[[noreturn]] void throw_status(esper_status status, const char* doing);
+
+inline void check(esper_status status, const char* doing) {
+  if (C10_UNLIKELY(status != ESPER_OK)) {
+    throw_status(status, doing);
+  }
+}
+
+} // namespace esper

@@ -1,0 +1,123 @@
+#include "options.h"
+
+#include <c10/core/AllocatorConfig.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "core_api.h"
+#include "out_of_memory.h"
+
+namespace esper {
+namespace {
+
+using CommonConfig = c10::CachingAllocator::AcceleratorAllocatorConfig;
+using CudaConfig = c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig;
+
+void warn_not_honoured(const std::string& option, const char* meanwhile) {
+  static std::mutex mutex;
+  static std::set<std::string> warned;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!warned.insert(option).second) {
+      return;
+    }
+  }
+  TORCH_WARN(
+      "esper_alloc does not honour the allocator option ",
+      option,
+      " yet: ",
+      meanwhile);
+}
+
+// Newer than the oldest PyTorch supported: asked for only where it exists.
+template <class Config>
+auto throws_before_malloc(int) -> decltype(Config::throw_on_cudamalloc_oom()) {
+  return Config::throw_on_cudamalloc_oom();
+}
+template <class Config>
+bool throws_before_malloc(long) {
+  return false;
+}
+
+void warn_of_the_rest() {
+  if (CommonConfig::garbage_collection_threshold() > 0) {
+    warn_not_honoured(
+        "garbage_collection_threshold",
+        "cached memory is given back when memory runs out, not before.");
+  }
+  if (CommonConfig::use_expandable_segments()) {
+    warn_not_honoured(
+        "expandable_segments", "segments have a fixed size for now.");
+  }
+  if (CudaConfig::graph_capture_record_stream_reuse()) {
+    warn_not_honoured(
+        "graph_capture_record_stream_reuse",
+        "memory with a record_stream use is held until the capture ends.");
+  }
+  if (throws_before_malloc<CudaConfig>(0)) {
+    warn_not_honoured(
+        "throw_on_cudamalloc_oom",
+        "running out is found when the device refuses.");
+  }
+}
+
+} // namespace
+
+void parse_environment() {
+  CommonConfig::instance();
+  CudaConfig::instance();
+}
+
+void apply_options(esper_core* core) {
+  esper_config config;
+  capi().get_config(core, &config);
+  const size_t max_split = CommonConfig::max_split_size();
+  config.max_split_size = max_split == SIZE_MAX ? 0 : max_split;
+  config.max_non_split_rounding = CommonConfig::max_non_split_rounding_size();
+  config.large_segment_size = CommonConfig::large_segment_size();
+  const auto& divisions = CommonConfig::roundup_power2_divisions();
+  std::fill_n(config.roundup_power2_divisions, ESPER_ROUNDUP_STEPS, size_t{0});
+  std::copy_n(
+      divisions.begin(),
+      std::min<size_t>(divisions.size(), ESPER_ROUNDUP_STEPS),
+      config.roundup_power2_divisions);
+  config.free_memory = free_registered_memory;
+  config.free_memory_context = nullptr;
+  check(capi().configure(core, &config), "applying allocator options");
+  warn_of_the_rest();
+}
+
+void apply_memory_fraction(esper_core* core) {
+  const double fraction = CudaConfig::per_process_memory_fraction();
+  if (fraction >= 1.0) {
+    return;
+  }
+  for (int device = 0; device < capi().device_count(core); ++device) {
+    check(
+        capi().set_memory_fraction(core, device, fraction),
+        "applying per_process_memory_fraction");
+  }
+}
+
+void follow_settings() {
+  // PyTorch calls this hook after each parse. Ours runs what stood there,
+  // which parses CUDA's own options, and then hands the result on.
+  auto& hook = CommonConfig::getConfigParserHook();
+  hook = [before = std::move(hook)](const std::string& settings) {
+    if (before) {
+      before(settings);
+    }
+    if (esper_core* made = core_if_made()) {
+      apply_options(made);
+    }
+  };
+}
+
+} // namespace esper

@@ -1,0 +1,115 @@
+#include "out_of_memory.h"
+
+#include <c10/core/Allocator.h>
+
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core_api.h"
+
+namespace esper {
+namespace {
+
+using c10::CachingAllocator::format_size;
+using c10::cuda::CUDACachingAllocator::OutOfMemoryObserver;
+
+std::mutex observers_mutex;
+
+std::vector<OutOfMemoryObserver>& observers() {
+  static auto* list = new std::vector<OutOfMemoryObserver>();
+  return *list;
+}
+
+void tell(const esper_failure& failure) {
+  std::vector<OutOfMemoryObserver> called;
+  {
+    // Called outside the lock: an observer may take the GIL, and attaching
+    // one happens with the GIL held.
+    std::lock_guard<std::mutex> lock(observers_mutex);
+    called = observers();
+  }
+  const size_t total =
+      failure.limit != 0 ? failure.limit : failure.device_total;
+  for (const auto& observer : called) {
+    observer(failure.device, failure.requested, total, failure.device_free);
+  }
+  c10::reportOutOfMemoryToProfiler(
+      static_cast<int64_t>(failure.requested),
+      failure.allocated,
+      failure.reserved,
+      c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(failure.device)));
+}
+
+// The beginning, as far as "reserved by PyTorch but unallocated", is what
+// programs match on; the rest is advice.
+std::string describe(const esper_failure& failure) {
+  std::ostringstream text;
+  text << "CUDA out of memory. Tried to allocate "
+       << format_size(failure.requested) << ". GPU " << failure.device
+       << " has a total capacity of " << format_size(failure.device_total)
+       << " of which " << format_size(failure.device_free) << " is free. ";
+  if (failure.limit != 0) {
+    text << format_size(failure.limit) << " allowed; ";
+  }
+  const size_t idle = failure.reserved > failure.allocated
+      ? failure.reserved - failure.allocated
+      : 0;
+  text << "Of the allocated memory " << format_size(failure.allocated)
+       << " is allocated by PyTorch, ";
+  if (failure.private_pools != 0) {
+    text << "with " << format_size(failure.private_pools)
+         << " allocated in private pools (e.g., CUDA Graphs), ";
+  }
+  text << "and " << format_size(idle)
+       << " is reserved by PyTorch but unallocated."
+       << " esper_alloc waited for every pending use and gave every free"
+       << " segment back before it gave up; torch.cuda.memory_summary() shows"
+       << " what is live.";
+  return std::move(text).str();
+}
+
+} // namespace
+
+int free_registered_memory(void* /*context*/) {
+  bool freed = false;
+  auto* registry = c10::FreeCudaMemoryCallbacksRegistry();
+  for (const auto& name : registry->Keys()) {
+    // The core is C: an exception must not unwind through it. A callback that
+    // fails has freed nothing, and the caller is about to hear of the
+    // shortage anyway.
+    try {
+      freed |= registry->Create(name)->Execute();
+    } catch (const std::exception& error) {
+      TORCH_WARN(
+          "esper_alloc: the free-memory callback ",
+          name,
+          " failed: ",
+          error.what());
+    }
+  }
+  return freed ? 1 : 0;
+}
+
+void add_out_of_memory_observer(OutOfMemoryObserver observer) {
+  std::lock_guard<std::mutex> lock(observers_mutex);
+  observers().emplace_back(std::move(observer));
+}
+
+void throw_out_of_memory() {
+  esper_failure failure;
+  capi().get_failure(&failure);
+  tell(failure);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, describe(failure));
+}
+
+void check_size(size_t size) {
+  constexpr size_t exabyte = size_t{1} << 60;
+  TORCH_CHECK_WITH(
+      OutOfMemoryError,
+      size < exabyte,
+      "CUDA out of memory. Tried to allocate more than 1EB memory.");
+}
+
+} // namespace esper

@@ -1,0 +1,68 @@
+#include "python_objects.h"
+
+#include <torch/csrc/Event.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Stream.h>
+#include <torch/csrc/cuda/Event.h>
+
+namespace esper {
+namespace {
+
+// torch._C._CudaEventBase. PyTorch does not export the variable that holds it.
+PyTypeObject* cuda_event_type = nullptr;
+
+} // namespace
+
+bool find_torch_classes() {
+  Reference torch_c(PyImport_ImportModule("torch._C"));
+  if (!torch_c) {
+    return false;
+  }
+  PyObject* type = PyObject_GetAttrString(torch_c.get(), "_CudaEventBase");
+  if (type == nullptr) {
+    return false;
+  }
+  cuda_event_type = reinterpret_cast<PyTypeObject*>(type); // kept for good
+  return true;
+}
+
+std::optional<c10::cuda::CUDAStream> unwrap_stream(PyObject* object) {
+  TORCH_CHECK_TYPE(
+      PyObject_TypeCheck(object, THPStreamClass),
+      "stream must be a torch.cuda.Stream or None, not ",
+      Py_TYPE(object)->tp_name);
+  const auto* stream = reinterpret_cast<THPStream*>(object);
+  const auto type = static_cast<c10::DeviceType>(stream->device_type);
+  if (type != c10::DeviceType::CUDA) {
+    return std::nullopt;
+  }
+  return c10::cuda::CUDAStream::unpack3(
+      stream->stream_id,
+      static_cast<c10::DeviceIndex>(stream->device_index),
+      type);
+}
+
+RecordedEvent unwrap_event(PyObject* object) {
+  constexpr const char* unrecorded =
+      "event was not recorded yet: call event.record(stream) right after the "
+      "last read, then pass it";
+  if (PyObject_TypeCheck(object, cuda_event_type)) {
+    const auto& event = reinterpret_cast<THCPEvent*>(object)->cuda_event;
+    // CUDA's event is created by its first record.
+    TORCH_CHECK_VALUE(event.isCreated(), unrecorded);
+    return {event.event(), event.device_index()};
+  }
+  TORCH_CHECK_TYPE(
+      PyObject_TypeCheck(object, THPEventClass),
+      "event must be a torch.cuda.Event or None, not ",
+      Py_TYPE(object)->tp_name);
+  const auto& event = reinterpret_cast<THPEvent*>(object)->event;
+  TORCH_CHECK_TYPE(
+      event.device_type() == c10::DeviceType::CUDA,
+      "event must be an event of a CUDA device, not of ",
+      event.device_type());
+  TORCH_CHECK_VALUE(event.was_marked_for_recording(), unrecorded);
+  return {static_cast<cudaEvent_t>(event.eventId()), event.device_index()};
+}
+
+} // namespace esper

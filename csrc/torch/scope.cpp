@@ -1,0 +1,190 @@
+#include "scope.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "use.h"
+
+namespace esper {
+namespace {
+
+using c10::cuda::CUDAStream;
+using at::cuda::CUDAEvent;
+
+// Events for waits that are enqueued at once. Pooled: making one can take
+// milliseconds while the device is busy. Never destroyed: at exit there may
+// be no driver left to do it.
+class WaitEvents {
+ public:
+  std::unique_ptr<CUDAEvent> take(c10::DeviceIndex device) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& idle = idle_[device];
+    if (idle.empty()) {
+      return std::make_unique<CUDAEvent>(cudaEventDisableTiming);
+    }
+    auto event = std::move(idle.back());
+    idle.pop_back();
+    return event;
+  }
+  void give_back(c10::DeviceIndex device, std::unique_ptr<CUDAEvent> event) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    idle_[device].push_back(std::move(event));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<c10::DeviceIndex, std::vector<std::unique_ptr<CUDAEvent>>>
+      idle_;
+};
+
+WaitEvents& wait_events() {
+  static auto* events = new WaitEvents();
+  return *events;
+}
+
+// Orders the future work of `waiter` after the work enqueued on `on` so far.
+void wait_for(CUDAStream waiter, CUDAStream on) {
+  if (waiter == on) {
+    return;
+  }
+  auto event = wait_events().take(on.device_index());
+  event->record(on);
+  event->block(waiter);
+  // The wait holds what the event stood for; it may be recorded again.
+  wait_events().give_back(on.device_index(), std::move(event));
+}
+
+CUDAStream cuda_stream(PyObject* object) {
+  const auto stream = unwrap_stream(object);
+  TORCH_CHECK_TYPE(
+      stream.has_value(), "stream must be a stream of a CUDA device");
+  return *stream;
+}
+
+// What enter_stream() replaced, as a tuple of integers for Python to keep.
+struct Before {
+  c10::DeviceIndex device;
+  CUDAStream stream; // the one current on the entered stream's device
+  // Autograd nodes made on this thread by then.
+  uint64_t nodes;
+};
+
+PyObject* to_python(const Before& before) {
+  return Py_BuildValue(
+      "(iLiK)",
+      static_cast<int>(before.device),
+      static_cast<long long>(before.stream.id()),
+      static_cast<int>(before.stream.device_index()),
+      static_cast<unsigned long long>(before.nodes));
+}
+
+Before from_python(PyObject* state) {
+  int device = 0;
+  int stream_device = 0;
+  long long stream_id = 0;
+  unsigned long long nodes = 0;
+  if (!PyArg_ParseTuple(
+          state, "iLiK", &device, &stream_id, &stream_device, &nodes)) {
+    throw python_error();
+  }
+  return {
+      static_cast<c10::DeviceIndex>(device),
+      CUDAStream::unpack3(
+          stream_id,
+          static_cast<c10::DeviceIndex>(stream_device),
+          c10::DeviceType::CUDA),
+      nodes};
+}
+
+void restore(const Before& before) {
+  c10::cuda::setCurrentCUDAStream(before.stream);
+  c10::cuda::set_device(before.device);
+}
+
+void check_arguments(const char* name, Py_ssize_t count, Py_ssize_t expected) {
+  TORCH_CHECK_TYPE(
+      count == expected, name, "() takes ", expected, " arguments");
+}
+
+void gather(Gathering& found, PyObject* tensors) {
+  TORCH_CHECK_TYPE(PyTuple_Check(tensors), "tensors must be a tuple");
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
+    found.add_argument(PyTuple_GET_ITEM(tensors, i), 1);
+  }
+}
+
+} // namespace
+
+PyObject* enter_stream(PyObject* /*module*/, PyObject* stream) {
+  HANDLE_TH_ERRORS
+  const CUDAStream entered = cuda_stream(stream);
+  const c10::DeviceIndex device = c10::cuda::current_device();
+  const CUDAStream from = c10::cuda::getCurrentCUDAStream(device);
+  const Before before{
+      device,
+      c10::cuda::getCurrentCUDAStream(entered.device_index()),
+      at::sequence_number::peek()};
+  {
+    pybind11::gil_scoped_release no_gil;
+    // The tensors come from either stream when the device changes.
+    wait_for(entered, from);
+    wait_for(entered, before.stream);
+  }
+  c10::cuda::set_device(entered.device_index());
+  c10::cuda::setCurrentCUDAStream(entered);
+  return to_python(before);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* leave_stream(
+    PyObject* /*module*/,
+    PyObject* const* args,
+    Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_arguments("leave_stream", count, 3);
+  const Before before = from_python(args[2]);
+  End end;
+  end.stream = cuda_stream(args[1]);
+  end.stream_object = args[1];
+  const bool recorded_graph = at::sequence_number::peek() != before.nodes;
+  try {
+    Gathering found(recorded_graph ? Saved::yes : Saved::no);
+    gather(found, args[0]);
+    found.mark(end);
+  } catch (...) {
+    restore(before);
+    throw;
+  }
+  restore(before);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* hand_over(
+    PyObject* /*module*/,
+    PyObject* const* args,
+    Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_arguments("hand_over", count, 2);
+  const CUDAStream from = cuda_stream(args[1]);
+  End end;
+  end.stream = c10::cuda::getCurrentCUDAStream();
+  Gathering found(Saved::yes);
+  gather(found, args[0]);
+  {
+    pybind11::gil_scoped_release no_gil;
+    wait_for(*end.stream, from);
+  }
+  found.mark(end);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+} // namespace esper

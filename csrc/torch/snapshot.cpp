@@ -1,0 +1,208 @@
+// torch.cuda.memory._snapshot(): the core's picture in PyTorch's structure,
+// which memory_viz and other viewers read.
+#include <c10/core/AllocatorConfig.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
+
+#include <cstdlib>
+#include <memory>
+
+#include "allocator.h"
+#include "core_api.h"
+#include "history.h"
+
+namespace esper {
+namespace {
+
+using c10::CachingDeviceAllocator::BlockInfo;
+using c10::CachingDeviceAllocator::SegmentInfo;
+using CommonConfig = c10::CachingAllocator::AcceleratorAllocatorConfig;
+using CudaConfig = native::CUDAAllocatorConfig;
+
+// A snapshot of the core, given back at the end of the scope.
+class CoreSnapshot {
+ public:
+  explicit CoreSnapshot(int device) {
+    check(
+        capi().snapshot_take(core(), device, &snapshot_),
+        "taking a snapshot");
+  }
+  ~CoreSnapshot() {
+    capi().snapshot_free(&snapshot_);
+  }
+  CoreSnapshot(const CoreSnapshot&) = delete;
+  CoreSnapshot& operator=(const CoreSnapshot&) = delete;
+
+  const esper_segment_entry* begin() const {
+    return snapshot_.segments;
+  }
+  const esper_segment_entry* end() const {
+    return snapshot_.segments + snapshot_.segment_count;
+  }
+  const esper_block_entry* blocks_of(const esper_segment_entry& segment) const {
+    return snapshot_.blocks + segment.first_block;
+  }
+
+ private:
+  esper_snapshot snapshot_{};
+};
+
+BlockInfo convert(const esper_block_entry& from) {
+  BlockInfo to;
+  to.size = from.size;
+  to.requested_size = from.requested;
+  to.allocated = from.state == ESPER_BLOCK_ALLOCATED;
+  // Shown as "active_pending_free" when not allocated: freed, but a use of it
+  // on another stream has not completed.
+  to.active = from.state != ESPER_BLOCK_INACTIVE;
+  return to;
+}
+
+SegmentInfo convert(
+    const esper_segment_entry& from,
+    const esper_block_entry* blocks) {
+  SegmentInfo to;
+  to.device = static_cast<c10::DeviceIndex>(from.device);
+  to.address = from.address;
+  to.total_size = from.size;
+  to.stream = from.stream;
+  to.is_large = from.large != 0;
+  to.is_expandable = from.mapped != 0;
+  to.owner_private_pool_id = {from.pool[0], from.pool[1]};
+  to.blocks.reserve(from.block_count);
+  for (size_t i = 0; i < from.block_count; ++i) {
+    const BlockInfo block = convert(blocks[i]);
+    if (block.allocated) {
+      to.allocated_size += block.size;
+    }
+    if (block.active) {
+      to.active_size += block.size;
+      to.requested_size += block.requested_size;
+    }
+    to.blocks.push_back(block);
+  }
+  return to;
+}
+
+TraceEntry::Action convert(esper_action action) {
+  switch (action) {
+    case ESPER_TRACE_ALLOC:
+      return TraceEntry::ALLOC;
+    case ESPER_TRACE_FREE_REQUESTED:
+      return TraceEntry::FREE_REQUESTED;
+    case ESPER_TRACE_FREE_COMPLETED:
+      return TraceEntry::FREE_COMPLETED;
+    case ESPER_TRACE_SEGMENT_ALLOC:
+      return TraceEntry::SEGMENT_ALLOC;
+    case ESPER_TRACE_SEGMENT_FREE:
+      return TraceEntry::SEGMENT_FREE;
+    case ESPER_TRACE_SEGMENT_MAP:
+      return TraceEntry::SEGMENT_MAP;
+    case ESPER_TRACE_SEGMENT_UNMAP:
+      return TraceEntry::SEGMENT_UNMAP;
+    case ESPER_TRACE_SNAPSHOT:
+      return TraceEntry::SNAPSHOT;
+    case ESPER_TRACE_OOM:
+      return TraceEntry::OOM;
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown trace action of the core: ", action);
+}
+
+std::vector<TraceEntry> copy_trace(int device) {
+  esper_trace_entry* raw = nullptr;
+  size_t count = 0;
+  check(
+      capi().trace_copy(core(), device, &raw, &count),
+      "copying the trace");
+  std::unique_ptr<esper_trace_entry, decltype(&std::free)> entries(
+      raw, &std::free);
+  std::vector<TraceEntry> trace;
+  trace.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    const esper_trace_entry& from = entries.get()[i];
+    const TraceEntry::Action action = convert(from.action);
+    if (is_skipped(action)) {
+      continue;
+    }
+    trace.emplace_back(
+        action,
+        static_cast<c10::DeviceIndex>(from.device),
+        from.address,
+        from.size,
+        from.stream,
+        c10::MempoolId_t{0, 0},
+        c10::approx_time_t{});
+    trace.back().time_.t_ = static_cast<time_t>(from.time_us);
+  }
+  return trace;
+}
+
+// Options of the host allocator that newer versions list as well.
+template <class Info, class Config = CommonConfig>
+auto describe_host_cache(Info& info, int)
+    -> decltype(info.max_cached_size, void()) {
+  info.max_round_threshold = Config::pinned_max_round_threshold();
+  info.max_cached_size = Config::pinned_max_cached_size();
+}
+template <class Info>
+void describe_host_cache(Info&, long) {}
+
+native::AllocatorConfigInfo describe_options() {
+  native::AllocatorConfigInfo info{};
+  info.garbage_collection_threshold =
+      CommonConfig::garbage_collection_threshold();
+  info.max_split_size = CommonConfig::max_split_size();
+  info.pinned_num_register_threads = CudaConfig::pinned_num_register_threads();
+  info.expandable_segments = CommonConfig::use_expandable_segments();
+  info.release_lock_on_malloc = CudaConfig::release_lock_on_cudamalloc();
+  info.pinned_use_host_register = CudaConfig::pinned_use_cuda_host_register();
+  info.graph_capture_record_stream_reuse =
+      CudaConfig::graph_capture_record_stream_reuse();
+  info.last_allocator_settings = CommonConfig::last_allocator_settings();
+  info.roundup_power2_divisions = CommonConfig::roundup_power2_divisions();
+  describe_host_cache(info, 0);
+  return info;
+}
+
+} // namespace
+
+native::SnapshotInfo Allocator::snapshot(
+    c10::MempoolId_t pool,
+    bool include_traces) {
+  constexpr int every_device = -1;
+  const bool every_pool = pool == c10::MempoolId_t{0, 0};
+  native::SnapshotInfo info;
+  const CoreSnapshot picture(every_device);
+  for (const esper_segment_entry& segment : picture) {
+    if (every_pool ||
+        pool == c10::MempoolId_t{segment.pool[0], segment.pool[1]}) {
+      info.segments.push_back(convert(segment, picture.blocks_of(segment)));
+    }
+  }
+  const int devices = capi().device_count(core());
+  info.device_traces.resize(static_cast<size_t>(devices));
+  if (include_traces) {
+    for (int device = 0; device < devices; ++device) {
+      info.device_traces[static_cast<size_t>(device)] = copy_trace(device);
+    }
+    info.external_annotations = copy_annotations();
+  }
+  info.config_metadata = describe_options();
+  return info;
+}
+
+std::vector<native::StreamSegmentSize> Allocator::getExpandableSegmentSizes(
+    c10::DeviceIndex device) {
+  std::vector<native::StreamSegmentSize> sizes;
+  const CoreSnapshot picture(device);
+  for (const esper_segment_entry& segment : picture) {
+    if (segment.mapped) {
+      sizes.emplace_back(
+          static_cast<cudaStream_t>(segment.stream),
+          segment.large == 0,
+          segment.size);
+    }
+  }
+  return sizes;
+}
+
+} // namespace esper

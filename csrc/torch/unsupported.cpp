@@ -1,0 +1,120 @@
+// What esper_alloc cannot do yet. Each raises, naming itself and what asks for
+// it; none is silently ignored. The list shrinks as the core grows.
+#include "allocator.h"
+
+namespace esper {
+namespace {
+
+[[noreturn]] void throw_unsupported(const char* method, const char* asked_by) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "esper_alloc does not support ",
+      method,
+      " yet, which ",
+      asked_by,
+      " need; run this program on PyTorch's native allocator for now.");
+}
+
+constexpr const char* graphs_and_pools =
+    "torch.cuda.graph, torch.cuda.MemPool and "
+    "torch.compile(mode=\"reduce-overhead\")";
+constexpr const char* pools = "torch.cuda.MemPool and use_mem_pool";
+constexpr const char* graph_trees = "torch.compile's CUDA graph trees";
+constexpr const char* sharing =
+    "torch.multiprocessing queues and other CUDA tensors shared between "
+    "processes";
+
+} // namespace
+
+void Allocator::beginAllocateToPool(
+    c10::DeviceIndex /*device*/,
+    c10::MempoolId_t /*pool*/,
+    std::function<bool(cudaStream_t)> /*filter*/) {
+  throw_unsupported("beginAllocateToPool", graphs_and_pools);
+}
+
+void Allocator::endAllocateToPool(
+    c10::DeviceIndex /*device*/,
+    c10::MempoolId_t /*pool*/) {
+  throw_unsupported("endAllocateToPool", graphs_and_pools);
+}
+
+void Allocator::releasePool(
+    c10::DeviceIndex /*device*/,
+    c10::MempoolId_t /*pool*/) {
+  throw_unsupported("releasePool", graphs_and_pools);
+}
+
+int Allocator::getPoolUseCount(
+    c10::DeviceIndex /*device*/,
+    c10::MempoolId_t /*pool*/) {
+  throw_unsupported("getPoolUseCount", pools);
+}
+
+void Allocator::createOrIncrefPool(
+    c10::DeviceIndex /*device*/,
+    c10::MempoolId_t /*pool*/,
+    std::shared_ptr<native::CUDAAllocator> /*segments*/) {
+  throw_unsupported("createOrIncrefPool", pools);
+}
+
+void Allocator::setUseOnOOM(
+    c10::DeviceIndex /*device*/,
+    c10::MempoolId_t /*pool*/,
+    bool /*use_on_oom*/) {
+  throw_unsupported("setUseOnOOM", pools);
+}
+
+void Allocator::setNoSplit(
+    c10::DeviceIndex /*device*/,
+    c10::MempoolId_t /*pool*/) {
+  throw_unsupported("setNoSplit", pools);
+}
+
+bool Allocator::checkPoolLiveAllocations(
+    c10::DeviceIndex /*device*/,
+    c10::MempoolId_t /*pool*/,
+    const std::unordered_set<void*>& /*expected*/) {
+  throw_unsupported("checkPoolLiveAllocations", graph_trees);
+}
+
+std::shared_ptr<native::AllocatorState> Allocator::getCheckpointState(
+    c10::DeviceIndex /*device*/,
+    c10::MempoolId_t /*pool*/) {
+  throw_unsupported("getCheckpointState", graph_trees);
+}
+
+native::CheckpointDelta Allocator::setCheckpointPoolState(
+    c10::DeviceIndex /*device*/,
+    std::shared_ptr<native::AllocatorState> /*state*/) {
+  throw_unsupported("setCheckpointPoolState", graph_trees);
+}
+
+native::ShareableHandle Allocator::shareIpcHandle(void* /*ptr*/) {
+  throw_unsupported("shareIpcHandle", sharing);
+}
+
+std::shared_ptr<void> Allocator::getIpcDevPtr(std::string /*handle*/) {
+  throw_unsupported("getIpcDevPtr", sharing);
+}
+
+void Allocator::attachAllocatorTraceTracker(
+    native::AllocatorTraceTracker /*tracker*/) {
+  throw_unsupported(
+      "attachAllocatorTraceTracker",
+      "NCCL's tensor registration and other watchers of segments");
+}
+
+void Allocator::attachOomRejectionObserver(
+    native::OutOfMemoryObserver /*observer*/) {
+  throw_unsupported(
+      "attachOomRejectionObserver", "watchers of throw_on_cudamalloc_oom");
+}
+
+c10::DataPtr Allocator::allocateWithAddress(
+    size_t /*size*/,
+    void* /*address*/) {
+  throw_unsupported("allocateWithAddress", "placed allocations");
+}
+
+} // namespace esper

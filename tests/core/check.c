@@ -1,0 +1,57 @@
+#include "check.h"
+
+#include <stdarg.h>
+
+static check_test *first, **last = &first;
+static check_test *running;
+
+void check_register(check_test *test) {
+  *last = test;
+  last = &test->next;
+}
+
+const char *check_name(void) { return running ? running->name : "(none)"; }
+
+_Noreturn void check_failed(const char *file, int line, const char *format,
+                            ...) {
+  fflush(stdout);
+  fprintf(stderr, "%s:%d: in %s: ", file, line, check_name());
+  va_list arguments;
+  va_start(arguments, format);
+  vfprintf(stderr, format, arguments);
+  va_end(arguments);
+  fprintf(stderr, "\n");
+  exit(1);
+}
+
+static check_test *find(const char *name) {
+  check_test *test = first;
+  while (test && strcmp(test->name, name)) test = test->next;
+  return test;
+}
+
+static void run(check_test *test) {
+  running = test;
+  printf("%s\n", test->name);
+  fflush(stdout);
+  test->run();
+  running = NULL;
+}
+
+int main(int count, char **arguments) {
+  if (count == 2 && strcmp(arguments[1], "--list") == 0) {
+    for (check_test *test = first; test; test = test->next)
+      printf("%s\n", test->name);
+    return 0;
+  }
+  for (int i = 1; i < count; i++)
+    if (!find(arguments[i])) {
+      fprintf(stderr, "%s: there is no test named %s; see --list\n",
+              arguments[0], arguments[i]);
+      return 2;
+    }
+  for (int i = 1; i < count; i++) run(find(arguments[i]));
+  if (count == 1)
+    for (check_test *test = first; test; test = test->next) run(test);
+  return 0;
+}

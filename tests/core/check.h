@@ -1,0 +1,65 @@
+/* check.h: the smallest test harness that serves.
+ *
+ *   TEST(queues_are_first_in_first_out) { CHECK(...); }
+ *
+ * Tests register themselves. A program runs the tests that its arguments
+ * name, or all, and prints each name; --list prints the names alone. The first
+ * failed check ends the program with status 1, saying where. */
+#ifndef ESPER_CHECK_H
+#define ESPER_CHECK_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../csrc/esper_alloc.h"
+
+typedef struct check_test {
+  const char *name;
+  void (*run)(void);
+  struct check_test *next;
+} check_test;
+
+void check_register(check_test *test);
+_Noreturn void check_failed(const char *file, int line, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The test that is running. */
+const char *check_name(void);
+
+#define TEST(name)                                                            \
+  static void name(void);                                                     \
+  __attribute__((constructor)) static void register_##name(void) {            \
+    static check_test test = {#name, name, NULL};                             \
+    check_register(&test);                                                    \
+  }                                                                           \
+  static void name(void)
+
+#define CHECK(x)                                                              \
+  ((x) ? (void)0 : check_failed(__FILE__, __LINE__, "%s", #x))
+
+#define CHECK_EQ(a, b)                                                        \
+  do {                                                                        \
+    long long check_a = (long long)(a), check_b = (long long)(b);             \
+    if (check_a != check_b)                                                   \
+      check_failed(__FILE__, __LINE__, "%s is %lld, not %s, which is %lld",   \
+                   #a, check_a, #b, check_b);                                 \
+  } while (0)
+
+#define CHECK_OK(status)                                                      \
+  do {                                                                        \
+    esper_status check_s = (status);                                          \
+    if (check_s != ESPER_OK)                                                  \
+      check_failed(__FILE__, __LINE__, "%s: %s (%s)", #status,                \
+                   esper_status_name(check_s), esper_last_error());           \
+  } while (0)
+
+#define CHECK_STATUS(status, expected)                                        \
+  do {                                                                        \
+    esper_status check_s = (status);                                          \
+    if (check_s != (expected))                                                \
+      check_failed(__FILE__, __LINE__, "%s: %s, not %s", #status,             \
+                   esper_status_name(check_s), #expected);                    \
+  } while (0)
+
+#endif

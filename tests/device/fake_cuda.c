@@ -1,0 +1,544 @@
+/* fake_cuda.c: a libcuda without a GPU, for the tests of device/cuda.c. It
+ * keeps the rules that the driver layer has to live by: calls need a current
+ * context, unsafe calls break a capture unless the thread is relaxed, entry
+ * points come by version. Memory is numbers. */
+#include "fake_cuda.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../csrc/device/cuda_api.h"
+
+enum { MAX_DEVICES = 8, MAX_STACK = 16, MAX_SEGMENTS = 64 };
+
+struct CUctx_st {
+  int device;
+};
+struct CUstream_st {
+  CUcontext context;
+  unsigned long long id;
+  int status;
+  unsigned long long capture;
+};
+struct CUevent_st {
+  CUcontext context;
+  bool recorded, captured;
+};
+
+static struct CUctx_st contexts[MAX_DEVICES] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
+static struct CUstream_st legacy[MAX_DEVICES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static unsigned long long next_id = 100, next_address = 1ull << 32;
+static struct {
+  CUdeviceptr address;
+  size_t size; /* 0: a free slot */
+} segments[MAX_SEGMENTS];
+static size_t live_bytes;
+static int live_mappings, unsafe_calls, bad_requests;
+static bool captured_somewhere, finished = true;
+static char fail_function[64];
+static int fail_in, fail_result;
+
+static _Thread_local CUcontext stack[MAX_STACK];
+static _Thread_local int depth;
+static _Thread_local int mode; /* global, as in a new thread */
+
+static int number_from(const char *name, int otherwise)
+{
+  const char *value = getenv(name);
+  return value ? atoi(value) : otherwise;
+}
+
+static int version(void) { return number_from("FAKE_CUDA_VERSION", 13000); }
+static int device_count(void) { return number_from("FAKE_CUDA_DEVICES", 2); }
+
+/* ---- every call starts here -------------------------------------------- */
+
+enum { NEEDS_CONTEXT = 1, UNSAFE = 2 };
+
+static struct {
+  const char *name;
+  int calls;
+} counted[64];
+
+static int *count_of(const char *name)
+{
+  int i = 0;
+  while (counted[i].name && strcmp(counted[i].name, name) != 0)
+    i++;
+  counted[i].name = name;
+  return &counted[i].calls;
+}
+
+static CUcontext current(void) { return depth ? stack[depth - 1] : NULL; }
+
+static CUresult begin(const char *name, int needs)
+{
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&lock);
+  ++*count_of(name);
+  if (strcmp(fail_function, name) == 0 && --fail_in == 0) {
+    fail_function[0] = 0;
+    result = fail_result;
+  } else if ((needs & NEEDS_CONTEXT) && !current()) {
+    result = CUDA_ERROR_INVALID_CONTEXT;
+  } else if ((needs & UNSAFE) && captured_somewhere && mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
+    unsafe_calls++;
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
+#define BEGIN(needs)                             \
+  do {                                           \
+    CUresult result = begin(__func__, needs);    \
+    if (result != CUDA_SUCCESS)                  \
+      return result;                             \
+  } while (0)
+
+static CUstream resolve(CUstream stream)
+{
+  return (uintptr_t)stream <= 2 ? &legacy[current()->device] : stream;
+}
+
+static unsigned long long address_of(size_t size)
+{
+  pthread_mutex_lock(&lock);
+  unsigned long long address = next_address;
+  next_address += (size + 0x1fffff) & ~(size_t)0x1fffff;
+  pthread_mutex_unlock(&lock);
+  return address;
+}
+
+/* ---- the driver -------------------------------------------------------- */
+
+static CUresult cuInit(unsigned int flags)
+{
+  (void)flags;
+  BEGIN(0);
+  for (int i = 0; i < MAX_DEVICES; i++)
+    legacy[i] = (struct CUstream_st){.context = &contexts[i], .id = 1 + (unsigned)i};
+  return device_count() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+
+static CUresult cuDriverGetVersion(int *result)
+{
+  BEGIN(0);
+  *result = version();
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuGetErrorName(CUresult error, const char **name)
+{
+  *name = error == CUDA_ERROR_OUT_OF_MEMORY    ? "CUDA_ERROR_OUT_OF_MEMORY"
+          : error == CUDA_ERROR_INVALID_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT"
+          : error == CUDA_ERROR_NO_DEVICE       ? "CUDA_ERROR_NO_DEVICE"
+          : error == 719                        ? "CUDA_ERROR_LAUNCH_FAILED"
+                                                : NULL;
+  return *name ? CUDA_SUCCESS : 1;
+}
+
+static CUresult cuGetErrorString(CUresult error, const char **meaning)
+{
+  *meaning = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "as its name says";
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuDeviceGetCount(int *count)
+{
+  BEGIN(0);
+  *count = device_count();
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+  BEGIN(0);
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuDeviceGetName(char *name, int size, CUdevice device)
+{
+  BEGIN(0);
+  snprintf(name, (size_t)size, "Fake GPU %d", device);
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+  (void)device;
+  BEGIN(0);
+  *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9
+           : attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+               ? !getenv("FAKE_CUDA_NO_VMM")
+               : 0;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device)
+{
+  (void)device;
+  BEGIN(0);
+  *bytes = (size_t)1 << 34;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+  BEGIN(UNSAFE);
+  *context = &contexts[device];
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuCtxGetCurrent(CUcontext *context)
+{
+  BEGIN(0);
+  *context = current();
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuCtxPushCurrent(CUcontext context)
+{
+  BEGIN(0);
+  stack[depth++] = context;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuCtxPopCurrent(CUcontext *context)
+{
+  BEGIN(NEEDS_CONTEXT);
+  *context = stack[--depth];
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuCtxGetDevice(CUdevice *device)
+{
+  BEGIN(NEEDS_CONTEXT);
+  *device = current()->device;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuCtxSynchronize(void)
+{
+  BEGIN(NEEDS_CONTEXT | UNSAFE);
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *exchanged)
+{
+  BEGIN(0);
+  int before = mode;
+  mode = *exchanged;
+  *exchanged = before;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemGetInfo(size_t *free, size_t *total)
+{
+  BEGIN(NEEDS_CONTEXT);
+  *total = (size_t)1 << 34;
+  *free = *total - live_bytes;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemAlloc(CUdeviceptr *pointer, size_t size)
+{
+  BEGIN(NEEDS_CONTEXT | UNSAFE);
+  if (size > ((size_t)1 << 34) - live_bytes)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  int slot = 0;
+  while (slot < MAX_SEGMENTS && segments[slot].size)
+    slot++;
+  if (slot == MAX_SEGMENTS)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  *pointer = address_of(size);
+  segments[slot].address = *pointer;
+  segments[slot].size = size;
+  live_bytes += size;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemFree(CUdeviceptr pointer)
+{
+  BEGIN(NEEDS_CONTEXT | UNSAFE);
+  for (int slot = 0; slot < MAX_SEGMENTS; slot++)
+    if (segments[slot].size && segments[slot].address == pointer) {
+      live_bytes -= segments[slot].size;
+      segments[slot].size = 0;
+      return CUDA_SUCCESS;
+    }
+  return 1; /* CUDA_ERROR_INVALID_VALUE */
+}
+
+static CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+  BEGIN(NEEDS_CONTEXT);
+  *status = resolve(stream)->status;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status,
+                                       cuuint64_t *id, CUgraph *graph,
+                                       const CUgraphNode **nodes, size_t *count)
+{
+  (void)graph, (void)nodes, (void)count;
+  BEGIN(NEEDS_CONTEXT);
+  *status = resolve(stream)->status;
+  if (*status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
+    *id = resolve(stream)->capture;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
+{
+  BEGIN(0);
+  *context = stream->context;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuStreamGetId(CUstream stream, unsigned long long *id)
+{
+  BEGIN(NEEDS_CONTEXT);
+  *id = resolve(stream)->id;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
+{
+  BEGIN(NEEDS_CONTEXT | UNSAFE);
+  if (flags != CU_STREAM_NON_BLOCKING)
+    return 1;
+  *stream = calloc(1, sizeof **stream);
+  **stream = (struct CUstream_st){.context = current(), .id = next_id++};
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuStreamDestroy(CUstream stream)
+{
+  BEGIN(NEEDS_CONTEXT | UNSAFE);
+  free(stream);
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
+{
+  (void)stream, (void)flags;
+  BEGIN(NEEDS_CONTEXT);
+  return event->captured ? 1 : CUDA_SUCCESS;
+}
+
+static CUresult cuEventCreate(CUevent *event, unsigned int flags)
+{
+  BEGIN(NEEDS_CONTEXT | UNSAFE);
+  if (flags != CU_EVENT_DISABLE_TIMING)
+    return 1;
+  *event = calloc(1, sizeof **event);
+  (*event)->context = current();
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuEventDestroy(CUevent event)
+{
+  BEGIN(NEEDS_CONTEXT | UNSAFE);
+  free(event);
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+  BEGIN(NEEDS_CONTEXT);
+  if (event->context != resolve(stream)->context)
+    return 400; /* CUDA_ERROR_INVALID_HANDLE */
+  event->recorded = true;
+  event->captured = resolve(stream)->status != 0;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuCtxRecordEvent(CUcontext context, CUevent event)
+{
+  BEGIN(0);
+  if (event->context != context)
+    return 400;
+  event->recorded = true;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuEventQuery(CUevent event)
+{
+  BEGIN(NEEDS_CONTEXT | UNSAFE);
+  if (event->captured)
+    return 907; /* CUDA_ERROR_CAPTURED_EVENT */
+  return event->recorded && !finished ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+static CUresult cuEventSynchronize(CUevent event)
+{
+  (void)event;
+  BEGIN(NEEDS_CONTEXT | UNSAFE);
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *properties,
+                                              CUmemAllocationGranularity_flags option)
+{
+  (void)properties, (void)option;
+  BEGIN(0);
+  *bytes = (size_t)2 << 20;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment,
+                                    CUdeviceptr wish, unsigned long long flags)
+{
+  (void)alignment, (void)wish, (void)flags;
+  BEGIN(UNSAFE);
+  *pointer = address_of(size);
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemAddressFree(CUdeviceptr pointer, size_t size)
+{
+  (void)pointer, (void)size;
+  BEGIN(UNSAFE);
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+                            const CUmemAllocationProp *properties, unsigned long long flags)
+{
+  (void)size, (void)flags;
+  BEGIN(UNSAFE);
+  if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+      properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    return 1;
+  *handle = 1000 + (unsigned)properties->location.id;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+  (void)handle;
+  BEGIN(UNSAFE);
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
+                         CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+  (void)pointer, (void)size, (void)offset, (void)handle, (void)flags;
+  BEGIN(UNSAFE);
+  live_mappings++;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
+{
+  (void)pointer, (void)size;
+  BEGIN(UNSAFE);
+  live_mappings--;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *access,
+                               size_t count)
+{
+  (void)pointer, (void)size;
+  BEGIN(UNSAFE);
+  return count == 1 && access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? CUDA_SUCCESS : 1;
+}
+
+/* ---- looking up -------------------------------------------------------- */
+
+static CUresult look_up(const char *symbol, void **pointer, int asked, cuuint64_t flags)
+{
+  static const struct {
+    const char *name;
+    int version;
+    void (*function)(void);
+  } entries[] = {
+#define ENTRY(name, version, need, parameters) {#name, version, (void (*)(void))name},
+      CUDA_ENTRY_POINTS(ENTRY)
+#undef ENTRY
+  };
+  const char *lacks = getenv("FAKE_CUDA_LACKS");
+  if (flags != CU_GET_PROC_ADDRESS_LEGACY_STREAM)
+    bad_requests++;
+  *pointer = NULL;
+  for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
+    if (strcmp(entries[i].name, symbol) == 0 && asked <= version() &&
+        !(lacks && strcmp(lacks, symbol) == 0))
+      *pointer = (void *)(uintptr_t)entries[i].function;
+  return *pointer ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+#ifdef FAKE_CUDA_OLD_GET
+__attribute__((visibility("default")))
+CUresult cuGetProcAddress(const char *symbol, void **pointer, int asked, cuuint64_t flags)
+{
+  return look_up(symbol, pointer, asked, flags);
+}
+#else
+/* As the real one of 12.0 and later: a missing symbol is no error. */
+__attribute__((visibility("default")))
+CUresult cuGetProcAddress_v2(const char *symbol, void **pointer, int asked, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *answer)
+{
+  *answer = look_up(symbol, pointer, asked, flags) != CUDA_SUCCESS;
+  return CUDA_SUCCESS;
+}
+#endif
+
+/* ---- control ----------------------------------------------------------- */
+
+static void fail(const char *function, int nth, int result)
+{
+  snprintf(fail_function, sizeof fail_function, "%s", function);
+  fail_in = nth;
+  fail_result = result;
+}
+
+static int calls(const char *function) { return *count_of(function); }
+
+static void set_current(int device)
+{
+  depth = device < 0 ? 0 : 1;
+  stack[0] = device < 0 ? NULL : &contexts[device];
+}
+
+static int current_device(void) { return current() ? current()->device : -1; }
+static int get_depth(void) { return depth; }
+static void set_mode(int value) { mode = value; }
+static int get_mode(void) { return mode; }
+static void capture_somewhere(int on) { captured_somewhere = on; }
+static int get_unsafe_calls(void) { return unsafe_calls; }
+static int get_bad_requests(void) { return bad_requests; }
+
+static void *new_stream(int device)
+{
+  CUstream stream = calloc(1, sizeof *stream);
+  *stream = (struct CUstream_st){.context = &contexts[device], .id = next_id++};
+  return stream;
+}
+
+static void capture(void *stream, int status, unsigned long long id)
+{
+  ((CUstream)stream)->status = status;
+  ((CUstream)stream)->capture = id;
+}
+
+static size_t get_live_bytes(void) { return live_bytes; }
+static int get_live_mappings(void) { return live_mappings; }
+static void finish(int on) { finished = on; }
+
+__attribute__((visibility("default")))
+const fake_control fake = {
+    fail,         calls,   set_current,       current_device,   get_depth,        set_mode,
+    get_mode,     capture_somewhere, get_unsafe_calls, get_bad_requests, new_stream, capture,
+    get_live_bytes, get_live_mappings, finish,
+};

@@ -1,0 +1,486 @@
+/* test_cuda.c: the CUDA driver layer and the allocator of the process over a
+ * libcuda made of nothing (fake_cuda.c). One scenario a process, since a
+ * process loads its driver once: test_cuda SCENARIO. Run by
+ * tests/test_cuda_driver.py, which builds both. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../../csrc/device/cuda.h"
+#include "../../csrc/instance.h"
+#include "fake_cuda.h"
+
+#define CHECK(x)                                                              \
+  do {                                                                        \
+    if (!(x)) {                                                               \
+      fprintf(stderr, "%s:%d: %s; %s\n", __FILE__, __LINE__, #x, context());  \
+      exit(1);                                                                \
+    }                                                                         \
+  } while (0)
+
+static const fake_control *fake;
+static const esper_driver *driver;
+static char note[256];
+
+static const char *context(void)
+{
+  static char text[1024];
+  snprintf(text, sizeof text, "%s; last error: %s; of the driver: %s", note, esper_last_error(),
+           driver ? driver->last_error(driver->self) : "none");
+  return text;
+}
+
+static void load(void)
+{
+  CHECK(esper_cuda_driver(&driver) == ESPER_OK);
+  void *library = dlopen(getenv("ESPER_ALLOC_LIBCUDA"), RTLD_NOW | RTLD_NOLOAD);
+  fake = library ? dlsym(library, "fake") : NULL;
+  CHECK(fake);
+}
+
+/* ---- every function of the interface, as one line each ------------------ */
+
+static void *a_stream, *an_event;
+static uintptr_t an_address, a_range;
+static uint64_t a_page, a_number;
+
+#define SELF driver->self
+#define FUNCTIONS(F)                                                                    \
+  F(memory_info, driver->memory_info(SELF, 1, &(size_t){0}, &(size_t){0}))              \
+  F(device_synchronize, driver->device_synchronize(SELF, 1))                            \
+  F(memory_alloc, driver->memory_alloc(SELF, 1, 1 << 20, &an_address))                  \
+  F(memory_free, driver->memory_free(SELF, 1, an_address))                              \
+  F(page_granularity, driver->page_granularity(SELF, 1, &(size_t){0}))                  \
+  F(range_reserve, driver->range_reserve(SELF, 1, 2 << 20, &a_range))                   \
+  F(page_create, driver->page_create(SELF, 1, 2 << 20, &a_page))                        \
+  F(page_map, driver->page_map(SELF, 1, a_range, 2 << 20, a_page))                      \
+  F(page_unmap, driver->page_unmap(SELF, 1, a_range, 2 << 20))                          \
+  F(page_release, driver->page_release(SELF, 1, a_page))                                \
+  F(range_free, driver->range_free(SELF, 1, a_range, 2 << 20))                          \
+  F(stream_create, driver->stream_create(SELF, 1, &a_stream))                           \
+  F(stream_id, driver->stream_id(SELF, 1, a_stream, &a_number))                         \
+  F(legacy_stream_id, driver->stream_id(SELF, 1, NULL, &a_number))                      \
+  F(stream_capture, driver->stream_capture(SELF, 1, a_stream, &a_number))               \
+  F(legacy_stream_capture, driver->stream_capture(SELF, 1, NULL, &a_number))            \
+  F(event_create, driver->event_create(SELF, 1, &an_event))                             \
+  F(event_record, driver->event_record(SELF, 1, an_event, a_stream))                    \
+  F(legacy_event_record, driver->event_record(SELF, 1, an_event, NULL))                 \
+  F(event_record_all, driver->event_record_all(SELF, 1, an_event))                      \
+  F(stream_wait, driver->stream_wait(SELF, 1, a_stream, an_event))                      \
+  F(event_query, driver->event_query(SELF, 1, an_event))                                \
+  F(event_synchronize, driver->event_synchronize(SELF, 1, an_event))                    \
+  F(event_destroy, driver->event_destroy(SELF, 1, an_event))                            \
+  F(stream_destroy, driver->stream_destroy(SELF, 1, a_stream))
+
+#define DEFINE(name, call) \
+  static esper_status do_##name(void) { return call; }
+FUNCTIONS(DEFINE)
+
+static const struct {
+  const char *name;
+  esper_status (*call)(void);
+} functions[] = {
+#define ROW(name, call) {#name, do_##name},
+    FUNCTIONS(ROW)};
+
+enum { FUNCTION_COUNT = sizeof functions / sizeof *functions };
+
+static void set_thread(int current, int mode)
+{
+  fake->set_current(current);
+  fake->set_mode(mode);
+}
+
+static void check_thread(int current, int mode)
+{
+  CHECK(fake->current() == current);
+  CHECK(fake->depth() == (current >= 0));
+  CHECK(fake->mode() == mode);
+}
+
+/* The thread is as it was after every call, from every state, in the middle of
+ * a capture that any unsafe call would break. */
+static void scenario_balance(void)
+{
+  load();
+  fake->capture_somewhere(1);
+  for (int current = -1; current < 2; current++)
+    for (int mode = 0; mode <= 2; mode++)
+      for (int i = 0; i < FUNCTION_COUNT; i++) {
+        snprintf(note, sizeof note, "%s, context %d, mode %d", functions[i].name, current, mode);
+        set_thread(current, mode);
+        int pushes = fake->calls("cuCtxPushCurrent");
+        CHECK(functions[i].call() == ESPER_OK);
+        check_thread(current, mode);
+        if (current == 1) /* already right */
+          CHECK(fake->calls("cuCtxPushCurrent") == pushes);
+      }
+  CHECK(fake->unsafe_calls() == 0);
+  CHECK(fake->bad_requests() == 0);
+  CHECK(fake->live_bytes() == 0);
+  CHECK(fake->live_mappings() == 0);
+  CHECK(fake->calls("cuDevicePrimaryCtxRetain") == 1);
+}
+
+/* Every entry point refuses once, in every function: the status is right, the
+ * message names the function, and the thread is as it was. */
+static void scenario_faults(void)
+{
+  static const struct {
+    int result;
+    esper_status status;
+  } kinds[] = {{2, ESPER_OUT_OF_MEMORY}, {4, ESPER_SHUT_DOWN},   {709, ESPER_SHUT_DOWN},
+               {600, ESPER_NOT_READY},   {719, ESPER_DEVICE_ERROR}, {801, ESPER_UNSUPPORTED},
+               {900, ESPER_CAPTURING},   {906, ESPER_CAPTURING}, {908, ESPER_CAPTURING},
+               {909, ESPER_DEVICE_ERROR}};
+  esper_cuda_entry_point entry;
+  int hits = 0;
+  load();
+  for (int e = 0; esper_cuda_get_entry_point(e, &entry); e++) {
+    if (strcmp(entry.name, "cuCtxPopCurrent") == 0)
+      continue; /* nobody could put the context back */
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+      for (int i = 0; i < FUNCTION_COUNT; i++) {
+        int before = fake->calls(entry.name);
+        snprintf(note, sizeof note, "%s with %s answering %d", functions[i].name, entry.name,
+                 kinds[k].result);
+        set_thread(0, 1);
+        fake->fail(entry.name, 1, kinds[k].result);
+        esper_status status = functions[i].call();
+        fake->fail("", 0, 0);
+        check_thread(0, 1);
+        if (fake->calls(entry.name) == before) {
+          CHECK(status == ESPER_OK);
+          continue;
+        }
+        hits++;
+        CHECK(status == kinds[k].status);
+        CHECK(strncmp(driver->last_error(SELF), entry.name, strlen(entry.name)) == 0);
+        CHECK(driver->last_error(SELF)[strlen(entry.name)] == ':');
+        CHECK(functions[i].call() == ESPER_OK); /* nothing had happened */
+      }
+  }
+  CHECK(hits > 200);
+  CHECK(fake->live_bytes() == 0);
+  CHECK(fake->live_mappings() == 0);
+}
+
+static void scenario_messages(void)
+{
+  load();
+  fake->fail("cuMemAlloc", 1, 2);
+  CHECK(driver->memory_alloc(SELF, 0, 512, &an_address) == ESPER_OUT_OF_MEMORY);
+  CHECK(strcmp(driver->last_error(SELF),
+               "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (out of memory)") == 0);
+  fake->fail("cuMemAlloc", 1, 12345);
+  CHECK(driver->memory_alloc(SELF, 0, 512, &an_address) == ESPER_DEVICE_ERROR);
+  CHECK(strcmp(driver->last_error(SELF), "cuMemAlloc: CUDA error 12345") == 0);
+  CHECK(driver->memory_alloc(SELF, 2, 512, &an_address) == ESPER_INVALID);
+  CHECK(strcmp(driver->last_error(SELF), "there is no CUDA device 2; this process sees 2") == 0);
+  CHECK(driver->memory_alloc(SELF, -1, 512, &an_address) == ESPER_INVALID);
+}
+
+static void scenario_captures(void)
+{
+  uint64_t capture = 7;
+  load();
+  void *stream = fake->stream(1);
+  for (int current = -1; current < 2; current++) {
+    fake->set_current(current);
+    fake->capture(stream, 0, 0);
+    CHECK(driver->stream_capture(SELF, 1, stream, &capture) == ESPER_OK && capture == 0);
+    int infos = fake->calls("cuStreamGetCaptureInfo");
+    CHECK(driver->stream_capture(SELF, 1, stream, &capture) == ESPER_OK && capture == 0);
+    CHECK(fake->calls("cuStreamGetCaptureInfo") == infos);
+    fake->capture(stream, 1, 42);
+    CHECK(driver->stream_capture(SELF, 1, stream, &capture) == ESPER_OK && capture == 42);
+    fake->capture(stream, 2, 42); /* invalidated, not ended */
+    CHECK(driver->stream_capture(SELF, 1, stream, &capture) == ESPER_OK && capture != 0);
+    CHECK(fake->current() == current);
+  }
+  /* While a blocking stream is captured, the driver will not speak of the
+   * legacy stream. */
+  fake->fail("cuStreamIsCapturing", 1, 906);
+  CHECK(driver->stream_capture(SELF, 1, NULL, &capture) == ESPER_CAPTURING);
+  /* An event that was recorded inside a capture. */
+  fake->capture(stream, 1, 43);
+  CHECK(driver->event_create(SELF, 1, &an_event) == ESPER_OK);
+  CHECK(driver->event_query(SELF, 1, an_event) == ESPER_OK); /* fresh */
+  CHECK(driver->event_record(SELF, 1, an_event, stream) == ESPER_OK);
+  CHECK(driver->event_query(SELF, 1, an_event) == ESPER_CAPTURING);
+}
+
+static void scenario_streams(void)
+{
+  uint64_t on_0, on_1;
+  int device = -1;
+  load();
+  CHECK(driver->stream_id(SELF, 0, NULL, &on_0) == ESPER_OK);
+  CHECK(driver->stream_id(SELF, 1, NULL, &on_1) == ESPER_OK);
+  CHECK(on_0 != on_1); /* handle 0 is another stream on each device */
+  fake->set_current(1);
+  CHECK(driver->stream_id(SELF, 0, NULL, &on_1) == ESPER_OK && on_1 == on_0);
+  CHECK(esper_cuda_stream_device(NULL, &device) == ESPER_OK && device == 1);
+  CHECK(esper_cuda_stream_device(fake->stream(0), &device) == ESPER_OK && device == 0);
+  CHECK(fake->current() == 1 && fake->depth() == 1);
+  fake->set_current(-1);
+  CHECK(esper_cuda_stream_device(NULL, &device) == ESPER_DEVICE_ERROR);
+  CHECK(esper_cuda_stream_device(fake->stream(1), &device) == ESPER_OK && device == 1);
+}
+
+/* Threads may be first at the same time. */
+static void *first_call(void *barrier)
+{
+  uintptr_t address;
+  const esper_driver *mine;
+  pthread_barrier_wait(barrier);
+  if (esper_cuda_driver(&mine) != ESPER_OK ||
+      mine->memory_alloc(mine->self, 1, 512, &address) != ESPER_OK ||
+      mine->memory_free(mine->self, 1, address) != ESPER_OK)
+    return NULL;
+  return esper_instance();
+}
+
+static void scenario_threads(void)
+{
+  pthread_t threads[8];
+  pthread_barrier_t barrier;
+  void *cores[8];
+  pthread_barrier_init(&barrier, NULL, 8);
+  for (int i = 0; i < 8; i++)
+    CHECK(pthread_create(&threads[i], NULL, first_call, &barrier) == 0);
+  for (int i = 0; i < 8; i++)
+    pthread_join(threads[i], &cores[i]);
+  load();
+  for (int i = 0; i < 8; i++)
+    CHECK(cores[i] && cores[i] == cores[0]);
+  CHECK(fake->calls("cuInit") == 1);
+  CHECK(fake->calls("cuDevicePrimaryCtxRetain") <= 2); /* once a device */
+}
+
+/* A child forked after initialisation gets an answer, and soon. */
+static void scenario_fork(void)
+{
+  load();
+  void *ours = esper_alloc_malloc(1 << 20, 0, NULL);
+  CHECK(ours);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    const esper_driver *again;
+    alarm(20);
+    CHECK(driver->memory_alloc(SELF, 0, 512, &an_address) == ESPER_DEVICE_ERROR);
+    CHECK(strstr(driver->last_error(SELF), "forked") && strstr(driver->last_error(SELF), "spawn"));
+    CHECK(driver->stream_capture(SELF, 0, NULL, &a_number) == ESPER_DEVICE_ERROR);
+    CHECK(esper_cuda_driver(&again) == ESPER_UNSUPPORTED);
+    CHECK(!esper_alloc_malloc(512, 0, NULL));
+    CHECK(strstr(esper_last_error(), "forked"));
+    CHECK(!esper_instance());
+    esper_alloc_free(ours, 0, 0, NULL); /* the collector of an inherited tensor */
+    exit(0);
+  }
+  int status;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(esper_alloc_malloc(512, 0, NULL)); /* the parent goes on */
+}
+
+/* ---- the allocator of the process -------------------------------------- */
+
+static uint64_t calls_of(const char *name)
+{
+  const char *candidate;
+  for (int i = 0; (candidate = esper_driver_call_name(i)); i++)
+    if (strcmp(candidate, name) == 0)
+      return esper_driver_calls(esper_instance(), i);
+  CHECK(!"a driver call of that name");
+  return 0;
+}
+
+static esper_counters counters_of(int device)
+{
+  esper_counters counters;
+  esper_retire(esper_instance(), device);
+  CHECK(esper_get_counters(esper_instance(), device, &counters) == ESPER_OK);
+  return counters;
+}
+
+static void scenario_allocator(void)
+{
+  size_t size = 0;
+  load();
+  void *stream = fake->stream(0);
+  CHECK(!esper_alloc_malloc(0, 0, stream));
+  CHECK(!esper_alloc_malloc(512, 9, stream));
+  CHECK(!esper_alloc_malloc((size_t)1 << 40, 0, stream));
+  char *small = esper_alloc_malloc(1000, 0, stream);
+  CHECK(small);
+  CHECK(esper_alloc_base(small + 8, &size) && size >= 1000);
+  CHECK(!esper_alloc_base(&size, &size) && size == 0);
+  esper_alloc_free(NULL, 0, 0, stream);
+  esper_alloc_free(&size, 0, 0, stream); /* not ours: ignored */
+  esper_alloc_free(small, 0, 0, stream);
+  esper_alloc_free(small, 0, 0, stream); /* twice: ignored */
+  esper_alloc_init(2);
+  esper_alloc_set_memory_fraction(0.5, 0);
+  CHECK(esper_get_memory_fraction(esper_instance(), 0) == 0.5);
+  CHECK(fake->live_bytes() > 0);
+  esper_alloc_reset();
+  CHECK(fake->live_bytes() == 0);
+  CHECK(esper_core_is_valid(esper_instance()));
+}
+
+/* A mark is one event on the stream that was named, on that stream's device;
+ * the memory is pending until it has completed. */
+static void scenario_uses(void)
+{
+  load();
+  esper_alloc_set_record_stream_visible(1);
+  void *home = fake->stream(0), *reader = fake->stream(1);
+  void *block = esper_alloc_malloc(1 << 20, 0, home);
+  CHECK(block);
+  uint64_t records = calls_of("event_record");
+  fake->finish(0);
+  fake->set_current(0);
+  CHECK(esper_alloc_record_use((char *)block + 100, reader) == ESPER_OK);
+  CHECK(calls_of("event_record") == records + 1);
+  CHECK(esper_alloc_record_use(block, home) == ESPER_OK); /* its own stream */
+  CHECK(calls_of("event_record") == records + 1);
+  CHECK(fake->current() == 0);
+  esper_alloc_free(block, 0, 0, home);
+  CHECK(counters_of(0).bytes_pending == 1 << 20);
+  fake->finish(1);
+  CHECK(counters_of(0).bytes_pending == 0);
+
+  block = esper_alloc_malloc(1 << 20, 0, home);
+  fake->finish(0);
+  esper_alloc_record_stream(block, reader);
+  esper_alloc_free(block, 0, 0, home);
+  CHECK(counters_of(0).bytes_pending == 1 << 20);
+  fake->finish(1);
+  CHECK(esper_core_is_valid(esper_instance()));
+}
+
+/* Who cannot tell us of record_stream gets frees that wait for all streams. */
+static void scenario_blind(void)
+{
+  load();
+  void *home = fake->stream(0);
+  void *block = esper_alloc_malloc(1 << 20, 0, home);
+  CHECK(block);
+  fake->finish(0);
+  esper_alloc_free(block, 0, 0, home);
+  CHECK(counters_of(0).bytes_pending == 1 << 20);
+  fake->finish(1);
+  CHECK(counters_of(0).bytes_pending == 0);
+  /* Told that record_stream is seen, a free owes nothing to other streams. */
+  esper_alloc_set_record_stream_visible(1);
+  block = esper_alloc_malloc(1 << 20, 0, home);
+  fake->finish(0);
+  esper_alloc_free(block, 0, 0, home);
+  CHECK(counters_of(0).bytes_pending == 0);
+}
+
+/* A stream whose device cannot be found out still protects. */
+static void scenario_unknown_stream(void)
+{
+  load();
+  esper_alloc_set_record_stream_visible(1);
+  void *home = fake->stream(0);
+  void *block = esper_alloc_malloc(1 << 20, 0, home);
+  fake->finish(0);
+  fake->fail("cuStreamGetCtx", 1, 400);
+  CHECK(esper_alloc_record_use(block, fake->stream(0)) == ESPER_DEVICE_ERROR);
+  fake->fail("cuStreamGetCtx", 1, 400);
+  esper_alloc_record_stream(block, fake->stream(0));
+  esper_alloc_free(block, 0, 0, home);
+  CHECK(counters_of(0).bytes_pending == 1 << 20);
+}
+
+static void scenario_reuse_order(void)
+{
+  esper_config config;
+  CHECK(esper_instance());
+  esper_get_config(esper_instance(), &config);
+  CHECK(config.reuse_order == ESPER_REUSE_GROW);
+}
+
+static void scenario_bad_reuse_order(void)
+{
+  CHECK(!esper_instance());
+  CHECK(strcmp(esper_last_error(),
+               "ESPER_ALLOC_REUSE=sometimes is no reuse order: use gate or grow") == 0);
+  CHECK(!esper_alloc_malloc(512, 0, NULL));
+  setenv("ESPER_ALLOC_REUSE", "gate", 1);
+  CHECK(esper_instance()); /* it tries again */
+}
+
+/* ---- drivers that lack something --------------------------------------- */
+
+/* Prints why there is no driver; the Python test knows what it should say. */
+static void scenario_refused(void)
+{
+  CHECK(esper_cuda_driver(&driver) == ESPER_UNSUPPORTED);
+  CHECK(!esper_instance());
+  CHECK(!esper_alloc_malloc(512, 0, NULL));
+  int device;
+  CHECK(esper_alloc_record_use(&device, NULL) == ESPER_UNSUPPORTED);
+  puts(esper_last_error());
+}
+
+static void scenario_old(void) /* 11.8 */
+{
+  load();
+  CHECK(driver->stream_id(SELF, 0, NULL, &a_number) == ESPER_UNSUPPORTED);
+  CHECK(strstr(driver->last_error(SELF), "CUDA 12.0, this driver is 11.8"));
+  CHECK(driver->event_record_all(SELF, 0, NULL) == ESPER_UNSUPPORTED);
+  CHECK(driver->memory_alloc(SELF, 0, 512, &an_address) == ESPER_OK);
+}
+
+static void scenario_no_virtual_memory(void)
+{
+  size_t granularity = 1;
+  load();
+  CHECK(driver->page_granularity(SELF, 0, &granularity) == ESPER_UNSUPPORTED);
+  CHECK(granularity == 0);
+  CHECK(driver->page_create(SELF, 0, 2 << 20, &a_page) == ESPER_UNSUPPORTED);
+  CHECK(strstr(driver->last_error(SELF), "no virtual memory management"));
+  check_thread(-1, 0);
+}
+
+static void scenario_old_get_proc_address(void)
+{
+  load();
+  CHECK(driver->memory_alloc(SELF, 0, 512, &an_address) == ESPER_OK);
+}
+
+static const struct {
+  const char *name;
+  void (*run)(void);
+} scenarios[] = {
+#define SCENARIO(name) {#name, scenario_##name}
+    SCENARIO(balance),       SCENARIO(faults),
+    SCENARIO(messages),      SCENARIO(captures),
+    SCENARIO(streams),       SCENARIO(threads),
+    SCENARIO(fork),          SCENARIO(allocator),
+    SCENARIO(uses),          SCENARIO(blind),
+    SCENARIO(unknown_stream), SCENARIO(reuse_order),
+    SCENARIO(bad_reuse_order), SCENARIO(refused),
+    SCENARIO(old),           SCENARIO(no_virtual_memory),
+    SCENARIO(old_get_proc_address),
+};
+
+int main(int count, char **arguments)
+{
+  for (size_t i = 0; count == 2 && i < sizeof scenarios / sizeof *scenarios; i++)
+    if (strcmp(scenarios[i].name, arguments[1]) == 0) {
+      scenarios[i].run();
+      return 0;
+    }
+  fprintf(stderr, "usage: %s SCENARIO\n", arguments[0]);
+  return 2;
+}

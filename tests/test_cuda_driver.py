@@ -1,0 +1,154 @@
+"""The CUDA driver layer and the process's allocator, over a libcuda made of nothing.
+
+Builds ``tests/device/fake_cuda.c`` as the library that the driver layer opens, and
+runs the scenarios of ``tests/device/test_cuda.c``, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DEVICE_TESTS = ROOT / "tests" / "device"
+CC = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
+
+pytestmark = pytest.mark.skipif(CC is None, reason="needs a C compiler")
+
+
+def compile_c(output: Path, sources: list[Path], *flags: str) -> Path:
+    command = [str(CC), *FLAGS, *flags, *map(str, sources), "-o", str(output), "-pthread", "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the test program and the fake libraries."""
+    folder = tmp_path_factory.mktemp("cuda")
+    library = ["-shared", "-fPIC", "-fvisibility=hidden"]
+    fake = [DEVICE_TESTS / "fake_cuda.c"]
+    compile_c(folder / "libfake.so", fake, *library)
+    compile_c(folder / "libold.so", fake, *library, "-DFAKE_CUDA_OLD_GET")
+    sources = [
+        DEVICE_TESTS / "test_cuda.c",
+        ROOT / "csrc" / "device" / "cuda.c",
+        ROOT / "csrc" / "esper_alloc.c",
+        *sorted((ROOT / "csrc" / "core").glob("*.c")),
+    ]
+    compile_c(folder / "test_cuda", sources)
+    return folder
+
+
+def run_scenario(built: Path, scenario: str, library: str = "libfake.so", **environment: str) -> str:
+    if "/" not in library and (built / library).exists():
+        library = str(built / library)
+    done = subprocess.run(
+        [str(built / "test_cuda"), scenario],
+        env={**os.environ, "ESPER_ALLOC_LIBCUDA": library, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr or f"ended with {done.returncode}"
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "balance",
+        "faults",
+        "messages",
+        "captures",
+        "streams",
+        "threads",
+        "fork",
+        "allocator",
+        "uses",
+        "blind",
+        "unknown_stream",
+    ],
+)
+def test_scenario(built: Path, scenario: str) -> None:
+    run_scenario(built, scenario)
+
+
+def test_reuse_order_from_environment(built: Path) -> None:
+    run_scenario(built, "reuse_order", ESPER_ALLOC_REUSE="grow")
+    run_scenario(built, "bad_reuse_order", ESPER_ALLOC_REUSE="sometimes")
+
+
+def test_drivers_that_lack_something_optional(built: Path) -> None:
+    run_scenario(built, "old", FAKE_CUDA_VERSION="11080")
+    run_scenario(built, "old_get_proc_address", library="libold.so", FAKE_CUDA_VERSION="11080")
+    run_scenario(built, "no_virtual_memory", FAKE_CUDA_NO_VMM="1")
+    run_scenario(built, "no_virtual_memory", FAKE_CUDA_LACKS="cuMemSetAccess")
+
+
+def test_refusals_say_why(built: Path) -> None:
+    def refused(**kwargs: str) -> str:
+        return run_scenario(built, "refused", **kwargs)
+
+    assert "cuInit: CUDA_ERROR_NO_DEVICE" in refused(FAKE_CUDA_DEVICES="0")
+    assert "has no cuMemAlloc" in refused(FAKE_CUDA_LACKS="cuMemAlloc")
+    assert "has no cuStreamGetCaptureInfo" in refused(FAKE_CUDA_VERSION="11020")
+    missing = refused(library="libno-such-driver.so.1")
+    assert missing.startswith("no CUDA driver: libno-such-driver.so.1")
+    assert "install the NVIDIA driver" in missing
+    assert "older than CUDA 11.3" in refused(library="libm.so.6")
+
+
+def cuda_include() -> Path | None:
+    """A folder with NVIDIA's own cuda.h and cudaTypedefs.h, if there is one."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    nvcc = shutil.which("nvcc")
+    if nvcc:
+        homes.append(str(Path(nvcc).resolve().parent.parent))
+    for home in filter(None, homes):
+        include = Path(home) / "include"
+        if (include / "cudaTypedefs.h").exists() and (include / "cuda.h").exists():
+            return include
+    return None
+
+
+def test_our_declarations_are_nvidias(tmp_path: Path) -> None:
+    include = cuda_include()
+    if include is None:
+        pytest.skip("needs the CUDA toolkit's cuda.h")
+    source = [DEVICE_TESTS / "cuda_abi.c"]
+    ours = compile_c(tmp_path / "ours", source)
+    theirs = compile_c(tmp_path / "theirs", source, "-DWITH_CUDA_H", f"-isystem{include}")
+    said = [subprocess.check_output([str(program)], text=True) for program in (ours, theirs)]
+    assert said[0] == said[1]
+    constants = [line for line in said[0].splitlines() if "said to be" in line]
+    assert len(constants) > 20
+    for line in constants:
+        value, claim = line.split(" = ")[1].split(", said to be ")
+        assert value == claim, line
+
+
+def test_public_header_is_c_and_cxx(tmp_path: Path) -> None:
+    """Every public header compiles alone, in both languages."""
+    cxx = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    for header in ("esper_alloc.h", "device/device.h", "python/capi.h"):
+        for compiler, language in ((CC, "c"), (cxx, "c++")):
+            if compiler is None:
+                pytest.skip("needs a C++ compiler")
+            source = tmp_path / f"only.{language.replace('+', 'x')}"
+            source.write_text(f'#include "{header}"\n')
+            done = subprocess.run(
+                [compiler, "-x", language, "-Wall", "-Wextra", "-Werror", "-pedantic",
+                 "-fsyntax-only", f"-I{ROOT / 'csrc'}", str(source)],
+                capture_output=True,
+                text=True,
+            )  # fmt: skip
+            assert done.returncode == 0, f"{header} as {language}: {done.stderr}"
+
+
