@@ -29,6 +29,7 @@ HELD = [
     "empty_cache",
     "short_of_memory",
     "gate_false",
+    "gate_false_short_of_memory",
     "destroyed_stream_record_stream",
 ]
 CAPTURED = ["mark_on_capturing_stream", "cupy_captures"]

@@ -8,7 +8,7 @@ from scenario import run_program
 PROGRAMS = 300
 
 
-@pytest.mark.parametrize("limit_mib", [0, 256], ids=["roomy", "short of memory"])
+@pytest.mark.parametrize("limit_mib", [0, 320], ids=["roomy", "short of memory"])
 def test_marked_programs_read_what_was_written(limit_mib: int) -> None:
     found = run_program("stress", "marked", "1", str(PROGRAMS), str(limit_mib), timeout=400)
     assert found["programs"] == PROGRAMS

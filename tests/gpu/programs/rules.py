@@ -280,7 +280,7 @@ def third_stream() -> Try:
 
 @scenario
 def short_of_memory() -> Try:
-    """A block that may not be gated is waited for rather than reported as out of memory."""
+    """A record_stream use is gated only when memory cannot grow: rather than fail."""
     (side,) = other_streams(1)
     elements = 8 * WHOLE
     out = blank(elements)
@@ -293,7 +293,7 @@ def short_of_memory() -> Try:
         torch.cuda.set_per_process_memory_fraction(limit / total)
         try:
             read_late(side, x, out)
-            esper_alloc.record_use(x, side, gate=False)
+            x.record_stream(side)
             del x
             other = torch.empty(elements, dtype=torch.int32, device="cuda")
             other.fill_(-value)
@@ -336,6 +336,45 @@ def gate_false() -> Try:
             with torch.cuda.stream(rescue):
                 flag.fill_(value)
         return {"wrong": wrong_elements(out, value) > 0, "reused": reused, "hung": hung}
+
+    return attempt
+
+
+@scenario
+def gate_false_short_of_memory() -> Try:
+    """The reader waits for what this thread enqueues later, and memory is short:
+    waiting for it would hang, so there is no memory, for now."""
+    (side,) = other_streams(1)
+    elements = 8 * WHOLE
+    out = blank(elements)
+    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+    total = torch.cuda.mem_get_info()[1]
+
+    def attempt(value: int) -> dict[str, Any]:
+        torch.cuda.empty_cache()
+        x = written(value, elements)
+        limit = torch.cuda.memory_reserved() + 64 * MIB
+        torch.cuda.set_per_process_memory_fraction(limit / total)
+        refused = False
+        try:
+            side.wait_stream(torch.cuda.current_stream())
+            driver.wait_for_value(side, flag, value)
+            with torch.cuda.stream(side):
+                out.copy_(x)
+            esper_alloc.record_use(x, side, gate=False)
+            del x
+            try:
+                torch.empty(elements, dtype=torch.int32, device="cuda").fill_(-value)
+            except torch.cuda.OutOfMemoryError:
+                refused = True
+            flag.fill_(value)
+            side.synchronize()
+            other = torch.empty(elements, dtype=torch.int32, device="cuda")
+            other.fill_(-value)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        wrong = wrong_elements(out, value) + wrong_elements(other, -value)
+        return {"wrong": wrong > 0 or not refused, "reused": False}
 
     return attempt
 
