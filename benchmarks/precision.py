@@ -128,7 +128,7 @@ def _tries(protection: str) -> list[dict]:
             "beside_work": beside_work,
             "gpu_wait_ms": gpu_wait,
             "serves_again_ms": serves_again,
-            "grown_mib": (reserved - before["reserved_bytes.all.current"]) / MIB if not reused else 0.0,
+            "grown_mib": (reserved - before["reserved_bytes.all.current"]) / MIB,
             "wrong": int((out != value).sum()),
         }
 
@@ -194,16 +194,18 @@ def main() -> int:
     results = Results("precision", options.out)
     results.describe(ours[0]["machine"])
 
-    def row(name: str, unit: str, key: str, goal: float | None) -> None:
-        results.row(name, unit, column(ours, key), column(native, key), "native, record_stream", goal)
-
-    row("dropped memory serves again after (50 ms of unrelated work queued)", "ms", "serves_again_ms", 0.2)
-    row("memory taken from the device for the next allocation", "MiB", "grown_mib", 0.0)
-    row(f"of {TRIES} tries, memory reused at once", "tries", "reused", None)
-    row(f"of {TRIES} tries, reused and written beside the unrelated work", "tries", "beside_work", None)
-    row("elements that the reader got wrong", "elements", "wrong", 0.0)
+    at_once = f"of {TRIES} tries, memory reused at once"
+    for name, unit, key, goal in (
+        ("dropped memory serves again after, 50 ms of work queued", "ms", "serves_again_ms", 0.2),
+        ("memory taken from the device for the next allocation", "MiB", "grown_mib", 0.0),
+        (at_once, "tries", "reused", None),
+        (f"{at_once} and written beside the unrelated work", "tries", "beside_work", None),
+        ("elements that the reader got wrong", "elements", "wrong", 0.0),
+    ):
+        peer = "native, record_stream"
+        results.row(name, unit, column(ours, key), column(native, key), peer, goal)
     results.row(
-        f"of {TRIES} tries, memory reused at once",
+        at_once,
         "tries",
         column(ours, "reused"),
         column(ours_imprecise, "reused"),

@@ -14,6 +14,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 from common import (
     EXPANDABLE,
@@ -37,7 +38,7 @@ TIMED_STEPS = 30
 MODELS = ("gpt2", "resnet50")
 
 
-def gpt2(small: bool) -> Callable[[], object]:
+def gpt2(small: bool) -> Callable[[], Any]:
     """One step of a Hugging Face GPT-2 (124 M parameters), bf16 autocast, AdamW."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -67,7 +68,7 @@ def gpt2(small: bool) -> Callable[[], object]:
     return step
 
 
-def resnet50(small: bool) -> Callable[[], object]:
+def resnet50(small: bool) -> Callable[[], Any]:
     """One step of torchvision's ResNet-50 on 224 x 224 images, bf16 autocast, AdamW."""
     import torch
     from torch.nn import functional

@@ -37,8 +37,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        heads = (batch, length, self.heads, width // self.heads)
-        q, k, v = (part.view(heads).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
@@ -136,8 +136,9 @@ def main() -> None:
     took = (time.perf_counter() - begin) / max(1, steps - timed_from)
     print(f"{took * 1e3:.1f} ms a step")
     if gpu:
-        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        print(f"peak allocated {allocated / 2**20:.0f} MiB, peak reserved {reserved / 2**20:.0f} MiB")
+        allocated = torch.cuda.max_memory_allocated() / 2**20
+        reserved = torch.cuda.max_memory_reserved() / 2**20
+        print(f"peak allocated {allocated:.0f} MiB, peak reserved {reserved:.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ def native() -> dict[str, Any]:
 def wording(message: str) -> str:
     """A message without its figures and without other processes, first sentences only."""
     message = re.sub(rf"Process \d+ has {SIZE} memory in use\. ?", "", message)
-    message = re.sub(rf"Including non-PyTorch memory, this process has {SIZE} memory in use\. ?", "", message)
+    this = rf"Including non-PyTorch memory, this process has {SIZE} memory in use\. ?"
+    message = re.sub(this, "", message)
     return re.sub(r"\s+", " ", re.sub(SIZE, "SIZE", message)).strip()
 
 

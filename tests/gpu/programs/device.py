@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -76,7 +77,8 @@ def other_streams(count: int, beside: torch.cuda.Stream | None = None) -> list[t
         if candidate.cuda_stream in seen:
             continue
         seen.add(candidate.cuda_stream)
-        if all(_overlap(candidate, one, probe) and _overlap(one, candidate, probe) for one in chosen):
+        pairs = [pair for one in chosen for pair in ((candidate, one), (one, candidate))]
+        if all(_overlap(busy, idle, probe) for busy, idle in pairs):
             chosen.append(candidate)
     assert len(chosen) > count, f"no {count} streams that overlap"
     return chosen[1:]
@@ -102,8 +104,6 @@ def _overlap(busy: torch.cuda.Stream, idle: torch.cuda.Stream, probe: torch.Tens
 
 
 def _launches_block() -> bool:
-    import os
-
     return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "1"
 
 

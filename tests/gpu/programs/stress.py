@@ -6,7 +6,8 @@ A program writes tensors on random streams, reads them late on others, marks
 the reads in a random way, and drops tensors at random. Each read compares the
 whole tensor with what was written. LIMIT_MIB bounds the memory, so that
 programs live on reuse; uses that may not be waited for (gate=False) are left
-out then, since for their sake a request may rightly fail. `unmarked` leaves the marks out, as the control.
+out then, since for their sake a request may rightly fail. `unmarked` leaves
+the marks out, as the control.
 """
 
 from __future__ import annotations

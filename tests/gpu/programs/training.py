@@ -128,7 +128,7 @@ def losses(name: str, marked: bool) -> list[str]:
         loss.backward()
         optimizer.step()
         found.append(loss.detach())
-    return [loss.item().hex() for loss in found]
+    return [float(loss).hex() for loss in found]
 
 
 def main(allocator: str) -> None:
