@@ -99,12 +99,15 @@ esper_status stream_present(core_t *core, esper_stream as, presented_t *presente
   return ESPER_OK;
 }
 
+static void pool_dropped(stream_t *s);
+
 void stream_destroy_all(core_t *core)
 {
   for (stream_t *s = atomic_load(&core->streams), *next; s; s = next) {
     next = s->next;
     if (s->probe)
       record_drop(s->probe);
+    pool_dropped(s);
     pthread_mutex_destroy(&s->lock);
     free(s);
   }
