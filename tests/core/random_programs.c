@@ -751,7 +751,7 @@ static void *run_thread(void *argument) {
   while (t->done < t->p->operations) {
     operation(t);
     if (t->p->threads == 1 && t->done % every == 0) check_everything(t->p);
-    if (t->p->threads > 1 && t->done % 8192 == 0 &&
+    if (t->p->threads > 1 && t->done % 2048 == 0 &&
         !esper_core_is_valid(t->p->core))
       fail("the core is not valid");
   }
@@ -813,7 +813,7 @@ static uint64_t run_program(uint64_t seed, int threads) {
       .max_split_size = chance(&maker, 4) ? 20 * MIB : 0,
   };
   p.operations = 500 + draw64(&maker) % 12000;
-  if (threads > 1) p.operations = 20000;
+  if (threads > 1) p.operations = 1000 + draw64(&maker) % 4000;
   p.s = sim_create(&options);
   if (!p.s) fail("no simulation");
   sim_on_failure(p.s, oracle_failed, NULL);
