@@ -78,5 +78,6 @@ bool block_is_valid(const block_t *block)
                       : block->address + block->size == segment->address + segment->size) &&
          !(block->state == BLOCK_READY && block->next && block->next->state == BLOCK_READY) &&
          (block->state != BLOCK_LIVE || block->requested <= block->size) &&
-         uses_are_valid(block);
+         /* whoever claimed it may be at work on its uses */
+         (block->state == BLOCK_CLAIMED || uses_are_valid(block));
 }

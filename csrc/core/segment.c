@@ -55,13 +55,14 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
   /* What is being obtained counts, or two threads would pass the limit. */
   lock(&device->lock);
   size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
-  bool allowed = !device->limit || reserved + device->reserving + size <= device->limit;
+  size_t limit = device->limit;
+  bool allowed = !limit || reserved + device->reserving + size <= limit;
   if (allowed)
     device->reserving += size;
   unlock(&device->lock);
   if (!allowed)
     return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
-                     device->limit, device->index);
+                     limit, device->index);
 
   uintptr_t address = 0;
   esper_status status = call_memory_alloc(core, device->index, size, &address);
