@@ -99,7 +99,7 @@ struct stream {
   _Atomic(record_t *) dropped; /* records nobody refers to, to be pooled      */
   record_t *probe;             /* of the owner order, for other streams' sake */
   atomic_bool holds;           /* some free block has a use here, no record   */
-  unsigned marks;              /* since the last retirement                   */
+  atomic_uint marks;           /* so far                                      */
   _Atomic uint64_t frontier[FRONTIER_ROWS];
 
   stream_t *next;           /* all streams of the core                        */
