@@ -456,6 +456,10 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
     return out_of_memory(&q);
   q.large = config_is_large(q.size);
   q.capture = stream_capture_of(q.stream, false);
+  /* Memory of the wrong side of a capture's border would be reused there. */
+  if (q.capture == CAPTURE_UNKNOWN)
+    return error_from_driver(core, atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN
+                                                                 : ESPER_DEVICE_ERROR);
   if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed) && !q.capture)
     record_held_uses(core, q.stream);
 
@@ -565,26 +569,35 @@ void heap_retire(device_t *device)
   unlock(&device->lock);
 }
 
-/* Uses that no event stands for: those of freed blocks are satisfied once the
- * device was synchronised. Marks them before, settles them after. */
-static void settle_held_uses(device_t *device, bool before)
+/* Uses on the device's streams that no event stands for: those of freed blocks,
+ * of any device, are satisfied once this one was synchronised. Marks them
+ * before, settles them after. */
+static void settle_held_uses(const device_t *synchronised, bool before)
 {
-  lock(&device->lock);
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      for (block_t *b = heap->oldest_pending; b && !heap->capture; b = b->newer)
-        for (use_t **link = &b->uses; *link;) {
-          use_t *use = *link;
-          if (before && !use->record && use->stream->device == device) {
-            use->flags |= USE_SYNCING;
-          } else if (!before && use->flags & USE_SYNCING) {
-            *link = use->next;
-            use_give(device, use);
-            continue;
+  core_t *core = synchronised->core;
+  for (int d = 0; d < core->device_count; d++) {
+    device_t *device = &core->devices[d];
+    if (!atomic_load(&device->ready))
+      continue;
+    lock(&device->lock);
+    for (pool_t *pool = device->pools; pool; pool = pool->next)
+      for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+        for (block_t *b = heap->oldest_pending; b && !heap->capture; b = b->newer)
+          for (use_t **link = &b->uses; *link;) {
+            use_t *use = *link;
+            if (use->stream->device != synchronised) {
+              /* another synchronisation's */
+            } else if (before && !use->record) {
+              use->flags |= USE_SYNCING;
+            } else if (!before && use->flags & USE_SYNCING) {
+              *link = use->next;
+              use_give(device, use);
+              continue;
+            }
+            link = &use->next;
           }
-          link = &use->next;
-        }
-  unlock(&device->lock);
+    unlock(&device->lock);
+  }
 }
 
 esper_status heap_synchronize(device_t *device)

@@ -207,7 +207,7 @@ static PyObject *addresses(PyObject *self, PyObject *ignored)
 }
 
 PyDoc_STRVAR(counters_doc,
-             "counters(device)\n--\n\n"
+             "counters(device, /)\n--\n\n"
              "Figures of this process's allocator on a device, as a dict; they are described\n"
              "at struct esper_counters in esper_alloc.h. RuntimeError: there is no CUDA.");
 
