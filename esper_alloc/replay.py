@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -57,14 +57,25 @@ class Replayed:
     usage: Usage
 
 
-def load_recordings(path: str | os.PathLike[str]) -> list[Recording]:
-    """All devices of a file that have entries. Raises SnapshotError."""
-    return [_prepare(history) for history in rebuild(load_snapshot(path))]
-
-
-def _prepare(history: History) -> Recording:
-    native = native_peaks(history)
-    return Recording(history, add_up(history), native, make_operations(history))
+def load_recordings(
+    path: str | os.PathLike[str], report: Callable[[str], None] = lambda what: None
+) -> list[Recording]:
+    """All devices of a file that have entries. Tells `report` what it is doing.
+    Raises SnapshotError."""
+    report(f"reading {path}")
+    snapshot = load_snapshot(path)
+    entries = sum(map(len, snapshot.traces))
+    report(f"rebuilding {path}: {entries:,} entries")
+    recordings = []
+    for history in rebuild(snapshot):
+        name = f"{path}, device {history.device}"
+        report(f"checking {name} against native's blocks")
+        native = native_peaks(history)
+        report(f"adding up {name}")
+        recorded = add_up(history)
+        report(f"preparing {name}")
+        recordings.append(Recording(history, recorded, native, make_operations(history)))
+    return recordings
 
 
 def replay(recording: Recording, policy: str = POLICIES[0], device: str = "sim") -> Replayed:
@@ -283,9 +294,8 @@ def run(args: argparse.Namespace) -> int:
         return _complain(error, progress, 2)
     recordings: list[Recording] = []
     try:
-        for number, path in enumerate(args.files, 1):
-            progress.step(f"reading {path} ({number} of {len(args.files)})")
-            recordings += load_recordings(path)
+        for path in args.files:
+            recordings += load_recordings(path, progress.step)
     except SnapshotError as error:
         return _complain(error, progress, 2)
     policies = _chosen(args.policy)
