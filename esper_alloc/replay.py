@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 from esper_alloc import _core
 from esper_alloc.history import History, rebuild
@@ -24,8 +24,12 @@ from esper_alloc.operations import Operations, make_operations
 from esper_alloc.recorded import Recorded, Usage, add_up
 from esper_alloc.snapshot import SnapshotError, load_snapshot
 
-POLICIES = ("gate/classic", "grow/classic")
-DEVICES = ("sim", "cuda")
+Device = Literal["sim", "cuda"]
+DEVICES: tuple[Device, ...] = ("sim", "cuda")
+
+# The reuse order and the kind of segments; one kind so far.
+_ORDERS: dict[str, Literal["gate", "grow"]] = {"gate/classic": "gate", "grow/classic": "grow"}
+POLICIES = tuple(_ORDERS)
 
 
 class ReplayError(Exception):
@@ -78,9 +82,8 @@ def load_recordings(
     return recordings
 
 
-def replay(recording: Recording, policy: str = POLICIES[0], device: str = "sim") -> Replayed:
+def replay(recording: Recording, policy: str = POLICIES[0], device: Device = "sim") -> Replayed:
     """Runs the recording through a fresh core. Raises ReplayError."""
-    order = policy.partition("/")[0]
     operations, history = recording.operations, recording.history
     try:
         ran = _core.replay(
@@ -90,7 +93,7 @@ def replay(recording: Recording, policy: str = POLICIES[0], device: str = "sim")
             streams=operations.streams,
             uses=operations.uses,
             pools=operations.pools,
-            order=order,
+            order=_ORDERS[policy],
             device=device,
         )
     except RuntimeError as error:
