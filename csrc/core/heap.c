@@ -102,6 +102,12 @@ static bool wastes_ready(const request_t *q, const block_t *ready)
 
 static block_t *take_ready_locked(const request_t *q, bool sparing)
 {
+  block_t *warm = free_blocks_take_warm(q->heap, q->size);
+  if (warm) {
+    hand_out(q, warm);
+    return warm;
+  }
+  free_blocks_settle(q->heap);
   block_t *block = free_blocks_best_ready(q->heap, q->size, q->large);
   if (!block || (sparing && q->heap->oldest_pending && wastes_ready(q, block)))
     return NULL;
@@ -234,6 +240,7 @@ static block_t *gate_other(const request_t *q)
   for (heap_t *heap = q->pool->heaps; heap && !block; heap = heap->next) {
     if (!may_borrow_from(q, heap))
       continue;
+    free_blocks_settle(heap);
     block = free_blocks_best_ready(heap, q->size, q->large);
     for (const use_t *use = block ? block->uses : NULL; use; use = use->next)
       if (!use_is_satisfied(use, q->stream.stream) && !use_may_be_gated(use, true))
@@ -384,11 +391,11 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   lock(&q->device->lock);
   q->device->stats.num_alloc_retries++;
   unlock(&q->device->lock);
-  if (must_not_synchronize(q->device))
-    heap_retire(q->device);
-  else
+  /* Giving memory back waits for the device too. */
+  bool may_wait = !must_not_synchronize(q->device);
+  if (may_wait)
     heap_synchronize(q->device);
-  if ((block = take_retired(q, false)) || (block = borrow(q)))
+  if ((block = take_retired(q, false)) || (block = borrow(q)) || !may_wait)
     return block;
   size_t wanted = config_segment_size(q->config, q->size);
   if (heap_release(q->device, NULL, wanted) && (block = grow(q, status)))
@@ -521,7 +528,10 @@ esper_status heap_free(core_t *core, void *ptr)
     record_uses_at_free(block);
     lock(&device->lock);
   }
-  free_blocks_add(block);
+  if (block->uses)
+    free_blocks_add(block);
+  else
+    free_blocks_keep_warm(block);
   unlock(&device->lock);
   return ESPER_OK;
 }
