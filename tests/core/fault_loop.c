@@ -1,0 +1,369 @@
+/* The fault loop: one scenario that touches everything, run again and again.
+ * For every function of the driver and every status that it may answer, its
+ * first call fails, then its second, and so on, until the scenario comes
+ * through without reaching the fault. Whatever failed: the core stays valid,
+ * the oracle content, nothing leaks, and memory can be had again.
+ *
+ * With a sticky fault the function fails from its Nth call on, as after a
+ * broken context, until the scenario is over. */
+#include <stdbool.h>
+
+#include "world.h"
+
+enum { DEVICES = 2, LIVE = 64, CAPACITY = 64 };
+
+typedef struct live {
+  void *ptr;
+  esper_stream owner;
+} live;
+
+static sim *s;
+static esper_core *core;
+static live blocks[LIVE];
+static int block_count;
+static bool shut_down; /* the fault is ESPER_SHUT_DOWN */
+static char situation[128];
+
+static void oracle_failed(void *context, const char *report) {
+  (void)context;
+  check_failed(__FILE__, __LINE__, "%s: %s", situation, report);
+}
+
+#define EXPECT(x)                                                             \
+  ((x) ? (void)0                                                              \
+       : check_failed(__FILE__, __LINE__, "%s: %s", situation, #x))
+
+/* ---- a program that can live with errors ---------------------------------- */
+
+static void *get(size_t size, esper_stream stream) {
+  void *ptr = NULL;
+  esper_status status = esper_malloc(core, size, stream, &ptr);
+  if (status != ESPER_OK) {
+    EXPECT(!ptr);
+    EXPECT(esper_last_error()[0]);
+    return NULL;
+  }
+  esper_block_info info;
+  EXPECT(esper_find_block(core, ptr, &info) == ESPER_OK);
+  sim_owner_begin(s, ptr, info.size, stream.device, stream.handle);
+  sim_kernel(s, stream.device, stream.handle, ptr, info.size, SIM_WRITE);
+  EXPECT(block_count < LIVE);
+  blocks[block_count++] = (live){ptr, stream};
+  return ptr;
+}
+
+static live *find(const void *ptr) {
+  for (int i = 0; i < block_count; i++)
+    if (blocks[i].ptr == ptr) return &blocks[i];
+  return NULL;
+}
+
+static void put(void *ptr) {
+  live *b = find(ptr);
+  if (!b) return; /* it was not to be had */
+  *b = blocks[--block_count];
+  sim_owner_end(s, ptr);
+  EXPECT(esper_free(core, ptr) == ESPER_OK); /* cannot fail */
+}
+
+static bool read_on(esper_stream reader, void *ptr) {
+  const live *b = find(ptr);
+  if (!b) return false;
+  sim_stream_wait_stream(s, reader.device, reader.handle, b->owner.device,
+                         b->owner.handle);
+  sim_kernel(s, reader.device, reader.handle, ptr, 512, SIM_READ);
+  return true;
+}
+
+/* A mark that was refused has done nothing, so the owner waits itself. */
+static void marked(esper_status status, esper_stream reader, void *ptr) {
+  if (status == ESPER_OK) return;
+  EXPECT(esper_last_error()[0]);
+  const live *b = find(ptr);
+  sim_stream_wait_stream(s, b->owner.device, b->owner.handle, reader.device,
+                         reader.handle);
+}
+
+static void use(esper_stream reader, void *ptr, unsigned flags) {
+  const void *p = ptr;
+  if (read_on(reader, ptr))
+    marked(esper_record_use(core, &p, 1, reader, flags, NULL), reader, ptr);
+}
+
+static void use_event(esper_stream reader, void *ptr) {
+  const void *p = ptr;
+  if (!read_on(reader, ptr)) return;
+  void *event = sim_event_create(s, reader.device);
+  sim_event_record(s, reader.device, event, reader.handle);
+  marked(esper_record_use_event(core, &p, 1, event, reader.device, 0, NULL),
+         reader, ptr);
+  sim_event_destroy(s, reader.device, event);
+}
+
+static void use_at_free(esper_stream reader, void *ptr) {
+  if (read_on(reader, ptr))
+    marked(esper_record_stream(core, ptr, reader), reader, ptr);
+}
+
+static void use_by_all(esper_stream reader, void *ptr) {
+  if (read_on(reader, ptr))
+    marked(esper_free_after_all(core, ptr), reader, ptr);
+}
+
+/* ---- the scenario ---------------------------------------------------------- */
+
+static esper_stream new_stream(int device, unsigned flags) {
+  return (esper_stream){sim_stream_create(s, device), device, flags};
+}
+
+static void scenario(void) {
+  const unsigned immortal = ESPER_STREAM_IMMORTAL;
+  esper_stream r = new_stream(0, immortal), a = new_stream(0, immortal),
+               b = new_stream(0, immortal), far = new_stream(1, immortal),
+               mortal = new_stream(0, 0), legacy = {NULL, 0, immortal};
+
+  /* Uses of every kind, of blocks of several streams and devices. */
+  void *x = get(12 * MIB, r), *y = get(9 * MIB, r), *z = get(9 * MIB, r);
+  void *u = get(5000, mortal), *v = get(700000, legacy), *f = get(MIB, far);
+  use(a, x, 0);
+  use(b, x, ESPER_USE_NO_GATE);
+  use_event(a, y);
+  use_at_free(b, y);
+  use_at_free(far, z);
+  use(far, v, 0);
+  use(a, f, 0);
+  use_at_free(mortal, v);
+  use_by_all(a, u);
+  put(x);
+  put(y);
+  put(u);
+  put(f);
+  EXPECT(esper_core_is_valid(core));
+
+  /* Reuse: gates, growth up to the limit, loans, host waits. */
+  void *w[8];
+  for (int i = 0; i < 8; i++) w[i] = get((size_t)(8 + i) * MIB, i % 2 ? r : b);
+  for (int i = 0; i < 8; i++) use(i % 2 ? a : r, w[i], 0);
+  for (int i = 0; i < 8; i += 2) put(w[i]);
+  sim_run_stream(s, 0, r.handle, 3);
+  esper_retire(core, 0);
+  for (int i = 0; i < 8; i += 2) w[i] = get((size_t)(8 + i) * MIB, a);
+  for (int i = 0; i < 8; i++) put(w[i]);
+  put(get(40 * MIB, r));
+  put(get(60 * MIB, b));
+  put(get((size_t)CAPACITY * 2 * MIB, b)); /* too much */
+  EXPECT(esper_core_is_valid(core));
+
+  /* A stream goes, its handle comes back; what it reads is held. */
+  void *m = get(3 * MIB, r);
+  use_at_free(mortal, m);
+  sim_stream_destroy(s, 0, mortal.handle);
+  put(m);
+  put(v);
+  mortal = new_stream(0, 0);
+  put(get(2000, mortal));
+  m = get(2 * MIB, r);
+  use_at_free(mortal, m);
+  put(m);                  /* held: nobody presents the stream */
+  put(get(3000, mortal)); /* it presents itself */
+
+  /* A capture that the core was not told of. */
+  esper_stream c = new_stream(0, 0);
+  void *outside = get(MIB, r);
+  sim_capture_begin(s, 0, c.handle);
+  put(get(100000, c));
+  void *inside = get(100000, c);
+  const void *p = outside;
+  if (outside) esper_record_use(core, &p, 1, c, 0, NULL);
+  put(z);
+  put(outside);
+  esper_empty_cache(core, 0, NULL);
+  EXPECT(sim_capture_is_valid(s, 0, c.handle));
+  sim_graph *graph = sim_capture_end(s, 0, c.handle);
+  EXPECT(graph);
+  sim_graph_launch(s, graph, 0, c.handle);
+  sim_graph_destroy(s, graph);
+  put(inside);
+
+  /* The rest of the interface. */
+  size_t free_bytes, total, largest;
+  esper_stats stats;
+  esper_counters counters;
+  esper_pool *pool;
+  for (int d = 0; d < DEVICES; d++) {
+    esper_memory_info(core, d, &free_bytes, &total);
+    esper_largest_available(core, d, &largest);
+    esper_get_stats(core, d, &stats);
+    esper_get_counters(core, d, &counters);
+    esper_set_memory_fraction(core, d, 0.5);
+    esper_set_memory_fraction(core, d, 1);
+    if (esper_pool_create(core, d, 1, 2, &pool) == ESPER_OK) {
+      void *ptr;
+      esper_stream st = d ? far : r;
+      if (esper_malloc_from(core, pool, 4096, st, &ptr) == ESPER_OK)
+        EXPECT(esper_free(core, ptr) == ESPER_OK);
+      esper_empty_cache(core, d, pool);
+    }
+    esper_empty_cache(core, d, NULL);
+  }
+  EXPECT(esper_core_is_valid(core));
+}
+
+/* ---- one run ---------------------------------------------------------------- */
+
+static void no_fault(sim_call call) { sim_fail_call(s, call, 0, ESPER_OK); }
+
+/* All the memory can be had again. What a capture was given stays its own. */
+static void check_usable(void) {
+  void *ptr;
+  for (int d = 0; d < DEVICES; d++) {
+    EXPECT(sim_device_synchronize(s, d) == ESPER_OK);
+    EXPECT(esper_empty_cache(core, d, NULL) == ESPER_OK);
+  }
+  for (int d = 0; d < DEVICES; d++) {
+    esper_stream stream = new_stream(d, 0);
+    EXPECT(esper_malloc(core, (CAPACITY - 8) * MIB, stream, &ptr) == ESPER_OK);
+    sim_owner_begin(s, ptr, (CAPACITY - 8) * MIB, d, stream.handle);
+    sim_owner_end(s, ptr);
+    EXPECT(esper_free(core, ptr) == ESPER_OK);
+  }
+}
+
+static void check_nothing_left(uint64_t refused_in_destroy) {
+  size_t left = 0;
+  for (int d = 0; d < DEVICES; d++) {
+    sim_alive alive;
+    sim_count_alive(s, d, &alive);
+    left += alive.allocations + alive.events + alive.streams;
+  }
+  /* What the driver would not take back is the driver's. */
+  EXPECT(left <= refused_in_destroy);
+}
+
+/* False: the fault was not reached. */
+static bool run(sim_call call, uint64_t nth, esper_status status, bool sticky,
+                sim_completion completion) {
+  snprintf(situation, sizeof situation, "%s number %llu%s answered %s",
+           sim_call_name(call), (unsigned long long)nth,
+           sticky ? " and on" : "", esper_status_name(status));
+  sim_options options = {.devices = DEVICES,
+                         .capacity = CAPACITY * MIB,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .completion = completion,
+                         .seed = nth};
+  s = sim_create(&options);
+  EXPECT(s);
+  sim_on_failure(s, oracle_failed, NULL);
+  block_count = 0;
+  shut_down = status == ESPER_SHUT_DOWN;
+  if (sticky)
+    sim_fail_calls_from(s, call, nth, status);
+  else
+    sim_fail_call(s, call, nth, status);
+  if (esper_core_create(sim_driver(s), NULL, &core) != ESPER_OK) {
+    EXPECT(!core && sim_faults(s) > 0);
+    sim_destroy(s);
+    return true;
+  }
+  scenario();
+  if (sticky) no_fault(call);
+  while (block_count) put(blocks[0].ptr);
+  bool reached = sim_faults(s) > 0;
+  if (shut_down && reached) { /* the process is ending: be quiet */
+    void *ptr;
+    esper_stream stream = new_stream(0, 0);
+    uint64_t calls = sim_calls(s, SIM_CALL_any);
+    EXPECT(esper_malloc(core, 512, stream, &ptr) != ESPER_OK && !ptr);
+    EXPECT(esper_free(core, NULL) == ESPER_OK);
+    EXPECT(sim_calls(s, SIM_CALL_any) == calls); /* it is not asked again */
+  } else if (reached || sticky) {
+    check_usable();
+  }
+  EXPECT(esper_core_is_valid(core));
+  uint64_t before = sim_faults(s);
+  esper_core_destroy(core);
+  if (!(shut_down && sim_faults(s)))
+    check_nothing_left(sim_faults(s) - before);
+  reached = sim_faults(s) > 0;
+  sim_destroy(s);
+  return reached;
+}
+
+/* Memory of the driver is the only thing that it can be short of. */
+static bool is_plausible(sim_call call, esper_status status) {
+  switch (status) {
+    case ESPER_OUT_OF_MEMORY:
+      return call == SIM_CALL_memory_alloc || call == SIM_CALL_event_create ||
+             call == SIM_CALL_stream_create;
+    case ESPER_CAPTURING:
+      return call == SIM_CALL_device_synchronize ||
+             call == SIM_CALL_event_record_all ||
+             call == SIM_CALL_event_query || call == SIM_CALL_stream_wait ||
+             call == SIM_CALL_event_record ||
+             call == SIM_CALL_event_synchronize;
+    case ESPER_NOT_READY:
+      return call == SIM_CALL_event_query;
+    case ESPER_UNSUPPORTED:
+      return call == SIM_CALL_event_record_all || call == SIM_CALL_stream_id;
+    default:
+      return true;
+  }
+}
+
+static void walk(esper_status status, bool sticky) {
+  static const sim_completion COMPLETIONS[] = {SIM_WHEN_TOLD, SIM_SEEDED,
+                                               SIM_AT_ONCE};
+  uint64_t runs = 0;
+  for (int c = 0; c < SIM_CALL_COUNT; c++) {
+    sim_call call = (sim_call)c;
+    if (!is_plausible(call, status)) continue;
+    for (int k = 0; k < 3; k++) {
+      uint64_t nth = 1;
+      while (run(call, nth, status, sticky, COMPLETIONS[k])) nth++;
+      runs += nth;
+    }
+  }
+  printf("  %llu runs\n", (unsigned long long)runs);
+}
+
+TEST(every_call_may_fail) { walk(ESPER_DEVICE_ERROR, false); }
+TEST(every_call_may_fail_for_good) { walk(ESPER_DEVICE_ERROR, true); }
+TEST(the_driver_may_run_out_of_memory) { walk(ESPER_OUT_OF_MEMORY, false); }
+TEST(the_driver_may_be_out_of_memory_for_good) {
+  walk(ESPER_OUT_OF_MEMORY, true);
+}
+TEST(captures_may_be_in_the_way) {
+  walk(ESPER_CAPTURING, false);
+  walk(ESPER_CAPTURING, true);
+}
+TEST(functions_may_be_missing) { walk(ESPER_UNSUPPORTED, true); }
+TEST(events_may_take_their_time) { walk(ESPER_NOT_READY, false); }
+TEST(the_driver_may_go_at_any_time) { walk(ESPER_SHUT_DOWN, false); }
+
+/* The scenario is worth something only if it asks every function that the core
+ * ever asks. */
+TEST(the_scenario_calls_everything) {
+  strcpy(situation, "without a fault");
+  CHECK(!run(SIM_CALL_page_map, 1, ESPER_OK, false, SIM_WHEN_TOLD));
+  sim_options options = {.devices = DEVICES, .capacity = CAPACITY * MIB,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD};
+  s = sim_create(&options);
+  sim_on_failure(s, oracle_failed, NULL);
+  block_count = 0;
+  CHECK_OK(esper_core_create(sim_driver(s), NULL, &core));
+  scenario();
+  while (block_count) put(blocks[0].ptr);
+  esper_core_destroy(core);
+  for (int i = 0; esper_driver_call_name(i); i++) {
+    int call = 0;
+    while (call < SIM_CALL_COUNT &&
+           strcmp(sim_call_name((sim_call)call), esper_driver_call_name(i)))
+      call++;
+    CHECK(call < SIM_CALL_COUNT);
+    if (sim_calls(s, (sim_call)call) == 0)
+      check_failed(__FILE__, __LINE__, "%s is never called",
+                   esper_driver_call_name(i));
+  }
+  sim_destroy(s);
+}
