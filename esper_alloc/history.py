@@ -13,6 +13,7 @@ anything is replayed.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Optional
 
@@ -121,13 +122,11 @@ def fail(path: str, device: int, entry: Optional[int], what: str) -> NoReturn:
     raise SnapshotError(f"{path}: device {device}, {where}: {what}")
 
 
-def rebuild(snapshot: Snapshot) -> list[History]:
+def rebuild(snapshot: Snapshot) -> Iterator[History]:
     """The history of each device that has entries. Raises SnapshotError."""
-    return [
-        _Rebuild(snapshot, device).run()
-        for device, entries in enumerate(snapshot.traces)
-        if entries
-    ]
+    for device, entries in enumerate(snapshot.traces):
+        if entries:
+            yield _Rebuild(snapshot, device).run()
 
 
 @dataclass(frozen=True)
@@ -253,8 +252,11 @@ class _Rebuild:
                     steps.append((NOTHING, 0, 0, NEVER))
                 else:
                     address, size = entry["addr"], entry["size"]
-                    if not (type(address) is int is type(size)) or not (
-                        0 < size <= _MAX_SIZE and 0 < address <= _MAX_ADDRESS - size
+                    if (
+                        type(address) is not int
+                        or type(size) is not int
+                        or not 0 < size <= _MAX_SIZE
+                        or not 0 < address <= _MAX_ADDRESS - size
                     ):
                         self.fail(number, f"{action} of {size!r} bytes at {address!r}")
                     steps.append((code, address, size, NEVER))

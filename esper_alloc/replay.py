@@ -13,9 +13,9 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 from esper_alloc import _core
 from esper_alloc.history import History, rebuild
@@ -24,8 +24,12 @@ from esper_alloc.operations import Operations, make_operations
 from esper_alloc.recorded import Recorded, Usage, add_up
 from esper_alloc.snapshot import SnapshotError, load_snapshot
 
-POLICIES = ("gate/classic", "grow/classic")
-DEVICES = ("sim", "cuda")
+Device = Literal["sim", "cuda"]
+DEVICES: tuple[Device, ...] = ("sim", "cuda")
+
+# The reuse order and the kind of segments; one kind so far.
+_ORDERS: dict[str, Literal["gate", "grow"]] = {"gate/classic": "gate", "grow/classic": "grow"}
+POLICIES = tuple(_ORDERS)
 
 
 class ReplayError(Exception):
@@ -57,19 +61,29 @@ class Replayed:
     usage: Usage
 
 
-def load_recordings(path: str | os.PathLike[str]) -> list[Recording]:
-    """All devices of a file that have entries. Raises SnapshotError."""
-    return [_prepare(history) for history in rebuild(load_snapshot(path))]
+def load_recordings(
+    path: str | os.PathLike[str], report: Callable[[str], None] = lambda what: None
+) -> list[Recording]:
+    """All devices of a file that have entries. Tells `report` what it is doing.
+    Raises SnapshotError."""
+    report(f"reading {path}")
+    snapshot = load_snapshot(path)
+    entries = sum(map(len, snapshot.traces))
+    report(f"rebuilding {path}: {entries:,} entries")
+    recordings = []
+    for history in rebuild(snapshot):
+        name = f"{path}, device {history.device}"
+        report(f"checking {name} against native's blocks")
+        native = native_peaks(history)
+        report(f"adding up {name}")
+        recorded = add_up(history)
+        report(f"preparing {name}")
+        recordings.append(Recording(history, recorded, native, make_operations(history)))
+    return recordings
 
 
-def _prepare(history: History) -> Recording:
-    native = native_peaks(history)
-    return Recording(history, add_up(history), native, make_operations(history))
-
-
-def replay(recording: Recording, policy: str = POLICIES[0], device: str = "sim") -> Replayed:
+def replay(recording: Recording, policy: str = POLICIES[0], device: Device = "sim") -> Replayed:
     """Runs the recording through a fresh core. Raises ReplayError."""
-    order = policy.partition("/")[0]
     operations, history = recording.operations, recording.history
     try:
         ran = _core.replay(
@@ -79,7 +93,7 @@ def replay(recording: Recording, policy: str = POLICIES[0], device: str = "sim")
             streams=operations.streams,
             uses=operations.uses,
             pools=operations.pools,
-            order=order,
+            order=_ORDERS[policy],
             device=device,
         )
     except RuntimeError as error:
@@ -154,28 +168,27 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"
 
 
+def _peak_cells(peaks: Recorded | Replayed) -> tuple[str, ...]:
+    return (
+        _mib(peaks.peak_allocated),
+        _mib(peaks.peak_active),
+        _mib(peaks.peak_reserved),
+        f"{fragmentation(peaks.peak_active, peaks.peak_reserved):.1%}",
+        f"{peaks.segments:,}",
+    )
+
+
 def _rows(recording: Recording, runs: Sequence[Replayed]) -> Iterator[Sequence[str]]:
     yield _COLUMNS
     recorded, native = recording.recorded, recording.native
-    for name, peaks, tail in [
-        ("recorded", recorded, ("", "")),
-        *(
-            (
-                f"replayed {run.policy}",
-                run,
-                (f"{sum(run.device_calls.values()):,}", f"{run.ns_per_operation:,.0f}"),
-            )
-            for run in runs
-        ),
-    ]:
+    yield "recorded", *_peak_cells(recorded), "", ""
+    for run in runs:
+        calls = sum(run.device_calls.values())
         yield (
-            name,
-            _mib(peaks.peak_allocated),
-            _mib(peaks.peak_active),
-            _mib(peaks.peak_reserved),
-            f"{fragmentation(peaks.peak_active, peaks.peak_reserved):.1%}",
-            f"{peaks.segments:,}",
-            *tail,
+            f"replayed {run.policy}",
+            *_peak_cells(run),
+            f"{calls:,}",
+            f"{run.ns_per_operation:,.0f}",
         )
     yield ("native's blocks", _mib(native.allocated), _mib(native.active), "", "", "", "", "")
 
@@ -284,9 +297,8 @@ def run(args: argparse.Namespace) -> int:
         return _complain(error, progress, 2)
     recordings: list[Recording] = []
     try:
-        for number, path in enumerate(args.files, 1):
-            progress.step(f"reading {path} ({number} of {len(args.files)})")
-            recordings += load_recordings(path)
+        for path in args.files:
+            recordings += load_recordings(path, progress.step)
     except SnapshotError as error:
         return _complain(error, progress, 2)
     policies = _chosen(args.policy)

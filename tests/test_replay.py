@@ -697,6 +697,9 @@ def test_the_wrapped_ring():
 
 @pytest.mark.skipif(not (SHARED / "llama_varlen.pickle.gz").is_file(), reason="no shared traces")
 def test_eighty_thousand_entries_take_less_than_two_seconds():
+    built = _core.build_info()
+    if built["sanitize"] or built["asserts"]:
+        pytest.skip("a build for finding mistakes is slower")
     command = [sys.executable, "-m", "esper_alloc", "replay", SHARED / "llama_varlen.pickle.gz"]
     best = float("inf")
     for _ in range(3):  # the machine may be busy with something else
@@ -790,11 +793,8 @@ def test_wrong_usage(capsys, tmp_path):
 
 
 def test_without_a_gpu_cuda_is_refused_in_one_line(capsys):
-    try:
-        if _core.driver_report()["available"]:
-            pytest.skip("there is a GPU here")
-    except AttributeError:
-        pass
+    if _core.driver_report()["available"]:
+        pytest.skip("there is a GPU here")
     assert command(EXAMPLES[0], "--device", "cuda") == 1
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and "CUDA" in err

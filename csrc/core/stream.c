@@ -121,7 +121,7 @@ uint64_t stream_capture_of(presented_t p, bool recording)
   uint64_t capture = 0;
   esper_status status =
       call_stream_capture(p.stream->core, p.stream->device->index, p.handle, &capture);
-  return status == ESPER_OK ? capture : UINT64_MAX;
+  return status == ESPER_OK ? capture : CAPTURE_UNKNOWN;
 }
 
 /* ---- records ----------------------------------------------------------- */

@@ -2,9 +2,13 @@
 
 #include "stream.h"
 
+/* Empty, so that one nobody needed can be given back. */
 use_t *use_take(device_t *device)
 {
-  return arena_take(&device->uses);
+  use_t *use = arena_take(&device->uses);
+  if (use)
+    *use = (use_t){0};
+  return use;
 }
 
 void use_give(device_t *device, use_t *use)
