@@ -84,8 +84,8 @@ def _check_torch(torch: ModuleType) -> None:
     built_cuda = _build_fact("CUDA_VERSION")
     if built_cuda and built_cuda.split(".")[0] != cuda.split(".")[0]:
         raise UnavailableError(
-            f"esper_alloc was built for a torch with CUDA {built_cuda} and this "
-            f"torch has CUDA {cuda}: run `{_REINSTALL}` in its source folder."
+            f"esper_alloc was built for a torch with CUDA {built_cuda} and torch "
+            f"{version} has CUDA {cuda}: run `{_REINSTALL}` in its source folder."
         )
 
 
