@@ -103,13 +103,13 @@ static void device_destroy(device_t *device)
     if (pool != &device->default_pool)
       free(pool);
   }
+  if (device->carrier)
+    call_stream_destroy(core, device->index, device->carrier->handle);
   trace_destroy(&device->trace);
 }
 
 static void device_destroy_rest(device_t *device)
 {
-  if (device->carrier)
-    call_stream_destroy(device->core, device->index, device->carrier->handle);
   event_destroy_all(device);
   core_assert(!device->events_alive || device->core->shut_down);
   arena_destroy(&device->blocks);

@@ -97,8 +97,28 @@ void free_blocks_add(block_t *block)
     insert(block, BLOCK_PENDING);
 }
 
+void free_blocks_settle(heap_t *heap)
+{
+  block_t *block = heap->warm;
+  if (!block)
+    return;
+  heap->warm = NULL;
+  block->state = BLOCK_CLAIMED;
+  add_ready(block);
+}
+
+void free_blocks_keep_warm(block_t *block)
+{
+  heap_t *heap = block->segment->heap;
+  free_blocks_settle(heap);
+  free_blocks_satisfied(block);
+  block->state = BLOCK_WARM;
+  heap->warm = block;
+}
+
 void free_blocks_promote(heap_t *heap)
 {
+  free_blocks_settle(heap);
   uint64_t epoch = atomic_load(&heap->pool->device->core->epoch);
   if (heap->seen_epoch == epoch)
     return;

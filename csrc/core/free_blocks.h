@@ -12,6 +12,23 @@
 /* A claimed block becomes a free one. */
 void free_blocks_add(block_t *block);
 
+/* The same for a block that owes no use: it is kept warm. */
+void free_blocks_keep_warm(block_t *block);
+
+/* The heap's warm block, if it is of that size; it becomes claimed. */
+static inline block_t *free_blocks_take_warm(heap_t *heap, size_t size)
+{
+  block_t *block = heap->warm;
+  if (!block || block->size != size)
+    return NULL;
+  heap->warm = NULL;
+  block->state = BLOCK_CLAIMED;
+  return block;
+}
+
+/* The heap's warm block goes where the others are. */
+void free_blocks_settle(heap_t *heap);
+
 /* A free block becomes claimed: it is in no bin. */
 void free_blocks_claim(block_t *block);
 

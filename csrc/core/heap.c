@@ -102,6 +102,12 @@ static bool wastes_ready(const request_t *q, const block_t *ready)
 
 static block_t *take_ready_locked(const request_t *q, bool sparing)
 {
+  block_t *warm = free_blocks_take_warm(q->heap, q->size);
+  if (warm) {
+    hand_out(q, warm);
+    return warm;
+  }
+  free_blocks_settle(q->heap);
   block_t *block = free_blocks_best_ready(q->heap, q->size, q->large);
   if (!block || (sparing && q->heap->oldest_pending && wastes_ready(q, block)))
     return NULL;
@@ -234,6 +240,7 @@ static block_t *gate_other(const request_t *q)
   for (heap_t *heap = q->pool->heaps; heap && !block; heap = heap->next) {
     if (!may_borrow_from(q, heap))
       continue;
+    free_blocks_settle(heap);
     block = free_blocks_best_ready(heap, q->size, q->large);
     for (const use_t *use = block ? block->uses : NULL; use; use = use->next)
       if (!use_is_satisfied(use, q->stream.stream) && !use_may_be_gated(use, true))
@@ -384,11 +391,11 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   lock(&q->device->lock);
   q->device->stats.num_alloc_retries++;
   unlock(&q->device->lock);
-  if (must_not_synchronize(q->device))
-    heap_retire(q->device);
-  else
+  /* Giving memory back waits for the device too. */
+  bool may_wait = !must_not_synchronize(q->device);
+  if (may_wait)
     heap_synchronize(q->device);
-  if ((block = take_retired(q, false)) || (block = borrow(q)))
+  if ((block = take_retired(q, false)) || (block = borrow(q)) || !may_wait)
     return block;
   size_t wanted = config_segment_size(q->config, q->size);
   if (heap_release(q->device, NULL, wanted) && (block = grow(q, status)))
@@ -456,6 +463,10 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
     return out_of_memory(&q);
   q.large = config_is_large(q.size);
   q.capture = stream_capture_of(q.stream, false);
+  /* Memory of the wrong side of a capture's border would be reused there. */
+  if (q.capture == CAPTURE_UNKNOWN)
+    return error_from_driver(core, atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN
+                                                                 : ESPER_DEVICE_ERROR);
   if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed) && !q.capture)
     record_held_uses(core, q.stream);
 
@@ -517,7 +528,10 @@ esper_status heap_free(core_t *core, void *ptr)
     record_uses_at_free(block);
     lock(&device->lock);
   }
-  free_blocks_add(block);
+  if (block->uses)
+    free_blocks_add(block);
+  else
+    free_blocks_keep_warm(block);
   unlock(&device->lock);
   return ESPER_OK;
 }
@@ -565,26 +579,35 @@ void heap_retire(device_t *device)
   unlock(&device->lock);
 }
 
-/* Uses that no event stands for: those of freed blocks are satisfied once the
- * device was synchronised. Marks them before, settles them after. */
-static void settle_held_uses(device_t *device, bool before)
+/* Uses on the device's streams that no event stands for: those of freed blocks,
+ * of any device, are satisfied once this one was synchronised. Marks them
+ * before, settles them after. */
+static void settle_held_uses(const device_t *synchronised, bool before)
 {
-  lock(&device->lock);
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      for (block_t *b = heap->oldest_pending; b && !heap->capture; b = b->newer)
-        for (use_t **link = &b->uses; *link;) {
-          use_t *use = *link;
-          if (before && !use->record && use->stream->device == device) {
-            use->flags |= USE_SYNCING;
-          } else if (!before && use->flags & USE_SYNCING) {
-            *link = use->next;
-            use_give(device, use);
-            continue;
+  core_t *core = synchronised->core;
+  for (int d = 0; d < core->device_count; d++) {
+    device_t *device = &core->devices[d];
+    if (!atomic_load(&device->ready))
+      continue;
+    lock(&device->lock);
+    for (pool_t *pool = device->pools; pool; pool = pool->next)
+      for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+        for (block_t *b = heap->oldest_pending; b && !heap->capture; b = b->newer)
+          for (use_t **link = &b->uses; *link;) {
+            use_t *use = *link;
+            if (use->stream->device != synchronised) {
+              /* another synchronisation's */
+            } else if (before && !use->record) {
+              use->flags |= USE_SYNCING;
+            } else if (!before && use->flags & USE_SYNCING) {
+              *link = use->next;
+              use_give(device, use);
+              continue;
+            }
+            link = &use->next;
           }
-          link = &use->next;
-        }
-  unlock(&device->lock);
+    unlock(&device->lock);
+  }
 }
 
 esper_status heap_synchronize(device_t *device)

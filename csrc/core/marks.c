@@ -115,7 +115,7 @@ esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t coun
     if (record)
       record_drop(record);
     /* Long-lived tensors that are marked again and again pin no events. */
-    if (++p.stream->marks % MARKS_PER_RETIREMENT == 0)
+    if (atomic_fetch_add(&p.stream->marks, 1) % MARKS_PER_RETIREMENT == 0)
       stream_retire(p.stream);
   }
   if (marked)

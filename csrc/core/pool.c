@@ -41,6 +41,9 @@ bool heap_is_valid(const heap_t *heap)
       return false;
     pending++;
   }
+  if (heap->warm && (heap->warm->state != BLOCK_WARM || heap->warm->uses ||
+                     heap->warm->segment->heap != heap))
+    return false;
   return pending == heap->pending[0].count + heap->pending[1].count &&
          bins_is_valid(&heap->ready[0]) && bins_is_valid(&heap->ready[1]) &&
          bins_is_valid(&heap->pending[0]) && bins_is_valid(&heap->pending[1]);

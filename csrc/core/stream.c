@@ -99,12 +99,15 @@ esper_status stream_present(core_t *core, esper_stream as, presented_t *presente
   return ESPER_OK;
 }
 
+static void pool_dropped(stream_t *s);
+
 void stream_destroy_all(core_t *core)
 {
   for (stream_t *s = atomic_load(&core->streams), *next; s; s = next) {
     next = s->next;
     if (s->probe)
       record_drop(s->probe);
+    pool_dropped(s);
     pthread_mutex_destroy(&s->lock);
     free(s);
   }
@@ -118,7 +121,7 @@ uint64_t stream_capture_of(presented_t p, bool recording)
   uint64_t capture = 0;
   esper_status status =
       call_stream_capture(p.stream->core, p.stream->device->index, p.handle, &capture);
-  return status == ESPER_OK ? capture : UINT64_MAX;
+  return status == ESPER_OK ? capture : CAPTURE_UNKNOWN;
 }
 
 /* ---- records ----------------------------------------------------------- */

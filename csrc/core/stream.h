@@ -24,10 +24,11 @@ stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handl
 void stream_make_immortal(core_t *core, stream_t *stream, void *handle);
 void stream_destroy_all(core_t *core);
 
-/* The capture that the stream is in: 0 none; otherwise its id, or, when the
- * driver will not say, a value that no capture has. Never asks the driver for
- * the legacy stream unless `recording`: it cannot be captured, but recording
- * on it can disturb the capture of another. */
+#define CAPTURE_UNKNOWN UINT64_MAX /* the driver would not say */
+
+/* The capture that the stream is in: 0 none; otherwise its id. Never asks the
+ * driver for the legacy stream unless `recording`: it cannot be captured, but
+ * recording on it can disturb the capture of another. */
 uint64_t stream_capture_of(presented_t presented, bool recording);
 
 /* Records an event on the stream, now. The caller owns a reference. NULL:

@@ -99,7 +99,7 @@ struct stream {
   _Atomic(record_t *) dropped; /* records nobody refers to, to be pooled      */
   record_t *probe;             /* of the owner order, for other streams' sake */
   atomic_bool holds;           /* some free block has a use here, no record   */
-  unsigned marks;              /* since the last retirement                   */
+  atomic_uint marks;           /* so far                                      */
   _Atomic uint64_t frontier[FRONTIER_ROWS];
 
   stream_t *next;           /* all streams of the core                        */
@@ -112,6 +112,7 @@ struct stream {
 typedef enum block_state {
   BLOCK_LIVE,
   BLOCK_READY,   /* free, satisfied for its home stream, in heap->ready       */
+  BLOCK_WARM,    /* the same, but the one block in heap->warm                 */
   BLOCK_PENDING, /* free, owes uses, in heap->pending                         */
   BLOCK_CLAIMED, /* free or becoming so, in the hands of one thread, unlocked */
 } block_state;
@@ -152,6 +153,8 @@ struct heap {
   uint64_t capture; /* 0, or the capture this memory was handed out in        */
   bins_t ready[2];  /* by size class: small, large                            */
   bins_t pending[2];
+  block_t *warm; /* freed last, kept whole and unmerged: it is often asked for
+                    next; whoever needs anything else settles it first       */
   block_t *oldest_pending, *newest_pending;
   uint64_t seen_epoch; /* core->epoch when the pending blocks were last read  */
   heap_t *next;

@@ -383,6 +383,8 @@ static esper_status cuda_stream_id(void *self, int device, void *stream, uint64_
   return scope_leave(&s, status);
 }
 
+static const uint64_t INVALIDATED_CAPTURE = UINT64_MAX - 1;
+
 static esper_status capture_of(CUstream stream, uint64_t *capture)
 {
   CUstreamCaptureStatus state = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -396,7 +398,7 @@ static esper_status capture_of(CUstream stream, uint64_t *capture)
   if (state == CU_STREAM_CAPTURE_STATUS_NONE)
     *capture = 0;
   else
-    *capture = state == CU_STREAM_CAPTURE_STATUS_ACTIVE && id ? id : UINT64_MAX;
+    *capture = state == CU_STREAM_CAPTURE_STATUS_ACTIVE && id ? id : INVALIDATED_CAPTURE;
   return ESPER_OK;
 }
 

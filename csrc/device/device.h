@@ -67,7 +67,7 @@ typedef struct esper_driver {
 
   /* Streams. stream_id is unique in the process and never used again, unlike
    * the handle. stream_capture stores 0 when the stream is not being captured,
-   * else the id of the capture, never 0; a capture that was invalidated but
+   * else the id of the capture, never 0 nor UINT64_MAX; a capture that was invalidated but
    * not ended counts as one. stream_create makes a stream of our own that
    * does not synchronise with the legacy stream. stream_wait makes the
    * stream's future work wait for the event's last record; it may cross

@@ -85,7 +85,7 @@ uint64_t sim_stream_id(sim *s, int device, void *stream);
 typedef enum sim_access { SIM_READ = 1, SIM_WRITE = 2 } sim_access;
 
 /* Enqueues a kernel that accesses [address, address + size), which must lie in
- * one live allocation. Size 0: work that touches nothing. */
+ * one live allocation, of any device. Size 0: work that touches nothing. */
 void sim_kernel(sim *s, int device, void *stream, const void *address,
                 size_t size, sim_access access);
 

@@ -323,8 +323,8 @@ int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index,
                       uint32_t node, uintptr_t address, size_t size,
                       uint64_t owner);
 /* The live owner of all the bytes; 0, after a report: there is none. */
-uint64_t sim_oracle_owner(sim *s, const char *who, int device,
-                          uintptr_t address, size_t size);
+uint64_t sim_oracle_owner(sim *s, const char *who, uintptr_t address,
+                          size_t size);
 void sim_pattern_access(sim *s, const sim_op *op);
 
 #endif

@@ -235,13 +235,13 @@ typedef struct piece {
 } piece;
 
 /* The piece that begins at `address`; 0, after a report by `who`, when there is
- * no memory of the device. */
+ * no memory of the device (-1: of any). */
 static int piece_at(sim *s, const char *who, int device, uintptr_t address,
                     uintptr_t end, piece *p) {
   sim_span *span = sim_span_find(s, address);
-  if (!span || span->physical->device != device) {
-    sim_report(s, "%s: 0x%zx is no memory of device %d\n", who,
-               (size_t)address, device);
+  if (!span || (device >= 0 && span->physical->device != device)) {
+    sim_report(s, "%s: there is no memory at 0x%zx, or not of device %d\n",
+               who, (size_t)address, device);
     return 0;
   }
   p->physical = span->physical;
@@ -282,12 +282,12 @@ int sim_physical_is_busy(sim *s, sim_physical *p, uintptr_t address,
 
 /* ---- accesses ---------------------------------------------------------- */
 
-uint64_t sim_oracle_owner(sim *s, const char *who, int device,
-                          uintptr_t address, size_t size) {
+uint64_t sim_oracle_owner(sim *s, const char *who, uintptr_t address,
+                          size_t size) {
   uint64_t owner = 0;
   piece p;
   for (uintptr_t a = address; a < address + size; a += p.size) {
-    if (!piece_at(s, who, device, a, address + size, &p)) return 0;
+    if (!piece_at(s, who, -1, a, address + size, &p)) return 0;
     for (size_t i = stretch_at(p.physical, p.offset);
          i < p.physical->stretch_count &&
          p.physical->stretches[i].begin < p.offset + p.size;
@@ -353,7 +353,7 @@ int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index,
   int fine = 1;
   piece p;
   for (uintptr_t a = address; fine && a < address + size; a += p.size) {
-    fine = piece_at(s, "access", stream->device, a, address + size, &p);
+    fine = piece_at(s, "access", -1, a, address + size, &p);
     if (!fine) break;
     size_t first = stretch_cut(p.physical, p.offset);
     size_t last = stretch_cut(p.physical, p.offset + p.size);

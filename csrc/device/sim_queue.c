@@ -113,7 +113,10 @@ sim_stream *sim_stream_find(sim *s, int device, void *handle,
   uintptr_t h = (uintptr_t)handle;
   if (device >= 0 && device < s->options.devices) {
     if (h <= 1) return s->streams[s->devices[device].legacy];
-    if (h == 2) return s->streams[thread_stream(s, device)->slot];
+    if (h == 2) {
+      uint32_t slot = thread_stream(s, device)->slot; /* may move streams */
+      return s->streams[slot];
+    }
     uintptr_t place = (h - STREAM_BASE) / STREAM_STEP;
     if (h >= STREAM_BASE && (h - STREAM_BASE) % STREAM_STEP == 0 &&
         place < s->handle_count && s->handles[place] != SIM_NONE) {
@@ -524,7 +527,7 @@ void sim_kernel(sim *s, int device, void *handle, const void *address,
   sim_op op = {.kind = SIM_OP_KERNEL, .access = access};
   uint64_t owner = 1;
   if (stream && size && s->options.oracle) {
-    owner = sim_oracle_owner(s, "sim_kernel", device, (uintptr_t)address, size);
+    owner = sim_oracle_owner(s, "sim_kernel", (uintptr_t)address, size);
     if (s->options.backed || stream->capture) {
       op.address = (uintptr_t)address;
       op.size = size;

@@ -7,10 +7,8 @@
 #include "../device/cuda.h"
 #include "../instance.h"
 #include "capi.h"
-#if __has_include("replay.h")
+#include "pickle_check.h"
 #include "replay.h"
-#define HAVE_REPLAY
-#endif
 
 #ifndef ESPER_VERSION
 #error "ESPER_VERSION is set by setup.py"
@@ -209,7 +207,7 @@ static PyObject *addresses(PyObject *self, PyObject *ignored)
 }
 
 PyDoc_STRVAR(counters_doc,
-             "counters(device)\n--\n\n"
+             "counters(device, /)\n--\n\n"
              "Figures of this process's allocator on a device, as a dict; they are described\n"
              "at struct esper_counters in esper_alloc.h. RuntimeError: there is no CUDA.");
 
@@ -265,10 +263,9 @@ static PyMethodDef methods[] = {
     {"addresses", addresses, METH_NOARGS, addresses_doc},
     {"counters", counters, METH_O, counters_doc},
     {"driver_calls", driver_calls, METH_NOARGS, driver_calls_doc},
-#ifdef HAVE_REPLAY
+    {"check_pickle", esper_py_check_pickle, METH_O, esper_py_check_pickle_doc},
     {"replay", (PyCFunction)(void (*)(void))esper_py_replay, METH_VARARGS | METH_KEYWORDS,
      esper_py_replay_doc},
-#endif
     {0},
 };
 

@@ -26,6 +26,10 @@ _Noreturn void check_failed(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The test that is running. */
 const char *check_name(void);
+/* Every test of the program, in order. */
+const check_test *check_first(void);
+/* Runs a test in a process of its own, silently; whether it passed. */
+int check_passes(const check_test *test);
 
 #define TEST(name)                                                            \
   static void name(void);                                                     \

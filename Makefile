@@ -1,0 +1,29 @@
+# make demo, make test: on any Linux machine with Python 3.10 or newer, gcc and the
+# CUDA toolkit. See `make help`.
+
+# An absolute path: the recipes below pass it on.
+PYTHON := $(shell PYTHON='$(PYTHON)' tools/find-python)
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test setup clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## set up, replay recorded jobs, and train where there is a GPU
+	@python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" tools/demo.py
+
+test: ## set up and run every test that this machine can run (PYTEST_ARGS=...)
+	@python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest $(PYTEST_ARGS)
+
+setup: ## find or make an environment, and build the extensions in place
+	@$(SETUP)
+
+clean: ## remove all that was built, and the environment
+	rm -rf build dist .venv *.egg-info esper_alloc/_build.py esper_alloc/include
+	rm -f esper_alloc/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@if [ -f tests/core/Makefile ]; then $(MAKE) -s -C tests/core clean; fi
+
+SETUP = test -n '$(PYTHON)' && '$(PYTHON)' tools/environment.py

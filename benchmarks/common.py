@@ -1,0 +1,303 @@
+"""What every benchmark shares: allocators, fresh processes, alternation, result files.
+
+PyTorch's allocator is chosen once per process, so each measurement runs in a
+process of its own. A benchmark script is both sides: run plainly it *conducts*
+(starts workers in turn, A B A B ..., and writes the result file); with
+``--worker NAME`` it *measures* under that allocator and prints one JSON line.
+
+A result file, ``benchmarks/results/<topic>.json``::
+
+    {"runs": [{"gpu", "driver", "torch", "commit", "time", "id"}],
+     "rows": [{"name", "unit", "ours", "peer", "peer_name", "ratio", "goal",
+               "run", "ours_range", "peer_range", "met"}]}
+
+``ours`` and ``peer`` are medians over the workers of one command on one GPU,
+the ranges are the smallest and largest worker. ``goal`` is the largest ratio
+(or, without a ratio, the largest ``ours``) that satisfies us; null where a row
+is there for the record only. A later run replaces the rows it measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+OURS = "esper_alloc"
+NATIVE = "native"
+EXPANDABLE = "native, expandable"
+ASYNC = "cudaMallocAsync"
+
+#: What each allocator needs in the environment before torch is imported.
+ENVIRONMENTS: dict[str, dict[str, str]] = {
+    OURS: {},
+    NATIVE: {},
+    EXPANDABLE: {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    ASYNC: {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+}
+
+#: Variables that would choose or tune an allocator behind our back.
+_FOREIGN = (
+    "ESPER_ALLOC",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUDA_LAUNCH_BLOCKING",
+)
+
+_MARK = "benchmark-result: "
+
+
+class WorkerFailed(RuntimeError):
+    """A measuring process ended badly; the message holds the end of its output."""
+
+
+# --- the measuring side ----------------------------------------------------
+
+
+def use_allocator(name: str) -> None:
+    """Makes `name` the allocator of this process. Call it before any CUDA work."""
+    import torch
+
+    if name == OURS:
+        import esper_alloc
+
+        esper_alloc.enable()
+        if not esper_alloc.is_enabled():
+            raise RuntimeError("esper_alloc.enable() returned, but it is not enabled")
+    elif name not in ENVIRONMENTS:
+        raise ValueError(f"unknown allocator {name!r}; known: {', '.join(ENVIRONMENTS)}")
+    torch.cuda.init()
+    if name != OURS:
+        backend = torch.cuda.get_allocator_backend()
+        expected = ASYNC if name == ASYNC else NATIVE
+        if backend != expected:
+            raise RuntimeError(f"asked for {name}, but torch runs on {backend!r}")
+
+
+def report(result: dict[str, Any]) -> None:
+    """Hands a worker's result to the conductor."""
+    print(_MARK + json.dumps(result), flush=True)
+
+
+def machine() -> dict[str, str]:
+    """The GPU, driver and torch of this process, for the result file."""
+    import torch
+
+    name = torch.cuda.get_device_name(0)
+    try:
+        driver = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        driver = "unknown"
+    return {"gpu": name, "driver": driver, "torch": torch.__version__}
+
+
+# --- the conducting side ---------------------------------------------------
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument(
+        "--out", type=Path, help="result file (default: benchmarks/results/<topic>.json)"
+    )
+    made.add_argument("--rounds", type=int, default=3, help="fresh processes for each allocator")
+    made.add_argument(
+        "--seconds", type=float, default=500.0, help="start no further round after this long"
+    )
+    made.add_argument("--worker", metavar="ALLOCATOR", help=argparse.SUPPRESS)
+    return made
+
+
+def run_worker(
+    script: str | Path, allocator: str, args: Sequence[str] = (), timeout: float = 300.0
+) -> dict[str, Any]:
+    """Measures once: `script --worker allocator args` in a fresh process."""
+    env = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
+    env.update(ENVIRONMENTS[allocator])
+    env["PYTHONPATH"] = os.pathsep.join(
+        part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part
+    )
+    # Streams share hardware queues when there are more of them than queues.
+    env.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    command = [sys.executable, str(script), "--worker", allocator, *args]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise WorkerFailed(f"{allocator}: no result within {timeout:.0f} s") from error
+    if done.returncode == 0:
+        for line in reversed(done.stdout.splitlines()):
+            if line.startswith(_MARK):
+                return json.loads(line[len(_MARK) :])
+    tail = (done.stdout + done.stderr)[-3000:]
+    raise WorkerFailed(f"{allocator}: exit status {done.returncode} and this output:\n{tail}")
+
+
+def alternate(
+    script: str | Path,
+    allocators: Sequence[str],
+    rounds: int,
+    args: Sequence[str] = (),
+    *,
+    timeout: float = 300.0,
+    seconds: float = float("inf"),
+) -> dict[str, list[dict[str, Any]]]:
+    """Runs the workers in turn, `rounds` times each: what each of them reported.
+
+    A failed worker is printed and skipped; an allocator all of whose workers
+    failed is missing from the answer. No round starts after `seconds`.
+    """
+    results: dict[str, list[dict[str, Any]]] = {}
+    failures: dict[str, int] = {}
+    begin = time.monotonic()
+    for turn in range(rounds):
+        if turn and time.monotonic() - begin > seconds:
+            print(f"stopped after {turn} of {rounds} rounds: {seconds:.0f} s are over", flush=True)
+            break
+        for allocator in allocators:
+            if failures.get(allocator, 0) >= 2:
+                continue
+            start = time.monotonic()
+            try:
+                result = run_worker(script, allocator, args, timeout)
+            except WorkerFailed as error:
+                failures[allocator] = failures.get(allocator, 0) + 1
+                print(f"round {turn + 1}: {error}", flush=True)
+                continue
+            results.setdefault(allocator, []).append(result)
+            took = time.monotonic() - start
+            print(f"round {turn + 1}: {allocator}: measured in {took:.1f} s", flush=True)
+    return results
+
+
+def commit() -> str:
+    """The commit that is measured: $ESPER_COMMIT, else git's, else "unknown"."""
+    named = os.environ.get("ESPER_COMMIT", "").strip()
+    if named:
+        return named
+    try:
+        head = subprocess.run(
+            ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return head + ("+changes" if changed else "")
+
+
+class Results:
+    """The rows of one command, and the result file that they go to."""
+
+    def __init__(self, topic: str, path: Path | None = None) -> None:
+        self.path = path or RESULTS / f"{topic}.json"
+        self.rows: list[dict[str, Any]] = []
+        self.run: dict[str, str] | None = None
+
+    def describe(self, about: dict[str, str]) -> None:
+        """Says what machine the rows come from: what machine() gave in a worker."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.run = {**about, "commit": commit(), "time": now, "id": f"{now}-{os.getpid()}"}
+
+    def row(
+        self,
+        name: str,
+        unit: str,
+        ours: Sequence[float],
+        peer: Sequence[float],
+        peer_name: str,
+        goal: float | None = None,
+    ) -> None:
+        """Adds a row from the values that the workers of each side measured."""
+        if not ours or not peer:
+            print(f"no row {name!r}: {'ours' if not ours else peer_name} gave no value")
+            return
+        a, b = statistics.median(ours), statistics.median(peer)
+        ratio = a / b if b else None
+        judged = a if ratio is None else ratio
+        self.rows.append(
+            {
+                "name": name,
+                "unit": unit,
+                "ours": a,
+                "peer": b,
+                "peer_name": peer_name,
+                "ratio": ratio,
+                "goal": goal,
+                "run": self.run["id"] if self.run else None,
+                "ours_range": [min(ours), max(ours)],
+                "peer_range": [min(peer), max(peer)],
+                "met": None if goal is None else judged <= goal,
+            }
+        )
+
+    def save(self) -> bool:
+        """Writes the file and prints the rows; False when a goal was missed."""
+        if self.run is None:
+            raise RuntimeError("describe() the machine before saving")
+        old = _read(self.path)
+        fresh = {(row["name"], row["peer_name"]) for row in self.rows}
+        kept = [row for row in old["rows"] if (row["name"], row["peer_name"]) not in fresh]
+        rows = kept + self.rows
+        used = {row["run"] for row in rows}
+        runs = [run for run in [*old["runs"], self.run] if run["id"] in used]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = self.path.with_suffix(".json.new")
+        scratch.write_text(json.dumps({"runs": runs, "rows": rows}, indent=1) + "\n")
+        scratch.replace(self.path)
+        print_table(self.rows)
+        return all(row["met"] is not False for row in self.rows)
+
+
+def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
+    try:
+        found = json.loads(path.read_text())
+        return {"runs": list(found["runs"]), "rows": list(found["rows"])}
+    except FileNotFoundError:
+        return {"runs": [], "rows": []}
+    except (ValueError, KeyError, TypeError):
+        raise SystemExit(f"{path} is no result file; move it away") from None
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints rows for people: one line each, missed goals marked."""
+    for row in rows:
+        ratio = "" if row["ratio"] is None else f"  ratio {row['ratio']:.3f}"
+        goal = "" if row["goal"] is None else f"  goal {row['goal']:g}"
+        verdict = {True: "  met", False: "  MISSED", None: ""}[row["met"]]
+        print(
+            f"{row['name']}: {row['ours']:.6g} {row['unit']}, "
+            f"{row['peer_name']} {row['peer']:.6g}{ratio}{goal}{verdict}"
+        )
+
+
+def column(results: Sequence[dict[str, Any]], key: str) -> list[float]:
+    """One figure of every worker's report."""
+    return [result[key] for result in results if result.get(key) is not None]

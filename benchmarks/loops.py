@@ -1,0 +1,65 @@
+"""Builds and loads pair.cpp, the measuring loops in C++, for the torch that is installed."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import subprocess
+import sysconfig
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+SOURCE = Path(__file__).with_name("pair.cpp")
+
+
+def load() -> ModuleType:
+    """The compiled loops; compiled on first use for this source, Python and torch.
+
+    Raises RuntimeError with the compiler's output when they do not compile.
+    """
+    import torch
+
+    torch.cuda.is_available()  # loads the libraries that the module links to
+    key = sha256(
+        SOURCE.read_bytes() + f"{torch.__version__} {sysconfig.get_config_var('SOABI')}".encode()
+    ).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"esper_alloc-loops-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{folder} belongs to somebody else; remove it")
+    built = folder / f"pair_loops-{key}.so"
+    if not built.exists():
+        compile_to(built)
+    loader = importlib.machinery.ExtensionFileLoader("pair_loops", str(built))
+    spec = importlib.util.spec_from_file_location("pair_loops", built, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def compile_to(built: Path) -> None:
+    """Compiles the loops; the file appears whole or not at all."""
+    import torch
+    from torch.utils import cpp_extension
+
+    compiler = os.environ.get("CXX", "g++")
+    # Newer torch needs C++20; older headers compile as C++20 too.
+    command = [compiler, "-O2", "-fPIC", "-shared", "-std=c++20", "-pthread"]
+    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    for include in cpp_extension.include_paths(device_type="cuda"):
+        command += ["-isystem", include]
+    command += ["-I", sysconfig.get_paths()["include"], str(SOURCE)]
+    libraries = cpp_extension.library_paths(device_type="cuda")
+    for library in libraries:
+        command += [f"-L{library}", f"-Wl,-rpath,{library}"]
+    # libcudart comes in through libc10_cuda: the very one that torch uses.
+    scratch = built.with_name(f"{built.name}.{os.getpid()}")
+    command += ["-o", str(scratch), "-lc10", "-lc10_cuda"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    scratch.replace(built)

@@ -1,0 +1,65 @@
+"""The allocator's core and its drivers, without PyTorch."""
+
+from collections.abc import Sequence
+from typing import Final, Literal, TypedDict, type_check_only
+
+from typing_extensions import Buffer
+
+@type_check_only
+class Device(TypedDict):
+    index: int
+    name: str
+    total_bytes: int
+    virtual_memory: bool
+    compute_capability: tuple[int, int]
+
+@type_check_only
+class DriverReport(TypedDict):
+    available: bool
+    error: str | None
+    library: str
+    driver_version: int | None
+    entry_points: dict[str, bool]
+    devices: list[Device]
+
+@type_check_only
+class BuildInfo(TypedDict):
+    version: str
+    compiler: str
+    cuda_headers: str | None
+    asserts: bool
+    rule_switches: bool
+    sanitize: str | None
+    capi_version: int
+
+@type_check_only
+class ReplayResult(TypedDict):
+    operations: int
+    nanoseconds: float
+    device_calls: dict[str, int]
+    peak_allocated: int
+    peak_active: int
+    peak_reserved: int
+    segments: int
+    curve: bytes
+
+__version__: Final[str]
+capi: Final[object]
+
+def driver_report() -> DriverReport: ...
+def build_info() -> BuildInfo: ...
+def addresses() -> dict[str, int]: ...
+def counters(device: int, /) -> dict[str, int]: ...
+def driver_calls() -> dict[str, int]: ...
+def check_pickle(data: Buffer, /) -> int: ...
+def replay(
+    operations: Buffer,
+    *,
+    start: int,
+    slots: int,
+    streams: int,
+    uses: int,
+    pools: Sequence[tuple[int, int]],
+    order: Literal["gate", "grow"],
+    device: Literal["sim", "cuda"],
+) -> ReplayResult: ...

@@ -1,0 +1,196 @@
+"""Builds the extension modules; everything else stands in pyproject.toml.
+
+    esper_alloc._core    always: the allocator's core and its drivers
+    esper_alloc._torch   where torch with CUDA can be imported: the PyTorch part
+
+Environment:
+    ESPER_ALLOC_SHIM=0          leave the PyTorch part out; =1: fail without it
+    ESPER_ALLOC_DEBUG=1         no optimisation, asserts on
+    ESPER_ALLOC_SANITIZE=NAMES  for example address,undefined or thread
+    ESPER_ALLOC_RULE_SWITCHES=1 the lifetime rules can be switched off, for tests
+    MAX_JOBS=N                  compile N files at a time (the number of CPUs)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import torch_build  # noqa: E402
+
+DEBUG = os.environ.get("ESPER_ALLOC_DEBUG", "0") == "1"
+SANITIZE = os.environ.get("ESPER_ALLOC_SANITIZE", "")
+RULE_SWITCHES = os.environ.get("ESPER_ALLOC_RULE_SWITCHES", "0") == "1"
+SHIM = os.environ.get("ESPER_ALLOC_SHIM", "")
+
+# What C and C++ users compile against, as esper_alloc.get_include() serves it.
+PUBLIC_HEADERS = ("esper_alloc.h", "device/device.h", "python/capi.h")
+
+
+def sources(*patterns: str) -> list[str]:
+    """Files below csrc, relative to here as setuptools wants them, in a fixed order."""
+    found = {path for pattern in patterns for path in (ROOT / "csrc").glob(pattern)}
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+def common_flags() -> list[str]:
+    flags = ["-Wall", "-Wextra", "-fvisibility=hidden", "-fno-semantic-interposition"]
+    flags += ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O2", "-g1"]
+    if SANITIZE:
+        flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"]
+    return flags
+
+
+def link_flags() -> list[str]:
+    return [f"-fsanitize={SANITIZE}"] if SANITIZE else []
+
+
+def core_extension(headers_version: str | None) -> Extension:
+    macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", "")]
+    if RULE_SWITCHES:
+        macros.append(("ESPER_RULE_SWITCHES", None))
+    if SANITIZE:
+        macros.append(("ESPER_BUILD_SANITIZE", f'"{SANITIZE}"'))
+    if headers_version:
+        macros.append(("ESPER_BUILD_CUDA_HEADERS", f'"{headers_version}"'))
+    return Extension(
+        "esper_alloc._core",
+        sources("*.c", "core/*.c", "device/*.c", "python/*.c"),
+        depends=sources("*.h", "core/*.h", "device/*.h", "python/*.h"),
+        define_macros=macros,
+        extra_compile_args=["-std=c11", *common_flags()],
+        extra_link_args=link_flags(),
+        libraries=["pthread", "dl"],
+    )
+
+
+def torch_extension(build: torch_build.TorchBuild) -> Extension:
+    # The headers of torch and CUDA are not ours to warn about. No -std: torch's
+    # own build command knows which its headers need. No CUDA library: libtorch
+    # brings the one it was built for.
+    system = [flag for folder in build.include_dirs for flag in ("-isystem", folder)]
+    return Extension(
+        "esper_alloc._torch",
+        sources("torch/*.cpp", "python/*.cpp"),
+        depends=sources("*.h", "torch/*.h", "python/capi.h"),
+        extra_compile_args=[*common_flags(), *system],
+        extra_link_args=link_flags(),
+        library_dirs=build.library_dirs,
+        libraries=["c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_python"],
+        language="c++",
+    )
+
+
+def decide() -> tuple[list[Extension], list[Extension], torch_build.TorchBuild]:
+    """The extensions without and with torch, and what was found for the latter."""
+    if SHIM == "0":
+        found = torch_build.TorchBuild(missing=["the PyTorch part: left out by ESPER_ALLOC_SHIM=0"])
+    else:
+        found = torch_build.find()
+    if not sources("torch/*.cpp"):
+        found.missing.append("the PyTorch part: its sources are not in this tree")
+    if SHIM == "1" and not found.possible:
+        raise SystemExit("esper_alloc: ESPER_ALLOC_SHIM=1, but missing: " + "; ".join(found.missing))
+    with_torch = [torch_extension(found)] if found.possible else []
+    return [core_extension(found.headers_version)], with_torch, found
+
+
+CORE, WITH_TORCH, FOUND = decide()
+
+
+def write_build_facts(package: Path) -> None:
+    """esper_alloc/_build.py: what the loader compares with the torch it finds."""
+    built = bool(WITH_TORCH)
+    facts = {
+        "TORCH_VERSION": FOUND.torch_version if built else None,
+        "CUDA_VERSION": FOUND.cuda_version if built else None,
+        "HAS_SHIM": built,
+        "HAS_KERNELS": False,
+        "WHAT_IS_MISSING": FOUND.missing,
+    }
+    types = ("str | None", "str | None", "bool", "bool", "list[str]")
+    lines = ['"""Written by setup.py: what this installation was built for."""', ""]
+    lines += [f"{name}: {kind} = {value!r}" for (name, value), kind in zip(facts.items(), types)]
+    (package / "_build.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def copy_headers(package: Path) -> None:
+    for header in PUBLIC_HEADERS:
+        target = package / "include" / header
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / "csrc" / header, target)
+
+
+def compile_in_parallel(compiler: Any) -> None:
+    """Makes the compiler take several files at a time."""
+    jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+    one_by_one = compiler.compile
+
+    def compile_all(files: list[str], *args: Any, **kwargs: Any) -> list[str]:
+        with ThreadPoolExecutor(jobs) as pool:
+            done = pool.map(lambda file: one_by_one([file], *args, **kwargs), files)
+            return [objectfile for objects in done for objectfile in objects]
+
+    compiler.compile = compile_all
+
+
+class BuildExtensions(build_ext):
+    """Builds the core plainly and the PyTorch part the way torch wants it."""
+
+    def run(self) -> None:
+        super().run()
+        package = (ROOT if self.inplace else Path(self.build_lib)) / "esper_alloc"
+        package.mkdir(parents=True, exist_ok=True)
+        write_build_facts(package)
+        if not self.inplace:  # in place, get_include() finds csrc itself
+            copy_headers(package)
+        for sentence in FOUND.missing:
+            print(f"esper_alloc: not built: {sentence}", file=sys.stderr)
+
+    def build_extensions(self) -> None:
+        everything = self.extensions
+        compile_in_parallel(self.compiler)
+        try:
+            self.extensions = [e for e in everything if e.name == "esper_alloc._core"]
+            version = self.distribution.get_version()
+            self.extensions[0].define_macros.append(("ESPER_VERSION", f'"{version}"'))
+            build_ext.build_extensions(self)
+            self.extensions = [e for e in everything if e.name == "esper_alloc._torch"]
+            if self.extensions:
+                self.build_torch_extensions()
+        finally:
+            self.extensions = everything
+
+    def build_torch_extensions(self) -> None:
+        build_ext.build_extensions(self)
+
+
+def command() -> type[build_ext]:
+    if not WITH_TORCH:
+        return BuildExtensions
+    from torch.utils.cpp_extension import BuildExtension
+
+    class BuildWithTorch(BuildExtensions, BuildExtension):
+        """BuildExtension adds the C++ standard and the ABI that torch's headers need."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs.update(use_ninja=False, no_python_abi_suffix=False)
+            BuildExtension.__init__(self, *args, **kwargs)
+
+        def build_torch_extensions(self) -> None:
+            BuildExtension.build_extensions(self)
+
+    return BuildWithTorch
+
+
+setup(ext_modules=CORE + WITH_TORCH, cmdclass={"build_ext": command()})

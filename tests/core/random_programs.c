@@ -1,0 +1,929 @@
+/* Seeded random programs over the simulated device, its oracle on.
+ *
+ *   random_programs [--seed S] [--operations N] [--threads T] [--programs P]
+ *
+ * Each program draws a machine, a configuration, and then operations: memory
+ * handed out, used on its own and on other streams and marked in every way
+ * there is, freed; streams destroyed and made again; captures begun without a
+ * word to the core, and replayed; caches emptied, limits changed, time let
+ * pass. The programs are correct: their kernels wait for the data they read,
+ * and marks stand after the last read. So whatever the oracle finds is ours.
+ *
+ * Programs follow one another until N operations are done, each with the next
+ * seed. A failure prints the seed of its program; --seed S --programs 1 runs
+ * that one alone. With more than one thread the order of things is the
+ * machine's, and a seed only makes a failure likely again. */
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "world.h"
+
+#ifdef ESPER_RULE_SWITCHES
+#include "../../csrc/core/rules.h"
+#endif
+
+enum {
+  MOST_STREAMS = 12, /* of a thread */
+  MOST_BLOCKS = 192,
+  MOST_LIST = 6,
+  MOST_PINNED = 16,
+  MOST_CAPTURES = 4, /* of a program: what they hold is never given back */
+  POOLS = 2,
+};
+
+typedef struct stream {
+  esper_stream es;
+  bool alive;
+  bool capturing;
+  bool joined;  /* was in the capture, and rests until it ends */
+  bool stalled; /* waits for a flag that is not raised yet */
+  bool special; /* legacy or per-thread: not ours to destroy or capture */
+} stream;
+
+typedef struct block {
+  char *ptr;
+  size_t size;
+  int device;
+  int owner;         /* place of its stream; -1: that is gone              */
+  uint64_t at_free;  /* bit i: record_stream on stream i, which may read on */
+  bool after_all;    /* any stream of the device may read on                */
+  bool pinned;       /* read by the graph                                   */
+  bool captured;     /* handed out, or read, in a capture                   */
+} block;
+
+typedef struct program program;
+
+typedef struct thread { /* of one program */
+  program *p;
+  uint64_t random;
+  stream streams[MOST_STREAMS];
+  int stream_count;
+  block blocks[MOST_BLOCKS];
+  int block_count;
+  int capturing; /* place of the stream; -1: none */
+  sim_graph *graph;
+  int graph_device;
+  uint64_t captures;
+  int stalled; /* place of the stream; -1: none */
+  uint64_t done;
+} thread;
+
+struct program {
+  uint64_t seed, operations;
+  int threads, devices;
+  sim *s;
+  esper_core *core;
+  esper_pool *pools[2][POOLS];
+  bool captures, slow_time, faults;
+  size_t capacity;
+  pthread_mutex_t shelf_lock; /* blocks that go from thread to thread */
+  block shelf[16];
+  int shelved;
+  _Atomic uint64_t mallocs, handed_out, ran_out;
+};
+
+static _Thread_local thread *current;
+
+static _Noreturn void fail(const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fprintf(stderr, "random_programs: ");
+  vfprintf(stderr, format, arguments);
+  va_end(arguments);
+  if (current)
+    fprintf(stderr,
+            "\nafter %llu operations; again: random_programs --seed %llu "
+            "--programs 1 --threads %d\n",
+            (unsigned long long)current->done,
+            (unsigned long long)current->p->seed, current->p->threads);
+  abort();
+}
+
+static void oracle_failed(void *context, const char *report) {
+  (void)context;
+  fail("%s", report);
+}
+
+static void must(esper_status status, const char *what) {
+  if (status != ESPER_OK)
+    fail("%s: %s: %s", what, esper_status_name(status), esper_last_error());
+}
+
+/* The same where the driver may have been told to fail. A call that was refused
+ * has done nothing, so the program, which needs it done, asks again. */
+#define MUST_AT_LAST(call, what)                                              \
+  do {                                                                        \
+    esper_status refused = (call);                                            \
+    for (int i = 0; i < 4 && refused != ESPER_OK; i++) {                      \
+      if (!current->p->faults) break;                                         \
+      refused = (call);                                                       \
+    }                                                                         \
+    must(refused, what);                                                      \
+  } while (0)
+
+/* ---- drawing ------------------------------------------------------------ */
+
+static uint64_t draw64(thread *t) {
+  uint64_t x = t->random += 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
+static int draw(thread *t, int below) {
+  return (int)(draw64(t) % (uint64_t)below);
+}
+
+static bool chance(thread *t, int in) { return draw(t, in) == 0; }
+
+/* Sizes at which the allocator behaves differently, and those between. */
+static size_t draw_size(thread *t) {
+  static const size_t EDGES[] = {1,       512,         513,        64 << 10,
+                                 1 << 20, (1 << 20) + 1, 2 << 20, 10 << 20};
+  switch (draw(t, 8)) {
+    case 0: return EDGES[draw(t, 8)];
+    case 1: return (size_t)1 + draw64(t) % (16 << 20);
+    case 2:
+    case 3: return (size_t)1 + draw64(t) % (2 << 20);
+    default: return (size_t)1 + draw64(t) % (64 << 10);
+  }
+}
+
+static block *draw_block(thread *t) {
+  return t->block_count ? &t->blocks[draw(t, t->block_count)] : NULL;
+}
+
+static int draw_stream(thread *t) {
+  for (int tries = 0; tries < 8; tries++) {
+    int i = draw(t, t->stream_count);
+    if (t->streams[i].alive && !t->streams[i].joined) return i;
+  }
+  return 1; /* never destroyed, nor captured */
+}
+
+static bool is_usable(const stream *st) {
+  return st->alive && !st->capturing && !st->stalled;
+}
+
+/* ---- the program's own order -------------------------------------------- */
+
+/* Work on `reader` may now read what `owner` wrote. */
+static bool order(thread *t, int reader, int owner) {
+  if (reader == owner) return true;
+  const stream *r = &t->streams[reader], *o = &t->streams[owner];
+  if (!is_usable(r) || !is_usable(o)) return false;
+  sim_stream_wait_stream(t->p->s, r->es.device, r->es.handle, o->es.device,
+                         o->es.handle);
+  return true;
+}
+
+static void kernel(thread *t, int on, const block *b) {
+  const esper_stream es = t->streams[on].es;
+  size_t begin = 0, size = b->size;
+  if (chance(t, 3)) { /* a part */
+    begin = draw64(t) % b->size;
+    size = 1 + draw64(t) % (b->size - begin);
+  }
+  sim_kernel(t->p->s, es.device, es.handle, b->ptr + begin, size,
+             chance(t, 2) ? SIM_READ : SIM_WRITE);
+}
+
+/* A kernel on another stream. False: the program could not order it. */
+static bool read_elsewhere(thread *t, int on, const block *b) {
+  if (b->owner < 0 || on == b->owner || !is_usable(&t->streams[on]) ||
+      !order(t, on, b->owner))
+    return false;
+  kernel(t, on, b);
+  return true;
+}
+
+/* ---- operations --------------------------------------------------------- */
+
+static void do_malloc(thread *t) {
+  program *p = t->p;
+  int on = draw_stream(t);
+  esper_stream es = t->streams[on].es;
+  size_t size = draw_size(t);
+  void *ptr = NULL;
+  esper_status status;
+  if (t->block_count == MOST_BLOCKS) return;
+  if (chance(t, 300)) size = chance(t, 2) ? SIZE_MAX - draw64(t) % 4096 : 0;
+  /* While somebody waits for us to go on, no malloc may need the host to wait
+   * for him: stay far from the limit. */
+  if (t->stalled >= 0 && size > MIB) size %= MIB;
+  if (chance(t, 8))
+    status = esper_malloc_from(p->core, p->pools[es.device][draw(t, POOLS)],
+                               size, es, &ptr);
+  else
+    status = esper_malloc(p->core, size, es, &ptr);
+  p->mallocs++;
+  if (status == ESPER_OUT_OF_MEMORY) {
+    esper_failure failure;
+    esper_get_failure(&failure);
+    if (failure.requested != size || failure.device != es.device)
+      fail("the failure's figures are of another request");
+    p->ran_out++;
+    return;
+  }
+  if (p->faults && status != ESPER_OK) return;
+  must(status, "malloc");
+  if (size == 0) {
+    if (ptr) fail("zero bytes gave %p", ptr);
+    return;
+  }
+  esper_block_info info;
+  must(esper_find_block(p->core, ptr, &info), "find_block");
+  if (!info.live || info.address != ptr || info.size < size ||
+      info.requested != size || info.device != es.device)
+    fail("find_block tells otherwise than malloc");
+  p->handed_out++;
+  sim_owner_begin(p->s, ptr, info.size, es.device, es.handle);
+  block *b = &t->blocks[t->block_count++];
+  *b = (block){.ptr = ptr, .size = info.size, .device = es.device,
+               .owner = on, .captured = t->streams[on].capturing};
+  if (!chance(t, 4) && !t->streams[on].stalled) kernel(t, on, b);
+}
+
+static void free_at(thread *t, int i) {
+  block b = t->blocks[i];
+  t->blocks[i] = t->blocks[--t->block_count];
+  sim_owner_end(t->p->s, b.ptr);
+  must(esper_free(t->p->core, b.ptr), "free");
+}
+
+static void do_free(thread *t) {
+  block *b = draw_block(t);
+  if (!b || b->pinned) return;
+  if (b->captured && t->capturing >= 0 && chance(t, 2)) return;
+  if (!b->after_all && !b->captured && t->stalled < 0 && chance(t, 24)) {
+    /* Readers that nobody names. */
+    int on = draw_stream(t);
+    if (t->streams[on].es.device == b->device) read_elsewhere(t, on, b);
+    MUST_AT_LAST(esper_free_after_all(t->p->core, b->ptr), "free_after_all");
+  }
+  free_at(t, (int)(b - t->blocks));
+}
+
+static void do_own_kernel(thread *t) {
+  const block *b = draw_block(t);
+  if (!b || b->owner < 0 || t->streams[b->owner].stalled) return;
+  /* What a capture was given is for the capture; what came from outside may
+   * be read in it only while it stays: see pin(). */
+  if (b->captured != t->streams[b->owner].capturing) return;
+  kernel(t, b->owner, b);
+}
+
+/* Kernels over several blocks on one stream, then one mark for all. */
+static void do_record_use(thread *t) {
+  const void *ptrs[MOST_LIST];
+  size_t count = 0, marked = 0;
+  int on = draw_stream(t), most = chance(t, 3) ? MOST_LIST : 1;
+  for (int i = 0; i < most; i++) {
+    const block *b = draw_block(t);
+    if (!b || b->captured) continue;
+    if (b->owner != on && !read_elsewhere(t, on, b)) continue;
+    ptrs[count++] = b->ptr + (chance(t, 2) ? draw64(t) % b->size : 0);
+  }
+  if (!count && !chance(t, 16)) return;
+  unsigned flags = chance(t, 6) ? ESPER_USE_NO_GATE : 0;
+  MUST_AT_LAST(esper_record_use(t->p->core, ptrs, count, t->streams[on].es, flags,
+                        &marked),
+       "record_use");
+  if (marked != count) fail("%zu of %zu marked", marked, count);
+}
+
+/* The same with an event of the program's, which is then used again. */
+static void do_record_use_event(thread *t) {
+  sim *s = t->p->s;
+  const block *b = draw_block(t);
+  int on = draw_stream(t);
+  if (!b || b->captured || !read_elsewhere(t, on, b)) return;
+  esper_stream es = t->streams[on].es;
+  const void *ptr = b->ptr;
+  size_t marked;
+  void *event = sim_event_create(s, es.device);
+  must(sim_event_record(s, es.device, event, es.handle), "sim_event_record");
+  MUST_AT_LAST(esper_record_use_event(t->p->core, &ptr, 1, event, es.device,
+                              chance(t, 6) ? ESPER_USE_NO_GATE : 0, &marked),
+       "record_use_event");
+  if (marked != 1) fail("a live block was not marked");
+  if (chance(t, 2)) {
+    esper_stream other = t->streams[0].es;
+    if (other.device == es.device && !t->streams[0].capturing)
+      sim_event_record(s, es.device, event, other.handle);
+  }
+  sim_event_destroy(s, es.device, event);
+}
+
+static void do_record_stream(thread *t) {
+  block *b = draw_block(t);
+  int on = draw_stream(t);
+  if (!b || b->captured || b->owner < 0 || on == b->owner) return;
+  MUST_AT_LAST(esper_record_stream(t->p->core, b->ptr, t->streams[on].es),
+       "record_stream");
+  b->at_free |= (uint64_t)1 << on;
+  if (chance(t, 2)) read_elsewhere(t, on, b);
+}
+
+/* Reads that an earlier record_stream covers. */
+static void do_read_on(thread *t) {
+  block *b = draw_block(t);
+  if (!b || (!b->at_free && !b->after_all)) return;
+  for (int i = 0; i < t->stream_count; i++)
+    if (b->after_all ? t->streams[i].es.device == b->device
+                     : (int)(b->at_free >> i & 1))
+      read_elsewhere(t, i, b);
+}
+
+/* No mark at all: the owner waits for the reader, as programs did before. */
+static void do_join_back(thread *t) {
+  const block *b = draw_block(t);
+  int on = draw_stream(t);
+  if (!b || b->captured || !read_elsewhere(t, on, b)) return;
+  order(t, b->owner, on);
+}
+
+static void do_free_after_all(thread *t) {
+  block *b = draw_block(t);
+  if (!b || b->captured || b->owner < 0 || t->stalled >= 0) return;
+  MUST_AT_LAST(esper_free_after_all(t->p->core, b->ptr), "free_after_all");
+  b->after_all = true;
+}
+
+/* ---- streams come and go ------------------------------------------------ */
+
+static void forget_stream(thread *t, int gone) {
+  for (int i = 0; i < t->block_count; i++) {
+    block *b = &t->blocks[i];
+    if (b->owner == gone) b->owner = -1;
+    b->at_free &= ~((uint64_t)1 << gone);
+  }
+}
+
+static void do_recycle_stream(thread *t) {
+  int i = draw_stream(t);
+  stream *st = &t->streams[i];
+  if (st->special || st->es.flags & ESPER_STREAM_IMMORTAL || !is_usable(st))
+    return;
+  sim_stream_destroy(t->p->s, st->es.device, st->es.handle);
+  st->alive = false;
+  forget_stream(t, i);
+  if (chance(t, 2)) /* its handle goes to somebody else meanwhile */
+    for (int k = 0; k < t->stream_count; k++)
+      if (!t->streams[k].alive && chance(t, 2)) {
+        t->streams[k].es.handle =
+            sim_stream_create(t->p->s, t->streams[k].es.device);
+        t->streams[k].alive = true;
+      }
+  if (!st->alive) {
+    st->es.handle = sim_stream_create(t->p->s, st->es.device);
+    st->alive = true;
+  }
+}
+
+/* ---- captures ------------------------------------------------------------ */
+
+static void drop_graph(thread *t) {
+  sim_graph_destroy(t->p->s, t->graph);
+  t->graph = NULL;
+  for (int i = 0; i < t->block_count; i++) t->blocks[i].pinned = false;
+}
+
+static void do_capture_begin(thread *t) {
+  int i = draw_stream(t);
+  stream *st = &t->streams[i];
+  if (!t->p->captures || t->capturing >= 0 || t->captures >= MOST_CAPTURES ||
+      t->stalled >= 0 || i == 1 || st->special || !is_usable(st))
+    return;
+  if (t->p->threads > 1 && st->es.flags & ESPER_STREAM_IMMORTAL)
+    return; /* others may just be recording on it, as nobody can help */
+  if (t->graph) drop_graph(t);
+  sim_capture_begin(t->p->s, st->es.device, st->es.handle);
+  st->capturing = true;
+  t->capturing = i;
+  t->captures++;
+}
+
+/* The graph reads a block from outside, which then must stay. */
+static void pin(thread *t) {
+  block *b = draw_block(t);
+  const stream *st = &t->streams[t->capturing];
+  if (!b || b->captured || b->owner < 0) return;
+  kernel(t, t->capturing, b);
+  b->pinned = true;
+  if (chance(t, 4)) { /* a mark that no event can stand for */
+    const void *ptr = b->ptr;
+    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, st->es, 0, NULL), "record_use");
+  }
+}
+
+/* A second stream joins, works on memory of its own, and comes back. */
+static void fork_and_join(thread *t) {
+  sim *s = t->p->s;
+  stream *st = &t->streams[t->capturing];
+  int other = draw_stream(t);
+  stream *o = &t->streams[other];
+  if (!is_usable(o) || other == 1 || o->special || o->es.device != st->es.device ||
+      (t->p->threads > 1 && o->es.flags & ESPER_STREAM_IMMORTAL))
+    return;
+  sim_stream_wait_stream(s, o->es.device, o->es.handle, st->es.device,
+                         st->es.handle);
+  o->capturing = true;
+  for (int i = 0; i < 4 && t->block_count < MOST_BLOCKS; i++) {
+    void *ptr;
+    int on = chance(t, 2) ? other : t->capturing;
+    esper_stream es = t->streams[on].es;
+    if (esper_malloc(t->p->core, 1 + draw64(t) % (64 << 10), es, &ptr))
+      continue;
+    esper_block_info info;
+    must(esper_find_block(t->p->core, ptr, &info), "find_block");
+    sim_owner_begin(s, ptr, info.size, es.device, es.handle);
+    t->blocks[t->block_count++] =
+        (block){.ptr = ptr, .size = info.size, .device = es.device,
+                .owner = on, .captured = true};
+    kernel(t, on, &t->blocks[t->block_count - 1]);
+    if (chance(t, 2)) free_at(t, t->block_count - 1);
+  }
+  if (chance(t, 2)) {
+    /* An event of the capture, as if it were any other. */
+    void *event = sim_event_create(s, o->es.device);
+    must(sim_event_record(s, o->es.device, event, o->es.handle), "record");
+    const block *b = draw_block(t);
+    const void *ptr = b ? b->ptr : NULL;
+    if (b && !b->captured)
+      MUST_AT_LAST(esper_record_use_event(t->p->core, &ptr, 1, event, o->es.device, 0,
+                                  NULL),
+           "record_use_event");
+    sim_event_destroy(s, o->es.device, event);
+  }
+  sim_stream_wait_stream(s, st->es.device, st->es.handle, o->es.device,
+                         o->es.handle);
+  /* Work it got from now on would not be joined. */
+  o->joined = true;
+  for (int i = 0; i < t->block_count; i++)
+    if (t->blocks[i].captured && t->blocks[i].owner == other)
+      t->blocks[i].owner = -1;
+}
+
+static void do_capture_end(thread *t) {
+  if (t->capturing < 0) return;
+  stream *st = &t->streams[t->capturing];
+  if (!sim_capture_is_valid(t->p->s, st->es.device, st->es.handle))
+    fail("somebody invalidated the capture");
+  if (chance(t, 5)) {
+    sim_capture_abort(t->p->s, st->es.device, st->es.handle);
+  } else {
+    t->graph = sim_capture_end(t->p->s, st->es.device, st->es.handle);
+    if (!t->graph) fail("the capture was spoiled");
+    t->graph_device = st->es.device;
+  }
+  for (int i = 0; i < t->stream_count; i++)
+    t->streams[i].capturing = t->streams[i].joined = false;
+  if (!t->graph)
+    for (int i = 0; i < t->block_count; i++) t->blocks[i].pinned = false;
+  t->capturing = -1;
+}
+
+static void do_capture_step(thread *t) {
+  if (t->capturing < 0) {
+    do_capture_begin(t);
+  } else if (chance(t, 4)) {
+    pin(t);
+  } else if (chance(t, 4)) {
+    fork_and_join(t);
+  } else if (chance(t, 6)) {
+    do_capture_end(t);
+  }
+}
+
+/* A replay reads the pinned blocks, so each is marked, all with one event. */
+static void do_launch(thread *t) {
+  const void *ptrs[MOST_BLOCKS];
+  size_t count = 0, marked;
+  int on = draw_stream(t);
+  const stream *st = &t->streams[on];
+  if (!t->graph || !is_usable(st) || st->es.device != t->graph_device) return;
+  for (int i = 0; i < t->block_count; i++)
+    if (t->blocks[i].pinned) {
+      if (t->blocks[i].owner < 0 || !order(t, on, t->blocks[i].owner)) return;
+      ptrs[count++] = t->blocks[i].ptr;
+    }
+  sim_graph_launch(t->p->s, t->graph, st->es.device, st->es.handle);
+  MUST_AT_LAST(esper_record_use(t->p->core, ptrs, count, st->es, 0, &marked),
+       "record_use");
+  if (marked != count) fail("%zu of %zu marked", marked, count);
+}
+
+/* ---- faults -------------------------------------------------------------- */
+
+/* The driver is about to fail, some way into what it is asked next. */
+static void do_fault(thread *t) {
+  static const sim_call CALLS[] = {
+      SIM_CALL_event_query,   SIM_CALL_stream_wait,
+      SIM_CALL_event_record,  SIM_CALL_event_create,
+      SIM_CALL_memory_alloc,  SIM_CALL_memory_free,
+      SIM_CALL_stream_id,     SIM_CALL_stream_capture,
+      SIM_CALL_memory_info,   SIM_CALL_event_synchronize,
+      SIM_CALL_stream_create, SIM_CALL_device_synchronize,
+      SIM_CALL_event_record_all,
+  };
+  if (!t->p->faults || t->stalled >= 0) return;
+  sim_call call = CALLS[draw(t, 13)];
+  bool runs_out = call == SIM_CALL_memory_alloc ||
+                  call == SIM_CALL_event_create ||
+                  call == SIM_CALL_stream_create;
+  sim_fail_call(t->p->s, call, 1 + draw64(t) % 6,
+                runs_out && chance(t, 2) ? ESPER_OUT_OF_MEMORY
+                                         : ESPER_DEVICE_ERROR);
+}
+
+static void no_more_faults(program *p) {
+  for (int call = 0; call < SIM_CALL_COUNT; call++)
+    sim_fail_call(p->s, (sim_call)call, 0, ESPER_OK);
+}
+
+/* ---- work that waits for what is not yet enqueued ------------------------ */
+
+/* A stream spins until another one raises a flag. What it reads is marked
+ * without gate, or by record_stream, and dropped; then the other stream wants
+ * memory. Making it wait for the reader would hang the program. */
+static void do_stall(thread *t) {
+  sim *s = t->p->s;
+  no_more_faults(t->p); /* an error could make the host wait */
+  if (t->p->threads > 1 || t->stalled >= 0 || t->capturing >= 0) return;
+  int on = draw_stream(t), by = draw_stream(t);
+  stream *st = &t->streams[on];
+  const stream *raiser = &t->streams[by];
+  if (on == by || !is_usable(st) || !is_usable(raiser)) return;
+  block *read[4];
+  int count = 0;
+  for (int i = 0; i < 4; i++) {
+    block *b = draw_block(t);
+    bool again = !b || b->captured || b->pinned || b->owner < 0 ||
+                 b->owner == on || b->at_free || b->after_all;
+    for (int k = 0; k < count; k++) again |= read[k] == b;
+    if (!again && order(t, on, b->owner)) read[count++] = b;
+  }
+  for (int d = 0; d < t->p->devices; d++) {
+    sim_set_capacity(s, d, (size_t)1 << 40);
+    MUST_AT_LAST(esper_set_memory_fraction(t->p->core, d, 1), "set_memory_fraction");
+  }
+  sim_wait_flag(s, st->es.device, st->es.handle, 0);
+  st->stalled = true;
+  t->stalled = on;
+  const void *ptrs[4];
+  for (int i = 0; i < count; i++) {
+    kernel(t, on, read[i]);
+    ptrs[i] = read[i]->ptr;
+    if (chance(t, 4))
+      MUST_AT_LAST(esper_record_stream(t->p->core, ptrs[i], st->es), "record_stream");
+    else
+      MUST_AT_LAST(esper_record_use(t->p->core, &ptrs[i], 1, st->es,
+                            ESPER_USE_NO_GATE, NULL),
+           "record_use");
+  }
+  for (int i = 0; i < count; i++)
+    for (int k = 0; k < t->block_count; k++)
+      if (t->blocks[k].ptr == ptrs[i]) {
+        free_at(t, k);
+        break;
+      }
+  for (int i = 0; i < 12; i++) {
+    do_malloc(t);
+    if (chance(t, 2)) do_free(t);
+  }
+  sim_raise_flag(s, raiser->es.device, raiser->es.handle, 0);
+  sim_run_all(s);
+  if (sim_pending_all(s))
+    fail("stream %d waits for itself: somebody was made to wait for stream %d, "
+         "which waits for work not yet enqueued", by, on);
+  sim_lower_flag_now(s, 0);
+  st->stalled = false;
+  t->stalled = -1;
+  for (int d = 0; d < t->p->devices; d++)
+    sim_set_capacity(s, d, t->p->capacity);
+}
+
+/* ---- the rest ------------------------------------------------------------ */
+
+static void do_limits(thread *t) {
+  program *p = t->p;
+  int device = draw(t, p->devices);
+  switch (draw(t, 6)) {
+    case 0:
+      MUST_AT_LAST(esper_empty_cache(p->core, device, NULL), "empty_cache");
+      break;
+    case 1:
+      MUST_AT_LAST(esper_empty_cache(p->core, device,
+                             p->pools[device][draw(t, POOLS)]),
+           "empty_cache");
+      break;
+    case 2:
+      MUST_AT_LAST(esper_set_memory_fraction(p->core, device,
+                                     (1 + draw(t, 8)) / 8.0),
+           "set_memory_fraction");
+      break;
+    case 3:
+      MUST_AT_LAST(esper_reset_peak_stats(p->core, device), "reset_peak_stats");
+      break;
+    case 4:
+      MUST_AT_LAST(esper_trace_start(p->core, chance(t, 2) ? 100 : 0), "trace_start");
+      break;
+    default:
+      if (t->capturing < 0) sim_device_synchronize(p->s, device);
+  }
+}
+
+static void do_time(thread *t) {
+  if (!t->p->slow_time || chance(t, 20))
+    sim_run_seeded(t->p->s, draw64(t), (size_t)draw(t, 64));
+  if (chance(t, 16)) esper_retire(t->p->core, draw(t, t->p->devices));
+  int on = draw_stream(t);
+  if (chance(t, 16) && is_usable(&t->streams[on])) {
+    esper_stream es = t->streams[on].es;
+    sim_stream_synchronize(t->p->s, es.device, es.handle);
+  }
+}
+
+/* Blocks change hands: marked and freed by another thread than allocated. */
+static void do_exchange(thread *t) {
+  program *p = t->p;
+  const block *b = draw_block(t);
+  if (p->threads == 1) return;
+  pthread_mutex_lock(&p->shelf_lock);
+  if (b && !b->captured && !b->pinned && !b->at_free && p->shelved < 16) {
+    block *to = &p->shelf[p->shelved++];
+    *to = *b;
+    /* Streams 0 to 3 are the same for all threads. */
+    if (to->owner > 3) to->owner = -1;
+    t->blocks[b - t->blocks] = t->blocks[--t->block_count];
+  }
+  if (p->shelved && t->block_count < MOST_BLOCKS)
+    t->blocks[t->block_count++] = p->shelf[--p->shelved];
+  pthread_mutex_unlock(&p->shelf_lock);
+}
+
+static void operation(thread *t) {
+  int kind = draw(t, 100);
+  /* Programs breathe: they grow for a while, then shrink. */
+  int mallocs = (t->done / 512) % 2 ? 22 : 32;
+  if (kind < mallocs) do_malloc(t);
+  else if (kind < 54) do_free(t);
+  else if (kind < 62) do_own_kernel(t);
+  else if (kind < 74) do_record_use(t);
+  else if (kind < 77) do_record_use_event(t);
+  else if (kind < 81) do_record_stream(t);
+  else if (kind < 83) do_read_on(t);
+  else if (kind < 85) do_join_back(t);
+  else if (kind < 86) do_free_after_all(t);
+  else if (kind < 88) do_recycle_stream(t);
+  else if (kind < 90) do_capture_step(t);
+  else if (kind < 92) do_launch(t);
+  else if (kind < 97) do_time(t);
+  else if (kind < 98) do_fault(t);
+  else if (chance(t, 12)) do_limits(t);
+  else if (chance(t, 4)) do_stall(t);
+  else do_exchange(t);
+  t->done++;
+}
+
+/* ---- programs ------------------------------------------------------------ */
+
+static void check_everything(program *p) {
+  if (!esper_core_is_valid(p->core)) fail("the core is not valid");
+  for (int d = 0; d < p->devices; d++) {
+    esper_stats stats;
+    esper_snapshot snapshot;
+    must(esper_get_stats(p->core, d, &stats), "get_stats");
+    must(esper_snapshot_take(p->core, d, &snapshot), "snapshot_take");
+    size_t reserved = 0, live = 0, blocks = 0;
+    for (size_t i = 0; i < snapshot.segment_count; i++)
+      reserved += snapshot.segments[i].size;
+    for (size_t i = 0; i < snapshot.block_count; i++)
+      if (snapshot.blocks[i].state == ESPER_BLOCK_ALLOCATED) {
+        live += snapshot.blocks[i].size;
+        blocks++;
+      }
+    esper_snapshot_free(&snapshot);
+    sim_alive alive;
+    sim_count_alive(p->s, d, &alive);
+    if (reserved != alive.bytes ||
+        reserved != (size_t)stats.reserved_bytes[ESPER_ALL].current)
+      fail("device %d: the driver gave %zu bytes, the snapshot shows %zu, the "
+           "statistics %lld", d, alive.bytes, reserved,
+           (long long)stats.reserved_bytes[ESPER_ALL].current);
+    if (live != (size_t)stats.allocated_bytes[ESPER_ALL].current ||
+        blocks != (size_t)stats.allocation[ESPER_ALL].current)
+      fail("device %d: %zu bytes are live in the snapshot, %lld in the "
+           "statistics", d, live,
+           (long long)stats.allocated_bytes[ESPER_ALL].current);
+    for (int c = 0; c < ESPER_CLASSES; c++)
+      if (stats.active_bytes[c].current < stats.allocated_bytes[c].current ||
+          stats.active_bytes[c].peak < stats.active_bytes[c].current ||
+          stats.reserved_bytes[c].current < stats.active_bytes[c].current)
+        fail("device %d: the statistics contradict themselves", d);
+  }
+}
+
+static void make_streams(thread *t, const stream *shared, int shared_count) {
+  program *p = t->p;
+  memcpy(t->streams, shared, (size_t)shared_count * sizeof *shared);
+  t->stream_count = shared_count;
+  int more = 1 + draw(t, 4);
+  for (int i = 0; i < more; i++) {
+    int device = draw(t, p->devices);
+    unsigned immortal =
+        p->threads == 1 && chance(t, 2) ? ESPER_STREAM_IMMORTAL : 0;
+    t->streams[t->stream_count++] = (stream){
+        .es = {sim_stream_create(p->s, device), device, immortal},
+        .alive = true};
+  }
+  if (chance(t, 3))
+    t->streams[t->stream_count++] =
+        (stream){.es = {(void *)2, 0, 0}, .alive = true, .special = true};
+}
+
+static void *run_thread(void *argument) {
+  thread *t = current = argument;
+  uint64_t every = 512 + draw64(t) % 4096;
+  while (t->done < t->p->operations) {
+    operation(t);
+    if (t->p->threads == 1 && t->done % every == 0) check_everything(t->p);
+    if (t->p->threads > 1 && t->done % 8192 == 0 &&
+        !esper_core_is_valid(t->p->core))
+      fail("the core is not valid");
+  }
+  do_capture_end(t);
+  if (t->graph) drop_graph(t);
+  while (t->block_count) free_at(t, t->block_count - 1);
+  current = NULL;
+  return NULL;
+}
+
+/* Everything was freed: nothing is owed, and all memory can go back, but what
+ * captures were given, which replays may touch for ever. */
+static void check_the_end(program *p, bool captured) {
+  no_more_faults(p);
+  for (int d = 0; d < p->devices; d++) {
+    must(sim_device_synchronize(p->s, d), "sim_device_synchronize");
+    MUST_AT_LAST(esper_set_memory_fraction(p->core, d, 1), "set_memory_fraction");
+  }
+  for (int d = p->devices; d-- > 0;)
+    MUST_AT_LAST(esper_empty_cache(p->core, d, NULL), "empty_cache");
+  for (int d = 0; d < p->devices; d++)
+    MUST_AT_LAST(esper_empty_cache(p->core, d, NULL), "empty_cache");
+  check_everything(p);
+  if (captured) return;
+  for (int d = 0; d < p->devices; d++) {
+    esper_counters counters;
+    must(esper_get_counters(p->core, d, &counters), "get_counters");
+    sim_alive alive;
+    sim_count_alive(p->s, d, &alive);
+    if (alive.bytes)
+      fail("device %d: %zu bytes are not given back", d, alive.bytes);
+    if (counters.uses_pending || counters.bytes_pending)
+      fail("device %d: uses are still pending", d);
+  }
+}
+
+static uint64_t run_program(uint64_t seed, int threads) {
+  program p = {.seed = seed, .threads = threads};
+  thread maker = {.p = &p, .random = seed, .capturing = -1, .stalled = -1};
+  current = &maker;
+  p.devices = 1 + chance(&maker, 3);
+  p.captures = chance(&maker, 3);
+  p.faults = chance(&maker, 3);
+  static const size_t CAPACITIES[] = {40 * MIB, 100 * MIB, 400 * MIB,
+                                      8192 * MIB};
+  p.capacity = CAPACITIES[draw(&maker, 4)];
+  static const sim_completion COMPLETIONS[] = {SIM_SEEDED, SIM_SEEDED,
+                                               SIM_WHEN_TOLD, SIM_AT_ONCE};
+  sim_options options = {
+      .devices = p.devices,
+      .capacity = p.capacity,
+      .oracle = SIM_ORACLE_KNOWN,
+      .completion = COMPLETIONS[draw(&maker, 4)],
+      .seed = draw64(&maker),
+  };
+  p.slow_time = chance(&maker, 3);
+  esper_config config = {
+      .reuse_order = chance(&maker, 2) ? ESPER_REUSE_GATE : ESPER_REUSE_GROW,
+      .max_split_size = chance(&maker, 4) ? 20 * MIB : 0,
+  };
+  p.operations = 500 + draw64(&maker) % 12000;
+  if (threads > 1) p.operations = 20000;
+  p.s = sim_create(&options);
+  if (!p.s) fail("no simulation");
+  sim_on_failure(p.s, oracle_failed, NULL);
+  must(esper_core_create(sim_driver(p.s), &config, &p.core), "core_create");
+  for (int d = 0; d < p.devices; d++)
+    for (int i = 0; i < POOLS; i++)
+      must(esper_pool_create(p.core, d, 7, (uint64_t)i, &p.pools[d][i]),
+           "pool_create");
+  pthread_mutex_init(&p.shelf_lock, NULL);
+
+  stream shared[4];
+  for (int i = 0; i < 4; i++) {
+    int device = i % p.devices;
+    bool legacy = i == 2 && chance(&maker, 3);
+    shared[i] = (stream){
+        .es = {legacy ? NULL : sim_stream_create(p.s, device), device,
+               ESPER_STREAM_IMMORTAL},
+        .alive = true, .special = legacy};
+  }
+  thread *all = calloc((size_t)threads, sizeof *all);
+  pthread_t *ids = calloc((size_t)threads, sizeof *ids);
+  if (!all || !ids) fail("no host memory");
+  for (int i = 0; i < threads; i++) {
+    all[i] = (thread){.p = &p, .random = draw64(&maker), .capturing = -1,
+                      .stalled = -1};
+    make_streams(&all[i], shared, 4);
+  }
+  for (int i = 1; i < threads; i++)
+    if (pthread_create(&ids[i], NULL, run_thread, &all[i]))
+      fail("no thread");
+  run_thread(&all[0]);
+  for (int i = 1; i < threads; i++) pthread_join(ids[i], NULL);
+
+  current = &maker;
+  uint64_t captures = 0;
+  for (int i = 0; i < threads; i++) {
+    captures += all[i].captures;
+    maker.done += all[i].done;
+  }
+  while (p.shelved) {
+    maker.blocks[maker.block_count++] = p.shelf[--p.shelved];
+    free_at(&maker, maker.block_count - 1);
+  }
+  check_the_end(&p, captures > 0);
+  esper_core_destroy(p.core);
+  for (int d = 0; d < p.devices; d++) {
+    sim_alive alive;
+    sim_count_alive(p.s, d, &alive);
+    if (alive.bytes || alive.events || alive.streams)
+      fail("the core left %zu bytes, %zu events, %zu streams", alive.bytes,
+           alive.events, alive.streams);
+  }
+  sim_destroy(p.s);
+  pthread_mutex_destroy(&p.shelf_lock);
+  free(all);
+  free(ids);
+  if (p.handed_out * 4 < p.mallocs && p.mallocs > 1000)
+    fail("hardly any malloc got memory: the program tests nothing");
+  current = NULL;
+  return maker.done;
+}
+
+#ifdef ESPER_RULE_SWITCHES
+/* --without RULE: to see whether random programs would notice. */
+static bool switch_rule_off(const char *name) {
+  static const char *const NAMES[] = {
+#define NAME(rule, number, says) #rule,
+      ESPER_RULES(NAME)
+#undef NAME
+  };
+  for (int i = 0; i < RULE_COUNT; i++)
+    if (!strcmp(NAMES[i], name)) {
+      esper_rules_off |= 1ul << i;
+      return true;
+    }
+  return false;
+}
+#endif
+
+int main(int count, char **arguments) {
+  uint64_t seed = 1, operations = 200000, programs = UINT64_MAX;
+  int threads = 1;
+  for (int i = 1; i < count; i += 2) {
+#ifdef ESPER_RULE_SWITCHES
+    if (!strcmp(arguments[i], "--without") && i + 1 < count &&
+        switch_rule_off(arguments[i + 1]))
+      continue;
+#endif
+    char *end = "?";
+    uint64_t value = i + 1 < count ? strtoull(arguments[i + 1], &end, 10) : 0;
+    if (*end) {
+      fprintf(stderr, "random_programs: %s needs a number\n", arguments[i]);
+      return 2;
+    }
+    if (!strcmp(arguments[i], "--seed")) seed = value;
+    else if (!strcmp(arguments[i], "--operations")) operations = value;
+    else if (!strcmp(arguments[i], "--programs")) programs = value;
+    else if (!strcmp(arguments[i], "--threads")) threads = (int)value;
+    else {
+      fprintf(stderr, "random_programs: unknown option %s\n", arguments[i]);
+      return 2;
+    }
+  }
+  if (threads < 1 || threads > 64) return 2;
+  uint64_t done = 0, ran = 0, first = seed;
+  for (; ran < programs && done < operations; ran++)
+    done += run_program(seed++, threads);
+  printf("%llu operations in %llu programs, seeds from %llu, %d thread%s: the "
+         "oracle is content\n",
+         (unsigned long long)done, (unsigned long long)ran,
+         (unsigned long long)first, threads, threads > 1 ? "s" : "");
+  return 0;
+}

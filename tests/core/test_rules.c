@@ -1,0 +1,417 @@
+/* One test for each lifetime rule: the smallest program that goes wrong when
+ * the rule is missing. In the build with rule switches every rule is switched
+ * off in turn, and some test must notice. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <time.h>
+
+#include "../../csrc/core/rules.h"
+#include "world.h"
+
+static world w;
+/* Streams by role: r owns and wants memory, s and t read, o is another one. */
+static esper_stream r, s, t, o;
+
+enum { X = 12, Y = 14, Z = 16 }; /* MiB: each has a segment of its own */
+
+/* A device that holds `mib`, so that the next malloc must reuse. */
+static void begin_with(size_t mib, esper_reuse_order order) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = mib * MIB};
+  esper_config config = {.reuse_order = order};
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+  s = w.stream[1];
+  t = w.stream[2];
+  o = w.stream[3];
+}
+
+static void begin(size_t mib) { begin_with(mib, ESPER_REUSE_GATE); }
+
+static void end(void) { world_end(&w); }
+
+/* Memory for a stream, with a kernel of that stream on it. */
+static void *block(size_t mib, esper_stream stream) {
+  void *p = world_malloc(&w, mib * MIB, stream);
+  world_kernel(&w, stream, p);
+  return p;
+}
+
+/* A marked read of p, which `owner` wrote. */
+static void read_and_mark(void *p, esper_stream owner, esper_stream reader) {
+  world_read_on(&w, reader, p, owner);
+  world_use(&w, p, reader, 0);
+}
+
+/* An event of the core's on `stream`, which covers all that is there. */
+static void record_something(esper_stream stream, esper_stream other) {
+  void *p = world_malloc(&w, 512, other);
+  read_and_mark(p, other, stream);
+  world_free(&w, p);
+}
+
+/* ---- 1, 2: numbers and frontiers ----------------------------------------- */
+
+static atomic_int others_event_recorded;
+static pthread_t slow_thread;
+
+/* The slow thread has its number and stands right before the driver's call. */
+static void hold_up(void *context, sim_call call, int device, void *object) {
+  (void)context, (void)call, (void)device, (void)object;
+  if (!pthread_equal(pthread_self(), slow_thread)) return;
+  atomic_store(&others_event_recorded, 1);
+  for (int i = 0; i < 20 && atomic_load(&others_event_recorded) != 2; i++)
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+}
+
+static void use_until(void *p, esper_stream reader) {
+  void *event = sim_event_create(w.s, 0);
+  const void *ptr = p;
+  CHECK_OK(sim_event_record(w.s, 0, event, reader.handle));
+  CHECK_OK(esper_record_use_event(w.core, &ptr, 1, event, 0, 0, NULL));
+  sim_event_destroy(w.s, 0, event);
+}
+
+static void *mark_slowly(void *p) {
+  slow_thread = pthread_self();
+  sim_before_call(w.s, SIM_CALL_stream_wait, hold_up, NULL);
+  use_until(p, s);
+  return NULL;
+}
+
+/* Uses that come as an event share a stream of the core's. If the slow thread
+ * had number 1 but waited for its event after number 2 was recorded, a wait
+ * for 2 would be taken to cover 1. */
+TEST(numbers_follow_the_drivers_order) {
+  begin(X + Y + 2);
+  void *x = block(X, r), *y = block(Y, r), *z = world_malloc(&w, 512, r);
+  use_until(z, t); /* makes the shared stream */
+  world_read_on(&w, s, x, r);
+  world_read_on(&w, t, y, r);
+  pthread_t thread;
+  atomic_store(&others_event_recorded, 0);
+  pthread_create(&thread, NULL, mark_slowly, x);
+  while (!atomic_load(&others_event_recorded))
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  use_until(y, t);
+  atomic_store(&others_event_recorded, 2);
+  pthread_join(thread, NULL);
+  sim_before_call(w.s, SIM_CALL_stream_wait, NULL, NULL);
+  world_free(&w, x);
+  world_free(&w, y);
+  world_malloc(&w, Y * MIB, r);
+  world_malloc(&w, X * MIB, r);
+  end();
+}
+
+TEST(a_wait_that_was_refused_orders_nothing) {
+  begin(X);
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  sim_fail_call(w.s, SIM_CALL_stream_wait, 1, ESPER_DEVICE_ERROR);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  CHECK_EQ(sim_faults(w.s), 1);
+  end();
+}
+
+/* s waits for t after the record that r then waits for. */
+TEST(waiting_for_a_stream_is_not_waiting_for_what_it_waits_for_later) {
+  begin(X + Y + Z);
+  void *x = block(X, r), *y = block(Y, r), *z = block(Z, s);
+  read_and_mark(x, r, s);
+  read_and_mark(y, r, t);
+  read_and_mark(z, s, t);
+  world_free(&w, z);
+  CHECK(world_malloc(&w, Z * MIB, s) == z); /* s waits for t */
+  world_free(&w, x);
+  world_free(&w, y);
+  CHECK(world_malloc(&w, X * MIB, r) == x); /* r waits for s, as of before */
+  CHECK(world_malloc(&w, Y * MIB, r) == y); /* r must wait for t */
+  end();
+}
+
+/* ---- 3, 4: owner order, and obligations of bytes -------------------------- */
+
+TEST(an_event_from_before_the_free_does_not_cover_it) {
+  begin(X + 2);
+  void *x = world_malloc(&w, X * MIB, o);
+  record_something(o, r);
+  world_run(&w, r);
+  world_run(&w, o); /* the event has completed */
+  world_kernel(&w, o, x);
+  world_free(&w, x);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+/* r takes a part of a block that s still reads; a third stream takes the rest.
+ * That r's own order has completed shows only what the uses are worth. */
+TEST(the_rest_of_a_block_owes_what_the_block_owed) {
+  begin(40 + 2);
+  void *x = block(40, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  record_something(r, t);
+  world_run(&w, t);
+  world_run(&w, r);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, 16 * MIB, r) == x);
+  CHECK(world_malloc(&w, 20 * MIB, t) == (char *)x + 16 * MIB);
+  end();
+}
+
+/* Two neighbours, each read by another stream, that r was made to wait for. */
+TEST(a_merged_block_owes_what_both_owed) {
+  begin(20 + X + Y + 2);
+  void *a = block(9, r), *b = block(9, r), *x = block(X, r), *y = block(Y, r);
+  CHECK((char *)b == (char *)a + 9 * MIB);
+  read_and_mark(a, r, s);
+  read_and_mark(b, r, t);
+  read_and_mark(x, r, s);
+  read_and_mark(y, r, t);
+  world_free(&w, a);
+  world_free(&w, b);
+  world_free(&w, x);
+  world_free(&w, y);
+  record_something(r, o);
+  world_run(&w, o);
+  world_run(&w, r);
+  esper_retire(w.core, 0); /* r's own order is done; s and t still read */
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  CHECK(world_malloc(&w, Y * MIB, r) == y);
+  CHECK(world_malloc(&w, 18 * MIB, o) == a);
+  end();
+}
+
+TEST(a_merged_block_has_the_later_stamp) {
+  begin(20 + 2);
+  void *a = world_malloc(&w, 9 * MIB, r), *b = world_malloc(&w, 9 * MIB, r);
+  world_free(&w, a);
+  record_something(r, o);
+  world_run(&w, o);
+  world_run(&w, r);
+  esper_retire(w.core, 0); /* covers a's free */
+  world_kernel(&w, r, b);
+  world_free(&w, b);
+  CHECK(world_malloc(&w, 18 * MIB, o) == a);
+  end();
+}
+
+TEST(the_borrower_of_a_block_is_a_use_when_it_frees_it) {
+  begin(20);
+  void *a = block(9, r), *b = block(9, r);
+  world_free(&w, a);
+  world_run(&w, r);
+  CHECK(world_malloc(&w, 9 * MIB, t) == a); /* b keeps the segment r's */
+  world_kernel(&w, t, a);
+  world_free(&w, a);
+  CHECK(world_malloc(&w, 9 * MIB, r) == a);
+  world_kernel(&w, r, b);
+  end();
+}
+
+TEST(another_stream_gets_only_what_has_completed_or_is_gated) {
+  begin(X);
+  void *x = block(X, r);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, s) == x);
+  end();
+}
+
+/* During somebody's capture the device cannot be synchronised. */
+TEST(memory_that_is_still_read_is_not_given_back) {
+  begin(64);
+  void *x = block(X, r), *y = block(Y, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  world_free(&w, y); /* owner order is as good as a use */
+  sim_capture_begin(w.s, 0, t.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current,
+           (X + Y) * MIB);
+  CHECK(sim_capture_is_valid(w.s, 0, t.handle));
+  sim_capture_abort(w.s, 0, t.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
+  end();
+}
+
+/* ---- 5, 6: uses and events ------------------------------------------------ */
+
+TEST(a_block_has_one_use_a_stream) {
+  begin(X);
+  void *x = block(X, r);
+  for (int i = 0; i < 10; i++) {
+    read_and_mark(x, r, s);
+    world_record_stream(&w, x, t);
+  }
+  world_check(&w);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 2);
+  end();
+}
+
+TEST(the_later_use_on_a_stream_replaces_the_earlier) {
+  begin(X);
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_run(&w, r);
+  world_run(&w, s); /* the first mark has completed, but nobody asked */
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+TEST(an_event_is_not_recorded_again_while_referenced) {
+  begin(X + Y);
+  void *x = block(X, r), *y = block(Y, r);
+  read_and_mark(x, r, s);
+  read_and_mark(y, r, t);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+TEST(a_failed_query_satisfies_nothing) {
+  begin(X);
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  sim_fail_calls_from(w.s, SIM_CALL_event_query, 1, ESPER_DEVICE_ERROR);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  CHECK(sim_faults(w.s) > 0);
+  sim_fail_call(w.s, SIM_CALL_event_query, 0, ESPER_OK);
+  end();
+}
+
+/* ---- 7: captures ----------------------------------------------------------- */
+
+TEST(on_a_capturing_stream_no_event_is_recorded) {
+  begin(64);
+  void *x = block(X, r), *y = block(X, r);
+  world_record_stream(&w, y, s);
+  sim_capture_begin(w.s, 0, s.handle);
+  sim_kernel(w.s, 0, s.handle, x, X * MIB, SIM_READ);
+  world_use(&w, x, s, 0);
+  world_free(&w, y); /* its use on s cannot be recorded now: it is held */
+  CHECK(sim_capture_is_valid(w.s, 0, s.handle));
+  void *z = world_malloc(&w, X * MIB, r);
+  CHECK(z != y);
+  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  CHECK_EQ(world_counters(&w, 0).captured_uses, 1);
+  end();
+}
+
+TEST(queue_order_holds_within_one_capture_only) {
+  begin(64);
+  void *x = block(X, r);
+  world_free(&w, x);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *y = block(X, r); /* not x, which work outside still writes */
+  CHECK(y != x);
+  world_free(&w, y);
+  CHECK(world_malloc(&w, X * MIB, r) == y); /* inside, the queue orders */
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  void *z = world_malloc(&w, X * MIB, r); /* and outside */
+  CHECK(z == x);
+  sim_graph_launch(w.s, graph, 0, r.handle);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+/* ---- 9: when in doubt, withhold -------------------------------------------- */
+
+TEST(a_use_that_cannot_be_recorded_holds_the_block) {
+  begin(X);
+  esper_stream mortal = world_mortal(&w, 0);
+  void *x = block(X, r);
+  world_record_stream(&w, x, mortal);
+  world_read_on(&w, mortal, x, r);
+  world_destroy_stream(&w, mortal);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x); /* the host waits for the device */
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  end();
+}
+
+TEST(a_destroyed_streams_handle_is_another_stream) {
+  begin(X);
+  esper_stream mortal = world_mortal(&w, 0);
+  void *x = block(X, r);
+  world_record_stream(&w, x, mortal);
+  world_read_on(&w, mortal, x, r);
+  world_destroy_stream(&w, mortal);
+  esper_stream other = world_mortal(&w, 0);
+  CHECK(other.handle == mortal.handle);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+/* ---- 10: what a gate may not do -------------------------------------------- */
+
+/* s waits for a flag that r raises after its next malloc: with r waiting for
+ * s, both wait for ever. */
+static void check_no_gate(esper_reuse_order order, bool at_free) {
+  begin_with(64, order);
+  void *x = block(X, r);
+  world_wait(&w, s, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  sim_kernel(w.s, 0, s.handle, x, X * MIB, SIM_READ);
+  if (at_free)
+    world_record_stream(&w, x, s);
+  else
+    world_use(&w, x, s, ESPER_USE_NO_GATE);
+  world_free(&w, x);
+  void *y = block(X, r);
+  CHECK(y != x);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  CHECK(world_malloc(&w, X * MIB, r) == x); /* now it has completed */
+  end();
+}
+
+TEST(a_use_marked_without_gate_is_not_gated_on) {
+  check_no_gate(ESPER_REUSE_GATE, false);
+  check_no_gate(ESPER_REUSE_GROW, false);
+}
+
+TEST(record_stream_is_not_gated_on_while_memory_can_grow) {
+  check_no_gate(ESPER_REUSE_GATE, true);
+  check_no_gate(ESPER_REUSE_GROW, true);
+}
+
+/* ---- the walk -------------------------------------------------------------- */
+
+#ifdef ESPER_RULE_SWITCHES
+TEST(every_rule_is_caught_by_a_test) {
+  static const char *const NAMES[] = {
+#define NAME(name, number, says) #name,
+      ESPER_RULES(NAME)
+#undef NAME
+  };
+  int missed = 0;
+  for (int rule = 0; rule < RULE_COUNT; rule++) {
+    int caught = 0;
+    esper_rules_off = 1ul << rule;
+    printf("rule %s: ", NAMES[rule]);
+    for (const check_test *test = check_first(); test; test = test->next)
+      if (strcmp(test->name, check_name()) && !check_passes(test))
+        printf("%s%s", caught++ ? ", " : "caught by ", test->name);
+    printf("%s\n", caught ? "" : "NOT CAUGHT");
+    missed += !caught;
+  }
+  esper_rules_off = 0;
+  CHECK_EQ(missed, 0);
+}
+#endif

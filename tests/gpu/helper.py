@@ -1,0 +1,49 @@
+"""Python code in fresh processes: the allocator is chosen once per process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Variables that would choose or tune an allocator behind a test's back.
+FOREIGN = (
+    "ESPER_ALLOC",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUDA_LAUNCH_BLOCKING",
+)
+
+
+def run_python(code: str, *, env: Mapping[str, str] | None = None, timeout: float = 300.0) -> str:
+    """Runs `code` in a fresh Python and returns what it printed.
+
+    `env` is added to the environment, from which allocator settings have been
+    taken out. A failing process fails the test, with the end of its output.
+    """
+    full = {key: value for key, value in os.environ.items() if key not in FOREIGN}
+    if any((ROOT / "esper_alloc").glob("_core*.so")):  # built in place; else installed
+        full["PYTHONPATH"] = os.pathsep.join(
+            part for part in (str(ROOT), full.get("PYTHONPATH", "")) if part
+        )
+    full.update(env or {})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=full,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"no end within {timeout:.0f} s (a hang?)\n{error.stdout}") from error
+    assert done.returncode == 0, (
+        f"exit status {done.returncode}\n--- stdout\n{done.stdout[-3000:]}"
+        f"\n--- stderr\n{done.stderr[-5000:]}"
+    )
+    return done.stdout

@@ -1,0 +1,102 @@
+"""A tensor is dropped while a delayed kernel on another stream has yet to read it.
+
+Usage: b8pt01.py ALLOCATOR PROTECTION TRIES [SOURCE]
+
+PROTECTION: none, record_use, using, record_stream.
+SOURCE: kernel (the tensor comes from a kernel) or copy (from pinned memory by
+a non-blocking copy, as in a fused validation step that moves its inputs to the
+device, repeats them for every configuration, and returns the repeated ones).
+
+Reports how many tries read something else than was written (corrupted), and
+in how many the memory served again before the reader had finished.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from device import other_streams, report, sleep, use_allocator, warm_up, wrong_elements
+
+ELEMENTS = 4 << 20  # 16 MiB of int32
+COPIES = 2
+DELAY_MS = 10.0
+
+
+class Attempts:
+    """Everything the tries share, so that nothing but the input is allocated in one."""
+
+    def __init__(self, protection: str, source: str) -> None:
+        self.protection = protection
+        self.source = source
+        self.main = torch.cuda.current_stream()
+        (self.side,) = other_streams(1)
+        self.host = torch.empty(ELEMENTS, dtype=torch.int32).pin_memory()
+        self.fused = torch.empty(COPIES * ELEMENTS, dtype=torch.int32, device="cuda")
+        self.side.wait_stream(self.main)
+
+    def inputs(self, value: int) -> torch.Tensor:
+        """A new tensor on the main stream, filled with `value`."""
+        if self.source == "copy":
+            self.host.fill_(value)
+            return self.host.to("cuda", non_blocking=True)
+        return torch.full((ELEMENTS,), value, dtype=torch.int32, device="cuda")
+
+    def read(self, x: torch.Tensor) -> None:
+        """The delayed reader, on the current stream."""
+        sleep(torch.cuda.current_stream(), DELAY_MS)
+        self.fused.view(COPIES, ELEMENTS).copy_(x.expand(COPIES, ELEMENTS))
+
+    def fuse(self, value: int) -> int:
+        """Reads a new input on the side stream, then drops it: its address."""
+        x = self.inputs(value)
+        if self.protection == "using":
+            import esper_alloc
+
+            with esper_alloc.using(x, stream=self.side):
+                self.read(x)
+        else:
+            self.side.wait_stream(self.main)
+            with torch.cuda.stream(self.side):
+                self.read(x)
+            if self.protection == "record_use":
+                import esper_alloc
+
+                esper_alloc.record_use(x, self.side)
+            elif self.protection == "record_stream":
+                x.record_stream(self.side)
+            elif self.protection != "none":
+                raise ValueError(f"unknown protection {self.protection!r}")
+        return x.data_ptr()
+
+    def attempt(self, value: int) -> tuple[bool, bool]:
+        """One try: was the reader served wrong, was the memory reused meanwhile?"""
+        address = self.fuse(value)
+        pressure = []
+        for _ in range(4):  # the same memory is asked for again
+            other = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
+            other.fill_(-value)
+            pressure.append(other)
+            if other.data_ptr() == address:
+                break
+        reused = pressure[-1].data_ptr() == address and not self.side.query()
+        return wrong_elements(self.fused, value) > 0, reused
+
+
+def main(allocator: str, protection: str, tries: int, source: str = "kernel") -> None:
+    use_allocator(allocator)
+    warm_up()
+    attempts = Attempts(protection, source)
+    with torch.no_grad():  # as in validation; test_backward.py has the rest
+        for value in (1, 2):  # everything warm, its outcome not counted
+            attempts.attempt(value)
+        outcomes = [attempts.attempt(value) for value in range(3, tries + 3)]
+    report(
+        tries=len(outcomes),
+        corrupted=sum(wrong for wrong, _ in outcomes),
+        reused_early=sum(reused for _, reused in outcomes),
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])

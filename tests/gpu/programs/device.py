@@ -1,0 +1,137 @@
+"""What the programs of the GPU tests share: an allocator, delays, streams, patterns."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+
+OURS, NATIVE = "esper_alloc", "native"
+
+#: Cycles a millisecond, at least: no shipped GPU has a faster clock.
+_FASTEST_CYCLES_PER_MS = 3_000_000
+_cycles_per_ms = 0.0
+
+
+def use_allocator(name: str) -> None:
+    """Makes `name` this process's allocator and initialises CUDA."""
+    if name == OURS:
+        import esper_alloc
+
+        if not esper_alloc.is_enabled():
+            esper_alloc.enable()
+        assert esper_alloc.is_enabled(), "esper_alloc.enable() left it disabled"
+    elif name != NATIVE:
+        raise ValueError(f"unknown allocator {name!r}")
+    torch.cuda.init()
+    calibrate()
+
+
+def report(**found: Any) -> None:
+    """The program's result: one JSON line, the last that it prints."""
+    sys.stdout.flush()
+    print(json.dumps(found), flush=True)
+
+
+def calibrate() -> None:
+    """Finds how long a cycle of torch.cuda._sleep takes, with the clocks up."""
+    global _cycles_per_ms
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    rates = []
+    torch.cuda._sleep(50_000_000)  # the clocks rise meanwhile
+    for _ in range(5):
+        begin.record()
+        torch.cuda._sleep(5_000_000)
+        end.record()
+        end.synchronize()
+        rates.append(5_000_000 / begin.elapsed_time(end))
+    _cycles_per_ms = min(max(rates) * 1.1, _FASTEST_CYCLES_PER_MS)
+    assert statistics.median(rates) > 1000, f"implausible cycles a millisecond: {rates}"
+
+
+def sleep(stream: torch.cuda.Stream, milliseconds: float) -> None:
+    """Keeps `stream` busy for at least about `milliseconds`; the host does not wait."""
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(int(milliseconds * _cycles_per_ms))
+
+
+def other_streams(count: int, beside: torch.cuda.Stream | None = None) -> list[torch.cuda.Stream]:
+    """`count` streams that run truly beside `beside` (default: the current) and each other.
+
+    Streams may share a hardware queue, and then a wait on one blocks the other:
+    a test that needs two streams to overlap has to pick them by trying.
+    """
+    chosen = [beside or torch.cuda.current_stream()]
+    probe = torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    seen: set[int] = {stream.cuda_stream for stream in chosen}
+    for _ in range(64):
+        if len(chosen) > count:
+            break
+        candidate = torch.cuda.Stream()
+        if candidate.cuda_stream in seen:
+            continue
+        seen.add(candidate.cuda_stream)
+        pairs = [pair for one in chosen for pair in ((candidate, one), (one, candidate))]
+        if all(_overlap(busy, idle, probe) for busy, idle in pairs):
+            chosen.append(candidate)
+    assert len(chosen) > count, f"no {count} streams that overlap"
+    return chosen[1:]
+
+
+def _overlap(busy: torch.cuda.Stream, idle: torch.cuda.Stream, probe: torch.Tensor) -> bool:
+    """Does work on `idle` run while `busy` has a kernel waiting behind another?"""
+    if _launches_block():
+        return True
+    sleep(busy, 4)
+    with torch.cuda.stream(busy):
+        probe.add_(1)
+    with torch.cuda.stream(idle):
+        torch.cuda._sleep(1000)
+        done = torch.cuda.Event()
+        done.record()
+    limit = time.perf_counter() + 0.5
+    while not done.query() and time.perf_counter() < limit:
+        pass
+    overlapped = not busy.query()
+    torch.cuda.synchronize()
+    return overlapped
+
+
+def _launches_block() -> bool:
+    return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "1"
+
+
+def warm_up() -> None:
+    """Loads the kernels that programs use: loading one can stall the device."""
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            for dtype in (torch.int32, torch.float32):
+                x = torch.full((4096,), 1, dtype=dtype, device="cuda")
+                y = torch.empty_like(x)
+                y.copy_(x)
+                x.fill_(2)
+                x.zero_()
+                x.repeat(4)
+                wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+                wrong.add_((x != 1).sum())
+                wrong.item()
+                (x + y).mul_(2)
+    torch.cuda.synchronize()
+
+
+def wrong_elements(x: torch.Tensor, value: float) -> int:
+    """How many elements of `x` are not `value`, after everything has run."""
+    torch.cuda.synchronize()
+    return int((x != value).sum().item())
+
+
+def overlaps(a: torch.Tensor, start: int, size: int) -> bool:
+    """Does `a` share bytes with the `size` bytes at `start`?"""
+    first = a.data_ptr()
+    return first < start + size and start < first + a.numel() * a.element_size()

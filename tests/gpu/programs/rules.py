@@ -1,0 +1,615 @@
+"""The important lifetime rules, with delayed readers that check what they read.
+
+Usage: rules.py SCENARIO [TRIES]
+
+Every scenario lets a reader on another stream run late, drops what it reads,
+puts the allocator under pressure, and counts the tries in which the reader got
+something else than was written (wrong). Scenarios that end in _unmarked leave
+the protection out: they show that the scenario does corrupt.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import driver
+import esper_alloc
+import torch
+from device import (
+    OURS,
+    other_streams,
+    overlaps,
+    report,
+    sleep,
+    use_allocator,
+    warm_up,
+    wrong_elements,
+)
+
+MIB = 1 << 20
+WHOLE = 8 * MIB  # elements of int32: 32 MiB
+BYTES = 4 * WHOLE
+DELAY_MS = 10.0
+
+Try = Callable[[int], dict[str, Any]]
+SCENARIOS: dict[str, Callable[[], Try]] = {}
+
+
+def scenario(make: Callable[[], Try]) -> Callable[[], Try]:
+    """Registers a scenario: a function that prepares, and returns what one try does."""
+    SCENARIOS[make.__name__] = make
+    return make
+
+
+def written(value: int, elements: int = WHOLE) -> torch.Tensor:
+    """A tensor full of `value`, on the current stream."""
+    return torch.full((elements,), value, dtype=torch.int32, device="cuda")
+
+
+def blank(elements: int = WHOLE) -> torch.Tensor:
+    return torch.zeros(elements, dtype=torch.int32, device="cuda")
+
+
+def read_late(stream: torch.cuda.Stream, x: torch.Tensor, out: torch.Tensor) -> None:
+    """`stream` copies x to out, DELAY_MS from now; ordered after x was written."""
+    stream.wait_stream(torch.cuda.current_stream())
+    sleep(stream, DELAY_MS)
+    with torch.cuda.stream(stream):
+        out.copy_(x)
+
+
+def press(address: int, value: int, elements: int = WHOLE, count: int = 4) -> bool:
+    """Asks for memory until it overlaps the bytes at `address`, overwriting all
+    it gets with `value`: whether it did."""
+    kept = []
+    for _ in range(count):
+        other = torch.empty(elements, dtype=torch.int32, device="cuda")
+        other.fill_(value)
+        kept.append(other)
+        if overlaps(other, address, BYTES):
+            return True
+    return False
+
+
+# --- one reader ------------------------------------------------------------
+
+
+@scenario
+def record_stream() -> Try:
+    (side,) = other_streams(1)
+    out = blank()
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = written(value)
+        read_late(side, x, out)
+        x.record_stream(side)
+        address = x.data_ptr()
+        del x
+        reused = press(address, -value)
+        return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
+
+    return attempt
+
+
+@scenario
+def event() -> Try:
+    """The event was recorded by the caller; later work on that stream is unrelated."""
+    (side,) = other_streams(1)
+    out = blank()
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = written(value)
+        read_late(side, x, out)
+        after_read = torch.cuda.Event()
+        after_read.record(side)
+        sleep(side, 5 * DELAY_MS)
+        esper_alloc.record_use(x, event=after_read)
+        # The caller may use its event again for something else.
+        after_read.record(torch.cuda.current_stream())
+        address = x.data_ptr()
+        del x, after_read
+        reused = press(address, -value)
+        return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
+
+    return attempt
+
+
+@scenario
+def view() -> Try:
+    """A mark on a view protects the whole storage."""
+    (side,) = other_streams(1)
+    out = blank()
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = written(value)
+        read_late(side, x, out)
+        part = x[WHOLE // 2 :].view(2, -1)[1]
+        address = x.data_ptr()
+        del x
+        esper_alloc.record_use(part, side)
+        del part
+        reused = press(address, -value)
+        return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
+
+    return attempt
+
+
+@scenario
+def nested_scopes() -> Try:
+    """`using` in `using`, over a list in a dict, left by an exception."""
+    first, second = other_streams(2)
+    outs = [blank(), blank()]
+
+    class Left(Exception):
+        pass
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = written(value)
+        address = x.data_ptr()
+        try:
+            with esper_alloc.using({"batch": [x]}, stream=first):
+                sleep(first, DELAY_MS)
+                outs[0].copy_(x)
+                with esper_alloc.using(x, stream=second):
+                    sleep(second, DELAY_MS)
+                    outs[1].copy_(x)
+                    raise Left
+        except Left:
+            pass
+        del x
+        reused = press(address, -value)
+        wrong = sum(wrong_elements(out, value) > 0 for out in outs)
+        return {"wrong": wrong > 0, "reused": reused}
+
+    return attempt
+
+
+@scenario
+def empty_cache() -> Try:
+    """Giving memory back to the device waits for readers."""
+    (side,) = other_streams(1)
+    out = blank()
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = written(value)
+        read_late(side, x, out)
+        esper_alloc.record_use(x, side)
+        del x
+        torch.cuda.empty_cache()
+        press(0, -value, count=2)
+        return {"wrong": wrong_elements(out, value) > 0, "reused": True}
+
+    return attempt
+
+
+# --- parts, several streams ------------------------------------------------
+
+
+def _split(marked: bool) -> Try:
+    side, third = other_streams(2)
+    out = blank()
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = written(value)
+        read_late(side, x, out)
+        if marked:
+            esper_alloc.record_use(x, side)
+        address = x.data_ptr()
+        del x
+        pieces = []
+        for index in range(16):  # twice what x had, in pieces, on two streams
+            with torch.cuda.stream(third if index % 4 == 3 else torch.cuda.current_stream()):
+                piece = torch.empty(WHOLE // 8, dtype=torch.int32, device="cuda")
+                piece.fill_(-value)
+            pieces.append(piece)
+        reused = any(overlaps(piece, address, BYTES) for piece in pieces)
+        wrong = wrong_elements(out, value) + sum(wrong_elements(one, -value) for one in pieces)
+        return {"wrong": wrong > 0, "reused": reused}
+
+    return attempt
+
+
+@scenario
+def split() -> Try:
+    """Taking a part of a marked block clears nothing on the rest."""
+    return _split(marked=True)
+
+
+@scenario
+def split_unmarked() -> Try:
+    return _split(marked=False)
+
+
+@scenario
+def several_readers() -> Try:
+    """The block waits for every stream that was marked."""
+    sides = other_streams(3)
+    outs = [blank() for _ in sides]
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = written(value)
+        for index, (side, out) in enumerate(zip(sides, outs, strict=True)):
+            sleep(side, index * DELAY_MS)
+            read_late(side, x, out)
+            esper_alloc.record_use([x], side)
+        address = x.data_ptr()
+        del x
+        reused = press(address, -value)
+        wrong = sum(wrong_elements(out, value) > 0 for out in outs)
+        return {"wrong": wrong > 0, "reused": reused}
+
+    return attempt
+
+
+@scenario
+def third_stream() -> Try:
+    """A gate on one stream tells another nothing; memory is short, so the block must serve."""
+    side, third = other_streams(2)
+    elements = 8 * WHOLE  # 256 MiB
+    out = blank(elements)
+    total = torch.cuda.mem_get_info()[1]
+
+    def attempt(value: int) -> dict[str, Any]:
+        torch.cuda.empty_cache()
+        x = written(value, elements)
+        limit = torch.cuda.memory_reserved() + 64 * MIB
+        torch.cuda.set_per_process_memory_fraction(limit / total)
+        try:
+            read_late(side, x, out)
+            esper_alloc.record_use(x, side)
+            address = x.data_ptr()
+            del x
+            half = torch.empty(elements // 2, dtype=torch.int32, device="cuda")
+            half.fill_(-value)  # the owner's: ordered after the read by a gate
+            reused = overlaps(half, address, 4 * elements)
+            del half
+            with torch.cuda.stream(third):
+                other = torch.empty(elements, dtype=torch.int32, device="cuda")
+                other.fill_(-value)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        wrong = wrong_elements(out, value) + wrong_elements(other, -value)
+        return {"wrong": wrong > 0, "reused": reused}
+
+    return attempt
+
+
+@scenario
+def short_of_memory() -> Try:
+    """A record_stream use is gated only when memory cannot grow: rather than fail."""
+    (side,) = other_streams(1)
+    elements = 8 * WHOLE
+    out = blank(elements)
+    total = torch.cuda.mem_get_info()[1]
+
+    def attempt(value: int) -> dict[str, Any]:
+        torch.cuda.empty_cache()
+        x = written(value, elements)
+        limit = torch.cuda.memory_reserved() + 64 * MIB
+        torch.cuda.set_per_process_memory_fraction(limit / total)
+        try:
+            read_late(side, x, out)
+            x.record_stream(side)
+            del x
+            other = torch.empty(elements, dtype=torch.int32, device="cuda")
+            other.fill_(-value)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        wrong = wrong_elements(out, value) + wrong_elements(other, -value)
+        return {"wrong": wrong > 0, "reused": True}
+
+    return attempt
+
+
+# --- what a gate may not do ------------------------------------------------
+
+
+@scenario
+def gate_false() -> Try:
+    """The reader waits for a flag that the owner writes later: a gate would hang."""
+    side, rescue = other_streams(2)
+    out = blank()
+    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = written(value)
+        side.wait_stream(torch.cuda.current_stream())
+        driver.wait_for_value(side, flag, value)
+        with torch.cuda.stream(side):
+            out.copy_(x)
+        esper_alloc.record_use(x, side, gate=False)
+        address = x.data_ptr()
+        del x
+        reused = press(address, -value)
+        flag.fill_(value)  # behind what the pressure wrote
+        done = torch.cuda.Event()
+        done.record(side)
+        limit = time.monotonic() + 10
+        while not done.query() and time.monotonic() < limit:
+            time.sleep(0.0005)
+        hung = not done.query()
+        if hung:
+            with torch.cuda.stream(rescue):
+                flag.fill_(value)
+        return {"wrong": wrong_elements(out, value) > 0, "reused": reused, "hung": hung}
+
+    return attempt
+
+
+@scenario
+def gate_false_short_of_memory() -> Try:
+    """The reader waits for what this thread enqueues later, and memory is short:
+    waiting for it would hang, so there is no memory, for now."""
+    (side,) = other_streams(1)
+    elements = 8 * WHOLE
+    out = blank(elements)
+    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+    total = torch.cuda.mem_get_info()[1]
+
+    def attempt(value: int) -> dict[str, Any]:
+        torch.cuda.empty_cache()
+        x = written(value, elements)
+        limit = torch.cuda.memory_reserved() + 64 * MIB
+        torch.cuda.set_per_process_memory_fraction(limit / total)
+        refused = False
+        try:
+            side.wait_stream(torch.cuda.current_stream())
+            driver.wait_for_value(side, flag, value)
+            with torch.cuda.stream(side):
+                out.copy_(x)
+            esper_alloc.record_use(x, side, gate=False)
+            del x
+            try:
+                torch.empty(elements, dtype=torch.int32, device="cuda").fill_(-value)
+            except torch.cuda.OutOfMemoryError:
+                refused = True
+            flag.fill_(value)
+            side.synchronize()
+            other = torch.empty(elements, dtype=torch.int32, device="cuda")
+            other.fill_(-value)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        wrong = wrong_elements(out, value) + wrong_elements(other, -value)
+        return {"wrong": wrong > 0 or not refused, "reused": False}
+
+    return attempt
+
+
+# --- streams that go away, threads -----------------------------------------
+
+
+def _mortal(mark: Callable[[torch.Tensor, torch.cuda.Stream], object]) -> Try:
+    out = blank()
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = written(value)
+        stream = driver.OwnStream()
+        read_late(stream.torch, x, out)
+        mark(x, stream.torch)
+        stream.destroy()  # its work goes on, its handle may come back
+        successor = driver.OwnStream()
+        address = x.data_ptr()
+        del x
+        reused = press(address, -value)
+        wrong = wrong_elements(out, value) > 0
+        successor.destroy()
+        torch.cuda.synchronize()
+        return {"wrong": wrong, "reused": reused}
+
+    return attempt
+
+
+@scenario
+def destroyed_stream() -> Try:
+    """The stream of a use is destroyed before the free."""
+    return _mortal(lambda x, stream: esper_alloc.record_use(x, stream))
+
+
+@scenario
+def destroyed_stream_record_stream() -> Try:
+    return _mortal(lambda x, stream: x.record_stream(stream))
+
+
+@scenario
+def destroyed_stream_unmarked() -> Try:
+    return _mortal(lambda x, stream: None)
+
+
+@scenario
+def other_thread() -> Try:
+    """Another thread reads and marks; this one drops its own reference at any time."""
+    (side,) = other_streams(1)
+    out = blank()
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = [written(value)]
+        address = x[0].data_ptr()
+        main = torch.cuda.current_stream()
+        started, dropped = threading.Event(), threading.Event()
+
+        def read(mine: list[torch.Tensor]) -> None:
+            try:
+                side.wait_stream(main)
+                sleep(side, DELAY_MS)
+                with torch.cuda.stream(side):
+                    out.copy_(mine[0])
+            finally:
+                started.set()
+            dropped.wait()  # the other reference is gone: this is the last
+            with torch.no_grad():
+                esper_alloc.record_use(mine, side)
+            mine.clear()
+
+        reader = threading.Thread(target=read, args=([x[0]],))
+        reader.start()
+        started.wait()
+        x.clear()
+        dropped.set()
+        reader.join()
+        reused = press(address, -value)
+        return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
+
+    return attempt
+
+
+# --- captures --------------------------------------------------------------
+
+
+def _beside_capture(mode: int) -> Try:
+    """While another thread captures on a stream of its own, marks protect here."""
+    (owner,) = other_streams(1)
+    (side,) = other_streams(1, beside=owner)
+    with torch.cuda.stream(owner):
+        out = blank()
+        captured = blank(1024)
+        captured.add_(1)  # the kernel is loaded before anything captures
+    torch.cuda.synchronize()
+
+    def attempt(value: int) -> dict[str, Any]:
+        stream = driver.OwnStream()
+        opened, closed = threading.Event(), threading.Event()
+        outcome: dict[str, Any] = {}
+
+        def capture() -> None:
+            try:
+                stream.begin_capture(mode)
+                with torch.cuda.stream(stream.torch):
+                    captured.add_(1)
+                opened.set()
+                closed.wait()
+                outcome["graph"] = stream.end_capture()
+            except Exception as error:  # noqa: BLE001: reported by the main thread
+                outcome["error"] = repr(error)
+                opened.set()
+
+        with torch.cuda.stream(owner):
+            x = written(value)
+            thread = threading.Thread(target=capture)
+            thread.start()
+            opened.wait()
+            try:
+                read_late(side, x, out)
+                esper_alloc.record_use(x, side)
+                address = x.data_ptr()
+                del x
+                reused = press(address, -value)
+            finally:
+                closed.set()
+                thread.join()
+        if "error" in outcome:
+            raise RuntimeError(f"the capture of the other thread: {outcome['error']}")
+        wrong = wrong_elements(out, value) > 0
+        count = int(captured[0].item())
+        driver.launch(outcome["graph"], owner)
+        wrong = wrong or int(captured[0].item()) != count + 1
+        stream.destroy()
+        return {"wrong": wrong, "reused": reused}
+
+    return attempt
+
+
+@scenario
+def capture_in_other_thread() -> Try:
+    return _beside_capture(driver.THREAD_LOCAL)
+
+
+@scenario
+def global_capture_in_other_thread() -> Try:
+    return _beside_capture(driver.GLOBAL)
+
+
+@scenario
+def mark_on_capturing_stream() -> Try:
+    """A mark inside a capture that nobody announced: the block is held, the capture lives."""
+    (owner,) = other_streams(1)
+    with torch.cuda.stream(owner):
+        out = blank()
+    torch.cuda.synchronize()
+
+    def attempt(value: int) -> dict[str, Any]:
+        stream = driver.OwnStream()
+        with torch.cuda.stream(owner):
+            x = written(value)
+            torch.cuda.synchronize()
+            stream.begin_capture(driver.RELAXED)
+            with torch.cuda.stream(stream.torch):
+                out.copy_(x)
+            esper_alloc.record_use(x, stream.torch)
+            address = x.data_ptr()
+            del x
+            reused = press(address, -value)
+            graph = stream.end_capture()
+        # Nothing ran since x was dropped, so its memory still has the value,
+        # unless it was handed out.
+        driver.launch(graph, owner)
+        wrong = wrong_elements(out, value) > 0
+        stream.destroy()
+        return {"wrong": wrong, "reused": reused}
+
+    return attempt
+
+
+@scenario
+def cupy_captures() -> Try:
+    """CuPy captures behind our back; memory comes and goes on the capturing stream."""
+    import cupy
+
+    (owner,) = other_streams(1)
+    with torch.cuda.stream(owner):
+        out = blank()
+    torch.cuda.synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    as_torch = torch.cuda.ExternalStream(stream.ptr)
+
+    def attempt(value: int) -> dict[str, Any]:
+        with torch.cuda.stream(owner):
+            x = written(value)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(as_torch):
+            stream.begin_capture()
+            doubled = x + x  # allocated on a capturing stream
+            out.copy_(doubled)
+            address = doubled.data_ptr()
+            del doubled  # freed there
+            graph = stream.end_capture()
+        with torch.cuda.stream(owner):
+            other = torch.empty(WHOLE, dtype=torch.int32, device="cuda")
+            other.fill_(-value)
+        torch.cuda.synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        wrong = wrong_elements(out, 2 * value) + wrong_elements(other, -value)
+        return {"wrong": wrong > 0, "reused": overlaps(other, address, BYTES)}
+
+    return attempt
+
+
+def main(name: str, tries: int = 20) -> None:
+    use_allocator(OURS)
+    warm_up()
+    with torch.no_grad():
+        attempt = SCENARIOS[name]()
+        torch.cuda.synchronize()
+        attempt(1)  # everything warm, its outcome not counted
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        active = torch.cuda.memory_stats()["active_bytes.all.current"]
+        outcomes = [attempt(value) for value in range(2, tries + 2)]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        leaked = torch.cuda.memory_stats()["active_bytes.all.current"] - active
+    report(
+        tries=len(outcomes),
+        wrong=sum(one["wrong"] for one in outcomes),
+        reused=sum(one["reused"] for one in outcomes),
+        hung=sum(one.get("hung", False) for one in outcomes),
+        leaked=leaked,
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *(int(argument) for argument in sys.argv[2:]))

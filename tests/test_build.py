@@ -1,0 +1,193 @@
+"""Building and installing: the core alone, and the PyTorch part for several torches.
+
+The builds for other torches download them, so they run where ``CI=true`` or
+``ESPER_ALLOC_TEST_TORCHES=1`` asks for them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCHES = "true" in os.environ.get("CI", "") or os.environ.get("ESPER_ALLOC_TEST_TORCHES") == "1"
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def run(*command: object, cwd: Path = ROOT, **environment: str) -> str:
+    """Runs a command that must succeed; returns all of its output."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": "", "MAX_JOBS": "2", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout[-6000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def installed_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which setup.py has built the package, without the PyTorch part."""
+    folder = tmp_path_factory.mktemp("core")
+    source = folder / "source"
+    ignore = shutil.ignore_patterns(
+        ".git", ".venv*", "build", "*.so", "__pycache__", "_build.py", ".*cache", "*.pickle*"
+    )
+    shutil.copytree(ROOT, source, ignore=ignore)
+    run(
+        sys.executable, "setup.py", "--quiet", "build", "--build-lib", folder / "installed",
+        cwd=source, ESPER_ALLOC_SHIM="0",
+    )  # fmt: skip
+    return folder / "installed"
+
+
+def python_there(installed: Path, program: str) -> str:
+    """The output of a program that imports what was built, away from the sources."""
+    return run(sys.executable, "-c", program, cwd=installed.parent, PYTHONPATH=str(installed))
+
+
+def test_core_imports_without_torch_and_without_a_gpu(installed_core: Path) -> None:
+    program = """
+import sys
+sys.modules["torch"] = None  # importing it fails
+import esper_alloc
+from esper_alloc import _build, _core
+assert _core.__version__ == esper_alloc.__version__ == _core.build_info()["version"]
+assert not _build.HAS_SHIM and _build.TORCH_VERSION is None
+report = _core.driver_report()
+assert report["available"] == (report["error"] is None)
+assert report["entry_points"].keys() >= {"cuInit", "cuStreamGetId", "cuMemMap"}
+print(esper_alloc.__file__)
+print(_build.WHAT_IS_MISSING)
+"""
+    where, missing = python_there(installed_core, program).splitlines()
+    assert Path(where).is_relative_to(installed_core)
+    assert "ESPER_ALLOC_SHIM=0" in missing
+
+
+def test_c_extensions_find_headers_and_symbols(installed_core: Path, tmp_path: Path) -> None:
+    cc = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if cc is None:
+        pytest.skip("needs a C compiler")
+    program = "import esper_alloc; print(esper_alloc.get_include(), esper_alloc.library_path())"
+    include, library = python_there(installed_core, program).split()
+    assert Path(include).is_relative_to(installed_core)
+    source = tmp_path / "user.c"
+    source.write_text(
+        "#include <esper_alloc.h>\n#include <python/capi.h>\n#include <device/device.h>\n"
+        "int main(void) { return esper_alloc_malloc(0, 0, 0) || esper_alloc_base(0, 0); }\n"
+    )
+    run(cc, source, f"-I{include}", library, f"-Wl,-rpath,{Path(library).parent}",
+        "-Wl,--unresolved-symbols=ignore-in-shared-libs", "-o", tmp_path / "user")  # fmt: skip
+    exported = run("nm", "-D", "--defined-only", library)
+    names = {line.split()[-1] for line in exported.splitlines()}
+    assert {"esper_alloc_malloc", "esper_alloc_free", "esper_alloc_record_use"} <= names
+    foreign = {n for n in names if not n.startswith("esper_") and n != "PyInit__core"}
+    assert not foreign, f"exported, though nobody's business: {foreign}"
+
+
+def test_the_typed_package_is_complete(installed_core: Path) -> None:
+    there = {
+        str(path.relative_to(installed_core))
+        for path in installed_core.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    wanted = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "esper_alloc").rglob("*.py*")
+        if path.suffix in (".py", ".pyi") and path.name != "_build.py"
+    }
+    wanted |= {"esper_alloc/py.typed", "esper_alloc/_build.py"}
+    wanted |= {"esper_alloc/include/esper_alloc.h", "esper_alloc/include/python/capi.h"}
+    assert wanted <= there, f"not installed: {sorted(wanted - there)}"
+
+
+def test_stubs_match_the_module() -> None:
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("needs mypy")
+    run(sys.executable, "-m", "mypy.stubtest", "esper_alloc._core", PYTHONPATH=str(ROOT))
+
+
+def test_what_is_missing_comes_with_the_command() -> None:
+    """A build that must have the PyTorch part and cannot says what to do."""
+    program = """
+import sys
+sys.path.insert(0, "tools")
+sys.modules["torch"] = None
+import importlib.util
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find_spec(name, *rest)
+import torch_build
+build = torch_build.find()
+assert not build.possible
+print(build.missing[0])
+assert torch_build._headers_command("13.0").startswith("pip install")
+assert "-cu12==12.8.*" in torch_build._headers_command("12.8")
+"""
+    said = run(sys.executable, "-c", program)
+    assert "Install torch" in said and "pip install --no-build-isolation ." in said
+
+
+def test_headers_of_another_major_version_are_refused(tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import torch_build
+    finally:
+        sys.path.pop(0)
+    (tmp_path / "cuda_runtime_api.h").write_text("#define CUDART_VERSION  12080\n")
+    assert torch_build.cuda_version_of(tmp_path) == "12.8"
+    assert torch_build.cuda_version_of(tmp_path / "nowhere") is None
+    assert torch_build._cuda_include_dirs("99.0") == []
+
+
+# ---- the PyTorch part ------------------------------------------------------
+
+
+def environment_with(requirement: str, folder: Path) -> Path:
+    """The Python of a new environment with a torch, and what building needs."""
+    venv.create(folder, with_pip=True, symlinks=True)
+    python = folder / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+        requirement, "setuptools>=77", "numpy")  # fmt: skip
+    return python
+
+
+@pytest.mark.skipif(not TORCHES, reason="downloads torch; runs with CI=true")
+@pytest.mark.parametrize("requirement", ["torch==2.11.0", "torch"])
+def test_shim_builds_for(requirement: str, tmp_path: Path) -> None:
+    """The PyTorch part compiles and loads: for the oldest torch, and the newest on PyPI."""
+    python: Path | str = sys.executable
+    if not (HAS_TORCH and requirement == f"torch=={torch_version(sys.executable)}"):
+        python = environment_with(requirement, tmp_path / "environment")
+    cuda = run(python, "-c", "import torch; print(torch.version.cuda)").split()[-1]
+    assert cuda != "None", f"{requirement} is a torch without CUDA: nothing was tested"
+    installed = tmp_path / "installed"
+    run(python, "setup.py", "--quiet", "build", "--build-base", tmp_path / "build",
+        "--build-lib", installed, ESPER_ALLOC_SHIM="1")  # fmt: skip
+    program = """
+import torch, esper_alloc
+from esper_alloc import _build, _torch
+minor = ".".join(torch.__version__.split(".")[:2])
+assert _build.HAS_SHIM and _build.TORCH_VERSION == _torch.built_for() == minor
+assert _build.CUDA_VERSION == torch.version.cuda
+esper_alloc.allocator()
+print("loaded")
+"""
+    said = run(python, "-c", program, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert said.split()[-1] == "loaded"
+    shutil.rmtree(tmp_path, ignore_errors=True)  # gigabytes
+
+
+def torch_version(python: str) -> str:
+    program = "import torch; print(torch.__version__.split('+')[0])"
+    return run(python, "-c", program).split()[-1]

@@ -1,0 +1,271 @@
+"""The documents say what the code does, as far as a machine can tell."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+DOCUMENTS = sorted(
+    [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+    + list((ROOT / "docs").glob("*.md"))
+)
+SOURCES = ("csrc", "esper_alloc")
+SOURCE_ENDINGS = {".c", ".h", ".cpp", ".py", ".cu", ".cuh"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def prose(text: str) -> str:
+    """`text` without fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """The fenced blocks of a document in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), flags=re.M | re.S)
+
+
+def project_files() -> list[Path]:
+    """Every file that belongs to the project: what git would have in a commit."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    names = listed.stdout.decode().split("\0")
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+def python_text(path: Path) -> str:
+    """A Python file, its constants put into the f-strings that name them."""
+    text = path.read_text()
+    for name, value in re.findall(r'^(_?[A-Z_]+) = "([^"]*)"$', text, re.M):
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+def source_text() -> str:
+    """All sources, neighbouring string literals joined to the texts they make."""
+    text = "\n".join(
+        python_text(path) if path.suffix == ".py" else path.read_text()
+        for folder in SOURCES
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in SOURCE_ENDINGS
+    )
+    text = text.replace('\\"', "'")
+    return re.sub(r'"\s*f?"', "", text).replace("'", '"')
+
+
+# --- links -----------------------------------------------------------------
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", prose(path.read_text()), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_links_resolve(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path.read_text())):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (path.parent / file).resolve() if file else path
+        assert linked.exists(), f"{name_of(path)} links to {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{name_of(path)} links to {target}"
+
+
+def test_index_lists_every_document() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    for path in DOCUMENTS:
+        if path.name != "index.md":
+            assert f"{path.name})" in index, f"docs/index.md does not list {name_of(path)}"
+
+
+# --- code ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_python_blocks_are_python(path: Path) -> None:
+    for block in blocks(path, "python"):
+        ast.parse(block)
+
+
+def test_c_blocks_compile(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    found = [block for path in DOCUMENTS for block in blocks(path, "c")]
+    assert found
+    for block in found:
+        source = tmp_path / "block.c"
+        source.write_text(block)
+        subprocess.run(
+            [compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+            + [f"-I{ROOT / 'csrc'}", str(source)],
+            check=True,
+        )
+
+
+def test_readme_example_is_the_example_file() -> None:
+    example = (ROOT / "examples" / "side_stream.py").read_text()
+    body = example.split('"""', 2)[2].lstrip("\n")
+    assert blocks(ROOT / "README.md", "python") == [body]
+
+
+def test_readme_example_runs() -> None:
+    torch = pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "side_stream.py")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+    if torch.cuda.is_available():
+        assert (done.returncode, done.stdout) == (0, "8388608\n"), done.stderr
+    else:
+        assert done.returncode == 1
+        assert done.stderr.endswith("this example needs an NVIDIA GPU\n"), done.stderr
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_public_names_exist(path: Path) -> None:
+    package = importlib.import_module("esper_alloc")
+    for name in re.findall(r"\besper_alloc\.([a-z_]+)\b(?!\.(?:h|c|py)\b)", path.read_text()):
+        if name in ("h", "c"):  # esper_alloc.h, esper_alloc.c
+            continue
+        assert hasattr(package, name) or (ROOT / "esper_alloc" / f"{name}.py").exists(), (
+            f"{name_of(path)} speaks of esper_alloc.{name}"
+        )
+
+
+def documented_commands() -> list[str]:
+    found = set()
+    for path in DOCUMENTS:
+        for command in re.findall(r"python -m esper_alloc ([^`\n]+)", path.read_text()):
+            found.add(re.sub(r"\s*(#.*|\.\.\.)$", "", command).rstrip(" ,.:;)|"))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("command", documented_commands())
+def test_documented_commands_exist(command: str) -> None:
+    """Each command is there and knows the options that stand before its files."""
+    name, *rest = shlex.split(command)
+    if name == "{run,replay,doctor}":
+        return
+    if name.startswith("-"):
+        assert name in ("--help", "--version")
+        return
+    done = subprocess.run(
+        [sys.executable, "-m", "esper_alloc", name, "--help"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    for word in rest:
+        if name == "run" and not word.startswith("-"):
+            break  # the rest belongs to the program
+        if word.startswith("-"):
+            assert re.search(rf"(?<![\w-]){re.escape(word)}\b", done.stdout), f"{name} {word}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_documented_make_targets_exist(path: Path) -> None:
+    text = path.read_text()
+    commands = re.findall(r"`(make [^`\n]+)`", text) + re.findall(r"^(make .+)$", text, re.M)
+    for command in commands:
+        words = command.split("#")[0].split()[1:]
+        folder = ""
+        if words[0] == "-C":
+            _, folder, *words = words
+        makefile = (ROOT / folder / "Makefile").read_text()
+        for target in words:
+            if "=" not in target:
+                assert re.search(rf"^{target}\b.*:", makefile, re.M), f"{name_of(path)}: {command}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_documented_switches_of_the_environment_exist(path: Path) -> None:
+    places = [ROOT / folder for folder in (*SOURCES, "tests", "tools", "benchmarks", ".ci")]
+    places += [ROOT / name for name in ("setup.py", "Makefile")]
+    code = source_text() + "".join(
+        file.read_text(errors="ignore")
+        for place in places
+        for file in ([place] if place.is_file() else place.rglob("*"))
+        if file.is_file() and file.name != Path(__file__).name and file.suffix != ".so"
+    )
+    for name in set(re.findall(r"\bESPER_[A-Z_]+\b", path.read_text())):
+        assert name in code, f"{name_of(path)} speaks of {name}"
+
+
+# --- rules and messages ----------------------------------------------------
+
+
+def test_rules_are_those_of_the_code() -> None:
+    header = (ROOT / "csrc" / "core" / "rules.h").read_text()
+    in_code = re.findall(r'R\((\w+), "(\w+)"', header)
+    in_document = re.findall(r"^\| `(\w+)` \((\w+)\) \|", (ROOT / "docs" / "rules.md").read_text(), re.M)
+    assert in_code
+    assert in_document == in_code
+
+
+def test_rule_switches_stand_under_their_rule() -> None:
+    sections = re.split(r"^## Rule (\d+):", (ROOT / "docs" / "rules.md").read_text(), flags=re.M)
+    assert sections[1::2] == [str(number) for number in range(1, 11)]
+    for number, section in zip(sections[1::2], sections[2::2]):
+        for _, label in re.findall(r"^\| `(\w+)` \((\w+)\) \|", section, re.M):
+            assert label.rstrip("abcdef") == number
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    """Each heading there quotes a message; `...` stands for what varies. Those
+    under "From elsewhere" are of other programs."""
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    ours = text.split("## From elsewhere")[0]
+    code = re.sub(r"\s+", " ", source_text())
+    headings = re.findall(r"^### `(.*)`$", ours, re.M)
+    assert len(headings) > 10
+    fragments = [
+        fragment.strip()
+        for heading in headings
+        for fragment in heading.replace("'", '"').split("...")
+    ]
+    assert [fragment for fragment in fragments if fragment not in code] == []
+
+
+# --- decency ---------------------------------------------------------------
+
+# Places of one machine, which mean nothing on another.
+PRIVATE_PLACES = re.compile(r"(?<![\w.])/(?:work|root|home|Users)/\w")
+
+
+def test_no_file_mentions_the_machine_it_was_written_on() -> None:
+    for path in project_files():
+        if path == Path(__file__) or path.suffix in (".gz", ".png", ".pickle"):
+            continue
+        found = PRIVATE_PLACES.search(path.read_text(errors="ignore"))
+        assert found is None, f"{name_of(path)}: {found and found.group()}"
+
+
+def test_figures_come_from_result_files() -> None:
+    """The README's section of figures is filled from benchmarks/results."""
+    assert "<!-- figures:" in (ROOT / "README.md").read_text()
