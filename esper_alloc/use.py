@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .allocator import (
     UnavailableError,
     _is_current,
+    _untyped,
     library_path,
     load_shim,
     pluggable_allocator,
@@ -401,7 +402,8 @@ def _library() -> ctypes.CDLL:
 def _waiting_stream(device: torch.device) -> torch.cuda.Stream:
     import torch
 
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream: torch.cuda.Stream = _untyped(torch.cuda).Stream(device)
+    return stream
 
 
 def _stream_behind(
