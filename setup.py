@@ -14,8 +14,11 @@ Environment:
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,10 +48,20 @@ def sources(*patterns: str) -> list[str]:
 
 def common_flags() -> list[str]:
     flags = ["-Wall", "-Wextra", "-fvisibility=hidden", "-fno-semantic-interposition"]
-    flags += ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O2", "-g1"]
+    flags += ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-g1"]
     if SANITIZE:
         flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"]
     return flags
+
+
+def whole_program_flags() -> list[str]:
+    """The core is many small files whose functions are worth inlining into each other."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    trial = [*compiler, "-flto=auto", "-x", "c", "-", "-shared", "-fPIC", "-o", os.devnull]
+    if DEBUG or SANITIZE or not shutil.which(compiler[0]):
+        return []
+    works = subprocess.run(trial, input=b"int one(void) { return 1; }\n", capture_output=True)
+    return ["-flto=auto"] if works.returncode == 0 else []
 
 
 def link_flags() -> list[str]:
@@ -56,7 +69,7 @@ def link_flags() -> list[str]:
 
 
 def core_extension(headers_version: str | None) -> Extension:
-    macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", "")]
+    macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", "1")]
     if RULE_SWITCHES:
         macros.append(("ESPER_RULE_SWITCHES", None))
     if SANITIZE:
@@ -68,8 +81,8 @@ def core_extension(headers_version: str | None) -> Extension:
         sources("*.c", "core/*.c", "device/*.c", "python/*.c"),
         depends=sources("*.h", "core/*.h", "device/*.h", "python/*.h"),
         define_macros=macros,
-        extra_compile_args=["-std=c11", *common_flags()],
-        extra_link_args=link_flags(),
+        extra_compile_args=["-std=c11", *common_flags(), *whole_program_flags()],
+        extra_link_args=[*link_flags(), *whole_program_flags()],
         libraries=["pthread", "dl"],
     )
 

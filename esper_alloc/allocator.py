@@ -39,6 +39,11 @@ def _torch() -> ModuleType:
         ) from error
 
 
+def _untyped(value: Any) -> Any:
+    """For parts of torch that some versions annotate and others do not."""
+    return value
+
+
 def _minor(version: str) -> str:
     """'2.11' of '2.11.0+cu130'."""
     return ".".join(version.split(".")[:2])
@@ -84,8 +89,8 @@ def _check_torch(torch: ModuleType) -> None:
     built_cuda = _build_fact("CUDA_VERSION")
     if built_cuda and built_cuda.split(".")[0] != cuda.split(".")[0]:
         raise UnavailableError(
-            f"esper_alloc was built for a torch with CUDA {built_cuda} and this "
-            f"torch has CUDA {cuda}: run `{_REINSTALL}` in its source folder."
+            f"esper_alloc was built for a torch with CUDA {built_cuda} and torch "
+            f"{version} has CUDA {cuda}: run `{_REINSTALL}` in its source folder."
         )
 
 
@@ -168,7 +173,7 @@ def pluggable_allocator() -> CUDAPluggableAllocator:
         path, "esper_alloc_malloc", "esper_alloc_free"
     )
     library = ctypes.CDLL(path)
-    hooks = pluggable.allocator()
+    hooks = _untyped(pluggable).allocator()
 
     def address(name: str) -> int:
         value = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
@@ -215,7 +220,7 @@ def enable() -> None:
     ours = allocator()
     import torch
 
-    if torch.cuda.is_initialized():
+    if _untyped(torch.cuda).is_initialized():
         raise RuntimeError(
             "esper_alloc.enable() came too late: CUDA is initialised and "
             "PyTorch cannot change its allocator any more. Call it before the "

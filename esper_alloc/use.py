@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .allocator import (
     UnavailableError,
     _is_current,
+    _untyped,
     library_path,
     load_shim,
     pluggable_allocator,
@@ -308,8 +309,13 @@ def _pass_over(leaf: Any) -> None:
             _warn_of(kind)
 
 
-@functools.cache
+_warned_of: set[type] = set()
+
+
 def _warn_of(kind: type) -> None:
+    if kind in _warned_of:
+        return
+    _warned_of.add(kind)
     warnings.warn(
         f"esper_alloc does not look for tensors inside {kind.__module__}."
         f"{kind.__qualname__}: if it holds some, pass those.",
@@ -396,7 +402,8 @@ def _library() -> ctypes.CDLL:
 def _waiting_stream(device: torch.device) -> torch.cuda.Stream:
     import torch
 
-    return torch.cuda.Stream(device)
+    stream: torch.cuda.Stream = _untyped(torch.cuda).Stream(device)
+    return stream
 
 
 def _stream_behind(

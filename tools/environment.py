@@ -37,7 +37,7 @@ NEEDED = {
 OPTIONAL = {"matplotlib": "matplotlib"}  # only in an environment of our own
 
 PROBE = """
-import importlib.util, json, site, sys
+import importlib.util, json, os, site, sys, sysconfig
 found = {"version": sys.version_info[:2], "torch": None, "cuda": None, "modules": {}}
 for name in sys.argv[1:]:
     found["modules"][name] = importlib.util.find_spec(name) is not None
@@ -55,6 +55,8 @@ folders = [*site.getsitepackages()]
 if site.ENABLE_USER_SITE:
     folders.append(site.getusersitepackages())
 found["folders"] = folders
+include = sysconfig.get_path("include")
+found["headers"] = include if os.path.exists(os.path.join(include, "Python.h")) else None
 print(json.dumps(found))
 """
 
@@ -161,6 +163,11 @@ def choose_python() -> str:
 def build(python: str) -> None:
     """Builds the extensions in place, anew when they were built for something else."""
     found = probe(python)
+    if found["headers"] is None:
+        fail(
+            f"{python} has no Python.h to build extension modules with; on Debian and Ubuntu "
+            "`apt-get install python3-dev` adds it"
+        )
     wanted = {key: found[key] for key in ("version", "torch", "cuda")}
     try:
         same = json.loads(STAMP.read_text(encoding="utf-8")) == wanted

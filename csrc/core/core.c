@@ -28,9 +28,6 @@ static void device_init(core_t *core, int index)
   device->core = core;
   device->index = index;
   device->fraction = 1;
-  pthread_mutex_init(&device->lock, NULL);
-  pthread_mutex_init(&device->sync_lock, NULL);
-  pthread_mutex_init(&device->events_lock, NULL);
   arena_init(&device->blocks, sizeof(block_t));
   arena_init(&device->segments, sizeof(segment_t));
   arena_init(&device->uses, sizeof(use_t));
@@ -116,9 +113,6 @@ static void device_destroy_rest(device_t *device)
   arena_destroy(&device->segments);
   arena_destroy(&device->uses);
   arena_destroy(&device->records);
-  pthread_mutex_destroy(&device->lock);
-  pthread_mutex_destroy(&device->sync_lock);
-  pthread_mutex_destroy(&device->events_lock);
 }
 
 /* ---- life -------------------------------------------------------------- */
@@ -131,8 +125,6 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
   if (!c)
     return error_set(ESPER_HOST_MEMORY, "no host memory for the allocator");
   c->driver = driver;
-  pthread_mutex_init(&c->config_lock, NULL);
-  pthread_mutex_init(&c->streams_lock, NULL);
   esper_status status = driver->device_count(driver->self, &c->device_count);
   if (status != ESPER_OK)
     error_from_driver(c, status);
@@ -168,8 +160,6 @@ void esper_core_destroy(esper_core *core)
     device_destroy_rest(&core->devices[i]);
   map_destroy(core->map);
   config_destroy_all(core);
-  pthread_mutex_destroy(&core->config_lock);
-  pthread_mutex_destroy(&core->streams_lock);
   free(core->devices);
   free(core);
 }

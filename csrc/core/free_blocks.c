@@ -157,3 +157,18 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
       return b;
   return NULL;
 }
+
+bool free_blocks_near_gateable(const heap_t *heap, const stream_t *reader, size_t size)
+{
+  enum { MOST = 16 }; /* a question of taste is not worth a long search */
+  const bins_t *bins = &heap->pending[true];
+  int looked = 0;
+  for (block_t *b = bins_best_fit(bins, size); b && looked < MOST; b = bins_next(bins, b)) {
+    if (b->size - size > size / 8)
+      break;
+    if (may_be_gated(b, reader, false))
+      return true;
+    looked++;
+  }
+  return false;
+}

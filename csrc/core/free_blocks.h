@@ -42,6 +42,9 @@ block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
 block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
                                    size_t size, bool large, bool at_free_too);
 
+/* Whether some large one wastes an eighth of the request at most. */
+bool free_blocks_near_gateable(const heap_t *heap, const stream_t *reader, size_t size);
+
 /* The block's bytes stop counting as active. */
 void free_blocks_satisfied(block_t *block);
 

@@ -8,8 +8,8 @@
  *   5. a new segment
  *   6. what the embedder's callback frees
  *   7. any block that a gate can make ready, other heaps included
- *   8. a pending block, the host waiting; then a new segment after giving
- *      cached ones back; then whatever a synchronised device leaves free
+ *   8. a pending block, the host waiting for it; then whatever a synchronised
+ *      device leaves free; then a new segment after giving cached ones back
  * and then reports that memory is exhausted. Each step takes the device's lock
  * for itself: driver calls are made on claimed blocks, without it. Inside a
  * capture only what the capture itself freed is reusable, so only the steps 1,
@@ -93,11 +93,9 @@ static bool lend(const request_t *q, block_t *block)
  * would break up memory for the sake of a short wait. */
 static bool wastes_ready(const request_t *q, const block_t *ready)
 {
-  if (q->config->as_given.reuse_order != ESPER_REUSE_GATE || ready->size / 4 <= q->size)
-    return false;
-  const block_t *pending = free_blocks_best_gateable(q->heap, q->stream.stream, q->size,
-                                                     q->large, false);
-  return pending && pending->size - q->size <= q->size / 8;
+  return q->config->as_given.reuse_order == ESPER_REUSE_GATE && q->large &&
+         ready->size / 4 > q->size &&
+         free_blocks_near_gateable(q->heap, q->stream.stream, q->size);
 }
 
 static block_t *take_ready_locked(const request_t *q, bool sparing)
@@ -113,6 +111,15 @@ static block_t *take_ready_locked(const request_t *q, bool sparing)
     return NULL;
   free_blocks_claim(block);
   hand_out(q, block);
+  return block;
+}
+
+/* Whatever it wastes. */
+static block_t *take_ready(const request_t *q)
+{
+  lock(&q->device->lock);
+  block_t *block = take_ready_locked(q, false);
+  unlock(&q->device->lock);
   return block;
 }
 
@@ -359,9 +366,9 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
   if (!q->capture) {
     if ((block = take_retired(q, gates_first)))
       return block;
-    if (gates_first && (block = gate_own(q, false)))
+    if (gates_first && ((block = gate_own(q, false)) || (block = take_ready(q))))
       return block;
-    if ((block = take_retired(q, false)) || (block = borrow(q)))
+    if ((block = borrow(q)))
       return block;
   }
   return grow(q, status);

@@ -11,7 +11,7 @@ typedef struct table {
 
 struct map {
   _Atomic(table_t *) table;
-  pthread_spinlock_t lock; /* of everything that writes, and of the segments;
+  mutex_t lock; /* of everything that writes, and of the segments;
                               held for a few instructions, mostly              */
   size_t count;
   segment_t **segments;
@@ -58,7 +58,6 @@ map_t *map_create(void)
     return NULL;
   }
   atomic_init(&map->table, table);
-  pthread_spin_init(&map->lock, PTHREAD_PROCESS_PRIVATE);
   return map;
 }
 
@@ -70,7 +69,6 @@ void map_destroy(map_t *map)
     older = t->older;
     free(t);
   }
-  pthread_spin_destroy(&map->lock);
   free(map->segments);
   free(map);
 }
@@ -95,19 +93,19 @@ static void map_grow(map_t *map)
 
 void map_insert(map_t *map, block_t *block)
 {
-  pthread_spin_lock(&map->lock);
+  lock(&map->lock);
   if (map->count >= atomic_load(&map->table)->mask)
     map_grow(map);
   _Atomic(block_t *) *bucket = bucket_of(atomic_load(&map->table), block->address);
   link_to(block, atomic_load_explicit(bucket, memory_order_relaxed));
   atomic_store_explicit(bucket, block, memory_order_release);
   map->count++;
-  pthread_spin_unlock(&map->lock);
+  unlock(&map->lock);
 }
 
 void map_remove(map_t *map, block_t *block)
 {
-  pthread_spin_lock(&map->lock);
+  lock(&map->lock);
   _Atomic(block_t *) *bucket = bucket_of(atomic_load(&map->table), block->address);
   block_t *b = atomic_load_explicit(bucket, memory_order_relaxed);
   if (b == block) {
@@ -118,7 +116,7 @@ void map_remove(map_t *map, block_t *block)
     link_to(b, next_of(block));
   }
   map->count--;
-  pthread_spin_unlock(&map->lock);
+  unlock(&map->lock);
 }
 
 /* A walk among changing chains may wander, so it gives up after a while. */
@@ -136,9 +134,9 @@ block_t *map_find(map_t *map, uintptr_t address)
   block_t *block = map_walk(map, address, 64);
   if (block)
     return block;
-  pthread_spin_lock(&map->lock);
+  lock(&map->lock);
   block = map_walk(map, address, ~0u);
-  pthread_spin_unlock(&map->lock);
+  unlock(&map->lock);
   return block;
 }
 
@@ -158,12 +156,12 @@ static size_t segments_up_to(const map_t *map, uintptr_t address)
 
 bool map_insert_segment(map_t *map, segment_t *segment)
 {
-  pthread_spin_lock(&map->lock);
+  lock(&map->lock);
   if (map->segment_count == map->segment_capacity) {
     size_t capacity = map->segment_capacity ? 2 * map->segment_capacity : 64;
     segment_t **segments = realloc(map->segments, capacity * sizeof *segments);
     if (!segments) {
-      pthread_spin_unlock(&map->lock);
+      unlock(&map->lock);
       return false;
     }
     map->segments = segments;
@@ -174,28 +172,28 @@ bool map_insert_segment(map_t *map, segment_t *segment)
           (map->segment_count - at) * sizeof *map->segments);
   map->segments[at] = segment;
   map->segment_count++;
-  pthread_spin_unlock(&map->lock);
+  unlock(&map->lock);
   return true;
 }
 
 void map_remove_segment(map_t *map, segment_t *segment)
 {
-  pthread_spin_lock(&map->lock);
+  lock(&map->lock);
   size_t at = segments_up_to(map, segment->address) - 1;
   map->segment_count--;
   memmove(&map->segments[at], &map->segments[at + 1],
           (map->segment_count - at) * sizeof *map->segments);
-  pthread_spin_unlock(&map->lock);
+  unlock(&map->lock);
 }
 
 segment_t *map_find_segment(map_t *map, uintptr_t address)
 {
-  pthread_spin_lock(&map->lock);
+  lock(&map->lock);
   size_t count = segments_up_to(map, address);
   segment_t *segment = count ? map->segments[count - 1] : NULL;
   if (segment && address - segment->address >= segment->size)
     segment = NULL;
-  pthread_spin_unlock(&map->lock);
+  unlock(&map->lock);
   return segment;
 }
 
@@ -209,7 +207,7 @@ size_t map_bytes(const map_t *map)
 
 bool map_is_valid(map_t *map)
 {
-  pthread_spin_lock(&map->lock);
+  lock(&map->lock);
   table_t *table = atomic_load(&map->table);
   size_t count = 0;
   bool valid = true;
@@ -222,6 +220,6 @@ bool map_is_valid(map_t *map)
     valid &= map->segments[i - 1]->address + map->segments[i - 1]->size <=
              map->segments[i]->address;
   valid &= count == map->count;
-  pthread_spin_unlock(&map->lock);
+  unlock(&map->lock);
   return valid;
 }

@@ -35,7 +35,6 @@ stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handl
     s->device = device;
     s->id = id;
     s->handle = handle;
-    pthread_mutex_init(&s->lock, NULL);
     s->index = core->stream_count++;
     s->next_in_bucket = core->stream_by_id[bucket_of_id(id)];
     core->stream_by_id[bucket_of_id(id)] = s;
@@ -108,7 +107,6 @@ void stream_destroy_all(core_t *core)
     if (s->probe)
       record_drop(s->probe);
     pool_dropped(s);
-    pthread_mutex_destroy(&s->lock);
     free(s);
   }
   atomic_store(&core->streams, NULL);

@@ -21,7 +21,6 @@
 #ifndef ESPER_TYPES_H
 #define ESPER_TYPES_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,6 +30,7 @@
 #include "../esper_alloc.h"
 #include "arena.h"
 #include "bins.h"
+#include "lock.h"
 #include "rules.h"
 
 typedef struct esper_core core_t;
@@ -91,7 +91,7 @@ struct stream {
   atomic_bool immortal;
   bool all_streams; /* the stand-in for everything that runs on the device    */
 
-  pthread_mutex_t lock;        /* the record lock: all below but the atomics  */
+  mutex_t lock;        /* the record lock: all below but the atomics  */
   _Atomic uint64_t last;       /* the last number taken                       */
   _Atomic uint64_t completed;  /* every number up to this one has completed   */
   record_t *oldest, *newest;   /* outstanding records, by number              */
@@ -178,8 +178,8 @@ struct device {
   int index;
   atomic_bool ready; /* the rest is set up                                    */
 
-  pthread_mutex_t sync_lock; /* one thread synchronises the device at a time  */
-  pthread_mutex_t lock; /* all below, and all heaps, segments, blocks, uses   */
+  mutex_t sync_lock; /* one thread synchronises the device at a time  */
+  mutex_t lock; /* all below, and all heaps, segments, blocks, uses   */
   pool_t *pools;        /* the default pool is `default_pool`                 */
   pool_t default_pool;
   segment_t *first_segment, *last_segment;
@@ -197,7 +197,7 @@ struct device {
   stream_t *all_streams; /* stands for every stream: see event_record_all     */
   stream_t *carrier;     /* of our own: carries uses that come as an event    */
 
-  pthread_mutex_t events_lock;
+  mutex_t events_lock;
   void **events; /* pooled */
   size_t event_count, event_capacity;
   uint64_t events_alive, events_created;
@@ -211,7 +211,7 @@ struct esper_core {
   _Atomic uint64_t driver_calls[DRIVER_CALLS];
   atomic_bool shut_down;
 
-  pthread_mutex_t config_lock; /* setting up devices too                      */
+  mutex_t config_lock; /* setting up devices too                      */
   _Atomic(struct config *) config; /* read without a lock                     */
   atomic_bool tracing;
   size_t trace_capacity;
@@ -219,7 +219,7 @@ struct esper_core {
   int device_count;
   device_t *devices;
 
-  pthread_mutex_t streams_lock;
+  mutex_t streams_lock;
   _Atomic(stream_t *) streams;
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
   stream_t *stream_by_id[STREAM_BUCKETS];
@@ -239,7 +239,5 @@ void core_assert_failed(const char *what, const char *file, int line);
 #define core_assert(x) ((x) ? (void)0 : core_assert_failed(#x, __FILE__, __LINE__))
 #endif
 
-static inline void lock(pthread_mutex_t *mutex) { pthread_mutex_lock(mutex); }
-static inline void unlock(pthread_mutex_t *mutex) { pthread_mutex_unlock(mutex); }
 
 #endif

@@ -3,7 +3,9 @@
  * Spans say which addresses have memory; they are sorted and do not overlap.
  * A page may stand behind several spans. Addresses given back are handed out
  * again for the next request of the same size, as drivers do. */
-#define _GNU_SOURCE
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>

@@ -22,10 +22,11 @@ def native() -> dict[str, Any]:
 
 
 def wording(message: str) -> str:
-    """A message without its figures and without other processes, first sentences only."""
+    """A message without its figures, other processes, and the advice at its end."""
     message = re.sub(rf"Process \d+ has {SIZE} memory in use\. ?", "", message)
     this = rf"Including non-PyTorch memory, this process has {SIZE} memory in use\. ?"
     message = re.sub(this, "", message)
+    message = re.sub(r"(reserved by PyTorch but unallocated\.).*", r"\1", message, flags=re.S)
     return re.sub(r"\s+", " ", re.sub(SIZE, "SIZE", message)).strip()
 
 
@@ -50,7 +51,7 @@ def test_filling_the_card(ours: dict[str, Any]) -> None:
     error = ours["full"]
     assert error["out_of_memory"], error
     assert re.search(
-        rf"CUDA out of memory\. Tried to allocate 1\.00 GiB\. GPU 0 has a total capacity of {SIZE} "
+        rf"CUDA out of memory\. Tried to allocate 1024\.00 MiB\. GPU 0 has a total capacity of {SIZE} "
         rf"of which {SIZE} is free\.",
         error["message"],
     ), error

@@ -73,7 +73,7 @@ class Attempts:
         """One try: was the reader served wrong, was the memory reused meanwhile?"""
         address = self.fuse(value)
         pressure = []
-        for _ in range(4):  # the same memory is asked for again
+        for _ in range(16):  # the same memory is asked for again, past what is cached
             other = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
             other.fill_(-value)
             pressure.append(other)

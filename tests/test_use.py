@@ -1,0 +1,353 @@
+"""record_use and using without a GPU, with and without the compiled half."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import threading
+import types
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import esper_alloc  # noqa: E402
+from esper_alloc import use  # noqa: E402
+
+
+@pytest.fixture(params=["compiled", "python"])
+def record_use(request, monkeypatch):
+    """Both implementations of record_use, one at a time."""
+    if request.param == "python":
+        monkeypatch.setattr(use, "_native", None)
+        function = getattr(use, "_python_record_use", use.record_use)
+        monkeypatch.setattr(use, "record_use", function)
+        return function
+    if use._native is None:
+        pytest.skip("the PyTorch part is not built for this torch")
+    return use.record_use
+
+
+def cuda_stream() -> torch.Stream:
+    """A stream object of a CUDA device, without the device."""
+    return torch.Stream(stream_id=3, device_index=0, device_type=1)
+
+
+class Pretending(torch.Tensor):
+    """A CPU tensor that says it is on a GPU."""
+
+    device = property(lambda self: torch.device("cuda", 0))  # type: ignore
+
+
+def pretend(*shape: int) -> Pretending:
+    return torch.zeros(*shape).as_subclass(Pretending)
+
+
+@pytest.fixture
+def marked(monkeypatch):
+    """What the Python implementation would have marked on a GPU."""
+    marks: list[tuple] = []
+    monkeypatch.setattr(use, "_native", None)
+    monkeypatch.setattr(
+        use, "record_use", getattr(use, "_python_record_use", use.record_use)
+    )
+    monkeypatch.setattr(use, "_mark_cuda", lambda *mark: marks.append(mark))
+    return marks
+
+
+# What is accepted
+
+
+@dataclasses.dataclass
+class Batch:
+    ids: torch.Tensor
+    rest: dict
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(3),
+        torch.ones(3).to_sparse(),
+        torch.nn.Parameter(torch.ones(3)),
+        torch.empty(3, device="meta"),
+        [torch.ones(3), (torch.ones(2), None)],
+        {"a": torch.ones(3), "b": [torch.ones(1)]},
+        {torch.ones(3)},
+        Pair(torch.ones(1), 2),
+        Batch(torch.ones(1), {"x": torch.ones(2)}),
+        collections.UserDict(x=torch.ones(2)),
+        collections.OrderedDict(x=torch.ones(2)),
+        [1, 2.0, "three", b"four", None, torch.float32, {5}, range(3)],
+        [],
+        None,
+    ],
+    ids=str,
+)
+def test_cpu_tensors_need_nothing(record_use, value):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert record_use(value) is None
+        assert record_use(value, cuda_stream()) is None
+        assert record_use(value, stream=None, gate=False) is None
+
+
+@pytest.mark.parametrize("value", [5, "text", 2.5, object(), torch.float32])
+def test_other_arguments_are_type_errors(record_use, value):
+    with pytest.raises(TypeError, match="expected a tensor, or a container"):
+        record_use(value)
+
+
+@pytest.mark.parametrize("stream", [7, "side", torch.ones(1)])
+def test_bad_streams_are_type_errors(record_use, stream):
+    with pytest.raises(TypeError, match="stream must be"):
+        record_use(torch.ones(1), stream)
+
+
+def test_bad_events_are_errors(record_use):
+    with pytest.raises(TypeError, match="event must be"):
+        record_use(torch.ones(1), event=3)
+    if torch.version.cuda is not None:
+        with pytest.raises(ValueError, match="not recorded yet"):
+            record_use(torch.ones(1), event=torch.cuda.Event())
+
+
+def test_bad_calls_are_type_errors(record_use):
+    with pytest.raises(TypeError):
+        record_use()
+    with pytest.raises(TypeError):
+        record_use(torch.ones(1), None, None)
+    with pytest.raises(TypeError):
+        record_use(torch.ones(1), streams=None)
+
+
+def test_opaque_objects_inside_containers_are_named_once(record_use):
+    kind = type("Opaque", (), {"__module__": f"user_{id(record_use)}"})
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        record_use([kind(), kind(), torch.ones(1)])
+        record_use({"x": kind()})
+    texts = [str(w.message) for w in seen]
+    assert len(texts) == 1 and "Opaque" in texts[0], texts
+
+
+def test_containers_that_contain_themselves_end(record_use):
+    endless: list = [torch.ones(1)]
+    endless.append(endless)
+    with pytest.raises(RecursionError):
+        record_use(endless)
+
+
+def test_the_compiled_function_is_the_public_one():
+    if use._native is None:
+        pytest.skip("the PyTorch part is not built for this torch")
+    assert esper_alloc.record_use is use._native.record_use
+
+
+# What is marked
+
+
+def test_every_tensor_is_marked_with_the_arguments(marked):
+    a, b, c, d = (pretend(4) for _ in range(4))
+    stream = cuda_stream()
+    use.record_use([a, {"x": (b, None)}, Batch(c, {"y": [d]})], stream, gate=False)
+    assert len(marked) == 4
+    assert all(m[0] is x for m, x in zip(marked, (a, b, c, d)))
+    assert all(m[1:] == (stream, None, False) for m in marked)
+
+
+def test_a_bad_argument_marks_nothing(marked):
+    with pytest.raises(TypeError):
+        use.record_use([pretend(1)], "not a stream")
+    assert marked == []
+
+
+def test_wrappers_stand_for_what_they_hold(marked):
+    class Wrapper(torch.Tensor):
+        def __tensor_flatten__(self):
+            return ["inner", "other"], None
+
+    wrapper = torch.zeros(2).as_subclass(Wrapper)
+    wrapper.inner = pretend(3)
+    wrapper.other = [pretend(1)][0]
+    use.record_use(wrapper)
+    assert [m[0].shape[0] for m in marked] == [3, 1]
+
+
+def test_without_the_shim_grad_mode_means_record_stream(monkeypatch):
+    monkeypatch.setattr(use, "_native", None)
+    held, exact = [], []
+    monkeypatch.setattr(use, "_record_stream", lambda t, s: held.append(t))
+    monkeypatch.setattr(
+        use, "_mark_through_library", lambda t, s: exact.append(t) or True
+    )
+    x, stream = pretend(3), cuda_stream()
+    use._mark_cuda(x, stream, None, True)
+    assert (len(held), len(exact)) == (1, 0)
+    with torch.no_grad():
+        use._mark_cuda(x, stream, None, True)
+        assert (len(held), len(exact)) == (1, 1)
+        use._mark_cuda(x, stream, None, False)  # no such function in C
+        assert (len(held), len(exact)) == (2, 1)
+
+
+def test_tensors_of_other_devices_get_their_own_record_stream():
+    calls = []
+    tensor = types.SimpleNamespace(
+        device=torch.device("cpu"), record_stream=lambda s: calls.append(s)
+    )
+    use._record_stream(tensor, "stream")
+    assert calls == ["stream"]
+
+    def missing(stream):
+        raise NotImplementedError
+
+    use._record_stream(
+        types.SimpleNamespace(device=torch.device("cpu"), record_stream=missing),
+        "stream",
+    )
+
+
+# using
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """using() on streams that exist on paper, and what it did with them."""
+    log: list[tuple] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Stream:
+        name: str
+        device: torch.device = torch.device("cuda", 0)
+
+        def wait_stream(self, other: Stream) -> None:
+            log.append(("wait", self.name, other.name))
+
+    current = [Stream("main")]
+
+    @contextlib.contextmanager
+    def entered(stream: Stream):
+        current.append(stream)
+        log.append(("enter", stream.name))
+        yield
+        log.append(("leave", stream.name))
+        current.pop()
+
+    module = types.SimpleNamespace(
+        current_stream=lambda device=None: current[-1], stream=entered
+    )
+    monkeypatch.setattr(use, "_native", None)
+    monkeypatch.setattr(use, "_check_stream", lambda stream: None)
+    monkeypatch.setattr(torch, "get_device_module", lambda device=None: module)
+    monkeypatch.setattr(
+        use,
+        "_record_stream",
+        lambda tensor, stream: log.append(("mark", tensor.numel(), stream.name)),
+    )
+    return types.SimpleNamespace(log=log, stream=Stream, current=current)
+
+
+def test_using_waits_enters_marks_and_leaves(steps):
+    x = pretend(5)
+    with use.using([x, None], {"y": pretend(2)}, stream=steps.stream("side")):
+        assert steps.current[-1].name == "side"
+        del x
+    assert steps.log == [
+        ("wait", "side", "main"),
+        ("enter", "side"),
+        ("mark", 5, "side"),
+        ("mark", 2, "side"),
+        ("leave", "side"),
+    ]
+
+
+def test_using_nests_and_can_be_entered_again(steps):
+    outer = use.using(pretend(1), stream=steps.stream("a"))
+    with outer, use.using(pretend(2), stream=steps.stream("b")), outer:
+        assert [s.name for s in steps.current] == ["main", "a", "b", "a"]
+    assert [s.name for s in steps.current] == ["main"]
+    assert [step for step in steps.log if step[0] != "mark"] == [
+        ("wait", "a", "main"),
+        ("enter", "a"),
+        ("wait", "b", "a"),
+        ("enter", "b"),
+        ("wait", "a", "b"),
+        ("enter", "a"),
+        ("leave", "a"),
+        ("leave", "b"),
+        ("leave", "a"),
+    ]
+
+
+def test_using_marks_when_the_body_raises(steps):
+    with pytest.raises(KeyError, match="inside"):
+        with use.using(pretend(3), stream=steps.stream("side")):
+            raise KeyError("inside")
+    assert ("mark", 3, "side") in steps.log
+    assert steps.log[-1] == ("leave", "side")
+
+
+def test_using_restores_the_stream_when_marking_fails(steps, monkeypatch):
+    def broken(tensor, stream):
+        raise RuntimeError("no mark")
+
+    monkeypatch.setattr(use, "_record_stream", broken)
+    with pytest.raises(RuntimeError, match="no mark"):
+        with use.using(pretend(3), stream=steps.stream("side")):
+            pass
+    assert steps.log[-1] == ("leave", "side")
+    assert [s.name for s in steps.current] == ["main"]
+
+
+def test_take_waits_and_protects(steps):
+    scope = use.using(stream=steps.stream("side"))
+    with scope:
+        y, z = pretend(7), pretend(8)
+    steps.log.clear()
+    assert scope.take(y) is y
+    assert steps.log == [("wait", "main", "side"), ("mark", 7, "main")]
+    pair = scope.take(y, z)
+    assert pair[0] is y and pair[1] is z
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_using_on_the_cpu_does_nothing(compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(use, "_native", None)
+    x = torch.ones(3)
+    with esper_alloc.using(x, [x], stream=None) as scope:
+        y = x + 1
+    assert scope.take(y) is y
+    with esper_alloc.using(x, stream=torch.cpu.Stream()) as scope:
+        pass
+    assert scope.take(x, y)[1] is y
+    with pytest.raises(TypeError, match="expected a tensor"):
+        with esper_alloc.using(3):
+            pass
+    with pytest.raises(TypeError, match="stream must be"):
+        esper_alloc.using(x, stream=4)
+
+
+def test_using_works_in_threads():
+    errors = []
+
+    def work():
+        try:
+            for _ in range(200):
+                with esper_alloc.using(torch.ones(1)):
+                    pass
+        except Exception as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
