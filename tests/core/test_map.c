@@ -79,7 +79,6 @@ TEST(readers_need_no_lock) {
   for (int i = 0; i < 2; i++) pthread_create(&reader[i], NULL, read_on, NULL);
   for (int round = 0; round < 10; round++) {
     for (int i = 0; i < MANY; i += 2) {
-      blocks[i] = (block_t){.address = 0};
       __atomic_store_n(&blocks[i].address, address_of(i), __ATOMIC_RELAXED);
       map_insert(shared, &blocks[i]);
     }

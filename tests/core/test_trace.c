@@ -13,10 +13,14 @@ static void begin(void) {
   s = w.stream[1];
 }
 
-static void end(void) { world_end(&w); }
-
 static esper_trace_entry *entries;
 static size_t count;
+
+static void end(void) {
+  world_end(&w);
+  free(entries);
+  entries = NULL;
+}
 
 static void copy(int device) {
   free(entries);
@@ -60,7 +64,9 @@ TEST(everything_that_happens_is_told_in_order) {
   esper_trace_clear(w.core);
   copy(0);
   CHECK_EQ(count, 0);
-  CHECK_STATUS(esper_trace_copy(w.core, 7, &entries, &count), ESPER_INVALID);
+  esper_trace_entry *none;
+  CHECK_STATUS(esper_trace_copy(w.core, 7, &none, &count), ESPER_INVALID);
+  CHECK(!none && count == 0);
   end();
 }
 
