@@ -76,8 +76,8 @@ struct program {
   sim *s;
   esper_core *core;
   esper_pool *pools[2][POOLS];
-  bool captures, slow_time, faults;
-  size_t capacity;
+  bool captures, slow_time, faults, no_gate;
+  size_t capacity, max_split;
   pthread_mutex_t shelf_lock; /* blocks that go from thread to thread */
   block shelf[16];
   int shelved;
@@ -163,6 +163,10 @@ static int draw_stream(thread *t) {
   return 1; /* never destroyed, nor captured */
 }
 
+static unsigned draw_flags(thread *t) {
+  return t->p->no_gate && chance(t, 6) ? ESPER_USE_NO_GATE : 0;
+}
+
 static bool is_usable(const stream *st) {
   return st->alive && !st->capturing && !st->stalled;
 }
@@ -201,6 +205,38 @@ static bool read_elsewhere(thread *t, int on, const block *b) {
 
 /* ---- operations --------------------------------------------------------- */
 
+/* Before it gives up the core waits for the device and gives back all that is
+ * wholly free. So if memory is there now, it was there then. A use without
+ * gate may forbid the wait, and so may a capture. */
+static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool) {
+  program *p = t->p;
+  if (p->no_gate || p->faults || p->captures || p->threads > 1) return;
+  esper_failure f;
+  esper_snapshot snapshot;
+  esper_get_failure(&f);
+  if (size > SIZE_MAX / 4) return;
+  size_t block = (size + 511) / 512 * 512;
+  size_t segment = block <= MIB        ? 2 * MIB
+                   : block < 10 * MIB ? 20 * MIB
+                                      : (block + 2 * MIB - 1) / (2 * MIB) * 2 * MIB;
+  if (f.device_free >= segment && (!f.limit || f.reserved + segment <= f.limit))
+    fail("out of memory, with %zu bytes on the device for a segment of %zu",
+         f.device_free, segment);
+  must(esper_snapshot_take(p->core, f.device, &snapshot), "snapshot_take");
+  for (size_t i = 0; i < snapshot.segment_count; i++) {
+    const esper_segment_entry *g = &snapshot.segments[i];
+    const esper_block_entry *b = &snapshot.blocks[g->first_block];
+    if (g->block_count == 1 && b->state == ESPER_BLOCK_INACTIVE)
+      fail("out of memory, with a wholly free segment of %zu bytes", g->size);
+    for (size_t k = 0; k < g->block_count; k++)
+      if (g->pool[1] == pool && g->large == (block > MIB) && !p->max_split &&
+          b[k].state == ESPER_BLOCK_INACTIVE && b[k].size >= block)
+        fail("out of memory for %zu bytes, with a free block of %zu", block,
+             b[k].size);
+  }
+  esper_snapshot_free(&snapshot);
+}
+
 static void do_malloc(thread *t) {
   program *p = t->p;
   int on = draw_stream(t);
@@ -213,9 +249,10 @@ static void do_malloc(thread *t) {
   /* While somebody waits for us to go on, no malloc may need the host to wait
    * for him: stay far from the limit. */
   if (t->stalled >= 0 && size > MIB) size %= MIB;
-  if (chance(t, 8))
-    status = esper_malloc_from(p->core, p->pools[es.device][draw(t, POOLS)],
-                               size, es, &ptr);
+  int pool = chance(t, 8) ? 1 + draw(t, POOLS) : 0;
+  if (pool)
+    status = esper_malloc_from(p->core, p->pools[es.device][pool - 1], size, es,
+                               &ptr);
   else
     status = esper_malloc(p->core, size, es, &ptr);
   p->mallocs++;
@@ -225,6 +262,7 @@ static void do_malloc(thread *t) {
     if (failure.requested != size || failure.device != es.device)
       fail("the failure's figures are of another request");
     p->ran_out++;
+    check_that_memory_ran_out(t, size, (uint64_t)pool);
     return;
   }
   if (p->faults && status != ESPER_OK) return;
@@ -287,7 +325,7 @@ static void do_record_use(thread *t) {
     ptrs[count++] = b->ptr + (chance(t, 2) ? draw64(t) % b->size : 0);
   }
   if (!count && !chance(t, 16)) return;
-  unsigned flags = chance(t, 6) ? ESPER_USE_NO_GATE : 0;
+  unsigned flags = draw_flags(t);
   MUST_AT_LAST(esper_record_use(t->p->core, ptrs, count, t->streams[on].es, flags,
                         &marked),
        "record_use");
@@ -306,7 +344,7 @@ static void do_record_use_event(thread *t) {
   void *event = sim_event_create(s, es.device);
   must(sim_event_record(s, es.device, event, es.handle), "sim_event_record");
   MUST_AT_LAST(esper_record_use_event(t->p->core, &ptr, 1, event, es.device,
-                              chance(t, 6) ? ESPER_USE_NO_GATE : 0, &marked),
+                              draw_flags(t), &marked),
        "record_use_event");
   if (marked != 1) fail("a live block was not marked");
   if (chance(t, 2)) {
@@ -795,6 +833,7 @@ static uint64_t run_program(uint64_t seed, int threads) {
   p.devices = 1 + chance(&maker, 3);
   p.captures = chance(&maker, 3);
   p.faults = chance(&maker, 3);
+  p.no_gate = !chance(&maker, 3);
   static const size_t CAPACITIES[] = {40 * MIB, 100 * MIB, 400 * MIB,
                                       8192 * MIB};
   p.capacity = CAPACITIES[draw(&maker, 4)];
@@ -812,6 +851,7 @@ static uint64_t run_program(uint64_t seed, int threads) {
       .reuse_order = chance(&maker, 2) ? ESPER_REUSE_GATE : ESPER_REUSE_GROW,
       .max_split_size = chance(&maker, 4) ? 20 * MIB : 0,
   };
+  p.max_split = config.max_split_size;
   p.operations = 500 + draw64(&maker) % 12000;
   if (threads > 1) p.operations = 1000 + draw64(&maker) % 4000;
   p.s = sim_create(&options);
@@ -820,7 +860,8 @@ static uint64_t run_program(uint64_t seed, int threads) {
   must(esper_core_create(sim_driver(p.s), &config, &p.core), "core_create");
   for (int d = 0; d < p.devices; d++)
     for (int i = 0; i < POOLS; i++)
-      must(esper_pool_create(p.core, d, 7, (uint64_t)i, &p.pools[d][i]),
+      must(esper_pool_create(p.core, d, 7, 1 + (uint64_t)i,
+                             &p.pools[d][i]),
            "pool_create");
   pthread_mutex_init(&p.shelf_lock, NULL);
 

@@ -1,0 +1,351 @@
+/* malloc and free, step by step as heap.c tells them. */
+#include "../../csrc/core/types.h"
+#include "world.h"
+
+static world w;
+static esper_stream r, s, t;
+
+static void begin_as(size_t capacity, esper_reuse_order order,
+                     sim_completion completion) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = completion,
+                         .capacity = capacity};
+  esper_config config = {.reuse_order = order};
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+  s = w.stream[1];
+  t = w.stream[2];
+}
+
+static void begin_with(size_t capacity, esper_reuse_order order) {
+  begin_as(capacity, order, SIM_WHEN_TOLD);
+}
+
+static void begin(void) { begin_with(1024 * MIB, ESPER_REUSE_GATE); }
+static void end(void) { world_end(&w); }
+
+static uint64_t calls(sim_call call) { return sim_calls(w.s, call); }
+
+static void *block(size_t size, esper_stream stream) {
+  void *p = world_malloc(&w, size, stream);
+  world_kernel(&w, stream, p);
+  return p;
+}
+
+/* p was read on s, which has not got there yet, and is free. */
+static void *pending(size_t size) {
+  void *p = block(size, r);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_free(&w, p);
+  return p;
+}
+
+TEST(zero_bytes_are_null) {
+  begin();
+  void *p = &w;
+  CHECK_OK(esper_malloc(w.core, 0, r, &p));
+  CHECK(!p);
+  CHECK_OK(esper_free(w.core, NULL));
+  end();
+}
+
+TEST(the_same_stream_has_its_memory_back_at_once) {
+  begin();
+  void *p = block(5000, r);
+  world_free(&w, p);
+  uint64_t asked = calls(SIM_CALL_memory_alloc);
+  CHECK(world_malloc(&w, 5000, r) == p);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), asked);
+  end();
+}
+
+TEST(the_best_fit_is_taken) {
+  begin();
+  void *p[6];
+  size_t size[6] = {8192, 512, 4096, 512, 16384, 512};
+  for (int i = 0; i < 6; i++) p[i] = block(size[i], r);
+  for (int i = 0; i < 6; i += 2) world_free(&w, p[i]);
+  CHECK(world_malloc(&w, 4000, r) == p[2]);
+  CHECK(world_malloc(&w, 5000, r) == p[0]);
+  CHECK(world_malloc(&w, 9000, r) == p[4]);
+  end();
+}
+
+TEST(neighbours_merge) {
+  begin();
+  void *p[4];
+  for (int i = 0; i < 4; i++) p[i] = block(MIB / 2, r);
+  for (int i = 0; i < 4; i++) world_free(&w, p[(i * 3 + 1) % 4]);
+  CHECK(world_malloc(&w, MIB, r) == p[0]);
+  CHECK(world_malloc(&w, MIB, r) == p[2]);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
+  end();
+}
+
+TEST(small_and_large_blocks_do_not_mix) {
+  begin();
+  world_free(&w, block(12 * MIB, r));
+  world_malloc(&w, 512, r);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_SMALL].current, 1);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_LARGE].current, 1);
+  end();
+}
+
+TEST(a_pending_block_is_ready_as_soon_as_its_use_has_completed) {
+  begin();
+  void *p = pending(12 * MIB);
+  sim_run_all(w.s);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  end();
+}
+
+TEST(gate_order_waits_on_the_gpu_not_on_the_host) {
+  begin();
+  void *p = pending(12 * MIB);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  CHECK_EQ(calls(SIM_CALL_event_synchronize) + calls(SIM_CALL_device_synchronize), 0);
+  CHECK(sim_pending(w.s, 0, s.handle) > 0);
+  end();
+}
+
+TEST(a_gate_serves_for_all_earlier_uses_of_the_stream) {
+  begin();
+  void *p = pending(12 * MIB), *q = pending(14 * MIB);
+  CHECK(world_malloc(&w, 14 * MIB, r) == q); /* the later use */
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  CHECK_EQ(calls(SIM_CALL_stream_wait), 1);
+  end();
+}
+
+TEST(grow_order_takes_new_memory_first) {
+  begin_with(1024 * MIB, ESPER_REUSE_GROW);
+  void *p = pending(12 * MIB), *q = world_malloc(&w, 12 * MIB, r);
+  CHECK(p != q);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  end();
+}
+
+TEST(grow_order_gates_when_memory_is_short) {
+  begin_with(12 * MIB, ESPER_REUSE_GROW);
+  void *p = pending(12 * MIB);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  CHECK_EQ(calls(SIM_CALL_event_synchronize) + calls(SIM_CALL_device_synchronize), 0);
+  end();
+}
+
+TEST(a_ready_block_is_preferred_to_a_pending_one) {
+  begin();
+  void *p = block(14 * MIB, r), *q = pending(12 * MIB);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK(p != q);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  end();
+}
+
+TEST(a_large_ready_block_is_not_broken_up_beside_a_pending_fit) {
+  begin();
+  void *p = block(512 * MIB, r), *q = pending(12 * MIB);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, r) == q);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  end();
+}
+
+/* What a heap owes to its own stream is done, and only has to be asked for. */
+TEST(completed_memory_is_lent_to_other_streams) {
+  begin_as(1024 * MIB, ESPER_REUSE_GATE, SIM_AT_ONCE);
+  void *p = block(9 * MIB, r), *stays = block(9 * MIB, r);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 9 * MIB, t) == p);
+  CHECK_EQ(world_counters(&w, 0).loans, 1);
+  sim_wait_flag(w.s, 0, t.handle, 0);
+  world_kernel(&w, t, p);
+  world_free(&w, p);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
+  CHECK(world_malloc(&w, 9 * MIB, r) != p); /* home again, it owes t's work */
+  sim_raise_flag_now(w.s, 0);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, 9 * MIB, r) == p);
+  world_kernel(&w, r, stays);
+  end();
+}
+
+TEST(a_wholly_free_segment_changes_its_home) {
+  begin_as(1024 * MIB, ESPER_REUSE_GATE, SIM_AT_ONCE);
+  void *p = block(12 * MIB, r);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, t) == p);
+  CHECK_EQ(world_counters(&w, 0).loans, 0);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, t) == p);
+  end();
+}
+
+TEST(other_heaps_are_gated_on_when_memory_is_short) {
+  begin_with(12 * MIB, ESPER_REUSE_GATE);
+  void *p = block(12 * MIB, r);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, t) == p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  CHECK_EQ(calls(SIM_CALL_device_synchronize), 0);
+  end();
+}
+
+TEST(cached_segments_go_back_when_memory_is_short) {
+  begin_with(40 * MIB, ESPER_REUSE_GATE);
+  world_free(&w, block(12 * MIB, r));
+  world_free(&w, block(14 * MIB, r));
+  world_malloc(&w, 30 * MIB, r);
+  esper_stats stats = world_stats(&w, 0);
+  CHECK_EQ(stats.num_alloc_retries, 1);
+  CHECK_EQ(stats.num_ooms, 0);
+  CHECK(stats.num_device_free > 0);
+  end();
+}
+
+static int freed;
+static void *victim;
+
+static int free_victim(void *context) {
+  if (!victim) return 0;
+  CHECK(context == &w);
+  world_free(&w, victim); /* no lock of the core's is held */
+  victim = NULL;
+  return ++freed;
+}
+
+TEST(the_embedders_callback_is_asked_before_giving_up) {
+  begin_with(12 * MIB, ESPER_REUSE_GATE);
+  esper_config config = {.free_memory = free_victim, .free_memory_context = &w};
+  CHECK_OK(esper_configure(w.core, &config));
+  freed = 0;
+  victim = block(12 * MIB, r);
+  CHECK(world_malloc(&w, 12 * MIB, r));
+  CHECK_EQ(freed, 1);
+  void *p;
+  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  end();
+}
+
+TEST(a_use_without_gate_is_not_waited_for_by_the_host_either) {
+  begin_with(12 * MIB, ESPER_REUSE_GATE);
+  void *p = block(12 * MIB, r), *q;
+  world_wait(&w, s, r);
+  sim_wait_flag(w.s, 0, s.handle, 0); /* raised after this malloc */
+  sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ);
+  world_use(&w, p, s, ESPER_USE_NO_GATE);
+  world_free(&w, p);
+  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  end();
+}
+
+TEST(out_of_memory_says_what_there_is) {
+  begin_with(64 * MIB, ESPER_REUSE_GATE);
+  void *p = block(20 * MIB, r), *q = &w;
+  CHECK_STATUS(esper_malloc(w.core, 50 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
+  CHECK(!q);
+  esper_failure failure;
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.device, 0);
+  CHECK_EQ(failure.requested, 50 * MIB);
+  CHECK_EQ(failure.device_total, 64 * MIB);
+  CHECK_EQ(failure.device_free, 44 * MIB);
+  CHECK_EQ(failure.allocated, 20 * MIB);
+  CHECK_EQ(failure.reserved, 20 * MIB);
+  CHECK_EQ(failure.limit, 0);
+  CHECK(strstr(esper_last_error(), "out of memory"));
+  CHECK_EQ(world_stats(&w, 0).num_ooms, 1);
+  /* The process goes on. */
+  CHECK(world_malloc(&w, 40 * MIB, r));
+  world_kernel(&w, r, p);
+  CHECK_STATUS(esper_malloc(w.core, SIZE_MAX, r, &q), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(esper_malloc(w.core, (size_t)1 << 60, r, &q), ESPER_OUT_OF_MEMORY);
+  end();
+}
+
+TEST(only_the_start_of_a_live_block_is_freed_and_only_once) {
+  begin();
+  char *p = block(4096, r);
+  CHECK_STATUS(esper_free(w.core, p + 512), ESPER_INVALID);
+  CHECK_STATUS(esper_free(w.core, &w), ESPER_INVALID);
+  world_free(&w, p);
+  CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
+  CHECK(esper_last_error()[0]);
+  CHECK_EQ(world_stats(&w, 0).allocation[ESPER_ALL].freed, 1);
+  end();
+}
+
+TEST(free_waits_for_nothing) {
+  begin();
+  void *p = block(4096, r), *q = block(8192, r);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_record_stream(&w, q, s);
+  uint64_t recorded = calls(SIM_CALL_event_record);
+  world_free(&w, p); /* no driver call at all */
+  CHECK_EQ(calls(SIM_CALL_event_record), recorded);
+  world_free(&w, q); /* one event */
+  CHECK_EQ(calls(SIM_CALL_event_record), recorded + 1);
+  CHECK_EQ(calls(SIM_CALL_event_synchronize) + calls(SIM_CALL_device_synchronize) +
+               calls(SIM_CALL_event_query), 0);
+  end();
+}
+
+TEST(with_nothing_pending_a_pair_calls_the_driver_for_the_capture_alone) {
+  begin();
+  world_free(&w, world_malloc(&w, 4096, r));
+  uint64_t before = calls(SIM_CALL_any), captures = calls(SIM_CALL_stream_capture);
+  for (int i = 0; i < 100; i++) {
+    void *p;
+    CHECK_OK(esper_malloc(w.core, 4096, r, &p));
+    CHECK_OK(esper_free(w.core, p));
+  }
+  CHECK(calls(SIM_CALL_any) - before <= 100);
+  CHECK_EQ(calls(SIM_CALL_any) - before, calls(SIM_CALL_stream_capture) - captures);
+  end();
+}
+
+TEST(a_steady_loop_allocates_nothing_in_the_core) {
+  begin();
+  esper_counters first = {0}, now;
+  for (int round = 0; round < 2000; round++) {
+    void *p = block(100000, r), *q = block(3 * MIB, r);
+    world_read_on(&w, s, p, r);
+    world_use(&w, p, s, 0);
+    world_read_on(&w, t, q, r);
+    world_use(&w, q, t, 0);
+    world_free(&w, p);
+    world_free(&w, q);
+    sim_run_seeded(w.s, (uint64_t)round, 40);
+    now = world_counters(&w, 0);
+    if (round == 500) first = now;
+  }
+  sim_run_all(w.s);
+  CHECK_EQ(now.metadata_bytes, first.metadata_bytes);
+  CHECK_EQ(now.events_created, first.events_created);
+  end();
+}
+
+/* Marking a long-lived block again and again pins no events. */
+TEST(marks_do_not_pile_up) {
+  begin();
+  void *p = block(4096, r);
+  for (int i = 0; i < 5000; i++) {
+    world_read_on(&w, s, p, r);
+    world_use(&w, p, s, 0);
+    if (i % 10 == 0) sim_run_all(w.s);
+  }
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
+  CHECK(world_counters(&w, 0).events_created < 200);
+  end();
+}

@@ -1,0 +1,123 @@
+/* Segments: what is asked of the driver, and when it is given back. */
+#include "../../csrc/core/types.h"
+#include "world.h"
+
+static world w;
+static esper_stream r, s;
+
+static void begin(void) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = 256 * MIB};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+}
+
+static void end(void) { world_end(&w); }
+
+static int64_t reserved(void) {
+  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
+}
+
+TEST(the_driver_is_asked_for_whole_segments) {
+  begin();
+  world_malloc(&w, 1, r);
+  CHECK_EQ(reserved(), 2 * MIB);
+  world_malloc(&w, 2 * MIB, r);
+  CHECK_EQ(reserved(), 22 * MIB);
+  world_malloc(&w, 21 * MIB, r);
+  CHECK_EQ(reserved(), 44 * MIB);
+  world_malloc(&w, 5 * MIB, r); /* of the 20 MiB */
+  CHECK_EQ(reserved(), 44 * MIB);
+  end();
+}
+
+TEST(empty_cache_gives_back_what_is_wholly_free) {
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 9 * MIB, r),
+       *stays = world_malloc(&w, 9 * MIB, r);
+  world_kernel(&w, r, p);
+  world_free(&w, p);
+  world_free(&w, q);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 20 * MIB);
+  CHECK_EQ(sim_pending_all(w.s), 0); /* it waited */
+  CHECK_EQ(world_stats(&w, 0).num_sync_all_streams, 1);
+  CHECK_EQ(world_stats(&w, 0).num_device_free, 1);
+  world_free(&w, stays);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  end();
+}
+
+TEST(a_segment_that_the_driver_will_not_take_stays) {
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_free(&w, p);
+  sim_fail_call(w.s, SIM_CALL_memory_free, 1, ESPER_DEVICE_ERROR);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 12 * MIB);
+  world_check(&w);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  end();
+}
+
+TEST(the_memory_fraction_limits_growth) {
+  begin();
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
+  CHECK_EQ(esper_get_memory_fraction(w.core, 0) * 100, 25);
+  void *p = world_malloc(&w, 60 * MIB, r), *q;
+  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
+  esper_failure failure;
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.limit, 64 * MIB);
+  CHECK_EQ(failure.device_free, 196 * MIB);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_alloc), 1);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, s)); /* the cache makes room */
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
+  CHECK(world_malloc(&w, 100 * MIB, r));
+  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, 0), ESPER_INVALID);
+  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, 1.5), ESPER_INVALID);
+  CHECK_STATUS(esper_set_memory_fraction(w.core, 9, 0.5), ESPER_INVALID);
+  end();
+}
+
+TEST(the_largest_available_is_what_a_malloc_can_get) {
+  begin();
+  size_t most;
+  void *p = world_malloc(&w, 100 * MIB, r), *q;
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 156 * MIB);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.5));
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 28 * MIB);
+  world_free(&w, p);
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 100 * MIB);
+  CHECK_OK(esper_malloc(w.core, most, r, &q));
+  CHECK(q == p);
+  CHECK_OK(esper_free(w.core, q));
+  CHECK_STATUS(esper_largest_available(w.core, 5, &most), ESPER_INVALID);
+  end();
+}
+
+/* The driver may hand an address to another thread before its function for
+ * giving it back returns. */
+static void reuse_address(void *context, sim_call call, int device, void *object) {
+  (void)call, (void)device, (void)object;
+  world *other = context;
+  sim_after_call(w.s, SIM_CALL_memory_free, NULL, NULL);
+  CHECK(world_malloc(other, 12 * MIB, s));
+}
+
+TEST(an_address_may_come_back_while_its_segment_is_on_its_way_out) {
+  begin();
+  world_free(&w, world_malloc(&w, 12 * MIB, r));
+  sim_after_call(w.s, SIM_CALL_memory_free, reuse_address, &w);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  world_check(&w);
+  CHECK_EQ(reserved(), 12 * MIB);
+  end();
+}

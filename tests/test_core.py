@@ -1,0 +1,138 @@
+"""Runs the C tests of the core, each as a case of its own, plain and under the
+sanitizers, the random programs, the fault loop and the walk over the rule
+switches. ``make -C tests/core`` does the same without Python.
+
+``ESPER_CORE_OPERATIONS`` scales the random programs: their number of
+operations in the plain build (default 10 million; a tenth under sanitizers).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent / "core"
+CSRC = HERE.parent.parent / "csrc"
+CC = os.environ.get("CC", "cc")
+OPERATIONS = int(os.environ.get("ESPER_CORE_OPERATIONS", 10_000_000))
+
+PROGRAMS = sorted(p.stem for p in HERE.glob("test_*.c")) + ["fault_loop"]
+
+pytestmark = pytest.mark.skipif(
+    not HERE.is_dir() or shutil.which("make") is None or shutil.which(CC) is None,
+    reason="the C tests need a source checkout, make and a C compiler",
+)
+
+
+def run(*command: object, seconds: float = 900) -> str:
+    """The output of a command that must succeed."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+        cwd=HERE,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    return done.stdout
+
+
+@lru_cache(maxsize=None)
+def sanitizer_works(variant: str) -> bool:
+    """Whether the compiler has the sanitizer's run-time library."""
+    flag = {"asan": "-fsanitize=address,undefined", "tsan": "-fsanitize=thread"}.get(variant)
+    if flag is None:
+        return True
+    probe = HERE / "build" / f"probe-{variant}"
+    probe.parent.mkdir(exist_ok=True)
+    built = subprocess.run(
+        [CC, flag, "-x", "c", "-", "-o", str(probe)],
+        input="int main(void) { return 0; }",
+        text=True,
+        capture_output=True,
+    )
+    return built.returncode == 0 and subprocess.run([str(probe)]).returncode == 0
+
+
+@lru_cache(maxsize=None)
+def build(variant: str) -> Path:
+    """Builds every program of a variant; where they are."""
+    if not sanitizer_works(variant):
+        pytest.skip(f"{CC} cannot build and run programs for {variant}")
+    run("make", "-s", "-j2", f"VARIANT={variant}", "build")
+    return HERE / "build" / variant
+
+
+def names(program: str) -> list[str]:
+    """The tests of a program, read from its source so that collecting builds nothing."""
+    lines = (HERE / f"{program}.c").read_text().splitlines()
+    return [line[len("TEST(") : line.index(")")] for line in lines if line.startswith("TEST(")]
+
+
+CASES = [
+    (program, name)
+    for program in PROGRAMS
+    for name in names(program)
+    if name != "every_rule_is_caught_by_a_test"
+]
+
+
+@pytest.mark.parametrize("program, name", CASES, ids=[f"{p}-{n}" for p, n in CASES])
+def test_plain(program: str, name: str) -> None:
+    assert name in run(build("plain") / program, name)
+
+
+@pytest.mark.parametrize("variant", ["asan", "tsan"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_sanitized(variant: str, program: str) -> None:
+    output = run(build(variant) / program)
+    assert all(name in output for name in names(program) if not name.startswith("every_rule"))
+
+
+def test_each_rule_is_caught() -> None:
+    output = run(build("rules") / "test_rules")
+    rules = [line for line in output.splitlines() if line.startswith("rule ")]
+    assert rules and all("caught by" in line for line in rules)
+    print("\n".join(rules))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("variant", ["plain", "asan", "tsan"])
+def test_random_programs(variant: str, threads: int) -> None:
+    # Threads take turns at the simulation's lock, so they do fewer.
+    operations = OPERATIONS // (1 if variant == "plain" else 10) // (1 if threads == 1 else 10)
+    output = run(
+        build(variant) / "random_programs", "--operations", operations, "--threads", threads
+    )
+    assert "the oracle is content" in output
+
+
+@pytest.mark.parametrize("header", ["esper_alloc.h", "device/device.h", "device/sim.h"])
+@pytest.mark.parametrize(
+    "language, standard", [("c", "c11"), ("c++", "c++11"), ("c++", "c++20")]
+)
+def test_header_compiles_alone(header: str, language: str, standard: str) -> None:
+    source = f'#include "{CSRC / header}"\nint main() {{ return 0; }}\n'
+    compiler = CC if language == "c" else os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not there")
+    done = subprocess.run(
+        [compiler, "-x", language, f"-std={standard}", "-pedantic", "-Wall", "-Wextra", "-Werror",
+         "-fsyntax-only", "-"],
+        input=source,
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_header_includes_neither_cuda_nor_torch() -> None:
+    text = (CSRC / "esper_alloc.h").read_text()
+    includes = {line.split()[1] for line in text.splitlines() if line.startswith("#include")}
+    assert includes == {"<stddef.h>", "<stdint.h>"}
