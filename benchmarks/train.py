@@ -102,7 +102,8 @@ def losses(model: str, small: bool) -> dict:
     warnings.filterwarnings("ignore", message=".*deterministic.*")
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # With warnings only, attention stays as it is: strict where the model allows it.
+    torch.use_deterministic_algorithms(True, warn_only=model != "gpt2")
     torch.manual_seed(0)
     step = {"gpt2": gpt2, "resnet50": resnet50}[model](small)
     found = [step() for _ in range(LOSS_STEPS)]

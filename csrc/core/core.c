@@ -12,6 +12,7 @@
 #include "marks.h"
 #include "pool.h"
 #include "segment.h"
+#include "settle.h"
 #include "stats.h"
 #include "stream.h"
 #include "trace.h"
@@ -248,7 +249,7 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   esper_status status = core_device(core, device_index, &device);
   if (status != ESPER_OK)
     return status;
-  status = heap_synchronize(device);
+  status = settle_device(device);
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
   unlock(&device->lock);

@@ -24,6 +24,7 @@
 #include "map.h"
 #include "pool.h"
 #include "segment.h"
+#include "settle.h"
 #include "stats.h"
 #include "stream.h"
 #include "trace.h"
@@ -374,21 +375,6 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
   return grow(q, status);
 }
 
-/* Whether some free block waits for work that this thread may still have to
- * enqueue: then waiting for the whole device could last for ever. */
-static bool must_not_synchronize(device_t *device)
-{
-  bool found = false;
-  lock(&device->lock);
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      for (block_t *b = heap->oldest_pending; b && !found; b = b->newer)
-        for (use_t *use = b->uses; use; use = use->next)
-          found |= use->flags & USE_NO_GATE && !use_is_satisfied(use, heap->stream);
-  unlock(&device->lock);
-  return found;
-}
-
 /* Step 8: the host waits. */
 static block_t *wait_and_release(const request_t *q, esper_status *status)
 {
@@ -399,9 +385,9 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   q->device->stats.num_alloc_retries++;
   unlock(&q->device->lock);
   /* Giving memory back waits for the device too. */
-  bool may_wait = !must_not_synchronize(q->device);
+  bool may_wait = settle_may_wait(q->device);
   if (may_wait)
-    heap_synchronize(q->device);
+    settle_device(q->device);
   if ((block = take_retired(q, false)) || (block = borrow(q)) || !may_wait)
     return block;
   size_t wanted = config_segment_size(q->config, q->size);
@@ -420,36 +406,6 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
   if ((block = gate_own(q, true)) || (block = gate_other(q)))
     return block;
   return wait_and_release(q, status);
-}
-
-/* Uses on a stream that nobody could record: now that the stream is here, an
- * event on it covers them. Those of a capture's memory stay: the event says
- * nothing of replays. */
-static void record_held_uses(core_t *core, presented_t p)
-{
-  atomic_store(&p.stream->holds, false);
-  record_t *record = stream_record(p);
-  bool left = !record;
-  for (int d = 0; d < core->device_count; d++) {
-    device_t *device = &core->devices[d];
-    if (!atomic_load(&device->ready))
-      continue;
-    lock(&device->lock);
-    for (pool_t *pool = device->pools; pool; pool = pool->next)
-      for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-        for (block_t *b = heap->oldest_pending; b && !heap->capture; b = b->newer)
-          for (use_t *use = b->uses; use; use = use->next)
-            if (use->stream == p.stream && !use->record && record) {
-              record_keep(record);
-              use_set_record(use, record);
-            }
-    unlock(&device->lock);
-  }
-  if (left)
-    atomic_store(&p.stream->holds, true);
-  else
-    record_drop(record);
-  atomic_fetch_add(&core->epoch, 1);
 }
 
 esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **ptr)
@@ -475,7 +431,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
     return error_from_driver(core, atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN
                                                                  : ESPER_DEVICE_ERROR);
   if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed) && !q.capture)
-    record_held_uses(core, q.stream);
+    settle_stream(core, q.stream);
 
   lock(&device->lock);
   q.heap = pool_heap(pool, q.stream.stream, RULE(CAPTURE_KEEPS_APART) ? q.capture : 0);
@@ -584,65 +540,4 @@ void heap_retire(device_t *device)
     for (heap_t *heap = pool->heaps; heap; heap = heap->next)
       free_blocks_promote(heap);
   unlock(&device->lock);
-}
-
-/* Uses on the device's streams that no event stands for: those of freed blocks,
- * of any device, are satisfied once this one was synchronised. Marks them
- * before, settles them after. */
-static void settle_held_uses(const device_t *synchronised, bool before)
-{
-  core_t *core = synchronised->core;
-  for (int d = 0; d < core->device_count; d++) {
-    device_t *device = &core->devices[d];
-    if (!atomic_load(&device->ready))
-      continue;
-    lock(&device->lock);
-    for (pool_t *pool = device->pools; pool; pool = pool->next)
-      for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-        for (block_t *b = heap->oldest_pending; b && !heap->capture; b = b->newer)
-          for (use_t **link = &b->uses; *link;) {
-            use_t *use = *link;
-            if (use->stream->device != synchronised) {
-              /* another synchronisation's */
-            } else if (before && !use->record) {
-              use->flags |= USE_SYNCING;
-            } else if (!before && use->flags & USE_SYNCING) {
-              *link = use->next;
-              use_give(device, use);
-              continue;
-            }
-            link = &use->next;
-          }
-    unlock(&device->lock);
-  }
-}
-
-esper_status heap_synchronize(device_t *device)
-{
-  core_t *core = device->core;
-  enum { MOST = 1024 };
-  struct {
-    stream_t *stream;
-    uint64_t number;
-  } begun[MOST];
-  int count = 0;
-  lock(&device->sync_lock);
-  settle_held_uses(device, true);
-  for (stream_t *s = atomic_load(&core->streams); s && count < MOST; s = s->next)
-    if (s->device == device) {
-      begun[count].stream = s;
-      stream_sync_begin(s, &begun[count++].number);
-    }
-  esper_status status = call_device_synchronize(core, device->index);
-  if (status == ESPER_OK) {
-    for (int i = 0; i < count; i++)
-      stream_sync_done(begun[i].stream, begun[i].number);
-    settle_held_uses(device, false);
-    atomic_fetch_add(&core->epoch, 1);
-  } else {
-    error_from_driver(core, status);
-  }
-  unlock(&device->sync_lock);
-  heap_retire(device);
-  return status;
 }

@@ -11,9 +11,6 @@ esper_status heap_free(core_t *core, void *ptr);
  * pool or (NULL) of all, until at least `enough` bytes were given back. */
 size_t heap_release(device_t *device, const pool_t *pool, size_t enough);
 
-/* Waits for everything enqueued on the device and takes note. */
-esper_status heap_synchronize(device_t *device);
-
 /* All pending blocks of the device are looked at again. */
 void heap_retire(device_t *device);
 

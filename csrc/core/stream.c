@@ -219,9 +219,21 @@ static record_t *record_on(presented_t p, void *wait_for)
   return r;
 }
 
+/* An event for all of a device's work would end the captures there. */
+static bool any_is_captured(const device_t *device)
+{
+  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
+    if (s->device == device && s->immortal && !s->all_streams &&
+        stream_capture_of((presented_t){s, s->handle}, true))
+      return true;
+  return false;
+}
+
 record_t *stream_record(presented_t p)
 {
   if (RULE(CAPTURE_RECORDS_NOTHING) && stream_capture_of(p, true))
+    return NULL;
+  if (p.stream->all_streams && any_is_captured(p.stream->device))
     return NULL;
   return record_on(p, NULL);
 }

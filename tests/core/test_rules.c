@@ -222,19 +222,19 @@ TEST(another_stream_gets_only_what_has_completed_or_is_gated) {
   end();
 }
 
-/* During somebody's capture the device cannot be synchronised. */
+/* What r did before it was captured cannot be waited for meanwhile. */
 TEST(memory_that_is_still_read_is_not_given_back) {
   begin(64);
   void *x = block(X, r), *y = block(Y, r);
   read_and_mark(x, r, s);
   world_free(&w, x);
   world_free(&w, y); /* owner order is as good as a use */
-  sim_capture_begin(w.s, 0, t.handle);
+  sim_capture_begin(w.s, 0, r.handle);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current,
            (X + Y) * MIB);
-  CHECK(sim_capture_is_valid(w.s, 0, t.handle));
-  sim_capture_abort(w.s, 0, t.handle);
+  CHECK(sim_capture_is_valid(w.s, 0, r.handle));
+  sim_capture_abort(w.s, 0, r.handle);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
   end();

@@ -71,9 +71,10 @@ class Attempts:
 
     def attempt(self, value: int) -> tuple[bool, bool]:
         """One try: was the reader served wrong, was the memory reused meanwhile?"""
+        torch.cuda.empty_cache()  # memory is short: nothing else is there to be taken
         address = self.fuse(value)
         pressure = []
-        for _ in range(16):  # the same memory is asked for again, past what is cached
+        for _ in range(4):  # the same memory is asked for again
             other = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
             other.fill_(-value)
             pressure.append(other)
