@@ -914,7 +914,8 @@ static uint64_t run_program(uint64_t seed, int threads) {
   pthread_mutex_destroy(&p.shelf_lock);
   free(all);
   free(ids);
-  if (p.handed_out * 4 < p.mallocs && p.mallocs > 1000)
+  /* What captures hold can be all there is. */
+  if (!captures && p.handed_out * 4 < p.mallocs && p.mallocs > 1000)
     fail("hardly any malloc got memory: the program tests nothing");
   current = NULL;
   return maker.done;
