@@ -36,6 +36,12 @@ SANITIZE = os.environ.get("ESPER_ALLOC_SANITIZE", "")
 RULE_SWITCHES = os.environ.get("ESPER_ALLOC_RULE_SWITCHES", "0") == "1"
 SHIM = os.environ.get("ESPER_ALLOC_SHIM", "")
 
+if not sys.platform.startswith("linux"):
+    raise SystemExit(
+        "esper_alloc runs on Linux with NVIDIA GPUs; Windows, macOS and others are not supported "
+        f"(this Python is one for {sys.platform})"
+    )
+
 # What C and C++ users compile against, as esper_alloc.get_include() serves it.
 PUBLIC_HEADERS = ("esper_alloc.h", "device/device.h", "python/capi.h")
 
@@ -161,6 +167,9 @@ class BuildExtensions(build_ext):
     """Builds the core plainly and the PyTorch part the way torch wants it."""
 
     def run(self) -> None:
+        self.notice_other_circumstances()
+        if not WITH_TORCH:  # one of an earlier build would be packed
+            Path(self.get_ext_fullpath("esper_alloc._torch")).unlink(missing_ok=True)
         super().run()
         package = (ROOT if self.inplace else Path(self.build_lib)) / "esper_alloc"
         package.mkdir(parents=True, exist_ok=True)
@@ -169,6 +178,18 @@ class BuildExtensions(build_ext):
             copy_headers(package)
         for sentence in FOUND.missing:
             print(f"esper_alloc: not built: {sentence}", file=sys.stderr)
+
+    def notice_other_circumstances(self) -> None:
+        """Build again after a change of torch or of the flags, not of the sources alone."""
+        stamp = Path(self.build_temp) / "built_for.txt"
+        lines = [str(FOUND)]
+        lines += [f"{e.name} {e.define_macros} {e.extra_compile_args}" for e in self.extensions]
+        text = "\n".join(lines)
+        if not stamp.is_file() or stamp.read_text(encoding="utf-8") != text:
+            stamp.parent.mkdir(parents=True, exist_ok=True)
+            stamp.write_text(text, encoding="utf-8")
+        for extension in self.extensions:
+            extension.depends.append(str(stamp))
 
     def build_extensions(self) -> None:
         everything = self.extensions

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,12 +87,27 @@ static esper_stream stream_of(void *handle, int device)
                         .flags = (uintptr_t)handle <= 1 ? ESPER_STREAM_IMMORTAL : 0};
 }
 
+/* A bare CUDAPluggableAllocator works, and keeps memory longer than it needs to:
+ * that must not go unnoticed, and one line is enough. */
+static void blindness_say_once(void)
+{
+  static atomic_bool said;
+  if (atomic_load_explicit(&said, memory_order_relaxed) || atomic_exchange(&said, true))
+    return;
+  fputs("esper_alloc: calls of record_stream do not arrive here, so each free waits for all "
+        "earlier work of its device; use esper_alloc.pluggable_allocator() in place of a bare "
+        "CUDAPluggableAllocator\n",
+        stderr);
+}
+
 /* ---- the public functions ---------------------------------------------- */
 
 void *esper_alloc_malloc(size_t size, int device, void *stream)
 {
   void *pointer = NULL;
   esper_core *core = esper_instance();
+  if (core && !atomic_load_explicit(&record_stream_visible, memory_order_relaxed))
+    blindness_say_once();
   if (!core || esper_malloc(core, size, stream_of(stream, device), &pointer) != ESPER_OK)
     return NULL;
   return pointer;

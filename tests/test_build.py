@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 from pathlib import Path
 
@@ -49,6 +50,14 @@ def installed_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=source, ESPER_ALLOC_SHIM="0",
     )  # fmt: skip
     return folder / "installed"
+
+
+def built_anew(folder: Path, source: Path, **environment: str) -> bool:
+    """Builds the core in `source`; whether setup.py found that necessary."""
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("_core.*.so")}
+    run(sys.executable, "setup.py", "--quiet", "build", "--build-lib", folder,
+        cwd=source, ESPER_ALLOC_SHIM="0", **environment)  # fmt: skip
+    return before != {file: file.stat().st_mtime_ns for file in folder.rglob("_core.*.so")}
 
 
 def python_there(installed: Path, program: str) -> str:
@@ -116,6 +125,34 @@ def test_stubs_match_the_module() -> None:
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("needs mypy")
     run(sys.executable, "-m", "mypy.stubtest", "esper_alloc._core", PYTHONPATH=str(ROOT))
+
+
+def test_what_an_earlier_build_left_is_not_packed(installed_core: Path) -> None:
+    """One folder may see builds with and without torch, and for several torches."""
+    source = installed_core.parent / "source"
+    stale = installed_core / "esper_alloc" / f"_torch{sysconfig.get_config_var('EXT_SUFFIX')}"
+    stale.write_bytes(b"of an earlier build")
+    assert not built_anew(installed_core, source)
+    assert not stale.exists()
+    assert built_anew(installed_core, source, ESPER_ALLOC_DEBUG="1")  # the sources are the same
+    assert built_anew(installed_core, source)
+    assert not built_anew(installed_core, source)
+
+
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_other_systems_are_refused(platform: str) -> None:
+    program = f"""
+import runpy, sys
+import setuptools.command.build_ext
+sys.platform = {platform!r}
+runpy.run_path("setup.py")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "not supported" in line and platform in line
 
 
 def test_what_is_missing_comes_with_the_command() -> None:

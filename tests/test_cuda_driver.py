@@ -80,6 +80,25 @@ def test_scenario(built: Path, scenario: str) -> None:
     run_scenario(built, scenario)
 
 
+def test_blindness_is_said_once(built: Path) -> None:
+    """Who allocates without a way to report record_stream hears of it, in one line."""
+
+    def said_by(scenario: str) -> list[str]:
+        done = subprocess.run(
+            [str(built / "test_cuda"), scenario],
+            env={**os.environ, "ESPER_ALLOC_LIBCUDA": str(built / "libfake.so")},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr.splitlines()
+
+    (line,) = said_by("blind")  # it allocates twice before record_stream is visible
+    assert "record_stream" in line and "esper_alloc.pluggable_allocator()" in line
+    assert said_by("uses") == []
+
+
 def test_reuse_order_from_environment(built: Path) -> None:
     run_scenario(built, "reuse_order", ESPER_ALLOC_REUSE="grow")
     run_scenario(built, "bad_reuse_order", ESPER_ALLOC_REUSE="sometimes")

@@ -133,7 +133,7 @@ def test_script_sees_what_it_sees_when_run_directly(place: Place) -> None:
     direct = place.python("-O", "-X", "dev", script, *arguments)
     ours = place.python("-O", "-X", "dev", "-m", "esper_alloc", "run", script, *arguments)
     assert direct.returncode == 0, direct.stderr
-    assert '"customize": false' in direct.stdout
+    # Some systems bring a sitecustomize of their own: then nothing may differ at all.
     assert ours.stdout == direct.stdout.replace('"customize": false', '"customize": true')
     assert ours.stderr == direct.stderr
 

@@ -377,6 +377,8 @@ static void scenario_blind(void)
   CHECK(counters_of(0).bytes_pending == 1 << 20);
   fake->finish(1);
   CHECK(counters_of(0).bytes_pending == 0);
+  esper_alloc_free(esper_alloc_malloc(1 << 20, 0, home), 0, 0, home);
+  CHECK(counters_of(0).bytes_pending == 0);
   /* Told that record_stream is seen, a free owes nothing to other streams. */
   esper_alloc_set_record_stream_visible(1);
   block = esper_alloc_malloc(1 << 20, 0, home);
