@@ -70,13 +70,14 @@ struct record {
 enum {
   USE_AT_FREE = 1u, /* record_stream: the event is recorded at the free       */
   USE_NO_GATE = 2u, /* depends, maybe, on work not yet enqueued               */
-  USE_SYNCING = 4u, /* a synchronisation that will satisfy it is under way    */
 };
 
 struct use {
   use_t *next;
   stream_t *stream;
   record_t *record; /* NULL: none could be or was recorded; holds the block   */
+  uint64_t stamp;   /* of a held use of a free block: the stream's events with
+                       this number or a higher one cover it; 0: none does     */
   unsigned flags;
 };
 
@@ -97,6 +98,7 @@ struct stream {
   record_t *oldest, *newest;   /* outstanding records, by number              */
   atomic_bool has_outstanding;
   _Atomic(record_t *) dropped; /* records nobody refers to, to be pooled      */
+  uint64_t syncing;            /* what a synchronisation will have completed  */
   record_t *probe;             /* of the owner order, for other streams' sake */
   atomic_bool holds;           /* some free block has a use here, no record   */
   atomic_uint marks;           /* so far                                      */
