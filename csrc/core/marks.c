@@ -123,38 +123,53 @@ esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t coun
   return ESPER_OK;
 }
 
-stream_t *marks_carrier(device_t *device)
+static esper_status carrier_create(device_t *device, stream_t **carrier)
 {
   core_t *core = device->core;
-  lock(&device->sync_lock);
-  if (!device->carrier) {
-    void *handle;
-    uint64_t id;
-    esper_status status = call_stream_create(core, device->index, &handle);
-    if (status == ESPER_OK) {
-      status = call_stream_id(core, device->index, handle, &id);
-      stream_t *s = status == ESPER_OK ? stream_create(core, device, id, handle) : NULL;
-      if (s)
-        stream_make_immortal(core, s, handle);
-      else
-        call_stream_destroy(core, device->index, handle);
-      device->carrier = s;
-    }
-    if (status != ESPER_OK)
-      error_from_driver(core, status);
-  }
-  stream_t *carrier = device->carrier;
-  unlock(&device->sync_lock);
-  return carrier;
+  void *handle;
+  uint64_t id;
+  esper_status status = call_stream_create(core, device->index, &handle);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  status = call_stream_id(core, device->index, handle, &id);
+  if (status != ESPER_OK)
+    error_from_driver(core, status);
+  else if (!(*carrier = stream_create(core, device, id, handle)))
+    status = error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
+  if (status == ESPER_OK)
+    stream_make_immortal(core, *carrier, handle);
+  else
+    call_stream_destroy(core, device->index, handle);
+  return status;
+}
+
+/* Not under the device's sync lock: whoever synchronises may be waiting for
+ * what the caller enqueues next. */
+static esper_status carrier_of(device_t *device, bool gate, stream_t **carrier)
+{
+  core_t *core = device->core;
+  _Atomic(stream_t *) *made = &device->carriers[!gate];
+  esper_status status = ESPER_OK;
+  if ((*carrier = atomic_load(made)))
+    return ESPER_OK;
+  lock(&core->config_lock);
+  if (!(*carrier = atomic_load(made)))
+    status = carrier_create(device, carrier);
+  if (status == ESPER_OK)
+    atomic_store(made, *carrier);
+  unlock(&core->config_lock);
+  return status;
 }
 
 esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_t count,
                                     void *event, int device, unsigned flags, size_t *marked)
 {
   size_t found = 0;
-  stream_t *carrier = marks_carrier(&core->devices[device]);
-  if (!carrier)
-    return ESPER_DEVICE_ERROR;
+  stream_t *carrier;
+  bool gate = !(flags & ESPER_USE_NO_GATE);
+  esper_status status = carrier_of(&core->devices[device], gate, &carrier);
+  if (status != ESPER_OK)
+    return status;
   if (any_needs_use(core, ptrs, count, carrier, &found)) {
     record_t *record = stream_record_event(carrier, event, device);
     attach_all(core, ptrs, count, carrier, record, use_flags(flags));

@@ -197,7 +197,9 @@ struct device {
 
   stream_t *legacy;      /* the default stream                                */
   stream_t *all_streams; /* stands for every stream: see event_record_all     */
-  stream_t *carrier;     /* of our own: carries uses that come as an event    */
+  /* Streams of our own that carry the uses that come as an event; those that
+     must not be gated on have the second, and delay no others. */
+  _Atomic(stream_t *) carriers[2];
 
   mutex_t events_lock;
   void **events; /* pooled */
