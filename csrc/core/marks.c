@@ -38,19 +38,18 @@ block_t *marks_lock_block(core_t *core, const void *ptr)
   return NULL;
 }
 
-/* One attached use. Without host memory for it the host waits instead: late,
- * but safe. */
-static void attach(block_t *block, stream_t *stream, record_t *record, unsigned flags)
+/* One attached use. */
+static esper_status attach(block_t *block, stream_t *stream, record_t *record, unsigned flags)
 {
   device_t *device = device_of(block);
   uses_drop_completed(device, block);
   use_t *use = use_take(device);
-  if (use)
-    use_attach(block, stream, record, flags, &use);
-  else if (record)
-    stream_wait_host(record);
+  if (!use)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
+  use_attach(block, stream, record, flags, &use);
   if (use)
     use_give(device, use);
+  return ESPER_OK;
 }
 
 /* Whether `stream` must be a use of the block: its own stream need not. */
@@ -74,17 +73,19 @@ static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
   return any;
 }
 
-static void attach_all(core_t *core, const void *const *ptrs, size_t count,
-                       stream_t *stream, record_t *record, unsigned flags)
+static esper_status attach_all(core_t *core, const void *const *ptrs, size_t count,
+                               stream_t *stream, record_t *record, unsigned flags)
 {
-  for (size_t i = 0; i < count; i++) {
+  esper_status status = ESPER_OK;
+  for (size_t i = 0; i < count && status == ESPER_OK; i++) {
     block_t *block = marks_lock_block(core, ptrs[i]);
     if (!block)
       continue;
     if (needs_use(block, stream))
-      attach(block, stream, record, flags);
+      status = attach(block, stream, record, flags);
     unlock(&device_of(block)->lock);
   }
+  return status;
 }
 
 static void count_captured(core_t *core, int device)
@@ -111,7 +112,7 @@ esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t coun
     record_t *record = stream_record(p);
     if (!record && stream_capture_of(p, true))
       count_captured(core, as.device);
-    attach_all(core, ptrs, count, p.stream, record, use_flags(flags));
+    status = attach_all(core, ptrs, count, p.stream, record, use_flags(flags));
     if (record)
       record_drop(record);
     /* Long-lived tensors that are marked again and again pin no events. */
@@ -120,7 +121,7 @@ esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t coun
   }
   if (marked)
     *marked = found;
-  return ESPER_OK;
+  return status;
 }
 
 static esper_status carrier_create(device_t *device, stream_t **carrier)
@@ -172,14 +173,14 @@ esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_
     return status;
   if (any_needs_use(core, ptrs, count, carrier, &found)) {
     record_t *record = stream_record_event(carrier, event, device);
-    attach_all(core, ptrs, count, carrier, record, use_flags(flags));
+    status = attach_all(core, ptrs, count, carrier, record, use_flags(flags));
     if (record)
       record_drop(record);
     stream_retire(carrier);
   }
   if (marked)
     *marked = found;
-  return ESPER_OK;
+  return status;
 }
 
 static esper_status attach_at_free(core_t *core, const void *ptr, stream_t *stream)
@@ -191,15 +192,8 @@ static esper_status attach_at_free(core_t *core, const void *ptr, stream_t *stre
   esper_status status = ESPER_OK;
   if (!stream)
     stream = device->all_streams;
-  if (needs_use(block, stream)) {
-    use_t *use = use_take(device);
-    if (use)
-      use_attach(block, stream, NULL, USE_AT_FREE, &use);
-    else
-      status = error_set(ESPER_HOST_MEMORY, "no host memory for a use");
-    if (use)
-      use_give(device, use);
-  }
+  if (needs_use(block, stream))
+    status = attach(block, stream, NULL, USE_AT_FREE);
   unlock(&device->lock);
   return status;
 }
