@@ -18,10 +18,10 @@ static _Atomic(stream_t *) *bucket_of_handle(core_t *core, void *handle)
   return &core->stream_by_handle[(uintptr_t)handle * 0x9e3779b97f4a7c15u >> 56];
 }
 
-static stream_t *find_by_id(core_t *core, uint64_t id)
+static stream_t *find_by_id(core_t *core, const device_t *device, uint64_t id)
 {
   stream_t *s = core->stream_by_id[bucket_of_id(id)];
-  while (s && s->id != id)
+  while (s && (s->id != id || s->device != device))
     s = s->next_in_bucket;
   return s;
 }
@@ -29,7 +29,7 @@ static stream_t *find_by_id(core_t *core, uint64_t id)
 stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handle)
 {
   lock(&core->streams_lock);
-  stream_t *s = find_by_id(core, id);
+  stream_t *s = find_by_id(core, device, id);
   if (!s && (s = calloc(1, sizeof *s))) {
     s->core = core;
     s->device = device;

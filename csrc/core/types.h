@@ -171,7 +171,7 @@ struct esper_pool {
 
 typedef struct trace {
   esper_trace_entry *entries; /* a ring, NULL when off                        */
-  size_t capacity;
+  size_t capacity, limit; /* it grows up to the limit before it wraps         */
   uint64_t count; /* written since the start                                  */
 } trace_t;
 
@@ -215,10 +215,9 @@ struct esper_core {
   _Atomic uint64_t driver_calls[DRIVER_CALLS];
   atomic_bool shut_down;
 
-  mutex_t config_lock; /* setting up devices too                      */
+  mutex_t config_lock; /* setting up devices, and tracing, too        */
   _Atomic(struct config *) config; /* read without a lock                     */
   atomic_bool tracing;
-  size_t trace_capacity;
 
   int device_count;
   device_t *devices;
