@@ -162,7 +162,8 @@ enum {
  * Addresses inside an allocation stand for it; addresses of no allocation of
  * this core are skipped, and the number of those found is stored in *marked
  * (may be NULL). Nothing to do on a block's own stream. A use that could not
- * be recorded holds the block: that is not an error of the caller. */
+ * be recorded holds the block: that is not an error of the caller.
+ * ESPER_HOST_MEMORY: some were marked perhaps, not all. */
 ESPER_API esper_status esper_record_use(esper_core *core,
                                         const void *const *ptrs, size_t count,
                                         esper_stream stream, unsigned flags,

@@ -101,8 +101,9 @@ static void device_destroy(device_t *device)
     if (pool != &device->default_pool)
       free(pool);
   }
-  if (device->carrier)
-    call_stream_destroy(core, device->index, device->carrier->handle);
+  for (int i = 0; i < 2; i++)
+    if (atomic_load(&device->carriers[i]))
+      call_stream_destroy(core, device->index, atomic_load(&device->carriers[i])->handle);
   trace_destroy(&device->trace);
 }
 

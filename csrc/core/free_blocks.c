@@ -36,9 +36,10 @@ static void append_pending(heap_t *heap, block_t *block)
   block->newer = NULL;
   *(block->older ? &block->older->newer : &heap->oldest_pending) = block;
   heap->newest_pending = block;
-  for (use_t *use = block->uses; use; use = use->next)
+  /* No event says anything of a captured graph's replays. */
+  for (use_t *use = block->uses; use && !heap->capture; use = use->next)
     if (!use->record)
-      atomic_store(&use->stream->holds, true);
+      use_hold(use);
 }
 
 static void remove_pending(heap_t *heap, block_t *block)

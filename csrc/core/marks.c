@@ -38,19 +38,18 @@ block_t *marks_lock_block(core_t *core, const void *ptr)
   return NULL;
 }
 
-/* One attached use. Without host memory for it the host waits instead: late,
- * but safe. */
-static void attach(block_t *block, stream_t *stream, record_t *record, unsigned flags)
+/* One attached use. */
+static esper_status attach(block_t *block, stream_t *stream, record_t *record, unsigned flags)
 {
   device_t *device = device_of(block);
   uses_drop_completed(device, block);
   use_t *use = use_take(device);
-  if (use)
-    use_attach(block, stream, record, flags, &use);
-  else if (record)
-    stream_wait_host(record);
+  if (!use)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
+  use_attach(block, stream, record, flags, &use);
   if (use)
     use_give(device, use);
+  return ESPER_OK;
 }
 
 /* Whether `stream` must be a use of the block: its own stream need not. */
@@ -74,17 +73,19 @@ static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
   return any;
 }
 
-static void attach_all(core_t *core, const void *const *ptrs, size_t count,
-                       stream_t *stream, record_t *record, unsigned flags)
+static esper_status attach_all(core_t *core, const void *const *ptrs, size_t count,
+                               stream_t *stream, record_t *record, unsigned flags)
 {
-  for (size_t i = 0; i < count; i++) {
+  esper_status status = ESPER_OK;
+  for (size_t i = 0; i < count && status == ESPER_OK; i++) {
     block_t *block = marks_lock_block(core, ptrs[i]);
     if (!block)
       continue;
     if (needs_use(block, stream))
-      attach(block, stream, record, flags);
+      status = attach(block, stream, record, flags);
     unlock(&device_of(block)->lock);
   }
+  return status;
 }
 
 static void count_captured(core_t *core, int device)
@@ -111,7 +112,7 @@ esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t coun
     record_t *record = stream_record(p);
     if (!record && stream_capture_of(p, true))
       count_captured(core, as.device);
-    attach_all(core, ptrs, count, p.stream, record, use_flags(flags));
+    status = attach_all(core, ptrs, count, p.stream, record, use_flags(flags));
     if (record)
       record_drop(record);
     /* Long-lived tensors that are marked again and again pin no events. */
@@ -120,51 +121,66 @@ esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t coun
   }
   if (marked)
     *marked = found;
-  return ESPER_OK;
+  return status;
 }
 
-stream_t *marks_carrier(device_t *device)
+static esper_status carrier_create(device_t *device, stream_t **carrier)
 {
   core_t *core = device->core;
-  lock(&device->sync_lock);
-  if (!device->carrier) {
-    void *handle;
-    uint64_t id;
-    esper_status status = call_stream_create(core, device->index, &handle);
-    if (status == ESPER_OK) {
-      status = call_stream_id(core, device->index, handle, &id);
-      stream_t *s = status == ESPER_OK ? stream_create(core, device, id, handle) : NULL;
-      if (s)
-        stream_make_immortal(core, s, handle);
-      else
-        call_stream_destroy(core, device->index, handle);
-      device->carrier = s;
-    }
-    if (status != ESPER_OK)
-      error_from_driver(core, status);
-  }
-  stream_t *carrier = device->carrier;
-  unlock(&device->sync_lock);
-  return carrier;
+  void *handle;
+  uint64_t id;
+  esper_status status = call_stream_create(core, device->index, &handle);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  status = call_stream_id(core, device->index, handle, &id);
+  if (status != ESPER_OK)
+    error_from_driver(core, status);
+  else if (!(*carrier = stream_create(core, device, id, handle)))
+    status = error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
+  if (status == ESPER_OK)
+    stream_make_immortal(core, *carrier, handle);
+  else
+    call_stream_destroy(core, device->index, handle);
+  return status;
+}
+
+/* Not under the device's sync lock: whoever synchronises may be waiting for
+ * what the caller enqueues next. */
+static esper_status carrier_of(device_t *device, bool gate, stream_t **carrier)
+{
+  core_t *core = device->core;
+  _Atomic(stream_t *) *made = &device->carriers[!gate];
+  esper_status status = ESPER_OK;
+  if ((*carrier = atomic_load(made)))
+    return ESPER_OK;
+  lock(&core->config_lock);
+  if (!(*carrier = atomic_load(made)))
+    status = carrier_create(device, carrier);
+  if (status == ESPER_OK)
+    atomic_store(made, *carrier);
+  unlock(&core->config_lock);
+  return status;
 }
 
 esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_t count,
                                     void *event, int device, unsigned flags, size_t *marked)
 {
   size_t found = 0;
-  stream_t *carrier = marks_carrier(&core->devices[device]);
-  if (!carrier)
-    return ESPER_DEVICE_ERROR;
+  stream_t *carrier;
+  bool gate = !(flags & ESPER_USE_NO_GATE);
+  esper_status status = carrier_of(&core->devices[device], gate, &carrier);
+  if (status != ESPER_OK)
+    return status;
   if (any_needs_use(core, ptrs, count, carrier, &found)) {
     record_t *record = stream_record_event(carrier, event, device);
-    attach_all(core, ptrs, count, carrier, record, use_flags(flags));
+    status = attach_all(core, ptrs, count, carrier, record, use_flags(flags));
     if (record)
       record_drop(record);
     stream_retire(carrier);
   }
   if (marked)
     *marked = found;
-  return ESPER_OK;
+  return status;
 }
 
 static esper_status attach_at_free(core_t *core, const void *ptr, stream_t *stream)
@@ -176,15 +192,8 @@ static esper_status attach_at_free(core_t *core, const void *ptr, stream_t *stre
   esper_status status = ESPER_OK;
   if (!stream)
     stream = device->all_streams;
-  if (needs_use(block, stream)) {
-    use_t *use = use_take(device);
-    if (use)
-      use_attach(block, stream, NULL, USE_AT_FREE, &use);
-    else
-      status = error_set(ESPER_HOST_MEMORY, "no host memory for a use");
-    if (use)
-      use_give(device, use);
-  }
+  if (needs_use(block, stream))
+    status = attach(block, stream, NULL, USE_AT_FREE);
   unlock(&device->lock);
   return status;
 }

@@ -16,7 +16,4 @@ esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_
 esper_status marks_record_stream(core_t *core, const void *ptr, esper_stream as);
 esper_status marks_free_after_all(core_t *core, const void *ptr);
 
-/* The stream that carries uses which arrive as a foreign event. */
-stream_t *marks_carrier(device_t *device);
-
 #endif

@@ -124,11 +124,8 @@ static void trace_stop(core_t *core)
   }
 }
 
-esper_status esper_trace_start(esper_core *core, size_t max_entries)
+static bool trace_begin(core_t *core, size_t max_entries)
 {
-  trace_stop(core);
-  if (!max_entries)
-    return ESPER_OK;
   bool room = true;
   for (int i = 0; i < core->device_count; i++) {
     device_t *d = &core->devices[i];
@@ -136,13 +133,20 @@ esper_status esper_trace_start(esper_core *core, size_t max_entries)
     room &= trace_init(&d->trace, max_entries);
     unlock(&d->lock);
   }
-  if (!room) {
+  if (room)
+    atomic_store(&core->tracing, true);
+  else
     trace_stop(core);
-    return error_set(ESPER_HOST_MEMORY, "no host memory for a trace");
-  }
-  core->trace_capacity = max_entries;
-  atomic_store(&core->tracing, true);
-  return ESPER_OK;
+  return room;
+}
+
+esper_status esper_trace_start(esper_core *core, size_t max_entries)
+{
+  lock(&core->config_lock);
+  trace_stop(core);
+  bool room = !max_entries || trace_begin(core, max_entries);
+  unlock(&core->config_lock);
+  return room ? ESPER_OK : error_set(ESPER_HOST_MEMORY, "no host memory for a trace");
 }
 
 int esper_trace_is_on(const esper_core *core)

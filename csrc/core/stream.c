@@ -18,10 +18,10 @@ static _Atomic(stream_t *) *bucket_of_handle(core_t *core, void *handle)
   return &core->stream_by_handle[(uintptr_t)handle * 0x9e3779b97f4a7c15u >> 56];
 }
 
-static stream_t *find_by_id(core_t *core, uint64_t id)
+static stream_t *find_by_id(core_t *core, const device_t *device, uint64_t id)
 {
   stream_t *s = core->stream_by_id[bucket_of_id(id)];
-  while (s && s->id != id)
+  while (s && (s->id != id || s->device != device))
     s = s->next_in_bucket;
   return s;
 }
@@ -29,7 +29,7 @@ static stream_t *find_by_id(core_t *core, uint64_t id)
 stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handle)
 {
   lock(&core->streams_lock);
-  stream_t *s = find_by_id(core, id);
+  stream_t *s = find_by_id(core, device, id);
   if (!s && (s = calloc(1, sizeof *s))) {
     s->core = core;
     s->device = device;
@@ -310,21 +310,6 @@ bool stream_gate(presented_t p, record_t *record)
   return done;
 }
 
-esper_status stream_wait_host(record_t *record)
-{
-  stream_t *s = record->stream;
-  esper_status status = ESPER_OK;
-  atomic_fetch_add(&record->pins, 1);
-  if (!stream_completed(s, record->number))
-    status = call_event_synchronize(s->core, s->device->index, record->event);
-  atomic_fetch_sub(&record->pins, 1);
-  if (status == ESPER_OK)
-    stream_sync_done(s, record->number);
-  else
-    error_from_driver(s->core, status);
-  return status;
-}
-
 /* ---- retiring ---------------------------------------------------------- */
 
 static void completed_up_to(stream_t *s, uint64_t number)
@@ -383,19 +368,39 @@ void stream_retire_all(core_t *core)
     stream_retire(s);
 }
 
-void stream_sync_begin(stream_t *s, uint64_t *number)
-{
-  lock(&s->lock);
-  *number = atomic_fetch_add(&s->last, 1) + 1;
-  unlock(&s->lock);
-}
-
-void stream_sync_done(stream_t *s, uint64_t number)
+static void declare_completed(stream_t *s, uint64_t number)
 {
   lock(&s->lock);
   pool_dropped(s);
   completed_up_to(s, number);
   unlock(&s->lock);
+}
+
+esper_status stream_wait_host(record_t *record)
+{
+  stream_t *s = record->stream;
+  esper_status status = ESPER_OK;
+  atomic_fetch_add(&record->pins, 1);
+  if (!stream_completed(s, record->number))
+    status = call_event_synchronize(s->core, s->device->index, record->event);
+  atomic_fetch_sub(&record->pins, 1);
+  if (status == ESPER_OK)
+    declare_completed(s, record->number);
+  else
+    error_from_driver(s->core, status);
+  return status;
+}
+
+void stream_sync_begin(stream_t *s)
+{
+  lock(&s->lock);
+  s->syncing = atomic_fetch_add(&s->last, 1) + 1;
+  unlock(&s->lock);
+}
+
+void stream_sync_done(stream_t *s)
+{
+  declare_completed(s, s->syncing);
 }
 
 bool stream_is_valid(stream_t *s)

@@ -54,10 +54,11 @@ esper_status stream_wait_host(record_t *record);
 void stream_retire(stream_t *stream);
 void stream_retire_all(core_t *core);
 
-/* Takes numbers that stand for all work enqueued so far on the device's
- * streams, and once the device was synchronised declares them completed. */
-void stream_sync_begin(stream_t *stream, uint64_t *number);
-void stream_sync_done(stream_t *stream, uint64_t number);
+/* Takes a number that stands for all work enqueued so far on the stream, and
+ * once the device was synchronised declares it completed. Under the device's
+ * sync lock. */
+void stream_sync_begin(stream_t *stream);
+void stream_sync_done(stream_t *stream);
 
 void record_keep(record_t *record);
 void record_drop(record_t *record);

@@ -8,7 +8,8 @@ bool trace_init(trace_t *trace, size_t capacity)
 {
   /* The ring starts small: callers ask for "everything" with huge numbers. */
   size_t first = capacity < 1024 ? capacity : 1024;
-  *trace = (trace_t){.entries = calloc(first, sizeof *trace->entries), .capacity = first};
+  *trace = (trace_t){.entries = calloc(first, sizeof *trace->entries), .capacity = first,
+                     .limit = capacity};
   return trace->entries != NULL;
 }
 
@@ -24,9 +25,9 @@ void trace_clear(trace_t *trace)
 }
 
 /* While the ring has never wrapped it may still grow. */
-static void trace_grow(trace_t *trace, size_t limit)
+static void trace_grow(trace_t *trace)
 {
-  size_t capacity = trace->capacity < limit / 2 ? 2 * trace->capacity : limit;
+  size_t capacity = trace->capacity < trace->limit / 2 ? 2 * trace->capacity : trace->limit;
   esper_trace_entry *entries = realloc(trace->entries, capacity * sizeof *entries);
   if (entries) {
     trace->entries = entries;
@@ -38,8 +39,8 @@ void trace_append(device_t *device, esper_action action, uintptr_t address,
                   size_t size, const stream_t *stream)
 {
   trace_t *trace = &device->trace;
-  if (trace->count == trace->capacity && trace->capacity < device->core->trace_capacity)
-    trace_grow(trace, device->core->trace_capacity);
+  if (trace->count == trace->capacity && trace->capacity < trace->limit)
+    trace_grow(trace);
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   trace->entries[trace->count++ % trace->capacity] = (esper_trace_entry){

@@ -70,13 +70,14 @@ struct record {
 enum {
   USE_AT_FREE = 1u, /* record_stream: the event is recorded at the free       */
   USE_NO_GATE = 2u, /* depends, maybe, on work not yet enqueued               */
-  USE_SYNCING = 4u, /* a synchronisation that will satisfy it is under way    */
 };
 
 struct use {
   use_t *next;
   stream_t *stream;
   record_t *record; /* NULL: none could be or was recorded; holds the block   */
+  uint64_t stamp;   /* of a held use of a free block: the stream's events with
+                       this number or a higher one cover it; 0: none does     */
   unsigned flags;
 };
 
@@ -97,6 +98,7 @@ struct stream {
   record_t *oldest, *newest;   /* outstanding records, by number              */
   atomic_bool has_outstanding;
   _Atomic(record_t *) dropped; /* records nobody refers to, to be pooled      */
+  uint64_t syncing;            /* what a synchronisation will have completed  */
   record_t *probe;             /* of the owner order, for other streams' sake */
   atomic_bool holds;           /* some free block has a use here, no record   */
   atomic_uint marks;           /* so far                                      */
@@ -169,7 +171,7 @@ struct esper_pool {
 
 typedef struct trace {
   esper_trace_entry *entries; /* a ring, NULL when off                        */
-  size_t capacity;
+  size_t capacity, limit; /* it grows up to the limit before it wraps         */
   uint64_t count; /* written since the start                                  */
 } trace_t;
 
@@ -195,7 +197,9 @@ struct device {
 
   stream_t *legacy;      /* the default stream                                */
   stream_t *all_streams; /* stands for every stream: see event_record_all     */
-  stream_t *carrier;     /* of our own: carries uses that come as an event    */
+  /* Streams of our own that carry the uses that come as an event; those that
+     must not be gated on have the second, and delay no others. */
+  _Atomic(stream_t *) carriers[2];
 
   mutex_t events_lock;
   void **events; /* pooled */
@@ -211,10 +215,9 @@ struct esper_core {
   _Atomic uint64_t driver_calls[DRIVER_CALLS];
   atomic_bool shut_down;
 
-  mutex_t config_lock; /* setting up devices too                      */
+  mutex_t config_lock; /* setting up devices, and tracing, too        */
   _Atomic(struct config *) config; /* read without a lock                     */
   atomic_bool tracing;
-  size_t trace_capacity;
 
   int device_count;
   device_t *devices;

@@ -25,6 +25,21 @@ void use_set_record(use_t *use, record_t *record)
   use->record = record;
 }
 
+void use_hold(use_t *use)
+{
+  use->stamp = stream_stamp(use->stream);
+  atomic_store(&use->stream->holds, true);
+}
+
+void use_settle(use_t *use, record_t *record)
+{
+  if (use->stream != record->stream || use->record || !use->stamp ||
+      record->number < use->stamp)
+    return;
+  record_keep(record);
+  use->record = record;
+}
+
 static use_t *use_on(const block_t *block, const stream_t *stream)
 {
   use_t *use = block->uses;
@@ -33,9 +48,10 @@ static use_t *use_on(const block_t *block, const stream_t *stream)
   return use;
 }
 
-static bool use_has_completed(const use_t *use)
+bool use_has_completed(const use_t *use)
 {
-  return use->record && stream_completed(use->stream, use->record->number);
+  uint64_t number = use->record ? use->record->number : use->stamp;
+  return number && stream_completed(use->stream, number);
 }
 
 static void use_take_later(use_t *use, record_t *record)
@@ -77,7 +93,7 @@ void use_attach(block_t *block, stream_t *stream, record_t *record, unsigned fla
 bool use_is_satisfied(const use_t *use, const stream_t *reader)
 {
   if (!use->record)
-    return !RULE(UNRECORDED_HOLDS);
+    return use_has_completed(use) || !RULE(UNRECORDED_HOLDS);
   return use->stream == reader || use_has_completed(use) ||
          stream_is_after(reader, use->stream, use->record->number);
 }
@@ -143,6 +159,9 @@ void uses_drop_completed(device_t *device, block_t *block)
 
 void uses_unite(device_t *device, block_t *into, block_t *from)
 {
+  /* A held use may have completed since somebody looked. */
+  uses_drop_completed(device, into);
+  uses_drop_completed(device, from);
   while (from->uses) {
     use_t *use = from->uses;
     from->uses = use->next;

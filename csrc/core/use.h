@@ -14,9 +14,17 @@ void use_attach(block_t *block, stream_t *stream, record_t *record, unsigned fla
 /* Gives a use its record, which takes the caller's reference. */
 void use_set_record(use_t *use, record_t *record);
 
+/* A block that was just freed waits for a use that has no record. Like owner
+ * order it has a position: an event from before the free does not cover it. */
+void use_hold(use_t *use);
+/* Gives a held use the record if that covers it. */
+void use_settle(use_t *use, record_t *record);
+
 use_t *use_take(device_t *device); /* NULL: no host memory */
 void use_give(device_t *device, use_t *use);
 
+/* Whether the use is over, for everybody. */
+bool use_has_completed(const use_t *use);
 /* Whether future work of `reader` is ordered after the use. */
 bool use_is_satisfied(const use_t *use, const stream_t *reader);
 /* ... after all uses of the block. */

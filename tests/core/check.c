@@ -46,6 +46,19 @@ _Noreturn void check_failed(const char *file, int line, const char *format,
   exit(1);
 }
 
+static long malloc_calls = -1;
+
+void check_limit_malloc(long calls) { malloc_calls = calls; }
+
+/* The linker puts this in the place of malloc. */
+void *__real_malloc(size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_malloc(size_t size) {
+  if (malloc_calls == 0) return NULL;
+  if (malloc_calls > 0) malloc_calls--;
+  return __real_malloc(size);
+}
+
 static check_test *find(const char *name) {
   check_test *test = first;
   while (test && strcmp(test->name, name)) test = test->next;

@@ -38,6 +38,18 @@ TEST(a_stream_is_known_by_its_id) {
   end();
 }
 
+/* Whether ids of two devices can be equal, CUDA does not say. */
+TEST(the_same_id_on_another_device_is_another_stream) {
+  sim_options options = {.devices = 2};
+  world_begin_with(&w, &options, NULL);
+  device_t *devices = w.core->devices;
+  stream_t *a = stream_create(w.core, &devices[0], 7, NULL);
+  stream_t *b = stream_create(w.core, &devices[1], 7, NULL);
+  CHECK(a != b && b->device == &devices[1]);
+  CHECK(stream_create(w.core, &devices[0], 7, NULL) == a);
+  end();
+}
+
 TEST(an_immortal_stream_is_looked_up_without_the_driver) {
   begin();
   stream_t *first = present(w.stream[3]).stream;

@@ -1,4 +1,6 @@
 /* The trace and the snapshot. */
+#include <pthread.h>
+
 #include "../../csrc/core/types.h"
 #include "world.h"
 
@@ -146,4 +148,22 @@ TEST(a_snapshot_shows_segments_and_blocks_by_address) {
   esper_snapshot_free(&snapshot);
   esper_snapshot_free(&snapshot); /* twice is fine */
   end();
+}
+
+static void *start_and_stop(void *unused) {
+  (void)unused;
+  for (int i = 0; i < 100; i++) CHECK_OK(esper_trace_start(w.core, 10 + i % 3));
+  return NULL;
+}
+
+TEST(anybody_may_start_the_trace_at_any_time) {
+  world_begin(&w);
+  pthread_t threads[2];
+  for (int i = 0; i < 2; i++)
+    CHECK(!pthread_create(&threads[i], NULL, start_and_stop, NULL));
+  for (int i = 0; i < 2000; i++)
+    world_free(&w, world_malloc(&w, 4096, w.stream[0]));
+  for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+  CHECK(esper_trace_is_on(w.core));
+  world_end(&w);
 }

@@ -1,0 +1,99 @@
+/* Uses that no event stands for: they are held until their stream presents
+ * itself, or the device was synchronised. */
+#include "world.h"
+
+static world w;
+
+static void begin(size_t mib) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = mib * MIB};
+  world_begin_with(&w, &options, NULL);
+}
+
+/* Another thread: reads a block on the mortal stream, and frees it. */
+static struct {
+  void *block;
+  esper_stream reader, owner;
+} meanwhile;
+
+static void read_and_free(void *context, sim_call call, int device,
+                          void *object) {
+  (void)context, (void)call, (void)device;
+  if (!meanwhile.block || object != meanwhile.reader.handle) return;
+  void *block = meanwhile.block;
+  meanwhile.block = NULL;
+  world_read_on(&w, meanwhile.reader, block, meanwhile.owner);
+  world_free(&w, block);
+}
+
+TEST(an_event_from_before_the_free_does_not_cover_a_held_use) {
+  begin(12 + 14 + 2);
+  esper_stream r = w.stream[0], mortal = world_mortal(&w, 0);
+  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
+  world_record_stream(&w, x, mortal);
+  world_record_stream(&w, y, mortal);
+  world_read_on(&w, mortal, x, r);
+  world_free(&w, x); /* held: the stream's handle is not at hand */
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  meanwhile.block = y;
+  meanwhile.reader = mortal;
+  meanwhile.owner = r;
+  sim_after_call(w.s, SIM_CALL_event_record, read_and_free, NULL);
+  world_malloc(&w, 512, mortal); /* an event, then y is read and freed */
+  sim_after_call(w.s, SIM_CALL_event_record, NULL, NULL);
+  CHECK(!meanwhile.block);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  CHECK(world_malloc(&w, 12 * MIB, r) == x);
+  CHECK(world_malloc(&w, 14 * MIB, r) == y);
+  world_end(&w);
+}
+
+/* What unknown streams do counts too: somebody was promised to wait for all. */
+static void *freed_after_all(esper_stream owner, esper_stream unknown) {
+  void *x = world_malloc(&w, 12 * MIB, owner);
+  world_read_on(&w, unknown, x, owner);
+  CHECK_OK(esper_free_after_all(w.core, x));
+  world_free(&w, x);
+  return x;
+}
+
+TEST(the_host_waits_for_streams_that_were_never_presented) {
+  begin(12);
+  esper_stream r = w.stream[0], s = w.stream[1], unknown = w.stream[2];
+  void *x = freed_after_all(s, unknown);
+  sim_fail_calls_from(w.s, SIM_CALL_stream_wait, 1, ESPER_DEVICE_ERROR);
+  CHECK(world_malloc(&w, 12 * MIB, r) == x);
+  sim_fail_call(w.s, SIM_CALL_stream_wait, 0, ESPER_OK);
+  world_end(&w);
+}
+
+TEST(a_free_after_all_work_that_no_event_could_stand_for_is_held) {
+  begin(12);
+  esper_stream r = w.stream[0], unknown = w.stream[2];
+  sim_fail_call(w.s, SIM_CALL_event_record_all, 1, ESPER_UNSUPPORTED);
+  void *x = freed_after_all(r, unknown);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  CHECK(world_malloc(&w, 12 * MIB, r) == x);
+  world_end(&w);
+}
+
+/* Whichever event comes after the free will do, whoever had it recorded. */
+TEST(a_held_use_is_over_when_a_later_event_of_its_stream_is) {
+  begin(64);
+  esper_stream r = w.stream[0], s = w.stream[1];
+  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
+  world_record_stream(&w, x, s);
+  world_read_on(&w, s, x, r);
+  sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
+  world_free(&w, x);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  world_read_on(&w, s, y, r);
+  world_use(&w, y, s, 0);
+  world_run(&w, r);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  world_run(&w, s);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  CHECK(world_malloc(&w, 12 * MIB, r) == x);
+  world_end(&w);
+}

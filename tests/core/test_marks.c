@@ -1,0 +1,100 @@
+/* Marks: what they promise about gates, and about running out of memory. */
+#include "world.h"
+
+static world w;
+
+static void begin(size_t mib) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = mib * MIB};
+  world_begin_with(&w, &options, NULL);
+}
+
+static void use_until_event(void *ptr, esper_stream reader, unsigned flags) {
+  void *event = sim_event_create(w.s, 0);
+  CHECK_OK(sim_event_record(w.s, 0, event, reader.handle));
+  const void *marked = ptr;
+  CHECK_OK(esper_record_use_event(w.core, &marked, 1, event, 0, flags, NULL));
+  sim_event_destroy(w.s, 0, event);
+}
+
+/* s waits for a flag that r raises after its next malloc. Its event must not
+ * stand between r and the event of t, which completes by itself. */
+TEST(an_event_without_gate_delays_no_other_event) {
+  begin(12 + 14);
+  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
+  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
+  world_kernel(&w, r, x);
+  world_wait(&w, s, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  sim_kernel(w.s, 0, s.handle, x, 12 * MIB, SIM_READ);
+  use_until_event(x, s, ESPER_USE_NO_GATE);
+  world_read_on(&w, t, y, r);
+  use_until_event(y, t, 0);
+  world_free(&w, x);
+  world_free(&w, y);
+  CHECK(world_malloc(&w, 14 * MIB, r) == y);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  world_end(&w);
+}
+
+/* The same of a live block's use: the host must not wait for the device. */
+TEST(the_host_waits_for_no_live_blocks_use_without_gate) {
+  begin(12);
+  esper_stream r = w.stream[0], s = w.stream[1];
+  void *x = world_malloc(&w, 12 * MIB, r), *more;
+  world_kernel(&w, r, x);
+  world_wait(&w, s, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  sim_kernel(w.s, 0, s.handle, x, 12 * MIB, SIM_READ);
+  world_use(&w, x, s, ESPER_USE_NO_GATE);
+  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &more), ESPER_OUT_OF_MEMORY);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  world_end(&w);
+}
+
+/* Another thread, while one waits for the device. */
+static void mark_meanwhile(void *context, sim_call call, int device,
+                           void *object) {
+  (void)call, (void)device, (void)object;
+  void **block = context;
+  void *x = *block;
+  *block = NULL;
+  if (x) use_until_event(x, w.stream[1], 0);
+}
+
+TEST(who_waits_for_the_device_keeps_nobody_from_marking) {
+  begin(64);
+  void *x = world_malloc(&w, 12 * MIB, w.stream[0]);
+  world_kernel(&w, w.stream[0], x);
+  sim_before_call(w.s, SIM_CALL_event_synchronize, mark_meanwhile, &x);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  sim_before_call(w.s, SIM_CALL_event_synchronize, NULL, NULL);
+  CHECK(!x);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
+  world_end(&w);
+}
+
+/* Nobody would protect the block, so the caller hears of it. */
+TEST(a_mark_without_host_memory_is_an_error) {
+  begin(64);
+  enum { MANY = 256 }; /* what the core gets memory for at once */
+  const void *p[MANY + 1];
+  for (int i = 0; i <= MANY; i++) p[i] = world_malloc(&w, 512, w.stream[0]);
+  CHECK_OK(esper_record_use(w.core, p, MANY, w.stream[1], 0, NULL));
+  check_limit_malloc(0);
+  sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
+  esper_status status =
+      esper_record_use(w.core, p + MANY, 1, w.stream[1], 0, NULL);
+  esper_status at_free = esper_record_stream(w.core, p[MANY], w.stream[1]);
+  check_limit_malloc(-1);
+  CHECK_STATUS(status, ESPER_HOST_MEMORY);
+  CHECK_STATUS(at_free, ESPER_HOST_MEMORY);
+  CHECK_OK(esper_record_use(w.core, p + MANY, 1, w.stream[1], 0, NULL));
+  CHECK_EQ(world_counters(&w, 0).uses_pending, MANY + 1);
+  world_end(&w);
+}
