@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -31,16 +32,24 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import torch_build  # noqa: E402
 
-DEBUG = os.environ.get("ESPER_ALLOC_DEBUG", "0") == "1"
-SANITIZE = os.environ.get("ESPER_ALLOC_SANITIZE", "")
-RULE_SWITCHES = os.environ.get("ESPER_ALLOC_RULE_SWITCHES", "0") == "1"
-SHIM = os.environ.get("ESPER_ALLOC_SHIM", "")
-
 if not sys.platform.startswith("linux"):
     raise SystemExit(
         "esper_alloc runs on Linux with NVIDIA GPUs; Windows, macOS and others are not supported "
         f"(this Python is one for {sys.platform})"
     )
+
+# Without build isolation nobody compares with what pyproject.toml requires, and
+# older ones stop at its licence with a page of words.
+if int(setuptools.__version__.split(".")[0]) < 77:
+    raise SystemExit(
+        f"esper_alloc is built with setuptools 77 or newer, and this is {setuptools.__version__}: "
+        "run `pip install 'setuptools>=77,<82'`, then the same command again"
+    )
+
+DEBUG = os.environ.get("ESPER_ALLOC_DEBUG", "0") == "1"
+SANITIZE = os.environ.get("ESPER_ALLOC_SANITIZE", "")
+RULE_SWITCHES = os.environ.get("ESPER_ALLOC_RULE_SWITCHES", "0") == "1"
+SHIM = os.environ.get("ESPER_ALLOC_SHIM", "")
 
 # What C and C++ users compile against, as esper_alloc.get_include() serves it.
 PUBLIC_HEADERS = ("esper_alloc.h", "device/device.h", "python/capi.h")

@@ -27,9 +27,10 @@ OLDEST_TORCH = (2, 11)
 TORCH = "torch==2.11.0"  # the one to install; PyPI's Linux wheels are for CUDA
 
 # What the tests and the demonstration import: (module, what pip installs).
-# setuptools reads the licence of pyproject.toml from 77 on.
+# setuptools reads the licence of pyproject.toml from 77 on; torch 2.11 wants one
+# below 82.
 NEEDED = {
-    "setuptools": "setuptools>=77",
+    "setuptools": "setuptools>=77,<82",
     "pytest": "pytest>=8",
     "hypothesis": "hypothesis>=6",
     "numpy": "numpy",
