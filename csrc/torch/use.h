@@ -69,7 +69,7 @@ class Gathering {
   bool add(PyObject* value, Py_ssize_t references);
   void add_element(PyObject* value, Py_ssize_t references);
   void add_wrapper(PyObject* wrapper);
-  bool add_children(PyObject* value);
+  bool add_children(PyObject* value, Py_ssize_t references);
   void add_tensor(const at::Tensor& tensor, bool may_be_saved);
   bool may_be_saved(
       PyObject* object,

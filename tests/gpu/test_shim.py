@@ -875,6 +875,25 @@ def test_marks_are_exact_without_a_graph_and_held_with_one():
             esper_alloc.record_use(x, side)
             return x, y
         assert held_after(mark_of_stashed) >= 4 * MiB
+
+        def mark_in_a_list():
+            xs = [input_()]
+            with torch.cuda.stream(side):
+                xs[0].sum()
+            esper_alloc.record_use(xs, side)
+            return xs
+        assert held_after(mark_in_a_list) == 0
+
+        kept = []
+        def mark_in_a_list_that_others_hold():
+            xs = [input_()]
+            kept.append(xs)           # whoever has it may read it again
+            with torch.cuda.stream(side):
+                xs[0].sum()
+            esper_alloc.record_use(xs, side)
+            kept.clear()
+            return xs
+        assert held_after(mark_in_a_list_that_others_hold) == 4 * MiB
         """
     )
 
