@@ -212,6 +212,8 @@ def test_interrupt_reaches_the_script(place: Place) -> None:
         text=True,
         env=place.environment,
         cwd=place.path,
+        # Jobs in the background inherit an ignored SIGINT, this one must not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == f"pid {process.pid}\n"  # no process in between

@@ -34,7 +34,8 @@ NEEDED = {
     "hypothesis": "hypothesis>=6",
     "numpy": "numpy",
 }
-OPTIONAL = {"matplotlib": "matplotlib"}  # only in an environment of our own
+# What more of them can do with these; only in an environment of our own.
+OPTIONAL = {"matplotlib": "matplotlib", "mypy": "mypy>=1.10"}
 
 PROBE = """
 import importlib.util, json, os, site, sys, sysconfig

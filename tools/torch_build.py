@@ -127,7 +127,7 @@ def _include_candidates() -> list[Path]:
     folders = [Path(home) / "include" for home in homes if home]
     for home in filter(None, homes):
         folders += Path(home).glob("targets/*/include")
-    for packages in {*sys.path, *site.getsitepackages(), site.getusersitepackages()}:
+    for packages in [*sys.path, *site.getsitepackages(), site.getusersitepackages()]:
         folders += Path(packages).glob("nvidia/*/include")
     seen: dict[Path, Path] = {}
     for folder in folders:
