@@ -610,6 +610,8 @@ def test_record_stream_on_the_own_stream_costs_nothing():
 
 PRECISION = """
 side = stream_beside()
+bytes_of(1).fill_(1).sum()                 # loading a kernel waits for the GPU
+torch.cuda.empty_cache()
 x = bytes_of(256)
 address = x.data_ptr()
 side.wait_stream(torch.cuda.current_stream())
