@@ -72,6 +72,15 @@ static bool is_legacy(void *handle)
   return (uintptr_t)handle <= 1;
 }
 
+/* What stands for the id of a stream that is first met while it is captured:
+ * to us another stream than it is outside, which only withholds more. A handle
+ * means one stream during a capture; the driver's ids have no high bits. */
+static uint64_t id_within_capture(void *handle, uint64_t capture)
+{
+  uint64_t id = (uintptr_t)handle * 0x9e3779b97f4a7c15u ^ capture * 0xbf58476d1ce4e5b9u;
+  return (id ^ id >> 31) | 1ull << 62;
+}
+
 esper_status stream_present(core_t *core, esper_stream as, presented_t *presented)
 {
   device_t *device = &core->devices[as.device];
@@ -85,14 +94,19 @@ esper_status stream_present(core_t *core, esper_stream as, presented_t *presente
     if (presented->stream)
       return ESPER_OK;
   }
-  uint64_t id;
-  esper_status status = call_stream_id(core, as.device, as.handle, &id);
+  /* Asking a capturing stream for its id would end the capture. */
+  uint64_t id, capture;
+  esper_status status = call_stream_capture(core, as.device, as.handle, &capture);
+  if (status == ESPER_OK && capture)
+    id = id_within_capture(as.handle, capture);
+  else if (status == ESPER_OK)
+    status = call_stream_id(core, as.device, as.handle, &id);
   if (status != ESPER_OK)
     return error_from_driver(core, status);
   stream_t *s = stream_create(core, device, id, as.handle);
   if (!s)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
-  if (as.flags & ESPER_STREAM_IMMORTAL)
+  if (as.flags & ESPER_STREAM_IMMORTAL && !capture)
     stream_make_immortal(core, s, as.handle);
   presented->stream = s;
   return ESPER_OK;

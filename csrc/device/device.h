@@ -36,7 +36,8 @@ typedef struct esper_driver {
   esper_status (*memory_info)(void *self, int device, size_t *free,
                               size_t *total);
   /* Waits until all work enqueued on the device before the call is done.
-   * ESPER_CAPTURING where a capture forbids it; the capture goes on. */
+   * ESPER_CAPTURING while a stream of it is being captured, and the capture
+   * is invalid then. */
   esper_status (*device_synchronize)(void *self, int device);
 
   /* Classic segments. memory_alloc aligns to 512 bytes at least;
@@ -92,7 +93,7 @@ typedef struct esper_driver {
   esper_status (*event_query)(void *self, int device, void *event);
   /* event_record_all: the event stands for all work that is on any stream of
    * the device now. ESPER_UNSUPPORTED where the driver cannot say that,
-   * ESPER_CAPTURING where a capture forbids it. */
+   * ESPER_CAPTURING as from device_synchronize, and as costly. */
   esper_status (*event_record_all)(void *self, int device, void *event);
   esper_status (*event_synchronize)(void *self, int device, void *event);
 

@@ -73,11 +73,14 @@ void sim_capture_invalidate(sim *s, uint64_t id) {
   if (graph) graph->invalid = 1;
 }
 
-int sim_device_is_capturing(sim *s, int device) {
-  if (s->capture_count == 0) return 0;
-  for (uint32_t i = 0; i < s->stream_count; i++)
-    if (s->streams[i]->device == device && s->streams[i]->capture) return 1;
-  return 0;
+int sim_captures_break(sim *s, int device) {
+  int broken = 0;
+  for (uint32_t i = 0; s->capture_count && i < s->stream_count; i++)
+    if (s->streams[i]->device == device && s->streams[i]->capture) {
+      sim_capture_invalidate(s, s->streams[i]->capture->id);
+      broken = 1;
+    }
+  return broken;
 }
 
 void sim_graph_drop(sim *s, sim_graph *graph) {

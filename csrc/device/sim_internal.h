@@ -301,7 +301,7 @@ int sim_capture_is_after(const sim_stream *stream, uint32_t node);
 void sim_nodes_copy(sim_nodes *to, const sim_nodes *from);
 void sim_nodes_add(sim_nodes *to, const sim_nodes *from);
 void sim_graph_drop(sim *s, sim_graph *graph);
-int sim_device_is_capturing(sim *s, int device);
+int sim_captures_break(sim *s, int device);
 
 /* sim_oracle.c */
 uint64_t sim_clock_get(const sim_clock *clock, uint32_t slot);

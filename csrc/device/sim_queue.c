@@ -373,9 +373,11 @@ void sim_record_now(sim *s, sim_stream *stream, sim_event *event) {
 
 /* The event stands for what is on every stream of the device. */
 esper_status sim_record_all_now(sim *s, int device, sim_event *event) {
-  if (sim_device_is_capturing(s, device))
+  if (sim_captures_break(s, device))
     return sim_refuse(ESPER_CAPTURING,
-                      "sim: a stream of device %d is being captured", device);
+                      "sim: a stream of device %d was being captured, which "
+                      "is invalid now",
+                      device);
   event->capture = 0;
   event->all = 1;
   event->until.count = event->clock.count = 0;
@@ -436,9 +438,11 @@ esper_status sim_wait_host(sim *s, sim_event *event) {
 }
 
 esper_status sim_wait_device(sim *s, int device) {
-  if (sim_device_is_capturing(s, device))
+  if (sim_captures_break(s, device))
     return sim_refuse(ESPER_CAPTURING,
-                      "sim: a stream of device %d is being captured", device);
+                      "sim: a stream of device %d was being captured, which "
+                      "is invalid now",
+                      device);
   for (uint32_t i = 0; i < s->stream_count; i++) {
     sim_stream *stream = s->streams[i];
     if (stream->device != device) continue;

@@ -177,7 +177,7 @@ bool Gathering::add(PyObject* value, Py_ssize_t references) {
     add_wrapper(value);
     return true;
   }
-  return add_children(value);
+  return add_children(value, references);
 }
 
 void Gathering::add_element(PyObject* value, Py_ssize_t references) {
@@ -191,7 +191,11 @@ void Gathering::add_element(PyObject* value, Py_ssize_t references) {
   }
 }
 
-bool Gathering::add_children(PyObject* value) {
+// What others hold, a checkpoint's closure for one, they can reach into: of its
+// elements no reference is the caller's alone.
+bool Gathering::add_children(PyObject* value, Py_ssize_t references) {
+  const Py_ssize_t of_element =
+      Py_REFCNT(value) <= references ? references_of_element : -1;
   if (Py_EnterRecursiveCall(" while looking for tensors") != 0) {
     throw python_error();
   }
@@ -202,7 +206,7 @@ bool Gathering::add_children(PyObject* value) {
   } leave;
   if (PyTuple_Check(value)) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) {
-      add_element(PyTuple_GET_ITEM(value, i), references_of_element);
+      add_element(PyTuple_GET_ITEM(value, i), of_element);
     }
     return true;
   }
@@ -210,7 +214,7 @@ bool Gathering::add_children(PyObject* value) {
     // A tensor subclass may run Python, which may change the list.
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
       Reference item(Py_NewRef(PyList_GET_ITEM(value, i)));
-      add_element(item.get(), references_of_element + 1);
+      add_element(item.get(), of_element + 1);
     }
     return true;
   }
@@ -226,7 +230,7 @@ bool Gathering::add_children(PyObject* value) {
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(children.get()); ++i) {
     add_element(
-        PyTuple_GET_ITEM(children.get(), i), references_of_element + 1);
+        PyTuple_GET_ITEM(children.get(), i), of_element + 1);
   }
   return true;
 }

@@ -10,7 +10,9 @@
 // when it is an inference tensor, or when nobody but the caller holds it: a
 // saved tensor shares its TensorImpl or its storage, and a Python function that
 // keeps it for later (ctx.x = x, a checkpoint's closure) holds a reference.
-// Anything else may have been, and is treated so.
+// Anything else may have been, and is treated so. One thing no count can show:
+// a function that reads the caller's own variable, or an object's attribute,
+// again in backward. Then the mark belongs after backward.
 //
 // A tensor given to using() cannot have been saved when no autograd node was
 // made on this thread inside the scope (scope.cpp counts them).
@@ -69,7 +71,7 @@ class Gathering {
   bool add(PyObject* value, Py_ssize_t references);
   void add_element(PyObject* value, Py_ssize_t references);
   void add_wrapper(PyObject* wrapper);
-  bool add_children(PyObject* value);
+  bool add_children(PyObject* value, Py_ssize_t references);
   void add_tensor(const at::Tensor& tensor, bool may_be_saved);
   bool may_be_saved(
       PyObject* object,

@@ -441,6 +441,7 @@ static void do_capture_begin(thread *t) {
   if (t->p->threads > 1 && st->es.flags & ESPER_STREAM_IMMORTAL)
     return; /* others may just be recording on it, as nobody can help */
   if (t->graph) drop_graph(t);
+  MUST_AT_LAST(esper_record_use(t->p->core, NULL, 0, st->es, 0, NULL), "record_use");
   sim_capture_begin(t->p->s, st->es.device, st->es.handle);
   st->capturing = true;
   t->capturing = i;
@@ -511,9 +512,11 @@ static void fork_and_join(thread *t) {
 static void do_capture_end(thread *t) {
   if (t->capturing < 0) return;
   stream *st = &t->streams[t->capturing];
-  if (!sim_capture_is_valid(t->p->s, st->es.device, st->es.handle))
+  /* Whether a mortal stream is being captured nobody can ask later. */
+  bool valid = sim_capture_is_valid(t->p->s, st->es.device, st->es.handle);
+  if (!valid && st->es.flags & ESPER_STREAM_IMMORTAL)
     fail("somebody invalidated the capture");
-  if (chance(t, 5)) {
+  if (!valid || chance(t, 5)) {
     sim_capture_abort(t->p->s, st->es.device, st->es.handle);
   } else {
     t->graph = sim_capture_end(t->p->s, st->es.device, st->es.handle);

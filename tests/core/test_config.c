@@ -57,8 +57,8 @@ TEST(small_rests_stay_in_a_large_block) {
   config_t c = with();
   CHECK(config_splits(&c, 1024, 512, false));
   CHECK(!config_splits(&c, 512, 512, false));
-  CHECK(!config_splits(&c, 3 * MIB, 2 * MIB, true));
-  CHECK(config_splits(&c, 3 * MIB + 512, 2 * MIB, true));
+  CHECK(!config_splits(&c, 2 * MIB + 256 * KIB, 2 * MIB, true));
+  CHECK(config_splits(&c, 2 * MIB + 256 * KIB + 512, 2 * MIB, true));
 }
 
 TEST(oversize_blocks_are_neither_split_nor_wasted) {

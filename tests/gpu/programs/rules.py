@@ -194,6 +194,7 @@ def _split(marked: bool) -> Try:
     out = blank()
 
     def attempt(value: int) -> dict[str, Any]:
+        torch.cuda.empty_cache()  # nothing else is there to be taken
         x = written(value)
         read_late(side, x, out)
         if marked:
