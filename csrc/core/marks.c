@@ -173,7 +173,9 @@ esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_
     return status;
   if (any_needs_use(core, ptrs, count, carrier, &found)) {
     record_t *record = stream_record_event(carrier, event, device);
-    status = attach_all(core, ptrs, count, carrier, record, use_flags(flags));
+    /* Without the event the carrier knows nothing of that work: any stream's it may be. */
+    stream_t *user = record ? carrier : core->devices[device].all_streams;
+    status = attach_all(core, ptrs, count, user, record, use_flags(flags));
     if (record)
       record_drop(record);
     stream_retire(carrier);

@@ -157,6 +157,17 @@ void uses_drop_completed(device_t *device, block_t *block)
   }
 }
 
+/* Two uses become one that is held, and over when both are. Neither's own stamp
+ * will do: it may be of an earlier time when that one was held. */
+static void use_hold_for_both(use_t *use, const use_t *other)
+{
+  bool never = (!use->record && !use->stamp) || (!other->record && !other->stamp);
+  uint64_t a = use->record ? use->record->number : use->stamp;
+  uint64_t b = other->record ? other->record->number : other->stamp;
+  use->stamp = never ? 0 : a > b ? a : b;
+  use_set_record(use, NULL);
+}
+
 void uses_unite(device_t *device, block_t *into, block_t *from)
 {
   /* A held use may have completed since somebody looked. */
@@ -170,10 +181,10 @@ void uses_unite(device_t *device, block_t *into, block_t *from)
       use_give(device, use);
     } else if (same) {
       same->flags |= use->flags;
-      if (!use->record)
-        use_set_record(same, NULL);
-      else if (same->record)
+      if (same->record && use->record)
         use_take_later(same, use->record);
+      else
+        use_hold_for_both(same, use);
       use_give(device, use);
     } else {
       use->next = into->uses;
