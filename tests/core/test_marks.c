@@ -40,6 +40,27 @@ TEST(an_event_without_gate_delays_no_other_event) {
   world_end(&w);
 }
 
+/* An event that cannot be asked about is on nobody knows which stream: what the
+ * carrier records later says nothing of it. */
+TEST(a_later_event_does_not_cover_one_that_could_not_be_had) {
+  begin(12 + 14 + 14);
+  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
+  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  world_read_on(&w, s, x, r);
+  sim_fail_call(w.s, SIM_CALL_event_query, 1, ESPER_DEVICE_ERROR);
+  use_until_event(x, s, 0);
+  world_free(&w, x);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  use_until_event(y, t, 0);
+  world_free(&w, y);
+  sim_run_all(w.s); /* all but the read of x */
+  CHECK_EQ(world_counters(&w, 0).bytes_pending, 12 * MIB);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  sim_raise_flag_now(w.s, 0);
+  world_end(&w);
+}
+
 /* The same of a live block's use: the host must not wait for the device. */
 TEST(the_host_waits_for_no_live_blocks_use_without_gate) {
   begin(12);
