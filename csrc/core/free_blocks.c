@@ -108,10 +108,21 @@ void free_blocks_settle(heap_t *heap)
   add_ready(block);
 }
 
+static bool is_ready(const block_t *neighbour)
+{
+  return neighbour && neighbour->state == BLOCK_READY;
+}
+
 void free_blocks_keep_warm(block_t *block)
 {
   heap_t *heap = block->segment->heap;
   free_blocks_settle(heap);
+  /* Handed out as it is, a part of a large free range would be preferred to a
+   * block that fits as well and stands alone. */
+  if (block->segment->large && (is_ready(block->prev) || is_ready(block->next))) {
+    add_ready(block);
+    return;
+  }
   free_blocks_satisfied(block);
   block->state = BLOCK_WARM;
   heap->warm = block;

@@ -12,7 +12,8 @@
 /* A claimed block becomes a free one. */
 void free_blocks_add(block_t *block);
 
-/* The same for a block that owes no use: it is kept warm. */
+/* The same for a block that owes no use: it is kept warm, unless it is large
+ * and would merge. */
 void free_blocks_keep_warm(block_t *block);
 
 /* The heap's warm block, if it is of that size; it becomes claimed. */

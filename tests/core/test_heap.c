@@ -41,6 +41,22 @@ static void *pending(size_t size) {
   return p;
 }
 
+/* The part goes back to its range first: the block that stands alone fits as
+ * well, and the range stays whole. */
+TEST(the_warm_block_is_not_preferred_to_a_better_fit) {
+  begin();
+  void *range = world_malloc(&w, 32 * MIB, r);
+  world_free(&w, range);
+  void *part = world_malloc(&w, 26 * MIB, r);
+  CHECK(part == range);
+  void *alone = world_malloc(&w, 26 * MIB, r);
+  world_free(&w, alone);
+  world_free(&w, part);
+  CHECK(world_malloc(&w, 26 * MIB, r) == alone);
+  CHECK(world_malloc(&w, 32 * MIB, r) == range);
+  end();
+}
+
 TEST(zero_bytes_are_null) {
   begin();
   void *p = &w;
