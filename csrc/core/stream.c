@@ -424,7 +424,8 @@ bool stream_is_valid(stream_t *s)
   pool_dropped(s);
   uint64_t previous = atomic_load(&s->completed);
   for (record_t *r = s->oldest; r; r = r->newer) {
-    valid &= r->stream == s && r->outstanding && r->event && r->references > 0;
+    /* No references: somebody is just putting it aside. */
+    valid &= r->stream == s && r->outstanding && r->event && r->references >= 0;
     valid &= r->number > previous && r->number <= atomic_load(&s->last);
     valid &= r->newer ? r->newer->older == r : s->newest == r;
     previous = r->number;
