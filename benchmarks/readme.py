@@ -50,18 +50,23 @@ def figure(value: float) -> str:
 
 def render() -> str:
     lines = ["| | esper_alloc | native | | ratio |", "|---|---|---|---|---|"]
-    machines = set()
+    machines, commits = set(), set()
     for topic, name, peer, label in SHOWN:
         results = load(topic)
         row = next(r for r in results["rows"] if (r["name"], r["peer_name"]) == (name, peer))
         run = next(r for r in results["runs"] if r["id"] == row["run"])
         machines.add(f"{run['gpu']}, driver {run['driver']}, torch {run['torch']}")
+        commits.add(run["commit"])
         beside = peer.removeprefix("native").removeprefix(", ")
         lines.append(
             f"| {label} | {figure(row['ours'])} {row['unit']} | {figure(row['peer'])} "
             f"{row['unit']} | {beside} | {row['ratio']:.3f} |"
         )
-    lines += ["", f"On {'; '.join(sorted(machines))}; esper_alloc and the peer alternated in one command."]
+    lines += [
+        "",
+        f"On {'; '.join(sorted(machines))}, at commit {' and '.join(sorted(commits))};",
+        "esper_alloc and the peer alternated in one command.",
+    ]
     return "\n".join(lines)
 
 

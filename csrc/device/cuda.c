@@ -192,6 +192,16 @@ static esper_status scope_enter(scope *s, int device, scope_mode mode)
   return status == ESPER_OK ? ESPER_OK : scope_leave(s, status);
 }
 
+/* The rest of a function that makes one driver call in a scope. */
+#define RETURN_SCOPED(device, mode, call)                 \
+  do {                                                    \
+    scope s;                                              \
+    esper_status status = scope_enter(&s, device, mode);  \
+    if (status != ESPER_OK)                               \
+      return status;                                      \
+    return scope_leave(&s, call);                         \
+  } while (0)
+
 /* ---- devices ----------------------------------------------------------- */
 
 static esper_status cuda_device_count(void *self, int *count)
@@ -204,11 +214,7 @@ static esper_status cuda_device_count(void *self, int *count)
 static esper_status cuda_memory_info(void *self, int device, size_t *free, size_t *total)
 {
   (void)self;
-  scope s;
-  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
-  if (status != ESPER_OK)
-    return status;
-  return scope_leave(&s, CALL(cuMemGetInfo, free, total));
+  RETURN_SCOPED(device, SCOPE_RELAXED, CALL(cuMemGetInfo, free, total));
 }
 
 static esper_status cuda_device_synchronize(void *self, int device)
@@ -241,11 +247,7 @@ static esper_status cuda_memory_alloc(void *self, int device, size_t size,
 static esper_status cuda_memory_free(void *self, int device, uintptr_t address)
 {
   (void)self;
-  scope s;
-  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
-  if (status != ESPER_OK)
-    return status;
-  return scope_leave(&s, CALL(cuMemFree, address));
+  RETURN_SCOPED(device, SCOPE_RELAXED, CALL(cuMemFree, address));
 }
 
 /* ---- mapped segments --------------------------------------------------- */
@@ -441,21 +443,13 @@ static esper_status cuda_stream_create(void *self, int device, void **stream)
 static esper_status cuda_stream_destroy(void *self, int device, void *stream)
 {
   (void)self;
-  scope s;
-  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
-  if (status != ESPER_OK)
-    return status;
-  return scope_leave(&s, CALL(cuStreamDestroy, stream));
+  RETURN_SCOPED(device, SCOPE_RELAXED, CALL(cuStreamDestroy, stream));
 }
 
 static esper_status cuda_stream_wait(void *self, int device, void *stream, void *event)
 {
   (void)self;
-  scope s;
-  esper_status status = scope_enter(&s, device, SCOPE_PLAIN);
-  if (status != ESPER_OK)
-    return status;
-  return scope_leave(&s, CALL(cuStreamWaitEvent, stream, event, 0));
+  RETURN_SCOPED(device, SCOPE_PLAIN, CALL(cuStreamWaitEvent, stream, event, 0));
 }
 
 /* ---- events ------------------------------------------------------------ */
@@ -477,21 +471,13 @@ static esper_status cuda_event_create(void *self, int device, void **event)
 static esper_status cuda_event_destroy(void *self, int device, void *event)
 {
   (void)self;
-  scope s;
-  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
-  if (status != ESPER_OK)
-    return status;
-  return scope_leave(&s, CALL(cuEventDestroy, event));
+  RETURN_SCOPED(device, SCOPE_RELAXED, CALL(cuEventDestroy, event));
 }
 
 static esper_status cuda_event_record(void *self, int device, void *event, void *stream)
 {
   (void)self;
-  scope s;
-  esper_status status = scope_enter(&s, device, SCOPE_PLAIN);
-  if (status != ESPER_OK)
-    return status;
-  return scope_leave(&s, CALL(cuEventRecord, event, stream));
+  RETURN_SCOPED(device, SCOPE_PLAIN, CALL(cuEventRecord, event, stream));
 }
 
 static esper_status cuda_event_record_all(void *self, int device, void *event)
@@ -512,21 +498,13 @@ static esper_status cuda_event_record_all(void *self, int device, void *event)
 static esper_status cuda_event_query(void *self, int device, void *event)
 {
   (void)self;
-  scope s;
-  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
-  if (status != ESPER_OK)
-    return status;
-  return scope_leave(&s, CALL(cuEventQuery, event));
+  RETURN_SCOPED(device, SCOPE_RELAXED, CALL(cuEventQuery, event));
 }
 
 static esper_status cuda_event_synchronize(void *self, int device, void *event)
 {
   (void)self;
-  scope s;
-  esper_status status = scope_enter(&s, device, SCOPE_RELAXED);
-  if (status != ESPER_OK)
-    return status;
-  return scope_leave(&s, CALL(cuEventSynchronize, event));
+  RETURN_SCOPED(device, SCOPE_RELAXED, CALL(cuEventSynchronize, event));
 }
 
 /* ---- loading ----------------------------------------------------------- */
