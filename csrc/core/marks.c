@@ -55,7 +55,20 @@ static esper_status attach(block_t *block, stream_t *stream, record_t *record, u
 /* Whether `stream` must be a use of the block: its own stream need not. */
 static bool needs_use(const block_t *block, const stream_t *stream)
 {
+  if (!RULE(MARK_FROM_ANY_DEVICE) && stream->device != device_of(block))
+    return false;
   return block->user != stream;
+}
+
+/* Only a core without rule 7c loses marks while somebody captures. */
+static bool is_lost(core_t *core, int device)
+{
+  bool captured = false;
+  if (!RULE(MARK_DESPITE_CAPTURES))
+    for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
+      captured |= s->device == &core->devices[device] && s->immortal && !s->all_streams &&
+                  stream_capture_of((presented_t){s, s->handle}, true);
+  return captured;
 }
 
 static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
@@ -108,7 +121,7 @@ esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t coun
   esper_status status = stream_present(core, as, &p);
   if (status != ESPER_OK)
     return status;
-  if (any_needs_use(core, ptrs, count, p.stream, &found)) {
+  if (any_needs_use(core, ptrs, count, p.stream, &found) && !is_lost(core, as.device)) {
     record_t *record = stream_record(p);
     if (!record && stream_capture_of(p, true))
       count_captured(core, as.device);

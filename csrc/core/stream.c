@@ -303,7 +303,7 @@ bool stream_gate(presented_t p, record_t *record)
   if (!done) {
     lock(&r->lock);
     _Atomic uint64_t *row = s->index < FRONTIER_ROWS ? &r->frontier[s->index] : NULL;
-    if (row && atomic_load(row) >= record->number) {
+    if (row && atomic_load(row) >= record->number && RULE(GATE_IS_REMEMBERED)) {
       done = true;
     } else {
       if (!RULE(FRONTIER_AFTER_WAIT) && row)
