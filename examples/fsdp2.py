@@ -69,11 +69,12 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm(x))))
 
 
-def train(rank: int, options: argparse.Namespace) -> None:
+def train(rank: int, options: argparse.Namespace, **rendezvous: Any) -> None:
     """One process: one GPU, one shard of the model."""
     if not options.native:
         esper_alloc.enable()  # in each process, before anything touches the GPU
     torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", **rendezvous)
     torch.manual_seed(0)  # the same model everywhere
     model = nn.Sequential(*(Block() for _ in range(LAYERS))).cuda()
     for block in model:
@@ -100,14 +101,13 @@ def train(rank: int, options: argparse.Namespace) -> None:
         print("losses", *(value.hex() for value in mean.tolist()))  # exact, to be compared
         print(f"first {mean[0].item():.4f}, last {mean[-1].item():.4f}")
         print(f"peak reserved {torch.cuda.max_memory_reserved() >> 20} MiB on GPU 0")
+    dist.destroy_process_group()
 
 
 def start(rank: int, folder: str, options: argparse.Namespace) -> None:
     """A process that this script has spawned."""
     place = f"file://{folder}/rendezvous"
-    dist.init_process_group("nccl", init_method=place, rank=rank, world_size=GPUS)
-    train(rank, options)
-    dist.destroy_process_group()
+    train(rank, options, init_method=place, rank=rank, world_size=GPUS)
 
 
 def main() -> None:
@@ -125,9 +125,7 @@ def main() -> None:
         raise SystemExit(f"this example needs {GPUS} NVIDIA GPUs")
 
     if "RANK" in os.environ:  # started by torchrun
-        dist.init_process_group("nccl")
         train(int(os.environ["LOCAL_RANK"]), options)
-        dist.destroy_process_group()
         return
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(start, (folder, options), nprocs=GPUS)

@@ -49,12 +49,12 @@ def main() -> None:
         parser.error(f"--folder {options.folder}: there is no such folder")
     if not options.build and not torch.cuda.is_available():
         raise SystemExit("this example needs an NVIDIA GPU; --build only compiles")
-    extension = build(options.folder)
     if options.build:
-        print(f"built {extension.__file__}")
+        print(f"built {build(options.folder).__file__}")
         return
 
-    esper_alloc.enable()  # before anything touches the GPU
+    esper_alloc.enable()  # before anything touches the GPU, as building does
+    extension = build(options.folder)
     side = torch.cuda.Stream()
     copies = []
     for i in range(16):
