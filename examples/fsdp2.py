@@ -69,11 +69,11 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm(x))))
 
 
-def train(rank: int, options: argparse.Namespace, **rendezvous: Any) -> None:
+def train(gpu: int, options: argparse.Namespace, **rendezvous: Any) -> None:
     """One process: one GPU, one shard of the model."""
     if not options.native:
         esper_alloc.enable()  # in each process, before anything touches the GPU
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(gpu)
     dist.init_process_group("nccl", **rendezvous)
     torch.manual_seed(0)  # the same model everywhere
     model = nn.Sequential(*(Block() for _ in range(LAYERS))).cuda()
@@ -86,7 +86,7 @@ def train(rank: int, options: argparse.Namespace, **rendezvous: Any) -> None:
                 module.set_custom_reduce_scatter(MarkedReduceScatter())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    torch.manual_seed(1 + rank)  # other data everywhere
+    torch.manual_seed(1 + gpu)  # other data everywhere
     losses = []
     for _ in range(options.steps):
         x = torch.randn(BATCH, WIDTH, device="cuda")
@@ -97,7 +97,7 @@ def train(rank: int, options: argparse.Namespace, **rendezvous: Any) -> None:
         losses.append(loss.detach())
     mean = torch.stack(losses)
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
-    if rank == 0:
+    if gpu == 0:
         print("losses", *(value.hex() for value in mean.tolist()))  # exact, to be compared
         print(f"first {mean[0].item():.4f}, last {mean[-1].item():.4f}")
         print(f"peak reserved {torch.cuda.max_memory_reserved() >> 20} MiB on GPU 0")
