@@ -269,7 +269,8 @@ typedef struct esper_counters {
 ESPER_API esper_status esper_get_counters(esper_core *core, int device,
                                           esper_counters *counters);
 
-/* Calls made to the driver since the core was made, by function.
+/* Calls made to the driver since the core was made, by function; of calls that
+ * threads make at the same moment some may go uncounted.
  * esper_driver_call_name(i) for i from 0 is NULL past the last. */
 ESPER_API const char *esper_driver_call_name(int call);
 ESPER_API uint64_t esper_driver_calls(const esper_core *core, int call);

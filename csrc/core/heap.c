@@ -81,7 +81,7 @@ static bool lend(const request_t *q, block_t *block)
     return false;
   hand_out(q, block);
   if (RULE(LOAN_MAKES_USE))
-    use_attach(block, q->stream.stream, NULL, USE_AT_FREE, &use);
+    (void)use_attach(block, q->stream.stream, NULL, USE_AT_FREE, &use);
   if (use)
     use_give(q->device, use);
   q->device->counters.loans++;

@@ -74,7 +74,7 @@ static esper_status wait_for_streams(device_t *device, bool *left, bool *capturi
     }
     record_t *record = stream_record_later(s);
     if (!record) {
-      *capturing |= stream_capture_of((presented_t){s, s->handle}, true) != 0;
+      *capturing |= stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true) != 0;
       *left = true;
       continue;
     }

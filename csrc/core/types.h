@@ -14,9 +14,9 @@
  * order: the work its home stream had enqueued before the free, which events
  * of that stream numbered `stamp` or higher stand for.
  *
- * Locks, in the order they are taken: sync, device, then one of map, streams,
- * events; or a stream's record lock, then events. No driver call is made under a
- * device lock. The record lock is held over event_record and stream_wait,
+ * Locks, in the order they are taken: sync, a stream's record lock, device, then
+ * one of map, streams, events. No driver call is made under a device lock. The
+ * record lock is held over event_record and stream_wait,
  * because numbers must follow the driver's order (rule 1). */
 #ifndef ESPER_TYPES_H
 #define ESPER_TYPES_H
@@ -50,12 +50,13 @@ enum {
   BLOCK_ALIGN = 512,   /* every size is a multiple, every address aligned     */
   FRONTIER_ROWS = 256, /* streams with a higher index have no frontier row    */
   STREAM_BUCKETS = 256,
+  STREAM_EVENTS = 32, /* out of use, kept by the stream; more go to the pool  */
 };
 
 /* ---- records and uses -------------------------------------------------- */
 
-/* Immutable once made, but for the event, which goes back to the pool when
- * the record has completed. */
+/* Immutable once made, but for the event, which is free for another record
+ * when this one has completed. */
 struct record {
   stream_t *stream;
   uint64_t number;
@@ -64,7 +65,7 @@ struct record {
   atomic_int pins;       /* gates being issued on the event just now          */
   bool outstanding;      /* in the stream's list                              */
   record_t *older, *newer;
-  record_t *next_dropped;
+  record_t *next_dropped; /* or the next spare one                            */
 };
 
 enum {
@@ -96,12 +97,16 @@ struct stream {
   _Atomic uint64_t last;       /* the last number taken                       */
   _Atomic uint64_t completed;  /* every number up to this one has completed   */
   record_t *oldest, *newest;   /* outstanding records, by number              */
+  unsigned outstanding;        /* how many                                    */
+  unsigned ask_at;             /* so many are worth a question                */
+  record_t *spare;             /* records out of use                          */
+  void *events[STREAM_EVENTS]; /* events out of use: the last event_count     */
+  unsigned event_count;
   atomic_bool has_outstanding;
   _Atomic(record_t *) dropped; /* records nobody refers to, to be pooled      */
   uint64_t syncing;            /* what a synchronisation will have completed  */
   record_t *probe;             /* of the owner order, for other streams' sake */
   atomic_bool holds;           /* some free block has a use here, no record   */
-  atomic_uint marks;           /* so far                                      */
   _Atomic uint64_t frontier[FRONTIER_ROWS];
 
   stream_t *next;           /* all streams of the core                        */
@@ -225,7 +230,7 @@ struct esper_core {
   mutex_t streams_lock;
   _Atomic(stream_t *) streams;
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
-  stream_t *stream_by_id[STREAM_BUCKETS];
+  _Atomic(stream_t *) stream_by_id[STREAM_BUCKETS];
   unsigned stream_count;
   _Atomic uint64_t epoch; /* rises when an obligation may have been satisfied */
 

@@ -5,11 +5,17 @@
 #include "types.h"
 
 /* Adds a use, or replaces the block's use on that stream by this later one
- * (rule 5). Takes its own reference to `record`, which is NULL for a use whose
- * event is recorded at the free (USE_AT_FREE), or could not be recorded.
- * `spare` is used for the new use if one is needed and then set to NULL. */
-void use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags,
+ * (rule 5). Takes over the caller's reference to `record`, which is NULL for a
+ * use whose event is recorded at the free (USE_AT_FREE), or could not be
+ * recorded. `spare` is used for the new use if one is needed and then set to
+ * NULL. False: one is needed and there is none; nothing has happened. */
+bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags,
                 use_t **spare);
+
+/* The same for the commonest mark of all: the block has a use with a record on
+ * the stream of this later one. The record it had, with its reference; NULL: it
+ * is not as simple as that, and nothing has happened. */
+record_t *use_replace(block_t *block, record_t *record, unsigned flags);
 
 /* Gives a use its record, which takes the caller's reference. */
 void use_set_record(use_t *use, record_t *record);
