@@ -30,9 +30,11 @@ static esper_status config_from_environment(esper_config *config)
     config->reuse_order = ESPER_REUSE_GATE;
   else if (strcmp(order, "grow") == 0)
     config->reuse_order = ESPER_REUSE_GROW;
+  else if (strcmp(order, "auto") == 0)
+    config->reuse_order = ESPER_REUSE_AUTO;
   else
-    return error_set(ESPER_INVALID, "ESPER_ALLOC_REUSE=%s is no reuse order: use gate or grow",
-                     order);
+    return error_set(ESPER_INVALID,
+                     "ESPER_ALLOC_REUSE=%s is no reuse order: use gate, grow or auto", order);
   return ESPER_OK;
 }
 

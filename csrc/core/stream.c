@@ -429,25 +429,25 @@ record_t *stream_probe(stream_t *s, uint64_t stamp)
   return probe;
 }
 
-bool stream_gate(presented_t p, record_t *record)
+gate_result stream_gate(presented_t p, record_t *record)
 {
   stream_t *r = p.stream, *s = record->stream;
+  gate_result result = GATE_NEEDLESS;
   /* Pinned, the event stays the record's while we use it: stream_retire
    * raises `completed` first and looks at the pins second. */
   atomic_fetch_add(&record->pins, 1);
-  bool done = stream_completed(s, record->number);
-  if (!done) {
+  if (!stream_completed(s, record->number)) {
     lock(&r->lock);
     _Atomic uint64_t *row = s->index < FRONTIER_ROWS ? &r->frontier[s->index] : NULL;
-    if (row && atomic_load(row) >= record->number) {
-      done = true;
-    } else {
+    if (!row || atomic_load(row) < record->number) {
       if (!RULE(FRONTIER_AFTER_WAIT) && row)
         atomic_store(row, record->number);
-      done = call_stream_wait(r->core, r->device->index, p.handle, record->event) == ESPER_OK;
-      if (done && row)
+      result = call_stream_wait(r->core, r->device->index, p.handle, record->event) == ESPER_OK
+                   ? GATE_ISSUED
+                   : GATE_REFUSED;
+      if (result == GATE_ISSUED && row)
         atomic_store(row, record->number);
-      if (done && row && !RULE(GATE_RAISES_ONE))
+      if (result == GATE_ISSUED && row && !RULE(GATE_RAISES_ONE))
         for (int i = 0; i < FRONTIER_ROWS; i++)
           if (atomic_load(&s->frontier[i]) > atomic_load(&r->frontier[i]))
             atomic_store(&r->frontier[i], atomic_load(&s->frontier[i]));
@@ -455,9 +455,24 @@ bool stream_gate(presented_t p, record_t *record)
     unlock(&r->lock);
   }
   atomic_fetch_sub(&record->pins, 1);
-  if (done)
+  if (result != GATE_REFUSED)
     atomic_fetch_add(&r->core->epoch, 1);
-  return done;
+  return result;
+}
+
+/* ---- traits ------------------------------------------------------------ */
+
+void stream_set_traits(stream_t *stream, unsigned traits)
+{
+  core_t *core = stream->core;
+  unsigned any = 0;
+  lock(&core->streams_lock);
+  atomic_store(&stream->traits, traits);
+  for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
+    if (s->device == stream->device && !s->all_streams)
+      any |= atomic_load(&s->traits);
+  atomic_store(&stream->device->all_streams->traits, any);
+  unlock(&core->streams_lock);
 }
 
 /* ---- retiring ---------------------------------------------------------- */

@@ -54,9 +54,24 @@ record_t *stream_record_event(stream_t *carrier, void *event, int device);
  * event numbered `stamp` or higher exists, if it can be recorded. */
 record_t *stream_probe(stream_t *stream, uint64_t stamp);
 
-/* Makes the presented stream's future work wait for the record; false when
- * the driver refused, and nothing changed. */
-bool stream_gate(presented_t presented, record_t *record);
+typedef enum gate_result {
+  GATE_REFUSED, /* by the driver: nothing changed                             */
+  GATE_NEEDLESS,
+  GATE_ISSUED
+} gate_result;
+
+/* Makes the presented stream's future work wait for the record. */
+gate_result stream_gate(presented_t presented, record_t *record);
+
+/* What is true of its work from now on. */
+void stream_set_traits(stream_t *stream, unsigned traits);
+
+/* Whether its work may wait for what is not yet enqueued. */
+static inline bool stream_is_rendezvous(const stream_t *stream)
+{
+  return atomic_load_explicit(&stream->traits, memory_order_relaxed) & ESPER_TRAIT_RENDEZVOUS &&
+         RULE(RENDEZVOUS_NOT_GATED);
+}
 
 /* The host waits for the record. */
 esper_status stream_wait_host(record_t *record);

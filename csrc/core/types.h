@@ -92,6 +92,7 @@ struct stream {
   void *handle;     /* of a mortal stream: for show only                      */
   atomic_bool immortal;
   bool all_streams; /* the stand-in for everything that runs on the device    */
+  atomic_uint traits; /* ESPER_TRAIT_...; the stand-in has those of any stream */
 
   mutex_t lock;        /* the record lock: all below but the atomics  */
   _Atomic uint64_t last;       /* the last number taken                       */
@@ -180,6 +181,16 @@ typedef struct trace {
   uint64_t count; /* written since the start                                  */
 } trace_t;
 
+/* A gate, for the hang report. */
+typedef struct gate {
+  const stream_t *waiting; /* was made to wait                                */
+  record_t *record;        /* for this; NULL: an empty place                  */
+  size_t size;             /* of the block                                    */
+  int64_t issued_us;
+} gate_t;
+
+enum { GATES = 64 };
+
 struct device {
   core_t *core;
   int index;
@@ -199,6 +210,8 @@ struct device {
   esper_counters counters;
   arena_t blocks, segments, uses;
   trace_t trace;
+  gate_t gates[GATES]; /* a ring                                              */
+  unsigned next_gate;
 
   stream_t *legacy;      /* the default stream                                */
   stream_t *all_streams; /* stands for every stream: see event_record_all     */

@@ -135,11 +135,15 @@ bool uses_have_completed(const block_t *block)
   return true;
 }
 
+bool use_is_rendezvous(const use_t *use)
+{
+  return (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST)) ||
+         stream_is_rendezvous(use->stream);
+}
+
 bool use_may_be_gated(const use_t *use, bool at_free_too)
 {
-  if (!use->record)
-    return false;
-  if (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST))
+  if (!use->record || use_is_rendezvous(use))
     return false;
   return at_free_too || !(use->flags & USE_AT_FREE) || !RULE(GATE_NOT_AT_FREE);
 }
@@ -154,6 +158,11 @@ bool owner_order_is_satisfied(const block_t *block, const stream_t *reader)
 bool owner_order_has_completed(const block_t *block)
 {
   return !block->stamp || stream_completed(block->segment->heap->stream, block->stamp);
+}
+
+bool owner_order_may_be_gated(const block_t *block)
+{
+  return !stream_is_rendezvous(block->segment->heap->stream);
 }
 
 void uses_drop(device_t *device, block_t *block)

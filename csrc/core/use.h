@@ -37,6 +37,9 @@ bool use_is_satisfied(const use_t *use, const stream_t *reader);
 bool uses_are_satisfied(const block_t *block, const stream_t *reader);
 /* ... for everybody. */
 bool uses_have_completed(const block_t *block);
+/* Whether it may wait for what is not yet enqueued: then neither a stream nor the
+ * host may wait for it. */
+bool use_is_rendezvous(const use_t *use);
 /* Whether a stream may be made to wait for the use. */
 bool use_may_be_gated(const use_t *use, bool at_free_too);
 
@@ -44,6 +47,8 @@ bool use_may_be_gated(const use_t *use, bool at_free_too);
  * before the free. */
 bool owner_order_is_satisfied(const block_t *block, const stream_t *reader);
 bool owner_order_has_completed(const block_t *block);
+/* Whether another stream than the home stream may be made to wait for it. */
+bool owner_order_may_be_gated(const block_t *block);
 
 void uses_drop(device_t *device, block_t *block);
 void uses_drop_completed(device_t *device, block_t *block);
