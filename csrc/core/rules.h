@@ -28,13 +28,16 @@
   R(FAILED_QUERY_HOLDS, "6b", "a failed query satisfies nothing")                  \
   R(CAPTURE_RECORDS_NOTHING, "7a", "on a capturing stream no event is recorded")   \
   R(CAPTURE_KEEPS_APART, "7b", "queue order holds within one capture only")        \
-  R(MARK_DESPITE_CAPTURES, "7c", "somebody else's capture takes nothing from a mark") \
-  R(MALLOC_ASKS_FOR_CAPTURE, "7d", "malloc asks whether its stream is being captured") \
+  R(SEAL_NEEDS_COMPLETION, "7c", "a capture gets from its pool only what has completed") \
+  R(SEAL_BEFORE_REUSE, "7d", "what is freed to a pool outside the capture waits for the next seal") \
+  R(GRAPHS_KEEP_MEMORY, "7e", "memory that a graph may touch is not given back") \
+  R(MARK_DESPITE_CAPTURES, "7f", "somebody else's capture takes nothing from a mark") \
   R(UNRECORDED_HOLDS, "9a", "a use that cannot be recorded holds the block")       \
   R(MORTAL_HANDLES, "9b", "a mortal stream's handle serves only the call that presents it") \
   R(GATE_ON_REQUEST, "10a", "a use marked without gate is never gated on")         \
   R(GATE_NOT_AT_FREE, "10b", "record_stream uses are not gated while memory can grow") \
-  R(READY_FIRST, "10c", "no stream waits for a pending block while a ready one serves")
+  R(RENDEZVOUS_NOT_GATED, "10c", "nobody waits for a stream of rendezvous work") \
+  R(READY_FIRST, "10d", "no stream waits for a pending block while a ready one serves")
 
 enum {
 #define RULE_ENUM(name, number, says) RULE_##name,

@@ -31,7 +31,7 @@ static const struct {
     {4, RULE_RELEASE_NEEDS_COMPLETION},
     {5, RULE_RELEASE_NEEDS_COMPLETION},
     {6, RULE_READY_FIRST},
-    {7, RULE_MALLOC_ASKS_FOR_CAPTURE},
+    {7, RULE_CAPTURE_KEEPS_APART},
 };
 
 static bool is_walk(const check_test *test) {
