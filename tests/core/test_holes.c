@@ -327,17 +327,6 @@ TEST(hole_5_a_pools_memory_that_is_read_is_not_given_back) {
   end();
 }
 
-TEST(hole_5_nor_when_the_pools_last_reference_is_gone) {
-  esper_pool *pool;
-  begin(64);
-  CHECK_OK(esper_pool_create(w.core, 0, 5, 1, &pool));
-  leave_a_ready_block_that_is_read(pool);
-  CHECK_OK(esper_pool_release(w.core, 0, 5, 1));
-  empty_cache_beside_captures(NULL);
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_LARGE].current, X * MIB);
-  end();
-}
-
 TEST(hole_5_nor_when_memory_runs_out) {
   esper_pool *pool;
   begin(X + Y + 2 + 4);
