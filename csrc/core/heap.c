@@ -72,7 +72,8 @@ static void hand_out(const request_t *q, block_t *block)
  * frees the block. A segment that is wholly free and owes nothing moves. */
 static bool lend(const request_t *q, block_t *block)
 {
-  if (segment_is_whole(block) && uses_have_completed(block) && owner_order_has_completed(block)) {
+  bool owes_nothing = uses_have_completed(block) && owner_order_has_completed(block);
+  if (segment_is_whole(block) && (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
     uses_drop(q->device, block);
     block->stamp = 0;
     segment_move(block->segment, q->heap);
@@ -97,6 +98,11 @@ static bool lend(const request_t *q, block_t *block)
  * would break up memory for the sake of a short wait. */
 static bool wastes_ready(const request_t *q, const block_t *ready)
 {
+  if (!RULE(READY_FIRST)) { /* whatever fits best */
+    const block_t *pending =
+        free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large, false);
+    return pending && pending->size <= ready->size;
+  }
   return q->config->as_given.reuse_order == ESPER_REUSE_GATE && q->large &&
          ready->size / 4 > q->size &&
          free_blocks_near_gateable(q->heap, q->stream.stream, q->size);

@@ -440,7 +440,8 @@ gate_result stream_gate(presented_t p, record_t *record)
   if (!stream_completed(s, record->number)) {
     lock(&r->lock);
     _Atomic uint64_t *row = s->index < FRONTIER_ROWS ? &r->frontier[s->index] : NULL;
-    if (!row || atomic_load(row) < record->number) {
+    bool ordered = row && atomic_load(row) >= record->number;
+    if (!ordered || !RULE(GATE_IS_REMEMBERED)) {
       if (!RULE(FRONTIER_AFTER_WAIT) && row)
         atomic_store(row, record->number);
       result = call_stream_wait(r->core, r->device->index, p.handle, record->event) == ESPER_OK
