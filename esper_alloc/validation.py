@@ -274,8 +274,8 @@ def _device(
     found = torch.device(device)
     if of_stream is None:
         return found
-    if found.index is None and found.type == of_stream.type:
-        # As .to(found) means it: the current device of that kind.
+    if str(found) == of_stream.type:
+        # No index: as .to(found) means it, the current device of that kind.
         current = torch.get_device_module(found).current_device()
         found = torch.device(found.type, current)
     if found != of_stream:
@@ -318,9 +318,7 @@ def _repeat(x: torch.Tensor, configs: int) -> torch.Tensor:
     repeated = torch.empty(
         size, dtype=x.dtype, device=x.device, memory_format=_format(x)
     )
-    repeated.unflatten(0, (configs, x.shape[0])).copy_(
-        x.expand(configs, *x.shape)
-    )
+    repeated.view(configs, *x.shape).copy_(x.expand(configs, *x.shape))
     return repeated
 
 
