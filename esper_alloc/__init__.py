@@ -22,17 +22,22 @@ from .allocator import (
     library_path,
     pluggable_allocator,
 )
+from .cudagraph_outputs import CloneCounts, cudagraph_outputs
 
 if TYPE_CHECKING:
     from .use import record_use, using
+    from .validation import fused_validation_batch
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CloneCounts",
     "UnavailableError",
     "__version__",
     "allocator",
+    "cudagraph_outputs",
     "enable",
+    "fused_validation_batch",
     "get_include",
     "is_enabled",
     "library_path",
@@ -49,6 +54,10 @@ def __getattr__(name: str) -> Any:
 
         globals().update(record_use=use.record_use, using=use.using)
         return globals()[name]
+    if name == "fused_validation_batch":
+        from . import validation
+
+        return validation.fused_validation_batch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
