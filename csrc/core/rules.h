@@ -24,10 +24,14 @@
   R(FAILED_QUERY_HOLDS, "6b", "a failed query satisfies nothing")                  \
   R(CAPTURE_RECORDS_NOTHING, "7a", "on a capturing stream no event is recorded")   \
   R(CAPTURE_KEEPS_APART, "7b", "queue order holds within one capture only")        \
+  R(SEAL_NEEDS_COMPLETION, "7c", "a capture gets from its pool only what has completed") \
+  R(SEAL_BEFORE_REUSE, "7d", "what is freed to a pool outside the capture waits for the next seal") \
+  R(GRAPHS_KEEP_MEMORY, "7e", "memory that a graph may touch is not given back") \
   R(UNRECORDED_HOLDS, "9a", "a use that cannot be recorded holds the block")       \
   R(MORTAL_HANDLES, "9b", "a mortal stream's handle serves only the call that presents it") \
   R(GATE_ON_REQUEST, "10a", "a use marked without gate is never gated on")         \
-  R(GATE_NOT_AT_FREE, "10b", "record_stream uses are not gated while memory can grow")
+  R(GATE_NOT_AT_FREE, "10b", "record_stream uses are not gated while memory can grow") \
+  R(RENDEZVOUS_NOT_GATED, "10c", "nobody waits for a stream of rendezvous work")
 
 enum {
 #define RULE_ENUM(name, number, says) RULE_##name,
