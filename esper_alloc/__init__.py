@@ -23,19 +23,24 @@ from .allocator import (
     library_path,
     pluggable_allocator,
 )
+from .cudagraph_outputs import CloneCounts, cudagraph_outputs
 
 if TYPE_CHECKING:
     from .figures import memory_stats
     from .tensor_method import install_tensor_method, uninstall_tensor_method
     from .use import record_use, using
+    from .validation import fused_validation_batch
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CloneCounts",
     "UnavailableError",
     "__version__",
     "allocator",
+    "cudagraph_outputs",
     "enable",
+    "fused_validation_batch",
     "get_include",
     "install_tensor_method",
     "is_enabled",
@@ -49,6 +54,7 @@ __all__ = [
 
 #: What loads when it is asked for, since it needs PyTorch or the core.
 _LATER = {
+    "fused_validation_batch": "validation",
     "install_tensor_method": "tensor_method",
     "memory_stats": "figures",
     "record_use": "use",
