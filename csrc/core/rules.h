@@ -13,6 +13,7 @@
   R(GATE_RAISES_ONE, "2", "a gate raises one entry of the frontier")               \
   R(STAMP_IS_NEXT, "3", "owner order is covered only by an event recorded later")  \
   R(SPLIT_KEEPS_USES, "4a", "taking part of a block clears nothing on the rest")   \
+  R(RUN_REST_KEEPS_USES, "4g", "taking a run of blocks clears nothing on the rest") \
   R(MERGE_UNITES_USES, "4b", "a merged block owes what both parts owed")           \
   R(MERGE_TAKES_LATER_STAMP, "4c", "a merged block has the later stamp")           \
   R(LOAN_MAKES_USE, "4d", "the free of a lent block makes the borrower a use")     \
@@ -28,7 +29,8 @@
   R(MORTAL_HANDLES, "9b", "a mortal stream's handle serves only the call that presents it") \
   R(GATE_ON_REQUEST, "10a", "a use marked without gate is never gated on")         \
   R(GATE_NOT_AT_FREE, "10b", "record_stream uses are not gated while memory can grow") \
-  R(RENDEZVOUS_NOT_GATED, "10c", "nobody waits for a stream of rendezvous work")
+  R(RENDEZVOUS_NOT_GATED, "10c", "nobody waits for a stream of rendezvous work") \
+  R(OWNER_NOT_GATED_EARLY, "10d", "foreign owner order is not gated while memory can grow")
 
 enum {
 #define RULE_ENUM(name, number, says) RULE_##name,
