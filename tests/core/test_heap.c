@@ -1,5 +1,5 @@
 /* malloc and free, step by step as heap.c tells them. */
-#include "../../csrc/core/types.h"
+#include "../../csrc/core/core.h"
 #include "world.h"
 
 static world w;
@@ -305,7 +305,7 @@ static int64_t fake_clock(void) { return time_us; }
 
 static void begin_auto(size_t capacity) {
   begin_with(capacity, ESPER_REUSE_AUTO);
-  w.core->clock_us = fake_clock;
+  core_set_clock(w.core, fake_clock);
   time_us = 1000000;
 }
 
