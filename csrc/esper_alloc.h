@@ -205,7 +205,9 @@ ESPER_API esper_status esper_free_after_all(esper_core *core, void *ptr);
 ESPER_API void esper_retire(esper_core *core, int device);
 
 /* Gives every wholly free segment back to the device. Waits for the device,
- * unless a stream of it is being captured. `pool` NULL: all pools. */
+ * unless a stream of it is being captured. `pool` NULL: all pools. Memory that
+ * a graph may still touch stays, and so does a pool's while allocations go to
+ * it; the default pool's while they go to any pool. */
 ESPER_API esper_status esper_empty_cache(esper_core *core, int device,
                                          esper_pool *pool);
 
@@ -213,10 +215,53 @@ ESPER_API esper_status esper_empty_cache(esper_core *core, int device,
  * Pools
  * ---------------------------------------------------------------------- */
 
-/* Memory of one pool never serves another. `id` is what snapshots show. */
+/* Memory of one pool never serves another. A pool is known by its device and
+ * its id, two numbers, which snapshots show; (0, 0) is the default pool. It
+ * lives as long as somebody refers to it or its memory is out; when neither is
+ * so, its memory goes back with the next esper_empty_cache or when memory runs
+ * short. Inside a capture the choice of memory depends on the calls alone, not
+ * on what has completed. */
+
+/* Adds a reference to the pool, which is made if need be. */
 ESPER_API esper_status esper_pool_create(esper_core *core, int device,
                                          uint64_t id_first, uint64_t id_second,
                                          esper_pool **pool);
+
+/* Whether memory that the calling thread wants for `stream` (the driver's
+ * handle) comes from the pool: 0 no, 1 yes, -1 cannot say, and the malloc
+ * fails. Called with no lock held; must not call the core. */
+typedef int esper_pool_filter(void *context, void *stream);
+
+/* From now on memory that `filter` claims comes from the pool, which is made if
+ * need be and gets a reference. Of several pools the one begun last is asked
+ * first. The pool is sealed: the host waits until what was freed to it owes
+ * nothing, so that a capture that begins now may have it; a stream that is
+ * being captured is not waited for, and what it freed is passed over.
+ * ESPER_INVALID: the pool has been begun and not ended; too many are. */
+ESPER_API esper_status esper_pool_begin(esper_core *core, int device,
+                                        uint64_t id_first, uint64_t id_second,
+                                        esper_pool_filter *filter,
+                                        void *context);
+
+/* The filter is not asked any more, by no thread, when this returns; *context
+ * (may be NULL) is what begin was given. The reference stays. */
+ESPER_API esper_status esper_pool_end(esper_core *core, int device,
+                                      uint64_t id_first, uint64_t id_second,
+                                      void **context);
+
+/* Takes back a reference. With the last one the graphs that used the pool are
+ * taken to be gone. */
+ESPER_API esper_status esper_pool_release(esper_core *core, int device,
+                                          uint64_t id_first,
+                                          uint64_t id_second);
+
+/* References to the pool; 0 where there is none. */
+ESPER_API int esper_pool_use_count(esper_core *core, int device,
+                                   uint64_t id_first, uint64_t id_second);
+
+/* esper_empty_cache for the pool with that id, if there is one. */
+ESPER_API esper_status esper_pool_empty(esper_core *core, int device,
+                                        uint64_t id_first, uint64_t id_second);
 
 /* ------------------------------------------------------------------------
  * Limits and figures

@@ -12,6 +12,7 @@
 #include "heap.h"
 #include "map.h"
 #include "marks.h"
+#include "opening.h"
 #include "pool.h"
 #include "segment.h"
 #include "settle.h"
@@ -107,6 +108,10 @@ static void device_destroy(device_t *device)
   for (int i = 0; i < 2; i++)
     if (atomic_load(&device->carriers[i]))
       call_stream_destroy(core, device->index, atomic_load(&device->carriers[i])->handle);
+  for (opening_t *o = device->openings, *older; o; o = older) {
+    older = o->older;
+    opening_discard(o);
+  }
   trace_destroy(&device->trace);
 }
 
@@ -214,12 +219,28 @@ void esper_get_config(const esper_core *core, esper_config *config)
 
 /* ---- memory ------------------------------------------------------------ */
 
+static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream stream, void **ptr)
+{
+  device_t *device = pool->device;
+  esper_status status = heap_malloc(pool, size, stream, ptr);
+  lock(&device->lock);
+  pool_leave(pool);
+  unlock(&device->lock);
+  return status;
+}
+
 esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, void **ptr)
 {
   device_t *device;
   *ptr = NULL;
   esper_status status = core_device(core, stream.device, &device);
-  return status == ESPER_OK ? heap_malloc(&device->default_pool, size, stream, ptr) : status;
+  if (status != ESPER_OK)
+    return status;
+  if (!atomic_load_explicit(&device->opening_count, memory_order_acquire))
+    return heap_malloc(&device->default_pool, size, stream, ptr);
+  pool_t *pool;
+  status = opening_choose(device, stream.handle, &pool);
+  return status == ESPER_OK ? malloc_entered(pool, size, stream, ptr) : status;
 }
 
 esper_status esper_malloc_from(esper_core *core, esper_pool *pool, size_t size,
@@ -229,7 +250,10 @@ esper_status esper_malloc_from(esper_core *core, esper_pool *pool, size_t size,
   if (pool->device->core != core || pool->device->index != stream.device)
     return error_set(ESPER_INVALID, "the pool belongs to device %d, the stream to device %d",
                      pool->device->index, stream.device);
-  return heap_malloc(pool, size, stream, ptr);
+  lock(&pool->device->lock);
+  pool_enter(pool);
+  unlock(&pool->device->lock);
+  return malloc_entered(pool, size, stream, ptr);
 }
 
 esper_status esper_free(esper_core *core, void *ptr)
@@ -285,27 +309,10 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
   unlock(&device->lock);
-  heap_release(device, pool, SIZE_MAX);
+  bool to_pools = atomic_load(&device->opening_count) > 0;
+  heap_release(device, pool, to_pools ? &device->default_pool : NULL, SIZE_MAX);
   /* During a capture what has completed was given back, and that is all. */
   return status == ESPER_CAPTURING ? ESPER_OK : status;
-}
-
-esper_status esper_pool_create(esper_core *core, int device_index, uint64_t id_first,
-                               uint64_t id_second, esper_pool **pool)
-{
-  device_t *device;
-  *pool = NULL;
-  esper_status status = core_device(core, device_index, &device);
-  if (status != ESPER_OK)
-    return status;
-  pool_t *made = malloc(sizeof *made);
-  if (!made)
-    return error_set(ESPER_HOST_MEMORY, "no host memory for a pool");
-  lock(&device->lock);
-  pool_init(made, device, id_first, id_second);
-  unlock(&device->lock);
-  *pool = made;
-  return ESPER_OK;
 }
 
 /* ---- limits and figures ------------------------------------------------ */
@@ -514,8 +521,7 @@ static bool device_is_valid(device_t *device)
   for (segment_t *s = device->first_segment; s && valid; s = s->next)
     valid = segment_is_valid(s);
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap && valid; heap = heap->next)
-      valid = heap_is_valid(heap);
+    valid = pool_is_valid(pool);
   valid = valid && figures_are_valid(device) && gates_are_valid(device);
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);

@@ -92,7 +92,7 @@ void free_blocks_add(block_t *block)
   heap_t *heap = block->segment->heap;
   if (block->uses)
     uses_drop_completed(heap->pool->device, block);
-  if (uses_are_satisfied(block, heap->stream))
+  if (!block->withheld && uses_are_satisfied(block, heap->stream))
     add_ready(block);
   else
     insert(block, BLOCK_PENDING);
@@ -157,7 +157,7 @@ void free_blocks_promote(heap_t *heap)
   heap->seen_epoch = epoch;
   for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
     newer = block->newer;
-    if (uses_are_satisfied(block, heap->stream)) {
+    if (!block->withheld && uses_are_satisfied(block, heap->stream)) {
       free_blocks_claim(block);
       free_blocks_add(block);
     }
@@ -171,8 +171,20 @@ block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large)
   return block && config_fits(config, block->size, size) ? block : NULL;
 }
 
+block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
+{
+  const bins_t *bins = &heap->ready[large];
+  const config_t *config = config_of(heap->pool->device->core);
+  for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
+    if (segment_is_whole(b) && config_fits(config, b->size, size))
+      return b;
+  return NULL;
+}
+
 static bool may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too)
 {
+  if (block->withheld)
+    return false;
   for (const use_t *use = block->uses; use; use = use->next)
     if (!use_is_satisfied(use, reader) && !use_may_be_gated(use, at_free_too))
       return false;

@@ -32,6 +32,9 @@ void free_blocks_promote(heap_t *heap);
 /* The ready block that fits best; NULL: none. */
 block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
 
+/* The same of those that are a whole segment. */
+block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large);
+
 /* The pending block that fits best of those that a stream may be gated on. */
 block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
                                    size_t size, bool large, bool at_free_too);

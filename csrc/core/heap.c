@@ -42,7 +42,7 @@ typedef struct request {
   heap_t *heap; /* home of what is handed out, unless it is lent */
   const config_t *config;
   presented_t stream;
-  uint64_t capture;
+  uint64_t capture; /* 0: none */
   size_t asked; /* bytes */
   size_t size;  /* of the block */
   bool large;
@@ -68,6 +68,8 @@ static void hand_out(const request_t *q, block_t *block)
   uses_drop(q->device, block);
   block->requested = q->asked;
   block->user = q->stream.stream;
+  block->capture = q->capture;
+  block->segment->captured |= q->capture != 0;
   block->state = BLOCK_LIVE;
   block->counted_active = true;
   block->oversize = config_is_oversize(q->config, block->size);
@@ -89,7 +91,8 @@ static block_t *hand_out_run(const request_t *q, run_t run)
 static block_t *lend(const request_t *q, run_t run)
 {
   block_t *block = run.first;
-  if (segment_is_whole(block) && uses_have_completed(block) && owner_order_has_completed(block)) {
+  bool owes_nothing = uses_have_completed(block) && owner_order_has_completed(block);
+  if (segment_is_whole(block) && (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
     uses_drop(q->device, block);
     block->stamp = 0;
     segment_move(block->segment, q->heap);
@@ -120,6 +123,11 @@ static bool gates_first(const request_t *q)
  * would break up memory for the sake of a short wait. */
 static bool wastes_ready(const request_t *q, const block_t *ready)
 {
+  if (!RULE(READY_FIRST)) { /* whatever fits best */
+    const block_t *pending =
+        free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large, false);
+    return pending && pending->size <= ready->size;
+  }
   return gates_first(q) && q->large && ready->size / 4 > q->size &&
          free_blocks_near_gateable(q->heap, q->stream.stream, q->size);
 }
@@ -470,6 +478,21 @@ static bool callback_freed_memory(const request_t *q)
   return given->free_memory && given->free_memory(given->free_memory_context);
 }
 
+/* Step 4 inside a capture: a sealed segment that another stream freed. */
+static block_t *take_sealed(const request_t *q)
+{
+  block_t *block = NULL;
+  lock(&q->device->lock);
+  for (heap_t *heap = q->pool->heaps; heap && !block; heap = heap->next)
+    if (heap->sealed && (block = free_blocks_best_whole(heap, q->size, q->large))) {
+      free_blocks_claim(block);
+      segment_move(block->segment, q->heap);
+      hand_out(q, block);
+    }
+  unlock(&q->device->lock);
+  return block;
+}
+
 /* Steps 2 to 5. */
 static block_t *find_or_grow(const request_t *q, esper_status *status)
 {
@@ -481,6 +504,8 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
       return block;
     if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = gate_other(q))))
       return block;
+  } else if ((block = take_sealed(q))) {
+    return block;
   }
   return grow(q, status);
 }
@@ -501,9 +526,9 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   if ((block = take_retired(q, false)) || (block = borrow(q)) || !may_wait)
     return block;
   size_t wanted = config_segment_size(q->config, q->size);
-  if (heap_release(q->device, NULL, wanted) && (block = grow(q, status)))
+  if (heap_release(q->device, NULL, NULL, wanted) && (block = grow(q, status)))
     return block;
-  return heap_release(q->device, NULL, SIZE_MAX) ? grow(q, status) : NULL;
+  return heap_release(q->device, NULL, NULL, SIZE_MAX) ? grow(q, status) : NULL;
 }
 
 static block_t *find_slowly(const request_t *q, esper_status *status)
@@ -535,7 +560,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
   if (!q.size)
     return out_of_memory(&q);
   q.large = config_is_large(q.size);
-  q.capture = stream_capture_of(q.stream, false);
+  q.capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q.stream, false) : 0;
   /* Memory of the wrong side of a capture's border would be reused there. */
   if (q.capture == CAPTURE_UNKNOWN)
     return error_from_driver(core, atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN
@@ -544,7 +569,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
     settle_stream(core, q.stream);
 
   lock(&device->lock);
-  q.heap = pool_heap(pool, q.stream.stream, RULE(CAPTURE_KEEPS_APART) ? q.capture : 0);
+  q.heap = pool_heap(pool, q.stream.stream, q.capture);
   block_t *block = q.heap ? take_ready_locked(&q, true) : NULL;
   unlock(&device->lock);
   if (!q.heap)
@@ -583,7 +608,8 @@ esper_status heap_free(core_t *core, void *ptr)
   block_t *block = map_find(core->map, (uintptr_t)ptr);
   if (!block)
     return error_set(ESPER_INVALID, "%p does not start a block of this allocator", ptr);
-  device_t *device = block->segment->heap->pool->device;
+  pool_t *pool = block->segment->heap->pool;
+  device_t *device = pool->device;
 
   lock(&device->lock);
   if (block->state != BLOCK_LIVE || block->address != (uintptr_t)ptr) {
@@ -597,11 +623,17 @@ esper_status heap_free(core_t *core, void *ptr)
   if (block->user == block->segment->heap->stream)
     block->stamp = stream_stamp(block->user);
   if (has_uses_at_free(block)) {
+    pool_enter(pool);
     unlock(&device->lock);
     record_uses_at_free(block);
     lock(&device->lock);
+    pool_leave(pool);
   }
-  if (block->uses)
+  heap_t *home = block->segment->heap;
+  block->withheld = RULE(SEAL_BEFORE_REUSE) && (home->sealed || home->capture != block->capture);
+  if (!pool->references)
+    pool_note_work(pool);
+  if (block->uses || block->withheld)
     free_blocks_add(block);
   else
     free_blocks_keep_warm(block);
@@ -611,33 +643,56 @@ esper_status heap_free(core_t *core, void *ptr)
 
 /* ---- giving back ------------------------------------------------------- */
 
-static block_t *claim_idle_segment(device_t *device, const pool_t *pool)
+/* Of a pool that nobody refers to, only what is recorded is asked about: the
+ * rest came before the device was synchronised (pool_may_give_back). */
+static bool owes_nothing(const block_t *block)
 {
-  for (segment_t *s = device->first_segment; s; s = s->next) {
-    block_t *block = s->first;
-    if ((pool && s->heap->pool != pool) || s->heap->capture || block->next ||
-        block->state != BLOCK_READY)
-      continue;
-    if (RULE(RELEASE_NEEDS_COMPLETION) &&
-        !(uses_have_completed(block) && owner_order_has_completed(block)))
-      continue;
-    free_blocks_claim(block);
-    return block;
-  }
+  if (block->segment->heap->pool->references)
+    return uses_have_completed(block) && owner_order_has_completed(block);
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (use->record && !use_has_completed(use))
+      return false;
+  return true;
+}
+
+static bool is_idle(const segment_t *s)
+{
+  const block_t *block = s->first;
+  return !block->next &&
+         (block->state == BLOCK_READY || block->state == BLOCK_PENDING) &&
+         (pool_may_give_back(s) || (!RULE(GRAPHS_KEEP_MEMORY) && s->captured)) &&
+         (owes_nothing(block) || !RULE(RELEASE_NEEDS_COMPLETION));
+}
+
+static block_t *claim_idle_segment(device_t *device, const pool_t *pool, const pool_t *but)
+{
+  for (segment_t *s = device->first_segment; s; s = s->next)
+    if ((!pool || s->heap->pool == pool) && s->heap->pool != but && is_idle(s)) {
+      free_blocks_claim(s->first);
+      pool_enter(s->heap->pool);
+      return s->first;
+    }
   return NULL;
 }
 
-size_t heap_release(device_t *device, const pool_t *pool, size_t enough)
+size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, size_t enough)
 {
   size_t released = 0;
-  while (released < enough) {
+  bool going = true;
+  while (going && released < enough) {
     lock(&device->lock);
-    block_t *block = claim_idle_segment(device, pool);
+    block_t *block = claim_idle_segment(device, pool, but);
+    pool_t *of = block ? block->segment->heap->pool : NULL;
     size_t size = block ? block->size : 0;
     unlock(&device->lock);
-    if (!block || !segment_release(device, block))
-      break;
-    released += size;
+    going = block && segment_release(device, block);
+    if (going)
+      released += size;
+    lock(&device->lock);
+    if (of)
+      pool_leave(of);
+    pool_collect(device);
+    unlock(&device->lock);
   }
   return released;
 }

@@ -82,9 +82,10 @@ static bool is_legacy(void *handle)
   return (uintptr_t)handle <= 1;
 }
 
-/* What stands for the id of a stream that is first met while it is captured:
- * to us another stream than it is outside, which only withholds more. A handle
- * means one stream during a capture; the driver's ids have no high bits. */
+/* What stands for the id of a stream that is first met while it is captured: the
+ * driver's ids have no high bits. An immortal one is known by its handle from
+ * then on (`capture` is 0). Another handle means one stream during a capture: to
+ * us another stream than it is outside, which only withholds more. */
 static uint64_t id_within_capture(void *handle, uint64_t capture)
 {
   uint64_t id = (uintptr_t)handle * 0x9e3779b97f4a7c15u ^ capture * 0xbf58476d1ce4e5b9u;
@@ -103,7 +104,7 @@ esper_status stream_present(core_t *core, esper_stream as, presented_t *presente
   uint64_t id, capture;
   esper_status status = call_stream_capture(core, as.device, as.handle, &capture);
   if (status == ESPER_OK && capture)
-    id = id_within_capture(as.handle, capture);
+    id = id_within_capture(as.handle, as.flags & ESPER_STREAM_IMMORTAL ? 0 : capture);
   else if (status == ESPER_OK)
     status = call_stream_id(core, as.device, as.handle, &id);
   if (status != ESPER_OK)
@@ -111,7 +112,7 @@ esper_status stream_present(core_t *core, esper_stream as, presented_t *presente
   stream_t *s = stream_create(core, device, id, as.handle);
   if (!s)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
-  if (as.flags & ESPER_STREAM_IMMORTAL && !capture)
+  if (as.flags & ESPER_STREAM_IMMORTAL)
     stream_make_immortal(core, s, as.handle);
   presented->stream = s;
   presented->asked = true;
@@ -446,7 +447,8 @@ gate_result stream_gate(presented_t p, record_t *record)
   if (!stream_completed(s, record->number)) {
     lock(&r->lock);
     _Atomic uint64_t *row = s->index < FRONTIER_ROWS ? &r->frontier[s->index] : NULL;
-    if (!row || atomic_load(row) < record->number) {
+    bool ordered = row && atomic_load(row) >= record->number;
+    if (!ordered || !RULE(GATE_IS_REMEMBERED)) {
       if (!RULE(FRONTIER_AFTER_WAIT) && row)
         atomic_store(row, record->number);
       result = call_stream_wait(r->core, r->device->index, p.handle, record->event) == ESPER_OK

@@ -111,7 +111,7 @@ static inline uint64_t stream_stamp(const stream_t *stream)
 static inline bool stream_is_after(const stream_t *reader, const stream_t *stream,
                                    uint64_t number)
 {
-  return stream->index < FRONTIER_ROWS &&
+  return RULE(GATE_IS_REMEMBERED) && stream->index < FRONTIER_ROWS &&
          atomic_load(&reader->frontier[stream->index]) >= number;
 }
 

@@ -42,6 +42,7 @@ typedef struct block block_t;
 typedef struct stream stream_t;
 typedef struct record record_t;
 typedef struct use use_t;
+typedef struct opening opening_t;
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
@@ -137,7 +138,9 @@ struct block {
   use_t *uses;
   stream_t *user;         /* stream it was last handed out on; NULL: never    */
   uint64_t stamp;         /* owner order; 0: the home stream never had it     */
+  uint64_t capture;       /* that it was last handed out in; 0: none          */
   block_state state;
+  bool withheld;          /* free, but nobody's until its pool is sealed      */
   bool counted_active;    /* in the statistics, as active                     */
   bool counted_split;     /* in the statistics, as an inactive part           */
   bool oversize;          /* live, and counted as such                        */
@@ -154,6 +157,7 @@ struct segment {
   block_t *first;
   bool large;
   bool oversize; /* counted as such */
+  bool captured; /* handed out inside a capture: replays may touch it         */
   segment_t *prev, *next; /* of the device, by birth                          */
 };
 
@@ -161,6 +165,8 @@ struct heap {
   pool_t *pool;
   stream_t *stream;
   uint64_t capture; /* 0, or the capture this memory was handed out in        */
+  bool sealed;      /* what is ready owes nothing: any capture may take over  */
+  bool over;        /* its capture is; said by the seal that is being made    */
   bins_t ready[2];  /* by size class: small, large                            */
   bins_t pending[2];
   block_t *warm; /* freed last, kept whole and unmerged: it is often asked for
@@ -170,11 +176,27 @@ struct heap {
   heap_t *next;
 };
 
+/* Goes when nobody refers to it, nobody is at work in it, and its memory went
+ * back. The default pool is always referred to. */
 struct esper_pool {
   device_t *device;
   uint64_t id[2];
+  int references;    /* of captures and pool objects                          */
+  int busy;          /* calls that are at work in it, without the lock        */
+  bool open;         /* has an opening                                        */
+  uint64_t released; /* what of all streams' work was there when the last
+                        reference went, or the last block after that          */
   heap_t *heaps;
   pool_t *next;
+};
+
+/* A pool that allocations go to now, if its filter says so. */
+struct opening {
+  pool_t *pool;
+  esper_pool_filter *filter;
+  void *context;
+  atomic_int callers; /* threads that are asking the filter                   */
+  opening_t *older;
 };
 
 typedef struct trace {
@@ -202,6 +224,8 @@ struct device {
   mutex_t lock; /* all below, and all heaps, segments, blocks, uses   */
   pool_t *pools;        /* the default pool is `default_pool`                 */
   pool_t default_pool;
+  opening_t *openings;  /* newest first                                       */
+  atomic_int opening_count;
   segment_t *first_segment, *last_segment;
   uint64_t next_sequence;
   size_t total;     /* bytes of device memory                                 */

@@ -1,6 +1,6 @@
 /* One test for each lifetime rule: the smallest program that goes wrong when
- * the rule is missing. In the build with rule switches every rule is switched
- * off in turn, and some test must notice. */
+ * the rule is missing. walk_rules.c switches every rule off in turn, and some
+ * test of this file or of test_holes.c must notice. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -349,6 +349,75 @@ TEST(queue_order_holds_within_one_capture_only) {
   end();
 }
 
+static int any_stream(void *context, void *stream) {
+  (void)context, (void)stream;
+  return 1;
+}
+
+static void pool_begin(void) {
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+}
+
+static void pool_end(void) { CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL)); }
+
+static void pool_release(void) {
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+}
+
+TEST(a_capture_gets_from_its_pool_only_what_has_completed) {
+  begin(64);
+  pool_begin();
+  void *x = block(X, r);
+  world_free(&w, x);
+  pool_end();
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK(block(X, r) == x); /* the host has waited for r */
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  sim_graph_destroy(w.s, graph);
+  pool_release();
+  pool_release();
+  end();
+}
+
+TEST(what_was_handed_out_outside_a_capture_is_not_free_in_it) {
+  begin(64);
+  pool_begin();
+  void *x = block(X, r), *y = block(Y, r);
+  world_free(&w, y);
+  pool_end();
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK(block(Y, r) == y); /* the heap is the capture's now */
+  world_free(&w, x);
+  CHECK(block(X, r) != x);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  sim_graph_destroy(w.s, graph);
+  pool_release();
+  pool_release();
+  end();
+}
+
+TEST(memory_that_a_graph_may_touch_is_not_given_back) {
+  begin(64);
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  world_free(&w, block(X, r));
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  sim_graph_destroy(w.s, graph);
+  pool_release();
+  end();
+}
+
 /* ---- 9: when in doubt, withhold -------------------------------------------- */
 
 TEST(a_use_that_cannot_be_recorded_holds_the_block) {
@@ -517,28 +586,3 @@ TEST(the_host_waits_for_no_device_with_a_rendezvous_stream_at_work) {
   raise_and_finish();
   end();
 }
-
-/* ---- the walk -------------------------------------------------------------- */
-
-#ifdef ESPER_RULE_SWITCHES
-TEST(every_rule_is_caught_by_a_test) {
-  static const char *const NAMES[] = {
-#define NAME(name, number, says) #name,
-      ESPER_RULES(NAME)
-#undef NAME
-  };
-  int missed = 0;
-  for (int rule = 0; rule < RULE_COUNT; rule++) {
-    int caught = 0;
-    esper_rules_off = 1ul << rule;
-    printf("rule %s: ", NAMES[rule]);
-    for (const check_test *test = check_first(); test; test = test->next)
-      if (strcmp(test->name, check_name()) && !check_passes(test))
-        printf("%s%s", caught++ ? ", " : "caught by ", test->name);
-    printf("%s\n", caught ? "" : "NOT CAUGHT");
-    missed += !caught;
-  }
-  esper_rules_off = 0;
-  CHECK_EQ(missed, 0);
-}
-#endif
