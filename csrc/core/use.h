@@ -11,6 +11,15 @@
 void use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags,
                 use_t **spare);
 
+/* The same for a use inside a capture, whose reference to the place it takes. A
+ * block has at most one use for each stream outside captures, and one for each
+ * branch of a capture. */
+void use_attach_place(block_t *block, place_t place, unsigned flags, use_t **spare);
+/* A use that ends with the free gets its place, whose reference it takes; then
+ * several may be of one branch, until they are united. */
+void use_set_place(use_t *use, place_t place);
+void uses_unite_places(device_t *device, block_t *block);
+
 /* Gives a use its record, which takes the caller's reference. */
 void use_set_record(use_t *use, record_t *record);
 
@@ -41,6 +50,8 @@ bool owner_order_has_completed(const block_t *block);
 
 void uses_drop(device_t *device, block_t *block);
 void uses_drop_completed(device_t *device, block_t *block);
+/* What only the replays of a capture that is over still owe. */
+void uses_drop_captured(device_t *device, block_t *block);
 /* `into` comes to owe what both owe; `from` owes nothing any more. */
 void uses_unite(device_t *device, block_t *into, block_t *from);
 
