@@ -105,8 +105,17 @@ enum {
 /* What malloc tries first when no free block is ready. */
 typedef enum esper_reuse_order {
   ESPER_REUSE_GATE = 0, /* reuse pending memory: the GPU waits, not the host  */
-  ESPER_REUSE_GROW = 1  /* get more memory from the device                    */
+  ESPER_REUSE_GROW = 1, /* get more memory from the device                    */
+  ESPER_REUSE_AUTO = 2  /* gate while the wait looks short, else grow         */
 } esper_reuse_order;
+
+/* What is true of a stream's work, and cannot be seen from outside. */
+enum {
+  ESPER_TRAIT_RENDEZVOUS = 1u /* it may wait for work not yet enqueued, here or on
+                                 another rank: no stream and no malloc ever waits
+                                 for it. Memory that it uses comes back when its
+                                 events have completed. */
+};
 
 enum { ESPER_ROUNDUP_STEPS = 16 };
 
@@ -136,6 +145,11 @@ ESPER_API esper_status esper_core_create(const struct esper_driver *driver,
 ESPER_API void esper_core_destroy(esper_core *core);
 
 ESPER_API int esper_device_count(const esper_core *core);
+
+/* Replaces the traits (ESPER_TRAIT_...) of a stream, which start as none. They
+ * hold for uses that were marked before, too. ESPER_INVALID: no such trait. */
+ESPER_API esper_status esper_stream_set_traits(esper_core *core, esper_stream stream,
+                                               unsigned traits);
 
 /* ------------------------------------------------------------------------
  * Memory
@@ -314,7 +328,28 @@ typedef struct esper_counters {
 ESPER_API esper_status esper_get_counters(esper_core *core, int device,
                                           esper_counters *counters);
 
-/* Calls made to the driver since the core was made, by function.
+/* A gate: a stream that was made to wait for another's work, because it got
+ * memory that this work may still touch. */
+typedef struct esper_gate_entry {
+  int device;
+  void *waiting;     /* handle of the stream that was made to wait             */
+  int stream_device;
+  void *stream;      /* handle of the stream whose work it waits for; NULL: the
+                        legacy stream, or all of the device's                  */
+  uint64_t number;   /* of that stream's event                                 */
+  size_t size;       /* bytes of the block                                     */
+  int64_t issued_us; /* since 1970                                             */
+} esper_gate_entry;
+
+/* Copies the device's gates that are not known to be over, oldest first, into
+ * *entries (freed with free()); *count is their number. Of very many the oldest
+ * may be missing. For reports about programs that hang. */
+ESPER_API esper_status esper_gates_copy(esper_core *core, int device,
+                                        esper_gate_entry **entries,
+                                        size_t *count);
+
+/* Calls made to the driver since the core was made, by function; of calls that
+ * threads make at the same moment some may go uncounted.
  * esper_driver_call_name(i) for i from 0 is NULL past the last. */
 ESPER_API const char *esper_driver_call_name(int call);
 ESPER_API uint64_t esper_driver_calls(const esper_core *core, int call);

@@ -60,6 +60,6 @@ def replay(
     streams: int,
     uses: int,
     pools: Sequence[tuple[int, int]],
-    order: Literal["gate", "grow"],
+    order: Literal["gate", "grow", "auto"],
     device: Literal["sim", "cuda"],
 ) -> ReplayResult: ...

@@ -295,11 +295,16 @@ void capture_note_thread(uint64_t capture, stream_t *stream)
   thread.stream = stream;
 }
 
+static uint64_t capture_of_immortal(stream_t *s)
+{
+  return stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true);
+}
+
 static bool is_in_another_capture(const core_t *core, uint64_t capture)
 {
   stream_t *s = thread.stream;
   return thread.core == core->serial && thread.capture != capture && s->immortal &&
-         stream_capture_of((presented_t){s, s->handle}, true) == thread.capture;
+         capture_of_immortal(s) == thread.capture;
 }
 
 captured_free_t capture_place_free(core_t *core, const block_t *block, stream_t *stream,
@@ -318,8 +323,7 @@ captured_free_t capture_place_free(core_t *core, const block_t *block, stream_t 
   if (inside)
     return FREED_INSIDE;
   /* A driver that cannot say where knows at least whether. */
-  bool there = stream_capture_of((presented_t){stream, stream->handle}, true) == block->capture;
-  return there ? FREED_UNKNOWN : FREED_OUTSIDE;
+  return capture_of_immortal(stream) == block->capture ? FREED_UNKNOWN : FREED_OUTSIDE;
 }
 
 /* ---- checking ---------------------------------------------------------------------- */

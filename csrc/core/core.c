@@ -8,6 +8,7 @@
 #include "config.h"
 #include "error.h"
 #include "event.h"
+#include "gates.h"
 #include "heap.h"
 #include "map.h"
 #include "marks.h"
@@ -87,6 +88,7 @@ esper_status core_device(core_t *core, int index, device_t **device)
 static void device_destroy(device_t *device)
 {
   core_t *core = device->core;
+  gates_forget(device);
   for (segment_t *s = device->first_segment; s; s = s->next) {
     for (block_t *b = s->first; b; b = b->next)
       while (b->uses) {
@@ -178,6 +180,21 @@ void esper_core_destroy(esper_core *core)
 int esper_device_count(const esper_core *core)
 {
   return core->device_count;
+}
+
+esper_status esper_stream_set_traits(esper_core *core, esper_stream stream, unsigned traits)
+{
+  device_t *device;
+  presented_t p;
+  if (traits & ~ESPER_TRAIT_RENDEZVOUS)
+    return error_set(ESPER_INVALID, "stream traits %#x: give 0 or ESPER_TRAIT_RENDEZVOUS",
+                     traits);
+  esper_status status = core_device(core, stream.device, &device);
+  if (status == ESPER_OK)
+    status = stream_present(core, stream, &p);
+  if (status == ESPER_OK)
+    stream_set_traits(p.stream, traits);
+  return status;
 }
 
 esper_status esper_configure(esper_core *core, const esper_config *config)
@@ -393,6 +410,16 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
   return ESPER_OK;
 }
 
+esper_status esper_gates_copy(esper_core *core, int device_index, esper_gate_entry **entries,
+                              size_t *count)
+{
+  device_t *device;
+  *entries = NULL;
+  *count = 0;
+  esper_status status = core_device(core, device_index, &device);
+  return status == ESPER_OK ? gates_copy(device, entries, count) : status;
+}
+
 esper_status esper_memory_info(esper_core *core, int device_index, size_t *free, size_t *total)
 {
   device_t *device;
@@ -484,7 +511,7 @@ static bool device_is_valid(device_t *device)
     valid = segment_is_valid(s);
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
     valid = pool_is_valid(pool);
-  valid = valid && figures_are_valid(device);
+  valid = valid && figures_are_valid(device) && gates_are_valid(device);
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);
   unlock(&device->lock);

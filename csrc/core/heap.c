@@ -23,6 +23,7 @@
 #include "config.h"
 #include "error.h"
 #include "free_blocks.h"
+#include "gates.h"
 #include "map.h"
 #include "pool.h"
 #include "segment.h"
@@ -85,7 +86,7 @@ static bool lend(const request_t *q, block_t *block)
     return false;
   hand_out(q, block);
   if (RULE(LOAN_MAKES_USE))
-    use_attach(block, q->stream.stream, NULL, USE_AT_FREE, &use);
+    (void)use_attach(block, q->stream.stream, NULL, USE_AT_FREE, &use);
   if (use)
     use_give(q->device, use);
   q->device->counters.loans++;
@@ -138,25 +139,33 @@ static block_t *take_retired(const request_t *q, bool sparing)
   return block;
 }
 
-/* Makes the request's stream wait for all that a claimed block owes. */
+/* Makes the request's stream wait for the record, for the sake of a block. */
+static bool gate_record(const request_t *q, record_t *record, size_t size)
+{
+  gate_result result = stream_gate(q->stream, record);
+  lock(&q->device->lock);
+  q->device->counters.gates_issued += result == GATE_ISSUED;
+  q->device->counters.gates_skipped += result == GATE_NEEDLESS;
+  if (result == GATE_ISSUED)
+    gates_note(q->device, q->stream.stream, record, size);
+  unlock(&q->device->lock);
+  return result != GATE_REFUSED;
+}
+
+/* ... for all that a claimed block owes. */
 static bool gate_block(const request_t *q, const block_t *block, record_t *owner_order)
 {
-  uint64_t issued = 0, skipped = 0;
+  uint64_t skipped = 0;
   bool gated = true;
   for (use_t *use = block->uses; use && gated; use = use->next) {
-    if (use_is_satisfied(use, q->stream.stream)) {
+    if (use_is_satisfied(use, q->stream.stream))
       skipped++;
-    } else {
-      gated = stream_gate(q->stream, use->record);
-      issued += gated;
-    }
+    else
+      gated = gate_record(q, use->record, block->size);
   }
-  if (gated && owner_order) {
-    gated = stream_gate(q->stream, owner_order);
-    issued += gated;
-  }
+  if (gated && owner_order)
+    gated = gate_record(q, owner_order, block->size);
   lock(&q->device->lock);
-  q->device->counters.gates_issued += issued;
   q->device->counters.gates_skipped += skipped;
   unlock(&q->device->lock);
   return gated;
@@ -259,6 +268,9 @@ static block_t *gate_other(const request_t *q)
         block = NULL;
     if (!block)
       block = free_blocks_best_gateable(heap, q->stream.stream, q->size, q->large, true);
+    if (block && !owner_order_is_satisfied(block, q->stream.stream) &&
+        !owner_order_may_be_gated(block))
+      block = NULL;
   }
   if (block)
     free_blocks_claim(block);
@@ -293,8 +305,7 @@ static record_t *oldest_wait(const request_t *q)
   lock(&q->device->lock);
   for (block_t *b = q->heap->oldest_pending; b && !oldest; b = b->newer)
     for (use_t *use = b->uses; use && !oldest; use = use->next)
-      if (use->record && !use_is_satisfied(use, q->heap->stream) &&
-          !(use->flags & USE_NO_GATE))
+      if (use->record && !use_is_satisfied(use, q->heap->stream) && !use_is_rendezvous(use))
         record_keep(oldest = use->record);
   unlock(&q->device->lock);
   return oldest;

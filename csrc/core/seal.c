@@ -74,7 +74,8 @@ static void wait_for_obligations(pool_t *pool)
 static bool capture_is_over(const heap_t *heap)
 {
   stream_t *s = heap->stream;
-  return s->immortal && stream_capture_of((presented_t){s, s->handle}, true) != heap->capture;
+  presented_t as = {.stream = s, .handle = s->handle};
+  return s->immortal && stream_capture_of(as, true) != heap->capture;
 }
 
 /* Heaps come to the front of the list, and none goes while the pool is being

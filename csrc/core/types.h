@@ -14,9 +14,10 @@
  * order: the work its home stream had enqueued before the free, which events
  * of that stream numbered `stamp` or higher stand for.
  *
- * Locks, in the order they are taken: sync, device, then one of map, streams,
- * captures, events; or a stream's record lock, then captures or events. No driver call is made under a
- * device lock. The record lock is held over event_record and stream_wait,
+ * Locks, in the order they are taken: sync, a stream's record lock, device, then
+ * one of map, streams, captures, events. No driver call is made under a device
+ * lock. The record lock is held over event_record and stream_wait, and what is
+ * like them inside a capture,
  * because numbers must follow the driver's order (rule 1). */
 #ifndef ESPER_TYPES_H
 #define ESPER_TYPES_H
@@ -53,12 +54,13 @@ enum {
   BLOCK_ALIGN = 512,   /* every size is a multiple, every address aligned     */
   FRONTIER_ROWS = 256, /* streams with a higher index have no frontier row    */
   STREAM_BUCKETS = 256,
+  STREAM_EVENTS = 32, /* out of use, kept by the stream; more go to the pool  */
 };
 
 /* ---- records and uses -------------------------------------------------- */
 
-/* Immutable once made, but for the event, which goes back to the pool when
- * the record has completed. */
+/* Immutable once made, but for the event, which is free for another record
+ * when this one has completed. */
 struct record {
   stream_t *stream;
   uint64_t number;
@@ -67,7 +69,7 @@ struct record {
   atomic_int pins;       /* gates being issued on the event just now          */
   bool outstanding;      /* in the stream's list                              */
   record_t *older, *newer;
-  record_t *next_dropped;
+  record_t *next_dropped; /* or the next spare one                            */
 };
 
 enum {
@@ -102,17 +104,22 @@ struct stream {
   void *handle;     /* of a mortal stream: for show only                      */
   atomic_bool immortal;
   bool all_streams; /* the stand-in for everything that runs on the device    */
+  atomic_uint traits; /* ESPER_TRAIT_...; the stand-in has those of any stream */
 
   mutex_t lock;        /* the record lock: all below but the atomics  */
   _Atomic uint64_t last;       /* the last number taken                       */
   _Atomic uint64_t completed;  /* every number up to this one has completed   */
   record_t *oldest, *newest;   /* outstanding records, by number              */
+  unsigned outstanding;        /* how many                                    */
+  unsigned ask_at;             /* so many are worth a question                */
+  record_t *spare;             /* records out of use                          */
+  void *events[STREAM_EVENTS]; /* events out of use: the last event_count     */
+  unsigned event_count;
   atomic_bool has_outstanding;
   _Atomic(record_t *) dropped; /* records nobody refers to, to be pooled      */
   uint64_t syncing;            /* what a synchronisation will have completed  */
   record_t *probe;             /* of the owner order, for other streams' sake */
   atomic_bool holds;           /* some free block has a use here, no record   */
-  atomic_uint marks;           /* so far                                      */
   _Atomic uint64_t frontier[FRONTIER_ROWS];
 
   stream_t *next;           /* all streams of the core                        */
@@ -209,6 +216,16 @@ typedef struct trace {
   uint64_t count; /* written since the start                                  */
 } trace_t;
 
+/* A gate, for the hang report. */
+typedef struct gate {
+  const stream_t *waiting; /* was made to wait                                */
+  record_t *record;        /* for this; NULL: an empty place                  */
+  size_t size;             /* of the block                                    */
+  int64_t issued_us;
+} gate_t;
+
+enum { GATES = 64 };
+
 struct device {
   core_t *core;
   int index;
@@ -230,6 +247,8 @@ struct device {
   esper_counters counters;
   arena_t blocks, segments, uses;
   trace_t trace;
+  gate_t gates[GATES]; /* a ring                                              */
+  unsigned next_gate;
 
   stream_t *legacy;      /* the default stream                                */
   stream_t *all_streams; /* stands for every stream: see event_record_all     */
@@ -262,7 +281,7 @@ struct esper_core {
   mutex_t streams_lock;
   _Atomic(stream_t *) streams;
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
-  stream_t *stream_by_id[STREAM_BUCKETS];
+  _Atomic(stream_t *) stream_by_id[STREAM_BUCKETS];
   unsigned stream_count;
   _Atomic uint64_t epoch; /* rises when an obligation may have been satisfied */
 

@@ -460,6 +460,89 @@ TEST(record_stream_is_not_gated_on_while_memory_can_grow) {
   check_no_gate(ESPER_REUSE_GROW, true);
 }
 
+/* A stream whose work waits for what r enqueues after its next malloc. */
+static void spin(esper_stream stream, const void *ptr) {
+  world_wait(&w, stream, r);
+  sim_wait_flag(w.s, 0, stream.handle, 0);
+  sim_kernel(w.s, 0, stream.handle, ptr, world_size(&w, ptr), SIM_READ);
+}
+
+/* The program goes on, whatever malloc said. */
+static void raise_and_finish(void) {
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+}
+
+/* Whether memory can grow or not, and however the use was marked. */
+static void check_rendezvous(size_t mib, unsigned at_free) {
+  begin(mib);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(X, r), *y = NULL;
+  spin(s, x);
+  if (at_free)
+    world_record_stream(&w, x, s);
+  else
+    world_use(&w, x, s, 0);
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y),
+               mib < 2 * X ? ESPER_OUT_OF_MEMORY : ESPER_OK);
+  CHECK(y != x);
+  raise_and_finish();
+  void *again = world_malloc(&w, X * MIB, r); /* now it has completed */
+  CHECK(again == x);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  world_free(&w, again);
+  if (y) CHECK_OK(esper_free(w.core, y));
+  end();
+}
+
+TEST(nobody_waits_for_a_use_on_a_rendezvous_stream) {
+  check_rendezvous(64, false);
+  check_rendezvous(64, true);
+  check_rendezvous(X, false);
+  check_rendezvous(X, true);
+}
+
+/* Nor for what such a stream freed itself, nor by an event of all streams. */
+TEST(nobody_waits_for_the_owner_order_of_a_rendezvous_stream) {
+  begin(X + 2);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = world_malloc(&w, X * MIB, s), *y;
+  spin(s, x);
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  raise_and_finish();
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+TEST(nobody_waits_for_all_streams_with_a_rendezvous_stream_among_them) {
+  begin(X);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(X, r), *y;
+  spin(s, x);
+  CHECK_OK(esper_free_after_all(w.core, x));
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  raise_and_finish();
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+/* Memory is there to be had after a host wait, but s is at work. */
+TEST(the_host_waits_for_no_device_with_a_rendezvous_stream_at_work) {
+  begin(X);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(X, r), *y;
+  world_free(&w, x);
+  world_wait(&w, s, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  CHECK_STATUS(esper_malloc(w.core, 2 * X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  raise_and_finish();
+  end();
+}
+
 /* ---- the walk -------------------------------------------------------------- */
 
 #ifdef ESPER_RULE_SWITCHES
