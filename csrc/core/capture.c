@@ -6,7 +6,8 @@
 #include "use.h"
 
 enum {
-  PLACES = 512, /* remembered by node; what is forgotten is not known to come before */
+  SETS = 256, /* of places remembered by node; a forgotten one is not known to come before */
+  WAYS = 4,   /* branches at one node, or nodes of one hash */
   VISITS = 128, /* nodes that one walk looks at                                      */
   BEFORE = 16,  /* nodes that one node may depend on for the walk to go on           */
 };
@@ -24,7 +25,8 @@ struct capture {
   unsigned branch_count;
   branch_t *branches;
   capture_t *next;
-  known_place_t places[PLACES]; /* by a hash of the node; the newest stays    */
+  unsigned turn;
+  known_place_t places[SETS][WAYS]; /* by a hash of the node; the newest stay */
 };
 
 /* ---- captures and branches ---------------------------------------------- */
@@ -119,16 +121,16 @@ void branch_drop(branch_t *b)
 
 /* ---- places ---------------------------------------------------------------- */
 
-static known_place_t *place_of(capture_t *c, void *node)
+static known_place_t *places_at(capture_t *c, void *node)
 {
-  return &c->places[((uintptr_t)node >> 4) * 0x9e3779b97f4a7c15u >> 55];
+  return c->places[((uintptr_t)node >> 4) * 0x9e3779b97f4a7c15u >> 56];
 }
 
 static void place_remember(branch_t *b)
 {
   capture_t *c = b->capture;
   lock(&c->core->captures_lock);
-  *place_of(c, b->node) = (known_place_t){b->node, b, b->last};
+  places_at(c, b->node)[c->turn++ % WAYS] = (known_place_t){b->node, b, b->last};
   unlock(&c->core->captures_lock);
 }
 
@@ -181,9 +183,10 @@ static void meet(branch_t *b, void *node)
 {
   capture_t *c = b->capture;
   lock(&c->core->captures_lock);
-  const known_place_t *known = place_of(c, node);
-  if (known->node == node && known->branch != b)
-    raise(b, known->branch, known->number);
+  const known_place_t *known = places_at(c, node);
+  for (int i = 0; i < WAYS; i++)
+    if (known[i].node == node && known[i].branch != b)
+      raise(b, known[i].branch, known[i].number);
   unlock(&c->core->captures_lock);
 }
 

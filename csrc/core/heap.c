@@ -660,7 +660,7 @@ static bool owe_inside(device_t *device, block_t *block)
     stamp_owner_order(block);
   } else if (spare && RULE(CAPTURED_FREE_HAS_PLACE)) {
     drop_use_of_user(device, block);
-    use_attach_place(block, place, 0, &spare);
+    use_attach_place(block, place, USE_AT_FREE, &spare);
     uses_unite_places(device, block);
   } else {
     known = spare != NULL;
