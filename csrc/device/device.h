@@ -112,8 +112,8 @@ typedef struct esper_driver {
    * capture_depend: the stream's next operation depends on `node`, too; fully:
    * it starts when that has ended.
    * capture_before: what `node`, one of the capture that a call just confirmed,
-   * depends on directly: the first *count of them are stored, and their number
-   * in *count. ESPER_UNSUPPORTED: there are more. */
+   * depends on directly, stored, and their number in *count. ESPER_UNSUPPORTED:
+   * they are *count or more. */
   esper_status (*capture_point)(void *self, int device, void *stream,
                                 uint64_t capture, void **node);
   esper_status (*capture_depend)(void *self, int device, void *stream,

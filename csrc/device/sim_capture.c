@@ -375,8 +375,8 @@ esper_status sim_before_now(sim *s, void *node, void **before,
   sim_graph *graph = node_find(s, node, &number, "capture_before");
   if (!graph) return not_in();
   const sim_nodes *nodes = &graph->nodes[number].before;
-  if (nodes->count > *count)
-    return sim_refuse(ESPER_UNSUPPORTED, "sim: there are more");
+  if (nodes->count >= *count)
+    return sim_refuse(ESPER_UNSUPPORTED, "sim: there are too many");
   *count = nodes->count;
   for (uint32_t i = 0; i < nodes->count; i++)
     before[i] = node_handle(graph, nodes->at[i]);
