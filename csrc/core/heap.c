@@ -726,9 +726,11 @@ static bool owes_nothing(const block_t *block)
 static bool is_idle(const segment_t *s)
 {
   const block_t *block = s->first;
-  return !block->next &&
-         (block->state == BLOCK_READY || block->state == BLOCK_PENDING) &&
-         (pool_may_give_back(s) || (!RULE(GRAPHS_KEEP_MEMORY) && s->captured)) &&
+  if (block->next || (block->state != BLOCK_READY && block->state != BLOCK_PENDING))
+    return false;
+  if (s->captured && !RULE(GRAPHS_KEEP_MEMORY))
+    return true;
+  return pool_may_give_back(s) &&
          (owes_nothing(block) || !RULE(RELEASE_NEEDS_COMPLETION));
 }
 
