@@ -693,6 +693,8 @@ esper_status heap_free(core_t *core, void *ptr)
   const heap_t *home = block->segment->heap;
   bool at_home = !home->sealed && home->capture == block->capture;
   pool_enter(pool); /* which is not sealed meanwhile */
+  if (block->capture && !at_home)
+    uses_drop_captured(device, block); /* the heap left that capture: it is over */
   if (block->capture && at_home)
     at_home = owe_inside(device, block);
   else

@@ -92,7 +92,8 @@ sim_graph *sim_capture_find(sim *s, uint64_t id) {
 }
 
 int sim_capture_lasts(sim *s, uint64_t id) {
-  if (sim_capture_find(s, id)) return 1;
+  const sim_graph *active = sim_capture_find(s, id);
+  if (active) return !active->invalid;
   for (uint32_t i = 0; i < s->body_count; i++)
     if (s->bodies[i]->id == id)
       return sim_capture_lasts(s, s->bodies[i]->outer->id);

@@ -300,7 +300,8 @@ sim_span *sim_span_find(sim *s, uintptr_t address);
 /* sim_capture.c */
 void sim_capture_destroy_all(sim *s);
 sim_graph *sim_capture_find(sim *s, uint64_t id); /* active, or NULL */
-/* The capture is active, or a body that belongs to an active one. */
+/* The capture is active, or a body that belongs to an active one; what was
+ * recorded in others runs at launches, or never. */
 int sim_capture_lasts(sim *s, uint64_t id);
 /* The capture that what the stream is given goes into; NULL: it is in none, or
  * in one that was invalidated, where nothing goes anywhere. */
