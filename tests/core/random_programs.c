@@ -215,13 +215,10 @@ static bool read_elsewhere(thread *t, int on, const block *b) {
 
 /* Before it gives up the core waits for the device and gives back all that is
  * wholly free. So if memory is there now, it was there then. A use without
- * gate may forbid the wait, and so may a capture; other devices are not waited
- * for. */
+ * gate may forbid the wait, and so may a capture. */
 static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool) {
   program *p = t->p;
-  if (p->no_gate || p->faults || p->captures || p->devices > 1 ||
-      p->threads > 1)
-    return;
+  if (p->no_gate || p->faults || p->captures || p->threads > 1) return;
   esper_failure f;
   esper_snapshot snapshot;
   esper_get_failure(&f);
