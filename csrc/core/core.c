@@ -167,6 +167,11 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
   return ESPER_OK;
 }
 
+void core_set_clock(core_t *core, int64_t (*clock_us)(void))
+{
+  core->clock_us = clock_us;
+}
+
 void esper_core_destroy(esper_core *core)
 {
   if (!core)

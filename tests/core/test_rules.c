@@ -164,6 +164,27 @@ TEST(the_rest_of_a_block_owes_what_the_block_owed) {
   end();
 }
 
+/* r takes two neighbours and a part of a third, which s still reads; another
+ * stream takes the rest. */
+TEST(the_rest_of_a_run_owes_what_its_block_owed) {
+  begin(20 + 2);
+  void *a = block(6, r), *b = block(6, r), *c = block(8, r);
+  CHECK((char *)c == (char *)a + 12 * MIB);
+  read_and_mark(a, r, s);
+  read_and_mark(b, r, t);
+  read_and_mark(c, r, s);
+  world_free(&w, a);
+  world_free(&w, b);
+  world_free(&w, c);
+  record_something(r, o);
+  world_run(&w, o);
+  world_run(&w, r);
+  esper_retire(w.core, 0); /* r's own order is done; s and t still read */
+  CHECK(world_malloc(&w, 16 * MIB, r) == a);
+  CHECK(world_malloc(&w, 4 * MIB, t) == (char *)a + 16 * MIB);
+  end();
+}
+
 /* Two neighbours, each read by another stream, that r was made to wait for. */
 TEST(a_merged_block_owes_what_both_owed) {
   begin(20 + X + Y + 2);
@@ -453,11 +474,34 @@ static void check_no_gate(esper_reuse_order order, bool at_free) {
 TEST(a_use_marked_without_gate_is_not_gated_on) {
   check_no_gate(ESPER_REUSE_GATE, false);
   check_no_gate(ESPER_REUSE_GROW, false);
+  check_no_gate(ESPER_REUSE_AUTO, false);
 }
 
 TEST(record_stream_is_not_gated_on_while_memory_can_grow) {
   check_no_gate(ESPER_REUSE_GATE, true);
   check_no_gate(ESPER_REUSE_GROW, true);
+  check_no_gate(ESPER_REUSE_AUTO, true);
+}
+
+/* Work that its own stream orders has no mark, and may be of any kind. */
+static void check_no_owner_gate(esper_reuse_order order) {
+  begin_with(64, order);
+  void *x = world_malloc(&w, X * MIB, s);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  world_kernel(&w, s, x);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) != x);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  end();
+}
+
+TEST(foreign_owner_order_is_not_gated_on_while_memory_can_grow) {
+  check_no_owner_gate(ESPER_REUSE_GATE);
+  check_no_owner_gate(ESPER_REUSE_GROW);
+  check_no_owner_gate(ESPER_REUSE_AUTO);
 }
 
 /* A stream whose work waits for what r enqueues after its next malloc. */
