@@ -92,7 +92,7 @@ void free_blocks_add(block_t *block)
   heap_t *heap = block->segment->heap;
   if (block->uses)
     uses_drop_completed(heap->pool->device, block);
-  if (uses_are_satisfied(block, heap->stream))
+  if (!block->withheld && uses_are_satisfied(block, heap->stream))
     add_ready(block);
   else
     insert(block, BLOCK_PENDING);
@@ -108,24 +108,44 @@ void free_blocks_settle(heap_t *heap)
   add_ready(block);
 }
 
+void free_blocks_keep_warm(block_t *block)
+{
+  heap_t *heap = block->segment->heap;
+  free_blocks_settle(heap);
+  free_blocks_satisfied(block);
+  block->state = BLOCK_WARM;
+  heap->warm = block;
+}
+
 static bool is_ready(const block_t *neighbour)
 {
   return neighbour && neighbour->state == BLOCK_READY;
 }
 
-void free_blocks_keep_warm(block_t *block)
+/* Among the ready blocks, merged, the warm one need not be the best fit: then
+ * handing it out would keep a large range in pieces. Of equals it is. */
+static bool warm_fits_best(const heap_t *heap, const block_t *warm)
 {
-  heap_t *heap = block->segment->heap;
-  free_blocks_settle(heap);
-  /* Handed out as it is, a part of a large free range would be preferred to a
-   * block that fits as well and stands alone. */
-  if (block->segment->large && (is_ready(block->prev) || is_ready(block->next))) {
-    add_ready(block);
-    return;
-  }
-  free_blocks_satisfied(block);
-  block->state = BLOCK_WARM;
-  heap->warm = block;
+  const bins_t *bins = &heap->ready[warm->segment->large];
+  if (!bins->count)
+    return true;
+  if (is_ready(warm->prev))
+    return false;
+  const block_t *rest = is_ready(warm->next) ? warm->next : NULL;
+  const block_t *other = bins_best_fit(bins, warm->size);
+  if (other && other == rest)
+    other = bins_next(bins, rest);
+  return !other || other->size >= warm->size + (rest ? rest->size : 0);
+}
+
+block_t *free_blocks_take_warm(heap_t *heap, size_t size)
+{
+  block_t *block = heap->warm;
+  if (!block || block->size != size || !warm_fits_best(heap, block))
+    return NULL;
+  heap->warm = NULL;
+  block->state = BLOCK_CLAIMED;
+  return block;
 }
 
 void free_blocks_promote(heap_t *heap)
@@ -137,7 +157,7 @@ void free_blocks_promote(heap_t *heap)
   heap->seen_epoch = epoch;
   for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
     newer = block->newer;
-    if (uses_are_satisfied(block, heap->stream)) {
+    if (!block->withheld && uses_are_satisfied(block, heap->stream)) {
       free_blocks_claim(block);
       free_blocks_add(block);
     }
@@ -151,8 +171,20 @@ block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large)
   return block && config_fits(config, block->size, size) ? block : NULL;
 }
 
+block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
+{
+  const bins_t *bins = &heap->ready[large];
+  const config_t *config = config_of(heap->pool->device->core);
+  for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
+    if (segment_is_whole(b) && config_fits(config, b->size, size))
+      return b;
+  return NULL;
+}
+
 static bool may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too)
 {
+  if (block->withheld)
+    return false;
   for (const use_t *use = block->uses; use; use = use->next)
     if (!use_is_satisfied(use, reader) && !use_may_be_gated(use, at_free_too))
       return false;

@@ -3,7 +3,8 @@
  * malloc looks for memory in this order, and stops at the first that serves:
  *   1. a ready block of its own heap
  *   2. the same, after finding out what has completed
- *   3. reuse order `gate`: a pending block of its own heap, the GPU waiting
+ *   3. reuse order `gate`, or `auto` and the wait looks short: a pending block
+ *      of its own heap, the GPU waiting
  *   4. a completed block of another heap, lent
  *   5. a new segment
  *   6. what the embedder's callback frees
@@ -21,6 +22,7 @@
 #include "config.h"
 #include "error.h"
 #include "free_blocks.h"
+#include "gates.h"
 #include "map.h"
 #include "pool.h"
 #include "segment.h"
@@ -30,6 +32,9 @@
 #include "trace.h"
 #include "use.h"
 
+/* Reuse order `auto` lets a stream wait for one that is so much further behind. */
+static const int64_t AUTO_LAG_US = 3000;
+
 typedef struct request {
   core_t *core;
   device_t *device;
@@ -37,7 +42,7 @@ typedef struct request {
   heap_t *heap; /* home of what is handed out, unless it is lent */
   const config_t *config;
   presented_t stream;
-  uint64_t capture;
+  uint64_t capture; /* 0: none */
   size_t asked; /* bytes */
   size_t size;  /* of the block */
   bool large;
@@ -58,6 +63,8 @@ static void hand_out(const request_t *q, block_t *block)
   uses_drop(q->device, block);
   block->requested = q->asked;
   block->user = q->stream.stream;
+  block->capture = q->capture;
+  block->segment->captured |= q->capture != 0;
   block->state = BLOCK_LIVE;
   block->counted_active = true;
   block->oversize = config_is_oversize(q->config, block->size);
@@ -69,7 +76,8 @@ static void hand_out(const request_t *q, block_t *block)
  * frees the block. A segment that is wholly free and owes nothing moves. */
 static bool lend(const request_t *q, block_t *block)
 {
-  if (segment_is_whole(block) && uses_have_completed(block) && owner_order_has_completed(block)) {
+  bool owes_nothing = uses_have_completed(block) && owner_order_has_completed(block);
+  if (segment_is_whole(block) && (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
     uses_drop(q->device, block);
     block->stamp = 0;
     segment_move(block->segment, q->heap);
@@ -81,7 +89,7 @@ static bool lend(const request_t *q, block_t *block)
     return false;
   hand_out(q, block);
   if (RULE(LOAN_MAKES_USE))
-    use_attach(block, q->stream.stream, NULL, USE_AT_FREE, &use);
+    (void)use_attach(block, q->stream.stream, NULL, USE_AT_FREE, &use);
   if (use)
     use_give(q->device, use);
   q->device->counters.loans++;
@@ -90,12 +98,22 @@ static bool lend(const request_t *q, block_t *block)
 
 /* ---- the steps --------------------------------------------------------- */
 
+/* Reuse orders `gate` and `auto`. */
+static bool gates_first(const request_t *q)
+{
+  return q->config->as_given.reuse_order != ESPER_REUSE_GROW;
+}
+
 /* Taking a much larger ready block while a pending one fits nearly exactly
  * would break up memory for the sake of a short wait. */
 static bool wastes_ready(const request_t *q, const block_t *ready)
 {
-  return q->config->as_given.reuse_order == ESPER_REUSE_GATE && q->large &&
-         ready->size / 4 > q->size &&
+  if (!RULE(READY_FIRST)) { /* whatever fits best */
+    const block_t *pending =
+        free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large, false);
+    return pending && pending->size <= ready->size;
+  }
+  return gates_first(q) && q->large && ready->size / 4 > q->size &&
          free_blocks_near_gateable(q->heap, q->stream.stream, q->size);
 }
 
@@ -134,35 +152,72 @@ static block_t *take_retired(const request_t *q, bool sparing)
   return block;
 }
 
-/* Makes the request's stream wait for all that a claimed block owes. */
+/* Makes the request's stream wait for the record, for the sake of a block. */
+static bool gate_record(const request_t *q, record_t *record, size_t size)
+{
+  gate_result result = stream_gate(q->stream, record);
+  lock(&q->device->lock);
+  q->device->counters.gates_issued += result == GATE_ISSUED;
+  q->device->counters.gates_skipped += result == GATE_NEEDLESS;
+  if (result == GATE_ISSUED)
+    gates_note(q->device, q->stream.stream, record, size);
+  unlock(&q->device->lock);
+  return result != GATE_REFUSED;
+}
+
+/* ... for all that a claimed block owes. */
 static bool gate_block(const request_t *q, const block_t *block, record_t *owner_order)
 {
-  uint64_t issued = 0, skipped = 0;
+  uint64_t skipped = 0;
   bool gated = true;
   for (use_t *use = block->uses; use && gated; use = use->next) {
-    if (use_is_satisfied(use, q->stream.stream)) {
+    if (use_is_satisfied(use, q->stream.stream))
       skipped++;
-    } else {
-      gated = stream_gate(q->stream, use->record);
-      issued += gated;
-    }
+    else
+      gated = gate_record(q, use->record, block->size);
   }
-  if (gated && owner_order) {
-    gated = stream_gate(q->stream, owner_order);
-    issued += gated;
-  }
+  if (gated && owner_order)
+    gated = gate_record(q, owner_order, block->size);
   lock(&q->device->lock);
-  q->device->counters.gates_issued += issued;
   q->device->counters.gates_skipped += skipped;
   unlock(&q->device->lock);
   return gated;
 }
 
+/* Whether a segment would pass the memory fraction, or the driver had no memory
+ * for such a one when it was asked last. */
+static bool cannot_grow(const request_t *q)
+{
+  const device_t *d = q->device;
+  size_t size = config_segment_size(q->config, q->size);
+  size_t reserved = (size_t)d->stats.reserved_bytes[ESPER_ALL].current + d->reserving;
+  return (d->limit && reserved + size > d->limit) || (d->refused && size >= d->refused);
+}
+
+/* Reuse order `auto`: a gate makes the request's stream wait for about as long
+ * as the other one is further behind the host. docs/design.md has the figures. */
+static bool waits_long(const request_t *q, const block_t *block)
+{
+  int64_t now = q->core->clock_us(), own = stream_lag_us(q->stream.stream, now);
+  for (const use_t *use = block->uses; use; use = use->next) {
+    if (use_is_satisfied(use, q->stream.stream))
+      continue;
+    int64_t lag = stream_lag_us(use->stream, now);
+    if (lag > AUTO_LAG_US && (own == INT64_MAX || lag - own > AUTO_LAG_US))
+      return true;
+  }
+  return false;
+}
+
+/* Step 3, and with `at_free_too` the first half of step 7. */
 static block_t *gate_own(const request_t *q, bool at_free_too)
 {
   lock(&q->device->lock);
   block_t *block = free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large,
                                              at_free_too);
+  if (block && !at_free_too && q->config->as_given.reuse_order == ESPER_REUSE_AUTO &&
+      !cannot_grow(q) && waits_long(q, block))
+    block = NULL;
   if (block)
     free_blocks_claim(block);
   unlock(&q->device->lock);
@@ -255,6 +310,9 @@ static block_t *gate_other(const request_t *q)
         block = NULL;
     if (!block)
       block = free_blocks_best_gateable(heap, q->stream.stream, q->size, q->large, true);
+    if (block && !owner_order_is_satisfied(block, q->stream.stream) &&
+        !owner_order_may_be_gated(block))
+      block = NULL;
   }
   if (block)
     free_blocks_claim(block);
@@ -289,8 +347,7 @@ static record_t *oldest_wait(const request_t *q)
   lock(&q->device->lock);
   for (block_t *b = q->heap->oldest_pending; b && !oldest; b = b->newer)
     for (use_t *use = b->uses; use && !oldest; use = use->next)
-      if (use->record && !use_is_satisfied(use, q->heap->stream) &&
-          !(use->flags & USE_NO_GATE))
+      if (use->record && !use_is_satisfied(use, q->heap->stream) && !use_is_rendezvous(use))
         record_keep(oldest = use->record);
   unlock(&q->device->lock);
   return oldest;
@@ -359,18 +416,34 @@ static bool callback_freed_memory(const request_t *q)
   return given->free_memory && given->free_memory(given->free_memory_context);
 }
 
+/* Step 4 inside a capture: a sealed segment that another stream freed. */
+static block_t *take_sealed(const request_t *q)
+{
+  block_t *block = NULL;
+  lock(&q->device->lock);
+  for (heap_t *heap = q->pool->heaps; heap && !block; heap = heap->next)
+    if (heap->sealed && (block = free_blocks_best_whole(heap, q->size, q->large))) {
+      free_blocks_claim(block);
+      segment_move(block->segment, q->heap);
+      hand_out(q, block);
+    }
+  unlock(&q->device->lock);
+  return block;
+}
+
 /* Steps 2 to 5. */
 static block_t *find_or_grow(const request_t *q, esper_status *status)
 {
   block_t *block;
-  bool gates_first = q->config->as_given.reuse_order == ESPER_REUSE_GATE;
   if (!q->capture) {
-    if ((block = take_retired(q, gates_first)))
+    if ((block = take_retired(q, gates_first(q))))
       return block;
-    if (gates_first && ((block = gate_own(q, false)) || (block = take_ready(q))))
+    if (gates_first(q) && ((block = gate_own(q, false)) || (block = take_ready(q))))
       return block;
     if ((block = borrow(q)))
       return block;
+  } else if ((block = take_sealed(q))) {
+    return block;
   }
   return grow(q, status);
 }
@@ -391,9 +464,9 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   if ((block = take_retired(q, false)) || (block = borrow(q)) || !may_wait)
     return block;
   size_t wanted = config_segment_size(q->config, q->size);
-  if (heap_release(q->device, NULL, wanted) && (block = grow(q, status)))
+  if (heap_release(q->device, NULL, NULL, wanted) && (block = grow(q, status)))
     return block;
-  return heap_release(q->device, NULL, SIZE_MAX) ? grow(q, status) : NULL;
+  return heap_release(q->device, NULL, NULL, SIZE_MAX) ? grow(q, status) : NULL;
 }
 
 static block_t *find_slowly(const request_t *q, esper_status *status)
@@ -425,7 +498,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
   if (!q.size)
     return out_of_memory(&q);
   q.large = config_is_large(q.size);
-  q.capture = stream_capture_of(q.stream, false);
+  q.capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q.stream, false) : 0;
   /* Memory of the wrong side of a capture's border would be reused there. */
   if (q.capture == CAPTURE_UNKNOWN)
     return error_from_driver(core, atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN
@@ -434,7 +507,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
     settle_stream(core, q.stream);
 
   lock(&device->lock);
-  q.heap = pool_heap(pool, q.stream.stream, RULE(CAPTURE_KEEPS_APART) ? q.capture : 0);
+  q.heap = pool_heap(pool, q.stream.stream, q.capture);
   block_t *block = q.heap ? take_ready_locked(&q, true) : NULL;
   unlock(&device->lock);
   if (!q.heap)
@@ -473,7 +546,8 @@ esper_status heap_free(core_t *core, void *ptr)
   block_t *block = map_find(core->map, (uintptr_t)ptr);
   if (!block)
     return error_set(ESPER_INVALID, "%p does not start a block of this allocator", ptr);
-  device_t *device = block->segment->heap->pool->device;
+  pool_t *pool = block->segment->heap->pool;
+  device_t *device = pool->device;
 
   lock(&device->lock);
   if (block->state != BLOCK_LIVE || block->address != (uintptr_t)ptr) {
@@ -487,11 +561,17 @@ esper_status heap_free(core_t *core, void *ptr)
   if (block->user == block->segment->heap->stream)
     block->stamp = stream_stamp(block->user);
   if (has_uses_at_free(block)) {
+    pool_enter(pool);
     unlock(&device->lock);
     record_uses_at_free(block);
     lock(&device->lock);
+    pool_leave(pool);
   }
-  if (block->uses)
+  heap_t *home = block->segment->heap;
+  block->withheld = RULE(SEAL_BEFORE_REUSE) && (home->sealed || home->capture != block->capture);
+  if (!pool->references)
+    pool_note_work(pool);
+  if (block->uses || block->withheld)
     free_blocks_add(block);
   else
     free_blocks_keep_warm(block);
@@ -501,33 +581,56 @@ esper_status heap_free(core_t *core, void *ptr)
 
 /* ---- giving back ------------------------------------------------------- */
 
-static block_t *claim_idle_segment(device_t *device, const pool_t *pool)
+/* Of a pool that nobody refers to, only what is recorded is asked about: the
+ * rest came before the device was synchronised (pool_may_give_back). */
+static bool owes_nothing(const block_t *block)
 {
-  for (segment_t *s = device->first_segment; s; s = s->next) {
-    block_t *block = s->first;
-    if ((pool && s->heap->pool != pool) || s->heap->capture || block->next ||
-        block->state != BLOCK_READY)
-      continue;
-    if (RULE(RELEASE_NEEDS_COMPLETION) &&
-        !(uses_have_completed(block) && owner_order_has_completed(block)))
-      continue;
-    free_blocks_claim(block);
-    return block;
-  }
+  if (block->segment->heap->pool->references)
+    return uses_have_completed(block) && owner_order_has_completed(block);
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (use->record && !use_has_completed(use))
+      return false;
+  return true;
+}
+
+static bool is_idle(const segment_t *s)
+{
+  const block_t *block = s->first;
+  return !block->next &&
+         (block->state == BLOCK_READY || block->state == BLOCK_PENDING) &&
+         (pool_may_give_back(s) || (!RULE(GRAPHS_KEEP_MEMORY) && s->captured)) &&
+         (owes_nothing(block) || !RULE(RELEASE_NEEDS_COMPLETION));
+}
+
+static block_t *claim_idle_segment(device_t *device, const pool_t *pool, const pool_t *but)
+{
+  for (segment_t *s = device->first_segment; s; s = s->next)
+    if ((!pool || s->heap->pool == pool) && s->heap->pool != but && is_idle(s)) {
+      free_blocks_claim(s->first);
+      pool_enter(s->heap->pool);
+      return s->first;
+    }
   return NULL;
 }
 
-size_t heap_release(device_t *device, const pool_t *pool, size_t enough)
+size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, size_t enough)
 {
   size_t released = 0;
-  while (released < enough) {
+  bool going = true;
+  while (going && released < enough) {
     lock(&device->lock);
-    block_t *block = claim_idle_segment(device, pool);
+    block_t *block = claim_idle_segment(device, pool, but);
+    pool_t *of = block ? block->segment->heap->pool : NULL;
     size_t size = block ? block->size : 0;
     unlock(&device->lock);
-    if (!block || !segment_release(device, block))
-      break;
-    released += size;
+    going = block && segment_release(device, block);
+    if (going)
+      released += size;
+    lock(&device->lock);
+    if (of)
+      pool_leave(of);
+    pool_collect(device);
+    unlock(&device->lock);
   }
   return released;
 }

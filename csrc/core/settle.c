@@ -41,13 +41,33 @@ void settle_stream(core_t *core, presented_t p)
 static bool owes_no_gate(const block_t *block)
 {
   for (const use_t *use = block->uses; use; use = use->next)
-    if (use->flags & USE_NO_GATE && (block->state == BLOCK_CLAIMED || !use_has_completed(use)))
+    if (use_is_rendezvous(use) && (block->state == BLOCK_CLAIMED || !use_has_completed(use)))
       return true;
+  return false;
+}
+
+/* A mortal stream cannot be asked, so it counts as at work. */
+static bool rendezvous_is_at_work(device_t *device)
+{
+  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next) {
+    if (s->device != device || s->all_streams || !stream_is_rendezvous(s))
+      continue;
+    record_t *record = stream_record_later(s);
+    if (!record)
+      return true;
+    stream_retire(s);
+    bool at_work = !stream_completed(s, record->number);
+    record_drop(record);
+    if (at_work)
+      return true;
+  }
   return false;
 }
 
 bool settle_may_wait(device_t *device)
 {
+  if (rendezvous_is_at_work(device))
+    return false;
   bool may = true;
   lock(&device->lock);
   for (const segment_t *s = device->first_segment; s && may; s = s->next)
@@ -74,7 +94,7 @@ static esper_status wait_for_streams(device_t *device, bool *left, bool *capturi
     }
     record_t *record = stream_record_later(s);
     if (!record) {
-      *capturing |= stream_capture_of((presented_t){s, s->handle}, true) != 0;
+      *capturing |= stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true) != 0;
       *left = true;
       continue;
     }

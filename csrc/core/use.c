@@ -54,12 +54,13 @@ bool use_has_completed(const use_t *use)
   return number && stream_completed(use->stream, number);
 }
 
+/* Takes over the reference. */
 static void use_take_later(use_t *use, record_t *record)
 {
-  if (use->record->number < record->number) {
-    record_keep(record);
+  if (use->record->number < record->number)
     use_set_record(use, record);
-  }
+  else
+    record_drop(record);
 }
 
 /* A live block's use on a stream is followed by another there. An event at the
@@ -69,25 +70,45 @@ static void use_follow(use_t *use, record_t *record, unsigned flags)
   use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
   if (use->flags & USE_AT_FREE || !record)
     use_set_record(use, NULL);
-  else if (use->record)
+  if (record && use->record)
     use_take_later(use, record);
+  else if (record)
+    record_drop(record);
 }
 
-void use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags,
+bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags,
                 use_t **spare)
 {
   use_t *use = RULE(ONE_USE_A_STREAM) ? use_on(block, stream) : NULL;
+  if (use && RULE(LATER_USE_REPLACES)) {
+    use_follow(use, record, flags);
+    return true;
+  }
   if (use) {
-    if (RULE(LATER_USE_REPLACES))
-      use_follow(use, record, flags);
-    return;
+    if (record)
+      record_drop(record);
+    return true;
   }
   use = *spare;
+  if (!use)
+    return false;
   *spare = NULL;
-  if (record)
-    record_keep(record);
   *use = (use_t){.next = block->uses, .stream = stream, .record = record, .flags = flags};
   block->uses = use;
+  return true;
+}
+
+record_t *use_replace(block_t *block, record_t *record, unsigned flags)
+{
+  use_t *use = use_on(block, record->stream);
+  if (!use || !use->record || use->record->number > record->number || flags & USE_AT_FREE)
+    return NULL;
+  if (!RULE(ONE_USE_A_STREAM) || !RULE(LATER_USE_REPLACES))
+    return NULL;
+  record_t *replaced = use->record;
+  use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
+  use->record = record;
+  return replaced;
 }
 
 bool use_is_satisfied(const use_t *use, const stream_t *reader)
@@ -114,11 +135,15 @@ bool uses_have_completed(const block_t *block)
   return true;
 }
 
+bool use_is_rendezvous(const use_t *use)
+{
+  return (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST)) ||
+         stream_is_rendezvous(use->stream);
+}
+
 bool use_may_be_gated(const use_t *use, bool at_free_too)
 {
-  if (!use->record)
-    return false;
-  if (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST))
+  if (!use->record || use_is_rendezvous(use))
     return false;
   return at_free_too || !(use->flags & USE_AT_FREE) || !RULE(GATE_NOT_AT_FREE);
 }
@@ -135,6 +160,11 @@ bool owner_order_has_completed(const block_t *block)
   return !block->stamp || stream_completed(block->segment->heap->stream, block->stamp);
 }
 
+bool owner_order_may_be_gated(const block_t *block)
+{
+  return !stream_is_rendezvous(block->segment->heap->stream);
+}
+
 void uses_drop(device_t *device, block_t *block)
 {
   while (block->uses) {
@@ -148,7 +178,7 @@ void uses_drop_completed(device_t *device, block_t *block)
 {
   for (use_t **link = &block->uses; *link;) {
     use_t *use = *link;
-    if (use_has_completed(use)) {
+    if (use_has_completed(use) && RULE(COMPLETED_USES_LEAVE)) {
       *link = use->next;
       use_give(device, use);
     } else {
@@ -176,15 +206,17 @@ void uses_unite(device_t *device, block_t *into, block_t *from)
   while (from->uses) {
     use_t *use = from->uses;
     from->uses = use->next;
-    use_t *same = use_on(into, use->stream);
+    use_t *same = RULE(ONE_USE_A_STREAM) ? use_on(into, use->stream) : NULL;
     if (!RULE(MERGE_UNITES_USES)) {
       use_give(device, use);
     } else if (same) {
       same->flags |= use->flags;
-      if (same->record && use->record)
+      if (same->record && use->record) {
+        record_keep(use->record);
         use_take_later(same, use->record);
-      else
+      } else {
         use_hold_for_both(same, use);
+      }
       use_give(device, use);
     } else {
       use->next = into->uses;

@@ -202,6 +202,28 @@ static esper_status scope_enter(scope *s, int device, scope_mode mode)
     return scope_leave(&s, call);                         \
   } while (0)
 
+/* A thread that has no context at all may be refused even a handle that names
+ * its own. */
+static bool lacks_context(esper_status status)
+{
+  return status == ESPER_DEVICE_ERROR && failure.result == CUDA_ERROR_INVALID_CONTEXT;
+}
+
+/* The same for a short call on a stream, which the scope would make half as
+ * long again: a handle above 2 names its context itself, so the scope is
+ * entered only for the others, and where the thread has no context. */
+#define RETURN_ON_STREAM(device, stream, call)    \
+  do {                                            \
+    if ((uintptr_t)(stream) > 2) {                \
+      esper_status named = refuse_if_forked();    \
+      if (named == ESPER_OK)                      \
+        named = call;                             \
+      if (!lacks_context(named))                  \
+        return named;                             \
+    }                                             \
+    RETURN_SCOPED(device, SCOPE_PLAIN, call);     \
+  } while (0)
+
 /* ---- devices ----------------------------------------------------------- */
 
 static esper_status cuda_device_count(void *self, int *count)
@@ -367,6 +389,15 @@ static esper_status cuda_page_unmap(void *self, int device, uintptr_t address, s
 
 /* ---- streams ----------------------------------------------------------- */
 
+static esper_status id_of(CUstream stream, uint64_t *id)
+{
+  unsigned long long value = 0;
+  esper_status status = CALL(cuStreamGetId, stream, &value);
+  if (status == ESPER_OK)
+    *id = value;
+  return status;
+}
+
 static esper_status cuda_stream_id(void *self, int device, void *stream, uint64_t *id)
 {
   (void)self;
@@ -374,15 +405,7 @@ static esper_status cuda_stream_id(void *self, int device, void *stream, uint64_
     return refuse(ESPER_UNSUPPORTED,
                   "cuStreamGetId is missing: it came with CUDA 12.0, this driver is %d.%d",
                   driver_version / 1000, driver_version % 1000 / 10);
-  scope s;
-  esper_status status = scope_enter(&s, device, SCOPE_PLAIN);
-  if (status != ESPER_OK)
-    return status;
-  unsigned long long value = 0;
-  status = CALL(cuStreamGetId, stream, &value);
-  if (status == ESPER_OK)
-    *id = value;
-  return scope_leave(&s, status);
+  RETURN_ON_STREAM(device, stream, id_of(stream, id));
 }
 
 static const uint64_t INVALIDATED_CAPTURE = UINT64_MAX - 1;
@@ -404,26 +427,11 @@ static esper_status capture_of(CUstream stream, uint64_t *capture)
   return ESPER_OK;
 }
 
-/* Asked before every record and every gate, so without a scope where it can
- * be: a handle above 2 names its context itself, though a thread that has no
- * context at all may still be refused. */
 static esper_status cuda_stream_capture(void *self, int device, void *stream,
                                         uint64_t *capture)
 {
   (void)self;
-  esper_status status = refuse_if_forked();
-  if (status != ESPER_OK)
-    return status;
-  if ((uintptr_t)stream > 2) {
-    status = capture_of(stream, capture);
-    if (status != ESPER_DEVICE_ERROR || failure.result != CUDA_ERROR_INVALID_CONTEXT)
-      return status;
-  }
-  scope s;
-  status = scope_enter(&s, device, SCOPE_PLAIN);
-  if (status != ESPER_OK)
-    return status;
-  return scope_leave(&s, capture_of(stream, capture));
+  RETURN_ON_STREAM(device, stream, capture_of(stream, capture));
 }
 
 static esper_status cuda_stream_create(void *self, int device, void **stream)
@@ -449,7 +457,7 @@ static esper_status cuda_stream_destroy(void *self, int device, void *stream)
 static esper_status cuda_stream_wait(void *self, int device, void *stream, void *event)
 {
   (void)self;
-  RETURN_SCOPED(device, SCOPE_PLAIN, CALL(cuStreamWaitEvent, stream, event, 0));
+  RETURN_ON_STREAM(device, stream, CALL(cuStreamWaitEvent, stream, event, 0));
 }
 
 /* ---- events ------------------------------------------------------------ */
@@ -477,7 +485,7 @@ static esper_status cuda_event_destroy(void *self, int device, void *event)
 static esper_status cuda_event_record(void *self, int device, void *event, void *stream)
 {
   (void)self;
-  RETURN_SCOPED(device, SCOPE_PLAIN, CALL(cuEventRecord, event, stream));
+  RETURN_ON_STREAM(device, stream, CALL(cuEventRecord, event, stream));
 }
 
 static esper_status cuda_event_record_all(void *self, int device, void *event)
@@ -724,7 +732,7 @@ int esper_cuda_get_entry_point(int index, esper_cuda_entry_point *entry)
 
 esper_status esper_cuda_get_device(int index, esper_cuda_device *info)
 {
-  cuda_device *device;
+  cuda_device *device = NULL;
   *info = (esper_cuda_device){0};
   esper_status status = device_find(index, &device);
   if (status == ESPER_OK)

@@ -126,6 +126,10 @@ int sim_capture_is_valid(sim *s, int device, void *stream);
 /* Replays all of the graph's work, as one operation of the stream. */
 void sim_graph_launch(sim *s, sim_graph *graph, int device, void *stream);
 size_t sim_graph_nodes(const sim_graph *graph);
+/* The program's promise, before memory is handed out in the stream's capture:
+ * the graphs of one group (not 0) are replayed in the order in which they were
+ * captured, so they may share memory. */
+void sim_capture_group(sim *s, int device, void *stream, uint64_t group);
 void sim_graph_destroy(sim *s, sim_graph *graph);
 
 /* ------------------------------------------------------------------------

@@ -136,6 +136,16 @@ uint64_t sim_capture_begin(sim *s, int device, void *handle) {
   return id;
 }
 
+void sim_capture_group(sim *s, int device, void *handle, uint64_t group) {
+  sim_enter(s);
+  sim_stream *stream = sim_stream_find(s, device, handle, "sim_capture_group");
+  if (stream && stream->capture)
+    stream->capture->group = group;
+  else if (stream)
+    sim_report(s, "sim_capture_group: the stream is not being captured\n");
+  sim_leave(s);
+}
+
 static sim_graph *end(sim *s, int device, void *handle, const char *who,
                       int *joined) {
   sim_stream *stream = sim_stream_find(s, device, handle, who);

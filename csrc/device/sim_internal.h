@@ -143,6 +143,7 @@ typedef struct sim_node {
 
 struct sim_graph {
   uint64_t id;
+  uint64_t group; /* 0: none */
   int active, invalid;
   uint32_t origin; /* slot */
   sim_node *nodes;
@@ -156,7 +157,7 @@ typedef struct sim_owner { /* for reports */
   size_t size;
   int device;
   uint64_t stream; /* id */
-  uint64_t capture;
+  uint64_t capture, group;
 } sim_owner;
 
 typedef struct sim_hook {

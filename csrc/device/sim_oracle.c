@@ -12,9 +12,11 @@
 
 enum { GRANULE = 512 };
 
+enum { REPLAYED = SIM_NONE - 1 };
+
 typedef struct sim_mark {
   uint32_t slot;  /* SIM_NONE: a node of a capture                             */
-  uint32_t node;
+  uint32_t node;  /* the node; REPLAYED: the operation is a graph's replay     */
   uint64_t index; /* operation of the slot, or id of the capture               */
   uint64_t owner;
 } sim_mark;
@@ -114,6 +116,11 @@ static int mark_is_before(sim *s, const sim_mark *mark,
   if (mark->slot == SIM_NONE)
     return stream->capture && stream->capture->id == mark->index &&
            sim_capture_is_after(stream, mark->node);
+  /* Replays within a group come in the order of their captures. */
+  const sim_owner *owner = owner_slot(s, mark->owner);
+  if (stream->capture && stream->capture->group && mark->node == REPLAYED &&
+      owner->id == mark->owner && owner->group == stream->capture->group)
+    return 1;
   /* Work in a capture runs at some launch: nothing outside orders it. */
   return !stream->capture &&
          sim_clock_get(&stream->clock, mark->slot) >= mark->index;
@@ -332,18 +339,20 @@ static sim_marks *marks_after(sim *s, const sim_marks *old,
 }
 
 /* A replay touches memory that its capture was given. Memory that now is
- * somebody else's, who is not of the same capture, must not be there. */
+ * somebody else's, who is not of the same capture or group of captures, must
+ * not be there. */
 static int replay_may_touch(sim *s, const sim_stretch *t, uint64_t owner) {
   if (!t->live || t->owner == owner) return 1;
   const sim_owner *now = owner_slot(s, t->owner), *then = owner_slot(s, owner);
   return then->id != owner || now->id != t->owner ||
-         (now->capture && now->capture == then->capture);
+         (now->capture && now->capture == then->capture) ||
+         (now->group && now->group == then->group);
 }
 
 int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index,
                       uint32_t node, uintptr_t address, size_t size,
                       uint64_t owner) {
-  sim_mark mark = {stream->slot, node, index, owner};
+  sim_mark mark = {stream->slot, owner ? REPLAYED : node, index, owner};
   if (node != SIM_NONE) {
     mark.slot = SIM_NONE;
     mark.index = stream->capture->id;
@@ -451,7 +460,8 @@ void sim_owner_begin(sim *s, const void *pointer, size_t size, int device,
     uint64_t id = ++s->owner_count;
     *owner_slot(s, id) =
         (sim_owner){id,         address,    size, device,
-                    stream->id, stream->capture ? stream->capture->id : 0};
+                    stream->id, stream->capture ? stream->capture->id : 0,
+                    stream->capture ? stream->capture->group : 0};
     piece p;
     for (uintptr_t a = address; a < address + size; a += p.size) {
       if (!piece_at(s, "handout", device, a, address + size, &p)) break;

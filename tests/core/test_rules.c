@@ -1,6 +1,6 @@
 /* One test for each lifetime rule: the smallest program that goes wrong when
- * the rule is missing. In the build with rule switches every rule is switched
- * off in turn, and some test must notice. */
+ * the rule is missing. walk_rules.c switches every rule off in turn, and some
+ * test of this file or of test_holes.c must notice. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -328,6 +328,75 @@ TEST(queue_order_holds_within_one_capture_only) {
   end();
 }
 
+static int any_stream(void *context, void *stream) {
+  (void)context, (void)stream;
+  return 1;
+}
+
+static void pool_begin(void) {
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+}
+
+static void pool_end(void) { CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL)); }
+
+static void pool_release(void) {
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+}
+
+TEST(a_capture_gets_from_its_pool_only_what_has_completed) {
+  begin(64);
+  pool_begin();
+  void *x = block(X, r);
+  world_free(&w, x);
+  pool_end();
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK(block(X, r) == x); /* the host has waited for r */
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  sim_graph_destroy(w.s, graph);
+  pool_release();
+  pool_release();
+  end();
+}
+
+TEST(what_was_handed_out_outside_a_capture_is_not_free_in_it) {
+  begin(64);
+  pool_begin();
+  void *x = block(X, r), *y = block(Y, r);
+  world_free(&w, y);
+  pool_end();
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK(block(Y, r) == y); /* the heap is the capture's now */
+  world_free(&w, x);
+  CHECK(block(X, r) != x);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  sim_graph_destroy(w.s, graph);
+  pool_release();
+  pool_release();
+  end();
+}
+
+TEST(memory_that_a_graph_may_touch_is_not_given_back) {
+  begin(64);
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  world_free(&w, block(X, r));
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  sim_graph_destroy(w.s, graph);
+  pool_release();
+  end();
+}
+
 /* ---- 9: when in doubt, withhold -------------------------------------------- */
 
 TEST(a_use_that_cannot_be_recorded_holds_the_block) {
@@ -391,27 +460,85 @@ TEST(record_stream_is_not_gated_on_while_memory_can_grow) {
   check_no_gate(ESPER_REUSE_GROW, true);
 }
 
-/* ---- the walk -------------------------------------------------------------- */
-
-#ifdef ESPER_RULE_SWITCHES
-TEST(every_rule_is_caught_by_a_test) {
-  static const char *const NAMES[] = {
-#define NAME(name, number, says) #name,
-      ESPER_RULES(NAME)
-#undef NAME
-  };
-  int missed = 0;
-  for (int rule = 0; rule < RULE_COUNT; rule++) {
-    int caught = 0;
-    esper_rules_off = 1ul << rule;
-    printf("rule %s: ", NAMES[rule]);
-    for (const check_test *test = check_first(); test; test = test->next)
-      if (strcmp(test->name, check_name()) && !check_passes(test))
-        printf("%s%s", caught++ ? ", " : "caught by ", test->name);
-    printf("%s\n", caught ? "" : "NOT CAUGHT");
-    missed += !caught;
-  }
-  esper_rules_off = 0;
-  CHECK_EQ(missed, 0);
+/* A stream whose work waits for what r enqueues after its next malloc. */
+static void spin(esper_stream stream, const void *ptr) {
+  world_wait(&w, stream, r);
+  sim_wait_flag(w.s, 0, stream.handle, 0);
+  sim_kernel(w.s, 0, stream.handle, ptr, world_size(&w, ptr), SIM_READ);
 }
-#endif
+
+/* The program goes on, whatever malloc said. */
+static void raise_and_finish(void) {
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+}
+
+/* Whether memory can grow or not, and however the use was marked. */
+static void check_rendezvous(size_t mib, unsigned at_free) {
+  begin(mib);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(X, r), *y = NULL;
+  spin(s, x);
+  if (at_free)
+    world_record_stream(&w, x, s);
+  else
+    world_use(&w, x, s, 0);
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y),
+               mib < 2 * X ? ESPER_OUT_OF_MEMORY : ESPER_OK);
+  CHECK(y != x);
+  raise_and_finish();
+  void *again = world_malloc(&w, X * MIB, r); /* now it has completed */
+  CHECK(again == x);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  world_free(&w, again);
+  if (y) CHECK_OK(esper_free(w.core, y));
+  end();
+}
+
+TEST(nobody_waits_for_a_use_on_a_rendezvous_stream) {
+  check_rendezvous(64, false);
+  check_rendezvous(64, true);
+  check_rendezvous(X, false);
+  check_rendezvous(X, true);
+}
+
+/* Nor for what such a stream freed itself, nor by an event of all streams. */
+TEST(nobody_waits_for_the_owner_order_of_a_rendezvous_stream) {
+  begin(X + 2);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = world_malloc(&w, X * MIB, s), *y;
+  spin(s, x);
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  raise_and_finish();
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+TEST(nobody_waits_for_all_streams_with_a_rendezvous_stream_among_them) {
+  begin(X);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(X, r), *y;
+  spin(s, x);
+  CHECK_OK(esper_free_after_all(w.core, x));
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  raise_and_finish();
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+/* Memory is there to be had after a host wait, but s is at work. */
+TEST(the_host_waits_for_no_device_with_a_rendezvous_stream_at_work) {
+  begin(X);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(X, r), *y;
+  world_free(&w, x);
+  world_wait(&w, s, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  CHECK_STATUS(esper_malloc(w.core, 2 * X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  raise_and_finish();
+  end();
+}

@@ -415,7 +415,7 @@ static void scenario_bad_reuse_order(void)
 {
   CHECK(!esper_instance());
   CHECK(strcmp(esper_last_error(),
-               "ESPER_ALLOC_REUSE=sometimes is no reuse order: use gate or grow") == 0);
+               "ESPER_ALLOC_REUSE=sometimes is no reuse order: use gate, grow or auto") == 0);
   CHECK(!esper_alloc_malloc(512, 0, NULL));
   setenv("ESPER_ALLOC_REUSE", "gate", 1);
   CHECK(esper_instance()); /* it tries again */
