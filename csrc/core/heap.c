@@ -3,7 +3,8 @@
  * malloc looks for memory in this order, and stops at the first that serves:
  *   1. a ready block of its own heap
  *   2. the same, after finding out what has completed
- *   3. reuse order `gate`: a pending block of its own heap, the GPU waiting
+ *   3. reuse order `gate`, or `auto` and the wait looks short: a pending block
+ *      of its own heap, the GPU waiting
  *   4. a completed block of another heap, lent
  *   5. a new segment
  *   6. what the embedder's callback frees
@@ -30,6 +31,9 @@
 #include "stream.h"
 #include "trace.h"
 #include "use.h"
+
+/* Reuse order `auto` lets a stream wait for one that is so much further behind. */
+static const int64_t AUTO_LAG_US = 3000;
 
 typedef struct request {
   core_t *core;
@@ -72,7 +76,8 @@ static void hand_out(const request_t *q, block_t *block)
  * frees the block. A segment that is wholly free and owes nothing moves. */
 static bool lend(const request_t *q, block_t *block)
 {
-  if (segment_is_whole(block) && uses_have_completed(block) && owner_order_has_completed(block)) {
+  bool owes_nothing = uses_have_completed(block) && owner_order_has_completed(block);
+  if (segment_is_whole(block) && (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
     uses_drop(q->device, block);
     block->stamp = 0;
     segment_move(block->segment, q->heap);
@@ -93,12 +98,22 @@ static bool lend(const request_t *q, block_t *block)
 
 /* ---- the steps --------------------------------------------------------- */
 
+/* Reuse orders `gate` and `auto`. */
+static bool gates_first(const request_t *q)
+{
+  return q->config->as_given.reuse_order != ESPER_REUSE_GROW;
+}
+
 /* Taking a much larger ready block while a pending one fits nearly exactly
  * would break up memory for the sake of a short wait. */
 static bool wastes_ready(const request_t *q, const block_t *ready)
 {
-  return q->config->as_given.reuse_order == ESPER_REUSE_GATE && q->large &&
-         ready->size / 4 > q->size &&
+  if (!RULE(READY_FIRST)) { /* whatever fits best */
+    const block_t *pending =
+        free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large, false);
+    return pending && pending->size <= ready->size;
+  }
+  return gates_first(q) && q->large && ready->size / 4 > q->size &&
          free_blocks_near_gateable(q->heap, q->stream.stream, q->size);
 }
 
@@ -169,11 +184,40 @@ static bool gate_block(const request_t *q, const block_t *block, record_t *owner
   return gated;
 }
 
+/* Whether a segment would pass the memory fraction, or the driver had no memory
+ * for such a one when it was asked last. */
+static bool cannot_grow(const request_t *q)
+{
+  const device_t *d = q->device;
+  size_t size = config_segment_size(q->config, q->size);
+  size_t reserved = (size_t)d->stats.reserved_bytes[ESPER_ALL].current + d->reserving;
+  return (d->limit && reserved + size > d->limit) || (d->refused && size >= d->refused);
+}
+
+/* Reuse order `auto`: a gate makes the request's stream wait for about as long
+ * as the other one is further behind the host. docs/design.md has the figures. */
+static bool waits_long(const request_t *q, const block_t *block)
+{
+  int64_t now = q->core->clock_us(), own = stream_lag_us(q->stream.stream, now);
+  for (const use_t *use = block->uses; use; use = use->next) {
+    if (use_is_satisfied(use, q->stream.stream))
+      continue;
+    int64_t lag = stream_lag_us(use->stream, now);
+    if (lag > AUTO_LAG_US && (own == INT64_MAX || lag - own > AUTO_LAG_US))
+      return true;
+  }
+  return false;
+}
+
+/* Step 3, and with `at_free_too` the first half of step 7. */
 static block_t *gate_own(const request_t *q, bool at_free_too)
 {
   lock(&q->device->lock);
   block_t *block = free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large,
                                              at_free_too);
+  if (block && !at_free_too && q->config->as_given.reuse_order == ESPER_REUSE_AUTO &&
+      !cannot_grow(q) && waits_long(q, block))
+    block = NULL;
   if (block)
     free_blocks_claim(block);
   unlock(&q->device->lock);
@@ -391,11 +435,10 @@ static block_t *take_sealed(const request_t *q)
 static block_t *find_or_grow(const request_t *q, esper_status *status)
 {
   block_t *block;
-  bool gates_first = q->config->as_given.reuse_order == ESPER_REUSE_GATE;
   if (!q->capture) {
-    if ((block = take_retired(q, gates_first)))
+    if ((block = take_retired(q, gates_first(q))))
       return block;
-    if (gates_first && ((block = gate_own(q, false)) || (block = take_ready(q))))
+    if (gates_first(q) && ((block = gate_own(q, false)) || (block = take_ready(q))))
       return block;
     if ((block = borrow(q)))
       return block;

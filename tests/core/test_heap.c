@@ -170,6 +170,101 @@ TEST(grow_order_gates_when_memory_is_short) {
   end();
 }
 
+/* ---- reuse order auto ----------------------------------------------------- */
+
+static int64_t time_us;
+
+static int64_t fake_clock(void) { return time_us; }
+
+static void begin_auto(size_t capacity) {
+  begin_with(capacity, ESPER_REUSE_AUTO);
+  w.core->clock_us = fake_clock;
+  time_us = 1000000;
+}
+
+/* 3 ms: docs/design.md says where that comes from. */
+TEST(auto_order_gates_while_the_other_stream_is_hardly_behind) {
+  begin_auto(1024 * MIB);
+  void *p = pending(12 * MIB);
+  time_us += 3000;
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  end();
+}
+
+TEST(auto_order_grows_when_the_other_stream_is_far_behind) {
+  begin_auto(1024 * MIB);
+  void *p = pending(12 * MIB), *q = pending(14 * MIB);
+  time_us += 3001;
+  /* The stream's oldest mark counts, not that of the block. */
+  CHECK(world_malloc(&w, 14 * MIB, r) != q);
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  sim_run_all(w.s);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p); /* ready */
+  end();
+}
+
+/* Who is as far behind as the other one does not wait for long. */
+TEST(auto_order_gates_when_both_streams_are_far_behind) {
+  begin_auto(1024 * MIB);
+  void *p = pending(12 * MIB), *q = block(4 * MIB, t);
+  world_read_on(&w, r, q, t);
+  world_use(&w, q, r, 0); /* shows how far r is */
+  time_us += 50000;
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  end();
+}
+
+TEST(auto_order_gates_when_growth_would_pass_the_memory_fraction) {
+  begin_auto(64 * MIB);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
+  void *p = pending(12 * MIB);
+  time_us += 50000;
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
+  end();
+}
+
+/* The driver is asked once, not each time. */
+TEST(auto_order_gates_when_the_device_is_full) {
+  begin_auto(20 * MIB);
+  void *p = pending(12 * MIB);
+  time_us += 50000;
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2); /* the second was refused */
+  for (int i = 0; i < 5; i++) {
+    world_read_on(&w, s, p, r);
+    world_use(&w, p, s, 0);
+    world_free(&w, p);
+    time_us += 50000;
+    CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  }
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 6);
+  /* What is given back makes it worth asking again. */
+  world_free(&w, p);
+  sim_run_all(w.s);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  sim_set_capacity(w.s, 0, 64 * MIB);
+  p = pending(12 * MIB);
+  time_us += 50000;
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  end();
+}
+
+/* Marks that were made before the order was chosen have no time: when in
+ * doubt, nobody is made to wait. */
+TEST(auto_order_does_not_guess) {
+  begin();
+  void *p = pending(12 * MIB);
+  esper_config config = {.reuse_order = ESPER_REUSE_AUTO};
+  CHECK_OK(esper_configure(w.core, &config));
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  end();
+}
+
 TEST(a_ready_block_is_preferred_to_a_pending_one) {
   begin();
   void *p = block(14 * MIB, r), *q = pending(12 * MIB);
@@ -364,6 +459,34 @@ TEST(a_steady_loop_allocates_nothing_in_the_core) {
   sim_run_all(w.s);
   CHECK_EQ(now.metadata_bytes, first.metadata_bytes);
   CHECK_EQ(now.events_created, first.events_created);
+  end();
+}
+
+/* A million steps in which malloc takes by a gate what was just marked: after
+ * the first ones no event is made and no memory is got, of any kind. */
+TEST(a_million_steady_steps_need_nothing_new) {
+  sim_options options = {.completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  const void *p = NULL;
+  esper_counters first = {0}, now;
+  void *next;
+  for (int step = 0; step < 1000000; step++) {
+    CHECK_OK(esper_malloc(w.core, 3 * MIB, r, &next));
+    CHECK(!p || next == p);
+    p = next;
+    CHECK_OK(esper_record_use(w.core, &p, 1, s, 0, NULL));
+    CHECK_OK(esper_free(w.core, next));
+    if (step % 50 == 49) sim_run_all(w.s);
+    if (step == 999) CHECK_OK(esper_get_counters(w.core, 0, &first));
+  }
+  CHECK_OK(esper_get_counters(w.core, 0, &now));
+  CHECK_EQ(now.gates_issued, 999999 - 999999 / 50);
+  CHECK_EQ(now.events_created, first.events_created);
+  CHECK_EQ(now.metadata_bytes, first.metadata_bytes);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
+  CHECK(now.events_alive <= 128);
   end();
 }
 

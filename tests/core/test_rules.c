@@ -1,6 +1,6 @@
 /* One test for each lifetime rule: the smallest program that goes wrong when
- * the rule is missing. In the build with rule switches every rule is switched
- * off in turn, and some test must notice. */
+ * the rule is missing. walk_rules.c switches every rule off in turn, and some
+ * test of this file or of test_holes.c must notice. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -542,28 +542,3 @@ TEST(the_host_waits_for_no_device_with_a_rendezvous_stream_at_work) {
   raise_and_finish();
   end();
 }
-
-/* ---- the walk -------------------------------------------------------------- */
-
-#ifdef ESPER_RULE_SWITCHES
-TEST(every_rule_is_caught_by_a_test) {
-  static const char *const NAMES[] = {
-#define NAME(name, number, says) #name,
-      ESPER_RULES(NAME)
-#undef NAME
-  };
-  int missed = 0;
-  for (int rule = 0; rule < RULE_COUNT; rule++) {
-    int caught = 0;
-    esper_rules_off = 1ul << rule;
-    printf("rule %s: ", NAMES[rule]);
-    for (const check_test *test = check_first(); test; test = test->next)
-      if (strcmp(test->name, check_name()) && !check_passes(test))
-        printf("%s%s", caught++ ? ", " : "caught by ", test->name);
-    printf("%s\n", caught ? "" : "NOT CAUGHT");
-    missed += !caught;
-  }
-  esper_rules_off = 0;
-  CHECK_EQ(missed, 0);
-}
-#endif

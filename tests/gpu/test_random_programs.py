@@ -13,7 +13,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 HERE = Path(__file__).resolve().parent / "random"
 ROOT = HERE.parents[2]
@@ -44,6 +43,8 @@ def programs() -> Path:
         if os.environ.get("ESPER_REQUIRE_GPU", "") not in ("", "0"):
             pytest.fail("ESPER_REQUIRE_GPU is set, but nvcc or make is not there", pytrace=False)
         pytest.skip("needs nvcc and make")
+    import torch
+
     major, minor = torch.cuda.get_device_capability()
     command = ["make", "-s", f"-j{os.cpu_count()}", "cuda"]
     command += [f"NVCC={nvcc}", f"ARCH=sm_{major}{minor}"]
