@@ -60,11 +60,16 @@ def _like(given: Tensor, x: Tensor, dim: int) -> Tensor:
     return given.reshape(*given.shape, *([1] * dim)).expand(x.shape)
 
 
+def _as_rows(x: Tensor, dim: int) -> Tensor:
+    """[rows, *shape] of [..., *shape]. (reshape(-1, ...) fails for a shape with a 0.)"""
+    leading = x.dim() - dim
+    return x.flatten(0, leading - 1) if leading > 0 else x.unsqueeze(0)
+
+
 def batch_moments(x: Tensor, weight: Tensor, dim: int) -> Batch:
     """Moments over the leading dimensions of x: [..., *shape]; weight is like it."""
-    shape = x.shape[x.dim() - dim :]
-    weight = weight.reshape(-1, *shape)
-    values = torch.where(weight > 0, x.to(torch.float64).reshape(-1, *shape), 0.0)
+    weight = _as_rows(weight, dim)
+    values = torch.where(weight > 0, _as_rows(x, dim).to(torch.float64), 0.0)
     total = weight.sum(0)
     divisor = torch.where(total > 0, total, 1.0)
     mean = (weight * values).sum(0) / divisor
@@ -74,27 +79,37 @@ def batch_moments(x: Tensor, weight: Tensor, dim: int) -> Batch:
     return Batch(total, mean + offset, (weight * deviation * deviation).sum(0))
 
 
-def merged(moments: Tensor, batch: Batch, share: Tensor | None = None) -> Tensor:
-    """`moments` with a batch taken in. `share`: what the batch counts for, if not
-    by its weight. The variance is moved by its change, which keeps its precision
-    however large the weight is."""
+def merged(
+    moments: Tensor, batch: Batch, momentum: float = -1.0, warm_up: float = 0.0
+) -> Tensor:
+    """`moments` with a batch taken in: by its weight, or where `momentum` is not below
+    0 and the weight so far reaches `warm_up`, as 1 - momentum. The variance is moved
+    and not rebuilt from a sum of squares: it keeps its precision however large the
+    weight is."""
     mean, variance, weight = moments.unbind(0)
     total = weight + batch.weight
     some = batch.weight > 0
-    if share is None:
-        share = batch.weight / torch.where(some, total, 1.0)
-    share = torch.where(some, share, 0.0)
+    divisor = torch.where(some, total, 1.0)
+    keep, share = weight / divisor, batch.weight / divisor
+    if momentum >= 0:
+        averages = weight >= warm_up
+        keep = torch.where(averages, momentum, keep)
+        share = torch.where(averages, 1.0 - momentum, share)
     delta = batch.mean - mean
-    change = batch.spread / torch.where(some, batch.weight, 1.0) - variance
+    spread = batch.spread / torch.where(some, batch.weight, 1.0)
+    moved = _blend(variance, spread, keep, share) + keep * share * delta * delta
     return torch.stack(
         [
-            torch.where(some, mean + share * delta, mean),
-            torch.where(
-                some, variance + share * (change + (1.0 - share) * delta * delta), variance
-            ),
+            torch.where(some, _blend(mean, batch.mean, keep, share), mean),
+            torch.where(some, moved, variance),
             total,
         ]
     )
+
+
+def _blend(a: Tensor, b: Tensor, keep: Tensor, share: Tensor) -> Tensor:
+    """Between a and b; exact at both ends, and precise near each."""
+    return torch.where(share < 0.5, a + share * (b - a), b + keep * (a - b))
 
 
 def difference(moments: Tensor, base: Tensor) -> Batch:
@@ -162,17 +177,14 @@ def normalizer_update_(
     dim = mean.dim()
     weight = contributions(x, dim, mask, weights)
     batch = batch_moments(x, weight, dim)
-    old = known(moments, mean, variance)
-    share = None
-    if momentum >= 0:
-        by_weight = batch.weight / torch.where(batch.weight > 0, old[2] + batch.weight, 1.0)
-        share = torch.where(old[2] >= warm_up, 1.0 - momentum, by_weight)
-    now = merged(old, batch, share)
-    rows = (weight > 0).reshape(*x.shape[: x.dim() - dim], -1).any(-1).sum()
+    now = merged(known(moments, mean, variance), batch, momentum, warm_up)
+    counts = weight > 0
+    for _ in range(dim):
+        counts = counts.any(-1)
     moments.copy_(now)
     mean.copy_(now[0])
     variance.copy_(now[1])
-    count.add_(rows)
+    count.add_(counts.sum())
 
 
 def normalizer_apply(
@@ -193,6 +205,7 @@ def normalizer_apply(
     believed = known(moments, mean, variance)
     divisor = deviation(believed, warm_up, epsilon, scaling)
     result = torch.float64 if x.dtype == torch.float64 else torch.float32
+    x = x.contiguous()
     # The center in two parts: nothing of it is lost in single precision.
     center = believed[0] if scaling == CENTERED else torch.zeros_like(believed[0])
     high = center.to(result)

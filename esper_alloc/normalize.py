@@ -177,6 +177,10 @@ class _Normalizer(nn.Module):
         self._choose_kernels()
         return self
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        _untyped(super()).__setstate__(state)
+        self._choose_kernels()
+
     def _choose_kernels(self) -> None:
         device = self._moments.device
         self._has_kernels = _COMPILED is not None and device.type == "cpu"
@@ -568,7 +572,7 @@ class _Normalizer(nn.Module):
     ) -> None:
         """Checks all, then writes all. Raises TypeError or ValueError before."""
         mean64, var64 = self._moment("mean", mean), self._moment("var", var)
-        total = torch.as_tensor(count)
+        total = _as_count(count)
         if total.numel() != 1 or total.is_complex():
             raise ValueError(f"count must be one number, not {count!r}")
         exact = not total.is_floating_point()
@@ -595,7 +599,8 @@ class _Normalizer(nn.Module):
 
     def _moment(self, name: str, value: Any) -> Tensor:
         """A moment from elsewhere, checked: float64, on the CPU."""
-        found = torch.as_tensor(value).detach().to("cpu", torch.float64)
+        given = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+        found = given.detach().to("cpu", torch.float64)
         if found.shape != self.shape:
             raise ValueError(
                 f"{name} has shape {tuple(found.shape)}, and the normaliser {tuple(self.shape)}"
@@ -640,7 +645,7 @@ class _Normalizer(nn.Module):
         """``rms.mean = x``: the buffer takes the value and keeps its address."""
         with torch.no_grad():
             if name == "count":
-                total = torch.as_tensor(value)
+                total = _as_count(value)
                 self.count.copy_(total.round() if total.is_floating_point() else total)
                 prior = 0.0 if total.is_floating_point() else self._prior
                 self._moments[2].copy_(total + prior)
@@ -649,6 +654,14 @@ class _Normalizer(nn.Module):
                 found = self._moment(name, value)
                 self._moments[row].copy_(found)
                 self._rounded(name).copy_(found)
+
+
+def _as_count(count: Any) -> Tensor:
+    """A count as a tensor; a whole one stays whole, another keeps float64."""
+    if isinstance(count, Tensor):
+        return count
+    whole = isinstance(count, numbers.Integral)
+    return torch.as_tensor(count, dtype=torch.int64 if whole else torch.float64)
 
 
 def _is_number(value: Any) -> bool:
@@ -705,7 +718,7 @@ class RunningMeanStd(_Normalizer):
         strict_device: bool = False,
     ) -> None:
         size = (shape,) if isinstance(shape, int) else tuple(shape)
-        super().__init__(size, epsilon, device, momentum, float(epsilon), strict_device)
+        super().__init__(size, epsilon, device, momentum, _checked_epsilon(epsilon), strict_device)
 
     def update(
         self, x: Tensor, *, mask: Tensor | None = None, weights: Tensor | None = None
@@ -903,8 +916,27 @@ class RewardNormalizer(_Normalizer):
         weights: Tensor | None = None,
     ) -> Any:
         """Takes rewards in and scales them. A number gives a float, a tensor one."""
-        result = self._step(self._as_tensor(reward), self.clip, mask, weights)
-        return result if isinstance(reward, Tensor) else result.item()
+        if isinstance(reward, Tensor):
+            return self._step(reward, self.clip, mask, weights)
+        if mask is None and weights is None and self.training and not self.frozen:
+            held = self._buffers
+            if _COMPILED is not None and not torch.compiler.is_compiling():
+                result = _COMPILED.normalizer_step(
+                    held["_moments"],
+                    held["_mean"],
+                    held["_var"],
+                    held["count"],
+                    reward,
+                    None,
+                    self._warm_up,
+                    self.epsilon,
+                    self.clip,
+                    self._scaling,
+                    True,
+                )
+                if result is not NotImplemented:
+                    return result
+        return self._step(self._as_tensor(reward), self.clip, mask, weights).item()
 
     def normalize_only(self, reward: Tensor | float) -> Any:
         """Scales rewards by the statistics as they are."""
@@ -936,7 +968,7 @@ class RewardNormalizer(_Normalizer):
     def _load_statistics(
         self, mean_name: str, mean: Any, m2: Any, count: Any, extra: Any
     ) -> None:
-        total = float(torch.as_tensor(count).item())
+        total = float(_as_count(count).item())
         spread = self._moment("m2", m2)
         variance = spread / total if total > 0 else torch.ones_like(spread)
         super()._load_statistics(mean_name, mean, variance, count, extra)

@@ -96,8 +96,13 @@ struct Remembered {
   double weight;
 };
 
-// Takes a batch in. The variance is moved by its change and not rebuilt from a sum of
-// squares, so it keeps its precision however large the weight grows.
+// Between a and b; exact at both ends, and precise near each.
+ESPER_BOTH double blend(double a, double b, double keep, double share) {
+  return share < 0.5 ? a + share * (b - a) : b + keep * (a - b);
+}
+
+// Takes a batch in. The variance is moved and not rebuilt from a sum of squares, so it
+// keeps its precision however large the weight grows.
 //
 // momentum < 0: the batch counts by its weight, as if all had come at once. Else it
 // counts 1 - momentum, once the weight so far has reached warm_up.
@@ -107,15 +112,14 @@ take_in(const Remembered& old, const Moments& batch, double momentum, double war
     return old;
   }
   const double weight = old.weight + batch.weight;
-  const double share = momentum >= 0.0 && old.weight >= warm_up
-      ? 1.0 - momentum
-      : batch.weight / weight;
+  const bool averages = momentum >= 0.0 && old.weight >= warm_up;
+  const double keep = averages ? momentum : old.weight / weight;
+  const double share = averages ? 1.0 - momentum : batch.weight / weight;
   const double delta = batch.mean - old.mean;
   const double variance = batch.spread / batch.weight;
   return Remembered{
-      old.mean + share * delta,
-      old.variance +
-          share * (variance - old.variance + (1.0 - share) * delta * delta),
+      blend(old.mean, batch.mean, keep, share),
+      blend(old.variance, variance, keep, share) + keep * share * delta * delta,
       weight};
 }
 

@@ -420,11 +420,30 @@ bool may_go_straight(const State& state, const Tensor& x) {
       !c10::impl::TorchDispatchModeTLS::any_modes_set();
 }
 
+void bump_versions(const State& state) {
+  for (const Tensor* one : {&state.moments, &state.mean, &state.variance, state.count}) {
+    one->unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+// One number, with a state of one feature on the CPU: rewards come that way.
+PyObject* step_number(const State& state, double x, const esper_normalizer_rule& rule) {
+  esper_normalizer_batch batch{};
+  batch.values = &x;
+  batch.type = ESPER_DOUBLE;
+  batch.rows = 1;
+  double result = 0.0;
+  normalizer_update_cpu(state_of(state), batch, rule, &result);
+  bump_versions(state);
+  return PyFloat_FromDouble(result);
+}
+
 PyObject* normalizer_step(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(count == 11, "normalizer_step takes 11 arguments, not ", count);
+  const bool is_number = PyFloat_CheckExact(args[4]);
   for (int i = 0; i < 5; i++) {
-    if (!is_plain(args[i])) {
+    if (!is_plain(args[i]) && !(i == 4 && is_number)) {
       Py_RETURN_NOTIMPLEMENTED;
     }
   }
@@ -433,8 +452,10 @@ PyObject* normalizer_step(PyObject* /*module*/, PyObject* const* args, Py_ssize_
       THPVariable_Unpack(args[1]),
       THPVariable_Unpack(args[2]),
       &THPVariable_Unpack(args[3])};
-  const Tensor& x = THPVariable_Unpack(args[4]);
-  if (!may_go_straight(state, x)) {
+  // The moments are float64 as a number is, and of the device that counts.
+  const Tensor& x = is_number ? state.moments : THPVariable_Unpack(args[4]);
+  if (!may_go_straight(state, x) ||
+      (is_number && !(x.is_cpu() && state.mean.numel() == 1))) {
     Py_RETURN_NOTIMPLEMENTED;
   }
   const double momentum = args[5] == Py_None ? -1.0 : PyFloat_AsDouble(args[5]);
@@ -446,13 +467,16 @@ PyObject* normalizer_step(PyObject* /*module*/, PyObject* const* args, Py_ssize_
   if (PyErr_Occurred()) {
     return nullptr;
   }
+  const esper_normalizer_rule rule{
+      momentum, warm_up, epsilon, clip, static_cast<esper_scaling>(scaling), 0};
+  check(state, x);
+  if (is_number) {
+    return step_number(state, PyFloat_AS_DOUBLE(args[4]), rule);
+  }
   Tensor out;
   {
     const pybind11::gil_scoped_release no_gil;
     RECORD_FUNCTION("esper_alloc::normalizer_step_", c10::ArrayRef<const c10::IValue>{});
-    const esper_normalizer_rule rule{
-        momentum, warm_up, epsilon, clip, static_cast<esper_scaling>(scaling), 0};
-    check(state, x);
     const c10::MaybeOwned<Tensor> dense = x.expect_contiguous();
     if (wants_result) {
       out = result_for(*dense);
@@ -463,9 +487,7 @@ PyObject* normalizer_step(PyObject* /*module*/, PyObject* const* args, Py_ssize_
         rule,
         *dense,
         wants_result ? out.mutable_data_ptr() : nullptr);
-    for (const Tensor* one : {&state.moments, &state.mean, &state.variance, state.count}) {
-      one->unsafeGetTensorImpl()->bump_version();
-    }
+    bump_versions(state);
   }
   if (!wants_result) {
     Py_RETURN_NONE;
@@ -542,8 +564,8 @@ PyMethodDef normalize_methods[] = {
     {"normalizer_step",
      method(&normalizer_step),
      METH_FASTCALL,
-     "The operators normalizer_step_ and normalizer_update_ for plain tensors; "
-     "NotImplemented for anything else, with nothing done."},
+     "The operators normalizer_step_ and normalizer_update_ for plain tensors, and for "
+     "one float; NotImplemented for anything else, with nothing done."},
     {"normalizer_apply",
      method(&normalizer_apply),
      METH_FASTCALL,
