@@ -108,24 +108,44 @@ void free_blocks_settle(heap_t *heap)
   add_ready(block);
 }
 
+void free_blocks_keep_warm(block_t *block)
+{
+  heap_t *heap = block->segment->heap;
+  free_blocks_settle(heap);
+  free_blocks_satisfied(block);
+  block->state = BLOCK_WARM;
+  heap->warm = block;
+}
+
 static bool is_ready(const block_t *neighbour)
 {
   return neighbour && neighbour->state == BLOCK_READY;
 }
 
-void free_blocks_keep_warm(block_t *block)
+/* Among the ready blocks, merged, the warm one need not be the best fit: then
+ * handing it out would keep a large range in pieces. Of equals it is. */
+static bool warm_fits_best(const heap_t *heap, const block_t *warm)
 {
-  heap_t *heap = block->segment->heap;
-  free_blocks_settle(heap);
-  /* Handed out as it is, a part of a large free range would be preferred to a
-   * block that fits as well and stands alone. */
-  if (block->segment->large && (is_ready(block->prev) || is_ready(block->next))) {
-    add_ready(block);
-    return;
-  }
-  free_blocks_satisfied(block);
-  block->state = BLOCK_WARM;
-  heap->warm = block;
+  const bins_t *bins = &heap->ready[warm->segment->large];
+  if (!bins->count)
+    return true;
+  if (is_ready(warm->prev))
+    return false;
+  const block_t *rest = is_ready(warm->next) ? warm->next : NULL;
+  const block_t *other = bins_best_fit(bins, warm->size);
+  if (other && other == rest)
+    other = bins_next(bins, rest);
+  return !other || other->size >= warm->size + (rest ? rest->size : 0);
+}
+
+block_t *free_blocks_take_warm(heap_t *heap, size_t size)
+{
+  block_t *block = heap->warm;
+  if (!block || block->size != size || !warm_fits_best(heap, block))
+    return NULL;
+  heap->warm = NULL;
+  block->state = BLOCK_CLAIMED;
+  return block;
 }
 
 void free_blocks_promote(heap_t *heap)

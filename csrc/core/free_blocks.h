@@ -12,20 +12,13 @@
 /* A claimed block becomes a free one. */
 void free_blocks_add(block_t *block);
 
-/* The same for a block that owes no use: it is kept warm, unless it is large
- * and would merge. */
+/* The same for a block that owes no use: it is kept warm, whole and in no bin,
+ * as the next malloc often wants just that size. */
 void free_blocks_keep_warm(block_t *block);
 
-/* The heap's warm block, if it is of that size; it becomes claimed. */
-static inline block_t *free_blocks_take_warm(heap_t *heap, size_t size)
-{
-  block_t *block = heap->warm;
-  if (!block || block->size != size)
-    return NULL;
-  heap->warm = NULL;
-  block->state = BLOCK_CLAIMED;
-  return block;
-}
+/* The heap's warm block, if it is what the best fit for that size would be
+ * handed out from anyway; it becomes claimed. */
+block_t *free_blocks_take_warm(heap_t *heap, size_t size);
 
 /* The heap's warm block goes where the others are. */
 void free_blocks_settle(heap_t *heap);

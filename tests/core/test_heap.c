@@ -57,6 +57,21 @@ TEST(the_warm_block_is_not_preferred_to_a_better_fit) {
   end();
 }
 
+TEST(a_small_warm_block_is_not_preferred_either) {
+  begin();
+  void *alone = world_malloc(&w, 64 * KIB, r);
+  void *guard = world_malloc(&w, 512, r);
+  void *part = world_malloc(&w, 64 * KIB, r); /* the rest of the segment follows */
+  world_free(&w, alone);
+  world_free(&w, part);
+  CHECK(world_malloc(&w, 64 * KIB, r) == alone);
+  CHECK(world_malloc(&w, 64 * KIB, r) == part);
+  world_free(&w, part);
+  CHECK(world_malloc(&w, 64 * KIB, r) == part);
+  world_free(&w, guard);
+  end();
+}
+
 TEST(zero_bytes_are_null) {
   begin();
   void *p = &w;
