@@ -1,4 +1,27 @@
 """The helpers' CUDA kernels, and the operators in front of them."""
 
+from typing import type_check_only
+
+import torch
+
 def built_for() -> str: ...
 def runs_on(index: int, /) -> bool: ...
+
+@type_check_only
+class Gatherer:
+    def start(self, order: torch.Tensor | None, offset: int, seed: int, /) -> None: ...
+    def gather(
+        self,
+        start: int,
+        environments: int,
+        size: int,
+        larger: int,
+        into: list[tuple[torch.Tensor, ...]] | None,
+        /,
+    ) -> tuple[list[tuple[torch.Tensor, ...]], torch.cuda.Event]: ...
+
+def gatherer(
+    columns: list[tuple[torch.Tensor, torch.Tensor | None, torch.dtype, bool, tuple[int, ...]]],
+    event_type: type[torch.cuda.Event],
+    /,
+) -> Gatherer: ...

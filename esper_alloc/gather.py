@@ -18,6 +18,7 @@ from typing import Any, Union
 import torch
 
 from .allocator import _untyped
+from .gather_native import NativeGather
 from .gather_plan import (
     EpochPlan,
     Layout,
@@ -164,10 +165,10 @@ def _dense(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 # Gathering on one device
 
 
-class _PlainGather:
+class PlainGather:
     """Gathers by PyTorch's own operations, on any device.
 
-    The kernel's counterpart, `_NativeGather`, does the same to the bit.
+    `gather_native.NativeGather` does the same to the bit.
     """
 
     def __init__(
@@ -192,14 +193,15 @@ class _PlainGather:
         self._order, self._offset, self._seed = order, offset, seed
 
     def gather(
-        self, start: int, sizes: Sequence[int], into: Sequence[_Rows] | None
-    ) -> list[_Rows]:
-        """The rows from `start` of the order, `sizes` of them for each environment.
+        self, start: int, sizes: Sequence[int], into: list[_Rows] | None
+    ) -> tuple[list[_Rows], torch.cuda.Event | None]:
+        """The rows from `start` of the order, `sizes` of them for each environment, and
+        the event after which they are ready; None on the CPU.
 
         Args:
             into: memory to take, of the batch's own shapes; None: fresh memory.
         """
-        found = []
+        found: list[_Rows] = []
         # Batches are ordinary tensors, whatever mode they are asked for in.
         with torch.inference_mode(False), torch.no_grad():
             for env, size in enumerate(sizes):
@@ -208,7 +210,11 @@ class _PlainGather:
                     rows = tuple(old.copy_(new) for old, new in zip(into[env], rows))
                 found.append(rows)
                 start += size
-        return found
+        if self._columns[0].device.type == "cpu":
+            return found, None
+        ready = _new_event()
+        ready.record(torch.cuda.current_stream(self._columns[0].device))
+        return found, ready
 
     def _rows(self, start: int, stop: int) -> _Rows:
         offset = self._offset
@@ -234,15 +240,19 @@ class _Worker:
     def __init__(
         self, name: str, environments: tuple[int, ...], columns: _Columns, layout: Layout
     ) -> None:
-        self.name = name
         self.environments = environments
         self.device = torch.device(name)
-        self.rows = layout.rows(name)
+        self._step = layout.rows(name)
+        self._full = [layout.batch_size_per_env] * len(environments)
         self._resident = _resident(columns.tensors, self.device)
-        self._gather = _PlainGather(self._resident.tensors, columns.transforms)
+        tensors, transforms = self._resident.tensors, columns.transforms
+        native = None
+        if self.device.type == "cuda":
+            native = NativeGather.make(tensors, transforms, self._step)
+        self._gather: PlainGather | NativeGather = native or PlainGather(tensors, transforms)
         self._order: torch.Tensor | None = None
         self._uploaded: torch.cuda.Event | None = None
-        self._order_streams: set[int] = set()  # those that read it
+        self._met: set[int] = set()  # the streams that this epoch's order and columns expect
         if self.device.type == "cuda":
             # Other threads and streams will read what was copied just now.
             torch.cuda.synchronize(self.device)
@@ -251,38 +261,61 @@ class _Worker:
         """Begins an epoch: the one time that indices go to the device."""
         order = share.order
         if order is not None and self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                order = order.pin_memory().to(self.device, non_blocking=True)
-                self._uploaded = _new_event()
-                self._uploaded.record()
-                self._order_streams = {torch.cuda.current_stream().cuda_stream}
+            stream = torch.cuda.current_stream(self.device)
+            order = order.pin_memory().to(self.device, non_blocking=True)
+            self._uploaded = _new_event()
+            self._uploaded.record(stream)
         self._order = order
+        self._met.clear()
         self._gather.start(order, share.offset, share.seed)
 
     def gather(
-        self, batch: int, sizes: Sequence[int], into: Sequence[_Rows] | None
+        self, batch: int, sizes: Sequence[int] | None, into: list[_Rows] | None
     ) -> tuple[list[_Rows], torch.cuda.Event | None]:
         """A batch's rows for each environment here, and the event after which they
-        may be read on other streams."""
-        if self.device.type == "cpu":
-            return self._gather.gather(batch * self.rows, sizes, into), None
-        with torch.cuda.device(self.device):
-            self.meet_stream(torch.cuda.current_stream())
-            found = self._gather.gather(batch * self.rows, sizes, into)
-            ready = _new_event()
-            ready.record()
-        return found, ready
+        may be read on other streams.
 
-    def meet_stream(self, stream: torch.cuda.Stream) -> None:
+        Args:
+            sizes: of the first environments; None: a full batch.
+        """
+        here = self.sizes_here(sizes)
+        if not here:
+            return [], None
+        if self.device.type == "cuda":
+            handle = _raw_stream(self.device.index)
+            if handle not in self._met:
+                self._met.add(handle)
+                self._meet(torch.cuda.current_stream(self.device))
+        return self._gather.gather(batch * self._step, here, into)
+
+    def sizes_here(self, sizes: Sequence[int] | None) -> list[int]:
+        """Of a batch's sizes by environment those of this device; None: a full batch."""
+        if sizes is None:
+            return self._full
+        return [sizes[env] for env in self.environments if env < len(sizes)]
+
+    def slot(self, memory: list[_Rows], sizes: Sequence[int] | None) -> list[_Rows] | None:
+        """A ring slot's memory as tensors of a batch's sizes; None: it has none yet.
+
+        New tensors, so that what was done to the last batch's (a gradient, say) is not
+        found on them. They share its version counters: a backward that comes after the
+        slot was overwritten fails, and does not compute with other data.
+        """
+        if not memory:
+            return None
+        return [
+            tuple(x.detach()[:size] if size < len(x) else x.detach() for x in rows)
+            for size, rows in zip(self.sizes_here(sizes), memory)
+        ]
+
+    def _meet(self, stream: torch.cuda.Stream) -> None:
         """Orders and protects what a stream is going to read."""
         handle = stream.cuda_stream
         if handle not in self._resident.streams:
             self._resident.streams.add(handle)
             for column in self._resident.tensors:
                 column.record_stream(stream)
-        if self._order is not None and handle not in self._order_streams:
-            assert self._uploaded is not None
-            self._order_streams.add(handle)
+        if self._order is not None and self._uploaded is not None:
             stream.wait_event(self._uploaded)
             self._order.record_stream(stream)
 
@@ -544,7 +577,6 @@ class GatherBatchIterator:
         for number, worker in enumerate(self._workers):
             for env in worker.environments:
                 self._worker_of[env] = number
-        self._full = [batch_size_per_env] * n_envs  # every batch's sizes but the last one's
         self._ring: list[_Lease | None] = [None] * reuse
         self._turn = 0
         self._warned = False
@@ -595,13 +627,13 @@ class GatherBatchIterator:
         cursor = self._cursor
         if cursor >= self._layout.batches:
             raise StopIteration
-        sizes = self._sizes(cursor) if cursor == self._layout.batches - 1 else self._full
+        # Every batch is full, but perhaps the last.
+        sizes = self._sizes(cursor) if cursor == self._layout.batches - 1 else None
         lease = self._next_lease(sizes)
         parts, ready = [], []
         for number, worker in enumerate(self._workers):
-            here = [sizes[env] for env in worker.environments if env < len(sizes)]
-            into = None if lease is None else _part_of(lease.memory[number], here)
-            rows, event = worker.gather(cursor, here, into)
+            into = None if lease is None else worker.slot(lease.memory[number], sizes)
+            rows, event = worker.gather(cursor, sizes, into)
             parts.append(rows)
             ready.append(event)
         if lease is not None and not any(lease.memory):
@@ -670,8 +702,10 @@ class GatherBatchIterator:
             return rows  # type: ignore[return-value]  # pairs, as there are two columns
         return [self._columns.restore(one) for one in rows]
 
-    def _next_lease(self, sizes: list[int]) -> _Lease | None:
+    def _next_lease(self, sizes: list[int] | None) -> _Lease | None:
         """The ring's next slot, to be filled; None without a ring."""
+        if sizes is None:
+            sizes = [self.batch_size_per_env] * self.n_envs
         if not self._ring:
             return None
         old = self._ring[self._turn]
@@ -710,21 +744,6 @@ class GatherBatchIterator:
             )
 
 
-def _part_of(memory: list[_Rows], sizes: Sequence[int]) -> list[_Rows] | None:
-    """A slot's memory as tensors of a batch's sizes; None: it has none yet.
-
-    New tensors, so that what was done to the last batch's (a gradient, say) is not
-    found on them. They share its version counters: a backward that comes after the
-    slot was overwritten fails, and does not compute with other data.
-    """
-    if not memory:
-        return None
-    return [
-        tuple(column.detach()[:size] if size < len(column) else column.detach() for column in rows)
-        for size, rows in zip(sizes, memory)
-    ]
-
-
 def check_environments(
     batch_size_per_env: int, n_envs: int, env_devices: Sequence[str | torch.device]
 ) -> tuple[str, ...]:
@@ -754,6 +773,12 @@ def check_device_exists(name: str) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device_index(name) >= count:
         raise ValueError(f"env_devices names {name}, and PyTorch finds {count} CUDA devices")
+
+
+def _raw_stream(index: int | None) -> int:
+    """The current stream of a device, as CUDA's handle."""
+    handle: int = _untyped(torch._C)._cuda_getCurrentRawStream(index)
+    return handle
 
 
 def _new_event() -> torch.cuda.Event:
