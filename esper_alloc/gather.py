@@ -238,13 +238,19 @@ class _Worker:
     """One device's part of an iterator."""
 
     def __init__(
-        self, name: str, environments: tuple[int, ...], columns: _Columns, layout: Layout
+        self,
+        name: str,
+        environments: tuple[int, ...],
+        columns: _Columns,
+        layout: Layout,
+        there: _Rows | None,
     ) -> None:
         self.environments = environments
         self.device = torch.device(name)
         self._step = layout.rows(name)
         self._full = [layout.batch_size_per_env] * len(environments)
-        self._resident = _resident(columns.tensors, self.device)
+        # What is there already is shared by its owner.
+        self._resident = _resident(there or columns.tensors, self.device)
         tensors, transforms = self._resident.tensors, columns.transforms
         native = None
         if self.device.type == "cuda":
@@ -551,6 +557,7 @@ class GatherBatchIterator:
         reuse: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        _on_devices: Mapping[str, _Rows] | None = None,
     ) -> None:
         seed = check_seed(seed)
         names = check_environments(batch_size_per_env, n_envs, env_devices)
@@ -570,7 +577,7 @@ class GatherBatchIterator:
         self.order = order
         self._columns = columns
         self._workers = [
-            _Worker(device, here, columns, self._layout)
+            _Worker(device, here, columns, self._layout, (_on_devices or {}).get(device))
             for device, here in self._layout.environments.items()
         ]
         self._worker_of = [0] * n_envs

@@ -214,7 +214,7 @@ struct Place {
       return;
     }
     width = 0;
-    if (++height < column.height.by || column.result_last) {
+    if (++height < column.height.by) {
       return;
     }
     height = 0;

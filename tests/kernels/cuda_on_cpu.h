@@ -3,18 +3,19 @@
 // threads wrote into shared memory; kernels must not mind.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-
 #include <cuda_runtime_api.h>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstdint>
+#include <cstring>
+
+#undef __forceinline__
 #define __forceinline__ inline
-#define __shared__
+#undef __grid_constant__
 #define __grid_constant__
+#undef __launch_bounds__
 #define __launch_bounds__(...)
 
 struct Dimension {
@@ -22,12 +23,13 @@ struct Dimension {
 };
 static Dimension threadIdx, blockIdx;
 
-// What CUDA's headers give to host compilers as vectors does for these, too.
 template <typename T>
 static inline T __ldg(const T* address) {
-  T value;
-  std::memcpy(&value, address, sizeof(T));
-  return value;
+  // Misaligned loads fault on a GPU.
+  if (reinterpret_cast<uintptr_t>(address) % sizeof(T) != 0) {
+    __builtin_trap();
+  }
+  return *address;
 }
 static inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>((static_cast<uint64_t>(a) * b) >> 32);
@@ -43,7 +45,7 @@ static inline void __syncthreads() {}
 static int launches = 0;
 
 template <typename Kernel, typename P>
-static void run_on_cpu(Kernel kernel, unsigned blocks, unsigned threads, const P& p) {
+static cudaError_t run_on_cpu(Kernel kernel, unsigned blocks, unsigned threads, const P& p) {
   launches++;
   for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
     for (int pass = 0; pass < 2; pass++) {
@@ -52,6 +54,7 @@ static void run_on_cpu(Kernel kernel, unsigned blocks, unsigned threads, const P
       }
     }
   }
+  return cudaSuccess;
 }
 
 static cudaError_t copy_on_cpu(void* to, const void* from, size_t bytes) {
