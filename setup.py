@@ -2,9 +2,12 @@
 
     esper_alloc._core    always: the allocator's core and its drivers
     esper_alloc._torch   where torch with CUDA can be imported: the PyTorch part
+    esper_alloc._kernels where nvcc is there besides: the kernels of the helpers
 
 Environment:
     ESPER_ALLOC_SHIM=0          leave the PyTorch part out; =1: fail without it
+    ESPER_ALLOC_KERNELS=0       leave the kernels out; =1: fail without them
+    TORCH_CUDA_ARCH_LIST=9.0    the GPUs to compile kernels for, as PyTorch has it
     ESPER_ALLOC_DEBUG=1         no optimisation, asserts on
     ESPER_ALLOC_SANITIZE=NAMES  for example address,undefined or thread
     ESPER_ALLOC_RULE_SWITCHES=1 the lifetime rules can be switched off, for tests
@@ -26,6 +29,8 @@ from typing import Any
 import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+from setuptools.modified import newer_group
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -50,6 +55,7 @@ DEBUG = os.environ.get("ESPER_ALLOC_DEBUG", "0") == "1"
 SANITIZE = os.environ.get("ESPER_ALLOC_SANITIZE", "")
 RULE_SWITCHES = os.environ.get("ESPER_ALLOC_RULE_SWITCHES", "0") == "1"
 SHIM = os.environ.get("ESPER_ALLOC_SHIM", "")
+KERNELS = os.environ.get("ESPER_ALLOC_KERNELS", "")
 
 # What C and C++ users compile against, as esper_alloc.get_include() serves it.
 PUBLIC_HEADERS = ("esper_alloc.h", "device/device.h", "python/capi.h")
@@ -102,21 +108,44 @@ def core_extension(headers_version: str | None) -> Extension:
     )
 
 
-def torch_extension(build: torch_build.TorchBuild) -> Extension:
+def torch_extension(
+    build: torch_build.TorchBuild, name: str, files: list[str], depends: list[str]
+) -> Extension:
+    """An extension in C++ that includes torch's headers."""
     # The headers of torch and CUDA are not ours to warn about. No -std: torch's
     # own build command knows which its headers need. No CUDA library: libtorch
     # brings the one it was built for.
     system = [flag for folder in build.include_dirs for flag in ("-isystem", folder)]
     return Extension(
-        "esper_alloc._torch",
-        sources("torch/*.cpp", "python/*.cpp"),
-        depends=sources("*.h", "torch/*.h", "python/capi.h"),
+        name,
+        files,
+        depends=depends,
         extra_compile_args=[*common_flags(), *system],
         extra_link_args=link_flags(),
         library_dirs=build.library_dirs,
         libraries=["c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_python"],
         language="c++",
     )
+
+
+def shim_extension(build: torch_build.TorchBuild) -> Extension:
+    files, depends = sources("torch/*.cpp", "python/*.cpp"), sources("*.h", "torch/*.h")
+    return torch_extension(build, "esper_alloc._torch", files, [*depends, "csrc/python/capi.h"])
+
+
+def kernels_extension(build: torch_build.TorchBuild) -> Extension:
+    """C++ that registers operators, linked with what nvcc makes of kernels/*.cu."""
+    files, depends = sources("kernels/*.cpp"), sources("kernels/*.h", "kernels/*.cuh", "kernels/*.cu")
+    return torch_extension(build, "esper_alloc._kernels", files, depends)
+
+
+def nvcc_command(build: torch_build.TorchBuild) -> list[str]:
+    """Compiles one .cu file. No -std: these files include nothing of torch's."""
+    compiler = os.environ.get("CXX", "").split()
+    flags = ["-O0", "-g"] if DEBUG else ["-O3"]
+    flags += ["-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
+    flags += ["-ccbin", compiler[0]] if len(compiler) == 1 else []
+    return [str(build.nvcc), *build.nvcc_flags, *flags]
 
 
 def decide() -> tuple[list[Extension], list[Extension], torch_build.TorchBuild]:
@@ -129,7 +158,16 @@ def decide() -> tuple[list[Extension], list[Extension], torch_build.TorchBuild]:
         found.missing.append("the PyTorch part: its sources are not in this tree")
     if SHIM == "1" and not found.possible:
         raise SystemExit("esper_alloc: ESPER_ALLOC_SHIM=1, but missing: " + "; ".join(found.missing))
-    with_torch = [torch_extension(found)] if found.possible else []
+    if KERNELS == "0":
+        found.kernels_missing = ["the kernels: left out by ESPER_ALLOC_KERNELS=0"]
+    elif found.possible and not sources("kernels/*.cu"):
+        found.kernels_missing = ["the kernels: their sources are not in this tree"]
+    if KERNELS == "1" and not found.kernels_possible:
+        missing = "; ".join([*found.missing, *found.kernels_missing])
+        raise SystemExit(f"esper_alloc: ESPER_ALLOC_KERNELS=1, but missing: {missing}")
+    with_torch = [shim_extension(found)] if found.possible else []
+    if found.kernels_possible:
+        with_torch.append(kernels_extension(found))
     return [core_extension(found.headers_version)], with_torch, found
 
 
@@ -143,8 +181,8 @@ def write_build_facts(package: Path) -> None:
         "TORCH_VERSION": FOUND.torch_version if built else None,
         "CUDA_VERSION": FOUND.cuda_version if built else None,
         "HAS_SHIM": built,
-        "HAS_KERNELS": False,
-        "WHAT_IS_MISSING": FOUND.missing,
+        "HAS_KERNELS": FOUND.kernels_possible,
+        "WHAT_IS_MISSING": [*FOUND.missing, *FOUND.kernels_missing],
     }
     types = ("str | None", "str | None", "bool", "bool", "list[str]")
     lines = ['"""Written by setup.py: what this installation was built for."""', ""]
@@ -159,13 +197,16 @@ def copy_headers(package: Path) -> None:
         shutil.copyfile(ROOT / "csrc" / header, target)
 
 
+def parallel_jobs() -> int:
+    return int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+
+
 def compile_in_parallel(compiler: Any) -> None:
     """Makes the compiler take several files at a time."""
-    jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
     one_by_one = compiler.compile
 
     def compile_all(files: list[str], *args: Any, **kwargs: Any) -> list[str]:
-        with ThreadPoolExecutor(jobs) as pool:
+        with ThreadPoolExecutor(parallel_jobs()) as pool:
             done = pool.map(lambda file: one_by_one([file], *args, **kwargs), files)
             return [objectfile for objects in done for objectfile in objects]
 
@@ -177,15 +218,17 @@ class BuildExtensions(build_ext):
 
     def run(self) -> None:
         self.notice_other_circumstances()
-        if not WITH_TORCH:  # one of an earlier build would be packed
-            Path(self.get_ext_fullpath("esper_alloc._torch")).unlink(missing_ok=True)
+        built = {extension.name for extension in WITH_TORCH}
+        for name in {"esper_alloc._torch", "esper_alloc._kernels"} - built:
+            # One of an earlier build would be packed.
+            Path(self.get_ext_fullpath(name)).unlink(missing_ok=True)
         super().run()
         package = (ROOT if self.inplace else Path(self.build_lib)) / "esper_alloc"
         package.mkdir(parents=True, exist_ok=True)
         write_build_facts(package)
         if not self.inplace:  # in place, get_include() finds csrc itself
             copy_headers(package)
-        for sentence in FOUND.missing:
+        for sentence in [*FOUND.missing, *FOUND.kernels_missing]:
             print(f"esper_alloc: not built: {sentence}", file=sys.stderr)
 
     def notice_other_circumstances(self) -> None:
@@ -208,7 +251,7 @@ class BuildExtensions(build_ext):
             version = self.distribution.get_version()
             self.extensions[0].define_macros.append(("ESPER_VERSION", f'"{version}"'))
             build_ext.build_extensions(self)
-            self.extensions = [e for e in everything if e.name == "esper_alloc._torch"]
+            self.extensions = [e for e in everything if e.name != "esper_alloc._core"]
             if self.extensions:
                 self.build_torch_extensions()
         finally:
@@ -216,6 +259,32 @@ class BuildExtensions(build_ext):
 
     def build_torch_extensions(self) -> None:
         build_ext.build_extensions(self)
+
+    def build_extension(self, extension: Extension) -> None:
+        if extension.name == "esper_alloc._kernels":
+            extension.extra_objects = self.compile_kernels(extension.depends)
+        build_ext.build_extension(self, extension)
+
+    def compile_kernels(self, depends: list[str]) -> list[str]:
+        """Object files of csrc/kernels/*.cu, those that are up to date left alone."""
+        files = sources("kernels/*.cu")
+        headers = [file for file in depends if not file.endswith(".cu")]
+        folder = Path(self.build_temp) / "csrc" / "kernels"
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def compile_one(file: str) -> str:
+            target = folder / (Path(file).stem + ".cu.o")
+            if self.force or newer_group([file, *headers], str(target)):
+                command = [*nvcc_command(FOUND), "-c", file, "-o", str(target)]
+                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+                sys.stderr.write(done.stdout + done.stderr)
+                if done.returncode != 0:
+                    target.unlink(missing_ok=True)
+                    raise CompileError(f"nvcc could not compile {file}: {shlex.join(command)}")
+            return str(target)
+
+        with ThreadPoolExecutor(parallel_jobs()) as pool:
+            return list(pool.map(compile_one, files))
 
 
 def command() -> type[build_ext]:

@@ -322,7 +322,7 @@ typedef struct esper_counters {
   uint64_t blocks_held;    /* free blocks with a use no event stands for       */
   uint64_t events_alive;   /* events that exist, in use or pooled              */
   uint64_t events_created; /* since the core was made                          */
-  uint64_t metadata_bytes; /* host memory of blocks, uses and the address map  */
+  uint64_t metadata_bytes; /* host memory of blocks, uses, records, addresses  */
   uint64_t captured_uses;  /* marks on a capturing stream, which hold memory   */
 } esper_counters;
 ESPER_API esper_status esper_get_counters(esper_core *core, int device,

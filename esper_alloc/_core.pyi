@@ -45,6 +45,7 @@ class ReplayResult(TypedDict):
 
 __version__: Final[str]
 capi: Final[object]
+COUNTERS: Final[tuple[str, ...]]
 
 def driver_report() -> DriverReport: ...
 def build_info() -> BuildInfo: ...

@@ -6,6 +6,7 @@ The builds for other torches download them, so they run where ``CI=true`` or
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
@@ -14,6 +15,7 @@ import sys
 import sysconfig
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,7 +74,7 @@ sys.modules["torch"] = None  # importing it fails
 import esper_alloc
 from esper_alloc import _build, _core
 assert _core.__version__ == esper_alloc.__version__ == _core.build_info()["version"]
-assert not _build.HAS_SHIM and _build.TORCH_VERSION is None
+assert not _build.HAS_SHIM and not _build.HAS_KERNELS and _build.TORCH_VERSION is None
 report = _core.driver_report()
 assert report["available"] == (report["error"] is None)
 assert report["entry_points"].keys() >= {"cuInit", "cuStreamGetId", "cuMemMap"}
@@ -130,13 +132,13 @@ def test_the_package_is_typed() -> None:
 
 
 @needs_mypy
-@pytest.mark.parametrize("module", ["_core", "_torch"])
+@pytest.mark.parametrize("module", ["_core", "_torch", "_kernels"])
 def test_stubs_match_the_module(module: str, tmp_path: Path) -> None:
     first = ""
-    if module == "_torch":
+    if module != "_core":
         from esper_alloc import _build
 
-        if not (HAS_TORCH and _build.HAS_SHIM):
+        if not (HAS_TORCH and {"_torch": _build.HAS_SHIM, "_kernels": _build.HAS_KERNELS}[module]):
             pytest.skip("the extension for torch is not built")
         first = "import torch"  # loads the libraries that the extension needs
     # Checking torch itself takes ten times as long as all the rest.
@@ -154,10 +156,12 @@ sys.exit(stubtest.main())
 def test_what_an_earlier_build_left_is_not_packed(installed_core: Path) -> None:
     """One folder may see builds with and without torch, and for several torches."""
     source = installed_core.parent / "source"
-    stale = installed_core / "esper_alloc" / f"_torch{sysconfig.get_config_var('EXT_SUFFIX')}"
-    stale.write_bytes(b"of an earlier build")
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    stale = [installed_core / "esper_alloc" / f"{name}{suffix}" for name in ("_torch", "_kernels")]
+    for file in stale:
+        file.write_bytes(b"of an earlier build")
     assert not built_anew(installed_core, source)
-    assert not stale.exists()
+    assert not any(file.exists() for file in stale)
     assert built_anew(installed_core, source, ESPER_ALLOC_DEBUG="1")  # the sources are the same
     assert built_anew(installed_core, source)
     assert not built_anew(installed_core, source)
@@ -206,16 +210,131 @@ assert "-cu12==12.8.*" in torch_build._headers_command("12.8")
     assert "Install torch" in said and "pip install --no-build-isolation ." in said
 
 
-def test_headers_of_another_major_version_are_refused(tmp_path: Path) -> None:
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        import torch_build
-    finally:
-        sys.path.pop(0)
+@pytest.fixture
+def torch_build(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("torch_build")
+
+
+def test_headers_of_another_major_version_are_refused(torch_build: Any, tmp_path: Path) -> None:
     (tmp_path / "cuda_runtime_api.h").write_text("#define CUDART_VERSION  12080\n")
     assert torch_build.cuda_version_of(tmp_path) == "12.8"
     assert torch_build.cuda_version_of(tmp_path / "nowhere") is None
     assert torch_build._cuda_include_dirs("99.0") == []
+
+
+# ---- the kernels -----------------------------------------------------------
+
+TORCH_GPUS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+NVCC_GPUS = {"75", "80", "86", "87", "89", "90", "100", "103", "110", "120", "121"}
+
+
+@pytest.mark.parametrize(
+    "listed, torch, nvcc, wanted",
+    [
+        # The lowest of each major version runs on all of it; PTX for what comes later.
+        ("", TORCH_GPUS, NVCC_GPUS, "sm_75 sm_80 sm_90 sm_100 sm_120 compute_120"),
+        ("", ["sm_90", "sm_120"], {"90", "100"}, "sm_90 compute_90"),
+        ("", ["sm_80", "sm_86"], {"86"}, "sm_86 compute_86"),
+        # The GPU whose PTX it is has code of its own too.
+        ("", ["sm_80", "sm_89"], {"80", "89"}, "sm_80 sm_89 compute_89"),
+        ("9.0", TORCH_GPUS, NVCC_GPUS, "sm_90"),
+        ("8.0;9.0+PTX", TORCH_GPUS, NVCC_GPUS, "sm_80 sm_90 compute_90"),
+        ("8.6 8.9, 12.0+PTX", TORCH_GPUS, NVCC_GPUS, "sm_86 sm_89 sm_120 compute_120"),
+        ("9.0a", TORCH_GPUS, NVCC_GPUS, "sm_90a"),
+        ("Ampere;Hopper", TORCH_GPUS, NVCC_GPUS, "sm_80 sm_86 compute_86 sm_90 compute_90"),
+    ],
+)
+def test_kernels_are_compiled_for(
+    listed: str, torch: list[str], nvcc: set[str], wanted: str, torch_build: Any
+) -> None:
+    flags = torch_build.architecture_flags(listed, torch, nvcc)
+    assert [flag.rpartition("code=")[2] for flag in flags] == wanted.split()
+    assert all(flag.startswith("-gencode=arch=compute_") for flag in flags)
+
+
+@pytest.mark.parametrize(
+    "listed, torch, nvcc, words",
+    [
+        ("ninety", TORCH_GPUS, NVCC_GPUS, "'ninety' is no version such as 9.0"),
+        ("9.0;13.0", TORCH_GPUS, NVCC_GPUS, "this nvcc does not know sm_130"),
+        ("", ["sm_50"], NVCC_GPUS, "compiles for none of the GPUs"),
+        ("", TORCH_GPUS, set(), "compiles for none of the GPUs"),
+    ],
+)
+def test_kernels_cannot_be_compiled_for(
+    listed: str, torch: list[str], nvcc: set[str], words: str, torch_build: Any
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        torch_build.architecture_flags(listed, torch, nvcc)
+
+
+def fake_nvcc(folder: Path, release: str) -> Path:
+    nvcc = folder / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
+    nvcc.chmod(0o755)
+    return nvcc
+
+
+@pytest.mark.parametrize("release, said", [(None, ""), ("11.8", "is of CUDA 11.8")])
+def test_without_a_fitting_nvcc_the_rest_is_built(
+    release: str | None,
+    said: str,
+    tmp_path: Path,
+    torch_build: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [str(fake_nvcc(tmp_path, release))] if release else []
+    monkeypatch.setattr(torch_build, "_nvcc_candidates", lambda: found)
+    build = torch_build.TorchBuild(torch_version="2.11", cuda_version="13.0")
+    torch_build.find_nvcc(build, TORCH_GPUS)
+    assert build.possible and not build.kernels_possible
+    (sentence,) = build.kernels_missing
+    assert said in sentence
+    for words in ("the kernels: ", "nvcc of CUDA 13", 'pip install "nvidia-cuda-nvcc==13.0.*"',
+                  "run `pip install --no-build-isolation .` again"):  # fmt: skip
+        assert words in sentence
+
+
+def test_the_nvcc_of_torchs_own_version_comes_first(
+    tmp_path: Path, torch_build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    releases = ("12.8", "13.1", "13.0")
+    found = [str(fake_nvcc(tmp_path / release, release)) for release in releases]
+    monkeypatch.setattr(torch_build, "_nvcc_candidates", lambda: found)
+    monkeypatch.setattr(torch_build, "nvcc_architectures", lambda nvcc: NVCC_GPUS)
+    build = torch_build.TorchBuild(torch_version="2.11", cuda_version="13.0")
+    torch_build.find_nvcc(build, TORCH_GPUS)
+    assert build.kernels_possible and build.nvcc == found[2]
+
+
+def test_a_build_without_kernels_says_so(tmp_path: Path) -> None:
+    program = """
+import os, runpy, sys
+import setuptools
+setuptools.setup = lambda **k: print([e.name for e in k["ext_modules"]])
+found = runpy.run_path("setup.py")
+print(found["FOUND"].kernels_missing)
+"""
+    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").HAS_SHIM):
+        pytest.skip("the extension for torch is not built")
+    said = run(sys.executable, "-c", program, ESPER_ALLOC_KERNELS="0")
+    assert "'esper_alloc._torch'" in said and "'esper_alloc._kernels'" not in said
+    assert "the kernels: left out by ESPER_ALLOC_KERNELS=0" in said
+
+
+def test_the_kernels_load_beside_torch() -> None:
+    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").HAS_KERNELS):
+        pytest.skip("the kernels are not built")
+    import torch
+
+    from esper_alloc import kernels
+
+    assert kernels.load().built_for() == ".".join(torch.__version__.split(".")[:2])
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="CUDA error: "):
+            kernels.load().runs_on(0)
 
 
 # ---- the PyTorch part ------------------------------------------------------

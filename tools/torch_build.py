@@ -1,8 +1,9 @@
-"""What a build of the PyTorch part needs, and whether it is here.
+"""What a build of the PyTorch part and of the kernels needs, and whether it is here.
 
 Used by setup.py. The PyTorch part (`esper_alloc._torch`) is built where a torch
 for CUDA can be imported, with a C++ compiler and the headers of the same major
-version of CUDA; nvcc is not needed.
+version of CUDA. The kernels of the helpers (`esper_alloc._kernels`) need an nvcc
+of that major version besides.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 import shutil
 import site
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +34,18 @@ class TorchBuild:
     headers_version: str | None = None  # "13.0", of the CUDA headers used
     include_dirs: list[str] = field(default_factory=list)  # torch's, then CUDA's
     library_dirs: list[str] = field(default_factory=list)
+    # What only the kernels want; meaningless unless the build is possible.
+    kernels_missing: list[str] = field(default_factory=list)  # sentences with the remedy
+    nvcc: str | None = None  # the compiler
+    nvcc_flags: list[str] = field(default_factory=list)  # the GPUs to compile for
 
     @property
     def possible(self) -> bool:
         return not self.missing
+
+    @property
+    def kernels_possible(self) -> bool:
+        return self.possible and self.nvcc is not None and not self.kernels_missing
 
 
 def find() -> TorchBuild:
@@ -82,7 +92,98 @@ def find() -> TorchBuild:
         )
     build.include_dirs = [*cpp_extension.include_paths(), *map(str, cuda)]
     build.library_dirs = cpp_extension.library_paths()
+    find_nvcc(build, torch._C._cuda_getArchFlags().split())
     return build
+
+
+def find_nvcc(build: TorchBuild, torch_architectures: list[str]) -> None:
+    """Looks for an nvcc that fits torch, and for the GPUs that both compile for."""
+    assert build.cuda_version is not None
+    versions = {nvcc: nvcc_version(nvcc) for nvcc in _nvcc_candidates()}
+    major = _major(build.cuda_version)
+    fitting = [nvcc for nvcc, version in versions.items() if version and _major(version) == major]
+    fitting.sort(key=lambda nvcc: versions[nvcc] != build.cuda_version)
+    if not fitting:
+        others = [f"{nvcc} is of CUDA {version}" for nvcc, version in versions.items() if version]
+        build.kernels_missing.append(
+            f"the kernels: there is no nvcc of CUDA {major}"
+            + (f" ({', '.join(others)})" if others else "")
+            + f". The helpers then use PyTorch's own operations. Install the CUDA toolkit {major}.x "
+            f"and set CUDA_HOME, or run `{_nvcc_command(build.cuda_version)}`; then run "
+            f"`{_INSTALL}` again"
+        )
+        return
+    try:
+        build.nvcc_flags = architecture_flags(
+            os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
+            torch_architectures,
+            nvcc_architectures(fitting[0]),
+        )
+    except ValueError as error:
+        build.kernels_missing.append(f"the kernels: {error}")
+        return
+    build.nvcc = fitting[0]
+
+
+def nvcc_version(nvcc: str) -> str | None:
+    """'13.0', as a compiler says; None if it does not run."""
+    found = re.search(r"release (\d+\.\d+)", _output(nvcc, "--version"))
+    return found.group(1) if found else None
+
+
+def nvcc_architectures(nvcc: str) -> set[str]:
+    """What a compiler can compile for: {"80", "90", ...}."""
+    return set(re.findall(r"compute_(\d+\w?)", _output(nvcc, "--list-gpu-arch")))
+
+
+# PyTorch's names for generations, as TORCH_CUDA_ARCH_LIST may have them.
+_GENERATIONS = {
+    "Volta": "7.0+PTX",
+    "Turing": "7.5+PTX",
+    "Ampere": "8.0;8.6+PTX",
+    "Ada": "8.9+PTX",
+    "Hopper": "9.0+PTX",
+    "Blackwell": "10.0;12.0+PTX",
+}
+
+
+def architecture_flags(listed: str, torch: list[str], nvcc: set[str]) -> list[str]:
+    """nvcc's flags for the GPUs to compile for.
+
+    `listed` is TORCH_CUDA_ARCH_LIST. Without it: what `torch` ("sm_80", ...) is
+    built for and `nvcc` ("80", ...) knows, the lowest of each major version,
+    whose code runs on all GPUs of that version; and PTX of the highest, for GPUs
+    that are newer than both.
+
+    Raises:
+        ValueError: nothing to compile for; says why.
+    """
+    if listed.strip():
+        for name, meaning in _GENERATIONS.items():
+            listed = re.sub(rf"\b{name}\b(?!\+PTX)", meaning, listed)
+        wanted = [entry for entry in re.split(r"[\s;,]+", listed) if entry]
+        odd = [entry for entry in wanted if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", entry)]
+        if odd:
+            raise ValueError(f"TORCH_CUDA_ARCH_LIST: {odd[0]!r} is no version such as 9.0 or 9.0+PTX")
+        codes = {entry.partition("+")[0].replace(".", ""): "+PTX" in entry for entry in wanted}
+        unknown = [code for code in codes if code.rstrip("af") not in nvcc]
+        if unknown:
+            raise ValueError(f"TORCH_CUDA_ARCH_LIST: this nvcc does not know sm_{unknown[0]}")
+    else:
+        numbers = sorted(int(one[3:]) for one in torch if re.fullmatch(r"sm_\d+", one))
+        both = [number for number in numbers if str(number) in nvcc]
+        lowest = {number // 10: number for number in reversed(both)}
+        codes = {str(number): number == max(both) for number in sorted(lowest.values())}
+        if both and str(max(both)) not in codes:
+            codes[str(max(both))] = True
+    if not codes:
+        raise ValueError("this nvcc compiles for none of the GPUs that this torch is built for")
+    flags = []
+    for code, with_ptx in codes.items():
+        flags.append(f"-gencode=arch=compute_{code},code=sm_{code}")
+        if with_ptx:
+            flags.append(f"-gencode=arch=compute_{code},code=compute_{code}")
+    return flags
 
 
 def cuda_version_of(include: Path) -> str | None:
@@ -110,6 +211,35 @@ def _headers_command(cuda: str) -> str:
         suffix = f"-cu{_major(cuda)}"
         names = ["nvidia-cuda-runtime" + suffix, "nvidia-cuda-nvcc" + suffix]
     return "pip install " + " ".join(f'"{name}=={cuda}.*"' for name in names)
+
+
+def _nvcc_command(cuda: str) -> str:
+    """What installs an nvcc without a toolkit."""
+    if int(_major(cuda)) >= 13:
+        names = ["nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl"]
+    else:
+        names = [f"nvidia-cuda-nvcc-cu{_major(cuda)}", f"nvidia-cuda-cccl-cu{_major(cuda)}"]
+    return "pip install " + " ".join(f'"{name}=={cuda}.*"' for name in names)
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _nvcc_candidates() -> list[str]:
+    """Compilers that are there: those that the user names first."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    found = [Path(home) / "bin" / "nvcc" for home in homes if home]
+    on_path = shutil.which("nvcc")
+    found += [Path(on_path)] if on_path else []
+    found.append(Path("/usr/local/cuda/bin/nvcc"))
+    for packages in [*sys.path, *site.getsitepackages(), site.getusersitepackages()]:
+        found += Path(packages).glob("nvidia/*/bin/nvcc")
+    seen = {path.resolve(): str(path) for path in reversed(found) if path.is_file()}
+    return [path for path in map(str, found) if path in seen.values()]
 
 
 def _cxx_compiler() -> str | None:

@@ -42,6 +42,7 @@ esper_status config_set(core_t *core, const esper_config *given)
   lock(&core->config_lock);
   config->older = atomic_load(&core->config);
   atomic_store_explicit(&core->config, config, memory_order_release);
+  atomic_store(&core->timing, given->reuse_order == ESPER_REUSE_AUTO);
   unlock(&core->config_lock);
   return ESPER_OK;
 }

@@ -1,6 +1,7 @@
 #include "core.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 #include "block.h"
 #include "capture.h"
@@ -128,6 +129,13 @@ static void device_destroy_rest(device_t *device)
 
 /* ---- life -------------------------------------------------------------- */
 
+static int64_t monotonic_us(void)
+{
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * INT64_C(1000000) + now.tv_nsec / 1000;
+}
+
 esper_status esper_core_create(const esper_driver *driver, const esper_config *config,
                                esper_core **core)
 {
@@ -137,6 +145,7 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
     return error_set(ESPER_HOST_MEMORY, "no host memory for the allocator");
   static _Atomic uint64_t serials;
   c->driver = driver;
+  c->clock_us = monotonic_us;
   c->serial = atomic_fetch_add(&serials, 1) + 1;
   esper_status status = driver->device_count(driver->self, &c->device_count);
   if (status != ESPER_OK)
@@ -160,6 +169,11 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
     device_init(c, i);
   *core = c;
   return ESPER_OK;
+}
+
+void core_set_clock(core_t *core, int64_t (*clock_us)(void))
+{
+  core->clock_us = clock_us;
 }
 
 void esper_core_destroy(esper_core *core)
@@ -404,6 +418,7 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
       device->blocks.bytes + device->segments.bytes + device->uses.bytes + map_bytes(core->map);
   unlock(&device->lock);
   lock(&device->events_lock);
+  counters->metadata_bytes += device->records.bytes;
   counters->events_alive = device->events_alive;
   counters->events_created = device->events_created;
   unlock(&device->events_lock);

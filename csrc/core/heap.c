@@ -3,7 +3,8 @@
  * malloc looks for memory in this order, and stops at the first that serves:
  *   1. a ready block of its own heap
  *   2. the same, after finding out what has completed
- *   3. reuse order `gate`: a pending block of its own heap, the GPU waiting
+ *   3. reuse order `gate`, or `auto` and the wait looks short: a pending block
+ *      of its own heap, the GPU waiting
  *   4. a completed block of another heap, lent
  *   5. a new segment
  *   6. what the embedder's callback frees
@@ -34,6 +35,9 @@
 #include "trace.h"
 #include "use.h"
 
+/* Reuse order `auto` lets a stream wait for one that is so much further behind. */
+static const int64_t AUTO_LAG_US = 3000;
+
 typedef struct request {
   core_t *core;
   device_t *device;
@@ -46,6 +50,11 @@ typedef struct request {
   size_t size;  /* of the block */
   bool large;
 } request_t;
+
+static run_t run_of(block_t *block)
+{
+  return block ? (run_t){block, block, block->size} : (run_t){0};
+}
 
 /* ---- handing out ------------------------------------------------------- */
 
@@ -71,37 +80,58 @@ static void hand_out(const request_t *q, block_t *block)
   trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, block->user);
 }
 
-/* The same for a block of another heap: the borrower will be a use when it
- * frees the block. A segment that is wholly free and owes nothing moves. */
-static bool lend(const request_t *q, block_t *block)
+/* The same for a claimed run. */
+static block_t *hand_out_run(const request_t *q, run_t run)
 {
-  if (segment_is_whole(block) && uses_have_completed(block) && owner_order_has_completed(block)) {
+  block_t *block = run.first == run.last ? run.first : free_blocks_unite(run, q->size);
+  hand_out(q, block);
+  return block;
+}
+
+/* The same for blocks of another heap: the borrower will be a use when it frees
+ * what it got. A segment that is wholly free and owes nothing moves. NULL: no
+ * host memory, and nothing has happened. */
+static block_t *lend(const request_t *q, run_t run)
+{
+  block_t *block = run.first;
+  bool owes_nothing = uses_have_completed(block) && owner_order_has_completed(block);
+  if (segment_is_whole(block) && (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
     uses_drop(q->device, block);
     block->stamp = 0;
     segment_move(block->segment, q->heap);
     hand_out(q, block);
-    return true;
+    return block;
   }
   use_t *use = use_take(q->device);
   if (!use)
-    return false;
-  hand_out(q, block);
+    return NULL;
+  block = hand_out_run(q, run);
   if (RULE(LOAN_MAKES_USE))
     (void)use_attach(block, q->stream.stream, NULL, USE_AT_FREE, &use);
   if (use)
     use_give(q->device, use);
   q->device->counters.loans++;
-  return true;
+  return block;
 }
 
 /* ---- the steps --------------------------------------------------------- */
+
+/* Reuse orders `gate` and `auto`. */
+static bool gates_first(const request_t *q)
+{
+  return q->config->as_given.reuse_order != ESPER_REUSE_GROW;
+}
 
 /* Taking a much larger ready block while a pending one fits nearly exactly
  * would break up memory for the sake of a short wait. */
 static bool wastes_ready(const request_t *q, const block_t *ready)
 {
-  return q->config->as_given.reuse_order == ESPER_REUSE_GATE && q->large &&
-         ready->size / 4 > q->size &&
+  if (!RULE(READY_FIRST)) { /* whatever fits best */
+    const block_t *pending =
+        free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large, false);
+    return pending && pending->size <= ready->size;
+  }
+  return gates_first(q) && q->large && ready->size / 4 > q->size &&
          free_blocks_near_gateable(q->heap, q->stream.stream, q->size);
 }
 
@@ -153,43 +183,102 @@ static bool gate_record(const request_t *q, record_t *record, size_t size)
   return result != GATE_REFUSED;
 }
 
-/* ... for all that a claimed block owes. */
-static bool gate_block(const request_t *q, const block_t *block, record_t *owner_order)
+/* The run's latest record on the stream of one of its uses: who waits for that
+ * has waited for the others. */
+static record_t *latest_on_stream(run_t run, const use_t *of)
+{
+  record_t *latest = of->record;
+  for (const block_t *b = run.first;; b = b->next) {
+    for (const use_t *use = b->uses; use; use = use->next)
+      if (use->stream == of->stream && use->record && use->record->number > latest->number)
+        latest = use->record;
+    if (b == run.last)
+      return latest;
+  }
+}
+
+/* ... for all that the blocks of a claimed run owe. */
+static bool gate_run(const request_t *q, run_t run, record_t *owner_order)
 {
   uint64_t skipped = 0;
   bool gated = true;
-  for (use_t *use = block->uses; use && gated; use = use->next) {
-    if (use_is_satisfied(use, q->stream.stream))
-      skipped++;
-    else
-      gated = gate_record(q, use->record, block->size);
+  for (const block_t *b = run.first; gated; b = b->next) {
+    for (use_t *use = b->uses; use && gated; use = use->next) {
+      if (use_is_satisfied(use, q->stream.stream))
+        skipped++;
+      else
+        gated = gate_record(q, latest_on_stream(run, use), b->size);
+    }
+    if (b == run.last)
+      break;
   }
   if (gated && owner_order)
-    gated = gate_record(q, owner_order, block->size);
+    gated = gate_record(q, owner_order, run.size);
   lock(&q->device->lock);
   q->device->counters.gates_skipped += skipped;
   unlock(&q->device->lock);
   return gated;
 }
 
+/* One pending block, or if none serves several neighbours. */
+static run_t find_gateable(const request_t *q, const heap_t *heap, bool at_free_too)
+{
+  block_t *block = free_blocks_best_gateable(heap, q->stream.stream, q->size, q->large,
+                                             at_free_too);
+  return block ? run_of(block)
+               : free_blocks_gateable_run(heap, q->stream.stream, q->size, q->large,
+                                          at_free_too);
+}
+
+/* Whether a segment would pass the memory fraction, or the driver had no memory
+ * for such a one when it was asked last. */
+static bool cannot_grow(const request_t *q)
+{
+  const device_t *d = q->device;
+  size_t size = config_segment_size(q->config, q->size);
+  size_t reserved = (size_t)d->stats.reserved_bytes[ESPER_ALL].current + d->reserving;
+  return (d->limit && reserved + size > d->limit) || (d->refused && size >= d->refused);
+}
+
+/* Reuse order `auto`: a gate makes the request's stream wait for about as long
+ * as the other one is further behind the host. docs/design.md has the figures. */
+static bool waits_long(const request_t *q, run_t run)
+{
+  int64_t now = q->core->clock_us(), own = stream_lag_us(q->stream.stream, now);
+  for (const block_t *b = run.first;; b = b->next) {
+    for (const use_t *use = b->uses; use; use = use->next) {
+      int64_t lag = stream_lag_us(use->stream, now);
+      if (lag > AUTO_LAG_US && (own == INT64_MAX || lag - own > AUTO_LAG_US) &&
+          !use_is_satisfied(use, q->stream.stream))
+        return true;
+    }
+    if (b == run.last)
+      return false;
+  }
+}
+
+/* Step 3, and with `at_free_too` the first half of step 7. */
 static block_t *gate_own(const request_t *q, bool at_free_too)
 {
   lock(&q->device->lock);
-  block_t *block = free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large,
-                                             at_free_too);
-  if (block)
-    free_blocks_claim(block);
+  run_t run = find_gateable(q, q->heap, at_free_too);
+  if (run.first && !at_free_too && q->config->as_given.reuse_order == ESPER_REUSE_AUTO &&
+      !cannot_grow(q) && waits_long(q, run))
+    run.first = NULL;
+  if (run.first)
+    free_blocks_claim_run(run);
   unlock(&q->device->lock);
-  if (!block)
+  if (!run.first)
     return NULL;
-  bool gated = gate_block(q, block, NULL);
+  bool gated = gate_run(q, run, NULL);
+  block_t *block = NULL;
   lock(&q->device->lock);
   if (gated)
-    hand_out(q, block);
+    block = hand_out_run(q, run);
   else
-    free_blocks_add(block);
+    free_blocks_add_run(run);
   unlock(&q->device->lock);
-  return gated ? block : NULL;
+  return block;
 }
 
 static bool may_borrow_from(const request_t *q, const heap_t *heap)
@@ -219,7 +308,7 @@ static block_t *borrow(const request_t *q)
       if ((uses_have_completed(block) && owner_order_has_completed(block)) ||
           !RULE(LOAN_NEEDS_COMPLETION)) {
         free_blocks_claim(block);
-        if (lend(q, block)) {
+        if (lend(q, run_of(block))) {
           unlock(&q->device->lock);
           return block;
         }
@@ -254,45 +343,62 @@ static block_t *grow(const request_t *q, esper_status *status)
   return block;
 }
 
+/* The free block of another heap that fits best, if a gate makes it ready; or
+ * what find_gateable finds there. */
+static run_t find_elsewhere(const request_t *q, heap_t *heap)
+{
+  free_blocks_settle(heap);
+  block_t *block = free_blocks_best_ready(heap, q->size, q->large);
+  bool may = block != NULL;
+  for (const use_t *use = block ? block->uses : NULL; use; use = use->next)
+    may = may && (use_is_satisfied(use, q->stream.stream) || use_may_be_gated(use, true));
+  return may ? run_of(block) : find_gateable(q, heap, true);
+}
+
+/* The latest owner order of its blocks: the position that all are covered from.
+ * Whether somebody has to wait for it. */
+static bool owes_owner_order(const request_t *q, run_t run, uint64_t *stamp)
+{
+  bool owes = false;
+  *stamp = 0;
+  for (const block_t *b = run.first;; b = b->next) {
+    owes |= !owner_order_is_satisfied(b, q->stream.stream);
+    if (b->stamp > *stamp)
+      *stamp = b->stamp;
+    if (b == run.last)
+      return owes;
+  }
+}
+
 /* Step 7, for blocks of other heaps: their owner order is owed too. */
 static block_t *gate_other(const request_t *q)
 {
+  run_t run = {0};
+  uint64_t stamp = 0;
+  bool owes = false;
   lock(&q->device->lock);
-  block_t *block = NULL;
-  for (heap_t *heap = q->pool->heaps; heap && !block; heap = heap->next) {
+  for (heap_t *heap = q->pool->heaps; heap && !run.first; heap = heap->next) {
     if (!may_borrow_from(q, heap))
       continue;
-    free_blocks_settle(heap);
-    block = free_blocks_best_ready(heap, q->size, q->large);
-    for (const use_t *use = block ? block->uses : NULL; use; use = use->next)
-      if (!use_is_satisfied(use, q->stream.stream) && !use_may_be_gated(use, true))
-        block = NULL;
-    if (!block)
-      block = free_blocks_best_gateable(heap, q->stream.stream, q->size, q->large, true);
-    if (block && !owner_order_is_satisfied(block, q->stream.stream) &&
-        !owner_order_may_be_gated(block))
-      block = NULL;
+    run = find_elsewhere(q, heap);
+    owes = run.first && owes_owner_order(q, run, &stamp);
+    if (owes && !owner_order_may_be_gated(run.first))
+      run.first = NULL;
   }
-  if (block)
-    free_blocks_claim(block);
+  if (run.first)
+    free_blocks_claim_run(run);
   unlock(&q->device->lock);
-  if (!block)
+  if (!run.first)
     return NULL;
 
-  record_t *owner_order = NULL;
-  bool gated = true;
-  if (!owner_order_is_satisfied(block, q->stream.stream)) {
-    owner_order = stream_probe(block->segment->heap->stream, block->stamp);
-    gated = owner_order != NULL;
-  }
-  gated = gated && gate_block(q, block, owner_order);
+  record_t *owner_order = owes ? stream_probe(run.first->segment->heap->stream, stamp) : NULL;
+  bool gated = (!owes || owner_order) && gate_run(q, run, owner_order);
   if (owner_order)
     record_drop(owner_order);
   lock(&q->device->lock);
-  if (!gated || !lend(q, block)) {
-    free_blocks_add(block);
-    block = NULL;
-  }
+  block_t *block = gated ? lend(q, run) : NULL;
+  if (!block)
+    free_blocks_add_run(run);
   unlock(&q->device->lock);
   return block;
 }
@@ -418,7 +524,7 @@ static block_t *take_inside(const request_t *q, heap_t *heap, inside_t how)
   lock(&q->device->lock);
   if (taken && heap == q->heap)
     hand_out(q, block);
-  else if (!taken || !lend(q, block))
+  else if (!taken || !lend(q, run_of(block)))
     free_blocks_add(block), taken = false;
   unlock(&q->device->lock);
   return taken ? block : NULL;
@@ -455,7 +561,7 @@ static block_t *take_sealed(const request_t *q)
 static block_t *find_inside(const request_t *q)
 {
   block_t *block = take_learned(q);
-  if (!block && q->config->as_given.reuse_order == ESPER_REUSE_GATE)
+  if (!block && gates_first(q))
     block = take_inside(q, q->heap, INSIDE_GATED);
   if (!block)
     block = take_from_branches(q, INSIDE_ORDERED);
@@ -475,14 +581,13 @@ static block_t *find_inside_at_last(const request_t *q)
 static block_t *find_or_grow(const request_t *q, esper_status *status)
 {
   block_t *block;
-  bool gates_first = q->config->as_given.reuse_order == ESPER_REUSE_GATE;
   if (q->capture)
     return (block = find_inside(q)) ? block : grow(q, status);
-  if ((block = take_retired(q, gates_first)))
+  if ((block = take_retired(q, gates_first(q))))
     return block;
-  if (gates_first && ((block = gate_own(q, false)) || (block = take_ready(q))))
+  if (gates_first(q) && ((block = gate_own(q, false)) || (block = take_ready(q))))
     return block;
-  if ((block = borrow(q)))
+  if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = gate_other(q))))
     return block;
   return grow(q, status);
 }

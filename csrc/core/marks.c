@@ -56,7 +56,20 @@ static esper_status attach(block_t *block, stream_t *stream, record_t *record, u
 /* Whether `stream` must be a use of the block: its own stream need not. */
 static bool needs_use(const block_t *block, const stream_t *stream)
 {
+  if (!RULE(MARK_FROM_ANY_DEVICE) && stream->device != device_of(block))
+    return false;
   return block->user != stream;
+}
+
+/* Only a core without rule 7c loses marks while somebody captures. */
+static bool is_lost(core_t *core, int device)
+{
+  bool captured = false;
+  if (!RULE(MARK_DESPITE_CAPTURES))
+    for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
+      captured |= s->device == &core->devices[device] && s->immortal && !s->all_streams &&
+                  stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true);
+  return captured;
 }
 
 /* A block that starts at the address is the caller's, who alone can free it, so
@@ -227,6 +240,11 @@ esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t coun
   esper_status status = stream_present(core, as, &p);
   if (status != ESPER_OK)
     return status;
+  if (is_lost(core, as.device)) {
+    if (marked)
+      *marked = count;
+    return ESPER_OK;
+  }
   block_t *block = count == 1 ? peek(core, ptrs[0], p.stream) : NULL;
   if (block)
     status = mark_block(block, ptrs[0], p, use_flags(flags), &found);

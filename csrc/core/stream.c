@@ -201,6 +201,8 @@ static void link_outstanding(stream_t *s, record_t *r)
   r->newer = NULL;
   r->older = s->newest;
   *(s->newest ? &s->newest->newer : &s->oldest) = r;
+  if (s->oldest == r)
+    atomic_store_explicit(&s->oldest_us, r->time_us, memory_order_relaxed);
   s->newest = r;
   r->outstanding = true;
   s->outstanding++;
@@ -211,6 +213,8 @@ static void unlink_outstanding(stream_t *s, record_t *r)
 {
   *(r->older ? &r->older->newer : &s->oldest) = r->newer;
   *(r->newer ? &r->newer->older : &s->newest) = r->older;
+  if (s->oldest)
+    atomic_store_explicit(&s->oldest_us, s->oldest->time_us, memory_order_relaxed);
   r->older = r->newer = NULL;
   r->outstanding = false;
   s->outstanding--;
@@ -329,6 +333,9 @@ static record_t *record_on(presented_t p, void *wait_for)
   }
   if (!RULE(NUMBER_WITH_RECORD))
     unlock(&s->lock);
+  r->time_us = atomic_load_explicit(&s->core->timing, memory_order_relaxed)
+                   ? s->core->clock_us()
+                   : 0;
   r->number = atomic_load_explicit(&s->last, memory_order_relaxed) + 1;
   atomic_store_explicit(&s->last, r->number, memory_order_release);
   esper_status status = ESPER_OK;
@@ -440,7 +447,8 @@ gate_result stream_gate(presented_t p, record_t *record)
   if (!stream_completed(s, record->number)) {
     lock(&r->lock);
     _Atomic uint64_t *row = s->index < FRONTIER_ROWS ? &r->frontier[s->index] : NULL;
-    if (!row || atomic_load(row) < record->number) {
+    bool ordered = row && atomic_load(row) >= record->number;
+    if (!ordered || !RULE(GATE_IS_REMEMBERED)) {
       if (!RULE(FRONTIER_AFTER_WAIT) && row)
         atomic_store(row, record->number);
       result = call_stream_wait(r->core, r->device->index, p.handle, record->event) == ESPER_OK
@@ -459,6 +467,14 @@ gate_result stream_gate(presented_t p, record_t *record)
   if (result != GATE_REFUSED)
     atomic_fetch_add(&r->core->epoch, 1);
   return result;
+}
+
+int64_t stream_lag_us(const stream_t *s, int64_t now_us)
+{
+  if (!atomic_load_explicit(&s->has_outstanding, memory_order_acquire))
+    return 0;
+  int64_t oldest_us = atomic_load_explicit(&s->oldest_us, memory_order_relaxed);
+  return oldest_us ? now_us - oldest_us : INT64_MAX;
 }
 
 /* ---- traits ------------------------------------------------------------ */

@@ -63,6 +63,10 @@ typedef enum gate_result {
 /* Makes the presented stream's future work wait for the record. */
 gate_result stream_gate(presented_t presented, record_t *record);
 
+/* How far the stream is behind the host, as far as its records tell: its oldest
+ * outstanding one is so old. INT64_MAX: it has no time. */
+int64_t stream_lag_us(const stream_t *stream, int64_t now_us);
+
 /* What is true of its work from now on. */
 void stream_set_traits(stream_t *stream, unsigned traits);
 
@@ -107,7 +111,7 @@ static inline uint64_t stream_stamp(const stream_t *stream)
 static inline bool stream_is_after(const stream_t *reader, const stream_t *stream,
                                    uint64_t number)
 {
-  return stream->index < FRONTIER_ROWS &&
+  return RULE(GATE_IS_REMEMBERED) && stream->index < FRONTIER_ROWS &&
          atomic_load(&reader->frontier[stream->index]) >= number;
 }
 

@@ -64,6 +64,7 @@ enum {
 struct record {
   stream_t *stream;
   uint64_t number;
+  int64_t time_us;       /* the host's clock; 0: nobody needs it              */
   void *event;           /* NULL once completed                               */
   atomic_int references; /* uses, and the stream's probe                      */
   atomic_int pins;       /* gates being issued on the event just now          */
@@ -112,6 +113,7 @@ struct stream {
   record_t *oldest, *newest;   /* outstanding records, by number              */
   unsigned outstanding;        /* how many                                    */
   unsigned ask_at;             /* so many are worth a question                */
+  _Atomic int64_t oldest_us;   /* the oldest one's time                       */
   record_t *spare;             /* records out of use                          */
   void *events[STREAM_EVENTS]; /* events out of use: the last event_count     */
   unsigned event_count;
@@ -243,6 +245,7 @@ struct device {
   double fraction;
   size_t limit;     /* 0: none                                                */
   size_t reserving; /* bytes being obtained, not yet in the statistics        */
+  size_t refused;   /* the segment that the driver had no memory for; 0: none  */
   esper_stats stats;
   esper_counters counters;
   arena_t blocks, segments, uses;
@@ -273,6 +276,8 @@ struct esper_core {
 
   mutex_t config_lock; /* setting up devices, and tracing, too        */
   _Atomic(struct config *) config; /* read without a lock                     */
+  atomic_bool timing; /* records take the time: reuse order `auto` wants it   */
+  int64_t (*clock_us)(void);
   atomic_bool tracing;
 
   int device_count;

@@ -212,7 +212,7 @@ void uses_drop_completed(device_t *device, block_t *block)
 {
   for (use_t **link = &block->uses; *link;) {
     use_t *use = *link;
-    if (use_has_completed(use)) {
+    if (use_has_completed(use) && RULE(COMPLETED_USES_LEAVE)) {
       *link = use->next;
       use_give(device, use);
     } else {
@@ -275,7 +275,7 @@ void uses_unite(device_t *device, block_t *into, block_t *from)
   while (from->uses) {
     use_t *use = from->uses;
     from->uses = use->next;
-    use_t *same = use_on(into, use->stream, use->place.branch);
+    use_t *same = RULE(ONE_USE_A_STREAM) ? use_on(into, use->stream, use->place.branch) : NULL;
     if (!RULE(MERGE_UNITES_USES)) {
       use_give(device, use);
     } else if (same) {

@@ -860,7 +860,7 @@ int esper_cuda_get_entry_point(int index, esper_cuda_entry_point *entry)
 
 esper_status esper_cuda_get_device(int index, esper_cuda_device *info)
 {
-  cuda_device *device;
+  cuda_device *device = NULL;
   *info = (esper_cuda_device){0};
   esper_status status = device_find(index, &device);
   if (status == ESPER_OK)

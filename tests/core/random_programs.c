@@ -33,6 +33,9 @@ enum {
   POOLS = 2,
 };
 
+/* As in core/core.h, whose other names are in the way. */
+void core_set_clock(esper_core *core, int64_t (*clock_us)(void));
+
 typedef struct stream {
   esper_stream es;
   bool alive;
@@ -89,6 +92,11 @@ struct program {
 };
 
 static _Thread_local thread *current;
+
+/* What reuse order `auto` goes by: about a tenth of its limit an operation. */
+static int64_t program_clock(void) {
+  return current ? 1 + (int64_t)current->done * 300 : 1;
+}
 
 static _Noreturn void fail(const char *format, ...) {
   va_list arguments;
@@ -211,13 +219,10 @@ static bool read_elsewhere(thread *t, int on, const block *b) {
 
 /* Before it gives up the core waits for the device and gives back all that is
  * wholly free. So if memory is there now, it was there then. A use without
- * gate may forbid the wait, and so may a capture; other devices are not waited
- * for. */
+ * gate may forbid the wait, and so may a capture. */
 static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool) {
   program *p = t->p;
-  if (p->no_gate || p->faults || p->captures || p->devices > 1 ||
-      p->threads > 1)
-    return;
+  if (p->no_gate || p->faults || p->captures || p->threads > 1) return;
   esper_failure f;
   esper_snapshot snapshot;
   esper_get_failure(&f);
@@ -696,6 +701,11 @@ static void do_stall(thread *t) {
     sim_set_capacity(s, d, (size_t)1 << 40);
     MUST_AT_LAST(esper_set_memory_fraction(t->p->core, d, 1), "set_memory_fraction");
   }
+  /* The stream's trait says it for all marks, or each mark for itself. */
+  bool rendezvous = chance(t, 3);
+  if (rendezvous)
+    MUST_AT_LAST(esper_stream_set_traits(t->p->core, st->es, ESPER_TRAIT_RENDEZVOUS),
+         "stream_set_traits");
   sim_wait_flag(s, st->es.device, st->es.handle, 0);
   st->stalled = true;
   t->stalled = on;
@@ -707,7 +717,7 @@ static void do_stall(thread *t) {
       MUST_AT_LAST(esper_record_stream(t->p->core, ptrs[i], st->es), "record_stream");
     else
       MUST_AT_LAST(esper_record_use(t->p->core, &ptrs[i], 1, st->es,
-                            ESPER_USE_NO_GATE, NULL),
+                            rendezvous ? 0 : ESPER_USE_NO_GATE, NULL),
            "record_use");
   }
   for (int i = 0; i < count; i++)
@@ -726,6 +736,8 @@ static void do_stall(thread *t) {
     fail("stream %d waits for itself: somebody was made to wait for stream %d, "
          "which waits for work not yet enqueued", by, on);
   sim_lower_flag_now(s, 0);
+  if (rendezvous)
+    MUST_AT_LAST(esper_stream_set_traits(t->p->core, st->es, 0), "stream_set_traits");
   st->stalled = false;
   t->stalled = -1;
   for (int d = 0; d < t->p->devices; d++)
@@ -755,6 +767,12 @@ static void do_limits(thread *t) {
       MUST_AT_LAST(esper_reset_peak_stats(p->core, device), "reset_peak_stats");
       break;
     case 4:
+      /* Like a use without gate it can make malloc give up early. */
+      if (p->no_gate)
+        MUST_AT_LAST(esper_stream_set_traits(
+                         p->core, t->streams[draw_stream(t)].es,
+                         chance(t, 3) ? ESPER_TRAIT_RENDEZVOUS : 0),
+                     "stream_set_traits");
       MUST_AT_LAST(esper_trace_start(p->core, chance(t, 2) ? 100 : 0), "trace_start");
       break;
     default:
@@ -936,7 +954,7 @@ static uint64_t run_program(uint64_t seed, int threads) {
   };
   p.slow_time = chance(&maker, 3);
   esper_config config = {
-      .reuse_order = chance(&maker, 2) ? ESPER_REUSE_GATE : ESPER_REUSE_GROW,
+      .reuse_order = (esper_reuse_order)draw(&maker, 3),
       .max_split_size = chance(&maker, 4) ? 20 * MIB : 0,
   };
   p.max_split = config.max_split_size;
@@ -946,6 +964,7 @@ static uint64_t run_program(uint64_t seed, int threads) {
   if (!p.s) fail("no simulation");
   sim_on_failure(p.s, oracle_failed, NULL);
   must(esper_core_create(sim_driver(p.s), &config, &p.core), "core_create");
+  core_set_clock(p.core, program_clock);
   for (int d = 0; d < p.devices; d++)
     for (int i = 0; i < POOLS; i++)
       must(esper_pool_create(p.core, d, 7, 1 + (uint64_t)i,

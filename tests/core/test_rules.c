@@ -1,6 +1,6 @@
 /* One test for each lifetime rule: the smallest program that goes wrong when
- * the rule is missing. In the build with rule switches every rule is switched
- * off in turn, and some test must notice. */
+ * the rule is missing. walk_rules.c switches every rule off in turn, and some
+ * test of this file or of test_holes.c must notice. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -161,6 +161,27 @@ TEST(the_rest_of_a_block_owes_what_the_block_owed) {
   esper_retire(w.core, 0);
   CHECK(world_malloc(&w, 16 * MIB, r) == x);
   CHECK(world_malloc(&w, 20 * MIB, t) == (char *)x + 16 * MIB);
+  end();
+}
+
+/* r takes two neighbours and a part of a third, which s still reads; another
+ * stream takes the rest. */
+TEST(the_rest_of_a_run_owes_what_its_block_owed) {
+  begin(20 + 2);
+  void *a = block(6, r), *b = block(6, r), *c = block(8, r);
+  CHECK((char *)c == (char *)a + 12 * MIB);
+  read_and_mark(a, r, s);
+  read_and_mark(b, r, t);
+  read_and_mark(c, r, s);
+  world_free(&w, a);
+  world_free(&w, b);
+  world_free(&w, c);
+  record_something(r, o);
+  world_run(&w, o);
+  world_run(&w, r);
+  esper_retire(w.core, 0); /* r's own order is done; s and t still read */
+  CHECK(world_malloc(&w, 16 * MIB, r) == a);
+  CHECK(world_malloc(&w, 4 * MIB, t) == (char *)a + 16 * MIB);
   end();
 }
 
@@ -520,11 +541,34 @@ static void check_no_gate(esper_reuse_order order, bool at_free) {
 TEST(a_use_marked_without_gate_is_not_gated_on) {
   check_no_gate(ESPER_REUSE_GATE, false);
   check_no_gate(ESPER_REUSE_GROW, false);
+  check_no_gate(ESPER_REUSE_AUTO, false);
 }
 
 TEST(record_stream_is_not_gated_on_while_memory_can_grow) {
   check_no_gate(ESPER_REUSE_GATE, true);
   check_no_gate(ESPER_REUSE_GROW, true);
+  check_no_gate(ESPER_REUSE_AUTO, true);
+}
+
+/* Work that its own stream orders has no mark, and may be of any kind. */
+static void check_no_owner_gate(esper_reuse_order order) {
+  begin_with(64, order);
+  void *x = world_malloc(&w, X * MIB, s);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  world_kernel(&w, s, x);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) != x);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  end();
+}
+
+TEST(foreign_owner_order_is_not_gated_on_while_memory_can_grow) {
+  check_no_owner_gate(ESPER_REUSE_GATE);
+  check_no_owner_gate(ESPER_REUSE_GROW);
+  check_no_owner_gate(ESPER_REUSE_AUTO);
 }
 
 /* A stream whose work waits for what r enqueues after its next malloc. */
@@ -609,28 +653,3 @@ TEST(the_host_waits_for_no_device_with_a_rendezvous_stream_at_work) {
   raise_and_finish();
   end();
 }
-
-/* ---- the walk -------------------------------------------------------------- */
-
-#ifdef ESPER_RULE_SWITCHES
-TEST(every_rule_is_caught_by_a_test) {
-  static const char *const NAMES[] = {
-#define NAME(name, number, says) #name,
-      ESPER_RULES(NAME)
-#undef NAME
-  };
-  int missed = 0;
-  for (int rule = 0; rule < RULE_COUNT; rule++) {
-    int caught = 0;
-    esper_rules_off = 1ul << rule;
-    printf("rule %s: ", NAMES[rule]);
-    for (const check_test *test = check_first(); test; test = test->next)
-      if (strcmp(test->name, check_name()) && !check_passes(test))
-        printf("%s%s", caught++ ? ", " : "caught by ", test->name);
-    printf("%s\n", caught ? "" : "NOT CAUGHT");
-    missed += !caught;
-  }
-  esper_rules_off = 0;
-  CHECK_EQ(missed, 0);
-}
-#endif
