@@ -77,7 +77,9 @@ def by_record_use(x: torch.Tensor) -> list[torch.Tensor]:
     return shards
 
 
-def measure(pipeline: Callable[[torch.Tensor], list[torch.Tensor]], x: torch.Tensor):
+def measure(
+    pipeline: Callable[[torch.Tensor], list[torch.Tensor]], x: torch.Tensor
+) -> tuple[list[torch.Tensor], int]:
     """The shards, and how many MiB were active at the peak beside x and the shards."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -108,7 +110,8 @@ def main() -> None:
     for pipeline in (by_hand, by_record_use):
         shards, peak = measure(pipeline, x)
         equal = all(torch.equal(a, b) for a, b in zip(expected, shards, strict=True))
-        print(f"{pipeline.__name__:14} {peak:4} MiB for gradients, shards {equal and 'equal' or 'WRONG'}")
+        verdict = "equal" if equal else "WRONG"
+        print(f"{pipeline.__name__:14} {peak:4} MiB for gradients, shards {verdict}")
         if not equal:
             raise SystemExit(1)
 
