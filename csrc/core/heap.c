@@ -607,6 +607,7 @@ static block_t *claim_idle_segment(device_t *device, const pool_t *pool, const p
   for (segment_t *s = device->first_segment; s; s = s->next)
     if ((!pool || s->heap->pool == pool) && s->heap->pool != but && is_idle(s)) {
       free_blocks_claim(s->first);
+      free_blocks_satisfied(s->first); /* pending ones count as active until here */
       pool_enter(s->heap->pool);
       return s->first;
     }
