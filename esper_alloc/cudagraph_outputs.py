@@ -587,9 +587,47 @@ def _copy(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         for dimension in range(tensor.dim()):
             if tensor.stride(dimension) == 0 and tensor.shape[dimension] > 1:
                 thin = thin.narrow(dimension, 0, 1)
-    kept = thin.clone()
+    if torch.is_grad_enabled() and thin.requires_grad:
+        kept = _clone_and_hold(thin)
+    else:
+        kept = thin.clone()
     size = thin.numel() * thin.element_size()
     return (kept if thin is tensor else kept.expand(tensor.shape)), size
+
+
+def _clone_and_hold(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose backward, as long as it is pending, holds the original.
+
+    What the graph saved for its backward must not be overwritten before. PyTorch
+    knows by who holds the graph's tensors from Python, and before 2.15 by
+    nothing else; of a copied output nobody would.
+    """
+    import torch
+
+    # In a list: held from Python. Autograd drops it when it frees its buffers.
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda original: [original], lambda held: held[0]
+    )
+    with hooks:
+        kept: torch.Tensor = _untyped(_clone_function()).apply(tensor)
+    return kept
+
+
+@functools.cache
+def _clone_function() -> Any:
+    import torch
+
+    class CloneAndHold(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(tensor)
+            return tensor.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient
+
+    return CloneAndHold
 
 
 #: Views of one storage may differ in dtype: none is wider than complex128.

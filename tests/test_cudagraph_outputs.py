@@ -488,6 +488,33 @@ def test_a_pending_backward_keeps_its_step(sine, trees) -> None:
     assert step.counts.marked == 2
 
 
+def test_what_a_backward_still_reads_is_held(sine, trees) -> None:
+    """From Python: PyTorch before 2.15 does not see what autograd alone holds."""
+
+    def alive() -> int:
+        return len(list(trees.current_node.path_live_weakrefs()))
+
+    step = cudagraph_outputs(sine)
+    x = torch.ones(3, requires_grad=True)
+    y = step(x)
+    assert alive() == 1
+    y.sum().backward(retain_graph=True)
+    assert alive() == 1
+    y.sum().backward()
+    assert alive() == 0
+    y = step(x)  # y is still there, and keeps nothing
+    assert step.counts.marked == 2 and alive() == 1
+    del y
+    assert alive() == 0
+
+
+def test_backward_of_backward() -> None:
+    x = torch.ones(3, requires_grad=True)
+    (first,) = torch.autograd.grad(module._clone_and_hold(x**3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert second.tolist() == [6, 6, 6]
+
+
 def test_parameters_of_a_module_get_gradients_of_their_own(sine, trees) -> None:
     class Model(torch.nn.Module):
         def __init__(self):

@@ -8,11 +8,13 @@
 
 #include <vector>
 
+#include "normalize_op.h"
+
 namespace esper {
 
 // One table for each helper, ended by an empty entry. A new helper adds its own.
 inline std::vector<PyMethodDef*> helper_methods() {
-  return {};
+  return {normalize_methods};
 }
 
 } // namespace esper
