@@ -1029,6 +1029,66 @@ static void memory_of_a_graph(thread *t)
   release_pool(1);
 }
 
+/* What was captured on R runs there. */
+static void launch_captured(void)
+{
+  void *graph = machine_capture_end(handle(R));
+  if (!graph)
+    found("a capture was invalidated");
+  machine_launch(graph, handle(R));
+}
+
+/* 7g: in the graph, S reads x late. */
+static void captured_use(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 64);
+  machine_capture_begin(handle(R));
+  block x = take_written(X * MIB, R);
+  read_and_mark(&x, S, LATE);
+  give(&x);
+  x = take_written(X * MIB, R);
+  machine_wait(handle(R), handle(S));
+  launch_captured();
+  end_of(&x, 1);
+}
+
+/* 7h: in the graph, S writes x late, and R wants memory beside that. */
+static void captured_owner_order(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 64);
+  machine_capture_begin(handle(R));
+  machine_wait(handle(S), handle(R));
+  block x = take(9 * MIB, S);
+  write_late(&x);
+  block b[] = {take_written(9 * MIB, S), {0}};
+  give(&x);
+  b[1] = take_written(9 * MIB, R);
+  machine_wait(handle(R), handle(S));
+  launch_captured();
+  end_of(b, 2);
+}
+
+/* 7i: O, which is not captured, reads late what the capture was given. */
+static void read_outside(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 64);
+  machine_capture_begin(handle(R));
+  block x = take(X * MIB, R);
+  x.tag = atomic_fetch_add(&p.tag, 1) + 1;
+  if (x.at)
+    machine_write(handle(O), x.at, x.size, x.tag);
+  machine_delay(handle(O), LATE);
+  check_on(&x, O, 0);
+  mark(&x, O, 0);
+  give(&x);
+  x = take_written(X * MIB, R);
+  launch_captured();
+  end_of(&x, 1);
+}
+
 static int mortal_stream(void)
 {
   p.streams[p.stream_count] = (esper_stream){machine_stream_create(), 0, 0};
@@ -1108,6 +1168,19 @@ static void rendezvous_by_trait(thread *t)
   rendezvous(t, BY_TRAIT);
 }
 
+/* 10e: S, which owned the memory, waits for what R does next. */
+static void rendezvous_of_the_owner(thread *t)
+{
+  begin(chance(t, 2) ? ESPER_REUSE_GATE : ESPER_REUSE_GROW, 64);
+  block x = take(X * MIB, S);
+  machine_stall(handle(S));
+  write_block(&x);
+  give(&x);
+  x = take_written(X * MIB, R);
+  machine_let_go(handle(R));
+  end_of(&x, 1);
+}
+
 /* 10d: a ready block serves, though the pending one fits better. */
 static void ready_serves(thread *t)
 {
@@ -1143,7 +1216,9 @@ static const struct {
     EPISODE(waits_once),          EPISODE(moved_too_early),
     EPISODE(uses_that_are_over),  EPISODE(pool_not_waited_for),
     EPISODE(freed_while_captured), EPISODE(memory_of_a_graph),
-    EPISODE(mark_beside_a_capture),
+    EPISODE(mark_beside_a_capture), EPISODE(captured_use),
+    EPISODE(captured_owner_order), EPISODE(read_outside),
+    EPISODE(rendezvous_of_the_owner),
 #undef EPISODE
 };
 
