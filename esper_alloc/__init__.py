@@ -8,6 +8,7 @@ environment variable ``ESPER_ALLOC=1`` asks for ``enable()`` at import.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 # Cheap: loads nothing but the standard library. (Eager, so that the function
@@ -22,34 +23,52 @@ from .allocator import (
     library_path,
     pluggable_allocator,
 )
+from .cudagraph_outputs import CloneCounts, cudagraph_outputs
 
 if TYPE_CHECKING:
+    from .figures import memory_stats
+    from .tensor_method import install_tensor_method, uninstall_tensor_method
     from .use import record_use, using
+    from .validation import fused_validation_batch
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CloneCounts",
     "UnavailableError",
     "__version__",
     "allocator",
+    "cudagraph_outputs",
     "enable",
+    "fused_validation_batch",
     "get_include",
+    "install_tensor_method",
     "is_enabled",
     "library_path",
+    "memory_stats",
     "pluggable_allocator",
     "record_use",
+    "uninstall_tensor_method",
     "using",
 ]
 
+#: What loads when it is asked for, since it needs PyTorch or the core.
+_LATER = {
+    "fused_validation_batch": "validation",
+    "install_tensor_method": "tensor_method",
+    "memory_stats": "figures",
+    "record_use": "use",
+    "uninstall_tensor_method": "tensor_method",
+    "using": "use",
+}
+
 
 def __getattr__(name: str) -> Any:
-    # Marking needs PyTorch where there is one, so it loads when asked for.
-    if name in ("record_use", "using"):
-        from . import use
-
-        globals().update(record_use=use.record_use, using=use.using)
-        return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_LATER[name]}")
+    globals()[name] = value = getattr(module, name)
+    return value
 
 
 def __dir__() -> list[str]:

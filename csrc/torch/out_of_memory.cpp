@@ -2,12 +2,15 @@
 
 #include <c10/core/Allocator.h>
 
+#include <unistd.h>
+
 #include <mutex>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "core_api.h"
+#include "processes.h"
 
 namespace esper {
 namespace {
@@ -42,6 +45,19 @@ void tell(const esper_failure& failure) {
       c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(failure.device)));
 }
 
+// Native's sentences. A process in a container does not know the driver's
+// number for it, and is then listed like the others.
+void describe_processes(std::ostringstream& text, int device) {
+  for (const auto& process : processes_on(device)) {
+    if (process.pid == getpid()) {
+      text << "Including non-PyTorch memory, this process";
+    } else {
+      text << "Process " << process.pid;
+    }
+    text << " has " << format_size(process.bytes) << " memory in use. ";
+  }
+}
+
 // The beginning, as far as "reserved by PyTorch but unallocated", is what
 // programs match on; the rest is advice.
 std::string describe(const esper_failure& failure) {
@@ -50,6 +66,7 @@ std::string describe(const esper_failure& failure) {
        << format_size(failure.requested) << ". GPU " << failure.device
        << " has a total capacity of " << format_size(failure.device_total)
        << " of which " << format_size(failure.device_free) << " is free. ";
+  describe_processes(text, failure.device);
   if (failure.limit != 0) {
     text << format_size(failure.limit) << " allowed; ";
   }

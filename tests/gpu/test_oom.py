@@ -22,10 +22,8 @@ def native() -> dict[str, Any]:
 
 
 def wording(message: str) -> str:
-    """A message without its figures, other processes, and the advice at its end."""
-    message = re.sub(rf"Process \d+ has {SIZE} memory in use\. ?", "", message)
-    this = rf"Including non-PyTorch memory, this process has {SIZE} memory in use\. ?"
-    message = re.sub(this, "", message)
+    """A message without its figures, and the advice at its end."""
+    message = re.sub(r"Process \d+ has", "Process N has", message)
     message = re.sub(r"(reserved by PyTorch but unallocated\.).*", r"\1", message, flags=re.S)
     return re.sub(r"\s+", " ", re.sub(SIZE, "SIZE", message)).strip()
 
