@@ -27,6 +27,7 @@ from .cudagraph_outputs import CloneCounts, cudagraph_outputs
 
 if TYPE_CHECKING:
     from .figures import memory_stats
+    from .normalize import RewardNormalizer, RunningMeanStd, ValueNormalizer
     from .tensor_method import install_tensor_method, uninstall_tensor_method
     from .use import record_use, using
     from .validation import fused_validation_batch
@@ -35,7 +36,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CloneCounts",
+    "RewardNormalizer",
+    "RunningMeanStd",
     "UnavailableError",
+    "ValueNormalizer",
     "__version__",
     "allocator",
     "cudagraph_outputs",
@@ -54,6 +58,9 @@ __all__ = [
 
 #: What loads when it is asked for, since it needs PyTorch or the core.
 _LATER = {
+    "RewardNormalizer": "normalize",
+    "RunningMeanStd": "normalize",
+    "ValueNormalizer": "normalize",
     "fused_validation_batch": "validation",
     "install_tensor_method": "tensor_method",
     "memory_stats": "figures",
