@@ -9,24 +9,31 @@ A result file, ``benchmarks/results/<topic>.json``::
 
     {"runs": [{"gpu", "driver", "torch", "commit", "time", "id"}],
      "rows": [{"name", "unit", "ours", "peer", "peer_name", "ratio", "goal",
-               "run", "ours_range", "peer_range", "met"}]}
+               "run", "ours_range", "peer_range", "met", "judged",
+               "mean_ratio", "interval"}]}
 
 ``ours`` and ``peer`` are medians over the workers of one command on one GPU,
-the ranges are the smallest and largest worker. ``goal`` is the largest ratio
-(or, without a ratio, the largest ``ours``) that satisfies us; null where a row
-is there for the record only. A later run replaces the rows it measured again.
+the ranges are the smallest and largest worker. ``goal`` is the largest value
+that satisfies us of what ``judged`` names: the ``ratio`` (without a ratio,
+``ours``), ``ours``, the ``difference`` ours - peer, or the ``mean_ratio``; null
+where a row is there for the record only. ``mean_ratio`` is the mean of the
+rounds' ratios and ``interval`` its 95% confidence interval (Student's t), where
+both sides were measured in the same rounds. A later run replaces the rows it
+measured again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +56,7 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
 #: Variables that would choose or tune an allocator behind our back.
 _FOREIGN = (
     "ESPER_ALLOC",
+    "ESPER_ALLOC_REUSE",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
@@ -128,11 +136,19 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def run_worker(
-    script: str | Path, allocator: str, args: Sequence[str] = (), timeout: float = 300.0
+    script: str | Path,
+    allocator: str,
+    args: Sequence[str] = (),
+    timeout: float = 300.0,
+    more: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Measures once: `script --worker allocator args` in a fresh process."""
+    """Measures once: `script --worker allocator args` in a fresh process.
+
+    `more` is added to its environment.
+    """
     env = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
     env.update(ENVIRONMENTS[allocator])
+    env.update(more or {})
     env["PYTHONPATH"] = os.pathsep.join(
         part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part
     )
@@ -151,6 +167,55 @@ def run_worker(
     raise WorkerFailed(f"{allocator}: exit status {done.returncode} and this output:\n{tail}")
 
 
+@dataclass(frozen=True)
+class Case:
+    """One side of a comparison: an allocator, and how the worker shall use it."""
+
+    name: str
+    allocator: str
+    args: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def alternate_cases(
+    script: str | Path,
+    cases: Sequence[Case],
+    rounds: int,
+    *,
+    timeout: float = 300.0,
+    seconds: float = float("inf"),
+) -> list[dict[str, dict[str, Any]]]:
+    """Runs each case's worker once a round, in turn: what they reported, by case.
+
+    A failed worker is printed, and its case missing from that round; a case
+    that failed twice is not tried again. No round starts after `seconds`.
+    """
+    measured: list[dict[str, dict[str, Any]]] = []
+    failures: dict[str, int] = {}
+    begin = time.monotonic()
+    for turn in range(rounds):
+        if turn and time.monotonic() - begin > seconds:
+            print(f"stopped after {turn} of {rounds} rounds: {seconds:.0f} s are over", flush=True)
+            break
+        measured.append({})
+        for case in cases:
+            if failures.get(case.name, 0) >= 2:
+                continue
+            start = time.monotonic()
+            try:
+                result = run_worker(
+                    script, case.allocator, case.args, timeout, case.environment
+                )
+            except WorkerFailed as error:
+                failures[case.name] = failures.get(case.name, 0) + 1
+                print(f"round {turn + 1}: {case.name}: {error}", flush=True)
+                continue
+            measured[-1][case.name] = result
+            took = time.monotonic() - start
+            print(f"round {turn + 1}: {case.name}: measured in {took:.1f} s", flush=True)
+    return measured
+
+
 def alternate(
     script: str | Path,
     allocators: Sequence[str],
@@ -160,32 +225,32 @@ def alternate(
     timeout: float = 300.0,
     seconds: float = float("inf"),
 ) -> dict[str, list[dict[str, Any]]]:
-    """Runs the workers in turn, `rounds` times each: what each of them reported.
+    """alternate_cases() where the cases differ in the allocator alone: by allocator.
 
-    A failed worker is printed and skipped; an allocator all of whose workers
-    failed is missing from the answer. No round starts after `seconds`.
+    An allocator all of whose workers failed is missing from the answer.
     """
+    cases = [Case(allocator, allocator, tuple(args)) for allocator in allocators]
     results: dict[str, list[dict[str, Any]]] = {}
-    failures: dict[str, int] = {}
-    begin = time.monotonic()
-    for turn in range(rounds):
-        if turn and time.monotonic() - begin > seconds:
-            print(f"stopped after {turn} of {rounds} rounds: {seconds:.0f} s are over", flush=True)
-            break
-        for allocator in allocators:
-            if failures.get(allocator, 0) >= 2:
-                continue
-            start = time.monotonic()
-            try:
-                result = run_worker(script, allocator, args, timeout)
-            except WorkerFailed as error:
-                failures[allocator] = failures.get(allocator, 0) + 1
-                print(f"round {turn + 1}: {error}", flush=True)
-                continue
+    for measured in alternate_cases(script, cases, rounds, timeout=timeout, seconds=seconds):
+        for allocator, result in measured.items():
             results.setdefault(allocator, []).append(result)
-            took = time.monotonic() - start
-            print(f"round {turn + 1}: {allocator}: measured in {took:.1f} s", flush=True)
     return results
+
+
+#: Student's t: 97.5% of the distribution lie below, by degrees of freedom from 1.
+_T_975 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95% confidence interval of the mean, by Student's t. Needs two values."""
+    mean = statistics.fmean(values)
+    t = _T_975[min(len(values) - 2, len(_T_975) - 1)]
+    half = t * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
 
 
 def commit() -> str:
@@ -220,6 +285,7 @@ class Results:
         self.path = path or RESULTS / f"{topic}.json"
         self.rows: list[dict[str, Any]] = []
         self.run: dict[str, str] | None = None
+        self.complete = True  # no row with a goal is missing
 
     def describe(self, about: dict[str, str]) -> None:
         """Says what machine the rows come from: what machine() gave in a worker."""
@@ -234,32 +300,81 @@ class Results:
         peer: Sequence[float],
         peer_name: str,
         goal: float | None = None,
+        judged: str = "ratio",
     ) -> None:
-        """Adds a row from the values that the workers of each side measured."""
+        """Adds a row from the values that the workers of each side measured.
+
+        `judged` says what `goal` bounds: "ratio", "ours" or "difference".
+        """
         if not ours or not peer:
             print(f"no row {name!r}: {'ours' if not ours else peer_name} gave no value")
+            self.complete &= goal is None
             return
+        self.rows.append(self._row(name, unit, ours, peer, peer_name, goal, judged))
+
+    def compare(
+        self,
+        name: str,
+        unit: str,
+        rounds: Sequence[Mapping[str, Mapping[str, Any]]],
+        key: str,
+        ours: str,
+        peer: str,
+        goal: float | None = None,
+        judged: str = "ratio",
+    ) -> None:
+        """Adds a row from two cases of alternate_cases(), paired by round.
+
+        `ours` and `peer` are the cases' names, `key` the figure. `judged` may
+        also be "mean_ratio" here.
+        """
+        pairs = [
+            (one[ours][key], one[peer][key])
+            for one in rounds
+            if one.get(ours, {}).get(key) is not None and one.get(peer, {}).get(key) is not None
+        ]
+        if not pairs:
+            print(f"no row {name!r}: {ours} and {peer} gave no value in the same round")
+            self.complete &= goal is None
+            return
+        row = self._row(name, unit, *map(list, zip(*pairs, strict=True)), peer, goal, judged)
+        if len(pairs) > 1 and all(b for _, b in pairs):
+            ratios = [a / b for a, b in pairs]
+            row["mean_ratio"] = statistics.fmean(ratios)
+            row["interval"] = list(interval(ratios))
+        row["met"] = verdict(row)
+        self.rows.append(row)
+
+    def _row(
+        self,
+        name: str,
+        unit: str,
+        ours: Sequence[float],
+        peer: Sequence[float],
+        peer_name: str,
+        goal: float | None,
+        judged: str,
+    ) -> dict[str, Any]:
         a, b = statistics.median(ours), statistics.median(peer)
-        ratio = a / b if b else None
-        judged = a if ratio is None else ratio
-        self.rows.append(
-            {
-                "name": name,
-                "unit": unit,
-                "ours": a,
-                "peer": b,
-                "peer_name": peer_name,
-                "ratio": ratio,
-                "goal": goal,
-                "run": self.run["id"] if self.run else None,
-                "ours_range": [min(ours), max(ours)],
-                "peer_range": [min(peer), max(peer)],
-                "met": None if goal is None else judged <= goal,
-            }
-        )
+        row = {
+            "name": name,
+            "unit": unit,
+            "ours": a,
+            "peer": b,
+            "peer_name": peer_name,
+            "ratio": a / b if b else None,
+            "goal": goal,
+            "run": self.run["id"] if self.run else None,
+            "ours_range": [min(ours), max(ours)],
+            "peer_range": [min(peer), max(peer)],
+            "judged": judged,
+        }
+        row["met"] = verdict(row)
+        return row
 
     def save(self) -> bool:
-        """Writes the file and prints the rows; False when a goal was missed."""
+        """Writes the file and prints the rows; False when a goal was missed or
+        could not be judged."""
         if self.run is None:
             raise RuntimeError("describe() the machine before saving")
         old = _read(self.path)
@@ -273,7 +388,7 @@ class Results:
         scratch.write_text(json.dumps({"runs": runs, "rows": rows}, indent=1) + "\n")
         scratch.replace(self.path)
         print_table(self.rows)
-        return all(row["met"] is not False for row in self.rows)
+        return self.complete and all(row["met"] is not False for row in self.rows)
 
 
 def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -286,15 +401,36 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
         raise SystemExit(f"{path} is no result file; move it away") from None
 
 
+def verdict(row: Mapping[str, Any]) -> bool | None:
+    """Whether a row meets its goal; None: it has none."""
+    if row["goal"] is None:
+        return None
+    judged = row.get("judged", "ratio")
+    if judged == "difference":
+        value = row["ours"] - row["peer"]
+    elif judged in ("ratio", "mean_ratio", "ours"):
+        value = row.get(judged)
+    else:
+        raise ValueError(f"a goal cannot be of {judged!r}")
+    if value is None:  # one round alone, or a peer of zero
+        value = row["ours"] if row["ratio"] is None else row["ratio"]
+    return bool(value <= row["goal"])
+
+
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """Prints rows for people: one line each, missed goals marked."""
     for row in rows:
         ratio = "" if row["ratio"] is None else f"  ratio {row['ratio']:.3f}"
+        if row.get("interval"):
+            low, high = row["interval"]
+            ratio += f" (mean {row['mean_ratio']:.4f}, 95% in {low:.4f} to {high:.4f})"
+        of = row.get("judged", "ratio").replace("_", " ")
         goal = "" if row["goal"] is None else f"  goal {row['goal']:g}"
-        verdict = {True: "  met", False: "  MISSED", None: ""}[row["met"]]
+        goal += f" ({of})" if goal and of != "ratio" else ""
+        met = {True: "  met", False: "  MISSED", None: ""}[row["met"]]
         print(
             f"{row['name']}: {row['ours']:.6g} {row['unit']}, "
-            f"{row['peer_name']} {row['peer']:.6g}{ratio}{goal}{verdict}"
+            f"{row['peer_name']} {row['peer']:.6g}{ratio}{goal}{met}"
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 SOURCE = Path(__file__).with_name("pair.cpp")
+HEADERS = [SOURCE.parents[1] / "csrc" / name for name in ("python/capi.h", "esper_alloc.h")]
 
 
 def load() -> ModuleType:
@@ -23,8 +24,9 @@ def load() -> ModuleType:
     import torch
 
     torch.cuda.is_available()  # loads the libraries that the module links to
+    sources = b"".join(path.read_bytes() for path in (SOURCE, *HEADERS))
     key = sha256(
-        SOURCE.read_bytes() + f"{torch.__version__} {sysconfig.get_config_var('SOABI')}".encode()
+        sources + f"{torch.__version__} {sysconfig.get_config_var('SOABI')}".encode()
     ).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"esper_alloc-loops-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

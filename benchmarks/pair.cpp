@@ -1,6 +1,7 @@
-// The measuring loops of pair.py: they call torch's current allocator the way
-// C++ code does, so that no Python is in the numbers. A plain CPython module:
-// it needs c10's headers only, and compiles in seconds.
+// The measuring loops of pair.py and record_use_cost.py: they call torch's current
+// allocator, and esper_alloc's C interface, the way C++ code does, so that no Python
+// is in the numbers. A plain CPython module: it needs c10's headers only, and compiles
+// in seconds.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -8,7 +9,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -19,6 +22,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "../csrc/python/capi.h"
 
 namespace {
 
@@ -119,6 +124,85 @@ double event_record_ns(long count) {
   return result;
 }
 
+void must(const esper_capi *esper, esper_status status) {
+  if (status != ESPER_OK)
+    throw std::runtime_error(esper->last_error());
+}
+
+// ns a call of `body`, over `count` calls that begin with an idle stream.
+template <typename Body> double timed(cudaStream_t stream, long count, Body body) {
+  C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+  const auto begin = Clock::now();
+  for (long i = 0; i < count; i++)
+    body();
+  return nanoseconds_since(begin) / double(count);
+}
+
+enum { BARE, PUBLIC, IMMORTAL, LIST, COSTS };
+using Costs = std::array<double, COSTS>;
+
+// A mark in C beside the driver's record, by turns in one process, each round's ns:
+// BARE a bare cuEventRecord; PUBLIC esper_alloc_record_use, which knows nothing of
+// the stream; IMMORTAL esper_record_use on a stream that lives for ever, as the
+// PyTorch part calls it; LIST the same for eight blocks at once.
+std::vector<Costs> mark_costs(const esper_capi *esper, long rounds, long count) {
+  auto side = c10::cuda::getStreamFromPool(false, 0);
+  using record_function = int (*)(cudaEvent_t, cudaStream_t);
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  auto record = reinterpret_cast<record_function>(library ? dlsym(library, "cuEventRecord")
+                                                          : nullptr);
+  if (!record)
+    throw std::runtime_error("libcuda.so.1 has no cuEventRecord");
+  cudaEvent_t event;
+  C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  esper_core *core = esper->instance();
+  const esper_stream stream{side.stream(), 0, ESPER_STREAM_IMMORTAL};
+  std::array<const void *, 8> blocks;
+  for (auto &block : blocks)
+    block = allocator::raw_alloc(4096);
+  auto round = [&](long calls) {
+    Costs costs;
+    costs[BARE] = timed(side, calls, [&] {
+      if (record(event, side.stream()))
+        throw std::runtime_error("cuEventRecord failed");
+    });
+    costs[PUBLIC] = timed(side, calls, [&] {
+      must(esper, esper->alloc_record_use(blocks[0], side.stream()));
+    });
+    costs[IMMORTAL] = timed(side, calls, [&] {
+      must(esper, esper->record_use(core, blocks.data(), 1, stream, 0, nullptr));
+    });
+    costs[LIST] = timed(side, calls, [&] {
+      must(esper, esper->record_use(core, blocks.data(), 8, stream, 0, nullptr));
+    });
+    return costs;
+  };
+  round(count / 10 + 1);
+  std::vector<Costs> found;
+  for (long i = 0; i < rounds; i++)
+    found.push_back(round(count));
+  C10_CUDA_CHECK(cudaStreamSynchronize(side));
+  for (auto block : blocks)
+    allocator::raw_delete(const_cast<void *>(block));
+  C10_CUDA_CHECK(cudaEventDestroy(event));
+  return found;
+}
+
+// Allocate, mark for another stream, free: ns a step.
+double steady_ns(const esper_capi *esper, long count) {
+  auto side = c10::cuda::getStreamFromPool(false, 0);
+  const esper_stream stream{side.stream(), 0, ESPER_STREAM_IMMORTAL};
+  esper_core *core = esper->instance();
+  const auto begin = Clock::now();
+  for (long i = 0; i < count; i++) {
+    void *block = allocator::raw_alloc(4096);
+    const void *address = block;
+    must(esper, esper->record_use(core, &address, 1, stream, 0, nullptr));
+    allocator::raw_delete(block);
+  }
+  return nanoseconds_since(begin) / double(count);
+}
+
 // Runs `measure` without the GIL and turns a C++ exception into Python's.
 template <typename Measure> PyObject *measured(Measure measure) {
   double result = 0;
@@ -169,6 +253,43 @@ PyObject *py_event_record_ns(PyObject *, PyObject *args) {
   return measured([=] { return event_record_ns(count); });
 }
 
+PyObject *py_mark_costs(PyObject *, PyObject *args) {
+  long rounds, count;
+  if (!PyArg_ParseTuple(args, "ll", &rounds, &count))
+    return nullptr;
+  const esper_capi *esper = esper_capi_import();
+  if (!esper)
+    return nullptr;
+  std::vector<Costs> found;
+  PyObject *done = measured([&] {
+    found = mark_costs(esper, rounds, count);
+    return 0.0;
+  });
+  if (!done)
+    return nullptr;
+  Py_DECREF(done);
+  PyObject *list = PyList_New(0);
+  for (const Costs &costs : found) {
+    PyObject *one = list ? Py_BuildValue("dddd", costs[BARE], costs[PUBLIC], costs[IMMORTAL],
+                                         costs[LIST])
+                         : nullptr;
+    if (!one || PyList_Append(list, one) < 0)
+      Py_CLEAR(list);
+    Py_XDECREF(one);
+  }
+  return list;
+}
+
+PyObject *py_steady_ns(PyObject *, PyObject *args) {
+  long count;
+  if (!PyArg_ParseTuple(args, "l", &count))
+    return nullptr;
+  const esper_capi *esper = esper_capi_import();
+  if (!esper)
+    return nullptr;
+  return measured([=] { return steady_ns(esper, count); });
+}
+
 PyMethodDef methods[] = {
     {"pair_ns", py_pair_ns, METH_VARARGS, "pair_ns(size, count) -> ns a pair"},
     {"churn_ns", py_churn_ns, METH_VARARGS, "churn_ns(live, count) -> ns a replacement"},
@@ -176,6 +297,11 @@ PyMethodDef methods[] = {
      "threads_rate(threads, size, count) -> million pairs a second"},
     {"event_record_ns", py_event_record_ns, METH_VARARGS,
      "event_record_ns(count) -> ns a record"},
+    {"mark_costs", py_mark_costs, METH_VARARGS,
+     "mark_costs(rounds, count) -> [(cuEventRecord, esper_alloc_record_use, esper_record_use, "
+     "the same of eight)], ns a call"},
+    {"steady_ns", py_steady_ns, METH_VARARGS,
+     "steady_ns(count) -> ns to allocate, mark and free"},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "pair_loops", nullptr, -1, methods,

@@ -1,9 +1,13 @@
-"""What a mark costs from Python, beside torch's record_stream.
+"""What a mark costs: from Python beside torch's record_stream, from C beside the driver.
 
 ``call``: the call alone, on a tensor that lives on. ``cycle``: a tensor of
 4 KiB is allocated, marked on another stream and dropped; record_stream's work
 comes due at the drop, so only the cycle compares the two fairly. ``eight``: the
 cycle of eight tensors that share one mark, for each of them.
+
+``C``: the call alone beside a bare cuEventRecord on the same stream, by turns in
+one process. Counts: what many marks leave behind, and what a million steps of
+allocate, mark and free create.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from types import ModuleType
 
 from common import (
     NATIVE,
@@ -27,6 +32,9 @@ from common import (
 
 REPEATS = 15
 CALLS = 2000
+C_ROUNDS, C_CALLS = 15, 5000
+STEADY_STEPS = 1_000_000
+MOST_OVER_RECORD_STREAM = 300.0  # ns
 
 
 def nanoseconds(call: Callable[[], object], settle: Callable[[], object]) -> float:
@@ -44,13 +52,58 @@ def nanoseconds(call: Callable[[], object], settle: Callable[[], object]) -> flo
     return statistics.median(figures)
 
 
+def c_costs(loops: ModuleType) -> dict[str, float]:
+    """ns a call, each the median of rounds in which the four took turns."""
+    names = ("cuEventRecord", "esper_alloc_record_use", "esper_record_use", "eight blocks")
+    columns = zip(*loops.mark_costs(C_ROUNDS, C_CALLS), strict=True)
+    return {f"C, {name}": statistics.median(one) for name, one in zip(names, columns, strict=True)}
+
+
+def counts(loops: ModuleType) -> dict[str, float]:
+    """What marks leave behind and create, counted by the core."""
+    import esper_alloc
+    import torch
+    from esper_alloc import _core
+
+    sides = [torch.cuda.Stream() for _ in range(2)]
+    found: dict[str, float] = {}
+    eight = [torch.empty(1024, device="cuda") for _ in range(8)]
+    torch.cuda.synchronize()
+    before = _core.driver_calls()["event_record"]
+    esper_alloc.record_use(eight, sides[0])
+    found["events for eight tensors"] = _core.driver_calls()["event_record"] - before
+    del eight
+    x = torch.empty(1024, device="cuda")
+    torch.cuda.synchronize()
+    esper_alloc.record_use(x, sides[1])  # so that what completed was looked at
+    with torch.cuda.stream(sides[0]):
+        torch.cuda._sleep(20_000_000)  # no mark completes meanwhile
+    with torch.cuda.stream(sides[1]):
+        torch.cuda._sleep(20_000_000)
+    y = torch.empty(1024, device="cuda")
+    before = _core.counters(0)["uses_pending"]
+    for _ in range(1000):
+        for side in sides:
+            esper_alloc.record_use(y, side)
+    found["uses after 1000 marks"] = (_core.counters(0)["uses_pending"] - before) / len(sides)
+    torch.cuda.synchronize()
+    loops.steady_ns(STEADY_STEPS // 5)  # warm
+    before = _core.counters(0)
+    found["steady step"] = loops.steady_ns(STEADY_STEPS)
+    after = _core.counters(0)
+    for key in ("events_created", "metadata_bytes"):
+        found[f"steady, {key}"] = after[key] - before[key]
+    return found
+
+
 def measure(allocator: str) -> dict:
     """Every figure under one allocator, ns, as {name: value}."""
     use_allocator(allocator)
     import loops
     import torch
 
-    figures: dict[str, float] = {"event record, C++": loops.load().event_record_ns(20000)}
+    module = loops.load()
+    figures: dict[str, float] = {"event record, C++": module.event_record_ns(20000)}
     side = torch.cuda.Stream()
     x = torch.empty(1024, device="cuda")
     event = torch.cuda.Event()
@@ -98,6 +151,10 @@ def measure(allocator: str) -> dict:
     for name in ("record_stream, eight", "record_use, eight"):
         if name in figures:
             figures[name] /= 8
+    if allocator == OURS:
+        with torch.no_grad():
+            figures.update(c_costs(module))
+            figures.update(counts(module))
     return {"machine": machine(), "figures": figures}
 
 
@@ -124,12 +181,35 @@ def main() -> int:
 
     for form in ("call", "cycle", "eight"):
         mark, old = f"record_use, {form}", f"record_stream, {form}"
-        row(mark, mark, old, native, "native, record_stream")
+        results.row(
+            mark,
+            "ns",
+            column(ours, mark),
+            column(native, old),
+            "native, record_stream",
+            goal=None if form == "eight" else MOST_OVER_RECORD_STREAM,
+            judged="difference",
+        )
         row(mark, mark, old, ours, "esper_alloc, record_stream")
     row("using, cycle", "using, cycle", "record_stream, cycle", native, "native, record_stream")
     row("allocate and drop, unmarked", "cycle, unmarked", "cycle, unmarked", native, NATIVE)
     for name in ("event record, Python", "event record, C++"):
         row(f"record_use, call, beside an {name}", "record_use, call", name, ours, name)
+    for name, goal in (
+        ("esper_alloc_record_use", 1.5),
+        ("esper_record_use", 1.5),
+        ("eight blocks", None),
+    ):
+        bare = column(ours, "C, cuEventRecord")
+        results.row(f"C, {name}", "ns", column(ours, f"C, {name}"), bare, "cuEventRecord", goal)
+    row("allocate, mark and free, C++", "steady step", "C, cuEventRecord", ours, "cuEventRecord")
+    for name, key, unit, allowed in (
+        ("events recorded for a list of eight tensors", "events for eight tensors", "events", 1),
+        ("uses a stream after 1,000 marks on one tensor", "uses after 1000 marks", "uses", 1),
+        ("events created in 10^6 steady steps", "steady, events_created", "events", 0),
+        ("memory taken by the core in 10^6 steady steps", "steady, metadata_bytes", "bytes", 0),
+    ):
+        results.row(name, unit, column(ours, key), [allowed], "at most", allowed, judged="ours")
     return 0 if results.save() else 1
 
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/marks.h"
 #include "device/cuda.h"
 #include "instance.h"
 
@@ -29,9 +30,11 @@ static esper_status config_from_environment(esper_config *config)
     config->reuse_order = ESPER_REUSE_GATE;
   else if (strcmp(order, "grow") == 0)
     config->reuse_order = ESPER_REUSE_GROW;
+  else if (strcmp(order, "auto") == 0)
+    config->reuse_order = ESPER_REUSE_AUTO;
   else
-    return error_set(ESPER_INVALID, "ESPER_ALLOC_REUSE=%s is no reuse order: use gate or grow",
-                     order);
+    return error_set(ESPER_INVALID,
+                     "ESPER_ALLOC_REUSE=%s is no reuse order: use gate, grow or auto", order);
   return ESPER_OK;
 }
 
@@ -131,7 +134,10 @@ esper_status esper_alloc_record_use(const void *ptr, void *stream)
   esper_core *core = esper_instance();
   if (!core)
     return ESPER_UNSUPPORTED;
-  esper_status status = esper_cuda_stream_device(stream, &device);
+  esper_status status;
+  if ((uintptr_t)stream > 2 && marks_record_use_of(core, ptr, stream, &status))
+    return status;
+  status = esper_cuda_stream_device(stream, &device);
   if (status != ESPER_OK)
     return status;
   return esper_record_use(core, &ptr, 1, stream_of(stream, device), 0, NULL);

@@ -105,8 +105,17 @@ enum {
 /* What malloc tries first when no free block is ready. */
 typedef enum esper_reuse_order {
   ESPER_REUSE_GATE = 0, /* reuse pending memory: the GPU waits, not the host  */
-  ESPER_REUSE_GROW = 1  /* get more memory from the device                    */
+  ESPER_REUSE_GROW = 1, /* get more memory from the device                    */
+  ESPER_REUSE_AUTO = 2  /* gate while the wait looks short, else grow         */
 } esper_reuse_order;
+
+/* What is true of a stream's work, and cannot be seen from outside. */
+enum {
+  ESPER_TRAIT_RENDEZVOUS = 1u /* it may wait for work not yet enqueued, here or on
+                                 another rank: no stream and no malloc ever waits
+                                 for it. Memory that it uses comes back when its
+                                 events have completed. */
+};
 
 enum { ESPER_ROUNDUP_STEPS = 16 };
 
@@ -136,6 +145,11 @@ ESPER_API esper_status esper_core_create(const struct esper_driver *driver,
 ESPER_API void esper_core_destroy(esper_core *core);
 
 ESPER_API int esper_device_count(const esper_core *core);
+
+/* Replaces the traits (ESPER_TRAIT_...) of a stream, which start as none. They
+ * hold for uses that were marked before, too. ESPER_INVALID: no such trait. */
+ESPER_API esper_status esper_stream_set_traits(esper_core *core, esper_stream stream,
+                                               unsigned traits);
 
 /* ------------------------------------------------------------------------
  * Memory
@@ -191,7 +205,9 @@ ESPER_API esper_status esper_free_after_all(esper_core *core, void *ptr);
 ESPER_API void esper_retire(esper_core *core, int device);
 
 /* Gives every wholly free segment back to the device. Waits for the device,
- * unless a stream of it is being captured. `pool` NULL: all pools. */
+ * unless a stream of it is being captured. `pool` NULL: all pools. Memory that
+ * a graph may still touch stays, and so does a pool's while allocations go to
+ * it; the default pool's while they go to any pool. */
 ESPER_API esper_status esper_empty_cache(esper_core *core, int device,
                                          esper_pool *pool);
 
@@ -199,10 +215,53 @@ ESPER_API esper_status esper_empty_cache(esper_core *core, int device,
  * Pools
  * ---------------------------------------------------------------------- */
 
-/* Memory of one pool never serves another. `id` is what snapshots show. */
+/* Memory of one pool never serves another. A pool is known by its device and
+ * its id, two numbers, which snapshots show; (0, 0) is the default pool. It
+ * lives as long as somebody refers to it or its memory is out; when neither is
+ * so, its memory goes back with the next esper_empty_cache or when memory runs
+ * short. Inside a capture the choice of memory depends on the calls alone, not
+ * on what has completed. */
+
+/* Adds a reference to the pool, which is made if need be. */
 ESPER_API esper_status esper_pool_create(esper_core *core, int device,
                                          uint64_t id_first, uint64_t id_second,
                                          esper_pool **pool);
+
+/* Whether memory that the calling thread wants for `stream` (the driver's
+ * handle) comes from the pool: 0 no, 1 yes, -1 cannot say, and the malloc
+ * fails. Called with no lock held; must not call the core. */
+typedef int esper_pool_filter(void *context, void *stream);
+
+/* From now on memory that `filter` claims comes from the pool, which is made if
+ * need be and gets a reference. Of several pools the one begun last is asked
+ * first. The pool is sealed: the host waits until what was freed to it owes
+ * nothing, so that a capture that begins now may have it; a stream that is
+ * being captured is not waited for, and what it freed is passed over.
+ * ESPER_INVALID: the pool has been begun and not ended; too many are. */
+ESPER_API esper_status esper_pool_begin(esper_core *core, int device,
+                                        uint64_t id_first, uint64_t id_second,
+                                        esper_pool_filter *filter,
+                                        void *context);
+
+/* The filter is not asked any more, by no thread, when this returns; *context
+ * (may be NULL) is what begin was given. The reference stays. */
+ESPER_API esper_status esper_pool_end(esper_core *core, int device,
+                                      uint64_t id_first, uint64_t id_second,
+                                      void **context);
+
+/* Takes back a reference. With the last one the graphs that used the pool are
+ * taken to be gone. */
+ESPER_API esper_status esper_pool_release(esper_core *core, int device,
+                                          uint64_t id_first,
+                                          uint64_t id_second);
+
+/* References to the pool; 0 where there is none. */
+ESPER_API int esper_pool_use_count(esper_core *core, int device,
+                                   uint64_t id_first, uint64_t id_second);
+
+/* esper_empty_cache for the pool with that id, if there is one. */
+ESPER_API esper_status esper_pool_empty(esper_core *core, int device,
+                                        uint64_t id_first, uint64_t id_second);
 
 /* ------------------------------------------------------------------------
  * Limits and figures
@@ -263,13 +322,34 @@ typedef struct esper_counters {
   uint64_t blocks_held;    /* free blocks with a use no event stands for       */
   uint64_t events_alive;   /* events that exist, in use or pooled              */
   uint64_t events_created; /* since the core was made                          */
-  uint64_t metadata_bytes; /* host memory of blocks, uses and the address map  */
+  uint64_t metadata_bytes; /* host memory of blocks, uses, records, addresses  */
   uint64_t captured_uses;  /* marks on a capturing stream, which hold memory   */
 } esper_counters;
 ESPER_API esper_status esper_get_counters(esper_core *core, int device,
                                           esper_counters *counters);
 
-/* Calls made to the driver since the core was made, by function.
+/* A gate: a stream that was made to wait for another's work, because it got
+ * memory that this work may still touch. */
+typedef struct esper_gate_entry {
+  int device;
+  void *waiting;     /* handle of the stream that was made to wait             */
+  int stream_device;
+  void *stream;      /* handle of the stream whose work it waits for; NULL: the
+                        legacy stream, or all of the device's                  */
+  uint64_t number;   /* of that stream's event                                 */
+  size_t size;       /* bytes of the block                                     */
+  int64_t issued_us; /* since 1970                                             */
+} esper_gate_entry;
+
+/* Copies the device's gates that are not known to be over, oldest first, into
+ * *entries (freed with free()); *count is their number. Of very many the oldest
+ * may be missing. For reports about programs that hang. */
+ESPER_API esper_status esper_gates_copy(esper_core *core, int device,
+                                        esper_gate_entry **entries,
+                                        size_t *count);
+
+/* Calls made to the driver since the core was made, by function; of calls that
+ * threads make at the same moment some may go uncounted.
  * esper_driver_call_name(i) for i from 0 is NULL past the last. */
 ESPER_API const char *esper_driver_call_name(int call);
 ESPER_API uint64_t esper_driver_calls(const esper_core *core, int call);

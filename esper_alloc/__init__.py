@@ -23,56 +23,72 @@ from .allocator import (
     library_path,
     pluggable_allocator,
 )
+from .cudagraph_outputs import CloneCounts, cudagraph_outputs
 
 if TYPE_CHECKING:
+    from .figures import memory_stats
     from .gather import GatherBatch, GatherBatchIterator
     from .gather_cifar import SharedGPUGatherBatchIterator, clear_gpu_dataset_cache
     from .gather_transform import ImageTransform
+    from .normalize import RewardNormalizer, RunningMeanStd, ValueNormalizer
+    from .tensor_method import install_tensor_method, uninstall_tensor_method
     from .use import record_use, using
+    from .validation import fused_validation_batch
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CloneCounts",
     "GatherBatch",
     "GatherBatchIterator",
     "ImageTransform",
+    "RewardNormalizer",
+    "RunningMeanStd",
     "SharedGPUGatherBatchIterator",
     "UnavailableError",
+    "ValueNormalizer",
     "__version__",
     "allocator",
     "clear_gpu_dataset_cache",
+    "cudagraph_outputs",
     "enable",
+    "fused_validation_batch",
     "get_include",
+    "install_tensor_method",
     "is_enabled",
     "library_path",
+    "memory_stats",
     "pluggable_allocator",
     "record_use",
+    "uninstall_tensor_method",
     "using",
 ]
 
-
-# The helpers, and the modules that hold them.
-_HELPERS = {
+#: What loads when it is asked for, since it needs PyTorch or the core.
+_LATER = {
     "GatherBatch": "gather",
     "GatherBatchIterator": "gather",
     "ImageTransform": "gather_transform",
+    "RewardNormalizer": "normalize",
+    "RunningMeanStd": "normalize",
     "SharedGPUGatherBatchIterator": "gather_cifar",
+    "ValueNormalizer": "normalize",
     "clear_gpu_dataset_cache": "gather_cifar",
+    "fused_validation_batch": "validation",
+    "install_tensor_method": "tensor_method",
+    "memory_stats": "figures",
+    "record_use": "use",
+    "uninstall_tensor_method": "tensor_method",
+    "using": "use",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Marking needs PyTorch where there is one, so it loads when asked for.
-    if name in ("record_use", "using"):
-        from . import use
-
-        globals().update(record_use=use.record_use, using=use.using)
-        return globals()[name]
-    if name in _HELPERS:
-        value = getattr(importlib.import_module(f"{__name__}.{_HELPERS[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_LATER[name]}")
+    globals()[name] = value = getattr(module, name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -45,6 +45,7 @@ class ReplayResult(TypedDict):
 
 __version__: Final[str]
 capi: Final[object]
+COUNTERS: Final[tuple[str, ...]]
 
 def driver_report() -> DriverReport: ...
 def build_info() -> BuildInfo: ...
@@ -60,6 +61,6 @@ def replay(
     streams: int,
     uses: int,
     pools: Sequence[tuple[int, int]],
-    order: Literal["gate", "grow"],
+    order: Literal["gate", "grow", "auto"],
     device: Literal["sim", "cuda"],
 ) -> ReplayResult: ...

@@ -1,5 +1,6 @@
 """The PyTorch side of esper_alloc: the allocator and the marking of tensors."""
 
+from types import MethodDescriptorType
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ def record_use(
     event: torch.Event | torch.cuda.Event | None = None,
     gate: bool = True,
 ) -> None: ...
+def make_tensor_method(
+    tensor_class: type[torch.Tensor], /
+) -> MethodDescriptorType: ...
 def enter_stream(stream: torch.Stream, /) -> tuple[int, int, int, int]: ...
 def leave_stream(
     tensors: tuple[Any, ...],

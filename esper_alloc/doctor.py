@@ -473,11 +473,11 @@ def environment_findings(facts: Facts) -> list[Finding]:
                 "set ESPER_ALLOC=1, or unset it",
             )
         )
-    if environment.get("ESPER_ALLOC_REUSE", "gate") not in ("gate", "grow"):
+    if environment.get("ESPER_ALLOC_REUSE", "gate") not in ("gate", "grow", "auto"):
         findings.append(
             problem(
                 f"ESPER_ALLOC_REUSE is {environment['ESPER_ALLOC_REUSE']!r}",
-                "set it to gate or grow, or unset it",
+                "set it to gate, grow or auto, or unset it",
             )
         )
     if "torch_memory_saver" in environment.get("LD_PRELOAD", ""):

@@ -28,7 +28,11 @@ Device = Literal["sim", "cuda"]
 DEVICES: tuple[Device, ...] = ("sim", "cuda")
 
 # The reuse order and the kind of segments; one kind so far.
-_ORDERS: dict[str, Literal["gate", "grow"]] = {"gate/classic": "gate", "grow/classic": "grow"}
+_ORDERS: dict[str, Literal["gate", "grow", "auto"]] = {
+    "gate/classic": "gate",
+    "grow/classic": "grow",
+    "auto/classic": "auto",
+}
 POLICIES = tuple(_ORDERS)
 
 

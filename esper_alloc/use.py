@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence, Set
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from . import tracing
 from .allocator import (
     UnavailableError,
     _is_current,
@@ -144,7 +145,7 @@ class using:
         self._entered: list[_Entered] = []
 
     def __enter__(self) -> using:
-        self._entered.append(_enter(self._stream))
+        self._entered.append(_enter(self._stream, self._tensors))
         return self
 
     def __exit__(
@@ -218,7 +219,8 @@ class _EnteredGeneric(_Entered):
             self._context.__exit__(None, None, None)
 
 
-def _enter(stream: torch.Stream | None) -> _Entered:
+def _enter(stream: torch.Stream | None, tensors: tuple[Any, ...]) -> _Entered:
+    """Enters `stream`, for a scope that uses `tensors` (which tracing needs)."""
     if stream is None or _is_cpu_stream(stream):
         return _Entered()
     if _native is not None and stream.device.type == "cuda":
@@ -353,6 +355,32 @@ def _search(value: Any, found: list[torch.Tensor]) -> bool:
     return True
 
 
+# Marking what the compiled half hands back
+
+
+def _mark_others(
+    tensors: list[torch.Tensor],
+    stream: torch.Stream | None,
+    event: torch.Event | torch.cuda.Event | None,
+    gate: bool,
+    until_free: bool,
+) -> None:
+    """Marks tensors that PyTorch has to see, and those of other devices.
+
+    While a dispatch mode is active these are all; else functorch's wrappers and
+    subclasses that do not say what they hold. A subclass that does not know the
+    operator gets ``record_stream``, which most know.
+    """
+    for tensor in tensors:
+        try:
+            if tensor.device.type == "cuda":
+                tracing.mark([tensor], stream, event, gate, until_free)
+            else:
+                _record_stream(tensor, stream)
+        except (NotImplementedError, TypeError):
+            _record_stream(tensor, stream)
+
+
 # Marking without the shim
 
 
@@ -429,3 +457,7 @@ def _record_stream(tensor: torch.Tensor, stream: torch.Stream | None) -> None:
         tensor.record_stream(stream)
     except NotImplementedError:
         pass
+
+
+if _native is not None:
+    tracing.install()

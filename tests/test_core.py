@@ -76,12 +76,7 @@ def names(program: str) -> list[str]:
     return [line[len("TEST(") : line.index(")")] for line in lines if line.startswith("TEST(")]
 
 
-CASES = [
-    (program, name)
-    for program in PROGRAMS
-    for name in names(program)
-    if name != "every_rule_is_caught_by_a_test"
-]
+CASES = [(program, name) for program in PROGRAMS for name in names(program)]
 
 
 @pytest.mark.parametrize("program, name", CASES, ids=[f"{p}-{n}" for p, n in CASES])
@@ -93,13 +88,15 @@ def test_plain(program: str, name: str) -> None:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_sanitized(variant: str, program: str) -> None:
     output = run(build(variant) / program)
-    assert all(name in output for name in names(program) if not name.startswith("every_rule"))
+    assert all(name in output for name in names(program))
 
 
-def test_each_rule_is_caught(capsys: pytest.CaptureFixture[str]) -> None:
-    output = run(build("rules") / "test_rules")
-    rules = [line for line in output.splitlines() if line.startswith("rule ")]
+def test_each_rule_and_each_hole_is_caught(capsys: pytest.CaptureFixture[str]) -> None:
+    output = run(build("rules") / "walk_rules")
+    rules = [line for line in output.splitlines() if line.startswith(("rule ", "hole "))]
     assert rules and all("caught by" in line for line in rules)
+    holes = {line.split(",")[0] for line in rules if line.startswith("hole ")}
+    assert holes == {f"hole {number}" for number in range(1, 8)}
     with capsys.disabled():
         print("\n" + "\n".join(rules))
 

@@ -153,7 +153,7 @@ SICK = [
     (
         {"environment": {"ESPER_ALLOC_REUSE": "fast"}},
         "ESPER_ALLOC_REUSE is 'fast'",
-        "gate or grow",
+        "gate, grow or auto",
     ),
     (
         {"trial__error": "RuntimeError: words"},

@@ -727,7 +727,11 @@ def test_json_is_exactly_the_documented_list(capsys):
     out, err = capsys.readouterr()
     assert err == ""
     loaded = json.loads(out)
-    assert [one["policy"] for one in loaded] == ["gate/classic", "grow/classic"]
+    assert [one["policy"] for one in loaded] == [
+        "gate/classic",
+        "grow/classic",
+        "auto/classic",
+    ]
     for one in loaded:
         assert list(one) == [
             "file",

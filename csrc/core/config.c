@@ -19,8 +19,10 @@ esper_status config_set(core_t *core, const esper_config *given)
   static const esper_config defaults;
   if (!given)
     given = &defaults;
-  if (given->reuse_order != ESPER_REUSE_GATE && given->reuse_order != ESPER_REUSE_GROW)
-    return error_set(ESPER_INVALID, "reuse_order %d: choose ESPER_REUSE_GATE or ESPER_REUSE_GROW",
+  if (given->reuse_order > ESPER_REUSE_AUTO)
+    return error_set(ESPER_INVALID,
+                     "reuse_order %d: choose ESPER_REUSE_GATE, ESPER_REUSE_GROW or "
+                     "ESPER_REUSE_AUTO",
                      (int)given->reuse_order);
   for (int i = 0; i < ESPER_ROUNDUP_STEPS; i++) {
     size_t divisions = given->roundup_power2_divisions[i];
@@ -40,6 +42,7 @@ esper_status config_set(core_t *core, const esper_config *given)
   lock(&core->config_lock);
   config->older = atomic_load(&core->config);
   atomic_store_explicit(&core->config, config, memory_order_release);
+  atomic_store(&core->timing, given->reuse_order == ESPER_REUSE_AUTO);
   unlock(&core->config_lock);
   return ESPER_OK;
 }

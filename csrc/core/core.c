@@ -1,15 +1,19 @@
 #include "core.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 #include "block.h"
+#include "capture.h"
 #include "call.h"
 #include "config.h"
 #include "error.h"
 #include "event.h"
+#include "gates.h"
 #include "heap.h"
 #include "map.h"
 #include "marks.h"
+#include "opening.h"
 #include "pool.h"
 #include "segment.h"
 #include "settle.h"
@@ -85,6 +89,7 @@ esper_status core_device(core_t *core, int index, device_t **device)
 static void device_destroy(device_t *device)
 {
   core_t *core = device->core;
+  gates_forget(device);
   for (segment_t *s = device->first_segment; s; s = s->next) {
     for (block_t *b = s->first; b; b = b->next)
       while (b->uses) {
@@ -92,6 +97,7 @@ static void device_destroy(device_t *device)
         b->uses = use->next;
         if (use->record)
           record_drop(use->record);
+        place_drop(&use->place);
       }
     call_memory_free(core, device->index, s->address);
   }
@@ -104,6 +110,10 @@ static void device_destroy(device_t *device)
   for (int i = 0; i < 2; i++)
     if (atomic_load(&device->carriers[i]))
       call_stream_destroy(core, device->index, atomic_load(&device->carriers[i])->handle);
+  for (opening_t *o = device->openings, *older; o; o = older) {
+    older = o->older;
+    opening_discard(o);
+  }
   trace_destroy(&device->trace);
 }
 
@@ -119,6 +129,13 @@ static void device_destroy_rest(device_t *device)
 
 /* ---- life -------------------------------------------------------------- */
 
+static int64_t monotonic_us(void)
+{
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * INT64_C(1000000) + now.tv_nsec / 1000;
+}
+
 esper_status esper_core_create(const esper_driver *driver, const esper_config *config,
                                esper_core **core)
 {
@@ -126,7 +143,10 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
   core_t *c = calloc(1, sizeof *c);
   if (!c)
     return error_set(ESPER_HOST_MEMORY, "no host memory for the allocator");
+  static _Atomic uint64_t serials;
   c->driver = driver;
+  c->clock_us = monotonic_us;
+  c->serial = atomic_fetch_add(&serials, 1) + 1;
   esper_status status = driver->device_count(driver->self, &c->device_count);
   if (status != ESPER_OK)
     error_from_driver(c, status);
@@ -151,6 +171,11 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
   return ESPER_OK;
 }
 
+void core_set_clock(core_t *core, int64_t (*clock_us)(void))
+{
+  core->clock_us = clock_us;
+}
+
 void esper_core_destroy(esper_core *core)
 {
   if (!core)
@@ -171,6 +196,21 @@ int esper_device_count(const esper_core *core)
   return core->device_count;
 }
 
+esper_status esper_stream_set_traits(esper_core *core, esper_stream stream, unsigned traits)
+{
+  device_t *device;
+  presented_t p;
+  if (traits & ~ESPER_TRAIT_RENDEZVOUS)
+    return error_set(ESPER_INVALID, "stream traits %#x: give 0 or ESPER_TRAIT_RENDEZVOUS",
+                     traits);
+  esper_status status = core_device(core, stream.device, &device);
+  if (status == ESPER_OK)
+    status = stream_present(core, stream, &p);
+  if (status == ESPER_OK)
+    stream_set_traits(p.stream, traits);
+  return status;
+}
+
 esper_status esper_configure(esper_core *core, const esper_config *config)
 {
   return config_set(core, config);
@@ -183,12 +223,28 @@ void esper_get_config(const esper_core *core, esper_config *config)
 
 /* ---- memory ------------------------------------------------------------ */
 
+static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream stream, void **ptr)
+{
+  device_t *device = pool->device;
+  esper_status status = heap_malloc(pool, size, stream, ptr);
+  lock(&device->lock);
+  pool_leave(pool);
+  unlock(&device->lock);
+  return status;
+}
+
 esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, void **ptr)
 {
   device_t *device;
   *ptr = NULL;
   esper_status status = core_device(core, stream.device, &device);
-  return status == ESPER_OK ? heap_malloc(&device->default_pool, size, stream, ptr) : status;
+  if (status != ESPER_OK)
+    return status;
+  if (!atomic_load_explicit(&device->opening_count, memory_order_acquire))
+    return heap_malloc(&device->default_pool, size, stream, ptr);
+  pool_t *pool;
+  status = opening_choose(device, stream.handle, &pool);
+  return status == ESPER_OK ? malloc_entered(pool, size, stream, ptr) : status;
 }
 
 esper_status esper_malloc_from(esper_core *core, esper_pool *pool, size_t size,
@@ -198,7 +254,10 @@ esper_status esper_malloc_from(esper_core *core, esper_pool *pool, size_t size,
   if (pool->device->core != core || pool->device->index != stream.device)
     return error_set(ESPER_INVALID, "the pool belongs to device %d, the stream to device %d",
                      pool->device->index, stream.device);
-  return heap_malloc(pool, size, stream, ptr);
+  lock(&pool->device->lock);
+  pool_enter(pool);
+  unlock(&pool->device->lock);
+  return malloc_entered(pool, size, stream, ptr);
 }
 
 esper_status esper_free(esper_core *core, void *ptr)
@@ -254,27 +313,10 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
   unlock(&device->lock);
-  heap_release(device, pool, SIZE_MAX);
+  bool to_pools = atomic_load(&device->opening_count) > 0;
+  heap_release(device, pool, to_pools ? &device->default_pool : NULL, SIZE_MAX);
   /* During a capture what has completed was given back, and that is all. */
   return status == ESPER_CAPTURING ? ESPER_OK : status;
-}
-
-esper_status esper_pool_create(esper_core *core, int device_index, uint64_t id_first,
-                               uint64_t id_second, esper_pool **pool)
-{
-  device_t *device;
-  *pool = NULL;
-  esper_status status = core_device(core, device_index, &device);
-  if (status != ESPER_OK)
-    return status;
-  pool_t *made = malloc(sizeof *made);
-  if (!made)
-    return error_set(ESPER_HOST_MEMORY, "no host memory for a pool");
-  lock(&device->lock);
-  pool_init(made, device, id_first, id_second);
-  unlock(&device->lock);
-  *pool = made;
-  return ESPER_OK;
 }
 
 /* ---- limits and figures ------------------------------------------------ */
@@ -376,10 +418,21 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
       device->blocks.bytes + device->segments.bytes + device->uses.bytes + map_bytes(core->map);
   unlock(&device->lock);
   lock(&device->events_lock);
+  counters->metadata_bytes += device->records.bytes;
   counters->events_alive = device->events_alive;
   counters->events_created = device->events_created;
   unlock(&device->events_lock);
   return ESPER_OK;
+}
+
+esper_status esper_gates_copy(esper_core *core, int device_index, esper_gate_entry **entries,
+                              size_t *count)
+{
+  device_t *device;
+  *entries = NULL;
+  *count = 0;
+  esper_status status = core_device(core, device_index, &device);
+  return status == ESPER_OK ? gates_copy(device, entries, count) : status;
 }
 
 esper_status esper_memory_info(esper_core *core, int device_index, size_t *free, size_t *total)
@@ -472,9 +525,8 @@ static bool device_is_valid(device_t *device)
   for (segment_t *s = device->first_segment; s && valid; s = s->next)
     valid = segment_is_valid(s);
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap && valid; heap = heap->next)
-      valid = heap_is_valid(heap);
-  valid = valid && figures_are_valid(device);
+    valid = pool_is_valid(pool);
+  valid = valid && figures_are_valid(device) && gates_are_valid(device);
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);
   unlock(&device->lock);
@@ -488,5 +540,6 @@ int esper_core_is_valid(esper_core *core)
     valid = device_is_valid(&core->devices[i]);
   for (stream_t *s = atomic_load(&core->streams); s && valid; s = s->next)
     valid = stream_is_valid(s);
+  valid = valid && capture_is_valid(core);
   return valid;
 }

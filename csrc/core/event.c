@@ -61,16 +61,7 @@ record_t *record_take(device_t *device)
   lock(&device->events_lock);
   record_t *record = arena_take(&device->records);
   unlock(&device->events_lock);
-  if (record)
-    *record = (record_t){0};
   return record;
-}
-
-void record_give(device_t *device, record_t *record)
-{
-  lock(&device->events_lock);
-  arena_give(&device->records, record);
-  unlock(&device->events_lock);
 }
 
 void event_destroy_all(device_t *device)

@@ -9,8 +9,8 @@ void *event_take(device_t *device);
 void event_give(device_t *device, void *event);
 /* Room is kept for every event alive, so giving one back cannot fail. */
 
+/* NULL: no host memory. Its stream keeps it for good. */
 record_t *record_take(device_t *device);
-void record_give(device_t *device, record_t *record);
 
 void event_destroy_all(device_t *device);
 

@@ -8,8 +8,9 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
 esper_status heap_free(core_t *core, void *ptr);
 
 /* Gives wholly free segments that owe nothing back to the driver, those of one
- * pool or (NULL) of all, until at least `enough` bytes were given back. */
-size_t heap_release(device_t *device, const pool_t *pool, size_t enough);
+ * pool or (NULL) of all, `but` (may be NULL) excepted, until at least `enough`
+ * bytes were given back. */
+size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, size_t enough);
 
 /* All pending blocks of the device are looked at again. */
 void heap_retire(device_t *device);

@@ -1,12 +1,11 @@
 #include "marks.h"
 
 #include "call.h"
+#include "capture.h"
 #include "error.h"
 #include "map.h"
 #include "stream.h"
 #include "use.h"
-
-enum { MARKS_PER_RETIREMENT = 32 };
 
 static device_t *device_of(const block_t *block)
 {
@@ -38,66 +37,199 @@ block_t *marks_lock_block(core_t *core, const void *ptr)
   return NULL;
 }
 
-/* One attached use. */
+/* Takes over the reference to the record. */
 static esper_status attach(block_t *block, stream_t *stream, record_t *record, unsigned flags)
 {
+  use_t *use = NULL;
+  if (use_attach(block, stream, record, flags, &use))
+    return ESPER_OK;
   device_t *device = device_of(block);
   uses_drop_completed(device, block);
-  use_t *use = use_take(device);
-  if (!use)
-    return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
-  use_attach(block, stream, record, flags, &use);
-  if (use)
-    use_give(device, use);
-  return ESPER_OK;
+  use = use_take(device);
+  if (use && use_attach(block, stream, record, flags, &use))
+    return ESPER_OK;
+  if (record)
+    record_drop(record);
+  return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
 }
 
 /* Whether `stream` must be a use of the block: its own stream need not. */
 static bool needs_use(const block_t *block, const stream_t *stream)
 {
+  if (!RULE(MARK_FROM_ANY_DEVICE) && stream->device != device_of(block))
+    return false;
   return block->user != stream;
 }
 
+/* Only a core without rule 7c loses marks while somebody captures. */
+static bool is_lost(core_t *core, int device)
+{
+  bool captured = false;
+  if (!RULE(MARK_DESPITE_CAPTURES))
+    for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
+      captured |= s->device == &core->devices[device] && s->immortal && !s->all_streams &&
+                  stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true);
+  return captured;
+}
+
+/* A block that starts at the address is the caller's, who alone can free it, so
+ * it may be looked at without a lock: who is wrong about that is told when the
+ * block is locked. NULL: none that needs a use. */
+static block_t *peek(core_t *core, const void *ptr, const stream_t *stream)
+{
+  block_t *block = map_find(core->map, (uintptr_t)ptr);
+  return block && needs_use(block, stream) ? block : NULL;
+}
+
+/* Whether an event is worth recording; if not, *found of the addresses are in
+ * live blocks. */
 static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
                           const stream_t *stream, size_t *found)
 {
-  bool any = false;
   for (size_t i = 0; i < count; i++) {
+    if (peek(core, ptrs[i], stream))
+      return true;
     block_t *block = marks_lock_block(core, ptrs[i]);
     if (!block)
       continue;
-    ++*found;
-    any |= needs_use(block, stream);
+    bool needs = needs_use(block, stream);
     unlock(&device_of(block)->lock);
+    if (needs)
+      return true;
+    ++*found;
   }
-  return any;
+  return false;
 }
 
+/* Takes over the reference to the record. */
 static esper_status attach_all(core_t *core, const void *const *ptrs, size_t count,
-                               stream_t *stream, record_t *record, unsigned flags)
+                               stream_t *stream, record_t *record, unsigned flags,
+                               size_t *found)
 {
   esper_status status = ESPER_OK;
+  *found = 0;
   for (size_t i = 0; i < count && status == ESPER_OK; i++) {
     block_t *block = marks_lock_block(core, ptrs[i]);
     if (!block)
       continue;
-    if (needs_use(block, stream))
-      status = attach(block, stream, record, flags);
+    ++*found;
+    if (needs_use(block, stream)) {
+      record_t *given = record;
+      if (i + 1 == count)
+        record = NULL;
+      else if (record)
+        record_keep(record);
+      status = attach(block, stream, given, flags);
+    }
     unlock(&device_of(block)->lock);
   }
+  if (record)
+    record_drop(record);
   return status;
 }
 
-static void count_captured(core_t *core, int device)
+static void count_captured(device_t *device)
 {
-  lock(&core->devices[device].lock);
-  core->devices[device].counters.captured_uses++;
-  unlock(&core->devices[device].lock);
+  lock(&device->lock);
+  device->counters.captured_uses++;
+  unlock(&device->lock);
 }
 
 static unsigned use_flags(unsigned flags)
 {
   return flags & ESPER_USE_NO_GATE ? USE_NO_GATE : 0;
+}
+
+/* Records an event for marks on a stream that was just presented. NULL: none;
+ * else the record lock is held. */
+static record_t *record_begin(presented_t *p)
+{
+  p->capture = stream_capture_of(*p, true);
+  p->asked = true;
+  return stream_record_begin(*p);
+}
+
+static esper_status attach_place(block_t *block, place_t place, unsigned flags)
+{
+  use_t *use = use_take(device_of(block));
+  if (!use)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
+  branch_keep(place.branch);
+  use_attach_place(block, place, flags, &use);
+  if (use)
+    use_give(device_of(block), use);
+  return ESPER_OK;
+}
+
+/* Marks on a stream that is being captured. To memory of the same capture the
+ * use is a place in the graph; other memory is held. */
+static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t count,
+                                presented_t p, unsigned flags, size_t *found)
+{
+  place_t place = {0};
+  esper_status status = ESPER_OK;
+  bool active = p.capture != CAPTURE_UNKNOWN && p.capture != ESPER_CAPTURE_INVALID;
+  branch_t *branch = active ? capture_branch(core, p.stream, p.capture) : NULL;
+  bool placed = branch && branch_place(branch, p.handle, &place), outside = false;
+  if (active)
+    capture_note_thread(p.capture, p.stream);
+  *found = 0;
+  for (size_t i = 0; i < count && status == ESPER_OK; i++) {
+    block_t *block = marks_lock_block(core, ptrs[i]);
+    if (!block)
+      continue;
+    ++*found;
+    bool own = placed && block->capture == p.capture;
+    if (needs_use(block, p.stream))
+      status = own ? attach_place(block, place, flags) : attach(block, p.stream, NULL, flags);
+    outside |= !own && needs_use(block, p.stream);
+    unlock(&device_of(block)->lock);
+  }
+  place_drop(&place);
+  if (branch)
+    branch_drop(branch);
+  if (outside)
+    count_captured(p.stream->device);
+  return status;
+}
+
+static esper_status mark(core_t *core, const void *const *ptrs, size_t count, presented_t p,
+                         unsigned flags, size_t *found)
+{
+  *found = 0;
+  if (!any_needs_use(core, ptrs, count, p.stream, found))
+    return ESPER_OK;
+  record_t *record = record_begin(&p);
+  if (!record && p.capture)
+    return mark_inside(core, ptrs, count, p, use_flags(flags), found);
+  if (record)
+    stream_record_end(p.stream, NULL);
+  return attach_all(core, ptrs, count, p.stream, record, use_flags(flags), found);
+}
+
+/* The same for one block that starts at the address: the record that is replaced
+ * goes back to its stream under the lock that is held anyway. */
+static esper_status mark_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
+                               size_t *found)
+{
+  device_t *device = device_of(block);
+  esper_status status = ESPER_OK;
+  record_t *record = record_begin(&p), *replaced = NULL;
+  if (!record && p.capture)
+    return mark_inside(device->core, &ptr, 1, p, flags, found);
+  lock(&device->lock);
+  *found = block->state == BLOCK_LIVE && block->address == (uintptr_t)ptr;
+  if (*found && record)
+    replaced = use_replace(block, record, flags);
+  if (*found && !replaced)
+    status = attach(block, p.stream, record, flags);
+  unlock(&device->lock);
+  if (!*found && record)
+    record_drop(record);
+  bool only_ours = replaced && record_release(replaced);
+  if (record)
+    stream_record_end(p.stream, only_ours ? replaced : NULL);
+  return status;
 }
 
 esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count,
@@ -108,20 +240,30 @@ esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t coun
   esper_status status = stream_present(core, as, &p);
   if (status != ESPER_OK)
     return status;
-  if (any_needs_use(core, ptrs, count, p.stream, &found)) {
-    record_t *record = stream_record(p);
-    if (!record && stream_capture_of(p, true))
-      count_captured(core, as.device);
-    status = attach_all(core, ptrs, count, p.stream, record, use_flags(flags));
-    if (record)
-      record_drop(record);
-    /* Long-lived tensors that are marked again and again pin no events. */
-    if ((atomic_fetch_add(&p.stream->marks, 1) + 1) % MARKS_PER_RETIREMENT == 0)
-      stream_retire(p.stream);
+  if (is_lost(core, as.device)) {
+    if (marked)
+      *marked = count;
+    return ESPER_OK;
   }
-  if (marked)
+  block_t *block = count == 1 ? peek(core, ptrs[0], p.stream) : NULL;
+  if (block)
+    status = mark_block(block, ptrs[0], p, use_flags(flags), &found);
+  else
+    status = mark(core, ptrs, count, p, flags, &found);
+  if (status == ESPER_OK && marked)
     *marked = found;
   return status;
+}
+
+bool marks_record_use_of(core_t *core, const void *ptr, void *handle, esper_status *status)
+{
+  size_t found;
+  presented_t p;
+  block_t *block = map_find(core->map, (uintptr_t)ptr);
+  if (!block || !stream_find(core, handle, device_of(block)->index, &p))
+    return false;
+  *status = needs_use(block, p.stream) ? mark_block(block, ptr, p, 0, &found) : ESPER_OK;
+  return true;
 }
 
 static esper_status carrier_create(device_t *device, stream_t **carrier)
@@ -175,9 +317,7 @@ esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_
     record_t *record = stream_record_event(carrier, event, device);
     /* Without the event the carrier knows nothing of that work: any stream's it may be. */
     stream_t *user = record ? carrier : core->devices[device].all_streams;
-    status = attach_all(core, ptrs, count, user, record, use_flags(flags));
-    if (record)
-      record_drop(record);
+    status = attach_all(core, ptrs, count, user, record, use_flags(flags), &found);
     stream_retire(carrier);
   }
   if (marked)

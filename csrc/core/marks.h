@@ -11,6 +11,9 @@ block_t *marks_lock_block(core_t *core, const void *ptr);
 /* The functions of esper_alloc.h, their arguments checked. */
 esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count,
                               esper_stream as, unsigned flags, size_t *marked);
+/* A mark on a stream of which the caller knows the driver's handle alone, which
+ * is above 2. False: that is not enough; nothing has happened. */
+bool marks_record_use_of(core_t *core, const void *ptr, void *handle, esper_status *status);
 esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_t count,
                                     void *event, int device, unsigned flags, size_t *marked);
 esper_status marks_record_stream(core_t *core, const void *ptr, esper_stream as);

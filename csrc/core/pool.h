@@ -1,15 +1,39 @@
-/* pool.h: pools, and the heaps in them. Under the device's lock. */
+/* pool.h: pools, their references, and the heaps in them. All but the calls of
+ * the public interface under the device's lock. */
 #ifndef ESPER_POOL_H
 #define ESPER_POOL_H
 
 #include "types.h"
 
 void pool_init(pool_t *pool, device_t *device, uint64_t id_first, uint64_t id_second);
+/* NULL: there is none. */
+pool_t *pool_find(device_t *device, uint64_t id_first, uint64_t id_second);
+/* The pool with a reference more, made if need be. NULL: no host memory. */
+pool_t *pool_refer(device_t *device, uint64_t id_first, uint64_t id_second);
+void pool_let_go(pool_t *pool);
 
-/* The heap of (pool, stream, capture), made if need be. NULL: no host memory. */
+/* A call works in the pool without the lock: it stays meanwhile. */
+void pool_enter(pool_t *pool);
+void pool_leave(pool_t *pool);
+
+/* Nobody refers to the pool: what runs now may still be its graphs. */
+void pool_note_work(pool_t *pool);
+/* Pools that nobody refers to and that have no memory any more go. */
+void pool_collect(device_t *device);
+
+/* Whether a segment, wholly free and owing nothing, may go back to the driver:
+ * not while a graph may touch it, nor while its pool is being allocated to. */
+bool pool_may_give_back(const segment_t *segment);
+
+/* The heap of (pool, stream, capture), made if need be. A capture takes over
+ * the stream's sealed heap, if there is one. NULL: no host memory. */
 heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture);
+/* The heap's capture is over, or was none. */
+void pool_heap_leave_capture(heap_t *heap);
+void pool_destroy_heap(heap_t *heap);
 void pool_destroy_heaps(pool_t *pool);
 
+bool pool_is_valid(const pool_t *pool);
 bool heap_is_valid(const heap_t *heap);
 
 #endif

@@ -71,6 +71,10 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
 
   lock(&device->lock);
   device->reserving -= size;
+  if (status == ESPER_OUT_OF_MEMORY)
+    device->refused = size;
+  else if (status == ESPER_OK && size >= device->refused)
+    device->refused = 0;
   *block = status == ESPER_OK ? segment_add(heap, address, size, large) : NULL;
   unlock(&device->lock);
   if (status == ESPER_OK && !*block) {
@@ -97,7 +101,7 @@ static void segment_stays(device_t *device, block_t *block)
   map_insert_segment(device->core->map, segment); /* room: it was there before */
   map_insert(device->core->map, block);
   link_last(device, segment);
-  stats_segment_added(&device->stats, segment);
+  stats_segment_kept(&device->stats, segment);
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
             segment->heap->stream);
   free_blocks_add(block);
@@ -116,6 +120,7 @@ bool segment_release(device_t *device, block_t *block)
     error_from_driver(device->core, status);
   lock(&device->lock);
   if (status == ESPER_OK) {
+    device->refused = 0;
     arena_give(&device->segments, block->segment);
     block_discard(device, block);
   } else {

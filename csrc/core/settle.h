@@ -14,12 +14,14 @@ void settle_stream(core_t *core, presented_t presented);
 
 /* Waits for everything enqueued on the device's streams and takes note:
  * stream by stream as far as that goes, because the driver's way of waiting for
- * a whole device breaks the captures that are going on there. ESPER_CAPTURING:
+ * a whole device breaks the captures that are going on there. Then the same for
+ * the other devices that the free memory of this one waits for, if the host may
+ * wait for them. ESPER_CAPTURING:
  * a stream is being captured; what could be waited for has been. */
 esper_status settle_device(device_t *device);
 
-/* Whether the host may wait for the whole device: not while a block waits for
- * work that this very thread may still have to enqueue. */
+/* Whether the host may wait for the whole device: not while a block, or a stream
+ * of rendezvous work, waits for what this very thread may still have to enqueue. */
 bool settle_may_wait(device_t *device);
 
 #endif

@@ -92,6 +92,26 @@ void stats_segment_removed(esper_stats *s, const segment_t *segment)
   s->num_device_free++;
 }
 
+static void stat_unsub(esper_stat *stat, size_t amount)
+{
+  stat->current += (int64_t)amount;
+  stat->freed -= (int64_t)amount;
+  if (stat->current > stat->peak)
+    stat->peak = stat->current;
+}
+
+void stats_segment_kept(esper_stats *s, const segment_t *segment)
+{
+  int class = class_of(segment);
+  stat_unsub(&s->segment[ESPER_ALL], 1);
+  stat_unsub(&s->segment[class], 1);
+  stat_unsub(&s->reserved_bytes[ESPER_ALL], segment->size);
+  stat_unsub(&s->reserved_bytes[class], segment->size);
+  if (segment->oversize)
+    stat_unsub(&s->oversize_segments, 1);
+  s->num_device_free--;
+}
+
 /* The stats that are an esper_stat stand first in esper_stats. */
 enum { STAT_COUNT = offsetof(esper_stats, num_alloc_retries) / sizeof(esper_stat) };
 

@@ -19,6 +19,8 @@ void stats_split_removed(esper_stats *stats, const block_t *block);
 
 void stats_segment_added(esper_stats *stats, const segment_t *segment);
 void stats_segment_removed(esper_stats *stats, const segment_t *segment);
+/* It was not removed after all. */
+void stats_segment_kept(esper_stats *stats, const segment_t *segment);
 
 void stats_reset_peaks(esper_stats *stats);
 void stats_reset_accumulated(esper_stats *stats);

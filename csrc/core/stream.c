@@ -6,6 +6,9 @@
 #include "error.h"
 #include "event.h"
 
+/* As many outstanding records need no question whether some have completed. */
+enum { ASK_AT = 64 };
+
 /* ---- finding streams --------------------------------------------------- */
 
 static unsigned bucket_of_id(uint64_t id)
@@ -18,9 +21,11 @@ static _Atomic(stream_t *) *bucket_of_handle(core_t *core, void *handle)
   return &core->stream_by_handle[(uintptr_t)handle * 0x9e3779b97f4a7c15u >> 56];
 }
 
+/* Streams are found without a lock: they stay where they are until the core goes. */
 static stream_t *find_by_id(core_t *core, const device_t *device, uint64_t id)
 {
-  stream_t *s = core->stream_by_id[bucket_of_id(id)];
+  stream_t *s = atomic_load_explicit(&core->stream_by_id[bucket_of_id(id)],
+                                     memory_order_acquire);
   while (s && (s->id != id || s->device != device))
     s = s->next_in_bucket;
   return s;
@@ -28,16 +33,20 @@ static stream_t *find_by_id(core_t *core, const device_t *device, uint64_t id)
 
 stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handle)
 {
-  lock(&core->streams_lock);
   stream_t *s = find_by_id(core, device, id);
+  if (s)
+    return s;
+  lock(&core->streams_lock);
+  s = find_by_id(core, device, id);
   if (!s && (s = calloc(1, sizeof *s))) {
     s->core = core;
     s->device = device;
     s->id = id;
     s->handle = handle;
     s->index = core->stream_count++;
-    s->next_in_bucket = core->stream_by_id[bucket_of_id(id)];
-    core->stream_by_id[bucket_of_id(id)] = s;
+    s->ask_at = ASK_AT;
+    s->next_in_bucket = atomic_load(&core->stream_by_id[bucket_of_id(id)]);
+    atomic_store_explicit(&core->stream_by_id[bucket_of_id(id)], s, memory_order_release);
     s->next = atomic_load(&core->streams);
     atomic_store(&core->streams, s);
   }
@@ -45,11 +54,12 @@ stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handl
   return s;
 }
 
-/* Immortal streams keep their handle, so it may stand for them. */
+/* Immortal streams keep their handle, so it may stand for them, however it is
+ * presented. Any device: NULL. */
 static stream_t *find_by_handle(core_t *core, const device_t *device, void *handle)
 {
   stream_t *s = atomic_load_explicit(bucket_of_handle(core, handle), memory_order_acquire);
-  while (s && (s->handle != handle || s->device != device))
+  while (s && (s->handle != handle || (device && s->device != device)))
     s = s->next_by_handle;
   return s;
 }
@@ -72,9 +82,10 @@ static bool is_legacy(void *handle)
   return (uintptr_t)handle <= 1;
 }
 
-/* What stands for the id of a stream that is first met while it is captured:
- * to us another stream than it is outside, which only withholds more. A handle
- * means one stream during a capture; the driver's ids have no high bits. */
+/* What stands for the id of a stream that is first met while it is captured: the
+ * driver's ids have no high bits. An immortal one is known by its handle from
+ * then on (`capture` is 0). Another handle means one stream during a capture: to
+ * us another stream than it is outside, which only withholds more. */
 static uint64_t id_within_capture(void *handle, uint64_t capture)
 {
   uint64_t id = (uintptr_t)handle * 0x9e3779b97f4a7c15u ^ capture * 0xbf58476d1ce4e5b9u;
@@ -84,21 +95,16 @@ static uint64_t id_within_capture(void *handle, uint64_t capture)
 esper_status stream_present(core_t *core, esper_stream as, presented_t *presented)
 {
   device_t *device = &core->devices[as.device];
-  presented->handle = is_legacy(as.handle) ? NULL : as.handle;
-  if (is_legacy(as.handle)) {
-    presented->stream = device->legacy;
+  *presented = (presented_t){.handle = is_legacy(as.handle) ? NULL : as.handle};
+  presented->stream = is_legacy(as.handle) ? device->legacy
+                                           : find_by_handle(core, device, as.handle);
+  if (presented->stream)
     return ESPER_OK;
-  }
-  if (as.flags & ESPER_STREAM_IMMORTAL) {
-    presented->stream = find_by_handle(core, device, as.handle);
-    if (presented->stream)
-      return ESPER_OK;
-  }
   /* Asking a capturing stream for its id would end the capture. */
   uint64_t id, capture;
   esper_status status = call_stream_capture(core, as.device, as.handle, &capture);
   if (status == ESPER_OK && capture)
-    id = id_within_capture(as.handle, capture);
+    id = id_within_capture(as.handle, as.flags & ESPER_STREAM_IMMORTAL ? 0 : capture);
   else if (status == ESPER_OK)
     status = call_stream_id(core, as.device, as.handle, &id);
   if (status != ESPER_OK)
@@ -106,10 +112,32 @@ esper_status stream_present(core_t *core, esper_stream as, presented_t *presente
   stream_t *s = stream_create(core, device, id, as.handle);
   if (!s)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
-  if (as.flags & ESPER_STREAM_IMMORTAL && !capture)
+  if (as.flags & ESPER_STREAM_IMMORTAL)
     stream_make_immortal(core, s, as.handle);
   presented->stream = s;
+  presented->asked = true;
+  presented->capture = capture;
   return ESPER_OK;
+}
+
+/* The id is asked again every time: a handle may have come back with another
+ * stream behind it. Ids are never used again, on no device. */
+bool stream_find(core_t *core, void *handle, int device, presented_t *presented)
+{
+  uint64_t id, capture;
+  *presented = (presented_t){.stream = find_by_handle(core, NULL, handle), .handle = handle};
+  if (presented->stream)
+    return true;
+  if (call_stream_capture(core, device, handle, &capture) != ESPER_OK || capture ||
+      call_stream_id(core, device, handle, &id) != ESPER_OK)
+    return false;
+  stream_t *s = atomic_load_explicit(&core->stream_by_id[bucket_of_id(id)],
+                                     memory_order_acquire);
+  while (s && (s->id != id || s->handle != handle))
+    s = s->next_in_bucket;
+  presented->stream = s;
+  presented->asked = true;
+  return s != NULL;
 }
 
 static void pool_dropped(stream_t *s);
@@ -121,6 +149,8 @@ void stream_destroy_all(core_t *core)
     if (s->probe)
       record_drop(s->probe);
     pool_dropped(s);
+    while (s->event_count)
+      event_give(s->device, s->events[--s->event_count]);
     free(s);
   }
   atomic_store(&core->streams, NULL);
@@ -128,6 +158,8 @@ void stream_destroy_all(core_t *core)
 
 uint64_t stream_capture_of(presented_t p, bool recording)
 {
+  if (p.asked)
+    return p.capture;
   if (p.stream->all_streams || (!p.handle && !recording))
     return 0;
   uint64_t capture = 0;
@@ -143,11 +175,20 @@ void record_keep(record_t *record)
   atomic_fetch_add_explicit(&record->references, 1, memory_order_relaxed);
 }
 
+/* The last reference is the caller's alone: nobody can take another meanwhile. */
+bool record_release(record_t *record)
+{
+  if (atomic_load_explicit(&record->references, memory_order_acquire) != 1)
+    return atomic_fetch_sub(&record->references, 1) == 1;
+  atomic_store_explicit(&record->references, 0, memory_order_relaxed);
+  return true;
+}
+
 /* Any lock may be held here, so the record is only put aside; whoever next
- * holds the stream's record lock pools it. */
+ * holds the stream's record lock makes it a spare one. */
 void record_drop(record_t *record)
 {
-  if (atomic_fetch_sub(&record->references, 1) != 1)
+  if (!record_release(record))
     return;
   stream_t *s = record->stream;
   record->next_dropped = atomic_load(&s->dropped);
@@ -155,27 +196,97 @@ void record_drop(record_t *record)
     ;
 }
 
+static void link_outstanding(stream_t *s, record_t *r)
+{
+  r->newer = NULL;
+  r->older = s->newest;
+  *(s->newest ? &s->newest->newer : &s->oldest) = r;
+  if (s->oldest == r)
+    atomic_store_explicit(&s->oldest_us, r->time_us, memory_order_relaxed);
+  s->newest = r;
+  r->outstanding = true;
+  s->outstanding++;
+  atomic_store_explicit(&s->has_outstanding, true, memory_order_release);
+}
+
 static void unlink_outstanding(stream_t *s, record_t *r)
 {
   *(r->older ? &r->older->newer : &s->oldest) = r->newer;
   *(r->newer ? &r->newer->older : &s->newest) = r->older;
+  if (s->oldest)
+    atomic_store_explicit(&s->oldest_us, s->oldest->time_us, memory_order_relaxed);
   r->older = r->newer = NULL;
   r->outstanding = false;
-  atomic_store(&s->has_outstanding, s->oldest != NULL);
+  s->outstanding--;
+  atomic_store_explicit(&s->has_outstanding, s->oldest != NULL, memory_order_release);
+}
+
+/* A stream keeps its own events and records for the next time, so that a
+ * record takes no lock but its own. */
+static void keep_event(stream_t *s, void *event)
+{
+  if (s->event_count < STREAM_EVENTS)
+    s->events[s->event_count++] = event;
+  else
+    event_give(s->device, event);
+}
+
+static void keep_spare(stream_t *s, record_t *r)
+{
+  r->next_dropped = s->spare;
+  s->spare = r;
+}
+
+/* Nobody refers to the record. */
+static void reuse(stream_t *s, record_t *r)
+{
+  if (r->outstanding)
+    unlink_outstanding(s, r);
+  if (r->event)
+    keep_event(s, r->event);
+  keep_spare(s, r);
 }
 
 static void pool_dropped(stream_t *s)
 {
+  if (!atomic_load_explicit(&s->dropped, memory_order_relaxed))
+    return;
   record_t *r = atomic_exchange(&s->dropped, NULL);
   while (r) {
     record_t *next = r->next_dropped;
-    if (r->outstanding)
-      unlink_outstanding(s, r);
-    if (r->event)
-      event_give(s->device, r->event);
-    record_give(s->device, r);
+    reuse(s, r);
     r = next;
   }
+}
+
+/* A record with an event, both out of use; NULL: none can be had. The record
+ * lock is held, but not while the driver makes an event. */
+static record_t *take_spare(stream_t *s)
+{
+  record_t *r = s->spare;
+  void *event = s->event_count ? s->events[--s->event_count] : NULL;
+  if (r)
+    s->spare = r->next_dropped;
+  if (!r || !event) {
+    unlock(&s->lock);
+    if (!r)
+      r = record_take(s->device);
+    if (r && !event)
+      event = event_take(s->device);
+    lock(&s->lock);
+  }
+  if (r && event) {
+    r->stream = s;
+    r->event = event;
+    atomic_store_explicit(&r->references, 1, memory_order_relaxed);
+    atomic_store_explicit(&r->pins, 0, memory_order_relaxed);
+    return r;
+  }
+  if (event)
+    keep_event(s, event);
+  if (r)
+    keep_spare(s, r);
+  return NULL;
 }
 
 static esper_status record_event(presented_t p, void *event)
@@ -186,50 +297,64 @@ static esper_status record_event(presented_t p, void *event)
   return call_event_record(s->core, s->device->index, event, p.handle);
 }
 
+static bool record_is_done(record_t *r);
+static void completed_up_to(stream_t *s, uint64_t number);
+
+/* Marks of long-lived blocks pin no events: one question now and then, about
+ * the record in the middle. If it is not done either there are twice as many
+ * before the next one. */
+static void ask_now_and_then(stream_t *s)
+{
+  if (s->outstanding < s->ask_at)
+    return;
+  record_t *middle = s->oldest;
+  for (unsigned i = 1; i < s->outstanding / 2; i++)
+    middle = middle->newer;
+  bool done = record_is_done(middle);
+  if (done)
+    completed_up_to(s, middle->number);
+  s->ask_at = s->outstanding + (done ? ASK_AT : s->outstanding);
+}
+
 /* Number and event in one step: otherwise number 6 could be recorded before
  * 5, and a wait for 6 would be taken to cover 5. `wait_for` is a foreign event
- * that the stream waits for in the same step. */
+ * that the stream waits for in the same step. The record lock stays held unless
+ * it failed. */
 static record_t *record_on(presented_t p, void *wait_for)
 {
   stream_t *s = p.stream;
-  record_t *r = record_take(s->device);
-  void *event = r ? event_take(s->device) : NULL;
-  if (!event) {
-    if (r)
-      record_give(s->device, r);
+  lock(&s->lock);
+  pool_dropped(s);
+  ask_now_and_then(s);
+  record_t *r = take_spare(s);
+  if (!r) {
+    unlock(&s->lock);
     return NULL;
   }
-  if (RULE(NUMBER_WITH_RECORD))
-    lock(&s->lock);
-  uint64_t number = atomic_fetch_add(&s->last, 1) + 1;
+  if (!RULE(NUMBER_WITH_RECORD))
+    unlock(&s->lock);
+  r->time_us = atomic_load_explicit(&s->core->timing, memory_order_relaxed)
+                   ? s->core->clock_us()
+                   : 0;
+  r->number = atomic_load_explicit(&s->last, memory_order_relaxed) + 1;
+  atomic_store_explicit(&s->last, r->number, memory_order_release);
   esper_status status = ESPER_OK;
   if (wait_for)
     status = call_stream_wait(s->core, s->device->index, p.handle, wait_for);
   if (status == ESPER_OK)
-    status = record_event(p, event);
+    status = record_event(p, r->event);
   if (!RULE(NUMBER_WITH_RECORD))
     lock(&s->lock);
-  pool_dropped(s);
-  if (status == ESPER_OK) {
-    r->stream = s;
-    r->number = number;
-    r->event = event;
-    r->references = 1;
-    r->outstanding = true;
-    r->older = s->newest;
-    *(s->newest ? &s->newest->newer : &s->oldest) = r;
-    s->newest = r;
-    atomic_store(&s->has_outstanding, true);
-  }
-  unlock(&s->lock);
   if (status != ESPER_OK) {
+    keep_event(s, r->event);
+    keep_spare(s, r);
+    unlock(&s->lock);
     error_from_driver(s->core, status);
-    event_give(s->device, event);
-    record_give(s->device, r);
     return NULL;
   }
+  link_outstanding(s, r);
   if (!RULE(EVENTS_IMMUTABLE))
-    event_give(s->device, event);
+    event_give(s->device, r->event);
   return r;
 }
 
@@ -238,12 +363,12 @@ static bool any_is_captured(const device_t *device)
 {
   for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
     if (s->device == device && s->immortal && !s->all_streams &&
-        stream_capture_of((presented_t){s, s->handle}, true))
+        stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true))
       return true;
   return false;
 }
 
-record_t *stream_record(presented_t p)
+record_t *stream_record_begin(presented_t p)
 {
   if (RULE(CAPTURE_RECORDS_NOTHING) && stream_capture_of(p, true))
     return NULL;
@@ -252,11 +377,26 @@ record_t *stream_record(presented_t p)
   return record_on(p, NULL);
 }
 
+void stream_record_end(stream_t *s, record_t *replaced)
+{
+  if (replaced)
+    reuse(s, replaced);
+  unlock(&s->lock);
+}
+
+record_t *stream_record(presented_t p)
+{
+  record_t *record = stream_record_begin(p);
+  if (record)
+    stream_record_end(p.stream, NULL);
+  return record;
+}
+
 record_t *stream_record_later(stream_t *s)
 {
   if (RULE(MORTAL_HANDLES) && !s->immortal)
     return NULL;
-  return stream_record((presented_t){s, s->handle});
+  return stream_record((presented_t){.stream = s, .handle = s->handle});
 }
 
 record_t *stream_record_event(stream_t *carrier, void *event, int device)
@@ -266,7 +406,11 @@ record_t *stream_record_event(stream_t *carrier, void *event, int device)
   esper_status status = call_event_query(core, device, event);
   if (status != ESPER_OK && status != ESPER_NOT_READY)
     return NULL;
-  return record_on((presented_t){carrier, carrier->handle}, event);
+  record_t *record =
+      record_on((presented_t){.stream = carrier, .handle = carrier->handle}, event);
+  if (record)
+    unlock(&carrier->lock);
+  return record;
 }
 
 record_t *stream_probe(stream_t *s, uint64_t stamp)
@@ -293,25 +437,26 @@ record_t *stream_probe(stream_t *s, uint64_t stamp)
   return probe;
 }
 
-bool stream_gate(presented_t p, record_t *record)
+gate_result stream_gate(presented_t p, record_t *record)
 {
   stream_t *r = p.stream, *s = record->stream;
+  gate_result result = GATE_NEEDLESS;
   /* Pinned, the event stays the record's while we use it: stream_retire
    * raises `completed` first and looks at the pins second. */
   atomic_fetch_add(&record->pins, 1);
-  bool done = stream_completed(s, record->number);
-  if (!done) {
+  if (!stream_completed(s, record->number)) {
     lock(&r->lock);
     _Atomic uint64_t *row = s->index < FRONTIER_ROWS ? &r->frontier[s->index] : NULL;
-    if (row && atomic_load(row) >= record->number) {
-      done = true;
-    } else {
+    bool ordered = row && atomic_load(row) >= record->number;
+    if (!ordered || !RULE(GATE_IS_REMEMBERED)) {
       if (!RULE(FRONTIER_AFTER_WAIT) && row)
         atomic_store(row, record->number);
-      done = call_stream_wait(r->core, r->device->index, p.handle, record->event) == ESPER_OK;
-      if (done && row)
+      result = call_stream_wait(r->core, r->device->index, p.handle, record->event) == ESPER_OK
+                   ? GATE_ISSUED
+                   : GATE_REFUSED;
+      if (result == GATE_ISSUED && row)
         atomic_store(row, record->number);
-      if (done && row && !RULE(GATE_RAISES_ONE))
+      if (result == GATE_ISSUED && row && !RULE(GATE_RAISES_ONE))
         for (int i = 0; i < FRONTIER_ROWS; i++)
           if (atomic_load(&s->frontier[i]) > atomic_load(&r->frontier[i]))
             atomic_store(&r->frontier[i], atomic_load(&s->frontier[i]));
@@ -319,9 +464,32 @@ bool stream_gate(presented_t p, record_t *record)
     unlock(&r->lock);
   }
   atomic_fetch_sub(&record->pins, 1);
-  if (done)
+  if (result != GATE_REFUSED)
     atomic_fetch_add(&r->core->epoch, 1);
-  return done;
+  return result;
+}
+
+int64_t stream_lag_us(const stream_t *s, int64_t now_us)
+{
+  if (!atomic_load_explicit(&s->has_outstanding, memory_order_acquire))
+    return 0;
+  int64_t oldest_us = atomic_load_explicit(&s->oldest_us, memory_order_relaxed);
+  return oldest_us ? now_us - oldest_us : INT64_MAX;
+}
+
+/* ---- traits ------------------------------------------------------------ */
+
+void stream_set_traits(stream_t *stream, unsigned traits)
+{
+  core_t *core = stream->core;
+  unsigned any = 0;
+  lock(&core->streams_lock);
+  atomic_store(&stream->traits, traits);
+  for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
+    if (s->device == stream->device && !s->all_streams)
+      any |= atomic_load(&s->traits);
+  atomic_store(&stream->device->all_streams->traits, any);
+  unlock(&core->streams_lock);
 }
 
 /* ---- retiring ---------------------------------------------------------- */
@@ -335,7 +503,7 @@ static void completed_up_to(stream_t *s, uint64_t number)
     record_t *r = s->oldest;
     unlink_outstanding(s, r);
     if (!atomic_load(&r->pins)) {
-      event_give(s->device, r->event);
+      keep_event(s, r->event);
       r->event = NULL;
     }
   }
@@ -373,6 +541,7 @@ void stream_retire(stream_t *s)
       break;
     }
   }
+  s->ask_at = s->outstanding + ASK_AT;
   unlock(&s->lock);
 }
 
@@ -420,6 +589,7 @@ void stream_sync_done(stream_t *s)
 bool stream_is_valid(stream_t *s)
 {
   bool valid = true;
+  unsigned outstanding = 0;
   lock(&s->lock);
   pool_dropped(s);
   uint64_t previous = atomic_load(&s->completed);
@@ -429,8 +599,10 @@ bool stream_is_valid(stream_t *s)
     valid &= r->number > previous && r->number <= atomic_load(&s->last);
     valid &= r->newer ? r->newer->older == r : s->newest == r;
     previous = r->number;
+    outstanding++;
   }
   valid &= atomic_load(&s->has_outstanding) == (s->oldest != NULL);
+  valid &= outstanding == s->outstanding && s->event_count <= STREAM_EVENTS;
   unlock(&s->lock);
   return valid;
 }

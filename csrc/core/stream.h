@@ -13,10 +13,16 @@
 typedef struct presented {
   stream_t *stream;
   void *handle;
+  bool asked;       /* the driver was asked already whether it is captured:    */
+  uint64_t capture; /* its answer                                              */
 } presented_t;
 
 /* Finds or makes the stream. */
 esper_status stream_present(core_t *core, esper_stream as, presented_t *presented);
+
+/* Finds the stream of a driver's handle above 2, whatever its device; `device`
+ * is a guess, for the driver's sake. False: it is not known, or is captured. */
+bool stream_find(core_t *core, void *handle, int device, presented_t *presented);
 
 /* The stream with the driver's id, made if need be. NULL: no host memory. */
 stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handle);
@@ -34,7 +40,12 @@ uint64_t stream_capture_of(presented_t presented, bool recording);
 /* Records an event on the stream, now. The caller owns a reference. NULL:
  * it could not be done, or the stream is being captured. */
 record_t *stream_record(presented_t presented);
-/* The same for a stream whose handle is nobody's to present now. */
+/* As stream_record, but the stream's record lock stays held until stream_record_end:
+ * `replaced`, if not NULL, is a record of the stream that only the caller refers
+ * to, which then needs no other way back. NULL: no lock is held. */
+record_t *stream_record_begin(presented_t presented);
+void stream_record_end(stream_t *stream, record_t *replaced);
+/* As stream_record, of a stream whose handle is nobody's to present now. */
 record_t *stream_record_later(stream_t *stream);
 /* Makes the stream, one of our own, wait for a foreign event, and records. */
 record_t *stream_record_event(stream_t *carrier, void *event, int device);
@@ -43,9 +54,28 @@ record_t *stream_record_event(stream_t *carrier, void *event, int device);
  * event numbered `stamp` or higher exists, if it can be recorded. */
 record_t *stream_probe(stream_t *stream, uint64_t stamp);
 
-/* Makes the presented stream's future work wait for the record; false when
- * the driver refused, and nothing changed. */
-bool stream_gate(presented_t presented, record_t *record);
+typedef enum gate_result {
+  GATE_REFUSED, /* by the driver: nothing changed                             */
+  GATE_NEEDLESS,
+  GATE_ISSUED
+} gate_result;
+
+/* Makes the presented stream's future work wait for the record. */
+gate_result stream_gate(presented_t presented, record_t *record);
+
+/* How far the stream is behind the host, as far as its records tell: its oldest
+ * outstanding one is so old. INT64_MAX: it has no time. */
+int64_t stream_lag_us(const stream_t *stream, int64_t now_us);
+
+/* What is true of its work from now on. */
+void stream_set_traits(stream_t *stream, unsigned traits);
+
+/* Whether its work may wait for what is not yet enqueued. */
+static inline bool stream_is_rendezvous(const stream_t *stream)
+{
+  return atomic_load_explicit(&stream->traits, memory_order_relaxed) & ESPER_TRAIT_RENDEZVOUS &&
+         RULE(RENDEZVOUS_NOT_GATED);
+}
 
 /* The host waits for the record. */
 esper_status stream_wait_host(record_t *record);
@@ -62,6 +92,9 @@ void stream_sync_done(stream_t *stream);
 
 void record_keep(record_t *record);
 void record_drop(record_t *record);
+/* Gives the caller's reference up. True: it was the last, and the caller, who
+ * holds the stream's record lock, gives the record to stream_record_end. */
+bool record_release(record_t *record);
 
 static inline bool stream_completed(const stream_t *stream, uint64_t number)
 {
@@ -78,7 +111,7 @@ static inline uint64_t stream_stamp(const stream_t *stream)
 static inline bool stream_is_after(const stream_t *reader, const stream_t *stream,
                                    uint64_t number)
 {
-  return stream->index < FRONTIER_ROWS &&
+  return RULE(GATE_IS_REMEMBERED) && stream->index < FRONTIER_ROWS &&
          atomic_load(&reader->frontier[stream->index]) >= number;
 }
 

@@ -14,9 +14,10 @@
  * order: the work its home stream had enqueued before the free, which events
  * of that stream numbered `stamp` or higher stand for.
  *
- * Locks, in the order they are taken: sync, device, then one of map, streams,
- * events; or a stream's record lock, then events. No driver call is made under a
- * device lock. The record lock is held over event_record and stream_wait,
+ * Locks, in the order they are taken: sync, a stream's record lock, device, then
+ * one of map, streams, captures, events. No driver call is made under a device
+ * lock. The record lock is held over event_record and stream_wait, and what is
+ * like them inside a capture,
  * because numbers must follow the driver's order (rule 1). */
 #ifndef ESPER_TYPES_H
 #define ESPER_TYPES_H
@@ -42,6 +43,9 @@ typedef struct block block_t;
 typedef struct stream stream_t;
 typedef struct record record_t;
 typedef struct use use_t;
+typedef struct opening opening_t;
+typedef struct capture capture_t;
+typedef struct branch branch_t;
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
@@ -50,21 +54,23 @@ enum {
   BLOCK_ALIGN = 512,   /* every size is a multiple, every address aligned     */
   FRONTIER_ROWS = 256, /* streams with a higher index have no frontier row    */
   STREAM_BUCKETS = 256,
+  STREAM_EVENTS = 32, /* out of use, kept by the stream; more go to the pool  */
 };
 
 /* ---- records and uses -------------------------------------------------- */
 
-/* Immutable once made, but for the event, which goes back to the pool when
- * the record has completed. */
+/* Immutable once made, but for the event, which is free for another record
+ * when this one has completed. */
 struct record {
   stream_t *stream;
   uint64_t number;
+  int64_t time_us;       /* the host's clock; 0: nobody needs it              */
   void *event;           /* NULL once completed                               */
   atomic_int references; /* uses, and the stream's probe                      */
   atomic_int pins;       /* gates being issued on the event just now          */
   bool outstanding;      /* in the stream's list                              */
   record_t *older, *newer;
-  record_t *next_dropped;
+  record_t *next_dropped; /* or the next spare one                            */
 };
 
 enum {
@@ -72,12 +78,20 @@ enum {
   USE_NO_GATE = 2u, /* depends, maybe, on work not yet enqueued               */
 };
 
+/* A place in a capture: what the branch's stream had recorded by then. */
+typedef struct place {
+  branch_t *branch; /* NULL: none; a reference                                */
+  uint64_t number;  /* of the branch; 0: before everything                    */
+  void *node;
+} place_t;
+
 struct use {
   use_t *next;
   stream_t *stream;
   record_t *record; /* NULL: none could be or was recorded; holds the block   */
   uint64_t stamp;   /* of a held use of a free block: the stream's events with
                        this number or a higher one cover it; 0: none does     */
+  place_t place;    /* of a use inside a capture, which has no record         */
   unsigned flags;
 };
 
@@ -91,17 +105,23 @@ struct stream {
   void *handle;     /* of a mortal stream: for show only                      */
   atomic_bool immortal;
   bool all_streams; /* the stand-in for everything that runs on the device    */
+  atomic_uint traits; /* ESPER_TRAIT_...; the stand-in has those of any stream */
 
   mutex_t lock;        /* the record lock: all below but the atomics  */
   _Atomic uint64_t last;       /* the last number taken                       */
   _Atomic uint64_t completed;  /* every number up to this one has completed   */
   record_t *oldest, *newest;   /* outstanding records, by number              */
+  unsigned outstanding;        /* how many                                    */
+  unsigned ask_at;             /* so many are worth a question                */
+  _Atomic int64_t oldest_us;   /* the oldest one's time                       */
+  record_t *spare;             /* records out of use                          */
+  void *events[STREAM_EVENTS]; /* events out of use: the last event_count     */
+  unsigned event_count;
   atomic_bool has_outstanding;
   _Atomic(record_t *) dropped; /* records nobody refers to, to be pooled      */
   uint64_t syncing;            /* what a synchronisation will have completed  */
   record_t *probe;             /* of the owner order, for other streams' sake */
   atomic_bool holds;           /* some free block has a use here, no record   */
-  atomic_uint marks;           /* so far                                      */
   _Atomic uint64_t frontier[FRONTIER_ROWS];
 
   stream_t *next;           /* all streams of the core                        */
@@ -129,7 +149,9 @@ struct block {
   use_t *uses;
   stream_t *user;         /* stream it was last handed out on; NULL: never    */
   uint64_t stamp;         /* owner order; 0: the home stream never had it     */
+  uint64_t capture;       /* that it was last handed out in; 0: none          */
   block_state state;
+  bool withheld;          /* free, but nobody's until its pool is sealed      */
   bool counted_active;    /* in the statistics, as active                     */
   bool counted_split;     /* in the statistics, as an inactive part           */
   bool oversize;          /* live, and counted as such                        */
@@ -146,6 +168,7 @@ struct segment {
   block_t *first;
   bool large;
   bool oversize; /* counted as such */
+  bool captured; /* handed out inside a capture: replays may touch it         */
   segment_t *prev, *next; /* of the device, by birth                          */
 };
 
@@ -153,6 +176,10 @@ struct heap {
   pool_t *pool;
   stream_t *stream;
   uint64_t capture; /* 0, or the capture this memory was handed out in        */
+  bool sealed;      /* what is ready owes nothing: any capture may take over  */
+  bool over;        /* its capture is; said by the seal that is being made    */
+  branch_t *branch; /* the stream inside the capture; NULL: outside any; a
+                       reference                                              */
   bins_t ready[2];  /* by size class: small, large                            */
   bins_t pending[2];
   block_t *warm; /* freed last, kept whole and unmerged: it is often asked for
@@ -162,11 +189,27 @@ struct heap {
   heap_t *next;
 };
 
+/* Goes when nobody refers to it, nobody is at work in it, and its memory went
+ * back. The default pool is always referred to. */
 struct esper_pool {
   device_t *device;
   uint64_t id[2];
+  int references;    /* of captures and pool objects                          */
+  int busy;          /* calls that are at work in it, without the lock        */
+  bool open;         /* has an opening                                        */
+  uint64_t released; /* what of all streams' work was there when the last
+                        reference went, or the last block after that          */
   heap_t *heaps;
   pool_t *next;
+};
+
+/* A pool that allocations go to now, if its filter says so. */
+struct opening {
+  pool_t *pool;
+  esper_pool_filter *filter;
+  void *context;
+  atomic_int callers; /* threads that are asking the filter                   */
+  opening_t *older;
 };
 
 typedef struct trace {
@@ -174,6 +217,16 @@ typedef struct trace {
   size_t capacity, limit; /* it grows up to the limit before it wraps         */
   uint64_t count; /* written since the start                                  */
 } trace_t;
+
+/* A gate, for the hang report. */
+typedef struct gate {
+  const stream_t *waiting; /* was made to wait                                */
+  record_t *record;        /* for this; NULL: an empty place                  */
+  size_t size;             /* of the block                                    */
+  int64_t issued_us;
+} gate_t;
+
+enum { GATES = 64 };
 
 struct device {
   core_t *core;
@@ -184,16 +237,21 @@ struct device {
   mutex_t lock; /* all below, and all heaps, segments, blocks, uses   */
   pool_t *pools;        /* the default pool is `default_pool`                 */
   pool_t default_pool;
+  opening_t *openings;  /* newest first                                       */
+  atomic_int opening_count;
   segment_t *first_segment, *last_segment;
   uint64_t next_sequence;
   size_t total;     /* bytes of device memory                                 */
   double fraction;
   size_t limit;     /* 0: none                                                */
   size_t reserving; /* bytes being obtained, not yet in the statistics        */
+  size_t refused;   /* the segment that the driver had no memory for; 0: none  */
   esper_stats stats;
   esper_counters counters;
   arena_t blocks, segments, uses;
   trace_t trace;
+  gate_t gates[GATES]; /* a ring                                              */
+  unsigned next_gate;
 
   stream_t *legacy;      /* the default stream                                */
   stream_t *all_streams; /* stands for every stream: see event_record_all     */
@@ -212,11 +270,14 @@ enum { DRIVER_CALLS = 24 };
 
 struct esper_core {
   const esper_driver *driver;
+  uint64_t serial; /* of the process's cores, from 1 */
   _Atomic uint64_t driver_calls[DRIVER_CALLS];
   atomic_bool shut_down;
 
   mutex_t config_lock; /* setting up devices, and tracing, too        */
   _Atomic(struct config *) config; /* read without a lock                     */
+  atomic_bool timing; /* records take the time: reuse order `auto` wants it   */
+  int64_t (*clock_us)(void);
   atomic_bool tracing;
 
   int device_count;
@@ -225,9 +286,12 @@ struct esper_core {
   mutex_t streams_lock;
   _Atomic(stream_t *) streams;
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
-  stream_t *stream_by_id[STREAM_BUCKETS];
+  _Atomic(stream_t *) stream_by_id[STREAM_BUCKETS];
   unsigned stream_count;
   _Atomic uint64_t epoch; /* rises when an obligation may have been satisfied */
+
+  mutex_t captures_lock;
+  capture_t *captures; /* that somebody refers to */
 
   struct map *map; /* address -> block */
 };

@@ -1,5 +1,6 @@
 #include "use.h"
 
+#include "capture.h"
 #include "stream.h"
 
 /* Empty, so that one nobody needed can be given back. */
@@ -15,6 +16,7 @@ void use_give(device_t *device, use_t *use)
 {
   if (use->record)
     record_drop(use->record);
+  place_drop(&use->place);
   arena_give(&device->uses, use);
 }
 
@@ -40,10 +42,11 @@ void use_settle(use_t *use, record_t *record)
   use->record = record;
 }
 
-static use_t *use_on(const block_t *block, const stream_t *stream)
+/* Of a stream outside captures (`branch` NULL), or of a branch of one. */
+static use_t *use_on(const block_t *block, const stream_t *stream, const branch_t *branch)
 {
   use_t *use = block->uses;
-  while (use && use->stream != stream)
+  while (use && (use->stream != stream || use->place.branch != branch))
     use = use->next;
   return use;
 }
@@ -54,12 +57,13 @@ bool use_has_completed(const use_t *use)
   return number && stream_completed(use->stream, number);
 }
 
+/* Takes over the reference. */
 static void use_take_later(use_t *use, record_t *record)
 {
-  if (use->record->number < record->number) {
-    record_keep(record);
+  if (use->record->number < record->number)
     use_set_record(use, record);
-  }
+  else
+    record_drop(record);
 }
 
 /* A live block's use on a stream is followed by another there. An event at the
@@ -69,25 +73,76 @@ static void use_follow(use_t *use, record_t *record, unsigned flags)
   use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
   if (use->flags & USE_AT_FREE || !record)
     use_set_record(use, NULL);
-  else if (use->record)
+  if (record && use->record)
     use_take_later(use, record);
+  else if (record)
+    record_drop(record);
 }
 
-void use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags,
+bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags,
                 use_t **spare)
 {
-  use_t *use = RULE(ONE_USE_A_STREAM) ? use_on(block, stream) : NULL;
+  use_t *use = RULE(ONE_USE_A_STREAM) ? use_on(block, stream, NULL) : NULL;
+  if (use && RULE(LATER_USE_REPLACES)) {
+    use_follow(use, record, flags);
+    return true;
+  }
   if (use) {
-    if (RULE(LATER_USE_REPLACES))
-      use_follow(use, record, flags);
+    if (record)
+      record_drop(record);
+    return true;
+  }
+  use = *spare;
+  if (!use)
+    return false;
+  *spare = NULL;
+  *use = (use_t){.next = block->uses, .stream = stream, .record = record, .flags = flags};
+  block->uses = use;
+  return true;
+}
+
+record_t *use_replace(block_t *block, record_t *record, unsigned flags)
+{
+  use_t *use = use_on(block, record->stream, NULL);
+  if (!use || !use->record || use->record->number > record->number || flags & USE_AT_FREE)
+    return NULL;
+  if (!RULE(ONE_USE_A_STREAM) || !RULE(LATER_USE_REPLACES))
+    return NULL;
+  record_t *replaced = use->record;
+  use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
+  use->record = record;
+  return replaced;
+}
+
+static void place_take_later(place_t *place, place_t other)
+{
+  if (other.number > place->number) {
+    place_t earlier = *place;
+    *place = other;
+    other = earlier;
+  }
+  place_drop(&other);
+}
+
+void use_attach_place(block_t *block, place_t place, unsigned flags, use_t **spare)
+{
+  stream_t *stream = place.branch->stream;
+  use_t *use = use_on(block, stream, place.branch);
+  if (use) {
+    use->flags |= flags;
+    place_take_later(&use->place, place);
     return;
   }
   use = *spare;
   *spare = NULL;
-  if (record)
-    record_keep(record);
-  *use = (use_t){.next = block->uses, .stream = stream, .record = record, .flags = flags};
+  *use = (use_t){.next = block->uses, .stream = stream, .place = place, .flags = flags};
   block->uses = use;
+}
+
+void use_set_place(use_t *use, place_t place)
+{
+  place_drop(&use->place);
+  use->place = place;
 }
 
 bool use_is_satisfied(const use_t *use, const stream_t *reader)
@@ -114,11 +169,15 @@ bool uses_have_completed(const block_t *block)
   return true;
 }
 
+bool use_is_rendezvous(const use_t *use)
+{
+  return (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST)) ||
+         stream_is_rendezvous(use->stream);
+}
+
 bool use_may_be_gated(const use_t *use, bool at_free_too)
 {
-  if (!use->record)
-    return false;
-  if (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST))
+  if (!use->record || use_is_rendezvous(use))
     return false;
   return at_free_too || !(use->flags & USE_AT_FREE) || !RULE(GATE_NOT_AT_FREE);
 }
@@ -135,6 +194,11 @@ bool owner_order_has_completed(const block_t *block)
   return !block->stamp || stream_completed(block->segment->heap->stream, block->stamp);
 }
 
+bool owner_order_may_be_gated(const block_t *block)
+{
+  return !stream_is_rendezvous(block->segment->heap->stream);
+}
+
 void uses_drop(device_t *device, block_t *block)
 {
   while (block->uses) {
@@ -148,7 +212,20 @@ void uses_drop_completed(device_t *device, block_t *block)
 {
   for (use_t **link = &block->uses; *link;) {
     use_t *use = *link;
-    if (use_has_completed(use)) {
+    if (use_has_completed(use) && RULE(COMPLETED_USES_LEAVE)) {
+      *link = use->next;
+      use_give(device, use);
+    } else {
+      link = &use->next;
+    }
+  }
+}
+
+void uses_drop_captured(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    if (use->place.branch) {
       *link = use->next;
       use_give(device, use);
     } else {
@@ -168,6 +245,28 @@ static void use_hold_for_both(use_t *use, const use_t *other)
   use_set_record(use, NULL);
 }
 
+static void place_unite(place_t *into, place_t *from)
+{
+  place_take_later(into, *from);
+  *from = (place_t){0};
+}
+
+void uses_unite_places(device_t *device, block_t *block)
+{
+  for (use_t *use = block->uses; use; use = use->next)
+    for (use_t **link = &use->next; use->place.branch && *link;) {
+      use_t *other = *link;
+      if (other->place.branch == use->place.branch) {
+        *link = other->next;
+        use->flags |= other->flags;
+        place_unite(&use->place, &other->place);
+        use_give(device, other);
+      } else {
+        link = &other->next;
+      }
+    }
+}
+
 void uses_unite(device_t *device, block_t *into, block_t *from)
 {
   /* A held use may have completed since somebody looked. */
@@ -176,15 +275,19 @@ void uses_unite(device_t *device, block_t *into, block_t *from)
   while (from->uses) {
     use_t *use = from->uses;
     from->uses = use->next;
-    use_t *same = use_on(into, use->stream);
+    use_t *same = RULE(ONE_USE_A_STREAM) ? use_on(into, use->stream, use->place.branch) : NULL;
     if (!RULE(MERGE_UNITES_USES)) {
       use_give(device, use);
     } else if (same) {
       same->flags |= use->flags;
-      if (same->record && use->record)
+      if (same->place.branch) {
+        place_unite(&same->place, &use->place);
+      } else if (same->record && use->record) {
+        record_keep(use->record);
         use_take_later(same, use->record);
-      else
+      } else {
         use_hold_for_both(same, use);
+      }
       use_give(device, use);
     } else {
       use->next = into->uses;
@@ -198,8 +301,10 @@ bool uses_are_valid(const block_t *block)
   for (const use_t *use = block->uses; use; use = use->next) {
     if (use->record && use->record->stream != use->stream)
       return false;
+    if (use->place.branch && (use->record || use->place.branch->stream != use->stream))
+      return false;
     for (const use_t *other = use->next; other; other = other->next)
-      if (other->stream == use->stream)
+      if (other->stream == use->stream && other->place.branch == use->place.branch)
         return false;
   }
   return true;

@@ -202,6 +202,28 @@ static esper_status scope_enter(scope *s, int device, scope_mode mode)
     return scope_leave(&s, call);                         \
   } while (0)
 
+/* A thread that has no context at all may be refused even a handle that names
+ * its own. */
+static bool lacks_context(esper_status status)
+{
+  return status == ESPER_DEVICE_ERROR && failure.result == CUDA_ERROR_INVALID_CONTEXT;
+}
+
+/* The same for a short call on a stream, which the scope would make half as
+ * long again: a handle above 2 names its context itself, so the scope is
+ * entered only for the others, and where the thread has no context. */
+#define RETURN_ON_STREAM(device, stream, call)    \
+  do {                                            \
+    if ((uintptr_t)(stream) > 2) {                \
+      esper_status named = refuse_if_forked();    \
+      if (named == ESPER_OK)                      \
+        named = call;                             \
+      if (!lacks_context(named))                  \
+        return named;                             \
+    }                                             \
+    RETURN_SCOPED(device, SCOPE_PLAIN, call);     \
+  } while (0)
+
 /* ---- devices ----------------------------------------------------------- */
 
 static esper_status cuda_device_count(void *self, int *count)
@@ -367,6 +389,15 @@ static esper_status cuda_page_unmap(void *self, int device, uintptr_t address, s
 
 /* ---- streams ----------------------------------------------------------- */
 
+static esper_status id_of(CUstream stream, uint64_t *id)
+{
+  unsigned long long value = 0;
+  esper_status status = CALL(cuStreamGetId, stream, &value);
+  if (status == ESPER_OK)
+    *id = value;
+  return status;
+}
+
 static esper_status cuda_stream_id(void *self, int device, void *stream, uint64_t *id)
 {
   (void)self;
@@ -374,18 +405,8 @@ static esper_status cuda_stream_id(void *self, int device, void *stream, uint64_
     return refuse(ESPER_UNSUPPORTED,
                   "cuStreamGetId is missing: it came with CUDA 12.0, this driver is %d.%d",
                   driver_version / 1000, driver_version % 1000 / 10);
-  scope s;
-  esper_status status = scope_enter(&s, device, SCOPE_PLAIN);
-  if (status != ESPER_OK)
-    return status;
-  unsigned long long value = 0;
-  status = CALL(cuStreamGetId, stream, &value);
-  if (status == ESPER_OK)
-    *id = value;
-  return scope_leave(&s, status);
+  RETURN_ON_STREAM(device, stream, id_of(stream, id));
 }
-
-static const uint64_t INVALIDATED_CAPTURE = UINT64_MAX - 1;
 
 static esper_status capture_of(CUstream stream, uint64_t *capture)
 {
@@ -400,30 +421,15 @@ static esper_status capture_of(CUstream stream, uint64_t *capture)
   if (state == CU_STREAM_CAPTURE_STATUS_NONE)
     *capture = 0;
   else
-    *capture = state == CU_STREAM_CAPTURE_STATUS_ACTIVE && id ? id : INVALIDATED_CAPTURE;
+    *capture = state == CU_STREAM_CAPTURE_STATUS_ACTIVE && id ? id : ESPER_CAPTURE_INVALID;
   return ESPER_OK;
 }
 
-/* Asked before every record and every gate, so without a scope where it can
- * be: a handle above 2 names its context itself, though a thread that has no
- * context at all may still be refused. */
 static esper_status cuda_stream_capture(void *self, int device, void *stream,
                                         uint64_t *capture)
 {
   (void)self;
-  esper_status status = refuse_if_forked();
-  if (status != ESPER_OK)
-    return status;
-  if ((uintptr_t)stream > 2) {
-    status = capture_of(stream, capture);
-    if (status != ESPER_DEVICE_ERROR || failure.result != CUDA_ERROR_INVALID_CONTEXT)
-      return status;
-  }
-  scope s;
-  status = scope_enter(&s, device, SCOPE_PLAIN);
-  if (status != ESPER_OK)
-    return status;
-  return scope_leave(&s, capture_of(stream, capture));
+  RETURN_ON_STREAM(device, stream, capture_of(stream, capture));
 }
 
 static esper_status cuda_stream_create(void *self, int device, void **stream)
@@ -449,7 +455,134 @@ static esper_status cuda_stream_destroy(void *self, int device, void *stream)
 static esper_status cuda_stream_wait(void *self, int device, void *stream, void *event)
 {
   (void)self;
-  RETURN_SCOPED(device, SCOPE_PLAIN, CALL(cuStreamWaitEvent, stream, event, 0));
+  RETURN_ON_STREAM(device, stream, CALL(cuStreamWaitEvent, stream, event, 0));
+}
+
+/* ---- captures ---------------------------------------------------------- */
+
+enum { TAILS = 64 }; /* nodes that a stream's next operation may depend on */
+
+/* What is asked of captures here knows full dependencies only: of a capture with
+ * others (programmatic launches) the driver will not speak in these terms. */
+static esper_status scope_enter_capture(scope *s, int device)
+{
+  esper_status status = scope_enter(s, device, SCOPE_PLAIN);
+  if (status != ESPER_OK || (api.cuStreamUpdateCaptureDependencies &&
+                             api.cuGraphAddEmptyNode && api.cuGraphNodeGetDependencies))
+    return status;
+  return scope_leave(s, refuse(ESPER_UNSUPPORTED,
+                               "this driver, %d.%d, does not show the graph of a capture",
+                               driver_version / 1000, driver_version % 1000 / 10));
+}
+
+/* The driver's array lasts until the next call: it is copied at once. */
+static esper_status tails_of(CUstream stream, uint64_t capture, CUgraph *graph,
+                             CUgraphNode *tails, size_t *count)
+{
+  CUstreamCaptureStatus state = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUgraphNode *found = NULL;
+  cuuint64_t id = 0;
+  *count = 0;
+  esper_status status =
+      CALL(cuStreamGetCaptureInfo, stream, &state, &id, graph, &found, count);
+  if (status != ESPER_OK)
+    return status;
+  if (state != CU_STREAM_CAPTURE_STATUS_ACTIVE || id != capture)
+    return refuse(ESPER_INVALID, "the stream is not in capture %llu any more",
+                  (unsigned long long)capture);
+  if (*count > TAILS)
+    return refuse(ESPER_UNSUPPORTED, "the stream's next operation depends on %zu nodes", *count);
+  for (size_t i = 0; i < *count; i++)
+    tails[i] = found[i];
+  return ESPER_OK;
+}
+
+/* As an empty node does that was added after the others. */
+static bool is_after_others(CUgraphNode node, const CUgraphNode *tails, size_t count)
+{
+  CUgraphNode before[TAILS];
+  size_t found = TAILS;
+  if (api.cuGraphNodeGetDependencies(node, before, &found) != CUDA_SUCCESS)
+    return false;
+  for (size_t i = 0; i < count; i++) {
+    size_t k = 0;
+    while (k < found && before[k] != tails[i])
+      k++;
+    if (k == found && tails[i] != node)
+      return false;
+  }
+  return true;
+}
+
+/* The empty node is added to the dependencies and replaces none: somebody may
+ * just be capturing another operation. */
+static esper_status point_after(CUstream stream, CUgraph graph, CUgraphNode *tails,
+                                size_t count, CUgraphNode *node)
+{
+  *node = count ? tails[count - 1] : NULL;
+  if (count < 2 || is_after_others(*node, tails, count))
+    return ESPER_OK;
+  CUgraphNode empty = NULL;
+  esper_status status = CALL(cuGraphAddEmptyNode, &empty, graph, tails, count);
+  if (status == ESPER_OK)
+    status = CALL(cuStreamUpdateCaptureDependencies, stream, &empty, 1,
+                  CU_STREAM_ADD_CAPTURE_DEPENDENCIES);
+  *node = empty;
+  return status;
+}
+
+static esper_status cuda_capture_point(void *self, int device, void *stream, uint64_t capture,
+                                       void **node)
+{
+  (void)self;
+  CUgraph graph = NULL;
+  CUgraphNode tails[TAILS], point = NULL;
+  size_t count;
+  scope s;
+  esper_status status = scope_enter_capture(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  status = tails_of(stream, capture, &graph, tails, &count);
+  if (status == ESPER_OK)
+    status = point_after(stream, graph, tails, count, &point);
+  if (status == ESPER_OK)
+    *node = point;
+  return scope_leave(&s, status);
+}
+
+static esper_status cuda_capture_depend(void *self, int device, void *stream, uint64_t capture,
+                                        void *node)
+{
+  (void)self;
+  CUgraph graph;
+  CUgraphNode tails[TAILS], added = node;
+  size_t count;
+  scope s;
+  esper_status status = scope_enter_capture(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  status = tails_of(stream, capture, &graph, tails, &count);
+  if (status == ESPER_OK)
+    status = CALL(cuStreamUpdateCaptureDependencies, stream, &added, 1,
+                  CU_STREAM_ADD_CAPTURE_DEPENDENCIES);
+  return scope_leave(&s, status);
+}
+
+static esper_status cuda_capture_before(void *self, int device, void *node, void **before,
+                                        size_t *count)
+{
+  (void)self;
+  size_t found = *count;
+  scope s;
+  esper_status status = scope_enter_capture(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  status = CALL(cuGraphNodeGetDependencies, node, (CUgraphNode *)before, &found);
+  if (status == ESPER_OK && found >= *count)
+    status = refuse(ESPER_UNSUPPORTED, "a node depends on %zu others, or more", found);
+  if (status == ESPER_OK)
+    *count = found;
+  return scope_leave(&s, status);
 }
 
 /* ---- events ------------------------------------------------------------ */
@@ -477,7 +610,7 @@ static esper_status cuda_event_destroy(void *self, int device, void *event)
 static esper_status cuda_event_record(void *self, int device, void *event, void *stream)
 {
   (void)self;
-  RETURN_SCOPED(device, SCOPE_PLAIN, CALL(cuEventRecord, event, stream));
+  RETURN_ON_STREAM(device, stream, CALL(cuEventRecord, event, stream));
 }
 
 static esper_status cuda_event_record_all(void *self, int device, void *event)
@@ -674,6 +807,9 @@ static const esper_driver driver = {
     .page_unmap = cuda_page_unmap,
     .stream_id = cuda_stream_id,
     .stream_capture = cuda_stream_capture,
+    .capture_point = cuda_capture_point,
+    .capture_depend = cuda_capture_depend,
+    .capture_before = cuda_capture_before,
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
     .stream_wait = cuda_stream_wait,
@@ -724,7 +860,7 @@ int esper_cuda_get_entry_point(int index, esper_cuda_entry_point *entry)
 
 esper_status esper_cuda_get_device(int index, esper_cuda_device *info)
 {
-  cuda_device *device;
+  cuda_device *device = NULL;
   *info = (esper_cuda_device){0};
   esper_status status = device_find(index, &device);
   if (status == ESPER_OK)

@@ -206,6 +206,16 @@ static PyObject *addresses(PyObject *self, PyObject *ignored)
   return dict;
 }
 
+/* F(name) for each figure of struct esper_counters, in its order */
+#define COUNTERS(F)                                                                 \
+  F(gates_issued) F(gates_skipped) F(loans) F(uses_pending) F(bytes_pending)         \
+  F(blocks_held) F(events_alive) F(events_created) F(metadata_bytes) F(captured_uses)
+
+#define FIGURE(name) +1
+_Static_assert(sizeof(esper_counters) == (0 COUNTERS(FIGURE)) * sizeof(uint64_t),
+               "a figure is missing above");
+#undef FIGURE
+
 PyDoc_STRVAR(counters_doc,
              "counters(device, /)\n--\n\n"
              "Figures of this process's allocator on a device, as a dict; they are described\n"
@@ -230,12 +240,33 @@ static PyObject *counters(PyObject *self, PyObject *argument)
   Py_END_ALLOW_THREADS
   if (status != ESPER_OK)
     return raise_status(status);
-#define FIGURE(name) #name, (unsigned long long)figures.name
-  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", FIGURE(gates_issued),
-                       FIGURE(gates_skipped), FIGURE(loans), FIGURE(uses_pending),
-                       FIGURE(bytes_pending), FIGURE(blocks_held), FIGURE(events_alive),
-                       FIGURE(events_created), FIGURE(metadata_bytes), FIGURE(captured_uses));
+  PyObject *dict = PyDict_New();
+  int failed = !dict;
+#define FIGURE(name) \
+  failed = failed || dict_take(dict, #name, PyLong_FromUnsignedLongLong(figures.name)) < 0;
+  COUNTERS(FIGURE)
 #undef FIGURE
+  if (failed)
+    Py_CLEAR(dict);
+  return dict;
+}
+
+/* The names of these figures, in their order. */
+static PyObject *counter_names(void)
+{
+#define FIGURE(name) #name,
+  static const char *const names[] = {COUNTERS(FIGURE)};
+#undef FIGURE
+  Py_ssize_t count = (Py_ssize_t)(sizeof names / sizeof *names);
+  PyObject *tuple = PyTuple_New(count);
+  for (Py_ssize_t i = 0; tuple && i < count; i++) {
+    PyObject *name = PyUnicode_FromString(names[i]);
+    if (name)
+      PyTuple_SET_ITEM(tuple, i, name);
+    else
+      Py_CLEAR(tuple);
+  }
+  return tuple;
 }
 
 PyDoc_STRVAR(driver_calls_doc,
@@ -274,6 +305,9 @@ static int module_exec(PyObject *module)
   PyObject *capsule = PyCapsule_New((void *)&capi, ESPER_CAPI_NAME, NULL);
   int failed = !capsule || PyModule_AddObjectRef(module, "capi", capsule) < 0 ||
                PyModule_AddStringConstant(module, "__version__", ESPER_VERSION) < 0;
+  PyObject *names = failed ? NULL : counter_names();
+  failed = failed || !names || PyModule_AddObjectRef(module, "COUNTERS", names) < 0;
+  Py_XDECREF(names);
   Py_XDECREF(capsule);
   return failed ? -1 : 0;
 }

@@ -17,7 +17,7 @@
 #define ESPER_CAPI_NAME "esper_alloc._core.capi"
 
 /* Raised by every change to the list below or to a type in esper_alloc.h. */
-#define ESPER_CAPI_VERSION 1u
+#define ESPER_CAPI_VERSION 2u
 
 /* F(name) for each public function esper_<name> */
 #define ESPER_CAPI_FUNCTIONS(F)                                             \
@@ -26,9 +26,11 @@
   F(alloc_init) F(alloc_reset) F(alloc_set_memory_fraction) F(alloc_base)   \
   F(alloc_set_record_stream_visible)                                        \
   F(core_create) F(core_destroy) F(core_is_valid) F(device_count)           \
+  F(stream_set_traits) F(gates_copy)                                        \
   F(malloc) F(malloc_from) F(free)                                          \
   F(record_use) F(record_use_event) F(record_stream) F(free_after_all)      \
   F(retire) F(empty_cache) F(pool_create)                                   \
+  F(pool_begin) F(pool_end) F(pool_release) F(pool_use_count) F(pool_empty) \
   F(set_memory_fraction) F(get_memory_fraction) F(configure) F(get_config)  \
   F(get_stats) F(reset_peak_stats) F(reset_accumulated_stats)               \
   F(get_counters) F(driver_call_name) F(driver_calls) F(get_failure)        \

@@ -541,7 +541,9 @@ PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
                .slots = (size_t)slots,
                .streams = (size_t)streams,
                .uses = (size_t)uses,
-               .order = strcmp(order, "grow") ? ESPER_REUSE_GATE : ESPER_REUSE_GROW,
+               .order = !strcmp(order, "grow")   ? ESPER_REUSE_GROW
+                        : !strcmp(order, "auto") ? ESPER_REUSE_AUTO
+                                                 : ESPER_REUSE_GATE,
                .on_cuda = !strcmp(device, "cuda")};
   size_t at = 0;
   const char *fault = NULL;
@@ -549,8 +551,9 @@ PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
       slots < 0 || streams < 0 || uses < 0 || slots > UINT32_MAX ||
       streams > UINT32_MAX || uses > UINT32_MAX)
     PyErr_SetString(PyExc_ValueError, "replay: counts that make no sense");
-  else if (strcmp(order, "gate") && strcmp(order, "grow"))
-    PyErr_Format(PyExc_ValueError, "replay: order is 'gate' or 'grow', not '%s'", order);
+  else if (strcmp(order, "gate") && strcmp(order, "grow") && strcmp(order, "auto"))
+    PyErr_Format(PyExc_ValueError, "replay: order is 'gate', 'grow' or 'auto', not '%s'",
+                 order);
   else if (strcmp(device, "sim") && strcmp(device, "cuda"))
     PyErr_Format(PyExc_ValueError, "replay: device is 'sim' or 'cuda', not '%s'", device);
   else if (!read_pool_ids(&h, pools))

@@ -10,6 +10,7 @@
 #include "core_api.h"
 #include "options.h"
 #include "out_of_memory.h"
+#include "pools.h"
 #include "stream.h"
 #include "uncached.h"
 
@@ -65,6 +66,7 @@ inline void tell_of_free(void* ptr) {
   if (status == ESPER_OUT_OF_MEMORY) {
     throw_out_of_memory();
   }
+  rethrow_filter_failure();
   throw_status(status, "allocating memory");
 }
 
@@ -220,13 +222,14 @@ bool Allocator::isEnabled() const {
 }
 
 void Allocator::emptyCache(c10::MempoolId_t pool) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      pool == c10::MempoolId_t(0, 0),
-      "esper_alloc does not support emptyCache of a private pool yet");
+  const bool every_pool = pool == c10::MempoolId_t(0, 0);
   esper_core* made = core();
   for (int device = 0; device < capi().device_count(made); ++device) {
     check(
-        capi().empty_cache(made, device, nullptr), "emptying the cache");
+        every_pool
+            ? capi().empty_cache(made, device, nullptr)
+            : capi().pool_empty(made, device, pool.first, pool.second),
+        "emptying the cache");
   }
 }
 

@@ -5,6 +5,7 @@
 //   allocator.cpp    memory, streams, limits, copies
 //   statistics.cpp   memory_stats() and its resets
 //   snapshot.cpp     _snapshot()
+//   pools.cpp        private pools, which graphs and MemPools use
 //   history.cpp      _record_memory_history() and annotations
 //   unsupported.cpp  what raises, naming itself
 #pragma once
@@ -96,7 +97,7 @@ class Allocator final : public native::CUDAAllocator {
       override;
   void setUserMetadata(const std::string& metadata) override;
 
-  // unsupported.cpp
+  // pools.cpp
   void beginAllocateToPool(
       c10::DeviceIndex device,
       c10::MempoolId_t pool,
@@ -114,6 +115,8 @@ class Allocator final : public native::CUDAAllocator {
       c10::MempoolId_t pool,
       bool use_on_oom) override;
   void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+
+  // unsupported.cpp
   bool checkPoolLiveAllocations(
       c10::DeviceIndex device,
       c10::MempoolId_t pool,

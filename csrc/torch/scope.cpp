@@ -49,18 +49,6 @@ WaitEvents& wait_events() {
   return *events;
 }
 
-// Orders the future work of `waiter` after the work enqueued on `on` so far.
-void wait_for(CUDAStream waiter, CUDAStream on) {
-  if (waiter == on) {
-    return;
-  }
-  auto event = wait_events().take(on.device_index());
-  event->record(on);
-  event->block(waiter);
-  // The wait holds what the event stood for; it may be recorded again.
-  wait_events().give_back(on.device_index(), std::move(event));
-}
-
 CUDAStream cuda_stream(PyObject* object) {
   const auto stream = unwrap_stream(object);
   TORCH_CHECK_TYPE(
@@ -122,6 +110,17 @@ void gather(Gathering& found, PyObject* tensors) {
 
 } // namespace
 
+void wait_for(CUDAStream waiter, CUDAStream on) {
+  if (waiter == on) {
+    return;
+  }
+  auto event = wait_events().take(on.device_index());
+  event->record(on);
+  event->block(waiter);
+  // The wait holds what the event stood for; it may be recorded again.
+  wait_events().give_back(on.device_index(), std::move(event));
+}
+
 PyObject* enter_stream(PyObject* /*module*/, PyObject* stream) {
   HANDLE_TH_ERRORS
   const CUDAStream entered = cuda_stream(stream);
@@ -152,12 +151,13 @@ PyObject* leave_stream(
   const Before before = from_python(args[2]);
   End end;
   end.stream = cuda_stream(args[1]);
-  end.stream_object = args[1];
   const bool recorded_graph = at::sequence_number::peek() != before.nodes;
   try {
     Gathering found(recorded_graph ? Saved::yes : Saved::no);
     gather(found, args[0]);
-    found.mark(end);
+    PythonEnd python_end;
+    python_end.stream = args[1];
+    found.mark(end, python_end);
   } catch (...) {
     restore(before);
     throw;
@@ -182,7 +182,8 @@ PyObject* hand_over(
     pybind11::gil_scoped_release no_gil;
     wait_for(*end.stream, from);
   }
-  found.mark(end);
+  // The current stream, for Python too.
+  found.mark(end, PythonEnd{});
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }

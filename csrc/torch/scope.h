@@ -1,9 +1,13 @@
 // The steps of `with esper_alloc.using(...)`, as Python functions.
 #pragma once
 
+#include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/python_headers.h>
 
 namespace esper {
+
+// Orders the future work of `waiter` after the work enqueued on `on` so far.
+void wait_for(c10::cuda::CUDAStream waiter, c10::cuda::CUDAStream on);
 
 // enter_stream(stream) -> state: makes `stream` wait for the current stream
 // and current. A stream of another device makes that device current too.

@@ -1,11 +1,11 @@
 // What esper_alloc cannot do yet. Each raises, naming itself and what asks for
 // it; none is silently ignored. The list shrinks as the core grows.
 #include "allocator.h"
+#include "unsupported.h"
 
 namespace esper {
-namespace {
 
-[[noreturn]] void throw_unsupported(const char* method, const char* asked_by) {
+void throw_unsupported(const char* method, const char* asked_by) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false,
       "esper_alloc does not support ",
@@ -15,61 +15,14 @@ namespace {
       " need; run this program on PyTorch's native allocator for now.");
 }
 
-constexpr const char* graphs_and_pools =
-    "torch.cuda.graph, torch.cuda.MemPool and "
-    "torch.compile(mode=\"reduce-overhead\")";
-constexpr const char* pools = "torch.cuda.MemPool and use_mem_pool";
+namespace {
+
 constexpr const char* graph_trees = "torch.compile's CUDA graph trees";
 constexpr const char* sharing =
     "torch.multiprocessing queues and other CUDA tensors shared between "
     "processes";
 
 } // namespace
-
-void Allocator::beginAllocateToPool(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/,
-    std::function<bool(cudaStream_t)> /*filter*/) {
-  throw_unsupported("beginAllocateToPool", graphs_and_pools);
-}
-
-void Allocator::endAllocateToPool(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/) {
-  throw_unsupported("endAllocateToPool", graphs_and_pools);
-}
-
-void Allocator::releasePool(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/) {
-  throw_unsupported("releasePool", graphs_and_pools);
-}
-
-int Allocator::getPoolUseCount(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/) {
-  throw_unsupported("getPoolUseCount", pools);
-}
-
-void Allocator::createOrIncrefPool(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/,
-    std::shared_ptr<native::CUDAAllocator> /*segments*/) {
-  throw_unsupported("createOrIncrefPool", pools);
-}
-
-void Allocator::setUseOnOOM(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/,
-    bool /*use_on_oom*/) {
-  throw_unsupported("setUseOnOOM", pools);
-}
-
-void Allocator::setNoSplit(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/) {
-  throw_unsupported("setNoSplit", pools);
-}
 
 bool Allocator::checkPoolLiveAllocations(
     c10::DeviceIndex /*device*/,

@@ -1,22 +1,12 @@
 #include "use.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAGuard.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <mutex>
-#include <unordered_map>
-
-#include "allocator.h"
-#include "core_api.h"
-#include "stream.h"
-
 namespace esper {
 namespace {
-
-using c10::cuda::CUDAStream;
 
 // A call's argument is held by the caller's variable and, before Python 3.14,
 // by the interpreter's stack; an element of a container by the container.
@@ -26,114 +16,6 @@ constexpr Py_ssize_t references_of_argument = 1;
 constexpr Py_ssize_t references_of_argument = 2;
 #endif
 constexpr Py_ssize_t references_of_element = 1;
-
-// The core that may know foreign-looking addresses: ours, or the one under
-// torch's CUDAPluggableAllocator. Null: PyTorch does not run on us.
-esper_core* core_that_serves() {
-  if (esper_core* made = core_if_made()) {
-    return made;
-  }
-  return native::get()->name() == "pluggable" ? core() : nullptr;
-}
-
-bool is_ours(const c10::DataPtr& data) {
-  if (data.get_deleter() == &delete_memory) {
-    return true;
-  }
-  // Our memory wears other deleters too: behind DLPack, copy-on-write, the
-  // pluggable allocator.
-  esper_core* made = core_that_serves();
-  esper_block_info block;
-  return made != nullptr &&
-      capi().find_block(made, data.get(), &block) == ESPER_OK &&
-      block.live;
-}
-
-CUDAStream stream_for(const End& end, c10::DeviceIndex device) {
-  return end.stream ? *end.stream : c10::cuda::getCurrentCUDAStream(device);
-}
-
-// A stream that ends with `event`, for allocators that know only streams: one
-// of our own for each device, so that no stream of the user waits.
-CUDAStream stream_behind(const RecordedEvent& event) {
-  static std::mutex mutex;
-  static auto* streams =
-      new std::unordered_map<c10::DeviceIndex, cudaStream_t>();
-  std::lock_guard<std::mutex> lock(mutex);
-  c10::cuda::CUDAGuard guard(event.device);
-  cudaStream_t& stream = (*streams)[event.device];
-  if (stream == nullptr) {
-    C10_CUDA_CHECK(
-        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  }
-  C10_CUDA_CHECK(cudaStreamWaitEvent(stream, event.handle, 0));
-  return c10::cuda::getStreamFromExternal(stream, event.device);
-}
-
-// Marks blocks, with one event for all that share a stream.
-template <class Blocks>
-void mark_precise(const Blocks& blocks, const End& end) {
-  if (blocks.empty()) {
-    return;
-  }
-  const unsigned flags = end.gate ? 0u : unsigned{ESPER_USE_NO_GATE};
-  esper_core* made = core();
-  c10::SmallVector<const void*, 8> group;
-  // Without a stream each device has its own current one.
-  const bool split = !end.stream && !end.event;
-  c10::SmallVector<bool, 8> done(blocks.size(), false);
-  for (size_t first = 0; first < blocks.size(); ++first) {
-    if (done[first]) {
-      continue;
-    }
-    const c10::DeviceIndex device = blocks[first].device;
-    group.clear();
-    for (size_t i = first; i < blocks.size(); ++i) {
-      if (!done[i] && (!split || blocks[i].device == device)) {
-        group.push_back(blocks[i].ptr);
-        done[i] = true;
-      }
-    }
-    const esper_status status = end.event
-        ? capi().record_use_event(
-              made,
-              group.data(),
-              group.size(),
-              end.event->handle,
-              end.event->device,
-              flags,
-              nullptr)
-        : capi().record_use(
-              made,
-              group.data(),
-              group.size(),
-              to_esper(stream_for(end, device)),
-              flags,
-              nullptr);
-    check(status, "record_use");
-  }
-}
-
-template <class Blocks>
-void mark_until_free(const Blocks& blocks, const End& end) {
-  for (const auto& block : blocks) {
-    // An event does not say which stream it is on, and that stream is where
-    // backward reads.
-    const bool unknown = end.event && !end.stream;
-    const esper_status status = unknown
-        ? capi().free_after_all(core(), const_cast<void*>(block.ptr))
-        : capi().record_stream(
-              core(), block.ptr, to_esper(stream_for(end, block.device)));
-    check(status, "record_use of a tensor that autograd may have saved");
-  }
-}
-
-void mark_foreign(const at::Tensor& tensor, const End& end) {
-  const CUDAStream stream = end.event && !end.stream
-      ? stream_behind(*end.event)
-      : stream_for(end, tensor.device().index());
-  tensor.record_stream(stream.unwrap());
-}
 
 // A function of esper_alloc.use, which holds what is easier said in Python.
 PyObject* python_helper(const char* name) {
@@ -147,6 +29,10 @@ bool is_scalar(PyObject* value) {
 }
 
 } // namespace
+
+Gathering::Gathering(Saved saved)
+    : saved_(saved),
+      mode_is_active_(c10::impl::dispatch_mode_enabled()) {}
 
 Gathering::~Gathering() {
   for (PyObject* other : others_) {
@@ -167,7 +53,7 @@ void Gathering::add_argument(PyObject* value, Py_ssize_t references) {
 bool Gathering::add(PyObject* value, Py_ssize_t references) {
   if (C10_LIKELY(THPVariable_CheckExact(value))) {
     const at::Tensor& tensor = THPVariable_Unpack(value);
-    add_tensor(tensor, may_be_saved(value, tensor, references));
+    add_tensor(value, tensor, may_be_saved(value, tensor, references));
     return true;
   }
   if (is_scalar(value)) {
@@ -270,58 +156,30 @@ void Gathering::add_wrapper(PyObject* wrapper) {
               ->_mutable_data_ptr_no_checks()
               .get() != nullptr;
   if (has_memory || tensor.layout() != at::kStrided) {
-    add_tensor(tensor, may_be_saved(wrapper, tensor, 0));
-  } else if (tensor.numel() != 0 && !tensor.device().is_cpu()) {
+    add_tensor(wrapper, tensor, may_be_saved(wrapper, tensor, 0));
+  } else if (
+      tensor.numel() != 0 && !tensor.device().is_cpu() &&
+      !tensor.device().is_meta()) {
     others_.push_back(Py_NewRef(wrapper));
   }
 }
 
-void Gathering::add_tensor(const at::Tensor& tensor, bool may_be_saved) {
-  const c10::Device device = tensor.device();
-  if (device.is_cpu() || device.is_meta()) {
-    return;
+void Gathering::add_tensor(
+    PyObject* object,
+    const at::Tensor& tensor,
+    bool may_be_saved) {
+  // What functorch and functionalisation wrap has no memory of its own.
+  constexpr c10::DispatchKeySet wrappers(
+      {c10::DispatchKey::FuncTorchBatched,
+       c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::Functionalize});
+  if (C10_UNLIKELY(mode_is_active_ || tensor.key_set().has_any(wrappers))) {
+    if (!tensor.device().is_cpu() && !tensor.device().is_meta()) {
+      others_.push_back(Py_NewRef(object));
+    }
+  } else if (C10_UNLIKELY(!memory_.add(tensor, may_be_saved))) {
+    others_.push_back(Py_NewRef(object));
   }
-  switch (tensor.layout()) {
-    case at::kSparse:
-      add_tensor(tensor._indices(), may_be_saved);
-      add_tensor(tensor._values(), may_be_saved);
-      return;
-    case at::kSparseCsr:
-    case at::kSparseBsr:
-      add_tensor(tensor.crow_indices(), may_be_saved);
-      add_tensor(tensor.col_indices(), may_be_saved);
-      add_tensor(tensor.values(), may_be_saved);
-      return;
-    case at::kSparseCsc:
-    case at::kSparseBsc:
-      add_tensor(tensor.ccol_indices(), may_be_saved);
-      add_tensor(tensor.row_indices(), may_be_saved);
-      add_tensor(tensor.values(), may_be_saved);
-      return;
-    default:
-      break;
-  }
-  if (C10_UNLIKELY(!device.is_cuda())) {
-    others_.push_back(THPVariable_Wrap(tensor));
-    return;
-  }
-  const auto* impl = tensor.unsafeGetTensorImpl();
-  if (C10_UNLIKELY(!impl->has_storage())) {
-    foreign_.push_back(tensor);
-    return;
-  }
-  const c10::DataPtr& data = impl->unsafe_storage()
-                                 .unsafeGetStorageImpl()
-                                 ->_mutable_data_ptr_no_checks();
-  if (data.get() == nullptr) {
-    return;
-  }
-  if (C10_UNLIKELY(!is_ours(data))) {
-    foreign_.push_back(tensor);
-    return;
-  }
-  auto& blocks = may_be_saved ? until_free_ : precise_;
-  blocks.push_back({data.get(), device.index()});
 }
 
 bool Gathering::may_be_saved(
@@ -348,31 +206,41 @@ bool Gathering::may_be_saved(
 #endif
 }
 
-void Gathering::mark(const End& end) {
-  if (end.stream_object != Py_None && !end.stream) {
+void Gathering::mark(const End& end, const PythonEnd& python_end) {
+  if (!memory_.empty()) {
     TORCH_CHECK_VALUE(
-        precise_.empty() && until_free_.empty() && foreign_.empty(),
+        python_end.stream == Py_None || end.stream,
         "a CUDA tensor cannot be marked on a stream of another kind of device");
-  }
-  if (!precise_.empty() || !until_free_.empty() || !foreign_.empty()) {
     pybind11::gil_scoped_release no_gil;
-    mark_precise(precise_, end);
-    mark_until_free(until_free_, end);
-    for (const at::Tensor& tensor : foreign_) {
-      mark_foreign(tensor, end);
-    }
+    memory_.mark(end);
   }
   if (!others_.empty()) {
-    Reference helper(python_helper("_record_stream"));
-    for (PyObject* other : others_) {
-      Reference done(
-          helper ? PyObject_CallFunctionObjArgs(
-                       helper.get(), other, end.stream_object, nullptr)
-                 : nullptr);
-      if (!done) {
-        throw python_error();
-      }
+    mark_others(end, python_end);
+  }
+}
+
+void Gathering::mark_others(const End& end, const PythonEnd& python_end) {
+  const bool until_free = saved_ == Saved::yes ||
+      (saved_ == Saved::ask_tensor && at::GradMode::is_enabled());
+  Reference tensors(PyList_New(0));
+  for (PyObject* other : others_) {
+    if (!tensors || PyList_Append(tensors.get(), other) < 0) {
+      throw python_error();
     }
+  }
+  Reference helper(python_helper("_mark_others"));
+  Reference done(
+      helper ? PyObject_CallFunctionObjArgs(
+                   helper.get(),
+                   tensors.get(),
+                   python_end.stream,
+                   python_end.event,
+                   end.gate ? Py_True : Py_False,
+                   until_free ? Py_True : Py_False,
+                   nullptr)
+             : nullptr);
+  if (!done) {
+    throw python_error();
   }
 }
 
@@ -381,20 +249,36 @@ const char record_use_doc[] =
     "--\n\n"
     "Mark the end of use of `tensors` on `stream`. See esper_alloc.use.";
 
-PyObject* record_use(
-    PyObject* /*module*/,
+namespace {
+
+// What a call passed, borrowed.
+struct Arguments {
+  PyObject* tensors = nullptr;
+  PythonEnd end;
+  PyObject* gate = Py_True;
+};
+
+// `self` NULL: the function, whose first argument are the tensors.
+Arguments parse_arguments(
+    PyObject* self,
     PyObject* const* args,
     Py_ssize_t count,
     PyObject* names) {
-  HANDLE_TH_ERRORS
+  Arguments parsed;
+  parsed.tensors = self;
+  const Py_ssize_t first = self == nullptr ? 1 : 0; // the stream's place
   TORCH_CHECK_TYPE(
-      count <= 2,
-      "record_use() takes at most 2 positional arguments, not ",
+      count <= first + 1,
+      "record_use() takes at most ",
+      first + 1,
+      " positional arguments, not ",
       count);
-  PyObject* tensors = count > 0 ? args[0] : nullptr;
-  PyObject* stream = count > 1 ? args[1] : Py_None;
-  PyObject* event = Py_None;
-  PyObject* gate = Py_True;
+  if (first == 1 && count > 0) {
+    parsed.tensors = args[0];
+  }
+  if (count > first) {
+    parsed.end.stream = args[first];
+  }
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   for (Py_ssize_t i = 0; i < named; ++i) {
     const char* name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i));
@@ -403,40 +287,83 @@ PyObject* record_use(
     }
     PyObject* value = args[count + i];
     const std::string_view key(name);
-    if (key == "stream" && count < 2) {
-      stream = value;
+    if (key == "stream" && count <= first) {
+      parsed.end.stream = value;
     } else if (key == "event") {
-      event = value;
+      parsed.end.event = value;
     } else if (key == "gate") {
-      gate = value;
-    } else if (key == "tensors" && count < 1) {
-      tensors = value;
+      parsed.gate = value;
+    } else if (key == "tensors" && self == nullptr && count < 1) {
+      parsed.tensors = value;
     } else {
       TORCH_CHECK_TYPE(
           false, "record_use() got an unexpected argument '", name, "'");
     }
   }
-  TORCH_CHECK_TYPE(tensors != nullptr, "record_use() needs tensors to mark");
+  TORCH_CHECK_TYPE(
+      parsed.tensors != nullptr, "record_use() needs tensors to mark");
+  return parsed;
+}
 
+void mark(const Arguments& arguments) {
   End end;
-  end.stream_object = stream;
-  if (stream != Py_None) {
-    end.stream = unwrap_stream(stream);
+  if (arguments.end.stream != Py_None) {
+    end.stream = unwrap_stream(arguments.end.stream);
   }
-  if (event != Py_None) {
-    end.event = unwrap_event(event);
+  if (arguments.end.event != Py_None) {
+    end.event = unwrap_event(arguments.end.event);
   }
-  const int truth = PyObject_IsTrue(gate);
+  const int truth = PyObject_IsTrue(arguments.gate);
   if (truth < 0) {
     throw python_error();
   }
   end.gate = truth != 0;
 
   Gathering found(Saved::ask_tensor);
-  found.add_argument(tensors, references_of_argument);
-  found.mark(end);
+  found.add_argument(arguments.tensors, references_of_argument);
+  found.mark(end, arguments.end);
+}
+
+PyObject* record_use_method(
+    PyObject* self,
+    PyObject* const* args,
+    Py_ssize_t count,
+    PyObject* names) {
+  HANDLE_TH_ERRORS
+  mark(parse_arguments(self, args, count, names));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef tensor_method = {
+    "record_use",
+    reinterpret_cast<PyCFunction>(
+        reinterpret_cast<void (*)()>(record_use_method)),
+    METH_FASTCALL | METH_KEYWORDS,
+    "record_use($self, /, stream=None, *, event=None, gate=True)\n"
+    "--\n\n"
+    "Mark the end of use of this tensor on `stream`: esper_alloc.record_use()."};
+
+} // namespace
+
+PyObject* record_use(
+    PyObject* /*module*/,
+    PyObject* const* args,
+    Py_ssize_t count,
+    PyObject* names) {
+  HANDLE_TH_ERRORS
+  mark(parse_arguments(nullptr, args, count, names));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* make_tensor_method(PyObject* /*module*/, PyObject* tensor_class) {
+  if (!PyType_Check(tensor_class)) {
+    PyErr_SetString(PyExc_TypeError, "a class is needed");
+    return nullptr;
+  }
+  return PyDescr_NewMethod(
+      reinterpret_cast<PyTypeObject*>(tensor_class), &tensor_method);
 }
 
 } // namespace esper

@@ -18,10 +18,7 @@
 // made on this thread inside the scope (scope.cpp counts them).
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/util/SmallVector.h>
-
-#include "python_objects.h"
+#include "marking.h"
 
 namespace esper {
 
@@ -32,24 +29,22 @@ enum class Saved {
   yes
 };
 
-// When and where the marked use ends.
-struct End {
-  // Nothing: the current stream of each tensor's device.
-  std::optional<c10::cuda::CUDAStream> stream;
-  // If given, the use ends with it, and `stream` only serves what an event
-  // cannot: memory of other allocators, and saved tensors.
-  std::optional<RecordedEvent> event;
-  // As the caller gave it, for tensors of other kinds of device. Borrowed.
-  PyObject* stream_object = Py_None;
-  bool gate = true;
+// The end of a use as Python gave it, for what is marked there.
+struct PythonEnd {
+  PyObject* stream = Py_None; // borrowed
+  PyObject* event = Py_None; // borrowed
 };
 
 // The memory behind a value: a tensor, or containers of them to any depth.
 // Nothing is marked before everything was found, so a bad value leaves
 // everything as it was.
+//
+// What PyTorch has to see goes through the operators (operators.cpp) instead:
+// everything while a dispatch mode is active (tracing, fake tensors), and at
+// all times tensors that stand for others without saying for which.
 class Gathering {
  public:
-  explicit Gathering(Saved saved) : saved_(saved) {}
+  explicit Gathering(Saved saved);
   ~Gathering();
   Gathering(const Gathering&) = delete;
   Gathering& operator=(const Gathering&) = delete;
@@ -59,30 +54,27 @@ class Gathering {
   void add_argument(PyObject* value, Py_ssize_t references);
 
   // Releases the GIL while it marks.
-  void mark(const End& end);
+  void mark(const End& end, const PythonEnd& python_end);
 
  private:
-  struct Block {
-    const void* ptr;
-    c10::DeviceIndex device;
-  };
-  using Blocks = c10::SmallVector<Block, 8>;
-
   bool add(PyObject* value, Py_ssize_t references);
   void add_element(PyObject* value, Py_ssize_t references);
   void add_wrapper(PyObject* wrapper);
   bool add_children(PyObject* value, Py_ssize_t references);
-  void add_tensor(const at::Tensor& tensor, bool may_be_saved);
+  void add_tensor(
+      PyObject* object,
+      const at::Tensor& tensor,
+      bool may_be_saved);
   bool may_be_saved(
       PyObject* object,
       const at::Tensor& tensor,
       Py_ssize_t references) const;
+  void mark_others(const End& end, const PythonEnd& python_end);
 
   Saved saved_;
-  Blocks precise_;
-  Blocks until_free_;
-  c10::SmallVector<at::Tensor, 1> foreign_; // CUDA memory that is not ours
-  c10::SmallVector<PyObject*, 1> others_; // owned; ask their record_stream
+  bool mode_is_active_;
+  Memory memory_;
+  c10::SmallVector<PyObject*, 1> others_; // owned; Python marks them
 };
 
 // The Python function. METH_FASTCALL | METH_KEYWORDS.
@@ -92,5 +84,9 @@ PyObject* record_use(
     Py_ssize_t count,
     PyObject* names);
 extern const char record_use_doc[];
+
+// The same as a method that torch.Tensor does not have yet: a descriptor to be
+// set on that class, where it counts references as the function does.
+PyObject* make_tensor_method(PyObject* module, PyObject* tensor_class);
 
 } // namespace esper

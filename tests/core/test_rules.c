@@ -1,6 +1,6 @@
 /* One test for each lifetime rule: the smallest program that goes wrong when
- * the rule is missing. In the build with rule switches every rule is switched
- * off in turn, and some test must notice. */
+ * the rule is missing. walk_rules.c switches every rule off in turn, and some
+ * test of this file or of test_holes.c must notice. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -161,6 +161,27 @@ TEST(the_rest_of_a_block_owes_what_the_block_owed) {
   esper_retire(w.core, 0);
   CHECK(world_malloc(&w, 16 * MIB, r) == x);
   CHECK(world_malloc(&w, 20 * MIB, t) == (char *)x + 16 * MIB);
+  end();
+}
+
+/* r takes two neighbours and a part of a third, which s still reads; another
+ * stream takes the rest. */
+TEST(the_rest_of_a_run_owes_what_its_block_owed) {
+  begin(20 + 2);
+  void *a = block(6, r), *b = block(6, r), *c = block(8, r);
+  CHECK((char *)c == (char *)a + 12 * MIB);
+  read_and_mark(a, r, s);
+  read_and_mark(b, r, t);
+  read_and_mark(c, r, s);
+  world_free(&w, a);
+  world_free(&w, b);
+  world_free(&w, c);
+  record_something(r, o);
+  world_run(&w, o);
+  world_run(&w, r);
+  esper_retire(w.core, 0); /* r's own order is done; s and t still read */
+  CHECK(world_malloc(&w, 16 * MIB, r) == a);
+  CHECK(world_malloc(&w, 4 * MIB, t) == (char *)a + 16 * MIB);
   end();
 }
 
@@ -328,6 +349,142 @@ TEST(queue_order_holds_within_one_capture_only) {
   end();
 }
 
+static int any_stream(void *context, void *stream) {
+  (void)context, (void)stream;
+  return 1;
+}
+
+static void pool_begin(void) {
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+}
+
+static void pool_end(void) { CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL)); }
+
+static void pool_release(void) {
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+}
+
+TEST(a_capture_gets_from_its_pool_only_what_has_completed) {
+  begin(64);
+  pool_begin();
+  void *x = block(X, r);
+  world_free(&w, x);
+  pool_end();
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK(block(X, r) == x); /* the host has waited for r */
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  sim_graph_destroy(w.s, graph);
+  pool_release();
+  pool_release();
+  end();
+}
+
+TEST(what_was_handed_out_outside_a_capture_is_not_free_in_it) {
+  begin(64);
+  pool_begin();
+  void *x = block(X, r), *y = block(Y, r);
+  world_free(&w, y);
+  pool_end();
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK(block(Y, r) == y); /* the heap is the capture's now */
+  world_free(&w, x);
+  CHECK(block(X, r) != x);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  sim_graph_destroy(w.s, graph);
+  pool_release();
+  pool_release();
+  end();
+}
+
+TEST(memory_that_a_graph_may_touch_is_not_given_back) {
+  begin(64);
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  world_free(&w, block(X, r));
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  sim_graph_destroy(w.s, graph);
+  pool_release();
+  end();
+}
+
+/* s may still read x when r's next node runs, but for an edge. */
+TEST(inside_a_capture_a_use_holds_until_its_nodes_come_before) {
+  begin(64);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  CHECK(block(X, r) == x);
+  world_wait(&w, r, s);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+TEST(inside_a_capture_owner_order_is_a_place_in_the_graph) {
+  begin(64);
+  sim_capture_begin(w.s, 0, r.handle);
+  world_wait(&w, s, r);
+  void *x = block(9, s), *y = block(9, s); /* y keeps the segment s's */
+  world_free(&w, x);
+  CHECK(block(9, r) != x);
+  block(10, r); /* the rest of that segment */
+  world_wait(&w, r, s);
+  CHECK(block(9, r) == x);
+  world_free(&w, y);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+/* o, outside, reads what the capture was given, and no edge can lead there. */
+TEST(nothing_inside_a_capture_satisfies_what_is_owed_outside) {
+  begin(64);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *x = world_malloc(&w, X * MIB, r);
+  sim_kernel(w.s, 0, o.handle, x, 512, SIM_READ);
+  world_use(&w, x, o, 0);
+  world_free(&w, x);
+  CHECK(block(X, r) != x);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+/* The body reads y and is a node that t does not come after. */
+TEST(what_is_freed_while_another_graph_is_captured_has_no_place) {
+  begin(128);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *y = block(Y, r);
+  world_wait(&w, t, r);
+  sim_capture_body(w.s, 0, r.handle, s.handle);
+  block(X, s);
+  sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
+  world_free(&w, y);
+  CHECK(block(Y, r) != y); /* the body is not over */
+  sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ);
+  CHECK(!sim_capture_end(w.s, 0, s.handle));
+  world_wait(&w, r, t);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
 /* ---- 9: when in doubt, withhold -------------------------------------------- */
 
 TEST(a_use_that_cannot_be_recorded_holds_the_block) {
@@ -384,34 +541,115 @@ static void check_no_gate(esper_reuse_order order, bool at_free) {
 TEST(a_use_marked_without_gate_is_not_gated_on) {
   check_no_gate(ESPER_REUSE_GATE, false);
   check_no_gate(ESPER_REUSE_GROW, false);
+  check_no_gate(ESPER_REUSE_AUTO, false);
 }
 
 TEST(record_stream_is_not_gated_on_while_memory_can_grow) {
   check_no_gate(ESPER_REUSE_GATE, true);
   check_no_gate(ESPER_REUSE_GROW, true);
+  check_no_gate(ESPER_REUSE_AUTO, true);
 }
 
-/* ---- the walk -------------------------------------------------------------- */
-
-#ifdef ESPER_RULE_SWITCHES
-TEST(every_rule_is_caught_by_a_test) {
-  static const char *const NAMES[] = {
-#define NAME(name, number, says) #name,
-      ESPER_RULES(NAME)
-#undef NAME
-  };
-  int missed = 0;
-  for (int rule = 0; rule < RULE_COUNT; rule++) {
-    int caught = 0;
-    esper_rules_off = 1ul << rule;
-    printf("rule %s: ", NAMES[rule]);
-    for (const check_test *test = check_first(); test; test = test->next)
-      if (strcmp(test->name, check_name()) && !check_passes(test))
-        printf("%s%s", caught++ ? ", " : "caught by ", test->name);
-    printf("%s\n", caught ? "" : "NOT CAUGHT");
-    missed += !caught;
-  }
-  esper_rules_off = 0;
-  CHECK_EQ(missed, 0);
+/* Work that its own stream orders has no mark, and may be of any kind. */
+static void check_no_owner_gate(esper_reuse_order order) {
+  begin_with(64, order);
+  void *x = world_malloc(&w, X * MIB, s);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  world_kernel(&w, s, x);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) != x);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  end();
 }
-#endif
+
+TEST(foreign_owner_order_is_not_gated_on_while_memory_can_grow) {
+  check_no_owner_gate(ESPER_REUSE_GATE);
+  check_no_owner_gate(ESPER_REUSE_GROW);
+  check_no_owner_gate(ESPER_REUSE_AUTO);
+}
+
+/* A stream whose work waits for what r enqueues after its next malloc. */
+static void spin(esper_stream stream, const void *ptr) {
+  world_wait(&w, stream, r);
+  sim_wait_flag(w.s, 0, stream.handle, 0);
+  sim_kernel(w.s, 0, stream.handle, ptr, world_size(&w, ptr), SIM_READ);
+}
+
+/* The program goes on, whatever malloc said. */
+static void raise_and_finish(void) {
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+}
+
+/* Whether memory can grow or not, and however the use was marked. */
+static void check_rendezvous(size_t mib, unsigned at_free) {
+  begin(mib);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(X, r), *y = NULL;
+  spin(s, x);
+  if (at_free)
+    world_record_stream(&w, x, s);
+  else
+    world_use(&w, x, s, 0);
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y),
+               mib < 2 * X ? ESPER_OUT_OF_MEMORY : ESPER_OK);
+  CHECK(y != x);
+  raise_and_finish();
+  void *again = world_malloc(&w, X * MIB, r); /* now it has completed */
+  CHECK(again == x);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  world_free(&w, again);
+  if (y) CHECK_OK(esper_free(w.core, y));
+  end();
+}
+
+TEST(nobody_waits_for_a_use_on_a_rendezvous_stream) {
+  check_rendezvous(64, false);
+  check_rendezvous(64, true);
+  check_rendezvous(X, false);
+  check_rendezvous(X, true);
+}
+
+/* Nor for what such a stream freed itself, nor by an event of all streams. */
+TEST(nobody_waits_for_the_owner_order_of_a_rendezvous_stream) {
+  begin(X + 2);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = world_malloc(&w, X * MIB, s), *y;
+  spin(s, x);
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  raise_and_finish();
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+TEST(nobody_waits_for_all_streams_with_a_rendezvous_stream_among_them) {
+  begin(X);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(X, r), *y;
+  spin(s, x);
+  CHECK_OK(esper_free_after_all(w.core, x));
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  raise_and_finish();
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+/* Memory is there to be had after a host wait, but s is at work. */
+TEST(the_host_waits_for_no_device_with_a_rendezvous_stream_at_work) {
+  begin(X);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(X, r), *y;
+  world_free(&w, x);
+  world_wait(&w, s, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  CHECK_STATUS(esper_malloc(w.core, 2 * X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  raise_and_finish();
+  end();
+}

@@ -51,6 +51,41 @@ TEST(one_event_marks_many) {
   end();
 }
 
+/* Neither uses nor events pile up, though nothing completes meanwhile. */
+TEST(a_thousand_marks_leave_one_use_a_stream) {
+  begin();
+  void *p = block(r);
+  for (int i = 0; i < 1000; i++) {
+    world_read_on(&w, s, p, r);
+    world_use(&w, p, s, 0);
+    world_read_on(&w, t, p, r);
+    world_use(&w, (char *)p + 4096, t, 0);
+  }
+  CHECK_EQ(uses(), 2);
+  CHECK_EQ(records(), 2000);
+  CHECK(world_counters(&w, 0).events_alive <= 6);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 2);
+  end();
+}
+
+/* The events of many long-lived blocks go back as they complete, though nobody
+ * allocates. */
+TEST(marks_ask_now_and_then_what_has_completed) {
+  begin();
+  enum { MANY = 4000 };
+  void *p[MANY];
+  for (int i = 0; i < MANY; i++) p[i] = world_malloc(&w, 512, r);
+  for (int i = 0; i < MANY; i++) {
+    world_use(&w, p[i], s, 0);
+    world_run(&w, s);
+  }
+  CHECK(world_counters(&w, 0).events_created <= 128);
+  CHECK(sim_calls(w.s, SIM_CALL_event_query) < MANY / 16);
+  end();
+}
+
 TEST(any_address_inside_will_do_and_foreign_ones_are_skipped) {
   begin();
   char *a = block(r), *b = block(r);

@@ -21,7 +21,14 @@ FOREIGN = (
 
 
 def run_python(code: str, *, env: Mapping[str, str] | None = None, timeout: float = 300.0) -> str:
-    """Runs `code` in a fresh Python and returns what it printed.
+    """Runs `code` in a fresh Python and returns what it printed: see run_fresh()."""
+    return run_fresh("-c", code, env=env, timeout=timeout)
+
+
+def run_fresh(
+    *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300.0
+) -> str:
+    """Runs a fresh Python with these arguments and returns what it printed.
 
     `env` is added to the environment, from which allocator settings have been
     taken out. A failing process fails the test, with the end of its output.
@@ -34,7 +41,7 @@ def run_python(code: str, *, env: Mapping[str, str] | None = None, timeout: floa
     full.update(env or {})
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, *arguments],
             env=full,
             capture_output=True,
             text=True,

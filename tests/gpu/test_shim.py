@@ -1137,14 +1137,8 @@ def test_missing_methods_name_themselves():
                 assert "esper_alloc does not support " + name in str(error), error
             else:
                 raise AssertionError(name + " did nothing")
-        def capture():
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                x.add_(1)
-        main = torch.cuda.current_stream()
-        refused("beginAllocateToPool", capture)
-        torch.cuda.set_stream(main)
-        refused("createOrIncrefPool", lambda: torch.cuda.MemPool())
+        refused("setUseOnOOM", lambda: torch.cuda.MemPool(use_on_oom=True))
+        refused("setNoSplit", lambda: torch.cuda.MemPool(no_split=True))
         refused("shareIpcHandle", lambda: x.untyped_storage()._share_cuda_())
         x.fill_(7)
         assert (x == 7).all().item()

@@ -1,0 +1,183 @@
+#include "seal.h"
+
+#include "capture.h"
+#include "free_blocks.h"
+#include "pool.h"
+#include "segment.h"
+#include "stream.h"
+#include "use.h"
+
+/* ---- waiting ------------------------------------------------------------ */
+
+enum { REFUSED = 64 }; /* streams that cannot be waited for, and are not asked again */
+
+typedef struct wait {
+  stream_t *stream; /* NULL: nothing to wait for                              */
+  uint64_t stamp;   /* owner order up to here, unless ...                      */
+  record_t *record; /* ... it is a use                                        */
+} wait_t;
+
+static bool is_among(stream_t *const *streams, int count, const stream_t *stream)
+{
+  for (int i = 0; i < count; i++)
+    if (streams[i] == stream)
+      return true;
+  return false;
+}
+
+static void need(wait_t *wait, const block_t *block, stream_t *const *refused, int count)
+{
+  stream_t *home = block->segment->heap->stream;
+  if (!owner_order_has_completed(block) && !is_among(refused, count, home) &&
+      (!wait->stream || (wait->stream == home && wait->stamp < block->stamp)))
+    *wait = (wait_t){.stream = home, .stamp = block->stamp};
+  for (const use_t *use = block->uses; use && !wait->stream; use = use->next)
+    if (use->record && !use_has_completed(use) && !(use->flags & USE_NO_GATE) &&
+        !is_among(refused, count, use->stream)) {
+      record_keep(use->record);
+      *wait = (wait_t){.stream = use->stream, .record = use->record};
+    }
+}
+
+static wait_t next_wait(pool_t *pool, stream_t *const *refused, int count)
+{
+  wait_t wait = {0};
+  device_t *device = pool->device;
+  lock(&device->lock);
+  for (const segment_t *s = device->first_segment; s; s = s->next)
+    for (const block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
+      if (b->state != BLOCK_LIVE && b->state != BLOCK_CLAIMED && !wait.record)
+        need(&wait, b, refused, count);
+  unlock(&device->lock);
+  return wait;
+}
+
+static void wait_for_obligations(pool_t *pool)
+{
+  stream_t *refused[REFUSED];
+  int count = 0;
+  wait_t wait;
+  while (count < REFUSED && (wait = next_wait(pool, refused, count)).stream) {
+    if (!wait.record)
+      wait.record = stream_probe(wait.stream, wait.stamp);
+    if (!wait.record || stream_wait_host(wait.record) != ESPER_OK)
+      refused[count++] = wait.stream;
+    if (wait.record)
+      record_drop(wait.record);
+  }
+}
+
+/* ---- sealing ------------------------------------------------------------- */
+
+/* A stream that was in a capture stays in it until it is over. Whether a
+ * mortal stream is cannot be asked. */
+static bool capture_is_over(const heap_t *heap)
+{
+  stream_t *s = heap->stream;
+  presented_t as = {.stream = s, .handle = s->handle};
+  return s->immortal && stream_capture_of(as, true) != heap->capture;
+}
+
+/* Heaps come to the front of the list, and none goes while the pool is being
+ * opened. */
+static void find_captures_over(pool_t *pool)
+{
+  device_t *device = pool->device;
+  lock(&device->lock);
+  heap_t *heap = pool->heaps;
+  unlock(&device->lock);
+  for (; heap; heap = heap->next) {
+    bool over = heap->capture && capture_is_over(heap);
+    lock(&device->lock);
+    heap->over = over;
+    unlock(&device->lock);
+  }
+}
+
+static void clear(block_t *block)
+{
+  uses_drop(block->segment->heap->pool->device, block);
+  block->stamp = 0;
+  block->withheld = false;
+}
+
+static bool owes_nothing(const block_t *block)
+{
+  return uses_have_completed(block) && owner_order_has_completed(block);
+}
+
+static void seal_heap(heap_t *heap)
+{
+  device_t *device = heap->pool->device;
+  free_blocks_settle(heap);
+  pool_heap_leave_capture(heap);
+  for (segment_t *s = device->first_segment; s; s = s->next)
+    for (block_t *b = s->first; b && s->heap == heap; b = b->next) {
+      if (b->state != BLOCK_LIVE)
+        uses_drop_captured(device, b);
+      if (b->state != BLOCK_READY)
+        continue;
+      if (owes_nothing(b) || !RULE(SEAL_NEEDS_COMPLETION)) {
+        clear(b);
+      } else {
+        free_blocks_claim(b);
+        b->withheld = true;
+        free_blocks_add(b);
+      }
+    }
+  for (block_t *b = heap->oldest_pending, *newer; b; b = newer) {
+    newer = b->newer;
+    if (!owes_nothing(b) && RULE(SEAL_NEEDS_COMPLETION))
+      continue;
+    free_blocks_claim(b);
+    clear(b);
+    free_blocks_add(b);
+  }
+  heap->sealed = true;
+}
+
+/* All memory of `from` moves to `into`, a heap of the same stream. */
+static void unite(heap_t *into, heap_t *from)
+{
+  device_t *device = into->pool->device;
+  for (segment_t *s = device->first_segment; s; s = s->next) {
+    if (s->heap != from)
+      continue;
+    for (block_t *b = s->first; b; b = b->next)
+      if (b->state != BLOCK_LIVE)
+        free_blocks_claim(b);
+    segment_move(s, into);
+    for (block_t *b = s->first; b; b = b->next)
+      if (b->state == BLOCK_CLAIMED)
+        free_blocks_add(b);
+  }
+  pool_destroy_heap(from);
+}
+
+static heap_t *heap_like(heap_t *heap)
+{
+  for (heap_t *other = heap->next; other; other = other->next)
+    if (other->stream == heap->stream && other->sealed)
+      return other;
+  return NULL;
+}
+
+void seal_pool(pool_t *pool)
+{
+  device_t *device = pool->device;
+  find_captures_over(pool);
+  if (RULE(SEAL_NEEDS_COMPLETION))
+    wait_for_obligations(pool);
+  stream_retire_all(device->core);
+  lock(&device->lock);
+  /* Not under the hands of a call at work in the pool: then nothing is sealed. */
+  if (!pool->busy) {
+    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+      if (!heap->capture || heap->over)
+        seal_heap(heap);
+    for (heap_t *heap = pool->heaps, *like; heap; heap = heap->next)
+      while (heap->sealed && (like = heap_like(heap)))
+        unite(heap, like);
+  }
+  unlock(&device->lock);
+}

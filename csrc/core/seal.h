@@ -1,0 +1,15 @@
+/* seal.h: sealing a pool, before captures take their memory from it. */
+#ifndef ESPER_SEAL_H
+#define ESPER_SEAL_H
+
+#include "types.h"
+
+/* Work outside a capture cannot be waited for inside it, so the pool's free
+ * memory is made to owe nothing: the host waits, one event for each stream that
+ * freed to it. What cannot be waited for is withheld until the next time.
+ * Memory of captures that are over becomes memory of the pool again: the
+ * graphs of one pool are replayed in the order in which they were captured
+ * (rule 8). Without the lock; the pool is open, without a filter yet. */
+void seal_pool(pool_t *pool);
+
+#endif

@@ -1,0 +1,8 @@
+// Refusals that name what is missing.
+#pragma once
+
+namespace esper {
+
+[[noreturn]] void throw_unsupported(const char* method, const char* asked_by);
+
+} // namespace esper

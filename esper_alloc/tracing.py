@@ -1,0 +1,326 @@
+"""Marks and scopes where PyTorch traces: ``torch.compile``, ``make_fx``, fake
+tensors, functorch, and any other dispatch mode.
+
+There the calls become the operators ``torch.ops.esper_alloc.*``, which the
+compiled half defines (csrc/torch/operators.cpp says what each does). This
+module makes the compiler treat them rightly. Dynamo traces the functions below
+in place of the real ones; torch.fx is told that the operators have effects; and
+Inductor is told what may not pass them (inductor.py). All of that happens when
+those parts of PyTorch are first imported, so that a program that compiles
+nothing does not load them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+#: Kinds of devices whose tensors are marked.
+_MARKED = ("cuda",)
+
+_OPERATORS = ("record_use", "hold", "enter_scope", "leave_scope", "take")
+
+
+# The calls, on tensors of CUDA devices that were found already
+
+
+def mark(
+    tensors: list[Any], stream: Any, event: Any, gate: bool, until_free: bool
+) -> None:
+    """Marks by operator. An event cannot stand in a graph: instead of it, the
+    memory is held, after its free, until its device has done all it had then.
+    """
+    import torch
+
+    operators: Any = torch.ops.esper_alloc
+    if event is not None:
+        operators.hold.default(tensors)
+    elif stream is None:
+        operators.record_use.default(tensors, 0, -1, gate, until_free)
+    else:
+        operators.record_use.default(
+            tensors, stream.stream_id, stream.device_index, gate, until_free
+        )
+
+
+# What Dynamo traces in place of the functions of use.py. Python that Dynamo
+# understands: no compiled function, no sys.modules, no generator.
+
+
+def _record_use(
+    tensors: Any, stream: Any = None, *, event: Any = None, gate: bool = True
+) -> None:
+    import torch
+
+    # (Dynamo cannot be asked of what type an event is.)
+    _fix_stream(stream)
+    found: list[Any] = []
+    if not _search(tensors, found) and tensors is not None:
+        raise TypeError(
+            f"expected a tensor, or a container of tensors, not "
+            f"{type(tensors).__name__}"
+        )
+    if len(found) != 0:
+        # Nobody's references can be counted here: in grad mode any tensor may
+        # have been saved for backward.
+        mark(found, stream, event, bool(gate), torch.is_grad_enabled())
+
+
+def _fix_stream(stream: Any) -> None:
+    """Makes the graph one for this stream, whose id stands in it: comparing is
+    what Dynamo takes as a reason to compile again for another."""
+    _check_stream(stream)
+    if stream is not None:
+        stream == stream  # noqa: B015
+
+
+def _search(value: Any, found: list[Any]) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if hasattr(value, "__tensor_flatten__"):
+            for name in value.__tensor_flatten__()[0]:
+                _search(getattr(value, name), found)
+        elif value.device.type in _MARKED:
+            found.append(value)
+        return True
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for child in value:
+            _search(child, found)
+        return True
+    if isinstance(value, dict):
+        for child in value.values():
+            _search(child, found)
+        return True
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return False
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        for name in value.__dataclass_fields__:
+            _search(getattr(value, name), found)
+        return True
+    return False
+
+
+class _EnteredTraced:
+    """One entry into a scope inside a graph. Where the graph's operations run
+    is the compiler's to say, so the stream is not made current: the operators
+    put the scope in order with what the stream does before and after it.
+    """
+
+    def __init__(self, stream: Any, tensors: tuple[Any, ...]) -> None:
+        import torch
+
+        found: list[Any] = []
+        _search(tensors, found)
+        self._stream = stream
+        _fix_stream(stream)
+        operators: Any = torch.ops.esper_alloc
+        operators.enter_scope.default(found, stream.stream_id, stream.device_index)
+
+    def leave(self, tensors: tuple[Any, ...]) -> None:
+        import torch
+
+        found: list[Any] = []
+        for value in tensors:
+            if not _search(value, found) and value is not None:
+                raise TypeError(
+                    f"expected a tensor, or a container of tensors, not "
+                    f"{type(value).__name__}"
+                )
+        stream = self._stream
+        operators: Any = torch.ops.esper_alloc
+        operators.leave_scope.default(
+            found,
+            stream.stream_id,
+            stream.device_index,
+            torch.is_grad_enabled(),
+        )
+
+
+class _EnteredCurrentTraced:
+    """The same for a scope without a stream."""
+
+    def leave(self, tensors: tuple[Any, ...]) -> None:
+        for value in tensors:
+            _record_use(value)
+
+
+def _enter(stream: Any, tensors: tuple[Any, ...]) -> Any:
+    import torch
+
+    if not isinstance(stream, torch.Stream):  # none, or one of the CPU
+        return _EnteredCurrentTraced()
+    return _EnteredTraced(stream, tensors)
+
+
+def _hand_over(tensors: tuple[Any, ...], stream: Any) -> None:
+    import torch
+
+    if not isinstance(stream, torch.Stream):  # none, or one of the CPU
+        return
+    found: list[Any] = []
+    _search(tensors, found)
+    _fix_stream(stream)
+    operators: Any = torch.ops.esper_alloc
+    operators.take.default(found, stream.stream_id, stream.device_index)
+
+
+def _check_stream(stream: Any) -> None:
+    import torch
+
+    if stream is not None and not isinstance(
+        stream, (torch.Stream, torch.cpu.Stream)
+    ):
+        raise TypeError(
+            f"stream must be a torch.cuda.Stream or None, not "
+            f"{type(stream).__name__}"
+        )
+
+
+# Telling PyTorch
+
+
+def _teach_fx(fx_node: Any) -> None:
+    import torch
+
+    for operator in _OPERATORS:
+        packet = getattr(torch.ops.esper_alloc, operator)
+        for overload in packet.overloads():
+            fx_node.has_side_effect(getattr(packet, overload))
+
+
+def _teach_dynamo(decorators: Any) -> None:
+    from . import use
+
+    pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+        (use.record_use, _record_use),
+        (use._enter, _enter),
+        (use._hand_over, _hand_over),
+        (use._check_stream, _check_stream),
+    ]
+    for original, traced in pairs:
+        decorators.substitute_in_graph(original, skip_signature_check=True)(traced)
+
+
+def _teach_dynamo_method(variables: Any) -> None:
+    """``x.record_use(...)`` on a traced tensor is traced as the function."""
+
+    def method_record_use(
+        self: Any, tx: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        builder = importlib.import_module("torch._dynamo.variables.builder")
+        function = builder.SourcelessBuilder.create(tx, _record_use)
+        return function.call_function(tx, [self, *args], kwargs)
+
+    tensor = variables.TensorVariable
+    methods = getattr(tensor, "tp_methods", None)
+    if methods is None:
+        tensor.method_record_use = method_record_use
+    else:
+        base = importlib.import_module("torch._dynamo.variables.base")
+        methods["record_use"] = base.Method(method_record_use)
+
+
+def _teach_inductor_order(decomposition: Any) -> None:
+    from . import inductor
+
+    inductor.register_decompositions(decomposition)
+
+
+def _teach_inductor(lowering: Any) -> None:
+    from . import inductor
+
+    inductor.register_lowerings(lowering)
+
+
+def _teach(what: str, teach: Callable[[Any], None], module: ModuleType) -> None:
+    """A torch that cannot be taught is said once, and nothing else fails."""
+    try:
+        teach(module)
+    except Exception as error:
+        import torch
+
+        warnings.warn(
+            f"esper_alloc cannot teach {what} of torch {torch.__version__} what "
+            f"a mark is ({type(error).__name__}: {error}): keep record_use and "
+            f"using out of compiled functions, or put them into one that "
+            f"torch.compiler.disable() takes out.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def install() -> None:
+    """Called once, when use.py is imported and torch is there."""
+    for module, teach in (
+        ("torch.fx.node", _teach_fx),
+        ("torch._dynamo.decorators", _teach_dynamo),
+        ("torch._dynamo.variables.tensor", _teach_dynamo_method),
+        ("torch._inductor.decomposition", _teach_inductor_order),
+        ("torch._inductor.lowering", _teach_inductor),
+    ):
+        what = module.split(".")[1].lstrip("_")
+        _when_imported(module, functools.partial(_teach, what, teach))
+
+
+# Waiting for an import
+
+
+_waiting: dict[str, Callable[[ModuleType], None]] = {}
+
+
+def _when_imported(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Calls `then` with module `name` once it has been imported, or now."""
+    module = sys.modules.get(name)
+    if module is not None:
+        then(module)
+        return
+    if not _waiting:
+        sys.meta_path.insert(0, _Watch())
+    _waiting[name] = then
+
+
+class _Watch(importlib.abc.MetaPathFinder):
+    """A finder that finds nothing of its own: it lets the others find a module
+    that is waited for, and calls back once that has been executed."""
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in _waiting:
+            return None
+        for finder in list(sys.meta_path):
+            if finder is self:
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                self._watch(name, spec)
+                return spec
+        return None
+
+    def _watch(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:
+        # The loader stays what it is, since sources are read through it. Each
+        # search makes a fresh one.
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            vars(loader).pop("exec_module", None)
+            then = _waiting.pop(name, None)
+            if not _waiting and self in sys.meta_path:
+                sys.meta_path.remove(self)
+            if then is not None:
+                then(module)
+
+        loader.exec_module = exec_module

@@ -1,0 +1,411 @@
+/* The seven holes that an earlier attempt at precise lifetimes had
+ * (docs/holes.md), each with the programs that fell into it. A test's name
+ * begins with its hole's number. walk_rules.c builds cores that have the holes,
+ * and sees to it that these tests fail on them. */
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "world.h"
+
+static world w;
+/* Streams by role: r owns and wants memory, s and t read, o is another one. */
+static esper_stream r, s, t, o;
+
+enum { X = 12, Y = 14, Z = 16 }; /* MiB: each has a segment of its own */
+
+/* A device that holds `mib`, so that the next malloc must reuse. */
+static void begin_on(int devices, size_t mib) {
+  sim_options options = {.devices = devices, .oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD, .capacity = mib * MIB};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  t = w.stream[2];
+  o = w.stream[3];
+}
+
+static void begin(size_t mib) { begin_on(1, mib); }
+
+static void end(void) { world_end(&w); }
+
+static void *block(size_t mib, esper_stream stream) {
+  void *p = world_malloc(&w, mib * MIB, stream);
+  world_kernel(&w, stream, p);
+  return p;
+}
+
+static void read_and_mark(void *p, esper_stream owner, esper_stream reader) {
+  world_read_on(&w, reader, p, owner);
+  world_use(&w, p, reader, 0);
+}
+
+/* Both read by `reader`, one event for both. */
+static void read_and_mark_both(void *p, void *q, esper_stream owner,
+                               esper_stream reader) {
+  const void *both[2] = {p, q};
+  world_read_on(&w, reader, p, owner);
+  world_read_on(&w, reader, q, owner);
+  CHECK_OK(esper_record_use(w.core, both, 2, reader, 0, NULL));
+}
+
+/* What r did so far has completed, and the core knows. */
+static void complete_own_order(void) {
+  void *p = world_malloc(&w, 512, o);
+  read_and_mark(p, o, r);
+  world_free(&w, p);
+  world_run(&w, o);
+  world_run(&w, r);
+  esper_retire(w.core, 0);
+}
+
+static uint64_t gates(void) { return world_counters(&w, 0).gates_issued; }
+static uint64_t uses(void) { return world_counters(&w, 0).uses_pending; }
+
+/* ---- 1: a capture anywhere, or another device's stream, lost the mark ------ */
+
+static void *capture_another_stream(void *nothing) {
+  sim_capture_begin(w.s, 0, o.handle);
+  return nothing;
+}
+
+TEST(hole_1_a_capture_in_another_thread_takes_nothing_from_a_mark) {
+  begin(X + 2);
+  void *x = block(X, r);
+  world_malloc(&w, 512, o); /* the core knows the stream that is captured */
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, capture_another_stream, NULL) == 0);
+  pthread_join(thread, NULL);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  CHECK_EQ(gates(), 1);
+  CHECK(sim_capture_is_valid(w.s, 0, o.handle));
+  sim_capture_abort(w.s, 0, o.handle);
+  end();
+}
+
+TEST(hole_1_a_mark_outlives_a_capture_that_begins_later) {
+  begin(X);
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  sim_capture_begin(w.s, 0, s.handle);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  CHECK_EQ(gates(), 1);
+  CHECK(sim_capture_is_valid(w.s, 0, s.handle));
+  sim_capture_abort(w.s, 0, s.handle);
+  end();
+}
+
+TEST(hole_1_what_a_capture_reads_stays_while_it_is_recorded) {
+  begin(64);
+  void *x = block(X, r);
+  sim_capture_begin(w.s, 0, s.handle);
+  sim_kernel(w.s, 0, s.handle, x, X * MIB, SIM_READ);
+  world_use(&w, x, s, 0);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) != x);
+  CHECK(sim_capture_is_valid(w.s, 0, s.handle));
+  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+TEST(hole_1_a_stream_of_another_device_is_a_use_too) {
+  begin_on(2, X);
+  esper_stream far = world_stream(&w, 1);
+  void *x = block(X, r);
+  read_and_mark(x, r, far);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  CHECK_EQ(gates(), 1);
+  end();
+}
+
+/* ---- 2: uses and waits grew without end ------------------------------------- */
+
+TEST(hole_2_marks_in_a_loop_leave_one_use_a_stream) {
+  begin(X);
+  void *x = block(X, r);
+  for (int i = 0; i < 500; i++) {
+    read_and_mark(x, r, s);
+    read_and_mark(x, r, t);
+  }
+  CHECK_EQ(uses(), 2);
+  CHECK(world_counters(&w, 0).events_alive <= 8);
+  end();
+}
+
+/* Four neighbours that s reads, one after another; r was made to wait for the
+ * last, so they are ready and merge, while s still reads. */
+TEST(hole_2_merged_blocks_leave_one_use_a_stream) {
+  begin(20 + X);
+  void *part[4], *x = block(X, r);
+  for (int i = 0; i < 4; i++) {
+    part[i] = block(4, r);
+    read_and_mark(part[i], r, s);
+  }
+  read_and_mark(x, r, s);
+  for (int i = 0; i < 4; i++) world_free(&w, part[i]);
+  world_free(&w, x);
+  CHECK_EQ(uses(), 5);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  esper_retire(w.core, 0);
+  CHECK_EQ(uses(), 1);
+  CHECK(world_malloc(&w, 16 * MIB, r) == part[0]);
+  end();
+}
+
+TEST(hole_2_what_has_completed_is_dropped) {
+  begin(X);
+  void *x = block(X, r);
+  for (int i = 1; i < WORLD_STREAMS; i++) {
+    read_and_mark(x, r, w.stream[i]);
+    sim_run_all(w.s);
+    esper_retire(w.core, 0);
+  }
+  CHECK_EQ(uses(), 1);
+  end();
+}
+
+TEST(hole_2_a_wait_is_issued_once) {
+  begin(X + Y);
+  void *x = block(X, r), *y = block(Y, r);
+  read_and_mark_both(x, y, r, s);
+  world_free(&w, x);
+  world_free(&w, y);
+  uint64_t before = sim_calls(w.s, SIM_CALL_stream_wait);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  CHECK(world_malloc(&w, Y * MIB, r) == y);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_stream_wait) - before, 1);
+  CHECK_EQ(gates(), 1);
+  end();
+}
+
+static void pipeline_step(void) {
+  void *p = block(X, r);
+  read_and_mark(p, r, s);
+  read_and_mark(p, r, t);
+  world_free(&w, p);
+  sim_run_seeded(w.s, 7, 5);
+}
+
+TEST(hole_2_a_steady_loop_grows_nothing) {
+  begin(2 * X);
+  for (int i = 0; i < 100; i++) pipeline_step();
+  sim_run_all(w.s);
+  esper_counters before = world_counters(&w, 0);
+  for (int i = 0; i < 2000; i++) pipeline_step();
+  sim_run_all(w.s);
+  esper_counters after = world_counters(&w, 0);
+  CHECK(after.uses_pending <= 4); /* two blocks, two readers */
+  CHECK_EQ(after.events_created, before.events_created);
+  CHECK_EQ(after.metadata_bytes, before.metadata_bytes);
+  end();
+}
+
+/* ---- 3: a block that changed its stream forgot the third one ----------------- */
+
+TEST(hole_3_the_rest_of_a_block_that_went_elsewhere_owes_the_third_stream) {
+  begin(40);
+  void *x = block(40, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, 16 * MIB, t) == x); /* t waits for r and for s */
+  CHECK(world_malloc(&w, 20 * MIB, o) == (char *)x + 16 * MIB); /* o must too */
+  end();
+}
+
+TEST(hole_3_a_merged_block_owes_what_the_donor_owed) {
+  begin(20 + X + Y + 2);
+  void *a = block(9, r), *b = block(9, r), *x = block(X, r), *y = block(Y, r);
+  read_and_mark(a, r, s);
+  read_and_mark(b, r, t);
+  read_and_mark(x, r, s);
+  read_and_mark(y, r, t);
+  world_free(&w, a);
+  world_free(&w, b);
+  world_free(&w, x);
+  world_free(&w, y);
+  complete_own_order();
+  CHECK(world_malloc(&w, X * MIB, r) == x); /* r waits for s */
+  CHECK(world_malloc(&w, Y * MIB, r) == y); /* and for t: a and b merge */
+  CHECK(world_malloc(&w, 18 * MIB, o) == a);
+  end();
+}
+
+TEST(hole_3_a_loan_that_comes_back_owes_the_borrower) {
+  begin(20);
+  void *a = block(9, r), *b = block(9, r);
+  world_free(&w, a);
+  world_run(&w, r);
+  CHECK(world_malloc(&w, 9 * MIB, t) == a); /* b keeps the segment r's */
+  world_kernel(&w, t, a);
+  world_free(&w, a);
+  CHECK(world_malloc(&w, 9 * MIB, o) == a);
+  world_kernel(&w, r, b);
+  end();
+}
+
+/* ---- 4, 5: memory left while somebody read it -------------------------------- */
+
+/* x and y are read by s, and r has been made to wait for that: it may have both,
+ * and takes x. So y is ready, and still owes its use. */
+static void leave_a_ready_block_that_is_read(esper_pool *pool) {
+  void *p[2];
+  for (int i = 0; i < 2; i++) {
+    size_t size = (i ? Y : X) * MIB;
+    if (pool)
+      CHECK_OK(esper_malloc_from(w.core, pool, size, r, &p[i]));
+    else
+      CHECK_OK(esper_malloc(w.core, size, r, &p[i]));
+    sim_owner_begin(w.s, p[i], size, 0, r.handle);
+  }
+  read_and_mark_both(p[0], p[1], r, s);
+  world_free(&w, p[0]);
+  world_free(&w, p[1]);
+  complete_own_order();
+  void *x;
+  if (pool)
+    CHECK_OK(esper_malloc_from(w.core, pool, X * MIB, r, &x));
+  else
+    CHECK_OK(esper_malloc(w.core, X * MIB, r, &x));
+  CHECK(x == p[0]);
+  sim_owner_begin(w.s, x, X * MIB, 0, r.handle);
+  esper_retire(w.core, 0); /* y is ready now */
+}
+
+/* Both streams are captured, so nobody can wait for what they do. */
+static void empty_cache_beside_captures(esper_pool *pool) {
+  sim_capture_begin(w.s, 0, r.handle);
+  sim_capture_begin(w.s, 0, s.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, pool));
+  CHECK(sim_capture_is_valid(w.s, 0, r.handle));
+  CHECK(sim_capture_is_valid(w.s, 0, s.handle));
+  sim_capture_abort(w.s, 0, r.handle);
+  sim_capture_abort(w.s, 0, s.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, pool)); /* waits */
+  CHECK_EQ(sim_pending(w.s, 0, s.handle), 0);
+}
+
+/* The host cannot wait, and more is wanted than there is without y. */
+static void run_short_of_memory(size_t mib) {
+  void *p;
+  sim_fail_calls_from(w.s, SIM_CALL_event_synchronize, 1, ESPER_DEVICE_ERROR);
+  sim_fail_calls_from(w.s, SIM_CALL_device_synchronize, 1, ESPER_DEVICE_ERROR);
+  CHECK(esper_malloc(w.core, mib * MIB, t, &p) != ESPER_OK);
+  CHECK(sim_faults(w.s) > 0);
+  sim_fail_call(w.s, SIM_CALL_event_synchronize, 0, ESPER_OK);
+  sim_fail_call(w.s, SIM_CALL_device_synchronize, 0, ESPER_OK);
+  p = world_malloc(&w, mib * MIB, t); /* y was waited for, and given back */
+  world_kernel(&w, t, p);
+}
+
+TEST(hole_4_a_segment_that_is_read_is_not_given_back) {
+  begin(64);
+  leave_a_ready_block_that_is_read(NULL);
+  empty_cache_beside_captures(NULL);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_LARGE].current, X * MIB);
+  end();
+}
+
+TEST(hole_4_nor_when_memory_runs_out) {
+  begin(X + Y + 2 + 4);
+  leave_a_ready_block_that_is_read(NULL);
+  run_short_of_memory(Y + 4);
+  end();
+}
+
+TEST(hole_5_a_pools_memory_that_is_read_is_not_given_back) {
+  esper_pool *pool;
+  begin(64);
+  CHECK_OK(esper_pool_create(w.core, 0, 5, 1, &pool));
+  leave_a_ready_block_that_is_read(pool);
+  empty_cache_beside_captures(pool);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_LARGE].current, X * MIB);
+  end();
+}
+
+TEST(hole_5_nor_when_memory_runs_out) {
+  esper_pool *pool;
+  begin(X + Y + 2 + 4);
+  CHECK_OK(esper_pool_create(w.core, 0, 5, 1, &pool));
+  leave_a_ready_block_that_is_read(pool);
+  run_short_of_memory(Y + 4);
+  end();
+}
+
+/* ---- 6: a pending block was taken though a ready one was there ---------------- */
+
+TEST(hole_6_a_ready_block_is_taken_before_a_pending_one) {
+  begin(64);
+  void *x = block(X, r), *y = block(Y, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x); /* fits best, but s still reads it */
+  world_free(&w, y);
+  CHECK(world_malloc(&w, X * MIB, r) == y);
+  CHECK_EQ(gates(), 0);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_stream_wait), 0);
+  end();
+}
+
+TEST(hole_6_what_is_pending_can_be_seen) {
+  begin(X);
+  CHECK_OK(esper_trace_start(w.core, 16));
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  esper_counters counters = world_counters(&w, 0);
+  CHECK_EQ(counters.uses_pending, 1);
+  CHECK_EQ(counters.bytes_pending, X * MIB);
+
+  esper_snapshot snapshot;
+  CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
+  CHECK_EQ(snapshot.block_count, 1);
+  CHECK_EQ(snapshot.blocks[0].state, ESPER_BLOCK_PENDING_FREE);
+  CHECK_EQ(snapshot.blocks[0].uses, 1);
+  esper_snapshot_free(&snapshot);
+
+  esper_trace_entry *entries;
+  size_t count;
+  CHECK_OK(esper_trace_copy(w.core, 0, &entries, &count));
+  CHECK(count > 0 && entries[count - 1].action == ESPER_TRACE_FREE_REQUESTED);
+  free(entries);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  CHECK_EQ(gates(), 1);
+  CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
+  end();
+}
+
+/* ---- 7: a capture waited for what was outside it ------------------------------ */
+
+TEST(hole_7_inside_a_capture_nothing_outside_is_waited_for) {
+  begin(64);
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *y = block(X, r);
+  CHECK(y != x);
+  CHECK(sim_capture_is_valid(w.s, 0, r.handle));
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  CHECK(world_malloc(&w, X * MIB, r) == x); /* outside, r waits for s */
+  sim_graph_launch(w.s, graph, 0, r.handle);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+TEST(hole_7_not_even_when_memory_runs_out) {
+  begin(X);
+  void *x = block(X, r), *p;
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK(esper_malloc(w.core, X * MIB, r, &p) == ESPER_OUT_OF_MEMORY);
+  CHECK(sim_capture_is_valid(w.s, 0, r.handle));
+  sim_capture_abort(w.s, 0, r.handle);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}

@@ -1,0 +1,391 @@
+/* Private pools as graphs use them: begun, captured into, ended, released. */
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "world.h"
+
+static world w;
+static esper_stream r, s;
+
+enum { ID = 7 };
+
+static void begin(void) {
+  world_begin(&w);
+  r = w.stream[0];
+  s = w.stream[1];
+}
+
+static void end(void) { world_end(&w); }
+
+/* Filters: everything; nothing; a stream that is being captured. */
+static int all(void *context, void *stream) {
+  (void)stream;
+  if (context) ++*(int *)context;
+  return 1;
+}
+
+static int none(void *context, void *stream) {
+  (void)stream;
+  ++*(int *)context;
+  return 0;
+}
+
+static int captured(void *context, void *stream) {
+  world *of = context;
+  uint64_t capture;
+  const esper_driver *driver = sim_driver(of->s);
+  CHECK_OK(driver->stream_capture(driver->self, 0, stream, &capture));
+  return capture != 0;
+}
+
+static int fails(void *context, void *stream) {
+  (void)context, (void)stream;
+  return -1;
+}
+
+static int references(uint64_t id) {
+  return esper_pool_use_count(w.core, 0, id, 0);
+}
+
+/* The pool that a live block belongs to. */
+static uint64_t pool_of(const void *p) {
+  esper_snapshot snapshot;
+  uint64_t id = UINT64_MAX;
+  CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
+  for (size_t i = 0; i < snapshot.segment_count; i++)
+    if ((uintptr_t)p - snapshot.segments[i].address < snapshot.segments[i].size)
+      id = snapshot.segments[i].pool[0];
+  esper_snapshot_free(&snapshot);
+  return id;
+}
+
+static int64_t reserved(void) {
+  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
+}
+
+/* A capture on r into a pool, as torch.cuda.graph makes it. */
+static void capture_begin(uint64_t id) {
+  CHECK_OK(esper_pool_begin(w.core, 0, id, 0, captured, &w));
+  sim_capture_begin(w.s, 0, r.handle);
+  sim_capture_group(w.s, 0, r.handle, id);
+}
+
+static sim_graph *capture_end(uint64_t id) {
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  CHECK_OK(esper_pool_end(w.core, 0, id, 0, NULL));
+  return graph;
+}
+
+static void drop(sim_graph *graph, uint64_t id) {
+  sim_graph_destroy(w.s, graph);
+  CHECK_OK(esper_pool_release(w.core, 0, id, 0));
+}
+
+TEST(filters_are_asked_newest_first) {
+  begin();
+  int first = 0, second = 0, third = 0;
+  void *context = NULL;
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, &first));
+  CHECK_OK(esper_pool_begin(w.core, 0, 0, 2, all, &second));
+  CHECK_OK(esper_pool_begin(w.core, 0, 3, 0, none, &third));
+  CHECK_EQ(pool_of(world_malloc(&w, 512, r)), 0); /* (0, 2) */
+  CHECK_EQ(first, 0);
+  CHECK_EQ(second, 1);
+  CHECK_EQ(third, 1);
+  CHECK_OK(esper_pool_end(w.core, 0, 0, 2, &context));
+  CHECK(context == &second);
+  CHECK_EQ(pool_of(world_malloc(&w, 512, r)), 1);
+  CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+  CHECK_OK(esper_pool_end(w.core, 0, 3, 0, NULL));
+  world_malloc(&w, 512, r);
+  CHECK_EQ(first + second + third, 4);
+  end();
+}
+
+TEST(a_filter_that_fails_fails_the_malloc) {
+  begin();
+  void *p;
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, fails, NULL));
+  CHECK_STATUS(esper_malloc(w.core, 512, r, &p), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "(7, 0)"));
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  world_malloc(&w, 512, r);
+  end();
+}
+
+TEST(misuse_is_refused_and_changes_nothing) {
+  begin();
+  CHECK_STATUS(esper_pool_begin(w.core, 0, 0, 0, all, NULL), ESPER_INVALID);
+  CHECK_STATUS(esper_pool_begin(w.core, 9, ID, 0, all, NULL), ESPER_INVALID);
+  CHECK_STATUS(esper_pool_end(w.core, 0, ID, 0, NULL), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "not begun"));
+  CHECK_STATUS(esper_pool_release(w.core, 0, ID, 0), ESPER_INVALID);
+  CHECK_EQ(references(ID), 0);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  CHECK_STATUS(esper_pool_begin(w.core, 0, ID, 0, all, NULL), ESPER_INVALID);
+  CHECK_EQ(references(ID), 1);
+  for (uint64_t id = 100; id < 131; id++)
+    CHECK_OK(esper_pool_begin(w.core, 0, id, 0, none, &w.failures));
+  CHECK_STATUS(esper_pool_begin(w.core, 0, 200, 0, all, NULL), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "32 pools"));
+  CHECK_EQ(references(200), 0);
+  end(); /* with openings: they go with the core */
+}
+
+TEST(references_are_counted) {
+  begin();
+  esper_pool *pool, *same;
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &same));
+  CHECK(pool == same);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  CHECK_EQ(references(ID), 3);
+  void *p = world_malloc(&w, 12 * MIB, r);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  for (int i = 2; i >= 0; i--) {
+    CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+    CHECK_EQ(references(ID), i);
+  }
+  world_kernel(&w, r, p); /* a block outlives its pool's references */
+  CHECK_OK(esper_pool_empty(w.core, 0, ID, 0));
+  CHECK_EQ(reserved(), 12 * MIB);
+  world_free(&w, p);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  CHECK_EQ(references(ID), 1);
+  end();
+}
+
+TEST(a_graphs_memory_stays_until_the_graph_goes) {
+  begin();
+  capture_begin(ID);
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, p);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p); /* reused inside */
+  world_free(&w, p);
+  sim_graph *graph = capture_end(ID);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_OK(esper_pool_empty(w.core, 0, ID, 0));
+  CHECK_EQ(reserved(), 12 * MIB);
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  drop(graph, ID);
+  CHECK_EQ(references(ID), 0);
+  CHECK_EQ(reserved(), 24 * MIB);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* waits for the replay */
+  CHECK_EQ(reserved(), 12 * MIB);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  end();
+}
+
+/* The replay, on a stream that the core has never met, is still running. */
+TEST(memory_that_a_graph_may_touch_is_not_given_back) {
+  begin();
+  esper_stream unknown = world_mortal(&w, 0);
+  capture_begin(ID);
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, p);
+  world_free(&w, p);
+  sim_graph *graph = capture_end(ID);
+  sim_graph_launch(w.s, graph, 0, unknown.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  sim_graph_launch(w.s, graph, 0, unknown.handle);
+  drop(graph, ID);
+  sim_capture_begin(w.s, 0, s.handle); /* the device cannot be waited for */
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 12 * MIB);
+  sim_capture_abort(w.s, 0, s.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  end();
+}
+
+TEST(an_output_that_outlives_its_graph_is_freed_behind_the_last_replay) {
+  begin();
+  capture_begin(ID);
+  void *out = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, out);
+  sim_graph *graph = capture_end(ID);
+  drop(graph, ID);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  world_read_on(&w, s, out, r); /* nobody marks it */
+  world_wait(&w, r, s);
+  world_free(&w, out);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  end();
+}
+
+/* What a capture freed serves the next one of its pool, on any stream. */
+TEST(graphs_of_one_pool_share_memory) {
+  begin();
+  capture_begin(ID);
+  void *p = world_malloc(&w, 12 * MIB, r), *out = world_malloc(&w, 16 * MIB, r);
+  world_kernel(&w, r, p);
+  world_kernel(&w, r, out);
+  world_free(&w, p);
+  sim_graph *first = capture_end(ID);
+  sim_graph_launch(w.s, first, 0, s.handle);
+  capture_begin(ID);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  world_kernel(&w, r, p);
+  CHECK(world_malloc(&w, 16 * MIB, r) != out);
+  sim_graph *second = capture_end(ID);
+  sim_graph_launch(w.s, first, 0, s.handle);
+  sim_graph_launch(w.s, second, 0, s.handle);
+  CHECK_EQ(references(ID), 2);
+  drop(first, ID);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 12 * MIB * 1 + 2 * 16 * MIB);
+  drop(second, ID);
+  end();
+}
+
+TEST(a_wholly_free_segment_serves_another_stream_of_the_next_capture) {
+  begin();
+  capture_begin(ID);
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, p);
+  world_free(&w, p);
+  sim_graph *first = capture_end(ID);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  sim_capture_begin(w.s, 0, s.handle);
+  sim_capture_group(w.s, 0, s.handle, ID);
+  CHECK(world_malloc(&w, 12 * MIB, s) == p);
+  sim_graph *second = sim_capture_end(w.s, 0, s.handle);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  drop(first, ID);
+  drop(second, ID);
+  end();
+}
+
+/* Warm-up memory serves the capture: the host waits for it at the begin. */
+TEST(a_capture_gets_from_its_pool_only_what_has_completed) {
+  begin();
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, p);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_free(&w, p);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  capture_begin(ID);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  sim_graph *graph = capture_end(ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+/* s is being captured and cannot be waited for: what it freed is passed over. */
+TEST(what_cannot_be_waited_for_is_passed_over) {
+  begin();
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
+  world_kernel(&w, r, p);
+  world_kernel(&w, s, q);
+  world_free(&w, p);
+  world_free(&w, q);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  sim_capture_begin(w.s, 0, s.handle);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  sim_capture_begin(w.s, 0, r.handle);
+  sim_capture_group(w.s, 0, r.handle, ID);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK(world_malloc(&w, 16 * MIB, r) != q);
+  sim_graph *graph = capture_end(ID);
+  CHECK(sim_capture_is_valid(w.s, 0, s.handle));
+  sim_capture_abort(w.s, 0, s.handle);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+/* A warm-up tensor dies during the capture: its last reader is outside. */
+TEST(what_is_freed_from_outside_waits_for_the_next_seal) {
+  begin();
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, r);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  world_kernel(&w, r, p);
+  capture_begin(ID);
+  world_free(&w, world_malloc(&w, 512, r));
+  world_free(&w, p);
+  void *q = world_malloc(&w, 12 * MIB, r);
+  CHECK(q != p);
+  world_free(&w, q);
+  sim_graph *first = capture_end(ID);
+  capture_begin(ID); /* now it has been waited for */
+  void *a = world_malloc(&w, 12 * MIB, r), *b = world_malloc(&w, 12 * MIB, r);
+  CHECK((a == p && b == q) || (a == q && b == p));
+  sim_graph *second = capture_end(ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(first, ID);
+  drop(second, ID);
+  end();
+}
+
+/* The same calls give the same memory, whatever has completed by then. */
+TEST(the_choice_depends_on_the_calls_alone) {
+  uintptr_t got[2][6];
+  for (int late = 0; late < 2; late++) {
+    begin();
+    CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+    void *warm[3];
+    for (int i = 0; i < 3; i++) {
+      warm[i] = world_malloc(&w, (size_t)(12 + i) * MIB, i == 1 ? s : r);
+      world_kernel(&w, i == 1 ? s : r, warm[i]);
+    }
+    for (int i = 0; i < 3; i++) world_free(&w, warm[i]);
+    CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+    if (!late) sim_run_all(w.s);
+    capture_begin(ID);
+    for (int i = 0; i < 6; i++) {
+      void *p = world_malloc(&w, (size_t)(11 + i % 3) * MIB, r);
+      got[late][i] = (uintptr_t)p;
+      world_kernel(&w, r, p);
+      if (i % 2) world_free(&w, p);
+      if (late) sim_run_all(w.s);
+    }
+    sim_graph *graph = capture_end(ID);
+    CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+    drop(graph, ID);
+    end();
+  }
+  CHECK(!memcmp(got[0], got[1], sizeof got[0]));
+}
+
+TEST(the_cache_of_others_stays_while_a_pool_is_allocated_to) {
+  begin();
+  world_free(&w, world_malloc(&w, 12 * MIB, r));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  world_free(&w, world_malloc(&w, 16 * MIB, r));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 28 * MIB);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  end();
+}
+
+/* A pool of eager work alone, begun in every step, does not grow. */
+TEST(a_pool_without_captures_reuses_its_memory_at_once) {
+  begin();
+  void *first = NULL;
+  for (int step = 0; step < 4; step++) {
+    CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+    for (int i = 0; i < 4; i++) {
+      void *p = world_malloc(&w, 12 * MIB, r);
+      world_kernel(&w, r, p);
+      CHECK(!first || p == first);
+      first = p;
+      world_free(&w, p);
+    }
+    CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  }
+  CHECK_EQ(reserved(), 12 * MIB);
+  end();
+}

@@ -1,0 +1,290 @@
+"""Validation on an environment's stream, while the memory of its batch is wanted.
+
+Usage: fused_validation.py ALLOCATOR race TRIES
+       fused_validation.py ALLOCATOR stress ROUNDS LIMIT_MIB
+
+race: the environment's stream is busy, the batch is handed over and dropped,
+and the same memory is asked for and written before the stream gets to it:
+
+original   the mistake: the batch is moved to the device by a non-blocking copy,
+           the environment's stream repeats it, and only the repeated one is
+           protected
+ours       fused_validation_batch
+kept       no mark at all, but the batch is kept until the stream was
+           synchronised
+
+The batch is pinned, pageable, or on the device. Reports, for each pair, how many
+tries read something else than was written (corrupted), and in how many the
+batch's memory served again while the stream was still busy (reused_early).
+
+stress: 16 environments on streams of their own, in an allowance of memory that
+every batch has to share, against the same batches one after another.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from device import other_streams, report, sleep, use_allocator, warm_up
+
+from esper_alloc.validation import fused_validation_batch, process_fused_val_batch
+
+CONFIGS = 4
+DELAY_MS = 10.0
+MIB = 1 << 20
+
+# --- race ---------------------------------------------------------------------
+
+ROWS, WIDTH = 256, 16384  # 16 MiB of float32
+
+
+def evaluate(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Every element of a row should be the row's target."""
+    right = inputs == targets[:, None]
+    return inputs.amax(dim=1), right, right.numel()
+
+
+def original(inputs: torch.Tensor, targets: torch.Tensor, stream: torch.cuda.Stream) -> Any:
+    """The step as it was written, with its mistake."""
+    inputs = inputs.to("cuda", non_blocking=True)  # new, of the current stream
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        fused = inputs.repeat(CONFIGS, 1)
+        fused_targets = targets.repeat(CONFIGS)
+        fused.record_stream(stream)
+        fused_targets.record_stream(stream)
+        _, right, total = evaluate(fused, fused_targets)
+        return right.view(CONFIGS, -1).sum(dim=1), total // CONFIGS
+
+
+def ours(inputs: torch.Tensor, targets: torch.Tensor, stream: torch.cuda.Stream) -> Any:
+    found = fused_validation_batch(inputs, targets, CONFIGS, stream, evaluate=evaluate)
+    return found.correct, found.total
+
+
+class Race:
+    """What the tries share, so that each allocates little but its batch."""
+
+    def __init__(self, how: str, source: str) -> None:
+        self.how = how
+        self.source = source
+        self.main = torch.cuda.current_stream()
+        (self.side,) = other_streams(1)
+        self.host = torch.empty(ROWS, WIDTH)
+        if source == "pinned":
+            self.host = self.host.pin_memory()
+        self.targets = torch.empty(ROWS, device="cuda")
+
+    def batch(self, value: int) -> torch.Tensor:
+        if self.source == "device":
+            return torch.full((ROWS, WIDTH), float(value), device="cuda")
+        return self.host.fill_(value)
+
+    def pressure(self, address: int, value: int) -> bool:
+        """Asks for as much memory as the batch took, and writes it: was it the batch's?"""
+        taken = []
+        for _ in range(4):
+            other = torch.empty(ROWS, WIDTH, device="cuda")
+            other.fill_(-value)
+            taken.append(other)
+            if other.data_ptr() == address:
+                break
+        return taken[-1].data_ptr() == address and not self.side.query()
+
+    def attempt(self, value: int) -> tuple[bool, bool]:
+        """One try: was something else read, was the memory reused meanwhile?"""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # memory is short: nothing else is there to be taken
+        self.targets.fill_(value)
+        batch = self.batch(value)
+        address = batch.data_ptr()
+        sleep(self.side, DELAY_MS)
+        if self.how == "kept":
+            # Neither stream's work is marked; the list keeps what it reads.
+            kept = [batch.to("cuda", non_blocking=True), self.targets]
+            self.side.wait_stream(self.main)
+            with torch.cuda.stream(self.side):
+                fused = [one.repeat(CONFIGS, *[1] * (one.dim() - 1)) for one in kept]
+                _, right, total = evaluate(*fused)
+                correct = right.view(CONFIGS, -1).sum(dim=1)
+            total //= CONFIGS
+            del batch
+            reused = self.pressure(kept[0].data_ptr(), value)
+            self.side.synchronize()
+            del kept
+        else:
+            correct, total = {"original": original, "ours": ours}[self.how](
+                batch, self.targets, self.side
+            )
+            del batch
+            reused = self.pressure(address, value)
+        torch.cuda.synchronize()
+        return correct.tolist() != [total] * CONFIGS, reused
+
+
+def race(tries: int) -> None:
+    found = {}
+    for how in ("original", "ours", "kept"):
+        for source in ("pinned", "pageable", "device"):
+            work = Race(how, source)
+            with torch.inference_mode():
+                for value in (1, 2):  # everything warm, its outcome not counted
+                    work.attempt(value)
+                outcomes = [work.attempt(value) for value in range(3, tries + 3)]
+            found[f"{how}, {source}"] = {
+                "tries": len(outcomes),
+                "corrupted": sum(wrong for wrong, _ in outcomes),
+                "reused_early": sum(reused for _, reused in outcomes),
+            }
+    report(**found)
+
+
+# --- stress -------------------------------------------------------------------
+
+ENVIRONMENTS = 16
+BATCH, FEATURES, GROUPS, CLASSES = 256, 1024, 64, 10  # a batch is 1 MiB
+
+
+class Model(torch.nn.Module):
+    """Whole numbers throughout and small, so that sums are exact in any order."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        weight = torch.randint(-2, 3, (GROUPS, CLASSES), generator=generator).float()
+        self.weight = torch.nn.Parameter(weight.cuda())
+        self.addresses: list[int] = []
+
+    def fused_forward(self, x: torch.Tensor, overrides: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.addresses.append(x.data_ptr())
+        groups = x.unflatten(1, (GROUPS, -1)).sum(dim=2) * overrides["slot"]
+        return (groups[:, :, None] * self.weight).sum(dim=1)
+
+
+def loss_and_correct(
+    outputs: torch.Tensor, targets: torch.Tensor, criterion: Any, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    return criterion(outputs, targets), outputs.argmax(dim=1) == targets, len(targets)
+
+
+def criterion(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return outputs.gather(1, targets[:, None])[:, 0].remainder(97)
+
+
+def overrides(number: int) -> dict[str, torch.Tensor]:
+    """New tensors of the current stream, which nobody keeps."""
+    alphas = (torch.arange(CONFIGS, device="cuda") + number) % 5
+    return {"slot": alphas.float().repeat_interleave(BATCH)[:, None]}
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Batch `number`: by turns pinned, pageable, and new on the device."""
+    generator = torch.Generator().manual_seed(number)
+    inputs = torch.randint(-8, 9, (BATCH, FEATURES), generator=generator).float()
+    targets = torch.randint(CLASSES, (BATCH,), generator=generator)
+    if number % 3 == 0:
+        return inputs.pin_memory(), targets.pin_memory()
+    if number % 3 == 1:
+        return inputs, targets
+    return inputs.pin_memory().to("cuda", non_blocking=True) * 2, targets.cuda()
+
+
+def validate(env: SimpleNamespace, number: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """A batch under either signature; everything handed over is dropped."""
+    inputs, targets = batch(number)
+    made = overrides(number)
+    if number % 2:
+        return process_fused_val_batch(
+            env, inputs, targets, criterion, made, CONFIGS,
+            task_spec=SimpleNamespace(task_type="classification"),
+            loss_and_correct_fn=loss_and_correct,
+        )  # fmt: skip
+    return fused_validation_batch(
+        inputs, targets, CONFIGS, env.stream, reads=made, device="cuda",
+        evaluate=lambda x, y: loss_and_correct(env.model.fused_forward(x, made), y, criterion),
+    )  # fmt: skip
+
+
+def stress(rounds: int, limit_mib: int) -> None:
+    models = [Model(index) for index in range(ENVIRONMENTS)]
+    count = rounds * ENVIRONMENTS
+    serial = []
+    for number in range(count):
+        env = SimpleNamespace(
+            model=models[number % ENVIRONMENTS], env_device="cuda", stream=None
+        )
+        loss, correct, total = validate(env, number)
+        torch.cuda.synchronize()
+        serial.append((loss.tolist(), correct.tolist(), total))
+
+    torch.cuda.empty_cache()
+    limit = torch.cuda.memory_reserved() + limit_mib * MIB
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
+    torch.cuda.reset_peak_memory_stats()
+    asked = torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
+    envs = []
+    for model in models:
+        model.addresses.clear()
+        envs.append(SimpleNamespace(model=model, env_device="cuda", stream=torch.cuda.Stream()))
+    shuffled = random.Random(0)
+    results = []
+    for number in range(count):
+        env = envs[number % ENVIRONMENTS]
+        sleep(env.stream, shuffled.uniform(0, 1.0))
+        results.append(validate(env, number))
+    torch.cuda.synchronize()
+    wrong = sum(
+        (loss.tolist(), correct.tolist(), total) != expected
+        for (loss, correct, total), expected in zip(results, serial, strict=True)
+    )
+    addresses = [address for model in models for address in model.addresses]
+    stats = torch.cuda.memory_stats()
+    report(
+        batches=count,
+        wrong=wrong,
+        addresses=len(set(addresses)),
+        asked_mib=(stats["allocated_bytes.all.allocated"] - asked) // MIB,
+        peak_reserved_mib=torch.cuda.max_memory_reserved() // MIB,
+        limit_mib=limit // MIB,
+    )
+
+
+# --- the results on the caller's stream ---------------------------------------
+
+
+def take() -> None:
+    """Results that the current stream reads at once, the environment's stream being busy."""
+    (side,) = other_streams(1)
+    wrong = 0
+    for number in range(20):
+        value = float(number + 1)
+        inputs = torch.full((ROWS, WIDTH), value, device="cuda")
+        targets = torch.full((ROWS,), value, device="cuda")
+        sleep(side, 2.0)
+        found = fused_validation_batch(
+            inputs, targets, CONFIGS, side, evaluate=evaluate, take=True
+        )
+        del inputs, targets
+        torch.full((ROWS, WIDTH), -value, device="cuda")
+        wrong += found.loss.tolist() != [value] * CONFIGS
+        wrong += found.correct.tolist() != [found.total] * CONFIGS
+    report(wrong=wrong)
+
+
+def main(allocator: str, scenario: str, *args: str) -> None:
+    use_allocator(allocator)
+    warm_up()
+    if scenario == "race":
+        race(int(args[0]))
+    elif scenario == "stress":
+        stress(int(args[0]), int(args[1]))
+    else:
+        take()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1030 @@
+/* Seeded random programs over several streams, every read checked.
+ *
+ *   programs [--seed S] [--programs N] [--seconds T] [--without RULE] [--unmarked]
+ *            [--list]
+ *
+ * Each program draws its streams, how much memory there is, and then operations:
+ * memory handed out and written, read late on other streams and marked in every
+ * way there is, freed by whichever thread; streams that are destroyed; captures
+ * that nobody announces. The programs are correct: reads wait for the writes, and
+ * marks stand after the last read. So whatever a read finds is the allocator's.
+ *
+ * One program in four is an *episode* instead: the shortest way to need one of
+ * the lifetime rules (docs/rules.md), among them work that waits for what is not
+ * yet enqueued, and a driver that refuses.
+ *
+ * The first thing that is wrong ends the run with status 1, and prints the seed of
+ * its program: --seed S --programs 1 runs that one alone. Status 2: the run itself
+ * could not be made. --without RULE switches a rule off (a core built with
+ * ESPER_RULE_SWITCHES): then something should be wrong soon. --unmarked leaves the
+ * marks out, with the same purpose. --list prints the rules. */
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../../../csrc/core/rules.h"
+#include "machine.h"
+
+#define MIB ((size_t)1 << 20)
+
+enum {
+  MOST_STREAMS = MACHINE_STREAMS + 1, /* the last may be destroyed           */
+  MOST_BLOCKS = 24,                   /* of a thread                         */
+  MOST_THREADS = 2,
+  SHELF = 4,
+  LATE = 2500, /* microseconds: longer than the host needs for an episode    */
+};
+
+typedef struct block {
+  char *at;
+  size_t size;
+  int owner;        /* place of its stream; -1: that is gone                 */
+  uint32_t tag;     /* of the pattern in it                                  */
+  unsigned at_free; /* bit i: record_stream on stream i, which may read on   */
+  bool after_all;   /* any stream may read on                                */
+} block;
+
+typedef struct thread {
+  uint64_t random;
+  block blocks[MOST_BLOCKS];
+  int count;
+} thread;
+
+static struct {
+  uint64_t seed;
+  const char *kind;
+  int threads;
+  esper_core *core;
+  esper_stream streams[MOST_STREAMS];
+  int stream_count;
+  bool mortal; /* the last stream is one that may be destroyed */
+  atomic_uint step, tag;
+  pthread_mutex_t shelf_lock; /* blocks on their way to the other thread */
+  block shelf[SHELF];
+  int shelved;
+} p; /* the program that is running */
+
+static bool unmarked; /* the control: no marks at all */
+static atomic_ullong handed_out, refused, checks;
+
+/* ---- what is wrong ------------------------------------------------------- */
+
+__attribute__((format(printf, 1, 2)))
+static _Noreturn void found(const char *format, ...)
+{
+  va_list arguments;
+  va_start(arguments, format);
+  printf("found: ");
+  vprintf(format, arguments);
+  va_end(arguments);
+  printf("\nin program %llu (%s, %d thread%s), at step %u; again: --seed %llu --programs 1\n",
+         (unsigned long long)p.seed, p.kind, p.threads, p.threads > 1 ? "s" : "",
+         atomic_load(&p.step), (unsigned long long)p.seed);
+  fflush(stdout);
+  _exit(1); /* nothing is put in order: the state is not to be trusted */
+}
+
+void machine_noticed(const char *what)
+{
+  found("%s", what);
+}
+
+static void must(esper_status status, const char *what)
+{
+  if (status != ESPER_OK)
+    found("%s: %s: %s", what, esper_status_name(status), esper_last_error());
+}
+
+/* ---- a driver that refuses ------------------------------------------------ */
+
+static const esper_driver *true_driver;
+static esper_driver driver;
+static atomic_int waits_to_refuse;
+static atomic_bool refuses_queries;
+
+static esper_status wait_or_refuse(void *self, int device, void *stream, void *event)
+{
+  if (atomic_load(&waits_to_refuse) > 0 && atomic_fetch_sub(&waits_to_refuse, 1) > 0)
+    return ESPER_DEVICE_ERROR;
+  return true_driver->stream_wait(self, device, stream, event);
+}
+
+static esper_status query_or_refuse(void *self, int device, void *event)
+{
+  if (atomic_load(&refuses_queries))
+    return ESPER_DEVICE_ERROR;
+  return true_driver->event_query(self, device, event);
+}
+
+/* ---- drawing ------------------------------------------------------------- */
+
+static uint64_t draw64(thread *t)
+{
+  uint64_t x = t->random += 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
+static int draw(thread *t, int below)
+{
+  return (int)(draw64(t) % (uint64_t)below);
+}
+
+static bool chance(thread *t, int in)
+{
+  return draw(t, in) == 0;
+}
+
+/* From 512 bytes to 8 MiB, each power of two as likely as another. */
+static size_t draw_size(thread *t)
+{
+  size_t power = (size_t)512 << draw(t, 14);
+  return (power + draw64(t) % power) / 4 * 4;
+}
+
+/* ---- memory -------------------------------------------------------------- */
+
+static void *handle(int stream)
+{
+  return p.streams[stream].handle;
+}
+
+/* Memory on a stream, not yet written. `at` is NULL where there is none. */
+static block take(size_t size, int stream)
+{
+  block b = {.size = size, .owner = stream};
+  void *at = NULL;
+  esper_status status = esper_malloc(p.core, size, p.streams[stream], &at);
+  atomic_fetch_add(&p.step, 1);
+  if (status == ESPER_OUT_OF_MEMORY) {
+    atomic_fetch_add(&refused, 1);
+    return b;
+  }
+  must(status, "malloc");
+  atomic_fetch_add(&handed_out, 1);
+  machine_owner_begin(at, size, handle(stream));
+  b.at = at;
+  return b;
+}
+
+static void write_block(block *b)
+{
+  b->tag = atomic_fetch_add(&p.tag, 1) + 1;
+  if (b->at)
+    machine_write(handle(b->owner), b->at, b->size, b->tag);
+}
+
+/* The same, late. */
+static void write_late(block *b)
+{
+  machine_delay(handle(b->owner), LATE);
+  write_block(b);
+}
+
+static block take_written(size_t size, int stream)
+{
+  block b = take(size, stream);
+  write_block(&b);
+  return b;
+}
+
+static void check_on(const block *b, int reader, size_t begin)
+{
+  if (!b->at)
+    return;
+  atomic_fetch_add(&checks, 1);
+  machine_check(handle(reader), b->at, begin, b->size, b->tag, atomic_fetch_add(&p.step, 1));
+}
+
+/* A read on another stream, after `delay` microseconds. */
+static void read_on(const block *b, int reader, unsigned delay)
+{
+  if (!b->at)
+    return;
+  machine_wait(handle(reader), handle(b->owner));
+  if (delay)
+    machine_delay(handle(reader), delay);
+  check_on(b, reader, 0);
+}
+
+static void give(block *b)
+{
+  if (!b->at)
+    return;
+  machine_owner_end(b->at);
+  must(esper_free(p.core, b->at), "free");
+  b->at = NULL;
+}
+
+/* ---- marks --------------------------------------------------------------- */
+
+static void mark(const block *b, int reader, unsigned flags)
+{
+  const void *at = b->at;
+  if (at && !unmarked)
+    must(esper_record_use(p.core, &at, 1, p.streams[reader], flags, NULL), "record_use");
+}
+
+static void mark_event(const block *b, int reader, int other)
+{
+  const void *at = b->at;
+  if (!at || unmarked)
+    return;
+  void *event = machine_event(handle(reader));
+  must(esper_record_use_event(p.core, &at, 1, event, 0, 0, NULL), "record_use_event");
+  machine_event_again(event, handle(other)); /* it is the program's own */
+  machine_event_done(event);
+}
+
+static void mark_until_free(const block *b, int reader)
+{
+  if (b->at && !unmarked)
+    must(esper_record_stream(p.core, b->at, p.streams[reader]), "record_stream");
+}
+
+static void read_and_mark(const block *b, int reader, unsigned delay)
+{
+  read_on(b, reader, delay);
+  mark(b, reader, 0);
+}
+
+/* ---- a program's beginning and end ---------------------------------------- */
+
+/* `mib`: what the core may take from the device; 0: no limit. */
+static void begin(esper_reuse_order order, size_t mib)
+{
+  esper_config config = {.reuse_order = order};
+  true_driver = machine_begin(p.seed);
+  driver = *true_driver;
+  driver.stream_wait = wait_or_refuse;
+  driver.event_query = query_or_refuse;
+  must(esper_core_create(&driver, &config, &p.core), "core_create");
+  for (int i = 0; i < MACHINE_STREAMS; i++)
+    p.streams[i] = (esper_stream){machine_stream(i), 0, ESPER_STREAM_IMMORTAL};
+  p.stream_count = MACHINE_STREAMS;
+  p.mortal = false;
+  size_t available = 0, total = 0;
+  must(esper_memory_info(p.core, 0, &available, &total), "memory_info");
+  /* Half a MiB more, since a fraction is no whole number of bytes. */
+  if (mib)
+    must(esper_set_memory_fraction(p.core, 0, ((double)mib + 0.5) * (double)MIB / (double)total),
+         "set_memory_fraction");
+}
+
+static void check_errors(void)
+{
+  if (!machine_finish())
+    found("streams wait for each other for ever");
+  machine_error wrong = machine_errors();
+  if (wrong.count)
+    found("%u words are wrong: the first, word %u read at step %u, is %08x and not %08x",
+          wrong.count, wrong.word, wrong.step, wrong.seen, wrong.wanted);
+}
+
+static void check_core(void)
+{
+  if (!esper_core_is_valid(p.core))
+    found("the core is not valid");
+}
+
+/* Each block of the program is looked at once more, then given back. */
+static void end_of(block *blocks, int count)
+{
+  check_errors();
+  for (int i = 0; i < count; i++)
+    if (blocks[i].owner >= 0)
+      check_on(&blocks[i], blocks[i].owner, 0);
+  check_errors();
+  check_core();
+  for (int i = 0; i < count; i++)
+    give(&blocks[i]);
+}
+
+static void end(void)
+{
+  esper_retire(p.core, 0);
+  must(esper_empty_cache(p.core, 0, NULL), "empty_cache");
+  check_core();
+  esper_core_destroy(p.core);
+  p.core = NULL;
+  machine_end();
+}
+
+/* ---- random programs ------------------------------------------------------ */
+
+static int draw_stream(thread *t)
+{
+  return draw(t, p.stream_count);
+}
+
+static block *draw_block(thread *t)
+{
+  return t->count ? &t->blocks[draw(t, t->count)] : NULL;
+}
+
+static unsigned draw_delay(thread *t)
+{
+  return chance(t, 2) ? 0 : 10 + (unsigned)draw(t, chance(t, 8) ? 400 : 100);
+}
+
+static void drop(thread *t, block *b)
+{
+  give(b);
+  *b = t->blocks[--t->count];
+}
+
+static void do_malloc(thread *t)
+{
+  if (t->count == MOST_BLOCKS)
+    drop(t, draw_block(t));
+  block b = take(draw_size(t), draw_stream(t));
+  if (!b.at) {
+    while (t->count > MOST_BLOCKS / 4)
+      drop(t, draw_block(t));
+    return;
+  }
+  if (chance(t, 4))
+    machine_delay(handle(b.owner), draw_delay(t));
+  write_block(&b);
+  t->blocks[t->count++] = b;
+}
+
+/* The marks there are, after a read. */
+static void mark_somehow(thread *t, block *b, int reader)
+{
+  switch (draw(t, 8)) {
+    case 0: mark(b, reader, ESPER_USE_NO_GATE); break;
+    case 1: mark_event(b, reader, draw_stream(t)); break;
+    case 2:
+      mark_until_free(b, reader);
+      if (!unmarked)
+        b->at_free |= 1u << reader;
+      break;
+    case 3: /* no mark: the owner waits, as programs did before */
+      if (!unmarked)
+        machine_wait(handle(b->owner), handle(reader));
+      break;
+    case 4:
+      if (!unmarked)
+        must(esper_free_after_all(p.core, b->at), "free_after_all");
+      b->after_all = !unmarked;
+      break;
+    default: mark(b, reader, 0);
+  }
+}
+
+static void do_read(thread *t)
+{
+  block *b = draw_block(t);
+  int reader = draw_stream(t);
+  if (!b || b->owner < 0)
+    return;
+  read_on(b, reader, draw_delay(t));
+  if (reader != b->owner)
+    mark_somehow(t, b, reader);
+  if (chance(t, 3)) /* what is dropped at once is reused at once */
+    drop(t, b);
+}
+
+/* Several blocks, read on one stream, one event for all of them. */
+static void do_read_list(thread *t)
+{
+  const void *list[4];
+  size_t count = 0;
+  int reader = draw_stream(t);
+  for (int i = 0; i < 4; i++) {
+    block *b = draw_block(t);
+    if (b && b->owner >= 0) {
+      read_on(b, reader, i ? 0 : draw_delay(t));
+      list[count++] = b->at + draw64(t) % b->size;
+    }
+  }
+  size_t marked = count;
+  if (!unmarked)
+    must(esper_record_use(p.core, list, count, p.streams[reader], 0, &marked), "record_use");
+  if (marked != count)
+    found("%zu of %zu live blocks were marked", marked, count);
+}
+
+/* Reads that an earlier record_stream covers. */
+static void do_read_on(thread *t)
+{
+  block *b = draw_block(t);
+  if (!b || b->owner < 0)
+    return;
+  for (int i = 0; i < p.stream_count; i++)
+    if (b->after_all || b->at_free >> i & 1)
+      read_on(b, i, draw_delay(t));
+}
+
+/* Part of a block, on its own stream. */
+static void do_read_own(thread *t)
+{
+  const block *b = draw_block(t);
+  if (b && b->owner >= 0)
+    check_on(b, b->owner, draw64(t) % b->size / 4 * 4);
+}
+
+/* The stream goes; another one, with its handle perhaps, comes. */
+static void do_recycle_stream(thread *t)
+{
+  int last = p.stream_count - 1;
+  if (!p.mortal)
+    return;
+  machine_stream_destroy(handle(last));
+  for (int i = 0; i < t->count; i++) {
+    t->blocks[i].at_free &= ~(1u << last);
+    if (t->blocks[i].owner == last)
+      t->blocks[i].owner = -1;
+  }
+  p.streams[last].handle = machine_stream_create();
+}
+
+/* Memory that is handed out, written and freed inside a capture, behind the
+ * allocator's back. The graph writes to it whenever it runs. */
+static void do_capture(thread *t)
+{
+  int stream = draw(t, MACHINE_STREAMS);
+  if (p.threads > 1) /* others may be using the stream */
+    return;
+  machine_capture_begin(handle(stream));
+  block inside = take(draw_size(t), stream);
+  write_block(&inside);
+  if (inside.at)
+    machine_check(handle(stream), inside.at, 0, inside.size, inside.tag, atomic_load(&p.step));
+  give(&inside);
+  void *graph = machine_capture_end(handle(stream));
+  if (!graph)
+    found("a capture was invalidated");
+  for (int i = draw(t, 4); i > 0; i--)
+    do_malloc(t);
+  machine_launch(graph, handle(stream));
+}
+
+static void do_exchange(thread *t)
+{
+  block *b = draw_block(t);
+  pthread_mutex_lock(&p.shelf_lock);
+  if (b && p.shelved < SHELF && p.threads > 1) {
+    p.shelf[p.shelved++] = *b;
+    *b = t->blocks[--t->count];
+  } else if (p.shelved && t->count < MOST_BLOCKS) {
+    t->blocks[t->count++] = p.shelf[--p.shelved];
+  }
+  pthread_mutex_unlock(&p.shelf_lock);
+}
+
+static void do_rest(thread *t)
+{
+  switch (draw(t, 5)) {
+    case 0: do_recycle_stream(t); break;
+    case 1: do_capture(t); break;
+    case 2: esper_retire(p.core, 0); break;
+    case 3: machine_pause(draw64(t)); break;
+    default:
+      if (chance(t, 4))
+        must(esper_empty_cache(p.core, 0, NULL), "empty_cache");
+  }
+}
+
+static void *run_thread(void *argument)
+{
+  thread *t = argument;
+  for (int left = 40 + draw(t, 80); left > 0; left--) {
+    int kind = draw(t, 100);
+    if (kind < 32) do_malloc(t);
+    else if (kind < 60) do_read(t);
+    else if (kind < 66) do_read_list(t);
+    else if (kind < 71) do_read_on(t);
+    else if (kind < 75) do_read_own(t);
+    else if (kind < 80) machine_delay(handle(draw_stream(t)), 10 + (unsigned)draw(t, 150));
+    else if (kind < 84) do_exchange(t);
+    else if (kind < 95 && t->count) drop(t, draw_block(t));
+    else if (kind >= 95) do_rest(t);
+  }
+  return NULL;
+}
+
+static void run_random(thread *maker)
+{
+  static const size_t LIMITS[] = {24, 44, 64, 128, 0};
+  thread threads[MOST_THREADS];
+  pthread_t other;
+  p.kind = "random";
+  p.threads = chance(maker, 4) ? 2 : 1;
+  begin(chance(maker, 3) ? ESPER_REUSE_GROW : ESPER_REUSE_GATE, LIMITS[draw(maker, 5)]);
+  p.stream_count = 2 + draw(maker, MACHINE_STREAMS - 1);
+  if (p.threads == 1 && chance(maker, 4)) {
+    p.mortal = true;
+    p.streams[p.stream_count++] = (esper_stream){machine_stream_create(), 0, 0};
+  }
+  for (int i = 0; i < p.threads; i++)
+    threads[i] = (thread){.random = draw64(maker)};
+  if (p.threads > 1 && pthread_create(&other, NULL, run_thread, &threads[1])) {
+    fputs("no thread can be made\n", stderr);
+    _exit(2);
+  }
+  run_thread(&threads[0]);
+  if (p.threads > 1)
+    pthread_join(other, NULL);
+  for (int i = 0; i < p.threads; i++)
+    end_of(threads[i].blocks, threads[i].count);
+  end_of(p.shelf, p.shelved);
+  p.shelved = 0;
+  if (p.mortal) {
+    machine_stream_destroy(handle(p.stream_count - 1));
+    machine_finish();
+  }
+  end();
+}
+
+/* ---- episodes ------------------------------------------------------------- */
+
+/* Streams by role: R owns and wants memory, S and T read, O is another one.
+ * Sizes in MiB, each of which has a segment of its own. */
+enum { R, S, T, O };
+enum { X = 12, Y = 14, Z = 16 };
+
+/* An event of the core's on `stream`, which covers all that is there. */
+static void record_something(int stream, int other)
+{
+  block b = take_written(512, other);
+  read_and_mark(&b, stream, 0);
+  give(&b);
+}
+
+static void settle(int one, int other)
+{
+  machine_sync(handle(one));
+  machine_sync(handle(other));
+  esper_retire(p.core, 0);
+}
+
+enum { RACE_MARKS = 128 };
+static atomic_int racing;
+
+static void *race(void *argument)
+{
+  block *blocks = argument;
+  atomic_fetch_add(&racing, 1);
+  while (atomic_load(&racing) < 2)
+    ;
+  for (int i = 0; i < RACE_MARKS; i++)
+    mark(&blocks[i], S, 0);
+  return NULL;
+}
+
+/* 1a: two threads record on one stream. */
+static void two_threads_mark(thread *t)
+{
+  (void)t;
+  static block blocks[2 * RACE_MARKS];
+  pthread_t other;
+  begin(ESPER_REUSE_GATE, 0);
+  for (int i = 0; i < 2 * RACE_MARKS; i++)
+    blocks[i] = take_written(512, R);
+  machine_delay(handle(S), LATE);
+  atomic_store(&racing, 0);
+  if (pthread_create(&other, NULL, race, blocks)) {
+    fputs("no thread can be made\n", stderr);
+    _exit(2);
+  }
+  race(blocks + RACE_MARKS);
+  pthread_join(other, NULL);
+  check_core();
+  end_of(blocks, 2 * RACE_MARKS);
+}
+
+/* 1b */
+static void refused_wait(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X);
+  block x = take_written(X * MIB, R);
+  read_and_mark(&x, S, LATE);
+  give(&x);
+  atomic_store(&waits_to_refuse, 1);
+  x = take_written(X * MIB, R);
+  atomic_store(&waits_to_refuse, 0);
+  end_of(&x, 1);
+}
+
+/* 2: S waits for T after the record that R then waits for. */
+static void waiting_is_not_transitive(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X + Y + Z);
+  block b[] = {take_written(X * MIB, R), take_written(Y * MIB, R), take_written(Z * MIB, S)};
+  read_and_mark(&b[0], S, LATE / 2);
+  read_and_mark(&b[1], T, 2 * LATE);
+  read_and_mark(&b[2], T, 0);
+  give(&b[2]);
+  b[2] = take_written(Z * MIB, S);
+  give(&b[0]);
+  give(&b[1]);
+  b[0] = take_written(X * MIB, R);
+  b[1] = take_written(Y * MIB, R);
+  end_of(b, 3);
+}
+
+/* 3: the event was recorded before the free. */
+static void stale_owner_order(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X + 2);
+  block x = take(X * MIB, O);
+  record_something(O, R);
+  settle(R, O);
+  write_late(&x);
+  give(&x);
+  esper_retire(p.core, 0);
+  x = take_written(X * MIB, R);
+  end_of(&x, 1);
+}
+
+/* 4a: R takes a part of what S still reads, T takes the rest. */
+static void rest_of_a_block(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 40 + 2);
+  block x = take_written(40 * MIB, R);
+  read_and_mark(&x, S, LATE);
+  give(&x);
+  record_something(R, T);
+  settle(T, R);
+  block b[] = {take_written(16 * MIB, R), {0}};
+  b[1] = take_written(20 * MIB, T);
+  end_of(b, 2);
+}
+
+/* 4b: neighbours that S and T read, one of them longer. */
+static void merged_block(thread *t)
+{
+  begin(ESPER_REUSE_GATE, 20 + X + Y + 2);
+  block b[] = {take_written(9 * MIB, R), take_written(9 * MIB, R), take_written(X * MIB, R),
+               take_written(Y * MIB, R)};
+  bool first = chance(t, 2);
+  read_and_mark(&b[0], S, first ? 2 * LATE : LATE);
+  read_and_mark(&b[1], T, first ? LATE : 2 * LATE);
+  read_and_mark(&b[2], S, 0);
+  read_and_mark(&b[3], T, 0);
+  for (int i = 0; i < 4; i++)
+    give(&b[i]);
+  record_something(R, O);
+  settle(O, R);
+  b[0] = take_written(X * MIB, R);
+  b[1] = take_written(Y * MIB, R);
+  b[2] = take_written(18 * MIB, O);
+  end_of(b, 3);
+}
+
+/* 4c: neighbours, one of them freed later. */
+static void merged_stamp(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 20 + 2);
+  block a = take(9 * MIB, R), b = take(9 * MIB, R);
+  give(&a);
+  record_something(R, O);
+  settle(O, R);
+  write_late(&b);
+  give(&b);
+  a = take_written(18 * MIB, O);
+  end_of(&a, 1);
+}
+
+/* 4d */
+static void borrower(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 20);
+  block a = take_written(9 * MIB, R), b = take_written(9 * MIB, R);
+  give(&a);
+  machine_sync(handle(R));
+  a = take(9 * MIB, T);
+  write_late(&a);
+  give(&a);
+  block both[] = {take_written(9 * MIB, R), b};
+  end_of(both, 2);
+}
+
+/* 4e */
+static void lent_too_early(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X);
+  block x = take(X * MIB, R);
+  write_late(&x);
+  give(&x);
+  x = take_written(X * MIB, S);
+  end_of(&x, 1);
+}
+
+/* 4f: R is captured, so that the device is not waited for. Freeing memory may
+ * wait for it, so S is looked at before. */
+static void given_back(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 64);
+  block x = take_written(X * MIB, R);
+  machine_sync(handle(R));
+  read_and_mark(&x, S, 8 * LATE);
+  give(&x);
+  machine_capture_begin(handle(R));
+  bool still_read = machine_is_busy(handle(S)) && !unmarked;
+  must(esper_empty_cache(p.core, 0, NULL), "empty_cache");
+  esper_stats stats;
+  must(esper_get_stats(p.core, 0, &stats), "get_stats");
+  if (still_read && stats.reserved_bytes[ESPER_ALL].current != (int64_t)(X * MIB))
+    found("memory that is still read was given back to the device");
+  if (!machine_capture_end(handle(R)))
+    found("a capture was invalidated");
+  end_of(NULL, 0);
+}
+
+/* 5a */
+static void marks_in_a_loop(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 0);
+  block x = take_written(X * MIB, R);
+  esper_counters counters;
+  for (int i = 0; i < 10; i++) {
+    read_and_mark(&x, S, 100);
+    mark_until_free(&x, T);
+  }
+  must(esper_get_counters(p.core, 0, &counters), "get_counters");
+  if (counters.uses_pending > 2)
+    found("two streams have %llu uses of one block", (unsigned long long)counters.uses_pending);
+  end_of(&x, 1);
+}
+
+/* 5b: the first mark has completed, but nobody asked. */
+static void later_use(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X);
+  block x = take_written(X * MIB, R);
+  read_and_mark(&x, S, 0);
+  machine_sync(handle(R));
+  machine_sync(handle(S));
+  read_and_mark(&x, S, LATE);
+  give(&x);
+  esper_retire(p.core, 0);
+  x = take_written(X * MIB, R);
+  end_of(&x, 1);
+}
+
+/* 6a: the event that stands for S's use must not come to stand for T's. */
+static void event_used_again(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X + Y);
+  block b[] = {take_written(X * MIB, R), take_written(Y * MIB, R)};
+  read_and_mark(&b[0], S, LATE);
+  read_and_mark(&b[1], T, 0);
+  give(&b[0]);
+  b[0] = take_written(X * MIB, R);
+  end_of(b, 2);
+}
+
+/* 6b */
+static void refused_queries(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X);
+  block x = take_written(X * MIB, R);
+  read_and_mark(&x, S, LATE);
+  give(&x);
+  atomic_store(&refuses_queries, true);
+  esper_retire(p.core, 0);
+  x = take_written(X * MIB, R);
+  atomic_store(&refuses_queries, false);
+  end_of(&x, 1);
+}
+
+/* 7a: a mark, and the free of what was marked, while the reader is captured. */
+static void mark_in_a_capture(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 4 * X);
+  block x = take_written(X * MIB, R), y = take_written(X * MIB, R);
+  machine_sync(handle(R));
+  mark_until_free(&y, S);
+  machine_capture_begin(handle(S));
+  check_on(&x, S, 0);
+  mark(&x, S, 0);
+  give(&x);
+  give(&y);
+  esper_retire(p.core, 0);
+  block b[] = {take_written(X * MIB, R), take_written(X * MIB, R)};
+  if (!machine_capture_end(handle(S)))
+    found("a capture was invalidated");
+  end_of(b, 2);
+}
+
+/* 7b: what a graph writes is nobody else's. */
+static void memory_of_a_capture(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 64);
+  block x = take_written(X * MIB, R);
+  give(&x);
+  machine_capture_begin(handle(R));
+  x = take_written(X * MIB, R);
+  const char *inside = x.at;
+  give(&x);
+  void *graph = machine_capture_end(handle(R));
+  if (!graph)
+    found("a capture was invalidated");
+  x = take_written(X * MIB, R);
+  if (inside && x.at == inside)
+    found("memory that a graph writes was handed out outside it");
+  machine_launch(graph, handle(R));
+  end_of(&x, 1);
+}
+
+static int mortal_stream(void)
+{
+  p.streams[p.stream_count] = (esper_stream){machine_stream_create(), 0, 0};
+  return p.stream_count++;
+}
+
+/* 9a, 9b: the reader is gone; in its place, with its handle, may be another. */
+static void reader_is_gone(thread *t, bool replaced)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X);
+  int mortal = mortal_stream();
+  void *others[8];
+  int count = 0;
+  block x = take_written(X * MIB, R);
+  mark_until_free(&x, mortal);
+  read_on(&x, mortal, LATE);
+  machine_stream_destroy(handle(mortal));
+  while (replaced && count < 8) {
+    others[count++] = machine_stream_create();
+    if (others[count - 1] == handle(mortal))
+      break;
+  }
+  give(&x);
+  x = take_written(X * MIB, R);
+  end_of(&x, 1);
+  while (count)
+    machine_stream_destroy(others[--count]);
+  machine_finish();
+}
+
+static void destroyed_reader(thread *t)
+{
+  reader_is_gone(t, false);
+}
+
+static void replaced_reader(thread *t)
+{
+  reader_is_gone(t, true);
+}
+
+/* 10a, 10b: S waits for what R does after its next malloc. */
+static void rendezvous(thread *t, bool at_free)
+{
+  begin(chance(t, 2) ? ESPER_REUSE_GATE : ESPER_REUSE_GROW, 64);
+  block x = take_written(X * MIB, R);
+  machine_wait(handle(S), handle(R));
+  machine_stall(handle(S));
+  check_on(&x, S, 0);
+  if (at_free)
+    mark_until_free(&x, S);
+  else
+    mark(&x, S, ESPER_USE_NO_GATE);
+  give(&x);
+  x = take_written(X * MIB, R);
+  machine_let_go(handle(R));
+  end_of(&x, 1);
+}
+
+static void rendezvous_without_gate(thread *t)
+{
+  rendezvous(t, false);
+}
+
+static void rendezvous_at_free(thread *t)
+{
+  rendezvous(t, true);
+}
+
+static const struct {
+  const char *name;
+  void (*run)(thread *t);
+} EPISODES[] = {
+#define EPISODE(name) {#name, name}
+    EPISODE(two_threads_mark),    EPISODE(refused_wait),
+    EPISODE(waiting_is_not_transitive), EPISODE(stale_owner_order),
+    EPISODE(rest_of_a_block),     EPISODE(merged_block),
+    EPISODE(merged_stamp),        EPISODE(borrower),
+    EPISODE(lent_too_early),      EPISODE(given_back),
+    EPISODE(marks_in_a_loop),     EPISODE(later_use),
+    EPISODE(event_used_again),    EPISODE(refused_queries),
+    EPISODE(mark_in_a_capture),   EPISODE(memory_of_a_capture),
+    EPISODE(destroyed_reader),    EPISODE(replaced_reader),
+    EPISODE(rendezvous_without_gate), EPISODE(rendezvous_at_free),
+#undef EPISODE
+};
+
+static void run_episode(thread *t)
+{
+  int which = draw(t, (int)(sizeof EPISODES / sizeof *EPISODES));
+  p.kind = EPISODES[which].name;
+  p.threads = 1;
+  EPISODES[which].run(t);
+  end();
+}
+
+/* ---- the run -------------------------------------------------------------- */
+
+static void run_program(uint64_t seed)
+{
+  thread maker = {.random = seed};
+  p.seed = seed;
+  atomic_store(&p.step, 0);
+  if (chance(&maker, 4))
+    run_episode(&maker);
+  else
+    run_random(&maker);
+}
+
+static const char *const RULES[] = {
+#define NAME(name, number, says) #name,
+    ESPER_RULES(NAME)
+#undef NAME
+};
+
+static bool switch_off(const char *name)
+{
+#ifdef ESPER_RULE_SWITCHES
+  for (int i = 0; i < RULE_COUNT; i++)
+    if (!strcmp(RULES[i], name)) {
+      esper_rules_off |= 1ul << i;
+      return true;
+    }
+#else
+  (void)name;
+#endif
+  return false;
+}
+
+static double seconds(void)
+{
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+int main(int count, char **arguments)
+{
+  uint64_t seed = 1, programs = 1000;
+  double limit = 1e9;
+  for (int i = 1; i < count; i++) {
+    const char *name = arguments[i];
+    if (!strcmp(name, "--list")) {
+      for (int k = 0; k < RULE_COUNT; k++)
+        puts(RULES[k]);
+      return 0;
+    }
+    if (!strcmp(name, "--unmarked")) {
+      unmarked = true;
+      continue;
+    }
+    const char *value = ++i < count ? arguments[i] : "";
+    char *rest = "";
+    if (!strcmp(name, "--without") && switch_off(value))
+      continue;
+    if (!strcmp(name, "--seed")) seed = strtoull(value, &rest, 10);
+    else if (!strcmp(name, "--programs")) programs = strtoull(value, &rest, 10);
+    else if (!strcmp(name, "--seconds")) limit = strtod(value, &rest);
+    else rest = "?";
+    if (*rest || !*value) {
+      fprintf(stderr, "programs: what is %s %s?\n", name, value);
+      return 2;
+    }
+  }
+  machine_open();
+  pthread_mutex_init(&p.shelf_lock, NULL);
+  uint64_t first = seed, ran = 0;
+  double start = seconds();
+  for (; ran < programs && seconds() - start < limit; ran++)
+    run_program(seed++);
+  printf("nothing is wrong in %llu programs, seeds from %llu: %llu blocks handed out, %llu "
+         "refused, %llu reads checked, in %.1f s\n",
+         (unsigned long long)ran, (unsigned long long)first,
+         (unsigned long long)atomic_load(&handed_out), (unsigned long long)atomic_load(&refused),
+         (unsigned long long)atomic_load(&checks), seconds() - start);
+  return 0;
+}

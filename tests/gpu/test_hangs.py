@@ -1,0 +1,74 @@
+"""Programs that a gate would hang: work that waits for what is not yet enqueued.
+
+Each runs in a process of its own, with a limit; the control shows that a gate
+does hang them. ESPER_REQUIRE_GPUS=2 makes a second GPU that is missing a failure.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from scenario import run_program
+
+TRIES = 20
+MARKS = ["gate_false", "record_stream", "trait"]
+
+
+def need_traits(mark: str) -> None:
+    import esper_alloc
+
+    if mark == "trait" and not hasattr(esper_alloc, "set_stream_traits"):
+        pytest.skip("esper_alloc has no set_stream_traits()")
+
+
+@pytest.fixture
+def two_gpus() -> None:
+    import torch
+
+    count = torch.cuda.device_count()
+    if count >= 2:
+        return
+    if os.environ.get("ESPER_REQUIRE_GPUS", "") == "2":
+        pytest.fail(f"ESPER_REQUIRE_GPUS=2 is set, but there is {count} GPU", pytrace=False)
+    pytest.skip("needs two GPUs")
+
+
+@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("scenario", ["value", "ring_on_one"])
+def test_rendezvous_on_one_device_completes(scenario: str, mark: str) -> None:
+    need_traits(mark)
+    found = run_program("hangs", scenario, mark, str(TRIES), timeout=120)
+    assert found["hung"] == 0
+    assert found["wrong"] == 0
+
+
+@pytest.mark.parametrize("scenario", ["value", "ring_on_one"])
+def test_a_gate_would_hang_it(scenario: str) -> None:
+    """The control: a plain mark is the caller's word that this is not so."""
+    found = run_program("hangs", scenario, "gate", "2", timeout=120)
+    assert found["reused"] == found["hung"] == 2
+    assert found["wrong"] == 0
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_ring_of_flags_over_two_devices_completes(two_gpus: None, mark: str) -> None:
+    need_traits(mark)
+    found = run_program("hangs", "ring", mark, str(TRIES), timeout=120)
+    assert found["hung"] == 0
+    assert found["wrong"] == 0
+
+
+def test_a_gate_would_hang_the_ring(two_gpus: None) -> None:
+    found = run_program("hangs", "ring", "gate", "2", timeout=120)
+    assert found["reused"] == found["hung"] == 2
+    assert found["wrong"] == 0
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_ring_over_nccl_completes(two_gpus: None, mark: str) -> None:
+    need_traits(mark)
+    found = run_program("nccl_ring", mark, "10", timeout=150)
+    assert found["hung"] == 0
+    assert found["wrong"] == 0
+    assert found["reused"], "the memory asked for next is not the block just sent"

@@ -1,0 +1,76 @@
+"""Fused validation on streams: the original mistake, and the function without it.
+
+B8-PT-01 is a batch that nobody but its reader protects; B8-PT-02 looks alike
+and is none, because what is read is kept until the reader was waited for.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from scenario import NATIVE, OURS, run_program
+
+TRIES = 30
+ALLOCATORS = [OURS, NATIVE]
+
+# A gate hands memory out early, which is what puts the order to the test.
+GATES = {"ESPER_ALLOC_REUSE": "gate"}
+
+
+@functools.cache
+def race(allocator: str) -> dict[str, dict[str, int]]:
+    """All the races under an allocator: one process."""
+    return run_program("fused_validation", allocator, "race", str(TRIES), env=GATES)
+
+
+@pytest.mark.parametrize("source", ["pinned", "device"])
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_the_original_step_reads_what_the_next_batch_wrote(allocator: str, source: str) -> None:
+    found = race(allocator)[f"original, {source}"]
+    assert found["tries"] == TRIES
+    assert found["corrupted"] == TRIES
+
+
+@pytest.mark.parametrize("source", ["pinned", "pageable", "device"])
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_fused_validation_batch_never_does(allocator: str, source: str) -> None:
+    found = race(allocator)[f"ours, {source}"]
+    assert found["tries"] == TRIES
+    assert found["corrupted"] == 0
+    if (allocator, source) == (OURS, "device"):
+        # The memory was handed out before the read, so the order was put to the test.
+        assert found["reused_early"] >= 0.9 * TRIES
+
+
+@pytest.mark.parametrize("source", ["pinned", "pageable", "device"])
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_what_is_kept_until_the_stream_was_synchronised_needs_no_mark(
+    allocator: str, source: str
+) -> None:
+    found = race(allocator)[f"kept, {source}"]
+    assert found["tries"] == TRIES
+    assert found["corrupted"] == 0
+    assert found["reused_early"] == 0
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_sixteen_environments_in_little_memory_score_as_they_do_alone(allocator: str) -> None:
+    found = run_program("fused_validation", allocator, "stress", "30", "160")
+    assert found["batches"] == 480
+    assert found["wrong"] == 0
+    assert found["peak_reserved_mib"] <= found["limit_mib"]
+    # Every batch lives where others did: nothing had memory of its own.
+    assert found["asked_mib"] >= 20 * found["peak_reserved_mib"]
+    assert found["addresses"] <= found["batches"] // 4
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_results_can_be_taken_to_the_current_stream(allocator: str) -> None:
+    assert run_program("fused_validation", allocator, "take") == {"wrong": 0}
+
+
+def test_blocking_launches_never_fail() -> None:
+    env = {"CUDA_LAUNCH_BLOCKING": "1"}
+    for name, found in run_program("fused_validation", OURS, "race", "5", env=env).items():
+        assert found["corrupted"] == 0, name

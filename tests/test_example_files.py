@@ -1,0 +1,105 @@
+"""The examples load, know their arguments, and say so where there is no GPU.
+
+What they do is tested on a GPU: tests/gpu/test_examples.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted(
+    str(path.relative_to(ROOT / "examples"))
+    for path in (ROOT / "examples").rglob("*.py")
+    if path.name != "side_stream.py"  # runs when it is loaded: tests/test_docs.py
+)
+
+#: Arguments that an example refuses, and what it says.
+REFUSED = {
+    "prefetch.py": (["--batches", "0"], "--batches must be at least 1"),
+    "fsdp2.py": (["--native", "--record-use"], "not allowed with argument"),
+    "cpp_extension/run.py": (["--folder", "/nonexistent"], "there is no such folder"),
+}
+
+
+def load(name: str) -> ModuleType:
+    path = ROOT / "examples" / name
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """Calls an example's main(); what it gave sys.exit()."""
+    module = load(name)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit) as exit:
+        module.main()
+    return exit.value.code
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_help_says_how_to_start_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(name, monkeypatch, "--help") == 0
+    assert f"python examples/{name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_bad_arguments_are_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(name, monkeypatch, "--no-such-option") == 2
+    if name in REFUSED:
+        arguments, message = REFUSED[name]
+        assert run(name, monkeypatch, *arguments) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "train_gpt2.py"])
+def test_without_a_gpu_it_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(run(name, monkeypatch)).startswith("this example needs ")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_readme_lists_it(name: str) -> None:
+    place = str(Path(name).parent) if "/" in name else name
+    assert f"(examples/{place})" in (ROOT / "README.md").read_text()
+
+
+def test_the_extension_compiles_and_finds_the_one_core(tmp_path: Path) -> None:
+    build = pytest.importorskip("esper_alloc._build")
+    if torch.version.cuda is None or not build.HAS_SHIM:
+        pytest.skip("needs a torch with CUDA, and CUDA's headers")
+    if shutil.which("ninja") is None:
+        pytest.skip("needs ninja, which PyTorch's extensions are built with")
+    script = ROOT / "examples" / "cpp_extension" / "run.py"
+    # The library that the extension is linked to is the module that Python imports.
+    code = (
+        f"import runpy, sys; sys.argv = [{str(script)!r}, '--build', '--folder', {str(tmp_path)!r}]\n"
+        f"runpy.run_path({str(script)!r}, run_name='__main__')\n"
+        "import esper_alloc._core\n"
+        "maps = open('/proc/self/maps').read().split()\n"
+        "print(len({word for word in maps if '/_core.' in word}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    built, cores = done.stdout.strip().splitlines()[-2:]
+    assert built == f"built {tmp_path}/esper_alloc_example.so"
+    assert cores == "1"

@@ -1,0 +1,94 @@
+"""Tensor.record_use: installed on request, and taken away again."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import esper_alloc  # noqa: E402
+from esper_alloc import tensor_method, use  # noqa: E402
+
+
+@pytest.fixture(params=["compiled", "python"], autouse=True)
+def removed_afterwards(request, monkeypatch):
+    if request.param == "python":
+        monkeypatch.setattr(use, "_native", None)
+        function = getattr(use, "_python_record_use", use.record_use)
+        monkeypatch.setattr(use, "record_use", function)
+    elif use._native is None:
+        pytest.skip("the PyTorch part is not built for this torch")
+    yield
+    esper_alloc.uninstall_tensor_method()
+    assert not hasattr(torch.Tensor, "record_use")
+
+
+def test_it_is_there_after_installing_only():
+    assert not hasattr(torch.Tensor, "record_use")
+    esper_alloc.install_tensor_method()
+    method = torch.Tensor.record_use
+    esper_alloc.install_tensor_method()
+    assert torch.Tensor.record_use is method
+    assert torch.nn.Parameter.record_use is method
+    esper_alloc.uninstall_tensor_method()
+    assert not hasattr(torch.Tensor, "record_use")
+    esper_alloc.uninstall_tensor_method()
+
+
+def test_it_takes_what_the_function_takes():
+    esper_alloc.install_tensor_method()
+    x = torch.ones(3)
+    stream = torch.Stream(stream_id=3, device_index=0, device_type=1)
+    assert x.record_use() is None
+    assert x.record_use(stream) is None
+    assert x.record_use(stream=stream, gate=False, event=None) is None
+    assert torch.nn.Parameter(x).record_use(stream) is None
+    assert x.to_sparse().record_use() is None
+    signature = inspect.signature(torch.Tensor.record_use)
+    assert [*signature.parameters] == ["self", "stream", "event", "gate"]
+    for name in ("event", "gate"):
+        assert signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda x: x.record_use("side"), "stream must be"),
+        (lambda x: x.record_use(event=3), "event must be"),
+        (lambda x: x.record_use(None, None), "positional argument"),
+        (lambda x: x.record_use(streams=None), "unexpected"),
+        (lambda x: x.record_use(tensors=x), "unexpected"),
+        (lambda x: type(x).record_use(), "argument"),
+    ],
+)
+def test_bad_calls_are_type_errors(call, message):
+    esper_alloc.install_tensor_method()
+    with pytest.raises(TypeError, match=message):
+        call(torch.ones(1))
+
+
+def test_a_method_of_somebody_else_stays(monkeypatch):
+    def theirs(self):
+        return "theirs"
+
+    monkeypatch.setattr(torch.Tensor, "record_use", theirs, raising=False)
+    with pytest.raises(RuntimeError, match="has a method record_use of its own"):
+        esper_alloc.install_tensor_method()
+    esper_alloc.uninstall_tensor_method()
+    assert torch.ones(1).record_use() == "theirs"
+    monkeypatch.undo()
+
+
+def test_uninstalling_leaves_a_method_that_replaced_it(monkeypatch):
+    esper_alloc.install_tensor_method()
+
+    def theirs(self):
+        return "theirs"
+
+    torch.Tensor.record_use = theirs
+    esper_alloc.uninstall_tensor_method()
+    assert torch.Tensor.record_use is theirs
+    del torch.Tensor.record_use
+    assert tensor_method._installed == []
