@@ -603,7 +603,7 @@ def test_environments_that_are_not_there_are_errors() -> None:
         for env in (2, -1):
             with pytest.raises(IndexError, match="no data in this batch of 2"):
                 call(env)
-    assert batch.ready_event(0) is None
+    assert batch.ready_event(0) is None and batch.ready is None
 
 
 # Transforms
