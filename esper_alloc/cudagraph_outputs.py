@@ -262,9 +262,10 @@ class cudagraph_outputs:
     def _hook_gradients(self, args: Any, kwargs: Any) -> None:
         import torch
 
-        for value in _leaves((args, kwargs)):
-            if isinstance(value, torch.Tensor):
-                self._hook(value)
+        for argument in (*args, *kwargs.values()):
+            for value in _leaves(argument):
+                if isinstance(value, torch.Tensor):
+                    self._hook(value)
         if not self._parameters_are_hooked:
             self._parameters_are_hooked = True
             if isinstance(self._function, torch.nn.Module):
@@ -476,6 +477,8 @@ def _leaves(value: Any) -> Iterable[Any]:
 
     if isinstance(value, torch.Tensor):
         return (value,)
+    if type(value) in (int, float, str, bool, type(None)):
+        return ()
     return _pytree.tree_leaves(value)
 
 
@@ -599,8 +602,8 @@ def _clone_and_hold(tensor: torch.Tensor) -> torch.Tensor:
     """A copy whose backward, as long as it is pending, holds the original.
 
     What the graph saved for its backward must not be overwritten before. PyTorch
-    knows by who holds the graph's tensors from Python, and before 2.15 by
-    nothing else; of a copied output nobody would.
+    knows by who holds the graph's tensors from Python, and in some versions by
+    nothing else (2.11; not 2.15); of a copied output nobody would.
     """
     import torch
 

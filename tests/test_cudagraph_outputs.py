@@ -489,7 +489,7 @@ def test_a_pending_backward_keeps_its_step(sine, trees) -> None:
 
 
 def test_what_a_backward_still_reads_is_held(sine, trees) -> None:
-    """From Python: PyTorch before 2.15 does not see what autograd alone holds."""
+    """From Python: PyTorch 2.11 does not see what autograd alone holds."""
 
     def alive() -> int:
         return len(list(trees.current_node.path_live_weakrefs()))
