@@ -2,11 +2,13 @@
 
 Inductor moves operations that do not depend on each other, and lets one buffer
 of its own take over the memory of another. A mark has no result, so to Inductor
-nothing depends on it. Three things pin it down:
+nothing depends on it. These things pin it down:
 
 - while the graph is traced, a mark comes to take what was computed from the
   tensor so far as arguments (`after`), so that no pass on the graph moves one of
   those operations behind it;
+- what is marked is computed into one buffer, before its first reader: else each
+  reader might get a copy of its own, and the mark another one;
 - when the graph is lowered, it becomes the overload that declares to write what
   it marks: the scheduler then keeps earlier reads before it and later ones
   behind it, without a copy, since nothing is written;
@@ -56,15 +58,35 @@ def _put_ordered(
     mode: Any = proxy_tensor.get_proxy_mode()
     if mode is None:
         return NotImplemented
-    slots = [proxy_tensor.get_proxy_slot(t, mode.tracer, None) for t in tensors]
+    slots: list[Any] = [
+        proxy_tensor.get_proxy_slot(t, mode.tracer, None) for t in tensors
+    ]
     if not slots or None in slots:  # nothing, or a constant, is marked
         return NotImplemented
-    marked = [slot.proxy for slot in slots]  # type: ignore[union-attr]
-    after = [
-        torch.fx.Proxy(node, mode.tracer) for node in find([p.node for p in marked])
-    ]
+    marked = [slot.proxy for slot in slots]
+    nodes = [proxy.node for proxy in marked]
+    for node in nodes:
+        _put_in_memory(_root(node))
+    after = [torch.fx.Proxy(node, mode.tracer) for node in find(nodes)]
     mode.tracer.create_proxy("call_function", overload, (marked, after, *rest), {})
     return None
+
+
+def _put_in_memory(root: Any) -> None:
+    """Makes what follows read the one buffer that `root` is computed into."""
+    import torch
+
+    in_memory = torch.ops.esper_alloc.in_memory.default
+    if root.op != "call_function" or root.target is in_memory:
+        return
+    present = [user for user in root.users if user.target is in_memory]
+    if present:
+        kept = present[0]
+    else:
+        with root.graph.inserting_after(root):
+            kept = root.graph.call_function(in_memory, (root,))
+        kept.meta.update(root.meta)
+    root.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
 
 
 def _readers(nodes: list[Any]) -> list[Any]:
@@ -114,10 +136,15 @@ def _views(root: Any) -> Iterator[Any]:
 
 
 def _is_view(node: Any) -> bool:
+    """Whether the node stands for memory that another node stands for too."""
+    import torch
+
     if node.op != "call_function" or not node.all_input_nodes:
         return False
     if node.target is operator.getitem:
         return _is_view(node.args[0])
+    if node.target is torch.ops.esper_alloc.in_memory.default:
+        return True
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(
         result.alias_info is not None for result in schema.returns
@@ -152,20 +179,35 @@ def register_lowerings(lowering: Any) -> None:
 
     operators: Any = torch.ops.esper_alloc
 
-    def register(
-        overload: Any, lower: Callable[..., None]
-    ) -> None:
+    def register(overload: Any, lower: Callable[..., Any]) -> None:
         lowering.register_lowering(overload, type_promotion_kind=None)(lower)
 
+    register(operators.in_memory.default, _lower_in_memory)
     for name in ("hold", "take", "enter_scope"):
         packet = getattr(operators, name)
         register(packet.default, _lower_to(packet.pinned))
     for name in ("record_use", "leave_scope"):
         packet = getattr(operators, name)
-        register(packet.ordered, _lower_to(packet.pinned))
         register(packet.default, _lower_to(packet.pinned, []))
-    operators_of_scopes = operators.leave_scope
-    register(operators_of_scopes.ordered, _lower_leave(operators_of_scopes.pinned))
+        register(packet.ordered, _lower_ordered_to(packet.pinned))
+
+
+def _lower_in_memory(tensor: Any) -> Any:
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    tensor.realize()
+    if isinstance(tensor.get_layout(), ir.FlexibleLayout):
+        value = V.graph.current_node.meta["val"]
+        ir.as_storage_and_layout(
+            tensor,
+            exact_strides=[_expression(stride) for stride in value.stride()],
+        )
+    return tensor
+
+
+def _expression(size: Any) -> Any:
+    return size if isinstance(size, int) else size.node.expr
 
 
 def _lower_to(pinned: Any, *after: Any) -> Callable[..., None]:
@@ -175,11 +217,25 @@ def _lower_to(pinned: Any, *after: Any) -> Callable[..., None]:
     return lower
 
 
-def _lower_leave(pinned: Any) -> Callable[..., None]:
+def _lower_ordered_to(pinned: Any) -> Callable[..., None]:
+    import torch
+
+    is_scope = pinned is torch.ops.esper_alloc.leave_scope.pinned
+
     def lower(tensors: list[Any], after: list[Any], *rest: Any) -> None:
-        _put_pinned(pinned, tensors, [*after, *_live_results()], *rest)
+        late = _live_results() if is_scope else []
+        _put_pinned(pinned, tensors, _realized([*after, *late]), *rest)
 
     return lower
+
+
+def _realized(values: list[Any]) -> list[Any]:
+    """The same, each once, as buffers."""
+    once: dict[str, Any] = {}
+    for value in values:
+        value.realize()
+        once.setdefault(value.get_name(), value)
+    return list(once.values())
 
 
 def _put_pinned(pinned: Any, tensors: list[Any], *rest: Any) -> None:
@@ -187,10 +243,18 @@ def _put_pinned(pinned: Any, tensors: list[Any], *rest: Any) -> None:
     from torch._inductor.virtualized import V
 
     graph: Any = V.graph
-    for tensor in tensors:
-        tensor.realize()
-        graph.never_reuse_buffers.add(tensor.get_name())
-    ir.FallbackKernel.create(pinned, tensors, *rest)
+    if _is_of_other_pass(graph):
+        return
+    buffers = _realized(tensors)
+    graph.never_reuse_buffers.update(buffer.get_name() for buffer in buffers)
+    ir.FallbackKernel.create(pinned, buffers, *rest)
+
+
+def _is_of_other_pass(graph: Any) -> bool:
+    """Whether the mark is a copy: what has no result, PyTorch puts into each of
+    forward and backward that has its arguments."""
+    tag = graph.current_node.meta.get("partitioner_tag")
+    return bool(tag == ("is_forward" if graph.is_backward else "is_backward"))
 
 
 def _live_results() -> list[Any]:

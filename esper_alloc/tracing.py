@@ -12,7 +12,6 @@ nothing does not load them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import importlib.abc
@@ -22,6 +21,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
+
+#: Kinds of devices whose tensors are marked.
+_MARKED = ("cuda",)
 
 _OPERATORS = ("record_use", "hold", "enter_scope", "leave_scope", "take")
 
@@ -57,7 +59,8 @@ def _record_use(
 ) -> None:
     import torch
 
-    _check_end(stream, event)
+    # (Dynamo cannot be asked of what type an event is.)
+    _fix_stream(stream)
     found: list[Any] = []
     if not _search(tensors, found) and tensors is not None:
         raise TypeError(
@@ -70,23 +73,12 @@ def _record_use(
         mark(found, stream, event, bool(gate), torch.is_grad_enabled())
 
 
-def _check_end(stream: Any, event: Any) -> None:
-    import torch
-
+def _fix_stream(stream: Any) -> None:
+    """Makes the graph one for this stream, whose id stands in it: comparing is
+    what Dynamo takes as a reason to compile again for another."""
+    _check_stream(stream)
     if stream is not None:
-        if not isinstance(stream, torch.Stream):
-            raise TypeError(
-                f"stream must be a torch.cuda.Stream or None, not "
-                f"{type(stream).__name__}"
-            )
-        # Makes the graph one for this stream: its id stands in it. Comparing
-        # is what Dynamo takes as the reason to compile again for another.
         stream == stream  # noqa: B015
-    if event is not None and not isinstance(event, torch.Event):
-        raise TypeError(
-            f"event must be a torch.cuda.Event or None, not "
-            f"{type(event).__name__}"
-        )
 
 
 def _search(value: Any, found: list[Any]) -> bool:
@@ -96,7 +88,7 @@ def _search(value: Any, found: list[Any]) -> bool:
         if hasattr(value, "__tensor_flatten__"):
             for name in value.__tensor_flatten__()[0]:
                 _search(getattr(value, name), found)
-        elif value.device.type == "cuda":
+        elif value.device.type in _MARKED:
             found.append(value)
         return True
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -107,9 +99,11 @@ def _search(value: Any, found: list[Any]) -> bool:
         for child in value.values():
             _search(child, found)
         return True
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            _search(getattr(value, field.name), found)
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return False
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        for name in value.__dataclass_fields__:
+            _search(getattr(value, name), found)
         return True
     return False
 
@@ -126,7 +120,7 @@ class _EnteredTraced:
         found: list[Any] = []
         _search(tensors, found)
         self._stream = stream
-        stream == stream  # noqa: B015  (see _check_end)
+        _fix_stream(stream)
         operators: Any = torch.ops.esper_alloc
         operators.enter_scope.default(found, stream.stream_id, stream.device_index)
 
@@ -173,7 +167,7 @@ def _hand_over(tensors: tuple[Any, ...], stream: Any) -> None:
         return
     found: list[Any] = []
     _search(tensors, found)
-    stream == stream  # noqa: B015  (see _check_end)
+    _fix_stream(stream)
     operators: Any = torch.ops.esper_alloc
     operators.take.default(found, stream.stream_id, stream.device_index)
 

@@ -8,4 +8,8 @@
 esper_status core_device(core_t *core, int index, device_t **device);
 esper_status core_no_device(const core_t *core, int index);
 
+/* Another clock than the machine's: microseconds, above zero, never falling. For
+ * tests and replays, before the core's first call. */
+void core_set_clock(core_t *core, int64_t (*clock_us)(void));
+
 #endif

@@ -1,6 +1,7 @@
 #include "free_blocks.h"
 
 #include "block.h"
+#include "capture.h"
 #include "config.h"
 #include "segment.h"
 #include "stats.h"
@@ -87,15 +88,27 @@ static void add_ready(block_t *block)
   insert(block, BLOCK_READY);
 }
 
+static bool is_satisfied_at_home(const block_t *block)
+{
+  const heap_t *heap = block->segment->heap;
+  if (block->withheld)
+    return false;
+  return heap->branch ? branch_is_after_all(heap->branch, block)
+                      : uses_are_satisfied(block, heap->stream);
+}
+
 void free_blocks_add(block_t *block)
 {
   heap_t *heap = block->segment->heap;
   if (block->uses)
     uses_drop_completed(heap->pool->device, block);
-  if (!block->withheld && uses_are_satisfied(block, heap->stream))
+  if (is_satisfied_at_home(block)) {
     add_ready(block);
-  else
-    insert(block, BLOCK_PENDING);
+    return;
+  }
+  if (!block->uses) /* withheld, but nobody is known to use it */
+    free_blocks_satisfied(block);
+  insert(block, BLOCK_PENDING);
 }
 
 void free_blocks_settle(heap_t *heap)
@@ -157,7 +170,7 @@ void free_blocks_promote(heap_t *heap)
   heap->seen_epoch = epoch;
   for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
     newer = block->newer;
-    if (!block->withheld && uses_are_satisfied(block, heap->stream)) {
+    if (is_satisfied_at_home(block)) {
       free_blocks_claim(block);
       free_blocks_add(block);
     }
@@ -181,6 +194,23 @@ block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
   return NULL;
 }
 
+block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
+                                 bool large, inside_t how)
+{
+  const config_t *config = config_of(heap->pool->device->core);
+  for (int ready = 1; ready >= 0; ready--) {
+    const bins_t *bins = ready ? &heap->ready[large] : &heap->pending[large];
+    for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b)) {
+      if (!config_fits(config, b->size, size) || b->withheld || b->stamp)
+        continue;
+      if (how == INSIDE_ORDERED ? branch_is_after_all(reader, b)
+                                : branch_may_be_gated(reader, b, how == INSIDE_GATED_AT_FREE))
+        return b;
+    }
+  }
+  return NULL;
+}
+
 static bool may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too)
 {
   if (block->withheld)
@@ -200,6 +230,110 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
     if (config_fits(config, b->size, size) && may_be_gated(b, reader, at_free_too))
       return b;
   return NULL;
+}
+
+/* ---- runs -------------------------------------------------------------- */
+
+typedef struct search {
+  const config_t *config;
+  const stream_t *reader;
+  size_t size;
+  bool at_free_too;
+  int left; /* blocks that may still be looked at                             */
+  run_t best;
+} search_t;
+
+static bool may_join(search_t *search, const block_t *block)
+{
+  return block && (block->state == BLOCK_READY || block->state == BLOCK_PENDING) &&
+         search->left-- > 0 && may_be_gated(block, search->reader, search->at_free_too);
+}
+
+/* Every shortest run among the neighbours that begin with `first`. The end of
+ * the last one. */
+static uintptr_t search_neighbours(search_t *search, block_t *first)
+{
+  uintptr_t end = first->address;
+  size_t size = 0;
+  for (block_t *last = first; may_join(search, last); last = last->next) {
+    end = last->address + last->size;
+    size += last->size;
+    for (; size - first->size >= search->size; first = first->next)
+      size -= first->size;
+    if (size >= search->size && config_fits(search->config, size, search->size) &&
+        (!search->best.first || size < search->best.size))
+      search->best = (run_t){first, last, size};
+  }
+  return end;
+}
+
+run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size,
+                               bool large, bool at_free_too)
+{
+  enum { MOST = 256 }; /* blocks: a longer search would cost more than memory does */
+  search_t search = {.config = config_of(heap->pool->device->core), .reader = reader,
+                     .size = size, .at_free_too = at_free_too, .left = MOST};
+  uintptr_t begin = 0, end = 0; /* where the search has just been */
+  for (block_t *b = heap->oldest_pending; b && search.left > 0; b = b->newer) {
+    search.left--;
+    if (b->segment->large != large || (b->address >= begin && b->address < end))
+      continue;
+    block_t *first = b;
+    if (!may_join(&search, first))
+      continue;
+    while (may_join(&search, first->prev))
+      first = first->prev;
+    begin = first->address;
+    end = search_neighbours(&search, first);
+  }
+  return search.best;
+}
+
+void free_blocks_claim_run(run_t run)
+{
+  for (block_t *b = run.first;; b = b->next) {
+    free_blocks_claim(b);
+    if (b == run.last)
+      return;
+  }
+}
+
+/* A block may become part of the one before it, and be gone. */
+void free_blocks_add_run(run_t run)
+{
+  for (block_t *b = run.first, *next;; b = next) {
+    bool last = b == run.last;
+    next = b->next;
+    free_blocks_add(b);
+    if (last)
+      return;
+  }
+}
+
+/* Whoever gets the blocks was made to wait for what they owe. Only the last one
+ * keeps it, for the sake of its rest. */
+block_t *free_blocks_unite(run_t run, size_t size)
+{
+  device_t *device = device_of(run.first);
+  size_t before = run.size - run.last->size; /* bytes of the others */
+  core_assert(before < size);
+  for (block_t *b = run.first; b != run.last; b = b->next) {
+    free_blocks_satisfied(b);
+    uses_drop(device, b);
+  }
+  free_blocks_satisfied(run.last);
+  if (!RULE(RUN_REST_KEEPS_USES) && run.first != run.last)
+    uses_drop(device, run.last);
+  if (config_splits(config_of(device->core), run.size, size, run.last->segment->large)) {
+    block_t *rest = block_split(device, run.last, size - before);
+    if (rest)
+      free_blocks_add(rest);
+  }
+  for (bool more = run.first != run.last; more;) {
+    more = run.first->next != run.last;
+    block_merge_next(device, run.first);
+  }
+  return run.first;
 }
 
 bool free_blocks_near_gateable(const heap_t *heap, const stream_t *reader, size_t size)

@@ -35,9 +35,35 @@ block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
 /* The same of those that are a whole segment. */
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large);
 
+/* The block of a capture's heap that fits best of those that the reader, a
+ * branch of the same capture, may have: as it is, or after it was made to depend
+ * on marked uses, or on uses that ended with a free as well. */
+typedef enum inside { INSIDE_ORDERED, INSIDE_GATED, INSIDE_GATED_AT_FREE } inside_t;
+block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
+                                 bool large, inside_t how);
+
 /* The pending block that fits best of those that a stream may be gated on. */
 block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
                                    size_t size, bool large, bool at_free_too);
+
+/* Neighbouring free blocks of one segment, from `first` to `last`. */
+typedef struct run {
+  block_t *first, *last; /* NULL: none                                        */
+  size_t size;           /* of all of them                                    */
+} run_t;
+
+/* Several, ready and pending, that together are large enough and on which a
+ * stream may be gated; the smallest of those that a short search finds. */
+run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size,
+                               bool large, bool at_free_too);
+
+/* The same as free_blocks_claim and free_blocks_add, for each. */
+void free_blocks_claim_run(run_t run);
+void free_blocks_add_run(run_t run);
+
+/* A claimed run becomes one claimed block of `size` bytes, or of all if the rest
+ * is not worth a block. The rest is free again, and owes what its block owed. */
+block_t *free_blocks_unite(run_t run, size_t size);
 
 /* Whether some large one wastes an eighth of the request at most. */
 bool free_blocks_near_gateable(const heap_t *heap, const stream_t *reader, size_t size);

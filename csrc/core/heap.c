@@ -13,12 +13,14 @@
  *      device leaves free; then a new segment after giving cached ones back
  * and then reports that memory is exhausted. Each step takes the device's lock
  * for itself: driver calls are made on claimed blocks, without it. Inside a
- * capture only what the capture itself freed is reusable, so only the steps 1,
- * 5 and 6 remain. */
+ * capture only what the capture itself freed is reusable, and what its pool had
+ * when it was sealed: there gates are edges of the graph, nothing is asked of
+ * events, and nobody waits. */
 #include "heap.h"
 
 #include "block.h"
 #include "call.h"
+#include "capture.h"
 #include "config.h"
 #include "error.h"
 #include "free_blocks.h"
@@ -48,6 +50,11 @@ typedef struct request {
   bool large;
 } request_t;
 
+static run_t run_of(block_t *block)
+{
+  return block ? (run_t){block, block, block->size} : (run_t){0};
+}
+
 /* ---- handing out ------------------------------------------------------- */
 
 /* A claimed block, satisfied for the request's stream, becomes live. What it
@@ -72,28 +79,38 @@ static void hand_out(const request_t *q, block_t *block)
   trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, block->user);
 }
 
-/* The same for a block of another heap: the borrower will be a use when it
- * frees the block. A segment that is wholly free and owes nothing moves. */
-static bool lend(const request_t *q, block_t *block)
+/* The same for a claimed run. */
+static block_t *hand_out_run(const request_t *q, run_t run)
 {
+  block_t *block = run.first == run.last ? run.first : free_blocks_unite(run, q->size);
+  hand_out(q, block);
+  return block;
+}
+
+/* The same for blocks of another heap: the borrower will be a use when it frees
+ * what it got. A segment that is wholly free and owes nothing moves. NULL: no
+ * host memory, and nothing has happened. */
+static block_t *lend(const request_t *q, run_t run)
+{
+  block_t *block = run.first;
   bool owes_nothing = uses_have_completed(block) && owner_order_has_completed(block);
   if (segment_is_whole(block) && (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
     uses_drop(q->device, block);
     block->stamp = 0;
     segment_move(block->segment, q->heap);
     hand_out(q, block);
-    return true;
+    return block;
   }
   use_t *use = use_take(q->device);
   if (!use)
-    return false;
-  hand_out(q, block);
+    return NULL;
+  block = hand_out_run(q, run);
   if (RULE(LOAN_MAKES_USE))
     (void)use_attach(block, q->stream.stream, NULL, USE_AT_FREE, &use);
   if (use)
     use_give(q->device, use);
   q->device->counters.loans++;
-  return true;
+  return block;
 }
 
 /* ---- the steps --------------------------------------------------------- */
@@ -165,23 +182,51 @@ static bool gate_record(const request_t *q, record_t *record, size_t size)
   return result != GATE_REFUSED;
 }
 
-/* ... for all that a claimed block owes. */
-static bool gate_block(const request_t *q, const block_t *block, record_t *owner_order)
+/* The run's latest record on the stream of one of its uses: who waits for that
+ * has waited for the others. */
+static record_t *latest_on_stream(run_t run, const use_t *of)
+{
+  record_t *latest = of->record;
+  for (const block_t *b = run.first;; b = b->next) {
+    for (const use_t *use = b->uses; use; use = use->next)
+      if (use->stream == of->stream && use->record && use->record->number > latest->number)
+        latest = use->record;
+    if (b == run.last)
+      return latest;
+  }
+}
+
+/* ... for all that the blocks of a claimed run owe. */
+static bool gate_run(const request_t *q, run_t run, record_t *owner_order)
 {
   uint64_t skipped = 0;
   bool gated = true;
-  for (use_t *use = block->uses; use && gated; use = use->next) {
-    if (use_is_satisfied(use, q->stream.stream))
-      skipped++;
-    else
-      gated = gate_record(q, use->record, block->size);
+  for (const block_t *b = run.first; gated; b = b->next) {
+    for (use_t *use = b->uses; use && gated; use = use->next) {
+      if (use_is_satisfied(use, q->stream.stream))
+        skipped++;
+      else
+        gated = gate_record(q, latest_on_stream(run, use), b->size);
+    }
+    if (b == run.last)
+      break;
   }
   if (gated && owner_order)
-    gated = gate_record(q, owner_order, block->size);
+    gated = gate_record(q, owner_order, run.size);
   lock(&q->device->lock);
   q->device->counters.gates_skipped += skipped;
   unlock(&q->device->lock);
   return gated;
+}
+
+/* One pending block, or if none serves several neighbours. */
+static run_t find_gateable(const request_t *q, const heap_t *heap, bool at_free_too)
+{
+  block_t *block = free_blocks_best_gateable(heap, q->stream.stream, q->size, q->large,
+                                             at_free_too);
+  return block ? run_of(block)
+               : free_blocks_gateable_run(heap, q->stream.stream, q->size, q->large,
+                                          at_free_too);
 }
 
 /* Whether a segment would pass the memory fraction, or the driver had no memory
@@ -196,41 +241,43 @@ static bool cannot_grow(const request_t *q)
 
 /* Reuse order `auto`: a gate makes the request's stream wait for about as long
  * as the other one is further behind the host. docs/design.md has the figures. */
-static bool waits_long(const request_t *q, const block_t *block)
+static bool waits_long(const request_t *q, run_t run)
 {
   int64_t now = q->core->clock_us(), own = stream_lag_us(q->stream.stream, now);
-  for (const use_t *use = block->uses; use; use = use->next) {
-    if (use_is_satisfied(use, q->stream.stream))
-      continue;
-    int64_t lag = stream_lag_us(use->stream, now);
-    if (lag > AUTO_LAG_US && (own == INT64_MAX || lag - own > AUTO_LAG_US))
-      return true;
+  for (const block_t *b = run.first;; b = b->next) {
+    for (const use_t *use = b->uses; use; use = use->next) {
+      int64_t lag = stream_lag_us(use->stream, now);
+      if (lag > AUTO_LAG_US && (own == INT64_MAX || lag - own > AUTO_LAG_US) &&
+          !use_is_satisfied(use, q->stream.stream))
+        return true;
+    }
+    if (b == run.last)
+      return false;
   }
-  return false;
 }
 
 /* Step 3, and with `at_free_too` the first half of step 7. */
 static block_t *gate_own(const request_t *q, bool at_free_too)
 {
   lock(&q->device->lock);
-  block_t *block = free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large,
-                                             at_free_too);
-  if (block && !at_free_too && q->config->as_given.reuse_order == ESPER_REUSE_AUTO &&
-      !cannot_grow(q) && waits_long(q, block))
-    block = NULL;
-  if (block)
-    free_blocks_claim(block);
+  run_t run = find_gateable(q, q->heap, at_free_too);
+  if (run.first && !at_free_too && q->config->as_given.reuse_order == ESPER_REUSE_AUTO &&
+      !cannot_grow(q) && waits_long(q, run))
+    run.first = NULL;
+  if (run.first)
+    free_blocks_claim_run(run);
   unlock(&q->device->lock);
-  if (!block)
+  if (!run.first)
     return NULL;
-  bool gated = gate_block(q, block, NULL);
+  bool gated = gate_run(q, run, NULL);
+  block_t *block = NULL;
   lock(&q->device->lock);
   if (gated)
-    hand_out(q, block);
+    block = hand_out_run(q, run);
   else
-    free_blocks_add(block);
+    free_blocks_add_run(run);
   unlock(&q->device->lock);
-  return gated ? block : NULL;
+  return block;
 }
 
 static bool may_borrow_from(const request_t *q, const heap_t *heap)
@@ -260,7 +307,7 @@ static block_t *borrow(const request_t *q)
       if ((uses_have_completed(block) && owner_order_has_completed(block)) ||
           !RULE(LOAN_NEEDS_COMPLETION)) {
         free_blocks_claim(block);
-        if (lend(q, block)) {
+        if (lend(q, run_of(block))) {
           unlock(&q->device->lock);
           return block;
         }
@@ -295,45 +342,62 @@ static block_t *grow(const request_t *q, esper_status *status)
   return block;
 }
 
+/* The free block of another heap that fits best, if a gate makes it ready; or
+ * what find_gateable finds there. */
+static run_t find_elsewhere(const request_t *q, heap_t *heap)
+{
+  free_blocks_settle(heap);
+  block_t *block = free_blocks_best_ready(heap, q->size, q->large);
+  bool may = block != NULL;
+  for (const use_t *use = block ? block->uses : NULL; use; use = use->next)
+    may = may && (use_is_satisfied(use, q->stream.stream) || use_may_be_gated(use, true));
+  return may ? run_of(block) : find_gateable(q, heap, true);
+}
+
+/* The latest owner order of its blocks: the position that all are covered from.
+ * Whether somebody has to wait for it. */
+static bool owes_owner_order(const request_t *q, run_t run, uint64_t *stamp)
+{
+  bool owes = false;
+  *stamp = 0;
+  for (const block_t *b = run.first;; b = b->next) {
+    owes |= !owner_order_is_satisfied(b, q->stream.stream);
+    if (b->stamp > *stamp)
+      *stamp = b->stamp;
+    if (b == run.last)
+      return owes;
+  }
+}
+
 /* Step 7, for blocks of other heaps: their owner order is owed too. */
 static block_t *gate_other(const request_t *q)
 {
+  run_t run = {0};
+  uint64_t stamp = 0;
+  bool owes = false;
   lock(&q->device->lock);
-  block_t *block = NULL;
-  for (heap_t *heap = q->pool->heaps; heap && !block; heap = heap->next) {
+  for (heap_t *heap = q->pool->heaps; heap && !run.first; heap = heap->next) {
     if (!may_borrow_from(q, heap))
       continue;
-    free_blocks_settle(heap);
-    block = free_blocks_best_ready(heap, q->size, q->large);
-    for (const use_t *use = block ? block->uses : NULL; use; use = use->next)
-      if (!use_is_satisfied(use, q->stream.stream) && !use_may_be_gated(use, true))
-        block = NULL;
-    if (!block)
-      block = free_blocks_best_gateable(heap, q->stream.stream, q->size, q->large, true);
-    if (block && !owner_order_is_satisfied(block, q->stream.stream) &&
-        !owner_order_may_be_gated(block))
-      block = NULL;
+    run = find_elsewhere(q, heap);
+    owes = run.first && owes_owner_order(q, run, &stamp);
+    if (owes && !owner_order_may_be_gated(run.first))
+      run.first = NULL;
   }
-  if (block)
-    free_blocks_claim(block);
+  if (run.first)
+    free_blocks_claim_run(run);
   unlock(&q->device->lock);
-  if (!block)
+  if (!run.first)
     return NULL;
 
-  record_t *owner_order = NULL;
-  bool gated = true;
-  if (!owner_order_is_satisfied(block, q->stream.stream)) {
-    owner_order = stream_probe(block->segment->heap->stream, block->stamp);
-    gated = owner_order != NULL;
-  }
-  gated = gated && gate_block(q, block, owner_order);
+  record_t *owner_order = owes ? stream_probe(run.first->segment->heap->stream, stamp) : NULL;
+  bool gated = (!owes || owner_order) && gate_run(q, run, owner_order);
   if (owner_order)
     record_drop(owner_order);
   lock(&q->device->lock);
-  if (!gated || !lend(q, block)) {
-    free_blocks_add(block);
-    block = NULL;
-  }
+  block_t *block = gated ? lend(q, run) : NULL;
+  if (!block)
+    free_blocks_add_run(run);
   unlock(&q->device->lock);
   return block;
 }
@@ -408,15 +472,77 @@ static esper_status out_of_memory(const request_t *q)
                    last_failure.allocated, last_failure.reserved);
 }
 
-/* ---- malloc ------------------------------------------------------------ */
-
 static bool callback_freed_memory(const request_t *q)
 {
   const esper_config *given = &q->config->as_given;
   return given->free_memory && given->free_memory(given->free_memory_context);
 }
 
-/* Step 4 inside a capture: a sealed segment that another stream freed. */
+/* ---- inside a capture --------------------------------------------------- */
+
+/* Step 2: what has been ordered since, by the program's own edges. */
+static block_t *take_learned(const request_t *q)
+{
+  branch_learn(q->heap->branch, q->stream.handle);
+  lock(&q->device->lock);
+  free_blocks_promote(q->heap);
+  block_t *block = take_ready_locked(q, false);
+  unlock(&q->device->lock);
+  return block;
+}
+
+/* Makes the request's stream depend on all that a claimed block owes. */
+static bool gate_inside(const request_t *q, const block_t *block)
+{
+  branch_t *branch = q->heap->branch;
+  uint64_t issued = 0;
+  bool gated = true;
+  for (const use_t *use = block->uses; use && gated; use = use->next)
+    if (!branch_is_after(branch, &use->place)) {
+      gated = branch_gate(branch, q->stream.handle, &use->place);
+      issued += gated;
+    }
+  lock(&q->device->lock);
+  q->device->counters.gates_issued += issued;
+  unlock(&q->device->lock);
+  return gated;
+}
+
+/* Steps 3 and 7: a block of a heap of the same capture. */
+static block_t *take_inside(const request_t *q, heap_t *heap, inside_t how)
+{
+  lock(&q->device->lock);
+  free_blocks_settle(heap);
+  block_t *block = free_blocks_best_inside(heap, q->heap->branch, q->size, q->large, how);
+  if (block)
+    free_blocks_claim(block);
+  unlock(&q->device->lock);
+  if (!block)
+    return NULL;
+  bool taken = gate_inside(q, block);
+  lock(&q->device->lock);
+  if (taken && heap == q->heap)
+    hand_out(q, block);
+  else if (!taken || !lend(q, run_of(block)))
+    free_blocks_add(block), taken = false;
+  unlock(&q->device->lock);
+  return taken ? block : NULL;
+}
+
+/* Step 4, and 7: other branches of the capture. */
+static block_t *take_from_branches(const request_t *q, inside_t how)
+{
+  lock(&q->device->lock);
+  heap_t *heap = q->pool->heaps; /* new ones come in front; none goes meanwhile */
+  unlock(&q->device->lock);
+  block_t *block = NULL;
+  for (; heap && !block; heap = heap->next)
+    if (heap != q->heap && heap->capture == q->capture)
+      block = take_inside(q, heap, how);
+  return block;
+}
+
+/* Step 4: a segment that another stream freed before the pool was sealed. */
 static block_t *take_sealed(const request_t *q)
 {
   block_t *block = NULL;
@@ -431,20 +557,37 @@ static block_t *take_sealed(const request_t *q)
   return block;
 }
 
+static block_t *find_inside(const request_t *q)
+{
+  block_t *block = take_learned(q);
+  if (!block && gates_first(q))
+    block = take_inside(q, q->heap, INSIDE_GATED);
+  if (!block)
+    block = take_from_branches(q, INSIDE_ORDERED);
+  return block ? block : take_sealed(q);
+}
+
+/* Step 7, when memory ran out. */
+static block_t *find_inside_at_last(const request_t *q)
+{
+  block_t *block = take_inside(q, q->heap, INSIDE_GATED_AT_FREE);
+  return block ? block : take_from_branches(q, INSIDE_GATED_AT_FREE);
+}
+
+/* ---- malloc -------------------------------------------------------------- */
+
 /* Steps 2 to 5. */
 static block_t *find_or_grow(const request_t *q, esper_status *status)
 {
   block_t *block;
-  if (!q->capture) {
-    if ((block = take_retired(q, gates_first(q))))
-      return block;
-    if (gates_first(q) && ((block = gate_own(q, false)) || (block = take_ready(q))))
-      return block;
-    if ((block = borrow(q)))
-      return block;
-  } else if ((block = take_sealed(q))) {
+  if (q->capture)
+    return (block = find_inside(q)) ? block : grow(q, status);
+  if ((block = take_retired(q, gates_first(q))))
     return block;
-  }
+  if (gates_first(q) && ((block = gate_own(q, false)) || (block = take_ready(q))))
+    return block;
+  if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = gate_other(q))))
+    return block;
   return grow(q, status);
 }
 
@@ -474,11 +617,21 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
   block_t *block = find_or_grow(q, status);
   if (!block && *status == ESPER_OUT_OF_MEMORY && callback_freed_memory(q))
     block = find_or_grow(q, status);
-  if (block || *status != ESPER_OUT_OF_MEMORY || q->capture)
+  if (block || *status != ESPER_OUT_OF_MEMORY)
     return block;
+  if (q->capture)
+    return find_inside_at_last(q);
   if ((block = gate_own(q, true)) || (block = gate_other(q)))
     return block;
   return wait_and_release(q, status);
+}
+
+static heap_t *heap_of(const request_t *q)
+{
+  heap_t *heap = pool_heap(q->pool, q->stream.stream, q->capture);
+  if (heap && q->capture && !heap->branch)
+    heap->branch = capture_branch(q->core, q->stream.stream, q->capture);
+  return heap && q->capture && !heap->branch ? NULL : heap;
 }
 
 esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **ptr)
@@ -503,11 +656,17 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
   if (q.capture == CAPTURE_UNKNOWN)
     return error_from_driver(core, atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN
                                                                  : ESPER_DEVICE_ERROR);
-  if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed) && !q.capture)
+  /* Nothing of an invalidated capture ever runs: what is asked for will be used
+   * after it. */
+  if (q.capture == ESPER_CAPTURE_INVALID)
+    q.capture = 0;
+  if (q.capture)
+    capture_note_thread(q.capture, q.stream.stream);
+  else if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed))
     settle_stream(core, q.stream);
 
   lock(&device->lock);
-  q.heap = pool_heap(pool, q.stream.stream, q.capture);
+  q.heap = heap_of(&q);
   block_t *block = q.heap ? take_ready_locked(&q, true) : NULL;
   unlock(&device->lock);
   if (!q.heap)
@@ -539,6 +698,84 @@ static void record_uses_at_free(block_t *block)
       use->record = stream_record_later(use->stream);
 }
 
+/* The same inside the capture that the block was handed out in. The user's own
+ * place is the caller's to add. */
+static void place_uses_at_free(core_t *core, block_t *block)
+{
+  for (use_t *use = block->uses; use; use = use->next) {
+    stream_t *s = use->stream;
+    if (!(use->flags & USE_AT_FREE) || use->record || use->place.branch || s == block->user)
+      continue;
+    place_t place = {0};
+    branch_t *branch = s->immortal ? capture_branch(core, s, block->capture) : NULL;
+    if (branch && branch_place(branch, s->handle, &place))
+      use_set_place(use, place);
+    else
+      use->record = stream_record_later(s);
+    if (branch)
+      branch_drop(branch);
+  }
+}
+
+/* The loan's use is over: the borrower's place stands for it. */
+static void drop_use_of_user(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    if (use->stream == block->user && !use->record && !use->place.branch) {
+      *link = use->next;
+      use_give(device, use);
+    } else {
+      link = &use->next;
+    }
+  }
+}
+
+static void stamp_owner_order(block_t *block)
+{
+  if (block->user == block->segment->heap->stream)
+    block->stamp = stream_stamp(block->user);
+}
+
+/* What a claimed block owes from now on; the device's lock is dropped meanwhile. */
+static void owe_outside(device_t *device, block_t *block)
+{
+  stamp_owner_order(block);
+  if (!has_uses_at_free(block))
+    return;
+  unlock(&device->lock);
+  record_uses_at_free(block);
+  lock(&device->lock);
+}
+
+/* False: its capture is over, or it cannot be said what the block owes there. */
+static bool owe_inside(device_t *device, block_t *block)
+{
+  place_t place;
+  use_t *spare = use_take(device);
+  unlock(&device->lock);
+  captured_free_t how = capture_place_free(device->core, block, block->user, &place);
+  if (how == FREED_INSIDE)
+    place_uses_at_free(device->core, block);
+  else
+    record_uses_at_free(block);
+  lock(&device->lock);
+  bool known = how != FREED_OUTSIDE;
+  if (how != FREED_INSIDE) {
+    stamp_owner_order(block);
+  } else if (spare && RULE(CAPTURED_FREE_HAS_PLACE)) {
+    drop_use_of_user(device, block);
+    use_attach_place(block, place, USE_AT_FREE, &spare);
+    uses_unite_places(device, block);
+  } else {
+    known = spare != NULL;
+    place_drop(&place);
+  }
+  if (spare)
+    use_give(device, spare);
+  return known;
+}
+
 esper_status heap_free(core_t *core, void *ptr)
 {
   if (!ptr)
@@ -558,17 +795,17 @@ esper_status heap_free(core_t *core, void *ptr)
   trace_add(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
             block->user);
   block->state = BLOCK_CLAIMED;
-  if (block->user == block->segment->heap->stream)
-    block->stamp = stream_stamp(block->user);
-  if (has_uses_at_free(block)) {
-    pool_enter(pool);
-    unlock(&device->lock);
-    record_uses_at_free(block);
-    lock(&device->lock);
-    pool_leave(pool);
-  }
-  heap_t *home = block->segment->heap;
-  block->withheld = RULE(SEAL_BEFORE_REUSE) && (home->sealed || home->capture != block->capture);
+  const heap_t *home = block->segment->heap;
+  bool at_home = !home->sealed && home->capture == block->capture;
+  pool_enter(pool); /* which is not sealed meanwhile */
+  if (block->capture && !at_home)
+    uses_drop_captured(device, block); /* the heap left that capture: it is over */
+  if (block->capture && at_home)
+    at_home = owe_inside(device, block);
+  else
+    owe_outside(device, block);
+  pool_leave(pool);
+  block->withheld = !at_home && RULE(SEAL_BEFORE_REUSE);
   if (!pool->references)
     pool_note_work(pool);
   if (block->uses || block->withheld)
@@ -596,9 +833,11 @@ static bool owes_nothing(const block_t *block)
 static bool is_idle(const segment_t *s)
 {
   const block_t *block = s->first;
-  return !block->next &&
-         (block->state == BLOCK_READY || block->state == BLOCK_PENDING) &&
-         (pool_may_give_back(s) || (!RULE(GRAPHS_KEEP_MEMORY) && s->captured)) &&
+  if (block->next || (block->state != BLOCK_READY && block->state != BLOCK_PENDING))
+    return false;
+  if (s->captured && !RULE(GRAPHS_KEEP_MEMORY))
+    return true;
+  return pool_may_give_back(s) &&
          (owes_nothing(block) || !RULE(RELEASE_NEEDS_COMPLETION));
 }
 
@@ -607,6 +846,7 @@ static block_t *claim_idle_segment(device_t *device, const pool_t *pool, const p
   for (segment_t *s = device->first_segment; s; s = s->next)
     if ((!pool || s->heap->pool == pool) && s->heap->pool != but && is_idle(s)) {
       free_blocks_claim(s->first);
+      free_blocks_satisfied(s->first);
       pool_enter(s->heap->pool);
       return s->first;
     }

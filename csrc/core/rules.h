@@ -21,6 +21,7 @@
   R(RELEASE_NEEDS_COMPLETION, "4f", "memory leaves only when all it owes has completed") \
   R(MOVE_NEEDS_COMPLETION, "4g", "a segment changes its home only when all it owes has completed") \
   R(MARK_FROM_ANY_DEVICE, "4h", "a stream of another device is a use like any other") \
+  R(RUN_REST_KEEPS_USES, "4i", "taking a run of blocks clears nothing on the rest") \
   R(ONE_USE_A_STREAM, "5a", "a block has at most one use a stream")                \
   R(LATER_USE_REPLACES, "5b", "the later use on a stream replaces the earlier")    \
   R(COMPLETED_USES_LEAVE, "5c", "a use that has completed is dropped")             \
@@ -32,12 +33,17 @@
   R(SEAL_BEFORE_REUSE, "7d", "what is freed to a pool outside the capture waits for the next seal") \
   R(GRAPHS_KEEP_MEMORY, "7e", "memory that a graph may touch is not given back") \
   R(MARK_DESPITE_CAPTURES, "7f", "somebody else's capture takes nothing from a mark") \
+  R(CAPTURED_USE_HOLDS, "7g", "inside a capture a use holds until its nodes come before") \
+  R(CAPTURED_FREE_HAS_PLACE, "7h", "inside a capture owner order is a place in the graph") \
+  R(OUTSIDE_STAYS_OUTSIDE, "7i", "nothing inside a capture satisfies what is owed outside") \
+  R(BODY_KEEPS_APART, "7j", "what is freed while another graph is captured has no place") \
   R(UNRECORDED_HOLDS, "9a", "a use that cannot be recorded holds the block")       \
   R(MORTAL_HANDLES, "9b", "a mortal stream's handle serves only the call that presents it") \
   R(GATE_ON_REQUEST, "10a", "a use marked without gate is never gated on")         \
   R(GATE_NOT_AT_FREE, "10b", "record_stream uses are not gated while memory can grow") \
   R(RENDEZVOUS_NOT_GATED, "10c", "nobody waits for a stream of rendezvous work") \
-  R(READY_FIRST, "10d", "no stream waits for a pending block while a ready one serves")
+  R(READY_FIRST, "10d", "no stream waits for a pending block while a ready one serves") \
+  R(OWNER_NOT_GATED_EARLY, "10e", "foreign owner order is not gated while memory can grow")
 
 enum {
 #define RULE_ENUM(name, number, says) RULE_##name,

@@ -1,6 +1,6 @@
 #include "seal.h"
 
-#include "error.h"
+#include "capture.h"
 #include "free_blocks.h"
 #include "pool.h"
 #include "segment.h"
@@ -110,8 +110,11 @@ static void seal_heap(heap_t *heap)
 {
   device_t *device = heap->pool->device;
   free_blocks_settle(heap);
+  pool_heap_leave_capture(heap);
   for (segment_t *s = device->first_segment; s; s = s->next)
     for (block_t *b = s->first; b && s->heap == heap; b = b->next) {
+      if (b->state != BLOCK_LIVE)
+        uses_drop_captured(device, b);
       if (b->state != BLOCK_READY)
         continue;
       if (owes_nothing(b) || !RULE(SEAL_NEEDS_COMPLETION)) {
@@ -130,7 +133,6 @@ static void seal_heap(heap_t *heap)
     clear(b);
     free_blocks_add(b);
   }
-  heap->capture = 0;
   heap->sealed = true;
 }
 

@@ -14,12 +14,15 @@
 //   pinned    also declares that it writes what it marks, so that no later
 //             operation on that comes before it
 //
+// `in_memory` is for Inductor too: what it stands for is in one buffer, and not
+// computed again for each reader.
+//
 // The code of a compiled graph runs where its compiler puts it, and that need
 // not be the stream that the traced program named: PyTorch up to 2.11 puts
 // everything on the stream that was current when the graph was called. So a
 // mark on a stream holds for the current stream as well, and a scope orders its
 // stream against the current one on both sides, in place of changing it.
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -129,6 +132,14 @@ void leave_scope_after(
 template <class... Arguments>
 void nothing(at::TensorList, Arguments...) {}
 
+at::Tensor in_memory(const at::Tensor& tensor) {
+  return tensor.clone(); // an operator may not return its argument
+}
+at::Tensor in_memory_of_nothing(const at::Tensor& tensor) {
+  return at::empty_strided_symint(
+      tensor.sym_sizes(), tensor.sym_strides(), tensor.options());
+}
+
 // vmap: the tensors below the batched ones, at any depth of vmap.
 void unbatched(
     const c10::OperatorHandle& op,
@@ -171,6 +182,7 @@ TORCH_LIBRARY(esper_alloc, m) {
   m.def("take.pinned(Tensor(a!)[] tensors, " WHERE ") -> ()");
   m.def("hold(Tensor[] tensors) -> ()", tags);
   m.def("hold.pinned(Tensor(a!)[] tensors) -> ()");
+  m.def("in_memory(Tensor tensor) -> Tensor", tags);
 #undef LEAVE
 #undef MARK
 #undef WHERE
@@ -189,6 +201,7 @@ TORCH_LIBRARY_IMPL(esper_alloc, CompositeExplicitAutograd, m) {
   m.impl("take.pinned", esper::take);
   m.impl("hold", esper::hold);
   m.impl("hold.pinned", esper::hold);
+  m.impl("in_memory", esper::in_memory);
 }
 
 TORCH_LIBRARY_IMPL(esper_alloc, Meta, m) {
@@ -206,6 +219,7 @@ TORCH_LIBRARY_IMPL(esper_alloc, Meta, m) {
   m.impl("take.pinned", nothing<int64_t, int64_t>);
   m.impl("hold", nothing<>);
   m.impl("hold.pinned", nothing<>);
+  m.impl("in_memory", esper::in_memory_of_nothing);
 }
 
 TORCH_LIBRARY_IMPL(esper_alloc, FuncTorchBatched, m) {

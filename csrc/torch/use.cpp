@@ -157,7 +157,9 @@ void Gathering::add_wrapper(PyObject* wrapper) {
               .get() != nullptr;
   if (has_memory || tensor.layout() != at::kStrided) {
     add_tensor(wrapper, tensor, may_be_saved(wrapper, tensor, 0));
-  } else if (tensor.numel() != 0 && !tensor.device().is_cpu()) {
+  } else if (
+      tensor.numel() != 0 && !tensor.device().is_cpu() &&
+      !tensor.device().is_meta()) {
     others_.push_back(Py_NewRef(wrapper));
   }
 }

@@ -154,6 +154,27 @@ static void scenario(void) {
   put(get((size_t)CAPACITY * 2 * MIB, b)); /* too much */
   EXPECT(esper_core_is_valid(core));
 
+  /* Gates: runs of neighbours of the own heap and of another, streams that
+   * nobody waits for, and the report. */
+  esper_gate_entry *gates;
+  size_t gate_count;
+  for (int other = 0; other < 2; other++) {
+    void *n[3] = {get(6 * MIB, r), get(6 * MIB, r), get(8 * MIB, r)};
+    void *rest = other ? get(40 * MIB, r) : NULL;
+    esper_stream_set_traits(core, b, ESPER_TRAIT_RENDEZVOUS);
+    for (int i = 0; i < 3; i++) {
+      use(i == 1 ? far : a, n[i], 0);
+      if (i == 2) use(b, n[i], 0);
+      put(n[i]);
+    }
+    put(get(14 * MIB, other ? b : r));
+    esper_stream_set_traits(core, b, 0);
+    put(get(14 * MIB, other ? b : r));
+    if (esper_gates_copy(core, 0, &gates, &gate_count) == ESPER_OK) free(gates);
+    put(rest);
+    EXPECT(esper_core_is_valid(core));
+  }
+
   /* A stream goes, its handle comes back; what it reads is held. */
   void *m = get(3 * MIB, r);
   use_at_free(mortal, m);

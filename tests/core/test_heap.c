@@ -1,5 +1,5 @@
 /* malloc and free, step by step as heap.c tells them. */
-#include "../../csrc/core/types.h"
+#include "../../csrc/core/core.h"
 #include "world.h"
 
 static world w;
@@ -170,6 +170,133 @@ TEST(grow_order_gates_when_memory_is_short) {
   end();
 }
 
+/* ---- runs ----------------------------------------------------------------- */
+
+/* p was read on the reader, which has not got there yet, and is free. */
+static void read_and_free(void *p, esper_stream reader) {
+  world_read_on(&w, reader, p, r);
+  world_use(&w, p, reader, 0);
+  world_free(&w, p);
+}
+
+TEST(neighbours_that_are_pending_serve_together) {
+  begin();
+  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);
+  read_and_free(a, s);
+  read_and_free(b, t);
+  CHECK(world_malloc(&w, 10 * MIB, r) == a);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 2);
+  world_check(&w);
+  CHECK(world_malloc(&w, 2 * MIB, r) == (char *)b + 4 * MIB); /* the rest */
+  world_kernel(&w, r, c);
+  end();
+}
+
+TEST(a_single_block_is_preferred_to_a_run) {
+  begin();
+  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = pending(30 * MIB);
+  read_and_free(a, s);
+  read_and_free(b, s);
+  CHECK(world_malloc(&w, 11 * MIB, r) == c);
+  end();
+}
+
+TEST(a_run_may_have_ready_blocks) {
+  begin();
+  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);
+  world_free(&w, a);
+  read_and_free(b, s);
+  world_free(&w, c);
+  CHECK(world_malloc(&w, 20 * MIB, r) == a);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  world_check(&w);
+  end();
+}
+
+TEST(a_live_block_ends_a_run) {
+  begin();
+  void *a = block(6 * MIB, r), *b = block(2 * MIB, r), *c = block(12 * MIB, r);
+  read_and_free(a, s);
+  read_and_free(c, s);
+  CHECK(world_malloc(&w, 14 * MIB, r) != a);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
+  world_kernel(&w, r, b);
+  end();
+}
+
+TEST(a_block_that_may_not_be_gated_ends_a_run) {
+  begin();
+  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);
+  read_and_free(a, s);
+  world_read_on(&w, t, b, r);
+  world_use(&w, b, t, ESPER_USE_NO_GATE);
+  world_free(&w, b);
+  read_and_free(c, s);
+  CHECK(world_malloc(&w, 11 * MIB, r) != a);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
+  sim_run_all(w.s);
+  end();
+}
+
+TEST(the_smallest_run_is_taken) {
+  begin();
+  static const size_t SIZE[2][3] = {{6, 7, 7}, {5, 5, 10}}; /* two segments */
+  void *p[2][3];
+  for (int i = 0; i < 6; i++) p[i / 3][i % 3] = block(SIZE[i / 3][i % 3] * MIB, r);
+  for (int i = 0; i < 5; i++) read_and_free(p[i / 3][i % 3], s);
+  CHECK(world_malloc(&w, 10 * MIB, r) == p[1][0]);
+  CHECK(world_malloc(&w, 13 * MIB, r) == p[0][0]);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
+  end();
+}
+
+/* Asking the driver for memory takes tens of microseconds; a search may not. */
+TEST(the_search_for_a_run_is_short) {
+  begin();
+  enum { MANY = 4096 }; /* they fill a segment */
+  void *p[MANY];
+  for (int i = 0; i < MANY; i++) p[i] = block(512, r);
+  for (int i = 0; i < MANY; i++) read_and_free(p[i], s);
+  CHECK(world_malloc(&w, 64 * KIB, r) == p[0]);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
+  CHECK(world_malloc(&w, 256 * KIB, r));
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
+  world_check(&w);
+  end();
+}
+
+TEST(a_run_whose_wait_is_refused_stays_as_it_was) {
+  begin();
+  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);
+  read_and_free(a, s);
+  read_and_free(b, t);
+  read_and_free(c, t);
+  size_t pending_bytes = world_counters(&w, 0).bytes_pending;
+  sim_fail_call(w.s, SIM_CALL_stream_wait, 2, ESPER_DEVICE_ERROR);
+  CHECK(world_malloc(&w, 16 * MIB, r) != a);
+  CHECK_EQ(sim_faults(w.s), 1);
+  world_check(&w);
+  /* The first wait stands, and made one ready. */
+  CHECK_EQ(world_counters(&w, 0).bytes_pending, pending_bytes - 6 * MIB);
+  CHECK(world_malloc(&w, 20 * MIB, r) == a);
+  end();
+}
+
+TEST(a_run_of_another_heap_is_gated_on_when_memory_is_short) {
+  begin_with(20 * MIB, ESPER_REUSE_GATE);
+  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);
+  read_and_free(a, s);
+  read_and_free(b, s);
+  CHECK(world_malloc(&w, 10 * MIB, t) == a);
+  CHECK_EQ(calls(SIM_CALL_device_synchronize) + calls(SIM_CALL_event_synchronize), 0);
+  CHECK_EQ(world_counters(&w, 0).loans, 1);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 2); /* s, and r's owner order */
+  world_kernel(&w, r, c);
+  end();
+}
+
 /* ---- reuse order auto ----------------------------------------------------- */
 
 static int64_t time_us;
@@ -178,7 +305,7 @@ static int64_t fake_clock(void) { return time_us; }
 
 static void begin_auto(size_t capacity) {
   begin_with(capacity, ESPER_REUSE_AUTO);
-  w.core->clock_us = fake_clock;
+  core_set_clock(w.core, fake_clock);
   time_us = 1000000;
 }
 

@@ -164,6 +164,27 @@ TEST(the_rest_of_a_block_owes_what_the_block_owed) {
   end();
 }
 
+/* r takes two neighbours and a part of a third, which s still reads; another
+ * stream takes the rest. */
+TEST(the_rest_of_a_run_owes_what_its_block_owed) {
+  begin(20 + 2);
+  void *a = block(6, r), *b = block(6, r), *c = block(8, r);
+  CHECK((char *)c == (char *)a + 12 * MIB);
+  read_and_mark(a, r, s);
+  read_and_mark(b, r, t);
+  read_and_mark(c, r, s);
+  world_free(&w, a);
+  world_free(&w, b);
+  world_free(&w, c);
+  record_something(r, o);
+  world_run(&w, o);
+  world_run(&w, r);
+  esper_retire(w.core, 0); /* r's own order is done; s and t still read */
+  CHECK(world_malloc(&w, 16 * MIB, r) == a);
+  CHECK(world_malloc(&w, 4 * MIB, t) == (char *)a + 16 * MIB);
+  end();
+}
+
 /* Two neighbours, each read by another stream, that r was made to wait for. */
 TEST(a_merged_block_owes_what_both_owed) {
   begin(20 + X + Y + 2);
@@ -397,6 +418,73 @@ TEST(memory_that_a_graph_may_touch_is_not_given_back) {
   end();
 }
 
+/* s may still read x when r's next node runs, but for an edge. */
+TEST(inside_a_capture_a_use_holds_until_its_nodes_come_before) {
+  begin(64);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  CHECK(block(X, r) == x);
+  world_wait(&w, r, s);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+TEST(inside_a_capture_owner_order_is_a_place_in_the_graph) {
+  begin(64);
+  sim_capture_begin(w.s, 0, r.handle);
+  world_wait(&w, s, r);
+  void *x = block(9, s), *y = block(9, s); /* y keeps the segment s's */
+  world_free(&w, x);
+  CHECK(block(9, r) != x);
+  block(10, r); /* the rest of that segment */
+  world_wait(&w, r, s);
+  CHECK(block(9, r) == x);
+  world_free(&w, y);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+/* o, outside, reads what the capture was given, and no edge can lead there. */
+TEST(nothing_inside_a_capture_satisfies_what_is_owed_outside) {
+  begin(64);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *x = world_malloc(&w, X * MIB, r);
+  sim_kernel(w.s, 0, o.handle, x, 512, SIM_READ);
+  world_use(&w, x, o, 0);
+  world_free(&w, x);
+  CHECK(block(X, r) != x);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+/* The body reads y and is a node that t does not come after. */
+TEST(what_is_freed_while_another_graph_is_captured_has_no_place) {
+  begin(128);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *y = block(Y, r);
+  world_wait(&w, t, r);
+  sim_capture_body(w.s, 0, r.handle, s.handle);
+  block(X, s);
+  sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
+  world_free(&w, y);
+  CHECK(block(Y, r) != y); /* the body is not over */
+  sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ);
+  CHECK(!sim_capture_end(w.s, 0, s.handle));
+  world_wait(&w, r, t);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
 /* ---- 9: when in doubt, withhold -------------------------------------------- */
 
 TEST(a_use_that_cannot_be_recorded_holds_the_block) {
@@ -453,11 +541,34 @@ static void check_no_gate(esper_reuse_order order, bool at_free) {
 TEST(a_use_marked_without_gate_is_not_gated_on) {
   check_no_gate(ESPER_REUSE_GATE, false);
   check_no_gate(ESPER_REUSE_GROW, false);
+  check_no_gate(ESPER_REUSE_AUTO, false);
 }
 
 TEST(record_stream_is_not_gated_on_while_memory_can_grow) {
   check_no_gate(ESPER_REUSE_GATE, true);
   check_no_gate(ESPER_REUSE_GROW, true);
+  check_no_gate(ESPER_REUSE_AUTO, true);
+}
+
+/* Work that its own stream orders has no mark, and may be of any kind. */
+static void check_no_owner_gate(esper_reuse_order order) {
+  begin_with(64, order);
+  void *x = world_malloc(&w, X * MIB, s);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  world_kernel(&w, s, x);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) != x);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  end();
+}
+
+TEST(foreign_owner_order_is_not_gated_on_while_memory_can_grow) {
+  check_no_owner_gate(ESPER_REUSE_GATE);
+  check_no_owner_gate(ESPER_REUSE_GROW);
+  check_no_owner_gate(ESPER_REUSE_AUTO);
 }
 
 /* A stream whose work waits for what r enqueues after its next malloc. */

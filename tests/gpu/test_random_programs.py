@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,29 +29,27 @@ NOT_SHOWN = {
 MAY_CRASH = {"EVENTS_IMMUTABLE", "MORTAL_HANDLES"}
 
 
-def find_nvcc() -> str | None:
-    for folder in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
-        if folder and (Path(folder) / "bin" / "nvcc").is_file():
-            return str(Path(folder) / "bin" / "nvcc")
-    return shutil.which("nvcc")
+def needs_nvcc() -> None:
+    folders = (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda")
+    if shutil.which("nvcc") or any((Path(folder) / "bin" / "nvcc").is_file() for folder in folders):
+        return
+    if os.environ.get("ESPER_REQUIRE_GPU", "") not in ("", "0"):
+        pytest.fail("ESPER_REQUIRE_GPU is set, but nvcc is not there", pytrace=False)
+    pytest.skip("needs nvcc")
 
 
 @pytest.fixture(scope="module")
-def programs() -> Path:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled driver program."""
-    nvcc = find_nvcc()
-    if nvcc is None or shutil.which("make") is None:
-        if os.environ.get("ESPER_REQUIRE_GPU", "") not in ("", "0"):
-            pytest.fail("ESPER_REQUIRE_GPU is set, but nvcc or make is not there", pytrace=False)
-        pytest.skip("needs nvcc and make")
+    needs_nvcc()
     import torch
 
     major, minor = torch.cuda.get_device_capability()
-    command = ["make", "-s", f"-j{os.cpu_count()}", "cuda"]
-    command += [f"NVCC={nvcc}", f"ARCH=sm_{major}{minor}"]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=300)
+    folder = tmp_path_factory.mktemp("random")
+    command = [sys.executable, str(HERE / "build.py"), "cuda", str(folder), f"sm_{major}{minor}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return HERE / "build" / "cuda" / "programs"
+    return Path(done.stdout.strip())
 
 
 def run(programs: Path, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
