@@ -142,9 +142,13 @@ class cudagraph_outputs:
 
         function = self._function
         if function is None:
-            (function,) = args
+            if len(args) != 1 or kwargs:
+                raise TypeError(
+                    "cudagraph_outputs() wraps nothing: use it in a with "
+                    "statement, or call it with the one function to wrap"
+                )
             return cudagraph_outputs(
-                function, clone=self._clone, mark=self._mark
+                args[0], clone=self._clone, mark=self._mark
             )
         if torch.compiler.is_compiling() or not _graphs_are_possible():
             return function(*args, **kwargs)

@@ -586,6 +586,13 @@ def test_bad_arguments(arguments, options, error, message) -> None:
         cudagraph_outputs(*arguments, **options)
 
 
+def test_a_context_manager_is_not_called_with_inputs() -> None:
+    with pytest.raises(TypeError, match="wraps nothing: use it in a with statement"):
+        cudagraph_outputs()(torch.ones(1), torch.ones(1))
+    with pytest.raises(TypeError, match="wraps a function or module, not Tensor"):
+        cudagraph_outputs()(torch.ones(1))
+
+
 def test_missing_attributes_are_errors() -> None:
     step = cudagraph_outputs(torch.nn.Linear(1, 1))
     assert step.in_features == 1
