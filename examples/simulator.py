@@ -52,7 +52,8 @@ def diffraction_image(direction: torch.Tensor, pixels: torch.Tensor) -> torch.Te
     (1 + cos^2 2theta) / 2 of an unpolarised beam.
     """
     slow, fast, _ = pixels.shape
-    incident = direction.unsqueeze(0).unsqueeze(0).expand(slow, fast, -1).reshape(-1, 3).contiguous()
+    everywhere = direction.unsqueeze(0).unsqueeze(0).expand(slow, fast, -1)
+    incident = everywhere.reshape(-1, 3).contiguous()
     position = pixels.reshape(-1, 3)
     path = position.norm(dim=1, keepdim=True)
     diffracted = position / path

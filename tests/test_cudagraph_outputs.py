@@ -2,7 +2,7 @@
 
 A `Graph` here writes its outputs to the same memory in every run, and `Trees`
 keeps the account of it that PyTorch's CUDA graph trees keep. What PyTorch
-really does is in tests/gpu/test_cudagraph_outputs.py.
+really does is in tests/gpu/test_graph_outputs.py.
 """
 
 from __future__ import annotations
