@@ -114,6 +114,8 @@ def main() -> None:
     parser.add_argument("--mode", default="reduce-overhead" if default == "cuda" else "eager")
     parser.add_argument("--unwrapped", action="store_true", help="without cudagraph_outputs")
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("this example needs an NVIDIA GPU for --device cuda")
 
     dtype = getattr(torch, options.dtype)
     simulator = Simulator(options.size, options.device, dtype, options.mode)
