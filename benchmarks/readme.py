@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- figures: begin (benchmarks/readme.py) -->", "<!-- figures: end -->"
 
 #: Topic, name of the row, peer, and what the README calls it.
@@ -32,16 +33,52 @@ SHOWN = [
         "a dropped tensor's memory serves again after, with 50 ms of other work queued on its reader",
     ),
     (
+        "pipeline",
+        "peak active over base",
+        "native, record_stream",
+        "FSDP-like pipeline of 48 layers, peak memory of the gathered weights and x",
+    ),
+    ("pipeline", "peak active over base", "native, recipe", "the same"),
+    ("pipeline", "step time", "native, record_stream", "the same, step time"),
+    ("pipeline", "step time", "native, recipe", "the same"),
+    (
+        "prefetch",
+        "compute-bound: peak active over base",
+        "native, record_stream",
+        "prefetching on a copy stream, peak memory of the batches and the work on them",
+    ),
+    (
+        "prefetch",
+        "compute-bound: time a batch",
+        "native, record_stream",
+        "the same, time a batch",
+    ),
+    (
         "record_use_cost",
         "record_use, cycle",
         "native, record_stream",
         "allocate, mark for another stream, drop (Python)",
     ),
+    ("record_use_cost", "C, esper_record_use", "cuEventRecord", "a mark in C"),
 ]
 
 
 def load(topic: str) -> dict[str, Any]:
-    return json.loads((ROOT / "benchmarks" / "results" / f"{topic}.json").read_text())
+    """A result file; one without rows where the topic was not measured yet."""
+    try:
+        found: dict[str, Any] = json.loads((RESULTS / f"{topic}.json").read_text())
+    except FileNotFoundError:
+        return {"runs": [], "rows": []}
+    return found
+
+
+def find(topic: str, name: str, peer: str) -> dict[str, Any] | None:
+    """The row, with its run in place of the run's id; None: not measured yet."""
+    results = load(topic)
+    for row in results["rows"]:
+        if (row["name"], row["peer_name"]) == (name, peer):
+            return {**row, "run": next(r for r in results["runs"] if r["id"] == row["run"])}
+    return None
 
 
 def figure(value: float) -> str:
@@ -52,9 +89,10 @@ def render() -> str:
     lines = ["| | esper_alloc | native | | ratio |", "|---|---|---|---|---|"]
     machines, commits = set(), set()
     for topic, name, peer, label in SHOWN:
-        results = load(topic)
-        row = next(r for r in results["rows"] if (r["name"], r["peer_name"]) == (name, peer))
-        run = next(r for r in results["runs"] if r["id"] == row["run"])
+        row = find(topic, name, peer)
+        if row is None:
+            continue
+        run = row["run"]
         machines.add(f"{run['gpu']}, driver {run['driver']}, torch {run['torch']}")
         commits.add(run["commit"])
         beside = peer.removeprefix("native").removeprefix(", ")

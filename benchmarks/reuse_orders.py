@@ -18,7 +18,8 @@ percentile shown:
 
 Both are of a second run of the job, which finds the first one's memory cached.
 Beside them: time a step, and over both runs the peak of active and reserved
-memory over what was there before. An order that the installed esper_alloc does not have is left out.
+memory over what was there before. An order that the installed esper_alloc does
+not have is left out.
 """
 
 from __future__ import annotations

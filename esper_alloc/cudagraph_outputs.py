@@ -142,9 +142,13 @@ class cudagraph_outputs:
 
         function = self._function
         if function is None:
-            (function,) = args
+            if len(args) != 1 or kwargs:
+                raise TypeError(
+                    "cudagraph_outputs() wraps nothing: use it in a with "
+                    "statement, or call it with the one function to wrap"
+                )
             return cudagraph_outputs(
-                function, clone=self._clone, mark=self._mark
+                args[0], clone=self._clone, mark=self._mark
             )
         if torch.compiler.is_compiling() or not _graphs_are_possible():
             return function(*args, **kwargs)
@@ -262,9 +266,10 @@ class cudagraph_outputs:
     def _hook_gradients(self, args: Any, kwargs: Any) -> None:
         import torch
 
-        for value in _leaves((args, kwargs)):
-            if isinstance(value, torch.Tensor):
-                self._hook(value)
+        for argument in (*args, *kwargs.values()):
+            for value in _leaves(argument):
+                if isinstance(value, torch.Tensor):
+                    self._hook(value)
         if not self._parameters_are_hooked:
             self._parameters_are_hooked = True
             if isinstance(self._function, torch.nn.Module):
@@ -476,6 +481,8 @@ def _leaves(value: Any) -> Iterable[Any]:
 
     if isinstance(value, torch.Tensor):
         return (value,)
+    if type(value) in (int, float, str, bool, type(None)):
+        return ()
     return _pytree.tree_leaves(value)
 
 
@@ -587,9 +594,47 @@ def _copy(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         for dimension in range(tensor.dim()):
             if tensor.stride(dimension) == 0 and tensor.shape[dimension] > 1:
                 thin = thin.narrow(dimension, 0, 1)
-    kept = thin.clone()
+    if torch.is_grad_enabled() and thin.requires_grad:
+        kept = _clone_and_hold(thin)
+    else:
+        kept = thin.clone()
     size = thin.numel() * thin.element_size()
     return (kept if thin is tensor else kept.expand(tensor.shape)), size
+
+
+def _clone_and_hold(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose backward, as long as it is pending, holds the original.
+
+    What the graph saved for its backward must not be overwritten before. PyTorch
+    knows by who holds the graph's tensors from Python, and in some versions by
+    nothing else (2.11; not 2.15); of a copied output nobody would.
+    """
+    import torch
+
+    # In a list: held from Python. Autograd drops it when it frees its buffers.
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda original: [original], lambda held: held[0]
+    )
+    with hooks:
+        kept: torch.Tensor = _untyped(_clone_function()).apply(tensor)
+    return kept
+
+
+@functools.cache
+def _clone_function() -> Any:
+    import torch
+
+    class CloneAndHold(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(tensor)
+            return tensor.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient
+
+    return CloneAndHold
 
 
 #: Views of one storage may differ in dtype: none is wider than complex128.

@@ -67,6 +67,7 @@ def run_scenario(built: Path, scenario: str, library: str = "libfake.so", **envi
         "faults",
         "messages",
         "captures",
+        "graphs",
         "streams",
         "threads",
         "fork",

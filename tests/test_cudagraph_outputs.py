@@ -2,7 +2,7 @@
 
 A `Graph` here writes its outputs to the same memory in every run, and `Trees`
 keeps the account of it that PyTorch's CUDA graph trees keep. What PyTorch
-really does is in tests/gpu/test_cudagraph_outputs.py.
+really does is in tests/gpu/test_graph_outputs.py.
 """
 
 from __future__ import annotations
@@ -488,6 +488,33 @@ def test_a_pending_backward_keeps_its_step(sine, trees) -> None:
     assert step.counts.marked == 2
 
 
+def test_what_a_backward_still_reads_is_held(sine, trees) -> None:
+    """From Python: PyTorch 2.11 does not see what autograd alone holds."""
+
+    def alive() -> int:
+        return len(list(trees.current_node.path_live_weakrefs()))
+
+    step = cudagraph_outputs(sine)
+    x = torch.ones(3, requires_grad=True)
+    y = step(x)
+    assert alive() == 1
+    y.sum().backward(retain_graph=True)
+    assert alive() == 1
+    y.sum().backward()
+    assert alive() == 0
+    y = step(x)  # y is still there, and keeps nothing
+    assert step.counts.marked == 2 and alive() == 1
+    del y
+    assert alive() == 0
+
+
+def test_backward_of_backward() -> None:
+    x = torch.ones(3, requires_grad=True)
+    (first,) = torch.autograd.grad(module._clone_and_hold(x**3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert second.tolist() == [6, 6, 6]
+
+
 def test_parameters_of_a_module_get_gradients_of_their_own(sine, trees) -> None:
     class Model(torch.nn.Module):
         def __init__(self):
@@ -557,6 +584,13 @@ def test_functions_methods_and_decorators(trees) -> None:
 def test_bad_arguments(arguments, options, error, message) -> None:
     with pytest.raises(error, match=message):
         cudagraph_outputs(*arguments, **options)
+
+
+def test_a_context_manager_is_not_called_with_inputs() -> None:
+    with pytest.raises(TypeError, match="wraps nothing: use it in a with statement"):
+        cudagraph_outputs()(torch.ones(1), torch.ones(1))
+    with pytest.raises(TypeError, match="wraps a function or module, not Tensor"):
+        cudagraph_outputs()(torch.ones(1))
 
 
 def test_missing_attributes_are_errors() -> None:

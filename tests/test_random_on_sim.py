@@ -6,9 +6,11 @@ rule is needed by one of them. What is not simulated, they show on a GPU.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,17 +18,19 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests" / "gpu" / "random"
 RULES = re.findall(r"R\((\w+), \"", (ROOT / "csrc" / "core" / "rules.h").read_text())
-
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("make") and shutil.which("cc")), reason="needs make and a C compiler"
-)
+#: Rules that need what these programs do not have: a second device, and the body
+#: of a conditional node.
+NOT_HERE = {"MARK_FROM_ANY_DEVICE", "BODY_KEEPS_APART"}
+COMPILER = os.environ.get("CC", "cc").split()[0]
+pytestmark = pytest.mark.skipif(not shutil.which(COMPILER), reason="needs a C compiler")
 
 
 @pytest.fixture(scope="module")
-def programs() -> Path:
-    done = subprocess.run(["make", "-s", "-j2", "sim"], cwd=HERE, capture_output=True, text=True)
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    command = [sys.executable, str(HERE / "build.py"), "sim", str(tmp_path_factory.mktemp("sim"))]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return HERE / "build" / "sim" / "programs"
+    return Path(done.stdout.strip())
 
 
 def run(programs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -44,7 +48,7 @@ def test_without_marks_something_is_wrong(programs: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in NOT_HERE])
 def test_without_a_rule_something_is_wrong(programs: Path, rule: str) -> None:
     done = run(programs, "--without", rule, "--programs", "20000", "--seconds", "30")
     assert done.returncode == 1, done.stdout + done.stderr

@@ -19,6 +19,12 @@
   D(stream_create, (core_t *c, int d, void **stream), (d, stream))                    \
   D(stream_destroy, (core_t *c, int d, void *stream), (d, stream))                    \
   D(stream_wait, (core_t *c, int d, void *stream, void *event), (d, stream, event))   \
+  D(capture_point, (core_t *c, int d, void *stream, uint64_t capture, void **node),   \
+    (d, stream, capture, node))                                                       \
+  D(capture_depend, (core_t *c, int d, void *stream, uint64_t capture, void *node),   \
+    (d, stream, capture, node))                                                       \
+  D(capture_before, (core_t *c, int d, void *node, void **before, size_t *count),     \
+    (d, node, before, count))                                                         \
   D(event_create, (core_t *c, int d, void **event), (d, event))                       \
   D(event_destroy, (core_t *c, int d, void *event), (d, event))                       \
   D(event_record, (core_t *c, int d, void *event, void *stream), (d, event, stream))  \

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "block.h"
+#include "capture.h"
 #include "call.h"
 #include "config.h"
 #include "error.h"
@@ -96,6 +97,7 @@ static void device_destroy(device_t *device)
         b->uses = use->next;
         if (use->record)
           record_drop(use->record);
+        place_drop(&use->place);
       }
     call_memory_free(core, device->index, s->address);
   }
@@ -141,8 +143,10 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
   core_t *c = calloc(1, sizeof *c);
   if (!c)
     return error_set(ESPER_HOST_MEMORY, "no host memory for the allocator");
+  static _Atomic uint64_t serials;
   c->driver = driver;
   c->clock_us = monotonic_us;
+  c->serial = atomic_fetch_add(&serials, 1) + 1;
   esper_status status = driver->device_count(driver->self, &c->device_count);
   if (status != ESPER_OK)
     error_from_driver(c, status);
@@ -536,5 +540,6 @@ int esper_core_is_valid(esper_core *core)
     valid = device_is_valid(&core->devices[i]);
   for (stream_t *s = atomic_load(&core->streams); s && valid; s = s->next)
     valid = stream_is_valid(s);
+  valid = valid && capture_is_valid(core);
   return valid;
 }

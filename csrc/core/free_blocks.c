@@ -1,6 +1,7 @@
 #include "free_blocks.h"
 
 #include "block.h"
+#include "capture.h"
 #include "config.h"
 #include "segment.h"
 #include "stats.h"
@@ -87,15 +88,27 @@ static void add_ready(block_t *block)
   insert(block, BLOCK_READY);
 }
 
+static bool is_satisfied_at_home(const block_t *block)
+{
+  const heap_t *heap = block->segment->heap;
+  if (block->withheld)
+    return false;
+  return heap->branch ? branch_is_after_all(heap->branch, block)
+                      : uses_are_satisfied(block, heap->stream);
+}
+
 void free_blocks_add(block_t *block)
 {
   heap_t *heap = block->segment->heap;
   if (block->uses)
     uses_drop_completed(heap->pool->device, block);
-  if (!block->withheld && uses_are_satisfied(block, heap->stream))
+  if (is_satisfied_at_home(block)) {
     add_ready(block);
-  else
-    insert(block, BLOCK_PENDING);
+    return;
+  }
+  if (!block->uses) /* withheld, but nobody is known to use it */
+    free_blocks_satisfied(block);
+  insert(block, BLOCK_PENDING);
 }
 
 void free_blocks_settle(heap_t *heap)
@@ -157,7 +170,7 @@ void free_blocks_promote(heap_t *heap)
   heap->seen_epoch = epoch;
   for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
     newer = block->newer;
-    if (!block->withheld && uses_are_satisfied(block, heap->stream)) {
+    if (is_satisfied_at_home(block)) {
       free_blocks_claim(block);
       free_blocks_add(block);
     }
@@ -178,6 +191,23 @@ block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
   for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
     if (segment_is_whole(b) && config_fits(config, b->size, size))
       return b;
+  return NULL;
+}
+
+block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
+                                 bool large, inside_t how)
+{
+  const config_t *config = config_of(heap->pool->device->core);
+  for (int ready = 1; ready >= 0; ready--) {
+    const bins_t *bins = ready ? &heap->ready[large] : &heap->pending[large];
+    for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b)) {
+      if (!config_fits(config, b->size, size) || b->withheld || b->stamp)
+        continue;
+      if (how == INSIDE_ORDERED ? branch_is_after_all(reader, b)
+                                : branch_may_be_gated(reader, b, how == INSIDE_GATED_AT_FREE))
+        return b;
+    }
+  }
   return NULL;
 }
 

@@ -35,6 +35,13 @@ block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
 /* The same of those that are a whole segment. */
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large);
 
+/* The block of a capture's heap that fits best of those that the reader, a
+ * branch of the same capture, may have: as it is, or after it was made to depend
+ * on marked uses, or on uses that ended with a free as well. */
+typedef enum inside { INSIDE_ORDERED, INSIDE_GATED, INSIDE_GATED_AT_FREE } inside_t;
+block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
+                                 bool large, inside_t how);
+
 /* The pending block that fits best of those that a stream may be gated on. */
 block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
                                    size_t size, bool large, bool at_free_too);

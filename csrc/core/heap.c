@@ -13,18 +13,21 @@
  *      device leaves free; then a new segment after giving cached ones back
  * and then reports that memory is exhausted. Each step takes the device's lock
  * for itself: driver calls are made on claimed blocks, without it. Inside a
- * capture only what the capture itself freed is reusable, so only the steps 1,
- * 5 and 6 remain. */
+ * capture only what the capture itself freed is reusable, and what its pool had
+ * when it was sealed: there gates are edges of the graph, nothing is asked of
+ * events, and nobody waits. */
 #include "heap.h"
 
 #include "block.h"
 #include "call.h"
+#include "capture.h"
 #include "config.h"
 #include "error.h"
 #include "free_blocks.h"
 #include "gates.h"
 #include "map.h"
 #include "pool.h"
+#include "seal.h"
 #include "segment.h"
 #include "settle.h"
 #include "stats.h"
@@ -470,15 +473,77 @@ static esper_status out_of_memory(const request_t *q)
                    last_failure.allocated, last_failure.reserved);
 }
 
-/* ---- malloc ------------------------------------------------------------ */
-
 static bool callback_freed_memory(const request_t *q)
 {
   const esper_config *given = &q->config->as_given;
   return given->free_memory && given->free_memory(given->free_memory_context);
 }
 
-/* Step 4 inside a capture: a sealed segment that another stream freed. */
+/* ---- inside a capture --------------------------------------------------- */
+
+/* Step 2: what has been ordered since, by the program's own edges. */
+static block_t *take_learned(const request_t *q)
+{
+  branch_learn(q->heap->branch, q->stream.handle);
+  lock(&q->device->lock);
+  free_blocks_promote(q->heap);
+  block_t *block = take_ready_locked(q, false);
+  unlock(&q->device->lock);
+  return block;
+}
+
+/* Makes the request's stream depend on all that a claimed block owes. */
+static bool gate_inside(const request_t *q, const block_t *block)
+{
+  branch_t *branch = q->heap->branch;
+  uint64_t issued = 0;
+  bool gated = true;
+  for (const use_t *use = block->uses; use && gated; use = use->next)
+    if (!branch_is_after(branch, &use->place)) {
+      gated = branch_gate(branch, q->stream.handle, &use->place);
+      issued += gated;
+    }
+  lock(&q->device->lock);
+  q->device->counters.gates_issued += issued;
+  unlock(&q->device->lock);
+  return gated;
+}
+
+/* Steps 3 and 7: a block of a heap of the same capture. */
+static block_t *take_inside(const request_t *q, heap_t *heap, inside_t how)
+{
+  lock(&q->device->lock);
+  free_blocks_settle(heap);
+  block_t *block = free_blocks_best_inside(heap, q->heap->branch, q->size, q->large, how);
+  if (block)
+    free_blocks_claim(block);
+  unlock(&q->device->lock);
+  if (!block)
+    return NULL;
+  bool taken = gate_inside(q, block);
+  lock(&q->device->lock);
+  if (taken && heap == q->heap)
+    hand_out(q, block);
+  else if (!taken || !lend(q, run_of(block)))
+    free_blocks_add(block), taken = false;
+  unlock(&q->device->lock);
+  return taken ? block : NULL;
+}
+
+/* Step 4, and 7: other branches of the capture. */
+static block_t *take_from_branches(const request_t *q, inside_t how)
+{
+  lock(&q->device->lock);
+  heap_t *heap = q->pool->heaps; /* new ones come in front; none goes meanwhile */
+  unlock(&q->device->lock);
+  block_t *block = NULL;
+  for (; heap && !block; heap = heap->next)
+    if (heap != q->heap && heap->capture == q->capture)
+      block = take_inside(q, heap, how);
+  return block;
+}
+
+/* Step 4: a segment that another stream freed before the pool was sealed. */
 static block_t *take_sealed(const request_t *q)
 {
   block_t *block = NULL;
@@ -493,20 +558,37 @@ static block_t *take_sealed(const request_t *q)
   return block;
 }
 
+static block_t *find_inside(const request_t *q)
+{
+  block_t *block = take_learned(q);
+  if (!block && gates_first(q))
+    block = take_inside(q, q->heap, INSIDE_GATED);
+  if (!block)
+    block = take_from_branches(q, INSIDE_ORDERED);
+  return block ? block : take_sealed(q);
+}
+
+/* Step 7, when memory ran out. */
+static block_t *find_inside_at_last(const request_t *q)
+{
+  block_t *block = take_inside(q, q->heap, INSIDE_GATED_AT_FREE);
+  return block ? block : take_from_branches(q, INSIDE_GATED_AT_FREE);
+}
+
+/* ---- malloc -------------------------------------------------------------- */
+
 /* Steps 2 to 5. */
 static block_t *find_or_grow(const request_t *q, esper_status *status)
 {
   block_t *block;
-  if (!q->capture) {
-    if ((block = take_retired(q, gates_first(q))))
-      return block;
-    if (gates_first(q) && ((block = gate_own(q, false)) || (block = take_ready(q))))
-      return block;
-    if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = gate_other(q))))
-      return block;
-  } else if ((block = take_sealed(q))) {
+  if (q->capture)
+    return (block = find_inside(q)) ? block : grow(q, status);
+  if ((block = take_retired(q, gates_first(q))))
     return block;
-  }
+  if (gates_first(q) && ((block = gate_own(q, false)) || (block = take_ready(q))))
+    return block;
+  if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = gate_other(q))))
+    return block;
   return grow(q, status);
 }
 
@@ -536,11 +618,21 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
   block_t *block = find_or_grow(q, status);
   if (!block && *status == ESPER_OUT_OF_MEMORY && callback_freed_memory(q))
     block = find_or_grow(q, status);
-  if (block || *status != ESPER_OUT_OF_MEMORY || q->capture)
+  if (block || *status != ESPER_OUT_OF_MEMORY)
     return block;
+  if (q->capture)
+    return find_inside_at_last(q);
   if ((block = gate_own(q, true)) || (block = gate_other(q)))
     return block;
   return wait_and_release(q, status);
+}
+
+static heap_t *heap_of(const request_t *q)
+{
+  heap_t *heap = pool_heap(q->pool, q->stream.stream, q->capture);
+  if (heap && q->capture && !heap->branch)
+    heap->branch = capture_branch(q->core, q->stream.stream, q->capture);
+  return heap && q->capture && !heap->branch ? NULL : heap;
 }
 
 esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **ptr)
@@ -565,11 +657,17 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
   if (q.capture == CAPTURE_UNKNOWN)
     return error_from_driver(core, atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN
                                                                  : ESPER_DEVICE_ERROR);
-  if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed) && !q.capture)
+  /* Nothing of an invalidated capture ever runs: what is asked for will be used
+   * after it. */
+  if (q.capture == ESPER_CAPTURE_INVALID)
+    q.capture = 0;
+  if (q.capture)
+    capture_note_thread(q.capture, q.stream.stream);
+  else if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed))
     settle_stream(core, q.stream);
 
   lock(&device->lock);
-  q.heap = pool_heap(pool, q.stream.stream, q.capture);
+  q.heap = heap_of(&q);
   block_t *block = q.heap ? take_ready_locked(&q, true) : NULL;
   unlock(&device->lock);
   if (!q.heap)
@@ -601,6 +699,84 @@ static void record_uses_at_free(block_t *block)
       use->record = stream_record_later(use->stream);
 }
 
+/* The same inside the capture that the block was handed out in. The user's own
+ * place is the caller's to add. */
+static void place_uses_at_free(core_t *core, block_t *block)
+{
+  for (use_t *use = block->uses; use; use = use->next) {
+    stream_t *s = use->stream;
+    if (!(use->flags & USE_AT_FREE) || use->record || use->place.branch || s == block->user)
+      continue;
+    place_t place = {0};
+    branch_t *branch = s->immortal ? capture_branch(core, s, block->capture) : NULL;
+    if (branch && branch_place(branch, s->handle, &place))
+      use_set_place(use, place);
+    else
+      use->record = stream_record_later(s);
+    if (branch)
+      branch_drop(branch);
+  }
+}
+
+/* The loan's use is over: the borrower's place stands for it. */
+static void drop_use_of_user(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    if (use->stream == block->user && !use->record && !use->place.branch) {
+      *link = use->next;
+      use_give(device, use);
+    } else {
+      link = &use->next;
+    }
+  }
+}
+
+static void stamp_owner_order(block_t *block)
+{
+  if (block->user == block->segment->heap->stream)
+    block->stamp = stream_stamp(block->user);
+}
+
+/* What a claimed block owes from now on; the device's lock is dropped meanwhile. */
+static void owe_outside(device_t *device, block_t *block)
+{
+  stamp_owner_order(block);
+  if (!has_uses_at_free(block))
+    return;
+  unlock(&device->lock);
+  record_uses_at_free(block);
+  lock(&device->lock);
+}
+
+/* False: its capture is over, or it cannot be said what the block owes there. */
+static bool owe_inside(device_t *device, block_t *block)
+{
+  place_t place;
+  use_t *spare = use_take(device);
+  unlock(&device->lock);
+  captured_free_t how = capture_place_free(device->core, block, block->user, &place);
+  if (how == FREED_INSIDE)
+    place_uses_at_free(device->core, block);
+  else
+    record_uses_at_free(block);
+  lock(&device->lock);
+  bool known = how != FREED_OUTSIDE;
+  if (how != FREED_INSIDE) {
+    stamp_owner_order(block);
+  } else if (spare && RULE(CAPTURED_FREE_HAS_PLACE)) {
+    drop_use_of_user(device, block);
+    use_attach_place(block, place, USE_AT_FREE, &spare);
+    uses_unite_places(device, block);
+  } else {
+    known = spare != NULL;
+    place_drop(&place);
+  }
+  if (spare)
+    use_give(device, spare);
+  return known;
+}
+
 esper_status heap_free(core_t *core, void *ptr)
 {
   if (!ptr)
@@ -620,17 +796,17 @@ esper_status heap_free(core_t *core, void *ptr)
   trace_add(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
             block->user);
   block->state = BLOCK_CLAIMED;
-  if (block->user == block->segment->heap->stream)
-    block->stamp = stream_stamp(block->user);
-  if (has_uses_at_free(block)) {
-    pool_enter(pool);
-    unlock(&device->lock);
-    record_uses_at_free(block);
-    lock(&device->lock);
-    pool_leave(pool);
-  }
-  heap_t *home = block->segment->heap;
-  block->withheld = RULE(SEAL_BEFORE_REUSE) && (home->sealed || home->capture != block->capture);
+  const heap_t *home = block->segment->heap;
+  bool at_home = !home->sealed && home->capture == block->capture;
+  pool_enter(pool); /* which is not sealed meanwhile */
+  if (block->capture && !at_home)
+    uses_drop_captured(device, block); /* the heap left that capture: it is over */
+  if (block->capture && at_home)
+    at_home = owe_inside(device, block);
+  else
+    owe_outside(device, block);
+  pool_leave(pool);
+  block->withheld = !at_home && RULE(SEAL_BEFORE_REUSE);
   if (!pool->references)
     pool_note_work(pool);
   if (block->uses || block->withheld)
@@ -643,25 +819,16 @@ esper_status heap_free(core_t *core, void *ptr)
 
 /* ---- giving back ------------------------------------------------------- */
 
-/* Of a pool that nobody refers to, only what is recorded is asked about: the
- * rest came before the device was synchronised (pool_may_give_back). */
-static bool owes_nothing(const block_t *block)
-{
-  if (block->segment->heap->pool->references)
-    return uses_have_completed(block) && owner_order_has_completed(block);
-  for (const use_t *use = block->uses; use; use = use->next)
-    if (use->record && !use_has_completed(use))
-      return false;
-  return true;
-}
-
 static bool is_idle(const segment_t *s)
 {
   const block_t *block = s->first;
-  return !block->next &&
-         (block->state == BLOCK_READY || block->state == BLOCK_PENDING) &&
-         (pool_may_give_back(s) || (!RULE(GRAPHS_KEEP_MEMORY) && s->captured)) &&
-         (owes_nothing(block) || !RULE(RELEASE_NEEDS_COMPLETION));
+  if (block->next || (block->state != BLOCK_READY && block->state != BLOCK_PENDING))
+    return false;
+  if (s->captured && !RULE(GRAPHS_KEEP_MEMORY))
+    return true;
+  return pool_may_give_back(s) &&
+         ((uses_have_completed(block) && owner_order_has_completed(block)) ||
+          !RULE(RELEASE_NEEDS_COMPLETION));
 }
 
 static block_t *claim_idle_segment(device_t *device, const pool_t *pool, const pool_t *but)
@@ -669,6 +836,7 @@ static block_t *claim_idle_segment(device_t *device, const pool_t *pool, const p
   for (segment_t *s = device->first_segment; s; s = s->next)
     if ((!pool || s->heap->pool == pool) && s->heap->pool != but && is_idle(s)) {
       free_blocks_claim(s->first);
+      free_blocks_satisfied(s->first);
       pool_enter(s->heap->pool);
       return s->first;
     }
@@ -679,6 +847,7 @@ size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, siz
 {
   size_t released = 0;
   bool going = true;
+  seal_released(device);
   while (going && released < enough) {
     lock(&device->lock);
     block_t *block = claim_idle_segment(device, pool, but);

@@ -1,6 +1,7 @@
 #include "marks.h"
 
 #include "call.h"
+#include "capture.h"
 #include "error.h"
 #include "map.h"
 #include "stream.h"
@@ -141,14 +142,55 @@ static unsigned use_flags(unsigned flags)
 
 /* Records an event for marks on a stream that was just presented. NULL: none;
  * else the record lock is held. */
-static record_t *record_begin(presented_t p)
+static record_t *record_begin(presented_t *p)
 {
-  p.capture = stream_capture_of(p, true);
-  p.asked = true;
-  record_t *record = stream_record_begin(p);
-  if (!record && p.capture)
+  p->capture = stream_capture_of(*p, true);
+  p->asked = true;
+  return stream_record_begin(*p);
+}
+
+static esper_status attach_place(block_t *block, place_t place, unsigned flags)
+{
+  use_t *use = use_take(device_of(block));
+  if (!use)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
+  branch_keep(place.branch);
+  use_attach_place(block, place, flags, &use);
+  if (use)
+    use_give(device_of(block), use);
+  return ESPER_OK;
+}
+
+/* Marks on a stream that is being captured. To memory of the same capture the
+ * use is a place in the graph; other memory is held. */
+static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t count,
+                                presented_t p, unsigned flags, size_t *found)
+{
+  place_t place = {0};
+  esper_status status = ESPER_OK;
+  bool active = p.capture != CAPTURE_UNKNOWN && p.capture != ESPER_CAPTURE_INVALID;
+  branch_t *branch = active ? capture_branch(core, p.stream, p.capture) : NULL;
+  bool placed = branch && branch_place(branch, p.handle, &place), outside = false;
+  if (active)
+    capture_note_thread(p.capture, p.stream);
+  *found = 0;
+  for (size_t i = 0; i < count && status == ESPER_OK; i++) {
+    block_t *block = marks_lock_block(core, ptrs[i]);
+    if (!block)
+      continue;
+    ++*found;
+    bool own = placed && block->capture == p.capture;
+    if (needs_use(block, p.stream))
+      status = own ? attach_place(block, place, flags) : attach(block, p.stream, NULL, flags);
+    outside |= !own && needs_use(block, p.stream);
+    unlock(&device_of(block)->lock);
+  }
+  place_drop(&place);
+  if (branch)
+    branch_drop(branch);
+  if (outside)
     count_captured(p.stream->device);
-  return record;
+  return status;
 }
 
 static esper_status mark(core_t *core, const void *const *ptrs, size_t count, presented_t p,
@@ -157,7 +199,9 @@ static esper_status mark(core_t *core, const void *const *ptrs, size_t count, pr
   *found = 0;
   if (!any_needs_use(core, ptrs, count, p.stream, found))
     return ESPER_OK;
-  record_t *record = record_begin(p);
+  record_t *record = record_begin(&p);
+  if (!record && p.capture)
+    return mark_inside(core, ptrs, count, p, use_flags(flags), found);
   if (record)
     stream_record_end(p.stream, NULL);
   return attach_all(core, ptrs, count, p.stream, record, use_flags(flags), found);
@@ -170,7 +214,9 @@ static esper_status mark_block(block_t *block, const void *ptr, presented_t p, u
 {
   device_t *device = device_of(block);
   esper_status status = ESPER_OK;
-  record_t *record = record_begin(p), *replaced = NULL;
+  record_t *record = record_begin(&p), *replaced = NULL;
+  if (!record && p.capture)
+    return mark_inside(device->core, &ptr, 1, p, flags, found);
   lock(&device->lock);
   *found = block->state == BLOCK_LIVE && block->address == (uintptr_t)ptr;
   if (*found && record)
@@ -214,7 +260,7 @@ bool marks_record_use_of(core_t *core, const void *ptr, void *handle, esper_stat
   size_t found;
   presented_t p;
   block_t *block = map_find(core->map, (uintptr_t)ptr);
-  if (!block || !stream_find(core, handle, device_of(block)->index, &p))
+  if (!block || !stream_find(core, handle, &p))
     return false;
   *status = needs_use(block, p.stream) ? mark_block(block, ptr, p, 0, &found) : ESPER_OK;
   return true;

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "capture.h"
 #include "core.h"
 #include "error.h"
 #include "heap.h"
@@ -122,11 +123,21 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   heap->capture = capture;
   heap->next = pool->heaps;
   pool->heaps = heap;
+  atomic_store_explicit(&stream->kept, true, memory_order_release);
   return heap;
+}
+
+void pool_heap_leave_capture(heap_t *heap)
+{
+  heap->capture = 0;
+  if (heap->branch)
+    branch_drop(heap->branch);
+  heap->branch = NULL;
 }
 
 void pool_destroy_heap(heap_t *heap)
 {
+  pool_heap_leave_capture(heap);
   heap_t **link = &heap->pool->heaps;
   while (*link != heap)
     link = &(*link)->next;

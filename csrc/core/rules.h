@@ -33,8 +33,13 @@
   R(SEAL_BEFORE_REUSE, "7d", "what is freed to a pool outside the capture waits for the next seal") \
   R(GRAPHS_KEEP_MEMORY, "7e", "memory that a graph may touch is not given back") \
   R(MARK_DESPITE_CAPTURES, "7f", "somebody else's capture takes nothing from a mark") \
+  R(CAPTURED_USE_HOLDS, "7g", "inside a capture a use holds until its nodes come before") \
+  R(CAPTURED_FREE_HAS_PLACE, "7h", "inside a capture owner order is a place in the graph") \
+  R(OUTSIDE_STAYS_OUTSIDE, "7i", "nothing inside a capture satisfies what is owed outside") \
+  R(BODY_KEEPS_APART, "7j", "what is freed while another graph is captured has no place") \
   R(UNRECORDED_HOLDS, "9a", "a use that cannot be recorded holds the block")       \
   R(MORTAL_HANDLES, "9b", "a mortal stream's handle serves only the call that presents it") \
+  R(ENDED_OWES_NOTHING, "9c", "of a stream that has ended only what owes nothing is used again") \
   R(GATE_ON_REQUEST, "10a", "a use marked without gate is never gated on")         \
   R(GATE_NOT_AT_FREE, "10b", "record_stream uses are not gated while memory can grow") \
   R(RENDEZVOUS_NOT_GATED, "10c", "nobody waits for a stream of rendezvous work") \

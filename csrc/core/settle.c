@@ -46,21 +46,28 @@ static bool owes_no_gate(const block_t *block)
   return false;
 }
 
-/* A mortal stream cannot be asked, so it counts as at work. */
+/* Even an idle stream takes some microseconds for an event. A mortal one cannot
+ * be asked, so it counts as at work. */
+static bool is_at_work(stream_t *s)
+{
+  enum { QUESTIONS = 256 };
+  record_t *record = stream_record_later(s);
+  if (!record)
+    return true;
+  bool done = false;
+  for (int i = 0; i < QUESTIONS && !done; i++) {
+    stream_retire(s);
+    done = stream_completed(s, record->number);
+  }
+  record_drop(record);
+  return !done;
+}
+
 static bool rendezvous_is_at_work(device_t *device)
 {
-  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next) {
-    if (s->device != device || s->all_streams || !stream_is_rendezvous(s))
-      continue;
-    record_t *record = stream_record_later(s);
-    if (!record)
+  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
+    if (s->device == device && !s->all_streams && stream_is_rendezvous(s) && is_at_work(s))
       return true;
-    stream_retire(s);
-    bool at_work = !stream_completed(s, record->number);
-    record_drop(record);
-    if (at_work)
-      return true;
-  }
   return false;
 }
 
@@ -121,7 +128,7 @@ static esper_status wait_for_device(device_t *device)
   return ESPER_OK;
 }
 
-esper_status settle_device(device_t *device)
+static esper_status settle_alone(device_t *device)
 {
   lock(&device->sync_lock);
   bool left = false, capturing = false;
@@ -131,6 +138,33 @@ esper_status settle_device(device_t *device)
                                    device->index)
                        : wait_for_device(device);
   unlock(&device->sync_lock);
+  return status;
+}
+
+/* Whether free memory of the device waits for a stream of the other one. */
+static bool waits_for(device_t *device, const device_t *other)
+{
+  bool waits = false;
+  lock(&device->lock);
+  for (const pool_t *pool = device->pools; pool; pool = pool->next)
+    for (const heap_t *heap = pool->heaps; heap; heap = heap->next)
+      for (const block_t *b = heap->oldest_pending; b && !waits && !heap->capture; b = b->newer)
+        for (const use_t *use = b->uses; use; use = use->next)
+          waits |= use->stream->device == other && !use_has_completed(use);
+  unlock(&device->lock);
+  return waits;
+}
+
+esper_status settle_device(device_t *device)
+{
+  core_t *core = device->core;
+  esper_status status = settle_alone(device);
+  for (int d = 0; d < core->device_count; d++) {
+    device_t *other = &core->devices[d];
+    if (other != device && atomic_load(&other->ready) && waits_for(device, other) &&
+        settle_may_wait(other))
+      settle_alone(other);
+  }
   heap_retire(device);
   return status;
 }

@@ -14,7 +14,9 @@ void settle_stream(core_t *core, presented_t presented);
 
 /* Waits for everything enqueued on the device's streams and takes note:
  * stream by stream as far as that goes, because the driver's way of waiting for
- * a whole device breaks the captures that are going on there. ESPER_CAPTURING:
+ * a whole device breaks the captures that are going on there. Then the same for
+ * the other devices that the free memory of this one waits for, if the host may
+ * wait for them. ESPER_CAPTURING:
  * a stream is being captured; what could be waited for has been. */
 esper_status settle_device(device_t *device);
 

@@ -15,8 +15,9 @@
  * of that stream numbered `stamp` or higher stand for.
  *
  * Locks, in the order they are taken: sync, a stream's record lock, device, then
- * one of map, streams, events. No driver call is made under a device lock. The
- * record lock is held over event_record and stream_wait,
+ * one of map, streams, captures, events. No driver call is made under a device
+ * lock. The record lock is held over event_record and stream_wait, and what is
+ * like them inside a capture,
  * because numbers must follow the driver's order (rule 1). */
 #ifndef ESPER_TYPES_H
 #define ESPER_TYPES_H
@@ -43,6 +44,8 @@ typedef struct stream stream_t;
 typedef struct record record_t;
 typedef struct use use_t;
 typedef struct opening opening_t;
+typedef struct capture capture_t;
+typedef struct branch branch_t;
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
@@ -75,22 +78,43 @@ enum {
   USE_NO_GATE = 2u, /* depends, maybe, on work not yet enqueued               */
 };
 
+/* A place in a capture: what the branch's stream had recorded by then. */
+typedef struct place {
+  branch_t *branch; /* NULL: none; a reference                                */
+  uint64_t number;  /* of the branch; 0: before everything                    */
+  void *node;
+} place_t;
+
 struct use {
   use_t *next;
   stream_t *stream;
   record_t *record; /* NULL: none could be or was recorded; holds the block   */
   uint64_t stamp;   /* of a held use of a free block: the stream's events with
                        this number or a higher one cover it; 0: none does     */
+  place_t place;    /* of a use inside a capture, which has no record         */
   unsigned flags;
 };
 
 /* ---- streams ----------------------------------------------------------- */
 
+/* Streams by index, so that the few with records to ask about are found among
+ * many. */
+enum { GROUP_STREAMS = 64 };
+
+typedef struct stream_group {
+  _Atomic uint64_t listed;         /* bit i: stream[i] has outstanding records, or had */
+  stream_t *stream[GROUP_STREAMS];
+  struct stream_group *older;
+} stream_group_t;
+
 struct stream {
   core_t *core;
   device_t *device;
-  uint64_t id;      /* the driver's; never used again                         */
+  _Atomic uint64_t id; /* the driver's; never used again                      */
   unsigned index;   /* of its row in other streams' frontiers                 */
+  stream_group_t *group;
+  bool listed;      /* there; under the record lock                           */
+  atomic_bool kept; /* a heap is its own, or a use without record was on it   */
   void *handle;     /* of a mortal stream: for show only                      */
   atomic_bool immortal;
   bool all_streams; /* the stand-in for everything that runs on the device    */
@@ -167,6 +191,8 @@ struct heap {
   uint64_t capture; /* 0, or the capture this memory was handed out in        */
   bool sealed;      /* what is ready owes nothing: any capture may take over  */
   bool over;        /* its capture is; said by the seal that is being made    */
+  branch_t *branch; /* the stream inside the capture; NULL: outside any; a
+                       reference                                              */
   bins_t ready[2];  /* by size class: small, large                            */
   bins_t pending[2];
   block_t *warm; /* freed last, kept whole and unmerged: it is often asked for
@@ -257,6 +283,7 @@ enum { DRIVER_CALLS = 24 };
 
 struct esper_core {
   const esper_driver *driver;
+  uint64_t serial; /* of the process's cores, from 1 */
   _Atomic uint64_t driver_calls[DRIVER_CALLS];
   atomic_bool shut_down;
 
@@ -273,8 +300,12 @@ struct esper_core {
   _Atomic(stream_t *) streams;
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
   _Atomic(stream_t *) stream_by_id[STREAM_BUCKETS];
+  _Atomic(stream_group_t *) stream_groups; /* newest first                    */
   unsigned stream_count;
   _Atomic uint64_t epoch; /* rises when an obligation may have been satisfied */
+
+  mutex_t captures_lock;
+  capture_t *captures; /* that somebody refers to */
 
   struct map *map; /* address -> block */
 };

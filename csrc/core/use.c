@@ -1,5 +1,6 @@
 #include "use.h"
 
+#include "capture.h"
 #include "stream.h"
 
 /* Empty, so that one nobody needed can be given back. */
@@ -15,6 +16,7 @@ void use_give(device_t *device, use_t *use)
 {
   if (use->record)
     record_drop(use->record);
+  place_drop(&use->place);
   arena_give(&device->uses, use);
 }
 
@@ -40,10 +42,11 @@ void use_settle(use_t *use, record_t *record)
   use->record = record;
 }
 
-static use_t *use_on(const block_t *block, const stream_t *stream)
+/* Of a stream outside captures (`branch` NULL), or of a branch of one. */
+static use_t *use_on(const block_t *block, const stream_t *stream, const branch_t *branch)
 {
   use_t *use = block->uses;
-  while (use && use->stream != stream)
+  while (use && (use->stream != stream || use->place.branch != branch))
     use = use->next;
   return use;
 }
@@ -68,8 +71,10 @@ static void use_take_later(use_t *use, record_t *record)
 static void use_follow(use_t *use, record_t *record, unsigned flags)
 {
   use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
-  if (use->flags & USE_AT_FREE || !record)
+  if (use->flags & USE_AT_FREE || !record) {
     use_set_record(use, NULL);
+    atomic_store_explicit(&use->stream->kept, true, memory_order_release);
+  }
   if (record && use->record)
     use_take_later(use, record);
   else if (record)
@@ -79,7 +84,7 @@ static void use_follow(use_t *use, record_t *record, unsigned flags)
 bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags,
                 use_t **spare)
 {
-  use_t *use = RULE(ONE_USE_A_STREAM) ? use_on(block, stream) : NULL;
+  use_t *use = RULE(ONE_USE_A_STREAM) ? use_on(block, stream, NULL) : NULL;
   if (use && RULE(LATER_USE_REPLACES)) {
     use_follow(use, record, flags);
     return true;
@@ -93,6 +98,8 @@ bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned fla
   if (!use)
     return false;
   *spare = NULL;
+  if (!record)
+    atomic_store_explicit(&stream->kept, true, memory_order_release);
   *use = (use_t){.next = block->uses, .stream = stream, .record = record, .flags = flags};
   block->uses = use;
   return true;
@@ -100,7 +107,7 @@ bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned fla
 
 record_t *use_replace(block_t *block, record_t *record, unsigned flags)
 {
-  use_t *use = use_on(block, record->stream);
+  use_t *use = use_on(block, record->stream, NULL);
   if (!use || !use->record || use->record->number > record->number || flags & USE_AT_FREE)
     return NULL;
   if (!RULE(ONE_USE_A_STREAM) || !RULE(LATER_USE_REPLACES))
@@ -109,6 +116,37 @@ record_t *use_replace(block_t *block, record_t *record, unsigned flags)
   use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
   use->record = record;
   return replaced;
+}
+
+static void place_take_later(place_t *place, place_t other)
+{
+  if (other.number > place->number) {
+    place_t earlier = *place;
+    *place = other;
+    other = earlier;
+  }
+  place_drop(&other);
+}
+
+void use_attach_place(block_t *block, place_t place, unsigned flags, use_t **spare)
+{
+  stream_t *stream = place.branch->stream;
+  use_t *use = use_on(block, stream, place.branch);
+  if (use) {
+    use->flags |= flags;
+    place_take_later(&use->place, place);
+    return;
+  }
+  use = *spare;
+  *spare = NULL;
+  *use = (use_t){.next = block->uses, .stream = stream, .place = place, .flags = flags};
+  block->uses = use;
+}
+
+void use_set_place(use_t *use, place_t place)
+{
+  place_drop(&use->place);
+  use->place = place;
 }
 
 bool use_is_satisfied(const use_t *use, const stream_t *reader)
@@ -187,6 +225,19 @@ void uses_drop_completed(device_t *device, block_t *block)
   }
 }
 
+void uses_drop_captured(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    if (use->place.branch) {
+      *link = use->next;
+      use_give(device, use);
+    } else {
+      link = &use->next;
+    }
+  }
+}
+
 /* Two uses become one that is held, and over when both are. Neither's own stamp
  * will do: it may be of an earlier time when that one was held. */
 static void use_hold_for_both(use_t *use, const use_t *other)
@@ -198,6 +249,28 @@ static void use_hold_for_both(use_t *use, const use_t *other)
   use_set_record(use, NULL);
 }
 
+static void place_unite(place_t *into, place_t *from)
+{
+  place_take_later(into, *from);
+  *from = (place_t){0};
+}
+
+void uses_unite_places(device_t *device, block_t *block)
+{
+  for (use_t *use = block->uses; use; use = use->next)
+    for (use_t **link = &use->next; use->place.branch && *link;) {
+      use_t *other = *link;
+      if (other->place.branch == use->place.branch) {
+        *link = other->next;
+        use->flags |= other->flags;
+        place_unite(&use->place, &other->place);
+        use_give(device, other);
+      } else {
+        link = &other->next;
+      }
+    }
+}
+
 void uses_unite(device_t *device, block_t *into, block_t *from)
 {
   /* A held use may have completed since somebody looked. */
@@ -206,12 +279,14 @@ void uses_unite(device_t *device, block_t *into, block_t *from)
   while (from->uses) {
     use_t *use = from->uses;
     from->uses = use->next;
-    use_t *same = RULE(ONE_USE_A_STREAM) ? use_on(into, use->stream) : NULL;
+    use_t *same = RULE(ONE_USE_A_STREAM) ? use_on(into, use->stream, use->place.branch) : NULL;
     if (!RULE(MERGE_UNITES_USES)) {
       use_give(device, use);
     } else if (same) {
       same->flags |= use->flags;
-      if (same->record && use->record) {
+      if (same->place.branch) {
+        place_unite(&same->place, &use->place);
+      } else if (same->record && use->record) {
         record_keep(use->record);
         use_take_later(same, use->record);
       } else {
@@ -230,8 +305,10 @@ bool uses_are_valid(const block_t *block)
   for (const use_t *use = block->uses; use; use = use->next) {
     if (use->record && use->record->stream != use->stream)
       return false;
+    if (use->place.branch && (use->record || use->place.branch->stream != use->stream))
+      return false;
     for (const use_t *other = use->next; other; other = other->next)
-      if (other->stream == use->stream)
+      if (other->stream == use->stream && other->place.branch == use->place.branch)
         return false;
   }
   return true;

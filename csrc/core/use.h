@@ -17,6 +17,15 @@ bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned fla
  * is not as simple as that, and nothing has happened. */
 record_t *use_replace(block_t *block, record_t *record, unsigned flags);
 
+/* The same for a use inside a capture, whose reference to the place it takes. A
+ * block has at most one use for each stream outside captures, and one for each
+ * branch of a capture. */
+void use_attach_place(block_t *block, place_t place, unsigned flags, use_t **spare);
+/* A use that ends with the free gets its place, whose reference it takes; then
+ * several may be of one branch, until they are united. */
+void use_set_place(use_t *use, place_t place);
+void uses_unite_places(device_t *device, block_t *block);
+
 /* Gives a use its record, which takes the caller's reference. */
 void use_set_record(use_t *use, record_t *record);
 
@@ -52,6 +61,8 @@ bool owner_order_may_be_gated(const block_t *block);
 
 void uses_drop(device_t *device, block_t *block);
 void uses_drop_completed(device_t *device, block_t *block);
+/* What only the replays of a capture that is over still owe. */
+void uses_drop_captured(device_t *device, block_t *block);
 /* `into` comes to owe what both owe; `from` owes nothing any more. */
 void uses_unite(device_t *device, block_t *into, block_t *from);
 

@@ -408,8 +408,6 @@ static esper_status cuda_stream_id(void *self, int device, void *stream, uint64_
   RETURN_ON_STREAM(device, stream, id_of(stream, id));
 }
 
-static const uint64_t INVALIDATED_CAPTURE = UINT64_MAX - 1;
-
 static esper_status capture_of(CUstream stream, uint64_t *capture)
 {
   CUstreamCaptureStatus state = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -423,7 +421,7 @@ static esper_status capture_of(CUstream stream, uint64_t *capture)
   if (state == CU_STREAM_CAPTURE_STATUS_NONE)
     *capture = 0;
   else
-    *capture = state == CU_STREAM_CAPTURE_STATUS_ACTIVE && id ? id : INVALIDATED_CAPTURE;
+    *capture = state == CU_STREAM_CAPTURE_STATUS_ACTIVE && id ? id : ESPER_CAPTURE_INVALID;
   return ESPER_OK;
 }
 
@@ -458,6 +456,133 @@ static esper_status cuda_stream_wait(void *self, int device, void *stream, void 
 {
   (void)self;
   RETURN_ON_STREAM(device, stream, CALL(cuStreamWaitEvent, stream, event, 0));
+}
+
+/* ---- captures ---------------------------------------------------------- */
+
+enum { TAILS = 64 }; /* nodes that a stream's next operation may depend on */
+
+/* What is asked of captures here knows full dependencies only: of a capture with
+ * others (programmatic launches) the driver will not speak in these terms. */
+static esper_status scope_enter_capture(scope *s, int device)
+{
+  esper_status status = scope_enter(s, device, SCOPE_PLAIN);
+  if (status != ESPER_OK || (api.cuStreamUpdateCaptureDependencies &&
+                             api.cuGraphAddEmptyNode && api.cuGraphNodeGetDependencies))
+    return status;
+  return scope_leave(s, refuse(ESPER_UNSUPPORTED,
+                               "this driver, %d.%d, does not show the graph of a capture",
+                               driver_version / 1000, driver_version % 1000 / 10));
+}
+
+/* The driver's array lasts until the next call: it is copied at once. */
+static esper_status tails_of(CUstream stream, uint64_t capture, CUgraph *graph,
+                             CUgraphNode *tails, size_t *count)
+{
+  CUstreamCaptureStatus state = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUgraphNode *found = NULL;
+  cuuint64_t id = 0;
+  *count = 0;
+  esper_status status =
+      CALL(cuStreamGetCaptureInfo, stream, &state, &id, graph, &found, count);
+  if (status != ESPER_OK)
+    return status;
+  if (state != CU_STREAM_CAPTURE_STATUS_ACTIVE || id != capture)
+    return refuse(ESPER_INVALID, "the stream is not in capture %llu any more",
+                  (unsigned long long)capture);
+  if (*count > TAILS)
+    return refuse(ESPER_UNSUPPORTED, "the stream's next operation depends on %zu nodes", *count);
+  for (size_t i = 0; i < *count; i++)
+    tails[i] = found[i];
+  return ESPER_OK;
+}
+
+/* As an empty node does that was added after the others. */
+static bool is_after_others(CUgraphNode node, const CUgraphNode *tails, size_t count)
+{
+  CUgraphNode before[TAILS];
+  size_t found = TAILS;
+  if (api.cuGraphNodeGetDependencies(node, before, &found) != CUDA_SUCCESS)
+    return false;
+  for (size_t i = 0; i < count; i++) {
+    size_t k = 0;
+    while (k < found && before[k] != tails[i])
+      k++;
+    if (k == found && tails[i] != node)
+      return false;
+  }
+  return true;
+}
+
+/* The empty node is added to the dependencies and replaces none: somebody may
+ * just be capturing another operation. */
+static esper_status point_after(CUstream stream, CUgraph graph, CUgraphNode *tails,
+                                size_t count, CUgraphNode *node)
+{
+  *node = count ? tails[count - 1] : NULL;
+  if (count < 2 || is_after_others(*node, tails, count))
+    return ESPER_OK;
+  CUgraphNode empty = NULL;
+  esper_status status = CALL(cuGraphAddEmptyNode, &empty, graph, tails, count);
+  if (status == ESPER_OK)
+    status = CALL(cuStreamUpdateCaptureDependencies, stream, &empty, 1,
+                  CU_STREAM_ADD_CAPTURE_DEPENDENCIES);
+  *node = empty;
+  return status;
+}
+
+static esper_status cuda_capture_point(void *self, int device, void *stream, uint64_t capture,
+                                       void **node)
+{
+  (void)self;
+  CUgraph graph = NULL;
+  CUgraphNode tails[TAILS], point = NULL;
+  size_t count;
+  scope s;
+  esper_status status = scope_enter_capture(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  status = tails_of(stream, capture, &graph, tails, &count);
+  if (status == ESPER_OK)
+    status = point_after(stream, graph, tails, count, &point);
+  if (status == ESPER_OK)
+    *node = point;
+  return scope_leave(&s, status);
+}
+
+static esper_status cuda_capture_depend(void *self, int device, void *stream, uint64_t capture,
+                                        void *node)
+{
+  (void)self;
+  CUgraph graph;
+  CUgraphNode tails[TAILS], added = node;
+  size_t count;
+  scope s;
+  esper_status status = scope_enter_capture(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  status = tails_of(stream, capture, &graph, tails, &count);
+  if (status == ESPER_OK)
+    status = CALL(cuStreamUpdateCaptureDependencies, stream, &added, 1,
+                  CU_STREAM_ADD_CAPTURE_DEPENDENCIES);
+  return scope_leave(&s, status);
+}
+
+static esper_status cuda_capture_before(void *self, int device, void *node, void **before,
+                                        size_t *count)
+{
+  (void)self;
+  size_t found = *count;
+  scope s;
+  esper_status status = scope_enter_capture(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  status = CALL(cuGraphNodeGetDependencies, node, (CUgraphNode *)before, &found);
+  if (status == ESPER_OK && found >= *count)
+    status = refuse(ESPER_UNSUPPORTED, "a node depends on %zu others, or more", found);
+  if (status == ESPER_OK)
+    *count = found;
+  return scope_leave(&s, status);
 }
 
 /* ---- events ------------------------------------------------------------ */
@@ -682,6 +807,9 @@ static const esper_driver driver = {
     .page_unmap = cuda_page_unmap,
     .stream_id = cuda_stream_id,
     .stream_capture = cuda_stream_capture,
+    .capture_point = cuda_capture_point,
+    .capture_depend = cuda_capture_depend,
+    .capture_before = cuda_capture_before,
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
     .stream_wait = cuda_stream_wait,

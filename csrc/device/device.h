@@ -27,6 +27,8 @@
 extern "C" {
 #endif
 
+#define ESPER_CAPTURE_INVALID (UINT64_MAX - 1)
+
 typedef struct esper_driver {
   const char *name; /* "cuda" or "sim" */
   void *self;
@@ -68,8 +70,9 @@ typedef struct esper_driver {
 
   /* Streams. stream_id is unique in the process and never used again, unlike
    * the handle. stream_capture stores 0 when the stream is not being captured,
-   * else the id of the capture, never 0 nor UINT64_MAX; a capture that was invalidated but
-   * not ended counts as one. stream_create makes a stream of our own that
+   * else the id of the capture, never 0 nor UINT64_MAX, nor used again; while
+   * a capture has been invalidated and not ended, ESPER_CAPTURE_INVALID: what
+   * is enqueued then never runs. stream_create makes a stream of our own that
    * does not synchronise with the legacy stream. stream_wait makes the
    * stream's future work wait for the event's last record; it may cross
    * devices: `device` is the stream's. */
@@ -96,6 +99,27 @@ typedef struct esper_driver {
    * ESPER_CAPTURING as from device_synchronize, and as costly. */
   esper_status (*event_record_all)(void *self, int device, void *event);
   esper_status (*event_synchronize)(void *self, int device, void *event);
+
+  /* Inside a capture, which is a graph in the making: every stream that takes
+   * part has nodes that its next operation will depend on. Nodes are handles
+   * that mean something while their capture is active, and nothing after it:
+   * `capture` is compared before a node is touched. ESPER_INVALID: the stream
+   * is not in that capture, or that is not active any more.
+   * ESPER_UNSUPPORTED: the driver cannot say.
+   * capture_point: *node is the one node that everything the stream is ordered
+   * after comes before, or is; NULL: there is nothing yet. Where there is no
+   * such node, an empty one is added.
+   * capture_depend: the stream's next operation depends on `node`, too; fully:
+   * it starts when that has ended.
+   * capture_before: what `node`, one of the capture that a call just confirmed,
+   * depends on directly, stored, and their number in *count. ESPER_UNSUPPORTED:
+   * they are *count or more. */
+  esper_status (*capture_point)(void *self, int device, void *stream,
+                                uint64_t capture, void **node);
+  esper_status (*capture_depend)(void *self, int device, void *stream,
+                                 uint64_t capture, void *node);
+  esper_status (*capture_before)(void *self, int device, void *node,
+                                 void **before, size_t *count);
 
   /* The calling thread's last failure, in words: the driver's function, the
    * error's name and its meaning. Never NULL. */

@@ -240,6 +240,12 @@ PASS(stream_id, (void *self, int device, void *stream, uint64_t *id), device,
      stream, id)
 PASS(stream_capture, (void *self, int device, void *stream, uint64_t *capture),
      device, stream, capture)
+PASS(capture_point, (void *self, int device, void *stream, uint64_t capture,
+                     void **node), device, stream, capture, node)
+PASS(capture_depend, (void *self, int device, void *stream, uint64_t capture,
+                      void *node), device, stream, capture, node)
+PASS(capture_before, (void *self, int device, void *node, void **before,
+                      size_t *count), device, node, before, count)
 PASS(stream_create, (void *self, int device, void **stream), device, stream)
 PASS(event_create, (void *self, int device, void **event), device, event)
 
@@ -271,6 +277,9 @@ held *held_create(const esper_driver *below)
       .page_unmap = held_page_unmap,
       .stream_id = held_stream_id,
       .stream_capture = held_stream_capture,
+      .capture_point = held_capture_point,
+      .capture_depend = held_capture_depend,
+      .capture_before = held_capture_before,
       .stream_create = held_stream_create,
       .stream_destroy = held_stream_destroy,
       .stream_wait = held_stream_wait,

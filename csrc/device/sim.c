@@ -320,7 +320,9 @@ static esper_status stream_capture(void *self, int device, void *stream,
   BEGIN(stream_capture, stream)
   sim_stream *st = sim_stream_find(s, device, stream, "stream_capture");
   if (st)
-    *capture = st->capture ? st->capture->id : 0;
+    *capture = !st->capture            ? 0
+               : st->capture->invalid ? ESPER_CAPTURE_INVALID
+                                      : st->capture->id;
   else
     status = ESPER_DEVICE_ERROR;
   END(stream_capture, stream);
@@ -352,6 +354,29 @@ static esper_status stream_wait(void *self, int device, void *stream,
   sim_event *e = sim_event_find(s, -1, event, "stream_wait");
   status = st && e ? sim_wait_stream(s, st, e, 1) : ESPER_DEVICE_ERROR;
   END(stream_wait, stream);
+}
+
+static esper_status capture_point(void *self, int device, void *stream,
+                                  uint64_t capture, void **node) {
+  BEGIN(capture_point, stream)
+  sim_stream *st = sim_stream_find(s, device, stream, "capture_point");
+  status = st ? sim_point_now(s, st, capture, node) : ESPER_DEVICE_ERROR;
+  END(capture_point, stream);
+}
+
+static esper_status capture_depend(void *self, int device, void *stream,
+                                   uint64_t capture, void *node) {
+  BEGIN(capture_depend, stream)
+  sim_stream *st = sim_stream_find(s, device, stream, "capture_depend");
+  status = st ? sim_depend_now(s, st, capture, node) : ESPER_DEVICE_ERROR;
+  END(capture_depend, stream);
+}
+
+static esper_status capture_before(void *self, int device, void *node,
+                                   void **before, size_t *count) {
+  BEGIN(capture_before, NULL)
+  status = sim_before_now(s, node, before, count);
+  END(capture_before, NULL);
 }
 
 static esper_status event_create(void *self, int device, void **event) {

@@ -123,9 +123,15 @@ sim_graph *sim_capture_end(sim *s, int device, void *stream);
 void sim_capture_abort(sim *s, int device, void *stream);
 /* Nonzero: the stream is being captured, and nothing has invalidated it. */
 int sim_capture_is_valid(sim *s, int device, void *stream);
-/* Replays all of the graph's work, as one operation of the stream. */
+/* Replays all of the graph's work, as one operation of the stream; as a child
+ * graph, one node, where the stream is being captured. */
 void sim_graph_launch(sim *s, sim_graph *graph, int device, void *stream);
 size_t sim_graph_nodes(const sim_graph *graph);
+/* A conditional node goes into `outer`'s capture, and the capture of its body
+ * begins on `stream`, which is in none. The body ends like any capture, with
+ * sim_capture_end, which answers NULL: it runs when the outer graph does, once.
+ * What it records is ordered as its node is. */
+uint64_t sim_capture_body(sim *s, int device, void *outer, void *stream);
 /* The program's promise, before memory is handed out in the stream's capture:
  * the graphs of one group (not 0) are replayed in the order in which they were
  * captured, so they may share memory. */
@@ -177,6 +183,7 @@ uint64_t sim_failures(sim *s);
   C(memory_free) C(page_granularity) C(range_reserve) C(range_free)           \
   C(page_create) C(page_release) C(page_map) C(page_unmap) C(stream_id)       \
   C(stream_capture) C(stream_create) C(stream_destroy) C(stream_wait)         \
+  C(capture_point) C(capture_depend) C(capture_before)                        \
   C(event_create) C(event_destroy) C(event_record) C(event_query)             \
   C(event_record_all) C(event_synchronize)
 

@@ -17,12 +17,33 @@ static int has_ancestor(const sim_graph *graph, uint32_t node,
                1);
 }
 
-int sim_capture_is_after(const sim_stream *stream, uint32_t node) {
+static int is_after(const sim_stream *stream, uint32_t node) {
   for (uint32_t i = 0; i < stream->tails.count; i++) {
     uint32_t tail = stream->tails.at[i];
     if (tail == node || has_ancestor(stream->capture, tail, node)) return 1;
   }
   return 0;
+}
+
+/* A body is ordered as its node is, from inside and from outside. */
+int sim_capture_is_after(sim *s, const sim_stream *stream, uint64_t capture,
+                         uint32_t node) {
+  const sim_graph *here = stream->capture;
+  if (here->id == capture) return is_after(stream, node);
+  for (; here->outer; here = here->outer)
+    if (here->outer->id == capture)
+      return has_ancestor(here->outer, here->outer_node, node);
+  for (uint32_t i = 0; i < s->body_count; i++) {
+    const sim_graph *body = s->bodies[i];
+    if (body->id == capture)
+      return sim_capture_is_after(s, stream, body->outer->id,
+                                  body->outer_node);
+  }
+  return 0;
+}
+
+sim_graph *sim_capture_of(const sim_stream *stream) {
+  return stream->capture && !stream->capture->invalid ? stream->capture : NULL;
 }
 
 void sim_nodes_copy(sim_nodes *to, const sim_nodes *from) {
@@ -50,6 +71,8 @@ uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op) {
   node->op = *op;
   node->ancestors = calloc(words(number) + 1, sizeof *node->ancestors);
   if (!node->ancestors) abort();
+  node->before = (sim_nodes){0};
+  sim_nodes_add(&node->before, &stream->tails);
   for (uint32_t i = 0; i < stream->tails.count; i++) {
     uint32_t tail = stream->tails.at[i];
     node->ancestors[tail / 64] |= (uint64_t)1 << tail % 64;
@@ -68,6 +91,15 @@ sim_graph *sim_capture_find(sim *s, uint64_t id) {
   return NULL;
 }
 
+int sim_capture_lasts(sim *s, uint64_t id) {
+  const sim_graph *active = sim_capture_find(s, id);
+  if (active) return !active->invalid;
+  for (uint32_t i = 0; i < s->body_count; i++)
+    if (s->bodies[i]->id == id)
+      return sim_capture_lasts(s, s->bodies[i]->outer->id);
+  return 0;
+}
+
 void sim_capture_invalidate(sim *s, uint64_t id) {
   sim_graph *graph = sim_capture_find(s, id);
   if (graph) graph->invalid = 1;
@@ -84,9 +116,13 @@ int sim_captures_break(sim *s, int device) {
 }
 
 void sim_graph_drop(sim *s, sim_graph *graph) {
-  (void)s;
   if (--graph->references) return;
-  for (uint32_t i = 0; i < graph->count; i++) free(graph->nodes[i].ancestors);
+  for (uint32_t i = 0; i < graph->count; i++) {
+    free(graph->nodes[i].ancestors);
+    free(graph->nodes[i].before.at);
+    if (graph->nodes[i].op.kind == SIM_OP_GRAPH)
+      sim_graph_drop(s, graph->nodes[i].op.graph);
+  }
   free(graph->nodes);
   free(graph);
 }
@@ -104,33 +140,68 @@ static void deactivate(sim *s, sim_graph *graph) {
       break;
     }
   graph->active = 0;
+  for (uint32_t i = s->body_count; i-- > 0;)
+    if (s->bodies[i]->outer == graph) {
+      sim_graph *body = s->bodies[i];
+      s->bodies[i] = s->bodies[--s->body_count];
+      body->outer = NULL;
+      sim_graph_drop(s, body);
+    }
 }
 
 /* Every node comes before the end of the stream that the capture began on. */
 static int is_joined(const sim_stream *origin) {
   for (uint32_t n = 0; n < origin->capture->count; n++)
-    if (!sim_capture_is_after(origin, n)) return 0;
+    if (!is_after(origin, n)) return 0;
   return 1;
+}
+
+static sim_graph *capture_on(sim *s, sim_stream *stream) {
+  sim_graph *graph = calloc(1, sizeof *graph);
+  if (!graph) abort();
+  graph->id = s->next_capture_id++;
+  graph->active = 1;
+  graph->origin = stream->slot;
+  graph->references = 1;
+  s->captures = sim_grow32(s->captures, s->capture_count, &s->capture_capacity,
+                           sizeof *s->captures);
+  s->captures[s->capture_count++] = graph;
+  stream->capture = graph;
+  stream->tails.count = 0;
+  return graph;
 }
 
 uint64_t sim_capture_begin(sim *s, int device, void *handle) {
   uint64_t id = 0;
   sim_enter(s);
   sim_stream *stream = sim_stream_find(s, device, handle, "sim_capture_begin");
-  if (stream && stream->capture) {
+  if (stream && stream->capture)
     sim_report(s, "sim_capture_begin: the stream is being captured already\n");
-  } else if (stream) {
-    sim_graph *graph = calloc(1, sizeof *graph);
-    if (!graph) abort();
-    graph->id = id = s->next_capture_id++;
-    graph->active = 1;
-    graph->origin = stream->slot;
-    graph->references = 1;
-    s->captures = sim_grow32(s->captures, s->capture_count,
-                             &s->capture_capacity, sizeof *s->captures);
-    s->captures[s->capture_count++] = graph;
-    stream->capture = graph;
-    stream->tails.count = 0;
+  else if (stream)
+    id = capture_on(s, stream)->id;
+  sim_leave(s);
+  return id;
+}
+
+uint64_t sim_capture_body(sim *s, int device, void *outer, void *handle) {
+  uint64_t id = 0;
+  sim_enter(s);
+  sim_stream *from = sim_stream_find(s, device, outer, "sim_capture_body");
+  sim_stream *stream = sim_stream_find(s, device, handle, "sim_capture_body");
+  if (from && stream && (!sim_capture_of(from) || stream->capture)) {
+    sim_report(s, "sim_capture_body: a stream that is being captured, and one "
+                  "that is not, are needed\n");
+  } else if (from && stream) {
+    sim_graph *body = capture_on(s, stream);
+    id = body->id;
+    body->references += 2; /* the node's, and of the list of bodies */
+    body->group = from->capture->group;
+    body->outer = from->capture;
+    body->outer_node = sim_capture_add(
+        s, from, &(sim_op){.kind = SIM_OP_GRAPH, .graph = body});
+    s->bodies = sim_grow32(s->bodies, s->body_count, &s->body_capacity,
+                           sizeof *s->bodies);
+    s->bodies[s->body_count++] = body;
   }
   sim_leave(s);
   return id;
@@ -164,7 +235,7 @@ sim_graph *sim_capture_end(sim *s, int device, void *handle) {
   int joined = 0;
   sim_enter(s);
   sim_graph *graph = end(s, device, handle, "sim_capture_end", &joined);
-  if (graph && (graph->invalid || !joined)) {
+  if (graph && (graph->invalid || !joined || graph->outer)) {
     sim_graph_drop(s, graph);
     graph = NULL;
   }
@@ -189,21 +260,31 @@ int sim_capture_is_valid(sim *s, int device, void *handle) {
   return valid;
 }
 
+/* The graph's accesses, by an operation or by a node of the stream's capture. */
+static void note_accesses(sim *s, const sim_graph *graph, sim_stream *stream,
+                          uint64_t index, uint32_t node) {
+  for (uint32_t i = 0; s->options.oracle && i < graph->count; i++) {
+    const sim_op *op = &graph->nodes[i].op;
+    if (op->kind == SIM_OP_GRAPH)
+      note_accesses(s, op->graph, stream, index, node);
+    else if (op->size)
+      sim_oracle_access(s, stream, index, node, op->address, op->size,
+                        op->owner);
+  }
+}
+
 void sim_graph_launch(sim *s, sim_graph *graph, int device, void *handle) {
   sim_enter(s);
   sim_stream *stream = sim_stream_find(s, device, handle, "sim_graph_launch");
-  if (stream && stream->capture) {
-    sim_report(s, "sim_graph_launch: child graphs are not simulated\n");
-  } else if (stream) {
+  sim_op op = {.kind = SIM_OP_GRAPH, .graph = graph};
+  if (stream && sim_capture_of(stream)) {
     graph->references++;
-    uint64_t index = sim_enqueue(
-        s, stream, &(sim_op){.kind = SIM_OP_GRAPH, .graph = graph});
-    for (uint32_t i = 0; s->options.oracle && i < graph->count; i++) {
-      const sim_op *op = &graph->nodes[i].op;
-      if (op->size)
-        sim_oracle_access(s, stream, index, SIM_NONE, op->address, op->size,
-                          op->owner);
-    }
+    uint32_t node = sim_capture_add(s, stream, &op);
+    note_accesses(s, graph, stream, 0, node);
+  } else if (stream && !stream->capture) {
+    graph->references++;
+    uint64_t index = sim_enqueue(s, stream, &op);
+    note_accesses(s, graph, stream, index, SIM_NONE);
   }
   sim_leave(s);
 }
@@ -223,4 +304,82 @@ void sim_capture_destroy_all(sim *s) {
     sim_graph_drop(s, graph);
   }
   free(s->captures);
+  free(s->bodies);
+}
+
+/* ---- what the driver says of captures ------------------------------------ */
+
+/* A node's handle: of its capture, then its number. */
+static void *node_handle(const sim_graph *graph, uint32_t node) {
+  return (void *)(uintptr_t)(graph->id << 36 | (uint64_t)(node + 1) << 4);
+}
+
+/* NULL, after a report: its capture is over, and the driver would crash. */
+static sim_graph *node_find(sim *s, void *handle, uint32_t *node,
+                            const char *who) {
+  uint64_t bits = (uintptr_t)handle;
+  sim_graph *graph = sim_capture_find(s, bits >> 36);
+  *node = (uint32_t)(bits >> 4) - 1;
+  if (graph && !graph->invalid && *node < graph->count) return graph;
+  sim_report(s, "%s: %p is no node of an active capture\n", who, handle);
+  return NULL;
+}
+
+static int is_in(const sim_stream *stream, uint64_t capture) {
+  const sim_graph *graph = sim_capture_of(stream);
+  return graph && graph->id == capture;
+}
+
+static esper_status not_in(void) {
+  return sim_refuse(ESPER_INVALID, "sim: the stream is not in that capture");
+}
+
+esper_status sim_point_now(sim *s, sim_stream *stream, uint64_t capture,
+                           void **node) {
+  if (!is_in(stream, capture)) return not_in();
+  *node = NULL;
+  sim_graph *graph = stream->capture;
+  sim_nodes *tails = &stream->tails;
+  for (uint32_t i = 0; i < tails->count; i++) {
+    uint32_t k = 0;
+    while (k < tails->count &&
+           (k == i || has_ancestor(graph, tails->at[i], tails->at[k])))
+      k++;
+    if (k < tails->count) continue;
+    *node = node_handle(graph, tails->at[i]);
+    return ESPER_OK;
+  }
+  if (tails->count) {
+    sim_nodes before = {0};
+    sim_nodes_copy(&before, tails);
+    *node = node_handle(graph, sim_capture_add(
+                                   s, stream, &(sim_op){.kind = SIM_OP_WAIT}));
+    sim_nodes_add(tails, &before);
+    free(before.at);
+  }
+  return ESPER_OK;
+}
+
+esper_status sim_depend_now(sim *s, sim_stream *stream, uint64_t capture,
+                            void *node) {
+  uint32_t number;
+  if (!is_in(stream, capture)) return not_in();
+  if (node_find(s, node, &number, "capture_depend") != stream->capture)
+    return not_in();
+  sim_nodes_add(&stream->tails, &(sim_nodes){1, 1, &number});
+  return ESPER_OK;
+}
+
+esper_status sim_before_now(sim *s, void *node, void **before,
+                            size_t *count) {
+  uint32_t number;
+  sim_graph *graph = node_find(s, node, &number, "capture_before");
+  if (!graph) return not_in();
+  const sim_nodes *nodes = &graph->nodes[number].before;
+  if (nodes->count >= *count)
+    return sim_refuse(ESPER_UNSUPPORTED, "sim: there are too many");
+  *count = nodes->count;
+  for (uint32_t i = 0; i < nodes->count; i++)
+    before[i] = node_handle(graph, nodes->at[i]);
+  return ESPER_OK;
 }

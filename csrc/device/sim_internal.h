@@ -139,6 +139,7 @@ typedef struct sim_memory {
 typedef struct sim_node {
   sim_op op;
   uint64_t *ancestors; /* bit i: node i, for every i below its own number */
+  sim_nodes before;    /* what it depends on directly */
 } sim_node;
 
 struct sim_graph {
@@ -146,6 +147,8 @@ struct sim_graph {
   uint64_t group; /* 0: none */
   int active, invalid;
   uint32_t origin; /* slot */
+  sim_graph *outer; /* of a body; valid while that is active */
+  uint32_t outer_node;
   sim_node *nodes;
   uint32_t count, capacity;
   size_t references; /* the program's, and of launches not yet executed */
@@ -214,6 +217,8 @@ struct sim {
 
   sim_graph **captures; /* that are active */
   uint32_t capture_count, capture_capacity;
+  sim_graph **bodies; /* of active captures */
+  uint32_t body_count, body_capacity;
 
   /* The oracle. */
   sim_clock host;
@@ -295,10 +300,22 @@ sim_span *sim_span_find(sim *s, uintptr_t address);
 /* sim_capture.c */
 void sim_capture_destroy_all(sim *s);
 sim_graph *sim_capture_find(sim *s, uint64_t id); /* active, or NULL */
+/* The capture is active, or a body that belongs to an active one; what was
+ * recorded in others runs at launches, or never. */
+int sim_capture_lasts(sim *s, uint64_t id);
+/* The capture that what the stream is given goes into; NULL: it is in none, or
+ * in one that was invalidated, where nothing goes anywhere. */
+sim_graph *sim_capture_of(const sim_stream *stream);
+esper_status sim_point_now(sim *s, sim_stream *stream, uint64_t capture,
+                           void **node);
+esper_status sim_depend_now(sim *s, sim_stream *stream, uint64_t capture,
+                            void *node);
+esper_status sim_before_now(sim *s, void *node, void **before, size_t *count);
 void sim_capture_invalidate(sim *s, uint64_t id);
 uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op);
-/* Whether the stream's next node comes after `node`. */
-int sim_capture_is_after(const sim_stream *stream, uint32_t node);
+/* Whether the stream's next node comes after `node` of the capture. */
+int sim_capture_is_after(sim *s, const sim_stream *stream, uint64_t capture,
+                         uint32_t node);
 void sim_nodes_copy(sim_nodes *to, const sim_nodes *from);
 void sim_nodes_add(sim_nodes *to, const sim_nodes *from);
 void sim_graph_drop(sim *s, sim_graph *graph);

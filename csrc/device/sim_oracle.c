@@ -103,7 +103,7 @@ static sim_owner *owner_slot(const sim *s, uint64_t id) {
 /* The mark can no longer matter to anybody: the host knows that it is over, or
  * it was a node of a capture that ended, whose replays are launches. */
 static int mark_is_over(sim *s, const sim_mark *mark) {
-  if (mark->slot == SIM_NONE) return !sim_capture_find(s, mark->index);
+  if (mark->slot == SIM_NONE) return !sim_capture_lasts(s, mark->index);
   if (sim_clock_get(&s->host, mark->slot) >= mark->index) return 1;
   return s->options.oracle == SIM_ORACLE_EXECUTED &&
          s->streams[mark->slot]->executed >= mark->index;
@@ -113,16 +113,17 @@ static int mark_is_over(sim *s, const sim_mark *mark) {
 static int mark_is_before(sim *s, const sim_mark *mark,
                           const sim_stream *stream) {
   if (mark_is_over(s, mark)) return 1;
+  const sim_graph *capture = sim_capture_of(stream);
   if (mark->slot == SIM_NONE)
-    return stream->capture && stream->capture->id == mark->index &&
-           sim_capture_is_after(stream, mark->node);
+    return capture &&
+           sim_capture_is_after(s, stream, mark->index, mark->node);
   /* Replays within a group come in the order of their captures. */
   const sim_owner *owner = owner_slot(s, mark->owner);
-  if (stream->capture && stream->capture->group && mark->node == REPLAYED &&
-      owner->id == mark->owner && owner->group == stream->capture->group)
+  if (capture && capture->group && mark->node == REPLAYED &&
+      owner->id == mark->owner && owner->group == capture->group)
     return 1;
   /* Work in a capture runs at some launch: nothing outside orders it. */
-  return !stream->capture &&
+  return !capture &&
          sim_clock_get(&stream->clock, mark->slot) >= mark->index;
 }
 
@@ -352,7 +353,8 @@ static int replay_may_touch(sim *s, const sim_stretch *t, uint64_t owner) {
 int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index,
                       uint32_t node, uintptr_t address, size_t size,
                       uint64_t owner) {
-  sim_mark mark = {stream->slot, owner ? REPLAYED : node, index, owner};
+  sim_mark mark = {stream->slot, owner && node == SIM_NONE ? REPLAYED : node,
+                   index, owner};
   if (node != SIM_NONE) {
     mark.slot = SIM_NONE;
     mark.index = stream->capture->id;
@@ -458,10 +460,11 @@ void sim_owner_begin(sim *s, const void *pointer, size_t size, int device,
   sim_stream *stream = sim_stream_find(s, device, handle, "sim_owner_begin");
   if (stream && all_is_ordered(s, address, size, stream, 1)) {
     uint64_t id = ++s->owner_count;
+    const sim_graph *capture = sim_capture_of(stream);
     *owner_slot(s, id) =
         (sim_owner){id,         address,    size, device,
-                    stream->id, stream->capture ? stream->capture->id : 0,
-                    stream->capture ? stream->capture->group : 0};
+                    stream->id, capture ? capture->id : 0,
+                    capture ? capture->group : 0};
     piece p;
     for (uintptr_t a = address; a < address + size; a += p.size) {
       if (!piece_at(s, "handout", device, a, address + size, &p)) break;

@@ -144,6 +144,16 @@ static int can_execute(const sim *s, const sim_op *op) {
   return 1;
 }
 
+static void execute_nodes(sim *s, const sim_graph *graph) {
+  for (uint32_t i = 0; i < graph->count; i++) {
+    const sim_op *op = &graph->nodes[i].op;
+    if (op->kind == SIM_OP_GRAPH)
+      execute_nodes(s, op->graph);
+    else if (op->kind == SIM_OP_KERNEL && op->size)
+      sim_pattern_access(s, op);
+  }
+}
+
 static void execute(sim *s, const sim_op *op) {
   switch (op->kind) {
     case SIM_OP_KERNEL:
@@ -153,8 +163,7 @@ static void execute(sim *s, const sim_op *op) {
       s->flags |= (uint64_t)1 << op->index;
       break;
     case SIM_OP_GRAPH:
-      for (uint32_t i = 0; i < op->graph->count; i++)
-        execute(s, &op->graph->nodes[i].op);
+      execute_nodes(s, op->graph);
       sim_graph_drop(s, op->graph);
       break;
     case SIM_OP_RECORD:
@@ -530,6 +539,7 @@ void sim_kernel(sim *s, int device, void *handle, const void *address,
   sim_stream *stream = sim_stream_find(s, device, handle, "sim_kernel");
   sim_op op = {.kind = SIM_OP_KERNEL, .access = access};
   uint64_t owner = 1;
+  if (stream && stream->capture && !sim_capture_of(stream)) stream = NULL;
   if (stream && size && s->options.oracle) {
     owner = sim_oracle_owner(s, "sim_kernel", (uintptr_t)address, size);
     if (s->options.backed || stream->capture) {

@@ -5,7 +5,7 @@
  * Each program draws a machine, a configuration, and then operations: memory
  * handed out, used on its own and on other streams and marked in every way
  * there is, freed; streams destroyed and made again; captures begun without a
- * word to the core, and replayed; caches emptied, limits changed, time let
+ * word to the core, or into a private pool, and replayed; caches emptied, limits changed, time let
  * pass. The programs are correct: their kernels wait for the data they read,
  * and marks stand after the last read. So whatever the oracle finds is ours.
  *
@@ -54,6 +54,7 @@ typedef struct block {
   bool after_all;    /* any stream of the device may read on                */
   bool pinned;       /* read by the graph                                   */
   bool captured;     /* handed out, or read, in a capture                   */
+  uint64_t capture;  /* which, by number                                    */
 } block;
 
 typedef struct program program;
@@ -68,7 +69,9 @@ typedef struct thread { /* of one program */
   int capturing; /* place of the stream; -1: none */
   sim_graph *graph;
   int graph_device;
-  uint64_t captures;
+  uint64_t captures, unannounced;
+  uint64_t pool;      /* of the capture that goes on; 0: none               */
+  uint64_t graphs_pool; /* of the graph                                     */
   int stalled; /* place of the stream; -1: none */
   uint64_t done;
 } thread;
@@ -76,6 +79,7 @@ typedef struct thread { /* of one program */
 struct program {
   uint64_t seed, operations;
   int threads, devices;
+  thread *all;
   sim *s;
   esper_core *core;
   esper_pool *pools[2][POOLS];
@@ -215,13 +219,10 @@ static bool read_elsewhere(thread *t, int on, const block *b) {
 
 /* Before it gives up the core waits for the device and gives back all that is
  * wholly free. So if memory is there now, it was there then. A use without
- * gate may forbid the wait, and so may a capture; other devices are not waited
- * for. */
+ * gate may forbid the wait, and so may a capture. */
 static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool) {
   program *p = t->p;
-  if (p->no_gate || p->faults || p->captures || p->devices > 1 ||
-      p->threads > 1)
-    return;
+  if (p->no_gate || p->faults || p->captures || p->threads > 1) return;
   esper_failure f;
   esper_snapshot snapshot;
   esper_get_failure(&f);
@@ -261,6 +262,7 @@ static void do_malloc(thread *t) {
    * for him: stay far from the limit. */
   if (t->stalled >= 0 && size > MIB) size %= MIB;
   int pool = chance(t, 8) ? 1 + draw(t, POOLS) : 0;
+  if (pool && t->streams[on].capturing) t->unannounced++;
   if (pool)
     status = esper_malloc_from(p->core, p->pools[es.device][pool - 1], size, es,
                                &ptr);
@@ -291,7 +293,8 @@ static void do_malloc(thread *t) {
   sim_owner_begin(p->s, ptr, info.size, es.device, es.handle);
   block *b = &t->blocks[t->block_count++];
   *b = (block){.ptr = ptr, .size = info.size, .device = es.device,
-               .owner = on, .captured = t->streams[on].capturing};
+               .owner = on, .captured = t->streams[on].capturing,
+               .capture = t->captures};
   if (!chance(t, 4) && !t->streams[on].stalled) kernel(t, on, b);
 }
 
@@ -321,6 +324,7 @@ static void do_own_kernel(thread *t) {
   /* What a capture was given is for the capture; what came from outside may
    * be read in it only while it stays: see pin(). */
   if (b->captured != t->streams[b->owner].capturing) return;
+  if (b->captured && b->capture != t->captures) return;
   kernel(t, b->owner, b);
 }
 
@@ -437,7 +441,19 @@ static void do_recycle_stream(thread *t) {
 static void drop_graph(thread *t) {
   sim_graph_destroy(t->p->s, t->graph);
   t->graph = NULL;
+  if (t->graphs_pool)
+    must(esper_pool_release(t->p->core, t->graph_device, t->graphs_pool, 0),
+         "pool_release");
   for (int i = 0; i < t->block_count; i++) t->blocks[i].pinned = false;
+}
+
+/* Of a private pool: the streams that its thread is capturing. */
+static int is_capturing(void *context, void *handle) {
+  const thread *t = context;
+  if (current != t) return 0;
+  for (int i = 0; i < t->stream_count; i++)
+    if (t->streams[i].capturing && t->streams[i].es.handle == handle) return 1;
+  return 0;
 }
 
 static void do_capture_begin(thread *t) {
@@ -450,7 +466,15 @@ static void do_capture_begin(thread *t) {
     return; /* others may just be recording on it, as nobody can help */
   if (t->graph) drop_graph(t);
   MUST_AT_LAST(esper_record_use(t->p->core, NULL, 0, st->es, 0, NULL), "record_use");
+  t->pool = chance(t, 2) ? 0 : 100 + (uint64_t)(t - t->p->all);
+  if (t->pool)
+    must(esper_pool_begin(t->p->core, st->es.device, t->pool, 0, is_capturing, t),
+         "pool_begin");
+  else
+    t->unannounced++;
   sim_capture_begin(t->p->s, st->es.device, st->es.handle);
+  if (t->pool)
+    sim_capture_group(t->p->s, st->es.device, st->es.handle, t->pool);
   st->capturing = true;
   t->capturing = i;
   t->captures++;
@@ -469,7 +493,48 @@ static void pin(thread *t) {
   }
 }
 
-/* A second stream joins, works on memory of its own, and comes back. */
+static block *draw_captured(thread *t, int a, int b) {
+  for (int tries = 0; tries < 8; tries++) {
+    block *c = draw_block(t);
+    if (c && c->captured && c->capture == t->captures && !c->pinned &&
+        (c->owner == a || c->owner == b))
+      return c;
+  }
+  return NULL;
+}
+
+/* Inside the capture a stream reads what another one owns, and says so; or the
+ * owner waits for it. */
+static void read_inside(thread *t, int a, int b) {
+  sim *s = t->p->s;
+  block *c = draw_captured(t, a, b);
+  if (!c) return;
+  int on = c->owner == a ? b : a;
+  esper_stream reader = t->streams[on].es, owner = t->streams[c->owner].es;
+  const void *ptr = c->ptr;
+  size_t marked;
+  sim_stream_wait_stream(s, reader.device, reader.handle, owner.device,
+                         owner.handle);
+  kernel(t, on, c);
+  switch (draw(t, 3)) {
+    case 0:
+      MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, reader,
+                                    draw_flags(t), &marked),
+                   "record_use");
+      break;
+    case 1:
+      MUST_AT_LAST(esper_record_stream(t->p->core, ptr, reader),
+                   "record_stream");
+      break;
+    default:
+      sim_stream_wait_stream(s, owner.device, owner.handle, reader.device,
+                             reader.handle);
+  }
+  if (chance(t, 2)) free_at(t, (int)(c - t->blocks));
+}
+
+/* A second stream joins, works on memory of its own and of the first, and comes
+ * back. */
 static void fork_and_join(thread *t) {
   sim *s = t->p->s;
   stream *st = &t->streams[t->capturing];
@@ -481,8 +546,12 @@ static void fork_and_join(thread *t) {
   sim_stream_wait_stream(s, o->es.device, o->es.handle, st->es.device,
                          st->es.handle);
   o->capturing = true;
-  for (int i = 0; i < 4 && t->block_count < MOST_BLOCKS; i++) {
+  for (int i = 0; i < 12 && t->block_count < MOST_BLOCKS; i++) {
     void *ptr;
+    if (chance(t, 3)) {
+      read_inside(t, other, t->capturing);
+      continue;
+    }
     int on = chance(t, 2) ? other : t->capturing;
     esper_stream es = t->streams[on].es;
     if (esper_malloc(t->p->core, 1 + draw64(t) % (64 << 10), es, &ptr))
@@ -492,7 +561,7 @@ static void fork_and_join(thread *t) {
     sim_owner_begin(s, ptr, info.size, es.device, es.handle);
     t->blocks[t->block_count++] =
         (block){.ptr = ptr, .size = info.size, .device = es.device,
-                .owner = on, .captured = true};
+                .owner = on, .captured = true, .capture = t->captures};
     kernel(t, on, &t->blocks[t->block_count - 1]);
     if (chance(t, 2)) free_at(t, t->block_count - 1);
   }
@@ -533,6 +602,13 @@ static void do_capture_end(thread *t) {
       fail("the capture was spoiled");
     t->graph_device = st->es.device;
   }
+  if (t->pool) {
+    must(esper_pool_end(t->p->core, st->es.device, t->pool, 0, NULL), "pool_end");
+    if (!t->graph)
+      must(esper_pool_release(t->p->core, st->es.device, t->pool, 0),
+           "pool_release");
+  }
+  t->graphs_pool = t->pool;
   for (int i = 0; i < t->stream_count; i++)
     t->streams[i].capturing = t->streams[i].joined = false;
   if (!t->graph)
@@ -581,10 +657,11 @@ static void do_fault(thread *t) {
       SIM_CALL_stream_id,     SIM_CALL_stream_capture,
       SIM_CALL_memory_info,   SIM_CALL_event_synchronize,
       SIM_CALL_stream_create, SIM_CALL_device_synchronize,
-      SIM_CALL_event_record_all,
+      SIM_CALL_event_record_all, SIM_CALL_capture_point,
+      SIM_CALL_capture_depend, SIM_CALL_capture_before,
   };
   if (!t->p->faults || t->stalled >= 0) return;
-  sim_call call = CALLS[draw(t, 13)];
+  sim_call call = CALLS[draw(t, 16)];
   bool runs_out = call == SIM_CALL_memory_alloc ||
                   call == SIM_CALL_event_create ||
                   call == SIM_CALL_stream_create;
@@ -830,7 +907,7 @@ static void *run_thread(void *argument) {
 }
 
 /* Everything was freed: nothing is owed, and all memory can go back, but what
- * captures were given, which replays may touch for ever. */
+ * captures without a pool were given, which replays may touch for ever. */
 static void check_the_end(program *p, bool captured) {
   no_more_faults(p);
   for (int d = 0; d < p->devices; d++) {
@@ -904,7 +981,7 @@ static uint64_t run_program(uint64_t seed, int threads) {
                ESPER_STREAM_IMMORTAL},
         .alive = true, .special = legacy};
   }
-  thread *all = calloc((size_t)threads, sizeof *all);
+  thread *all = p.all = calloc((size_t)threads, sizeof *all);
   pthread_t *ids = calloc((size_t)threads, sizeof *ids);
   if (!all || !ids) fail("no host memory");
   for (int i = 0; i < threads; i++) {
@@ -919,16 +996,17 @@ static uint64_t run_program(uint64_t seed, int threads) {
   for (int i = 1; i < threads; i++) pthread_join(ids[i], NULL);
 
   current = &maker;
-  uint64_t captures = 0;
+  uint64_t captures = 0, unannounced = 0;
   for (int i = 0; i < threads; i++) {
     captures += all[i].captures;
+    unannounced += all[i].unannounced;
     maker.done += all[i].done;
   }
   while (p.shelved) {
     maker.blocks[maker.block_count++] = p.shelf[--p.shelved];
     free_at(&maker, maker.block_count - 1);
   }
-  check_the_end(&p, captures > 0);
+  check_the_end(&p, unannounced > 0);
   esper_core_destroy(p.core);
   for (int d = 0; d < p.devices; d++) {
     sim_alive alive;

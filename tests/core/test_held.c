@@ -97,3 +97,46 @@ TEST(a_held_use_is_over_when_a_later_event_of_its_stream_is) {
   CHECK(world_malloc(&w, 12 * MIB, r) == x);
   world_end(&w);
 }
+
+static void begin_with_two_devices(void) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .devices = 2,
+                         .capacity = 12 * MIB};
+  world_begin_with(&w, &options, NULL);
+}
+
+/* Nothing but a wait for the other device tells that its stream is done. */
+TEST(the_host_waits_for_a_held_use_of_another_device) {
+  begin_with_two_devices();
+  esper_stream r = w.stream[0], far = world_mortal(&w, 1);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, x);
+  world_record_stream(&w, x, far);
+  world_read_on(&w, far, x, r);
+  world_free(&w, x); /* held: the handle is not at hand */
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  CHECK(world_malloc(&w, 12 * MIB, r) == x);
+  CHECK_EQ(sim_pending(w.s, 1, far.handle), 0);
+  world_end(&w);
+}
+
+/* That device is at work on what waits for r: better no memory than no end. */
+TEST(the_host_waits_for_no_other_device_with_rendezvous_work) {
+  begin_with_two_devices();
+  esper_stream r = w.stream[0], far = world_mortal(&w, 1);
+  esper_stream spinning = world_stream(&w, 1);
+  CHECK_OK(esper_stream_set_traits(w.core, spinning, ESPER_TRAIT_RENDEZVOUS));
+  sim_wait_flag(w.s, 1, spinning.handle, 0);
+  void *x = world_malloc(&w, 12 * MIB, r), *y;
+  world_record_stream(&w, x, far);
+  world_read_on(&w, far, x, r);
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  CHECK_OK(esper_stream_set_traits(w.core, spinning, 0));
+  CHECK(world_malloc(&w, 12 * MIB, r) == x);
+  world_end(&w);
+}

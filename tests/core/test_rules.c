@@ -418,6 +418,73 @@ TEST(memory_that_a_graph_may_touch_is_not_given_back) {
   end();
 }
 
+/* s may still read x when r's next node runs, but for an edge. */
+TEST(inside_a_capture_a_use_holds_until_its_nodes_come_before) {
+  begin(64);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  CHECK(block(X, r) == x);
+  world_wait(&w, r, s);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+TEST(inside_a_capture_owner_order_is_a_place_in_the_graph) {
+  begin(64);
+  sim_capture_begin(w.s, 0, r.handle);
+  world_wait(&w, s, r);
+  void *x = block(9, s), *y = block(9, s); /* y keeps the segment s's */
+  world_free(&w, x);
+  CHECK(block(9, r) != x);
+  block(10, r); /* the rest of that segment */
+  world_wait(&w, r, s);
+  CHECK(block(9, r) == x);
+  world_free(&w, y);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+/* o, outside, reads what the capture was given, and no edge can lead there. */
+TEST(nothing_inside_a_capture_satisfies_what_is_owed_outside) {
+  begin(64);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *x = world_malloc(&w, X * MIB, r);
+  sim_kernel(w.s, 0, o.handle, x, 512, SIM_READ);
+  world_use(&w, x, o, 0);
+  world_free(&w, x);
+  CHECK(block(X, r) != x);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+/* The body reads y and is a node that t does not come after. */
+TEST(what_is_freed_while_another_graph_is_captured_has_no_place) {
+  begin(128);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *y = block(Y, r);
+  world_wait(&w, t, r);
+  sim_capture_body(w.s, 0, r.handle, s.handle);
+  block(X, s);
+  sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
+  world_free(&w, y);
+  CHECK(block(Y, r) != y); /* the body is not over */
+  sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ);
+  CHECK(!sim_capture_end(w.s, 0, s.handle));
+  world_wait(&w, r, t);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
 /* ---- 9: when in doubt, withhold -------------------------------------------- */
 
 TEST(a_use_that_cannot_be_recorded_holds_the_block) {
@@ -444,6 +511,25 @@ TEST(a_destroyed_streams_handle_is_another_stream) {
   CHECK(other.handle == mortal.handle);
   world_free(&w, x);
   CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+/* The stream that has the handle now says nothing of the one that had it. */
+TEST(a_stream_that_has_ended_keeps_what_it_is_owed) {
+  begin(X + 2);
+  esper_stream mortal = world_mortal(&w, 0);
+  void *x = block(X, r), *y = world_malloc(&w, 512, r);
+  world_record_stream(&w, x, mortal);
+  world_read_on(&w, mortal, x, r);
+  world_destroy_stream(&w, mortal);
+  world_free(&w, x); /* held */
+  esper_stream other = world_mortal(&w, 0);
+  CHECK(other.handle == mortal.handle);
+  world_use(&w, y, other, 0);
+  world_run(&w, other);
+  esper_retire(w.core, 0);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  CHECK(world_malloc(&w, X * MIB, r) == x); /* the host waits */
   end();
 }
 

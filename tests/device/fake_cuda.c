@@ -13,7 +13,7 @@
 
 #include "../../csrc/device/cuda_api.h"
 
-enum { MAX_DEVICES = 8, MAX_STACK = 16, MAX_SEGMENTS = 64 };
+enum { MAX_DEVICES = 8, MAX_STACK = 16, MAX_SEGMENTS = 64, MAX_TAILS = 8 };
 
 struct CUctx_st {
   int device;
@@ -23,6 +23,12 @@ struct CUstream_st {
   unsigned long long id;
   int status;
   unsigned long long capture;
+  struct CUgraphNode_st *tails[MAX_TAILS];
+  size_t tail_count;
+};
+struct CUgraphNode_st {
+  struct CUgraphNode_st *before[MAX_TAILS];
+  size_t before_count;
 };
 struct CUevent_st {
   CUcontext context;
@@ -41,6 +47,7 @@ static size_t live_bytes;
 static int live_mappings, unsafe_calls, bad_requests;
 static bool captured_somewhere, finished = true;
 static char fail_function[64];
+static CUgraphNode shown_nodes[MAX_TAILS]; /* until the next call */
 static int fail_in, fail_result;
 
 static _Thread_local CUcontext stack[MAX_STACK];
@@ -81,6 +88,7 @@ static CUresult begin(const char *name, int needs)
   CUresult result = CUDA_SUCCESS;
   pthread_mutex_lock(&lock);
   ++*count_of(name);
+  memset(shown_nodes, 0, sizeof shown_nodes);
   if (strcmp(fail_function, name) == 0 && --fail_in == 0) {
     fail_function[0] = 0;
     result = fail_result;
@@ -287,11 +295,56 @@ static CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *s
                                        cuuint64_t *id, CUgraph *graph,
                                        const CUgraphNode **nodes, size_t *count)
 {
-  (void)graph, (void)nodes, (void)count;
   BEGIN(NEEDS_CONTEXT);
-  *status = resolve(stream)->status;
-  if (*status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
-    *id = resolve(stream)->capture;
+  CUstream s = resolve(stream);
+  *status = s->status;
+  if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
+    return CUDA_SUCCESS;
+  *id = s->capture;
+  if (graph)
+    *graph = (CUgraph)s;
+  if (nodes) {
+    memcpy(shown_nodes, s->tails, sizeof s->tails);
+    *nodes = shown_nodes;
+    *count = s->tail_count;
+  }
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode *nodes,
+                                                  size_t count, unsigned int flags)
+{
+  BEGIN(NEEDS_CONTEXT);
+  if (flags != CU_STREAM_ADD_CAPTURE_DEPENDENCIES || stream->tail_count + count > MAX_TAILS)
+    return 1; /* CUDA_ERROR_INVALID_VALUE */
+  for (size_t i = 0; i < count; i++)
+    stream->tails[stream->tail_count++] = nodes[i];
+  return CUDA_SUCCESS;
+}
+
+static CUgraphNode new_node(const CUgraphNode *before, size_t count)
+{
+  CUgraphNode node = calloc(1, sizeof *node);
+  memcpy(node->before, before, count * sizeof *before);
+  node->before_count = count;
+  return node;
+}
+
+static CUresult cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *before,
+                                    size_t count)
+{
+  BEGIN(NEEDS_CONTEXT);
+  *node = new_node(before, count);
+  return graph && before != shown_nodes ? CUDA_SUCCESS : 1;
+}
+
+static CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *before, size_t *count)
+{
+  BEGIN(NEEDS_CONTEXT);
+  for (size_t i = 0; i < *count; i++)
+    before[i] = i < node->before_count ? node->before[i] : NULL;
+  if (*count > node->before_count)
+    *count = node->before_count;
   return CUDA_SUCCESS;
 }
 
@@ -532,6 +585,23 @@ static void capture(void *stream, int status, unsigned long long id)
   ((CUstream)stream)->capture = id;
 }
 
+static void *capture_node(void *stream)
+{
+  CUstream s = stream;
+  CUgraphNode node = new_node(s->tails, s->tail_count);
+  s->tails[0] = node;
+  s->tail_count = 1;
+  return node;
+}
+
+static size_t get_tails(void *stream, void **tails)
+{
+  CUstream s = stream;
+  for (size_t i = 0; i < s->tail_count; i++)
+    tails[i] = s->tails[i];
+  return s->tail_count;
+}
+
 static size_t get_live_bytes(void) { return live_bytes; }
 static int get_live_mappings(void) { return live_mappings; }
 static void finish(int on) { finished = on; }
@@ -540,5 +610,6 @@ __attribute__((visibility("default")))
 const fake_control fake = {
     fail,         calls,   set_current,       current_device,   get_depth,        set_mode,
     get_mode,     capture_somewhere, get_unsafe_calls, get_bad_requests, new_stream, capture,
+    capture_node, get_tails,
     get_live_bytes, get_live_mappings, finish,
 };

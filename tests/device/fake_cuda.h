@@ -31,6 +31,10 @@ typedef struct fake_control {
   void *(*stream)(int device);
   /* status: 0 none, 1 active, 2 invalidated */
   void (*capture)(void *stream, int status, unsigned long long id);
+  /* Captures an operation: its node, on which alone the next one depends. */
+  void *(*node)(void *stream);
+  /* What the stream's next operation depends on: how many nodes, 8 at most. */
+  size_t (*tails)(void *stream, void **tails);
   size_t (*live_bytes)(void);
   int (*live_mappings)(void);
   void (*finish)(int on); /* events complete at once (1), or never (0)          */

@@ -48,6 +48,17 @@ static void *a_stream, *an_event;
 static uintptr_t an_address, a_range;
 static uint64_t a_page, a_number;
 
+/* A stream in capture 42, its last node stored. */
+static void *captured_stream(void **node)
+{
+  void *stream = fake->stream(1);
+  fake->capture(stream, 1, 42);
+  *node = fake->node(stream);
+  return stream;
+}
+
+static void *a_node, *some_nodes[8];
+
 #define SELF driver->self
 #define FUNCTIONS(F)                                                                    \
   F(memory_info, driver->memory_info(SELF, 1, &(size_t){0}, &(size_t){0}))              \
@@ -66,6 +77,9 @@ static uint64_t a_page, a_number;
   F(legacy_stream_id, driver->stream_id(SELF, 1, NULL, &a_number))                      \
   F(stream_capture, driver->stream_capture(SELF, 1, a_stream, &a_number))               \
   F(legacy_stream_capture, driver->stream_capture(SELF, 1, NULL, &a_number))            \
+  F(capture_point, driver->capture_point(SELF, 1, captured_stream(&a_node), 42, &a_node)) \
+  F(capture_depend, driver->capture_depend(SELF, 1, captured_stream(&a_node), 42, a_node)) \
+  F(capture_before, driver->capture_before(SELF, 1, a_node, some_nodes, &(size_t){8}))  \
   F(event_create, driver->event_create(SELF, 1, &an_event))                             \
   F(event_record, driver->event_record(SELF, 1, an_event, a_stream))                    \
   F(legacy_event_record, driver->event_record(SELF, 1, an_event, NULL))                 \
@@ -199,7 +213,8 @@ static void scenario_captures(void)
     fake->capture(stream, 1, 42);
     CHECK(driver->stream_capture(SELF, 1, stream, &capture) == ESPER_OK && capture == 42);
     fake->capture(stream, 2, 42); /* invalidated, not ended */
-    CHECK(driver->stream_capture(SELF, 1, stream, &capture) == ESPER_OK && capture != 0);
+    CHECK(driver->stream_capture(SELF, 1, stream, &capture) == ESPER_OK);
+    CHECK(capture == ESPER_CAPTURE_INVALID);
     CHECK(fake->current() == current);
   }
   /* While a blocking stream is captured, the driver will not speak of the
@@ -212,6 +227,46 @@ static void scenario_captures(void)
   CHECK(driver->event_query(SELF, 1, an_event) == ESPER_OK); /* fresh */
   CHECK(driver->event_record(SELF, 1, an_event, stream) == ESPER_OK);
   CHECK(driver->event_query(SELF, 1, an_event) == ESPER_CAPTURING);
+}
+
+/* Where a stream is in its capture, and what it is made to depend on. */
+static void scenario_graphs(void)
+{
+  void *point = NULL, *before[4], *tails[8];
+  size_t count = 4;
+  load();
+  void *stream = fake->stream(1), *other = fake->stream(1);
+  fake->capture(stream, 1, 42);
+  fake->capture(other, 1, 42);
+  CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_OK && !point);
+  void *a = fake->node(stream), *b = fake->node(other);
+  CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_OK && point == a);
+  CHECK(fake->calls("cuGraphAddEmptyNode") == 0);
+  CHECK(driver->capture_depend(SELF, 1, stream, 42, b) == ESPER_OK);
+  CHECK(fake->tails(stream, tails) == 2 && tails[0] == a && tails[1] == b);
+  /* Several nodes get one after them all, once. */
+  for (int i = 0; i < 3; i++) {
+    CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_OK);
+    CHECK(point != a && point != b);
+    CHECK(fake->calls("cuGraphAddEmptyNode") == 1);
+  }
+  CHECK(fake->tails(stream, tails) == 3 && tails[2] == point);
+  CHECK(driver->capture_before(SELF, 1, point, before, &count) == ESPER_OK);
+  CHECK(count == 2 && before[0] == a && before[1] == b);
+  count = 2;
+  CHECK(driver->capture_before(SELF, 1, point, before, &count) == ESPER_UNSUPPORTED);
+  void *c = fake->node(stream);
+  CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_OK && point == c);
+  /* Another capture, or one that is over or invalid: no node is touched. */
+  int reads = fake->calls("cuGraphNodeGetDependencies");
+  for (int status = 0; status < 3; status++) {
+    fake->capture(stream, status, status == 1 ? 43 : 42);
+    CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_INVALID);
+    CHECK(driver->capture_depend(SELF, 1, stream, 42, b) == ESPER_INVALID);
+    CHECK(strstr(driver->last_error(SELF), "not in capture 42"));
+  }
+  CHECK(fake->calls("cuGraphNodeGetDependencies") == reads);
+  CHECK(fake->tails(stream, tails) == 1);
 }
 
 static void scenario_streams(void)
@@ -466,7 +521,7 @@ static const struct {
 } scenarios[] = {
 #define SCENARIO(name) {#name, scenario_##name}
     SCENARIO(balance),       SCENARIO(faults),
-    SCENARIO(messages),      SCENARIO(captures),
+    SCENARIO(messages),      SCENARIO(captures), SCENARIO(graphs),
     SCENARIO(streams),       SCENARIO(threads),
     SCENARIO(fork),          SCENARIO(allocator),
     SCENARIO(uses),          SCENARIO(blind),

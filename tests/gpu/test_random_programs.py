@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,34 +24,34 @@ RULES = re.findall(r"R\((\w+), \"", (ROOT / "csrc" / "core" / "rules.h").read_te
 NOT_SHOWN = {
     "RELEASE_NEEDS_COMPLETION": "cuMemFree itself waits for the device, or refuses during a "
     "capture: what is given back too early cannot be handed out early",
+    "MARK_FROM_ANY_DEVICE": "the programs run on one device",
+    "BODY_KEEPS_APART": "the programs capture no conditional nodes",
 }
 #: Without these the driver is given handles that are not alive, and may crash.
 MAY_CRASH = {"EVENTS_IMMUTABLE", "MORTAL_HANDLES"}
 
 
-def find_nvcc() -> str | None:
-    for folder in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
-        if folder and (Path(folder) / "bin" / "nvcc").is_file():
-            return str(Path(folder) / "bin" / "nvcc")
-    return shutil.which("nvcc")
+def needs_nvcc() -> None:
+    folders = (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda")
+    if shutil.which("nvcc") or any((Path(folder) / "bin" / "nvcc").is_file() for folder in folders):
+        return
+    if os.environ.get("ESPER_REQUIRE_GPU", "") not in ("", "0"):
+        pytest.fail("ESPER_REQUIRE_GPU is set, but nvcc is not there", pytrace=False)
+    pytest.skip("needs nvcc")
 
 
 @pytest.fixture(scope="module")
-def programs() -> Path:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled driver program."""
-    nvcc = find_nvcc()
-    if nvcc is None or shutil.which("make") is None:
-        if os.environ.get("ESPER_REQUIRE_GPU", "") not in ("", "0"):
-            pytest.fail("ESPER_REQUIRE_GPU is set, but nvcc or make is not there", pytrace=False)
-        pytest.skip("needs nvcc and make")
+    needs_nvcc()
     import torch
 
     major, minor = torch.cuda.get_device_capability()
-    command = ["make", "-s", f"-j{os.cpu_count()}", "cuda"]
-    command += [f"NVCC={nvcc}", f"ARCH=sm_{major}{minor}"]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=300)
+    folder = tmp_path_factory.mktemp("random")
+    command = [sys.executable, str(HERE / "build.py"), "cuda", str(folder), f"sm_{major}{minor}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return HERE / "build" / "cuda" / "programs"
+    return Path(done.stdout.strip())
 
 
 def run(programs: Path, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
@@ -89,7 +90,10 @@ def test_without_a_rule_something_is(programs: Path, rule: str) -> None:
     """The run stops at the first thing that is wrong."""
     limit = "5" if rule in NOT_SHOWN else "20"
     arguments = ("--without", rule, "--programs", "1000000", "--seconds", limit)
-    done = run(programs, *arguments, timeout=60)
+    try:
+        done = run(programs, *arguments, timeout=60)
+    except subprocess.TimeoutExpired:
+        return  # it hangs: that is wrong, too
     if rule in MAY_CRASH and done.returncode < 0:
         return
     if rule in NOT_SHOWN and done.returncode == 0:

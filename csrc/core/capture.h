@@ -1,0 +1,76 @@
+/* capture.h: what comes before what inside a capture.
+ *
+ * A capture is a graph in the making. A stream inside one is a *branch*: like a
+ * stream outside it numbers its *places*, the nodes at which the core looked at
+ * it, and has a frontier: the highest place of each other branch that its
+ * future nodes come after. The frontier rises when the branch is made to depend
+ * on a place, and when a walk back from the branch's last node meets one. What
+ * the walk does not reach is not known to come before, which only withholds.
+ *
+ * Places are uses (use.h): a mark inside a capture, and a free, which is the
+ * owner order of a block that was handed out there. They mean nothing outside.
+ *
+ * Captures are counted by the uses and heaps that refer to them and go with the
+ * last. A branch's numbers are under its stream's record lock. */
+#ifndef ESPER_CAPTURE_H
+#define ESPER_CAPTURE_H
+
+#include "stream.h"
+
+enum { BRANCHES = 32 }; /* branches with a higher index have no frontier row */
+
+struct branch {
+  capture_t *capture;
+  stream_t *stream;
+  unsigned index;
+  uint64_t last;  /* number of the newest place                               */
+  void *node;     /* and its node                                             */
+  void *learned;  /* the node up to which the frontier is known               */
+  unsigned seen;  /* branches of the capture when it was learned              */
+  _Atomic uint64_t frontier[BRANCHES];
+  branch_t *next;
+};
+
+/* The branch, made if need be, with a reference for the caller. NULL: no host
+ * memory. */
+branch_t *capture_branch(core_t *core, stream_t *stream, uint64_t capture);
+void branch_keep(branch_t *branch);
+void branch_drop(branch_t *branch);
+
+/* Where the presented stream is in its capture now. The place takes its own
+ * reference. False: the stream is not in the capture, or the driver will not
+ * say. No lock is held. */
+bool branch_place(branch_t *branch, void *handle, place_t *place);
+void place_drop(place_t *place);
+
+/* Finds out what the branch's future nodes come after by now. */
+void branch_learn(branch_t *branch, void *handle);
+
+/* Makes the branch's future nodes depend on the place. False: refused. */
+bool branch_gate(branch_t *branch, void *handle, const place_t *place);
+
+/* Whether the branch's future nodes come after the place. */
+bool branch_is_after(const branch_t *branch, const place_t *place);
+
+/* The same for all that a free block owes. What it owes to work outside the
+ * capture nothing inside satisfies. */
+bool branch_is_after_all(const branch_t *branch, const block_t *block);
+/* Whether the branch may be made to depend on what is missing for that. */
+bool branch_may_be_gated(const branch_t *branch, const block_t *block, bool at_free_too);
+
+/* The place of the calling thread's free of a block of the capture, in which
+ * the block's user is, or was. */
+typedef enum captured_free {
+  FREED_INSIDE,  /* the place is stored                                       */
+  FREED_UNKNOWN, /* nobody can say where the user is: it alone knows its order */
+  FREED_OUTSIDE, /* the capture is over, or its user left it                  */
+} captured_free_t;
+captured_free_t capture_place_free(core_t *core, const block_t *block, stream_t *stream,
+                                   place_t *place);
+
+/* The calling thread works inside that capture. */
+void capture_note_thread(uint64_t capture, stream_t *stream);
+
+bool capture_is_valid(core_t *core);
+
+#endif

@@ -1,0 +1,68 @@
+/* From what is remembered of a feature to the line that normalises it. Host and device. */
+#ifndef ESPER_KERNELS_SCALING_H
+#define ESPER_KERNELS_SCALING_H
+
+#include <math.h>
+
+#include "moments.h"
+#include "normalize.h"
+
+namespace esper {
+
+// Normalised: (x - center) * factor. Its inverse: x * factor + center.
+struct Line {
+  double center;
+  double factor;
+};
+
+// A rounded moment that does not fit the exact one was written by the user.
+ESPER_BOTH double believed(double exact, float rounded) {
+  return static_cast<float>(exact) == rounded || exact != exact
+      ? exact
+      : static_cast<double>(rounded);
+}
+
+ESPER_BOTH Line line_of(const Remembered& known, const esper_normalizer_rule& rule) {
+  double deviation = sqrt(known.variance + rule.epsilon);
+  if (rule.scaling == ESPER_SAMPLE) {
+    const double above = known.weight - 1.0;
+    deviation = above > 0.0 ? sqrt(known.variance * (known.weight / above)) : 0.0;
+    deviation = deviation > rule.epsilon ? deviation : rule.epsilon;
+  }
+  if (rule.scaling != ESPER_CENTERED && known.weight < rule.warm_up) {
+    deviation = 1.0;
+  }
+  return Line{
+      rule.scaling == ESPER_CENTERED ? known.mean : 0.0,
+      rule.inverse ? deviation : 1.0 / deviation};
+}
+
+// One line for arithmetic in T: the center in two parts, so that nothing of it is lost
+// in single precision.
+template <typename T>
+struct Scaler {
+  T high, low, factor, clip;
+  bool inverse;
+
+  ESPER_BOTH Scaler() {}
+
+  ESPER_BOTH Scaler(const Line& line, const esper_normalizer_rule& rule)
+      : high(static_cast<T>(line.center)),
+        low(static_cast<T>(line.center - static_cast<double>(high))),
+        factor(static_cast<T>(line.factor)),
+        clip(static_cast<T>(rule.clip)),
+        inverse(rule.inverse != 0) {}
+
+  // NaN stays NaN: no comparison with it holds.
+  ESPER_BOTH T operator()(T x) const {
+    if (inverse) {
+      return x * factor + low + high;
+    }
+    const T z = ((x - high) - low) * factor;
+    return z > clip ? clip : z < -clip ? -clip : z;
+  }
+};
+
+} // namespace esper
+
+#endif

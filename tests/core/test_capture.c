@@ -1,0 +1,405 @@
+/* What comes before what inside a capture: marks, frees and reuse by nodes of
+ * the graph. Captures are begun behind the core's back, as CuPy does. */
+#include "../../csrc/core/capture.h"
+
+#include "world.h"
+
+static world w;
+static esper_stream r, s, t, o;
+
+enum { X = 12, Y = 14 }; /* MiB: each has a segment of its own */
+
+static void begin_with(const esper_config *config, size_t capacity) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = capacity};
+  world_begin_with(&w, &options, config);
+  r = w.stream[0];
+  s = w.stream[1];
+  t = w.stream[2];
+  o = w.stream[3];
+}
+
+static void begin(void) { begin_with(NULL, 0); }
+
+static void end(void) {
+  CHECK(capture_is_valid(w.core));
+  world_end(&w);
+}
+
+static uint64_t capture_begin(void) {
+  return sim_capture_begin(w.s, 0, r.handle);
+}
+
+/* Ends it, replays the graph twice, and throws it away. */
+static void capture_end(void) {
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_launch(w.s, graph, 0, o.handle);
+  sim_graph_launch(w.s, graph, 0, o.handle);
+  sim_run_all(w.s);
+  sim_graph_destroy(w.s, graph);
+}
+
+static void *block(size_t mib, esper_stream stream) {
+  void *p = world_malloc(&w, mib * MIB, stream);
+  world_kernel(&w, stream, p);
+  return p;
+}
+
+static uint64_t gates(void) { return world_counters(&w, 0).gates_issued; }
+
+/* The reader goes on with other work, so r must not wait for all of it. */
+TEST(a_mark_inside_lets_memory_be_reused_inside) {
+  begin();
+  capture_begin();
+  void *x = block(X, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  void *y = block(Y, s);
+  world_free(&w, x);
+  CHECK(block(X, r) == x);
+  CHECK_EQ(gates(), 1);
+  world_free(&w, x);
+  CHECK(block(X, r) == x); /* r comes after itself */
+  CHECK_EQ(gates(), 1);
+  world_wait(&w, r, s);
+  world_free(&w, y);
+  capture_end();
+  CHECK_EQ(world_counters(&w, 0).captured_uses, 0);
+  end();
+}
+
+TEST(what_the_program_ordered_itself_needs_no_edge) {
+  begin();
+  capture_begin();
+  void *x = block(X, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  world_free(&w, x);
+  world_wait(&w, r, s);
+  for (int i = 0; i < 20; i++) sim_kernel(w.s, 0, r.handle, NULL, 0, SIM_READ);
+  CHECK(block(X, r) == x);
+  CHECK_EQ(gates(), 0);
+  capture_end();
+  end();
+}
+
+TEST(a_mark_without_gate_is_not_depended_on) {
+  begin();
+  capture_begin();
+  void *x = block(X, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, ESPER_USE_NO_GATE);
+  world_free(&w, x);
+  CHECK(block(X, r) != x);
+  world_wait(&w, r, s);
+  CHECK(block(X, r) == x);
+  capture_end();
+  end();
+}
+
+TEST(reuse_order_grow_takes_more_memory_inside_too) {
+  esper_config config = {.reuse_order = ESPER_REUSE_GROW};
+  begin_with(&config, 0);
+  capture_begin();
+  void *x = block(X, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  world_free(&w, x);
+  CHECK(block(X, r) != x);
+  CHECK_EQ(gates(), 0);
+  world_wait(&w, r, s);
+  capture_end();
+  end();
+}
+
+TEST(record_stream_inside_ends_with_the_free) {
+  begin();
+  capture_begin();
+  void *x = block(X, r);
+  world_record_stream(&w, x, s);
+  world_read_on(&w, s, x, r);
+  world_free(&w, x);
+  CHECK(block(X, r) != x); /* no gate while memory can grow */
+  world_wait(&w, r, s);
+  CHECK(block(X, r) == x);
+  capture_end();
+  end();
+}
+
+/* Native needs an option for this: memory freed on a joined stream. */
+TEST(a_joined_streams_memory_serves_the_others) {
+  begin();
+  capture_begin();
+  world_wait(&w, s, r);
+  void *x = block(X, s), *y = block(Y, s);
+  world_free(&w, x);
+  CHECK(block(X, r) != x); /* not joined yet */
+  world_wait(&w, r, s);
+  world_free(&w, y);
+  for (int i = 0; i < 20; i++) sim_kernel(w.s, 0, r.handle, NULL, 0, SIM_READ);
+  CHECK(block(X, r) == x);
+  CHECK(block(Y, r) == y); /* freed after the join: at the same place */
+  world_free(&w, x);
+  world_free(&w, y);
+  CHECK(block(X, r) == x);
+  CHECK_EQ(gates(), 0);
+  capture_end();
+  end();
+}
+
+/* s takes a part of what r freed; t may take the rest, and the part again, only
+ * after both. */
+TEST(a_loan_inside_is_a_use) {
+  begin();
+  capture_begin();
+  void *x = block(9, r), *y = block(9, r); /* of one segment */
+  world_wait(&w, t, r);
+  world_free(&w, x);
+  world_wait(&w, s, r);
+  CHECK(block(9, s) == x);
+  CHECK_EQ(world_counters(&w, 0).loans, 1);
+  world_free(&w, x);
+  CHECK(block(9, r) != x);
+  CHECK(block(9, t) != x);
+  world_wait(&w, t, s);
+  CHECK(block(9, t) == x);
+  world_free(&w, y);
+  world_wait(&w, r, t);
+  world_wait(&w, r, s);
+  capture_end();
+  end();
+}
+
+TEST(a_merged_block_inside_owes_what_both_owed) {
+  begin();
+  capture_begin();
+  void *a = block(9, r), *b = block(9, r);
+  world_read_on(&w, s, a, r);
+  world_use(&w, a, s, 0);
+  world_read_on(&w, t, b, r);
+  world_use(&w, b, t, 0);
+  world_free(&w, a);
+  world_free(&w, b);
+  world_wait(&w, r, s);
+  world_wait(&w, r, t);
+  world_wait(&w, o, s);
+  sim_kernel(w.s, 0, o.handle, NULL, 0, SIM_READ);
+  void *c = block(X, r); /* r learns that it comes after s and t, and merges */
+  CHECK(c == a || c == b || (char *)c > (char *)a);
+  world_free(&w, c);
+  CHECK(block(16, o) != a); /* o comes after s, not after t */
+  world_wait(&w, o, r);
+  CHECK(block(18, o) == a);
+  world_wait(&w, r, o);
+  capture_end();
+  end();
+}
+
+TEST(memory_that_ran_out_inside_is_waited_for_in_the_graph) {
+  begin_with(NULL, 32 * MIB);
+  capture_begin();
+  world_wait(&w, s, r);
+  void *x = block(X, s), *y = block(X, r);
+  world_record_stream(&w, y, s);
+  world_free(&w, x);
+  world_free(&w, y);
+  CHECK(block(X, r) == y);
+  CHECK(block(X, r) == x);
+  CHECK_EQ(gates(), 1); /* s comes before once and for all */
+  world_wait(&w, r, s);
+  capture_end();
+  end();
+}
+
+/* ---- the border ------------------------------------------------------------- */
+
+TEST(a_use_outside_cannot_become_an_edge) {
+  begin();
+  capture_begin();
+  void *x = block(X, r);
+  sim_kernel(w.s, 0, o.handle, x, 512, SIM_READ);
+  world_use(&w, x, o, 0); /* o is not in the capture */
+  world_free(&w, x);
+  sim_run_all(w.s);
+  esper_retire(w.core, 0);
+  CHECK(block(X, r) != x);
+  capture_end();
+  end();
+}
+
+TEST(marks_of_memory_from_outside_are_counted_and_held) {
+  begin();
+  void *x = block(X, s);
+  sim_run_all(w.s);
+  esper_retire(w.core, 0);
+  capture_begin();
+  sim_kernel(w.s, 0, r.handle, x, 512, SIM_READ);
+  world_use(&w, x, r, 0);
+  CHECK_EQ(world_counters(&w, 0).captured_uses, 1);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, s) != x);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+TEST(two_captures_at_once_keep_apart) {
+  begin();
+  capture_begin();
+  void *x = block(X, r);
+  world_free(&w, x);
+  sim_capture_begin(w.s, 0, s.handle);
+  void *y = block(X, s);
+  CHECK(y != x);
+  world_free(&w, y);
+  CHECK(block(X, s) == y);
+  world_free(&w, y);
+  CHECK(block(X, r) == x);
+  world_free(&w, x); /* freed while the thread's other capture is open */
+  sim_graph *other = sim_capture_end(w.s, 0, s.handle);
+  CHECK(other);
+  sim_graph_launch(w.s, other, 0, t.handle);
+  sim_graph_destroy(w.s, other);
+  capture_end();
+  end();
+}
+
+/* A capture that was invalidated runs nothing: its streams get what they may
+ * have after it. Its nodes are not touched again. */
+TEST(an_invalidated_capture_counts_as_none) {
+  begin();
+  void *free_before = block(X, r);
+  world_free(&w, free_before);
+  capture_begin();
+  void *x = block(X, r), *y = block(Y, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  void *event = sim_event_create(w.s, 0);
+  CHECK_OK(sim_event_record(w.s, 0, event, o.handle));
+  CHECK_STATUS(sim_stream_wait(w.s, 0, r.handle, event), ESPER_CAPTURING);
+  sim_event_destroy(w.s, 0, event);
+  world_free(&w, x);
+  world_use(&w, y, s, 0);
+  world_free(&w, y);
+  CHECK(world_malloc(&w, X * MIB, r) == free_before);
+  CHECK(!sim_capture_end(w.s, 0, r.handle));
+  world_kernel(&w, r, free_before);
+  world_malloc(&w, X * MIB, r);
+  world_malloc(&w, X * MIB, s);
+  end();
+}
+
+TEST(an_aborted_captures_nodes_are_not_touched) {
+  begin();
+  capture_begin();
+  void *x = block(X, r), *y = block(Y, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  world_free(&w, y);
+  sim_capture_abort(w.s, 0, r.handle);
+  world_free(&w, x);
+  capture_begin();
+  world_wait(&w, s, r);
+  block(X, r);
+  block(X, s);
+  world_wait(&w, r, s);
+  capture_end();
+  end();
+}
+
+TEST(a_child_graph_is_a_node) {
+  begin();
+  capture_begin();
+  void *inner = block(X, r);
+  sim_graph *child = sim_capture_end(w.s, 0, r.handle);
+  capture_begin();
+  void *x = block(X, r);
+  world_wait(&w, s, r);
+  sim_graph_launch(w.s, child, 0, s.handle);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  world_free(&w, x);
+  CHECK(block(X, r) == x);
+  world_wait(&w, r, s);
+  capture_end();
+  sim_graph_destroy(w.s, child);
+  world_free(&w, inner);
+  end();
+}
+
+/* Inside the body of a conditional node only the body's memory is reused; what
+ * is freed of the outer capture meanwhile has no place in it. */
+TEST(a_body_keeps_to_itself) {
+  begin();
+  capture_begin();
+  void *x = block(X, r), *y = block(Y, r), *z = block(18, r);
+  world_wait(&w, t, r);
+  world_free(&w, x);
+  sim_capture_body(w.s, 0, r.handle, s.handle);
+  void *inside = block(X, s);
+  CHECK(inside != x);
+  sim_kernel(w.s, 0, s.handle, y, 512, SIM_WRITE);
+  world_free(&w, inside);
+  CHECK(block(X, s) == inside);
+  world_free(&w, y);
+  CHECK(block(Y, t) != y);
+  CHECK(!sim_capture_end(w.s, 0, s.handle));
+  world_free(&w, z);
+  CHECK(block(18, r) == z);
+  world_free(&w, inside);
+  CHECK(block(X, r) == x);
+  world_wait(&w, r, t);
+  capture_end();
+  end();
+}
+
+TEST(a_mortal_streams_free_is_its_own_affair) {
+  begin();
+  esper_stream mortal = world_mortal(&w, 0);
+  sim_capture_begin(w.s, 0, mortal.handle);
+  void *x = block(X, mortal);
+  world_free(&w, x);
+  CHECK(block(X, mortal) == x);
+  world_free(&w, x);
+  world_wait(&w, s, mortal);
+  CHECK(block(X, s) != x);
+  world_wait(&w, mortal, s);
+  sim_graph *graph = sim_capture_end(w.s, 0, mortal.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+static int any_stream(void *context, void *stream) {
+  (void)context, (void)stream;
+  return 1;
+}
+
+/* Captures come and go; what the core keeps of them goes with their uses. */
+TEST(captures_leave_no_metadata) {
+  begin();
+  for (int i = 0; i < 10; i++) {
+    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+    capture_begin();
+    void *x = block(X, r), *y = block(Y, r);
+    world_read_on(&w, s, x, r);
+    world_use(&w, x, s, 0);
+    world_free(&w, x);
+    world_read_on(&w, s, y, r);
+    world_use(&w, y, s, 0);
+    world_wait(&w, r, s);
+    sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+    CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+    world_free(&w, y);
+    sim_graph_launch(w.s, graph, 0, o.handle);
+    sim_graph_destroy(w.s, graph);
+    CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+    CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
+    CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
+    CHECK(!w.core->captures);
+  }
+  end();
+}

@@ -1,0 +1,41 @@
+"""cudagraph_outputs over PyTorch's own CUDA graphs."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+from scenario import NATIVE, OURS, run_program
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="torch.compile on CUDA needs triton"
+)
+
+
+def run(allocator: str, scenario: str) -> dict[str, Any]:
+    return run_program("graph_outputs", allocator, scenario, timeout=300)
+
+
+def wrong(found: dict[str, Any]) -> list[str]:
+    assert found
+    return [name for name, right in found.items() if right is not True]
+
+
+def test_without_it_pytorch_refuses() -> None:
+    assert "has been overwritten by a subsequent run" in run(NATIVE, "bare")["error"]
+
+
+@pytest.mark.parametrize("scenario", ["values", "gradients", "graphed"])
+def test_under_pytorchs_own_allocator(scenario: str) -> None:
+    assert wrong(run(NATIVE, scenario)) == []
+
+
+@pytest.mark.parametrize("scenario", ["values", "gradients"])
+def test_under_esper_alloc_it_works_or_says_that_it_does_not(scenario: str) -> None:
+    found = run(OURS, scenario)
+    if "error" in found:
+        assert "esper_alloc does not support" in found["error"], found["error"]
+        assert "native allocator" in found["error"]
+    else:
+        assert wrong(found) == []
