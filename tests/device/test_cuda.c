@@ -285,6 +285,9 @@ static void scenario_streams(void)
   fake->set_current(-1);
   CHECK(esper_cuda_stream_device(NULL, &device) == ESPER_DEVICE_ERROR);
   CHECK(esper_cuda_stream_device(fake->stream(1), &device) == ESPER_OK && device == 1);
+  fake->fail("cuStreamGetCtx", 1, 201); /* as a thread without a context may be told */
+  CHECK(esper_cuda_stream_device(fake->stream(0), &device) == ESPER_OK && device == 0);
+  CHECK(fake->current() == -1 && fake->depth() == 0);
 }
 
 /* Threads may be first at the same time. */
