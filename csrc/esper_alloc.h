@@ -147,7 +147,9 @@ ESPER_API void esper_core_destroy(esper_core *core);
 ESPER_API int esper_device_count(const esper_core *core);
 
 /* Replaces the traits (ESPER_TRAIT_...) of a stream, which start as none. They
- * hold for uses that were marked before, too. ESPER_INVALID: no such trait. */
+ * hold for uses that were marked before, too. Take them back before a stream is
+ * destroyed: nobody can ask it afterwards whether its work is done.
+ * ESPER_INVALID: no such trait. */
 ESPER_API esper_status esper_stream_set_traits(esper_core *core, esper_stream stream,
                                                unsigned traits);
 
