@@ -777,6 +777,26 @@ static bool owe_inside(device_t *device, block_t *block)
   return known;
 }
 
+static bool count_reads_by_graphs(device_t *device, const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (use->flags & USE_CAPTURED) {
+      device->counters.captured_frees++;
+      return true;
+    }
+  return false;
+}
+
+static void warn_of_graph(core_t *core)
+{
+  const esper_config *given = &config_of(core)->as_given;
+  if (given->warn && !atomic_exchange(&core->warned, true))
+    given->warn(given->warn_context,
+                "memory was freed that a CUDA graph reads, as a mark inside its capture says: "
+                "unless that graph is gone, a replay reads what may be somebody else's by then. "
+                "Keep such tensors for as long as the graph.");
+}
+
 esper_status heap_free(core_t *core, void *ptr)
 {
   if (!ptr)
@@ -796,6 +816,7 @@ esper_status heap_free(core_t *core, void *ptr)
   trace_add(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
             block->user);
   block->state = BLOCK_CLAIMED;
+  bool read_by_graph = count_reads_by_graphs(device, block);
   const heap_t *home = block->segment->heap;
   bool at_home = !home->sealed && home->capture == block->capture;
   pool_enter(pool); /* which is not sealed meanwhile */
@@ -814,6 +835,8 @@ esper_status heap_free(core_t *core, void *ptr)
   else
     free_blocks_keep_warm(block);
   unlock(&device->lock);
+  if (read_by_graph)
+    warn_of_graph(core);
   return ESPER_OK;
 }
 

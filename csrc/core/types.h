@@ -76,6 +76,7 @@ struct record {
 enum {
   USE_AT_FREE = 1u, /* record_stream: the event is recorded at the free       */
   USE_NO_GATE = 2u, /* depends, maybe, on work not yet enqueued               */
+  USE_CAPTURED = 4u, /* by a graph, of memory from outside its capture        */
 };
 
 /* A place in a capture: what the branch's stream had recorded by then. */
@@ -290,6 +291,7 @@ struct esper_core {
   unsigned stream_count;
   _Atomic uint64_t epoch; /* rises when an obligation may have been satisfied */
 
+  atomic_bool warned; /* that memory was freed which a graph reads */
   mutex_t captures_lock;
   capture_t *captures; /* that somebody refers to */
 
