@@ -396,6 +396,17 @@ class GatherBatch(list[tuple[Any, Any]]):
         self._check(env)
         return self._ready[self._workers[env]]
 
+    @property
+    def ready(self) -> torch.cuda.Event | None:
+        """The same for all environments, where these are on one device.
+
+        Raises:
+            ValueError: they are on several devices, which have an event each.
+        """
+        if len(self._ready) > 1:
+            raise ValueError("environments on several devices: ask ready_event(env)")
+        return self._ready[0]
+
     def for_stream(self, env: int, stream: torch.cuda.Stream | None = None) -> _StreamScope:
         """The use of an environment's batch on a stream.
 

@@ -603,7 +603,7 @@ def test_environments_that_are_not_there_are_errors() -> None:
         for env in (2, -1):
             with pytest.raises(IndexError, match="no data in this batch of 2"):
                 call(env)
-    assert batch.ready_event(0) is None
+    assert batch.ready_event(0) is None and batch.ready is None
 
 
 # Transforms
@@ -1034,6 +1034,24 @@ def test_documented_examples_run(tmp_path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("from_files", [False, True])
+def test_the_example_runs(root, from_files) -> None:
+    """examples/cifar_envs.py, on the CPU."""
+    arguments = ["--batch", "8", "--epochs", "2", "--devices", "cpu", "cpu", "cpu"]
+    if from_files:
+        write_cifar(root, "cifar10", count=20)
+        arguments += ["--data-root", str(root)]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "cifar_envs.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1: 4 batches for 3 environments" in done.stdout
 
 
 def test_constants_are_documented() -> None:
