@@ -777,6 +777,21 @@ static bool owe_inside(device_t *device, block_t *block)
   return known;
 }
 
+/* A block of an earlier capture of the pool, freed inside a later one, as what a
+ * forward graph saved is inside the backward one: what that graph does with it
+ * comes before by the order of replays (rule 8), what its owner did outside was
+ * waited for by the seal, and nothing was recorded there since. */
+static bool joins_capture(block_t *block)
+{
+  const heap_t *home = block->segment->heap;
+  if (!home->capture || !home->sealed_at || block->user != home->stream ||
+      atomic_load(&home->stream->last) != home->sealed_at || !uses_have_completed(block))
+    return false;
+  block->capture = home->capture;
+  block->stamp = 0;
+  return true;
+}
+
 static bool count_reads_by_graphs(device_t *device, const block_t *block)
 {
   for (const use_t *use = block->uses; use; use = use->next)
@@ -820,8 +835,10 @@ esper_status heap_free(core_t *core, void *ptr)
   const heap_t *home = block->segment->heap;
   bool at_home = !home->sealed && home->capture == block->capture;
   pool_enter(pool); /* which is not sealed meanwhile */
-  if (block->capture && !at_home)
+  if (block->capture && !at_home) {
     uses_drop_captured(device, block); /* the heap left that capture: it is over */
+    at_home = joins_capture(block);
+  }
   if (block->capture && at_home)
     at_home = owe_inside(device, block);
   else

@@ -192,6 +192,8 @@ struct heap {
   uint64_t capture; /* 0, or the capture this memory was handed out in        */
   bool sealed;      /* what is ready owes nothing: any capture may take over  */
   bool over;        /* its capture is; said by the seal that is being made    */
+  uint64_t sealed_at; /* number up to which the seal waited for the stream, for
+                       the sake of live memory of captures; 0: it did not     */
   branch_t *branch; /* the stream inside the capture; NULL: outside any; a
                        reference                                              */
   bins_t ready[2];  /* by size class: small, large                            */
