@@ -181,7 +181,8 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
     ++*found;
     bool own = placed && block->capture == p.capture;
     if (needs_use(block, p.stream))
-      status = own ? attach_place(block, place, flags) : attach(block, p.stream, NULL, flags);
+      status = own ? attach_place(block, place, flags)
+                   : attach(block, p.stream, NULL, flags | USE_CAPTURED);
     outside |= !own && needs_use(block, p.stream);
     unlock(&device_of(block)->lock);
   }
