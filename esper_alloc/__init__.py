@@ -26,7 +26,10 @@ from .allocator import (
 from .cudagraph_outputs import CloneCounts, cudagraph_outputs
 
 if TYPE_CHECKING:
-    from .figures import memory_stats
+    from .figures import memory_stats, report, set_stream_traits
+    from .gather import GatherBatch, GatherBatchIterator
+    from .gather_cifar import SharedGPUGatherBatchIterator, clear_gpu_dataset_cache
+    from .gather_transform import ImageTransform
     from .normalize import RewardNormalizer, RunningMeanStd, ValueNormalizer
     from .tensor_method import install_tensor_method, uninstall_tensor_method
     from .use import record_use, using
@@ -36,12 +39,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CloneCounts",
+    "GatherBatch",
+    "GatherBatchIterator",
+    "ImageTransform",
     "RewardNormalizer",
     "RunningMeanStd",
+    "SharedGPUGatherBatchIterator",
     "UnavailableError",
     "ValueNormalizer",
     "__version__",
     "allocator",
+    "clear_gpu_dataset_cache",
     "cudagraph_outputs",
     "enable",
     "fused_validation_batch",
@@ -52,19 +60,28 @@ __all__ = [
     "memory_stats",
     "pluggable_allocator",
     "record_use",
+    "report",
+    "set_stream_traits",
     "uninstall_tensor_method",
     "using",
 ]
 
 #: What loads when it is asked for, since it needs PyTorch or the core.
 _LATER = {
+    "GatherBatch": "gather",
+    "GatherBatchIterator": "gather",
+    "ImageTransform": "gather_transform",
     "RewardNormalizer": "normalize",
     "RunningMeanStd": "normalize",
+    "SharedGPUGatherBatchIterator": "gather_cifar",
     "ValueNormalizer": "normalize",
+    "clear_gpu_dataset_cache": "gather_cifar",
     "fused_validation_batch": "validation",
     "install_tensor_method": "tensor_method",
     "memory_stats": "figures",
     "record_use": "use",
+    "report": "figures",
+    "set_stream_traits": "figures",
     "uninstall_tensor_method": "tensor_method",
     "using": "use",
 }

@@ -8,13 +8,14 @@
 
 #include <vector>
 
+#include "gather_op.h"
 #include "normalize_op.h"
 
 namespace esper {
 
 // One table for each helper, ended by an empty entry. A new helper adds its own.
 inline std::vector<PyMethodDef*> helper_methods() {
-  return {normalize_methods};
+  return {gather_methods, normalize_methods};
 }
 
 } // namespace esper

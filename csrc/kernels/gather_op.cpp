@@ -1,0 +1,404 @@
+// One device's gatherer: the columns of a data set, an epoch's order, and one call
+// that allocates the tensors of all environments, launches the kernel and records
+// the event after which they are ready.
+//
+// esper_alloc/gather_native.py drives it and checks what the user gave. It is plain
+// CPython, not an operator: a batch of 64 environments has 128 new tensors, and
+// every call through the dispatcher would show.
+#include "gather_op.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Functions.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/cuda/Event.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "gather.h"
+
+namespace esper {
+namespace {
+
+// A column of the data set, and what its batches are like.
+struct Column {
+  at::Tensor source;
+  std::optional<at::Tensor> constants;
+  at::ScalarType type;
+  c10::MemoryFormat format;
+  std::vector<int64_t> sizes; // of a batch; the first is set for each
+  esper_gather_column description;
+};
+
+class Gatherer {
+ public:
+  Gatherer(std::vector<Column> columns, PyTypeObject* event_type)
+      : columns_(std::move(columns)),
+        event_type_(event_type),
+        device_(columns_.at(0).source.get_device()) {
+    Py_INCREF(event_type_);
+    for (const Column& column : columns_) {
+      descriptions_.push_back(column.description);
+    }
+  }
+  ~Gatherer() {
+    Py_DECREF(event_type_);
+  }
+  Gatherer(const Gatherer&) = delete;
+  Gatherer& operator=(const Gatherer&) = delete;
+
+  void start(std::optional<at::Tensor> order, int64_t offset, uint64_t seed) {
+    order_ = std::move(order);
+    offset_ = offset;
+    seed_ = seed;
+  }
+
+  // New references to the list of tuples and to the event; null with an exception set.
+  PyObject* gather(int64_t start, uint32_t environments, uint32_t size, uint32_t larger, PyObject* into);
+
+ private:
+  bool make(uint32_t environments, uint32_t size, uint32_t larger, PyObject* list);
+  bool take(uint32_t environments, PyObject* list);
+  void launch(int64_t start, uint32_t environments, uint32_t size, uint32_t larger);
+  PyObject* ready_event();
+
+  std::vector<Column> columns_;
+  std::vector<esper_gather_column> descriptions_;
+  std::vector<void*> destinations_;
+  std::optional<at::Tensor> order_;
+  int64_t offset_ = 0;
+  uint64_t seed_ = 0;
+  PyTypeObject* event_type_;
+  c10::DeviceIndex device_;
+};
+
+// Fresh tensors for every environment, as the entries of a list.
+bool Gatherer::make(uint32_t environments, uint32_t size, uint32_t larger, PyObject* list) {
+  c10::Allocator* allocator = c10::cuda::CUDACachingAllocator::get();
+  const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
+  for (uint32_t env = 0; env < environments; env++) {
+    PyObject* entry = PyTuple_New(static_cast<Py_ssize_t>(columns_.size()));
+    if (entry == nullptr) {
+      return false;
+    }
+    PyList_SET_ITEM(list, env, entry);
+    for (size_t i = 0; i < columns_.size(); i++) {
+      Column& column = columns_[i];
+      column.sizes[0] = size + (env < larger ? 1 : 0);
+      at::TensorBase made = at::detail::empty_generic(column.sizes, allocator, keys, column.type, column.format);
+      destinations_.push_back(made.mutable_data_ptr());
+      PyObject* wrapped = THPVariable_Wrap(std::move(made));
+      if (wrapped == nullptr) {
+        return false;
+      }
+      PyTuple_SET_ITEM(entry, static_cast<Py_ssize_t>(i), wrapped);
+    }
+  }
+  return true;
+}
+
+// The caller's tensors: a list of tuples, of a batch's shapes.
+bool Gatherer::take(uint32_t environments, PyObject* list) {
+  TORCH_CHECK_TYPE(PyList_Check(list), "into must be a list");
+  TORCH_CHECK_VALUE(PyList_GET_SIZE(list) == environments, "into has another number of environments");
+  for (uint32_t env = 0; env < environments; env++) {
+    PyObject* entry = PyList_GET_ITEM(list, env);
+    TORCH_CHECK_TYPE(
+        PyTuple_Check(entry) && PyTuple_GET_SIZE(entry) == static_cast<Py_ssize_t>(columns_.size()),
+        "into has another number of columns");
+    for (size_t i = 0; i < columns_.size(); i++) {
+      PyObject* item = PyTuple_GET_ITEM(entry, static_cast<Py_ssize_t>(i));
+      TORCH_CHECK_TYPE(THPVariable_Check(item), "into holds something that is no tensor");
+      const at::Tensor& tensor = THPVariable_Unpack(item);
+      TORCH_CHECK_VALUE(
+          tensor.get_device() == device_ && tensor.scalar_type() == columns_[i].type &&
+              tensor.is_contiguous(columns_[i].format),
+          "into holds a tensor of another kind");
+      destinations_.push_back(tensor.mutable_data_ptr());
+      // A backward that saved what is overwritten here must notice.
+      tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+  return true;
+}
+
+void Gatherer::launch(int64_t start, uint32_t environments, uint32_t size, uint32_t larger) {
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device_);
+  esper_gather_batch batch = {};
+  batch.order = order_ ? order_->const_data_ptr<int64_t>() : nullptr;
+  batch.start = start;
+  batch.offset = offset_;
+  batch.seed = seed_;
+  batch.environments = environments;
+  batch.size = size;
+  batch.larger = larger;
+  batch.columns = static_cast<uint32_t>(columns_.size());
+  const size_t bytes = esper_gather_remote_bytes(batch.columns, environments);
+  if (bytes == 0) {
+    C10_CUDA_CHECK(esper_gather_launch(
+        &batch, descriptions_.data(), destinations_.data(), nullptr, nullptr, stream.stream()));
+    return;
+  }
+  const auto count = static_cast<int64_t>(bytes);
+  const auto options = at::TensorOptions().dtype(at::kByte);
+  at::Tensor staging = at::empty({count}, options.pinned_memory(true));
+  at::Tensor remote = at::empty({count}, options.device(at::kCUDA, device_));
+  C10_CUDA_CHECK(esper_gather_launch(
+      &batch,
+      descriptions_.data(),
+      destinations_.data(),
+      remote.mutable_data_ptr(),
+      staging.mutable_data_ptr(),
+      stream.stream()));
+  // Not handed out again before the copy is done.
+  const c10::DataPtr& pinned = staging.storage().data_ptr();
+  at::getHostAllocator(at::kCUDA)->record_event(pinned.get(), pinned.get_context(), stream.unwrap());
+}
+
+// A torch.cuda.Event, recorded on the current stream.
+PyObject* Gatherer::ready_event() {
+  PyObject* none = PyTuple_New(0);
+  if (none == nullptr) {
+    return nullptr;
+  }
+  // The class in Python only adds defaults, which are those of its base.
+  PyObject* event = event_type_->tp_base->tp_new(event_type_, none, nullptr);
+  Py_DECREF(none);
+  if (event != nullptr) {
+    reinterpret_cast<THCPEvent*>(event)->cuda_event.record(c10::cuda::getCurrentCUDAStream(device_));
+  }
+  return event;
+}
+
+PyObject* Gatherer::gather(
+    int64_t start, uint32_t environments, uint32_t size, uint32_t larger, PyObject* into) {
+  const c10::cuda::CUDAGuard device(device_);
+  // Batches are ordinary tensors, whatever mode they are asked for in.
+  const c10::InferenceMode ordinary(false);
+  destinations_.clear();
+  PyObject* list = into;
+  bool filled = true;
+  if (into == nullptr) {
+    list = PyList_New(environments);
+    if (list == nullptr) {
+      return nullptr;
+    }
+  } else {
+    Py_INCREF(list);
+  }
+  PyObject* event = nullptr;
+  try {
+    filled = into == nullptr ? make(environments, size, larger, list) : take(environments, list);
+    if (filled) {
+      launch(start, environments, size, larger);
+      event = ready_event();
+    }
+  } catch (...) {
+    Py_DECREF(list);
+    throw;
+  }
+  if (event == nullptr) {
+    Py_DECREF(list);
+    return nullptr;
+  }
+  return Py_BuildValue("(NN)", list, event);
+}
+
+// From (source, constants or None, dtype, channels_last, description): see
+// esper_alloc/gather_native.py, which describes columns and knows what fits.
+std::optional<Column> column_of(PyObject* item) {
+  PyObject *source, *constants, *type;
+  int last;
+  unsigned int kind, unit_bytes, row_units, source_type, result_type, source_last;
+  unsigned int channels, height, width, crop, flip_threshold;
+  if (!PyArg_ParseTuple(
+          item,
+          "OOOp(IIIIIIIIIII)",
+          &source,
+          &constants,
+          &type,
+          &last,
+          &kind,
+          &unit_bytes,
+          &row_units,
+          &source_type,
+          &result_type,
+          &source_last,
+          &channels,
+          &height,
+          &width,
+          &crop,
+          &flip_threshold)) {
+    return std::nullopt;
+  }
+  TORCH_CHECK_TYPE(
+      THPVariable_Check(source) && THPDtype_Check(type),
+      "a column has a tensor and a dtype");
+  Column column = {};
+  column.source = THPVariable_Unpack(source);
+  TORCH_CHECK_VALUE(
+      column.source.is_cuda() && column.source.dim() > 0 &&
+          column.source.is_non_overlapping_and_dense(),
+      "a column is a dense CUDA tensor of samples");
+  esper_gather_column& d = column.description;
+  if (constants != Py_None) {
+    TORCH_CHECK_TYPE(THPVariable_Check(constants), "constants must be a tensor or None");
+    column.constants = THPVariable_Unpack(constants);
+    d.constants = column.constants->const_data_ptr<float>();
+  }
+  column.type = reinterpret_cast<THPDtype*>(type)->scalar_type;
+  column.format = last ? c10::MemoryFormat::ChannelsLast : c10::MemoryFormat::Contiguous;
+  column.sizes = column.source.sizes().vec();
+  d.source = column.source.const_data_ptr();
+  d.row_bytes = static_cast<int64_t>(column.source.element_size());
+  for (size_t i = 1; i < column.sizes.size(); i++) {
+    d.row_bytes *= column.sizes[i];
+  }
+  d.kind = static_cast<uint8_t>(kind);
+  d.unit_bytes = unit_bytes;
+  d.row_units = esper_divisor_of(row_units);
+  d.source_type = static_cast<uint8_t>(source_type);
+  d.result_type = static_cast<uint8_t>(result_type);
+  d.source_last = static_cast<uint8_t>(source_last);
+  d.result_last = last != 0;
+  d.channels = esper_divisor_of(channels);
+  d.height = esper_divisor_of(height);
+  d.width = esper_divisor_of(width);
+  d.crop = static_cast<int32_t>(crop);
+  d.flip_threshold = flip_threshold;
+  return column;
+}
+
+// The Python object
+
+struct Object {
+  PyObject_HEAD
+  Gatherer* gatherer;
+};
+
+Gatherer& gatherer_of(PyObject* self) {
+  return *reinterpret_cast<Object*>(self)->gatherer;
+}
+
+PyObject* start(PyObject* self, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject* order;
+  long long offset;
+  unsigned long long seed;
+  if (!PyArg_ParseTuple(args, "OLK", &order, &offset, &seed)) {
+    return nullptr;
+  }
+  std::optional<at::Tensor> tensor;
+  if (order != Py_None) {
+    TORCH_CHECK_TYPE(THPVariable_Check(order), "order must be a tensor or None");
+    tensor = THPVariable_Unpack(order);
+    TORCH_CHECK_VALUE(
+        tensor->is_cuda() && tensor->scalar_type() == at::kLong && tensor->is_contiguous(),
+        "order must be int64 on the columns' device");
+  }
+  gatherer_of(self).start(std::move(tensor), offset, seed);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* gather(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(count == 5, "gather takes start, environments, size, larger and into");
+  long long numbers[4];
+  for (int i = 0; i < 4; i++) {
+    numbers[i] = PyLong_AsLongLong(args[i]);
+    if (numbers[i] == -1 && PyErr_Occurred()) {
+      return nullptr;
+    }
+    TORCH_CHECK_VALUE(numbers[i] >= 0 && (i == 0 || numbers[i] < ESPER_GATHER_MAX_UNITS), "a count out of range");
+  }
+  return gatherer_of(self).gather(
+      numbers[0],
+      static_cast<uint32_t>(numbers[1]),
+      static_cast<uint32_t>(numbers[2]),
+      static_cast<uint32_t>(numbers[3]),
+      args[4] == Py_None ? nullptr : args[4]);
+  END_HANDLE_TH_ERRORS
+}
+
+void deallocate(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  delete reinterpret_cast<Object*>(self)->gatherer;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyMethodDef object_methods[] = {
+    {"start",
+     start,
+     METH_VARARGS,
+     "start(order, offset, seed): begins an epoch. order: int64 on the device, or None; "
+     "seed: mixed."},
+    {"gather",
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gather)),
+     METH_FASTCALL,
+     "gather(start, environments, size, larger, into): the list of tuples of tensors, and "
+     "the event after which they are ready."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
+    {Py_tp_methods, object_methods},
+    {Py_tp_doc, const_cast<char*>("The columns of a data set on one device, see gatherer().")},
+    {0, nullptr}};
+
+PyType_Spec spec = {
+    "esper_alloc._kernels.Gatherer",
+    sizeof(Object),
+    0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    slots};
+
+PyObject* gatherer(PyObject* /*module*/, PyObject* args) {
+  HANDLE_TH_ERRORS
+  static PyObject* type = PyType_FromSpec(&spec);
+  PyObject *list, *event_type;
+  if (type == nullptr || !PyArg_ParseTuple(args, "O!O!", &PyList_Type, &list, &PyType_Type, &event_type)) {
+    return nullptr;
+  }
+  TORCH_CHECK_VALUE(PyList_GET_SIZE(list) > 0, "no columns");
+  std::vector<Column> columns;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
+    std::optional<Column> column = column_of(PyList_GET_ITEM(list, i));
+    if (!column) {
+      return nullptr;
+    }
+    columns.push_back(std::move(*column));
+  }
+  auto made = std::make_unique<Gatherer>(
+      std::move(columns), reinterpret_cast<PyTypeObject*>(event_type));
+  PyObject* object = PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type), 0);
+  if (object != nullptr) {
+    reinterpret_cast<Object*>(object)->gatherer = made.release();
+  }
+  return object;
+  END_HANDLE_TH_ERRORS
+}
+
+} // namespace
+
+PyMethodDef gather_methods[] = {
+    {"gatherer",
+     gatherer,
+     METH_VARARGS,
+     "gatherer(columns, event_type): a Gatherer. columns: a list of (source, constants or "
+     "None, dtype, channels_last, description)."},
+    {nullptr, nullptr, 0, nullptr}};
+
+} // namespace esper
