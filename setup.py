@@ -217,6 +217,7 @@ class BuildExtensions(build_ext):
     """Builds the core plainly and the PyTorch part the way torch wants it."""
 
     def run(self) -> None:
+        self.given_up: list[str] = []
         self.notice_other_circumstances()
         built = {extension.name for extension in WITH_TORCH}
         for name in {"esper_alloc._torch", "esper_alloc._kernels"} - built:
@@ -255,14 +256,25 @@ class BuildExtensions(build_ext):
             if self.extensions:
                 self.build_torch_extensions()
         finally:
-            self.extensions = everything
+            self.extensions = [e for e in everything if e.name not in self.given_up]
 
     def build_torch_extensions(self) -> None:
         build_ext.build_extensions(self)
 
     def build_extension(self, extension: Extension) -> None:
         if extension.name == "esper_alloc._kernels":
-            extension.extra_objects = self.compile_kernels(extension.depends)
+            try:
+                extension.extra_objects = self.compile_kernels(extension.depends)
+            except CompileError as error:
+                if KERNELS == "1":
+                    raise
+                # Most often an nvcc that refuses the C++ compiler. All else works.
+                FOUND.kernels_missing.append(
+                    f"the kernels: {error} (above is why; CXX=... names another C++ compiler)"
+                )
+                self.given_up.append(extension.name)
+                Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
+                return
         build_ext.build_extension(self, extension)
 
     def compile_kernels(self, depends: list[str]) -> list[str]:
@@ -280,7 +292,7 @@ class BuildExtensions(build_ext):
                 sys.stderr.write(done.stdout + done.stderr)
                 if done.returncode != 0:
                     target.unlink(missing_ok=True)
-                    raise CompileError(f"nvcc could not compile {file}: {shlex.join(command)}")
+                    raise CompileError(f"{FOUND.nvcc} could not compile {file}")
             return str(target)
 
         with ThreadPoolExecutor(parallel_jobs()) as pool:

@@ -324,6 +324,40 @@ print(found["FOUND"].kernels_missing)
     assert "the kernels: left out by ESPER_ALLOC_KERNELS=0" in said
 
 
+def test_an_nvcc_that_fails_leaves_the_rest(tmp_path: Path) -> None:
+    """It refuses the C++ compiler, say: no kernels, and a sentence that says why."""
+    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").HAS_SHIM):
+        pytest.skip("the extension for torch is not built")
+    program = """
+import runpy, sys
+sys.path.insert(0, "tools")
+import setuptools, torch_build
+from setuptools.command.build_ext import build_ext
+setuptools.setup = lambda **k: None
+found = runpy.run_path("setup.py", run_name="setup")
+build = found["FOUND"]
+build.nvcc, build.kernels_missing = "false", []
+command = found["BuildExtensions"](setuptools.Distribution())
+command.build_temp, command.build_lib, command.given_up = sys.argv[1], sys.argv[1], []
+command.force = True
+command.build_extension(found["kernels_extension"](build))
+assert command.given_up == ["esper_alloc._kernels"] and not build.kernels_possible
+print(build.kernels_missing)
+"""
+    said = run(sys.executable, "-c", program, tmp_path)
+    assert "the kernels: false could not compile csrc/kernels/" in said
+    assert "CXX=... names another C++ compiler" in said
+
+
+def test_kernels_are_built_where_they_can_be(torch_build: Any) -> None:
+    """Without this, a mistake in a kernel would only make everything slower."""
+    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").HAS_SHIM):
+        pytest.skip("the extension for torch is not built")
+    build = importlib.import_module("esper_alloc._build")
+    if os.environ.get("ESPER_ALLOC_KERNELS") != "0":
+        assert build.HAS_KERNELS == torch_build.find().kernels_possible, build.WHAT_IS_MISSING
+
+
 def test_the_kernels_load_beside_torch() -> None:
     if not (HAS_TORCH and importlib.import_module("esper_alloc._build").HAS_KERNELS):
         pytest.skip("the kernels are not built")

@@ -7,6 +7,8 @@
 // normalize.h says what state, mask and weights are. A momentum below 0 means none.
 #include "normalize_op.h"
 
+#include <atomic>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/cuda/EmptyTensor.h>

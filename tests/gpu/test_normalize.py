@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -509,6 +510,17 @@ def test_gradients_pass() -> None:
     wanted = (1 / (rms._moments[1] + 1e-4).sqrt()).float().expand(8, 4)
     torch.testing.assert_close(x.grad, wanted)
     assert not any(one.requires_grad for one in rms.buffers())
+
+
+def test_documented_examples_run() -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "normalize.md").read_text(), re.M | re.S
+    )
+    assert len(blocks) == 7
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "docs/normalize.md", "exec"), names)
+    assert names["device"] == "cuda"
 
 
 def test_under_the_allocator() -> None:
