@@ -239,16 +239,16 @@ class _Worker:
 
     def __init__(
         self,
-        name: str,
+        device: torch.device,
         environments: tuple[int, ...],
+        size: int,
         columns: _Columns,
-        layout: Layout,
         there: _Rows | None,
     ) -> None:
+        self.device = device
         self.environments = environments
-        self.device = torch.device(name)
-        self._step = layout.rows(name)
-        self._full = [layout.batch_size_per_env] * len(environments)
+        self._full = [size] * len(environments)
+        self._step = sum(self._full)
         # What is there already is shared by its owner.
         self._resident = _resident(there or columns.tensors, self.device)
         tensors, transforms = self._resident.tensors, columns.transforms
@@ -568,7 +568,6 @@ class GatherBatchIterator:
         reuse: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        _on_devices: Mapping[str, _Rows] | None = None,
     ) -> None:
         seed = check_seed(seed)
         names = check_environments(batch_size_per_env, n_envs, env_devices)
@@ -588,8 +587,10 @@ class GatherBatchIterator:
         self.order = order
         self._columns = columns
         self._workers = [
-            _Worker(device, here, columns, self._layout, (_on_devices or {}).get(device))
-            for device, here in self._layout.environments.items()
+            _Worker(
+                torch.device(name), here, batch_size_per_env, columns, self._columns_on(name)
+            )
+            for name, here in self._layout.environments.items()
         ]
         self._worker_of = [0] * n_envs
         for number, worker in enumerate(self._workers):
@@ -627,6 +628,7 @@ class GatherBatchIterator:
         epoch = self._epoch if self._resumed else self._epoch + 1
         cursor = self._cursor if self._resumed else 0
         plan = plan_epoch(self._layout, self._seed, epoch, self.shuffle)
+        self._plan = None  # should a worker fail
         for worker, share in zip(self._workers, plan.shares):
             worker.start(share)
         self._plan, self._epoch, self._cursor, self._resumed = plan, epoch, cursor, False
@@ -686,6 +688,10 @@ class GatherBatchIterator:
             )
         self._seed, self._epoch, self._cursor = seed, epoch, cursor
         self._plan, self._resumed = None, True
+
+    def _columns_on(self, device: str) -> _Rows | None:
+        """The data set on a device, where somebody else keeps it there; None: nobody."""
+        return None
 
     def _position(self) -> tuple[int, int]:
         """The epoch and the cursor of the next batch."""

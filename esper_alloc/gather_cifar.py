@@ -200,13 +200,13 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
             cifar.download(dataset, data_root)
         self.is_train = is_train
         self._augmented_with = seed if cifar_precompute_aug and is_train else None
-        data = {
+        self._data = {
             canonical_device(name): _on_device(
                 name, data_root, dataset, is_train, self._augmented_with
             )
             for name in names
         }
-        images, labels = next(iter(data.values()))
+        images, labels = next(iter(self._data.values()))
         super().__init__(
             images,
             labels,
@@ -221,8 +221,10 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
             reuse=reuse,
             rank=rank,
             world_size=world_size,
-            _on_devices=data,
         )
+
+    def _columns_on(self, device: str) -> _Dataset:
+        return self._data[device]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `GatherBatchIterator.load_state_dict`.

@@ -23,7 +23,7 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from esper_alloc import cifar, gather_cifar  # noqa: E402
+from esper_alloc import cifar, gather, gather_cifar  # noqa: E402
 from esper_alloc import GatherBatchIterator, ImageTransform  # noqa: E402
 from esper_alloc import SharedGPUGatherBatchIterator, clear_gpu_dataset_cache  # noqa: E402
 from esper_alloc.gather_plan import (  # noqa: E402
@@ -405,6 +405,51 @@ def test_environments_without_data_in_the_middle_are_an_error() -> None:
         else:
             with pytest.raises(RuntimeError, match="Non-contiguous per-env batches detected"):
                 batches._sizes(1)
+
+
+@given(
+    devices=st.lists(st.sampled_from(["cuda:0", "cuda:1", "cuda"]), min_size=1, max_size=5),
+    length=st.integers(0, 40),
+    order=st.sampled_from(["per_device", "global"]),
+    drop_last=st.booleans(),
+    reuse=st.integers(0, 2),
+    rank=st.integers(0, 1),
+)
+def test_uneven_devices_on_paper(devices, length, order, drop_last, reuse, rank) -> None:
+    """Several devices whose work is done on the CPU: who gets what stays the same."""
+
+    class OnCpu(gather._Worker):
+        def __init__(self, device, *arguments) -> None:
+            super().__init__(torch.device("cpu"), *arguments)
+
+    inputs, targets = data(length)
+    layout = Layout(length, tuple(devices), 3, order, drop_last, rank, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gather, "_Worker", OnCpu)
+        patch.setattr(gather, "check_device_exists", lambda name: None)
+        batches = GatherBatchIterator(
+            inputs, targets, batch_size_per_env=3, n_envs=len(devices), env_devices=devices, seed=7,
+            order=order, drop_last=drop_last, reuse=reuse, rank=rank, world_size=2,
+        )  # fmt: skip
+    for epoch in range(2):
+        plan = plan_epoch(layout, 7, epoch)
+        steps = iter(batches)
+        for number in range(layout.batches):
+            wanted = [part for part in plan.indices(number) if len(part)]
+            sizes = layout.sizes(number)
+            if any(sizes[sizes.index(0) :] if 0 in sizes else []):
+                before = batches.state_dict()
+                with pytest.raises(RuntimeError, match="Non-contiguous"):
+                    next(steps)
+                assert batches.state_dict() == before
+                break
+            batch = next(steps)
+            assert len(batch) == len(wanted)
+            for (x, y), part in zip(batch, wanted):
+                assert torch.equal(x, inputs[part]) and torch.equal(y, targets[part])
+            batch.done()
+        else:
+            assert next(steps, None) is None
 
 
 def test_data_is_copied_once_for_all_iterators() -> None:
