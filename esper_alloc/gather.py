@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Union
 
@@ -587,9 +587,7 @@ class GatherBatchIterator:
         self.order = order
         self._columns = columns
         self._workers = [
-            _Worker(
-                torch.device(name), here, batch_size_per_env, columns, self._columns_on(name)
-            )
+            _Worker(torch.device(name), here, batch_size_per_env, columns, self._columns_on(name))
             for name, here in self._layout.environments.items()
         ]
         self._worker_of = [0] * n_envs
