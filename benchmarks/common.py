@@ -44,6 +44,7 @@ OURS = "esper_alloc"
 NATIVE = "native"
 EXPANDABLE = "native, expandable"
 ASYNC = "cudaMallocAsync"
+CAPTURE_REUSE = "native, graph_capture_record_stream_reuse"
 
 #: What each allocator needs in the environment before torch is imported.
 ENVIRONMENTS: dict[str, dict[str, str]] = {
@@ -51,6 +52,7 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
     NATIVE: {},
     EXPANDABLE: {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     ASYNC: {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+    CAPTURE_REUSE: {"PYTORCH_CUDA_ALLOC_CONF": "graph_capture_record_stream_reuse:True"},
 }
 
 #: Variables that would choose or tune an allocator behind our back.

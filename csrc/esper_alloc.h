@@ -400,12 +400,29 @@ typedef enum esper_block_state {
   ESPER_BLOCK_INACTIVE      /* free                                            */
 } esper_block_state;
 
+/* What kind of use it is: none of these for a plain mark. */
+enum {
+  ESPER_ENTRY_NO_GATE = 1u, /* no stream is ever made to wait for it           */
+  ESPER_ENTRY_AT_FREE = 2u, /* by record_stream: ends with the free            */
+  ESPER_ENTRY_HELD = 4u     /* no event stands for it: held until the device
+                               was synchronised                                */
+};
+
+/* A use that is not known to be over. */
+typedef struct esper_use_entry {
+  int device;      /* of the stream                                            */
+  void *stream;    /* handle; NULL: the legacy stream, or all of the device's  */
+  uint64_t number; /* of the stream's event that ends it; 0: none yet          */
+  unsigned kind;   /* ESPER_ENTRY_...                                          */
+} esper_use_entry;
+
 typedef struct esper_block_entry {
   uintptr_t address;
   size_t size, requested;
   esper_block_state state;
   void *stream;
-  unsigned uses; /* uses it still owes */
+  unsigned uses;    /* those that are not known to be over                      */
+  size_t first_use; /* into the snapshot's uses                                 */
 } esper_block_entry;
 
 typedef struct esper_segment_entry {
@@ -420,9 +437,10 @@ typedef struct esper_segment_entry {
 } esper_segment_entry;
 
 typedef struct esper_snapshot {
-  size_t segment_count, block_count;
+  size_t segment_count, block_count, use_count;
   esper_segment_entry *segments; /* by address */
   esper_block_entry *blocks;     /* by address within each segment */
+  esper_use_entry *uses;         /* of each block together */
 } esper_snapshot;
 
 /* One consistent picture of a device (-1: all, each consistent on its own). */

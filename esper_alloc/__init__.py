@@ -26,7 +26,7 @@ from .allocator import (
 from .cudagraph_outputs import CloneCounts, cudagraph_outputs
 
 if TYPE_CHECKING:
-    from .figures import memory_stats
+    from .figures import memory_stats, report, set_stream_traits
     from .gather import GatherBatch, GatherBatchIterator
     from .gather_cifar import SharedGPUGatherBatchIterator, clear_gpu_dataset_cache
     from .gather_transform import ImageTransform
@@ -60,6 +60,8 @@ __all__ = [
     "memory_stats",
     "pluggable_allocator",
     "record_use",
+    "report",
+    "set_stream_traits",
     "uninstall_tensor_method",
     "using",
 ]
@@ -78,6 +80,8 @@ _LATER = {
     "install_tensor_method": "tensor_method",
     "memory_stats": "figures",
     "record_use": "use",
+    "report": "figures",
+    "set_stream_traits": "figures",
     "uninstall_tensor_method": "tensor_method",
     "using": "use",
 }

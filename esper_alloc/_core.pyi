@@ -43,6 +43,33 @@ class ReplayResult(TypedDict):
     segments: int
     curve: bytes
 
+@type_check_only
+class Gate(TypedDict):
+    device: int
+    waiting: int
+    stream_device: int
+    stream: int
+    number: int
+    size: int
+    issued_us: int
+
+@type_check_only
+class Use(TypedDict):
+    stream_device: int
+    stream: int
+    number: int
+    no_gate: bool
+    at_free: bool
+    held: bool
+
+@type_check_only
+class PendingBlock(TypedDict):
+    address: int
+    size: int
+    live: bool
+    stream: int
+    uses: list[Use]
+
 __version__: Final[str]
 capi: Final[object]
 COUNTERS: Final[tuple[str, ...]]
@@ -51,6 +78,8 @@ def driver_report() -> DriverReport: ...
 def build_info() -> BuildInfo: ...
 def addresses() -> dict[str, int]: ...
 def counters(device: int, /) -> dict[str, int]: ...
+def gates(device: int, /) -> list[Gate]: ...
+def pending(device: int, /) -> list[PendingBlock]: ...
 def driver_calls() -> dict[str, int]: ...
 def check_pickle(data: Buffer, /) -> int: ...
 def replay(

@@ -1,9 +1,13 @@
-"""What the allocator says about itself, beside ``torch.cuda.memory_stats()``."""
+"""What the allocator says about itself, beside ``torch.cuda.memory_stats()``,
+and what it is told about streams."""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from .allocator import _untyped, is_enabled
@@ -11,7 +15,7 @@ from .allocator import _untyped, is_enabled
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["memory_stats"]
+__all__ = ["memory_stats", "report", "set_stream_traits"]
 
 
 def memory_stats(device: torch.device | str | int | None = None) -> dict[str, int]:
@@ -42,12 +46,128 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
     Raises:
         ValueError: there is no such device.
     """
-    if not is_enabled() or not _untyped(sys.modules["torch"]).cuda.is_initialized():
+    if not _is_running():
         return dict.fromkeys(_core.COUNTERS, 0)
     return _core.counters(_index(device))
+
+
+def report() -> str:
+    """What streams wait for on the allocator's account, as text.
+
+    For a program that hangs: if a gate is the reason, it stands here, with the
+    two streams and since when. Waits for nothing and uses no stream, so it may
+    be called from any thread, or from a signal handler that Python runs::
+
+        signal.signal(signal.SIGUSR1, lambda *_: print(esper_alloc.report()))
+
+    Three lists for each device: the gates that are not over; the freed blocks
+    that no event stands for, which come back when the device was synchronised;
+    and the uses that nobody is made to wait for (``gate=False``, or on a stream
+    with the trait ``rendezvous``). Streams are named by their handles, as in
+    ``stream.cuda_stream``; a block's size is in bytes of the device.
+    """
+    if not _is_running():
+        return "esper_alloc: PyTorch does not run on it, or has not used CUDA yet\n"
+    now = time.time()
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+    lines = [f"esper_alloc: report of process {os.getpid()}, {when}"]
+    for device in range(_untyped(sys.modules["torch"]).cuda.device_count()):
+        lines += _of_device(device, _core.gates(device), _core.pending(device), now)
+    return "\n".join(lines) + "\n"
+
+
+def set_stream_traits(stream: torch.Stream, *, rendezvous: bool) -> None:
+    """Says what is true of all work on `stream`; it replaces what was said.
+
+    Args:
+        stream: a ``torch.cuda.Stream``.
+        rendezvous: the work may wait for something that is not enqueued yet,
+            here or on another rank: sends and receives, collectives, kernels
+            that spin on a flag. No other stream is then ever made to wait for
+            it, as if each use on it were marked with ``gate=False``; memory that
+            it uses comes back when the GPU has passed the mark. Set it for the
+            streams of communication that use marked memory. A stream whose work
+            completes by itself is better without: its memory is reused sooner.
+
+    Does nothing while PyTorch does not run on esper_alloc.
+
+    Raises:
+        TypeError: `stream` is no stream of a CUDA device.
+    """
+    from . import use
+
+    use._check_stream(stream)
+    if use._native is not None and stream is not None:
+        use._native.set_stream_traits(stream, rendezvous)
+    elif stream is None:
+        raise TypeError("stream must be a torch.cuda.Stream, not NoneType")
+
+
+def _is_running() -> bool:
+    return is_enabled() and bool(
+        _untyped(sys.modules["torch"]).cuda.is_initialized()
+    )
 
 
 def _index(device: torch.device | str | int | None) -> int:
     from torch.cuda._utils import _get_device_index
 
     return int(_untyped(_get_device_index)(device, optional=True))
+
+
+# The report's lines
+
+
+def _of_device(
+    device: int, gates: list[Any], blocks: list[Any], now: float
+) -> Iterator[str]:
+    held = [(b, u) for b in blocks if not b["live"] for u in b["uses"] if u["held"]]
+    ungated = [
+        (b, u) for b in blocks for u in b["uses"] if u["no_gate"] and not u["held"]
+    ]
+    yield (
+        f"device {device}: {_count(len(gates), 'gate')} pending, "
+        f"{_count(len({b['address'] for b, _ in held}), 'block')} held, "
+        f"{_count(len(ungated), 'use')} without gate"
+    )
+    if gates:
+        yield "  gates, oldest first:"
+    for gate in gates:
+        seconds = max(0.0, now - gate["issued_us"] / 1e6)
+        yield (
+            f"    {_stream(gate['waiting'], gate['device'])} waits for "
+            f"{_stream(gate['stream'], gate['stream_device'])}, event "
+            f"{gate['number']}, since {seconds:.3f} s, for a block of "
+            f"{_size(gate['size'])}"
+        )
+    if held:
+        yield "  held until the device was synchronised:"
+    for block, use in held:
+        yield _of_use(block, use)
+    if ungated:
+        yield "  uses that nobody is made to wait for:"
+    for block, use in ungated:
+        yield _of_use(block, use)
+
+
+def _of_use(block: Any, use: Any) -> str:
+    state = "live" if block["live"] else "freed"
+    by = ", by record_stream" if use["at_free"] else ""
+    event = f", event {use['number']}" if use["number"] else ""
+    return (
+        f"    block {block['address']:#x} of {_size(block['size'])}, {state}, used on "
+        f"{_stream(use['stream'], use['stream_device'])}{event}{by}"
+    )
+
+
+def _stream(handle: int, device: int) -> str:
+    name = f"stream {handle:#x}" if handle else "the default stream"
+    return f"{name} of device {device}"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size} bytes"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,4 +1,5 @@
-"""Reads the files that ``torch.cuda.memory._dump_snapshot`` writes.
+"""Snapshots: reading the files that ``torch.cuda.memory._dump_snapshot`` writes,
+and putting the uses that are pending to their blocks (:func:`with_uses`).
 
 A snapshot is a pickle, plain or gzip-compressed, and a pickle may ask to run
 anything. Nothing of that kind is admitted here, twice over: the bytes are
@@ -21,6 +22,9 @@ from esper_alloc import _core
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 20
+
+#: The name of an annotation that stands for a use (csrc/torch/snapshot.cpp).
+_USE = "esper_alloc.use"
 
 NO_TRACE_REMEDY = (
     "call torch.cuda.memory._record_memory_history() before the job "
@@ -58,6 +62,52 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         raise SnapshotError(f"{name}: cannot be read: {error.strerror or error}") from None
     except MemoryError:
         raise SnapshotError(f"{name}: too large for this machine's memory") from None
+
+
+def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot whose blocks say which uses they still owe.
+
+    PyTorch's structure has no room for them in a block, so
+    ``torch.cuda.memory._snapshot()`` lists them among ``external_annotations``.
+    In what this returns each block that owes some has a key ``uses``, a list of
+    dicts: ``stream`` (its handle), ``device`` (the stream's), ``number`` (of the
+    stream's event that ends the use; 0: there is none yet) and ``kind``:
+    ``record_use``, ``no_gate``, ``record_stream``, or ``held``. Viewers that do
+    not know the key pass over it.
+
+    Args:
+        snapshot: of ``torch.cuda.memory._snapshot()``; it is not changed, and
+            what has no uses is shared with the result.
+    """
+    uses: dict[int, list[dict[str, Any]]] = {}
+    others = []
+    for entry in snapshot.get("external_annotations", ()):
+        if entry.get("name") == _USE:
+            uses.setdefault(int(entry["address"]), []).append(
+                {
+                    "stream": int(entry["stream"]),
+                    "device": int(entry["stream_device"]),
+                    "number": int(entry["number"]),
+                    "kind": entry["kind"],
+                }
+            )
+        else:
+            others.append(entry)
+    return {
+        **snapshot,
+        "segments": [_segment_with(segment, uses) for segment in snapshot["segments"]],
+        "external_annotations": others,
+    }
+
+
+def _segment_with(
+    segment: dict[str, Any], uses: dict[int, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    blocks = [
+        {**block, "uses": uses[block["address"]]} if block["address"] in uses else block
+        for block in segment["blocks"]
+    ]
+    return {**segment, "blocks": blocks}
 
 
 def memory_limit() -> int:

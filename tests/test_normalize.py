@@ -1168,6 +1168,28 @@ def test_values_leave_out_what_is_not_finite() -> None:
     assert int(ours.count) == 2 and float(ours.mean) == 2.0
 
 
+# --- documents -------------------------------------------------------------------------------------
+
+
+def test_documented_examples_run(route: str) -> None:
+    import re
+
+    text = (ROOT / "docs" / "normalize.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    assert len(blocks) == 7
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "docs/normalize.md", "exec"), names)
+
+
+def test_the_package_has_them() -> None:
+    import esper_alloc
+
+    assert esper_alloc.RunningMeanStd is RunningMeanStd
+    assert esper_alloc.RewardNormalizer is RewardNormalizer
+    assert esper_alloc.ValueNormalizer is ValueNormalizer
+
+
 # --- without kernels ------------------------------------------------------------------------------
 
 

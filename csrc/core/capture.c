@@ -273,7 +273,7 @@ bool branch_may_be_gated(const branch_t *b, const block_t *block, bool at_free_t
     if (branch_is_after(b, &use->place))
       continue;
     if (!use->place.branch || use->place.branch->capture != b->capture ||
-        use->flags & USE_NO_GATE || (use->flags & USE_AT_FREE && !at_free_too))
+        use_is_rendezvous(use) || (use->flags & USE_AT_FREE && !at_free_too))
       return false;
   }
   return true;

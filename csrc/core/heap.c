@@ -27,6 +27,7 @@
 #include "gates.h"
 #include "map.h"
 #include "pool.h"
+#include "seal.h"
 #include "segment.h"
 #include "settle.h"
 #include "stats.h"
@@ -818,18 +819,6 @@ esper_status heap_free(core_t *core, void *ptr)
 
 /* ---- giving back ------------------------------------------------------- */
 
-/* Of a pool that nobody refers to, only what is recorded is asked about: the
- * rest came before the device was synchronised (pool_may_give_back). */
-static bool owes_nothing(const block_t *block)
-{
-  if (block->segment->heap->pool->references)
-    return uses_have_completed(block) && owner_order_has_completed(block);
-  for (const use_t *use = block->uses; use; use = use->next)
-    if (use->record && !use_has_completed(use))
-      return false;
-  return true;
-}
-
 static bool is_idle(const segment_t *s)
 {
   const block_t *block = s->first;
@@ -838,7 +827,8 @@ static bool is_idle(const segment_t *s)
   if (s->captured && !RULE(GRAPHS_KEEP_MEMORY))
     return true;
   return pool_may_give_back(s) &&
-         (owes_nothing(block) || !RULE(RELEASE_NEEDS_COMPLETION));
+         ((uses_have_completed(block) && owner_order_has_completed(block)) ||
+          !RULE(RELEASE_NEEDS_COMPLETION));
 }
 
 static block_t *claim_idle_segment(device_t *device, const pool_t *pool, const pool_t *but)
@@ -857,6 +847,7 @@ size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, siz
 {
   size_t released = 0;
   bool going = true;
+  seal_released(device);
   while (going && released < enough) {
     lock(&device->lock);
     block_t *block = claim_idle_segment(device, pool, but);

@@ -260,7 +260,7 @@ bool marks_record_use_of(core_t *core, const void *ptr, void *handle, esper_stat
   size_t found;
   presented_t p;
   block_t *block = map_find(core->map, (uintptr_t)ptr);
-  if (!block || !stream_find(core, handle, device_of(block)->index, &p))
+  if (!block || !stream_find(core, handle, &p))
     return false;
   *status = needs_use(block, p.stream) ? mark_block(block, ptr, p, 0, &found) : ESPER_OK;
   return true;

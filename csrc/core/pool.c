@@ -123,6 +123,7 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   heap->capture = capture;
   heap->next = pool->heaps;
   pool->heaps = heap;
+  atomic_store_explicit(&stream->kept, true, memory_order_release);
   return heap;
 }
 

@@ -39,6 +39,7 @@
   R(BODY_KEEPS_APART, "7j", "what is freed while another graph is captured has no place") \
   R(UNRECORDED_HOLDS, "9a", "a use that cannot be recorded holds the block")       \
   R(MORTAL_HANDLES, "9b", "a mortal stream's handle serves only the call that presents it") \
+  R(ENDED_OWES_NOTHING, "9c", "of a stream that has ended only what owes nothing is used again") \
   R(GATE_ON_REQUEST, "10a", "a use marked without gate is never gated on")         \
   R(GATE_NOT_AT_FREE, "10b", "record_stream uses are not gated while memory can grow") \
   R(RENDEZVOUS_NOT_GATED, "10c", "nobody waits for a stream of rendezvous work") \

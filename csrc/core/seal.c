@@ -181,3 +181,39 @@ void seal_pool(pool_t *pool)
   }
   unlock(&device->lock);
 }
+
+/* ---- pools that are gone ------------------------------------------------- */
+
+/* No event stands for it; the device was synchronised. */
+static void drop_unrecorded(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    if (use->record) {
+      link = &use->next;
+    } else {
+      *link = use->next;
+      use_give(device, use);
+    }
+  }
+}
+
+static void settle_memory(pool_t *pool)
+{
+  for (const segment_t *s = pool->device->first_segment; s; s = s->next)
+    for (block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
+      if (b->state == BLOCK_READY || b->state == BLOCK_PENDING)
+        drop_unrecorded(pool->device, b);
+  for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+    seal_heap(heap);
+}
+
+void seal_released(device_t *device)
+{
+  lock(&device->lock);
+  for (pool_t *pool = device->pools; pool; pool = pool->next)
+    if (!pool->references && !pool->open &&
+        stream_completed(device->all_streams, pool->released))
+      settle_memory(pool);
+  unlock(&device->lock);
+}

@@ -12,4 +12,8 @@
  * (rule 8). Without the lock; the pool is open, without a filter yet. */
 void seal_pool(pool_t *pool);
 
+/* The memory of pools that nobody refers to owes their graphs nothing once the
+ * device was synchronised after that: it comes together again. */
+void seal_released(device_t *device);
+
 #endif

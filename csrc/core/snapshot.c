@@ -5,9 +5,10 @@
 #include "error.h"
 #include "heap.h"
 #include "trace.h"
+#include "use.h"
 
 typedef struct counts {
-  size_t segments, blocks;
+  size_t segments, blocks, uses;
 } counts_t;
 
 static counts_t count(const device_t *device)
@@ -15,8 +16,11 @@ static counts_t count(const device_t *device)
   counts_t counts = {0};
   for (const segment_t *s = device->first_segment; s; s = s->next) {
     counts.segments++;
-    for (const block_t *b = s->first; b; b = b->next)
+    for (const block_t *b = s->first; b; b = b->next) {
       counts.blocks++;
+      for (const use_t *use = b->uses; use; use = use->next)
+        counts.uses++;
+    }
   }
   return counts;
 }
@@ -25,6 +29,7 @@ static bool reserve(esper_snapshot *snapshot, counts_t more)
 {
   size_t segments = snapshot->segment_count + more.segments;
   size_t blocks = snapshot->block_count + more.blocks;
+  size_t uses = snapshot->use_count + more.uses;
   void *grown = realloc(snapshot->segments, (segments + 1) * sizeof *snapshot->segments);
   if (!grown)
     return false;
@@ -33,10 +38,27 @@ static bool reserve(esper_snapshot *snapshot, counts_t more)
   if (!grown)
     return false;
   snapshot->blocks = grown;
+  grown = realloc(snapshot->uses, (uses + 1) * sizeof *snapshot->uses);
+  if (!grown)
+    return false;
+  snapshot->uses = grown;
   return true;
 }
 
-static esper_block_entry block_entry(const block_t *block)
+static esper_use_entry use_entry(const block_t *block, const use_t *use)
+{
+  bool held = !use->record && (block->state != BLOCK_LIVE || !(use->flags & USE_AT_FREE));
+  return (esper_use_entry){
+      .device = use->stream->device->index,
+      .stream = use->stream->handle,
+      .number = use->record ? use->record->number : use->stamp,
+      .kind = (use_is_rendezvous(use) ? ESPER_ENTRY_NO_GATE : 0u) |
+              (use->flags & USE_AT_FREE ? ESPER_ENTRY_AT_FREE : 0u) |
+              (held ? ESPER_ENTRY_HELD : 0u),
+  };
+}
+
+static esper_block_entry block_entry(const block_t *block, esper_snapshot *snapshot)
 {
   esper_block_entry entry = {
       .address = block->address,
@@ -46,9 +68,12 @@ static esper_block_entry block_entry(const block_t *block)
                : block->counted_active      ? ESPER_BLOCK_PENDING_FREE
                                             : ESPER_BLOCK_INACTIVE,
       .stream = block->user ? block->user->handle : NULL,
+      .first_use = snapshot->use_count,
   };
   for (const use_t *use = block->uses; use; use = use->next)
-    entry.uses++;
+    if (!use_has_completed(use))
+      snapshot->uses[snapshot->use_count++] = use_entry(block, use);
+  entry.uses = (unsigned)(snapshot->use_count - entry.first_use);
   return entry;
 }
 
@@ -67,7 +92,7 @@ static void add_device(const device_t *device, esper_snapshot *snapshot)
         .first_block = snapshot->block_count,
     };
     for (const block_t *b = s->first; b; b = b->next)
-      snapshot->blocks[snapshot->block_count++] = block_entry(b);
+      snapshot->blocks[snapshot->block_count++] = block_entry(b, snapshot);
     entry->block_count = snapshot->block_count - entry->first_block;
   }
 }
@@ -108,6 +133,7 @@ void esper_snapshot_free(esper_snapshot *snapshot)
 {
   free(snapshot->segments);
   free(snapshot->blocks);
+  free(snapshot->uses);
   *snapshot = (esper_snapshot){0};
 }
 

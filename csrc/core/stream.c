@@ -11,9 +11,16 @@ enum { ASK_AT = 64 };
 
 /* ---- finding streams --------------------------------------------------- */
 
-static unsigned bucket_of_id(uint64_t id)
+static bool is_special(const void *handle)
 {
-  return (unsigned)(id * 0x9e3779b97f4a7c15u >> 56);
+  return (uintptr_t)handle <= 2;
+}
+
+/* What was behind the same handle one after the other is in one bucket. */
+static _Atomic(stream_t *) *bucket_of_id(core_t *core, uint64_t id, const void *handle)
+{
+  uint64_t key = is_special(handle) ? id : (uintptr_t)handle;
+  return &core->stream_by_id[key * 0x9e3779b97f4a7c15u >> 56];
 }
 
 static _Atomic(stream_t *) *bucket_of_handle(core_t *core, void *handle)
@@ -21,34 +28,94 @@ static _Atomic(stream_t *) *bucket_of_handle(core_t *core, void *handle)
   return &core->stream_by_handle[(uintptr_t)handle * 0x9e3779b97f4a7c15u >> 56];
 }
 
-/* Streams are found without a lock: they stay where they are until the core goes. */
-static stream_t *find_by_id(core_t *core, const device_t *device, uint64_t id)
+/* Streams are found without a lock: they stay where they are until the core goes.
+ * Any device: NULL. */
+static stream_t *find_by_id(core_t *core, const device_t *device, uint64_t id,
+                            const void *handle)
 {
-  stream_t *s = atomic_load_explicit(&core->stream_by_id[bucket_of_id(id)],
-                                     memory_order_acquire);
-  while (s && (s->id != id || s->device != device))
+  stream_t *s = atomic_load_explicit(bucket_of_id(core, id, handle), memory_order_acquire);
+  while (s && (atomic_load_explicit(&s->id, memory_order_relaxed) != id ||
+               s->handle != handle || (device && s->device != device)))
     s = s->next_in_bucket;
   return s;
 }
 
+/* Not the driver's, but made by id_within_capture. */
+static bool is_made_up(uint64_t id)
+{
+  return id >> 62;
+}
+
+/* A mortal stream that has ended, since its handle has come back with another
+ * id, and of which nothing is left: what is known of it serves the next one.
+ * Numbers go on, so what frontiers say of the old ones stays true; its own
+ * frontier is empty, because it never had memory. */
+static stream_t *find_ended(core_t *core, const device_t *device, uint64_t id, void *handle)
+{
+  if (is_special(handle) || is_made_up(id))
+    return NULL;
+  stream_t *s = atomic_load(bucket_of_id(core, id, handle));
+  while (s && (s->handle != handle || s->device != device || is_made_up(s->id) ||
+               atomic_load(&s->immortal) ||
+               (RULE(ENDED_OWES_NOTHING) &&
+                (atomic_load(&s->kept) || atomic_load(&s->has_outstanding)))))
+    s = s->next_in_bucket;
+  return s;
+}
+
+static stream_t *stream_make(core_t *core, device_t *device, uint64_t id, void *handle)
+{
+  unsigned place = core->stream_count % GROUP_STREAMS;
+  stream_group_t *group = atomic_load(&core->stream_groups);
+  stream_group_t *new_group = place ? NULL : calloc(1, sizeof *new_group);
+  stream_t *s = place || new_group ? calloc(1, sizeof *s) : NULL;
+  if (!s) {
+    free(new_group);
+    return NULL;
+  }
+  s->core = core;
+  s->device = device;
+  s->id = id;
+  s->handle = handle;
+  s->index = core->stream_count++;
+  s->ask_at = ASK_AT;
+  if (new_group) {
+    new_group->older = group;
+    group = new_group;
+  }
+  s->group = group;
+  group->stream[place] = s;
+  atomic_store_explicit(&core->stream_groups, group, memory_order_release);
+  _Atomic(stream_t *) *bucket = bucket_of_id(core, id, handle);
+  s->next_in_bucket = atomic_load(bucket);
+  atomic_store_explicit(bucket, s, memory_order_release);
+  s->next = atomic_load(&core->streams);
+  atomic_store(&core->streams, s);
+  return s;
+}
+
+/* What has completed on streams that had the handle before. */
+static void retire_ended(core_t *core, uint64_t id, const void *handle)
+{
+  stream_t *s = is_special(handle) ? NULL : atomic_load(bucket_of_id(core, id, handle));
+  for (; s; s = s->next_in_bucket)
+    if (s->handle == handle)
+      stream_retire(s);
+}
+
 stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handle)
 {
-  stream_t *s = find_by_id(core, device, id);
+  stream_t *s = find_by_id(core, device, id, handle);
   if (s)
     return s;
+  retire_ended(core, id, handle);
   lock(&core->streams_lock);
-  s = find_by_id(core, device, id);
-  if (!s && (s = calloc(1, sizeof *s))) {
-    s->core = core;
-    s->device = device;
-    s->id = id;
-    s->handle = handle;
-    s->index = core->stream_count++;
-    s->ask_at = ASK_AT;
-    s->next_in_bucket = atomic_load(&core->stream_by_id[bucket_of_id(id)]);
-    atomic_store_explicit(&core->stream_by_id[bucket_of_id(id)], s, memory_order_release);
-    s->next = atomic_load(&core->streams);
-    atomic_store(&core->streams, s);
+  s = find_by_id(core, device, id, handle);
+  if (!s && (s = find_ended(core, device, id, handle))) {
+    atomic_store(&s->traits, 0);
+    atomic_store(&s->id, id);
+  } else if (!s) {
+    s = stream_make(core, device, id, handle);
   }
   unlock(&core->streams_lock);
   return s;
@@ -120,24 +187,33 @@ esper_status stream_present(core_t *core, esper_stream as, presented_t *presente
   return ESPER_OK;
 }
 
+/* Some stream that had the handle last time. */
+static stream_t *find_namesake(core_t *core, const void *handle)
+{
+  stream_t *s = atomic_load_explicit(bucket_of_id(core, 0, handle), memory_order_acquire);
+  while (s && s->handle != handle)
+    s = s->next_in_bucket;
+  return s;
+}
+
 /* The id is asked again every time: a handle may have come back with another
  * stream behind it. Ids are never used again, on no device. */
-bool stream_find(core_t *core, void *handle, int device, presented_t *presented)
+bool stream_find(core_t *core, void *handle, presented_t *presented)
 {
   uint64_t id, capture;
   *presented = (presented_t){.stream = find_by_handle(core, NULL, handle), .handle = handle};
   if (presented->stream)
     return true;
+  const stream_t *namesake = find_namesake(core, handle);
+  if (!namesake)
+    return false;
+  int device = namesake->device->index;
   if (call_stream_capture(core, device, handle, &capture) != ESPER_OK || capture ||
       call_stream_id(core, device, handle, &id) != ESPER_OK)
     return false;
-  stream_t *s = atomic_load_explicit(&core->stream_by_id[bucket_of_id(id)],
-                                     memory_order_acquire);
-  while (s && (s->id != id || s->handle != handle))
-    s = s->next_in_bucket;
-  presented->stream = s;
+  presented->stream = find_by_id(core, NULL, id, handle);
   presented->asked = true;
-  return s != NULL;
+  return presented->stream != NULL;
 }
 
 static void pool_dropped(stream_t *s);
@@ -154,6 +230,10 @@ void stream_destroy_all(core_t *core)
     free(s);
   }
   atomic_store(&core->streams, NULL);
+  for (stream_group_t *group = atomic_load(&core->stream_groups), *older; group; group = older) {
+    older = group->older;
+    free(group);
+  }
 }
 
 uint64_t stream_capture_of(presented_t p, bool recording)
@@ -196,6 +276,11 @@ void record_drop(record_t *record)
     ;
 }
 
+static uint64_t bit_of(const stream_t *s)
+{
+  return 1ull << s->index % GROUP_STREAMS;
+}
+
 static void link_outstanding(stream_t *s, record_t *r)
 {
   r->newer = NULL;
@@ -207,6 +292,9 @@ static void link_outstanding(stream_t *s, record_t *r)
   r->outstanding = true;
   s->outstanding++;
   atomic_store_explicit(&s->has_outstanding, true, memory_order_release);
+  if (!s->listed)
+    atomic_fetch_or(&s->group->listed, bit_of(s));
+  s->listed = true;
 }
 
 static void unlink_outstanding(stream_t *s, record_t *r)
@@ -522,7 +610,7 @@ static bool record_is_done(record_t *r)
  * asks about the oldest, then twice as far ahead each time it was done. */
 void stream_retire(stream_t *s)
 {
-  if (!atomic_load_explicit(&s->has_outstanding, memory_order_relaxed) &&
+  if (!(atomic_load_explicit(&s->group->listed, memory_order_relaxed) & bit_of(s)) &&
       !atomic_load_explicit(&s->dropped, memory_order_relaxed))
     return;
   lock(&s->lock);
@@ -542,13 +630,18 @@ void stream_retire(stream_t *s)
     }
   }
   s->ask_at = s->outstanding + ASK_AT;
+  if (!s->oldest && s->listed) {
+    s->listed = false;
+    atomic_fetch_and(&s->group->listed, ~bit_of(s));
+  }
   unlock(&s->lock);
 }
 
 void stream_retire_all(core_t *core)
 {
-  for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
-    stream_retire(s);
+  for (stream_group_t *group = atomic_load(&core->stream_groups); group; group = group->older)
+    for (uint64_t left = atomic_load(&group->listed); left; left &= left - 1)
+      stream_retire(group->stream[__builtin_ctzll(left)]);
 }
 
 static void declare_completed(stream_t *s, uint64_t number)
@@ -603,6 +696,9 @@ bool stream_is_valid(stream_t *s)
   }
   valid &= atomic_load(&s->has_outstanding) == (s->oldest != NULL);
   valid &= outstanding == s->outstanding && s->event_count <= STREAM_EVENTS;
+  valid &= s->group->stream[s->index % GROUP_STREAMS] == s;
+  valid &= s->listed == (atomic_load(&s->group->listed) >> s->index % GROUP_STREAMS & 1);
+  valid &= s->listed || !s->oldest;
   unlock(&s->lock);
   return valid;
 }

@@ -20,9 +20,9 @@ typedef struct presented {
 /* Finds or makes the stream. */
 esper_status stream_present(core_t *core, esper_stream as, presented_t *presented);
 
-/* Finds the stream of a driver's handle above 2, whatever its device; `device`
- * is a guess, for the driver's sake. False: it is not known, or is captured. */
-bool stream_find(core_t *core, void *handle, int device, presented_t *presented);
+/* Finds the stream of a driver's handle above 2, whatever its device. False: it is
+ * not known, or is captured. */
+bool stream_find(core_t *core, void *handle, presented_t *presented);
 
 /* The stream with the driver's id, made if need be. NULL: no host memory. */
 stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handle);

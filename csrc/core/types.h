@@ -97,11 +97,24 @@ struct use {
 
 /* ---- streams ----------------------------------------------------------- */
 
+/* Streams by index, so that the few with records to ask about are found among
+ * many. */
+enum { GROUP_STREAMS = 64 };
+
+typedef struct stream_group {
+  _Atomic uint64_t listed;         /* bit i: stream[i] has outstanding records, or had */
+  stream_t *stream[GROUP_STREAMS];
+  struct stream_group *older;
+} stream_group_t;
+
 struct stream {
   core_t *core;
   device_t *device;
-  uint64_t id;      /* the driver's; never used again                         */
+  _Atomic uint64_t id; /* the driver's; never used again                      */
   unsigned index;   /* of its row in other streams' frontiers                 */
+  stream_group_t *group;
+  bool listed;      /* there; under the record lock                           */
+  atomic_bool kept; /* a heap is its own, or a use without record was on it   */
   void *handle;     /* of a mortal stream: for show only                      */
   atomic_bool immortal;
   bool all_streams; /* the stand-in for everything that runs on the device    */
@@ -287,6 +300,7 @@ struct esper_core {
   _Atomic(stream_t *) streams;
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
   _Atomic(stream_t *) stream_by_id[STREAM_BUCKETS];
+  _Atomic(stream_group_t *) stream_groups; /* newest first                    */
   unsigned stream_count;
   _Atomic uint64_t epoch; /* rises when an obligation may have been satisfied */
 

@@ -71,8 +71,10 @@ static void use_take_later(use_t *use, record_t *record)
 static void use_follow(use_t *use, record_t *record, unsigned flags)
 {
   use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
-  if (use->flags & USE_AT_FREE || !record)
+  if (use->flags & USE_AT_FREE || !record) {
     use_set_record(use, NULL);
+    atomic_store_explicit(&use->stream->kept, true, memory_order_release);
+  }
   if (record && use->record)
     use_take_later(use, record);
   else if (record)
@@ -96,6 +98,8 @@ bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned fla
   if (!use)
     return false;
   *spare = NULL;
+  if (!record)
+    atomic_store_explicit(&stream->kept, true, memory_order_release);
   *use = (use_t){.next = block->uses, .stream = stream, .record = record, .flags = flags};
   block->uses = use;
   return true;

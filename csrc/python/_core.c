@@ -9,6 +9,7 @@
 #include "capi.h"
 #include "pickle_check.h"
 #include "replay.h"
+#include "report.h"
 
 #ifndef ESPER_VERSION
 #error "ESPER_VERSION is set by setup.py"
@@ -293,6 +294,8 @@ static PyMethodDef methods[] = {
     {"build_info", build_info, METH_NOARGS, build_info_doc},
     {"addresses", addresses, METH_NOARGS, addresses_doc},
     {"counters", counters, METH_O, counters_doc},
+    {"gates", esper_py_gates, METH_O, esper_py_gates_doc},
+    {"pending", esper_py_pending, METH_O, esper_py_pending_doc},
     {"driver_calls", driver_calls, METH_NOARGS, driver_calls_doc},
     {"check_pickle", esper_py_check_pickle, METH_O, esper_py_check_pickle_doc},
     {"replay", (PyCFunction)(void (*)(void))esper_py_replay, METH_VARARGS | METH_KEYWORDS,

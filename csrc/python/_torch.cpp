@@ -78,6 +78,10 @@ PyMethodDef methods[] = {
      METH_FASTCALL,
      "hand_over(tensors, stream): make the current stream wait for `stream` "
      "and protect `tensors` on it."},
+    {"set_stream_traits",
+     method(&esper::set_stream_traits),
+     METH_FASTCALL,
+     "set_stream_traits(stream, rendezvous): replace what is known of it."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {

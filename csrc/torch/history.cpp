@@ -36,14 +36,14 @@ std::set<TraceEntry::Action> parse_actions(
   return actions;
 }
 
+} // namespace
+
 time_t microseconds_since_1970() {
   using namespace std::chrono;
   return static_cast<time_t>(
       duration_cast<microseconds>(system_clock::now().time_since_epoch())
           .count());
 }
-
-} // namespace
 
 bool is_skipped(TraceEntry::Action action) {
   std::lock_guard<std::mutex> lock(history().mutex);

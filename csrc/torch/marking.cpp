@@ -11,18 +11,17 @@
 #include "stream.h"
 
 namespace esper {
-namespace {
 
-using c10::cuda::CUDAStream;
-
-// The core that may know foreign-looking addresses: ours, or the one under
-// torch's CUDAPluggableAllocator. Null: PyTorch does not run on us.
 esper_core* core_that_serves() {
   if (esper_core* made = core_if_made()) {
     return made;
   }
   return native::get()->name() == "pluggable" ? core() : nullptr;
 }
+
+namespace {
+
+using c10::cuda::CUDAStream;
 
 bool is_ours(const c10::DataPtr& data) {
   if (data.get_deleter() == &delete_memory) {

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include "../esper_alloc.h"
 #include "python_objects.h"
 
 namespace esper {
@@ -18,6 +19,10 @@ struct End {
   std::optional<RecordedEvent> event;
   bool gate = true;
 };
+
+// The core that may know foreign-looking addresses: ours, or the one under
+// torch's CUDAPluggableAllocator. Null: PyTorch does not run on us.
+esper_core* core_that_serves();
 
 // The memory behind tensors of CUDA devices, found first and marked then.
 class Memory {

@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core_api.h"
+#include "stream.h"
 #include "use.h"
 
 namespace esper {
@@ -184,6 +186,29 @@ PyObject* hand_over(
   }
   // The current stream, for Python too.
   found.mark(end, PythonEnd{});
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* set_stream_traits(
+    PyObject* /*module*/,
+    PyObject* const* args,
+    Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_arguments("set_stream_traits", count, 2);
+  const CUDAStream stream = cuda_stream(args[0]);
+  const int rendezvous = PyObject_IsTrue(args[1]);
+  if (rendezvous < 0) {
+    throw python_error();
+  }
+  if (esper_core* serving = core_that_serves()) {
+    check(
+        capi().stream_set_traits(
+            serving,
+            to_esper(stream),
+            rendezvous ? unsigned{ESPER_TRAIT_RENDEZVOUS} : 0u),
+        "setting the traits of a stream");
+  }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }

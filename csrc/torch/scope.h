@@ -1,4 +1,5 @@
-// The steps of `with esper_alloc.using(...)`, as Python functions.
+// The steps of `with esper_alloc.using(...)`, and what is said of a stream, as
+// Python functions.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -22,5 +23,11 @@ PyObject* leave_stream(
 // hand_over(tensors, stream): makes the current stream wait for `stream`, and
 // protects `tensors` on it until they are freed.
 PyObject* hand_over(PyObject* module, PyObject* const* args, Py_ssize_t count);
+
+// set_stream_traits(stream, rendezvous).
+PyObject* set_stream_traits(
+    PyObject* module,
+    PyObject* const* args,
+    Py_ssize_t count);
 
 } // namespace esper

@@ -41,6 +41,9 @@ class CoreSnapshot {
   const esper_block_entry* blocks_of(const esper_segment_entry& segment) const {
     return snapshot_.blocks + segment.first_block;
   }
+  const esper_use_entry* uses_of(const esper_block_entry& block) const {
+    return snapshot_.uses + block.first_use;
+  }
 
  private:
   esper_snapshot snapshot_{};
@@ -80,6 +83,37 @@ SegmentInfo convert(
     }
     to.blocks.push_back(block);
   }
+  return to;
+}
+
+const char* name_of(unsigned kind) {
+  if (kind & ESPER_ENTRY_HELD) {
+    return "held";
+  }
+  if (kind & ESPER_ENTRY_AT_FREE) {
+    return "record_stream";
+  }
+  return kind & ESPER_ENTRY_NO_GATE ? "no_gate" : "record_use";
+}
+
+// A block has no room for its uses in PyTorch's structure, so each stands among
+// the annotations, which viewers that do not know them pass over;
+// esper_alloc.snapshot.with_uses() puts them where they belong.
+AnnotationEntry convert(
+    const esper_segment_entry& segment,
+    const esper_block_entry& block,
+    const esper_use_entry& use) {
+  AnnotationEntry to(
+      static_cast<c10::DeviceIndex>(segment.device), c10::approx_time_t{});
+  to.time_.t_ = microseconds_since_1970();
+  to.recordUserMetadata("name", "esper_alloc.use");
+  to.recordUserMetadata("stage", "PENDING");
+  to.recordUserMetadata("address", std::to_string(block.address));
+  to.recordUserMetadata("stream_device", std::to_string(use.device));
+  to.recordUserMetadata(
+      "stream", std::to_string(reinterpret_cast<uintptr_t>(use.stream)));
+  to.recordUserMetadata("number", std::to_string(use.number));
+  to.recordUserMetadata("kind", name_of(use.kind));
   return to;
 }
 
@@ -172,10 +206,19 @@ native::SnapshotInfo Allocator::snapshot(
   const bool every_pool = pool == c10::MempoolId_t{0, 0};
   native::SnapshotInfo info;
   const CoreSnapshot picture(every_device);
+  std::vector<AnnotationEntry> uses;
   for (const esper_segment_entry& segment : picture) {
-    if (every_pool ||
-        pool == c10::MempoolId_t{segment.pool[0], segment.pool[1]}) {
-      info.segments.push_back(convert(segment, picture.blocks_of(segment)));
+    if (!every_pool &&
+        pool != c10::MempoolId_t{segment.pool[0], segment.pool[1]}) {
+      continue;
+    }
+    const esper_block_entry* blocks = picture.blocks_of(segment);
+    info.segments.push_back(convert(segment, blocks));
+    for (size_t i = 0; i < segment.block_count; ++i) {
+      for (unsigned j = 0; j < blocks[i].uses; ++j) {
+        uses.push_back(
+            convert(segment, blocks[i], picture.uses_of(blocks[i])[j]));
+      }
     }
   }
   const int devices = capi().device_count(core());
@@ -186,6 +229,8 @@ native::SnapshotInfo Allocator::snapshot(
     }
     info.external_annotations = copy_annotations();
   }
+  std::move(
+      uses.begin(), uses.end(), std::back_inserter(info.external_annotations));
   info.config_metadata = describe_options();
   return info;
 }

@@ -54,6 +54,7 @@ typedef struct block {
   bool after_all;    /* any stream of the device may read on                */
   bool pinned;       /* read by the graph                                   */
   bool captured;     /* handed out, or read, in a capture                   */
+  uint64_t capture;  /* which, by number                                    */
 } block;
 
 typedef struct program program;
@@ -292,7 +293,8 @@ static void do_malloc(thread *t) {
   sim_owner_begin(p->s, ptr, info.size, es.device, es.handle);
   block *b = &t->blocks[t->block_count++];
   *b = (block){.ptr = ptr, .size = info.size, .device = es.device,
-               .owner = on, .captured = t->streams[on].capturing};
+               .owner = on, .captured = t->streams[on].capturing,
+               .capture = t->captures};
   if (!chance(t, 4) && !t->streams[on].stalled) kernel(t, on, b);
 }
 
@@ -322,6 +324,7 @@ static void do_own_kernel(thread *t) {
   /* What a capture was given is for the capture; what came from outside may
    * be read in it only while it stays: see pin(). */
   if (b->captured != t->streams[b->owner].capturing) return;
+  if (b->captured && b->capture != t->captures) return;
   kernel(t, b->owner, b);
 }
 
@@ -493,7 +496,8 @@ static void pin(thread *t) {
 static block *draw_captured(thread *t, int a, int b) {
   for (int tries = 0; tries < 8; tries++) {
     block *c = draw_block(t);
-    if (c && c->captured && !c->pinned && (c->owner == a || c->owner == b))
+    if (c && c->captured && c->capture == t->captures && !c->pinned &&
+        (c->owner == a || c->owner == b))
       return c;
   }
   return NULL;
@@ -557,7 +561,7 @@ static void fork_and_join(thread *t) {
     sim_owner_begin(s, ptr, info.size, es.device, es.handle);
     t->blocks[t->block_count++] =
         (block){.ptr = ptr, .size = info.size, .device = es.device,
-                .owner = on, .captured = true};
+                .owner = on, .captured = true, .capture = t->captures};
     kernel(t, on, &t->blocks[t->block_count - 1]);
     if (chance(t, 2)) free_at(t, t->block_count - 1);
   }

@@ -1,4 +1,5 @@
 /* Marks: what they promise about gates, and about running out of memory. */
+#include "../../csrc/core/marks.h"
 #include "world.h"
 
 static world w;
@@ -117,5 +118,75 @@ TEST(a_mark_without_host_memory_is_an_error) {
   CHECK_STATUS(at_free, ESPER_HOST_MEMORY);
   CHECK_OK(esper_record_use(w.core, p + MANY, 1, w.stream[1], 0, NULL));
   CHECK_EQ(world_counters(&w, 0).uses_pending, MANY + 1);
+  world_end(&w);
+}
+
+/* ---- marks by a handle alone ----------------------------------------------- */
+
+static uint64_t records(void) { return sim_calls(w.s, SIM_CALL_event_record); }
+
+/* Whether that was enough. */
+static bool mark_by_handle(const void *p, void *handle) {
+  esper_status status = ESPER_OK;
+  bool enough = marks_record_use_of(w.core, p, handle, &status);
+  CHECK_OK(status);
+  return enough;
+}
+
+TEST(a_known_streams_handle_is_enough) {
+  begin(64);
+  esper_stream r = w.stream[0], s = w.stream[1], mortal = world_mortal(&w, 0);
+  char *x = world_malloc(&w, 12 * MIB, r);
+  CHECK(!mark_by_handle(x, s.handle)); /* never presented */
+  CHECK(!mark_by_handle(x, mortal.handle));
+  CHECK(!mark_by_handle(&w, r.handle)); /* nobody's block */
+  CHECK_EQ(records(), 0);
+  world_use(&w, x, s, 0);
+  world_use(&w, x, mortal, 0);
+  CHECK(mark_by_handle(x, s.handle));
+  CHECK(mark_by_handle(x, mortal.handle));
+  CHECK_EQ(records(), 4);
+  CHECK(!mark_by_handle(x + 512, s.handle)); /* look closer */
+  CHECK(mark_by_handle(x, r.handle));        /* its own stream */
+  CHECK_EQ(records(), 4);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 2);
+  world_check(&w);
+  world_end(&w);
+}
+
+TEST(a_handle_that_came_back_is_not_taken_for_the_old_stream) {
+  begin(64);
+  esper_stream r = w.stream[0], mortal = world_mortal(&w, 0);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, x);
+  world_read_on(&w, mortal, x, r);
+  world_use(&w, x, mortal, 0);
+  world_destroy_stream(&w, mortal);
+  esper_stream other = world_mortal(&w, 0);
+  CHECK(other.handle == mortal.handle);
+  CHECK(!mark_by_handle(x, other.handle));
+  world_read_on(&w, other, x, r);
+  world_use(&w, x, other, 0);
+  CHECK(mark_by_handle(x, other.handle));
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 2); /* two streams */
+  world_free(&w, x);
+  CHECK(world_malloc(&w, 12 * MIB, r) == x);
+  world_end(&w);
+}
+
+TEST(a_handle_of_another_device_and_of_a_captured_stream) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .devices = 2,
+                         .completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, NULL);
+  esper_stream r = w.stream[0], far = world_mortal(&w, 1);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_use(&w, x, far, 0);
+  CHECK(mark_by_handle(x, far.handle));
+  CHECK_EQ(world_counters(&w, 1).events_alive, 2);
+  CHECK_EQ(world_counters(&w, 0).events_alive, 0);
+  sim_capture_begin(w.s, 1, far.handle);
+  CHECK(!mark_by_handle(x, far.handle));
+  CHECK(sim_capture_is_valid(w.s, 1, far.handle));
+  sim_capture_abort(w.s, 1, far.handle);
   world_end(&w);
 }

@@ -514,6 +514,25 @@ TEST(a_destroyed_streams_handle_is_another_stream) {
   end();
 }
 
+/* The stream that has the handle now says nothing of the one that had it. */
+TEST(a_stream_that_has_ended_keeps_what_it_is_owed) {
+  begin(X + 2);
+  esper_stream mortal = world_mortal(&w, 0);
+  void *x = block(X, r), *y = world_malloc(&w, 512, r);
+  world_record_stream(&w, x, mortal);
+  world_read_on(&w, mortal, x, r);
+  world_destroy_stream(&w, mortal);
+  world_free(&w, x); /* held */
+  esper_stream other = world_mortal(&w, 0);
+  CHECK(other.handle == mortal.handle);
+  world_use(&w, y, other, 0);
+  world_run(&w, other);
+  esper_retire(w.core, 0);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  CHECK(world_malloc(&w, X * MIB, r) == x); /* the host waits */
+  end();
+}
+
 /* ---- 10: what a gate may not do -------------------------------------------- */
 
 /* s waits for a flag that r raises after its next malloc: with r waiting for

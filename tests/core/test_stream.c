@@ -31,10 +31,13 @@ TEST(a_stream_is_known_by_its_id) {
   stream_t *first = present(a).stream;
   CHECK(present(a).stream == first);
   CHECK_EQ(first->id, sim_stream_id(w.s, 0, a.handle));
+  record_t *outstanding = stream_record(present(a));
   world_destroy_stream(&w, a);
   esper_stream b = world_mortal(&w, 0);
   CHECK(b.handle == a.handle);
   CHECK(present(b).stream != first);
+  CHECK_EQ(present(b).stream->id, sim_stream_id(w.s, 0, b.handle));
+  record_drop(outstanding);
   end();
 }
 
@@ -59,6 +62,51 @@ TEST(an_immortal_stream_is_looked_up_without_the_driver) {
   esper_stream mortal = world_mortal(&w, 0);
   for (int i = 0; i < 10; i++) present(mortal);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_stream_id), asked + 10);
+  end();
+}
+
+/* Streams that only read, each for a while: what is known of one serves the
+ * next, and the numbers go on. */
+TEST(streams_that_come_and_go_take_no_memory) {
+  begin();
+  void *x = world_malloc(&w, 512, w.stream[0]);
+  unsigned before = 0;
+  uint64_t last = 0;
+  for (int i = 0; i < 1000; i++) {
+    esper_stream mortal = world_mortal(&w, 0);
+    world_read_on(&w, mortal, x, w.stream[0]);
+    world_use(&w, x, mortal, 0);
+    CHECK_EQ(present(mortal).stream->id, sim_stream_id(w.s, 0, mortal.handle));
+    CHECK(present(mortal).stream->last > last);
+    last = present(mortal).stream->last;
+    world_run(&w, w.stream[0]);
+    world_run(&w, mortal);
+    world_destroy_stream(&w, mortal);
+    if (i == 0) before = w.core->stream_count;
+  }
+  CHECK_EQ(w.core->stream_count, before);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
+  end();
+}
+
+/* Of thousands that were there once only the busy ones are asked. */
+TEST(retiring_asks_only_streams_with_outstanding_records) {
+  begin();
+  enum { MANY = 300 };
+  for (int i = 0; i < MANY; i++) record_drop(stream_record(present(world_stream(&w, 0))));
+  sim_run_all(w.s);
+  stream_retire_all(w.core);
+  uint64_t listed = 0;
+  for (stream_group_t *g = w.core->stream_groups; g; g = g->older) listed |= g->listed;
+  CHECK_EQ(listed, 0);
+  presented_t s = present(w.stream[1]);
+  record_t *record = stream_record(s);
+  for (stream_group_t *g = w.core->stream_groups; g; g = g->older)
+    CHECK_EQ(g->listed, g == s.stream->group ? 1ull << s.stream->index % GROUP_STREAMS : 0);
+  uint64_t before = queries();
+  stream_retire_all(w.core);
+  CHECK_EQ(queries(), before + 1);
+  record_drop(record);
   end();
 }
 

@@ -132,6 +132,11 @@ TEST(a_snapshot_shows_segments_and_blocks_by_address) {
       CHECK_EQ(g->block_count, 3);
       CHECK_EQ(e[0].state, ESPER_BLOCK_PENDING_FREE);
       CHECK_EQ(e[0].uses, 1);
+      const esper_use_entry *use = &snapshot.uses[e[0].first_use];
+      CHECK(use->stream == s.handle && use->device == 0);
+      CHECK(use->number > 0);
+      CHECK_EQ(use->kind, 0);
+      CHECK_EQ(e[1].uses, 0);
       CHECK_EQ(e[0].size, 1024);
       CHECK_EQ(e[0].requested, 1000);
       CHECK(e[1].address == (uintptr_t)c);

@@ -24,6 +24,8 @@ RULES = re.findall(r"R\((\w+), \"", (ROOT / "csrc" / "core" / "rules.h").read_te
 NOT_SHOWN = {
     "RELEASE_NEEDS_COMPLETION": "cuMemFree itself waits for the device, or refuses during a "
     "capture: what is given back too early cannot be handed out early",
+    "MARK_FROM_ANY_DEVICE": "the programs run on one device",
+    "BODY_KEEPS_APART": "the programs capture no conditional nodes",
 }
 #: Without these the driver is given handles that are not alive, and may crash.
 MAY_CRASH = {"EVENTS_IMMUTABLE", "MORTAL_HANDLES"}
@@ -88,7 +90,10 @@ def test_without_a_rule_something_is(programs: Path, rule: str) -> None:
     """The run stops at the first thing that is wrong."""
     limit = "5" if rule in NOT_SHOWN else "20"
     arguments = ("--without", rule, "--programs", "1000000", "--seconds", limit)
-    done = run(programs, *arguments, timeout=60)
+    try:
+        done = run(programs, *arguments, timeout=60)
+    except subprocess.TimeoutExpired:
+        return  # it hangs: that is wrong, too
     if rule in MAY_CRASH and done.returncode < 0:
         return
     if rule in NOT_SHOWN and done.returncode == 0:

@@ -16,6 +16,8 @@
 #define MUST(call)                                                              \
   do {                                                                          \
     cudaError_t must_status = (call);                                           \
+    if (must_status == cudaErrorIllegalAddress)                                 \
+      machine_noticed("a kernel touched memory that is not there");             \
     if (must_status != cudaSuccess) {                                           \
       fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(must_status));      \
       _exit(2);                                                                 \

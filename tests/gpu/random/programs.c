@@ -1,7 +1,7 @@
 /* Seeded random programs over several streams, every read checked.
  *
  *   programs [--seed S] [--programs N] [--seconds T] [--without RULE] [--unmarked]
- *            [--list]
+ *            [--episode NAME] [--list]
  *
  * Each program draws its streams, how much memory there is, and then operations:
  * memory handed out and written, read late on other streams and marked in every
@@ -17,7 +17,8 @@
  * its program: --seed S --programs 1 runs that one alone. Status 2: the run itself
  * could not be made. --without RULE switches a rule off (a core built with
  * ESPER_RULE_SWITCHES): then something should be wrong soon. --unmarked leaves the
- * marks out, with the same purpose. --list prints the rules. */
+ * marks out, with the same purpose. --episode runs nothing but that one. --list
+ * prints the rules. */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -519,7 +520,7 @@ static void run_random(thread *maker)
   pthread_t other;
   p.kind = "random";
   p.threads = chance(maker, 4) ? 2 : 1;
-  begin(chance(maker, 3) ? ESPER_REUSE_GROW : ESPER_REUSE_GATE, LIMITS[draw(maker, 5)]);
+  begin((esper_reuse_order)draw(maker, 3), LIMITS[draw(maker, 5)]);
   p.stream_count = 2 + draw(maker, MACHINE_STREAMS - 1);
   if (p.threads == 1 && chance(maker, 4)) {
     p.mortal = true;
@@ -567,7 +568,7 @@ static void settle(int one, int other)
   esper_retire(p.core, 0);
 }
 
-enum { RACE_MARKS = 128 };
+enum { RACE_MARKS = 400 };
 static atomic_int racing;
 
 static void *race(void *argument)
@@ -632,6 +633,37 @@ static void waiting_is_not_transitive(thread *t)
   b[0] = take_written(X * MIB, R);
   b[1] = take_written(Y * MIB, R);
   end_of(b, 3);
+}
+
+static esper_counters counters_now(void)
+{
+  esper_counters counters;
+  must(esper_get_counters(p.core, 0, &counters), "get_counters");
+  return counters;
+}
+
+static void most_gates(uint64_t most)
+{
+  uint64_t issued = counters_now().gates_issued;
+  if (issued > most)
+    found("streams were made to wait %llu times, and %llu would do",
+          (unsigned long long)issued, (unsigned long long)most);
+}
+
+/* 2b: the wait for S's later number covers the earlier one. */
+static void waits_once(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X + Y);
+  block b[] = {take_written(X * MIB, R), take_written(Y * MIB, R)};
+  read_and_mark(&b[1], S, LATE);
+  read_and_mark(&b[0], S, 0);
+  give(&b[0]);
+  b[0] = take_written(X * MIB, R);
+  give(&b[1]);
+  b[1] = take_written(Y * MIB, R);
+  most_gates(1);
+  end_of(b, 2);
 }
 
 /* 3: the event was recorded before the free. */
@@ -749,20 +781,54 @@ static void given_back(thread *t)
   end_of(NULL, 0);
 }
 
+static void most_uses(uint64_t most)
+{
+  uint64_t pending = counters_now().uses_pending;
+  if (pending > most)
+    found("a block has %llu uses, and %llu would do", (unsigned long long)pending,
+          (unsigned long long)most);
+}
+
+/* 4g: T takes a part of what S still reads, O takes another part. */
+static void moved_too_early(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X);
+  block x = take_written(X * MIB, R);
+  read_and_mark(&x, S, LATE);
+  give(&x);
+  block b[] = {take_written(8 * MIB, T), {0}};
+  b[1] = take_written(3 * MIB, O);
+  end_of(b, 2);
+}
+
 /* 5a */
 static void marks_in_a_loop(thread *t)
 {
   (void)t;
   begin(ESPER_REUSE_GATE, 0);
   block x = take_written(X * MIB, R);
-  esper_counters counters;
   for (int i = 0; i < 10; i++) {
     read_and_mark(&x, S, 100);
     mark_until_free(&x, T);
   }
-  must(esper_get_counters(p.core, 0, &counters), "get_counters");
-  if (counters.uses_pending > 2)
-    found("two streams have %llu uses of one block", (unsigned long long)counters.uses_pending);
+  most_uses(2);
+  end_of(&x, 1);
+}
+
+/* 5c */
+static void uses_that_are_over(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 0);
+  block x = take_written(X * MIB, R);
+  for (int reader = S; reader <= T; reader++) {
+    read_and_mark(&x, reader, 0);
+    machine_sync(handle(reader));
+  }
+  esper_retire(p.core, 0);
+  read_and_mark(&x, O, LATE);
+  most_uses(1);
   end_of(&x, 1);
 }
 
@@ -830,6 +896,22 @@ static void mark_in_a_capture(thread *t)
   end_of(b, 2);
 }
 
+/* 7f: a mark while another stream is captured. */
+static void mark_beside_a_capture(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X + 2);
+  block x = take_written(X * MIB, R), known = take(512, O);
+  give(&known); /* the core has met O */
+  machine_capture_begin(handle(O));
+  read_and_mark(&x, S, LATE);
+  give(&x);
+  x = take_written(X * MIB, R);
+  if (!machine_capture_end(handle(O)))
+    found("a capture was invalidated");
+  end_of(&x, 1);
+}
+
 /* 7b: what a graph writes is nobody else's. */
 static void memory_of_a_capture(thread *t)
 {
@@ -848,6 +930,162 @@ static void memory_of_a_capture(thread *t)
   if (inside && x.at == inside)
     found("memory that a graph writes was handed out outside it");
   machine_launch(graph, handle(R));
+  end_of(&x, 1);
+}
+
+/* A pool for graphs, as PyTorch's captures have one: all that is asked for while
+ * it is open comes from it. */
+enum { POOL = 7 };
+
+static int any_stream(void *context, void *stream)
+{
+  (void)context, (void)stream;
+  return 1;
+}
+
+static void open_pool(void)
+{
+  must(esper_pool_begin(p.core, 0, POOL, 0, any_stream, NULL), "pool_begin");
+}
+
+static void close_pool(void)
+{
+  must(esper_pool_end(p.core, 0, POOL, 0, NULL), "pool_end");
+}
+
+static void release_pool(int references)
+{
+  while (references--)
+    must(esper_pool_release(p.core, 0, POOL, 0), "pool_release");
+}
+
+/* What was captured on R runs on S, which is not behind R's earlier work. */
+static void launch_elsewhere(void)
+{
+  void *graph = machine_capture_end(handle(R));
+  if (!graph)
+    found("a capture was invalidated");
+  machine_launch(graph, handle(S));
+}
+
+/* 7c: R still writes what was freed to the pool before. */
+static void pool_not_waited_for(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 64);
+  open_pool();
+  block x = take(X * MIB, R);
+  write_late(&x);
+  give(&x);
+  close_pool();
+  open_pool();
+  machine_capture_begin(handle(R));
+  x = take_written(X * MIB, R);
+  launch_elsewhere();
+  close_pool();
+  end_of(&x, 1);
+  release_pool(2);
+}
+
+/* 7d: R still writes what is freed to the pool while it is captured. */
+static void freed_while_captured(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 64);
+  open_pool();
+  block x = take(X * MIB, R), y = take(Y * MIB, R);
+  give(&y);
+  close_pool();
+  open_pool();
+  write_late(&x);
+  machine_capture_begin(handle(R));
+  y = take_written(Y * MIB, R); /* the memory is the capture's from here */
+  give(&x);
+  x = take_written(X * MIB, R);
+  launch_elsewhere();
+  close_pool();
+  block b[] = {x, y};
+  end_of(b, 2);
+  release_pool(2);
+}
+
+/* 7e */
+static void memory_of_a_graph(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 64);
+  open_pool();
+  machine_capture_begin(handle(R));
+  block x = take_written(X * MIB, R);
+  give(&x);
+  launch_elsewhere();
+  close_pool();
+  must(esper_empty_cache(p.core, 0, NULL), "empty_cache");
+  esper_stats stats;
+  must(esper_get_stats(p.core, 0, &stats), "get_stats");
+  if (stats.reserved_bytes[ESPER_ALL].current < (int64_t)(X * MIB))
+    found("memory that a graph may touch was given back");
+  end_of(NULL, 0);
+  release_pool(1);
+}
+
+/* What was captured on R runs there. */
+static void launch_captured(void)
+{
+  void *graph = machine_capture_end(handle(R));
+  if (!graph)
+    found("a capture was invalidated");
+  machine_launch(graph, handle(R));
+}
+
+/* 7g: in the graph, S reads x late. */
+static void captured_use(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 64);
+  machine_capture_begin(handle(R));
+  block x = take_written(X * MIB, R);
+  read_and_mark(&x, S, LATE);
+  give(&x);
+  x = take_written(X * MIB, R);
+  machine_wait(handle(R), handle(S));
+  launch_captured();
+  end_of(&x, 1);
+}
+
+/* 7h: in the graph, S writes x late, and R wants memory beside that. */
+static void captured_owner_order(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 64);
+  machine_capture_begin(handle(R));
+  machine_wait(handle(S), handle(R));
+  block x = take(9 * MIB, S);
+  write_late(&x);
+  block b[] = {take_written(9 * MIB, S), {0}};
+  give(&x);
+  b[1] = take_written(9 * MIB, R);
+  machine_wait(handle(R), handle(S));
+  launch_captured();
+  end_of(b, 2);
+}
+
+/* 7i: O, which is not captured, reads late what the capture was given. */
+static void read_outside(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 64);
+  machine_capture_begin(handle(R));
+  block x = take(X * MIB, R);
+  x.tag = atomic_fetch_add(&p.tag, 1) + 1;
+  if (x.at)
+    machine_write(handle(O), x.at, x.size, x.tag);
+  machine_delay(handle(O), LATE);
+  check_on(&x, O, 0);
+  mark(&x, O, 0);
+  give(&x);
+  x = take_written(X * MIB, R);
+  launch_captured();
   end_of(&x, 1);
 }
 
@@ -892,18 +1130,23 @@ static void replaced_reader(thread *t)
   reader_is_gone(t, true);
 }
 
-/* 10a, 10b: S waits for what R does after its next malloc. */
-static void rendezvous(thread *t, bool at_free)
+enum { WITHOUT_GATE, AT_FREE, BY_TRAIT };
+
+/* 10a, 10b, 10c: S waits for what R does after its next malloc. */
+static void rendezvous(thread *t, int how)
 {
   begin(chance(t, 2) ? ESPER_REUSE_GATE : ESPER_REUSE_GROW, 64);
+  if (how == BY_TRAIT)
+    must(esper_stream_set_traits(p.core, p.streams[S], ESPER_TRAIT_RENDEZVOUS),
+         "stream_set_traits");
   block x = take_written(X * MIB, R);
   machine_wait(handle(S), handle(R));
   machine_stall(handle(S));
   check_on(&x, S, 0);
-  if (at_free)
+  if (how == AT_FREE)
     mark_until_free(&x, S);
   else
-    mark(&x, S, ESPER_USE_NO_GATE);
+    mark(&x, S, how == WITHOUT_GATE ? ESPER_USE_NO_GATE : 0);
   give(&x);
   x = take_written(X * MIB, R);
   machine_let_go(handle(R));
@@ -912,12 +1155,46 @@ static void rendezvous(thread *t, bool at_free)
 
 static void rendezvous_without_gate(thread *t)
 {
-  rendezvous(t, false);
+  rendezvous(t, WITHOUT_GATE);
 }
 
 static void rendezvous_at_free(thread *t)
 {
-  rendezvous(t, true);
+  rendezvous(t, AT_FREE);
+}
+
+static void rendezvous_by_trait(thread *t)
+{
+  rendezvous(t, BY_TRAIT);
+}
+
+/* 10e: S, which owned the memory, waits for what R does next. */
+static void rendezvous_of_the_owner(thread *t)
+{
+  begin(chance(t, 2) ? ESPER_REUSE_GATE : ESPER_REUSE_GROW, 64);
+  block x = take(X * MIB, S);
+  machine_stall(handle(S));
+  write_block(&x);
+  give(&x);
+  x = take_written(X * MIB, R);
+  machine_let_go(handle(R));
+  end_of(&x, 1);
+}
+
+/* 10d: a ready block serves, though the pending one fits better. */
+static void ready_serves(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 0);
+  block x = take_written(X * MIB, R), y = take_written(Y * MIB, R), small = take(512, R);
+  machine_sync(handle(R));
+  read_and_mark(&x, S, LATE);
+  give(&y);
+  give(&small); /* what was freed last is kept for the same size */
+  give(&x);
+  x = take_written((X - 1) * MIB, R);
+  most_gates(0);
+  end_of(&x, 1);
 }
 
 static const struct {
@@ -935,12 +1212,30 @@ static const struct {
     EPISODE(mark_in_a_capture),   EPISODE(memory_of_a_capture),
     EPISODE(destroyed_reader),    EPISODE(replaced_reader),
     EPISODE(rendezvous_without_gate), EPISODE(rendezvous_at_free),
+    EPISODE(rendezvous_by_trait), EPISODE(ready_serves),
+    EPISODE(waits_once),          EPISODE(moved_too_early),
+    EPISODE(uses_that_are_over),  EPISODE(pool_not_waited_for),
+    EPISODE(freed_while_captured), EPISODE(memory_of_a_graph),
+    EPISODE(mark_beside_a_capture), EPISODE(captured_use),
+    EPISODE(captured_owner_order), EPISODE(read_outside),
+    EPISODE(rendezvous_of_the_owner),
 #undef EPISODE
 };
 
+enum { EPISODE_COUNT = sizeof EPISODES / sizeof *EPISODES };
+static int only_episode = -1;
+
+static bool choose_episode(const char *name)
+{
+  for (int i = 0; i < EPISODE_COUNT; i++)
+    if (!strcmp(EPISODES[i].name, name))
+      only_episode = i;
+  return only_episode >= 0;
+}
+
 static void run_episode(thread *t)
 {
-  int which = draw(t, (int)(sizeof EPISODES / sizeof *EPISODES));
+  int which = only_episode >= 0 ? only_episode : draw(t, EPISODE_COUNT);
   p.kind = EPISODES[which].name;
   p.threads = 1;
   EPISODES[which].run(t);
@@ -954,7 +1249,7 @@ static void run_program(uint64_t seed)
   thread maker = {.random = seed};
   p.seed = seed;
   atomic_store(&p.step, 0);
-  if (chance(&maker, 4))
+  if (chance(&maker, 4) || only_episode >= 0)
     run_episode(&maker);
   else
     run_random(&maker);
@@ -1005,6 +1300,8 @@ int main(int count, char **arguments)
     const char *value = ++i < count ? arguments[i] : "";
     char *rest = "";
     if (!strcmp(name, "--without") && switch_off(value))
+      continue;
+    if (!strcmp(name, "--episode") && choose_episode(value))
       continue;
     if (!strcmp(name, "--seed")) seed = strtoull(value, &rest, 10);
     else if (!strcmp(name, "--programs")) programs = strtoull(value, &rest, 10);

@@ -1,0 +1,414 @@
+"""CUDA graphs: captures with side streams, marks inside them, pools that graphs share.
+
+Usage: graphs.py SCENARIO
+
+Each scenario captures, replays several times with new input, and counts the
+replays whose output is wrong. Delays are kernels of the graph: without the
+right edges the numbers are wrong in every replay.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import esper_alloc
+import torch
+from device import OURS, other_streams, report, sleep, use_allocator, warm_up, wrong_elements
+
+ELEMENTS = 8 << 20  # of int32: 32 MiB
+BYTES = 4 * ELEMENTS
+DELAY_MS = 10.0
+REPLAYS = 8
+
+Scenario = Callable[[], dict[str, Any]]
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(function: Scenario) -> Scenario:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def blank() -> torch.Tensor:
+    return torch.zeros(ELEMENTS, dtype=torch.int32, device="cuda")
+
+
+def reserved() -> int:
+    return int(torch.cuda.memory_stats()["reserved_bytes.all.current"])
+
+
+def warm() -> None:
+    """Loads the kernels of the scenarios: that may not happen in a capture."""
+    x, y = blank(), blank()
+    y.copy_(x + 1)
+    y.copy_(x - 1)
+    y.copy_((x + 3) + x * 2)
+    y.fill_(1)
+    torch.cuda._sleep(1000)
+    wrong_elements(y, 1)
+
+
+def replay(graph: torch.cuda.CUDAGraph, x: torch.Tensor, outs: dict[int, tuple[torch.Tensor, Callable[[int], int]]]) -> int:
+    """Replays with new input: how many replays had a wrong output.
+
+    outs: what each output tensor must be, as a function of the input's value.
+    """
+    wrong = 0
+    for value in range(1, REPLAYS + 1):
+        x.fill_(value)
+        for out, _ in outs.values():
+            out.fill_(-7)
+        graph.replay()
+        wrong += any(wrong_elements(out, of(value)) for out, of in outs.values())
+    return wrong
+
+
+def _fork_join(delay_side: bool) -> dict[str, Any]:
+    x, out = blank(), blank()
+    (side,) = other_streams(1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        a = x + 1
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            if delay_side:
+                sleep(side, DELAY_MS)
+            b = a * 2
+        if not delay_side:
+            sleep(main, DELAY_MS)
+        c = a + 3
+        main.wait_stream(side)
+        out.copy_(b + c)
+        del a, b, c
+    return {"wrong": replay(graph, x, {0: (out, lambda v: 3 * v + 6)})}
+
+
+@scenario
+def fork_join_late_side() -> dict[str, Any]:
+    return _fork_join(True)
+
+
+@scenario
+def fork_join_late_main() -> dict[str, Any]:
+    return _fork_join(False)
+
+
+def _read_on_side(protect: Callable[[torch.Tensor, torch.cuda.Stream], None]) -> dict[str, Any]:
+    """A temporary is read late on a side stream and dropped; the next one of its size
+    follows at once."""
+    x, late, after = blank(), blank(), blank()
+    (side,) = other_streams(1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        a = x + 1
+        address = a.data_ptr()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            sleep(side, DELAY_MS)
+            late.copy_(a)
+        protect(a, side)
+        del a
+        b = x - 1
+        after.copy_(b)
+        reused = b.data_ptr() == address
+        del b
+        main.wait_stream(side)
+        c = x + 3
+        again = c.data_ptr() == address
+        after.add_(c)
+        del c
+    outs = {0: (late, lambda v: v + 1), 1: (after, lambda v: 2 * v + 2)}
+    return {"wrong": replay(graph, x, outs), "reused": reused, "reused_after_join": again}
+
+
+@scenario
+def mark() -> dict[str, Any]:
+    return _read_on_side(lambda a, side: esper_alloc.record_use(a, side))
+
+
+@scenario
+def record_stream() -> dict[str, Any]:
+    return _read_on_side(lambda a, side: a.record_stream(side))
+
+
+@scenario
+def unmarked() -> dict[str, Any]:
+    return _read_on_side(lambda a, side: None)
+
+
+@scenario
+def scope() -> dict[str, Any]:
+    """`using` inside a capture."""
+    x, late, after = blank(), blank(), blank()
+    (side,) = other_streams(1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        a = x + 1
+        address = a.data_ptr()
+        with esper_alloc.using(a, stream=side):
+            sleep(side, DELAY_MS)
+            late.copy_(a)
+        del a
+        b = x - 1
+        reused = b.data_ptr() == address
+        after.copy_(b)
+        del b
+        main.wait_stream(side)
+    outs = {0: (late, lambda v: v + 1), 1: (after, lambda v: v - 1)}
+    return {"wrong": replay(graph, x, outs), "reused": reused}
+
+
+@scenario
+def side_memory_serves_main() -> dict[str, Any]:
+    """What was allocated and dropped on a side stream serves the main one once joined."""
+    x, out = blank(), blank()
+    (side,) = other_streams(1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            sleep(side, DELAY_MS)
+            a = x + 1
+            out.copy_(a)
+            address = a.data_ptr()
+            del a
+        b = x * 2
+        early = b.data_ptr() == address
+        main.wait_stream(side)
+        c = x + 3
+        reused = c.data_ptr() == address
+        out.add_(b)
+        out.add_(c)
+        del b, c
+    wrong = replay(graph, x, {0: (out, lambda v: 4 * v + 4)})
+    return {"wrong": wrong, "reused": reused, "reused_too_early": early}
+
+
+@scenario
+def shared_pool() -> dict[str, Any]:
+    """The second graph's temporaries live where the first one's did."""
+    x, first_out, second_out = blank(), blank(), blank()
+    torch.cuda.synchronize()
+    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(first):
+        a = x + 1
+        first_address = a.data_ptr()
+        first_out.copy_(a)
+        del a
+    before = reserved()
+    with torch.cuda.graph(second, pool=first.pool()):
+        b = x - 1
+        second_address = b.data_ptr()
+        second_out.copy_(b)
+        del b
+    grown = reserved() - before
+    wrong = 0
+    for value in range(1, REPLAYS + 1):
+        x.fill_(value)
+        first.replay()
+        second.replay()
+        wrong += wrong_elements(first_out, value + 1) + wrong_elements(second_out, value - 1) > 0
+    del first
+    gc.collect()
+    torch.cuda.empty_cache()
+    x.fill_(100)
+    second.replay()
+    wrong += wrong_elements(second_out, 99) > 0
+    return {"wrong": wrong, "reused": first_address == second_address, "grown": grown}
+
+
+@scenario
+def reset_frees() -> dict[str, Any]:
+    """A graph's memory goes when the graph goes, and not before."""
+    x = blank()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    base = reserved()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = x + 1
+        out.mul_(2)
+        (out + 3).sub_(1)
+    torch.cuda.empty_cache()
+    held = reserved() - base
+    wrong = 0
+    for value in range(1, REPLAYS + 1):
+        x.fill_(value)
+        graph.replay()
+        wrong += wrong_elements(out, 2 * value + 2) > 0
+    graph.replay()  # runs on while the graph goes
+    graph.reset()
+    torch.cuda.empty_cache()
+    wrong += wrong_elements(out, 2 * REPLAYS + 2) > 0  # an output outlives its graph
+    del out
+    torch.cuda.empty_cache()
+    return {"wrong": wrong, "held": held, "kept": reserved() - base}
+
+
+@scenario
+def exception_inside() -> dict[str, Any]:
+    """A Python error ends a capture early; an illegal call spoils one. Work goes on."""
+    x, out = blank(), blank()
+    torch.cuda.synchronize()
+    kept: list[Any] = []
+    wrong = 0
+    for spoil in (False, True):
+        graph = torch.cuda.CUDAGraph()
+        kept.append(graph)
+        main = torch.cuda.current_stream()
+        failed = False
+        try:
+            with torch.cuda.graph(graph):
+                y = x + 1
+                if spoil:
+                    y.sum().item()
+                raise KeyError("inside")
+        except (KeyError, RuntimeError):
+            failed = True
+        torch.cuda.set_stream(main)
+        assert failed
+        y.fill_(5)  # memory of the capture that failed is memory still
+        wrong += wrong_elements(y, 5) > 0
+        z = x + 2
+        wrong += wrong_elements(z, int(x[0].item()) + 2) > 0
+        del y, z
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        a = x + 1
+        out.copy_(a)
+        del a
+    wrong += replay(graph, x, {0: (out, lambda v: v + 1)})
+    return {"wrong": wrong}
+
+
+@scenario
+def other_thread() -> dict[str, Any]:
+    """Another thread allocates, marks and frees while this one captures."""
+    x, out = blank(), blank()
+    worker_stream, reader = other_streams(2)
+    seen = blank()
+    torch.cuda.synchronize()
+    stop, started = threading.Event(), threading.Event()
+    steps, wrong_seen = [0], [0]
+
+    def work() -> None:
+        with torch.no_grad(), torch.cuda.stream(worker_stream):
+            value = 1
+            while not stop.is_set():
+                y = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
+                y.fill_(value)
+                reader.wait_stream(worker_stream)
+                with torch.cuda.stream(reader):
+                    seen.copy_(y)
+                esper_alloc.record_use(y, reader)
+                del y
+                value += 1
+                steps[0] += 1
+                started.set()
+                stop.wait(0.001)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait(30)
+    wrong = 0
+    for _ in range(4):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            a = x + 1
+            out.copy_(a)
+            del a
+            b = x - 1
+            out.add_(b)
+            del b
+        torch.cuda.synchronize()
+        wrong += replay(graph, x, {0: (out, lambda v: 2 * v)})
+        del graph
+    stop.set()
+    thread.join()
+    torch.cuda.synchronize()
+    first = int(seen[0].item())
+    wrong_seen[0] = wrong_elements(seen, first) > 0
+    return {"wrong": wrong + wrong_seen[0], "steps": steps[0]}
+
+
+@scenario
+def graphed_callables() -> dict[str, Any]:
+    """torch.cuda.make_graphed_callables, forward and backward, against eager work."""
+    torch.manual_seed(1)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    wrong = 0
+    with torch.enable_grad():
+        model = torch.nn.Sequential(
+            torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256)
+        ).cuda()
+        reference = copy.deepcopy(model)
+        sample = torch.randn(64, 256, device="cuda", requires_grad=True)
+        graphed = torch.cuda.make_graphed_callables(model, (sample,))
+        for _ in range(REPLAYS):
+            batch = torch.randn(64, 256, device="cuda", requires_grad=True)
+            again = batch.detach().clone().requires_grad_(True)
+            graphed(batch).square().mean().backward()
+            reference(again).square().mean().backward()
+            pairs = [(batch.grad, again.grad)]
+            pairs += [(p.grad, q.grad) for p, q in zip(model.parameters(), reference.parameters())]
+            for got, expected in pairs:
+                wrong += not torch.allclose(got, expected, rtol=1e-4, atol=1e-6)
+            model.zero_grad()
+            reference.zero_grad()
+    return {"wrong": wrong}
+
+
+@scenario
+def mem_pool() -> dict[str, Any]:
+    """torch.cuda.MemPool without options: its memory is its own, and goes with it."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    base = reserved()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = blank()
+        address = x.data_ptr()
+        del x
+        y = blank()
+        reused = y.data_ptr() == address
+    outside = blank()
+    ids = {
+        tuple(segment["segment_pool_id"])
+        for segment in torch.cuda.memory._snapshot()["segments"]
+        if segment["address"] <= address < segment["address"] + segment["total_size"]
+    }
+    wrong = ids != {tuple(pool.id)} or outside.data_ptr() == address
+    y.fill_(3)
+    wrong += wrong_elements(y, 3) > 0
+    del y, outside, pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    return {"wrong": int(wrong), "reused": reused, "kept": reserved() - base}
+
+
+def main(name: str) -> None:
+    use_allocator(OURS)
+    warm_up()
+    with torch.no_grad():
+        warm()
+        torch.cuda.synchronize()
+        found = SCENARIOS[name]()
+        torch.cuda.synchronize()
+    report(**found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

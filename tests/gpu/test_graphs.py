@@ -1,0 +1,73 @@
+"""CUDA graphs on esper_alloc: right numbers on replay, memory that serves again inside."""
+
+from __future__ import annotations
+
+import pytest
+from scenario import run_program
+
+RIGHT = [
+    "fork_join_late_side",
+    "fork_join_late_main",
+    "exception_inside",
+    "graphed_callables",
+]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_numbers_are_right(name: str) -> None:
+    assert run_program("graphs", name)["wrong"] == 0
+
+
+@pytest.mark.parametrize("name", ["mark", "scope"])
+def test_a_mark_inside_lets_memory_serve_inside(name: str) -> None:
+    found = run_program("graphs", name)
+    assert found["wrong"] == 0
+    assert found["reused"], "the marked memory did not serve again: nothing was tested"
+
+
+def test_record_stream_inside_holds_until_the_join() -> None:
+    found = run_program("graphs", "record_stream")
+    assert found["wrong"] == 0
+    assert not found["reused"]
+    assert found["reused_after_join"]
+
+
+def test_unmarked_memory_is_overwritten() -> None:
+    """The control: the scenario does corrupt where nothing protects."""
+    found = run_program("graphs", "unmarked")
+    assert found["reused"]
+    assert found["wrong"] >= 6
+
+
+def test_a_joined_streams_memory_serves_the_others() -> None:
+    found = run_program("graphs", "side_memory_serves_main")
+    assert found["wrong"] == 0
+    assert found["reused"]
+    assert not found["reused_too_early"]
+
+
+def test_graphs_share_a_pool() -> None:
+    found = run_program("graphs", "shared_pool")
+    assert found["wrong"] == 0
+    assert found["reused"]
+    assert found["grown"] == 0
+
+
+def test_a_graphs_memory_goes_with_it() -> None:
+    found = run_program("graphs", "reset_frees")
+    assert found["wrong"] == 0
+    assert found["held"] >= 64 << 20
+    assert found["kept"] == 0
+
+
+def test_another_thread_allocates_during_captures() -> None:
+    found = run_program("graphs", "other_thread")
+    assert found["wrong"] == 0
+    assert found["steps"] > 10
+
+
+def test_mem_pool() -> None:
+    found = run_program("graphs", "mem_pool")
+    assert found["wrong"] == 0
+    assert found["reused"]
+    assert found["kept"] == 0

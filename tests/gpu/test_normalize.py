@@ -1,0 +1,604 @@
+"""The normalisers on a GPU: results, launches, graphs, compilation, devices, ranks.
+
+The reference is float64 on the CPU, by the plain operations of esper_alloc.moments,
+which tests/test_normalize.py compares with NumPy.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helper import run_python
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from esper_alloc import kernels, moments  # noqa: E402
+from esper_alloc.normalize import (  # noqa: E402
+    RewardNormalizer,
+    RunningMeanStd,
+    ValueNormalizer,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SHAPES = [
+    (1, 1),
+    (2, 3),
+    (64, 64),
+    (1024, 128),
+    (4096, 64),  # the largest whose columns are one block's
+    (4097, 64),  # the smallest that is one cooperative launch
+    (65536, 64),
+    (65536, 3),
+    (200_000, 1),
+    (5000, 513),
+    (4100, 9000),  # more columns than blocks that run at once
+    (33, 4099),
+]
+
+
+@pytest.fixture(autouse=True)
+def kernels_run() -> None:
+    assert kernels.usable(0), "the kernels do not run here, and everything would be tested but them"
+    torch._dynamo.reset()
+
+
+def reference(rms: RunningMeanStd, x: Any, mask: Any = None, weights: Any = None) -> Any:
+    """The state after an update, computed on the CPU: moments, count."""
+    state = [tensor.detach().cpu().clone() for tensor in (rms._moments, rms.mean, rms.var, rms.count)]
+    moments.normalizer_update_(
+        *state,
+        x.cpu(),
+        None if mask is None else mask.cpu(),
+        None if weights is None else weights.cpu(),
+        -1.0 if rms.momentum is None else rms.momentum,
+        rms._warm_up,
+    )
+    return state[0], state[3]
+
+
+def check_step(rms: RunningMeanStd, x: Any, mask: Any = None, weights: Any = None) -> None:
+    wanted, count = reference(rms, x, mask, weights)
+    y = rms.update_and_normalize(x, mask=mask, weights=weights)
+    torch.testing.assert_close(rms._moments.cpu(), wanted, rtol=1e-10, atol=1e-12)
+    assert torch.equal(rms.mean, rms._moments[0].float())
+    assert torch.equal(rms.var, rms._moments[1].float())
+    assert int(rms.count) == int(count)
+    exact = (x.double() - rms._moments[0]) / (rms._moments[1] + rms.epsilon).sqrt()
+    torch.testing.assert_close(
+        y.double(), exact.clamp(-10, 10), rtol=1e-5, atol=2e-6, equal_nan=True
+    )
+    assert torch.equal(y, rms.normalize(x)) or bool(x.isnan().any())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_size(shape: tuple[int, int]) -> None:
+    rms = RunningMeanStd(shape[1], device="cuda")
+    for scale, offset in ((1.0, 0.0), (3.0, 50.0)):
+        check_step(rms, torch.randn(shape, device="cuda") * scale + offset)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(100, 8), (100, 7), (9000, 8), (9000, 7)], ids=str)
+def test_every_type(dtype: Any, shape: tuple[int, int]) -> None:
+    rms = RunningMeanStd(shape[1], device="cuda")
+    x = (torch.randn(shape, device="cuda") * 2 + 3).to(dtype)
+    check_step(rms, x)
+    wanted = torch.float64 if dtype == torch.float64 else torch.float32
+    assert rms.normalize(x).dtype == wanted
+    back = rms.denormalize(rms.normalize(x))
+    torch.testing.assert_close(back, x.to(wanted), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (300, 5), (9000, 6), (70_000, 64)], ids=str)
+@pytest.mark.parametrize("masked", ["none", "rows", "each"])
+@pytest.mark.parametrize("weighted", ["none", "rows", "each"])
+def test_holes_masks_and_weights(shape: tuple[int, int], masked: str, weighted: str) -> None:
+    generator = torch.Generator("cuda").manual_seed(4)
+
+    def random(*size: int) -> Any:
+        return torch.rand(size, device="cuda", generator=generator)
+
+    x = torch.randn(shape, device="cuda", generator=generator) * 4 - 7
+    x[random(*shape) < 0.05] = math.nan
+    x[random(*shape) < 0.05] = math.inf
+    x[random(shape[0]) < 0.1] = math.nan
+    sizes = {"rows": shape[:1], "each": shape}
+    mask = random(*sizes[masked]) < 0.6 if masked != "none" else None
+    weights = random(*sizes[weighted]) * 3 - 0.5 if weighted != "none" else None
+    check_step(RunningMeanStd(shape[1], device="cuda"), x, mask, weights)
+
+
+def test_layouts() -> None:
+    base = torch.randn(6, 500, 4, device="cuda")
+    flat = torch.randn(1 + 400 * 4, device="cuda")
+    unaligned = flat[1:].view(400, 4)
+    for x in (base, base.transpose(0, 1), base[:, ::2], unaligned, base[0, 0]):
+        rms = RunningMeanStd(4, device="cuda")
+        check_step(rms, x)
+    empty = RunningMeanStd(4, device="cuda")
+    before = empty._moments.clone()
+    assert empty.update_and_normalize(torch.zeros(0, 4, device="cuda")).shape == (0, 4)
+    assert torch.equal(empty._moments, before)
+    nothing = RunningMeanStd((0,), device="cuda")
+    assert nothing.update_and_normalize(torch.zeros(3, 0, device="cuda")).shape == (3, 0)
+
+
+def test_momentum_and_the_siblings() -> None:
+    rms = RunningMeanStd(64, device="cuda", momentum=0.9)
+    for rows in (10, 5000, 70):
+        check_step(rms, torch.randn(rows, 64, device="cuda") * 3 + rows)
+    value, host = ValueNormalizer(device="cuda"), ValueNormalizer()
+    for rows in (20, 11, 1, 30, 9000):
+        x = torch.randn(rows) * 5 + 2
+        value.update(x.cuda())
+        host.update(x)
+        torch.testing.assert_close(value._moments.cpu(), host._moments)
+        torch.testing.assert_close(value.normalize(x.cuda()).cpu(), host.normalize(x))
+        torch.testing.assert_close(value.denormalize(x.cuda()).cpu(), host.denormalize(x))
+    assert value.get_scale() == pytest.approx(host.get_scale())
+    reward, host_reward = RewardNormalizer(device="cuda"), RewardNormalizer()
+    for rows in (1, 1, 50):
+        x = torch.randn(rows) * 5 + 2
+        torch.testing.assert_close(
+            reward.update_and_normalize(x.cuda()).cpu(), host_reward.update_and_normalize(x)
+        )
+    assert reward.update_and_normalize(2.5) == pytest.approx(host_reward.update_and_normalize(2.5))
+
+
+def test_results_are_the_same_bits_each_time() -> None:
+    for shape in ((1024, 128), (70_000, 64)):
+        x = torch.randn(shape, device="cuda")
+        states = []
+        for _ in range(5):
+            rms = RunningMeanStd(shape[1], device="cuda")
+            y = rms.update_and_normalize(x)
+            states.append((rms._moments, y))
+        for state, y in states[1:]:
+            assert torch.equal(state, states[0][0]) and torch.equal(y, states[0][1])
+
+
+# --- what it costs ---------------------------------------------------------------------
+
+
+def every_call(device: str = "cuda") -> list[Any]:
+    """Everything that must neither wait nor fail in a graph; with inputs of its own."""
+    rms = RunningMeanStd(64, device=device)
+    value, reward = ValueNormalizer(device=device), RewardNormalizer(device=device)
+    small, large = torch.randn(64, 64, device=device), torch.randn(9000, 64, device=device)
+    mask, weights = torch.rand(64, device=device) > 0.5, torch.rand(64, 64, device=device)
+    return [
+        lambda: rms.update(small),
+        lambda: rms.update(large),
+        lambda: rms.update(small, mask=mask, weights=weights),
+        lambda: rms.normalize(small),
+        lambda: rms.denormalize(small),
+        lambda: rms.update_and_normalize(small),
+        lambda: rms.update_and_normalize(large),
+        lambda: rms.merge(RunningMeanStd(64, device=device)),
+        lambda: rms.reset(),
+        lambda: value.update(small),
+        lambda: value.normalize(small),
+        lambda: value.denormalize(small),
+        lambda: value.std,
+        lambda: reward.update_and_normalize(small),
+        lambda: reward.normalize_only(small),
+    ]
+
+
+def test_nothing_waits_for_the_device() -> None:
+    calls = every_call()
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for call in calls:
+            call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (1024, 128), (65536, 64)], ids=str)
+def test_one_launch_and_no_memory_but_the_result(shape: tuple[int, int]) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    rms = RunningMeanStd(shape[1], device="cuda")
+    x = torch.randn(shape, device="cuda")
+    y = rms.update_and_normalize(x)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        for _ in range(5):
+            y = rms.update_and_normalize(x)
+        torch.cuda.synchronize()
+    launched = [
+        event.name
+        for event in profiled.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    assert len(launched) == 5 and all("update_kernel" in name for name in launched), launched
+    assert sum(event.name == "esper_alloc::normalizer_step_" for event in profiled.events()) == 5
+
+    def allocations() -> int:
+        return int(torch.cuda.memory_stats()["allocation.all.allocated"])
+
+    before = allocations()
+    y = rms.update_and_normalize(x)
+    # The parts of a cooperative launch are the second.
+    assert allocations() - before == (1 if shape[0] <= 4096 else 2)
+    live = torch.cuda.memory_allocated()
+    for _ in range(10):
+        y = rms.update_and_normalize(x)
+    assert torch.cuda.memory_allocated() == live
+    del y
+
+
+def test_a_million_batches_agree_with_float64() -> None:
+    """Offsets of a hundred deviations, as observations have them."""
+    pool = torch.randn(1000, 64, 8, device="cuda", generator=torch.Generator("cuda").manual_seed(2))
+    pool = pool * torch.logspace(-3, 3, 8, device="cuda") * (1 + torch.arange(8, device="cuda"))
+    pool = pool + pool.std((0, 1)) * 100
+    rms = RunningMeanStd(8, device="cuda")
+    batches = list(pool.unbind(0))
+    for _ in range(1000):
+        for batch in batches:
+            rms.update(batch)
+    assert int(rms.count) == 64_000_000
+    samples = pool.double().reshape(-1, 8)
+    weight = 64e6 + 1e-4
+    mean = samples.mean(0) * 64e6 / weight
+    spread = 1000 * ((samples - mean) ** 2).sum(0) + 1e-4 * (1 + mean**2)
+    torch.testing.assert_close(rms._moments[0], mean, rtol=1e-6, atol=0)
+    torch.testing.assert_close(rms._moments[1], spread / weight, rtol=1e-6, atol=0)
+
+
+def test_a_billion_samples_are_counted_exactly() -> None:
+    rms = RunningMeanStd(1, device="cuda")
+    x = torch.full((100_000_000, 1), 3.0, device="cuda")
+    x[::2] = 1.0
+    for _ in range(10):
+        rms.update(x)
+    assert int(rms.count) == 10**9
+    rms.update(x[:1])
+    assert int(rms.count) == 10**9 + 1
+    assert float(rms._moments[0]) == pytest.approx(2.0, rel=1e-9)
+    assert float(rms._moments[1]) == pytest.approx(1.0, rel=1e-9)
+
+
+def test_cooperative_launches_beside_each_other() -> None:
+    """Two grids with barriers must not wait for each other's blocks."""
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    normalizers = [RunningMeanStd(64, device="cuda") for _ in streams]
+    x = torch.randn(65536, 64, device="cuda")
+    normalizers[0].update(x)
+    normalizers[0].reset()
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for stream, rms in zip(streams, normalizers):
+            with torch.cuda.stream(stream):
+                rms.update_and_normalize(x)
+    torch.cuda.synchronize()
+    for rms in normalizers:
+        assert torch.equal(rms._moments, normalizers[0]._moments)
+        assert int(rms.count) == 50 * 65536
+
+
+# --- CUDA graphs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (9000, 64), (300, 5)], ids=str)
+def test_replays_update(shape: tuple[int, int]) -> None:
+    rms, eager = (RunningMeanStd(shape[1], device="cuda") for _ in range(2))
+    x = torch.zeros(shape, device="cuda")
+    mask = torch.ones(shape[0], dtype=torch.bool, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        rms.update_and_normalize(x)
+        rms.update(x, mask=mask)
+    torch.cuda.current_stream().wait_stream(side)
+    rms.reset()
+    addresses = [tensor.data_ptr() for tensor in rms._buffers.values()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = rms.update_and_normalize(x)
+        rms.update(x, mask=mask)
+    assert int(rms.count) == 0  # a capture runs nothing
+    for i in range(5):
+        x.copy_(torch.randn(shape, device="cuda") + i)
+        mask.copy_(torch.rand(shape[0], device="cuda") > 0.5)
+        graph.replay()
+        wanted = eager.update_and_normalize(x)
+        eager.update(x, mask=mask)
+        assert torch.equal(y, wanted)
+        assert torch.equal(rms._moments, eager._moments) and torch.equal(rms.count, eager.count)
+    assert [tensor.data_ptr() for tensor in rms._buffers.values()] == addresses
+
+
+def test_statistics_cannot_move_into_a_graph() -> None:
+    rms, x = RunningMeanStd(4), torch.zeros(8, 4, device="cuda")
+    RunningMeanStd(4, device="cuda").update(x)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="cannot be moved while a graph is captured"):
+        with torch.cuda.graph(graph):
+            rms.update(x)
+    assert rms.device.type == "cpu" and int(rms.count) == 0
+
+
+# --- operators, compilation --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_operators_keep_torchs_rules(number: int) -> None:
+    x = torch.randn(20, 4, device="cuda")
+    mask, weights = torch.rand(20, device="cuda") > 0.3, torch.rand(20, 4, device="cuda")
+    rms = RunningMeanStd(4, device="cuda")
+    state = (rms._moments, rms.mean, rms.var)
+    name, arguments = [
+        ("normalizer_update_", (*state, rms.count, x, mask, weights, 0.9, 0.0)),
+        ("normalizer_apply", (*state, x.half(), 0.0, 1e-4, 10.0, 0, False)),
+        ("normalizer_step_", (*state, rms.count, x, None, None, -1.0, 0.0, 1e-4, 5.0, 0)),
+        ("normalizer_step_", (*state, rms.count, x.double(), mask, None, 0.9, 0.0, 1e-4, 5.0, 0)),
+    ][number]
+    torch.library.opcheck(getattr(torch.ops.esper_alloc, name).default, arguments)
+
+
+class Policy(nn.Module):
+    """A policy network whose observations are normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rms = RunningMeanStd(64)
+        self.body = nn.Linear(64, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.body(self.rms(x * 2) + 1)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_policy(mode: str) -> None:
+    from torch._dynamo.utils import counters
+
+    model, twin = Policy().cuda(), Policy().cuda()
+    twin.load_state_dict(model.state_dict())
+    addresses = [tensor.data_ptr() for tensor in model.rms._buffers.values()]
+    counters.clear()
+    compiled = torch.compile(model, fullgraph=True, mode=mode)
+    for i in range(8):
+        x = torch.randn(512, 64, device="cuda") + i
+        with torch.no_grad():
+            y = compiled(x).clone()
+            torch.testing.assert_close(y, twin(x), rtol=1e-4, atol=1e-4)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert int(model.rms.count) == 8 * 512
+    torch.testing.assert_close(model.rms._moments, twin.rms._moments)
+    assert [tensor.data_ptr() for tensor in model.rms._buffers.values()] == addresses
+
+
+def test_a_compiled_policy_in_a_graph_tree_is_not_skipped() -> None:
+    """reduce-overhead must not fall back because statistics are written."""
+    from torch._dynamo.utils import counters
+
+    model = Policy().cuda()
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    counters.clear()
+    with torch.no_grad():
+        for _ in range(4):
+            compiled(torch.randn(512, 64, device="cuda"))
+    assert counters["inductor"]["cudagraph_skips"] == 0
+
+
+class OnTheCpu(nn.Module):
+    """Whoever made it forgot the statistics' device."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.rms = RunningMeanStd(4, **options)
+
+    def forward(self, x: Any) -> Any:
+        x = x * 2
+        y = self.rms.update_and_normalize(x)  # the user's line
+        return y + 1
+
+
+def test_a_mismatch_breaks_a_compiled_graph_once() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    model, right = OnTheCpu(), OnTheCpu(device="cuda")
+    counter = CompileCounterWithBackend("inductor")
+    compiled = torch.compile(model, backend=counter)
+    x = torch.randn(32, 4, device="cuda")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        y = compiled(x)
+    (warning,) = [one for one in caught if "statistics on cpu" in str(one.message)]
+    source, first = inspect.getsourcelines(OnTheCpu.forward)
+    wanted = first + next(i for i, text in enumerate(source) if "the user's line" in text)
+    assert (warning.filename, warning.lineno) == (__file__, wanted)
+    assert "values on cuda:0" in str(warning.message)
+    torch.testing.assert_close(y, right(x))
+    assert counter.frame_count == 2
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), right(x))
+        assert counter.frame_count == 3
+    assert torch.equal(model.rms._moments, right.rms._moments)
+
+
+def test_a_mismatch_is_an_error_where_graphs_must_be_whole() -> None:
+    x = torch.randn(32, 4, device="cuda")
+    words = "statistics on cpu and was given values on cuda:0.*device='cuda:0'"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=words):
+        torch.compile(OnTheCpu(), fullgraph=True)(x)
+
+    def step(model: Any, x: Any) -> Any:
+        with torch._dynamo.error_on_graph_break(True):
+            return model(x)
+
+    compiled = torch.compile(step)
+    compiled(OnTheCpu(device="cuda"), x)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=words):
+        compiled(OnTheCpu(), x)
+
+
+# --- devices ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["update", "normalize", "update_and_normalize", "__call__"])
+def test_migration_warns_and_changes_no_result(method: str) -> None:
+    x = torch.randn(500, 4, device="cuda") * 3 + 5
+    moved, right = RunningMeanStd(4), RunningMeanStd(4, device="cuda")
+    moved.update(x[:100].cpu())
+    right.update(x[:100])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = getattr(moved, method)(x); line = inspect.currentframe().f_lineno  # noqa: E702
+        getattr(moved, method)(x)
+    (warning,) = caught
+    assert (warning.filename, warning.lineno) == (__file__, line)
+    assert "statistics on cpu and was given values on cuda:0" in str(warning.message)
+    theirs = getattr(right, method)(x)
+    getattr(right, method)(x)
+    if ours is not None:
+        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(moved._moments, right._moments, rtol=1e-12, atol=1e-14)
+    assert torch.equal(moved.count, right.count) and moved.device == x.device
+
+
+def test_cuda_is_cuda_0_and_strict_is_strict() -> None:
+    x = torch.randn(5, 4, device="cuda")
+    for device in ("cuda", "cuda:0", torch.device("cuda")):
+        RunningMeanStd(4, device=device, strict_device=True).update(x)
+    strict = RunningMeanStd(4, strict_device=True)
+    with pytest.raises(RuntimeError, match="cpu and was given values on cuda:0; with strict_device"):
+        strict.update(x)
+    assert strict.device.type == "cpu" and int(strict.count) == 0
+
+
+def test_models_take_their_statistics_along() -> None:
+    model = nn.Sequential(RunningMeanStd(4), nn.Linear(4, 2))
+    model(torch.randn(50, 4) * 3 + 1e3)
+    exact = model[0]._moments.clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.to("cuda", torch.bfloat16)
+        assert model[0]._moments.dtype == torch.float64
+        model[0](torch.randn(5, 4, device="cuda"))
+        model[0].load_state_dict({"mean": exact[0], "var": exact[1], "count": 50})
+        model.cpu()
+    assert torch.equal(model[0].mean, exact[0].float())
+
+
+def test_gradients_pass() -> None:
+    rms = RunningMeanStd(4, device="cuda")
+    rms.update(torch.randn(100, 4, device="cuda") * 3)
+    x = torch.randn(8, 4, device="cuda", requires_grad=True)
+    y = rms(x)
+    y.sum().backward()
+    wanted = (1 / (rms._moments[1] + 1e-4).sqrt()).float().expand(8, 4)
+    torch.testing.assert_close(x.grad, wanted)
+    assert not any(one.requires_grad for one in rms.buffers())
+
+
+def test_under_the_allocator() -> None:
+    """The helpers do not know the allocator; they work on it all the same."""
+    said = run_python(
+        """
+import torch, esper_alloc
+esper_alloc.enable()
+from esper_alloc.normalize import RunningMeanStd
+x = torch.randn(70000, 64, device="cuda") * 3 + 5
+ours, host = RunningMeanStd(64, device="cuda"), RunningMeanStd(64)
+for part in x.split(9000):
+    ours.update_and_normalize(part)
+    host.update(part.cpu())
+torch.testing.assert_close(ours._moments.cpu(), host._moments, rtol=1e-10, atol=1e-12)
+print("fine", esper_alloc.is_enabled())
+"""
+    )
+    assert "fine True" in said
+
+
+# --- several GPUs ------------------------------------------------------------------------------------
+
+several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@several
+def test_another_device_than_the_current_one() -> None:
+    x = torch.randn(9000, 64, device="cuda:1")
+    rms = RunningMeanStd(64, device="cuda:1")
+    check_step(rms, x)
+    check_step(rms, x[:100])
+    assert torch.cuda.current_device() == 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rms.update(x.to("cuda:0"))
+    assert "cuda:1 and was given values on cuda:0" in str(caught[0].message)
+
+
+RANK = """
+import sys
+import torch, torch.distributed as dist
+from esper_alloc.normalize import RunningMeanStd
+rank, port = int(sys.argv[1]), sys.argv[2]
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+data = torch.randn(3, 2, 9000, 64, generator=torch.Generator().manual_seed(3))
+data = (data * 3 + torch.arange(2)[None, :, None, None] * 50).cuda()
+ours, one = (RunningMeanStd(64, device="cuda") for _ in range(2))
+ours.all_reduce()
+torch.cuda.synchronize()
+for step in range(3):
+    few = 5000 + 4000 * rank
+    ours.update(data[step, rank, :few])
+    one.update(torch.cat([data[step, 0, :5000], data[step, 1, :9000]]))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    ours.all_reduce()
+    torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(ours._moments, one._moments, rtol=1e-12, atol=1e-12)
+    assert int(ours.count) == int(one.count) == 14000 * (step + 1)
+both = [torch.zeros_like(ours._moments) for _ in range(2)]
+dist.all_gather(both, ours._moments)
+assert torch.equal(both[0], both[1]), "ranks drift"
+dist.destroy_process_group()
+print("rank", rank, "done")
+"""
+
+
+@several
+def test_two_ranks_are_as_one() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), port],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=200)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    for rank, process in enumerate(ranks):
+        assert process.returncode == 0 and f"rank {rank} done" in said[rank], said[rank][-4000:]
