@@ -15,9 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Union
 
-import torch
-
-from .allocator import _untyped
+from .allocator import _torch, _untyped
 from .gather_native import NativeGather
 from .gather_plan import (
     EpochPlan,
@@ -32,14 +30,19 @@ from .gather_plan import (
 from .gather_transform import ImageTransform, PreparedTransform, is_channels_last
 from .use import record_use
 
+try:
+    import torch
+except ImportError:  # the names are there without it, and whoever calls them is told
+    pass
+
 __all__ = ["GatherBatch", "GatherBatchIterator", "ImageTransform"]
 
 #: A tensor of samples, or several by name.
-Samples = Union[torch.Tensor, Mapping[str, torch.Tensor]]
+Samples = Union["torch.Tensor", Mapping[str, "torch.Tensor"]]
 #: How samples are treated: all alike, or those with a name.
 Transforms = Union[ImageTransform, Mapping[str, ImageTransform], None]
 #: What one environment gets of each column.
-_Rows = tuple[torch.Tensor, ...]
+_Rows = tuple["torch.Tensor", ...]
 
 
 # Columns: the tensors behind inputs and targets
@@ -569,6 +572,7 @@ class GatherBatchIterator:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        _torch()  # or an error that says what to install
         seed = check_seed(seed)
         names = check_environments(batch_size_per_env, n_envs, env_devices)
         if reuse < 0:

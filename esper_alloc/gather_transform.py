@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .allocator import _torch
 from .gather_plan import GAMMA, mix
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ class ImageTransform:
     channels_last: bool | None = None
 
     def __post_init__(self) -> None:
-        import torch
-
+        torch = _torch()  # or an error that says what to install
         allowed = (None, torch.float32, torch.float16, torch.bfloat16)
         if self.dtype not in allowed:
             raise TypeError(f"dtype must be float32, float16 or bfloat16 (got {self.dtype})")

@@ -1174,3 +1174,26 @@ def test_constants_are_documented() -> None:
     for constant in ("0x9E3779B97F4A7C15", "0xBF58476D1CE4E5B9", "0x94D049BB133111EB", "1009"):
         assert constant in text
     assert (gather_cifar.CROP, gather_cifar.FLIP) == (4, 0.5)
+
+
+def test_without_torch_the_error_says_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["torch"] = None
+import esper_alloc
+arguments = dict(batch_size_per_env=1, n_envs=1, env_devices=["cpu"], seed=1)
+for call in (
+    lambda: esper_alloc.GatherBatchIterator([], [], **arguments),
+    lambda: esper_alloc.SharedGPUGatherBatchIterator(shuffle=True, **arguments),
+    lambda: esper_alloc.ImageTransform(),
+):
+    try:
+        call()
+    except esper_alloc.UnavailableError as error:
+        assert "needs PyTorch" in str(error), error
+    else:
+        raise AssertionError
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
