@@ -137,7 +137,14 @@ def timeline(seen: Any, batches: int) -> list[list[Any]]:
         name = event.name()
         gathers = any(word in name for word in ("gather", "index_elementwise", "Memcpy"))
         where = [event.device_index(), event.device_resource_id()]
-        found.append([*where, event.start_ns() / 1e3, event.duration_ns() / 1e3, "gather" if gathers else "train"])
+        found.append(
+            [
+                *where,
+                event.start_ns() / 1e3,
+                event.duration_ns() / 1e3,
+                "gather" if gathers else "train",
+            ]
+        )
     if not found:
         return []
     begin = min(one[2] for one in found)
@@ -156,12 +163,16 @@ def picture(panels: dict[str, list[list[Any]]]) -> str:
     body, y = [], 8
     for title, events in panels.items():
         span = max((one[2] + one[3] for one in events), default=0.0)
-        body.append(f'<text x="8" y="{y + 14}" font-size="13">{title}: two steps, {span / 1e3:.1f} ms</text>')
+        body.append(
+            f'<text x="8" y="{y + 14}" font-size="13">{title}: two steps, {span / 1e3:.1f} ms</text>'
+        )
         y += top - 8
         streams = sorted({(one[0], one[1]) for one in events})
         for number, (device, stream) in enumerate(streams):
             at = y + number * line
-            body.append(f'<text x="8" y="{at + 9}" font-size="9">GPU {device}, stream {stream}</text>')
+            body.append(
+                f'<text x="8" y="{at + 9}" font-size="9">GPU {device}, stream {stream}</text>'
+            )
             for d, s, start, took, kind in events:
                 if (d, s) == (device, stream):
                     x = margin + start / longest * (width - margin - 10)
@@ -173,12 +184,16 @@ def picture(panels: dict[str, list[list[Any]]]) -> str:
     legend = "red: gathers and copies of indices; blue: the networks"
     body.append(f'<text x="8" y="{y + 6}" font-size="11">{legend}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y + 16}" font-family="sans-serif">'
-    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *body, "</svg>"]) + "\n"
+    return (
+        "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *body, "</svg>"]) + "\n"
+    )
 
 
 def main() -> int:
     arguments = parser(__doc__)
-    arguments.add_argument("--gpus", type=int, choices=(1, 2), help="default: both, as far as there are")
+    arguments.add_argument(
+        "--gpus", type=int, choices=(1, 2), help="default: both, as far as there are"
+    )
     options = arguments.parse_args()
     if options.worker:
         report(measure(options.worker, options.gpus or 1))
@@ -204,8 +219,17 @@ def main() -> int:
             results.describe(found[OURS][0]["machine"])
         ours, plain = found[OURS], found[NATIVE]
         where = "one GPU" if gpus == 1 else "two GPUs, 10 and 6 environments"
-        for name, unit, key in (("a step", "ms", "step_ms"), ("peak reserved", "MiB", "peak_reserved_mib")):
-            results.row(f"16 environments on {where}: {name}", unit, column(ours, key), column(plain, key), PLAIN)
+        for name, unit, key in (
+            ("a step", "ms", "step_ms"),
+            ("peak reserved", "MiB", "peak_reserved_mib"),
+        ):
+            results.row(
+                f"16 environments on {where}: {name}",
+                unit,
+                column(ours, key),
+                column(plain, key),
+                PLAIN,
+            )
         panels[f"Plain PyTorch, {where}"] = plain[-1]["timeline"]
         panels[f"esper_alloc, {where}"] = ours[-1]["timeline"]
     results.path.parent.mkdir(parents=True, exist_ok=True)

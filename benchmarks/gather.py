@@ -81,7 +81,13 @@ def ours(images, labels, envs: int, size: int, **more):
     from esper_alloc import GatherBatchIterator
 
     return GatherBatchIterator(
-        images, labels, batch_size_per_env=size, n_envs=envs, env_devices=["cuda"] * envs, seed=0, **more
+        images,
+        labels,
+        batch_size_per_env=size,
+        n_envs=envs,
+        env_devices=["cuda"] * envs,
+        seed=0,
+        **more,
     )
 
 
@@ -195,7 +201,9 @@ class WholeSet:
         normal = images.float().div(255).sub(mean).div(std).half()
         edge = (-mean / std).half()
         side = images.shape[2] + 2 * CROP
-        padded = edge.expand(len(images), 3, side, side).contiguous(memory_format=torch.channels_last)
+        padded = edge.expand(len(images), 3, side, side).contiguous(
+            memory_format=torch.channels_last
+        )
         padded[:, :, CROP:-CROP, CROP:-CROP] = normal
         self.padded = padded
 
@@ -279,7 +287,8 @@ def measure_loader(figures: dict[str, float]) -> str:
         kernels = sum(
             event.count
             for event in table
-            if event.device_type == torch.autograd.DeviceType.CUDA and event.self_device_time_total > 0
+            if event.device_type == torch.autograd.DeviceType.CUDA
+            and event.self_device_time_total > 0
         )
         return {
             "aten::select": count.get("aten::select", 0.0),
@@ -374,15 +383,44 @@ def main() -> int:
     results.describe(found[OURS][0]["machine"])
     enabled, native = ([one["figures"] for one in found.get(name, [])] for name in (OURS, NATIVE))
 
-    def row(name: str, unit: str, mine: list, key: str, peers: list, peer: str, who: str, goal=None) -> None:
+    def row(
+        name: str, unit: str, mine: list, key: str, peers: list, peer: str, who: str, goal=None
+    ) -> None:
         results.row(name, unit, column(mine, key), column(peers, peer), who, goal)
 
     for envs, size, times in BATCHES:
         form = f"{envs} x {size}"
-        row(f"a batch, {form}", "us", enabled, f"ours, {form}", native, f"plain, {form}", PLAIN, 1 / times)
-        row(f"a batch, {form}, native allocator", "us", native, f"ours, {form}", native, f"plain, {form}", PLAIN)
-    row("a batch, 64 x 32, reuse=2", "us", enabled, "ours, 64 x 32, reuse", enabled, "ours, 64 x 32", "fresh memory")
-    row("start of an epoch", "us", enabled, "ours, epoch start", native, "plain, epoch start", PLAIN)
+        row(
+            f"a batch, {form}",
+            "us",
+            enabled,
+            f"ours, {form}",
+            native,
+            f"plain, {form}",
+            PLAIN,
+            1 / times,
+        )
+        row(
+            f"a batch, {form}, native allocator",
+            "us",
+            native,
+            f"ours, {form}",
+            native,
+            f"plain, {form}",
+            PLAIN,
+        )
+    row(
+        "a batch, 64 x 32, reuse=2",
+        "us",
+        enabled,
+        "ours, 64 x 32, reuse",
+        enabled,
+        "ours, 64 x 32",
+        "fresh memory",
+    )
+    row(
+        "start of an epoch", "us", enabled, "ours, epoch start", native, "plain, epoch start", PLAIN
+    )
     for kind in ("", ", in order"):
         row(f"a batch, 1 x 8192{kind}, GPU time", "us", enabled, f"ours, 1 x 8192{kind}", enabled, "copy of 8192",
             "a copy of as many bytes")  # fmt: skip
@@ -391,7 +429,12 @@ def main() -> int:
             f"whole set, epoch {unit}", f"the whole set at once, {unit}")  # fmt: skip
     row("a batch, 1 x 512, beside DataLoader", "us", enabled, "ours, 1 x 512", enabled, "loader, 1 x 512",
         "DataLoader over GPU tensors")  # fmt: skip
-    for name, goal in (("aten::select", 0.0), ("aten::stack", 0.0), ("aten::index", None), ("kernels", None)):
+    for name, goal in (
+        ("aten::select", 0.0),
+        ("aten::stack", 0.0),
+        ("aten::index", None),
+        ("kernels", None),
+    ):
         what = "kernels launched" if name == "kernels" else f"calls of {name}"
         row(f"a batch of 512: {what}", "calls", enabled, f"ours, {name}", enabled, f"loader, {name}",
             "DataLoader over GPU tensors", goal)  # fmt: skip

@@ -62,9 +62,7 @@ class Environment:
         return self.loss.item()
 
 
-def train(
-    environments: Sequence[Environment], batches: Iterable[esper_alloc.GatherBatch]
-) -> int:
+def train(environments: Sequence[Environment], batches: Iterable[esper_alloc.GatherBatch]) -> int:
     """One epoch: the number of batches. Does not wait for the GPU."""
     count = 0
     for batch in batches:
@@ -75,7 +73,9 @@ def train(
     return count
 
 
-def random_batches(devices: Sequence[str], size: int, samples: int) -> esper_alloc.GatherBatchIterator:
+def random_batches(
+    devices: Sequence[str], size: int, samples: int
+) -> esper_alloc.GatherBatchIterator:
     """Random pixels in CIFAR's shapes; labels that can be learned."""
     pixels = torch.randint(0, 256, (samples, 3, 32, 32), dtype=torch.uint8)
     labels = pixels[:, 0].float().mean(dim=(1, 2)).argsort().argsort() * 10 // samples
