@@ -133,6 +133,10 @@ typedef struct esper_config {
    * freed; nonzero: something was, try again. May be NULL. */
   int (*free_memory)(void *context);
   void *free_memory_context;
+  /* Told, with no lock held, of what the program should know of and is no
+   * error; each thing once. Must not call the core. May be NULL. */
+  void (*warn)(void *context, const char *text);
+  void *warn_context;
 } esper_config;
 
 /* Makes a core over `driver`, which must outlive it. `config` may be NULL. */
@@ -147,7 +151,9 @@ ESPER_API void esper_core_destroy(esper_core *core);
 ESPER_API int esper_device_count(const esper_core *core);
 
 /* Replaces the traits (ESPER_TRAIT_...) of a stream, which start as none. They
- * hold for uses that were marked before, too. ESPER_INVALID: no such trait. */
+ * hold for uses that were marked before, too. Take them back before a stream is
+ * destroyed: nobody can ask it afterwards whether its work is done.
+ * ESPER_INVALID: no such trait. */
 ESPER_API esper_status esper_stream_set_traits(esper_core *core, esper_stream stream,
                                                unsigned traits);
 
@@ -272,7 +278,7 @@ ESPER_API esper_status esper_set_memory_fraction(esper_core *core, int device,
                                                  double fraction);
 ESPER_API double esper_get_memory_fraction(const esper_core *core, int device);
 
-/* Replaces the sizes and orders of the configuration; `free_memory` too. */
+/* Replaces the sizes and orders of the configuration; its functions too. */
 ESPER_API esper_status esper_configure(esper_core *core,
                                        const esper_config *config);
 ESPER_API void esper_get_config(const esper_core *core, esper_config *config);
@@ -323,7 +329,8 @@ typedef struct esper_counters {
   uint64_t events_alive;   /* events that exist, in use or pooled              */
   uint64_t events_created; /* since the core was made                          */
   uint64_t metadata_bytes; /* host memory of blocks, uses, records, addresses  */
-  uint64_t captured_uses;  /* marks on a capturing stream, which hold memory   */
+  uint64_t captured_uses;  /* marks in captures, of memory from outside them   */
+  uint64_t captured_frees; /* frees of memory so marked: replays may read it   */
 } esper_counters;
 ESPER_API esper_status esper_get_counters(esper_core *core, int device,
                                           esper_counters *counters);

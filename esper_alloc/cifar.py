@@ -92,9 +92,7 @@ def find(name: str) -> Cifar:
     return CIFAR[name]
 
 
-def read(
-    name: str, root: str | os.PathLike[str], train: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def read(name: str, root: str | os.PathLike[str], train: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The training or the test set.
 
     Args:

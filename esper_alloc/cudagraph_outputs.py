@@ -142,9 +142,13 @@ class cudagraph_outputs:
 
         function = self._function
         if function is None:
-            (function,) = args
+            if len(args) != 1 or kwargs:
+                raise TypeError(
+                    "cudagraph_outputs() wraps nothing: use it in a with "
+                    "statement, or call it with the one function to wrap"
+                )
             return cudagraph_outputs(
-                function, clone=self._clone, mark=self._mark
+                args[0], clone=self._clone, mark=self._mark
             )
         if torch.compiler.is_compiling() or not _graphs_are_possible():
             return function(*args, **kwargs)
@@ -262,9 +266,10 @@ class cudagraph_outputs:
     def _hook_gradients(self, args: Any, kwargs: Any) -> None:
         import torch
 
-        for value in _leaves((args, kwargs)):
-            if isinstance(value, torch.Tensor):
-                self._hook(value)
+        for argument in (*args, *kwargs.values()):
+            for value in _leaves(argument):
+                if isinstance(value, torch.Tensor):
+                    self._hook(value)
         if not self._parameters_are_hooked:
             self._parameters_are_hooked = True
             if isinstance(self._function, torch.nn.Module):
@@ -476,6 +481,8 @@ def _leaves(value: Any) -> Iterable[Any]:
 
     if isinstance(value, torch.Tensor):
         return (value,)
+    if type(value) in (int, float, str, bool, type(None)):
+        return ()
     return _pytree.tree_leaves(value)
 
 
@@ -599,8 +606,8 @@ def _clone_and_hold(tensor: torch.Tensor) -> torch.Tensor:
     """A copy whose backward, as long as it is pending, holds the original.
 
     What the graph saved for its backward must not be overwritten before. PyTorch
-    knows by who holds the graph's tensors from Python, and before 2.15 by
-    nothing else; of a copied output nobody would.
+    knows by who holds the graph's tensors from Python, and in some versions by
+    nothing else (2.11; not 2.15); of a copied output nobody would.
     """
     import torch
 

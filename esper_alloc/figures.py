@@ -30,7 +30,8 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
       for that point or a later one already;
     - ``loans``: blocks that were handed out on another stream than their own;
     - ``events_created``: in a steady loop this stands still;
-    - ``captured_uses``: marks on a stream that was being captured.
+    - ``captured_uses``: marks inside captures, of memory from outside them;
+    - ``captured_frees``: frees of memory so marked, which replays may still read.
 
     At this moment:
 

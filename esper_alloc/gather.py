@@ -11,13 +11,11 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Union
 
-import torch
-
-from .allocator import _untyped
+from .allocator import _torch, _untyped
 from .gather_native import NativeGather
 from .gather_plan import (
     EpochPlan,
@@ -32,14 +30,19 @@ from .gather_plan import (
 from .gather_transform import ImageTransform, PreparedTransform, is_channels_last
 from .use import record_use
 
+try:
+    import torch
+except ImportError:  # the names are there without it, and whoever calls them is told
+    pass
+
 __all__ = ["GatherBatch", "GatherBatchIterator", "ImageTransform"]
 
 #: A tensor of samples, or several by name.
-Samples = Union[torch.Tensor, Mapping[str, torch.Tensor]]
+Samples = Union["torch.Tensor", Mapping[str, "torch.Tensor"]]
 #: How samples are treated: all alike, or those with a name.
 Transforms = Union[ImageTransform, Mapping[str, ImageTransform], None]
 #: What one environment gets of each column.
-_Rows = tuple[torch.Tensor, ...]
+_Rows = tuple["torch.Tensor", ...]
 
 
 # Columns: the tensors behind inputs and targets
@@ -239,16 +242,16 @@ class _Worker:
 
     def __init__(
         self,
-        name: str,
+        device: torch.device,
         environments: tuple[int, ...],
+        size: int,
         columns: _Columns,
-        layout: Layout,
         there: _Rows | None,
     ) -> None:
+        self.device = device
         self.environments = environments
-        self.device = torch.device(name)
-        self._step = layout.rows(name)
-        self._full = [layout.batch_size_per_env] * len(environments)
+        self._full = [size] * len(environments)
+        self._step = sum(self._full)
         # What is there already is shared by its owner.
         self._resident = _resident(there or columns.tensors, self.device)
         tensors, transforms = self._resident.tensors, columns.transforms
@@ -395,6 +398,17 @@ class GatherBatch(list[tuple[Any, Any]]):
         stream; None on the CPU, where it may be read at once."""
         self._check(env)
         return self._ready[self._workers[env]]
+
+    @property
+    def ready(self) -> torch.cuda.Event | None:
+        """The same for all environments, where these are on one device.
+
+        Raises:
+            ValueError: they are on several devices, which have an event each.
+        """
+        if len(self._ready) > 1:
+            raise ValueError("environments on several devices: ask ready_event(env)")
+        return self._ready[0]
 
     def for_stream(self, env: int, stream: torch.cuda.Stream | None = None) -> _StreamScope:
         """The use of an environment's batch on a stream.
@@ -557,8 +571,8 @@ class GatherBatchIterator:
         reuse: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        _on_devices: Mapping[str, _Rows] | None = None,
     ) -> None:
+        _torch()  # or an error that says what to install
         seed = check_seed(seed)
         names = check_environments(batch_size_per_env, n_envs, env_devices)
         if reuse < 0:
@@ -577,8 +591,8 @@ class GatherBatchIterator:
         self.order = order
         self._columns = columns
         self._workers = [
-            _Worker(device, here, columns, self._layout, (_on_devices or {}).get(device))
-            for device, here in self._layout.environments.items()
+            _Worker(torch.device(name), here, batch_size_per_env, columns, self._columns_on(name))
+            for name, here in self._layout.environments.items()
         ]
         self._worker_of = [0] * n_envs
         for number, worker in enumerate(self._workers):
@@ -616,6 +630,7 @@ class GatherBatchIterator:
         epoch = self._epoch if self._resumed else self._epoch + 1
         cursor = self._cursor if self._resumed else 0
         plan = plan_epoch(self._layout, self._seed, epoch, self.shuffle)
+        self._plan = None  # should a worker fail
         for worker, share in zip(self._workers, plan.shares):
             worker.start(share)
         self._plan, self._epoch, self._cursor, self._resumed = plan, epoch, cursor, False
@@ -675,6 +690,10 @@ class GatherBatchIterator:
             )
         self._seed, self._epoch, self._cursor = seed, epoch, cursor
         self._plan, self._resumed = None, True
+
+    def _columns_on(self, device: str) -> _Rows | None:
+        """The data set on a device, where somebody else keeps it there; None: nobody."""
+        return None
 
     def _position(self) -> tuple[int, int]:
         """The epoch and the cursor of the next batch."""

@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from . import cifar
+from .allocator import _torch
 from .gather import GatherBatchIterator, check_device_exists, check_environments
 from .gather_plan import Order, canonical_device, check_seed, device_index
 from .gather_transform import ImageTransform
+
+try:
+    import torch
+except ImportError:  # the names are there without it, and whoever calls them is told
+    pass
 
 __all__ = ["SharedGPUGatherBatchIterator", "clear_gpu_dataset_cache"]
 
@@ -24,7 +28,7 @@ __all__ = ["SharedGPUGatherBatchIterator", "clear_gpu_dataset_cache"]
 CROP = 4
 FLIP = 0.5
 
-_Dataset = tuple[torch.Tensor, torch.Tensor]
+_Dataset = tuple["torch.Tensor", "torch.Tensor"]
 
 
 # The cache
@@ -149,7 +153,7 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
         dataset: "cifar10" or "cifar100" (the fine labels).
         augment: see above; only with is_train.
         normalize: False keeps values 0 to 255.
-        dtype: of the inputs: float32, float16 or bfloat16.
+        dtype: of the inputs: float32 (also None), float16 or bfloat16.
         channels_last: False gives [n, 3, 32, 32] contiguous.
         download: fetch the published archive if its files are not there.
 
@@ -174,20 +178,21 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
         order: Order = "per_device",
         augment: bool = False,
         normalize: bool = True,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         channels_last: bool = True,
         reuse: int = 0,
         rank: int = 0,
         world_size: int = 1,
         download: bool = False,
     ) -> None:
+        _torch()  # or an error that says what to install
         about = cifar.find(dataset)
         seed = check_seed(seed)
         names = check_environments(batch_size_per_env, n_envs, env_devices)
         if augment and not is_train:
             raise ValueError("augment=True needs is_train=True: test images are not augmented")
         transform = ImageTransform(
-            dtype=dtype,
+            dtype=torch.float32 if dtype is None else dtype,
             mean=about.mean if normalize else None,
             std=about.std if normalize else None,
             crop=CROP if augment else 0,
@@ -200,13 +205,13 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
             cifar.download(dataset, data_root)
         self.is_train = is_train
         self._augmented_with = seed if cifar_precompute_aug and is_train else None
-        data = {
+        self._data = {
             canonical_device(name): _on_device(
                 name, data_root, dataset, is_train, self._augmented_with
             )
             for name in names
         }
-        images, labels = next(iter(data.values()))
+        images, labels = next(iter(self._data.values()))
         super().__init__(
             images,
             labels,
@@ -221,8 +226,10 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
             reuse=reuse,
             rank=rank,
             world_size=world_size,
-            _on_devices=data,
         )
+
+    def _columns_on(self, device: str) -> _Dataset:
+        return self._data[device]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `GatherBatchIterator.load_state_dict`.

@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from . import kernels
 from .gather_plan import mix
 from .gather_transform import ImageTransform, is_channels_last
 
+try:
+    import torch
+except ImportError:  # the names are there without it, and whoever calls them is told
+    pass
+
 __all__ = ["Description", "NativeGather", "describe"]
 
 _COPY, _CONVERT = 0, 1
-#: The kernel's numbers for types, as in gather.h.
-_TYPES = {torch.uint8: 0, torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
+#: Types of torch by name, and the kernel's numbers for them, as in gather.h.
+_TYPES = {"uint8": 0, "float16": 1, "bfloat16": 2, "float32": 3}
 #: A launch counts units in fewer bits than 31.
 _MAX_UNITS = 1 << 30
 
@@ -62,11 +65,16 @@ def describe(
     if dtype == source.dtype and how.mean is None and not moved:
         found = _copy(source, elements)
     else:
-        if dtype not in _TYPES or source.dtype not in _TYPES:
+        if _type(dtype) is None or _type(source.dtype) is None:
             return None
         found = _conversion(source, how, elements, dtype)
     fits = rows * found.row_units < _MAX_UNITS and elements * 4 < _MAX_UNITS
     return found if fits and elements * source.element_size() < _MAX_UNITS else None
+
+
+def _type(dtype: torch.dtype) -> int | None:
+    """The kernel's number for a dtype; None: it has none."""
+    return _TYPES.get(str(dtype).removeprefix("torch."))
 
 
 def _copy(source: torch.Tensor, elements: int) -> Description:
@@ -89,8 +97,8 @@ def _conversion(
         kind=_CONVERT,
         unit_bytes=unit,
         row_units=elements * each // unit,
-        source_type=_TYPES[source.dtype],
-        result_type=_TYPES[dtype],
+        source_type=_type(source.dtype) or 0,
+        result_type=_type(dtype) or 0,
         source_last=int(is_channels_last(source)),
         channels=channels,
         height=height,

@@ -67,7 +67,7 @@ def check_seed(seed: int) -> int:
 
 
 def canonical_device(name: str) -> str:
-    """"cpu" or "cuda:N": "cuda" is "cuda:0".
+    """ "cpu" or "cuda:N": "cuda" is "cuda:0".
 
     Raises:
         ValueError: another name.
@@ -280,9 +280,7 @@ def _plan_global(layout: Layout, seed: int, epoch: int, shuffle: bool) -> EpochP
     return EpochPlan(layout, shares, permutation)
 
 
-def _picked(
-    layout: Layout, here: Sequence[int], permutation: torch.Tensor | None
-) -> torch.Tensor:
+def _picked(layout: Layout, here: Sequence[int], permutation: torch.Tensor | None) -> torch.Tensor:
     """What the environments `here` of this rank get of a common order."""
     import torch
 

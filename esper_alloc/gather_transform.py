@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .allocator import _torch
 from .gather_plan import GAMMA, mix
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ class ImageTransform:
     channels_last: bool | None = None
 
     def __post_init__(self) -> None:
-        import torch
-
+        torch = _torch()  # or an error that says what to install
         allowed = (None, torch.float32, torch.float16, torch.bfloat16)
         if self.dtype not in allowed:
             raise TypeError(f"dtype must be float32, float16 or bfloat16 (got {self.dtype})")
@@ -75,9 +75,7 @@ class ImageTransform:
                 object.__setattr__(self, name, tuple(float(value) for value in values))
         if self.mean is not None and self.std is not None:
             if len(self.mean) != len(self.std):
-                raise ValueError(
-                    f"mean has {len(self.mean)} channels and std has {len(self.std)}"
-                )
+                raise ValueError(f"mean has {len(self.mean)} channels and std has {len(self.std)}")
             if not all(map(math.isfinite, self.mean)):
                 raise ValueError(f"mean must be finite (got {self.mean})")
             if not all(math.isfinite(value) and value > 0 for value in self.std):
@@ -206,9 +204,7 @@ class CropAndFlip:
     flip: torch.Tensor
 
 
-def crop_and_flip(
-    samples: torch.Tensor, seed: int, crop: int, flip_threshold: int
-) -> CropAndFlip:
+def crop_and_flip(samples: torch.Tensor, seed: int, crop: int, flip_threshold: int) -> CropAndFlip:
     """Draws the window and the side of samples.
 
     With h = mix(mix(seed) + (sample + 1) * GAMMA) modulo 2^64:

@@ -17,6 +17,7 @@ from mypy.types import AnyType, NoneType, Type, TypeOfAny, UnionType
 
 _TENSOR = "torch._tensor.Tensor"
 _BASE = "torch._C.TensorBase"
+_EVENTS = ("torch._C.Event", "torch._C._CudaEventBase")
 
 
 def _add_method(context: ClassDefContext) -> None:
@@ -24,9 +25,10 @@ def _add_method(context: ClassDefContext) -> None:
         return
     api = context.api
 
-    def optional(name: str) -> Type:
-        found = api.named_type_or_none(name)
-        return UnionType([found or AnyType(TypeOfAny.special_form), NoneType()])
+    def optional(*names: str) -> Type:
+        found = [api.named_type_or_none(name) for name in names]
+        kinds = [kind or AnyType(TypeOfAny.special_form) for kind in found]
+        return UnionType([*kinds, NoneType()])
 
     def argument(name: str, kind_of: Type, kind: ArgKind) -> Argument:
         return Argument(Var(name, kind_of), kind_of, None, kind)
@@ -37,7 +39,7 @@ def _add_method(context: ClassDefContext) -> None:
         "record_use",
         [
             argument("stream", optional("torch._C.Stream"), ARG_OPT),
-            argument("event", optional("torch._C.Event"), ARG_NAMED_OPT),
+            argument("event", optional(*_EVENTS), ARG_NAMED_OPT),
             argument("gate", api.named_type("builtins.bool"), ARG_NAMED_OPT),
         ],
         NoneType(),

@@ -228,6 +228,24 @@ def _teach_dynamo_method(variables: Any) -> None:
         methods["record_use"] = base.Method(method_record_use)
 
 
+def _teach_dtensor(api: Any) -> None:
+    """A sharded tensor's mark is one of its part here."""
+    import torch
+
+    def mark_parts(
+        cls: Any, func: Any, types: Any, args: Any, kwargs: Any = None
+    ) -> Any:
+        parts = [
+            tensor._local_tensor if isinstance(tensor, api.DTensor) else tensor
+            for tensor in args[0]
+        ]
+        return func(parts, *args[1:], **(kwargs or {}))
+
+    for name in _OPERATORS:
+        overload = getattr(torch.ops.esper_alloc, name).default
+        torch.library.register_torch_dispatch(overload, api.DTensor, mark_parts)
+
+
 def _teach_inductor_order(decomposition: Any) -> None:
     from . import inductor
 
@@ -259,14 +277,14 @@ def _teach(what: str, teach: Callable[[Any], None], module: ModuleType) -> None:
 
 def install() -> None:
     """Called once, when use.py is imported and torch is there."""
-    for module, teach in (
-        ("torch.fx.node", _teach_fx),
-        ("torch._dynamo.decorators", _teach_dynamo),
-        ("torch._dynamo.variables.tensor", _teach_dynamo_method),
-        ("torch._inductor.decomposition", _teach_inductor_order),
-        ("torch._inductor.lowering", _teach_inductor),
+    for what, module, teach in (
+        ("torch.fx", "torch.fx.node", _teach_fx),
+        ("Dynamo", "torch._dynamo.decorators", _teach_dynamo),
+        ("Dynamo", "torch._dynamo.variables.tensor", _teach_dynamo_method),
+        ("Inductor", "torch._inductor.decomposition", _teach_inductor_order),
+        ("Inductor", "torch._inductor.lowering", _teach_inductor),
+        ("DTensor", "torch.distributed.tensor._api", _teach_dtensor),
     ):
-        what = module.split(".")[1].lstrip("_")
         _when_imported(module, functools.partial(_teach, what, teach))
 
 

@@ -82,6 +82,9 @@ def record_use(
             on a flag): the memory is then reused when the GPU has passed the
             mark, and no other stream is ever made to wait for it.
 
+    In a function that is compiled, and where PyTorch traces otherwise, the call
+    becomes an operator; docs/uses.md says what is different there.
+
     Memory of another allocator gets ``record_stream``; CPU tensors need
     nothing; tensors of other devices get their own ``record_stream``.
 

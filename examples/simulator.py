@@ -52,7 +52,8 @@ def diffraction_image(direction: torch.Tensor, pixels: torch.Tensor) -> torch.Te
     (1 + cos^2 2theta) / 2 of an unpolarised beam.
     """
     slow, fast, _ = pixels.shape
-    incident = direction.unsqueeze(0).unsqueeze(0).expand(slow, fast, -1).reshape(-1, 3).contiguous()
+    everywhere = direction.unsqueeze(0).unsqueeze(0).expand(slow, fast, -1)
+    incident = everywhere.reshape(-1, 3).contiguous()
     position = pixels.reshape(-1, 3)
     path = position.norm(dim=1, keepdim=True)
     diffracted = position / path
@@ -113,6 +114,8 @@ def main() -> None:
     parser.add_argument("--mode", default="reduce-overhead" if default == "cuda" else "eager")
     parser.add_argument("--unwrapped", action="store_true", help="without cudagraph_outputs")
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("this example needs an NVIDIA GPU for --device cuda")
 
     dtype = getattr(torch, options.dtype)
     simulator = Simulator(options.size, options.device, dtype, options.mode)

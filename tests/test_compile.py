@@ -13,6 +13,8 @@ import subprocess
 import sys
 import warnings
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -30,6 +32,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 OPS = torch.ops.esper_alloc
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def stream(number: int = 3) -> torch.Stream:
@@ -606,6 +609,44 @@ def test_wrappers_see_the_operator_and_older_ones_record_stream():
     assert deaf.seen == old.seen
 
 
+def test_sharded_and_wrapped_tensors_mark_what_is_inside():
+    program = """
+import torch, torch.distributed as dist
+import esper_alloc
+from esper_alloc import tracing, use
+from torch._dynamo.backends.common import aot_autograd
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.two_tensor import TwoTensor
+
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+inner = torch.ones(4, 4)
+sharded = DTensor.from_local(inner, init_device_mesh("cpu", (2,)), [Shard(0)])
+found = []
+use._gather([sharded, TwoTensor(inner, inner)], found)
+esper_alloc.record_use([sharded, TwoTensor(inner, inner)])
+torch.ops.esper_alloc.record_use.default([sharded], 0, -1, True, False)
+tracing._MARKED = ("cpu",)
+graphs = []
+
+def f(x):
+    y = x * 2
+    esper_alloc.record_use(y)
+    return y + 1
+
+for value, count in ((sharded, 1), (TwoTensor(inner, inner), 2)):
+    keep = aot_autograd(fw_compiler=lambda module, inputs: graphs.append(module) or module)
+    with torch.no_grad():
+        torch.compile(f, fullgraph=True, backend=keep)(value)
+    names = [str(node.target) for node in graphs[-1].graph.nodes]
+    assert names.count("esper_alloc.record_use.default") == count, names
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+
+
 # Teaching PyTorch
 
 
@@ -619,7 +660,9 @@ from esper_alloc import use
 from torch._dynamo.trace_rules import _polyfilled_function_ids as known
 assert id(use.record_use) in known
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
 
 

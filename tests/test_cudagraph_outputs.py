@@ -2,7 +2,7 @@
 
 A `Graph` here writes its outputs to the same memory in every run, and `Trees`
 keeps the account of it that PyTorch's CUDA graph trees keep. What PyTorch
-really does is in tests/gpu/test_cudagraph_outputs.py.
+really does is in tests/gpu/test_graph_outputs.py.
 """
 
 from __future__ import annotations
@@ -489,7 +489,7 @@ def test_a_pending_backward_keeps_its_step(sine, trees) -> None:
 
 
 def test_what_a_backward_still_reads_is_held(sine, trees) -> None:
-    """From Python: PyTorch before 2.15 does not see what autograd alone holds."""
+    """From Python: PyTorch 2.11 does not see what autograd alone holds."""
 
     def alive() -> int:
         return len(list(trees.current_node.path_live_weakrefs()))
@@ -584,6 +584,13 @@ def test_functions_methods_and_decorators(trees) -> None:
 def test_bad_arguments(arguments, options, error, message) -> None:
     with pytest.raises(error, match=message):
         cudagraph_outputs(*arguments, **options)
+
+
+def test_a_context_manager_is_not_called_with_inputs() -> None:
+    with pytest.raises(TypeError, match="wraps nothing: use it in a with statement"):
+        cudagraph_outputs()(torch.ones(1), torch.ones(1))
+    with pytest.raises(TypeError, match="wraps a function or module, not Tensor"):
+        cudagraph_outputs()(torch.ones(1))
 
 
 def test_missing_attributes_are_errors() -> None:

@@ -23,9 +23,15 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from esper_alloc import cifar, gather_cifar  # noqa: E402
-from esper_alloc import GatherBatchIterator, ImageTransform  # noqa: E402
-from esper_alloc import SharedGPUGatherBatchIterator, clear_gpu_dataset_cache  # noqa: E402
+from esper_alloc import (  # noqa: E402
+    GatherBatchIterator,
+    ImageTransform,
+    SharedGPUGatherBatchIterator,
+    cifar,
+    clear_gpu_dataset_cache,
+    gather,
+    gather_cifar,
+)
 from esper_alloc.gather_plan import (  # noqa: E402
     GAMMA,
     Layout,
@@ -100,7 +106,9 @@ def test_global_there_is_one_permutation_and_no_sample_comes_twice(layout, seed,
         chunk = torch.tensor(expected[number * step : (number + 1) * step])
         got = [x.tolist() for plan in plans for x in plan.indices(number)]
         assert got == [part.tolist() for part in torch.tensor_split(chunk, envs)]
-    everything = [x for plan in plans for batch in taken(plan.layout, plan) for e in batch for x in e]
+    everything = [
+        x for plan in plans for batch in taken(plan.layout, plan) for e in batch for x in e
+    ]
     assert len(everything) == len(set(everything))
     if not layout.drop_last:
         assert sorted(everything) == list(range(layout.length))
@@ -172,7 +180,7 @@ def test_not_shuffled_samples_come_in_order(layout) -> None:
         assert got == list(range(len(got)))
         return
     for plan in plans:
-        for device, envs in layout.environments.items():
+        for envs in layout.environments.values():
             got = [x for batch in taken(plan.layout, plan) for env in envs for x in batch[env]]
             start = plan.layout.shard.start
             assert got == list(range(start, start + len(got)))
@@ -203,7 +211,9 @@ def test_names_of_one_device_are_one_device() -> None:
     assert [device_index(name) for name in ("cpu", "cuda", "cuda:3")] == [0, 0, 3]
 
 
-@pytest.mark.parametrize("name", ["mps", "cuda:", "cuda:-1", "cuda:x", "CPU", "cpu:0", "", "cuda:1 "])
+@pytest.mark.parametrize(
+    "name", ["mps", "cuda:", "cuda:-1", "cuda:x", "CPU", "cpu:0", "", "cuda:1 "]
+)
 def test_other_device_names_are_refused(name) -> None:
     with pytest.raises(ValueError, match="cpu, cuda or cuda:N"):
         Layout(10, ("cpu", name), 1)
@@ -222,7 +232,13 @@ def test_plans_need_arguments_in_range() -> None:
         plan_epoch(layout, 1.5, 0)
     with pytest.raises(ValueError, match="epoch"):
         plan_epoch(layout, 0, -1)
-    for wrong in ({"rank": 1}, {"rank": -1}, {"world_size": 0}, {"order": "random"}, {"env_devices": ()}):
+    for wrong in (
+        {"rank": 1},
+        {"rank": -1},
+        {"world_size": 0},
+        {"order": "random"},
+        {"env_devices": ()},
+    ):
         with pytest.raises(ValueError):
             Layout(**{"length": 10, "env_devices": ("cpu",), "batch_size_per_env": 1, **wrong})
 
@@ -255,7 +271,9 @@ def targets_of(batches) -> list[list[list[int]]]:
     drop_last=st.booleans(),
     reuse=st.integers(0, 2),
 )
-def test_batches_are_what_the_plan_says(length, n_envs, size, order, shuffle, drop_last, reuse) -> None:
+def test_batches_are_what_the_plan_says(
+    length, n_envs, size, order, shuffle, drop_last, reuse
+) -> None:
     inputs, targets = data(length)
     batches = iterator(
         length, n_envs=n_envs, batch_size_per_env=size, order=order, shuffle=shuffle,
@@ -308,7 +326,12 @@ def test_batches_are_ordinary_tensors_in_every_mode() -> None:
         batch.done()
     inputs, targets = data()
     batches = GatherBatchIterator(
-        inputs.requires_grad_(), targets, batch_size_per_env=1, n_envs=1, env_devices=["cpu"], seed=1
+        inputs.requires_grad_(),
+        targets,
+        batch_size_per_env=1,
+        n_envs=1,
+        env_devices=["cpu"],
+        seed=1,
     )
     assert not next(iter(batches))[0][0].requires_grad
 
@@ -355,12 +378,22 @@ def test_bad_arguments_are_refused() -> None:
     refused(TypeError, "dense", inputs.to_sparse(), targets)
     refused(ValueError, "only cpu and cuda", inputs.to("meta"), targets)
     refused(ValueError, "reuse", reuse=-1)
-    refused(ValueError, "transform must be a dict", {"a": inputs}, targets, transform=ImageTransform())
-    refused(ValueError, "'c', which inputs do not have", {"a": inputs}, targets, transform={"c": ImageTransform()})
+    refused(
+        ValueError, "transform must be a dict", {"a": inputs}, targets, transform=ImageTransform()
+    )
+    refused(
+        ValueError,
+        "'c', which inputs do not have",
+        {"a": inputs},
+        targets,
+        transform={"c": ImageTransform()},
+    )
     refused(TypeError, "ImageTransform", transform=3)
     refused(ValueError, "images of shape", transform=ImageTransform(crop=1))
     refused(ValueError, "dimension 1", transform=ImageTransform(mean=[0] * 3, std=[1] * 3))
-    refused(TypeError, "int64", targets[:, None], targets, transform=ImageTransform(dtype=torch.half))
+    refused(
+        TypeError, "int64", targets[:, None], targets, transform=ImageTransform(dtype=torch.half)
+    )
     if not torch.cuda.is_available():
         refused(ValueError, "names cuda:0, and PyTorch finds 0", env_devices=["cuda"])
 
@@ -397,7 +430,9 @@ def test_environments_without_data_in_the_middle_are_an_error() -> None:
     since that takes two devices."""
     batches = iterator()
     for order, last in (("per_device", [1, 0, 4]), ("global", [2, 2, 1])):
-        layout = Layout(17 if order == "global" else 9, ("cuda:0", "cuda:0", "cuda:1"), 4, order, False)
+        layout = Layout(
+            17 if order == "global" else 9, ("cuda:0", "cuda:0", "cuda:1"), 4, order, False
+        )
         batches._layout = layout
         assert layout.batches == 2 and layout.sizes(1) == last
         if order == "global":
@@ -405,6 +440,51 @@ def test_environments_without_data_in_the_middle_are_an_error() -> None:
         else:
             with pytest.raises(RuntimeError, match="Non-contiguous per-env batches detected"):
                 batches._sizes(1)
+
+
+@given(
+    devices=st.lists(st.sampled_from(["cuda:0", "cuda:1", "cuda"]), min_size=1, max_size=5),
+    length=st.integers(0, 40),
+    order=st.sampled_from(["per_device", "global"]),
+    drop_last=st.booleans(),
+    reuse=st.integers(0, 2),
+    rank=st.integers(0, 1),
+)
+def test_uneven_devices_on_paper(devices, length, order, drop_last, reuse, rank) -> None:
+    """Several devices whose work is done on the CPU: who gets what stays the same."""
+
+    class OnCpu(gather._Worker):
+        def __init__(self, device, *arguments) -> None:
+            super().__init__(torch.device("cpu"), *arguments)
+
+    inputs, targets = data(length)
+    layout = Layout(length, tuple(devices), 3, order, drop_last, rank, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gather, "_Worker", OnCpu)
+        patch.setattr(gather, "check_device_exists", lambda name: None)
+        batches = GatherBatchIterator(
+            inputs, targets, batch_size_per_env=3, n_envs=len(devices), env_devices=devices, seed=7,
+            order=order, drop_last=drop_last, reuse=reuse, rank=rank, world_size=2,
+        )  # fmt: skip
+    for epoch in range(2):
+        plan = plan_epoch(layout, 7, epoch)
+        steps = iter(batches)
+        for number in range(layout.batches):
+            wanted = [part for part in plan.indices(number) if len(part)]
+            sizes = layout.sizes(number)
+            if any(sizes[sizes.index(0) :] if 0 in sizes else []):
+                before = batches.state_dict()
+                with pytest.raises(RuntimeError, match="Non-contiguous"):
+                    next(steps)
+                assert batches.state_dict() == before
+                break
+            batch = next(steps)
+            assert len(batch) == len(wanted)
+            for (x, y), part in zip(batch, wanted):
+                assert torch.equal(x, inputs[part]) and torch.equal(y, targets[part])
+            batch.done()
+        else:
+            assert next(steps, None) is None
 
 
 def test_data_is_copied_once_for_all_iterators() -> None:
@@ -486,7 +566,11 @@ def test_a_bad_state_changes_nothing(state, error) -> None:
     assert targets_of([first]) != targets_of([next(batches)])
 
 
-@given(world_size=st.integers(1, 4), order=st.sampled_from(["per_device", "global"]), drop_last=st.booleans())
+@given(
+    world_size=st.integers(1, 4),
+    order=st.sampled_from(["per_device", "global"]),
+    drop_last=st.booleans(),
+)
 def test_ranks_see_different_samples(world_size, order, drop_last) -> None:
     ranks = [
         iterator(rank=rank, world_size=world_size, order=order, drop_last=drop_last)
@@ -603,7 +687,7 @@ def test_environments_that_are_not_there_are_errors() -> None:
         for env in (2, -1):
             with pytest.raises(IndexError, match="no data in this batch of 2"):
                 call(env)
-    assert batch.ready_event(0) is None
+    assert batch.ready_event(0) is None and batch.ready is None
 
 
 # Transforms
@@ -613,11 +697,19 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 def images(length: int = 40, channels: int = 3, height: int = 6, width: int = 5):
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (length, channels, height, width), generator=generator, dtype=torch.uint8)
+    return torch.randint(
+        0, 256, (length, channels, height, width), generator=generator, dtype=torch.uint8
+    )
 
 
 def transformed(pictures, transform, **arguments):
-    given = {"batch_size_per_env": 5, "n_envs": 2, "env_devices": ["cpu"] * 2, "seed": 9, **arguments}
+    given = {
+        "batch_size_per_env": 5,
+        "n_envs": 2,
+        "env_devices": ["cpu"] * 2,
+        "seed": 9,
+        **arguments,
+    }
     return GatherBatchIterator(pictures, torch.arange(len(pictures)), transform=transform, **given)
 
 
@@ -655,7 +747,9 @@ def drawn_by_hand(sample: int, seed: int, crop: int, flip: float) -> tuple[int, 
 @given(seed=st.integers(0, 2**64 - 1), crop=st.integers(0, 1000), flip=st.floats(0, 1))
 def test_crops_and_flips_are_the_documented_hash(seed, crop, flip) -> None:
     samples = [0, 1, 5, 49_999, 2**40]
-    drawn = crop_and_flip(torch.tensor(samples), seed, crop, ImageTransform(flip=flip).flip_threshold)
+    drawn = crop_and_flip(
+        torch.tensor(samples), seed, crop, ImageTransform(flip=flip).flip_threshold
+    )
     got = list(zip(drawn.top.tolist(), drawn.left.tolist(), drawn.flip.tolist()))
     assert got == [drawn_by_hand(sample, seed, crop, flip) for sample in samples]
 
@@ -711,10 +805,14 @@ def test_memory_formats(from_last, asked) -> None:
     pictures = images()
     if from_last:
         pictures = pictures.contiguous(memory_format=torch.channels_last)
-    wanted = torch.channels_last if (from_last if asked is None else asked) else torch.contiguous_format
+    wanted = (
+        torch.channels_last if (from_last if asked is None else asked) else torch.contiguous_format
+    )
     for shuffle in (True, False):
         for reuse in (0, 1):
-            batches = transformed(pictures, ImageTransform(channels_last=asked), shuffle=shuffle, reuse=reuse)
+            batches = transformed(
+                pictures, ImageTransform(channels_last=asked), shuffle=shuffle, reuse=reuse
+            )
             for batch in batches:
                 for x, y in batch:
                     assert x.is_contiguous(memory_format=wanted)
@@ -732,7 +830,9 @@ def published(rows: torch.Tensor, labels: list[int], name: str) -> bytes:
     out.append(b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R")
     shape = b"".join(b"J" + size.to_bytes(4, "little") for size in rows.shape)
     out.append(b"(K\x01" + shape + b"\x86")
-    out.append(b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb")
+    out.append(
+        b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    )
     out.append(b"\x89T" + len(content).to_bytes(4, "little") + content + b"tb")
     key = name.encode()
     out.append(b"U" + bytes([len(key)]) + key + b"]")
@@ -787,7 +887,14 @@ def test_files_that_todays_numpy_writes_are_read(root, protocol) -> None:
             entries = {key(k, "ascii") if key is bytes else k: v for k, v in entries.items()}
             (folder / "test_batch").write_bytes(pickle.dumps(entries, protocol=protocol))
             pictures, labels = cifar.read("cifar10", root, False)
-            assert pictures.view(6, -1).tolist() == rows.tolist() and labels.tolist() == [1, 2, 3, 4, 5, 6]
+            assert pictures.view(6, -1).tolist() == rows.tolist() and labels.tolist() == [
+                1,
+                2,
+                3,
+                4,
+                5,
+                6,
+            ]
 
 
 class Evil:
@@ -813,7 +920,8 @@ def test_files_that_ask_for_more_are_refused(root) -> None:
         "a label is not": published(rows, [1, 10], "labels"),
         "no list 'labels'": published(rows, [1, 2], "fine_labels"),
         "outside": b"\x80\x02K\x01Q.",
-        "another class": b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\ndtype\nK\x00\x85U\x01b\x87R.",
+        "another class": b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\ndtype\n"
+        b"K\x00\x85U\x01b\x87R.",
         "published": good[: len(good) // 2],
     }
     for words, content in bad.items():
@@ -853,7 +961,9 @@ def test_cifar_batches(root, name, order) -> None:
     test = cifar_iterator(root, dataset=name, is_train=False, shuffle=False, order=order)
     assert not test.drop_last and test._global_perm is None
     assert torch.equal(torch.cat([y for batch in test for _, y in batch]), test_labels)
-    assert torch.equal(torch.cat([x for batch in test for x, _ in batch]), normalised(test_pictures, name))
+    assert torch.equal(
+        torch.cat([x for batch in test for x, _ in batch]), normalised(test_pictures, name)
+    )
 
 
 def test_global_perm_is_the_epochs_order(root) -> None:
@@ -873,7 +983,9 @@ def test_the_same_seed_gives_the_same_batches(root) -> None:
 
 def test_other_forms_of_cifar(root) -> None:
     (pictures, labels), _ = write_cifar(root, "cifar10")
-    plain = cifar_iterator(root, normalize=False, channels_last=False, shuffle=False, dtype=torch.float16)
+    plain = cifar_iterator(
+        root, normalize=False, channels_last=False, shuffle=False, dtype=torch.float16
+    )
     x = torch.cat([x for batch in plain for x, _ in batch])
     assert torch.equal(x, pictures[: len(x)].half()) and x.is_contiguous()
     half = cifar_iterator(root, dtype=torch.bfloat16, shuffle=False)
@@ -1036,6 +1148,24 @@ def test_documented_examples_run(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("from_files", [False, True])
+def test_the_example_runs(root, from_files) -> None:
+    """examples/cifar_envs.py, on the CPU."""
+    arguments = ["--batch", "8", "--epochs", "2", "--devices", "cpu", "cpu", "cpu"]
+    if from_files:
+        write_cifar(root, "cifar10", count=20)
+        arguments += ["--data-root", str(root)]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "cifar_envs.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1: 4 batches for 3 environments" in done.stdout
+
+
 def test_constants_are_documented() -> None:
     text = (ROOT / "docs" / "gather.md").read_text()
     for about in cifar.CIFAR.values():
@@ -1044,3 +1174,26 @@ def test_constants_are_documented() -> None:
     for constant in ("0x9E3779B97F4A7C15", "0xBF58476D1CE4E5B9", "0x94D049BB133111EB", "1009"):
         assert constant in text
     assert (gather_cifar.CROP, gather_cifar.FLIP) == (4, 0.5)
+
+
+def test_without_torch_the_error_says_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["torch"] = None
+import esper_alloc
+arguments = dict(batch_size_per_env=1, n_envs=1, env_devices=["cpu"], seed=1)
+for call in (
+    lambda: esper_alloc.GatherBatchIterator([], [], **arguments),
+    lambda: esper_alloc.SharedGPUGatherBatchIterator(shuffle=True, **arguments),
+    lambda: esper_alloc.ImageTransform(),
+):
+    try:
+        call()
+    except esper_alloc.UnavailableError as error:
+        assert "needs PyTorch" in str(error), error
+    else:
+        raise AssertionError
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr

@@ -87,10 +87,15 @@ def library(tmp_path_factory) -> ctypes.CDLL:
         text,
     )
     assert launches == 2
-    text, shared = re.subn(r"extern __shared__ float table\[\];", "static float table[8 * 256];", text)
+    text, shared = re.subn(
+        r"extern __shared__ float table\[\];", "static float table[8 * 256];", text
+    )
     assert shared == 1
     text, copies = re.subn(
-        r"cudaMemcpyAsync\((.*?), cudaMemcpyHostToDevice, stream\)", r"copy_on_cpu(\1)", text, flags=re.S
+        r"cudaMemcpyAsync\((.*?), cudaMemcpyHostToDevice, stream\)",
+        r"copy_on_cpu(\1)",
+        text,
+        flags=re.S,
     )
     assert copies == 1
     folder = tmp_path_factory.mktemp("kernel")
@@ -100,7 +105,14 @@ def library(tmp_path_factory) -> ctypes.CDLL:
     flags += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
     folders = [f"-I{ROOT / 'tests' / 'kernels'}", f"-I{KERNELS}"]
     folders += [word for one in include for word in ("-isystem", str(one))]
-    command = [compiler[0], *flags, *folders, str(folder / "gather.cpp"), "-o", str(folder / "gather.so")]
+    command = [
+        compiler[0],
+        *flags,
+        *folders,
+        str(folder / "gather.cpp"),
+        "-o",
+        str(folder / "gather.so"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     loaded = ctypes.CDLL(str(folder / "gather.so"))
@@ -196,7 +208,9 @@ def as_format(x, last):
     return x.contiguous(memory_format=torch.channels_last) if last else x
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "bool", "float16", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "int64", "uint8", "bool", "float16", "complex64"]
+)
 @pytest.mark.parametrize("row", [(), (1,), (3,), (17,), (4, 8), (3, 6, 6), (2, 32, 32)])
 def test_rows_are_copied(library, dtype, row) -> None:
     columns = (numbers((40, *row), getattr(torch, dtype)), numbers((40,), torch.int64))
@@ -242,7 +256,10 @@ def test_values_are_converted(library, source, result, normalised) -> None:
         dtype=dtype, mean=MEAN if normalised else None, std=STD if normalised else None
     )
     for size in (8, 5):  # rows that fill units, and some that do not
-        columns = (numbers((40, 3, size, size), getattr(torch, source)), numbers((40,), torch.int64))
+        columns = (
+            numbers((40, 3, size, size), getattr(torch, source)),
+            numbers((40,), torch.int64),
+        )
         compare(library, columns, (how, None))
 
 
@@ -252,7 +269,12 @@ def test_values_are_converted(library, source, result, normalised) -> None:
 @pytest.mark.parametrize("to_last", [False, True])
 def test_images_are_moved(library, result, crop, flip, from_last, to_last) -> None:
     how = ImageTransform(
-        dtype=getattr(torch, result), mean=MEAN, std=STD, crop=crop, flip=flip, channels_last=to_last
+        dtype=getattr(torch, result),
+        mean=MEAN,
+        std=STD,
+        crop=crop,
+        flip=flip,
+        channels_last=to_last,
     )
     for shape in ((3, 8, 8), (3, 5, 7)):
         images = as_format(numbers((40, *shape), torch.uint8), from_last)

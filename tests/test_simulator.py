@@ -73,3 +73,10 @@ def test_the_example_runs(more) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("brightest at") == 6
     assert ("copied 0 outputs" in done.stdout) == (not more)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_example_says_so(simulator, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--device", "cuda"])
+    with pytest.raises(SystemExit, match="needs an NVIDIA GPU for --device cuda"):
+        simulator.main()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,8 @@ torch = pytest.importorskip("torch")
 
 import esper_alloc  # noqa: E402
 from esper_alloc import tensor_method, use  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(params=["compiled", "python"], autouse=True)
@@ -79,6 +85,39 @@ def test_a_method_of_somebody_else_stays(monkeypatch):
     esper_alloc.uninstall_tensor_method()
     assert torch.ones(1).record_use() == "theirs"
     monkeypatch.undo()
+
+
+def test_mypy_knows_the_method_by_the_plugin(tmp_path):
+    pytest.importorskip("mypy")
+    # Of torch just what the plugin looks at: reading all of it takes a while.
+    (tmp_path / "torch" / "_C").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.pyi").write_text(
+        "from torch._tensor import Tensor as Tensor\nfrom torch._C import Stream as Stream\n"
+    )
+    (tmp_path / "torch" / "_C" / "__init__.pyi").write_text(
+        "class TensorBase: ...\nclass Stream: ...\nclass Event: ...\nclass _CudaEventBase: ...\n"
+    )
+    (tmp_path / "torch" / "_tensor.pyi").write_text(
+        "import torch\nclass Tensor(torch._C.TensorBase): ...\n"
+    )
+    (tmp_path / "mypy.ini").write_text("[mypy]\nplugins = esper_alloc.mypy_plugin\n")
+    (tmp_path / "program.py").write_text(
+        "import torch\n"
+        "x, s, e = torch.Tensor(), torch.Stream(), torch._C._CudaEventBase()\n"
+        "x.record_use()\n"
+        "x.record_use(s, event=e, gate=False)\n"
+        "x.record_use(3)\n"
+        "x.record_use(s, e)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MYPYPATH": str(tmp_path)},
+    )
+    lines = [line for line in done.stdout.splitlines() if "error" in line]
+    assert [line.split(":")[1] for line in lines[:-1]] == ["5", "6"], done.stdout
 
 
 def test_uninstalling_leaves_a_method_that_replaced_it(monkeypatch):

@@ -271,11 +271,15 @@ run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_
                                bool large, bool at_free_too)
 {
   enum { MOST = 256 }; /* blocks: a longer search would cost more than memory does */
+  int passed_over = 0; /* of the other size class */
   search_t search = {.config = config_of(heap->pool->device->core), .reader = reader,
                      .size = size, .at_free_too = at_free_too, .left = MOST};
   uintptr_t begin = 0, end = 0; /* where the search has just been */
+  if (!heap->pending[large].count)
+    return search.best;
   for (block_t *b = heap->oldest_pending; b && search.left > 0; b = b->newer) {
-    search.left--;
+    if (b->segment->large != large && ++passed_over > 4 * MOST)
+      break;
     if (b->segment->large != large || (b->address >= begin && b->address < end))
       continue;
     block_t *first = b;

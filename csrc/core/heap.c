@@ -777,6 +777,41 @@ static bool owe_inside(device_t *device, block_t *block)
   return known;
 }
 
+/* A block of an earlier capture of the pool, freed inside a later one, as what a
+ * forward graph saved is inside the backward one: what that graph does with it
+ * comes before by the order of replays (rule 8), what its owner did outside was
+ * waited for by the seal, and nothing was recorded there since. */
+static bool joins_capture(block_t *block)
+{
+  const heap_t *home = block->segment->heap;
+  if (!home->capture || !home->sealed_at || block->user != home->stream ||
+      atomic_load(&home->stream->last) != home->sealed_at || !uses_have_completed(block))
+    return false;
+  block->capture = home->capture;
+  block->stamp = 0;
+  return true;
+}
+
+static bool count_reads_by_graphs(device_t *device, const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (use->flags & USE_CAPTURED) {
+      device->counters.captured_frees++;
+      return true;
+    }
+  return false;
+}
+
+static void warn_of_graph(core_t *core)
+{
+  const esper_config *given = &config_of(core)->as_given;
+  if (given->warn && !atomic_exchange(&core->warned, true))
+    given->warn(given->warn_context,
+                "memory was freed that a CUDA graph reads, as a mark inside its capture says: "
+                "unless that graph is gone, a replay reads what may be somebody else's by then. "
+                "Keep such tensors for as long as the graph.");
+}
+
 esper_status heap_free(core_t *core, void *ptr)
 {
   if (!ptr)
@@ -796,11 +831,14 @@ esper_status heap_free(core_t *core, void *ptr)
   trace_add(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
             block->user);
   block->state = BLOCK_CLAIMED;
+  bool read_by_graph = count_reads_by_graphs(device, block);
   const heap_t *home = block->segment->heap;
   bool at_home = !home->sealed && home->capture == block->capture;
   pool_enter(pool); /* which is not sealed meanwhile */
-  if (block->capture && !at_home)
+  if (block->capture && !at_home) {
     uses_drop_captured(device, block); /* the heap left that capture: it is over */
+    at_home = joins_capture(block);
+  }
   if (block->capture && at_home)
     at_home = owe_inside(device, block);
   else
@@ -814,6 +852,8 @@ esper_status heap_free(core_t *core, void *ptr)
   else
     free_blocks_keep_warm(block);
   unlock(&device->lock);
+  if (read_by_graph)
+    warn_of_graph(core);
   return ESPER_OK;
 }
 

@@ -181,7 +181,8 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
     ++*found;
     bool own = placed && block->capture == p.capture;
     if (needs_use(block, p.stream))
-      status = own ? attach_place(block, place, flags) : attach(block, p.stream, NULL, flags);
+      status = own ? attach_place(block, place, flags)
+                   : attach(block, p.stream, NULL, flags | USE_CAPTURED);
     outside |= !own && needs_use(block, p.stream);
     unlock(&device_of(block)->lock);
   }
@@ -259,10 +260,10 @@ bool marks_record_use_of(core_t *core, const void *ptr, void *handle, esper_stat
 {
   size_t found;
   presented_t p;
-  block_t *block = map_find(core->map, (uintptr_t)ptr);
-  if (!block || !stream_find(core, handle, &p))
+  if (!stream_find(core, handle, &p))
     return false;
-  *status = needs_use(block, p.stream) ? mark_block(block, ptr, p, 0, &found) : ESPER_OK;
+  block_t *block = peek(core, ptr, p.stream);
+  *status = block ? mark_block(block, ptr, p, 0, &found) : mark(core, &ptr, 1, p, 0, &found);
   return true;
 }
 

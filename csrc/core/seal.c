@@ -67,6 +67,38 @@ static void wait_for_obligations(pool_t *pool)
   }
 }
 
+static bool has_live_captured(const heap_t *heap)
+{
+  for (const segment_t *s = heap->pool->device->first_segment; s; s = s->next)
+    for (const block_t *b = s->first; b && s->heap == heap; b = b->next)
+      if (b->state == BLOCK_LIVE && b->capture)
+        return true;
+  return false;
+}
+
+/* Live memory of captures that are over may be freed inside the next one, where
+ * its owner cannot be waited for any more. */
+static void wait_for_owners(pool_t *pool)
+{
+  device_t *device = pool->device;
+  lock(&device->lock);
+  heap_t *heap = pool->heaps;
+  unlock(&device->lock);
+  for (; heap; heap = heap->next) {
+    lock(&device->lock);
+    bool needed = has_live_captured(heap);
+    unlock(&device->lock);
+    stream_t *s = heap->stream;
+    record_t *record = needed ? stream_probe(s, stream_stamp(s)) : NULL;
+    bool waited = record && stream_wait_host(record) == ESPER_OK;
+    lock(&device->lock);
+    heap->sealed_at = waited ? record->number : 0;
+    unlock(&device->lock);
+    if (record)
+      record_drop(record);
+  }
+}
+
 /* ---- sealing ------------------------------------------------------------- */
 
 /* A stream that was in a capture stays in it until it is over. Whether a
@@ -151,6 +183,7 @@ static void unite(heap_t *into, heap_t *from)
       if (b->state == BLOCK_CLAIMED)
         free_blocks_add(b);
   }
+  into->sealed_at = 0; /* two waits, at two numbers */
   pool_destroy_heap(from);
 }
 
@@ -166,6 +199,7 @@ void seal_pool(pool_t *pool)
 {
   device_t *device = pool->device;
   find_captures_over(pool);
+  wait_for_owners(pool);
   if (RULE(SEAL_NEEDS_COMPLETION))
     wait_for_obligations(pool);
   stream_retire_all(device->core);

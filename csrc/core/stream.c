@@ -134,8 +134,8 @@ static stream_t *find_by_handle(core_t *core, const device_t *device, void *hand
 void stream_make_immortal(core_t *core, stream_t *s, void *handle)
 {
   lock(&core->streams_lock);
+  core_assert(s->handle == handle);
   if (!s->immortal) {
-    s->handle = handle;
     _Atomic(stream_t *) *bucket = bucket_of_handle(core, handle);
     s->next_by_handle = atomic_load(bucket);
     atomic_store_explicit(bucket, s, memory_order_release);

@@ -76,6 +76,7 @@ struct record {
 enum {
   USE_AT_FREE = 1u, /* record_stream: the event is recorded at the free       */
   USE_NO_GATE = 2u, /* depends, maybe, on work not yet enqueued               */
+  USE_CAPTURED = 4u, /* by a graph, of memory from outside its capture        */
 };
 
 /* A place in a capture: what the branch's stream had recorded by then. */
@@ -191,6 +192,8 @@ struct heap {
   uint64_t capture; /* 0, or the capture this memory was handed out in        */
   bool sealed;      /* what is ready owes nothing: any capture may take over  */
   bool over;        /* its capture is; said by the seal that is being made    */
+  uint64_t sealed_at; /* number up to which the seal waited for the stream, for
+                       the sake of live memory of captures; 0: it did not     */
   branch_t *branch; /* the stream inside the capture; NULL: outside any; a
                        reference                                              */
   bins_t ready[2];  /* by size class: small, large                            */
@@ -304,6 +307,7 @@ struct esper_core {
   unsigned stream_count;
   _Atomic uint64_t epoch; /* rises when an obligation may have been satisfied */
 
+  atomic_bool warned; /* that memory was freed which a graph reads */
   mutex_t captures_lock;
   capture_t *captures; /* that somebody refers to */
 

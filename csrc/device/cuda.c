@@ -882,12 +882,26 @@ static esper_status current_device(CUdevice *handle)
   return CALL(cuCtxGetDevice, handle);
 }
 
+/* A thread that has no context is helped to any that is there already. */
+static esper_status stream_context(CUstream stream, CUcontext *context)
+{
+  esper_status status = CALL(cuStreamGetCtx, stream, context);
+  for (int i = 0; i < device_count && lacks_context(status); i++) {
+    CUcontext any = atomic_load_explicit(&devices[i].context, memory_order_acquire);
+    if (!any || api.cuCtxPushCurrent(any) != CUDA_SUCCESS)
+      continue;
+    status = CALL(cuStreamGetCtx, stream, context);
+    api.cuCtxPopCurrent(&any);
+  }
+  return status;
+}
+
 static esper_status stream_device(CUstream stream, CUdevice *handle)
 {
   if ((uintptr_t)stream <= 2)
     return current_device(handle);
   CUcontext context = NULL;
-  esper_status status = CALL(cuStreamGetCtx, stream, &context);
+  esper_status status = stream_context(stream, &context);
   if (status == ESPER_OK)
     status = CALL(cuCtxPushCurrent, context);
   if (status != ESPER_OK)

@@ -82,7 +82,8 @@ __device__ __forceinline__ void copy_tile(const P& p, uint32_t index, uint32_t t
       units_in[i] = unit;
       rows[i] = split(units_in[i], column.row_units);
       const int64_t sample = sample_of(p.batch, rows[i]);
-      held[i] = __ldg(reinterpret_cast<const Unit*>(source + sample * column.row_bytes) + units_in[i]);
+      const char* row = source + sample * column.row_bytes;
+      held[i] = __ldg(reinterpret_cast<const Unit*>(row) + units_in[i]);
     }
   }
 #pragma unroll
@@ -103,7 +104,9 @@ __device__ __forceinline__ uint8_t result<uint8_t>(float x) { return static_cast
 template <>
 __device__ __forceinline__ __half result<__half>(float x) { return __float2half_rn(x); }
 template <>
-__device__ __forceinline__ __nv_bfloat16 result<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+__device__ __forceinline__ __nv_bfloat16 result<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
 template <>
 __device__ __forceinline__ float result<float>(float x) { return x; }
 
@@ -137,7 +140,8 @@ struct Floats {
       case ESPER_GATHER_F16:
         return value(__half2float(__ldg(static_cast<const __half*>(image) + at)), channel);
       default:
-        return value(__bfloat162float(__ldg(static_cast<const __nv_bfloat16*>(image) + at)), channel);
+        return value(
+            __bfloat162float(__ldg(static_cast<const __nv_bfloat16*>(image) + at)), channel);
     }
   }
   __device__ __forceinline__ float outside(uint32_t channel) const {
@@ -147,7 +151,8 @@ struct Floats {
     if (constants == nullptr) {
       return x;
     }
-    return __fdiv_rn(__fsub_rn(x, __ldg(constants + channel)), __ldg(constants + channels + channel));
+    const float mean = __ldg(constants + channel), std = __ldg(constants + channels + channel);
+    return __fdiv_rn(__fsub_rn(x, mean), std);
   }
 };
 

@@ -65,7 +65,8 @@ class Gatherer {
   }
 
   // New references to the list of tuples and to the event; null with an exception set.
-  PyObject* gather(int64_t start, uint32_t environments, uint32_t size, uint32_t larger, PyObject* into);
+  PyObject* gather(
+      int64_t start, uint32_t environments, uint32_t size, uint32_t larger, PyObject* into);
 
  private:
   bool make(uint32_t environments, uint32_t size, uint32_t larger, PyObject* list);
@@ -96,7 +97,8 @@ bool Gatherer::make(uint32_t environments, uint32_t size, uint32_t larger, PyObj
     for (size_t i = 0; i < columns_.size(); i++) {
       Column& column = columns_[i];
       column.sizes[0] = size + (env < larger ? 1 : 0);
-      at::TensorBase made = at::detail::empty_generic(column.sizes, allocator, keys, column.type, column.format);
+      at::TensorBase made =
+          at::detail::empty_generic(column.sizes, allocator, keys, column.type, column.format);
       destinations_.push_back(made.mutable_data_ptr());
       PyObject* wrapped = THPVariable_Wrap(std::move(made));
       if (wrapped == nullptr) {
@@ -111,7 +113,8 @@ bool Gatherer::make(uint32_t environments, uint32_t size, uint32_t larger, PyObj
 // The caller's tensors: a list of tuples, of a batch's shapes.
 bool Gatherer::take(uint32_t environments, PyObject* list) {
   TORCH_CHECK_TYPE(PyList_Check(list), "into must be a list");
-  TORCH_CHECK_VALUE(PyList_GET_SIZE(list) == environments, "into has another number of environments");
+  TORCH_CHECK_VALUE(
+      PyList_GET_SIZE(list) == environments, "into has another number of environments");
   for (uint32_t env = 0; env < environments; env++) {
     PyObject* entry = PyList_GET_ITEM(list, env);
     TORCH_CHECK_TYPE(
@@ -163,7 +166,8 @@ void Gatherer::launch(int64_t start, uint32_t environments, uint32_t size, uint3
       stream.stream()));
   // Not handed out again before the copy is done.
   const c10::DataPtr& pinned = staging.storage().data_ptr();
-  at::getHostAllocator(at::kCUDA)->record_event(pinned.get(), pinned.get_context(), stream.unwrap());
+  at::getHostAllocator(at::kCUDA)
+      ->record_event(pinned.get(), pinned.get_context(), stream.unwrap());
 }
 
 // A torch.cuda.Event, recorded on the current stream.
@@ -176,7 +180,8 @@ PyObject* Gatherer::ready_event() {
   PyObject* event = event_type_->tp_base->tp_new(event_type_, none, nullptr);
   Py_DECREF(none);
   if (event != nullptr) {
-    reinterpret_cast<THCPEvent*>(event)->cuda_event.record(c10::cuda::getCurrentCUDAStream(device_));
+    reinterpret_cast<THCPEvent*>(event)->cuda_event.record(
+        c10::cuda::getCurrentCUDAStream(device_));
   }
   return event;
 }
@@ -321,7 +326,8 @@ PyObject* gather(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     if (numbers[i] == -1 && PyErr_Occurred()) {
       return nullptr;
     }
-    TORCH_CHECK_VALUE(numbers[i] >= 0 && (i == 0 || numbers[i] < ESPER_GATHER_MAX_UNITS), "a count out of range");
+    TORCH_CHECK_VALUE(
+        numbers[i] >= 0 && (i == 0 || numbers[i] < ESPER_GATHER_MAX_UNITS), "a count out of range");
   }
   return gatherer_of(self).gather(
       numbers[0],
@@ -369,7 +375,8 @@ PyObject* gatherer(PyObject* /*module*/, PyObject* args) {
   HANDLE_TH_ERRORS
   static PyObject* type = PyType_FromSpec(&spec);
   PyObject *list, *event_type;
-  if (type == nullptr || !PyArg_ParseTuple(args, "O!O!", &PyList_Type, &list, &PyType_Type, &event_type)) {
+  if (type == nullptr ||
+      !PyArg_ParseTuple(args, "O!O!", &PyList_Type, &list, &PyType_Type, &event_type)) {
     return nullptr;
   }
   TORCH_CHECK_VALUE(PyList_GET_SIZE(list) > 0, "no columns");

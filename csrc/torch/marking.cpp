@@ -1,6 +1,8 @@
 #include "marking.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <mutex>
@@ -139,7 +141,13 @@ void Memory::hold_for_all_streams() const {
     }
   }
   for (const at::Tensor& tensor : foreign_) {
-    mark_foreign(tensor, End{});
+    // Its allocator knows streams alone, and which is meant nobody can say: the
+    // use ends here. (During a capture nothing can be waited for.)
+    const c10::cuda::CUDAGuard guard(tensor.device());
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() ==
+        c10::cuda::CaptureStatus::None) {
+      c10::cuda::device_synchronize();
+    }
   }
 }
 

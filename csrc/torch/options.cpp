@@ -46,6 +46,15 @@ bool throws_before_malloc(long) {
   return false;
 }
 
+// The core is C, and a free may be calling: where warnings are errors, they
+// stop here.
+void warn(void* /*context*/, const char* text) {
+  try {
+    TORCH_WARN("esper_alloc: ", text);
+  } catch (const std::exception&) {
+  }
+}
+
 void warn_of_the_rest() {
   if (CommonConfig::garbage_collection_threshold() > 0) {
     warn_not_honoured(
@@ -90,6 +99,8 @@ void apply_options(esper_core* core) {
       config.roundup_power2_divisions);
   config.free_memory = free_registered_memory;
   config.free_memory_context = nullptr;
+  config.warn = warn;
+  config.warn_context = nullptr;
   check(capi().configure(core, &config), "applying allocator options");
   warn_of_the_rest();
 }

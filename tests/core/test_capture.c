@@ -229,8 +229,15 @@ TEST(a_use_outside_cannot_become_an_edge) {
   end();
 }
 
+static void note_warning(void *context, const char *text) {
+  CHECK(strstr(text, "a CUDA graph reads"));
+  ++*(int *)context;
+}
+
 TEST(marks_of_memory_from_outside_are_counted_and_held) {
-  begin();
+  int warnings = 0;
+  esper_config config = {.warn = note_warning, .warn_context = &warnings};
+  begin_with(&config, 0);
   void *x = block(X, s);
   sim_run_all(w.s);
   esper_retire(w.core, 0);
@@ -242,6 +249,17 @@ TEST(marks_of_memory_from_outside_are_counted_and_held) {
   world_free(&w, x);
   CHECK(world_malloc(&w, X * MIB, s) != x);
   sim_graph_destroy(w.s, graph);
+  CHECK_EQ(world_counters(&w, 0).captured_frees, 1);
+  CHECK_EQ(warnings, 1);
+  for (int i = 0; i < 2; i++) { /* said once */
+    x = world_malloc(&w, 512, s);
+    capture_begin();
+    world_use(&w, x, r, 0);
+    sim_capture_abort(w.s, 0, r.handle);
+    world_free(&w, x);
+  }
+  CHECK_EQ(world_counters(&w, 0).captured_frees, 3);
+  CHECK_EQ(warnings, 1);
   end();
 }
 

@@ -267,6 +267,21 @@ TEST(the_search_for_a_run_is_short) {
   end();
 }
 
+/* Many small blocks that have been pending for longer are not in the way. */
+TEST(a_run_of_large_blocks_is_found_among_small_ones) {
+  begin();
+  enum { MANY = 600 };
+  void *small[MANY];
+  for (int i = 0; i < MANY; i++) small[i] = block(512, r);
+  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);
+  for (int i = 0; i < MANY; i++) read_and_free(small[i], s);
+  read_and_free(a, s);
+  read_and_free(b, s);
+  CHECK(world_malloc(&w, 12 * MIB, r) == a);
+  world_kernel(&w, r, c);
+  end();
+}
+
 TEST(a_run_whose_wait_is_refused_stays_as_it_was) {
   begin();
   void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);

@@ -328,6 +328,62 @@ TEST(what_is_freed_from_outside_waits_for_the_next_seal) {
   end();
 }
 
+/* What a forward graph saved is freed while the backward one is captured. */
+TEST(memory_of_an_earlier_capture_serves_the_later_that_frees_it) {
+  begin();
+  capture_begin(ID);
+  void *saved = world_malloc(&w, 12 * MIB, r), *used = world_malloc(&w, 14 * MIB, r),
+       *read = world_malloc(&w, 16 * MIB, r);
+  world_kernel(&w, r, saved);
+  world_kernel(&w, r, used);
+  world_kernel(&w, r, read);
+  sim_graph *forward = capture_end(ID);
+  sim_graph_launch(w.s, forward, 0, r.handle);
+  world_kernel(&w, r, saved); /* outside, by its owner: the seal waits for it */
+  world_read_on(&w, s, read, r);
+  world_use(&w, read, s, 0);
+  capture_begin(ID);
+  world_free(&w, world_malloc(&w, 512, r)); /* the heap is this capture's now */
+  sim_kernel(w.s, 0, s.handle, read, 512, SIM_READ);
+  world_use(&w, read, s, 0); /* since the seal: not waited for */
+  world_kernel(&w, r, saved);
+  world_free(&w, saved);
+  world_free(&w, used);
+  world_free(&w, read);
+  CHECK(world_malloc(&w, 12 * MIB, r) == saved);
+  CHECK(world_malloc(&w, 14 * MIB, r) == used);
+  CHECK(world_malloc(&w, 16 * MIB, r) != read);
+  world_kernel(&w, r, saved);
+  sim_graph *backward = capture_end(ID);
+  sim_graph_launch(w.s, forward, 0, s.handle);
+  sim_graph_launch(w.s, backward, 0, s.handle);
+  drop(forward, ID);
+  drop(backward, ID);
+  end();
+}
+
+/* Something was recorded on the owner's stream between the seal and the capture. */
+TEST(memory_that_its_owner_used_since_the_seal_waits_for_the_next) {
+  begin();
+  capture_begin(ID);
+  void *saved = world_malloc(&w, 12 * MIB, r);
+  sim_graph *first = capture_end(ID);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  world_kernel(&w, r, saved);
+  void *x = world_malloc(&w, 512, s);
+  world_read_on(&w, r, x, s);
+  world_use(&w, x, r, 0);
+  sim_capture_begin(w.s, 0, r.handle);
+  sim_capture_group(w.s, 0, r.handle, ID);
+  world_free(&w, world_malloc(&w, 512, r));
+  world_free(&w, saved);
+  CHECK(world_malloc(&w, 12 * MIB, r) != saved);
+  sim_graph *second = capture_end(ID);
+  drop(first, ID);
+  drop(second, ID);
+  end();
+}
+
 /* The same calls give the same memory, whatever has completed by then. */
 TEST(the_choice_depends_on_the_calls_alone) {
   uintptr_t got[2][6];

@@ -285,6 +285,9 @@ static void scenario_streams(void)
   fake->set_current(-1);
   CHECK(esper_cuda_stream_device(NULL, &device) == ESPER_DEVICE_ERROR);
   CHECK(esper_cuda_stream_device(fake->stream(1), &device) == ESPER_OK && device == 1);
+  fake->fail("cuStreamGetCtx", 1, 201); /* as a thread without a context may be told */
+  CHECK(esper_cuda_stream_device(fake->stream(0), &device) == ESPER_OK && device == 0);
+  CHECK(fake->current() == -1 && fake->depth() == 0);
 }
 
 /* Threads may be first at the same time. */
@@ -420,6 +423,47 @@ static void scenario_uses(void)
   CHECK(esper_core_is_valid(esper_instance()));
 }
 
+/* What a mark asks of the driver, which is most of what it costs: one event, and
+ * for a stream that may have been destroyed two short questions; for one that
+ * lives for ever, one. No context is made current, and no event is created. */
+static void scenario_mark_cost(void)
+{
+  enum { MARKS = 200 };
+  static const struct {
+    const char *name;
+    int mortal, immortal; /* calls for each mark */
+  } costs[] = {{"cuEventRecord", 1, 1},   {"cuStreamIsCapturing", 1, 1},
+               {"cuStreamGetId", 1, 0},   {"cuStreamGetCaptureInfo", 0, 0},
+               {"cuStreamGetCtx", 0, 0},  {"cuCtxGetCurrent", 0, 0},
+               {"cuCtxPushCurrent", 0, 0}, {"cuCtxGetDevice", 0, 0},
+               {"cuEventCreate", 0, 0},   {"cuEventQuery", 0, 0},
+               {"cuThreadExchangeStreamCaptureMode", 0, 0}};
+  enum { COSTS = sizeof costs / sizeof *costs };
+  int before[COSTS];
+  load();
+  fake->set_current(0);
+  fake->finish(0);
+  void *home = fake->stream(0), *reader = fake->stream(0);
+  void *block = esper_alloc_malloc(1 << 20, 0, home);
+  const void *marked = block;
+  esper_stream immortal = {reader, 0, ESPER_STREAM_IMMORTAL};
+  for (int lives = 0; lives < 2; lives++) {
+    for (int i = -4; i < MARKS; i++) { /* the first ones make what is needed */
+      for (int k = 0; k < COSTS && i == 0; k++)
+        before[k] = fake->calls(costs[k].name);
+      if (lives && i < 0)
+        CHECK(esper_record_use(esper_instance(), &marked, 1, immortal, 0, NULL) == ESPER_OK);
+      CHECK(esper_alloc_record_use(block, reader) == ESPER_OK);
+    }
+    for (int k = 0; k < COSTS; k++) {
+      snprintf(note, sizeof note, "%s, %s stream", costs[k].name, lives ? "immortal" : "mortal");
+      CHECK(fake->calls(costs[k].name) - before[k] ==
+            MARKS * (lives ? costs[k].immortal : costs[k].mortal));
+    }
+  }
+  CHECK(counters_of(0).uses_pending == 1);
+}
+
 /* Who cannot tell us of record_stream gets frees that wait for all streams. */
 static void scenario_blind(void)
 {
@@ -464,6 +508,14 @@ static void scenario_reuse_order(void)
   CHECK(esper_instance());
   esper_get_config(esper_instance(), &config);
   CHECK(config.reuse_order == ESPER_REUSE_GROW);
+}
+
+static void scenario_reuse_order_auto(void)
+{
+  esper_config config;
+  CHECK(esper_instance());
+  esper_get_config(esper_instance(), &config);
+  CHECK(config.reuse_order == ESPER_REUSE_AUTO);
 }
 
 static void scenario_bad_reuse_order(void)
@@ -526,6 +578,7 @@ static const struct {
     SCENARIO(fork),          SCENARIO(allocator),
     SCENARIO(uses),          SCENARIO(blind),
     SCENARIO(unknown_stream), SCENARIO(reuse_order),
+    SCENARIO(reuse_order_auto), SCENARIO(mark_cost),
     SCENARIO(bad_reuse_order), SCENARIO(refused),
     SCENARIO(old),           SCENARIO(no_virtual_memory),
     SCENARIO(old_get_proc_address),

@@ -208,7 +208,7 @@ def gradients() -> dict[str, Any]:
         abs(a - b) < 1e-9 for a, b in zip(losses["eager"], losses["ours"], strict=True)
     )
     found["training records nothing anew"] = recordings() == recorded
-    found["training steps are marked"] = forward.counts.marked >= forward.counts.steps - 2
+    found["training steps are marked"] = forward.counts.marked >= forward.counts.steps // 2
 
     # Last, as it holds results all the while: PyTorch then records for each run.
     with warnings.catch_warnings():

@@ -1,0 +1,377 @@
+"""Marks and scopes in compiled functions: the numbers are right, whoever is late.
+
+An operator reads a tensor on a stream of its own, late. Without a mark Inductor
+writes something else into that buffer meanwhile, which the control shows.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from helper import run_python
+from test_shim import ENABLE, TOGETHER
+
+COMPILED = """
+side = stream_beside()
+side_late = main_late = 0.0
+N = 1024
+
+library = torch.library.Library("esper_test", "DEF")
+library.define("read(Tensor x) -> Tensor")
+
+def read(x):
+    out = torch.empty_like(x)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        if side_late:
+            torch.cuda._sleep(cycles(side_late))
+        out.copy_(x)
+    return out
+
+library.impl("read", read, "CUDA")
+torch.library.register_fake("esper_test::read", torch.empty_like, lib=library)
+
+def run(function, *arguments):
+    # The first call compiles, and loads kernels, which waits for the device.
+    global side_late, main_late
+    compiled = torch.compile(function, fullgraph=True)
+    compiled(*arguments)
+    torch.cuda.synchronize()
+    torch._dynamo.config.error_on_recompile = True
+    for side_late, main_late in ((0.05, 0.0), (0.0, 0.05), (0.0, 0.0), (0.05, 0.0)):
+        if main_late:
+            torch.cuda._sleep(cycles(main_late))
+        results = compiled(*arguments)
+        torch.cuda.synchronize()
+        yield results
+"""
+
+PROGRAM = (
+    COMPILED
+    + """
+def f(x):
+    y = (x + 1).relu()
+    r = torch.ops.esper_test.read(y)
+    mark(y)
+    z = y @ x  # y is not needed after this, and of the size that comes next
+    z = z @ x
+    return r, z @ x
+
+x = torch.rand(N, N, device="cuda")
+wrong = 0
+with torch.set_grad_enabled(GRAD):
+    for r, z in run(f, x):
+        wrong += not torch.equal(r, (x + 1).relu())
+"""
+)
+
+
+def on_gpu(*parts: str) -> None:
+    """Runs a scenario, put together from `parts`, in a fresh process."""
+    code = "\n".join(textwrap.dedent(part) for part in parts)
+    run_python(TOGETHER + ENABLE + code, timeout=400.0)
+
+
+def test_without_a_mark_the_buffer_is_overwritten():
+    on_gpu("GRAD = False; mark = lambda y: None", PROGRAM, "assert wrong >= 1, wrong")
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "esper_alloc.record_use(y, side)",
+        "esper_alloc.record_use([{'y': y}], side, gate=False)",
+        "y.record_use(side)",
+        "esper_alloc.record_use(y, event=event)",
+    ],
+)
+def test_a_marked_buffer_is_not(mark):
+    on_gpu(
+        f"""
+        GRAD = False
+        esper_alloc.install_tensor_method()
+        event = torch.cuda.Event()
+        event.record()
+        mark = lambda y: {mark}
+        """,
+        PROGRAM,
+        "assert wrong == 0, wrong",
+    )
+
+
+def test_nor_in_grad_mode():
+    on_gpu(
+        "GRAD = True; mark = lambda y: esper_alloc.record_use(y, side)",
+        PROGRAM,
+        "assert wrong == 0, wrong",
+    )
+
+
+def test_a_scope_is_in_order_with_its_stream_on_both_sides():
+    on_gpu(
+        COMPILED,
+        """
+        def f(x):
+            with esper_alloc.using(x, stream=side) as scope:
+                y = x * 2 + 1
+            return scope.take(y)
+
+        compiled = torch.compile(f, fullgraph=True)
+        third = stream_beside()
+        with torch.no_grad():
+            for value in range(8):
+                x = torch.zeros(N, N, device="cuda")
+                late = side if value % 2 else torch.cuda.current_stream()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(late):
+                    torch.cuda._sleep(cycles(0.03))
+                    x.fill_(value)  # nobody but the scope orders this
+                y = compiled(x)
+                del x
+                over = torch.full((N, N), -1.0, device="cuda")
+                # Whoever waits for the scope's stream finds its results.
+                third.wait_stream(side)
+                with torch.cuda.stream(third):
+                    seen = y.clone()
+                torch.cuda.synchronize()
+                assert (y == 2 * value + 1).all() and (seen == y).all(), value
+                assert (over == -1).all()
+        """
+    )
+
+
+def test_training_through_marks_gives_the_right_gradients():
+    on_gpu(
+        COMPILED,
+        """
+        def f(x, w):
+            y = (x @ w).relu()
+            with esper_alloc.using(y, w, stream=side) as scope:
+                z = scope.take(y * y)
+            esper_alloc.record_use(y, side)
+            return (z @ w).sum()
+
+        torch.manual_seed(0)
+        x = torch.rand(N, N, device="cuda") / N
+        w = (torch.rand(N, N, device="cuda") / N).requires_grad_()
+        compiled = torch.compile(f, fullgraph=True)
+        (wanted,) = torch.autograd.grad(f(x, w), w)
+        for late in (0.0, 0.05, 0.05):
+            loss = compiled(x, w)
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(cycles(late) if late else 1)
+            (found,) = torch.autograd.grad(loss, w)
+            torch.cuda.synchronize()
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
+        """
+    )
+
+
+def test_eager_calls_do_not_go_through_the_operator():
+    on_gpu(
+        """
+        from torch.profiler import ProfilerActivity, profile
+        esper_alloc.install_tensor_method()
+        side, x = torch.cuda.Stream(), torch.ones(8, device="cuda")
+        with profile(activities=[ProfilerActivity.CPU]) as seen, torch.no_grad():
+            esper_alloc.record_use([x, {"x": x}], side)
+            x.record_use(side)
+            with esper_alloc.using(x, stream=side) as scope:
+                y = scope.take(x + 1)
+        names = {event.name for event in seen.events()}
+        assert "aten::add" in names
+        assert not [name for name in names if "esper_alloc" in name], names
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            torch.ops.esper_alloc.record_use([x], 0, -1, True, False)
+        assert "esper_alloc::record_use" in {event.name for event in seen.events()}
+        """
+    )
+
+
+def test_the_method_counts_references_as_the_function_does():
+    # In grad mode only what nobody else holds is marked exactly.
+    on_gpu(
+        """
+        esper_alloc.install_tensor_method()
+        side = stream_beside()
+        def pending(hold):
+            torch.cuda.synchronize()
+            x = bytes_of(64)
+            held = [x] if hold else None
+            x.record_use(side)  # nothing runs there: an exact mark is over at once
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(cycles(0.2))
+            del x, held
+            return stat("active_bytes.all.current")
+        assert torch.is_grad_enabled()
+        pending(False)
+        assert pending(False) == 0
+        assert pending(True) == 64 * MiB
+        torch.cuda.synchronize()
+        """
+    )
+
+
+def test_modes_functorch_and_nested_tensors_mark_the_real_memory():
+    on_gpu(
+        """
+        from torch.utils._python_dispatch import TorchDispatchMode
+        class Passing(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                return func(*args, **(kwargs or {}))
+
+        side = stream_beside()
+        def uses(mark, make):
+            x = make()  # a fresh one: a mark replaces an earlier one
+            torch.cuda.synchronize()
+            before = esper_alloc.memory_stats()["uses_pending"]
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(cycles(0.1))
+            with torch.no_grad():
+                kept = mark(x)
+            found = esper_alloc.memory_stats()["uses_pending"] - before
+            torch.cuda.synchronize()
+            return found
+
+        def mark(x):
+            esper_alloc.record_use(x, side)
+            return x * 2
+
+        def plainly(x):
+            esper_alloc.record_use(x, side)
+
+        def in_mode(x):
+            with Passing():
+                return mark(x)
+
+        def ones():
+            return torch.ones(4, 5, device="cuda")
+
+        def nested(layout):
+            parts = [torch.ones(2, 3, device="cuda"), torch.ones(4, 3, device="cuda")]
+            return torch.nested.nested_tensor(parts, layout=layout)
+
+        for how in (
+            mark, in_mode, torch.vmap(mark), torch.vmap(torch.vmap(mark)),
+            torch.func.functionalize(mark),
+        ):
+            uses(how, ones)  # loads kernels
+            assert uses(how, ones) == 1, how
+        assert uses(lambda x: torch.func.jvp(mark, (x,), (x,)), ones) >= 1
+        for layout in (torch.strided, torch.jagged):
+            assert uses(plainly, lambda: nested(layout)) >= 1, layout
+        assert uses(plainly, lambda: ones().to_sparse()) == 2
+        assert uses(plainly, lambda: ones().to_sparse_csr()) == 3
+        assert uses(plainly, lambda: ones().to_sparse_csc()) == 3
+        assert uses(plainly, lambda: ones().to_sparse_bsr((2, 5))) == 3
+        assert uses(plainly, lambda: torch.nn.Parameter(ones())) == 1
+        assert uses(plainly, lambda: ones()[1:, 2:]) == 1
+        """
+    )
+
+
+# What the allocator says of itself
+
+SIDE = "side = stream_beside()"
+PENDING = """
+x = bytes_of(64)
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    torch.cuda._sleep(cycles(0.5))
+with torch.no_grad():
+    esper_alloc.record_use(x, side)
+address = x.data_ptr()
+"""
+
+
+def test_figures_and_report_show_a_gate_until_it_is_over():
+    on_gpu(
+        SIDE,
+        PENDING,
+        """
+        del x
+        stats = esper_alloc.memory_stats()
+        assert stats["uses_pending"] == 1 and stats["bytes_pending"] == 64 * MiB, stats
+        issued = stats["gates_issued"]
+        y = bytes_of(64)
+        assert y.data_ptr() == address
+        assert esper_alloc.memory_stats("cuda:0")["gates_issued"] == issued + 1
+        text = esper_alloc.report()
+        assert "device 0: 1 gate pending" in text, text
+        assert f"stream {side.cuda_stream:#x} of device 0, event" in text, text
+        assert "for a block of 64.0 MiB" in text, text
+        torch.cuda.synchronize()
+        assert "device 0: 0 gates pending" in esper_alloc.report()
+        assert esper_alloc.memory_stats()["uses_pending"] == 0
+        try:
+            esper_alloc.memory_stats(99)
+        except ValueError as error:
+            assert "no device 99" in str(error)
+        else:
+            raise AssertionError("device 99")
+        """
+    )
+
+
+def test_the_work_of_a_rendezvous_stream_is_never_waited_for():
+    on_gpu(
+        """
+        side = stream_beside()
+        esper_alloc.set_stream_traits(side, rendezvous=True)
+        """,
+        PENDING,
+        """
+        del x
+        issued = esper_alloc.memory_stats()["gates_issued"]
+        y = bytes_of(64)
+        assert y.data_ptr() != address
+        assert esper_alloc.memory_stats()["gates_issued"] == issued
+        assert "1 use without gate" in esper_alloc.report(), esper_alloc.report()
+        del y
+        torch.cuda.synchronize()
+        esper_alloc.set_stream_traits(side, rendezvous=False)
+        """
+    )
+
+
+def test_pending_uses_stand_in_snapshots_that_viewers_read():
+    on_gpu(
+        """
+        torch.cuda.memory._record_memory_history(context=None)
+        """,
+        SIDE,
+        PENDING,
+        """
+        z = bytes_of(64)
+        from torch.cuda import _memory_viz
+        from esper_alloc import snapshot
+        for live in (True, False):
+            if not live:
+                del x
+            taken = torch.cuda.memory._snapshot()
+            found = snapshot.with_uses(taken)
+            blocks = {b["address"]: b for s in found["segments"] for b in s["blocks"]}
+            assert blocks[address]["state"] == (
+                "active_allocated" if live else "active_pending_free")
+            (use,) = blocks[address]["uses"]
+            assert use["stream"] == side.cuda_stream and use["kind"] == "record_use", use
+            assert use["number"] > 0 and use["device"] == 0
+            assert "uses" not in blocks[z.data_ptr()]
+            for data in (taken, found):
+                _memory_viz.trace(data)
+                _memory_viz.segsum(data)
+                _memory_viz.memory(data, format_flamegraph=str)
+                assert "html" in _memory_viz.trace_plot(data)
+                assert "html" in _memory_viz.segment_plot(data)
+        import tempfile
+        with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
+            torch.cuda.memory._dump_snapshot(file.name)
+            assert snapshot.load_snapshot(file.name).segments
+        torch.cuda.synchronize()
+        taken = snapshot.with_uses(torch.cuda.memory._snapshot())
+        assert not [b for s in taken["segments"] for b in s["blocks"] if "uses" in b]
+        """
+    )
