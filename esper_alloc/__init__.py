@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .allocator import (
     UnavailableError,
     _enable_from_environment,
+    _torch,
     allocator,
     enable,
     get_include,
@@ -90,7 +91,13 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_LATER[name]}")
+    try:
+        module = importlib.import_module(f"{__name__}.{_LATER[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _torch()  # says that it is needed
+        raise
     globals()[name] = value = getattr(module, name)
     return value
 

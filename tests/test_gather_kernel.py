@@ -2,7 +2,7 @@
 
 gather.cu is compiled by the C++ compiler with a header that runs a kernel's threads
 one after another (tests/kernels/cuda_on_cpu.h). What only a GPU shows is in
-tests/gpu/test_gather.py.
+tests/gpu/test_gather_gpu.py.
 """
 
 from __future__ import annotations

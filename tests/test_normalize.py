@@ -2,7 +2,7 @@
 
 Everything runs by the compiled kernels' CPU side and by plain PyTorch operations,
 which must agree. There is no second device here but `meta`: it takes part where
-only the devices' names matter. tests/gpu/test_normalize.py is about CUDA.
+only the devices' names matter. tests/gpu/test_normalize_gpu.py is about CUDA.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 normalize.cu is compiled by the C++ compiler with a header that runs a kernel's
 threads as fibers (tests/kernels/fibers_on_cpu.h). What only a GPU shows is in
-tests/gpu/test_normalize.py.
+tests/gpu/test_normalize_gpu.py.
 """
 
 from __future__ import annotations
