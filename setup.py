@@ -224,6 +224,8 @@ class BuildExtensions(build_ext):
             # One of an earlier build would be packed.
             Path(self.get_ext_fullpath(name)).unlink(missing_ok=True)
         super().run()
+        for name in self.given_up:  # in place, too
+            Path(self.get_ext_fullpath(name)).unlink(missing_ok=True)
         package = (ROOT if self.inplace else Path(self.build_lib)) / "esper_alloc"
         package.mkdir(parents=True, exist_ok=True)
         write_build_facts(package)

@@ -190,7 +190,8 @@ std::vector<Costs> mark_costs(const esper_capi *esper, long rounds, long count) 
 
 // Allocate, mark for another stream, free: ns a step.
 double steady_ns(const esper_capi *esper, long count) {
-  auto side = c10::cuda::getStreamFromPool(false, 0);
+  // The same one each time: what a stream needs is made when it is first used.
+  static const auto side = c10::cuda::getStreamFromPool(false, 0);
   const esper_stream stream{side.stream(), 0, ESPER_STREAM_IMMORTAL};
   esper_core *core = esper->instance();
   const auto begin = Clock::now();

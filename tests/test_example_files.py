@@ -71,8 +71,9 @@ def test_bad_arguments_are_refused(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
-    "name", [name for name in EXAMPLES if name not in ("train_gpt2.py", "simulator.py")]
-)  # these two run on the CPU
+    "name",
+    [name for name in EXAMPLES if name not in ("cifar_envs.py", "train_gpt2.py", "simulator.py")],
+)  # these three run on the CPU
 def test_without_a_gpu_it_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(run(name, monkeypatch)).startswith("this example needs ")
 

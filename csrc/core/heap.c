@@ -72,7 +72,8 @@ static void hand_out(const request_t *q, block_t *block)
   block->requested = q->asked;
   block->user = q->stream.stream;
   block->capture = q->capture;
-  block->segment->captured |= q->capture != 0;
+  if (q->capture)
+    block->segment->captured = true;
   block->state = BLOCK_LIVE;
   block->counted_active = true;
   block->oversize = config_is_oversize(q->config, block->size);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from helper import ROOT, run_fresh
 from scenario import NATIVE, OURS, PROGRAMS, run_program
 
 CHECKS = re.findall(r"^@check\ndef (\w+)", (PROGRAMS / "gather.py").read_text(), re.M)
@@ -19,3 +20,9 @@ def outcome(request: pytest.FixtureRequest) -> dict[str, str]:
 @pytest.mark.parametrize("name", CHECKS)
 def test_gather(outcome: dict[str, str], name: str) -> None:
     assert outcome[name] == ""
+
+
+def test_the_example_trains_16_environments() -> None:
+    printed = run_fresh(str(ROOT / "examples" / "cifar_envs.py"))
+    losses = [float(found) for found in re.findall(r"48 batches for 16 .* mean loss (\S+)", printed)]
+    assert len(losses) == 2 and losses[1] < 2.4, printed
