@@ -821,6 +821,7 @@ def test_a_page_that_needs_nothing_else(tmp_path):
         "recorded",
         "replayed, gate/classic",
         "replayed, grow/classic",
+        "replayed, auto/classic",
     ]
     [recording] = replay.load_recordings(EXAMPLES[0])
     peaks = recording.recorded

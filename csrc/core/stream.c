@@ -424,8 +424,12 @@ static record_t *record_on(presented_t p, void *wait_for)
   r->time_us = atomic_load_explicit(&s->core->timing, memory_order_relaxed)
                    ? s->core->clock_us()
                    : 0;
-  r->number = atomic_load_explicit(&s->last, memory_order_relaxed) + 1;
-  atomic_store_explicit(&s->last, r->number, memory_order_release);
+  if (RULE(NUMBER_WITH_RECORD)) { /* nobody else takes one meanwhile */
+    r->number = atomic_load_explicit(&s->last, memory_order_relaxed) + 1;
+    atomic_store_explicit(&s->last, r->number, memory_order_release);
+  } else {
+    r->number = atomic_fetch_add(&s->last, 1) + 1;
+  }
   esper_status status = ESPER_OK;
   if (wait_for)
     status = call_stream_wait(s->core, s->device->index, p.handle, wait_for);
@@ -584,9 +588,9 @@ void stream_set_traits(stream_t *stream, unsigned traits)
 
 static void completed_up_to(stream_t *s, uint64_t number)
 {
-  if (number <= atomic_load(&s->completed))
-    return;
-  atomic_store(&s->completed, number);
+  bool news = number > atomic_load(&s->completed);
+  if (news)
+    atomic_store(&s->completed, number);
   while (s->oldest && s->oldest->number <= number) {
     record_t *r = s->oldest;
     unlink_outstanding(s, r);
@@ -595,7 +599,8 @@ static void completed_up_to(stream_t *s, uint64_t number)
       r->event = NULL;
     }
   }
-  atomic_fetch_add(&s->core->epoch, 1);
+  if (news)
+    atomic_fetch_add(&s->core->epoch, 1);
 }
 
 static bool record_is_done(record_t *r)
