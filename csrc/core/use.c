@@ -42,6 +42,13 @@ void use_settle(use_t *use, record_t *record)
   use->record = record;
 }
 
+void uses_record_at_free(block_t *block)
+{
+  for (use_t *use = block->uses; use; use = use->next)
+    if (use->flags & USE_AT_FREE && !use->record)
+      use->record = stream_record_later(use->stream);
+}
+
 /* Of a stream outside captures (`branch` NULL), or of a branch of one. */
 static use_t *use_on(const block_t *block, const stream_t *stream, const branch_t *branch)
 {
@@ -184,6 +191,12 @@ bool use_may_be_gated(const use_t *use, bool at_free_too)
   if (!use->record || use_is_rendezvous(use))
     return false;
   return at_free_too || !(use->flags & USE_AT_FREE) || !RULE(GATE_NOT_AT_FREE);
+}
+
+void owner_order_stamp(block_t *block)
+{
+  if (block->user == block->segment->heap->stream)
+    block->stamp = stream_stamp(block->user);
 }
 
 bool owner_order_is_satisfied(const block_t *block, const stream_t *reader)

@@ -34,6 +34,9 @@ void use_set_record(use_t *use, record_t *record);
 void use_hold(use_t *use);
 /* Gives a held use the record if that covers it. */
 void use_settle(use_t *use, record_t *record);
+/* The uses of a block that end with its free get their event, now. It is claimed,
+ * so they are the caller's alone, and no lock is held. */
+void uses_record_at_free(block_t *block);
 
 use_t *use_take(device_t *device); /* NULL: no host memory */
 void use_give(device_t *device, use_t *use);
@@ -52,6 +55,8 @@ bool use_is_rendezvous(const use_t *use);
 /* Whether a stream may be made to wait for the use. */
 bool use_may_be_gated(const use_t *use, bool at_free_too);
 
+/* A block that its home stream frees now gets its stamp. */
+void owner_order_stamp(block_t *block);
 /* Whether future work of `reader` is ordered after the home stream's work
  * before the free. */
 bool owner_order_is_satisfied(const block_t *block, const stream_t *reader);
