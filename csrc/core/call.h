@@ -23,8 +23,9 @@
     (d, stream, capture, node))                                                       \
   D(capture_depend, (core_t *c, int d, void *stream, uint64_t capture, void *node),   \
     (d, stream, capture, node))                                                       \
-  D(capture_before, (core_t *c, int d, void *node, void **before, size_t *count),     \
-    (d, node, before, count))                                                         \
+  D(capture_before, (core_t *c, int d, void *stream, uint64_t capture, void *node,    \
+                     void **before, size_t *count),                                   \
+    (d, stream, capture, node, before, count))                                        \
   D(event_create, (core_t *c, int d, void **event), (d, event))                       \
   D(event_destroy, (core_t *c, int d, void *event), (d, event))                       \
   D(event_record, (core_t *c, int d, void *event, void *stream), (d, event, stream))  \

@@ -199,7 +199,7 @@ static bool is_among(void *const *nodes, int count, const void *node)
 }
 
 /* Breadth first from the branch's last node to where the last walk began. */
-static void walk(branch_t *b, void *until)
+static void walk(branch_t *b, void *handle, void *until)
 {
   void *nodes[VISITS];
   int count = 0;
@@ -209,8 +209,9 @@ static void walk(branch_t *b, void *until)
     meet(b, nodes[i]);
     void *before[BEFORE];
     size_t found = BEFORE;
-    if (call_capture_before(s->core, s->device->index, nodes[i], before, &found) != ESPER_OK)
-      continue;
+    if (call_capture_before(s->core, s->device->index, handle, b->capture->id, nodes[i],
+                            before, &found) != ESPER_OK)
+      continue; /* the capture may have ended under our hands */
     for (size_t k = 0; k < found && count < VISITS; k++)
       if (before[k] != until && !is_among(nodes, count, before[k]))
         nodes[count++] = before[k];
@@ -225,7 +226,7 @@ void branch_learn(branch_t *b, void *handle)
   unsigned branches = b->capture->branch_count;
   unlock(&b->capture->core->captures_lock);
   if (place_now(b, handle) && b->node && (b->node != b->learned || b->seen != branches)) {
-    walk(b, b->seen == branches ? b->learned : NULL);
+    walk(b, handle, b->seen == branches ? b->learned : NULL);
     b->learned = b->node;
     b->seen = branches;
   }

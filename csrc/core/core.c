@@ -477,7 +477,7 @@ esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_inf
   block_t *block = marks_lock_block(core, ptr);
   if (!block)
     return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
-  device_t *device = block->segment->heap->pool->device;
+  device_t *device = block->segment->device;
   *info = (esper_block_info){
       .address = (void *)block->address,
       .size = block->size,

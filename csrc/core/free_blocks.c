@@ -10,7 +10,7 @@
 
 static device_t *device_of(const block_t *block)
 {
-  return block->segment->heap->pool->device;
+  return block->segment->device;
 }
 
 static bins_t *bins_of(const block_t *block)

@@ -303,8 +303,7 @@ esper_status heap_free(core_t *core, void *ptr)
   block_t *block = map_find(core->map, (uintptr_t)ptr);
   if (!block)
     return error_set(ESPER_INVALID, "%p does not start a block of this allocator", ptr);
-  pool_t *pool = block->segment->heap->pool;
-  device_t *device = pool->device;
+  device_t *device = block->segment->device;
 
   lock(&device->lock);
   if (block->state != BLOCK_LIVE || block->address != (uintptr_t)ptr) {
@@ -317,6 +316,7 @@ esper_status heap_free(core_t *core, void *ptr)
   block->state = BLOCK_CLAIMED;
   bool read_by_graph = count_reads_by_graphs(device, block);
   const heap_t *home = block->segment->heap;
+  pool_t *pool = home->pool;
   bool at_home = !home->sealed && home->capture == block->capture;
   pool_enter(pool); /* which is not sealed meanwhile */
   if (block->capture && !at_home) {

@@ -37,9 +37,12 @@ static bool gate_inside(const request_t *q, const block_t *block)
 /* Steps 3 and 7: a block of a heap of the same capture. */
 static block_t *take_inside(const request_t *q, heap_t *heap, inside_t how)
 {
+  block_t *block = NULL;
   lock(&q->device->lock);
-  free_blocks_settle(heap);
-  block_t *block = free_blocks_best_inside(heap, q->heap->branch, q->size, q->large, how);
+  if (heap->capture == q->capture) {
+    free_blocks_settle(heap);
+    block = free_blocks_best_inside(heap, q->heap->branch, q->size, q->large, how);
+  }
   if (block)
     free_blocks_claim(block);
   unlock(&q->device->lock);
@@ -63,7 +66,7 @@ static block_t *take_from_branches(const request_t *q, inside_t how)
   unlock(&q->device->lock);
   block_t *block = NULL;
   for (; heap && !block; heap = heap->next)
-    if (heap != q->heap && heap->capture == q->capture)
+    if (heap != q->heap)
       block = take_inside(q, heap, how);
   return block;
 }

@@ -36,7 +36,7 @@ size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, siz
 {
   size_t released = 0;
   bool going = true;
-  seal_released(device);
+  seal_released(device, pool);
   while (going && released < enough) {
     lock(&device->lock);
     block_t *block = claim_idle_segment(device, pool, but);

@@ -9,7 +9,7 @@
 
 static device_t *device_of(const block_t *block)
 {
-  return block->segment->heap->pool->device;
+  return block->segment->device;
 }
 
 static block_t *block_around(segment_t *segment, uintptr_t address)
@@ -27,7 +27,7 @@ block_t *marks_lock_block(core_t *core, const void *ptr)
   segment_t *segment = block ? block->segment : map_find_segment(core->map, address);
   if (!segment)
     return NULL;
-  device_t *device = segment->heap->pool->device;
+  device_t *device = segment->device;
   lock(&device->lock);
   if (!block)
     block = block_around(segment, address);

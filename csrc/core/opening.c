@@ -77,9 +77,9 @@ esper_status opening_choose(device_t *device, void *stream, pool_t **pool)
     atomic_fetch_sub(&asked[i]->callers, 1);
   if (answer >= 0)
     return ESPER_OK;
+  unsigned long long first = (*pool)->id[0], second = (*pool)->id[1];
   lock(&device->lock);
-  pool_leave(*pool);
+  pool_leave(*pool); /* and is gone, maybe */
   unlock(&device->lock);
-  return error_set(ESPER_INVALID, "the filter of pool (%llu, %llu) failed",
-                   (unsigned long long)(*pool)->id[0], (unsigned long long)(*pool)->id[1]);
+  return error_set(ESPER_INVALID, "the filter of pool (%llu, %llu) failed", first, second);
 }

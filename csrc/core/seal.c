@@ -28,11 +28,12 @@ static bool is_among(stream_t *const *streams, int count, const stream_t *stream
 static void need(wait_t *wait, const block_t *block, stream_t *const *refused, int count)
 {
   stream_t *home = block->segment->heap->stream;
-  if (!owner_order_has_completed(block) && !is_among(refused, count, home) &&
+  if (!owner_order_has_completed(block) && owner_order_may_be_gated(block) &&
+      !is_among(refused, count, home) &&
       (!wait->stream || (wait->stream == home && wait->stamp < block->stamp)))
     *wait = (wait_t){.stream = home, .stamp = block->stamp};
   for (const use_t *use = block->uses; use && !wait->stream; use = use->next)
-    if (use->record && !use_has_completed(use) && !(use->flags & USE_NO_GATE) &&
+    if (use->record && !use_has_completed(use) && !use_is_rendezvous(use) &&
         !is_among(refused, count, use->stream)) {
       record_keep(use->record);
       *wait = (wait_t){.stream = use->stream, .record = use->record};
@@ -89,6 +90,7 @@ static void wait_for_owners(pool_t *pool)
     bool needed = has_live_captured(heap);
     unlock(&device->lock);
     stream_t *s = heap->stream;
+    needed = needed && !stream_is_rendezvous(s);
     record_t *record = needed ? stream_probe(s, stream_stamp(s)) : NULL;
     bool waited = record && stream_wait_host(record) == ESPER_OK;
     lock(&device->lock);
@@ -103,11 +105,10 @@ static void wait_for_owners(pool_t *pool)
 
 /* A stream that was in a capture stays in it until it is over. Whether a
  * mortal stream is cannot be asked. */
-static bool capture_is_over(const heap_t *heap)
+static bool capture_is_over(stream_t *s, uint64_t capture)
 {
-  stream_t *s = heap->stream;
   presented_t as = {.stream = s, .handle = s->handle};
-  return s->immortal && stream_capture_of(as, true) != heap->capture;
+  return s->immortal && stream_capture_of(as, true) != capture;
 }
 
 /* Heaps come to the front of the list, and none goes while the pool is being
@@ -119,7 +120,10 @@ static void find_captures_over(pool_t *pool)
   heap_t *heap = pool->heaps;
   unlock(&device->lock);
   for (; heap; heap = heap->next) {
-    bool over = heap->capture && capture_is_over(heap);
+    lock(&device->lock);
+    uint64_t capture = heap->capture;
+    unlock(&device->lock);
+    bool over = capture && capture_is_over(heap->stream, capture);
     lock(&device->lock);
     heap->over = over;
     unlock(&device->lock);
@@ -159,8 +163,10 @@ static void seal_heap(heap_t *heap)
     }
   for (block_t *b = heap->oldest_pending, *newer; b; b = newer) {
     newer = b->newer;
-    if (!owes_nothing(b) && RULE(SEAL_NEEDS_COMPLETION))
+    if (!owes_nothing(b) && RULE(SEAL_NEEDS_COMPLETION)) {
+      b->withheld = true; /* its uses may complete before its owner order does */
       continue;
+    }
     free_blocks_claim(b);
     clear(b);
     free_blocks_add(b);
@@ -179,9 +185,12 @@ static void unite(heap_t *into, heap_t *from)
       if (b->state != BLOCK_LIVE)
         free_blocks_claim(b);
     segment_move(s, into);
-    for (block_t *b = s->first; b; b = b->next)
+    /* A block may become part of the one before it, and be gone. */
+    for (block_t *b = s->first, *next; b; b = next) {
+      next = b->next;
       if (b->state == BLOCK_CLAIMED)
         free_blocks_add(b);
+    }
   }
   into->sealed_at = 0; /* two waits, at two numbers */
   pool_destroy_heap(from);
@@ -242,11 +251,11 @@ static void settle_memory(pool_t *pool)
     seal_heap(heap);
 }
 
-void seal_released(device_t *device)
+void seal_released(device_t *device, const pool_t *ours)
 {
   lock(&device->lock);
   for (pool_t *pool = device->pools; pool; pool = pool->next)
-    if (!pool->references && !pool->open &&
+    if (!pool->references && !pool->open && pool->busy <= (pool == ours) &&
         stream_completed(device->all_streams, pool->released))
       settle_memory(pool);
   unlock(&device->lock);

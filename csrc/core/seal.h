@@ -13,7 +13,8 @@
 void seal_pool(pool_t *pool);
 
 /* The memory of pools that nobody refers to owes their graphs nothing once the
- * device was synchronised after that: it comes together again. */
-void seal_released(device_t *device);
+ * device was synchronised after that: it comes together again. Where
+ * a call is at work, other than the caller's in `ours`, nothing happens. */
+void seal_released(device_t *device, const pool_t *ours);
 
 #endif

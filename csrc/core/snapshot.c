@@ -70,7 +70,8 @@ static esper_block_entry block_entry(const block_t *block, esper_snapshot *snaps
       .stream = block->user ? block->user->handle : NULL,
       .first_use = snapshot->use_count,
   };
-  for (const use_t *use = block->uses; use; use = use->next)
+  /* Whoever claimed a block may be at work on its uses. */
+  for (const use_t *use = block->uses; use && block->state != BLOCK_CLAIMED; use = use->next)
     if (!use_has_completed(use))
       snapshot->uses[snapshot->use_count++] = use_entry(block, use);
   entry.uses = (unsigned)(snapshot->use_count - entry.first_use);

@@ -178,6 +178,7 @@ struct segment {
   uintptr_t address;
   size_t size;
   uint64_t sequence; /* of its birth: orders blocks the same in every run     */
+  device_t *device;  /* for who does not hold its lock yet: heaps come and go  */
   heap_t *heap;
   block_t *first;
   bool large;

@@ -568,16 +568,21 @@ static esper_status cuda_capture_depend(void *self, int device, void *stream, ui
   return scope_leave(&s, status);
 }
 
-static esper_status cuda_capture_before(void *self, int device, void *node, void **before,
-                                        size_t *count)
+static esper_status cuda_capture_before(void *self, int device, void *stream, uint64_t capture,
+                                        void *node, void **before, size_t *count)
 {
   (void)self;
-  size_t found = *count;
+  CUgraph graph;
+  CUgraphNode tails[TAILS];
+  size_t found = *count, tail_count;
   scope s;
   esper_status status = scope_enter_capture(&s, device);
   if (status != ESPER_OK)
     return status;
-  status = CALL(cuGraphNodeGetDependencies, node, (CUgraphNode *)before, &found);
+  /* The graph of a capture that somebody ended or spoiled may be gone. */
+  status = tails_of(stream, capture, &graph, tails, &tail_count);
+  if (status == ESPER_OK)
+    status = CALL(cuGraphNodeGetDependencies, node, (CUgraphNode *)before, &found);
   if (status == ESPER_OK && found >= *count)
     status = refuse(ESPER_UNSUPPORTED, "a node depends on %zu others, or more", found);
   if (status == ESPER_OK)

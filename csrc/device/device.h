@@ -111,15 +111,16 @@ typedef struct esper_driver {
    * such node, an empty one is added.
    * capture_depend: the stream's next operation depends on `node`, too; fully:
    * it starts when that has ended.
-   * capture_before: what `node`, one of the capture that a call just confirmed,
+   * capture_before: what `node` of the capture, in which the stream still is,
    * depends on directly, stored, and their number in *count. ESPER_UNSUPPORTED:
    * they are *count or more. */
   esper_status (*capture_point)(void *self, int device, void *stream,
                                 uint64_t capture, void **node);
   esper_status (*capture_depend)(void *self, int device, void *stream,
                                  uint64_t capture, void *node);
-  esper_status (*capture_before)(void *self, int device, void *node,
-                                 void **before, size_t *count);
+  esper_status (*capture_before)(void *self, int device, void *stream,
+                                 uint64_t capture, void *node, void **before,
+                                 size_t *count);
 
   /* The calling thread's last failure, in words: the driver's function, the
    * error's name and its meaning. Never NULL. */

@@ -244,8 +244,9 @@ PASS(capture_point, (void *self, int device, void *stream, uint64_t capture,
                      void **node), device, stream, capture, node)
 PASS(capture_depend, (void *self, int device, void *stream, uint64_t capture,
                       void *node), device, stream, capture, node)
-PASS(capture_before, (void *self, int device, void *node, void **before,
-                      size_t *count), device, node, before, count)
+PASS(capture_before, (void *self, int device, void *stream, uint64_t capture,
+                      void *node, void **before, size_t *count),
+     device, stream, capture, node, before, count)
 PASS(stream_create, (void *self, int device, void **stream), device, stream)
 PASS(event_create, (void *self, int device, void **event), device, event)
 

@@ -372,11 +372,14 @@ static esper_status capture_depend(void *self, int device, void *stream,
   END(capture_depend, stream);
 }
 
-static esper_status capture_before(void *self, int device, void *node,
-                                   void **before, size_t *count) {
-  BEGIN(capture_before, NULL)
-  status = sim_before_now(s, node, before, count);
-  END(capture_before, NULL);
+static esper_status capture_before(void *self, int device, void *stream,
+                                   uint64_t capture, void *node, void **before,
+                                   size_t *count) {
+  BEGIN(capture_before, stream)
+  sim_stream *st = sim_stream_find(s, device, stream, "capture_before");
+  status = st ? sim_before_now(s, st, capture, node, before, count)
+              : ESPER_DEVICE_ERROR;
+  END(capture_before, stream);
 }
 
 static esper_status event_create(void *self, int device, void **event) {

@@ -370,11 +370,12 @@ esper_status sim_depend_now(sim *s, sim_stream *stream, uint64_t capture,
   return ESPER_OK;
 }
 
-esper_status sim_before_now(sim *s, void *node, void **before,
-                            size_t *count) {
+esper_status sim_before_now(sim *s, const sim_stream *stream, uint64_t capture,
+                            void *node, void **before, size_t *count) {
   uint32_t number;
+  if (!is_in(stream, capture)) return not_in();
   sim_graph *graph = node_find(s, node, &number, "capture_before");
-  if (!graph) return not_in();
+  if (graph != stream->capture) return not_in();
   const sim_nodes *nodes = &graph->nodes[number].before;
   if (nodes->count >= *count)
     return sim_refuse(ESPER_UNSUPPORTED, "sim: there are too many");

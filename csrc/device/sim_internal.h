@@ -310,7 +310,8 @@ esper_status sim_point_now(sim *s, sim_stream *stream, uint64_t capture,
                            void **node);
 esper_status sim_depend_now(sim *s, sim_stream *stream, uint64_t capture,
                             void *node);
-esper_status sim_before_now(sim *s, void *node, void **before, size_t *count);
+esper_status sim_before_now(sim *s, const sim_stream *stream, uint64_t capture,
+                            void *node, void **before, size_t *count);
 void sim_capture_invalidate(sim *s, uint64_t id);
 uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op);
 /* Whether the stream's next node comes after `node` of the capture. */

@@ -327,6 +327,28 @@ TEST(an_aborted_captures_nodes_are_not_touched) {
   end();
 }
 
+static void abort_capture(void *context, sim_call call, int device, void *object) {
+  (void)context, (void)call, (void)object;
+  sim_before_call(w.s, SIM_CALL_capture_before, NULL, NULL);
+  sim_capture_abort(w.s, device, r.handle);
+}
+
+/* Another thread may do it between any two calls of the driver. */
+TEST(a_capture_that_ends_during_the_walk_is_not_walked_on) {
+  begin();
+  capture_begin();
+  void *x = block(X, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  world_free(&w, x);
+  world_wait(&w, r, s);
+  sim_kernel(w.s, 0, r.handle, NULL, 0, SIM_READ);
+  sim_before_call(w.s, SIM_CALL_capture_before, abort_capture, NULL);
+  CHECK(world_malloc(&w, X * MIB, r) != x);
+  CHECK(!sim_capture_is_valid(w.s, 0, r.handle));
+  end();
+}
+
 TEST(a_child_graph_is_a_node) {
   begin();
   capture_begin();

@@ -1,4 +1,5 @@
 /* Private pools as graphs use them: begun, captured into, ended, released. */
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -301,6 +302,102 @@ TEST(what_cannot_be_waited_for_is_passed_over) {
   sim_capture_abort(w.s, 0, s.handle);
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
   drop(graph, ID);
+  end();
+}
+
+/* The reader of m's memory has been waited for, m itself cannot be. */
+TEST(memory_stays_withheld_when_only_its_uses_have_completed) {
+  begin();
+  esper_stream m = world_mortal(&w, 0);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, m);
+  world_kernel(&w, m, p);
+  world_read_on(&w, s, p, m);
+  world_use(&w, p, s, 0);
+  sim_kernel(w.s, 0, m.handle, p, 12 * MIB, SIM_READ);
+  world_free(&w, p);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  capture_begin(ID);
+  (void)world_stats(&w, 0); /* finds out what has completed */
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  sim_graph *graph = capture_end(ID);
+  world_run(&w, m);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+/* What s waits for is enqueued when the pool has been begun. */
+TEST(nobody_waits_for_rendezvous_work_when_a_pool_is_begun) {
+  begin();
+  capture_begin(ID);
+  world_wait(&w, s, r);
+  void *output = world_malloc(&w, 20 * MIB, s);
+  world_kernel(&w, s, output);
+  world_wait(&w, r, s);
+  sim_graph *first = capture_end(ID);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  world_kernel(&w, r, p);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_kernel(&w, s, q);
+  world_free(&w, p);
+  world_free(&w, q);
+  capture_begin(ID);
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  CHECK(world_malloc(&w, 16 * MIB, r) != q);
+  sim_graph *second = capture_end(ID);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  world_free(&w, output);
+  drop(first, ID);
+  drop(second, ID);
+  end();
+}
+
+typedef struct other_thread {
+  void *kept, *freed;
+} other_thread;
+
+static void *look_and_free(void *argument) {
+  const other_thread *other = argument;
+  esper_block_info info;
+  for (int i = 0; i < 20; i++) {
+    CHECK_OK(esper_find_block(w.core, other->kept, &info));
+    CHECK(info.live && info.address == other->kept);
+  }
+  CHECK_OK(esper_free(w.core, other->freed));
+  return NULL;
+}
+
+/* Heaps of one stream become one then, and the others go: ThreadSanitizer sees
+ * who still looks at those. */
+TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_sealed) {
+  begin();
+  other_thread other;
+  sim_graph *graphs[20];
+  for (int i = 0; i < 20; i++) {
+    pthread_t id;
+    CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+    if (!i) other.kept = world_malloc(&w, 12 * MIB, r);
+    CHECK_OK(esper_malloc(w.core, 512, r, &other.freed)); /* a heap outside */
+    CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+    CHECK(pthread_create(&id, NULL, look_and_free, &other) == 0);
+    capture_begin(ID);
+    CHECK(pthread_join(id, NULL) == 0);
+    world_kernel(&w, r, world_malloc(&w, 512, r)); /* a heap of the capture */
+    graphs[i] = capture_end(ID);
+  }
+  world_check(&w);
+  for (int i = 0; i < 20; i++) {
+    CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+    drop(graphs[i], ID);
+  }
   end();
 }
 

@@ -79,7 +79,8 @@ static void *a_node, *some_nodes[8];
   F(legacy_stream_capture, driver->stream_capture(SELF, 1, NULL, &a_number))            \
   F(capture_point, driver->capture_point(SELF, 1, captured_stream(&a_node), 42, &a_node)) \
   F(capture_depend, driver->capture_depend(SELF, 1, captured_stream(&a_node), 42, a_node)) \
-  F(capture_before, driver->capture_before(SELF, 1, a_node, some_nodes, &(size_t){8}))  \
+  F(capture_before, driver->capture_before(SELF, 1, captured_stream(&a_node), 42, a_node, \
+                                           some_nodes, &(size_t){8}))                   \
   F(event_create, driver->event_create(SELF, 1, &an_event))                             \
   F(event_record, driver->event_record(SELF, 1, an_event, a_stream))                    \
   F(legacy_event_record, driver->event_record(SELF, 1, an_event, NULL))                 \
@@ -251,10 +252,11 @@ static void scenario_graphs(void)
     CHECK(fake->calls("cuGraphAddEmptyNode") == 1);
   }
   CHECK(fake->tails(stream, tails) == 3 && tails[2] == point);
-  CHECK(driver->capture_before(SELF, 1, point, before, &count) == ESPER_OK);
+  CHECK(driver->capture_before(SELF, 1, stream, 42, point, before, &count) == ESPER_OK);
   CHECK(count == 2 && before[0] == a && before[1] == b);
   count = 2;
-  CHECK(driver->capture_before(SELF, 1, point, before, &count) == ESPER_UNSUPPORTED);
+  CHECK(driver->capture_before(SELF, 1, stream, 42, point, before, &count) ==
+        ESPER_UNSUPPORTED);
   void *c = fake->node(stream);
   CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_OK && point == c);
   /* Another capture, or one that is over or invalid: no node is touched. */
@@ -263,6 +265,7 @@ static void scenario_graphs(void)
     fake->capture(stream, status, status == 1 ? 43 : 42);
     CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_INVALID);
     CHECK(driver->capture_depend(SELF, 1, stream, 42, b) == ESPER_INVALID);
+    CHECK(driver->capture_before(SELF, 1, stream, 42, b, before, &count) == ESPER_INVALID);
     CHECK(strstr(driver->last_error(SELF), "not in capture 42"));
   }
   CHECK(fake->calls("cuGraphNodeGetDependencies") == reads);
