@@ -255,26 +255,21 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
+def git(*arguments: str) -> str:
+    """What git says of this tree."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    return done.stdout.strip()
+
+
 def commit() -> str:
     """The commit that is measured: $ESPER_COMMIT, else git's, else "unknown"."""
     named = os.environ.get("ESPER_COMMIT", "").strip()
     if named:
         return named
     try:
-        head = subprocess.run(
-            ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        ).stdout.strip()
+        head = git("rev-parse", "--short=12", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return head + ("+changes" if changed else "")
