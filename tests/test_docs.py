@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.machinery
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -269,3 +271,25 @@ def test_no_file_mentions_the_machine_it_was_written_on() -> None:
 def test_figures_come_from_result_files() -> None:
     """The README's section of figures is filled from benchmarks/results."""
     assert "<!-- figures:" in (ROOT / "README.md").read_text()
+
+
+# --- the script for a machine with a GPU -----------------------------------
+
+
+def test_the_gpu_script_runs_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parts name test files that exist, and every benchmark is among them."""
+    loader = importlib.machinery.SourceFileLoader("gpu_script", str(ROOT / "tools" / "gpu"))
+    script = types.ModuleType(loader.name)
+    script.__file__ = loader.path
+    monkeypatch.setitem(sys.modules, loader.name, script)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loader.exec_module(script)
+    parts = script.parts(Path("results"))
+    assert len({part.name for part in parts}) == len(parts)
+    assert all(part.limit < 600 for part in parts)
+    words = {word for part in parts for word in part.command}
+    named = {word.removeprefix("--ignore=") for word in words if re.search(r"test_\w+\.py$", word)}
+    assert named and all((ROOT / name).is_file() for name in named)
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        if path.name != "common.py" and re.search(r"\balternate\w*\(", path.read_text()):
+            assert name_of(path) in words
