@@ -39,3 +39,7 @@ def test_under_esper_alloc_it_works_or_says_that_it_does_not(scenario: str) -> N
         assert "native allocator" in found["error"]
     else:
         assert wrong(found) == []
+
+
+def test_graphed_callables_under_esper_alloc() -> None:
+    assert wrong(run(OURS, "graphed")) == []
