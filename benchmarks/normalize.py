@@ -211,7 +211,8 @@ def main() -> int:
     results = Results("normalize", options.out)
     results.describe(found[NATIVE][0]["machine"])
     figures = [one["figures"] for one in found[NATIVE]]
-    figures += [one["figures"] for one in alternate(__file__, (NATIVE,), 1, ("--exact",)).get(NATIVE, [])]
+    exact = alternate(__file__, (NATIVE,), 1, ("--exact",))
+    figures += [one["figures"] for one in exact.get(NATIVE, [])]
 
     def row(name: str, unit: str, ours: str, peer: str, goal: float | None = None) -> None:
         results.row(name, unit, column(figures, ours), column(figures, peer), "plain PyTorch", goal)
