@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -235,6 +236,32 @@ def test_rules(library: ctypes.CDLL, scaling: int, momentum: float) -> None:
     for rows in (10, 2100):
         check(library, torch.randn(rows, 4), momentum=momentum, scaling=scaling)
         check(library, torch.randn(rows, 4), momentum=momentum, with_result=False)
+
+
+@pytest.mark.parametrize("rows", [FEW_ROWS, 2500])
+def test_offsets_and_outliers(library: ctypes.CDLL, rows: int) -> None:
+    """Deviations are summed about one of the numbers, be it far from all others."""
+    x = torch.randn(rows, 8, dtype=torch.float64) + torch.logspace(0, 8, 8, dtype=torch.float64)
+    for far in (None, 0, rows // 2, rows - 1):
+        if far is not None:
+            x[far] = 1e9
+        device = Device(library, 8)
+        device.moments[2] = 0.0  # nothing is known before
+        device.update(x, None, None, Rule(-1.0, 0.0, 1e-4, 3.0, moments.CENTERED, 0), None)
+        columns = x.t().tolist()
+        means = [statistics.mean(one) for one in columns]
+        variances = [statistics.pvariance(one) for one in columns]  # in exact fractions
+        exact = torch.tensor([means, variances], dtype=torch.float64)
+        torch.testing.assert_close(device.moments[:2], exact, rtol=1e-11, atol=0.0)
+
+
+def test_weights_of_every_size(library: ctypes.CDLL) -> None:
+    """Light numbers far away must not take the precision of heavy ones."""
+    x = torch.randn(2500, 4, dtype=torch.float64) + 1000
+    weights = torch.ones(2500, dtype=torch.float64)
+    x[::7] += 1e8
+    weights[::7] = 1e-30
+    check(library, x, None, weights)
 
 
 def test_unaligned_values(library: ctypes.CDLL) -> None:

@@ -91,9 +91,10 @@ struct WeightedSum {
 
   ESPER_BOTH void add(double x, double its_weight) {
     const double delta = x - mean;
+    const double share = its_weight / (weight + its_weight);
+    mean += delta * share;
+    spread += delta * delta * (weight * share);
     weight += its_weight;
-    mean += delta * (its_weight / weight);
-    spread += its_weight * delta * (x - mean);
   }
 
   ESPER_BOTH Moments moments() const {

@@ -278,8 +278,9 @@ struct Team {
 
 __device__ Moments from_lane(const Moments &mine, int offset)
 {
-  return Moments{__shfl_xor_sync(~0u, mine.weight, offset), __shfl_xor_sync(~0u, mine.about, offset),
-                 __shfl_xor_sync(~0u, mine.sum, offset), __shfl_xor_sync(~0u, mine.squares, offset)};
+  return Moments{
+      __shfl_xor_sync(~0u, mine.weight, offset), __shfl_xor_sync(~0u, mine.about, offset),
+      __shfl_xor_sync(~0u, mine.sum, offset), __shfl_xor_sync(~0u, mine.squares, offset)};
 }
 
 // Merges what the table has from `begin` on. The team's member 0 gets the result.
