@@ -8,6 +8,7 @@ that belongs to each environment alone. Who gets which samples is in
 
 from __future__ import annotations
 
+import operator
 import threading
 import warnings
 import weakref
@@ -202,7 +203,8 @@ class PlainGather:
         the event after which they are ready; None on the CPU.
 
         Args:
-            into: memory to take, of the batch's own shapes; None: fresh memory.
+            into: tensors whose memory to take, of the batch's own shapes: the rows are
+                new tensors over it, with its version counters; None: fresh memory.
         """
         found: list[_Rows] = []
         # Batches are ordinary tensors, whatever mode they are asked for in.
@@ -210,7 +212,7 @@ class PlainGather:
             for env, size in enumerate(sizes):
                 rows = self._rows(start, start + size)
                 if into is not None:
-                    rows = tuple(old.copy_(new) for old, new in zip(into[env], rows))
+                    rows = tuple(old.detach().copy_(new) for old, new in zip(into[env], rows))
                 found.append(rows)
                 start += size
         if self._columns[0].device.type == "cpu":
@@ -304,16 +306,11 @@ class _Worker:
         return [sizes[env] for env in self.environments if env < len(sizes)]
 
     def slot(self, memory: list[_Rows], sizes: Sequence[int] | None) -> list[_Rows] | None:
-        """A ring slot's memory as tensors of a batch's sizes; None: it has none yet.
-
-        New tensors, so that what was done to the last batch's (a gradient, say) is not
-        found on them. They share its version counters: a backward that comes after the
-        slot was overwritten fails, and does not compute with other data.
-        """
-        if not memory:
-            return None
+        """A ring slot's memory in a batch's sizes; None: it has none yet."""
+        if not memory or sizes is None:
+            return memory or None
         return [
-            tuple(x.detach()[:size] if size < len(x) else x.detach() for x in rows)
+            tuple(x if size == len(x) else x[:size] for x in rows)
             for size, rows in zip(self.sizes_here(sizes), memory)
         ]
 
@@ -342,12 +339,21 @@ class _Worker:
 class _Lease:
     """A ring slot's memory while one batch has it."""
 
-    __slots__ = ("memory", "events", "marked", "waiting", "open")
+    __slots__ = ("memory", "room", "events", "marked", "waiting", "open")
 
     def __init__(
-        self, memory: list[list[_Rows]], environments: int, events: dict[Any, torch.cuda.Event]
+        self,
+        memory: list[list[_Rows]],
+        room: list[int],
+        environments: int,
+        events: dict[Any, torch.cuda.Event],
     ) -> None:
-        self.memory = memory  # by device, then by environment on it
+        # By device, then by environment on it. The batch has tensors of its own over it, so
+        # that what is done to those (a gradient, say) is not found on the next batch's; they
+        # share its version counters: a backward that comes after the slot was overwritten
+        # fails, and does not compute with other data.
+        self.memory = memory
+        self.room = room  # rows that each environment's memory holds
         self.events = events  # one for each stream that ever read this slot
         self.marked: set[Any] = set()  # the streams that read this batch
         self.waiting = set(range(environments))  # who has not said that it is done
@@ -366,6 +372,12 @@ class _Lease:
             event.record(stream)
             self.marked.add(key)
         self.waiting.difference_update(environments)
+
+    def fits(self, sizes: list[int]) -> bool:
+        """Is there room for a batch with these sizes?"""
+        if sizes == self.room:
+            return True
+        return len(sizes) <= len(self.room) and all(map(operator.le, sizes, self.room))
 
     def pending(self) -> dict[Any, torch.cuda.Event]:
         return {key: self.events[key] for key in self.marked}
@@ -444,8 +456,8 @@ class GatherBatch(list[tuple[Any, Any]]):
         if env is not None:
             self._check(env)
         groups: dict[torch.cuda.Stream | None, list[int]] = {}
-        for one in range(len(self)) if env is None else (env,):
-            groups.setdefault(self._stream(one, stream), []).append(one)
+        for worker, here in self._by_worker(range(len(self)) if env is None else (env,)):
+            groups.setdefault(self._stream(worker, stream), []).extend(here)
         for where, members in groups.items():  # one event for each stream
             if self._lease is not None:
                 self._lease.mark(members, where)
@@ -456,10 +468,19 @@ class GatherBatch(list[tuple[Any, Any]]):
         if not 0 <= env < len(self):
             raise IndexError(f"environment {env} has no data in this batch of {len(self)}")
 
-    def _stream(self, env: int, stream: torch.cuda.Stream | None) -> torch.cuda.Stream | None:
-        """Where an environment's batch is used: `stream`, the current one, or none
-        on the CPU."""
-        ready = self._ready[self._workers[env]]
+    def _by_worker(self, environments: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
+        """The environments on each device that has some of them."""
+        if len(self._ready) == 1:
+            return [(0, environments)]
+        found: dict[int, list[int]] = {}
+        for env in environments:
+            found.setdefault(self._workers[env], []).append(env)
+        return list(found.items())
+
+    def _stream(self, worker: int, stream: torch.cuda.Stream | None) -> torch.cuda.Stream | None:
+        """Where the batch of a device's environments is used: `stream`, the current one, or
+        none on the CPU."""
+        ready = self._ready[worker]
         if ready is None:
             return None
         return torch.cuda.current_stream(ready.device) if stream is None else stream
@@ -477,7 +498,7 @@ class _StreamScope:
 
     def __enter__(self) -> tuple[Any, Any]:
         batch, env = self._batch, self._env
-        self._stream = batch._stream(env, self._wanted)
+        self._stream = batch._stream(batch._workers[env], self._wanted)
         if self._stream is not None:
             ready = batch.ready_event(env)
             assert ready is not None
@@ -598,6 +619,7 @@ class GatherBatchIterator:
         for number, worker in enumerate(self._workers):
             for env in worker.environments:
                 self._worker_of[env] = number
+        self._full = [batch_size_per_env] * n_envs
         self._ring: list[_Lease | None] = [None] * reuse
         self._turn = 0
         self._warned = False
@@ -730,33 +752,26 @@ class GatherBatchIterator:
 
     def _next_lease(self, sizes: list[int] | None) -> _Lease | None:
         """The ring's next slot, to be filled; None without a ring."""
-        if sizes is None:
-            sizes = [self.batch_size_per_env] * self.n_envs
         if not self._ring:
             return None
+        if sizes is None:
+            sizes = self._full
         old = self._ring[self._turn]
         memory: list[list[_Rows]] = [[] for _ in self._workers]
+        room = sizes
         events: dict[Any, torch.cuda.Event] = {}
         if old is not None and old.is_done:
             events = old.events
-            if self._fits(old.memory, sizes):
-                memory = old.memory
+            if old.fits(sizes):
+                memory, room = old.memory, old.room
                 for worker in self._workers:
                     worker.wait_for(old.pending())
         elif old is not None:
             self._warn_of_fresh_memory()
-        lease = _Lease(memory, len(sizes), events)
+        lease = _Lease(memory, room, len(sizes), events)
         self._ring[self._turn] = lease
         self._turn = (self._turn + 1) % len(self._ring)
         return lease
-
-    def _fits(self, memory: list[list[_Rows]], sizes: list[int]) -> bool:
-        """Has a slot room for a batch with these sizes?"""
-        room = [0] * self.n_envs
-        for worker, part in zip(self._workers, memory):
-            for env, rows in zip(worker.environments, part):
-                room[env] = len(rows[0])
-        return all(size <= there for size, there in zip(sizes, room))
 
     def _warn_of_fresh_memory(self) -> None:
         if not self._warned:

@@ -86,6 +86,9 @@ def train_step(model: nn.Module, x: torch.Tensor, offload: bool) -> tuple[list[t
     copies = torch.cuda.Stream()
     model.zero_grad(set_to_none=True)
     torch.cuda.synchronize()
+    # Cached memory that is ready is taken before memory that a copy still reads, so
+    # the last run's would hide what this one needs.
+    torch.cuda.empty_cache()
     base = torch.cuda.memory_stats()["active_bytes.all.current"]
     torch.cuda.reset_peak_memory_stats()
     if offload:

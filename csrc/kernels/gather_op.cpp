@@ -7,7 +7,6 @@
 // every call through the dispatcher would show.
 #include "gather_op.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAEvent.h>
@@ -16,10 +15,12 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/cuda/Event.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include <algorithm>
 #include <memory>
@@ -38,8 +39,32 @@ struct Column {
   at::ScalarType type;
   c10::MemoryFormat format;
   std::vector<int64_t> sizes; // of a batch; the first is set for each
+  c10::DimVector strides; // the same for every batch size
+  int64_t row_bytes; // of the result
   esper_gather_column description;
 };
+
+// A tensor in fresh memory, as at::empty() makes it. Sizes and strides are known, and whoever
+// makes a hundred of them notices what it takes to work them out.
+at::Tensor fresh(Column& column, int64_t rows, c10::Allocator* allocator) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), rows * column.row_bytes, allocator, /*resizable=*/true);
+  at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage),
+      c10::DispatchKeySet(c10::DispatchKey::CUDA),
+      c10::scalarTypeToTypeMeta(column.type));
+  column.sizes[0] = rows;
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(column.sizes, column.strides);
+  return made;
+}
+
+// A tensor over the memory of another, as detach() makes it: new, so that what was done to the
+// last one (a gradient, say) is not found on it, with the same version counter.
+at::Tensor renewed(const at::Tensor& memory) {
+  const c10::TensorImpl* impl = memory.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(
+      impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
 
 class Gatherer {
  public:
@@ -53,6 +78,9 @@ class Gatherer {
     }
   }
   ~Gatherer() {
+    for (PyObject* event : events_) {
+      Py_DECREF(event);
+    }
     Py_DECREF(event_type_);
   }
   Gatherer(const Gatherer&) = delete;
@@ -69,10 +97,19 @@ class Gatherer {
       int64_t start, uint32_t environments, uint32_t size, uint32_t larger, PyObject* into);
 
  private:
-  bool make(uint32_t environments, uint32_t size, uint32_t larger, PyObject* list);
-  bool take(uint32_t environments, PyObject* list);
-  void launch(int64_t start, uint32_t environments, uint32_t size, uint32_t larger);
-  PyObject* ready_event();
+  bool fill(
+      uint32_t environments, uint32_t size, uint32_t larger, PyObject* memory, PyObject* list);
+  at::Tensor taken(PyObject* memory, uint32_t env, size_t column, int64_t rows);
+  void launch(
+      int64_t start,
+      uint32_t environments,
+      uint32_t size,
+      uint32_t larger,
+      const c10::cuda::CUDAStream& stream);
+  PyObject* idle_event();
+
+  // Events that are kept for later batches: as many as a consumer usually holds batches.
+  static constexpr size_t kEvents = 4;
 
   std::vector<Column> columns_;
   std::vector<esper_gather_column> descriptions_;
@@ -81,26 +118,27 @@ class Gatherer {
   int64_t offset_ = 0;
   uint64_t seed_ = 0;
   PyTypeObject* event_type_;
+  std::vector<PyObject*> events_;
   c10::DeviceIndex device_;
 };
 
-// Fresh tensors for every environment, as the entries of a list.
-bool Gatherer::make(uint32_t environments, uint32_t size, uint32_t larger, PyObject* list) {
+// The tensors of every environment, as the entries of a list: in fresh memory, or over that of
+// the caller's tensors. False with an exception set.
+bool Gatherer::fill(
+    uint32_t environments, uint32_t size, uint32_t larger, PyObject* memory, PyObject* list) {
   c10::Allocator* allocator = c10::cuda::CUDACachingAllocator::get();
-  const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
   for (uint32_t env = 0; env < environments; env++) {
+    const int64_t rows = size + (env < larger ? 1 : 0);
     PyObject* entry = PyTuple_New(static_cast<Py_ssize_t>(columns_.size()));
     if (entry == nullptr) {
       return false;
     }
     PyList_SET_ITEM(list, env, entry);
     for (size_t i = 0; i < columns_.size(); i++) {
-      Column& column = columns_[i];
-      column.sizes[0] = size + (env < larger ? 1 : 0);
-      at::TensorBase made =
-          at::detail::empty_generic(column.sizes, allocator, keys, column.type, column.format);
-      destinations_.push_back(made.mutable_data_ptr());
-      PyObject* wrapped = THPVariable_Wrap(std::move(made));
+      at::Tensor tensor = memory == nullptr ? fresh(columns_[i], rows, allocator)
+                                            : taken(memory, env, i, rows);
+      destinations_.push_back(tensor.mutable_data_ptr());
+      PyObject* wrapped = THPVariable_Wrap(std::move(tensor));
       if (wrapped == nullptr) {
         return false;
       }
@@ -110,34 +148,31 @@ bool Gatherer::make(uint32_t environments, uint32_t size, uint32_t larger, PyObj
   return true;
 }
 
-// The caller's tensors: a list of tuples, of a batch's shapes.
-bool Gatherer::take(uint32_t environments, PyObject* list) {
-  TORCH_CHECK_TYPE(PyList_Check(list), "into must be a list");
+// A new tensor over one of the caller's: a list of tuples, of a batch's shapes.
+at::Tensor Gatherer::taken(PyObject* memory, uint32_t env, size_t column, int64_t rows) {
+  PyObject* entry = PyList_GET_ITEM(memory, env);
+  TORCH_CHECK_TYPE(
+      PyTuple_Check(entry) && PyTuple_GET_SIZE(entry) == static_cast<Py_ssize_t>(columns_.size()),
+      "into has another number of columns");
+  PyObject* item = PyTuple_GET_ITEM(entry, static_cast<Py_ssize_t>(column));
+  TORCH_CHECK_TYPE(THPVariable_Check(item), "into holds something that is no tensor");
+  const at::Tensor& tensor = THPVariable_Unpack(item);
   TORCH_CHECK_VALUE(
-      PyList_GET_SIZE(list) == environments, "into has another number of environments");
-  for (uint32_t env = 0; env < environments; env++) {
-    PyObject* entry = PyList_GET_ITEM(list, env);
-    TORCH_CHECK_TYPE(
-        PyTuple_Check(entry) && PyTuple_GET_SIZE(entry) == static_cast<Py_ssize_t>(columns_.size()),
-        "into has another number of columns");
-    for (size_t i = 0; i < columns_.size(); i++) {
-      PyObject* item = PyTuple_GET_ITEM(entry, static_cast<Py_ssize_t>(i));
-      TORCH_CHECK_TYPE(THPVariable_Check(item), "into holds something that is no tensor");
-      const at::Tensor& tensor = THPVariable_Unpack(item);
-      TORCH_CHECK_VALUE(
-          tensor.get_device() == device_ && tensor.scalar_type() == columns_[i].type &&
-              tensor.is_contiguous(columns_[i].format),
-          "into holds a tensor of another kind");
-      destinations_.push_back(tensor.mutable_data_ptr());
-      // A backward that saved what is overwritten here must notice.
-      tensor.unsafeGetTensorImpl()->bump_version();
-    }
-  }
-  return true;
+      tensor.get_device() == device_ && tensor.scalar_type() == columns_[column].type &&
+          tensor.dim() > 0 && tensor.size(0) == rows &&
+          tensor.is_contiguous(columns_[column].format),
+      "into holds a tensor of another kind");
+  // A backward that saved what is overwritten here must notice.
+  tensor.unsafeGetTensorImpl()->bump_version();
+  return renewed(tensor);
 }
 
-void Gatherer::launch(int64_t start, uint32_t environments, uint32_t size, uint32_t larger) {
-  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device_);
+void Gatherer::launch(
+    int64_t start,
+    uint32_t environments,
+    uint32_t size,
+    uint32_t larger,
+    const c10::cuda::CUDAStream& stream) {
   esper_gather_batch batch = {};
   batch.order = order_ ? order_->const_data_ptr<int64_t>() : nullptr;
   batch.start = start;
@@ -170,8 +205,17 @@ void Gatherer::launch(int64_t start, uint32_t environments, uint32_t size, uint3
       ->record_event(pinned.get(), pinned.get_context(), stream.unwrap());
 }
 
-// A torch.cuda.Event, recorded on the current stream.
-PyObject* Gatherer::ready_event() {
+// A new reference to a torch.cuda.Event that nobody else has; null with an exception set.
+//
+// Creating and destroying one takes longer than recording it, so some are kept, and serve again
+// once their batches are gone. A stream that waits for one waits for what had been recorded when
+// it began to.
+PyObject* Gatherer::idle_event() {
+  for (PyObject* event : events_) {
+    if (Py_REFCNT(event) == 1) {
+      return Py_NewRef(event);
+    }
+  }
   PyObject* none = PyTuple_New(0);
   if (none == nullptr) {
     return nullptr;
@@ -179,45 +223,34 @@ PyObject* Gatherer::ready_event() {
   // The class in Python only adds defaults, which are those of its base.
   PyObject* event = event_type_->tp_base->tp_new(event_type_, none, nullptr);
   Py_DECREF(none);
-  if (event != nullptr) {
-    reinterpret_cast<THCPEvent*>(event)->cuda_event.record(
-        c10::cuda::getCurrentCUDAStream(device_));
+  if (event != nullptr && events_.size() < kEvents) {
+    events_.push_back(Py_NewRef(event));
   }
   return event;
 }
 
 PyObject* Gatherer::gather(
     int64_t start, uint32_t environments, uint32_t size, uint32_t larger, PyObject* into) {
+  TORCH_CHECK_TYPE(into == nullptr || PyList_Check(into), "into must be a list");
+  TORCH_CHECK_VALUE(
+      into == nullptr || PyList_GET_SIZE(into) == environments,
+      "into has another number of environments");
   const c10::cuda::CUDAGuard device(device_);
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device_);
   // Batches are ordinary tensors, whatever mode they are asked for in.
   const c10::InferenceMode ordinary(false);
   destinations_.clear();
-  PyObject* list = into;
-  bool filled = true;
-  if (into == nullptr) {
-    list = PyList_New(environments);
-    if (list == nullptr) {
-      return nullptr;
-    }
-  } else {
-    Py_INCREF(list);
-  }
-  PyObject* event = nullptr;
-  try {
-    filled = into == nullptr ? make(environments, size, larger, list) : take(environments, list);
-    if (filled) {
-      launch(start, environments, size, larger);
-      event = ready_event();
-    }
-  } catch (...) {
-    Py_DECREF(list);
-    throw;
-  }
-  if (event == nullptr) {
-    Py_DECREF(list);
+  THPObjectPtr list(PyList_New(environments));
+  if (!list || !fill(environments, size, larger, into, list.get())) {
     return nullptr;
   }
-  return Py_BuildValue("(NN)", list, event);
+  launch(start, environments, size, larger, stream);
+  THPObjectPtr event(idle_event());
+  if (!event) {
+    return nullptr;
+  }
+  reinterpret_cast<THCPEvent*>(event.get())->cuda_event.record(stream);
+  return PyTuple_Pack(2, list.get(), event.get());
 }
 
 // From (source, constants or None, dtype, channels_last, description): see
@@ -265,11 +298,18 @@ std::optional<Column> column_of(PyObject* item) {
   column.type = reinterpret_cast<THPDtype*>(type)->scalar_type;
   column.format = last ? c10::MemoryFormat::ChannelsLast : c10::MemoryFormat::Contiguous;
   column.sizes = column.source.sizes().vec();
+  if (last) {
+    column.strides = c10::get_channels_last_strides_2d(column.sizes);
+  } else {
+    column.strides = c10::contiguous_strides(column.sizes);
+  }
   d.source = column.source.const_data_ptr();
   d.row_bytes = static_cast<int64_t>(column.source.element_size());
   for (size_t i = 1; i < column.sizes.size(); i++) {
     d.row_bytes *= column.sizes[i];
   }
+  column.row_bytes = d.row_bytes / static_cast<int64_t>(column.source.element_size()) *
+      static_cast<int64_t>(c10::elementSize(column.type));
   d.kind = static_cast<uint8_t>(kind);
   d.unit_bytes = unit_bytes;
   d.row_units = esper_divisor_of(row_units);
@@ -355,7 +395,7 @@ PyMethodDef object_methods[] = {
      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gather)),
      METH_FASTCALL,
      "gather(start, environments, size, larger, into): the list of tuples of tensors, and "
-     "the event after which they are ready."},
+     "the event after which they are ready. into: tensors whose memory they take, or None."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot slots[] = {

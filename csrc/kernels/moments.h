@@ -1,19 +1,23 @@
-/* Count, mean and spread of a set of numbers, in double precision, and how they combine.
+/* Weight, mean and spread of a set of numbers, in double precision, and how they combine.
  *
- * For host and device. Nothing here subtracts two large sums of squares:
+ * For host and device. Sums are of deviations from a number K close to the mean, so
+ * that no two large sums of squares are subtracted, and nothing has to be divided
+ * before the end. (Shifted data: T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for
+ * computing the sample variance", The American Statistician 37, 1983.)
  *
- * - Numbers are added as deviations from the first of them, K. With n numbers the sum
- *   of squares about K is at most n times the sum about the mean, K being one of them,
- *   so the subtraction loses at most log2(n) bits of 53. (Shifted data: T. F. Chan,
- *   G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance", The
- *   American Statistician 37, 1983.)
- * - Weighted numbers are added one at a time (D. H. D. West, "Updating mean and variance
- *   estimates: an improved method", Communications of the ACM 22, 1979; for equal
- *   weights that is B. P. Welford, Technometrics 4, 1962).
- * - Sets are merged pairwise (Chan, Golub, LeVeque, as above).
+ * - Numbers of equal weight: K is one of them. Then the sum of squares about K is at
+ *   most n + 1 times that about the mean, and the last subtraction loses at most
+ *   log2(n + 1) bits of 53.
+ * - Weighted numbers are added one at a time, K being their mean so far (D. H. D. West,
+ *   "Updating mean and variance estimates: an improved method", Communications of the
+ *   ACM 22, 1979).
+ * - Merged sets: K is that of the heavier one. With K at its set's mean that loses at
+ *   most one bit for each merge on the way to the whole set.
  */
 #ifndef ESPER_KERNELS_MOMENTS_H
 #define ESPER_KERNELS_MOMENTS_H
+
+#include <stdint.h>
 
 #ifdef __CUDACC__
 #define ESPER_BOTH __host__ __device__ inline
@@ -24,68 +28,76 @@
 namespace esper {
 
 struct Moments {
-  double weight; // how many, or the sum of their weights
-  double mean;
-  double spread; // sum of weight * (number - mean)^2
+  double weight; // how many numbers, or the sum of their weights
+  double about; // K
+  double sum; // of weight * (number - K)
+  double squares; // of weight * (number - K)^2
 };
 
 ESPER_BOTH Moments no_moments() {
-  return Moments{0.0, 0.0, 0.0};
+  return Moments{0.0, 0.0, 0.0, 0.0};
 }
 
 ESPER_BOTH Moments merge(const Moments& a, const Moments& b) {
-  const double weight = a.weight + b.weight;
-  if (!(weight > 0.0)) {
-    return a;
-  }
-  const double share = b.weight / weight;
-  const double delta = b.mean - a.mean;
+  const bool a_is_heavier = a.weight >= b.weight;
+  const Moments& heavy = a_is_heavier ? a : b;
+  const Moments& light = a_is_heavier ? b : a;
+  const double shift = light.about - heavy.about;
+  const double sum = light.sum + light.weight * shift; // about the heavier one's K
   return Moments{
-      weight,
-      a.mean + delta * share,
-      a.spread + b.spread + delta * delta * (a.weight * share)};
+      heavy.weight + light.weight,
+      heavy.about,
+      heavy.sum + sum,
+      heavy.squares + (light.squares + shift * (light.sum + sum))};
+}
+
+// The same about their mean: `about` is the mean, `squares` the spread.
+ESPER_BOTH Moments centered(const Moments& given) {
+  if (!(given.weight > 0.0)) {
+    return given;
+  }
+  const double offset = given.sum / given.weight;
+  const double spread = given.squares - given.sum * offset;
+  return Moments{given.weight, given.about + offset, 0.0, spread > 0.0 ? spread : 0.0};
 }
 
 // Adds numbers of equal weight.
 struct Sum {
-  double count = 0.0;
+  int count = 0; // of one thread's numbers
   double first = 0.0;
   double sum = 0.0; // of deviations from the first
   double squares = 0.0; // of the same
 
-  ESPER_BOTH void add(double x) {
-    if (count == 0.0) {
-      first = x;
-    }
-    const double deviation = x - first;
-    count += 1.0;
+  // Without a branch, for kernels: what does not count deviates by nothing.
+  ESPER_BOTH void add(double x, bool counts) {
+    const double value = counts ? x : first;
+    first = count == 0 ? value : first;
+    const double deviation = value - first;
+    count += counts;
     sum += deviation;
     squares += deviation * deviation;
   }
 
   ESPER_BOTH Moments moments() const {
-    if (count == 0.0) {
-      return no_moments();
-    }
-    const double offset = sum / count;
-    const double spread = squares - sum * offset;
-    return Moments{count, first + offset, spread > 0.0 ? spread : 0.0};
+    return Moments{static_cast<double>(count), first, sum, squares};
   }
 };
 
 // Adds numbers with weights above 0.
 struct WeightedSum {
-  Moments so_far = {0.0, 0.0, 0.0};
+  double weight = 0.0;
+  double mean = 0.0;
+  double spread = 0.0;
 
-  ESPER_BOTH void add(double x, double weight) {
-    const double delta = x - so_far.mean;
-    so_far.weight += weight;
-    so_far.mean += delta * (weight / so_far.weight);
-    so_far.spread += weight * delta * (x - so_far.mean);
+  ESPER_BOTH void add(double x, double its_weight) {
+    const double delta = x - mean;
+    weight += its_weight;
+    mean += delta * (its_weight / weight);
+    spread += its_weight * delta * (x - mean);
   }
 
   ESPER_BOTH Moments moments() const {
-    return so_far;
+    return Moments{weight, mean, 0.0, spread};
   }
 };
 
@@ -115,10 +127,11 @@ take_in(const Remembered& old, const Moments& batch, double momentum, double war
   const bool averages = momentum >= 0.0 && old.weight >= warm_up;
   const double keep = averages ? momentum : old.weight / weight;
   const double share = averages ? 1.0 - momentum : batch.weight / weight;
-  const double delta = batch.mean - old.mean;
-  const double variance = batch.spread / batch.weight;
+  const Moments known = centered(batch);
+  const double delta = known.about - old.mean;
+  const double variance = known.squares / known.weight;
   return Remembered{
-      blend(old.mean, batch.mean, keep, share),
+      blend(old.mean, known.about, keep, share),
       blend(old.variance, variance, keep, share) + keep * share * delta * delta,
       weight};
 }

@@ -2,17 +2,23 @@
 // batch normalised by it, in one launch.
 //
 // A block looks after a group of neighbouring columns, each thread after `vector`
-// columns of every height-th row. Batches of few rows have one block for each group of
-// columns, narrow ones, so that there are many: no block waits for another. Batches of
-// many rows are cut into row groups too; such a launch is cooperative, each block
-// writes its part's moments, and after a barrier of the whole grid each merges all
-// parts of its columns by itself, in the same order, so all come to the same result.
+// columns of every height-th row. The first rows of a thread stay in its registers, so
+// that up to some megabytes a batch is read once. Batches of few rows have one block for
+// each group of columns: no block waits for another. Batches of many rows are cut into
+// parts too; such a launch is cooperative, each block writes its part's moments, and
+// after a barrier of the whole grid each merges all parts of its columns by itself, in
+// the same order, so all come to the same result. Column groups stay narrow there as
+// well: what is read after the barrier grows with the square of a group's blocks.
+//
+// Double-precision divisions are long chains of dependent instructions, so there are
+// none before a column's moments are complete. Rows are counted by integers alone.
 #include "normalize.h"
 
 #include <atomic>
 #include <cooperative_groups.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <type_traits>
 
 #include "scaling.h"
 
@@ -24,11 +30,14 @@ using esper::Moments;
 using esper::Remembered;
 using esper::Scaler;
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
+constexpr int kThreads = 256;
+constexpr int kBlocks = 2; // of an update, at once on a processor
 constexpr int kMaxColumns = 64; // of a block
-constexpr int kUnroll = 4; // rows that a thread loads at once
-constexpr int64_t kFewRows = 4096; // up to here a column group is one block's
+constexpr int kNarrowColumns = 8; // the values of a sector of memory
+constexpr int kHeldBytes = 256; // of values that a thread of an update keeps
+constexpr int kMostHeld = 16; // rows of them
+constexpr int kUnroll = 4; // further rows that a thread loads at once
+constexpr int64_t kFewRows = 2048; // up to here a column group is one block's
 constexpr int kMaxDevices = 64;
 
 // --- values ------------------------------------------------------------------
@@ -52,6 +61,22 @@ struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Pack {
   T of[N];
 };
 
+// In words of 16 bytes: of an assignment the compiler makes one store for each value.
+template <typename T, int N>
+__device__ void store(T *to, const Pack<T, N> &pack)
+{
+  constexpr int words = sizeof(pack) / sizeof(int4);
+  if constexpr (words == 0) {
+    *reinterpret_cast<Pack<T, N> *>(to) = pack;
+  } else {
+    int4 parts[words];
+    memcpy(parts, &pack, sizeof(pack));
+#pragma unroll
+    for (int i = 0; i < words; i++)
+      __stwb(reinterpret_cast<int4 *>(to) + i, parts[i]);
+  }
+}
+
 // --- what a launch is given --------------------------------------------------
 
 struct Job {
@@ -59,25 +84,27 @@ struct Job {
   esper_normalizer_batch batch;
   esper_normalizer_rule rule;
   void *out;      // NULL: only the state is wanted
-  double *parts;  // row groups x 3 x padded columns, and the rows that counted
+  double *parts;  // moments of each block's columns: 4 x padded columns x parts
   int log2_width; // threads beside each other in a row
 };
 
-// Where a thread stands.
+// Which values a thread has.
 template <int V>
 struct Place {
-  int width, lane, first_row, rows_apart, columns;
+  int width, height, lane, row_of_block, columns;
+  int64_t first_row, rows_apart;
   int64_t group, column; // first column of the block, of the thread
   bool active;
 
   __device__ explicit Place(const Job &job)
   {
     width = 1 << job.log2_width;
+    height = kThreads >> job.log2_width;
     lane = threadIdx.x & (width - 1);
+    row_of_block = threadIdx.x >> job.log2_width;
     columns = width * V;
-    const int height = kThreads >> job.log2_width;
-    first_row = blockIdx.y * height + (threadIdx.x >> job.log2_width);
-    rows_apart = gridDim.y * height;
+    first_row = (int64_t)blockIdx.y * height + row_of_block;
+    rows_apart = (int64_t)gridDim.y * height;
     group = (int64_t)blockIdx.x * columns;
     column = group + (int64_t)lane * V;
     active = column < job.state.features;
@@ -97,133 +124,213 @@ __device__ double weight_of(const Job &job, int64_t row, int64_t column, T x)
   return isfinite(weight) && weight > 0.0 ? weight : 0.0;
 }
 
-// Whether a row counts whose first value does not.
 template <typename T>
-__device__ bool another_contributes(const Job &job, int64_t row)
+__device__ bool row_counts(const Job &job, int64_t row)
 {
   const T *values = static_cast<const T *>(job.batch.values) + row * job.state.features;
-  for (int64_t column = 1; column < job.state.features; column++)
+  for (int64_t column = 0; column < job.state.features; column++)
     if (weight_of(job, row, column, values[column]) > 0.0)
       return true;
   return false;
 }
 
-// --- moments of a thread's values, of a block's, of the grid's ----------------
+// --- a thread's rows -----------------------------------------------------------
 
-// `rows` grows by the rows that count, in the thread that has their first value.
-template <typename T, int V, bool Weighted>
-__device__ void add_up(const Job &job, const Place<V> &place, Moments (&moments)[V], int64_t &rows)
-{
-  const int64_t features = job.state.features, last = job.batch.rows;
-  const T *values = static_cast<const T *>(job.batch.values) + place.column;
-  esper::Sum sums[V];
-  esper::WeightedSum weighted[V];
-  int64_t row = place.active ? place.first_row : last;
-  for (; row < last; row += (int64_t)place.rows_apart * kUnroll) {
-    Pack<T, V> packs[kUnroll];
-#pragma unroll
-    for (int i = 0; i < kUnroll; i++) {
-      const int64_t here = row + (int64_t)i * place.rows_apart;
-      if (here < last)
-        packs[i] = *reinterpret_cast<const Pack<T, V> *>(values + here * features);
-    }
-#pragma unroll
-    for (int i = 0; i < kUnroll; i++) {
-      const int64_t here = row + (int64_t)i * place.rows_apart;
-      if (here >= last)
-        break;
-      bool first_counts = false;
-#pragma unroll
-      for (int v = 0; v < V; v++) {
-        if (Weighted) {
-          const double weight = weight_of(job, here, place.column + v, packs[i].of[v]);
-          if (weight > 0.0)
-            weighted[v].add(number(packs[i].of[v]), weight);
-          first_counts = v == 0 ? weight > 0.0 : first_counts;
-        } else {
-          const bool counts = isfinite(number(packs[i].of[v]));
-          if (counts)
-            sums[v].add(number(packs[i].of[v]));
-          first_counts = v == 0 ? counts : first_counts;
-        }
-      }
-      if (place.column == 0)
-        rows += first_counts || another_contributes<T>(job, here);
+template <typename T, int V>
+constexpr int kFitting = kHeldBytes / (int)sizeof(Pack<T, V>);
+template <typename T, int V>
+constexpr int kHeld = kFitting<T, V> < kMostHeld ? kFitting<T, V> : kMostHeld;
+
+// The first N rows of a thread are loaded once, all at the same time; each visit loads
+// what comes after them.
+template <typename T, int V, int N>
+class Rows {
+public:
+  __device__ Rows(const Job &job, const Place<V> &place)
+      : values_(static_cast<const T *>(job.batch.values) + place.column),
+        features_(job.state.features),
+        first_(place.first_row),
+        last_(place.active ? job.batch.rows : 0),
+        apart_(place.rows_apart)
+  {
+    count_ = load(first_, held_);
+  }
+
+  // Calls visit(row, its values) for each row in order.
+  template <typename Visit>
+  __device__ void each(Visit visit) const
+  {
+    visit_all(first_, held_, count_, visit);
+    for (int64_t row = first_ + N * apart_; row < last_; row += kUnroll * apart_) {
+      Pack<T, V> further[kUnroll];
+      const int count = load(row, further);
+      visit_all(row, further, count, visit);
     }
   }
+
+private:
+  // Returns how many rows there were.
+  template <int M>
+  __device__ int load(int64_t row, Pack<T, V> (&packs)[M]) const
+  {
+    int count = 0;
+    const T *from = values_ + row * features_;
+#pragma unroll
+    for (int i = 0; i < M; i++, row += apart_, from += apart_ * features_)
+      if (row < last_) {
+        packs[i] = *reinterpret_cast<const Pack<T, V> *>(from);
+        count++;
+      }
+    return count;
+  }
+
+  template <int M, typename Visit>
+  __device__ void visit_all(int64_t row, const Pack<T, V> (&packs)[M], int count,
+                            Visit &visit) const
+  {
+#pragma unroll
+    for (int i = 0; i < M; i++) {
+      if (i >= count)
+        break;
+      visit(row + i * apart_, packs[i]);
+    }
+  }
+
+  const T *values_;
+  int64_t features_, first_, last_, apart_;
+  int count_; // rows held
+  Pack<T, V> held_[N];
+};
+
+// --- moments of a thread's values, of a block's, of the grid's ----------------
+
+// Returns how many of its rows count, in the threads that have their first values.
+template <typename T, int V, bool Weighted, int N>
+__device__ int64_t add_up(const Job &job, const Place<V> &place, const Rows<T, V, N> &rows,
+                          Moments (&moments)[V])
+{
+  std::conditional_t<Weighted, esper::WeightedSum, esper::Sum> sums[V];
+  int seen = 0;
+  bool by_first = true; // every row counts, by its first value
+  rows.each([&](int64_t row, const Pack<T, V> &pack) {
+    seen++;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+      const auto x = number(pack.of[v]);
+      bool counts;
+      if constexpr (Weighted) {
+        const double weight = weight_of(job, row, place.column + v, pack.of[v]);
+        counts = weight > 0.0;
+        if (counts)
+          sums[v].add(x, weight);
+      } else {
+        counts = isfinite(x);
+        sums[v].add(x, counts);
+      }
+      by_first &= counts || v > 0;
+    }
+  });
 #pragma unroll
   for (int v = 0; v < V; v++)
-    moments[v] = Weighted ? weighted[v].moments() : sums[v].moments();
+    moments[v] = sums[v].moments();
+  if (place.column != 0)
+    return 0;
+  if (by_first)
+    return seen;
+  int64_t counted = 0;
+  for (int64_t row = place.first_row; row < job.batch.rows; row += place.rows_apart)
+    counted += row_counts<T>(job, row);
+  return counted;
 }
+
+// Moments in memory, field by field.
+struct Table {
+  double *fields;
+  int64_t size;
+
+  __device__ void write(int64_t at, const Moments &moments) const
+  {
+    fields[at] = moments.weight;
+    fields[size + at] = moments.about;
+    fields[2 * size + at] = moments.sum;
+    fields[3 * size + at] = moments.squares;
+  }
+
+  __device__ Moments read(int64_t at) const
+  {
+    return Moments{fields[at], fields[size + at], fields[2 * size + at], fields[3 * size + at]};
+  }
+};
+
+// For merging, and for what is done once a column: as many neighbouring threads for each
+// column of the block as there are, but of one warp.
+struct Team {
+  int size, member;
+  int column; // of the block; some threads may be left over, and have none of its columns
+
+  __device__ explicit Team(int columns)
+  {
+    size = kThreads / columns < 32 ? kThreads / columns : 32;
+    member = threadIdx.x % size;
+    column = threadIdx.x / size;
+  }
+};
 
 __device__ Moments from_lane(const Moments &mine, int offset)
 {
-  return Moments{__shfl_xor_sync(~0u, mine.weight, offset),
-                 __shfl_xor_sync(~0u, mine.mean, offset),
-                 __shfl_xor_sync(~0u, mine.spread, offset)};
+  return Moments{__shfl_xor_sync(~0u, mine.weight, offset), __shfl_xor_sync(~0u, mine.about, offset),
+                 __shfl_xor_sync(~0u, mine.sum, offset), __shfl_xor_sync(~0u, mine.squares, offset)};
 }
 
-// Merges `count` times `columns` moments into the first `columns`. A power of two each.
-__device__ void merge_shared(Moments *shared, int count, int columns)
+// Merges what the table has from `begin` on. The team's member 0 gets the result.
+__device__ Moments merge_all(const Team &team, const Table &table, int64_t begin, int count)
 {
-  for (int half = count / 2; half > 0; half /= 2) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < half * columns; i += kThreads)
-      shared[i] = merge(shared[i], shared[i + half * columns]);
-  }
-  __syncthreads();
-}
-
-template <int V>
-__device__ void merge_block(const Place<V> &place, Moments (&moments)[V], Moments *shared)
-{
-  for (int offset = 16; offset >= place.width; offset /= 2)
-#pragma unroll
-    for (int v = 0; v < V; v++)
-      moments[v] = merge(moments[v], from_lane(moments[v], offset));
-  if ((int)(threadIdx.x & 31) < place.width)
-#pragma unroll
-    for (int v = 0; v < V; v++)
-      shared[(threadIdx.x >> 5) * place.columns + place.lane * V + v] = moments[v];
-  merge_shared(shared, kWarps, place.columns);
-}
-
-__device__ double *part_of(const Job &job, int row_group, int columns)
-{
-  return job.parts + (int64_t)row_group * 3 * gridDim.x * columns;
-}
-
-__device__ double *rows_of(const Job &job, int columns)
-{
-  return job.parts + (int64_t)gridDim.y * 3 * gridDim.x * columns;
-}
-
-__device__ void write_part(const Job &job, int64_t group, int columns, const Moments *shared)
-{
-  double *part = part_of(job, blockIdx.y, columns);
-  const int64_t padded = (int64_t)gridDim.x * columns;
-  if ((int)threadIdx.x < columns) {
-    const int64_t at = group + threadIdx.x;
-    part[at] = shared[threadIdx.x].weight;
-    part[padded + at] = shared[threadIdx.x].mean;
-    part[2 * padded + at] = shared[threadIdx.x].spread;
-  }
-}
-
-__device__ void merge_parts(const Job &job, int64_t group, int columns, Moments *shared)
-{
-  const int64_t padded = (int64_t)gridDim.x * columns;
-  const int slots = kThreads / columns, slot = threadIdx.x / columns;
-  const int64_t at = group + threadIdx.x % columns;
   Moments all = esper::no_moments();
 #pragma unroll 4
-  for (int part = slot; part < (int)gridDim.y; part += slots) {
-    const double *from = part_of(job, part, columns);
-    all = merge(all, Moments{from[at], from[padded + at], from[2 * padded + at]});
-  }
+  for (int i = team.member; i < count; i += team.size)
+    all = merge(all, table.read(begin + i));
+  for (int offset = team.size / 2; offset > 0; offset /= 2)
+    all = merge(all, from_lane(all, offset));
+  return all;
+}
+
+// The block's moments of the team's column.
+template <int V>
+__device__ Moments merge_block(const Place<V> &place, const Team &team, const Moments (&moments)[V],
+                               const Table &table)
+{
+  const int stride = place.height + 1; // odd, and neighbouring lanes' next to each other:
+#pragma unroll
+  for (int v = 0; v < V; v++) // so each gets banks of its own
+    table.write((v * place.width + place.lane) * stride + place.row_of_block, moments[v]);
   __syncthreads();
-  shared[threadIdx.x] = all; // slot * columns + column
-  merge_shared(shared, slots, columns);
+  if (team.column >= place.columns)
+    return esper::no_moments();
+  const int at = team.column % V * place.width + team.column / V;
+  return merge_all(team, table, at * stride, place.height);
+}
+
+// The grid's moments of the team's column. `moments` are the block's.
+__device__ Moments merge_grid(const Job &job, const Team &team, int columns, const Moments &moments)
+{
+  const int64_t parts = gridDim.y;
+  const Table table = {job.parts, parts * gridDim.x * columns};
+  const int64_t begin = ((int64_t)blockIdx.x * columns + team.column) * parts;
+  if (team.column < columns && team.member == 0)
+    table.write(begin + blockIdx.y, moments);
+  cooperative_groups::this_grid().sync();
+  if (team.column >= columns)
+    return esper::no_moments();
+  return merge_all(team, table, begin, (int)parts);
+}
+
+// Adds the warp's rows to the state's count: integers, so in any order.
+__device__ void count_rows(const Job &job, int64_t rows)
+{
+  for (int offset = 16; offset > 0; offset /= 2)
+    rows += __shfl_xor_sync(~0u, rows, offset);
+  if (threadIdx.x % 32 == 0 && rows > 0)
+    atomicAdd(reinterpret_cast<unsigned long long *>(job.state.count), (unsigned long long)rows);
 }
 
 // --- state -------------------------------------------------------------------
@@ -248,90 +355,60 @@ __device__ void remember(const esper_normalizer_state &state, int64_t column, co
 
 // --- normalising -------------------------------------------------------------
 
-template <typename T, int V>
-__device__ void apply(const Job &job, const Place<V> &place, const Line *lines)
+template <bool Inverse, typename T, int V, int N>
+__device__ void apply(const Job &job, const Place<V> &place, const Rows<T, V, N> &rows,
+                      const Line *lines)
 {
   using A = typename Arithmetic<T>::type;
-  if (!place.active)
-    return;
   Scaler<A> scalers[V];
 #pragma unroll
   for (int v = 0; v < V; v++)
     scalers[v] = Scaler<A>(lines[place.lane * V + v], job.rule);
-  const int64_t features = job.state.features, last = job.batch.rows;
-  const T *values = static_cast<const T *>(job.batch.values) + place.column;
-  A *out = static_cast<A *>(job.out) + place.column;
-  for (int64_t row = place.first_row; row < last; row += (int64_t)place.rows_apart * kUnroll) {
-    Pack<T, V> packs[kUnroll];
+  const int64_t features = job.state.features;
+  A *to = static_cast<A *>(job.out) + place.first_row * features + place.column;
+  rows.each([&](int64_t, const Pack<T, V> &pack) {
+    Pack<A, V> result;
 #pragma unroll
-    for (int i = 0; i < kUnroll; i++) {
-      const int64_t here = row + (int64_t)i * place.rows_apart;
-      if (here < last)
-        packs[i] = *reinterpret_cast<const Pack<T, V> *>(values + here * features);
-    }
-#pragma unroll
-    for (int i = 0; i < kUnroll; i++) {
-      const int64_t here = row + (int64_t)i * place.rows_apart;
-      if (here >= last)
-        break;
-      Pack<A, V> result;
-#pragma unroll
-      for (int v = 0; v < V; v++)
-        result.of[v] = scalers[v](number(packs[i].of[v]));
-      *reinterpret_cast<Pack<A, V> *>(out + here * features) = result;
-    }
-  }
+    for (int v = 0; v < V; v++)
+      result.of[v] = Inverse ? scalers[v].restored(number(pack.of[v]))
+                             : scalers[v].normalized(number(pack.of[v]));
+    store(to, result);
+    to += place.rows_apart * features;
+  });
 }
 
 template <typename T, int V, bool Weighted>
-__global__ void __launch_bounds__(kThreads) update_kernel(const Job job)
+__global__ void __launch_bounds__(kThreads, kBlocks) update_kernel(const Job job)
 {
-  __shared__ Moments shared[kWarps * kMaxColumns];
+  constexpr int size = kThreads * V + kMaxColumns;
+  __shared__ double shared[4 * size];
   __shared__ Line lines[kMaxColumns];
-  __shared__ unsigned long long rows;
   const Place<V> place(job);
-  const int64_t mine = place.group + threadIdx.x; // of the first `columns` threads
-  const bool keeper = (int)threadIdx.x < place.columns && mine < job.state.features;
-  // The state is read before the barrier, and written behind it.
+  const Team team(place.columns);
+  const int64_t column = place.group + team.column;
+  const bool keeper =
+      team.member == 0 && team.column < place.columns && column < job.state.features;
+  const Rows<T, V, kHeld<T, V>> rows(job, place);
+  Moments moments[V];
+  const int64_t counted = add_up<T, V, Weighted>(job, place, rows, moments);
+  // The state is read before the barrier of the grid, and written behind it.
   Remembered old = {0.0, 1.0, 0.0};
   if (keeper)
-    old = remembered(job.state, mine);
-  if (threadIdx.x == 0)
-    rows = 0;
-  __syncthreads();
-
-  Moments moments[V];
-  int64_t counted = 0;
-  add_up<T, V, Weighted>(job, place, moments, counted);
-  if (counted != 0)
-    atomicAdd(&rows, (unsigned long long)counted);
-  merge_block(place, moments, shared);
-
-  if (gridDim.y > 1) {
-    write_part(job, place.group, place.columns, shared);
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-      rows_of(job, place.columns)[blockIdx.y] = (double)rows;
-    cooperative_groups::this_grid().sync();
-    merge_parts(job, place.group, place.columns, shared);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
-      double all = 0.0;
-      for (int part = 0; part < (int)gridDim.y; part++)
-        all += rows_of(job, place.columns)[part];
-      rows = (unsigned long long)all;
-    }
-  }
+    old = remembered(job.state, column);
+  Moments all = merge_block(place, team, moments, Table{shared, size});
+  if (gridDim.y > 1)
+    all = merge_grid(job, team, place.columns, all);
   if (keeper) {
-    const Remembered now =
-        esper::take_in(old, shared[threadIdx.x], job.rule.momentum, job.rule.warm_up);
+    const Remembered now = esper::take_in(old, all, job.rule.momentum, job.rule.warm_up);
     if (blockIdx.y == 0)
-      remember(job.state, mine, now);
-    lines[threadIdx.x] = esper::line_of(now, job.rule);
+      remember(job.state, column, now);
+    lines[team.column] = esper::line_of(now, job.rule);
   }
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
-    *job.state.count += (int64_t)rows;
+  if (blockIdx.x == 0)
+    count_rows(job, counted);
   if (job.out) {
     __syncthreads();
-    apply<T, V>(job, place, lines);
+    apply<false>(job, place, rows, lines);
   }
 }
 
@@ -340,11 +417,15 @@ __global__ void __launch_bounds__(kThreads) apply_kernel(const Job job)
 {
   __shared__ Line lines[kMaxColumns];
   const Place<V> place(job);
+  const Rows<T, V, kUnroll> rows(job, place);
   const int64_t mine = place.group + threadIdx.x;
   if ((int)threadIdx.x < place.columns && mine < job.state.features)
     lines[threadIdx.x] = esper::line_of(remembered(job.state, mine), job.rule);
   __syncthreads();
-  apply<T, V>(job, place, lines);
+  if (job.rule.inverse)
+    apply<true>(job, place, rows, lines);
+  else
+    apply<false>(job, place, rows, lines);
 }
 
 // --- launching ---------------------------------------------------------------
@@ -395,18 +476,25 @@ int64_t divide_up(int64_t a, int64_t b)
   return (a + b - 1) / b;
 }
 
-// Columns as narrow as a sector of memory allows, wider where a block would have more
-// rows of threads than there are rows, or where several blocks share a column.
-int choose_log2_width(const Layout &chosen, int64_t features, int64_t rows)
+// Threads beside each other for this many columns, or for all features if they are fewer.
+int choose_log2_width(const Layout &chosen, int64_t features, int columns)
 {
-  const int64_t units = divide_up(features, chosen.vector);
-  const int widest = chosen.vector == 1 ? 5 : 4;
-  int log2 = chosen.vector == 1 ? 3 : 1;
-  while (log2 < widest && (rows > kFewRows || (kThreads >> log2) > rows))
+  const int64_t wanted = features < columns ? features : columns;
+  int log2 = 0;
+  while (((int64_t)chosen.vector << log2) < wanted)
     log2++;
-  while (log2 > 0 && ((int64_t)1 << (log2 - 1)) >= units)
-    log2--;
   return log2;
+}
+
+// Columns of an update's block: few, for there to be many blocks; more where the block
+// would have more rows of threads than there are rows. Several blocks of a column group
+// have two sectors of a row each, which processors read faster than one.
+int choose_columns(const Layout &chosen, int64_t rows)
+{
+  int columns = rows > kFewRows ? 2 * kNarrowColumns : kNarrowColumns;
+  while (columns < kMaxColumns && kThreads * chosen.vector / columns > rows)
+    columns *= 2;
+  return columns;
 }
 
 // Blocks of the kernel that run at once on the current device; 1 if it has no barrier.
@@ -436,7 +524,7 @@ struct Grid {
 
 cudaError_t plan_update(const Layout &chosen, int64_t features, int64_t rows, Grid *grid)
 {
-  const int log2 = choose_log2_width(chosen, features, rows);
+  const int log2 = choose_log2_width(chosen, features, choose_columns(chosen, rows));
   const int64_t groups = divide_up(features, (int64_t)chosen.vector << log2);
   int64_t parts = 1;
   if (rows > kFewRows) {
@@ -462,7 +550,7 @@ extern "C" size_t esper_normalizer_scratch(const esper_normalizer_state *state,
   if (plan_update(chosen, state->features, batch->rows, &grid) != cudaSuccess || grid.blocks.y == 1)
     return 0; // the launch meets the same error, and returns it
   const size_t padded = (size_t)grid.blocks.x * ((size_t)chosen.vector << grid.log2_width);
-  return grid.blocks.y * (3 * padded + 1);
+  return 4 * padded * grid.blocks.y;
 }
 
 extern "C" cudaError_t esper_normalizer_update(const esper_normalizer_state *state,
@@ -501,7 +589,7 @@ extern "C" cudaError_t esper_normalizer_apply(const esper_normalizer_state *stat
   if (batch->rows == 0 || state->features == 0)
     return cudaSuccess;
   const Layout chosen = choose_layout(*state, *batch);
-  const int log2 = choose_log2_width(chosen, state->features, kFewRows + 1);
+  const int log2 = choose_log2_width(chosen, state->features, kMaxColumns);
   const int64_t groups = divide_up(state->features, (int64_t)chosen.vector << log2);
   const int64_t heights = divide_up(batch->rows, (int64_t)(kThreads >> log2) * kUnroll);
   const int64_t most = groups < 2048 ? 2048 / groups : 1;

@@ -62,9 +62,9 @@ Part add_up(
           sums[column].add(x, weight);
           counts = true;
         }
-      } else if (std::isfinite(x)) {
-        sums[column].add(x);
-        counts = true;
+      } else {
+        sums[column].add(x, std::isfinite(x));
+        counts |= std::isfinite(x);
       }
     }
     part.rows += counts;
@@ -98,7 +98,8 @@ Part add_up_all(
   for (int64_t i = 1; i < count; i++) {
     all.rows += parts[i].rows;
     for (size_t column = 0; column < all.moments.size(); column++) {
-      all.moments[column] = merge(all.moments[column], parts[i].moments[column]);
+      all.moments[column] =
+          centered(merge(all.moments[column], parts[i].moments[column]));
     }
   }
   return all;

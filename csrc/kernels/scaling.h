@@ -54,12 +54,18 @@ struct Scaler {
         inverse(rule.inverse != 0) {}
 
   // NaN stays NaN: no comparison with it holds.
-  ESPER_BOTH T operator()(T x) const {
-    if (inverse) {
-      return x * factor + low + high;
-    }
+  ESPER_BOTH T normalized(T x) const {
     const T z = ((x - high) - low) * factor;
-    return z > clip ? clip : z < -clip ? -clip : z;
+    const T above = z < -clip ? -clip : z;
+    return above > clip ? clip : above;
+  }
+
+  ESPER_BOTH T restored(T x) const {
+    return x * factor + low + high;
+  }
+
+  ESPER_BOTH T operator()(T x) const {
+    return inverse ? restored(x) : normalized(x);
   }
 };
 

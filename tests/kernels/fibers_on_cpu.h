@@ -156,14 +156,19 @@ inline void __syncthreads() {
   fibers::wait_at(fibers::running->block->all);
 }
 
-inline double __shfl_xor_sync(unsigned, double value, int offset) {
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int offset) {
   fibers::Block& block = *fibers::running->block;
   const unsigned mine = fibers::running->thread;
-  block.lanes[mine] = value;
+  block.lanes[mine] = static_cast<double>(value);
   fibers::wait_at(block.warps[mine / 32]);
-  const double theirs = block.lanes[mine ^ static_cast<unsigned>(offset)];
+  const T theirs = static_cast<T>(block.lanes[mine ^ static_cast<unsigned>(offset)]);
   fibers::wait_at(block.warps[mine / 32]);
   return theirs;
+}
+
+inline void __stwb(int4* to, int4 word) {
+  *to = word;
 }
 
 inline void atomicAdd(unsigned long long* sum, unsigned long long value) {
