@@ -328,6 +328,18 @@ TEST(memory_stays_withheld_when_only_its_uses_have_completed) {
   end();
 }
 
+/* Waiting for each stream is enough again, which no capture is in the way of. */
+TEST(a_graph_that_went_costs_one_synchronisation) {
+  begin();
+  capture_begin(ID);
+  world_kernel(&w, r, world_malloc(&w, 512, r));
+  drop(capture_end(ID), ID);
+  uint64_t before = sim_calls(w.s, SIM_CALL_device_synchronize);
+  for (int i = 0; i < 3; i++) CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), before + 1);
+  end();
+}
+
 /* What s waits for is enqueued when the pool has been begun. */
 TEST(nobody_waits_for_rendezvous_work_when_a_pool_is_begun) {
   begin();
