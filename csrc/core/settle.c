@@ -116,12 +116,17 @@ static esper_status wait_for_streams(device_t *device, bool *left, bool *capturi
 static esper_status wait_for_device(device_t *device)
 {
   core_t *core = device->core;
+  atomic_bool *holds = &device->all_streams->holds; /* again from now on, maybe */
+  bool held = atomic_exchange(holds, false);
   for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
     if (s->device == device)
       stream_sync_begin(s);
   esper_status status = call_device_synchronize(core, device->index);
-  if (status != ESPER_OK)
+  if (status != ESPER_OK) {
+    if (held)
+      atomic_store(holds, true);
     return error_from_driver(core, status);
+  }
   for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
     if (s->device == device)
       stream_sync_done(s);

@@ -2,7 +2,10 @@
 // for allocations (begin, end); its filter says which of them it serves.
 #include "pools.h"
 
+#include <pybind11/pybind11.h>
+
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "allocator.h"
@@ -28,6 +31,20 @@ int ask(void* filter, void* stream) {
   }
 }
 
+// use_mem_pool() comes with the GIL, a capture without. What a pool that is begun
+// waits for may need another thread of Python to go on.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+      released_.emplace();
+    }
+  }
+
+ private:
+  std::optional<pybind11::gil_scoped_release> released_;
+};
+
 } // namespace
 
 void rethrow_filter_failure() {
@@ -41,6 +58,7 @@ void Allocator::beginAllocateToPool(
     c10::MempoolId_t pool,
     std::function<bool(cudaStream_t)> filter) {
   auto kept = std::make_unique<Filter>(std::move(filter));
+  const WithoutGil no_gil;
   check(
       capi().pool_begin(
           core(), device, pool.first, pool.second, &ask, kept.get()),
@@ -52,6 +70,7 @@ void Allocator::endAllocateToPool(
     c10::DeviceIndex device,
     c10::MempoolId_t pool) {
   void* filter = nullptr;
+  const WithoutGil no_gil; // threads may be asking the filter
   check(
       capi().pool_end(core(), device, pool.first, pool.second, &filter),
       "ending allocations to a pool");

@@ -1,5 +1,6 @@
 /* Private pools as graphs use them: begun, captured into, ended, released. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -327,6 +328,18 @@ TEST(memory_stays_withheld_when_only_its_uses_have_completed) {
   end();
 }
 
+/* Waiting for each stream is enough again, which no capture is in the way of. */
+TEST(a_graph_that_went_costs_one_synchronisation) {
+  begin();
+  capture_begin(ID);
+  world_kernel(&w, r, world_malloc(&w, 512, r));
+  drop(capture_end(ID), ID);
+  uint64_t before = sim_calls(w.s, SIM_CALL_device_synchronize);
+  for (int i = 0; i < 3; i++) CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), before + 1);
+  end();
+}
+
 /* What s waits for is enqueued when the pool has been begun. */
 TEST(nobody_waits_for_rendezvous_work_when_a_pool_is_begun) {
   begin();
@@ -361,43 +374,50 @@ TEST(nobody_waits_for_rendezvous_work_when_a_pool_is_begun) {
 }
 
 typedef struct other_thread {
-  void *kept, *freed;
+  void *kept;
+  _Atomic(void *) freed; /* by that thread, as soon as it is there */
+  atomic_bool over;
 } other_thread;
 
 static void *look_and_free(void *argument) {
-  const other_thread *other = argument;
+  other_thread *other = argument;
   esper_block_info info;
-  for (int i = 0; i < 20; i++) {
+  while (!atomic_load(&other->over)) {
     CHECK_OK(esper_find_block(w.core, other->kept, &info));
     CHECK(info.live && info.address == other->kept);
+    CHECK_OK(esper_free(w.core, atomic_exchange(&other->freed, NULL)));
   }
-  CHECK_OK(esper_free(w.core, other->freed));
   return NULL;
 }
 
 /* Heaps of one stream become one then, and the others go: ThreadSanitizer sees
  * who still looks at those. */
 TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_sealed) {
+  enum { TIMES = 20 };
   begin();
-  other_thread other;
-  sim_graph *graphs[20];
-  for (int i = 0; i < 20; i++) {
-    pthread_t id;
-    CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-    if (!i) other.kept = world_malloc(&w, 12 * MIB, r);
-    CHECK_OK(esper_malloc(w.core, 512, r, &other.freed)); /* a heap outside */
-    CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-    CHECK(pthread_create(&id, NULL, look_and_free, &other) == 0);
+  pthread_t id;
+  esper_pool *pool;
+  other_thread other = {0};
+  sim_graph *graphs[TIMES];
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &other.kept));
+  CHECK(pthread_create(&id, NULL, look_and_free, &other) == 0);
+  for (int i = 0; i < TIMES; i++) {
     capture_begin(ID);
-    CHECK(pthread_join(id, NULL) == 0);
-    world_kernel(&w, r, world_malloc(&w, 512, r)); /* a heap of the capture */
+    world_kernel(&w, r, world_malloc(&w, 512, r));
     graphs[i] = capture_end(ID);
+    void *outside = NULL; /* of another heap than the capture's */
+    CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &outside));
+    while (atomic_load(&other.freed)) sched_yield();
+    atomic_store(&other.freed, outside);
   }
+  atomic_store(&other.over, true);
+  CHECK(pthread_join(id, NULL) == 0);
+  CHECK_OK(esper_free(w.core, atomic_load(&other.freed)));
+  CHECK_OK(esper_free(w.core, other.kept));
   world_check(&w);
-  for (int i = 0; i < 20; i++) {
-    CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-    drop(graphs[i], ID);
-  }
+  for (int i = 0; i < TIMES; i++) drop(graphs[i], ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
   end();
 }
 
