@@ -59,7 +59,19 @@ SHOWN = [
         "native, record_stream",
         "allocate, mark for another stream, drop (Python)",
     ),
-    ("record_use_cost", "C, esper_record_use", "cuEventRecord", "a mark in C"),
+    ("record_use_cost", "C, esper_alloc_record_use", "cuEventRecord", "a mark in C"),
+    (
+        "captures",
+        "a graph's private pool",
+        "native, record_stream",
+        "a captured graph with readers on a side stream, its private pool",
+    ),
+    (
+        "captures",
+        "a graph's private pool",
+        "native, graph_capture_record_stream_reuse",
+        "the same",
+    ),
 ]
 
 
@@ -102,7 +114,7 @@ def render() -> str:
         )
     lines += [
         "",
-        f"On {'; '.join(sorted(machines))}, at commit {' and '.join(sorted(commits))};",
+        f"On {'; '.join(sorted(machines))}, at commits {', '.join(sorted(commits))};",
         "esper_alloc and the peer alternated in one command.",
     ]
     return "\n".join(lines)

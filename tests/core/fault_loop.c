@@ -426,6 +426,68 @@ TEST(functions_may_be_missing) { walk(ESPER_UNSUPPORTED, true); }
 TEST(events_may_take_their_time) { walk(ESPER_NOT_READY, false); }
 TEST(the_driver_may_go_at_any_time) { walk(ESPER_SHUT_DOWN, false); }
 
+/* The functions that mapped segments need, which the core does not call yet:
+ * what one of them refuses has had no effect, and the rest can be taken back. */
+static const sim_call PAGE_CALLS[] = {
+    SIM_CALL_page_granularity, SIM_CALL_range_reserve, SIM_CALL_page_create,
+    SIM_CALL_page_map,         SIM_CALL_page_unmap,    SIM_CALL_page_release,
+    SIM_CALL_range_free};
+
+/* A call that failed once succeeds when it is made again. */
+#define TWICE(x) ((x) == ESPER_OK || (x) == ESPER_OK)
+
+static bool map_pages(sim_call call, uint64_t nth, esper_status status) {
+  enum { PAGES = 3 };
+  snprintf(situation, sizeof situation, "%s number %llu answered %s",
+           sim_call_name(call), (unsigned long long)nth,
+           esper_status_name(status));
+  sim_options options = {.devices = 1, .capacity = CAPACITY * MIB,
+                         .oracle = SIM_ORACLE_KNOWN, .virtual_memory = true,
+                         .page_granularity = 2 * MIB};
+  s = sim_create(&options);
+  sim_on_failure(s, oracle_failed, NULL);
+  sim_fail_call(s, call, nth, status);
+  const esper_driver *d = sim_driver(s);
+  size_t size = 0;
+  uintptr_t range = 0;
+  uint64_t page[PAGES];
+  int mapped = 0;
+  EXPECT(TWICE(d->page_granularity(d->self, 0, &size)) && size == 2 * MIB);
+  EXPECT(TWICE(d->range_reserve(d->self, 0, PAGES * size, &range)));
+  for (; mapped < PAGES; mapped++) {
+    if (d->page_create(d->self, 0, size, &page[mapped]) != ESPER_OK) break;
+    if (d->page_map(d->self, 0, range + (uintptr_t)mapped * size, size,
+                    page[mapped]) != ESPER_OK) {
+      EXPECT(d->page_release(d->self, 0, page[mapped]) == ESPER_OK);
+      break;
+    }
+  }
+  sim_alive alive;
+  sim_count_alive(s, 0, &alive);
+  EXPECT(alive.pages == (size_t)mapped && alive.mappings == (size_t)mapped);
+  for (int i = 0; i < mapped; i++) {
+    EXPECT(TWICE(d->page_unmap(d->self, 0, range + (uintptr_t)i * size, size)));
+    EXPECT(TWICE(d->page_release(d->self, 0, page[i])));
+  }
+  EXPECT(TWICE(d->range_free(d->self, 0, range, PAGES * size)));
+  sim_count_alive(s, 0, &alive);
+  EXPECT(!alive.ranges && !alive.pages && !alive.mappings && !alive.bytes);
+  bool reached = sim_faults(s) > 0;
+  sim_destroy(s);
+  return reached;
+}
+
+TEST(mapping_pages_may_fail) {
+  static const esper_status ANSWERS[] = {ESPER_OUT_OF_MEMORY, ESPER_DEVICE_ERROR,
+                                         ESPER_UNSUPPORTED, ESPER_CAPTURING};
+  for (size_t c = 0; c < sizeof PAGE_CALLS / sizeof *PAGE_CALLS; c++)
+    for (size_t a = 0; a < sizeof ANSWERS / sizeof *ANSWERS; a++) {
+      uint64_t nth = 1;
+      while (map_pages(PAGE_CALLS[c], nth, ANSWERS[a])) nth++;
+      CHECK(nth > 1);
+    }
+}
+
 /* The scenario is worth something only if it asks every function that the core
  * ever asks. */
 TEST(the_scenario_calls_everything) {
