@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .allocator import (
     UnavailableError,
     _enable_from_environment,
-    _torch,
+    _torch as _need_torch,
     allocator,
     enable,
     get_include,
@@ -96,7 +96,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        _torch()  # says that it is needed
+        _need_torch()  # says that it is needed
         raise
     globals()[name] = value = getattr(module, name)
     return value
