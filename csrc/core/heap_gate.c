@@ -33,7 +33,7 @@ static record_t *latest_on_stream(run_t run, const use_t *of)
   }
 }
 
-/* ... for all that the blocks of a claimed run owe. */
+/* Makes it wait for all that the blocks of a claimed run owe. */
 static bool gate_run(const request_t *q, run_t run, record_t *owner_order)
 {
   uint64_t skipped = 0;

@@ -55,13 +55,6 @@ CUDAStream stream_behind(const RecordedEvent& event) {
     C10_CUDA_CHECK(
         cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   }
-  // An event of a capture would take our stream into it.
-  const cudaError_t done = cudaEventQuery(event.handle);
-  if (done != cudaErrorNotReady) {
-    C10_CUDA_CHECK(done);
-  } else {
-    cudaGetLastError(); // "not ready" is no error
-  }
   C10_CUDA_CHECK(cudaStreamWaitEvent(stream, event.handle, 0));
   return c10::cuda::getStreamFromExternal(stream, event.device);
 }
