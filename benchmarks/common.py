@@ -379,7 +379,8 @@ class Results:
         kept = [row for row in old["rows"] if (row["name"], row["peer_name"]) not in fresh]
         rows = kept + self.rows
         used = {row["run"] for row in rows}
-        runs = [run for run in [*old["runs"], self.run] if run["id"] in used]
+        earlier = [run for run in old["runs"] if run["id"] != self.run["id"]]
+        runs = [run for run in [*earlier, self.run] if run["id"] in used]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self.path.with_suffix(".json.new")
         scratch.write_text(json.dumps({"runs": runs, "rows": rows}, indent=1) + "\n")

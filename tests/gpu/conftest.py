@@ -29,3 +29,17 @@ def gpu() -> None:
     if os.environ.get("ESPER_REQUIRE_GPU", "") not in ("", "0"):
         pytest.fail(f"ESPER_REQUIRE_GPU is set, but {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked two_gpus need two; with fewer they fail when ESPER_REQUIRE_GPUS=2."""
+    if item.get_closest_marker("two_gpus") is None or missing() is not None:
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    if count >= 2:
+        return
+    if os.environ.get("ESPER_REQUIRE_GPUS", "") == "2":
+        pytest.fail(f"ESPER_REQUIRE_GPUS=2 is set, but there is {count} GPU", pytrace=False)
+    pytest.skip("needs two GPUs")

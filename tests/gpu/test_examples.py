@@ -67,10 +67,6 @@ def losses(*arguments: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def native() -> list[str]:
-    import torch
-
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
     return losses("--native")
 
 

@@ -66,6 +66,28 @@ def test_another_thread_allocates_during_captures() -> None:
     assert found["steps"] > 10
 
 
+def test_a_conditional_nodes_body_keeps_to_itself() -> None:
+    found = run_program("graphs", "conditional_body")
+    assert found["wrong"] == 0
+    assert found["reused"], "the body's own memory did not serve again in it"
+    assert not found["taken"]
+
+
+@pytest.mark.two_gpus
+def test_a_capture_over_two_devices() -> None:
+    found = run_program("graphs", "two_devices")
+    assert found["wrong"] == 0
+    assert found["reused"], "the marked memory did not serve again: nothing was tested"
+
+
+@pytest.mark.two_gpus
+def test_unmarked_memory_is_overwritten_over_two_devices() -> None:
+    """The control: the scenario does corrupt where nothing protects."""
+    found = run_program("graphs", "two_devices_unmarked")
+    assert found["reused"]
+    assert found["wrong"] >= 6
+
+
 def test_mem_pool() -> None:
     found = run_program("graphs", "mem_pool")
     assert found["wrong"] == 0

@@ -6,8 +6,6 @@ does hang them. ESPER_REQUIRE_GPUS=2 makes a second GPU that is missing a failur
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from scenario import run_program
 
@@ -20,18 +18,6 @@ def need_traits(mark: str) -> None:
 
     if mark == "trait" and not hasattr(esper_alloc, "set_stream_traits"):
         pytest.skip("esper_alloc has no set_stream_traits()")
-
-
-@pytest.fixture
-def two_gpus() -> None:
-    import torch
-
-    count = torch.cuda.device_count()
-    if count >= 2:
-        return
-    if os.environ.get("ESPER_REQUIRE_GPUS", "") == "2":
-        pytest.fail(f"ESPER_REQUIRE_GPUS=2 is set, but there is {count} GPU", pytrace=False)
-    pytest.skip("needs two GPUs")
 
 
 @pytest.mark.parametrize("mark", MARKS)
@@ -51,22 +37,25 @@ def test_a_gate_would_hang_it(scenario: str) -> None:
     assert found["wrong"] == 0
 
 
+@pytest.mark.two_gpus
 @pytest.mark.parametrize("mark", MARKS)
-def test_a_ring_of_flags_over_two_devices_completes(two_gpus: None, mark: str) -> None:
+def test_a_ring_of_flags_over_two_devices_completes(mark: str) -> None:
     need_traits(mark)
     found = run_program("hangs", "ring", mark, str(TRIES), timeout=120)
     assert found["hung"] == 0
     assert found["wrong"] == 0
 
 
-def test_a_gate_would_hang_the_ring(two_gpus: None) -> None:
+@pytest.mark.two_gpus
+def test_a_gate_would_hang_the_ring() -> None:
     found = run_program("hangs", "ring", "gate", "2", timeout=120)
     assert found["reused"] == found["hung"] == 2
     assert found["wrong"] == 0
 
 
+@pytest.mark.two_gpus
 @pytest.mark.parametrize("mark", MARKS)
-def test_a_ring_over_nccl_completes(two_gpus: None, mark: str) -> None:
+def test_a_ring_over_nccl_completes(mark: str) -> None:
     need_traits(mark)
     found = run_program("nccl_ring", mark, "10", timeout=150)
     assert found["hung"] == 0

@@ -545,7 +545,7 @@ print("fine", esper_alloc.is_enabled())
 
 # --- several GPUs ------------------------------------------------------------------------------------
 
-several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+several = pytest.mark.two_gpus
 
 
 @several

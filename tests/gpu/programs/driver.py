@@ -12,6 +12,22 @@ _cuda = ctypes.CDLL("libcuda.so.1")
 
 NON_BLOCKING = 1
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+_CONDITIONAL_NODE, _IF, _ASSIGN_DEFAULT, _SET_DEPENDENCIES = 13, 0, 1, 1
+
+
+class _ConditionalNode(ctypes.Structure):
+    """CUgraphNodeParams, of a conditional node."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("reserved0", ctypes.c_int * 3),
+        ("handle", ctypes.c_ulonglong),
+        ("kind", ctypes.c_int),
+        ("size", ctypes.c_uint),
+        ("bodies", ctypes.POINTER(ctypes.c_void_p)),
+        ("context", ctypes.c_void_p),
+        ("rest", ctypes.c_ubyte * 208),
+    )
 
 
 def _check(name: str, *args: object) -> None:
@@ -46,6 +62,76 @@ class OwnStream:
         _check("cuStreamEndCapture", ctypes.c_void_p(self.handle), ctypes.byref(graph))
         assert graph.value, "the capture gave no graph"
         return graph
+
+
+def add_condition(stream: torch.cuda.Stream) -> ctypes.c_void_p:
+    """Adds an if node, always taken, to what `stream` is captured into: its body, a graph."""
+    handle = ctypes.c_void_p(stream.cuda_stream)
+    graph, status, edges = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_void_p()
+    capture, count = ctypes.c_ulonglong(), ctypes.c_size_t()
+    before = ctypes.POINTER(ctypes.c_void_p)()
+    _check(
+        "cuStreamGetCaptureInfo_v3",
+        handle,
+        ctypes.byref(status),
+        ctypes.byref(capture),
+        ctypes.byref(graph),
+        ctypes.byref(before),
+        ctypes.byref(edges),
+        ctypes.byref(count),
+    )
+    assert graph.value, "the stream is not being captured"
+    before_it = (ctypes.c_void_p * count.value)(*before[: count.value])
+    condition, context = ctypes.c_ulonglong(), ctypes.c_void_p()
+    _check("cuCtxGetCurrent", ctypes.byref(context))
+    _check(
+        "cuGraphConditionalHandleCreate",
+        ctypes.byref(condition),
+        graph,
+        context,
+        ctypes.c_uint(1),
+        ctypes.c_uint(_ASSIGN_DEFAULT),
+    )
+    params = _ConditionalNode(
+        type=_CONDITIONAL_NODE, handle=condition.value, kind=_IF, size=1, context=context
+    )
+    node = ctypes.c_void_p()
+    _check(
+        "cuGraphAddNode_v2",
+        ctypes.byref(node),
+        graph,
+        before_it,
+        None,
+        count,
+        ctypes.byref(params),
+    )
+    _check(
+        "cuStreamUpdateCaptureDependencies_v2",
+        handle,
+        ctypes.byref(node),
+        None,
+        ctypes.c_size_t(1),
+        ctypes.c_uint(_SET_DEPENDENCIES),
+    )
+    return ctypes.c_void_p(params.bodies[0])
+
+
+def begin_capture_to(stream: torch.cuda.Stream, graph: ctypes.c_void_p) -> None:
+    """Captures `stream` into a graph that exists, such as a body."""
+    _check(
+        "cuStreamBeginCaptureToGraph",
+        ctypes.c_void_p(stream.cuda_stream),
+        graph,
+        None,
+        None,
+        ctypes.c_size_t(0),
+        ctypes.c_int(RELAXED),
+    )
+
+
+def end_capture_to(stream: torch.cuda.Stream) -> None:
+    graph = ctypes.c_void_p()
+    _check("cuStreamEndCapture", ctypes.c_void_p(stream.cuda_stream), ctypes.byref(graph))
 
 
 def launch(graph: ctypes.c_void_p, stream: torch.cuda.Stream) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import esper_alloc
+import driver
 import torch
 from device import OURS, other_streams, report, sleep, use_allocator, warm_up, wrong_elements
 
@@ -373,6 +374,112 @@ def graphed_callables() -> dict[str, Any]:
             model.zero_grad()
             reference.zero_grad()
     return {"wrong": wrong}
+
+
+@scenario
+def conditional_body() -> dict[str, Any]:
+    """What is freed while a conditional node's body is captured, and was allocated outside
+    it, serves neither in the body nor after it: a side stream reads it late."""
+    x, late, first, second, after = blank(), blank(), blank(), blank(), blank()
+    side, inside = other_streams(2)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        a = x + 1
+        outer = a.data_ptr()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            sleep(side, DELAY_MS)
+            late.copy_(a)
+        a.record_stream(side)
+        body = driver.add_condition(main)
+        driver.begin_capture_to(inside, body)
+        with torch.cuda.stream(inside):
+            del a
+            b = x * 3
+            address, taken = b.data_ptr(), b.data_ptr() == outer
+            first.copy_(b)
+            del b
+            c = x * 5
+            reused = c.data_ptr() == address
+            second.copy_(c)
+            del c
+        driver.end_capture_to(inside)
+        d = x + 7
+        taken |= d.data_ptr() in (outer, address)
+        after.copy_(d)
+        del d
+        main.wait_stream(side)
+    outs = {
+        0: (late, lambda v: v + 1),
+        1: (first, lambda v: 3 * v),
+        2: (second, lambda v: 5 * v),
+        3: (after, lambda v: v + 7),
+    }
+    return {"wrong": replay(graph, x, outs), "reused": reused, "taken": taken}
+
+
+def _two_devices(protect: Callable[..., None]) -> dict[str, Any]:
+    """A capture over two devices: memory of the second is written late by a stream of the
+    first, read by the second's, and its owner goes on at once."""
+    x, main_device = blank(), torch.cuda.current_device()
+    with torch.cuda.device(1):
+        here, late, after = blank(), blank(), blank()
+        owner, reader = other_streams(2)
+        late.copy_(x)  # enables what a capture may not
+        after.copy_(here * 2)
+        here.fill_(4)
+        sleep(owner, 1)
+    torch.cuda.synchronize(1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        owner.wait_stream(main)
+        with torch.cuda.stream(owner):
+            a = torch.empty_like(here)
+            address = a.data_ptr()
+        reader.wait_stream(owner)
+        sleep(main, DELAY_MS)
+        with torch.cuda.device(1), torch.cuda.stream(reader):
+            a.copy_(x)  # runs on the source's stream: main; the reader waits for it
+            late.copy_(a)
+        protect(a, [main, reader])
+        del a
+        with torch.cuda.stream(owner):
+            b = here * 2
+            reused = b.data_ptr() == address
+            after.copy_(b)
+            del b
+        main.wait_stream(owner)
+        main.wait_stream(reader)
+    assert torch.cuda.current_device() == main_device
+    wrong = 0
+    for value in range(1, REPLAYS + 1):
+        x.fill_(value)
+        late.fill_(-7)
+        after.fill_(-7)
+        torch.cuda.synchronize(1)
+        graph.replay()
+        torch.cuda.synchronize()
+        torch.cuda.synchronize(1)
+        wrong += wrong_elements(late, value) + wrong_elements(after, 8) > 0
+    return {"wrong": wrong, "reused": reused}
+
+
+@scenario
+def two_devices() -> dict[str, Any]:
+    def mark(a: torch.Tensor, streams: list[torch.cuda.Stream]) -> None:
+        for stream in streams:
+            esper_alloc.record_use(a, stream)
+
+    return _two_devices(mark)
+
+
+@scenario
+def two_devices_unmarked() -> dict[str, Any]:
+    return _two_devices(lambda a, streams: None)
 
 
 @scenario
