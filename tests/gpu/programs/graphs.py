@@ -421,8 +421,8 @@ def conditional_body() -> dict[str, Any]:
 
 
 def _two_devices(protect: Callable[..., None]) -> dict[str, Any]:
-    """A capture over two devices: memory of the second is written late by a stream of the
-    first, read by the second's, and its owner goes on at once."""
+    """A capture over two devices: memory of the second is written by a stream of the
+    first, read late by another of the second, and its owner goes on."""
     x, main_device = blank(), torch.cuda.current_device()
     with torch.cuda.device(1):
         here, late, after = blank(), blank(), blank()
@@ -441,13 +441,14 @@ def _two_devices(protect: Callable[..., None]) -> dict[str, Any]:
             a = torch.empty_like(here)
             address = a.data_ptr()
         reader.wait_stream(owner)
-        sleep(main, DELAY_MS)
         with torch.cuda.device(1), torch.cuda.stream(reader):
             a.copy_(x)  # runs on the source's stream: main; the reader waits for it
+            sleep(reader, DELAY_MS)
             late.copy_(a)
         protect(a, [main, reader])
         del a
         with torch.cuda.stream(owner):
+            sleep(owner, DELAY_MS / 3)  # unprotected, b is written between copy and read
             b = here * 2
             reused = b.data_ptr() == address
             after.copy_(b)
