@@ -481,3 +481,71 @@ def test_of_traces_with_one_name_the_first_is_taken(
     found = load("replay_peaks").traces()
     assert [path.name.split(".")[0] for path in found] == ["fsdp_like", "gpt_train", "other"]
     assert found[1].parent == ROOT / "examples" / "traces"
+
+
+# --- growth --------------------------------------------------------------------
+
+PRINTED = "100 20 100.0 60000 200000 1000 2000\n1000 100 150.0 140800 300000 10000 12000\n"
+
+
+def test_what_growth_prints_is_read() -> None:
+    growth = load("growth")
+    first, second = growth.parse(PRINTED)
+    assert (first.live, first.ns, first.metadata_per_block) == (100, 100.0, 500)
+    assert (second.metadata_per_block, second.reserved) == (128, 12000)
+    for wrong in ("", "growth: ESPER_OUT_OF_MEMORY", "1 2 3"):
+        with pytest.raises(growth.GrowthError, match="printed"):
+            growth.parse(wrong)
+    assert growth.parse_drift("  early 1.5000, late 1.6000\n") == (1.5, 1.6)
+    with pytest.raises(growth.GrowthError):
+        growth.parse_drift("a check failed")
+
+
+def test_rows_of_growth(tmp_path: Path) -> None:
+    growth, made = load("growth"), results(tmp_path)
+    many = "100000 10000 240.0 16500000 20000000 1 1\n"
+    rounds = [growth.parse(PRINTED + many), growth.parse(PRINTED + many.replace("240", "260"))]
+    growth.add_rows(made, rounds)
+    rows = {row["name"]: row for row in made.rows}
+    cost = rows["free and malloc among 100,000 live blocks, simulated device"]
+    assert (cost["ours"], cost["peer"]) == (250, 150)
+    assert cost["goal"] == pytest.approx(5 / 3) and cost["met"] is True
+    metadata = rows["metadata a block, 100,000 live blocks"]
+    assert (metadata["ours"], metadata["goal"], metadata["met"]) == (150, 128, False)
+    assert rows["metadata a block, 1,000 live blocks"]["goal"] is None
+    assert [point.ns for point in growth.median_points(rounds)] == [100, 150, 250]
+
+
+def test_growth_is_drawn_where_matplotlib_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growth = load("growth")
+    points = growth.parse(PRINTED)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "matplotlib", None)
+        with pytest.raises(growth.GrowthError, match="pip install matplotlib"):
+            growth.draw(points, tmp_path / "growth.svg")
+    pytest.importorskip("matplotlib")
+    for name in ("growth.svg", "again.svg"):
+        growth.draw(points, tmp_path / name)
+    drawn = (tmp_path / "growth.svg").read_text()
+    assert drawn == (tmp_path / "again.svg").read_text()
+    assert drawn.rstrip().endswith("</svg>")
+
+
+def test_growth_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    growth = load("growth")
+    try:
+        growth.compiler()
+    except growth.GrowthError as error:
+        pytest.skip(str(error))
+    out = tmp_path / "growth.json"
+    arguments = ["--out", out, "--most", 10_000, "--operations", 20_000, "--rounds", 1]
+    monkeypatch.setattr(sys, "argv", ["growth.py", *map(str, arguments)])
+    growth.main()  # the goals are for a quiet machine and a million operations
+    rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
+    assert len(rows) == 9
+    # What a block costs may not grow; 128 are aimed at.
+    assert 64 < rows["metadata a block, 10,000 live blocks"]["ours"] <= 160
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert growth.main() == 1
