@@ -7,7 +7,7 @@ process of its own. A benchmark script is both sides: run plainly it *conducts*
 
 A result file, ``benchmarks/results/<topic>.json``::
 
-    {"runs": [{"gpu", "driver", "torch", "commit", "time", "id"}],
+    {"runs": [{"gpu", "driver", "torch", "commit", "time", "id", "left_out"}],
      "rows": [{"name", "unit", "ours", "peer", "peer_name", "ratio", "goal",
                "run", "ours_range", "peer_range", "met", "judged",
                "mean_ratio", "interval"}]}
@@ -15,16 +15,21 @@ A result file, ``benchmarks/results/<topic>.json``::
 ``ours`` and ``peer`` are medians over the workers of one command on one GPU,
 the ranges are the smallest and largest worker. ``goal`` is the largest value
 that satisfies us of what ``judged`` names: the ``ratio`` (without a ratio,
-``ours``), ``ours``, the ``difference`` ours - peer, or the ``mean_ratio``; null
-where a row is there for the record only. ``mean_ratio`` is the mean of the
-rounds' ratios and ``interval`` its 95% confidence interval (Student's t), where
-both sides were measured in the same rounds. A later run replaces the rows it
-measured again.
+``ours``), ``ours``, the ``difference`` ours - peer, or the ``mean_ratio``; of
+``at_least`` it is the smallest ratio that does. It is null where a row is there
+for the record only. ``no_worse`` bounds the low end of the ``interval``: nothing
+shows that ours is more, and the interval is narrow enough to have shown it (at
+most 0.05 either way). ``mean_ratio`` is the mean of the rounds' ratios and
+``interval`` its 95% confidence interval (Student's t), where both sides were
+measured in the same rounds. ``left_out`` names peers that could not be measured,
+and why. A later run replaces the rows it measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import importlib.util
 import json
 import math
 import os
@@ -45,6 +50,7 @@ NATIVE = "native"
 EXPANDABLE = "native, expandable"
 ASYNC = "cudaMallocAsync"
 CAPTURE_REUSE = "native, graph_capture_record_stream_reuse"
+RMM = "RMM's pool"
 
 #: What each allocator needs in the environment before torch is imported.
 ENVIRONMENTS: dict[str, dict[str, str]] = {
@@ -53,12 +59,16 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
     EXPANDABLE: {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     ASYNC: {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
     CAPTURE_REUSE: {"PYTORCH_CUDA_ALLOC_CONF": "graph_capture_record_stream_reuse:True"},
+    RMM: {},
 }
+
+MIB = 1 << 20
 
 #: Variables that would choose or tune an allocator behind our back.
 _FOREIGN = (
     "ESPER_ALLOC",
     "ESPER_ALLOC_REUSE",
+    "ESPER_ALLOC_SEGMENTS",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
@@ -85,14 +95,74 @@ def use_allocator(name: str) -> None:
         esper_alloc.enable()
         if not esper_alloc.is_enabled():
             raise RuntimeError("esper_alloc.enable() returned, but it is not enabled")
+    elif name == RMM:
+        _use_rmm()
     elif name not in ENVIRONMENTS:
         raise ValueError(f"unknown allocator {name!r}; known: {', '.join(ENVIRONMENTS)}")
     torch.cuda.init()
-    if name != OURS:
+    if name not in (OURS, RMM):
         backend = torch.cuda.get_allocator_backend()
         expected = ASYNC if name == ASYNC else NATIVE
         if backend != expected:
             raise RuntimeError(f"asked for {name}, but torch runs on {backend!r}")
+
+
+#: RMM's own figures: of what its pool handed out, and of what that took.
+_rmm: tuple[Any, Any] | None = None
+
+
+def _use_rmm() -> None:
+    """RMM's pool, growing from nothing, with its own statistics above and below it."""
+    global _rmm
+    import rmm
+    import torch
+    from rmm.allocators.torch import rmm_torch_allocator
+
+    below = rmm.mr.StatisticsResourceAdaptor(rmm.mr.CudaMemoryResource())
+    pool = rmm.mr.PoolMemoryResource(below, initial_pool_size=0)
+    above = rmm.mr.StatisticsResourceAdaptor(pool)
+    rmm.mr.set_current_device_resource(above)
+    torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
+    _rmm = (above, below)
+
+
+def memory_figures() -> dict[str, float]:
+    """MiB of this process, by its allocator: allocated and reserved at the most,
+    reserved now, and tries of malloc that needed a second one."""
+    import torch
+
+    if _rmm is not None:
+        above, below = (one.allocation_counts for one in _rmm)
+        return {
+            "peak_allocated_mib": above.peak_bytes / MIB,
+            "peak_reserved_mib": below.peak_bytes / MIB,
+            "reserved_mib": below.current_bytes / MIB,
+            "retries": 0,
+        }
+    return {
+        "peak_allocated_mib": torch.cuda.max_memory_allocated() / MIB,
+        "peak_reserved_mib": torch.cuda.max_memory_reserved() / MIB,
+        "reserved_mib": torch.cuda.memory_reserved() / MIB,
+        "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
+    }
+
+
+def device_used_mib() -> float:
+    """What is in use of the device, by everybody, as the driver says."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / MIB
+
+
+def nvidia_smi_used_mib() -> float | None:
+    """The same as nvidia-smi says; None where it says nothing."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return float(done.stdout.split()[0])
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
 
 
 def report(result: dict[str, Any]) -> None:
@@ -119,6 +189,27 @@ def machine() -> dict[str, str]:
 
 
 # --- the conducting side ---------------------------------------------------
+
+
+def gpu_missing() -> str | None:
+    """Why nothing can be measured on this machine, or None. Imports no torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no CUDA driver (libcuda.so.1) on this machine"
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the CUDA driver of this machine finds no GPU"
+    return None
+
+
+def rmm_missing() -> str | None:
+    """Why RMM's pool cannot be measured here, or None."""
+    try:
+        found = importlib.util.find_spec("rmm")
+    except (ImportError, ValueError):
+        found = None
+    return None if found else "the package rmm is not installed"
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -281,13 +372,20 @@ class Results:
     def __init__(self, topic: str, path: Path | None = None) -> None:
         self.path = path or RESULTS / f"{topic}.json"
         self.rows: list[dict[str, Any]] = []
-        self.run: dict[str, str] | None = None
+        self.run: dict[str, Any] | None = None
         self.complete = True  # no row with a goal is missing
 
-    def describe(self, about: dict[str, str]) -> None:
-        """Says what machine the rows come from: what machine() gave in a worker."""
+    def describe(
+        self, about: Mapping[str, str], left_out: Mapping[str, str] | None = None
+    ) -> None:
+        """Says what machine the rows come from: what machine() gave in a worker.
+
+        `left_out`: peers that could not be measured, and why.
+        """
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.run = {**about, "commit": commit(), "time": now, "id": f"{now}-{os.getpid()}"}
+        if left_out:
+            self.run["left_out"] = dict(left_out)
 
     def row(
         self,
@@ -301,7 +399,7 @@ class Results:
     ) -> None:
         """Adds a row from the values that the workers of each side measured.
 
-        `judged` says what `goal` bounds: "ratio", "ours" or "difference".
+        `judged` says what `goal` bounds: "ratio", "ours", "difference" or "at_least".
         """
         if not ours or not peer:
             print(f"no row {name!r}: {'ours' if not ours else peer_name} gave no value")
@@ -323,7 +421,7 @@ class Results:
         """Adds a row from two cases of alternate_cases(), paired by round.
 
         `ours` and `peer` are the cases' names, `key` the figure. `judged` may
-        also be "mean_ratio" here.
+        also be "mean_ratio" or "no_worse" here.
         """
         pairs = [
             (one[ours][key], one[peer][key])
@@ -385,7 +483,7 @@ class Results:
         scratch = self.path.with_suffix(".json.new")
         scratch.write_text(json.dumps({"runs": runs, "rows": rows}, indent=1) + "\n")
         scratch.replace(self.path)
-        print_table(self.rows)
+        print_table(self.rows, self.run)
         return self.complete and all(row["met"] is not False for row in self.rows)
 
 
@@ -404,6 +502,13 @@ def verdict(row: Mapping[str, Any]) -> bool | None:
     if row["goal"] is None:
         return None
     judged = row.get("judged", "ratio")
+    if judged == "at_least":
+        return row["ratio"] is not None and bool(row["ratio"] >= row["goal"])
+    if judged == "no_worse":
+        if not row.get("interval"):
+            return False  # one round shows nothing
+        low, high = row["interval"]
+        return bool(low <= row["goal"] and (high - low) / 2 <= 0.05)
     if judged == "difference":
         value = row["ours"] - row["peer"]
     elif judged in ("ratio", "mean_ratio", "ours"):
@@ -415,8 +520,10 @@ def verdict(row: Mapping[str, Any]) -> bool | None:
     return bool(value <= row["goal"])
 
 
-def print_table(rows: Sequence[dict[str, Any]]) -> None:
+def print_table(rows: Sequence[dict[str, Any]], run: Mapping[str, Any] | None = None) -> None:
     """Prints rows for people: one line each, missed goals marked."""
+    for name, why in (run or {}).get("left_out", {}).items():
+        print(f"{name}: not measured, {why}")
     for row in rows:
         ratio = "" if row["ratio"] is None else f"  ratio {row['ratio']:.3f}"
         if row.get("interval"):

@@ -41,26 +41,31 @@ TIMED_STEPS = 30
 MODELS = ("gpt2", "resnet50")
 
 
-def gpt2(small: bool) -> Callable[[], Any]:
-    """One step of a Hugging Face GPT-2 (124 M parameters), bf16 autocast, AdamW."""
+def gpt2(small: bool, length: int = 1024) -> Callable[..., Any]:
+    """One step of a Hugging Face GPT-2 (124 M parameters), bf16 autocast, AdamW.
+
+    step(batch) takes as many sequences of `length` tokens; by default 8.
+    """
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config()
-    batch, length = 8, 1024
+    most = 8
     if small:
         config = GPT2Config(vocab_size=512, n_embd=64, n_layer=2, n_head=2, n_positions=64)
-        batch, length = 2, 64
+        most, length = 2, 64
     config.use_cache = False
     model = GPT2LMHeadModel(config).to("cuda").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
-    tokens = [torch.randint(config.vocab_size, (batch, length), device="cuda") for _ in range(4)]
+    tokens = [torch.randint(config.vocab_size, (most, length), device="cuda") for _ in range(4)]
     turn = 0
 
-    def step() -> torch.Tensor:
+    def step(batch: int = most) -> torch.Tensor:
         nonlocal turn
         ids = tokens[turn % len(tokens)]
         turn += 1
+        if batch != most:
+            ids = ids[:1].expand(batch, length).contiguous()
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = model(input_ids=ids, labels=ids).loss

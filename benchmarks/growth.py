@@ -1,0 +1,268 @@
+"""How cost, metadata and host memory grow with live blocks, and a long drifting run.
+
+    growth.py                        # measures, on any machine with a C compiler
+    growth.py --plot growth.svg      # and draws it (needs matplotlib)
+    growth.py --drift 100000000      # only the long run: sizes drift, eight times over
+
+The core runs on the simulated device (growth.c), so what is timed is the core. Each
+round goes from 100 to 1,000,000 live blocks of 512 B to 64 KiB in fresh processes.
+Goals: time grows no faster than the logarithm of the live blocks, counted from 1,000;
+metadata is at most 128 bytes a block, live or free, where there are many.
+
+The long run is tests/core/test_drift.c: reserved over live, at their peaks, of the
+last three of eight cycles is compared with that of the second to fourth (goal: at
+most 1.02).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, Results
+
+SOURCE = Path(__file__).with_suffix(".c")
+BASE = 1000  # live blocks that growth is counted from
+MANY = 10_000  # live blocks from which metadata is judged by the block
+METADATA_GOAL = 128  # bytes a block
+DRIFT_GOAL = 1.02
+
+
+class GrowthError(RuntimeError):
+    """It cannot be measured, or drawn; the message says why and what helps."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """So many live blocks. Bytes, and ns of a free and a malloc."""
+
+    live: int
+    free: int
+    ns: float
+    metadata: int
+    host: int
+    live_bytes: int
+    reserved: int
+
+    @property
+    def metadata_per_block(self) -> float:
+        return self.metadata / (self.live + self.free)
+
+    @property
+    def host_per_block(self) -> float:
+        return self.host / (self.live + self.free)
+
+
+def parse(printed: str) -> list[Point]:
+    """What growth.c printed. Raises GrowthError for anything else."""
+    points = []
+    for line in printed.splitlines():
+        words = line.split()
+        try:
+            live, free, ns, *rest = words
+            metadata, host, live_bytes, reserved = map(int, rest)
+            points.append(
+                Point(int(live), int(free), float(ns), metadata, host, live_bytes, reserved)
+            )
+        except ValueError:
+            raise GrowthError(f"growth.c printed {line!r}") from None
+    if not points:
+        raise GrowthError("growth.c printed nothing")
+    return points
+
+
+def compiler() -> str:
+    found = shutil.which(os.environ.get("CC", "cc"))
+    if found is None:
+        raise GrowthError("there is no C compiler: install gcc, or name one in CC")
+    return found
+
+
+def build(folder: Path) -> Path:
+    """Compiles growth.c with the core and the simulated device."""
+    program = folder / "growth"
+    sources = [SOURCE, *sorted((ROOT / "csrc" / "core").glob("*.c"))]
+    sources += sorted((ROOT / "csrc" / "device").glob("sim*.c"))
+    command = [compiler(), "-std=gnu11", "-O2", "-pthread", "-o", str(program), *map(str, sources)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise GrowthError(f"growth.c does not compile:\n{done.stderr[-3000:]}")
+    return program
+
+
+def run_growth(program: Path, most: int, operations: int, seed: int) -> list[Point]:
+    command = [str(program), "--most", str(most), "--operations", str(operations)]
+    done = subprocess.run([*command, "--seed", str(seed)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise GrowthError(f"growth.c failed: {done.stderr.strip()}")
+    return parse(done.stdout)
+
+
+def allowed(live: int) -> float:
+    """Logarithmic growth from BASE live blocks: the ratio that is as good as it."""
+    return max(1.0, math.log(live) / math.log(BASE))
+
+
+def add_rows(results: Results, rounds: Sequence[Sequence[Point]]) -> None:
+    by_live = {
+        live: [point for points in rounds for point in points if point.live == live]
+        for live in sorted({point.live for points in rounds for point in points})
+    }
+    base = [point.ns for point in by_live.get(BASE, [])]
+    for live, points in by_live.items():
+        results.row(
+            f"free and malloc among {live:,} live blocks, simulated device", "ns",
+            [point.ns for point in points], base, f"among {BASE:,}",
+            allowed(live) if live > BASE else None,
+        )  # fmt: skip
+        for name, values, goal in (
+            ("metadata a block", [one.metadata_per_block for one in points], METADATA_GOAL),
+            ("host memory a block", [one.host_per_block for one in points], None),
+        ):
+            results.row(
+                f"{name}, {live:,} live blocks", "bytes", values, [float(METADATA_GOAL)],
+                "128 bytes", goal if live >= MANY else None, "ours",
+            )  # fmt: skip
+
+
+def median_points(rounds: Sequence[Sequence[Point]]) -> list[Point]:
+    """The rounds' medians, field by field, by live blocks."""
+    found = []
+    for live in sorted({point.live for points in rounds for point in points}):
+        same = [point for points in rounds for point in points if point.live == live]
+        fields = {
+            name: statistics.median(getattr(point, name) for point in same)
+            for name in Point.__dataclass_fields__
+        }
+        found.append(Point(**fields))
+    return found
+
+
+def draw(points: Sequence[Point], path: Path) -> None:
+    """Three panels over the live blocks, both axes logarithmic. Raises GrowthError."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise GrowthError(
+            f"--plot {path}: needs matplotlib: python -m pip install matplotlib"
+        ) from None
+    matplotlib.rcParams["svg.hashsalt"] = "growth"  # the same bytes for the same figures
+    figure = Figure(figsize=(11.5, 3.4), layout="constrained")
+    live = [point.live for point in points]
+    base = next((point.ns for point in points if point.live == BASE), points[0].ns)
+    panels: list[tuple[str, list[tuple[str, list[float]]]]] = [
+        (
+            "ns of a free and a malloc",
+            [("measured", [one.ns for one in points]),
+             ("logarithmic", [base * math.log(one) / math.log(BASE) for one in live])],
+        ),
+        (
+            "metadata, bytes a block",
+            [("measured", [one.metadata_per_block for one in points]),
+             ("128 bytes", [float(METADATA_GOAL)] * len(points))],
+        ),
+        (
+            "host memory, MiB",
+            [("resident", [max(one.host, 1) / 2**20 for one in points]),
+             ("metadata", [one.metadata / 2**20 for one in points])],
+        ),
+    ]  # fmt: skip
+    for axis, (title, lines) in zip(figure.subplots(1, len(panels)), panels):
+        for style, (name, values) in zip(("-o", "--"), lines):
+            axis.plot(live, values, style, label=name, markersize=4, linewidth=1.3)
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel("live blocks", fontsize=9)
+        axis.tick_params(labelsize=8)
+        axis.legend(frameon=False, fontsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def parse_drift(printed: str) -> tuple[float, float]:
+    """Early and late reserved over live, of what test_drift.c printed."""
+    found = re.search(r"early ([\d.]+), late ([\d.]+)", printed)
+    if not found:
+        raise GrowthError(f"test_drift.c printed no figures:\n{printed[-2000:]}")
+    return float(found[1]), float(found[2])
+
+
+def run_drift(operations: int) -> tuple[float, float]:
+    compiler()
+    folder = ROOT / "tests" / "core"
+    made = subprocess.run(
+        ["make", "-s", "-C", str(folder), "VARIANT=plain", "build/plain/test_drift"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if made.returncode != 0:
+        raise GrowthError(f"test_drift.c does not compile:\n{made.stderr[-3000:]}")
+    done = subprocess.run(
+        [str(folder / "build" / "plain" / "test_drift")],
+        capture_output=True, text=True,
+        env={**os.environ, "ESPER_DRIFT_OPERATIONS": str(operations)},
+    )  # fmt: skip
+    print(done.stdout, end="")
+    return parse_drift(done.stdout)
+
+
+def machine() -> Mapping[str, Any]:
+    name = platform.machine()
+    try:
+        models = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+        name = models[0] if models else name
+    except OSError:
+        pass
+    return {"gpu": "none: the simulated device", "driver": "none", "torch": "none", "cpu": name}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="result file (default: benchmarks/results/...)")
+    parser.add_argument("--rounds", type=int, default=3, help="times to measure everything")
+    parser.add_argument("--most", type=int, default=1_000_000, help="live blocks")
+    parser.add_argument("--operations", type=int, default=1_000_000, help="frees, and mallocs")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it there")
+    parser.add_argument("--drift", type=int, metavar="N", help="the long run, of N operations")
+    options = parser.parse_args()
+    results = Results("growth", options.out)
+    results.describe(machine())
+    try:
+        if options.drift:
+            early, late = run_drift(options.drift)
+            results.row(
+                "drifting sizes, long run: reserved / live, last cycles", "",
+                [late], [early], "early cycles", DRIFT_GOAL,
+            )  # fmt: skip
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                program = build(Path(folder))
+                rounds = [
+                    run_growth(program, options.most, options.operations, seed)
+                    for seed in range(1, options.rounds + 1)
+                ]
+            add_rows(results, rounds)
+            if options.plot:
+                draw(median_points(rounds), options.plot)
+    except GrowthError as error:
+        print(f"growth.py: {error}")
+        return 1
+    return 0 if results.save() else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,389 @@
+"""Whole jobs: how much memory they take from the device, and how long a step takes.
+
+    jobs.py --job llama_varlen                   # one job, every allocator
+    jobs.py --job ppo --segments mapped          # the same on one kind of segments
+    jobs.py --job ppo --compare-replay           # is the replay right about this job?
+    jobs.py --probe                              # what could be measured here
+
+The jobs stand in workloads.py with their batch sizes and schedules: GPT-2 training,
+variable-length Llama training, decoding with a growing cache, ResNet-50 training,
+PPO. Every worker is a fresh process on one allocator that goes through the
+schedule once, and then several times more for the step time; the host waits at
+the end of a pass only. PyTorch is set to be deterministic, cudnn.benchmark is off.
+
+Per job, ours beside PyTorch's own allocator, the same with expandable_segments,
+cudaMallocAsync, and RMM's pool where the package rmm is installed:
+
+  peak reserved     over the whole process, against the least peak *allocated* of
+                    any peer: no allocator can do with less than what is live
+  step time         against the fastest peer
+  device memory     in use beyond what is reserved, by cuMemGetInfo and by
+                    nvidia-smi, against native: nothing is taken that is not counted
+  outputs           losses, or tokens, that differ from native's: none
+
+--compare-replay records the history of a job on the GPU under native and under
+ours, replays both on the simulated device, and compares the peak reserved there
+with the peak of ours on the GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import (
+    ASYNC,
+    EXPANDABLE,
+    MIB,
+    NATIVE,
+    OURS,
+    RMM,
+    Case,
+    Results,
+    alternate_cases,
+    device_used_mib,
+    gpu_missing,
+    machine,
+    memory_figures,
+    nvidia_smi_used_mib,
+    parser,
+    report,
+    rmm_missing,
+    run_worker,
+    use_allocator,
+)
+from workloads import JOBS
+
+PEERS = (NATIVE, EXPANDABLE, ASYNC, RMM)
+SEGMENTS = ("classic", "mapped")
+DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+LEAST, FASTEST = "least peak allocated of any peer", "fastest peer"
+GOAL, AIM, AIM_FROM_MIB = 1.05, 1.02, 1024
+#: What the replay needs to be right about, in percent of the peak.
+REPLAY_GOAL = 2.0
+
+
+# --- the measuring side ------------------------------------------------------
+
+
+def prepare(allocator: str) -> None:
+    """The allocator, and settings under which a job repeats bit for bit."""
+    import torch
+
+    use_allocator(allocator)
+    warnings.filterwarnings("ignore", message=".*deterministic.*")
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Fresh memory is not filled: that would be work which no job has.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.manual_seed(0)
+
+
+def measure(allocator: str, name: str, small: bool) -> dict[str, Any]:
+    """One process: MiB, ms a step, and the outputs of the first pass.
+
+    step_ms: median over the passes but the first, of which first_step_ms tells.
+    beyond_reserved_mib, smi_beyond_reserved_mib: the device's memory in use at the
+    end, less what is reserved then.
+    """
+    import torch
+
+    prepare(allocator)
+    job = JOBS[name]
+    steps = job.small_steps if small else job.steps
+    step = job.make(small)
+    times: list[float] = []
+    outputs: list[Any] = []
+    for turn in range(1 + job.passes):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        found = [step(number) for number in range(steps)]
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) * 1e3 / steps)
+        if turn == 0:
+            outputs = found
+    check_segments(allocator)
+    figures = memory_figures()
+    used, smi = device_used_mib(), nvidia_smi_used_mib()
+    return {
+        "machine": machine(),
+        "step_ms": statistics.median(times[1:]),
+        "first_step_ms": times[0],
+        **figures,
+        "beyond_reserved_mib": used - figures["reserved_mib"],
+        "smi_beyond_reserved_mib": None if smi is None else smi - figures["reserved_mib"],
+        "outputs": [output.item().hex() for output in outputs],
+    }
+
+
+def check_segments(allocator: str) -> None:
+    """Raises where ours has taken segments, and none of the kind that the environment
+    asks for."""
+    import torch
+
+    wanted = os.environ.get("ESPER_ALLOC_SEGMENTS")
+    if allocator != OURS or wanted is None:
+        return
+    kinds = {bool(one.get("is_expandable")) for one in torch.cuda.memory_snapshot()}
+    if kinds and (wanted == "mapped") not in kinds:
+        raise RuntimeError(
+            f"ESPER_ALLOC_SEGMENTS={wanted}, but no segment is {wanted}: this esper_alloc "
+            "or this driver has no such segments"
+        )
+
+
+def record(allocator: str, name: str, small: bool, path: str) -> dict[str, Any]:
+    """One pass with its history, which goes to `path`."""
+    import torch
+
+    prepare(allocator)
+    torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
+    job = JOBS[name]
+    step = job.make(small)
+    for number in range(job.small_steps if small else job.steps):
+        step(number)
+    torch.cuda.synchronize()
+    check_segments(allocator)
+    torch.cuda.memory._dump_snapshot(path)
+    return {"machine": machine(), **memory_figures()}
+
+
+# --- the conducting side -----------------------------------------------------
+
+
+def environment(segments: str | None) -> dict[str, str]:
+    return {**DETERMINISTIC, **({"ESPER_ALLOC_SEGMENTS": segments} if segments else {})}
+
+
+def cases_of(name: str, small: bool, segments: str | None) -> tuple[list[Case], dict[str, str]]:
+    """Ours and the peers that can be measured here; and those that cannot, and why."""
+    arguments = ("--job", name, *(("--small",) if small else ()))
+    missing = rmm_missing()
+    left_out = {RMM: missing} if missing else {}
+    cases = [Case(OURS, OURS, arguments, environment(segments))]
+    cases += [
+        Case(peer, peer, arguments, environment(None)) for peer in PEERS if peer not in left_out
+    ]
+    return cases, left_out
+
+
+def medians(rounds: Sequence[Mapping[str, Mapping[str, Any]]], key: str) -> dict[str, float]:
+    """The median of a figure over the rounds, for each case that has it."""
+    found: dict[str, list[float]] = {}
+    for one in rounds:
+        for case, figures in one.items():
+            if figures.get(key) is not None:
+                found.setdefault(case, []).append(figures[key])
+    return {case: statistics.median(values) for case, values in found.items()}
+
+
+def least(rounds: Sequence[Mapping[str, Mapping[str, Any]]], key: str) -> str | None:
+    """The peer whose median of a figure is the least; None: there is none."""
+    peers = {case: value for case, value in medians(rounds, key).items() if case != OURS}
+    return min(peers, key=lambda case: peers[case], default=None)
+
+
+def with_best_peers(rounds: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, dict[str, Any]]]:
+    """The rounds, with the best peers under names of their own."""
+    smallest, fastest = least(rounds, "peak_allocated_mib"), least(rounds, "step_ms")
+    added = []
+    for one in rounds:
+        more = dict(one)
+        if smallest in one:
+            allocated = one[smallest]["peak_allocated_mib"]
+            more[LEAST] = {"peak_reserved_mib": allocated, "peak_allocated_mib": allocated}
+        if fastest in one:
+            more[FASTEST] = one[fastest]
+        added.append(more)
+    return added
+
+
+def differing(a: Sequence[str], b: Sequence[str]) -> int:
+    """At how many places two lists of outputs differ."""
+    return sum(one != other for one, other in zip(a, b)) + abs(len(a) - len(b))
+
+
+def output_differences(
+    rounds: Sequence[Mapping[str, Mapping[str, Any]]],
+) -> tuple[list[int], list[int]] | None:
+    """Outputs that differ from those of native's first run: in each run of ours, and
+    in each of the peers' others. None: native did not run."""
+    native = [one[NATIVE]["outputs"] for one in rounds if NATIVE in one]
+    if not native:
+        return None
+    ours = [differing(one[OURS]["outputs"], native[0]) for one in rounds if OURS in one]
+    peers = [differing(outputs, native[0]) for outputs in native[1:]]
+    peers += [
+        differing(figures["outputs"], native[0])
+        for one in rounds
+        for case, figures in one.items()
+        if case not in (OURS, NATIVE)
+    ]
+    return ours, peers
+
+
+def add_rows(
+    results: Results, title: str, rounds: Sequence[dict[str, dict[str, Any]]]
+) -> None:
+    """Every row of one job; `title` begins their names."""
+    best = with_best_peers(rounds)
+    peak = f"{title}: peak reserved"
+    results.compare(peak, "MiB", best, "peak_reserved_mib", OURS, LEAST, GOAL)
+    if results.rows and results.rows[-1]["name"] == peak:
+        row = results.rows[-1]
+        row["peer_is"] = least(rounds, "peak_allocated_mib")
+        if row["peer"] > AIM_FROM_MIB:
+            row["aim"] = AIM
+    step = f"{title}: step time"
+    results.compare(step, "ms", best, "step_ms", OURS, FASTEST, 1.01, "mean_ratio")
+    if results.rows and results.rows[-1]["name"] == step:
+        results.rows[-1]["peer_is"] = least(rounds, "step_ms")
+    results.compare(
+        f"{title}: peak allocated", "MiB", best, "peak_allocated_mib", OURS, LEAST
+    )
+    for name, key in (
+        ("device memory in use beyond reserved", "beyond_reserved_mib"),
+        ("nvidia-smi's memory in use beyond reserved", "smi_beyond_reserved_mib"),
+    ):
+        if OURS in medians(rounds, key):
+            results.compare(
+                f"{title}: {name}", "MiB", rounds, key, OURS, NATIVE, 2.0, "difference"
+            )
+    differences = output_differences(rounds)
+    if differences is not None:
+        ours, peers = differences
+        results.row(
+            f"{title}: outputs that differ from native's",
+            "outputs", ours, peers or [0], "the peers, native again", 0.0, "ours",
+        )  # fmt: skip
+    for peer in PEERS:
+        if any(peer in one for one in rounds):
+            for name, unit, key in (
+                ("peak reserved", "MiB", "peak_reserved_mib"),
+                ("step time", "ms", "step_ms"),
+                ("step time of the first pass", "ms", "first_step_ms"),
+            ):
+                results.compare(f"{title}: {name}", unit, rounds, key, OURS, peer)
+
+
+def policy_of(policies: Sequence[str], segments: str | None) -> str:
+    """The replay's policy that does what ours did on the GPU."""
+    if segments is None:
+        return policies[0]
+    wanted = f"gate/{segments}"
+    if wanted not in policies:
+        raise SystemExit(f"the replay has no policy {wanted}; it has {', '.join(policies)}")
+    return wanted
+
+
+def compare_replay(results: Results, name: str, small: bool, segments: str | None) -> None:
+    """Adds how far the replayed peaks are from that of ours on the GPU."""
+    from esper_alloc import replay
+
+    policy = policy_of(replay.POLICIES, segments)
+    arguments = ["--job", name, *(("--small",) if small else ())]
+    replayed: dict[str, float] = {}
+    ran = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        for allocator in (NATIVE, OURS):
+            path = Path(folder) / "history.pickle"
+            figures = run_worker(
+                __file__, allocator, [*arguments, "--record", str(path)],
+                more=environment(segments if allocator == OURS else None),
+            )  # fmt: skip
+            if results.run is None:
+                results.describe(figures["machine"])
+            [recording] = [
+                one for one in replay.load_recordings(path) if one.history.device == 0
+            ]
+            replayed[allocator] = replay.replay(recording, policy).peak_reserved / MIB
+            ran = figures["peak_reserved_mib"]
+    title = title_of(name, segments)
+    for allocator, peak in replayed.items():
+        peer = f"the run on the GPU, history of {allocator}"
+        results.row(f"{title}: replayed peak reserved", "MiB", [peak], [ran], peer)
+        results.row(
+            f"{title}: replayed peak reserved, off by", "%",
+            [abs(peak / ran - 1) * 100], [0.0], peer, REPLAY_GOAL, "ours",
+        )  # fmt: skip
+
+
+def title_of(name: str, segments: str | None) -> str:
+    return f"{name}, {segments} segments" if segments else name
+
+
+def probe() -> int:
+    """Prints what could be measured here; 1: nothing."""
+    why = gpu_missing()
+    print(f"GPU: {why or 'there is one'}")
+    for package, needed_for in (
+        ("torch", "everything"),
+        ("transformers", "the job gpt2"),
+        ("torchvision", "the job resnet50"),
+    ):
+        found = importlib.util.find_spec(package) is not None
+        print(f"{package}: {'found' if found else f'missing, needed for {needed_for}'}")
+    print(f"{RMM}: {rmm_missing() or 'found'}")
+    return 1 if why else 0
+
+
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.set_defaults(rounds=2)
+    arguments.add_argument("--job", choices=JOBS, action="append", help="default: all")
+    arguments.add_argument("--segments", choices=SEGMENTS, help="of ours; default: its own choice")
+    arguments.add_argument("--small", action="store_true", help="tiny models: to try the script")
+    arguments.add_argument("--compare-replay", action="store_true", help="see above")
+    arguments.add_argument("--probe", action="store_true", help="only say what can be measured")
+    arguments.add_argument("--record", metavar="FILE", help="record one pass (of --worker)")
+    options = arguments.parse_args()
+    if options.probe:
+        return probe()
+    names = options.job or list(JOBS)
+    if options.worker:
+        if options.record:
+            report(record(options.worker, names[0], options.small, options.record))
+        else:
+            report(measure(options.worker, names[0], options.small))
+        return 0
+    why = gpu_missing()
+    if why:
+        print(f"nothing can be measured: {why}")
+        return 1
+
+    results = Results("jobs", options.out)
+    complete = True
+    begin = time.monotonic()
+    for index, name in enumerate(names):
+        if options.compare_replay:
+            compare_replay(results, name, options.small, options.segments)
+            continue
+        left = options.seconds - (time.monotonic() - begin)
+        cases, left_out = cases_of(name, options.small, options.segments)
+        rounds = alternate_cases(
+            __file__, cases, options.rounds, seconds=left / (len(names) - index)
+        )
+        found = [one[OURS] for one in rounds if OURS in one]
+        if not found:
+            print(f"{name}: nothing was measured under esper_alloc")
+            complete = False
+            continue
+        if results.run is None:
+            results.describe(found[0]["machine"], left_out)
+        add_rows(results, title_of(name, options.segments), rounds)
+    if results.run is None:
+        print("nothing was measured")
+        return 1
+    return 0 if results.save() and complete else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,104 @@
+/* A long run whose sizes drift does not fragment more and more.
+ *
+ * The usual size wanders from 4 KiB to 8 MiB and back, eight times over; blocks live
+ * for a random time, some of them for very long. Reserved at its peak over live at
+ * its peak is taken for each of the eight cycles. The first sets the stage; after
+ * that it may not grow.
+ *
+ * ESPER_DRIFT_OPERATIONS sets the number of mallocs and frees, 2,000,000 by default;
+ * a hundred million take about half a minute:
+ *
+ *   ESPER_DRIFT_OPERATIONS=100000000 build/plain/test_drift */
+#include <stdbool.h>
+
+#include "world.h"
+
+enum { CYCLES = 8, MOST_BLOCKS = 20000, LEAST_LOG = 12, MOST_LOG = 23 };
+
+static const size_t MOST_BYTES = (size_t)4 << 30;
+
+typedef struct block {
+  void *ptr;
+  size_t size;
+  bool stays;
+} block;
+
+static world w;
+static uint64_t state;
+static block blocks[MOST_BLOCKS];
+static int block_count;
+static size_t live, live_peak;
+
+static uint64_t draw(uint64_t below) {
+  uint64_t x = state += 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return (x ^ x >> 31) % below;
+}
+
+/* `phase` from 0 to 1 is once up and down; the sizes of a moment lie within a factor
+ * of eight. */
+static size_t draw_size(double phase) {
+  double usual = phase < 0.5 ? 2 * phase : 2 - 2 * phase;
+  double log = LEAST_LOG + usual * (MOST_LOG - LEAST_LOG - 3) + 3 * (double)draw(4096) / 4096;
+  size_t base = (size_t)1 << (int)log;
+  return base + (size_t)((log - (int)log) * (double)base);
+}
+
+static void make(double phase) {
+  block *b = &blocks[block_count++];
+  *b = (block){.size = draw_size(phase), .stays = draw(50) == 0};
+  CHECK_OK(esper_malloc(w.core, b->size, w.stream[0], &b->ptr));
+  live += b->size;
+  if (live > live_peak) live_peak = live;
+}
+
+static void drop(void) {
+  int i = (int)draw((uint64_t)block_count);
+  if (blocks[i].stays && draw(50)) i = (int)draw((uint64_t)block_count);
+  CHECK_OK(esper_free(w.core, blocks[i].ptr));
+  live -= blocks[i].size;
+  blocks[i] = blocks[--block_count];
+}
+
+static uint64_t operations(void) {
+  const char *given = getenv("ESPER_DRIFT_OPERATIONS");
+  return given && *given ? strtoull(given, NULL, 10) : 2000000;
+}
+
+/* Of one cycle: the peak of reserved over that of live. */
+static double run_cycle(uint64_t count) {
+  CHECK_OK(esper_reset_peak_stats(w.core, 0));
+  live_peak = live;
+  for (uint64_t n = 0; n < count; n++) {
+    bool full = live > MOST_BYTES || block_count == MOST_BLOCKS;
+    if (full || (block_count && draw(100) < 48))
+      drop();
+    else
+      make((double)n / (double)count);
+  }
+  return (double)world_stats(&w, 0).reserved_bytes[ESPER_ALL].peak / (double)live_peak;
+}
+
+TEST(drifting_sizes_do_not_fragment_more_and_more) {
+  sim_options options = {.capacity = (size_t)64 << 30};
+  world_begin_with(&w, &options, NULL);
+  state = 1;
+  uint64_t count = operations() / CYCLES;
+  double ratios[CYCLES];
+  size_t metadata[CYCLES];
+  for (int i = 0; i < CYCLES; i++) {
+    ratios[i] = run_cycle(count);
+    metadata[i] = world_counters(&w, 0).metadata_bytes;
+    printf("  cycle %d: live %zu MiB, reserved / live %.4f, metadata %zu KiB\n", i + 1,
+           live_peak / MIB, ratios[i], metadata[i] / KIB);
+  }
+  CHECK(esper_core_is_valid(w.core));
+  double early = (ratios[1] + ratios[2] + ratios[3]) / 3;
+  double late = (ratios[5] + ratios[6] + ratios[7]) / 3;
+  printf("  early %.4f, late %.4f\n", early, late);
+  CHECK(late <= 1.02 * early);
+  CHECK(metadata[CYCLES - 1] <= metadata[3] * 110 / 100);
+  while (block_count) drop();
+  world_end(&w);
+}
