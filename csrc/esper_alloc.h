@@ -397,6 +397,18 @@ typedef struct esper_block_info {
 ESPER_API esper_status esper_find_block(esper_core *core, const void *ptr,
                                         esper_block_info *info);
 
+/* Pins the segment around `ptr`: whoever knows its address, in another process
+ * for one, may go on using it after the memory was freed here, so it is never
+ * given back. It serves on as before. *segment (may be NULL) is its first
+ * address. ESPER_INVALID: `ptr` is in no live block. */
+ESPER_API esper_status esper_pin(esper_core *core, const void *ptr,
+                                 void **segment);
+
+/* Ends it. ESPER_INVALID: no segment that is pinned begins there.
+ * ESPER_NOT_READY: a block of it is live, so somebody may still be given the
+ * address; it stays pinned. */
+ESPER_API esper_status esper_unpin(esper_core *core, void *segment);
+
 /* ------------------------------------------------------------------------
  * Snapshot and trace
  * ---------------------------------------------------------------------- */
@@ -473,6 +485,7 @@ typedef struct esper_trace_entry {
   uintptr_t address;
   size_t size; /* alloc and free: as asked for */
   void *stream;
+  uint64_t pool[2];
   int64_t time_us; /* since 1970 */
 } esper_trace_entry;
 
@@ -487,6 +500,15 @@ ESPER_API void esper_trace_clear(esper_core *core);
 ESPER_API esper_status esper_trace_copy(esper_core *core, int device,
                                         esper_trace_entry **entries,
                                         size_t *count);
+
+/* Told of every action of a device as it happens, under that device's lock: it
+ * must not call the core, nor wait for a thread that might. */
+typedef void esper_trace_watch_fn(void *context, const esper_trace_entry *entry);
+
+/* From now on `watch` is told, whether a trace is kept or not; NULL: nobody is.
+ * When this returns, no thread is in the one before. */
+ESPER_API void esper_trace_watch(esper_core *core, esper_trace_watch_fn *watch,
+                                 void *context);
 
 /* ------------------------------------------------------------------------
  * Checking

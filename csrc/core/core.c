@@ -492,6 +492,16 @@ esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_inf
   return ESPER_OK;
 }
 
+esper_status esper_pin(esper_core *core, const void *ptr, void **segment)
+{
+  return segment_pin(core, ptr, segment);
+}
+
+esper_status esper_unpin(esper_core *core, void *segment)
+{
+  return segment_unpin(core, segment);
+}
+
 /* ---- checking ---------------------------------------------------------- */
 
 /* Live, pending and ready bytes of the blocks against the statistics. */

@@ -10,6 +10,8 @@
 
 static bool is_idle(const segment_t *s)
 {
+  if (s->pinned)
+    return false; /* whoever knows its address may still be using it */
   const block_t *block = s->first;
   if (block->next || (block->state != BLOCK_READY && block->state != BLOCK_PENDING))
     return false;

@@ -6,6 +6,7 @@
 #include "error.h"
 #include "free_blocks.h"
 #include "map.h"
+#include "marks.h"
 #include "stats.h"
 #include "trace.h"
 
@@ -87,12 +88,12 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
 static void segment_leaves(device_t *device, block_t *block)
 {
   segment_t *segment = block->segment;
+  trace_add(device, ESPER_TRACE_SEGMENT_FREE, segment->address, segment->size,
+            segment->heap->stream); /* while its pool can be found */
   map_remove_segment(device->core->map, segment);
   map_remove(device->core->map, block);
   unlink_segment(device, segment);
   stats_segment_removed(&device->stats, segment);
-  trace_add(device, ESPER_TRACE_SEGMENT_FREE, segment->address, segment->size,
-            segment->heap->stream);
 }
 
 static void segment_stays(device_t *device, block_t *block)
@@ -128,6 +129,54 @@ bool segment_release(device_t *device, block_t *block)
   }
   unlock(&device->lock);
   return status == ESPER_OK;
+}
+
+esper_status segment_pin(core_t *core, const void *ptr, void **address)
+{
+  block_t *block = marks_lock_block(core, ptr);
+  if (!block)
+    return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
+  segment_t *segment = block->segment;
+  segment->pinned = true;
+  if (address)
+    *address = (void *)segment->address;
+  unlock(&segment->device->lock);
+  return ESPER_OK;
+}
+
+static bool has_live_blocks(const segment_t *segment)
+{
+  for (const block_t *b = segment->first; b; b = b->next)
+    if (b->state == BLOCK_LIVE)
+      return true;
+  return false;
+}
+
+/* A pinned segment cannot go meanwhile; one that is not is looked for again. */
+static segment_t *find_pinned(device_t *device, uintptr_t address)
+{
+  for (segment_t *s = device->first_segment; s; s = s->next)
+    if (s->address == address)
+      return s->pinned ? s : NULL;
+  return NULL;
+}
+
+esper_status segment_unpin(core_t *core, void *address)
+{
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *device = &core->devices[i];
+    lock(&device->lock);
+    segment_t *segment = find_pinned(device, (uintptr_t)address);
+    bool live = segment && has_live_blocks(segment);
+    if (segment && !live)
+      segment->pinned = false;
+    unlock(&device->lock);
+    if (live)
+      return error_set(ESPER_NOT_READY, "memory of the segment at %p is live", address);
+    if (segment)
+      return ESPER_OK;
+  }
+  return error_set(ESPER_INVALID, "no pinned segment begins at %p", address);
 }
 
 void segment_move(segment_t *segment, heap_t *heap)

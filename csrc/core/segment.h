@@ -23,6 +23,10 @@ bool segment_release(device_t *device, block_t *block);
 /* The segment, wholly free and owing nothing, changes its home. */
 void segment_move(segment_t *segment, heap_t *heap);
 
+/* Of what esper_pin() and esper_unpin() say. */
+esper_status segment_pin(core_t *core, const void *ptr, void **address);
+esper_status segment_unpin(core_t *core, void *address);
+
 bool segment_is_valid(const segment_t *segment);
 
 #endif

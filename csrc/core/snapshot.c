@@ -191,6 +191,16 @@ void esper_trace_clear(esper_core *core)
   }
 }
 
+void esper_trace_watch(esper_core *core, esper_trace_watch_fn *watch, void *context)
+{
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *d = &core->devices[i];
+    lock(&d->lock);
+    trace_watch(&d->trace, watch, context);
+    unlock(&d->lock);
+  }
+}
+
 esper_status esper_trace_copy(esper_core *core, int device, esper_trace_entry **entries,
                               size_t *count)
 {

@@ -11,11 +11,13 @@ void trace_clear(trace_t *trace);
 void trace_append(device_t *device, esper_action action, uintptr_t address,
                   size_t size, const stream_t *stream);
 
-/* Does nothing when the trace is off. */
+void trace_watch(trace_t *trace, esper_trace_watch_fn *watch, void *context);
+
+/* Does nothing when the trace is off and nobody watches. */
 static inline void trace_add(device_t *device, esper_action action, uintptr_t address,
                              size_t size, const stream_t *stream)
 {
-  if (device->trace.entries)
+  if (device->trace.entries || device->trace.watch)
     trace_append(device, action, address, size, stream);
 }
 

@@ -184,6 +184,7 @@ struct segment {
   bool large;
   bool oversize; /* counted as such */
   bool captured; /* handed out inside a capture: replays may touch it         */
+  bool pinned;   /* others know its address: never given back nor lent         */
   segment_t *prev, *next; /* of the device, by birth                          */
 };
 
@@ -233,6 +234,8 @@ typedef struct trace {
   esper_trace_entry *entries; /* a ring, NULL when off                        */
   size_t capacity, limit; /* it grows up to the limit before it wraps         */
   uint64_t count; /* written since the start                                  */
+  esper_trace_watch_fn *watch; /* told of each entry; NULL: nobody is         */
+  void *watch_context;
 } trace_t;
 
 /* A gate, for the hang report. */

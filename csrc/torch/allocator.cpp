@@ -8,9 +8,11 @@
 #include <algorithm>
 
 #include "core_api.h"
+#include "history.h"
 #include "options.h"
 #include "out_of_memory.h"
 #include "pools.h"
+#include "sharing.h"
 #include "stream.h"
 #include "uncached.h"
 
@@ -71,6 +73,7 @@ inline void tell_of_free(void* ptr) {
 }
 
 inline void* allocate_on(esper_stream stream, size_t size) {
+  const CallContext call(RecordContext::STATE);
   void* ptr = nullptr;
   const esper_status status =
       capi().malloc(core(), size, stream, &ptr);
@@ -90,6 +93,7 @@ void delete_memory(void* ptr) {
   }
   try {
     tell_of_free(ptr);
+    const CallContext call(RecordContext::ALL);
     // Anything else that goes wrong here (a sticky error, a driver that is
     // going away) is for the next allocation to report.
     if (C10_UNLIKELY(capi().free(made, ptr) == ESPER_INVALID)) {
@@ -106,7 +110,8 @@ Allocator& allocator() {
 }
 
 Allocator::Allocator()
-    : caching_(!c10::utils::has_env("PYTORCH_NO_CUDA_MEMORY_CACHING")) {
+    : uncached_(
+          c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true) {
   parse_environment();
 }
 
@@ -114,7 +119,7 @@ c10::DataPtr Allocator::allocate(size_t size) {
   check_size(size);
   const c10::DeviceIndex device = c10::cuda::current_device();
   const c10::Device where(c10::kCUDA, device);
-  if (C10_UNLIKELY(!isEnabled())) {
+  if (C10_UNLIKELY(!caches())) {
     void* ptr = allocate_uncached(size);
     return {ptr, ptr, &delete_uncached, where};
   }
@@ -125,7 +130,7 @@ c10::DataPtr Allocator::allocate(size_t size) {
 }
 
 c10::DeleterFnPtr Allocator::raw_deleter() const {
-  return isEnabled() ? &delete_memory : &delete_uncached;
+  return caches() ? &delete_memory : &delete_uncached;
 }
 
 void* Allocator::raw_alloc(size_t size) {
@@ -133,6 +138,9 @@ void* Allocator::raw_alloc(size_t size) {
     return nullptr;
   }
   check_size(size);
+  if (C10_UNLIKELY(!caches())) {
+    return allocate_uncached(size);
+  }
   const c10::DeviceIndex device = c10::cuda::current_device();
   return allocate_on(
       to_esper(c10::cuda::getCurrentCUDAStream(device)), size);
@@ -143,6 +151,9 @@ void* Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
     return nullptr;
   }
   check_size(size);
+  if (C10_UNLIKELY(!caches())) {
+    return allocate_uncached(size);
+  }
   return allocate_on(to_esper(stream, c10::cuda::current_device()), size);
 }
 
@@ -150,7 +161,15 @@ void Allocator::raw_delete(void* ptr) {
   if (ptr == nullptr) {
     return;
   }
+  // Caching may have been turned off or on since it was allocated.
+  esper_block_info block;
+  if (C10_UNLIKELY(!caches()) &&
+      capi().find_block(core(), ptr, &block) != ESPER_OK) {
+    delete_uncached(ptr);
+    return;
+  }
   tell_of_free(ptr);
+  const CallContext call(RecordContext::ALL);
   const esper_status status = capi().free(core(), ptr);
   TORCH_CHECK(
       status != ESPER_INVALID,
@@ -224,6 +243,8 @@ bool Allocator::isEnabled() const {
 void Allocator::emptyCache(c10::MempoolId_t pool) {
   const bool every_pool = pool == c10::MempoolId_t(0, 0);
   esper_core* made = core();
+  forget_unshared();
+  const CallContext call(RecordContext::ALL);
   for (int device = 0; device < capi().device_count(made); ++device) {
     check(
         every_pool
@@ -254,6 +275,11 @@ void Allocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
 void Allocator::attachOutOfMemoryObserver(
     native::OutOfMemoryObserver observer) {
   add_out_of_memory_observer(std::move(observer));
+}
+
+void Allocator::attachOomRejectionObserver(
+    native::OutOfMemoryObserver observer) {
+  add_rejection_observer(std::move(observer));
 }
 
 void Allocator::enablePeerAccess(

@@ -6,7 +6,8 @@
 //   statistics.cpp   memory_stats() and its resets
 //   snapshot.cpp     _snapshot()
 //   pools.cpp        private pools, which graphs and MemPools use
-//   history.cpp      _record_memory_history() and annotations
+//   history.cpp      _record_memory_history(), annotations, watchers of segments
+//   sharing.cpp      memory that other processes open
 //   unsupported.cpp  what raises, naming itself
 #pragma once
 
@@ -49,7 +50,7 @@ class Allocator final : public native::CUDAAllocator {
   bool initialized() override;
   std::string name() override;
 
-  // Off: allocate() asks the CUDA runtime each time (uncached.h).
+  // Off: the CUDA runtime is asked each time (uncached.h).
   void enable(bool value) override;
   bool isEnabled() const override;
 
@@ -95,7 +96,16 @@ class Allocator final : public native::CUDAAllocator {
   void recordAnnotation(
       const std::vector<std::pair<std::string, std::string>>& annotation)
       override;
+  void pushCompileContext(std::string& context) override;
+  void popCompileContext() override;
   void setUserMetadata(const std::string& metadata) override;
+  std::string getUserMetadata() override;
+  void attachAllocatorTraceTracker(
+      native::AllocatorTraceTracker tracker) override;
+
+  // sharing.cpp
+  native::ShareableHandle shareIpcHandle(void* ptr) override;
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
 
   // pools.cpp
   void beginAllocateToPool(
@@ -127,19 +137,22 @@ class Allocator final : public native::CUDAAllocator {
   native::CheckpointDelta setCheckpointPoolState(
       c10::DeviceIndex device,
       std::shared_ptr<native::AllocatorState> state) override;
-  native::ShareableHandle shareIpcHandle(void* ptr) override;
-  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
-  void attachAllocatorTraceTracker(
-      native::AllocatorTraceTracker tracker) override;
-
   // Virtual in the base only from PyTorch 2.12 on or later, so `override`
   // cannot stand here. The observer has the type of the one above, under
   // another name.
   void attachOomRejectionObserver(native::OutOfMemoryObserver observer);
   c10::DataPtr allocateWithAddress(size_t size, void* address);
+  bool supportsUserMetadata();
+  void annotateMemory(const void* ptr, const std::string& metadata);
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* ptr);
 
  private:
-  std::atomic<bool> caching_;
+  bool caches() const {
+    return isEnabled() && !uncached_;
+  }
+
+  std::atomic<bool> caching_{true};
+  const bool uncached_; // PYTORCH_NO_CUDA_MEMORY_CACHING
   std::atomic<bool> initialized_{false};
 };
 

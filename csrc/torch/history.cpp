@@ -1,25 +1,84 @@
-// torch.cuda.memory._record_memory_history(). The trace itself is the core's.
+// torch.cuda.memory._record_memory_history(), annotations, watchers of segments.
 #include "history.h"
 
+#include <Python.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <algorithm>
 #include <chrono>
 #include <deque>
 #include <mutex>
-#include <set>
+#include <stack>
+#include <unordered_map>
+#include <utility>
 
 #include "allocator.h"
 #include "core_api.h"
 
 namespace esper {
+
+namespace detail {
+std::atomic<RecordContext> gathered_from{RecordContext::NEVER};
+} // namespace detail
+
 namespace {
 
-struct History {
+// ---- what a thread says of itself ------------------------------------------
+
+struct Thread {
+  Context context; // of the call that is going on
+  std::stack<std::string> compiling;
+  std::string metadata;
+};
+
+// Destructors of other things of a thread may come here after those of ours: what
+// they need then is made anew, and stays.
+Thread& thread() {
+  static thread_local Thread* current = nullptr;
+  struct Owner {
+    ~Owner() {
+      delete std::exchange(current, nullptr);
+    }
+  };
+  if (C10_UNLIKELY(current == nullptr)) {
+    current = new Thread();
+    static thread_local Owner owner;
+    (void)owner;
+  }
+  return *current;
+}
+
+// Frames cannot be gathered while the interpreter goes.
+bool python_is_there() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() != 0 && Py_IsFinalizing() == 0;
+#else
+  return Py_IsInitialized() != 0 && _Py_IsFinalizing() == 0;
+#endif
+}
+
+// ---- what is kept ----------------------------------------------------------
+
+// Of one device. Its lock is taken under the core's lock of that device, so
+// nobody calls the core, or waits for Python, while holding it.
+struct Trace {
   std::mutex mutex;
-  std::set<TraceEntry::Action> skipped;
+  std::deque<TraceEntry> entries;
+  std::unordered_map<uintptr_t, Context> blocks, segments;
+};
+
+using Trackers = std::vector<AllocatorTraceTracker>;
+
+struct History {
+  std::mutex mutex; // of those who change it; and of the annotations
+  std::atomic<bool> recording{false};
+  std::atomic<CreateContextFn> gather{nullptr};
+  std::atomic<size_t> max_entries{1};
+  std::atomic<unsigned> skipped{0}; // a bit for each action
+  std::atomic<const Trackers*> trackers{nullptr}; // replaced, never changed
+  std::atomic<size_t> device_count{0};
+  std::unique_ptr<Trace[]> devices;
   std::deque<AnnotationEntry> annotations;
-  size_t max_annotations = 0;
 };
 
 History& history() {
@@ -27,16 +86,238 @@ History& history() {
   return *instance;
 }
 
-std::set<TraceEntry::Action> parse_actions(
-    const std::vector<std::string>& names) {
-  std::set<TraceEntry::Action> actions;
+Trace* trace_of(int device) {
+  auto& h = history();
+  const auto count = h.device_count.load(std::memory_order_acquire);
+  return static_cast<size_t>(device) < count ? &h.devices[device] : nullptr;
+}
+
+unsigned bit_of(TraceEntry::Action action) {
+  return 1u << static_cast<unsigned>(action);
+}
+
+unsigned parse_actions(const std::vector<std::string>& names) {
+  unsigned actions = 0;
   for (const auto& name : names) {
-    actions.insert(c10::CachingDeviceAllocator::parseTraceEntryAction(name));
+    actions |= bit_of(c10::CachingDeviceAllocator::parseTraceEntryAction(name));
   }
   return actions;
 }
 
+Context find(
+    const std::unordered_map<uintptr_t, Context>& contexts,
+    uintptr_t address) {
+  const auto found = contexts.find(address);
+  return found == contexts.end() ? nullptr : found->second;
+}
+
+void keep(
+    std::unordered_map<uintptr_t, Context>& contexts,
+    uintptr_t address,
+    const Context& context) {
+  if (context) {
+    contexts[address] = context;
+  } else {
+    contexts.erase(address);
+  }
+}
+
+// What the action stands on: the call that is going on, else where the memory
+// came from. Frames of what is gone are forgotten.
+Context context_of(Trace& trace, const esper_trace_entry& entry) {
+  const Context now = thread().context;
+  Context context = now;
+  switch (entry.action) {
+    case ESPER_TRACE_ALLOC:
+      keep(trace.blocks, entry.address, now);
+      break;
+    case ESPER_TRACE_FREE_REQUESTED:
+    case ESPER_TRACE_FREE_COMPLETED:
+      if (!context) {
+        context = find(trace.blocks, entry.address);
+      }
+      if (entry.action == ESPER_TRACE_FREE_COMPLETED) {
+        trace.blocks.erase(entry.address);
+      }
+      break;
+    case ESPER_TRACE_SEGMENT_ALLOC:
+    case ESPER_TRACE_SEGMENT_MAP:
+      keep(trace.segments, entry.address, now);
+      break;
+    case ESPER_TRACE_SEGMENT_FREE:
+    case ESPER_TRACE_SEGMENT_UNMAP:
+      if (!context) {
+        context = find(trace.segments, entry.address);
+      }
+      trace.segments.erase(entry.address);
+      break;
+    case ESPER_TRACE_SNAPSHOT:
+    case ESPER_TRACE_OOM:
+      break;
+  }
+  return context;
+}
+
+TraceEntry::Action convert(esper_action action) {
+  switch (action) {
+    case ESPER_TRACE_ALLOC:
+      return TraceEntry::ALLOC;
+    case ESPER_TRACE_FREE_REQUESTED:
+      return TraceEntry::FREE_REQUESTED;
+    case ESPER_TRACE_FREE_COMPLETED:
+      return TraceEntry::FREE_COMPLETED;
+    case ESPER_TRACE_SEGMENT_ALLOC:
+      return TraceEntry::SEGMENT_ALLOC;
+    case ESPER_TRACE_SEGMENT_FREE:
+      return TraceEntry::SEGMENT_FREE;
+    case ESPER_TRACE_SEGMENT_MAP:
+      return TraceEntry::SEGMENT_MAP;
+    case ESPER_TRACE_SEGMENT_UNMAP:
+      return TraceEntry::SEGMENT_UNMAP;
+    case ESPER_TRACE_SNAPSHOT:
+      return TraceEntry::SNAPSHOT;
+    case ESPER_TRACE_OOM:
+      break;
+  }
+  return TraceEntry::OOM;
+}
+
+TraceEntry make_entry(
+    TraceEntry::Action action,
+    const esper_trace_entry& from,
+    Context context) {
+  const bool wanted =
+      detail::gathered_from.load(std::memory_order_relaxed) >=
+      RecordContext::ALLOC;
+  const Thread& caller = thread();
+  TraceEntry entry(
+      action,
+      static_cast<c10::DeviceIndex>(from.device),
+      from.address,
+      from.size,
+      from.stream,
+      c10::MempoolId_t{from.pool[0], from.pool[1]},
+      c10::approx_time_t{},
+      wanted ? std::move(context) : nullptr,
+      caller.compiling.empty() ? "N/A" : caller.compiling.top(),
+      caller.metadata);
+  entry.time_.t_ = static_cast<time_t>(from.time_us);
+  return entry;
+}
+
+// The trace's lock is held.
+void keep_entry(Trace& trace, TraceEntry entry) {
+  if (history().skipped.load(std::memory_order_relaxed) & bit_of(entry.action_)) {
+    return;
+  }
+  trace.entries.push_back(std::move(entry));
+  while (trace.entries.size() > history().max_entries.load()) {
+    trace.entries.pop_front();
+  }
+}
+
+void tell(const Trackers* trackers, const TraceEntry& entry) {
+  if (trackers != nullptr) {
+    for (const auto& tracker : *trackers) {
+      tracker(entry);
+    }
+  }
+}
+
+// Called by the core, which is C, under its device's lock.
+void watch(void* /*context*/, const esper_trace_entry* from) noexcept {
+  Trace* trace = trace_of(from->device);
+  if (trace == nullptr) {
+    return;
+  }
+  try {
+    auto& h = history();
+    const Trackers* trackers = h.trackers.load(std::memory_order_acquire);
+    std::unique_lock<std::mutex> lock(trace->mutex);
+    Context context = context_of(*trace, *from);
+    const bool recording = h.recording.load(std::memory_order_relaxed);
+    if (!recording && trackers == nullptr) {
+      return;
+    }
+    TraceEntry entry =
+        make_entry(convert(from->action), *from, std::move(context));
+    if (trackers == nullptr) {
+      keep_entry(*trace, std::move(entry));
+      return;
+    }
+    if (recording) {
+      keep_entry(*trace, entry);
+    }
+    lock.unlock(); // the core's keeps the order
+    tell(trackers, entry);
+  } catch (...) {
+    // No host memory, or a tracker threw: the allocator goes on.
+  }
+}
+
+// ---- when there is something to watch for ----------------------------------
+
+void watch_core(History& h) {
+  esper_core* made = core();
+  if (!h.devices) {
+    const int count = capi().device_count(made);
+    h.devices = std::make_unique<Trace[]>(static_cast<size_t>(count));
+    h.device_count.store(static_cast<size_t>(count), std::memory_order_release);
+  }
+  capi().trace_watch(made, &watch, nullptr);
+}
+
+// Frames of live memory outlive the recording, and need somebody to see when it
+// goes.
+bool is_needed(History& h) {
+  if (h.recording.load() || h.trackers.load() != nullptr) {
+    return true;
+  }
+  for (size_t i = 0; i < h.device_count.load(); ++i) {
+    std::lock_guard<std::mutex> lock(h.devices[i].mutex);
+    if (!h.devices[i].blocks.empty() || !h.devices[i].segments.empty()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void clear_entries(History& h) {
+  for (size_t i = 0; i < h.device_count.load(); ++i) {
+    std::deque<TraceEntry> gone; // frames are let go of without the lock
+    std::lock_guard<std::mutex> lock(h.devices[i].mutex);
+    gone.swap(h.devices[i].entries);
+  }
+  h.annotations.clear();
+}
+
+void trim_entries(History& h) {
+  const size_t most = h.max_entries.load();
+  for (size_t i = 0; i < h.device_count.load(); ++i) {
+    std::lock_guard<std::mutex> lock(h.devices[i].mutex);
+    auto& entries = h.devices[i].entries;
+    while (entries.size() > most) {
+      entries.pop_front();
+    }
+  }
+}
+
 } // namespace
+
+// ---- for the calls ---------------------------------------------------------
+
+void CallContext::gather() {
+  const CreateContextFn gather_frames = history().gather.load();
+  if (gather_frames == nullptr || !python_is_there()) {
+    return;
+  }
+  outer_ = std::exchange(thread().context, gather_frames());
+  gathered_ = true;
+}
+
+void CallContext::leave() {
+  thread().context = std::move(outer_);
+}
 
 time_t microseconds_since_1970() {
   using namespace std::chrono;
@@ -45,9 +326,53 @@ time_t microseconds_since_1970() {
           .count());
 }
 
-bool is_skipped(TraceEntry::Action action) {
-  std::lock_guard<std::mutex> lock(history().mutex);
-  return history().skipped.count(action) != 0;
+std::vector<TraceEntry> copy_trace(int device) {
+  Trace* trace = trace_of(device);
+  if (trace == nullptr) {
+    return {};
+  }
+  std::lock_guard<std::mutex> lock(trace->mutex);
+  return {trace->entries.begin(), trace->entries.end()};
+}
+
+void trace_snapshot(int device, size_t active, c10::MempoolId_t pool) {
+  Trace* trace = trace_of(device);
+  auto& h = history();
+  const Trackers* trackers = h.trackers.load(std::memory_order_acquire);
+  const bool recording = h.recording.load();
+  if (trace == nullptr || (!recording && trackers == nullptr)) {
+    return;
+  }
+  esper_trace_entry from{};
+  from.device = device;
+  from.size = active;
+  from.pool[0] = pool.first;
+  from.pool[1] = pool.second;
+  from.time_us = microseconds_since_1970();
+  const TraceEntry entry = make_entry(TraceEntry::SNAPSHOT, from, nullptr);
+  if (recording) {
+    std::lock_guard<std::mutex> lock(trace->mutex);
+    keep_entry(*trace, entry);
+  }
+  tell(trackers, entry);
+}
+
+Context context_of_block(int device, uintptr_t address) {
+  Trace* trace = trace_of(device);
+  if (trace == nullptr) {
+    return nullptr;
+  }
+  std::lock_guard<std::mutex> lock(trace->mutex);
+  return find(trace->blocks, address);
+}
+
+Context context_of_segment(int device, uintptr_t address) {
+  Trace* trace = trace_of(device);
+  if (trace == nullptr) {
+    return nullptr;
+  }
+  std::lock_guard<std::mutex> lock(trace->mutex);
+  return find(trace->segments, address);
 }
 
 std::vector<AnnotationEntry> copy_annotations() {
@@ -55,44 +380,46 @@ std::vector<AnnotationEntry> copy_annotations() {
   return {history().annotations.begin(), history().annotations.end()};
 }
 
+// ---- the allocator's methods -----------------------------------------------
+
 bool Allocator::isHistoryEnabled() {
-  esper_core* made = core_if_made();
-  return made != nullptr && capi().trace_is_on(made) != 0;
+  return history().recording.load();
 }
 
 void Allocator::recordHistory(
     bool enabled,
-    native::CreateContextFn /*context_recorder*/,
+    native::CreateContextFn context_recorder,
     size_t max_entries,
     native::RecordContext when,
     bool clear_history,
     const std::vector<std::string>& skip_actions) {
-  auto skipped = parse_actions(skip_actions);
-  esper_core* made = core();
-  if (enabled && when != native::RecordContext::NEVER) {
-    TORCH_WARN_ONCE(
-        "esper_alloc records memory history without stack frames; pass "
-        "context=None to _record_memory_history() to say that this is meant.");
+  TORCH_CHECK(
+      when == native::RecordContext::NEVER || context_recorder != nullptr,
+      "esper_alloc records stack frames only with a function that gathers them");
+  const unsigned skipped = parse_actions(skip_actions);
+  auto& h = history();
+  std::lock_guard<std::mutex> lock(h.mutex);
+  if (enabled) {
+    watch_core(h);
   }
-  // "state" arrives as one entry: what is live stands in the snapshot's
-  // segments, and the trace is not wanted.
-  const size_t entries = enabled ? std::max<size_t>(max_entries, 1) : 0;
-  check(
-      capi().trace_start(made, entries), "recording memory history");
-  if (clear_history) {
-    capi().trace_clear(made);
-  }
-  std::lock_guard<std::mutex> lock(history().mutex);
-  history().skipped = std::move(skipped);
-  history().max_annotations = entries;
+  h.gather.store(enabled ? context_recorder : nullptr);
+  h.skipped.store(skipped);
+  h.max_entries.store(std::max<size_t>(max_entries, 1));
+  h.recording.store(enabled);
+  detail::gathered_from.store(enabled ? when : RecordContext::NEVER);
   if (!enabled || clear_history) {
-    history().annotations.clear();
+    clear_entries(h);
+  }
+  trim_entries(h);
+  if (esper_core* made = core_if_made(); made != nullptr && !is_needed(h)) {
+    capi().trace_watch(made, nullptr, nullptr);
   }
 }
 
 void Allocator::recordAnnotation(
     const std::vector<std::pair<std::string, std::string>>& annotation) {
-  if (!isHistoryEnabled()) {
+  auto& h = history();
+  if (!h.recording.load()) {
     return;
   }
   AnnotationEntry entry(
@@ -101,19 +428,92 @@ void Allocator::recordAnnotation(
   for (const auto& [key, value] : annotation) {
     entry.recordUserMetadata(key, value);
   }
-  std::lock_guard<std::mutex> lock(history().mutex);
-  auto& kept = history().annotations;
-  kept.push_back(std::move(entry));
-  while (kept.size() > history().max_annotations) {
-    kept.pop_front();
+  std::lock_guard<std::mutex> lock(h.mutex);
+  h.annotations.push_back(std::move(entry));
+  while (h.annotations.size() > h.max_entries.load()) {
+    h.annotations.pop_front();
   }
 }
 
+void Allocator::pushCompileContext(std::string& context) {
+  if (isHistoryEnabled()) {
+    thread().compiling.push(context);
+  }
+}
+
+void Allocator::popCompileContext() {
+  if (isHistoryEnabled() && !thread().compiling.empty()) {
+    thread().compiling.pop();
+  }
+}
+
+bool Allocator::supportsUserMetadata() {
+  return true;
+}
+
 void Allocator::setUserMetadata(const std::string& metadata) {
-  if (!metadata.empty()) {
-    TORCH_WARN_ONCE(
-        "esper_alloc does not record user metadata (_set_memory_metadata) in "
-        "its memory history yet.");
+  thread().metadata = metadata;
+}
+
+std::string Allocator::getUserMetadata() {
+  return thread().metadata;
+}
+
+std::shared_ptr<GatheredContext> Allocator::getContextForPointer(
+    const void* ptr) {
+  esper_block_info block;
+  esper_core* made = core_if_made();
+  if (made == nullptr ||
+      capi().find_block(made, ptr, &block) != ESPER_OK ||
+      block.address != ptr) {
+    return nullptr;
+  }
+  return context_of_block(block.device, reinterpret_cast<uintptr_t>(ptr));
+}
+
+void Allocator::attachAllocatorTraceTracker(
+    native::AllocatorTraceTracker tracker) {
+  auto& h = history();
+  std::lock_guard<std::mutex> lock(h.mutex);
+  const Trackers* before = h.trackers.load();
+  auto* after = before ? new Trackers(*before) : new Trackers();
+  after->push_back(std::move(tracker));
+  // Threads may be reading the one before: it stays. There are few.
+  h.trackers.store(after, std::memory_order_release);
+  watch_core(h);
+}
+
+// An entry of its own kind, from PyTorch 2.15 on.
+namespace {
+template <class Entry = TraceEntry>
+auto annotation_action(int) -> decltype(Entry::ANNOTATE) {
+  return Entry::ANNOTATE;
+}
+template <class Entry = TraceEntry>
+TraceEntry::Action annotation_action(long) {
+  return TraceEntry::SNAPSHOT; // never asked for there
+}
+} // namespace
+
+void Allocator::annotateMemory(const void* ptr, const std::string& metadata) {
+  esper_block_info block;
+  esper_core* made = core_if_made();
+  if (!isHistoryEnabled() || made == nullptr ||
+      capi().find_block(made, ptr, &block) != ESPER_OK) {
+    return;
+  }
+  const CallContext call(RecordContext::ALLOC);
+  esper_trace_entry from{};
+  from.device = block.device;
+  from.address = reinterpret_cast<uintptr_t>(block.address);
+  from.size = block.requested;
+  from.stream = block.stream;
+  from.time_us = microseconds_since_1970();
+  TraceEntry entry = make_entry(annotation_action(0), from, thread().context);
+  entry.user_metadata_ = metadata;
+  if (Trace* trace = trace_of(block.device)) {
+    std::lock_guard<std::mutex> lock(trace->mutex);
+    keep_entry(*trace, std::move(entry));
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "core_api.h"
 #include "processes.h"
+#include "sharing.h"
 
 namespace esper {
 namespace {
@@ -106,12 +107,18 @@ int free_registered_memory(void* /*context*/) {
           error.what());
     }
   }
-  return freed ? 1 : 0;
+  return freed || forget_unshared() ? 1 : 0;
 }
 
 void add_out_of_memory_observer(OutOfMemoryObserver observer) {
   std::lock_guard<std::mutex> lock(observers_mutex);
   observers().emplace_back(std::move(observer));
+}
+
+void add_rejection_observer(OutOfMemoryObserver observer) {
+  static auto* waiting = new std::vector<OutOfMemoryObserver>();
+  std::lock_guard<std::mutex> lock(observers_mutex);
+  waiting->emplace_back(std::move(observer));
 }
 
 void throw_out_of_memory() {

@@ -71,9 +71,14 @@ SegmentInfo convert(
   to.is_large = from.large != 0;
   to.is_expandable = from.mapped != 0;
   to.owner_private_pool_id = {from.pool[0], from.pool[1]};
+  to.context_when_allocated = context_of_segment(from.device, from.address);
   to.blocks.reserve(from.block_count);
   for (size_t i = 0; i < from.block_count; ++i) {
-    const BlockInfo block = convert(blocks[i]);
+    BlockInfo block = convert(blocks[i]);
+    if (block.active) {
+      block.context_when_allocated =
+          context_of_block(from.device, blocks[i].address);
+    }
     if (block.allocated) {
       to.allocated_size += block.size;
     }
@@ -81,7 +86,7 @@ SegmentInfo convert(
       to.active_size += block.size;
       to.requested_size += block.requested_size;
     }
-    to.blocks.push_back(block);
+    to.blocks.push_back(std::move(block));
   }
   return to;
 }
@@ -115,59 +120,6 @@ AnnotationEntry convert(
   to.recordUserMetadata("number", std::to_string(use.number));
   to.recordUserMetadata("kind", name_of(use.kind));
   return to;
-}
-
-TraceEntry::Action convert(esper_action action) {
-  switch (action) {
-    case ESPER_TRACE_ALLOC:
-      return TraceEntry::ALLOC;
-    case ESPER_TRACE_FREE_REQUESTED:
-      return TraceEntry::FREE_REQUESTED;
-    case ESPER_TRACE_FREE_COMPLETED:
-      return TraceEntry::FREE_COMPLETED;
-    case ESPER_TRACE_SEGMENT_ALLOC:
-      return TraceEntry::SEGMENT_ALLOC;
-    case ESPER_TRACE_SEGMENT_FREE:
-      return TraceEntry::SEGMENT_FREE;
-    case ESPER_TRACE_SEGMENT_MAP:
-      return TraceEntry::SEGMENT_MAP;
-    case ESPER_TRACE_SEGMENT_UNMAP:
-      return TraceEntry::SEGMENT_UNMAP;
-    case ESPER_TRACE_SNAPSHOT:
-      return TraceEntry::SNAPSHOT;
-    case ESPER_TRACE_OOM:
-      return TraceEntry::OOM;
-  }
-  TORCH_INTERNAL_ASSERT(false, "unknown trace action of the core: ", action);
-}
-
-std::vector<TraceEntry> copy_trace(int device) {
-  esper_trace_entry* raw = nullptr;
-  size_t count = 0;
-  check(
-      capi().trace_copy(core(), device, &raw, &count),
-      "copying the trace");
-  std::unique_ptr<esper_trace_entry, decltype(&std::free)> entries(
-      raw, &std::free);
-  std::vector<TraceEntry> trace;
-  trace.reserve(count);
-  for (size_t i = 0; i < count; ++i) {
-    const esper_trace_entry& from = entries.get()[i];
-    const TraceEntry::Action action = convert(from.action);
-    if (is_skipped(action)) {
-      continue;
-    }
-    trace.emplace_back(
-        action,
-        static_cast<c10::DeviceIndex>(from.device),
-        from.address,
-        from.size,
-        from.stream,
-        c10::MempoolId_t{0, 0},
-        c10::approx_time_t{});
-    trace.back().time_.t_ = static_cast<time_t>(from.time_us);
-  }
-  return trace;
 }
 
 // Options of the host allocator that newer versions list as well.
@@ -205,7 +157,16 @@ native::SnapshotInfo Allocator::snapshot(
   constexpr int every_device = -1;
   const bool every_pool = pool == c10::MempoolId_t{0, 0};
   native::SnapshotInfo info;
+  const int devices = capi().device_count(core());
+  info.device_traces.resize(static_cast<size_t>(devices));
+  if (include_traces) { // before this snapshot becomes a part of them
+    for (int device = 0; device < devices; ++device) {
+      info.device_traces[static_cast<size_t>(device)] = copy_trace(device);
+    }
+    info.external_annotations = copy_annotations();
+  }
   const CoreSnapshot picture(every_device);
+  std::vector<size_t> active(static_cast<size_t>(devices), 0);
   std::vector<AnnotationEntry> uses;
   for (const esper_segment_entry& segment : picture) {
     if (!every_pool &&
@@ -214,6 +175,8 @@ native::SnapshotInfo Allocator::snapshot(
     }
     const esper_block_entry* blocks = picture.blocks_of(segment);
     info.segments.push_back(convert(segment, blocks));
+    active[static_cast<size_t>(segment.device)] +=
+        info.segments.back().active_size;
     for (size_t i = 0; i < segment.block_count; ++i) {
       for (unsigned j = 0; j < blocks[i].uses; ++j) {
         uses.push_back(
@@ -221,13 +184,8 @@ native::SnapshotInfo Allocator::snapshot(
       }
     }
   }
-  const int devices = capi().device_count(core());
-  info.device_traces.resize(static_cast<size_t>(devices));
-  if (include_traces) {
-    for (int device = 0; device < devices; ++device) {
-      info.device_traces[static_cast<size_t>(device)] = copy_trace(device);
-    }
-    info.external_annotations = copy_annotations();
+  for (int device = 0; device < devices; ++device) {
+    trace_snapshot(device, active[static_cast<size_t>(device)], pool);
   }
   std::move(
       uses.begin(), uses.end(), std::back_inserter(info.external_annotations));

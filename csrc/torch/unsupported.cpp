@@ -18,9 +18,6 @@ void throw_unsupported(const char* method, const char* asked_by) {
 namespace {
 
 constexpr const char* graph_trees = "torch.compile's CUDA graph trees";
-constexpr const char* sharing =
-    "torch.multiprocessing queues and other CUDA tensors shared between "
-    "processes";
 
 } // namespace
 
@@ -41,27 +38,6 @@ native::CheckpointDelta Allocator::setCheckpointPoolState(
     c10::DeviceIndex /*device*/,
     std::shared_ptr<native::AllocatorState> /*state*/) {
   throw_unsupported("setCheckpointPoolState", graph_trees);
-}
-
-native::ShareableHandle Allocator::shareIpcHandle(void* /*ptr*/) {
-  throw_unsupported("shareIpcHandle", sharing);
-}
-
-std::shared_ptr<void> Allocator::getIpcDevPtr(std::string /*handle*/) {
-  throw_unsupported("getIpcDevPtr", sharing);
-}
-
-void Allocator::attachAllocatorTraceTracker(
-    native::AllocatorTraceTracker /*tracker*/) {
-  throw_unsupported(
-      "attachAllocatorTraceTracker",
-      "NCCL's tensor registration and other watchers of segments");
-}
-
-void Allocator::attachOomRejectionObserver(
-    native::OutOfMemoryObserver /*observer*/) {
-  throw_unsupported(
-      "attachOomRejectionObserver", "watchers of throw_on_cudamalloc_oom");
 }
 
 c10::DataPtr Allocator::allocateWithAddress(

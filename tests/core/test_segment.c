@@ -128,3 +128,29 @@ TEST(an_address_may_come_back_while_its_segment_is_on_its_way_out) {
   CHECK_EQ(reserved(), 12 * MIB);
   end();
 }
+
+TEST(a_pinned_segment_serves_on_and_is_not_given_back) {
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 9 * MIB, r), *segment;
+  CHECK_STATUS(esper_pin(w.core, &w, NULL), ESPER_INVALID);
+  CHECK_STATUS(esper_unpin(w.core, p), ESPER_INVALID);
+  CHECK_OK(esper_pin(w.core, (char *)p + 5, &segment));
+  CHECK(segment == p);
+  CHECK_STATUS(esper_unpin(w.core, segment), ESPER_NOT_READY); /* p is live */
+  world_free(&w, p);
+  world_free(&w, q);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 12 * MIB);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  world_free(&w, p);
+  /* Not even when memory runs out. */
+  void *none;
+  CHECK_STATUS(esper_malloc(w.core, 250 * MIB, r, &none), ESPER_OUT_OF_MEMORY);
+  CHECK_EQ(reserved(), 12 * MIB);
+  CHECK_OK(esper_unpin(w.core, segment));
+  CHECK_STATUS(esper_unpin(w.core, segment), ESPER_INVALID);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  CHECK_STATUS(esper_pin(w.core, p, NULL), ESPER_INVALID);
+  end();
+}

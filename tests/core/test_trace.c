@@ -1,5 +1,6 @@
 /* The trace and the snapshot. */
 #include <pthread.h>
+#include <stdbool.h>
 
 #include "../../csrc/core/types.h"
 #include "world.h"
@@ -171,4 +172,62 @@ TEST(anybody_may_start_the_trace_at_any_time) {
   for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
   CHECK(esper_trace_is_on(w.core));
   world_end(&w);
+}
+
+static struct {
+  esper_trace_entry last;
+  int count;
+} watched;
+
+static void watch(void *context, const esper_trace_entry *entry) {
+  CHECK(context == &watched);
+  watched.last = *entry;
+  watched.count++;
+}
+
+TEST(a_watcher_is_told_with_and_without_a_trace) {
+  begin();
+  esper_trace_watch(w.core, watch, &watched);
+  void *p = world_malloc(&w, 3000, r);
+  CHECK_EQ(watched.count, 2); /* segment_alloc, alloc */
+  CHECK_EQ(watched.last.action, ESPER_TRACE_ALLOC);
+  CHECK(watched.last.address == (uintptr_t)p && watched.last.size == 3000);
+  copy(0);
+  CHECK_EQ(count, 0);
+  CHECK_OK(esper_trace_start(w.core, 10));
+  world_free(&w, p);
+  copy(0);
+  CHECK_EQ(count, 2); /* free_requested, free_completed */
+  CHECK_EQ(watched.count, 4);
+  CHECK(!memcmp(&watched.last, &entries[1], sizeof watched.last));
+  CHECK_OK(esper_trace_start(w.core, 0)); /* stops the trace alone */
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(watched.last.action, ESPER_TRACE_SEGMENT_FREE);
+  esper_trace_watch(w.core, NULL, NULL);
+  world_malloc(&w, 3000, r);
+  CHECK_EQ(watched.count, 5);
+  end();
+}
+
+TEST(entries_name_their_pool) {
+  begin();
+  CHECK_OK(esper_trace_start(w.core, 100));
+  esper_pool *pool;
+  void *p;
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 9, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 12 * MIB, r, &p));
+  sim_owner_begin(w.s, p, 12 * MIB, 0, r.handle);
+  world_malloc(&w, 512, r);
+  world_free(&w, p);
+  CHECK_OK(esper_pool_empty(w.core, 0, 7, 9));
+  copy(0);
+  CHECK_EQ(count, 7);
+  for (size_t i = 0; i < count; i++) {
+    bool of_pool = i != 2 && i != 3; /* the small block and its segment */
+    CHECK_EQ(entries[i].pool[0], of_pool ? 7 : 0);
+    CHECK_EQ(entries[i].pool[1], of_pool ? 9 : 0);
+  }
+  CHECK_EQ(entries[6].action, ESPER_TRACE_SEGMENT_FREE);
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 9));
+  end();
 }

@@ -1,0 +1,260 @@
+/* simulated.c: PyTorch's CUDA allocator without a GPU. Preloaded, it stands in
+ * front of the CUDA runtime for the functions that PyTorch needs to have CUDA
+ * tensors at all: devices, streams, events, copies; device memory is the simulated
+ * device's, which is host memory. No kernel can be launched.
+ *
+ * esper_on_sim() makes the table of functions that the shim takes from _core into
+ * one whose core lives on the simulated device: see simulated.py. */
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../csrc/device/sim.h"
+#include "../../csrc/python/capi.h"
+
+#define SHOWN __attribute__((visibility("default")))
+
+static sim *device_of_all;
+static struct esper_capi table;
+static esper_core *core;
+static _Thread_local int current;
+static _Thread_local cudaError_t last;
+
+static sim *s(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  void make(void);
+  pthread_once(&once, make);
+  return device_of_all;
+}
+
+void make(void) {
+  const char *capacity = getenv("SIM_CAPACITY_MB");
+  sim_options options = {.devices = 2, .backed = 1, .virtual_memory = 1,
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = (size_t)(capacity ? atoi(capacity) : 1024) << 20};
+  device_of_all = sim_create(&options);
+}
+
+static cudaError_t fail(cudaError_t error) { return last = error; }
+
+/* ---- for simulated.py ---------------------------------------------------- */
+
+static esper_core *instance(void) {
+  if (!core) table.core_create(sim_driver(s()), NULL, &core);
+  return core;
+}
+
+SHOWN const struct esper_capi *esper_on_sim(const struct esper_capi *original) {
+  table = *original;
+  table.instance = instance;
+  return &table;
+}
+
+/* Work that touches nothing, which runs when sim_pass() lets time pass. */
+SHOWN void sim_work(int device, void *stream) {
+  sim_kernel(s(), device, stream, NULL, 0, SIM_READ);
+}
+SHOWN void sim_pass(void) { sim_run_all(s()); }
+SHOWN int core_is_valid(void) { return table.core_is_valid(instance()); }
+
+/* ---- devices ------------------------------------------------------------- */
+
+SHOWN cudaError_t cudaGetDeviceCount(int *count) { *count = 2; return cudaSuccess; }
+SHOWN cudaError_t cudaGetDevice(int *device) { *device = current; return cudaSuccess; }
+SHOWN cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device > 1) return fail(cudaErrorInvalidDevice);
+  current = device;
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
+  memset(p, 0, sizeof *p);
+  snprintf(p->name, sizeof p->name, "simulated device %d", device);
+  p->major = 9;
+  p->multiProcessorCount = 132;
+  p->warpSize = 32;
+  p->maxThreadsPerBlock = 1024;
+  p->maxThreadsPerMultiProcessor = 2048;
+  size_t free;
+  sim_driver(s())->memory_info(sim_driver(s())->self, device, &free, &p->totalGlobalMem);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr a, int device) {
+  (void)a, (void)device;
+  *value = 0;
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
+SHOWN cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
+SHOWN cudaError_t cudaDeviceCanAccessPeer(int *can, int a, int b) { *can = a != b; return cudaSuccess; }
+SHOWN cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+  static int enabled[2][2];
+  (void)flags;
+  if (enabled[current][peer]) return fail(cudaErrorPeerAccessAlreadyEnabled);
+  enabled[current][peer] = 1;
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaDeviceSynchronize(void) {
+  sim_device_synchronize(s(), current);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaGetLastError(void) { cudaError_t e = last; last = cudaSuccess; return e; }
+SHOWN cudaError_t cudaPeekAtLastError(void) { return last; }
+SHOWN cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
+  (void)mode;
+  return cudaSuccess;
+}
+
+/* ---- memory -------------------------------------------------------------- */
+
+SHOWN cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
+  sim_driver(s())->memory_info(sim_driver(s())->self, current, free, total);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaMalloc(void **ptr, size_t size) {
+  uintptr_t address = 0;
+  if (sim_driver(s())->memory_alloc(sim_driver(s())->self, current, size, &address) != ESPER_OK)
+    return fail(cudaErrorMemoryAllocation);
+  *ptr = (void *)address;
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaFree(void *ptr) {
+  if (ptr) sim_driver(s())->memory_free(sim_driver(s())->self, current, (uintptr_t)ptr);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n,
+                                  enum cudaMemcpyKind kind, cudaStream_t stream) {
+  (void)kind, (void)stream;
+  memcpy(to, from, n);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemcpyKind kind) {
+  return cudaMemcpyAsync(to, from, n, kind, 0);
+}
+SHOWN cudaError_t cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t n,
+                                      cudaStream_t stream) {
+  (void)a, (void)b;
+  return cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, stream);
+}
+SHOWN cudaError_t cudaMemsetAsync(void *ptr, int value, size_t n, cudaStream_t stream) {
+  (void)stream;
+  memset(ptr, value, n);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *ptr) {
+  memset(a, 0, sizeof *a);
+  a->type = cudaMemoryTypeDevice;
+  a->device = current;
+  a->devicePointer = (void *)ptr;
+  return cudaSuccess;
+}
+
+/* Within one process, which is enough for the books that the shim keeps. */
+static int opened;
+SHOWN int sim_opened_handles(void) { return opened; }
+SHOWN cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *ptr) {
+  memset(handle, 0, sizeof *handle);
+  memcpy(handle, &ptr, sizeof ptr);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaIpcOpenMemHandle(void **ptr, cudaIpcMemHandle_t handle, unsigned flags) {
+  if (flags != cudaIpcMemLazyEnablePeerAccess) return fail(cudaErrorInvalidValue);
+  memcpy(ptr, &handle, sizeof *ptr);
+  opened++;
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaIpcCloseMemHandle(void *ptr) {
+  (void)ptr;
+  opened--;
+  return cudaSuccess;
+}
+
+/* ---- streams and events -------------------------------------------------- */
+
+SHOWN cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+  *least = 0;
+  *greatest = -1;
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+  (void)flags, (void)priority;
+  *stream = sim_stream_create(s(), current);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+  (void)stream;
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  sim_stream_synchronize(s(), current, stream);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return sim_pending(s(), current, stream) ? cudaErrorNotReady : cudaSuccess;
+}
+SHOWN cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+  (void)flags;
+  *event = sim_event_create(s(), current);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  (void)flags;
+  sim_event_record(s(), current, event, stream);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, 0);
+}
+SHOWN cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  (void)flags;
+  sim_stream_wait(s(), current, stream, event);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return sim_event_query(s(), current, event) == ESPER_OK ? cudaSuccess : cudaErrorNotReady;
+}
+SHOWN cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  sim_event_synchronize(s(), current, event);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  sim_event_destroy(s(), current, event);
+  return cudaSuccess;
+}
+
+/* ---- the driver, as far as PyTorch links with it -------------------------- */
+
+/* The library calls itself libcuda.so.1. */
+SHOWN int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+  (void)device;
+  *flags = 0;
+  *active = 1;
+  return 0;
+}
+
+#define REFUSED(name) \
+  SHOWN int name(void) { return 801; } /* CUDA_ERROR_NOT_SUPPORTED */
+REFUSED(cuCtxGetCurrent)
+REFUSED(cuCtxSetCurrent)
+REFUSED(cuDeviceGet)
+REFUSED(cuDeviceGetAttribute)
+REFUSED(cuDevicePrimaryCtxRetain)
+REFUSED(cuFuncGetAttribute)
+REFUSED(cuFuncSetAttribute)
+REFUSED(cuFuncSetCacheConfig)
+REFUSED(cuGetErrorString)
+REFUSED(cuLaunchCooperativeKernel)
+REFUSED(cuLaunchKernel)
+REFUSED(cuLinkAddData_v2)
+REFUSED(cuLinkComplete)
+REFUSED(cuLinkCreate_v2)
+REFUSED(cuModuleGetFunction)
+REFUSED(cuModuleLoad)
+REFUSED(cuModuleLoadData)
+REFUSED(cuModuleLoadDataEx)
+REFUSED(cuModuleUnload)
+REFUSED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+REFUSED(cuPointerGetAttribute)
+REFUSED(cuTensorMapEncodeTiled)

@@ -1,0 +1,61 @@
+"""PyTorch on esper_alloc on the simulated device: see simulated.c.
+
+Import this first in a process that `environment()` was given to; it enables
+esper_alloc and lets PyTorch initialise CUDA.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+library = ctypes.CDLL(os.environ["ESPER_SIMULATED"])
+
+
+def swap_core() -> None:
+    """The shim, not loaded yet, will find a core on the simulated device."""
+    import esper_alloc._core as core
+
+    name = b"esper_alloc._core.capi"
+    api = ctypes.pythonapi
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    api.PyCapsule_New.restype = ctypes.py_object
+    api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    library.esper_on_sim.restype = ctypes.c_void_p
+    library.esper_on_sim.argtypes = [ctypes.c_void_p]
+    table = library.esper_on_sim(api.PyCapsule_GetPointer(core.capi, name))
+    swap_core.name = name  # type: ignore[attr-defined]  # the capsule keeps the pointer only
+    core.capi = api.PyCapsule_New(table, name, None)
+
+
+swap_core()
+
+import torch  # noqa: E402
+
+import esper_alloc  # noqa: E402
+
+esper_alloc.enable()
+torch.cuda.init()
+library.sim_work.argtypes = [ctypes.c_int, ctypes.c_void_p]
+
+
+def work(stream: torch.cuda.Stream) -> None:
+    """Enqueues something that ends when time_passes()."""
+    library.sim_work(stream.device_index, stream.cuda_stream)
+
+
+def time_passes() -> None:
+    library.sim_pass()
+
+
+def core_is_valid() -> bool:
+    return bool(library.core_is_valid())
+
+
+def opened_handles() -> int:
+    return library.sim_opened_handles()
+
+
+ROOT = Path(__file__).resolve().parents[2]
