@@ -265,9 +265,53 @@ ESPER_API esper_status esper_pool_release(esper_core *core, int device,
 ESPER_API int esper_pool_use_count(esper_core *core, int device,
                                    uint64_t id_first, uint64_t id_second);
 
+/* Whether the pool's live blocks are those that begin at these addresses, and no
+ * others. ESPER_INVALID: nobody refers to such a pool. */
+ESPER_API esper_status esper_pool_live_are(esper_core *core, int device,
+                                           uint64_t id_first,
+                                           uint64_t id_second,
+                                           const void *const *ptrs,
+                                           size_t count, int *same);
+
 /* esper_empty_cache for the pool with that id, if there is one. */
 ESPER_API esper_status esper_pool_empty(esper_core *core, int device,
                                         uint64_t id_first, uint64_t id_second);
+
+/* ------------------------------------------------------------------------
+ * Checkpoints of a pool
+ * ---------------------------------------------------------------------- */
+
+/* A tree of graphs shares one pool. Between recordings its replays use the pool's
+ * memory without the allocator; before it records again, it puts back which
+ * blocks were live when the last replayed graph had been recorded. */
+typedef struct esper_checkpoint esper_checkpoint;
+
+/* Writes down the pool's blocks: where, how large, live or free. From now on all
+ * of the pool's memory is kept until the last reference to the pool goes.
+ * ESPER_INVALID: nobody refers to such a pool. */
+ESPER_API esper_status esper_checkpoint_take(esper_core *core, int device,
+                                             uint64_t id_first,
+                                             uint64_t id_second,
+                                             esper_checkpoint **checkpoint);
+/* NULL is fine. May be called after the core is gone. */
+ESPER_API void esper_checkpoint_free(esper_checkpoint *checkpoint);
+
+/* What a restore did: live blocks that were freed, and blocks that are live since,
+ * maybe at the same addresses. Freed with free(freed); `live` is a part of it. */
+typedef struct esper_checkpoint_delta {
+  void **freed, **live;
+  size_t freed_count, live_count;
+} esper_checkpoint_delta;
+
+/* Frees every live block of the pool, cuts its memory as it was, and makes live
+ * again what was live; the caller frees those. What any byte owes stays on it: a
+ * use of a block that is live again counts when that is freed. Waits for calls
+ * that are at work in the pool, and for nothing on the device.
+ * ESPER_INVALID: the pool, or memory of the checkpoint, is gone, or allocations go
+ * to the pool. */
+ESPER_API esper_status esper_checkpoint_restore(esper_core *core,
+                                                const esper_checkpoint *checkpoint,
+                                                esper_checkpoint_delta *delta);
 
 /* ------------------------------------------------------------------------
  * Limits and figures

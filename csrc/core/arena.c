@@ -47,6 +47,15 @@ void *arena_take(arena_t *arena)
   return piece;
 }
 
+bool arena_reserve(arena_t *arena, size_t pieces)
+{
+  size_t chunk = sizeof(void *) + CHUNK_PIECES * arena->piece;
+  while (arena->bytes / chunk * CHUNK_PIECES - arena->live < pieces)
+    if (!arena_grow(arena))
+      return false;
+  return true;
+}
+
 void arena_give(arena_t *arena, void *piece)
 {
   *(void **)piece = arena->free;

@@ -20,6 +20,8 @@ void arena_init(arena_t *arena, size_t piece);
 void arena_destroy(arena_t *arena);
 /* NULL: no host memory. The content is undefined. */
 void *arena_take(arena_t *arena);
+/* So many pieces can be had without fail from now on. False: no host memory. */
+bool arena_reserve(arena_t *arena, size_t pieces);
 void arena_give(arena_t *arena, void *piece);
 bool arena_is_valid(const arena_t *arena);
 

@@ -92,6 +92,9 @@ bool pool_may_give_back(const segment_t *segment)
     return false;
   if (!pool->references)
     return stream_completed(pool->device->all_streams, pool->released);
+  /* A tree's graphs read inputs from memory that none of them was handed. */
+  if (pool->checkpointed && RULE(GRAPHS_KEEP_MEMORY))
+    return false;
   return !segment->captured && !segment->heap->capture;
 }
 
