@@ -176,8 +176,9 @@ def sentence(found: dict[str, dict[str, dict[str, float]]]) -> str:
     said = [f"{names[name]} win at {', '.join(sizes)}" for name, sizes in winners.items()]
     return (
         "; ".join(said).capitalize()
-        + ". Graphs win while launching takes longer than computing; once an image takes longer "
-        "to compute than to launch, compiled without graphs is as fast, and saves the copy."
+        + ". A graph saves the launches of a call's kernels, and costs its own launch, the "
+        "step's bookkeeping and the copy of the outputs: it wins where a call is left with many "
+        "small kernels after compilation, and loses where few are left."
     )
 
 
