@@ -262,7 +262,7 @@ def test_differing_outputs_are_counted(a: str, b: str, count: int) -> None:
 def test_the_policy_that_is_replayed_is_what_ran() -> None:
     jobs = load("jobs")
     policies = ("gate/mapped", "gate/classic")
-    assert jobs.policy_of(policies, None) == "gate/mapped"
+    assert jobs.policy_of(policies, "mapped") == "gate/mapped"
     assert jobs.policy_of(policies, "classic") == "gate/classic"
     with pytest.raises(SystemExit, match="gate/mapped"):
         jobs.policy_of(("gate/classic",), "mapped")
@@ -277,11 +277,11 @@ def test_a_replayed_peak_is_compared_with_the_run_of_ours(
     jobs, made = load("jobs"), results(tmp_path)
     trace = ROOT / "examples" / "traces" / "fsdp_like.pickle.gz"
     [recording] = replay.load_recordings(trace)
-    peak = replay.replay(recording).peak_reserved / jobs.MIB
+    peak = replay.replay(recording, "gate/classic").peak_reserved / jobs.MIB
 
     def run_worker(script: str, allocator: str, arguments: list[str], **more: Any) -> dict:
         Path(arguments[-1]).write_bytes(trace.read_bytes())
-        return {"machine": ABOUT, "peak_reserved_mib": peak / 1.03}
+        return {"machine": ABOUT, "segments": "classic", "peak_reserved_mib": peak / 1.03}
 
     monkeypatch.setattr(jobs, "run_worker", run_worker)
     jobs.compare_replay(made, "ppo", True, None)
