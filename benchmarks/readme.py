@@ -48,6 +48,12 @@ SHOWN = [
             ("llama_varlen", "Llama training on 64 to 512 tokens"),
         )
     ),
+    (
+        "malloc_times",
+        "gpt_train: malloc, the whole job, 99.9th percentile",
+        "native",
+        "99.9th percentile of malloc time, allocations of a recorded GPT-2 training",
+    ),
     ("startup", "import torch and esper_alloc", "import torch", "importing torch, and esper_alloc after it"),
     ("startup", "idle device memory", "native", "idle, device memory in use"),
     (
