@@ -124,16 +124,24 @@ def measure(allocator: str, name: str, small: bool) -> dict[str, Any]:
     }
 
 
+def segment_kinds() -> set[str]:
+    """The kinds of segments that PyTorch's allocator holds now."""
+    import torch
+
+    return {
+        "mapped" if one.get("is_expandable") else "classic"
+        for one in torch.cuda.memory_snapshot()
+    }
+
+
 def check_segments(allocator: str) -> None:
     """Raises where ours has taken segments, and none of the kind that the environment
     asks for."""
-    import torch
-
     wanted = os.environ.get("ESPER_ALLOC_SEGMENTS")
     if allocator != OURS or wanted is None:
         return
-    kinds = {bool(one.get("is_expandable")) for one in torch.cuda.memory_snapshot()}
-    if kinds and (wanted == "mapped") not in kinds:
+    kinds = segment_kinds()
+    if kinds and wanted not in kinds:
         raise RuntimeError(
             f"ESPER_ALLOC_SEGMENTS={wanted}, but no segment is {wanted}: this esper_alloc "
             "or this driver has no such segments"
@@ -141,7 +149,10 @@ def check_segments(allocator: str) -> None:
 
 
 def record(allocator: str, name: str, small: bool, path: str) -> dict[str, Any]:
-    """One pass with its history, which goes to `path`."""
+    """One pass with its history, which goes to `path`.
+
+    segments: the kind that was taken, mapped where there were both.
+    """
     import torch
 
     prepare(allocator)
@@ -153,7 +164,7 @@ def record(allocator: str, name: str, small: bool, path: str) -> dict[str, Any]:
     torch.cuda.synchronize()
     check_segments(allocator)
     torch.cuda.memory._dump_snapshot(path)
-    return {"machine": machine(), **memory_figures()}
+    return {"machine": machine(), "segments": max(segment_kinds()), **memory_figures()}
 
 
 # --- the conducting side -----------------------------------------------------
@@ -274,10 +285,8 @@ def add_rows(
                 results.compare(f"{title}: {name}", unit, rounds, key, OURS, peer)
 
 
-def policy_of(policies: Sequence[str], segments: str | None) -> str:
-    """The replay's policy that does what ours did on the GPU."""
-    if segments is None:
-        return policies[0]
+def policy_of(policies: Sequence[str], segments: str) -> str:
+    """The replay's policy that does what ours did on the GPU with such segments."""
     wanted = f"gate/{segments}"
     if wanted not in policies:
         raise SystemExit(f"the replay has no policy {wanted}; it has {', '.join(policies)}")
@@ -288,10 +297,8 @@ def compare_replay(results: Results, name: str, small: bool, segments: str | Non
     """Adds how far the replayed peaks are from that of ours on the GPU."""
     from esper_alloc import replay
 
-    policy = policy_of(replay.POLICIES, segments)
     arguments = ["--job", name, *(("--small",) if small else ())]
-    replayed: dict[str, float] = {}
-    ran = 0.0
+    recordings: dict[str, replay.Recording] = {}
     with tempfile.TemporaryDirectory() as folder:
         for allocator in (NATIVE, OURS):
             path = Path(folder) / "history.pickle"
@@ -301,13 +308,14 @@ def compare_replay(results: Results, name: str, small: bool, segments: str | Non
             )  # fmt: skip
             if results.run is None:
                 results.describe(figures["machine"])
-            [recording] = [
+            [recordings[allocator]] = [
                 one for one in replay.load_recordings(path) if one.history.device == 0
             ]
-            replayed[allocator] = replay.replay(recording, policy).peak_reserved / MIB
-            ran = figures["peak_reserved_mib"]
+    ran = figures["peak_reserved_mib"]  # of ours, the last one
+    policy = policy_of(replay.POLICIES, figures["segments"])
     title = title_of(name, segments)
-    for allocator, peak in replayed.items():
+    for allocator, recording in recordings.items():
+        peak = replay.replay(recording, policy).peak_reserved / MIB
         peer = f"the run on the GPU, history of {allocator}"
         results.row(f"{title}: replayed peak reserved", "MiB", [peak], [ran], peer)
         results.row(

@@ -141,6 +141,13 @@ def peak_bytes() -> int:
     return int(stats.get("requested_bytes.all.peak") or torch.cuda.max_memory_allocated())
 
 
+def take(size: int) -> Any:
+    """So many bytes, from this process's allocator."""
+    import torch
+
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
 def run_under_pressure(what: str, name: str, small: bool) -> dict[str, Any]:
     """failed: 1 where memory ran out; then there is no step_ms."""
     import torch
@@ -168,7 +175,7 @@ def run_under_pressure(what: str, name: str, small: bool) -> dict[str, Any]:
         took.append((time.perf_counter() - begin) * 1e3 / steps)
 
     def tight() -> None:
-        beside = torch.empty(int(LIMIT * IN_USE) - peak, dtype=torch.uint8, device="cuda")
+        beside = take(int(LIMIT * IN_USE) - peak)
         again(lambda: None)
         del beside
 

@@ -1,4 +1,5 @@
-"""Builds and loads pair.cpp, the measuring loops in C++, for the torch that is installed."""
+"""Builds and loads measuring loops in C++ (pair.cpp and others beside it), for the torch
+that is installed."""
 
 from __future__ import annotations
 
@@ -12,19 +13,21 @@ from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
-SOURCE = Path(__file__).with_name("pair.cpp")
-HEADERS = [SOURCE.parents[1] / "csrc" / name for name in ("python/capi.h", "esper_alloc.h")]
+FOLDER = Path(__file__).parent
+HEADERS = [FOLDER.parent / "csrc" / name for name in ("python/capi.h", "esper_alloc.h")]
 
 
-def load() -> ModuleType:
-    """The compiled loops; compiled on first use for this source, Python and torch.
+def load(name: str = "pair") -> ModuleType:
+    """The compiled loops of NAME.cpp, the module NAME_loops; compiled on first use for
+    this source, Python and torch.
 
     Raises RuntimeError with the compiler's output when they do not compile.
     """
     import torch
 
     torch.cuda.is_available()  # loads the libraries that the module links to
-    sources = b"".join(path.read_bytes() for path in (SOURCE, *HEADERS))
+    source = FOLDER / f"{name}.cpp"
+    sources = b"".join(path.read_bytes() for path in (source, *HEADERS))
     key = sha256(
         sources + f"{torch.__version__} {sysconfig.get_config_var('SOABI')}".encode()
     ).hexdigest()[:16]
@@ -32,18 +35,18 @@ def load() -> ModuleType:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise RuntimeError(f"{folder} belongs to somebody else; remove it")
-    built = folder / f"pair_loops-{key}.so"
+    built = folder / f"{name}_loops-{key}.so"
     if not built.exists():
-        compile_to(built)
-    loader = importlib.machinery.ExtensionFileLoader("pair_loops", str(built))
-    spec = importlib.util.spec_from_file_location("pair_loops", built, loader=loader)
+        compile_to(built, source)
+    loader = importlib.machinery.ExtensionFileLoader(f"{name}_loops", str(built))
+    spec = importlib.util.spec_from_file_location(f"{name}_loops", built, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
 
 
-def compile_to(built: Path) -> None:
+def compile_to(built: Path, source: Path) -> None:
     """Compiles the loops; the file appears whole or not at all."""
     import torch
     from torch.utils import cpp_extension
@@ -54,7 +57,7 @@ def compile_to(built: Path) -> None:
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     for include in cpp_extension.include_paths(device_type="cuda"):
         command += ["-isystem", include]
-    command += ["-I", sysconfig.get_paths()["include"], str(SOURCE)]
+    command += ["-I", sysconfig.get_paths()["include"], str(source)]
     libraries = cpp_extension.library_paths(device_type="cuda")
     for library in libraries:
         command += [f"-L{library}", f"-Wl,-rpath,{library}"]

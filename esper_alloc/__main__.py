@@ -1,4 +1,4 @@
-"""The command line: ``python -m esper_alloc {run,replay,doctor}``.
+"""The command line: ``python -m esper_alloc {run,replay,bench,doctor}``.
 
 Each command is a module with ``add_parser(subparsers)``; the namespace it
 parses has ``run(args) -> int``, the exit code. Only the module of the command
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "run": "run a Python script or module, unmodified, on esper_alloc",
     "replay": "run recorded memory histories through the allocator",
+    "bench": "measure this allocator beside PyTorch's own on this machine",
     "doctor": "say what esper_alloc found on this machine and what is wrong",
 }
 

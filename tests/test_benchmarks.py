@@ -19,7 +19,7 @@ SCRIPTS = sorted(
     for path in BENCHMARKS.glob("*.py")
     if "__main__" in path.read_text() and path.name != "readme.py"
 )
-MODULES = ("common", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth")
+MODULES = ("common", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth", "malloc_times")
 ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2"}
 
 
@@ -59,7 +59,7 @@ def test_help_needs_no_gpu(script: str) -> None:
     assert script in done.stdout
 
 
-@pytest.mark.parametrize("script", ["jobs", "limits", "startup"])
+@pytest.mark.parametrize("script", ["jobs", "limits", "startup", "malloc_times"])
 def test_without_a_gpu_a_sentence_says_so(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,7 +262,7 @@ def test_differing_outputs_are_counted(a: str, b: str, count: int) -> None:
 def test_the_policy_that_is_replayed_is_what_ran() -> None:
     jobs = load("jobs")
     policies = ("gate/mapped", "gate/classic")
-    assert jobs.policy_of(policies, None) == "gate/mapped"
+    assert jobs.policy_of(policies, "mapped") == "gate/mapped"
     assert jobs.policy_of(policies, "classic") == "gate/classic"
     with pytest.raises(SystemExit, match="gate/mapped"):
         jobs.policy_of(("gate/classic",), "mapped")
@@ -277,11 +277,11 @@ def test_a_replayed_peak_is_compared_with_the_run_of_ours(
     jobs, made = load("jobs"), results(tmp_path)
     trace = ROOT / "examples" / "traces" / "fsdp_like.pickle.gz"
     [recording] = replay.load_recordings(trace)
-    peak = replay.replay(recording).peak_reserved / jobs.MIB
+    peak = replay.replay(recording, "gate/classic").peak_reserved / jobs.MIB
 
     def run_worker(script: str, allocator: str, arguments: list[str], **more: Any) -> dict:
         Path(arguments[-1]).write_bytes(trace.read_bytes())
-        return {"machine": ABOUT, "peak_reserved_mib": peak / 1.03}
+        return {"machine": ABOUT, "segments": "classic", "peak_reserved_mib": peak / 1.03}
 
     monkeypatch.setattr(jobs, "run_worker", run_worker)
     jobs.compare_replay(made, "ppo", True, None)
@@ -481,6 +481,36 @@ def test_of_traces_with_one_name_the_first_is_taken(
     found = load("replay_peaks").traces()
     assert [path.name.split(".")[0] for path in found] == ["fsdp_like", "gpt_train", "other"]
     assert found[1].parent == ROOT / "examples" / "traces"
+
+
+# --- times of malloc -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "answer"), [(1, 0.999, 1), (2, 0.5, 1), (1000, 0.999, 999), (1001, 0.999, 1000), (3, 0.5, 2)]
+)
+def test_percentiles(count: int, share: float, answer: int) -> None:
+    values = list(range(count, 0, -1))
+    assert load("malloc_times").percentile(values, share) == answer
+
+
+def test_rows_of_malloc_times(tmp_path: Path) -> None:
+    times, made = load("malloc_times"), results(tmp_path)
+    fast = times.figures([[100] * 999 + [9000], [200] * 999 + [7000]], "whole")
+    assert fast == {"whole_median_us": 0.15, "whole_slow_us": 0.15, "whole_sum_us": 157.85}
+    slow = {key: 2 * value for key, value in fast.items()}
+    warm = times.figures([[50, 60]], "warm")
+    rounds = [
+        {
+            "esper_alloc": {"jobs": {"gpt": {**fast, **warm}}},
+            "native": {"jobs": {"gpt": {**slow, **warm}}},
+        }
+    ]
+    times.add_rows(made, rounds)
+    rows = rows_of(made)
+    row = rows["gpt: malloc, the whole job, 99.9th percentile", "native"]
+    assert (row["ratio"], row["goal"], row["met"]) == (0.5, 1.0, True)
+    assert {name for _, name in rows} == {"native"}
 
 
 # --- growth --------------------------------------------------------------------

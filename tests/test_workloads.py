@@ -68,3 +68,169 @@ def test_every_job_says_its_schedule(workloads):
     assert set(workloads.JOBS) == {"gpt2", "llama_varlen", "llama_decode", "resnet50", "ppo"}
     for job in workloads.JOBS.values():
         assert job.schedule and job.steps >= job.small_steps > 1 and job.passes > 1
+
+
+# --- the measuring side of jobs.py, limits.py and startup.py, on a CPU ---------------
+
+
+class Card:
+    """Stands for torch.cuda: a card with a limit on what a batch may be."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.limit = float("inf")
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [], raising=False)
+        for name, answer in (
+            ("synchronize", None),
+            ("empty_cache", None),
+            ("mem_get_info", (60 << 30, 140 << 30)),
+            ("set_per_process_memory_fraction", None),
+            ("memory_stats", {"requested_bytes.all.peak": 3 << 30, "num_alloc_retries": 2}),
+            ("max_memory_allocated", 4 << 30),
+            ("max_memory_reserved", 5 << 30),
+            ("memory_reserved", 2 << 30),
+            ("get_device_name", "a card"),
+            ("init", None),
+        ):
+            monkeypatch.setattr(torch.cuda, name, self.function(name, answer))
+
+    def function(self, name, answer):
+        def call(*arguments):
+            self.calls.append(name)
+            return answer
+
+        return call
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    return Card(monkeypatch)
+
+
+def script(monkeypatch: pytest.MonkeyPatch, workloads, name: str):
+    for other in ("jobs", "neighbour", "limits", "startup"):
+        monkeypatch.delitem(sys.modules, other, raising=False)
+    module = __import__(name)
+    if hasattr(module, "prepare"):
+        monkeypatch.setattr(module, "prepare", lambda allocator: torch.manual_seed(0))
+    return module
+
+
+@pytest.mark.parametrize("name", ["llama_varlen", "llama_decode", "ppo"])
+def test_a_measured_job_gives_every_figure(monkeypatch, workloads, card, name):
+    jobs = script(monkeypatch, workloads, "jobs")
+    monkeypatch.setattr(jobs, "nvidia_smi_used_mib", lambda: 81925.0)
+    found = jobs.measure("native", name, True)
+    assert len(found["outputs"]) == workloads.JOBS[name].small_steps
+    assert found["outputs"] == jobs.measure("native", name, True)["outputs"]
+    assert found["step_ms"] > 0 and found["first_step_ms"] > 0
+    assert found["beyond_reserved_mib"] == 80 * 1024 - 2048
+    assert found["smi_beyond_reserved_mib"] == 81925 - 2048
+    assert found["retries"] == 2
+
+
+def test_a_job_is_made_deterministic(monkeypatch, workloads, card):
+    jobs = __import__("jobs")
+    monkeypatch.setattr(jobs, "use_allocator", lambda name: card.calls.append(name))
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        jobs.prepare("native")
+        assert card.calls == ["native"]
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
+        torch.utils.deterministic.fill_uninitialized_memory = before
+
+
+def test_a_history_is_recorded(monkeypatch, workloads, card, tmp_path):
+    jobs = script(monkeypatch, workloads, "jobs")
+    said = []
+    monkeypatch.setattr(
+        torch.cuda.memory, "_record_memory_history", lambda *a, **k: said.append(("on", a, k))
+    )
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: said.append(path))
+    monkeypatch.setattr(
+        torch.cuda, "memory_snapshot", lambda: [{"is_expandable": True}, {"is_expandable": False}]
+    )
+    found = jobs.record("native", "ppo", True, "here")
+    assert found["segments"] == "mapped"
+    assert said == [("on", ("all",), {"context": None, "stacks": "python"}), "here"]
+    assert found["peak_reserved_mib"] == 5 * 1024
+
+
+def test_the_largest_batch_is_bisected(monkeypatch, workloads, card):
+    limits = script(monkeypatch, workloads, "limits")
+    monkeypatch.setattr(limits, "MOST", 16)
+    works = limits.trial
+
+    def trial(name, batch, small):
+        if batch > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+        works(name, min(batch, 2), True)
+
+    monkeypatch.setattr(limits, "trial", trial)
+    found = limits.measure("native", "batch", "llama_varlen", False)
+    assert found["batch"] == 5 and found["tries"] == 6  # 1, 2, 4, 8, 6, 5
+    assert card.calls.count("empty_cache") == 6
+    assert card.calls.count("set_per_process_memory_fraction") == 1
+
+
+def test_other_errors_than_lack_of_memory_are_not_hidden(monkeypatch, workloads):
+    limits = script(monkeypatch, workloads, "limits")
+    with pytest.raises(ValueError):
+        limits.survives(lambda: int("x"))
+
+
+def test_a_job_with_the_limit_in_use(monkeypatch, workloads, card):
+    limits = script(monkeypatch, workloads, "limits")
+    asked = []
+    monkeypatch.setattr(limits, "take", asked.append)
+    found = limits.run_under_pressure("tight", "ppo", True)
+    assert asked[0] == int((20 << 30) * 0.99) - (3 << 30)
+    assert found["failed"] == 0 and found["step_ms"] > 0 and found["retries"] == 2
+    assert found["peak_mib"] == 3 * 1024
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_job_beside_a_neighbour(monkeypatch, workloads, card, fails):
+    limits = script(monkeypatch, workloads, "limits")
+    left = []
+
+    class Client:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            left.append("ended")
+
+        def leave(self, size):
+            left.append(size)
+            if fails and len(left) == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory. More.\nMuch more.")
+
+    monkeypatch.setattr(limits, "Client", Client)
+    found = limits.run_under_pressure("neighbour", "ppo", True)
+    room = int(1.1 * (3 << 30)) - (2 << 30) + (64 << 20)
+    assert left == [room, 64 << 20, "ended"]
+    assert found["failed"] == int(fails)
+    assert found["why"] == ("CUDA out of memory. More." if fails else None)
+    assert (found["step_ms"] is None) == fails
+    assert "set_per_process_memory_fraction" not in card.calls
+
+
+def test_startup_measures_each_step(monkeypatch, workloads, card):
+    startup = script(monkeypatch, workloads, "startup")
+    monkeypatch.setattr(torch, "empty", lambda size, device: torch.zeros(size))
+    found = startup.measure("native")
+    assert set(found) == {
+        "machine", "torch_ms", "context_ms", "idle_mib", "first_ms", "first_allocation_us", "after_mib",
+    }  # fmt: skip
+    assert "import_ms" not in found and found["idle_mib"] == 80 * 1024
+    import esper_alloc
+
+    monkeypatch.setattr(esper_alloc, "enable", lambda: card.calls.append("enabled"))
+    found = startup.measure("esper_alloc")
+    assert found["torch_ms"] <= found["import_ms"] <= found["enabled_ms"]
+    assert "enabled" in card.calls

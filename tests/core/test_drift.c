@@ -15,6 +15,10 @@
 
 enum { CYCLES = 8, MOST_BLOCKS = 20000, LEAST_LOG = 12, MOST_LOG = 23 };
 
+/* Of the last cycles in the short run: lower it when the core gets better. */
+static const double MOST_RESERVED_PER_LIVE = 1.95;
+enum { SHORT_RUN = 2000000 };
+
 static const size_t MOST_BYTES = (size_t)4 << 30;
 
 typedef struct block {
@@ -63,7 +67,7 @@ static void drop(void) {
 
 static uint64_t operations(void) {
   const char *given = getenv("ESPER_DRIFT_OPERATIONS");
-  return given && *given ? strtoull(given, NULL, 10) : 2000000;
+  return given && *given ? strtoull(given, NULL, 10) : SHORT_RUN;
 }
 
 /* Of one cycle: the peak of reserved over that of live. */
@@ -98,6 +102,7 @@ TEST(drifting_sizes_do_not_fragment_more_and_more) {
   double late = (ratios[5] + ratios[6] + ratios[7]) / 3;
   printf("  early %.4f, late %.4f\n", early, late);
   CHECK(late <= 1.02 * early);
+  CHECK(operations() != SHORT_RUN || late <= MOST_RESERVED_PER_LIVE);
   CHECK(metadata[CYCLES - 1] <= metadata[3] * 110 / 100);
   while (block_count) drop();
   world_end(&w);

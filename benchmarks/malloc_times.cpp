@@ -1,0 +1,100 @@
+// The measuring loop of malloc_times.py: runs a recorded job's allocations and frees
+// on torch's current allocator and takes the time of each malloc. A plain CPython module.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+using Clock = std::chrono::steady_clock;
+
+// As esper_alloc/operations.py packs them.
+struct Operation {
+  uint32_t code, slot, stream, pool;
+  uint64_t size;
+};
+static_assert(sizeof(Operation) == 24);
+enum : uint32_t { ALLOC, FREE, FREE_PENDING, DONE };
+
+// ns of each malloc, in order. What a stream of the job still used when it was freed
+// is freed like the rest: the streams are idle here. What is left live at the end is
+// freed, untimed.
+std::vector<uint32_t> malloc_ns(const std::vector<Operation> &operations, size_t slots,
+                                size_t stream_count) {
+  std::vector<c10::cuda::CUDAStream> streams{c10::cuda::getDefaultCUDAStream()};
+  while (streams.size() < stream_count)
+    streams.push_back(c10::cuda::getStreamFromPool(false, 0));
+  std::vector<void *> blocks(slots, nullptr);
+  std::vector<uint32_t> times;
+  times.reserve(operations.size());
+  for (const Operation &one : operations) {
+    if (one.code == DONE)
+      continue;
+    void *&block = blocks.at(one.slot);
+    if (one.code == ALLOC) {
+      const cudaStream_t stream = streams.at(one.stream).stream();
+      const auto begin = Clock::now();
+      block = allocator::raw_alloc_with_stream(one.size, stream);
+      const auto took = std::chrono::nanoseconds(Clock::now() - begin).count();
+      times.push_back(uint32_t(std::min<int64_t>(took, UINT32_MAX)));
+    } else {
+      allocator::raw_delete(block);
+      block = nullptr;
+    }
+  }
+  for (void *block : blocks)
+    if (block)
+      allocator::raw_delete(block);
+  return times;
+}
+
+PyObject *py_malloc_ns(PyObject *, PyObject *args) {
+  Py_buffer packed;
+  Py_ssize_t slots, streams;
+  if (!PyArg_ParseTuple(args, "y*nn", &packed, &slots, &streams))
+    return nullptr;
+  std::vector<Operation> operations(size_t(packed.len) / sizeof(Operation));
+  std::memcpy(operations.data(), packed.buf, operations.size() * sizeof(Operation));
+  PyBuffer_Release(&packed);
+  std::vector<uint32_t> times;
+  std::string error;
+  Py_BEGIN_ALLOW_THREADS
+  try {
+    times = malloc_ns(operations, size_t(slots), size_t(streams));
+  } catch (const std::exception &e) {
+    error = e.what();
+  }
+  Py_END_ALLOW_THREADS
+  if (!error.empty()) {
+    PyErr_SetString(PyExc_RuntimeError, error.c_str());
+    return nullptr;
+  }
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(times.data()),
+                                   Py_ssize_t(times.size() * sizeof(uint32_t)));
+}
+
+PyMethodDef methods[] = {
+    {"malloc_ns", py_malloc_ns, METH_VARARGS,
+     "malloc_ns(packed operations, slots, streams) -> bytes: ns of each malloc, uint32"},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "malloc_times_loops", nullptr, -1, methods,
+                      nullptr, nullptr, nullptr, nullptr};
+
+} // namespace
+
+PyMODINIT_FUNC PyInit_malloc_times_loops() { return PyModule_Create(&module); }
