@@ -6,6 +6,7 @@
 //   statistics.cpp   memory_stats() and its resets
 //   snapshot.cpp     _snapshot()
 //   pools.cpp        private pools, which graphs and MemPools use
+//   checkpoints.cpp  their blocks written down and put back
 //   history.cpp      _record_memory_history() and annotations
 //   unsupported.cpp  what raises, naming itself
 #pragma once
@@ -116,7 +117,7 @@ class Allocator final : public native::CUDAAllocator {
       bool use_on_oom) override;
   void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) override;
 
-  // unsupported.cpp
+  // checkpoints.cpp
   bool checkPoolLiveAllocations(
       c10::DeviceIndex device,
       c10::MempoolId_t pool,
@@ -127,6 +128,8 @@ class Allocator final : public native::CUDAAllocator {
   native::CheckpointDelta setCheckpointPoolState(
       c10::DeviceIndex device,
       std::shared_ptr<native::AllocatorState> state) override;
+
+  // unsupported.cpp
   native::ShareableHandle shareIpcHandle(void* ptr) override;
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
   void attachAllocatorTraceTracker(

@@ -17,31 +17,11 @@ void throw_unsupported(const char* method, const char* asked_by) {
 
 namespace {
 
-constexpr const char* graph_trees = "torch.compile's CUDA graph trees";
 constexpr const char* sharing =
     "torch.multiprocessing queues and other CUDA tensors shared between "
     "processes";
 
 } // namespace
-
-bool Allocator::checkPoolLiveAllocations(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/,
-    const std::unordered_set<void*>& /*expected*/) {
-  throw_unsupported("checkPoolLiveAllocations", graph_trees);
-}
-
-std::shared_ptr<native::AllocatorState> Allocator::getCheckpointState(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/) {
-  throw_unsupported("getCheckpointState", graph_trees);
-}
-
-native::CheckpointDelta Allocator::setCheckpointPoolState(
-    c10::DeviceIndex /*device*/,
-    std::shared_ptr<native::AllocatorState> /*state*/) {
-  throw_unsupported("setCheckpointPoolState", graph_trees);
-}
 
 native::ShareableHandle Allocator::shareIpcHandle(void* /*ptr*/) {
   throw_unsupported("shareIpcHandle", sharing);
