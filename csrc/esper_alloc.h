@@ -261,6 +261,40 @@ ESPER_API esper_status esper_pool_release(esper_core *core, int device,
                                           uint64_t id_first,
                                           uint64_t id_second);
 
+enum {
+  /* When memory is short, a request for the default pool may have free memory of
+     this one, unless graphs were captured into it. */
+  ESPER_POOL_USE_ON_OOM = 1u,
+  ESPER_POOL_NO_SPLIT = 2u /* a request gets a segment, whole                  */
+};
+
+/* Replaces the pool's flags that are in `which`. ESPER_INVALID: there is no such
+ * pool, or no such flag. */
+ESPER_API esper_status esper_pool_set_flags(esper_core *core, int device,
+                                            uint64_t id_first,
+                                            uint64_t id_second,
+                                            unsigned which, unsigned flags);
+
+/* An allocator that a pool's segments come from. Called with no lock held, from
+ * any thread; must not call the core for memory of that pool. */
+typedef struct esper_source {
+  /* `size` bytes on `device`, which start at a multiple of 512 bytes.
+   * ESPER_OUT_OF_MEMORY: there are none; another status fails the malloc. */
+  esper_status (*obtain)(void *context, int device, size_t size,
+                         void **address);
+  /* Nobody uses the memory any more, on any stream. */
+  void (*give_back)(void *context, int device, void *address, size_t size);
+  /* The pool is gone. May be NULL. */
+  void (*drop)(void *context);
+  void *context;
+} esper_source;
+
+/* For a pool that was just made. ESPER_INVALID: it has memory, or a source. */
+ESPER_API esper_status esper_pool_set_source(esper_core *core, int device,
+                                             uint64_t id_first,
+                                             uint64_t id_second,
+                                             const esper_source *source);
+
 /* References to the pool; 0 where there is none. */
 ESPER_API int esper_pool_use_count(esper_core *core, int device,
                                    uint64_t id_first, uint64_t id_second);

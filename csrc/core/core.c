@@ -17,6 +17,7 @@
 #include "pool.h"
 #include "segment.h"
 #include "settle.h"
+#include "source.h"
 #include "stats.h"
 #include "stream.h"
 #include "trace.h"
@@ -99,11 +100,12 @@ static void device_destroy(device_t *device)
           record_drop(use->record);
         place_drop(&use->place);
       }
-    call_memory_free(core, device->index, s->address);
+    source_give_back(s->heap->pool, s->address, s->size);
   }
   for (pool_t *pool = device->pools, *next; pool; pool = next) {
     next = pool->next;
     pool_destroy_heaps(pool);
+    source_drop(pool);
     if (pool != &device->default_pool)
       free(pool);
   }

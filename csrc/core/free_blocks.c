@@ -328,7 +328,9 @@ block_t *free_blocks_unite(run_t run, size_t size)
   free_blocks_satisfied(run.last);
   if (!RULE(RUN_REST_KEEPS_USES) && run.first != run.last)
     uses_drop(device, run.last);
-  if (config_splits(config_of(device->core), run.size, size, run.last->segment->large)) {
+  const segment_t *segment = run.last->segment;
+  if (!segment->heap->pool->no_split &&
+      config_splits(config_of(device->core), run.size, size, segment->large)) {
     block_t *rest = block_split(device, run.last, size - before);
     if (rest)
       free_blocks_add(rest);

@@ -8,7 +8,8 @@
  *   4. a completed block of another heap, lent
  *   5. a new segment
  *   6. what the embedder's callback frees
- *   7. any block that a gate can make ready, other heaps included
+ *   7. any block that a gate can make ready, other heaps included, and then those
+ *      of pools that may be used when memory is short
  *   8. a pending block, the host waiting for it; then whatever a synchronised
  *      device leaves free; then a new segment after giving cached ones back
  * and then reports that memory is exhausted. Each step takes the device's lock
@@ -167,6 +168,25 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
   return grow(q, status);
 }
 
+/* What other pools have to spare when memory is short. */
+static block_t *find_in_spare_pools(const request_t *q)
+{
+  block_t *block = NULL;
+  if (q->pool != &q->device->default_pool)
+    return NULL;
+  for (pool_t *pool = NULL; (pool = pool_next_spare(q->device, pool));) {
+    request_t there = *q;
+    there.pool = pool;
+    lock(&q->device->lock);
+    there.heap = block ? NULL : pool_heap(pool, q->stream.stream, 0);
+    unlock(&q->device->lock);
+    if (there.heap && !(block = take_retired(&there, false)) && !(block = borrow(&there)) &&
+        !(block = heap_gate_own(&there, true)))
+      block = heap_gate_other(&there);
+  }
+  return block;
+}
+
 /* Step 8: the host waits. */
 static block_t *wait_and_release(const request_t *q, esper_status *status)
 {
@@ -180,7 +200,8 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   bool may_wait = settle_may_wait(q->device);
   if (may_wait)
     settle_device(q->device);
-  if ((block = take_retired(q, false)) || (block = borrow(q)) || !may_wait)
+  if ((block = take_retired(q, false)) || (block = borrow(q)) || !may_wait ||
+      (block = find_in_spare_pools(q)))
     return block;
   size_t wanted = config_segment_size(q->config, q->size);
   if (heap_release(q->device, NULL, NULL, wanted) && (block = grow(q, status)))
@@ -197,7 +218,8 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
     return block;
   if (q->capture)
     return heap_gate_inside(q);
-  if ((block = heap_gate_own(q, true)) || (block = heap_gate_other(q)))
+  if ((block = heap_gate_own(q, true)) || (block = heap_gate_other(q)) ||
+      (block = find_in_spare_pools(q)))
     return block;
   return wait_and_release(q, status);
 }

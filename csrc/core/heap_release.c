@@ -53,6 +53,7 @@ size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, siz
       pool_leave(of);
     pool_collect(device);
     unlock(&device->lock);
+    pool_bury(device);
   }
   return released;
 }

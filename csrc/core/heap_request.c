@@ -13,7 +13,8 @@
 void request_hand_out(const request_t *q, block_t *block)
 {
   free_blocks_satisfied(block);
-  if (config_splits(q->config, block->size, q->size, q->large)) {
+  if (!block->segment->heap->pool->no_split &&
+      config_splits(q->config, block->size, q->size, q->large)) {
     block_t *rest = block_split(q->device, block, q->size);
     if (rest)
       free_blocks_add(rest);

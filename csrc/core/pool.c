@@ -9,6 +9,7 @@
 #include "opening.h"
 #include "seal.h"
 #include "settle.h"
+#include "source.h"
 #include "stream.h"
 
 /* ---- pools ------------------------------------------------------------- */
@@ -63,7 +64,7 @@ void pool_note_work(pool_t *pool)
   atomic_store(&all->holds, true);
 }
 
-static bool has_memory(const pool_t *pool)
+bool pool_has_memory(const pool_t *pool)
 {
   for (const segment_t *s = pool->device->first_segment; s; s = s->next)
     if (s->heap->pool == pool)
@@ -75,13 +76,27 @@ void pool_collect(device_t *device)
 {
   for (pool_t **link = &device->pools; *link;) {
     pool_t *pool = *link;
-    if (pool->references || pool->busy || pool->open || has_memory(pool)) {
+    if (pool->references || pool->busy || pool->open || pool_has_memory(pool)) {
       link = &pool->next;
     } else {
       *link = pool->next;
       pool_destroy_heaps(pool);
-      free(pool);
+      pool->next = device->gone_pools;
+      device->gone_pools = pool;
     }
+  }
+}
+
+void pool_bury(device_t *device)
+{
+  lock(&device->lock);
+  pool_t *pool = device->gone_pools;
+  device->gone_pools = NULL;
+  unlock(&device->lock);
+  for (pool_t *next; pool; pool = next) {
+    next = pool->next;
+    source_drop(pool);
+    free(pool);
   }
 }
 
@@ -283,6 +298,7 @@ esper_status esper_pool_end(esper_core *core, int index, uint64_t first, uint64_
   pool->open = false;
   pool_collect(device);
   unlock(&device->lock);
+  pool_bury(device);
   return ESPER_OK;
 }
 
@@ -299,6 +315,7 @@ esper_status esper_pool_release(esper_core *core, int index, uint64_t first, uin
   else
     status = no_pool(device, first, second);
   unlock(&device->lock);
+  pool_bury(device);
   return status;
 }
 
@@ -332,5 +349,6 @@ esper_status esper_pool_empty(esper_core *core, int index, uint64_t first, uint6
   pool_leave(pool);
   pool_collect(device);
   unlock(&device->lock);
+  pool_bury(device);
   return status;
 }

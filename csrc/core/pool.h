@@ -18,8 +18,15 @@ void pool_leave(pool_t *pool);
 
 /* Nobody refers to the pool: what runs now may still be its graphs. */
 void pool_note_work(pool_t *pool);
+bool pool_has_memory(const pool_t *pool);
 /* Pools that nobody refers to and that have no memory any more go. */
 void pool_collect(device_t *device);
+/* What is left of them. Without the lock. */
+void pool_bury(device_t *device);
+
+/* The pool after this one (NULL: the first) that may serve a request for the default
+ * pool when memory is short: entered, and the one before left. NULL: none. */
+pool_t *pool_next_spare(device_t *device, pool_t *pool);
 
 /* Whether a segment, wholly free and owing nothing, may go back to the driver:
  * not while a graph may touch it, nor while its pool is being allocated to. */

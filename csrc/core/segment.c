@@ -1,12 +1,12 @@
 #include "segment.h"
 
 #include "block.h"
-#include "call.h"
 #include "config.h"
 #include "error.h"
 #include "free_blocks.h"
 #include "map.h"
 #include "marks.h"
+#include "source.h"
 #include "stats.h"
 #include "trace.h"
 
@@ -51,7 +51,6 @@ static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool l
 esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block)
 {
   device_t *device = heap->pool->device;
-  core_t *core = device->core;
 
   /* What is being obtained counts, or two threads would pass the limit. */
   lock(&device->lock);
@@ -66,20 +65,19 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
                      limit, device->index);
 
   uintptr_t address = 0;
-  esper_status status = call_memory_alloc(core, device->index, size, &address);
-  if (status != ESPER_OK)
-    error_from_driver(core, status);
+  esper_status status = source_obtain(heap->pool, size, &address);
+  bool drivers = !heap->pool->source.obtain;
 
   lock(&device->lock);
   device->reserving -= size;
-  if (status == ESPER_OUT_OF_MEMORY)
+  if (status == ESPER_OUT_OF_MEMORY && drivers)
     device->refused = size;
-  else if (status == ESPER_OK && size >= device->refused)
+  else if (status == ESPER_OK && drivers && size >= device->refused)
     device->refused = 0;
   *block = status == ESPER_OK ? segment_add(heap, address, size, large) : NULL;
   unlock(&device->lock);
   if (status == ESPER_OK && !*block) {
-    call_memory_free(core, device->index, address);
+    source_give_back(heap->pool, address, size);
     return error_set(ESPER_HOST_MEMORY, "no host memory for a segment");
   }
   return status;
@@ -115,12 +113,10 @@ bool segment_release(device_t *device, block_t *block)
   lock(&device->lock);
   segment_leaves(device, block);
   unlock(&device->lock);
-  esper_status status =
-      call_memory_free(device->core, device->index, block->segment->address);
-  if (status != ESPER_OK)
-    error_from_driver(device->core, status);
+  const segment_t *segment = block->segment;
+  bool taken = source_give_back(segment->heap->pool, segment->address, segment->size);
   lock(&device->lock);
-  if (status == ESPER_OK) {
+  if (taken) {
     device->refused = 0;
     arena_give(&device->segments, block->segment);
     block_discard(device, block);
@@ -128,7 +124,7 @@ bool segment_release(device_t *device, block_t *block)
     segment_stays(device, block);
   }
   unlock(&device->lock);
-  return status == ESPER_OK;
+  return taken;
 }
 
 esper_status segment_pin(core_t *core, const void *ptr, void **address)

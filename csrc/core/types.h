@@ -218,6 +218,9 @@ struct esper_pool {
   bool checkpointed; /* for a tree of graphs, which touch all of its memory   */
   uint64_t released; /* what of all streams' work was there when the last
                         reference went, or the last block after that          */
+  bool use_on_oom;   /* serves the default pool's requests when memory is short */
+  bool no_split;     /* a segment is one block                                */
+  esper_source source; /* all zero: the driver                                */
   heap_t *heaps;
   pool_t *next;
 };
@@ -258,6 +261,7 @@ struct device {
   mutex_t lock; /* all below, and all heaps, segments, blocks, uses   */
   pool_t *pools;        /* the default pool is `default_pool`                 */
   pool_t default_pool;
+  pool_t *gone_pools;   /* to be buried without the lock: their sources are not ours */
   opening_t *openings;  /* newest first                                       */
   atomic_int opening_count;
   segment_t *first_segment, *last_segment;

@@ -31,7 +31,7 @@
   F(record_use) F(record_use_event) F(record_stream) F(free_after_all)      \
   F(retire) F(empty_cache) F(pool_create)                                   \
   F(pool_begin) F(pool_end) F(pool_release) F(pool_use_count) F(pool_empty) \
-  F(pool_live_are)                                                          \
+  F(pool_live_are) F(pool_set_flags) F(pool_set_source)                     \
   F(checkpoint_take) F(checkpoint_free) F(checkpoint_restore)               \
   F(set_memory_fraction) F(get_memory_fraction) F(configure) F(get_config)  \
   F(get_stats) F(reset_peak_stats) F(reset_accumulated_stats)               \

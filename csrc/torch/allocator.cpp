@@ -68,7 +68,7 @@ inline void tell_of_free(void* ptr) {
   if (status == ESPER_OUT_OF_MEMORY) {
     throw_out_of_memory();
   }
-  rethrow_filter_failure();
+  rethrow_callback_failure();
   throw_status(status, "allocating memory");
 }
 

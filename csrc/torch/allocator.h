@@ -6,6 +6,7 @@
 //   statistics.cpp   memory_stats() and its resets
 //   snapshot.cpp     _snapshot()
 //   pools.cpp        private pools, which graphs and MemPools use
+//   checkpoints.cpp  their blocks written down and put back
 //   history.cpp      _record_memory_history(), annotations, watchers of segments
 //   sharing.cpp      memory that other processes open
 //   unsupported.cpp  what raises, naming itself
@@ -126,7 +127,7 @@ class Allocator final : public native::CUDAAllocator {
       bool use_on_oom) override;
   void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) override;
 
-  // unsupported.cpp
+  // checkpoints.cpp
   bool checkPoolLiveAllocations(
       c10::DeviceIndex device,
       c10::MempoolId_t pool,
@@ -137,6 +138,8 @@ class Allocator final : public native::CUDAAllocator {
   native::CheckpointDelta setCheckpointPoolState(
       c10::DeviceIndex device,
       std::shared_ptr<native::AllocatorState> state) override;
+
+  // unsupported.cpp
   // Virtual in the base only from PyTorch 2.12 on or later, so `override`
   // cannot stand here. The observer has the type of the one above, under
   // another name.

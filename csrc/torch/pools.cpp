@@ -1,55 +1,83 @@
 // Private pools: the memory of graphs and MemPools. A pool is opened and closed
-// for allocations (begin, end); its filter says which of them it serves.
+// for allocations (begin, end); its filter says which of them it serves. Its
+// segments may come from an allocator of its own.
 #include "pools.h"
 
-#include <pybind11/pybind11.h>
+#include <c10/cuda/CUDAGuard.h>
 
 #include <exception>
-#include <optional>
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "allocator.h"
 #include "core_api.h"
-#include "unsupported.h"
 
 namespace esper {
 namespace {
 
 using Filter = std::function<bool(cudaStream_t)>;
 
-thread_local std::exception_ptr filter_failure;
+// The core is C: what a callback throws is kept until the malloc has failed.
+thread_local std::exception_ptr failure;
 
-// The core is C: what a filter throws is kept until the malloc has failed.
 int ask(void* filter, void* stream) {
   try {
     return (*static_cast<Filter*>(filter))(static_cast<cudaStream_t>(stream))
         ? 1
         : 0;
   } catch (...) {
-    filter_failure = std::current_exception();
+    failure = std::current_exception();
     return -1;
   }
 }
 
-// use_mem_pool() comes with the GIL, a capture without. What a pool that is begun
-// waits for may need another thread of Python to go on.
-class WithoutGil {
- public:
-  WithoutGil() {
-    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
-      released_.emplace();
-    }
-  }
-
- private:
-  std::optional<pybind11::gil_scoped_release> released_;
+// Another allocator, that a MemPool's segments come from.
+struct Segments {
+  std::shared_ptr<native::CUDAAllocator> from;
 };
+
+esper_status obtain_segment(
+    void* context,
+    int device,
+    size_t size,
+    void** address) {
+  try {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    *address = static_cast<Segments*>(context)->from->raw_alloc(size);
+    return *address != nullptr ? ESPER_OK : ESPER_OUT_OF_MEMORY;
+  } catch (const c10::OutOfMemoryError&) {
+    return ESPER_OUT_OF_MEMORY;
+  } catch (...) {
+    failure = std::current_exception();
+    return ESPER_INVALID;
+  }
+}
+
+void give_segment_back(
+    void* context,
+    int device,
+    void* address,
+    size_t /*size*/) {
+  try {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    static_cast<Segments*>(context)->from->raw_delete(address);
+  } catch (const std::exception& error) {
+    TORCH_WARN(
+        "esper_alloc: a MemPool's allocator did not take a segment back: ",
+        error.what());
+  }
+}
+
+void drop_segments(void* context) {
+  delete static_cast<Segments*>(context);
+}
 
 } // namespace
 
-void rethrow_filter_failure() {
-  if (filter_failure) {
-    std::rethrow_exception(std::exchange(filter_failure, nullptr));
+void rethrow_callback_failure() {
+  if (failure) {
+    std::rethrow_exception(std::exchange(failure, nullptr));
   }
 }
 
@@ -93,31 +121,51 @@ void Allocator::createOrIncrefPool(
     c10::DeviceIndex device,
     c10::MempoolId_t pool,
     std::shared_ptr<native::CUDAAllocator> segments) {
-  if (segments) {
-    throw_unsupported(
-        "createOrIncrefPool with an allocator",
-        "torch.cuda.MemPool(allocator=...)");
-  }
   esper_pool* made = nullptr;
   check(
       capi().pool_create(core(), device, pool.first, pool.second, &made),
       "making a pool");
+  if (segments == nullptr || segments.get() == this) {
+    return; // whose segments are ours
+  }
+  auto kept = std::make_unique<Segments>(Segments{std::move(segments)});
+  const esper_source source{
+      &obtain_segment, &give_segment_back, &drop_segments, kept.get()};
+  const esper_status status = capi().pool_set_source(
+      core(), device, pool.first, pool.second, &source);
+  if (status != ESPER_OK) {
+    const std::string why = capi().last_error();
+    capi().pool_release(core(), device, pool.first, pool.second);
+    TORCH_CHECK(false, "esper_alloc, making a pool: ", why);
+  }
+  kept.release(); // the core's until the pool is gone
 }
 
 void Allocator::setUseOnOOM(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/,
+    c10::DeviceIndex device,
+    c10::MempoolId_t pool,
     bool use_on_oom) {
-  // Every MemPool says that it is not so when it goes.
-  if (use_on_oom) {
-    throw_unsupported("setUseOnOOM", "torch.cuda.MemPool(use_on_oom=True)");
-  }
+  check(
+      capi().pool_set_flags(
+          core(),
+          device,
+          pool.first,
+          pool.second,
+          ESPER_POOL_USE_ON_OOM,
+          use_on_oom ? ESPER_POOL_USE_ON_OOM : 0),
+      "setting use_on_oom of a pool");
 }
 
-void Allocator::setNoSplit(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/) {
-  throw_unsupported("setNoSplit", "torch.cuda.MemPool(no_split=True)");
+void Allocator::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  check(
+      capi().pool_set_flags(
+          core(),
+          device,
+          pool.first,
+          pool.second,
+          ESPER_POOL_NO_SPLIT,
+          ESPER_POOL_NO_SPLIT),
+      "setting no_split of a pool");
 }
 
 } // namespace esper

@@ -15,31 +15,6 @@ void throw_unsupported(const char* method, const char* asked_by) {
       " need; run this program on PyTorch's native allocator for now.");
 }
 
-namespace {
-
-constexpr const char* graph_trees = "torch.compile's CUDA graph trees";
-
-} // namespace
-
-bool Allocator::checkPoolLiveAllocations(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/,
-    const std::unordered_set<void*>& /*expected*/) {
-  throw_unsupported("checkPoolLiveAllocations", graph_trees);
-}
-
-std::shared_ptr<native::AllocatorState> Allocator::getCheckpointState(
-    c10::DeviceIndex /*device*/,
-    c10::MempoolId_t /*pool*/) {
-  throw_unsupported("getCheckpointState", graph_trees);
-}
-
-native::CheckpointDelta Allocator::setCheckpointPoolState(
-    c10::DeviceIndex /*device*/,
-    std::shared_ptr<native::AllocatorState> /*state*/) {
-  throw_unsupported("setCheckpointPoolState", graph_trees);
-}
-
 c10::DataPtr Allocator::allocateWithAddress(
     size_t /*size*/,
     void* /*address*/) {

@@ -115,6 +115,44 @@ static int is_captured(void *context, void *stream) {
   return stream == streams[0].handle || stream == streams[1].handle;
 }
 
+static void *get_from_pool(size_t size, esper_stream *both) {
+  if (esper_pool_begin(core, 0, 5, 0, is_captured, both) != ESPER_OK)
+    return NULL;
+  void *ptr = get(size, both[0]);
+  EXPECT(esper_pool_end(core, 0, 5, 0, NULL) == ESPER_OK);
+  EXPECT(esper_pool_release(core, 0, 5, 0) == ESPER_OK);
+  return ptr;
+}
+
+/* A checkpoint of the pool is taken, and put back when one block was freed and
+ * another one, which ends a read with its free, is younger. */
+static void checkpoint(esper_stream *both) {
+  esper_checkpoint *taken;
+  esper_checkpoint_delta delta;
+  /* Replays are the program's to order. */
+  sim_stream_wait_stream(s, 0, both[0].handle, 0, both[1].handle);
+  void *x = get_from_pool(3 * MIB, both);
+  if (esper_checkpoint_take(core, 0, 5, 0, &taken) != ESPER_OK) return;
+  void *y = get_from_pool(9 * MIB, both);
+  use(both[1], x, 0);
+  use_at_free(both[1], y);
+  put(x);
+  if (esper_checkpoint_restore(core, taken, &delta) == ESPER_OK) {
+    EXPECT(delta.freed_count == (y != NULL));
+    EXPECT(delta.live_count == (x != NULL));
+    if (y) {
+      live *freed = find(y);
+      *freed = blocks[--block_count];
+      sim_owner_end(s, y);
+    }
+    if (x) EXPECT(esper_free(core, x) == ESPER_OK);
+    EXPECT(esper_core_is_valid(core));
+    free(delta.freed);
+  }
+  put(get_from_pool(9 * MIB, both));
+  esper_checkpoint_free(taken);
+}
+
 /* A capture into a private pool: warm-up memory, a fork with marks of every
  * kind, reuse inside, replays, and the pool's end. The program is right whatever
  * the core was refused: it orders its readers itself before the end. */
@@ -160,6 +198,7 @@ static void pool_capture(esper_stream c, esper_stream d, bool known) {
     EXPECT(esper_pool_end(core, 0, 5, 0, NULL) == ESPER_OK);
     EXPECT(esper_pool_release(core, 0, 5, 0) == ESPER_OK);
   }
+  checkpoint(both);
   EXPECT(esper_pool_release(core, 0, 5, 0) == ESPER_OK);
 }
 

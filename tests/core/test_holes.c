@@ -336,6 +336,55 @@ TEST(hole_5_nor_when_memory_runs_out) {
   end();
 }
 
+/* The pool's own allocator, which the oracle sees as well. */
+static esper_status own_obtain(void *context, int device, size_t size,
+                               void **address) {
+  const esper_driver *driver = context;
+  return driver->memory_alloc(driver->self, device, size, (uintptr_t *)address);
+}
+
+static void own_give_back(void *context, int device, void *address,
+                          size_t size) {
+  const esper_driver *driver = context;
+  (void)size;
+  CHECK_OK(driver->memory_free(driver->self, device, (uintptr_t)address));
+}
+
+static esper_pool *pool_with_an_allocator(void) {
+  esper_pool *pool;
+  esper_source source = {own_obtain, own_give_back, NULL,
+                         (void *)sim_driver(w.s)};
+  CHECK_OK(esper_pool_create(w.core, 0, 5, 1, &pool));
+  CHECK_OK(esper_pool_set_source(w.core, 0, 5, 1, &source));
+  return pool;
+}
+
+TEST(hole_5_nor_to_an_allocator_of_its_own) {
+  begin(64);
+  esper_pool *pool = pool_with_an_allocator();
+  leave_a_ready_block_that_is_read(pool);
+  empty_cache_beside_captures(pool);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_LARGE].current, X * MIB);
+  end();
+}
+
+TEST(hole_5_nor_to_that_when_memory_runs_out) {
+  begin(X + Y + 2 + 4);
+  leave_a_ready_block_that_is_read(pool_with_an_allocator());
+  run_short_of_memory(Y + 4);
+  end();
+}
+
+TEST(hole_5_nor_when_its_pool_is_released) {
+  begin(64);
+  esper_pool *pool = pool_with_an_allocator();
+  leave_a_ready_block_that_is_read(pool);
+  CHECK_OK(esper_pool_release(w.core, 0, 5, 1));
+  empty_cache_beside_captures(NULL);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_LARGE].current, X * MIB);
+  end();
+}
+
 /* ---- 6: a pending block was taken though a ready one was there ---------------- */
 
 TEST(hole_6_a_ready_block_is_taken_before_a_pending_one) {

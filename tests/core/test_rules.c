@@ -418,6 +418,40 @@ TEST(memory_that_a_graph_may_touch_is_not_given_back) {
   end();
 }
 
+/* s reads what was one block; the checkpoint cuts it, and both parts are read. */
+TEST(putting_a_checkpoint_back_clears_nothing) {
+  for (int front = 0; front < 2; front++) {
+    esper_pool *pool;
+    esper_checkpoint *checkpoint;
+    esper_checkpoint_delta delta;
+    void *p[2], *whole;
+    begin(20);
+    CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+    for (int i = 0; i < 2; i++)
+      CHECK_OK(esper_malloc_from(w.core, pool, 10 * MIB - MIB, r, &p[i]));
+    CHECK_OK(esper_free(w.core, p[front]));
+    CHECK_OK(esper_checkpoint_take(w.core, 0, 7, 0, &checkpoint));
+    CHECK_OK(esper_free(w.core, p[!front]));
+    CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &whole));
+    sim_owner_begin(w.s, whole, 20 * MIB, 0, r.handle);
+    world_kernel(&w, r, whole);
+    read_and_mark(whole, r, s);
+    world_free(&w, whole);
+    CHECK_OK(esper_checkpoint_restore(w.core, checkpoint, &delta));
+    CHECK_EQ(delta.live_count, 1);
+    CHECK(delta.live[0] == p[!front]);
+    CHECK_OK(esper_free(w.core, p[!front]));
+    for (int i = 0; i < 2; i++) {
+      CHECK_OK(esper_malloc_from(w.core, pool, 9 * MIB, r, &p[i]));
+      sim_owner_begin(w.s, p[i], world_size(&w, p[i]), 0, r.handle);
+      world_kernel(&w, r, p[i]);
+    }
+    free(delta.freed);
+    esper_checkpoint_free(checkpoint);
+    end();
+  }
+}
+
 /* s may still read x when r's next node runs, but for an edge. */
 TEST(inside_a_capture_a_use_holds_until_its_nodes_come_before) {
   begin(64);

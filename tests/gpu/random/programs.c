@@ -987,6 +987,46 @@ static void pool_not_waited_for(thread *t)
   release_pool(2);
 }
 
+static block take_from(esper_pool *pool, size_t size)
+{
+  block b = {.size = size, .owner = R};
+  void *at = NULL;
+  must(esper_malloc_from(p.core, pool, size, p.streams[R], &at), "malloc_from");
+  machine_owner_begin(at, size, handle(R));
+  b.at = at;
+  return b;
+}
+
+/* 4j: S reads what was one block; the checkpoint cuts it. */
+static void checkpoint_of_what_is_read(thread *t)
+{
+  begin(ESPER_REUSE_GATE, 64);
+  esper_pool *pool;
+  esper_checkpoint *checkpoint;
+  esper_checkpoint_delta delta;
+  int front = chance(t, 2);
+  must(esper_pool_create(p.core, 0, POOL, 0, &pool), "pool_create");
+  block b[] = {take_from(pool, 9 * MIB), take_from(pool, 9 * MIB)};
+  void *kept = b[!front].at;
+  give(&b[front]);
+  must(esper_checkpoint_take(p.core, 0, POOL, 0, &checkpoint), "checkpoint_take");
+  give(&b[!front]);
+  block whole = take_from(pool, 20 * MIB);
+  write_block(&whole);
+  read_and_mark(&whole, S, LATE);
+  give(&whole);
+  must(esper_checkpoint_restore(p.core, checkpoint, &delta), "checkpoint_restore");
+  must(esper_free(p.core, kept), "free");
+  free(delta.freed);
+  esper_checkpoint_free(checkpoint);
+  for (int i = 0; i < 2; i++) {
+    b[i] = take_from(pool, 9 * MIB);
+    write_block(&b[i]);
+  }
+  end_of(b, 2);
+  release_pool(1);
+}
+
 /* 7d: R still writes what is freed to the pool while it is captured. */
 static void freed_while_captured(thread *t)
 {
@@ -1218,7 +1258,7 @@ static const struct {
     EPISODE(freed_while_captured), EPISODE(memory_of_a_graph),
     EPISODE(mark_beside_a_capture), EPISODE(captured_use),
     EPISODE(captured_owner_order), EPISODE(read_outside),
-    EPISODE(rendezvous_of_the_owner),
+    EPISODE(rendezvous_of_the_owner), EPISODE(checkpoint_of_what_is_read),
 #undef EPISODE
 };
 
