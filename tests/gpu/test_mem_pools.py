@@ -171,9 +171,6 @@ with torch.no_grad(), torch.cuda.use_mem_pool(pool):
         torch.cuda.current_stream().wait_stream(side)
         assert seen.item(), i
         del over, seen
-stats = esper_alloc.memory_stats()
-assert stats["uses_pending"] == 0
-assert esper_alloc.snapshot is not None
 held = sum(s["total_size"] for s in pool.snapshot())
 assert held > 0
 del pool
