@@ -219,6 +219,17 @@ SHOWN cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCapt
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
+#if CUDART_VERSION >= 13000
+SHOWN cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
+                                           enum cudaStreamCaptureStatus *status,
+                                           unsigned long long *id, cudaGraph_t *graph,
+                                           const cudaGraphNode_t **dependencies,
+                                           const cudaGraphEdgeData **edges, size_t *count) {
+  (void)stream, (void)id, (void)graph, (void)dependencies, (void)edges, (void)count;
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+#endif
 SHOWN cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   sim_stream_synchronize(s(), current, stream);
   return cudaSuccess;
@@ -299,3 +310,16 @@ REFUSED(cuModuleUnload)
 REFUSED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
 REFUSED(cuPointerGetAttribute)
 REFUSED(cuTensorMapEncodeTiled)
+
+static int refuse(void) { return 801; }
+
+/* What PyTorch looks up by name, and calls only for what is not simulated here. */
+SHOWN cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function,
+                                                   unsigned version, unsigned long long flags,
+                                                   enum cudaDriverEntryPointQueryResult *result) {
+  (void)symbol, (void)version, (void)flags;
+  int (*refused)(void) = refuse;
+  memcpy(function, &refused, sizeof refused);
+  if (result) *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
