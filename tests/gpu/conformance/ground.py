@@ -28,6 +28,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "memory": ("memory", {}),
     "figures": ("figures", {}),
     "snapshot": ("snapshot", {}),
+    "accounts": ("accounts", {}),
     "history": ("history", {}),
     "shortage": ("shortage", {}),
     "hooks": ("hooks", {}),
