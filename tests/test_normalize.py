@@ -502,6 +502,7 @@ def test_attributes_are_esper_lites() -> None:
     assert RunningMeanStd(4).mean.shape == (4,)
     assert "momentum=0.9" in repr(rms)
     signature = inspect.signature(RunningMeanStd)
+    assert RunningMeanStd(np.int64(4)).mean.shape == (4,)
     assert list(signature.parameters)[:4] == ["shape", "epsilon", "device", "momentum"]
     assert list(inspect.signature(RewardNormalizer).parameters)[:2] == ["clip", "epsilon"]
     assert list(inspect.signature(ValueNormalizer).parameters)[:3] == ["epsilon", "device", "momentum"]
@@ -557,6 +558,54 @@ def test_assigned_and_written_statistics_are_believed() -> None:
     assert int(rms.count) == 2000 and float(rms.mean[0]) == pytest.approx(0.5)
     with pytest.raises(ValueError, match="mean has shape"):
         rms.mean = torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    "name, value, error, words",
+    [
+        ("count", -5, ValueError, "count must be a number from 0 on"),
+        ("count", math.nan, ValueError, "count must be a number from 0 on"),
+        ("count", torch.tensor(math.inf), ValueError, "count must be a number from 0 on"),
+        ("count", 1e30, ValueError, r"below 2\*\*63"),
+        ("count", 2**63, ValueError, r"below 2\*\*63"),
+        ("count", torch.zeros(2), ValueError, "count must be one number"),
+        ("count", None, TypeError, "count must be numbers, not None"),
+        ("mean", "zero", TypeError, "mean must be numbers, not 'zero'"),
+        ("var", torch.ones(3) * 1j, ValueError, "var must be real numbers"),
+        ("var", [1.0, -1.0, 1.0], ValueError, "holds numbers that are no var"),
+    ],
+)
+def test_what_is_no_statistic_is_not_assigned(
+    name: str, value: Any, error: Any, words: str
+) -> None:
+    rms = RunningMeanStd(3)
+    rms.update(torch.randn(5, 3))
+    before = state_of(rms)
+    with pytest.raises(error, match=words):
+        setattr(rms, name, value)
+    assert unchanged(rms, before)
+
+
+def test_rewards_statistics_can_be_assigned() -> None:
+    """They are plain numbers in esper-lite."""
+    reward = RewardNormalizer()
+    reward.count = 10
+    reward.mean = 2.0
+    reward.m2 = 36.0
+    assert (float(reward.mean), float(reward.m2), int(reward.count)) == (2.0, 36.0, 10)
+    assert reward.normalize_only(4.0) == pytest.approx(2.0)
+    reward.update(2.0)
+    assert float(reward.m2) == pytest.approx(36.0) and int(reward.count) == 11
+    reward.count = 37
+    assert float(reward.m2) == pytest.approx(36.0)
+    assert reward.normalize_only(4.0) == pytest.approx(4.0)
+    fresh = RewardNormalizer()
+    before = state_of(fresh)
+    with pytest.raises(ValueError, match="set count first"):
+        fresh.m2 = 36.0
+    with pytest.raises(ValueError, match="holds numbers that are no m2"):
+        reward.m2 = -1.0
+    assert unchanged(fresh, before)
 
 
 def saved_and_loaded(state: Any) -> Any:
@@ -618,6 +667,11 @@ def test_esper_lites_files_load() -> None:
     assert (float(reward.mean), float(reward.m2), int(reward.count)) == (2.0, 36.0, 10)
 
 
+def reward_scale(normalizer: Any, statistics_: Any) -> Any:
+    normalizer.load_statistics(statistics_)
+    return normalizer.normalize_only(1.0)
+
+
 def test_statistics_of_others_load() -> None:
     sb3 = SimpleNamespace(mean=np.array([1.0, 2.0]), var=np.array([3.0, 4.0]), count=500.0001)
     rms = RunningMeanStd(2)
@@ -627,6 +681,20 @@ def test_statistics_of_others_load() -> None:
     rms.reset()
     rms.load_statistics({"mean": [1.0, 2.0], "var": [3.0, 4.0], "count": 7})
     assert int(rms.count) == 7
+
+    returns = SimpleNamespace(mean=np.array(1.0), var=np.array(4.0), count=500.0001)
+    for one in (ValueNormalizer(), RewardNormalizer(), RunningMeanStd(())):
+        one.load_statistics(returns)
+        assert int(one.count) == 500 and float(one._moments[1]) == 4.0
+        one.load_statistics({"running_mean": 2.0, "running_var": 9.0, "count": 100, "other": 1})
+        assert int(one.count) == 100 and float(one._moments[1]) == 9.0
+    assert float(reward_scale(RewardNormalizer(), returns)) == pytest.approx(0.5, rel=1e-2)
+
+    before = state_of(rms)
+    for odd in ({"mean": [1.0, 2.0], "count": 7}, {"mean": [1.0], "var": [1.0], "count": 7}, {}):
+        with pytest.raises(RuntimeError, match="Missing key|has shape"):
+            rms.load_statistics(odd)
+        assert unchanged(rms, before)
 
     games = {
         "net.norm.running_mean": torch.tensor([5.0, 6.0], dtype=torch.float64),
@@ -649,7 +717,15 @@ BAD_STATES = [
     ({"count": torch.zeros(2)}, "count must be one number"),
     ({"count": torch.tensor(-1)}, "count must be a number from 0 on"),
     ({"count": torch.tensor(math.nan)}, "count must be a number from 0 on"),
+    ({"count": 1e30}, "count must be a number from 0 on"),
+    ({"mean": None, "var": None, "count": None}, "Missing key"),
+    ({"var": "one"}, "var must be numbers"),
+    ({"mean": torch.zeros(3, device="meta")}, "mean must be real numbers"),
     ({"_extra_state": torch.zeros(3)}, "extra state is not one that this version"),
+    ({"_extra_state": {"epsilon": 1.0}}, "extra state is not one that this version"),
+    ({"_extra_state": torch.tensor([1, -1, 0.9, 0] + [1.0] * 9)}, "epsilon is a number"),
+    ({"_extra_state": torch.tensor([1, 0, 5.0, 0] + [1.0] * 9)}, "momentum is None or"),
+    ({"_extra_state": torch.tensor([1, 0, 0.9, 0] + [1.0] * 8 + [-1.0])}, "that are no moments"),
     ({"surprise": torch.zeros(3)}, 'Unexpected key.*"surprise"'),
     ({"count": None}, 'Missing key.*"count"'),
 ]
@@ -735,6 +811,17 @@ torch.testing.assert_close(ours._moments, one._moments, rtol=1e-12, atol=1e-12)
 both = [torch.zeros_like(ours._moments) for _ in range(2)]
 dist.all_gather(both, ours._moments)
 assert torch.equal(both[0], both[1]), "ranks drift"
+ours.mean = torch.full((4,), 5.0)  # what everybody wrote is not undone, nor counted as samples
+ours.var.fill_(2.0)
+ours.all_reduce()
+assert ours.mean.tolist() == [5.0] * 4 and ours.var.tolist() == [2.0] * 4
+assert int(ours.count) == 1500
+ours.count = 100
+ours.update(data[0, rank, :50])
+ours.all_reduce()
+assert int(ours.count) == 200
+wanted = (5.0 * 100.0001 + data[0, :, :50].sum((0, 1))) / 200.0001
+torch.testing.assert_close(ours._moments[0], wanted)
 average = RunningMeanStd(4, momentum=0.5)
 average.update(data[0, rank])
 average.all_reduce()
