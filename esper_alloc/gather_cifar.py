@@ -237,9 +237,10 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
         Raises:
             ValueError: also if the images were augmented with another seed.
         """
-        if self._augmented_with is not None and state.get("seed") != self._augmented_with:
+        seed = state.get("seed") if isinstance(state, Mapping) else None
+        if self._augmented_with is not None and seed not in (None, self._augmented_with):
             raise ValueError(
-                f"state has seed {state.get('seed')!r}, and cifar_precompute_aug augmented the "
+                f"state has seed {seed!r}, and cifar_precompute_aug augmented the "
                 f"images with seed {self._augmented_with}: make an iterator with the state's seed"
             )
         super().load_state_dict(state)
