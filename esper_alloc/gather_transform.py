@@ -89,8 +89,9 @@ class ImageTransform:
         object.__setattr__(self, "crop", check_integer("crop", self.crop))
         if not 0 <= self.crop <= MAX_CROP:
             raise ValueError(f"crop must be from 0 to {MAX_CROP} (got {self.crop})")
-        if not isinstance(self.flip, numbers.Real):
-            raise TypeError(f"flip must be a number (got {self.flip!r})")
+        flip: object = self.flip
+        if not isinstance(flip, numbers.Real):
+            raise TypeError(f"flip must be a number (got {flip!r})")
         if not 0 <= self.flip <= 1:
             raise ValueError(f"flip must be a probability, from 0 to 1 (got {self.flip})")
 

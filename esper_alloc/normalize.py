@@ -756,7 +756,8 @@ class RunningMeanStd(_Normalizer):
         *,
         strict_device: bool = False,
     ) -> None:
-        size = (int(shape),) if isinstance(shape, numbers.Integral) else tuple(_untyped(shape))
+        given = _untyped(shape)  # NumPy's integers are none for a type checker
+        size = (int(given),) if isinstance(given, numbers.Integral) else tuple(given)
         super().__init__(size, epsilon, device, momentum, _checked_epsilon(epsilon), strict_device)
 
     def update(
