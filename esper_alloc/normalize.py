@@ -241,8 +241,10 @@ class _Normalizer(nn.Module):
 
     # --- values -------------------------------------------------------------------
 
-    def _admit(self, x: Tensor) -> None:
-        """Raises unless x can be served; moves the statistics to it if they must."""
+    def _admit(
+        self, x: Tensor, mask: Tensor | None = None, weights: Tensor | None = None
+    ) -> None:
+        """Raises unless x can be served; then moves the statistics to it if they must."""
         name = type(self).__name__
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} takes a tensor, not {type(x).__name__}")
@@ -257,10 +259,11 @@ class _Normalizer(nn.Module):
                 f"{name} of shape {tuple(self.shape)} was given values of shape {tuple(x.shape)}: "
                 f"its last dimensions must be the normaliser's shape"
             )
+        self._check_selection(x, mask, weights)
         if x.device != self._moments.device:
             self._move_to_values(x.device)
 
-    def _checked_selection(
+    def _check_selection(
         self, x: Tensor, mask: Tensor | None, weights: Tensor | None
     ) -> None:
         rows = x.shape[: x.dim() - len(self.shape)]
@@ -309,8 +312,7 @@ class _Normalizer(nn.Module):
             )
             if done is not NotImplemented:
                 return
-        self._admit(x)
-        self._checked_selection(x, mask, weights)
+        self._admit(x, mask, weights)
         operators = torch.ops.esper_alloc if self._has_kernels else moments
         operators.normalizer_update_(
             self._moments,
@@ -393,8 +395,7 @@ class _Normalizer(nn.Module):
             )
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
-        self._admit(x)
-        self._checked_selection(x, mask, weights)
+        self._admit(x, mask, weights)
         if not self._has_kernels or (x.requires_grad and torch.is_grad_enabled()):
             self._update(x, mask, weights)
             return self._normalize(x, clip)

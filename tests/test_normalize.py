@@ -366,6 +366,23 @@ def test_bad_masks_and_weights_are_refused(
     assert unchanged(rms, before)
 
 
+@pytest.mark.parametrize("method", ["update", "update_and_normalize"])
+def test_what_is_refused_moves_nothing(method: str) -> None:
+    rms = RunningMeanStd(3)
+    x = torch.zeros(5, 3, device="meta")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given_ in (
+            {"mask": torch.ones(4, dtype=torch.bool, device="meta")},
+            {"weights": torch.ones(5)},
+        ):
+            with pytest.raises(ValueError, match="mask has shape|weights is on cpu"):
+                getattr(rms, method)(x, **given_)
+        with pytest.raises(ValueError, match="its last dimensions"):
+            getattr(rms, method)(torch.zeros(5, 4, device="meta"))
+    assert rms.device.type == "cpu"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [{"epsilon": -1.0}, {"epsilon": math.nan}, {"epsilon": "small"}, {"momentum": 1.0},
