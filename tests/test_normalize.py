@@ -273,7 +273,9 @@ def test_a_batch_in_parts_is_the_batch() -> None:
     torch.testing.assert_close(whole._moments, parts._moments, rtol=1e-12, atol=0)
 
 
-def test_threads_do_not_change_a_bit() -> None:
+def test_threads_do_not_change_a_bit(route: str) -> None:
+    if route == "plain":
+        pytest.skip("PyTorch's own sums depend on the threads")
     x = torch.randn(30000, 7)
     threads = torch.get_num_threads()
     results = []
@@ -285,8 +287,7 @@ def test_threads_do_not_change_a_bit() -> None:
             results.append(rms._moments.clone())
     finally:
         torch.set_num_threads(threads)
-    if normalize._COMPILED is not None:
-        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
 def test_counts_are_exact_beyond_float32() -> None:
@@ -952,8 +953,10 @@ def test_strict_device_raises(make: Any, method: str, shape: Any) -> None:
 
 def test_a_device_without_an_index_is_the_device() -> None:
     """Devices are compared, not their names."""
-    rms = RunningMeanStd(3, device=torch.device("cpu"), strict_device=True)
-    rms.update(torch.randn(4, 3, device="cpu"))
+    rms = RunningMeanStd(3, device="cpu:0", strict_device=True)
+    rms.update(torch.randn(4, 3))
+    rms.to(torch.device("cpu", 0)).update(torch.randn(4, 3, device="cpu"))
+    assert int(rms.count) == 8
 
 
 # --- gradients ---------------------------------------------------------------------------------
