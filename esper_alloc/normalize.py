@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from esper_alloc import kernels, moments
 from esper_alloc.moments import CENTERED, SAMPLE, SCALED
@@ -49,6 +50,21 @@ def _untyped(value: Any) -> Any:
 
 def _call(function: Any, *arguments: Any) -> Any:
     return function(*arguments)
+
+
+_forward_ad: Any = _untyped(forward_ad)
+
+
+def _forward_derivatives() -> bool:
+    """Whether tensors may carry tangents (forward-mode differentiation)."""
+    level: int = _forward_ad._current_level
+    return level >= 0
+
+
+def _wants_gradient(x: Tensor) -> bool:
+    if x.requires_grad and torch.is_grad_enabled():
+        return True
+    return not torch.compiler.is_compiling() and _forward_derivatives()
 
 
 _outside_graphs: Any = _untyped(torch.compiler).disable(
@@ -331,7 +347,11 @@ class _Normalizer(nn.Module):
             raise ValueError(f"clip must be above 0, not {clip}")
         if self._must_leave_graph(x):
             return _outside_graphs(self._normalize, x, clip, inverse)  # type: ignore[no-any-return]
-        if _COMPILED is not None and not torch.compiler.is_compiling():
+        if (
+            _COMPILED is not None
+            and not torch.compiler.is_compiling()
+            and not _forward_derivatives()
+        ):
             held = self._buffers
             result: Any = _COMPILED.normalizer_apply(
                 held["_moments"],
@@ -348,8 +368,7 @@ class _Normalizer(nn.Module):
                 return result  # type: ignore[no-any-return]
         self._admit(x)
         # The operators have no gradient; the composition has all of them.
-        wants_gradient = x.requires_grad and torch.is_grad_enabled()
-        by_operator = self._has_kernels and not wants_gradient
+        by_operator = self._has_kernels and not _wants_gradient(x)
         operators = torch.ops.esper_alloc if by_operator else moments
         normalized: Tensor = operators.normalizer_apply(
             self._moments,
@@ -378,6 +397,7 @@ class _Normalizer(nn.Module):
             and mask is None
             and weights is None
             and not torch.compiler.is_compiling()
+            and not _forward_derivatives()
         ):
             held = self._buffers
             result: Any = _COMPILED.normalizer_step(
@@ -396,7 +416,7 @@ class _Normalizer(nn.Module):
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
         self._admit(x, mask, weights)
-        if not self._has_kernels or (x.requires_grad and torch.is_grad_enabled()):
+        if not self._has_kernels or _wants_gradient(x):
             self._update(x, mask, weights)
             return self._normalize(x, clip)
         normalized: Tensor = torch.ops.esper_alloc.normalizer_step_(

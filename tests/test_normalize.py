@@ -978,6 +978,26 @@ def test_gradients_pass_and_statistics_have_none() -> None:
         torch.testing.assert_close(rms.normalize(x), rms.normalize(x.detach()))
 
 
+def test_forward_derivatives_pass() -> None:
+    from torch.autograd import forward_ad
+
+    rms = RunningMeanStd(3)
+    rms.update(torch.randn(50, 3) * 3)
+    x, tangent = (torch.randn(4, 3, dtype=torch.float64) for _ in range(2))
+    scale = (rms._moments[1] + 1e-4).sqrt()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, tangent)
+        found = forward_ad.unpack_dual(rms.normalize(dual)).tangent
+        torch.testing.assert_close(found, tangent / scale)
+        found = forward_ad.unpack_dual(rms.denormalize(dual)).tangent
+        torch.testing.assert_close(found, tangent * scale)
+        stepped = forward_ad.unpack_dual(rms(dual)).tangent
+        assert int(rms.count) == 54
+        torch.testing.assert_close(stepped, tangent / (rms._moments[1] + 1e-4).sqrt())
+    _, found = torch.func.jvp(rms.eval().normalize, (x,), (tangent,))
+    torch.testing.assert_close(found, stepped)
+
+
 def test_operators_refuse_a_gradient() -> None:
     if normalize._COMPILED is None:
         pytest.skip("there are no operators")
