@@ -927,7 +927,7 @@ class RewardNormalizer(_Normalizer):
     Attributes:
         mean: of the rewards, ``[]``, float64.
         m2: sum of squared deviations from it, ``[]``, float64.
-        count: how many there were, int64, ``[]``. Assigned to before m2.
+        count: how many there were, int64, ``[]``. All three can be assigned to.
 
     A reward is a number, and the result then a float (which waits for the device),
     or a tensor of any shape: all of its elements are taken in before the first is
@@ -950,10 +950,11 @@ class RewardNormalizer(_Normalizer):
         if not clip > 0:
             raise ValueError(f"clip must be above 0, not {clip}")
         self.clip = float(clip)
+        self._m2_without_count = 0.0  # assigned before the count was
 
     @property
     def mean(self) -> Tensor:
-        return self._moments[0]
+        return self._moments[0].clone()
 
     @mean.setter
     def mean(self, value: Any) -> None:
@@ -961,15 +962,17 @@ class RewardNormalizer(_Normalizer):
 
     @property
     def m2(self) -> Tensor:
-        return self._moments[1] * self._moments[2]
+        total = self._moments[2]
+        return torch.where(total > 0, self._moments[1] * total, self._m2_without_count)
 
     @m2.setter
     def m2(self, value: Any) -> None:
         total = self._moments[2].item()
         found = self._moment("m2", value)
-        if not total and found.item():
-            raise ValueError("m2 is of the rewards that were counted: set count first")
-        self._write("var", found / total if total else torch.ones_like(found))
+        if total:
+            self._write("var", found / total)
+        else:
+            self._m2_without_count = float(found.item())
 
     def update(
         self,
@@ -1029,10 +1032,16 @@ class RewardNormalizer(_Normalizer):
         m2 = self.m2
         super()._write(name, value)
         if name == "count":
+            self._m2_without_count = 0.0
             with torch.no_grad():  # m2 is what stays, as in esper-lite
                 total = self._moments[2]
                 self._moments[1].copy_(torch.where(total > 0, m2 / total, 1.0))
                 self._moments_are_set()
+
+    def reset(self) -> None:
+        """Back to before the first reward, in place."""
+        self._m2_without_count = 0.0
+        super().reset()
 
     def _as_tensor(self, reward: Tensor | float) -> Tensor:
         if isinstance(reward, Tensor):
@@ -1052,10 +1061,10 @@ class RewardNormalizer(_Normalizer):
     def _load_statistics(
         self, names: tuple[str, str, str], mean: Any, m2: Any, count: Any, extra: Any
     ) -> None:
-        if names[1] != "m2":
-            super()._load_statistics(names, mean, m2, count, extra)
-            return
-        total = float(_checked_count(count).item())
-        spread = self._moment("m2", m2)
-        variance = spread / total if total > 0 else torch.ones_like(spread)
+        variance = m2
+        if names[1] == "m2":
+            total = float(_checked_count(count).item())
+            spread = self._moment("m2", m2)
+            variance = spread / total if total > 0 else torch.ones_like(spread)
         super()._load_statistics(names, mean, variance, count, extra)
+        self._m2_without_count = 0.0

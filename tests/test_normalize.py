@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import itertools
 import math
 import os
 import pickle
@@ -606,24 +607,33 @@ def test_what_is_no_statistic_is_not_assigned(
 
 def test_rewards_statistics_can_be_assigned() -> None:
     """They are plain numbers in esper-lite."""
-    reward = RewardNormalizer()
-    reward.count = 10
-    reward.mean = 2.0
-    reward.m2 = 36.0
+    saved = {"mean": 2.0, "m2": 36.0, "count": 10}
+    for names in itertools.permutations(saved):  # esper-lite's trainer assigns the count last
+        reward = RewardNormalizer()
+        for name in names:
+            setattr(reward, name, saved[name])
+        assert {name: float(getattr(reward, name)) for name in saved} == saved
+        assert reward.normalize_only(4.0) == pytest.approx(2.0)
+    kept = reward.mean
     assert (float(reward.mean), float(reward.m2), int(reward.count)) == (2.0, 36.0, 10)
     assert reward.normalize_only(4.0) == pytest.approx(2.0)
     reward.update(2.0)
     assert float(reward.m2) == pytest.approx(36.0) and int(reward.count) == 11
+    reward.update(100.0)
+    assert float(kept) == 2.0  # what was read is a number of its own
+    reward.mean, reward.m2 = 2.0, 36.0
     reward.count = 37
     assert float(reward.m2) == pytest.approx(36.0)
     assert reward.normalize_only(4.0) == pytest.approx(4.0)
-    fresh = RewardNormalizer()
-    before = state_of(fresh)
-    with pytest.raises(ValueError, match="set count first"):
-        fresh.m2 = 36.0
+    before = state_of(reward)
     with pytest.raises(ValueError, match="holds numbers that are no m2"):
         reward.m2 = -1.0
-    assert unchanged(fresh, before)
+    assert unchanged(reward, before)
+    fresh = RewardNormalizer()
+    for forget in (fresh.reset, lambda: fresh.load_state_dict({"mean": 0.0, "m2": 0.0, "count": 0})):
+        fresh.m2 = 36.0
+        forget()
+        assert float(fresh.m2) == 0.0
 
 
 def saved_and_loaded(state: Any) -> Any:
