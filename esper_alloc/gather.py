@@ -597,9 +597,7 @@ class GatherBatchIterator:
         _torch()  # or an error that says what to install
         seed = check_seed(seed)
         names = check_environments(batch_size_per_env, n_envs, env_devices)
-        reuse = check_integer("reuse", reuse)
-        if reuse < 0:
-            raise ValueError(f"reuse must be >= 0 (got {reuse})")
+        reuse = check_reuse(reuse)
         columns = _Columns(inputs, targets, transform)
         self._layout = Layout(
             columns.length, names, batch_size_per_env, order, drop_last, rank, world_size
@@ -812,6 +810,14 @@ def check_environments(
     for name in names:
         canonical_device(name)
     return names
+
+
+def check_reuse(reuse: int) -> int:
+    """Raises ValueError or TypeError unless `reuse` is a number of slots."""
+    slots = check_integer("reuse", reuse)
+    if slots < 0:
+        raise ValueError(f"reuse must be >= 0 (got {reuse})")
+    return slots
 
 
 def check_device_exists(name: str) -> None:

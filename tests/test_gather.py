@@ -1069,6 +1069,9 @@ def test_missing_files_are_named(root) -> None:
         {"n_envs": 2, "env_devices": ["cpu"]},
         {"env_devices": ["mps", "cpu"]},
         {"seed": 2**64},
+        {"order": "random"},
+        {"rank": 2, "world_size": 2},
+        {"reuse": -1},
     ],
 )
 def test_cifar_arguments_are_checked_before_files(root, arguments) -> None:
