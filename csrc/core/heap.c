@@ -25,6 +25,7 @@
 
 #include "capture.h"
 #include "error.h"
+#include "front.h"
 #include "heap_capture.h"
 #include "heap_gate.h"
 #include "heap_request.h"
@@ -232,7 +233,8 @@ static heap_t *heap_of(const request_t *q)
   return heap && q->capture && !heap->branch ? NULL : heap;
 }
 
-esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **ptr)
+esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool asked,
+                         void **ptr)
 {
   device_t *device = pool->device;
   core_t *core = device->core;
@@ -246,6 +248,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
   esper_status status = stream_present(core, stream, &q.stream);
   if (status != ESPER_OK)
     return status;
+  q.stream.asked |= asked; /* `capture` is 0 */
   if (!q.size)
     return request_fail(&q);
   q.large = config_is_large(q.size);
@@ -325,17 +328,19 @@ esper_status heap_free(core_t *core, void *ptr)
   block_t *block = map_find(core->map, (uintptr_t)ptr);
   if (!block)
     return error_set(ESPER_INVALID, "%p does not start a block of this allocator", ptr);
+  if (front_free(block, (uintptr_t)ptr))
+    return ESPER_OK;
   device_t *device = block->segment->device;
 
   lock(&device->lock);
-  if (block->state != BLOCK_LIVE || block->address != (uintptr_t)ptr) {
+  if (!front_claim_live(block, (uintptr_t)ptr)) {
     unlock(&device->lock);
     return error_set(ESPER_INVALID, "%p was freed before", ptr);
   }
-  stats_block_freed(&device->stats, block);
+  if (block->oversize)
+    stat_sub(&device->stats.oversize_allocations, 1);
   trace_add(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
             block->user);
-  block->state = BLOCK_CLAIMED;
   bool read_by_graph = count_reads_by_graphs(device, block);
   const heap_t *home = block->segment->heap;
   pool_t *pool = home->pool;
@@ -354,7 +359,7 @@ esper_status heap_free(core_t *core, void *ptr)
   if (!pool->references)
     pool_note_work(pool);
   if (block->uses || block->withheld)
-    free_blocks_add(block);
+    front_pass(block);
   else
     free_blocks_keep_warm(block);
   unlock(&device->lock);

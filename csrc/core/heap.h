@@ -4,7 +4,9 @@
 
 #include "types.h"
 
-esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **ptr);
+/* `asked`: whether the stream is captured was just asked, and it is not. */
+esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool asked,
+                         void **ptr);
 esper_status heap_free(core_t *core, void *ptr);
 
 /* Gives wholly free segments that owe nothing back to the driver, those of one

@@ -1,5 +1,6 @@
 #include "heap_gate.h"
 
+#include "front.h"
 #include "gates.h"
 #include "use.h"
 
@@ -121,7 +122,7 @@ block_t *heap_gate_own(const request_t *q, bool at_free_too)
  * what find_gateable finds there. */
 static run_t find_elsewhere(const request_t *q, heap_t *heap)
 {
-  free_blocks_settle(heap);
+  front_close(heap);
   block_t *block = free_blocks_best_ready(heap, q->size, q->large);
   bool may = block != NULL;
   for (const use_t *use = block ? block->uses : NULL; use; use = use->next)

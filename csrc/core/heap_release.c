@@ -2,6 +2,7 @@
 #include "heap.h"
 
 #include "free_blocks.h"
+#include "front.h"
 #include "pool.h"
 #include "seal.h"
 #include "segment.h"
@@ -24,6 +25,7 @@ static bool is_idle(const segment_t *s)
 
 static block_t *claim_idle_segment(device_t *device, const pool_t *pool, const pool_t *but)
 {
+  fronts_close(device);
   for (segment_t *s = device->first_segment; s; s = s->next)
     if ((!pool || s->heap->pool == pool) && s->heap->pool != but && is_idle(s)) {
       free_blocks_claim(s->first);

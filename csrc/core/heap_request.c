@@ -3,8 +3,9 @@
 #include "block.h"
 #include "call.h"
 #include "error.h"
+#include "front.h"
+#include "ledger.h"
 #include "segment.h"
-#include "stats.h"
 #include "trace.h"
 #include "use.h"
 
@@ -25,10 +26,12 @@ void request_hand_out(const request_t *q, block_t *block)
   block->capture = q->capture;
   if (q->capture)
     block->segment->captured = true;
-  block->state = BLOCK_LIVE;
+  block_set_state(block, BLOCK_LIVE);
   block->counted_active = true;
   block->oversize = config_is_oversize(q->config, block->size);
-  stats_block_allocated(&q->device->stats, block);
+  block->plain = block->user == block->segment->heap->stream && !q->capture && !block->oversize;
+  ledger_block_allocated(block);
+  front_open(q->heap);
   trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, block->user);
 }
 
@@ -79,12 +82,11 @@ static bool wastes_ready(const request_t *q, const block_t *ready)
 
 block_t *request_take_ready(const request_t *q, bool sparing)
 {
-  block_t *warm = free_blocks_take_warm(q->heap, q->size);
+  block_t *warm = front_take_or_close(q->heap, q->size, q->asked);
   if (warm) {
-    request_hand_out(q, warm);
+    trace_add(q->device, ESPER_TRACE_ALLOC, warm->address, q->asked, warm->user);
     return warm;
   }
-  free_blocks_settle(q->heap);
   block_t *block = free_blocks_best_ready(q->heap, q->size, q->large);
   if (!block || (sparing && q->heap->oldest_pending && wastes_ready(q, block)))
     return NULL;
@@ -107,6 +109,9 @@ esper_status request_fail(const request_t *q)
   size_t device_free = 0, device_total = q->device->total;
   call_memory_info(q->core, q->device->index, &device_free, &device_total);
   lock(&q->device->lock);
+  fronts_pause(q->device);
+  ledgers_read(q->device);
+  fronts_resume(q->device);
   esper_stats *stats = &q->device->stats;
   stats->num_ooms++;
   trace_add(q->device, ESPER_TRACE_OOM, device_free, q->asked, q->stream.stream);

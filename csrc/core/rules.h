@@ -13,6 +13,7 @@
   R(GATE_RAISES_ONE, "2a", "a gate raises one entry of the frontier")               \
   R(GATE_IS_REMEMBERED, "2b", "what a stream was made to wait for it does not wait for again") \
   R(STAMP_IS_NEXT, "3", "owner order is covered only by an event recorded later")  \
+  R(FRONT_STAMPS, "3b", "a free without the lock has its position in owner order, too") \
   R(SPLIT_KEEPS_USES, "4a", "taking part of a block clears nothing on the rest")   \
   R(MERGE_UNITES_USES, "4b", "a merged block owes what both parts owed")           \
   R(MERGE_TAKES_LATER_STAMP, "4c", "a merged block has the later stamp")           \
@@ -23,6 +24,7 @@
   R(MARK_FROM_ANY_DEVICE, "4h", "a stream of another device is a use like any other") \
   R(RUN_REST_KEEPS_USES, "4i", "taking a run of blocks clears nothing on the rest") \
   R(CHECKPOINT_KEEPS_USES, "4j", "putting a checkpoint back clears nothing") \
+  R(FRONT_OWES_NOTHING, "4k", "what owes a use is not handed out without the lock") \
   R(ONE_USE_A_STREAM, "5a", "a block has at most one use a stream")                \
   R(LATER_USE_REPLACES, "5b", "the later use on a stream replaces the earlier")    \
   R(COMPLETED_USES_LEAVE, "5c", "a use that has completed is dropped")             \

@@ -2,6 +2,7 @@
 
 #include "call.h"
 #include "error.h"
+#include "front.h"
 #include "heap.h"
 #include "use.h"
 
@@ -77,6 +78,7 @@ bool settle_may_wait(device_t *device)
     return false;
   bool may = true;
   lock(&device->lock);
+  fronts_close(device);
   for (const segment_t *s = device->first_segment; s && may; s = s->next)
     for (const block_t *b = s->first; b && may && !s->heap->capture; b = b->next)
       may = !owes_no_gate(b);

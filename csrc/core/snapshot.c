@@ -3,6 +3,7 @@
 
 #include "core.h"
 #include "error.h"
+#include "front.h"
 #include "heap.h"
 #include "trace.h"
 #include "use.h"
@@ -116,6 +117,7 @@ esper_status esper_snapshot_take(esper_core *core, int device, esper_snapshot *s
       continue;
     heap_retire(d);
     lock(&d->lock);
+    fronts_close(d);
     bool room = reserve(snapshot, count(d));
     if (room)
       add_device(d, snapshot);
@@ -146,6 +148,7 @@ static void trace_stop(core_t *core)
   for (int i = 0; i < core->device_count; i++) {
     device_t *d = &core->devices[i];
     lock(&d->lock);
+    fronts_close(d);
     trace_destroy(&d->trace);
     unlock(&d->lock);
   }
@@ -157,6 +160,7 @@ static bool trace_begin(core_t *core, size_t max_entries)
   for (int i = 0; i < core->device_count; i++) {
     device_t *d = &core->devices[i];
     lock(&d->lock);
+    fronts_close(d);
     room &= trace_init(&d->trace, max_entries);
     unlock(&d->lock);
   }

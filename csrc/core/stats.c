@@ -39,25 +39,6 @@ void stats_block_allocated(esper_stats *s, const block_t *block)
   class_add(s->active, class, 1);
   class_add(s->active_bytes, class, block->size);
   class_add(s->requested_bytes, class, block->requested);
-  if (block->oversize)
-    stat_add(&s->oversize_allocations, 1);
-}
-
-void stats_block_freed(esper_stats *s, const block_t *block)
-{
-  int class = class_of(block->segment);
-  class_sub(s->allocation, class, 1);
-  class_sub(s->allocated_bytes, class, block->size);
-  if (block->oversize)
-    stat_sub(&s->oversize_allocations, 1);
-}
-
-void stats_block_satisfied(esper_stats *s, const block_t *block)
-{
-  int class = class_of(block->segment);
-  class_sub(s->active, class, 1);
-  class_sub(s->active_bytes, class, block->size);
-  class_sub(s->requested_bytes, class, block->requested);
 }
 
 void stats_split_added(esper_stats *s, const block_t *block)
