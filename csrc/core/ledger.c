@@ -35,11 +35,23 @@ static void note_use(ledger_t *ledger, int class, amounts_t taken)
   }
 }
 
+static bool is_untouched(const ledger_t *ledger, int large)
+{
+  int class = ESPER_SMALL + large;
+  return !ledger->taken[large].count && !ledger->freed[large].count &&
+         !ledger->satisfied[large].count &&
+         ledger->granted[class].count == ledger->room[class].count;
+}
+
 static void ledger_read(ledger_t *ledger, esper_stats *stats)
 {
   amounts_t all = {0};
   for (int large = 0; large < 2; large++) {
     int class = ESPER_SMALL + large;
+    if (is_untouched(ledger, large)) {
+      note_use(ledger, class, (amounts_t){0});
+      continue;
+    }
     amounts_t active = ledger->granted[class], allocated;
     amounts_sub(&active, ledger->room[class]);
     amounts_add(&active, ledger->paired[large]);
@@ -165,8 +177,9 @@ void ledgers_grant(device_t *device, const block_t *block)
 static void allocate_past_room(device_t *device, block_t *block)
 {
   fronts_pause(device);
+  ledger_overdraw(ledger_of(block), block->segment->large, amounts_of(block));
   ledgers_read(device);
-  stats_block_allocated(&device->stats, block);
+  stats_raise_peaks(&device->stats);
   ledgers_grant(device, block);
   fronts_resume(device);
 }

@@ -38,15 +38,21 @@ static inline amounts_t amounts_of(const block_t *block)
 
 /* ---- the front's gate is held, or it is closed ----------------------------- */
 
+/* A block becomes live, whether there is room or not. */
+static inline void ledger_overdraw(ledger_t *ledger, bool large, amounts_t amount)
+{
+  amounts_sub(&ledger->room[ESPER_ALL], amount);
+  amounts_sub(&ledger->room[ESPER_SMALL + large], amount);
+  amounts_add(&ledger->taken[large], amount);
+}
+
 /* A block becomes live. False: there is no room, and nothing has happened. */
 static inline bool ledger_take(ledger_t *ledger, bool large, amounts_t amount)
 {
   amounts_t *all = &ledger->room[ESPER_ALL], *class = &ledger->room[ESPER_SMALL + large];
   if (!amounts_cover(all, amount) || !amounts_cover(class, amount))
     return false;
-  amounts_sub(all, amount);
-  amounts_sub(class, amount);
-  amounts_add(&ledger->taken[large], amount);
+  ledger_overdraw(ledger, large, amount);
   return true;
 }
 

@@ -31,14 +31,21 @@ static void class_sub(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
   stat_sub(&stat[class], amount);
 }
 
-void stats_block_allocated(esper_stats *s, const block_t *block)
+static void stat_raise_peak(esper_stat *stat)
 {
-  int class = class_of(block->segment);
-  class_add(s->allocation, class, 1);
-  class_add(s->allocated_bytes, class, block->size);
-  class_add(s->active, class, 1);
-  class_add(s->active_bytes, class, block->size);
-  class_add(s->requested_bytes, class, block->requested);
+  if (stat->current > stat->peak)
+    stat->peak = stat->current;
+}
+
+void stats_raise_peaks(esper_stats *s)
+{
+  for (int class = 0; class < ESPER_CLASSES; class++) {
+    stat_raise_peak(&s->allocation[class]);
+    stat_raise_peak(&s->allocated_bytes[class]);
+    stat_raise_peak(&s->active[class]);
+    stat_raise_peak(&s->active_bytes[class]);
+    stat_raise_peak(&s->requested_bytes[class]);
+  }
 }
 
 void stats_split_added(esper_stats *s, const block_t *block)

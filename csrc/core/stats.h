@@ -8,9 +8,8 @@
 void stat_add(esper_stat *stat, size_t amount);
 void stat_sub(esper_stat *stat, size_t amount);
 
-/* A block is handed out, and a peak passed, maybe: what else happens to blocks
- * stands in ledgers (ledger.h). */
-void stats_block_allocated(esper_stats *stats, const block_t *block);
+/* The peaks of what blocks do, after the ledgers were read (ledger.h). */
+void stats_raise_peaks(esper_stats *stats);
 
 /* A ready block that is a part of its segment enters or leaves its bin. */
 void stats_split_added(esper_stats *stats, const block_t *block);
