@@ -59,7 +59,7 @@ void *arena_take(arena_t *arena)
 
 bool arena_reserve(arena_t *arena, size_t pieces)
 {
-  size_t chunk = sizeof(void *) + CHUNK_PIECES * arena->piece;
+  size_t chunk = LINE + CHUNK_PIECES * arena->piece;
   while (arena->bytes / chunk * CHUNK_PIECES - arena->live < pieces)
     if (!arena_grow(arena))
       return false;

@@ -66,8 +66,8 @@ static void insert(block_t *block, block_state state)
 
 void free_blocks_claim(block_t *block)
 {
-  if (block->state == BLOCK_READY)
-    front_close(block->segment->heap);
+  /* Or what the front has could have become a part of the block, or the reverse. */
+  core_assert(block->state != BLOCK_READY || front_is_shut(block->segment->heap));
   bins_remove(bins_of(block), block);
   if (block->state == BLOCK_PENDING)
     remove_pending(block->segment->heap, block);

@@ -7,6 +7,7 @@
 #include "free_blocks.h"
 #include "ledger.h"
 #include "stream.h"
+#include "trace.h"
 #include "use.h"
 
 /* ---- the gate ------------------------------------------------------------ */
@@ -375,10 +376,15 @@ bool front_claim_live(block_t *block, uintptr_t address)
   return live;
 }
 
+bool front_is_shut(const heap_t *heap)
+{
+  return heap->front.empty || heap->front.held;
+}
+
 void front_close(heap_t *heap)
 {
   front_t *front = &heap->front;
-  if (front->empty || front->held)
+  if (front_is_shut(heap))
     return;
   front_pause(front);
   clear(front);
@@ -402,7 +408,7 @@ void front_open(heap_t *heap)
   if (!front->empty || heap->capture || heap->sealed || !heap->pool->references)
     return;
   front->empty = false;
-  if (!heap->pool->device->trace.entries)
+  if (!trace_is_wanted(heap->pool->device))
     front_resume(front);
 }
 

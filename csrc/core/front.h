@@ -43,6 +43,9 @@ void front_pass(block_t *block);
 /* The block that starts at `address` becomes claimed, if it is live; counted. */
 bool front_claim_live(block_t *block, uintptr_t address);
 
+/* Nothing happens behind the back of whoever holds the lock. */
+bool front_is_shut(const heap_t *heap);
+
 /* From here on the heap is as if it had no front, until it is opened. */
 void front_close(heap_t *heap);
 void fronts_close_pool(pool_t *pool);

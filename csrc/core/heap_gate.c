@@ -98,6 +98,7 @@ static bool waits_long(const request_t *q, run_t run)
 block_t *heap_gate_own(const request_t *q, bool at_free_too)
 {
   lock(&q->device->lock);
+  front_close(q->heap);
   run_t run = find_gateable(q, q->heap, at_free_too);
   if (run.first && !at_free_too && q->config->as_given.reuse_order == ESPER_REUSE_AUTO &&
       !cannot_grow(q) && waits_long(q, run))

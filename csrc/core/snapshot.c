@@ -200,6 +200,7 @@ void esper_trace_watch(esper_core *core, esper_trace_watch_fn *watch, void *cont
   for (int i = 0; i < core->device_count; i++) {
     device_t *d = &core->devices[i];
     lock(&d->lock);
+    fronts_close(d);
     trace_watch(&d->trace, watch, context);
     unlock(&d->lock);
   }

@@ -72,6 +72,13 @@ inline void tell_of_free(void* ptr) {
   throw_status(status, "allocating memory");
 }
 
+// Asking the runtime costs as much as the rest of an allocation, and with one device
+// there is one answer.
+inline c10::DeviceIndex current_device() {
+  static const bool only_one = c10::cuda::device_count() == 1;
+  return only_one ? 0 : c10::cuda::current_device();
+}
+
 inline void* allocate_on(esper_stream stream, size_t size) {
   const CallContext call(RecordContext::STATE);
   void* ptr = nullptr;
@@ -117,7 +124,7 @@ Allocator::Allocator()
 
 c10::DataPtr Allocator::allocate(size_t size) {
   check_size(size);
-  const c10::DeviceIndex device = c10::cuda::current_device();
+  const c10::DeviceIndex device = current_device();
   const c10::Device where(c10::kCUDA, device);
   if (C10_UNLIKELY(!isEnabled())) {
     void* ptr = allocate_uncached(size);
@@ -141,7 +148,7 @@ void* Allocator::raw_alloc(size_t size) {
   if (C10_UNLIKELY(!isEnabled())) {
     return allocate_uncached(size);
   }
-  const c10::DeviceIndex device = c10::cuda::current_device();
+  const c10::DeviceIndex device = current_device();
   return allocate_on(
       to_esper(c10::cuda::getCurrentCUDAStream(device)), size);
 }
@@ -154,7 +161,7 @@ void* Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
   if (C10_UNLIKELY(!isEnabled())) {
     return allocate_uncached(size);
   }
-  return allocate_on(to_esper(stream, c10::cuda::current_device()), size);
+  return allocate_on(to_esper(stream, current_device()), size);
 }
 
 void Allocator::raw_delete(void* ptr) {
