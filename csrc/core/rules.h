@@ -24,7 +24,7 @@
   R(MARK_FROM_ANY_DEVICE, "4h", "a stream of another device is a use like any other") \
   R(RUN_REST_KEEPS_USES, "4i", "taking a run of blocks clears nothing on the rest") \
   R(CHECKPOINT_KEEPS_USES, "4j", "putting a checkpoint back clears nothing") \
-  R(FRONT_OWES_NOTHING, "4k", "what owes a use is not handed out without the lock") \
+  R(FRONT_OWES_NOTHING, "4n", "what owes a use is not handed out without the lock") \
   R(ONE_USE_A_STREAM, "5a", "a block has at most one use a stream")                \
   R(LATER_USE_REPLACES, "5b", "the later use on a stream replaces the earlier")    \
   R(COMPLETED_USES_LEAVE, "5c", "a use that has completed is dropped")             \
