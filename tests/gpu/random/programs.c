@@ -688,9 +688,9 @@ static void stale_front(thread *t)
   begin(ESPER_REUSE_GATE, X + 2);
   block x = take(X * MIB, O);
   give(&x);
-  x = take(X * MIB, O);
   record_something(O, R);
   settle(R, O);
+  x = take(X * MIB, O);
   write_late(&x);
   give(&x);
   esper_retire(p.core, 0);
