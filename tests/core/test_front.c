@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "../../csrc/core/checkpoint.h"
 #include "../../csrc/core/core.h"
 #include "../../csrc/core/ledger.h"
 #include "../../csrc/core/pool.h"
@@ -158,6 +159,79 @@ TEST(while_actions_are_traced_none_is_missed) {
   end();
 }
 
+static size_t told;
+
+static void hear(void *context, const esper_trace_entry *entry) {
+  (void)context, (void)entry;
+  told++;
+}
+
+TEST(who_watches_is_told_of_everything) {
+  begin();
+  world_free(&w, world_malloc(&w, MIB, r));
+  esper_trace_watch(w.core, hear, NULL);
+  told = 0;
+  for (int i = 0; i < 3; i++) world_free(&w, world_malloc(&w, MIB, r));
+  CHECK_EQ(told, 9);
+  esper_trace_watch(w.core, NULL, NULL);
+  world_free(&w, world_malloc(&w, MIB, r));
+  CHECK_EQ(told, 9);
+  CHECK_EQ(kept(r), 1);
+  end();
+}
+
+TEST(a_checkpoint_is_of_what_is_kept_too) {
+  begin();
+  esper_pool *pool;
+  esper_checkpoint *checkpoint;
+  esper_checkpoint_delta delta;
+  void *p, *q;
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 3 * MIB, r, &p));
+  CHECK_OK(esper_malloc_from(w.core, pool, 3 * MIB, r, &q));
+  CHECK_OK(esper_free(w.core, p));
+  front_t *front = &pool->heaps->front;
+  CHECK(front->filled);
+  CHECK_OK(esper_checkpoint_take(w.core, 0, 7, 0, &checkpoint));
+  CHECK(!front->filled);
+  void *again;
+  CHECK_OK(esper_malloc_from(w.core, pool, 3 * MIB, r, &again));
+  CHECK(again == p);
+  CHECK_OK(esper_free(w.core, q));
+  CHECK(front->filled);
+  CHECK_OK(esper_checkpoint_restore(w.core, checkpoint, &delta));
+  CHECK(!front->filled);
+  CHECK_EQ(delta.freed_count, 1);
+  CHECK(delta.freed[0] == p);
+  CHECK_EQ(delta.live_count, 1);
+  CHECK(delta.live[0] == q);
+  CHECK(esper_core_is_valid(w.core));
+  CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, 3 * MIB);
+  CHECK_OK(esper_free(w.core, q));
+  free(delta.freed);
+  esper_checkpoint_free(checkpoint);
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
+  end();
+}
+
+TEST(what_is_kept_of_a_pinned_segment_stays_there) {
+  begin();
+  void *p = world_malloc(&w, 30 * MIB, r), *segment;
+  CHECK_OK(esper_pin(w.core, p, &segment));
+  world_free(&w, p);
+  CHECK_EQ(kept(r), 1);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 30 * MIB);
+  world_free(&w, world_malloc(&w, 30 * MIB, r));
+  CHECK_EQ(kept(r), 1);
+  CHECK_OK(esper_unpin(w.core, segment)); /* nothing of it is live */
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
+  end();
+}
+
 static esper_stats figures(void) { return world_stats(&w, 0); }
 
 TEST(a_peak_of_several_streams_is_their_sum) {
@@ -259,25 +333,55 @@ static void *look(void *argument) {
   return NULL;
 }
 
+static esper_pool *pool;
+
+/* As work(), in a pool. */
+static void *work_in_pool(void *argument) {
+  uint64_t state = (uint64_t)(uintptr_t)argument;
+  int self = (int)(state % THREADS);
+  for (int i = 0; i < TURNS; i++) {
+    uint64_t x = next(&state);
+    void *p;
+    CHECK_OK(esper_malloc_from(w.core, pool, x % 3 ? 4096 : MIB, w.stream[self], &p));
+    CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[x / 64 % SHELF], p)));
+  }
+  return NULL;
+}
+
+static void *write_down(void *argument) {
+  (void)argument;
+  while (atomic_load(&running)) {
+    esper_checkpoint *checkpoint;
+    CHECK_OK(esper_checkpoint_take(w.core, 0, 7, 0, &checkpoint));
+    CHECK(checkpoint_is_valid(checkpoint));
+    size_t live = 0;
+    for (size_t i = 0; i < checkpoint->part_count; i++) live += checkpoint->parts[i].live;
+    CHECK(live <= SHELF + THREADS);
+    esper_checkpoint_free(checkpoint);
+  }
+  return NULL;
+}
+
 static void free_shelf(void) {
   for (int i = 0; i < SHELF; i++)
     CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[i], NULL)));
 }
 
-static void run_threads(int looking) {
+/* `looker` may be NULL: nobody looks on. */
+static void run_threads(void *worker(void *), void *looker(void *)) {
   pthread_t threads[THREADS + 1];
   atomic_store(&running, true);
   for (int i = 0; i < THREADS; i++)
-    CHECK(!pthread_create(&threads[i], NULL, work, (void *)(uintptr_t)(100 * THREADS + i)));
-  if (looking) CHECK(!pthread_create(&threads[THREADS], NULL, look, NULL));
+    CHECK(!pthread_create(&threads[i], NULL, worker, (void *)(uintptr_t)(100 * THREADS + i)));
+  if (looker) CHECK(!pthread_create(&threads[THREADS], NULL, looker, NULL));
   for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
   atomic_store(&running, false);
-  if (looking) pthread_join(threads[THREADS], NULL);
+  if (looker) pthread_join(threads[THREADS], NULL);
 }
 
 TEST(threads_hand_memory_to_each_other) {
   begin();
-  run_threads(0);
+  run_threads(work, NULL);
   CHECK(esper_core_is_valid(w.core));
   esper_stats stats = figures();
   CHECK_EQ(stats.allocation[ESPER_ALL].allocated, THREADS * TURNS);
@@ -290,9 +394,19 @@ TEST(threads_hand_memory_to_each_other) {
 
 TEST(figures_and_snapshots_are_right_meanwhile) {
   begin();
-  run_threads(1);
+  run_threads(work, look);
   free_shelf();
   CHECK_EQ(figures().allocation[ESPER_ALL].freed, THREADS * TURNS);
+  end();
+}
+
+TEST(checkpoints_are_of_one_moment_meanwhile) {
+  begin();
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  run_threads(work_in_pool, write_down);
+  free_shelf();
+  CHECK_EQ(figures().active_bytes[ESPER_ALL].current, 0);
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
   end();
 }
 
@@ -316,6 +430,9 @@ TEST(peaks_of_threads_with_a_block_each_are_no_more_than_that) {
   esper_stats stats = figures();
   CHECK_EQ(stats.allocation[ESPER_ALL].allocated, THREADS * TURNS);
   CHECK(stats.allocation[ESPER_ALL].peak >= 1 && stats.allocation[ESPER_ALL].peak <= THREADS);
-  CHECK_EQ(stats.active_bytes[ESPER_ALL].peak, stats.allocation[ESPER_ALL].peak * 4096);
+  CHECK_EQ(stats.allocated_bytes[ESPER_ALL].peak, stats.allocation[ESPER_ALL].peak * 4096);
+  /* What was lent stays active for a moment after its free. */
+  CHECK(stats.active[ESPER_ALL].peak >= stats.allocation[ESPER_ALL].peak);
+  CHECK_EQ(stats.active_bytes[ESPER_ALL].peak, stats.active[ESPER_ALL].peak * 4096);
   end();
 }
