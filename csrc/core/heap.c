@@ -58,6 +58,19 @@ static block_t *take_retired(const request_t *q, bool sparing)
   return block;
 }
 
+/* A loan is dearer than memory of one's own, of which small blocks need little: who
+ * borrows again and again grows instead. True: now. */
+static bool borrows_too_often(const request_t *q)
+{
+  enum { MANY = 32 }; /* loans cost about as much as a small segment */
+  lock(&q->device->lock);
+  bool often = !q->large && q->heap->borrowed >= MANY;
+  if (often)
+    q->heap->borrowed = 0; /* whether or not it can */
+  unlock(&q->device->lock);
+  return often;
+}
+
 /* Step 4. What other heaps owe to their own streams is often done but nobody
  * asked: the first round asks, the second looks again. */
 static block_t *borrow(const request_t *q)
@@ -81,6 +94,7 @@ static block_t *borrow(const request_t *q)
           !RULE(LOAN_NEEDS_COMPLETION)) {
         free_blocks_claim(block);
         if (request_lend(q, run_of_one(block))) {
+          q->heap->borrowed += !q->large;
           unlock(&q->device->lock);
           return block;
         }
@@ -164,9 +178,12 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
     return block;
   if (request_gates_first(q) && ((block = heap_gate_own(q, false)) || (block = take_ready(q))))
     return block;
+  bool own_first = borrows_too_often(q);
+  if (own_first && (block = grow(q, status)))
+    return block;
   if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = heap_gate_other(q))))
     return block;
-  return grow(q, status);
+  return own_first ? NULL : grow(q, status);
 }
 
 /* What other pools have to spare when memory is short. */

@@ -257,6 +257,7 @@ struct heap {
   bins_t pending[2];
   block_t *oldest_pending, *newest_pending;
   uint64_t seen_epoch; /* core->epoch when the pending blocks were last read  */
+  unsigned borrowed; /* small blocks of other heaps, since it was to grow instead */
   heap_t *next; /* of the pool, or of the spare ones                          */
 };
 
