@@ -56,10 +56,11 @@ class Setting:
     def expected_bytes(self) -> float:
         """Of all live blocks together."""
         steps = 10_000
-        return (self.live / steps) * sum(
-            2 ** (self.least + (self.most - self.least) * ((i + 0.5) / steps) ** self.power)
+        exponents = (
+            self.least + (self.most - self.least) * ((i + 0.5) / steps) ** self.power
             for i in range(steps)
         )
+        return self.live / steps * math.fsum(2.0**one for one in exponents)
 
 
 SETTINGS = (

@@ -6,7 +6,7 @@
  *   3. reuse order `gate`, or `auto` and the wait looks short: a pending block
  *      of its own heap, the GPU waiting
  *   4. a completed block of another heap, lent
- *   5. a new segment
+ *   5. a new segment; before that loan, if there were many small ones
  *   6. what the embedder's callback frees
  *   7. any block that a gate can make ready, other heaps included, and then those
  *      of pools that may be used when memory is short
