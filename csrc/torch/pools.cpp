@@ -97,24 +97,36 @@ void Allocator::beginAllocateToPool(
 void Allocator::endAllocateToPool(
     c10::DeviceIndex device,
     c10::MempoolId_t pool) {
+  esper_core* made = core_if_made();
+  if (made == nullptr) {
+    return; // the parent's, in a forked child
+  }
   void* filter = nullptr;
   const WithoutGil no_gil; // threads may be asking the filter
   check(
-      capi().pool_end(core(), device, pool.first, pool.second, &filter),
+      capi().pool_end(made, device, pool.first, pool.second, &filter),
       "ending allocations to a pool");
   delete static_cast<Filter*>(filter);
 }
 
+// This and the two after it are called by destructors of MemPools and graphs,
+// which must not throw: not in a forked child either, where the pools are the
+// parent's.
 void Allocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) {
-  check(
-      capi().pool_release(core(), device, pool.first, pool.second),
-      "releasing a pool");
+  if (esper_core* made = core_if_made()) {
+    check(
+        capi().pool_release(made, device, pool.first, pool.second),
+        "releasing a pool");
+  }
 }
 
 int Allocator::getPoolUseCount(
     c10::DeviceIndex device,
     c10::MempoolId_t pool) {
-  return capi().pool_use_count(core(), device, pool.first, pool.second);
+  esper_core* made = core_if_made();
+  return made != nullptr
+      ? capi().pool_use_count(made, device, pool.first, pool.second)
+      : 0;
 }
 
 void Allocator::createOrIncrefPool(
@@ -145,9 +157,13 @@ void Allocator::setUseOnOOM(
     c10::DeviceIndex device,
     c10::MempoolId_t pool,
     bool use_on_oom) {
+  esper_core* made = core_if_made();
+  if (made == nullptr && !use_on_oom) {
+    return;
+  }
   check(
       capi().pool_set_flags(
-          core(),
+          made != nullptr ? made : core(),
           device,
           pool.first,
           pool.second,

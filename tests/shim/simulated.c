@@ -41,14 +41,27 @@ static cudaError_t fail(cudaError_t error) { return last = error; }
 
 /* ---- for simulated.py ---------------------------------------------------- */
 
+static int forked;
+static const char *(*last_error)(void);
+
+static void fork_child(void) { forked = 1; }
+
+/* A forked child has none, as it has no CUDA. */
 static esper_core *instance(void) {
   if (!core) table.core_create(sim_driver(s()), NULL, &core);
-  return core;
+  return forked ? NULL : core;
+}
+
+static const char *why(void) {
+  return forked ? "this process was forked after CUDA was initialised in its parent" : last_error();
 }
 
 SHOWN const struct esper_capi *esper_on_sim(const struct esper_capi *original) {
   table = *original;
+  last_error = table.last_error;
   table.instance = instance;
+  table.last_error = why;
+  pthread_atfork(NULL, NULL, fork_child);
   return &table;
 }
 
@@ -57,6 +70,8 @@ SHOWN void sim_work(int device, void *stream) {
   sim_kernel(s(), device, stream, NULL, 0, SIM_READ);
 }
 SHOWN void sim_pass(void) { sim_run_all(s()); }
+/* From now on no call of the core's succeeds, as after a kernel that failed. */
+SHOWN void sim_break(void) { sim_fail_calls_from(s(), SIM_CALL_any, 1, ESPER_DEVICE_ERROR); }
 SHOWN int core_is_valid(void) { return table.core_is_valid(instance()); }
 
 /* ---- devices ------------------------------------------------------------- */

@@ -51,6 +51,11 @@ def time_passes() -> None:
     library.sim_pass()
 
 
+def break_driver() -> None:
+    """From now on every call of esper_alloc's fails, as after a failed kernel."""
+    library.sim_break()
+
+
 def core_is_valid() -> bool:
     return bool(library.core_is_valid())
 
