@@ -6,7 +6,8 @@
  *   3. reuse order `gate`, or `auto` and the wait looks short: a pending block
  *      of its own heap, the GPU waiting
  *   4. a completed block of another heap, lent
- *   5. a new segment
+ *   5. a new segment; before it, beyond the garbage_collection_threshold, cached
+ *      ones that have not been used for long go back
  *   6. what the embedder's callback frees
  *   7. any block that a gate can make ready, other heaps included, and then those
  *      of pools that may be used when memory is short
@@ -165,6 +166,8 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
     return block;
   if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = heap_gate_other(q))))
     return block;
+  if (q->config->as_given.garbage_collection_threshold > 0)
+    heap_collect(q->device);
   return grow(q, status);
 }
 
@@ -195,6 +198,7 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
     return block;
   lock(&q->device->lock);
   q->device->stats.num_alloc_retries++;
+  q->device->stats.num_sync_all_streams++;
   unlock(&q->device->lock);
   /* Giving memory back waits for the device too. */
   bool may_wait = settle_may_wait(q->device);
@@ -264,6 +268,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
     settle_stream(core, q.stream);
 
   lock(&device->lock);
+  device->large_requests += q.large;
   q.heap = heap_of(&q);
   block_t *block = q.heap ? request_take_ready(&q, true) : NULL;
   unlock(&device->lock);
@@ -272,7 +277,9 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
   if (!block)
     block = find_slowly(&q, &status);
   if (!block)
-    return status == ESPER_OUT_OF_MEMORY ? request_fail(&q) : status;
+    return status == ESPER_OUT_OF_MEMORY ? request_fail(&q)
+           : status == ESPER_REJECTED    ? request_reject(&q)
+                                         : status;
   *ptr = (void *)block->address;
   return ESPER_OK;
 }
@@ -336,6 +343,7 @@ esper_status heap_free(core_t *core, void *ptr)
   trace_add(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
             block->user);
   block->state = BLOCK_CLAIMED;
+  block->segment->used_at = device->large_requests;
   bool read_by_graph = count_reads_by_graphs(device, block);
   const heap_t *home = block->segment->heap;
   pool_t *pool = home->pool;

@@ -68,6 +68,9 @@ inline void tell_of_free(void* ptr) {
   if (status == ESPER_OUT_OF_MEMORY) {
     throw_out_of_memory();
   }
+  if (status == ESPER_REJECTED) {
+    throw_rejection();
+  }
   rethrow_callback_failure();
   throw_status(status, "allocating memory");
 }
