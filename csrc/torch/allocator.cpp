@@ -164,7 +164,7 @@ void Allocator::raw_delete(void* ptr) {
   if (ptr == nullptr) {
     return;
   }
-  esper_core* made = core_if_made();
+  esper_core* made = core_unless_forked();
   // Caching may have been turned off or on since it was allocated.
   esper_block_info block;
   if (C10_UNLIKELY(!isEnabled()) &&
@@ -249,9 +249,9 @@ bool Allocator::isEnabled() const {
 
 void Allocator::emptyCache(c10::MempoolId_t pool) {
   const bool every_pool = pool == c10::MempoolId_t(0, 0);
-  esper_core* made = core_if_made();
+  esper_core* made = core_unless_forked();
   if (made == nullptr) {
-    return; // nothing is cached, or it is the parent's, in a forked child
+    return; // it is the parent's
   }
   forget_unshared();
   const CallContext call(RecordContext::ALL);

@@ -13,6 +13,7 @@ namespace detail {
 
 const esper_capi* table = nullptr;
 std::atomic<esper_core*> the_core{nullptr};
+std::atomic<bool> forked{false};
 
 esper_core* make_core() {
   static std::mutex mutex;
@@ -29,7 +30,10 @@ esper_core* make_core() {
   apply_options(core);
   // CUDA does not survive a fork, and a lock of the core may be held by a
   // thread that the child does not have: there the core is not touched again.
-  pthread_atfork(nullptr, nullptr, [] { the_core.store(nullptr); });
+  pthread_atfork(nullptr, nullptr, [] {
+    the_core.store(nullptr);
+    forked.store(true);
+  });
   the_core.store(core, std::memory_order_release);
   return core;
 }

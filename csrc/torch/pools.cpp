@@ -97,7 +97,7 @@ void Allocator::beginAllocateToPool(
 void Allocator::endAllocateToPool(
     c10::DeviceIndex device,
     c10::MempoolId_t pool) {
-  esper_core* made = core_if_made();
+  esper_core* made = core_unless_forked();
   if (made == nullptr) {
     return; // the parent's, in a forked child
   }
@@ -113,7 +113,7 @@ void Allocator::endAllocateToPool(
 // which must not throw: not in a forked child either, where the pools are the
 // parent's.
 void Allocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) {
-  if (esper_core* made = core_if_made()) {
+  if (esper_core* made = core_unless_forked()) {
     check(
         capi().pool_release(made, device, pool.first, pool.second),
         "releasing a pool");
@@ -123,7 +123,7 @@ void Allocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) {
 int Allocator::getPoolUseCount(
     c10::DeviceIndex device,
     c10::MempoolId_t pool) {
-  esper_core* made = core_if_made();
+  esper_core* made = core_unless_forked();
   return made != nullptr
       ? capi().pool_use_count(made, device, pool.first, pool.second)
       : 0;
@@ -157,19 +157,17 @@ void Allocator::setUseOnOOM(
     c10::DeviceIndex device,
     c10::MempoolId_t pool,
     bool use_on_oom) {
-  esper_core* made = core_if_made();
-  if (made == nullptr && !use_on_oom) {
-    return;
+  if (esper_core* made = core_unless_forked()) {
+    check(
+        capi().pool_set_flags(
+            made,
+            device,
+            pool.first,
+            pool.second,
+            ESPER_POOL_USE_ON_OOM,
+            use_on_oom ? ESPER_POOL_USE_ON_OOM : 0),
+        "setting use_on_oom of a pool");
   }
-  check(
-      capi().pool_set_flags(
-          made != nullptr ? made : core(),
-          device,
-          pool.first,
-          pool.second,
-          ESPER_POOL_USE_ON_OOM,
-          use_on_oom ? ESPER_POOL_USE_ON_OOM : 0),
-      "setting use_on_oom of a pool");
 }
 
 void Allocator::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) {

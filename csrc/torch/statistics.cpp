@@ -26,11 +26,12 @@ StatArray convert(const esper_stat (&from)[ESPER_CLASSES]) {
 
 // Newer than the oldest PyTorch supported.
 template <class Figures>
-auto set_rejections(Figures& to, int64_t count)
+auto set_rejections(Figures& to, int64_t count, int)
     -> decltype(to.num_oom_rejections, void()) {
   to.num_oom_rejections = count;
 }
-void set_rejections(...) {}
+template <class Figures>
+void set_rejections(Figures&, int64_t, long) {}
 
 } // namespace
 
@@ -53,7 +54,7 @@ c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(
   to.oversize_segments = convert(from.oversize_segments);
   to.num_alloc_retries = from.num_alloc_retries;
   to.num_ooms = from.num_ooms;
-  set_rejections(to, from.num_oom_rejections);
+  set_rejections(to, from.num_oom_rejections, 0);
   to.num_sync_all_streams = from.num_sync_all_streams;
   to.num_device_alloc = from.num_device_alloc;
   to.num_device_free = from.num_device_free;

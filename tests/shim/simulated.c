@@ -80,6 +80,23 @@ SHOWN void sim_work(int device, void *stream) {
 SHOWN void sim_pass(void) { sim_run_all(s()); }
 /* From now on no call of the core's succeeds, as after a kernel that failed. */
 SHOWN void sim_break(void) { sim_fail_calls_from(s(), SIM_CALL_any, 1, ESPER_DEVICE_ERROR); }
+/* The core's segments of the first device, and how much of them is live. */
+SHOWN int core_segments(uintptr_t *addresses, size_t *sizes, int most) {
+  esper_snapshot snapshot;
+  if (table.snapshot_take(instance(), 0, &snapshot) != ESPER_OK) return -1;
+  int count = 0;
+  for (; count < most && count < (int)snapshot.segment_count; count++) {
+    addresses[count] = (uintptr_t)snapshot.segments[count].address;
+    sizes[count] = snapshot.segments[count].size;
+  }
+  table.snapshot_free(&snapshot);
+  return count;
+}
+SHOWN long long core_live(void) {
+  esper_stats stats;
+  return table.get_stats(instance(), 0, &stats) == ESPER_OK
+             ? (long long)stats.allocated_bytes[ESPER_ALL].current : -1;
+}
 SHOWN int core_is_valid(void) { return table.core_is_valid(instance()); }
 
 /* ---- devices ------------------------------------------------------------- */
