@@ -305,7 +305,7 @@ ESPER_API esper_status esper_pool_set_source(esper_core *core, int device,
                                              uint64_t id_second,
                                              const esper_source *source);
 
-/* References to the pool; 0 where there is none. */
+/* References to a private pool; 0 where there is none. */
 ESPER_API int esper_pool_use_count(esper_core *core, int device,
                                    uint64_t id_first, uint64_t id_second);
 
