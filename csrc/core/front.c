@@ -297,6 +297,7 @@ static void clear(front_t *front)
       block_t *block = front->block[slot][--front->count[slot]];
       block_set_state(block, BLOCK_CLAIMED);
       block->requested = 0;
+      block->segment->used_at = block->segment->device->large_requests;
       free_blocks_add(block);
     }
   }

@@ -6,7 +6,8 @@
  *   3. reuse order `gate`, or `auto` and the wait looks short: a pending block
  *      of its own heap, the GPU waiting
  *   4. a completed block of another heap, lent
- *   5. a new segment; before that loan, if there were many small ones
+ *   5. a new segment; before that loan, if there were many small ones. First, beyond
+ *      the garbage_collection_threshold, cached ones long unused go back
  *   6. what the embedder's callback frees
  *   7. any block that a gate can make ready, other heaps included, and then those
  *      of pools that may be used when memory is short
@@ -120,6 +121,8 @@ static block_t *borrow(const request_t *q)
 static block_t *grow(const request_t *q, esper_status *status)
 {
   block_t *block = NULL;
+  if (q->config->as_given.garbage_collection_threshold > 0)
+    heap_collect(q->device);
   *status = segment_obtain(q->heap, config_segment_size(q->config, q->size), q->large, &block);
   if (*status != ESPER_OK)
     return NULL;
@@ -213,6 +216,7 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
     return block;
   lock(&q->device->lock);
   q->device->stats.num_alloc_retries++;
+  q->device->stats.num_sync_all_streams++;
   unlock(&q->device->lock);
   /* Giving memory back waits for the device too. */
   bool may_wait = settle_may_wait(q->device);
@@ -284,6 +288,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool as
     settle_stream(core, q.stream);
 
   lock(&device->lock);
+  device->large_requests += q.large;
   q.heap = heap_of(&q);
   block_t *block = q.heap ? request_take_ready(&q, true) : NULL;
   unlock(&device->lock);
@@ -292,7 +297,9 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool as
   if (!block)
     block = find_slowly(&q, &status);
   if (!block)
-    return status == ESPER_OUT_OF_MEMORY ? request_fail(&q) : status;
+    return status == ESPER_OUT_OF_MEMORY ? request_fail(&q)
+           : status == ESPER_REJECTED    ? request_reject(&q)
+                                         : status;
   *ptr = (void *)block->address;
   return ESPER_OK;
 }
@@ -358,6 +365,7 @@ esper_status heap_free(core_t *core, void *ptr)
     stat_sub(&device->stats.oversize_allocations, 1);
   trace_add(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
             block->user);
+  block->segment->used_at = device->large_requests;
   bool read_by_graph = count_reads_by_graphs(device, block);
   const heap_t *home = block->segment->heap;
   pool_t *pool = home->pool;

@@ -104,35 +104,51 @@ void esper_get_failure(esper_failure *failure)
   *failure = last_failure;
 }
 
+static void note_failure(const request_t *q, size_t device_free, size_t device_total)
+{
+  device_t *device = q->device;
+  fronts_pause(device);
+  ledgers_read(device);
+  fronts_resume(device);
+  size_t in_pools = 0;
+  for (const segment_t *s = device->first_segment; s; s = s->next)
+    if (s->heap->pool != &device->default_pool)
+      in_pools += s->size;
+  last_failure = (esper_failure){
+      .device = device->index,
+      .requested = q->asked,
+      .device_free = device_free,
+      .device_total = device_total,
+      .limit = device->limit,
+      .allocated = (size_t)device->stats.allocated_bytes[ESPER_ALL].current,
+      .private_pools = in_pools,
+      .reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current,
+      .segment = q->size ? config_segment_size(q->config, q->size) : 0,
+  };
+}
+
 esper_status request_fail(const request_t *q)
 {
   size_t device_free = 0, device_total = q->device->total;
   call_memory_info(q->core, q->device->index, &device_free, &device_total);
   lock(&q->device->lock);
-  fronts_pause(q->device);
-  ledgers_read(q->device);
-  fronts_resume(q->device);
-  esper_stats *stats = &q->device->stats;
-  stats->num_ooms++;
+  q->device->stats.num_ooms++;
   trace_add(q->device, ESPER_TRACE_OOM, device_free, q->asked, q->stream.stream);
-  size_t in_pools = 0;
-  for (segment_t *s = q->device->first_segment; s; s = s->next)
-    if (s->heap->pool != &q->device->default_pool)
-      in_pools += s->size;
-  last_failure = (esper_failure){
-      .device = q->device->index,
-      .requested = q->asked,
-      .device_free = device_free,
-      .device_total = device_total,
-      .limit = q->device->limit,
-      .allocated = (size_t)stats->allocated_bytes[ESPER_ALL].current,
-      .private_pools = in_pools,
-      .reserved = (size_t)stats->reserved_bytes[ESPER_ALL].current,
-  };
+  note_failure(q, device_free, device_total);
   unlock(&q->device->lock);
   return error_set(ESPER_OUT_OF_MEMORY,
                    "out of memory on device %d: %zu bytes asked for, %zu of %zu free there, "
                    "%zu allocated, %zu reserved",
                    q->device->index, q->asked, device_free, device_total,
                    last_failure.allocated, last_failure.reserved);
+}
+
+/* The error says why already. */
+esper_status request_reject(const request_t *q)
+{
+  lock(&q->device->lock);
+  q->device->stats.num_oom_rejections++;
+  note_failure(q, 0, q->device->total);
+  unlock(&q->device->lock);
+  return ESPER_REJECTED;
 }

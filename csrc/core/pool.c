@@ -345,7 +345,8 @@ int esper_pool_use_count(esper_core *core, int index, uint64_t first, uint64_t s
     return 0;
   device_t *device = &core->devices[index];
   lock(&device->lock);
-  const pool_t *pool = pool_find(device, first, second);
+  /* The default pool is nobody's: who asks for references means a private one. */
+  const pool_t *pool = first || second ? pool_find(device, first, second) : NULL;
   int references = pool ? pool->references : 0;
   unlock(&device->lock);
   return references;

@@ -58,9 +58,15 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
   size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
   size_t limit = device->limit;
   bool allowed = !limit || reserved + device->reserving + size <= limit;
-  if (allowed)
+  double share = config_of(device->core)->as_given.rejection_share;
+  bool rejected = allowed && share > 0 &&
+                  reserved + device->reserving + size > (size_t)(share * (double)device->total);
+  if (allowed && !rejected)
     device->reserving += size;
   unlock(&device->lock);
+  if (rejected)
+    return error_set(ESPER_REJECTED, "%zu bytes more would pass %g%% of the memory of device %d",
+                     size, share * 100, device->index);
   if (!allowed)
     return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
                      limit, device->index);

@@ -47,19 +47,13 @@ static bool owes_no_gate(const block_t *block)
   return false;
 }
 
-/* Even an idle stream takes some microseconds for an event. A mortal one cannot
- * be asked, so it counts as at work. */
+/* A mortal one cannot be asked, so it counts as at work. */
 static bool is_at_work(stream_t *s)
 {
-  enum { QUESTIONS = 256 };
   record_t *record = stream_record_later(s);
   if (!record)
     return true;
-  bool done = false;
-  for (int i = 0; i < QUESTIONS && !done; i++) {
-    stream_retire(s);
-    done = stream_completed(s, record->number);
-  }
+  bool done = stream_completes_now(s, record->number);
   record_drop(record);
   return !done;
 }

@@ -117,6 +117,7 @@ void stats_reset_accumulated(esper_stats *stats)
     stat[i].allocated = stat[i].freed = 0;
   stats->num_alloc_retries = 0;
   stats->num_ooms = 0;
+  stats->num_oom_rejections = 0;
   stats->num_sync_all_streams = 0;
   stats->num_device_alloc = 0;
   stats->num_device_free = 0;

@@ -110,6 +110,9 @@ esper_status stream_wait_host(record_t *record);
 /* Finds out which events have completed. */
 void stream_retire(stream_t *stream);
 void stream_retire_all(core_t *core);
+/* Whether its events up to the number have completed, asking for some microseconds,
+ * which even an idle stream takes for an event. */
+bool stream_completes_now(stream_t *stream, uint64_t number);
 
 /* Takes a number that stands for all work enqueued so far on the stream, and
  * once the device was synchronised declares it completed. Under the device's

@@ -196,6 +196,7 @@ struct segment {
   device_t *device;
   heap_t *heap;
   block_t *first;
+  uint64_t used_at;  /* device->large_requests when memory of it was last freed   */
   bool large;
   bool oversize; /* counted as such */
   bool captured; /* handed out inside a capture: replays may touch it         */
@@ -327,6 +328,7 @@ struct device {
   double fraction;
   size_t limit;     /* 0: none                                                */
   size_t reserving; /* bytes being obtained, not yet in the statistics        */
+  uint64_t large_requests; /* so far: the clock of what is not used for long  */
   size_t refused;   /* the segment that the driver had no memory for; 0: none  */
   esper_stats stats;
   esper_counters counters;

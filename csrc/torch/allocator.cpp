@@ -68,6 +68,9 @@ inline void tell_of_free(void* ptr) {
   if (status == ESPER_OUT_OF_MEMORY) {
     throw_out_of_memory();
   }
+  if (status == ESPER_REJECTED) {
+    throw_rejection();
+  }
   rethrow_callback_failure();
   throw_status(status, "allocating memory");
 }
@@ -168,16 +171,20 @@ void Allocator::raw_delete(void* ptr) {
   if (ptr == nullptr) {
     return;
   }
+  esper_core* made = core_unless_forked();
   // Caching may have been turned off or on since it was allocated.
   esper_block_info block;
   if (C10_UNLIKELY(!isEnabled()) &&
-      capi().find_block(core(), ptr, &block) != ESPER_OK) {
+      (made == nullptr || capi().find_block(made, ptr, &block) != ESPER_OK)) {
     delete_uncached(ptr);
     return;
   }
+  if (C10_UNLIKELY(made == nullptr)) {
+    return; // the parent's, in a forked child
+  }
   tell_of_free(ptr);
   const CallContext call(RecordContext::ALL);
-  const esper_status status = capi().free(core(), ptr);
+  const esper_status status = capi().free(made, ptr);
   TORCH_CHECK(
       status != ESPER_INVALID,
       "invalid device pointer: ",
@@ -249,15 +256,23 @@ bool Allocator::isEnabled() const {
 
 void Allocator::emptyCache(c10::MempoolId_t pool) {
   const bool every_pool = pool == c10::MempoolId_t(0, 0);
-  esper_core* made = core();
+  esper_core* made = core_unless_forked();
+  if (made == nullptr) {
+    return; // it is the parent's
+  }
   forget_unshared();
   const CallContext call(RecordContext::ALL);
   for (int device = 0; device < capi().device_count(made); ++device) {
-    check(
-        every_pool
-            ? capi().empty_cache(made, device, nullptr)
-            : capi().pool_empty(made, device, pool.first, pool.second),
-        "emptying the cache");
+    const esper_status status = every_pool
+        ? capi().empty_cache(made, device, nullptr)
+        : capi().pool_empty(made, device, pool.first, pool.second);
+    // A MemPool's destructor is calling, which must not throw: what is wrong
+    // with the device is for the next allocation to report.
+    const bool device_failed =
+        status == ESPER_DEVICE_ERROR || status == ESPER_SHUT_DOWN;
+    if (every_pool || !device_failed) {
+      check(status, "emptying the cache");
+    }
   }
 }
 

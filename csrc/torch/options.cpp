@@ -38,11 +38,11 @@ void warn_not_honoured(const std::string& option, const char* meanwhile) {
 
 // Newer than the oldest PyTorch supported: asked for only where it exists.
 template <class Config>
-auto throws_before_malloc(int) -> decltype(Config::throw_on_cudamalloc_oom()) {
+auto rejects_growth(int) -> decltype(Config::throw_on_cudamalloc_oom()) {
   return Config::throw_on_cudamalloc_oom();
 }
 template <class Config>
-bool throws_before_malloc(long) {
+bool rejects_growth(long) {
   return false;
 }
 
@@ -56,24 +56,9 @@ void warn(void* /*context*/, const char* text) {
 }
 
 void warn_of_the_rest() {
-  if (CommonConfig::garbage_collection_threshold() > 0) {
-    warn_not_honoured(
-        "garbage_collection_threshold",
-        "cached memory is given back when memory runs out, not before.");
-  }
   if (CommonConfig::use_expandable_segments()) {
     warn_not_honoured(
         "expandable_segments", "segments have a fixed size for now.");
-  }
-  if (CudaConfig::graph_capture_record_stream_reuse()) {
-    warn_not_honoured(
-        "graph_capture_record_stream_reuse",
-        "memory with a record_stream use is held until the capture ends.");
-  }
-  if (throws_before_malloc<CudaConfig>(0)) {
-    warn_not_honoured(
-        "throw_on_cudamalloc_oom",
-        "running out is found when the device refuses.");
   }
 }
 
@@ -97,6 +82,12 @@ void apply_options(esper_core* core) {
       divisions.begin(),
       std::min<size_t>(divisions.size(), ESPER_ROUNDUP_STEPS),
       config.roundup_power2_divisions);
+  config.garbage_collection_threshold =
+      CommonConfig::garbage_collection_threshold();
+  // By the option's own fraction, which need not be the one in force.
+  const double fraction = CudaConfig::per_process_memory_fraction();
+  config.rejection_share =
+      rejects_growth<CudaConfig>(0) && fraction < 1.0 ? fraction : 0.0;
   config.free_memory = free_registered_memory;
   config.free_memory_context = nullptr;
   config.warn = warn;

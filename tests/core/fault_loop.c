@@ -202,6 +202,25 @@ static void pool_capture(esper_stream c, esper_stream d, bool known) {
   EXPECT(esper_pool_release(core, 0, 5, 0) == ESPER_OK);
 }
 
+/* Cached memory goes back before memory grows. */
+static void collect(esper_stream r, esper_stream b) {
+  esper_config config;
+  esper_get_config(core, &config);
+  config.garbage_collection_threshold = 0.1;
+  EXPECT(esper_configure(core, &config) == ESPER_OK);
+  esper_set_memory_fraction(core, 0, 0.9);
+  put(get(11 * MIB, r));
+  put(get(12 * MIB, b));
+  sim_run_all(s);
+  void *x = get(14 * MIB, r), *y = get(16 * MIB, b);
+  put(x);
+  put(y);
+  EXPECT(esper_core_is_valid(core));
+  config.garbage_collection_threshold = 0;
+  EXPECT(esper_configure(core, &config) == ESPER_OK);
+  esper_set_memory_fraction(core, 0, 1);
+}
+
 /* ---- the scenario ---------------------------------------------------------- */
 
 static esper_stream new_stream(int device, unsigned flags) {
@@ -303,6 +322,9 @@ static void scenario(void) {
   esper_stream e = new_stream(0, immortal);
   known &= esper_record_use(core, NULL, 0, e, 0, NULL) == ESPER_OK;
   pool_capture(c, e, known);
+
+  esper_empty_cache(core, 0, NULL);
+  collect(r, b);
 
   /* The rest of the interface. */
   size_t free_bytes, total, largest;
