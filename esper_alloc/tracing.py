@@ -18,7 +18,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
 from types import ModuleType
 from typing import Any
 
@@ -91,21 +91,40 @@ def _search(value: Any, found: list[Any]) -> bool:
         elif value.device.type in _MARKED:
             found.append(value)
         return True
-    if isinstance(value, (list, tuple, set, frozenset)):
-        for child in value:
-            _search(child, found)
-        return True
     if isinstance(value, dict):
         for child in value.values():
-            _search(child, found)
+            _search_element(child, found)
         return True
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return False
+    if isinstance(value, Mapping):
+        for key in value:
+            _search_element(value[key], found)
+        return True
+    if isinstance(value, (Set, Sequence, ValuesView)):
+        for child in value:
+            _search_element(child, found)
+        return True
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         for name in value.__dataclass_fields__:
-            _search(getattr(value, name), found)
+            _search_element(getattr(value, name), found)
         return True
     return False
+
+
+def _search_element(value: Any, found: list[Any]) -> None:
+    if not _search(value, found) and value is not None:
+        _pass_over_type(type(value))
+
+
+def _pass_over_type(kind: type) -> None:
+    from . import use
+
+    use._pass_over_type(kind)
+
+
+# For Dynamo: called while it traces, and a constant in the graph.
+_pass_over_type._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class _EnteredTraced:
@@ -209,23 +228,35 @@ def _teach_dynamo(decorators: Any) -> None:
         decorators.substitute_in_graph(original, skip_signature_check=True)(traced)
 
 
-def _teach_dynamo_method(variables: Any) -> None:
+def _trace_method(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
     """``x.record_use(...)`` on a traced tensor is traced as the function."""
+    builder = importlib.import_module("torch._dynamo.variables.builder")
+    function = builder.SourcelessBuilder.create(tx, _record_use)
+    return function.call_function(tx, [self, *args], kwargs)
 
-    def method_record_use(
-        self: Any, tx: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        builder = importlib.import_module("torch._dynamo.variables.builder")
-        function = builder.SourcelessBuilder.create(tx, _record_use)
-        return function.call_function(tx, [self, *args], kwargs)
 
+def _teach_dynamo_method(variables: Any) -> None:
     tensor = variables.TensorVariable
     methods = getattr(tensor, "tp_methods", None)
     if methods is None:
-        tensor.method_record_use = method_record_use
+        tensor.method_record_use = _trace_method
     else:
         base = importlib.import_module("torch._dynamo.variables.base")
-        methods["record_use"] = base.Method(method_record_use)
+        methods["record_use"] = base.Method(_trace_method)
+
+
+def _teach_dynamo_subclasses(torch_function: Any) -> None:
+    """Of subclasses with ``__torch_function__``, which is not asked about a mark
+    in eager code either."""
+    variable = torch_function.TensorWithTFOverrideVariable
+    call_any, is_overridden = variable.call_method, torch_function._is_attr_overridden
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "record_use" and not is_overridden(tx, self, name):
+            return _trace_method(self, tx, *args, **kwargs)
+        return call_any(self, tx, name, args, kwargs)
+
+    variable.call_method = call_method
 
 
 def _teach_dtensor(api: Any) -> None:
@@ -258,13 +289,20 @@ def _teach_inductor(lowering: Any) -> None:
     inductor.register_lowerings(lowering)
 
 
+_said = False
+
+
 def _teach(what: str, teach: Callable[[Any], None], module: ModuleType) -> None:
     """A torch that cannot be taught is said once, and nothing else fails."""
+    global _said
     try:
         teach(module)
     except Exception as error:
         import torch
 
+        if _said:
+            return
+        _said = True
         warnings.warn(
             f"esper_alloc cannot teach {what} of torch {torch.__version__} what "
             f"a mark is ({type(error).__name__}: {error}): keep record_use and "
@@ -281,6 +319,7 @@ def install() -> None:
         ("torch.fx", "torch.fx.node", _teach_fx),
         ("Dynamo", "torch._dynamo.decorators", _teach_dynamo),
         ("Dynamo", "torch._dynamo.variables.tensor", _teach_dynamo_method),
+        ("Dynamo", "torch._dynamo.variables.torch_function", _teach_dynamo_subclasses),
         ("Inductor", "torch._inductor.decomposition", _teach_inductor_order),
         ("Inductor", "torch._inductor.lowering", _teach_inductor),
         ("DTensor", "torch.distributed.tensor._api", _teach_dtensor),

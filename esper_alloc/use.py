@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import sys
 import warnings
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -287,7 +287,7 @@ def _children(value: Any) -> tuple[Any, ...] | None:
         return tuple(value.values())
     if isinstance(value, (str, bytes, bytearray, memoryview, range)):
         return None
-    if isinstance(value, (Set, Sequence)):
+    if isinstance(value, (Set, Sequence, ValuesView)):
         return tuple(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return tuple(
@@ -297,9 +297,11 @@ def _children(value: Any) -> tuple[Any, ...] | None:
 
 
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, bytearray, type)
-_PLAIN_MODULES = frozenset(
-    ("builtins", "datetime", "decimal", "enum", "numpy", "pathlib", "torch")
+_PLAIN_PACKAGES = frozenset(
+    ("builtins", "datetime", "decimal", "enum", "numpy", "pathlib")
 )
+#: Where torch has its types that hold no tensors: dtypes, devices, streams.
+_PLAIN_MODULES = frozenset(("torch", "torch._C", "torch.cuda.streams"))
 
 
 def _pass_over(leaf: Any) -> None:
@@ -308,10 +310,16 @@ def _pass_over(leaf: Any) -> None:
     A tensor inside it would go unprotected, so unless it certainly holds none
     its type is named in a warning, once.
     """
-    kind = type(leaf)
-    if leaf is not None and not isinstance(leaf, _PLAIN_TYPES):
-        if kind.__module__.partition(".")[0] not in _PLAIN_MODULES:
-            _warn_of(kind)
+    _pass_over_type(type(leaf))
+
+
+def _pass_over_type(kind: type) -> None:
+    if kind is type(None) or issubclass(kind, _PLAIN_TYPES):
+        return
+    module = kind.__module__
+    plain = module.partition(".")[0] in _PLAIN_PACKAGES or module in _PLAIN_MODULES
+    if not plain or issubclass(kind, Iterator):
+        _warn_of(kind)
 
 
 _warned_of: set[type] = set()

@@ -136,6 +136,29 @@ def test_opaque_objects_inside_containers_are_named_once(record_use):
     assert len(texts) == 1 and "Opaque" in texts[0], texts
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: (t for t in [x]),
+        lambda x: iter([x]),
+        lambda x: map(abs, [x]),
+        lambda x: torch.nn.ParameterList([x]),
+        lambda x: torch.nn.Linear(2, 2),
+        lambda x: x.untyped_storage(),
+    ],
+)
+def test_what_may_hold_tensors_is_not_passed_over_in_silence(record_use, make, monkeypatch):
+    monkeypatch.setattr(use, "_warned_of", set())
+    with pytest.warns(RuntimeWarning, match="does not look for tensors inside"):
+        record_use([make(torch.ones(1))])
+
+
+def test_values_of_a_dict_are_a_container(record_use, marked):
+    use.record_use([{"a": pretend(3)}.values(), {"b": pretend(4)}.values()])
+    assert [m[0].shape[0] for m in marked] == [3, 4]
+    assert record_use({"a": torch.ones(1)}.values()) is None
+
+
 def test_containers_that_contain_themselves_end(record_use):
     endless: list = [torch.ones(1)]
     endless.append(endless)
