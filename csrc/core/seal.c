@@ -104,11 +104,12 @@ static void wait_for_owners(pool_t *pool)
 /* ---- sealing ------------------------------------------------------------- */
 
 /* A stream that was in a capture stays in it until it is over. Whether a
- * mortal stream is cannot be asked. */
+ * mortal stream is cannot be asked, and the driver may fail to say. */
 static bool capture_is_over(stream_t *s, uint64_t capture)
 {
   presented_t as = {.stream = s, .handle = s->handle};
-  return s->immortal && stream_capture_of(as, true) != capture;
+  uint64_t now = s->immortal ? stream_capture_of(as, true) : capture;
+  return now != capture && now != CAPTURE_UNKNOWN;
 }
 
 /* Heaps come to the front of the list, and none goes while the pool is being

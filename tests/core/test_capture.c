@@ -395,6 +395,27 @@ TEST(a_body_keeps_to_itself) {
   end();
 }
 
+/* The driver does not say whether the body is still being captured: it may be. The
+ * body reads y and is a node that t does not come after. */
+TEST(a_body_that_cannot_be_asked_about_is_not_taken_for_over) {
+  begin();
+  capture_begin();
+  world_wait(&w, t, r);
+  void *y = block(Y, t);
+  world_wait(&w, r, t);
+  sim_capture_body(w.s, 0, r.handle, s.handle);
+  block(X, s);
+  sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
+  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+  world_free(&w, y);
+  CHECK_EQ(sim_faults(w.s), 1);
+  CHECK(block(Y, t) != y);
+  CHECK(!sim_capture_end(w.s, 0, s.handle));
+  world_wait(&w, r, t);
+  capture_end();
+  end();
+}
+
 TEST(a_mortal_streams_free_is_its_own_affair) {
   begin();
   esper_stream mortal = world_mortal(&w, 0);
