@@ -205,6 +205,14 @@ static heap_t *heap_like(heap_t *heap)
   return NULL;
 }
 
+/* A stream that was in several captures has one heap again. */
+static void unite_sealed(pool_t *pool)
+{
+  for (heap_t *heap = pool->heaps, *like; heap; heap = heap->next)
+    while (heap->sealed && (like = heap_like(heap)))
+      unite(heap, like);
+}
+
 void seal_pool(pool_t *pool)
 {
   device_t *device = pool->device;
@@ -219,9 +227,7 @@ void seal_pool(pool_t *pool)
     for (heap_t *heap = pool->heaps; heap; heap = heap->next)
       if (!heap->capture || heap->over)
         seal_heap(heap);
-    for (heap_t *heap = pool->heaps, *like; heap; heap = heap->next)
-      while (heap->sealed && (like = heap_like(heap)))
-        unite(heap, like);
+    unite_sealed(pool);
   }
   unlock(&device->lock);
 }
@@ -250,6 +256,7 @@ static void settle_memory(pool_t *pool)
         drop_unrecorded(pool->device, b);
   for (heap_t *heap = pool->heaps; heap; heap = heap->next)
     seal_heap(heap);
+  unite_sealed(pool);
 }
 
 void seal_released(device_t *device, const pool_t *ours)
