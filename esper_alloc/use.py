@@ -355,7 +355,7 @@ def _search(value: Any, found: list[torch.Tensor]) -> bool:
             for name in names:
                 _search(getattr(value, name), found)
         elif value.device.type not in ("cpu", "meta"):
-            found.append(value)
+            found.extend(_parts(value))
         return True
     children = value if isinstance(value, (list, tuple)) else _children(value)
     if children is None:
@@ -364,6 +364,19 @@ def _search(value: Any, found: list[torch.Tensor]) -> bool:
         if not _search(child, found):
             _pass_over(child)
     return True
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that a sparse one has its memory in; else itself."""
+    import torch
+
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
 
 
 # Marking what the compiled half hands back
@@ -422,7 +435,10 @@ def _mark_through_library(tensor: torch.Tensor, stream: Any) -> bool:
         pluggable_allocator()
     ):
         return False
-    storage = tensor.untyped_storage()
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # a wrapper's memory is elsewhere
+        return False
     return bool(
         _library().esper_alloc_record_use(
             ctypes.c_void_p(storage.data_ptr()),

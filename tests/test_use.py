@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import threading
 import types
 import warnings
@@ -200,6 +201,49 @@ def test_wrappers_stand_for_what_they_hold(marked):
     wrapper.other = [pretend(1)][0]
     use.record_use(wrapper)
     assert [m[0].shape[0] for m in marked] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    "make, count",
+    [
+        (lambda x: x.to_sparse(), 2),
+        (lambda x: x.to_sparse_csr(), 3),
+        (lambda x: x.to_sparse_csc(), 3),
+        (lambda x: x.to_sparse_bsr((2, 2)), 3),
+        (lambda x: x.to_sparse_bsc((2, 2)), 3),
+        (lambda x: x, 1),
+        (lambda x: torch.nested.nested_tensor([x[0], x[1, :2]]), 1),
+    ],
+)
+def test_without_the_shim_sparse_tensors_are_marked_in_parts(make, count):
+    """Of a sparse tensor there is neither storage nor record_stream."""
+    tensor = make(torch.eye(4))
+    parts = use._parts(tensor)
+    assert len(parts) == count
+    assert all(part.untyped_storage().nbytes() for part in parts)
+    if tensor.layout != torch.strided:
+        with pytest.raises(NotImplementedError):
+            tensor.untyped_storage()
+
+
+def test_without_the_shim_the_search_finds_the_parts(monkeypatch):
+    a, b = pretend(3), pretend(4)
+    monkeypatch.setattr(use, "_parts", lambda tensor: (a, b))
+    found = []
+    use._gather([pretend(1)], found)
+    assert found[0] is a and found[1] is b and len(found) == 2
+
+
+def test_memory_that_cannot_be_looked_at_is_left_to_record_stream(monkeypatch):
+    class Wrapper:
+        def untyped_storage(self):
+            raise NotImplementedError
+
+    made = functools.cache(object)
+    made()
+    monkeypatch.setattr(use, "pluggable_allocator", made)
+    monkeypatch.setattr(use, "_is_current", lambda allocator: True)
+    assert use._mark_through_library(Wrapper(), cuda_stream()) is False
 
 
 def test_without_the_shim_grad_mode_means_record_stream(monkeypatch):
