@@ -259,22 +259,46 @@ def _teach_dynamo_subclasses(torch_function: Any) -> None:
     variable.call_method = call_method
 
 
-def _teach_dtensor(api: Any) -> None:
-    """A sharded tensor's mark is one of its part here."""
+def _teach_wrapper(wrapper: Any) -> None:
+    """A mark of such a tensor is one of the tensors inside. (Others get the
+    operator, and see for themselves.)"""
     import torch
 
     def mark_parts(
         cls: Any, func: Any, types: Any, args: Any, kwargs: Any = None
     ) -> Any:
-        parts = [
-            tensor._local_tensor if isinstance(tensor, api.DTensor) else tensor
-            for tensor in args[0]
-        ]
+        parts: list[Any] = []
+        for tensor in args[0]:
+            if isinstance(tensor, wrapper):
+                names = tensor.__tensor_flatten__()[0]
+                parts += [getattr(tensor, name) for name in names]
+            else:
+                parts.append(tensor)
         return func(parts, *args[1:], **(kwargs or {}))
 
     for name in _OPERATORS:
         overload = getattr(torch.ops.esper_alloc, name).default
-        torch.library.register_torch_dispatch(overload, api.DTensor, mark_parts)
+        torch.library.register_torch_dispatch(overload, wrapper, mark_parts)
+
+
+def _teach_dtensor(api: Any) -> None:
+    _teach_wrapper(api.DTensor)
+
+
+def _teach_nested(nested_tensor: Any) -> None:
+    import torch
+
+    # Autograd has a key of its own for them, and nothing to do there.
+    torch_library: Any = torch.library
+    library = torch_library.Library("esper_alloc", "IMPL")
+    for name in _OPERATORS:
+        library.impl(name, torch_library.fallthrough_kernel, "AutogradNestedTensor")
+    _libraries.append(library)
+    _teach_wrapper(nested_tensor.NestedTensor)
+
+
+#: What is registered goes with them.
+_libraries: list[Any] = []
 
 
 def _teach_inductor_order(decomposition: Any) -> None:
@@ -323,6 +347,7 @@ def install() -> None:
         ("Inductor", "torch._inductor.decomposition", _teach_inductor_order),
         ("Inductor", "torch._inductor.lowering", _teach_inductor),
         ("DTensor", "torch.distributed.tensor._api", _teach_dtensor),
+        ("nested tensors", "torch.nested._internal.nested_tensor", _teach_nested),
     ):
         _when_imported(module, functools.partial(_teach, what, teach))
 

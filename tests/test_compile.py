@@ -247,6 +247,59 @@ def test_subclasses_with_torch_function_are_marked(monkeypatch):
     assert counts in ([[1, 2]], [[1, 2], []])
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_jagged_tensors_are_marked_in_their_parts(grad, monkeypatch):
+    monkeypatch.setattr(tracing, "_MARKED", ("cpu",))
+
+    def f(x):
+        y = x * 2
+        esper_alloc.record_use(y)
+        y.record_use(gate=False)
+        return y.sin()
+
+    rows = [torch.randn(2, 3), torch.randn(4, 3)]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=grad)
+    graphs = Graphs(f)
+    with torch.set_grad_enabled(grad):
+        y = graphs.call(x)
+    torch.testing.assert_close(y.values(), (x.values() * 2).sin())
+    assert [args for _, args in graphs.marks()] == [(0, -1, True, grad), (0, -1, False, grad)]
+    values = x.values().shape
+    for node in graphs.forward[0].graph.nodes:
+        if "esper_alloc" in str(node.target):
+            assert values in [n.meta["val"].shape for n in node.args[0]]
+    if grad:
+        y.values().sum().backward()
+        torch.testing.assert_close(x.grad.values(), (x.values() * 2).cos() * 2)
+
+
+def test_transforms_and_branches_keep_their_marks(monkeypatch):
+    monkeypatch.setattr(tracing, "_MARKED", ("cpu",))
+
+    def f(x):
+        y = x * 2
+        esper_alloc.record_use(y)
+        return y + 1
+
+    def branches(x):
+        return torch.cond(x.sum() > 0, f, lambda x: x.clone(), (x,))
+
+    def marks_of(function, x):
+        graphs = Graphs(function)
+        with torch.no_grad():
+            torch.testing.assert_close(graphs.call(x), function(x))
+        nodes = [
+            node for module in graphs.forward[0].modules() if hasattr(module, "graph")
+            for node in module.graph.nodes
+        ]  # fmt: skip
+        return len([n for n in nodes if "esper_alloc" in str(n.target)])
+
+    x = torch.ones(4, 3)
+    assert marks_of(torch.vmap(f), x) == 1
+    assert marks_of(torch.func.grad(lambda x: f(x).sum()), x) == 1
+    assert marks_of(branches, x) == 1
+
+
 def test_a_scope_orders_and_marks():
     side = stream(7)
 
