@@ -228,10 +228,13 @@ def _teach_dynamo(decorators: Any) -> None:
         decorators.substitute_in_graph(original, skip_signature_check=True)(traced)
 
 
+_method: Callable[..., Any] = _record_use
+
+
 def _trace_method(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
     """``x.record_use(...)`` on a traced tensor is traced as the function."""
     builder = importlib.import_module("torch._dynamo.variables.builder")
-    function = builder.SourcelessBuilder.create(tx, _record_use)
+    function = builder.SourcelessBuilder.create(tx, _method)
     return function.call_function(tx, [self, *args], kwargs)
 
 
@@ -350,6 +353,71 @@ def install() -> None:
         ("nested tensors", "torch.nested._internal.nested_tensor", _teach_nested),
     ):
         _when_imported(module, functools.partial(_teach, what, teach))
+
+
+# A torch that the compiled half was not built for: there are no operators
+
+
+_NOT_TRACED = (
+    "esper_alloc's PyTorch part is not there for this torch, so record_use() and "
+    "using() cannot stand in a graph: `python -m esper_alloc doctor` says why"
+)
+
+
+def _say_not_traced() -> None:
+    global _said
+    if not _said:
+        _said = True
+        warnings.warn(
+            f"{_NOT_TRACED}. Here they are a break in the graph, and run as in eager "
+            f"code.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+_say_not_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _break_at(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call_eagerly(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    call_eagerly._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call_eagerly._torchdynamo_disable_msg = _NOT_TRACED  # type: ignore[attr-defined]
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        _say_not_traced()
+        return call_eagerly(*args, **kwargs)
+
+    return traced
+
+
+def _teach_breaks(decorators: Any) -> None:
+    from . import use
+
+    pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+        (use._check_stream, _check_stream),
+        (use.record_use, _method),
+        (use._enter, _break_at(use._enter)),
+        (use._hand_over, _break_at(use._hand_over)),
+    ]
+    for original, traced in pairs:
+        decorators.substitute_in_graph(original, skip_signature_check=True)(traced)
+
+
+def install_breaks() -> None:
+    """In place of install(), where the operators are missing."""
+    from . import use
+
+    global _method
+    _method = _break_at(use.record_use)
+    for module, teach in (
+        ("torch._dynamo.decorators", _teach_breaks),
+        ("torch._dynamo.variables.tensor", _teach_dynamo_method),
+        ("torch._dynamo.variables.torch_function", _teach_dynamo_subclasses),
+    ):
+        _when_imported(module, functools.partial(_teach, "Dynamo", teach))
 
 
 # Waiting for an import

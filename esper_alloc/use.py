@@ -488,3 +488,5 @@ def _record_stream(tensor: torch.Tensor, stream: torch.Stream | None) -> None:
 
 if _native is not None:
     tracing.install()
+else:
+    tracing.install_breaks()

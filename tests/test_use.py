@@ -6,9 +6,12 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import subprocess
+import sys
 import threading
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,9 @@ torch = pytest.importorskip("torch")
 
 import esper_alloc  # noqa: E402
 from esper_alloc import use  # noqa: E402
+
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -418,3 +424,73 @@ def test_using_works_in_threads():
     for thread in threads:
         thread.join()
     assert not errors
+
+
+# In compiled functions, where the PyTorch part is missing
+
+WITHOUT_THE_PART = """
+import importlib, warnings
+import torch
+allocator = importlib.import_module("esper_alloc.allocator")
+def refuse():
+    raise allocator.UnavailableError("not built")
+allocator.load_shim = refuse
+import esper_alloc
+from esper_alloc import use
+from torch._subclasses.fake_tensor import FakeTensorMode
+assert use._native is None
+esper_alloc.install_tensor_method()
+marks = []
+use._mark_cuda = lambda tensor, stream, event, gate: marks.append((tuple(tensor.shape), stream, gate))
+class Entered:
+    def __init__(self, stream):
+        marks.append("enter")
+    def leave(self, tensors):
+        marks.append("leave")
+use._EnteredGeneric = Entered
+side = torch.Stream(stream_id=3, device_index=0, device_type=1)
+
+def function(x):
+    y = x + 1
+    esper_alloc.record_use([y, None], side)
+    return y * 2
+
+def method(x):
+    y = x + 1
+    y.record_use(side, gate=False)
+    return y * 2
+
+def scope(x):
+    with esper_alloc.using(x, stream=side):
+        y = x + 1
+    return y * 2
+
+wanted = {
+    function: [((3,), side, True)], method: [((3,), side, False)], scope: ["enter", "leave"],
+}
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    for call, expected in wanted.items():
+        with FakeTensorMode():
+            x = torch.ones(3, device="cuda")
+            try:
+                torch.compile(call, fullgraph=True, backend="eager")(x)
+            except torch._dynamo.exc.Unsupported as error:
+                assert "PyTorch part is not there for this torch" in str(error), error
+            else:
+                raise AssertionError("no error")
+            torch._dynamo.reset()
+            assert not marks
+            assert torch.compile(call, backend="eager")(x).shape == (3,)
+        assert marks == expected, marks
+        marks.clear()
+said = [str(w.message) for w in seen if "cannot stand in a graph" in str(w.message)]
+assert len(said) == 1 and "doctor" in said[0], said
+"""
+
+
+def test_without_the_part_marks_are_breaks_in_the_graph_which_is_said_once():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_PART], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
