@@ -514,8 +514,10 @@ typedef enum esper_block_state {
 enum {
   ESPER_ENTRY_NO_GATE = 1u, /* no stream is ever made to wait for it           */
   ESPER_ENTRY_AT_FREE = 2u, /* by record_stream: ends with the free            */
-  ESPER_ENTRY_HELD = 4u     /* no event stands for it: held until the device
+  ESPER_ENTRY_HELD = 4u,    /* no event stands for it: held until the device
                                was synchronised                                */
+  ESPER_ENTRY_CAPTURED = 8u /* a place in a capture's graph stands for it: ends
+                               for who comes after that there                  */
 };
 
 /* A use that is not known to be over. */

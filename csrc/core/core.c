@@ -423,7 +423,7 @@ static void count_pending(const heap_t *heap, esper_counters *counters)
   for (const block_t *b = heap->oldest_pending; b; b = b->newer) {
     bool held = false;
     for (const use_t *use = b->uses; use; use = use->next)
-      held |= !use->record;
+      held |= !use->record && !use->place.branch;
     counters->bytes_pending += b->size;
     counters->blocks_held += held;
   }

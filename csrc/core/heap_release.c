@@ -31,7 +31,7 @@ static bool is_idle(const segment_t *s)
           !RULE(RELEASE_NEEDS_COMPLETION));
 }
 
-static segment_t *idle_segment(const device_t *device, const pool_t *pool, const pool_t *but)
+static segment_t *idle_segment(device_t *device, const pool_t *pool, const pool_t *but)
 {
   fronts_close(device);
   for (segment_t *s = device->first_segment; s; s = s->next)

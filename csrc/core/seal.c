@@ -107,11 +107,12 @@ static void wait_for_owners(pool_t *pool)
 /* ---- sealing ------------------------------------------------------------- */
 
 /* A stream that was in a capture stays in it until it is over. Whether a
- * mortal stream is cannot be asked. */
+ * mortal stream is cannot be asked, and the driver may fail to say. */
 static bool capture_is_over(stream_t *s, uint64_t capture)
 {
   presented_t as = {.stream = s, .handle = s->handle};
-  return s->immortal && stream_capture_of(as, true) != capture;
+  uint64_t now = s->immortal ? stream_capture_of(as, true) : capture;
+  return now != capture && now != CAPTURE_UNKNOWN;
 }
 
 /* Heaps come to the front of the list, and none goes while the pool is being
@@ -207,6 +208,14 @@ static heap_t *heap_like(heap_t *heap)
   return NULL;
 }
 
+/* A stream that was in several captures has one heap again. */
+static void unite_sealed(pool_t *pool)
+{
+  for (heap_t *heap = pool->heaps, *like; heap; heap = heap->next)
+    while (heap->sealed && (like = heap_like(heap)))
+      unite(heap, like);
+}
+
 void seal_pool(pool_t *pool)
 {
   device_t *device = pool->device;
@@ -221,9 +230,7 @@ void seal_pool(pool_t *pool)
     for (heap_t *heap = pool->heaps; heap; heap = heap->next)
       if (!heap->capture || heap->over)
         seal_heap(heap);
-    for (heap_t *heap = pool->heaps, *like; heap; heap = heap->next)
-      while (heap->sealed && (like = heap_like(heap)))
-        unite(heap, like);
+    unite_sealed(pool);
   }
   unlock(&device->lock);
 }
@@ -253,6 +260,7 @@ static void settle_memory(pool_t *pool)
         drop_unrecorded(pool->device, b);
   for (heap_t *heap = pool->heaps; heap; heap = heap->next)
     seal_heap(heap);
+  unite_sealed(pool);
 }
 
 void seal_released(device_t *device, const pool_t *ours)

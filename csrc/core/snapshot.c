@@ -48,14 +48,16 @@ static bool reserve(esper_snapshot *snapshot, counts_t more)
 
 static esper_use_entry use_entry(const block_t *block, const use_t *use)
 {
-  bool held = !use->record && (block->state != BLOCK_LIVE || !(use->flags & USE_AT_FREE));
+  bool captured = use->place.branch != NULL;
+  bool held = !use->record && !captured &&
+              (block->state != BLOCK_LIVE || !(use->flags & USE_AT_FREE));
   return (esper_use_entry){
       .device = use->stream->device->index,
       .stream = use->stream->handle,
       .number = use->record ? use->record->number : use->stamp,
       .kind = (use_is_rendezvous(use) ? ESPER_ENTRY_NO_GATE : 0u) |
               (use->flags & USE_AT_FREE ? ESPER_ENTRY_AT_FREE : 0u) |
-              (held ? ESPER_ENTRY_HELD : 0u),
+              (held ? ESPER_ENTRY_HELD : 0u) | (captured ? ESPER_ENTRY_CAPTURED : 0u),
   };
 }
 

@@ -221,6 +221,55 @@ static void collect(esper_stream r, esper_stream b) {
   esper_set_memory_fraction(core, 0, 1);
 }
 
+static int is_one_of_three(void *context, void *stream) {
+  const esper_stream *streams = context;
+  return is_captured(context, stream) || stream == streams[2].handle;
+}
+
+/* Two captures open at once, of which the one becomes a node of the other, and a
+ * conditional node whose body reads what is freed while the body is captured. */
+static void nested_captures(esper_stream c, esper_stream d, esper_stream e,
+                            bool known) {
+  esper_stream three[3] = {c, d, e};
+  if (esper_pool_begin(core, 0, 6, 0, is_one_of_three, three) != ESPER_OK)
+    return;
+  sim_capture_begin(s, 0, c.handle);
+  sim_capture_begin(s, 0, d.handle);
+  void *x = get(200000, c);
+  put(get(200000, d));
+  put(get(200000, d));
+  put(x); /* freed while the thread works in the other capture */
+  put(get(200000, c));
+  sim_graph *child = sim_capture_end(s, 0, d.handle);
+  void *y = get(300000, c);
+  sim_stream_wait_stream(s, 0, e.handle, 0, c.handle);
+  if (child) sim_graph_launch(s, child, 0, e.handle);
+  use(e, y, 0);
+  put(y);
+  put(get(300000, c)); /* an edge leads to the read, behind the other graph */
+  void *z = get(400000, e);
+  sim_stream_wait_stream(s, 0, c.handle, 0, e.handle);
+  sim_capture_body(s, 0, c.handle, d.handle);
+  put(get(100000, d));
+  if (z) sim_kernel(s, 0, d.handle, z, 512, SIM_READ);
+  put(z);
+  put(get(400000, e)); /* which does not come after the body */
+  put(get(100000, d));
+  EXPECT(!sim_capture_end(s, 0, d.handle));
+  sim_stream_wait_stream(s, 0, c.handle, 0, e.handle);
+  put(get(400000, c));
+  EXPECT(esper_core_is_valid(core));
+  sim_graph *graph = sim_capture_end(s, 0, c.handle);
+  EXPECT(graph || !known);
+  EXPECT(esper_pool_end(core, 0, 6, 0, NULL) == ESPER_OK);
+  if (graph) {
+    sim_graph_launch(s, graph, 0, c.handle);
+    sim_graph_destroy(s, graph);
+  }
+  if (child) sim_graph_destroy(s, child);
+  EXPECT(esper_pool_release(core, 0, 6, 0) == ESPER_OK);
+}
+
 /* ---- the scenario ---------------------------------------------------------- */
 
 static esper_stream new_stream(int device, unsigned flags) {
@@ -322,6 +371,9 @@ static void scenario(void) {
   esper_stream e = new_stream(0, immortal);
   known &= esper_record_use(core, NULL, 0, e, 0, NULL) == ESPER_OK;
   pool_capture(c, e, known);
+  esper_stream d = new_stream(0, immortal);
+  known &= esper_record_use(core, NULL, 0, d, 0, NULL) == ESPER_OK;
+  nested_captures(c, d, e, known);
 
   esper_empty_cache(core, 0, NULL);
   collect(r, b);
