@@ -78,12 +78,12 @@ static inline unsigned slot_of(uint32_t units)
 
 _Static_assert(FRONT_SLOTS == 16, "slot_of gives so many");
 
-/* So many blocks of a size are kept: small ones are many and go from thread to thread,
- * large ones are missed when they are not merged. */
+/* So many blocks of a size are kept. Large ones are missed when they are not merged, but
+ * who makes a batch of tensors while the last one is alive frees as many at once. */
 static inline unsigned depth_of(uint32_t units)
 {
-  static const uint32_t SHALLOW = 2 * MIB / BLOCK_ALIGN;
-  return units <= SHALLOW / FRONT_DEPTH ? FRONT_DEPTH : units <= SHALLOW / 2 ? SHALLOW / units : 1;
+  static const uint32_t MOST = 24 * MIB / BLOCK_ALIGN;
+  return units <= MOST / FRONT_DEPTH ? FRONT_DEPTH : units <= MOST / 2 ? MOST / units : 1;
 }
 
 static inline uint32_t units_of(size_t size)
