@@ -13,7 +13,7 @@ from helper import run_python
 TOGETHER = "import os; os.dup2(1, 2)\n"
 
 ENABLE = """
-import gc, os, sys, threading, warnings
+import contextlib, ctypes, gc, os, sys, threading, warnings
 import torch
 import esper_alloc
 esper_alloc.enable()
@@ -45,6 +45,21 @@ def stream_beside():
             torch.cuda.synchronize()
             return side
     raise AssertionError("no stream runs beside the current one")
+
+@contextlib.contextmanager
+def held_up(stream):
+    # What `stream` is given meanwhile waits for the end of the block, however slow the
+    # host is. Kernels that are used inside must have run before: loading one may wait.
+    word = torch.zeros(1, dtype=torch.int32).pin_memory()
+    wait = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+    address, at_least = ctypes.c_uint64(word.data_ptr()), ctypes.c_uint(0)
+    code = wait(ctypes.c_void_p(stream.cuda_stream), address, ctypes.c_uint32(1), at_least)
+    assert code == 0, code
+    try:
+        yield
+    finally:
+        word[0] = 1
+        stream.synchronize()
 """
 
 
@@ -577,18 +592,16 @@ def test_record_stream_holds_until_the_stream_is_done():
         side = torch.cuda.Stream()
         x = bytes_of(32)
         address = x.data_ptr()
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(cycles(0.2))
-        x.record_stream(side)
-        del x
         states = lambda: {
             b["state"] for s in torch.cuda.memory_snapshot() for b in s["blocks"]
             if b["address"] == address
         }
-        assert states() == {"active_pending_free"}, states()
-        assert torch.cuda.memory_allocated() == 0
-        assert stat("active_bytes.all.current") == 32 * MiB
-        torch.cuda.synchronize()
+        with held_up(side):
+            x.record_stream(side)
+            del x
+            assert states() == {"active_pending_free"}, states()
+            assert torch.cuda.memory_allocated() == 0
+            assert stat("active_bytes.all.current") == 32 * MiB
         assert stat("active_bytes.all.current") == 0
         assert bytes_of(32).data_ptr() == address
         """
@@ -684,27 +697,22 @@ def test_record_use_with_an_event_and_without_gate():
             assert "not recorded" in str(error)
         else:
             raise AssertionError("an unrecorded event was accepted")
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(cycles(0.3))
-        event = torch.cuda.Event(); event.record(side)
-        with torch.no_grad():
-            esper_alloc.record_use(x, event=event)
-        address = x.data_ptr()
-        del x, event
-        assert stat("active_bytes.all.current") == 64 * MiB
-        torch.cuda.synchronize()
+        with held_up(side):
+            event = torch.cuda.Event(); event.record(side)
+            with torch.no_grad():
+                esper_alloc.record_use(x, event=event)
+            del x, event
+            assert stat("active_bytes.all.current") == 64 * MiB
         assert stat("active_bytes.all.current") == 0
 
         x = bytes_of(64)
         address = x.data_ptr()
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(cycles(0.3))
-        with torch.no_grad():
-            esper_alloc.record_use([x, None, {"a": (x, 3)}], side, gate=False)
-        del x
-        y = bytes_of(64)                    # not gated: other memory
-        assert y.data_ptr() != address
-        torch.cuda.synchronize()
+        with held_up(side):
+            with torch.no_grad():
+                esper_alloc.record_use([x, None, {"a": (x, 3)}], side, gate=False)
+            del x
+            y = bytes_of(64)                # not gated: other memory
+            assert y.data_ptr() != address
         """
     )
 
@@ -725,13 +733,12 @@ def test_record_use_finds_memory_in_containers_views_and_layouts():
             torch.cuda.synchronize(); gc.collect()
             assert stat("active_bytes.all.current") == 0
             value = make()
-            with torch.cuda.stream(side):
-                torch.cuda._sleep(cycles(0.2))
-            with torch.no_grad():
-                esper_alloc.record_use(value, side, gate=False)
-            del value
-            gc.collect()
-            return stat("active_bytes.all.current")
+            with held_up(side):
+                with torch.no_grad():
+                    esper_alloc.record_use(value, side, gate=False)
+                del value
+                gc.collect()
+                return stat("active_bytes.all.current")
 
         assert pending(lambda: bytes_of(4)) == 4 * MiB
         assert pending(lambda: bytes_of(4)[MiB:2 * MiB].view(1024, 1024).T) == 4 * MiB
@@ -826,12 +833,11 @@ def test_marks_are_exact_without_a_graph_and_held_with_one():
             # Bytes that wait for what was enqueued on side after the mark.
             value = scenario()
             done = torch.cuda.Event(); done.record(side)
-            with torch.cuda.stream(side):
-                torch.cuda._sleep(cycles(0.3))
-            done.synchronize()
-            del value
-            gc.collect()
-            held = stat("active_bytes.all.current") - base
+            with held_up(side):
+                done.synchronize()
+                del value
+                gc.collect()
+                held = stat("active_bytes.all.current") - base
             torch.cuda.synchronize()
             assert stat("active_bytes.all.current") == base
             return held
@@ -962,18 +968,19 @@ def test_using_protects_after_an_exception():
         """
         side = stream_beside()
         with torch.no_grad():
+            bytes_of(1).sum()
+            torch.cuda.synchronize()
             before = stat("active_bytes.all.current")
             x = bytes_of(64)
-            try:
-                with esper_alloc.using(x, stream=side):
-                    torch.cuda._sleep(cycles(0.3))
-                    x.sum()
-                    raise ValueError
-            except ValueError:
-                pass
-            del x
-            assert stat("active_bytes.all.current") == before + 64 * MiB
-            torch.cuda.synchronize()
+            with held_up(side):
+                try:
+                    with esper_alloc.using(x, stream=side):
+                        x.sum()
+                        raise ValueError
+                except ValueError:
+                    pass
+                del x
+                assert stat("active_bytes.all.current") == before + 64 * MiB
             assert stat("active_bytes.all.current") == before
         """
     )
