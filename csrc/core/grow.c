@@ -29,8 +29,7 @@ typedef struct growth {
   bool large;
   window_t window;
   block_t *piece;   /* of the hole                                            */
-  block_t *lenders; /* of pages                                               */
-  size_t lent;      /* their bytes                                            */
+  stitch_t stitch;  /* the pages that are lent                                */
   size_t created;   /* bytes of the pages that are asked of the driver        */
   void *spare[2];
 } growth_t;
@@ -115,9 +114,9 @@ static void give_spares(growth_t *g)
 static esper_status cut_piece(growth_t *g)
 {
   const window_t *w = &g->window;
-  size_t size = g->lent > w->missing ? g->lent : w->missing;
+  size_t lent = stitch_bytes(&g->stitch), size = lent > w->missing ? lent : w->missing;
   uintptr_t begin = w->hole->address + (w->from_end ? w->hole->size - size : 0);
-  size_t created = size - g->lent;
+  size_t created = size - lent;
   if (!reserve(g->device, created))
     return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
                      g->device->limit, g->device->index);
@@ -155,11 +154,11 @@ static esper_status claim(growth_t *g, block_t **block)
     return ESPER_NOT_READY;
   claim_neighbours(w);
   size_t most = w->before && w->after ? w->missing : w->hole->size;
-  g->lent = stitch_claim(g->heap, w->missing, most, &g->lenders);
+  stitch_claim(&g->stitch, g->heap, w->missing, most);
   esper_status status = cut_piece(g);
   if (status != ESPER_OK) {
     give_spares(g);
-    stitch_finish(g->lenders, 0);
+    stitch_finish(&g->stitch);
     free_neighbours(w);
   }
   return status;
@@ -229,12 +228,14 @@ static void note_refusal(growth_t *g, esper_status status, size_t filled)
 }
 
 /* NULL: not all of it was filled. What was is free. */
-static block_t *finish(growth_t *g, esper_status status, size_t left, size_t filled)
+static block_t *finish(growth_t *g, esper_status status, size_t filled)
 {
   give_spares(g);
   note_refusal(g, status, filled);
   g->device->reserving -= g->created;
-  stitch_finish(g->lenders, left);
+  stitch_finish(&g->stitch);
+  if (RULE(LENT_PAGES_KEEP_STAMP))
+    g->piece->stamp = g->stitch.stamp;
   if (filled == g->piece->size) {
     mapped_arrived(g->piece);
     return unite(g);
@@ -244,6 +245,7 @@ static block_t *finish(growth_t *g, esper_status status, size_t left, size_t fil
     mapped_arrived(g->piece);
     free_blocks_add(g->piece);
   } else {
+    g->piece->stamp = 0;
     hole_close(g->piece);
   }
   free_neighbours(&g->window);
@@ -254,17 +256,18 @@ static esper_status grow_mapped(heap_t *heap, size_t size, bool large, block_t *
 {
   growth_t g = {.device = heap->pool->device, .heap = heap, .size = size, .large = large};
   stitch_learn(heap);
+  mapped_reap(g.device);
   lock(&g.device->lock);
   esper_status status = claim(&g, block);
   unlock(&g.device->lock);
   if (status != ESPER_OK || *block)
     return status;
-  size_t left, filled;
-  status = stitch_move(g.lenders, g.piece, &left, &filled);
+  size_t filled;
+  status = stitch_move(&g.stitch, g.piece, &filled);
   if (status == ESPER_OK)
     status = add_pages(&g, &filled);
   lock(&g.device->lock);
-  *block = finish(&g, status, left, filled);
+  *block = finish(&g, status, filled);
   unlock(&g.device->lock);
   return status;
 }

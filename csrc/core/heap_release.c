@@ -63,7 +63,14 @@ static block_t *claim_idle(device_t *device, const pool_t *pool, const pool_t *b
 static size_t release_some(device_t *device, const pool_t *pool, const pool_t *but,
                            size_t enough)
 {
+  /* Or pages that moved would stay mapped where they were, and take room. */
   lock(&device->lock);
+  while (mapped_has_reapable(device)) {
+    unlock(&device->lock);
+    if (!mapped_reap(device))
+      return 0;
+    lock(&device->lock);
+  }
   block_t *block = claim_idle(device, pool, but, enough);
   pool_t *of = block ? block->segment->heap->pool : NULL;
   size_t size = block ? block->size : 0;

@@ -82,7 +82,8 @@ block_t *hole_cut(block_t *hole, uintptr_t begin, uintptr_t end)
   return piece;
 }
 
-void hole_cut_back(block_t *piece, size_t size)
+/* The caller left a block in the arena. */
+static block_t *cut_off(block_t *piece, size_t size)
 {
   block_t *rest = block_make(device_of(piece), piece->segment, piece->address + size,
                              piece->size - size);
@@ -90,7 +91,12 @@ void hole_cut_back(block_t *piece, size_t size)
   piece->size = size;
   rest->state = BLOCK_FILLING;
   link_after(piece, rest);
-  hole_close(rest);
+  return rest;
+}
+
+void hole_cut_back(block_t *piece, size_t size)
+{
+  hole_close(cut_off(piece, size));
 }
 
 static bool is_hole(const block_t *block)
@@ -141,7 +147,8 @@ void mapped_arrived(block_t *piece)
   map_insert(s->device->core->map, piece);
 }
 
-static void become_hole(block_t *block)
+/* The block has no memory any more. */
+static void lose_memory(block_t *block)
 {
   segment_t *s = block->segment;
   s->bytes -= block->size;
@@ -150,14 +157,31 @@ static void become_hole(block_t *block)
             s->heap->stream);
   uses_drop(s->device, block);
   map_remove(s->device->core->map, block);
-  block->stamp = 0;
   block->user = NULL;
   block->capture = 0;
   block->withheld = false;
-  hole_close(block);
 }
 
-void mapped_left(block_t *block, size_t size)
+static void link_stale(block_t *block)
+{
+  device_t *device = device_of(block);
+  block->state = BLOCK_STALE;
+  block->older = NULL;
+  block->newer = device->stale;
+  if (device->stale)
+    device->stale->older = block;
+  device->stale = block;
+}
+
+static void unlink_stale(block_t *block)
+{
+  *(block->older ? &block->older->newer : &device_of(block)->stale) = block->newer;
+  if (block->newer)
+    block->newer->older = block->older;
+  block->older = block->newer = NULL;
+}
+
+static void forget_pages(const block_t *block, size_t size)
 {
   segment_t *s = block->segment;
   for (size_t at = 0; at < size;) {
@@ -165,13 +189,117 @@ void mapped_left(block_t *block, size_t size)
     at += page_size(s, page);
     page_remove(s, page);
   }
-  block_t *rest = size && size < block->size ? block_split(s->device, block, size) : NULL;
-  if (size)
-    become_hole(block);
-  else
-    rest = block;
+}
+
+static void make_stale(block_t *block)
+{
+  segment_t *s = block->segment;
+  size_t first = page_granule(s, block->address);
+  for (size_t i = first; i < first + block->size / s->device->granule; i++)
+    s->pages[i].stale = true;
+  link_stale(block);
+}
+
+void mapped_left(block_t *block, size_t size, bool stale)
+{
+  block_t *rest = block;
+  if (size) {
+    rest = size < block->size ? block_split(device_of(block), block, size) : NULL;
+    lose_memory(block);
+    if (stale) {
+      make_stale(block);
+    } else {
+      forget_pages(block, size);
+      block->stamp = 0;
+      hole_close(block);
+    }
+  }
   if (rest)
     free_blocks_add(rest);
+}
+
+static bool may_be_reaped(const block_t *block)
+{
+  return owner_order_has_completed(block) || !RULE(UNMAP_NEEDS_COMPLETION);
+}
+
+static block_t *find_reapable(const device_t *device)
+{
+  block_t *block = device->stale;
+  while (block && !may_be_reaped(block))
+    block = block->newer;
+  return block;
+}
+
+bool mapped_has_reapable(const device_t *device)
+{
+  return find_reapable(device) != NULL;
+}
+
+static esper_status unmap_stale(const block_t *block, size_t *gone)
+{
+  const segment_t *s = block->segment;
+  esper_status status = ESPER_OK;
+  for (*gone = 0; status == ESPER_OK && *gone < block->size;) {
+    const page_t *page = page_at(s, block->address + *gone);
+    status = call_page_unmap(s->device->core, s->device->index, page_address(s, page),
+                             page_size(s, page));
+    if (status == ESPER_OK)
+      *gone += page_size(s, page);
+    else
+      error_from_driver(s->device->core, status);
+  }
+  return status;
+}
+
+/* The first `gone` bytes are a hole, the others stale as before. */
+static void reaped(block_t *block, size_t gone)
+{
+  if (gone < block->size) {
+    block_t *rest = block;
+    if (gone) {
+      rest = cut_off(block, gone);
+      rest->stamp = block->stamp;
+    }
+    link_stale(rest);
+  }
+  if (gone) {
+    forget_pages(block, gone);
+    block->stamp = 0;
+    hole_close(block);
+  }
+}
+
+bool mapped_reap(device_t *device)
+{
+  esper_status status = ESPER_OK;
+  bool more = true;
+  while (status == ESPER_OK && more) {
+    lock(&device->lock);
+    void *spare = arena_take(&device->blocks);
+    block_t *block = spare ? find_reapable(device) : NULL;
+    if (block) {
+      unlink_stale(block);
+      block->state = BLOCK_FILLING;
+      pool_enter(block->segment->heap->pool);
+    } else if (spare) {
+      arena_give(&device->blocks, spare);
+    }
+    unlock(&device->lock);
+    if (!spare)
+      return false;
+    more = block != NULL;
+    if (!more)
+      continue;
+    size_t gone;
+    status = unmap_stale(block, &gone);
+    lock(&device->lock);
+    arena_give(&device->blocks, spare);
+    pool_leave(block->segment->heap->pool);
+    reaped(block, gone);
+    unlock(&device->lock);
+  }
+  return status == ESPER_OK;
 }
 
 /* The parts of a carved block keep what `block_split` does not know of. */
@@ -250,7 +378,7 @@ size_t mapped_unmap(device_t *device, block_t *block)
   lock(&device->lock);
   if (spare)
     arena_give(&device->blocks, spare);
-  mapped_left(block, gone);
+  mapped_left(block, gone, false);
   if (gone)
     device->refused = 0;
   unlock(&device->lock);
@@ -354,7 +482,7 @@ void mapped_destroy(segment_t *s)
       continue;
     if (call_page_unmap(core, device, page_address(s, page), page_size(s, page)) != ESPER_OK)
       empty = false;
-    if (!page->released)
+    if (!page->released && !page->stale)
       call_page_release(core, device, page->handle);
   }
   if (empty)

@@ -34,9 +34,17 @@ void hole_close(block_t *piece);
 
 /* Pages were mapped into all of the piece: it becomes a claimed block. */
 void mapped_arrived(block_t *piece);
-/* The pages of the first `size` bytes of a claimed block were unmapped: they become a
- * hole, the others free again. The caller left a block in the arena. */
-void mapped_left(block_t *block, size_t size);
+/* The pages of the first `size` bytes of a claimed block are elsewhere, or were given
+ * back. These bytes become a hole, or, if the pages are still mapped here, stale until
+ * what the block owes has completed; the others are free again. The caller left a
+ * block in the arena. */
+void mapped_left(block_t *block, size_t size, bool stale);
+
+/* Unmaps the stale blocks that owe nothing any more. False: one could not be, or there
+ * is no host memory. Without the lock. */
+bool mapped_reap(device_t *device);
+/* Whether there are any. */
+bool mapped_has_reapable(const device_t *device);
 
 /* Cuts [begin, begin + size) out of a free block, claimed; what is left of it is
  * free, and owes what it owed. NULL: no host memory, nothing changed. */

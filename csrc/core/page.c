@@ -58,30 +58,42 @@ size_t pages_metadata(const segment_t *s)
   return s->pages ? s->touched * sizeof(page_t) : 0;
 }
 
-static bool page_is_valid(const segment_t *s, size_t at)
+static bool page_is_valid(const segment_t *s, size_t at, bool stale)
 {
   const page_t *page = &s->pages[s->pages[at].first];
+  if (at < page->first || at >= page->first + (size_t)page->granules || page->stale != stale)
+    return false;
   for (size_t i = page->first; i < page->first + (size_t)page->granules; i++)
     if (s->pages[i].first != page->first || s->pages[i].granules != page->granules)
       return false;
-  return at >= page->first && at < page->first + (size_t)page->granules;
+  return true;
+}
+
+static bool block_has_pages(const segment_t *s, const block_t *b)
+{
+  size_t granule = s->device->granule;
+  size_t begin = page_granule(s, b->address);
+  size_t end = page_granule(s, b->address + b->size + granule - 1);
+  bool has = b->state != BLOCK_HOLE;
+  if (!block_is_mapped(b) && (b->address - s->address) % granule)
+    return false;
+  if (has && end > s->touched)
+    return false;
+  for (size_t i = begin; i < end && i < s->touched; i++)
+    if (has ? !s->pages[i].granules || !page_is_valid(s, i, b->state == BLOCK_STALE)
+            : s->pages[i].granules > 0)
+      return false;
+  return true;
 }
 
 bool pages_are_valid(const segment_t *s)
 {
-  size_t granule = s->device->granule, bytes = 0;
+  size_t bytes = 0;
   for (const block_t *b = s->first; b; b = b->next) {
-    size_t begin = page_granule(s, b->address);
-    size_t end = page_granule(s, b->address + b->size + granule - 1);
-    if (b->state == BLOCK_FILLING) /* its pages are another thread's business */
-      continue;
-    bytes += block_is_mapped(b) ? b->size : 0;
-    for (size_t i = begin; i < end && i < s->touched; i++)
-      if (block_is_mapped(b) ? !s->pages[i].granules || !page_is_valid(s, i)
-                             : s->pages[i].granules > 0)
-        return false;
-    if (block_is_mapped(b) ? end > s->touched : (b->address - s->address) % granule != 0)
+    /* The pages of what is being filled are another thread's business. */
+    if (b->state != BLOCK_FILLING && !block_has_pages(s, b))
       return false;
+    bytes += block_is_mapped(b) ? b->size : 0;
   }
   return bytes == s->bytes;
 }

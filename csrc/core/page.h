@@ -15,6 +15,7 @@ struct page {
   uint32_t first;    /* granule of the segment                                */
   uint32_t granules; /* 0: no page is here                                    */
   bool released;     /* its handle went back: the page goes when it is unmapped */
+  bool stale;        /* it has moved: this is where it was                    */
 };
 
 /* NULL: no host memory. */

@@ -23,7 +23,8 @@
   R(MARK_FROM_ANY_DEVICE, "4h", "a stream of another device is a use like any other") \
   R(RUN_REST_KEEPS_USES, "4i", "taking a run of blocks clears nothing on the rest") \
   R(UNMAP_NEEDS_COMPLETION, "4j", "pages are unmapped only when all that their block owes has completed") \
-  R(LENT_PAGES_NEED_COMPLETION, "4k", "pages are lent only when all that their block owes has completed") \
+  R(LENT_PAGES_NEED_COMPLETION, "4k", "pages are lent to another stream only when all that their block owes has completed") \
+  R(LENT_PAGES_KEEP_STAMP, "4l", "pages that are lent owe what they owed, and are stale where they were") \
   R(ONE_USE_A_STREAM, "5a", "a block has at most one use a stream")                \
   R(LATER_USE_REPLACES, "5b", "the later use on a stream replaces the earlier")    \
   R(COMPLETED_USES_LEAVE, "5c", "a use that has completed is dropped")             \

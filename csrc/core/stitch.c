@@ -9,12 +9,6 @@
 #include "stream.h"
 #include "use.h"
 
-static bool owes_nothing(const block_t *block)
-{
-  return (uses_have_completed(block) && owner_order_has_completed(block)) ||
-         !RULE(LENT_PAGES_NEED_COMPLETION);
-}
-
 static bool may_lend(const heap_t *heap)
 {
   return !heap->capture && !heap->sealed;
@@ -28,8 +22,8 @@ static bool may_be_lent(const block_t *block)
 
 /* ---- what has completed ------------------------------------------------ */
 
-/* The latest stamp of large free blocks of the heap whose owner order is not known
- * to have completed. 0: none. */
+/* The latest stamp of stale and of large free blocks of the heap whose owner order is
+ * not known to have completed. 0: none. */
 static uint64_t owed_stamp(heap_t *heap)
 {
   size_t granule = heap->pool->device->granule;
@@ -41,6 +35,9 @@ static uint64_t owed_stamp(heap_t *heap)
       if (may_be_lent(b) && b->stamp > stamp && !owner_order_has_completed(b))
         stamp = b->stamp;
   }
+  for (const block_t *b = heap->pool->device->stale; b; b = b->newer)
+    if (b->segment->heap == heap && b->stamp > stamp && !owner_order_has_completed(b))
+      stamp = b->stamp;
   return stamp;
 }
 
@@ -75,53 +72,67 @@ void stitch_learn(heap_t *heap)
 
 /* ---- lending ----------------------------------------------------------- */
 
-/* Claims what the heap's free blocks of one size class have. */
-static size_t claim_from(heap_t *heap, bool large, size_t enough, size_t most,
-                         block_t ***end)
+/* The list that the block would be in; NULL: it may not be lent. */
+static lenders_t *list_for(stitch_t *stitch, const heap_t *heap, const block_t *block)
 {
-  const bins_t *bins = &heap->ready[large];
-  size_t sum = 0;
-  block_t *next;
-  for (block_t *b = bins_best_fit(bins, heap->pool->device->granule); b && sum < enough; b = next) {
-    uintptr_t first;
-    next = bins_next(bins, b);
-    if (!may_be_lent(b) || !owes_nothing(b))
-      continue;
-    size_t size = pages_within(b, enough - sum, most - sum, true, &first);
-    b = size ? mapped_carve(b, first, size) : NULL;
-    if (!b)
-      continue;
-    b->newer = NULL;
-    **end = b;
-    *end = &b->newer;
-    sum += size;
-  }
-  return sum;
+  if (!may_be_lent(block) || !uses_have_completed(block))
+    return NULL;
+  if (owner_order_has_completed(block) || !RULE(LENT_PAGES_NEED_COMPLETION))
+    return &stitch->completed;
+  return block->segment->heap == heap ? &stitch->ordered : NULL;
 }
 
-size_t stitch_claim(heap_t *heap, size_t enough, size_t most, block_t **lenders)
+static void add_lender(lenders_t *list, block_t *block)
 {
-  block_t **end = lenders;
-  size_t sum = 0;
-  *lenders = NULL;
+  block->newer = NULL;
+  *list->end = block;
+  list->end = &block->newer;
+  list->bytes += block->size;
+}
+
+/* Claims what the free blocks of one size class of `from` have. */
+static void claim_from(stitch_t *stitch, const heap_t *heap, heap_t *from, bool large,
+                       size_t enough, size_t most)
+{
+  const bins_t *bins = &from->ready[large];
+  block_t *next;
+  for (block_t *b = bins_best_fit(bins, heap->pool->device->granule);
+       b && stitch_bytes(stitch) < enough; b = next) {
+    uintptr_t first;
+    next = bins_next(bins, b);
+    lenders_t *list = list_for(stitch, heap, b);
+    size_t got = stitch_bytes(stitch);
+    size_t size = list ? pages_within(b, enough - got, most - got, true, &first) : 0;
+    b = size ? mapped_carve(b, first, size) : NULL;
+    if (b)
+      add_lender(list, b);
+    if (b && list == &stitch->ordered && b->stamp > stitch->stamp)
+      stitch->stamp = b->stamp;
+  }
+}
+
+void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most)
+{
+  *stitch = (stitch_t){0};
+  stitch->completed.end = &stitch->completed.first;
+  stitch->ordered.end = &stitch->ordered.first;
   if (heap->pool != &heap->pool->device->default_pool || heap->capture)
-    return 0;
-  for (heap_t *h = heap->pool->heaps; h && sum < enough; h = h->next)
-    for (int large = 1; large >= 0 && may_lend(h); large--)
-      sum += claim_from(h, large, enough - sum, most - sum, &end);
-  return sum;
+    return;
+  for (heap_t *from = heap->pool->heaps; from; from = from->next)
+    for (int large = 1; large >= 0 && may_lend(from); large--)
+      claim_from(stitch, heap, from, large, enough, most);
 }
 
 /* Refused: the page is where it was; or, if the driver would not even have it there
- * again, it is gone, and *left is raised all the same. */
-static esper_status move_page(const segment_t *from, const page_t *page, block_t *into,
-                              size_t *left, size_t *moved)
+ * again, it is gone, and counts as having left. */
+static esper_status move_page(const segment_t *from, const page_t *page, bool unmap,
+                              block_t *into, size_t *left, size_t *moved)
 {
   core_t *core = from->device->core;
   int device = from->device->index;
   uintptr_t address = page_address(from, page), to = into->address + *moved;
   size_t size = page_size(from, page);
-  esper_status status = call_page_unmap(core, device, address, size);
+  esper_status status = unmap ? call_page_unmap(core, device, address, size) : ESPER_OK;
   if (status != ESPER_OK)
     return error_from_driver(core, status);
   status = call_page_map(core, device, to, size, page->handle);
@@ -132,20 +143,19 @@ static esper_status move_page(const segment_t *from, const page_t *page, block_t
     return ESPER_OK;
   }
   error_from_driver(core, status);
-  if (call_page_map(core, device, address, size, page->handle) != ESPER_OK) {
+  if (unmap && call_page_map(core, device, address, size, page->handle) != ESPER_OK) {
     call_page_release(core, device, page->handle);
     *left += size;
   }
   return status;
 }
 
-esper_status stitch_move(const block_t *lenders, block_t *into, size_t *left, size_t *moved)
+static esper_status move_all(lenders_t *list, bool unmap, block_t *into, size_t *moved)
 {
-  *left = *moved = 0;
-  for (const block_t *b = lenders; b; b = b->newer)
+  for (const block_t *b = list->first; b; b = b->newer)
     for (size_t at = 0; at < b->size;) {
       const page_t *page = page_at(b->segment, b->address + at);
-      esper_status status = move_page(b->segment, page, into, left, moved);
+      esper_status status = move_page(b->segment, page, unmap, into, &list->left, moved);
       if (status != ESPER_OK)
         return status;
       at += page_size(b->segment, page);
@@ -153,13 +163,26 @@ esper_status stitch_move(const block_t *lenders, block_t *into, size_t *left, si
   return ESPER_OK;
 }
 
-void stitch_finish(block_t *lenders, size_t left)
+esper_status stitch_move(stitch_t *stitch, block_t *into, size_t *moved)
 {
-  for (block_t *b = lenders, *next; b; b = next) {
-    size_t gone = left < b->size ? left : b->size;
+  *moved = 0;
+  esper_status status = move_all(&stitch->completed, true, into, moved);
+  return status == ESPER_OK ? move_all(&stitch->ordered, false, into, moved) : status;
+}
+
+static void finish(lenders_t *list, bool stale)
+{
+  for (block_t *b = list->first, *next; b; b = next) {
+    size_t gone = list->left < b->size ? list->left : b->size;
     next = b->newer;
     b->newer = NULL;
-    left -= gone;
-    mapped_left(b, gone);
+    list->left -= gone;
+    mapped_left(b, gone, stale);
   }
+}
+
+void stitch_finish(stitch_t *stitch)
+{
+  finish(&stitch->completed, false);
+  finish(&stitch->ordered, true);
 }

@@ -157,6 +157,8 @@ typedef enum block_state {
   BLOCK_CLAIMED, /* free or becoming so, in the hands of one thread, unlocked */
   BLOCK_HOLE,    /* no page is there: in no bin, not in the map, owes nothing */
   BLOCK_FILLING, /* a hole into which one thread is mapping pages, unlocked   */
+  BLOCK_STALE,   /* its pages serve elsewhere, but are still mapped here: what
+                    was enqueued before they moved may still run              */
 } block_state;
 
 struct block {
@@ -166,7 +168,8 @@ struct block {
   block_t *prev, *next;   /* neighbours by address                            */
   block_t *left, *right;  /* in its bin                                       */
   block_t *older, *newer; /* pending blocks of the heap, by time of the free;
-                             holes of the segment, in no order                */
+                             holes of the segment, and stale blocks of the
+                             device, in no order                              */
   use_t *uses;
   stream_t *user;         /* stream it was last handed out on; NULL: never    */
   uint64_t stamp;         /* owner order; 0: the home stream never had it     */
@@ -269,6 +272,7 @@ struct device {
   opening_t *openings;  /* newest first                                       */
   atomic_int opening_count;
   segment_t *first_segment, *last_segment;
+  block_t *stale;       /* blocks that are mapped and have no memory          */
   uint64_t next_sequence;
   size_t total;     /* bytes of device memory                                 */
   size_t granule;   /* pages are multiples of it; 0: none can be mapped       */
