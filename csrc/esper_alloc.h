@@ -117,11 +117,20 @@ enum {
                                  events have completed. */
 };
 
+/* Where memory comes from. Segments of both kinds may stand side by side. */
+typedef enum esper_segments {
+  ESPER_SEGMENTS_AUTO = 0,   /* mapped where the device can, else classic      */
+  ESPER_SEGMENTS_CLASSIC = 1, /* one allocation each, of a fixed size          */
+  ESPER_SEGMENTS_MAPPED = 2  /* reserved addresses, with pages where they are
+                                needed; classic ones where the device cannot   */
+} esper_segments;
+
 enum { ESPER_ROUNDUP_STEPS = 16 };
 
 /* All zero means the defaults. Sizes are bytes. */
 typedef struct esper_config {
   esper_reuse_order reuse_order;
+  esper_segments segments;
   size_t max_split_size;         /* 0: unlimited                              */
   size_t max_non_split_rounding; /* 0: 20 MiB                                 */
   size_t large_segment_size;     /* 0: 20 MiB                                 */

@@ -24,6 +24,11 @@ esper_status config_set(core_t *core, const esper_config *given)
                      "reuse_order %d: choose ESPER_REUSE_GATE, ESPER_REUSE_GROW or "
                      "ESPER_REUSE_AUTO",
                      (int)given->reuse_order);
+  if (given->segments > ESPER_SEGMENTS_MAPPED)
+    return error_set(ESPER_INVALID,
+                     "segments %d: choose ESPER_SEGMENTS_AUTO, ESPER_SEGMENTS_CLASSIC or "
+                     "ESPER_SEGMENTS_MAPPED",
+                     (int)given->segments);
   for (int i = 0; i < ESPER_ROUNDUP_STEPS; i++) {
     size_t divisions = given->roundup_power2_divisions[i];
     if (divisions & (divisions - 1))

@@ -12,6 +12,7 @@
 #include "gates.h"
 #include "heap.h"
 #include "map.h"
+#include "mapped.h"
 #include "marks.h"
 #include "opening.h"
 #include "pool.h"
@@ -49,6 +50,13 @@ static esper_status device_start(core_t *core, device_t *device)
   esper_status status = call_memory_info(core, device->index, &free, &device->total);
   if (status == ESPER_OK)
     status = call_stream_id(core, device->index, NULL, &id);
+  if (status == ESPER_OK) {
+    status = call_page_granularity(core, device->index, &device->granule);
+    if (status == ESPER_UNSUPPORTED) {
+      device->granule = 0;
+      status = ESPER_OK;
+    }
+  }
   if (status != ESPER_OK)
     return error_from_driver(core, status);
   /* The driver's ids are small: this one is nobody else's. */
@@ -100,7 +108,10 @@ static void device_destroy(device_t *device)
           record_drop(use->record);
         place_drop(&use->place);
       }
-    source_give_back(s->heap->pool, s->address, s->size);
+    if (s->pages)
+      mapped_destroy(s);
+    else
+      source_give_back(s->heap->pool, s->address, s->size);
   }
   for (pool_t *pool = device->pools, *next; pool; pool = next) {
     next = pool->next;
@@ -511,9 +522,9 @@ static bool figures_are_valid(device_t *device)
 {
   int64_t reserved = 0, allocated = 0, active = 0, split = 0, segments = 0;
   for (const segment_t *s = device->first_segment; s; s = s->next) {
-    segments++;
-    reserved += (int64_t)s->size;
+    reserved += (int64_t)s->bytes;
     for (const block_t *b = s->first; b; b = b->next) {
+      segments += block_is_mapped(b) && !(b->prev && block_is_mapped(b->prev));
       if (b->state == BLOCK_LIVE)
         allocated += (int64_t)b->size;
       if (b->counted_active)

@@ -177,11 +177,21 @@ void free_blocks_promote(heap_t *heap)
   }
 }
 
+/* Oversize blocks are those of classic segments: mapped ones come apart and
+ * together again page by page. */
+static bool fits(const config_t *config, const block_t *block, size_t size)
+{
+  return block->segment->pages || config_fits(config, block->size, size);
+}
+
 block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large)
 {
-  block_t *block = bins_best_fit(&heap->ready[large], size);
+  const bins_t *bins = &heap->ready[large];
   const config_t *config = config_of(heap->pool->device->core);
-  return block && config_fits(config, block->size, size) ? block : NULL;
+  for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
+    if (fits(config, b, size))
+      return b;
+  return NULL;
 }
 
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
@@ -189,7 +199,7 @@ block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
   const bins_t *bins = &heap->ready[large];
   const config_t *config = config_of(heap->pool->device->core);
   for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
-    if (segment_is_whole(b) && config_fits(config, b->size, size))
+    if (segment_is_whole(b) && fits(config, b, size))
       return b;
   return NULL;
 }
@@ -201,7 +211,7 @@ block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, siz
   for (int ready = 1; ready >= 0; ready--) {
     const bins_t *bins = ready ? &heap->ready[large] : &heap->pending[large];
     for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b)) {
-      if (!config_fits(config, b->size, size) || b->withheld || b->stamp)
+      if (!fits(config, b, size) || b->withheld || b->stamp)
         continue;
       if (how == INSIDE_ORDERED ? branch_is_after_all(reader, b)
                                 : branch_may_be_gated(reader, b, how == INSIDE_GATED_AT_FREE))
@@ -227,7 +237,7 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
   const bins_t *bins = &heap->pending[large];
   const config_t *config = config_of(heap->pool->device->core);
   for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
-    if (config_fits(config, b->size, size) && may_be_gated(b, reader, at_free_too))
+    if (fits(config, b, size) && may_be_gated(b, reader, at_free_too))
       return b;
   return NULL;
 }
@@ -260,7 +270,8 @@ static uintptr_t search_neighbours(search_t *search, block_t *first)
     size += last->size;
     for (; size - first->size >= search->size; first = first->next)
       size -= first->size;
-    if (size >= search->size && config_fits(search->config, size, search->size) &&
+    if (size >= search->size &&
+        (first->segment->pages || config_fits(search->config, size, search->size)) &&
         (!search->best.first || size < search->best.size))
       search->best = (run_t){first, last, size};
   }

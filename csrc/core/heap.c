@@ -25,12 +25,12 @@
 
 #include "capture.h"
 #include "error.h"
+#include "grow.h"
 #include "heap_capture.h"
 #include "heap_gate.h"
 #include "heap_request.h"
 #include "map.h"
 #include "pool.h"
-#include "segment.h"
 #include "settle.h"
 #include "stats.h"
 #include "trace.h"
@@ -102,10 +102,10 @@ static block_t *borrow(const request_t *q)
   return NULL;
 }
 
-static block_t *grow(const request_t *q, esper_status *status)
+static block_t *take_grown(const request_t *q, esper_status *status)
 {
-  block_t *block = NULL;
-  *status = segment_obtain(q->heap, config_segment_size(q->config, q->size), q->large, &block);
+  block_t *block;
+  *status = grow(q->heap, q->size, q->large, &block);
   if (*status != ESPER_OK)
     return NULL;
   lock(&q->device->lock);
@@ -158,14 +158,14 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
 {
   block_t *block;
   if (q->capture)
-    return (block = heap_find_inside(q)) ? block : grow(q, status);
+    return (block = heap_find_inside(q)) ? block : take_grown(q, status);
   if ((block = take_retired(q, request_gates_first(q))))
     return block;
   if (request_gates_first(q) && ((block = heap_gate_own(q, false)) || (block = take_ready(q))))
     return block;
   if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = heap_gate_other(q))))
     return block;
-  return grow(q, status);
+  return take_grown(q, status);
 }
 
 /* What other pools have to spare when memory is short. */
@@ -203,10 +203,10 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   if ((block = take_retired(q, false)) || (block = borrow(q)) || !may_wait ||
       (block = find_in_spare_pools(q)))
     return block;
-  size_t wanted = config_segment_size(q->config, q->size);
-  if (heap_release(q->device, NULL, NULL, wanted) && (block = grow(q, status)))
+  size_t wanted = grow_size(q->pool, q->size);
+  if (heap_release(q->device, NULL, NULL, wanted) && (block = take_grown(q, status)))
     return block;
-  return heap_release(q->device, NULL, NULL, SIZE_MAX) ? grow(q, status) : NULL;
+  return heap_release(q->device, NULL, NULL, SIZE_MAX) ? take_grown(q, status) : NULL;
 }
 
 static block_t *find_slowly(const request_t *q, esper_status *status)

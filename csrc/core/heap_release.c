@@ -1,60 +1,106 @@
-/* heap_release.c: segments that nobody uses go back to the driver. */
+/* heap_release.c: memory that nobody uses goes back to the driver: whole classic
+ * segments, and of mapped ones any pages. */
 #include "heap.h"
 
 #include "free_blocks.h"
+#include "mapped.h"
+#include "page.h"
 #include "pool.h"
 #include "seal.h"
 #include "segment.h"
 #include "stream.h"
 #include "use.h"
 
-static bool is_idle(const segment_t *s)
+static bool is_idle(const block_t *block)
 {
+  const segment_t *s = block->segment;
   if (s->pinned)
     return false; /* whoever knows its address may still be using it */
-  const block_t *block = s->first;
-  if (block->next || (block->state != BLOCK_READY && block->state != BLOCK_PENDING))
+  if (block->state != BLOCK_READY && block->state != BLOCK_PENDING)
     return false;
   if (s->captured && !RULE(GRAPHS_KEEP_MEMORY))
     return true;
+  bool completed = uses_have_completed(block) && owner_order_has_completed(block);
   return pool_may_give_back(s) &&
-         ((uses_have_completed(block) && owner_order_has_completed(block)) ||
-          !RULE(RELEASE_NEEDS_COMPLETION));
+         (completed || !(s->pages ? RULE(UNMAP_NEEDS_COMPLETION) : RULE(RELEASE_NEEDS_COMPLETION)));
 }
 
-static block_t *claim_idle_segment(device_t *device, const pool_t *pool, const pool_t *but)
+/* Of a mapped segment: the first idle block that has whole pages, cut down to those. */
+static block_t *claim_pages(segment_t *s, size_t enough)
 {
-  for (segment_t *s = device->first_segment; s; s = s->next)
-    if ((!pool || s->heap->pool == pool) && s->heap->pool != but && is_idle(s)) {
-      free_blocks_claim(s->first);
-      free_blocks_satisfied(s->first);
-      pool_enter(s->heap->pool);
-      return s->first;
-    }
+  for (block_t *b = s->first; b; b = b->next) {
+    uintptr_t first;
+    size_t size = is_idle(b) ? pages_within(b, enough, SIZE_MAX, false, &first) : 0;
+    if (size)
+      return mapped_carve(b, first, size);
+  }
   return NULL;
+}
+
+static block_t *claim_segment(segment_t *s)
+{
+  if (s->first->next || !is_idle(s->first))
+    return NULL;
+  free_blocks_claim(s->first);
+  free_blocks_satisfied(s->first);
+  return s->first;
+}
+
+static block_t *claim_idle(device_t *device, const pool_t *pool, const pool_t *but,
+                           size_t enough)
+{
+  for (segment_t *s = device->first_segment; s; s = s->next) {
+    if ((pool && s->heap->pool != pool) || s->heap->pool == but)
+      continue;
+    block_t *block = s->pages ? claim_pages(s, enough) : claim_segment(s);
+    if (block) {
+      pool_enter(s->heap->pool);
+      return block;
+    }
+  }
+  return NULL;
+}
+
+/* Of one block; 0: none that would go. */
+static size_t release_some(device_t *device, const pool_t *pool, const pool_t *but,
+                           size_t enough)
+{
+  /* Or pages that moved would stay mapped where they were, and take room. */
+  lock(&device->lock);
+  while (mapped_has_reapable(device)) {
+    unlock(&device->lock);
+    if (!mapped_reap(device))
+      return 0;
+    lock(&device->lock);
+  }
+  block_t *block = claim_idle(device, pool, but, enough);
+  pool_t *of = block ? block->segment->heap->pool : NULL;
+  size_t size = block ? block->size : 0;
+  unlock(&device->lock);
+  if (!block)
+    return 0;
+  if (block->segment->pages)
+    size = mapped_unmap(device, block);
+  else if (!segment_release(device, block))
+    size = 0;
+  lock(&device->lock);
+  pool_leave(of);
+  unlock(&device->lock);
+  return size;
 }
 
 size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, size_t enough)
 {
-  size_t released = 0;
-  bool going = true;
+  size_t released = 0, size = 1;
   seal_released(device, pool);
-  while (going && released < enough) {
-    lock(&device->lock);
-    block_t *block = claim_idle_segment(device, pool, but);
-    pool_t *of = block ? block->segment->heap->pool : NULL;
-    size_t size = block ? block->size : 0;
-    unlock(&device->lock);
-    going = block && segment_release(device, block);
-    if (going)
-      released += size;
-    lock(&device->lock);
-    if (of)
-      pool_leave(of);
-    pool_collect(device);
-    unlock(&device->lock);
-    pool_bury(device);
-  }
+  while (size && released < enough)
+    released += size = release_some(device, pool, but, enough - released);
+  while (mapped_discard_empty(device, pool))
+    ;
+  lock(&device->lock);
+  pool_collect(device);
+  unlock(&device->lock);
+  pool_bury(device);
   return released;
 }
 

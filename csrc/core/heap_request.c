@@ -45,7 +45,7 @@ block_t *request_lend(const request_t *q, run_t run)
 {
   block_t *block = run.first;
   bool owes_nothing = uses_have_completed(block) && owner_order_has_completed(block);
-  if (segment_is_whole(block) && (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
+  if (segment_is_whole(block) && !block->segment->pages && (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
     uses_drop(q->device, block);
     block->stamp = 0;
     segment_move(block->segment, q->heap);
@@ -113,7 +113,7 @@ esper_status request_fail(const request_t *q)
   size_t in_pools = 0;
   for (segment_t *s = q->device->first_segment; s; s = s->next)
     if (s->heap->pool != &q->device->default_pool)
-      in_pools += s->size;
+      in_pools += s->bytes;
   last_failure = (esper_failure){
       .device = q->device->index,
       .requested = q->asked,

@@ -5,21 +5,24 @@
 #include "error.h"
 #include "free_blocks.h"
 #include "map.h"
+#include "mapped.h"
 #include "marks.h"
 #include "source.h"
 #include "stats.h"
 #include "trace.h"
 
-static void link_last(device_t *device, segment_t *segment)
+void segment_link(segment_t *segment)
 {
+  device_t *device = segment->device;
   segment->prev = device->last_segment;
   segment->next = NULL;
   *(segment->prev ? &segment->prev->next : &device->first_segment) = segment;
   device->last_segment = segment;
 }
 
-static void unlink_segment(device_t *device, segment_t *segment)
+void segment_unlink(segment_t *segment)
 {
+  device_t *device = segment->device;
   *(segment->prev ? &segment->prev->next : &device->first_segment) = segment->next;
   *(segment->next ? &segment->next->prev : &device->last_segment) = segment->prev;
 }
@@ -31,7 +34,7 @@ static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool l
   segment_t *segment = arena_take(&device->segments);
   if (!segment)
     return NULL;
-  *segment = (segment_t){.address = address, .size = size, .device = device, .heap = heap,
+  *segment = (segment_t){.address = address, .size = size, .bytes = size, .device = device, .heap = heap,
                          .large = large, .sequence = device->next_sequence++,
                          .oversize = config_is_oversize(config_of(device->core), size)};
   block_t *block = block_create(device, segment, address, size);
@@ -42,7 +45,7 @@ static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool l
     return NULL;
   }
   segment->first = block;
-  link_last(device, segment);
+  segment_link(segment);
   stats_segment_added(&device->stats, segment);
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, address, size, heap->stream);
   return block;
@@ -90,7 +93,7 @@ static void segment_leaves(device_t *device, block_t *block)
             segment->heap->stream); /* while its pool can be found */
   map_remove_segment(device->core->map, segment);
   map_remove(device->core->map, block);
-  unlink_segment(device, segment);
+  segment_unlink(segment);
   stats_segment_removed(&device->stats, segment);
 }
 
@@ -99,7 +102,7 @@ static void segment_stays(device_t *device, block_t *block)
   segment_t *segment = block->segment;
   map_insert_segment(device->core->map, segment); /* room: it was there before */
   map_insert(device->core->map, block);
-  link_last(device, segment);
+  segment_link(segment);
   stats_segment_kept(&device->stats, segment);
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
             segment->heap->stream);
@@ -188,5 +191,6 @@ bool segment_is_valid(const segment_t *segment)
       return false;
     size += b->size;
   }
-  return size == segment->size;
+  return size == segment->size &&
+         (segment->pages ? mapped_is_valid(segment) : segment->bytes == size);
 }

@@ -22,6 +22,13 @@ void stats_segment_removed(esper_stats *stats, const segment_t *segment);
 /* It was not removed after all. */
 void stats_segment_kept(esper_stats *stats, const segment_t *segment);
 
+/* Pages came to a mapped segment, or left it, which is in so many more stretches
+ * now. */
+void stats_pages_added(esper_stats *stats, const segment_t *segment, size_t bytes,
+                       int stretches);
+void stats_pages_removed(esper_stats *stats, const segment_t *segment, size_t bytes,
+                         int stretches);
+
 void stats_reset_peaks(esper_stats *stats);
 void stats_reset_accumulated(esper_stats *stats);
 

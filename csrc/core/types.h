@@ -4,8 +4,11 @@
  *   device    one GPU: pools, segments, statistics, trace, one lock
  *   pool      heaps whose memory serves nobody else
  *   heap      the free blocks of (pool, stream, capture), in bins by size
- *   segment   an address range from the driver; has one home heap
+ *   segment   an address range from the driver; has one home heap. A classic
+ *             one is one allocation; a mapped one has pages where it needs them
+ *   page      memory of the driver's, mapped into a segment
  *   block     a piece of a segment: live or free; tiles it with its neighbours
+ *   hole      a piece of a mapped segment where no page is; tiles it, too
  *   stream    an in-order queue, known by the driver's id
  *   record    an event recorded on a stream, with the stream's next number
  *   use       "that stream may touch the block until this record"
@@ -39,6 +42,7 @@ typedef struct esper_pool pool_t;
 typedef struct device device_t;
 typedef struct heap heap_t;
 typedef struct segment segment_t;
+typedef struct page page_t;
 typedef struct block block_t;
 typedef struct stream stream_t;
 typedef struct record record_t;
@@ -151,6 +155,10 @@ typedef enum block_state {
   BLOCK_WARM,    /* the same, but the one block in heap->warm                 */
   BLOCK_PENDING, /* free, owes uses, in heap->pending                         */
   BLOCK_CLAIMED, /* free or becoming so, in the hands of one thread, unlocked */
+  BLOCK_HOLE,    /* no page is there: in no bin, not in the map, owes nothing */
+  BLOCK_FILLING, /* a hole into which one thread is mapping pages, unlocked   */
+  BLOCK_STALE,   /* its pages serve elsewhere, but are still mapped here: what
+                    was enqueued before they moved may still run              */
 } block_state;
 
 struct block {
@@ -159,7 +167,9 @@ struct block {
   segment_t *segment;
   block_t *prev, *next;   /* neighbours by address                            */
   block_t *left, *right;  /* in its bin                                       */
-  block_t *older, *newer; /* pending blocks of the heap, by time of the free  */
+  block_t *older, *newer; /* pending blocks of the heap, by time of the free;
+                             holes of the segment, and stale blocks of the
+                             device, in no order                              */
   use_t *uses;
   stream_t *user;         /* stream it was last handed out on; NULL: never    */
   uint64_t stamp;         /* owner order; 0: the home stream never had it     */
@@ -176,15 +186,19 @@ struct block {
 
 struct segment {
   uintptr_t address;
-  size_t size;
+  size_t size;       /* of the addresses                                      */
+  size_t bytes;      /* of the memory there; of a classic segment its size    */
   uint64_t sequence; /* of its birth: orders blocks the same in every run     */
   device_t *device;  /* for who does not hold its lock yet: heaps come and go  */
   heap_t *heap;
   block_t *first;
+  page_t *pages;     /* by granule; NULL: a classic segment                   */
+  size_t touched;    /* entries of them from the first on that were ever used  */
+  block_t *holes;
+  bool pinned;       /* somebody else knows its pages: none is unmapped       */
   bool large;
   bool oversize; /* counted as such */
   bool captured; /* handed out inside a capture: replays may touch it         */
-  bool pinned;   /* others know its address: never given back nor lent         */
   segment_t *prev, *next; /* of the device, by birth                          */
 };
 
@@ -265,8 +279,10 @@ struct device {
   opening_t *openings;  /* newest first                                       */
   atomic_int opening_count;
   segment_t *first_segment, *last_segment;
+  block_t *stale;       /* blocks that are mapped and have no memory          */
   uint64_t next_sequence;
   size_t total;     /* bytes of device memory                                 */
+  size_t granule;   /* pages are multiples of it; 0: none can be mapped       */
   double fraction;
   size_t limit;     /* 0: none                                                */
   size_t reserving; /* bytes being obtained, not yet in the statistics        */
@@ -291,7 +307,7 @@ struct device {
   arena_t records;
 };
 
-enum { DRIVER_CALLS = 24 };
+enum { DRIVER_CALLS = 32 };
 
 struct esper_core {
   const esper_driver *driver;
