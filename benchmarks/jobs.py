@@ -73,15 +73,16 @@ REPLAY_GOAL = 2.0
 # --- the measuring side ------------------------------------------------------
 
 
-def prepare(allocator: str) -> None:
-    """The allocator, and settings under which a job repeats bit for bit."""
+def prepare(allocator: str, strict: bool = False) -> None:
+    """The allocator, and settings under which a job repeats bit for bit; `strict` as
+    in workloads.py."""
     import torch
 
     use_allocator(allocator)
     warnings.filterwarnings("ignore", message=".*deterministic.*")
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True, warn_only=not strict)
     # Fresh memory is not filled: that would be work which no job has.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.manual_seed(0)
@@ -96,8 +97,8 @@ def measure(allocator: str, name: str, small: bool) -> dict[str, Any]:
     """
     import torch
 
-    prepare(allocator)
     job = JOBS[name]
+    prepare(allocator, job.strict)
     steps = job.small_steps if small else job.steps
     step = job.make(small)
     times: list[float] = []
@@ -155,9 +156,9 @@ def record(allocator: str, name: str, small: bool, path: str) -> dict[str, Any]:
     """
     import torch
 
-    prepare(allocator)
-    torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
     job = JOBS[name]
+    prepare(allocator, job.strict)
+    torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
     step = job.make(small)
     for number in range(job.small_steps if small else job.steps):
         step(number)

@@ -36,6 +36,15 @@ def test_a_job_repeats_bit_for_bit(workloads, name):
     assert len(set(first)) > 1 and all(one == one for one in first)
 
 
+def test_strict_jobs_have_nothing_that_is_refused(workloads):
+    """As far as the CPU can tell."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        outputs(workloads, "llama_varlen", 1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_training_learns(workloads):
     torch.manual_seed(0)
     step = workloads.llama_trainer(workloads.SMALL)
@@ -112,7 +121,7 @@ def script(monkeypatch: pytest.MonkeyPatch, workloads, name: str):
         monkeypatch.delitem(sys.modules, other, raising=False)
     module = __import__(name)
     if hasattr(module, "prepare"):
-        monkeypatch.setattr(module, "prepare", lambda allocator: torch.manual_seed(0))
+        monkeypatch.setattr(module, "prepare", lambda *how: torch.manual_seed(0))
     return module
 
 
@@ -134,8 +143,11 @@ def test_a_job_is_made_deterministic(monkeypatch, workloads, card):
     monkeypatch.setattr(jobs, "use_allocator", lambda name: card.calls.append(name))
     before = torch.utils.deterministic.fill_uninitialized_memory
     try:
-        jobs.prepare("native")
+        jobs.prepare("native", strict=True)
         assert card.calls == ["native"]
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        jobs.prepare("native")
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.utils.deterministic.fill_uninitialized_memory
     finally:
