@@ -15,10 +15,13 @@
 namespace esper {
 
 esper_core* core_that_serves() {
-  if (esper_core* made = core_if_made()) {
-    return made;
+  native::CUDAAllocator* current = native::get();
+  if (current == &allocator()) {
+    return core_if_made();
   }
-  return native::get()->name() == "pluggable" ? core() : nullptr;
+  // Beside another allocator the core serves MemPools with whole segments. What
+  // lies in them is that allocator's to protect.
+  return current->name() == "pluggable" ? core() : nullptr;
 }
 
 namespace {

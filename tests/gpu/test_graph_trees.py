@@ -1,0 +1,91 @@
+"""torch.compile(mode="reduce-overhead") on esper_alloc: PyTorch's trees of CUDA graphs.
+
+Each scenario runs in a process of its own, on PyTorch's allocator and on this one.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+from helper import run_python
+from scenario import NATIVE, OURS, run_program
+from test_shim import ENABLE, TOGETHER
+
+#: Those in which a function is recorded after another one was replayed.
+WITH_CHECKPOINTS = ["live_outputs", "dying_tensors", "aliasing"]
+ALONE = ["inference", "training", "mutation", "an_exception_inside", "reset_and_again"]
+#: Reserved bytes, ours over native's; and what a segment more or less may cost.
+MOST, SLACK = 1.02, 22 << 20
+
+
+@functools.cache
+def found(allocator: str, name: str) -> dict[str, Any]:
+    return run_program("graph_trees", allocator, name, timeout=290)
+
+
+@pytest.mark.parametrize("name", WITH_CHECKPOINTS + ALONE)
+def test_graphs_compute_what_eager_mode_does(name: str) -> None:
+    assert found(OURS, name)["wrong"] == 0, found(OURS, name)
+
+
+@pytest.mark.parametrize("name", WITH_CHECKPOINTS + ALONE)
+def test_native_computes_the_same(name: str) -> None:
+    ours, native = found(OURS, name), found(NATIVE, name)
+    assert native["wrong"] == 0, native
+    assert ours["figures"] == pytest.approx(native["figures"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", WITH_CHECKPOINTS + ALONE)
+def test_no_graph_is_skipped(name: str) -> None:
+    # Of a graph that changes its inputs PyTorch decides by itself.
+    allowed = found(NATIVE, name)["skips"] if name == "mutation" else 0
+    assert found(OURS, name)["skips"] == allowed
+    assert found(OURS, name)["ooms"] == 0
+
+
+@pytest.mark.parametrize("name", WITH_CHECKPOINTS)
+def test_checkpoints_are_put_back_as_often_as_on_native(name: str) -> None:
+    ours, native = found(OURS, name), found(NATIVE, name)
+    assert ours["restores"] == native["restores"] > 0
+
+
+@pytest.mark.parametrize("name", WITH_CHECKPOINTS + ALONE)
+def test_memory_is_at_most_natives(name: str) -> None:
+    ours, native = found(OURS, name), found(NATIVE, name)
+    assert ours["peak"] <= MOST * native["peak"] + SLACK, (ours["peak"], native["peak"])
+
+
+def test_a_mark_protects_an_output_beside_the_tree() -> None:
+    assert found(OURS, "marks_beside")["wrong"] == 0
+    assert found(OURS, "marks_beside")["skips"] == 0
+
+
+PROGRAM = """
+import torch._inductor.config
+def f(x):
+    return (x @ x).relu() + 1, x * 2
+fast = torch.compile(f, mode="reduce-overhead", fullgraph=True)
+with torch.no_grad():
+    for i in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        kept = fast(torch.full((64, 64), float(i), device="cuda"))
+torch.cuda.synchronize()
+assert (kept[1] == 6).all()
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",  # with a tree and its outputs alive
+        "sys.modules['kept_for_good'] = (kept, fast)",
+        "del kept, fast; gc.collect(); torch.cuda.empty_cache()",
+        "torch._dynamo.reset()",
+    ],
+    ids=["alive", "in a module", "dropped", "reset"],
+)
+def test_a_process_with_a_tree_ends_quietly(end: str) -> None:
+    printed = run_python(TOGETHER + ENABLE + PROGRAM + end, timeout=290)
+    assert "rror" not in printed and "Traceback" not in printed, printed
