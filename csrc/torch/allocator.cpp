@@ -119,7 +119,7 @@ c10::DataPtr Allocator::allocate(size_t size) {
   check_size(size);
   const c10::DeviceIndex device = c10::cuda::current_device();
   const c10::Device where(c10::kCUDA, device);
-  if (C10_UNLIKELY(!caches())) {
+  if (C10_UNLIKELY(!isEnabled())) {
     void* ptr = allocate_uncached(size);
     return {ptr, ptr, &delete_uncached, where};
   }
@@ -130,7 +130,7 @@ c10::DataPtr Allocator::allocate(size_t size) {
 }
 
 c10::DeleterFnPtr Allocator::raw_deleter() const {
-  return caches() ? &delete_memory : &delete_uncached;
+  return isEnabled() ? &delete_memory : &delete_uncached;
 }
 
 void* Allocator::raw_alloc(size_t size) {
@@ -138,7 +138,7 @@ void* Allocator::raw_alloc(size_t size) {
     return nullptr;
   }
   check_size(size);
-  if (C10_UNLIKELY(!caches())) {
+  if (C10_UNLIKELY(!isEnabled())) {
     return allocate_uncached(size);
   }
   const c10::DeviceIndex device = c10::cuda::current_device();
@@ -151,7 +151,7 @@ void* Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
     return nullptr;
   }
   check_size(size);
-  if (C10_UNLIKELY(!caches())) {
+  if (C10_UNLIKELY(!isEnabled())) {
     return allocate_uncached(size);
   }
   return allocate_on(to_esper(stream, c10::cuda::current_device()), size);
@@ -163,7 +163,7 @@ void Allocator::raw_delete(void* ptr) {
   }
   // Caching may have been turned off or on since it was allocated.
   esper_block_info block;
-  if (C10_UNLIKELY(!caches()) &&
+  if (C10_UNLIKELY(!isEnabled()) &&
       capi().find_block(core(), ptr, &block) != ESPER_OK) {
     delete_uncached(ptr);
     return;
@@ -237,7 +237,7 @@ void Allocator::enable(bool value) {
 }
 
 bool Allocator::isEnabled() const {
-  return caching_.load(std::memory_order_relaxed);
+  return caching_.load(std::memory_order_relaxed) && !uncached_;
 }
 
 void Allocator::emptyCache(c10::MempoolId_t pool) {

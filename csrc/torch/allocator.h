@@ -150,10 +150,6 @@ class Allocator final : public native::CUDAAllocator {
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* ptr);
 
  private:
-  bool caches() const {
-    return isEnabled() && !uncached_;
-  }
-
   std::atomic<bool> caching_{true};
   const bool uncached_; // PYTORCH_NO_CUDA_MEMORY_CACHING
   std::atomic<bool> initialized_{false};

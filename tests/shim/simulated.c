@@ -112,15 +112,37 @@ SHOWN cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
   sim_driver(s())->memory_info(sim_driver(s())->self, current, free, total);
   return cudaSuccess;
 }
+/* cudaFree may come while another device is current. */
+static struct {
+  void *ptr;
+  int device;
+} allocated[4096];
+static pthread_mutex_t allocated_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Puts what is known of `before` in place of it; the device it was on. */
+static int note(void *before, void *after) {
+  int device = current;
+  pthread_mutex_lock(&allocated_lock);
+  int i = 0;
+  while (i < 4095 && allocated[i].ptr != before) i++;
+  if (before) device = allocated[i].device;
+  allocated[i].ptr = after;
+  allocated[i].device = current;
+  pthread_mutex_unlock(&allocated_lock);
+  return device;
+}
+
 SHOWN cudaError_t cudaMalloc(void **ptr, size_t size) {
   uintptr_t address = 0;
   if (sim_driver(s())->memory_alloc(sim_driver(s())->self, current, size, &address) != ESPER_OK)
     return fail(cudaErrorMemoryAllocation);
   *ptr = (void *)address;
+  note(NULL, *ptr);
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaFree(void *ptr) {
-  if (ptr) sim_driver(s())->memory_free(sim_driver(s())->self, current, (uintptr_t)ptr);
+  if (ptr)
+    sim_driver(s())->memory_free(sim_driver(s())->self, note(ptr, NULL), (uintptr_t)ptr);
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n,
@@ -164,6 +186,16 @@ SHOWN cudaError_t cudaIpcOpenMemHandle(void **ptr, cudaIpcMemHandle_t handle, un
   opened++;
   return cudaSuccess;
 }
+SHOWN cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
+SHOWN cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event) {
+  memset(handle, 0, sizeof *handle);
+  memcpy(handle, &event, sizeof event);
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle) {
+  (void)handle;
+  return cudaEventCreateWithFlags(event, 0);
+}
 SHOWN cudaError_t cudaIpcCloseMemHandle(void *ptr) {
   (void)ptr;
   opened--;
@@ -187,6 +219,17 @@ SHOWN cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCapt
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
+#if CUDART_VERSION >= 13000
+SHOWN cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
+                                           enum cudaStreamCaptureStatus *status,
+                                           unsigned long long *id, cudaGraph_t *graph,
+                                           const cudaGraphNode_t **dependencies,
+                                           const cudaGraphEdgeData **edges, size_t *count) {
+  (void)stream, (void)id, (void)graph, (void)dependencies, (void)edges, (void)count;
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+#endif
 SHOWN cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   sim_stream_synchronize(s(), current, stream);
   return cudaSuccess;
@@ -194,14 +237,21 @@ SHOWN cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 SHOWN cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return sim_pending(s(), current, stream) ? cudaErrorNotReady : cudaSuccess;
 }
+/* An event may be asked for while another device is current. */
+struct CUevent_st {
+  void *event;
+  int device;
+};
+
 SHOWN cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
   (void)flags;
-  *event = sim_event_create(s(), current);
+  *event = malloc(sizeof **event);
+  **event = (struct CUevent_st){sim_event_create(s(), current), current};
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   (void)flags;
-  sim_event_record(s(), current, event, stream);
+  sim_event_record(s(), event->device, event->event, stream);
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -209,18 +259,20 @@ SHOWN cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 SHOWN cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   (void)flags;
-  sim_stream_wait(s(), current, stream, event);
+  sim_stream_wait(s(), current, stream, event->event);
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return sim_event_query(s(), current, event) == ESPER_OK ? cudaSuccess : cudaErrorNotReady;
+  return sim_event_query(s(), event->device, event->event) == ESPER_OK ? cudaSuccess
+                                                                       : cudaErrorNotReady;
 }
 SHOWN cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  sim_event_synchronize(s(), current, event);
+  sim_event_synchronize(s(), event->device, event->event);
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  sim_event_destroy(s(), current, event);
+  sim_event_destroy(s(), event->device, event->event);
+  free(event);
   return cudaSuccess;
 }
 
@@ -258,3 +310,16 @@ REFUSED(cuModuleUnload)
 REFUSED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
 REFUSED(cuPointerGetAttribute)
 REFUSED(cuTensorMapEncodeTiled)
+
+static int refuse(void) { return 801; }
+
+/* What PyTorch looks up by name, and calls only for what is not simulated here. */
+SHOWN cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function,
+                                                   unsigned version, unsigned long long flags,
+                                                   enum cudaDriverEntryPointQueryResult *result) {
+  (void)symbol, (void)version, (void)flags;
+  int (*refused)(void) = refuse;
+  memcpy(function, &refused, sizeof refused);
+  if (result) *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}

@@ -34,9 +34,10 @@ swap_core()
 
 import torch  # noqa: E402
 
-import esper_alloc  # noqa: E402
+if os.environ.get("ESPER_SIMULATED_ALLOCATOR", "esper_alloc") != "native":
+    import esper_alloc
 
-esper_alloc.enable()
+    esper_alloc.enable()
 torch.cuda.init()
 library.sim_work.argtypes = [ctypes.c_int, ctypes.c_void_p]
 

@@ -1,0 +1,322 @@
+"""torch.cuda.memory._record_memory_history()."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from ground import MiB, busy, bytes_of, let_pass, scenario, type_of_error
+
+record = torch.cuda.memory._record_memory_history
+
+
+def entries(device: int = 0) -> list[dict[str, Any]]:
+    return torch.cuda.memory._snapshot()["device_traces"][device]
+
+
+def actions(device: int = 0) -> list[list[Any]]:
+    return [[entry["action"], entry["size"]] for entry in entries(device)]
+
+
+def stop() -> None:
+    record(enabled=None)
+
+
+def a_function_that_allocates(size: int) -> torch.Tensor:
+    return bytes_of(size)
+
+
+def program() -> None:
+    x = a_function_that_allocates(12 * MiB - 7)
+    y = a_function_that_allocates(1000)
+    del x
+    z = a_function_that_allocates(12 * MiB)
+    del y, z
+
+
+def mine(frames: list[dict[str, Any]] | None) -> list[str]:
+    """The Python functions of this file, innermost first."""
+    return [frame["name"] for frame in frames or () if frame["filename"] == __file__]
+
+
+@scenario()
+def what_happens_in_order() -> Any:
+    record()
+    program()
+    torch.cuda.empty_cache()
+    answer = actions()
+    stop()
+    return [answer, actions()]
+
+
+@scenario()
+def keys_of_entries() -> Any:
+    record()
+    program()
+    taken = entries()
+    answer = sorted({(entry["action"], *sorted(entry)) for entry in taken})
+    order = [entry["time_us"] for entry in taken]
+    stop()
+    return [answer, order == sorted(order), all(t > 1.5e15 for t in order)]
+
+
+@scenario()
+def addresses_and_streams() -> Any:
+    record()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x = bytes_of(12 * MiB)
+    address = x.data_ptr()
+    del x
+    answer = [[e["action"], e["addr"] == address, e["stream"] == side.cuda_stream] for e in entries()]
+    stop()
+    return answer
+
+
+@scenario()
+def frames_of_each_action() -> Any:
+    record()
+    program()
+    answer = [[e["action"], mine(e.get("frames"))[:2]] for e in entries()]
+    stop()
+    return answer
+
+
+@scenario()
+def which_entries_have_frames() -> Any:
+    """For each context: entries, live blocks, segments."""
+    answer = {}
+    for context in (None, "state", "alloc", "all"):
+        torch.cuda.empty_cache()
+        record(context=context)
+        x = a_function_that_allocates(12 * MiB)
+        y = a_function_that_allocates(1000)
+        del x
+        picture = torch.cuda.memory._snapshot()
+        answer[str(context)] = [
+            [[e["action"], bool(e.get("frames"))] for e in picture["device_traces"][0]],
+            sorted(
+                [s["total_size"], len(s["blocks"]) > 1 or bool(s.get("frames")),
+                 [[b["state"], mine(b.get("frames"))[:1]] for b in s["blocks"] if b["state"] != "inactive"]]
+                for s in picture["segments"]
+            ),
+        ]  # fmt: skip
+        stop()
+        del y
+    return answer
+
+
+@scenario()
+def kinds_of_stacks() -> Any:
+    answer = []
+    for stacks in ("python", "all"):
+        record(stacks=stacks)
+        x = a_function_that_allocates(5000)
+        frames = [e for e in entries() if e["action"] == "alloc"][-1]["frames"]
+        answer.append([stacks, mine(frames)[:1], any("::" in frame["name"] for frame in frames)])
+        stop()
+        del x
+    return answer
+
+
+@scenario()
+def only_the_state() -> Any:
+    record(enabled="state")
+    x = a_function_that_allocates(1000)
+    picture = torch.cuda.memory._snapshot()
+    live = [b for s in picture["segments"] for b in s["blocks"] if b["state"] == "active_allocated"]
+    answer = [len(picture["device_traces"][0]) <= 1, mine(live[-1]["frames"])[:1]]
+    stop()
+    del x
+    return answer
+
+
+@scenario()
+def frames_of_live_memory_outlive_the_recording() -> Any:
+    record()
+    x = a_function_that_allocates(12 * MiB)
+    stop()
+
+    def seen() -> list[Any]:
+        segments = torch.cuda.memory._snapshot()["segments"]
+        return [[mine(b.get("frames"))[:1] for b in s["blocks"]] for s in segments]
+
+    answer = [seen(), bool(torch._C._cuda_isHistoryEnabled())]
+    del x
+    y = bytes_of(12 * MiB)
+    answer.append(seen())
+    del y
+    return answer
+
+
+@scenario()
+def a_ring_of_a_few_entries() -> Any:
+    record(max_entries=3, context=None)
+    for size in (100, 200, 300, 400):
+        bytes_of(size)
+    answer = actions()
+    stop()
+    return answer
+
+
+@scenario()
+def starting_again_keeps_or_clears() -> Any:
+    record(context=None)
+    bytes_of(100)
+    record(context=None)
+    bytes_of(200)
+    answer = [actions()]
+    record(context=None, clear_history=True)
+    bytes_of(300)
+    answer.append([a for a in actions() if a[0] != "snapshot"])
+    stop()
+    return answer
+
+
+@scenario()
+def actions_that_are_left_out() -> Any:
+    record(context=None, skip_actions=["free_requested", "segment_alloc", "snapshot"])
+    program()
+    answer = actions()
+    stop()
+    return [answer, type_of_error(lambda: record(skip_actions=["nonsense"]))]
+
+
+@scenario()
+def wrong_arguments() -> Any:
+    answer = [
+        type_of_error(lambda: record(enabled="nonsense")),
+        type_of_error(lambda: record(context="nonsense")),
+        type_of_error(lambda: record(stacks="nonsense")),
+    ]
+    stop()
+    return answer
+
+
+@scenario()
+def the_legacy_signature() -> Any:
+    record(True, trace_alloc_max_entries=10, trace_alloc_record_context=True)
+    x = a_function_that_allocates(1000)
+    alloc = [e for e in entries() if e["action"] == "alloc"]
+    answer = [len(alloc), mine(alloc[-1].get("frames"))[:1], bool(torch._C._cuda_isHistoryEnabled())]
+    record(False)
+    del x
+    return [*answer, bool(torch._C._cuda_isHistoryEnabled())]
+
+
+@scenario()
+def annotations() -> Any:
+    record(global_record_annotations=True)
+    with torch.profiler.record_function("outer"):
+        with torch.profiler.record_function("inner"):
+            bytes_of(100)
+    found = torch.cuda.memory._snapshot()["external_annotations"]
+    answer = [[a["stage"], a["name"], a["device"], sorted(a)] for a in found if not a["name"].startswith("esper")]
+    stop()
+    left = torch.cuda.memory._snapshot()["external_annotations"]
+    return [[a for a in answer if a[1] in ("outer", "inner")], len(left)]
+
+
+@scenario()
+def user_metadata() -> Any:
+    get, put = torch.cuda.memory._get_memory_metadata, torch.cuda.memory._set_memory_metadata
+    answer: list[Any] = [get()]
+    put("before")
+    answer.append(get())
+    record(context=None)
+    bytes_of(100)
+    put("during")
+    bytes_of(200)
+    others: list[str] = []
+    thread = threading.Thread(target=lambda: (others.append(get()), bytes_of(300)))
+    thread.start()
+    thread.join()
+    put("")
+    bytes_of(400)
+    answer += [get(), others, [[e["size"], e["user_metadata"]] for e in entries() if e["action"] == "alloc"]]
+    stop()
+    return answer
+
+
+@scenario()
+def compile_context_without_a_compiler() -> Any:
+    record(context=None, compile_context=True)
+    bytes_of(100)
+    answer = [e["compile_context"] for e in entries()]
+    stop()
+    return answer
+
+
+@scenario()
+def a_use_that_is_over_later() -> Any:
+    record(context=None)
+    side = torch.cuda.Stream()
+    x = bytes_of(12 * MiB)
+    x.record_stream(side)
+    busy(side)
+    del x
+    answer = [actions()]
+    let_pass()
+    y = bytes_of(30 * MiB)
+    torch.cuda.empty_cache()
+    # Whether it is known over before or after the next is handed out is taste.
+    answer.append(sorted(a for a in actions() if a[0] != "snapshot"))
+    stop()
+    del y
+    return answer
+
+
+@scenario()
+def memory_that_ran_out() -> Any:
+    record(context=None)
+    torch.cuda.set_per_process_memory_fraction(0.25)
+    total = torch.cuda.mem_get_info()[1]
+    error = type_of_error(lambda: bytes_of(total // 2))
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    found = [e for e in entries() if e["action"] == "oom"]
+    answer = [error, len(found), found[-1]["size"] == total // 2, sorted(found[-1]), found[-1]["device_free"] > 0]
+    stop()
+    return answer
+
+
+@scenario()
+def frees_from_other_threads_have_frames() -> Any:
+    record()
+    box = [a_function_that_allocates(1000)]
+
+    def free() -> None:
+        box.clear()
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    thread.join()
+    found = [e for e in entries() if e["action"] == "free_requested"]
+    answer = [mine(e["frames"])[:1] for e in found]
+    stop()
+    return answer
+
+
+@scenario("gpu")
+def frames_of_backward() -> Any:
+    x = torch.ones(1000, device="cuda", requires_grad=True)
+    record()
+    (x * 2).exp().sum().backward()
+    found = [e for e in entries() if e["action"] == "alloc"]
+    answer = [len(found), all(e["frames"] for e in found)]
+    stop()
+    return answer
+
+
+@scenario("gpu")
+def compile_contexts() -> Any:
+    @torch.compile(backend="aot_eager")
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).cos()
+
+    x = torch.ones(1000, device="cuda")
+    record(context=None, compile_context=True)
+    f(x)
+    contexts = {e["compile_context"] for e in entries()}
+    stop()
+    return len(contexts) > 1

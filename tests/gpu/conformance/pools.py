@@ -1,0 +1,234 @@
+"""MemPools, seen from Python; graphs and checkpoints have tests of their own."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from ground import MiB, bytes_of, error_of, let_pass, scenario, stats
+
+RESERVED = ("reserved_bytes.all.current", "allocated_bytes.all.current")
+
+
+def pools_shown() -> list[Any]:
+    return sorted((s["segment_pool_id"] != (0, 0), s["total_size"]) for s in torch.cuda.memory_snapshot())
+
+
+@scenario()
+def a_pool_and_its_id() -> Any:
+    pool = torch.cuda.MemPool()
+    answer = [pool.id[0], pool.id[1] > 0, pool.use_count(), pool.snapshot()]
+    with torch.cuda.use_mem_pool(pool):
+        answer.append(pool.use_count())
+        x = bytes_of(12 * MiB)
+    y = bytes_of(14 * MiB)
+    answer += [pool.use_count(), pools_shown(), len(pool.snapshot()), stats(*RESERVED)]
+    shown = pool.snapshot()[0]
+    answer += [shown["segment_pool_id"] == pool.id, shown["total_size"]]
+    del x, y
+    return answer
+
+
+@scenario()
+def memory_of_a_pool_serves_the_pool_alone() -> Any:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = bytes_of(12 * MiB)
+    address = x.data_ptr()
+    del x
+    y = bytes_of(12 * MiB)
+    answer = [y.data_ptr() != address]
+    with torch.cuda.use_mem_pool(pool):
+        z = bytes_of(12 * MiB)
+    answer.append(z.data_ptr() == address)
+    del y, z
+    return [*answer, stats(*RESERVED)]
+
+
+@scenario()
+def a_pool_that_goes_gives_its_memory_back() -> Any:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = bytes_of(12 * MiB)
+    del x
+    answer = [stats(*RESERVED)]
+    del pool
+    answer.append(stats(*RESERVED))
+    return answer
+
+
+@scenario()
+def memory_may_outlive_its_pool() -> Any:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = bytes_of(12 * MiB)
+    del pool
+    answer = [stats(*RESERVED), x.numel()]
+    del x
+    answer.append(stats(*RESERVED))
+    torch.cuda.empty_cache()
+    return [*answer, stats(*RESERVED)]
+
+
+@scenario()
+def pools_nest() -> Any:
+    outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(outer):
+        a = bytes_of(12 * MiB)
+        with torch.cuda.use_mem_pool(inner):
+            b = bytes_of(14 * MiB)
+        c = bytes_of(16 * MiB)
+    shown = {s["total_size"]: s["segment_pool_id"] for s in torch.cuda.memory_snapshot()}
+    answer = [shown[12 * MiB] == outer.id, shown[14 * MiB] == inner.id, shown[16 * MiB] == outer.id]
+    del a, b, c
+    return answer
+
+
+@scenario()
+def another_thread_is_not_in_the_pool() -> Any:
+    pool = torch.cuda.MemPool()
+    kept: list[Any] = []
+    with torch.cuda.use_mem_pool(pool):
+        thread = threading.Thread(target=lambda: kept.append(bytes_of(12 * MiB)))
+        thread.start()
+        thread.join()
+    answer = pools_shown()
+    kept.clear()
+    return answer
+
+
+@scenario()
+def emptying_while_a_pool_is_open() -> Any:
+    x = bytes_of(12 * MiB)
+    del x
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        torch.cuda.empty_cache()
+        answer = [stats(*RESERVED)]
+    torch.cuda.empty_cache()
+    return [*answer, stats(*RESERVED)]
+
+
+@scenario()
+def a_pool_snapshot_has_only_its_segments() -> Any:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = bytes_of(12 * MiB)
+    y = bytes_of(14 * MiB)
+    answer = [
+        [s["total_size"] for s in pool.snapshot()],
+        sorted(s["total_size"] for s in torch.cuda.memory_snapshot()),
+        [s["total_size"] for s in torch.cuda.memory_snapshot(pool.id)],
+    ]
+    del x, y
+    return answer
+
+
+@scenario()
+def the_trace_names_the_pool() -> Any:
+    torch.cuda.memory._record_memory_history(context=None)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = bytes_of(12 * MiB)
+    del x
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    return [[e["action"], e["size"], "pool_id" in e and e["pool_id"] == pool.id] for e in trace]
+
+
+@scenario("pools")
+def a_pool_without_splitting() -> Any:
+    pool = torch.cuda.MemPool(no_split=True)
+    with torch.cuda.use_mem_pool(pool):
+        x, y = bytes_of(12 * MiB), bytes_of(3 * MiB)
+        z = bytes_of(3 * MiB)
+    answer = [[len(s["blocks"]) for s in pool.snapshot()], stats("segment.all.current")]
+    del x, y, z
+    return answer
+
+
+@scenario("pools")
+def a_pool_that_helps_out() -> Any:
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    pool = torch.cuda.MemPool(use_on_oom=True)
+    with torch.cuda.use_mem_pool(pool):
+        x = bytes_of(total // 3)
+    address = x.data_ptr()
+    del x
+    y = bytes_of(total // 3)
+    answer = [y.data_ptr() == address, stats("num_ooms")]
+    del y
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    return answer
+
+
+@scenario("pools", "gpu")
+def a_pool_with_an_allocator_of_its_own() -> Any:
+    import ctypes
+
+    calls: list[Any] = []
+    runtime = ctypes.CDLL("libcudart.so.13" if torch.version.cuda.startswith("13") else "libcudart.so.12")
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+    def malloc(size: int, device: int, stream: int | None) -> int | None:
+        pointer = ctypes.c_void_p()
+        runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size))
+        calls.append(["malloc", size])
+        return pointer.value
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+    def free(pointer: int, size: int, device: int, stream: int | None) -> None:
+        runtime.cudaFree(ctypes.c_void_p(pointer))
+        calls.append(["free", size])
+
+    own = torch._C._cuda_customAllocator(
+        ctypes.cast(malloc, ctypes.c_void_p).value, ctypes.cast(free, ctypes.c_void_p).value
+    )
+    pool = torch.cuda.MemPool(own)
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.arange(3 * MiB, device="cuda")
+    total = int(x.sum())
+    del x
+    torch.cuda.synchronize()
+    del pool
+    torch.cuda.empty_cache()
+    return [total, calls]
+
+
+@scenario("checkpoints")
+def live_memory_of_a_pool() -> Any:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x, y = bytes_of(1000), bytes_of(2000)
+    check = torch._C._cuda_checkPoolLiveAllocations
+    both = {x.data_ptr(), y.data_ptr()}
+    answer = [
+        check(0, pool.id, both), check(0, pool.id, {x.data_ptr()}), check(0, pool.id, set()),
+        check(0, pool.id, both | {12345}), error_of(lambda: check(0, (77, 0), set())) is not None,
+    ]
+    del y
+    return [*answer, check(0, pool.id, {x.data_ptr()})]
+
+
+@scenario("checkpoints")
+def a_checkpoint_and_back() -> Any:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = bytes_of(1000)
+        y = bytes_of(14 * MiB)
+    state = torch._C._cuda_getCheckpointState(0, pool.id)
+    address = y.data_ptr()
+    del y
+    with torch.cuda.use_mem_pool(pool):
+        z = bytes_of(2000)
+    stale = [z.untyped_storage()._cdata]
+    torch._C._cuda_setCheckpointPoolState(0, state, stale, [])
+    live = [
+        [b["size"] for b in s["blocks"] if b["state"] == "active_allocated"] for s in pool.snapshot()
+    ]
+    answer = [sorted(live), x.data_ptr() != 0]
+    torch.cuda.caching_allocator_delete(address)
+    let_pass()
+    return answer

@@ -1,0 +1,71 @@
+"""torch.multiprocessing with CUDA tensors: both ways, many, and who outlives whom."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from ground import MiB, bytes_of, scenario, stats, type_of_error
+
+
+def program(name: str) -> Any:
+    """Runs share.py, whose processes use this one's allocator."""
+    ours = torch.cuda.get_allocator_backend() != "native"
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("share.py")), name],
+        env={**os.environ, "ESPER_ALLOC": "1" if ours else "0"},
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    complaints = [line for line in done.stderr.splitlines() if line.strip()]
+    return [done.stdout.strip().splitlines()[-1:], complaints]
+
+
+@scenario("gpu")
+def a_tensor_there_and_back() -> Any:
+    return program("there_and_back")
+
+
+@scenario("gpu")
+def thousands_of_small_tensors() -> Any:
+    return program("thousands")
+
+
+@scenario("gpu")
+def the_consumer_outlives_the_producers_reference() -> Any:
+    return program("outlives")
+
+
+@scenario("gpu")
+def shared_memory_comes_back() -> Any:
+    return program("comes_back")
+
+
+@scenario("gpu")
+def the_consumer_writes() -> Any:
+    return program("writes")
+
+
+@scenario()
+def what_is_shared_looks_the_same() -> Any:
+    """The tuple that travels, but for the handles in it."""
+    x = bytes_of(5000)
+    y = bytes_of(3000)
+    device, handle, size, offset, *_ = y.untyped_storage()._share_cuda_()
+    segment = min(s["address"] for s in torch.cuda.memory_snapshot())
+    answer = [device, type(handle).__name__, size, offset == y.data_ptr() - segment]
+    del x
+    return answer
+
+
+@scenario()
+def what_is_no_memory_cannot_be_shared() -> Any:
+    x = bytes_of(3 * MiB)
+    foreign = torch._C._construct_storage_from_data_pointer(4096 * 77, torch.device("cuda", 0), 512)
+    answer = [type_of_error(foreign._share_cuda_), stats("allocation.all.current")]
+    del x
+    return answer

@@ -1,0 +1,55 @@
+"""The same answers as PyTorch's own allocator, for everything that a program can see.
+
+The scenarios are in conformance/, one function a row; conformance/ground.py says how
+they run. Those of parts that are built elsewhere carry that part in their name here:
+`pools-...` needs options of MemPools, `checkpoints-...` checkpoints of pools.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "conformance"))
+import driver  # noqa: E402
+import ground  # noqa: E402
+
+Answers = dict[tuple[str, str], dict[str, Any]]
+
+
+def label(group: str, scenario: ground.Scenario) -> str:
+    parts = sorted(scenario.needs & {"pools", "checkpoints"})
+    return "-".join([*parts, group, scenario.name])
+
+
+def rows() -> list[Any]:
+    return [
+        pytest.param(group, scenario.name, id=label(group, scenario))
+        for group, scenario in ground.every_scenario()
+    ]
+
+
+@pytest.fixture(scope="module")
+def answers() -> Answers:
+    return driver.run_all(ground.GROUPS)
+
+
+@pytest.mark.parametrize(("group", "name"), rows())
+def test_the_answer_is_natives(answers: Answers, group: str, name: str) -> None:
+    wrong = driver.judge(answers[group, "native"], answers[group, "esper_alloc"], name)
+    if wrong == "skipped":
+        pytest.skip("it needs a second GPU")
+    assert wrong is None, wrong
+
+
+def test_every_scenario_is_quick(answers: Answers) -> None:
+    slow = {
+        (job, name): one["seconds"]
+        for job, found in answers.items()
+        for name, one in found.items()
+        if one.get("seconds", 0) > 3 and job[0] != "sharing"
+    }
+    assert not slow

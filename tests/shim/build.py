@@ -1,0 +1,56 @@
+"""Builds the library that simulated.py preloads, and says what a process needs to use it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+def cuda_headers() -> Path | None:
+    """The folder of cuda_runtime_api.h that goes with the installed torch."""
+    places = [Path(os.environ[key], "include") for key in ("CUDA_HOME", "CUDA_PATH") if key in os.environ]
+    found = importlib.util.find_spec("nvidia")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        places += [Path(folder), *Path(folder).glob("*")]
+    places += [Path("/usr/local/cuda")]
+    for place in places:
+        for folder in (place, place / "include"):
+            if (folder / "cuda_runtime_api.h").is_file():
+                return folder
+    return None
+
+
+def build(folder: Path) -> Path:
+    """Compiles simulated.c into `folder`; skips the test where that cannot be."""
+    headers = cuda_headers()
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if headers is None or compiler is None:
+        pytest.skip("no CUDA headers" if compiler else "no C compiler")
+    library = folder / "libsimulated.so"
+    sources = [HERE / "simulated.c", *sorted((ROOT / "csrc" / "device").glob("sim*.c"))]
+    subprocess.run(
+        [compiler, "-std=gnu11", "-O1", "-g", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall"]
+        + ["-Wl,-soname,libcuda.so.1", f"-I{headers}", "-o", str(library), *map(str, sources), "-pthread"],
+        check=True,
+    )
+    return library
+
+
+def environment(library: Path) -> dict[str, str]:
+    """What a process that imports simulated.py must be given."""
+    import esper_alloc
+
+    root = str(Path(esper_alloc.__file__).resolve().parents[1])
+    return {
+        "LD_PRELOAD": str(library),
+        "ESPER_SIMULATED": str(library),
+        "PYTHONPATH": os.pathsep.join([root, str(HERE)]),
+    }
