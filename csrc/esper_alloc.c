@@ -24,7 +24,8 @@ static atomic_bool record_stream_visible;
 
 static esper_status config_from_environment(esper_config *config)
 {
-  *config = (esper_config){0};
+  /* Mapped segments were not measured on a GPU yet. */
+  *config = (esper_config){.segments = ESPER_SEGMENTS_CLASSIC};
   const char *order = getenv("ESPER_ALLOC_REUSE");
   if (!order || !*order || strcmp(order, "gate") == 0)
     config->reuse_order = ESPER_REUSE_GATE;

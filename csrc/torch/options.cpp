@@ -97,7 +97,6 @@ void apply_options(esper_core* core) {
       divisions.begin(),
       std::min<size_t>(divisions.size(), ESPER_ROUNDUP_STEPS),
       config.roundup_power2_divisions);
-  config.segments = ESPER_SEGMENTS_CLASSIC; // mapped ones were not measured yet
   config.free_memory = free_registered_memory;
   config.free_memory_context = nullptr;
   config.warn = warn;
