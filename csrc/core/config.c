@@ -109,8 +109,8 @@ bool config_fits(const config_t *config, size_t have, size_t size)
   return have - size < config->max_non_split_rounding;
 }
 
-bool config_splits(const config_t *config, size_t have, size_t size, bool large)
+bool config_splits(const config_t *config, size_t have, size_t size, bool coarse)
 {
   size_t rest = have - size;
-  return large ? rest > LARGE_REST && size < config->max_split_size : rest >= BLOCK_ALIGN;
+  return coarse ? rest > LARGE_REST && size < config->max_split_size : rest >= BLOCK_ALIGN;
 }

@@ -341,7 +341,7 @@ block_t *free_blocks_unite(run_t run, size_t size)
     uses_drop(device, run.last);
   const segment_t *segment = run.last->segment;
   if (!segment->heap->pool->no_split &&
-      config_splits(config_of(device->core), run.size, size, segment->large)) {
+      config_splits(config_of(device->core), run.size, size, segment_is_coarse(segment))) {
     block_t *rest = block_split(device, run.last, size - before);
     if (rest)
       free_blocks_add(rest);

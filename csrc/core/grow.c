@@ -13,6 +13,9 @@
 #include "segment.h"
 #include "stitch.h"
 
+/* A page of large blocks is at most such a part of the reserved memory, and so large. */
+enum { PAGE_SHARE = 64, LARGE_PAGE = 8 << 20 };
+
 /* The part of a hole that, filled, makes a block of the wanted size together with
  * the free blocks beside it. */
 typedef struct window {
@@ -31,6 +34,7 @@ typedef struct growth {
   block_t *piece;   /* of the hole                                            */
   stitch_t stitch;  /* the pages that are lent                                */
   size_t created;   /* bytes of the pages that are asked of the driver        */
+  size_t page_most; /* ... which are at most so large                         */
   void *spare[2];
 } growth_t;
 
@@ -111,6 +115,19 @@ static void give_spares(growth_t *g)
       arena_give(&g->device->blocks, g->spare[i]);
 }
 
+/* Memory beside a block on the same page is lent with nobody, so pages are small; but
+ * each costs about as much, whatever its size, so they grow with what there is. */
+static size_t page_most(const growth_t *g)
+{
+  const config_t *config = config_of(g->device->core);
+  size_t reserved = (size_t)g->device->stats.reserved_bytes[ESPER_ALL].current;
+  size_t share = (reserved + g->size) / PAGE_SHARE, granule = g->device->granule;
+  size_t size = config->as_given.large_segment_size; /* said by the user */
+  if (!size)
+    size = share < LARGE_PAGE ? share : LARGE_PAGE;
+  return g->large && size > granule ? size / granule * granule : granule;
+}
+
 static esper_status cut_piece(growth_t *g)
 {
   const window_t *w = &g->window;
@@ -120,6 +137,7 @@ static esper_status cut_piece(growth_t *g)
   if (!reserve(g->device, created))
     return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
                      g->device->limit, g->device->index);
+  g->page_most = page_most(g);
   g->piece = take_spares(g) ? hole_cut(w->hole, begin, begin + size) : NULL;
   if (g->piece) {
     g->created = created;
@@ -166,13 +184,6 @@ static esper_status claim(growth_t *g, block_t **block)
 
 /* ---- pages ------------------------------------------------------------- */
 
-/* Of small blocks, and of large ones. */
-static size_t page_most(const growth_t *g)
-{
-  size_t large = config_of(g->device->core)->large_segment_size;
-  return round_to_granule(g->device, g->large ? large : 1);
-}
-
 static esper_status add_page(const growth_t *g, size_t at, size_t size)
 {
   core_t *core = g->device->core;
@@ -194,7 +205,7 @@ static esper_status add_page(const growth_t *g, size_t at, size_t size)
 static esper_status add_pages(const growth_t *g, size_t *filled)
 {
   esper_status status = ESPER_OK;
-  size_t most = page_most(g);
+  size_t most = g->page_most;
   while (status == ESPER_OK && *filled < g->piece->size) {
     size_t left = g->piece->size - *filled, size = left < most ? left : most;
     status = add_page(g, *filled, size);

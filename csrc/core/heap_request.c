@@ -13,8 +13,9 @@
 void request_hand_out(const request_t *q, block_t *block)
 {
   free_blocks_satisfied(block);
-  if (!block->segment->heap->pool->no_split &&
-      config_splits(q->config, block->size, q->size, q->large)) {
+  const segment_t *segment = block->segment;
+  if (!segment->heap->pool->no_split &&
+      config_splits(q->config, block->size, q->size, segment_is_coarse(segment))) {
     block_t *rest = block_split(q->device, block, q->size);
     if (rest)
       free_blocks_add(rest);

@@ -15,6 +15,13 @@ static inline bool segment_is_whole(const block_t *block)
   return block->size == block->segment->bytes;
 }
 
+/* Whether a small rest stays in its block. In a mapped segment none does: it comes
+ * together with whatever is freed beside it. */
+static inline bool segment_is_coarse(const segment_t *segment)
+{
+  return segment->large && !segment->pages;
+}
+
 /* Gives a classic segment, claimed through its one block, back to the driver. Called
  * without the lock; all that it owes has completed. False: the driver would
  * not take it, and it is a free block again. */

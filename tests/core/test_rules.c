@@ -36,7 +36,8 @@ static void begin_mapped(size_t mib) {
                          .completion = SIM_WHEN_TOLD,
                          .virtual_memory = 1,
                          .capacity = mib * MIB};
-  world_begin_with(&w, &options, NULL);
+  esper_config config = {.large_segment_size = 20 * MIB}; /* its pages */
+  world_begin_with(&w, &options, &config);
   r = w.stream[0];
   s = w.stream[1];
   t = w.stream[2];

@@ -261,7 +261,8 @@ static void read_and_mark(const block *b, int reader, unsigned delay)
 /* `mib`: what the core may take from the device; 0: no limit. */
 static void begin_with(esper_segments segments, esper_reuse_order order, size_t mib)
 {
-  esper_config config = {.reuse_order = order, .segments = segments};
+  esper_config config = {.reuse_order = order, .segments = segments,
+                         .large_segment_size = 20 * MIB}; /* of pages, too */
   true_driver = machine_begin(p.seed);
   driver = *true_driver;
   driver.stream_wait = wait_or_refuse;
