@@ -22,10 +22,24 @@ static atomic_bool record_stream_visible;
 
 /* ---- the core ---------------------------------------------------------- */
 
+static esper_status segments_from_environment(esper_config *config)
+{
+  const char *kind = getenv("ESPER_ALLOC_SEGMENTS");
+  /* Mapped segments were not measured on a GPU yet. */
+  if (!kind || !*kind || strcmp(kind, "classic") == 0)
+    config->segments = ESPER_SEGMENTS_CLASSIC;
+  else if (strcmp(kind, "mapped") == 0)
+    config->segments = ESPER_SEGMENTS_MAPPED;
+  else
+    return error_set(ESPER_INVALID,
+                     "ESPER_ALLOC_SEGMENTS=%s is no kind of segments: use classic or mapped",
+                     kind);
+  return ESPER_OK;
+}
+
 static esper_status config_from_environment(esper_config *config)
 {
-  /* Mapped segments were not measured on a GPU yet. */
-  *config = (esper_config){.segments = ESPER_SEGMENTS_CLASSIC};
+  *config = (esper_config){0};
   const char *order = getenv("ESPER_ALLOC_REUSE");
   if (!order || !*order || strcmp(order, "gate") == 0)
     config->reuse_order = ESPER_REUSE_GATE;
@@ -36,7 +50,7 @@ static esper_status config_from_environment(esper_config *config)
   else
     return error_set(ESPER_INVALID,
                      "ESPER_ALLOC_REUSE=%s is no reuse order: use gate, grow or auto", order);
-  return ESPER_OK;
+  return segments_from_environment(config);
 }
 
 static esper_core *instance_make(void)

@@ -55,15 +55,20 @@ void warn(void* /*context*/, const char* text) {
   }
 }
 
+constexpr size_t kLargeSegmentByDefault = 20971520;
+
+// The kind that the core was made with: what stands when expandable_segments is
+// taken back at run time.
+esper_segments segments_by_default(esper_segments now) {
+  static const esper_segments first = now;
+  return first;
+}
+
 void warn_of_the_rest() {
   if (CommonConfig::garbage_collection_threshold() > 0) {
     warn_not_honoured(
         "garbage_collection_threshold",
         "cached memory is given back when memory runs out, not before.");
-  }
-  if (CommonConfig::use_expandable_segments()) {
-    warn_not_honoured(
-        "expandable_segments", "segments have a fixed size for now.");
   }
   if (CudaConfig::graph_capture_record_stream_reuse()) {
     warn_not_honoured(
@@ -90,7 +95,14 @@ void apply_options(esper_core* core) {
   const size_t max_split = CommonConfig::max_split_size();
   config.max_split_size = max_split == SIZE_MAX ? 0 : max_split;
   config.max_non_split_rounding = CommonConfig::max_non_split_rounding_size();
-  config.large_segment_size = CommonConfig::large_segment_size();
+  // What PyTorch has where the user said nothing is the core's own choice here.
+  const size_t large_segment = CommonConfig::large_segment_size();
+  config.large_segment_size =
+      large_segment == kLargeSegmentByDefault ? 0 : large_segment;
+  const esper_segments by_default = segments_by_default(config.segments);
+  config.segments = CommonConfig::use_expandable_segments()
+      ? ESPER_SEGMENTS_MAPPED
+      : by_default;
   const auto& divisions = CommonConfig::roundup_power2_divisions();
   std::fill_n(config.roundup_power2_divisions, ESPER_ROUNDUP_STEPS, size_t{0});
   std::copy_n(
