@@ -22,9 +22,6 @@ import ground  # noqa: E402
 
 import esper_alloc  # noqa: E402
 
-#: Parts that are not there yet.
-NOT_THERE = {"pools", "checkpoints"}
-
 Answers = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -43,7 +40,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     [
         pytest.param(group, one.name, id=f"{group}-{one.name}")
         for group, one in ground.every_scenario()
-        if not one.needs & ({"gpu"} | NOT_THERE)
+        if "gpu" not in one.needs
     ],
 )
 def test_the_answer_is_natives(answers: Answers, group: str, name: str) -> None:

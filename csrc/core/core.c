@@ -115,6 +115,7 @@ static void device_destroy(device_t *device)
   }
   for (pool_t *pool = device->pools, *next; pool; pool = next) {
     next = pool->next;
+    device->pools = next; /* its allocator may ask for pools when it goes */
     pool_destroy_heaps(pool);
     source_drop(pool);
     if (pool != &device->default_pool)

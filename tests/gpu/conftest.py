@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +44,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("ESPER_REQUIRE_GPUS", "") == "2":
         pytest.fail(f"ESPER_REQUIRE_GPUS=2 is set, but there is {count} GPU", pytrace=False)
     pytest.skip("needs two GPUs")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Writes what became of each test to the file ESPER_TEST_LOG as it ends.
+
+    GPU time is short: a run that was cut off still says which tests failed, and why.
+    """
+    log = os.environ.get("ESPER_TEST_LOG", "")
+    if not log or os.environ.get("PYTEST_XDIST_WORKER"):  # the controller writes for all
+        return
+    if report.when == "call" or report.outcome != "passed":
+        with Path(log).open("a") as file:
+            file.write(f"{report.outcome} {report.duration:.1f} s {report.nodeid}\n")
+            if report.failed:
+                file.write(f"{report.longreprtext}\n\n")

@@ -144,7 +144,7 @@ assert (y == 2).all()
     )
 
 
-# Where CUDA is initialised already, as in a notebook: docs/migrating.md
+# Where CUDA is initialised already, as in a notebook
 
 
 def test_a_mem_pool_over_this_allocator_beside_pytorchs_own() -> None:

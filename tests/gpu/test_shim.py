@@ -1123,24 +1123,17 @@ def test_backend_option_of_the_native_allocator_is_accepted():
     on_gpu("bytes_of(1)", env={"PYTORCH_CUDA_ALLOC_CONF": "backend:native"})
 
 
-# What is not there yet
-
-
-def test_missing_methods_name_themselves():
+def test_options_of_mempools_are_accepted():
     on_gpu(
         """
-        x = bytes_of(1)
-        def refused(name, call):
-            try:
-                call()
-            except NotImplementedError as error:
-                assert "esper_alloc does not support " + name in str(error), error
-            else:
-                raise AssertionError(name + " did nothing")
-        refused("setUseOnOOM", lambda: torch.cuda.MemPool(use_on_oom=True))
-        refused("setNoSplit", lambda: torch.cuda.MemPool(no_split=True))
-        x.fill_(7)
-        assert (x == 7).all().item()
+        for options in ({"use_on_oom": True}, {"no_split": True}):
+            pool = torch.cuda.MemPool(**options)
+            with torch.cuda.use_mem_pool(pool):
+                x = bytes_of(1)
+            x.fill_(7)
+            assert (x == 7).all().item()
+            assert len(pool.snapshot()) == 1
+            del x, pool
         """
     )
 

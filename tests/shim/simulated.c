@@ -31,8 +31,8 @@ static sim *s(void) {
 
 void make(void) {
   const char *capacity = getenv("SIM_CAPACITY_MB");
-  sim_options options = {.devices = 2, .backed = 1, .virtual_memory = 1,
-                         .completion = SIM_WHEN_TOLD,
+  /* Classic segments, as PyTorch's own allocator has by default. */
+  sim_options options = {.devices = 2, .backed = 1, .completion = SIM_WHEN_TOLD,
                          .capacity = (size_t)(capacity ? atoi(capacity) : 1024) << 20};
   device_of_all = sim_create(&options);
 }
