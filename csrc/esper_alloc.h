@@ -418,6 +418,8 @@ typedef struct esper_counters {
   uint64_t metadata_bytes; /* host memory of blocks, uses, records, addresses  */
   uint64_t captured_uses;  /* marks in captures, of memory from outside them   */
   uint64_t captured_frees; /* frees of memory so marked: replays may read it   */
+  uint64_t bytes_loose;    /* pages that the driver would neither map nor take
+                              back, in no segment; they are tried again        */
 } esper_counters;
 ESPER_API esper_status esper_get_counters(esper_core *core, int device,
                                           esper_counters *counters);

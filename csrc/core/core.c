@@ -11,6 +11,7 @@
 #include "event.h"
 #include "gates.h"
 #include "heap.h"
+#include "loose.h"
 #include "map.h"
 #include "mapped.h"
 #include "marks.h"
@@ -39,6 +40,7 @@ static void device_init(core_t *core, int index)
   arena_init(&device->segments, sizeof(segment_t));
   arena_init(&device->uses, sizeof(use_t));
   arena_init(&device->records, sizeof(record_t));
+  arena_init(&device->loose_pages, sizeof(loose_t));
   pool_init(&device->default_pool, device, 0, 0);
 }
 
@@ -50,13 +52,6 @@ static esper_status device_start(core_t *core, device_t *device)
   esper_status status = call_memory_info(core, device->index, &free, &device->total);
   if (status == ESPER_OK)
     status = call_stream_id(core, device->index, NULL, &id);
-  if (status == ESPER_OK) {
-    status = call_page_granularity(core, device->index, &device->granule);
-    if (status == ESPER_UNSUPPORTED) {
-      device->granule = 0;
-      status = ESPER_OK;
-    }
-  }
   if (status != ESPER_OK)
     return error_from_driver(core, status);
   /* The driver's ids are small: this one is nobody else's. */
@@ -113,6 +108,7 @@ static void device_destroy(device_t *device)
     else
       source_give_back(s->heap->pool, s->address, s->size);
   }
+  loose_give_back(device);
   for (pool_t *pool = device->pools, *next; pool; pool = next) {
     next = pool->next;
     device->pools = next; /* its allocator may ask for pools when it goes */
@@ -139,6 +135,7 @@ static void device_destroy_rest(device_t *device)
   arena_destroy(&device->segments);
   arena_destroy(&device->uses);
   arena_destroy(&device->records);
+  arena_destroy(&device->loose_pages);
 }
 
 /* ---- life -------------------------------------------------------------- */
@@ -428,6 +425,7 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
     for (const heap_t *heap = pool->heaps; heap; heap = heap->next)
       count_pending(heap, counters);
   counters->uses_pending = device->uses.live;
+  counters->bytes_loose = device->loose_bytes;
   counters->metadata_bytes =
       device->blocks.bytes + device->segments.bytes + device->uses.bytes + map_bytes(core->map);
   unlock(&device->lock);
@@ -550,7 +548,8 @@ static bool device_is_valid(device_t *device)
     valid = segment_is_valid(s);
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
     valid = pool_is_valid(pool);
-  valid = valid && figures_are_valid(device) && gates_are_valid(device);
+  valid = valid && figures_are_valid(device) && gates_are_valid(device) &&
+          loose_is_valid(device);
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);
   unlock(&device->lock);

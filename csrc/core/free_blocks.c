@@ -56,7 +56,9 @@ static void insert(block_t *block, block_state state)
   bins_insert(bins_of(block), block);
   if (state == BLOCK_PENDING)
     append_pending(block->segment->heap, block);
-  block->counted_split = !block->counted_active && block_is_part(block);
+  /* As in PyTorch: what is free in a mapped segment can go, whatever is beside it. */
+  block->counted_split =
+      !block->counted_active && block_is_part(block) && !block->segment->pages;
   if (block->counted_split)
     stats_split_added(&device_of(block)->stats, block);
 }

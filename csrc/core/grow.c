@@ -8,6 +8,7 @@
 #include "call.h"
 #include "error.h"
 #include "free_blocks.h"
+#include "loose.h"
 #include "mapped.h"
 #include "page.h"
 #include "segment.h"
@@ -99,9 +100,12 @@ static void claim_neighbours(const window_t *w)
     free_blocks_claim(w->after);
 }
 
-/* Two blocks for what has to be split if the driver refuses halfway. */
+/* Two blocks for what has to be split if the driver refuses halfway, and room for a
+ * page that it keeps. */
 static bool take_spares(growth_t *g)
 {
+  if (!(g->stitch.loose = loose_take(g->device)))
+    return false;
   for (int i = 0; i < 2; i++)
     if (!(g->spare[i] = arena_take(&g->device->blocks)))
       return false;
@@ -110,6 +114,8 @@ static bool take_spares(growth_t *g)
 
 static void give_spares(growth_t *g)
 {
+  if (g->stitch.loose)
+    loose_settle(g->device, g->stitch.loose);
   for (int i = 0; i < 2; i++)
     if (g->spare[i])
       arena_give(&g->device->blocks, g->spare[i]);
@@ -198,10 +204,11 @@ static esper_status add_page(const growth_t *g, size_t at, size_t size)
     return ESPER_OK;
   }
   error_from_driver(core, status);
-  call_page_release(core, device, handle);
+  loose_release(g->device, handle, size, g->stitch.loose);
   return status;
 }
 
+/* As far as the driver gives them. */
 static esper_status add_pages(const growth_t *g, size_t *filled)
 {
   esper_status status = ESPER_OK;
@@ -213,6 +220,20 @@ static esper_status add_pages(const growth_t *g, size_t *filled)
       *filled += size;
   }
   return status;
+}
+
+/* A request that fails leaves no new pages behind, but those that would not go. */
+static void give_pages_back(const growth_t *g, size_t moved, size_t *filled)
+{
+  segment_t *s = g->piece->segment;
+  while (*filled > moved) {
+    page_t *page = page_at(s, g->piece->address + *filled - 1);
+    size_t size = page_size(s, page);
+    if (!mapped_give_back(s, page))
+      return;
+    page_remove(s, page);
+    *filled -= size;
+  }
 }
 
 /* ---- the books --------------------------------------------------------- */
@@ -266,17 +287,23 @@ static block_t *finish(growth_t *g, esper_status status, size_t filled)
 static esper_status grow_mapped(heap_t *heap, size_t size, bool large, block_t **block)
 {
   growth_t g = {.device = heap->pool->device, .heap = heap, .size = size, .large = large};
-  stitch_learn(heap);
-  mapped_reap(g.device);
+  if (!heap->capture) {
+    stitch_learn(heap);
+    mapped_reap(g.device);
+    loose_give_back(g.device);
+  }
   lock(&g.device->lock);
   esper_status status = claim(&g, block);
   unlock(&g.device->lock);
   if (status != ESPER_OK || *block)
     return status;
-  size_t filled;
-  status = stitch_move(&g.stitch, g.piece, &filled);
+  size_t moved, filled;
+  status = stitch_move(&g.stitch, g.piece, &moved);
+  filled = moved;
   if (status == ESPER_OK)
     status = add_pages(&g, &filled);
+  if (status != ESPER_OK)
+    give_pages_back(&g, moved, &filled);
   lock(&g.device->lock);
   *block = finish(&g, status, filled);
   unlock(&g.device->lock);
@@ -285,24 +312,27 @@ static esper_status grow_mapped(heap_t *heap, size_t size, bool large, block_t *
 
 /* ---- which kind -------------------------------------------------------- */
 
-static bool is_mapped(const pool_t *pool)
+static bool wants_pages(const pool_t *pool)
 {
-  const device_t *device = pool->device;
-  return device->granule && !pool->source.obtain &&
-         config_of(device->core)->as_given.segments != ESPER_SEGMENTS_CLASSIC;
+  return !pool->source.obtain &&
+         config_of(pool->device->core)->as_given.segments != ESPER_SEGMENTS_CLASSIC;
 }
 
 size_t grow_size(const pool_t *pool, size_t size)
 {
-  return is_mapped(pool) ? round_to_granule(pool->device, size)
-                         : config_segment_size(config_of(pool->device->core), size);
+  const device_t *device = pool->device;
+  bool pages = wants_pages(pool) &&
+               atomic_load_explicit(&device->granule_known, memory_order_acquire) &&
+               device->granule;
+  return pages ? round_to_granule(device, size)
+               : config_segment_size(config_of(device->core), size);
 }
 
 esper_status grow(heap_t *heap, size_t size, bool large, block_t **block)
 {
   device_t *device = heap->pool->device;
   *block = NULL;
-  if (is_mapped(heap->pool)) {
+  if (wants_pages(heap->pool) && mapped_granule(device)) {
     esper_status status = grow_mapped(heap, size, large, block);
     while (status == ESPER_NOT_READY && mapped_reserve(heap, large, size) == ESPER_OK)
       status = grow_mapped(heap, size, large, block);

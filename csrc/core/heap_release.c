@@ -3,6 +3,7 @@
 #include "heap.h"
 
 #include "free_blocks.h"
+#include "loose.h"
 #include "mapped.h"
 #include "page.h"
 #include "pool.h"
@@ -91,7 +92,7 @@ static size_t release_some(device_t *device, const pool_t *pool, const pool_t *b
 
 size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, size_t enough)
 {
-  size_t released = 0, size = 1;
+  size_t released = loose_give_back(device), size = 1;
   seal_released(device, pool);
   while (size && released < enough)
     released += size = release_some(device, pool, but, enough - released);

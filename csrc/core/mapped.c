@@ -342,7 +342,7 @@ block_t *mapped_carve(block_t *block, uintptr_t begin, size_t size)
 
 /* The handle first: of a page that stays nothing has happened, and of one whose
  * handle went but which cannot be unmapped, nothing but that it is never lent. */
-static bool give_back(const segment_t *s, page_t *page)
+bool mapped_give_back(const segment_t *s, page_t *page)
 {
   core_t *core = s->device->core;
   int device = s->device->index;
@@ -373,7 +373,7 @@ size_t mapped_unmap(device_t *device, block_t *block)
   size_t gone = 0;
   page_t *page;
   void *spare = take_spare(device);
-  while (spare && gone < block->size && give_back(s, page = page_at(s, block->address + gone)))
+  while (spare && gone < block->size && mapped_give_back(s, page = page_at(s, block->address + gone)))
     gone += page_size(s, page);
   lock(&device->lock);
   if (spare)
@@ -386,6 +386,23 @@ size_t mapped_unmap(device_t *device, block_t *block)
 }
 
 /* ---- segments ---------------------------------------------------------- */
+
+size_t mapped_granule(device_t *device)
+{
+  if (atomic_load_explicit(&device->granule_known, memory_order_acquire))
+    return device->granule;
+  size_t granule = 0;
+  esper_status status = call_page_granularity(device->core, device->index, &granule);
+  if (status != ESPER_OK && status != ESPER_UNSUPPORTED) {
+    error_from_driver(device->core, status);
+    return 0;
+  }
+  lock(&device->lock);
+  device->granule = status == ESPER_OK ? granule : 0;
+  atomic_store_explicit(&device->granule_known, true, memory_order_release);
+  unlock(&device->lock);
+  return device->granule;
+}
 
 static segment_t *segment_make(heap_t *heap, bool large, uintptr_t address, size_t size)
 {

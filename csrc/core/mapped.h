@@ -15,6 +15,10 @@ static inline size_t round_to_granule(const device_t *device, size_t size)
   return (size + device->granule - 1) / device->granule * device->granule;
 }
 
+/* Asks the driver, once it has answered never again, for the device's granule: 0, it can
+ * map no pages, or would not say. Without the lock. */
+size_t mapped_granule(device_t *device);
+
 /* Reserves addresses for a mapped segment with room for `size` bytes, all of it one
  * hole. Without the lock. */
 esper_status mapped_reserve(heap_t *heap, bool large, size_t size);
@@ -54,6 +58,10 @@ block_t *mapped_carve(block_t *block, uintptr_t begin, size_t size);
  * back to the driver; the block becomes a hole, or a free block again from where the
  * driver would not. Without the lock. The bytes that went. */
 size_t mapped_unmap(device_t *device, block_t *block);
+
+/* Gives one page back, or says false: then it stays where it is, and serves on, perhaps
+ * without its handle. Without the lock; nobody else knows of it. */
+bool mapped_give_back(const segment_t *s, page_t *page);
 
 /* Gives back whatever it has, when the core ends. */
 void mapped_destroy(segment_t *segment);

@@ -3,6 +3,7 @@
 #include "call.h"
 #include "error.h"
 #include "free_blocks.h"
+#include "loose.h"
 #include "mapped.h"
 #include "page.h"
 #include "pool.h"
@@ -123,16 +124,16 @@ void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most)
       claim_from(stitch, heap, from, large, enough, most);
 }
 
-/* Refused: the page is where it was; or, if the driver would not even have it there
+/* `loose` NULL: it is not unmapped first. Refused: the page is where it was; or, if the driver would not even have it there
  * again, it is gone, and counts as having left. */
-static esper_status move_page(const segment_t *from, const page_t *page, bool unmap,
+static esper_status move_page(const segment_t *from, const page_t *page, loose_t *loose,
                               block_t *into, size_t *left, size_t *moved)
 {
   core_t *core = from->device->core;
   int device = from->device->index;
   uintptr_t address = page_address(from, page), to = into->address + *moved;
   size_t size = page_size(from, page);
-  esper_status status = unmap ? call_page_unmap(core, device, address, size) : ESPER_OK;
+  esper_status status = loose ? call_page_unmap(core, device, address, size) : ESPER_OK;
   if (status != ESPER_OK)
     return error_from_driver(core, status);
   status = call_page_map(core, device, to, size, page->handle);
@@ -143,19 +144,20 @@ static esper_status move_page(const segment_t *from, const page_t *page, bool un
     return ESPER_OK;
   }
   error_from_driver(core, status);
-  if (unmap && call_page_map(core, device, address, size, page->handle) != ESPER_OK) {
-    call_page_release(core, device, page->handle);
+  if (loose && call_page_map(core, device, address, size, page->handle) != ESPER_OK) {
+    loose_release(from->device, page->handle, size, loose);
     *left += size;
   }
   return status;
 }
 
-static esper_status move_all(lenders_t *list, bool unmap, block_t *into, size_t *moved)
+/* `loose` NULL: they are not unmapped first. */
+static esper_status move_all(lenders_t *list, loose_t *loose, block_t *into, size_t *moved)
 {
   for (const block_t *b = list->first; b; b = b->newer)
     for (size_t at = 0; at < b->size;) {
       const page_t *page = page_at(b->segment, b->address + at);
-      esper_status status = move_page(b->segment, page, unmap, into, &list->left, moved);
+      esper_status status = move_page(b->segment, page, loose, into, &list->left, moved);
       if (status != ESPER_OK)
         return status;
       at += page_size(b->segment, page);
@@ -166,8 +168,8 @@ static esper_status move_all(lenders_t *list, bool unmap, block_t *into, size_t 
 esper_status stitch_move(stitch_t *stitch, block_t *into, size_t *moved)
 {
   *moved = 0;
-  esper_status status = move_all(&stitch->completed, true, into, moved);
-  return status == ESPER_OK ? move_all(&stitch->ordered, false, into, moved) : status;
+  esper_status status = move_all(&stitch->completed, stitch->loose, into, moved);
+  return status == ESPER_OK ? move_all(&stitch->ordered, NULL, into, moved) : status;
 }
 
 static void finish(lenders_t *list, bool stale)

@@ -27,6 +27,7 @@ typedef struct stitch {
   lenders_t completed; /* are unmapped before they serve                       */
   lenders_t ordered;   /* ... and these some time after that                   */
   uint64_t stamp;      /* what these owe: their latest one                     */
+  loose_t *loose;      /* room for a page that the driver keeps nowhere        */
 } stitch_t;
 
 static inline size_t stitch_bytes(const stitch_t *stitch)
@@ -37,7 +38,7 @@ static inline size_t stitch_bytes(const stitch_t *stitch)
 /* Finds out what has completed of what might be lent to the heap. Without the lock. */
 void stitch_learn(heap_t *heap);
 
-/* Claims blocks for the heap until they are `enough` bytes, at most `most` bytes.
+/* Claims blocks for the heap, whose stitch it is, until they are `enough` bytes, at most `most` bytes.
  * Under the lock. */
 void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most);
 

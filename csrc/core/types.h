@@ -43,6 +43,7 @@ typedef struct device device_t;
 typedef struct heap heap_t;
 typedef struct segment segment_t;
 typedef struct page page_t;
+typedef struct loose loose_t;
 typedef struct block block_t;
 typedef struct stream stream_t;
 typedef struct record record_t;
@@ -184,6 +185,13 @@ struct block {
   block_t *map_next;
 };
 
+/* A page that the driver would neither map nor take back.                      */
+struct loose {
+  uint64_t handle;
+  size_t size; /* 0: there is none                                            */
+  loose_t *next;
+};
+
 struct segment {
   uintptr_t address;
   size_t size;       /* of the addresses                                      */
@@ -282,14 +290,18 @@ struct device {
   block_t *stale;       /* blocks that are mapped and have no memory          */
   uint64_t next_sequence;
   size_t total;     /* bytes of device memory                                 */
+  /* Asked for when pages are first wanted: classic segments need none of it. */
+  atomic_bool granule_known;
   size_t granule;   /* pages are multiples of it; 0: none can be mapped       */
+  loose_t *loose;   /* pages that are mapped nowhere                          */
+  size_t loose_bytes;
   double fraction;
   size_t limit;     /* 0: none                                                */
-  size_t reserving; /* bytes being obtained, not yet in the statistics        */
+  size_t reserving; /* bytes being obtained, and loose: not in the statistics */
   size_t refused;   /* the segment that the driver had no memory for; 0: none  */
   esper_stats stats;
   esper_counters counters;
-  arena_t blocks, segments, uses;
+  arena_t blocks, segments, uses, loose_pages;
   trace_t trace;
   gate_t gates[GATES]; /* a ring                                              */
   unsigned next_gate;

@@ -855,9 +855,11 @@ static void check_everything(program *p) {
         blocks++;
       }
     esper_snapshot_free(&snapshot);
+    esper_counters counters;
+    must(esper_get_counters(p->core, d, &counters), "get_counters");
     sim_alive alive;
     sim_count_alive(p->s, d, &alive);
-    if (reserved != alive.bytes ||
+    if (reserved + counters.bytes_loose != alive.bytes ||
         reserved != (size_t)stats.reserved_bytes[ESPER_ALL].current)
       fail("device %d: the driver gave %zu bytes, the snapshot shows %zu, the "
            "statistics %lld", d, alive.bytes, reserved,

@@ -134,6 +134,69 @@ TEST(classic_segments_are_to_be_had) {
   end();
 }
 
+/* A program with a bit of everything; how often each function of the driver was
+ * called. */
+static void count_calls(int virtual_memory, esper_segments kind, uint64_t *counts) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = virtual_memory,
+                         .capacity = 256 * MIB};
+  esper_config config = {.segments = kind};
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+  s = w.stream[1];
+  void *p = used(30, r), *q = used(3, s), *small = world_malloc(&w, 700, r), *none;
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_free(&w, p);
+  p = used(24, r);
+  world_free(&w, q);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.5));
+  CHECK_STATUS(esper_malloc(w.core, 200 * MIB, s, &none), ESPER_OUT_OF_MEMORY);
+  sim_capture_begin(w.s, 0, r.handle);
+  world_free(&w, used(12, r));
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  sim_graph_destroy(w.s, graph);
+  esper_pool *pool;
+  CHECK_OK(esper_pool_create(w.core, 0, 3, 1, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 5 * MIB, r, &q));
+  CHECK_OK(esper_free(w.core, q));
+  CHECK_OK(esper_pool_release(w.core, 0, 3, 1));
+  world_free(&w, p);
+  world_free(&w, small);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  world_check(&w);
+  for (int call = 0; call < SIM_CALL_COUNT; call++) counts[call] = calls((sim_call)call);
+  world_end(&w);
+}
+
+/* A classic program has nothing to do with virtual memory, whatever the device can. */
+TEST(classic_segments_ask_the_driver_for_nothing_more) {
+  uint64_t without[SIM_CALL_COUNT], with[SIM_CALL_COUNT], asked[SIM_CALL_COUNT];
+  count_calls(0, ESPER_SEGMENTS_CLASSIC, without);
+  count_calls(1, ESPER_SEGMENTS_CLASSIC, with);
+  for (int call = 0; call < SIM_CALL_COUNT; call++) CHECK_EQ(with[call], without[call]);
+  CHECK_EQ(with[SIM_CALL_page_granularity], 0);
+  CHECK(with[SIM_CALL_memory_alloc] > 3);
+  count_calls(0, ESPER_SEGMENTS_MAPPED, asked); /* one question, and the answer is no */
+  CHECK_EQ(asked[SIM_CALL_page_granularity], 1);
+  asked[SIM_CALL_page_granularity] = 0;
+  for (int call = 0; call < SIM_CALL_COUNT; call++) CHECK_EQ(asked[call], without[call]);
+}
+
+/* ... and a device that does not say is asked again. */
+TEST(where_the_granule_is_not_known_segments_are_classic) {
+  begin();
+  sim_fail_call(w.s, SIM_CALL_page_granularity, 1, ESPER_DEVICE_ERROR);
+  get(5, r);
+  CHECK_EQ(reserved(), 20);
+  get(60, r);
+  CHECK_EQ(reserved(), 80);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
+  CHECK_EQ(calls(SIM_CALL_page_granularity), 2);
+  end();
+}
+
 TEST(where_pages_cannot_be_mapped_segments_are_classic) {
   esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
   sim_options options = {.oracle = SIM_ORACLE_KNOWN};
@@ -190,15 +253,70 @@ TEST(the_memory_fraction_limits_pages) {
   end();
 }
 
-TEST(what_was_mapped_before_memory_ran_out_is_free) {
+TEST(what_was_mapped_before_memory_ran_out_goes_back) {
   begin();
   void *p;
   get(200, r);
   CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK(calls(SIM_CALL_page_map) > 10); /* some of it was there */
+  CHECK_EQ(reserved(), 200);
   world_check(&w);
   get(56, r);
   CHECK_EQ(reserved(), 256);
   end();
+}
+
+/* ... as far as it will. */
+TEST(what_was_mapped_and_does_not_go_back_is_free) {
+  begin();
+  void *p;
+  get(200, r);
+  sim_fail_calls_from(w.s, SIM_CALL_page_release, 2, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_EQ(reserved(), 220);
+  world_check(&w);
+  CHECK_EQ(get(56, r) != NULL, 1);
+  CHECK_EQ(reserved(), 256);
+  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
+  end();
+}
+
+/* A page that can be neither mapped nor released is nobody's, but is not forgotten. */
+TEST(a_loose_page_is_tried_again) {
+  begin();
+  void *p;
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
+  sim_fail_call(w.s, SIM_CALL_page_map, 1, ESPER_DEVICE_ERROR);
+  sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, 10 * MIB, r, &p), ESPER_DEVICE_ERROR);
+  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(world_counters(&w, 0).bytes_loose, 10 * MIB);
+  world_check(&w); /* the device has given so much more */
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_counters(&w, 0).bytes_loose, 10 * MIB);
+  CHECK_STATUS(esper_malloc(w.core, 56 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  world_check(&w);
+  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
+  get(56, r); /* of the fraction's 64 */
+  CHECK_EQ(world_counters(&w, 0).bytes_loose, 0);
+  world_check(&w);
+  end();
+}
+
+TEST(loose_pages_go_back_when_the_cache_is_emptied_or_the_core_ends) {
+  void *p;
+  for (int i = 0; i < 2; i++) {
+    begin();
+    sim_fail_call(w.s, SIM_CALL_page_map, 1, ESPER_DEVICE_ERROR);
+    sim_fail_call(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
+    CHECK_STATUS(esper_malloc(w.core, 10 * MIB, r, &p), ESPER_DEVICE_ERROR);
+    if (i == 0) {
+      CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+      CHECK_EQ(world_counters(&w, 0).bytes_loose, 0);
+    }
+    world_check(&w);
+    end();
+  }
 }
 
 /* Another thread wants memory of the same heap while pages are being mapped. */
@@ -528,6 +646,26 @@ TEST(a_page_that_cannot_be_mapped_goes_home) {
   end();
 }
 
+TEST(a_page_that_has_no_home_any_more_is_loose) {
+  begin();
+  comb(20, 8, s);
+  void *p;
+  get(10, r);
+  world_run(&w, s);
+  sim_fail_calls_from(w.s, SIM_CALL_page_map, 2, ESPER_DEVICE_ERROR);
+  sim_fail_call(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, 80 * MIB, r, &p), ESPER_DEVICE_ERROR);
+  CHECK_EQ(reserved(), 150);
+  CHECK_EQ(world_counters(&w, 0).bytes_loose, 20 * MIB);
+  world_check(&w);
+  sim_fail_call(w.s, SIM_CALL_page_map, 0, ESPER_OK);
+  get(80, r);
+  CHECK_EQ(reserved(), 170);
+  CHECK_EQ(world_counters(&w, 0).bytes_loose, 0);
+  world_check(&w);
+  end();
+}
+
 /* A whole segment is one stream's memory, and would be all of it. */
 TEST(a_mapped_segment_is_lent_and_does_not_move) {
   begin();
@@ -573,6 +711,15 @@ TEST(a_heap_grows_inside_a_capture) {
   CHECK_OK(esper_pool_release(w.core, 0, 9, 0));
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved(), 90);
+  end();
+}
+
+/* As in PyTorch: whatever is free here can go. */
+TEST(what_is_free_in_a_mapped_segment_is_no_inactive_split) {
+  begin();
+  comb(20, 4, r);
+  CHECK_EQ(world_stats(&w, 0).inactive_split_bytes[ESPER_ALL].peak, 0);
+  CHECK_EQ(world_stats(&w, 0).inactive_split[ESPER_ALL].allocated, 0);
   end();
 }
 
