@@ -3,6 +3,7 @@
     python benchmarks/benchmark_detailed.py --sizes 256,512,1024 --device cuda --iterations 2
     python benchmarks/benchmark_detailed.py --sizes 256,512,1024 --device cpu --iterations 5
     python benchmarks/benchmark_detailed.py --sizes 256 --device cuda --unwrapped
+    python benchmarks/benchmark_detailed.py --sizes 512 --device cuda --beside esper_alloc
 
 One run makes an image from two angles, in two compiled functions of which the
 second reads what the first returned. Times are of whole runs, launches and the
@@ -11,7 +12,8 @@ copies of cudagraph_outputs included, images checked against eager ones.
 On CUDA: graphs with cudagraph_outputs beside eager and beside compiled without
 graphs; bytes copied a run; how many sizes fail without the wrapper. On the CPU:
 compiled, with the wrapper beside without it. ``--unwrapped`` runs the graphs
-without the wrapper, measures nothing, and fails as they do.
+without the wrapper, measures nothing, and fails as they do. ``--beside`` runs all of
+it under another allocator too, and adds rows of the graphs under both.
 """
 
 from __future__ import annotations
@@ -204,17 +206,34 @@ def add_rows(
         row("copied a run", "bytes", "bytes", "image bytes", "the image")
 
 
-def worker(dtype: str, options: argparse.Namespace, what: str) -> dict[str, Any] | None:
+def add_rows_beside(
+    results: Results,
+    dtype: str,
+    ours: list[dict[str, Any]],
+    peers: list[dict[str, Any]],
+    options: argparse.Namespace,
+) -> None:
+    """The wrapped graphs under the allocator of --beside, and under --allocator."""
+    for size in map(str, options.sizes):
+        mine, theirs = ([run["figures"][size] for run in runs] for runs in (ours, peers))
+        name = f"simulator {dtype}, {size} x {size}: graphs with the wrapper, {options.beside}"
+        peer = f"allocator {options.allocator}"
+        results.row(name, "ms", column(mine, "graphs"), column(theirs, "graphs"), peer)
+
+
+def worker(
+    dtype: str, options: argparse.Namespace, what: str, allocator: str | None = None
+) -> dict[str, Any] | None:
     sizes = ",".join(map(str, options.sizes))
     args = ["--dtype", dtype, "--sizes", sizes, "--device", options.device, "--what", what]
     args += ["--iterations", str(options.iterations)]
     begin = time.monotonic()
     try:
-        found = run_worker(__file__, options.allocator, args, timeout=400)
+        found = run_worker(__file__, allocator or options.allocator, args, timeout=400)
     except WorkerFailed as error:
         print(f"{dtype}, {what}: {error}", flush=True)
         return None
-    print(f"{dtype}, {what}: {time.monotonic() - begin:.1f} s", flush=True)
+    print(f"{dtype}, {what}, {allocator or options.allocator}: {time.monotonic() - begin:.1f} s", flush=True)
     return found
 
 
@@ -236,6 +255,7 @@ def main() -> int:
     arguments.add_argument(
         "--allocator", choices=list(ENVIRONMENTS), default=NATIVE, help="where graphs run"
     )
+    arguments.add_argument("--beside", choices=list(ENVIRONMENTS), help="another allocator, too")
     arguments.add_argument("--dtype", choices=list(DTYPES), help=argparse.SUPPRESS)
     arguments.add_argument("--what", choices=("measure", "fail"), help=argparse.SUPPRESS)
     options = arguments.parse_args()
@@ -244,6 +264,8 @@ def main() -> int:
             use_allocator(options.worker)
         report(fail(options) if options.what == "fail" else measure(options))
         return 0
+    if options.beside and (options.device != "cuda" or options.beside == options.allocator):
+        raise SystemExit("--beside takes another allocator than --allocator, and --device cuda")
     if options.unwrapped:
         found = show_failures(options)
         return int(found is None or any(found["errors"].values()))
@@ -251,6 +273,7 @@ def main() -> int:
     results = Results("cudagraph_outputs", options.out)
     begin = time.monotonic()
     found: dict[str, list[dict[str, Any]]] = {}
+    beside: dict[str, list[dict[str, Any]]] = {}
     for turn in range(options.rounds):
         if turn and time.monotonic() - begin > options.seconds:
             break
@@ -258,6 +281,10 @@ def main() -> int:
             measured = worker(dtype, options, "measure")
             if measured is not None:
                 found.setdefault(dtype, []).append(measured)
+            if options.beside:
+                measured = worker(dtype, options, "measure", options.beside)
+                if measured is not None:
+                    beside.setdefault(dtype, []).append(measured)
     if not found:
         print("nothing was measured")
         return 1
@@ -269,6 +296,8 @@ def main() -> int:
     results.describe(described)
     for dtype, runs in found.items():
         add_rows(results, dtype, runs, options)
+        if beside.get(dtype):
+            add_rows_beside(results, dtype, beside[dtype], runs, options)
     if options.device == "cuda":
         failures = show_failures(options)
         if failures is not None:
@@ -276,7 +305,8 @@ def main() -> int:
             name = "simulator fp32: sizes that fail with overwritten outputs"
             peer = "graphs, without the wrapper"
             results.row(name, "sizes", [0], [failed], peer, goal=0.0)
-    return 0 if results.save() and len(found) == len(DTYPES) else 1
+    complete = len(found) == len(DTYPES) and (not options.beside or len(beside) == len(DTYPES))
+    return 0 if results.save() and complete else 1
 
 
 if __name__ == "__main__":

@@ -112,6 +112,37 @@ SHOWN = [
         "native, graph_capture_record_stream_reuse",
         "the same",
     ),
+    *(
+        ("gather", f"a batch, {form}", "native, plain PyTorch", f"CIFAR batches of {label}, gathered")
+        for form, label in (
+            ("1 x 512", "512 images for one environment"),
+            ("4 x 128", "128 for each of 4"),
+            ("16 x 32", "32 for each of 16"),
+            ("64 x 32", "32 for each of 64"),
+        )
+    ),
+    *(
+        ("normalize", f"update_and_normalize, {shape}", "plain PyTorch", f"running mean-std, {label}")
+        for shape, label in (
+            ("64x64", "batches of 64 x 64"),
+            ("1024x128", "of 1024 x 128"),
+            ("65536x64", "of 65536 x 64"),
+        )
+    ),
+    *(
+        ("cifar_envs", f"16 environments on {on}", "native, plain PyTorch", f"16 networks on CIFAR, {label}")
+        for on, label in (
+            ("one GPU: a step", "a stream each, a step"),
+            ("one GPU: peak reserved", "peak reserved"),
+            ("two GPUs, 10 and 6 environments: a step", "10 and 6 of them on two GPUs, a step"),
+        )
+    ),
+    (
+        "cudagraph_outputs",
+        "simulator fp32, 1024 x 1024: graphs with the wrapper",
+        "eager",
+        "a simulator of 1024 x 1024, CUDA graphs with `cudagraph_outputs`",
+    ),
 ]
 
 

@@ -43,13 +43,3 @@ def test_the_answer_is_natives(answers: Answers, group: str, name: str) -> None:
     if wrong == "skipped":
         pytest.skip("it needs a second GPU")
     assert wrong is None, wrong
-
-
-def test_every_scenario_is_quick(answers: Answers) -> None:
-    slow = {
-        (job, name): one["seconds"]
-        for job, found in answers.items()
-        for name, one in found.items()
-        if one.get("seconds", 0) > 3 and job[0] != "sharing"
-    }
-    assert not slow

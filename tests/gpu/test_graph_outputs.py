@@ -31,15 +31,6 @@ def test_under_pytorchs_own_allocator(scenario: str) -> None:
     assert wrong(run(NATIVE, scenario)) == []
 
 
-@pytest.mark.parametrize("scenario", ["values", "gradients"])
-def test_under_esper_alloc_it_works_or_says_that_it_does_not(scenario: str) -> None:
-    found = run(OURS, scenario)
-    if "error" in found:
-        assert "esper_alloc does not support" in found["error"], found["error"]
-        assert "native allocator" in found["error"]
-    else:
-        assert wrong(found) == []
-
-
-def test_graphed_callables_under_esper_alloc() -> None:
-    assert wrong(run(OURS, "graphed")) == []
+@pytest.mark.parametrize("scenario", ["values", "gradients", "graphed"])
+def test_under_esper_alloc(scenario: str) -> None:
+    assert wrong(run(OURS, scenario)) == []

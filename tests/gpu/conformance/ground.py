@@ -28,6 +28,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "memory": ("memory", {}),
     "figures": ("figures", {}),
     "snapshot": ("snapshot", {}),
+    "accounts": ("accounts", {}),
     "history": ("history", {}),
     "shortage": ("shortage", {}),
     "hooks": ("hooks", {}),
@@ -48,7 +49,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         "options",
         {"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:[2:8,16:4,>:1]"},
     ),
-    "fraction": ("options", {"PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.5"}),
+    "fraction": ("options", {"PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.25"}),
     "segment_size": ("options", {"PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:40"}),
 }
 

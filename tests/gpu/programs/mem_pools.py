@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from device import OURS, other_streams, report, sleep, use_allocator, wrong_elements
+from device import OURS, other_streams, report, sleep, use_allocator
 
 MiB = 1 << 20
 Scenario = Callable[[], dict[str, Any]]
@@ -30,6 +30,14 @@ def scenario(function: Scenario) -> Scenario:
 
 def memory(mebibytes: float) -> torch.Tensor:
     return torch.empty(int(mebibytes * MiB), dtype=torch.uint8, device="cuda")
+
+
+def wrong_elements(x: torch.Tensor, value: float) -> int:
+    """How many elements of `x` are not `value`, counted on the host: there may be no
+    memory left to compare in.
+    """
+    torch.cuda.synchronize()
+    return int((x.cpu() != value).sum())
 
 
 def segments(pool: Any = None) -> list[dict[str, Any]]:
