@@ -12,6 +12,7 @@
 #include "mapped.h"
 #include "page.h"
 #include "segment.h"
+#include "stats.h"
 #include "stitch.h"
 
 /* A page of large blocks is at most such a part of the reserved memory, and so large. */
@@ -260,7 +261,7 @@ static void note_refusal(growth_t *g, esper_status status, size_t filled)
 }
 
 /* NULL: not all of it was filled. What was is free. */
-static block_t *finish(growth_t *g, esper_status status, size_t filled)
+static block_t *settle(growth_t *g, esper_status status, size_t filled)
 {
   give_spares(g);
   note_refusal(g, status, filled);
@@ -282,6 +283,15 @@ static block_t *finish(growth_t *g, esper_status status, size_t filled)
   }
   free_neighbours(&g->window);
   return NULL;
+}
+
+static block_t *finish(growth_t *g, esper_status status, size_t filled)
+{
+  esper_stats *stats = &g->device->stats;
+  stretch_peaks_t peaks = stats_stretches_begin(stats);
+  block_t *block = settle(g, status, filled);
+  stats_stretches_end(stats, peaks);
+  return block;
 }
 
 static esper_status grow_mapped(heap_t *heap, size_t size, bool large, block_t **block)

@@ -2,6 +2,7 @@
  * segments, and of mapped ones any pages. */
 #include "heap.h"
 
+#include "block.h"
 #include "free_blocks.h"
 #include "loose.h"
 #include "mapped.h"
@@ -26,16 +27,33 @@ static bool is_idle(const block_t *block)
          (completed || !(s->pages ? RULE(UNMAP_NEEDS_COMPLETION) : RULE(RELEASE_NEEDS_COMPLETION)));
 }
 
-/* Of a mapped segment: the first idle block that has whole pages, cut down to those. */
-static block_t *claim_pages(segment_t *s, size_t enough)
+/* Whole pages of an idle block, and on how many sides of them memory stays. */
+typedef struct pages {
+  block_t *block;
+  uintptr_t first;
+  size_t size;
+  int beside;
+} pages_t;
+
+static int count_beside(const pages_t *p)
 {
-  for (block_t *b = s->first; b; b = b->next) {
-    uintptr_t first;
-    size_t size = is_idle(b) ? pages_within(b, enough, SIZE_MAX, false, &first) : 0;
-    if (size)
-      return mapped_carve(b, first, size);
+  const block_t *b = p->block;
+  return (p->first > b->address || (b->prev && block_is_mapped(b->prev))) +
+         (p->first + p->size < b->address + b->size || (b->next && block_is_mapped(b->next)));
+}
+
+/* Of a mapped segment: what leaves the fewest holes, if that is fewer than `best` does. */
+static void find_pages(const segment_t *s, size_t enough, pages_t *best)
+{
+  for (block_t *b = s->first; b && (!best->block || best->beside); b = b->next) {
+    pages_t found = {.block = b};
+    found.size = is_idle(b) ? pages_within(b, enough, SIZE_MAX, false, &found.first) : 0;
+    if (!found.size)
+      continue;
+    found.beside = count_beside(&found);
+    if (!best->block || found.beside < best->beside)
+      *best = found;
   }
-  return NULL;
 }
 
 static block_t *claim_segment(segment_t *s)
@@ -47,19 +65,26 @@ static block_t *claim_segment(segment_t *s)
   return s->first;
 }
 
+/* Whole stretches of memory go first, and what would part one goes last: so few holes are
+ * left, and on the way there are never more stretches than before and after. */
 static block_t *claim_idle(device_t *device, const pool_t *pool, const pool_t *but,
                            size_t enough)
 {
-  for (segment_t *s = device->first_segment; s; s = s->next) {
+  pages_t best = {0};
+  block_t *block = NULL;
+  for (segment_t *s = device->first_segment; s && !block; s = s->next) {
     if ((pool && s->heap->pool != pool) || s->heap->pool == but)
       continue;
-    block_t *block = s->pages ? claim_pages(s, enough) : claim_segment(s);
-    if (block) {
-      pool_enter(s->heap->pool);
-      return block;
-    }
+    if (s->pages)
+      find_pages(s, enough, &best);
+    else
+      block = claim_segment(s);
   }
-  return NULL;
+  if (!block && best.block)
+    block = mapped_carve(best.block, best.first, best.size);
+  if (block)
+    pool_enter(block->segment->heap->pool);
+  return block;
 }
 
 /* Of one block; 0: none that would go. */

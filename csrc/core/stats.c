@@ -136,6 +136,22 @@ void stats_pages_removed(esper_stats *s, const segment_t *segment, size_t bytes,
   s->num_device_free++;
 }
 
+stretch_peaks_t stats_stretches_begin(const esper_stats *s)
+{
+  stretch_peaks_t before;
+  for (int class = 0; class < ESPER_CLASSES; class++)
+    before.peak[class] = s->segment[class].peak;
+  return before;
+}
+
+void stats_stretches_end(esper_stats *s, stretch_peaks_t before)
+{
+  for (int class = 0; class < ESPER_CLASSES; class++) {
+    esper_stat *stat = &s->segment[class];
+    stat->peak = stat->current > before.peak[class] ? stat->current : before.peak[class];
+  }
+}
+
 /* The stats that are an esper_stat stand first in esper_stats. */
 enum { STAT_COUNT = offsetof(esper_stats, num_alloc_retries) / sizeof(esper_stat) };
 

@@ -714,6 +714,37 @@ TEST(a_heap_grows_inside_a_capture) {
   end();
 }
 
+/* Pages that move part their stretch before they join two others. */
+TEST(stretches_on_the_way_are_no_peak) {
+  begin();
+  void *p[6];
+  for (int i = 0; i < 6; i++) p[i] = get(20, r);
+  world_free(&w, p[1]);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
+  world_free(&w, p[0]);
+  world_free(&w, p[4]);
+  CHECK(get(40, r) == p[0]);
+  CHECK_EQ(reserved(), 100);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].peak, 2);
+  end();
+}
+
+/* What parts a stretch goes back last. */
+TEST(whole_stretches_go_back_first) {
+  begin();
+  comb(20, 5, r);
+  world_free(&w, get(20, s));
+  world_run(&w, s);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 40);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].peak, 2);
+  end();
+}
+
 /* As in PyTorch: whatever is free here can go. */
 TEST(what_is_free_in_a_mapped_segment_is_no_inactive_split) {
   begin();

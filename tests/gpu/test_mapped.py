@@ -12,6 +12,8 @@ MAPPED = {"ESPER_ALLOC_SEGMENTS": "mapped"}
 MIB = 2**20
 
 HEAD = """
+import faulthandler
+faulthandler.dump_traceback_later(LIMIT, exit=True)
 import json
 import random
 import esper_alloc
@@ -31,6 +33,103 @@ def actions():
     torch.cuda.synchronize()
     [trace] = torch.cuda.memory._snapshot()["device_traces"][:1]
     return [entry["action"] for entry in trace]
+"""
+
+# Each line is the step that comes next: of a hang the last one is to blame.
+SMOKE = """
+def step(name):
+    print(name, file=sys.stderr, flush=True)
+
+
+import sys
+step("a page is made and mapped")
+x = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+step("it is written and read")
+x.fill_(7)
+assert (x == 7).all().item()
+step("it is freed")
+del x
+step("pages go back")
+torch.cuda.empty_cache()
+print(torch.cuda.memory_reserved())
+"""
+
+STREAMS = """
+import sys
+
+
+def step(name):
+    print(name, file=sys.stderr, flush=True)
+
+
+step("other streams have segments of their own")
+side = [torch.cuda.Stream() for _ in range(4)]
+kept = []
+for stream in side:
+    with torch.cuda.stream(stream):
+        kept.append(block(30, 3))
+step("pages move while the stream is at work")
+parts = [block(24, i) for i in range(4)]
+torch.cuda._sleep(50_000_000)
+del parts[::2]
+large = block(48, 9)
+assert (large == 9).all().item()
+step("a thread without a context")
+import threading
+seen = []
+
+
+def work():
+    y = torch.empty(21 * MIB, dtype=torch.uint8, device="cuda")
+    y.fill_(5)
+    seen.append((y == 5).all().item())
+
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+assert seen == [True]
+step("all goes back")
+del parts, large, kept
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+print(torch.cuda.memory_reserved())
+"""
+
+CAPTURE = """
+import sys
+
+
+def step(name):
+    print(name, file=sys.stderr, flush=True)
+
+
+x = block(4, 1)
+for mode in ("global", "thread_local", "relaxed"):
+    step("pages are made and mapped inside a capture, " + mode)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        y = x + 1
+        z = torch.cat([y] * 8)
+    step("replay")
+    x.fill_(4)
+    graph.replay()
+    assert (z == 5).all().item()
+    step("pages go back while another thread's stream is captured")
+    kept = [block(24, 1), block(24, 2), block(24, 3)]
+    del kept[1]
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        other = torch.cuda.CUDAGraph()
+        other.capture_begin(capture_error_mode=mode)
+        w = torch.zeros(30 * MIB, dtype=torch.uint8, device="cuda")
+        other.capture_end()
+    other.replay()
+    assert (w == 0).all().item()
+    del y, z, w, graph, other, kept
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+print(torch.cuda.memory_reserved() // MIB)
 """
 
 # Every tensor holds its own number; what moves under it would show another.
@@ -127,8 +226,29 @@ print(json.dumps({
 """
 
 
-def result(code: str, env: dict[str, str] = MAPPED) -> Any:
-    return json.loads(run_python(HEAD + code, env=env).splitlines()[-1])
+def result(code: str, env: dict[str, str] = MAPPED, limit: int = 240) -> Any:
+    """What the code's last line says. After `limit` seconds it prints where it hangs."""
+    head = HEAD.replace("LIMIT", str(limit))
+    return json.loads(run_python(head + code, env=env, timeout=limit + 15).splitlines()[-1])
+
+
+# The cheapest ones first: what hangs here hangs everywhere.
+
+
+def test_a_page_comes_and_goes() -> None:
+    assert result(SMOKE, limit=45) == 0
+
+
+def test_classic_segments_come_and_go_beside_them() -> None:
+    assert result(SMOKE, {"ESPER_ALLOC_SEGMENTS": "classic"}, limit=45) == 0
+
+
+def test_streams_and_threads_have_pages() -> None:
+    assert result(STREAMS, limit=45) == 0
+
+
+def test_pages_come_and_go_beside_captures() -> None:
+    assert result(CAPTURE, limit=60) <= 4
 
 
 def test_nothing_changes_under_pages_that_move() -> None:

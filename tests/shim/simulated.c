@@ -31,8 +31,9 @@ static sim *s(void) {
 
 void make(void) {
   const char *capacity = getenv("SIM_CAPACITY_MB");
-  /* Classic segments, as PyTorch's own allocator has by default. */
+  /* Classic segments, as PyTorch's own allocator has by default, or mapped ones. */
   sim_options options = {.devices = 2, .backed = 1, .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = getenv("SIM_MAPS_PAGES") != NULL,
                          .capacity = (size_t)(capacity ? atoi(capacity) : 1024) << 20};
   device_of_all = sim_create(&options);
 }
