@@ -192,12 +192,13 @@ void esper_alloc_set_memory_fraction(double fraction, int device)
 
 void *esper_alloc_base(void *ptr, size_t *size)
 {
-  esper_block_info info;
+  void *address;
+  size_t bytes;
   esper_core *core = instance_if_made();
-  bool found = core && esper_find_block(core, ptr, &info) == ESPER_OK;
+  bool found = core && esper_find_base(core, ptr, &address, &bytes) == ESPER_OK;
   if (size)
-    *size = found ? info.segment_size : 0;
-  return found ? info.segment_address : NULL;
+    *size = found ? bytes : 0;
+  return found ? address : NULL;
 }
 
 void esper_alloc_set_record_stream_visible(int visible)

@@ -481,10 +481,16 @@ typedef struct esper_block_info {
   int live;
   void *stream;     /* handle of the stream it was last handed out on          */
   void *segment_address;
-  size_t segment_size;
+  size_t segment_size; /* of a mapped segment: of all its addresses            */
+  int mapped;          /* it has pages, which no CUDA IPC handle names         */
 } esper_block_info;
 ESPER_API esper_status esper_find_block(esper_core *core, const void *ptr,
                                         esper_block_info *info);
+
+/* The memory that lies together around the live block with `ptr`: its segment, or of a
+ * mapped one the stretch that has pages. Slower than esper_find_block(). */
+ESPER_API esper_status esper_find_base(esper_core *core, const void *ptr, void **address,
+                                       size_t *size);
 
 /* Pins the segment around `ptr`: whoever knows its address, in another process
  * for one, may go on using it after the memory was freed here, so it is never

@@ -499,7 +499,25 @@ esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_inf
       .stream = block->user->handle,
       .segment_address = (void *)block->segment->address,
       .segment_size = block->segment->size,
+      .mapped = block->segment->pages != NULL,
   };
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+esper_status esper_find_base(esper_core *core, const void *ptr, void **address, size_t *size)
+{
+  const block_t *block = marks_lock_block(core, ptr);
+  if (!block)
+    return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
+  device_t *device = block->segment->device;
+  const block_t *first = block, *last = block;
+  while (first->prev && block_is_mapped(first->prev))
+    first = first->prev;
+  while (last->next && block_is_mapped(last->next))
+    last = last->next;
+  *address = (void *)first->address;
+  *size = last->address + last->size - first->address;
   unlock(&device->lock);
   return ESPER_OK;
 }

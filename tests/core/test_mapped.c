@@ -386,6 +386,25 @@ TEST(snapshots_show_stretches) {
   end();
 }
 
+TEST(the_base_of_a_block_is_its_stretch) {
+  begin();
+  comb(20, 4, r);
+  esper_block_info info;
+  void *base;
+  size_t size;
+  CHECK_OK(esper_find_block(w.core, pieces[3], &info));
+  CHECK(info.mapped);
+  CHECK_OK(esper_find_base(w.core, (char *)pieces[3] + 5, &base, &size));
+  CHECK(base == pieces[0]);
+  CHECK_EQ(size, 80 * MIB);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_OK(esper_find_base(w.core, pieces[3], &base, &size));
+  CHECK(base == pieces[3]);
+  CHECK_EQ(size, 20 * MIB);
+  CHECK_STATUS(esper_find_base(w.core, pieces[2], &base, &size), ESPER_INVALID);
+  end();
+}
+
 TEST(a_part_of_a_page_keeps_it) {
   begin();
   void *p = get(20, r), *q = get(12, r), *last = get(10, r);
