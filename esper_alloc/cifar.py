@@ -239,7 +239,7 @@ class _ArrayType:
 
 
 def _reconstruct(kind: Any, *_: Any) -> _Array:
-    if kind is not _ArrayType:
+    if kind is not _array_type:
         raise pickle.UnpicklingError("an array of another class")
     return _Array()
 
@@ -257,15 +257,33 @@ def _encode(text: Any, encoding: Any) -> bytes:
     return text.encode("latin-1")
 
 
+class _Admitted:
+    """What a file gets for a name: it can call it, and can set no attribute of it,
+    which pickles otherwise may do to any class or function."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: Any) -> None:
+        self._what = what
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._what(*arguments)
+
+    def __setstate__(self, state: Any) -> NoReturn:
+        raise pickle.UnpicklingError("it changes what it may only name")
+
+
+_array_type = _Admitted(_ArrayType)
+
 #: NumPy 2 moved its modules; the published files have the old names.
 _ADMITTED: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): _ArrayType,
-    ("numpy", "dtype"): _Dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy.core.numeric", "_frombuffer"): _frombuffer,
-    ("numpy._core.numeric", "_frombuffer"): _frombuffer,
-    ("_codecs", "encode"): _encode,
+    ("numpy", "ndarray"): _array_type,
+    ("numpy", "dtype"): _Admitted(_Dtype),
+    ("numpy.core.multiarray", "_reconstruct"): _Admitted(_reconstruct),
+    ("numpy._core.multiarray", "_reconstruct"): _Admitted(_reconstruct),
+    ("numpy.core.numeric", "_frombuffer"): _Admitted(_frombuffer),
+    ("numpy._core.numeric", "_frombuffer"): _Admitted(_frombuffer),
+    ("_codecs", "encode"): _Admitted(_encode),
 }
 
 

@@ -98,7 +98,7 @@ class cudagraph_outputs:
             options.
         clone: "graphs", to copy what belongs to a graph of ``torch.compile``;
             "all", to copy every CUDA tensor that shares no memory with the
-            arguments: for ``torch.cuda.make_graphed_callables`` and graphs
+            arguments, and every gradient: for ``torch.cuda.make_graphed_callables`` and graphs
             replayed by hand, which PyTorch does not keep an account of.
         mark: "auto", as above; "always", to begin each step even if that
             invalidates tensors; "never", where the program marks its steps.
@@ -134,7 +134,7 @@ class cudagraph_outputs:
         self._clone = clone
         self._mark = mark
         self._unmarked_in_a_row = 0
-        self._parameters_are_hooked = False
+        self._to_hook: list[torch.Tensor] | None = None  # None: not looked for yet
         self.counts = CloneCounts()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -270,24 +270,29 @@ class cudagraph_outputs:
             for value in _leaves(argument):
                 if isinstance(value, torch.Tensor):
                     self._hook(value)
-        if not self._parameters_are_hooked:
-            self._parameters_are_hooked = True
-            if isinstance(self._function, torch.nn.Module):
-                for parameter in self._function.parameters():
-                    self._hook(parameter)
+        if self._to_hook is None:
+            is_module = isinstance(self._function, torch.nn.Module)
+            self._to_hook = list(_untyped(self._function).parameters()) if is_module else []
+        if self._to_hook:  # frozen ones stay, for when they are no longer
+            self._to_hook = [one for one in self._to_hook if not self._hook(one)]
 
-    def _hook(self, tensor: torch.Tensor) -> None:
-        if tensor.requires_grad and tensor.device.type == _DEVICE:
-            hooked = _hooked()
-            if tensor not in hooked:
-                hooked[tensor] = True
-                _untyped(tensor).register_hook(self._keep_gradient)
+    def _hook(self, tensor: torch.Tensor) -> bool:
+        """Whether its gradients are seen to."""
+        if not tensor.requires_grad or tensor.device.type != _DEVICE:
+            return False
+        hooked = _hooked()
+        if hooked.get(tensor) not in (self._clone, "all"):
+            hooked[tensor] = self._clone
+            _untyped(tensor).register_hook(self._keep_gradient)
+        return True
 
     def _keep_gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
         """A hook on what a graph may have computed a gradient for."""
-        storages = _graph_storages()
-        if not storages or not _is_among(storages, gradient):
-            return None
+        if self._clone != "all":
+            storages = _graph_storages()
+            # None: a PyTorch that keeps another account.
+            if storages is not None and not _is_among(storages, gradient):
+                return None
         kept, size = _copy(gradient)
         self.counts.gradient_clones += 1
         self.counts.gradient_bytes += size

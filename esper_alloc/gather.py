@@ -24,6 +24,7 @@ from .gather_plan import (
     Order,
     Share,
     canonical_device,
+    check_integer,
     check_seed,
     device_index,
     plan_epoch,
@@ -596,8 +597,7 @@ class GatherBatchIterator:
         _torch()  # or an error that says what to install
         seed = check_seed(seed)
         names = check_environments(batch_size_per_env, n_envs, env_devices)
-        if reuse < 0:
-            raise ValueError(f"reuse must be >= 0 (got {reuse})")
+        reuse = check_reuse(reuse)
         columns = _Columns(inputs, targets, transform)
         self._layout = Layout(
             columns.length, names, batch_size_per_env, order, drop_last, rank, world_size
@@ -701,6 +701,8 @@ class GatherBatchIterator:
             ValueError, TypeError: this is no such state, or its cursor lies outside
                 the epoch. Nothing has changed then.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be what state_dict() gave, not {type(state).__name__}")
         if set(state) != {"seed", "epoch", "cursor"}:
             raise ValueError(f"state must have seed, epoch and cursor (has {sorted(state)})")
         seed = check_seed(state["seed"])
@@ -791,13 +793,16 @@ def check_environments(
     """The names of the environments' devices.
 
     Raises:
-        ValueError: the three do not fit together, or a name is none.
+        ValueError, TypeError: the three do not fit together, or one is of the wrong
+            kind.
     """
+    check_integer("batch_size_per_env", batch_size_per_env)
+    check_integer("n_envs", n_envs)
     if batch_size_per_env < 1:
         raise ValueError(f"batch_size_per_env must be >= 1 (got {batch_size_per_env})")
     if n_envs < 1:
         raise ValueError(f"n_envs must be >= 1 (got {n_envs})")
-    if isinstance(env_devices, str):
+    if isinstance(env_devices, str) or not hasattr(env_devices, "__len__"):
         raise TypeError("env_devices must be a list with a device for each environment")
     if len(env_devices) != n_envs:
         raise ValueError(f"env_devices has {len(env_devices)} entries for n_envs = {n_envs}")
@@ -805,6 +810,14 @@ def check_environments(
     for name in names:
         canonical_device(name)
     return names
+
+
+def check_reuse(reuse: int) -> int:
+    """Raises ValueError or TypeError unless `reuse` is a number of slots."""
+    slots = check_integer("reuse", reuse)
+    if slots < 0:
+        raise ValueError(f"reuse must be >= 0 (got {reuse})")
+    return slots
 
 
 def check_device_exists(name: str) -> None:
@@ -828,8 +841,7 @@ def _new_event() -> torch.cuda.Event:
 
 
 def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"state has {name} {value!r}, which is no integer")
-    if value < 0:
-        raise ValueError(f"state has {name} {value}, which is below 0")
-    return value
+    number = check_integer(f"{name} of the state", value)
+    if number < 0:
+        raise ValueError(f"state has {name} {number}, which is below 0")
+    return number

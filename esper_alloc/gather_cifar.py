@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from . import cifar
 from .allocator import _torch
-from .gather import GatherBatchIterator, check_device_exists, check_environments
-from .gather_plan import Order, canonical_device, check_seed, device_index
+from .gather import GatherBatchIterator, check_device_exists, check_environments, check_reuse
+from .gather_plan import Layout, Order, canonical_device, check_seed, device_index
 from .gather_transform import ImageTransform
 
 try:
@@ -189,6 +189,9 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
         about = cifar.find(dataset)
         seed = check_seed(seed)
         names = check_environments(batch_size_per_env, n_envs, env_devices)
+        # Before anything is fetched or copied to a device.
+        Layout(0, names, batch_size_per_env, order, is_train, rank, world_size)
+        check_reuse(reuse)
         if augment and not is_train:
             raise ValueError("augment=True needs is_train=True: test images are not augmented")
         transform = ImageTransform(
@@ -237,9 +240,10 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
         Raises:
             ValueError: also if the images were augmented with another seed.
         """
-        if self._augmented_with is not None and state.get("seed") != self._augmented_with:
+        seed = state.get("seed") if isinstance(state, Mapping) else None
+        if self._augmented_with is not None and seed not in (None, self._augmented_with):
             raise ValueError(
-                f"state has seed {state.get('seed')!r}, and cifar_precompute_aug augmented the "
+                f"state has seed {seed!r}, and cifar_precompute_aug augmented the "
                 f"images with seed {self._augmented_with}: make an iterator with the state's seed"
             )
         super().load_state_dict(state)

@@ -66,6 +66,18 @@ def check_seed(seed: int) -> int:
     return value
 
 
+def check_integer(name: str, value: object) -> int:
+    """`value` as an int.
+
+    Raises:
+        TypeError: it is no integer.
+    """
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+
+
 def canonical_device(name: str) -> str:
     """ "cpu" or "cuda:N": "cuda" is "cuda:0".
 
@@ -110,7 +122,8 @@ class Layout:
         env_devices: the device of each environment of this rank.
 
     Raises:
-        ValueError: an argument is out of its range; the message names it.
+        ValueError, TypeError: an argument is out of its range, or no integer; the
+            message names it.
     """
 
     length: int
@@ -122,6 +135,8 @@ class Layout:
     world_size: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("length", "batch_size_per_env", "rank", "world_size"):
+            check_integer(name, getattr(self, name))
         if self.batch_size_per_env < 1:
             raise ValueError(f"batch_size_per_env must be >= 1 (got {self.batch_size_per_env})")
         if not self.env_devices:

@@ -9,11 +9,13 @@ a sample is in, nor on what was drawn before.
 from __future__ import annotations
 
 import math
+import numbers
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .allocator import _torch
-from .gather_plan import GAMMA, mix
+from .gather_plan import GAMMA, check_integer, mix
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +66,8 @@ class ImageTransform:
     def __post_init__(self) -> None:
         torch = _torch()  # or an error that says what to install
         allowed = (None, torch.float32, torch.float16, torch.bfloat16)
+        if self.channels_last not in (None, True, False):
+            raise TypeError(f"channels_last must be True, False or None (got {self.channels_last!r})")
         if self.dtype not in allowed:
             raise TypeError(f"dtype must be float32, float16 or bfloat16 (got {self.dtype})")
         if (self.mean is None) != (self.std is None):
@@ -71,6 +75,8 @@ class ImageTransform:
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None:
+                if not isinstance(values, Iterable):
+                    raise TypeError(f"{name} must have a value for each channel (got {values!r})")
                 # Tensors and lists are as good; kept as floats, which compare and hash.
                 object.__setattr__(self, name, tuple(float(value) for value in values))
         if self.mean is not None and self.std is not None:
@@ -80,8 +86,12 @@ class ImageTransform:
                 raise ValueError(f"mean must be finite (got {self.mean})")
             if not all(math.isfinite(value) and value > 0 for value in self.std):
                 raise ValueError(f"std must be finite and above 0 (got {self.std})")
+        object.__setattr__(self, "crop", check_integer("crop", self.crop))
         if not 0 <= self.crop <= MAX_CROP:
             raise ValueError(f"crop must be from 0 to {MAX_CROP} (got {self.crop})")
+        flip: object = self.flip
+        if not isinstance(flip, numbers.Real):
+            raise TypeError(f"flip must be a number (got {flip!r})")
         if not 0 <= self.flip <= 1:
             raise ValueError(f"flip must be a probability, from 0 to 1 (got {self.flip})")
 

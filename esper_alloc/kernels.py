@@ -80,9 +80,9 @@ def _say_once(text: str) -> None:
 def user_stacklevel() -> int:
     """The `stacklevel` with which the caller's warnings.warn() names the user's line:
     the nearest one outside this package and torch."""
-    import torch
-
-    ours = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, torch.__file__))
+    torch = sys.modules.get("torch")
+    files = [__file__, *([torch.__file__] if torch is not None and torch.__file__ else [])]
+    ours = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in files)
     frame = sys._getframe(1)
     level = 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):

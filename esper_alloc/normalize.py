@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from esper_alloc import kernels, moments
 from esper_alloc.moments import CENTERED, SAMPLE, SCALED
@@ -49,6 +50,21 @@ def _untyped(value: Any) -> Any:
 
 def _call(function: Any, *arguments: Any) -> Any:
     return function(*arguments)
+
+
+_forward_ad: Any = _untyped(forward_ad)
+
+
+def _forward_derivatives() -> bool:
+    """Whether tensors may carry tangents (forward-mode differentiation)."""
+    level: int = _forward_ad._current_level
+    return level >= 0
+
+
+def _wants_gradient(x: Tensor) -> bool:
+    if x.requires_grad and torch.is_grad_enabled():
+        return True
+    return not torch.compiler.is_compiling() and _forward_derivatives()
 
 
 _outside_graphs: Any = _untyped(torch.compiler).disable(
@@ -131,7 +147,11 @@ class _Normalizer(nn.Module):
     # --- freezing, resetting ----------------------------------------------------
 
     def freeze(self: Self) -> Self:
-        """From here on statistics stay as they are, in training mode too."""
+        """From here on batches leave the statistics as they are, in training mode too.
+
+        :meth:`merge`, :meth:`all_reduce`, :meth:`reset`, loading and assigning still
+        change them.
+        """
         self.frozen = True
         return self
 
@@ -237,8 +257,10 @@ class _Normalizer(nn.Module):
 
     # --- values -------------------------------------------------------------------
 
-    def _admit(self, x: Tensor) -> None:
-        """Raises unless x can be served; moves the statistics to it if they must."""
+    def _admit(
+        self, x: Tensor, mask: Tensor | None = None, weights: Tensor | None = None
+    ) -> None:
+        """Raises unless x can be served; then moves the statistics to it if they must."""
         name = type(self).__name__
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} takes a tensor, not {type(x).__name__}")
@@ -253,10 +275,11 @@ class _Normalizer(nn.Module):
                 f"{name} of shape {tuple(self.shape)} was given values of shape {tuple(x.shape)}: "
                 f"its last dimensions must be the normaliser's shape"
             )
+        self._check_selection(x, mask, weights)
         if x.device != self._moments.device:
             self._move_to_values(x.device)
 
-    def _checked_selection(
+    def _check_selection(
         self, x: Tensor, mask: Tensor | None, weights: Tensor | None
     ) -> None:
         rows = x.shape[: x.dim() - len(self.shape)]
@@ -305,8 +328,7 @@ class _Normalizer(nn.Module):
             )
             if done is not NotImplemented:
                 return
-        self._admit(x)
-        self._checked_selection(x, mask, weights)
+        self._admit(x, mask, weights)
         operators = torch.ops.esper_alloc if self._has_kernels else moments
         operators.normalizer_update_(
             self._moments,
@@ -325,7 +347,11 @@ class _Normalizer(nn.Module):
             raise ValueError(f"clip must be above 0, not {clip}")
         if self._must_leave_graph(x):
             return _outside_graphs(self._normalize, x, clip, inverse)  # type: ignore[no-any-return]
-        if _COMPILED is not None and not torch.compiler.is_compiling():
+        if (
+            _COMPILED is not None
+            and not torch.compiler.is_compiling()
+            and not _forward_derivatives()
+        ):
             held = self._buffers
             result: Any = _COMPILED.normalizer_apply(
                 held["_moments"],
@@ -342,8 +368,7 @@ class _Normalizer(nn.Module):
                 return result  # type: ignore[no-any-return]
         self._admit(x)
         # The operators have no gradient; the composition has all of them.
-        wants_gradient = x.requires_grad and torch.is_grad_enabled()
-        by_operator = self._has_kernels and not wants_gradient
+        by_operator = self._has_kernels and not _wants_gradient(x)
         operators = torch.ops.esper_alloc if by_operator else moments
         normalized: Tensor = operators.normalizer_apply(
             self._moments,
@@ -372,6 +397,7 @@ class _Normalizer(nn.Module):
             and mask is None
             and weights is None
             and not torch.compiler.is_compiling()
+            and not _forward_derivatives()
         ):
             held = self._buffers
             result: Any = _COMPILED.normalizer_step(
@@ -389,9 +415,8 @@ class _Normalizer(nn.Module):
             )
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
-        self._admit(x)
-        self._checked_selection(x, mask, weights)
-        if not self._has_kernels or (x.requires_grad and torch.is_grad_enabled()):
+        self._admit(x, mask, weights)
+        if not self._has_kernels or _wants_gradient(x):
             self._update(x, mask, weights)
             return self._normalize(x, clip)
         normalized: Tensor = torch.ops.esper_alloc.normalizer_step_(
@@ -452,7 +477,8 @@ class _Normalizer(nn.Module):
         averaged as equals. Every rank has to call it. Two collectives of 2 x shape
         numbers; does not wait for the device.
 
-        Ranks must have started alike, or loaded the same state.
+        Ranks must have started alike, or loaded the same state. Statistics that were
+        written since the last call must have been written on every rank.
 
         Raises:
             RuntimeError: torch.distributed is not initialised.
@@ -464,7 +490,9 @@ class _Normalizer(nn.Module):
                 "all_reduce needs a process group: call torch.distributed.init_process_group first"
             )
         with torch.no_grad():
-            mine, base = self._known(), self._shared
+            mine = self._known()
+            # What the user wrote is where everybody starts from, and no sample's doing.
+            base = torch.where(mine == self._moments, self._shared, mine)
             if self.momentum is None:
                 now = self._reduced(mine, base, group)
             else:
@@ -557,33 +585,29 @@ class _Normalizer(nn.Module):
             return
         try:
             mean, spread, count = (state_dict[prefix + name] for name in wanted)
-            self._load_statistics(wanted[0], mean, spread, count, extra)
+            self._load_statistics(wanted, mean, spread, count, extra)
         except (TypeError, ValueError) as error:
             error_msgs.append(f"{prefix or type(self).__name__}: {error}")
 
-    def _state_names(self, keys: Mapping[str, str]) -> tuple[str, str, str]:
+    def _state_names(self, keys: Mapping[str, Any]) -> tuple[str, str, str]:
         """The names of mean, spread and count in a state with these keys."""
         if "running_mean" in keys:  # rl_games
             return "running_mean", "running_var", "count"
         return "mean", "var", "count"
 
     def _load_statistics(
-        self, mean_name: str, mean: Any, var: Any, count: Any, extra: Any
+        self, names: tuple[str, str, str], mean: Any, var: Any, count: Any, extra: Any
     ) -> None:
         """Checks all, then writes all. Raises TypeError or ValueError before."""
         mean64, var64 = self._moment("mean", mean), self._moment("var", var)
-        total = _as_count(count)
-        if total.numel() != 1 or total.is_complex():
-            raise ValueError(f"count must be one number, not {count!r}")
+        total = _checked_count(count)
         exact = not total.is_floating_point()
-        total = total.detach().reshape(()).to("cpu")
-        if not (exact or bool(torch.isfinite(total))) or total.item() < 0:
-            raise ValueError(f"count must be a number from 0 on, not {total.item()}")
         prior = self._own_prior
-        if mean_name == "running_mean":
+        from_games = names[0] == "running_mean"
+        if from_games:
             prior = 1.0  # rl_games counts the statistics it begins with as a sample
         # A whole count is of samples; another includes what was there before them.
-        of_samples = exact and mean_name != "running_mean"
+        of_samples = exact and not from_games
         weight = torch.full_like(mean64, float(total.item()) + (prior if of_samples else 0.0))
         samples = total.round().to(torch.int64)
         epsilon, momentum = self.epsilon, self.momentum
@@ -599,7 +623,9 @@ class _Normalizer(nn.Module):
 
     def _moment(self, name: str, value: Any) -> Tensor:
         """A moment from elsewhere, checked: float64, on the CPU."""
-        given = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+        given = _as_numbers(name, value)
+        if given.is_complex() or given.is_meta:
+            raise ValueError(f"{name} must be real numbers, not {given!r}")
         found = given.detach().to("cpu", torch.float64)
         if found.shape != self.shape:
             raise ValueError(
@@ -610,20 +636,30 @@ class _Normalizer(nn.Module):
         return found
 
     def _parsed_extra(self, extra: Any) -> tuple[float, float | None, float, Tensor]:
-        values = torch.as_tensor(extra).detach().to("cpu", torch.float64)
+        odd = "the extra state is not one that this version of esper_alloc wrote for this shape"
+        if not isinstance(extra, Tensor) or extra.is_meta or extra.is_complex():
+            raise ValueError(odd)
+        values = extra.detach().to("cpu", torch.float64)
         size = 3 * self.shape.numel()
         if values.dim() != 1 or values.numel() != _HEADER + size or values[0] != _STATE_VERSION:
-            raise ValueError(
-                "the extra state is not one that this version of esper_alloc wrote for this shape"
-            )
+            raise ValueError(odd)
         _, epsilon, momentum, prior = values[:_HEADER].tolist()
         full = values[_HEADER:].reshape(3, *self.shape)
-        return epsilon, None if math.isnan(momentum) else momentum, prior, full
+        possible = torch.isfinite(full).all() and (full[1:] >= 0).all() and 0 <= prior < math.inf
+        if not possible:
+            raise ValueError(f"{odd}: it holds numbers that are no moments")
+        return (
+            _checked_epsilon(epsilon),
+            _checked_momentum(None if math.isnan(momentum) else momentum),
+            prior,
+            full,
+        )
 
     def load_statistics(self, source: Any) -> None:
         """Takes over statistics from elsewhere: an object with ``mean``, ``var`` and
         ``count`` (``obs_rms`` of Stable-Baselines3 or Gymnasium), or a mapping of
-        these, or of ``running_mean``, ``running_var`` and ``count`` (rl_games).
+        these, or of ``running_mean``, ``running_var`` and ``count`` (rl_games). What
+        else it holds is not looked at.
 
         Raises:
             RuntimeError: they are not there, or do not fit; nothing has changed.
@@ -631,7 +667,8 @@ class _Normalizer(nn.Module):
         if not isinstance(source, Mapping):
             names = ("mean", "var", "count")
             source = {name: getattr(source, name) for name in names if hasattr(source, name)}
-        self.load_state_dict(dict(source))
+        wanted = self._state_names(source)
+        self.load_state_dict({name: source[name] for name in wanted if name in source})
 
     # --- writing attributes ---------------------------------------------------------------
 
@@ -645,23 +682,46 @@ class _Normalizer(nn.Module):
         """``rms.mean = x``: the buffer takes the value and keeps its address."""
         with torch.no_grad():
             if name == "count":
-                total = _as_count(value)
-                self.count.copy_(total.round() if total.is_floating_point() else total)
+                total = _checked_count(value)
                 prior = 0.0 if total.is_floating_point() else self._prior
                 self._moments[2].copy_(total + prior)
+                self._shared[2].copy_(self._moments[2])
+                self.count.copy_(total.round())
+                self._shared_count.copy_(self.count)
             else:
                 row = ("mean", "var").index(name)
                 found = self._moment(name, value)
-                self._moments[row].copy_(found)
+                for one in (self._moments, self._shared):
+                    one[row].copy_(found)
                 self._rounded(name).copy_(found)
 
 
-def _as_count(count: Any) -> Tensor:
-    """A count as a tensor; a whole one stays whole, another keeps float64."""
-    if isinstance(count, Tensor):
-        return count
-    whole = isinstance(count, numbers.Integral)
-    return torch.as_tensor(count, dtype=torch.int64 if whole else torch.float64)
+def _as_numbers(name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be numbers, not {value!r}") from None
+
+
+def _checked_count(count: Any) -> Tensor:
+    """A count as a tensor on the CPU, []; a whole one as int64, another as float64.
+
+    Raises:
+        TypeError, ValueError: it is no number from 0 to below 2^63.
+    """
+    number = count
+    if not _is_number(count):
+        given = _as_numbers("count", count)
+        if given.numel() != 1 or given.is_complex() or given.is_meta:
+            raise ValueError(f"count must be one number, not {count!r}")
+        number = given.detach().reshape(()).item()
+    if not 0 <= number < 2**63:
+        raise ValueError(f"count must be a number from 0 on, and below 2**63, not {number}")
+    if isinstance(number, numbers.Integral):
+        return torch.tensor(int(number), dtype=torch.int64)
+    return torch.tensor(float(number), dtype=torch.float64)
 
 
 def _is_number(value: Any) -> bool:
@@ -717,7 +777,8 @@ class RunningMeanStd(_Normalizer):
         *,
         strict_device: bool = False,
     ) -> None:
-        size = (shape,) if isinstance(shape, int) else tuple(shape)
+        given = _untyped(shape)  # NumPy's integers are none for a type checker
+        size = (int(given),) if isinstance(given, numbers.Integral) else tuple(given)
         super().__init__(size, epsilon, device, momentum, _checked_epsilon(epsilon), strict_device)
 
     def update(
@@ -866,7 +927,7 @@ class RewardNormalizer(_Normalizer):
     Attributes:
         mean: of the rewards, ``[]``, float64.
         m2: sum of squared deviations from it, ``[]``, float64.
-        count: how many there were, int64, ``[]``.
+        count: how many there were, int64, ``[]``. All three can be assigned to.
 
     A reward is a number, and the result then a float (which waits for the device),
     or a tensor of any shape: all of its elements are taken in before the first is
@@ -889,14 +950,29 @@ class RewardNormalizer(_Normalizer):
         if not clip > 0:
             raise ValueError(f"clip must be above 0, not {clip}")
         self.clip = float(clip)
+        self._m2_without_count = 0.0  # assigned before the count was
 
     @property
     def mean(self) -> Tensor:
-        return self._moments[0]
+        return self._moments[0].clone()
+
+    @mean.setter
+    def mean(self, value: Any) -> None:
+        self._write("mean", value)
 
     @property
     def m2(self) -> Tensor:
-        return self._moments[1] * self._moments[2]
+        total = self._moments[2]
+        return torch.where(total > 0, self._moments[1] * total, self._m2_without_count)
+
+    @m2.setter
+    def m2(self, value: Any) -> None:
+        total = self._moments[2].item()
+        found = self._moment("m2", value)
+        if total:
+            self._write("var", found / total)
+        else:
+            self._m2_without_count = float(found.item())
 
     def update(
         self,
@@ -952,6 +1028,21 @@ class RewardNormalizer(_Normalizer):
         result = self._normalize(self._as_tensor(reward), _ANY_CLIP, inverse=True)
         return result if isinstance(reward, Tensor) else result.item()
 
+    def _write(self, name: str, value: Any) -> None:
+        m2 = self.m2
+        super()._write(name, value)
+        if name == "count":
+            self._m2_without_count = 0.0
+            with torch.no_grad():  # m2 is what stays, as in esper-lite
+                total = self._moments[2]
+                self._moments[1].copy_(torch.where(total > 0, m2 / total, 1.0))
+                self._moments_are_set()
+
+    def reset(self) -> None:
+        """Back to before the first reward, in place."""
+        self._m2_without_count = 0.0
+        super().reset()
+
     def _as_tensor(self, reward: Tensor | float) -> Tensor:
         if isinstance(reward, Tensor):
             return reward
@@ -962,13 +1053,18 @@ class RewardNormalizer(_Normalizer):
     def _named_state(self) -> dict[str, Tensor]:
         return {"mean": self.mean, "m2": self.m2, "count": self.count}
 
-    def _state_names(self, keys: Mapping[str, str]) -> tuple[str, str, str]:
+    def _state_names(self, keys: Mapping[str, Any]) -> tuple[str, str, str]:
+        if "m2" not in keys and ("var" in keys or "running_var" in keys):
+            return super()._state_names(keys)  # of somebody else
         return "mean", "m2", "count"
 
     def _load_statistics(
-        self, mean_name: str, mean: Any, m2: Any, count: Any, extra: Any
+        self, names: tuple[str, str, str], mean: Any, m2: Any, count: Any, extra: Any
     ) -> None:
-        total = float(_as_count(count).item())
-        spread = self._moment("m2", m2)
-        variance = spread / total if total > 0 else torch.ones_like(spread)
-        super()._load_statistics(mean_name, mean, variance, count, extra)
+        variance = m2
+        if names[1] == "m2":
+            total = float(_checked_count(count).item())
+            spread = self._moment("m2", m2)
+            variance = spread / total if total > 0 else torch.ones_like(spread)
+        super()._load_statistics(names, mean, variance, count, extra)
+        self._m2_without_count = 0.0

@@ -25,6 +25,7 @@ from .allocator import (
     load_shim,
     pluggable_allocator,
 )
+from .kernels import user_stacklevel
 
 if TYPE_CHECKING:
     import torch
@@ -325,7 +326,7 @@ def _warn_of(kind: type) -> None:
         f"esper_alloc does not look for tensors inside {kind.__module__}."
         f"{kind.__qualname__}: if it holds some, pass those.",
         RuntimeWarning,
-        stacklevel=3,
+        stacklevel=user_stacklevel(),
     )
 
 

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .use import _check_stream, _is_cpu_stream, using
+from .use import _check_stream, _gather, _is_cpu_stream, using
 
 if TYPE_CHECKING:
     import torch
@@ -112,6 +112,10 @@ def fused_validation_batch(
             f"not {type(evaluate).__name__}"
         )
     _batch_size(inputs, targets)
+    try:
+        _gather(reads, [])
+    except TypeError as error:
+        raise TypeError(f"reads: {error}") from None
     where = _device(device, stream, inputs)
     # Everything that another stream allocated: the batch, where it is on the
     # device already, and what evaluate() reads. What is made inside belongs to
@@ -233,12 +237,19 @@ def _tensors(value: Any, name: str) -> list[torch.Tensor]:
 
 def _batch_size(inputs: Any, targets: Any) -> int:
     """B, which every tensor of the batch must have as its first size."""
+    import torch
+
     sizes: set[int] = set()
     for name, part in (("inputs", inputs), ("targets", targets)):
         tensors = _tensors(part, name)
         if not tensors:
             raise ValueError(f"{name} hold no tensor")
         for tensor in tensors:
+            if tensor.layout != torch.strided:
+                raise TypeError(
+                    f"{name} hold a tensor of {tensor.layout}: only dense ones "
+                    "can be repeated"
+                )
             if tensor.dim() == 0:
                 raise ValueError(
                     f"{name} hold a tensor without dimensions: the first "
@@ -354,6 +365,16 @@ def _split(found: Any, configs: int) -> FusedValidation:
                 f"evaluate must return {name} as a tensor, not "
                 f"{type(tensor).__name__}"
             )
+    try:
+        elements = operator.index(total)
+    except TypeError:
+        raise TypeError(
+            f"evaluate must return total as an integer, not {total!r}"
+        ) from None
+    if not (loss.is_floating_point() or loss.is_complex()):
+        raise TypeError(
+            f"evaluate must return a floating-point loss, not {loss.dtype}"
+        )
     if loss.dim() == 0 or loss.numel() == 1:
         per_loss = loss.reshape(1).expand(configs)
     else:
@@ -361,7 +382,7 @@ def _split(found: Any, configs: int) -> FusedValidation:
     return FusedValidation(
         per_loss,
         _rows(correct, configs, "correct").sum(dim=1),
-        max(1, operator.index(total) // configs),
+        max(1, elements // configs),
     )
 
 

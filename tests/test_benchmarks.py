@@ -394,6 +394,46 @@ def test_rows_of_limits(tmp_path: Path) -> None:
     assert rows["gpt2, beside a neighbour: step time", limits.BEST]["peer"] == 20.0
 
 
+# --- outputs of graphs -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "broken, error, met",
+    [("", "has been overwritten", True), ("", "", False), ("512", "has been overwritten", False)],
+)
+def test_the_simulator_must_fail_without_the_wrapper_and_run_with_it(
+    broken: str,
+    error: str,
+    met: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    detailed = load("benchmark_detailed")
+    figures = {"eager": 3.0, "compiled": 1.0, "graphs": 2.0, "bytes": 8, "image bytes": 8}
+    about = {"gpu": "none", "driver": "none", "torch": "none"}
+
+    def worker(dtype: str, options: Any, what: str, allocator: str | None = None) -> dict[str, Any]:
+        sizes = list(map(str, options.sizes))
+        if what == "fail":
+            return {"machine": about, "errors": dict.fromkeys(sizes, error)}
+        ran = [size for size in sizes if size != broken or dtype == "fp32"]
+        return {"machine": about, "figures": {size: figures for size in ran}}
+
+    monkeypatch.setattr(detailed, "worker", worker)
+    monkeypatch.setattr(detailed, "add_rows", lambda *_: None)
+    monkeypatch.setattr(detailed, "sentence", lambda _: "none")
+    file = tmp_path / "found.json"
+    monkeypatch.setattr(
+        sys, "argv", ["benchmark_detailed.py", "--sizes", "256,512", "--out", str(file)]
+    )
+    assert detailed.main() == (0 if met else 1)
+    rows = {row["name"].split(":")[0]: row["met"] for row in json.loads(file.read_text())["rows"]}
+    assert list(rows) == ["simulator fp32", "simulator fp64"]
+    assert rows["simulator fp64"] is met
+    assert rows["simulator fp32"] is (met or broken != "")
+
+
 class FakeDevice:
     """A device of so many free bytes, of which the largest gap is half."""
 

@@ -307,8 +307,9 @@ def test_unknown_objects_are_named(trees) -> None:
     kind = type("Opaque", (), {"__module__": "somebodys"})
     graph = Graph(trees)
     step = cudagraph_outputs(lambda x: (graph(x), kind()))
-    with pytest.warns(RuntimeWarning, match="does not look for tensors inside somebodys.Opaque"):
+    with pytest.warns(RuntimeWarning, match="does not look for tensors inside somebodys.Opaque") as seen:
         step(torch.ones(1))
+    assert [one.filename for one in seen] == [__file__]
 
 
 def test_everything_is_copied_on_request(trees) -> None:
@@ -533,6 +534,61 @@ def test_parameters_of_a_module_get_gradients_of_their_own(sine, trees) -> None:
     assert kept.tolist() == [2, 2, 2]
     assert list(step.parameters()) == [model.weight]
     assert set(step.state_dict()) == {"weight"}
+
+
+def test_parameters_that_were_frozen_get_them_later(sine, trees) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+
+        def forward(self, x):
+            return sine(self.weight) + x
+
+    model = Model()
+    step = cudagraph_outputs(model)
+    step(torch.ones(3, requires_grad=True)).sum().backward()
+    model.weight.requires_grad_(True)
+    before = step.counts.gradient_clones
+    step(torch.ones(3)).sum().backward()
+    assert step.counts.gradient_clones == before + 1
+    assert model.weight.grad.untyped_storage().data_ptr() not in module._graph_storages()
+    step(torch.ones(3)).sum().backward()
+    assert model.weight.grad.tolist() == [2, 2, 2]
+    assert len(model.weight._backward_hooks) == 1
+
+
+class Doubled(torch.autograd.Function):
+    """As make_graphed_callables: fixed memory, of which nobody keeps an account."""
+
+    gradient_memory = torch.zeros(3)
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Doubled.gradient_memory.copy_(gradient * 2).detach()
+
+
+@pytest.mark.parametrize("account", ["none is kept", "another one is kept"])
+def test_gradients_without_an_account(trees, monkeypatch, account) -> None:
+    if account == "none is kept":
+        step = cudagraph_outputs(Doubled.apply, clone="all")
+        # A wrapper that copies less was there before, and does not get in the way.
+        other = cudagraph_outputs(Doubled.apply)
+    else:
+        monkeypatch.setattr(module, "_graph_storages", lambda: None)
+        other = step = cudagraph_outputs(Doubled.apply)
+    weight = torch.ones(3, requires_grad=True)
+    other(weight)
+    for factor in (1.0, 10.0):
+        (step(weight) * factor).sum().backward()
+    assert weight.grad.tolist() == [22.0] * 3
+    kept = [torch.autograd.grad((step(weight) * n).sum(), weight)[0] for n in (1.0, 10.0)]
+    assert [one.tolist() for one in kept] == [[2.0] * 3, [20.0] * 3]
+    assert step.counts.gradient_clones == 4 and step.counts.gradient_bytes == 48
 
 
 def test_no_gradients_without_grad_mode(sine) -> None:

@@ -368,6 +368,10 @@ def test_bad_arguments_are_refused() -> None:
 
     refused(ValueError, "batch_size_per_env must be >= 1", batch_size_per_env=0)
     refused(ValueError, "n_envs must be >= 1", n_envs=0, env_devices=[])
+    for name in ("batch_size_per_env", "n_envs", "reuse", "rank", "world_size"):
+        for value in (1.5, "1", None):
+            refused(TypeError, f"{name} must be an integer, not {value!r}", **{name: value})
+    refused(TypeError, "env_devices must be a list", env_devices=None)
     refused(ValueError, "env_devices has 1 entries for n_envs = 2", n_envs=2)
     refused(TypeError, "env_devices must be a list", env_devices="cpu")
     refused(ValueError, "different lengths: inputs 50, targets 49", inputs, targets[1:])
@@ -406,7 +410,11 @@ def test_bad_arguments_are_refused() -> None:
         ({"mean": [1.0], "std": [1.0, 2.0]}, "mean has 1 channels and std has 2"),
         ({"mean": [1.0], "std": [0.0]}, "std must be"),
         ({"mean": [math.inf], "std": [1.0]}, "mean must be"),
+        ({"mean": 0.5, "std": 0.5}, "mean must have a value for each channel"),
         ({"crop": -1}, "crop must be"),
+        ({"crop": 1.5}, "crop must be an integer"),
+        ({"flip": "0.5"}, "flip must be a number"),
+        ({"channels_last": "yes"}, "channels_last must be"),
         ({"crop": 1001}, "crop must be"),
         ({"flip": 1.5}, "flip must be"),
     ],
@@ -533,6 +541,14 @@ def test_resuming_gives_the_remaining_batches(stop, order, drop_last, shuffle, s
     assert targets_of(loaded) == expected[state["epoch"] + 1]
 
 
+def test_a_state_may_hold_integers_of_any_kind() -> None:
+    """As tensors or NumPy's, which is what some files make of numbers."""
+    batches = iterator()
+    batches.load_state_dict({name: torch.tensor(n) for name, n in zip(("seed", "epoch", "cursor"), (7, 2, 3))})
+    assert batches.state_dict() == {"seed": 7, "epoch": 2, "cursor": 3}
+    assert all(type(value) is int for value in batches.state_dict().values())
+
+
 def test_any_epoch_can_be_had_alone() -> None:
     whole = iterator()
     epochs = [targets_of(whole) for _ in range(6)]
@@ -553,6 +569,9 @@ def test_any_epoch_can_be_had_alone() -> None:
         ({"seed": 1, "epoch": 0, "cursor": 7}, ValueError),
         ({"seed": 1, "epoch": "0", "cursor": 0}, TypeError),
         ({"seed": None, "epoch": 0, "cursor": 0}, TypeError),
+        ({"seed": 1, "epoch": 1.0, "cursor": 0}, TypeError),
+        (None, TypeError),
+        ([1, 0, 0], TypeError),
     ],
 )
 def test_a_bad_state_changes_nothing(state, error) -> None:
@@ -923,6 +942,9 @@ def test_files_that_ask_for_more_are_refused(root) -> None:
         "another class": b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\ndtype\n"
         b"K\x00\x85U\x01b\x87R.",
         "published": good[: len(good) // 2],
+        # Pickles may set attributes of what they name: here of functions and classes.
+        "changes what": b"cnumpy.core.multiarray\n_reconstruct\n}U\x01aK\x01sb.",
+        "only name": b"\x80\x02cnumpy\nndarray\nN}U\x08__call__K\x01s\x86b.",
     }
     for words, content in bad.items():
         file.write_bytes(content)
@@ -930,6 +952,9 @@ def test_files_that_ask_for_more_are_refused(root) -> None:
             cifar.read("cifar10", root, False)
         assert words in str(error.value)
     assert not (root / "touched").exists()
+    assert not vars(cifar._reconstruct) and "__call__" not in vars(cifar._ArrayType)
+    file.write_bytes(good)
+    assert len(cifar.read("cifar10", root, False)[0]) > 0
 
 
 def cifar_iterator(root, **arguments):
@@ -1044,6 +1069,9 @@ def test_missing_files_are_named(root) -> None:
         {"n_envs": 2, "env_devices": ["cpu"]},
         {"env_devices": ["mps", "cpu"]},
         {"seed": 2**64},
+        {"order": "random"},
+        {"rank": 2, "world_size": 2},
+        {"reuse": -1},
     ],
 )
 def test_cifar_arguments_are_checked_before_files(root, arguments) -> None:

@@ -351,3 +351,15 @@ def test_using_works_in_threads():
     for thread in threads:
         thread.join()
     assert not errors
+
+
+@pytest.mark.parametrize("form", ["function", "scope"])
+def test_what_is_passed_over_is_named_on_the_users_line(record_use, form: str) -> None:
+    kind = type("Opaque", (), {"__module__": "somebodys"})
+    with pytest.warns(RuntimeWarning, match="tensors inside somebodys.Opaque") as seen:
+        if form == "function":
+            record_use([kind()])
+        else:
+            with esper_alloc.using([kind()]):
+                pass
+    assert [one.filename for one in seen] == [__file__]

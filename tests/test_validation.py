@@ -328,9 +328,16 @@ def test_bad_batches() -> None:
         (x, y[1:], ValueError, "differ in their first dimension, the batch: 5, 6"),
         ({"a": x, "b": x[2:]}, y, ValueError, "differ in their first dimension"),
         (x[:0], y[:0], ValueError, "the batch is empty"),
+        (x.to_sparse(), y, TypeError, "inputs hold a tensor of torch.sparse_coo"),
     ):
         with pytest.raises(error, match=message):
             fused_validation_batch(inputs, targets, K, evaluate=never)
+
+
+def test_bad_reads_are_refused_before_anything_runs() -> None:
+    for reads in (3, "scales", object()):
+        with pytest.raises(TypeError, match="reads: expected a tensor, or a container"):
+            fused_validation_batch(*batch(), K, evaluate=never, reads=reads)
 
 
 def test_bad_callables_and_streams() -> None:
@@ -361,7 +368,9 @@ def test_device_and_stream_must_agree() -> None:
         ((torch.ones(()), torch.ones(K * B + 1), 1), ValueError, "into 4 configurations"),
         ((torch.ones(K + 1), torch.ones(K), 1), ValueError, "loss of shape"),
         ((torch.ones(0), torch.ones(K), 1), ValueError, "loss of shape"),
-        ((torch.ones(()), torch.ones(K), 1.5), TypeError, "integer"),
+        ((torch.ones(()), torch.ones(K), 1.5), TypeError, "return total as an integer, not 1.5"),
+        ((torch.ones(()), torch.ones(K), None), TypeError, "return total as an integer, not None"),
+        ((torch.ones(K).long(), torch.ones(K), 1), TypeError, "floating-point loss, not torch.int64"),
     ],
 )
 def test_bad_results(returned, error, message) -> None:

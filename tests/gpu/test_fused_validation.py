@@ -33,9 +33,10 @@ def test_the_original_step_reads_what_the_next_batch_wrote(allocator: str, sourc
 
 
 @pytest.mark.parametrize("source", ["pinned", "pageable", "device"])
+@pytest.mark.parametrize("how", ["ours", "current"])
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_fused_validation_batch_never_does(allocator: str, source: str) -> None:
-    found = race(allocator)[f"ours, {source}"]
+def test_fused_validation_batch_never_does(allocator: str, how: str, source: str) -> None:
+    found = race(allocator)[f"{how}, {source}"]
     assert found["tries"] == TRIES
     assert found["corrupted"] == 0
     if (allocator, source) == (OURS, "device"):

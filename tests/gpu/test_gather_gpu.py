@@ -8,7 +8,10 @@ import pytest
 from helper import ROOT, run_fresh
 from scenario import NATIVE, OURS, PROGRAMS, run_program
 
-CHECKS = re.findall(r"^@check\ndef (\w+)", (PROGRAMS / "gather.py").read_text(), re.M)
+CHECKS = [
+    pytest.param(name, marks=[pytest.mark.two_gpus] if name.startswith("two_") else [])
+    for name in re.findall(r"^@check\ndef (\w+)", (PROGRAMS / "gather.py").read_text(), re.M)
+]
 
 
 @pytest.fixture(scope="module", params=[OURS, NATIVE])

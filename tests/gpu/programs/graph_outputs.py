@@ -230,10 +230,34 @@ def graphed() -> dict[str, Any]:
     inputs = [torch.randn(2, 4, device="cuda") for _ in range(4)]
     results = [run(x) for x in inputs]
     wanted = [torch.nn.functional.linear(x, weight, bias) for x in inputs]
-    return {
+    found = {
         "values": all(torch.allclose(a, b, atol=1e-5) for a, b in zip(results, wanted)),
         "clones": run.counts == CloneCounts(4, run.counts.marked, 4, 4 * 32),
     }
+
+    # Gradients: accumulated, and kept.
+    class Layer(torch.nn.Module):  # a module, which make_graphed_callables changes in place
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    eager = Layer().cuda()
+    trained = copy.deepcopy(eager)
+    step = cudagraph_outputs(torch.cuda.make_graphed_callables(trained, (sample,)), clone="all")
+    for x in inputs:
+        step(x).square().sum().backward()
+        eager(x).square().sum().backward()
+    found["accumulated gradients"] = all(
+        torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+        for a, b in zip(trained.parameters(), eager.parameters(), strict=True)
+    )
+    kept = [torch.autograd.grad(step(x).sum(), trained.inner.weight)[0] for x in inputs]
+    wanted = [torch.autograd.grad(eager(x).sum(), eager.inner.weight)[0] for x in inputs]
+    found["kept gradients"] = all(torch.allclose(a, b, atol=1e-5) for a, b in zip(kept, wanted))
+    return found
 
 
 SCENARIOS = {"bare": bare, "values": values, "gradients": gradients, "graphed": graphed}
