@@ -37,11 +37,13 @@ def actions():
 
 # Each line is the step that comes next: of a hang the last one is to blame.
 SMOKE = """
+import sys
+
+
 def step(name):
     print(name, file=sys.stderr, flush=True)
 
 
-import sys
 step("a page is made and mapped")
 x = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
 step("it is written and read")
@@ -104,7 +106,14 @@ def step(name):
     print(name, file=sys.stderr, flush=True)
 
 
-x = block(4, 1)
+import threading
+
+
+def work():  # of 24 MiB that are free elsewhere, and new ones
+    made.append(torch.empty(48 * MIB, dtype=torch.uint8, device="cuda"))
+
+
+x, made = block(4, 1), []
 for mode in ("global", "thread_local", "relaxed"):
     step("pages are made and mapped inside a capture, " + mode)
     graph = torch.cuda.CUDAGraph()
@@ -115,7 +124,7 @@ for mode in ("global", "thread_local", "relaxed"):
     x.fill_(4)
     graph.replay()
     assert (z == 5).all().item()
-    step("pages go back while another thread's stream is captured")
+    step("pages move in a thread while another stream is captured")
     kept = [block(24, 1), block(24, 2), block(24, 3)]
     del kept[1]
     side = torch.cuda.Stream()
@@ -123,9 +132,13 @@ for mode in ("global", "thread_local", "relaxed"):
         other = torch.cuda.CUDAGraph()
         other.capture_begin(capture_error_mode=mode)
         w = torch.zeros(30 * MIB, dtype=torch.uint8, device="cuda")
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
         other.capture_end()
     other.replay()
-    assert (w == 0).all().item()
+    assert (w == 0).all().item() and len(made) == 1
+    made.clear()
     del y, z, w, graph, other, kept
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -241,6 +254,15 @@ def test_a_page_comes_and_goes() -> None:
 
 def test_classic_segments_come_and_go_beside_them() -> None:
     assert result(SMOKE, {"ESPER_ALLOC_SEGMENTS": "classic"}, limit=45) == 0
+
+
+def test_classic_segments_ask_for_no_pages() -> None:
+    count = """
+calls = esper_alloc._core.driver_calls()
+print(sum(n for name, n in calls.items() if name.startswith(("page_", "range_"))))
+"""
+    assert result(SMOKE + count, {"ESPER_ALLOC_SEGMENTS": "classic"}, limit=45) == 0
+    assert result(SMOKE + count, limit=45) >= 6
 
 
 def test_streams_and_threads_have_pages() -> None:
