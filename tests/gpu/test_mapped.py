@@ -258,7 +258,8 @@ def test_classic_segments_come_and_go_beside_them() -> None:
 
 def test_classic_segments_ask_for_no_pages() -> None:
     count = """
-calls = esper_alloc._core.driver_calls()
+import esper_alloc._core as compiled
+calls = compiled.driver_calls()
 print(sum(n for name, n in calls.items() if name.startswith(("page_", "range_"))))
 """
     assert result(SMOKE + count, {"ESPER_ALLOC_SEGMENTS": "classic"}, limit=45) == 0
