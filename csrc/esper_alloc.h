@@ -38,7 +38,8 @@ typedef enum esper_status {
   ESPER_UNSUPPORTED,   /* this driver lacks the function                      */
   ESPER_HOST_MEMORY,   /* no host memory for metadata                         */
   ESPER_DEVICE_ERROR,  /* the driver failed; the error may be sticky          */
-  ESPER_SHUT_DOWN      /* the driver is going away: the process is exiting    */
+  ESPER_SHUT_DOWN,     /* the driver is going away: the process is exiting    */
+  ESPER_REJECTED       /* memory would have grown beyond rejection_share      */
 } esper_status;
 
 /* "ESPER_OUT_OF_MEMORY" and so on. Never NULL. */
@@ -138,6 +139,15 @@ typedef struct esper_config {
    * for sizes in [1 MiB << i, 1 MiB << (i + 1)); entry 0 also below, the last
    * also above. 0 and 1: no rounding. */
   size_t roundup_power2_divisions[ESPER_ROUNDUP_STEPS];
+  /* A share of the memory fraction's limit, below 1. Before more than that would
+   * be reserved, large segments of the default pool that nobody uses go back to
+   * the device, those first that were used last longest ago. 0, or no limit: they
+   * stay until memory runs out. */
+  double garbage_collection_threshold;
+  /* A share of the device's memory, below 1. A request that would make the
+   * reserved memory grow beyond it is rejected at once, with ESPER_REJECTED:
+   * nothing is waited for and nothing given back for its sake. 0: none is. */
+  double rejection_share;
   /* Called by malloc when memory ran out, with no lock held: free what can be
    * freed; nonzero: something was, try again. May be NULL. */
   int (*free_memory)(void *context);
@@ -304,7 +314,7 @@ ESPER_API esper_status esper_pool_set_source(esper_core *core, int device,
                                              uint64_t id_second,
                                              const esper_source *source);
 
-/* References to the pool; 0 where there is none. */
+/* References to a private pool; 0 where there is none. */
 ESPER_API int esper_pool_use_count(esper_core *core, int device,
                                    uint64_t id_first, uint64_t id_second);
 
@@ -392,6 +402,7 @@ typedef struct esper_stats {
   esper_stat oversize_segments;
   int64_t num_alloc_retries;
   int64_t num_ooms;
+  int64_t num_oom_rejections; /* by rejection_share                            */
   int64_t num_sync_all_streams;
   int64_t num_device_alloc;
   int64_t num_device_free;
@@ -450,7 +461,8 @@ ESPER_API esper_status esper_gates_copy(esper_core *core, int device,
 ESPER_API const char *esper_driver_call_name(int call);
 ESPER_API uint64_t esper_driver_calls(const esper_core *core, int call);
 
-/* The figures of the calling thread's last ESPER_OUT_OF_MEMORY. */
+/* The figures of the calling thread's last ESPER_OUT_OF_MEMORY or
+ * ESPER_REJECTED. */
 typedef struct esper_failure {
   int device;
   size_t requested;       /* bytes asked for                                   */
@@ -460,6 +472,7 @@ typedef struct esper_failure {
   size_t allocated;       /* live bytes                                        */
   size_t private_pools;   /* of the reserved bytes: in pools but the default   */
   size_t reserved;
+  size_t segment;         /* bytes that the device was to be asked for         */
 } esper_failure;
 ESPER_API void esper_get_failure(esper_failure *failure);
 
@@ -518,8 +531,10 @@ typedef enum esper_block_state {
 enum {
   ESPER_ENTRY_NO_GATE = 1u, /* no stream is ever made to wait for it           */
   ESPER_ENTRY_AT_FREE = 2u, /* by record_stream: ends with the free            */
-  ESPER_ENTRY_HELD = 4u     /* no event stands for it: held until the device
+  ESPER_ENTRY_HELD = 4u,    /* no event stands for it: held until the device
                                was synchronised                                */
+  ESPER_ENTRY_CAPTURED = 8u /* a place in a capture's graph stands for it: ends
+                               for who comes after that there                  */
 };
 
 /* A use that is not known to be over. */

@@ -452,14 +452,6 @@ def environment_findings(facts: Facts) -> list[Finding]:
                     f"take backend:{backend[1]} out of {name}",
                 )
             )
-        if "garbage_collection_threshold" in settings:
-            findings.append(
-                note(
-                    f"{name} sets garbage_collection_threshold, which esper_alloc does not "
-                    "honour yet: it warns and goes on without",
-                    "nothing to do",
-                )
-            )
     if environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         findings.append(
             note(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -92,18 +93,28 @@ def set_stream_traits(stream: torch.Stream, *, rendezvous: bool) -> None:
             streams of communication that use marked memory. A stream whose work
             completes by itself is better without: its memory is reused sooner.
 
-    Does nothing while PyTorch does not run on esper_alloc.
+    Does nothing while PyTorch does not run on esper_alloc. On
+    :func:`pluggable_allocator` it needs the part that is built for this torch, and
+    a warning says so where that is missing.
 
     Raises:
         TypeError: `stream` is no stream of a CUDA device.
     """
     from . import use
 
-    use._check_stream(stream)
-    if use._native is not None and stream is not None:
-        use._native.set_stream_traits(stream, rendezvous)
-    elif stream is None:
+    if stream is None:
         raise TypeError("stream must be a torch.cuda.Stream, not NoneType")
+    use._check_stream(stream)
+    if use._native is not None:
+        use._native.set_stream_traits(stream, rendezvous)
+    elif is_enabled():
+        warnings.warn(
+            "esper_alloc cannot be told of a stream's traits without its PyTorch "
+            "part: when memory runs short, streams may be made to wait for that "
+            "stream. `python -m esper_alloc doctor` says why the part is missing.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _is_running() -> bool:

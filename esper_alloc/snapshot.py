@@ -72,7 +72,7 @@ def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
     In what this returns each block that owes some has a key ``uses``, a list of
     dicts: ``stream`` (its handle), ``device`` (the stream's), ``number`` (of the
     stream's event that ends the use; 0: there is none yet) and ``kind``:
-    ``record_use``, ``no_gate``, ``record_stream``, or ``held``. Viewers that do
+    ``record_use``, ``no_gate``, ``record_stream``, ``held``, or ``captured``. Viewers that do
     not know the key pass over it.
 
     Args:

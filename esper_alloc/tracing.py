@@ -18,7 +18,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
 from types import ModuleType
 from typing import Any
 
@@ -91,21 +91,40 @@ def _search(value: Any, found: list[Any]) -> bool:
         elif value.device.type in _MARKED:
             found.append(value)
         return True
-    if isinstance(value, (list, tuple, set, frozenset)):
-        for child in value:
-            _search(child, found)
-        return True
     if isinstance(value, dict):
         for child in value.values():
-            _search(child, found)
+            _search_element(child, found)
         return True
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return False
+    if isinstance(value, Mapping):
+        for key in value:
+            _search_element(value[key], found)
+        return True
+    if isinstance(value, (Set, Sequence, ValuesView)):
+        for child in value:
+            _search_element(child, found)
+        return True
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         for name in value.__dataclass_fields__:
-            _search(getattr(value, name), found)
+            _search_element(getattr(value, name), found)
         return True
     return False
+
+
+def _search_element(value: Any, found: list[Any]) -> None:
+    if not _search(value, found) and value is not None:
+        _pass_over_type(type(value))
+
+
+def _pass_over_type(kind: type) -> None:
+    from . import use
+
+    use._pass_over_type(kind)
+
+
+# For Dynamo: called while it traces, and a constant in the graph.
+_pass_over_type._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class _EnteredTraced:
@@ -209,41 +228,80 @@ def _teach_dynamo(decorators: Any) -> None:
         decorators.substitute_in_graph(original, skip_signature_check=True)(traced)
 
 
-def _teach_dynamo_method(variables: Any) -> None:
+_method: Callable[..., Any] = _record_use
+
+
+def _trace_method(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
     """``x.record_use(...)`` on a traced tensor is traced as the function."""
+    builder = importlib.import_module("torch._dynamo.variables.builder")
+    function = builder.SourcelessBuilder.create(tx, _method)
+    return function.call_function(tx, [self, *args], kwargs)
 
-    def method_record_use(
-        self: Any, tx: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        builder = importlib.import_module("torch._dynamo.variables.builder")
-        function = builder.SourcelessBuilder.create(tx, _record_use)
-        return function.call_function(tx, [self, *args], kwargs)
 
+def _teach_dynamo_method(variables: Any) -> None:
     tensor = variables.TensorVariable
     methods = getattr(tensor, "tp_methods", None)
     if methods is None:
-        tensor.method_record_use = method_record_use
+        tensor.method_record_use = _trace_method
     else:
         base = importlib.import_module("torch._dynamo.variables.base")
-        methods["record_use"] = base.Method(method_record_use)
+        methods["record_use"] = base.Method(_trace_method)
 
 
-def _teach_dtensor(api: Any) -> None:
-    """A sharded tensor's mark is one of its part here."""
+def _teach_dynamo_subclasses(torch_function: Any) -> None:
+    """Of subclasses with ``__torch_function__``, which is not asked about a mark
+    in eager code either."""
+    variable = torch_function.TensorWithTFOverrideVariable
+    call_any, is_overridden = variable.call_method, torch_function._is_attr_overridden
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "record_use" and not is_overridden(tx, self, name):
+            return _trace_method(self, tx, *args, **kwargs)
+        return call_any(self, tx, name, args, kwargs)
+
+    variable.call_method = call_method
+
+
+def _teach_wrapper(wrapper: Any) -> None:
+    """A mark of such a tensor is one of the tensors inside. (Others get the
+    operator, and see for themselves.)"""
     import torch
 
     def mark_parts(
         cls: Any, func: Any, types: Any, args: Any, kwargs: Any = None
     ) -> Any:
-        parts = [
-            tensor._local_tensor if isinstance(tensor, api.DTensor) else tensor
-            for tensor in args[0]
-        ]
+        parts: list[Any] = []
+        for tensor in args[0]:
+            if isinstance(tensor, wrapper):
+                names = tensor.__tensor_flatten__()[0]
+                parts += [getattr(tensor, name) for name in names]
+            else:
+                parts.append(tensor)
         return func(parts, *args[1:], **(kwargs or {}))
 
     for name in _OPERATORS:
         overload = getattr(torch.ops.esper_alloc, name).default
-        torch.library.register_torch_dispatch(overload, api.DTensor, mark_parts)
+        torch.library.register_torch_dispatch(overload, wrapper, mark_parts)
+
+
+def _teach_dtensor(api: Any) -> None:
+    _teach_wrapper(api.DTensor)
+
+
+def _teach_nested(nested_tensor: Any) -> None:
+    import torch
+
+    # Autograd has a key of its own for them, and nothing to do there.
+    torch_library: Any = torch.library
+    library = torch_library.Library("esper_alloc", "IMPL")
+    for name in _OPERATORS:
+        library.impl(name, torch_library.fallthrough_kernel, "AutogradNestedTensor")
+    _libraries.append(library)
+    _teach_wrapper(nested_tensor.NestedTensor)
+
+
+#: What is registered goes with them.
+_libraries: list[Any] = []
 
 
 def _teach_inductor_order(decomposition: Any) -> None:
@@ -258,13 +316,20 @@ def _teach_inductor(lowering: Any) -> None:
     inductor.register_lowerings(lowering)
 
 
+_said = False
+
+
 def _teach(what: str, teach: Callable[[Any], None], module: ModuleType) -> None:
     """A torch that cannot be taught is said once, and nothing else fails."""
+    global _said
     try:
         teach(module)
     except Exception as error:
         import torch
 
+        if _said:
+            return
+        _said = True
         warnings.warn(
             f"esper_alloc cannot teach {what} of torch {torch.__version__} what "
             f"a mark is ({type(error).__name__}: {error}): keep record_use and "
@@ -281,11 +346,78 @@ def install() -> None:
         ("torch.fx", "torch.fx.node", _teach_fx),
         ("Dynamo", "torch._dynamo.decorators", _teach_dynamo),
         ("Dynamo", "torch._dynamo.variables.tensor", _teach_dynamo_method),
+        ("Dynamo", "torch._dynamo.variables.torch_function", _teach_dynamo_subclasses),
         ("Inductor", "torch._inductor.decomposition", _teach_inductor_order),
         ("Inductor", "torch._inductor.lowering", _teach_inductor),
         ("DTensor", "torch.distributed.tensor._api", _teach_dtensor),
+        ("nested tensors", "torch.nested._internal.nested_tensor", _teach_nested),
     ):
         _when_imported(module, functools.partial(_teach, what, teach))
+
+
+# A torch that the compiled half was not built for: there are no operators
+
+
+_NOT_TRACED = (
+    "esper_alloc's PyTorch part is not there for this torch, so record_use() and "
+    "using() cannot stand in a graph: `python -m esper_alloc doctor` says why"
+)
+
+
+def _say_not_traced() -> None:
+    global _said
+    if not _said:
+        _said = True
+        warnings.warn(
+            f"{_NOT_TRACED}. Here they are a break in the graph, and run as in eager "
+            f"code.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+_say_not_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _break_at(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call_eagerly(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    call_eagerly._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call_eagerly._torchdynamo_disable_msg = _NOT_TRACED  # type: ignore[attr-defined]
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        _say_not_traced()
+        return call_eagerly(*args, **kwargs)
+
+    return traced
+
+
+def _teach_breaks(decorators: Any) -> None:
+    from . import use
+
+    pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+        (use._check_stream, _check_stream),
+        (use.record_use, _method),
+        (use._enter, _break_at(use._enter)),
+        (use._hand_over, _break_at(use._hand_over)),
+    ]
+    for original, traced in pairs:
+        decorators.substitute_in_graph(original, skip_signature_check=True)(traced)
+
+
+def install_breaks() -> None:
+    """In place of install(), where the operators are missing."""
+    from . import use
+
+    global _method
+    _method = _break_at(use.record_use)
+    for module, teach in (
+        ("torch._dynamo.decorators", _teach_breaks),
+        ("torch._dynamo.variables.tensor", _teach_dynamo_method),
+        ("torch._dynamo.variables.torch_function", _teach_dynamo_subclasses),
+    ):
+        _when_imported(module, functools.partial(_teach, "Dynamo", teach))
 
 
 # Waiting for an import

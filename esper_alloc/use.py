@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import sys
 import warnings
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -288,7 +288,7 @@ def _children(value: Any) -> tuple[Any, ...] | None:
         return tuple(value.values())
     if isinstance(value, (str, bytes, bytearray, memoryview, range)):
         return None
-    if isinstance(value, (Set, Sequence)):
+    if isinstance(value, (Set, Sequence, ValuesView)):
         return tuple(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return tuple(
@@ -298,9 +298,11 @@ def _children(value: Any) -> tuple[Any, ...] | None:
 
 
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, bytearray, type)
-_PLAIN_MODULES = frozenset(
-    ("builtins", "datetime", "decimal", "enum", "numpy", "pathlib", "torch")
+_PLAIN_PACKAGES = frozenset(
+    ("builtins", "datetime", "decimal", "enum", "numpy", "pathlib")
 )
+#: Where torch has its types that hold no tensors: dtypes, devices, streams.
+_PLAIN_MODULES = frozenset(("torch", "torch._C", "torch.cuda.streams"))
 
 
 def _pass_over(leaf: Any) -> None:
@@ -309,10 +311,16 @@ def _pass_over(leaf: Any) -> None:
     A tensor inside it would go unprotected, so unless it certainly holds none
     its type is named in a warning, once.
     """
-    kind = type(leaf)
-    if leaf is not None and not isinstance(leaf, _PLAIN_TYPES):
-        if kind.__module__.partition(".")[0] not in _PLAIN_MODULES:
-            _warn_of(kind)
+    _pass_over_type(type(leaf))
+
+
+def _pass_over_type(kind: type) -> None:
+    if kind is type(None) or issubclass(kind, _PLAIN_TYPES):
+        return
+    module = kind.__module__
+    plain = module.partition(".")[0] in _PLAIN_PACKAGES or module in _PLAIN_MODULES
+    if not plain or issubclass(kind, Iterator):
+        _warn_of(kind)
 
 
 _warned_of: set[type] = set()
@@ -348,7 +356,7 @@ def _search(value: Any, found: list[torch.Tensor]) -> bool:
             for name in names:
                 _search(getattr(value, name), found)
         elif value.device.type not in ("cpu", "meta"):
-            found.append(value)
+            found.extend(_parts(value))
         return True
     children = value if isinstance(value, (list, tuple)) else _children(value)
     if children is None:
@@ -357,6 +365,19 @@ def _search(value: Any, found: list[torch.Tensor]) -> bool:
         if not _search(child, found):
             _pass_over(child)
     return True
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that a sparse one has its memory in; else itself."""
+    import torch
+
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
 
 
 # Marking what the compiled half hands back
@@ -415,7 +436,10 @@ def _mark_through_library(tensor: torch.Tensor, stream: Any) -> bool:
         pluggable_allocator()
     ):
         return False
-    storage = tensor.untyped_storage()
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # a wrapper's memory is elsewhere
+        return False
     return bool(
         _library().esper_alloc_record_use(
             ctypes.c_void_p(storage.data_ptr()),
@@ -465,3 +489,5 @@ def _record_stream(tensor: torch.Tensor, stream: torch.Stream | None) -> None:
 
 if _native is not None:
     tracing.install()
+else:
+    tracing.install_breaks()

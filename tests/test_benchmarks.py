@@ -19,7 +19,7 @@ SCRIPTS = sorted(
     for path in BENCHMARKS.glob("*.py")
     if "__main__" in path.read_text() and path.name != "readme.py"
 )
-MODULES = ("common", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth", "malloc_times")
+MODULES = ("common", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth", "malloc_times", "threads", "churn")
 ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2"}
 
 
@@ -59,7 +59,7 @@ def test_help_needs_no_gpu(script: str) -> None:
     assert script in done.stdout
 
 
-@pytest.mark.parametrize("script", ["jobs", "limits", "startup", "malloc_times"])
+@pytest.mark.parametrize("script", ["jobs", "limits", "startup", "malloc_times", "threads", "churn"])
 def test_without_a_gpu_a_sentence_says_so(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -556,6 +556,58 @@ def test_rows_of_malloc_times(tmp_path: Path) -> None:
     row = rows["gpt: malloc, the whole job, 99.9th percentile", "native"]
     assert (row["ratio"], row["goal"], row["met"]) == (0.5, 1.0, True)
     assert {name for _, name in rows} == {"native"}
+
+
+# --- threads and churn -----------------------------------------------------------
+
+
+def test_rows_of_threads(tmp_path: Path) -> None:
+    threads, made = load("threads"), results(tmp_path)
+    keys = [
+        threads.key_of(count, size, handing)
+        for size in threads.SIZES for handing in threads.KINDS for count in threads.THREADS
+        if count > handing
+    ]  # fmt: skip
+    native = dict.fromkeys(keys, 0.5)
+    ours = {key: 12.0 if "handed on" in key else 14.0 for key in keys}
+    threads.add_rows(
+        made, [{"esper_alloc": {"figures": ours}, "native": {"figures": native}}] * 2
+    )
+    rows = rows_of(made)
+    assert len(rows) == len(keys) == 10
+    pairs, handed = (rows[f"{name}, 4 KiB, 16 threads", "native"] for name in ("pairs", "pairs, handed on"))
+    assert (pairs["ratio"], pairs["goal"], pairs["met"]) == (28.0, 30.0, False)
+    assert (handed["ratio"], handed["goal"], handed["met"]) == (24.0, 20.0, True)
+    assert rows["pairs, 4 KiB, 4 threads", "native"]["goal"] is None
+
+
+def test_rows_of_churn(tmp_path: Path) -> None:
+    churn, made = load("churn"), results(tmp_path)
+    names = [one.name for one in churn.SETTINGS]
+    assert names[0] == "100 live blocks up to 8 MiB"
+    assert names[-1] == "1,000,000 live blocks up to 64 KiB"
+    native = {f"{name}: {what}": 1000.0 for name in names for what in ("ns", "reserved")}
+    ours = {**native, **{f"{name}: ns": 100.0 * (i + 1) for i, name in enumerate(names)}}
+    churn.add_rows(made, [{"esper_alloc": {"figures": ours}, "native": {"figures": native}}])
+    rows = rows_of(made)
+    met = [rows[f"free and malloc among {name}", "native"]["met"] for name in names]
+    assert met == [True, True, True, False, False]
+    growth = rows["free and malloc among 100,000 live blocks up to 8 MiB, growth", "among 100"]
+    assert growth["goal"] == pytest.approx(2.5) and growth["met"] is False
+    # A device on which the largest settings had no room has no rows of them.
+    few = results(tmp_path)
+    for figures in (ours, native):
+        for name in names[3:]:
+            del figures[f"{name}: ns"], figures[f"{name}: reserved"]
+    churn.add_rows(few, [{"esper_alloc": {"figures": ours}, "native": {"figures": native}}])
+    assert len(few.rows) == 6
+
+
+def test_live_blocks_take_what_is_expected() -> None:
+    churn = load("churn")
+    uniform = churn.Setting(1000, 16, 1)
+    assert uniform.expected_bytes() / 1000 == pytest.approx((2**16 - 2**9) / (7 * 0.6931472), rel=1e-3)
+    assert 40 < churn.MANY.expected_bytes() / 2**30 < 45
 
 
 # --- growth --------------------------------------------------------------------

@@ -6,11 +6,13 @@ tensors, for which they do nothing.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import re
 import subprocess
 import sys
+import types
 import warnings
 
 from pathlib import Path
@@ -157,6 +159,145 @@ def test_containers_are_one_operator():
     graphs = on_fake_cuda(f, (4,), (5,), (6,))
     (node,) = [n for n in graphs.forward[0].graph.nodes if "record_use" in str(n.target)]
     assert [n.meta["val"].shape[0] for n in node.args[0]] == [4, 5, 6, 4]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: collections.deque([x]),
+        lambda x: [collections.deque([x])],
+        lambda x: [collections.UserDict(a=x)],
+        lambda x: [collections.OrderedDict(a=x)],
+        lambda x: (collections.defaultdict(list, {1: [x]}),),
+        lambda x: [types.MappingProxyType({"a": x})],
+        lambda x: {"a": x}.values(),
+        lambda x: [frozenset([x])],
+        lambda x: [3, (None, "x", {"a": [x]})],
+    ],
+)
+def test_containers_are_searched_as_in_eager_code(make):
+    def f(x):
+        y = x + 1
+        esper_alloc.record_use(make(y))
+        return y * 2
+
+    found = []
+    use._gather(make(torch.empty(4, device="meta")), found)  # no error
+    (node,) = [n for n in on_fake_cuda(f, (4,)).forward[0].graph.nodes if "record_use" in str(n.target)]
+    assert [n.meta["val"].shape[0] for n in node.args[0]] == [4]
+
+
+class Opaque:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def test_what_is_not_searched_is_named_while_tracing(monkeypatch):
+    monkeypatch.setattr(use, "_warned_of", set())
+
+    def f(x):
+        y = x + 1
+        esper_alloc.record_use([Opaque(y), Opaque(x), 3, None])
+        return y * 2
+
+    with pytest.warns(RuntimeWarning, match="inside .*Opaque") as seen:
+        assert on_fake_cuda(f, (4,)).names() == ["add.Tensor", "mul.Tensor"]
+    assert len([w for w in seen if "Opaque" in str(w.message)]) == 1
+
+
+class Functional(torch.Tensor):
+    """A subclass with a __torch_function__ of its own."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Marking(Functional):
+    def record_use(self):
+        return self + 1
+
+
+def test_subclasses_with_torch_function_are_marked(monkeypatch):
+    # AOTAutograd does not take such tensors, so what Dynamo made is looked at.
+    monkeypatch.setattr(tracing, "_MARKED", ("cpu",))
+    counts = []
+
+    def backend(module, inputs):
+        nodes = [n for n in module.graph.nodes if "record_use" in str(n.target)]
+        counts.append([len(n.args[0]) for n in nodes])
+        return module
+
+    def f(x):
+        y = x * 2
+        y.record_use()
+        esper_alloc.record_use([x, y])
+        return y + 1
+
+    x = torch.ones(3).as_subclass(Functional)
+    assert torch.equal(torch.compile(f, fullgraph=True, backend=backend)(x), x * 2 + 1)
+    assert counts == [[1, 2]]
+
+    def own(x):
+        return x.record_use()
+
+    x = torch.ones(3).as_subclass(Marking)
+    with contextlib.suppress(torch._dynamo.exc.Unsupported):
+        assert torch.equal(torch.compile(own, fullgraph=True, backend=backend)(x), x + 1)
+    assert counts in ([[1, 2]], [[1, 2], []])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_jagged_tensors_are_marked_in_their_parts(grad, monkeypatch):
+    monkeypatch.setattr(tracing, "_MARKED", ("cpu",))
+
+    def f(x):
+        y = x * 2
+        esper_alloc.record_use(y)
+        y.record_use(gate=False)
+        return y.sin()
+
+    rows = [torch.randn(2, 3), torch.randn(4, 3)]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=grad)
+    graphs = Graphs(f)
+    with torch.set_grad_enabled(grad):
+        y = graphs.call(x)
+    torch.testing.assert_close(y.values(), (x.values() * 2).sin())
+    assert [args for _, args in graphs.marks()] == [(0, -1, True, grad), (0, -1, False, grad)]
+    values = x.values().shape
+    for node in graphs.forward[0].graph.nodes:
+        if "esper_alloc" in str(node.target):
+            assert values in [n.meta["val"].shape for n in node.args[0]]
+    if grad:
+        y.values().sum().backward()
+        torch.testing.assert_close(x.grad.values(), (x.values() * 2).cos() * 2)
+
+
+def test_transforms_and_branches_keep_their_marks(monkeypatch):
+    monkeypatch.setattr(tracing, "_MARKED", ("cpu",))
+
+    def f(x):
+        y = x * 2
+        esper_alloc.record_use(y)
+        return y + 1
+
+    def branches(x):
+        return torch.cond(x.sum() > 0, f, lambda x: x.clone(), (x,))
+
+    def marks_of(function, x):
+        graphs = Graphs(function)
+        with torch.no_grad():
+            torch.testing.assert_close(graphs.call(x), function(x))
+        nodes = [
+            node for module in graphs.forward[0].modules() if hasattr(module, "graph")
+            for node in module.graph.nodes
+        ]  # fmt: skip
+        return len([n for n in nodes if "esper_alloc" in str(n.target)])
+
+    x = torch.ones(4, 3)
+    assert marks_of(torch.vmap(f), x) == 1
+    assert marks_of(torch.func.grad(lambda x: f(x).sum()), x) == 1
+    assert marks_of(branches, x) == 1
 
 
 def test_a_scope_orders_and_marks():
@@ -666,10 +807,44 @@ assert id(use.record_use) in known
     assert done.returncode == 0, done.stderr
 
 
-def test_a_torch_that_cannot_be_taught_is_said_in_one_warning():
+def test_a_torch_that_cannot_be_taught_is_said_in_one_warning(monkeypatch):
+    monkeypatch.setattr(tracing, "_said", False)
+
     def teach(module):
         raise AttributeError("no such thing")
 
     with pytest.warns(RuntimeWarning, match="cannot teach inductor of torch") as seen:
         tracing._teach("inductor", teach, torch)
+        tracing._teach("Dynamo", teach, torch)  # there are several parts to teach
     assert len(seen) == 1
+
+
+def test_untaught_dynamo_runs_marks_eagerly():
+    """Outside fullgraph the call is a break in the graph, and nothing is lost."""
+    program = """
+import warnings, torch
+from esper_alloc import tracing
+def refuse(module):
+    raise AttributeError("no such thing")
+for name in ("_teach_dynamo", "_teach_dynamo_method", "_teach_dynamo_subclasses"):
+    setattr(tracing, name, refuse)
+import esper_alloc
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import torch._dynamo
+
+    def f(x):
+        y = x + 1
+        esper_alloc.record_use([y, 3])
+        return y * 2
+
+    graphs = []
+    backend = lambda module, inputs: graphs.append(module) or module
+    assert torch.equal(torch.compile(f, backend=backend)(torch.ones(2)), torch.full((2,), 4.0))
+assert len(graphs) == 2, graphs
+assert len([w for w in seen if "cannot teach" in str(w.message)]) == 1, [str(w.message) for w in seen]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr

@@ -203,10 +203,6 @@ WORTH_A_NOTE = [
         "PYTORCH_ALLOC_CONF names a back end",
     ),
     (
-        {"environment": {"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}},
-        "PYTORCH_ALLOC_CONF sets garbage_collection_threshold",
-    ),
-    (
         {"environment": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}},
         "neither caches nor protects it",
     ),

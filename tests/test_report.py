@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import types
+import warnings
 
 import pytest
 
@@ -100,6 +101,20 @@ def test_traits_want_a_stream():
     assert esper_alloc.set_stream_traits(stream, rendezvous=True) is None
     with pytest.raises(TypeError):
         esper_alloc.set_stream_traits(stream, True)
+
+
+def test_traits_that_cannot_be_set_are_not_passed_over_in_silence(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from esper_alloc import use
+
+    stream = torch.Stream(stream_id=3, device_index=0, device_type=1)
+    monkeypatch.setattr(use, "_native", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        esper_alloc.set_stream_traits(stream, rendezvous=True)  # another allocator serves
+    monkeypatch.setattr(figures, "is_enabled", lambda: True)
+    with pytest.warns(RuntimeWarning, match="cannot be told of a stream's traits"):
+        esper_alloc.set_stream_traits(stream, rendezvous=True)
 
 
 # Uses in snapshots

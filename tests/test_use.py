@@ -5,9 +5,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
+import subprocess
+import sys
 import threading
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +19,9 @@ torch = pytest.importorskip("torch")
 
 import esper_alloc  # noqa: E402
 from esper_alloc import use  # noqa: E402
+
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -136,6 +143,29 @@ def test_opaque_objects_inside_containers_are_named_once(record_use):
     assert len(texts) == 1 and "Opaque" in texts[0], texts
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: (t for t in [x]),
+        lambda x: iter([x]),
+        lambda x: map(abs, [x]),
+        lambda x: torch.nn.ParameterList([x]),
+        lambda x: torch.nn.Linear(2, 2),
+        lambda x: x.untyped_storage(),
+    ],
+)
+def test_what_may_hold_tensors_is_not_passed_over_in_silence(record_use, make, monkeypatch):
+    monkeypatch.setattr(use, "_warned_of", set())
+    with pytest.warns(RuntimeWarning, match="does not look for tensors inside"):
+        record_use([make(torch.ones(1))])
+
+
+def test_values_of_a_dict_are_a_container(record_use, marked):
+    use.record_use([{"a": pretend(3)}.values(), {"b": pretend(4)}.values()])
+    assert [m[0].shape[0] for m in marked] == [3, 4]
+    assert record_use({"a": torch.ones(1)}.values()) is None
+
+
 def test_containers_that_contain_themselves_end(record_use):
     endless: list = [torch.ones(1)]
     endless.append(endless)
@@ -177,6 +207,49 @@ def test_wrappers_stand_for_what_they_hold(marked):
     wrapper.other = [pretend(1)][0]
     use.record_use(wrapper)
     assert [m[0].shape[0] for m in marked] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    "make, count",
+    [
+        (lambda x: x.to_sparse(), 2),
+        (lambda x: x.to_sparse_csr(), 3),
+        (lambda x: x.to_sparse_csc(), 3),
+        (lambda x: x.to_sparse_bsr((2, 2)), 3),
+        (lambda x: x.to_sparse_bsc((2, 2)), 3),
+        (lambda x: x, 1),
+        (lambda x: torch.nested.nested_tensor([x[0], x[1, :2]]), 1),
+    ],
+)
+def test_without_the_shim_sparse_tensors_are_marked_in_parts(make, count):
+    """Of a sparse tensor there is neither storage nor record_stream."""
+    tensor = make(torch.eye(4))
+    parts = use._parts(tensor)
+    assert len(parts) == count
+    assert all(part.untyped_storage().nbytes() for part in parts)
+    if tensor.layout != torch.strided:
+        with pytest.raises(NotImplementedError):
+            tensor.untyped_storage()
+
+
+def test_without_the_shim_the_search_finds_the_parts(monkeypatch):
+    a, b = pretend(3), pretend(4)
+    monkeypatch.setattr(use, "_parts", lambda tensor: (a, b))
+    found = []
+    use._gather([pretend(1)], found)
+    assert found[0] is a and found[1] is b and len(found) == 2
+
+
+def test_memory_that_cannot_be_looked_at_is_left_to_record_stream(monkeypatch):
+    class Wrapper:
+        def untyped_storage(self):
+            raise NotImplementedError
+
+    made = functools.cache(object)
+    made()
+    monkeypatch.setattr(use, "pluggable_allocator", made)
+    monkeypatch.setattr(use, "_is_current", lambda allocator: True)
+    assert use._mark_through_library(Wrapper(), cuda_stream()) is False
 
 
 def test_without_the_shim_grad_mode_means_record_stream(monkeypatch):
@@ -363,3 +436,73 @@ def test_what_is_passed_over_is_named_on_the_users_line(record_use, form: str) -
             with esper_alloc.using([kind()]):
                 pass
     assert [one.filename for one in seen] == [__file__]
+
+
+# In compiled functions, where the PyTorch part is missing
+
+WITHOUT_THE_PART = """
+import importlib, warnings
+import torch
+allocator = importlib.import_module("esper_alloc.allocator")
+def refuse():
+    raise allocator.UnavailableError("not built")
+allocator.load_shim = refuse
+import esper_alloc
+from esper_alloc import use
+from torch._subclasses.fake_tensor import FakeTensorMode
+assert use._native is None
+esper_alloc.install_tensor_method()
+marks = []
+use._mark_cuda = lambda tensor, stream, event, gate: marks.append((tuple(tensor.shape), stream, gate))
+class Entered:
+    def __init__(self, stream):
+        marks.append("enter")
+    def leave(self, tensors):
+        marks.append("leave")
+use._EnteredGeneric = Entered
+side = torch.Stream(stream_id=3, device_index=0, device_type=1)
+
+def function(x):
+    y = x + 1
+    esper_alloc.record_use([y, None], side)
+    return y * 2
+
+def method(x):
+    y = x + 1
+    y.record_use(side, gate=False)
+    return y * 2
+
+def scope(x):
+    with esper_alloc.using(x, stream=side):
+        y = x + 1
+    return y * 2
+
+wanted = {
+    function: [((3,), side, True)], method: [((3,), side, False)], scope: ["enter", "leave"],
+}
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    for call, expected in wanted.items():
+        with FakeTensorMode():
+            x = torch.ones(3, device="cuda")
+            try:
+                torch.compile(call, fullgraph=True, backend="eager")(x)
+            except torch._dynamo.exc.Unsupported as error:
+                assert "PyTorch part is not there for this torch" in str(error), error
+            else:
+                raise AssertionError("no error")
+            torch._dynamo.reset()
+            assert not marks
+            assert torch.compile(call, backend="eager")(x).shape == (3,)
+        assert marks == expected, marks
+        marks.clear()
+said = [str(w.message) for w in seen if "cannot stand in a graph" in str(w.message)]
+assert len(said) == 1 and "doctor" in said[0], said
+"""
+
+
+def test_without_the_part_marks_are_breaks_in_the_graph_which_is_said_once():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_PART], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr

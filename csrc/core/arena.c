@@ -1,8 +1,17 @@
 #include "arena.h"
 
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { CHUNK_PIECES = 256 };
+enum { CHUNK_PIECES = 256, LINE = 64 };
+
+void *host_take(size_t size)
+{
+  size = (size + LINE - 1) & ~(size_t)(LINE - 1);
+  void *memory = aligned_alloc(LINE, size);
+  return memory ? memset(memory, 0, size) : NULL;
+}
 
 void arena_init(arena_t *arena, size_t piece)
 {
@@ -21,16 +30,17 @@ void arena_destroy(arena_t *arena)
 
 static bool arena_grow(arena_t *arena)
 {
-  /* The first word links the chunks. */
-  size_t bytes = sizeof(void *) + CHUNK_PIECES * arena->piece;
+  /* The first word links the chunks; the pieces begin behind it. */
+  size_t bytes = LINE + CHUNK_PIECES * arena->piece;
   char *chunk = malloc(bytes);
   if (!chunk)
     return false;
   *(void **)chunk = arena->chunks;
   arena->chunks = chunk;
   arena->bytes += bytes;
+  char *first = chunk + LINE - (uintptr_t)chunk % LINE;
   for (int i = CHUNK_PIECES - 1; i >= 0; i--) {
-    void *piece = chunk + sizeof(void *) + (size_t)i * arena->piece;
+    void *piece = first + (size_t)i * arena->piece;
     *(void **)piece = arena->free;
     arena->free = piece;
   }
@@ -49,7 +59,7 @@ void *arena_take(arena_t *arena)
 
 bool arena_reserve(arena_t *arena, size_t pieces)
 {
-  size_t chunk = sizeof(void *) + CHUNK_PIECES * arena->piece;
+  size_t chunk = LINE + CHUNK_PIECES * arena->piece;
   while (arena->bytes / chunk * CHUNK_PIECES - arena->live < pieces)
     if (!arena_grow(arena))
       return false;

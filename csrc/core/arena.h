@@ -1,7 +1,8 @@
 /* arena.h: fixed-size pieces of host memory for metadata. Pieces come from
  * chunks and go back to a free list, so the steady state allocates nothing and
  * a stale pointer still points at a piece of the same type, of which only the
- * first word is overwritten while it is free. Not thread-safe. */
+ * first word is overwritten while it is free. Pieces of whole cache lines begin one.
+ * Not thread-safe. */
 #ifndef ESPER_ARENA_H
 #define ESPER_ARENA_H
 
@@ -24,5 +25,9 @@ void *arena_take(arena_t *arena);
 bool arena_reserve(arena_t *arena, size_t pieces);
 void arena_give(arena_t *arena, void *piece);
 bool arena_is_valid(const arena_t *arena);
+
+/* Zeroed host memory for a structure that begins a cache line, given back by
+ * free(). NULL: none. */
+void *host_take(size_t size);
 
 #endif

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "front.h"
 #include "map.h"
 #include "use.h"
 
@@ -11,10 +12,11 @@ block_t *block_make(device_t *device, segment_t *segment, uintptr_t address, siz
   if (!block)
     return NULL;
   memset(block, 0, offsetof(block_t, address));
+  memset(&block->prev, 0, sizeof *block - offsetof(block_t, prev));
   __atomic_store_n(&block->address, address, __ATOMIC_RELAXED);
   block->size = size;
   block->segment = segment;
-  block->state = BLOCK_CLAIMED;
+  block_set_state(block, BLOCK_CLAIMED);
   return block;
 }
 
@@ -40,6 +42,7 @@ void block_destroy(device_t *device, block_t *block)
 
 block_t *block_split(device_t *device, block_t *block, size_t size)
 {
+  front_close(block->segment->heap);
   block_t *rest = block_create(device, block->segment, block->address + size,
                                block->size - size);
   if (!rest)
@@ -61,6 +64,7 @@ block_t *block_split(device_t *device, block_t *block, size_t size)
 
 void block_merge_next(device_t *device, block_t *block)
 {
+  front_close(block->segment->heap);
   block_t *next = block->next;
   block->size += next->size;
   if (next->stamp > block->stamp && RULE(MERGE_TAKES_LATER_STAMP))

@@ -23,7 +23,7 @@ void block_merge_next(device_t *device, block_t *block);
 /* Whether memory is behind it, for all to know. */
 static inline bool block_is_mapped(const block_t *block)
 {
-  return block->state < BLOCK_HOLE;
+  return block_state_of(block) < BLOCK_HOLE;
 }
 
 static inline bool block_is_part(const block_t *block)

@@ -1,5 +1,7 @@
 #include "call.h"
 
+#include "front.h"
+
 static bool call_begin(core_t *c, int call)
 {
   if (atomic_load_explicit(&c->shut_down, memory_order_relaxed))
@@ -10,7 +12,7 @@ static bool call_begin(core_t *c, int call)
   return true;
 }
 
-static esper_status call_end(core_t *c, esper_status status)
+esper_status call_end(core_t *c, esper_status status)
 {
   if (status == ESPER_SHUT_DOWN)
     atomic_store(&c->shut_down, true);
@@ -38,7 +40,10 @@ const char *esper_driver_call_name(int call)
 
 uint64_t esper_driver_calls(const esper_core *core, int call)
 {
-  return call >= 0 && call < CALL_COUNT
-             ? atomic_load_explicit(&core->driver_calls[call], memory_order_relaxed)
-             : 0;
+  if (call < 0 || call >= CALL_COUNT)
+    return 0;
+  uint64_t calls = atomic_load_explicit(&core->driver_calls[call], memory_order_relaxed);
+  for (int i = 0; call == CALL_stream_capture && i < core->device_count; i++)
+    calls += fronts_questions(&core->devices[i]);
+  return calls;
 }

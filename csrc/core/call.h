@@ -53,6 +53,9 @@ enum {
 
 _Static_assert((int)CALL_COUNT <= (int)DRIVER_CALLS, "room for every counter");
 
+/* What a call of the driver's answered that was made, and counted, elsewhere. */
+esper_status call_end(core_t *c, esper_status status);
+
 #define CALL_STRIP(...) __VA_ARGS__
 #define CALL_DECLARE(name, parameters, arguments) esper_status call_##name parameters;
 ESPER_DRIVER_FUNCTIONS(CALL_DECLARE)

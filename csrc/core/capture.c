@@ -304,11 +304,14 @@ static uint64_t capture_of_immortal(stream_t *s)
   return stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true);
 }
 
+/* Where that cannot be said, it may be. */
 static bool is_in_another_capture(const core_t *core, uint64_t capture)
 {
   stream_t *s = thread.stream;
-  return thread.core == core->serial && thread.capture != capture && s->immortal &&
-         capture_of_immortal(s) == thread.capture;
+  if (thread.core != core->serial || thread.capture == capture || !s->immortal)
+    return false;
+  uint64_t now = capture_of_immortal(s);
+  return now == thread.capture || now == CAPTURE_UNKNOWN;
 }
 
 captured_free_t capture_place_free(core_t *core, const block_t *block, stream_t *stream,

@@ -5,7 +5,7 @@
 
 #include "core.h"
 #include "error.h"
-#include "free_blocks.h"
+#include "front.h"
 #include "pool.h"
 
 /* ---- a pool for itself --------------------------------------------------- */
@@ -20,8 +20,7 @@ pool_t *checkpoint_lock_pool(device_t *device, const uint64_t id[2])
         unlock(&device->lock);
         return NULL;
       }
-      for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-        free_blocks_settle(heap);
+      fronts_close_pool(pool);
       return pool;
     }
     unlock(&device->lock);

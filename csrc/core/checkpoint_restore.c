@@ -8,6 +8,8 @@
 #include "config.h"
 #include "error.h"
 #include "free_blocks.h"
+#include "front.h"
+#include "ledger.h"
 #include "map.h"
 #include "pool.h"
 #include "stats.h"
@@ -44,7 +46,9 @@ static void endings_record(device_t *device, const uint64_t id[2], endings_t *en
 {
   endings->count = 0;
   lock(&device->lock);
-  const pool_t *pool = pool_find(device, id[0], id[1]);
+  pool_t *pool = pool_find(device, id[0], id[1]);
+  if (pool)
+    fronts_close_pool(pool);
   for (const segment_t *s = device->first_segment; s; s = s->next)
     for (const block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
       for (const use_t *use = b->state == BLOCK_LIVE ? b->uses : NULL; use; use = use->next)
@@ -186,13 +190,14 @@ static void take_back(const restore_t *r, block_t *block)
   const heap_t *home = block->segment->heap;
   if (block->state == BLOCK_LIVE) {
     r->delta->freed[r->delta->freed_count++] = (void *)block->address;
-    stats_block_freed(&device->stats, block);
+    front_claim_live(block, block->address);
+    if (block->oversize)
+      stat_sub(&device->stats.oversize_allocations, 1);
     trace_add(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
               block->user);
     owner_order_stamp(block);
     block->withheld =
         (home->sealed || home->capture || block->capture) && RULE(SEAL_BEFORE_REUSE);
-    block->state = BLOCK_CLAIMED;
   } else {
     free_blocks_claim(block);
   }
@@ -241,9 +246,10 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
   block->user = part->user;
   block->capture = part->capture;
   block->withheld = false;
-  block->state = BLOCK_LIVE;
+  block_set_state(block, BLOCK_LIVE);
   block->counted_active = true;
   block->oversize = config_is_oversize(config_of(device->core), block->size);
+  block->plain = part->user == home && !part->capture && !block->oversize;
   for (use_t *use = block->uses; use; use = use->next)
     use->stamp = 0; /* the next free has a position of its own */
   if (part->user != home && RULE(LOAN_MAKES_USE)) {
@@ -252,7 +258,7 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
     if (use)
       use_give(device, use);
   }
-  stats_block_allocated(&device->stats, block);
+  ledger_block_allocated(block);
   trace_add(device, ESPER_TRACE_ALLOC, block->address, part->requested, part->user);
   r->delta->live[r->delta->live_count++] = (void *)block->address;
 }

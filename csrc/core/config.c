@@ -14,6 +14,11 @@ static const size_t LARGE_SEGMENT = 20 * MIB;
 static const size_t SEGMENT_ALIGN = 2 * MIB;
 static const size_t LARGE_REST = 256 * KIB; /* a smaller rest stays in the block */
 
+static bool is_share(double x)
+{
+  return x >= 0 && x < 1;
+}
+
 esper_status config_set(core_t *core, const esper_config *given)
 {
   static const esper_config defaults;
@@ -29,6 +34,13 @@ esper_status config_set(core_t *core, const esper_config *given)
                      "segments %d: choose ESPER_SEGMENTS_AUTO, ESPER_SEGMENTS_CLASSIC or "
                      "ESPER_SEGMENTS_MAPPED",
                      (int)given->segments);
+  if (!is_share(given->garbage_collection_threshold))
+    return error_set(ESPER_INVALID,
+                     "garbage_collection_threshold %g: give 0, for none, or a share below 1",
+                     given->garbage_collection_threshold);
+  if (!is_share(given->rejection_share))
+    return error_set(ESPER_INVALID, "rejection_share %g: give 0, for none, or a share below 1",
+                     given->rejection_share);
   for (int i = 0; i < ESPER_ROUNDUP_STEPS; i++) {
     size_t divisions = given->roundup_power2_divisions[i];
     if (divisions & (divisions - 1))

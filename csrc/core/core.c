@@ -9,8 +9,10 @@
 #include "config.h"
 #include "error.h"
 #include "event.h"
+#include "front.h"
 #include "gates.h"
 #include "heap.h"
+#include "ledger.h"
 #include "loose.h"
 #include "map.h"
 #include "mapped.h"
@@ -124,6 +126,10 @@ static void device_destroy(device_t *device)
     older = o->older;
     opening_discard(o);
   }
+  for (heap_t *heap = device->spare_heaps, *next; heap; heap = next) {
+    next = heap->next;
+    free(heap);
+  }
   trace_destroy(&device->trace);
 }
 
@@ -151,7 +157,7 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
                                esper_core **core)
 {
   *core = NULL;
-  core_t *c = calloc(1, sizeof *c);
+  core_t *c = host_take(sizeof *c);
   if (!c)
     return error_set(ESPER_HOST_MEMORY, "no host memory for the allocator");
   static _Atomic uint64_t serials;
@@ -165,7 +171,7 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
     status = config_set(c, config);
   if (status == ESPER_OK) {
     c->map = map_create();
-    c->devices = calloc((size_t)c->device_count + 1, sizeof *c->devices);
+    c->devices = host_take(((size_t)c->device_count + 1) * sizeof *c->devices);
     if (!c->map || !c->devices)
       status = error_set(ESPER_HOST_MEMORY, "no host memory for the allocator");
   }
@@ -237,11 +243,20 @@ void esper_get_config(const esper_core *core, esper_config *config)
 static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream stream, void **ptr)
 {
   device_t *device = pool->device;
-  esper_status status = heap_malloc(pool, size, stream, ptr);
+  esper_status status = heap_malloc(pool, size, stream, false, ptr);
   lock(&device->lock);
   pool_leave(pool);
   unlock(&device->lock);
   return status;
+}
+
+static esper_status malloc_default(device_t *device, size_t size, esper_stream stream,
+                                   void **ptr)
+{
+  bool asked = false;
+  if (size && front_malloc(device->core, stream, size, &asked, ptr))
+    return ESPER_OK;
+  return heap_malloc(&device->default_pool, size, stream, asked, ptr);
 }
 
 esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, void **ptr)
@@ -252,7 +267,7 @@ esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, vo
   if (status != ESPER_OK)
     return status;
   if (!atomic_load_explicit(&device->opening_count, memory_order_acquire))
-    return heap_malloc(&device->default_pool, size, stream, ptr);
+    return malloc_default(device, size, stream, ptr);
   pool_t *pool;
   status = opening_choose(device, stream.handle, &pool);
   return status == ESPER_OK ? malloc_entered(pool, size, stream, ptr) : status;
@@ -368,7 +383,11 @@ esper_status esper_get_stats(esper_core *core, int device_index, esper_stats *st
     return status;
   heap_retire(device);
   lock(&device->lock);
+  fronts_pause(device);
+  ledgers_read(device);
   *stats = device->stats;
+  ledgers_grant(device, NULL);
+  fronts_resume(device);
   unlock(&device->lock);
   size_t max_split = config_of(core)->max_split_size;
   stats->max_split_size = max_split == SIZE_MAX ? -1 : (int64_t)max_split;
@@ -383,7 +402,10 @@ esper_status esper_reset_peak_stats(esper_core *core, int device_index)
     return status;
   heap_retire(device);
   lock(&device->lock);
+  fronts_pause(device);
+  ledgers_read(device);
   stats_reset_peaks(&device->stats);
+  fronts_resume(device);
   unlock(&device->lock);
   return ESPER_OK;
 }
@@ -395,7 +417,11 @@ esper_status esper_reset_accumulated_stats(esper_core *core, int device_index)
   if (status != ESPER_OK)
     return status;
   lock(&device->lock);
+  fronts_pause(device);
+  ledgers_read(device);
   stats_reset_accumulated(&device->stats);
+  ledgers_grant(device, NULL);
+  fronts_resume(device);
   unlock(&device->lock);
   return ESPER_OK;
 }
@@ -405,7 +431,7 @@ static void count_pending(const heap_t *heap, esper_counters *counters)
   for (const block_t *b = heap->oldest_pending; b; b = b->newer) {
     bool held = false;
     for (const use_t *use = b->uses; use; use = use->next)
-      held |= !use->record;
+      held |= !use->record && !use->place.branch;
     counters->bytes_pending += b->size;
     counters->blocks_held += held;
   }
@@ -474,6 +500,7 @@ esper_status esper_largest_available(esper_core *core, int device_index, size_t 
     free = reserved >= device->limit ? 0
            : free < device->limit - reserved ? free : device->limit - reserved;
   *bytes = free;
+  fronts_close_pool(&device->default_pool);
   for (const heap_t *heap = device->default_pool.heaps; heap; heap = heap->next) {
     const block_t *block = bins_largest(&heap->ready[true]);
     if (block && block->size > *bytes)
@@ -562,6 +589,12 @@ static bool device_is_valid(device_t *device)
 {
   bool valid = true;
   lock(&device->lock);
+  for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
+    for (heap_t *heap = pool->heaps; heap && valid; heap = heap->next)
+      valid = front_is_valid(heap);
+  fronts_close(device);
+  valid = valid && ledgers_are_valid(device);
+  ledgers_read(device);
   for (segment_t *s = device->first_segment; s && valid; s = s->next)
     valid = segment_is_valid(s);
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)

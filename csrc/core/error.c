@@ -37,6 +37,7 @@ const char *esper_status_name(esper_status status)
   case ESPER_HOST_MEMORY: return "ESPER_HOST_MEMORY";
   case ESPER_DEVICE_ERROR: return "ESPER_DEVICE_ERROR";
   case ESPER_SHUT_DOWN: return "ESPER_SHUT_DOWN";
+  case ESPER_REJECTED: return "ESPER_REJECTED";
   }
   return "unknown esper_status";
 }

@@ -3,6 +3,8 @@
 #include "block.h"
 #include "capture.h"
 #include "config.h"
+#include "front.h"
+#include "ledger.h"
 #include "segment.h"
 #include "stats.h"
 #include "trace.h"
@@ -24,9 +26,8 @@ void free_blocks_satisfied(block_t *block)
 {
   if (!block->counted_active)
     return;
-  device_t *device = device_of(block);
-  stats_block_satisfied(&device->stats, block);
-  trace_add(device, ESPER_TRACE_FREE_COMPLETED, block->address, block->requested, block->user);
+  ledger_block_satisfied(block);
+  trace_add(device_of(block), ESPER_TRACE_FREE_COMPLETED, block->address, block->requested, block->user);
   block->counted_active = false;
   block->requested = 0;
 }
@@ -52,7 +53,9 @@ static void remove_pending(heap_t *heap, block_t *block)
 
 static void insert(block_t *block, block_state state)
 {
-  block->state = state;
+  if (state == BLOCK_READY)
+    front_close(block->segment->heap);
+  block_set_state(block, state);
   bins_insert(bins_of(block), block);
   if (state == BLOCK_PENDING)
     append_pending(block->segment->heap, block);
@@ -65,17 +68,20 @@ static void insert(block_t *block, block_state state)
 
 void free_blocks_claim(block_t *block)
 {
+  /* Or what the front has could have become a part of the block, or the reverse. */
+  core_assert(block->state != BLOCK_READY || front_is_shut(block->segment->heap));
   bins_remove(bins_of(block), block);
   if (block->state == BLOCK_PENDING)
     remove_pending(block->segment->heap, block);
   if (block->counted_split)
     stats_split_removed(&device_of(block)->stats, block);
   block->counted_split = false;
-  block->state = BLOCK_CLAIMED;
+  block_set_state(block, BLOCK_CLAIMED);
 }
 
 static void add_ready(block_t *block)
 {
+  front_close(block->segment->heap);
   device_t *device = device_of(block);
   free_blocks_satisfied(block);
   if (block->next && block->next->state == BLOCK_READY) {
@@ -113,59 +119,16 @@ void free_blocks_add(block_t *block)
   insert(block, BLOCK_PENDING);
 }
 
-void free_blocks_settle(heap_t *heap)
-{
-  block_t *block = heap->warm;
-  if (!block)
-    return;
-  heap->warm = NULL;
-  block->state = BLOCK_CLAIMED;
-  add_ready(block);
-}
-
 void free_blocks_keep_warm(block_t *block)
 {
-  heap_t *heap = block->segment->heap;
-  free_blocks_settle(heap);
   free_blocks_satisfied(block);
-  block->state = BLOCK_WARM;
-  heap->warm = block;
-}
-
-static bool is_ready(const block_t *neighbour)
-{
-  return neighbour && neighbour->state == BLOCK_READY;
-}
-
-/* Among the ready blocks, merged, the warm one need not be the best fit: then
- * handing it out would keep a large range in pieces. Of equals it is. */
-static bool warm_fits_best(const heap_t *heap, const block_t *warm)
-{
-  const bins_t *bins = &heap->ready[warm->segment->large];
-  if (!bins->count)
-    return true;
-  if (is_ready(warm->prev))
-    return false;
-  const block_t *rest = is_ready(warm->next) ? warm->next : NULL;
-  const block_t *other = bins_best_fit(bins, warm->size);
-  if (other && other == rest)
-    other = bins_next(bins, rest);
-  return !other || other->size >= warm->size + (rest ? rest->size : 0);
-}
-
-block_t *free_blocks_take_warm(heap_t *heap, size_t size)
-{
-  block_t *block = heap->warm;
-  if (!block || block->size != size || !warm_fits_best(heap, block))
-    return NULL;
-  heap->warm = NULL;
-  block->state = BLOCK_CLAIMED;
-  return block;
+  if (!front_keep(block))
+    free_blocks_add(block);
 }
 
 void free_blocks_promote(heap_t *heap)
 {
-  free_blocks_settle(heap);
+  front_close(heap);
   uint64_t epoch = atomic_load(&heap->pool->device->core->epoch);
   if (heap->seen_epoch == epoch)
     return;

@@ -3,7 +3,7 @@
  * A free block is *ready* when its heap's stream may have it at once, else
  * *pending*. Ready neighbours merge; pending blocks stay as they are until
  * what they owe is satisfied, so that a long use of a small block does not
- * hold a large one. */
+ * hold a large one. Who changes what is ready closes the heap's front (front.h). */
 #ifndef ESPER_FREE_BLOCKS_H
 #define ESPER_FREE_BLOCKS_H
 
@@ -12,16 +12,8 @@
 /* A claimed block becomes a free one. */
 void free_blocks_add(block_t *block);
 
-/* The same for a block that owes no use: it is kept warm, whole and in no bin,
- * as the next malloc often wants just that size. */
+/* The same for a block that owes no use: the heap's front gets it, if it is open. */
 void free_blocks_keep_warm(block_t *block);
-
-/* The heap's warm block, if it is what the best fit for that size would be
- * handed out from anyway; it becomes claimed. */
-block_t *free_blocks_take_warm(heap_t *heap, size_t size);
-
-/* The heap's warm block goes where the others are. */
-void free_blocks_settle(heap_t *heap);
 
 /* A free block becomes claimed: it is in no bin. */
 void free_blocks_claim(block_t *block);

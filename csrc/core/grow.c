@@ -8,6 +8,7 @@
 #include "call.h"
 #include "error.h"
 #include "free_blocks.h"
+#include "front.h"
 #include "loose.h"
 #include "mapped.h"
 #include "page.h"
@@ -83,16 +84,6 @@ static window_t find_window(const growth_t *g)
 
 /* ---- what is claimed --------------------------------------------------- */
 
-/* What is being obtained counts, or two threads would pass the limit. */
-static bool reserve(device_t *device, size_t size)
-{
-  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
-  if (device->limit && reserved + device->reserving + size > device->limit)
-    return false;
-  device->reserving += size;
-  return true;
-}
-
 static void claim_neighbours(const window_t *w)
 {
   if (w->before)
@@ -141,9 +132,9 @@ static esper_status cut_piece(growth_t *g)
   size_t lent = stitch_bytes(&g->stitch), size = lent > w->missing ? lent : w->missing;
   uintptr_t begin = w->hole->address + (w->from_end ? w->hole->size - size : 0);
   size_t created = size - lent;
-  if (!reserve(g->device, created))
-    return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
-                     g->device->limit, g->device->index);
+  esper_status status = segment_reserve(g->device, created);
+  if (status != ESPER_OK)
+    return status;
   g->page_most = page_most(g);
   g->piece = take_spares(g) ? hole_cut(w->hole, begin, begin + size) : NULL;
   if (g->piece) {
@@ -167,7 +158,7 @@ static void free_neighbours(const window_t *w)
  * freed meanwhile is taken. */
 static esper_status claim(growth_t *g, block_t **block)
 {
-  free_blocks_settle(g->heap);
+  front_close(g->heap);
   *block = free_blocks_best_ready(g->heap, g->size, g->large);
   if (*block) {
     free_blocks_claim(*block);
@@ -263,6 +254,7 @@ static void note_refusal(growth_t *g, esper_status status, size_t filled)
 /* NULL: not all of it was filled. What was is free. */
 static block_t *settle(growth_t *g, esper_status status, size_t filled)
 {
+  front_close(g->heap);
   give_spares(g);
   note_refusal(g, status, filled);
   g->device->reserving -= g->created;

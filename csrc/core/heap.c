@@ -6,7 +6,8 @@
  *   3. reuse order `gate`, or `auto` and the wait looks short: a pending block
  *      of its own heap, the GPU waiting
  *   4. a completed block of another heap, lent
- *   5. a new segment
+ *   5. a new segment; before that loan, if there were many small ones. First, beyond
+ *      the garbage_collection_threshold, cached ones long unused go back
  *   6. what the embedder's callback frees
  *   7. any block that a gate can make ready, other heaps included, and then those
  *      of pools that may be used when memory is short
@@ -25,6 +26,7 @@
 
 #include "capture.h"
 #include "error.h"
+#include "front.h"
 #include "grow.h"
 #include "heap_capture.h"
 #include "heap_gate.h"
@@ -57,6 +59,19 @@ static block_t *take_retired(const request_t *q, bool sparing)
   return block;
 }
 
+/* A loan is dearer than memory of one's own, of which small blocks need little: who
+ * borrows again and again grows instead. True: now. */
+static bool borrows_too_often(const request_t *q)
+{
+  enum { MANY = 32 }; /* loans cost about as much as a small segment */
+  lock(&q->device->lock);
+  bool often = !q->large && q->heap->borrowed >= MANY;
+  if (often)
+    q->heap->borrowed = 0; /* whether or not it can */
+  unlock(&q->device->lock);
+  return often;
+}
+
 /* Step 4. What other heaps owe to their own streams is often done but nobody
  * asked: the first round asks, the second looks again. */
 static block_t *borrow(const request_t *q)
@@ -80,6 +95,7 @@ static block_t *borrow(const request_t *q)
           !RULE(LOAN_NEEDS_COMPLETION)) {
         free_blocks_claim(block);
         if (request_lend(q, run_of_one(block))) {
+          q->heap->borrowed += !q->large;
           unlock(&q->device->lock);
           return block;
         }
@@ -104,7 +120,9 @@ static block_t *borrow(const request_t *q)
 
 static block_t *take_grown(const request_t *q, esper_status *status)
 {
-  block_t *block;
+  block_t *block = NULL;
+  if (q->config->as_given.garbage_collection_threshold > 0)
+    heap_collect(q->device);
   *status = grow(q->heap, q->size, q->large, &block);
   if (*status != ESPER_OK)
     return NULL;
@@ -163,9 +181,12 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
     return block;
   if (request_gates_first(q) && ((block = heap_gate_own(q, false)) || (block = take_ready(q))))
     return block;
+  bool own_first = borrows_too_often(q);
+  if (own_first && (block = take_grown(q, status)))
+    return block;
   if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = heap_gate_other(q))))
     return block;
-  return take_grown(q, status);
+  return own_first ? NULL : take_grown(q, status);
 }
 
 /* What other pools have to spare when memory is short. */
@@ -195,6 +216,7 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
     return block;
   lock(&q->device->lock);
   q->device->stats.num_alloc_retries++;
+  q->device->stats.num_sync_all_streams++;
   unlock(&q->device->lock);
   /* Giving memory back waits for the device too. */
   bool may_wait = settle_may_wait(q->device);
@@ -232,7 +254,8 @@ static heap_t *heap_of(const request_t *q)
   return heap && q->capture && !heap->branch ? NULL : heap;
 }
 
-esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **ptr)
+esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool asked,
+                         void **ptr)
 {
   device_t *device = pool->device;
   core_t *core = device->core;
@@ -246,6 +269,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
   esper_status status = stream_present(core, stream, &q.stream);
   if (status != ESPER_OK)
     return status;
+  q.stream.asked |= asked; /* `capture` is 0 */
   if (!q.size)
     return request_fail(&q);
   q.large = config_is_large(q.size);
@@ -264,6 +288,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
     settle_stream(core, q.stream);
 
   lock(&device->lock);
+  device->large_requests += q.large;
   q.heap = heap_of(&q);
   block_t *block = q.heap ? request_take_ready(&q, true) : NULL;
   unlock(&device->lock);
@@ -272,7 +297,9 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **
   if (!block)
     block = find_slowly(&q, &status);
   if (!block)
-    return status == ESPER_OUT_OF_MEMORY ? request_fail(&q) : status;
+    return status == ESPER_OUT_OF_MEMORY ? request_fail(&q)
+           : status == ESPER_REJECTED    ? request_reject(&q)
+                                         : status;
   *ptr = (void *)block->address;
   return ESPER_OK;
 }
@@ -325,17 +352,20 @@ esper_status heap_free(core_t *core, void *ptr)
   block_t *block = map_find(core->map, (uintptr_t)ptr);
   if (!block)
     return error_set(ESPER_INVALID, "%p does not start a block of this allocator", ptr);
+  if (front_free(block, (uintptr_t)ptr))
+    return ESPER_OK;
   device_t *device = block->segment->device;
 
   lock(&device->lock);
-  if (block->state != BLOCK_LIVE || block->address != (uintptr_t)ptr) {
+  if (!front_claim_live(block, (uintptr_t)ptr)) {
     unlock(&device->lock);
     return error_set(ESPER_INVALID, "%p was freed before", ptr);
   }
-  stats_block_freed(&device->stats, block);
+  if (block->oversize)
+    stat_sub(&device->stats.oversize_allocations, 1);
   trace_add(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
             block->user);
-  block->state = BLOCK_CLAIMED;
+  block->segment->used_at = device->large_requests;
   bool read_by_graph = count_reads_by_graphs(device, block);
   const heap_t *home = block->segment->heap;
   pool_t *pool = home->pool;
@@ -354,7 +384,7 @@ esper_status heap_free(core_t *core, void *ptr)
   if (!pool->references)
     pool_note_work(pool);
   if (block->uses || block->withheld)
-    free_blocks_add(block);
+    front_pass(block);
   else
     free_blocks_keep_warm(block);
   unlock(&device->lock);

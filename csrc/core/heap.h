@@ -4,13 +4,19 @@
 
 #include "types.h"
 
-esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, void **ptr);
+/* `asked`: whether the stream is captured was just asked, and it is not. */
+esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool asked,
+                         void **ptr);
 esper_status heap_free(core_t *core, void *ptr);
 
 /* Gives wholly free segments that owe nothing back to the driver, those of one
  * pool or (NULL) of all, `but` (may be NULL) excepted, until at least `enough`
  * bytes were given back. */
 size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, size_t enough);
+
+/* Before the device's memory grows: where a garbage_collection_threshold is
+ * exceeded, large cached segments go back that have not been used for longest. */
+void heap_collect(device_t *device);
 
 /* All pending blocks of the device are looked at again. */
 void heap_retire(device_t *device);

@@ -1,6 +1,7 @@
 #include "heap_capture.h"
 
 #include "capture.h"
+#include "front.h"
 #include "segment.h"
 #include "use.h"
 
@@ -40,7 +41,7 @@ static block_t *take_inside(const request_t *q, heap_t *heap, inside_t how)
   block_t *block = NULL;
   lock(&q->device->lock);
   if (heap->capture == q->capture) {
-    free_blocks_settle(heap);
+    front_close(heap);
     block = free_blocks_best_inside(heap, q->heap->branch, q->size, q->large, how);
   }
   if (block)

@@ -3,22 +3,30 @@
 #include "heap.h"
 
 #include "block.h"
+#include "config.h"
 #include "free_blocks.h"
+#include "front.h"
 #include "loose.h"
 #include "mapped.h"
 #include "page.h"
 #include "pool.h"
+#include "record.h"
 #include "seal.h"
 #include "segment.h"
 #include "stream.h"
 #include "use.h"
 
+static bool is_free(const block_t *block)
+{
+  return block->state == BLOCK_READY || block->state == BLOCK_PENDING;
+}
+
 static bool is_idle(const block_t *block)
 {
   const segment_t *s = block->segment;
-  if (s->pinned)
-    return false; /* whoever knows its address may still be using it */
-  if (block->state != BLOCK_READY && block->state != BLOCK_PENDING)
+  if (s->pinned) /* whoever knows its address may still be using it */
+    return false;
+  if (!is_free(block))
     return false;
   if (s->captured && !RULE(GRAPHS_KEEP_MEMORY))
     return true;
@@ -58,8 +66,6 @@ static void find_pages(const segment_t *s, size_t enough, pages_t *best)
 
 static block_t *claim_segment(segment_t *s)
 {
-  if (s->first->next || !is_idle(s->first))
-    return NULL;
   free_blocks_claim(s->first);
   free_blocks_satisfied(s->first);
   return s->first;
@@ -71,20 +77,36 @@ static block_t *claim_idle(device_t *device, const pool_t *pool, const pool_t *b
                            size_t enough)
 {
   pages_t best = {0};
-  block_t *block = NULL;
-  for (segment_t *s = device->first_segment; s && !block; s = s->next) {
+  fronts_close(device);
+  for (segment_t *s = device->first_segment; s; s = s->next) {
     if ((pool && s->heap->pool != pool) || s->heap->pool == but)
       continue;
     if (s->pages)
       find_pages(s, enough, &best);
-    else
-      block = claim_segment(s);
+    else if (!s->first->next && is_idle(s->first))
+      return claim_segment(s);
   }
-  if (!block && best.block)
-    block = mapped_carve(best.block, best.first, best.size);
-  if (block)
-    pool_enter(block->segment->heap->pool);
-  return block;
+  return best.block ? mapped_carve(best.block, best.first, best.size) : NULL;
+}
+
+/* What was claimed goes back: a classic segment, or pages. Under the lock, which is
+ * dropped. The bytes that went; 0: there was nothing, or the driver did not take it. */
+static size_t give_back(device_t *device, block_t *block)
+{
+  size_t size = block ? block->size : 0;
+  pool_t *of = block ? block->segment->heap->pool : NULL;
+  if (of)
+    pool_enter(of);
+  unlock(&device->lock);
+  if (block && block->segment->pages)
+    size = mapped_unmap(device, block);
+  else if (block && !segment_release(device, block))
+    size = 0;
+  lock(&device->lock);
+  if (of)
+    pool_leave(of);
+  unlock(&device->lock);
+  return size;
 }
 
 /* Of one block; 0: none that would go. */
@@ -99,20 +121,7 @@ static size_t release_some(device_t *device, const pool_t *pool, const pool_t *b
       return 0;
     lock(&device->lock);
   }
-  block_t *block = claim_idle(device, pool, but, enough);
-  pool_t *of = block ? block->segment->heap->pool : NULL;
-  size_t size = block ? block->size : 0;
-  unlock(&device->lock);
-  if (!block)
-    return 0;
-  if (block->segment->pages)
-    size = mapped_unmap(device, block);
-  else if (!segment_release(device, block))
-    size = 0;
-  lock(&device->lock);
-  pool_leave(of);
-  unlock(&device->lock);
-  return size;
+  return give_back(device, claim_idle(device, pool, but, enough));
 }
 
 size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, size_t enough)
@@ -128,6 +137,90 @@ size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, siz
   unlock(&device->lock);
   pool_bury(device);
   return released;
+}
+
+/* ---- before memory grows ------------------------------------------------- */
+
+/* Bytes reserved beyond the threshold. */
+static size_t excess(const device_t *device)
+{
+  double share = config_of(device->core)->as_given.garbage_collection_threshold;
+  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
+  size_t most = (size_t)(share * (double)device->limit);
+  return share > 0 && device->limit && reserved > most ? reserved - most : 0;
+}
+
+/* Memory of mapped segments stays, as in PyTorch: it is what the next request grows by,
+ * wherever it lies. */
+static bool is_cached(const segment_t *s)
+{
+  return s->large && !s->pages && s->heap->pool == &s->device->default_pool &&
+         !s->first->next && is_free(s->first);
+}
+
+/* That an old segment's own stream is done with it is known once somebody has
+ * asked: one event for each stream. A busy one answers the next time. */
+static void ask_owners(device_t *device)
+{
+  enum { MOST = 8 };
+  struct {
+    stream_t *stream;
+    uint64_t stamp;
+  } asked[MOST];
+  int count = 0;
+  lock(&device->lock);
+  for (const segment_t *s = device->first_segment; s; s = s->next) {
+    if (!is_cached(s) || s->heap->capture || owner_order_has_completed(s->first))
+      continue;
+    int i = 0;
+    while (i < count && asked[i].stream != s->heap->stream)
+      i++;
+    if (i == MOST)
+      continue;
+    if (i == count) {
+      asked[count].stream = s->heap->stream;
+      asked[count++].stamp = 0;
+    }
+    if (s->first->stamp > asked[i].stamp)
+      asked[i].stamp = s->first->stamp;
+  }
+  unlock(&device->lock);
+  for (int i = 0; i < count; i++) {
+    record_t *record = stream_probe(asked[i].stream, asked[i].stamp);
+    if (record) {
+      stream_completes_now(asked[i].stream, record->number);
+      record_drop(record);
+    }
+  }
+  stream_retire_all(device->core);
+}
+
+static segment_t *longest_unused(const device_t *device)
+{
+  segment_t *found = NULL;
+  for (segment_t *s = device->first_segment; s; s = s->next)
+    if (is_cached(s) && is_idle(s->first) && (!found || s->used_at < found->used_at))
+      found = s;
+  return found;
+}
+
+/* Nobody waits: what has not completed stays, for the next time. */
+void heap_collect(device_t *device)
+{
+  size_t wanted, released = 0, last = 1;
+  lock(&device->lock);
+  wanted = device->openings ? 0 : excess(device); /* a capture may be going on */
+  unlock(&device->lock);
+  if (!wanted)
+    return;
+  ask_owners(device);
+  while (last && released < wanted) {
+    lock(&device->lock);
+    fronts_close(device);
+    segment_t *oldest = longest_unused(device);
+    last = give_back(device, oldest ? claim_segment(oldest) : NULL);
+    released += last;
+  }
 }
 
 void heap_retire(device_t *device)

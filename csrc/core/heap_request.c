@@ -3,8 +3,10 @@
 #include "block.h"
 #include "call.h"
 #include "error.h"
+#include "front.h"
+#include "grow.h"
+#include "ledger.h"
 #include "segment.h"
-#include "stats.h"
 #include "trace.h"
 #include "use.h"
 
@@ -26,10 +28,12 @@ void request_hand_out(const request_t *q, block_t *block)
   block->capture = q->capture;
   if (q->capture)
     block->segment->captured = true;
-  block->state = BLOCK_LIVE;
+  block_set_state(block, BLOCK_LIVE);
   block->counted_active = true;
   block->oversize = config_is_oversize(q->config, block->size);
-  stats_block_allocated(&q->device->stats, block);
+  block->plain = block->user == block->segment->heap->stream && !q->capture && !block->oversize;
+  ledger_block_allocated(block);
+  front_open(q->heap);
   trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, block->user);
 }
 
@@ -80,12 +84,11 @@ static bool wastes_ready(const request_t *q, const block_t *ready)
 
 block_t *request_take_ready(const request_t *q, bool sparing)
 {
-  block_t *warm = free_blocks_take_warm(q->heap, q->size);
+  block_t *warm = front_take_or_close(q->heap, q->size, q->asked);
   if (warm) {
-    request_hand_out(q, warm);
+    trace_add(q->device, ESPER_TRACE_ALLOC, warm->address, q->asked, warm->user);
     return warm;
   }
-  free_blocks_settle(q->heap);
   block_t *block = free_blocks_best_ready(q->heap, q->size, q->large);
   if (!block || (sparing && q->heap->oldest_pending && wastes_ready(q, block)))
     return NULL;
@@ -103,32 +106,51 @@ void esper_get_failure(esper_failure *failure)
   *failure = last_failure;
 }
 
+static void note_failure(const request_t *q, size_t device_free, size_t device_total)
+{
+  device_t *device = q->device;
+  fronts_pause(device);
+  ledgers_read(device);
+  fronts_resume(device);
+  size_t in_pools = 0;
+  for (const segment_t *s = device->first_segment; s; s = s->next)
+    if (s->heap->pool != &device->default_pool)
+      in_pools += s->bytes;
+  last_failure = (esper_failure){
+      .device = device->index,
+      .requested = q->asked,
+      .device_free = device_free,
+      .device_total = device_total,
+      .limit = device->limit,
+      .allocated = (size_t)device->stats.allocated_bytes[ESPER_ALL].current,
+      .private_pools = in_pools,
+      .reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current,
+      .segment = q->size ? grow_size(q->pool, q->size) : 0,
+  };
+}
+
 esper_status request_fail(const request_t *q)
 {
   size_t device_free = 0, device_total = q->device->total;
   call_memory_info(q->core, q->device->index, &device_free, &device_total);
   lock(&q->device->lock);
-  esper_stats *stats = &q->device->stats;
-  stats->num_ooms++;
+  q->device->stats.num_ooms++;
   trace_add(q->device, ESPER_TRACE_OOM, device_free, q->asked, q->stream.stream);
-  size_t in_pools = 0;
-  for (segment_t *s = q->device->first_segment; s; s = s->next)
-    if (s->heap->pool != &q->device->default_pool)
-      in_pools += s->bytes;
-  last_failure = (esper_failure){
-      .device = q->device->index,
-      .requested = q->asked,
-      .device_free = device_free,
-      .device_total = device_total,
-      .limit = q->device->limit,
-      .allocated = (size_t)stats->allocated_bytes[ESPER_ALL].current,
-      .private_pools = in_pools,
-      .reserved = (size_t)stats->reserved_bytes[ESPER_ALL].current,
-  };
+  note_failure(q, device_free, device_total);
   unlock(&q->device->lock);
   return error_set(ESPER_OUT_OF_MEMORY,
                    "out of memory on device %d: %zu bytes asked for, %zu of %zu free there, "
                    "%zu allocated, %zu reserved",
                    q->device->index, q->asked, device_free, device_total,
                    last_failure.allocated, last_failure.reserved);
+}
+
+/* The error says why already. */
+esper_status request_reject(const request_t *q)
+{
+  lock(&q->device->lock);
+  q->device->stats.num_oom_rejections++;
+  note_failure(q, 0, q->device->total);
+  unlock(&q->device->lock);
+  return ESPER_REJECTED;
 }

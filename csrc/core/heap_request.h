@@ -50,5 +50,7 @@ block_t *request_take_ready(const request_t *q, bool sparing);
 
 /* The device is out of memory: counted, traced and put in words. */
 esper_status request_fail(const request_t *q);
+/* It was rejected before the device was asked: counted. */
+esper_status request_reject(const request_t *q);
 
 #endif

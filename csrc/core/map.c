@@ -10,8 +10,8 @@ typedef struct table {
 } table_t;
 
 struct map {
-  _Atomic(table_t *) table;
-  mutex_t lock; /* of everything that writes, and of the segments;
+  ON_ITS_OWN_LINE _Atomic(table_t *) table; /* read by every free                   */
+  ON_ITS_OWN_LINE mutex_t lock; /* of everything that writes, and of the segments;
                               held for a few instructions, mostly              */
   size_t count;
   segment_t **segments;
@@ -50,7 +50,7 @@ static uintptr_t address_of(const block_t *block)
 
 map_t *map_create(void)
 {
-  map_t *map = calloc(1, sizeof *map);
+  map_t *map = host_take(sizeof *map);
   table_t *table = table_create(1024);
   if (!map || !table) {
     free(map);

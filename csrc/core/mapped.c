@@ -6,6 +6,7 @@
 #include "call.h"
 #include "error.h"
 #include "free_blocks.h"
+#include "front.h"
 #include "map.h"
 #include "page.h"
 #include "pool.h"
@@ -24,7 +25,7 @@ static device_t *device_of(const block_t *block)
 static void link_hole(block_t *hole)
 {
   segment_t *s = hole->segment;
-  hole->state = BLOCK_HOLE;
+  block_set_state(hole, BLOCK_HOLE);
   hole->older = NULL;
   hole->newer = s->holes;
   if (s->holes)
@@ -60,15 +61,16 @@ block_t *hole_cut(block_t *hole, uintptr_t begin, uintptr_t end)
 {
   segment_t *s = hole->segment;
   uintptr_t hole_end = hole->address + hole->size;
+  front_close(s->heap);
   if (begin == hole->address && end == hole_end) {
     unlink_hole(hole);
-    hole->state = BLOCK_FILLING;
+    block_set_state(hole, BLOCK_FILLING);
     return hole;
   }
   block_t *piece = block_make(s->device, s, begin, end - begin);
   if (!piece)
     return NULL;
-  piece->state = BLOCK_FILLING;
+  block_set_state(piece, BLOCK_FILLING);
   if (end == hole_end) {
     hole->size -= piece->size;
     link_after(hole, piece);
@@ -85,11 +87,12 @@ block_t *hole_cut(block_t *hole, uintptr_t begin, uintptr_t end)
 /* The caller left a block in the arena. */
 static block_t *cut_off(block_t *piece, size_t size)
 {
+  front_close(piece->segment->heap);
   block_t *rest = block_make(device_of(piece), piece->segment, piece->address + size,
                              piece->size - size);
   core_assert(rest);
   piece->size = size;
-  rest->state = BLOCK_FILLING;
+  block_set_state(rest, BLOCK_FILLING);
   link_after(piece, rest);
   return rest;
 }
@@ -118,6 +121,7 @@ static void unite_holes(block_t *hole)
 
 void hole_close(block_t *piece)
 {
+  front_close(piece->segment->heap);
   link_hole(piece);
   if (is_hole(piece->next))
     unite_holes(piece);
@@ -138,12 +142,13 @@ void mapped_arrived(block_t *piece)
 {
   segment_t *s = piece->segment;
   size_t end = page_granule(s, piece->address + piece->size);
+  front_close(s->heap);
   s->bytes += piece->size;
   if (s->touched < end)
     s->touched = end;
   stats_pages_added(&s->device->stats, s, piece->size, 1 - stretches_beside(piece));
   trace_add(s->device, ESPER_TRACE_SEGMENT_MAP, piece->address, piece->size, s->heap->stream);
-  piece->state = BLOCK_CLAIMED;
+  block_set_state(piece, BLOCK_CLAIMED);
   map_insert(s->device->core->map, piece);
 }
 
@@ -165,7 +170,7 @@ static void lose_memory(block_t *block)
 static void link_stale(block_t *block)
 {
   device_t *device = device_of(block);
-  block->state = BLOCK_STALE;
+  block_set_state(block, BLOCK_STALE);
   block->older = NULL;
   block->newer = device->stale;
   if (device->stale)
@@ -202,6 +207,7 @@ static void make_stale(block_t *block)
 
 void mapped_left(block_t *block, size_t size, bool stale)
 {
+  front_close(block->segment->heap);
   block_t *rest = block;
   if (size) {
     rest = size < block->size ? block_split(device_of(block), block, size) : NULL;
@@ -280,7 +286,7 @@ bool mapped_reap(device_t *device)
     block_t *block = spare ? find_reapable(device) : NULL;
     if (block) {
       unlink_stale(block);
-      block->state = BLOCK_FILLING;
+      block_set_state(block, BLOCK_FILLING);
       pool_enter(block->segment->heap->pool);
     } else if (spare) {
       arena_give(&device->blocks, spare);
@@ -462,7 +468,7 @@ bool mapped_discard_empty(device_t *device, const pool_t *pool)
   lock(&device->lock);
   segment_t *s = find_empty(device, pool);
   if (s) { /* out of the books first: see segment_release */
-    s->first->state = BLOCK_FILLING;
+    block_set_state(s->first, BLOCK_FILLING);
     map_remove_segment(core->map, s);
     segment_unlink(s);
     pool_enter(s->heap->pool);
@@ -480,7 +486,7 @@ bool mapped_discard_empty(device_t *device, const pool_t *pool)
     free(s->pages);
     arena_give(&device->segments, s);
   } else {
-    s->first->state = BLOCK_HOLE;
+    block_set_state(s->first, BLOCK_HOLE);
     map_insert_segment(core->map, s); /* room: it was there before */
     segment_link(s);
   }

@@ -4,7 +4,8 @@
  * Blocks and holes tile the addresses from the first to the last; the hole at the
  * end is what was never used. So a heap mostly has one such segment a size class:
  * it grows into a hole, and free memory at the hole's edges is a part of what it
- * gets, wherever it is. Under the device's lock, but for what says otherwise. */
+ * gets, wherever it is. Under the device's lock, but for what says otherwise. Whoever
+ * changes what is beside a block closes the heap's front (front.h). */
 #ifndef ESPER_MAPPED_H
 #define ESPER_MAPPED_H
 

@@ -1,11 +1,15 @@
 #include "pool.h"
 
 #include <stdlib.h>
+#include <string.h>
 
+#include "call.h"
 #include "capture.h"
 #include "core.h"
 #include "error.h"
+#include "front.h"
 #include "heap.h"
+#include "ledger.h"
 #include "opening.h"
 #include "seal.h"
 #include "settle.h"
@@ -41,8 +45,10 @@ pool_t *pool_refer(device_t *device, uint64_t id_first, uint64_t id_second)
 
 void pool_let_go(pool_t *pool)
 {
-  if (--pool->references == 0)
+  if (--pool->references == 0) {
+    fronts_close_pool(pool);
     pool_note_work(pool);
+  }
   pool_collect(pool->device);
 }
 
@@ -115,6 +121,16 @@ bool pool_may_give_back(const segment_t *segment)
 
 /* ---- heaps ------------------------------------------------------------- */
 
+static heap_t *heap_take(device_t *device)
+{
+  heap_t *heap = device->spare_heaps;
+  if (!heap)
+    return host_take(sizeof *heap);
+  device->spare_heaps = heap->next;
+  memset(heap, 0, sizeof *heap);
+  return heap;
+}
+
 heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
 {
   heap_t *sealed = NULL;
@@ -133,15 +149,18 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
     sealed->sealed = false;
     return sealed;
   }
-  heap_t *heap = calloc(1, sizeof *heap);
+  heap_t *heap = heap_take(pool->device);
   if (!heap)
     return NULL;
+  front_init(&heap->front);
   heap->pool = pool;
   heap->stream = stream;
   heap->capture = capture;
   heap->next = pool->heaps;
   pool->heaps = heap;
   atomic_store_explicit(&stream->kept, true, memory_order_release);
+  if (pool == &pool->device->default_pool && !capture)
+    atomic_store_explicit(&stream->heap, heap, memory_order_release);
   return heap;
 }
 
@@ -160,7 +179,11 @@ void pool_destroy_heap(heap_t *heap)
   while (*link != heap)
     link = &(*link)->next;
   *link = heap->next;
-  free(heap);
+  device_t *device = heap->pool->device;
+  ledgers_leave(heap);
+  device->core->driver_calls[CALL_stream_capture] += atomic_load(&heap->front.questions);
+  heap->next = device->spare_heaps;
+  device->spare_heaps = heap;
 }
 
 void pool_destroy_heaps(pool_t *pool)
@@ -191,9 +214,6 @@ bool heap_is_valid(const heap_t *heap)
       return false;
     pending++;
   }
-  if (heap->warm && (heap->warm->state != BLOCK_WARM || heap->warm->uses ||
-                     heap->warm->withheld || heap->warm->segment->heap != heap))
-    return false;
   return pending == heap->pending[0].count + heap->pending[1].count &&
          bins_is_valid(&heap->ready[0]) && bins_is_valid(&heap->ready[1]) &&
          bins_is_valid(&heap->pending[0]) && bins_is_valid(&heap->pending[1]);
@@ -325,7 +345,8 @@ int esper_pool_use_count(esper_core *core, int index, uint64_t first, uint64_t s
     return 0;
   device_t *device = &core->devices[index];
   lock(&device->lock);
-  const pool_t *pool = pool_find(device, first, second);
+  /* The default pool is nobody's: who asks for references means a private one. */
+  const pool_t *pool = first || second ? pool_find(device, first, second) : NULL;
   int references = pool ? pool->references : 0;
   unlock(&device->lock);
   return references;

@@ -2,6 +2,7 @@
 
 #include "capture.h"
 #include "free_blocks.h"
+#include "front.h"
 #include "pool.h"
 #include "segment.h"
 #include "stream.h"
@@ -45,6 +46,7 @@ static wait_t next_wait(pool_t *pool, stream_t *const *refused, int count)
   wait_t wait = {0};
   device_t *device = pool->device;
   lock(&device->lock);
+  fronts_close_pool(pool);
   for (const segment_t *s = device->first_segment; s; s = s->next)
     for (const block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
       if (b->state != BLOCK_LIVE && b->state != BLOCK_CLAIMED && !wait.record)
@@ -87,6 +89,7 @@ static void wait_for_owners(pool_t *pool)
   unlock(&device->lock);
   for (; heap; heap = heap->next) {
     lock(&device->lock);
+    front_close(heap);
     bool needed = has_live_captured(heap);
     unlock(&device->lock);
     stream_t *s = heap->stream;
@@ -104,11 +107,12 @@ static void wait_for_owners(pool_t *pool)
 /* ---- sealing ------------------------------------------------------------- */
 
 /* A stream that was in a capture stays in it until it is over. Whether a
- * mortal stream is cannot be asked. */
+ * mortal stream is cannot be asked, and the driver may fail to say. */
 static bool capture_is_over(stream_t *s, uint64_t capture)
 {
   presented_t as = {.stream = s, .handle = s->handle};
-  return s->immortal && stream_capture_of(as, true) != capture;
+  uint64_t now = s->immortal ? stream_capture_of(as, true) : capture;
+  return now != capture && now != CAPTURE_UNKNOWN;
 }
 
 /* Heaps come to the front of the list, and none goes while the pool is being
@@ -145,7 +149,7 @@ static bool owes_nothing(const block_t *block)
 static void seal_heap(heap_t *heap)
 {
   device_t *device = heap->pool->device;
-  free_blocks_settle(heap);
+  front_close(heap);
   pool_heap_leave_capture(heap);
   for (segment_t *s = device->first_segment; s; s = s->next)
     for (block_t *b = s->first; b && s->heap == heap; b = b->next) {
@@ -204,6 +208,14 @@ static heap_t *heap_like(heap_t *heap)
   return NULL;
 }
 
+/* A stream that was in several captures has one heap again. */
+static void unite_sealed(pool_t *pool)
+{
+  for (heap_t *heap = pool->heaps, *like; heap; heap = heap->next)
+    while (heap->sealed && (like = heap_like(heap)))
+      unite(heap, like);
+}
+
 void seal_pool(pool_t *pool)
 {
   device_t *device = pool->device;
@@ -218,9 +230,7 @@ void seal_pool(pool_t *pool)
     for (heap_t *heap = pool->heaps; heap; heap = heap->next)
       if (!heap->capture || heap->over)
         seal_heap(heap);
-    for (heap_t *heap = pool->heaps, *like; heap; heap = heap->next)
-      while (heap->sealed && (like = heap_like(heap)))
-        unite(heap, like);
+    unite_sealed(pool);
   }
   unlock(&device->lock);
 }
@@ -243,12 +253,14 @@ static void drop_unrecorded(device_t *device, block_t *block)
 
 static void settle_memory(pool_t *pool)
 {
+  fronts_close_pool(pool);
   for (const segment_t *s = pool->device->first_segment; s; s = s->next)
     for (block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
       if (b->state == BLOCK_READY || b->state == BLOCK_PENDING)
         drop_unrecorded(pool->device, b);
   for (heap_t *heap = pool->heaps; heap; heap = heap->next)
     seal_heap(heap);
+  unite_sealed(pool);
 }
 
 void seal_released(device_t *device, const pool_t *ours)

@@ -4,6 +4,7 @@
 #include "config.h"
 #include "error.h"
 #include "free_blocks.h"
+#include "front.h"
 #include "map.h"
 #include "mapped.h"
 #include "marks.h"
@@ -51,24 +52,32 @@ static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool l
   return block;
 }
 
+esper_status segment_reserve(device_t *device, size_t size)
+{
+  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
+  size_t then = reserved + device->reserving + size;
+  double share = config_of(device->core)->as_given.rejection_share;
+  if (size && device->limit && then > device->limit)
+    return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
+                     device->limit, device->index);
+  if (size && share > 0 && then > (size_t)(share * (double)device->total))
+    return error_set(ESPER_REJECTED, "%zu bytes more would pass %g%% of the memory of device %d",
+                     size, share * 100, device->index);
+  device->reserving += size;
+  return ESPER_OK;
+}
+
 esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block)
 {
   device_t *device = heap->pool->device;
-
-  /* What is being obtained counts, or two threads would pass the limit. */
   lock(&device->lock);
-  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
-  size_t limit = device->limit;
-  bool allowed = !limit || reserved + device->reserving + size <= limit;
-  if (allowed)
-    device->reserving += size;
+  esper_status status = segment_reserve(device, size);
   unlock(&device->lock);
-  if (!allowed)
-    return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
-                     limit, device->index);
+  if (status != ESPER_OK)
+    return status;
 
   uintptr_t address = 0;
-  esper_status status = source_obtain(heap->pool, size, &address);
+  status = source_obtain(heap->pool, size, &address);
   bool drivers = !heap->pool->source.obtain;
 
   lock(&device->lock);
@@ -165,6 +174,7 @@ esper_status segment_unpin(core_t *core, void *address)
   for (int i = 0; i < core->device_count; i++) {
     device_t *device = &core->devices[i];
     lock(&device->lock);
+    fronts_close(device);
     segment_t *segment = find_pinned(device, (uintptr_t)address);
     bool live = segment && has_live_blocks(segment);
     if (segment && !live)

@@ -4,9 +4,14 @@
 
 #include "types.h"
 
+/* Bytes that are to be obtained count in device->reserving, or two threads would pass
+ * the limit, until the caller takes them out. ESPER_OUT_OF_MEMORY: the memory fraction
+ * does not allow them; ESPER_REJECTED. Under the lock. */
+esper_status segment_reserve(device_t *device, size_t size);
+
 /* Gets a segment from the driver for `heap` and stores its one block, claimed
  * by the caller. Called without the device's lock. ESPER_OUT_OF_MEMORY: the
- * driver has no more, or the memory fraction allows no more. */
+ * driver has no more, or the memory fraction allows no more; ESPER_REJECTED. */
 esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block);
 
 /* Whether the block is all the memory of its segment. */

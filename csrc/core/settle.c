@@ -2,6 +2,7 @@
 
 #include "call.h"
 #include "error.h"
+#include "front.h"
 #include "heap.h"
 #include "use.h"
 
@@ -46,19 +47,13 @@ static bool owes_no_gate(const block_t *block)
   return false;
 }
 
-/* Even an idle stream takes some microseconds for an event. A mortal one cannot
- * be asked, so it counts as at work. */
+/* A mortal one cannot be asked, so it counts as at work. */
 static bool is_at_work(stream_t *s)
 {
-  enum { QUESTIONS = 256 };
   record_t *record = stream_record_later(s);
   if (!record)
     return true;
-  bool done = false;
-  for (int i = 0; i < QUESTIONS && !done; i++) {
-    stream_retire(s);
-    done = stream_completed(s, record->number);
-  }
+  bool done = stream_completes_now(s, record->number);
   record_drop(record);
   return !done;
 }
@@ -77,6 +72,7 @@ bool settle_may_wait(device_t *device)
     return false;
   bool may = true;
   lock(&device->lock);
+  fronts_close(device);
   for (const segment_t *s = device->first_segment; s && may; s = s->next)
     for (const block_t *b = s->first; b && may && !s->heap->capture; b = b->next)
       may = !owes_no_gate(b);

@@ -4,6 +4,7 @@
 #include "block.h"
 #include "core.h"
 #include "error.h"
+#include "front.h"
 #include "heap.h"
 #include "trace.h"
 #include "use.h"
@@ -54,14 +55,16 @@ static bool reserve(esper_snapshot *snapshot, counts_t more)
 
 static esper_use_entry use_entry(const block_t *block, const use_t *use)
 {
-  bool held = !use->record && (block->state != BLOCK_LIVE || !(use->flags & USE_AT_FREE));
+  bool captured = use->place.branch != NULL;
+  bool held = !use->record && !captured &&
+              (block->state != BLOCK_LIVE || !(use->flags & USE_AT_FREE));
   return (esper_use_entry){
       .device = use->stream->device->index,
       .stream = use->stream->handle,
       .number = use->record ? use->record->number : use->stamp,
       .kind = (use_is_rendezvous(use) ? ESPER_ENTRY_NO_GATE : 0u) |
               (use->flags & USE_AT_FREE ? ESPER_ENTRY_AT_FREE : 0u) |
-              (held ? ESPER_ENTRY_HELD : 0u),
+              (held ? ESPER_ENTRY_HELD : 0u) | (captured ? ESPER_ENTRY_CAPTURED : 0u),
   };
 }
 
@@ -132,6 +135,7 @@ esper_status esper_snapshot_take(esper_core *core, int device, esper_snapshot *s
       continue;
     heap_retire(d);
     lock(&d->lock);
+    fronts_close(d);
     bool room = reserve(snapshot, count(d));
     if (room)
       add_device(d, snapshot);
@@ -162,6 +166,7 @@ static void trace_stop(core_t *core)
   for (int i = 0; i < core->device_count; i++) {
     device_t *d = &core->devices[i];
     lock(&d->lock);
+    fronts_close(d);
     trace_destroy(&d->trace);
     unlock(&d->lock);
   }
@@ -173,6 +178,7 @@ static bool trace_begin(core_t *core, size_t max_entries)
   for (int i = 0; i < core->device_count; i++) {
     device_t *d = &core->devices[i];
     lock(&d->lock);
+    fronts_close(d);
     room &= trace_init(&d->trace, max_entries);
     unlock(&d->lock);
   }
@@ -212,6 +218,7 @@ void esper_trace_watch(esper_core *core, esper_trace_watch_fn *watch, void *cont
   for (int i = 0; i < core->device_count; i++) {
     device_t *d = &core->devices[i];
     lock(&d->lock);
+    fronts_close(d);
     trace_watch(&d->trace, watch, context);
     unlock(&d->lock);
   }

@@ -31,33 +31,21 @@ static void class_sub(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
   stat_sub(&stat[class], amount);
 }
 
-void stats_block_allocated(esper_stats *s, const block_t *block)
+static void stat_raise_peak(esper_stat *stat)
 {
-  int class = class_of(block->segment);
-  class_add(s->allocation, class, 1);
-  class_add(s->allocated_bytes, class, block->size);
-  class_add(s->active, class, 1);
-  class_add(s->active_bytes, class, block->size);
-  class_add(s->requested_bytes, class, block->requested);
-  if (block->oversize)
-    stat_add(&s->oversize_allocations, 1);
+  if (stat->current > stat->peak)
+    stat->peak = stat->current;
 }
 
-void stats_block_freed(esper_stats *s, const block_t *block)
+void stats_raise_peaks(esper_stats *s)
 {
-  int class = class_of(block->segment);
-  class_sub(s->allocation, class, 1);
-  class_sub(s->allocated_bytes, class, block->size);
-  if (block->oversize)
-    stat_sub(&s->oversize_allocations, 1);
-}
-
-void stats_block_satisfied(esper_stats *s, const block_t *block)
-{
-  int class = class_of(block->segment);
-  class_sub(s->active, class, 1);
-  class_sub(s->active_bytes, class, block->size);
-  class_sub(s->requested_bytes, class, block->requested);
+  for (int class = 0; class < ESPER_CLASSES; class++) {
+    stat_raise_peak(&s->allocation[class]);
+    stat_raise_peak(&s->allocated_bytes[class]);
+    stat_raise_peak(&s->active[class]);
+    stat_raise_peak(&s->active_bytes[class]);
+    stat_raise_peak(&s->requested_bytes[class]);
+  }
 }
 
 void stats_split_added(esper_stats *s, const block_t *block)
@@ -169,6 +157,7 @@ void stats_reset_accumulated(esper_stats *stats)
     stat[i].allocated = stat[i].freed = 0;
   stats->num_alloc_retries = 0;
   stats->num_ooms = 0;
+  stats->num_oom_rejections = 0;
   stats->num_sync_all_streams = 0;
   stats->num_device_alloc = 0;
   stats->num_device_free = 0;

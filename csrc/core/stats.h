@@ -1,5 +1,5 @@
 /* stats.h: the figures of torch.cuda.memory_stats(), kept under the device's
- * lock, so that every peak is exact. */
+ * lock. They are exact when the ledgers were read (ledger.h). */
 #ifndef ESPER_STATS_H
 #define ESPER_STATS_H
 
@@ -8,10 +8,8 @@
 void stat_add(esper_stat *stat, size_t amount);
 void stat_sub(esper_stat *stat, size_t amount);
 
-/* A block is handed out, is freed, and, at once or later, owes nothing. */
-void stats_block_allocated(esper_stats *stats, const block_t *block);
-void stats_block_freed(esper_stats *stats, const block_t *block);
-void stats_block_satisfied(esper_stats *stats, const block_t *block);
+/* The peaks of what blocks do, after the ledgers were read (ledger.h). */
+void stats_raise_peaks(esper_stats *stats);
 
 /* A ready block that is a part of its segment enters or leaves its bin. */
 void stats_split_added(esper_stats *stats, const block_t *block);

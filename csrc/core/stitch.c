@@ -3,6 +3,7 @@
 #include "call.h"
 #include "error.h"
 #include "free_blocks.h"
+#include "front.h"
 #include "loose.h"
 #include "mapped.h"
 #include "page.h"
@@ -119,6 +120,7 @@ void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most)
   stitch->ordered.end = &stitch->ordered.first;
   if (heap->pool != &heap->pool->device->default_pool || heap->capture)
     return;
+  fronts_close_pool(heap->pool);
   for (heap_t *from = heap->pool->heaps; from; from = from->next)
     for (int large = 1; large >= 0 && may_lend(from); large--)
       claim_from(stitch, heap, from, large, enough, most);

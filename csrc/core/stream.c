@@ -21,11 +21,6 @@ static _Atomic(stream_t *) *bucket_of_id(core_t *core, uint64_t id, const void *
   return &core->stream_by_id[key * 0x9e3779b97f4a7c15u >> 56];
 }
 
-static _Atomic(stream_t *) *bucket_of_handle(core_t *core, void *handle)
-{
-  return &core->stream_by_handle[(uintptr_t)handle * 0x9e3779b97f4a7c15u >> 56];
-}
-
 /* Streams are found without a lock: they stay where they are until the core goes.
  * Any device: NULL. */
 static stream_t *find_by_id(core_t *core, const device_t *device, uint64_t id,
@@ -66,7 +61,7 @@ static stream_t *stream_make(core_t *core, device_t *device, uint64_t id, void *
   unsigned place = core->stream_count % GROUP_STREAMS;
   stream_group_t *group = atomic_load(&core->stream_groups);
   stream_group_t *new_group = place ? NULL : calloc(1, sizeof *new_group);
-  stream_t *s = place || new_group ? calloc(1, sizeof *s) : NULL;
+  stream_t *s = place || new_group ? host_take(sizeof *s) : NULL;
   if (!s) {
     free(new_group);
     return NULL;
@@ -119,32 +114,17 @@ stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handl
   return s;
 }
 
-/* Immortal streams keep their handle, so it may stand for them, however it is
- * presented. Any device: NULL. */
-static stream_t *find_by_handle(core_t *core, const device_t *device, void *handle)
-{
-  stream_t *s = atomic_load_explicit(bucket_of_handle(core, handle), memory_order_acquire);
-  while (s && (s->handle != handle || (device && s->device != device)))
-    s = s->next_by_handle;
-  return s;
-}
-
 void stream_make_immortal(core_t *core, stream_t *s, void *handle)
 {
   lock(&core->streams_lock);
   core_assert(s->handle == handle);
   if (!s->immortal) {
-    _Atomic(stream_t *) *bucket = bucket_of_handle(core, handle);
+    _Atomic(stream_t *) *bucket = stream_bucket(core, handle);
     s->next_by_handle = atomic_load(bucket);
     atomic_store_explicit(bucket, s, memory_order_release);
     s->immortal = true;
   }
   unlock(&core->streams_lock);
-}
-
-static bool is_legacy(void *handle)
-{
-  return (uintptr_t)handle <= 1;
 }
 
 /* What stands for the id of a stream that is first met while it is captured: the
@@ -160,9 +140,9 @@ static uint64_t id_within_capture(void *handle, uint64_t capture)
 esper_status stream_present(core_t *core, esper_stream as, presented_t *presented)
 {
   device_t *device = &core->devices[as.device];
-  *presented = (presented_t){.handle = is_legacy(as.handle) ? NULL : as.handle};
-  presented->stream = is_legacy(as.handle) ? device->legacy
-                                           : find_by_handle(core, device, as.handle);
+  *presented = (presented_t){.handle = stream_is_legacy(as.handle) ? NULL : as.handle};
+  presented->stream = stream_is_legacy(as.handle) ? device->legacy
+                                           : stream_with_handle(core, device, as.handle);
   if (presented->stream)
     return ESPER_OK;
   /* Asking a capturing stream for its id would end the capture. */
@@ -199,7 +179,7 @@ static stream_t *find_namesake(core_t *core, const void *handle)
 bool stream_find(core_t *core, void *handle, presented_t *presented)
 {
   uint64_t id, capture;
-  *presented = (presented_t){.stream = find_by_handle(core, NULL, handle), .handle = handle};
+  *presented = (presented_t){.stream = stream_with_handle(core, NULL, handle), .handle = handle};
   if (presented->stream)
     return true;
   const stream_t *namesake = find_namesake(core, handle);

@@ -24,6 +24,33 @@ esper_status stream_present(core_t *core, esper_stream as, presented_t *presente
  * not known, or is captured. */
 bool stream_find(core_t *core, void *handle, presented_t *presented);
 
+static inline _Atomic(stream_t *) *stream_bucket(core_t *core, const void *handle)
+{
+  return &core->stream_by_handle[(uintptr_t)handle * 0x9e3779b97f4a7c15u >> 56];
+}
+
+/* Immortal streams keep their handle, so it may stand for them, however it is
+ * presented. Any device: NULL. */
+static inline stream_t *stream_with_handle(core_t *core, const device_t *device,
+                                           const void *handle)
+{
+  stream_t *s = atomic_load_explicit(stream_bucket(core, handle), memory_order_acquire);
+  while (s && (s->handle != handle || (device && s->device != device)))
+    s = s->next_by_handle;
+  return s;
+}
+
+static inline bool stream_is_legacy(const void *handle)
+{
+  return (uintptr_t)handle <= 1;
+}
+
+/* The stream, if it is known to live for ever; NULL otherwise. */
+static inline stream_t *stream_immortal(core_t *core, const device_t *device, void *handle)
+{
+  return stream_is_legacy(handle) ? device->legacy : stream_with_handle(core, device, handle);
+}
+
 /* The stream with the driver's id, made if need be. NULL: no host memory. */
 stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handle);
 /* From now on the handle stands for the stream. */
@@ -83,6 +110,9 @@ esper_status stream_wait_host(record_t *record);
 /* Finds out which events have completed. */
 void stream_retire(stream_t *stream);
 void stream_retire_all(core_t *core);
+/* Whether its events up to the number have completed, asking for some microseconds,
+ * which even an idle stream takes for an event. */
+bool stream_completes_now(stream_t *stream, uint64_t number);
 
 /* Takes a number that stands for all work enqueued so far on the stream, and
  * once the device was synchronised declares it completed. Under the device's

@@ -4,6 +4,8 @@
  *   device    one GPU: pools, segments, statistics, trace, one lock
  *   pool      heaps whose memory serves nobody else
  *   heap      the free blocks of (pool, stream, capture), in bins by size
+ *   front     the few of them that malloc and free reach without the device's lock
+ *   ledger    what the statistics have still to hear of a heap's blocks
  *   segment   an address range from the driver; has one home heap. A classic
  *             one is one allocation; a mapped one has pages where it needs them
  *   page      memory of the driver's, mapped into a segment
@@ -18,7 +20,7 @@
  * of that stream numbered `stamp` or higher stand for.
  *
  * Locks, in the order they are taken: sync, a stream's record lock, device, then
- * one of map, streams, captures, events. No driver call is made under a device
+ * one of map, streams, captures, events, or a front's gate. No driver call is made under a device
  * lock. The record lock is held over event_record and stream_wait, and what is
  * like them inside a capture,
  * because numbers must follow the driver's order (rule 1). */
@@ -54,6 +56,10 @@ typedef struct branch branch_t;
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
+
+/* What different threads write is kept so far apart. */
+#define CACHE_LINE 64
+#define ON_ITS_OWN_LINE _Alignas(CACHE_LINE)
 
 enum {
   BLOCK_ALIGN = 512,   /* every size is a multiple, every address aligned     */
@@ -114,20 +120,27 @@ typedef struct stream_group {
 } stream_group_t;
 
 struct stream {
-  core_t *core;
+  /* Read by every malloc and seldom written. */
+  ON_ITS_OWN_LINE void *handle; /* of a mortal stream: for show only          */
   device_t *device;
-  _Atomic uint64_t id; /* the driver's; never used again                      */
-  unsigned index;   /* of its row in other streams' frontiers                 */
-  stream_group_t *group;
-  bool listed;      /* there; under the record lock                           */
+  stream_t *next_by_handle; /* immortal ones, by handle                       */
+  _Atomic(heap_t *) heap;   /* of the default pool, outside captures; or NULL */
+  atomic_bool holds;        /* some free block has a use here, no record      */
   atomic_bool kept; /* a heap is its own, or a use without record was on it   */
-  void *handle;     /* of a mortal stream: for show only                      */
   atomic_bool immortal;
   bool all_streams; /* the stand-in for everything that runs on the device    */
   atomic_uint traits; /* ESPER_TRAIT_...; the stand-in has those of any stream */
+  _Atomic uint64_t id; /* the driver's; never used again                      */
+  core_t *core;
 
-  mutex_t lock;        /* the record lock: all below but the atomics  */
-  _Atomic uint64_t last;       /* the last number taken                       */
+  ON_ITS_OWN_LINE _Atomic uint64_t last; /* the last number taken: every free reads it */
+  unsigned index;   /* of its row in other streams' frontiers                 */
+  bool listed;      /* there; under the record lock                           */
+  stream_group_t *group;
+  stream_t *next;           /* all streams of the core                        */
+  stream_t *next_in_bucket; /* by id                                          */
+
+  ON_ITS_OWN_LINE mutex_t lock; /* the record lock: all below but the atomics, and `last` */
   _Atomic uint64_t completed;  /* every number up to this one has completed   */
   record_t *oldest, *newest;   /* outstanding records, by number              */
   unsigned outstanding;        /* how many                                    */
@@ -140,12 +153,7 @@ struct stream {
   _Atomic(record_t *) dropped; /* records nobody refers to, to be pooled      */
   uint64_t syncing;            /* what a synchronisation will have completed  */
   record_t *probe;             /* of the owner order, for other streams' sake */
-  atomic_bool holds;           /* some free block has a use here, no record   */
   _Atomic uint64_t frontier[FRONTIER_ROWS];
-
-  stream_t *next;           /* all streams of the core                        */
-  stream_t *next_in_bucket; /* by id                                          */
-  stream_t *next_by_handle; /* immortal ones, by handle                       */
 };
 
 /* ---- blocks, segments, heaps, pools ------------------------------------ */
@@ -153,7 +161,7 @@ struct stream {
 typedef enum block_state {
   BLOCK_LIVE,
   BLOCK_READY,   /* free, satisfied for its home stream, in heap->ready       */
-  BLOCK_WARM,    /* the same, but the one block in heap->warm                 */
+  BLOCK_WARM,    /* the same, but in heap->front                              */
   BLOCK_PENDING, /* free, owes uses, in heap->pending                         */
   BLOCK_CLAIMED, /* free or becoming so, in the hands of one thread, unlocked */
   BLOCK_HOLE,    /* no page is there: in no bin, not in the map, owes nothing */
@@ -162,28 +170,35 @@ typedef enum block_state {
                     was enqueued before they moved may still run              */
 } block_state;
 
+
+/* The first line is all that a free and the next malloc of the block look at. */
 struct block {
   size_t size;
   size_t requested; /* by the last malloc                                     */
   segment_t *segment;
+  use_t *uses;
+  uint64_t stamp;         /* owner order; 0: the home stream never had it     */
+  uint8_t state;          /* a block_state; see block_set_state               */
+  bool plain;             /* live: at home, outside captures, not oversize    */
+  bool withheld;          /* free, but nobody's until its pool is sealed      */
+  bool counted_active;    /* in the statistics, as active                     */
+  bool counted_split;     /* in the statistics, as an inactive part           */
+  bool oversize;          /* live, and counted as such                        */
+  uint16_t fits_best;     /* the front's epoch in which it was found to       */
+  /* Read by map_find without a lock, even of blocks that are gone. */
+  uintptr_t address;
+  block_t *map_next;
+
   block_t *prev, *next;   /* neighbours by address                            */
   block_t *left, *right;  /* in its bin                                       */
   block_t *older, *newer; /* pending blocks of the heap, by time of the free;
                              holes of the segment, and stale blocks of the
                              device, in no order                              */
-  use_t *uses;
   stream_t *user;         /* stream it was last handed out on; NULL: never    */
-  uint64_t stamp;         /* owner order; 0: the home stream never had it     */
   uint64_t capture;       /* that it was last handed out in; 0: none          */
-  block_state state;
-  bool withheld;          /* free, but nobody's until its pool is sealed      */
-  bool counted_active;    /* in the statistics, as active                     */
-  bool counted_split;     /* in the statistics, as an inactive part           */
-  bool oversize;          /* live, and counted as such                        */
-  /* Read by map_find without a lock, even of blocks that are gone. */
-  uintptr_t address;
-  block_t *map_next;
 };
+
+_Static_assert(sizeof(block_t) <= 2 * CACHE_LINE, "docs/design.md: 128 bytes a block");
 
 /* A page that the driver would neither map nor take back.                      */
 struct loose {
@@ -197,20 +212,61 @@ struct segment {
   size_t size;       /* of the addresses                                      */
   size_t bytes;      /* of the memory there; of a classic segment its size    */
   uint64_t sequence; /* of its birth: orders blocks the same in every run     */
-  device_t *device;  /* for who does not hold its lock yet: heaps come and go  */
+  device_t *device;
   heap_t *heap;
   block_t *first;
   page_t *pages;     /* by granule; NULL: a classic segment                   */
   size_t touched;    /* entries of them from the first on that were ever used  */
   block_t *holes;
   bool pinned;       /* somebody else knows its pages: none is unmapped       */
+  uint64_t used_at;  /* device->large_requests when memory of it was last freed   */
   bool large;
   bool oversize; /* counted as such */
   bool captured; /* handed out inside a capture: replays may touch it         */
   segment_t *prev, *next; /* of the device, by birth                          */
 };
 
+/* How much of something: blocks, their bytes, the bytes asked for. */
+typedef struct amounts {
+  int64_t count, bytes, requested;
+} amounts_t;
+
+/* What the statistics have not yet heard of a heap's blocks (ledger.h). `room` is
+ * by ESPER_ALL and size class, the rest by size class: small, large. */
+typedef struct ledger {
+  ON_ITS_OWN_LINE amounts_t room[ESPER_CLASSES]; /* may still become active without
+                         any peak being passed                                */
+  amounts_t taken[2];   /* became live                                        */
+  amounts_t freed[2], satisfied[2]; /* not both at once                       */
+  amounts_t paired[2]; /* the lesser of these two: it is room again           */
+  amounts_t granted[ESPER_CLASSES]; /* of the room                            */
+  amounts_t usual[ESPER_CLASSES];   /* block; 0: out of use                   */
+  unsigned idle[ESPER_CLASSES]; /* so often it was read with nothing taken    */
+} ledger_t;
+
+enum {
+  FRONT_SLOTS = 16, /* sizes                                                  */
+  FRONT_DEPTH = 64, /* blocks of a size                                       */
+};
+
+/* front.h. All but the gate is under the gate: that of an open front is taken by
+ * whoever is at work in it, that of a closed one stays with the device's lock. */
+typedef struct front {
+  ON_ITS_OWN_LINE atomic_int gate;
+  uint16_t epoch; /* rises when the front is emptied; 0 is never used         */
+  bool empty;     /* whoever holds the device's lock said so; the gate is closed */
+  bool held;      /* is not to be emptied                                     */
+  bool paused;    /* by fronts_pause                                          */
+  uint16_t filled; /* bit i: slot i has blocks                                */
+  uint8_t count[FRONT_SLOTS];
+  _Atomic uint64_t questions; /* to the driver, whether the stream is captured */
+  uint32_t units[FRONT_SLOTS]; /* the size of a slot's blocks, in BLOCK_ALIGN  */
+  ledger_t ledger;
+  block_t *block[FRONT_SLOTS][FRONT_DEPTH];
+} front_t;
+
 struct heap {
+  front_t front;
   pool_t *pool;
   stream_t *stream;
   uint64_t capture; /* 0, or the capture this memory was handed out in        */
@@ -222,11 +278,10 @@ struct heap {
                        reference                                              */
   bins_t ready[2];  /* by size class: small, large                            */
   bins_t pending[2];
-  block_t *warm; /* freed last, kept whole and unmerged: it is often asked for
-                    next; whoever needs anything else settles it first       */
   block_t *oldest_pending, *newest_pending;
   uint64_t seen_epoch; /* core->epoch when the pending blocks were last read  */
-  heap_t *next;
+  unsigned borrowed; /* small blocks of other heaps, since it was to grow instead */
+  heap_t *next; /* of the pool, or of the spare ones                          */
 };
 
 /* Goes when nobody refers to it, nobody is at work in it, and its memory went
@@ -275,17 +330,20 @@ typedef struct gate {
 enum { GATES = 64 };
 
 struct device {
-  core_t *core;
+  ON_ITS_OWN_LINE core_t *core;
   int index;
   atomic_bool ready; /* the rest is set up                                    */
+  atomic_int opening_count;
+  stream_t *legacy;      /* the default stream                                */
+  stream_t *all_streams; /* stands for every stream: see event_record_all     */
 
-  mutex_t sync_lock; /* one thread synchronises the device at a time  */
+  ON_ITS_OWN_LINE mutex_t sync_lock; /* one thread synchronises the device at a time */
   mutex_t lock; /* all below, and all heaps, segments, blocks, uses   */
   pool_t *pools;        /* the default pool is `default_pool`                 */
   pool_t default_pool;
   pool_t *gone_pools;   /* to be buried without the lock: their sources are not ours */
+  heap_t *spare_heaps;  /* never given back: who frees twice may look at one  */
   opening_t *openings;  /* newest first                                       */
-  atomic_int opening_count;
   segment_t *first_segment, *last_segment;
   block_t *stale;       /* blocks that are mapped and have no memory          */
   uint64_t next_sequence;
@@ -298,6 +356,7 @@ struct device {
   double fraction;
   size_t limit;     /* 0: none                                                */
   size_t reserving; /* bytes being obtained, and loose: not in the statistics */
+  uint64_t large_requests; /* so far: the clock of what is not used for long  */
   size_t refused;   /* the segment that the driver had no memory for; 0: none  */
   esper_stats stats;
   esper_counters counters;
@@ -306,8 +365,6 @@ struct device {
   gate_t gates[GATES]; /* a ring                                              */
   unsigned next_gate;
 
-  stream_t *legacy;      /* the default stream                                */
-  stream_t *all_streams; /* stands for every stream: see event_record_all     */
   /* Streams of our own that carry the uses that come as an event; those that
      must not be gated on have the second, and delay no others. */
   _Atomic(stream_t *) carriers[2];
@@ -322,34 +379,43 @@ struct device {
 enum { DRIVER_CALLS = 32 };
 
 struct esper_core {
-  const esper_driver *driver;
-  uint64_t serial; /* of the process's cores, from 1 */
-  _Atomic uint64_t driver_calls[DRIVER_CALLS];
-  atomic_bool shut_down;
-
-  mutex_t config_lock; /* setting up devices, and tracing, too        */
-  _Atomic(struct config *) config; /* read without a lock                     */
-  atomic_bool timing; /* records take the time: reuse order `auto` wants it   */
-  int64_t (*clock_us)(void);
-  atomic_bool tracing;
-
-  int device_count;
+  /* Read by every malloc and free, and seldom written. */
+  ON_ITS_OWN_LINE const esper_driver *driver;
   device_t *devices;
-
-  mutex_t streams_lock;
-  _Atomic(stream_t *) streams;
+  struct map *map; /* address -> block */
+  _Atomic(struct config *) config; /* read without a lock                     */
+  int device_count;
+  atomic_bool shut_down;
+  atomic_bool timing; /* records take the time: reuse order `auto` wants it   */
+  atomic_bool tracing;
+  atomic_bool warned; /* that memory was freed which a graph reads */
+  int64_t (*clock_us)(void);
+  uint64_t serial; /* of the process's cores, from 1 */
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
   _Atomic(stream_t *) stream_by_id[STREAM_BUCKETS];
+  _Atomic(stream_t *) streams;
   _Atomic(stream_group_t *) stream_groups; /* newest first                    */
+
+  ON_ITS_OWN_LINE _Atomic uint64_t driver_calls[DRIVER_CALLS]; /* fronts have more */
+  mutex_t config_lock; /* setting up devices, and tracing, too        */
+  mutex_t streams_lock;
   unsigned stream_count;
   _Atomic uint64_t epoch; /* rises when an obligation may have been satisfied */
-
-  atomic_bool warned; /* that memory was freed which a graph reads */
   mutex_t captures_lock;
   capture_t *captures; /* that somebody refers to */
-
-  struct map *map; /* address -> block */
 };
+
+/* A front's owner reads the states of neighbours while others, who hold the device's
+ * lock, change those that mean nothing to it. */
+static inline void block_set_state(block_t *block, block_state state)
+{
+  __atomic_store_n(&block->state, (uint8_t)state, __ATOMIC_RELAXED);
+}
+
+static inline block_state block_state_of(const block_t *block)
+{
+  return (block_state)__atomic_load_n(&block->state, __ATOMIC_RELAXED);
+}
 
 /* ---- asserts ----------------------------------------------------------- */
 

@@ -17,7 +17,7 @@
 #define ESPER_CAPI_NAME "esper_alloc._core.capi"
 
 /* Raised by every change to the list below or to a type in esper_alloc.h. */
-#define ESPER_CAPI_VERSION 4u
+#define ESPER_CAPI_VERSION 5u
 
 /* F(name) for each public function esper_<name> */
 #define ESPER_CAPI_FUNCTIONS(F)                                             \

@@ -68,8 +68,18 @@ inline void tell_of_free(void* ptr) {
   if (status == ESPER_OUT_OF_MEMORY) {
     throw_out_of_memory();
   }
+  if (status == ESPER_REJECTED) {
+    throw_rejection();
+  }
   rethrow_callback_failure();
   throw_status(status, "allocating memory");
+}
+
+// Asking the runtime costs as much as the rest of an allocation, and with one device
+// there is one answer.
+inline c10::DeviceIndex current_device() {
+  static const bool only_one = c10::cuda::device_count() == 1;
+  return only_one ? 0 : c10::cuda::current_device();
 }
 
 inline void* allocate_on(esper_stream stream, size_t size) {
@@ -117,7 +127,7 @@ Allocator::Allocator()
 
 c10::DataPtr Allocator::allocate(size_t size) {
   check_size(size);
-  const c10::DeviceIndex device = c10::cuda::current_device();
+  const c10::DeviceIndex device = current_device();
   const c10::Device where(c10::kCUDA, device);
   if (C10_UNLIKELY(!isEnabled())) {
     void* ptr = allocate_uncached(size);
@@ -141,7 +151,7 @@ void* Allocator::raw_alloc(size_t size) {
   if (C10_UNLIKELY(!isEnabled())) {
     return allocate_uncached(size);
   }
-  const c10::DeviceIndex device = c10::cuda::current_device();
+  const c10::DeviceIndex device = current_device();
   return allocate_on(
       to_esper(c10::cuda::getCurrentCUDAStream(device)), size);
 }
@@ -154,23 +164,27 @@ void* Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
   if (C10_UNLIKELY(!isEnabled())) {
     return allocate_uncached(size);
   }
-  return allocate_on(to_esper(stream, c10::cuda::current_device()), size);
+  return allocate_on(to_esper(stream, current_device()), size);
 }
 
 void Allocator::raw_delete(void* ptr) {
   if (ptr == nullptr) {
     return;
   }
+  esper_core* made = core_unless_forked();
   // Caching may have been turned off or on since it was allocated.
   esper_block_info block;
   if (C10_UNLIKELY(!isEnabled()) &&
-      capi().find_block(core(), ptr, &block) != ESPER_OK) {
+      (made == nullptr || capi().find_block(made, ptr, &block) != ESPER_OK)) {
     delete_uncached(ptr);
     return;
   }
+  if (C10_UNLIKELY(made == nullptr)) {
+    return; // the parent's, in a forked child
+  }
   tell_of_free(ptr);
   const CallContext call(RecordContext::ALL);
-  const esper_status status = capi().free(core(), ptr);
+  const esper_status status = capi().free(made, ptr);
   TORCH_CHECK(
       status != ESPER_INVALID,
       "invalid device pointer: ",
@@ -242,15 +256,23 @@ bool Allocator::isEnabled() const {
 
 void Allocator::emptyCache(c10::MempoolId_t pool) {
   const bool every_pool = pool == c10::MempoolId_t(0, 0);
-  esper_core* made = core();
+  esper_core* made = core_unless_forked();
+  if (made == nullptr) {
+    return; // it is the parent's
+  }
   forget_unshared();
   const CallContext call(RecordContext::ALL);
   for (int device = 0; device < capi().device_count(made); ++device) {
-    check(
-        every_pool
-            ? capi().empty_cache(made, device, nullptr)
-            : capi().pool_empty(made, device, pool.first, pool.second),
-        "emptying the cache");
+    const esper_status status = every_pool
+        ? capi().empty_cache(made, device, nullptr)
+        : capi().pool_empty(made, device, pool.first, pool.second);
+    // A MemPool's destructor is calling, which must not throw: what is wrong
+    // with the device is for the next allocation to report.
+    const bool device_failed =
+        status == ESPER_DEVICE_ERROR || status == ESPER_SHUT_DOWN;
+    if (every_pool || !device_failed) {
+      check(status, "emptying the cache");
+    }
   }
 }
 

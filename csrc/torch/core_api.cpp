@@ -1,5 +1,6 @@
 #include "core_api.h"
 
+#include <cuda_runtime_api.h>
 #include <pthread.h>
 
 #include <mutex>
@@ -12,6 +13,7 @@ namespace detail {
 
 const esper_capi* table = nullptr;
 std::atomic<esper_core*> the_core{nullptr};
+std::atomic<bool> forked{false};
 
 esper_core* make_core() {
   static std::mutex mutex;
@@ -28,7 +30,10 @@ esper_core* make_core() {
   apply_options(core);
   // CUDA does not survive a fork, and a lock of the core may be held by a
   // thread that the child does not have: there the core is not touched again.
-  pthread_atfork(nullptr, nullptr, [] { the_core.store(nullptr); });
+  pthread_atfork(nullptr, nullptr, [] {
+    the_core.store(nullptr);
+    forked.store(true);
+  });
   the_core.store(core, std::memory_order_release);
   return core;
 }
@@ -39,14 +44,29 @@ void set_capi(const esper_capi* table) {
   detail::table = table;
 }
 
+namespace {
+
+// What PyTorch's own failed calls throw. "CUDA error" is what programs look for
+// when they decide that the process has to go.
+[[noreturn]] void throw_device_error(const char* why, const char* doing) {
+  cudaError_t code = cudaPeekAtLastError();
+  if (code == cudaSuccess) {
+    code = cudaErrorUnknown; // the driver told us, not the runtime
+  }
+  throw c10::AcceleratorError(
+      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+      static_cast<int32_t>(code),
+      c10::str("CUDA error: ", why, " (esper_alloc, ", doing, ")"));
+}
+
+} // namespace
+
 void throw_status(esper_status status, const char* doing) {
   const char* why = capi().last_error();
   switch (status) {
     case ESPER_DEVICE_ERROR:
     case ESPER_SHUT_DOWN:
-      // "CUDA error" is what programs look for when they decide that the
-      // process has to go.
-      TORCH_CHECK(false, "CUDA error: ", why, " (esper_alloc, ", doing, ")");
+      throw_device_error(why, doing);
     case ESPER_UNSUPPORTED:
       TORCH_CHECK_NOT_IMPLEMENTED(
           false, "esper_alloc, ", doing, ": ", why);

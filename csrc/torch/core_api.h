@@ -14,6 +14,7 @@ namespace esper {
 namespace detail {
 extern const esper_capi* table;
 extern std::atomic<esper_core*> the_core;
+extern std::atomic<bool> forked; // since it was made
 esper_core* make_core();
 } // namespace detail
 
@@ -29,6 +30,14 @@ inline const esper_capi& capi() {
 inline esper_core* core() {
   esper_core* made = detail::the_core.load(std::memory_order_acquire);
   return C10_LIKELY(made != nullptr) ? made : detail::make_core();
+}
+
+// For calls of destructors, which must not throw: null in a child that was forked
+// after the core was made. What is to go there is the parent's.
+inline esper_core* core_unless_forked() {
+  return C10_LIKELY(!detail::forked.load(std::memory_order_relaxed))
+      ? core()
+      : nullptr;
 }
 
 // The same without making one: null while PyTorch has not used us.

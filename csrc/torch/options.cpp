@@ -6,10 +6,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <mutex>
-#include <set>
-#include <string>
-#include <utility>
 
 #include "core_api.h"
 #include "out_of_memory.h"
@@ -20,29 +16,13 @@ namespace {
 using CommonConfig = c10::CachingAllocator::AcceleratorAllocatorConfig;
 using CudaConfig = c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig;
 
-void warn_not_honoured(const std::string& option, const char* meanwhile) {
-  static std::mutex mutex;
-  static std::set<std::string> warned;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (!warned.insert(option).second) {
-      return;
-    }
-  }
-  TORCH_WARN(
-      "esper_alloc does not honour the allocator option ",
-      option,
-      " yet: ",
-      meanwhile);
-}
-
 // Newer than the oldest PyTorch supported: asked for only where it exists.
 template <class Config>
-auto throws_before_malloc(int) -> decltype(Config::throw_on_cudamalloc_oom()) {
+auto rejects_growth(int) -> decltype(Config::throw_on_cudamalloc_oom()) {
   return Config::throw_on_cudamalloc_oom();
 }
 template <class Config>
-bool throws_before_malloc(long) {
+bool rejects_growth(long) {
   return false;
 }
 
@@ -62,24 +42,6 @@ constexpr size_t kLargeSegmentByDefault = 20971520;
 esper_segments segments_by_default(esper_segments now) {
   static const esper_segments first = now;
   return first;
-}
-
-void warn_of_the_rest() {
-  if (CommonConfig::garbage_collection_threshold() > 0) {
-    warn_not_honoured(
-        "garbage_collection_threshold",
-        "cached memory is given back when memory runs out, not before.");
-  }
-  if (CudaConfig::graph_capture_record_stream_reuse()) {
-    warn_not_honoured(
-        "graph_capture_record_stream_reuse",
-        "memory with a record_stream use is held until the capture ends.");
-  }
-  if (throws_before_malloc<CudaConfig>(0)) {
-    warn_not_honoured(
-        "throw_on_cudamalloc_oom",
-        "running out is found when the device refuses.");
-  }
 }
 
 } // namespace
@@ -109,12 +71,17 @@ void apply_options(esper_core* core) {
       divisions.begin(),
       std::min<size_t>(divisions.size(), ESPER_ROUNDUP_STEPS),
       config.roundup_power2_divisions);
+  config.garbage_collection_threshold =
+      CommonConfig::garbage_collection_threshold();
+  // By the option's own fraction, which need not be the one in force.
+  const double fraction = CudaConfig::per_process_memory_fraction();
+  config.rejection_share =
+      rejects_growth<CudaConfig>(0) && fraction < 1.0 ? fraction : 0.0;
   config.free_memory = free_registered_memory;
   config.free_memory_context = nullptr;
   config.warn = warn;
   config.warn_context = nullptr;
   check(capi().configure(core, &config), "applying allocator options");
-  warn_of_the_rest();
 }
 
 void apply_memory_fraction(esper_core* core) {

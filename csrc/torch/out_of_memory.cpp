@@ -26,17 +26,23 @@ std::vector<OutOfMemoryObserver>& observers() {
   return *list;
 }
 
+std::vector<OutOfMemoryObserver>& rejection_observers() {
+  static auto* list = new std::vector<OutOfMemoryObserver>();
+  return *list;
+}
+
+// To be called outside the lock: an observer may take the GIL, and attaching one
+// happens with the GIL held.
+std::vector<OutOfMemoryObserver> copy_of(
+    const std::vector<OutOfMemoryObserver>& list) {
+  std::lock_guard<std::mutex> lock(observers_mutex);
+  return list;
+}
+
 void tell(const esper_failure& failure) {
-  std::vector<OutOfMemoryObserver> called;
-  {
-    // Called outside the lock: an observer may take the GIL, and attaching
-    // one happens with the GIL held.
-    std::lock_guard<std::mutex> lock(observers_mutex);
-    called = observers();
-  }
   const size_t total =
       failure.limit != 0 ? failure.limit : failure.device_total;
-  for (const auto& observer : called) {
+  for (const auto& observer : copy_of(observers())) {
     observer(failure.device, failure.requested, total, failure.device_free);
   }
   c10::reportOutOfMemoryToProfiler(
@@ -116,9 +122,8 @@ void add_out_of_memory_observer(OutOfMemoryObserver observer) {
 }
 
 void add_rejection_observer(OutOfMemoryObserver observer) {
-  static auto* waiting = new std::vector<OutOfMemoryObserver>();
   std::lock_guard<std::mutex> lock(observers_mutex);
-  waiting->emplace_back(std::move(observer));
+  rejection_observers().emplace_back(std::move(observer));
 }
 
 void throw_out_of_memory() {
@@ -126,6 +131,24 @@ void throw_out_of_memory() {
   capi().get_failure(&failure);
   tell(failure);
   TORCH_CHECK_WITH(OutOfMemoryError, false, describe(failure));
+}
+
+void throw_rejection() {
+  esper_failure failure;
+  capi().get_failure(&failure);
+  for (const auto& observer : copy_of(rejection_observers())) {
+    observer(
+        failure.device,
+        failure.segment,
+        failure.reserved,
+        failure.device_total);
+  }
+  TORCH_CHECK_WITH(
+      OutOfMemoryError,
+      false,
+      "CUDA out of memory. Allocation was preemptively rejected because it would"
+      " exceed per_process_memory_fraction limit. Requested size: ",
+      format_size(failure.segment));
 }
 
 void check_size(size_t size) {

@@ -97,24 +97,36 @@ void Allocator::beginAllocateToPool(
 void Allocator::endAllocateToPool(
     c10::DeviceIndex device,
     c10::MempoolId_t pool) {
+  esper_core* made = core_unless_forked();
+  if (made == nullptr) {
+    return; // the parent's, in a forked child
+  }
   void* filter = nullptr;
   const WithoutGil no_gil; // threads may be asking the filter
   check(
-      capi().pool_end(core(), device, pool.first, pool.second, &filter),
+      capi().pool_end(made, device, pool.first, pool.second, &filter),
       "ending allocations to a pool");
   delete static_cast<Filter*>(filter);
 }
 
+// This and the two after it are called by destructors of MemPools and graphs,
+// which must not throw: not in a forked child either, where the pools are the
+// parent's.
 void Allocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) {
-  check(
-      capi().pool_release(core(), device, pool.first, pool.second),
-      "releasing a pool");
+  if (esper_core* made = core_unless_forked()) {
+    check(
+        capi().pool_release(made, device, pool.first, pool.second),
+        "releasing a pool");
+  }
 }
 
 int Allocator::getPoolUseCount(
     c10::DeviceIndex device,
     c10::MempoolId_t pool) {
-  return capi().pool_use_count(core(), device, pool.first, pool.second);
+  esper_core* made = core_unless_forked();
+  return made != nullptr
+      ? capi().pool_use_count(made, device, pool.first, pool.second)
+      : 0;
 }
 
 void Allocator::createOrIncrefPool(
@@ -145,15 +157,17 @@ void Allocator::setUseOnOOM(
     c10::DeviceIndex device,
     c10::MempoolId_t pool,
     bool use_on_oom) {
-  check(
-      capi().pool_set_flags(
-          core(),
-          device,
-          pool.first,
-          pool.second,
-          ESPER_POOL_USE_ON_OOM,
-          use_on_oom ? ESPER_POOL_USE_ON_OOM : 0),
-      "setting use_on_oom of a pool");
+  if (esper_core* made = core_unless_forked()) {
+    check(
+        capi().pool_set_flags(
+            made,
+            device,
+            pool.first,
+            pool.second,
+            ESPER_POOL_USE_ON_OOM,
+            use_on_oom ? ESPER_POOL_USE_ON_OOM : 0),
+        "setting use_on_oom of a pool");
+  }
 }
 
 void Allocator::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) {

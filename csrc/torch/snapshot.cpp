@@ -92,6 +92,9 @@ SegmentInfo convert(
 }
 
 const char* name_of(unsigned kind) {
+  if (kind & ESPER_ENTRY_CAPTURED) {
+    return "captured";
+  }
   if (kind & ESPER_ENTRY_HELD) {
     return "held";
   }

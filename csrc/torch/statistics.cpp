@@ -24,6 +24,15 @@ StatArray convert(const esper_stat (&from)[ESPER_CLASSES]) {
   return {convert(from[0]), convert(from[1]), convert(from[2])};
 }
 
+// Newer than the oldest PyTorch supported.
+template <class Figures>
+auto set_rejections(Figures& to, int64_t count, int)
+    -> decltype(to.num_oom_rejections, void()) {
+  to.num_oom_rejections = count;
+}
+template <class Figures>
+void set_rejections(Figures&, int64_t, long) {}
+
 } // namespace
 
 c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(
@@ -45,6 +54,7 @@ c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(
   to.oversize_segments = convert(from.oversize_segments);
   to.num_alloc_retries = from.num_alloc_retries;
   to.num_ooms = from.num_ooms;
+  set_rejections(to, from.num_oom_rejections, 0);
   to.num_sync_all_streams = from.num_sync_all_streams;
   to.num_device_alloc = from.num_device_alloc;
   to.num_device_free = from.num_device_free;

@@ -205,6 +205,74 @@ static void pool_capture(esper_stream c, esper_stream d, bool known) {
   EXPECT(esper_pool_release(core, 0, 5, 0) == ESPER_OK);
 }
 
+/* Cached memory goes back before memory grows. */
+static void collect(esper_stream r, esper_stream b) {
+  esper_config config;
+  esper_get_config(core, &config);
+  config.garbage_collection_threshold = 0.1;
+  EXPECT(esper_configure(core, &config) == ESPER_OK);
+  esper_set_memory_fraction(core, 0, 0.9);
+  put(get(11 * MIB, r));
+  put(get(12 * MIB, b));
+  sim_run_all(s);
+  void *x = get(14 * MIB, r), *y = get(16 * MIB, b);
+  put(x);
+  put(y);
+  EXPECT(esper_core_is_valid(core));
+  config.garbage_collection_threshold = 0;
+  EXPECT(esper_configure(core, &config) == ESPER_OK);
+  esper_set_memory_fraction(core, 0, 1);
+}
+
+static int is_one_of_three(void *context, void *stream) {
+  const esper_stream *streams = context;
+  return is_captured(context, stream) || stream == streams[2].handle;
+}
+
+/* Two captures open at once, of which the one becomes a node of the other, and a
+ * conditional node whose body reads what is freed while the body is captured. */
+static void nested_captures(esper_stream c, esper_stream d, esper_stream e,
+                            bool known) {
+  esper_stream three[3] = {c, d, e};
+  if (esper_pool_begin(core, 0, 6, 0, is_one_of_three, three) != ESPER_OK)
+    return;
+  sim_capture_begin(s, 0, c.handle);
+  sim_capture_begin(s, 0, d.handle);
+  void *x = get(200000, c);
+  put(get(200000, d));
+  put(get(200000, d));
+  put(x); /* freed while the thread works in the other capture */
+  put(get(200000, c));
+  sim_graph *child = sim_capture_end(s, 0, d.handle);
+  void *y = get(300000, c);
+  sim_stream_wait_stream(s, 0, e.handle, 0, c.handle);
+  if (child) sim_graph_launch(s, child, 0, e.handle);
+  use(e, y, 0);
+  put(y);
+  put(get(300000, c)); /* an edge leads to the read, behind the other graph */
+  void *z = get(400000, e);
+  sim_stream_wait_stream(s, 0, c.handle, 0, e.handle);
+  sim_capture_body(s, 0, c.handle, d.handle);
+  put(get(100000, d));
+  if (z) sim_kernel(s, 0, d.handle, z, 512, SIM_READ);
+  put(z);
+  put(get(400000, e)); /* which does not come after the body */
+  put(get(100000, d));
+  EXPECT(!sim_capture_end(s, 0, d.handle));
+  sim_stream_wait_stream(s, 0, c.handle, 0, e.handle);
+  put(get(400000, c));
+  EXPECT(esper_core_is_valid(core));
+  sim_graph *graph = sim_capture_end(s, 0, c.handle);
+  EXPECT(graph || !known);
+  EXPECT(esper_pool_end(core, 0, 6, 0, NULL) == ESPER_OK);
+  if (graph) {
+    sim_graph_launch(s, graph, 0, c.handle);
+    sim_graph_destroy(s, graph);
+  }
+  if (child) sim_graph_destroy(s, child);
+  EXPECT(esper_pool_release(core, 0, 6, 0) == ESPER_OK);
+}
+
 /* ---- the scenario ---------------------------------------------------------- */
 
 static esper_stream new_stream(int device, unsigned flags) {
@@ -321,6 +389,12 @@ static void scenario(void) {
   esper_stream e = new_stream(0, immortal);
   known &= esper_record_use(core, NULL, 0, e, 0, NULL) == ESPER_OK;
   pool_capture(c, e, known);
+  esper_stream d = new_stream(0, immortal);
+  known &= esper_record_use(core, NULL, 0, d, 0, NULL) == ESPER_OK;
+  nested_captures(c, d, e, known);
+
+  esper_empty_cache(core, 0, NULL);
+  collect(r, b);
 
   /* The rest of the interface. */
   size_t free_bytes, total, largest;

@@ -1,6 +1,7 @@
 /* Blocks on their own: how they split and merge, and what they owe then. */
 #include "../../csrc/core/block.h"
 
+#include "../../csrc/core/front.h"
 #include "../../csrc/core/map.h"
 #include "../../csrc/core/use.h"
 #include "world.h"
@@ -8,12 +9,14 @@
 static world w;
 static device_t *device;
 static segment_t segment;
+static heap_t heap; /* its front is closed */
 
 static block_t *begin(void) {
   world_begin(&w);
   world_free(&w, world_malloc(&w, 512, w.stream[0])); /* the device starts */
   device = &w.core->devices[0];
-  segment = (segment_t){.address = 0x1000000, .size = 1 << 20};
+  front_init(&heap.front);
+  segment = (segment_t){.address = 0x1000000, .size = 1 << 20, .heap = &heap};
   segment.first = block_create(device, &segment, segment.address, segment.size);
   CHECK(segment.first);
   CHECK_EQ(segment.first->state, BLOCK_CLAIMED);

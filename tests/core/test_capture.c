@@ -128,6 +128,39 @@ TEST(record_stream_inside_ends_with_the_free) {
   end();
 }
 
+/* The one use as the core tells of it. */
+static esper_use_entry only_use(void) {
+  esper_snapshot snapshot;
+  CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
+  CHECK_EQ(snapshot.use_count, 1);
+  esper_use_entry use = snapshot.uses[0];
+  esper_snapshot_free(&snapshot);
+  return use;
+}
+
+TEST(a_use_inside_is_shown_as_one_and_holds_nothing) {
+  begin();
+  void *outside = block(Y, r);
+  capture_begin();
+  void *x = block(X, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  esper_use_entry use = only_use();
+  CHECK(use.stream == s.handle && use.number == 0);
+  CHECK_EQ(use.kind, ESPER_ENTRY_CAPTURED);
+  world_free(&w, x);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  CHECK_EQ(world_counters(&w, 0).bytes_pending, X * MIB);
+  CHECK(block(X, r) == x);
+  world_use(&w, outside, s, 0); /* of memory that is not the capture's */
+  CHECK_EQ(only_use().kind, ESPER_ENTRY_HELD);
+  world_wait(&w, r, s);
+  world_free(&w, outside);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  capture_end();
+  end();
+}
+
 /* Native needs an option for this: memory freed on a joined stream. */
 TEST(a_joined_streams_memory_serves_the_others) {
   begin();
@@ -390,6 +423,27 @@ TEST(a_body_keeps_to_itself) {
   CHECK(block(18, r) == z);
   world_free(&w, inside);
   CHECK(block(X, r) == x);
+  world_wait(&w, r, t);
+  capture_end();
+  end();
+}
+
+/* The driver does not say whether the body is still being captured: it may be. The
+ * body reads y and is a node that t does not come after. */
+TEST(a_body_that_cannot_be_asked_about_is_not_taken_for_over) {
+  begin();
+  capture_begin();
+  world_wait(&w, t, r);
+  void *y = block(Y, t);
+  world_wait(&w, r, t);
+  sim_capture_body(w.s, 0, r.handle, s.handle);
+  block(X, s);
+  sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
+  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+  world_free(&w, y);
+  CHECK_EQ(sim_faults(w.s), 1);
+  CHECK(block(Y, t) != y);
+  CHECK(!sim_capture_end(w.s, 0, s.handle));
   world_wait(&w, r, t);
   capture_end();
   end();

@@ -456,6 +456,51 @@ TEST(a_wholly_free_segment_changes_its_home) {
   end();
 }
 
+/* Beside a live block of r, s asks for one and frees it, `count` times: its loans. */
+static uint64_t loans_of(size_t size, int count) {
+  uint64_t before = world_counters(&w, 0).loans;
+  for (int i = 0; i < count; i++) world_free(&w, world_malloc(&w, size, s));
+  return world_counters(&w, 0).loans - before;
+}
+
+static int64_t reserved(void) {
+  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
+}
+
+TEST(who_borrows_again_and_again_grows) {
+  world_begin_with(&w, &(sim_options){.completion = SIM_AT_ONCE}, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  void *p = world_malloc(&w, 4 * KIB, r);
+  CHECK_EQ(loans_of(4 * KIB, 32), 32);
+  CHECK_EQ(reserved(), 2 * MIB);
+  CHECK_EQ(loans_of(4 * KIB, 100), 0);
+  CHECK_EQ(reserved(), 4 * MIB);
+  void *q = world_malloc(&w, 6 * MIB, r);
+  int64_t now = reserved();
+  CHECK_EQ(loans_of(6 * MIB, 100), 100); /* what is large is dear */
+  CHECK_EQ(reserved(), now);
+  world_free(&w, p);
+  world_free(&w, q);
+  world_check(&w);
+  world_end(&w);
+}
+
+TEST(who_cannot_grow_goes_on_borrowing) {
+  world_begin_with(&w, &(sim_options){.completion = SIM_AT_ONCE, .capacity = 2 * MIB}, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  void *p = world_malloc(&w, 4 * KIB, r);
+  uint64_t asked = calls(SIM_CALL_memory_alloc);
+  CHECK_EQ(loans_of(4 * KIB, 100), 100);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc) - asked, 3); /* not each time */
+  CHECK_EQ(world_stats(&w, 0).num_ooms, 0);
+  CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 0);
+  world_free(&w, p);
+  world_check(&w);
+  world_end(&w);
+}
+
 TEST(other_heaps_are_gated_on_when_memory_is_short) {
   begin_with(12 * MIB, ESPER_REUSE_GATE);
   void *p = block(12 * MIB, r);

@@ -445,6 +445,55 @@ TEST(what_is_freed_from_outside_waits_for_the_next_seal) {
   end();
 }
 
+/* A pool is begun again while a capture still works in it, and the driver does not
+ * say so: what that capture marked counts on. */
+TEST(a_capture_that_cannot_be_asked_about_is_not_taken_for_over) {
+  begin();
+  capture_begin(ID);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, x);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, ESPER_USE_NO_GATE);
+  world_free(&w, x);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  CHECK_EQ(sim_faults(w.s), 1);
+  void *y = world_malloc(&w, 12 * MIB, r);
+  CHECK(y != x); /* s may still read it */
+  world_kernel(&w, r, y);
+  world_wait(&w, r, s);
+  sim_graph *graph = capture_end(ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+/* Of two captures that one stream was in while the pool was open, nothing is left
+ * but their memory; an output keeps the pool. */
+TEST(captures_of_one_stream_leave_one_heap) {
+  begin();
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  sim_graph *graph[2];
+  void *kept[2];
+  for (int i = 0; i < 2; i++) {
+    sim_capture_begin(w.s, 0, r.handle);
+    kept[i] = world_malloc(&w, 12 * MIB, r);
+    world_kernel(&w, r, kept[i]);
+    graph[i] = sim_capture_end(w.s, 0, r.handle);
+  }
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  sim_graph_destroy(w.s, graph[0]);
+  drop(graph[1], ID);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* the device was synchronised */
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  world_check(&w);
+  for (int i = 0; i < 2; i++) world_free(&w, kept[i]);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  end();
+}
+
 /* What a forward graph saved is freed while the backward one is captured. */
 TEST(memory_of_an_earlier_capture_serves_the_later_that_frees_it) {
   begin();

@@ -41,6 +41,17 @@ TEST(memory_of_one_pool_never_serves_another) {
   end();
 }
 
+TEST(references_are_of_private_pools) {
+  begin();
+  esper_pool *a;
+  CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &a));
+  CHECK_EQ(esper_pool_use_count(w.core, 0, 1, 2), 1);
+  CHECK_EQ(esper_pool_use_count(w.core, 0, 0, 0), 0);
+  CHECK_EQ(esper_pool_use_count(w.core, 0, 3, 4), 0);
+  CHECK_EQ(esper_pool_use_count(w.core, 7, 1, 2), 0);
+  end();
+}
+
 TEST(a_pools_id_is_in_the_snapshot) {
   begin();
   esper_pool *a;

@@ -162,6 +162,34 @@ TEST(an_event_from_before_the_free_does_not_cover_it) {
   end();
 }
 
+/* The last malloc of o opens the front, so that the free after it takes no lock. */
+TEST(a_free_without_the_lock_is_not_covered_by_an_earlier_event) {
+  begin(X + 2);
+  void *x = world_malloc(&w, X * MIB, o);
+  world_free(&w, x);
+  record_something(o, r);
+  world_run(&w, r);
+  world_run(&w, o); /* the event has completed */
+  CHECK(world_malloc(&w, X * MIB, o) == x);
+  world_kernel(&w, o, x);
+  world_free(&w, x);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+TEST(what_is_still_read_is_not_handed_out_without_the_lock) {
+  begin(X);
+  void *x = world_malloc(&w, X * MIB, r);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  world_kernel(&w, r, x);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
 /* r takes a part of a block that s still reads; a third stream takes the rest.
  * That r's own order has completed shows only what the uses are worth. */
 TEST(the_rest_of_a_block_owes_what_the_block_owed) {

@@ -269,6 +269,73 @@ def test_modes_functorch_and_nested_tensors_mark_the_real_memory():
         assert uses(plainly, lambda: ones().to_sparse_bsr((2, 5))) == 3
         assert uses(plainly, lambda: torch.nn.Parameter(ones())) == 1
         assert uses(plainly, lambda: ones()[1:, 2:]) == 1
+
+        class Functional(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, func, types, args=(), kwargs=None):
+                return super().__torch_function__(func, types, args, kwargs or {})
+
+        esper_alloc.install_tensor_method()
+        method = lambda x: x.record_use(side)
+        for how in (plainly, method):
+            assert uses(how, lambda: ones().as_subclass(Functional)) == 1, how
+            assert uses(how, lambda: torch.nn.Buffer(ones())) == 1, how
+        with torch.inference_mode():
+            assert uses(plainly, ones) == 1 and uses(method, ones) == 1
+
+        import torch.distributed as dist
+        from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+        mesh = init_device_mesh("cuda", (1,))
+        sharded = lambda: DTensor.from_local(ones(), mesh, [Shard(0)], run_check=False)
+        for how in (plainly, method):
+            assert uses(how, sharded) == 1, how
+        dist.destroy_process_group()
+        """
+    )
+
+
+def test_marks_in_inference_mode_are_exact():
+    on_gpu(
+        """
+        side = stream_beside()
+        with torch.inference_mode():
+            x = bytes_of(64)
+            torch.cuda.synchronize()
+            kept = [x]                      # in grad mode that would be careful
+            esper_alloc.record_use(x, side)
+            done = torch.cuda.Event(); done.record(side)
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(cycles(0.3))
+            done.synchronize()
+            del x, kept
+            assert stat("active_bytes.all.current") == 0
+        torch.cuda.synchronize()
+        """
+    )
+
+
+def test_operators_pass_opcheck_on_the_gpu():
+    on_gpu(
+        """
+        side = torch.cuda.Stream()
+        where = (side.stream_id, side.device_index)
+        ops = torch.ops.esper_alloc
+        for tensors in (
+            [torch.ones(3, device="cuda"), torch.ones(2, 2, device="cuda")],
+            [torch.ones(3, device="cuda", requires_grad=True)],
+        ):
+            for op, arguments in (
+                (ops.record_use.default, (*where, True, False)),
+                (ops.record_use.default, (0, -1, False, True)),
+                (ops.enter_scope.default, where),
+                (ops.leave_scope.default, (*where, True)),
+                (ops.take.default, where),
+                (ops.hold.default, ()),
+            ):
+                torch.library.opcheck(op, (tensors, *arguments))
+        torch.cuda.synchronize()
         """
     )
 

@@ -73,6 +73,19 @@ def test_a_conditional_nodes_body_keeps_to_itself() -> None:
     assert not found["taken"]
 
 
+def test_a_graph_within_a_graph() -> None:
+    found = run_program("graphs", "child_graph")
+    assert found["wrong"] == 0
+    assert found["reused"], "the marked memory did not serve again: nothing was tested"
+
+
+def test_two_captures_at_once_keep_apart() -> None:
+    found = run_program("graphs", "two_captures")
+    assert found["wrong"] == 0
+    assert found["reused"]
+    assert not found["taken"]
+
+
 @pytest.mark.two_gpus
 def test_a_capture_over_two_devices() -> None:
     found = run_program("graphs", "two_devices")

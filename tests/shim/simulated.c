@@ -29,6 +29,13 @@ static sim *s(void) {
   return device_of_all;
 }
 
+/* An event on a stream that has nothing to do completes at once, as on a GPU. */
+static void event_recorded(void *context, sim_call call, int device, void *stream) {
+  (void)context, (void)call;
+  if (sim_pending(device_of_all, device, stream) == 1)
+    sim_run_stream(device_of_all, device, stream, 1);
+}
+
 void make(void) {
   const char *capacity = getenv("SIM_CAPACITY_MB");
   /* Classic segments, as PyTorch's own allocator has by default, or mapped ones. */
@@ -36,20 +43,34 @@ void make(void) {
                          .virtual_memory = getenv("SIM_MAPS_PAGES") != NULL,
                          .capacity = (size_t)(capacity ? atoi(capacity) : 1024) << 20};
   device_of_all = sim_create(&options);
+  sim_after_call(device_of_all, SIM_CALL_event_record, event_recorded, NULL);
 }
 
 static cudaError_t fail(cudaError_t error) { return last = error; }
 
 /* ---- for simulated.py ---------------------------------------------------- */
 
+static int forked;
+static const char *(*last_error)(void);
+
+static void fork_child(void) { forked = 1; }
+
+/* A forked child has none, as it has no CUDA. */
 static esper_core *instance(void) {
   if (!core) table.core_create(sim_driver(s()), NULL, &core);
-  return core;
+  return forked ? NULL : core;
+}
+
+static const char *why(void) {
+  return forked ? "this process was forked after CUDA was initialised in its parent" : last_error();
 }
 
 SHOWN const struct esper_capi *esper_on_sim(const struct esper_capi *original) {
   table = *original;
+  last_error = table.last_error;
   table.instance = instance;
+  table.last_error = why;
+  pthread_atfork(NULL, NULL, fork_child);
   return &table;
 }
 
@@ -58,6 +79,25 @@ SHOWN void sim_work(int device, void *stream) {
   sim_kernel(s(), device, stream, NULL, 0, SIM_READ);
 }
 SHOWN void sim_pass(void) { sim_run_all(s()); }
+/* From now on no call of the core's succeeds, as after a kernel that failed. */
+SHOWN void sim_break(void) { sim_fail_calls_from(s(), SIM_CALL_any, 1, ESPER_DEVICE_ERROR); }
+/* The core's segments of the first device, and how much of them is live. */
+SHOWN int core_segments(uintptr_t *addresses, size_t *sizes, int most) {
+  esper_snapshot snapshot;
+  if (table.snapshot_take(instance(), 0, &snapshot) != ESPER_OK) return -1;
+  int count = 0;
+  for (; count < most && count < (int)snapshot.segment_count; count++) {
+    addresses[count] = (uintptr_t)snapshot.segments[count].address;
+    sizes[count] = snapshot.segments[count].size;
+  }
+  table.snapshot_free(&snapshot);
+  return count;
+}
+SHOWN long long core_live(void) {
+  esper_stats stats;
+  return table.get_stats(instance(), 0, &stats) == ESPER_OK
+             ? (long long)stats.allocated_bytes[ESPER_ALL].current : -1;
+}
 SHOWN int core_is_valid(void) { return table.core_is_valid(instance()); }
 
 /* ---- devices ------------------------------------------------------------- */

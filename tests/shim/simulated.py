@@ -51,6 +51,24 @@ def time_passes() -> None:
     library.sim_pass()
 
 
+def break_driver() -> None:
+    """From now on every call of esper_alloc's fails, as after a failed kernel."""
+    library.sim_break()
+
+
+def core_segments() -> list[tuple[int, int]]:
+    """(address, bytes) of each segment of the core, on the first device."""
+    addresses, sizes = (ctypes.c_size_t * 100)(), (ctypes.c_size_t * 100)()
+    count = library.core_segments(addresses, sizes, 100)
+    return list(zip(addresses[:count], sizes[:count]))
+
+
+def core_live() -> int:
+    """Bytes of the core that are live, on the first device."""
+    library.core_live.restype = ctypes.c_longlong
+    return int(library.core_live())
+
+
 def core_is_valid() -> bool:
     return bool(library.core_is_valid())
 

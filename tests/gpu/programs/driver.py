@@ -64,15 +64,14 @@ class OwnStream:
         return graph
 
 
-def add_condition(stream: torch.cuda.Stream) -> ctypes.c_void_p:
-    """Adds an if node, always taken, to what `stream` is captured into: its body, a graph."""
-    handle = ctypes.c_void_p(stream.cuda_stream)
+def _point(stream: torch.cuda.Stream) -> tuple[ctypes.c_void_p, ctypes.Array[ctypes.c_void_p]]:
+    """The graph that `stream` is captured into, and the nodes that its next one follows."""
     graph, status, edges = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_void_p()
     capture, count = ctypes.c_ulonglong(), ctypes.c_size_t()
     before = ctypes.POINTER(ctypes.c_void_p)()
     _check(
         "cuStreamGetCaptureInfo_v3",
-        handle,
+        ctypes.c_void_p(stream.cuda_stream),
         ctypes.byref(status),
         ctypes.byref(capture),
         ctypes.byref(graph),
@@ -81,7 +80,39 @@ def add_condition(stream: torch.cuda.Stream) -> ctypes.c_void_p:
         ctypes.byref(count),
     )
     assert graph.value, "the stream is not being captured"
-    before_it = (ctypes.c_void_p * count.value)(*before[: count.value])
+    return graph, (ctypes.c_void_p * count.value)(*before[: count.value])
+
+
+def _continue_behind(stream: torch.cuda.Stream, node: ctypes.c_void_p) -> None:
+    """What `stream` captures next follows `node`, and nothing else."""
+    _check(
+        "cuStreamUpdateCaptureDependencies_v2",
+        ctypes.c_void_p(stream.cuda_stream),
+        ctypes.byref(node),
+        None,
+        ctypes.c_size_t(1),
+        ctypes.c_uint(_SET_DEPENDENCIES),
+    )
+
+
+def add_child(stream: torch.cuda.Stream, child: ctypes.c_void_p) -> None:
+    """Adds a graph as one node to what `stream` is captured into."""
+    graph, before = _point(stream)
+    node = ctypes.c_void_p()
+    _check(
+        "cuGraphAddChildGraphNode",
+        ctypes.byref(node),
+        graph,
+        before,
+        ctypes.c_size_t(len(before)),
+        child,
+    )
+    _continue_behind(stream, node)
+
+
+def add_condition(stream: torch.cuda.Stream) -> ctypes.c_void_p:
+    """Adds an if node, always taken, to what `stream` is captured into: its body, a graph."""
+    graph, before = _point(stream)
     condition, context = ctypes.c_ulonglong(), ctypes.c_void_p()
     _check("cuCtxGetCurrent", ctypes.byref(context))
     _check(
@@ -100,19 +131,12 @@ def add_condition(stream: torch.cuda.Stream) -> ctypes.c_void_p:
         "cuGraphAddNode_v2",
         ctypes.byref(node),
         graph,
-        before_it,
+        before,
         None,
-        count,
+        ctypes.c_size_t(len(before)),
         ctypes.byref(params),
     )
-    _check(
-        "cuStreamUpdateCaptureDependencies_v2",
-        handle,
-        ctypes.byref(node),
-        None,
-        ctypes.c_size_t(1),
-        ctypes.c_uint(_SET_DEPENDENCIES),
-    )
+    _continue_behind(stream, node)
     return ctypes.c_void_p(params.bodies[0])
 
 

@@ -420,6 +420,89 @@ def conditional_body() -> dict[str, Any]:
     return {"wrong": replay(graph, x, outs), "reused": reused, "taken": taken}
 
 
+@scenario
+def child_graph() -> dict[str, Any]:
+    """A graph that is one node of another, and late: what is read behind it and marked
+    serves again behind that."""
+    x, first, late, after = blank(), blank(), blank(), blank()
+    (side,) = other_streams(1)
+    own = driver.OwnStream()
+    torch.cuda.synchronize()
+    own.begin_capture(driver.RELAXED)  # the allocator hears nothing of it
+    with torch.cuda.stream(own.torch):
+        sleep(own.torch, DELAY_MS)
+        inner = x * 5
+        first.copy_(inner)
+        del inner
+    child = own.end_capture()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        a = x + 1
+        address = a.data_ptr()
+        side.wait_stream(main)
+        driver.add_child(side, child)
+        with torch.cuda.stream(side):
+            late.copy_(a)
+        esper_alloc.record_use(a, side)
+        del a
+        b = x - 1
+        reused = b.data_ptr() == address
+        after.copy_(b)
+        del b
+        main.wait_stream(side)
+    outs = {0: (first, lambda v: 5 * v), 1: (late, lambda v: v + 1), 2: (after, lambda v: v - 1)}
+    return {"wrong": replay(graph, x, outs), "reused": reused}
+
+
+@scenario
+def two_captures() -> dict[str, Any]:
+    """Two captures open at once, of one thread: neither gets what the other freed, and
+    each has its own again."""
+    x, first, second = blank(), blank(), blank()
+    one, other = other_streams(2)
+    torch.cuda.synchronize()
+    graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(one):
+        graphs[0].capture_begin(capture_error_mode="relaxed")
+        a = x + 1
+        address = a.data_ptr()
+        first.copy_(a)
+        del a
+    with torch.cuda.stream(other):
+        graphs[1].capture_begin(capture_error_mode="relaxed")
+        b = x * 2
+        taken = b.data_ptr() == address
+        sleep(other, DELAY_MS)
+        second.copy_(b)
+        others = b.data_ptr()
+        del b
+    with torch.cuda.stream(one):
+        c = x + 3
+        reused = c.data_ptr() == address
+        taken |= c.data_ptr() == others
+        first.add_(c)
+        del c
+        graphs[0].capture_end()
+    with torch.cuda.stream(other):
+        d = x * 4
+        reused &= d.data_ptr() == others
+        second.add_(d)
+        del d
+        graphs[1].capture_end()
+    torch.cuda.synchronize()
+    wrong = 0
+    for value in range(1, REPLAYS + 1):
+        x.fill_(value)
+        torch.cuda.synchronize()
+        for graph, stream in zip(graphs, (one, other), strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()  # both at the same time
+        torch.cuda.synchronize()
+        wrong += wrong_elements(first, 2 * value + 4) + wrong_elements(second, 6 * value) > 0
+    return {"wrong": wrong, "reused": reused, "taken": taken}
+
+
 def _two_devices(protect: Callable[..., None]) -> dict[str, Any]:
     """A capture over two devices: memory of the second is written by a stream of the
     first, read late by another of the second, and its owner goes on."""

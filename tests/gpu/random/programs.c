@@ -689,6 +689,37 @@ static void stale_owner_order(thread *t)
   end_of(&x, 1);
 }
 
+/* 3b: the same where the block was handed out and freed without a lock. */
+static void stale_front(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X + 2);
+  block x = take(X * MIB, O);
+  give(&x);
+  record_something(O, R);
+  settle(R, O);
+  x = take(X * MIB, O);
+  write_late(&x);
+  give(&x);
+  esper_retire(p.core, 0);
+  x = take_written(X * MIB, R);
+  end_of(&x, 1);
+}
+
+/* 4n: S still reads what R gets again. */
+static void read_in_front(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X);
+  block x = take(X * MIB, R);
+  give(&x);
+  x = take_written(X * MIB, R);
+  read_and_mark(&x, S, LATE);
+  give(&x);
+  x = take_written(X * MIB, R);
+  end_of(&x, 1);
+}
+
 /* 4a: R takes a part of what S still reads, T takes the rest. */
 static void rest_of_a_block(thread *t)
 {
@@ -1324,6 +1355,7 @@ static const struct {
     EPISODE(rendezvous_of_the_owner), EPISODE(checkpoint_of_what_is_read),
     EPISODE(unmapped),
     EPISODE(lent_pages),          EPISODE(moved_pages),
+    EPISODE(stale_front),         EPISODE(read_in_front),
 #undef EPISODE
 };
 

@@ -1,0 +1,158 @@
+"""What it costs to replace a block among many live ones, beside native.
+
+In C++, on one stream: a block drawn at random is freed and another size asked for in
+its place, again and again, among
+
+  100 to 100,000 live blocks of 512 B to 8 MiB; small ones are more frequent, as
+                 2^(9 + 14 u^2) with u uniform: 100,000 of them are about 40 GiB
+  1,000,000      live blocks of 512 B to 64 KiB, each power of two as likely: 13 GiB
+
+The time of a free and a malloc, and reserved over live bytes at the end. Goals: 0.3 of
+native's time each, and growth no worse than logarithmic: among 100,000 blocks at most
+2.5 times the time among 100. What would take more than three quarters of the device's
+free memory is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common import (
+    NATIVE,
+    OURS,
+    Case,
+    Results,
+    alternate_cases,
+    gpu_missing,
+    machine,
+    parser,
+    report,
+    use_allocator,
+)
+
+MIB = 1 << 20
+ROUNDS = 5  # timed ones in a process
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`live` blocks of 2^least to 2^most bytes, the exponent drawn by u^power."""
+
+    live: int
+    most: float
+    power: float
+    least: float = 9.0
+
+    @property
+    def name(self) -> str:
+        top = 2**self.most
+        size = f"{top // MIB:.0f} MiB" if top >= MIB else f"{top // 1024:.0f} KiB"
+        return f"{self.live:,} live blocks up to {size}"
+
+    def expected_bytes(self) -> float:
+        """Of all live blocks together."""
+        steps = 10_000
+        exponents = (
+            self.least + (self.most - self.least) * ((i + 0.5) / steps) ** self.power
+            for i in range(steps)
+        )
+        return self.live / steps * math.fsum(2.0**one for one in exponents)
+
+
+SETTINGS = (
+    Setting(100, 23, 2),
+    Setting(1_000, 23, 2),
+    Setting(10_000, 23, 2),
+    Setting(100_000, 23, 2),
+    Setting(1_000_000, 16, 1),
+)
+FEW, MANY = SETTINGS[0], SETTINGS[3]
+
+
+def measure(allocator: str, most: int, operations: int) -> dict[str, Any]:
+    """ns a replacement, and reserved over live, of each setting of at most `most` blocks."""
+    use_allocator(allocator)
+    import loops
+    import torch
+
+    module = loops.load("churn")
+    figures: dict[str, float] = {}
+    left_out: dict[str, str] = {}
+    for one in SETTINGS:
+        if one.live > most:
+            continue
+        free = torch.cuda.mem_get_info()[0]
+        wanted = one.expected_bytes()
+        if wanted > 0.75 * free:
+            left_out[one.name] = f"needs {wanted / MIB:,.0f} MiB, {free / MIB:,.0f} are free"
+            continue
+        ns, live, reserved = module.churn(
+            one.live, one.least, one.most, one.power, operations, ROUNDS
+        )
+        figures[f"{one.name}: ns"] = statistics.median(ns)
+        figures[f"{one.name}: reserved"] = reserved / live
+        torch.cuda.empty_cache()
+    return {"machine": machine(), "figures": figures, "left_out": left_out}
+
+
+def add_rows(results: Results, rounds: Sequence[dict[str, dict[str, Any]]]) -> None:
+    figures = [{case: found["figures"] for case, found in one.items()} for one in rounds]
+    known = {key for one in figures for found in one.values() for key in found}
+    for one in SETTINGS:
+        ns, reserved = f"{one.name}: ns", f"{one.name}: reserved"
+        if ns in known:
+            title = f"free and malloc among {one.name}"
+            results.compare(title, "ns", figures, ns, OURS, NATIVE, 0.3)
+            results.compare(
+                f"reserved / live, {one.name}", "", figures, reserved, OURS, NATIVE
+            )
+    few, many = f"{FEW.name}: ns", f"{MANY.name}: ns"
+    ours = [one[OURS] for one in figures if OURS in one]
+    if few in known and many in known:
+        results.row(
+            f"free and malloc among {MANY.name}, growth",
+            "ns",
+            [one[many] for one in ours if many in one],
+            [one[few] for one in ours if few in one],
+            f"among {FEW.live}",
+            math.log(MANY.live) / math.log(FEW.live),
+        )
+
+
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("--most", type=int, default=SETTINGS[-1].live, help="live blocks")
+    arguments.add_argument(
+        "--operations", type=int, default=200_000, help="replacements that are timed at once"
+    )
+    options = arguments.parse_args()
+    if options.worker:
+        report(measure(options.worker, options.most, options.operations))
+        return 0
+    why = gpu_missing()
+    if why:
+        print(f"nothing can be measured: {why}")
+        return 1
+    import loops
+
+    loops.load("churn")  # compile once, outside the workers' time
+    args = ("--most", str(options.most), "--operations", str(options.operations))
+    cases = [Case(OURS, OURS, args), Case(NATIVE, NATIVE, args)]
+    rounds = alternate_cases(__file__, cases, options.rounds, seconds=options.seconds)
+    found = [one[OURS] for one in rounds if OURS in one]
+    if not found:
+        print("nothing was measured under esper_alloc")
+        return 1
+    results = Results("churn", options.out)
+    left_out = {name: why for one in found for name, why in one["left_out"].items()}
+    results.describe(found[0]["machine"], left_out)
+    add_rows(results, rounds)
+    return 0 if results.save() else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,71 @@
+/* front.h: the blocks of a heap that malloc and free reach without the device's
+ * lock.
+ *
+ * A front stands before a heap and keeps whole, and in no bin, what the heap's
+ * stream freed last: the same size is often asked for next. Its blocks owe nothing
+ * but owner order. Everybody else counts them as free, and closes the front first,
+ * which puts them where the others are.
+ *
+ * Its gate is open, held by a malloc or free that is at work, or closed. Only who
+ * holds the device's lock closes and opens it. While it is open, the ready bins
+ * of its heap, and the order of the blocks in the heap's segments, do not change:
+ * so a malloc can tell that a block is what the best fit would be handed out from
+ * anyway. docs/design.md, "The front", says what that costs. */
+#ifndef ESPER_FRONT_H
+#define ESPER_FRONT_H
+
+#include "types.h"
+
+/* ---- without a lock ------------------------------------------------------ */
+
+/* Serves a malloc on the stream, if its front can, and nobody has to be asked
+ * anything but whether the stream is captured: if the answer was no, *asked is set. */
+bool front_malloc(core_t *core, esper_stream stream, size_t size, bool *asked, void **ptr);
+
+/* Takes the live block that starts at `ptr`. False: it is not for the front. */
+bool front_free(block_t *block, uintptr_t address);
+
+/* ---- under the device's lock ---------------------------------------------- */
+
+void front_init(front_t *front); /* closed */
+
+/* The same as front_malloc for a request that came the slow way. NULL: the front has
+ * no such block, and is closed. */
+block_t *front_take_or_close(heap_t *heap, size_t size, size_t asked);
+/* A claimed block that owes no use becomes the front's. False: the front cannot be
+ * open now. */
+bool front_keep(block_t *block);
+
+/* A claimed block that is not for the front goes to the bins: what the front has stays
+ * there. */
+void front_pass(block_t *block);
+
+/* The block that starts at `address` becomes claimed, if it is live; counted. */
+bool front_claim_live(block_t *block, uintptr_t address);
+
+/* Nothing happens behind the back of whoever holds the lock. */
+bool front_is_shut(const heap_t *heap);
+
+/* From here on the heap is as if it had no front, until it is opened. */
+void front_close(heap_t *heap);
+void fronts_close_pool(pool_t *pool);
+void fronts_close(device_t *device);
+/* Does nothing where the front must stay closed: during captures, in sealed heaps and
+ * pools that nobody refers to. While actions are traced its gate stays closed, and it
+ * serves those who hold the lock. */
+void front_open(heap_t *heap);
+
+/* Nobody is at work in the device's fronts until they resume; they keep what they
+ * have. Those that are closed stay so. */
+void fronts_pause(device_t *device);
+void fronts_resume(device_t *device);
+/* The same for one. False: it is closed. */
+bool front_pause(front_t *front);
+void front_resume(front_t *front);
+
+/* Questions to the driver whether streams are captured. Takes the device's lock. */
+uint64_t fronts_questions(device_t *device);
+
+bool front_is_valid(heap_t *heap);
+
+#endif

@@ -1,0 +1,206 @@
+/* garbage_collection_threshold: before memory grows beyond a share of the limit,
+ * cached segments that have not been used for long go back. */
+#include "world.h"
+
+static world w;
+static esper_stream r, s;
+
+enum { CAPACITY = 1000 };
+
+static void begin(double fraction, sim_completion completion) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = completion,
+                         .capacity = CAPACITY * MIB};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, fraction));
+}
+
+static void set_threshold(double threshold) {
+  esper_config config = {.garbage_collection_threshold = threshold};
+  CHECK_OK(esper_configure(w.core, &config));
+}
+
+static int64_t reserved(void) {
+  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current / (int64_t)MIB;
+}
+
+static void *get(size_t mib, esper_stream stream) {
+  void *p = world_malloc(&w, mib * MIB, stream);
+  world_kernel(&w, stream, p);
+  return p;
+}
+
+/* Segments of 60, 50 and 40 MiB, freed in that order, and one of 20 that is live;
+ * between the frees large requests, which are the clock. */
+static void cache_three(void) {
+  void *p[3] = {get(60, r), get(50, r), get(40, r)};
+  get(2, s);
+  for (int i = 0; i < 3; i++) {
+    world_free(&w, p[i]);
+    world_free(&w, get(3, s));
+  }
+  CHECK_EQ(reserved(), 170);
+}
+
+TEST(the_longest_unused_go_back_before_growth) {
+  begin(0.5, SIM_AT_ONCE);
+  cache_three();
+  set_threshold(0.2); /* of 500 MiB */
+  get(80, r);         /* 70 MiB are too many: those of 60 and of 50 go */
+  CHECK_EQ(reserved(), 40 + 20 + 80);
+  get(80, r); /* the one of 40 goes */
+  CHECK_EQ(reserved(), 20 + 160);
+  world_check(&w);
+  get(80, r); /* nothing is cached any more */
+  CHECK_EQ(reserved(), 20 + 240);
+  world_end(&w);
+}
+
+TEST(use_makes_a_segment_young) {
+  begin(0.5, SIM_AT_ONCE);
+  cache_three();
+  world_free(&w, get(55, r)); /* in the one of 60 */
+  CHECK_EQ(reserved(), 170);
+  set_threshold(0.2);
+  get(80, r); /* 50 and 40 are the oldest now */
+  CHECK_EQ(reserved(), 60 + 20 + 80);
+  get(58, r);
+  CHECK_EQ(reserved(), 60 + 20 + 80);
+  world_end(&w);
+}
+
+TEST(nothing_goes_while_what_there_is_serves) {
+  begin(0.5, SIM_AT_ONCE);
+  cache_three();
+  set_threshold(0.01);
+  get(60, r);
+  get(50, r);
+  get(40, r);
+  CHECK_EQ(reserved(), 170);
+  world_end(&w);
+}
+
+TEST(it_needs_a_limit_and_a_threshold) {
+  for (int i = 0; i < 2; i++) {
+    begin(i ? 0.5 : 1, SIM_AT_ONCE);
+    cache_three();
+    set_threshold(i ? 0 : 0.01);
+    get(80, r);
+    CHECK_EQ(reserved(), 250);
+    world_end(&w);
+  }
+}
+
+/* Nobody waits for the sake of a threshold. */
+TEST(what_is_still_used_stays) {
+  begin(0.5, SIM_WHEN_TOLD);
+  cache_three();
+  set_threshold(0.2);
+  get(80, r); /* r has not begun yet */
+  CHECK_EQ(reserved(), 250);
+  world_run(&w, r);
+  get(90, r); /* that it is done with them, an event of the last time says */
+  CHECK_EQ(reserved(), 20 + 80 + 90);
+  world_end(&w);
+}
+
+TEST(a_marked_block_stays_until_its_use_is_over) {
+  begin(0.5, SIM_WHEN_TOLD);
+  set_threshold(0.1);
+  void *x = get(60, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  world_free(&w, x);
+  world_run(&w, r);
+  get(80, r);
+  CHECK_EQ(reserved(), 140);
+  world_run(&w, s);
+  world_run(&w, r);
+  get(90, r);
+  CHECK_EQ(reserved(), 80 + 90);
+  world_end(&w);
+}
+
+TEST(pools_and_captures_keep_theirs) {
+  begin(0.5, SIM_AT_ONCE);
+  set_threshold(0.1);
+  esper_pool *pool;
+  void *p;
+  CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 60 * MIB, r, &p));
+  CHECK_OK(esper_free(w.core, p));
+  sim_capture_begin(w.s, 0, s.handle);
+  world_free(&w, world_malloc(&w, 30 * MIB, s));
+  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
+  get(80, r);
+  CHECK_EQ(reserved(), 60 + 30 + 80);
+  sim_graph_destroy(w.s, graph);
+  world_end(&w);
+}
+
+static int never(void *context, void *stream) {
+  (void)context, (void)stream;
+  return 0;
+}
+
+TEST(it_is_not_done_while_a_pool_is_open) {
+  begin(0.5, SIM_AT_ONCE);
+  cache_three();
+  set_threshold(0.2);
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 2, never, NULL));
+  get(80, r);
+  CHECK_EQ(reserved(), 250);
+  CHECK_OK(esper_pool_end(w.core, 0, 1, 2, NULL));
+  get(80, r);
+  CHECK_EQ(reserved(), 20 + 160);
+  world_end(&w);
+}
+
+/* Not memory that runs short, but a share that is not to be passed. */
+TEST(growth_can_be_rejected) {
+  begin(1, SIM_WHEN_TOLD);
+  esper_config config = {.rejection_share = 0.3};
+  CHECK_OK(esper_configure(w.core, &config));
+  void *a = get(100, r), *b = get(150, r), *refused;
+  world_free(&w, b);
+  CHECK_STATUS(esper_malloc(w.core, 200 * MIB + 1, r, &refused), ESPER_REJECTED);
+  CHECK(!refused && strstr(esper_last_error(), "30%"));
+  esper_failure failure;
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.requested, 200 * MIB + 1);
+  CHECK_EQ(failure.segment, 202 * MIB);
+  CHECK_EQ(failure.reserved, 250 * MIB);
+  CHECK_EQ(failure.device_total, CAPACITY * MIB);
+  esper_stats stats = world_stats(&w, 0);
+  CHECK_EQ(stats.num_oom_rejections, 1);
+  CHECK_EQ(stats.num_ooms, 0);
+  CHECK_EQ(stats.num_alloc_retries, 0);
+  CHECK_EQ(reserved(), 250);
+  CHECK(get(150, r) == b); /* what there is serves */
+  get(50, r);
+  world_kernel(&w, r, a);
+  /* The fraction comes first: there memory is given back for the request. */
+  config.rejection_share = 0.9;
+  CHECK_OK(esper_configure(w.core, &config));
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.4));
+  world_free(&w, b);
+  world_free(&w, get(200, r));
+  CHECK_EQ(reserved(), 100 + 50 + 200);
+  CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 1);
+  world_check(&w);
+  world_end(&w);
+}
+
+TEST(a_threshold_is_a_share) {
+  begin(1, SIM_AT_ONCE);
+  esper_config config = {.garbage_collection_threshold = 1};
+  CHECK_STATUS(esper_configure(w.core, &config), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "garbage_collection_threshold 1"));
+  config.garbage_collection_threshold = -0.5;
+  CHECK_STATUS(esper_configure(w.core, &config), ESPER_INVALID);
+  config = (esper_config){.rejection_share = 1.5};
+  CHECK_STATUS(esper_configure(w.core, &config), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "rejection_share 1.5"));
+  world_end(&w);
+}

@@ -1,0 +1,83 @@
+"""The measuring loops of benchmarks/threads.py and churn.py, under PyTorch's own
+allocator and esper_alloc, both on the simulated device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+BENCHMARKS = HERE.parent / "benchmarks"
+sys.path[:0] = [str(HERE / "shim")]
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+import build  # noqa: E402
+
+import esper_alloc  # noqa: E402
+
+#: A worker, as the benchmark's conductor starts it.
+WORKER = """
+import simulated, sys
+sys.path.insert(0, sys.argv.pop(1))
+script = sys.argv[0] = sys.argv.pop(1)
+__import__(script).main()
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        esper_alloc.allocator()
+    except esper_alloc.UnavailableError as error:
+        pytest.skip(str(error))
+    return build.build(tmp_path_factory.mktemp("simulated"))
+
+
+def measured(library: Path, script: str, allocator: str, *arguments: str) -> dict[str, Any]:
+    """What a worker reports."""
+    env = {**os.environ, **build.environment(library), "ESPER_SIMULATED_ALLOCATOR": allocator}
+    env["SIM_CAPACITY_MB"] = "4096"
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER, str(BENCHMARKS), script, "--worker", allocator, *arguments],
+        env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    if done.returncode and ("No such file or directory: 'g++'" in done.stderr):
+        pytest.skip("no C++ compiler")
+    assert done.returncode == 0, done.stderr
+    [line] = [one for one in done.stdout.splitlines() if one.startswith("benchmark-result: ")]
+    found: dict[str, Any] = json.loads(line.removeprefix("benchmark-result: "))
+    return found
+
+
+@pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
+def test_threads_are_measured(library: Path, allocator: str) -> None:
+    found = measured(library, "threads", allocator, "--most", "4", "--milliseconds", "20")
+    assert found["cores"] >= 1 and found["machine"]["gpu"] == "simulated device 0"
+    assert sorted(found["figures"]) == sorted(
+        f"{kind}, {size}, {threads} threads"
+        for size in ("4 KiB", "1 MiB")
+        for kind, counts in (("pairs", (1, 4)), ("pairs, handed on", (4,)))
+        for threads in counts
+    )
+    assert all(rate > 0 for rate in found["figures"].values())
+
+
+@pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
+def test_churn_is_measured(library: Path, allocator: str) -> None:
+    found = measured(library, "churn", allocator, "--most", "100000", "--operations", "2000")
+    figures = found["figures"]
+    live = ("100 live blocks up to 8 MiB", "1,000 live blocks up to 8 MiB")
+    assert sorted(figures) == sorted(f"{one}: {what}" for one in live for what in ("ns", "reserved"))
+    assert all(figures[f"{one}: ns"] > 0 and figures[f"{one}: reserved"] >= 1 for one in live)
+    # 10,000 blocks are more than the simulated device has.
+    assert list(found["left_out"]) == [f"{n} live blocks up to 8 MiB" for n in ("10,000", "100,000")]
+    assert all("are free" in why for why in found["left_out"].values())

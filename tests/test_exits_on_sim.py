@@ -1,0 +1,42 @@
+"""The ends of processes of tests/gpu/test_exits.py, as far as they need no kernel, on the
+simulated device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "shim"), str(HERE / "gpu" / "programs")]
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+import build  # noqa: E402
+import exits  # noqa: E402
+
+import esper_alloc  # noqa: E402
+
+NAMES = [name for name, one in exits.SCENARIOS.items() if "gpu" not in one.needs]
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], exits.End]:
+    try:
+        esper_alloc.allocator()
+    except esper_alloc.UnavailableError as error:
+        pytest.skip(str(error))
+    library = build.build(tmp_path_factory.mktemp("simulated"))
+    jobs = [(exits.OURS, name) for name in NAMES]
+    # PyTorch's own allocator is asked where it may say something itself.
+    jobs += [(exits.NATIVE, name) for name in NAMES if not exits.SCENARIOS[name].silent]
+    return exits.run_all(jobs, build.environment(library), workers=4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_ends_as_it_should(ends: dict[tuple[str, str], exits.End], name: str) -> None:
+    wrong = exits.judge(name, ends[exits.OURS, name], ends.get((exits.NATIVE, name)))
+    assert wrong is None, wrong
