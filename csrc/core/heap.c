@@ -275,9 +275,11 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool as
   q.large = config_is_large(q.size);
   q.capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q.stream, false) : 0;
   /* Memory of the wrong side of a capture's border would be reused there. */
-  if (q.capture == CAPTURE_UNKNOWN)
+  if (q.capture == CAPTURE_UNKNOWN) {
+    capture_note_thread(q.capture, q.stream.stream);
     return error_from_driver(core, atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN
                                                                  : ESPER_DEVICE_ERROR);
+  }
   /* Nothing of an invalidated capture ever runs: what is asked for will be used
    * after it. */
   if (q.capture == ESPER_CAPTURE_INVALID)
