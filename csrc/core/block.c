@@ -89,8 +89,9 @@ bool block_is_valid(const block_t *block)
                       : block->address + block->size == segment->address + segment->size) &&
          !((block->state == BLOCK_READY || block->state == BLOCK_HOLE) && block->next &&
            block->next->state == block->state) &&
+         /* what is stale still owes owner order, also while it is being unmapped */
          (block_is_mapped(block) || (segment->pages && !block->uses &&
-                                     (block->state == BLOCK_STALE || !block->stamp))) &&
+                                     (block->state != BLOCK_HOLE || !block->stamp))) &&
          (block->state != BLOCK_LIVE || block->requested <= block->size) &&
          /* whoever claimed it may be at work on its uses */
          (block->state == BLOCK_CLAIMED || uses_are_valid(block));
