@@ -12,7 +12,8 @@ block_t *block_make(device_t *device, segment_t *segment, uintptr_t address, siz
   if (!block)
     return NULL;
   memset(block, 0, offsetof(block_t, address));
-  memset(&block->prev, 0, sizeof *block - offsetof(block_t, prev));
+  const size_t behind = offsetof(block_t, map_next) + sizeof block->map_next;
+  memset((char *)block + behind, 0, sizeof *block - behind);
   __atomic_store_n(&block->address, address, __ATOMIC_RELAXED);
   block->size = size;
   block->segment = segment;

@@ -173,11 +173,14 @@ typedef enum block_state {
 
 /* The first line is all that a free and the next malloc of the block look at. */
 struct block {
+  /* What a search looks at comes first, within a cache line. */
   size_t size;
-  size_t requested; /* by the last malloc                                     */
   segment_t *segment;
+  block_t *left, *right;  /* in its bin                                       */
+  /* Read by map_find without a lock, even of blocks that are gone. */
+  uintptr_t address;
+  block_t *map_next;
   use_t *uses;
-  uint64_t stamp;         /* owner order; 0: the home stream never had it     */
   uint8_t state;          /* a block_state; see block_set_state               */
   bool plain;             /* live: at home, outside captures, not oversize    */
   bool withheld;          /* free, but nobody's until its pool is sealed      */
@@ -185,12 +188,10 @@ struct block {
   bool counted_split;     /* in the statistics, as an inactive part           */
   bool oversize;          /* live, and counted as such                        */
   uint16_t fits_best;     /* the front's epoch in which it was found to       */
-  /* Read by map_find without a lock, even of blocks that are gone. */
-  uintptr_t address;
-  block_t *map_next;
 
   block_t *prev, *next;   /* neighbours by address                            */
-  block_t *left, *right;  /* in its bin                                       */
+  size_t requested;       /* by the last malloc                               */
+  uint64_t stamp;         /* owner order; 0: the home stream never had it     */
   block_t *older, *newer; /* pending blocks of the heap, by time of the free;
                              holes of the segment, and stale blocks of the
                              device, in no order                              */

@@ -117,10 +117,11 @@ static int mark_is_before(sim *s, const sim_mark *mark,
   if (mark->slot == SIM_NONE)
     return capture &&
            sim_capture_is_after(s, stream, mark->index, mark->node);
-  /* Replays within a group come in the order of their captures. */
+  /* Replays within a group come in the order of their captures. That one of these
+   * was invalidated meanwhile does not take its memory out of the group. */
   const sim_owner *owner = owner_slot(s, mark->owner);
-  if (capture && capture->group && mark->node == REPLAYED &&
-      owner->id == mark->owner && owner->group == capture->group)
+  uint64_t group = stream->capture ? stream->capture->group : 0;
+  if (group && mark->node == REPLAYED && owner->id == mark->owner && owner->group == group)
     return 1;
   /* Work in a capture runs at some launch: nothing outside orders it. */
   return !capture &&
@@ -477,7 +478,7 @@ void sim_owner_begin(sim *s, const void *pointer, size_t size, int device,
     *owner_slot(s, id) =
         (sim_owner){id,         address,    size, device,
                     stream->id, capture ? capture->id : 0,
-                    capture ? capture->group : 0};
+                    stream->capture ? stream->capture->group : 0};
     piece p;
     for (uintptr_t a = address; a < address + size; a += p.size) {
       if (!piece_at(s, "handout", device, a, address + size, &p)) break;

@@ -264,6 +264,30 @@ TEST(a_wholly_free_segment_serves_another_stream_of_the_next_capture) {
   end();
 }
 
+/* Rule 8 holds for it as for a capture that goes well: a replay of the first graph may
+ * still be at work. */
+TEST(an_invalidated_capture_has_memory_of_its_pool) {
+  begin();
+  capture_begin(ID);
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, p);
+  world_free(&w, p);
+  sim_graph *graph = capture_end(ID);
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  sim_graph_destroy(w.s, graph);
+  capture_begin(ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  sim_stream_wait_stream(w.s, 0, r.handle, 0, s.handle);
+  CHECK(!sim_capture_is_valid(w.s, 0, r.handle));
+  void *q = world_malloc(&w, 12 * MIB, r);
+  CHECK(q == p);
+  world_free(&w, q);
+  sim_capture_abort(w.s, 0, r.handle);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  end();
+}
+
 /* Warm-up memory serves the capture: the host waits for it at the begin. */
 TEST(a_capture_gets_from_its_pool_only_what_has_completed) {
   begin();

@@ -105,6 +105,27 @@ static void random_readers(void) {
   }
 }
 
+/* The same with sizes of 1 to 32 MiB: which block serves a request depends on what has
+ * merged by then. */
+static void random_sizes(void) {
+  enum { STEPS = 3000, LIVE = 24 };
+  void *live[LIVE] = {NULL};
+  for (int i = 0; i < STEPS; i++) {
+    void **p = &live[draw(LIVE)];
+    if (*p) {
+      world_free(&w, *p);
+      *p = NULL;
+      continue;
+    }
+    *p = made(1 + draw(32), w.stream[0]);
+    for (uint64_t readers = draw(4); readers > 0; readers--) {
+      esper_stream reader = w.stream[1 + draw(3)];
+      world_read_on(&w, reader, *p, w.stream[0]);
+      world_use(&w, *p, reader, 0);
+    }
+  }
+}
+
 /* ---- runs ------------------------------------------------------------------- */
 
 /* When events complete, and whether somebody asks before each malloc. */
@@ -150,23 +171,30 @@ static spread run_all_ways(void program(void), uint64_t seed, esper_reuse_order 
   return (spread){spread_of(reserved), spread_of(active)};
 }
 
-static void check_peaks(void program(void)) {
+static const spread NONE = {1.02, 1.02}; /* worth speaking of */
+
+/* `most`: the spreads that reuse order gate may have. */
+static void check_peaks(void program(void), spread most) {
   for (uint64_t seed = 1; seed <= 6; seed++) {
     spread gate = run_all_ways(program, seed, ESPER_REUSE_GATE);
     spread grow = run_all_ways(program, seed, ESPER_REUSE_GROW);
     printf("  seed %llu: reserved %.3f, active %.3f; reuse order grow: %.3f, %.3f\n",
            (unsigned long long)seed, gate.reserved, gate.active, grow.reserved,
            grow.active);
-    CHECK(gate.reserved <= 1.02);
-    CHECK(gate.active <= 1.02);
-    CHECK(grow.reserved > 1.5);
+    CHECK(gate.reserved <= most.reserved);
+    CHECK(gate.active <= most.active);
+    CHECK(grow.reserved > 1.5 * most.reserved);
   }
 }
 
 TEST(peaks_of_an_fsdp_like_pipeline_do_not_depend_on_completion) {
-  check_peaks(fsdp_like);
+  check_peaks(fsdp_like, NONE);
 }
-TEST(peaks_of_prefetching_do_not_depend_on_completion) { check_peaks(prefetch); }
+TEST(peaks_of_prefetching_do_not_depend_on_completion) { check_peaks(prefetch, NONE); }
 TEST(peaks_of_random_readers_do_not_depend_on_completion) {
-  check_peaks(random_readers);
+  check_peaks(random_readers, NONE);
+}
+/* Not within 2%, but far from what reuse order grow makes of it. */
+TEST(peaks_of_many_sizes_depend_on_completion_only_so_much) {
+  check_peaks(random_sizes, (spread){1.3, 2.1});
 }

@@ -44,6 +44,8 @@ def run_fresh(
         full["PYTHONPATH"] = os.pathsep.join(
             part for part in (str(ROOT), full.get("PYTHONPATH", "")) if part
         )
+    # A pool of compiling processes costs more than the small functions of the tests.
+    full.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     full.update(env or {})
     try:
         done = subprocess.run(

@@ -32,6 +32,7 @@ def answers_of(group: str, allocator: str, env: Mapping[str, str]) -> dict[str, 
     """What the group's scenarios answer, each {"answer"|"failed"|"skipped": ...}."""
     full = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     full["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT), *env.get("PYTHONPATH", "").split(os.pathsep)])
+    full.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     full.update({key: value for key, value in env.items() if key != "PYTHONPATH"})
     full.update(ground.GROUPS[group][1])
     command = [sys.executable, str(HERE / "ground.py"), group, allocator]

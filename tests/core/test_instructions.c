@@ -1,0 +1,142 @@
+/* How many instructions the hot path executes, on the simulated device: bounds, a sixth
+ * above what gcc 12 gives, that a change may not exceed unseen. Times depend on the
+ * machine, these nearly only on the compiler. Assertions count too, and what the
+ * simulated driver executes where it is asked.
+ *
+ * A child runs each step; the parent lets it go one instruction at a time between two
+ * breakpoints. Only in the plain build, and where processes may be traced so. */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "world.h"
+
+#if defined(__x86_64__) && defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
+#define IS_COUNTED 1
+#else
+#define IS_COUNTED 0
+#endif
+
+#if IS_COUNTED
+
+enum { WARM_UP = 200, TIMES = 20, CANNOT_TRACE = 77 };
+
+#define BREAKPOINT() __asm__ volatile("int3" ::: "memory")
+
+static world w;
+static void *kept[64];
+
+/* ---- what is counted ------------------------------------------------------- */
+
+static void nothing(void) {}
+
+static void pair(esper_stream stream, size_t size) {
+  void *p;
+  if (esper_malloc(w.core, size, stream, &p) == ESPER_OK) esper_free(w.core, p);
+}
+
+static void pair_of_512_bytes(void) { pair((esper_stream){0}, 512); }
+static void pair_of_64_mib(void) { pair((esper_stream){0}, 64 * MIB); }
+static void pair_on_another_stream(void) { pair(w.stream[0], 1 * MIB); }
+
+/* A batch after the other, as a loop over tensors makes them. */
+static void pair_of_a_batch(void) {
+  static int turn;
+  void **place = &kept[turn++ % 64];
+  if (*place) esper_free(w.core, *place);
+  esper_malloc(w.core, 300 * KIB, (esper_stream){0}, place);
+}
+
+/* Always another size: no front has it. */
+static void pair_that_misses(void) {
+  static size_t size;
+  size = size % (8 * MIB) + 1 * MIB + 512;
+  pair((esper_stream){0}, size);
+}
+
+static void marked_pair(void) {
+  void *p;
+  if (esper_malloc(w.core, 1 * MIB, w.stream[0], &p) != ESPER_OK) return;
+  const void *pointer = p;
+  esper_record_use(w.core, &pointer, 1, w.stream[1], 0, NULL);
+  esper_free(w.core, p);
+}
+
+static const struct step {
+  const char *name;
+  void (*run)(void);
+  long most; /* instructions */
+} STEPS[] = {
+    {"a malloc and free of 512 B", pair_of_512_bytes, 480},
+    {"a malloc and free of 64 MiB", pair_of_64_mib, 490},
+    {"a malloc and free on another stream", pair_on_another_stream, 750},
+    {"a malloc and free in a batch of 64", pair_of_a_batch, 510},
+    {"a malloc and free of a new size", pair_that_misses, 2200},
+    {"a malloc, a mark on another stream and a free", marked_pair, 4700},
+};
+
+/* ---- counting --------------------------------------------------------------- */
+
+static _Noreturn void child(void (*run)(void)) {
+  if (ptrace(PTRACE_TRACEME, 0, NULL, NULL)) _exit(CANNOT_TRACE);
+  for (int i = 0; i < WARM_UP; i++) run();
+  BREAKPOINT();
+  for (int i = 0; i < TIMES; i++) run();
+  BREAKPOINT();
+  _exit(0);
+}
+
+/* Stopped by a breakpoint, not by a step that ended. */
+static bool at_breakpoint(pid_t pid) {
+  siginfo_t info;
+  return !ptrace(PTRACE_GETSIGINFO, pid, NULL, &info) && info.si_signo == SIGTRAP &&
+         info.si_code != TRAP_TRACE;
+}
+
+/* Instructions between the breakpoints; -1: it cannot be traced here. */
+static long count(void (*run)(void)) {
+  int status;
+  long steps = 0;
+  pid_t pid = fork();
+  CHECK(pid >= 0);
+  if (!pid) child(run);
+  CHECK(waitpid(pid, &status, 0) == pid);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == CANNOT_TRACE) return -1;
+  CHECK(WIFSTOPPED(status) && at_breakpoint(pid));
+  do {
+    CHECK(!ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL));
+    CHECK(waitpid(pid, &status, 0) == pid && WIFSTOPPED(status));
+    steps++;
+  } while (!at_breakpoint(pid));
+  CHECK(!ptrace(PTRACE_CONT, pid, NULL, NULL));
+  CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && !WEXITSTATUS(status));
+  return steps;
+}
+
+static void count_all(void) {
+  world_begin_with(&w, &(sim_options){.completion = SIM_AT_ONCE}, NULL);
+  long loop = count(nothing);
+  if (loop < 0) printf("skipped: processes may not be traced here\n");
+  for (size_t i = 0; loop >= 0 && i < sizeof STEPS / sizeof *STEPS; i++) {
+    long each = (count(STEPS[i].run) - loop) / TIMES;
+    printf("%s: %ld instructions, at most %ld\n", STEPS[i].name, each, STEPS[i].most);
+    CHECK(each > 20);
+    CHECK(each <= STEPS[i].most);
+  }
+  world_end(&w);
+}
+
+#endif
+
+TEST(the_hot_path_executes_so_many_instructions) {
+#if IS_COUNTED
+  count_all();
+#else
+  printf("skipped: counted in the plain build, on x86-64\n");
+#endif
+}
