@@ -82,8 +82,8 @@ _Static_assert(FRONT_SLOTS == 16, "slot_of gives so many");
  * who makes a batch of tensors while the last one is alive frees as many at once. */
 static inline unsigned depth_of(uint32_t units)
 {
-  static const uint32_t MOST = 24 * MIB / BLOCK_ALIGN;
-  return units <= MOST / FRONT_DEPTH ? FRONT_DEPTH : units <= MOST / 2 ? MOST / units : 1;
+  static const uint32_t DEEP = 384 * KIB / BLOCK_ALIGN, MOST = 8 * MIB / BLOCK_ALIGN;
+  return units <= DEEP ? FRONT_DEPTH : units <= MOST / 2 ? MOST / units : 1;
 }
 
 static inline uint32_t units_of(size_t size)
