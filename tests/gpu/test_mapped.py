@@ -204,6 +204,7 @@ def note(what):
 
 parts = [block(24, i) for i in range(20)]
 note("twenty")
+kinds = {segment["is_expandable"] for segment in torch.cuda.memory_snapshot()}
 del parts[::2]
 note("ten free")
 large = block(200, 7)
@@ -213,7 +214,6 @@ note("emptied")
 del parts, large
 torch.cuda.empty_cache()
 note("all free")
-kinds = {segment["is_expandable"] for segment in torch.cuda.memory_snapshot()}
 print(json.dumps({"rows": rows, "kinds": sorted(kinds)}))
 """
 
