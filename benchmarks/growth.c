@@ -1,7 +1,7 @@
 /* How cost, metadata and host memory grow with the number of live blocks, over the
  * simulated device. growth.py builds, runs and draws it.
  *
- *   growth [--most BLOCKS] [--operations N] [--seed S]
+ *   growth [--most BLOCKS] [--operations N] [--seed S] [--mapped]
  *
  * For 100, 1,000, ... up to BLOCKS live blocks (1,000,000), in a process of its own
  * each, prints one line:
@@ -12,7 +12,7 @@
  * The blocks are filled first; then N times (1,000,000) a block drawn at random is
  * freed and another size asked for in its place: 512 B to 64 KiB, each power of two
  * as likely as the next. The simulated device runs without its oracle, so what is
- * timed is the core. */
+ * timed is the core. --mapped: on a device that can map pages. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,8 +62,8 @@ static long resident_bytes(void) {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-static void measure(size_t live, size_t operations) {
-  sim_options options = {.capacity = (size_t)1 << 42};
+static void measure(size_t live, size_t operations, bool mapped) {
+  sim_options options = {.capacity = (size_t)1 << 42, .virtual_memory = mapped};
   sim *s = sim_create(&options);
   esper_core *core = NULL;
   void **blocks = calloc(live, sizeof *blocks);
@@ -73,6 +73,12 @@ static void measure(size_t live, size_t operations) {
   esper_stream stream = {sim_stream_create(s, 0), 0, ESPER_STREAM_IMMORTAL};
   long before = resident_bytes();
   for (size_t i = 0; i < live; i++) must(esper_malloc(core, draw_size(), stream, &blocks[i]));
+  sim_alive alive;
+  sim_count_alive(s, 0, &alive);
+  if (mapped && alive.pages == 0) {
+    fprintf(stderr, "growth: --mapped: this core maps no pages\n");
+    exit(1);
+  }
   double begin = now_ns();
   for (size_t n = 0; n < operations; n++) {
     void **b = &blocks[draw() % live];
@@ -95,13 +101,18 @@ static void measure(size_t live, size_t operations) {
 
 int main(int count, char **arguments) {
   size_t most = 1000000, operations = 1000000;
+  bool mapped = false;
   for (int i = 1; i < count; i++) {
+    if (strcmp(arguments[i], "--mapped") == 0) {
+      mapped = true;
+      continue;
+    }
     size_t *value = strcmp(arguments[i], "--most") == 0         ? &most
                     : strcmp(arguments[i], "--operations") == 0 ? &operations
                                                                 : NULL;
     bool seed = strcmp(arguments[i], "--seed") == 0;
     if ((!value && !seed) || i + 1 == count) {
-      fprintf(stderr, "usage: growth [--most BLOCKS] [--operations N] [--seed S]\n");
+      fprintf(stderr, "usage: growth [--most BLOCKS] [--operations N] [--seed S] [--mapped]\n");
       return 2;
     }
     unsigned long long number = strtoull(arguments[++i], NULL, 10);
@@ -113,7 +124,7 @@ int main(int count, char **arguments) {
     pid_t child = fork(); /* so that nothing of the last one is resident */
     if (child < 0) return 1;
     if (child == 0) {
-      measure(live, operations);
+      measure(live, operations, mapped);
       _exit(0);
     }
     int status;

@@ -3,6 +3,7 @@
     growth.py                        # measures, on any machine with a C compiler
     growth.py --plot growth.svg      # and draws it (needs matplotlib)
     growth.py --drift 100000000      # only the long run: sizes drift, eight times over
+    growth.py --segments mapped      # either on a device that can map pages
 
 The core runs on the simulated device (growth.c), so what is timed is the core. Each
 round goes from 100 to 1,000,000 live blocks of 512 B to 64 KiB in fresh processes.
@@ -37,6 +38,11 @@ BASE = 1000  # live blocks that growth is counted from
 MANY = 10_000  # live blocks from which metadata is judged by the block
 METADATA_GOAL = 128  # bytes a block
 DRIFT_GOAL = 1.02
+#: The test of the long run, by the kind of segments.
+DRIFT_TESTS = {
+    "classic": "drifting_sizes_do_not_fragment_more_and_more",
+    "mapped": "nor_do_they_on_a_device_that_maps_pages",
+}
 
 
 class GrowthError(RuntimeError):
@@ -101,9 +107,12 @@ def build(folder: Path) -> Path:
     return program
 
 
-def run_growth(program: Path, most: int, operations: int, seed: int) -> list[Point]:
+def run_growth(
+    program: Path, most: int, operations: int, seed: int, segments: str = "classic"
+) -> list[Point]:
     command = [str(program), "--most", str(most), "--operations", str(operations)]
-    done = subprocess.run([*command, "--seed", str(seed)], capture_output=True, text=True)
+    command += ["--seed", str(seed), *(["--mapped"] if segments == "mapped" else [])]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise GrowthError(f"growth.c failed: {done.stderr.strip()}")
     return parse(done.stdout)
@@ -114,7 +123,10 @@ def allowed(live: int) -> float:
     return max(1.0, math.log(live) / math.log(BASE))
 
 
-def add_rows(results: Results, rounds: Sequence[Sequence[Point]]) -> None:
+def add_rows(
+    results: Results, rounds: Sequence[Sequence[Point]], segments: str = "classic"
+) -> None:
+    kind = f"{segments} segments"
     by_live = {
         live: [point for points in rounds for point in points if point.live == live]
         for live in sorted({point.live for points in rounds for point in points})
@@ -122,7 +134,7 @@ def add_rows(results: Results, rounds: Sequence[Sequence[Point]]) -> None:
     base = [point.ns for point in by_live.get(BASE, [])]
     for live, points in by_live.items():
         results.row(
-            f"free and malloc among {live:,} live blocks, simulated device", "ns",
+            f"free and malloc among {live:,} live blocks, simulated device, {kind}", "ns",
             [point.ns for point in points], base, f"among {BASE:,}",
             allowed(live) if live > BASE else None,
         )  # fmt: skip
@@ -131,7 +143,7 @@ def add_rows(results: Results, rounds: Sequence[Sequence[Point]]) -> None:
             ("host memory a block", [one.host_per_block for one in points], None),
         ):
             results.row(
-                f"{name}, {live:,} live blocks", "bytes", values, [float(METADATA_GOAL)],
+                f"{name}, {live:,} live blocks, {kind}", "bytes", values, [float(METADATA_GOAL)],
                 "128 bytes", goal if live >= MANY else None, "ours",
             )  # fmt: skip
 
@@ -200,7 +212,7 @@ def parse_drift(printed: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
-def run_drift(operations: int) -> tuple[float, float]:
+def run_drift(operations: int, segments: str) -> tuple[float, float]:
     compiler()
     folder = ROOT / "tests" / "core"
     made = subprocess.run(
@@ -210,7 +222,7 @@ def run_drift(operations: int) -> tuple[float, float]:
     if made.returncode != 0:
         raise GrowthError(f"test_drift.c does not compile:\n{made.stderr[-3000:]}")
     done = subprocess.run(
-        [str(folder / "build" / "plain" / "test_drift")],
+        [str(folder / "build" / "plain" / "test_drift"), DRIFT_TESTS[segments]],
         capture_output=True, text=True,
         env={**os.environ, "ESPER_DRIFT_OPERATIONS": str(operations)},
     )  # fmt: skip
@@ -238,24 +250,25 @@ def main() -> int:
     parser.add_argument("--operations", type=int, default=1_000_000, help="frees, and mallocs")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it there")
     parser.add_argument("--drift", type=int, metavar="N", help="the long run, of N operations")
+    parser.add_argument("--segments", choices=DRIFT_TESTS, default="classic")
     options = parser.parse_args()
     results = Results("growth", options.out)
     results.describe(machine())
     try:
         if options.drift:
-            early, late = run_drift(options.drift)
+            early, late = run_drift(options.drift, options.segments)
             results.row(
-                "drifting sizes, long run: reserved / live, last cycles", "",
+                f"drifting sizes, {options.segments} segments: reserved / live, last cycles", "",
                 [late], [early], "early cycles", DRIFT_GOAL,
             )  # fmt: skip
         else:
             with tempfile.TemporaryDirectory() as folder:
                 program = build(Path(folder))
                 rounds = [
-                    run_growth(program, options.most, options.operations, seed)
+                    run_growth(program, options.most, options.operations, seed, options.segments)
                     for seed in range(1, options.rounds + 1)
                 ]
-            add_rows(results, rounds)
+            add_rows(results, rounds, options.segments)
             if options.plot:
                 draw(median_points(rounds), options.plot)
     except GrowthError as error:

@@ -181,7 +181,7 @@ def run_under_pressure(what: str, name: str, small: bool) -> dict[str, Any]:
 
     def neighbour() -> None:
         with Client() as other:
-            other.leave(int(ROOM * peak) - torch.cuda.memory_reserved() + SLACK)
+            other.leave(max(int(ROOM * peak) - torch.cuda.memory_reserved(), 0) + SLACK)
             again(lambda: (torch.cuda.synchronize(), other.leave(SLACK)))
 
     why = survives(tight if what == "tight" else neighbour)

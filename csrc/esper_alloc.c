@@ -22,6 +22,21 @@ static atomic_bool record_stream_visible;
 
 /* ---- the core ---------------------------------------------------------- */
 
+static esper_status segments_from_environment(esper_config *config)
+{
+  const char *kind = getenv("ESPER_ALLOC_SEGMENTS");
+  /* Mapped segments were not measured on a GPU yet. */
+  if (!kind || !*kind || strcmp(kind, "classic") == 0)
+    config->segments = ESPER_SEGMENTS_CLASSIC;
+  else if (strcmp(kind, "mapped") == 0)
+    config->segments = ESPER_SEGMENTS_MAPPED;
+  else
+    return error_set(ESPER_INVALID,
+                     "ESPER_ALLOC_SEGMENTS=%s is no kind of segments: use classic or mapped",
+                     kind);
+  return ESPER_OK;
+}
+
 static esper_status config_from_environment(esper_config *config)
 {
   *config = (esper_config){0};
@@ -35,7 +50,7 @@ static esper_status config_from_environment(esper_config *config)
   else
     return error_set(ESPER_INVALID,
                      "ESPER_ALLOC_REUSE=%s is no reuse order: use gate, grow or auto", order);
-  return ESPER_OK;
+  return segments_from_environment(config);
 }
 
 static esper_core *instance_make(void)
@@ -177,12 +192,13 @@ void esper_alloc_set_memory_fraction(double fraction, int device)
 
 void *esper_alloc_base(void *ptr, size_t *size)
 {
-  esper_block_info info;
+  void *address;
+  size_t bytes;
   esper_core *core = instance_if_made();
-  bool found = core && esper_find_block(core, ptr, &info) == ESPER_OK;
+  bool found = core && esper_find_base(core, ptr, &address, &bytes) == ESPER_OK;
   if (size)
-    *size = found ? info.segment_size : 0;
-  return found ? info.segment_address : NULL;
+    *size = found ? bytes : 0;
+  return found ? address : NULL;
 }
 
 void esper_alloc_set_record_stream_visible(int visible)

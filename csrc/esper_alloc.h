@@ -118,11 +118,20 @@ enum {
                                  events have completed. */
 };
 
+/* Where memory comes from. Segments of both kinds may stand side by side. */
+typedef enum esper_segments {
+  ESPER_SEGMENTS_AUTO = 0,   /* mapped where the device can, else classic      */
+  ESPER_SEGMENTS_CLASSIC = 1, /* one allocation each, of a fixed size          */
+  ESPER_SEGMENTS_MAPPED = 2  /* reserved addresses, with pages where they are
+                                needed; classic ones where the device cannot   */
+} esper_segments;
+
 enum { ESPER_ROUNDUP_STEPS = 16 };
 
 /* All zero means the defaults. Sizes are bytes. */
 typedef struct esper_config {
   esper_reuse_order reuse_order;
+  esper_segments segments;
   size_t max_split_size;         /* 0: unlimited                              */
   size_t max_non_split_rounding; /* 0: 20 MiB                                 */
   size_t large_segment_size;     /* 0: 20 MiB                                 */
@@ -420,6 +429,8 @@ typedef struct esper_counters {
   uint64_t metadata_bytes; /* host memory of blocks, uses, records, addresses  */
   uint64_t captured_uses;  /* marks in captures, of memory from outside them   */
   uint64_t captured_frees; /* frees of memory so marked: replays may read it   */
+  uint64_t bytes_loose;    /* pages that the driver would neither map nor take
+                              back, in no segment; they are tried again        */
 } esper_counters;
 ESPER_API esper_status esper_get_counters(esper_core *core, int device,
                                           esper_counters *counters);
@@ -483,10 +494,16 @@ typedef struct esper_block_info {
   int live;
   void *stream;     /* handle of the stream it was last handed out on          */
   void *segment_address;
-  size_t segment_size;
+  size_t segment_size; /* of a mapped segment: of all its addresses            */
+  int mapped;          /* it has pages, which no CUDA IPC handle names         */
 } esper_block_info;
 ESPER_API esper_status esper_find_block(esper_core *core, const void *ptr,
                                         esper_block_info *info);
+
+/* The memory that lies together around the live block with `ptr`: its segment, or of a
+ * mapped one the stretch that has pages. Slower than esper_find_block(). */
+ESPER_API esper_status esper_find_base(esper_core *core, const void *ptr, void **address,
+                                       size_t *size);
 
 /* Pins the segment around `ptr`: whoever knows its address, in another process
  * for one, may go on using it after the memory was freed here, so it is never

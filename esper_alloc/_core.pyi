@@ -91,5 +91,6 @@ def replay(
     uses: int,
     pools: Sequence[tuple[int, int]],
     order: Literal["gate", "grow", "auto"],
+    segments: Literal["classic", "mapped"],
     device: Literal["sim", "cuda"],
 ) -> ReplayResult: ...

@@ -27,6 +27,7 @@ OLDEST_DRIVER = 12000  # cuStreamGetId came with CUDA 12.0
 ENVIRONMENT = (
     "ESPER_ALLOC",
     "ESPER_ALLOC_REUSE",
+    "ESPER_ALLOC_SEGMENTS",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
@@ -47,7 +48,10 @@ WITHOUT = {
     "cuCtxRecordEvent": "allocators that hide record_stream (the bare CUDAPluggableAllocator) "
     "hold freed memory until the device is synchronised",
 }
-WITHOUT_OTHERS = "pages cannot be mapped, which nothing needs yet"
+WITHOUT_OTHERS = "pages cannot be mapped, so segments are classic"
+
+# What ESPER_ALLOC_SEGMENTS may say.
+SEGMENTS = ("classic", "mapped")
 
 # Packages that bring an allocator of their own to the GPU.
 OTHER_ALLOCATORS = ("rmm", "cupy", "torch_memory_saver")
@@ -448,15 +452,6 @@ def environment_findings(facts: Facts) -> list[Finding]:
                     f"take backend:{backend[1]} out of {name}",
                 )
             )
-        for option in ("expandable_segments:True", "garbage_collection_threshold"):
-            if option in settings:
-                findings.append(
-                    note(
-                        f"{name} sets {option}, which esper_alloc does not honour yet: it warns "
-                        "and goes on without",
-                        "nothing to do",
-                    )
-                )
     if environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         findings.append(
             note(
@@ -478,6 +473,13 @@ def environment_findings(facts: Facts) -> list[Finding]:
             problem(
                 f"ESPER_ALLOC_REUSE is {environment['ESPER_ALLOC_REUSE']!r}",
                 "set it to gate, grow or auto, or unset it",
+            )
+        )
+    if environment.get("ESPER_ALLOC_SEGMENTS", "classic") not in ("", *SEGMENTS):
+        findings.append(
+            problem(
+                f"ESPER_ALLOC_SEGMENTS is {environment['ESPER_ALLOC_SEGMENTS']!r}",
+                "set it to classic or mapped, or unset it",
             )
         )
     if "torch_memory_saver" in environment.get("LD_PRELOAD", ""):
@@ -626,10 +628,21 @@ def paths(facts: Facts) -> list[str]:
         if facts["shim"]["built"]:
             chosen.append("PyTorch through the extension (enable, allocator, run)")
         chosen.append("PyTorch through function pointers (pluggable_allocator)")
-    chosen.append("segments: classic (one driver allocation each)")
+    chosen.append(f"segments: {segments_chosen(facts)}")
     reuse = facts["environment"].get("ESPER_ALLOC_REUSE", "gate")
     chosen.append(f"reuse order: {reuse}")
     return chosen
+
+
+def segments_chosen(facts: Facts) -> str:
+    environment = facts["environment"]
+    settings = environment.get("PYTORCH_CUDA_ALLOC_CONF") or environment.get("PYTORCH_ALLOC_CONF")
+    wanted = environment.get("ESPER_ALLOC_SEGMENTS") or "classic"
+    if "expandable_segments:True" in (settings or "").replace(" ", ""):
+        wanted = "mapped"
+    if wanted == "mapped" and all(one["virtual_memory"] for one in facts["driver"]["devices"]):
+        return "mapped (pages where they are needed, in reserved addresses)"
+    return "classic (one driver allocation each)"
 
 
 def trial_text(trial: Facts) -> str:

@@ -27,13 +27,17 @@ from esper_alloc.snapshot import SnapshotError, load_snapshot
 Device = Literal["sim", "cuda"]
 DEVICES: tuple[Device, ...] = ("sim", "cuda")
 
-# The reuse order and the kind of segments; one kind so far.
-_ORDERS: dict[str, Literal["gate", "grow", "auto"]] = {
-    "gate/classic": "gate",
-    "grow/classic": "grow",
-    "auto/classic": "auto",
+# The reuse order and the kind of segments.
+_Policy = tuple[Literal["gate", "grow", "auto"], Literal["classic", "mapped"]]
+_POLICIES: dict[str, _Policy] = {
+    "gate/classic": ("gate", "classic"),
+    "grow/classic": ("grow", "classic"),
+    "auto/classic": ("auto", "classic"),
+    "gate/mapped": ("gate", "mapped"),
+    "grow/mapped": ("grow", "mapped"),
+    "auto/mapped": ("auto", "mapped"),
 }
-POLICIES = tuple(_ORDERS)
+POLICIES = tuple(_POLICIES)
 
 
 class ReplayError(Exception):
@@ -89,6 +93,7 @@ def load_recordings(
 def replay(recording: Recording, policy: str = POLICIES[0], device: Device = "sim") -> Replayed:
     """Runs the recording through a fresh core. Raises ReplayError."""
     operations, history = recording.operations, recording.history
+    order, segments = _POLICIES[policy]
     try:
         ran = _core.replay(
             operations.packed,
@@ -97,7 +102,8 @@ def replay(recording: Recording, policy: str = POLICIES[0], device: Device = "si
             streams=operations.streams,
             uses=operations.uses,
             pools=operations.pools,
-            order=_ORDERS[policy],
+            order=order,
+            segments=segments,
             device=device,
         )
     except RuntimeError as error:

@@ -107,6 +107,10 @@ def test_reuse_order_from_environment(built: Path) -> None:
     run_scenario(built, "bad_reuse_order", ESPER_ALLOC_REUSE="sometimes")
 
 
+def test_segments_from_environment(built: Path) -> None:
+    run_scenario(built, "segments", ESPER_ALLOC_SEGMENTS="big")
+
+
 def test_drivers_that_lack_something_optional(built: Path) -> None:
     run_scenario(built, "old", FAKE_CUDA_VERSION="11080")
     run_scenario(built, "old_get_proc_address", library="libold.so", FAKE_CUDA_VERSION="11080")

@@ -156,6 +156,11 @@ SICK = [
         "gate, grow or auto",
     ),
     (
+        {"environment": {"ESPER_ALLOC_SEGMENTS": "big"}},
+        "ESPER_ALLOC_SEGMENTS is 'big'",
+        "classic or mapped",
+    ),
+    (
         {"trial__error": "RuntimeError: words"},
         "enabling it in a new process failed: RuntimeError: words",
         "docs/troubleshooting.md",
@@ -196,14 +201,6 @@ WORTH_A_NOTE = [
     (
         {"environment": {"PYTORCH_ALLOC_CONF": "backend:native"}},
         "PYTORCH_ALLOC_CONF names a back end",
-    ),
-    (
-        {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}},
-        "PYTORCH_CUDA_ALLOC_CONF sets expandable_segments:True",
-    ),
-    (
-        {"environment": {"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}},
-        "PYTORCH_ALLOC_CONF sets garbage_collection_threshold",
     ),
     (
         {"environment": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}},

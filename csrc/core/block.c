@@ -6,7 +6,7 @@
 #include "map.h"
 #include "use.h"
 
-block_t *block_create(device_t *device, segment_t *segment, uintptr_t address, size_t size)
+block_t *block_make(device_t *device, segment_t *segment, uintptr_t address, size_t size)
 {
   block_t *block = arena_take(&device->blocks);
   if (!block)
@@ -18,7 +18,14 @@ block_t *block_create(device_t *device, segment_t *segment, uintptr_t address, s
   block->size = size;
   block->segment = segment;
   block_set_state(block, BLOCK_CLAIMED);
-  map_insert(device->core->map, block);
+  return block;
+}
+
+block_t *block_create(device_t *device, segment_t *segment, uintptr_t address, size_t size)
+{
+  block_t *block = block_make(device, segment, address, size);
+  if (block)
+    map_insert(device->core->map, block);
   return block;
 }
 
@@ -81,7 +88,11 @@ bool block_is_valid(const block_t *block)
                       : segment->first == block && segment->address == block->address) &&
          (block->next ? block->next->prev == block
                       : block->address + block->size == segment->address + segment->size) &&
-         !(block->state == BLOCK_READY && block->next && block->next->state == BLOCK_READY) &&
+         !((block->state == BLOCK_READY || block->state == BLOCK_HOLE) && block->next &&
+           block->next->state == block->state) &&
+         /* what is stale still owes owner order, also while it is being unmapped */
+         (block_is_mapped(block) || (segment->pages && !block->uses &&
+                                     (block->state != BLOCK_HOLE || !block->stamp))) &&
          (block->state != BLOCK_LIVE || block->requested <= block->size) &&
          /* whoever claimed it may be at work on its uses */
          (block->state == BLOCK_CLAIMED || uses_are_valid(block));

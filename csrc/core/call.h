@@ -13,6 +13,17 @@
   D(memory_alloc, (core_t *c, int d, size_t size, uintptr_t *address),                \
     (d, size, address))                                                               \
   D(memory_free, (core_t *c, int d, uintptr_t address), (d, address))                 \
+  D(page_granularity, (core_t *c, int d, size_t *bytes), (d, bytes))                  \
+  D(range_reserve, (core_t *c, int d, size_t size, uintptr_t *address),               \
+    (d, size, address))                                                               \
+  D(range_free, (core_t *c, int d, uintptr_t address, size_t size),                   \
+    (d, address, size))                                                               \
+  D(page_create, (core_t *c, int d, size_t size, uint64_t *page), (d, size, page))    \
+  D(page_release, (core_t *c, int d, uint64_t page), (d, page))                       \
+  D(page_map, (core_t *c, int d, uintptr_t address, size_t size, uint64_t page),      \
+    (d, address, size, page))                                                         \
+  D(page_unmap, (core_t *c, int d, uintptr_t address, size_t size),                   \
+    (d, address, size))                                                               \
   D(stream_id, (core_t *c, int d, void *stream, uint64_t *id), (d, stream, id))       \
   D(stream_capture, (core_t *c, int d, void *stream, uint64_t *capture),              \
     (d, stream, capture))                                                             \

@@ -282,7 +282,8 @@ bool branch_may_be_gated(const branch_t *b, const block_t *block, bool at_free_t
 
 /* ---- frees ----------------------------------------------------------------------- */
 
-/* The capture that the thread worked in last, and a stream of it. The body of a
+/* The capture that the thread worked in last, and a stream of it; CAPTURE_UNKNOWN where the
+ * driver would not say which, and refused the thread. The body of a
  * conditional node is another graph than the node's, so what is freed while a
  * body is captured cannot be placed in the outer one: the body may come later
  * than the place. */
@@ -311,7 +312,8 @@ static bool is_in_another_capture(const core_t *core, uint64_t capture)
   if (thread.core != core->serial || thread.capture == capture || !s->immortal)
     return false;
   uint64_t now = capture_of_immortal(s);
-  return now == thread.capture || now == CAPTURE_UNKNOWN;
+  return now == thread.capture || now == CAPTURE_UNKNOWN ||
+         (thread.capture == CAPTURE_UNKNOWN && now && now != capture);
 }
 
 captured_free_t capture_place_free(core_t *core, const block_t *block, stream_t *stream,

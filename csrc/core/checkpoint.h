@@ -10,12 +10,12 @@
 
 #include "types.h"
 
-/* A block, as it was. */
+/* A block, or a hole, as it was. */
 typedef struct part {
   size_t size, requested;
   stream_t *user;   /* of a live one                                          */
   uint64_t capture; /* that it was handed out in; 0: none                     */
-  bool live;
+  bool live;        /* else free, or a hole                                   */
 } part_t;
 
 /* A segment, and the parts that tile it. */

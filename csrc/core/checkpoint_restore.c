@@ -99,11 +99,29 @@ static segment_t *segment_of(const restore_t *r, const chain_t *chain)
              : NULL;
 }
 
+/* Pages under all that was live. */
+static bool has_memory(const restore_t *r, const chain_t *chain, const segment_t *segment)
+{
+  const block_t *first = segment->first;
+  uintptr_t at = chain->address;
+  for (size_t k = 0; k < chain->count; k++) {
+    const part_t *part = &r->checkpoint->parts[chain->first + k];
+    while (first->next && first->address + first->size <= at)
+      first = first->next;
+    at += part->size;
+    for (const block_t *b = first; part->live && b && b->address < at; b = b->next)
+      if (!block_is_mapped(b))
+        return false;
+  }
+  return true;
+}
+
 static esper_status find_segments(const restore_t *r)
 {
   for (size_t i = 0; i < r->checkpoint->chain_count; i++) {
     const chain_t *chain = &r->checkpoint->chains[i];
-    if (!segment_of(r, chain))
+    const segment_t *segment = segment_of(r, chain);
+    if (!segment || !has_memory(r, chain, segment))
       return error_set(ESPER_INVALID,
                        "the pool's segment at %p, %zu bytes, was given back after the "
                        "checkpoint was taken: keep the pool while you need its checkpoints",
@@ -133,7 +151,7 @@ static void count_cuts(restore_t *r, const chain_t *chain)
     at += part->size;
     while (b->next && b->address + b->size <= at)
       b = b->next;
-    if (at > b->address && at < b->address + b->size) {
+    if (block_is_mapped(b) && at > b->address && at < b->address + b->size) {
       r->blocks++;
       r->uses += use_count(b);
     }
@@ -215,7 +233,7 @@ static void cut_at_boundaries(const restore_t *r, const chain_t *chain, segment_
     at += r->checkpoint->parts[chain->first + k].size;
     while (block->next && block->address + block->size <= at)
       block = block->next;
-    if (at > block->address && at < block->address + block->size)
+    if (block_is_mapped(block) && at > block->address && at < block->address + block->size)
       cut(r->pool->device, block, at - block->address);
   }
 }
@@ -245,34 +263,49 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
   r->delta->live[r->delta->live_count++] = (void *)block->address;
 }
 
-static void put_back(const restore_t *r, block_t *block, const part_t *part)
+static void put_back(const restore_t *r, block_t *block)
 {
-  if (part && part->live) {
-    hand_out_again(r, block, part);
-    return;
-  }
   uses_end(block, r->endings);
   free_blocks_add(block);
+}
+
+/* The claimed pieces from `block` on that lie before `end`: the first after them. */
+static block_t *restore_part(const restore_t *r, block_t *block, uintptr_t end,
+                             const part_t *part)
+{
+  while (block && block->address < end) {
+    while (part->live && block->size < part->size) {
+      block->withheld |= block->next->withheld;
+      block_merge_next(r->pool->device, block);
+    }
+    block_t *next = block->next; /* the block may become part of the one before it */
+    if (part->live)
+      hand_out_again(r, block, part);
+    else if (block_is_mapped(block))
+      put_back(r, block);
+    block = next;
+  }
+  return block;
 }
 
 /* `chain` NULL: the segment is younger than the checkpoint, and all of it free. */
 static void restore_segment(const restore_t *r, segment_t *segment, const chain_t *chain)
 {
-  device_t *device = r->pool->device;
+  static const part_t free_part = {.live = false};
   for (block_t *b = segment->first; b; b = b->next)
-    take_back(r, b);
-  if (chain)
-    cut_at_boundaries(r, chain, segment);
-  block_t *next;
-  size_t k = 0;
-  for (block_t *b = segment->first; b; b = next, k++) {
-    const part_t *part = chain ? &r->checkpoint->parts[chain->first + k] : NULL;
-    while (part && b->size < part->size) {
-      b->withheld |= b->next->withheld;
-      block_merge_next(device, b);
-    }
-    next = b->next; /* the block may become part of the one before it */
-    put_back(r, b, part);
+    if (block_is_mapped(b))
+      take_back(r, b);
+  if (!chain) {
+    restore_part(r, segment->first, segment->address + segment->size, &free_part);
+    return;
+  }
+  cut_at_boundaries(r, chain, segment);
+  block_t *block = segment->first;
+  uintptr_t at = segment->address;
+  for (size_t k = 0; k < chain->count; k++) {
+    const part_t *part = &r->checkpoint->parts[chain->first + k];
+    at += part->size;
+    block = restore_part(r, block, at, part);
   }
 }
 

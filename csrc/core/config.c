@@ -29,6 +29,11 @@ esper_status config_set(core_t *core, const esper_config *given)
                      "reuse_order %d: choose ESPER_REUSE_GATE, ESPER_REUSE_GROW or "
                      "ESPER_REUSE_AUTO",
                      (int)given->reuse_order);
+  if (given->segments > ESPER_SEGMENTS_MAPPED)
+    return error_set(ESPER_INVALID,
+                     "segments %d: choose ESPER_SEGMENTS_AUTO, ESPER_SEGMENTS_CLASSIC or "
+                     "ESPER_SEGMENTS_MAPPED",
+                     (int)given->segments);
   if (!is_share(given->garbage_collection_threshold))
     return error_set(ESPER_INVALID,
                      "garbage_collection_threshold %g: give 0, for none, or a share below 1",
@@ -116,8 +121,8 @@ bool config_fits(const config_t *config, size_t have, size_t size)
   return have - size < config->max_non_split_rounding;
 }
 
-bool config_splits(const config_t *config, size_t have, size_t size, bool large)
+bool config_splits(const config_t *config, size_t have, size_t size, bool coarse)
 {
   size_t rest = have - size;
-  return large ? rest > LARGE_REST && size < config->max_split_size : rest >= BLOCK_ALIGN;
+  return coarse ? rest > LARGE_REST && size < config->max_split_size : rest >= BLOCK_ALIGN;
 }

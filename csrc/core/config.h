@@ -34,8 +34,9 @@ size_t config_segment_size(const config_t *config, size_t size);
  * blocks (max_split_size and more) are neither split nor wasted. */
 bool config_fits(const config_t *config, size_t have, size_t size);
 
-/* Whether the rest of a block is worth a block of its own. */
-bool config_splits(const config_t *config, size_t have, size_t size, bool large);
+/* Whether the rest of a block is worth a block of its own; of a `coarse` one a small
+ * rest is not. */
+bool config_splits(const config_t *config, size_t have, size_t size, bool coarse);
 
 static inline bool config_is_oversize(const config_t *config, size_t size)
 {

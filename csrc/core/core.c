@@ -13,7 +13,9 @@
 #include "gates.h"
 #include "heap.h"
 #include "ledger.h"
+#include "loose.h"
 #include "map.h"
+#include "mapped.h"
 #include "marks.h"
 #include "opening.h"
 #include "pool.h"
@@ -40,6 +42,7 @@ static void device_init(core_t *core, int index)
   arena_init(&device->segments, sizeof(segment_t));
   arena_init(&device->uses, sizeof(use_t));
   arena_init(&device->records, sizeof(record_t));
+  arena_init(&device->loose_pages, sizeof(loose_t));
   pool_init(&device->default_pool, device, 0, 0);
 }
 
@@ -102,8 +105,12 @@ static void device_destroy(device_t *device)
           record_drop(use->record);
         place_drop(&use->place);
       }
-    source_give_back(s->heap->pool, s->address, s->size);
+    if (s->pages)
+      mapped_destroy(s);
+    else
+      source_give_back(s->heap->pool, s->address, s->size);
   }
+  loose_give_back(device);
   for (pool_t *pool = device->pools, *next; pool; pool = next) {
     next = pool->next;
     device->pools = next; /* its allocator may ask for pools when it goes */
@@ -134,6 +141,7 @@ static void device_destroy_rest(device_t *device)
   arena_destroy(&device->segments);
   arena_destroy(&device->uses);
   arena_destroy(&device->records);
+  arena_destroy(&device->loose_pages);
 }
 
 /* ---- life -------------------------------------------------------------- */
@@ -443,6 +451,7 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
     for (const heap_t *heap = pool->heaps; heap; heap = heap->next)
       count_pending(heap, counters);
   counters->uses_pending = device->uses.live;
+  counters->bytes_loose = device->loose_bytes;
   counters->metadata_bytes =
       device->blocks.bytes + device->segments.bytes + device->uses.bytes + map_bytes(core->map);
   unlock(&device->lock);
@@ -517,7 +526,25 @@ esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_inf
       .stream = block->user->handle,
       .segment_address = (void *)block->segment->address,
       .segment_size = block->segment->size,
+      .mapped = block->segment->pages != NULL,
   };
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+esper_status esper_find_base(esper_core *core, const void *ptr, void **address, size_t *size)
+{
+  const block_t *block = marks_lock_block(core, ptr);
+  if (!block)
+    return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
+  device_t *device = block->segment->device;
+  const block_t *first = block, *last = block;
+  while (first->prev && block_is_mapped(first->prev))
+    first = first->prev;
+  while (last->next && block_is_mapped(last->next))
+    last = last->next;
+  *address = (void *)first->address;
+  *size = last->address + last->size - first->address;
   unlock(&device->lock);
   return ESPER_OK;
 }
@@ -539,9 +566,9 @@ static bool figures_are_valid(device_t *device)
 {
   int64_t reserved = 0, allocated = 0, active = 0, split = 0, segments = 0;
   for (const segment_t *s = device->first_segment; s; s = s->next) {
-    segments++;
-    reserved += (int64_t)s->size;
+    reserved += (int64_t)s->bytes;
     for (const block_t *b = s->first; b; b = b->next) {
+      segments += block_is_mapped(b) && !(b->prev && block_is_mapped(b->prev));
       if (b->state == BLOCK_LIVE)
         allocated += (int64_t)b->size;
       if (b->counted_active)
@@ -572,7 +599,8 @@ static bool device_is_valid(device_t *device)
     valid = segment_is_valid(s);
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
     valid = pool_is_valid(pool);
-  valid = valid && figures_are_valid(device) && gates_are_valid(device);
+  valid = valid && figures_are_valid(device) && gates_are_valid(device) &&
+          loose_is_valid(device);
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);
   unlock(&device->lock);

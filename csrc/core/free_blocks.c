@@ -59,7 +59,9 @@ static void insert(block_t *block, block_state state)
   bins_insert(bins_of(block), block);
   if (state == BLOCK_PENDING)
     append_pending(block->segment->heap, block);
-  block->counted_split = !block->counted_active && block_is_part(block);
+  /* As in PyTorch: what is free in a mapped segment can go, whatever is beside it. */
+  block->counted_split =
+      !block->counted_active && block_is_part(block) && !block->segment->pages;
   if (block->counted_split)
     stats_split_added(&device_of(block)->stats, block);
 }
@@ -140,11 +142,21 @@ void free_blocks_promote(heap_t *heap)
   }
 }
 
+/* Oversize blocks are those of classic segments: mapped ones come apart and
+ * together again page by page. */
+static bool fits(const config_t *config, const block_t *block, size_t size)
+{
+  return block->segment->pages || config_fits(config, block->size, size);
+}
+
 block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large)
 {
-  block_t *block = bins_best_fit(&heap->ready[large], size);
+  const bins_t *bins = &heap->ready[large];
   const config_t *config = config_of(heap->pool->device->core);
-  return block && config_fits(config, block->size, size) ? block : NULL;
+  for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
+    if (fits(config, b, size))
+      return b;
+  return NULL;
 }
 
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
@@ -152,7 +164,7 @@ block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
   const bins_t *bins = &heap->ready[large];
   const config_t *config = config_of(heap->pool->device->core);
   for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
-    if (segment_is_whole(b) && config_fits(config, b->size, size))
+    if (segment_is_whole(b) && fits(config, b, size))
       return b;
   return NULL;
 }
@@ -164,7 +176,7 @@ block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, siz
   for (int ready = 1; ready >= 0; ready--) {
     const bins_t *bins = ready ? &heap->ready[large] : &heap->pending[large];
     for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b)) {
-      if (!config_fits(config, b->size, size) || b->withheld || b->stamp)
+      if (!fits(config, b, size) || b->withheld || b->stamp)
         continue;
       if (how == INSIDE_ORDERED ? branch_is_after_all(reader, b)
                                 : branch_may_be_gated(reader, b, how == INSIDE_GATED_AT_FREE))
@@ -190,7 +202,7 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
   const bins_t *bins = &heap->pending[large];
   const config_t *config = config_of(heap->pool->device->core);
   for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
-    if (config_fits(config, b->size, size) && may_be_gated(b, reader, at_free_too))
+    if (fits(config, b, size) && may_be_gated(b, reader, at_free_too))
       return b;
   return NULL;
 }
@@ -223,7 +235,8 @@ static uintptr_t search_neighbours(search_t *search, block_t *first)
     size += last->size;
     for (; size - first->size >= search->size; first = first->next)
       size -= first->size;
-    if (size >= search->size && config_fits(search->config, size, search->size) &&
+    if (size >= search->size &&
+        (first->segment->pages || config_fits(search->config, size, search->size)) &&
         (!search->best.first || size < search->best.size))
       search->best = (run_t){first, last, size};
   }
@@ -293,7 +306,7 @@ block_t *free_blocks_unite(run_t run, size_t size)
     uses_drop(device, run.last);
   const segment_t *segment = run.last->segment;
   if (!segment->heap->pool->no_split &&
-      config_splits(config_of(device->core), run.size, size, segment->large)) {
+      config_splits(config_of(device->core), run.size, size, segment_is_coarse(segment))) {
     block_t *rest = block_split(device, run.last, size - before);
     if (rest)
       free_blocks_add(rest);

@@ -27,12 +27,12 @@
 #include "capture.h"
 #include "error.h"
 #include "front.h"
+#include "grow.h"
 #include "heap_capture.h"
 #include "heap_gate.h"
 #include "heap_request.h"
 #include "map.h"
 #include "pool.h"
-#include "segment.h"
 #include "settle.h"
 #include "stats.h"
 #include "trace.h"
@@ -118,12 +118,12 @@ static block_t *borrow(const request_t *q)
   return NULL;
 }
 
-static block_t *grow(const request_t *q, esper_status *status)
+static block_t *take_grown(const request_t *q, esper_status *status)
 {
   block_t *block = NULL;
   if (q->config->as_given.garbage_collection_threshold > 0)
     heap_collect(q->device);
-  *status = segment_obtain(q->heap, config_segment_size(q->config, q->size), q->large, &block);
+  *status = grow(q->heap, q->size, q->large, &block);
   if (*status != ESPER_OK)
     return NULL;
   lock(&q->device->lock);
@@ -176,17 +176,17 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
 {
   block_t *block;
   if (q->capture)
-    return (block = heap_find_inside(q)) ? block : grow(q, status);
+    return (block = heap_find_inside(q)) ? block : take_grown(q, status);
   if ((block = take_retired(q, request_gates_first(q))))
     return block;
   if (request_gates_first(q) && ((block = heap_gate_own(q, false)) || (block = take_ready(q))))
     return block;
   bool own_first = borrows_too_often(q);
-  if (own_first && (block = grow(q, status)))
+  if (own_first && (block = take_grown(q, status)))
     return block;
   if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = heap_gate_other(q))))
     return block;
-  return own_first ? NULL : grow(q, status);
+  return own_first ? NULL : take_grown(q, status);
 }
 
 /* What other pools have to spare when memory is short. */
@@ -225,10 +225,10 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   if ((block = take_retired(q, false)) || (block = borrow(q)) || !may_wait ||
       (block = find_in_spare_pools(q)))
     return block;
-  size_t wanted = config_segment_size(q->config, q->size);
-  if (heap_release(q->device, NULL, NULL, wanted) && (block = grow(q, status)))
+  size_t wanted = grow_size(q->pool, q->size);
+  if (heap_release(q->device, NULL, NULL, wanted) && (block = take_grown(q, status)))
     return block;
-  return heap_release(q->device, NULL, NULL, SIZE_MAX) ? grow(q, status) : NULL;
+  return heap_release(q->device, NULL, NULL, SIZE_MAX) ? take_grown(q, status) : NULL;
 }
 
 static block_t *find_slowly(const request_t *q, esper_status *status)
@@ -275,9 +275,11 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool as
   q.large = config_is_large(q.size);
   q.capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q.stream, false) : 0;
   /* Memory of the wrong side of a capture's border would be reused there. */
-  if (q.capture == CAPTURE_UNKNOWN)
+  if (q.capture == CAPTURE_UNKNOWN) {
+    capture_note_thread(q.capture, q.stream.stream);
     return error_from_driver(core, atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN
                                                                  : ESPER_DEVICE_ERROR);
+  }
   /* Nothing of an invalidated capture ever runs: what is asked for will be used
    * after it. */
   if (q.capture == ESPER_CAPTURE_INVALID)

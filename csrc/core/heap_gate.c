@@ -2,6 +2,7 @@
 
 #include "front.h"
 #include "gates.h"
+#include "grow.h"
 #include "use.h"
 
 /* Reuse order `auto` lets a stream wait for one that is so much further behind. */
@@ -72,7 +73,7 @@ static run_t find_gateable(const request_t *q, const heap_t *heap, bool at_free_
 static bool cannot_grow(const request_t *q)
 {
   const device_t *d = q->device;
-  size_t size = config_segment_size(q->config, q->size);
+  size_t size = grow_size(q->pool, q->size);
   size_t reserved = (size_t)d->stats.reserved_bytes[ESPER_ALL].current + d->reserving;
   return (d->limit && reserved + size > d->limit) || (d->refused && size >= d->refused);
 }

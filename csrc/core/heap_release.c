@@ -1,9 +1,14 @@
-/* heap_release.c: segments that nobody uses go back to the driver. */
+/* heap_release.c: memory that nobody uses goes back to the driver: whole classic
+ * segments, and of mapped ones any pages. */
 #include "heap.h"
 
+#include "block.h"
 #include "config.h"
 #include "free_blocks.h"
 #include "front.h"
+#include "loose.h"
+#include "mapped.h"
+#include "page.h"
 #include "pool.h"
 #include "record.h"
 #include "seal.h"
@@ -11,67 +16,126 @@
 #include "stream.h"
 #include "use.h"
 
-static bool is_wholly_free(const segment_t *s)
+static bool is_free(const block_t *block)
 {
-  const block_t *block = s->first;
-  return !block->next && (block->state == BLOCK_READY || block->state == BLOCK_PENDING);
+  return block->state == BLOCK_READY || block->state == BLOCK_PENDING;
 }
 
-static bool is_idle(const segment_t *s)
+static bool is_idle(const block_t *block)
 {
-  const block_t *block = s->first;
+  const segment_t *s = block->segment;
   if (s->pinned) /* whoever knows its address may still be using it */
     return false;
-  if (!is_wholly_free(s))
+  if (!is_free(block))
     return false;
   if (s->captured && !RULE(GRAPHS_KEEP_MEMORY))
     return true;
+  bool completed = uses_have_completed(block) && owner_order_has_completed(block);
   return pool_may_give_back(s) &&
-         ((uses_have_completed(block) && owner_order_has_completed(block)) ||
-          !RULE(RELEASE_NEEDS_COMPLETION));
+         (completed || !(s->pages ? RULE(UNMAP_NEEDS_COMPLETION) : RULE(RELEASE_NEEDS_COMPLETION)));
 }
 
-static segment_t *idle_segment(device_t *device, const pool_t *pool, const pool_t *but)
+/* Whole pages of an idle block, and on how many sides of them memory stays. */
+typedef struct pages {
+  block_t *block;
+  uintptr_t first;
+  size_t size;
+  int beside;
+} pages_t;
+
+static int count_beside(const pages_t *p)
 {
-  fronts_close(device);
-  for (segment_t *s = device->first_segment; s; s = s->next)
-    if ((!pool || s->heap->pool == pool) && s->heap->pool != but && is_idle(s))
-      return s;
-  return NULL;
+  const block_t *b = p->block;
+  return (p->first > b->address || (b->prev && block_is_mapped(b->prev))) +
+         (p->first + p->size < b->address + b->size || (b->next && block_is_mapped(b->next)));
 }
 
-/* An idle segment goes back: looked up under the lock, which is dropped. What it
- * held; 0: there was none, or the driver did not take it. */
-static size_t give_back(device_t *device, segment_t *segment)
+/* Of a mapped segment: what leaves the fewest holes, if that is fewer than `best` does. */
+static void find_pages(const segment_t *s, size_t enough, pages_t *best)
 {
-  block_t *block = segment ? segment->first : NULL;
-  if (block) {
-    free_blocks_claim(block);
-    free_blocks_satisfied(block);
-    pool_enter(segment->heap->pool);
+  for (block_t *b = s->first; b && (!best->block || best->beside); b = b->next) {
+    pages_t found = {.block = b};
+    found.size = is_idle(b) ? pages_within(b, enough, SIZE_MAX, false, &found.first) : 0;
+    if (!found.size)
+      continue;
+    found.beside = count_beside(&found);
+    if (!best->block || found.beside < best->beside)
+      *best = found;
   }
-  pool_t *of = block ? segment->heap->pool : NULL;
+}
+
+static block_t *claim_segment(segment_t *s)
+{
+  free_blocks_claim(s->first);
+  free_blocks_satisfied(s->first);
+  return s->first;
+}
+
+/* Whole stretches of memory go first, and what would part one goes last: so few holes are
+ * left, and on the way there are never more stretches than before and after. */
+static block_t *claim_idle(device_t *device, const pool_t *pool, const pool_t *but,
+                           size_t enough)
+{
+  pages_t best = {0};
+  fronts_close(device);
+  for (segment_t *s = device->first_segment; s; s = s->next) {
+    if ((pool && s->heap->pool != pool) || s->heap->pool == but)
+      continue;
+    if (s->pages)
+      find_pages(s, enough, &best);
+    else if (!s->first->next && is_idle(s->first))
+      return claim_segment(s);
+  }
+  return best.block ? mapped_carve(best.block, best.first, best.size) : NULL;
+}
+
+/* What was claimed goes back: a classic segment, or pages. Under the lock, which is
+ * dropped. The bytes that went; 0: there was nothing, or the driver did not take it. */
+static size_t give_back(device_t *device, block_t *block)
+{
   size_t size = block ? block->size : 0;
+  pool_t *of = block ? block->segment->heap->pool : NULL;
+  if (of)
+    pool_enter(of);
   unlock(&device->lock);
-  bool gone = block && segment_release(device, block);
+  if (block && block->segment->pages)
+    size = mapped_unmap(device, block);
+  else if (block && !segment_release(device, block))
+    size = 0;
   lock(&device->lock);
   if (of)
     pool_leave(of);
-  pool_collect(device);
   unlock(&device->lock);
-  pool_bury(device);
-  return gone ? size : 0;
+  return size;
+}
+
+/* Of one block; 0: none that would go. */
+static size_t release_some(device_t *device, const pool_t *pool, const pool_t *but,
+                           size_t enough)
+{
+  /* Or pages that moved would stay mapped where they were, and take room. */
+  lock(&device->lock);
+  while (mapped_has_reapable(device)) {
+    unlock(&device->lock);
+    if (!mapped_reap(device))
+      return 0;
+    lock(&device->lock);
+  }
+  return give_back(device, claim_idle(device, pool, but, enough));
 }
 
 size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, size_t enough)
 {
-  size_t released = 0, last = 1;
+  size_t released = loose_give_back(device), size = 1;
   seal_released(device, pool);
-  while (last && released < enough) {
-    lock(&device->lock);
-    last = give_back(device, idle_segment(device, pool, but));
-    released += last;
-  }
+  while (size && released < enough)
+    released += size = release_some(device, pool, but, enough - released);
+  while (mapped_discard_empty(device, pool))
+    ;
+  lock(&device->lock);
+  pool_collect(device);
+  unlock(&device->lock);
+  pool_bury(device);
   return released;
 }
 
@@ -86,9 +150,12 @@ static size_t excess(const device_t *device)
   return share > 0 && device->limit && reserved > most ? reserved - most : 0;
 }
 
+/* Memory of mapped segments stays, as in PyTorch: it is what the next request grows by,
+ * wherever it lies. */
 static bool is_cached(const segment_t *s)
 {
-  return s->large && s->heap->pool == &s->device->default_pool && is_wholly_free(s);
+  return s->large && !s->pages && s->heap->pool == &s->device->default_pool &&
+         !s->first->next && is_free(s->first);
 }
 
 /* That an old segment's own stream is done with it is known once somebody has
@@ -132,7 +199,7 @@ static segment_t *longest_unused(const device_t *device)
 {
   segment_t *found = NULL;
   for (segment_t *s = device->first_segment; s; s = s->next)
-    if (is_cached(s) && is_idle(s) && (!found || s->used_at < found->used_at))
+    if (is_cached(s) && is_idle(s->first) && (!found || s->used_at < found->used_at))
       found = s;
   return found;
 }
@@ -150,7 +217,8 @@ void heap_collect(device_t *device)
   while (last && released < wanted) {
     lock(&device->lock);
     fronts_close(device);
-    last = give_back(device, longest_unused(device));
+    segment_t *oldest = longest_unused(device);
+    last = give_back(device, oldest ? claim_segment(oldest) : NULL);
     released += last;
   }
 }

@@ -4,6 +4,7 @@
 #include "call.h"
 #include "error.h"
 #include "front.h"
+#include "grow.h"
 #include "ledger.h"
 #include "segment.h"
 #include "trace.h"
@@ -14,8 +15,9 @@
 void request_hand_out(const request_t *q, block_t *block)
 {
   free_blocks_satisfied(block);
-  if (!block->segment->heap->pool->no_split &&
-      config_splits(q->config, block->size, q->size, q->large)) {
+  const segment_t *segment = block->segment;
+  if (!segment->heap->pool->no_split &&
+      config_splits(q->config, block->size, q->size, segment_is_coarse(segment))) {
     block_t *rest = block_split(q->device, block, q->size);
     if (rest)
       free_blocks_add(rest);
@@ -48,7 +50,7 @@ block_t *request_lend(const request_t *q, run_t run)
 {
   block_t *block = run.first;
   bool owes_nothing = uses_have_completed(block) && owner_order_has_completed(block);
-  if (segment_is_whole(block) && (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
+  if (segment_is_whole(block) && !block->segment->pages && (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
     uses_drop(q->device, block);
     block->stamp = 0;
     segment_move(block->segment, q->heap);
@@ -113,7 +115,7 @@ static void note_failure(const request_t *q, size_t device_free, size_t device_t
   size_t in_pools = 0;
   for (const segment_t *s = device->first_segment; s; s = s->next)
     if (s->heap->pool != &device->default_pool)
-      in_pools += s->size;
+      in_pools += s->bytes;
   last_failure = (esper_failure){
       .device = device->index,
       .requested = q->asked,
@@ -123,7 +125,7 @@ static void note_failure(const request_t *q, size_t device_free, size_t device_t
       .allocated = (size_t)device->stats.allocated_bytes[ESPER_ALL].current,
       .private_pools = in_pools,
       .reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current,
-      .segment = q->size ? config_segment_size(q->config, q->size) : 0,
+      .segment = q->size ? grow_size(q->pool, q->size) : 0,
   };
 }
 

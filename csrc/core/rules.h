@@ -24,6 +24,9 @@
   R(MARK_FROM_ANY_DEVICE, "4h", "a stream of another device is a use like any other") \
   R(RUN_REST_KEEPS_USES, "4i", "taking a run of blocks clears nothing on the rest") \
   R(CHECKPOINT_KEEPS_USES, "4j", "putting a checkpoint back clears nothing") \
+  R(UNMAP_NEEDS_COMPLETION, "4k", "pages are unmapped only when all that their block owes has completed") \
+  R(LENT_PAGES_NEED_COMPLETION, "4l", "pages are lent to another stream only when all that their block owes has completed") \
+  R(LENT_PAGES_KEEP_STAMP, "4m", "pages that are lent owe what they owed, and are stale where they were") \
   R(FRONT_OWES_NOTHING, "4n", "what owes a use is not handed out without the lock") \
   R(ONE_USE_A_STREAM, "5a", "a block has at most one use a stream")                \
   R(LATER_USE_REPLACES, "5b", "the later use on a stream replaces the earlier")    \

@@ -186,7 +186,7 @@ static void unite(heap_t *into, heap_t *from)
     if (s->heap != from)
       continue;
     for (block_t *b = s->first; b; b = b->next)
-      if (b->state != BLOCK_LIVE)
+      if (b->state == BLOCK_READY || b->state == BLOCK_PENDING)
         free_blocks_claim(b);
     segment_move(s, into);
     /* A block may become part of the one before it, and be gone. */

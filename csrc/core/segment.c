@@ -6,21 +6,24 @@
 #include "free_blocks.h"
 #include "front.h"
 #include "map.h"
+#include "mapped.h"
 #include "marks.h"
 #include "source.h"
 #include "stats.h"
 #include "trace.h"
 
-static void link_last(device_t *device, segment_t *segment)
+void segment_link(segment_t *segment)
 {
+  device_t *device = segment->device;
   segment->prev = device->last_segment;
   segment->next = NULL;
   *(segment->prev ? &segment->prev->next : &device->first_segment) = segment;
   device->last_segment = segment;
 }
 
-static void unlink_segment(device_t *device, segment_t *segment)
+void segment_unlink(segment_t *segment)
 {
+  device_t *device = segment->device;
   *(segment->prev ? &segment->prev->next : &device->first_segment) = segment->next;
   *(segment->next ? &segment->next->prev : &device->last_segment) = segment->prev;
 }
@@ -32,7 +35,7 @@ static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool l
   segment_t *segment = arena_take(&device->segments);
   if (!segment)
     return NULL;
-  *segment = (segment_t){.address = address, .size = size, .device = device, .heap = heap,
+  *segment = (segment_t){.address = address, .size = size, .bytes = size, .device = device, .heap = heap,
                          .large = large, .sequence = device->next_sequence++,
                          .oversize = config_is_oversize(config_of(device->core), size)};
   block_t *block = block_create(device, segment, address, size);
@@ -43,36 +46,38 @@ static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool l
     return NULL;
   }
   segment->first = block;
-  link_last(device, segment);
+  segment_link(segment);
   stats_segment_added(&device->stats, segment);
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, address, size, heap->stream);
   return block;
 }
 
+esper_status segment_reserve(device_t *device, size_t size)
+{
+  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
+  size_t then = reserved + device->reserving + size;
+  double share = config_of(device->core)->as_given.rejection_share;
+  if (size && device->limit && then > device->limit)
+    return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
+                     device->limit, device->index);
+  if (size && share > 0 && then > (size_t)(share * (double)device->total))
+    return error_set(ESPER_REJECTED, "%zu bytes more would pass %g%% of the memory of device %d",
+                     size, share * 100, device->index);
+  device->reserving += size;
+  return ESPER_OK;
+}
+
 esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block)
 {
   device_t *device = heap->pool->device;
-
-  /* What is being obtained counts, or two threads would pass the limit. */
   lock(&device->lock);
-  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
-  size_t limit = device->limit;
-  bool allowed = !limit || reserved + device->reserving + size <= limit;
-  double share = config_of(device->core)->as_given.rejection_share;
-  bool rejected = allowed && share > 0 &&
-                  reserved + device->reserving + size > (size_t)(share * (double)device->total);
-  if (allowed && !rejected)
-    device->reserving += size;
+  esper_status status = segment_reserve(device, size);
   unlock(&device->lock);
-  if (rejected)
-    return error_set(ESPER_REJECTED, "%zu bytes more would pass %g%% of the memory of device %d",
-                     size, share * 100, device->index);
-  if (!allowed)
-    return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
-                     limit, device->index);
+  if (status != ESPER_OK)
+    return status;
 
   uintptr_t address = 0;
-  esper_status status = source_obtain(heap->pool, size, &address);
+  status = source_obtain(heap->pool, size, &address);
   bool drivers = !heap->pool->source.obtain;
 
   lock(&device->lock);
@@ -97,7 +102,7 @@ static void segment_leaves(device_t *device, block_t *block)
             segment->heap->stream); /* while its pool can be found */
   map_remove_segment(device->core->map, segment);
   map_remove(device->core->map, block);
-  unlink_segment(device, segment);
+  segment_unlink(segment);
   stats_segment_removed(&device->stats, segment);
 }
 
@@ -106,7 +111,7 @@ static void segment_stays(device_t *device, block_t *block)
   segment_t *segment = block->segment;
   map_insert_segment(device->core->map, segment); /* room: it was there before */
   map_insert(device->core->map, block);
-  link_last(device, segment);
+  segment_link(segment);
   stats_segment_kept(&device->stats, segment);
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
             segment->heap->stream);
@@ -196,5 +201,6 @@ bool segment_is_valid(const segment_t *segment)
       return false;
     size += b->size;
   }
-  return size == segment->size;
+  return size == segment->size &&
+         (segment->pages ? mapped_is_valid(segment) : segment->bytes == size);
 }

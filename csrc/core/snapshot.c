@@ -1,6 +1,7 @@
 /* snapshot.c: a consistent picture of a device, and copies of its trace. */
 #include <stdlib.h>
 
+#include "block.h"
 #include "core.h"
 #include "error.h"
 #include "front.h"
@@ -12,12 +13,18 @@ typedef struct counts {
   size_t segments, blocks, uses;
 } counts_t;
 
+/* Of a mapped segment each stretch that has memory is shown as a segment. */
+static bool begins_stretch(const block_t *block)
+{
+  return block_is_mapped(block) && !(block->prev && block_is_mapped(block->prev));
+}
+
 static counts_t count(const device_t *device)
 {
   counts_t counts = {0};
   for (const segment_t *s = device->first_segment; s; s = s->next) {
-    counts.segments++;
     for (const block_t *b = s->first; b; b = b->next) {
+      counts.segments += begins_stretch(b);
       counts.blocks++;
       for (const use_t *use = b->uses; use; use = use->next)
         counts.uses++;
@@ -81,24 +88,33 @@ static esper_block_entry block_entry(const block_t *block, esper_snapshot *snaps
   return entry;
 }
 
+static void add_stretch(const block_t *first, esper_snapshot *snapshot)
+{
+  const segment_t *s = first->segment;
+  const heap_t *heap = s->heap;
+  esper_segment_entry *entry = &snapshot->segments[snapshot->segment_count++];
+  *entry = (esper_segment_entry){
+      .address = first->address,
+      .device = s->device->index,
+      .large = s->large,
+      .mapped = s->pages != NULL,
+      .stream = heap->stream->handle,
+      .pool = {heap->pool->id[0], heap->pool->id[1]},
+      .first_block = snapshot->block_count,
+  };
+  for (const block_t *b = first; b && block_is_mapped(b); b = b->next) {
+    snapshot->blocks[snapshot->block_count++] = block_entry(b, snapshot);
+    entry->size += b->size;
+  }
+  entry->block_count = snapshot->block_count - entry->first_block;
+}
+
 static void add_device(const device_t *device, esper_snapshot *snapshot)
 {
-  for (const segment_t *s = device->first_segment; s; s = s->next) {
-    const heap_t *heap = s->heap;
-    esper_segment_entry *entry = &snapshot->segments[snapshot->segment_count++];
-    *entry = (esper_segment_entry){
-        .address = s->address,
-        .size = s->size,
-        .device = device->index,
-        .large = s->large,
-        .stream = heap->stream->handle,
-        .pool = {heap->pool->id[0], heap->pool->id[1]},
-        .first_block = snapshot->block_count,
-    };
+  for (const segment_t *s = device->first_segment; s; s = s->next)
     for (const block_t *b = s->first; b; b = b->next)
-      snapshot->blocks[snapshot->block_count++] = block_entry(b, snapshot);
-    entry->block_count = snapshot->block_count - entry->first_block;
-  }
+      if (begins_stretch(b))
+        add_stretch(b, snapshot);
 }
 
 static int by_address(const void *a, const void *b)

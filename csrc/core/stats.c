@@ -100,6 +100,46 @@ void stats_segment_kept(esper_stats *s, const segment_t *segment)
   s->num_device_free--;
 }
 
+/* A mapped segment counts, and is shown, as one segment for each stretch of its
+ * addresses that has memory. */
+static void count_stretches(esper_stats *s, int class, int stretches)
+{
+  if (stretches > 0)
+    class_add(s->segment, class, 1);
+  else if (stretches < 0)
+    class_sub(s->segment, class, 1);
+}
+
+void stats_pages_added(esper_stats *s, const segment_t *segment, size_t bytes, int stretches)
+{
+  count_stretches(s, class_of(segment), stretches);
+  class_add(s->reserved_bytes, class_of(segment), bytes);
+  s->num_device_alloc++;
+}
+
+void stats_pages_removed(esper_stats *s, const segment_t *segment, size_t bytes, int stretches)
+{
+  count_stretches(s, class_of(segment), stretches);
+  class_sub(s->reserved_bytes, class_of(segment), bytes);
+  s->num_device_free++;
+}
+
+stretch_peaks_t stats_stretches_begin(const esper_stats *s)
+{
+  stretch_peaks_t before;
+  for (int class = 0; class < ESPER_CLASSES; class++)
+    before.peak[class] = s->segment[class].peak;
+  return before;
+}
+
+void stats_stretches_end(esper_stats *s, stretch_peaks_t before)
+{
+  for (int class = 0; class < ESPER_CLASSES; class++) {
+    esper_stat *stat = &s->segment[class];
+    stat->peak = stat->current > before.peak[class] ? stat->current : before.peak[class];
+  }
+}
+
 /* The stats that are an esper_stat stand first in esper_stats. */
 enum { STAT_COUNT = offsetof(esper_stats, num_alloc_retries) / sizeof(esper_stat) };
 

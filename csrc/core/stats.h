@@ -20,6 +20,21 @@ void stats_segment_removed(esper_stats *stats, const segment_t *segment);
 /* It was not removed after all. */
 void stats_segment_kept(esper_stats *stats, const segment_t *segment);
 
+/* Pages came to a mapped segment, or left it, which is in so many more stretches
+ * now. */
+void stats_pages_added(esper_stats *stats, const segment_t *segment, size_t bytes,
+                       int stretches);
+void stats_pages_removed(esper_stats *stats, const segment_t *segment, size_t bytes,
+                         int stretches);
+
+/* Between the two calls, under one lock, stretches come and go on the way to where they
+ * are at the end: nobody sees that, and no peak does. */
+typedef struct stretch_peaks {
+  int64_t peak[ESPER_CLASSES];
+} stretch_peaks_t;
+stretch_peaks_t stats_stretches_begin(const esper_stats *stats);
+void stats_stretches_end(esper_stats *stats, stretch_peaks_t before);
+
 void stats_reset_peaks(esper_stats *stats);
 void stats_reset_accumulated(esper_stats *stats);
 

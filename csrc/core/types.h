@@ -6,8 +6,11 @@
  *   heap      the free blocks of (pool, stream, capture), in bins by size
  *   front     the few of them that malloc and free reach without the device's lock
  *   ledger    what the statistics have still to hear of a heap's blocks
- *   segment   an address range from the driver; has one home heap
+ *   segment   an address range from the driver; has one home heap. A classic
+ *             one is one allocation; a mapped one has pages where it needs them
+ *   page      memory of the driver's, mapped into a segment
  *   block     a piece of a segment: live or free; tiles it with its neighbours
+ *   hole      a piece of a mapped segment where no page is; tiles it, too
  *   stream    an in-order queue, known by the driver's id
  *   record    an event recorded on a stream, with the stream's next number
  *   use       "that stream may touch the block until this record"
@@ -41,6 +44,8 @@ typedef struct esper_pool pool_t;
 typedef struct device device_t;
 typedef struct heap heap_t;
 typedef struct segment segment_t;
+typedef struct page page_t;
+typedef struct loose loose_t;
 typedef struct block block_t;
 typedef struct stream stream_t;
 typedef struct record record_t;
@@ -159,6 +164,10 @@ typedef enum block_state {
   BLOCK_WARM,    /* the same, but in heap->front                              */
   BLOCK_PENDING, /* free, owes uses, in heap->pending                         */
   BLOCK_CLAIMED, /* free or becoming so, in the hands of one thread, unlocked */
+  BLOCK_HOLE,    /* no page is there: in no bin, not in the map, owes nothing */
+  BLOCK_FILLING, /* a hole into which one thread is mapping pages, unlocked   */
+  BLOCK_STALE,   /* its pages serve elsewhere, but are still mapped here: what
+                    was enqueued before they moved may still run              */
 } block_state;
 
 
@@ -183,25 +192,38 @@ struct block {
   block_t *prev, *next;   /* neighbours by address                            */
   size_t requested;       /* by the last malloc                               */
   uint64_t stamp;         /* owner order; 0: the home stream never had it     */
-  block_t *older, *newer; /* pending blocks of the heap, by time of the free  */
+  block_t *older, *newer; /* pending blocks of the heap, by time of the free;
+                             holes of the segment, and stale blocks of the
+                             device, in no order                              */
   stream_t *user;         /* stream it was last handed out on; NULL: never    */
   uint64_t capture;       /* that it was last handed out in; 0: none          */
 };
 
 _Static_assert(sizeof(block_t) <= 2 * CACHE_LINE, "docs/design.md: 128 bytes a block");
 
+/* A page that the driver would neither map nor take back.                      */
+struct loose {
+  uint64_t handle;
+  size_t size; /* 0: there is none                                            */
+  loose_t *next;
+};
+
 struct segment {
   uintptr_t address;
-  size_t size;
+  size_t size;       /* of the addresses                                      */
+  size_t bytes;      /* of the memory there; of a classic segment its size    */
   uint64_t sequence; /* of its birth: orders blocks the same in every run     */
   device_t *device;
   heap_t *heap;
   block_t *first;
+  page_t *pages;     /* by granule; NULL: a classic segment                   */
+  size_t touched;    /* entries of them from the first on that were ever used  */
+  block_t *holes;
+  bool pinned;       /* somebody else knows its pages: none is unmapped       */
   uint64_t used_at;  /* device->large_requests when memory of it was last freed   */
   bool large;
   bool oversize; /* counted as such */
   bool captured; /* handed out inside a capture: replays may touch it         */
-  bool pinned;   /* others know its address: never given back nor lent         */
   segment_t *prev, *next; /* of the device, by birth                          */
 };
 
@@ -324,16 +346,22 @@ struct device {
   heap_t *spare_heaps;  /* never given back: who frees twice may look at one  */
   opening_t *openings;  /* newest first                                       */
   segment_t *first_segment, *last_segment;
+  block_t *stale;       /* blocks that are mapped and have no memory          */
   uint64_t next_sequence;
   size_t total;     /* bytes of device memory                                 */
+  /* Asked for when pages are first wanted: classic segments need none of it. */
+  atomic_bool granule_known;
+  size_t granule;   /* pages are multiples of it; 0: none can be mapped       */
+  loose_t *loose;   /* pages that are mapped nowhere                          */
+  size_t loose_bytes;
   double fraction;
   size_t limit;     /* 0: none                                                */
-  size_t reserving; /* bytes being obtained, not yet in the statistics        */
+  size_t reserving; /* bytes being obtained, and loose: not in the statistics */
   uint64_t large_requests; /* so far: the clock of what is not used for long  */
   size_t refused;   /* the segment that the driver had no memory for; 0: none  */
   esper_stats stats;
   esper_counters counters;
-  arena_t blocks, segments, uses;
+  arena_t blocks, segments, uses, loose_pages;
   trace_t trace;
   gate_t gates[GATES]; /* a ring                                              */
   unsigned next_gate;
@@ -349,7 +377,7 @@ struct device {
   arena_t records;
 };
 
-enum { DRIVER_CALLS = 24 };
+enum { DRIVER_CALLS = 32 };
 
 struct esper_core {
   /* Read by every malloc and free, and seldom written. */

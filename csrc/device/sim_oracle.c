@@ -260,26 +260,30 @@ static int piece_at(sim *s, const char *who, int device, uintptr_t address,
   return 1;
 }
 
+/* Whether the owner has, or had, the page by this address: one that is mapped
+ * at several may well be in use by another. */
+static int is_behind(const sim *s, const sim_physical *p, uintptr_t address,
+                     uint64_t id) {
+  const sim_owner *owner = owner_slot(s, id);
+  return p->mappings <= 1 || owner->id != id ||
+         (owner->address < address + p->size &&
+          owner->address + owner->size > address);
+}
+
 int sim_physical_is_busy(sim *s, sim_physical *p, uintptr_t address,
                          const char *who) {
   for (size_t i = 0; i < p->stretch_count; i++) {
     const sim_stretch *t = &p->stretches[i];
-    uint64_t id = t->owner;
-    /* Behind another address the page may well be in use. */
-    const sim_owner *owner = owner_slot(s, id);
-    int here = p->mappings <= 1 || owner->id != id ||
-               (owner->address < address + p->size &&
-                owner->address + owner->size > address);
-    if (t->live && here) {
+    if (t->live && is_behind(s, p, address, t->owner)) {
       sim_report(s, "%s of memory at 0x%zx that is live: ", who,
                  (size_t)(address + t->begin));
-      report_owner(s, id);
+      report_owner(s, t->owner);
       sim_report(s, "\n");
       return 1;
     }
-    for (uint32_t k = 0; t->marks && here && k < t->marks->count; k++) {
+    for (uint32_t k = 0; t->marks && k < t->marks->count; k++) {
       const sim_mark *mark = &t->marks->at[k];
-      if (mark_is_over(s, mark)) continue;
+      if (mark_is_over(s, mark) || !is_behind(s, p, address, mark->owner)) continue;
       sim_report(s, "%s of memory at 0x%zx that is still accessed\n", who,
                  (size_t)(address + t->begin));
       report_mark(s, mark, NULL);
@@ -316,14 +320,22 @@ uint64_t sim_oracle_owner(sim *s, const char *who, uintptr_t address,
   return owner;
 }
 
-/* The old marks that do not come before the access, and the access. `common`
- * is the set of the access alone, made when first needed. */
+/* The access replaces a mark that it comes after; but not one by another of the
+ * page's addresses, whose mapping may go before this access is over. */
+static int is_replaced(sim *s, const sim_mark *old, const sim_stream *stream,
+                       const sim_mark *mark, int aliased) {
+  if (aliased && old->owner != mark->owner) return mark_is_over(s, old);
+  return mark_is_before(s, old, stream);
+}
+
+/* The old marks that stay, and the access. `common` is the set of the access
+ * alone, made when first needed. */
 static sim_marks *marks_after(sim *s, const sim_marks *old,
                               const sim_stream *stream, const sim_mark *mark,
-                              sim_marks **common) {
+                              int aliased, sim_marks **common) {
   uint32_t keep = 0;
   for (uint32_t i = 0; old && i < old->count; i++)
-    if (!mark_is_before(s, &old->at[i], stream)) keep++;
+    if (!is_replaced(s, &old->at[i], stream, mark, aliased)) keep++;
   if (keep == 0) {
     if (!*common) {
       *common = marks_new(s, 1);
@@ -334,7 +346,7 @@ static sim_marks *marks_after(sim *s, const sim_marks *old,
   }
   sim_marks *marks = marks_new(s, keep + 1);
   for (uint32_t i = 0; i < old->count; i++)
-    if (!mark_is_before(s, &old->at[i], stream))
+    if (!is_replaced(s, &old->at[i], stream, mark, aliased))
       marks->at[marks->count++] = old->at[i];
   marks->at[marks->count++] = *mark;
   return marks;
@@ -388,7 +400,8 @@ int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index,
         common = NULL;
       }
       common_owner = mark.owner;
-      sim_marks *marks = marks_after(s, t->marks, stream, &mark, &common);
+      sim_marks *marks = marks_after(s, t->marks, stream, &mark,
+                                     p.physical->mappings > 1, &common);
       marks_drop(s, t->marks);
       t->marks = marks;
     }

@@ -17,7 +17,7 @@
 #define ESPER_CAPI_NAME "esper_alloc._core.capi"
 
 /* Raised by every change to the list below or to a type in esper_alloc.h. */
-#define ESPER_CAPI_VERSION 4u
+#define ESPER_CAPI_VERSION 5u
 
 /* F(name) for each public function esper_<name> */
 #define ESPER_CAPI_FUNCTIONS(F)                                             \
@@ -36,7 +36,7 @@
   F(set_memory_fraction) F(get_memory_fraction) F(configure) F(get_config)  \
   F(get_stats) F(reset_peak_stats) F(reset_accumulated_stats)               \
   F(get_counters) F(driver_call_name) F(driver_calls) F(get_failure)        \
-  F(memory_info) F(largest_available) F(find_block)                         \
+  F(memory_info) F(largest_available) F(find_block) F(find_base)            \
   F(snapshot_take) F(snapshot_free)                                         \
   F(trace_start) F(trace_is_on) F(trace_clear) F(trace_copy) F(trace_watch) \
   F(pin) F(unpin)

@@ -49,6 +49,7 @@ typedef struct history {
   size_t slots, streams, uses, pools;
   uint64_t (*pool_ids)[2];
   esper_reuse_order order;
+  esper_segments segments;
   int on_cuda;
 } history;
 
@@ -124,7 +125,7 @@ static int open_driver(stage *s, const history *h)
     if (status != ESPER_OK) return fail(s, SIZE_MAX, status, "the CUDA driver");
   } else {
     /* Memory without end: a request that failed when recorded is no entry. */
-    sim_options options = {.capacity = (size_t)1 << 46};
+    sim_options options = {.capacity = (size_t)1 << 46, .virtual_memory = 1};
     s->simulation = sim_create(&options);
     if (!s->simulation)
       return fail(s, SIZE_MAX, ESPER_HOST_MEMORY, "the simulated device");
@@ -176,7 +177,7 @@ static int stage_open(stage *s, const history *h, unsigned char *late)
   if (!s->streams || !s->pools || !s->slots)
     return fail(s, SIZE_MAX, ESPER_HOST_MEMORY, "replay");
   if (!open_driver(s, h)) return 0;
-  esper_config config = {.reuse_order = h->order};
+  esper_config config = {.reuse_order = h->order, .segments = h->segments};
   esper_status status =
       esper_core_create(held_driver(s->driver), &config, &s->core);
   if (status != ESPER_OK) return fail(s, SIZE_MAX, status, "making a core");
@@ -506,7 +507,8 @@ static PyObject *run(const history *h)
 }
 
 const char esper_py_replay_doc[] =
-    "replay(operations, *, start, slots, streams, uses, pools, order, device)\n"
+    "replay(operations, *, start, slots, streams, uses, pools, order, segments,\n"
+    "       device)\n"
     "--\n\n"
     "Runs a history through a fresh core and returns a dict: operations,\n"
     "nanoseconds (all of them together), device_calls, peak_allocated,\n"
@@ -515,8 +517,9 @@ const char esper_py_replay_doc[] =
     "operations: packed \"=IIIIQ\" each: kind (0 alloc, 1 free, 2 free while used,\n"
     "3 that use is over), slot, stream or use, pool, bytes. The first `start`\n"
     "build the state at the start and count for nothing. slots, streams, uses:\n"
-    "how many there are. pools: their ids, pairs of numbers. order: \"gate\" or\n"
-    "\"grow\". device: \"sim\" or \"cuda\".\n\n"
+    "how many there are. pools: their ids, pairs of numbers. order: \"gate\",\n"
+    "\"grow\" or \"auto\". segments: \"classic\" or \"mapped\". device: \"sim\" or\n"
+    "\"cuda\".\n\n"
     "Raises ValueError for operations that make no sense, and RuntimeError\n"
     "(message, status, index of the operation or None) when one failed.";
 
@@ -524,14 +527,14 @@ PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
 {
   (void)self;
   static char *names[] = {"operations", "start", "slots", "streams", "uses",
-                          "pools",      "order", "device", NULL};
+                          "pools",      "order", "segments", "device", NULL};
   Py_buffer view;
   Py_ssize_t start, slots, streams, uses;
   PyObject *pools;
-  const char *order, *device;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*$nnnnOss:replay", names, &view,
+  const char *order, *segments, *device;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*$nnnnOsss:replay", names, &view,
                                    &start, &slots, &streams, &uses, &pools, &order,
-                                   &device))
+                                   &segments, &device))
     return NULL;
 
   PyObject *answer = NULL;
@@ -544,6 +547,8 @@ PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
                .order = !strcmp(order, "grow")   ? ESPER_REUSE_GROW
                         : !strcmp(order, "auto") ? ESPER_REUSE_AUTO
                                                  : ESPER_REUSE_GATE,
+               .segments = !strcmp(segments, "mapped") ? ESPER_SEGMENTS_MAPPED
+                                                       : ESPER_SEGMENTS_CLASSIC,
                .on_cuda = !strcmp(device, "cuda")};
   size_t at = 0;
   const char *fault = NULL;
@@ -554,6 +559,9 @@ PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
   else if (strcmp(order, "gate") && strcmp(order, "grow") && strcmp(order, "auto"))
     PyErr_Format(PyExc_ValueError, "replay: order is 'gate', 'grow' or 'auto', not '%s'",
                  order);
+  else if (strcmp(segments, "classic") && strcmp(segments, "mapped"))
+    PyErr_Format(PyExc_ValueError, "replay: segments is 'classic' or 'mapped', not '%s'",
+                 segments);
   else if (strcmp(device, "sim") && strcmp(device, "cuda"))
     PyErr_Format(PyExc_ValueError, "replay: device is 'sim' or 'cuda', not '%s'", device);
   else if (!read_pool_ids(&h, pools))

@@ -213,17 +213,17 @@ void Allocator::recordStream(
 }
 
 void* Allocator::getBaseAllocation(void* ptr, size_t* size) {
-  esper_block_info block;
-  const esper_status status = capi().find_block(core(), ptr, &block);
+  void* base = nullptr;
+  size_t bytes = 0;
   TORCH_CHECK(
-      status == ESPER_OK && block.live,
+      capi().find_base(core(), ptr, &base, &bytes) == ESPER_OK,
       "invalid device pointer: ",
       ptr,
       " is in no live block of esper_alloc");
   if (size != nullptr) {
-    *size = block.segment_size;
+    *size = bytes;
   }
-  return block.segment_address;
+  return base;
 }
 
 void Allocator::init(int /*device_count*/) {

@@ -6,10 +6,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <mutex>
-#include <set>
-#include <string>
-#include <utility>
 
 #include "core_api.h"
 #include "out_of_memory.h"
@@ -19,22 +15,6 @@ namespace {
 
 using CommonConfig = c10::CachingAllocator::AcceleratorAllocatorConfig;
 using CudaConfig = c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig;
-
-void warn_not_honoured(const std::string& option, const char* meanwhile) {
-  static std::mutex mutex;
-  static std::set<std::string> warned;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (!warned.insert(option).second) {
-      return;
-    }
-  }
-  TORCH_WARN(
-      "esper_alloc does not honour the allocator option ",
-      option,
-      " yet: ",
-      meanwhile);
-}
 
 // Newer than the oldest PyTorch supported: asked for only where it exists.
 template <class Config>
@@ -55,11 +35,13 @@ void warn(void* /*context*/, const char* text) {
   }
 }
 
-void warn_of_the_rest() {
-  if (CommonConfig::use_expandable_segments()) {
-    warn_not_honoured(
-        "expandable_segments", "segments have a fixed size for now.");
-  }
+constexpr size_t kLargeSegmentByDefault = 20971520;
+
+// The kind that the core was made with: what stands when expandable_segments is
+// taken back at run time.
+esper_segments segments_by_default(esper_segments now) {
+  static const esper_segments first = now;
+  return first;
 }
 
 } // namespace
@@ -75,7 +57,14 @@ void apply_options(esper_core* core) {
   const size_t max_split = CommonConfig::max_split_size();
   config.max_split_size = max_split == SIZE_MAX ? 0 : max_split;
   config.max_non_split_rounding = CommonConfig::max_non_split_rounding_size();
-  config.large_segment_size = CommonConfig::large_segment_size();
+  // What PyTorch has where the user said nothing is the core's own choice here.
+  const size_t large_segment = CommonConfig::large_segment_size();
+  config.large_segment_size =
+      large_segment == kLargeSegmentByDefault ? 0 : large_segment;
+  const esper_segments by_default = segments_by_default(config.segments);
+  config.segments = CommonConfig::use_expandable_segments()
+      ? ESPER_SEGMENTS_MAPPED
+      : by_default;
   const auto& divisions = CommonConfig::roundup_power2_divisions();
   std::fill_n(config.roundup_power2_divisions, ESPER_ROUNDUP_STEPS, size_t{0});
   std::copy_n(
@@ -93,7 +82,6 @@ void apply_options(esper_core* core) {
   config.warn = warn;
   config.warn_context = nullptr;
   check(capi().configure(core, &config), "applying allocator options");
-  warn_of_the_rest();
 }
 
 void apply_memory_fraction(esper_core* core) {

@@ -9,8 +9,7 @@ namespace esper {
 // parse checks `backend:` against the name of the current allocator.
 void parse_environment();
 
-// Gives the core what PyTorch parsed. Options that the core does not honour
-// yet are named in a warning, once each.
+// Gives the core what PyTorch parsed.
 void apply_options(esper_core* core);
 
 // Applies per_process_memory_fraction to every device.

@@ -138,7 +138,14 @@ bool forget_unshared() {
 
 native::ShareableHandle Allocator::shareIpcHandle(void* ptr) {
   void* segment = nullptr;
+  esper_block_info info{};
   std::lock_guard<std::mutex> lock(given().mutex);
+  // Before it is pinned: a mapped segment is most of a stream's memory.
+  TORCH_CHECK(
+      capi().find_block(core(), ptr, &info) != ESPER_OK || info.mapped == 0,
+      "CUDA cannot share this memory with another process: its pages are mapped. ",
+      "esper_alloc shares memory of classic segments, which cudaMalloc gives;"
+      " share a copy on the CPU, or turn expandable_segments off");
   TORCH_CHECK(
       capi().pin(core(), ptr, &segment) == ESPER_OK,
       "invalid device pointer: ",

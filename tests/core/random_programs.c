@@ -83,7 +83,7 @@ struct program {
   sim *s;
   esper_core *core;
   esper_pool *pools[2][POOLS];
-  bool captures, slow_time, faults, no_gate;
+  bool captures, slow_time, faults, no_gate, mapped;
   size_t capacity, max_split;
   pthread_mutex_t shelf_lock; /* blocks that go from thread to thread */
   block shelf[16];
@@ -228,7 +228,8 @@ static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool) {
   esper_get_failure(&f);
   if (size > SIZE_MAX / 4) return;
   size_t block = (size + 511) / 512 * 512;
-  size_t segment = block <= MIB        ? 2 * MIB
+  size_t segment = p->mapped           ? (block + 2 * MIB - 1) / (2 * MIB) * 2 * MIB
+                   : block <= MIB      ? 2 * MIB
                    : block < 10 * MIB ? 20 * MIB
                                       : (block + 2 * MIB - 1) / (2 * MIB) * 2 * MIB;
   if (f.device_free >= segment && (!f.limit || f.reserved + segment <= f.limit))
@@ -659,10 +660,13 @@ static void do_fault(thread *t) {
       SIM_CALL_stream_create, SIM_CALL_device_synchronize,
       SIM_CALL_event_record_all, SIM_CALL_capture_point,
       SIM_CALL_capture_depend, SIM_CALL_capture_before,
+      SIM_CALL_page_create, SIM_CALL_page_map, SIM_CALL_page_unmap,
+      SIM_CALL_page_release, SIM_CALL_range_reserve, SIM_CALL_range_free,
   };
   if (!t->p->faults || t->stalled >= 0) return;
-  sim_call call = CALLS[draw(t, 16)];
+  sim_call call = CALLS[draw(t, (int)(sizeof CALLS / sizeof *CALLS))];
   bool runs_out = call == SIM_CALL_memory_alloc ||
+                  call == SIM_CALL_page_create ||
                   call == SIM_CALL_event_create ||
                   call == SIM_CALL_stream_create;
   sim_fail_call(t->p->s, call, 1 + draw64(t) % 6,
@@ -851,9 +855,11 @@ static void check_everything(program *p) {
         blocks++;
       }
     esper_snapshot_free(&snapshot);
+    esper_counters counters;
+    must(esper_get_counters(p->core, d, &counters), "get_counters");
     sim_alive alive;
     sim_count_alive(p->s, d, &alive);
-    if (reserved != alive.bytes ||
+    if (reserved + counters.bytes_loose != alive.bytes ||
         reserved != (size_t)stats.reserved_bytes[ESPER_ALL].current)
       fail("device %d: the driver gave %zu bytes, the snapshot shows %zu, the "
            "statistics %lld", d, alive.bytes, reserved,
@@ -952,6 +958,7 @@ static uint64_t run_program(uint64_t seed, int threads) {
       .completion = COMPLETIONS[draw(&maker, 4)],
       .seed = draw64(&maker),
   };
+  options.virtual_memory = p.mapped = chance(&maker, 2);
   p.slow_time = chance(&maker, 3);
   esper_config config = {
       .reuse_order = (esper_reuse_order)draw(&maker, 3),

@@ -1,5 +1,7 @@
 /* garbage_collection_threshold: before memory grows beyond a share of the limit,
  * cached segments that have not been used for long go back. */
+#include <stdbool.h>
+
 #include "world.h"
 
 static world w;
@@ -7,13 +9,17 @@ static esper_stream r, s;
 
 enum { CAPACITY = 1000 };
 
-static void begin(double fraction, sim_completion completion) {
+static void begin_with(double fraction, sim_completion completion, bool pages) {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = completion,
-                         .capacity = CAPACITY * MIB};
+                         .virtual_memory = pages, .capacity = CAPACITY * MIB};
   world_begin_with(&w, &options, NULL);
   r = w.stream[0];
   s = w.stream[1];
   CHECK_OK(esper_set_memory_fraction(w.core, 0, fraction));
+}
+
+static void begin(double fraction, sim_completion completion) {
+  begin_with(fraction, completion, false);
 }
 
 static void set_threshold(double threshold) {
@@ -139,6 +145,26 @@ TEST(pools_and_captures_keep_theirs) {
   world_end(&w);
 }
 
+/* Their free pages are what the next request grows by. */
+TEST(mapped_segments_keep_theirs) {
+  begin_with(0.5, SIM_AT_ONCE, true);
+  void *mapped = get(60, r);
+  CHECK(sim_calls(w.s, SIM_CALL_page_map) > 0);
+  esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC,
+                         .garbage_collection_threshold = 0.01};
+  CHECK_OK(esper_configure(w.core, &config));
+  void *classic = get(70, r);
+  world_free(&w, mapped);
+  world_free(&w, classic);
+  CHECK_EQ(reserved(), 130);
+  get(80, s);
+  CHECK_EQ(reserved(), 60 + 80);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_page_unmap), 0);
+  CHECK(get(60, r) == mapped);
+  world_check(&w);
+  world_end(&w);
+}
+
 static int never(void *context, void *stream) {
   (void)context, (void)stream;
   return 0;
@@ -188,6 +214,29 @@ TEST(growth_can_be_rejected) {
   world_free(&w, get(200, r));
   CHECK_EQ(reserved(), 100 + 50 + 200);
   CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 1);
+  world_check(&w);
+  world_end(&w);
+}
+
+/* What pages that move cannot give. */
+TEST(growth_by_pages_can_be_rejected) {
+  begin_with(1, SIM_WHEN_TOLD, true);
+  esper_config config = {.rejection_share = 0.3};
+  CHECK_OK(esper_configure(w.core, &config));
+  get(100, r);
+  void *b = get(150, r), *refused;
+  world_free(&w, b);
+  CHECK_STATUS(esper_malloc(w.core, 202 * MIB, r, &refused), ESPER_REJECTED);
+  CHECK(!refused && strstr(esper_last_error(), "30%"));
+  esper_failure failure;
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.segment, 202 * MIB);
+  CHECK_EQ(failure.reserved, 250 * MIB);
+  CHECK_EQ(world_stats(&w, 0).num_oom_rejections, 1);
+  CHECK_EQ(world_stats(&w, 0).num_ooms, 0);
+  CHECK_EQ(reserved(), 250);
+  CHECK(get(200, r) == b); /* 50 more */
+  CHECK_EQ(reserved(), 300);
   world_check(&w);
   world_end(&w);
 }

@@ -3,6 +3,7 @@
 #include "../../csrc/core/front.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "../../csrc/core/checkpoint.h"
@@ -15,10 +16,18 @@
 static world w;
 static esper_stream r, s;
 
-static void begin(void) {
-  world_begin_with(&w, &(sim_options){.completion = SIM_AT_ONCE}, NULL);
+static void begin_with(sim_options options) {
+  world_begin_with(&w, &options, NULL);
   r = w.stream[0];
   s = w.stream[1];
+}
+
+static void begin(void) { begin_with((sim_options){.completion = SIM_AT_ONCE}); }
+
+/* The same with mapped segments, on a device of 256 MiB. */
+static void begin_on_pages(void) {
+  begin_with((sim_options){.completion = SIM_AT_ONCE, .oracle = SIM_ORACLE_KNOWN,
+                           .virtual_memory = 1, .capacity = 256 * MIB});
 }
 
 static void end(void) {
@@ -234,6 +243,83 @@ TEST(what_is_kept_of_a_pinned_segment_stays_there) {
 
 static esper_stats figures(void) { return world_stats(&w, 0); }
 
+/* ---- what it keeps lies on pages ---------------------------------------------- */
+
+static int64_t reserved(void) {
+  return figures().reserved_bytes[ESPER_ALL].current / (int64_t)MIB;
+}
+
+static void *written(size_t size, esper_stream stream) {
+  void *p = world_malloc(&w, size, stream);
+  world_kernel(&w, stream, p);
+  return p;
+}
+
+/* Blocks of 4 MiB, every other one free: two of them (8 MiB) in the stream's front. */
+static void keep_every_other(void **p, int count, esper_stream stream) {
+  for (int i = 0; i < count; i++) p[i] = written(4 * MIB, stream);
+  for (int i = 0; i < count; i += 2) world_free(&w, p[i]);
+  CHECK_EQ(kept(stream), 2);
+}
+
+TEST(pages_of_what_is_kept_are_lent_and_it_is_kept_no_more) {
+  begin_on_pages();
+  void *p[8];
+  for (int own = 0; own < 2; own++) {
+    esper_stream to = own ? w.stream[3] : r, from = own ? to : s;
+    keep_every_other(p, 8, from);
+    int64_t before = reserved();
+    written(16 * MIB, to);
+    CHECK_EQ(reserved(), before);
+    CHECK(kept(from) <= 0);
+    for (int i = 0; i < 4; i++) written(4 * MIB, from);
+    CHECK_EQ(reserved(), before + 16); /* where they were there was nothing to be had */
+    world_check(&w);
+  }
+  end();
+}
+
+TEST(pages_of_what_is_kept_go_back_to_the_driver) {
+  begin_on_pages();
+  void *p[8];
+  keep_every_other(p, 8, r);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 16);
+  for (int i = 0; i < 4; i++) written(4 * MIB, r);
+  CHECK_EQ(reserved(), 32);
+  end();
+}
+
+/* A hole is filled for what one of its neighbours misses, also when the front has it. */
+TEST(a_heap_grows_by_what_the_kept_blocks_beside_a_hole_miss) {
+  begin_on_pages();
+  void *p = written(4 * MIB, r), *q = written(4 * MIB, r);
+  world_free(&w, q);
+  CHECK_EQ(kept(r), 1);
+  CHECK(written(20 * MIB, r) == q);
+  CHECK_EQ(reserved(), 24);
+  world_free(&w, p);
+  end();
+}
+
+TEST(what_is_kept_on_pages_is_handed_out_and_nobody_is_asked) {
+  begin_on_pages();
+  world_free(&w, written(4 * MIB, r));
+  device_t *device = &w.core->devices[0];
+  uint64_t calls = sim_calls(w.s, SIM_CALL_any), questions = sim_calls(w.s, SIM_CALL_stream_capture);
+  for (int i = 0; i < 100; i++) {
+    void *p;
+    lock(&device->lock);
+    CHECK_OK(esper_malloc(w.core, 4 * MIB, r, &p));
+    CHECK_OK(esper_free(w.core, p));
+    unlock(&device->lock);
+  }
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_any) - calls,
+           sim_calls(w.s, SIM_CALL_stream_capture) - questions);
+  CHECK_EQ(reserved(), 4);
+  end();
+}
+
 TEST(a_peak_of_several_streams_is_their_sum) {
   begin();
   void *p[WORLD_STREAMS];
@@ -333,6 +419,30 @@ static void *look(void *argument) {
   return NULL;
 }
 
+/* Pages go back and come again under those who work. */
+static void *look_and_empty(void *argument) {
+  while (atomic_load(&running)) {
+    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+    CHECK(esper_core_is_valid(w.core));
+    sched_yield();
+  }
+  return look(argument);
+}
+
+/* As work(), of sizes that leave holes, so that pages move. */
+static void *work_on_pages(void *argument) {
+  uint64_t state = (uint64_t)(uintptr_t)argument;
+  int self = (int)(state % THREADS);
+  for (int i = 0; i < TURNS; i++) {
+    uint64_t x = next(&state);
+    void *p;
+    size_t size = x % 3 ? (x / 8 % 3 + 1) * 2 * MIB : (x / 8 % 12 + 1) * MIB;
+    CHECK_OK(esper_malloc(w.core, size, w.stream[x % 5 ? self : THREADS], &p));
+    CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[x / 64 % SHELF], p)));
+  }
+  return NULL;
+}
+
 static esper_pool *pool;
 
 /* As work(), in a pool. */
@@ -397,6 +507,18 @@ TEST(figures_and_snapshots_are_right_meanwhile) {
   run_threads(work, look);
   free_shelf();
   CHECK_EQ(figures().allocation[ESPER_ALL].freed, THREADS * TURNS);
+  end();
+}
+
+TEST(and_on_pages_that_move_meanwhile) {
+  begin_on_pages();
+  run_threads(work_on_pages, look_and_empty);
+  CHECK(sim_calls(w.s, SIM_CALL_page_unmap) > 0);
+  free_shelf();
+  CHECK_EQ(figures().allocation[ESPER_ALL].freed, THREADS * TURNS);
+  CHECK_EQ(figures().active_bytes[ESPER_ALL].current, 0);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
   end();
 }
 

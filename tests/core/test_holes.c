@@ -14,8 +14,9 @@ static esper_stream r, s, t, o;
 enum { X = 12, Y = 14, Z = 16 }; /* MiB: each has a segment of its own */
 
 /* A device that holds `mib`, so that the next malloc must reuse. */
-static void begin_on(int devices, size_t mib) {
+static void begin_on(int devices, size_t mib, int mapped) {
   sim_options options = {.devices = devices, .oracle = SIM_ORACLE_KNOWN,
+                         .virtual_memory = mapped,
                          .completion = SIM_WHEN_TOLD, .capacity = mib * MIB};
   world_begin_with(&w, &options, NULL);
   r = w.stream[0];
@@ -24,7 +25,7 @@ static void begin_on(int devices, size_t mib) {
   o = w.stream[3];
 }
 
-static void begin(size_t mib) { begin_on(1, mib); }
+static void begin(size_t mib) { begin_on(1, mib, 0); }
 
 static void end(void) { world_end(&w); }
 
@@ -113,7 +114,7 @@ TEST(hole_1_what_a_capture_reads_stays_while_it_is_recorded) {
 }
 
 TEST(hole_1_a_stream_of_another_device_is_a_use_too) {
-  begin_on(2, X);
+  begin_on(2, X, 0);
   esper_stream far = world_stream(&w, 1);
   void *x = block(X, r);
   read_and_mark(x, r, far);
@@ -304,6 +305,14 @@ static void run_short_of_memory(size_t mib) {
 
 TEST(hole_4_a_segment_that_is_read_is_not_given_back) {
   begin(64);
+  leave_a_ready_block_that_is_read(NULL);
+  empty_cache_beside_captures(NULL);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_LARGE].current, X * MIB);
+  end();
+}
+
+TEST(hole_4_pages_that_are_read_are_not_unmapped) {
+  begin_on(1, 64, 1);
   leave_a_ready_block_that_is_read(NULL);
   empty_cache_beside_captures(NULL);
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_LARGE].current, X * MIB);

@@ -30,6 +30,20 @@ static void begin_with(size_t mib, esper_reuse_order order) {
 
 static void begin(size_t mib) { begin_with(mib, ESPER_REUSE_GATE); }
 
+/* The same, where pages can be mapped. */
+static void begin_mapped(size_t mib) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = 1,
+                         .capacity = mib * MIB};
+  esper_config config = {.large_segment_size = 20 * MIB}; /* its pages */
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+  s = w.stream[1];
+  t = w.stream[2];
+  o = w.stream[3];
+}
+
 static void end(void) { world_end(&w); }
 
 /* Memory for a stream, with a kernel of that stream on it. */
@@ -286,6 +300,59 @@ TEST(memory_that_is_still_read_is_not_given_back) {
   sim_capture_abort(w.s, 0, r.handle);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
+  end();
+}
+
+/* Pages of 20 MiB, every other one free; their owner is still at work on them. */
+static void *pages[4];
+static void begin_scattered(const esper_stream *owner) {
+  begin_mapped(256);
+  for (int i = 0; i < 4; i++) pages[i] = block(20, *owner);
+  world_free(&w, pages[0]);
+  world_free(&w, pages[2]);
+}
+
+TEST(pages_that_are_still_read_are_not_unmapped) {
+  begin_mapped(64);
+  void *x = block(X, r), *y = block(Y, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  world_free(&w, y); /* owner order is as good as a use */
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current,
+           (X + Y) * MIB);
+  sim_capture_abort(w.s, 0, r.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
+  end();
+}
+
+/* ... nor where they were before they moved. */
+TEST(stale_pages_are_unmapped_when_nobody_uses_them) {
+  begin_scattered(&r);
+  block(40, r);
+  block(10, r);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_page_unmap), 0);
+  world_run(&w, r);
+  block(10, r);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_page_unmap), 2);
+  end();
+}
+
+TEST(pages_of_another_stream_are_lent_when_nobody_uses_them) {
+  begin_scattered(&s);
+  block(40, r);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 120 * MIB);
+  end();
+}
+
+/* r takes 22 MiB of two pages that it is still at work on; the rest is not s's. */
+TEST(pages_that_are_lent_owe_what_they_owed) {
+  begin_scattered(&r);
+  block(22, r);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 80 * MIB);
+  block(16, s);
   end();
 }
 

@@ -531,6 +531,18 @@ static void scenario_bad_reuse_order(void)
   CHECK(esper_instance()); /* it tries again */
 }
 
+static void scenario_segments(void)
+{
+  esper_config config;
+  CHECK(!esper_instance());
+  CHECK(strcmp(esper_last_error(), "ESPER_ALLOC_SEGMENTS=big is no kind of segments: use "
+                                   "classic or mapped") == 0);
+  setenv("ESPER_ALLOC_SEGMENTS", "mapped", 1);
+  CHECK(esper_instance()); /* it tries again */
+  esper_get_config(esper_instance(), &config);
+  CHECK(config.segments == ESPER_SEGMENTS_MAPPED);
+}
+
 /* ---- drivers that lack something --------------------------------------- */
 
 /* Prints why there is no driver; the Python test knows what it should say. */
@@ -583,6 +595,7 @@ static const struct {
     SCENARIO(unknown_stream), SCENARIO(reuse_order),
     SCENARIO(reuse_order_auto), SCENARIO(mark_cost),
     SCENARIO(bad_reuse_order), SCENARIO(refused),
+    SCENARIO(segments),
     SCENARIO(old),           SCENARIO(no_virtual_memory),
     SCENARIO(old_get_proc_address),
 };

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Variables that would choose or tune an allocator behind a test's back.
 FOREIGN = (
     "ESPER_ALLOC",
+    "ESPER_ALLOC_SEGMENTS",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
@@ -23,6 +24,11 @@ FOREIGN = (
 def run_python(code: str, *, env: Mapping[str, str] | None = None, timeout: float = 300.0) -> str:
     """Runs `code` in a fresh Python and returns what it printed: see run_fresh()."""
     return run_fresh("-c", code, env=env, timeout=timeout)
+
+
+def text(output: bytes | str | None) -> str:
+    """The end of what a process printed until it was stopped."""
+    return (output.decode(errors="replace") if isinstance(output, bytes) else output or "")[-5000:]
 
 
 def run_fresh(
@@ -50,7 +56,7 @@ def run_fresh(
             timeout=timeout,
         )
     except subprocess.TimeoutExpired as error:
-        raise AssertionError(f"no end within {timeout:.0f} s (a hang?)\n{error.stdout}") from error
+        raise AssertionError(f"no end within {timeout:.0f} s (a hang?)\n{text(error.stdout)}{text(error.stderr)}") from error
     assert done.returncode == 0, (
         f"exit status {done.returncode}\n--- stdout\n{done.stdout[-3000:]}"
         f"\n--- stderr\n{done.stderr[-5000:]}"

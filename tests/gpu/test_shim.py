@@ -1111,19 +1111,18 @@ def test_options_reach_the_core_also_at_run_time():
     )
 
 
-def test_options_that_do_nothing_are_named_once():
+def test_every_option_is_honoured_or_has_nothing_to_do():
     printed = on_gpu(
         """
         x = bytes_of(1)
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
         """,
         env={
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,"
             "garbage_collection_threshold:0.8,graph_capture_record_stream_reuse:True"
         },
     )
-    assert printed.count("option expandable_segments yet") == 1, printed
-    assert printed.count("does not honour") == 1, printed
+    assert "honour" not in printed, printed
 
 
 def test_backend_option_of_the_native_allocator_is_accepted():

@@ -38,8 +38,9 @@ static void event_recorded(void *context, sim_call call, int device, void *strea
 
 void make(void) {
   const char *capacity = getenv("SIM_CAPACITY_MB");
-  /* Classic segments, as PyTorch's own allocator has by default. */
+  /* Classic segments, as PyTorch's own allocator has by default, or mapped ones. */
   sim_options options = {.devices = 2, .backed = 1, .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = getenv("SIM_MAPS_PAGES") != NULL,
                          .capacity = (size_t)(capacity ? atoi(capacity) : 1024) << 20};
   device_of_all = sim_create(&options);
   sim_after_call(device_of_all, SIM_CALL_event_record, event_recorded, NULL);

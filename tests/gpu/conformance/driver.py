@@ -17,6 +17,7 @@ ALLOCATORS = ("native", "esper_alloc")
 #: Variables that would choose or tune an allocator behind a scenario's back.
 FOREIGN = (
     "ESPER_ALLOC",
+    "ESPER_ALLOC_SEGMENTS",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
@@ -48,10 +49,13 @@ def answers_of(group: str, allocator: str, env: Mapping[str, str]) -> dict[str, 
 
 
 def run_all(
-    groups: Iterable[str], env: Mapping[str, str] | None = None, workers: int = 12
+    groups: Iterable[str],
+    env: Mapping[str, str] | None = None,
+    workers: int = 12,
+    allocators: Iterable[str] = ALLOCATORS,
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """{(group, allocator): answers_of()}."""
-    jobs = [(group, allocator) for group in groups for allocator in ALLOCATORS]
+    jobs = [(group, allocator) for allocator in allocators for group in groups]
     with ThreadPoolExecutor(workers) as pool:
         found = pool.map(lambda job: answers_of(*job, env or {}), jobs)
         return dict(zip(jobs, found))

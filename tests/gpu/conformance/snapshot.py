@@ -57,7 +57,8 @@ def figures(segments: list[dict[str, Any]]) -> dict[str, int]:
             add("active", size_class, active)
             add("active_bytes", size_class, active * block["size"])
             add("requested_bytes", size_class, active * block["requested_size"])
-            split = not active and len(segment["blocks"]) > 1
+            # What is free in an expandable segment can go, and is not counted.
+            split = not active and len(segment["blocks"]) > 1 and not segment["is_expandable"]
             add("inactive_split", size_class, split)
             add("inactive_split_bytes", size_class, split * block["size"])
     return found

@@ -25,6 +25,7 @@ const esper_driver *machine_begin(uint64_t seed)
       .oracle = SIM_ORACLE_KNOWN,
       .completion = seed % 2 ? SIM_WHEN_TOLD : SIM_SEEDED,
       .seed = seed,
+      .virtual_memory = 1,
   };
   s = sim_create(&options);
   if (!s) {

@@ -259,9 +259,10 @@ static void read_and_mark(const block *b, int reader, unsigned delay)
 /* ---- a program's beginning and end ---------------------------------------- */
 
 /* `mib`: what the core may take from the device; 0: no limit. */
-static void begin(esper_reuse_order order, size_t mib)
+static void begin_with(esper_segments segments, esper_reuse_order order, size_t mib)
 {
-  esper_config config = {.reuse_order = order};
+  esper_config config = {.reuse_order = order, .segments = segments,
+                         .large_segment_size = 20 * MIB}; /* of pages, too */
   true_driver = machine_begin(p.seed);
   driver = *true_driver;
   driver.stream_wait = wait_or_refuse;
@@ -277,6 +278,12 @@ static void begin(esper_reuse_order order, size_t mib)
   if (mib)
     must(esper_set_memory_fraction(p.core, 0, ((double)mib + 0.5) * (double)MIB / (double)total),
          "set_memory_fraction");
+}
+
+/* Most episodes count on what shares a segment. */
+static void begin(esper_reuse_order order, size_t mib)
+{
+  begin_with(ESPER_SEGMENTS_CLASSIC, order, mib);
 }
 
 static void check_errors(void)
@@ -520,7 +527,8 @@ static void run_random(thread *maker)
   pthread_t other;
   p.kind = "random";
   p.threads = chance(maker, 4) ? 2 : 1;
-  begin((esper_reuse_order)draw(maker, 3), LIMITS[draw(maker, 5)]);
+  esper_segments segments = chance(maker, 2) ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC;
+  begin_with(segments, (esper_reuse_order)draw(maker, 3), LIMITS[draw(maker, 5)]);
   p.stream_count = 2 + draw(maker, MACHINE_STREAMS - 1);
   if (p.threads == 1 && chance(maker, 4)) {
     p.mortal = true;
@@ -810,6 +818,61 @@ static void given_back(thread *t)
   if (!machine_capture_end(handle(R)))
     found("a capture was invalidated");
   end_of(NULL, 0);
+}
+
+/* 4k: the same of pages. */
+static void unmapped(thread *t)
+{
+  (void)t;
+  begin_with(ESPER_SEGMENTS_MAPPED, ESPER_REUSE_GATE, 64);
+  block x = take_written(X * MIB, R);
+  machine_sync(handle(R));
+  read_and_mark(&x, S, 8 * LATE);
+  give(&x);
+  machine_capture_begin(handle(R));
+  bool still_read = machine_is_busy(handle(S)) && !unmarked;
+  must(esper_empty_cache(p.core, 0, NULL), "empty_cache");
+  esper_stats stats;
+  must(esper_get_stats(p.core, 0, &stats), "get_stats");
+  if (still_read && stats.reserved_bytes[ESPER_ALL].current != (int64_t)(X * MIB))
+    found("pages that are still read were unmapped");
+  if (!machine_capture_end(handle(R)))
+    found("a capture was invalidated");
+  end_of(NULL, 0);
+}
+
+/* Pages of 20 MiB of one stream, every other one of which is written late and then
+ * free; nothing more is to be had. */
+static void scatter(block *b, int owner)
+{
+  begin_with(ESPER_SEGMENTS_MAPPED, ESPER_REUSE_GATE, 80);
+  for (int i = 0; i < 4; i++)
+    b[i] = take_written(20 * MIB, owner);
+  write_late(&b[0]);
+  write_late(&b[2]);
+  give(&b[0]);
+  give(&b[2]);
+}
+
+/* 4l: before the request is refused the host waits. */
+static void lent_pages(thread *t)
+{
+  (void)t;
+  block b[4];
+  scatter(b, S);
+  b[0] = take_written(40 * MIB, R);
+  end_of(b, 4);
+}
+
+/* 4m: R takes a part of its pages at another address, T the rest. */
+static void moved_pages(thread *t)
+{
+  (void)t;
+  block b[4];
+  scatter(b, R);
+  b[0] = take_written(22 * MIB, R);
+  b[2] = take_written(16 * MIB, T);
+  end_of(b, 4);
 }
 
 static void most_uses(uint64_t most)
@@ -1290,6 +1353,8 @@ static const struct {
     EPISODE(mark_beside_a_capture), EPISODE(captured_use),
     EPISODE(captured_owner_order), EPISODE(read_outside),
     EPISODE(rendezvous_of_the_owner), EPISODE(checkpoint_of_what_is_read),
+    EPISODE(unmapped),
+    EPISODE(lent_pages),          EPISODE(moved_pages),
     EPISODE(stale_front),         EPISODE(read_in_front),
 #undef EPISODE
 };

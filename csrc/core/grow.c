@@ -1,0 +1,346 @@
+/* grow.c: a mapped segment grows into one of its holes, of which the memory that is
+ * missing between its free neighbours is filled: with pages that are lent (stitch.h),
+ * then with new ones. Blocks are claimed under the lock, pages move without it, and
+ * then the books are made, for as much as the driver did. */
+#include "grow.h"
+
+#include "block.h"
+#include "call.h"
+#include "error.h"
+#include "free_blocks.h"
+#include "front.h"
+#include "loose.h"
+#include "mapped.h"
+#include "page.h"
+#include "segment.h"
+#include "stats.h"
+#include "stitch.h"
+
+/* A page of large blocks is at most such a part of the reserved memory, and so large. */
+enum { PAGE_SHARE = 64, LARGE_PAGE = 8 << 20 };
+
+/* The part of a hole that, filled, makes a block of the wanted size together with
+ * the free blocks beside it. */
+typedef struct window {
+  block_t *hole;
+  block_t *before, *after; /* free, at its ends; NULL: not needed             */
+  size_t missing;          /* bytes to be filled                              */
+  bool from_end;           /* they lie at the hole's end                      */
+} window_t;
+
+typedef struct growth {
+  device_t *device;
+  heap_t *heap;
+  size_t size;
+  bool large;
+  window_t window;
+  block_t *piece;   /* of the hole                                            */
+  stitch_t stitch;  /* the pages that are lent                                */
+  size_t created;   /* bytes of the pages that are asked of the driver        */
+  size_t page_most; /* ... which are at most so large                         */
+  void *spare[2];
+} growth_t;
+
+/* ---- where ------------------------------------------------------------- */
+
+static size_t ready_size(const block_t *block)
+{
+  return block && block->state == BLOCK_READY ? block->size : 0;
+}
+
+static window_t window_at(const growth_t *g, block_t *hole)
+{
+  /* None is as large as the request: then it would have been taken. */
+  size_t before = ready_size(hole->prev), after = ready_size(hole->next);
+  window_t best = {0};
+  if (before + hole->size >= g->size)
+    best = (window_t){.hole = hole, .before = before ? hole->prev : NULL,
+                      .missing = round_to_granule(g->device, g->size - before)};
+  if (after && after + hole->size >= g->size &&
+      (!best.hole || g->size - after < best.missing))
+    best = (window_t){.hole = hole, .after = hole->next, .from_end = true,
+                      .missing = round_to_granule(g->device, g->size - after)};
+  if (before && after && before + hole->size + after >= g->size &&
+      (!best.hole || hole->size < best.missing))
+    best = (window_t){.hole = hole, .before = hole->prev, .after = hole->next,
+                      .missing = hole->size};
+  return best;
+}
+
+/* The one that misses least, in the smallest hole. */
+static window_t find_window(const growth_t *g)
+{
+  window_t best = {0};
+  for (segment_t *s = g->device->first_segment; s; s = s->next)
+    if (s->pages && s->heap == g->heap && s->large == g->large)
+      for (block_t *hole = s->holes; hole; hole = hole->newer) {
+        window_t w = window_at(g, hole);
+        if (w.hole && (!best.hole || w.missing < best.missing ||
+                       (w.missing == best.missing && hole->size < best.hole->size)))
+          best = w;
+      }
+  return best;
+}
+
+/* ---- what is claimed --------------------------------------------------- */
+
+static void claim_neighbours(const window_t *w)
+{
+  if (w->before)
+    free_blocks_claim(w->before);
+  if (w->after)
+    free_blocks_claim(w->after);
+}
+
+/* Two blocks for what has to be split if the driver refuses halfway, and room for a
+ * page that it keeps. */
+static bool take_spares(growth_t *g)
+{
+  if (!(g->stitch.loose = loose_take(g->device)))
+    return false;
+  for (int i = 0; i < 2; i++)
+    if (!(g->spare[i] = arena_take(&g->device->blocks)))
+      return false;
+  return true;
+}
+
+static void give_spares(growth_t *g)
+{
+  if (g->stitch.loose)
+    loose_settle(g->device, g->stitch.loose);
+  for (int i = 0; i < 2; i++)
+    if (g->spare[i])
+      arena_give(&g->device->blocks, g->spare[i]);
+}
+
+/* Memory beside a block on the same page is lent with nobody, so pages are small; but
+ * each costs about as much, whatever its size, so they grow with what there is. */
+static size_t page_most(const growth_t *g)
+{
+  const config_t *config = config_of(g->device->core);
+  size_t reserved = (size_t)g->device->stats.reserved_bytes[ESPER_ALL].current;
+  size_t share = (reserved + g->size) / PAGE_SHARE, granule = g->device->granule;
+  size_t size = config->as_given.large_segment_size; /* said by the user */
+  if (!size)
+    size = share < LARGE_PAGE ? share : LARGE_PAGE;
+  return g->large && size > granule ? size / granule * granule : granule;
+}
+
+static esper_status cut_piece(growth_t *g)
+{
+  const window_t *w = &g->window;
+  size_t lent = stitch_bytes(&g->stitch), size = lent > w->missing ? lent : w->missing;
+  uintptr_t begin = w->hole->address + (w->from_end ? w->hole->size - size : 0);
+  size_t created = size - lent;
+  esper_status status = segment_reserve(g->device, created);
+  if (status != ESPER_OK)
+    return status;
+  g->page_most = page_most(g);
+  g->piece = take_spares(g) ? hole_cut(w->hole, begin, begin + size) : NULL;
+  if (g->piece) {
+    g->created = created;
+    return ESPER_OK;
+  }
+  g->device->reserving -= created;
+  return error_set(ESPER_HOST_MEMORY, "no host memory for a block");
+}
+
+/* Blocks that merge may be gone. */
+static void free_neighbours(const window_t *w)
+{
+  if (w->before)
+    free_blocks_add(w->before);
+  if (w->after)
+    free_blocks_add(w->after);
+}
+
+/* ESPER_NOT_READY: the heap has no addresses for it. A block that another thread has
+ * freed meanwhile is taken. */
+static esper_status claim(growth_t *g, block_t **block)
+{
+  front_close(g->heap);
+  *block = free_blocks_best_ready(g->heap, g->size, g->large);
+  if (*block) {
+    free_blocks_claim(*block);
+    return ESPER_OK;
+  }
+  window_t *w = &g->window;
+  *w = find_window(g);
+  if (!w->hole)
+    return ESPER_NOT_READY;
+  claim_neighbours(w);
+  size_t most = w->before && w->after ? w->missing : w->hole->size;
+  stitch_claim(&g->stitch, g->heap, w->missing, most);
+  esper_status status = cut_piece(g);
+  if (status != ESPER_OK) {
+    give_spares(g);
+    stitch_finish(&g->stitch);
+    free_neighbours(w);
+  }
+  return status;
+}
+
+/* ---- pages ------------------------------------------------------------- */
+
+static esper_status add_page(const growth_t *g, size_t at, size_t size)
+{
+  core_t *core = g->device->core;
+  int device = g->device->index;
+  uint64_t handle;
+  esper_status status = call_page_create(core, device, size, &handle);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  status = call_page_map(core, device, g->piece->address + at, size, handle);
+  if (status == ESPER_OK) {
+    page_add(g->piece->segment, g->piece->address + at, size, handle);
+    return ESPER_OK;
+  }
+  error_from_driver(core, status);
+  loose_release(g->device, handle, size, g->stitch.loose);
+  return status;
+}
+
+/* As far as the driver gives them. */
+static esper_status add_pages(const growth_t *g, size_t *filled)
+{
+  esper_status status = ESPER_OK;
+  size_t most = g->page_most;
+  while (status == ESPER_OK && *filled < g->piece->size) {
+    size_t left = g->piece->size - *filled, size = left < most ? left : most;
+    status = add_page(g, *filled, size);
+    if (status == ESPER_OK)
+      *filled += size;
+  }
+  return status;
+}
+
+/* A request that fails leaves no new pages behind, but those that would not go. */
+static void give_pages_back(const growth_t *g, size_t moved, size_t *filled)
+{
+  segment_t *s = g->piece->segment;
+  while (*filled > moved) {
+    page_t *page = page_at(s, g->piece->address + *filled - 1);
+    size_t size = page_size(s, page);
+    if (!mapped_give_back(s, page))
+      return;
+    page_remove(s, page);
+    *filled -= size;
+  }
+}
+
+/* ---- the books --------------------------------------------------------- */
+
+/* The piece and its neighbours become one block. */
+static block_t *unite(const growth_t *g)
+{
+  block_t *block = g->piece;
+  if (g->window.after)
+    block_merge_next(g->device, block);
+  if (g->window.before) {
+    block = g->window.before;
+    block_merge_next(g->device, block);
+  }
+  return block;
+}
+
+static void note_refusal(growth_t *g, esper_status status, size_t filled)
+{
+  if (status == ESPER_OUT_OF_MEMORY)
+    g->device->refused = g->piece->size - filled;
+  else if (status == ESPER_OK && g->created >= g->device->refused)
+    g->device->refused = 0;
+}
+
+/* NULL: not all of it was filled. What was is free. */
+static block_t *settle(growth_t *g, esper_status status, size_t filled)
+{
+  front_close(g->heap);
+  give_spares(g);
+  note_refusal(g, status, filled);
+  g->device->reserving -= g->created;
+  stitch_finish(&g->stitch);
+  if (RULE(LENT_PAGES_KEEP_STAMP))
+    g->piece->stamp = g->stitch.stamp;
+  if (filled == g->piece->size) {
+    mapped_arrived(g->piece);
+    return unite(g);
+  }
+  if (filled) {
+    hole_cut_back(g->piece, filled);
+    mapped_arrived(g->piece);
+    free_blocks_add(g->piece);
+  } else {
+    g->piece->stamp = 0;
+    hole_close(g->piece);
+  }
+  free_neighbours(&g->window);
+  return NULL;
+}
+
+static block_t *finish(growth_t *g, esper_status status, size_t filled)
+{
+  esper_stats *stats = &g->device->stats;
+  stretch_peaks_t peaks = stats_stretches_begin(stats);
+  block_t *block = settle(g, status, filled);
+  stats_stretches_end(stats, peaks);
+  return block;
+}
+
+static esper_status grow_mapped(heap_t *heap, size_t size, bool large, block_t **block)
+{
+  growth_t g = {.device = heap->pool->device, .heap = heap, .size = size, .large = large};
+  if (!heap->capture) {
+    stitch_learn(heap);
+    mapped_reap(g.device);
+    loose_give_back(g.device);
+  }
+  lock(&g.device->lock);
+  esper_status status = claim(&g, block);
+  unlock(&g.device->lock);
+  if (status != ESPER_OK || *block)
+    return status;
+  size_t moved, filled;
+  status = stitch_move(&g.stitch, g.piece, &moved);
+  filled = moved;
+  if (status == ESPER_OK)
+    status = add_pages(&g, &filled);
+  if (status != ESPER_OK)
+    give_pages_back(&g, moved, &filled);
+  lock(&g.device->lock);
+  *block = finish(&g, status, filled);
+  unlock(&g.device->lock);
+  return status;
+}
+
+/* ---- which kind -------------------------------------------------------- */
+
+static bool wants_pages(const pool_t *pool)
+{
+  return !pool->source.obtain &&
+         config_of(pool->device->core)->as_given.segments != ESPER_SEGMENTS_CLASSIC;
+}
+
+size_t grow_size(const pool_t *pool, size_t size)
+{
+  const device_t *device = pool->device;
+  bool pages = wants_pages(pool) &&
+               atomic_load_explicit(&device->granule_known, memory_order_acquire) &&
+               device->granule;
+  return pages ? round_to_granule(device, size)
+               : config_segment_size(config_of(device->core), size);
+}
+
+esper_status grow(heap_t *heap, size_t size, bool large, block_t **block)
+{
+  device_t *device = heap->pool->device;
+  *block = NULL;
+  if (wants_pages(heap->pool) && mapped_granule(device)) {
+    esper_status status = grow_mapped(heap, size, large, block);
+    while (status == ESPER_NOT_READY && mapped_reserve(heap, large, size) == ESPER_OK)
+      status = grow_mapped(heap, size, large, block);
+    if (status != ESPER_NOT_READY)
+      return status;
+  }
+  /* There are no addresses for a mapped one. */
+  return segment_obtain(heap, config_segment_size(config_of(device->core), size), large, block);
+}
