@@ -1,23 +1,12 @@
 // The measuring loop of churn.py: among many live blocks, one drawn at random is freed
-// and another size asked for in its place, through torch's current allocator. A plain
-// CPython module.
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+// and another size asked for in its place.
+#include "loops.h"
 
-#include <c10/cuda/CUDACachingAllocator.h>
-
-#include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <exception>
 #include <random>
-#include <string>
-#include <vector>
 
 namespace {
-
-namespace allocator = c10::cuda::CUDACachingAllocator;
-using Clock = std::chrono::steady_clock;
 
 struct Churn {
   size_t live;
@@ -75,7 +64,7 @@ Found churn(const Churn &c) {
         block.size = sizes.next();
         block.ptr = allocator::raw_alloc(block.size);
       }
-      const double took = std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
+      const double took = nanoseconds_since(begin);
       if (round) // in the first one memory comes from the device
         found.ns.push_back(took / double(c.count));
     }
@@ -101,25 +90,9 @@ PyObject *py_churn(PyObject *, PyObject *args) {
     return nullptr;
   c.live = size_t(live);
   Found found;
-  std::string error;
-  Py_BEGIN_ALLOW_THREADS
-  try {
-    found = churn(c);
-  } catch (const std::exception &e) {
-    error = e.what();
-  }
-  Py_END_ALLOW_THREADS
-  if (!error.empty()) {
-    PyErr_SetString(PyExc_RuntimeError, error.c_str());
+  if (!without_gil([&] { found = churn(c); }))
     return nullptr;
-  }
-  PyObject *ns = PyList_New(0);
-  for (double one : found.ns) {
-    PyObject *value = ns ? PyFloat_FromDouble(one) : nullptr;
-    if (!value || PyList_Append(ns, value) < 0)
-      Py_CLEAR(ns);
-    Py_XDECREF(value);
-  }
+  PyObject *ns = list_of(found.ns, PyFloat_FromDouble);
   return ns ? Py_BuildValue("Ndd", ns, found.live_bytes, found.reserved_bytes) : nullptr;
 }
 

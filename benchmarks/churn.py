@@ -26,9 +26,8 @@ from common import (
     OURS,
     Case,
     Results,
-    alternate_cases,
-    gpu_missing,
     machine,
+    measured_beside,
     parser,
     report,
     use_allocator,
@@ -133,19 +132,10 @@ def main() -> int:
     if options.worker:
         report(measure(options.worker, options.most, options.operations))
         return 0
-    why = gpu_missing()
-    if why:
-        print(f"nothing can be measured: {why}")
-        return 1
-    import loops
-
-    loops.load("churn")  # compile once, outside the workers' time
     args = ("--most", str(options.most), "--operations", str(options.operations))
     cases = [Case(OURS, OURS, args), Case(NATIVE, NATIVE, args)]
-    rounds = alternate_cases(__file__, cases, options.rounds, seconds=options.seconds)
-    found = [one[OURS] for one in rounds if OURS in one]
+    rounds, found = measured_beside(__file__, cases, options, "churn")
     if not found:
-        print("nothing was measured under esper_alloc")
         return 1
     results = Results("churn", options.out)
     left_out = {name: why for one in found for name, why in one["left_out"].items()}

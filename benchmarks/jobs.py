@@ -2,6 +2,7 @@
 
     jobs.py --job llama_varlen                   # one job, every allocator
     jobs.py --job ppo --segments mapped          # the same on one kind of segments
+    jobs.py --segments classic --segments mapped # ours on both, beside the same peers
     jobs.py --job ppo --compare-replay           # is the replay right about this job?
     jobs.py --probe                              # what could be measured here
 
@@ -175,16 +176,36 @@ def environment(segments: str | None) -> dict[str, str]:
     return {**DETERMINISTIC, **({"ESPER_ALLOC_SEGMENTS": segments} if segments else {})}
 
 
-def cases_of(name: str, small: bool, segments: str | None) -> tuple[list[Case], dict[str, str]]:
-    """Ours and the peers that can be measured here; and those that cannot, and why."""
+def ours_on(segments: str | None) -> str:
+    """The name of the case that is ours on a kind of segments."""
+    return f"{OURS}, {segments}" if segments else OURS
+
+
+def cases_of(
+    name: str, small: bool, kinds: Sequence[str | None]
+) -> tuple[list[Case], dict[str, str]]:
+    """Ours on each kind of segments, and the peers that can be measured here; and those
+    that cannot, and why."""
     arguments = ("--job", name, *(("--small",) if small else ()))
     missing = rmm_missing()
     left_out = {RMM: missing} if missing else {}
-    cases = [Case(OURS, OURS, arguments, environment(segments))]
+    cases = [Case(ours_on(kind), OURS, arguments, environment(kind)) for kind in kinds]
     cases += [
         Case(peer, peer, arguments, environment(None)) for peer in PEERS if peer not in left_out
     ]
     return cases, left_out
+
+
+def of_kind(
+    rounds: Sequence[dict[str, dict[str, Any]]], segments: str | None
+) -> list[dict[str, dict[str, Any]]]:
+    """The rounds with ours on one kind of segments only."""
+    mine = ours_on(segments)
+    return [
+        {OURS if case == mine else case: figures for case, figures in one.items()
+         if case == mine or not case.startswith(OURS)}
+        for one in rounds
+    ]  # fmt: skip
 
 
 def medians(rounds: Sequence[Mapping[str, Mapping[str, Any]]], key: str) -> dict[str, float]:
@@ -348,7 +369,9 @@ def main() -> int:
     arguments = parser(__doc__)
     arguments.set_defaults(rounds=2)
     arguments.add_argument("--job", choices=JOBS, action="append", help="default: all")
-    arguments.add_argument("--segments", choices=SEGMENTS, help="of ours; default: its own choice")
+    arguments.add_argument(
+        "--segments", choices=SEGMENTS, action="append", help="of ours; default: its own choice"
+    )
     arguments.add_argument("--small", action="store_true", help="tiny models: to try the script")
     arguments.add_argument("--compare-replay", action="store_true", help="see above")
     arguments.add_argument("--probe", action="store_true", help="only say what can be measured")
@@ -371,27 +394,33 @@ def main() -> int:
     results = Results("jobs", options.out)
     complete = True
     begin = time.monotonic()
+    kinds: list[str | None] = options.segments or [None]
     for index, name in enumerate(names):
         if options.compare_replay:
-            compare_replay(results, name, options.small, options.segments)
+            for kind in kinds:
+                compare_replay(results, name, options.small, kind)
             continue
         left = options.seconds - (time.monotonic() - begin)
-        cases, left_out = cases_of(name, options.small, options.segments)
+        cases, left_out = cases_of(name, options.small, kinds)
         rounds = alternate_cases(
             __file__, cases, options.rounds, seconds=left / (len(names) - index)
         )
-        found = [one[OURS] for one in rounds if OURS in one]
-        if not found:
-            print(f"{name}: nothing was measured under esper_alloc")
-            complete = False
-            continue
-        if results.run is None:
-            results.describe(found[0]["machine"], left_out)
-        add_rows(results, title_of(name, options.segments), rounds)
+        for kind in kinds:
+            mine = of_kind(rounds, kind)
+            found = [one[OURS] for one in mine if OURS in one]
+            if not found:
+                print(f"{title_of(name, kind)}: nothing was measured under esper_alloc")
+                complete = False
+                continue
+            if results.run is None:
+                results.describe(found[0]["machine"], left_out)
+            add_rows(results, title_of(name, kind), mine)
+        if results.run is not None:  # what is measured stays, whatever ends the rest
+            complete = results.save() and complete
     if results.run is None:
         print("nothing was measured")
         return 1
-    return 0 if results.save() and complete else 1
+    return 0 if (results.save() if options.compare_replay else complete) else 1
 
 
 if __name__ == "__main__":

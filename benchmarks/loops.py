@@ -14,7 +14,10 @@ from pathlib import Path
 from types import ModuleType
 
 FOLDER = Path(__file__).parent
-HEADERS = [FOLDER.parent / "csrc" / name for name in ("python/capi.h", "esper_alloc.h")]
+HEADERS = [
+    FOLDER / "loops.h",
+    *(FOLDER.parent / "csrc" / name for name in ("python/capi.h", "esper_alloc.h")),
+]
 
 
 def load(name: str = "pair") -> ModuleType:

@@ -1,26 +1,16 @@
 // The measuring loop of malloc_times.py: runs a recorded job's allocations and frees
-// on torch's current allocator and takes the time of each malloc. A plain CPython module.
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+// and takes the time of each malloc.
+#include "loops.h"
 
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <exception>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 namespace {
-
-namespace allocator = c10::cuda::CUDACachingAllocator;
-using Clock = std::chrono::steady_clock;
 
 // As esper_alloc/operations.py packs them.
 struct Operation {
@@ -71,18 +61,8 @@ PyObject *py_malloc_ns(PyObject *, PyObject *args) {
   std::memcpy(operations.data(), packed.buf, operations.size() * sizeof(Operation));
   PyBuffer_Release(&packed);
   std::vector<uint32_t> times;
-  std::string error;
-  Py_BEGIN_ALLOW_THREADS
-  try {
-    times = malloc_ns(operations, size_t(slots), size_t(streams));
-  } catch (const std::exception &e) {
-    error = e.what();
-  }
-  Py_END_ALLOW_THREADS
-  if (!error.empty()) {
-    PyErr_SetString(PyExc_RuntimeError, error.c_str());
+  if (!without_gil([&] { times = malloc_ns(operations, size_t(slots), size_t(streams)); }))
     return nullptr;
-  }
   return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(times.data()),
                                    Py_ssize_t(times.size() * sizeof(uint32_t)));
 }

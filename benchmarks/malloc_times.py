@@ -26,9 +26,8 @@ from common import (
     OURS,
     Case,
     Results,
-    alternate_cases,
-    gpu_missing,
     machine,
+    measured_beside,
     parser,
     report,
     use_allocator,
@@ -113,19 +112,10 @@ def main() -> int:
     if options.worker:
         report(measure(options.worker))
         return 0
-    why = gpu_missing()
-    if why:
-        print(f"nothing can be measured: {why}")
-        return 1
-    import loops
-
-    loops.load("malloc_times")  # compile once, outside the workers' time
     chosen = {"ESPER_ALLOC_SEGMENTS": options.segments} if options.segments else {}
     cases = [Case(OURS, OURS, (), chosen), *(Case(peer, peer) for peer in PEERS)]
-    rounds = alternate_cases(__file__, cases, options.rounds, seconds=options.seconds)
-    found = [one[OURS] for one in rounds if OURS in one]
+    rounds, found = measured_beside(__file__, cases, options, "malloc_times")
     if not found:
-        print("nothing was measured under esper_alloc")
         return 1
     results = Results("malloc_times", options.out)
     results.describe(found[0]["machine"])

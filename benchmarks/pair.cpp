@@ -1,38 +1,17 @@
-// The measuring loops of pair.py and record_use_cost.py: they call torch's current
-// allocator, and esper_alloc's C interface, the way C++ code does, so that no Python
-// is in the numbers. A plain CPython module: it needs c10's headers only, and compiles
-// in seconds.
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+// The measuring loops of pair.py and record_use_cost.py, which also call esper_alloc's C
+// interface.
+#include "loops.h"
 
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
 #include <array>
-#include <atomic>
-#include <chrono>
-#include <cmath>
-#include <cstdint>
-#include <exception>
-#include <random>
 #include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "../csrc/python/capi.h"
 
 namespace {
-
-namespace allocator = c10::cuda::CUDACachingAllocator;
-using Clock = std::chrono::steady_clock;
-
-double nanoseconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
-}
 
 // One allocation and its free, nothing between: ns for a pair.
 double pair_ns(size_t size, long count) {
@@ -40,72 +19,6 @@ double pair_ns(size_t size, long count) {
   for (long i = 0; i < count; i++)
     allocator::raw_delete(allocator::raw_alloc(size));
   return nanoseconds_since(begin) / double(count);
-}
-
-// `live` blocks of 512 B to 8 MiB, log-uniform; each step replaces a random
-// one. The sequence is fixed, so every allocator gets the same one.
-double churn_ns(size_t live, long count) {
-  std::mt19937_64 random(2024);
-  std::uniform_real_distribution<double> exponent(9.0, 23.0);
-  std::vector<size_t> sizes(4096);
-  for (auto &size : sizes)
-    size = size_t(std::exp2(exponent(random)));
-  std::vector<void *> blocks(live);
-  size_t next = 0;
-  for (auto &block : blocks)
-    block = allocator::raw_alloc(sizes[next++ % sizes.size()]);
-  std::vector<uint32_t> victims(count);
-  for (auto &victim : victims)
-    victim = uint32_t(random() % live);
-  auto replace = [&](long i) {
-    void *&block = blocks[victims[size_t(i)]];
-    allocator::raw_delete(block);
-    block = allocator::raw_alloc(sizes[next++ % sizes.size()]);
-  };
-  for (long i = 0; i < count; i++) // warm: memory comes from the device here
-    replace(i);
-  const auto begin = Clock::now();
-  for (long i = 0; i < count; i++)
-    replace(i);
-  const double result = nanoseconds_since(begin) / double(count);
-  for (auto block : blocks)
-    allocator::raw_delete(block);
-  return result;
-}
-
-// `count` pairs in each of several threads, a stream each: million pairs a second.
-double threads_rate(int thread_count, size_t size, long count) {
-  std::atomic<int> ready{0};
-  std::atomic<bool> go{false};
-  std::atomic<bool> failed{false};
-  std::vector<std::thread> threads;
-  std::vector<c10::cuda::CUDAStream> streams;
-  for (int i = 0; i < thread_count; i++)
-    streams.push_back(c10::cuda::getStreamFromPool(false, 0));
-  for (int i = 0; i < thread_count; i++)
-    threads.emplace_back([&, i] {
-      try {
-        c10::cuda::CUDAStreamGuard guard(streams[size_t(i)]);
-        cudaFree(nullptr); // the thread has a context, as one that launches work has
-        pair_ns(size, 100);
-        ready++;
-        while (!go)
-          std::this_thread::yield();
-        pair_ns(size, count);
-      } catch (...) {
-        failed = true;
-        ready++;
-      }
-    });
-  while (ready < thread_count)
-    std::this_thread::yield();
-  const auto begin = Clock::now();
-  go = true;
-  for (auto &thread : threads)
-    thread.join();
-  if (failed)
-    throw std::runtime_error("a thread failed to allocate");
-  return double(count) * thread_count / nanoseconds_since(begin) * 1e3;
 }
 
 // Re-recording one event on an idle stream: the driver's price of a mark.
@@ -204,22 +117,10 @@ double steady_ns(const esper_capi *esper, long count) {
   return nanoseconds_since(begin) / double(count);
 }
 
-// Runs `measure` without the GIL and turns a C++ exception into Python's.
+// What `measure` returns, as Python's float.
 template <typename Measure> PyObject *measured(Measure measure) {
   double result = 0;
-  std::string error;
-  Py_BEGIN_ALLOW_THREADS
-  try {
-    result = measure();
-  } catch (const std::exception &e) {
-    error = e.what();
-  }
-  Py_END_ALLOW_THREADS
-  if (!error.empty()) {
-    PyErr_SetString(PyExc_RuntimeError, error.c_str());
-    return nullptr;
-  }
-  return PyFloat_FromDouble(result);
+  return without_gil([&] { result = measure(); }) ? PyFloat_FromDouble(result) : nullptr;
 }
 
 PyObject *py_pair_ns(PyObject *, PyObject *args) {
@@ -228,23 +129,6 @@ PyObject *py_pair_ns(PyObject *, PyObject *args) {
   if (!PyArg_ParseTuple(args, "nl", &size, &count))
     return nullptr;
   return measured([=] { return pair_ns(size_t(size), count); });
-}
-
-PyObject *py_churn_ns(PyObject *, PyObject *args) {
-  Py_ssize_t live;
-  long count;
-  if (!PyArg_ParseTuple(args, "nl", &live, &count))
-    return nullptr;
-  return measured([=] { return churn_ns(size_t(live), count); });
-}
-
-PyObject *py_threads_rate(PyObject *, PyObject *args) {
-  int threads;
-  Py_ssize_t size;
-  long count;
-  if (!PyArg_ParseTuple(args, "inl", &threads, &size, &count))
-    return nullptr;
-  return measured([=] { return threads_rate(threads, size_t(size), count); });
 }
 
 PyObject *py_event_record_ns(PyObject *, PyObject *args) {
@@ -262,23 +146,11 @@ PyObject *py_mark_costs(PyObject *, PyObject *args) {
   if (!esper)
     return nullptr;
   std::vector<Costs> found;
-  PyObject *done = measured([&] {
-    found = mark_costs(esper, rounds, count);
-    return 0.0;
-  });
-  if (!done)
+  if (!without_gil([&] { found = mark_costs(esper, rounds, count); }))
     return nullptr;
-  Py_DECREF(done);
-  PyObject *list = PyList_New(0);
-  for (const Costs &costs : found) {
-    PyObject *one = list ? Py_BuildValue("dddd", costs[BARE], costs[PUBLIC], costs[IMMORTAL],
-                                         costs[LIST])
-                         : nullptr;
-    if (!one || PyList_Append(list, one) < 0)
-      Py_CLEAR(list);
-    Py_XDECREF(one);
-  }
-  return list;
+  return list_of(found, [](const Costs &costs) {
+    return Py_BuildValue("dddd", costs[BARE], costs[PUBLIC], costs[IMMORTAL], costs[LIST]);
+  });
 }
 
 PyObject *py_steady_ns(PyObject *, PyObject *args) {
@@ -293,9 +165,6 @@ PyObject *py_steady_ns(PyObject *, PyObject *args) {
 
 PyMethodDef methods[] = {
     {"pair_ns", py_pair_ns, METH_VARARGS, "pair_ns(size, count) -> ns a pair"},
-    {"churn_ns", py_churn_ns, METH_VARARGS, "churn_ns(live, count) -> ns a replacement"},
-    {"threads_rate", py_threads_rate, METH_VARARGS,
-     "threads_rate(threads, size, count) -> million pairs a second"},
     {"event_record_ns", py_event_record_ns, METH_VARARGS,
      "event_record_ns(count) -> ns a record"},
     {"mark_costs", py_mark_costs, METH_VARARGS,

@@ -1,8 +1,7 @@
 """What an allocation and its free cost in C++, beside native's two modes.
 
-Measures ``raw_alloc`` + ``raw_delete`` pairs of 512 B, 1 MiB and 64 MiB (the
-goal: half of native's default), churn among many live blocks, and pairs from
-several threads, each on a stream of its own.
+Measures ``raw_alloc`` + ``raw_delete`` pairs of 512 B, 1 MiB and 64 MiB. The goal:
+0.4 of either's time.
 """
 
 from __future__ import annotations
@@ -13,18 +12,19 @@ from common import (
     EXPANDABLE,
     NATIVE,
     OURS,
+    Case,
     Results,
-    alternate,
-    column,
     machine,
+    measured_beside,
     parser,
     report,
     use_allocator,
 )
 
+PEERS = (NATIVE, EXPANDABLE)
+GOAL = 0.4  # of either peer's time
+
 SIZES = {"512 B": 512, "1 MiB": 1 << 20, "64 MiB": 64 << 20}
-LIVE = (100, 1000, 10000)
-THREADS = (1, 4, 16)
 
 
 def measure(allocator: str) -> dict:
@@ -37,13 +37,6 @@ def measure(allocator: str) -> dict:
     for name, size in SIZES.items():
         module.pair_ns(size, 5000)
         figures[name] = statistics.median(module.pair_ns(size, 20000) for _ in range(15))
-    for live in LIVE:
-        figures[f"live {live}"] = statistics.median(module.churn_ns(live, 20000) for _ in range(3))
-    for threads in THREADS:
-        module.threads_rate(threads, 4096, 1000)
-        figures[f"threads {threads}"] = statistics.median(
-            module.threads_rate(threads, 4096, 20000) for _ in range(3)
-        )
     return {"machine": machine(), "figures": figures}
 
 
@@ -55,30 +48,16 @@ def main() -> int:
         report(measure(options.worker))
         return 0
 
-    import loops
-
-    loops.load()  # compile once, outside the workers' time
-    found = alternate(
-        __file__, (OURS, NATIVE, EXPANDABLE), options.rounds, seconds=options.seconds
-    )
-    if OURS not in found:
-        print("nothing was measured under esper_alloc")
+    cases = [Case(name, name) for name in (OURS, *PEERS)]
+    rounds, found = measured_beside(__file__, cases, options, "pair")
+    if not found:
         return 1
     results = Results("pair", options.out)
-    results.describe(found[OURS][0]["machine"])
-    figures = {name: [one["figures"] for one in ones] for name, ones in found.items()}
-    for peer in (NATIVE, EXPANDABLE):
-        others = figures.get(peer, [])
-
-        def row(name: str, unit: str, key: str, goal: float | None = None) -> None:
-            results.row(name, unit, column(figures[OURS], key), column(others, key), peer, goal)
-
+    results.describe(found[0]["machine"])
+    figures = [{case: one["figures"] for case, one in each.items()} for each in rounds]
+    for peer in PEERS:
         for size in SIZES:
-            row(f"raw_alloc + raw_delete, {size}", "ns", size, 0.5 if peer == NATIVE else None)
-        for live in LIVE:
-            row(f"churn among {live} live blocks", "ns", f"live {live}")
-        for threads in THREADS:
-            row(f"pairs from {threads} threads", "million/s", f"threads {threads}")
+            results.compare(f"raw_alloc + raw_delete, {size}", "ns", figures, size, OURS, peer, GOAL)
     return 0 if results.save() else 1
 
 

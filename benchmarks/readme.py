@@ -65,7 +65,17 @@ SHOWN = [
     ("pair", "raw_alloc + raw_delete, 512 B", "native", "`raw_alloc` + `raw_delete`, 512 B"),
     ("pair", "raw_alloc + raw_delete, 1 MiB", "native", "`raw_alloc` + `raw_delete`, 1 MiB"),
     ("pair", "raw_alloc + raw_delete, 64 MiB", "native", "`raw_alloc` + `raw_delete`, 64 MiB"),
-    ("pair", "churn among 10000 live blocks", "native", "the same among 10,000 live blocks"),
+    *(
+        ("churn", f"free and malloc among {live} live blocks up to {most}", "native", f"the same among {live} live blocks")
+        for live, most in (("10,000", "8 MiB"), ("1,000,000", "64 KiB"))
+    ),
+    *(
+        ("threads", f"{what}, 4 KiB, 16 threads", "native", label)
+        for what, label in (
+            ("pairs", "16 threads, a stream each, pairs a second"),
+            ("pairs, handed on", "the same, freed by the next thread"),
+        )
+    ),
     (
         "precision",
         "dropped memory serves again after, 50 ms of work queued",

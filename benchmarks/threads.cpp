@@ -1,27 +1,18 @@
-// The measuring loops of threads.py: many threads allocate and free through torch's
-// current allocator, each on a stream of its own. A plain CPython module.
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+// The measuring loops of threads.py: many threads allocate and free, each on a stream of
+// its own.
+#include "loops.h"
 
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <stdexcept>
-#include <string>
 #include <thread>
-#include <vector>
 
 namespace {
-
-namespace allocator = c10::cuda::CUDACachingAllocator;
-using Clock = std::chrono::steady_clock;
 
 constexpr size_t LINE = 64;
 
@@ -130,7 +121,7 @@ double pairs_rate(int thread_count, size_t size, bool handing, long milliseconds
   const auto begin = Clock::now();
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
   run.phase = OVER;
-  const double took = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+  const double took = nanoseconds_since(begin);
   for (auto &thread : threads)
     thread.join();
   for (auto &ring : run.rings)
@@ -141,7 +132,7 @@ double pairs_rate(int thread_count, size_t size, bool handing, long milliseconds
   uint64_t sum = 0;
   for (uint64_t count : pairs)
     sum += count;
-  return double(sum) / took;
+  return double(sum) / took * 1e3;
 }
 
 PyObject *py_pairs_rate(PyObject *, PyObject *args) {
@@ -151,18 +142,8 @@ PyObject *py_pairs_rate(PyObject *, PyObject *args) {
   if (!PyArg_ParseTuple(args, "inpl", &threads, &size, &handing, &milliseconds))
     return nullptr;
   double rate = 0;
-  std::string error;
-  Py_BEGIN_ALLOW_THREADS
-  try {
-    rate = pairs_rate(threads, size_t(size), handing != 0, milliseconds);
-  } catch (const std::exception &e) {
-    error = e.what();
-  }
-  Py_END_ALLOW_THREADS
-  if (!error.empty()) {
-    PyErr_SetString(PyExc_RuntimeError, error.c_str());
+  if (!without_gil([&] { rate = pairs_rate(threads, size_t(size), handing != 0, milliseconds); }))
     return nullptr;
-  }
   return PyFloat_FromDouble(rate);
 }
 

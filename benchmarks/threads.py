@@ -22,9 +22,8 @@ from common import (
     OURS,
     Case,
     Results,
-    alternate_cases,
-    gpu_missing,
     machine,
+    measured_beside,
     parser,
     report,
     use_allocator,
@@ -84,19 +83,10 @@ def main() -> int:
     if options.worker:
         report(measure(options.worker, options.most, options.milliseconds))
         return 0
-    why = gpu_missing()
-    if why:
-        print(f"nothing can be measured: {why}")
-        return 1
-    import loops
-
-    loops.load("threads")  # compile once, outside the workers' time
     args = ("--most", str(options.most), "--milliseconds", str(options.milliseconds))
     cases = [Case(OURS, OURS, args), Case(NATIVE, NATIVE, args)]
-    rounds = alternate_cases(__file__, cases, options.rounds, seconds=options.seconds)
-    found = [one[OURS] for one in rounds if OURS in one]
+    rounds, found = measured_beside(__file__, cases, options, "threads")
     if not found:
-        print("nothing was measured under esper_alloc")
         return 1
     results = Results("threads", options.out)
     results.describe({**found[0]["machine"], "cores": str(found[0]["cores"])})

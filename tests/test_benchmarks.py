@@ -59,12 +59,13 @@ def test_help_needs_no_gpu(script: str) -> None:
     assert script in done.stdout
 
 
-@pytest.mark.parametrize("script", ["jobs", "limits", "startup", "malloc_times", "threads", "churn"])
+@pytest.mark.parametrize("script", ["jobs", "limits", "startup", "malloc_times", "pair", "threads", "churn"])
 def test_without_a_gpu_a_sentence_says_so(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = load(script)
-    monkeypatch.setattr(module, "gpu_missing", lambda: "there is no GPU")
+    for where in (module, sys.modules["common"]):  # whoever asks
+        monkeypatch.setattr(where, "gpu_missing", lambda: "there is no GPU", raising=False)
     monkeypatch.setattr(sys, "argv", [script])
     assert module.main() == 1
     assert capsys.readouterr().out == "nothing can be measured: there is no GPU\n"
@@ -239,17 +240,28 @@ def test_a_job_without_peers_is_incomplete(tmp_path: Path) -> None:
 def test_cases_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = load("jobs")
     monkeypatch.setattr(jobs, "rmm_missing", lambda: "it is not there")
-    cases, left_out = jobs.cases_of("ppo", True, "mapped")
+    cases, left_out = jobs.cases_of("ppo", True, ["classic", "mapped"])
     assert left_out == {"RMM's pool": "it is not there"}
     assert [case.name for case in cases] == [
-        "esper_alloc", "native", "native, expandable", "cudaMallocAsync",
+        "esper_alloc, classic", "esper_alloc, mapped",
+        "native", "native, expandable", "cudaMallocAsync",
     ]  # fmt: skip
-    assert cases[0].environment["ESPER_ALLOC_SEGMENTS"] == "mapped"
-    assert all("ESPER_ALLOC_SEGMENTS" not in case.environment for case in cases[1:])
+    kinds = [case.environment.get("ESPER_ALLOC_SEGMENTS") for case in cases]
+    assert kinds == ["classic", "mapped", None, None, None]
+    assert [case.allocator for case in cases[:2]] == ["esper_alloc"] * 2
     assert all(case.args == ("--job", "ppo", "--small") for case in cases)
     monkeypatch.setattr(jobs, "rmm_missing", lambda: None)
-    cases, left_out = jobs.cases_of("ppo", False, None)
+    cases, left_out = jobs.cases_of("ppo", False, [None])
     assert cases[-1].allocator == "RMM's pool" and not left_out
+
+
+def test_rounds_with_both_kinds_of_segments_are_told_apart() -> None:
+    jobs = load("jobs")
+    rounds = [{"esper_alloc, classic": {"x": 1}, "esper_alloc, mapped": {"x": 2}, "native": {"x": 3}}]
+    assert jobs.of_kind(rounds, "classic") == [{"esper_alloc": {"x": 1}, "native": {"x": 3}}]
+    assert jobs.of_kind(rounds, "mapped") == [{"esper_alloc": {"x": 2}, "native": {"x": 3}}]
+    alone = [{"esper_alloc": {"x": 1}, "native": {"x": 3}}]
+    assert jobs.of_kind(alone, None) == alone
 
 
 @pytest.mark.parametrize(

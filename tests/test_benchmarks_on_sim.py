@@ -1,4 +1,4 @@
-"""The measuring loops of benchmarks/threads.py and churn.py, under PyTorch's own
+"""The measuring loops of benchmarks/pair.py, threads.py and churn.py, under PyTorch's own
 allocator and esper_alloc, both on the simulated device."""
 
 from __future__ import annotations
@@ -56,6 +56,13 @@ def measured(library: Path, script: str, allocator: str, *arguments: str) -> dic
     [line] = [one for one in done.stdout.splitlines() if one.startswith("benchmark-result: ")]
     found: dict[str, Any] = json.loads(line.removeprefix("benchmark-result: "))
     return found
+
+
+@pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
+def test_pairs_are_measured(library: Path, allocator: str) -> None:
+    figures = measured(library, "pair", allocator)["figures"]
+    assert sorted(figures) == ["1 MiB", "512 B", "64 MiB"]
+    assert all(ns > 0 for ns in figures.values())
 
 
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])

@@ -10,6 +10,16 @@ from ground import MiB, busy, bytes_of, let_pass, scenario, stats, type_of_error
 ACTIVE = ("allocated_bytes.all.current", "active_bytes.all.current")
 
 
+def until_it_passed() -> list[Any]:
+    """What is active while streams are busy, and what after that."""
+    answer = [stats(*ACTIVE)]
+    let_pass()
+    y = bytes_of(1)
+    answer.append(stats(*ACTIVE))
+    del y
+    return answer
+
+
 @scenario()
 def record_stream_on_the_own_stream_is_nothing() -> Any:
     x = bytes_of(12 * MiB)
@@ -30,12 +40,7 @@ def record_stream_on_several_streams() -> Any:
         x.record_stream(side)
         busy(side)
     del x
-    answer = [stats(*ACTIVE)]
-    let_pass()
-    y = bytes_of(1)
-    answer.append(stats(*ACTIVE))
-    del y
-    return answer
+    return until_it_passed()
 
 
 @scenario()
@@ -90,12 +95,7 @@ def record_stream_of_views() -> Any:
     x[MiB:].view(torch.int32).record_stream(side)
     busy(side)
     del x
-    answer = [stats(*ACTIVE)]
-    let_pass()
-    y = bytes_of(1)
-    answer.append(stats(*ACTIVE))
-    del y
-    return answer
+    return until_it_passed()
 
 
 @scenario()

@@ -798,12 +798,11 @@ static void lent_too_early(thread *t)
   end_of(&x, 1);
 }
 
-/* 4f: R is captured, so that the device is not waited for. Freeing memory may
+/* 4f and 4k: R is captured, so that the device is not waited for. Freeing memory may
  * wait for it, so S is looked at before. */
-static void given_back(thread *t)
+static void given_back_of(bool mapped, const char *complaint)
 {
-  (void)t;
-  begin(ESPER_REUSE_GATE, 64);
+  begin_with(mapped ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC, ESPER_REUSE_GATE, 64);
   block x = take_written(X * MIB, R);
   machine_sync(handle(R));
   read_and_mark(&x, S, 8 * LATE);
@@ -814,31 +813,22 @@ static void given_back(thread *t)
   esper_stats stats;
   must(esper_get_stats(p.core, 0, &stats), "get_stats");
   if (still_read && stats.reserved_bytes[ESPER_ALL].current != (int64_t)(X * MIB))
-    found("memory that is still read was given back to the device");
+    found(complaint);
   if (!machine_capture_end(handle(R)))
     found("a capture was invalidated");
   end_of(NULL, 0);
 }
 
-/* 4k: the same of pages. */
+static void given_back(thread *t)
+{
+  (void)t;
+  given_back_of(false, "memory that is still read was given back to the device");
+}
+
 static void unmapped(thread *t)
 {
   (void)t;
-  begin_with(ESPER_SEGMENTS_MAPPED, ESPER_REUSE_GATE, 64);
-  block x = take_written(X * MIB, R);
-  machine_sync(handle(R));
-  read_and_mark(&x, S, 8 * LATE);
-  give(&x);
-  machine_capture_begin(handle(R));
-  bool still_read = machine_is_busy(handle(S)) && !unmarked;
-  must(esper_empty_cache(p.core, 0, NULL), "empty_cache");
-  esper_stats stats;
-  must(esper_get_stats(p.core, 0, &stats), "get_stats");
-  if (still_read && stats.reserved_bytes[ESPER_ALL].current != (int64_t)(X * MIB))
-    found("pages that are still read were unmapped");
-  if (!machine_capture_end(handle(R)))
-    found("a capture was invalidated");
-  end_of(NULL, 0);
+  given_back_of(true, "pages that are still read were unmapped");
 }
 
 /* Pages of 20 MiB of one stream, every other one of which is written late and then
