@@ -68,7 +68,7 @@ def sources(*patterns: str) -> list[str]:
 
 
 def common_flags() -> list[str]:
-    flags = ["-Wall", "-Wextra", "-fvisibility=hidden", "-fno-semantic-interposition"]
+    flags = ["-Wall", "-Wextra", "-Wformat=2", "-fvisibility=hidden", "-fno-semantic-interposition"]
     flags += ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-g1"]
     if SANITIZE:
         flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"]

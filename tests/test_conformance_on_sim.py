@@ -134,6 +134,16 @@ def test_the_answer_is_natives_with_mapped_segments_too(
         assert wrong is None, wrong
 
 
+def test_what_is_collected_is_natives_where_the_device_is_large(library: Path) -> None:
+    """There the usual segment is little beside what the threshold asks for."""
+    env = {**build.environment(library), "SIM_CAPACITY_MB": "16384"}
+    found = driver.run_all(["collect"], env, workers=2)
+    native, ours = found["collect", "native"], found["collect", "esper_alloc"]
+    for name in native:
+        wrong = driver.judge(native, ours, name)
+        assert wrong is None, (name, wrong)
+
+
 def test_the_lists_name_rows() -> None:
     assert OTHERWISE <= {str(row.id) for row in rows()}
 

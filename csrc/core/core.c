@@ -230,7 +230,14 @@ esper_status esper_stream_set_traits(esper_core *core, esper_stream stream, unsi
 
 esper_status esper_configure(esper_core *core, const esper_config *config)
 {
-  return config_set(core, config);
+  esper_status status = config_set(core, config);
+  for (int i = 0; status == ESPER_OK && i < core->device_count; i++) {
+    device_t *device = &core->devices[i];
+    lock(&device->lock);
+    fronts_close(device); /* how they serve depends on it */
+    unlock(&device->lock);
+  }
+  return status;
 }
 
 void esper_get_config(const esper_core *core, esper_config *config)

@@ -297,7 +297,8 @@ static void clear(front_t *front)
       block_t *block = front->block[slot][--front->count[slot]];
       block_set_state(block, BLOCK_CLAIMED);
       block->requested = 0;
-      block->segment->used_at = block->segment->device->large_requests;
+      if (!front->locked) /* else it was seen when that was */
+        block->segment->used_at = block->segment->device->large_requests;
       free_blocks_add(block);
     }
   }
@@ -403,13 +404,22 @@ void fronts_close(device_t *device)
     fronts_close_pool(pool);
 }
 
+/* Whether every malloc and free counts, in its order: the threshold goes by how long
+ * memory was not used. */
+static bool wants_to_see_all(const device_t *device)
+{
+  return trace_is_wanted(device) ||
+         config_of(device->core)->as_given.garbage_collection_threshold > 0;
+}
+
 void front_open(heap_t *heap)
 {
   front_t *front = &heap->front;
   if (!front->empty || heap->capture || heap->sealed || !heap->pool->references)
     return;
   front->empty = false;
-  if (!trace_is_wanted(heap->pool->device))
+  front->locked = wants_to_see_all(heap->pool->device);
+  if (!front->locked)
     front_resume(front);
 }
 

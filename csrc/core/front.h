@@ -51,8 +51,9 @@ void front_close(heap_t *heap);
 void fronts_close_pool(pool_t *pool);
 void fronts_close(device_t *device);
 /* Does nothing where the front must stay closed: during captures, in sealed heaps and
- * pools that nobody refers to. While actions are traced its gate stays closed, and it
- * serves those who hold the lock. */
+ * pools that nobody refers to. While actions are traced, or the
+ * garbage_collection_threshold goes by them, its gate stays closed, and it serves those
+ * who hold the lock. */
 void front_open(heap_t *heap);
 
 /* Nobody is at work in the device's fronts until they resume; they keep what they

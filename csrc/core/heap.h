@@ -15,7 +15,8 @@ esper_status heap_free(core_t *core, void *ptr);
 size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, size_t enough);
 
 /* Before the device's memory grows: where a garbage_collection_threshold is
- * exceeded, large cached segments go back that have not been used for longest. */
+ * exceeded, large cached segments go back that were not used for as long as they are
+ * on average, or longer. */
 void heap_collect(device_t *device);
 
 /* All pending blocks of the device are looked at again. */

@@ -195,32 +195,54 @@ static void ask_owners(device_t *device)
   stream_retire_all(device->core);
 }
 
-static segment_t *longest_unused(const device_t *device)
+static double age_of(const segment_t *s)
 {
-  segment_t *found = NULL;
-  for (segment_t *s = device->first_segment; s; s = s->next)
-    if (is_cached(s) && is_idle(s->first) && (!found || s->used_at < found->used_at))
-      found = s;
-  return found;
+  return (double)(s->device->large_requests - s->used_at);
+}
+
+/* What is cached goes in rounds: what is as old as it is on average, or older.
+ * Negative: nothing could go. */
+static double average_age(device_t *device)
+{
+  double sum = 0, count = 0;
+  lock(&device->lock);
+  fronts_close(device);
+  for (const segment_t *s = device->first_segment; s; s = s->next)
+    if (is_cached(s) && is_idle(s->first)) {
+      sum += age_of(s);
+      count++;
+    }
+  unlock(&device->lock);
+  return count > 0 ? sum / count : -1;
+}
+
+/* Bytes that went; 0: nothing is so old. */
+static size_t give_back_one(device_t *device, double age)
+{
+  lock(&device->lock);
+  fronts_close(device);
+  segment_t *s = device->first_segment;
+  while (s && !(is_cached(s) && is_idle(s->first) && age_of(s) >= age))
+    s = s->next;
+  return give_back(device, s ? claim_segment(s) : NULL);
 }
 
 /* Nobody waits: what has not completed stays, for the next time. */
 void heap_collect(device_t *device)
 {
-  size_t wanted, released = 0, last = 1;
   lock(&device->lock);
-  wanted = device->openings ? 0 : excess(device); /* a capture may be going on */
+  size_t wanted = device->openings ? 0 : excess(device); /* a capture may be going on */
   unlock(&device->lock);
   if (!wanted)
     return;
   ask_owners(device);
-  while (last && released < wanted) {
-    lock(&device->lock);
-    fronts_close(device);
-    segment_t *oldest = longest_unused(device);
-    last = give_back(device, oldest ? claim_segment(oldest) : NULL);
-    released += last;
-  }
+  size_t released = 0, before;
+  do {
+    before = released;
+    double age = average_age(device);
+    for (size_t one = 1; one && age >= 0;)
+      released += one = give_back_one(device, age);
+  } while (released > before && released < wanted);
 }
 
 void heap_retire(device_t *device)

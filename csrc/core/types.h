@@ -258,6 +258,7 @@ typedef struct front {
   bool empty;     /* whoever holds the device's lock said so; the gate is closed */
   bool held;      /* is not to be emptied                                     */
   bool paused;    /* by fronts_pause                                          */
+  bool locked;    /* serves those who hold the device's lock, and nobody else */
   uint16_t filled; /* bit i: slot i has blocks                                */
   uint8_t count[FRONT_SLOTS];
   _Atomic uint64_t questions; /* to the driver, whether the stream is captured */

@@ -51,8 +51,8 @@ static void cache_three(void) {
 
 TEST(the_longest_unused_go_back_before_growth) {
   begin(0.5, SIM_AT_ONCE);
-  cache_three();
   set_threshold(0.2); /* of 500 MiB */
+  cache_three();
   get(80, r);         /* 70 MiB are too many: those of 60 and of 50 go */
   CHECK_EQ(reserved(), 40 + 20 + 80);
   get(80, r); /* the one of 40 goes */
@@ -63,12 +63,43 @@ TEST(the_longest_unused_go_back_before_growth) {
   world_end(&w);
 }
 
+/* Born in another order than freed, on a stream of which nothing else is heard. */
+TEST(how_long_is_told_by_the_frees_not_by_the_births) {
+  begin(0.5, SIM_AT_ONCE);
+  set_threshold(0.2); /* of 500 MiB */
+  void *small = get(5, r), *p[3] = {get(40, r), get(50, r), get(70, r)};
+  for (int i = 2; i >= 0; i--) {
+    world_free(&w, p[i]);
+    world_free(&w, small);
+    small = get(5, r);
+  }
+  world_free(&w, small);
+  CHECK_EQ(reserved(), 160 + 20);
+  get(80, r); /* 80 MiB are too many: those of 70 and of 50 go, the one of 20 is young */
+  CHECK_EQ(reserved(), 40 + 20 + 80);
+  world_end(&w);
+}
+
+TEST(a_threshold_that_is_set_later_counts_from_there) {
+  begin(0.5, SIM_AT_ONCE);
+  void *late = get(50, r), *early = get(60, r);
+  world_free(&w, get(2, r)); /* r's frees go without the device's lock now */
+  set_threshold(0.2);
+  world_free(&w, early);
+  world_free(&w, get(3, s));
+  world_free(&w, late);
+  CHECK_EQ(reserved(), 50 + 60 + 20);
+  get(80, r); /* 30 MiB are too many: those of 60 go */
+  CHECK_EQ(reserved(), 50 + 20 + 80);
+  world_end(&w);
+}
+
 TEST(use_makes_a_segment_young) {
   begin(0.5, SIM_AT_ONCE);
+  set_threshold(0.2);
   cache_three();
   world_free(&w, get(55, r)); /* in the one of 60 */
   CHECK_EQ(reserved(), 170);
-  set_threshold(0.2);
   get(80, r); /* 50 and 40 are the oldest now */
   CHECK_EQ(reserved(), 60 + 20 + 80);
   get(58, r);

@@ -52,7 +52,8 @@ def scenario(
     *needs: str, status: int = 0, silent: bool = True, **env: str
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """`needs`: "gpu" for what the simulated device cannot do, "simulated" for what only
-    that can, "two_gpus"."""
+    that can, "two_gpus"; "luck" where a thread of PyTorch's may be cut off while it says
+    why it ends, under any allocator: of three tries one is enough."""
 
     def register(run: Callable[[], Any]) -> Callable[[], Any]:
         SCENARIOS[run.__name__] = Scenario(run, frozenset(needs), status, silent, env)
@@ -706,7 +707,7 @@ def a_data_loader_with_pinned_memory() -> None:
     print(load(pin=True, persistent=False), load(pin=True, persistent=True))
 
 
-@scenario("gpu")
+@scenario("gpu", "luck")
 def an_iterator_that_is_not_finished() -> None:
     kept.append(memory())
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, pin_memory=True)
@@ -757,6 +758,14 @@ FOREIGN = (
 
 
 def end_of(allocator: str, name: str, env: Mapping[str, str]) -> End:
+    for _ in range(3 if "luck" in SCENARIOS[name].needs else 1):
+        end = one_end_of(allocator, name, env)
+        if not end.said:
+            break
+    return end
+
+
+def one_end_of(allocator: str, name: str, env: Mapping[str, str]) -> End:
     full = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     full["PYTHONPATH"] = os.pathsep.join([str(ROOT), *env.get("PYTHONPATH", "").split(os.pathsep)])
     full.update({key: value for key, value in env.items() if key != "PYTHONPATH"})

@@ -813,7 +813,7 @@ static void given_back_of(bool mapped, const char *complaint)
   esper_stats stats;
   must(esper_get_stats(p.core, 0, &stats), "get_stats");
   if (still_read && stats.reserved_bytes[ESPER_ALL].current != (int64_t)(X * MIB))
-    found(complaint);
+    found("%s", complaint);
   if (!machine_capture_end(handle(R)))
     found("a capture was invalidated");
   end_of(NULL, 0);
