@@ -500,6 +500,13 @@ typedef struct esper_block_info {
 ESPER_API esper_status esper_find_block(esper_core *core, const void *ptr,
                                         esper_block_info *info);
 
+/* From now on kernels and copies of `peer` may access the pages of `device`: those that are
+ * mapped already, and all that will be. It cannot be taken back. For classic segments
+ * that is what cudaDeviceEnablePeerAccess does; both may be called in any order.
+ * ESPER_INVALID: no such devices, or one and the same; ESPER_UNSUPPORTED: the one cannot
+ * reach the other. Whatever went wrong, the peer has no access. */
+ESPER_API esper_status esper_add_peer(esper_core *core, int device, int peer);
+
 /* The memory that lies together around the live block with `ptr`: its segment, or of a
  * mapped one the stretch that has pages. Slower than esper_find_block(). */
 ESPER_API esper_status esper_find_base(esper_core *core, const void *ptr, void **address,

@@ -76,6 +76,7 @@ def run_scenario(built: Path, scenario: str, library: str = "libfake.so", **envi
         "mark_cost",
         "blind",
         "unknown_stream",
+        "peers",
     ],
 )
 def test_scenario(built: Path, scenario: str) -> None:

@@ -18,6 +18,7 @@
 #include "mapped.h"
 #include "marks.h"
 #include "opening.h"
+#include "peers.h"
 #include "pool.h"
 #include "segment.h"
 #include "settle.h"
@@ -38,6 +39,7 @@ static void device_init(core_t *core, int index)
   device->core = core;
   device->index = index;
   device->fraction = 1;
+  pthread_rwlock_init(&device->paging, NULL);
   arena_init(&device->blocks, sizeof(block_t));
   arena_init(&device->segments, sizeof(segment_t));
   arena_init(&device->uses, sizeof(use_t));
@@ -142,6 +144,7 @@ static void device_destroy_rest(device_t *device)
   arena_destroy(&device->uses);
   arena_destroy(&device->records);
   arena_destroy(&device->loose_pages);
+  peers_destroy(device);
 }
 
 /* ---- life -------------------------------------------------------------- */
@@ -231,6 +234,17 @@ esper_status esper_stream_set_traits(esper_core *core, esper_stream stream, unsi
 esper_status esper_configure(esper_core *core, const esper_config *config)
 {
   return config_set(core, config);
+}
+
+esper_status esper_add_peer(esper_core *core, int device, int peer)
+{
+  int wrong = device < 0 || device >= core->device_count ? device : peer;
+  if (wrong < 0 || wrong >= core->device_count)
+    return core_no_device(core, wrong);
+  if (device == peer)
+    return error_set(ESPER_INVALID, "device %d is no peer of its own: it always has access to "
+                     "its memory", device);
+  return peers_add(&core->devices[device], peer);
 }
 
 void esper_get_config(const esper_core *core, esper_config *config)

@@ -19,7 +19,7 @@
  * order: the work its home stream had enqueued before the free, which events
  * of that stream numbered `stamp` or higher stand for.
  *
- * Locks, in the order they are taken: sync, a stream's record lock, device, then
+ * Locks, in the order they are taken: sync, paging, a stream's record lock, device, then
  * one of map, streams, captures, events, or a front's gate. No driver call is made under a device
  * lock. The record lock is held over event_record and stream_wait, and what is
  * like them inside a capture,
@@ -27,6 +27,7 @@
 #ifndef ESPER_TYPES_H
 #define ESPER_TYPES_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -354,6 +355,9 @@ struct device {
   size_t granule;   /* pages are multiples of it; 0: none can be mapped       */
   loose_t *loose;   /* pages that are mapped nowhere                          */
   size_t loose_bytes;
+  pthread_rwlock_t paging; /* peers.h; guards these two                        */
+  int *peers;       /* devices that may access all pages                      */
+  int peer_count;
   double fraction;
   size_t limit;     /* 0: none                                                */
   size_t reserving; /* bytes being obtained, and loose: not in the statistics */

@@ -358,19 +358,42 @@ static esper_status cuda_page_release(void *self, int device, uint64_t page)
   return scope_leave(&s, CALL(cuMemRelease, page));
 }
 
+static CUmemAccessDesc access_of(const cuda_device *device, bool allowed)
+{
+  return (CUmemAccessDesc){.location = page_location(device),
+                           .flags = allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                            : CU_MEM_ACCESS_FLAGS_PROT_NONE};
+}
+
+/* In one call mostly: each costs about as much as the mapping. */
+static esper_status give_access(uintptr_t address, size_t size, const cuda_device *owner,
+                                const int *peers, int count)
+{
+  enum { AT_ONCE = 16 };
+  CUmemAccessDesc access[AT_ONCE] = {access_of(owner, true)};
+  size_t given = 1;
+  esper_status status = ESPER_OK;
+  for (int i = 0; i < count && status == ESPER_OK; i++) {
+    if (given == AT_ONCE) {
+      status = CALL(cuMemSetAccess, address, size, access, given);
+      given = 0;
+    }
+    access[given++] = access_of(&devices[peers[i]], true);
+  }
+  return status == ESPER_OK ? CALL(cuMemSetAccess, address, size, access, given) : status;
+}
+
 static esper_status cuda_page_map(void *self, int device, uintptr_t address, size_t size,
-                                  uint64_t page)
+                                  uint64_t page, const int *peers, int count)
 {
   (void)self;
   scope s;
   esper_status status = scope_enter_virtual(&s, device);
   if (status != ESPER_OK)
     return status;
-  CUmemAccessDesc access = {.location = page_location(s.device),
-                            .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   status = CALL(cuMemMap, address, size, 0, page, 0);
   if (status == ESPER_OK) {
-    status = CALL(cuMemSetAccess, address, size, &access, 1);
+    status = give_access(address, size, s.device, peers, count);
     if (status != ESPER_OK)
       api.cuMemUnmap(address, size);
   }
@@ -385,6 +408,39 @@ static esper_status cuda_page_unmap(void *self, int device, uintptr_t address, s
   if (status != ESPER_OK)
     return status;
   return scope_leave(&s, CALL(cuMemUnmap, address, size));
+}
+
+static esper_status cuda_page_access(void *self, int device, uintptr_t address, size_t size,
+                                     int peer, int allowed)
+{
+  (void)self;
+  scope s;
+  cuda_device *other;
+  esper_status status = device_find(peer, &other);
+  if (status == ESPER_OK)
+    status = scope_enter_virtual(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  CUmemAccessDesc access = access_of(other, allowed);
+  return scope_leave(&s, CALL(cuMemSetAccess, address, size, &access, 1));
+}
+
+static esper_status cuda_peer_check(void *self, int device, int peer)
+{
+  (void)self;
+  cuda_device *owner, *other;
+  int can = 0;
+  esper_status status = device_find(device, &owner);
+  if (status == ESPER_OK)
+    status = device_find(peer, &other);
+  if (status == ESPER_OK && !api.cuDeviceCanAccessPeer)
+    return refuse(ESPER_UNSUPPORTED, "cuDeviceCanAccessPeer is missing: update the NVIDIA driver");
+  if (status == ESPER_OK)
+    status = CALL(cuDeviceCanAccessPeer, &can, other->handle, owner->handle);
+  if (status == ESPER_OK && !can)
+    return refuse(ESPER_UNSUPPORTED, "CUDA device %d cannot access the memory of device %d",
+                  peer, device);
+  return status;
 }
 
 /* ---- streams ----------------------------------------------------------- */
@@ -810,6 +866,8 @@ static const esper_driver driver = {
     .page_release = cuda_page_release,
     .page_map = cuda_page_map,
     .page_unmap = cuda_page_unmap,
+    .page_access = cuda_page_access,
+    .peer_check = cuda_peer_check,
     .stream_id = cuda_stream_id,
     .stream_capture = cuda_stream_capture,
     .capture_point = cuda_capture_point,

@@ -38,6 +38,7 @@
   C(CU_STREAM_ADD_CAPTURE_DEPENDENCIES, 0)                       \
   C(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                            \
   C(CU_MEM_LOCATION_TYPE_DEVICE, 1)                              \
+  C(CU_MEM_ACCESS_FLAGS_PROT_NONE, 0)                            \
   C(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                       \
   C(CU_MEM_ALLOC_GRANULARITY_MINIMUM, 0)                         \
   C(CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)
@@ -135,6 +136,7 @@ enum {
   E(cuEventSynchronize, 2000, REQUIRED, (CUevent))                                      \
   E(cuStreamGetId, 12000, OPTIONAL, (CUstream, unsigned long long *))                   \
   E(cuCtxRecordEvent, 12050, OPTIONAL, (CUcontext, CUevent))                            \
+  E(cuDeviceCanAccessPeer, 4000, OPTIONAL, (int *, CUdevice, CUdevice))                 \
   E(cuMemGetAllocationGranularity, 10020, OPTIONAL,                                     \
     (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags))          \
   E(cuMemAddressReserve, 10020, OPTIONAL,                                               \

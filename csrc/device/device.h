@@ -53,8 +53,12 @@ typedef struct esper_driver {
    * ESPER_UNSUPPORTED where the device has no virtual memory management;
    * page_granularity then says 0. Sizes and offsets are multiples of the
    * granularity. A page may be mapped at several addresses. page_map makes
-   * the range readable and writable by its device. page_unmap does not wait
-   * for running work: the caller knows that none touches the range. */
+   * the range readable and writable by its device and by `count` peers.
+   * page_access makes a range, all of it mapped, in whole pages, readable and
+   * writable by one more peer, or, `allowed` 0, by it no longer. page_unmap
+   * does not wait for running work: the caller knows that none touches the
+   * range. peer_check: ESPER_UNSUPPORTED if `peer`, another device, cannot
+   * access the memory of `device` at all. */
   esper_status (*page_granularity)(void *self, int device, size_t *bytes);
   esper_status (*range_reserve)(void *self, int device, size_t size,
                                 uintptr_t *address);
@@ -64,9 +68,13 @@ typedef struct esper_driver {
                               uint64_t *page);
   esper_status (*page_release)(void *self, int device, uint64_t page);
   esper_status (*page_map)(void *self, int device, uintptr_t address,
-                           size_t size, uint64_t page);
+                           size_t size, uint64_t page, const int *peers,
+                           int count);
   esper_status (*page_unmap)(void *self, int device, uintptr_t address,
                              size_t size);
+  esper_status (*page_access)(void *self, int device, uintptr_t address,
+                              size_t size, int peer, int allowed);
+  esper_status (*peer_check)(void *self, int device, int peer);
 
   /* Streams. stream_id is unique in the process and never used again, unlike
    * the handle. stream_capture stores 0 when the stream is not being captured,

@@ -110,6 +110,7 @@ typedef struct sim_physical {
 typedef struct sim_span {
   uintptr_t begin, end;
   sim_physical *physical;
+  uint64_t access; /* bit i: device i may read and write here                  */
 } sim_span;
 
 typedef struct sim_range { /* reserved addresses */
@@ -214,6 +215,7 @@ struct sim {
   uint64_t flags;
 
   sim_memory memory;
+  int unreachable; /* no device can access another's memory */
 
   sim_graph **captures; /* that are active */
   uint32_t capture_count, capture_capacity;
@@ -292,7 +294,11 @@ esper_status sim_range_give_back(sim *s, int device, uintptr_t address,
 esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page);
 esper_status sim_page_give_back(sim *s, int device, uint64_t page);
 esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size,
-                          uint64_t page);
+                          uint64_t page, uint64_t access);
+esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size,
+                           int peer, int allowed);
+/* Where the device may not access [address, address + size); 0: nowhere. */
+uintptr_t sim_closed_to(sim *s, int device, uintptr_t address, size_t size);
 esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size);
 /* The span that holds an address, or NULL. */
 sim_span *sim_span_find(sim *s, uintptr_t address);

@@ -41,14 +41,16 @@ sim_span *sim_span_find(sim *s, uintptr_t address) {
   return &s->memory.spans[i - 1];
 }
 
-static void span_insert(sim *s, uintptr_t address, sim_physical *physical) {
+static void span_insert(sim *s, uintptr_t address, sim_physical *physical,
+                        uint64_t access) {
   sim_memory *m = &s->memory;
   m->spans = sim_grow(m->spans, m->span_count, &m->span_capacity,
                       sizeof *m->spans);
   size_t i = span_after(m, address);
   memmove(&m->spans[i + 1], &m->spans[i],
           (m->span_count - i) * sizeof *m->spans);
-  m->spans[i] = (sim_span){address, address + physical->size, physical};
+  m->spans[i] =
+      (sim_span){address, address + physical->size, physical, access};
   m->span_count++;
 }
 
@@ -147,7 +149,7 @@ esper_status sim_memory_new(sim *s, int device, size_t size,
   if (!capacity_left(s, device, size)) return out_of_memory(s, device, size);
   uintptr_t at = s->options.backed ? host_take(size, 1) : address_take(s, size);
   if (!at) return out_of_memory(s, device, size);
-  span_insert(s, at, physical_new(s, device, size));
+  span_insert(s, at, physical_new(s, device, size), UINT64_MAX);
   s->devices[device].alive.allocations++;
   *address = at;
   return ESPER_OK;
@@ -288,7 +290,7 @@ esper_status sim_page_give_back(sim *s, int device, uint64_t page) {
 }
 
 esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size,
-                          uint64_t page) {
+                          uint64_t page, uint64_t access) {
   sim_memory *m = &s->memory;
   size_t at;
   esper_status status = check_granularity(s, "page_map", size);
@@ -319,10 +321,55 @@ esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size,
            MAP_SHARED | MAP_FIXED, m->file, (off_t)p->file_offset) ==
           MAP_FAILED)
     return out_of_memory(s, device, size);
-  span_insert(s, address, p);
+  span_insert(s, address, p, access);
   p->mappings++;
   s->devices[device].alive.mappings++;
   return ESPER_OK;
+}
+
+/* Whether [address, address + size) is made of whole pages of the device. */
+static int are_pages(sim *s, int device, uintptr_t address, size_t size) {
+  for (uintptr_t a = address; a < address + size;) {
+    const sim_span *span = sim_span_find(s, a);
+    if (!span || span->begin != a || span->end > address + size ||
+        !span->physical->page || span->physical->device != device)
+      return 0;
+    a = span->end;
+  }
+  return 1;
+}
+
+esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size,
+                           int peer, int allowed) {
+  esper_status status = check_granularity(s, "page_access", size);
+  if (status) return status;
+  if (!are_pages(s, device, address, size) || peer == device || peer < 0 ||
+      peer >= s->options.devices) {
+    sim_report(s, "page_access of device %d to [0x%zx, +%zu), which are not "
+                  "whole pages of device %d\n",
+               peer, (size_t)address, size, device);
+    return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_access: bad addresses");
+  }
+  if (s->unreachable)
+    return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_access: no way there");
+  for (uintptr_t a = address; a < address + size;) {
+    sim_span *span = sim_span_find(s, a);
+    if (allowed)
+      span->access |= (uint64_t)1 << peer;
+    else
+      span->access &= ~((uint64_t)1 << peer);
+    a = span->end;
+  }
+  return ESPER_OK;
+}
+
+uintptr_t sim_closed_to(sim *s, int device, uintptr_t address, size_t size) {
+  for (uintptr_t a = address; a < address + size;) {
+    const sim_span *span = sim_span_find(s, a);
+    if (!span || !(span->access >> device & 1)) return a;
+    a = span->end;
+  }
+  return 0;
 }
 
 esper_status sim_page_take(sim *s, int device, uintptr_t address,
@@ -330,14 +377,13 @@ esper_status sim_page_take(sim *s, int device, uintptr_t address,
   esper_status status = check_granularity(s, "page_unmap", size);
   if (status) return status;
   /* First see that all of it can be unmapped, then do it. */
+  if (!are_pages(s, device, address, size)) {
+    sim_report(s, "page_unmap: [0x%zx, +%zu) is not made of whole pages\n",
+               (size_t)address, size);
+    return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_unmap: bad addresses");
+  }
   for (uintptr_t a = address; a < address + size;) {
-    sim_span *span = sim_span_find(s, a);
-    if (!span || span->begin != a || span->end > address + size ||
-        !span->physical->page || span->physical->device != device) {
-      sim_report(s, "page_unmap: [0x%zx, +%zu) is not made of whole pages\n",
-                 (size_t)address, size);
-      return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_unmap: bad addresses");
-    }
+    const sim_span *span = sim_span_find(s, a);
     if (sim_physical_is_busy(s, span->physical, a, "page_unmap"))
       return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_unmap: busy memory");
     a = span->end;

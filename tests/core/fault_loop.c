@@ -72,6 +72,9 @@ static void put(void *ptr) {
 static bool read_on(esper_stream reader, void *ptr) {
   const live *b = find(ptr);
   if (!b) return false;
+  if (reader.device != b->owner.device &&
+      esper_add_peer(core, b->owner.device, reader.device) != ESPER_OK)
+    return false;
   sim_stream_wait_stream(s, reader.device, reader.handle, b->owner.device,
                          b->owner.handle);
   sim_kernel(s, reader.device, reader.handle, ptr, 512, SIM_READ);
@@ -521,6 +524,7 @@ static bool is_plausible(sim_call call, esper_status status) {
     case ESPER_UNSUPPORTED:
       return call == SIM_CALL_event_record_all || call == SIM_CALL_stream_id ||
              call == SIM_CALL_page_granularity || call == SIM_CALL_range_reserve ||
+             call == SIM_CALL_peer_check ||
              call == SIM_CALL_capture_point || call == SIM_CALL_capture_depend ||
              call == SIM_CALL_capture_before;
     case ESPER_INVALID:
@@ -593,7 +597,7 @@ static bool map_pages(sim_call call, uint64_t nth, esper_status status) {
   for (; mapped < PAGES; mapped++) {
     if (d->page_create(d->self, 0, size, &page[mapped]) != ESPER_OK) break;
     if (d->page_map(d->self, 0, range + (uintptr_t)mapped * size, size,
-                    page[mapped]) != ESPER_OK) {
+                    page[mapped], NULL, 0) != ESPER_OK) {
       EXPECT(d->page_release(d->self, 0, page[mapped]) == ESPER_OK);
       break;
     }

@@ -202,6 +202,9 @@ static void kernel(thread *t, int on, const block *b) {
     begin = draw64(t) % b->size;
     size = 1 + draw64(t) % (b->size - begin);
   }
+  /* As PyTorch does before the first access; others map pages meanwhile. */
+  if (es.device != b->device)
+    MUST_AT_LAST(esper_add_peer(t->p->core, b->device, es.device), "add_peer");
   sim_kernel(t->p->s, es.device, es.handle, b->ptr + begin, size,
              chance(t, 2) ? SIM_READ : SIM_WRITE);
 }
@@ -662,6 +665,7 @@ static void do_fault(thread *t) {
       SIM_CALL_capture_depend, SIM_CALL_capture_before,
       SIM_CALL_page_create, SIM_CALL_page_map, SIM_CALL_page_unmap,
       SIM_CALL_page_release, SIM_CALL_range_reserve, SIM_CALL_range_free,
+      SIM_CALL_page_access, SIM_CALL_peer_check,
   };
   if (!t->p->faults || t->stalled >= 0) return;
   sim_call call = CALLS[draw(t, (int)(sizeof CALLS / sizeof *CALLS))];

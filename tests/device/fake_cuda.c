@@ -44,7 +44,7 @@ static struct {
   size_t size; /* 0: a free slot */
 } segments[MAX_SEGMENTS];
 static size_t live_bytes;
-static int live_mappings, unsafe_calls, bad_requests;
+static int live_mappings, unsafe_calls, bad_requests, access_flags[MAX_DEVICES], reach = 1;
 static bool captured_somewhere, finished = true;
 static char fail_function[64];
 static CUgraphNode shown_nodes[MAX_TAILS]; /* until the next call */
@@ -503,7 +503,21 @@ static CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAcce
 {
   (void)pointer, (void)size;
   BEGIN(UNSAFE);
-  return count == 1 && access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? CUDA_SUCCESS : 1;
+  for (size_t i = 0; i < count; i++)
+    if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE &&
+         access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE))
+      return 1;
+  for (size_t i = 0; i < count; i++)
+    access_flags[access[i].location.id] = access[i].flags;
+  return count ? CUDA_SUCCESS : 1;
+}
+
+static CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
+{
+  BEGIN(0);
+  *can = reach && device != peer;
+  return CUDA_SUCCESS;
 }
 
 /* ---- looking up -------------------------------------------------------- */
@@ -605,11 +619,13 @@ static size_t get_tails(void *stream, void **tails)
 static size_t get_live_bytes(void) { return live_bytes; }
 static int get_live_mappings(void) { return live_mappings; }
 static void finish(int on) { finished = on; }
+static int get_access(int device) { return access_flags[device]; }
+static void set_reach(int on) { reach = on; }
 
 __attribute__((visibility("default")))
 const fake_control fake = {
     fail,         calls,   set_current,       current_device,   get_depth,        set_mode,
     get_mode,     capture_somewhere, get_unsafe_calls, get_bad_requests, new_stream, capture,
     capture_node, get_tails,
-    get_live_bytes, get_live_mappings, finish,
+    get_live_bytes, get_live_mappings, get_access, set_reach, finish,
 };

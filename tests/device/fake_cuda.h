@@ -37,6 +37,8 @@ typedef struct fake_control {
   size_t (*tails)(void *stream, void **tails);
   size_t (*live_bytes)(void);
   int (*live_mappings)(void);
+  int (*access)(int device); /* flags that were last set for it                 */
+  void (*set_reach)(int on); /* devices can access each other's memory          */
   void (*finish)(int on); /* events complete at once (1), or never (0)          */
 } fake_control;
 

@@ -68,7 +68,9 @@ static void *a_node, *some_nodes[8];
   F(page_granularity, driver->page_granularity(SELF, 1, &(size_t){0}))                  \
   F(range_reserve, driver->range_reserve(SELF, 1, 2 << 20, &a_range))                   \
   F(page_create, driver->page_create(SELF, 1, 2 << 20, &a_page))                        \
-  F(page_map, driver->page_map(SELF, 1, a_range, 2 << 20, a_page))                      \
+  F(page_map, driver->page_map(SELF, 1, a_range, 2 << 20, a_page, NULL, 0))             \
+  F(page_access, driver->page_access(SELF, 1, a_range, 2 << 20, 0, 1))                  \
+  F(peer_check, driver->peer_check(SELF, 1, 0))                                         \
   F(page_unmap, driver->page_unmap(SELF, 1, a_range, 2 << 20))                          \
   F(page_release, driver->page_release(SELF, 1, a_page))                                \
   F(range_free, driver->range_free(SELF, 1, a_range, 2 << 20))                          \
@@ -490,6 +492,39 @@ static void scenario_blind(void)
 }
 
 /* A stream whose device cannot be found out still protects. */
+/* Pages are open to their device, to its peers, and to nobody else. */
+static void scenario_peers(void)
+{
+  enum { MANY = 40, CLOSED = 0, OPEN = 3 }; /* as cuda.h has them */
+  int peers[MANY] = {0}, one = 0;
+  load();
+  CHECK(driver->range_reserve(SELF, 1, 2 << 20, &a_range) == ESPER_OK);
+  CHECK(driver->page_create(SELF, 1, 2 << 20, &a_page) == ESPER_OK);
+  CHECK(driver->page_map(SELF, 1, a_range, 2 << 20, a_page, NULL, 0) == ESPER_OK);
+  CHECK(fake->access(1) == OPEN);
+  CHECK(fake->access(0) == CLOSED);
+  CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 0, 1) == ESPER_OK);
+  CHECK(fake->access(0) == OPEN);
+  CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 0, 0) == ESPER_OK);
+  CHECK(fake->access(0) == CLOSED);
+  CHECK(fake->access(1) == OPEN);
+  CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 7, 1) == ESPER_INVALID);
+  CHECK(driver->page_unmap(SELF, 1, a_range, 2 << 20) == ESPER_OK);
+  int calls = fake->calls("cuMemSetAccess");
+  CHECK(driver->page_map(SELF, 1, a_range, 2 << 20, a_page, &one, 1) == ESPER_OK);
+  CHECK(fake->calls("cuMemSetAccess") == calls + 1);
+  CHECK(fake->access(0) == OPEN);
+  CHECK(driver->page_unmap(SELF, 1, a_range, 2 << 20) == ESPER_OK);
+  CHECK(driver->page_map(SELF, 1, a_range, 2 << 20, a_page, peers, MANY) == ESPER_OK);
+  CHECK(fake->calls("cuMemSetAccess") == calls + 4);
+  CHECK(driver->page_unmap(SELF, 1, a_range, 2 << 20) == ESPER_OK);
+  CHECK(driver->peer_check(SELF, 1, 0) == ESPER_OK);
+  CHECK(driver->peer_check(SELF, 1, 9) == ESPER_INVALID);
+  fake->set_reach(0);
+  CHECK(driver->peer_check(SELF, 1, 0) == ESPER_UNSUPPORTED);
+  CHECK(strstr(driver->last_error(SELF), "device 0 cannot access the memory of device 1"));
+}
+
 static void scenario_unknown_stream(void)
 {
   load();
@@ -592,7 +627,7 @@ static const struct {
     SCENARIO(streams),       SCENARIO(threads),
     SCENARIO(fork),          SCENARIO(allocator),
     SCENARIO(uses),          SCENARIO(blind),
-    SCENARIO(unknown_stream), SCENARIO(reuse_order),
+    SCENARIO(unknown_stream), SCENARIO(reuse_order), SCENARIO(peers),
     SCENARIO(reuse_order_auto), SCENARIO(mark_cost),
     SCENARIO(bad_reuse_order), SCENARIO(refused),
     SCENARIO(segments),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from helper import run_python
 
 MAPPED = {"ESPER_ALLOC_SEGMENTS": "mapped"}
@@ -239,6 +240,90 @@ print(json.dumps({
 """
 
 
+# Each tensor holds a number of its own; the copies on the other device must show it.
+PEERS = """
+import sys
+
+
+def step(name):
+    print(name, file=sys.stderr, flush=True)
+
+
+def on(device, mib, value):
+    one = torch.empty(int(mib * MIB) // 4, dtype=torch.int32, device=f"cuda:{device}")
+    return one.fill_(value)
+
+
+def check(one, value, what):
+    wrong = (one != value).sum().item()
+    assert wrong == 0, (what, wrong, one.device, value)
+
+
+def cross(x, value, what):
+    for current in (0, 1):
+        other = 1 - x.device.index
+        with torch.cuda.device(current):
+            y = x.to(f"cuda:{other}")
+            check(y, value, what + ": to, whole")
+            z = torch.empty_like(x)
+            z.copy_(y, non_blocking=True)
+            torch.cuda.synchronize(other)
+            check(z, value, what + ": copy_, back")
+            # A kernel of the one device reads and writes the other's memory.
+            check(x[::2].to(f"cuda:{other}"), value, what + ": to, every second")
+            part = torch.zeros(x.numel(), dtype=torch.int64, device=f"cuda:{other}")
+            part[::2].copy_(x[1::2])
+            check(part[::2], value, what + ": copy_, another type")
+            check(part[1::2], 0, what + ": beside it")
+            del y, z, part
+
+
+peers = torch.cuda.can_device_access_peer(0, 1)
+step(f"before any copy: memory that is there already; peers: {peers}")
+early = [on(d, mib, 10 * d + i + 1) for d in (0, 1) for i, mib in enumerate((1, 24, 50))]
+for i, x in enumerate(early):
+    cross(x, 10 * (i // 3) + i % 3 + 1, "early")
+step("memory that is mapped after the access was given")
+late = [on(d, mib, 100 + 10 * d + i) for d in (0, 1) for i, mib in enumerate((3, 70, 130))]
+for i, x in enumerate(late):
+    cross(x, 100 + 10 * (i // 3) + i % 3, "late")
+step("pages that move")
+del early, late
+torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
+for d in (0, 1):
+    parts = [on(d, 24, 200 + i) for i in range(8)]
+    kept = [(200 + i, parts[i]) for i in range(1, 8, 2)]
+    del parts
+    large = on(d, 90, 300 + d)
+    cross(large, 300 + d, "moved")
+    for value, x in kept:
+        cross(x, value, "stayed")
+    del kept, large
+step("all at once")
+draw = random.Random(5)
+live, number = [], 1000
+for turn in range(150):
+    number += 1
+    d = draw.randrange(2)
+    live.append((number, on(d, draw.choice((0.5, 3, 9, 21, 48)), number)))
+    value, x = draw.choice(live)
+    check(x.to(f"cuda:{1 - x.device.index}", non_blocking=draw.random() < 0.5), value, "random")
+    while sum(x.numel() * 4 for _, x in live) > 300 * MIB:
+        value, x = live.pop(draw.randrange(len(live)))
+        check(x, value, "at the end")
+    del x
+    if turn % 41 == 40:
+        torch.cuda.empty_cache()
+for d in (0, 1):
+    torch.cuda.synchronize(d)
+traces = torch.cuda.memory._snapshot()["device_traces"][:2]
+print(json.dumps({
+    "unmapped": [sum(e["action"] == "segment_unmap" for e in trace) for trace in traces],
+    "expandable": all(s["is_expandable"] for s in torch.cuda.memory_snapshot()),
+}))
+"""
+
+
 def result(code: str, env: dict[str, str] = MAPPED, limit: int = 240) -> Any:
     """What the code's last line says. After `limit` seconds it prints where it hangs."""
     head = HEAD.replace("LIMIT", str(limit))
@@ -304,3 +389,20 @@ def test_expandable_segments_are_mapped_ones() -> None:
     code = "a = block(64, 1)\nprint(json.dumps(torch.cuda.memory_snapshot()[0]['is_expandable']))"
     assert result(code, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}) is True
     assert result(code, {"ESPER_ALLOC_SEGMENTS": "classic"}) is False
+
+
+@pytest.mark.two_gpus
+def test_two_gpus_copy_mapped_memory_both_ways() -> None:
+    found = result(PEERS)
+    assert found["expandable"]
+    assert min(found["unmapped"]) > 2  # else nothing moved
+
+
+@pytest.mark.two_gpus
+def test_two_gpus_copy_beside_classic_segments() -> None:
+    """What was allocated before is classic, what comes after is mapped."""
+    code = PEERS.replace("expandable\": all", "expandable\": any")
+    change = 'torch._C._accelerator_setAllocatorSettings("expandable_segments:True")\n'
+    marker = 'step("memory that is mapped after the access was given")'
+    assert marker in code
+    assert result(code.replace(marker, change + marker), {"ESPER_ALLOC_SEGMENTS": "classic"})["expandable"]

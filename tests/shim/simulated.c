@@ -186,9 +186,16 @@ SHOWN cudaError_t cudaFree(void *ptr) {
     sim_driver(s())->memory_free(sim_driver(s())->self, note(ptr, NULL), (uintptr_t)ptr);
   return cudaSuccess;
 }
+/* Device memory that the current device may not access, as a copy there would. */
+static int is_closed(const void *p, size_t n) {
+  if (!n || sim_may_access(s(), current, p, n)) return 0;
+  return sim_may_access(s(), 1 - current, p, n);
+}
+
 SHOWN cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n,
                                   enum cudaMemcpyKind kind, cudaStream_t stream) {
   (void)kind, (void)stream;
+  if (is_closed(to, n) || is_closed(from, n)) return fail(cudaErrorInvalidValue);
   memcpy(to, from, n);
   return cudaSuccess;
 }
@@ -197,8 +204,9 @@ SHOWN cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemc
 }
 SHOWN cudaError_t cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t n,
                                       cudaStream_t stream) {
-  (void)a, (void)b;
-  return cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, stream);
+  (void)a, (void)b, (void)stream;
+  memcpy(to, from, n);
+  return cudaSuccess;
 }
 SHOWN cudaError_t cudaMemsetAsync(void *ptr, int value, size_t n, cudaStream_t stream) {
   (void)stream;
