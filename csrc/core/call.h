@@ -29,6 +29,11 @@
                   int allowed),                                                       \
     (d, address, size, peer, allowed))                                                \
   D(peer_check, (core_t *c, int d, int peer), (d, peer))                              \
+  D(page_export, (core_t *c, int d, uint64_t page, esper_page_name *name),            \
+    (d, page, name))                                                                  \
+  D(page_unexport, (core_t *c, int d, const esper_page_name *name), (d, name))        \
+  D(page_import, (core_t *c, int d, const esper_page_name *name, uint64_t *page),     \
+    (d, name, page))                                                                  \
   D(stream_id, (core_t *c, int d, void *stream, uint64_t *id), (d, stream, id))       \
   D(stream_capture, (core_t *c, int d, void *stream, uint64_t *capture),              \
     (d, stream, capture))                                                             \

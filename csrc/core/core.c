@@ -12,6 +12,7 @@
 #include "front.h"
 #include "gates.h"
 #include "heap.h"
+#include "imports.h"
 #include "ledger.h"
 #include "loose.h"
 #include "map.h"
@@ -22,6 +23,7 @@
 #include "pool.h"
 #include "segment.h"
 #include "settle.h"
+#include "shared.h"
 #include "source.h"
 #include "stats.h"
 #include "stream.h"
@@ -98,6 +100,8 @@ static void device_destroy(device_t *device)
 {
   core_t *core = device->core;
   gates_forget(device);
+  shared_forget(device, true);
+  imports_destroy(device);
   for (segment_t *s = device->first_segment; s; s = s->next) {
     for (block_t *b = s->first; b; b = b->next)
       while (b->uses) {
@@ -236,6 +240,34 @@ esper_status esper_configure(esper_core *core, const esper_config *config)
   return config_set(core, config);
 }
 
+esper_status esper_share(esper_core *core, const void *ptr, void **address,
+                         esper_page_name **pages, size_t *count)
+{
+  return shared_name(core, ptr, address, pages, count);
+}
+
+size_t esper_unshare(esper_core *core)
+{
+  size_t forgotten = 0;
+  for (int i = 0; i < core->device_count; i++)
+    forgotten += shared_forget(&core->devices[i], false);
+  return forgotten;
+}
+
+esper_status esper_open_shared(esper_core *core, int device_index, const esper_page_name *pages,
+                               size_t count, void **address)
+{
+  device_t *device;
+  *address = NULL;
+  esper_status status = core_device(core, device_index, &device);
+  return status == ESPER_OK ? imports_open(device, pages, count, address) : status;
+}
+
+esper_status esper_close_shared(esper_core *core, void *address)
+{
+  return imports_close(core, address);
+}
+
 esper_status esper_add_peer(esper_core *core, int device, int peer)
 {
   int wrong = device < 0 || device >= core->device_count ? device : peer;
@@ -353,6 +385,7 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
   unlock(&device->lock);
+  imports_reap(device);
   bool to_pools = atomic_load(&device->opening_count) > 0;
   heap_release(device, pool, to_pools ? &device->default_pool : NULL, SIZE_MAX);
   /* During a capture what has completed was given back, and that is all. */

@@ -511,11 +511,14 @@ void mapped_destroy(segment_t *s)
       continue;
     if (call_page_unmap(core, device, page_address(s, page), page_size(s, page)) != ESPER_OK)
       empty = false;
-    if (!page->released && !page->stale)
+    if (!page->released && !page->stale && !page->shared)
       call_page_release(core, device, page->handle);
   }
   if (empty)
     call_range_free(core, device, s->address, s->size);
+  for (size_t i = 0; i < s->touched; i++)
+    if (s->pages[i].granules && s->pages[i].first == i)
+      free(s->pages[i].shared); /* its name could not be taken back */
   free(s->pages);
 }
 

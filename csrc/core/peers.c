@@ -4,6 +4,7 @@
 
 #include "call.h"
 #include "error.h"
+#include "imports.h"
 #include "page.h"
 
 void paging_begin(device_t *device)
@@ -35,6 +36,7 @@ esper_status peers_map(const device_t *device, uintptr_t address, size_t size, u
 /* Addresses that have pages, from the first to the last. */
 typedef struct stretch {
   uint64_t sequence; /* of the segment                                        */
+  const import_t *import; /* or what it is                                    */
   uintptr_t address;
   size_t size; /* 0: there is none                                            */
 } stretch_t;
@@ -48,14 +50,23 @@ static stretch_t stretch_in(const segment_t *s, uintptr_t at)
   first = i;
   while (i < s->touched && s->pages[i].granules && !s->pages[i].stale)
     i++;
-  return (stretch_t){s->sequence, s->address + first * granule, (i - first) * granule};
+  return (stretch_t){s->sequence, NULL, s->address + first * granule, (i - first) * granule};
 }
 
-/* The one after `last`, by the segments' births. Segments come and go meanwhile, but only
- * such as have no pages. */
+static stretch_t next_import(const import_t *import)
+{
+  while (import && !import->mapped)
+    import = import->next;
+  return import ? (stretch_t){0, import, import->address, import->mapped} : (stretch_t){0};
+}
+
+/* The one after `last`, by the segments' births; then the imports. Segments come and go
+ * meanwhile, but only such as have no pages. */
 static stretch_t next_stretch(device_t *device, stretch_t last)
 {
   stretch_t next = {0};
+  if (last.import)
+    return next_import(last.import->next);
   lock(&device->lock);
   for (const segment_t *s = device->first_segment; s; s = s->next) {
     bool again = last.size && s->sequence == last.sequence;
@@ -66,7 +77,7 @@ static stretch_t next_stretch(device_t *device, stretch_t last)
       next = found;
   }
   unlock(&device->lock);
-  return next;
+  return next.size ? next : next_import(device->imports);
 }
 
 static esper_status set_access(const device_t *device, stretch_t stretch, int peer, int allowed)
@@ -118,6 +129,14 @@ static esper_status add(device_t *device, int peer)
   if (status == ESPER_OK)
     device->peers[device->peer_count++] = peer;
   return status;
+}
+
+bool peers_has(device_t *device, int peer)
+{
+  paging_begin(device);
+  bool has = is_peer(device, peer);
+  paging_end(device);
+  return has;
 }
 
 esper_status peers_add(device_t *device, int peer)

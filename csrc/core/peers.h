@@ -24,6 +24,8 @@ esper_status peers_map(const device_t *device, uintptr_t address, size_t size, u
 /* Of what esper_add_peer() says. */
 esper_status peers_add(device_t *device, int peer);
 
+bool peers_has(device_t *device, int peer);
+
 void peers_destroy(device_t *device);
 
 #endif

@@ -240,6 +240,12 @@ PASS(page_unmap, (void *self, int device, uintptr_t address, size_t size),
 PASS(page_access, (void *self, int device, uintptr_t address, size_t size,
                    int peer, int allowed), device, address, size, peer, allowed)
 PASS(peer_check, (void *self, int device, int peer), device, peer)
+PASS(page_export, (void *self, int device, uint64_t page,
+                   esper_page_name *name), device, page, name)
+PASS(page_unexport, (void *self, int device, const esper_page_name *name),
+     device, name)
+PASS(page_import, (void *self, int device, const esper_page_name *name,
+                   uint64_t *page), device, name, page)
 PASS(stream_id, (void *self, int device, void *stream, uint64_t *id), device,
      stream, id)
 PASS(stream_capture, (void *self, int device, void *stream, uint64_t *capture),
@@ -282,6 +288,9 @@ held *held_create(const esper_driver *below)
       .page_unmap = held_page_unmap,
       .page_access = held_page_access,
       .peer_check = held_peer_check,
+      .page_export = held_page_export,
+      .page_unexport = held_page_unexport,
+      .page_import = held_page_import,
       .stream_id = held_stream_id,
       .stream_capture = held_stream_capture,
       .capture_point = held_capture_point,

@@ -189,6 +189,12 @@ void sim_set_reach(sim *s, int reach) {
   sim_leave(s);
 }
 
+void sim_set_sharing(sim *s, int able) {
+  sim_enter(s);
+  s->keeps = !able;
+  sim_leave(s);
+}
+
 int sim_may_access(sim *s, int device, const void *address, size_t size) {
   sim_enter(s);
   int may = sim_closed_to(s, device, (uintptr_t)address, size) == 0;
@@ -334,6 +340,27 @@ static esper_status peer_check(void *self, int device, int peer) {
                         "sim: device %d cannot access the memory of device %d",
                         peer, device);
   END(peer_check, NULL);
+}
+
+static esper_status page_export(void *self, int device, uint64_t page,
+                                esper_page_name *name) {
+  BEGIN(page_export, NULL)
+  status = sim_page_name(s, device, page, name);
+  END(page_export, NULL);
+}
+
+static esper_status page_unexport(void *self, int device,
+                                  const esper_page_name *name) {
+  BEGIN(page_unexport, NULL)
+  status = sim_page_unname(s, device, name);
+  END(page_unexport, NULL);
+}
+
+static esper_status page_import(void *self, int device,
+                                const esper_page_name *name, uint64_t *page) {
+  BEGIN(page_import, NULL)
+  status = sim_page_named(s, device, name, page);
+  END(page_import, NULL);
 }
 
 static esper_status stream_id(void *self, int device, void *stream,

@@ -183,7 +183,8 @@ uint64_t sim_failures(sim *s);
   C(device_count) C(memory_info) C(device_synchronize) C(memory_alloc)        \
   C(memory_free) C(page_granularity) C(range_reserve) C(range_free)           \
   C(page_create) C(page_release) C(page_map) C(page_unmap) C(page_access)     \
-  C(peer_check) C(stream_id) C(stream_capture) C(stream_create)               \
+  C(peer_check) C(page_export) C(page_unexport) C(page_import)                \
+  C(stream_id) C(stream_capture) C(stream_create)                             \
   C(stream_destroy) C(stream_wait) C(capture_point) C(capture_depend)         \
   C(capture_before) C(event_create) C(event_destroy) C(event_record)          \
   C(event_query) C(event_record_all) C(event_synchronize)
@@ -222,6 +223,7 @@ uint64_t sim_calls(sim *s, sim_call call);
 /* What the driver has given and not got back. */
 typedef struct sim_alive {
   size_t allocations, ranges, pages, mappings, streams, events;
+  size_t names; /* of pages that can be imported                               */
   size_t bytes; /* physical: allocations and pages */
 } sim_alive;
 void sim_count_alive(sim *s, int device, sim_alive *alive);
@@ -232,6 +234,9 @@ void sim_set_capacity(sim *s, int device, size_t bytes);
 /* From now on no device can access another's memory, or again (reach 1). Classic
  * memory is open to every device, as after cudaDeviceEnablePeerAccess. */
 void sim_set_reach(sim *s, int reach);
+/* Pages that are made from now on cannot be exported, or can (able 1). Exported pages
+ * can be imported in this simulation only: two cores over it are as two processes. */
+void sim_set_sharing(sim *s, int able);
 /* Whether kernels of `device` may access all of [address, address + size). */
 int sim_may_access(sim *s, int device, const void *address, size_t size);
 

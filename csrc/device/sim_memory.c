@@ -236,7 +236,7 @@ static sim_physical *page_find(sim *s, uint64_t page) {
   uint32_t i = (uint32_t)page;
   if (i == 0 || i > s->memory.page_count) return NULL;
   sim_physical *p = s->memory.pages[i - 1];
-  return p && p->page == page && !p->released ? p : NULL;
+  return p && p->page == page && p->handles ? p : NULL;
 }
 
 static void page_forget(sim *s, sim_physical *p) {
@@ -246,6 +246,16 @@ static void page_forget(sim *s, sim_physical *p) {
     fallocate(m->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
               (off_t)p->file_offset, (off_t)p->size);
   physical_free(s, p);
+}
+
+/* The memory goes with the last of who has it. */
+static void page_settle(sim *s, sim_physical *p) {
+  if (p->mappings || p->handles) return;
+  if (p->name) {
+    sim_report(s, "a page goes whose name is still offered\n");
+    s->devices[p->device].alive.names--;
+  }
+  page_forget(s, p);
 }
 
 esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page) {
@@ -270,6 +280,8 @@ esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page) {
   sim_physical *p = physical_new(s, device, size);
   p->page = (uint64_t)++m->page_turn << 32 | (i + 1);
   p->file_offset = offset;
+  p->handles = 1;
+  p->kept = s->keeps;
   m->pages[i] = p;
   s->devices[device].alive.pages++;
   *page = p->page;
@@ -283,9 +295,59 @@ esper_status sim_page_give_back(sim *s, int device, uint64_t page) {
                (unsigned long long)page, device);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_release of a bad page");
   }
-  p->released = 1;
+  p->handles--;
   s->devices[device].alive.pages--;
-  if (p->mappings == 0) page_forget(s, p); /* else the last unmapping does */
+  page_settle(s, p);
+  return ESPER_OK;
+}
+
+esper_status sim_page_name(sim *s, int device, uint64_t page,
+                           esper_page_name *name) {
+  sim_physical *p = page_find(s, page);
+  if (!p || p->device != device || p->name) {
+    sim_report(s, "page_export: there is no page %llx on device %d, or it has a name\n",
+               (unsigned long long)page, device);
+    return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_export of a bad page");
+  }
+  if (p->kept)
+    return sim_refuse(ESPER_UNSUPPORTED, "sim: the page cannot be exported");
+  p->name = ++s->last_name;
+  *name = (esper_page_name){.process = 1, .key = 2, .number = p->name};
+  s->devices[device].alive.names++;
+  return ESPER_OK;
+}
+
+/* Who has a name, and a handle. */
+static sim_physical *named(sim *s, const esper_page_name *name) {
+  for (uint32_t i = 0; i < s->memory.page_count; i++) {
+    sim_physical *p = s->memory.pages[i];
+    if (p && p->name && p->name == name->number && name->process == 1 &&
+        name->key == 2)
+      return p;
+  }
+  return NULL;
+}
+
+esper_status sim_page_unname(sim *s, int device, const esper_page_name *name) {
+  sim_physical *p = named(s, name);
+  if (!p || p->device != device) {
+    sim_report(s, "page_unexport: nothing has the name %llu\n",
+               (unsigned long long)name->number);
+    return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_unexport of a bad name");
+  }
+  p->name = 0;
+  s->devices[device].alive.names--;
+  return ESPER_OK;
+}
+
+esper_status sim_page_named(sim *s, int device, const esper_page_name *name,
+                            uint64_t *page) {
+  sim_physical *p = named(s, name);
+  if (!p || p->device != device || p->size != name->size)
+    return sim_refuse(ESPER_INVALID, "sim: nobody offers a page of that name");
+  p->handles++;
+  s->devices[device].alive.pages++;
+  *page = p->page;
   return ESPER_OK;
 }
 
@@ -397,7 +459,8 @@ esper_status sim_page_take(sim *s, int device, uintptr_t address,
     a = span->end;
     span_remove(s, span);
     s->devices[device].alive.mappings--;
-    if (--p->mappings == 0 && p->released) page_forget(s, p);
+    p->mappings--;
+    page_settle(s, p);
   }
   return ESPER_OK;
 }
@@ -407,7 +470,7 @@ void sim_memory_destroy(sim *s) {
   for (size_t i = 0; i < m->span_count; i++) {
     sim_span *span = &m->spans[i];
     if (span->physical->page) {
-      if (--span->physical->mappings == 0 && span->physical->released)
+      if (--span->physical->mappings == 0 && !span->physical->handles)
         page_forget(s, span->physical);
       continue;
     }

@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "../../csrc/device/cuda_api.h"
 
@@ -185,7 +187,7 @@ static CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, C
   *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9
            : attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
                ? !getenv("FAKE_CUDA_NO_VMM")
-               : 0;
+               : attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
   return CUDA_SUCCESS;
 }
 
@@ -470,6 +472,8 @@ static CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
   if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
       properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
     return 1;
+  if (properties->requestedHandleTypes && getenv("FAKE_CUDA_KEEPS"))
+    return CUDA_ERROR_NOT_PERMITTED;
   *handle = 1000 + (unsigned)properties->location.id;
   return CUDA_SUCCESS;
 }
@@ -488,6 +492,30 @@ static CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
   BEGIN(UNSAFE);
   live_mappings++;
   return CUDA_SUCCESS;
+}
+
+/* The file says which page it is. */
+static CUresult cuMemExportToShareableHandle(void *file, CUmemGenericAllocationHandle handle,
+                                             CUmemAllocationHandleType type,
+                                             unsigned long long flags)
+{
+  BEGIN(UNSAFE);
+  int made = memfd_create("page", 0);
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags || made < 0 ||
+      getenv("FAKE_CUDA_KEEPS") || write(made, &handle, sizeof handle) != sizeof handle)
+    return CUDA_ERROR_INVALID_VALUE;
+  *(int *)file = made;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *file,
+                                               CUmemAllocationHandleType type)
+{
+  BEGIN(UNSAFE);
+  return type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+                 pread((int)(intptr_t)file, handle, sizeof *handle, 0) == sizeof *handle
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)

@@ -10,6 +10,7 @@
  *   FAKE_CUDA_DEVICES  number of devices, 2 when unset
  *   FAKE_CUDA_LACKS    name of an entry point that is missing
  *   FAKE_CUDA_NO_VMM   set: devices without virtual memory management
+ *   FAKE_CUDA_KEEPS    set: no page can be made that another process can open
  * Compiled with -DFAKE_CUDA_OLD_GET it has the old shape of cuGetProcAddress
  * only. */
 

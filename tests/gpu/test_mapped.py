@@ -4,10 +4,11 @@ are the device's."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from helper import run_python
+from helper import run_fresh, run_python
 
 MAPPED = {"ESPER_ALLOC_SEGMENTS": "mapped"}
 MIB = 2**20
@@ -406,3 +407,64 @@ def test_two_gpus_copy_beside_classic_segments() -> None:
     marker = 'step("memory that is mapped after the access was given")'
     assert marker in code
     assert result(code.replace(marker, change + marker), {"ESPER_ALLOC_SEGMENTS": "classic"})["expandable"]
+
+
+SHARE = Path(__file__).with_name("conformance") / "share.py"
+
+
+def shared(name: str, limit: int = 120) -> Any:
+    """What the program of several processes says, all of them with mapped segments."""
+    output = run_fresh(str(SHARE), name, env={**MAPPED, "ESPER_ALLOC": "1"}, timeout=limit)
+    return json.loads(output.splitlines()[-1])
+
+
+# The first one is quick, and tries all that the others need.
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("there_and_back", [499500, 7000, 0, 0]),
+        ("writes", [1000, 0]),
+        ("thousands", [True, 0]),
+        ("outlives", [True, 20, 0]),
+        ("comes_back", [[0, 1, 2], 0, 0, 0]),
+        ("stitched", [True, 10, True, 0]),
+        ("neighbours_move", [True, 9, 0, 0]),
+        ("other_segments", [499500, 7000, 0, 0]),
+        pytest.param("from_afar", [True, 7, 0], marks=pytest.mark.two_gpus),
+    ],
+)
+def test_processes_share_mapped_memory(name: str, answer: Any) -> None:
+    assert shared(name) == answer
+
+
+def test_a_native_handle_and_ours_exclude_each_other() -> None:
+    """As with classic segments: the text says what to do."""
+    code = """
+import os
+native = os.environ["KIND"] == "native"
+if not native:
+    import esper_alloc
+    esper_alloc.enable()
+import torch
+x = torch.zeros(1000, device="cuda")
+made = list(x.untyped_storage()._share_cuda_())
+made[1] = bytes.fromhex(os.environ["HANDLE"]) if os.environ["HANDLE"] else made[1]
+if os.environ["HANDLE"]:
+    try:
+        torch.UntypedStorage._new_shared_cuda(*made)
+        print("opened")
+    except Exception as error:
+        print(str(error).splitlines()[0])
+else:
+    print(made[1].hex())
+"""
+    for theirs in ({}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}):
+        native = {"KIND": "native", "HANDLE": "", "ESPER_ALLOC": "0", **theirs}
+        handle = run_python(code, env=native).splitlines()[-1]
+        said = run_python(code, env={**MAPPED, "KIND": "ours", "HANDLE": handle}).splitlines()[-1]
+        assert "was shared by a process that does not run on esper_alloc" in said
+    handle = run_python(code, env={**MAPPED, "KIND": "ours", "HANDLE": ""}).splitlines()[-1]
+    native = {"KIND": "native", "HANDLE": handle, "ESPER_ALLOC": "0"}
+    assert run_python(code, env=native).splitlines()[-1] != "opened"

@@ -43,6 +43,7 @@ void make(void) {
                          .virtual_memory = getenv("SIM_MAPS_PAGES") != NULL,
                          .capacity = (size_t)(capacity ? atoi(capacity) : 1024) << 20};
   device_of_all = sim_create(&options);
+  sim_set_sharing(device_of_all, getenv("SIM_KEEPS_PAGES") == NULL);
   sim_after_call(device_of_all, SIM_CALL_event_record, event_recorded, NULL);
 }
 
@@ -97,6 +98,17 @@ SHOWN long long core_live(void) {
   esper_stats stats;
   return table.get_stats(instance(), 0, &stats) == ESPER_OK
              ? (long long)stats.allocated_bytes[ESPER_ALL].current : -1;
+}
+/* Mappings of pages, and pages that have a name, of the first device. */
+SHOWN int sim_mappings(void) {
+  sim_alive alive;
+  sim_count_alive(s(), 0, &alive);
+  return (int)alive.mappings;
+}
+SHOWN int sim_names(void) {
+  sim_alive alive;
+  sim_count_alive(s(), 0, &alive);
+  return (int)alive.names;
 }
 SHOWN int core_is_valid(void) { return table.core_is_valid(instance()); }
 
