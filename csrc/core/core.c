@@ -385,7 +385,7 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
   unlock(&device->lock);
-  imports_reap(device);
+  imports_reap(device, true);
   bool to_pools = atomic_load(&device->opening_count) > 0;
   heap_release(device, pool, to_pools ? &device->default_pool : NULL, SIZE_MAX);
   /* During a capture what has completed was given back, and that is all. */

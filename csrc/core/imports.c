@@ -97,7 +97,7 @@ esper_status imports_open(device_t *device, const esper_page_name *names, size_t
 {
   core_t *core = device->core;
   *address = NULL;
-  imports_reap(device);
+  imports_reap(device, false);
   if (!mapped_granule(device))
     return error_set(ESPER_UNSUPPORTED, "device %d cannot map the pages that this memory has: "
                      "share memory of classic segments with it", device->index);
@@ -124,15 +124,16 @@ esper_status imports_open(device_t *device, const esper_page_name *names, size_t
 /* ---- closing ----------------------------------------------------------- */
 
 /* Waits for whoever may be at work on imports: this device, and its peers. False: the host
- * may not wait. */
-static bool wait_for_users(device_t *device)
+ * may not wait, unless that is what it was asked for. While a pool is open a stream may be captured that nobody here has met. */
+static bool wait_for_users(device_t *device, bool asked)
 {
   core_t *core = device->core;
   for (int d = 0; d < core->device_count; d++) {
     device_t *user;
     if (d != device->index && !peers_has(device, d))
       continue;
-    if (core_device(core, d, &user) != ESPER_OK || !settle_may_wait(user) ||
+    if (core_device(core, d, &user) != ESPER_OK || atomic_load(&user->opening_count) ||
+        (!asked && !settle_may_wait(user)) ||
         settle_device_and_strangers(user) != ESPER_OK)
       return false;
   }
@@ -160,12 +161,12 @@ static import_t *take_closed(device_t *device)
   return taken;
 }
 
-void imports_reap(device_t *device)
+void imports_reap(device_t *device, bool asked)
 {
   import_t *import = take_closed(device), *next;
   if (!import)
     return;
-  bool over = wait_for_users(device) || !RULE(UNMAP_NEEDS_COMPLETION);
+  bool over = wait_for_users(device, asked) || !RULE(UNMAP_NEEDS_COMPLETION);
   paging_begin(device);
   for (; import; import = next) {
     next = import->next;
@@ -192,7 +193,7 @@ esper_status imports_close(core_t *core, void *address)
 {
   for (int d = 0; d < core->device_count; d++)
     if (close_on(&core->devices[d], (uintptr_t)address)) {
-      imports_reap(&core->devices[d]);
+      imports_reap(&core->devices[d], false);
       return ESPER_OK;
     }
   return error_set(ESPER_INVALID, "no shared memory that was opened begins at %p", address);

@@ -24,8 +24,9 @@ esper_status imports_open(device_t *device, const esper_page_name *names, size_t
                           void **address);
 esper_status imports_close(core_t *core, void *address);
 
-/* Unmaps what was closed, as far as it may be waited for. Without the lock. */
-void imports_reap(device_t *device);
+/* Unmaps what was closed, as far as it may be waited for; `asked`: the caller wants to wait
+ * for whatever is at work, rendezvous or not. Without the lock. */
+void imports_reap(device_t *device, bool asked);
 
 /* All of it goes, when the core ends. */
 void imports_destroy(device_t *device);

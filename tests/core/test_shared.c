@@ -397,6 +397,30 @@ TEST(in_a_capture_closing_is_for_later) {
   end();
 }
 
+static int any_stream(void *unused, void *stream) {
+  (void)unused, (void)stream;
+  return 1;
+}
+
+/* Its stream has got no memory yet, so nobody knows of it. */
+TEST(while_a_pool_is_open_closing_is_for_later) {
+  begin();
+  sent x;
+  send_there(get(9), &x);
+  esper_stream unmet = world_stream(&w, 0);
+  CHECK_OK(esper_pool_begin(there, 0, 9, 0, any_stream, NULL));
+  sim_capture_begin(w.s, 0, unmet.handle);
+  close_there(&x);
+  CHECK(sim_capture_is_valid(w.s, 0, unmet.handle));
+  CHECK_EQ(alive().ranges, 2);
+  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, unmet.handle));
+  CHECK_OK(esper_pool_end(there, 0, 9, 0, NULL));
+  CHECK_OK(esper_pool_release(there, 0, 9, 0));
+  CHECK_OK(esper_empty_cache(there, 0, NULL));
+  CHECK_EQ(alive().ranges, 1);
+  end();
+}
+
 TEST(nobody_waits_for_rendezvous_work) {
   begin();
   sent x, y;
