@@ -29,16 +29,19 @@ static esper_status check_names(const device_t *device, const esper_page_name *n
 static esper_status map_one(device_t *device, import_t *import, const esper_page_name *name)
 {
   core_t *core = device->core;
-  uint64_t *page = &import->pages[import->page_count];
-  esper_status status = call_page_import(core, device->index, name, page);
+  uint64_t handle;
+  esper_status status = call_page_import(core, device->index, name, &handle);
   if (status != ESPER_OK)
     return error_from_driver(core, status);
-  import->page_count++;
-  status = peers_map(device, import->address + import->mapped, name->size, *page);
+  status = peers_map(device, import->address + import->mapped, name->size, handle);
   if (status != ESPER_OK)
-    return error_from_driver(core, status);
-  import->mapped += name->size;
-  return ESPER_OK;
+    error_from_driver(core, status);
+  size_t last = import->page_count++;
+  import->pages[last].handle = handle;
+  import->pages[last].size = name->size;
+  import->pages[last].mapped = status == ESPER_OK;
+  import->mapped += status == ESPER_OK ? name->size : 0;
+  return status;
 }
 
 static void link_import(device_t *device, import_t *import)
@@ -54,15 +57,17 @@ static bool give_back(const device_t *device, import_t *import)
 {
   core_t *core = device->core;
   int index = device->index;
-  if (import->mapped) {
-    if (call_page_unmap(core, index, import->address, import->mapped) != ESPER_OK)
+  for (; import->page_count; import->page_count--) {
+    size_t last = import->page_count - 1, size = import->pages[last].size;
+    if (import->pages[last].mapped) {
+      uintptr_t at = import->address + import->mapped - size;
+      if (call_page_unmap(core, index, at, size) != ESPER_OK)
+        return false;
+      import->pages[last].mapped = false;
+      import->mapped -= size;
+    }
+    if (call_page_release(core, index, import->pages[last].handle) != ESPER_OK)
       return false;
-    import->mapped = 0;
-  }
-  while (import->page_count) {
-    if (call_page_release(core, index, import->pages[import->page_count - 1]) != ESPER_OK)
-      return false;
-    import->page_count--;
   }
   return call_range_free(core, index, import->address, import->size) == ESPER_OK;
 }
@@ -124,7 +129,8 @@ esper_status imports_open(device_t *device, const esper_page_name *names, size_t
 /* ---- closing ----------------------------------------------------------- */
 
 /* Waits for whoever may be at work on imports: this device, and its peers. False: the host
- * may not wait, unless that is what it was asked for. While a pool is open a stream may be captured that nobody here has met. */
+ * may not wait, unless that is what it was asked for. While a pool is open a stream may be
+ * captured that nobody here has met. */
 static bool wait_for_users(device_t *device, bool asked)
 {
   core_t *core = device->core;

@@ -15,8 +15,12 @@ struct import {
   size_t mapped; /* bytes of it                                               */
   bool closed;   /* nobody is given the address any more                      */
   import_t *next;
-  size_t page_count;
-  uint64_t pages[]; /* handles                                                */
+  size_t page_count; /* of those that the driver has not got back              */
+  struct {
+    uint64_t handle;
+    size_t size;
+    bool mapped;
+  } pages[];
 };
 
 /* Of what esper_open_shared() and esper_close_shared() say. */
