@@ -495,15 +495,54 @@ typedef struct esper_block_info {
   void *stream;     /* handle of the stream it was last handed out on          */
   void *segment_address;
   size_t segment_size; /* of a mapped segment: of all its addresses            */
-  int mapped;          /* it has pages, which no CUDA IPC handle names         */
+  int mapped;          /* it has pages: see esper_share()                      */
 } esper_block_info;
 ESPER_API esper_status esper_find_block(esper_core *core, const void *ptr,
                                         esper_block_info *info);
+
+/* From now on kernels and copies of `peer` may access the pages of `device`: those that are
+ * mapped already, and all that will be. It cannot be taken back. For classic segments
+ * that is what cudaDeviceEnablePeerAccess does; both may be called in any order.
+ * ESPER_INVALID: no such devices, or one and the same; ESPER_UNSUPPORTED: the one cannot
+ * reach the other. Whatever went wrong, the peer has no access. */
+ESPER_API esper_status esper_add_peer(esper_core *core, int device, int peer);
 
 /* The memory that lies together around the live block with `ptr`: its segment, or of a
  * mapped one the stretch that has pages. Slower than esper_find_block(). */
 ESPER_API esper_status esper_find_base(esper_core *core, const void *ptr, void **address,
                                        size_t *size);
+
+/* A page of mapped segments, by a name that means the same in every process of this user on
+ * this machine. */
+typedef struct esper_page_name {
+  uint64_t process, key; /* who offers it                                      */
+  uint64_t number;       /* of the offer                                       */
+  uint64_t size;         /* bytes of the page                                  */
+} esper_page_name;
+
+/* Names the pages that the live block with `ptr` lies on, from its first to its last:
+ * *count names in *pages (freed with free()), the first one's page being mapped at *address
+ * here. From now on these pages neither move nor go back, whatever becomes of their blocks;
+ * their free memory serves on. ESPER_INVALID: `ptr` is in no live block of a mapped segment;
+ * ESPER_UNSUPPORTED: this device's pages cannot be shared. */
+ESPER_API esper_status esper_share(esper_core *core, const void *ptr, void **address,
+                                   esper_page_name **pages, size_t *count);
+
+/* Ends that for all pages on which nothing is live: nobody may open them any more by their
+ * names. Who has them open keeps their memory, not its contents. How many they were. */
+ESPER_API size_t esper_unshare(esper_core *core);
+
+/* Maps pages that were named here or in another process one after the other, for `device`
+ * and its peers; *address is where they begin. The memory lives until both sides are done
+ * with it. ESPER_INVALID: the names make no sense, or nobody offers them any more. */
+ESPER_API esper_status esper_open_shared(esper_core *core, int device,
+                                         const esper_page_name *pages, size_t count,
+                                         void **address);
+
+/* Unmaps them, once the work that is on the device now, and on its peers, is done: at once,
+ * or, where the host may not wait (a capture, a stream of rendezvous work), in a later call
+ * of these two or esper_empty_cache(). ESPER_INVALID: nothing open begins there. */
+ESPER_API esper_status esper_close_shared(esper_core *core, void *address);
 
 /* Pins the segment around `ptr`: whoever knows its address, in another process
  * for one, may go on using it after the memory was freed here, so it is never

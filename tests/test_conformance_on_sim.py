@@ -75,17 +75,11 @@ OTHER_ACTIONS = {
     "pools-the_trace_names_the_pool",
 }
 
-#: Pages have no handle that another process could open; the second row sees what the
-#: first one's failure keeps.
-NOT_SHARED = {
-    "sharing-what_is_shared_looks_the_same",
-    "sharing-what_is_no_memory_cannot_be_shared",
-}
 #: A wholly free classic segment moves to the stream that wants it; pages of a mapped one
 #: are lent, and what a stream frees that is named by a bare handle counts as active until
 #: that stream shows itself again.
 LENT = {"memory-raw_alloc_and_delete"}
-OTHERWISE = OTHER_SIZES | OTHER_ACTIONS | NOT_SHARED | LENT
+OTHERWISE = OTHER_SIZES | OTHER_ACTIONS | LENT
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +140,3 @@ def test_what_is_collected_is_natives_where_the_device_is_large(library: Path) -
 
 def test_the_lists_name_rows() -> None:
     assert OTHERWISE <= {str(row.id) for row in rows()}
-
-
-def test_mapped_memory_is_not_shared_with_other_processes(mapped_answers: Answers) -> None:
-    answer = mapped_answers["sharing", "esper_alloc"]["what_is_shared_looks_the_same"]
-    assert "CUDA cannot share this memory with another process: its pages are" in answer["failed"]

@@ -38,6 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compile_c(folder / "libold.so", fake, *library, "-DFAKE_CUDA_OLD_GET")
     sources = [
         DEVICE_TESTS / "test_cuda.c",
+        ROOT / "csrc" / "device" / "handoff.c",
         ROOT / "csrc" / "device" / "cuda.c",
         ROOT / "csrc" / "esper_alloc.c",
         *sorted((ROOT / "csrc" / "core").glob("*.c")),
@@ -76,6 +77,8 @@ def run_scenario(built: Path, scenario: str, library: str = "libfake.so", **envi
         "mark_cost",
         "blind",
         "unknown_stream",
+        "peers",
+        "sharing",
     ],
 )
 def test_scenario(built: Path, scenario: str) -> None:
@@ -116,6 +119,11 @@ def test_drivers_that_lack_something_optional(built: Path) -> None:
     run_scenario(built, "old_get_proc_address", library="libold.so", FAKE_CUDA_VERSION="11080")
     run_scenario(built, "no_virtual_memory", FAKE_CUDA_NO_VMM="1")
     run_scenario(built, "no_virtual_memory", FAKE_CUDA_LACKS="cuMemSetAccess")
+
+
+def test_pages_that_cannot_be_shared(built: Path) -> None:
+    run_scenario(built, "no_sharing", FAKE_CUDA_KEEPS="1")
+    run_scenario(built, "no_sharing", FAKE_CUDA_LACKS="cuMemExportToShareableHandle")
 
 
 def test_refusals_say_why(built: Path) -> None:

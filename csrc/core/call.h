@@ -20,10 +20,20 @@
     (d, address, size))                                                               \
   D(page_create, (core_t *c, int d, size_t size, uint64_t *page), (d, size, page))    \
   D(page_release, (core_t *c, int d, uint64_t page), (d, page))                       \
-  D(page_map, (core_t *c, int d, uintptr_t address, size_t size, uint64_t page),      \
-    (d, address, size, page))                                                         \
+  D(page_map, (core_t *c, int d, uintptr_t address, size_t size, uint64_t page,       \
+               const int *peers, int count),                                          \
+    (d, address, size, page, peers, count))                                           \
   D(page_unmap, (core_t *c, int d, uintptr_t address, size_t size),                   \
     (d, address, size))                                                               \
+  D(page_access, (core_t *c, int d, uintptr_t address, size_t size, int peer,         \
+                  int allowed),                                                       \
+    (d, address, size, peer, allowed))                                                \
+  D(peer_check, (core_t *c, int d, int peer), (d, peer))                              \
+  D(page_export, (core_t *c, int d, uint64_t page, esper_page_name *name),            \
+    (d, page, name))                                                                  \
+  D(page_unexport, (core_t *c, int d, const esper_page_name *name), (d, name))        \
+  D(page_import, (core_t *c, int d, const esper_page_name *name, uint64_t *page),     \
+    (d, name, page))                                                                  \
   D(stream_id, (core_t *c, int d, void *stream, uint64_t *id), (d, stream, id))       \
   D(stream_capture, (core_t *c, int d, void *stream, uint64_t *capture),              \
     (d, stream, capture))                                                             \

@@ -12,15 +12,18 @@
 #include "front.h"
 #include "gates.h"
 #include "heap.h"
+#include "imports.h"
 #include "ledger.h"
 #include "loose.h"
 #include "map.h"
 #include "mapped.h"
 #include "marks.h"
 #include "opening.h"
+#include "peers.h"
 #include "pool.h"
 #include "segment.h"
 #include "settle.h"
+#include "shared.h"
 #include "source.h"
 #include "stats.h"
 #include "stream.h"
@@ -38,6 +41,7 @@ static void device_init(core_t *core, int index)
   device->core = core;
   device->index = index;
   device->fraction = 1;
+  pthread_rwlock_init(&device->paging, NULL);
   arena_init(&device->blocks, sizeof(block_t));
   arena_init(&device->segments, sizeof(segment_t));
   arena_init(&device->uses, sizeof(use_t));
@@ -96,6 +100,8 @@ static void device_destroy(device_t *device)
 {
   core_t *core = device->core;
   gates_forget(device);
+  shared_forget(device, true);
+  imports_destroy(device);
   for (segment_t *s = device->first_segment; s; s = s->next) {
     for (block_t *b = s->first; b; b = b->next)
       while (b->uses) {
@@ -142,6 +148,7 @@ static void device_destroy_rest(device_t *device)
   arena_destroy(&device->uses);
   arena_destroy(&device->records);
   arena_destroy(&device->loose_pages);
+  peers_destroy(device);
 }
 
 /* ---- life -------------------------------------------------------------- */
@@ -238,6 +245,45 @@ esper_status esper_configure(esper_core *core, const esper_config *config)
     unlock(&device->lock);
   }
   return status;
+}
+
+esper_status esper_share(esper_core *core, const void *ptr, void **address,
+                         esper_page_name **pages, size_t *count)
+{
+  return shared_name(core, ptr, address, pages, count);
+}
+
+size_t esper_unshare(esper_core *core)
+{
+  size_t forgotten = 0;
+  for (int i = 0; i < core->device_count; i++)
+    forgotten += shared_forget(&core->devices[i], false);
+  return forgotten;
+}
+
+esper_status esper_open_shared(esper_core *core, int device_index, const esper_page_name *pages,
+                               size_t count, void **address)
+{
+  device_t *device;
+  *address = NULL;
+  esper_status status = core_device(core, device_index, &device);
+  return status == ESPER_OK ? imports_open(device, pages, count, address) : status;
+}
+
+esper_status esper_close_shared(esper_core *core, void *address)
+{
+  return imports_close(core, address);
+}
+
+esper_status esper_add_peer(esper_core *core, int device, int peer)
+{
+  int wrong = device < 0 || device >= core->device_count ? device : peer;
+  if (wrong < 0 || wrong >= core->device_count)
+    return core_no_device(core, wrong);
+  if (device == peer)
+    return error_set(ESPER_INVALID, "device %d is no peer of its own: it always has access to "
+                     "its memory", device);
+  return peers_add(&core->devices[device], peer);
 }
 
 void esper_get_config(const esper_core *core, esper_config *config)
@@ -346,6 +392,7 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
   unlock(&device->lock);
+  imports_reap(device, true);
   bool to_pools = atomic_load(&device->opening_count) > 0;
   heap_release(device, pool, to_pools ? &device->default_pool : NULL, SIZE_MAX);
   /* During a capture what has completed was given back, and that is all. */

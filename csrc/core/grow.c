@@ -12,6 +12,7 @@
 #include "loose.h"
 #include "mapped.h"
 #include "page.h"
+#include "peers.h"
 #include "segment.h"
 #include "stats.h"
 #include "stitch.h"
@@ -190,7 +191,7 @@ static esper_status add_page(const growth_t *g, size_t at, size_t size)
   esper_status status = call_page_create(core, device, size, &handle);
   if (status != ESPER_OK)
     return error_from_driver(core, status);
-  status = call_page_map(core, device, g->piece->address + at, size, handle);
+  status = peers_map(g->device, g->piece->address + at, size, handle);
   if (status == ESPER_OK) {
     page_add(g->piece->segment, g->piece->address + at, size, handle);
     return ESPER_OK;
@@ -286,6 +287,21 @@ static block_t *finish(growth_t *g, esper_status status, size_t filled)
   return block;
 }
 
+static esper_status fill(growth_t *g, block_t **block)
+{
+  size_t moved, filled;
+  esper_status status = stitch_move(&g->stitch, g->piece, &moved);
+  filled = moved;
+  if (status == ESPER_OK)
+    status = add_pages(g, &filled);
+  if (status != ESPER_OK)
+    give_pages_back(g, moved, &filled);
+  lock(&g->device->lock);
+  *block = finish(g, status, filled);
+  unlock(&g->device->lock);
+  return status;
+}
+
 static esper_status grow_mapped(heap_t *heap, size_t size, bool large, block_t **block)
 {
   growth_t g = {.device = heap->pool->device, .heap = heap, .size = size, .large = large};
@@ -299,16 +315,9 @@ static esper_status grow_mapped(heap_t *heap, size_t size, bool large, block_t *
   unlock(&g.device->lock);
   if (status != ESPER_OK || *block)
     return status;
-  size_t moved, filled;
-  status = stitch_move(&g.stitch, g.piece, &moved);
-  filled = moved;
-  if (status == ESPER_OK)
-    status = add_pages(&g, &filled);
-  if (status != ESPER_OK)
-    give_pages_back(&g, moved, &filled);
-  lock(&g.device->lock);
-  *block = finish(&g, status, filled);
-  unlock(&g.device->lock);
+  paging_begin(g.device);
+  status = fill(&g, block);
+  paging_end(g.device);
   return status;
 }
 

@@ -9,6 +9,7 @@
 #include "front.h"
 #include "map.h"
 #include "page.h"
+#include "peers.h"
 #include "pool.h"
 #include "segment.h"
 #include "stats.h"
@@ -299,12 +300,14 @@ bool mapped_reap(device_t *device)
     if (!more)
       continue;
     size_t gone;
+    paging_begin(device);
     status = unmap_stale(block, &gone);
     lock(&device->lock);
     arena_give(&device->blocks, spare);
     pool_leave(block->segment->heap->pool);
     reaped(block, gone);
     unlock(&device->lock);
+    paging_end(device);
   }
   return status == ESPER_OK;
 }
@@ -380,6 +383,7 @@ size_t mapped_unmap(device_t *device, block_t *block)
   size_t gone = 0;
   page_t *page;
   void *spare = take_spare(device);
+  paging_begin(device);
   while (spare && gone < block->size && mapped_give_back(s, page = page_at(s, block->address + gone)))
     gone += page_size(s, page);
   lock(&device->lock);
@@ -389,6 +393,7 @@ size_t mapped_unmap(device_t *device, block_t *block)
   if (gone)
     device->refused = 0;
   unlock(&device->lock);
+  paging_end(device);
   return gone;
 }
 
@@ -506,11 +511,14 @@ void mapped_destroy(segment_t *s)
       continue;
     if (call_page_unmap(core, device, page_address(s, page), page_size(s, page)) != ESPER_OK)
       empty = false;
-    if (!page->released && !page->stale)
+    if (!page->released && !page->stale && !page->shared)
       call_page_release(core, device, page->handle);
   }
   if (empty)
     call_range_free(core, device, s->address, s->size);
+  for (size_t i = 0; i < s->touched; i++)
+    if (s->pages[i].granules && s->pages[i].first == i)
+      free(s->pages[i].shared); /* its name could not be taken back */
   free(s->pages);
 }
 

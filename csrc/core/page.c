@@ -42,11 +42,13 @@ size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent,
   const page_t *page = page_at(s, at);
   if (page_address(s, page) < at) /* it begins before the block */
     at = page_address(s, page) + page_size(s, page);
+  while (at < end && (page = page_at(s, at))->shared)
+    at = page_address(s, page) + page_size(s, page);
   *first = at;
   while (at + sum < end && sum < enough) {
     page = page_at(s, at + sum);
     size_t size = page_size(s, page);
-    if (at + sum + size > end || sum + size > most || (lent && page->released))
+    if (at + sum + size > end || sum + size > most || page->shared || (lent && page->released))
       break;
     sum += size;
   }
@@ -64,7 +66,8 @@ static bool page_is_valid(const segment_t *s, size_t at, bool stale)
   if (at < page->first || at >= page->first + (size_t)page->granules || page->stale != stale)
     return false;
   for (size_t i = page->first; i < page->first + (size_t)page->granules; i++)
-    if (s->pages[i].first != page->first || s->pages[i].granules != page->granules)
+    if (s->pages[i].first != page->first || s->pages[i].granules != page->granules ||
+        s->pages[i].shared != page->shared)
       return false;
   return true;
 }

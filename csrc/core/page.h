@@ -16,6 +16,7 @@ struct page {
   uint32_t granules; /* 0: no page is here                                    */
   bool released;     /* its handle went back: the page goes when it is unmapped */
   bool stale;        /* it has moved: this is where it was                    */
+  shared_t *shared;  /* other processes may have it: it stays; or NULL        */
 };
 
 /* NULL: no host memory. */
@@ -42,9 +43,9 @@ page_t *page_at(const segment_t *s, uintptr_t address);
 void page_add(segment_t *s, uintptr_t address, size_t size, uint64_t handle);
 void page_remove(segment_t *s, page_t *page);
 
-/* Pages that lie in the block as a whole and one after the other: from *first on,
- * until they are `enough` bytes; at most `most` bytes; to be `lent`, only such as
- * have their handle. Their bytes; 0: none. */
+/* Pages that lie in the block as a whole and one after the other and are not shared: from
+ * *first on, until they are `enough` bytes; at most `most` bytes; to be `lent`, only such
+ * as have their handle. Their bytes; 0: none. */
 size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent,
                     uintptr_t *first);
 

@@ -129,10 +129,11 @@ static esper_status wait_for_device(device_t *device)
   return ESPER_OK;
 }
 
-static esper_status settle_alone(device_t *device)
+/* `left`: there may be streams that nobody here has met. */
+static esper_status settle_alone(device_t *device, bool left)
 {
   lock(&device->sync_lock);
-  bool left = false, capturing = false;
+  bool capturing = false;
   esper_status status = wait_for_streams(device, &left, &capturing);
   if (status == ESPER_OK && left)
     status = capturing ? error_set(ESPER_CAPTURING, "a stream of device %d is being captured",
@@ -156,16 +157,26 @@ static bool waits_for(device_t *device, const device_t *other)
   return waits;
 }
 
-esper_status settle_device(device_t *device)
+static esper_status settle_with(device_t *device, bool strangers)
 {
   core_t *core = device->core;
-  esper_status status = settle_alone(device);
+  esper_status status = settle_alone(device, strangers);
   for (int d = 0; d < core->device_count; d++) {
     device_t *other = &core->devices[d];
     if (other != device && atomic_load(&other->ready) && waits_for(device, other) &&
         settle_may_wait(other))
-      settle_alone(other);
+      settle_alone(other, false);
   }
   heap_retire(device);
   return status;
+}
+
+esper_status settle_device(device_t *device)
+{
+  return settle_with(device, false);
+}
+
+esper_status settle_device_and_strangers(device_t *device)
+{
+  return settle_with(device, true);
 }

@@ -20,6 +20,10 @@ void settle_stream(core_t *core, presented_t presented);
  * a stream is being captured; what could be waited for has been. */
 esper_status settle_device(device_t *device);
 
+/* The same for whoever may use memory that is not this core's: streams that the core has
+ * never met, too. */
+esper_status settle_device_and_strangers(device_t *device);
+
 /* Whether the host may wait for the whole device: not while a block, or a stream
  * of rendezvous work, waits for what this very thread may still have to enqueue. */
 bool settle_may_wait(device_t *device);

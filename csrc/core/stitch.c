@@ -7,6 +7,7 @@
 #include "loose.h"
 #include "mapped.h"
 #include "page.h"
+#include "peers.h"
 #include "pool.h"
 #include "stream.h"
 #include "use.h"
@@ -138,7 +139,7 @@ static esper_status move_page(const segment_t *from, const page_t *page, loose_t
   esper_status status = loose ? call_page_unmap(core, device, address, size) : ESPER_OK;
   if (status != ESPER_OK)
     return error_from_driver(core, status);
-  status = call_page_map(core, device, to, size, page->handle);
+  status = peers_map(from->device, to, size, page->handle);
   if (status == ESPER_OK) {
     page_add(into->segment, to, size, page->handle);
     *moved += size;
@@ -146,7 +147,7 @@ static esper_status move_page(const segment_t *from, const page_t *page, loose_t
     return ESPER_OK;
   }
   error_from_driver(core, status);
-  if (loose && call_page_map(core, device, address, size, page->handle) != ESPER_OK) {
+  if (loose && peers_map(from->device, address, size, page->handle) != ESPER_OK) {
     loose_release(from->device, page->handle, size, loose);
     *left += size;
   }

@@ -19,7 +19,7 @@
  * order: the work its home stream had enqueued before the free, which events
  * of that stream numbered `stamp` or higher stand for.
  *
- * Locks, in the order they are taken: sync, a stream's record lock, device, then
+ * Locks, in the order they are taken: sync, paging, a stream's record lock, device, then
  * one of map, streams, captures, events, or a front's gate. No driver call is made under a device
  * lock. The record lock is held over event_record and stream_wait, and what is
  * like them inside a capture,
@@ -27,6 +27,7 @@
 #ifndef ESPER_TYPES_H
 #define ESPER_TYPES_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,6 +47,8 @@ typedef struct heap heap_t;
 typedef struct segment segment_t;
 typedef struct page page_t;
 typedef struct loose loose_t;
+typedef struct shared shared_t;
+typedef struct import import_t;
 typedef struct block block_t;
 typedef struct stream stream_t;
 typedef struct record record_t;
@@ -208,6 +211,14 @@ struct loose {
   loose_t *next;
 };
 
+/* A page that other processes may open.                                        */
+struct shared {
+  esper_page_name name;
+  segment_t *segment;
+  size_t first; /* granule of the segment                                     */
+  shared_t *next;
+};
+
 struct segment {
   uintptr_t address;
   size_t size;       /* of the addresses                                      */
@@ -355,6 +366,11 @@ struct device {
   size_t granule;   /* pages are multiples of it; 0: none can be mapped       */
   loose_t *loose;   /* pages that are mapped nowhere                          */
   size_t loose_bytes;
+  pthread_rwlock_t paging; /* peers.h; guards these, and the names of pages    */
+  size_t shared_count; /* pages that have a name                               */
+  int *peers;       /* devices that may access all pages                      */
+  int peer_count;
+  import_t *imports; /* pages of other processes; and under the lock, too     */
   double fraction;
   size_t limit;     /* 0: none                                                */
   size_t reserving; /* bytes being obtained, and loose: not in the statistics */

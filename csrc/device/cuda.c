@@ -8,21 +8,26 @@
 #include "cuda.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "../core/error.h"
 #include "cuda_api.h"
+#include "handoff.h"
 
 typedef struct cuda_device {
   CUdevice handle;
   _Atomic(CUcontext) context; /* the primary one, retained at first use        */
   bool virtual_memory;
   bool rdma; /* pages can be made readable by network cards                    */
+  bool shareable; /* pages can be made so that another process can open them   */
 } cuda_device;
 
 static cuda_api api;
@@ -282,6 +287,9 @@ static CUmemLocation page_location(const cuda_device *device)
 static CUmemAllocationProp page_properties(const cuda_device *device)
 {
   return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                               .requestedHandleTypes =
+                                   device->shareable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                                                     : CU_MEM_HANDLE_TYPE_NONE,
                                .location = page_location(device),
                                .allocFlags.gpuDirectRDMACapable = device->rdma};
 }
@@ -333,6 +341,16 @@ static esper_status cuda_range_free(void *self, int device, uintptr_t address, s
   return scope_leave(&s, CALL(cuMemAddressFree, address, size));
 }
 
+/* Whether a page may have been refused because it was to be shareable: some containers
+ * and WSL have the attribute, and no such pages. */
+static bool may_be_for_sharing(esper_status status)
+{
+  return status == ESPER_UNSUPPORTED ||
+         (status == ESPER_DEVICE_ERROR && (failure.result == CUDA_ERROR_INVALID_VALUE ||
+                                           failure.result == CUDA_ERROR_NOT_PERMITTED ||
+                                           failure.result == CUDA_ERROR_OPERATING_SYSTEM));
+}
+
 static esper_status cuda_page_create(void *self, int device, size_t size, uint64_t *page)
 {
   (void)self;
@@ -343,6 +361,10 @@ static esper_status cuda_page_create(void *self, int device, size_t size, uint64
   CUmemAllocationProp properties = page_properties(s.device);
   CUmemGenericAllocationHandle handle = 0;
   status = CALL(cuMemCreate, &handle, size, &properties, 0);
+  if (properties.requestedHandleTypes && may_be_for_sharing(status)) {
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    status = CALL(cuMemCreate, &handle, size, &properties, 0);
+  }
   if (status == ESPER_OK)
     *page = handle;
   return scope_leave(&s, status);
@@ -358,19 +380,42 @@ static esper_status cuda_page_release(void *self, int device, uint64_t page)
   return scope_leave(&s, CALL(cuMemRelease, page));
 }
 
+static CUmemAccessDesc access_of(const cuda_device *device, bool allowed)
+{
+  return (CUmemAccessDesc){.location = page_location(device),
+                           .flags = allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                            : CU_MEM_ACCESS_FLAGS_PROT_NONE};
+}
+
+/* In one call mostly: each costs about as much as the mapping. */
+static esper_status give_access(uintptr_t address, size_t size, const cuda_device *owner,
+                                const int *peers, int count)
+{
+  enum { AT_ONCE = 16 };
+  CUmemAccessDesc access[AT_ONCE] = {access_of(owner, true)};
+  size_t given = 1;
+  esper_status status = ESPER_OK;
+  for (int i = 0; i < count && status == ESPER_OK; i++) {
+    if (given == AT_ONCE) {
+      status = CALL(cuMemSetAccess, address, size, access, given);
+      given = 0;
+    }
+    access[given++] = access_of(&devices[peers[i]], true);
+  }
+  return status == ESPER_OK ? CALL(cuMemSetAccess, address, size, access, given) : status;
+}
+
 static esper_status cuda_page_map(void *self, int device, uintptr_t address, size_t size,
-                                  uint64_t page)
+                                  uint64_t page, const int *peers, int count)
 {
   (void)self;
   scope s;
   esper_status status = scope_enter_virtual(&s, device);
   if (status != ESPER_OK)
     return status;
-  CUmemAccessDesc access = {.location = page_location(s.device),
-                            .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   status = CALL(cuMemMap, address, size, 0, page, 0);
   if (status == ESPER_OK) {
-    status = CALL(cuMemSetAccess, address, size, &access, 1);
+    status = give_access(address, size, s.device, peers, count);
     if (status != ESPER_OK)
       api.cuMemUnmap(address, size);
   }
@@ -385,6 +430,128 @@ static esper_status cuda_page_unmap(void *self, int device, uintptr_t address, s
   if (status != ESPER_OK)
     return status;
   return scope_leave(&s, CALL(cuMemUnmap, address, size));
+}
+
+static esper_status cuda_page_access(void *self, int device, uintptr_t address, size_t size,
+                                     int peer, int allowed)
+{
+  (void)self;
+  scope s;
+  cuda_device *other;
+  esper_status status = device_find(peer, &other);
+  if (status == ESPER_OK)
+    status = scope_enter_virtual(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  CUmemAccessDesc access = access_of(other, allowed);
+  return scope_leave(&s, CALL(cuMemSetAccess, address, size, &access, 1));
+}
+
+static esper_status cuda_peer_check(void *self, int device, int peer)
+{
+  (void)self;
+  cuda_device *owner, *other;
+  int can = 0;
+  esper_status status = device_find(device, &owner);
+  if (status == ESPER_OK)
+    status = device_find(peer, &other);
+  if (status == ESPER_OK && !api.cuDeviceCanAccessPeer)
+    return refuse(ESPER_UNSUPPORTED, "cuDeviceCanAccessPeer is missing: update the NVIDIA driver");
+  if (status == ESPER_OK)
+    status = CALL(cuDeviceCanAccessPeer, &can, other->handle, owner->handle);
+  if (status == ESPER_OK && !can)
+    return refuse(ESPER_UNSUPPORTED, "CUDA device %d cannot access the memory of device %d",
+                  peer, device);
+  return status;
+}
+
+/* ---- pages of several processes ------------------------------------------ */
+
+static esper_status export_file(int device, uint64_t page, int *file)
+{
+  scope s;
+  esper_status status = scope_enter_virtual(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  if (!s.device->shareable)
+    return scope_leave(&s, refuse(ESPER_UNSUPPORTED,
+                                  "the driver makes no pages on CUDA device %d that can be "
+                                  "shared", device));
+  *file = -1;
+  return scope_leave(&s, CALL(cuMemExportToShareableHandle, file, page,
+                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+}
+
+static int open_page(int device, uint64_t page)
+{
+  int file = -1;
+  return export_file(device, page, &file) == ESPER_OK ? file : -1;
+}
+
+static esper_status cuda_page_export(void *self, int device, uint64_t page,
+                                     esper_page_name *name)
+{
+  (void)self;
+  int file;
+  handoff_name offered;
+  /* Once now: whoever asks for it later has nobody to complain to. */
+  esper_status status = export_file(device, page, &file);
+  if (status != ESPER_OK)
+    return status;
+  close(file);
+  int error = handoff_offer(open_page, device, page, &offered);
+  if (error)
+    return refuse(ESPER_UNSUPPORTED, "a page cannot be offered to other processes: %s",
+                  strerror(error));
+  *name = (esper_page_name){.process = offered.process, .key = offered.key,
+                            .number = offered.number};
+  return ESPER_OK;
+}
+
+static esper_status cuda_page_unexport(void *self, int device, const esper_page_name *name)
+{
+  (void)self, (void)device;
+  handoff_withdraw(name->number);
+  return ESPER_OK;
+}
+
+static esper_status take_file(const esper_page_name *name, int *file)
+{
+  handoff_name offered = {name->process, name->key, name->number};
+  int error = handoff_take(&offered, file);
+  if (!error)
+    return ESPER_OK;
+  const char *why = error == ECONNREFUSED ? "it has ended, or runs in a network of its own "
+                                            "(another container?)"
+                    : error == EACCES     ? "it belongs to another user"
+                    : error == ENOENT     ? "the memory was freed there"
+                                          : strerror(error);
+  return refuse(ESPER_INVALID, "process %llu, which shared this memory, does not hand it out: %s",
+                (unsigned long long)name->process, why);
+}
+
+static esper_status cuda_page_import(void *self, int device, const esper_page_name *name,
+                                     uint64_t *page)
+{
+  (void)self;
+  int file;
+  scope s;
+  CUmemGenericAllocationHandle handle = 0;
+  esper_status status = scope_enter_virtual(&s, device);
+  if (status != ESPER_OK)
+    return status;
+  if (!api.cuMemImportFromShareableHandle)
+    return scope_leave(&s, refuse(ESPER_UNSUPPORTED, "cuMemImportFromShareableHandle is missing: "
+                                                     "update the NVIDIA driver"));
+  status = take_file(name, &file);
+  if (status != ESPER_OK)
+    return scope_leave(&s, status);
+  status = CALL(cuMemImportFromShareableHandle, &handle, (void *)(intptr_t)file,
+                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  close(file);
+  if (status == ESPER_OK)
+    *page = handle;
+  return scope_leave(&s, status);
 }
 
 /* ---- streams ----------------------------------------------------------- */
@@ -770,6 +937,10 @@ static esper_status devices_find(void)
     device->virtual_memory =
         virtual_memory_found() &&
         attribute_of(device->handle, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+    device->shareable =
+        api.cuMemExportToShareableHandle && api.cuMemImportFromShareableHandle &&
+        attribute_of(device->handle,
+                     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
     device->rdma = attribute_of(device->handle,
                                 CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
   }
@@ -810,6 +981,11 @@ static const esper_driver driver = {
     .page_release = cuda_page_release,
     .page_map = cuda_page_map,
     .page_unmap = cuda_page_unmap,
+    .page_access = cuda_page_access,
+    .peer_check = cuda_peer_check,
+    .page_export = cuda_page_export,
+    .page_unexport = cuda_page_unexport,
+    .page_import = cuda_page_import,
     .stream_id = cuda_stream_id,
     .stream_capture = cuda_stream_capture,
     .capture_point = cuda_capture_point,

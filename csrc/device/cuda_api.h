@@ -13,6 +13,7 @@
 /* C(name, value) */
 #define CUDA_CONSTANTS(C)                                        \
   C(CUDA_SUCCESS, 0)                                             \
+  C(CUDA_ERROR_INVALID_VALUE, 1)                                 \
   C(CUDA_ERROR_OUT_OF_MEMORY, 2)                                 \
   C(CUDA_ERROR_NOT_INITIALIZED, 3)                               \
   C(CUDA_ERROR_DEINITIALIZED, 4)                                 \
@@ -23,12 +24,15 @@
   C(CUDA_ERROR_NOT_FOUND, 500)                                   \
   C(CUDA_ERROR_NOT_READY, 600)                                   \
   C(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709)                        \
+  C(CUDA_ERROR_OPERATING_SYSTEM, 304)                            \
+  C(CUDA_ERROR_NOT_PERMITTED, 800)                               \
   C(CUDA_ERROR_NOT_SUPPORTED, 801)                               \
   C(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900)                  \
   C(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, 908)                 \
   C(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)            \
   C(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)            \
   C(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102) \
+  C(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103) \
   C(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 110) \
   C(CU_EVENT_DISABLE_TIMING, 2)                                  \
   C(CU_STREAM_NON_BLOCKING, 1)                                   \
@@ -38,6 +42,9 @@
   C(CU_STREAM_ADD_CAPTURE_DEPENDENCIES, 0)                       \
   C(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                            \
   C(CU_MEM_LOCATION_TYPE_DEVICE, 1)                              \
+  C(CU_MEM_HANDLE_TYPE_NONE, 0)                                  \
+  C(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1)                 \
+  C(CU_MEM_ACCESS_FLAGS_PROT_NONE, 0)                            \
   C(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                       \
   C(CU_MEM_ALLOC_GRANULARITY_MINIMUM, 0)                         \
   C(CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)
@@ -50,6 +57,7 @@ typedef int CUdevice_attribute;
 typedef int CUstreamCaptureMode;
 typedef int CUstreamCaptureStatus;
 typedef int CUmemAllocationGranularity_flags;
+typedef int CUmemAllocationHandleType;
 typedef int CUdriverProcAddressQueryResult;
 typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemGenericAllocationHandle;
@@ -135,6 +143,7 @@ enum {
   E(cuEventSynchronize, 2000, REQUIRED, (CUevent))                                      \
   E(cuStreamGetId, 12000, OPTIONAL, (CUstream, unsigned long long *))                   \
   E(cuCtxRecordEvent, 12050, OPTIONAL, (CUcontext, CUevent))                            \
+  E(cuDeviceCanAccessPeer, 4000, OPTIONAL, (int *, CUdevice, CUdevice))                 \
   E(cuMemGetAllocationGranularity, 10020, OPTIONAL,                                     \
     (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags))          \
   E(cuMemAddressReserve, 10020, OPTIONAL,                                               \
@@ -147,6 +156,10 @@ enum {
   E(cuMemMap, 10020, OPTIONAL,                                                          \
     (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))    \
   E(cuMemUnmap, 10020, OPTIONAL, (CUdeviceptr, size_t))                                 \
+  E(cuMemExportToShareableHandle, 10020, OPTIONAL,                                      \
+    (void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long)) \
+  E(cuMemImportFromShareableHandle, 10020, OPTIONAL,                                    \
+    (CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType))                \
   E(cuMemSetAccess, 10020, OPTIONAL,                                                    \
     (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))
 

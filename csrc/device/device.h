@@ -53,8 +53,19 @@ typedef struct esper_driver {
    * ESPER_UNSUPPORTED where the device has no virtual memory management;
    * page_granularity then says 0. Sizes and offsets are multiples of the
    * granularity. A page may be mapped at several addresses. page_map makes
-   * the range readable and writable by its device. page_unmap does not wait
-   * for running work: the caller knows that none touches the range. */
+   * the range readable and writable by its device and by `count` peers.
+   * page_access makes a range, all of it mapped, in whole pages, readable and
+   * writable by one more peer, or, `allowed` 0, by it no longer. page_unmap
+   * does not wait for running work: the caller knows that none touches the
+   * range. peer_check: ESPER_UNSUPPORTED if `peer`, another device, cannot
+   * access the memory of `device` at all.
+   *
+   * page_export gives a page a name (its size is the caller's to write) by
+   * which page_import, here or in another process, gets a page of its own: the
+   * memory lives until both were released and unmapped everywhere. Until
+   * page_unexport, which cannot fail, it can be imported; who has it, keeps it.
+   * page_export: ESPER_UNSUPPORTED: pages of the device cannot be shared.
+   * page_import: ESPER_INVALID: nobody offers a page of that name. */
   esper_status (*page_granularity)(void *self, int device, size_t *bytes);
   esper_status (*range_reserve)(void *self, int device, size_t size,
                                 uintptr_t *address);
@@ -64,9 +75,19 @@ typedef struct esper_driver {
                               uint64_t *page);
   esper_status (*page_release)(void *self, int device, uint64_t page);
   esper_status (*page_map)(void *self, int device, uintptr_t address,
-                           size_t size, uint64_t page);
+                           size_t size, uint64_t page, const int *peers,
+                           int count);
   esper_status (*page_unmap)(void *self, int device, uintptr_t address,
                              size_t size);
+  esper_status (*page_access)(void *self, int device, uintptr_t address,
+                              size_t size, int peer, int allowed);
+  esper_status (*peer_check)(void *self, int device, int peer);
+  esper_status (*page_export)(void *self, int device, uint64_t page,
+                              esper_page_name *name);
+  esper_status (*page_unexport)(void *self, int device,
+                                const esper_page_name *name);
+  esper_status (*page_import)(void *self, int device,
+                              const esper_page_name *name, uint64_t *page);
 
   /* Streams. stream_id is unique in the process and never used again, unlike
    * the handle. stream_capture stores 0 when the stream is not being captured,

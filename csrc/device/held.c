@@ -233,9 +233,19 @@ PASS(page_create, (void *self, int device, size_t size, uint64_t *page),
      device, size, page)
 PASS(page_release, (void *self, int device, uint64_t page), device, page)
 PASS(page_map, (void *self, int device, uintptr_t address, size_t size,
-                uint64_t page), device, address, size, page)
+                uint64_t page, const int *peers, int count),
+     device, address, size, page, peers, count)
 PASS(page_unmap, (void *self, int device, uintptr_t address, size_t size),
      device, address, size)
+PASS(page_access, (void *self, int device, uintptr_t address, size_t size,
+                   int peer, int allowed), device, address, size, peer, allowed)
+PASS(peer_check, (void *self, int device, int peer), device, peer)
+PASS(page_export, (void *self, int device, uint64_t page,
+                   esper_page_name *name), device, page, name)
+PASS(page_unexport, (void *self, int device, const esper_page_name *name),
+     device, name)
+PASS(page_import, (void *self, int device, const esper_page_name *name,
+                   uint64_t *page), device, name, page)
 PASS(stream_id, (void *self, int device, void *stream, uint64_t *id), device,
      stream, id)
 PASS(stream_capture, (void *self, int device, void *stream, uint64_t *capture),
@@ -276,6 +286,11 @@ held *held_create(const esper_driver *below)
       .page_release = held_page_release,
       .page_map = held_page_map,
       .page_unmap = held_page_unmap,
+      .page_access = held_page_access,
+      .peer_check = held_peer_check,
+      .page_export = held_page_export,
+      .page_unexport = held_page_unexport,
+      .page_import = held_page_import,
       .stream_id = held_stream_id,
       .stream_capture = held_stream_capture,
       .capture_point = held_capture_point,

@@ -183,6 +183,25 @@ void sim_set_capacity(sim *s, int device, size_t bytes) {
   sim_leave(s);
 }
 
+void sim_set_reach(sim *s, int reach) {
+  sim_enter(s);
+  s->unreachable = !reach;
+  sim_leave(s);
+}
+
+void sim_set_sharing(sim *s, int able) {
+  sim_enter(s);
+  s->keeps = !able;
+  sim_leave(s);
+}
+
+int sim_may_access(sim *s, int device, const void *address, size_t size) {
+  sim_enter(s);
+  int may = sim_closed_to(s, device, (uintptr_t)address, size) == 0;
+  sim_leave(s);
+  return may;
+}
+
 /* ---- the driver's functions -------------------------------------------- */
 
 /* Begins a call, with the lock held on return: ESPER_OK, or the status that it
@@ -291,9 +310,12 @@ static esper_status page_release(void *self, int device, uint64_t page) {
 }
 
 static esper_status page_map(void *self, int device, uintptr_t address,
-                             size_t size, uint64_t page) {
+                             size_t size, uint64_t page, const int *peers,
+                             int count) {
   BEGIN(page_map, NULL)
-  status = sim_page_put(s, device, address, size, page);
+  uint64_t access = (uint64_t)1 << device;
+  for (int i = 0; i < count; i++) access |= (uint64_t)1 << peers[i];
+  status = sim_page_put(s, device, address, size, page, access);
   END(page_map, NULL);
 }
 
@@ -302,6 +324,43 @@ static esper_status page_unmap(void *self, int device, uintptr_t address,
   BEGIN(page_unmap, NULL)
   status = sim_page_take(s, device, address, size);
   END(page_unmap, NULL);
+}
+
+static esper_status page_access(void *self, int device, uintptr_t address,
+                                size_t size, int peer, int allowed) {
+  BEGIN(page_access, NULL)
+  status = sim_page_open(s, device, address, size, peer, allowed);
+  END(page_access, NULL);
+}
+
+static esper_status peer_check(void *self, int device, int peer) {
+  BEGIN(peer_check, NULL)
+  if (s->unreachable)
+    status = sim_refuse(ESPER_UNSUPPORTED,
+                        "sim: device %d cannot access the memory of device %d",
+                        peer, device);
+  END(peer_check, NULL);
+}
+
+static esper_status page_export(void *self, int device, uint64_t page,
+                                esper_page_name *name) {
+  BEGIN(page_export, NULL)
+  status = sim_page_name(s, device, page, name);
+  END(page_export, NULL);
+}
+
+static esper_status page_unexport(void *self, int device,
+                                  const esper_page_name *name) {
+  BEGIN(page_unexport, NULL)
+  status = sim_page_unname(s, device, name);
+  END(page_unexport, NULL);
+}
+
+static esper_status page_import(void *self, int device,
+                                const esper_page_name *name, uint64_t *page) {
+  BEGIN(page_import, NULL)
+  status = sim_page_named(s, device, name, page);
+  END(page_import, NULL);
 }
 
 static esper_status stream_id(void *self, int device, void *stream,
@@ -454,7 +513,7 @@ sim *sim_create(const sim_options *options) {
                               : NULL;
   if (o->oracle) s->owners = calloc(SIM_OWNERS, sizeof *s->owners);
   if (!s->devices || (o->oracle && !s->owners) ||
-      o->page_granularity % 4096 ||
+      o->page_granularity % 4096 || o->devices > 64 ||
       pthread_mutex_init(&s->lock, NULL)) {
     free(s->devices);
     free(s->owners);

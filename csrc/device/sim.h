@@ -52,7 +52,7 @@ typedef enum sim_oracle {
 /* All zero: one device of 16 GiB, fake addresses, no mapped pages, no oracle,
  * operations complete at once. That is also the fastest. */
 typedef struct sim_options {
-  int devices;             /* 0: 1                                             */
+  int devices;             /* 0: 1; 64 at most                                 */
   size_t capacity;         /* bytes of each device; 0: 16 GiB                  */
   int backed;              /* nonzero: addresses are host memory, kernels write
                               and check a pattern when they execute            */
@@ -85,7 +85,8 @@ uint64_t sim_stream_id(sim *s, int device, void *stream);
 typedef enum sim_access { SIM_READ = 1, SIM_WRITE = 2 } sim_access;
 
 /* Enqueues a kernel that accesses [address, address + size), which must lie in
- * one live allocation, of any device. Size 0: work that touches nothing. */
+ * one live allocation, of any device: of another one whose pages, if it has
+ * pages, were opened to `device`. Size 0: work that touches nothing. */
 void sim_kernel(sim *s, int device, void *stream, const void *address,
                 size_t size, sim_access access);
 
@@ -181,11 +182,12 @@ uint64_t sim_failures(sim *s);
 #define SIM_CALLS(C)                                                          \
   C(device_count) C(memory_info) C(device_synchronize) C(memory_alloc)        \
   C(memory_free) C(page_granularity) C(range_reserve) C(range_free)           \
-  C(page_create) C(page_release) C(page_map) C(page_unmap) C(stream_id)       \
-  C(stream_capture) C(stream_create) C(stream_destroy) C(stream_wait)         \
-  C(capture_point) C(capture_depend) C(capture_before)                        \
-  C(event_create) C(event_destroy) C(event_record) C(event_query)             \
-  C(event_record_all) C(event_synchronize)
+  C(page_create) C(page_release) C(page_map) C(page_unmap) C(page_access)     \
+  C(peer_check) C(page_export) C(page_unexport) C(page_import)                \
+  C(stream_id) C(stream_capture) C(stream_create)                             \
+  C(stream_destroy) C(stream_wait) C(capture_point) C(capture_depend)         \
+  C(capture_before) C(event_create) C(event_destroy) C(event_record)          \
+  C(event_query) C(event_record_all) C(event_synchronize)
 
 typedef enum sim_call {
 #define SIM_CALL_ENUM(name) SIM_CALL_##name,
@@ -221,12 +223,22 @@ uint64_t sim_calls(sim *s, sim_call call);
 /* What the driver has given and not got back. */
 typedef struct sim_alive {
   size_t allocations, ranges, pages, mappings, streams, events;
+  size_t names; /* of pages that can be imported                               */
   size_t bytes; /* physical: allocations and pages */
 } sim_alive;
 void sim_count_alive(sim *s, int device, sim_alive *alive);
 
 /* Bytes that the device has, all told; for tests of exhaustion. */
 void sim_set_capacity(sim *s, int device, size_t bytes);
+
+/* From now on no device can access another's memory, or again (reach 1). Classic
+ * memory is open to every device, as after cudaDeviceEnablePeerAccess. */
+void sim_set_reach(sim *s, int reach);
+/* Pages that are made from now on cannot be exported, or can (able 1). Exported pages
+ * can be imported in this simulation only: two cores over it are as two processes. */
+void sim_set_sharing(sim *s, int able);
+/* Whether kernels of `device` may access all of [address, address + size). */
+int sim_may_access(sim *s, int device, const void *address, size_t size);
 
 #ifdef __cplusplus
 }

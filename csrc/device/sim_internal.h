@@ -100,7 +100,9 @@ typedef struct sim_physical {
   size_t size;
   uint64_t page; /* 0: classic */
   size_t mappings;
-  int released;
+  size_t handles;  /* page_create's and page_import's that were not released   */
+  uint64_t name;   /* it can be imported by; 0: it cannot                      */
+  int kept;        /* it cannot be exported                                    */
   size_t file_offset; /* of a page with host memory behind it */
   sim_stretch *stretches;
   size_t stretch_count, stretch_capacity;
@@ -110,6 +112,7 @@ typedef struct sim_physical {
 typedef struct sim_span {
   uintptr_t begin, end;
   sim_physical *physical;
+  uint64_t access; /* bit i: device i may read and write here                  */
 } sim_span;
 
 typedef struct sim_range { /* reserved addresses */
@@ -214,6 +217,9 @@ struct sim {
   uint64_t flags;
 
   sim_memory memory;
+  int unreachable; /* no device can access another's memory */
+  int keeps;       /* pages are made that cannot be exported */
+  uint64_t last_name;
 
   sim_graph **captures; /* that are active */
   uint32_t capture_count, capture_capacity;
@@ -292,7 +298,16 @@ esper_status sim_range_give_back(sim *s, int device, uintptr_t address,
 esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page);
 esper_status sim_page_give_back(sim *s, int device, uint64_t page);
 esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size,
-                          uint64_t page);
+                          uint64_t page, uint64_t access);
+esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size,
+                           int peer, int allowed);
+esper_status sim_page_name(sim *s, int device, uint64_t page,
+                           esper_page_name *name);
+esper_status sim_page_unname(sim *s, int device, const esper_page_name *name);
+esper_status sim_page_named(sim *s, int device, const esper_page_name *name,
+                            uint64_t *page);
+/* Where the device may not access [address, address + size); 0: nowhere. */
+uintptr_t sim_closed_to(sim *s, int device, uintptr_t address, size_t size);
 esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size);
 /* The span that holds an address, or NULL. */
 sim_span *sim_span_find(sim *s, uintptr_t address);

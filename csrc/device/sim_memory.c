@@ -41,14 +41,16 @@ sim_span *sim_span_find(sim *s, uintptr_t address) {
   return &s->memory.spans[i - 1];
 }
 
-static void span_insert(sim *s, uintptr_t address, sim_physical *physical) {
+static void span_insert(sim *s, uintptr_t address, sim_physical *physical,
+                        uint64_t access) {
   sim_memory *m = &s->memory;
   m->spans = sim_grow(m->spans, m->span_count, &m->span_capacity,
                       sizeof *m->spans);
   size_t i = span_after(m, address);
   memmove(&m->spans[i + 1], &m->spans[i],
           (m->span_count - i) * sizeof *m->spans);
-  m->spans[i] = (sim_span){address, address + physical->size, physical};
+  m->spans[i] =
+      (sim_span){address, address + physical->size, physical, access};
   m->span_count++;
 }
 
@@ -147,7 +149,7 @@ esper_status sim_memory_new(sim *s, int device, size_t size,
   if (!capacity_left(s, device, size)) return out_of_memory(s, device, size);
   uintptr_t at = s->options.backed ? host_take(size, 1) : address_take(s, size);
   if (!at) return out_of_memory(s, device, size);
-  span_insert(s, at, physical_new(s, device, size));
+  span_insert(s, at, physical_new(s, device, size), UINT64_MAX);
   s->devices[device].alive.allocations++;
   *address = at;
   return ESPER_OK;
@@ -234,7 +236,7 @@ static sim_physical *page_find(sim *s, uint64_t page) {
   uint32_t i = (uint32_t)page;
   if (i == 0 || i > s->memory.page_count) return NULL;
   sim_physical *p = s->memory.pages[i - 1];
-  return p && p->page == page && !p->released ? p : NULL;
+  return p && p->page == page && p->handles ? p : NULL;
 }
 
 static void page_forget(sim *s, sim_physical *p) {
@@ -244,6 +246,16 @@ static void page_forget(sim *s, sim_physical *p) {
     fallocate(m->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
               (off_t)p->file_offset, (off_t)p->size);
   physical_free(s, p);
+}
+
+/* The memory goes with the last of who has it. */
+static void page_settle(sim *s, sim_physical *p) {
+  if (p->mappings || p->handles) return;
+  if (p->name) {
+    sim_report(s, "a page goes whose name is still offered\n");
+    s->devices[p->device].alive.names--;
+  }
+  page_forget(s, p);
 }
 
 esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page) {
@@ -268,6 +280,8 @@ esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page) {
   sim_physical *p = physical_new(s, device, size);
   p->page = (uint64_t)++m->page_turn << 32 | (i + 1);
   p->file_offset = offset;
+  p->handles = 1;
+  p->kept = s->keeps;
   m->pages[i] = p;
   s->devices[device].alive.pages++;
   *page = p->page;
@@ -281,14 +295,64 @@ esper_status sim_page_give_back(sim *s, int device, uint64_t page) {
                (unsigned long long)page, device);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_release of a bad page");
   }
-  p->released = 1;
+  p->handles--;
   s->devices[device].alive.pages--;
-  if (p->mappings == 0) page_forget(s, p); /* else the last unmapping does */
+  page_settle(s, p);
+  return ESPER_OK;
+}
+
+esper_status sim_page_name(sim *s, int device, uint64_t page,
+                           esper_page_name *name) {
+  sim_physical *p = page_find(s, page);
+  if (!p || p->device != device || p->name) {
+    sim_report(s, "page_export: there is no page %llx on device %d, or it has a name\n",
+               (unsigned long long)page, device);
+    return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_export of a bad page");
+  }
+  if (p->kept)
+    return sim_refuse(ESPER_UNSUPPORTED, "sim: the page cannot be exported");
+  p->name = ++s->last_name;
+  *name = (esper_page_name){.process = 1, .key = 2, .number = p->name};
+  s->devices[device].alive.names++;
+  return ESPER_OK;
+}
+
+/* Who has a name, and a handle. */
+static sim_physical *named(sim *s, const esper_page_name *name) {
+  for (uint32_t i = 0; i < s->memory.page_count; i++) {
+    sim_physical *p = s->memory.pages[i];
+    if (p && p->name && p->name == name->number && name->process == 1 &&
+        name->key == 2)
+      return p;
+  }
+  return NULL;
+}
+
+esper_status sim_page_unname(sim *s, int device, const esper_page_name *name) {
+  sim_physical *p = named(s, name);
+  if (!p || p->device != device) {
+    sim_report(s, "page_unexport: nothing has the name %llu\n",
+               (unsigned long long)name->number);
+    return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_unexport of a bad name");
+  }
+  p->name = 0;
+  s->devices[device].alive.names--;
+  return ESPER_OK;
+}
+
+esper_status sim_page_named(sim *s, int device, const esper_page_name *name,
+                            uint64_t *page) {
+  sim_physical *p = named(s, name);
+  if (!p || p->device != device || p->size != name->size)
+    return sim_refuse(ESPER_INVALID, "sim: nobody offers a page of that name");
+  p->handles++;
+  s->devices[device].alive.pages++;
+  *page = p->page;
   return ESPER_OK;
 }
 
 esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size,
-                          uint64_t page) {
+                          uint64_t page, uint64_t access) {
   sim_memory *m = &s->memory;
   size_t at;
   esper_status status = check_granularity(s, "page_map", size);
@@ -319,10 +383,55 @@ esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size,
            MAP_SHARED | MAP_FIXED, m->file, (off_t)p->file_offset) ==
           MAP_FAILED)
     return out_of_memory(s, device, size);
-  span_insert(s, address, p);
+  span_insert(s, address, p, access);
   p->mappings++;
   s->devices[device].alive.mappings++;
   return ESPER_OK;
+}
+
+/* Whether [address, address + size) is made of whole pages of the device. */
+static int are_pages(sim *s, int device, uintptr_t address, size_t size) {
+  for (uintptr_t a = address; a < address + size;) {
+    const sim_span *span = sim_span_find(s, a);
+    if (!span || span->begin != a || span->end > address + size ||
+        !span->physical->page || span->physical->device != device)
+      return 0;
+    a = span->end;
+  }
+  return 1;
+}
+
+esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size,
+                           int peer, int allowed) {
+  esper_status status = check_granularity(s, "page_access", size);
+  if (status) return status;
+  if (!are_pages(s, device, address, size) || peer == device || peer < 0 ||
+      peer >= s->options.devices) {
+    sim_report(s, "page_access of device %d to [0x%zx, +%zu), which are not "
+                  "whole pages of device %d\n",
+               peer, (size_t)address, size, device);
+    return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_access: bad addresses");
+  }
+  if (s->unreachable)
+    return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_access: no way there");
+  for (uintptr_t a = address; a < address + size;) {
+    sim_span *span = sim_span_find(s, a);
+    if (allowed)
+      span->access |= (uint64_t)1 << peer;
+    else
+      span->access &= ~((uint64_t)1 << peer);
+    a = span->end;
+  }
+  return ESPER_OK;
+}
+
+uintptr_t sim_closed_to(sim *s, int device, uintptr_t address, size_t size) {
+  for (uintptr_t a = address; a < address + size;) {
+    const sim_span *span = sim_span_find(s, a);
+    if (!span || !(span->access >> device & 1)) return a;
+    a = span->end;
+  }
+  return 0;
 }
 
 esper_status sim_page_take(sim *s, int device, uintptr_t address,
@@ -330,14 +439,13 @@ esper_status sim_page_take(sim *s, int device, uintptr_t address,
   esper_status status = check_granularity(s, "page_unmap", size);
   if (status) return status;
   /* First see that all of it can be unmapped, then do it. */
+  if (!are_pages(s, device, address, size)) {
+    sim_report(s, "page_unmap: [0x%zx, +%zu) is not made of whole pages\n",
+               (size_t)address, size);
+    return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_unmap: bad addresses");
+  }
   for (uintptr_t a = address; a < address + size;) {
-    sim_span *span = sim_span_find(s, a);
-    if (!span || span->begin != a || span->end > address + size ||
-        !span->physical->page || span->physical->device != device) {
-      sim_report(s, "page_unmap: [0x%zx, +%zu) is not made of whole pages\n",
-                 (size_t)address, size);
-      return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_unmap: bad addresses");
-    }
+    const sim_span *span = sim_span_find(s, a);
     if (sim_physical_is_busy(s, span->physical, a, "page_unmap"))
       return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_unmap: busy memory");
     a = span->end;
@@ -351,7 +459,8 @@ esper_status sim_page_take(sim *s, int device, uintptr_t address,
     a = span->end;
     span_remove(s, span);
     s->devices[device].alive.mappings--;
-    if (--p->mappings == 0 && p->released) page_forget(s, p);
+    p->mappings--;
+    page_settle(s, p);
   }
   return ESPER_OK;
 }
@@ -361,7 +470,7 @@ void sim_memory_destroy(sim *s) {
   for (size_t i = 0; i < m->span_count; i++) {
     sim_span *span = &m->spans[i];
     if (span->physical->page) {
-      if (--span->physical->mappings == 0 && span->physical->released)
+      if (--span->physical->mappings == 0 && !span->physical->handles)
         page_forget(s, span->physical);
       continue;
     }

@@ -19,6 +19,7 @@ typedef struct sim_mark {
   uint32_t node;  /* the node; REPLAYED: the operation is a graph's replay     */
   uint64_t index; /* operation of the slot, or id of the capture               */
   uint64_t owner;
+  uintptr_t mapping; /* where the memory begins at which it was accessed        */
 } sim_mark;
 
 struct sim_marks {
@@ -260,8 +261,8 @@ static int piece_at(sim *s, const char *who, int device, uintptr_t address,
   return 1;
 }
 
-/* Whether the owner has, or had, the page by this address: one that is mapped
- * at several may well be in use by another. */
+/* Whether the live owner has the page by this address: one that is mapped at
+ * several may well be in use by another. */
 static int is_behind(const sim *s, const sim_physical *p, uintptr_t address,
                      uint64_t id) {
   const sim_owner *owner = owner_slot(s, id);
@@ -283,7 +284,7 @@ int sim_physical_is_busy(sim *s, sim_physical *p, uintptr_t address,
     }
     for (uint32_t k = 0; t->marks && k < t->marks->count; k++) {
       const sim_mark *mark = &t->marks->at[k];
-      if (mark_is_over(s, mark) || !is_behind(s, p, address, mark->owner)) continue;
+      if (mark_is_over(s, mark) || mark->mapping != address) continue;
       sim_report(s, "%s of memory at 0x%zx that is still accessed\n", who,
                  (size_t)(address + t->begin));
       report_mark(s, mark, NULL);
@@ -324,7 +325,7 @@ uint64_t sim_oracle_owner(sim *s, const char *who, uintptr_t address,
  * page's addresses, whose mapping may go before this access is over. */
 static int is_replaced(sim *s, const sim_mark *old, const sim_stream *stream,
                        const sim_mark *mark, int aliased) {
-  if (aliased && old->owner != mark->owner) return mark_is_over(s, old);
+  if (aliased && old->mapping != mark->mapping) return mark_is_over(s, old);
   return mark_is_before(s, old, stream);
 }
 
@@ -367,18 +368,20 @@ int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index,
                       uint32_t node, uintptr_t address, size_t size,
                       uint64_t owner) {
   sim_mark mark = {stream->slot, owner && node == SIM_NONE ? REPLAYED : node,
-                   index, owner};
+                   index, owner, 0};
   if (node != SIM_NONE) {
     mark.slot = SIM_NONE;
     mark.index = stream->capture->id;
   }
   sim_marks *common = NULL;
   uint64_t common_owner = 0;
+  uintptr_t common_mapping = 0;
   int fine = 1;
   piece p;
   for (uintptr_t a = address; fine && a < address + size; a += p.size) {
     fine = piece_at(s, "access", -1, a, address + size, &p);
     if (!fine) break;
+    mark.mapping = p.address - p.offset;
     size_t first = stretch_cut(p.physical, p.offset);
     size_t last = stretch_cut(p.physical, p.offset + p.size);
     for (size_t i = first; i < last; i++) {
@@ -395,11 +398,12 @@ int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index,
         break;
       }
       mark.owner = owner ? owner : t->owner;
-      if (common && common_owner != mark.owner) {
+      if (common && (common_owner != mark.owner || common_mapping != mark.mapping)) {
         marks_drop(s, common);
         common = NULL;
       }
       common_owner = mark.owner;
+      common_mapping = mark.mapping;
       sim_marks *marks = marks_after(s, t->marks, stream, &mark,
                                      p.physical->mappings > 1, &common);
       marks_drop(s, t->marks);

@@ -542,6 +542,14 @@ void sim_kernel(sim *s, int device, void *handle, const void *address,
   if (stream && stream->capture && !sim_capture_of(stream)) stream = NULL;
   if (stream && size && s->options.oracle) {
     owner = sim_oracle_owner(s, "sim_kernel", (uintptr_t)address, size);
+    uintptr_t closed =
+        owner ? sim_closed_to(s, device, (uintptr_t)address, size) : 0;
+    if (closed) {
+      sim_report(s, "a kernel of device %d accesses a page at 0x%zx, to which "
+                    "that device was given no access\n",
+                 device, (size_t)closed);
+      owner = 0;
+    }
     if (s->options.backed || stream->capture) {
       op.address = (uintptr_t)address;
       op.size = size;

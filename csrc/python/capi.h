@@ -17,7 +17,7 @@
 #define ESPER_CAPI_NAME "esper_alloc._core.capi"
 
 /* Raised by every change to the list below or to a type in esper_alloc.h. */
-#define ESPER_CAPI_VERSION 5u
+#define ESPER_CAPI_VERSION 7u
 
 /* F(name) for each public function esper_<name> */
 #define ESPER_CAPI_FUNCTIONS(F)                                             \
@@ -39,7 +39,8 @@
   F(memory_info) F(largest_available) F(find_block) F(find_base)            \
   F(snapshot_take) F(snapshot_free)                                         \
   F(trace_start) F(trace_is_on) F(trace_clear) F(trace_copy) F(trace_watch) \
-  F(pin) F(unpin)
+  F(pin) F(unpin) F(add_peer)                                               \
+  F(share) F(unshare) F(open_shared) F(close_shared)
 
 #define ESPER_CAPI_TYPE(name) typedef __typeof__(esper_##name) *esper_capi_##name;
 ESPER_CAPI_FUNCTIONS(ESPER_CAPI_TYPE)

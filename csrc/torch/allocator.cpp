@@ -311,9 +311,11 @@ void Allocator::enablePeerAccess(
   const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
   if (status == cudaErrorPeerAccessAlreadyEnabled) {
     (void)cudaGetLastError();
-    return;
+  } else {
+    C10_CUDA_CHECK(status);
   }
-  C10_CUDA_CHECK(status);
+  // That is for what cudaMalloc gives. Here `device` is who accesses.
+  check(capi().add_peer(core(), peer, device), "giving a peer access");
 }
 
 cudaError_t Allocator::memcpyAsync(

@@ -1,8 +1,9 @@
-// torch.multiprocessing: a handle names a segment, as a string that travels to
-// another process, which opens it. Both are esper_alloc there.
+// torch.multiprocessing: a handle names memory, as a string that travels to another
+// process, which opens it. Both are esper_alloc there. It names a classic segment, or the
+// pages of a mapped one that the tensor lies on.
 //
 // Who may free what is PyTorch's business: the producer's memory stays live until
-// every consumer has closed it. The segment around it is pinned meanwhile.
+// every consumer has closed it. The segment, or the pages, are pinned meanwhile.
 #include "sharing.h"
 
 #include <c10/cuda/CUDAException.h>
@@ -10,6 +11,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -28,6 +30,7 @@ namespace {
 // A handle is this, the kind of the segment, and what opens that kind.
 constexpr std::string_view signature = "esper_alloc 1 ";
 constexpr char classic = 'c'; // a cudaIpcMemHandle_t
+constexpr char mapped = 'p'; // esper_page_name, as many as there are pages
 
 // ---- given -----------------------------------------------------------------
 
@@ -50,8 +53,7 @@ std::string make_handle(void* segment) {
         false,
         "CUDA cannot share this memory with another process: ",
         cudaGetErrorString(status),
-        ". esper_alloc shares memory of classic segments, which cudaMalloc gives;"
-        " share a copy on the CPU, or turn expandable_segments off");
+        "; share a copy on the CPU");
   }
   std::string text(signature);
   text.push_back(classic);
@@ -59,12 +61,30 @@ std::string make_handle(void* segment) {
   return text;
 }
 
+native::ShareableHandle share_pages(void* ptr) {
+  void* base = nullptr;
+  esper_page_name* pages = nullptr;
+  size_t count = 0;
+  TORCH_CHECK(
+      capi().share(core(), ptr, &base, &pages, &count) == ESPER_OK,
+      "CUDA cannot share this memory with another process: ",
+      capi().last_error(),
+      "; share a copy on the CPU, or use classic segments"
+      " (ESPER_ALLOC_SEGMENTS=classic, and no expandable_segments)");
+  std::string text(signature);
+  text.push_back(mapped);
+  text.append(reinterpret_cast<const char*>(pages), count * sizeof *pages);
+  std::free(pages);
+  return {static_cast<char*>(ptr) - static_cast<char*>(base), text};
+}
+
 // ---- opened ----------------------------------------------------------------
 
-// CUDA opens a handle once a process, so tensors of one segment share it. The
+// CUDA opens a classic handle once a process, so tensors of one handle share it. The
 // last that goes closes it.
 struct Opened {
   void* base = nullptr;
+  bool pages = false;
   c10::DeviceIndex device = 0;
   size_t users = 0;
 };
@@ -79,7 +99,28 @@ Taken& taken() {
   return *instance;
 }
 
-void* open_segment(const std::string& handle) {
+void* open_segment(std::string_view rest) {
+  cudaIpcMemHandle_t opened;
+  std::memcpy(&opened, rest.data(), sizeof opened);
+  void* base = nullptr;
+  C10_CUDA_CHECK(
+      cudaIpcOpenMemHandle(&base, opened, cudaIpcMemLazyEnablePeerAccess));
+  return base;
+}
+
+void* open_pages(std::string_view rest, c10::DeviceIndex device) {
+  std::vector<esper_page_name> pages(rest.size() / sizeof(esper_page_name));
+  std::memcpy(pages.data(), rest.data(), rest.size());
+  void* base = nullptr;
+  TORCH_CHECK(
+      capi().open_shared(core(), device, pages.data(), pages.size(), &base) ==
+          ESPER_OK,
+      "this CUDA tensor cannot be opened here: ",
+      capi().last_error());
+  return base;
+}
+
+Opened open_handle(const std::string& handle) {
   const std::string_view text(handle);
   TORCH_CHECK(
       text.substr(0, signature.size()) == signature,
@@ -87,28 +128,38 @@ void* open_segment(const std::string& handle) {
       "esper_alloc, or by another version of it: use the same allocator in "
       "every process that shares CUDA tensors (ESPER_ALLOC=1 reaches children)");
   const std::string_view rest = text.substr(signature.size());
-  cudaIpcMemHandle_t opened;
+  const char kind = rest.empty() ? '\0' : rest[0];
+  const size_t size = rest.empty() ? 0 : rest.size() - 1;
   TORCH_CHECK(
-      rest.size() == 1 + sizeof opened && rest[0] == classic,
+      (kind == classic && size == sizeof(cudaIpcMemHandle_t)) ||
+          (kind == mapped && size != 0 && size % sizeof(esper_page_name) == 0),
       "this CUDA tensor was shared in a way that this version of esper_alloc "
       "does not know: use the same version in every process");
-  std::memcpy(&opened, rest.data() + 1, sizeof opened);
-  void* base = nullptr;
-  C10_CUDA_CHECK(
-      cudaIpcOpenMemHandle(&base, opened, cudaIpcMemLazyEnablePeerAccess));
-  return base;
+  Opened opened;
+  opened.pages = kind == mapped;
+  opened.device = c10::cuda::current_device();
+  opened.base = opened.pages ? open_pages(rest.substr(1), opened.device)
+                             : open_segment(rest.substr(1));
+  return opened;
 }
 
 // A destructor is calling: at the process's end there may be no CUDA any more.
-void close_segment(const std::string& handle) noexcept {
+void close_handle(const std::string& handle) noexcept {
   try {
-    std::lock_guard<std::mutex> lock(taken().mutex);
+    std::unique_lock<std::mutex> lock(taken().mutex);
     const auto found = taken().handles.find(handle);
     if (found == taken().handles.end() || --found->second.users != 0) {
       return;
     }
     const Opened opened = found->second;
     taken().handles.erase(found);
+    if (opened.pages) {
+      lock.unlock(); // it waits for the device, and they can be opened again
+      if (esper_core* made = core_unless_forked()) {
+        (void)capi().close_shared(made, opened.base);
+      }
+      return;
+    }
     c10::cuda::CUDAGuard guard(opened.device);
     if (cudaIpcCloseMemHandle(opened.base) != cudaSuccess) {
       (void)cudaGetLastError();
@@ -133,19 +184,16 @@ bool forget_unshared() {
       some = true;
     }
   }
-  return some;
+  return (made != nullptr && capi().unshare(made) > 0) || some;
 }
 
 native::ShareableHandle Allocator::shareIpcHandle(void* ptr) {
   void* segment = nullptr;
   esper_block_info info{};
+  if (capi().find_block(core(), ptr, &info) == ESPER_OK && info.mapped != 0) {
+    return share_pages(ptr);
+  }
   std::lock_guard<std::mutex> lock(given().mutex);
-  // Before it is pinned: a mapped segment is most of a stream's memory.
-  TORCH_CHECK(
-      capi().find_block(core(), ptr, &info) != ESPER_OK || info.mapped == 0,
-      "CUDA cannot share this memory with another process: its pages are mapped. ",
-      "esper_alloc shares memory of classic segments, which cudaMalloc gives;"
-      " share a copy on the CPU, or turn expandable_segments off");
   TORCH_CHECK(
       capi().pin(core(), ptr, &segment) == ESPER_OK,
       "invalid device pointer: ",
@@ -172,15 +220,12 @@ std::shared_ptr<void> Allocator::getIpcDevPtr(std::string handle) {
     std::lock_guard<std::mutex> lock(taken().mutex);
     auto found = taken().handles.find(handle);
     if (found == taken().handles.end()) {
-      Opened opened;
-      opened.device = c10::cuda::current_device();
-      opened.base = open_segment(handle);
-      found = taken().handles.emplace(handle, opened).first;
+      found = taken().handles.emplace(handle, open_handle(handle)).first;
     }
     found->second.users++;
     base = found->second.base;
   }
-  return {base, [handle](void*) { close_segment(handle); }};
+  return {base, [handle](void*) { close_handle(handle); }};
 }
 
 } // namespace esper

@@ -72,6 +72,9 @@ static void put(void *ptr) {
 static bool read_on(esper_stream reader, void *ptr) {
   const live *b = find(ptr);
   if (!b) return false;
+  if (reader.device != b->owner.device &&
+      esper_add_peer(core, b->owner.device, reader.device) != ESPER_OK)
+    return false;
   sim_stream_wait_stream(s, reader.device, reader.handle, b->owner.device,
                          b->owner.handle);
   sim_kernel(s, reader.device, reader.handle, ptr, 512, SIM_READ);
@@ -273,6 +276,37 @@ static void nested_captures(esper_stream c, esper_stream d, esper_stream e,
   EXPECT(esper_pool_release(core, 0, 6, 0) == ESPER_OK);
 }
 
+/* Pages get names, and are opened as by another process, with a peer at work there. */
+static void share(esper_stream r, esper_stream far) {
+  esper_page_name *pages;
+  size_t count;
+  void *address, *base, *kept = get(3000, r), *x = get(7 * MIB, r);
+  bool reached = x && esper_add_peer(core, 0, 1) == ESPER_OK;
+  if (kept && esper_share(core, kept, &address, &pages, &count) == ESPER_OK) free(pages);
+  if (x && esper_share(core, x, &address, &pages, &count) == ESPER_OK) {
+    EXPECT(count > 0);
+    if (esper_open_shared(core, 0, pages, count, &base) == ESPER_OK) {
+      char *p = (char *)base + ((char *)x - (char *)address);
+      sim_kernel(s, 0, r.handle, p, 7 * MIB, SIM_WRITE);
+      if (reached) {
+        sim_stream_wait_stream(s, 1, far.handle, 0, r.handle);
+        sim_kernel(s, 1, far.handle, p, 7 * MIB, SIM_READ);
+        sim_stream_wait_stream(s, 0, r.handle, 1, far.handle);
+      }
+      EXPECT(esper_close_shared(core, base) == ESPER_OK);
+    } else {
+      EXPECT(!base && esper_last_error()[0]);
+    }
+    free(pages);
+  }
+  put(x);
+  esper_unshare(core);
+  EXPECT(esper_core_is_valid(core));
+  esper_empty_cache(core, 0, NULL);
+  put(kept);
+  esper_unshare(core);
+}
+
 /* ---- the scenario ---------------------------------------------------------- */
 
 static esper_stream new_stream(int device, unsigned flags) {
@@ -353,6 +387,8 @@ static void scenario(void) {
   put(apart);
   EXPECT(esper_core_is_valid(core));
 
+  share(r, far);
+
   /* A stream goes, its handle comes back; what it reads is held. */
   void *m = get(3 * MIB, r);
   use_at_free(mortal, m);
@@ -427,6 +463,7 @@ static void no_fault(sim_call call) { sim_fail_call(s, call, 0, ESPER_OK); }
 /* All the memory can be had again. What a capture was given stays its own. */
 static void check_usable(void) {
   void *ptr;
+  esper_unshare(core);
   for (int d = 0; d < DEVICES; d++) {
     EXPECT(sim_device_synchronize(s, d) == ESPER_OK);
     EXPECT(esper_empty_cache(core, d, NULL) == ESPER_OK);
@@ -446,7 +483,7 @@ static void check_nothing_left(uint64_t refused_in_destroy) {
     sim_alive alive;
     sim_count_alive(s, d, &alive);
     left += alive.allocations + alive.events + alive.streams + alive.ranges +
-            alive.pages + alive.mappings;
+            alive.pages + alive.mappings + alive.names;
   }
   /* What the driver would not take back is the driver's. */
   EXPECT(left <= 2 * refused_in_destroy); /* a mapping stays in its range */
@@ -521,10 +558,12 @@ static bool is_plausible(sim_call call, esper_status status) {
     case ESPER_UNSUPPORTED:
       return call == SIM_CALL_event_record_all || call == SIM_CALL_stream_id ||
              call == SIM_CALL_page_granularity || call == SIM_CALL_range_reserve ||
+             call == SIM_CALL_peer_check || call == SIM_CALL_page_export ||
+             call == SIM_CALL_page_import ||
              call == SIM_CALL_capture_point || call == SIM_CALL_capture_depend ||
              call == SIM_CALL_capture_before;
     case ESPER_INVALID:
-      return call == SIM_CALL_capture_point || call == SIM_CALL_capture_depend ||
+      return call == SIM_CALL_page_import || call == SIM_CALL_capture_point || call == SIM_CALL_capture_depend ||
              call == SIM_CALL_capture_before;
     default:
       return true;
@@ -593,7 +632,7 @@ static bool map_pages(sim_call call, uint64_t nth, esper_status status) {
   for (; mapped < PAGES; mapped++) {
     if (d->page_create(d->self, 0, size, &page[mapped]) != ESPER_OK) break;
     if (d->page_map(d->self, 0, range + (uintptr_t)mapped * size, size,
-                    page[mapped]) != ESPER_OK) {
+                    page[mapped], NULL, 0) != ESPER_OK) {
       EXPECT(d->page_release(d->self, 0, page[mapped]) == ESPER_OK);
       break;
     }

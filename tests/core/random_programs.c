@@ -88,6 +88,7 @@ struct program {
   pthread_mutex_t shelf_lock; /* blocks that go from thread to thread */
   block shelf[16];
   int shelved;
+  atomic_bool shared; /* pages, and some may still be open                     */
   _Atomic uint64_t mallocs, handed_out, ran_out;
 };
 
@@ -202,6 +203,9 @@ static void kernel(thread *t, int on, const block *b) {
     begin = draw64(t) % b->size;
     size = 1 + draw64(t) % (b->size - begin);
   }
+  /* As PyTorch does before the first access; others map pages meanwhile. */
+  if (es.device != b->device)
+    MUST_AT_LAST(esper_add_peer(t->p->core, b->device, es.device), "add_peer");
   sim_kernel(t->p->s, es.device, es.handle, b->ptr + begin, size,
              chance(t, 2) ? SIM_READ : SIM_WRITE);
 }
@@ -662,6 +666,8 @@ static void do_fault(thread *t) {
       SIM_CALL_capture_depend, SIM_CALL_capture_before,
       SIM_CALL_page_create, SIM_CALL_page_map, SIM_CALL_page_unmap,
       SIM_CALL_page_release, SIM_CALL_range_reserve, SIM_CALL_range_free,
+      SIM_CALL_page_access, SIM_CALL_peer_check,
+      SIM_CALL_page_export, SIM_CALL_page_unexport, SIM_CALL_page_import,
   };
   if (!t->p->faults || t->stalled >= 0) return;
   sim_call call = CALLS[draw(t, (int)(sizeof CALLS / sizeof *CALLS))];
@@ -813,6 +819,34 @@ static void do_exchange(thread *t) {
   pthread_mutex_unlock(&p->shelf_lock);
 }
 
+/* As if another process had it for a moment, at work on the owner's stream. Pages that
+ * were shared stay until somebody unshares them, which the check above does not know. */
+static void do_share(thread *t) {
+  program *p = t->p;
+  const block *b = draw_block(t);
+  esper_page_name *pages;
+  size_t count;
+  void *address, *base;
+  if (!p->mapped || p->captures || (p->threads == 1 && !p->faults && !p->no_gate)) return;
+  if (chance(t, 3)) esper_unshare(p->core);
+  if (!b || b->owner < 0 || !is_usable(&t->streams[b->owner]) || t->stalled >= 0) return;
+  if (esper_share(p->core, b->ptr, &address, &pages, &count) != ESPER_OK) {
+    if (!p->faults) fail("a block cannot be shared: %s", esper_last_error());
+    return;
+  }
+  esper_status status = esper_open_shared(p->core, b->device, pages, count, &base);
+  free(pages);
+  if (status != ESPER_OK) {
+    if (!p->faults) fail("what is shared cannot be opened: %s", esper_last_error());
+    return;
+  }
+  esper_stream es = t->streams[b->owner].es;
+  sim_kernel(p->s, es.device, es.handle, (char *)base + (b->ptr - (char *)address),
+             b->size, SIM_READ | SIM_WRITE);
+  must(esper_close_shared(p->core, base), "close_shared");
+  p->shared = true;
+}
+
 static void operation(thread *t) {
   int kind = draw(t, 100);
   /* Programs breathe: they grow for a while, then shrink. */
@@ -832,6 +866,7 @@ static void operation(thread *t) {
   else if (kind < 97) do_time(t);
   else if (kind < 98) do_fault(t);
   else if (chance(t, 12)) do_limits(t);
+  else if (chance(t, 6)) do_share(t);
   else if (chance(t, 4)) do_stall(t);
   else do_exchange(t);
   t->done++;
@@ -859,7 +894,9 @@ static void check_everything(program *p) {
     must(esper_get_counters(p->core, d, &counters), "get_counters");
     sim_alive alive;
     sim_count_alive(p->s, d, &alive);
-    if (reserved + counters.bytes_loose != alive.bytes ||
+    size_t given = reserved + counters.bytes_loose;
+    /* What was opened as by another process may outlive the page here. */
+    if (alive.bytes < given || (alive.bytes > given && !p->shared) ||
         reserved != (size_t)stats.reserved_bytes[ESPER_ALL].current)
       fail("device %d: the driver gave %zu bytes, the snapshot shows %zu, the "
            "statistics %lld", d, alive.bytes, reserved,
@@ -920,6 +957,8 @@ static void check_the_end(program *p, bool captured) {
     must(sim_device_synchronize(p->s, d), "sim_device_synchronize");
     MUST_AT_LAST(esper_set_memory_fraction(p->core, d, 1), "set_memory_fraction");
   }
+  esper_unshare(p->core);
+  p->shared = false;
   for (int d = p->devices; d-- > 0;)
     MUST_AT_LAST(esper_empty_cache(p->core, d, NULL), "empty_cache");
   for (int d = 0; d < p->devices; d++)

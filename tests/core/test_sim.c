@@ -372,13 +372,13 @@ static void check_pages(int backed) {
   CHECK_OK(d->range_reserve(d->self, 0, 8 * PAGE, &other));
   CHECK_OK(d->page_create(d->self, 0, PAGE, &page));
   CHECK_OK(d->page_create(d->self, 0, 2 * PAGE, &big));
-  CHECK_OK(d->page_map(d->self, 0, range, PAGE, page));
-  CHECK_OK(d->page_map(d->self, 0, range + PAGE, 2 * PAGE, big));
-  CHECK_OK(d->page_map(d->self, 0, other + PAGE, PAGE, page)); /* an alias */
-  CHECK_STATUS(d->page_map(d->self, 0, range + PAGE, PAGE, page),
+  CHECK_OK(d->page_map(d->self, 0, range, PAGE, page, NULL, 0));
+  CHECK_OK(d->page_map(d->self, 0, range + PAGE, 2 * PAGE, big, NULL, 0));
+  CHECK_OK(d->page_map(d->self, 0, other + PAGE, PAGE, page, NULL, 0)); /* an alias */
+  CHECK_STATUS(d->page_map(d->self, 0, range + PAGE, PAGE, page, NULL, 0),
                ESPER_DEVICE_ERROR);
   check_complained("a page is there");
-  CHECK_STATUS(d->page_map(d->self, 0, range + 7 * PAGE, 2 * PAGE, big),
+  CHECK_STATUS(d->page_map(d->self, 0, range + 7 * PAGE, 2 * PAGE, big, NULL, 0),
                ESPER_DEVICE_ERROR);
   check_complained("not in one reserved range");
   if (backed) {
@@ -638,6 +638,42 @@ TEST(an_unordered_read_is_caught_as_well) {
   end();
 }
 
+/* A page is open to its device, to the peers that it was mapped for, and to whom
+ * it was opened since; classic memory to everybody. */
+TEST(a_page_is_open_to_whom_it_was_given) {
+  enum { PAGE = 2 << 20 };
+  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .devices = 3,
+                           .completion = SIM_WHEN_TOLD, .virtual_memory = 1});
+  uintptr_t range;
+  uint64_t page;
+  int peer = 1;
+  CHECK_OK(d->range_reserve(d->self, 0, PAGE, &range));
+  CHECK_OK(d->page_create(d->self, 0, PAGE, &page));
+  CHECK_OK(d->page_map(d->self, 0, range, PAGE, page, &peer, 1));
+  void *p = (void *)range, *st[3];
+  for (int i = 0; i < 3; i++) st[i] = sim_stream_create(s, i);
+  sim_owner_begin(s, p, PAGE, 0, st[0]);
+  for (int i = 0; i < 2; i++) sim_kernel(s, i, st[i], p, PAGE, SIM_READ);
+  check_silent();
+  sim_kernel(s, 2, st[2], (char *)p + PAGE - 512, 512, SIM_READ);
+  check_complained("a kernel of device 2");
+  CHECK_EQ(sim_pending_all(s), 2);
+  CHECK_OK(d->page_access(d->self, 0, range, PAGE, 2, 1));
+  sim_kernel(s, 2, st[2], p, PAGE, SIM_READ);
+  check_silent();
+  CHECK_OK(d->page_access(d->self, 0, range, PAGE, 1, 0));
+  CHECK(!sim_may_access(s, 1, p, PAGE) && sim_may_access(s, 2, p, PAGE));
+  CHECK_STATUS(d->page_access(d->self, 0, range, PAGE, 3, 1), ESPER_DEVICE_ERROR);
+  check_complained("page_access of device 3");
+  CHECK_STATUS(d->page_access(d->self, 1, range, PAGE, 2, 1), ESPER_DEVICE_ERROR);
+  check_complained("whole pages of device 1");
+  CHECK(sim_may_access(s, 2, memory(PAGE), PAGE));
+  CHECK_OK(d->peer_check(d->self, 0, 2));
+  sim_set_reach(s, 0);
+  CHECK_STATUS(d->peer_check(d->self, 0, 2), ESPER_UNSUPPORTED);
+  end();
+}
+
 TEST(one_unordered_byte_is_enough) {
   begin();
   void *a = stream(), *b = stream();
@@ -824,9 +860,9 @@ TEST(pages_in_use_are_not_unmapped_and_aliases_are_one_memory) {
   for (int i = 0; i < 2; i++) {
     CHECK_OK(d->page_create(d->self, 0, PAGE, &page[i]));
     CHECK_OK(d->page_map(d->self, 0, range + (uintptr_t)i * PAGE, PAGE,
-                         page[i]));
+                         page[i], NULL, 0));
   }
-  CHECK_OK(d->page_map(d->self, 0, alias, PAGE, page[1]));
+  CHECK_OK(d->page_map(d->self, 0, alias, PAGE, page[1], NULL, 0));
   /* A block over both pages. */
   void *p = (void *)(range + PAGE / 2);
   sim_owner_begin(s, p, PAGE, 0, a);

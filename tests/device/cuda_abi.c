@@ -38,6 +38,7 @@ int main(void)
   SIZE(CUstreamCaptureMode);
   SIZE(CUstreamCaptureStatus);
   SIZE(CUmemAllocationGranularity_flags);
+  SIZE(CUmemAllocationHandleType);
   SIZE(CUmemGenericAllocationHandle);
   SIZE(CUdriverProcAddressQueryResult);
   SIZE(CUmemLocation);

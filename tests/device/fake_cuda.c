@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "../../csrc/device/cuda_api.h"
 
@@ -44,7 +46,7 @@ static struct {
   size_t size; /* 0: a free slot */
 } segments[MAX_SEGMENTS];
 static size_t live_bytes;
-static int live_mappings, unsafe_calls, bad_requests;
+static int live_mappings, unsafe_calls, bad_requests, access_flags[MAX_DEVICES], reach = 1;
 static bool captured_somewhere, finished = true;
 static char fail_function[64];
 static CUgraphNode shown_nodes[MAX_TAILS]; /* until the next call */
@@ -185,7 +187,7 @@ static CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, C
   *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9
            : attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
                ? !getenv("FAKE_CUDA_NO_VMM")
-               : 0;
+               : attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
   return CUDA_SUCCESS;
 }
 
@@ -470,6 +472,8 @@ static CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
   if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
       properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
     return 1;
+  if (properties->requestedHandleTypes && getenv("FAKE_CUDA_KEEPS"))
+    return CUDA_ERROR_NOT_PERMITTED;
   *handle = 1000 + (unsigned)properties->location.id;
   return CUDA_SUCCESS;
 }
@@ -490,6 +494,30 @@ static CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
   return CUDA_SUCCESS;
 }
 
+/* The file says which page it is. */
+static CUresult cuMemExportToShareableHandle(void *file, CUmemGenericAllocationHandle handle,
+                                             CUmemAllocationHandleType type,
+                                             unsigned long long flags)
+{
+  BEGIN(UNSAFE);
+  int made = memfd_create("page", 0);
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags || made < 0 ||
+      getenv("FAKE_CUDA_KEEPS") || write(made, &handle, sizeof handle) != sizeof handle)
+    return CUDA_ERROR_INVALID_VALUE;
+  *(int *)file = made;
+  return CUDA_SUCCESS;
+}
+
+static CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *file,
+                                               CUmemAllocationHandleType type)
+{
+  BEGIN(UNSAFE);
+  return type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+                 pread((int)(intptr_t)file, handle, sizeof *handle, 0) == sizeof *handle
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_INVALID_VALUE;
+}
+
 static CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
 {
   (void)pointer, (void)size;
@@ -503,7 +531,21 @@ static CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAcce
 {
   (void)pointer, (void)size;
   BEGIN(UNSAFE);
-  return count == 1 && access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? CUDA_SUCCESS : 1;
+  for (size_t i = 0; i < count; i++)
+    if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE &&
+         access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE))
+      return 1;
+  for (size_t i = 0; i < count; i++)
+    access_flags[access[i].location.id] = access[i].flags;
+  return count ? CUDA_SUCCESS : 1;
+}
+
+static CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
+{
+  BEGIN(0);
+  *can = reach && device != peer;
+  return CUDA_SUCCESS;
 }
 
 /* ---- looking up -------------------------------------------------------- */
@@ -605,11 +647,13 @@ static size_t get_tails(void *stream, void **tails)
 static size_t get_live_bytes(void) { return live_bytes; }
 static int get_live_mappings(void) { return live_mappings; }
 static void finish(int on) { finished = on; }
+static int get_access(int device) { return access_flags[device]; }
+static void set_reach(int on) { reach = on; }
 
 __attribute__((visibility("default")))
 const fake_control fake = {
     fail,         calls,   set_current,       current_device,   get_depth,        set_mode,
     get_mode,     capture_somewhere, get_unsafe_calls, get_bad_requests, new_stream, capture,
     capture_node, get_tails,
-    get_live_bytes, get_live_mappings, finish,
+    get_live_bytes, get_live_mappings, get_access, set_reach, finish,
 };

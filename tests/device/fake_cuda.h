@@ -10,6 +10,7 @@
  *   FAKE_CUDA_DEVICES  number of devices, 2 when unset
  *   FAKE_CUDA_LACKS    name of an entry point that is missing
  *   FAKE_CUDA_NO_VMM   set: devices without virtual memory management
+ *   FAKE_CUDA_KEEPS    set: no page can be made that another process can open
  * Compiled with -DFAKE_CUDA_OLD_GET it has the old shape of cuGetProcAddress
  * only. */
 
@@ -37,6 +38,8 @@ typedef struct fake_control {
   size_t (*tails)(void *stream, void **tails);
   size_t (*live_bytes)(void);
   int (*live_mappings)(void);
+  int (*access)(int device); /* flags that were last set for it                 */
+  void (*set_reach)(int on); /* devices can access each other's memory          */
   void (*finish)(int on); /* events complete at once (1), or never (0)          */
 } fake_control;
 

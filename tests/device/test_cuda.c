@@ -2,6 +2,7 @@
  * libcuda made of nothing (fake_cuda.c). One scenario a process, since a
  * process loads its driver once: test_cuda SCENARIO. Run by
  * tests/test_cuda_driver.py, which builds both. */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -47,6 +48,7 @@ static void load(void)
 static void *a_stream, *an_event;
 static uintptr_t an_address, a_range;
 static uint64_t a_page, a_number;
+static esper_page_name a_name;
 
 /* A stream in capture 42, its last node stored. */
 static void *captured_stream(void **node)
@@ -68,7 +70,11 @@ static void *a_node, *some_nodes[8];
   F(page_granularity, driver->page_granularity(SELF, 1, &(size_t){0}))                  \
   F(range_reserve, driver->range_reserve(SELF, 1, 2 << 20, &a_range))                   \
   F(page_create, driver->page_create(SELF, 1, 2 << 20, &a_page))                        \
-  F(page_map, driver->page_map(SELF, 1, a_range, 2 << 20, a_page))                      \
+  F(page_map, driver->page_map(SELF, 1, a_range, 2 << 20, a_page, NULL, 0))             \
+  F(page_access, driver->page_access(SELF, 1, a_range, 2 << 20, 0, 1))                  \
+  F(peer_check, driver->peer_check(SELF, 1, 0))                                         \
+  F(page_export, driver->page_export(SELF, 1, a_page, &a_name))                         \
+  F(page_unexport, driver->page_unexport(SELF, 1, &a_name))                             \
   F(page_unmap, driver->page_unmap(SELF, 1, a_range, 2 << 20))                          \
   F(page_release, driver->page_release(SELF, 1, a_page))                                \
   F(range_free, driver->range_free(SELF, 1, a_range, 2 << 20))                          \
@@ -173,6 +179,10 @@ static void scenario_faults(void)
           continue;
         }
         hits++;
+        if (kinds[k].status == ESPER_UNSUPPORTED && strcmp(entry.name, "cuMemCreate") == 0) {
+          CHECK(status == ESPER_OK); /* another kind of page was asked for */
+          continue;
+        }
         CHECK(status == kinds[k].status);
         CHECK(strncmp(driver->last_error(SELF), entry.name, strlen(entry.name)) == 0);
         CHECK(driver->last_error(SELF)[strlen(entry.name)] == ':');
@@ -490,6 +500,138 @@ static void scenario_blind(void)
 }
 
 /* A stream whose device cannot be found out still protects. */
+/* ---- pages of several processes ------------------------------------------ */
+
+static int open_files(void)
+{
+  int count = 0;
+  DIR *files = opendir("/proc/self/fd");
+  CHECK(files);
+  while (readdir(files))
+    count++;
+  closedir(files);
+  return count;
+}
+
+static void expect_refusal(esper_page_name name, const char *why)
+{
+  uint64_t page = 77;
+  CHECK(driver->page_import(SELF, 0, &name, &page) == ESPER_INVALID);
+  CHECK(strstr(driver->last_error(SELF), why));
+  CHECK(page == 77);
+}
+
+/* The other process: it was there before CUDA was. */
+static void take_pages(int from, int to)
+{
+  esper_page_name names[3];
+  uint64_t page = 0;
+  alarm(60);
+  CHECK(read(from, names, sizeof names) == sizeof names);
+  load();
+  set_thread(-1, 0);
+  int files = open_files();
+  for (int i = 0; i < 100; i++) {
+    CHECK(driver->page_import(SELF, 0, &names[i % 2], &page) == ESPER_OK);
+    CHECK(page == (i % 2 ? 1001u : 1000u)); /* as fake_cuda.c numbers them */
+  }
+  check_thread(-1, 0);
+  expect_refusal(names[2], "was freed");
+  esper_page_name wrong = names[0];
+  wrong.key++;
+  expect_refusal(wrong, "it has ended");
+  fake->fail("cuMemImportFromShareableHandle", 1, 719);
+  CHECK(driver->page_import(SELF, 0, &names[0], &page) == ESPER_DEVICE_ERROR);
+  CHECK(open_files() == files);
+  CHECK(write(to, "ok", 2) == 2);
+  CHECK(read(from, names, sizeof names) == 0); /* the parent has ended by now */
+  exit(0);
+}
+
+/* Names travel, and nothing else: no file of the parent's is inherited. */
+static void scenario_sharing(void)
+{
+  enum { MANY = 3000 };
+  int down[2], up[2];
+  char answer[2];
+  esper_page_name names[3], many;
+  CHECK(pipe(down) == 0 && pipe(up) == 0);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    close(down[1]);
+    take_pages(down[0], up[1]);
+  }
+  load();
+  close(down[0]);
+  for (int i = 0; i < 2; i++) {
+    CHECK(driver->page_create(SELF, i, 2 << 20, &a_page) == ESPER_OK);
+    CHECK(driver->page_export(SELF, i, a_page, &names[i]) == ESPER_OK);
+  }
+  CHECK(names[0].number != names[1].number && names[0].process == (uint64_t)getpid());
+  CHECK(driver->page_export(SELF, 1, a_page, &names[2]) == ESPER_OK);
+  CHECK(driver->page_unexport(SELF, 1, &names[2]) == ESPER_OK);
+  int files = open_files();
+  for (int i = 0; i < MANY; i++)
+    CHECK(driver->page_export(SELF, 1, a_page, &many) == ESPER_OK);
+  CHECK(open_files() == files);
+  CHECK(write(down[1], names, sizeof names) == sizeof names);
+  CHECK(read(up[0], answer, 2) == 2);
+  CHECK(driver->page_import(SELF, 1, &many, &a_page) == ESPER_OK); /* one's own */
+  for (int i = 0; open_files() != files; i++) { /* the thread that answers is closing */
+    CHECK(i < 1000);
+    usleep(10000);
+  }
+  close(down[1]);
+  int status;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* A driver that makes no pages which can be shared makes others. */
+static void scenario_no_sharing(void)
+{
+  load();
+  int calls = fake->calls("cuMemCreate");
+  CHECK(driver->page_create(SELF, 1, 2 << 20, &a_page) == ESPER_OK);
+  CHECK(fake->calls("cuMemCreate") <= calls + 2);
+  CHECK(driver->page_export(SELF, 1, a_page, &a_name) != ESPER_OK);
+  CHECK(driver->last_error(SELF)[0]);
+}
+
+/* Pages are open to their device, to its peers, and to nobody else. */
+static void scenario_peers(void)
+{
+  enum { MANY = 40, CLOSED = 0, OPEN = 3 }; /* as cuda.h has them */
+  int peers[MANY] = {0}, one = 0;
+  load();
+  CHECK(driver->range_reserve(SELF, 1, 2 << 20, &a_range) == ESPER_OK);
+  CHECK(driver->page_create(SELF, 1, 2 << 20, &a_page) == ESPER_OK);
+  CHECK(driver->page_map(SELF, 1, a_range, 2 << 20, a_page, NULL, 0) == ESPER_OK);
+  CHECK(fake->access(1) == OPEN);
+  CHECK(fake->access(0) == CLOSED);
+  CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 0, 1) == ESPER_OK);
+  CHECK(fake->access(0) == OPEN);
+  CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 0, 0) == ESPER_OK);
+  CHECK(fake->access(0) == CLOSED);
+  CHECK(fake->access(1) == OPEN);
+  CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 7, 1) == ESPER_INVALID);
+  CHECK(driver->page_unmap(SELF, 1, a_range, 2 << 20) == ESPER_OK);
+  int calls = fake->calls("cuMemSetAccess");
+  CHECK(driver->page_map(SELF, 1, a_range, 2 << 20, a_page, &one, 1) == ESPER_OK);
+  CHECK(fake->calls("cuMemSetAccess") == calls + 1);
+  CHECK(fake->access(0) == OPEN);
+  CHECK(driver->page_unmap(SELF, 1, a_range, 2 << 20) == ESPER_OK);
+  CHECK(driver->page_map(SELF, 1, a_range, 2 << 20, a_page, peers, MANY) == ESPER_OK);
+  CHECK(fake->calls("cuMemSetAccess") == calls + 4);
+  CHECK(driver->page_unmap(SELF, 1, a_range, 2 << 20) == ESPER_OK);
+  CHECK(driver->peer_check(SELF, 1, 0) == ESPER_OK);
+  CHECK(driver->peer_check(SELF, 1, 9) == ESPER_INVALID);
+  fake->set_reach(0);
+  CHECK(driver->peer_check(SELF, 1, 0) == ESPER_UNSUPPORTED);
+  CHECK(strstr(driver->last_error(SELF), "device 0 cannot access the memory of device 1"));
+}
+
 static void scenario_unknown_stream(void)
 {
   load();
@@ -592,7 +734,8 @@ static const struct {
     SCENARIO(streams),       SCENARIO(threads),
     SCENARIO(fork),          SCENARIO(allocator),
     SCENARIO(uses),          SCENARIO(blind),
-    SCENARIO(unknown_stream), SCENARIO(reuse_order),
+    SCENARIO(unknown_stream), SCENARIO(reuse_order), SCENARIO(peers),
+    SCENARIO(sharing),       SCENARIO(no_sharing),
     SCENARIO(reuse_order_auto), SCENARIO(mark_cost),
     SCENARIO(bad_reuse_order), SCENARIO(refused),
     SCENARIO(segments),

@@ -4,9 +4,11 @@ are the device's."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from helper import run_python
+import pytest
+from helper import run_fresh, run_python
 
 MAPPED = {"ESPER_ALLOC_SEGMENTS": "mapped"}
 MIB = 2**20
@@ -239,6 +241,90 @@ print(json.dumps({
 """
 
 
+# Each tensor holds a number of its own; the copies on the other device must show it.
+PEERS = """
+import sys
+
+
+def step(name):
+    print(name, file=sys.stderr, flush=True)
+
+
+def on(device, mib, value):
+    one = torch.empty(int(mib * MIB) // 4, dtype=torch.int32, device=f"cuda:{device}")
+    return one.fill_(value)
+
+
+def check(one, value, what):
+    wrong = (one != value).sum().item()
+    assert wrong == 0, (what, wrong, one.device, value)
+
+
+def cross(x, value, what):
+    for current in (0, 1):
+        other = 1 - x.device.index
+        with torch.cuda.device(current):
+            y = x.to(f"cuda:{other}")
+            check(y, value, what + ": to, whole")
+            z = torch.empty_like(x)
+            z.copy_(y, non_blocking=True)
+            torch.cuda.synchronize(other)
+            check(z, value, what + ": copy_, back")
+            # A kernel of the one device reads and writes the other's memory.
+            check(x[::2].to(f"cuda:{other}"), value, what + ": to, every second")
+            part = torch.zeros(x.numel(), dtype=torch.int64, device=f"cuda:{other}")
+            part[::2].copy_(x[1::2])
+            check(part[::2], value, what + ": copy_, another type")
+            check(part[1::2], 0, what + ": beside it")
+            del y, z, part
+
+
+peers = torch.cuda.can_device_access_peer(0, 1)
+step(f"before any copy: memory that is there already; peers: {peers}")
+early = [on(d, mib, 10 * d + i + 1) for d in (0, 1) for i, mib in enumerate((1, 24, 50))]
+for i, x in enumerate(early):
+    cross(x, 10 * (i // 3) + i % 3 + 1, "early")
+step("memory that is mapped after the access was given")
+late = [on(d, mib, 100 + 10 * d + i) for d in (0, 1) for i, mib in enumerate((3, 70, 130))]
+for i, x in enumerate(late):
+    cross(x, 100 + 10 * (i // 3) + i % 3, "late")
+step("pages that move")
+del early, late
+torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
+for d in (0, 1):
+    parts = [on(d, 24, 200 + i) for i in range(8)]
+    kept = [(200 + i, parts[i]) for i in range(1, 8, 2)]
+    del parts
+    large = on(d, 90, 300 + d)
+    cross(large, 300 + d, "moved")
+    for value, x in kept:
+        cross(x, value, "stayed")
+    del kept, large
+step("all at once")
+draw = random.Random(5)
+live, number = [], 1000
+for turn in range(150):
+    number += 1
+    d = draw.randrange(2)
+    live.append((number, on(d, draw.choice((0.5, 3, 9, 21, 48)), number)))
+    value, x = draw.choice(live)
+    check(x.to(f"cuda:{1 - x.device.index}", non_blocking=draw.random() < 0.5), value, "random")
+    while sum(x.numel() * 4 for _, x in live) > 300 * MIB:
+        value, x = live.pop(draw.randrange(len(live)))
+        check(x, value, "at the end")
+    del x
+    if turn % 41 == 40:
+        torch.cuda.empty_cache()
+for d in (0, 1):
+    torch.cuda.synchronize(d)
+traces = torch.cuda.memory._snapshot()["device_traces"][:2]
+print(json.dumps({
+    "unmapped": [sum(e["action"] == "segment_unmap" for e in trace) for trace in traces],
+    "expandable": all(s["is_expandable"] for s in torch.cuda.memory_snapshot()),
+}))
+"""
+
+
 def result(code: str, env: dict[str, str] = MAPPED, limit: int = 240) -> Any:
     """What the code's last line says. After `limit` seconds it prints where it hangs."""
     head = HEAD.replace("LIMIT", str(limit))
@@ -307,3 +393,81 @@ def test_expandable_segments_are_mapped_ones() -> None:
     code = "a = block(64, 1)\nprint(json.dumps(torch.cuda.memory_snapshot()[0]['is_expandable']))"
     assert result(code, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}) is True
     assert result(code, {"ESPER_ALLOC_SEGMENTS": "classic"}) is False
+
+
+@pytest.mark.two_gpus
+def test_two_gpus_copy_mapped_memory_both_ways() -> None:
+    found = result(PEERS)
+    assert found["expandable"]
+    assert min(found["unmapped"]) > 2  # else nothing moved
+
+
+@pytest.mark.two_gpus
+def test_two_gpus_copy_beside_classic_segments() -> None:
+    """What was allocated before is classic, what comes after is mapped."""
+    code = PEERS.replace("expandable\": all", "expandable\": any")
+    change = 'torch._C._accelerator_setAllocatorSettings("expandable_segments:True")\n'
+    marker = 'step("memory that is mapped after the access was given")'
+    assert marker in code
+    assert result(code.replace(marker, change + marker), {"ESPER_ALLOC_SEGMENTS": "classic"})["expandable"]
+
+
+SHARE = Path(__file__).with_name("conformance") / "share.py"
+
+
+def shared(name: str, limit: int = 120) -> Any:
+    """What the program of several processes says, all of them with mapped segments."""
+    output = run_fresh(str(SHARE), name, env={**MAPPED, "ESPER_ALLOC": "1"}, timeout=limit)
+    return json.loads(output.splitlines()[-1])
+
+
+# The first one is quick, and tries all that the others need.
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("there_and_back", [499500, 7000, 0, 0]),
+        ("writes", [1000, 0]),
+        ("thousands", [True, 0]),
+        ("outlives", [True, 20, 0]),
+        ("comes_back", [[0, 1, 2], 0, 0, 0]),
+        ("stitched", [True, 10, True, 0]),
+        ("neighbours_move", [True, 9, 0, 0]),
+        ("other_segments", [499500, 7000, 0, 0]),
+        pytest.param("from_afar", [True, 7, 0], marks=pytest.mark.two_gpus),
+    ],
+)
+def test_processes_share_mapped_memory(name: str, answer: Any) -> None:
+    assert shared(name) == answer
+
+
+def test_a_native_handle_and_ours_exclude_each_other() -> None:
+    """As with classic segments: the text says what to do."""
+    code = """
+import os
+native = os.environ["KIND"] == "native"
+if not native:
+    import esper_alloc
+    esper_alloc.enable()
+import torch
+x = torch.zeros(1000, device="cuda")
+made = list(x.untyped_storage()._share_cuda_())
+made[1] = bytes.fromhex(os.environ["HANDLE"]) if os.environ["HANDLE"] else made[1]
+if os.environ["HANDLE"]:
+    try:
+        torch.UntypedStorage._new_shared_cuda(*made)
+        print("opened")
+    except Exception as error:
+        print(str(error).splitlines()[0])
+else:
+    print(made[1].hex())
+"""
+    for theirs in ({}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}):
+        native = {"KIND": "native", "HANDLE": "", "ESPER_ALLOC": "0", **theirs}
+        handle = run_python(code, env=native).splitlines()[-1]
+        said = run_python(code, env={**MAPPED, "KIND": "ours", "HANDLE": handle}).splitlines()[-1]
+        assert "was shared by a process that does not run on esper_alloc" in said
+    handle = run_python(code, env={**MAPPED, "KIND": "ours", "HANDLE": ""}).splitlines()[-1]
+    native = {"KIND": "native", "HANDLE": handle, "ESPER_ALLOC": "0"}
+    assert run_python(code, env=native).splitlines()[-1] != "opened"

@@ -43,6 +43,7 @@ void make(void) {
                          .virtual_memory = getenv("SIM_MAPS_PAGES") != NULL,
                          .capacity = (size_t)(capacity ? atoi(capacity) : 1024) << 20};
   device_of_all = sim_create(&options);
+  sim_set_sharing(device_of_all, getenv("SIM_KEEPS_PAGES") == NULL);
   sim_after_call(device_of_all, SIM_CALL_event_record, event_recorded, NULL);
 }
 
@@ -97,6 +98,17 @@ SHOWN long long core_live(void) {
   esper_stats stats;
   return table.get_stats(instance(), 0, &stats) == ESPER_OK
              ? (long long)stats.allocated_bytes[ESPER_ALL].current : -1;
+}
+/* Mappings of pages, and pages that have a name, of the first device. */
+SHOWN int sim_mappings(void) {
+  sim_alive alive;
+  sim_count_alive(s(), 0, &alive);
+  return (int)alive.mappings;
+}
+SHOWN int sim_names(void) {
+  sim_alive alive;
+  sim_count_alive(s(), 0, &alive);
+  return (int)alive.names;
 }
 SHOWN int core_is_valid(void) { return table.core_is_valid(instance()); }
 
@@ -186,9 +198,16 @@ SHOWN cudaError_t cudaFree(void *ptr) {
     sim_driver(s())->memory_free(sim_driver(s())->self, note(ptr, NULL), (uintptr_t)ptr);
   return cudaSuccess;
 }
+/* Device memory that the current device may not access, as a copy there would. */
+static int is_closed(const void *p, size_t n) {
+  if (!n || sim_may_access(s(), current, p, n)) return 0;
+  return sim_may_access(s(), 1 - current, p, n);
+}
+
 SHOWN cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n,
                                   enum cudaMemcpyKind kind, cudaStream_t stream) {
   (void)kind, (void)stream;
+  if (is_closed(to, n) || is_closed(from, n)) return fail(cudaErrorInvalidValue);
   memcpy(to, from, n);
   return cudaSuccess;
 }
@@ -197,8 +216,9 @@ SHOWN cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemc
 }
 SHOWN cudaError_t cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t n,
                                       cudaStream_t stream) {
-  (void)a, (void)b;
-  return cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, stream);
+  (void)a, (void)b, (void)stream;
+  memcpy(to, from, n);
+  return cudaSuccess;
 }
 SHOWN cudaError_t cudaMemsetAsync(void *ptr, int value, size_t n, cudaStream_t stream) {
   (void)stream;

@@ -73,6 +73,16 @@ def core_is_valid() -> bool:
     return bool(library.core_is_valid())
 
 
+def mappings() -> int:
+    """Of pages, on the first device."""
+    return library.sim_mappings()
+
+
+def names() -> int:
+    """Pages of the first device that another process could open."""
+    return library.sim_names()
+
+
 def opened_handles() -> int:
     return library.sim_opened_handles()
 

@@ -131,5 +131,110 @@ def writes(context: Any) -> Any:
     return [answer, child.exitcode]
 
 
+# ---- with mapped segments: see tests/gpu/test_mapped.py ----------------------
+
+
+def number(mib: int, first: int) -> torch.Tensor:
+    return torch.arange(first, first + (mib << 18), dtype=torch.int32, device="cuda")
+
+
+def is_numbered(x: torch.Tensor, first: int) -> bool:
+    return bool((x == torch.arange(first, first + x.numel(), dtype=x.dtype, device=x.device)).all())
+
+
+def compare_all(inbox: Any, outbox: Any) -> None:
+    kept = inbox.get(timeout=60)
+    outbox.put([is_numbered(x, first) for first, x in kept])
+    inbox.get(timeout=60)
+    outbox.put([is_numbered(x, first) for first, x in kept])
+    del kept
+
+
+def stitched(context: Any) -> Any:
+    """A block of pages that were free here and there, and its neighbours."""
+    inbox, outbox = context.Queue(), context.Queue()
+    child = context.Process(target=compare_all, args=(inbox, outbox))
+    child.start()
+    parts = [number(24, i) for i in range(8)]
+    before = torch.cuda.memory_reserved()
+    del parts[::2]
+    large = number(90, 1000)
+    grown = torch.cuda.memory_reserved() - before
+    inbox.put([(1000, large)] + [(2 * i + 1, x) for i, x in enumerate(parts)])
+    seen = outbox.get(timeout=60)
+    inbox.put("again")
+    seen += outbox.get(timeout=60)
+    child.join(60)
+    return [all(seen), len(seen), grown < 32 << 20, child.exitcode]
+
+
+def neighbours_move(context: Any) -> Any:
+    """While the other process has a tensor, what is beside it is freed, moves and goes back."""
+    inbox, outbox = context.Queue(), context.Queue()
+    child = context.Process(target=compare_all, args=(inbox, outbox))
+    child.start()
+    parts = [number(24, i) for i in range(9)]
+    small = [number(1, 50 + i) for i in range(5)]
+    kept = [(3, parts[3]), (6, parts[6]), (52, small[2])]
+    inbox.put(kept)
+    seen = outbox.get(timeout=60)
+    del parts, small
+    others = []
+    for turn in range(4):
+        others.append(number(60, 7000 + turn))
+        others.append(number(3, 8000 + turn))
+        torch.cuda.empty_cache()
+    seen += [is_numbered(x, first) for first, x in kept]
+    del kept  # the other process still has it
+    torch.cuda.empty_cache()
+    others.append(number(100, 9000))
+    inbox.put("again")
+    seen += outbox.get(timeout=60)
+    child.join(60)
+    del others
+    torch.cuda.ipc_collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return [all(seen), len(seen), torch.cuda.memory_reserved(), child.exitcode]
+
+
+def other_segments(context: Any) -> Any:
+    """The other process has segments of the other kind."""
+    torch.zeros(1, device="cuda")  # this one has chosen
+    os.environ["ESPER_ALLOC_SEGMENTS"] = "classic"
+    return there_and_back(context)
+
+
+def look_from_afar(inbox: Any, outbox: Any) -> None:
+    x = inbox.get(timeout=60)
+    y = x.to("cuda:1")
+    z = torch.zeros(x.numel(), dtype=torch.int64, device="cuda:1")
+    z[::2].copy_(x[::2])  # a kernel, where there is peer access
+    seen = [is_numbered(y, 5), int(z.sum()) == int(x[::2].sum())]
+    fresh = inbox.get(timeout=60)
+    seen.append(is_numbered(fresh.to("cuda:1"), 9))
+    for shared in (x, fresh):  # the other device writes
+        shared.copy_(torch.arange(2, 2 + x.numel(), dtype=x.dtype, device="cuda:1")[: shared.numel()])
+        seen.append(is_numbered(shared, 2))
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
+    outbox.put(seen)
+    del x, fresh, shared
+
+
+def from_afar(context: Any) -> Any:
+    """The other process copies to another device: before it and after, pages are opened."""
+    inbox, outbox = context.Queue(), context.Queue()
+    child = context.Process(target=look_from_afar, args=(inbox, outbox))
+    child.start()
+    x, fresh = number(30, 5), number(12, 9)
+    inbox.put(x)
+    inbox.put(fresh)
+    answer = outbox.get(timeout=60)
+    answer += [is_numbered(x, 2), is_numbered(fresh, 2)]
+    child.join(60)
+    return [all(answer), len(answer), child.exitcode]
+
+
 if __name__ == "__main__":
     print(json.dumps(globals()[sys.argv[1]](mp.get_context("spawn"))))

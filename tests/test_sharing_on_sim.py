@@ -1,0 +1,180 @@
+"""CUDA tensors shared through PyTorch, on the simulated device, which both sides of a
+handle have in one process here: what is opened is mapped once more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "shim"))
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+import build  # noqa: E402
+
+import esper_alloc  # noqa: E402
+
+HEAD = """
+import json
+import simulated
+import torch
+
+MIB = 2**20
+
+
+def on_device(values):
+    return values.to("cuda")
+
+
+def opened(shared):
+    storage = torch.UntypedStorage._new_shared_cuda(*shared)
+    return torch.empty(0, dtype=torch.int32, device="cuda").set_(storage)
+
+
+def say(**answer):
+    print(json.dumps(answer))
+
+
+def error_of(call, *arguments):
+    try:
+        call(*arguments)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        esper_alloc.allocator()
+    except esper_alloc.UnavailableError as error:
+        pytest.skip(str(error))
+    return build.build(tmp_path_factory.mktemp("simulated"))
+
+
+def run(library: Path, code: str, pages: bool = True, **env: str) -> Any:
+    if pages:
+        env["SIM_MAPS_PAGES"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD + code],
+        env={**os.environ, **build.environment(library), **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_both_have_the_same_memory(library: Path) -> None:
+    found = run(library, """
+host = torch.arange(3 * MIB, dtype=torch.int32)
+x = on_device(host)
+before = simulated.mappings()
+shared = x.untyped_storage()._share_cuda_()
+y = opened(shared)
+same = y.cpu()[: host.numel()].equal(host)
+y[5:6].copy_(torch.tensor([-7], dtype=torch.int32))
+seen, elsewhere = int(x[5:6].cpu()), y.data_ptr() != x.data_ptr()
+more = simulated.mappings() - before
+del y
+say(same=same, seen=seen, elsewhere=elsewhere, more=more,
+    after=simulated.mappings() - before, names=simulated.names(), valid=simulated.core_is_valid())
+""")  # fmt: skip
+    assert found["same"] and found["seen"] == -7 and found["elsewhere"] and found["valid"]
+    assert found["more"] == found["names"] >= 2
+    assert found["after"] == 0
+
+
+def test_thousands_of_small_tensors_share_their_pages(library: Path) -> None:
+    found = run(library, """
+kept = [on_device(torch.full((5,), i, dtype=torch.int32)) for i in range(3000)]
+before = simulated.mappings()
+shared = [x.untyped_storage()._share_cuda_() for x in kept]
+handles = {each[1] for each in shared}
+there = [opened(each) for each in shared]
+wrong = sum(int(y.cpu()[0]) != i for i, y in enumerate(there))
+more = simulated.mappings() - before
+del there[:-1]
+left = simulated.mappings() - before
+last = int(there[0].cpu()[0])
+del there
+say(handles=len(handles), wrong=wrong, more=more, left=left, last=last,
+    after=simulated.mappings() - before)
+""")  # fmt: skip
+    assert found["wrong"] == 0 and found["last"] == 2999
+    assert found["handles"] == found["more"] <= 2
+    assert found["left"] == 1 and found["after"] == 0
+
+
+def test_what_was_shared_goes_back_when_nothing_of_it_is_live(library: Path) -> None:
+    found = run(library, """
+x, y = (on_device(torch.arange(6 * MIB, dtype=torch.int32)) for _ in range(2))
+shared = x.untyped_storage()._share_cuda_()
+there = opened(shared)
+# As torch.multiprocessing counts: the memory stays live until the other side is done.
+del x
+torch.cuda.empty_cache()
+kept = simulated.names()
+there = None
+torch.cuda.ipc_collect()
+torch.cuda.empty_cache()
+say(kept=kept, names=simulated.names(), reserved=torch.cuda.memory_reserved() // MIB,
+    refused=error_of(opened, shared))
+""")  # fmt: skip
+    assert found["kept"] > 0
+    assert found["names"] == 0
+    assert found["reserved"] <= 32  # of y
+    assert "this CUDA tensor cannot be opened here" in found["refused"]
+
+
+def test_other_handles_are_refused_in_words(library: Path) -> None:
+    found = run(library, """
+x = on_device(torch.arange(6 * MIB, dtype=torch.int32))
+shared = list(x.untyped_storage()._share_cuda_())
+said = []
+for handle in (shared[1].replace(b"esper_alloc 1", b"esper_alloc 2"), shared[1][:-1],
+               shared[1][:14] + b"q" + shared[1][15:], shared[1][:15], b"native"):
+    shared[1] = handle
+    said.append(error_of(opened, shared))
+say(said=said)
+""")  # fmt: skip
+    version, cut, kind, nothing, native = found["said"]
+    for said in (version, native):
+        assert "was shared by a process that does not run on esper_alloc" in said
+    for said in (cut, kind, nothing):
+        assert "was shared in a way that this version of esper_alloc does not know" in said
+
+
+def test_pages_that_cannot_be_shared_say_so(library: Path) -> None:
+    found = run(library, """
+x = on_device(torch.arange(6 * MIB, dtype=torch.int32))
+said = error_of(x.untyped_storage()._share_cuda_)
+del x
+torch.cuda.empty_cache()
+say(said=said, reserved=torch.cuda.memory_reserved())
+""", SIM_KEEPS_PAGES="1")  # fmt: skip
+    assert "CUDA cannot share this memory with another process: " in found["said"]
+    assert "ESPER_ALLOC_SEGMENTS=classic" in found["said"]
+    assert found["reserved"] == 0
+
+
+def test_classic_segments_are_shared_as_before(library: Path) -> None:
+    found = run(library, """
+x = on_device(torch.arange(6 * MIB, dtype=torch.int32))
+y = opened(x.untyped_storage()._share_cuda_())
+count = simulated.opened_handles()
+same = y.data_ptr() == x.data_ptr()
+del y
+say(count=count, after=simulated.opened_handles(), same=same, names=simulated.names())
+""", pages=False)  # fmt: skip
+    assert found == {"count": 1, "after": 0, "same": True, "names": 0}
