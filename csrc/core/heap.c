@@ -267,8 +267,10 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool as
                  .asked = size};
   q.size = config_round(q.config, size);
   esper_status status = stream_present(core, stream, &q.stream);
-  if (status != ESPER_OK)
+  if (status != ESPER_OK) {
+    capture_note_refused(core);
     return status;
+  }
   q.stream.asked |= asked; /* `capture` is 0 */
   if (!q.size)
     return request_fail(&q);
