@@ -244,8 +244,9 @@ ESPER_API esper_status esper_empty_cache(esper_core *core, int device,
  * its id, two numbers, which snapshots show; (0, 0) is the default pool. It
  * lives as long as somebody refers to it or its memory is out; when neither is
  * so, its memory goes back with the next esper_empty_cache or when memory runs
- * short. Inside a capture the choice of memory depends on the calls alone, not
- * on what has completed. */
+ * short. Inside a capture, and with ESPER_REUSE_GATE in private pools outside any,
+ * the choice of memory depends on the calls of a stream alone, not on what has
+ * completed, so addresses repeat from run to run; docs/design.md says where not. */
 
 /* Adds a reference to the pool, which is made if need be. */
 ESPER_API esper_status esper_pool_create(esper_core *core, int device,

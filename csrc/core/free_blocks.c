@@ -196,6 +196,11 @@ static bool may_be_gated(const block_t *block, const stream_t *reader, bool at_f
   return true;
 }
 
+bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too)
+{
+  return may_be_gated(block, reader, at_free_too);
+}
+
 block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
                                    size_t size, bool large, bool at_free_too)
 {

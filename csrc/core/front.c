@@ -406,7 +406,7 @@ void fronts_close(device_t *device)
 void front_open(heap_t *heap)
 {
   front_t *front = &heap->front;
-  if (!front->empty || heap->capture || heap->sealed || !heap->pool->references)
+  if (!front->empty || heap->capture || heap->pool != &heap->pool->device->default_pool)
     return;
   front->empty = false;
   if (!trace_is_wanted(heap->pool->device))

@@ -45,10 +45,8 @@ pool_t *pool_refer(device_t *device, uint64_t id_first, uint64_t id_second)
 
 void pool_let_go(pool_t *pool)
 {
-  if (--pool->references == 0) {
-    fronts_close_pool(pool);
+  if (--pool->references == 0)
     pool_note_work(pool);
-  }
   pool_collect(pool->device);
 }
 
