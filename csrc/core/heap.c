@@ -180,7 +180,7 @@ static block_t *find_or_grow_repeating(const request_t *q, esper_status *status)
   stream_retire_all(q->core);
   block_t *block = heap_take_repeating(q);
   if (!block)
-    block = grow(q, status);
+    block = take_grown(q, status);
   return block ? block : borrow(q);
 }
 
@@ -309,7 +309,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool as
   lock(&device->lock);
   device->large_requests += q.large;
   q.heap = heap_of(&q);
-  q.repeats = heap_repeats(&q);
+  q.repeats = q.heap && pool_repeats(q.heap);
   block_t *block = q.heap && !q.repeats ? request_take_ready(&q, true) : NULL;
   unlock(&device->lock);
   if (!q.heap)

@@ -3,13 +3,8 @@
 #include "block.h"
 #include "heap_gate.h"
 #include "record.h"
+#include "segment.h"
 #include "use.h"
-
-bool heap_repeats(const request_t *q)
-{
-  return q->pool != &q->device->default_pool && !q->capture &&
-         q->config->as_given.reuse_order == ESPER_REUSE_GATE;
-}
 
 /* ---- the choice ---------------------------------------------------------- */
 
@@ -35,10 +30,15 @@ static bool range_before(run_t a, run_t b)
   return of_a != of_b ? of_a->sequence < of_b->sequence : a.first->address < b.first->address;
 }
 
+static bool fits(const request_t *q, run_t range)
+{
+  return range.size >= q->size &&
+         (range.first->segment->pages || config_fits(q->config, range.size, q->size));
+}
+
 static void consider(const request_t *q, run_t *best, run_t range)
 {
-  if (range.size >= q->size && config_fits(q->config, range.size, q->size) &&
-      (!best->first || range_before(range, *best)))
+  if (fits(q, range) && (!best->first || range_before(range, *best)))
     *best = range;
 }
 
@@ -65,7 +65,8 @@ static run_t best_ready(const request_t *q)
 {
   const bins_t *bins = &q->heap->ready[q->large];
   block_t *block = bins_best_fit(bins, q->size);
-  while (block && (joins_pending(q, block->prev) || joins_pending(q, block->next)))
+  while (block && (joins_pending(q, block->prev) || joins_pending(q, block->next) ||
+                   !fits(q, run_of_one(block))))
     block = bins_next(bins, block);
   return run_of_one(block);
 }
@@ -87,7 +88,8 @@ static run_t best_range(const request_t *q)
 /* So much of the range is taken. */
 static size_t share_of(const request_t *q, run_t range)
 {
-  bool split = !q->pool->no_split && config_splits(q->config, range.size, q->size, q->large);
+  bool split = !q->pool->no_split && config_splits(q->config, range.size, q->size,
+                                                   segment_is_coarse(range.first->segment));
   return split ? q->size : range.size;
 }
 

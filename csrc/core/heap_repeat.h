@@ -12,9 +12,6 @@
 
 #include "heap_request.h"
 
-/* Whether addresses of such requests repeat. */
-bool heap_repeats(const request_t *q);
-
 /* The best fit of the request's own heap. NULL: there is none, or a gate was refused.
  * No lock is held. */
 block_t *heap_take_repeating(const request_t *q);

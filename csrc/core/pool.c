@@ -5,6 +5,7 @@
 
 #include "call.h"
 #include "capture.h"
+#include "config.h"
 #include "core.h"
 #include "error.h"
 #include "front.h"
@@ -160,6 +161,13 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   if (pool == &pool->device->default_pool && !capture)
     atomic_store_explicit(&stream->heap, heap, memory_order_release);
   return heap;
+}
+
+bool pool_repeats(const heap_t *heap)
+{
+  const device_t *device = heap->pool->device;
+  return heap->pool != &device->default_pool && !heap->capture &&
+         config_of(device->core)->as_given.reuse_order == ESPER_REUSE_GATE;
 }
 
 void pool_heap_leave_capture(heap_t *heap)

@@ -5,6 +5,8 @@
  * look and allocate in between. What the pool answers has to be the same in all. */
 #include <stdbool.h>
 
+#include "../../csrc/core/map.h"
+#include "../../csrc/core/types.h"
 #include "world.h"
 
 static world w;
@@ -64,37 +66,33 @@ typedef struct program {
 } program;
 
 /* By order of appearance, since others obtain segments in between. */
-typedef struct place {
+typedef struct spot {
   int segment;
   size_t offset, size;
-} place;
+} spot;
 
 typedef struct run {
-  place places[STEPS];
+  spot spots[STEPS];
   int count, segments;
-  const void *segment[SEGMENTS];
-  size_t reserved;
+  uintptr_t segment[SEGMENTS];
+  size_t reserved; /* at the end                                              */
 } run;
 
-static int number_of_segment(run *r, const void *address, size_t size) {
+static int number_of_segment(run *r, uintptr_t address) {
   int i = 0;
   while (i < r->segments && r->segment[i] != address) i++;
   CHECK(i < SEGMENTS);
   r->segment[i] = address;
-  if (i == r->segments) {
-    r->segments++;
-    r->reserved += size;
-  }
+  if (i == r->segments) r->segments++;
   return i;
 }
 
 static void note(run *r, const void *p) {
-  esper_block_info info;
-  CHECK_OK(esper_find_block(w.core, p, &info));
-  place *at = &r->places[r->count++];
-  at->segment = number_of_segment(r, info.segment_address, info.segment_size);
-  at->offset = (size_t)((const char *)p - (const char *)info.segment_address);
-  at->size = info.size;
+  const block_t *block = map_find(w.core->map, (uintptr_t)p);
+  spot *at = &r->spots[r->count++];
+  at->segment = number_of_segment(r, block->segment->address);
+  at->offset = block->address - block->segment->address;
+  at->size = block->size;
 }
 
 /* All that is no call of the pool's. */
@@ -133,7 +131,8 @@ static void execute(const program *of, sim_completion completion, uint64_t seed,
   states[PROGRAM] = of->seed;
   states[CHANCE] = seed;
   sim_options options = {
-      .oracle = SIM_ORACLE_KNOWN, .completion = completion, .seed = seed};
+      .oracle = SIM_ORACLE_KNOWN, .completion = completion, .seed = seed,
+      .virtual_memory = of->config.segments == ESPER_SEGMENTS_MAPPED};
   begin_with(&options, &of->config);
   CHECK_OK(esper_pool_set_flags(w.core, 0, 0, ID, of->flags, of->flags));
   struct {
@@ -158,6 +157,8 @@ static void execute(const program *of, sim_completion completion, uint64_t seed,
     let_something_happen(completion);
   }
   world_check(&w);
+  for (const segment_t *s = w.core->devices[0].first_segment; s; s = s->next)
+    if (s->heap->pool == pool) r->reserved += s->bytes;
   end();
 }
 
@@ -175,7 +176,7 @@ static int ways_that_differ(const program *of) {
   for (uint64_t i = 1; i < sizeof WAYS / sizeof *WAYS; i++) {
     execute(of, WAYS[i], i + 1, &other);
     CHECK_EQ(other.count, first.count);
-    differ += memcmp(other.places, first.places, sizeof first.places) != 0;
+    differ += memcmp(other.spots, first.spots, sizeof first.spots) != 0;
   }
   return differ;
 }
@@ -213,6 +214,14 @@ TEST(addresses_repeat_whatever_the_options) {
   CHECK_EQ(ways_that_differ(&whole), 0);
   program oversize = {.seed = 1, .owners = 2, .config = {.max_split_size = 20 * MIB}};
   CHECK_EQ(ways_that_differ(&oversize), 0);
+}
+
+TEST(addresses_repeat_in_mapped_segments) {
+  for (unsigned owners = 1; owners <= 3; owners += 2) {
+    program mapped = {.seed = 1, .owners = owners, .reopened = owners > 1,
+                      .config = {.segments = ESPER_SEGMENTS_MAPPED}};
+    CHECK_EQ(ways_that_differ(&mapped), 0);
+  }
 }
 
 /* The program would notice. */
