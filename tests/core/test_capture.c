@@ -85,6 +85,28 @@ TEST(what_the_program_ordered_itself_needs_no_edge) {
   end();
 }
 
+/* An edge that was added for one block serves another that was read before it. */
+TEST(edges_that_were_spared_are_counted) {
+  begin();
+  capture_begin();
+  void *x = block(X, r), *y = block(Y, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  world_read_on(&w, s, y, r);
+  world_use(&w, y, s, 0);
+  world_free(&w, x);
+  world_free(&w, y);
+  CHECK_EQ(world_counters(&w, 0).gates_skipped, 0);
+  CHECK(block(Y, r) == y);
+  CHECK_EQ(gates(), 1);
+  CHECK(block(X, r) == x);
+  CHECK_EQ(gates(), 1);
+  CHECK_EQ(world_counters(&w, 0).gates_skipped, 1);
+  world_wait(&w, r, s);
+  capture_end();
+  end();
+}
+
 TEST(a_mark_without_gate_is_not_depended_on) {
   begin();
   capture_begin();
