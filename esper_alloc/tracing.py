@@ -284,7 +284,9 @@ def _teach_wrapper(wrapper: Any) -> None:
         for tensor in args[0]:
             if isinstance(tensor, wrapper):
                 names = tensor.__tensor_flatten__()[0]
-                parts += [getattr(tensor, name) for name in names]
+                inner = [getattr(tensor, name) for name in names]
+                # Some name what is no tensor, as a mesh of devices, too.
+                parts += [one for one in inner if isinstance(one, torch.Tensor)]
             else:
                 parts.append(tensor)
         return func(parts, *args[1:], **(kwargs or {}))
