@@ -6,6 +6,7 @@
 #include "config.h"
 #include "free_blocks.h"
 #include "front.h"
+#include "opening.h"
 #include "loose.h"
 #include "mapped.h"
 #include "page.h"
@@ -209,7 +210,7 @@ void heap_collect(device_t *device)
 {
   size_t wanted, released = 0, last = 1;
   lock(&device->lock);
-  wanted = device->openings ? 0 : excess(device); /* a capture may be going on */
+  wanted = opening_may_capture(device) ? 0 : excess(device);
   unlock(&device->lock);
   if (!wanted)
     return;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "account.h"
 #include "call.h"
 #include "capture.h"
 #include "config.h"
@@ -34,13 +35,26 @@ pool_t *pool_find(device_t *device, uint64_t id_first, uint64_t id_second)
   return pool;
 }
 
+static pool_t *make_pool(device_t *device, uint64_t id_first, uint64_t id_second)
+{
+  pool_t *pool = malloc(sizeof *pool);
+  account_t *account = pool ? account_open(device, id_first, id_second) : NULL;
+  if (!account) {
+    free(pool);
+    return NULL;
+  }
+  pool_init(pool, device, id_first, id_second);
+  pool->account = account;
+  return pool;
+}
+
 pool_t *pool_refer(device_t *device, uint64_t id_first, uint64_t id_second)
 {
   pool_t *pool = pool_find(device, id_first, id_second);
   if (pool)
     pool->references++;
-  else if ((pool = malloc(sizeof *pool)))
-    pool_init(pool, device, id_first, id_second);
+  else
+    pool = make_pool(device, id_first, id_second);
   return pool;
 }
 
@@ -86,6 +100,7 @@ void pool_collect(device_t *device)
     } else {
       *link = pool->next;
       pool_destroy_heaps(pool);
+      account_close(device, pool->account);
       pool->next = device->gone_pools;
       device->gone_pools = pool;
     }
