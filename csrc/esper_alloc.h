@@ -156,6 +156,9 @@ typedef struct esper_config {
    * error; each thing once. Must not call the core. May be NULL. */
   void (*warn)(void *context, const char *text);
   void *warn_context;
+  /* Nonzero: every capture for which pools are begun is announced with
+   * esper_capture_begin. Else one may be going on while allocations go to any pool. */
+  int captures_are_announced;
 } esper_config;
 
 /* Makes a core over `driver`, which must outlive it. `config` may be NULL. */
@@ -232,7 +235,8 @@ ESPER_API void esper_retire(esper_core *core, int device);
 /* Gives every wholly free segment back to the device. Waits for the device,
  * unless a stream of it is being captured. `pool` NULL: all pools. Memory that
  * a graph may still touch stays, and so does a pool's while allocations go to
- * it; the default pool's while they go to any pool. */
+ * it; the default pool's while a capture goes on, as far as the core was told
+ * (captures_are_announced). */
 ESPER_API esper_status esper_empty_cache(esper_core *core, int device,
                                          esper_pool *pool);
 
@@ -244,8 +248,9 @@ ESPER_API esper_status esper_empty_cache(esper_core *core, int device,
  * its id, two numbers, which snapshots show; (0, 0) is the default pool. It
  * lives as long as somebody refers to it or its memory is out; when neither is
  * so, its memory goes back with the next esper_empty_cache or when memory runs
- * short. Inside a capture the choice of memory depends on the calls alone, not
- * on what has completed. */
+ * short. Inside a capture, and with ESPER_REUSE_GATE in private pools outside any,
+ * the choice of memory depends on the calls of a stream alone, not on what has
+ * completed, so addresses repeat from run to run; docs/design.md says where not. */
 
 /* Adds a reference to the pool, which is made if need be. */
 ESPER_API esper_status esper_pool_create(esper_core *core, int device,
@@ -273,6 +278,13 @@ ESPER_API esper_status esper_pool_begin(esper_core *core, int device,
 ESPER_API esper_status esper_pool_end(esper_core *core, int device,
                                       uint64_t id_first, uint64_t id_second,
                                       void **context);
+
+/* A capture begins on a stream of the device, or has ended there, well or not. What
+ * a stream's work means is asked of the driver all the same: this only keeps the
+ * default pool's cached memory where it is meanwhile. ESPER_INVALID, at the end: none
+ * is known to go on. */
+ESPER_API esper_status esper_capture_begin(esper_core *core, int device);
+ESPER_API esper_status esper_capture_end(esper_core *core, int device);
 
 /* Takes back a reference. With the last one the graphs that used the pool are
  * taken to be gone. */
@@ -415,6 +427,19 @@ ESPER_API esper_status esper_get_stats(esper_core *core, int device,
 ESPER_API esper_status esper_reset_peak_stats(esper_core *core, int device);
 ESPER_API esper_status esper_reset_accumulated_stats(esper_core *core,
                                                      int device);
+
+/* What a private pool has reserved. */
+typedef struct esper_pool_stats {
+  uint64_t id[2];
+  esper_stat reserved_bytes[ESPER_CLASSES];
+} esper_pool_stats;
+
+/* Copies the figures of the device's private pools that ever had memory, oldest first,
+ * into *pools (freed with free()); *count is their number. Those of a pool that is
+ * gone stay until the resets above have made them all zero. */
+ESPER_API esper_status esper_get_pool_stats(esper_core *core, int device,
+                                            esper_pool_stats **pools,
+                                            size_t *count);
 
 /* Figures of our own, per device. */
 typedef struct esper_counters {

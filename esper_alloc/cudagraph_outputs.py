@@ -436,6 +436,7 @@ def _storages(tensor: torch.Tensor) -> list[int]:
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         parts = [getattr(tensor, name) for name in names]
+        parts = [part for part in parts if isinstance(part, torch.Tensor)]
         return [one for part in parts for one in _storages(part)]
     if tensor.device.type != _DEVICE:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import use
+from . import tracing, use
 from .allocator import _torch
 
 __all__ = ["install_tensor_method", "uninstall_tensor_method"]
@@ -33,6 +33,7 @@ def install_tensor_method() -> None:
         method = _make_method(tensor)
         setattr(tensor, _NAME, method)
         _installed.append(method)
+        tracing.tensor_methods_changed()
     elif not _is_ours(present):
         raise RuntimeError(
             f"torch.Tensor has a method record_use of its own, by "
@@ -46,6 +47,7 @@ def uninstall_tensor_method() -> None:
     tensor: Any = _torch().Tensor
     if _is_ours(vars(tensor).get(_NAME)):
         delattr(tensor, _NAME)
+        tracing.tensor_methods_changed()
     _installed.clear()
 
 

@@ -248,6 +248,16 @@ def _teach_dynamo_method(variables: Any) -> None:
         methods["record_use"] = base.Method(_trace_method)
 
 
+def tensor_methods_changed() -> None:
+    """Dynamo lists the methods of ``torch.Tensor`` when it first needs them; a method
+    that came later is none to it when it is called through the class."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    listed = getattr(rules, "get_tensor_method", None)
+    forget = getattr(listed, "cache_clear", None)
+    if forget is not None:
+        forget()
+
+
 def _teach_dynamo_subclasses(torch_function: Any) -> None:
     """Of subclasses with ``__torch_function__``, which is not asked about a mark
     in eager code either."""
@@ -274,7 +284,9 @@ def _teach_wrapper(wrapper: Any) -> None:
         for tensor in args[0]:
             if isinstance(tensor, wrapper):
                 names = tensor.__tensor_flatten__()[0]
-                parts += [getattr(tensor, name) for name in names]
+                inner = [getattr(tensor, name) for name in names]
+                # Some name what is no tensor, as a mesh of devices, too.
+                parts += [one for one in inner if isinstance(one, torch.Tensor)]
             else:
                 parts.append(tensor)
         return func(parts, *args[1:], **(kwargs or {}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import re
 import subprocess
 import sys
@@ -129,6 +130,22 @@ def test_the_method_is_the_same():
     graphs = on_fake_cuda(f, (4,))
     assert graphs.names() == ["cos.default", "record_use.default", "exp.default"]
     assert graphs.marks() == [("record_use.default", (5, 0, False, False))]
+
+
+def test_the_method_called_through_the_class_is_the_same():
+    side, method = stream(5), None
+
+    def f(x):
+        torch.Tensor.record_use(x, side, gate=False)
+        method(x, side)
+        type(x).record_use(x, stream=side)
+        functools.partial(torch.Tensor.record_use, stream=side)(x)
+        return x.exp()
+
+    method = torch.Tensor.record_use
+    graphs = on_fake_cuda(f, (4,))
+    assert graphs.names() == ["record_use.default"] * 4 + ["exp.default"]
+    assert [gate for _, (_, _, gate, _) in graphs.marks()] == [False, True, True, True]
 
 
 def test_without_a_stream_the_current_one_is_meant():

@@ -80,6 +80,8 @@ OTHER_ACTIONS = {
 #: that stream shows itself again.
 LENT = {"memory-raw_alloc_and_delete"}
 OTHERWISE = OTHER_SIZES | OTHER_ACTIONS | LENT
+#: Other sizes, in versions of PyTorch that have the option at all.
+OPTIONAL = {"collect-run-time-growth_is_rejected"}
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +124,9 @@ def test_the_answer_is_natives_with_mapped_segments_too(
     answers: Answers, mapped_answers: Answers, group: str, name: str
 ) -> None:
     wrong = driver.judge(answers[group, "native"], mapped_answers[group, "esper_alloc"], name)
-    if f"{group}-{name}" in OTHERWISE:
+    row = f"{group}-{name}"
+    known = row in OPTIONAL and answers[group, "native"][name]["answer"][0] is None
+    if row in OTHERWISE or known:
         assert wrong is not None and wrong != "skipped", "the same now: take it off the list"
     else:
         assert wrong is None, wrong

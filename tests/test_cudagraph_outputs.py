@@ -536,6 +536,17 @@ def test_parameters_of_a_module_get_gradients_of_their_own(sine, trees) -> None:
     assert set(step.state_dict()) == {"weight"}
 
 
+def test_the_parts_of_a_wrapper_that_are_no_tensors_have_no_memory(monkeypatch) -> None:
+    class Wrapper(torch.Tensor):
+        def __tensor_flatten__(self):
+            return ["inner", "mesh"], None
+
+    wrapper = torch.zeros(2).as_subclass(Wrapper)
+    wrapper.inner, wrapper.mesh = torch.ones(3), object()
+    monkeypatch.setattr(module, "_DEVICE", "cpu")
+    assert module._storages(wrapper) == [wrapper.inner.untyped_storage().data_ptr()]
+
+
 def test_parameters_that_were_frozen_get_them_later(sine, trees) -> None:
     class Model(torch.nn.Module):
         def __init__(self):

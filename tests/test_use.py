@@ -209,6 +209,22 @@ def test_wrappers_stand_for_what_they_hold(marked):
     assert [m[0].shape[0] for m in marked] == [3, 1]
 
 
+def test_what_a_wrapper_holds_besides_tensors_is_its_own():
+    """DTensor, for one, names its mesh of devices among its parts in newer versions."""
+
+    class Wrapper(torch.Tensor):
+        def __tensor_flatten__(self):
+            return ["inner", "mesh"], None
+
+    wrapper = torch.zeros(2).as_subclass(Wrapper)
+    wrapper.inner, wrapper.mesh = torch.ones(3), object()
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        esper_alloc.record_use(wrapper)
+        use._gather(wrapper, found)
+
+
 @pytest.mark.parametrize(
     "make, count",
     [

@@ -300,6 +300,17 @@ void capture_note_thread(uint64_t capture, stream_t *stream)
   thread.stream = stream;
 }
 
+void capture_note_refused(const core_t *core)
+{
+  thread.core = core->serial;
+  thread.stream = NULL;
+}
+
+static bool may_be_in_any_capture(const core_t *core)
+{
+  return thread.core == core->serial && !thread.stream;
+}
+
 static uint64_t capture_of_immortal(stream_t *s)
 {
   return stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true);
@@ -322,7 +333,8 @@ captured_free_t capture_place_free(core_t *core, const block_t *block, stream_t 
   *place = (place_t){0};
   if (!stream->immortal)
     return FREED_UNKNOWN;
-  if (RULE(BODY_KEEPS_APART) && is_in_another_capture(core, block->capture))
+  if (RULE(BODY_KEEPS_APART) &&
+      (may_be_in_any_capture(core) || is_in_another_capture(core, block->capture)))
     return FREED_OUTSIDE;
   branch_t *branch = capture_branch(core, stream, block->capture);
   if (!branch)

@@ -70,6 +70,8 @@ captured_free_t capture_place_free(core_t *core, const block_t *block, stream_t 
 
 /* The calling thread works inside that capture. */
 void capture_note_thread(uint64_t capture, stream_t *stream);
+/* It works on a stream that the driver would not say anything of. */
+void capture_note_refused(const core_t *core);
 
 bool capture_is_valid(core_t *core);
 

@@ -5,7 +5,6 @@
 
 #include "core.h"
 #include "error.h"
-#include "front.h"
 #include "pool.h"
 
 /* ---- a pool for itself --------------------------------------------------- */
@@ -20,7 +19,6 @@ pool_t *checkpoint_lock_pool(device_t *device, const uint64_t id[2])
         unlock(&device->lock);
         return NULL;
       }
-      fronts_close_pool(pool);
       return pool;
     }
     unlock(&device->lock);

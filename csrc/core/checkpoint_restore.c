@@ -47,8 +47,6 @@ static void endings_record(device_t *device, const uint64_t id[2], endings_t *en
   endings->count = 0;
   lock(&device->lock);
   pool_t *pool = pool_find(device, id[0], id[1]);
-  if (pool)
-    fronts_close_pool(pool);
   for (const segment_t *s = device->first_segment; s; s = s->next)
     for (const block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
       for (const use_t *use = b->state == BLOCK_LIVE ? b->uses : NULL; use; use = use->next)

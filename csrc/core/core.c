@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "account.h"
 #include "block.h"
 #include "capture.h"
 #include "call.h"
@@ -125,6 +126,7 @@ static void device_destroy(device_t *device)
     if (pool != &device->default_pool)
       free(pool);
   }
+  accounts_destroy(device);
   for (int i = 0; i < 2; i++)
     if (atomic_load(&device->carriers[i]))
       call_stream_destroy(core, device->index, atomic_load(&device->carriers[i])->handle);
@@ -391,10 +393,10 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   status = settle_device(device);
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
+  bool may_capture = opening_may_capture(device);
   unlock(&device->lock);
   imports_reap(device, true);
-  bool to_pools = atomic_load(&device->opening_count) > 0;
-  heap_release(device, pool, to_pools ? &device->default_pool : NULL, SIZE_MAX);
+  heap_release(device, pool, may_capture ? &device->default_pool : NULL, SIZE_MAX);
   /* During a capture what has completed was given back, and that is all. */
   return status == ESPER_CAPTURING ? ESPER_OK : status;
 }
@@ -459,6 +461,7 @@ esper_status esper_reset_peak_stats(esper_core *core, int device_index)
   fronts_pause(device);
   ledgers_read(device);
   stats_reset_peaks(&device->stats);
+  accounts_reset_peaks(device);
   fronts_resume(device);
   unlock(&device->lock);
   return ESPER_OK;
@@ -474,6 +477,7 @@ esper_status esper_reset_accumulated_stats(esper_core *core, int device_index)
   fronts_pause(device);
   ledgers_read(device);
   stats_reset_accumulated(&device->stats);
+  accounts_reset_accumulated(device);
   ledgers_grant(device, NULL);
   fronts_resume(device);
   unlock(&device->lock);
@@ -654,7 +658,7 @@ static bool device_is_valid(device_t *device)
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
     valid = pool_is_valid(pool);
   valid = valid && figures_are_valid(device) && gates_are_valid(device) &&
-          loose_is_valid(device);
+          loose_is_valid(device) && accounts_are_valid(device);
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);
   unlock(&device->lock);

@@ -126,6 +126,14 @@ void free_blocks_keep_warm(block_t *block)
     free_blocks_add(block);
 }
 
+/* Inside a capture what was ordered meanwhile needs no edge. Outside most of what is
+ * promoted has completed, and nobody tells which waits that spared. */
+static void count_spared(const heap_t *heap, const block_t *block)
+{
+  for (const use_t *use = block->uses; use && heap->branch; use = use->next)
+    heap->pool->device->counters.gates_skipped += use->place.branch != heap->branch;
+}
+
 void free_blocks_promote(heap_t *heap)
 {
   front_close(heap);
@@ -136,6 +144,7 @@ void free_blocks_promote(heap_t *heap)
   for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
     newer = block->newer;
     if (is_satisfied_at_home(block)) {
+      count_spared(heap, block);
       free_blocks_claim(block);
       free_blocks_add(block);
     }
@@ -194,6 +203,11 @@ static bool may_be_gated(const block_t *block, const stream_t *reader, bool at_f
     if (!use_is_satisfied(use, reader) && !use_may_be_gated(use, at_free_too))
       return false;
   return true;
+}
+
+bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too)
+{
+  return may_be_gated(block, reader, at_free_too);
 }
 
 block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,

@@ -34,6 +34,10 @@ typedef enum inside { INSIDE_ORDERED, INSIDE_GATED, INSIDE_GATED_AT_FREE } insid
 block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
                                  bool large, inside_t how);
 
+/* Whether the reader may be gated on what is missing for the block to be ready;
+ * `at_free_too`, on uses that end with a free as well. */
+bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too);
+
 /* The pending block that fits best of those that a stream may be gated on. */
 block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
                                    size_t size, bool large, bool at_free_too);

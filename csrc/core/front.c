@@ -415,7 +415,7 @@ static bool wants_to_see_all(const device_t *device)
 void front_open(heap_t *heap)
 {
   front_t *front = &heap->front;
-  if (!front->empty || heap->capture || heap->sealed || !heap->pool->references)
+  if (!front->empty || heap->capture || heap->pool != &heap->pool->device->default_pool)
     return;
   front->empty = false;
   front->locked = wants_to_see_all(heap->pool->device);

@@ -50,8 +50,8 @@ bool front_is_shut(const heap_t *heap);
 void front_close(heap_t *heap);
 void fronts_close_pool(pool_t *pool);
 void fronts_close(device_t *device);
-/* Does nothing where the front must stay closed: during captures, in sealed heaps and
- * pools that nobody refers to. While actions are traced, or the
+/* Does nothing where the front must stay closed: in captures, and in private pools, whose
+ * addresses would depend on what it has. While actions are traced, or the
  * garbage_collection_threshold goes by them, its gate stays closed, and it serves those
  * who hold the lock. */
 void front_open(heap_t *heap);

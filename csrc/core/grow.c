@@ -13,6 +13,7 @@
 #include "mapped.h"
 #include "page.h"
 #include "peers.h"
+#include "pool.h"
 #include "segment.h"
 #include "stats.h"
 #include "stitch.h"
@@ -51,8 +52,11 @@ static size_t ready_size(const block_t *block)
 
 static window_t window_at(const growth_t *g, block_t *hole)
 {
-  /* None is as large as the request: then it would have been taken. */
-  size_t before = ready_size(hole->prev), after = ready_size(hole->next);
+  /* None is as large as the request: then it would have been taken. Which are ready is
+   * not the same in every run. */
+  bool joins = !pool_repeats(g->heap);
+  size_t before = joins ? ready_size(hole->prev) : 0;
+  size_t after = joins ? ready_size(hole->next) : 0;
   window_t best = {0};
   if (before + hole->size >= g->size)
     best = (window_t){.hole = hole, .before = before ? hole->prev : NULL,

@@ -20,7 +20,8 @@
  * events, and nobody waits.
  *
  * The steps that gate are told in heap_gate.c, those inside a capture in
- * heap_capture.c, how a request ends in heap_request.c, and what goes back to the
+ * heap_capture.c, those of private pools, where addresses repeat, in heap_repeat.c,
+ * how a request ends in heap_request.c, and what goes back to the
  * driver in heap_release.c. */
 #include "heap.h"
 
@@ -30,6 +31,7 @@
 #include "grow.h"
 #include "heap_capture.h"
 #include "heap_gate.h"
+#include "heap_repeat.h"
 #include "heap_request.h"
 #include "map.h"
 #include "pool.h"
@@ -171,10 +173,23 @@ static bool callback_freed_memory(const request_t *q)
 
 /* ---- malloc ------------------------------------------------------------ */
 
+/* Steps 2 to 5 where addresses repeat. Whether something has completed is asked for the
+ * sake of memory that may not be gated on. */
+static block_t *find_or_grow_repeating(const request_t *q, esper_status *status)
+{
+  stream_retire_all(q->core);
+  block_t *block = heap_take_repeating(q);
+  if (!block)
+    block = take_grown(q, status);
+  return block ? block : borrow(q);
+}
+
 /* Steps 2 to 5. */
 static block_t *find_or_grow(const request_t *q, esper_status *status)
 {
   block_t *block;
+  if (q->repeats)
+    return find_or_grow_repeating(q, status);
   if (q->capture)
     return (block = heap_find_inside(q)) ? block : take_grown(q, status);
   if ((block = take_retired(q, request_gates_first(q))))
@@ -267,8 +282,10 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool as
                  .asked = size};
   q.size = config_round(q.config, size);
   esper_status status = stream_present(core, stream, &q.stream);
-  if (status != ESPER_OK)
+  if (status != ESPER_OK) {
+    capture_note_refused(core);
     return status;
+  }
   q.stream.asked |= asked; /* `capture` is 0 */
   if (!q.size)
     return request_fail(&q);
@@ -292,10 +309,13 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool as
   lock(&device->lock);
   device->large_requests += q.large;
   q.heap = heap_of(&q);
-  block_t *block = q.heap ? request_take_ready(&q, true) : NULL;
+  q.repeats = q.heap && pool_repeats(q.heap);
+  block_t *block = q.heap && !q.repeats ? request_take_ready(&q, true) : NULL;
   unlock(&device->lock);
   if (!q.heap)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a heap");
+  if (q.repeats)
+    block = heap_take_repeating(&q);
   if (!block)
     block = find_slowly(&q, &status);
   if (!block)

@@ -18,19 +18,23 @@ static block_t *take_learned(const request_t *q)
   return block;
 }
 
-/* Makes the request's stream depend on all that a claimed block owes. */
+/* Makes the request's stream depend on all that a claimed block owes. What its own queue
+ * orders needs no edge, and is none that was spared. */
 static bool gate_inside(const request_t *q, const block_t *block)
 {
   branch_t *branch = q->heap->branch;
-  uint64_t issued = 0;
+  uint64_t issued = 0, skipped = 0;
   bool gated = true;
   for (const use_t *use = block->uses; use && gated; use = use->next)
     if (!branch_is_after(branch, &use->place)) {
       gated = branch_gate(branch, q->stream.handle, &use->place);
       issued += gated;
+    } else {
+      skipped += use->place.branch != branch;
     }
   lock(&q->device->lock);
   q->device->counters.gates_issued += issued;
+  q->device->counters.gates_skipped += skipped;
   unlock(&q->device->lock);
   return gated;
 }

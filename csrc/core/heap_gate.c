@@ -35,8 +35,7 @@ static record_t *latest_on_stream(run_t run, const use_t *of)
   }
 }
 
-/* Makes it wait for all that the blocks of a claimed run owe. */
-static bool gate_run(const request_t *q, run_t run, record_t *owner_order)
+bool heap_gate_run(const request_t *q, run_t run)
 {
   uint64_t skipped = 0;
   bool gated = true;
@@ -50,8 +49,6 @@ static bool gate_run(const request_t *q, run_t run, record_t *owner_order)
     if (b == run.last)
       break;
   }
-  if (gated && owner_order)
-    gated = gate_record(q, owner_order, run.size);
   lock(&q->device->lock);
   q->device->counters.gates_skipped += skipped;
   unlock(&q->device->lock);
@@ -109,7 +106,7 @@ block_t *heap_gate_own(const request_t *q, bool at_free_too)
   unlock(&q->device->lock);
   if (!run.first)
     return NULL;
-  bool gated = gate_run(q, run, NULL);
+  bool gated = heap_gate_run(q, run);
   block_t *block = NULL;
   lock(&q->device->lock);
   if (gated)
@@ -169,7 +166,8 @@ block_t *heap_gate_other(const request_t *q)
     return NULL;
 
   record_t *owner_order = owes ? stream_probe(run.first->segment->heap->stream, stamp) : NULL;
-  bool gated = (!owes || owner_order) && gate_run(q, run, owner_order);
+  bool gated = (!owes || owner_order) && heap_gate_run(q, run) &&
+               (!owner_order || gate_record(q, owner_order, run.size));
   if (owner_order)
     record_drop(owner_order);
   lock(&q->device->lock);

@@ -10,6 +10,9 @@
 /* Of the request's own heap; `at_free_too`, of uses that end with a free as well,
  * and however long the wait. */
 block_t *heap_gate_own(const request_t *q, bool at_free_too);
+/* Makes the request's stream wait for all that the blocks of a claimed run owe; false:
+ * a gate was refused. */
+bool heap_gate_run(const request_t *q, run_t run);
 /* Of the other heaps of its pool. */
 block_t *heap_gate_other(const request_t *q);
 

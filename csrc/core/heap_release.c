@@ -6,6 +6,7 @@
 #include "config.h"
 #include "free_blocks.h"
 #include "front.h"
+#include "opening.h"
 #include "loose.h"
 #include "mapped.h"
 #include "page.h"
@@ -231,7 +232,7 @@ static size_t give_back_one(device_t *device, double age)
 void heap_collect(device_t *device)
 {
   lock(&device->lock);
-  size_t wanted = device->openings ? 0 : excess(device); /* a capture may be going on */
+  size_t wanted = opening_may_capture(device) ? 0 : excess(device);
   unlock(&device->lock);
   if (!wanted)
     return;

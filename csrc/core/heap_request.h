@@ -18,6 +18,7 @@ typedef struct request {
   size_t asked; /* bytes */
   size_t size;  /* of the block */
   bool large;
+  bool repeats; /* what serves it depends on the calls alone: heap_repeat.h */
 } request_t;
 
 static inline run_t run_of_one(block_t *block)

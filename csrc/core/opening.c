@@ -3,6 +3,8 @@
 #include <sched.h>
 #include <stdlib.h>
 
+#include "config.h"
+#include "core.h"
 #include "error.h"
 #include "pool.h"
 
@@ -56,6 +58,13 @@ opening_t *opening_remove(device_t *device, const pool_t *pool)
   return opening;
 }
 
+bool opening_may_capture(const device_t *device)
+{
+  return config_of(device->core)->as_given.captures_are_announced
+             ? device->captures_announced > 0
+             : device->openings != NULL;
+}
+
 esper_status opening_choose(device_t *device, void *stream, pool_t **pool)
 {
   opening_t *asked[OPENINGS];
@@ -82,4 +91,35 @@ esper_status opening_choose(device_t *device, void *stream, pool_t **pool)
   pool_leave(*pool); /* and is gone, maybe */
   unlock(&device->lock);
   return error_set(ESPER_INVALID, "the filter of pool (%llu, %llu) failed", first, second);
+}
+
+/* ---- the public interface ------------------------------------------------ */
+
+esper_status esper_capture_begin(esper_core *core, int index)
+{
+  device_t *device;
+  esper_status status = core_device(core, index, &device);
+  if (status != ESPER_OK)
+    return status;
+  lock(&device->lock);
+  device->captures_announced++;
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+esper_status esper_capture_end(esper_core *core, int index)
+{
+  device_t *device;
+  esper_status status = core_device(core, index, &device);
+  if (status != ESPER_OK)
+    return status;
+  lock(&device->lock);
+  bool known = device->captures_announced > 0;
+  device->captures_announced -= known;
+  unlock(&device->lock);
+  return known ? ESPER_OK
+               : error_set(ESPER_INVALID,
+                           "no capture was announced that goes on on device %d: it was not "
+                           "begun, or has ended",
+                           index);
 }

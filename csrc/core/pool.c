@@ -3,8 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "account.h"
 #include "call.h"
 #include "capture.h"
+#include "config.h"
 #include "core.h"
 #include "error.h"
 #include "front.h"
@@ -33,22 +35,33 @@ pool_t *pool_find(device_t *device, uint64_t id_first, uint64_t id_second)
   return pool;
 }
 
+static pool_t *make_pool(device_t *device, uint64_t id_first, uint64_t id_second)
+{
+  pool_t *pool = malloc(sizeof *pool);
+  account_t *account = pool ? account_open(device, id_first, id_second) : NULL;
+  if (!account) {
+    free(pool);
+    return NULL;
+  }
+  pool_init(pool, device, id_first, id_second);
+  pool->account = account;
+  return pool;
+}
+
 pool_t *pool_refer(device_t *device, uint64_t id_first, uint64_t id_second)
 {
   pool_t *pool = pool_find(device, id_first, id_second);
   if (pool)
     pool->references++;
-  else if ((pool = malloc(sizeof *pool)))
-    pool_init(pool, device, id_first, id_second);
+  else
+    pool = make_pool(device, id_first, id_second);
   return pool;
 }
 
 void pool_let_go(pool_t *pool)
 {
-  if (--pool->references == 0) {
-    fronts_close_pool(pool);
+  if (--pool->references == 0)
     pool_note_work(pool);
-  }
   pool_collect(pool->device);
 }
 
@@ -87,6 +100,7 @@ void pool_collect(device_t *device)
     } else {
       *link = pool->next;
       pool_destroy_heaps(pool);
+      account_close(device, pool->account);
       pool->next = device->gone_pools;
       device->gone_pools = pool;
     }
@@ -162,6 +176,13 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   if (pool == &pool->device->default_pool && !capture)
     atomic_store_explicit(&stream->heap, heap, memory_order_release);
   return heap;
+}
+
+bool pool_repeats(const heap_t *heap)
+{
+  const device_t *device = heap->pool->device;
+  return heap->pool != &device->default_pool && !heap->capture &&
+         config_of(device->core)->as_given.reuse_order == ESPER_REUSE_GATE;
 }
 
 void pool_heap_leave_capture(heap_t *heap)

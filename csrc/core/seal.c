@@ -2,7 +2,6 @@
 
 #include "capture.h"
 #include "free_blocks.h"
-#include "front.h"
 #include "pool.h"
 #include "segment.h"
 #include "stream.h"
@@ -46,7 +45,6 @@ static wait_t next_wait(pool_t *pool, stream_t *const *refused, int count)
   wait_t wait = {0};
   device_t *device = pool->device;
   lock(&device->lock);
-  fronts_close_pool(pool);
   for (const segment_t *s = device->first_segment; s; s = s->next)
     for (const block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
       if (b->state != BLOCK_LIVE && b->state != BLOCK_CLAIMED && !wait.record)
@@ -89,7 +87,6 @@ static void wait_for_owners(pool_t *pool)
   unlock(&device->lock);
   for (; heap; heap = heap->next) {
     lock(&device->lock);
-    front_close(heap);
     bool needed = has_live_captured(heap);
     unlock(&device->lock);
     stream_t *s = heap->stream;
@@ -149,7 +146,6 @@ static bool owes_nothing(const block_t *block)
 static void seal_heap(heap_t *heap)
 {
   device_t *device = heap->pool->device;
-  front_close(heap);
   pool_heap_leave_capture(heap);
   for (segment_t *s = device->first_segment; s; s = s->next)
     for (block_t *b = s->first; b && s->heap == heap; b = b->next) {
@@ -253,7 +249,6 @@ static void drop_unrecorded(device_t *device, block_t *block)
 
 static void settle_memory(pool_t *pool)
 {
-  fronts_close_pool(pool);
   for (const segment_t *s = pool->device->first_segment; s; s = s->next)
     for (block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
       if (b->state == BLOCK_READY || b->state == BLOCK_PENDING)

@@ -1,5 +1,7 @@
 #include "stats.h"
 
+#include "account.h"
+
 void stat_add(esper_stat *stat, size_t amount)
 {
   stat->current += (int64_t)amount;
@@ -17,6 +19,11 @@ void stat_sub(esper_stat *stat, size_t amount)
 static int class_of(const segment_t *segment)
 {
   return segment->large ? ESPER_LARGE : ESPER_SMALL;
+}
+
+static account_t *account_of(const segment_t *segment)
+{
+  return segment->heap->pool->account;
 }
 
 static void class_add(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
@@ -66,6 +73,7 @@ void stats_segment_added(esper_stats *s, const segment_t *segment)
 {
   class_add(s->segment, class_of(segment), 1);
   class_add(s->reserved_bytes, class_of(segment), segment->size);
+  account_add(account_of(segment), segment->large, segment->size);
   if (segment->oversize)
     stat_add(&s->oversize_segments, 1);
   s->num_device_alloc++;
@@ -75,12 +83,13 @@ void stats_segment_removed(esper_stats *s, const segment_t *segment)
 {
   class_sub(s->segment, class_of(segment), 1);
   class_sub(s->reserved_bytes, class_of(segment), segment->size);
+  account_remove(account_of(segment), segment->large, segment->size);
   if (segment->oversize)
     stat_sub(&s->oversize_segments, 1);
   s->num_device_free++;
 }
 
-static void stat_unsub(esper_stat *stat, size_t amount)
+void stat_unsub(esper_stat *stat, size_t amount)
 {
   stat->current += (int64_t)amount;
   stat->freed -= (int64_t)amount;
@@ -95,6 +104,7 @@ void stats_segment_kept(esper_stats *s, const segment_t *segment)
   stat_unsub(&s->segment[class], 1);
   stat_unsub(&s->reserved_bytes[ESPER_ALL], segment->size);
   stat_unsub(&s->reserved_bytes[class], segment->size);
+  account_kept(account_of(segment), segment->large, segment->size);
   if (segment->oversize)
     stat_unsub(&s->oversize_segments, 1);
   s->num_device_free--;
@@ -114,6 +124,7 @@ void stats_pages_added(esper_stats *s, const segment_t *segment, size_t bytes, i
 {
   count_stretches(s, class_of(segment), stretches);
   class_add(s->reserved_bytes, class_of(segment), bytes);
+  account_add(account_of(segment), segment->large, bytes);
   s->num_device_alloc++;
 }
 
@@ -121,6 +132,7 @@ void stats_pages_removed(esper_stats *s, const segment_t *segment, size_t bytes,
 {
   count_stretches(s, class_of(segment), stretches);
   class_sub(s->reserved_bytes, class_of(segment), bytes);
+  account_remove(account_of(segment), segment->large, bytes);
   s->num_device_free++;
 }
 
@@ -140,6 +152,16 @@ void stats_stretches_end(esper_stats *s, stretch_peaks_t before)
   }
 }
 
+void stat_reset_peak(esper_stat *stat)
+{
+  stat->peak = stat->current;
+}
+
+void stat_reset_accumulated(esper_stat *stat)
+{
+  stat->allocated = stat->freed = 0;
+}
+
 /* The stats that are an esper_stat stand first in esper_stats. */
 enum { STAT_COUNT = offsetof(esper_stats, num_alloc_retries) / sizeof(esper_stat) };
 
@@ -147,14 +169,14 @@ void stats_reset_peaks(esper_stats *stats)
 {
   esper_stat *stat = (esper_stat *)stats;
   for (int i = 0; i < STAT_COUNT; i++)
-    stat[i].peak = stat[i].current;
+    stat_reset_peak(&stat[i]);
 }
 
 void stats_reset_accumulated(esper_stats *stats)
 {
   esper_stat *stat = (esper_stat *)stats;
   for (int i = 0; i < STAT_COUNT; i++)
-    stat[i].allocated = stat[i].freed = 0;
+    stat_reset_accumulated(&stat[i]);
   stats->num_alloc_retries = 0;
   stats->num_ooms = 0;
   stats->num_oom_rejections = 0;

@@ -54,6 +54,7 @@ typedef struct stream stream_t;
 typedef struct record record_t;
 typedef struct use use_t;
 typedef struct opening opening_t;
+typedef struct account account_t;
 typedef struct capture capture_t;
 typedef struct branch branch_t;
 
@@ -311,8 +312,17 @@ struct esper_pool {
   bool use_on_oom;   /* serves the default pool's requests when memory is short */
   bool no_split;     /* a segment is one block                                */
   esper_source source; /* all zero: the driver                                */
+  account_t *account; /* NULL: the default pool's                             */
   heap_t *heaps;
   pool_t *next;
+};
+
+/* What a private pool has reserved: account.h. */
+struct account {
+  esper_pool_stats figures;
+  bool open; /* its pool is there                                             */
+  bool used; /* it had memory                                                 */
+  account_t *next; /* of the device, older ones                               */
 };
 
 /* A pool that allocations go to now, if its filter says so. */
@@ -354,9 +364,11 @@ struct device {
   mutex_t lock; /* all below, and all heaps, segments, blocks, uses   */
   pool_t *pools;        /* the default pool is `default_pool`                 */
   pool_t default_pool;
+  account_t *accounts;  /* of private pools, the youngest first               */
   pool_t *gone_pools;   /* to be buried without the lock: their sources are not ours */
   heap_t *spare_heaps;  /* never given back: who frees twice may look at one  */
   opening_t *openings;  /* newest first                                       */
+  int captures_announced; /* that go on                                       */
   segment_t *first_segment, *last_segment;
   block_t *stale;       /* blocks that are mapped and have no memory          */
   uint64_t next_sequence;

@@ -17,7 +17,7 @@
 #define ESPER_CAPI_NAME "esper_alloc._core.capi"
 
 /* Raised by every change to the list below or to a type in esper_alloc.h. */
-#define ESPER_CAPI_VERSION 7u
+#define ESPER_CAPI_VERSION 8u
 
 /* F(name) for each public function esper_<name> */
 #define ESPER_CAPI_FUNCTIONS(F)                                             \
@@ -34,6 +34,7 @@
   F(pool_live_are) F(pool_set_flags) F(pool_set_source)                     \
   F(checkpoint_take) F(checkpoint_free) F(checkpoint_restore)               \
   F(set_memory_fraction) F(get_memory_fraction) F(configure) F(get_config)  \
+  F(capture_begin) F(capture_end) F(get_pool_stats)                         \
   F(get_stats) F(reset_peak_stats) F(reset_accumulated_stats)               \
   F(get_counters) F(driver_call_name) F(driver_calls) F(get_failure)        \
   F(memory_info) F(largest_available) F(find_block) F(find_base)            \

@@ -139,10 +139,11 @@ class Allocator final : public native::CUDAAllocator {
       c10::DeviceIndex device,
       std::shared_ptr<native::AllocatorState> state) override;
 
-  // unsupported.cpp
   // Virtual in the base only from PyTorch 2.12 on or later, so `override`
   // cannot stand here. The observer has the type of the one above, under
   // another name.
+  void markCaptureBegin(c10::DeviceIndex device);
+  void markCaptureEnd(c10::DeviceIndex device);
   void attachOomRejectionObserver(native::OutOfMemoryObserver observer);
   c10::DataPtr allocateWithAddress(size_t size, void* address);
   bool supportsUserMetadata();

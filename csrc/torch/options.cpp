@@ -26,6 +26,17 @@ bool rejects_growth(long) {
   return false;
 }
 
+// Whether PyTorch calls markCaptureBegin().
+template <class Base>
+auto announces_captures(int)
+    -> decltype(&Base::markCaptureBegin, true) {
+  return true;
+}
+template <class Base>
+bool announces_captures(long) {
+  return false;
+}
+
 // The core is C, and a free may be calling: where warnings are errors, they
 // stop here.
 void warn(void* /*context*/, const char* text) {
@@ -81,6 +92,8 @@ void apply_options(esper_core* core) {
   config.free_memory_context = nullptr;
   config.warn = warn;
   config.warn_context = nullptr;
+  config.captures_are_announced =
+      announces_captures<c10::cuda::CUDACachingAllocator::CUDAAllocator>(0);
   check(capi().configure(core, &config), "applying allocator options");
 }
 

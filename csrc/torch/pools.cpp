@@ -109,6 +109,16 @@ void Allocator::endAllocateToPool(
   delete static_cast<Filter*>(filter);
 }
 
+void Allocator::markCaptureBegin(c10::DeviceIndex device) {
+  check(capi().capture_begin(core(), device), "noting that a capture begins");
+}
+
+void Allocator::markCaptureEnd(c10::DeviceIndex device) {
+  if (esper_core* made = core_unless_forked()) {
+    check(capi().capture_end(made, device), "noting that a capture has ended");
+  }
+}
+
 // This and the two after it are called by destructors of MemPools and graphs,
 // which must not throw: not in a forked child either, where the pools are the
 // parent's.

@@ -2,6 +2,9 @@
 #include "allocator.h"
 #include "core_api.h"
 
+#include <cstdlib>
+#include <memory>
+
 namespace esper {
 namespace {
 
@@ -33,6 +36,24 @@ auto set_rejections(Figures& to, int64_t count, int)
 template <class Figures>
 void set_rejections(Figures&, int64_t, long) {}
 
+template <class Figures>
+auto set_pools(Figures& to, c10::DeviceIndex device, int)
+    -> decltype(to.reserved_bytes_by_private_pools, void()) {
+  esper_pool_stats* pools = nullptr;
+  size_t count = 0;
+  check(
+      capi().get_pool_stats(core(), device, &pools, &count),
+      "reading statistics of pools");
+  const std::unique_ptr<esper_pool_stats, decltype(&std::free)> owner(
+      pools, &std::free);
+  for (size_t i = 0; i < count; ++i) {
+    const c10::MempoolId_t id{pools[i].id[0], pools[i].id[1]};
+    to.reserved_bytes_by_private_pools[id] = convert(pools[i].reserved_bytes);
+  }
+}
+template <class Figures>
+void set_pools(Figures&, c10::DeviceIndex, long) {}
+
 } // namespace
 
 c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(
@@ -55,6 +76,7 @@ c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(
   to.num_alloc_retries = from.num_alloc_retries;
   to.num_ooms = from.num_ooms;
   set_rejections(to, from.num_oom_rejections, 0);
+  set_pools(to, device, 0);
   to.num_sync_all_streams = from.num_sync_all_streams;
   to.num_device_alloc = from.num_device_alloc;
   to.num_device_free = from.num_device_free;

@@ -144,7 +144,7 @@ void Gathering::add_wrapper(PyObject* wrapper) {
       if (!inner) {
         throw python_error();
       }
-      add_element(inner.get(), 0);
+      add(inner.get(), 0); // what is no tensor is its own: a device mesh, say
     }
     return;
   }

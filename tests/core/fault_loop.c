@@ -159,6 +159,22 @@ static void checkpoint(esper_stream *both) {
   esper_checkpoint_free(taken);
 }
 
+/* Two neighbours in a pool that are both read serve together, the stream gated on
+ * each; if it cannot be, both stay free. */
+static void range_in_pool(esper_stream *both) {
+  if (esper_pool_begin(core, 0, 8, 0, is_captured, both) != ESPER_OK) return;
+  void *x = get(3 * MIB, both[0]), *y = get(3 * MIB, both[0]);
+  use(both[1], x, 0);
+  use(both[1], y, 0);
+  put(x);
+  put(y);
+  put(get(5 * MIB, both[0]));
+  put(get(2 * MIB, both[0]));
+  EXPECT(esper_core_is_valid(core));
+  EXPECT(esper_pool_end(core, 0, 8, 0, NULL) == ESPER_OK);
+  EXPECT(esper_pool_release(core, 0, 8, 0) == ESPER_OK);
+}
+
 /* A capture into a private pool: warm-up memory, a fork with marks of every
  * kind, reuse inside, replays, and the pool's end. The program is right whatever
  * the core was refused: it orders its readers itself before the end. */
@@ -428,6 +444,7 @@ static void scenario(void) {
   esper_stream d = new_stream(0, immortal);
   known &= esper_record_use(core, NULL, 0, d, 0, NULL) == ESPER_OK;
   nested_captures(c, d, e, known);
+  range_in_pool((esper_stream[]){c, d});
 
   esper_empty_cache(core, 0, NULL);
   collect(r, b);

@@ -85,6 +85,28 @@ TEST(what_the_program_ordered_itself_needs_no_edge) {
   end();
 }
 
+/* An edge that was added for one block serves another that was read before it. */
+TEST(edges_that_were_spared_are_counted) {
+  begin();
+  capture_begin();
+  void *x = block(X, r), *y = block(Y, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  world_read_on(&w, s, y, r);
+  world_use(&w, y, s, 0);
+  world_free(&w, x);
+  world_free(&w, y);
+  CHECK_EQ(world_counters(&w, 0).gates_skipped, 0);
+  CHECK(block(Y, r) == y);
+  CHECK_EQ(gates(), 1);
+  CHECK(block(X, r) == x);
+  CHECK_EQ(gates(), 1);
+  CHECK_EQ(world_counters(&w, 0).gates_skipped, 1);
+  world_wait(&w, r, s);
+  capture_end();
+  end();
+}
+
 TEST(a_mark_without_gate_is_not_depended_on) {
   begin();
   capture_begin();
@@ -445,6 +467,45 @@ TEST(a_body_that_cannot_be_asked_about_is_not_taken_for_over) {
   CHECK(block(Y, t) != y);
   CHECK(!sim_capture_end(w.s, 0, s.handle));
   world_wait(&w, r, t);
+  capture_end();
+  end();
+}
+
+/* The driver does not say in what capture the thread asks for memory, so the thread is
+ * refused: it may work in a body all the same. What it frees of the outer capture then
+ * has no place there, whether or not the core has met the stream. */
+TEST(a_thread_that_was_refused_inside_a_body_may_be_inside) {
+  for (int met = 0; met < 2; met++) {
+    begin();
+    void *x = block(X, r), *p;
+    if (met) world_use(&w, x, s, 0);
+    capture_begin();
+    world_wait(&w, t, r);
+    void *y = block(Y, t);
+    world_wait(&w, r, t);
+    sim_capture_body(w.s, 0, r.handle, s.handle);
+    sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
+    sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+    CHECK_STATUS(esper_malloc(w.core, X * MIB, s, &p), ESPER_DEVICE_ERROR);
+    CHECK_EQ(sim_faults(w.s), 1);
+    world_free(&w, y);
+    CHECK(block(Y, t) != y);
+    CHECK(!sim_capture_end(w.s, 0, s.handle));
+    world_wait(&w, r, t);
+    capture_end();
+    end();
+  }
+}
+
+/* A thread that was refused outside any body frees where it always did. */
+TEST(a_thread_that_was_refused_in_the_capture_frees_there) {
+  begin();
+  capture_begin();
+  void *x = block(X, r), *p;
+  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &p), ESPER_DEVICE_ERROR);
+  world_free(&w, x);
+  CHECK(block(X, r) == x);
   capture_end();
   end();
 }

@@ -45,6 +45,66 @@ static int fails(void *context, void *stream) {
   return -1;
 }
 
+/* A cached segment of the default pool; whether it is still there. */
+static bool is_cached(void) {
+  return world_stats(&w, 0).segment[ESPER_ALL].current > 0;
+}
+
+TEST(the_default_pool_stays_while_allocations_go_to_another) {
+  begin();
+  int count = 0;
+  world_free(&w, world_malloc(&w, 12 * MIB, r));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, none, &count));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(is_cached());
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(!is_cached());
+  end();
+}
+
+/* Who announces captures says by that when there are none. */
+TEST(the_default_pool_stays_while_an_announced_capture_goes_on) {
+  begin();
+  int count = 0;
+  esper_config config;
+  esper_get_config(w.core, &config);
+  config.captures_are_announced = 1;
+  CHECK_OK(esper_configure(w.core, &config));
+  world_free(&w, world_malloc(&w, 12 * MIB, r));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, none, &count));
+  CHECK_OK(esper_capture_begin(w.core, 0));
+  CHECK_OK(esper_capture_begin(w.core, 0));
+  CHECK_OK(esper_capture_end(w.core, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(is_cached());
+  CHECK_OK(esper_capture_end(w.core, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(!is_cached());
+  CHECK_STATUS(esper_capture_end(w.core, 0), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "device 0"));
+  CHECK_STATUS(esper_capture_begin(w.core, 9), ESPER_INVALID);
+  CHECK_STATUS(esper_capture_end(w.core, 9), ESPER_INVALID);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  end();
+}
+
+/* Nor is anything of it collected, nor before memory grows. */
+TEST(nothing_is_collected_while_an_announced_capture_goes_on) {
+  for (int announced = 0; announced < 2; announced++) {
+    sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_AT_ONCE,
+                           .capacity = 100 * MIB};
+    esper_config config = {.garbage_collection_threshold = 0.1, .captures_are_announced = 1};
+    world_begin_with(&w, &options, &config);
+    CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.9));
+    world_free(&w, world_malloc(&w, 12 * MIB, w.stream[0]));
+    if (announced) CHECK_OK(esper_capture_begin(w.core, 0));
+    world_malloc(&w, 30 * MIB, w.stream[0]);
+    CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, announced ? 2 : 1);
+    end();
+  }
+}
+
 static int references(uint64_t id) {
   return esper_pool_use_count(w.core, 0, id, 0);
 }

@@ -54,10 +54,21 @@ def test_nesting_and_threads() -> None:
     assert here == {"wrong": 0, "counts": [1, 1]}
 
 
-def test_empty_cache_inside_leaves_the_default_pool_alone() -> None:
+def test_empty_cache_inside_leaves_the_default_pool_alone_where_native_does() -> None:
     here, native = both("empty_cache_inside")
     assert here == native
-    assert here["inside"] >= 30 * MiB and here["after"] == 0
+    assert here["inside"] in (0, 30 * MiB) and here["after"] == 0
+
+
+def test_empty_cache_in_a_capture_leaves_the_default_pool_alone() -> None:
+    here, native = both("empty_cache_in_a_capture")
+    assert here == native
+    assert here == {"wrong": 0, "inside": True, "after": 0}
+
+
+def test_figures_of_pools() -> None:
+    here, native = both("figures_of_pools")
+    assert here == native
 
 
 def test_graphs_share_a_mem_pool() -> None:

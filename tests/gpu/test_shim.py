@@ -761,6 +761,34 @@ def test_record_use_finds_memory_in_containers_views_and_layouts():
     )
 
 
+def test_a_thousand_marks_leave_one_use_a_stream():
+    on_gpu(
+        """
+        sides = [torch.cuda.Stream() for _ in range(3)]
+        x = bytes_of(64)
+        torch.cuda.synchronize()
+        before = esper_alloc.memory_stats()
+        def since(key):
+            return esper_alloc.memory_stats()[key] - before[key]
+        with contextlib.ExitStack() as held, torch.no_grad():
+            for side in sides:
+                held.enter_context(held_up(side))
+            for turn in range(1000):
+                for side in sides:
+                    esper_alloc.record_use(x, side)
+                if turn in (0, 1, 999):
+                    assert since("uses_pending") == 3, (turn, since("uses_pending"))
+            assert since("bytes_pending") == 0      # it is live
+            assert since("events_alive") <= 64      # events of replaced uses serve again
+            del x
+            assert since("uses_pending") == 3
+            assert since("bytes_pending") == 64 * MiB
+        torch.cuda.synchronize()
+        assert since("uses_pending") == since("bytes_pending") == 0
+        """
+    )
+
+
 def test_record_use_is_as_fast_as_record_stream():
     on_gpu(
         """

@@ -99,6 +99,44 @@ def another_thread_is_not_in_the_pool() -> Any:
 
 
 @scenario()
+def figures_of_private_pools() -> Any:
+    """From the first version that has them on; before, nothing is shown."""
+
+    def shown() -> list[Any]:
+        nested = torch.cuda.memory_stats_as_nested_dict()
+        pools = nested.get("reserved_bytes_by_private_pools", {})
+        flat = [key for key in torch.cuda.memory_stats() if "by_private_pools" in key]
+        assert len(flat) == 12 * len(pools)
+        # What is all zero may be forgotten.
+        every = [pools[pool] for pool in sorted(pools)]
+        return [one for one in every if any(any(array.values()) for array in one.values())]
+
+    answer = [shown()]
+    first, second = torch.cuda.MemPool(), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(first):
+        answer.append(shown())
+        x, small = bytes_of(12 * MiB), bytes_of(1000)
+    with torch.cuda.use_mem_pool(second):
+        y = bytes_of(14 * MiB)
+    outside = bytes_of(16 * MiB)
+    answer.append(shown())
+    del x
+    del first  # not its memory: `small` is there
+    torch.cuda.empty_cache()
+    answer.append(shown())
+    torch.cuda.reset_peak_memory_stats()
+    answer.append(shown())
+    del small, second, y
+    torch.cuda.empty_cache()
+    answer.append(shown())
+    torch.cuda.reset_accumulated_memory_stats()
+    answer.append(shown())
+    torch.cuda.reset_peak_memory_stats()
+    del outside
+    return [*answer, shown()]
+
+
+@scenario()
 def emptying_while_a_pool_is_open() -> Any:
     x = bytes_of(12 * MiB)
     del x

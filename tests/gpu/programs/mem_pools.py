@@ -266,7 +266,8 @@ def nesting_and_threads() -> dict[str, Any]:
 
 @scenario
 def empty_cache_inside() -> dict[str, Any]:
-    """While a pool is used the default pool's cache is left alone."""
+    """While a pool is used the default pool's cache is left alone, but for versions of
+    PyTorch that say when a capture begins: there, while there is one."""
     torch.cuda.empty_cache()
     base = reserved()
     pool = torch.cuda.MemPool()
@@ -277,6 +278,72 @@ def empty_cache_inside() -> dict[str, Any]:
         inside = reserved() - base
     torch.cuda.empty_cache()
     return {"wrong": 0, "inside": inside, "after": reserved() - base}
+
+
+@scenario
+def empty_cache_in_a_capture() -> dict[str, Any]:
+    """The default pool's cache stays, and serves on; after a capture that failed it
+    goes again."""
+    x = torch.ones(MiB, dtype=torch.int32, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # PyTorch keeps a state for captures
+        x.add_(0)
+    graph.reset()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    base = reserved()
+    spare = memory(30)
+    del spare
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x * 3
+        torch.cuda.empty_cache()
+        inside = reserved() - base >= 30 * MiB
+    x.fill_(5)
+    graph.replay()
+    wrong = wrong_elements(y, 15) > 0
+    graph.reset()
+    del y, graph
+    main = torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            raise KeyError
+    except KeyError:
+        pass
+    torch.cuda.set_stream(main)
+    gc.collect()
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        pass
+    torch.cuda.empty_cache()
+    return {"wrong": wrong, "inside": inside, "after": reserved() - base}
+
+
+@scenario
+def figures_of_pools() -> dict[str, Any]:
+    """What a graph's pool and a MemPool reserved, where PyTorch shows it."""
+
+    def shown() -> list[list[int]]:
+        nested = torch.cuda.memory_stats_as_nested_dict()
+        pools = nested.get("reserved_bytes_by_private_pools", {})
+        return sorted([*one["all"].values()] for one in pools.values() if any(one["all"].values()))
+
+    pool, graph = torch.cuda.MemPool(), torch.cuda.CUDAGraph()
+    x = torch.ones(8 * MiB, dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.use_mem_pool(pool):
+        kept = memory(64)
+    with torch.cuda.graph(graph):
+        y = x + 1
+    answers = [shown()]
+    del y
+    graph.reset()
+    del graph, kept, pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    answers.append(shown())
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+    return {"wrong": 0, "answers": [*answers, shown()]}
 
 
 @scenario

@@ -1,0 +1,137 @@
+/* What private pools have reserved, while they are there and after. */
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "world.h"
+
+static world w;
+static esper_stream r;
+
+static void begin(bool mapped) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_AT_ONCE,
+                         .virtual_memory = mapped};
+  esper_config config = {.segments = mapped ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC};
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+}
+
+static void end(void) {
+  CHECK(esper_core_is_valid(w.core));
+  world_end(&w);
+}
+
+static esper_pool *make(uint64_t id) {
+  esper_pool *pool;
+  CHECK_OK(esper_pool_create(w.core, 0, 0, id, &pool));
+  return pool;
+}
+
+static void *get(esper_pool *pool, size_t size) {
+  void *p;
+  CHECK_OK(esper_malloc_from(w.core, pool, size, r, &p));
+  return p;
+}
+
+/* The figures of the pool at `index`, of `count` in all. */
+static esper_pool_stats figures(size_t index, size_t count) {
+  esper_pool_stats *pools, found;
+  size_t is;
+  CHECK_OK(esper_get_pool_stats(w.core, 0, &pools, &is));
+  CHECK_EQ(is, count);
+  memset(&found, 0, sizeof found);
+  if (count) found = pools[index];
+  free(pools);
+  CHECK(esper_core_is_valid(w.core));
+  return found;
+}
+
+static void check(esper_stat stat, size_t current, size_t peak, size_t allocated, size_t freed) {
+  CHECK_EQ(stat.current, current);
+  CHECK_EQ(stat.peak, peak);
+  CHECK_EQ(stat.allocated, allocated);
+  CHECK_EQ(stat.freed, freed);
+}
+
+TEST(each_private_pool_has_figures_once_it_had_memory) {
+  for (int mapped = 0; mapped < 2; mapped++) {
+    begin(mapped);
+    esper_pool *a = make(1), *b = make(2);
+    world_free(&w, world_malloc(&w, MIB, r));
+    figures(0, 0);
+    void *p = get(a, 12 * MIB), *q = get(b, 2 * MIB - 512), *small = get(a, 512);
+    CHECK_EQ(figures(0, 2).id[1], 1);
+    CHECK_EQ(figures(1, 2).id[1], 2);
+    esper_pool_stats of_a = figures(0, 2);
+    check(of_a.reserved_bytes[ESPER_LARGE], 12 * MIB, 12 * MIB, 12 * MIB, 0);
+    check(of_a.reserved_bytes[ESPER_SMALL], 2 * MIB, 2 * MIB, 2 * MIB, 0);
+    check(of_a.reserved_bytes[ESPER_ALL], 14 * MIB, 14 * MIB, 14 * MIB, 0);
+    size_t of_b = mapped ? 2 * MIB : 20 * MIB;
+    check(figures(1, 2).reserved_bytes[ESPER_ALL], of_b, of_b, of_b, 0);
+    CHECK_OK(esper_free(w.core, p));
+    CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
+    check(figures(0, 2).reserved_bytes[ESPER_ALL], 2 * MIB, 14 * MIB, 14 * MIB, 12 * MIB);
+    CHECK_OK(esper_free(w.core, q));
+    CHECK_OK(esper_free(w.core, small));
+    end();
+  }
+}
+
+TEST(figures_outlive_their_pool_until_they_are_reset) {
+  begin(false);
+  esper_pool *a = make(1);
+  make(2);
+  CHECK_OK(esper_free(w.core, get(a, 12 * MIB)));
+  CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
+  CHECK_OK(esper_pool_release(w.core, 0, 0, 2));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  check(figures(0, 1).reserved_bytes[ESPER_ALL], 0, 12 * MIB, 12 * MIB, 12 * MIB);
+  CHECK_OK(esper_reset_peak_stats(w.core, 0));
+  check(figures(0, 1).reserved_bytes[ESPER_ALL], 0, 0, 12 * MIB, 12 * MIB);
+  CHECK_OK(esper_reset_accumulated_stats(w.core, 0));
+  figures(0, 0);
+  end();
+}
+
+TEST(figures_of_a_pool_that_is_there_are_reset_and_stay) {
+  begin(false);
+  esper_pool *a = make(1);
+  void *p = get(a, 12 * MIB);
+  CHECK_OK(esper_free(w.core, get(a, 14 * MIB)));
+  CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
+  CHECK_OK(esper_reset_accumulated_stats(w.core, 0));
+  check(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 26 * MIB, 0, 0);
+  CHECK_OK(esper_reset_peak_stats(w.core, 0));
+  check(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 12 * MIB, 0, 0);
+  CHECK_OK(esper_free(w.core, p));
+  end();
+}
+
+TEST(a_pool_with_the_id_of_one_that_is_gone_goes_on) {
+  begin(false);
+  CHECK_OK(esper_free(w.core, get(make(1), 12 * MIB)));
+  CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_OK(esper_free(w.core, get(make(1), 14 * MIB)));
+  check(figures(0, 1).reserved_bytes[ESPER_ALL], 14 * MIB, 14 * MIB, 26 * MIB, 12 * MIB);
+  end();
+}
+
+/* What the driver does not take back was not given back. */
+TEST(a_segment_that_stays_counts) {
+  begin(false);
+  CHECK_OK(esper_free(w.core, get(make(1), 12 * MIB)));
+  sim_fail_call(w.s, SIM_CALL_memory_free, 1, ESPER_DEVICE_ERROR);
+  CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
+  CHECK_EQ(sim_faults(w.s), 1);
+  check(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 12 * MIB, 12 * MIB, 0);
+  end();
+}
+
+TEST(there_are_figures_of_devices_only) {
+  begin(false);
+  esper_pool_stats *pools;
+  size_t count;
+  CHECK_STATUS(esper_get_pool_stats(w.core, 9, &pools, &count), ESPER_INVALID);
+  CHECK(!pools && !count);
+  end();
+}
