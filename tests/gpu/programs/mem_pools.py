@@ -294,11 +294,15 @@ def empty_cache_in_a_capture() -> dict[str, Any]:
     base = reserved()
     spare = memory(30)
     del spare
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # torch.cuda.graph would empty the cache before
+        graph.capture_begin()
         y = x * 3
         torch.cuda.empty_cache()
         inside = reserved() - base >= 30 * MiB
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(side)
     x.fill_(5)
     graph.replay()
     wrong = wrong_elements(y, 15) > 0

@@ -54,7 +54,8 @@ def build(machine: str, folder: Path, arch: str) -> Path:
         sources += [*sorted((CSRC / "device").glob("sim*.c")), HERE / "machine_sim.c"]
     else:
         nvcc = find_nvcc()
-        sources += [CSRC / "device" / "cuda.c", CSRC / "device" / "held.c"]
+        # The driver, and what it is made of.
+        sources += [p for p in sorted((CSRC / "device").glob("*.c")) if not p.stem.startswith("sim")]
         objects.append(str(folder / "machine_cuda.o"))
         flags = ["-O2", "-std=c++17", f"-arch={arch}", "-Xcompiler", "-Wall,-Wextra,-pthread"]
         commands.append([nvcc, *flags, "-c", str(HERE / "machine_cuda.cu"), "-o", objects[0]])

@@ -1219,29 +1219,63 @@ static int mortal_stream(void)
   return p.stream_count++;
 }
 
+enum { STAND_INS = 8 };
+
+/* Streams until one has the handle of `mortal`, which was destroyed, or there are enough. */
+static int replace_stream(int mortal, void *others[STAND_INS])
+{
+  int count = 0;
+  while (count < STAND_INS) {
+    others[count++] = machine_stream_create();
+    if (others[count - 1] == handle(mortal))
+      break;
+  }
+  return count;
+}
+
+static void end_with(block *x, void *others[STAND_INS], int count)
+{
+  end_of(x, 1);
+  while (count)
+    machine_stream_destroy(others[--count]);
+  machine_finish();
+}
+
 /* 9a, 9b: the reader is gone; in its place, with its handle, may be another. */
 static void reader_is_gone(thread *t, bool replaced)
 {
   (void)t;
   begin(ESPER_REUSE_GATE, X);
   int mortal = mortal_stream();
-  void *others[8];
-  int count = 0;
+  void *others[STAND_INS];
   block x = take_written(X * MIB, R);
   mark_until_free(&x, mortal);
   read_on(&x, mortal, LATE);
   machine_stream_destroy(handle(mortal));
-  while (replaced && count < 8) {
-    others[count++] = machine_stream_create();
-    if (others[count - 1] == handle(mortal))
-      break;
-  }
+  int count = replaced ? replace_stream(mortal, others) : 0;
   give(&x);
   x = take_written(X * MIB, R);
-  end_of(&x, 1);
-  while (count)
-    machine_stream_destroy(others[--count]);
-  machine_finish();
+  end_with(&x, others, count);
+}
+
+/* 9c: who wrote the memory last is gone, and still at work; what has its handle asks for
+ * as much. */
+static void replaced_owner(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 64);
+  int mortal = mortal_stream();
+  void *others[STAND_INS];
+  block x = take(X * MIB, mortal);
+  write_late(&x);
+  give(&x);
+  machine_stream_destroy(handle(mortal));
+  int count = replace_stream(mortal, others);
+  p.streams[mortal].handle = others[count - 1];
+  x = take_written(X * MIB, mortal);
+  machine_delay(handle(mortal), 2 * LATE);
+  check_on(&x, mortal, 0);
+  end_with(&x, others, count);
 }
 
 static void destroyed_reader(thread *t)
@@ -1335,6 +1369,7 @@ static const struct {
     EPISODE(event_used_again),    EPISODE(refused_queries),
     EPISODE(mark_in_a_capture),   EPISODE(memory_of_a_capture),
     EPISODE(destroyed_reader),    EPISODE(replaced_reader),
+    EPISODE(replaced_owner),
     EPISODE(rendezvous_without_gate), EPISODE(rendezvous_at_free),
     EPISODE(rendezvous_by_trait), EPISODE(ready_serves),
     EPISODE(waits_once),          EPISODE(moved_too_early),
