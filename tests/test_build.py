@@ -379,7 +379,7 @@ def environment_with(requirement: str, folder: Path) -> Path:
     venv.create(folder, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-        requirement, "setuptools>=77", "numpy")  # fmt: skip
+        requirement, "setuptools>=77", "numpy", "pytest")  # fmt: skip
     return python
 
 
@@ -400,10 +400,32 @@ def built_for(requirement: str, folder: Path) -> tuple[Path | str, Path]:
     return python, folder / "installed"
 
 
+#: Rows of the conformance suite, on the simulated device: those that versions differ in.
+ROWS = """
+import sys, tempfile
+from pathlib import Path
+tests = Path(sys.argv[1])
+sys.path[:0] = [str(tests / "shim"), str(tests / "gpu" / "conformance")]
+import build, driver, ground
+groups = ["pools", "figures", "snapshot", "collect-run-time"]
+with tempfile.TemporaryDirectory() as folder:
+    env = build.environment(build.build(Path(folder)))
+    answers = driver.run_all(groups, env, workers=2)
+count = 0
+for group, one in ground.every_scenario():
+    if group in groups and "gpu" not in one.needs:
+        wrong = driver.judge(answers[group, "native"], answers[group, "esper_alloc"], one.name)
+        assert wrong is None, (group, one.name, wrong)
+        count += 1
+print(count, "rows")
+"""
+
+
 @pytest.mark.skipif(not TORCHES, reason="downloads torch; runs with CI=true")
 @pytest.mark.parametrize("requirement", ["torch==2.11.0", "torch"])
 def test_shim_builds_for(requirement: str, tmp_path: Path) -> None:
-    """The PyTorch part compiles and loads: for the oldest torch, and the newest on PyPI."""
+    """The PyTorch part compiles, loads and answers as PyTorch's own allocator does: for
+    the oldest torch, and the newest on PyPI."""
     try:
         python, installed = built_for(requirement, tmp_path)
         program = """
@@ -418,6 +440,8 @@ print("loaded for", torch.__version__)
 """
         said = run(python, "-c", program, cwd=tmp_path, PYTHONPATH=str(installed))
         assert "loaded for " + requirement.partition("==")[2] in said
+        said = run(python, "-c", ROWS, ROOT / "tests", cwd=tmp_path, PYTHONPATH=str(installed))
+        assert int(said.split()[-2]) > 30, said
     finally:
         shutil.rmtree(tmp_path, ignore_errors=True)  # gigabytes
 

@@ -31,7 +31,8 @@ import ground  # noqa: E402
 def answers_of(group: str, allocator: str, env: Mapping[str, str]) -> dict[str, Any]:
     """What the group's scenarios answer, each {"answer"|"failed"|"skipped": ...}."""
     full = {key: value for key, value in os.environ.items() if key not in FOREIGN}
-    full["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT), *env.get("PYTHONPATH", "").split(os.pathsep)])
+    # What `env` names comes first: it may have another build.
+    full["PYTHONPATH"] = os.pathsep.join([str(HERE), *env.get("PYTHONPATH", "").split(os.pathsep), str(ROOT)])
     full.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     full.update({key: value for key, value in env.items() if key != "PYTHONPATH"})
     full.update(ground.GROUPS[group][1])
