@@ -515,19 +515,36 @@ static esper_status cuda_page_unexport(void *self, int device, const esper_page_
   return ESPER_OK;
 }
 
+static const char *why_not_taken(int error)
+{
+  switch (error) {
+  case ECONNREFUSED:
+    return "it has ended, or runs in a network of its own (another container?)";
+  case ECONNRESET:
+    return "it ended when it was asked";
+  case EACCES:
+    return "it belongs to another user";
+  case ENOENT:
+    return "the memory was freed there";
+  case EIO:
+    return "the driver refused there (has it a file descriptor left?)";
+  case EMFILE:
+    return "this process has no file descriptor left (raise the limit: ulimit -n)";
+  case ETIMEDOUT:
+    return "it does not answer (is it stopped, or in a debugger?)";
+  default:
+    return strerror(error);
+  }
+}
+
 static esper_status take_file(const esper_page_name *name, int *file)
 {
   handoff_name offered = {name->process, name->key, name->number};
   int error = handoff_take(&offered, file);
   if (!error)
     return ESPER_OK;
-  const char *why = error == ECONNREFUSED ? "it has ended, or runs in a network of its own "
-                                            "(another container?)"
-                    : error == EACCES     ? "it belongs to another user"
-                    : error == ENOENT     ? "the memory was freed there"
-                                          : strerror(error);
   return refuse(ESPER_INVALID, "process %llu, which shared this memory, does not hand it out: %s",
-                (unsigned long long)name->process, why);
+                (unsigned long long)name->process, why_not_taken(error));
 }
 
 static esper_status cuda_page_import(void *self, int device, const esper_page_name *name,
