@@ -4,7 +4,9 @@
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -176,6 +178,19 @@ static void scenario_users(void)
   CHECK_IS(take(name, 3), EACCES);
   kill(child, SIGKILL);
   waitpid(child, NULL, 0);
+}
+
+/* As in a container that has a network of its own. */
+static void scenario_network(void)
+{
+  handoff_name name = offer(0, 1);
+  pid_t child = fork_with_alarm();
+  if (child == 0) {
+    bool apart = unshare(CLONE_NEWNET) == 0; /* not everybody may */
+    CHECK_IS(take(name, 1), apart ? ECONNREFUSED : 0);
+    _exit(0);
+  }
+  expect_success(child);
 }
 
 /* ---- who asks badly -------------------------------------------------------- */
@@ -355,6 +370,7 @@ static const struct {
 #define SCENARIO(name) {#name, scenario_##name}
     SCENARIO(guess),   SCENARIO(refused),    SCENARIO(users), SCENARIO(silent), SCENARIO(crowd),
     SCENARIO(signals), SCENARIO(full_table), SCENARIO(fork),  SCENARIO(orphan), SCENARIO(exit),
+    SCENARIO(network),
 };
 
 int main(int count, char **arguments)
