@@ -538,10 +538,10 @@ ESPER_API esper_status esper_find_base(esper_core *core, const void *ptr, void *
                                        size_t *size);
 
 /* A page of mapped segments, by a name that means the same in every process of this user on
- * this machine. */
+ * this machine. Who knows it may open the page: show it to nobody else. */
 typedef struct esper_page_name {
   uint64_t process, key; /* who offers it                                      */
-  uint64_t number;       /* of the offer                                       */
+  uint64_t number;       /* of the offer: random                               */
   uint64_t size;         /* bytes of the page                                  */
 } esper_page_name;
 

@@ -79,6 +79,7 @@ def run_scenario(built: Path, scenario: str, library: str = "libfake.so", **envi
         "unknown_stream",
         "peers",
         "sharing",
+        "sharing_again",
     ],
 )
 def test_scenario(built: Path, scenario: str) -> None:

@@ -63,7 +63,8 @@ static esper_status name_pages(segment_t *s, uintptr_t begin, uintptr_t end,
   return status;
 }
 
-/* The segment around a live block, and the whole pages that the block lies on. */
+/* The segment around a live block, and the whole pages that the block lies on; NULL: there
+ * is none. Pages stay while the paging lock is held. */
 static segment_t *find_pages(core_t *core, const void *ptr, uintptr_t *begin, uintptr_t *end)
 {
   const block_t *block = marks_lock_block(core, ptr);
@@ -79,6 +80,23 @@ static segment_t *find_pages(core_t *core, const void *ptr, uintptr_t *begin, ui
   return s;
 }
 
+static esper_status name_all(segment_t *s, uintptr_t begin, uintptr_t end,
+                             esper_page_name **pages, size_t *count)
+{
+  size_t most = (end - begin) / s->device->granule;
+  esper_page_name *names = malloc(most * sizeof *names);
+  if (!names)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for the names of %zu pages", most);
+  esper_status status = name_pages(s, begin, end, names, count);
+  if (status == ESPER_OK) {
+    *pages = names;
+  } else {
+    free(names);
+    *count = 0;
+  }
+  return status;
+}
+
 esper_status shared_name(core_t *core, const void *ptr, void **address, esper_page_name **pages,
                          size_t *count)
 {
@@ -86,23 +104,20 @@ esper_status shared_name(core_t *core, const void *ptr, void **address, esper_pa
   *pages = NULL;
   *count = 0;
   segment_t *s = find_pages(core, ptr, &begin, &end);
-  if (!s)
-    return error_set(ESPER_INVALID, "%p is in no live block of a mapped segment", ptr);
-  size_t most = (end - begin) / s->device->granule;
-  esper_page_name *names = malloc(most * sizeof *names);
-  if (!names)
-    return error_set(ESPER_HOST_MEMORY, "no host memory for the names of %zu pages", most);
-  paging_stop(s->device);
-  esper_status status = name_pages(s, begin, end, names, count);
-  paging_go_on(s->device);
-  if (status != ESPER_OK) {
-    free(names);
-    *count = 0;
-    return status;
+  device_t *device = s ? s->device : NULL;
+  if (device) { /* again: it may have been freed meanwhile, and its pages gone */
+    paging_stop(device);
+    s = find_pages(core, ptr, &begin, &end);
   }
-  *pages = names;
-  *address = (void *)begin;
-  return ESPER_OK;
+  esper_status status = s && s->device == device
+                            ? name_all(s, begin, end, pages, count)
+                            : error_set(ESPER_INVALID,
+                                        "%p is in no live block of a mapped segment", ptr);
+  if (device)
+    paging_go_on(device);
+  if (status == ESPER_OK)
+    *address = (void *)begin;
+  return status;
 }
 
 /* ---- forgetting -------------------------------------------------------- */

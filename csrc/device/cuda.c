@@ -22,12 +22,16 @@
 #include "cuda_api.h"
 #include "handoff.h"
 
+/* Whether pages can be made so that another process can open them. The driver's word is
+ * believed when it has made one. */
+enum sharing { SHARING_IS_REFUSED, SHARING_IS_SAID, SHARING_IS_SEEN };
+
 typedef struct cuda_device {
   CUdevice handle;
   _Atomic(CUcontext) context; /* the primary one, retained at first use        */
   bool virtual_memory;
   bool rdma; /* pages can be made readable by network cards                    */
-  bool shareable; /* pages can be made so that another process can open them   */
+  _Atomic(enum sharing) sharing;
 } cuda_device;
 
 static cuda_api api;
@@ -288,8 +292,9 @@ static CUmemAllocationProp page_properties(const cuda_device *device)
 {
   return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                .requestedHandleTypes =
-                                   device->shareable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-                                                     : CU_MEM_HANDLE_TYPE_NONE,
+                                   atomic_load(&device->sharing) == SHARING_IS_REFUSED
+                                       ? CU_MEM_HANDLE_TYPE_NONE
+                                       : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                .location = page_location(device),
                                .allocFlags.gpuDirectRDMACapable = device->rdma};
 }
@@ -351,6 +356,15 @@ static bool may_be_for_sharing(esper_status status)
                                            failure.result == CUDA_ERROR_OPERATING_SYSTEM));
 }
 
+/* Of the first page that was made. */
+static void note_sharing(cuda_device *device, bool seen)
+{
+  enum sharing said = SHARING_IS_SAID;
+  if (atomic_load_explicit(&device->sharing, memory_order_relaxed) == said)
+    atomic_compare_exchange_strong(&device->sharing, &said,
+                                   seen ? SHARING_IS_SEEN : SHARING_IS_REFUSED);
+}
+
 static esper_status cuda_page_create(void *self, int device, size_t size, uint64_t *page)
 {
   (void)self;
@@ -361,12 +375,15 @@ static esper_status cuda_page_create(void *self, int device, size_t size, uint64
   CUmemAllocationProp properties = page_properties(s.device);
   CUmemGenericAllocationHandle handle = 0;
   status = CALL(cuMemCreate, &handle, size, &properties, 0);
-  if (properties.requestedHandleTypes && may_be_for_sharing(status)) {
+  bool refused = properties.requestedHandleTypes && may_be_for_sharing(status);
+  if (refused) {
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
     status = CALL(cuMemCreate, &handle, size, &properties, 0);
   }
-  if (status == ESPER_OK)
+  if (status == ESPER_OK) {
+    note_sharing(s.device, !refused);
     *page = handle;
+  }
   return scope_leave(&s, status);
 }
 
@@ -473,7 +490,7 @@ static esper_status export_file(int device, uint64_t page, int *file)
   esper_status status = scope_enter_virtual(&s, device);
   if (status != ESPER_OK)
     return status;
-  if (!s.device->shareable)
+  if (atomic_load(&s.device->sharing) == SHARING_IS_REFUSED)
     return scope_leave(&s, refuse(ESPER_UNSUPPORTED,
                                   "the driver makes no pages on CUDA device %d that can be "
                                   "shared", device));
@@ -515,19 +532,36 @@ static esper_status cuda_page_unexport(void *self, int device, const esper_page_
   return ESPER_OK;
 }
 
+static const char *why_not_taken(int error)
+{
+  switch (error) {
+  case ECONNREFUSED:
+    return "it has ended, or runs in a network of its own (another container?)";
+  case ECONNRESET:
+    return "it ended when it was asked";
+  case EACCES:
+    return "it belongs to another user";
+  case ENOENT:
+    return "the memory was freed there";
+  case EIO:
+    return "the driver refused there (has it a file descriptor left?)";
+  case EMFILE:
+    return "this process has no file descriptor left (raise the limit: ulimit -n)";
+  case ETIMEDOUT:
+    return "it does not answer (is it stopped, or in a debugger?)";
+  default:
+    return strerror(error);
+  }
+}
+
 static esper_status take_file(const esper_page_name *name, int *file)
 {
   handoff_name offered = {name->process, name->key, name->number};
   int error = handoff_take(&offered, file);
   if (!error)
     return ESPER_OK;
-  const char *why = error == ECONNREFUSED ? "it has ended, or runs in a network of its own "
-                                            "(another container?)"
-                    : error == EACCES     ? "it belongs to another user"
-                    : error == ENOENT     ? "the memory was freed there"
-                                          : strerror(error);
   return refuse(ESPER_INVALID, "process %llu, which shared this memory, does not hand it out: %s",
-                (unsigned long long)name->process, why);
+                (unsigned long long)name->process, why_not_taken(error));
 }
 
 static esper_status cuda_page_import(void *self, int device, const esper_page_name *name,
@@ -937,10 +971,10 @@ static esper_status devices_find(void)
     device->virtual_memory =
         virtual_memory_found() &&
         attribute_of(device->handle, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
-    device->shareable =
-        api.cuMemExportToShareableHandle && api.cuMemImportFromShareableHandle &&
-        attribute_of(device->handle,
-                     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+    bool said = api.cuMemExportToShareableHandle && api.cuMemImportFromShareableHandle &&
+                attribute_of(device->handle,
+                             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+    atomic_init(&device->sharing, said ? SHARING_IS_SAID : SHARING_IS_REFUSED);
     device->rdma = attribute_of(device->handle,
                                 CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
   }

@@ -6,16 +6,19 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { PATIENCE_S = 10 };
+/* Who asks says so at once, so others need not wait long for one that does not. */
+enum { PATIENCE_S = 10, PATIENCE_WITH_ASKERS_S = 2 };
 
 typedef struct offer {
   uint64_t number; /* 0: a free place                                          */
@@ -27,8 +30,25 @@ typedef struct offer {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all of this        */
 static offer *offers;
 static size_t offer_count;
-static uint64_t last_number, own_key;
+static uint64_t own_key;
 static int listening = -1;
+
+/* Of the thread that answers: who asks, and what he gets; or -1. */
+static atomic_int asker = -1, answered = -1;
+
+/* Not getrandom(3): C libraries before glibc 2.25 have none. */
+static int make_random(uint64_t *number)
+{
+  long got = 0;
+  for (*number = 0; !*number;) {
+    do
+      got = syscall(SYS_getrandom, number, sizeof *number, 0);
+    while (got < 0 && errno == EINTR);
+    if (got != sizeof *number)
+      return got < 0 ? errno : EIO;
+  }
+  return 0;
+}
 
 /* ---- sockets ------------------------------------------------------------- */
 
@@ -43,24 +63,25 @@ static socklen_t address_of(uint64_t process, uint64_t key, struct sockaddr_un *
 
 static int new_socket(void)
 {
-  struct timeval patience = {.tv_sec = PATIENCE_S};
-  int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  if (s < 0)
-    return -1;
-  setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-  return s;
+  return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 }
 
-static int is_own_user(int s)
+static void set_patience(int s, int seconds)
+{
+  struct timeval patience = {.tv_sec = seconds};
+  setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+}
+
+/* Both sides ask, so each knows it before anything was said. */
+static bool is_own_user(int s)
 {
   struct ucred who;
   socklen_t size = sizeof who;
-  return getsockopt(s, SOL_SOCKET, SO_PEERCRED, &who, &size) == 0 &&
-         (who.uid == geteuid() || who.uid == 0);
+  return getsockopt(s, SOL_SOCKET, SO_PEERCRED, &who, &size) == 0 && who.uid == geteuid();
 }
 
-/* An answer is a word, 0 or an errno, and with 0 a file. */
+/* An answer is a word, 0 or an errno, and with 0 a file. There is room for no second one. */
 typedef struct message {
   struct msghdr header;
   struct iovec part;
@@ -71,7 +92,7 @@ static void message_init(message *m, int *word)
 {
   *m = (message){.part = {.iov_base = word, .iov_len = sizeof *word}};
   m->header = (struct msghdr){.msg_iov = &m->part, .msg_iovlen = 1, .msg_control = m->room,
-                              .msg_controllen = sizeof m->room};
+                              .msg_controllen = CMSG_LEN(sizeof(int))};
 }
 
 static void send_answer(int s, int word, int file)
@@ -91,34 +112,53 @@ static void send_answer(int s, int word, int file)
   sendmsg(s, &m.header, MSG_NOSIGNAL);
 }
 
+static int file_in(const message *m)
+{
+  int file = -1;
+  const struct cmsghdr *c = CMSG_FIRSTHDR(&m->header);
+  if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
+      c->cmsg_len == CMSG_LEN(sizeof file))
+    memcpy(&file, CMSG_DATA(c), sizeof file);
+  return file;
+}
+
 static int receive_answer(int s, int *file)
 {
   message m;
   int word = 0;
+  ssize_t got;
   message_init(&m, &word);
-  ssize_t got = recvmsg(s, &m.header, MSG_CMSG_CLOEXEC);
+  do
+    got = recvmsg(s, &m.header, MSG_CMSG_CLOEXEC);
+  while (got < 0 && errno == EINTR);
   if (got < 0)
     return errno == EAGAIN || errno == EWOULDBLOCK ? ETIMEDOUT : errno;
-  if (got != sizeof word)
-    return ECONNRESET;
-  const struct cmsghdr *c = CMSG_FIRSTHDR(&m.header);
-  if (word || !c || c->cmsg_type != SCM_RIGHTS)
-    return word ? word : EPROTO;
-  memcpy(file, CMSG_DATA(c), sizeof *file);
-  return 0;
+  int received = file_in(&m), error = got == sizeof word ? word : ECONNRESET;
+  if (!error && received < 0) /* it did not fit into our table */
+    error = m.header.msg_flags & MSG_CTRUNC ? EMFILE : EPROTO;
+  if (!error)
+    *file = received;
+  else if (received >= 0)
+    close(received);
+  return error;
 }
 
 /* ---- the offering process ------------------------------------------------ */
+
+static bool receive_number(int s, uint64_t *number)
+{
+  ssize_t got;
+  do
+    got = recv(s, number, sizeof *number, 0);
+  while (got < 0 && errno == EINTR);
+  return got == sizeof *number;
+}
 
 static void answer(int s)
 {
   uint64_t number = 0;
   int file = -1, word = ENOENT;
-  if (!is_own_user(s)) {
-    send_answer(s, EACCES, -1);
-    return;
-  }
-  if (recv(s, &number, sizeof number, 0) != sizeof number)
+  if (!is_own_user(s) || !receive_number(s, &number))
     return;
   pthread_mutex_lock(&lock);
   for (size_t i = 0; i < offer_count && number; i++)
@@ -126,27 +166,34 @@ static void answer(int s)
       file = offers[i].open(offers[i].device, offers[i].object);
       word = file < 0 ? EIO : 0;
     }
+  atomic_store(&answered, file);
   pthread_mutex_unlock(&lock);
   send_answer(s, word, file);
+  atomic_store(&answered, -1);
   if (file >= 0)
     close(file);
 }
 
-static void *answer_all(void *unused)
+/* Whether it is no use to accept again. */
+static bool is_over(int error)
 {
-  (void)unused;
+  return error == EBADF || error == EINVAL || error == ENOTSOCK || error == EOPNOTSUPP;
+}
+
+static void *answer_all(void *at)
+{
   for (;;) {
-    int s = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
+    int s = accept4((int)(intptr_t)at, NULL, NULL, SOCK_CLOEXEC);
+    if (s < 0 && is_over(errno))
+      return NULL;
     if (s < 0) {
-      if (errno == EBADF || errno == EINVAL)
-        return NULL;
       usleep(1000); /* no file descriptor is left, say */
       continue;
     }
-    struct timeval patience = {.tv_sec = PATIENCE_S};
-    setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    atomic_store(&asker, s);
+    set_patience(s, PATIENCE_WITH_ASKERS_S);
     answer(s);
+    atomic_store(&asker, -1);
     close(s);
   }
 }
@@ -154,40 +201,73 @@ static void *answer_all(void *unused)
 static int begin_to_listen(void)
 {
   struct sockaddr_un address;
-  if (getrandom(&own_key, sizeof own_key, 0) != sizeof own_key)
-    return errno;
+  int error = make_random(&own_key);
+  if (error)
+    return error;
   socklen_t length = address_of((uint64_t)getpid(), own_key, &address);
   listening = new_socket();
   if (listening < 0)
     return errno;
-  struct timeval forever = {0};
-  setsockopt(listening, SOL_SOCKET, SO_RCVTIMEO, &forever, sizeof forever);
-  int error = 0;
-  if (bind(listening, (struct sockaddr *)&address, length) || listen(listening, 64))
+  if (bind(listening, (struct sockaddr *)&address, length) || listen(listening, 64)) {
     error = errno;
-  if (error) {
     close(listening);
     listening = -1;
   }
   return error;
 }
 
+static void block_signals(sigset_t *before)
+{
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, before);
+}
+
 /* The program's signals are not for this thread. */
 static int begin_to_answer(void)
 {
   pthread_t thread;
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = pthread_create(&thread, NULL, answer_all, NULL);
+  sigset_t before;
+  block_signals(&before);
+  int error = pthread_create(&thread, NULL, answer_all, (void *)(intptr_t)listening);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (!error)
     pthread_detach(thread);
   return error;
 }
 
+/* A forked child has nobody who answers, and must not keep what its parent would have
+ * closed: whoever asks a parent that has ended would wait for an answer. */
+static void begin_anew(void)
+{
+  int files[] = {listening, atomic_exchange(&asker, -1), atomic_exchange(&answered, -1)};
+  for (int i = 0; i < 3; i++)
+    if (files[i] >= 0)
+      close(files[i]);
+  listening = -1;
+  if (pthread_mutex_trylock(&lock) == 0) /* else another thread was at work on them */
+    free(offers);
+  lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+  offers = NULL;
+  offer_count = 0;
+}
+
+/* Before the driver goes, which was there before us: nobody calls it after that. */
+static void stop(void)
+{
+  pthread_mutex_lock(&lock);
+  offer_count = 0;
+  if (listening >= 0)
+    shutdown(listening, SHUT_RDWR);
+  pthread_mutex_unlock(&lock);
+}
+
 static int begin(void)
 {
+  static bool registered;
+  if (!registered && (pthread_atfork(NULL, NULL, begin_anew) || atexit(stop)))
+    return ENOMEM;
+  registered = true;
   int error = begin_to_listen();
   if (!error && (error = begin_to_answer())) {
     close(listening);
@@ -214,12 +294,15 @@ static offer *free_place(void)
 
 int handoff_offer(handoff_open *open, int device, uint64_t object, handoff_name *name)
 {
+  uint64_t number;
   pthread_mutex_lock(&lock);
   int error = listening < 0 ? begin() : 0;
+  if (!error)
+    error = make_random(&number);
   offer *place = error ? NULL : free_place();
   if (place) {
-    *place = (offer){++last_number, open, device, object};
-    *name = (handoff_name){(uint64_t)getpid(), own_key, last_number};
+    *place = (offer){number, open, device, object};
+    *name = (handoff_name){(uint64_t)getpid(), own_key, number};
   }
   pthread_mutex_unlock(&lock);
   return place ? 0 : error ? error : ENOMEM;
@@ -240,21 +323,33 @@ static int ask(int s, const handoff_name *name, int *file)
 {
   struct sockaddr_un address;
   socklen_t length = address_of(name->process, name->key, &address);
-  if (connect(s, (struct sockaddr *)&address, length))
+  ssize_t done;
+  do
+    done = connect(s, (struct sockaddr *)&address, length);
+  while (done < 0 && errno == EINTR);
+  if (done < 0)
     return errno == EAGAIN ? ETIMEDOUT : errno;
   if (!is_own_user(s))
     return EACCES;
-  if (send(s, &name->number, sizeof name->number, MSG_NOSIGNAL) != sizeof name->number)
-    return errno;
+  do
+    done = send(s, &name->number, sizeof name->number, MSG_NOSIGNAL);
+  while (done < 0 && errno == EINTR);
+  if (done < 0)
+    return errno == EPIPE ? ECONNRESET : errno;
   return receive_answer(s, file);
 }
 
+/* Without signals: a timer would begin our patience anew each time. */
 int handoff_take(const handoff_name *name, int *file)
 {
   int s = new_socket();
   if (s < 0)
     return errno;
+  sigset_t before;
+  block_signals(&before);
+  set_patience(s, PATIENCE_S);
   int error = ask(s, name, file);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
   close(s);
   return error;
 }

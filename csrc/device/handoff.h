@@ -1,9 +1,13 @@
 /* handoff.h: what one process offers, another of the same user takes, as an open file.
  *
- * A thread of the offering process answers at a socket in the abstract namespace, whose
- * name only those know who were given it. Files are opened when they are asked for, so
+ * A thread of the offering process answers at a socket in the abstract namespace. Anybody
+ * on the machine can read that socket's name, so each offer has a number that nobody can
+ * guess: only who was given it gets the file. Files are opened when they are asked for, so
  * thousands of offers cost no file descriptor. Nobody needs the right to trace anybody,
- * which pidfd_getfd(2) asks for, and which most containers and desktops refuse. */
+ * which pidfd_getfd(2) asks for, and which most containers and desktops refuse.
+ *
+ * A forked child offers nothing of its parent's, and may offer what is its own. When the
+ * process exits the answers end, before libraries that were there at the first offer go. */
 #ifndef ESPER_HANDOFF_H
 #define ESPER_HANDOFF_H
 
@@ -12,8 +16,8 @@
 /* What names an offer in any process. */
 typedef struct handoff_name {
   uint64_t process; /* its id, as it sees itself                               */
-  uint64_t key;     /* of the process: a secret of those that it tells         */
-  uint64_t number;  /* of the offer                                            */
+  uint64_t key;     /* random: the same id may be there in two containers       */
+  uint64_t number;  /* of the offer: a secret of those who were told           */
 } handoff_name;
 
 /* Opens what is offered, as a file that is closed after it was sent; or -1. Called in
@@ -26,8 +30,10 @@ int handoff_offer(handoff_open *open, int device, uint64_t object, handoff_name 
 void handoff_withdraw(uint64_t number);
 
 /* Takes what another process, or this one, offers: *file is the caller's to close. 0, or
- * an errno: ECONNREFUSED: that process is gone, or was never of this machine; EACCES: it
- * is another user's; ENOENT: it does not offer this any more; ETIMEDOUT. */
+ * an errno: ECONNREFUSED: that process is gone, or was never of this machine; ECONNRESET:
+ * it went while it was asked; EACCES: it is another user's; ENOENT: it does not offer this
+ * any more; EIO: it could not open the file; EMFILE: there is no room for it here;
+ * ETIMEDOUT: it does not answer. */
 int handoff_take(const handoff_name *name, int *file);
 
 #endif

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -71,10 +72,11 @@ native::ShareableHandle share_pages(void* ptr) {
       capi().last_error(),
       "; share a copy on the CPU, or use classic segments"
       " (ESPER_ALLOC_SEGMENTS=classic, and no expandable_segments)");
+  const std::unique_ptr<esper_page_name, decltype(&std::free)> owner(
+      pages, &std::free);
   std::string text(signature);
   text.push_back(mapped);
   text.append(reinterpret_cast<const char*>(pages), count * sizeof *pages);
-  std::free(pages);
   return {static_cast<char*>(ptr) - static_cast<char*>(base), text};
 }
 

@@ -1,5 +1,9 @@
 /* Pages that two processes have: one core names them, another opens them. Both lie over
  * one simulated device, which knows what is mapped where and who still touches it. */
+#include <pthread.h>
+#include <unistd.h>
+
+#include "../../csrc/core/peers.h"
 #include "../../csrc/core/types.h"
 #include "world.h"
 
@@ -145,6 +149,33 @@ TEST(pages_that_cannot_be_shared_say_so) {
   world_free(&w, p);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* nothing holds them */
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
+  end();
+}
+
+static void *share_what_is_freed(void *p) {
+  esper_page_name *pages;
+  size_t count;
+  void *address;
+  CHECK_STATUS(esper_share(w.core, p, &address, &pages, &count), ESPER_INVALID);
+  CHECK(!pages && !count);
+  return NULL;
+}
+
+/* Whoever moves pages keeps the other thread from naming any, and frees the block. */
+TEST(what_is_freed_before_it_is_named_is_refused) {
+  begin();
+  pthread_t other;
+  void *p = get(10);
+  device_t *device = &w.core->devices[0];
+  paging_begin(device);
+  CHECK(!pthread_create(&other, NULL, share_what_is_freed, p));
+  usleep(100000);
+  world_free(&w, p);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
+  paging_end(device);
+  pthread_join(other, NULL);
+  CHECK_EQ(alive().names, 0);
   end();
 }
 

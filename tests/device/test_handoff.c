@@ -1,0 +1,385 @@
+/* test_handoff.c: files that one process offers and another takes (device/handoff.c), with
+ * files of our own. One scenario a process: test_handoff SCENARIO. Run by
+ * tests/test_handoff.py, which builds it. */
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../../csrc/device/handoff.h"
+
+#define CHECK_IS(x, y)                                                              \
+  do {                                                                              \
+    long long is = (long long)(x), should = (long long)(y);                         \
+    if (is != should) {                                                             \
+      fprintf(stderr, "%s:%d: %s is %lld, not %lld\n", __FILE__, __LINE__, #x, is,  \
+              should);                                                              \
+      _exit(1);                                                                     \
+    }                                                                               \
+  } while (0)
+#define CHECK(x) CHECK_IS(!!(x), 1)
+
+/* A file that holds the object's number, after so many milliseconds. */
+static int open_file(int milliseconds, uint64_t object)
+{
+  if (milliseconds)
+    usleep((useconds_t)milliseconds * 1000);
+  int file = memfd_create("object", MFD_CLOEXEC);
+  CHECK(write(file, &object, sizeof object) == sizeof object);
+  return file;
+}
+
+static int refuse_to_open(int device, uint64_t object)
+{
+  (void)device, (void)object;
+  return -1;
+}
+
+static handoff_name offer(int milliseconds, uint64_t object)
+{
+  handoff_name name;
+  CHECK_IS(handoff_offer(open_file, milliseconds, object, &name), 0);
+  return name;
+}
+
+/* 0 and the right file, or an errno. */
+static int take(handoff_name name, uint64_t object)
+{
+  uint64_t found = 0;
+  int file = -1, error = handoff_take(&name, &file);
+  if (error) {
+    CHECK_IS(file, -1);
+    return error;
+  }
+  CHECK(pread(file, &found, sizeof found, 0) == sizeof found);
+  CHECK_IS(found, object);
+  close(file);
+  return 0;
+}
+
+static int open_files(void)
+{
+  int count = 0;
+  DIR *files = opendir("/proc/self/fd");
+  CHECK(files);
+  while (readdir(files))
+    count++;
+  closedir(files);
+  return count;
+}
+
+static double now(void)
+{
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static pid_t fork_with_alarm(void)
+{
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0)
+    alarm(30);
+  return child;
+}
+
+static void expect_success(pid_t child)
+{
+  int status;
+  CHECK_IS(waitpid(child, &status, 0), child);
+  CHECK_IS(status, 0);
+}
+
+static void receive(int from, handoff_name *name)
+{
+  CHECK(read(from, name, sizeof *name) == sizeof *name);
+}
+
+static void send_name(int to, handoff_name name)
+{
+  CHECK(write(to, &name, sizeof name) == sizeof name);
+}
+
+/* ---- who gets what --------------------------------------------------------- */
+
+/* Who knows one offer, or the name of the socket, which is public, knows no other. */
+static void scenario_guess(void)
+{
+  handoff_name name = offer(0, 1), second = offer(0, 2);
+  CHECK_IS(take(name, 1), 0);
+  CHECK_IS(take(second, 2), 0);
+  for (int i = -100; i <= 100; i++) {
+    handoff_name guess = name;
+    guess.number += (uint64_t)i;
+    CHECK_IS(take(guess, 1), i ? ENOENT : 0);
+    guess.number = (uint64_t)(i + 100);
+    CHECK_IS(take(guess, 1), ENOENT);
+  }
+  handoff_withdraw(second.number);
+  CHECK_IS(take(second, 2), ENOENT);
+  CHECK_IS(take(name, 1), 0);
+}
+
+static void scenario_refused(void)
+{
+  handoff_name name = offer(0, 1), broken;
+  CHECK_IS(handoff_offer(refuse_to_open, 0, 7, &broken), 0);
+  int files = open_files();
+  CHECK_IS(take(broken, 7), EIO);
+  handoff_name other = name;
+  other.key ^= 1;
+  CHECK_IS(take(other, 1), ECONNREFUSED);
+  other = name;
+  other.process++;
+  CHECK_IS(take(other, 1), ECONNREFUSED);
+  usleep(20000); /* the thread that answers is closing */
+  CHECK_IS(open_files(), files);
+}
+
+/* Root is somebody else, too; each side finds that out for itself. */
+static void scenario_users(void)
+{
+  handoff_name name = offer(0, 1);
+  if (geteuid() != 0)
+    return;
+  pid_t child = fork_with_alarm();
+  if (child == 0) {
+    CHECK_IS(setuid(65534), 0);
+    for (int i = 0; i < 200; i++)
+      CHECK_IS(take(name, 1), EACCES);
+    _exit(0);
+  }
+  expect_success(child);
+  int names[2];
+  CHECK_IS(pipe(names), 0);
+  child = fork_with_alarm();
+  if (child == 0) {
+    CHECK_IS(setuid(65534), 0);
+    send_name(names[1], offer(0, 3));
+    for (;;)
+      pause();
+  }
+  receive(names[0], &name);
+  CHECK_IS(take(name, 3), EACCES);
+  kill(child, SIGKILL);
+  waitpid(child, NULL, 0);
+}
+
+/* As in a container that has a network of its own. */
+static void scenario_network(void)
+{
+  handoff_name name = offer(0, 1);
+  pid_t child = fork_with_alarm();
+  if (child == 0) {
+    bool apart = unshare(CLONE_NEWNET) == 0; /* not everybody may */
+    CHECK_IS(take(name, 1), apart ? ECONNREFUSED : 0);
+    _exit(0);
+  }
+  expect_success(child);
+}
+
+/* ---- who asks badly -------------------------------------------------------- */
+
+static int connect_only(handoff_name name)
+{
+  struct sockaddr_un address = {.sun_family = AF_UNIX};
+  int length = snprintf(address.sun_path + 1, sizeof address.sun_path - 1,
+                        "esper_alloc-%llu-%016llx", (unsigned long long)name.process,
+                        (unsigned long long)name.key);
+  int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  CHECK_IS(connect(s, (struct sockaddr *)&address,
+                   (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)),
+           0);
+  return s;
+}
+
+/* Who says nothing, says too little or goes does not keep the others. */
+static void scenario_silent(void)
+{
+  handoff_name name = offer(0, 1);
+  int silent = connect_only(name), brief = connect_only(name), gone = connect_only(name);
+  CHECK_IS(send(brief, "ab", 2, 0), 2);
+  CHECK(send(gone, &name.number, sizeof name.number, 0) > 0);
+  close(gone);
+  double began = now();
+  CHECK_IS(take(name, 1), 0);
+  CHECK(now() - began < 8);
+  close(silent);
+  close(brief);
+}
+
+static void *take_often(void *name)
+{
+  for (int i = 0; i < 20; i++)
+    CHECK_IS(take(*(handoff_name *)name, 9), 0);
+  return NULL;
+}
+
+/* More at once than wait in line. */
+static void scenario_crowd(void)
+{
+  enum { MANY = 200 };
+  static pthread_t threads[MANY];
+  handoff_name name = offer(0, 9);
+  for (int i = 0; i < MANY; i++)
+    CHECK_IS(pthread_create(&threads[i], NULL, take_often, &name), 0);
+  for (int i = 0; i < MANY; i++)
+    pthread_join(threads[i], NULL);
+}
+
+static void note_signal(int number) { (void)number; }
+
+static void scenario_signals(void)
+{
+  handoff_name name = offer(200, 1);
+  struct sigaction action = {.sa_handler = note_signal};
+  struct itimerval often = {{0, 2000}, {0, 2000}};
+  sigset_t before, after;
+  sigaction(SIGALRM, &action, NULL);
+  setitimer(ITIMER_REAL, &often, NULL);
+  sigprocmask(SIG_BLOCK, NULL, &before);
+  for (int i = 0; i < 3; i++)
+    CHECK_IS(take(name, 1), 0);
+  sigprocmask(SIG_BLOCK, NULL, &after);
+  CHECK_IS(sigismember(&after, SIGALRM), sigismember(&before, SIGALRM));
+}
+
+/* The socket is the last file that there is room for. */
+static void scenario_full_table(void)
+{
+  int names[2];
+  CHECK_IS(pipe(names), 0);
+  pid_t child = fork_with_alarm();
+  if (child == 0) {
+    handoff_name name;
+    receive(names[0], &name);
+    int next = dup(0);
+    close(next);
+    struct rlimit limit = {(rlim_t)next + 1, (rlim_t)next + 1};
+    CHECK_IS(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    CHECK_IS(take(name, 5), EMFILE);
+    CHECK_IS(dup(0), next); /* nothing is left open */
+    CHECK_IS(take(name, 5), EMFILE);
+    _exit(0);
+  }
+  send_name(names[1], offer(0, 5));
+  expect_success(child);
+}
+
+/* ---- the process forks, and ends --------------------------------------------- */
+
+static void *take_slowly(void *name)
+{
+  CHECK_IS(take(*(handoff_name *)name, 1), 0);
+  return NULL;
+}
+
+/* A child has nothing of it, whatever its parent's thread was at, and can begin anew. */
+static void scenario_fork(void)
+{
+  int files = open_files();
+  handoff_name name = offer(500, 1);
+  pthread_t thread;
+  CHECK_IS(pthread_create(&thread, NULL, take_slowly, &name), 0);
+  usleep(200000); /* somebody is being answered */
+  pid_t child = fork_with_alarm();
+  if (child == 0) {
+    CHECK_IS(open_files(), files + 1); /* of who takes */
+    handoff_withdraw(name.number);
+    handoff_name mine = offer(0, 2);
+    CHECK_IS(take(mine, 2), 0);
+    CHECK_IS(take(name, 1), 0); /* the parent's, from the parent */
+    exit(0);
+  }
+  expect_success(child);
+  pthread_join(thread, NULL);
+  CHECK_IS(take(name, 1), 0);
+}
+
+/* Nobody waits for an answer of a child whose parent, which had one, is gone. */
+static void scenario_orphan(void)
+{
+  int names[2];
+  handoff_name name;
+  CHECK_IS(pipe(names), 0);
+  pid_t parent = fork_with_alarm();
+  if (parent == 0) {
+    name = offer(0, 1);
+    if (fork_with_alarm() == 0) {
+      send_name(names[1], name);
+      sleep(20);
+      _exit(0);
+    }
+    sleep(1);
+    _exit(0);
+  }
+  receive(names[0], &name);
+  CHECK_IS(take(name, 1), 0);
+  expect_success(parent);
+  double began = now();
+  CHECK_IS(take(name, 1), ECONNREFUSED);
+  CHECK(now() - began < 5);
+}
+
+static int exiting[2];
+
+/* Stands for a library that was there at the first offer, and goes. */
+static void leave(void)
+{
+  handoff_name nobody = {0};
+  send_name(exiting[1], nobody);
+  sleep(2);
+}
+
+static void scenario_exit(void)
+{
+  int names[2];
+  handoff_name name, nobody;
+  CHECK(pipe(names) == 0 && pipe(exiting) == 0);
+  pid_t child = fork_with_alarm();
+  if (child == 0) {
+    atexit(leave);
+    send_name(names[1], offer(0, 1));
+    exit(0);
+  }
+  receive(names[0], &name);
+  receive(exiting[0], &nobody);
+  CHECK_IS(take(name, 1), ECONNREFUSED);
+  expect_success(child);
+}
+
+static const struct {
+  const char *name;
+  void (*run)(void);
+} scenarios[] = {
+#define SCENARIO(name) {#name, scenario_##name}
+    SCENARIO(guess),   SCENARIO(refused),    SCENARIO(users), SCENARIO(silent), SCENARIO(crowd),
+    SCENARIO(signals), SCENARIO(full_table), SCENARIO(fork),  SCENARIO(orphan), SCENARIO(exit),
+    SCENARIO(network),
+};
+
+int main(int count, char **arguments)
+{
+  for (size_t i = 0; count == 2 && i < sizeof scenarios / sizeof *scenarios; i++)
+    if (strcmp(scenarios[i].name, arguments[1]) == 0) {
+      scenarios[i].run();
+      return 0;
+    }
+  fprintf(stderr, "usage: %s SCENARIO\n", arguments[0]);
+  return 2;
+}
