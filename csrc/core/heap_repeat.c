@@ -42,22 +42,37 @@ static void consider(const request_t *q, run_t *best, run_t range)
     *best = range;
 }
 
-/* All that is joined with the block, if it is the first pending one there. */
+/* All that is joined with the pending block, if it is the first such one there. */
 static run_t range_from(const request_t *q, block_t *block)
 {
-  run_t range = run_of_one(block);
+  run_t range = run_of_one(block), none = {0};
   if (joins(q, block->prev)) {
     range.first = block->prev;
     range.size += range.first->size;
     /* Two ready blocks are never neighbours. */
     if (range.first->state == BLOCK_PENDING || joins(q, range.first->prev))
-      return (run_t){0};
+      return none;
   }
+  if (!joins(q, block))
+    return none;
   while (joins(q, range.last->next)) {
     range.last = range.last->next;
     range.size += range.last->size;
   }
   return range;
+}
+
+static bool is_free(const block_t *neighbour)
+{
+  return neighbour &&
+         (neighbour->state == BLOCK_READY || neighbour->state == BLOCK_PENDING);
+}
+
+/* A block that stands alone and does not fit: what it owes need not be looked at. */
+static bool is_out_of_question(const request_t *q, const block_t *block)
+{
+  return block->segment->large != q->large ||
+         (block->size < q->size && !is_free(block->prev) && !is_free(block->next));
 }
 
 /* Ready blocks are in order of size; those beside pending ones are seen there. */
@@ -77,7 +92,7 @@ static run_t best_range(const request_t *q)
   if (ready.first)
     consider(q, &best, ready);
   for (block_t *b = q->heap->oldest_pending; b; b = b->newer)
-    if (b->segment->large == q->large && joins(q, b)) {
+    if (!is_out_of_question(q, b)) {
       run_t range = range_from(q, b);
       if (range.first)
         consider(q, &best, range);
