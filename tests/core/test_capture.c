@@ -107,6 +107,25 @@ TEST(edges_that_were_spared_are_counted) {
   end();
 }
 
+/* Of two reads the program has ordered one. */
+TEST(an_edge_that_was_spared_beside_one_that_was_not_is_counted) {
+  begin();
+  capture_begin();
+  void *x = block(X, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  world_read_on(&w, t, x, r);
+  world_use(&w, x, t, 0);
+  world_wait(&w, r, s);
+  world_free(&w, x);
+  CHECK(block(X, r) == x);
+  CHECK_EQ(gates(), 1);
+  CHECK_EQ(world_counters(&w, 0).gates_skipped, 1);
+  world_wait(&w, r, t);
+  capture_end();
+  end();
+}
+
 TEST(a_mark_without_gate_is_not_depended_on) {
   begin();
   capture_begin();
