@@ -516,6 +516,32 @@ TEST(a_thread_that_was_refused_inside_a_body_may_be_inside) {
   }
 }
 
+/* Nor does it say in what capture the thread marks a use: of a stream that the core has
+ * met the mark is held, of another one it is refused. */
+TEST(a_thread_whose_mark_nobody_can_place_may_be_inside_a_body) {
+  for (int met = 0; met < 2; met++) {
+    begin();
+    const void *marked = block(X, r);
+    if (met) world_use(&w, marked, s, 0);
+    capture_begin();
+    world_wait(&w, t, r);
+    void *y = block(Y, t);
+    world_wait(&w, r, t);
+    sim_capture_body(w.s, 0, r.handle, s.handle);
+    sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
+    sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+    esper_status status = esper_record_use(w.core, &marked, 1, s, 0, NULL);
+    CHECK_STATUS(status, met ? ESPER_OK : ESPER_DEVICE_ERROR);
+    CHECK_EQ(sim_faults(w.s), 1);
+    world_free(&w, y);
+    CHECK(block(Y, t) != y);
+    CHECK(!sim_capture_end(w.s, 0, s.handle));
+    world_wait(&w, r, t);
+    capture_end();
+    end();
+  }
+}
+
 /* A thread that was refused outside any body frees where it always did. */
 TEST(a_thread_that_was_refused_in_the_capture_frees_there) {
   begin();
