@@ -42,6 +42,16 @@ static void consider(const request_t *q, run_t *best, run_t range)
     *best = range;
 }
 
+/* All that is joined with the block and lies behind it. */
+static run_t range_after(const request_t *q, run_t range)
+{
+  while (joins(q, range.last->next)) {
+    range.last = range.last->next;
+    range.size += range.last->size;
+  }
+  return range;
+}
+
 /* All that is joined with the pending block, if it is the first such one there. */
 static run_t range_from(const request_t *q, block_t *block)
 {
@@ -53,13 +63,21 @@ static run_t range_from(const request_t *q, block_t *block)
     if (range.first->state == BLOCK_PENDING || joins(q, range.first->prev))
       return none;
   }
-  if (!joins(q, block))
-    return none;
-  while (joins(q, range.last->next)) {
-    range.last = range.last->next;
-    range.size += range.last->size;
-  }
-  return range;
+  return joins(q, block) ? range_after(q, range) : none;
+}
+
+/* Every range, in the order of addresses. */
+static run_t best_of_all(const request_t *q)
+{
+  run_t best = {0};
+  for (const segment_t *s = q->device->first_segment; s; s = s->next)
+    for (block_t *b = s->first; b && s->heap == q->heap && s->large == q->large; b = b->next)
+      if (joins(q, b)) {
+        run_t range = range_after(q, run_of_one(b));
+        consider(q, &best, range);
+        b = range.last;
+      }
+  return best;
 }
 
 static bool is_free(const block_t *neighbour)
@@ -75,20 +93,30 @@ static bool is_out_of_question(const request_t *q, const block_t *block)
          (block->size < q->size && !is_free(block->prev) && !is_free(block->next));
 }
 
-/* Ready blocks are in order of size; those beside pending ones are seen there. */
-static run_t best_ready(const request_t *q)
+/* Ready blocks are in order of size; those beside pending ones are seen there. False: these
+ * are so many that it is quicker to look at everything. */
+static bool find_ready(const request_t *q, run_t *ready)
 {
+  enum { MANY = 128 };
   const bins_t *bins = &q->heap->ready[q->large];
   block_t *block = bins_best_fit(bins, q->size);
+  int passed_over = 0;
   while (block && (joins_pending(q, block->prev) || joins_pending(q, block->next) ||
-                   !fits(q, run_of_one(block))))
+                   !fits(q, run_of_one(block)))) {
+    if (++passed_over > MANY)
+      return false;
     block = bins_next(bins, block);
-  return run_of_one(block);
+  }
+  *ready = run_of_one(block);
+  return true;
 }
 
+/* The same whichever way it is looked for. */
 static run_t best_range(const request_t *q)
 {
-  run_t best = {0}, ready = best_ready(q);
+  run_t best = {0}, ready;
+  if (!find_ready(q, &ready))
+    return best_of_all(q);
   if (ready.first)
     consider(q, &best, ready);
   for (block_t *b = q->heap->oldest_pending; b; b = b->newer)

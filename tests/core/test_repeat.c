@@ -294,6 +294,29 @@ TEST(a_rest_that_cannot_be_a_block_is_handed_out) {
   end();
 }
 
+/* However many ready blocks are parts of ranges, what fits best is found. */
+TEST(many_ready_blocks_beside_pending_ones_hide_nothing) {
+  enum { BLOCKS = 600 };
+  begin();
+  esper_stream r = w.stream[0], s = w.stream[1];
+  void *p[BLOCKS], *alone, *apart;
+  for (int i = 0; i < BLOCKS; i++) p[i] = get(KIB, r);
+  get(512, r);
+  alone = get(KIB, r);
+  get(512, r);
+  apart = get(3 * KIB, r);
+  get(512, r);
+  for (int i = 0; i < BLOCKS; i += 2) read_and_free(p[i], r, s);
+  for (int i = 1; i < BLOCKS; i += 2) world_free(&w, p[i]);
+  read_and_free(apart, r, s);
+  world_free(&w, alone);
+  CHECK(get(KIB, r) == alone);
+  CHECK(get(2 * KIB, r) == apart);
+  CHECK(get(2 * KIB, r) == p[0]);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 2 * MIB);
+  end();
+}
+
 /* Not what has completed goes first, but what fits best and lies lowest. */
 TEST(a_ready_block_does_not_go_before_a_pending_one) {
   begin();
