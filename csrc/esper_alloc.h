@@ -436,7 +436,8 @@ typedef struct esper_pool_stats {
 
 /* Copies the figures of the device's private pools that ever had memory, oldest first,
  * into *pools (freed with free()); *count is their number. Those of a pool that is
- * gone stay until the resets above have made them all zero. */
+ * gone stay until the resets above have made them all zero, or until they are not
+ * among the youngest 256 of such pools. */
 ESPER_API esper_status esper_get_pool_stats(esper_core *core, int device,
                                             esper_pool_stats **pools,
                                             size_t *count);

@@ -30,11 +30,14 @@ static bool is_empty(const account_t *account)
   return !account->open && !memcmp(account->figures.reserved_bytes, none, sizeof none);
 }
 
-static void forget_empty(device_t *device)
+/* Programs make and drop pools for as long as they run: of those that are gone the
+ * youngest have accounts. */
+static void forget_old(device_t *device)
 {
+  int gone = 0;
   for (account_t **link = &device->accounts; *link;) {
     account_t *account = *link;
-    if (is_empty(account)) {
+    if (is_empty(account) || (!account->open && ++gone > ACCOUNTS_GONE)) {
       *link = account->next;
       free(account);
     } else {
@@ -46,7 +49,7 @@ static void forget_empty(device_t *device)
 void account_close(device_t *device, account_t *account)
 {
   account->open = false;
-  forget_empty(device);
+  forget_old(device);
 }
 
 void accounts_destroy(device_t *device)
@@ -92,7 +95,7 @@ void accounts_reset_peaks(device_t *device)
   for (account_t *account = device->accounts; account; account = account->next)
     for (int class = 0; class < ESPER_CLASSES; class++)
       stat_reset_peak(&account->figures.reserved_bytes[class]);
-  forget_empty(device);
+  forget_old(device);
 }
 
 void accounts_reset_accumulated(device_t *device)
@@ -100,7 +103,7 @@ void accounts_reset_accumulated(device_t *device)
   for (account_t *account = device->accounts; account; account = account->next)
     for (int class = 0; class < ESPER_CLASSES; class++)
       stat_reset_accumulated(&account->figures.reserved_bytes[class]);
-  forget_empty(device);
+  forget_old(device);
 }
 
 static size_t count_used(const device_t *device)

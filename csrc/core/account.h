@@ -1,11 +1,14 @@
 /* account.h: what private pools have reserved. Under the device's lock.
  *
  * A pool has an account from its making on. It outlives the pool for as long as it has
- * something to say: until resets have made it all zero. */
+ * something to say: until resets have made it all zero, or so many younger ones have
+ * outlived theirs. */
 #ifndef ESPER_ACCOUNT_H
 #define ESPER_ACCOUNT_H
 
 #include "types.h"
+
+enum { ACCOUNTS_GONE = 256 }; /* of pools that are gone, of a device */
 
 /* The account of a pool that is being made: a new one, or that of an earlier pool with
  * the id. NULL: no host memory. */

@@ -42,17 +42,9 @@ static void consider(const request_t *q, run_t *best, run_t range)
     *best = range;
 }
 
-/* All that is joined with the block, if it is the first pending one there. */
-static run_t range_from(const request_t *q, block_t *block)
+/* All that is joined with the block and lies behind it. */
+static run_t range_after(const request_t *q, run_t range)
 {
-  run_t range = run_of_one(block);
-  if (joins(q, block->prev)) {
-    range.first = block->prev;
-    range.size += range.first->size;
-    /* Two ready blocks are never neighbours. */
-    if (range.first->state == BLOCK_PENDING || joins(q, range.first->prev))
-      return (run_t){0};
-  }
   while (joins(q, range.last->next)) {
     range.last = range.last->next;
     range.size += range.last->size;
@@ -60,24 +52,75 @@ static run_t range_from(const request_t *q, block_t *block)
   return range;
 }
 
-/* Ready blocks are in order of size; those beside pending ones are seen there. */
-static run_t best_ready(const request_t *q)
+/* All that is joined with the pending block, if it is the first such one there. */
+static run_t range_from(const request_t *q, block_t *block)
 {
-  const bins_t *bins = &q->heap->ready[q->large];
-  block_t *block = bins_best_fit(bins, q->size);
-  while (block && (joins_pending(q, block->prev) || joins_pending(q, block->next) ||
-                   !fits(q, run_of_one(block))))
-    block = bins_next(bins, block);
-  return run_of_one(block);
+  run_t range = run_of_one(block), none = {0};
+  if (joins(q, block->prev)) {
+    range.first = block->prev;
+    range.size += range.first->size;
+    /* Two ready blocks are never neighbours. */
+    if (range.first->state == BLOCK_PENDING || joins(q, range.first->prev))
+      return none;
+  }
+  return joins(q, block) ? range_after(q, range) : none;
 }
 
+/* Every range, in the order of addresses. */
+static run_t best_of_all(const request_t *q)
+{
+  run_t best = {0};
+  for (const segment_t *s = q->device->first_segment; s; s = s->next)
+    for (block_t *b = s->first; b && s->heap == q->heap && s->large == q->large; b = b->next)
+      if (joins(q, b)) {
+        run_t range = range_after(q, run_of_one(b));
+        consider(q, &best, range);
+        b = range.last;
+      }
+  return best;
+}
+
+static bool is_free(const block_t *neighbour)
+{
+  return neighbour &&
+         (neighbour->state == BLOCK_READY || neighbour->state == BLOCK_PENDING);
+}
+
+/* A block that stands alone and does not fit: what it owes need not be looked at. */
+static bool is_out_of_question(const request_t *q, const block_t *block)
+{
+  return block->segment->large != q->large ||
+         (block->size < q->size && !is_free(block->prev) && !is_free(block->next));
+}
+
+/* Ready blocks are in order of size; those beside pending ones are seen there. False: these
+ * are so many that it is quicker to look at everything. */
+static bool find_ready(const request_t *q, run_t *ready)
+{
+  enum { MANY = 128 };
+  const bins_t *bins = &q->heap->ready[q->large];
+  block_t *block = bins_best_fit(bins, q->size);
+  int passed_over = 0;
+  while (block && (joins_pending(q, block->prev) || joins_pending(q, block->next) ||
+                   !fits(q, run_of_one(block)))) {
+    if (++passed_over > MANY)
+      return false;
+    block = bins_next(bins, block);
+  }
+  *ready = run_of_one(block);
+  return true;
+}
+
+/* The same whichever way it is looked for. */
 static run_t best_range(const request_t *q)
 {
-  run_t best = {0}, ready = best_ready(q);
+  run_t best = {0}, ready;
+  if (!find_ready(q, &ready))
+    return best_of_all(q);
   if (ready.first)
     consider(q, &best, ready);
   for (block_t *b = q->heap->oldest_pending; b; b = b->newer)
-    if (b->segment->large == q->large && joins(q, b)) {
+    if (!is_out_of_question(q, b)) {
       run_t range = range_from(q, b);
       if (range.first)
         consider(q, &best, range);

@@ -171,7 +171,7 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
   bool active = p.capture != CAPTURE_UNKNOWN && p.capture != ESPER_CAPTURE_INVALID;
   branch_t *branch = active ? capture_branch(core, p.stream, p.capture) : NULL;
   bool placed = branch && branch_place(branch, p.handle, &place), outside = false;
-  if (active)
+  if (p.capture != ESPER_CAPTURE_INVALID)
     capture_note_thread(p.capture, p.stream);
   *found = 0;
   for (size_t i = 0; i < count && status == ESPER_OK; i++) {
@@ -233,12 +233,21 @@ static esper_status mark_block(block_t *block, const void *ptr, presented_t p, u
   return status;
 }
 
+/* Who marks on a stream works on it, and frees there. */
+static esper_status present(core_t *core, esper_stream as, presented_t *p)
+{
+  esper_status status = stream_present(core, as, p);
+  if (status != ESPER_OK)
+    capture_note_refused(core);
+  return status;
+}
+
 esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count,
                               esper_stream as, unsigned flags, size_t *marked)
 {
   size_t found = 0;
   presented_t p;
-  esper_status status = stream_present(core, as, &p);
+  esper_status status = present(core, as, &p);
   if (status != ESPER_OK)
     return status;
   if (is_lost(core, as.device)) {
@@ -344,7 +353,7 @@ static esper_status attach_at_free(core_t *core, const void *ptr, stream_t *stre
 esper_status marks_record_stream(core_t *core, const void *ptr, esper_stream as)
 {
   presented_t p;
-  esper_status status = stream_present(core, as, &p);
+  esper_status status = present(core, as, &p);
   return status == ESPER_OK ? attach_at_free(core, ptr, p.stream) : status;
 }
 

@@ -116,6 +116,24 @@ TEST(a_pool_with_the_id_of_one_that_is_gone_goes_on) {
   end();
 }
 
+/* Or a program that makes a pool in every step would need more and more host memory. */
+TEST(of_the_pools_that_are_gone_the_youngest_have_figures) {
+  enum { POOLS = 300, MOST = 256 };
+  begin(false);
+  esper_pool *stays = make(1000);
+  CHECK_OK(esper_free(w.core, get(stays, 512)));
+  for (uint64_t id = 1; id <= POOLS; id++) {
+    CHECK_OK(esper_free(w.core, get(make(id), 12 * MIB)));
+    CHECK_OK(esper_pool_release(w.core, 0, 0, id));
+    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  }
+  CHECK_EQ(figures(0, MOST + 1).id[1], 1000);
+  CHECK_EQ(figures(1, MOST + 1).id[1], POOLS - MOST + 1);
+  CHECK_EQ(figures(MOST, MOST + 1).id[1], POOLS);
+  CHECK_OK(esper_pool_release(w.core, 0, 0, 1000));
+  end();
+}
+
 /* What the driver does not take back was not given back. */
 TEST(a_segment_that_stays_counts) {
   begin(false);

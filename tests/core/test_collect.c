@@ -80,6 +80,23 @@ TEST(how_long_is_told_by_the_frees_not_by_the_births) {
   world_end(&w);
 }
 
+/* The first round takes what is older than the average, of one that is very old; that is
+ * not enough, and the next goes by the average of the others. */
+TEST(there_are_rounds_until_enough_went) {
+  begin(0.5, SIM_AT_ONCE);
+  set_threshold(0.2); /* of 500 MiB */
+  void *p[3] = {get(40, r), get(50, r), get(60, r)};
+  get(2, s);
+  for (int i = 0; i < 3; i++) {
+    world_free(&w, p[i]);
+    for (int k = 0; k < (i ? 1 : 20); k++) world_free(&w, get(3, s));
+  }
+  CHECK_EQ(reserved(), 150 + 20);
+  get(80, r); /* 70 MiB are too many: that of 40 goes, then that of 50 */
+  CHECK_EQ(reserved(), 60 + 20 + 80);
+  world_end(&w);
+}
+
 TEST(a_threshold_that_is_set_later_counts_from_there) {
   begin(0.5, SIM_AT_ONCE);
   void *late = get(50, r), *early = get(60, r);

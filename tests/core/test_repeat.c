@@ -264,6 +264,60 @@ TEST(a_range_is_ready_and_pending_memory) {
   end();
 }
 
+/* Two blocks that become one leave host memory for one. Where there is none the rest is
+ * handed out, too. */
+TEST(a_rest_that_cannot_be_a_block_is_handed_out) {
+  begin();
+  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
+  void *a = get(4 * MIB, r), *b = get(4 * MIB, r), *c = get(12 * MIB - 512, r);
+  read_and_free(a, r, s);
+  read_and_free(b, r, t);
+  arena_t *blocks = &w.core->devices[0].blocks;
+  void *taken = NULL, *piece;
+  check_limit_malloc(0);
+  while ((piece = arena_take(blocks))) {
+    *(void **)piece = taken;
+    taken = piece;
+  }
+  void *p = get(6 * MIB, r), *q = get(MIB + 512, r);
+  check_limit_malloc(-1);
+  CHECK(p == a && q == (char *)a + 6 * MIB);
+  CHECK_EQ(world_size(&w, p), 6 * MIB);
+  CHECK_EQ(world_size(&w, q), 2 * MIB);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 2);
+  for (; taken; taken = piece) {
+    piece = *(void **)taken;
+    arena_give(blocks, taken);
+  }
+  world_check(&w);
+  (void)c;
+  end();
+}
+
+/* However many ready blocks are parts of ranges, what fits best is found. */
+TEST(many_ready_blocks_beside_pending_ones_hide_nothing) {
+  enum { BLOCKS = 600 };
+  begin();
+  esper_stream r = w.stream[0], s = w.stream[1];
+  void *p[BLOCKS], *alone, *apart;
+  for (int i = 0; i < BLOCKS; i++) p[i] = get(KIB, r);
+  get(512, r);
+  alone = get(KIB, r);
+  get(512, r);
+  apart = get(2 * KIB, r);
+  get(512, r);
+  read_and_free(apart, r, s); /* first: who waits for it has not waited for the others */
+  for (int i = 0; i < BLOCKS; i += 2) read_and_free(p[i], r, s);
+  for (int i = 1; i < BLOCKS; i += 2) world_free(&w, p[i]);
+  world_free(&w, alone);
+  CHECK(get(KIB, r) == alone);
+  CHECK(get(2 * KIB, r) == apart);
+  get(20 * MIB - 300 * KIB, r); /* beside it is what fits better, for large ones */
+  CHECK(get(KIB, r) == p[0]);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 22 * MIB);
+  end();
+}
+
 /* Not what has completed goes first, but what fits best and lies lowest. */
 TEST(a_ready_block_does_not_go_before_a_pending_one) {
   begin();
@@ -295,12 +349,56 @@ TEST(a_use_without_gate_is_not_waited_for) {
   end();
 }
 
-/* Other streams' memory is not taken, completed or not, while memory can grow. */
+/* What is left of a range owes what it owed, to other streams too. */
+TEST(the_rest_of_a_range_still_owes) {
+  sim_options options = {
+      .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD, .capacity = 28 * MIB};
+  begin_with(&options, NULL);
+  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
+  void *a = get(8 * MIB, r), *b = get(12 * MIB - 512, r);
+  read_and_free(a, r, s);
+  CHECK(get(4 * MIB, r) == a);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  CHECK(get(4 * MIB, t) == (char *)a + 4 * MIB);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 3); /* for s, and for r's own work */
+  (void)b;
+  end();
+}
+
+/* A pool that does not split hands out what there is. */
+TEST(a_range_is_taken_whole_where_nothing_is_split) {
+  begin();
+  CHECK_OK(esper_pool_set_flags(w.core, 0, 0, ID, ESPER_POOL_NO_SPLIT, ESPER_POOL_NO_SPLIT));
+  esper_stream r = w.stream[0];
+  void *a = get(12 * MIB, r);
+  read_and_free(a, r, w.stream[1]);
+  CHECK(get(4 * MIB, r) == a);
+  CHECK_EQ(world_size(&w, a), 12 * MIB);
+  end();
+}
+
+/* max_split_size does not concern them. */
+TEST(a_range_of_a_mapped_segment_is_never_too_large) {
+  sim_options options = {
+      .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD, .virtual_memory = 1};
+  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED, .max_split_size = 20 * MIB};
+  begin_with(&options, &config);
+  esper_stream r = w.stream[0];
+  void *a = get(30 * MIB, r);
+  read_and_free(a, r, w.stream[1]);
+  CHECK(get(10 * MIB, r) == a);
+  CHECK_EQ(world_size(&w, a), 10 * MIB);
+  end();
+}
+
+/* Other streams' memory is not taken, completed or not, while memory can grow; then what
+ * has completed is, though nobody may wait for the stream's work. */
 TEST(other_streams_memory_serves_when_memory_is_short) {
   sim_options options = {
       .oracle = SIM_ORACLE_KNOWN, .completion = SIM_AT_ONCE, .capacity = 28 * MIB};
   begin_with(&options, NULL);
   esper_stream r = w.stream[0], s = w.stream[1];
+  CHECK_OK(esper_stream_set_traits(w.core, r, ESPER_TRAIT_RENDEZVOUS));
   void *a = get(12 * MIB, r);
   world_free(&w, a);
   CHECK(get(12 * MIB, s) != a);
