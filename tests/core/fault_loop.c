@@ -587,6 +587,10 @@ static bool is_plausible(sim_call call, esper_status status) {
   }
 }
 
+#ifndef FAULT_STEP
+#define FAULT_STEP 1 /* from one failing call of a function to the next */
+#endif
+
 static void walk(esper_status status, bool sticky) {
   static const sim_completion COMPLETIONS[] = {SIM_WHEN_TOLD, SIM_SEEDED,
                                                SIM_AT_ONCE};
@@ -595,10 +599,11 @@ static void walk(esper_status status, bool sticky) {
     sim_call call = (sim_call)c;
     if (!is_plausible(call, status)) continue;
     for (int k = 0; k < 6; k++) {
-      uint64_t nth = 1;
       mapped = k >= 3;
-      while (run(call, nth, status, sticky, COMPLETIONS[k % 3])) nth++;
-      runs += nth;
+      runs++;
+      for (uint64_t nth = 1; run(call, nth, status, sticky, COMPLETIONS[k % 3]);
+           nth += FAULT_STEP)
+        runs++;
     }
   }
   printf("  %llu runs\n", (unsigned long long)runs);
