@@ -410,8 +410,10 @@ size_t mapped_granule(device_t *device)
     return 0;
   }
   lock(&device->lock);
-  device->granule = status == ESPER_OK ? granule : 0;
-  atomic_store_explicit(&device->granule_known, true, memory_order_release);
+  if (!atomic_load_explicit(&device->granule_known, memory_order_relaxed)) {
+    device->granule = status == ESPER_OK ? granule : 0;
+    atomic_store_explicit(&device->granule_known, true, memory_order_release);
+  }
   unlock(&device->lock);
   return device->granule;
 }
@@ -462,7 +464,7 @@ esper_status mapped_reserve(heap_t *heap, bool large, size_t size)
 static segment_t *find_empty(device_t *device, const pool_t *pool)
 {
   for (segment_t *s = device->first_segment; s; s = s->next)
-    if (s->pages && s->first->state == BLOCK_HOLE && !s->first->next &&
+    if (s->pages && block_state_of(s->first) == BLOCK_HOLE && !s->first->next &&
         (!pool || s->heap->pool == pool))
       return s;
   return NULL;
