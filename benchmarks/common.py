@@ -228,6 +228,26 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def result_in(line: str) -> dict[str, Any] | None:
+    """What a line of a worker's output reports, if it does."""
+    return json.loads(line[len(_MARK) :]) if line.startswith(_MARK) else None
+
+
+def worker_process(
+    script: str | Path, allocator: str, args: Sequence[str], more: Mapping[str, str] | None
+) -> tuple[list[str], dict[str, str]]:
+    """The command `script --worker allocator args` and its environment, with `more`."""
+    env = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
+    env.update(ENVIRONMENTS[allocator])
+    env.update(more or {})
+    env["PYTHONPATH"] = os.pathsep.join(
+        part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part
+    )
+    # Streams share hardware queues when there are more of them than queues.
+    env.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    return [sys.executable, str(script), "--worker", allocator, *args], env
+
+
 def run_worker(
     script: str | Path,
     allocator: str,
@@ -239,23 +259,16 @@ def run_worker(
 
     `more` is added to its environment.
     """
-    env = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
-    env.update(ENVIRONMENTS[allocator])
-    env.update(more or {})
-    env["PYTHONPATH"] = os.pathsep.join(
-        part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part
-    )
-    # Streams share hardware queues when there are more of them than queues.
-    env.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    command = [sys.executable, str(script), "--worker", allocator, *args]
+    command, env = worker_process(script, allocator, args, more)
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired as error:
         raise WorkerFailed(f"{allocator}: no result within {timeout:.0f} s") from error
     if done.returncode == 0:
         for line in reversed(done.stdout.splitlines()):
-            if line.startswith(_MARK):
-                return json.loads(line[len(_MARK) :])
+            found = result_in(line)
+            if found is not None:
+                return found
     tail = (done.stdout + done.stderr)[-3000:]
     raise WorkerFailed(f"{allocator}: exit status {done.returncode} and this output:\n{tail}")
 

@@ -10,7 +10,9 @@ The jobs stand in workloads.py with their batch sizes and schedules: GPT-2 train
 variable-length Llama training, decoding with a growing cache, ResNet-50 training,
 PPO. Every worker is a fresh process on one allocator that goes through the
 schedule once, and then several times more for the step time; the host waits at
-the end of a pass only. PyTorch is set to be deterministic, cudnn.benchmark is off.
+the end of a pass only. The workers are there at the same time and take turns, a pass
+each, so the GPU must have room for all of them. PyTorch is set to be deterministic,
+cudnn.benchmark is off.
 
 Per job, ours beside PyTorch's own allocator, the same with expandable_segments,
 cudaMallocAsync, and RMM's pool where the package rmm is installed:
@@ -35,7 +37,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,6 @@ from common import (
     RMM,
     Case,
     Results,
-    alternate_cases,
     device_used_mib,
     gpu_missing,
     machine,
@@ -60,7 +61,8 @@ from common import (
     run_worker,
     use_allocator,
 )
-from workloads import JOBS
+from turns import take_turns, turns
+from workloads import JOBS, import_job
 
 PEERS = (NATIVE, EXPANDABLE, ASYNC, RMM)
 SEGMENTS = ("classic", "mapped")
@@ -69,6 +71,9 @@ LEAST, FASTEST = "least peak allocated of any peer", "fastest peer"
 GOAL, AIM, AIM_FROM_MIB = 1.05, 1.02, 1024
 #: What the replay needs to be right about, in percent of the peak.
 REPLAY_GOAL = 2.0
+#: Figures of the whole process, and such as the first pass alone has.
+PEAKS = ("peak_allocated_mib", "peak_reserved_mib")
+ONCE = ("machine", "beyond_reserved_mib", "smi_beyond_reserved_mib")
 
 
 # --- the measuring side ------------------------------------------------------
@@ -89,41 +94,44 @@ def prepare(allocator: str, strict: bool = False) -> None:
     torch.manual_seed(0)
 
 
-def measure(allocator: str, name: str, small: bool) -> dict[str, Any]:
-    """One process: MiB, ms a step, and the outputs of the first pass.
+def measure(allocator: str, name: str, small: bool) -> Iterator[dict[str, Any]]:
+    """One process, of which each turn but the first is a pass through the schedule.
 
-    step_ms: median over the passes but the first, of which first_step_ms tells.
-    beyond_reserved_mib, smi_beyond_reserved_mib: the device's memory in use at the
-    end, less what is reserved then.
+    The pass's step_ms and outputs, and the memory_figures() until then. Of the first
+    pass also beyond_reserved_mib and smi_beyond_reserved_mib: what this process has
+    of the device's memory at its end, less what is reserved then.
     """
     import torch
 
+    import_job(name)
+    yield {}
+    others = nvidia_smi_used_mib()
     job = JOBS[name]
     prepare(allocator, job.strict)
     steps = job.small_steps if small else job.steps
     step = job.make(small)
-    times: list[float] = []
-    outputs: list[Any] = []
-    for turn in range(1 + job.passes):
+    first = True
+    while True:
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        found = [step(number) for number in range(steps)]
+        outputs = [step(number) for number in range(steps)]
         torch.cuda.synchronize()
-        times.append((time.perf_counter() - begin) * 1e3 / steps)
-        if turn == 0:
-            outputs = found
-    check_segments(allocator)
-    figures = memory_figures()
-    used, smi = device_used_mib(), nvidia_smi_used_mib()
-    return {
-        "machine": machine(),
-        "step_ms": statistics.median(times[1:]),
-        "first_step_ms": times[0],
-        **figures,
-        "beyond_reserved_mib": used - figures["reserved_mib"],
-        "smi_beyond_reserved_mib": None if smi is None else smi - figures["reserved_mib"],
-        "outputs": [output.item().hex() for output in outputs],
-    }
+        step_ms = (time.perf_counter() - begin) * 1e3 / steps
+        figures: dict[str, Any] = {
+            "step_ms": step_ms,
+            "outputs": [output.item().hex() for output in outputs],
+            **memory_figures(),
+        }
+        if first:
+            check_segments(allocator)
+            figures["machine"] = machine()
+            smi = nvidia_smi_used_mib()
+            if smi is not None and others is not None:
+                taken = others + figures["reserved_mib"]
+                figures["beyond_reserved_mib"] = device_used_mib() - taken
+                figures["smi_beyond_reserved_mib"] = smi - taken
+        first = False
+        yield figures
 
 
 def segment_kinds() -> set[str]:
@@ -208,6 +216,22 @@ def of_kind(
     ]  # fmt: skip
 
 
+def passes(measured: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, dict[str, Any]]]:
+    """Rounds of figures from what the workers reported in turns: each has the peaks of
+    the whole process, and the first pass's step time as first_step_ms beside its own."""
+    warm_up, *later = measured[1:]
+    last = measured[-1]
+    rounds = []
+    for number, one in enumerate(later):
+        rounds.append({})
+        for case, figures in one.items():
+            rounds[-1][case] = {**figures, **{key: last.get(case, figures)[key] for key in PEAKS}}
+            if number == 0:
+                more = {key: warm_up[case].get(key) for key in ONCE}
+                rounds[-1][case] |= {**more, "first_step_ms": warm_up[case]["step_ms"]}
+    return rounds
+
+
 def medians(rounds: Sequence[Mapping[str, Mapping[str, Any]]], key: str) -> dict[str, float]:
     """The median of a figure over the rounds, for each case that has it."""
     found: dict[str, list[float]] = {}
@@ -247,20 +271,18 @@ def differing(a: Sequence[str], b: Sequence[str]) -> int:
 def output_differences(
     rounds: Sequence[Mapping[str, Mapping[str, Any]]],
 ) -> tuple[list[int], list[int]] | None:
-    """Outputs that differ from those of native's first run: in each run of ours, and
-    in each of the peers' others. None: native did not run."""
-    native = [one[NATIVE]["outputs"] for one in rounds if NATIVE in one]
-    if not native:
-        return None
-    ours = [differing(one[OURS]["outputs"], native[0]) for one in rounds if OURS in one]
-    peers = [differing(outputs, native[0]) for outputs in native[1:]]
-    peers += [
-        differing(figures["outputs"], native[0])
-        for one in rounds
-        for case, figures in one.items()
-        if case not in (OURS, NATIVE)
-    ]
-    return ours, peers
+    """Outputs that differ from those of native's same pass: of ours, and of each of the
+    other peers. None: native did not run."""
+    ours: list[int] = []
+    peers: list[int] = []
+    for one in rounds:
+        if NATIVE not in one:
+            continue
+        for case, figures in one.items():
+            if case != NATIVE:
+                count = differing(figures["outputs"], one[NATIVE]["outputs"])
+                (ours if case == OURS else peers).append(count)
+    return (ours, peers) if ours else None
 
 
 def add_rows(
@@ -295,7 +317,7 @@ def add_rows(
         ours, peers = differences
         results.row(
             f"{title}: outputs that differ from native's",
-            "outputs", ours, peers or [0], "the peers, native again", 0.0, "ours",
+            "outputs", ours, peers or [0], "the other peers", 0.0, "ours",
         )  # fmt: skip
     for peer in PEERS:
         if any(peer in one for one in rounds):
@@ -367,7 +389,7 @@ def probe() -> int:
 
 def main() -> int:
     arguments = parser(__doc__)
-    arguments.set_defaults(rounds=2)
+    arguments.set_defaults(rounds=12)
     arguments.add_argument("--job", choices=JOBS, action="append", help="default: all")
     arguments.add_argument(
         "--segments", choices=SEGMENTS, action="append", help="of ours; default: its own choice"
@@ -384,7 +406,7 @@ def main() -> int:
         if options.record:
             report(record(options.worker, names[0], options.small, options.record))
         else:
-            report(measure(options.worker, names[0], options.small))
+            take_turns(measure(options.worker, names[0], options.small))
         return 0
     why = gpu_missing()
     if why:
@@ -402,9 +424,10 @@ def main() -> int:
             continue
         left = options.seconds - (time.monotonic() - begin)
         cases, left_out = cases_of(name, options.small, kinds)
-        rounds = alternate_cases(
-            __file__, cases, options.rounds, seconds=left / (len(names) - index)
+        measured = turns(
+            __file__, cases, 1 + options.rounds, seconds=left / (len(names) - index)
         )
+        rounds = passes(measured)
         for kind in kinds:
             mine = of_kind(rounds, kind)
             found = [one[OURS] for one in mine if OURS in one]

@@ -1,19 +1,25 @@
 """What it costs to be there: importing, an idle process, the first allocation.
 
-Fresh processes on ours and on native, in turn. Each imports torch and, on ours,
-then esper_alloc; makes its CUDA context; and allocates a tensor and fills it.
-
   import      of torch and esper_alloc, over torch alone in the same process (goal:
-              30 ms more at most); enable(), which loads the compiled part, besides
+              30 ms more at most); enable(), which loads the compiled part, besides.
+              Fresh processes.
   idle        the device's memory in use once the context is there and nothing was
               allocated (goal: no more than native), and after one tensor came and went
   first       from the first allocation to the end of the first kernel, the context
               being there (goal: no worse than native)
+
+The last two are of children of a process that imported torch, one on ours and one on
+native in turn: each makes its CUDA context, allocates a tensor and fills it.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import time
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from common import (
@@ -29,29 +35,39 @@ from common import (
     parser,
     report,
 )
+from turns import take_turns, turns
 
 ELEMENTS = 1 << 20  # of float32: 4 MiB
+IMPORTS = 5  # fresh processes
 
 
-def measure(allocator: str) -> dict[str, Any]:
-    """Milliseconds and MiB of this process, which must not have imported torch."""
+def measure_import(allocator: str) -> dict[str, Any]:
+    """Milliseconds of this process, which must not have imported torch."""
     begin = time.perf_counter()
-    import torch
+    import torch  # noqa: F401
 
-    imported = time.perf_counter()
-    figures: dict[str, Any] = {"torch_ms": (imported - begin) * 1e3}
+    figures = {"torch_ms": (time.perf_counter() - begin) * 1e3}
     if allocator == OURS:
         import esper_alloc
 
-        there = time.perf_counter()
+        figures["import_ms"] = (time.perf_counter() - begin) * 1e3
         esper_alloc.enable()
-        enabled = time.perf_counter()
-        figures["import_ms"] = (there - begin) * 1e3
-        figures["enabled_ms"] = (enabled - begin) * 1e3
+        figures["enabled_ms"] = (time.perf_counter() - begin) * 1e3
+    return figures
+
+
+def measure_first(allocator: str) -> dict[str, Any]:
+    """Milliseconds and MiB of this process, in which CUDA was not used before."""
+    import torch
+
+    if allocator == OURS:
+        import esper_alloc
+
+        esper_alloc.enable()
     begin = time.perf_counter()
     torch.cuda.init()
     torch.cuda.synchronize()  # makes the context
-    figures["context_ms"] = (time.perf_counter() - begin) * 1e3
+    figures: dict[str, Any] = {"context_ms": (time.perf_counter() - begin) * 1e3}
     figures["idle_mib"] = device_used_mib()
     begin = time.perf_counter()
     x = torch.empty(ELEMENTS, device="cuda")
@@ -66,8 +82,45 @@ def measure(allocator: str) -> dict[str, Any]:
     return {"machine": machine(), **figures}
 
 
-def add_rows(results: Results, rounds: list[dict[str, dict[str, Any]]]) -> None:
-    ours = [one[OURS] for one in rounds if OURS in one]
+def in_a_child(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `measure` finds in a child of this process. Raises where it ends badly."""
+    ours, its = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.write(its, json.dumps(measure()).encode())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)  # nothing of the parent's is ended here
+    os.close(its)
+    with os.fdopen(ours) as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise RuntimeError(f"a child ended with status {os.waitstatus_to_exitcode(status)}")
+    return json.loads(told)
+
+
+def measure_children(allocator: str) -> Iterator[dict[str, Any]]:
+    """measure_first() in one child after the other."""
+    import torch  # noqa: F401
+
+    if allocator == OURS:
+        import esper_alloc  # noqa: F401
+    yield {}
+    while True:
+        yield in_a_child(lambda: measure_first(allocator))
+
+
+Rounds = list[dict[str, dict[str, Any]]]
+
+
+def add_rows(results: Results, imports: Rounds, rounds: Rounds) -> None:
+    ours = [one[OURS] for one in imports if OURS in one]
     torch_alone = column(ours, "torch_ms")
     results.row(
         "import torch and esper_alloc", "ms", column(ours, "import_ms"), torch_alone,
@@ -88,24 +141,31 @@ def add_rows(results: Results, rounds: list[dict[str, dict[str, Any]]]) -> None:
 
 def main() -> int:
     arguments = parser(__doc__)
-    arguments.set_defaults(rounds=12)
+    arguments.set_defaults(rounds=30)
+    arguments.add_argument("--children", action="store_true", help="what a worker measures")
     options = arguments.parse_args()
     if options.worker:
-        report(measure(options.worker))
+        if options.children:
+            take_turns(measure_children(options.worker))
+        else:
+            report(measure_import(options.worker))
         return 0
     why = gpu_missing()
     if why:
         print(f"nothing can be measured: {why}")
         return 1
-    cases = [Case(OURS, OURS), Case(NATIVE, NATIVE)]
-    rounds = alternate_cases(__file__, cases, options.rounds, seconds=options.seconds)
+    begin = time.monotonic()
+    imports = alternate_cases(__file__, [Case(OURS, OURS)], IMPORTS, seconds=options.seconds / 2)
+    left = options.seconds - (time.monotonic() - begin)
+    cases = [Case(name, name, ("--children",)) for name in (OURS, NATIVE)]
+    rounds = turns(__file__, cases, options.rounds, seconds=left)[1:]
     found = [one[OURS] for one in rounds if OURS in one]
     if not found:
         print("nothing was measured under esper_alloc")
         return 1
     results = Results("startup", options.out)
     results.describe(found[0]["machine"])
-    add_rows(results, rounds)
+    add_rows(results, imports, rounds)
     return 0 if results.save() else 1
 
 

@@ -7,6 +7,7 @@ sequence of requests, and the outputs can be compared bit for bit.
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,14 +25,13 @@ Step = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class Job:
-    """make(small) builds the model and returns the step. `steps` are in a schedule,
-    which is run once unmeasured and then `passes` times for the step time. `strict`:
+    """make(small) builds the model and returns the step. `steps` are in a schedule, and
+    going through all of them is a pass. `strict`:
     PyTorch may refuse what is not deterministic, as attention's backward needs to be
     told; otherwise it warns."""
 
     make: Callable[[bool], Step]
     steps: int
-    passes: int
     small_steps: int
     strict: bool
     schedule: str
@@ -291,15 +291,24 @@ def ppo(small: bool) -> Step:
 
 
 JOBS: dict[str, Job] = {
-    "gpt2": Job(gpt2, 10, 3, 4, True, "batches of 8 x 1024 tokens, bf16 autocast, AdamW"),
+    "gpt2": Job(gpt2, 10, 4, True, "batches of 8 x 1024 tokens, bf16 autocast, AdamW"),
     "llama_varlen": Job(
-        llama_varlen, 40, 2, 6, True, "1 to 6 sequences of 64 to 2048 tokens, bf16 autocast, AdamW"
+        llama_varlen, 40, 6, True, "1 to 6 sequences of 64 to 2048 tokens, bf16 autocast, AdamW"
     ),
     "llama_decode": Job(
-        llama_decode, 300, 2, 12, False, "32 sequences, prompts of 128 tokens and 299 more, bf16"
+        llama_decode, 300, 12, False, "32 sequences, prompts of 128 tokens and 299 more, bf16"
     ),
     "resnet50": Job(
-        resnet50, 10, 3, 4, False, "batches of 128 images of 224 x 224, bf16 autocast, AdamW"
+        resnet50, 10, 4, False, "batches of 128 images of 224 x 224, bf16 autocast, AdamW"
     ),
-    "ppo": Job(ppo, 10, 2, 3, False, "64 environments, 128 steps each, 4 epochs of 4 minibatches, Adam"),
+    "ppo": Job(ppo, 10, 3, False, "64 environments, 128 steps each, 4 epochs of 4 minibatches, Adam"),
 }
+
+
+def import_job(name: str) -> None:
+    """Imports what a job needs, which takes seconds, and touches no device."""
+    import torch  # noqa: F401
+
+    models = {"gpt2": "transformers.models.gpt2.modeling_gpt2", "resnet50": "torchvision.models"}
+    if name in models:
+        importlib.import_module(models[name])

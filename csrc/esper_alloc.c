@@ -25,8 +25,9 @@ static atomic_bool record_stream_visible;
 static esper_status segments_from_environment(esper_config *config)
 {
   const char *kind = getenv("ESPER_ALLOC_SEGMENTS");
-  /* Mapped segments were not measured on a GPU yet. */
-  if (!kind || !*kind || strcmp(kind, "classic") == 0)
+  if (!kind || !*kind)
+    config->segments = ESPER_SEGMENTS_AUTO;
+  else if (strcmp(kind, "classic") == 0)
     config->segments = ESPER_SEGMENTS_CLASSIC;
   else if (strcmp(kind, "mapped") == 0)
     config->segments = ESPER_SEGMENTS_MAPPED;

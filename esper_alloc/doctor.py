@@ -637,9 +637,10 @@ def paths(facts: Facts) -> list[str]:
 def segments_chosen(facts: Facts) -> str:
     environment = facts["environment"]
     settings = environment.get("PYTORCH_CUDA_ALLOC_CONF") or environment.get("PYTORCH_ALLOC_CONF")
-    wanted = environment.get("ESPER_ALLOC_SEGMENTS") or "classic"
-    if "expandable_segments:True" in (settings or "").replace(" ", ""):
-        wanted = "mapped"
+    wanted = environment.get("ESPER_ALLOC_SEGMENTS") or "mapped"
+    given = re.findall(r"expandable_segments:(True|False)", (settings or "").replace(" ", ""))
+    if given:
+        wanted = "mapped" if given[-1] == "True" else "classic"
     if wanted == "mapped" and all(one["virtual_memory"] for one in facts["driver"]["devices"]):
         return "mapped (pages where they are needed, in reserved addresses)"
     return "classic (one driver allocation each)"

@@ -30,12 +30,12 @@ DEVICES: tuple[Device, ...] = ("sim", "cuda")
 # The reuse order and the kind of segments.
 _Policy = tuple[Literal["gate", "grow", "auto"], Literal["classic", "mapped"]]
 _POLICIES: dict[str, _Policy] = {
-    "gate/classic": ("gate", "classic"),
-    "grow/classic": ("grow", "classic"),
-    "auto/classic": ("auto", "classic"),
     "gate/mapped": ("gate", "mapped"),
     "grow/mapped": ("grow", "mapped"),
     "auto/mapped": ("auto", "mapped"),
+    "gate/classic": ("gate", "classic"),
+    "grow/classic": ("grow", "classic"),
+    "auto/classic": ("auto", "classic"),
 }
 POLICIES = tuple(_POLICIES)
 

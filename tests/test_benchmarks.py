@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ SCRIPTS = sorted(
     for path in BENCHMARKS.glob("*.py")
     if "__main__" in path.read_text() and path.name != "readme.py"
 )
-MODULES = ("common", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth", "malloc_times", "threads", "churn")
+MODULES = ("common", "turns", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth", "malloc_times", "threads", "churn")
 ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2"}
 
 
@@ -197,7 +198,7 @@ def test_rows_of_a_job(tmp_path: Path) -> None:
     assert step["peer_is"] == "native, expandable" and step["goal"] == 1.01
     assert step["mean_ratio"] == pytest.approx((10.0 / 10.2 + 10.1 / 10.0) / 2)
     assert step["interval"][0] < step["mean_ratio"] < step["interval"][1]
-    outputs = rows["gpt2: outputs that differ from native's", "the peers, native again"]
+    outputs = rows["gpt2: outputs that differ from native's", "the other peers"]
     assert (outputs["ours"], outputs["met"], outputs["peer_range"]) == (0, True, [0, 1])
     beyond = rows["gpt2: nvidia-smi's memory in use beyond reserved", "native"]
     assert beyond["met"] is True and beyond["judged"] == "difference"
@@ -253,6 +254,32 @@ def test_cases_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "rmm_missing", lambda: None)
     cases, left_out = jobs.cases_of("ppo", False, [None])
     assert cases[-1].allocator == "RMM's pool" and not left_out
+
+
+def test_the_first_pass_is_not_timed_and_peaks_are_of_all_passes() -> None:
+    jobs = load("jobs")
+
+    def passed(step: float, peak: float, **more: Any) -> dict[str, Any]:
+        return {
+            "step_ms": step, "outputs": [str(step)],
+            "peak_allocated_mib": peak, "peak_reserved_mib": peak + 1, **more,
+        }  # fmt: skip
+
+    once = {"machine": {"gpu": "a"}, "beyond_reserved_mib": 5.0, "smi_beyond_reserved_mib": 6.0}
+    measured = [
+        {"native": {}, "esper_alloc": {}},
+        {"native": passed(9.0, 10, **once), "esper_alloc": passed(8.0, 10, **once)},
+        {"native": passed(3.0, 10), "esper_alloc": passed(2.0, 11)},
+        {"native": passed(4.0, 12), "esper_alloc": passed(2.5, 11)},
+        {"native": passed(5.0, 13)},  # ours failed
+    ]
+    rounds = jobs.passes(measured)
+    assert [one["native"]["step_ms"] for one in rounds] == [3.0, 4.0, 5.0]
+    assert [one["native"]["peak_reserved_mib"] for one in rounds] == [14, 14, 14]
+    assert [one.get("esper_alloc", {}).get("step_ms") for one in rounds] == [2.0, 2.5, None]
+    assert rounds[0]["esper_alloc"].items() >= {"first_step_ms": 8.0, **once}.items()
+    assert "first_step_ms" not in rounds[1]["native"] and "machine" not in rounds[1]["native"]
+    assert rounds[1]["native"]["outputs"] == ["4.0"]
 
 
 def test_rounds_with_both_kinds_of_segments_are_told_apart() -> None:
@@ -333,7 +360,106 @@ def test_segments_of_another_kind_than_asked_for_are_an_error(
     jobs.check_segments("native")
 
 
+# --- turns ---------------------------------------------------------------------
+
+TURNS = """
+import argparse, os, sys, time
+from turns import take_turns
+
+options = argparse.ArgumentParser()
+options.add_argument("--worker")
+options.add_argument("--fail-at", type=int, default=-1)
+options.add_argument("--hang-at", type=int, default=-1)
+options = options.parse_args()
+
+def measure():
+    yield {}
+    for number in range(100):
+        if number == options.fail_at:
+            print("half a line", end="")
+            raise SystemExit("it went wrong")
+        if number == options.hang_at:
+            time.sleep(60)
+        begin = time.monotonic()
+        time.sleep(0.02)
+        print("something else")
+        yield {"number": number, "pid": os.getpid(), "from": begin, "to": time.monotonic(),
+               "segments": os.environ.get("ESPER_ALLOC_SEGMENTS")}
+
+take_turns(measure())
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(BENCHMARKS))
+    path = tmp_path / "worker.py"
+    path.write_text(TURNS)
+    return path
+
+
+def test_workers_take_turns_back_and_forth(script: Path) -> None:
+    load("jobs")  # both modules are of the benchmarks
+    common, turns = sys.modules["common"], sys.modules["turns"]
+    cases = [
+        common.Case("a", common.OURS, (), {"ESPER_ALLOC_SEGMENTS": "mapped"}),
+        common.Case("b", common.NATIVE),
+        common.Case("c", common.NATIVE),
+    ]
+    first, *rounds = turns.turns(script, cases, 3)
+    assert first == {"a": {}, "b": {}, "c": {}}
+    assert [{name: one["number"] for name, one in found.items()} for found in rounds] == [
+        {"a": n, "b": n, "c": n} for n in range(3)
+    ]
+    for name, segments in {"a": "mapped", "b": None, "c": None}.items():
+        assert len({found[name]["pid"] for found in rounds}) == 1  # it stays
+        assert {found[name]["segments"] for found in rounds} == {segments}
+    spans = sorted(
+        (one["from"], one["to"], name) for found in rounds for name, one in found.items()
+    )
+    assert [name for _, _, name in spans] == list("abc" "cba" "abc")
+    assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:]))
+    for found in rounds[0].values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(found["pid"], 0)
+
+
+def test_a_worker_that_fails_or_hangs_is_left_out(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load("jobs")
+    common, turns = sys.modules["common"], sys.modules["turns"]
+    cases = [
+        common.Case("fails", common.NATIVE, ("--fail-at", "1")),
+        common.Case("hangs", common.NATIVE, ("--hang-at", "0")),
+        common.Case("works", common.NATIVE),
+    ]
+    _, *rounds = turns.turns(script, cases, 3, timeout=5)
+    assert [sorted(found) for found in rounds] == [["fails", "works"], ["works"], ["works"]]
+    printed = capsys.readouterr().out
+    assert "fails: exit status 1" in printed and "it went wrong" in printed
+    assert "half a line" in printed and "hangs: no result within 5 s" in printed
+
+
+def test_no_round_begins_too_late(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load("jobs")
+    common, turns = sys.modules["common"], sys.modules["turns"]
+    measured = turns.turns(script, [common.Case("a", common.NATIVE)], 50, seconds=0)
+    assert len(measured) == 2  # what it says as it starts, and one round
+    assert "stopped after 1 of 50 rounds" in capsys.readouterr().out
+
+
 # --- startup -------------------------------------------------------------------
+
+
+def test_what_a_child_finds_comes_back(capfd: pytest.CaptureFixture[str]) -> None:
+    startup = load("startup")
+    mine = os.getpid()
+    found = startup.in_a_child(lambda: {"pid": os.getpid(), "parent": os.getppid()})
+    assert found["pid"] != mine and found["parent"] == mine
+    with pytest.raises(RuntimeError, match="a child ended with status 1"):
+        startup.in_a_child(lambda: {"x": 1 / 0})
+    assert "ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_rows_of_startup(tmp_path: Path) -> None:
@@ -348,7 +474,7 @@ def test_rows_of_startup(tmp_path: Path) -> None:
         }
         for i in range(4)
     ]  # fmt: skip
-    startup.add_rows(made, rounds)
+    startup.add_rows(made, rounds, rounds)
     rows = rows_of(made)
     assert rows["import torch and esper_alloc", "import torch"]["met"] is True
     assert rows["idle device memory", "native"]["met"] is True
@@ -357,7 +483,7 @@ def test_rows_of_startup(tmp_path: Path) -> None:
         one["esper_alloc"]["import_ms"] += 30
         one["esper_alloc"]["idle_mib"] += 2
     slow = results(tmp_path)
-    startup.add_rows(slow, rounds)
+    startup.add_rows(slow, rounds, rounds)
     missed = {row["name"] for row in slow.rows if row["met"] is False}
     assert missed == {"import torch and esper_alloc", "idle device memory"}
 

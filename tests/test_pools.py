@@ -52,6 +52,10 @@ def start():
 def memory(size, device="cuda:0"):
     return torch.empty(size, dtype=torch.uint8, device=device)
 
+def segment_of(mib):
+    # Bytes that are taken for the first `mib` MiB of a pool.
+    return (20 if os.environ["ESPER_ALLOC_SEGMENTS"] == "classic" else mib) * MiB
+
 def segments(pool=(0, 0)):
     return _C._cuda_memorySnapshot(tuple(pool))["segments"]
 
@@ -85,6 +89,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         assert done.returncode == 0, done.stderr
         built[name] = folder / library
     return built
+
+
+on_both_kinds = pytest.mark.parametrize("kind", ["classic", "mapped"])
 
 
 def run(libraries: dict[str, Path], scenario: str, begin: str = OURS, **more: str) -> str:
@@ -220,7 +227,8 @@ refused(RuntimeError, "stale tensors", _C._cuda_setCheckpointPoolState, 0, state
     )
 
 
-def test_checkpoints_refuse_what_is_gone(libraries: dict[str, Path]) -> None:
+@on_both_kinds
+def test_checkpoints_refuse_what_is_gone(libraries: dict[str, Path], kind: str) -> None:
     run(
         libraries,
         TREE
@@ -230,7 +238,7 @@ refused(RuntimeError, "no pool (7, 0)", _C._cuda_getCheckpointState, 0, POOL)
 state = _C._cuda_getCheckpointState(0, POOL)
 del a
 torch.cuda.empty_cache()  # a tree's memory is kept while the tree is
-assert reserved(POOL) == 20 * MiB
+assert reserved(POOL) == segment_of(6)
 _C._cuda_setCheckpointPoolState(0, state, [], [])
 _C._cuda_cudaCachingAllocator_raw_delete(*live())
 _C._cuda_releasePool(0, POOL)
@@ -240,13 +248,15 @@ refused(RuntimeError, "no pool (7, 0)", _C._cuda_setCheckpointPoolState, 0, stat
 refused(RuntimeError, "no pool (7, 0)", _C._cuda_checkPoolLiveAllocations, 0, POOL, set())
 del state
 """,
+        ESPER_ALLOC_SEGMENTS=kind,
     )
 
 
 # MemPool
 
 
-def test_a_mem_pools_own_allocator(libraries: dict[str, Path]) -> None:
+@on_both_kinds
+def test_a_mem_pools_own_allocator(libraries: dict[str, Path], kind: str) -> None:
     run(
         libraries,
         """
@@ -258,7 +268,7 @@ def test_a_mem_pools_own_allocator(libraries: dict[str, Path]) -> None:
         assert b.data_ptr() == a.data_ptr() + 6 * MiB
         outside = memory(6 * MiB)
         assert own.own_pieces().calls == 2
-        assert torch.cuda.memory_reserved() == 42 * MiB
+        assert torch.cuda.memory_reserved() == 22 * MiB + segment_of(6)
         del a, b, small
         torch.cuda.empty_cache()
         assert own.own_pieces().live == 0
@@ -272,6 +282,7 @@ def test_a_mem_pools_own_allocator(libraries: dict[str, Path]) -> None:
         assert own.own_pieces().live == 0
         del outside
         """,
+        ESPER_ALLOC_SEGMENTS=kind,
     )
 
 
@@ -295,22 +306,25 @@ def test_a_mem_pools_own_allocator_has_no_more(libraries: dict[str, Path]) -> No
     )
 
 
-def test_a_mem_pool_whose_segments_are_ours(libraries: dict[str, Path]) -> None:
+@on_both_kinds
+def test_a_mem_pool_whose_segments_are_ours(libraries: dict[str, Path], kind: str) -> None:
     run(
         libraries,
         """
         pool = torch.cuda.MemPool(esper_alloc.allocator().allocator())
         with torch.cuda.use_mem_pool(pool):
             a = memory(6 * MiB)
-        assert reserved(pool.id) == 20 * MiB == reserved()
+        assert reserved(pool.id) == segment_of(6) == reserved()
         del a, pool
         torch.cuda.empty_cache()
         assert reserved() == 0
         """,
+        ESPER_ALLOC_SEGMENTS=kind,
     )
 
 
-def test_a_mem_pool_goes_with_its_memory(libraries: dict[str, Path]) -> None:
+@on_both_kinds
+def test_a_mem_pool_goes_with_its_memory(libraries: dict[str, Path], kind: str) -> None:
     run(
         libraries,
         """
@@ -325,9 +339,10 @@ def test_a_mem_pool_goes_with_its_memory(libraries: dict[str, Path]) -> None:
         assert len(pool.snapshot()) == 1 and len(torch.cuda.memory_snapshot()) == 2
         del a
         del pool
-        assert reserved() == 20 * MiB  # gone without empty_cache
+        assert reserved() == segment_of(6)  # gone without empty_cache
         del b
         """,
+        ESPER_ALLOC_SEGMENTS=kind,
     )
 
 
@@ -360,8 +375,9 @@ def test_mem_pools_nest_and_are_their_threads(libraries: dict[str, Path]) -> Non
     )
 
 
+@on_both_kinds
 def test_the_default_pools_cache_goes_while_a_mem_pool_is_used_if_captures_are_announced(
-    libraries: dict[str, Path],
+    libraries: dict[str, Path], kind: str
 ) -> None:
     run(
         libraries,
@@ -370,10 +386,11 @@ def test_the_default_pools_cache_goes_while_a_mem_pool_is_used_if_captures_are_a
         memory(6 * MiB)
         with torch.cuda.use_mem_pool(pool):
             torch.cuda.empty_cache()
-            assert reserved() == {0 if announces_captures() else 20} * MiB
+            assert reserved() == {"0" if announces_captures() else "segment_of(6)"}
         torch.cuda.empty_cache()
         assert reserved() == 0
         """,
+        ESPER_ALLOC_SEGMENTS=kind,
     )
 
 
@@ -391,6 +408,7 @@ def test_a_mem_pool_that_does_not_split(libraries: dict[str, Path]) -> None:
         with torch.cuda.use_mem_pool(pool):
             assert memory(5 * MiB).data_ptr() == address
         """,
+        ESPER_ALLOC_SEGMENTS="classic",
     )
 
 

@@ -4,8 +4,10 @@
 #include <c10/cuda/CUDAAllocatorConfig.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "core_api.h"
 #include "out_of_memory.h"
@@ -48,17 +50,32 @@ void warn(void* /*context*/, const char* text) {
 
 constexpr size_t kLargeSegmentByDefault = 20971520;
 
-// The kind that the core was made with: what stands when expandable_segments is
-// taken back at run time.
-esper_segments segments_by_default(esper_segments now) {
-  static const esper_segments first = now;
-  return first;
+// Whether expandable_segments was ever given. PyTorch's parsed value alone does
+// not tell expandable_segments:False, which asks for classic segments, from
+// silence, which leaves the kind to the core.
+std::atomic<bool> expandable_was_given{false};
+
+void look_for_expandable(const std::string& settings) {
+  const c10::CachingAllocator::ConfigTokenizer words(settings);
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == "expandable_segments") {
+      expandable_was_given = true;
+    }
+  }
+}
+
+esper_segments segments_asked_for(esper_segments otherwise) {
+  if (!expandable_was_given) {
+    return otherwise;
+  }
+  return CommonConfig::use_expandable_segments() ? ESPER_SEGMENTS_MAPPED
+                                                 : ESPER_SEGMENTS_CLASSIC;
 }
 
 } // namespace
 
 void parse_environment() {
-  CommonConfig::instance();
+  look_for_expandable(CommonConfig::last_allocator_settings());
   CudaConfig::instance();
 }
 
@@ -72,10 +89,7 @@ void apply_options(esper_core* core) {
   const size_t large_segment = CommonConfig::large_segment_size();
   config.large_segment_size =
       large_segment == kLargeSegmentByDefault ? 0 : large_segment;
-  const esper_segments by_default = segments_by_default(config.segments);
-  config.segments = CommonConfig::use_expandable_segments()
-      ? ESPER_SEGMENTS_MAPPED
-      : by_default;
+  config.segments = segments_asked_for(config.segments);
   const auto& divisions = CommonConfig::roundup_power2_divisions();
   std::fill_n(config.roundup_power2_divisions, ESPER_ROUNDUP_STEPS, size_t{0});
   std::copy_n(
@@ -117,6 +131,7 @@ void follow_settings() {
     if (before) {
       before(settings);
     }
+    look_for_expandable(settings);
     if (esper_core* made = core_if_made()) {
       apply_options(made);
     }

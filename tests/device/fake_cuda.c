@@ -16,6 +16,7 @@
 #include "../../csrc/device/cuda_api.h"
 
 enum { MAX_DEVICES = 8, MAX_STACK = 16, MAX_SEGMENTS = 64, MAX_TAILS = 8 };
+enum { MAX_PAGES = 1 << 14, FIRST_PAGE = 1000 };
 
 struct CUctx_st {
   int device;
@@ -45,6 +46,14 @@ static struct {
   CUdeviceptr address;
   size_t size; /* 0: a free slot */
 } segments[MAX_SEGMENTS];
+static struct {
+  size_t size;
+  int references; /* its handle, and what maps it */
+} pages[MAX_PAGES];
+static struct {
+  CUdeviceptr pointer;
+  CUmemGenericAllocationHandle handle; /* 0: none */
+} mappings[MAX_PAGES];
 static size_t live_bytes;
 static int live_mappings, unsafe_calls, bad_requests, access_flags[MAX_DEVICES], reach = 1;
 static bool captured_somewhere, finished = true;
@@ -467,29 +476,55 @@ static CUresult cuMemAddressFree(CUdeviceptr pointer, size_t size)
 static CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
                             const CUmemAllocationProp *properties, unsigned long long flags)
 {
-  (void)size, (void)flags;
+  (void)flags;
   BEGIN(UNSAFE);
   if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
       properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
     return 1;
   if (properties->requestedHandleTypes && getenv("FAKE_CUDA_KEEPS"))
     return CUDA_ERROR_NOT_PERMITTED;
-  *handle = 1000 + (unsigned)properties->location.id;
+  int slot = 0;
+  while (slot < MAX_PAGES && pages[slot].references)
+    slot++;
+  if (slot == MAX_PAGES || size > ((size_t)1 << 34) - live_bytes)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  live_bytes += size;
+  pages[slot].size = size;
+  pages[slot].references = 1;
+  *handle = FIRST_PAGE + (unsigned)slot;
   return CUDA_SUCCESS;
+}
+
+/* A page is there until its handle is released and nothing maps it. */
+static void leave_page(CUmemGenericAllocationHandle handle)
+{
+  int slot = (int)(handle - FIRST_PAGE);
+  if (--pages[slot].references == 0) {
+    live_bytes -= pages[slot].size;
+    pages[slot].size = 0; /* another process's page has the same number there */
+  }
 }
 
 static CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
-  (void)handle;
   BEGIN(UNSAFE);
+  leave_page(handle);
   return CUDA_SUCCESS;
 }
 
 static CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
                          CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-  (void)pointer, (void)size, (void)offset, (void)handle, (void)flags;
+  (void)size, (void)offset, (void)flags;
   BEGIN(UNSAFE);
+  int slot = 0;
+  while (slot < MAX_PAGES && mappings[slot].handle)
+    slot++;
+  if (slot == MAX_PAGES)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  mappings[slot].pointer = pointer;
+  mappings[slot].handle = handle;
+  pages[handle - FIRST_PAGE].references++;
   live_mappings++;
   return CUDA_SUCCESS;
 }
@@ -512,16 +547,23 @@ static CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
                                                CUmemAllocationHandleType type)
 {
   BEGIN(UNSAFE);
-  return type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
-                 pread((int)(intptr_t)file, handle, sizeof *handle, 0) == sizeof *handle
-             ? CUDA_SUCCESS
-             : CUDA_ERROR_INVALID_VALUE;
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+      pread((int)(intptr_t)file, handle, sizeof *handle, 0) != sizeof *handle)
+    return CUDA_ERROR_INVALID_VALUE;
+  pages[*handle - FIRST_PAGE].references++;
+  return CUDA_SUCCESS;
 }
 
 static CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
 {
-  (void)pointer, (void)size;
+  (void)size;
   BEGIN(UNSAFE);
+  for (int slot = 0; slot < MAX_PAGES; slot++)
+    if (mappings[slot].handle && mappings[slot].pointer == pointer) {
+      leave_page(mappings[slot].handle);
+      mappings[slot].handle = 0;
+      break;
+    }
   live_mappings--;
   return CUDA_SUCCESS;
 }

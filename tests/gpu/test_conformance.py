@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent / "conformance"))
 import driver  # noqa: E402
 import ground  # noqa: E402
+import mapped  # noqa: E402
 
 Answers = dict[tuple[str, str], dict[str, Any]]
 
@@ -34,12 +35,29 @@ def rows() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def answers() -> Answers:
-    return driver.run_all(ground.GROUPS)
+    """Native's, and those of ours with the same kind of segments."""
+    return driver.run_all(ground.GROUPS, {"ESPER_ALLOC_SEGMENTS": "classic"})
+
+
+@pytest.fixture(scope="module")
+def mapped_answers() -> Answers:
+    """Of ours with its own choice of segments."""
+    return driver.run_all(ground.GROUPS, allocators=["esper_alloc"])
 
 
 @pytest.mark.parametrize(("group", "name"), rows())
 def test_the_answer_is_natives(answers: Answers, group: str, name: str) -> None:
     wrong = driver.judge(answers[group, "native"], answers[group, "esper_alloc"], name)
+    if wrong == "skipped":
+        pytest.skip("it needs a second GPU")
+    assert wrong is None, wrong
+
+
+@pytest.mark.parametrize(("group", "name"), rows())
+def test_the_answer_is_natives_with_mapped_segments_too(
+    answers: Answers, mapped_answers: Answers, group: str, name: str
+) -> None:
+    wrong = mapped.judge(answers, mapped_answers, group, name)
     if wrong == "skipped":
         pytest.skip("it needs a second GPU")
     assert wrong is None, wrong

@@ -12,8 +12,8 @@ from test_shim import ENABLE, TOGETHER
 MiB = 1 << 20
 
 
-def ours(name: str) -> dict[str, Any]:
-    return run_program("mem_pools", OURS, name)
+def ours(name: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    return run_program("mem_pools", OURS, name, env=env)
 
 
 def both(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -39,8 +39,15 @@ def test_an_allocator_that_has_no_more() -> None:
     assert found["wrong"] == 0 and found["refused"]
 
 
-def test_no_split() -> None:
-    assert ours("no_split")["blocks"] == [[2 * MiB, 1], [20 * MiB, 1], [20 * MiB, 1]]
+@pytest.mark.parametrize(
+    ("kind", "segments"),
+    [
+        ("classic", [[2 * MiB, 1], [20 * MiB, 1], [20 * MiB, 1]]),
+        ("mapped", [[2 * MiB, 1], [8 * MiB, 2]]),  # two pages for each 3 MiB, nothing cut off
+    ],
+)
+def test_no_split(kind: str, segments: list[list[int]]) -> None:
+    assert ours("no_split", {"ESPER_ALLOC_SEGMENTS": kind})["blocks"] == segments
 
 
 def test_use_on_oom() -> None:

@@ -115,13 +115,13 @@ def error_of(call: Callable[[], Any]) -> str:
 
 def child(run: Callable[[], Any]) -> int:
     """What a forked child ends with that ends as a Python process does; it is given
-    20 s."""
+    a minute."""
     sys.stdout.flush()
     with warnings.catch_warnings():  # where other threads run, Python warns of a fork
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        signal.alarm(20)
+        signal.alarm(60)
         run()
         sys.exit(0)
     status = os.waitpid(pid, 0)[1]
@@ -629,7 +629,8 @@ def a_forked_child_leaves_a_mem_pool() -> None:
         kept.append(memory())
         assert child(lambda: None) == 0  # out of the block, too
         kept.append(memory())
-    assert sum(s["total_size"] for s in pool.snapshot()) == 20 * MiB
+    ranges = [(s["address"], s["address"] + s["total_size"]) for s in pool.snapshot()]
+    assert all(any(a <= x.data_ptr() < b for a, b in ranges) for x in kept)
 
 
 @scenario("gpu", silent=False)
@@ -659,7 +660,7 @@ def a_forked_child_while_threads_allocate() -> None:
     stop.set()
     for thread in threads:
         thread.join()
-    assert statuses == {0}
+    assert statuses == {0}, statuses
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):

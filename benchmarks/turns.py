@@ -1,0 +1,138 @@
+"""Workers that are there at the same time and take turns on the GPU.
+
+Starting a process, importing torch and building a model takes longer than what is to
+be timed, and a machine is not the same from minute to minute. So all workers of a
+comparison start at once, wait, and are asked for one measurement after the other:
+A B C, C B A, A B C ... Only one of them works at any moment. The GPU must have room
+for what all of them hold.
+
+The measuring side hands take_turns() an iterator; the conducting side is turns().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from common import Case, WorkerFailed, report, result_in, worker_process
+
+
+def take_turns(measurements: Iterator[dict[str, Any]]) -> None:
+    """Reports the next of `measurements` whenever the conductor asks. The first is
+    asked for at once, while the other workers start: it must not use the GPU."""
+    for _ in sys.stdin:
+        try:
+            found = next(measurements)
+        except StopIteration:
+            return
+        report(found)
+
+
+class Worker:
+    """A worker process that measures when it is asked."""
+
+    def __init__(self, script: str | Path, case: Case) -> None:
+        self.case = case
+        self._errors: IO[str] = tempfile.TemporaryFile("w+")
+        command, environment = worker_process(script, case.allocator, case.args, case.environment)
+        self._process = subprocess.Popen(
+            command, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+        )  # fmt: skip
+
+    def ask(self) -> None:
+        """Lets it measure; answer() waits for the figures."""
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # it has ended: answer() says so
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+
+    def answer(self, timeout: float) -> dict[str, Any]:
+        """What it measured. Raises WorkerFailed where it ended, or took `timeout` s."""
+        assert self._process.stdout
+        printed: list[str] = []
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(timeout, end)
+        timer.start()
+        try:
+            for line in self._process.stdout:
+                found = result_in(line)
+                if found is not None:
+                    return found
+                printed.append(line)
+        finally:
+            timer.cancel()
+        if late.is_set():
+            raise WorkerFailed(f"{self.case.name}: no result within {timeout:.0f} s")
+        self._errors.seek(0)
+        tail = ("".join(printed) + self._errors.read())[-3000:]
+        code = self._process.wait()
+        raise WorkerFailed(f"{self.case.name}: exit status {code} and this output:\n{tail}")
+
+    def end(self) -> None:
+        """Ends the process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            assert stream
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+
+def turns(
+    script: str | Path,
+    cases: Sequence[Case],
+    rounds: int,
+    *,
+    timeout: float = 300.0,
+    seconds: float = float("inf"),
+) -> list[dict[str, dict[str, Any]]]:
+    """What each case's worker reported in each round, by case; first what all reported
+    while they started. A worker that fails is printed, and missing from then on. No
+    round starts after `seconds`."""
+    begin = time.monotonic()
+    workers = [Worker(script, case) for case in cases]
+    measured: list[dict[str, dict[str, Any]]] = []
+    try:
+        for worker in workers:
+            worker.ask()
+        measured.append(_answers(workers, timeout))
+        for number in range(rounds):
+            if number and time.monotonic() - begin > seconds:
+                print(f"stopped after {number} of {rounds} rounds: {seconds:.0f} s are over")
+                break
+            there = [worker for worker in workers if worker.case.name in measured[-1]]
+            found: dict[str, dict[str, Any]] = {}
+            for worker in there if number % 2 == 0 else reversed(there):
+                worker.ask()
+                found.update(_answers([worker], timeout))
+            measured.append(found)
+    finally:
+        for worker in workers:
+            worker.end()
+    took = time.monotonic() - begin
+    print(f"{len(measured) - 1} rounds of {len(cases)} workers in {took:.1f} s", flush=True)
+    return measured
+
+
+def _answers(workers: Sequence[Worker], timeout: float) -> dict[str, dict[str, Any]]:
+    """Of those that gave one."""
+    found = {}
+    for worker in workers:
+        try:
+            found[worker.case.name] = worker.answer(timeout)
+        except WorkerFailed as error:
+            print(f"{worker.case.name}: {error}", flush=True)
+    return found
