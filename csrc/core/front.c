@@ -299,7 +299,7 @@ static void clear(front_t *front)
       block->requested = 0;
       if (!front->locked) /* else it was seen when that was */
         block->segment->used_at = block->segment->device->large_requests;
-      free_blocks_add(block);
+      free_blocks_add_ready(block);
     }
   }
   renew(front);
@@ -378,18 +378,10 @@ bool front_claim_live(block_t *block, uintptr_t address)
   return live;
 }
 
-bool front_is_shut(const heap_t *heap)
+void front_clear(heap_t *heap)
 {
-  return heap->front.empty || heap->front.held;
-}
-
-void front_close(heap_t *heap)
-{
-  front_t *front = &heap->front;
-  if (front_is_shut(heap))
-    return;
-  front_pause(front);
-  clear(front);
+  front_pause(&heap->front);
+  clear(&heap->front);
 }
 
 void fronts_close_pool(pool_t *pool)

@@ -44,10 +44,18 @@ void front_pass(block_t *block);
 bool front_claim_live(block_t *block, uintptr_t address);
 
 /* Nothing happens behind the back of whoever holds the lock. */
-bool front_is_shut(const heap_t *heap);
+static inline bool front_is_shut(const heap_t *heap)
+{
+  return heap->front.empty || heap->front.held;
+}
 
 /* From here on the heap is as if it had no front, until it is opened. */
-void front_close(heap_t *heap);
+void front_clear(heap_t *heap); /* it is not shut                             */
+static inline void front_close(heap_t *heap)
+{
+  if (!front_is_shut(heap))
+    front_clear(heap);
+}
 void fronts_close_pool(pool_t *pool);
 void fronts_close(device_t *device);
 /* Does nothing where the front must stay closed: in captures, and in private pools, whose
