@@ -269,7 +269,7 @@ static heap_t *heap_of(const request_t *q)
   return heap && q->capture && !heap->branch ? NULL : heap;
 }
 
-esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool asked,
+esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_try_t try,
                          void **ptr)
 {
   device_t *device = pool->device;
@@ -279,14 +279,18 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool as
     return ESPER_OK;
 
   request_t q = {.core = core, .device = device, .pool = pool, .config = config_of(core),
-                 .asked = size};
-  q.size = config_round(q.config, size);
-  esper_status status = stream_present(core, stream, &q.stream);
+                 .asked = size, .missed = try.missed};
+  q.size = try.size ? try.size : config_round(q.config, size);
+  esper_status status = ESPER_OK;
+  if (try.stream)
+    q.stream = stream_presented(try.stream, stream.handle);
+  else
+    status = stream_present(core, stream, &q.stream);
   if (status != ESPER_OK) {
     capture_note_refused(core);
     return status;
   }
-  q.stream.asked |= asked; /* `capture` is 0 */
+  q.stream.asked |= try.asked; /* `capture` is 0 */
   if (!q.size)
     return request_fail(&q);
   q.large = config_is_large(q.size);
