@@ -23,15 +23,14 @@ static bool block_before(const block_t *a, const block_t *b)
 
 static uint64_t block_priority(const block_t *block)
 {
-  uint64_t x = block->address / BLOCK_ALIGN * 0x9e3779b97f4a7c15u;
-  return x ^ x >> 32;
+  return block->address * 0x9e3779b97f4a7c15u;
 }
 
-void bins_insert(bins_t *bins, block_t *block)
+/* The bin, which is not empty, gets one more. */
+static inline void bin_insert(block_t **root, block_t *block)
 {
-  unsigned index = bins_index(block->size);
   uint64_t priority = block_priority(block);
-  block_t **link = &bins->root[index];
+  block_t **link = root;
   while (*link && block_priority(*link) > priority)
     link = block_before(block, *link) ? &(*link)->left : &(*link)->right;
 
@@ -50,10 +49,21 @@ void bins_insert(bins_t *bins, block_t *block)
   }
   *less = *more = NULL;
   *link = block;
+}
 
+void bins_insert(bins_t *bins, block_t *block)
+{
+  unsigned index = bins_index(block->size);
+  block_t **root = &bins->root[index];
+  bins->count++;
+  if (*root) {
+    bin_insert(root, block);
+    return;
+  }
+  block->left = block->right = NULL;
+  *root = block;
   bins->occupied |= 1ull << index / BINS_PER_DOUBLING;
   bins->occupied_in[index / BINS_PER_DOUBLING] |= 1u << index % BINS_PER_DOUBLING;
-  bins->count++;
 }
 
 void bins_remove(bins_t *bins, block_t *block)
