@@ -4,11 +4,10 @@
 
 unsigned bins_index(size_t size)
 {
+  /* No branch: which sizes follow each other cannot be foretold. */
   size_t unit = size / BLOCK_ALIGN;
-  if (unit < BINS_PER_DOUBLING)
-    return (unsigned)unit;
-  unsigned top = 63u - (unsigned)__builtin_clzll(unit); /* >= 5 */
-  return (top - 4) * BINS_PER_DOUBLING + (unsigned)(unit >> (top - 5) & 31);
+  unsigned shift = 58u - (unsigned)__builtin_clzll(unit | BINS_PER_DOUBLING);
+  return shift * BINS_PER_DOUBLING + (unsigned)(unit >> shift);
 }
 
 /* Best-fit order. */
@@ -26,29 +25,42 @@ static uint64_t block_priority(const block_t *block)
   return block->address * 0x9e3779b97f4a7c15u;
 }
 
+/* `block` (may be NULL) comes to stand where `link` is, below `above`. */
+static inline void hang(block_t **link, block_t *above, block_t *block, bool upward)
+{
+  *link = block;
+  if (upward && block)
+    block->above = above;
+}
+
 /* The bin, which is not empty, gets one more. */
-static inline void bin_insert(block_t **root, block_t *block)
+static inline void bin_insert(block_t **root, block_t *block, bool upward)
 {
   uint64_t priority = block_priority(block);
-  block_t **link = root;
-  while (*link && block_priority(*link) > priority)
-    link = block_before(block, *link) ? &(*link)->left : &(*link)->right;
+  block_t **link = root, *above = NULL;
+  while (*link && block_priority(*link) > priority) {
+    above = *link;
+    link = block_before(block, above) ? &above->left : &above->right;
+  }
 
   /* The subtree found here is split in two around the new root. */
-  block_t *rest = *link, **less = &block->left, **more = &block->right;
+  block_t *rest = *link, *below_less = block, *below_more = block;
+  block_t **less = &block->left, **more = &block->right;
   while (rest) {
     if (block_before(rest, block)) {
-      *less = rest;
+      hang(less, below_less, rest, upward);
+      below_less = rest;
       less = &rest->right;
       rest = *less;
     } else {
-      *more = rest;
+      hang(more, below_more, rest, upward);
+      below_more = rest;
       more = &rest->left;
       rest = *more;
     }
   }
   *less = *more = NULL;
-  *link = block;
+  hang(link, above, block, upward);
 }
 
 void bins_insert(bins_t *bins, block_t *block)
@@ -57,44 +69,60 @@ void bins_insert(bins_t *bins, block_t *block)
   block_t **root = &bins->root[index];
   bins->count++;
   if (*root) {
-    bin_insert(root, block);
+    if (bins->upward)
+      bin_insert(root, block, true);
+    else
+      bin_insert(root, block, false);
     return;
   }
   block->left = block->right = NULL;
-  *root = block;
+  hang(root, NULL, block, bins->upward);
   bins->occupied |= 1ull << index / BINS_PER_DOUBLING;
   bins->occupied_in[index / BINS_PER_DOUBLING] |= 1u << index % BINS_PER_DOUBLING;
 }
 
-void bins_remove(bins_t *bins, block_t *block)
+static inline void bin_remove(block_t **root, block_t *block, bool upward)
 {
-  unsigned index = bins_index(block->size);
-  block_t **link = &bins->root[index];
+  block_t **link = root, *above = upward ? block->above : NULL;
+  if (above)
+    link = above->left == block ? &above->left : &above->right;
   while (*link != block)
     link = block_before(block, *link) ? &(*link)->left : &(*link)->right;
 
   block_t *less = block->left, *more = block->right;
   while (less && more) {
     if (block_priority(less) > block_priority(more)) {
-      *link = less;
+      hang(link, above, less, upward);
+      above = less;
       link = &less->right;
       less = *link;
     } else {
-      *link = more;
+      hang(link, above, more, upward);
+      above = more;
       link = &more->left;
       more = *link;
     }
   }
-  *link = less ? less : more;
+  hang(link, above, less ? less : more, upward);
   block->left = block->right = NULL;
+  if (upward)
+    block->above = NULL;
+}
 
-  if (!bins->root[index]) {
-    uint32_t *in = &bins->occupied_in[index / BINS_PER_DOUBLING];
-    *in &= ~(1u << index % BINS_PER_DOUBLING);
-    if (!*in)
-      bins->occupied &= ~(1ull << index / BINS_PER_DOUBLING);
-  }
+void bins_remove(bins_t *bins, block_t *block)
+{
+  unsigned index = bins_index(block->size);
+  if (bins->upward)
+    bin_remove(&bins->root[index], block, true);
+  else
+    bin_remove(&bins->root[index], block, false);
   bins->count--;
+  if (bins->root[index])
+    return;
+  uint32_t *in = &bins->occupied_in[index / BINS_PER_DOUBLING];
+  *in &= ~(1u << index % BINS_PER_DOUBLING);
+  if (!*in)
+    bins->occupied &= ~(1ull << index / BINS_PER_DOUBLING);
 }
 
 static block_t *leftmost(block_t *root)
@@ -164,18 +192,19 @@ block_t *bins_largest(const bins_t *bins)
   return b;
 }
 
-static bool tree_is_valid(const block_t *b, unsigned index, size_t *count)
+static bool tree_is_valid(const bins_t *bins, const block_t *above, const block_t *b,
+                          unsigned index, size_t *count)
 {
   if (!b)
     return true;
   ++*count;
-  return bins_index(b->size) == index &&
+  return bins_index(b->size) == index && (!bins->upward || b->above == above) &&
          (!b->left || (block_before(b->left, b) &&
                        block_priority(b->left) <= block_priority(b))) &&
          (!b->right || (block_before(b, b->right) &&
                         block_priority(b->right) <= block_priority(b))) &&
-         tree_is_valid(b->left, index, count) &&
-         tree_is_valid(b->right, index, count);
+         tree_is_valid(bins, b, b->left, index, count) &&
+         tree_is_valid(bins, b, b->right, index, count);
 }
 
 bool bins_is_valid(const bins_t *bins)
@@ -183,7 +212,7 @@ bool bins_is_valid(const bins_t *bins)
   size_t count = 0;
   for (unsigned i = 0; i < BINS_COUNT; i++) {
     bool bit = bins->occupied_in[i / BINS_PER_DOUBLING] >> i % BINS_PER_DOUBLING & 1;
-    if (bit != (bins->root[i] != NULL) || !tree_is_valid(bins->root[i], i, &count))
+    if (bit != (bins->root[i] != NULL) || !tree_is_valid(bins, NULL, bins->root[i], i, &count))
       return false;
   }
   for (unsigned d = 0; d < BINS_DOUBLINGS; d++)
