@@ -200,7 +200,7 @@ struct block {
     block_t *older;       /* pending blocks of the heap, by time of the free;
                              holes of the segment, and stale blocks of the
                              device, in no order                              */
-    block_t *above;       /* of a ready one, in its bin; NULL: none           */
+    block_t **place;      /* of a ready one: what points to it in its bin     */
   };
   block_t *newer;
   stream_t *user;         /* stream it was last handed out on; NULL: never    */
