@@ -308,8 +308,10 @@ static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream strea
 static esper_status malloc_default(device_t *device, size_t size, esper_stream stream,
                                    void **ptr)
 {
-  front_try_t try = {0};
-  if (size && front_malloc(device->core, stream, size, &try, ptr))
+  front_try_t try;
+  if (!size)
+    return ESPER_OK;
+  if (front_malloc(device->core, stream, size, &try, ptr))
     return ESPER_OK;
   return heap_malloc(&device->default_pool, size, stream, try, ptr);
 }

@@ -220,7 +220,8 @@ static bool is_captured(core_t *core, heap_t *heap, void *handle)
   return (status != ESPER_OK && call_end(core, status)) || capture;
 }
 
-bool front_malloc(core_t *core, esper_stream as, size_t requested, front_try_t *try, void **ptr)
+static inline bool serve(core_t *core, esper_stream as, size_t requested, front_try_t *try,
+                         void **ptr)
 {
   stream_t *stream = stream_immortal(core, &core->devices[as.device], as.handle);
   heap_t *heap = stream ? atomic_load_explicit(&stream->heap, memory_order_acquire) : NULL;
@@ -253,6 +254,15 @@ bool front_malloc(core_t *core, esper_stream as, size_t requested, front_try_t *
   }
   gate_leave(front);
   return taken;
+}
+
+bool front_malloc(core_t *core, esper_stream as, size_t requested, front_try_t *try, void **ptr)
+{
+  front_try_t found = {0};
+  if (serve(core, as, requested, &found, ptr))
+    return true;
+  *try = found; /* not before: who is served does not read it */
+  return false;
 }
 
 bool front_free(block_t *block, uintptr_t address)
