@@ -1,10 +1,14 @@
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE 1
+#endif
 #include "arena.h"
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
-enum { CHUNK_PIECES = 256, LINE = 64 };
+enum { CHUNK_PIECES = 256, LINE = 64, HUGE_PAGE = 2 << 20 };
 
 void *host_take(size_t size)
 {
@@ -28,30 +32,64 @@ void arena_destroy(arena_t *arena)
   arena_init(arena, arena->piece);
 }
 
+/* Of whole huge pages once that adds an eighth at most; NULL: not so, or no memory. */
+static void *take_huge(const arena_t *arena)
+{
+  if (arena->bytes < 8 * HUGE_PAGE)
+    return NULL;
+  void *chunk = aligned_alloc(HUGE_PAGE, HUGE_PAGE);
+#ifdef MADV_HUGEPAGE
+  if (chunk)
+    madvise(chunk, HUGE_PAGE, MADV_HUGEPAGE); /* or it stays as it is */
+#endif
+  return chunk;
+}
+
+static void spare_fresh(arena_t *arena)
+{
+  for (; arena->fresh_count; arena->fresh_count--, arena->fresh += arena->piece) {
+    *(void **)arena->fresh = arena->free;
+    arena->free = arena->fresh;
+  }
+}
+
 static bool arena_grow(arena_t *arena)
 {
   /* The first word links the chunks; the pieces begin behind it. */
-  size_t bytes = LINE + CHUNK_PIECES * arena->piece;
-  char *chunk = malloc(bytes);
+  size_t bytes = HUGE_PAGE;
+  char *chunk = take_huge(arena);
+  if (!chunk) {
+    bytes = LINE + CHUNK_PIECES * arena->piece;
+    chunk = malloc(bytes);
+  }
   if (!chunk)
     return false;
+  spare_fresh(arena);
   *(void **)chunk = arena->chunks;
   arena->chunks = chunk;
   arena->bytes += bytes;
-  char *first = chunk + LINE - (uintptr_t)chunk % LINE;
-  for (int i = CHUNK_PIECES - 1; i >= 0; i--) {
-    void *piece = first + (size_t)i * arena->piece;
-    *(void **)piece = arena->free;
-    arena->free = piece;
-  }
+  arena->fresh = chunk + LINE - (uintptr_t)chunk % LINE;
+  arena->fresh_count = (bytes - LINE) / arena->piece;
+  arena->pieces += arena->fresh_count;
   return true;
+}
+
+static void *take_fresh(arena_t *arena)
+{
+  if (!arena->fresh_count && !arena_grow(arena))
+    return NULL;
+  void *piece = arena->fresh;
+  arena->fresh += arena->piece;
+  arena->fresh_count--;
+  arena->live++;
+  return piece;
 }
 
 void *arena_take(arena_t *arena)
 {
-  if (!arena->free && !arena_grow(arena))
-    return NULL;
   void *piece = arena->free;
+  if (!piece)
+    return take_fresh(arena);
   arena->free = *(void **)piece;
   arena->live++;
   return piece;
@@ -59,8 +97,7 @@ void *arena_take(arena_t *arena)
 
 bool arena_reserve(arena_t *arena, size_t pieces)
 {
-  size_t chunk = LINE + CHUNK_PIECES * arena->piece;
-  while (arena->bytes / chunk * CHUNK_PIECES - arena->live < pieces)
+  while (arena->pieces - arena->live < pieces)
     if (!arena_grow(arena))
       return false;
   return true;
@@ -75,10 +112,8 @@ void arena_give(arena_t *arena, void *piece)
 
 bool arena_is_valid(const arena_t *arena)
 {
-  size_t chunks = 0, free_pieces = 0;
-  for (void *c = arena->chunks; c; c = *(void **)c)
-    chunks++;
+  size_t free_pieces = 0;
   for (void *p = arena->free; p; p = *(void **)p)
     free_pieces++;
-  return arena->live + free_pieces == chunks * CHUNK_PIECES;
+  return arena->live + free_pieces + arena->fresh_count == arena->pieces;
 }

@@ -2,7 +2,8 @@
  * chunks and go back to a free list, so the steady state allocates nothing and
  * a stale pointer still points at a piece of the same type, of which only the
  * first word is overwritten while it is free. Pieces of whole cache lines begin one.
- * Not thread-safe. */
+ * A large arena grows by huge pages: what is looked up at random in many small ones
+ * waits for their addresses, too. Not thread-safe. */
 #ifndef ESPER_ARENA_H
 #define ESPER_ARENA_H
 
@@ -13,6 +14,9 @@ typedef struct arena {
   size_t piece;  /* bytes, a multiple of the pointer size                     */
   void *free;    /* list through the first word                               */
   void *chunks;  /* list through the first word                               */
+  char *fresh;   /* pieces of the last chunk that nobody ever had, ...         */
+  size_t fresh_count; /* ... so many                                          */
+  size_t pieces; /* of all chunks                                             */
   size_t live;   /* pieces handed out                                         */
   size_t bytes;  /* of all chunks                                             */
 } arena_t;

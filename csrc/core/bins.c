@@ -4,11 +4,10 @@
 
 unsigned bins_index(size_t size)
 {
+  /* No branch: which sizes follow each other cannot be foretold. */
   size_t unit = size / BLOCK_ALIGN;
-  if (unit < BINS_PER_DOUBLING)
-    return (unsigned)unit;
-  unsigned top = 63u - (unsigned)__builtin_clzll(unit); /* >= 5 */
-  return (top - 4) * BINS_PER_DOUBLING + (unsigned)(unit >> (top - 5) & 31);
+  unsigned shift = 58u - (unsigned)__builtin_clzll(unit | BINS_PER_DOUBLING);
+  return shift * BINS_PER_DOUBLING + (unsigned)(unit >> shift);
 }
 
 /* Best-fit order. */
@@ -23,15 +22,21 @@ static bool block_before(const block_t *a, const block_t *b)
 
 static uint64_t block_priority(const block_t *block)
 {
-  uint64_t x = block->address / BLOCK_ALIGN * 0x9e3779b97f4a7c15u;
-  return x ^ x >> 32;
+  return block->address * 0x9e3779b97f4a7c15u;
 }
 
-void bins_insert(bins_t *bins, block_t *block)
+/* `block` (may be NULL) comes to stand where `link` is. */
+static inline void hang(block_t **link, block_t *block, bool placed)
 {
-  unsigned index = bins_index(block->size);
+  *link = block;
+  if (placed && block)
+    block->place = link;
+}
+
+static inline void insert(block_t **root, block_t *block, bool placed)
+{
   uint64_t priority = block_priority(block);
-  block_t **link = &bins->root[index];
+  block_t **link = root;
   while (*link && block_priority(*link) > priority)
     link = block_before(block, *link) ? &(*link)->left : &(*link)->right;
 
@@ -39,52 +44,73 @@ void bins_insert(bins_t *bins, block_t *block)
   block_t *rest = *link, **less = &block->left, **more = &block->right;
   while (rest) {
     if (block_before(rest, block)) {
-      *less = rest;
+      hang(less, rest, placed);
       less = &rest->right;
       rest = *less;
     } else {
-      *more = rest;
+      hang(more, rest, placed);
       more = &rest->left;
       rest = *more;
     }
   }
   *less = *more = NULL;
-  *link = block;
+  hang(link, block, placed);
+}
 
+void bins_insert(bins_t *bins, block_t *block)
+{
+  unsigned index = bins_index(block->size);
+  if (bins->placed)
+    insert(&bins->root[index], block, true);
+  else
+    insert(&bins->root[index], block, false);
   bins->occupied |= 1ull << index / BINS_PER_DOUBLING;
   bins->occupied_in[index / BINS_PER_DOUBLING] |= 1u << index % BINS_PER_DOUBLING;
   bins->count++;
 }
 
-void bins_remove(bins_t *bins, block_t *block)
+static block_t **place_of(bins_t *bins, const block_t *block)
 {
-  unsigned index = bins_index(block->size);
-  block_t **link = &bins->root[index];
+  block_t **link = &bins->root[bins_index(block->size)];
   while (*link != block)
     link = block_before(block, *link) ? &(*link)->left : &(*link)->right;
+  return link;
+}
 
+static inline void take_out(block_t **link, block_t *block, bool placed)
+{
   block_t *less = block->left, *more = block->right;
   while (less && more) {
     if (block_priority(less) > block_priority(more)) {
-      *link = less;
+      hang(link, less, placed);
       link = &less->right;
       less = *link;
     } else {
-      *link = more;
+      hang(link, more, placed);
       link = &more->left;
       more = *link;
     }
   }
-  *link = less ? less : more;
+  hang(link, less ? less : more, placed);
   block->left = block->right = NULL;
+  if (placed)
+    block->place = NULL;
+}
 
-  if (!bins->root[index]) {
-    uint32_t *in = &bins->occupied_in[index / BINS_PER_DOUBLING];
-    *in &= ~(1u << index % BINS_PER_DOUBLING);
-    if (!*in)
-      bins->occupied &= ~(1ull << index / BINS_PER_DOUBLING);
-  }
+void bins_remove(bins_t *bins, block_t *block)
+{
+  unsigned index = bins_index(block->size);
+  if (bins->placed)
+    take_out(block->place, block, true);
+  else
+    take_out(place_of(bins, block), block, false);
   bins->count--;
+  if (bins->root[index])
+    return;
+  uint32_t *in = &bins->occupied_in[index / BINS_PER_DOUBLING];
+  *in &= ~(1u << index % BINS_PER_DOUBLING);
+  if (!*in)
+    bins->occupied &= ~(1ull << index / BINS_PER_DOUBLING);
 }
 
 static block_t *leftmost(block_t *root)
@@ -94,12 +120,13 @@ static block_t *leftmost(block_t *root)
   return root;
 }
 
-/* The first block of the first bin after `index`. */
-static block_t *first_after(const bins_t *bins, unsigned index)
+/* The root of the first bin from `index` on that has anything, or NULL. */
+static inline block_t *root_from(const bins_t *bins, unsigned index)
 {
   unsigned doubling = index / BINS_PER_DOUBLING;
-  unsigned bin = index % BINS_PER_DOUBLING;
-  uint32_t in = bin == 31 ? 0 : bins->occupied_in[doubling] & ~0u << (bin + 1);
+  if (doubling >= BINS_DOUBLINGS)
+    return NULL;
+  uint32_t in = bins->occupied_in[doubling] & ~0u << index % BINS_PER_DOUBLING;
   if (!in) {
     uint64_t higher = bins->occupied & ~1ull << doubling;
     if (!higher)
@@ -107,16 +134,20 @@ static block_t *first_after(const bins_t *bins, unsigned index)
     doubling = (unsigned)__builtin_ctzll(higher);
     in = bins->occupied_in[doubling];
   }
-  return leftmost(bins->root[doubling * BINS_PER_DOUBLING + (unsigned)__builtin_ctz(in)]);
+  return bins->root[doubling * BINS_PER_DOUBLING + (unsigned)__builtin_ctz(in)];
+}
+
+/* The first block of the first bin after `index`. */
+static block_t *first_after(const bins_t *bins, unsigned index)
+{
+  return leftmost(root_from(bins, index + 1));
 }
 
 block_t *bins_best_fit(const bins_t *bins, size_t size)
 {
   unsigned index = bins_index(size);
-  if (index >= BINS_COUNT)
-    return NULL;
-  block_t *best = NULL;
-  for (block_t *b = bins->root[index]; b;) {
+  block_t *root = root_from(bins, index), *best = NULL;
+  for (block_t *b = root; b;) {
     if (b->size >= size) {
       best = b;
       b = b->left;
@@ -124,7 +155,7 @@ block_t *bins_best_fit(const bins_t *bins, size_t size)
       b = b->right;
     }
   }
-  return best ? best : first_after(bins, index);
+  return best || !root ? best : first_after(bins, index);
 }
 
 block_t *bins_next(const bins_t *bins, const block_t *block)
@@ -154,18 +185,19 @@ block_t *bins_largest(const bins_t *bins)
   return b;
 }
 
-static bool tree_is_valid(const block_t *b, unsigned index, size_t *count)
+static bool tree_is_valid(const bins_t *bins, block_t *const *place, unsigned index, size_t *count)
 {
+  const block_t *b = *place;
   if (!b)
     return true;
   ++*count;
-  return bins_index(b->size) == index &&
+  return bins_index(b->size) == index && (!bins->placed || b->place == place) &&
          (!b->left || (block_before(b->left, b) &&
                        block_priority(b->left) <= block_priority(b))) &&
          (!b->right || (block_before(b, b->right) &&
                         block_priority(b->right) <= block_priority(b))) &&
-         tree_is_valid(b->left, index, count) &&
-         tree_is_valid(b->right, index, count);
+         tree_is_valid(bins, &b->left, index, count) &&
+         tree_is_valid(bins, &b->right, index, count);
 }
 
 bool bins_is_valid(const bins_t *bins)
@@ -173,7 +205,7 @@ bool bins_is_valid(const bins_t *bins)
   size_t count = 0;
   for (unsigned i = 0; i < BINS_COUNT; i++) {
     bool bit = bins->occupied_in[i / BINS_PER_DOUBLING] >> i % BINS_PER_DOUBLING & 1;
-    if (bit != (bins->root[i] != NULL) || !tree_is_valid(bins->root[i], i, &count))
+    if (bit != (bins->root[i] != NULL) || !tree_is_valid(bins, &bins->root[i], i, &count))
       return false;
   }
   for (unsigned d = 0; d < BINS_DOUBLINGS; d++)

@@ -298,7 +298,7 @@ void esper_get_config(const esper_core *core, esper_config *config)
 static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream stream, void **ptr)
 {
   device_t *device = pool->device;
-  esper_status status = heap_malloc(pool, size, stream, false, ptr);
+  esper_status status = heap_malloc(pool, size, stream, (front_try_t){0}, ptr);
   lock(&device->lock);
   pool_leave(pool);
   unlock(&device->lock);
@@ -308,10 +308,12 @@ static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream strea
 static esper_status malloc_default(device_t *device, size_t size, esper_stream stream,
                                    void **ptr)
 {
-  bool asked = false;
-  if (size && front_malloc(device->core, stream, size, &asked, ptr))
+  front_try_t try;
+  if (!size)
     return ESPER_OK;
-  return heap_malloc(&device->default_pool, size, stream, asked, ptr);
+  if (front_malloc(device->core, stream, size, &try, ptr))
+    return ESPER_OK;
+  return heap_malloc(&device->default_pool, size, stream, try, ptr);
 }
 
 esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, void **ptr)

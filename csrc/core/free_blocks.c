@@ -51,19 +51,22 @@ static void remove_pending(heap_t *heap, block_t *block)
   block->older = block->newer = NULL;
 }
 
-static void insert(block_t *block, block_state state)
+static inline void insert(block_t *block, bins_t bins[2], block_state state)
 {
-  if (state == BLOCK_READY)
-    front_close(block->segment->heap);
+  const segment_t *segment = block->segment;
   block_set_state(block, state);
-  bins_insert(bins_of(block), block);
-  if (state == BLOCK_PENDING)
-    append_pending(block->segment->heap, block);
+  bins_insert(&bins[segment->large], block);
   /* As in PyTorch: what is free in a mapped segment can go, whatever is beside it. */
-  block->counted_split =
-      !block->counted_active && block_is_part(block) && !block->segment->pages;
+  block->counted_split = !segment->pages && !block->counted_active && block_is_part(block);
   if (block->counted_split)
-    stats_split_added(&device_of(block)->stats, block);
+    stats_split_added(&segment->device->stats, block);
+}
+
+static void add_pending(block_t *block)
+{
+  heap_t *heap = block->segment->heap;
+  insert(block, heap->pending, BLOCK_PENDING);
+  append_pending(heap, block);
 }
 
 void free_blocks_claim(block_t *block)
@@ -79,10 +82,11 @@ void free_blocks_claim(block_t *block)
   block_set_state(block, BLOCK_CLAIMED);
 }
 
-static void add_ready(block_t *block)
+void free_blocks_add_ready(block_t *block)
 {
-  front_close(block->segment->heap);
-  device_t *device = device_of(block);
+  heap_t *heap = block->segment->heap;
+  device_t *device = heap->pool->device;
+  front_close(heap);
   free_blocks_satisfied(block);
   if (block->next && block->next->state == BLOCK_READY) {
     free_blocks_claim(block->next);
@@ -93,7 +97,7 @@ static void add_ready(block_t *block)
     free_blocks_claim(block);
     block_merge_next(device, block);
   }
-  insert(block, BLOCK_READY);
+  insert(block, heap->ready, BLOCK_READY);
 }
 
 static bool is_satisfied_at_home(const block_t *block)
@@ -111,12 +115,12 @@ void free_blocks_add(block_t *block)
   if (block->uses)
     uses_drop_completed(heap->pool->device, block);
   if (is_satisfied_at_home(block)) {
-    add_ready(block);
+    free_blocks_add_ready(block);
     return;
   }
   if (!block->uses) /* withheld, but nobody is known to use it */
     free_blocks_satisfied(block);
-  insert(block, BLOCK_PENDING);
+  add_pending(block);
 }
 
 void free_blocks_keep_warm(block_t *block)

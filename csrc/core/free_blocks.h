@@ -12,6 +12,9 @@
 /* A claimed block becomes a free one. */
 void free_blocks_add(block_t *block);
 
+/* The same for one that its home stream may have at once. */
+void free_blocks_add_ready(block_t *block);
+
 /* The same for a block that owes no use: the heap's front gets it, if it is open. */
 void free_blocks_keep_warm(block_t *block);
 

@@ -220,27 +220,31 @@ static bool is_captured(core_t *core, heap_t *heap, void *handle)
   return (status != ESPER_OK && call_end(core, status)) || capture;
 }
 
-bool front_malloc(core_t *core, esper_stream as, size_t requested, bool *asked, void **ptr)
+static inline bool serve(core_t *core, esper_stream as, size_t requested, front_try_t *try,
+                         void **ptr)
 {
-  const stream_t *stream = stream_immortal(core, &core->devices[as.device], as.handle);
+  stream_t *stream = stream_immortal(core, &core->devices[as.device], as.handle);
   heap_t *heap = stream ? atomic_load_explicit(&stream->heap, memory_order_acquire) : NULL;
+  try->stream = stream;
   if (!heap || atomic_load_explicit(&stream->holds, memory_order_relaxed) ||
       atomic_load_explicit(&core->shut_down, memory_order_relaxed))
     return false;
   const config_t *config = config_of(core);
   size_t size = config_round(config, requested);
+  try->size = size;
   if (!size || config_is_oversize(config, size))
     return false;
   if (stream->handle && RULE(CAPTURE_KEEPS_APART)) {
     if (is_captured(core, heap, stream->handle))
       return false;
-    *asked = true;
+    try->asked = true;
   }
   front_t *front = &heap->front;
   if (!gate_take(front, GATE_HELD))
     return false;
   int slot, index;
   block_t *block = find(heap, size, &slot, &index);
+  try->missed = !block;
   bool taken = block && ledger_take(&front->ledger, block->segment->large,
                                     (amounts_t){1, (int64_t)size, (int64_t)requested});
   if (taken) {
@@ -250,6 +254,15 @@ bool front_malloc(core_t *core, esper_stream as, size_t requested, bool *asked, 
   }
   gate_leave(front);
   return taken;
+}
+
+bool front_malloc(core_t *core, esper_stream as, size_t requested, front_try_t *try, void **ptr)
+{
+  front_try_t found = {0};
+  if (serve(core, as, requested, &found, ptr))
+    return true;
+  *try = found; /* not before: who is served does not read it */
+  return false;
 }
 
 bool front_free(block_t *block, uintptr_t address)
@@ -299,7 +312,7 @@ static void clear(front_t *front)
       block->requested = 0;
       if (!front->locked) /* else it was seen when that was */
         block->segment->used_at = block->segment->device->large_requests;
-      free_blocks_add(block);
+      free_blocks_add_ready(block);
     }
   }
   renew(front);
@@ -317,14 +330,14 @@ void front_pass(block_t *block)
     front_resume(front);
 }
 
-block_t *front_take_or_close(heap_t *heap, size_t size, size_t asked)
+block_t *front_take_or_close(heap_t *heap, size_t size, size_t asked, bool missed)
 {
   int slot, index;
   front_t *front = &heap->front;
   if (front->empty)
     return NULL;
   bool paused = front_pause(front);
-  block_t *block = find(heap, size, &slot, &index);
+  block_t *block = missed ? NULL : find(heap, size, &slot, &index);
   if (block) {
     take_out(front, slot, index);
     make_live(block, asked);
@@ -378,18 +391,10 @@ bool front_claim_live(block_t *block, uintptr_t address)
   return live;
 }
 
-bool front_is_shut(const heap_t *heap)
+void front_clear(heap_t *heap)
 {
-  return heap->front.empty || heap->front.held;
-}
-
-void front_close(heap_t *heap)
-{
-  front_t *front = &heap->front;
-  if (front_is_shut(heap))
-    return;
-  front_pause(front);
-  clear(front);
+  front_pause(&heap->front);
+  clear(&heap->front);
 }
 
 void fronts_close_pool(pool_t *pool)

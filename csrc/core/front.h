@@ -18,9 +18,17 @@
 
 /* ---- without a lock ------------------------------------------------------ */
 
+/* What a malloc that the front did not serve found out on its way. */
+typedef struct front_try {
+  stream_t *stream; /* known to live for ever; or NULL                        */
+  size_t size;      /* rounded; 0: it did not get so far                      */
+  bool asked;       /* whether the stream is captured: it is not              */
+  bool missed;      /* the front has no block of the size                     */
+} front_try_t;
+
 /* Serves a malloc on the stream, if its front can, and nobody has to be asked
- * anything but whether the stream is captured: if the answer was no, *asked is set. */
-bool front_malloc(core_t *core, esper_stream stream, size_t size, bool *asked, void **ptr);
+ * anything but whether the stream is captured. */
+bool front_malloc(core_t *core, esper_stream stream, size_t size, front_try_t *try, void **ptr);
 
 /* Takes the live block that starts at `ptr`. False: it is not for the front. */
 bool front_free(block_t *block, uintptr_t address);
@@ -29,9 +37,9 @@ bool front_free(block_t *block, uintptr_t address);
 
 void front_init(front_t *front); /* closed */
 
-/* The same as front_malloc for a request that came the slow way. NULL: the front has
- * no such block, and is closed. */
-block_t *front_take_or_close(heap_t *heap, size_t size, size_t asked);
+/* The same as front_malloc for a request that came the slow way; `missed`: it looked
+ * there a moment ago. NULL: the front has no such block, and is closed. */
+block_t *front_take_or_close(heap_t *heap, size_t size, size_t asked, bool missed);
 /* A claimed block that owes no use becomes the front's. False: the front cannot be
  * open now. */
 bool front_keep(block_t *block);
@@ -44,10 +52,18 @@ void front_pass(block_t *block);
 bool front_claim_live(block_t *block, uintptr_t address);
 
 /* Nothing happens behind the back of whoever holds the lock. */
-bool front_is_shut(const heap_t *heap);
+static inline bool front_is_shut(const heap_t *heap)
+{
+  return heap->front.empty || heap->front.held;
+}
 
 /* From here on the heap is as if it had no front, until it is opened. */
-void front_close(heap_t *heap);
+void front_clear(heap_t *heap); /* it is not shut                             */
+static inline void front_close(heap_t *heap)
+{
+  if (!front_is_shut(heap))
+    front_clear(heap);
+}
 void fronts_close_pool(pool_t *pool);
 void fronts_close(device_t *device);
 /* Does nothing where the front must stay closed: in captures, and in private pools, whose

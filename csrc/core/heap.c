@@ -269,7 +269,7 @@ static heap_t *heap_of(const request_t *q)
   return heap && q->capture && !heap->branch ? NULL : heap;
 }
 
-esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool asked,
+esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_try_t try,
                          void **ptr)
 {
   device_t *device = pool->device;
@@ -279,14 +279,18 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool as
     return ESPER_OK;
 
   request_t q = {.core = core, .device = device, .pool = pool, .config = config_of(core),
-                 .asked = size};
-  q.size = config_round(q.config, size);
-  esper_status status = stream_present(core, stream, &q.stream);
+                 .asked = size, .missed = try.missed};
+  q.size = try.size ? try.size : config_round(q.config, size);
+  esper_status status = ESPER_OK;
+  if (try.stream)
+    q.stream = stream_presented(try.stream, stream.handle);
+  else
+    status = stream_present(core, stream, &q.stream);
   if (status != ESPER_OK) {
     capture_note_refused(core);
     return status;
   }
-  q.stream.asked |= asked; /* `capture` is 0 */
+  q.stream.asked |= try.asked; /* `capture` is 0 */
   if (!q.size)
     return request_fail(&q);
   q.large = config_is_large(q.size);
@@ -367,17 +371,13 @@ static void warn_of_graph(core_t *core)
                 "Keep such tensors for as long as the graph.");
 }
 
-esper_status heap_free(core_t *core, void *ptr)
+/* A call of its own, so that who needs none of it saves no registers for it. */
+__attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t *block,
+                                                          void *ptr)
 {
-  if (!ptr)
-    return ESPER_OK;
-  block_t *block = map_find(core->map, (uintptr_t)ptr);
   if (!block)
     return error_set(ESPER_INVALID, "%p does not start a block of this allocator", ptr);
-  if (front_free(block, (uintptr_t)ptr))
-    return ESPER_OK;
   device_t *device = block->segment->device;
-
   lock(&device->lock);
   if (!front_claim_live(block, (uintptr_t)ptr)) {
     unlock(&device->lock);
@@ -413,4 +413,12 @@ esper_status heap_free(core_t *core, void *ptr)
   if (read_by_graph)
     warn_of_graph(core);
   return ESPER_OK;
+}
+
+esper_status heap_free(core_t *core, void *ptr)
+{
+  if (!ptr)
+    return ESPER_OK;
+  block_t *block = map_find(core->map, (uintptr_t)ptr);
+  return block && front_free(block, (uintptr_t)ptr) ? ESPER_OK : free_slowly(core, block, ptr);
 }

@@ -2,10 +2,10 @@
 #ifndef ESPER_HEAP_H
 #define ESPER_HEAP_H
 
-#include "types.h"
+#include "front.h"
 
-/* `asked`: whether the stream is captured was just asked, and it is not. */
-esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, bool asked,
+/* `try`: what the front of the stream's heap found out; all zero: it was not asked. */
+esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_try_t try,
                          void **ptr);
 esper_status heap_free(core_t *core, void *ptr);
 

@@ -84,7 +84,7 @@ static bool wastes_ready(const request_t *q, const block_t *ready)
 
 block_t *request_take_ready(const request_t *q, bool sparing)
 {
-  block_t *warm = front_take_or_close(q->heap, q->size, q->asked);
+  block_t *warm = front_take_or_close(q->heap, q->size, q->asked, q->missed);
   if (warm) {
     trace_add(q->device, ESPER_TRACE_ALLOC, warm->address, q->asked, warm->user);
     return warm;

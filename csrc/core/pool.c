@@ -170,6 +170,7 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   heap->pool = pool;
   heap->stream = stream;
   heap->capture = capture;
+  heap->ready[0].placed = heap->ready[1].placed = true;
   heap->next = pool->heaps;
   pool->heaps = heap;
   atomic_store_explicit(&stream->kept, true, memory_order_release);

@@ -140,9 +140,7 @@ static uint64_t id_within_capture(void *handle, uint64_t capture)
 esper_status stream_present(core_t *core, esper_stream as, presented_t *presented)
 {
   device_t *device = &core->devices[as.device];
-  *presented = (presented_t){.handle = stream_is_legacy(as.handle) ? NULL : as.handle};
-  presented->stream = stream_is_legacy(as.handle) ? device->legacy
-                                           : stream_with_handle(core, device, as.handle);
+  *presented = stream_presented(stream_immortal(core, device, as.handle), as.handle);
   if (presented->stream)
     return ESPER_OK;
   /* Asking a capturing stream for its id would end the capture. */

@@ -51,6 +51,12 @@ static inline stream_t *stream_immortal(core_t *core, const device_t *device, vo
   return stream_is_legacy(handle) ? device->legacy : stream_with_handle(core, device, handle);
 }
 
+/* One of those, as it would be presented. */
+static inline presented_t stream_presented(stream_t *stream, void *handle)
+{
+  return (presented_t){.stream = stream, .handle = stream_is_legacy(handle) ? NULL : handle};
+}
+
 /* The stream with the driver's id, made if need be. NULL: no host memory. */
 stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handle);
 /* From now on the handle stands for the stream. */

@@ -196,9 +196,13 @@ struct block {
   block_t *prev, *next;   /* neighbours by address                            */
   size_t requested;       /* by the last malloc                               */
   uint64_t stamp;         /* owner order; 0: the home stream never had it     */
-  block_t *older, *newer; /* pending blocks of the heap, by time of the free;
+  union {
+    block_t *older;       /* pending blocks of the heap, by time of the free;
                              holes of the segment, and stale blocks of the
                              device, in no order                              */
+    block_t **place;      /* of a ready one: what points to it in its bin     */
+  };
+  block_t *newer;
   stream_t *user;         /* stream it was last handed out on; NULL: never    */
   uint64_t capture;       /* that it was last handed out in; 0: none          */
 };

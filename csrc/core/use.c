@@ -216,7 +216,7 @@ bool owner_order_may_be_gated(const block_t *block)
   return !stream_is_rendezvous(block->segment->heap->stream);
 }
 
-void uses_drop(device_t *device, block_t *block)
+void uses_drop_all(device_t *device, block_t *block)
 {
   while (block->uses) {
     use_t *use = block->uses;
@@ -225,7 +225,7 @@ void uses_drop(device_t *device, block_t *block)
   }
 }
 
-void uses_drop_completed(device_t *device, block_t *block)
+void uses_drop_some(device_t *device, block_t *block)
 {
   for (use_t **link = &block->uses; *link;) {
     use_t *use = *link;
@@ -284,7 +284,7 @@ void uses_unite_places(device_t *device, block_t *block)
     }
 }
 
-void uses_unite(device_t *device, block_t *into, block_t *from)
+void uses_unite_all(device_t *device, block_t *into, block_t *from)
 {
   /* A held use may have completed since somebody looked. */
   uses_drop_completed(device, into);

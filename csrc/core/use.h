@@ -64,12 +64,30 @@ bool owner_order_has_completed(const block_t *block);
 /* Whether another stream than the home stream may be made to wait for it. */
 bool owner_order_may_be_gated(const block_t *block);
 
-void uses_drop(device_t *device, block_t *block);
-void uses_drop_completed(device_t *device, block_t *block);
+/* Most blocks have none: then nothing is called. */
+void uses_drop_all(device_t *device, block_t *block);
+static inline void uses_drop(device_t *device, block_t *block)
+{
+  if (block->uses)
+    uses_drop_all(device, block);
+}
+
+void uses_drop_some(device_t *device, block_t *block);
+static inline void uses_drop_completed(device_t *device, block_t *block)
+{
+  if (block->uses)
+    uses_drop_some(device, block);
+}
+
 /* What only the replays of a capture that is over still owe. */
 void uses_drop_captured(device_t *device, block_t *block);
 /* `into` comes to owe what both owe; `from` owes nothing any more. */
-void uses_unite(device_t *device, block_t *into, block_t *from);
+void uses_unite_all(device_t *device, block_t *into, block_t *from);
+static inline void uses_unite(device_t *device, block_t *into, block_t *from)
+{
+  if (into->uses || from->uses)
+    uses_unite_all(device, into, from);
+}
 
 bool uses_are_valid(const block_t *block);
 

@@ -93,8 +93,9 @@ static bool before(const block_t *a, const block_t *b) {
 }
 
 /* Against the plainest implementation. */
-TEST(random_operations_agree_with_a_list) {
+static void agree_with_a_list(bool placed) {
   begin();
+  bins.placed = placed;
   for (int i = 0; i < MANY; i++) {
     size_t size = 512 * (1 + draw() % (i % 3 ? 100 : 100000));
     make(i, size, draw() % 4, 0x1000000 + (uintptr_t)i * 512);
@@ -129,6 +130,10 @@ TEST(random_operations_agree_with_a_list) {
     }
   }
 }
+
+TEST(random_operations_agree_with_a_list) { agree_with_a_list(false); }
+
+TEST(so_they_do_where_a_block_knows_its_place) { agree_with_a_list(true); }
 
 TEST(a_block_in_the_wrong_bin_is_noticed) {
   begin();
