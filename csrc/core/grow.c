@@ -19,7 +19,7 @@
 #include "stitch.h"
 
 /* A page of large blocks is at most such a part of the reserved memory, and so large. */
-enum { PAGE_SHARE = 64, LARGE_PAGE = 8 << 20 };
+enum { PAGE_SHARE = 128, LARGE_PAGE = 8 << 20 };
 
 /* The part of a hole that, filled, makes a block of the wanted size together with
  * the free blocks beside it. */

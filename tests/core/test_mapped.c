@@ -84,7 +84,7 @@ TEST(a_large_request_takes_few_pages) {
   esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
   begin_with(1024, &defaults);
   get(512, r);
-  CHECK_EQ(calls(SIM_CALL_page_create), 64);
+  CHECK_EQ(calls(SIM_CALL_page_create), 128);
   CHECK_EQ(reserved(), 512);
   end();
 }
