@@ -26,8 +26,8 @@ def test_prefetching_holds_a_few_batches() -> None:
     printed = example("prefetch.py")
     assert number(r"(\d+) elements were read wrong", printed) == 0
     # Three batches on the copy stream, two products and some masks beside them: of 64 MiB
-    # or less each, and not as many as the host is ahead of the GPU.
-    # Eight batches, and the two masks of 16 MiB that the check of each step makes.
+    # or less each, and not as many as the host is ahead of the GPU. The two masks of a
+    # step are 16 MiB each.
     assert number(r"(\d+) MiB reserved", printed) <= 8 * 64 + 2 * 16
 
 
