@@ -28,7 +28,7 @@ SHOWN = [
         "ResNet-50 training, peak reserved (`cudnn.benchmark` off)",
     ),
     *(
-        ("jobs", f"{job}: {figure}", peer, f"{label}, {figure}")
+        ("jobs", f"{job}, mapped segments: {figure}", peer, f"{label}, {figure}")
         for job, label in (
             ("gpt2", "GPT-2 124M training"),
             ("llama_varlen", "Llama training on sequences of 64 to 2,048 tokens"),

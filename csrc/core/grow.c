@@ -205,6 +205,23 @@ static esper_status add_page(const growth_t *g, size_t at, size_t size)
   return status;
 }
 
+/* A driver that has not enough would give all it has first, page by page, while
+ * everybody else finds none. */
+static esper_status look_for_room(const growth_t *g)
+{
+  enum { FEW = 16 }; /* pages: sooner tried than asked for */
+  size_t free, total;
+  if (g->created <= FEW * g->page_most)
+    return ESPER_OK;
+  esper_status status = call_memory_info(g->device->core, g->device->index, &free, &total);
+  if (status != ESPER_OK)
+    return error_from_driver(g->device->core, status);
+  return free >= g->created ? ESPER_OK
+                            : error_set(ESPER_OUT_OF_MEMORY,
+                                        "%zu bytes of pages are needed, %zu are free",
+                                        g->created, free);
+}
+
 /* As far as the driver gives them. */
 static esper_status add_pages(const growth_t *g, size_t *filled)
 {
@@ -293,8 +310,10 @@ static block_t *finish(growth_t *g, esper_status status, size_t filled)
 
 static esper_status fill(growth_t *g, block_t **block)
 {
-  size_t moved, filled;
-  esper_status status = stitch_move(&g->stitch, g->piece, &moved);
+  size_t moved = 0, filled;
+  esper_status status = look_for_room(g);
+  if (status == ESPER_OK)
+    status = stitch_move(&g->stitch, g->piece, &moved);
   filled = moved;
   if (status == ESPER_OK)
     status = add_pages(g, &filled);

@@ -71,7 +71,7 @@ native::ShareableHandle share_pages(void* ptr) {
       "CUDA cannot share this memory with another process: ",
       capi().last_error(),
       "; share a copy on the CPU, or use classic segments"
-      " (ESPER_ALLOC_SEGMENTS=classic, and no expandable_segments)");
+      " (ESPER_ALLOC_SEGMENTS=classic, or expandable_segments:False)");
   const std::unique_ptr<esper_page_name, decltype(&std::free)> owner(
       pages, &std::free);
   std::string text(signature);

@@ -266,6 +266,37 @@ TEST(what_was_mapped_before_memory_ran_out_goes_back) {
   end();
 }
 
+/* Pages of what there is, made one by one until there is none, would leave nothing to
+ * other processes meanwhile. */
+TEST(what_the_device_does_not_have_is_not_tried) {
+  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
+  begin_with(256, &defaults);
+  void *p, *q = get(100, r);
+  int created = calls(SIM_CALL_page_create);
+  CHECK_STATUS(esper_malloc(w.core, 200 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_EQ(calls(SIM_CALL_page_create), created);
+  CHECK_EQ(reserved(), 100);
+  world_free(&w, q);
+  get(200, r); /* the 100 are a part of it */
+  CHECK_EQ(reserved(), 200);
+  world_check(&w);
+  end();
+}
+
+/* A device that has failed says so, as it does where a classic segment is asked for. */
+TEST(a_device_that_cannot_say_what_it_has_is_not_asked_for_more) {
+  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
+  begin_with(256, &defaults);
+  void *p;
+  get(2, r);
+  sim_fail_call(w.s, SIM_CALL_memory_info, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_DEVICE_ERROR);
+  CHECK_EQ(reserved(), 2);
+  world_check(&w);
+  get(100, r);
+  end();
+}
+
 /* ... as far as it will. */
 TEST(what_was_mapped_and_does_not_go_back_is_free) {
   begin();
