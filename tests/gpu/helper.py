@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,9 +25,76 @@ FOREIGN = (
 )
 
 
+#: Variables that a forked child can be given: nothing read them before CUDA started.
+AFTER_IMPORT = {"CUDA_DEVICE_MAX_CONNECTIONS", "OUT_FOLDER", "SEGMENT_ACTION"}
+
+
+def environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    """This process's, without allocator settings, and `env`."""
+    full = {key: value for key, value in os.environ.items() if key not in FOREIGN}
+    if any((ROOT / "esper_alloc").glob("_core*.so")):  # built in place; else installed
+        full["PYTHONPATH"] = os.pathsep.join(
+            part for part in (str(ROOT), full.get("PYTHONPATH", "")) if part
+        )
+    # A pool of compiling processes costs more than the small functions of the tests.
+    full.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    full.update(env or {})
+    return full
+
+
+class Nursery:
+    """Runs code in forked children of one process that has imported torch: nursery.py."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+            env=environment(None), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        atexit.register(self.close)
+
+    def run(self, code: str, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+        """As subprocess.run() of `python -c code`; raises TimeoutExpired as it does."""
+        assert self._process.stdin and self._process.stdout
+        with tempfile.TemporaryDirectory() as folder:
+            out, err = Path(folder, "stdout"), Path(folder, "stderr")
+            request = {"code": code, "env": env, "stdout": str(out), "stderr": str(err)}
+            self._process.stdin.write(json.dumps({**request, "timeout": timeout}) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+            assert answer, f"the nursery ended with {self._process.wait()}"
+            printed = [one.read_text(errors="replace") if one.exists() else "" for one in (out, err)]
+        code_of_exit = json.loads(answer)
+        if code_of_exit is None:
+            raise subprocess.TimeoutExpired("python -c", timeout, *printed)
+        return subprocess.CompletedProcess(["python", "-c"], code_of_exit, *printed)
+
+    def close(self) -> None:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+
+#: One for each thread that runs code.
+_nurseries = threading.local()
+
+
+def in_nursery(code: str, env: Mapping[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+    if not hasattr(_nurseries, "mine"):
+        _nurseries.mine = Nursery()
+    done: subprocess.CompletedProcess[str] = _nurseries.mine.run(code, environment(env), timeout)
+    return done
+
+
 def run_python(code: str, *, env: Mapping[str, str] | None = None, timeout: float = 300.0) -> str:
-    """Runs `code` in a fresh Python and returns what it printed: see run_fresh()."""
-    return run_fresh("-c", code, env=env, timeout=timeout)
+    """Runs `code` in a Python process of its own and returns what it printed: see run_fresh().
+
+    With ESPER_TEST_NURSERY=1 that is a forked child of a process which imported torch,
+    where `env` has nothing that would have to be set before.
+    """
+    if os.environ.get("ESPER_TEST_NURSERY", "") in ("", "0") or not AFTER_IMPORT.issuperset(env or {}):
+        return run_fresh("-c", code, env=env, timeout=timeout)
+    return printed_by(lambda: in_nursery(code, env or {}, timeout), timeout)
 
 
 def text(output: bytes | str | None) -> str:
@@ -39,22 +110,19 @@ def run_fresh(
     `env` is added to the environment, from which allocator settings have been
     taken out. A failing process fails the test, with the end of its output.
     """
-    full = {key: value for key, value in os.environ.items() if key not in FOREIGN}
-    if any((ROOT / "esper_alloc").glob("_core*.so")):  # built in place; else installed
-        full["PYTHONPATH"] = os.pathsep.join(
-            part for part in (str(ROOT), full.get("PYTHONPATH", "")) if part
-        )
-    # A pool of compiling processes costs more than the small functions of the tests.
-    full.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    full.update(env or {})
+    full = environment(env)
+    return printed_by(
+        lambda: subprocess.run(
+            [sys.executable, *arguments], env=full, capture_output=True, text=True, timeout=timeout
+        ),
+        timeout,
+    )
+
+
+def printed_by(run: Callable[[], subprocess.CompletedProcess[str]], timeout: float) -> str:
+    """What a process printed; a failing one fails the test."""
     try:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            env=full,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        done = run()
     except subprocess.TimeoutExpired as error:
         raise AssertionError(f"no end within {timeout:.0f} s (a hang?)\n{text(error.stdout)}{text(error.stderr)}") from error
     assert done.returncode == 0, (

@@ -6,6 +6,8 @@ Each scenario runs in a process of its own, on PyTorch's allocator and on this o
 from __future__ import annotations
 
 import functools
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,9 +22,25 @@ ALONE = ["inference", "training", "mutation", "an_exception_inside", "reset_and_
 MOST, SLACK = 1.02, 22 << 20
 
 
+def run(allocator: str, name: str) -> dict[str, Any]:
+    return run_program("graph_trees", allocator, name, timeout=290)
+
+
+@functools.cache
+def ahead() -> dict[tuple[str, str], Future[dict[str, Any]]]:
+    """The programs that are run at the same time where the tests are, too: all of them
+    under pytest-xdist, else none."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return {}
+    jobs = [(allocator, name) for name in WITH_CHECKPOINTS + ALONE for allocator in (OURS, NATIVE)]
+    pool = ThreadPoolExecutor(5)
+    return {job: pool.submit(run, *job) for job in jobs}
+
+
 @functools.cache
 def found(allocator: str, name: str) -> dict[str, Any]:
-    return run_program("graph_trees", allocator, name, timeout=290)
+    started = ahead().get((allocator, name))
+    return started.result() if started else run(allocator, name)
 
 
 @pytest.mark.parametrize("name", WITH_CHECKPOINTS + ALONE)

@@ -1,0 +1,86 @@
+"""A process that has imported torch and esper_alloc, and forks one child for each piece of
+code that it is given: see helper.Nursery.
+
+Importing torch takes seconds of a core, and there are hundreds of tests. CUDA is not
+touched here, so a child chooses its allocator and starts CUDA as a fresh process does.
+A line of JSON on standard input asks: {"code", "env", "stdout", "stderr", "timeout"}; the
+answer is a line with the child's exit status, or null where it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from types import CodeType
+
+
+def wait_for(child: int, timeout: float) -> int | None:
+    """The exit status of a child; None: it did not end in time, and was killed."""
+    end = time.monotonic() + timeout
+    pause = 0.001
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def become(request: dict[str, object]) -> None:
+    """Makes this process what a fresh `python -c` would be."""
+    os.setpgid(0, 0)
+    for name, number in (("/dev/null", 0), (str(request["stdout"]), 1), (str(request["stderr"]), 2)):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY
+        file = os.open(name, flags, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+    environment = request["env"]
+    assert isinstance(environment, dict)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["-c"]
+
+
+def serve() -> str | None:
+    """In a child: the code to run. None: there is nothing more to do."""
+    import torch  # noqa: F401
+
+    import esper_alloc  # noqa: F401
+
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            answers.close()
+            become(request)
+            return str(request["code"])
+        try:
+            os.setpgid(child, child)  # whoever comes first
+        except (ProcessLookupError, PermissionError):
+            pass
+        answers.write(json.dumps(wait_for(child, request["timeout"])) + "\n")
+        answers.flush()
+    return None
+
+
+def only(code: str) -> CodeType:
+    """The program, all other names of this module gone. Without a file, so that what it
+    spawns does not run this one."""
+    program = compile(code, "<string>", "exec", dont_inherit=True)
+    space = globals()
+    for name in [*(one for one in space if not one.startswith("__")), "__file__", "__doc__"]:
+        del space[name]
+    space["__spec__"] = space["__doc__"] = None
+    return program
+
+
+code = serve()
+if code is not None:
+    exec(only(code))
