@@ -28,13 +28,14 @@ class Job:
     """make(small) builds the model and returns the step. `steps` are in a schedule, and
     going through all of them is a pass. `strict`:
     PyTorch may refuse what is not deterministic, as attention's backward needs to be
-    told; otherwise it warns."""
+    told; otherwise it warns. `anew`: a pass does not go on from the one before."""
 
     make: Callable[[bool], Step]
     steps: int
     small_steps: int
     strict: bool
     schedule: str
+    anew: bool = False
 
 
 # --- a Llama, in plain PyTorch -----------------------------------------------
@@ -296,7 +297,7 @@ JOBS: dict[str, Job] = {
         llama_varlen, 40, 6, True, "1 to 6 sequences of 64 to 2048 tokens, bf16 autocast, AdamW"
     ),
     "llama_decode": Job(
-        llama_decode, 300, 12, False, "32 sequences, prompts of 128 tokens and 299 more, bf16"
+        llama_decode, 300, 12, False, "32 sequences, prompts of 128 tokens and 299 more, bf16", True
     ),
     "resnet50": Job(
         resnet50, 10, 4, False, "batches of 128 images of 224 x 224, bf16 autocast, AdamW"

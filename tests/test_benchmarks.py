@@ -221,6 +221,20 @@ def test_a_job_that_takes_too_much_or_computes_something_else_is_seen(tmp_path: 
     }
 
 
+def test_what_native_does_not_repeat_is_asked_of_nobody(tmp_path: Path) -> None:
+    jobs = load("jobs")
+    rows = []
+    for anew in (False, True):
+        for natives in ("abc", "abc"), ("abc", "axc"):
+            made, rounds = results(tmp_path), job_rounds()
+            for one, outputs in zip(rounds, natives):
+                one["native"]["outputs"] = list(outputs)
+            jobs.add_rows(made, "job", rounds, anew)
+            [row] = [row for row in made.rows if "outputs that differ" in row["name"]]
+            rows.append((row["goal"], row["met"]))
+    assert rows == [(0.0, True), (0.0, False), (0.0, True), (None, None)]
+
+
 def test_small_jobs_have_no_finer_aim_and_missing_figures_no_row(tmp_path: Path) -> None:
     jobs, made = load("jobs"), results(tmp_path)
     rounds = [{"esper_alloc": worker(60, 62, 1.0), "native": worker(60, 70, 1.0)}]
