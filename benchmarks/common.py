@@ -220,7 +220,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument(
         "--out", type=Path, help="result file (default: benchmarks/results/<topic>.json)"
     )
-    made.add_argument("--rounds", type=int, default=3, help="fresh processes for each allocator")
+    made.add_argument("--rounds", type=int, default=3, help="of measurements, mostly fresh processes for each allocator")
     made.add_argument(
         "--seconds", type=float, default=500.0, help="start no further round after this long"
     )

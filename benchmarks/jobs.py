@@ -122,6 +122,10 @@ def measure(allocator: str, name: str, small: bool) -> Iterator[dict[str, Any]]:
             "outputs": [output.item().hex() for output in outputs],
             **memory_figures(),
         }
+        if figures["retries"]:
+            raise RuntimeError(
+                "memory ran out beside the other workers: this GPU is too small for so many"
+            )
         if first:
             check_segments(allocator)
             figures["machine"] = machine()
@@ -435,6 +439,10 @@ def main() -> int:
         measured = turns(
             __file__, cases, 1 + options.rounds, seconds=left / (len(names) - index)
         )
+        for case in cases:
+            if case.name not in measured[-1]:
+                print(f"{name}: {case.name} did not go through: the others are no comparison")
+                complete = False
         rounds = passes(measured)
         for kind in kinds:
             mine = of_kind(rounds, kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -106,6 +107,28 @@ def test_environment_and_spawned_processes(nursery: helper.Nursery, tmp_path: Pa
             print(os.environ["OUT_FOLDER"], pool.map(work, [1, 2]))
     """
     assert run(nursery, code, OUT_FOLDER="here") == (0, "here [2, 4]\n", "")
+
+
+def test_an_interrupted_run_does_not_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "_nurseries", helper.threading.local())
+    first = helper.in_nursery("print(1)", {}, 60)
+    mine = helper._nurseries.mine
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            helper.in_nursery("import time; time.sleep(5); raise SystemExit(7)", {}, 60)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    again = helper.in_nursery("print(2)", {}, 60)
+    assert (first.stdout, again.returncode, again.stdout) == ("1\n", 0, "2\n")
+    assert helper._nurseries.mine is not mine
+    mine.close()
+    helper._nurseries.mine.close()
 
 
 def test_it_is_used_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:

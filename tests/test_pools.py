@@ -436,3 +436,41 @@ def test_a_mem_pool_serves_when_memory_is_short(libraries: dict[str, Path]) -> N
         refused(torch.cuda.OutOfMemoryError, "allocated in private pools", memory, 40 * MiB)
         """,
     )
+
+
+# Kinds of segments
+
+
+@pytest.mark.parametrize(
+    ("env", "before", "after", "mapped"),
+    [
+        ({}, None, None, True),
+        ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, None, False),
+        ({}, None, "expandable_segments:False", False),
+        ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, "expandable_segments:True", True),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, None, None, False),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, None, "max_split_size_mb:64", True),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, "max_split_size_mb:64", None, False),
+        ({}, "expandable_segments:False", "max_split_size_mb:64", False),
+        ({"ESPER_ALLOC_SEGMENTS": "mapped"}, "expandable_segments:False", None, False),
+    ],
+)
+def test_the_kind_of_segments(
+    libraries: dict[str, Path], env: dict[str, str], before: str | None, after: str | None, mapped: bool
+) -> None:
+    """Settings given before the allocator is there, and between that and its first use."""
+    set_options = "_C._accelerator_setAllocatorSettings"
+    run(
+        libraries,
+        f"{set_options}({after!r})\n" * (after is not None)
+        + f"""
+        x = memory(6 * MiB)
+        assert segments()[0]["is_expandable"] is {mapped}, segments()
+        {set_options}("expandable_segments:{not mapped}")
+        y = memory(30 * MiB)
+        kinds = [s["is_expandable"] for s in segments()]
+        assert sorted(kinds) == [False, True], kinds
+        """.replace("\n        ", "\n"),
+        BEGIN + f"{set_options}({before!r})\n" * (before is not None) + OURS[len(BEGIN) :],
+        **env,
+    )

@@ -22,7 +22,9 @@ static bool block_before(const block_t *a, const block_t *b)
 
 static uint64_t block_priority(const block_t *block)
 {
-  return block->address * 0x9e3779b97f4a7c15u;
+  /* One product alone would make blocks at equal distances a list, at some distances. */
+  uint64_t x = block->address * 0x9e3779b97f4a7c15u;
+  return (x ^ x >> 32) * 0x9e3779b97f4a7c15u;
 }
 
 /* `block` (may be NULL) comes to stand where `link` is. */

@@ -40,6 +40,7 @@ typedef struct growth {
   stitch_t stitch;  /* the pages that are lent                                */
   size_t created;   /* bytes of the pages that are asked of the driver        */
   size_t page_most; /* ... which are at most so large                         */
+  size_t moved;     /* bytes of the lent ones that are in the piece           */
   void *spare[2];
 } growth_t;
 
@@ -213,13 +214,21 @@ static esper_status look_for_room(const growth_t *g)
   size_t free, total;
   if (g->created <= FEW * g->page_most)
     return ESPER_OK;
-  esper_status status = call_memory_info(g->device->core, g->device->index, &free, &total);
+  core_t *core = g->device->core;
+  uint64_t whole;
+  esper_status status = call_memory_info(core, g->device->index, &free, &total);
   if (status != ESPER_OK)
-    return error_from_driver(g->device->core, status);
-  return free >= g->created ? ESPER_OK
-                            : error_set(ESPER_OUT_OF_MEMORY,
-                                        "%zu bytes of pages are needed, %zu are free",
-                                        g->created, free);
+    return error_from_driver(core, status);
+  if (free >= g->created)
+    return ESPER_OK;
+  /* There may be more than is free, such as caches of the system's: all of it at once,
+   * or nothing. */
+  status = call_page_create(core, g->device->index, g->created, &whole);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  loose_release(g->device, whole, g->created, g->stitch.loose);
+  return g->stitch.loose->size ? error_set(ESPER_DEVICE_ERROR, "a page could not be given back")
+                               : ESPER_OK;
 }
 
 /* As far as the driver gives them. */
@@ -265,10 +274,11 @@ static block_t *unite(const growth_t *g)
   return block;
 }
 
+/* What was to be created and was not. */
 static void note_refusal(growth_t *g, esper_status status, size_t filled)
 {
   if (status == ESPER_OUT_OF_MEMORY)
-    g->device->refused = g->piece->size - filled;
+    g->device->refused = g->created - (filled - g->moved);
   else if (status == ESPER_OK && g->created >= g->device->refused)
     g->device->refused = 0;
 }
@@ -310,15 +320,14 @@ static block_t *finish(growth_t *g, esper_status status, size_t filled)
 
 static esper_status fill(growth_t *g, block_t **block)
 {
-  size_t moved = 0, filled;
   esper_status status = look_for_room(g);
   if (status == ESPER_OK)
-    status = stitch_move(&g->stitch, g->piece, &moved);
-  filled = moved;
+    status = stitch_move(&g->stitch, g->piece, &g->moved);
+  size_t filled = g->moved;
   if (status == ESPER_OK)
     status = add_pages(g, &filled);
   if (status != ESPER_OK)
-    give_pages_back(g, moved, &filled);
+    give_pages_back(g, g->moved, &filled);
   lock(&g->device->lock);
   *block = finish(g, status, filled);
   unlock(&g->device->lock);

@@ -31,7 +31,7 @@ block_t *marks_lock_block(core_t *core, const void *ptr)
   lock(&device->lock);
   if (!block)
     block = block_around(segment, address);
-  if (block && block->state == BLOCK_LIVE)
+  if (block && block_state_of(block) == BLOCK_LIVE)
     return block;
   unlock(&device->lock);
   return NULL;
@@ -219,7 +219,7 @@ static esper_status mark_block(block_t *block, const void *ptr, presented_t p, u
   if (!record && p.capture)
     return mark_inside(device->core, &ptr, 1, p, flags, found);
   lock(&device->lock);
-  *found = block->state == BLOCK_LIVE && block->address == (uintptr_t)ptr;
+  *found = block_state_of(block) == BLOCK_LIVE && block->address == (uintptr_t)ptr;
   if (*found && record)
     replaced = use_replace(block, record, flags);
   if (*found && !replaced)

@@ -128,7 +128,7 @@ static bool is_live(const segment_t *s, const page_t *page, const block_t **at)
   while ((*at)->address + (*at)->size <= begin)
     *at = (*at)->next;
   for (const block_t *b = *at; b && b->address < end; b = b->next)
-    if (b->state == BLOCK_LIVE)
+    if (block_state_of(b) == BLOCK_LIVE)
       return true;
   return false;
 }

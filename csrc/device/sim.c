@@ -183,6 +183,12 @@ void sim_set_capacity(sim *s, int device, size_t bytes) {
   sim_leave(s);
 }
 
+void sim_set_caches(sim *s, int device, size_t bytes) {
+  sim_enter(s);
+  s->devices[device].caches = bytes;
+  sim_leave(s);
+}
+
 void sim_set_reach(sim *s, int reach) {
   sim_enter(s);
   s->unreachable = !reach;
@@ -253,7 +259,8 @@ static esper_status memory_info(void *self, int device, size_t *free_bytes,
   BEGIN(memory_info, NULL)
   const sim_device *d = &s->devices[device];
   *total = d->capacity;
-  *free_bytes = d->alive.bytes < d->capacity ? d->capacity - d->alive.bytes : 0;
+  size_t used = d->alive.bytes + d->caches;
+  *free_bytes = used < d->capacity ? d->capacity - used : 0;
   END(memory_info, NULL);
 }
 

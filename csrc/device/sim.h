@@ -230,6 +230,8 @@ void sim_count_alive(sim *s, int device, sim_alive *alive);
 
 /* Bytes that the device has, all told; for tests of exhaustion. */
 void sim_set_capacity(sim *s, int device, size_t bytes);
+/* So much of it counts as not free, and is given up as soon as it is asked for. */
+void sim_set_caches(sim *s, int device, size_t bytes);
 
 /* From now on no device can access another's memory, or again (reach 1). Classic
  * memory is open to every device, as after cudaDeviceEnablePeerAccess. */

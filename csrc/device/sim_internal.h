@@ -179,7 +179,7 @@ typedef struct sim_fault {
 
 typedef struct sim_device {
   uint32_t legacy; /* slot */
-  size_t capacity;
+  size_t capacity, caches;
   sim_alive alive;
 } sim_device;
 

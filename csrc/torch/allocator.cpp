@@ -123,6 +123,7 @@ Allocator::Allocator()
     : uncached_(
           c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true) {
   parse_environment();
+  follow_settings();
 }
 
 c10::DataPtr Allocator::allocate(size_t size) {
@@ -231,7 +232,6 @@ void Allocator::init(int /*device_count*/) {
   if (initialized_.exchange(true)) {
     return;
   }
-  follow_settings();
   // torch.accelerator.* and c10::GetAllocator() have their own registry, which
   // a swap of the CUDA allocator does not touch. PyTorch's own allocator
   // stands there with priority 0.

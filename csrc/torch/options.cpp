@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <string>
 
@@ -75,6 +76,12 @@ esper_segments segments_asked_for(esper_segments otherwise) {
 } // namespace
 
 void parse_environment() {
+  // The last settings may be others by now, given before this allocator was there.
+  for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
+    if (const char* given = std::getenv(name)) {
+      look_for_expandable(given);
+    }
+  }
   look_for_expandable(CommonConfig::last_allocator_settings());
   CudaConfig::instance();
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import subprocess
@@ -54,6 +55,17 @@ class Nursery:
 
     def run(self, code: str, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
         """As subprocess.run() of `python -c code`; raises TimeoutExpired as it does."""
+        try:
+            return self._run(code, env, timeout)
+        except subprocess.TimeoutExpired:
+            raise
+        except BaseException:  # the answer, still to come, would be taken for the next one's
+            self._process.kill()
+            if getattr(_nurseries, "mine", None) is self:
+                del _nurseries.mine
+            raise
+
+    def _run(self, code: str, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
         assert self._process.stdin and self._process.stdout
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "stdout"), Path(folder, "stderr")
@@ -70,7 +82,8 @@ class Nursery:
 
     def close(self) -> None:
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.stdout.close()
         self._process.wait()
 

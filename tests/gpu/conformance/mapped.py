@@ -29,7 +29,6 @@ OTHER_SIZES = {
     "hooks-the_profilers_totals",
     "devices-figures_of_each_device",
     "devices-snapshots_of_both",
-    "pools-pools_nest",
     "pools-a_pool_without_splitting",
     "uncached-0-nothing_is_cached",
     "max_split-figures_of_some_sizes",

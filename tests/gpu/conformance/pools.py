@@ -79,8 +79,11 @@ def pools_nest() -> Any:
         with torch.cuda.use_mem_pool(inner):
             b = bytes_of(14 * MiB)
         c = bytes_of(16 * MiB)
-    shown = {s["total_size"]: s["segment_pool_id"] for s in torch.cuda.memory_snapshot()}
-    answer = [shown[12 * MiB] == outer.id, shown[14 * MiB] == inner.id, shown[16 * MiB] == outer.id]
+    shown = torch.cuda.memory_snapshot()
+    answer = []
+    for x, pool in ((a, outer), (b, inner), (c, outer)):
+        [mine] = [s for s in shown if 0 <= x.data_ptr() - s["address"] < s["total_size"]]
+        answer.append(mine["segment_pool_id"] == pool.id)
     del a, b, c
     return answer
 
