@@ -469,18 +469,24 @@ TEST(a_body_keeps_to_itself) {
   end();
 }
 
-/* The driver does not say whether the body is still being captured: it may be. The
- * body reads y and is a node that t does not come after. */
-TEST(a_body_that_cannot_be_asked_about_is_not_taken_for_over) {
-  begin();
+/* A body goes on in s; y is of the outer capture, on a branch that t has joined to r. */
+static void *begin_beside_a_body(void) {
   capture_begin();
   world_wait(&w, t, r);
   void *y = block(Y, t);
   world_wait(&w, r, t);
   sim_capture_body(w.s, 0, r.handle, s.handle);
-  block(X, s);
+  return y;
+}
+
+/* The body reads y and is a node that t does not come after. Next time the driver does
+ * not say what is captured. */
+static void read_in_the_body_unasked(const void *y) {
   sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
   sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+}
+
+static void end_without_y_again(void *y) {
   world_free(&w, y);
   CHECK_EQ(sim_faults(w.s), 1);
   CHECK(block(Y, t) != y);
@@ -488,6 +494,15 @@ TEST(a_body_that_cannot_be_asked_about_is_not_taken_for_over) {
   world_wait(&w, r, t);
   capture_end();
   end();
+}
+
+/* The driver does not say whether the body is still being captured: it may be. */
+TEST(a_body_that_cannot_be_asked_about_is_not_taken_for_over) {
+  begin();
+  void *y = begin_beside_a_body();
+  block(X, s);
+  read_in_the_body_unasked(y);
+  end_without_y_again(y);
 }
 
 /* The driver does not say in what capture the thread asks for memory, so the thread is
@@ -498,21 +513,11 @@ TEST(a_thread_that_was_refused_inside_a_body_may_be_inside) {
     begin();
     void *x = block(X, r), *p;
     if (met) world_use(&w, x, s, 0);
-    capture_begin();
-    world_wait(&w, t, r);
-    void *y = block(Y, t);
-    world_wait(&w, r, t);
-    sim_capture_body(w.s, 0, r.handle, s.handle);
-    sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
-    sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+    void *y = begin_beside_a_body();
+    read_in_the_body_unasked(y);
     CHECK_STATUS(esper_malloc(w.core, X * MIB, s, &p), ESPER_DEVICE_ERROR);
     CHECK_EQ(sim_faults(w.s), 1);
-    world_free(&w, y);
-    CHECK(block(Y, t) != y);
-    CHECK(!sim_capture_end(w.s, 0, s.handle));
-    world_wait(&w, r, t);
-    capture_end();
-    end();
+    end_without_y_again(y);
   }
 }
 
@@ -523,22 +528,12 @@ TEST(a_thread_whose_mark_nobody_can_place_may_be_inside_a_body) {
     begin();
     const void *marked = block(X, r);
     if (met) world_use(&w, marked, s, 0);
-    capture_begin();
-    world_wait(&w, t, r);
-    void *y = block(Y, t);
-    world_wait(&w, r, t);
-    sim_capture_body(w.s, 0, r.handle, s.handle);
-    sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
-    sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+    void *y = begin_beside_a_body();
+    read_in_the_body_unasked(y);
     esper_status status = esper_record_use(w.core, &marked, 1, s, 0, NULL);
     CHECK_STATUS(status, met ? ESPER_OK : ESPER_DEVICE_ERROR);
     CHECK_EQ(sim_faults(w.s), 1);
-    world_free(&w, y);
-    CHECK(block(Y, t) != y);
-    CHECK(!sim_capture_end(w.s, 0, s.handle));
-    world_wait(&w, r, t);
-    capture_end();
-    end();
+    end_without_y_again(y);
   }
 }
 
