@@ -30,7 +30,6 @@ from device import (
     report,
     use_allocator,
     warm_up,
-    wrong_elements,
 )
 
 MIB = 1 << 20
@@ -62,6 +61,12 @@ def finished(streams: Sequence[torch.cuda.Stream]) -> bool:
     return True
 
 
+def wrong_elements(x: torch.Tensor, value: int) -> int:
+    """How many elements of `x` are not `value`; takes no memory that a try wants to reuse."""
+    torch.cuda.synchronize()
+    return int((x.cpu() != value).sum())
+
+
 class Rank:
     """One side of the ring: a device, the stream that owns memory, the one that sends."""
 
@@ -76,8 +81,10 @@ class Rank:
         with torch.cuda.device(self.device):
             with torch.cuda.stream(self.owner):
                 self.sent = torch.zeros(ELEMENTS, dtype=torch.int32, device="cuda")
-                warm = torch.full_like(self.sent, 1)
-                self.sent.copy_(warm)
+                # The block that is sent and received into; until both ranks have
+                # theirs, or the other would borrow it.
+                self.own: torch.Tensor | None = torch.full_like(self.sent, 1)
+                self.sent.copy_(self.own)
             torch.cuda.synchronize()
 
     def send(self, received: torch.Tensor, value: int, mark: str) -> int:
@@ -113,6 +120,8 @@ def ring(devices: tuple[int, int], mark: str, tries: int) -> dict[str, Any]:
             with torch.cuda.device(device):
                 pool += other_streams(2)
     ranks = [Rank(number, *pool[2 * number : 2 * number + 2], mark) for number in range(2)]
+    for rank in ranks:
+        rank.own = None
     received = torch.zeros(2, dtype=torch.int32).pin_memory()  # seen by both devices
     streams = [stream for rank in ranks for stream in (rank.owner, rank.sender)]
     hung = wrong = reused = 0

@@ -735,6 +735,25 @@ static void rest_of_a_block(thread *t)
   end_of(b, 2);
 }
 
+/* 4i: R takes two neighbours and a part of a third, which S still reads; T takes
+ * the rest. */
+static void rest_of_a_run(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, 20 + 2);
+  block b[] = {take_written(6 * MIB, R), take_written(6 * MIB, R), take_written(8 * MIB, R)};
+  read_and_mark(&b[0], S, LATE);
+  read_and_mark(&b[1], T, 0);
+  read_and_mark(&b[2], S, 0);
+  for (int i = 0; i < 3; i++)
+    give(&b[i]);
+  record_something(R, O);
+  settle(O, R);
+  b[0] = take_written(16 * MIB, R);
+  b[1] = take_written(4 * MIB, T);
+  end_of(b, 2);
+}
+
 /* 4b: neighbours that S and T read, one of them longer. */
 static void merged_block(thread *t)
 {
@@ -1381,6 +1400,7 @@ static const struct {
     EPISODE(unmapped),
     EPISODE(lent_pages),          EPISODE(moved_pages),
     EPISODE(stale_front),         EPISODE(read_in_front),
+    EPISODE(rest_of_a_run),
 #undef EPISODE
 };
 
