@@ -32,6 +32,28 @@ void free_blocks_satisfied(block_t *block)
   block->requested = 0;
 }
 
+/* Nobody looks for a gate where every pending block is barred. */
+static void count_barred(heap_t *heap, block_t *block, bool barred)
+{
+  size_t *count = &heap->barred[block->segment->large];
+  *count = *count - block->barred + barred;
+  block->barred = barred;
+}
+
+static bool is_barred(const block_t *block)
+{
+  const stream_t *home = block->segment->heap->stream;
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (use_is_barred(use) && !use_is_satisfied(use, home))
+      return true;
+  return false;
+}
+
+bool free_blocks_all_barred(const heap_t *heap, bool large)
+{
+  return heap->barred[large] == heap->pending[large].count;
+}
+
 static void append_pending(heap_t *heap, block_t *block)
 {
   block->older = heap->newest_pending;
@@ -67,6 +89,8 @@ static void add_pending(block_t *block)
   heap_t *heap = block->segment->heap;
   insert(block, heap->pending, BLOCK_PENDING);
   append_pending(heap, block);
+  block->barred = false;
+  count_barred(heap, block, is_barred(block));
 }
 
 void free_blocks_claim(block_t *block)
@@ -74,8 +98,10 @@ void free_blocks_claim(block_t *block)
   /* Or what the front has could have become a part of the block, or the reverse. */
   core_assert(block->state != BLOCK_READY || front_is_shut(block->segment->heap));
   bins_remove(bins_of(block), block);
-  if (block->state == BLOCK_PENDING)
+  if (block->state == BLOCK_PENDING) {
+    count_barred(block->segment->heap, block, false);
     remove_pending(block->segment->heap, block);
+  }
   if (block->counted_split)
     stats_split_removed(&device_of(block)->stats, block);
   block->counted_split = false;
@@ -151,6 +177,8 @@ void free_blocks_promote(heap_t *heap)
       count_spared(heap, block);
       free_blocks_claim(block);
       free_blocks_add(block);
+    } else if (block->barred) {
+      count_barred(heap, block, is_barred(block));
     }
   }
 }
@@ -219,6 +247,8 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
 {
   const bins_t *bins = &heap->pending[large];
   const config_t *config = config_of(heap->pool->device->core);
+  if (!at_free_too && free_blocks_all_barred(heap, large))
+    return NULL;
   for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
     if (fits(config, b, size) && may_be_gated(b, reader, at_free_too))
       return b;
@@ -269,7 +299,7 @@ run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_
   search_t search = {.config = config_of(heap->pool->device->core), .reader = reader,
                      .size = size, .at_free_too = at_free_too, .left = MOST};
   uintptr_t begin = 0, end = 0; /* where the search has just been */
-  if (!heap->pending[large].count)
+  if (!heap->pending[large].count || (!at_free_too && free_blocks_all_barred(heap, large)))
     return search.best;
   for (block_t *b = heap->oldest_pending; b && search.left > 0; b = b->newer) {
     if (b->segment->large != large && ++passed_over > 4 * MOST)

@@ -119,6 +119,8 @@ static run_t best_range(const request_t *q)
     return best_of_all(q);
   if (ready.first)
     consider(q, &best, ready);
+  if (free_blocks_all_barred(q->heap, q->large))
+    return best;
   for (block_t *b = q->heap->oldest_pending; b; b = b->newer)
     if (!is_out_of_question(q, b)) {
       run_t range = range_from(q, b);

@@ -186,7 +186,10 @@ struct block {
   block_t *map_next;
   use_t *uses;
   uint8_t state;          /* a block_state; see block_set_state               */
-  bool plain;             /* live: at home, outside captures, not oversize    */
+  union {
+    bool plain;           /* live: at home, outside captures, not oversize    */
+    bool barred;          /* pending: counted in heap->barred                 */
+  };
   bool withheld;          /* free, but nobody's until its pool is sealed      */
   bool counted_active;    /* in the statistics, as active                     */
   bool counted_split;     /* in the statistics, as an inactive part           */
@@ -296,6 +299,7 @@ struct heap {
                        reference                                              */
   bins_t ready[2];  /* by size class: small, large                            */
   bins_t pending[2];
+  size_t barred[2]; /* pending ones that owe a use which bars gates            */
   block_t *oldest_pending, *newest_pending;
   uint64_t seen_epoch; /* core->epoch when the pending blocks were last read  */
   unsigned borrowed; /* small blocks of other heaps, since it was to grow instead */

@@ -186,11 +186,19 @@ bool use_is_rendezvous(const use_t *use)
          stream_is_rendezvous(use->stream);
 }
 
+static bool is_until_free(const use_t *use)
+{
+  return use->flags & USE_AT_FREE && RULE(GATE_NOT_AT_FREE);
+}
+
+bool use_is_barred(const use_t *use)
+{
+  return !use->record || is_until_free(use) || (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST));
+}
+
 bool use_may_be_gated(const use_t *use, bool at_free_too)
 {
-  if (!use->record || use_is_rendezvous(use))
-    return false;
-  return at_free_too || !(use->flags & USE_AT_FREE) || !RULE(GATE_NOT_AT_FREE);
+  return use->record && !use_is_rendezvous(use) && (at_free_too || !is_until_free(use));
 }
 
 void owner_order_stamp(block_t *block)

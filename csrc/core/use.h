@@ -52,6 +52,8 @@ bool uses_have_completed(const block_t *block);
 /* Whether it may wait for what is not yet enqueued: then neither a stream nor the
  * host may wait for it. */
 bool use_is_rendezvous(const use_t *use);
+/* Whether it bars gates whatever its stream's traits, which change. */
+bool use_is_barred(const use_t *use);
 /* Whether a stream may be made to wait for the use. */
 bool use_may_be_gated(const use_t *use, bool at_free_too);
 

@@ -144,6 +144,42 @@ TEST(a_report_without_host_memory_says_so) {
   end();
 }
 
+/* Whether a block may be gated on is looked at when it is asked for. */
+TEST(a_trait_that_is_taken_back_bars_nothing) {
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  world_free(&w, p);
+  void *other = world_malloc(&w, 12 * MIB, r);
+  CHECK(other != p);
+  CHECK_OK(esper_stream_set_traits(w.core, s, 0));
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  world_check(&w);
+  end();
+}
+
+/* Two uses of a block, of which the one without a gate is over. */
+TEST(what_was_barred_is_gated_on_when_that_use_is_over) {
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_read_on(&w, t, p, r);
+  world_use(&w, p, t, ESPER_USE_NO_GATE);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  world_run(&w, r);
+  world_run(&w, t);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  read_gates(0);
+  CHECK_EQ(count, 1);
+  CHECK(gates[0].stream == s.handle);
+  world_check(&w);
+  end();
+}
+
 TEST(traits_are_checked_and_can_be_taken_back) {
   begin();
   CHECK_STATUS(esper_stream_set_traits(w.core, s, 2), ESPER_INVALID);
