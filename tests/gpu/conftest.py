@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,20 @@ def gpu() -> None:
     if os.environ.get("ESPER_REQUIRE_GPU", "") not in ("", "0"):
         pytest.fail(f"ESPER_REQUIRE_GPU is set, but {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def chosen(request: pytest.FixtureRequest) -> Callable[[str], set[Any]]:
+    """chosen(name): the values of that parameter in this file's tests that will run.
+
+    What is found once for all tests need not be found for those that nobody asked for.
+    """
+    here = [
+        item.callspec.params
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec")
+    ]
+    return lambda name: {params[name] for params in here if name in params}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
