@@ -27,11 +27,10 @@ from common import (
     Case,
     Results,
     machine,
-    measured_beside,
     parser,
-    report,
     use_allocator,
 )
+from turns import in_children, measured_beside, take_turns
 
 MIB = 1 << 20
 ROUNDS = 5  # timed ones in a process
@@ -130,7 +129,7 @@ def main() -> int:
     )
     options = arguments.parse_args()
     if options.worker:
-        report(measure(options.worker, options.most, options.operations))
+        take_turns(in_children(options.worker, lambda: measure(options.worker, options.most, options.operations)))
         return 0
     args = ("--most", str(options.most), "--operations", str(options.operations))
     cases = [Case(OURS, OURS, args), Case(NATIVE, NATIVE, args)]

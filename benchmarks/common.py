@@ -343,27 +343,6 @@ def alternate(
     return results
 
 
-def measured_beside(
-    script: str | Path, cases: Sequence[Case], options: argparse.Namespace, loops: str
-) -> tuple[list[dict[str, dict[str, Any]]], list[dict[str, Any]]]:
-    """The rounds of a benchmark of the compiled loops `loops`, and ours of each.
-
-    The latter is empty, and why is printed, where nothing can be or was measured.
-    """
-    why = gpu_missing()
-    if why:
-        print(f"nothing can be measured: {why}")
-        return [], []
-    from loops import load
-
-    load(loops)  # compile once, outside the workers' time
-    rounds = alternate_cases(script, cases, options.rounds, seconds=options.seconds)
-    found = [one[OURS] for one in rounds if OURS in one]
-    if not found:
-        print("nothing was measured under esper_alloc")
-    return rounds, found
-
-
 #: Student's t: 97.5% of the distribution lie below, by degrees of freedom from 1.
 _T_975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),

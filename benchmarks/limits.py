@@ -5,7 +5,9 @@
     limits.py --what neighbour     # steps while another process takes the rest
 
 Each allocator gets fresh processes; the 20 GiB are a fraction of the card, by
-set_per_process_memory_fraction (RMM's pool knows no fraction and is left out).
+set_per_process_memory_fraction (RMM's pool knows no fraction and is left out). The
+largest batches are looked for side by side, on a card with room for all; what is timed
+has the GPU to itself.
 
   batch      Bisected in one process, each try on a new model and an emptied cache.
              GPT-2: sequences of 256 tokens, 3 steps. llama_varlen: 12 steps of
@@ -37,16 +39,15 @@ from common import (
     RMM,
     Case,
     Results,
-    alternate_cases,
     gpu_missing,
     machine,
     memory_figures,
     parser,
-    report,
 )
 from jobs import check_segments, environment, prepare, title_of
 from neighbour import Client
-from workloads import JOBS, SMALL, Shape, llama_trainer, varlen_schedule
+from turns import in_children, take_turns, turns_of_children
+from workloads import JOBS, SMALL, Shape, import_job, llama_trainer, varlen_schedule
 
 PEERS = (NATIVE, EXPANDABLE, ASYNC)
 WHATS = ("batch", "tight", "neighbour")
@@ -264,7 +265,9 @@ def main() -> int:
     options = arguments.parse_args()
     whats, names = options.what or list(WHATS), options.job or list(NAMES)
     if options.worker:
-        report(measure(options.worker, whats[0], names[0], options.small))
+        asked = (options.worker, whats[0], names[0], options.small)
+        imports = lambda: import_job(names[0])  # noqa: E731
+        take_turns(in_children(options.worker, lambda: measure(*asked), imports))
         return 0
     missing = gpu_missing()
     if missing:
@@ -279,8 +282,12 @@ def main() -> int:
         cases = [Case(OURS, OURS, extra, environment(options.segments))]
         cases += [Case(peer, peer, extra, environment(None)) for peer in PEERS]
         left = options.seconds - (time.monotonic() - begin)
-        rounds = alternate_cases(
-            __file__, cases, options.rounds, seconds=left / (len(pairs) - index)
+        rounds = turns_of_children(
+            __file__,
+            cases,
+            options.rounds,
+            seconds=left / (len(pairs) - index),
+            together=what == "batch",  # each has its 20 GiB, and nothing is timed
         )
         print_failures(rounds)
         found = [one[OURS] for one in rounds if OURS in one]

@@ -27,11 +27,10 @@ from common import (
     Case,
     Results,
     machine,
-    measured_beside,
     parser,
-    report,
     use_allocator,
 )
+from turns import in_children, measured_beside, take_turns
 from replay_peaks import traces
 
 from esper_alloc import replay
@@ -110,7 +109,7 @@ def main() -> int:
     arguments.add_argument("--segments", choices=("classic", "mapped"), help="of ours")
     options = arguments.parse_args()
     if options.worker:
-        report(measure(options.worker))
+        take_turns(in_children(options.worker, lambda: measure(options.worker)))
         return 0
     chosen = {"ESPER_ALLOC_SEGMENTS": options.segments} if options.segments else {}
     cases = [Case(OURS, OURS, (), chosen), *(Case(peer, peer) for peer in PEERS)]

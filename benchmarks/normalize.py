@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from common import (
     NATIVE,
-    OURS,
     Results,
     alternate,
     column,

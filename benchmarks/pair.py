@@ -15,11 +15,10 @@ from common import (
     Case,
     Results,
     machine,
-    measured_beside,
     parser,
-    report,
     use_allocator,
 )
+from turns import in_children, measured_beside, take_turns
 
 PEERS = (NATIVE, EXPANDABLE)
 GOAL = 0.4  # of either peer's time
@@ -45,7 +44,7 @@ def main() -> int:
     arguments.set_defaults(rounds=5)
     options = arguments.parse_args()
     if options.worker:
-        report(measure(options.worker))
+        take_turns(in_children(options.worker, lambda: measure(options.worker)))
         return 0
 
     cases = [Case(name, name) for name in (OURS, *PEERS)]

@@ -33,12 +33,11 @@ from common import (
     OURS,
     Case,
     Results,
-    alternate_cases,
     machine,
     parser,
-    report,
     use_allocator,
 )
+from turns import in_children, take_turns, turns_of_children
 
 if TYPE_CHECKING:
     import torch
@@ -189,12 +188,12 @@ def main() -> int:
     arguments.add_argument("--small", action="store_true", help="tiny layers: to try the script")
     options = arguments.parse_args()
     if options.worker:
-        report(measure(options.worker, options.protection, options.small))
+        take_turns(in_children(options.worker, lambda: measure(options.worker, options.protection, options.small)))
         return 0
 
     extra = ("--small",) if options.small else ()
     cases = [Case(case.name, case.allocator, (*case.args, *extra)) for case in CASES]
-    rounds = alternate_cases(__file__, cases, options.rounds, seconds=options.seconds)
+    rounds = turns_of_children(__file__, cases, options.rounds, seconds=options.seconds)
     found = [one["esper_alloc, record_use"] for one in rounds if "esper_alloc, record_use" in one]
     if not found:
         print("nothing was measured with record_use under esper_alloc")

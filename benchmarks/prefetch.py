@@ -27,12 +27,11 @@ from common import (
     OURS,
     Case,
     Results,
-    alternate_cases,
     machine,
     parser,
-    report,
     use_allocator,
 )
+from turns import in_children, take_turns, turns_of_children
 
 if TYPE_CHECKING:
     import torch
@@ -162,7 +161,7 @@ def main() -> int:
     options = arguments.parse_args()
     jobs = options.job or list(JOBS)
     if options.worker:
-        report(measure(options.worker, options.protection, jobs[0], options.small))
+        take_turns(in_children(options.worker, lambda: measure(options.worker, options.protection, jobs[0], options.small)))
         return 0
 
     results = Results("prefetch", options.out)
@@ -170,7 +169,7 @@ def main() -> int:
         extra = ("--job", job, *(("--small",) if options.small else ()))
         cases = [Case(case.name, case.allocator, (*case.args, *extra)) for case in CASES]
         seconds = options.seconds / len(jobs)
-        rounds = alternate_cases(__file__, cases, options.rounds, seconds=seconds)
+        rounds = turns_of_children(__file__, cases, options.rounds, seconds=seconds)
         found = [one for measured in rounds for one in measured.values()]
         if not found:
             print(f"{job}: nothing was measured")

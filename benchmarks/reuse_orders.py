@@ -35,13 +35,13 @@ from common import (
     Case,
     Results,
     WorkerFailed,
-    alternate_cases,
     machine,
     parser,
     report,
     run_worker,
     use_allocator,
 )
+from turns import in_children, take_turns, turns_of_children
 
 if TYPE_CHECKING:
     import torch
@@ -254,8 +254,11 @@ def main() -> int:
     arguments.add_argument("--probe", action="store_true", help="only ask whether it serves")
     options = arguments.parse_args()
     jobs = options.job or list(JOBS)
+    if options.worker and options.probe:
+        report(probe())
+        return 0
     if options.worker:
-        report(probe() if options.probe else measure(jobs[0], options.small))
+        take_turns(in_children(options.worker, lambda: measure(jobs[0], options.small)))
         return 0
 
     orders = known_orders(options.order or ORDERS)
@@ -264,7 +267,7 @@ def main() -> int:
     for job in jobs:
         extra = ("--job", job, *(("--small",) if options.small else ()))
         cases = [Case(f"order {order}", OURS, extra, environment(order)) for order in orders]
-        rounds = alternate_cases(
+        rounds = turns_of_children(
             __file__, cases, options.rounds, seconds=options.seconds / len(jobs)
         )
         found = [one for measured in rounds for one in measured.values()]

@@ -14,12 +14,7 @@ native in turn: each makes its CUDA context, allocates a tensor and fills it.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from common import (
@@ -35,7 +30,7 @@ from common import (
     parser,
     report,
 )
-from turns import take_turns, turns
+from turns import in_children, take_turns, turns_of_children
 
 ELEMENTS = 1 << 20  # of float32: 4 MiB
 IMPORTS = 5  # fresh processes
@@ -82,40 +77,6 @@ def measure_first(allocator: str) -> dict[str, Any]:
     return {"machine": machine(), **figures}
 
 
-def in_a_child(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `measure` finds in a child of this process. Raises where it ends badly."""
-    ours, its = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.write(its, json.dumps(measure()).encode())
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)  # nothing of the parent's is ended here
-    os.close(its)
-    with os.fdopen(ours) as pipe:
-        told = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if status:
-        raise RuntimeError(f"a child ended with status {os.waitstatus_to_exitcode(status)}")
-    return json.loads(told)
-
-
-def measure_children(allocator: str) -> Iterator[dict[str, Any]]:
-    """measure_first() in one child after the other."""
-    import torch  # noqa: F401
-
-    if allocator == OURS:
-        import esper_alloc  # noqa: F401
-    yield {}
-    while True:
-        yield in_a_child(lambda: measure_first(allocator))
-
-
 Rounds = list[dict[str, dict[str, Any]]]
 
 
@@ -146,7 +107,7 @@ def main() -> int:
     options = arguments.parse_args()
     if options.worker:
         if options.children:
-            take_turns(measure_children(options.worker))
+            take_turns(in_children(options.worker, lambda: measure_first(options.worker)))
         else:
             report(measure_import(options.worker))
         return 0
@@ -158,7 +119,7 @@ def main() -> int:
     imports = alternate_cases(__file__, [Case(OURS, OURS)], IMPORTS, seconds=options.seconds / 2)
     left = options.seconds - (time.monotonic() - begin)
     cases = [Case(name, name, ("--children",)) for name in (OURS, NATIVE)]
-    rounds = turns(__file__, cases, options.rounds, seconds=left)[1:]
+    rounds = turns_of_children(__file__, cases, options.rounds, seconds=left)
     found = [one[OURS] for one in rounds if OURS in one]
     if not found:
         print("nothing was measured under esper_alloc")

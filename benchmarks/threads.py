@@ -23,11 +23,10 @@ from common import (
     Case,
     Results,
     machine,
-    measured_beside,
     parser,
-    report,
     use_allocator,
 )
+from turns import in_children, measured_beside, take_turns
 
 SIZES = {"4 KiB": 4096, "1 MiB": 1 << 20}
 THREADS = (1, 4, 16)
@@ -81,7 +80,7 @@ def main() -> int:
     )
     options = arguments.parse_args()
     if options.worker:
-        report(measure(options.worker, options.most, options.milliseconds))
+        take_turns(in_children(options.worker, lambda: measure(options.worker, options.most, options.milliseconds)))
         return 0
     args = ("--most", str(options.most), "--milliseconds", str(options.milliseconds))
     cases = [Case(OURS, OURS, args), Case(NATIVE, NATIVE, args)]

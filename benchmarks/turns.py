@@ -6,22 +6,28 @@ comparison start at once, wait, and are asked for one measurement after the othe
 A B C, C B A, A B C ... Only one of them works at any moment. The GPU must have room
 for what all of them hold.
 
-The measuring side hands take_turns() an iterator; the conducting side is turns().
+The measuring side hands take_turns() an iterator; the conducting side is turns(). What
+wants a fresh process each time measures in_children(): forked ones of a process that has
+imported what they need and not touched the GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from common import Case, WorkerFailed, report, result_in, worker_process
+from common import OURS, Case, WorkerFailed, gpu_missing, report, result_in, worker_process
 
 
 def take_turns(measurements: Iterator[dict[str, Any]]) -> None:
@@ -33,6 +39,45 @@ def take_turns(measurements: Iterator[dict[str, Any]]) -> None:
         except StopIteration:
             return
         report(found)
+
+
+def in_a_child(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `measure` finds in a child of this process. Raises where it ends badly."""
+    ours, its = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.write(its, json.dumps(measure()).encode())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)  # nothing of the parent's is ended here
+    os.close(its)
+    with os.fdopen(ours) as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise RuntimeError(f"a child ended with status {os.waitstatus_to_exitcode(status)}")
+    return json.loads(told)
+
+
+def in_children(
+    allocator: str, measure: Callable[[], dict[str, Any]], imports: Callable[[], object] | None = None
+) -> Iterator[dict[str, Any]]:
+    """What `measure` finds in one child after the other, which chooses the allocator; `imports`
+    is called before they are forked."""
+    import torch  # noqa: F401
+
+    if allocator == OURS:
+        import esper_alloc  # noqa: F401
+    if imports:
+        imports()
+    yield {}
+    while True:
+        yield in_a_child(measure)
 
 
 class Worker:
@@ -98,26 +143,25 @@ def turns(
     *,
     timeout: float = 300.0,
     seconds: float = float("inf"),
+    together: bool = False,
 ) -> list[dict[str, dict[str, Any]]]:
     """What each case's worker reported in each round, by case; first what all reported
     while they started. A worker that fails is printed, and missing from then on. No
-    round starts after `seconds`."""
+    round starts after `seconds`. `together`: all work at once."""
     begin = time.monotonic()
     workers = [Worker(script, case) for case in cases]
     measured: list[dict[str, dict[str, Any]]] = []
     try:
-        for worker in workers:
-            worker.ask()
         measured.append(_answers(workers, timeout))
         for number in range(rounds):
             if number and time.monotonic() - begin > seconds:
                 print(f"stopped after {number} of {rounds} rounds: {seconds:.0f} s are over")
                 break
             there = [worker for worker in workers if worker.case.name in measured[-1]]
+            in_turn = [[worker] for worker in (there if number % 2 == 0 else reversed(there))]
             found: dict[str, dict[str, Any]] = {}
-            for worker in there if number % 2 == 0 else reversed(there):
-                worker.ask()
-                found.update(_answers([worker], timeout))
+            for group in [there] if together else in_turn:
+                found.update(_answers(group, timeout))
             measured.append(found)
     finally:
         for worker in workers:
@@ -127,9 +171,47 @@ def turns(
     return measured
 
 
+def turns_of_children(
+    script: str | Path,
+    cases: Sequence[Case],
+    rounds: int,
+    *,
+    timeout: float = 300.0,
+    seconds: float = float("inf"),
+    together: bool = False,
+) -> list[dict[str, dict[str, Any]]]:
+    """turns() of workers that measure in_children(), without what starting them said."""
+    return turns(
+        script, cases, rounds, timeout=timeout, seconds=seconds, together=together
+    )[1:]
+
+
+def measured_beside(
+    script: str | Path, cases: Sequence[Case], options: argparse.Namespace, loops: str
+) -> tuple[list[dict[str, dict[str, Any]]], list[dict[str, Any]]]:
+    """The rounds of a benchmark of the compiled loops `loops`, and ours of each.
+
+    The latter is empty, and why is printed, where nothing can be or was measured.
+    """
+    why = gpu_missing()
+    if why:
+        print(f"nothing can be measured: {why}")
+        return [], []
+    from loops import load
+
+    load(loops)  # compile once, outside the workers' time
+    rounds = turns_of_children(script, cases, options.rounds, seconds=options.seconds)
+    found = [one[OURS] for one in rounds if OURS in one]
+    if not found:
+        print("nothing was measured under esper_alloc")
+    return rounds, found
+
+
 def _answers(workers: Sequence[Worker], timeout: float) -> dict[str, dict[str, Any]]:
-    """Of those that gave one."""
+    """Of those that gave one; all measure at the same time."""
     found = {}
+    for worker in workers:
+        worker.ask()
     for worker in workers:
         try:
             found[worker.case.name] = worker.answer(timeout)

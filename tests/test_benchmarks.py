@@ -65,7 +65,7 @@ def test_without_a_gpu_a_sentence_says_so(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = load(script)
-    for where in (module, sys.modules["common"]):  # whoever asks
+    for where in (module, load("common"), load("turns")):  # whoever asks
         monkeypatch.setattr(where, "gpu_missing", lambda: "there is no GPU", raising=False)
     monkeypatch.setattr(sys, "argv", [script])
     assert module.main() == 1
@@ -438,6 +438,16 @@ def test_workers_take_turns_back_and_forth(script: Path) -> None:
             os.kill(found["pid"], 0)
 
 
+def test_workers_measure_together_where_nothing_is_timed(script: Path) -> None:
+    load("jobs")
+    common, turns = sys.modules["common"], sys.modules["turns"]
+    cases = [common.Case(name, common.NATIVE) for name in "ab"]
+    for found in turns.turns_of_children(script, cases, 5, together=True):
+        if max(one["from"] for one in found.values()) < min(one["to"] for one in found.values()):
+            return
+    pytest.fail("none of five rounds began before the other one's measurement was over")
+
+
 def test_a_worker_that_fails_or_hangs_is_left_out(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -467,13 +477,24 @@ def test_no_round_begins_too_late(script: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_what_a_child_finds_comes_back(capfd: pytest.CaptureFixture[str]) -> None:
-    startup = load("startup")
+    turns = load("turns")
     mine = os.getpid()
-    found = startup.in_a_child(lambda: {"pid": os.getpid(), "parent": os.getppid()})
+    found = turns.in_a_child(lambda: {"pid": os.getpid(), "parent": os.getppid()})
     assert found["pid"] != mine and found["parent"] == mine
     with pytest.raises(RuntimeError, match="a child ended with status 1"):
-        startup.in_a_child(lambda: {"x": 1 / 0})
+        turns.in_a_child(lambda: {"x": 1 / 0})
     assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_each_measurement_has_a_process_of_its_own() -> None:
+    turns = load("turns")
+    imported: list[str] = []
+    measure = lambda: {"pid": os.getpid(), "imported": len(imported)}  # noqa: E731
+    children = turns.in_children("native", measure, lambda: imported.append("torch"))
+    assert next(children) == {}
+    first, second = next(children), next(children)
+    assert len({os.getpid(), first["pid"], second["pid"]}) == 3
+    assert first["imported"] == second["imported"] == 1
 
 
 def test_rows_of_startup(tmp_path: Path) -> None:

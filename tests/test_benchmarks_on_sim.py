@@ -24,10 +24,13 @@ import build  # noqa: E402
 
 import esper_alloc  # noqa: E402
 
-#: A worker, as the benchmark's conductor starts it.
+#: A worker, as the benchmark's conductor starts it, but that it forks no children: the
+#: simulated device is there once it is imported.
 WORKER = """
 import simulated, sys
 sys.path.insert(0, sys.argv.pop(1))
+import turns
+turns.in_a_child = lambda measure: measure()
 script = sys.argv[0] = sys.argv.pop(1)
 __import__(script).main()
 """
@@ -48,12 +51,12 @@ def measured(library: Path, script: str, allocator: str, *arguments: str) -> dic
     env["SIM_CAPACITY_MB"] = "4096"
     done = subprocess.run(
         [sys.executable, "-c", WORKER, str(BENCHMARKS), script, "--worker", allocator, *arguments],
-        env=env, capture_output=True, text=True, timeout=300,
+        env=env, capture_output=True, text=True, timeout=300, input="\n\n",
     )  # fmt: skip
     if done.returncode and ("No such file or directory: 'g++'" in done.stderr):
         pytest.skip("no C++ compiler")
     assert done.returncode == 0, done.stderr
-    [line] = [one for one in done.stdout.splitlines() if one.startswith("benchmark-result: ")]
+    _, line = [one for one in done.stdout.splitlines() if one.startswith("benchmark-result: ")]
     found: dict[str, Any] = json.loads(line.removeprefix("benchmark-result: "))
     return found
 
