@@ -38,6 +38,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -354,20 +355,24 @@ def compare_replay(results: Results, name: str, small: bool, segments: str | Non
     from esper_alloc import replay
 
     arguments = ["--job", name, *(("--small",) if small else ())]
-    recordings: dict[str, replay.Recording] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for allocator in (NATIVE, OURS):
-            path = Path(folder) / "history.pickle"
-            figures = run_worker(
-                __file__, allocator, [*arguments, "--record", str(path)],
-                more=environment(segments if allocator == OURS else None),
-            )  # fmt: skip
-            if results.run is None:
-                results.describe(figures["machine"])
-            [recordings[allocator]] = [
-                one for one in replay.load_recordings(path) if one.history.device == 0
-            ]
-    ran = figures["peak_reserved_mib"]  # of ours, the last one
+
+    def recorded(allocator: str) -> tuple[dict[str, Any], replay.Recording]:
+        path = Path(folder) / f"{allocator}.pickle"
+        figures = run_worker(
+            __file__, allocator, [*arguments, "--record", str(path)],
+            more=environment(segments if allocator == OURS else None),
+        )  # fmt: skip
+        [one] = [one for one in replay.load_recordings(path) if one.history.device == 0]
+        return figures, one
+
+    # Side by side: nothing is timed.
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        found = dict(zip((OURS, NATIVE), pool.map(recorded, (OURS, NATIVE))))
+    figures = found[OURS][0]
+    recordings = {allocator: recording for allocator, (_, recording) in found.items()}
+    if results.run is None:
+        results.describe(figures["machine"])
+    ran = figures["peak_reserved_mib"]
     policy = policy_of(replay.POLICIES, figures["segments"])
     title = title_of(name, segments)
     for allocator, recording in recordings.items():
