@@ -15,7 +15,7 @@ demo: ## set up, replay recorded jobs, and train where there is a GPU
 	@python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" tools/demo.py
 
 test: ## set up and run every test that this machine can run (PYTEST_ARGS=...)
-	@python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest $(PYTEST_ARGS)
+	@python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
 
 setup: ## find or make an environment, and build the extensions in place
 	@$(SETUP)

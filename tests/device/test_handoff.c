@@ -314,16 +314,18 @@ static void scenario_fork(void)
 /* Nobody waits for an answer of a child whose parent, which had one, is gone. */
 static void scenario_orphan(void)
 {
-  int names[2];
+  int names[2], ends[2]; /* nothing is written to the latter: its end is this process's */
   handoff_name name;
   CHECK_IS(pipe(names), 0);
+  CHECK_IS(pipe(ends), 0);
   pid_t parent = fork_with_alarm();
   if (parent == 0) {
     name = offer(0, 1);
+    close(ends[1]);
     if (fork_with_alarm() == 0) {
+      char nothing;
       send_name(names[1], name);
-      sleep(20);
-      _exit(0);
+      _exit((int)read(ends[0], &nothing, 1));
     }
     sleep(1);
     _exit(0);
