@@ -5,6 +5,9 @@
 comes due at the drop, so only the cycle compares the two fairly. ``eight``: the
 cycle of eight tensors that share one mark, for each of them.
 
+``beside``: an allocation while 1,000 or 10,000 freed tensors are held up by
+record_stream, whose stream is busy meanwhile.
+
 ``C``: the call alone beside a bare cuEventRecord on the same stream, by turns in
 one process. Counts: what many marks leave behind, and what a million steps of
 allocate, mark and free create.
@@ -35,6 +38,8 @@ CALLS = 2000
 C_ROUNDS, C_CALLS = 15, 5000
 STEADY_STEPS = 1_000_000
 MOST_OVER_RECORD_STREAM = 300.0  # ns
+HELD_UP = (1000, 10_000)  # tensors
+BESIDE = 200  # allocations
 
 
 def nanoseconds(call: Callable[[], object], settle: Callable[[], object]) -> float:
@@ -49,6 +54,30 @@ def nanoseconds(call: Callable[[], object], settle: Callable[[], object]) -> flo
             call()
         figures.append((time.perf_counter_ns() - begin) / CALLS)
         settle()
+    return statistics.median(figures)
+
+
+def beside_pending(count: int) -> float:
+    """ns an allocation beside `count` tensors that a busy stream holds up, the median."""
+    import torch
+
+    side = torch.cuda.Stream()
+    figures = []
+    for _ in range(5):
+        held = [torch.empty(1 << 16, dtype=torch.uint8, device="cuda") for _ in range(count)]
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(500_000_000)  # longer than the rest takes
+        for one in held:
+            one.record_stream(side)
+        del one
+        held.clear()
+        begin = time.perf_counter_ns()
+        kept = [torch.empty(1 << 16, dtype=torch.uint8, device="cuda") for _ in range(BESIDE)]
+        figures.append((time.perf_counter_ns() - begin) / BESIDE)
+        if side.query():
+            raise RuntimeError("the stream was idle before the allocations were over")
+        del kept
+        torch.cuda.synchronize()
     return statistics.median(figures)
 
 
@@ -151,6 +180,8 @@ def measure(allocator: str) -> dict:
     for name in ("record_stream, eight", "record_use, eight"):
         if name in figures:
             figures[name] /= 8
+    for count in HELD_UP:
+        figures[f"beside {count:,}"] = beside_pending(count)
     if allocator == OURS:
         with torch.no_grad():
             figures.update(c_costs(module))
@@ -193,6 +224,11 @@ def main() -> int:
         row(mark, mark, old, ours, "esper_alloc, record_stream")
     row("using, cycle", "using, cycle", "record_stream, cycle", native, "native, record_stream")
     row("allocate and drop, unmarked", "cycle, unmarked", "cycle, unmarked", native, NATIVE)
+    for count in HELD_UP:
+        results.row(
+            f"allocate beside {count:,} tensors that record_stream holds up", "ns",
+            column(ours, f"beside {count:,}"), column(native, f"beside {count:,}"), NATIVE, 1.0,
+        )  # fmt: skip
     for name in ("event record, Python", "event record, C++"):
         row(f"record_use, call, beside an {name}", "record_use, call", name, ours, name)
     for name, goal in (
