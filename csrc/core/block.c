@@ -4,6 +4,7 @@
 
 #include "front.h"
 #include "map.h"
+#include "stream.h"
 #include "use.h"
 
 block_t *block_make(device_t *device, segment_t *segment, uintptr_t address, size_t size)
@@ -19,6 +20,11 @@ block_t *block_make(device_t *device, segment_t *segment, uintptr_t address, siz
   block->segment = segment;
   block_set_state(block, BLOCK_CLAIMED);
   return block;
+}
+
+stream_t *block_user(const block_t *block)
+{
+  return block->user ? stream_at(block->segment->device->core, block->user - 1) : NULL;
 }
 
 block_t *block_create(device_t *device, segment_t *segment, uintptr_t address, size_t size)

@@ -26,9 +26,30 @@ static inline bool block_is_mapped(const block_t *block)
   return block_state_of(block) < BLOCK_HOLE;
 }
 
+/* Whether `stream` is the one it was last handed out on. */
+static inline bool block_is_of(const block_t *block, const stream_t *stream)
+{
+  return block->user == stream->index + 1;
+}
+
+static inline void block_set_user(block_t *block, const stream_t *stream)
+{
+  block->user = stream->index + 1;
+}
+
+/* That stream; NULL: it was never handed out. */
+stream_t *block_user(const block_t *block);
+
 static inline bool block_is_part(const block_t *block)
 {
   return block->prev || block->next;
+}
+
+/* Whether the statistics have it as an inactive part: of one in a bin. As in PyTorch:
+ * what is free in a mapped segment can go, whatever is beside it. */
+static inline bool block_counts_as_split(const block_t *block)
+{
+  return !block->segment->pages && !block->counted_active && block_is_part(block);
 }
 
 bool block_is_valid(const block_t *block);

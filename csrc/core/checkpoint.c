@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <stdlib.h>
 
+#include "block.h"
 #include "core.h"
 #include "error.h"
 #include "pool.h"
@@ -45,7 +46,7 @@ static part_t part_of(const block_t *block)
 {
   bool live = block->state == BLOCK_LIVE;
   return (part_t){.size = block->size, .requested = live ? block->requested : 0,
-                  .user = live ? block->user : NULL, .capture = live ? block->capture : 0,
+                  .user = live ? block_user(block) : NULL, .capture = live ? block->capture : 0,
                   .live = live};
 }
 

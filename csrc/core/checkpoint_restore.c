@@ -191,8 +191,7 @@ static void take_back(const restore_t *r, block_t *block)
     front_claim_live(block, block->address);
     if (block->oversize)
       stat_sub(&device->stats.oversize_allocations, 1);
-    trace_add(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
-              block->user);
+    trace_add_block(device, ESPER_TRACE_FREE_REQUESTED, block, block->requested);
     owner_order_stamp(block);
     block->withheld =
         (home->sealed || home->capture || block->capture) && RULE(SEAL_BEFORE_REUSE);
@@ -241,7 +240,7 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
   device_t *device = r->pool->device;
   stream_t *home = block->segment->heap->stream;
   block->requested = part->requested;
-  block->user = part->user;
+  block_set_user(block, part->user);
   block->capture = part->capture;
   block->withheld = false;
   block_set_state(block, BLOCK_LIVE);

@@ -583,7 +583,7 @@ esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_inf
       .requested = block->requested,
       .device = device->index,
       .live = 1,
-      .stream = block->user->handle,
+      .stream = block_user(block)->handle,
       .segment_address = (void *)block->segment->address,
       .segment_size = block->segment->size,
       .mapped = block->segment->pages != NULL,
@@ -633,7 +633,7 @@ static bool figures_are_valid(device_t *device)
         allocated += (int64_t)b->size;
       if (b->counted_active)
         active += (int64_t)b->size;
-      if (b->counted_split)
+      if ((b->state == BLOCK_READY || b->state == BLOCK_PENDING) && block_counts_as_split(b))
         split += (int64_t)b->size;
     }
   }

@@ -27,7 +27,7 @@ void free_blocks_satisfied(block_t *block)
   if (!block->counted_active)
     return;
   ledger_block_satisfied(block);
-  trace_add(device_of(block), ESPER_TRACE_FREE_COMPLETED, block->address, block->requested, block->user);
+  trace_add_block(device_of(block), ESPER_TRACE_FREE_COMPLETED, block, block->requested);
   block->counted_active = false;
   block->requested = 0;
 }
@@ -78,9 +78,7 @@ static inline void insert(block_t *block, bins_t bins[2], block_state state)
   const segment_t *segment = block->segment;
   block_set_state(block, state);
   bins_insert(&bins[segment->large], block);
-  /* As in PyTorch: what is free in a mapped segment can go, whatever is beside it. */
-  block->counted_split = !segment->pages && !block->counted_active && block_is_part(block);
-  if (block->counted_split)
+  if (block_counts_as_split(block))
     stats_split_added(&segment->device->stats, block);
 }
 
@@ -102,9 +100,8 @@ void free_blocks_claim(block_t *block)
     count_barred(block->segment->heap, block, false);
     remove_pending(block->segment->heap, block);
   }
-  if (block->counted_split)
+  if (block_counts_as_split(block))
     stats_split_removed(&device_of(block)->stats, block);
-  block->counted_split = false;
   block_set_state(block, BLOCK_CLAIMED);
 }
 

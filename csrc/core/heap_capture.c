@@ -1,5 +1,6 @@
 #include "heap_capture.h"
 
+#include "block.h"
 #include "capture.h"
 #include "front.h"
 #include "segment.h"
@@ -116,7 +117,7 @@ static void place_uses_at_free(core_t *core, block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next) {
     stream_t *s = use->stream;
-    if (!(use->flags & USE_AT_FREE) || use->record || use->place.branch || s == block->user)
+    if (!(use->flags & USE_AT_FREE) || use->record || use->place.branch || block_is_of(block, s))
       continue;
     place_t place = {0};
     branch_t *branch = s->immortal ? capture_branch(core, s, block->capture) : NULL;
@@ -134,7 +135,7 @@ static void drop_use_of_user(device_t *device, block_t *block)
 {
   for (use_t **link = &block->uses; *link;) {
     use_t *use = *link;
-    if (use->stream == block->user && !use->record && !use->place.branch) {
+    if (block_is_of(block, use->stream) && !use->record && !use->place.branch) {
       *link = use->next;
       use_give(device, use);
     } else {
@@ -149,7 +150,7 @@ bool heap_owe_inside(device_t *device, block_t *block)
   place_t place;
   use_t *spare = use_take(device);
   unlock(&device->lock);
-  captured_free_t how = capture_place_free(device->core, block, block->user, &place);
+  captured_free_t how = capture_place_free(device->core, block, block_user(block), &place);
   if (how == FREED_INSIDE)
     place_uses_at_free(device->core, block);
   else
@@ -178,7 +179,7 @@ bool heap_owe_inside(device_t *device, block_t *block)
 bool heap_joins_capture(block_t *block)
 {
   const heap_t *home = block->segment->heap;
-  if (!home->capture || !home->sealed_at || block->user != home->stream ||
+  if (!home->capture || !home->sealed_at || !block_is_of(block, home->stream) ||
       atomic_load(&home->stream->last) != home->sealed_at || !uses_have_completed(block))
     return false;
   block->capture = home->capture;

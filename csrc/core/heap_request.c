@@ -24,17 +24,17 @@ void request_hand_out(const request_t *q, block_t *block)
   }
   uses_drop(q->device, block);
   block->requested = q->asked;
-  block->user = q->stream.stream;
+  block_set_user(block, q->stream.stream);
   block->capture = q->capture;
   if (q->capture)
     block->segment->captured = true;
   block_set_state(block, BLOCK_LIVE);
   block->counted_active = true;
   block->oversize = config_is_oversize(q->config, block->size);
-  block->plain = block->user == block->segment->heap->stream && !q->capture && !block->oversize;
+  block->plain = q->stream.stream == segment->heap->stream && !q->capture && !block->oversize;
   ledger_block_allocated(block);
   front_open(q->heap);
-  trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, block->user);
+  trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, q->stream.stream);
 }
 
 block_t *request_hand_out_run(const request_t *q, run_t run)
@@ -86,7 +86,7 @@ block_t *request_take_ready(const request_t *q, bool sparing)
 {
   block_t *warm = front_take_or_close(q->heap, q->size, q->asked, q->missed);
   if (warm) {
-    trace_add(q->device, ESPER_TRACE_ALLOC, warm->address, q->asked, warm->user);
+    trace_add_block(q->device, ESPER_TRACE_ALLOC, warm, q->asked);
     return warm;
   }
   block_t *block = free_blocks_best_ready(q->heap, q->size, q->large);

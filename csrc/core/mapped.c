@@ -164,7 +164,7 @@ static void lose_memory(block_t *block)
             s->heap->stream);
   uses_drop(s->device, block);
   map_remove(s->device->core->map, block);
-  block->user = NULL;
+  block->user = 0;
   block->capture = 0;
   block->withheld = false;
 }

@@ -1,5 +1,6 @@
 #include "marks.h"
 
+#include "block.h"
 #include "call.h"
 #include "capture.h"
 #include "error.h"
@@ -58,7 +59,7 @@ static bool needs_use(const block_t *block, const stream_t *stream)
 {
   if (!RULE(MARK_FROM_ANY_DEVICE) && stream->device != device_of(block))
     return false;
-  return block->user != stream;
+  return !block_is_of(block, stream);
 }
 
 /* Only a core without rule 7c loses marks while somebody captures. */

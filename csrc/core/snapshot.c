@@ -77,7 +77,7 @@ static esper_block_entry block_entry(const block_t *block, esper_snapshot *snaps
       .state = block->state == BLOCK_LIVE   ? ESPER_BLOCK_ALLOCATED
                : block->counted_active      ? ESPER_BLOCK_PENDING_FREE
                                             : ESPER_BLOCK_INACTIVE,
-      .stream = block->user ? block->user->handle : NULL,
+      .stream = block->user ? block_user(block)->handle : NULL,
       .first_use = snapshot->use_count,
   };
   /* Whoever claimed a block may be at work on its uses. */

@@ -87,6 +87,14 @@ static stream_t *stream_make(core_t *core, device_t *device, uint64_t id, void *
   return s;
 }
 
+stream_t *stream_at(core_t *core, unsigned index)
+{
+  const stream_group_t *group = atomic_load_explicit(&core->stream_groups, memory_order_acquire);
+  while (group->stream[0]->index > index)
+    group = group->older;
+  return group->stream[index % GROUP_STREAMS];
+}
+
 /* What has completed on streams that had the handle before. */
 static void retire_ended(core_t *core, uint64_t id, const void *handle)
 {

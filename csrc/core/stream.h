@@ -151,6 +151,9 @@ static inline bool stream_is_after(const stream_t *reader, const stream_t *strea
          atomic_load(&reader->frontier[stream->index]) >= number;
 }
 
+/* The one whose index it is. */
+stream_t *stream_at(core_t *core, unsigned index);
+
 bool stream_is_valid(stream_t *stream);
 
 #endif

@@ -2,7 +2,7 @@
 #ifndef ESPER_TRACE_H
 #define ESPER_TRACE_H
 
-#include "types.h"
+#include "block.h"
 
 bool trace_init(trace_t *trace, size_t capacity); /* false: no host memory    */
 void trace_destroy(trace_t *trace);
@@ -25,6 +25,14 @@ static inline void trace_add(device_t *device, esper_action action, uintptr_t ad
 {
   if (trace_is_wanted(device))
     trace_append(device, action, address, size, stream);
+}
+
+/* The same of a block, on the stream that it was last handed out on. */
+static inline void trace_add_block(device_t *device, esper_action action, const block_t *block,
+                                   size_t size)
+{
+  if (trace_is_wanted(device))
+    trace_append(device, action, block->address, size, block_user(block));
 }
 
 #endif

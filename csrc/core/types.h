@@ -175,16 +175,26 @@ typedef enum block_state {
 } block_state;
 
 
-/* The first line is all that a free and the next malloc of the block look at. */
+/* Fields that have nothing to say at the same time share their place: programs have
+ * many blocks. */
 struct block {
-  /* What a search looks at comes first, within a cache line. */
   size_t size;
   segment_t *segment;
-  block_t *left, *right;  /* in its bin                                       */
   /* Read by map_find without a lock, even of blocks that are gone. */
   uintptr_t address;
   block_t *map_next;
-  use_t *uses;
+  union {
+    block_t *left;        /* in its bin                                       */
+    uint16_t fits_best;   /* warm: the front's epoch in which it was found to */
+  };
+  union {
+    block_t *right;       /* in its bin                                       */
+    bool oversize;        /* live, and counted as such                        */
+  };
+  union {
+    size_t requested;     /* by the last malloc; until satisfied              */
+    block_t **place;      /* of a ready one: what points to it in its bin     */
+  };
   uint8_t state;          /* a block_state; see block_set_state               */
   union {
     bool plain;           /* live: at home, outside captures, not oversize    */
@@ -192,25 +202,21 @@ struct block {
   };
   bool withheld;          /* free, but nobody's until its pool is sealed      */
   bool counted_active;    /* in the statistics, as active                     */
-  bool counted_split;     /* in the statistics, as an inactive part           */
-  bool oversize;          /* live, and counted as such                        */
-  uint16_t fits_best;     /* the front's epoch in which it was found to       */
+  uint32_t user;          /* stream it was last handed out on; see block_user */
 
   block_t *prev, *next;   /* neighbours by address                            */
-  size_t requested;       /* by the last malloc                               */
+  use_t *uses;
   uint64_t stamp;         /* owner order; 0: the home stream never had it     */
   union {
+    uint64_t capture;     /* live: that it was handed out in; 0: none         */
     block_t *older;       /* pending blocks of the heap, by time of the free;
                              holes of the segment, and stale blocks of the
                              device, in no order                              */
-    block_t **place;      /* of a ready one: what points to it in its bin     */
   };
   block_t *newer;
-  stream_t *user;         /* stream it was last handed out on; NULL: never    */
-  uint64_t capture;       /* that it was last handed out in; 0: none          */
 };
 
-_Static_assert(sizeof(block_t) <= 2 * CACHE_LINE, "docs/design.md: 128 bytes a block");
+_Static_assert(sizeof(block_t) <= 112, "docs/design.md: 112 bytes a block");
 
 /* A page that the driver would neither map nor take back.                      */
 struct loose {
@@ -228,21 +234,23 @@ struct shared {
 };
 
 struct segment {
-  uintptr_t address;
-  size_t size;       /* of the addresses                                      */
-  size_t bytes;      /* of the memory there; of a classic segment its size    */
-  uint64_t sequence; /* of its birth: orders blocks the same in every run     */
+  /* Read by every malloc and free of a block there. */
+  ON_ITS_OWN_LINE heap_t *heap;
   device_t *device;
-  heap_t *heap;
-  block_t *first;
   page_t *pages;     /* by granule; NULL: a classic segment                   */
-  size_t touched;    /* entries of them from the first on that were ever used  */
-  block_t *holes;
-  bool pinned;       /* somebody else knows its pages: none is unmapped       */
+  uint64_t sequence; /* of its birth: orders blocks the same in every run     */
   uint64_t used_at;  /* device->large_requests when memory of it was last freed   */
+  size_t bytes;      /* of the memory there; of a classic segment its size    */
   bool large;
   bool oversize; /* counted as such */
   bool captured; /* handed out inside a capture: replays may touch it         */
+  bool pinned;       /* somebody else knows its pages: none is unmapped       */
+
+  uintptr_t address;
+  size_t size;       /* of the addresses                                      */
+  block_t *first;
+  size_t touched;    /* entries of its pages from the first on that were ever used */
+  block_t *holes;
   segment_t *prev, *next; /* of the device, by birth                          */
 };
 

@@ -1,5 +1,6 @@
 #include "use.h"
 
+#include "block.h"
 #include "capture.h"
 #include "stream.h"
 
@@ -203,8 +204,9 @@ bool use_may_be_gated(const use_t *use, bool at_free_too)
 
 void owner_order_stamp(block_t *block)
 {
-  if (block->user == block->segment->heap->stream)
-    block->stamp = stream_stamp(block->user);
+  const stream_t *home = block->segment->heap->stream;
+  if (block_is_of(block, home))
+    block->stamp = stream_stamp(home);
 }
 
 bool owner_order_is_satisfied(const block_t *block, const stream_t *reader)
