@@ -3,14 +3,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct table {
-  struct table *older; /* outgrown, kept for readers that still walk it       */
-  size_t mask;
-  _Atomic(block_t *) bucket[];
-} table_t;
+enum {
+  CHUNK = 2048, /* buckets whose memory comes at once                         */
+  FULL_AT = 7,  /* blocks for eight buckets: 9 bytes a block                  */
+};
+
+typedef _Atomic(block_t *) bucket_t;
+
+/* Where the buckets are. An outgrown one is kept for readers that still look there. */
+typedef struct directory {
+  struct directory *older;
+  size_t capacity;
+  bucket_t *chunk[];
+} directory_t;
 
 struct map {
-  ON_ITS_OWN_LINE _Atomic(table_t *) table; /* read by every free                   */
+  ON_ITS_OWN_LINE _Atomic(directory_t *) directory; /* both read by every free  */
+  _Atomic size_t buckets;
   ON_ITS_OWN_LINE mutex_t lock; /* of everything that writes, and of the segments;
                               held for a few instructions, mostly              */
   size_t count;
@@ -18,46 +27,133 @@ struct map {
   size_t segment_count, segment_capacity;
 };
 
-static table_t *table_create(size_t size)
-{
-  table_t *table = calloc(1, sizeof(table_t) + size * sizeof(table->bucket[0]));
-  if (table)
-    table->mask = size - 1;
-  return table;
-}
+/* ---- buckets --------------------------------------------------------------- */
 
-static _Atomic(block_t *) *bucket_of(table_t *table, uintptr_t address)
+/* Of so many buckets, that of the address: the last bits of its hash, one fewer where
+ * that bucket is yet to come. So buckets come one by one, each takes from one other only,
+ * and there are never more than there is use for. */
+static inline size_t bucket_number(uintptr_t address, size_t buckets)
 {
   uint64_t hash = address / BLOCK_ALIGN * 0x9e3779b97f4a7c15u;
-  return &table->bucket[(hash ^ hash >> 29) & table->mask];
+  hash ^= hash >> 29;
+  size_t mask = ~(size_t)0 >> __builtin_clzll(buckets - 1);
+  size_t number = hash & mask, before = hash & mask >> 1;
+  return number < buckets ? number : before;
+}
+
+static inline bucket_t *bucket_at(const directory_t *directory, size_t number)
+{
+  return &directory->chunk[number / CHUNK][number % CHUNK];
+}
+
+static inline bucket_t *bucket_of(const map_t *map, uintptr_t address)
+{
+  /* In this order: the directory has at least so many buckets. */
+  size_t buckets = atomic_load_explicit(&map->buckets, memory_order_acquire);
+  return bucket_at(atomic_load_explicit(&map->directory, memory_order_acquire),
+                   bucket_number(address, buckets));
 }
 
 /* Links and addresses are read without a lock. */
-static block_t *next_of(const block_t *block)
+static inline block_t *next_of(const block_t *block)
 {
   return __atomic_load_n(&block->map_next, __ATOMIC_ACQUIRE);
 }
 
-static void link_to(block_t *block, block_t *next)
+static inline void link_to(block_t *block, block_t *next)
 {
   __atomic_store_n(&block->map_next, next, __ATOMIC_RELEASE);
 }
 
-static uintptr_t address_of(const block_t *block)
+static inline uintptr_t address_of(const block_t *block)
 {
   return __atomic_load_n(&block->address, __ATOMIC_RELAXED);
 }
 
+static void bucket_insert(bucket_t *bucket, block_t *block)
+{
+  link_to(block, atomic_load_explicit(bucket, memory_order_relaxed));
+  atomic_store_explicit(bucket, block, memory_order_release);
+}
+
+static void bucket_remove(bucket_t *bucket, block_t *block)
+{
+  block_t *b = atomic_load_explicit(bucket, memory_order_relaxed);
+  if (b == block) {
+    atomic_store_explicit(bucket, next_of(block), memory_order_release);
+    return;
+  }
+  while (next_of(b) != block)
+    b = next_of(b);
+  link_to(b, next_of(block));
+}
+
+/* ---- growing --------------------------------------------------------------- */
+
+static directory_t *directory_create(directory_t *older, size_t capacity)
+{
+  directory_t *directory = calloc(1, sizeof *directory + capacity * sizeof directory->chunk[0]);
+  if (!directory)
+    return NULL;
+  directory->older = older;
+  directory->capacity = capacity;
+  if (older)
+    memcpy(directory->chunk, older->chunk, older->capacity * sizeof older->chunk[0]);
+  return directory;
+}
+
+/* Room for a bucket more. False: no host memory. */
+static bool map_extend(map_t *map, size_t buckets)
+{
+  directory_t *directory = atomic_load(&map->directory);
+  size_t chunk = buckets / CHUNK;
+  if (chunk == directory->capacity) {
+    directory = directory_create(directory, 2 * chunk);
+    if (!directory)
+      return false;
+    atomic_store_explicit(&map->directory, directory, memory_order_release);
+  }
+  if (!directory->chunk[chunk])
+    directory->chunk[chunk] = host_take(CHUNK * sizeof(bucket_t));
+  return directory->chunk[chunk] != NULL;
+}
+
+/* By one bucket, which takes from that of the same number but for its first bit. Who
+ * misses a block on its way there waits for the lock. */
+static void map_grow(map_t *map)
+{
+  size_t number = atomic_load(&map->buckets), buckets = number + 1;
+  if (!map_extend(map, number))
+    return; /* longer chains, nothing worse */
+  atomic_store_explicit(&map->buckets, buckets, memory_order_release);
+  const directory_t *directory = atomic_load(&map->directory);
+  bucket_t *into = bucket_at(directory, number);
+  bucket_t *from = bucket_at(directory, number & ~(size_t)0 >> 1 >> __builtin_clzll(number));
+  for (block_t *b = atomic_load(from), *next; b; b = next) {
+    next = next_of(b);
+    if (bucket_number(b->address, buckets) == number) {
+      bucket_remove(from, b);
+      bucket_insert(into, b);
+    }
+  }
+}
+
+/* ---- blocks ---------------------------------------------------------------- */
+
 map_t *map_create(void)
 {
   map_t *map = host_take(sizeof *map);
-  table_t *table = table_create(1024);
-  if (!map || !table) {
+  directory_t *directory = directory_create(NULL, 1);
+  bucket_t *chunk = host_take(CHUNK * sizeof(bucket_t));
+  if (!map || !directory || !chunk) {
     free(map);
-    free(table);
+    free(directory);
+    free(chunk);
     return NULL;
   }
-  atomic_init(&map->table, table);
+  directory->chunk[0] = chunk;
+  atomic_init(&map->directory, directory);
+  atomic_init(&map->buckets, CHUNK);
   return map;
 }
 
@@ -65,40 +161,23 @@ void map_destroy(map_t *map)
 {
   if (!map)
     return;
-  for (table_t *t = atomic_load(&map->table), *older; t; t = older) {
-    older = t->older;
-    free(t);
+  directory_t *directory = atomic_load(&map->directory);
+  for (size_t i = 0; i < directory->capacity; i++)
+    free(directory->chunk[i]);
+  for (directory_t *older; directory; directory = older) {
+    older = directory->older;
+    free(directory);
   }
   free(map->segments);
   free(map);
 }
 
-static void map_grow(map_t *map)
-{
-  table_t *old = atomic_load(&map->table);
-  table_t *table = table_create((old->mask + 1) * 2);
-  if (!table)
-    return; /* longer chains, nothing worse */
-  table->older = old;
-  for (size_t i = 0; i <= old->mask; i++) {
-    for (block_t *b = atomic_load(&old->bucket[i]), *next; b; b = next) {
-      next = next_of(b);
-      _Atomic(block_t *) *bucket = bucket_of(table, b->address);
-      link_to(b, atomic_load_explicit(bucket, memory_order_relaxed));
-      atomic_store_explicit(bucket, b, memory_order_release);
-    }
-  }
-  atomic_store(&map->table, table);
-}
-
 void map_insert(map_t *map, block_t *block)
 {
   lock(&map->lock);
-  if (map->count >= atomic_load(&map->table)->mask)
+  if (map->count >= atomic_load_explicit(&map->buckets, memory_order_relaxed) / 8 * FULL_AT)
     map_grow(map);
-  _Atomic(block_t *) *bucket = bucket_of(atomic_load(&map->table), block->address);
-  link_to(block, atomic_load_explicit(bucket, memory_order_relaxed));
-  atomic_store_explicit(bucket, block, memory_order_release);
+  bucket_insert(bucket_of(map, block->address), block);
   map->count++;
   unlock(&map->lock);
 }
@@ -106,24 +185,15 @@ void map_insert(map_t *map, block_t *block)
 void map_remove(map_t *map, block_t *block)
 {
   lock(&map->lock);
-  _Atomic(block_t *) *bucket = bucket_of(atomic_load(&map->table), block->address);
-  block_t *b = atomic_load_explicit(bucket, memory_order_relaxed);
-  if (b == block) {
-    atomic_store_explicit(bucket, next_of(block), memory_order_release);
-  } else {
-    while (next_of(b) != block)
-      b = next_of(b);
-    link_to(b, next_of(block));
-  }
+  bucket_remove(bucket_of(map, block->address), block);
   map->count--;
   unlock(&map->lock);
 }
 
 /* A walk among changing chains may wander, so it gives up after a while. */
-static block_t *map_walk(map_t *map, uintptr_t address, unsigned steps)
+static inline block_t *map_walk(const map_t *map, uintptr_t address, unsigned steps)
 {
-  table_t *table = atomic_load_explicit(&map->table, memory_order_acquire);
-  block_t *b = atomic_load_explicit(bucket_of(table, address), memory_order_acquire);
+  block_t *b = atomic_load_explicit(bucket_of(map, address), memory_order_acquire);
   while (b && address_of(b) != address && --steps)
     b = next_of(b);
   return b && address_of(b) == address ? b : NULL;
@@ -139,6 +209,8 @@ block_t *map_find(map_t *map, uintptr_t address)
   unlock(&map->lock);
   return block;
 }
+
+/* ---- segments -------------------------------------------------------------- */
 
 /* Segments with an address up to `address`. */
 static size_t segments_up_to(const map_t *map, uintptr_t address)
@@ -197,24 +269,28 @@ segment_t *map_find_segment(map_t *map, uintptr_t address)
   return segment;
 }
 
+/* ---- checking -------------------------------------------------------------- */
+
 size_t map_bytes(const map_t *map)
 {
+  const directory_t *directory = atomic_load(&map->directory);
   size_t bytes = sizeof *map + map->segment_capacity * sizeof *map->segments;
-  for (table_t *t = atomic_load(&map->table); t; t = t->older)
-    bytes += sizeof *t + (t->mask + 1) * sizeof t->bucket[0];
+  for (size_t i = 0; i < directory->capacity && directory->chunk[i]; i++)
+    bytes += CHUNK * sizeof(bucket_t);
+  for (; directory; directory = directory->older)
+    bytes += sizeof *directory + directory->capacity * sizeof directory->chunk[0];
   return bytes;
 }
 
 bool map_is_valid(map_t *map)
 {
   lock(&map->lock);
-  table_t *table = atomic_load(&map->table);
-  size_t count = 0;
+  size_t buckets = atomic_load(&map->buckets), count = 0;
   bool valid = true;
-  for (size_t i = 0; i <= table->mask; i++)
-    for (block_t *b = atomic_load(&table->bucket[i]); b; b = next_of(b)) {
+  for (size_t i = 0; i < buckets; i++)
+    for (block_t *b = atomic_load(bucket_at(atomic_load(&map->directory), i)); b; b = next_of(b)) {
       count++;
-      valid &= bucket_of(table, b->address) == &table->bucket[i];
+      valid &= bucket_number(b->address, buckets) == i;
     }
   for (size_t i = 1; i < map->segment_count; i++)
     valid &= map->segments[i - 1]->address + map->segments[i - 1]->size <=
