@@ -107,12 +107,10 @@ void bins_remove(bins_t *bins, block_t *block)
   else
     take_out(place_of(bins, block), block, false);
   bins->count--;
-  if (bins->root[index])
-    return;
-  uint32_t *in = &bins->occupied_in[index / BINS_PER_DOUBLING];
-  *in &= ~(1u << index % BINS_PER_DOUBLING);
-  if (!*in)
-    bins->occupied &= ~(1ull << index / BINS_PER_DOUBLING);
+  /* No branch: whether it was the last one of its bin cannot be foretold. */
+  unsigned doubling = index / BINS_PER_DOUBLING;
+  bins->occupied_in[doubling] &= ~((uint32_t)!bins->root[index] << index % BINS_PER_DOUBLING);
+  bins->occupied &= ~((uint64_t)!bins->occupied_in[doubling] << doubling);
 }
 
 static block_t *leftmost(block_t *root)

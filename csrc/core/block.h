@@ -52,6 +52,14 @@ static inline bool block_counts_as_split(const block_t *block)
   return !block->segment->pages && !block->counted_active && block_is_part(block);
 }
 
+/* Somebody will soon ask whether the blocks beside it are free: among many blocks that
+ * is memory which no cache has. */
+static inline void block_expect_neighbours(const block_t *block)
+{
+  __builtin_prefetch(block->prev);
+  __builtin_prefetch(block->next);
+}
+
 bool block_is_valid(const block_t *block);
 
 #endif

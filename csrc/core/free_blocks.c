@@ -184,7 +184,7 @@ void free_blocks_promote(heap_t *heap)
  * together again page by page. */
 static bool fits(const config_t *config, const block_t *block, size_t size)
 {
-  return block->segment->pages || config_fits(config, block->size, size);
+  return config_fits(config, block->size, size) || block->segment->pages;
 }
 
 block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large)

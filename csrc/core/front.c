@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include "block.h"
 #include "call.h"
 #include "config.h"
 #include "free_blocks.h"
@@ -95,6 +96,8 @@ static inline uint32_t units_of(size_t size)
 static inline int slot_with(const front_t *front, uint32_t units)
 {
   unsigned slot = slot_of(units);
+  if (!(front->filled >> (slot & ~1u) & 3)) /* where sizes do not repeat, as a rule */
+    return -1;
   if (front->units[slot] == units && front->count[slot])
     return (int)slot;
   slot ^= 1;
@@ -271,6 +274,7 @@ bool front_free(block_t *block, uintptr_t address)
   front_t *front = &heap->front;
   if ((block->uses && RULE(FRONT_OWES_NOTHING)) || !block->plain || !gate_take(front, GATE_HELD))
     return false;
+  block_expect_neighbours(block);
   /* Again, since whoever frees what is not theirs learns it here. */
   bool kept = block_state_of(block) == BLOCK_LIVE && block->address == address &&
               block->segment->heap == heap && push(front, block);
