@@ -53,13 +53,24 @@ static void spare_fresh(arena_t *arena)
   }
 }
 
+/* The first word of a chunk links it; the pieces begin behind that, where a line does if
+ * they are whole lines. */
+static size_t most_before_pieces(const arena_t *arena)
+{
+  return arena->piece % LINE ? sizeof(max_align_t) : LINE;
+}
+
+static char *first_piece(const arena_t *arena, char *chunk)
+{
+  return arena->piece % LINE ? chunk + sizeof(max_align_t) : chunk + LINE - (uintptr_t)chunk % LINE;
+}
+
 static bool arena_grow(arena_t *arena)
 {
-  /* The first word links the chunks; the pieces begin behind it. */
-  size_t bytes = HUGE_PAGE;
+  size_t bytes = HUGE_PAGE, before = most_before_pieces(arena);
   char *chunk = take_huge(arena);
   if (!chunk) {
-    bytes = LINE + CHUNK_PIECES * arena->piece;
+    bytes = before + CHUNK_PIECES * arena->piece;
     chunk = malloc(bytes);
   }
   if (!chunk)
@@ -68,8 +79,8 @@ static bool arena_grow(arena_t *arena)
   *(void **)chunk = arena->chunks;
   arena->chunks = chunk;
   arena->bytes += bytes;
-  arena->fresh = chunk + LINE - (uintptr_t)chunk % LINE;
-  arena->fresh_count = (bytes - LINE) / arena->piece;
+  arena->fresh = first_piece(arena, chunk);
+  arena->fresh_count = (bytes - before) / arena->piece;
   arena->pieces += arena->fresh_count;
   return true;
 }

@@ -274,11 +274,11 @@ bool front_free(block_t *block, uintptr_t address)
   front_t *front = &heap->front;
   if ((block->uses && RULE(FRONT_OWES_NOTHING)) || !block->plain || !gate_take(front, GATE_HELD))
     return false;
-  block_expect_neighbours(block);
   /* Again, since whoever frees what is not theirs learns it here. */
   bool kept = block_state_of(block) == BLOCK_LIVE && block->address == address &&
               block->segment->heap == heap && push(front, block);
   if (kept) {
+    block_expect_neighbours(block);
     ledger_return(&front->ledger, block->segment->large, amounts_of(block));
     block->counted_active = false;
     if (RULE(FRONT_STAMPS))

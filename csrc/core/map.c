@@ -4,7 +4,8 @@
 #include <string.h>
 
 enum {
-  CHUNK = 2048, /* buckets whose memory comes at once                         */
+  CHUNK = 1024, /* buckets whose memory comes at once                         */
+  FIRST_CHUNKS = 2,
   FULL_AT = 7,  /* blocks for eight buckets: 9 bytes a block                  */
 };
 
@@ -143,17 +144,18 @@ static void map_grow(map_t *map)
 map_t *map_create(void)
 {
   map_t *map = host_take(sizeof *map);
-  directory_t *directory = directory_create(NULL, 1);
-  bucket_t *chunk = host_take(CHUNK * sizeof(bucket_t));
-  if (!map || !directory || !chunk) {
+  directory_t *directory = map ? directory_create(NULL, FIRST_CHUNKS) : NULL;
+  if (!directory) {
     free(map);
-    free(directory);
-    free(chunk);
     return NULL;
   }
-  directory->chunk[0] = chunk;
   atomic_init(&map->directory, directory);
-  atomic_init(&map->buckets, CHUNK);
+  for (size_t i = 0; i < FIRST_CHUNKS; i++)
+    if (!map_extend(map, i * CHUNK)) {
+      map_destroy(map);
+      return NULL;
+    }
+  atomic_init(&map->buckets, FIRST_CHUNKS * CHUNK);
   return map;
 }
 

@@ -3,7 +3,8 @@
  * Every block, live or free, is in the map by its first byte. Finding one
  * takes no lock: chains are walked while others change them, which can only
  * make a walk miss, never mislead, because blocks live in an arena and a hit
- * compares the address; a miss is looked up again under the map's lock.
+ * compares the address; a miss is looked up again under the map's lock. Chains come one
+ * by one as blocks do, so that the map stays small and never stops to rebuild itself.
  * Segments are kept sorted for addresses inside a block. */
 #ifndef ESPER_MAP_H
 #define ESPER_MAP_H
