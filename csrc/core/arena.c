@@ -53,16 +53,11 @@ static void spare_fresh(arena_t *arena)
   }
 }
 
-/* The first word of a chunk links it; the pieces begin behind that, where a line does if
- * they are whole lines. */
+/* The first word of a chunk links it. Behind that, after so many bytes at most, the pieces
+ * begin: where a line does if they are whole lines. */
 static size_t most_before_pieces(const arena_t *arena)
 {
   return arena->piece % LINE ? sizeof(max_align_t) : LINE;
-}
-
-static char *first_piece(const arena_t *arena, char *chunk)
-{
-  return arena->piece % LINE ? chunk + sizeof(max_align_t) : chunk + LINE - (uintptr_t)chunk % LINE;
 }
 
 static bool arena_grow(arena_t *arena)
@@ -79,7 +74,7 @@ static bool arena_grow(arena_t *arena)
   *(void **)chunk = arena->chunks;
   arena->chunks = chunk;
   arena->bytes += bytes;
-  arena->fresh = first_piece(arena, chunk);
+  arena->fresh = chunk + before - (uintptr_t)chunk % before;
   arena->fresh_count = (bytes - before) / arena->piece;
   arena->pieces += arena->fresh_count;
   return true;
