@@ -10,14 +10,19 @@ unsigned bins_index(size_t size)
   return shift * BINS_PER_DOUBLING + (unsigned)(unit >> shift);
 }
 
+/* A placed block has it at hand. */
+static inline uint64_t birth_of(const block_t *block, bool placed)
+{
+  return placed ? block->birth : block->segment->sequence;
+}
+
 /* Best-fit order. */
-static bool block_before(const block_t *a, const block_t *b)
+static inline bool block_before(const block_t *a, const block_t *b, bool placed)
 {
   if (a->size != b->size)
     return a->size < b->size;
-  if (a->segment != b->segment)
-    return a->segment->sequence < b->segment->sequence;
-  return a->address < b->address;
+  uint64_t first = birth_of(a, placed), second = birth_of(b, placed);
+  return first != second ? first < second : a->address < b->address;
 }
 
 static uint64_t block_priority(const block_t *block)
@@ -37,15 +42,17 @@ static inline void hang(block_t **link, block_t *block, bool placed)
 
 static inline void insert(block_t **root, block_t *block, bool placed)
 {
+  if (placed)
+    block->birth = block->segment->sequence;
   uint64_t priority = block_priority(block);
   block_t **link = root;
   while (*link && block_priority(*link) > priority)
-    link = block_before(block, *link) ? &(*link)->left : &(*link)->right;
+    link = block_before(block, *link, placed) ? &(*link)->left : &(*link)->right;
 
   /* The subtree found here is split in two around the new root. */
   block_t *rest = *link, **less = &block->left, **more = &block->right;
   while (rest) {
-    if (block_before(rest, block)) {
+    if (block_before(rest, block, placed)) {
       hang(less, rest, placed);
       less = &rest->right;
       rest = *less;
@@ -75,7 +82,7 @@ static block_t **place_of(bins_t *bins, const block_t *block)
 {
   block_t **link = &bins->root[bins_index(block->size)];
   while (*link != block)
-    link = block_before(block, *link) ? &(*link)->left : &(*link)->right;
+    link = block_before(block, *link, false) ? &(*link)->left : &(*link)->right;
   return link;
 }
 
@@ -95,8 +102,10 @@ static inline void take_out(block_t **link, block_t *block, bool placed)
   }
   hang(link, less ? less : more, placed);
   block->left = block->right = NULL;
-  if (placed)
+  if (placed) {
     block->place = NULL;
+    block->newer = NULL;
+  }
 }
 
 void bins_remove(bins_t *bins, block_t *block)
@@ -163,7 +172,7 @@ block_t *bins_next(const bins_t *bins, const block_t *block)
   unsigned index = bins_index(block->size);
   block_t *next = NULL;
   for (block_t *b = bins->root[index]; b;) {
-    if (block_before(block, b)) {
+    if (block_before(block, b, bins->placed)) {
       next = b;
       b = b->left;
     } else {
@@ -191,10 +200,10 @@ static bool tree_is_valid(const bins_t *bins, block_t *const *place, unsigned in
   if (!b)
     return true;
   ++*count;
-  return bins_index(b->size) == index && (!bins->placed || b->place == place) &&
-         (!b->left || (block_before(b->left, b) &&
+  return bins_index(b->size) == index && (!bins->placed || (b->place == place && b->birth == b->segment->sequence)) &&
+         (!b->left || (block_before(b->left, b, bins->placed) &&
                        block_priority(b->left) <= block_priority(b))) &&
-         (!b->right || (block_before(b, b->right) &&
+         (!b->right || (block_before(b, b->right, bins->placed) &&
                         block_priority(b->right) <= block_priority(b))) &&
          tree_is_valid(bins, &b->left, index, count) &&
          tree_is_valid(bins, &b->right, index, count);

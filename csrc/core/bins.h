@@ -5,9 +5,10 @@
  * instructions. Within a bin the blocks form a treap in the order (size, birth
  * of the segment, address), so the best fit is found in logarithmic time and
  * does not depend on the addresses that the driver chose. The treap needs
- * only the block's two links; its priorities are hashes of the address. Where a third
- * one is free, a block knows what points to it and leaves without a search, whose
- * branches nobody can foretell. */
+ * only the block's two links; its priorities are hashes of the address. Where two more
+ * words are free, a block knows what points to it and leaves without a search, whose
+ * branches nobody can foretell, and knows its segment's birth, which is else a cache line
+ * that nobody has. */
 #ifndef ESPER_BINS_H
 #define ESPER_BINS_H
 
@@ -28,7 +29,7 @@ typedef struct bins {
   uint32_t occupied_in[BINS_DOUBLINGS]; /* bins that have anything             */
   struct block *root[BINS_COUNT];
   size_t count;
-  bool placed; /* block->place is the bins', too: set while they are empty    */
+  bool placed; /* block->place and ->birth are the bins', too: set while they are empty */
 } bins_t;
 
 unsigned bins_index(size_t size);

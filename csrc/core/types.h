@@ -213,7 +213,10 @@ struct block {
                              holes of the segment, and stale blocks of the
                              device, in no order                              */
   };
-  block_t *newer;
+  union {
+    block_t *newer;
+    uint64_t birth;       /* of a ready one: of its segment                   */
+  };
 };
 
 _Static_assert(sizeof(block_t) <= 112, "docs/design.md: 112 bytes a block");
