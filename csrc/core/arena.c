@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { CHUNK_PIECES = 64, LINE = 64, HUGE_PAGE = 2 << 20 };
+enum { CHUNK_PIECES = 128, LINE = 64, HUGE_PAGE = 2 << 20 };
 
 void *host_take(size_t size)
 {
