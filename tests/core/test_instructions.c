@@ -113,11 +113,11 @@ static _Noreturn void child(void (*run)(void), void (*before)(void)) {
   _exit(0);
 }
 
-/* Stopped by a breakpoint, not by a step that ended. */
+/* Stopped by a breakpoint, not by a step that ended, be it that of a system call. */
 static bool at_breakpoint(pid_t pid) {
   siginfo_t info;
   return !ptrace(PTRACE_GETSIGINFO, pid, NULL, &info) && info.si_signo == SIGTRAP &&
-         info.si_code != TRAP_TRACE;
+         info.si_code == SI_KERNEL;
 }
 
 /* Instructions between the breakpoints; -1: it cannot be traced here. */
