@@ -172,18 +172,10 @@ def turns(
 
 
 def turns_of_children(
-    script: str | Path,
-    cases: Sequence[Case],
-    rounds: int,
-    *,
-    timeout: float = 300.0,
-    seconds: float = float("inf"),
-    together: bool = False,
+    script: str | Path, cases: Sequence[Case], rounds: int, **more: Any
 ) -> list[dict[str, dict[str, Any]]]:
     """turns() of workers that measure in_children(), without what starting them said."""
-    return turns(
-        script, cases, rounds, timeout=timeout, seconds=seconds, together=together
-    )[1:]
+    return turns(script, cases, rounds, **more)[1:]
 
 
 def measured_beside(
