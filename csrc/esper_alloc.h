@@ -382,7 +382,8 @@ ESPER_API esper_status esper_checkpoint_restore(esper_core *core,
  * Limits and figures
  * ---------------------------------------------------------------------- */
 
-/* `fraction` of the device's total memory in (0, 1]; 1 is no limit. */
+/* `fraction` of the device's total memory in [0, 1]: what may be reserved from now on.
+ * 1 is no limit; with 0 only memory that is there already serves. */
 ESPER_API esper_status esper_set_memory_fraction(esper_core *core, int device,
                                                  double fraction);
 ESPER_API double esper_get_memory_fraction(const esper_core *core, int device);
@@ -494,7 +495,7 @@ typedef struct esper_failure {
   size_t requested;       /* bytes asked for                                   */
   size_t device_free;     /* as the driver says                                */
   size_t device_total;
-  size_t limit;           /* bytes the memory fraction allows; 0: no limit     */
+  size_t limit;           /* bytes the memory fraction allows; SIZE_MAX: all   */
   size_t allocated;       /* live bytes                                        */
   size_t private_pools;   /* of the reserved bytes: in pools but the default   */
   size_t reserved;
@@ -522,6 +523,7 @@ typedef struct esper_block_info {
   void *segment_address;
   size_t segment_size; /* of a mapped segment: of all its addresses            */
   int mapped;          /* it has pages: see esper_share()                      */
+  uint64_t pool[2];    /* id of its pool; 0, 0: the default pool               */
 } esper_block_info;
 ESPER_API esper_status esper_find_block(esper_core *core, const void *ptr,
                                         esper_block_info *info);

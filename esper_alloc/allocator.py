@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _REINSTALL = "pip install --no-build-isolation --force-reinstall --no-deps ."
 _VARIABLE = "ESPER_ALLOC"
+_OPTIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 class UnavailableError(RuntimeError):
@@ -94,6 +95,18 @@ def _check_torch(torch: ModuleType) -> None:
         )
 
 
+def _check_backend(torch: ModuleType) -> None:
+    """Raises if PyTorch was told to use its other allocator."""
+    if torch.cuda.get_allocator_backend() != "cudaMallocAsync":
+        return
+    names = [name for name in _OPTIONS if "cudaMallocAsync" in os.environ.get(name, "")]
+    variables = " and ".join(names) or "the allocator options"
+    raise UnavailableError(
+        f"PyTorch was started with its cudaMallocAsync back end, and only one allocator "
+        f"can be current: take backend:cudaMallocAsync out of {variables}."
+    )
+
+
 @functools.cache
 def load_shim() -> Any:
     """The compiled module `esper_alloc._torch`.
@@ -150,8 +163,13 @@ def allocator() -> _CUDAAllocator:
 
     Each call returns the same object. The swap must come before CUDA
     initialises; :func:`enable` does it and says so.
+
+    Raises:
+        UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
+            started with ``backend:cudaMallocAsync``.
     """
     shim = load_shim()
+    _check_backend(_torch())
     from torch.cuda.memory import _CUDAAllocator
 
     return _CUDAAllocator(shim.allocator())
@@ -213,7 +231,8 @@ def enable() -> None:
 
     Raises:
         RuntimeError: CUDA is initialised already; nothing has changed.
-        UnavailableError: esper_alloc cannot serve this torch.
+        UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
+            started with ``backend:cudaMallocAsync``.
     """
     if is_enabled():
         return

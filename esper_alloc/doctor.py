@@ -444,14 +444,6 @@ def environment_findings(facts: Facts) -> list[Finding]:
                     f"take backend:cudaMallocAsync out of {name}",
                 )
             )
-        elif backend:
-            findings.append(
-                note(
-                    f"{name} names a back end: PyTorch will refuse to change allocator settings "
-                    "at run time, because the current allocator has another name",
-                    f"take backend:{backend[1]} out of {name}",
-                )
-            )
     if environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         findings.append(
             note(

@@ -276,6 +276,38 @@ def test_options_naming_the_native_backend_do_not_stop_the_swap():
 
 
 @needs_shim
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_pytorchs_other_backend_stays_and_the_error_says_so(name):
+    run(
+        """
+        import os, torch, esper_alloc
+        [name] = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & set(os.environ)
+        for ask in (esper_alloc.enable, esper_alloc.allocator):
+            try:
+                ask()
+            except esper_alloc.UnavailableError as error:
+                assert f"take backend:cudaMallocAsync out of {name}." in str(error)
+            else:
+                raise AssertionError("enabled")
+        assert not esper_alloc.is_enabled()
+        assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+        """,
+        **{name: "max_split_size_mb:64,backend:cudaMallocAsync"},
+    )
+
+
+@needs_shim
+def test_variable_beside_pytorchs_other_backend_warns():
+    printed = run(
+        "import esper_alloc, torch; print(torch.cuda.get_allocator_backend())",
+        ESPER_ALLOC="1",
+        PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync",
+    )
+    assert "PyTorch keeps its own allocator: PyTorch was started with" in printed
+    assert printed.split()[-1] == "cudaMallocAsync"
+
+
+@needs_shim
 def test_enable_after_cuda_started_says_so():
     run(
         """

@@ -199,10 +199,6 @@ WORTH_A_NOTE = [
         "the driver lacks cuMemCreate, cuMemMap: pages cannot be mapped",
     ),
     (
-        {"environment": {"PYTORCH_ALLOC_CONF": "backend:native"}},
-        "PYTORCH_ALLOC_CONF names a back end",
-    ),
-    (
         {"environment": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}},
         "neither caches nor protects it",
     ),
@@ -221,6 +217,11 @@ def test_notes_do_not_make_it_a_problem(changes: dict[str, Any], what: str) -> N
     assert [finding.level for finding in findings] == ["note"]
     assert what in findings[0].what
     assert doctor.render(facts, findings).endswith("esper_alloc works here")
+
+
+def test_the_native_backend_may_be_named() -> None:
+    facts = facts_with(environment={"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,backend:native"})
+    assert doctor.diagnose(facts) == []
 
 
 def test_no_gpu_leaves_replay() -> None:

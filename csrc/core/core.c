@@ -42,6 +42,7 @@ static void device_init(core_t *core, int index)
   device->core = core;
   device->index = index;
   device->fraction = 1;
+  device->limit = SIZE_MAX;
   pthread_rwlock_init(&device->paging, NULL);
   arena_init(&device->blocks, sizeof(block_t));
   arena_init(&device->segments, sizeof(segment_t));
@@ -408,15 +409,14 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
 esper_status esper_set_memory_fraction(esper_core *core, int device_index, double fraction)
 {
   device_t *device;
-  if (!(fraction > 0 && fraction <= 1))
-    return error_set(ESPER_INVALID, "memory fraction %g: give more than 0 and at most 1",
-                     fraction);
+  if (!(fraction >= 0 && fraction <= 1))
+    return error_set(ESPER_INVALID, "memory fraction %g: give at least 0 and at most 1", fraction);
   esper_status status = core_device(core, device_index, &device);
   if (status != ESPER_OK)
     return status;
   lock(&device->lock);
   device->fraction = fraction;
-  device->limit = fraction < 1 ? (size_t)(fraction * (double)device->total) : 0;
+  device->limit = fraction < 1 ? (size_t)(fraction * (double)device->total) : SIZE_MAX;
   unlock(&device->lock);
   return ESPER_OK;
 }
@@ -556,9 +556,9 @@ esper_status esper_largest_available(esper_core *core, int device_index, size_t 
   heap_retire(device);
   lock(&device->lock);
   size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
-  if (device->limit)
-    free = reserved >= device->limit ? 0
-           : free < device->limit - reserved ? free : device->limit - reserved;
+  size_t allowed = reserved < device->limit ? device->limit - reserved : 0;
+  if (free > allowed)
+    free = allowed;
   *bytes = free;
   fronts_close_pool(&device->default_pool);
   for (const heap_t *heap = device->default_pool.heaps; heap; heap = heap->next) {
@@ -577,12 +577,14 @@ esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_inf
   if (!block)
     return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
   device_t *device = block->segment->device;
+  const pool_t *pool = block->segment->heap->pool;
   *info = (esper_block_info){
       .address = (void *)block->address,
       .size = block->size,
       .requested = block->requested,
       .device = device->index,
       .live = 1,
+      .pool = {pool->id[0], pool->id[1]},
       .stream = block_user(block)->handle,
       .segment_address = (void *)block->segment->address,
       .segment_size = block->segment->size,

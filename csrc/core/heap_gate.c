@@ -72,7 +72,7 @@ static bool cannot_grow(const request_t *q)
   const device_t *d = q->device;
   size_t size = grow_size(q->pool, q->size);
   size_t reserved = (size_t)d->stats.reserved_bytes[ESPER_ALL].current + d->reserving;
-  return (d->limit && reserved + size > d->limit) || (d->refused && size >= d->refused);
+  return reserved + size > d->limit || (d->refused && size >= d->refused);
 }
 
 /* Reuse order `auto`: a gate makes the request's stream wait for about as long

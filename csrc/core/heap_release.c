@@ -147,8 +147,10 @@ static size_t excess(const device_t *device)
 {
   double share = config_of(device->core)->as_given.garbage_collection_threshold;
   size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
+  if (share <= 0 || device->limit == SIZE_MAX)
+    return 0;
   size_t most = (size_t)(share * (double)device->limit);
-  return share > 0 && device->limit && reserved > most ? reserved - most : 0;
+  return reserved > most ? reserved - most : 0;
 }
 
 /* Memory of mapped segments stays, as in PyTorch: it is what the next request grows by,

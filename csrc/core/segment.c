@@ -57,7 +57,7 @@ esper_status segment_reserve(device_t *device, size_t size)
   size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
   size_t then = reserved + device->reserving + size;
   double share = config_of(device->core)->as_given.rejection_share;
-  if (size && device->limit && then > device->limit)
+  if (size && then > device->limit)
     return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
                      device->limit, device->index);
   if (size && share > 0 && then > (size_t)(share * (double)device->total))

@@ -403,7 +403,7 @@ struct device {
   int peer_count;
   import_t *imports; /* pages of other processes; and under the lock, too     */
   double fraction;
-  size_t limit;     /* 0: none                                                */
+  size_t limit;     /* SIZE_MAX: none                                         */
   size_t reserving; /* bytes being obtained, and loose: not in the statistics */
   uint64_t large_requests; /* so far: the clock of what is not used for long  */
   size_t refused;   /* the segment that the driver had no memory for; 0: none  */

@@ -224,6 +224,19 @@ void tell(const Trackers* trackers, const TraceEntry& entry) {
   }
 }
 
+// Of what the core does not know of.
+void keep_and_tell(
+    Trace& trace,
+    bool recording,
+    const Trackers* trackers,
+    const TraceEntry& entry) {
+  if (recording) {
+    std::lock_guard<std::mutex> lock(trace.mutex);
+    keep_entry(trace, entry);
+  }
+  tell(trackers, entry);
+}
+
 // Called by the core, which is C, under its device's lock.
 void watch(void* /*context*/, const esper_trace_entry* from) noexcept {
   Trace* trace = trace_of(from->device);
@@ -349,12 +362,11 @@ void trace_snapshot(int device, size_t active, c10::MempoolId_t pool) {
   from.pool[0] = pool.first;
   from.pool[1] = pool.second;
   from.time_us = microseconds_since_1970();
-  const TraceEntry entry = make_entry(TraceEntry::SNAPSHOT, from, nullptr);
-  if (recording) {
-    std::lock_guard<std::mutex> lock(trace->mutex);
-    keep_entry(*trace, entry);
-  }
-  tell(trackers, entry);
+  keep_and_tell(
+      *trace,
+      recording,
+      trackers,
+      make_entry(TraceEntry::SNAPSHOT, from, nullptr));
 }
 
 Context context_of_block(int device, uintptr_t address) {
@@ -498,8 +510,16 @@ TraceEntry::Action annotation_action(long) {
 void Allocator::annotateMemory(const void* ptr, const std::string& metadata) {
   esper_block_info block;
   esper_core* made = core_if_made();
-  if (!isHistoryEnabled() || made == nullptr ||
-      capi().find_block(made, ptr, &block) != ESPER_OK) {
+  TORCH_CHECK(
+      made != nullptr && capi().find_block(made, ptr, &block) == ESPER_OK &&
+          block.address == ptr,
+      "annotateMemory: no live allocation found at pointer ",
+      ptr);
+  const bool recording = isHistoryEnabled();
+  const Trackers* trackers =
+      history().trackers.load(std::memory_order_acquire);
+  Trace* trace = trace_of(block.device);
+  if (trace == nullptr || (!recording && trackers == nullptr)) {
     return;
   }
   const CallContext call(RecordContext::ALLOC);
@@ -508,13 +528,12 @@ void Allocator::annotateMemory(const void* ptr, const std::string& metadata) {
   from.address = reinterpret_cast<uintptr_t>(block.address);
   from.size = block.requested;
   from.stream = block.stream;
+  from.pool[0] = block.pool[0];
+  from.pool[1] = block.pool[1];
   from.time_us = microseconds_since_1970();
   TraceEntry entry = make_entry(annotation_action(0), from, thread().context);
   entry.user_metadata_ = metadata;
-  if (Trace* trace = trace_of(block.device)) {
-    std::lock_guard<std::mutex> lock(trace->mutex);
-    keep_entry(*trace, std::move(entry));
-  }
+  keep_and_tell(*trace, recording, trackers, entry);
 }
 
 } // namespace esper

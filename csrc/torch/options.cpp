@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 #include <string>
 
+#include "allocator.h"
 #include "core_api.h"
 #include "out_of_memory.h"
 
@@ -65,6 +67,22 @@ void look_for_expandable(const std::string& settings) {
   }
 }
 
+// PyTorch holds `backend:` against the name of the current allocator, which is not
+// "native" here, though all that native does is done: without it the rest is accepted.
+std::string without_native_backend(const std::string& settings) {
+  const c10::CachingAllocator::ConfigTokenizer words(settings);
+  std::string rest;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i + 2 < words.size() && words[i] == "backend" && words[i + 1] == ":" &&
+        words[i + 2] == "native") {
+      i += 3; // and the comma
+    } else {
+      rest += words[i];
+    }
+  }
+  return rest;
+}
+
 esper_segments segments_asked_for(esper_segments otherwise) {
   if (!expandable_was_given) {
     return otherwise;
@@ -107,8 +125,10 @@ void apply_options(esper_core* core) {
       CommonConfig::garbage_collection_threshold();
   // By the option's own fraction, which need not be the one in force.
   const double fraction = CudaConfig::per_process_memory_fraction();
-  config.rejection_share =
-      rejects_growth<CudaConfig>(0) && fraction < 1.0 ? fraction : 0.0;
+  // Of a fraction of 0 the least there is: to the core 0 means that nothing is rejected.
+  config.rejection_share = rejects_growth<CudaConfig>(0) && fraction < 1.0
+      ? std::max(fraction, std::numeric_limits<double>::min())
+      : 0.0;
   config.free_memory = free_registered_memory;
   config.free_memory_context = nullptr;
   config.warn = warn;
@@ -136,7 +156,8 @@ void follow_settings() {
   auto& hook = CommonConfig::getConfigParserHook();
   hook = [before = std::move(hook)](const std::string& settings) {
     if (before) {
-      before(settings);
+      const bool is_ours = native::get() == &allocator();
+      before(is_ours ? without_native_backend(settings) : settings);
     }
     look_for_expandable(settings);
     if (esper_core* made = core_if_made()) {

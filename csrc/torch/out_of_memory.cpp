@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <mutex>
 #include <sstream>
 #include <string>
@@ -18,6 +19,8 @@ namespace {
 
 using c10::CachingAllocator::format_size;
 using c10::cuda::CUDACachingAllocator::OutOfMemoryObserver;
+
+constexpr size_t kNoLimit = SIZE_MAX;
 
 std::mutex observers_mutex;
 
@@ -40,13 +43,16 @@ std::vector<OutOfMemoryObserver> copy_of(
 }
 
 void tell(const esper_failure& failure) {
+  // As native: of the segment that the driver was to be asked for.
+  const size_t size =
+      failure.segment != 0 ? failure.segment : failure.requested;
   const size_t total =
-      failure.limit != 0 ? failure.limit : failure.device_total;
+      failure.limit != kNoLimit ? failure.limit : failure.device_total;
   for (const auto& observer : copy_of(observers())) {
-    observer(failure.device, failure.requested, total, failure.device_free);
+    observer(failure.device, size, total, failure.device_free);
   }
   c10::reportOutOfMemoryToProfiler(
-      static_cast<int64_t>(failure.requested),
+      static_cast<int64_t>(size),
       failure.allocated,
       failure.reserved,
       c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(failure.device)));
@@ -74,7 +80,7 @@ std::string describe(const esper_failure& failure) {
        << " has a total capacity of " << format_size(failure.device_total)
        << " of which " << format_size(failure.device_free) << " is free. ";
   describe_processes(text, failure.device);
-  if (failure.limit != 0) {
+  if (failure.limit != kNoLimit) {
     text << format_size(failure.limit) << " allowed; ";
   }
   const size_t idle = failure.reserved > failure.allocated

@@ -236,7 +236,7 @@ static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool) {
                    : block <= MIB      ? 2 * MIB
                    : block < 10 * MIB ? 20 * MIB
                                       : (block + 2 * MIB - 1) / (2 * MIB) * 2 * MIB;
-  if (f.device_free >= segment && (!f.limit || f.reserved + segment <= f.limit))
+  if (f.device_free >= segment && f.reserved + segment <= f.limit)
     fail("out of memory, with %zu bytes on the device for a segment of %zu",
          f.device_free, segment);
   must(esper_snapshot_take(p->core, f.device, &snapshot), "snapshot_take");

@@ -575,7 +575,7 @@ TEST(out_of_memory_says_what_there_is) {
   CHECK_EQ(failure.device_free, 44 * MIB);
   CHECK_EQ(failure.allocated, 20 * MIB);
   CHECK_EQ(failure.reserved, 20 * MIB);
-  CHECK_EQ(failure.limit, 0);
+  CHECK_EQ(failure.limit, SIZE_MAX);
   CHECK(strstr(esper_last_error(), "out of memory"));
   CHECK_EQ(world_stats(&w, 0).num_ooms, 1);
   /* The process goes on. */

@@ -1,4 +1,6 @@
 /* Segments: what is asked of the driver, and when it is given back. */
+#include <math.h>
+
 #include "../../csrc/core/types.h"
 #include "world.h"
 
@@ -85,9 +87,31 @@ TEST(the_memory_fraction_limits_growth) {
   CHECK(world_malloc(&w, 12 * MIB, s)); /* the cache makes room */
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
   CHECK(world_malloc(&w, 100 * MIB, r));
-  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, 0), ESPER_INVALID);
+  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, -0.5), ESPER_INVALID);
+  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, NAN), ESPER_INVALID);
   CHECK_STATUS(esper_set_memory_fraction(w.core, 0, 1.5), ESPER_INVALID);
   CHECK_STATUS(esper_set_memory_fraction(w.core, 9, 0.5), ESPER_INVALID);
+  end();
+}
+
+TEST(a_memory_fraction_of_nothing_leaves_what_there_is) {
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r), *q;
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0));
+  CHECK_EQ(esper_get_memory_fraction(w.core, 0) * 100, 0);
+  CHECK_STATUS(esper_malloc(w.core, 1000, r, &q), ESPER_OUT_OF_MEMORY);
+  esper_failure failure;
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.limit, 0);
+  CHECK_EQ(failure.segment, 2 * MIB);
+  size_t most;
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 0);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_alloc), 1);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
+  CHECK(world_malloc(&w, 1000, r));
   end();
 }
 
