@@ -493,6 +493,7 @@ ESPER_API uint64_t esper_driver_calls(const esper_core *core, int call);
 typedef struct esper_failure {
   int device;
   size_t requested;       /* bytes asked for                                   */
+  size_t size;            /* as they would have been handed out, rounded up    */
   size_t device_free;     /* as the driver says                                */
   size_t device_total;
   size_t limit;           /* bytes the memory fraction allows; SIZE_MAX: all   */

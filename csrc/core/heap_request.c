@@ -106,6 +106,12 @@ void esper_get_failure(esper_failure *failure)
   *failure = last_failure;
 }
 
+/* What the request would have been handed out. */
+static size_t wanted(const request_t *q)
+{
+  return q->size ? q->size : q->asked; /* too much to round */
+}
+
 static void note_failure(const request_t *q, size_t device_free, size_t device_total)
 {
   device_t *device = q->device;
@@ -119,6 +125,7 @@ static void note_failure(const request_t *q, size_t device_free, size_t device_t
   last_failure = (esper_failure){
       .device = device->index,
       .requested = q->asked,
+      .size = wanted(q),
       .device_free = device_free,
       .device_total = device_total,
       .limit = device->limit,
@@ -135,7 +142,7 @@ esper_status request_fail(const request_t *q)
   call_memory_info(q->core, q->device->index, &device_free, &device_total);
   lock(&q->device->lock);
   q->device->stats.num_ooms++;
-  trace_add(q->device, ESPER_TRACE_OOM, device_free, q->asked, q->stream.stream);
+  trace_add(q->device, ESPER_TRACE_OOM, device_free, wanted(q), q->stream.stream);
   note_failure(q, device_free, device_total);
   unlock(&q->device->lock);
   return error_set(ESPER_OUT_OF_MEMORY,

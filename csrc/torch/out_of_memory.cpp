@@ -43,16 +43,16 @@ std::vector<OutOfMemoryObserver> copy_of(
 }
 
 void tell(const esper_failure& failure) {
-  // As native: of the segment that the driver was to be asked for.
-  const size_t size =
-      failure.segment != 0 ? failure.segment : failure.requested;
+  // As native: observers hear of the segment that the driver was to be asked for.
+  const size_t segment =
+      failure.segment != 0 ? failure.segment : failure.size;
   const size_t total =
       failure.limit != kNoLimit ? failure.limit : failure.device_total;
   for (const auto& observer : copy_of(observers())) {
-    observer(failure.device, size, total, failure.device_free);
+    observer(failure.device, segment, total, failure.device_free);
   }
   c10::reportOutOfMemoryToProfiler(
-      static_cast<int64_t>(size),
+      static_cast<int64_t>(failure.size),
       failure.allocated,
       failure.reserved,
       c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(failure.device)));

@@ -52,12 +52,14 @@ TEST(references_are_of_private_pools) {
   end();
 }
 
-TEST(a_pools_id_is_in_the_snapshot) {
+TEST(a_pools_id_is_in_the_snapshot_and_told_of_its_blocks) {
   begin();
   esper_pool *a;
   esper_snapshot snapshot;
+  esper_block_info info;
   CHECK_OK(esper_pool_create(w.core, 0, 11, 22, &a));
-  get(a, 512, r);
+  CHECK_OK(esper_find_block(w.core, get(a, 512, r), &info));
+  CHECK(info.pool[0] == 11 && info.pool[1] == 22);
   CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
   CHECK_EQ(snapshot.segments[0].pool[0], 11);
   CHECK_EQ(snapshot.segments[0].pool[1], 22);

@@ -104,6 +104,8 @@ TEST(a_memory_fraction_of_nothing_leaves_what_there_is) {
   esper_get_failure(&failure);
   CHECK_EQ(failure.limit, 0);
   CHECK_EQ(failure.segment, 2 * MIB);
+  CHECK_EQ(failure.size, 1024);
+  CHECK_EQ(failure.requested, 1000);
   size_t most;
   CHECK_OK(esper_largest_available(w.core, 0, &most));
   CHECK_EQ(most, 0);

@@ -53,7 +53,7 @@ TEST(everything_that_happens_is_told_in_order) {
   world_free(&w, p);
   sim_run_all(w.s);
   esper_retire(w.core, 0);
-  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(esper_malloc(w.core, 100 * MIB - 5, r, &q), ESPER_OUT_OF_MEMORY);
   copy(0);
   CHECK_EQ(count, 6);
   check_entry(0, ESPER_TRACE_SEGMENT_ALLOC, p, 12 * MIB, r);

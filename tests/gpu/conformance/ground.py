@@ -37,6 +37,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "pools": ("pools", {}),
     "sharing": ("sharing", {}),
     "settings": ("settings", {}),
+    "methods": ("methods", {}),
     "uncached": ("uncached", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
     "uncached-0": ("uncached", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}),
     "max_split": ("options", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}),

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import torch
-from ground import MiB, busy, bytes_of, let_pass, scenario, type_of_error
+from ground import MiB, busy, bytes_of, error_of, let_pass, scenario, type_of_error
 
 record = torch.cuda.memory._record_memory_history
 
@@ -240,6 +240,93 @@ def user_metadata() -> Any:
 
 
 @scenario()
+def metadata_is_supported() -> Any:
+    supported = getattr(torch.cuda.memory, "_memory_metadata_supported", None)
+    return supported and supported()
+
+
+def a_function_that_annotates(x: torch.Tensor, text: str) -> None:
+    torch.cuda.memory._annotate_tensor(x, text)
+
+
+@scenario()
+def annotated_tensors() -> Any:
+    """From the first version on that has them."""
+    if not hasattr(torch.cuda.memory, "_annotate_tensor"):
+        return None
+    pool, side = torch.cuda.MemPool(), torch.cuda.Stream()
+    with torch.cuda.use_mem_pool(pool):
+        x = bytes_of(12 * MiB - 7)
+    with torch.cuda.stream(side):
+        y = bytes_of(1000)
+    torch.cuda.memory._set_memory_metadata("the thread's")
+    answer: list[Any] = []
+    for context, skipped in (("all", []), ("state", []), (None, []), ("all", ["annotate"])):
+        record(context=context, skip_actions=skipped)
+        a_function_that_annotates(x, "first")
+        a_function_that_annotates(x[100:], "a view")
+        a_function_that_annotates(y, "another stream's")
+        answer.append([
+            [
+                e["action"], e["size"], e["user_metadata"], e["addr"] == x.data_ptr(),
+                e["pool_id"] == pool.id, e["stream"] == side.cuda_stream, mine(e.get("frames"))[:1], sorted(e),
+            ]
+            for e in entries()
+        ])  # fmt: skip
+        stop()
+    answer.append(torch.cuda.memory._get_memory_metadata())
+    torch.cuda.memory._set_memory_metadata("")
+    a_function_that_annotates(x, "nothing is recorded")
+    return [*answer, entries()]
+
+
+@scenario()
+def only_live_memory_can_be_annotated() -> Any:
+    """By its first address, and whether or not anything is recorded."""
+    annotate = getattr(torch._C, "_cuda_annotateMemory", None)
+    if annotate is None:
+        return None
+    x, dead = bytes_of(12 * MiB), bytes_of(1000).data_ptr()
+    with torch.cuda.memory.caching_allocator_disabled():
+        uncached = bytes_of(1000)
+    answer = []
+    for start in (stop, record):
+        start()
+        answer.append([
+            error_of(lambda: annotate(x.data_ptr(), "live")),
+            error_of(lambda: annotate(0, "null")),
+            error_of(lambda: torch.cuda.memory._annotate_tensor(torch.empty(0, device="cuda"), "empty")),
+            error_of(lambda: annotate(x.data_ptr() + 512, "inside")),
+            error_of(lambda: annotate(dead, "dead")),
+            error_of(lambda: annotate(4096, "foreign")),
+            error_of(lambda: annotate(uncached.data_ptr(), "uncached")),
+            error_of(lambda: torch.cuda.memory._annotate_tensor(torch.zeros(3), "of the CPU")),
+        ])  # fmt: skip
+    answer.append(actions())
+    stop()
+    return answer
+
+
+@scenario()
+def where_memory_was_allocated() -> Any:
+    find = getattr(torch.cuda.memory, "_allocation_traceback", None)
+    if find is None:
+        return None
+    before = a_function_that_allocates(1000)
+    record()
+    x = a_function_that_allocates(12 * MiB)
+    record(context=None)
+    after = a_function_that_allocates(2000)
+    pointers = (before.data_ptr(), x.data_ptr(), after.data_ptr(), x.data_ptr() + 512, 0, 4096)
+    answer: list[Any] = [[mine(find(p))[:1] for p in pointers]]
+    stop()
+    answer.append([mine(find(p))[:1] for p in pointers])
+    pointer = x.data_ptr()
+    del x
+    return [*answer, find(pointer)]
+
+
+@scenario()
 def compile_context_without_a_compiler() -> Any:
     record(context=None, compile_context=True)
     bytes_of(100)
@@ -276,6 +363,18 @@ def memory_that_ran_out() -> Any:
     torch.cuda.set_per_process_memory_fraction(1.0)
     found = [e for e in entries() if e["action"] == "oom"]
     answer = [error, len(found), found[-1]["size"] == total // 2, sorted(found[-1]), found[-1]["device_free"] > 0]
+    stop()
+    return answer
+
+
+@scenario()
+def what_there_was_no_memory_for() -> Any:
+    """Its size as it would have been handed out."""
+    record(context=None)
+    torch.cuda.set_per_process_memory_fraction(0.0)
+    errors = [type_of_error(lambda: bytes_of(size)) for size in (100, 3 * MiB - 7, 50 * MiB + 1)]  # noqa: B023
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    answer = [errors, actions()]
     stop()
     return answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from ground import MiB, bytes_of, scenario
+from ground import MiB, bytes_of, scenario, type_of_error
 
 
 @scenario()
@@ -87,6 +87,30 @@ def the_profilers_totals() -> Any:
         for a in found
         if a.get("Device Type") == 1
     ]
+
+
+@scenario()
+def the_profiler_sees_what_there_was_no_memory_for() -> Any:
+    """The request, rounded up, beside what is there."""
+    import json
+    import tempfile
+    from pathlib import Path
+
+    from torch.profiler import ProfilerActivity, profile
+
+    x = bytes_of(12 * MiB)
+    torch.cuda.set_per_process_memory_fraction(0.0)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
+        error = type_of_error(lambda: bytes_of(3 * MiB - 7))
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        p.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    found = [e["args"] for e in events if e.get("name") == "[OutOfMemory]"]
+    names = ("Bytes", "Total Allocated", "Total Reserved", "Device Type", "Device Id")
+    del x
+    return [error, [[a.get(name) for name in names] for a in found]]
 
 
 @scenario("gpu")

@@ -26,6 +26,7 @@ OTHER_SIZES = {
     "snapshot-states_of_blocks",
     "shortage-within_a_fraction",
     "shortage-cached_memory_goes_back_first",
+    "shortage-observers_are_told_the_segment",
     "hooks-the_profilers_totals",
     "devices-figures_of_each_device",
     "devices-snapshots_of_both",

@@ -38,6 +38,30 @@ def sizes_as_asked_and_as_handed_out() -> Any:
 
 
 @scenario()
+def caching_that_is_off_for_a_while() -> Any:
+    """From the first version on that has it."""
+    off = getattr(torch.cuda.memory, "caching_allocator_disabled", None)
+    if off is None:
+        return None
+    is_on, answer = torch._C._cuda_cudaCachingAllocator_is_enabled, []
+    before = stats(*LIVE)
+    with off():
+        x = bytes_of(1000)
+        answer.append([is_on(), x.data_ptr() != 0, before == stats(*LIVE)])
+        with off():
+            answer.append(is_on())
+        answer.append(is_on())
+
+    def fail() -> None:
+        with off():
+            raise KeyError("mine")
+
+    answer += [is_on(), type_of_error(fail), is_on()]
+    y = bytes_of(1000)
+    return [*answer, x.numel(), y.numel(), before == stats(*LIVE)]
+
+
+@scenario()
 def the_size_class_is_that_of_the_request() -> Any:
     answer = []
     for size in (MiB, MiB + 1):

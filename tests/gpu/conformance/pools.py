@@ -72,6 +72,25 @@ def memory_may_outlive_its_pool() -> Any:
 
 
 @scenario()
+def a_handle_that_graphs_share() -> Any:
+    """torch.cuda.graph_pool_handle() names a pool that is made when something allocates to it."""
+    first, second = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
+    answer = [len(first), first != second, first[0], pools_shown()]
+    torch._C._cuda_beginAllocateCurrentThreadToPool(0, first)
+    x = bytes_of(12 * MiB)
+    torch._C._cuda_endAllocateToPool(0, first)
+    y = bytes_of(14 * MiB)
+    shown = torch.cuda.memory_snapshot()
+    answer += [[s["total_size"] for s in shown if s["segment_pool_id"] == pool] for pool in (first, second)]
+    answer += [len(torch.cuda.memory_snapshot(first)), pools_shown()]
+    torch._C._cuda_releasePool(0, first)
+    answer.append(stats(*RESERVED))
+    del x, y
+    torch.cuda.empty_cache()
+    return [*answer, stats(*RESERVED)]
+
+
+@scenario()
 def pools_nest() -> Any:
     outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(outer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from ground import MiB, bytes_of, scenario, stats, type_of_error
+from ground import MiB, bytes_of, error_of, scenario, stats, type_of_error
 
 
 def put(text: str) -> None:
@@ -82,3 +82,25 @@ def all_names_are_accepted() -> Any:
     put("")
     torch.cuda.empty_cache()
     return answers
+
+
+@scenario()
+def the_native_backend_may_be_named() -> Any:
+    """Though the current allocator has another name. Another back end is refused, and
+    what else the settings say is checked as ever."""
+    answer = []
+    for way in (put, torch._C._accelerator_setAllocatorSettings):
+        for text in (
+            "backend:native", "backend:native,max_split_size_mb:64", "max_split_size_mb:72,backend:native",
+            "max_split_size_mb:80,backend:native,roundup_power2_divisions:4", "backend:native,backend:native",
+            " backend : native , max_split_size_mb : 88", "backend:native,max_split_size_mb:1",
+            "backend:native,nonsense:1", "backend:cudaMallocAsync,max_split_size_mb:100",
+            "backend:native,backend:cudaMallocAsync", "backend:nonsense", "backend:[native]", "backend",
+        ):  # fmt: skip
+            answer.append([text, type_of_error(lambda: way(text)), shown()])  # noqa: B023
+    put("backend:native,roundup_power2_divisions:4")
+    x = bytes_of(5 * MiB + 1)
+    answer.append(stats("allocated_bytes.all.current"))
+    del x
+    put("")
+    return [answer, error_of(lambda: put("backend:native,per_process_memory_fraction:2"))]

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import torch
-from ground import GiB, MiB, all_stats, bytes_of, error_of, scenario, stats
+from ground import GiB, MiB, all_stats, bytes_of, error_of, scenario, stats, type_of_error
 
 COUNTS = ("num_ooms", "num_alloc_retries")
 
@@ -95,6 +95,35 @@ def observers_are_told() -> Any:
         [[d, size // total, 0 < rest <= total, capacity == total] for d, size, capacity, rest in told],
         len(told),
     ]
+
+
+@scenario()
+def observers_are_told_the_segment() -> Any:
+    """Its size, not that of the request."""
+    sizes: list[int] = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda device, size, total, free: sizes.append(size))
+    torch.cuda.set_per_process_memory_fraction(0.0)
+    for size in (100, 3 * MiB, 12 * MiB - 1, 50 * MiB + 1):
+        failure(size)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    return list(sizes)  # observers stay for good
+
+
+@scenario()
+def a_fraction_of_nothing() -> Any:
+    """Memory that is there serves on, and nothing new comes."""
+    put, get = torch.cuda.set_per_process_memory_fraction, torch.cuda.get_per_process_memory_fraction
+    x = bytes_of(12 * MiB)
+    put(0.0)
+    answer = [get(), failure(100), failure(50 * MiB), stats("num_ooms")]
+    address = x.data_ptr()
+    del x
+    y = bytes_of(12 * MiB)
+    answer.append(y.data_ptr() == address)
+    wrong = [type_of_error(lambda: put(f)) for f in (-1.0, 1.5, float("nan"))]  # noqa: B023
+    answer += [wrong, get()]
+    put(1.0)
+    return [*answer, bytes_of(100).numel(), bytes_of(50 * MiB).numel()]
 
 
 @scenario()
