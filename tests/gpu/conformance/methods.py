@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,13 @@ def observers_are_told_of_rejections() -> Any:
     torch.cuda.memory._set_allocator_settings("throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.25")
     total = torch.cuda.mem_get_info()[1]
     size = total // 2 // (32 * MiB) * 32 * MiB
-    answer = [type_of_error(lambda: bytes_of(size)), rows_of(library().take_rejected)]
+    error, told = type_of_error(lambda: bytes_of(size)), rows_of(library().take_rejected)
+    for _ in range(500):  # native's may be told a little later
+        if told:
+            break
+        time.sleep(0.01)
+        told = rows_of(library().take_rejected)
+    answer: list[Any] = [error, told]
     torch.cuda.memory._set_allocator_settings("")
     assert len(answer[1]) == 1
     answer.append(answer[1][0][1] == size)
