@@ -234,7 +234,7 @@ ESPER_API void esper_retire(esper_core *core, int device);
 
 /* Gives every wholly free segment back to the device. Waits for the device,
  * unless a stream of it is being captured. `pool` NULL: all pools. Memory that
- * a graph may still touch stays, and so does a pool's while allocations go to
+ * a graph may still touch stays, and so does a pool's while anybody refers to
  * it; the default pool's while a capture goes on, as far as the core was told
  * (captures_are_announced). */
 ESPER_API esper_status esper_empty_cache(esper_core *core, int device,

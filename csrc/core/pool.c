@@ -120,15 +120,18 @@ void pool_bury(device_t *device)
   }
 }
 
+/* A private pool keeps its memory while anybody refers to it, as with PyTorch's own
+ * allocator: graphs touch it, a tree's even what none of them was handed, and networks
+ * know its addresses. */
 bool pool_may_give_back(const segment_t *segment)
 {
   const pool_t *pool = segment->heap->pool;
   if (pool->open)
     return false;
   if (!pool->references)
-    return stream_completed(pool->device->all_streams, pool->released);
-  /* A tree's graphs read inputs from memory that none of them was handed. */
-  if (pool->checkpointed && RULE(GRAPHS_KEEP_MEMORY))
+    return stream_completed(pool->device->all_streams, pool->released) ||
+           !RULE(RELEASE_NEEDS_COMPLETION);
+  if (pool != &pool->device->default_pool && RULE(GRAPHS_KEEP_MEMORY))
     return false;
   return !segment->captured && !segment->heap->capture;
 }

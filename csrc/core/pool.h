@@ -28,8 +28,9 @@ void pool_bury(device_t *device);
  * pool when memory is short: entered, and the one before left. NULL: none. */
 pool_t *pool_next_spare(device_t *device, pool_t *pool);
 
-/* Whether a segment, wholly free and owing nothing, may go back to the driver:
- * not while a graph may touch it, nor while its pool is being allocated to. */
+/* Whether a segment, wholly free and owing nothing, may go back to the driver, or its
+ * pages serve elsewhere: not while a graph may touch it, anybody refers to its private
+ * pool, or that is being allocated to. */
 bool pool_may_give_back(const segment_t *segment);
 
 /* The heap of (pool, stream, capture), made if need be. A capture takes over

@@ -68,6 +68,7 @@ TEST(each_private_pool_has_figures_once_it_had_memory) {
     size_t of_b = mapped ? 2 * MIB : 20 * MIB;
     check(figures(1, 2).reserved_bytes[ESPER_ALL], of_b, of_b, of_b, 0);
     CHECK_OK(esper_free(w.core, p));
+    CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
     CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
     check(figures(0, 2).reserved_bytes[ESPER_ALL], 2 * MIB, 14 * MIB, 14 * MIB, 12 * MIB);
     CHECK_OK(esper_free(w.core, q));
@@ -97,6 +98,7 @@ TEST(figures_of_a_pool_that_is_there_are_reset_and_stay) {
   esper_pool *a = make(1);
   void *p = get(a, 12 * MIB);
   CHECK_OK(esper_free(w.core, get(a, 14 * MIB)));
+  CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
   CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
   CHECK_OK(esper_reset_accumulated_stats(w.core, 0));
   check(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 26 * MIB, 0, 0);
@@ -138,6 +140,7 @@ TEST(of_the_pools_that_are_gone_the_youngest_have_figures) {
 TEST(a_segment_that_stays_counts) {
   begin(false);
   CHECK_OK(esper_free(w.core, get(make(1), 12 * MIB)));
+  CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
   sim_fail_call(w.s, SIM_CALL_memory_free, 1, ESPER_DEVICE_ERROR);
   CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
   CHECK_EQ(sim_faults(w.s), 1);

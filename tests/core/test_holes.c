@@ -331,6 +331,7 @@ TEST(hole_5_a_pools_memory_that_is_read_is_not_given_back) {
   begin(64);
   CHECK_OK(esper_pool_create(w.core, 0, 5, 1, &pool));
   leave_a_ready_block_that_is_read(pool);
+  CHECK_OK(esper_pool_release(w.core, 0, 5, 1));
   empty_cache_beside_captures(pool);
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_LARGE].current, X * MIB);
   end();
@@ -341,6 +342,7 @@ TEST(hole_5_nor_when_memory_runs_out) {
   begin(X + Y + 2 + 4);
   CHECK_OK(esper_pool_create(w.core, 0, 5, 1, &pool));
   leave_a_ready_block_that_is_read(pool);
+  CHECK_OK(esper_pool_release(w.core, 0, 5, 1));
   run_short_of_memory(Y + 4);
   end();
 }
@@ -372,6 +374,7 @@ TEST(hole_5_nor_to_an_allocator_of_its_own) {
   begin(64);
   esper_pool *pool = pool_with_an_allocator();
   leave_a_ready_block_that_is_read(pool);
+  CHECK_OK(esper_pool_release(w.core, 0, 5, 1));
   empty_cache_beside_captures(pool);
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_LARGE].current, X * MIB);
   end();
@@ -380,17 +383,8 @@ TEST(hole_5_nor_to_an_allocator_of_its_own) {
 TEST(hole_5_nor_to_that_when_memory_runs_out) {
   begin(X + Y + 2 + 4);
   leave_a_ready_block_that_is_read(pool_with_an_allocator());
-  run_short_of_memory(Y + 4);
-  end();
-}
-
-TEST(hole_5_nor_when_its_pool_is_released) {
-  begin(64);
-  esper_pool *pool = pool_with_an_allocator();
-  leave_a_ready_block_that_is_read(pool);
   CHECK_OK(esper_pool_release(w.core, 0, 5, 1));
-  empty_cache_beside_captures(NULL);
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_LARGE].current, X * MIB);
+  run_short_of_memory(Y + 4);
   end();
 }
 

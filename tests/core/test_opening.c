@@ -673,6 +673,9 @@ TEST(the_cache_of_others_stays_while_a_pool_is_allocated_to) {
   CHECK_EQ(reserved(), 28 * MIB);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 16 * MIB);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved(), 0);
   end();
 }

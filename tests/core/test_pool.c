@@ -67,13 +67,16 @@ TEST(a_pools_id_is_in_the_snapshot_and_told_of_its_blocks) {
   end();
 }
 
-TEST(one_pool_can_be_emptied) {
+TEST(one_pool_can_be_emptied_when_nobody_refers_to_it) {
   begin();
   esper_pool *a;
   CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &a));
   world_free(&w, get(a, 12 * MIB, r));
   world_free(&w, world_malloc(&w, 14 * MIB, r));
   CHECK_OK(esper_empty_cache(w.core, 0, a));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 26 * MIB);
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 2));
+  CHECK_OK(esper_pool_empty(w.core, 0, 1, 2));
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 14 * MIB);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);

@@ -219,6 +219,7 @@ TEST(entries_name_their_pool) {
   sim_owner_begin(w.s, p, 12 * MIB, 0, r.handle);
   world_malloc(&w, 512, r);
   world_free(&w, p);
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 9));
   CHECK_OK(esper_pool_empty(w.core, 0, 7, 9));
   copy(0);
   CHECK_EQ(count, 7);
@@ -228,6 +229,5 @@ TEST(entries_name_their_pool) {
     CHECK_EQ(entries[i].pool[1], of_pool ? 9 : 0);
   }
   CHECK_EQ(entries[6].action, ESPER_TRACE_SEGMENT_FREE);
-  CHECK_OK(esper_pool_release(w.core, 0, 7, 9));
   end();
 }

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import torch
-from ground import MiB, bytes_of, error_of, let_pass, scenario, stats
+from ground import MiB, bytes_of, error_of, let_pass, scenario, stats, type_of_error
 
 RESERVED = ("reserved_bytes.all.current", "allocated_bytes.all.current")
 
@@ -56,6 +56,30 @@ def a_pool_that_goes_gives_its_memory_back() -> Any:
     del pool
     answer.append(stats(*RESERVED))
     return answer
+
+
+@scenario()
+def a_pool_that_is_there_keeps_its_memory() -> Any:
+    """Whoever knows its addresses, a network say, goes on knowing them."""
+    pool = torch.cuda.MemPool()
+    outside = bytes_of(12 * MiB)
+    with torch.cuda.use_mem_pool(pool):
+        x = bytes_of(30 * MiB)
+    address = x.data_ptr()
+    del x, outside
+    torch.cuda.empty_cache()
+    answer = [stats(*RESERVED)]
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(51 * MiB / total)
+    try:
+        answer.append(type_of_error(lambda: bytes_of(40 * MiB)))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    with torch.cuda.use_mem_pool(pool):
+        x = bytes_of(30 * MiB)
+    answer += [x.data_ptr() == address, stats(*RESERVED)]
+    del x, pool
+    return [*answer, stats(*RESERVED)]
 
 
 @scenario()
