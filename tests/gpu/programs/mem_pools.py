@@ -136,10 +136,10 @@ def own_allocator_with_uses() -> dict[str, Any]:
     import esper_alloc
 
     own = Own()
-    pool = torch.cuda.MemPool(own.allocator)
     (side,) = other_streams(1)
     wrong = 0
     for attempt in range(6):
+        pool = torch.cuda.MemPool(own.allocator)  # it keeps its memory while it is there
         with torch.cuda.use_mem_pool(pool):
             x = memory(32)
         x.fill_(attempt)
@@ -153,7 +153,7 @@ def own_allocator_with_uses() -> dict[str, Any]:
         else:
             x.record_stream(side)
         own.reader = side
-        del x
+        del x, pool
         torch.cuda.empty_cache()
         torch.cuda.synchronize()
         own.reader = None
