@@ -30,8 +30,7 @@ enum {
   MOST_LIST = 6,
   MOST_PINNED = 16,
   MOST_CAPTURES = 4, /* of a program: what they hold is never given back */
-  POOLS = 2,
-  POOL_ID = 7, /* the first half of theirs */
+  POOL_ID = 7, /* the first half of pools' */
 };
 
 /* As in core/core.h, whose other names are in the way. */
@@ -73,6 +72,8 @@ typedef struct thread { /* of one program */
   uint64_t captures, unannounced;
   uint64_t pool;      /* of the capture that goes on; 0: none               */
   uint64_t graphs_pool; /* of the graph                                     */
+  esper_pool *own_pools[2]; /* of each device: they come and go             */
+  uint64_t own_pool_ids[2];
   int stalled; /* place of the stream; -1: none */
   uint64_t done;
 } thread;
@@ -83,7 +84,8 @@ struct program {
   thread *all;
   sim *s;
   esper_core *core;
-  esper_pool *pools[2][POOLS];
+  esper_pool *pools[2]; /* of each device, for all threads and to the end   */
+  _Atomic uint64_t pool_ids; /* second halves                               */
   bool captures, slow_time, faults, no_gate, mapped;
   size_t capacity, max_split;
   pthread_mutex_t shelf_lock; /* blocks that go from thread to thread */
@@ -223,8 +225,8 @@ static bool read_elsewhere(thread *t, int on, const block *b) {
 /* ---- operations --------------------------------------------------------- */
 
 /* Before it gives up the core waits for the device and gives back all that is
- * wholly free, but what private pools keep. So if memory is there now, it was there then. A use without
- * gate may forbid the wait, and so may a capture. */
+ * wholly free, but what private pools keep. So if memory is there now, it was
+ * there then. A use without gate may forbid the wait, and so may a capture. */
 static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool) {
   program *p = t->p;
   if (p->no_gate || p->faults || p->captures || p->threads > 1) return;
@@ -267,11 +269,17 @@ static void do_malloc(thread *t) {
   /* While somebody waits for us to go on, no malloc may need the host to wait
    * for him: stay far from the limit. */
   if (t->stalled >= 0 && size > MIB) size %= MIB;
-  int pool = chance(t, 8) ? 1 + draw(t, POOLS) : 0;
+  esper_pool *pool = NULL;
+  uint64_t pool_id = 0;
+  if (chance(t, 8)) {
+    /* What a graph touches stays, and nothing says when this one goes. */
+    bool own = !t->streams[on].capturing && chance(t, 2);
+    pool = own ? t->own_pools[es.device] : p->pools[es.device];
+    pool_id = own ? t->own_pool_ids[es.device] : 1 + (uint64_t)es.device;
+  }
   if (pool && t->streams[on].capturing) t->unannounced++;
   if (pool)
-    status = esper_malloc_from(p->core, p->pools[es.device][pool - 1], size, es,
-                               &ptr);
+    status = esper_malloc_from(p->core, pool, size, es, &ptr);
   else
     status = esper_malloc(p->core, size, es, &ptr);
   p->mallocs++;
@@ -281,7 +289,7 @@ static void do_malloc(thread *t) {
     if (failure.requested != size || failure.device != es.device)
       fail("the failure's figures are of another request");
     p->ran_out++;
-    check_that_memory_ran_out(t, size, (uint64_t)pool);
+    check_that_memory_ran_out(t, size, pool_id);
     return;
   }
   if (p->faults && status != ESPER_OK) return;
@@ -757,16 +765,31 @@ static void do_stall(thread *t) {
 
 /* ---- the rest ------------------------------------------------------------ */
 
+static void make_own_pool(thread *t, int device) {
+  t->own_pool_ids[device] = ++t->p->pool_ids;
+  MUST_AT_LAST(esper_pool_create(t->p->core, device, POOL_ID, t->own_pool_ids[device],
+                                 &t->own_pools[device]),
+               "pool_create");
+}
+
+/* As MemPool goes: what is out of the pool outlives it. */
+static void let_own_pool_go(thread *t, int device) {
+  esper_core *core = t->p->core;
+  uint64_t id = t->own_pool_ids[device];
+  must(esper_pool_release(core, device, POOL_ID, id), "pool_release");
+  MUST_AT_LAST(esper_pool_empty(core, device, POOL_ID, id), "pool_empty");
+}
+
 static void do_limits(thread *t) {
   program *p = t->p;
   int device = draw(t, p->devices);
-  switch (draw(t, 6)) {
+  switch (draw(t, 7)) {
     case 0:
       MUST_AT_LAST(esper_empty_cache(p->core, device, NULL), "empty_cache");
       break;
     case 1:
       MUST_AT_LAST(esper_empty_cache(p->core, device,
-                             p->pools[device][draw(t, POOLS)]),
+                             chance(t, 2) ? p->pools[device] : t->own_pools[device]),
            "empty_cache");
       break;
     case 2:
@@ -785,6 +808,10 @@ static void do_limits(thread *t) {
                          chance(t, 3) ? ESPER_TRAIT_RENDEZVOUS : 0),
                      "stream_set_traits");
       MUST_AT_LAST(esper_trace_start(p->core, chance(t, 2) ? 100 : 0), "trace_start");
+      break;
+    case 5:
+      let_own_pool_go(t, device);
+      make_own_pool(t, device);
       break;
     default:
       if (t->capturing < 0) sim_device_synchronize(p->s, device);
@@ -960,9 +987,10 @@ static void check_the_end(program *p, bool captured) {
   }
   esper_unshare(p->core);
   p->shared = false;
-  for (int d = 0; d < p->devices; d++)
-    for (int i = 0; i < POOLS; i++) /* which keep their memory until then */
-      must(esper_pool_release(p->core, d, POOL_ID, 1 + (uint64_t)i), "pool_release");
+  for (int d = 0; d < p->devices; d++) { /* which keep their memory until then */
+    must(esper_pool_release(p->core, d, POOL_ID, 1 + (uint64_t)d), "pool_release");
+    for (int i = 0; i < p->threads; i++) let_own_pool_go(&p->all[i], d);
+  }
   for (int d = p->devices; d-- > 0;)
     MUST_AT_LAST(esper_empty_cache(p->core, d, NULL), "empty_cache");
   for (int d = 0; d < p->devices; d++)
@@ -1015,11 +1043,10 @@ static uint64_t run_program(uint64_t seed, int threads) {
   sim_on_failure(p.s, oracle_failed, NULL);
   must(esper_core_create(sim_driver(p.s), &config, &p.core), "core_create");
   core_set_clock(p.core, program_clock);
-  for (int d = 0; d < p.devices; d++)
-    for (int i = 0; i < POOLS; i++)
-      must(esper_pool_create(p.core, d, POOL_ID, 1 + (uint64_t)i,
-                             &p.pools[d][i]),
-           "pool_create");
+  for (int d = 0; d < p.devices; d++) {
+    uint64_t id = ++p.pool_ids;
+    must(esper_pool_create(p.core, d, POOL_ID, id, &p.pools[d]), "pool_create");
+  }
   pthread_mutex_init(&p.shelf_lock, NULL);
 
   stream shared[4];
@@ -1038,6 +1065,7 @@ static uint64_t run_program(uint64_t seed, int threads) {
     all[i] = (thread){.p = &p, .random = draw64(&maker), .capturing = -1,
                       .stalled = -1};
     make_streams(&all[i], shared, 4);
+    for (int d = 0; d < p.devices; d++) make_own_pool(&all[i], d);
   }
   for (int i = 1; i < threads; i++)
     if (pthread_create(&ids[i], NULL, run_thread, &all[i]))
