@@ -233,26 +233,12 @@ void seal_pool(pool_t *pool)
 
 /* ---- pools that are gone ------------------------------------------------- */
 
-/* No event stands for it; the device was synchronised. */
-static void drop_unrecorded(device_t *device, block_t *block)
-{
-  for (use_t **link = &block->uses; *link;) {
-    use_t *use = *link;
-    if (use->record) {
-      link = &use->next;
-    } else {
-      *link = use->next;
-      use_give(device, use);
-    }
-  }
-}
-
 static void settle_memory(pool_t *pool)
 {
   for (const segment_t *s = pool->device->first_segment; s; s = s->next)
     for (block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
       if (b->state == BLOCK_READY || b->state == BLOCK_PENDING)
-        drop_unrecorded(pool->device, b);
+        uses_drop_unrecorded(pool->device, b);
   for (heap_t *heap = pool->heaps; heap; heap = heap->next)
     seal_heap(heap);
   unite_sealed(pool);

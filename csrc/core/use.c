@@ -261,6 +261,38 @@ void uses_drop_captured(device_t *device, block_t *block)
   }
 }
 
+/* Until its device was synchronised: nothing says which of the streams replays are on.
+ * False: another use stands for it now. */
+static bool use_hold_for_device(block_t *block, use_t *use)
+{
+  stream_t *all = use->stream->device->all_streams;
+  use_t *same = use_on(block, all, NULL);
+  bool stays = !same || same == use;
+  if (!same) {
+    use_set_place(use, (place_t){0});
+    use->stream = all;
+    same = use;
+  }
+  use_set_record(same, NULL);
+  use_hold(same);
+  return stays;
+}
+
+void uses_drop_unrecorded(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    bool elsewhere = use->stream->device != device && RULE(RELEASE_NEEDS_COMPLETION);
+    if (use->record ||
+        (elsewhere && (use->stamp || use_hold_for_device(block, use)))) {
+      link = &use->next;
+    } else {
+      *link = use->next;
+      use_give(device, use);
+    }
+  }
+}
+
 /* Two uses become one that is held, and over when both are. Neither's own stamp
  * will do: it may be of an earlier time when that one was held. */
 static void use_hold_for_both(use_t *use, const use_t *other)

@@ -83,6 +83,9 @@ static inline void uses_drop_completed(device_t *device, block_t *block)
 
 /* What only the replays of a capture that is over still owe. */
 void uses_drop_captured(device_t *device, block_t *block);
+/* Of a pool that is gone, when its device was synchronised since: what no event stands
+ * for is over. Not so for another device's streams, which that did not wait for. */
+void uses_drop_unrecorded(device_t *device, block_t *block);
 /* `into` comes to owe what both owe; `from` owes nothing any more. */
 void uses_unite_all(device_t *device, block_t *into, block_t *from);
 static inline void uses_unite(device_t *device, block_t *into, block_t *from)

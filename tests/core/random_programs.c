@@ -74,6 +74,7 @@ typedef struct thread { /* of one program */
   uint64_t graphs_pool; /* of the graph                                     */
   esper_pool *own_pools[2]; /* of each device: they come and go             */
   uint64_t own_pool_ids[2];
+  int ran_out_on; /* device; -1: none since                                  */
   int stalled; /* place of the stream; -1: none */
   uint64_t done;
 } thread;
@@ -86,7 +87,7 @@ struct program {
   esper_core *core;
   esper_pool *pools[2]; /* of each device, for all threads and to the end   */
   _Atomic uint64_t pool_ids; /* second halves                               */
-  bool captures, slow_time, faults, no_gate, mapped;
+  bool captures, slow_time, faults, no_gate, mapped, classic_pools;
   size_t capacity, max_split;
   pthread_mutex_t shelf_lock; /* blocks that go from thread to thread */
   block shelf[16];
@@ -235,7 +236,8 @@ static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool) {
   esper_get_failure(&f);
   if (size > SIZE_MAX / 4) return;
   size_t block = (size + 511) / 512 * 512;
-  size_t segment = p->mapped           ? (block + 2 * MIB - 1) / (2 * MIB) * 2 * MIB
+  bool pages = p->mapped && (!pool || !p->classic_pools);
+  size_t segment = pages               ? (block + 2 * MIB - 1) / (2 * MIB) * 2 * MIB
                    : block <= MIB      ? 2 * MIB
                    : block < 10 * MIB ? 20 * MIB
                                       : (block + 2 * MIB - 1) / (2 * MIB) * 2 * MIB;
@@ -276,6 +278,8 @@ static void do_malloc(thread *t) {
     bool own = !t->streams[on].capturing && chance(t, 2);
     pool = own ? t->own_pools[es.device] : p->pools[es.device];
     pool_id = own ? t->own_pool_ids[es.device] : 1 + (uint64_t)es.device;
+    /* One that stays keeps what it got: it is not to have all there is. */
+    if (!own && p->capacity <= 100 * MIB && size > MIB) size %= MIB;
   }
   if (pool && t->streams[on].capturing) t->unannounced++;
   if (pool)
@@ -284,6 +288,7 @@ static void do_malloc(thread *t) {
     status = esper_malloc(p->core, size, es, &ptr);
   p->mallocs++;
   if (status == ESPER_OUT_OF_MEMORY) {
+    t->ran_out_on = es.device;
     esper_failure failure;
     esper_get_failure(&failure);
     if (failure.requested != size || failure.device != es.device)
@@ -780,6 +785,12 @@ static void let_own_pool_go(thread *t, int device) {
   MUST_AT_LAST(esper_pool_empty(core, device, POOL_ID, id), "pool_empty");
 }
 
+/* It keeps its memory from others while it is there. */
+static void replace_own_pool(thread *t, int device) {
+  let_own_pool_go(t, device);
+  make_own_pool(t, device);
+}
+
 static void do_limits(thread *t) {
   program *p = t->p;
   int device = draw(t, p->devices);
@@ -810,8 +821,7 @@ static void do_limits(thread *t) {
       MUST_AT_LAST(esper_trace_start(p->core, chance(t, 2) ? 100 : 0), "trace_start");
       break;
     case 5:
-      let_own_pool_go(t, device);
-      make_own_pool(t, device);
+      replace_own_pool(t, device);
       break;
     default:
       if (t->capturing < 0) sim_device_synchronize(p->s, device);
@@ -858,6 +868,9 @@ static void do_share(thread *t) {
   if (!p->mapped || p->captures || (p->threads == 1 && !p->faults && !p->no_gate)) return;
   if (chance(t, 3)) esper_unshare(p->core);
   if (!b || b->owner < 0 || !is_usable(&t->streams[b->owner]) || t->stalled >= 0) return;
+  esper_block_info info;
+  must(esper_find_block(p->core, b->ptr, &info), "find_block");
+  if (!info.mapped && p->classic_pools) return;
   if (esper_share(p->core, b->ptr, &address, &pages, &count) != ESPER_OK) {
     if (!p->faults) fail("a block cannot be shared: %s", esper_last_error());
     return;
@@ -877,6 +890,8 @@ static void do_share(thread *t) {
 
 static void operation(thread *t) {
   int kind = draw(t, 100);
+  if (t->ran_out_on >= 0 && chance(t, 2)) replace_own_pool(t, t->ran_out_on);
+  t->ran_out_on = -1;
   /* Programs breathe: they grow for a while, then shrink. */
   int mallocs = (t->done / 512) % 2 ? 22 : 32;
   if (kind < mallocs) do_malloc(t);
@@ -1011,7 +1026,8 @@ static void check_the_end(program *p, bool captured) {
 
 static uint64_t run_program(uint64_t seed, int threads) {
   program p = {.seed = seed, .threads = threads};
-  thread maker = {.p = &p, .random = seed, .capturing = -1, .stalled = -1};
+  thread maker = {.p = &p, .random = seed, .capturing = -1, .stalled = -1,
+                  .ran_out_on = -1};
   current = &maker;
   p.devices = 1 + chance(&maker, 3);
   p.captures = chance(&maker, 3);
@@ -1034,7 +1050,9 @@ static uint64_t run_program(uint64_t seed, int threads) {
   esper_config config = {
       .reuse_order = (esper_reuse_order)draw(&maker, 3),
       .max_split_size = chance(&maker, 4) ? 20 * MIB : 0,
+      .segments = chance(&maker, 4) ? ESPER_SEGMENTS_AUTO : ESPER_SEGMENTS_MAPPED,
   };
+  p.classic_pools = config.segments == ESPER_SEGMENTS_AUTO;
   p.max_split = config.max_split_size;
   p.operations = 500 + draw64(&maker) % 12000;
   if (threads > 1) p.operations = 1000 + draw64(&maker) % 4000;
@@ -1063,7 +1081,7 @@ static uint64_t run_program(uint64_t seed, int threads) {
   if (!all || !ids) fail("no host memory");
   for (int i = 0; i < threads; i++) {
     all[i] = (thread){.p = &p, .random = draw64(&maker), .capturing = -1,
-                      .stalled = -1};
+                      .stalled = -1, .ran_out_on = -1};
     make_streams(&all[i], shared, 4);
     for (int d = 0; d < p.devices; d++) make_own_pool(&all[i], d);
   }

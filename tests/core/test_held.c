@@ -140,3 +140,77 @@ TEST(the_host_waits_for_no_other_device_with_rendezvous_work) {
   CHECK(world_malloc(&w, 12 * MIB, r) == x);
   world_end(&w);
 }
+
+/* Device 1 is not waited for: something there spins until `stop_spinning`. */
+static esper_stream start_spinning(void) {
+  esper_stream spinning = world_stream(&w, 1);
+  CHECK_OK(esper_stream_set_traits(w.core, spinning, ESPER_TRAIT_RENDEZVOUS));
+  sim_wait_flag(w.s, 1, spinning.handle, 0);
+  return spinning;
+}
+
+static void stop_spinning(esper_stream spinning) {
+  sim_raise_flag(w.s, 0, w.stream[0].handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  CHECK_OK(esper_stream_set_traits(w.core, spinning, 0));
+}
+
+static int64_t reserved(void) {
+  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
+}
+
+/* That its own device was waited for says nothing of another's streams. */
+static void let_the_pool_go(void) {
+  esper_stream spinning = start_spinning();
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  CHECK_OK(esper_pool_empty(w.core, 0, 1, 0));
+  CHECK_EQ(reserved(), 12 * MIB);
+  world_check(&w);
+  stop_spinning(spinning);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+}
+
+TEST(a_pool_that_is_gone_keeps_what_another_device_reads) {
+  begin_with_two_devices();
+  esper_stream r = w.stream[0], far = world_mortal(&w, 1);
+  esper_pool *pool;
+  void *x;
+  CHECK_OK(esper_pool_create(w.core, 0, 1, 0, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 12 * MIB, r, &x));
+  sim_owner_begin(w.s, x, 12 * MIB, 0, r.handle);
+  world_record_stream(&w, x, far);
+  world_read_on(&w, far, x, r);
+  world_free(&w, x);
+  let_the_pool_go();
+  world_end(&w);
+}
+
+static int any_stream(void *context, void *handle) {
+  (void)context, (void)handle;
+  return 1;
+}
+
+/* Which stream replays are on is not known: any of that device. */
+TEST(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device) {
+  begin_with_two_devices();
+  esper_stream r = w.stream[0], far = world_stream(&w, 1), farther = world_stream(&w, 1);
+  esper_stream on = world_stream(&w, 1);
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, any_stream, NULL));
+  sim_capture_begin(w.s, 0, r.handle);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_read_on(&w, far, x, r);
+  world_use(&w, x, far, 0);
+  world_read_on(&w, farther, x, r);
+  world_use(&w, x, farther, 0);
+  world_free(&w, x);
+  world_wait(&w, r, far);
+  world_wait(&w, r, farther);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+  sim_graph_launch(w.s, graph, 1, on.handle);
+  sim_graph_destroy(w.s, graph);
+  let_the_pool_go();
+  world_end(&w);
+}
