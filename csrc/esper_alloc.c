@@ -22,11 +22,18 @@ static atomic_bool record_stream_visible;
 
 /* ---- the core ---------------------------------------------------------- */
 
+/* PyTorch's option by which NCCL registers all segments: it follows classic ones only. */
+static bool nccl_registers_segments(void)
+{
+  const char *given = getenv("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK");
+  return given && *given && strchr("1yYtT", *given);
+}
+
 static esper_status segments_from_environment(esper_config *config)
 {
   const char *kind = getenv("ESPER_ALLOC_SEGMENTS");
   if (!kind || !*kind)
-    config->segments = ESPER_SEGMENTS_AUTO;
+    config->segments = nccl_registers_segments() ? ESPER_SEGMENTS_CLASSIC : ESPER_SEGMENTS_AUTO;
   else if (strcmp(kind, "classic") == 0)
     config->segments = ESPER_SEGMENTS_CLASSIC;
   else if (strcmp(kind, "mapped") == 0)

@@ -120,7 +120,8 @@ enum {
 
 /* Where memory comes from. Segments of both kinds may stand side by side. */
 typedef enum esper_segments {
-  ESPER_SEGMENTS_AUTO = 0,   /* mapped where the device can, else classic      */
+  ESPER_SEGMENTS_AUTO = 0,   /* mapped where the device can, else classic; in
+                                pools made by esper_pool_create classic        */
   ESPER_SEGMENTS_CLASSIC = 1, /* one allocation each, of a fixed size          */
   ESPER_SEGMENTS_MAPPED = 2  /* reserved addresses, with pages where they are
                                 needed; classic ones where the device cannot   */
@@ -630,6 +631,7 @@ typedef struct esper_segment_entry {
   int mapped; /* pages mapped into a reserved range */
   void *stream;
   uint64_t pool[2];
+  uint64_t birth; /* orders a device's segments; the stretches of a mapped one share it */
   size_t first_block, block_count; /* into blocks */
 } esper_segment_entry;
 

@@ -355,10 +355,13 @@ static esper_status grow_mapped(heap_t *heap, size_t size, bool large, block_t *
 
 /* ---- which kind -------------------------------------------------------- */
 
+/* Others register the memory of a created pool segment by segment, and hear of no pages:
+ * it has these only if asked for. */
 static bool wants_pages(const pool_t *pool)
 {
-  return !pool->source.obtain &&
-         config_of(pool->device->core)->as_given.segments != ESPER_SEGMENTS_CLASSIC;
+  esper_segments segments = config_of(pool->device->core)->as_given.segments;
+  return !pool->source.obtain && segments != ESPER_SEGMENTS_CLASSIC &&
+         (segments == ESPER_SEGMENTS_MAPPED || !pool->created);
 }
 
 size_t grow_size(const pool_t *pool, size_t size)

@@ -276,7 +276,10 @@ esper_status esper_pool_create(esper_core *core, int index, uint64_t first, uint
   if (status != ESPER_OK)
     return status;
   lock(&device->lock);
+  bool created = !pool_find(device, first, second);
   *pool = pool_refer(device, first, second);
+  if (*pool)
+    (*pool)->created |= created;
   unlock(&device->lock);
   return *pool ? ESPER_OK : no_host_memory();
 }

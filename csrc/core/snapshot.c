@@ -100,6 +100,7 @@ static void add_stretch(const block_t *first, esper_snapshot *snapshot)
       .mapped = s->pages != NULL,
       .stream = heap->stream->handle,
       .pool = {heap->pool->id[0], heap->pool->id[1]},
+      .birth = s->sequence,
       .first_block = snapshot->block_count,
   };
   for (const block_t *b = first; b && block_is_mapped(b); b = b->next) {

@@ -328,6 +328,7 @@ struct esper_pool {
   bool checkpointed; /* for a tree of graphs, which touch all of its memory   */
   uint64_t released; /* what of all streams' work was there when the last
                         reference went, or the last block after that          */
+  bool created;      /* by its own call, not by what first allocates to it    */
   bool use_on_oom;   /* serves the default pool's requests when memory is short */
   bool no_split;     /* a segment is one block                                */
   esper_source source; /* all zero: the driver                                */

@@ -3,7 +3,9 @@
 #include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAAllocatorConfig.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 
 #include "allocator.h"
@@ -71,6 +73,8 @@ SegmentInfo convert(
   to.is_large = from.large != 0;
   to.is_expandable = from.mapped != 0;
   to.owner_private_pool_id = {from.pool[0], from.pool[1]};
+  to.registration_counter = static_cast<int32_t>(
+      std::min<uint64_t>(from.birth, std::numeric_limits<int32_t>::max()));
   to.context_when_allocated = context_of_segment(from.device, from.address);
   to.blocks.reserve(from.block_count);
   for (size_t i = 0; i < from.block_count; ++i) {

@@ -13,6 +13,8 @@
 #include "world.h"
 
 enum { DEVICES = 2, LIVE = 64, CAPACITY = 64 };
+/* By name, so that created pools have them, too; classic where the device cannot. */
+static const esper_config CONFIG = {.segments = ESPER_SEGMENTS_MAPPED};
 
 typedef struct live {
   void *ptr;
@@ -528,7 +530,7 @@ static bool run(sim_call call, uint64_t nth, esper_status status, bool sticky,
     sim_fail_calls_from(s, call, nth, status);
   else
     sim_fail_call(s, call, nth, status);
-  if (esper_core_create(sim_driver(s), NULL, &core) != ESPER_OK) {
+  if (esper_core_create(sim_driver(s), &CONFIG, &core) != ESPER_OK) {
     EXPECT(!core && sim_faults(s) > 0);
     sim_destroy(s);
     return true;
@@ -699,7 +701,7 @@ TEST(the_scenario_calls_everything) {
     s = sim_create(&options);
     sim_on_failure(s, oracle_failed, NULL);
     block_count = 0;
-    CHECK_OK(esper_core_create(sim_driver(s), NULL, &core));
+    CHECK_OK(esper_core_create(sim_driver(s), &CONFIG, &core));
     scenario();
     while (block_count) put(blocks[0].ptr);
     esper_core_destroy(core);

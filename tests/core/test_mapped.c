@@ -11,7 +11,8 @@ static void begin_with(size_t mib, const esper_config *config) {
                          .completion = SIM_WHEN_TOLD,
                          .virtual_memory = 1,
                          .capacity = mib * MIB};
-  esper_config pages_of_20_mib = {.large_segment_size = 20 * MIB};
+  esper_config pages_of_20_mib = {.large_segment_size = 20 * MIB,
+                                  .segments = ESPER_SEGMENTS_MAPPED};
   world_begin_with(&w, &options, config ? config : &pages_of_20_mib);
   r = w.stream[0];
   s = w.stream[1];
@@ -136,6 +137,43 @@ TEST(classic_segments_are_to_be_had) {
 
 /* A program with a bit of everything; how often each function of the driver was
  * called. */
+static int any_stream(void *context, void *handle) {
+  (void)context, (void)handle;
+  return 1;
+}
+
+/* Whoever creates a pool may have its segments registered elsewhere, which cannot follow
+ * pages; a pool that a capture makes has them. */
+TEST(created_pools_have_classic_segments_unless_mapped_ones_are_asked_for) {
+  for (int asked = 0; asked < 2; asked++) {
+    esper_config config = {.segments = asked ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_AUTO};
+    begin_with(256, &config);
+    esper_pool *pool, *again;
+    void *p, *q;
+    CHECK_OK(esper_pool_create(w.core, 0, 0, 1, &pool));
+    CHECK_OK(esper_malloc_from(w.core, pool, 5 * MIB, r, &p));
+    sim_owner_begin(w.s, p, 5 * MIB, 0, r.handle);
+    CHECK_EQ(reserved(), asked ? 6 : 20);
+    CHECK_OK(esper_pool_begin(w.core, 0, 2, 0, any_stream, NULL));
+    CHECK_OK(esper_pool_create(w.core, 0, 2, 0, &again)); /* there already */
+    CHECK_OK(esper_malloc_from(w.core, again, 5 * MIB, r, &q));
+    sim_owner_begin(w.s, q, 5 * MIB, 0, r.handle);
+    CHECK_OK(esper_pool_end(w.core, 0, 2, 0, NULL));
+    CHECK_EQ(reserved(), asked ? 12 : 26);
+    esper_snapshot snapshot;
+    CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
+    CHECK_EQ(snapshot.segment_count, 2);
+    for (int i = 0; i < 2; i++) { /* by birth, which is all that orders them the same
+                                     in every process */
+      const esper_segment_entry *s = &snapshot.segments[i];
+      CHECK_EQ(s->mapped, asked || s->pool[0] == 2);
+      CHECK_EQ(s->birth < snapshot.segments[!i].birth, s->pool[0] == 0);
+    }
+    esper_snapshot_free(&snapshot);
+    end();
+  }
+}
+
 static void count_calls(int virtual_memory, esper_segments kind, uint64_t *counts) {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,

@@ -14,6 +14,9 @@ static void fail(void *context, const char *report) {
 
 void world_begin_with(world *w, const sim_options *options,
                       const esper_config *config) {
+  /* By name, so that created pools have them, too. */
+  esper_config mapped = {.segments = ESPER_SEGMENTS_MAPPED};
+  if (!config && options->virtual_memory) config = &mapped;
   memset(w, 0, sizeof *w);
   w->s = sim_create(options);
   CHECK(w->s);

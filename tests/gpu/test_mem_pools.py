@@ -96,6 +96,16 @@ def test_memory_in_hand_is_waited_for() -> None:
     assert found == {"wrong": 0, "refused": 0}
 
 
+@pytest.mark.parametrize("kind", ["", "mapped"])
+def test_nccl_registers_a_pool(kind: str) -> None:
+    native = run_program("mem_pools", NATIVE, "registered_with_nccl")
+    found = ours("registered_with_nccl", {"ESPER_ALLOC_SEGMENTS": kind})
+    assert found["wrong"] == native["wrong"] == 0
+    assert found["left"] == native["left"]
+    if not kind:
+        assert found == native
+
+
 def test_addresses_repeat_from_run_to_run() -> None:
     runs = [ours("addresses") for _ in range(4)]
     assert all(run == runs[0] for run in runs[1:])

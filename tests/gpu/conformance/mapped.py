@@ -30,7 +30,6 @@ OTHER_SIZES = {
     "hooks-the_profilers_totals",
     "devices-figures_of_each_device",
     "devices-snapshots_of_both",
-    "pools-a_pool_without_splitting",
     "uncached-0-nothing_is_cached",
     "max_split-figures_of_some_sizes",
     "max_split-oversize_blocks",
@@ -59,7 +58,6 @@ OTHER_ACTIONS = {
     "history-starting_again_keeps_or_clears",
     "history-actions_that_are_left_out",
     "history-a_use_that_is_over_later",
-    "pools-the_trace_names_the_pool",
 }
 
 #: A wholly free classic segment moves to the stream that wants it; pages of a mapped one

@@ -91,6 +91,22 @@ int expandable_sizes(int device, long long* out) {
   return take(rows, out);
 }
 
+// Rows of: the address, bytes, the number by which NCCL orders its registration, 0.
+int segments_of_pool(long long first, long long second, long long* out) {
+  std::vector<std::vector<long long>> rows;
+  const auto snapshot = native::snapshot(
+      {static_cast<c10::CaptureId_t>(first),
+       static_cast<c10::CaptureId_t>(second)});
+  for (const auto& one : snapshot.segments) {
+    rows.push_back(
+        {static_cast<long long>(one.address),
+         static_cast<long long>(one.total_size),
+         one.registration_counter,
+         0});
+  }
+  return take(rows, out);
+}
+
 // -1: it raised.
 int use_count(int device, long long first, long long second) {
   try {

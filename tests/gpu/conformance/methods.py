@@ -141,3 +141,20 @@ def how_often_a_pool_is_used() -> Any:
     with torch.cuda.use_mem_pool(pool):
         answer.append(count())
     return [*answer, count() == pool.use_count()]
+
+
+@scenario()
+def segments_are_numbered_by_their_birth() -> Any:
+    """The numbers by which NCCL orders its registration, the same in every rank."""
+    pool = torch.cuda.MemPool()
+    sizes = (30, 12, 42, 0.5, 18)
+    with torch.cuda.use_mem_pool(pool):
+        live = [bytes_of(int(size * MiB)) for size in sizes]
+    rows = rows_of(library().segments_of_pool, *map(ctypes.c_longlong, pool.id))
+    rows.sort(key=lambda row: row[2])
+    places = {address: i for i, (address, *_) in enumerate(rows)}
+    return [
+        [size for _, size, _, _ in rows],
+        all(number >= 0 for _, _, number, _ in rows),
+        [places.get(x.data_ptr()) for x in live],
+    ]

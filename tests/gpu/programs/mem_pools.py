@@ -10,6 +10,7 @@ import gc
 import random
 import re
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -490,6 +491,44 @@ def memory_in_hand() -> dict[str, Any]:
                 pool = torch.cuda.MemPool()
             torch.cuda.empty_cache()
     return {"wrong": wrong, "refused": refused}
+
+
+# NCCL
+
+
+@scenario
+def registered_with_nccl() -> dict[str, Any]:
+    """A pool's segments are registered in the order of their birth, those that come later
+    when they come, and those that go leave the registration."""
+    import torch.distributed as dist
+
+    with tempfile.NamedTemporaryFile() as file:
+        dist.init_process_group(
+            "nccl", init_method=f"file://{file.name}", rank=0, world_size=1,
+            device_id=torch.device("cuda", 0),
+        )
+        backend = dist.group.WORLD._get_backend(torch.device("cuda"))
+        wrong, kinds = 0, []
+        for allocator in (None, backend.mem_allocator):
+            pool = torch.cuda.MemPool(allocator) if allocator else torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool):
+                early = [memory(30).fill_(1), memory(0.5).fill_(2)]
+            backend.register_mem_pool(pool)
+            with torch.cuda.use_mem_pool(pool):
+                late = [memory(40).fill_(3), memory(3).fill_(4)]
+            for value, x in enumerate(early + late, 1):
+                dist.all_reduce(x)
+                wrong += wrong_elements(x, value)
+            del x
+            kinds.append([s["is_expandable"] for s in segments(pool)])
+            del early
+            backend.deregister_mem_pool(pool)
+            late.clear()
+            del pool
+        torch.cuda.empty_cache()
+        left = reserved()
+        dist.destroy_process_group()
+    return {"wrong": wrong, "expandable": kinds, "left": left}
 
 
 # Addresses
