@@ -237,13 +237,14 @@ struct shared {
 };
 
 struct segment {
-  /* Read by every malloc and free of a block there. */
-  ON_ITS_OWN_LINE heap_t *heap;
+  /* Read by every malloc and free of a block there. The first word is the arena's once the
+   * segment has gone; who frees twice may still read the others. */
+  ON_ITS_OWN_LINE size_t bytes; /* of the memory there; of a classic segment its size */
+  heap_t *heap;
   device_t *device;
   page_t *pages;     /* by granule; NULL: a classic segment                   */
   uint64_t sequence; /* of its birth: orders blocks the same in every run     */
   uint64_t used_at;  /* device->large_requests when memory of it was last freed   */
-  size_t bytes;      /* of the memory there; of a classic segment its size    */
   bool large;
   bool oversize; /* counted as such */
   bool captured; /* handed out inside a capture: replays may touch it         */

@@ -9,6 +9,7 @@
 #include "../../csrc/core/checkpoint.h"
 #include "../../csrc/core/core.h"
 #include "../../csrc/core/ledger.h"
+#include "../../csrc/core/map.h"
 #include "../../csrc/core/pool.h"
 #include "../../csrc/core/stream.h"
 #include "world.h"
@@ -143,6 +144,17 @@ TEST(freeing_twice_is_an_error) {
   world_free(&w, p);
   CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
   CHECK_EQ(kept(r), 1);
+  end();
+}
+
+/* The map is read without a lock: the segment may go before the block is looked at. */
+TEST(freeing_twice_is_an_error_beside_a_release) {
+  begin();
+  void *p = world_malloc(&w, 30 * MIB, r);
+  block_t *block = map_find(w.core->map, (uintptr_t)p); /* as far as the second free got */
+  world_free(&w, p);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(!front_free(block, (uintptr_t)p));
   end();
 }
 
