@@ -273,14 +273,16 @@ segment_t *map_find_segment(map_t *map, uintptr_t address)
 
 /* ---- checking -------------------------------------------------------------- */
 
-size_t map_bytes(const map_t *map)
+size_t map_bytes(map_t *map)
 {
+  lock(&map->lock);
   const directory_t *directory = atomic_load(&map->directory);
   size_t bytes = sizeof *map + map->segment_capacity * sizeof *map->segments;
   for (size_t i = 0; i < directory->capacity && directory->chunk[i]; i++)
     bytes += CHUNK * sizeof(bucket_t);
   for (; directory; directory = directory->older)
     bytes += sizeof *directory + directory->capacity * sizeof directory->chunk[0];
+  unlock(&map->lock);
   return bytes;
 }
 

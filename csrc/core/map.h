@@ -26,7 +26,7 @@ void map_remove_segment(map_t *map, segment_t *segment);
  * returns, unless the caller knows that the address is live. */
 segment_t *map_find_segment(map_t *map, uintptr_t address);
 
-size_t map_bytes(const map_t *map);
+size_t map_bytes(map_t *map);
 bool map_is_valid(map_t *map);
 
 #endif
