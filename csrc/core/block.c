@@ -6,6 +6,7 @@
 #include "map.h"
 #include "stream.h"
 #include "use.h"
+#include "waits.h"
 
 block_t *block_make(device_t *device, segment_t *segment, uintptr_t address, size_t size)
 {
@@ -100,6 +101,7 @@ bool block_is_valid(const block_t *block)
          (block_is_mapped(block) || (segment->pages && !block->uses &&
                                      (block->state != BLOCK_HOLE || !block->stamp))) &&
          (block->state != BLOCK_LIVE || block->requested <= block->size) &&
+         (block->state != BLOCK_PENDING || waits_are_valid(block)) &&
          /* whoever claimed it may be at work on its uses */
          (block->state == BLOCK_CLAIMED || uses_are_valid(block));
 }

@@ -9,6 +9,7 @@
 #include "stats.h"
 #include "trace.h"
 #include "use.h"
+#include "waits.h"
 
 static device_t *device_of(const block_t *block)
 {
@@ -30,28 +31,6 @@ void free_blocks_satisfied(block_t *block)
   trace_add_block(device_of(block), ESPER_TRACE_FREE_COMPLETED, block, block->requested);
   block->counted_active = false;
   block->requested = 0;
-}
-
-/* Nobody looks for a gate where every pending block is barred. */
-static void count_barred(heap_t *heap, block_t *block, bool barred)
-{
-  size_t *count = &heap->barred[block->segment->large];
-  *count = *count - block->barred + barred;
-  block->barred = barred;
-}
-
-static bool is_barred(const block_t *block)
-{
-  const stream_t *home = block->segment->heap->stream;
-  for (const use_t *use = block->uses; use; use = use->next)
-    if (use_is_barred(use) && !use_is_satisfied(use, home))
-      return true;
-  return false;
-}
-
-bool free_blocks_all_barred(const heap_t *heap, bool large)
-{
-  return heap->barred[large] == heap->pending[large].count;
 }
 
 static void append_pending(heap_t *heap, block_t *block)
@@ -88,7 +67,7 @@ static void add_pending(block_t *block)
   insert(block, heap->pending, BLOCK_PENDING);
   append_pending(heap, block);
   block->barred = false;
-  count_barred(heap, block, is_barred(block));
+  waits_note(heap, block);
 }
 
 void free_blocks_claim(block_t *block)
@@ -97,7 +76,7 @@ void free_blocks_claim(block_t *block)
   core_assert(block->state != BLOCK_READY || front_is_shut(block->segment->heap));
   bins_remove(bins_of(block), block);
   if (block->state == BLOCK_PENDING) {
-    count_barred(block->segment->heap, block, false);
+    waits_forget(block->segment->heap, block);
     remove_pending(block->segment->heap, block);
   }
   if (block_counts_as_split(block))
@@ -168,14 +147,17 @@ void free_blocks_promote(heap_t *heap)
   if (heap->seen_epoch == epoch)
     return;
   heap->seen_epoch = epoch;
+  if (!waits_may_be_over(heap))
+    return;
+  waits_begin(heap);
   for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
     newer = block->newer;
     if (is_satisfied_at_home(block)) {
       count_spared(heap, block);
       free_blocks_claim(block);
       free_blocks_add(block);
-    } else if (block->barred) {
-      count_barred(heap, block, is_barred(block));
+    } else {
+      waits_note(heap, block);
     }
   }
 }
@@ -244,7 +226,7 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
 {
   const bins_t *bins = &heap->pending[large];
   const config_t *config = config_of(heap->pool->device->core);
-  if (!at_free_too && free_blocks_all_barred(heap, large))
+  if (!at_free_too && waits_are_barred(heap, large))
     return NULL;
   for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
     if (fits(config, b, size) && may_be_gated(b, reader, at_free_too))
@@ -296,7 +278,7 @@ run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_
   search_t search = {.config = config_of(heap->pool->device->core), .reader = reader,
                      .size = size, .at_free_too = at_free_too, .left = MOST};
   uintptr_t begin = 0, end = 0; /* where the search has just been */
-  if (!heap->pending[large].count || (!at_free_too && free_blocks_all_barred(heap, large)))
+  if (!heap->pending[large].count || (!at_free_too && waits_are_barred(heap, large)))
     return search.best;
   for (block_t *b = heap->oldest_pending; b && search.left > 0; b = b->newer) {
     if (b->segment->large != large && ++passed_over > 4 * MOST)

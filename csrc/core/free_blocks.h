@@ -41,10 +41,6 @@ block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, siz
  * `at_free_too`, on uses that end with a free as well. */
 bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too);
 
-/* Whether every pending block owes a use that bars gates, or there is none: then it is
- * no use to look for one that a stream may be gated on, unless at_free_too. */
-bool free_blocks_all_barred(const heap_t *heap, bool large);
-
 /* The pending block that fits best of those that a stream may be gated on. */
 block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
                                    size_t size, bool large, bool at_free_too);

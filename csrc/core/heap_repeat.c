@@ -5,6 +5,7 @@
 #include "record.h"
 #include "segment.h"
 #include "use.h"
+#include "waits.h"
 
 /* ---- the choice ---------------------------------------------------------- */
 
@@ -119,7 +120,7 @@ static run_t best_range(const request_t *q)
     return best_of_all(q);
   if (ready.first)
     consider(q, &best, ready);
-  if (free_blocks_all_barred(q->heap, q->large))
+  if (waits_are_barred(q->heap, q->large))
     return best;
   for (block_t *b = q->heap->oldest_pending; b; b = b->newer)
     if (!is_out_of_question(q, b)) {

@@ -198,7 +198,7 @@ struct block {
   uint8_t state;          /* a block_state; see block_set_state               */
   union {
     bool plain;           /* live: at home, outside captures, not oversize    */
-    bool barred;          /* pending: counted in heap->barred                 */
+    bool barred;          /* pending: counted in heap->waits.barred           */
   };
   bool withheld;          /* free, but nobody's until its pool is sealed      */
   bool counted_active;    /* in the statistics, as active                     */
@@ -298,6 +298,21 @@ typedef struct front {
   block_t *block[FRONT_SLOTS][FRONT_DEPTH];
 } front_t;
 
+enum { WAITS = 8 }; /* streams; with more of them every pending block is looked at */
+
+/* No pending block of the heap waits for an earlier event of the stream. */
+typedef struct awaited {
+  const stream_t *stream;
+  uint64_t from;
+} awaited_t;
+
+typedef struct waits {
+  size_t barred[2]; /* by size class: blocks that owe a use which bars gates    */
+  unsigned count;
+  bool unknown; /* some wait for something else                                */
+  awaited_t on[WAITS];
+} waits_t;
+
 struct heap {
   front_t front;
   pool_t *pool;
@@ -311,7 +326,7 @@ struct heap {
                        reference                                              */
   bins_t ready[2];  /* by size class: small, large                            */
   bins_t pending[2];
-  size_t barred[2]; /* pending ones that owe a use which bars gates            */
+  waits_t waits;    /* of the pending ones                                    */
   block_t *oldest_pending, *newest_pending;
   uint64_t seen_epoch; /* core->epoch when the pending blocks were last read  */
   unsigned borrowed; /* small blocks of other heaps, since it was to grow instead */

@@ -180,6 +180,46 @@ TEST(what_was_barred_is_gated_on_when_that_use_is_over) {
   end();
 }
 
+/* What waits for the same event is ready as soon as somebody was gated on it. */
+TEST(who_shares_a_mark_is_ready_together) {
+  begin();
+  void *p[5];
+  for (int i = 0; i < 5; i++) p[i] = world_malloc(&w, 2 * MIB, r);
+  for (int i = 0; i < 4; i++) world_read_on(&w, s, p[i], r);
+  CHECK_OK(esper_record_use(w.core, (const void *const *)p, 4, s, 0, NULL));
+  for (int i = 0; i < 4; i++) world_free(&w, p[i]);
+  CHECK(world_malloc(&w, 2 * MIB, r) == p[0]);
+  world_check(&w); /* nothing that is ready counts as pending */
+  CHECK(world_malloc(&w, 6 * MIB, r) == p[1]);
+  read_gates(0);
+  CHECK_EQ(count, 1);
+  end();
+}
+
+/* More streams than a heap knows numbers of. */
+TEST(each_of_many_streams_is_heard_of) {
+  enum { STREAMS = WAITS + 4 };
+  begin();
+  esper_stream reader[STREAMS];
+  void *p[STREAMS];
+  for (int i = 0; i < STREAMS; i++) {
+    reader[i] = world_stream(&w, 0);
+    p[i] = world_malloc(&w, 12 * MIB, r);
+  }
+  for (int i = 0; i < STREAMS; i++) {
+    world_read_on(&w, reader[i], p[i], r);
+    world_use(&w, p[i], reader[i], ESPER_USE_NO_GATE);
+    world_free(&w, p[i]);
+  }
+  world_run(&w, r);
+  for (int i = STREAMS - 1; i >= 0; i--) {
+    world_run(&w, reader[i]);
+    CHECK(world_malloc(&w, 12 * MIB, r) == p[i]);
+    world_check(&w);
+  }
+  end();
+}
+
 TEST(traits_are_checked_and_can_be_taken_back) {
   begin();
   CHECK_STATUS(esper_stream_set_traits(w.core, s, 2), ESPER_INVALID);

@@ -68,21 +68,40 @@ static void marked_pair(void) {
 }
 
 /* What w.stream[2] reads, which waits for a flag. */
-static void hold_up(void) {
+static void make_pending(bool marked) {
   enum { MANY = 1000 };
   static void *blocks[MANY];
   sim_wait_flag(w.s, 0, w.stream[2].handle, 1);
   for (int i = 0; i < MANY; i++) blocks[i] = world_malloc(&w, 64 * KIB, w.stream[3]);
   for (int i = 0; i < MANY; i++) {
-    world_record_stream(&w, blocks[i], w.stream[2]);
+    if (marked)
+      world_use(&w, blocks[i], w.stream[2], 0);
+    else
+      world_record_stream(&w, blocks[i], w.stream[2]);
     world_free(&w, blocks[i]);
   }
 }
+
+static void hold_up(void) { make_pending(false); }
+static void mark_and_free(void) { make_pending(true); }
 
 /* Nothing is free but what no stream may be made to wait for. */
 static void malloc_beside_pending(void) {
   void *p;
   esper_malloc(w.core, 64 * KIB, w.stream[3], &p);
+}
+
+/* The same while events of a stream complete that has nothing to do with them. */
+static void malloc_beside_news(void) {
+  const void *live = kept[0];
+  esper_record_use(w.core, &live, 1, w.stream[5], 0, NULL);
+  esper_retire(w.core, 0);
+  malloc_beside_pending();
+}
+
+static void hold_up_and_keep_one(void) {
+  kept[0] = world_malloc(&w, 1 * MIB, w.stream[4]);
+  hold_up();
 }
 
 static const struct step {
@@ -99,6 +118,10 @@ static const struct step {
     {"a malloc, a mark on another stream and a free", marked_pair, 4700, NULL},
     {"a malloc beside 1,000 blocks that are held up", malloc_beside_pending, 2200,
      hold_up},
+    {"the same, a mark on another stream and its end", malloc_beside_news, 4800,
+     hold_up_and_keep_one},
+    {"a malloc that gates on one of 1,000 blocks", malloc_beside_pending, 4350,
+     mark_and_free},
 };
 
 /* ---- counting --------------------------------------------------------------- */
