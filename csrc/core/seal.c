@@ -6,6 +6,7 @@
 #include "segment.h"
 #include "stream.h"
 #include "use.h"
+#include "waits.h"
 
 /* ---- waiting ------------------------------------------------------------ */
 
@@ -237,8 +238,11 @@ static void settle_memory(pool_t *pool)
 {
   for (const segment_t *s = pool->device->first_segment; s; s = s->next)
     for (block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
-      if (b->state == BLOCK_READY || b->state == BLOCK_PENDING)
+      if (b->state == BLOCK_READY || b->state == BLOCK_PENDING) {
         uses_drop_unrecorded(pool->device, b);
+        if (b->state == BLOCK_PENDING)
+          waits_note(s->heap, b);
+      }
   for (heap_t *heap = pool->heaps; heap; heap = heap->next)
     seal_heap(heap);
   unite_sealed(pool);

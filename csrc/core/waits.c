@@ -93,16 +93,23 @@ void waits_begin(heap_t *heap)
   heap->waits.unknown = false;
 }
 
-/* What has changed since the heap looked is nobody's mistake. */
+/* That one of its uses is over shows a moment before the epoch does, so what is asked is
+ * whether the heap would hear of it. */
+static bool is_awaited(const heap_t *heap, const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    for (unsigned i = 0; use->record && i < heap->waits.count; i++)
+      if (heap->waits.on[i].stream == use->stream &&
+          heap->waits.on[i].from <= use->record->number)
+        return true;
+  return false;
+}
+
 bool waits_are_valid(const block_t *block)
 {
   const heap_t *heap = block->segment->heap;
   const use_t *use = awaited_use(block);
   bool barred = use && use_is_barred(use);
-  bool current = heap->seen_epoch == atomic_load(&heap->pool->device->core->epoch);
-  if (barred && !block->barred)
-    return false;
-  if (!current || block->withheld || heap->capture)
-    return true;
-  return use && barred == block->barred;
+  return (block->barred || !barred) &&
+         (block->withheld || heap->waits.unknown || is_awaited(heap, block));
 }
