@@ -23,7 +23,7 @@ ANNOTATE = 9  # of c10::CachingDeviceAllocator::TraceEntry::Action
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    sys.path.append(str(HERE.parents[1] / "shim"))
+    sys.path.insert(0, str(HERE.parents[1] / "shim"))  # before the package of that name
     import build
 
     package = Path(torch.__file__).parent
