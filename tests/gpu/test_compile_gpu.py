@@ -410,7 +410,7 @@ def test_pending_uses_stand_in_snapshots_that_viewers_read():
         torch.cuda.memory._record_memory_history(context=None)
         """,
         SIDE,
-        PENDING,
+        PENDING.replace("cycles(0.5)", "cycles(4)"),  # the viewers take their time
         """
         z = bytes_of(64)
         from torch.cuda import _memory_viz

@@ -36,6 +36,7 @@ from esper_alloc.validation import fused_validation_batch, process_fused_val_bat
 
 CONFIGS = 4
 DELAY_MS = 10.0
+LONG_DELAY_MS = 50.0  # where the host must come first whatever else it has to do
 MIB = 1 << 20
 
 # --- race ---------------------------------------------------------------------
@@ -111,7 +112,7 @@ class Race:
         self.targets.fill_(value)
         batch = self.batch(value)
         address = batch.data_ptr()
-        sleep(self.side, DELAY_MS)
+        sleep(self.side, LONG_DELAY_MS if self.how == "original" else DELAY_MS)
         if self.how == "kept":
             # Neither stream's work is marked; the list keeps what it reads.
             kept = [batch.to("cuda", non_blocking=True), self.targets]
