@@ -31,12 +31,12 @@ from typing import Any
 
 import torch
 from device import other_streams, report, sleep, use_allocator, warm_up
+from driver import wait_for_value
 
 from esper_alloc.validation import fused_validation_batch, process_fused_val_batch
 
 CONFIGS = 4
 DELAY_MS = 10.0
-LONG_DELAY_MS = 50.0  # where the host must come first whatever else it has to do
 MIB = 1 << 20
 
 # --- race ---------------------------------------------------------------------
@@ -88,6 +88,21 @@ class Race:
         if source == "pinned":
             self.host = self.host.pin_memory()
         self.targets = torch.empty(ROWS, device="cuda")
+        self.flag = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self.is_warm = False
+
+    def hold(self) -> None:
+        """Keeps the environment's stream busy: until `let_go`, where the mistake is to
+        show however slow the host is, and else for a while."""
+        if self.how == "original" and self.is_warm:  # loading a kernel may wait for all
+            self.flag.zero_()
+            wait_for_value(self.side, self.flag, 1)
+        else:
+            sleep(self.side, DELAY_MS)
+
+    def let_go(self) -> None:
+        self.main.synchronize()
+        self.flag.fill_(1)
 
     def batch(self, value: int) -> torch.Tensor:
         if self.source == "device":
@@ -112,7 +127,7 @@ class Race:
         self.targets.fill_(value)
         batch = self.batch(value)
         address = batch.data_ptr()
-        sleep(self.side, LONG_DELAY_MS if self.how == "original" else DELAY_MS)
+        self.hold()
         if self.how == "kept":
             # Neither stream's work is marked; the list keeps what it reads.
             kept = [batch.to("cuda", non_blocking=True), self.targets]
@@ -128,9 +143,13 @@ class Race:
             del kept
         else:
             how = {"original": original, "ours": ours, "current": current}[self.how]
-            correct, total = how(batch, self.targets, self.side)
-            del batch
-            reused = self.pressure(address, value)
+            try:
+                correct, total = how(batch, self.targets, self.side)
+                del batch
+                reused = self.pressure(address, value)
+            finally:
+                if self.how == "original":
+                    self.let_go()
         torch.cuda.synchronize()
         return correct.tolist() != [total] * CONFIGS, reused
 
@@ -143,6 +162,7 @@ def race(tries: int) -> None:
             with torch.inference_mode():
                 for value in (1, 2):  # everything warm, its outcome not counted
                     work.attempt(value)
+                work.is_warm = True
                 outcomes = [work.attempt(value) for value in range(3, tries + 3)]
             found[f"{how}, {source}"] = {
                 "tries": len(outcomes),
