@@ -93,23 +93,17 @@ void waits_begin(heap_t *heap)
   heap->waits.unknown = false;
 }
 
-/* That one of its uses is over shows a moment before the epoch does, so what is asked is
- * whether the heap would hear of it. */
-static bool is_awaited(const heap_t *heap, const block_t *block)
+/* That a use is over shows a moment before the epoch does, and one that was held may owe
+ * more when it gets its record; so what is asked is whether the heap would hear of it. */
+bool waits_are_valid(const block_t *block)
 {
+  const heap_t *heap = block->segment->heap;
+  if (block->withheld || heap->waits.unknown)
+    return true;
   for (const use_t *use = block->uses; use; use = use->next)
     for (unsigned i = 0; use->record && i < heap->waits.count; i++)
       if (heap->waits.on[i].stream == use->stream &&
           heap->waits.on[i].from <= use->record->number)
         return true;
   return false;
-}
-
-bool waits_are_valid(const block_t *block)
-{
-  const heap_t *heap = block->segment->heap;
-  const use_t *use = awaited_use(block);
-  bool barred = use && use_is_barred(use);
-  return (block->barred || !barred) &&
-         (block->withheld || heap->waits.unknown || is_awaited(heap, block));
 }

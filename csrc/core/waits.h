@@ -27,7 +27,7 @@ static inline bool waits_are_barred(const heap_t *heap, bool large)
   return heap->waits.barred[large] == heap->pending[large].count;
 }
 
-/* What is known of a pending block holds. */
+/* The heap hears of it when what a pending block waits for is over. */
 bool waits_are_valid(const block_t *block);
 
 #endif
