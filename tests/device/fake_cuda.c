@@ -125,11 +125,17 @@ static CUstream resolve(CUstream stream)
   return (uintptr_t)stream <= 2 ? &legacy[current()->device] : stream;
 }
 
+static unsigned long long address_of_locked(size_t size)
+{
+  unsigned long long address = next_address;
+  next_address += (size + 0x1fffff) & ~(size_t)0x1fffff;
+  return address;
+}
+
 static unsigned long long address_of(size_t size)
 {
   pthread_mutex_lock(&lock);
-  unsigned long long address = next_address;
-  next_address += (size + 0x1fffff) & ~(size_t)0x1fffff;
+  unsigned long long address = address_of_locked(size);
   pthread_mutex_unlock(&lock);
   return address;
 }
@@ -269,30 +275,33 @@ static CUresult cuMemGetInfo(size_t *free, size_t *total)
 static CUresult cuMemAlloc(CUdeviceptr *pointer, size_t size)
 {
   BEGIN(NEEDS_CONTEXT | UNSAFE);
-  if (size > ((size_t)1 << 34) - live_bytes)
-    return CUDA_ERROR_OUT_OF_MEMORY;
   int slot = 0;
+  pthread_mutex_lock(&lock);
   while (slot < MAX_SEGMENTS && segments[slot].size)
     slot++;
-  if (slot == MAX_SEGMENTS)
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  *pointer = address_of(size);
-  segments[slot].address = *pointer;
-  segments[slot].size = size;
-  live_bytes += size;
-  return CUDA_SUCCESS;
+  bool room = slot < MAX_SEGMENTS && size <= ((size_t)1 << 34) - live_bytes;
+  if (room) {
+    *pointer = segments[slot].address = address_of_locked(size);
+    segments[slot].size = size;
+    live_bytes += size;
+  }
+  pthread_mutex_unlock(&lock);
+  return room ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult cuMemFree(CUdeviceptr pointer)
 {
   BEGIN(NEEDS_CONTEXT | UNSAFE);
-  for (int slot = 0; slot < MAX_SEGMENTS; slot++)
+  CUresult result = 1; /* CUDA_ERROR_INVALID_VALUE */
+  pthread_mutex_lock(&lock);
+  for (int slot = 0; slot < MAX_SEGMENTS && result != CUDA_SUCCESS; slot++)
     if (segments[slot].size && segments[slot].address == pointer) {
       live_bytes -= segments[slot].size;
       segments[slot].size = 0;
-      return CUDA_SUCCESS;
+      result = CUDA_SUCCESS;
     }
-  return 1; /* CUDA_ERROR_INVALID_VALUE */
+  pthread_mutex_unlock(&lock);
+  return result;
 }
 
 static CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
