@@ -31,6 +31,7 @@ ENVIRONMENT = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING",
     "CUPY_GPU_MEMORY_LIMIT",
@@ -629,7 +630,9 @@ def paths(facts: Facts) -> list[str]:
 def segments_chosen(facts: Facts) -> str:
     environment = facts["environment"]
     settings = environment.get("PYTORCH_CUDA_ALLOC_CONF") or environment.get("PYTORCH_ALLOC_CONF")
-    wanted = environment.get("ESPER_ALLOC_SEGMENTS") or "mapped"
+    registers = environment.get("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "")
+    by_itself = "classic" if registers[:1] in tuple("1yYtT") else "mapped"
+    wanted = environment.get("ESPER_ALLOC_SEGMENTS") or by_itself
     given = re.findall(r"expandable_segments:(True|False)", (settings or "").replace(" ", ""))
     if given:
         wanted = "mapped" if given[-1] == "True" else "classic"

@@ -115,6 +115,20 @@ def test_segments_from_environment(built: Path) -> None:
     run_scenario(built, "segments", ESPER_ALLOC_SEGMENTS="big")
 
 
+def test_segments_where_nccl_registers_them(built: Path) -> None:
+    auto, classic, mapped = "0", "1", "2"
+    for given, asked, found in (
+        ("1", "", classic), ("TRUE", "", classic), ("0", "", auto), ("", "", auto), ("1", "mapped", mapped),
+    ):  # fmt: skip
+        run_scenario(
+            built,
+            "segments_chosen",
+            TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=given,
+            ESPER_ALLOC_SEGMENTS=asked,
+            FAKE_SEGMENTS=found,
+        )
+
+
 def test_drivers_that_lack_something_optional(built: Path) -> None:
     run_scenario(built, "old", FAKE_CUDA_VERSION="11080")
     run_scenario(built, "old_get_proc_address", library="libold.so", FAKE_CUDA_VERSION="11080")

@@ -337,3 +337,22 @@ def test_doctor_as_a_command_says_something_useful_here() -> None:
     assert done.returncode == int("PROBLEM: " in done.stdout), done.stderr
     assert done.stdout.count("remedy: ") >= done.stdout.count("PROBLEM: ")
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "kind"),
+    [
+        ({}, "mapped"),
+        ({"ESPER_ALLOC_SEGMENTS": "classic"}, "classic"),
+        ({"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1"}, "classic"),
+        ({"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "0"}, "mapped"),
+        (
+            {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1", "ESPER_ALLOC_SEGMENTS": "mapped"},
+            "mapped",
+        ),
+    ],
+)
+def test_the_kind_of_segments(environment: dict[str, str], kind: str) -> None:
+    facts = copy.deepcopy(HEALTHY)
+    facts["environment"].update(environment)
+    assert doctor.segments_chosen(facts).startswith(kind)

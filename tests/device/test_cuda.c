@@ -699,6 +699,15 @@ static void scenario_segments(void)
   CHECK(config.segments == ESPER_SEGMENTS_MAPPED);
 }
 
+/* FAKE_SEGMENTS: what is expected. */
+static void scenario_segments_chosen(void)
+{
+  esper_config config;
+  CHECK(esper_instance());
+  esper_get_config(esper_instance(), &config);
+  CHECK((int)config.segments == atoi(getenv("FAKE_SEGMENTS")));
+}
+
 /* ---- drivers that lack something --------------------------------------- */
 
 /* Prints why there is no driver; the Python test knows what it should say. */
@@ -748,7 +757,7 @@ static const struct {
     SCENARIO(streams),       SCENARIO(threads),
     SCENARIO(fork),          SCENARIO(allocator),
     SCENARIO(uses),          SCENARIO(blind),
-    SCENARIO(unknown_stream), SCENARIO(reuse_order), SCENARIO(peers),
+    SCENARIO(unknown_stream), SCENARIO(reuse_order), SCENARIO(peers), SCENARIO(segments_chosen),
     SCENARIO(sharing),       SCENARIO(no_sharing), SCENARIO(sharing_again),
     SCENARIO(reuse_order_auto), SCENARIO(mark_cost),
     SCENARIO(bad_reuse_order), SCENARIO(refused),
