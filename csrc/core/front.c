@@ -79,12 +79,14 @@ static inline unsigned slot_of(uint32_t units)
 
 _Static_assert(FRONT_SLOTS == 16, "slot_of gives so many");
 
-/* So many blocks of a size are kept. Large ones are missed when they are not merged, but
- * who makes a batch of tensors while the last one is alive frees as many at once. */
+/* So many blocks of a size are kept, 32 MiB of them at most. Large ones are missed when they
+ * are not merged, but who makes a batch of tensors while the last one is alive frees as many
+ * at once. */
+enum { MOST_UNITS = 32 * MIB / BLOCK_ALIGN, DEEP_UNITS = MOST_UNITS / FRONT_DEPTH };
+
 static inline unsigned depth_of(uint32_t units)
 {
-  static const uint32_t DEEP = 384 * KIB / BLOCK_ALIGN, MOST = 8 * MIB / BLOCK_ALIGN;
-  return units <= DEEP ? FRONT_DEPTH : units <= MOST / 2 ? MOST / units : 1;
+  return units <= DEEP_UNITS ? FRONT_DEPTH : units <= MOST_UNITS / 2 ? MOST_UNITS / units : 1;
 }
 
 static inline uint32_t units_of(size_t size)
@@ -248,7 +250,7 @@ static inline bool serve(core_t *core, esper_stream as, size_t requested, front_
   int slot, index;
   block_t *block = find(heap, size, &slot, &index);
   try->missed = !block;
-  bool taken = block && ledger_take(&front->ledger, block->segment->large,
+  bool taken = block && ledger_take(heap->pool->device, &front->ledger, block->segment->large,
                                     (amounts_t){1, (int64_t)size, (int64_t)requested});
   if (taken) {
     take_out(front, slot, index);
@@ -279,7 +281,8 @@ bool front_free(block_t *block, uintptr_t address)
               block->segment->heap == heap && push(front, block);
   if (kept) {
     block_expect_neighbours(block);
-    ledger_return(&front->ledger, block->segment->large, amounts_of(block));
+    ledger_return(block->segment->device, &front->ledger, block->segment->large,
+                  amounts_of(block));
     block->counted_active = false;
     if (RULE(FRONT_STAMPS))
       block->stamp = stream_stamp(heap->stream);
@@ -388,7 +391,8 @@ bool front_claim_live(block_t *block, uintptr_t address)
   bool live = block_state_of(block) == BLOCK_LIVE && block->address == address;
   if (live) {
     block_set_state(block, BLOCK_CLAIMED);
-    ledger_free(&front->ledger, block->segment->large, amounts_of(block));
+    ledger_free(block->segment->device, &front->ledger, block->segment->large,
+                amounts_of(block));
   }
   if (paused)
     front_resume(front);

@@ -34,7 +34,7 @@ typedef struct growth {
   device_t *device;
   heap_t *heap;
   size_t size;
-  bool large;
+  bool large, alone;
   window_t window;
   block_t *piece;   /* of the hole                                            */
   stitch_t stitch;  /* the pages that are lent                                */
@@ -176,7 +176,7 @@ static esper_status claim(growth_t *g, block_t **block)
     return ESPER_NOT_READY;
   claim_neighbours(w);
   size_t most = w->before && w->after ? w->missing : w->hole->size;
-  stitch_claim(&g->stitch, g->heap, w->missing, most);
+  stitch_claim(&g->stitch, g->heap, g->alone ? 0 : w->missing, most);
   esper_status status = cut_piece(g);
   if (status != ESPER_OK) {
     give_spares(g);
@@ -334,11 +334,14 @@ static esper_status fill(growth_t *g, block_t **block)
   return status;
 }
 
-static esper_status grow_mapped(heap_t *heap, size_t size, bool large, block_t **block)
+static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone,
+                                block_t **block)
 {
-  growth_t g = {.device = heap->pool->device, .heap = heap, .size = size, .large = large};
+  growth_t g = {.device = heap->pool->device, .heap = heap, .size = size, .large = large,
+                .alone = alone};
   if (!heap->capture) {
-    stitch_learn(heap);
+    if (!alone)
+      stitch_learn(heap);
     mapped_reap(g.device);
     loose_give_back(g.device);
   }
@@ -374,14 +377,14 @@ size_t grow_size(const pool_t *pool, size_t size)
                : config_segment_size(config_of(device->core), size);
 }
 
-esper_status grow(heap_t *heap, size_t size, bool large, block_t **block)
+esper_status grow(heap_t *heap, size_t size, bool large, bool alone, block_t **block)
 {
   device_t *device = heap->pool->device;
   *block = NULL;
   if (wants_pages(heap->pool) && mapped_granule(device)) {
-    esper_status status = grow_mapped(heap, size, large, block);
+    esper_status status = grow_mapped(heap, size, large, alone, block);
     while (status == ESPER_NOT_READY && mapped_reserve(heap, large, size) == ESPER_OK)
-      status = grow_mapped(heap, size, large, block);
+      status = grow_mapped(heap, size, large, alone, block);
     if (status != ESPER_NOT_READY)
       return status;
   }

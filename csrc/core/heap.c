@@ -120,12 +120,12 @@ static block_t *borrow(const request_t *q)
   return NULL;
 }
 
-static block_t *take_grown(const request_t *q, esper_status *status)
+static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
 {
   block_t *block = NULL;
   if (q->config->as_given.garbage_collection_threshold > 0)
     heap_collect(q->device);
-  *status = grow(q->heap, q->size, q->large, &block);
+  *status = grow(q->heap, q->size, q->large, alone, &block);
   if (*status != ESPER_OK)
     return NULL;
   lock(&q->device->lock);
@@ -180,7 +180,7 @@ static block_t *find_or_grow_repeating(const request_t *q, esper_status *status)
   stream_retire_all(q->core);
   block_t *block = heap_take_repeating(q);
   if (!block)
-    block = take_grown(q, status);
+    block = take_grown(q, false, status);
   return block ? block : borrow(q);
 }
 
@@ -191,17 +191,17 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
   if (q->repeats)
     return find_or_grow_repeating(q, status);
   if (q->capture)
-    return (block = heap_find_inside(q)) ? block : take_grown(q, status);
+    return (block = heap_find_inside(q)) ? block : take_grown(q, false, status);
   if ((block = take_retired(q, request_gates_first(q))))
     return block;
   if (request_gates_first(q) && ((block = heap_gate_own(q, false)) || (block = take_ready(q))))
     return block;
   bool own_first = borrows_too_often(q);
-  if (own_first && (block = take_grown(q, status)))
+  if (own_first && (block = take_grown(q, true, status)))
     return block;
   if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = heap_gate_other(q))))
     return block;
-  return own_first ? NULL : take_grown(q, status);
+  return take_grown(q, false, status);
 }
 
 /* What other pools have to spare when memory is short. */
@@ -241,9 +241,9 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
       (block = find_in_spare_pools(q)))
     return block;
   size_t wanted = grow_size(q->pool, q->size);
-  if (heap_release(q->device, NULL, NULL, wanted) && (block = take_grown(q, status)))
+  if (heap_release(q->device, NULL, NULL, wanted) && (block = take_grown(q, false, status)))
     return block;
-  return heap_release(q->device, NULL, NULL, SIZE_MAX) ? take_grown(q, status) : NULL;
+  return heap_release(q->device, NULL, NULL, SIZE_MAX) ? take_grown(q, false, status) : NULL;
 }
 
 static block_t *find_slowly(const request_t *q, esper_status *status)

@@ -72,6 +72,8 @@ static void ledger_read(ledger_t *ledger, esper_stats *stats)
 
 void ledgers_read(device_t *device)
 {
+  for (int class = 0; class < ESPER_CLASSES; class++)
+    device->purse.left[class] = (amounts_t){0};
   for (const pool_t *pool = device->pools; pool; pool = pool->next)
     for (heap_t *heap = pool->heaps; heap; heap = heap->next)
       ledger_read(&heap->front.ledger, &device->stats);
@@ -89,7 +91,7 @@ static int64_t least(int64_t a, int64_t b)
   return a < b ? a : b;
 }
 
-static void pair(ledger_t *ledger, bool large)
+static void pair(device_t *device, ledger_t *ledger, bool large)
 {
   const amounts_t *freed = &ledger->freed[large], *satisfied = &ledger->satisfied[large];
   amounts_t paired = {least(freed->count, satisfied->count),
@@ -98,19 +100,102 @@ static void pair(ledger_t *ledger, bool large)
   amounts_t more = paired;
   amounts_sub(&more, ledger->paired[large]);
   ledger->paired[large] = paired;
-  ledger_return(ledger, large, more);
+  ledger_return(device, ledger, large, more);
 }
 
-void ledger_free(ledger_t *ledger, bool large, amounts_t amount)
+void ledger_free(device_t *device, ledger_t *ledger, bool large, amounts_t amount)
 {
   amounts_add(&ledger->freed[large], amount);
-  pair(ledger, large);
+  pair(device, ledger, large);
 }
 
-void ledger_satisfy(ledger_t *ledger, bool large, amounts_t amount)
+void ledger_satisfy(device_t *device, ledger_t *ledger, bool large, amounts_t amount)
 {
   amounts_add(&ledger->satisfied[large], amount);
-  pair(ledger, large);
+  pair(device, ledger, large);
+}
+
+/* Room for so many blocks a ledger takes, and keeps: the less is left close to a peak, the
+ * fewer. With none at all a thread that frees what it allocated would go to the purse each
+ * time. */
+static int64_t blocks_to_keep(const purse_t *purse)
+{
+  enum { MOST = 16 };
+  int64_t share = purse->left[ESPER_ALL].count / (2 * purse->ledgers + 1);
+  return share < 1 ? 1 : share < MOST ? share : MOST;
+}
+
+/* Of one figure: from the purse into a room that is too small, some blocks' worth but no
+ * more than the others may want. */
+static bool draw(int64_t *left, int64_t *granted, int64_t *room, int64_t amount,
+                 int64_t blocks)
+{
+  int64_t more = amount * blocks;
+  if (*room >= amount)
+    return true;
+  if (more > *left / 2)
+    more = *left / 2;
+  if (more < amount - *room)
+    more = amount - *room;
+  if (more > *left)
+    return false;
+  *left -= more;
+  *granted += more;
+  *room += more;
+  return true;
+}
+
+static bool draw_class(purse_t *purse, ledger_t *ledger, int class, amounts_t amount)
+{
+  amounts_t *left = &purse->left[class], *granted = &ledger->granted[class];
+  amounts_t *room = &ledger->room[class];
+  int64_t n = ledger->keeps;
+  return draw(&left->count, &granted->count, &room->count, amount.count, n) &&
+         draw(&left->bytes, &granted->bytes, &room->bytes, amount.bytes, n) &&
+         draw(&left->requested, &granted->requested, &room->requested, amount.requested, n);
+}
+
+__attribute__((noinline)) bool ledger_draw(device_t *device, ledger_t *ledger, bool large,
+                                           amounts_t amount)
+{
+  purse_t *purse = &device->purse;
+  lock(&purse->lock);
+  ledger->keeps = blocks_to_keep(purse);
+  bool drawn = draw_class(purse, ledger, ESPER_ALL, amount) &&
+               draw_class(purse, ledger, ESPER_SMALL + large, amount);
+  unlock(&purse->lock);
+  return drawn;
+}
+
+static void share(int64_t *left, int64_t *granted, int64_t *room, int64_t kept)
+{
+  int64_t less = *room - kept;
+  if (less <= 0)
+    return;
+  *left += less;
+  *granted -= less;
+  *room -= less;
+}
+
+static void share_class(purse_t *purse, ledger_t *ledger, int class, amounts_t amount)
+{
+  amounts_t *left = &purse->left[class], *granted = &ledger->granted[class];
+  amounts_t *room = &ledger->room[class];
+  int64_t n = ledger->keeps;
+  share(&left->count, &granted->count, &room->count, amount.count * n);
+  share(&left->bytes, &granted->bytes, &room->bytes, amount.bytes * n);
+  share(&left->requested, &granted->requested, &room->requested, amount.requested * n);
+}
+
+__attribute__((noinline)) void ledger_share(device_t *device, ledger_t *ledger, bool large,
+                                            amounts_t amount)
+{
+  purse_t *purse = &device->purse;
+  lock(&purse->lock);
+  ledger->keeps = blocks_to_keep(purse);
+  share_class(purse, ledger, ESPER_ALL, amount);
+  share_class(purse, ledger, ESPER_SMALL + large, amount);
+  unlock(&purse->lock);
 }
 
 static int64_t room_below(const esper_stat *stat)
@@ -135,11 +220,10 @@ static void grant(amounts_t *left, ledger_t *ledger, int class, amounts_t amount
   ledger->room[class] = ledger->granted[class];
 }
 
-/* First a block of the usual size for each that is in use, then equal shares. */
+/* A block of the usual size for each that is in use. */
 static void grant_class(device_t *device, int class, ledger_t *first, amounts_t wanted)
 {
   amounts_t left = room_of_class(&device->stats, class);
-  int64_t parts = 0;
   if (left.count < 1 || left.bytes < (int64_t)BLOCK_ALIGN)
     return;
   if (first)
@@ -147,17 +231,10 @@ static void grant_class(device_t *device, int class, ledger_t *first, amounts_t 
   for (pool_t *pool = device->pools; pool; pool = pool->next)
     for (heap_t *heap = pool->heaps; heap; heap = heap->next) {
       ledger_t *ledger = &heap->front.ledger;
-      parts += ledger->usual[class].count;
       if (ledger != first && ledger->usual[class].count)
         grant(&left, ledger, class, ledger->usual[class]);
     }
-  for (pool_t *pool = device->pools; pool && parts; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap && parts; heap = heap->next)
-      if (heap->front.ledger.usual[class].count) {
-        amounts_t share = {left.count / parts, left.bytes / parts, left.requested / parts};
-        grant(&left, &heap->front.ledger, class, share);
-        parts--;
-      }
+  device->purse.left[class] = left;
 }
 
 void ledgers_grant(device_t *device, const block_t *block)
@@ -169,6 +246,10 @@ void ledgers_grant(device_t *device, const block_t *block)
     first->usual[ESPER_ALL] = first->usual[ESPER_SMALL + block->segment->large] = wanted;
   for (int class = 0; class < ESPER_CLASSES; class++)
     grant_class(device, class, class == other ? NULL : first, wanted);
+  device->purse.ledgers = 0;
+  for (pool_t *pool = device->pools; pool; pool = pool->next)
+    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+      device->purse.ledgers += heap->front.ledger.usual[ESPER_ALL].count;
 }
 
 /* ---- counting the slow way ----------------------------------------------- */
@@ -189,7 +270,7 @@ void ledger_block_allocated(block_t *block)
   device_t *device = block->segment->device;
   front_t *front = &block->segment->heap->front;
   bool paused = front_pause(front);
-  if (!ledger_take(&front->ledger, block->segment->large, amounts_of(block)))
+  if (!ledger_take(device, &front->ledger, block->segment->large, amounts_of(block)))
     allocate_past_room(device, block);
   if (block->oversize)
     stat_add(&device->stats.oversize_allocations, 1);
@@ -201,7 +282,8 @@ void ledger_block_satisfied(const block_t *block)
 {
   front_t *front = &block->segment->heap->front;
   bool paused = front_pause(front);
-  ledger_satisfy(&front->ledger, block->segment->large, amounts_of(block));
+  ledger_satisfy(block->segment->device, &front->ledger, block->segment->large,
+                 amounts_of(block));
   if (paused)
     front_resume(front);
 }
@@ -212,7 +294,8 @@ bool ledgers_are_valid(device_t *device)
 {
   bool valid = true;
   for (int class = 0; class < ESPER_CLASSES; class++) {
-    amounts_t granted = {0}, room = room_of_class(&device->stats, class);
+    amounts_t granted = device->purse.left[class], room = room_of_class(&device->stats, class);
+    valid &= amounts_cover(&granted, (amounts_t){0});
     for (const pool_t *pool = device->pools; pool; pool = pool->next)
       for (const heap_t *heap = pool->heaps; heap; heap = heap->next) {
         amounts_add(&granted, heap->front.ledger.granted[class]);

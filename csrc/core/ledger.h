@@ -4,8 +4,9 @@
  * that threads on different streams write to no common line. A
  * ledger has room: so much may become active there before a peak could be passed.
  * All room together is never more than what lies between the figures and their
- * peaks. Who runs out of it stops everybody, reads all ledgers, and raises the peaks;
- * so every peak is that of some order of the calls. */
+ * peaks. What a ledger has much of goes into the device's purse, and from there to
+ * those who run out. Who finds nothing in the purse stops everybody, reads all ledgers,
+ * and raises the peaks; so every peak is that of some order of the calls. */
 #ifndef ESPER_LEDGER_H
 #define ESPER_LEDGER_H
 
@@ -46,27 +47,36 @@ static inline void ledger_overdraw(ledger_t *ledger, bool large, amounts_t amoun
   amounts_add(&ledger->taken[large], amount);
 }
 
+/* Room for some such blocks, from the purse. False: it has none for one. */
+bool ledger_draw(device_t *device, ledger_t *ledger, bool large, amounts_t amount);
+/* What is more than for some such blocks goes into the purse. */
+void ledger_share(device_t *device, ledger_t *ledger, bool large, amounts_t amount);
+
 /* A block becomes live. False: there is no room, and nothing has happened. */
-static inline bool ledger_take(ledger_t *ledger, bool large, amounts_t amount)
+static inline bool ledger_take(device_t *device, ledger_t *ledger, bool large, amounts_t amount)
 {
   amounts_t *all = &ledger->room[ESPER_ALL], *class = &ledger->room[ESPER_SMALL + large];
-  if (!amounts_cover(all, amount) || !amounts_cover(class, amount))
+  if (__builtin_expect(!amounts_cover(all, amount) || !amounts_cover(class, amount), 0) &&
+      !ledger_draw(device, ledger, large, amount))
     return false;
   ledger_overdraw(ledger, large, amount);
   return true;
 }
 
 /* One that is freed owes nothing, ... */
-static inline void ledger_return(ledger_t *ledger, bool large, amounts_t amount)
+static inline void ledger_return(device_t *device, ledger_t *ledger, bool large,
+                                 amounts_t amount)
 {
   amounts_add(&ledger->room[ESPER_ALL], amount);
   amounts_add(&ledger->room[ESPER_SMALL + large], amount);
+  if (__builtin_expect(ledger->room[ESPER_ALL].count > 2 * ledger->keeps, 0))
+    ledger_share(device, ledger, large, amount);
 }
 
 /* ... or is active still, and owes nothing any more later. The one makes room below
  * the peaks of what is allocated, the other below those of what is active. */
-void ledger_free(ledger_t *ledger, bool large, amounts_t amount);
-void ledger_satisfy(ledger_t *ledger, bool large, amounts_t amount);
+void ledger_free(device_t *device, ledger_t *ledger, bool large, amounts_t amount);
+void ledger_satisfy(device_t *device, ledger_t *ledger, bool large, amounts_t amount);
 
 static inline ledger_t *ledger_of(const block_t *block)
 {
@@ -82,7 +92,8 @@ void ledger_block_satisfied(const block_t *block);
 /* The figures become exact, and all room is gone. The fronts are paused or closed. */
 void ledgers_read(device_t *device);
 /* Room is given out again: to the ledger of `block` (may be NULL) before all others,
- * enough for such a block if there is. */
+ * enough for such a block if there is; to each in use for one block; the rest is the
+ * purse's. */
 void ledgers_grant(device_t *device, const block_t *block);
 
 /* A heap goes: its ledger with it. */

@@ -119,7 +119,7 @@ void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most)
   *stitch = (stitch_t){0};
   stitch->completed.end = &stitch->completed.first;
   stitch->ordered.end = &stitch->ordered.first;
-  if (heap->pool != &heap->pool->device->default_pool || heap->capture)
+  if (!enough || heap->pool != &heap->pool->device->default_pool || heap->capture)
     return;
   fronts_close_pool(heap->pool);
   for (heap_t *from = heap->pool->heaps; from; from = from->next)

@@ -274,12 +274,20 @@ typedef struct ledger {
   amounts_t granted[ESPER_CLASSES]; /* of the room                            */
   amounts_t usual[ESPER_CLASSES];   /* block; 0: out of use                   */
   unsigned idle[ESPER_CLASSES]; /* so often it was read with nothing taken    */
+  int64_t keeps; /* blocks: with room for twice as many it shares             */
 } ledger_t;
 
 enum {
   FRONT_SLOTS = 16, /* sizes                                                  */
   FRONT_DEPTH = 64, /* blocks of a size                                       */
 };
+
+/* Room that no ledger has just now (ledger.h), and how many ledgers are in use. */
+typedef struct purse {
+  ON_ITS_OWN_LINE mutex_t lock; /* taken after a front's gate, for some ten nanoseconds */
+  amounts_t left[ESPER_CLASSES];
+  int64_t ledgers;
+} purse_t;
 
 /* front.h. All but the gate is under the gate: that of an open front is taken by
  * whoever is at work in it, that of a closed one stays with the device's lock. */
@@ -395,6 +403,8 @@ struct device {
   atomic_int opening_count;
   stream_t *legacy;      /* the default stream                                */
   stream_t *all_streams; /* stands for every stream: see event_record_all     */
+
+  purse_t purse;
 
   ON_ITS_OWN_LINE mutex_t sync_lock; /* one thread synchronises the device at a time */
   mutex_t lock; /* all below, and all heaps, segments, blocks, uses   */

@@ -486,6 +486,23 @@ TEST(who_borrows_again_and_again_grows) {
   world_end(&w);
 }
 
+TEST(who_borrows_again_and_again_grows_by_pages_of_its_own) {
+  world_begin_with(&w, &(sim_options){.completion = SIM_AT_ONCE, .virtual_memory = 1}, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  void *p[8];
+  for (int i = 0; i < 8; i++) p[i] = world_malloc(&w, MIB, r);
+  for (int i = 0; i < 8; i++) world_free(&w, p[i]);
+  CHECK_EQ(reserved(), 8 * MIB);
+  CHECK_EQ(loans_of(MIB, 32), 32);
+  CHECK_EQ(reserved(), 8 * MIB);
+  CHECK_EQ(loans_of(MIB, 100), 0);
+  CHECK_EQ(reserved(), 10 * MIB); /* those of r stay where they are */
+  CHECK_EQ(calls(SIM_CALL_page_unmap), 0);
+  world_check(&w);
+  world_end(&w);
+}
+
 TEST(who_cannot_grow_goes_on_borrowing) {
   world_begin_with(&w, &(sim_options){.completion = SIM_AT_ONCE, .capacity = 2 * MIB}, NULL);
   r = w.stream[0];
