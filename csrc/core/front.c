@@ -13,8 +13,8 @@
 
 /* ---- the gate ------------------------------------------------------------ */
 
-/* A mutex that nobody sleeps on: it is held for some ten nanoseconds. Leaving is a
- * plain store. */
+/* A mutex that nobody sleeps on: it is held for some ten nanoseconds, or twice as long where
+ * a ledger goes to the purse. Leaving is a plain store. */
 enum { GATE_OPEN, GATE_HELD, GATE_CLOSED };
 
 enum { SPINS = 200 }; /* then the holder was interrupted */
@@ -79,14 +79,16 @@ static inline unsigned slot_of(uint32_t units)
 
 _Static_assert(FRONT_SLOTS == 16, "slot_of gives so many");
 
-/* So many blocks of a size are kept, 32 MiB of them at most. Large ones are missed when they
- * are not merged, but who makes a batch of tensors while the last one is alive frees as many
- * at once. */
-enum { MOST_UNITS = 32 * MIB / BLOCK_ALIGN, DEEP_UNITS = MOST_UNITS / FRONT_DEPTH };
-
+/* So many blocks of a size are kept. Large ones are missed when they are not merged, but
+ * who makes a batch of tensors while the last one is alive, or whose memory another thread
+ * frees, frees as many at once. */
 static inline unsigned depth_of(uint32_t units)
 {
-  return units <= DEEP_UNITS ? FRONT_DEPTH : units <= MOST_UNITS / 2 ? MOST_UNITS / units : 1;
+  static const uint32_t DEEP = 384 * KIB / BLOCK_ALIGN, SMALL = MIB / BLOCK_ALIGN,
+                        MOST = 16 * MIB / BLOCK_ALIGN;
+  if (units <= SMALL)
+    return units <= DEEP ? FRONT_DEPTH : FRONT_DEPTH / 2;
+  return units <= MOST / 2 ? MOST / units : 1;
 }
 
 static inline uint32_t units_of(size_t size)

@@ -115,14 +115,16 @@ void ledger_satisfy(device_t *device, ledger_t *ledger, bool large, amounts_t am
   pair(device, ledger, large);
 }
 
-/* Room for so many blocks a ledger takes, and keeps: the less is left close to a peak, the
- * fewer. With none at all a thread that frees what it allocated would go to the purse each
- * time. */
-static int64_t blocks_to_keep(const purse_t *purse)
+/* The less is left close to a peak, the less a ledger takes and keeps. With none at all a
+ * thread that frees what it allocated would go to the purse each time. */
+static void adapt(const purse_t *purse, ledger_t *ledger, amounts_t amount)
 {
-  enum { MOST = 16 };
-  int64_t share = purse->left[ESPER_ALL].count / (2 * purse->ledgers + 1);
-  return share < 1 ? 1 : share < MOST ? share : MOST;
+  enum { MOST = 16 }; /* blocks */
+  const amounts_t *left = &purse->left[ESPER_ALL];
+  int64_t blocks = amount.bytes ? least(left->count, left->bytes / amount.bytes) : left->count;
+  int64_t share = blocks / (2 * purse->ledgers + 1);
+  ledger->keeps = share < 1 ? 1 : least(share, MOST);
+  ledger->much = ledger->keeps > 1 ? 2 * ledger->keeps : 1;
 }
 
 /* Of one figure: from the purse into a room that is too small, some blocks' worth but no
@@ -160,7 +162,7 @@ __attribute__((noinline)) bool ledger_draw(device_t *device, ledger_t *ledger, b
 {
   purse_t *purse = &device->purse;
   lock(&purse->lock);
-  ledger->keeps = blocks_to_keep(purse);
+  adapt(purse, ledger, amount);
   bool drawn = draw_class(purse, ledger, ESPER_ALL, amount) &&
                draw_class(purse, ledger, ESPER_SMALL + large, amount);
   unlock(&purse->lock);
@@ -192,7 +194,7 @@ __attribute__((noinline)) void ledger_share(device_t *device, ledger_t *ledger, 
 {
   purse_t *purse = &device->purse;
   lock(&purse->lock);
-  ledger->keeps = blocks_to_keep(purse);
+  adapt(purse, ledger, amount);
   share_class(purse, ledger, ESPER_ALL, amount);
   share_class(purse, ledger, ESPER_SMALL + large, amount);
   unlock(&purse->lock);

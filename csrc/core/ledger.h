@@ -69,7 +69,7 @@ static inline void ledger_return(device_t *device, ledger_t *ledger, bool large,
 {
   amounts_add(&ledger->room[ESPER_ALL], amount);
   amounts_add(&ledger->room[ESPER_SMALL + large], amount);
-  if (__builtin_expect(ledger->room[ESPER_ALL].count > 2 * ledger->keeps, 0))
+  if (__builtin_expect(ledger->room[ESPER_ALL].count > ledger->much, 0))
     ledger_share(device, ledger, large, amount);
 }
 

@@ -274,7 +274,8 @@ typedef struct ledger {
   amounts_t granted[ESPER_CLASSES]; /* of the room                            */
   amounts_t usual[ESPER_CLASSES];   /* block; 0: out of use                   */
   unsigned idle[ESPER_CLASSES]; /* so often it was read with nothing taken    */
-  int64_t keeps; /* blocks: with room for twice as many it shares             */
+  int64_t keeps, much; /* blocks: with room for more than `much` it shares, and keeps
+                          room for so many                                    */
 } ledger_t;
 
 enum {
