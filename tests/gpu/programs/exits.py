@@ -286,6 +286,8 @@ def terminated() -> None:
 
 @scenario(status=-signal.SIGINT, silent=False)
 def interrupted() -> None:
+    # Jobs in the background inherit an ignored SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     kept.append(memory())
     signal.raise_signal(signal.SIGINT)
 
