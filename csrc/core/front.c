@@ -17,15 +17,22 @@
  * a ledger goes to the purse. Leaving is a plain store. */
 enum { GATE_OPEN, GATE_HELD, GATE_CLOSED };
 
-enum { SPINS = 200 }; /* then the holder was interrupted */
+enum { TURNS = 20, CYCLES = 512 }; /* after so many turns the holder was interrupted */
 
+/* Who looks again sooner takes the line that the gate is on from who holds it, and is at
+ * work there. */
 static void wait_briefly(int turn)
 {
-  if (turn >= SPINS)
+  if (turn >= TURNS)
     sched_yield();
 #if defined(__x86_64__) || defined(__i386__)
   else
-    __builtin_ia32_pause();
+    for (uint64_t begin = __builtin_ia32_rdtsc(); __builtin_ia32_rdtsc() - begin < CYCLES;)
+      __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  else
+    for (int i = 0; i < CYCLES / 8; i++)
+      __asm__ volatile("yield");
 #endif
 }
 
