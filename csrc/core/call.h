@@ -9,6 +9,7 @@
 /* D(function, parameters, arguments) */
 #define ESPER_DRIVER_FUNCTIONS(D)                                                     \
   D(memory_info, (core_t *c, int d, size_t *free, size_t *total), (d, free, total))   \
+  D(memory_total, (core_t *c, int d, size_t *total), (d, total))                      \
   D(device_synchronize, (core_t *c, int d), (d))                                      \
   D(memory_alloc, (core_t *c, int d, size_t size, uintptr_t *address),                \
     (d, size, address))                                                               \

@@ -55,9 +55,8 @@ static void device_init(core_t *core, int index)
 /* What needs the driver, which must not be woken up by merely making a core. */
 static esper_status device_start(core_t *core, device_t *device)
 {
-  size_t free;
   uint64_t id;
-  esper_status status = call_memory_info(core, device->index, &free, &device->total);
+  esper_status status = call_memory_total(core, device->index, &device->total);
   if (status == ESPER_OK)
     status = call_stream_id(core, device->index, NULL, &id);
   if (status != ESPER_OK)

@@ -1,7 +1,5 @@
 #include "front.h"
 
-#include <sched.h>
-
 #include "block.h"
 #include "call.h"
 #include "config.h"
@@ -10,71 +8,6 @@
 #include "stream.h"
 #include "trace.h"
 #include "use.h"
-
-/* ---- the gate ------------------------------------------------------------ */
-
-/* A mutex that nobody sleeps on: it is held for some ten nanoseconds, or twice as long where
- * a ledger goes to the purse. Leaving is a plain store. */
-enum { GATE_OPEN, GATE_HELD, GATE_CLOSED };
-
-enum { TURNS = 20, CYCLES = 512 }; /* after so many turns the holder was interrupted */
-
-/* Who looks again sooner takes the line that the gate is on from who holds it, and is at
- * work there. */
-static void wait_briefly(int turn)
-{
-  if (turn >= TURNS)
-    sched_yield();
-#if defined(__x86_64__) || defined(__i386__)
-  else
-    for (uint64_t begin = __builtin_ia32_rdtsc(); __builtin_ia32_rdtsc() - begin < CYCLES;)
-      __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  else
-    for (int i = 0; i < CYCLES / 8; i++)
-      __asm__ volatile("yield");
-#endif
-}
-
-static bool gate_change(front_t *front, int from, int to)
-{
-  return atomic_compare_exchange_strong_explicit(&front->gate, &from, to, memory_order_acquire,
-                                                 memory_order_relaxed);
-}
-
-/* Once it is open or closed. False: closed. */
-__attribute__((noinline)) static bool gate_wait(front_t *front, int to)
-{
-  for (int turn = 0;; turn++) {
-    int state = atomic_load_explicit(&front->gate, memory_order_relaxed);
-    if (state == GATE_CLOSED)
-      return false;
-    if (state == GATE_OPEN && gate_change(front, GATE_OPEN, to))
-      return true;
-    wait_briefly(turn);
-  }
-}
-
-static inline bool gate_take(front_t *front, int to)
-{
-  return __builtin_expect(gate_change(front, GATE_OPEN, to), 1) || gate_wait(front, to);
-}
-
-static inline void gate_leave(front_t *front)
-{
-  atomic_store_explicit(&front->gate, GATE_OPEN, memory_order_release);
-}
-
-bool front_pause(front_t *front)
-{
-  return atomic_load_explicit(&front->gate, memory_order_relaxed) != GATE_CLOSED &&
-         gate_take(front, GATE_CLOSED);
-}
-
-void front_resume(front_t *front)
-{
-  gate_leave(front);
-}
 
 /* ---- slots --------------------------------------------------------------- */
 
@@ -254,10 +187,15 @@ static inline bool serve(core_t *core, esper_stream as, size_t requested, front_
     try->asked = true;
   }
   front_t *front = &heap->front;
-  if (!gate_take(front, GATE_HELD))
-    return false;
+  block_t *block = NULL;
+  if (__builtin_expect(!gate_change(front, GATE_OPEN, GATE_HELD), 0) &&
+      !gate_wait_wishing(front, size, requested, &block)) {
+    if (block)
+      *ptr = (void *)block->address;
+    return block;
+  }
   int slot, index;
-  block_t *block = find(heap, size, &slot, &index);
+  block = find(heap, size, &slot, &index);
   try->missed = !block;
   bool taken = block && ledger_take(heap->pool->device, &front->ledger, block->segment->large,
                                     (amounts_t){1, (int64_t)size, (int64_t)requested});
@@ -361,6 +299,7 @@ block_t *front_take_or_close(heap_t *heap, size_t size, size_t asked, bool misse
     if (paused)
       front_resume(front);
   } else {
+    front_shut(front);
     clear(front);
   }
   return block;
@@ -410,7 +349,7 @@ bool front_claim_live(block_t *block, uintptr_t address)
 
 void front_clear(heap_t *heap)
 {
-  front_pause(&heap->front);
+  front_shut(&heap->front);
   clear(&heap->front);
 }
 
@@ -445,21 +384,27 @@ void front_open(heap_t *heap)
     front_resume(front);
 }
 
-void fronts_pause(device_t *device)
+static void grant_wish(heap_t *heap)
+{
+  int slot, index;
+  front_t *front = &heap->front;
+  wish_t *wish = &front->wish;
+  if (!front->stopped || !wish_look(wish))
+    return;
+  block_t *block = find(heap, wish->size, &slot, &index);
+  if (block) {
+    take_out(front, slot, index);
+    make_live(block, wish->requested);
+    ledger_overdraw(&front->ledger, block->segment->large, amounts_of(block));
+  }
+  wish_answer(wish, block);
+}
+
+void fronts_grant_wishes(device_t *device)
 {
   for (pool_t *pool = device->pools; pool; pool = pool->next)
     for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      heap->front.paused = front_pause(&heap->front);
-}
-
-void fronts_resume(device_t *device)
-{
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next) {
-      if (heap->front.paused)
-        front_resume(&heap->front);
-      heap->front.paused = false;
-    }
+      grant_wish(heap);
 }
 
 uint64_t fronts_questions(device_t *device)

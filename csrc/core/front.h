@@ -6,15 +6,14 @@
  * but owner order. Everybody else counts them as free, and closes the front first,
  * which puts them where the others are.
  *
- * Its gate is open, held by a malloc or free that is at work, or closed. Only who
- * holds the device's lock closes and opens it. While it is open, the ready bins
- * of its heap, and the order of the blocks in the heap's segments, do not change:
- * so a malloc can tell that a block is what the best fit would be handed out from
- * anyway. docs/design.md, "The front", says what that costs. */
+ * Who is at work there holds its gate (front_gate.h). While that is not closed, the
+ * ready bins of its heap, and the order of the blocks in the heap's segments, do not
+ * change: so a malloc can tell that a block is what the best fit would be handed out
+ * from anyway. docs/design.md, "The front", says what that costs. */
 #ifndef ESPER_FRONT_H
 #define ESPER_FRONT_H
 
-#include "types.h"
+#include "front_gate.h"
 
 /* ---- without a lock ------------------------------------------------------ */
 
@@ -72,13 +71,9 @@ void fronts_close(device_t *device);
  * who hold the lock. */
 void front_open(heap_t *heap);
 
-/* Nobody is at work in the device's fronts until they resume; they keep what they
- * have. Those that are closed stay so. */
-void fronts_pause(device_t *device);
-void fronts_resume(device_t *device);
-/* The same for one. False: it is closed. */
-bool front_pause(front_t *front);
-void front_resume(front_t *front);
+/* Mallocs that wait until paused fronts resume get their blocks now, where the fronts have
+ * them: more than the room of their ledgers. */
+void fronts_grant_wishes(device_t *device);
 
 /* Questions to the driver whether streams are captured. Takes the device's lock. */
 uint64_t fronts_questions(device_t *device);

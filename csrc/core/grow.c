@@ -120,12 +120,14 @@ static void give_spares(growth_t *g)
 }
 
 /* Memory beside a block on the same page is lent with nobody, so pages are small; but
- * each costs about as much, whatever its size, so they grow with what there is. */
+ * each costs about as much, whatever its size, so they grow with what there is. Everybody
+ * waits for the very first. */
 static size_t page_most(const growth_t *g)
 {
   const config_t *config = config_of(g->device->core);
   size_t reserved = (size_t)g->device->stats.reserved_bytes[ESPER_ALL].current;
-  size_t share = (reserved + g->size) / PAGE_SHARE, granule = g->device->granule;
+  size_t granule = g->device->granule;
+  size_t share = reserved ? (reserved + g->size) / PAGE_SHARE : LARGE_PAGE / 2;
   size_t size = config->as_given.large_segment_size; /* said by the user */
   if (!size)
     size = share < LARGE_PAGE ? share : LARGE_PAGE;

@@ -1,9 +1,22 @@
 #include "ledger.h"
 
+#include <string.h>
+
 #include "front.h"
 #include "stats.h"
 
-enum { FORGET_AFTER = 16 }; /* readings: then a size class counts as out of use */
+/* ---- purses ------------------------------------------------------------- */
+
+static unsigned purses_in_use(const device_t *device)
+{
+  unsigned ledgers = atomic_load_explicit(&device->ledgers, memory_order_relaxed);
+  return ledgers < PURSES ? ledgers : PURSES;
+}
+
+static void note_what_is_left(purse_t *purse)
+{
+  atomic_store_explicit(&purse->empty, purse->left[ESPER_ALL].count < 1, memory_order_relaxed);
+}
 
 /* ---- reading ------------------------------------------------------------- */
 
@@ -24,17 +37,6 @@ static void read_class(esper_stats *s, int class, amounts_t taken, amounts_t act
   stat_apply(&s->allocated_bytes[class], taken.bytes, allocated.bytes);
 }
 
-static void note_use(ledger_t *ledger, int class, amounts_t taken)
-{
-  if (taken.count) {
-    ledger->usual[class] =
-        (amounts_t){1, taken.bytes / taken.count, taken.requested / taken.count};
-    ledger->idle[class] = 0;
-  } else if (ledger->idle[class]++ >= FORGET_AFTER) {
-    ledger->usual[class] = (amounts_t){0};
-  }
-}
-
 static bool is_untouched(const ledger_t *ledger, int large)
 {
   int class = ESPER_SMALL + large;
@@ -45,13 +47,10 @@ static bool is_untouched(const ledger_t *ledger, int large)
 
 static void ledger_read(ledger_t *ledger, esper_stats *stats)
 {
-  amounts_t all = {0};
   for (int large = 0; large < 2; large++) {
     int class = ESPER_SMALL + large;
-    if (is_untouched(ledger, large)) {
-      note_use(ledger, class, (amounts_t){0});
+    if (is_untouched(ledger, large))
       continue;
-    }
     amounts_t active = ledger->granted[class], allocated;
     amounts_sub(&active, ledger->room[class]);
     amounts_add(&active, ledger->paired[large]);
@@ -60,20 +59,20 @@ static void ledger_read(ledger_t *ledger, esper_stats *stats)
     amounts_sub(&allocated, ledger->freed[large]);
     read_class(stats, ESPER_ALL, ledger->taken[large], active, allocated);
     read_class(stats, class, ledger->taken[large], active, allocated);
-    note_use(ledger, class, ledger->taken[large]);
-    amounts_add(&all, ledger->taken[large]);
     ledger->taken[large] = ledger->freed[large] = ledger->satisfied[large] =
         ledger->paired[large] = (amounts_t){0};
   }
-  note_use(ledger, ESPER_ALL, all);
   for (int class = 0; class < ESPER_CLASSES; class++)
     ledger->granted[class] = ledger->room[class] = (amounts_t){0};
+  ledger->keeps = ledger->much = 0;
 }
 
 void ledgers_read(device_t *device)
 {
-  for (int class = 0; class < ESPER_CLASSES; class++)
-    device->purse.left[class] = (amounts_t){0};
+  for (unsigned i = 0, n = purses_in_use(device); i < n; i++) {
+    memset(device->purses[i].left, 0, sizeof device->purses[i].left);
+    note_what_is_left(&device->purses[i]);
+  }
   for (const pool_t *pool = device->pools; pool; pool = pool->next)
     for (heap_t *heap = pool->heaps; heap; heap = heap->next)
       ledger_read(&heap->front.ledger, &device->stats);
@@ -116,19 +115,22 @@ void ledger_satisfy(device_t *device, ledger_t *ledger, bool large, amounts_t am
 }
 
 /* The less is left close to a peak, the less a ledger takes and keeps. With none at all a
- * thread that frees what it allocated would go to the purse each time. */
-static void adapt(const purse_t *purse, ledger_t *ledger, amounts_t amount)
+ * thread that frees what it allocated would go to a purse each time; but where what one
+ * kept made another stop everybody a moment ago, nobody keeps the last. */
+static void adapt(purse_t *purse, ledger_t *ledger, amounts_t amount)
 {
-  enum { MOST = 16 }; /* blocks */
+  enum { MOST = 16, PART = 4, FRUGAL_PART = 32 }; /* blocks; of what is left */
   const amounts_t *left = &purse->left[ESPER_ALL];
   int64_t blocks = amount.bytes ? least(left->count, left->bytes / amount.bytes) : left->count;
-  int64_t share = blocks / (2 * purse->ledgers + 1);
-  ledger->keeps = share < 1 ? 1 : least(share, MOST);
-  ledger->much = ledger->keeps > 1 ? 2 * ledger->keeps : 1;
+  bool frugal = purse->frugal > 0;
+  purse->frugal -= frugal;
+  int64_t keeps = least(blocks / (frugal ? FRUGAL_PART : PART), MOST);
+  ledger->keeps = keeps || frugal ? keeps : 1;
+  ledger->much = keeps > 1 ? 2 * keeps : ledger->keeps;
 }
 
 /* Of one figure: from the purse into a room that is too small, some blocks' worth but no
- * more than the others may want. */
+ * more than the others may want. False: that is still too small. */
 static bool draw(int64_t *left, int64_t *granted, int64_t *room, int64_t amount,
                  int64_t blocks)
 {
@@ -138,13 +140,11 @@ static bool draw(int64_t *left, int64_t *granted, int64_t *room, int64_t amount,
   if (more > *left / 2)
     more = *left / 2;
   if (more < amount - *room)
-    more = amount - *room;
-  if (more > *left)
-    return false;
+    more = least(amount - *room, *left);
   *left -= more;
   *granted += more;
   *room += more;
-  return true;
+  return *room >= amount;
 }
 
 static bool draw_class(purse_t *purse, ledger_t *ledger, int class, amounts_t amount)
@@ -152,20 +152,28 @@ static bool draw_class(purse_t *purse, ledger_t *ledger, int class, amounts_t am
   amounts_t *left = &purse->left[class], *granted = &ledger->granted[class];
   amounts_t *room = &ledger->room[class];
   int64_t n = ledger->keeps;
-  return draw(&left->count, &granted->count, &room->count, amount.count, n) &&
-         draw(&left->bytes, &granted->bytes, &room->bytes, amount.bytes, n) &&
-         draw(&left->requested, &granted->requested, &room->requested, amount.requested, n);
+  bool count = draw(&left->count, &granted->count, &room->count, amount.count, n);
+  bool bytes = draw(&left->bytes, &granted->bytes, &room->bytes, amount.bytes, n);
+  return draw(&left->requested, &granted->requested, &room->requested, amount.requested, n) &&
+         count && bytes;
 }
 
 __attribute__((noinline)) bool ledger_draw(device_t *device, ledger_t *ledger, bool large,
                                            amounts_t amount)
 {
-  purse_t *purse = &device->purse;
-  lock(&purse->lock);
-  adapt(purse, ledger, amount);
-  bool drawn = draw_class(purse, ledger, ESPER_ALL, amount) &&
-               draw_class(purse, ledger, ESPER_SMALL + large, amount);
-  unlock(&purse->lock);
+  bool drawn = false;
+  unsigned purses = purses_in_use(device);
+  for (unsigned i = 0; i < purses && !drawn; i++) {
+    purse_t *purse = &device->purses[(ledger->number + i) % purses];
+    if (atomic_load_explicit(&purse->empty, memory_order_relaxed))
+      continue;
+    latch_take(&purse->latch);
+    adapt(purse, ledger, amount);
+    drawn = draw_class(purse, ledger, ESPER_ALL, amount);
+    drawn = draw_class(purse, ledger, ESPER_SMALL + large, amount) && drawn;
+    note_what_is_left(purse);
+    latch_leave(&purse->latch);
+  }
   return drawn;
 }
 
@@ -192,12 +200,13 @@ static void share_class(purse_t *purse, ledger_t *ledger, int class, amounts_t a
 __attribute__((noinline)) void ledger_share(device_t *device, ledger_t *ledger, bool large,
                                             amounts_t amount)
 {
-  purse_t *purse = &device->purse;
-  lock(&purse->lock);
+  purse_t *purse = &device->purses[ledger->number % purses_in_use(device)];
+  latch_take(&purse->latch);
   adapt(purse, ledger, amount);
   share_class(purse, ledger, ESPER_ALL, amount);
   share_class(purse, ledger, ESPER_SMALL + large, amount);
-  unlock(&purse->lock);
+  note_what_is_left(purse);
+  latch_leave(&purse->latch);
 }
 
 static int64_t room_below(const esper_stat *stat)
@@ -213,57 +222,48 @@ static amounts_t room_of_class(const esper_stats *s, int class)
       room_below(&s->requested_bytes[class])};
 }
 
-static void grant(amounts_t *left, ledger_t *ledger, int class, amounts_t amount)
+/* In equal parts. */
+static void fill_purses(device_t *device, int class, amounts_t left)
 {
-  if (!amounts_cover(left, amount))
-    return;
-  amounts_sub(left, amount);
-  amounts_add(&ledger->granted[class], amount);
-  ledger->room[class] = ledger->granted[class];
-}
-
-/* A block of the usual size for each that is in use. */
-static void grant_class(device_t *device, int class, ledger_t *first, amounts_t wanted)
-{
-  amounts_t left = room_of_class(&device->stats, class);
-  if (left.count < 1 || left.bytes < (int64_t)BLOCK_ALIGN)
-    return;
-  if (first)
-    grant(&left, first, class, wanted);
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next) {
-      ledger_t *ledger = &heap->front.ledger;
-      if (ledger != first && ledger->usual[class].count)
-        grant(&left, ledger, class, ledger->usual[class]);
-    }
-  device->purse.left[class] = left;
+  for (int i = 0, parts = (int)purses_in_use(device); parts > 0; i++, parts--) {
+    amounts_t part = {left.count / parts, left.bytes / parts, left.requested / parts};
+    amounts_sub(&left, part);
+    device->purses[i].left[class] = part;
+    note_what_is_left(&device->purses[i]);
+  }
 }
 
 void ledgers_grant(device_t *device, const block_t *block)
 {
-  ledger_t *first = block ? ledger_of(block) : NULL;
-  amounts_t wanted = block ? amounts_of(block) : (amounts_t){0};
   int other = block && block->segment->large ? ESPER_SMALL : ESPER_LARGE;
-  if (first)
-    first->usual[ESPER_ALL] = first->usual[ESPER_SMALL + block->segment->large] = wanted;
-  for (int class = 0; class < ESPER_CLASSES; class++)
-    grant_class(device, class, class == other ? NULL : first, wanted);
-  device->purse.ledgers = 0;
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      device->purse.ledgers += heap->front.ledger.usual[ESPER_ALL].count;
+  for (int class = 0; class < ESPER_CLASSES; class++) {
+    amounts_t left = room_of_class(&device->stats, class);
+    if (block && class != other && amounts_cover(&left, amounts_of(block))) {
+      ledger_t *first = ledger_of(block);
+      first->granted[class] = first->room[class] = amounts_of(block);
+      amounts_sub(&left, amounts_of(block));
+    }
+    if (left.count)
+      fill_purses(device, class, left);
+  }
 }
 
 /* ---- counting the slow way ----------------------------------------------- */
+
+enum { FRUGAL = 1024 }; /* visits to a purse */
 
 /* The block's own front is closed, or paused by the caller. */
 static void allocate_past_room(device_t *device, block_t *block)
 {
   fronts_pause(device);
+  fronts_grant_wishes(device);
   ledger_overdraw(ledger_of(block), block->segment->large, amounts_of(block));
   ledgers_read(device);
-  stats_raise_peaks(&device->stats);
+  bool rose = stats_raise_peaks(&device->stats);
   ledgers_grant(device, block);
+  if (!rose) /* there was room, and others kept it */
+    for (int i = 0; i < PURSES; i++)
+      device->purses[i].frugal = FRUGAL;
   fronts_resume(device);
 }
 
@@ -296,8 +296,11 @@ bool ledgers_are_valid(device_t *device)
 {
   bool valid = true;
   for (int class = 0; class < ESPER_CLASSES; class++) {
-    amounts_t granted = device->purse.left[class], room = room_of_class(&device->stats, class);
-    valid &= amounts_cover(&granted, (amounts_t){0});
+    amounts_t granted = {0}, room = room_of_class(&device->stats, class);
+    for (int i = 0; i < PURSES; i++) {
+      amounts_add(&granted, device->purses[i].left[class]);
+      valid &= amounts_cover(&device->purses[i].left[class], (amounts_t){0});
+    }
     for (const pool_t *pool = device->pools; pool; pool = pool->next)
       for (const heap_t *heap = pool->heaps; heap; heap = heap->next) {
         amounts_add(&granted, heap->front.ledger.granted[class]);

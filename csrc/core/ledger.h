@@ -4,9 +4,9 @@
  * that threads on different streams write to no common line. A
  * ledger has room: so much may become active there before a peak could be passed.
  * All room together is never more than what lies between the figures and their
- * peaks. What a ledger has much of goes into the device's purse, and from there to
- * those who run out. Who finds nothing in the purse stops everybody, reads all ledgers,
- * and raises the peaks; so every peak is that of some order of the calls. */
+ * peaks. What a ledger has much of goes into one of the device's purses, and from there
+ * to those who run out. Who finds nothing in any purse stops everybody, reads all
+ * ledgers, and raises the peaks; so every peak is that of some order of the calls. */
 #ifndef ESPER_LEDGER_H
 #define ESPER_LEDGER_H
 
@@ -47,9 +47,9 @@ static inline void ledger_overdraw(ledger_t *ledger, bool large, amounts_t amoun
   amounts_add(&ledger->taken[large], amount);
 }
 
-/* Room for some such blocks, from the purse. False: it has none for one. */
+/* Room for some such blocks, from the purses. False: they have none for one. */
 bool ledger_draw(device_t *device, ledger_t *ledger, bool large, amounts_t amount);
-/* What is more than for some such blocks goes into the purse. */
+/* What is more than for some such blocks goes into a purse. */
 void ledger_share(device_t *device, ledger_t *ledger, bool large, amounts_t amount);
 
 /* A block becomes live. False: there is no room, and nothing has happened. */
@@ -91,9 +91,8 @@ void ledger_block_satisfied(const block_t *block);
 
 /* The figures become exact, and all room is gone. The fronts are paused or closed. */
 void ledgers_read(device_t *device);
-/* Room is given out again: to the ledger of `block` (may be NULL) before all others,
- * enough for such a block if there is; to each in use for one block; the rest is the
- * purse's. */
+/* Room is given out again: to the ledger of `block` (may be NULL) for one such block if
+ * there is so much, and what is left to the purses. */
 void ledgers_grant(device_t *device, const block_t *block);
 
 /* A heap goes: its ledger with it. */

@@ -4,6 +4,8 @@
 #include "lock.h"
 
 #include <linux/futex.h>
+#include <sched.h>
+#include <stdint.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -15,6 +17,25 @@ static void pause_briefly(void)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   __asm__ volatile("yield");
+#endif
+}
+
+enum { TURNS = 200, CYCLES = 128 }; /* after so many turns the holder was interrupted */
+
+/* Who looks again sooner takes the line that the word is on from who holds it, and is at
+ * work there. */
+void wait_briefly(int turn)
+{
+  if (turn >= TURNS)
+    sched_yield();
+#if defined(__x86_64__) || defined(__i386__)
+  else
+    for (uint64_t begin = __builtin_ia32_rdtsc(); __builtin_ia32_rdtsc() - begin < CYCLES;)
+      pause_briefly();
+#else
+  else
+    for (int i = 0; i < CYCLES / 8; i++)
+      pause_briefly();
 #endif
 }
 

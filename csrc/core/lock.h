@@ -5,12 +5,22 @@
 #define ESPER_LOCK_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 
 enum { LOCK_FREE, LOCK_HELD, LOCK_AWAITED };
 
 typedef struct mutex {
   atomic_int state;
 } mutex_t;
+
+/* For what is held for some ten nanoseconds: nobody sleeps on it, and leaving it is a
+ * plain store. Zero is open. */
+typedef struct latch {
+  atomic_bool held;
+} latch_t;
+
+/* Called again and again by who waits for something so short. */
+void wait_briefly(int turn);
 
 void lock_slowly(mutex_t *mutex);
 void unlock_and_wake(mutex_t *mutex);
@@ -27,6 +37,23 @@ static inline void unlock(mutex_t *mutex)
 {
   if (atomic_exchange_explicit(&mutex->state, LOCK_FREE, memory_order_release) == LOCK_AWAITED)
     unlock_and_wake(mutex);
+}
+
+static inline bool latch_try(latch_t *latch)
+{
+  return !atomic_load_explicit(&latch->held, memory_order_relaxed) &&
+         !atomic_exchange_explicit(&latch->held, true, memory_order_acquire);
+}
+
+static inline void latch_take(latch_t *latch)
+{
+  for (int turn = 0; !latch_try(latch); turn++)
+    wait_briefly(turn);
+}
+
+static inline void latch_leave(latch_t *latch)
+{
+  atomic_store_explicit(&latch->held, false, memory_order_release);
 }
 
 #endif

@@ -170,6 +170,7 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   if (!heap)
     return NULL;
   front_init(&heap->front);
+  heap->front.ledger.number = atomic_fetch_add(&pool->device->ledgers, 1);
   heap->pool = pool;
   heap->stream = stream;
   heap->capture = capture;

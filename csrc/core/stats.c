@@ -38,21 +38,25 @@ static void class_sub(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
   stat_sub(&stat[class], amount);
 }
 
-static void stat_raise_peak(esper_stat *stat)
+static bool stat_raise_peak(esper_stat *stat)
 {
-  if (stat->current > stat->peak)
+  bool above = stat->current > stat->peak;
+  if (above)
     stat->peak = stat->current;
+  return above;
 }
 
-void stats_raise_peaks(esper_stats *s)
+bool stats_raise_peaks(esper_stats *s)
 {
+  bool raised = false;
   for (int class = 0; class < ESPER_CLASSES; class++) {
-    stat_raise_peak(&s->allocation[class]);
-    stat_raise_peak(&s->allocated_bytes[class]);
-    stat_raise_peak(&s->active[class]);
-    stat_raise_peak(&s->active_bytes[class]);
-    stat_raise_peak(&s->requested_bytes[class]);
+    raised |= stat_raise_peak(&s->allocation[class]);
+    raised |= stat_raise_peak(&s->allocated_bytes[class]);
+    raised |= stat_raise_peak(&s->active[class]);
+    raised |= stat_raise_peak(&s->active_bytes[class]);
+    raised |= stat_raise_peak(&s->requested_bytes[class]);
   }
+  return raised;
 }
 
 void stats_split_added(esper_stats *s, const block_t *block)

@@ -11,8 +11,8 @@ void stat_unsub(esper_stat *stat, size_t amount); /* it was not so after all */
 void stat_reset_peak(esper_stat *stat);
 void stat_reset_accumulated(esper_stat *stat);
 
-/* The peaks of what blocks do, after the ledgers were read (ledger.h). */
-void stats_raise_peaks(esper_stats *stats);
+/* The peaks of what blocks do, after the ledgers were read (ledger.h). Whether one rose. */
+bool stats_raise_peaks(esper_stats *stats);
 
 /* A ready block that is a part of its segment enters or leaves its bin. */
 void stats_split_added(esper_stats *stats, const block_t *block);

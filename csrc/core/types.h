@@ -272,8 +272,7 @@ typedef struct ledger {
   amounts_t freed[2], satisfied[2]; /* not both at once                       */
   amounts_t paired[2]; /* the lesser of these two: it is room again           */
   amounts_t granted[ESPER_CLASSES]; /* of the room                            */
-  amounts_t usual[ESPER_CLASSES];   /* block; 0: out of use                   */
-  unsigned idle[ESPER_CLASSES]; /* so often it was read with nothing taken    */
+  unsigned number; /* goes to the purse of this number first                  */
   int64_t keeps, much; /* blocks: with room for more than `much` it shares, and keeps
                           room for so many                                    */
 } ledger_t;
@@ -283,12 +282,22 @@ enum {
   FRONT_DEPTH = 64, /* blocks of a size                                       */
 };
 
-/* Room that no ledger has just now (ledger.h), and how many ledgers are in use. */
+/* Room that no ledger has just now (ledger.h). */
 typedef struct purse {
-  ON_ITS_OWN_LINE mutex_t lock; /* taken after a front's gate, for some ten nanoseconds */
+  ON_ITS_OWN_LINE latch_t latch; /* taken after a front's gate                */
+  atomic_bool empty; /* has no room for any block; may be read without the latch */
+  int frugal; /* visits for which a ledger keeps nothing                      */
   amounts_t left[ESPER_CLASSES];
-  int64_t ledgers;
 } purse_t;
+
+enum { PURSES = 8 };
+
+/* What a malloc wants that waits at its front's gate. */
+typedef struct wish {
+  ON_ITS_OWN_LINE atomic_int state;
+  size_t size, requested;
+  block_t *block; /* once it is granted                                       */
+} wish_t;
 
 /* front.h. All but the gate is under the gate: that of an open front is taken by
  * whoever is at work in it, that of a closed one stays with the device's lock. */
@@ -297,6 +306,7 @@ typedef struct front {
   uint16_t epoch; /* rises when the front is emptied; 0 is never used         */
   bool empty;     /* whoever holds the device's lock said so; the gate is closed */
   bool held;      /* is not to be emptied                                     */
+  bool stopped;   /* the gate is held by who has the device's lock            */
   bool paused;    /* by fronts_pause                                          */
   bool locked;    /* serves those who hold the device's lock, and nobody else */
   uint16_t filled; /* bit i: slot i has blocks                                */
@@ -305,6 +315,7 @@ typedef struct front {
   uint32_t units[FRONT_SLOTS]; /* the size of a slot's blocks, in BLOCK_ALIGN  */
   ledger_t ledger;
   block_t *block[FRONT_SLOTS][FRONT_DEPTH];
+  wish_t wish;
 } front_t;
 
 enum { WAITS = 8 }; /* streams; with more of them every pending block is looked at */
@@ -405,7 +416,8 @@ struct device {
   stream_t *legacy;      /* the default stream                                */
   stream_t *all_streams; /* stands for every stream: see event_record_all     */
 
-  purse_t purse;
+  purse_t purses[PURSES];
+  atomic_uint ledgers;   /* that were ever made                               */
 
   ON_ITS_OWN_LINE mutex_t sync_lock; /* one thread synchronises the device at a time */
   mutex_t lock; /* all below, and all heaps, segments, blocks, uses   */

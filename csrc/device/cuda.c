@@ -248,6 +248,12 @@ static esper_status cuda_memory_info(void *self, int device, size_t *free, size_
   RETURN_SCOPED(device, SCOPE_RELAXED, CALL(cuMemGetInfo, free, total));
 }
 
+static esper_status cuda_memory_total(void *self, int device, size_t *total)
+{
+  (void)self;
+  RETURN_SCOPED(device, SCOPE_RELAXED, CALL(cuDeviceTotalMem, total, devices[device].handle));
+}
+
 static esper_status cuda_device_synchronize(void *self, int device)
 {
   (void)self;
@@ -1005,6 +1011,7 @@ static const esper_driver driver = {
     .name = "cuda",
     .device_count = cuda_device_count,
     .memory_info = cuda_memory_info,
+    .memory_total = cuda_memory_total,
     .device_synchronize = cuda_device_synchronize,
     .memory_alloc = cuda_memory_alloc,
     .memory_free = cuda_memory_free,

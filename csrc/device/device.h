@@ -37,6 +37,8 @@ typedef struct esper_driver {
   esper_status (*device_count)(void *self, int *count);
   esper_status (*memory_info)(void *self, int device, size_t *free,
                               size_t *total);
+  /* The latter alone, which costs nothing. */
+  esper_status (*memory_total)(void *self, int device, size_t *total);
   /* Waits until all work enqueued on the device before the call is done.
    * ESPER_CAPTURING while a stream of it is being captured, and the capture
    * is invalid then. */

@@ -221,6 +221,7 @@ static esper_status held_stream_destroy(void *self, int device, void *stream)
 PASS(device_count, (void *self, int *count), count)
 PASS(memory_info, (void *self, int device, size_t *free, size_t *total),
      device, free, total)
+PASS(memory_total, (void *self, int device, size_t *total), device, total)
 PASS(memory_alloc, (void *self, int device, size_t size, uintptr_t *address),
      device, size, address)
 PASS(memory_free, (void *self, int device, uintptr_t address), device, address)
@@ -276,6 +277,7 @@ held *held_create(const esper_driver *below)
       .self = h,
       .device_count = held_device_count,
       .memory_info = held_memory_info,
+      .memory_total = held_memory_total,
       .device_synchronize = held_device_synchronize,
       .memory_alloc = held_memory_alloc,
       .memory_free = held_memory_free,

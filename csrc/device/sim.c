@@ -264,6 +264,12 @@ static esper_status memory_info(void *self, int device, size_t *free_bytes,
   END(memory_info, NULL);
 }
 
+static esper_status memory_total(void *self, int device, size_t *total) {
+  BEGIN(memory_total, NULL)
+  *total = s->devices[device].capacity;
+  END(memory_total, NULL);
+}
+
 static esper_status device_synchronize(void *self, int device) {
   BEGIN(device_synchronize, NULL)
   status = sim_wait_device(s, device);

@@ -391,9 +391,9 @@ TEST(mistakes_in_a_front_or_ledger_are_noticed) {
   front->ledger.granted[ESPER_ALL].bytes += MIB;
   CHECK(!ledgers_are_valid(&w.core->devices[0]));
   front->ledger.granted[ESPER_ALL].bytes -= MIB;
-  w.core->devices[0].purse.left[ESPER_ALL].bytes += MIB;
+  w.core->devices[0].purses[0].left[ESPER_ALL].bytes += MIB;
   CHECK(!ledgers_are_valid(&w.core->devices[0]));
-  w.core->devices[0].purse.left[ESPER_ALL].bytes -= MIB;
+  w.core->devices[0].purses[0].left[ESPER_ALL].bytes -= MIB;
   end();
 }
 
