@@ -15,7 +15,9 @@ static unsigned purses_in_use(const device_t *device)
 
 static void note_what_is_left(purse_t *purse)
 {
-  atomic_store_explicit(&purse->empty, purse->left[ESPER_ALL].count < 1, memory_order_relaxed);
+  const amounts_t *left = &purse->left[ESPER_ALL];
+  atomic_store_explicit(&purse->empty, !left->count && !left->bytes && !left->requested,
+                        memory_order_relaxed);
 }
 
 /* ---- reading ------------------------------------------------------------- */
@@ -243,7 +245,7 @@ void ledgers_grant(device_t *device, const block_t *block)
       first->granted[class] = first->room[class] = amounts_of(block);
       amounts_sub(&left, amounts_of(block));
     }
-    if (left.count)
+    if (left.count || left.bytes || left.requested)
       fill_purses(device, class, left);
   }
 }

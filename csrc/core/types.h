@@ -285,7 +285,7 @@ enum {
 /* Room that no ledger has just now (ledger.h). */
 typedef struct purse {
   ON_ITS_OWN_LINE latch_t latch; /* taken after a front's gate                */
-  atomic_bool empty; /* has no room for any block; may be read without the latch */
+  atomic_bool empty; /* has nothing; may be read without the latch            */
   int frugal; /* visits for which a ledger keeps nothing                      */
   amounts_t left[ESPER_CLASSES];
 } purse_t;

@@ -189,3 +189,34 @@ TEST(who_was_stopped_for_room_keeps_none_for_a_while) {
   CHECK_EQ(count_of_blocks().peak, BLOCKS);
   end();
 }
+
+static int64_t sum_of_peaks(void) {
+  const esper_stats *stats = &w.core->devices[0].stats;
+  int64_t sum = 0;
+  for (int class = 0; class < ESPER_CLASSES; class++)
+    sum += stats->allocation[class].peak + stats->allocated_bytes[class].peak +
+           stats->active[class].peak + stats->active_bytes[class].peak +
+           stats->requested_bytes[class].peak;
+  return sum;
+}
+
+/* The room for blocks, for their bytes and for what was asked for do not end together. */
+TEST(a_single_stream_stops_for_room_only_where_a_peak_rises) {
+  enum { LIVE = 64, CHANGES = 20000 };
+  begin();
+  void *p[LIVE] = {0};
+  uint64_t state = 1;
+  const esper_stat *known = &w.core->devices[0].stats.allocation[ESPER_ALL];
+  int64_t told = known->allocated, peaks = sum_of_peaks();
+  for (int i = 0; i < CHANGES; i++) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    int k = (int)(state >> 33) % LIVE;
+    if (p[k]) world_free(&w, p[k]);
+    p[k] = i % 5 ? world_malloc(&w, 1 + (state >> 40) % (4 * MIB), r) : NULL;
+    if (known->allocated != told) CHECK(sum_of_peaks() > peaks);
+    told = known->allocated;
+    peaks = sum_of_peaks();
+  }
+  for (int k = 0; k < LIVE; k++) world_free(&w, p[k]);
+  end();
+}
