@@ -410,12 +410,15 @@ esper_status esper_set_memory_fraction(esper_core *core, int device_index, doubl
   device_t *device;
   if (!(fraction >= 0 && fraction <= 1))
     return error_set(ESPER_INVALID, "memory fraction %g: give at least 0 and at most 1", fraction);
+  size_t free, total;
   esper_status status = core_device(core, device_index, &device);
+  if (status == ESPER_OK && fraction < 1) /* of what this process may have */
+    status = esper_memory_info(core, device_index, &free, &total);
   if (status != ESPER_OK)
     return status;
   lock(&device->lock);
   device->fraction = fraction;
-  device->limit = fraction < 1 ? (size_t)(fraction * (double)device->total) : SIZE_MAX;
+  device->limit = fraction < 1 ? (size_t)(fraction * (double)total) : SIZE_MAX;
   unlock(&device->lock);
   return ESPER_OK;
 }

@@ -1,5 +1,10 @@
 #include "front_gate.h"
 
+static bool is_closed(const front_t *front)
+{
+  return atomic_load_explicit(&front->gate, memory_order_relaxed) == GATE_CLOSED;
+}
+
 static bool gate_wait(front_t *front, int to)
 {
   for (int turn = 0;; turn++) {
@@ -21,7 +26,7 @@ __attribute__((noinline)) bool gate_take_slowly(front_t *front, int to)
 
 bool front_pause(front_t *front)
 {
-  if (front->stopped || !gate_take(front, GATE_HELD))
+  if (front->stopped || is_closed(front) || !gate_take(front, GATE_HELD))
     return false;
   front->stopped = true;
   return true;
@@ -39,7 +44,7 @@ void front_shut(front_t *front)
     atomic_store_explicit(&front->gate, GATE_CLOSED, memory_order_relaxed);
   else
     gate_take(front, GATE_CLOSED);
-  front->stopped = false;
+  front->stopped = front->paused = false;
 }
 
 void fronts_pause(device_t *device)
@@ -94,6 +99,8 @@ static block_t *wish_end(wish_t *wish)
 __attribute__((noinline)) bool gate_wait_wishing(front_t *front, size_t size, size_t requested,
                                                  block_t **block)
 {
+  if (is_closed(front))
+    return false;
   bool wishing = wish_make(&front->wish, size, requested);
   bool held = gate_wait(front, GATE_HELD);
   *block = wishing ? wish_end(&front->wish) : NULL;

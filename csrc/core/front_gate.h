@@ -38,8 +38,8 @@ static inline void gate_leave(front_t *front)
   atomic_store_explicit(&front->gate, GATE_OPEN, memory_order_release);
 }
 
-/* The same as gate_take for a malloc that found it held. False: the gate is closed, or
- * `block` was handed out meanwhile. */
+/* The same as gate_take for a malloc that found it not open. False: it is closed, or
+ * `block`, which was NULL, was handed out meanwhile. */
 bool gate_wait_wishing(front_t *front, size_t size, size_t requested, block_t **block);
 
 /* ---- under the device's lock ---------------------------------------------- */

@@ -117,6 +117,7 @@ static void note_failure(const request_t *q, size_t device_free, size_t device_t
   device_t *device = q->device;
   fronts_pause(device);
   ledgers_read(device);
+  ledgers_grant(device, NULL);
   fronts_resume(device);
   size_t in_pools = 0;
   for (const segment_t *s = device->first_segment; s; s = s->next)

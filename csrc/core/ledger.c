@@ -10,14 +10,15 @@
 static unsigned purses_in_use(const device_t *device)
 {
   unsigned ledgers = atomic_load_explicit(&device->ledgers, memory_order_relaxed);
-  return ledgers < PURSES ? ledgers : PURSES;
+  return ledgers < PURSES ? ledgers + !ledgers : PURSES;
 }
 
 static void note_what_is_left(purse_t *purse)
 {
-  const amounts_t *left = &purse->left[ESPER_ALL];
-  atomic_store_explicit(&purse->empty, !left->count && !left->bytes && !left->requested,
-                        memory_order_relaxed);
+  int64_t any = 0;
+  for (int class = 0; class < ESPER_CLASSES; class++)
+    any |= purse->left[class].count | purse->left[class].bytes | purse->left[class].requested;
+  atomic_store_explicit(&purse->empty, !any, memory_order_relaxed);
 }
 
 /* ---- reading ------------------------------------------------------------- */
@@ -73,7 +74,7 @@ void ledgers_read(device_t *device)
 {
   for (unsigned i = 0, n = purses_in_use(device); i < n; i++) {
     memset(device->purses[i].left, 0, sizeof device->purses[i].left);
-    note_what_is_left(&device->purses[i]);
+    atomic_store_explicit(&device->purses[i].empty, true, memory_order_relaxed);
   }
   for (const pool_t *pool = device->pools; pool; pool = pool->next)
     for (heap_t *heap = pool->heaps; heap; heap = heap->next)
@@ -224,19 +225,21 @@ static amounts_t room_of_class(const esper_stats *s, int class)
       room_below(&s->requested_bytes[class])};
 }
 
-/* In equal parts. */
-static void fill_purses(device_t *device, int class, amounts_t left)
+/* In equal parts. Whether there is anything. */
+static bool fill_purses(device_t *device, int class, amounts_t left)
 {
-  for (int i = 0, parts = (int)purses_in_use(device); parts > 0; i++, parts--) {
+  bool any = left.count | left.bytes | left.requested;
+  for (int i = 0, parts = any ? (int)purses_in_use(device) : 0; parts > 0; i++, parts--) {
     amounts_t part = {left.count / parts, left.bytes / parts, left.requested / parts};
     amounts_sub(&left, part);
     device->purses[i].left[class] = part;
-    note_what_is_left(&device->purses[i]);
   }
+  return any;
 }
 
 void ledgers_grant(device_t *device, const block_t *block)
 {
+  bool any = false;
   int other = block && block->segment->large ? ESPER_SMALL : ESPER_LARGE;
   for (int class = 0; class < ESPER_CLASSES; class++) {
     amounts_t left = room_of_class(&device->stats, class);
@@ -245,9 +248,10 @@ void ledgers_grant(device_t *device, const block_t *block)
       first->granted[class] = first->room[class] = amounts_of(block);
       amounts_sub(&left, amounts_of(block));
     }
-    if (left.count || left.bytes || left.requested)
-      fill_purses(device, class, left);
+    any |= fill_purses(device, class, left);
   }
+  for (unsigned i = 0, n = any ? purses_in_use(device) : 0; i < n; i++)
+    note_what_is_left(&device->purses[i]);
 }
 
 /* ---- counting the slow way ----------------------------------------------- */

@@ -170,7 +170,6 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   if (!heap)
     return NULL;
   front_init(&heap->front);
-  heap->front.ledger.number = atomic_fetch_add(&pool->device->ledgers, 1);
   heap->pool = pool;
   heap->stream = stream;
   heap->capture = capture;
@@ -178,8 +177,10 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   heap->next = pool->heaps;
   pool->heaps = heap;
   atomic_store_explicit(&stream->kept, true, memory_order_release);
-  if (pool == &pool->device->default_pool && !capture)
+  if (pool == &pool->device->default_pool && !capture) {
+    heap->front.ledger.number = atomic_fetch_add(&pool->device->ledgers, 1);
     atomic_store_explicit(&stream->heap, heap, memory_order_release);
+  }
   return heap;
 }
 

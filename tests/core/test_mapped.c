@@ -94,7 +94,7 @@ TEST(a_large_request_takes_few_pages) {
 TEST(a_small_heap_has_small_pages) {
   esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
   begin_with(1024, &defaults);
-  get(4, r); /* the first page is what a program starts with */
+  get(4, r); /* the first page of large blocks is what a program starts with */
   CHECK_EQ(calls(SIM_CALL_page_create), 1);
   get(20, r);
   CHECK_EQ(calls(SIM_CALL_page_create), 11);

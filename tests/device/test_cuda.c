@@ -64,6 +64,7 @@ static void *a_node, *some_nodes[8];
 #define SELF driver->self
 #define FUNCTIONS(F)                                                                    \
   F(memory_info, driver->memory_info(SELF, 1, &(size_t){0}, &(size_t){0}))              \
+  F(memory_total, driver->memory_total(SELF, 1, &(size_t){0}))                          \
   F(device_synchronize, driver->device_synchronize(SELF, 1))                            \
   F(memory_alloc, driver->memory_alloc(SELF, 1, 1 << 20, &an_address))                  \
   F(memory_free, driver->memory_free(SELF, 1, an_address))                              \
