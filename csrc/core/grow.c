@@ -18,8 +18,9 @@
 #include "stats.h"
 #include "stitch.h"
 
-/* A page of large blocks is at most such a part of the reserved memory, and so large. */
-enum { PAGE_SHARE = 128, LARGE_PAGE = 8 << 20, FIRST_PAGE = 4 << 20 };
+/* A page of large blocks is at most such a part of the reserved memory, such a part of
+ * the request, and so large. */
+enum { PAGE_SHARE = 256, REQUEST_SHARE = 5, LARGE_PAGE = 8 << 20, FIRST_PAGE = 4 << 20 };
 
 /* The part of a hole that, filled, makes a block of the wanted size together with
  * the free blocks beside it. */
@@ -119,6 +120,11 @@ static void give_spares(growth_t *g)
       arena_give(&g->device->blocks, g->spare[i]);
 }
 
+static size_t least(size_t a, size_t b)
+{
+  return a < b ? a : b;
+}
+
 /* Memory beside a block on the same page is lent with nobody, so pages are small; but
  * each costs about as much, whatever its size, so they grow with what there is. A program's
  * start waits for the first. */
@@ -126,12 +132,13 @@ static size_t page_most(const growth_t *g)
 {
   const config_t *config = config_of(g->device->core);
   size_t reserved = (size_t)g->device->stats.reserved_bytes[ESPER_ALL].current;
-  size_t share = (reserved + g->size) / PAGE_SHARE, granule = g->device->granule;
+  size_t share = least((reserved + g->size) / PAGE_SHARE, g->size / REQUEST_SHARE);
   if (share < FIRST_PAGE && !g->device->stats.reserved_bytes[ESPER_LARGE].current)
     share = FIRST_PAGE;
   size_t size = config->as_given.large_segment_size; /* said by the user */
+  size_t granule = g->device->granule;
   if (!size)
-    size = share < LARGE_PAGE ? share : LARGE_PAGE;
+    size = least(share, LARGE_PAGE);
   return g->large && size > granule ? size / granule * granule : granule;
 }
 
