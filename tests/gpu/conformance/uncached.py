@@ -28,15 +28,15 @@ def nothing_is_cached() -> Any:
 
 @scenario()
 def memory_comes_back_at_once() -> Any:
-    for _ in range(400):  # other processes take and give memory, too
+    tries, went, came = 100, 0, 0
+    for _ in range(tries):  # other processes take and give memory, too: mostly
         free = torch.cuda.mem_get_info()[0]
         x = bytes_of(64 * MiB)
         during = torch.cuda.mem_get_info()[0]
         del x
-        answer = [free - during >= 64 * MiB, torch.cuda.mem_get_info()[0] >= during + 64 * MiB]
-        if all(answer):
-            break
-    return answer
+        went += free - during >= 64 * MiB
+        came += torch.cuda.mem_get_info()[0] >= during + 64 * MiB
+    return [went > tries / 2, came > tries / 2]
 
 
 @scenario()

@@ -24,6 +24,7 @@ every batch has to share, against the same batches one after another.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from types import SimpleNamespace
@@ -37,6 +38,8 @@ from esper_alloc.validation import fused_validation_batch, process_fused_val_bat
 
 CONFIGS = 4
 DELAY_MS = 10.0
+LONG_DELAY_MS = 60.0  # where memory must have served again meanwhile, on a slow host too
+BLOCKING = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"  # a launch ends with its kernel
 MIB = 1 << 20
 
 # --- race ---------------------------------------------------------------------
@@ -94,9 +97,12 @@ class Race:
     def hold(self) -> None:
         """Keeps the environment's stream busy: until `let_go`, where the mistake is to
         show however slow the host is, and else for a while."""
-        if self.how == "original" and self.is_warm:  # loading a kernel may wait for all
+        if self.how == "original" and self.is_warm and not BLOCKING:
+            # Not before: loading a kernel may wait for all.
             self.flag.zero_()
             wait_for_value(self.side, self.flag, 1)
+        elif self.source == "device" and self.how in ("ours", "current"):
+            sleep(self.side, LONG_DELAY_MS)
         else:
             sleep(self.side, DELAY_MS)
 
