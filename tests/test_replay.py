@@ -709,7 +709,7 @@ RESERVED_PER_ACTIVE = {
         "expandable": 1.0084,
         "graphs": 1.1184,
         "llama_decode": 1.0041,
-        "llama_varlen": 1.0228,
+        "llama_varlen": 1.0168,
         "ppo": 1.0346,
         "two_devices": 1.0561,
     },
