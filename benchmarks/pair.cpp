@@ -21,6 +21,15 @@ double pair_ns(size_t size, long count) {
   return nanoseconds_since(begin) / double(count);
 }
 
+// The same as a tensor does it.
+double data_pointer_ns(size_t size, long count) {
+  auto *current = allocator::get();
+  const auto begin = Clock::now();
+  for (long i = 0; i < count; i++)
+    c10::DataPtr dropped = current->allocate(size);
+  return nanoseconds_since(begin) / double(count);
+}
+
 // Re-recording one event on an idle stream: the driver's price of a mark.
 double event_record_ns(long count) {
   auto stream = c10::cuda::getStreamFromPool(false, 0);
@@ -131,6 +140,14 @@ PyObject *py_pair_ns(PyObject *, PyObject *args) {
   return measured([=] { return pair_ns(size_t(size), count); });
 }
 
+PyObject *py_data_pointer_ns(PyObject *, PyObject *args) {
+  Py_ssize_t size;
+  long count;
+  if (!PyArg_ParseTuple(args, "nl", &size, &count))
+    return nullptr;
+  return measured([=] { return data_pointer_ns(size_t(size), count); });
+}
+
 PyObject *py_event_record_ns(PyObject *, PyObject *args) {
   long count;
   if (!PyArg_ParseTuple(args, "l", &count))
@@ -165,6 +182,8 @@ PyObject *py_steady_ns(PyObject *, PyObject *args) {
 
 PyMethodDef methods[] = {
     {"pair_ns", py_pair_ns, METH_VARARGS, "pair_ns(size, count) -> ns a pair"},
+    {"data_pointer_ns", py_data_pointer_ns, METH_VARARGS,
+     "data_pointer_ns(size, count) -> ns to allocate a DataPtr and drop it"},
     {"event_record_ns", py_event_record_ns, METH_VARARGS,
      "event_record_ns(count) -> ns a record"},
     {"mark_costs", py_mark_costs, METH_VARARGS,
