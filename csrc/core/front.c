@@ -4,68 +4,11 @@
 #include "call.h"
 #include "config.h"
 #include "free_blocks.h"
+#include "front_slots.h"
 #include "ledger.h"
 #include "stream.h"
 #include "trace.h"
 #include "use.h"
-
-/* ---- slots --------------------------------------------------------------- */
-
-/* A size has two places where its slot may be. */
-static inline unsigned slot_of(uint32_t units)
-{
-  return units * 0x9e3779b1u >> 28;
-}
-
-_Static_assert(FRONT_SLOTS == 16, "slot_of gives so many");
-
-/* So many blocks of a size are kept. Large ones are missed when they are not merged, but
- * who makes a batch of tensors while the last one is alive, or whose memory another thread
- * frees, frees as many at once. */
-static inline unsigned depth_of(uint32_t units)
-{
-  static const uint32_t DEEP = 384 * KIB / BLOCK_ALIGN, SMALL = MIB / BLOCK_ALIGN,
-                        MOST = 16 * MIB / BLOCK_ALIGN;
-  if (units <= SMALL)
-    return units <= DEEP ? FRONT_DEPTH : FRONT_DEPTH / 2;
-  return units <= MOST / 2 ? MOST / units : 1;
-}
-
-static inline uint32_t units_of(size_t size)
-{
-  size_t units = size / BLOCK_ALIGN;
-  return units <= UINT32_MAX ? (uint32_t)units : 0; /* 0: not for the front */
-}
-
-static inline int slot_with(const front_t *front, uint32_t units)
-{
-  unsigned slot = slot_of(units);
-  if (!(front->filled >> (slot & ~1u) & 3)) /* where sizes do not repeat, as a rule */
-    return -1;
-  if (front->units[slot] == units && front->count[slot])
-    return (int)slot;
-  slot ^= 1;
-  return front->units[slot] == units && front->count[slot] ? (int)slot : -1;
-}
-
-static inline bool push(front_t *front, block_t *block)
-{
-  uint32_t units = units_of(block->size);
-  int slot = slot_with(front, units);
-  if (slot < 0) {
-    slot = (int)slot_of(units);
-    if (front->count[slot])
-      slot ^= 1;
-    if (front->count[slot] || !units)
-      return false;
-    front->units[slot] = units;
-  } else if (front->count[slot] >= depth_of(units)) {
-    return false;
-  }
-  front->block[slot][front->count[slot]++] = block;
-  front->filled |= (uint16_t)(1u << slot);
-  return true;
-}
 
 /* ---- the choice ---------------------------------------------------------- */
 
@@ -138,15 +81,6 @@ static inline block_t *find(heap_t *heap, size_t size, int *slot, int *index)
   return *index < 0 ? NULL : front->block[*slot][*index];
 }
 
-static inline void take_out(front_t *front, int slot, int index)
-{
-  unsigned last = --front->count[slot];
-  if (!last)
-    front->filled &= (uint16_t)~(1u << slot);
-  for (unsigned i = (unsigned)index; i < last; i++)
-    front->block[slot][i] = front->block[slot][i + 1];
-}
-
 static inline void make_live(block_t *block, size_t asked)
 {
   block->requested = asked;
@@ -200,7 +134,7 @@ static inline bool serve(core_t *core, esper_stream as, size_t requested, front_
   bool taken = block && ledger_take(heap->pool->device, &front->ledger, block->segment->large,
                                     (amounts_t){1, (int64_t)size, (int64_t)requested});
   if (taken) {
-    take_out(front, slot, index);
+    slots_take(front, slot, index);
     make_live(block, requested);
     *ptr = (void *)block->address;
   }
@@ -225,7 +159,7 @@ bool front_free(block_t *block, uintptr_t address)
     return false;
   /* Again, since whoever frees what is not theirs learns it here. */
   bool kept = block_state_of(block) == BLOCK_LIVE && block->address == address &&
-              block->segment->heap == heap && push(front, block);
+              block->segment->heap == heap && slots_push(front, block);
   if (kept) {
     block_expect_neighbours(block);
     ledger_return(block->segment->device, &front->ledger, block->segment->large,
@@ -293,7 +227,7 @@ block_t *front_take_or_close(heap_t *heap, size_t size, size_t asked, bool misse
   bool paused = front_pause(front);
   block_t *block = missed ? NULL : find(heap, size, &slot, &index);
   if (block) {
-    take_out(front, slot, index);
+    slots_take(front, slot, index);
     make_live(block, asked);
     ledger_block_allocated(block);
     if (paused)
@@ -308,7 +242,7 @@ block_t *front_take_or_close(heap_t *heap, size_t size, size_t asked, bool misse
 static bool keep(front_t *front, block_t *block)
 {
   bool paused = front_pause(front);
-  bool kept = push(front, block);
+  bool kept = slots_push(front, block);
   if (kept)
     block_set_state(block, BLOCK_WARM);
   if (paused)
@@ -393,7 +327,7 @@ static void grant_wish(heap_t *heap)
     return;
   block_t *block = find(heap, wish->size, &slot, &index);
   if (block) {
-    take_out(front, slot, index);
+    slots_take(front, slot, index);
     make_live(block, wish->requested);
     ledger_overdraw(&front->ledger, block->segment->large, amounts_of(block));
   }
@@ -422,6 +356,7 @@ bool front_is_valid(heap_t *heap)
 {
   front_t *front = &heap->front;
   bool paused = front_pause(front), valid = front->epoch && !(front->epoch >> 15);
+  valid &= !paused || wish_is_valid(&front->wish);
   size_t blocks = 0;
   for (unsigned slot = 0; slot < FRONT_SLOTS; slot++) {
     blocks += front->count[slot];

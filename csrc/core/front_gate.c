@@ -1,5 +1,7 @@
 #include "front_gate.h"
 
+#include "block.h"
+
 static bool is_closed(const front_t *front)
 {
   return atomic_load_explicit(&front->gate, memory_order_relaxed) == GATE_CLOSED;
@@ -119,4 +121,11 @@ void wish_answer(wish_t *wish, block_t *block)
 {
   wish->block = block;
   atomic_store_explicit(&wish->state, block ? WISH_GRANTED : WISH_MADE, memory_order_release);
+}
+
+bool wish_is_valid(const wish_t *wish)
+{
+  int state = atomic_load_explicit(&wish->state, memory_order_acquire);
+  return state >= WISH_NONE && state <= WISH_GRANTED &&
+         (state != WISH_GRANTED || block_state_of(wish->block) == BLOCK_LIVE);
 }

@@ -59,5 +59,6 @@ void front_shut(front_t *front);
  * remains one. */
 bool wish_look(wish_t *wish);
 void wish_answer(wish_t *wish, block_t *block);
+bool wish_is_valid(const wish_t *wish);
 
 #endif

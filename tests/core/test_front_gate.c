@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "../../csrc/core/block.h"
 #include "../../csrc/core/core.h"
 #include "../../csrc/core/front.h"
 #include "../../csrc/core/ledger.h"
@@ -96,6 +97,11 @@ TEST(a_malloc_that_waits_while_a_peak_rises_is_part_of_it) {
   await_wish();
   others[1] = world_malloc(&w, SIZE, s); /* there is no room for it */
   CHECK_EQ(atomic_load(&front->wish.state), WISH_GRANTED);
+  CHECK(wish_is_valid(&front->wish));
+  block_t *granted = front->wish.block;
+  block_set_state(granted, BLOCK_READY);
+  CHECK(!wish_is_valid(&front->wish));
+  block_set_state(granted, BLOCK_LIVE);
   CHECK_EQ(w.core->devices[0].stats.allocation[ESPER_ALL].peak, 3);
   CHECK_EQ(w.core->devices[0].stats.allocation[ESPER_ALL].current, 3);
   leave_gate();
