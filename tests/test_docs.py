@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.machinery
+import json
 import os
 import re
 import shlex
@@ -283,6 +284,36 @@ def test_figures_come_from_result_files() -> None:
 
 
 # --- the script for a machine with a GPU -----------------------------------
+
+
+def run_gpu_script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools" / "gpu"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_lanes_of_the_gpu_script_have_folders_of_their_own(tmp_path: Path) -> None:
+    done = run_gpu_script(
+        *("--results", str(tmp_path), "--prebuilt", "--limit", "0"),
+        *("--lane", "smoke,doctor", "--lane", "doctor"),
+    )
+    assert done.returncode == 1, done.stderr  # there was no time for any
+    for lane, names in enumerate((["smoke", "doctor"], ["doctor"])):
+        table = json.loads((tmp_path / f"lane-{lane}" / "summary.json").read_text())
+        assert [row["part"] for row in table] == ["build", *names]
+        assert {row["status"] for row in table} == {"no time left"}
+        assert f"##### lane-{lane}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        (["--lane", "smoke,nonsense"], "no part 'nonsense'"),
+        (["--lane", "smoke", "--part", "doctor"], "leave out --part"),
+    ],
+)
+def test_wrong_lanes_are_refused(tmp_path: Path, arguments: list[str], why: str) -> None:
+    done = run_gpu_script("--results", str(tmp_path), *arguments)
+    assert done.returncode == 2 and why in done.stderr
 
 
 def test_the_gpu_script_runs_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
