@@ -64,7 +64,11 @@ def measured(library: Path, script: str, allocator: str, *arguments: str) -> dic
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_pairs_are_measured(library: Path, allocator: str) -> None:
     figures = measured(library, "pair", allocator)["figures"]
-    assert sorted(figures) == ["1 MiB", "512 B", "64 MiB"]
+    assert sorted(figures) == [
+        "allocate() and drop, 4 KiB",
+        *(f"raw_alloc + raw_delete, {size}" for size in ("1 MiB", "512 B", "64 MiB")),
+        "torch.empty and drop, 4 KiB",
+    ]
     assert all(ns > 0 for ns in figures.values())
 
 
