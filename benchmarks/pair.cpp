@@ -132,20 +132,13 @@ template <typename Measure> PyObject *measured(Measure measure) {
   return without_gil([&] { result = measure(); }) ? PyFloat_FromDouble(result) : nullptr;
 }
 
-PyObject *py_pair_ns(PyObject *, PyObject *args) {
+// Of a function of a size and a count.
+template <double (*measure)(size_t, long)> PyObject *py_sized_ns(PyObject *, PyObject *args) {
   Py_ssize_t size;
   long count;
   if (!PyArg_ParseTuple(args, "nl", &size, &count))
     return nullptr;
-  return measured([=] { return pair_ns(size_t(size), count); });
-}
-
-PyObject *py_data_pointer_ns(PyObject *, PyObject *args) {
-  Py_ssize_t size;
-  long count;
-  if (!PyArg_ParseTuple(args, "nl", &size, &count))
-    return nullptr;
-  return measured([=] { return data_pointer_ns(size_t(size), count); });
+  return measured([=] { return measure(size_t(size), count); });
 }
 
 PyObject *py_event_record_ns(PyObject *, PyObject *args) {
@@ -181,8 +174,8 @@ PyObject *py_steady_ns(PyObject *, PyObject *args) {
 }
 
 PyMethodDef methods[] = {
-    {"pair_ns", py_pair_ns, METH_VARARGS, "pair_ns(size, count) -> ns a pair"},
-    {"data_pointer_ns", py_data_pointer_ns, METH_VARARGS,
+    {"pair_ns", py_sized_ns<pair_ns>, METH_VARARGS, "pair_ns(size, count) -> ns a pair"},
+    {"data_pointer_ns", py_sized_ns<data_pointer_ns>, METH_VARARGS,
      "data_pointer_ns(size, count) -> ns to allocate a DataPtr and drop it"},
     {"event_record_ns", py_event_record_ns, METH_VARARGS,
      "event_record_ns(count) -> ns a record"},

@@ -412,7 +412,7 @@ esper_status esper_set_memory_fraction(esper_core *core, int device_index, doubl
     return error_set(ESPER_INVALID, "memory fraction %g: give at least 0 and at most 1", fraction);
   size_t free, total;
   esper_status status = core_device(core, device_index, &device);
-  if (status == ESPER_OK && fraction < 1) /* of what this process may have */
+  if (status == ESPER_OK && fraction < 1) /* a driver may give a process less than all */
     status = esper_memory_info(core, device_index, &free, &total);
   if (status != ESPER_OK)
     return status;

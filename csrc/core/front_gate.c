@@ -7,7 +7,7 @@ static bool is_closed(const front_t *front)
   return atomic_load_explicit(&front->gate, memory_order_relaxed) == GATE_CLOSED;
 }
 
-static bool gate_wait(front_t *front, int to)
+__attribute__((noinline)) bool gate_take_slowly(front_t *front, int to)
 {
   for (int turn = 0;; turn++) {
     int state = atomic_load_explicit(&front->gate, memory_order_relaxed);
@@ -17,11 +17,6 @@ static bool gate_wait(front_t *front, int to)
       return true;
     wait_briefly(turn);
   }
-}
-
-__attribute__((noinline)) bool gate_take_slowly(front_t *front, int to)
-{
-  return gate_wait(front, to);
 }
 
 /* ---- under the device's lock ---------------------------------------------- */
@@ -104,7 +99,7 @@ __attribute__((noinline)) bool gate_wait_wishing(front_t *front, size_t size, si
   if (is_closed(front))
     return false;
   bool wishing = wish_make(&front->wish, size, requested);
-  bool held = gate_wait(front, GATE_HELD);
+  bool held = gate_take_slowly(front, GATE_HELD);
   *block = wishing ? wish_end(&front->wish) : NULL;
   if (*block && held)
     gate_leave(front);

@@ -15,10 +15,10 @@ static unsigned purses_in_use(const device_t *device)
 
 static void note_what_is_left(purse_t *purse)
 {
-  int64_t any = 0;
+  bool empty = true;
   for (int class = 0; class < ESPER_CLASSES; class++)
-    any |= purse->left[class].count | purse->left[class].bytes | purse->left[class].requested;
-  atomic_store_explicit(&purse->empty, !any, memory_order_relaxed);
+    empty &= amounts_are_zero(purse->left[class]);
+  atomic_store_explicit(&purse->empty, empty, memory_order_relaxed);
 }
 
 /* ---- reading ------------------------------------------------------------- */
@@ -228,7 +228,7 @@ static amounts_t room_of_class(const esper_stats *s, int class)
 /* In equal parts. Whether there is anything. */
 static bool fill_purses(device_t *device, int class, amounts_t left)
 {
-  bool any = left.count | left.bytes | left.requested;
+  bool any = !amounts_are_zero(left);
   for (int i = 0, parts = any ? (int)purses_in_use(device) : 0; parts > 0; i++, parts--) {
     amounts_t part = {left.count / parts, left.bytes / parts, left.requested / parts};
     amounts_sub(&left, part);

@@ -18,6 +18,11 @@ static inline bool amounts_cover(const amounts_t *room, amounts_t wanted)
          room->requested >= wanted.requested;
 }
 
+static inline bool amounts_are_zero(amounts_t a)
+{
+  return !(a.count | a.bytes | a.requested);
+}
+
 static inline void amounts_add(amounts_t *sum, amounts_t more)
 {
   sum->count += more.count;

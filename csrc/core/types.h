@@ -286,7 +286,7 @@ enum {
 typedef struct purse {
   ON_ITS_OWN_LINE latch_t latch; /* taken after a front's gate                */
   atomic_bool empty; /* has nothing; may be read without the latch            */
-  int frugal; /* visits for which a ledger keeps nothing                      */
+  int frugal; /* visits for which a ledger keeps hardly anything              */
   amounts_t left[ESPER_CLASSES];
 } purse_t;
 
