@@ -54,7 +54,8 @@ class Ranges:
         return None
 
     def add(self, new: Range) -> None:
-        """Mapped ranges of one pool join where they touch."""
+        """Mapped ranges of one pool join where they touch; one whose pool nothing told
+        is of the pool of the one that it touches."""
         index = bisect_right(self._starts, new.start)
         before = self._ranges[index - 1] if index else None
         after = self._ranges[index] if index < len(self._ranges) else None
@@ -64,12 +65,12 @@ class Ranges:
                     f"it overlaps the segment of {other.end - other.start} bytes "
                     f"at {other.start:#x}"
                 )
-        first, last, start, end = index, index, new.start, new.end
-        if before and _join(before, new) and before.end == start:
-            first, start = index - 1, before.start
-        if after and _join(new, after) and after.start == end:
-            last, end = index + 1, after.end
-        self._replace(first, last, [new._replace(start=start, end=end)])
+        first, last = index, index
+        if before and _join(before, new):
+            first, new = index - 1, _joined(before, new)
+        if after and _join(new, after):
+            last, new = index + 1, _joined(new, after)
+        self._replace(first, last, [new])
 
     def remove(self, start: int, end: int, mapped: bool) -> Range:
         """Takes [start, end) away and returns it, with the pool it had."""
@@ -96,4 +97,9 @@ class Ranges:
 
 
 def _join(left: Range, right: Range) -> bool:
-    return left.mapped and right.mapped and left.pool == right.pool
+    known = {left.pool, right.pool} - {None}
+    return left.mapped and right.mapped and left.end == right.start and len(known) < 2
+
+
+def _joined(left: Range, right: Range) -> Range:
+    return left._replace(end=right.end, pool=right.pool if left.pool is None else left.pool)

@@ -259,6 +259,45 @@ def test_expandable_segments_map_and_unmap(tmp_path):
     assert_same_peaks(recording)
 
 
+def test_pages_that_left_one_by_one_came_together(tmp_path):
+    """Walking back, the page that left last touches nothing: what it touches later tells
+    its pool."""
+    base, page, pool = 0x10_0000_0000, 4 * MIB, (0, 7)
+
+    def entry(action, address, size):
+        return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 1}
+
+    entries = [
+        entry("segment_map", base + page, 2 * page),
+        entry("alloc", base + page, 2 * page),
+        entry("free_requested", base + page, 2 * page),
+        entry("free_completed", base + page, 2 * page),
+        entry("segment_unmap", base + page, page),
+        entry("segment_map", base + page, page),
+        entry("segment_unmap", base + page, page),
+        entry("segment_unmap", base + 2 * page, page),
+    ]
+    snapshot = {
+        "segments": [
+            {
+                "device": 0,
+                "address": base,
+                "total_size": page,
+                "stream": 0,
+                "segment_pool_id": pool,
+                "is_expandable": True,
+                "blocks": [{"address": base, "size": page, "state": "inactive"}],
+            }
+        ],
+        "device_traces": [entries],
+        "allocator_settings": {"expandable_segments": True},
+    }
+    [recording] = replay.load_recordings(write(tmp_path / "expandable", snapshot))
+    assert recording.recorded.peak_reserved == 3 * page
+    assert [recording.history.pools[one] for one in recording.history.pool_indexes] == [pool]
+    assert list(recording.recorded.usage.reserved)[-1] == page
+
+
 @pytest.mark.parametrize(
     ("size", "divisions", "expected"),
     [
@@ -384,6 +423,18 @@ def test_ranges_are_what_a_set_of_addresses_says(moves):
     for left, right in zip(list(ranges), list(ranges)[1:]):
         assert left.end <= right.start
         assert not (left.mapped and right.mapped and left.end == right.start)
+
+
+def test_a_range_of_no_known_pool_is_of_its_neighbours():
+    ranges = Ranges([Range(2, 3, None, True)])
+    ranges.add(Range(1, 2, (0, 1), True))
+    assert list(ranges) == [Range(1, 3, (0, 1), True)]
+    ranges.add(Range(3, 4, (0, 2), True))
+    ranges.add(Range(4, 5, None, True))
+    ranges.add(Range(5, 6, None, False))
+    assert list(ranges)[1:] == [Range(3, 5, (0, 2), True), Range(5, 6, None, False)]
+    with pytest.raises(RangeError):
+        ranges.remove(2, 4, True)  # two segments
 
 
 # ---- histories that contradict themselves -------------------------------------------
