@@ -128,7 +128,8 @@ def _use_rmm() -> None:
 
 def memory_figures() -> dict[str, float]:
     """MiB of this process, by its allocator: allocated and reserved at the most,
-    reserved now, and tries of malloc that needed a second one."""
+    reserved now, and tries of malloc that needed a second one; device_calls: how often
+    memory was taken of the device or given back, or moved."""
     import torch
 
     if _rmm is not None:
@@ -138,12 +139,15 @@ def memory_figures() -> dict[str, float]:
             "peak_reserved_mib": below.peak_bytes / MIB,
             "reserved_mib": below.current_bytes / MIB,
             "retries": 0,
+            "device_calls": 0,
         }
+    stats = torch.cuda.memory_stats()
     return {
         "peak_allocated_mib": torch.cuda.max_memory_allocated() / MIB,
         "peak_reserved_mib": torch.cuda.max_memory_reserved() / MIB,
         "reserved_mib": torch.cuda.memory_reserved() / MIB,
-        "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
+        "retries": stats.get("num_alloc_retries", 0),
+        "device_calls": stats.get("num_device_alloc", 0) + stats.get("num_device_free", 0),
     }
 
 
@@ -157,7 +161,8 @@ def device_used_mib() -> float:
 
 def nvidia_smi_used_mib() -> float | None:
     """The same as nvidia-smi says; None where it says nothing."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", gpu]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         return float(done.stdout.split()[0])

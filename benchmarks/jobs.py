@@ -22,6 +22,8 @@ cudaMallocAsync, and RMM's pool where the package rmm is installed:
   step time         against the fastest peer
   device memory     in use beyond what is reserved, by cuMemGetInfo and by
                     nvidia-smi, against native: nothing is taken that is not counted
+  changes           of what is reserved, in a pass after the first: a job whose passes
+                    are alike should need none
   outputs           losses, or tokens, that differ from native's: none
 
 --compare-replay records the history of a job on the GPU under native and under
@@ -223,14 +225,19 @@ def of_kind(
 
 def passes(measured: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, dict[str, Any]]]:
     """Rounds of figures from what the workers reported in turns: each has the peaks of
-    the whole process, and the first pass's step time as first_step_ms beside its own."""
+    the whole process, the device_calls of its own pass, and the first pass's step time as
+    first_step_ms beside its own."""
     warm_up, *later = measured[1:]
     last = measured[-1]
     rounds = []
+    calls = {case: figures.get("device_calls", 0) for case, figures in warm_up.items()}
     for number, one in enumerate(later):
         rounds.append({})
         for case, figures in one.items():
             rounds[-1][case] = {**figures, **{key: last.get(case, figures)[key] for key in PEAKS}}
+            if "device_calls" in figures:
+                rounds[-1][case]["device_calls"] -= calls[case]
+                calls[case] = figures["device_calls"]
             if number == 0:
                 more = {key: warm_up[case].get(key) for key in ONCE}
                 rounds[-1][case] |= {**more, "first_step_ms": warm_up[case]["step_ms"]}
@@ -316,6 +323,10 @@ def add_rows(
     results.compare(
         f"{title}: peak allocated", "MiB", best, "peak_allocated_mib", OURS, LEAST
     )
+    results.compare(
+        f"{title}: changes of reserved memory in a later pass", "changes", rounds, "device_calls",
+        OURS, NATIVE,
+    )  # fmt: skip
     for name, key in (
         ("device memory in use beyond reserved", "beyond_reserved_mib"),
         ("nvidia-smi's memory in use beyond reserved", "smi_beyond_reserved_mib"),

@@ -459,6 +459,7 @@ typedef struct esper_counters {
   uint64_t captured_frees; /* frees of memory so marked: replays may read it   */
   uint64_t bytes_loose;    /* pages that the driver would neither map nor take
                               back, in no segment; they are tried again        */
+  uint64_t pages_moved;    /* from where they were free to where a heap grew   */
 } esper_counters;
 ESPER_API esper_status esper_get_counters(esper_core *core, int device,
                                           esper_counters *counters);

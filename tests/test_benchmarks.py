@@ -187,6 +187,25 @@ def job_rounds() -> list[dict[str, dict[str, Any]]]:
     ]
 
 
+@pytest.mark.parametrize(("visible", "asked"), [(None, "0"), ("", "0"), ("2,3", "2")])
+def test_nvidia_smi_is_asked_about_the_gpu_that_works(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: str
+) -> None:
+    common = load("common")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "123\n", "")
+
+    monkeypatch.setattr(common.subprocess, "run", run)
+    assert common.nvidia_smi_used_mib() == 123.0
+    assert commands[0][-2:] == ["-i", asked]
+
+
 def test_rows_of_a_job(tmp_path: Path) -> None:
     jobs, made = load("jobs"), results(tmp_path)
     jobs.add_rows(made, "gpt2", job_rounds())
@@ -282,9 +301,9 @@ def test_the_first_pass_is_not_timed_and_peaks_are_of_all_passes() -> None:
     once = {"machine": {"gpu": "a"}, "beyond_reserved_mib": 5.0, "smi_beyond_reserved_mib": 6.0}
     measured = [
         {"native": {}, "esper_alloc": {}},
-        {"native": passed(9.0, 10, **once), "esper_alloc": passed(8.0, 10, **once)},
-        {"native": passed(3.0, 10), "esper_alloc": passed(2.0, 11)},
-        {"native": passed(4.0, 12), "esper_alloc": passed(2.5, 11)},
+        {"native": passed(9.0, 10, **once), "esper_alloc": passed(8.0, 10, device_calls=9, **once)},
+        {"native": passed(3.0, 10), "esper_alloc": passed(2.0, 11, device_calls=12)},
+        {"native": passed(4.0, 12), "esper_alloc": passed(2.5, 11, device_calls=12)},
         {"native": passed(5.0, 13)},  # ours failed
     ]
     rounds = jobs.passes(measured)
@@ -294,6 +313,7 @@ def test_the_first_pass_is_not_timed_and_peaks_are_of_all_passes() -> None:
     assert rounds[0]["esper_alloc"].items() >= {"first_step_ms": 8.0, **once}.items()
     assert "first_step_ms" not in rounds[1]["native"] and "machine" not in rounds[1]["native"]
     assert rounds[1]["native"]["outputs"] == ["4.0"]
+    assert [one["esper_alloc"]["device_calls"] for one in rounds[:2]] == [3, 0]
 
 
 def test_rounds_with_both_kinds_of_segments_are_told_apart() -> None:

@@ -22,6 +22,10 @@
  * the request, and so large. */
 enum { PAGE_SHARE = 256, REQUEST_SHARE = 5, LARGE_PAGE = 8 << 20, FIRST_PAGE = 4 << 20 };
 
+/* After so many moves of pages there may be such a part of the active memory's peak more
+ * than was active. */
+enum { FEW_MOVES = 256, ROOM_SHARE = 25 };
+
 /* The part of a hole that, filled, makes a block of the wanted size together with
  * the free blocks beside it. */
 typedef struct window {
@@ -31,11 +35,14 @@ typedef struct window {
   bool from_end;           /* they lie at the hole's end                      */
 } window_t;
 
+typedef enum pages_from { NEW_PAGES, LENT_UNLESS_ROOM, LENT_FIRST } pages_from;
+
 typedef struct growth {
   device_t *device;
   heap_t *heap;
   size_t size;
-  bool large, alone;
+  bool large;
+  pages_from from;
   window_t window;
   block_t *piece;   /* of the hole                                            */
   stitch_t stitch;  /* the pages that are lent                                */
@@ -170,6 +177,18 @@ static void free_neighbours(const window_t *w)
     free_blocks_add(w->after);
 }
 
+/* A page that moves costs as much as a new one, and is missed where it was. Where memory
+ * is as tight as can be, programs whose requests come round again move pages in every
+ * round, and never stop; with a little room most of them soon do. */
+static bool there_is_room(const growth_t *g)
+{
+  const esper_stats *stats = &g->device->stats;
+  int64_t peak = stats->active_bytes[ESPER_ALL].peak;
+  int64_t then = stats->reserved_bytes[ESPER_ALL].current +
+                 (int64_t)(g->device->reserving + g->window.missing);
+  return g->device->counters.pages_moved >= FEW_MOVES && then <= peak + peak / ROOM_SHARE;
+}
+
 /* ESPER_NOT_READY: the heap has no addresses for it. A block that another thread has
  * freed meanwhile is taken. */
 static esper_status claim(growth_t *g, block_t **block)
@@ -185,8 +204,10 @@ static esper_status claim(growth_t *g, block_t **block)
   if (!w->hole)
     return ESPER_NOT_READY;
   claim_neighbours(w);
+  if (g->from == LENT_UNLESS_ROOM && there_is_room(g))
+    g->from = NEW_PAGES;
   size_t most = w->before && w->after ? w->missing : w->hole->size;
-  stitch_claim(&g->stitch, g->heap, g->alone ? 0 : w->missing, most);
+  stitch_claim(&g->stitch, g->heap, g->from == NEW_PAGES ? 0 : w->missing, most);
   esper_status status = cut_piece(g);
   if (status != ESPER_OK) {
     give_spares(g);
@@ -300,6 +321,7 @@ static block_t *settle(growth_t *g, esper_status status, size_t filled)
   give_spares(g);
   note_refusal(g, status, filled);
   g->device->reserving -= g->created;
+  g->device->counters.pages_moved += g->stitch.pages;
   stitch_finish(&g->stitch);
   if (RULE(LENT_PAGES_KEEP_STAMP))
     g->piece->stamp = g->stitch.stamp;
@@ -344,25 +366,41 @@ static esper_status fill(growth_t *g, block_t **block)
   return status;
 }
 
-static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone,
-                                block_t **block)
+/* *from becomes NEW_PAGES where there was room. */
+static esper_status grow_by(pages_from *from, heap_t *heap, size_t size, bool large,
+                            block_t **block)
 {
   growth_t g = {.device = heap->pool->device, .heap = heap, .size = size, .large = large,
-                .alone = alone};
+                .from = *from};
   if (!heap->capture) {
-    if (!alone)
+    if (g.from != NEW_PAGES)
       stitch_learn(heap);
     mapped_reap(g.device);
     loose_give_back(g.device);
   }
   lock(&g.device->lock);
   esper_status status = claim(&g, block);
+  *from = g.from;
   unlock(&g.device->lock);
   if (status != ESPER_OK || *block)
     return status;
   paging_begin(g.device);
   status = fill(&g, block);
   paging_end(g.device);
+  return status;
+}
+
+/* What there is room for, the device need not have. */
+static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone,
+                                block_t **block)
+{
+  pages_from from = alone ? NEW_PAGES : LENT_UNLESS_ROOM;
+  esper_status status = grow_by(&from, heap, size, large, block);
+  bool refused = status == ESPER_OUT_OF_MEMORY || status == ESPER_REJECTED;
+  if (refused && from == NEW_PAGES && !alone) {
+    from = LENT_FIRST;
+    status = grow_by(&from, heap, size, large, block);
+  }
   return status;
 }
 

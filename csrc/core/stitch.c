@@ -155,7 +155,8 @@ static esper_status move_page(const segment_t *from, const page_t *page, loose_t
 }
 
 /* `loose` NULL: they are not unmapped first. */
-static esper_status move_all(lenders_t *list, loose_t *loose, block_t *into, size_t *moved)
+static esper_status move_all(lenders_t *list, loose_t *loose, block_t *into, size_t *moved,
+                             size_t *pages)
 {
   for (const block_t *b = list->first; b; b = b->newer)
     for (size_t at = 0; at < b->size;) {
@@ -163,6 +164,7 @@ static esper_status move_all(lenders_t *list, loose_t *loose, block_t *into, siz
       esper_status status = move_page(b->segment, page, loose, into, &list->left, moved);
       if (status != ESPER_OK)
         return status;
+      ++*pages;
       at += page_size(b->segment, page);
     }
   return ESPER_OK;
@@ -171,8 +173,9 @@ static esper_status move_all(lenders_t *list, loose_t *loose, block_t *into, siz
 esper_status stitch_move(stitch_t *stitch, block_t *into, size_t *moved)
 {
   *moved = 0;
-  esper_status status = move_all(&stitch->completed, stitch->loose, into, moved);
-  return status == ESPER_OK ? move_all(&stitch->ordered, NULL, into, moved) : status;
+  size_t *pages = &stitch->pages;
+  esper_status status = move_all(&stitch->completed, stitch->loose, into, moved, pages);
+  return status == ESPER_OK ? move_all(&stitch->ordered, NULL, into, moved, pages) : status;
 }
 
 static void finish(lenders_t *list, bool stale)

@@ -26,6 +26,7 @@ typedef struct lenders {
 typedef struct stitch {
   lenders_t completed; /* are unmapped before they serve                       */
   lenders_t ordered;   /* ... and these some time after that                   */
+  size_t pages;        /* that moved                                           */
   uint64_t stamp;      /* what these owe: their latest one                     */
   loose_t *loose;      /* room for a page that the driver keeps nowhere        */
 } stitch_t;

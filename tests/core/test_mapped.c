@@ -717,6 +717,55 @@ TEST(pages_are_lent_before_memory_runs_out) {
   end();
 }
 
+/* Seven blocks of a page each, every other one free, the last one among them; and pages
+ * have moved often. */
+static void comb_after_many_moves(void) {
+  comb(20, 7, r);
+  w.core->devices[0].counters.pages_moved = 256;
+}
+
+TEST(with_a_little_room_nothing_moves) {
+  begin();
+  comb_after_many_moves();
+  get(22, r);
+  CHECK_EQ(reserved(), 142);
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
+  get(43, r); /* there is room for a 25th of 140 MiB */
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 259);
+  CHECK_EQ(reserved(), 142);
+  end();
+}
+
+TEST(few_moves_need_no_room) {
+  begin();
+  comb_after_many_moves();
+  w.core->devices[0].counters.pages_moved = 255;
+  get(22, r);
+  CHECK_EQ(reserved(), 140);
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
+  end();
+}
+
+TEST(pages_move_where_the_memory_fraction_leaves_no_room) {
+  begin();
+  comb_after_many_moves();
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 140.0 / 256));
+  get(22, r);
+  CHECK_EQ(reserved(), 140);
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 257);
+  end();
+}
+
+TEST(pages_move_where_the_device_has_no_room) {
+  begin_with(140, NULL);
+  comb_after_many_moves();
+  get(22, r);
+  CHECK_EQ(reserved(), 140);
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 257);
+  CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 0);
+  end();
+}
+
 TEST(pinned_segments_lend_nothing) {
   begin();
   comb(20, 4, r);
@@ -876,6 +925,41 @@ TEST(what_is_free_in_a_mapped_segment_is_no_inactive_split) {
 }
 
 /* ---- a whole program ------------------------------------------------------- */
+
+/* A step whose requests come again in the next one, as in training: what it keeps of each
+ * layer goes in reverse order. */
+static void same_step(void **kept, int layers) {
+  uint64_t x = 88172645463325252u;
+  for (int i = 0; i < layers; i++) {
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    void *a = world_malloc(&w, (1 + x % 700) * 64 * KIB, r);
+    kept[i] = world_malloc(&w, (1 + x % 1013) * 128 * KIB, r);
+    world_free(&w, a);
+  }
+  for (int i = layers - 1; i >= 0; i--) {
+    void *a = world_malloc(&w, (1 + x % 900) * 128 * KIB, r);
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    world_free(&w, kept[i]);
+    void *b = world_malloc(&w, (1 + x % 600) * 256 * KIB, r);
+    world_free(&w, a);
+    world_free(&w, b);
+  }
+}
+
+TEST(pages_of_a_program_that_comes_round_again_come_to_rest) {
+  enum { LAYERS = 120 };
+  static void *kept[LAYERS];
+  esper_config mapped = {.segments = ESPER_SEGMENTS_MAPPED};
+  begin_with(65536, &mapped);
+  for (int step = 0; step < 60; step++) same_step(kept, LAYERS);
+  uint64_t moved = world_counters(&w, 0).pages_moved;
+  for (int step = 0; step < 20; step++) same_step(kept, LAYERS);
+  esper_stats stats = world_stats(&w, 0);
+  CHECK_EQ(world_counters(&w, 0).pages_moved, moved);
+  CHECK(stats.reserved_bytes[ESPER_ALL].peak * 100 <=
+        stats.active_bytes[ESPER_ALL].peak * 104);
+  end();
+}
 
 /* Sizes that never come twice, as with sequences of any length. */
 TEST(variable_lengths_reserve_little_more_than_they_use) {
