@@ -202,6 +202,12 @@ void core_set_clock(core_t *core, int64_t (*clock_us)(void))
   core->clock_us = clock_us;
 }
 
+void core_set_pages_moved(core_t *core, uint64_t pages)
+{
+  for (int d = 0; d < core->device_count; d++)
+    core->devices[d].counters.pages_moved = pages;
+}
+
 void esper_core_destroy(esper_core *core)
 {
   if (!core)

@@ -12,4 +12,7 @@ esper_status core_no_device(const core_t *core, int index);
  * tests and replays, before the core's first call. */
 void core_set_clock(core_t *core, int64_t (*clock_us)(void));
 
+/* For tests: as if so many pages had moved on each device. */
+void core_set_pages_moved(core_t *core, uint64_t pages);
+
 #endif

@@ -10,6 +10,7 @@
  * broken context, until the scenario is over. */
 #include <stdbool.h>
 
+#include "../../csrc/core/core.h"
 #include "world.h"
 
 enum { DEVICES = 2, LIVE = 64, CAPACITY = 64 };
@@ -535,6 +536,7 @@ static bool run(sim_call call, uint64_t nth, esper_status status, bool sticky,
     sim_destroy(s);
     return true;
   }
+  if (completion == SIM_SEEDED) core_set_pages_moved(core, 256); /* room before lent pages */
   scenario();
   if (sticky) no_fault(call);
   while (block_count) put(blocks[0].ptr);

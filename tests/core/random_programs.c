@@ -35,6 +35,7 @@ enum {
 
 /* As in core/core.h, whose other names are in the way. */
 void core_set_clock(esper_core *core, int64_t (*clock_us)(void));
+void core_set_pages_moved(esper_core *core, uint64_t pages);
 
 typedef struct stream {
   esper_stream es;
@@ -1061,6 +1062,7 @@ static uint64_t run_program(uint64_t seed, int threads) {
   sim_on_failure(p.s, oracle_failed, NULL);
   must(esper_core_create(sim_driver(p.s), &config, &p.core), "core_create");
   core_set_clock(p.core, program_clock);
+  if (p.operations % 2) core_set_pages_moved(p.core, 256); /* room before lent pages */
   for (int d = 0; d < p.devices; d++) {
     uint64_t id = ++p.pool_ids;
     must(esper_pool_create(p.core, d, POOL_ID, id, &p.pools[d]), "pool_create");

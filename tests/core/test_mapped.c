@@ -1,4 +1,5 @@
 /* Mapped segments: what is mapped where, what is lent, and what goes back. */
+#include "../../csrc/core/core.h"
 #include "../../csrc/core/types.h"
 #include "world.h"
 
@@ -721,7 +722,7 @@ TEST(pages_are_lent_before_memory_runs_out) {
  * have moved often. */
 static void comb_after_many_moves(void) {
   comb(20, 7, r);
-  w.core->devices[0].counters.pages_moved = 256;
+  core_set_pages_moved(w.core, 256);
 }
 
 TEST(with_a_little_room_nothing_moves) {
@@ -739,7 +740,7 @@ TEST(with_a_little_room_nothing_moves) {
 TEST(few_moves_need_no_room) {
   begin();
   comb_after_many_moves();
-  w.core->devices[0].counters.pages_moved = 255;
+  core_set_pages_moved(w.core, 255);
   get(22, r);
   CHECK_EQ(reserved(), 140);
   CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
