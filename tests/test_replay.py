@@ -218,40 +218,48 @@ def test_devices_are_separate(tmp_path):
     assert [one.recorded.peak_active for one in recordings] == [MIB, 2 * MIB]
 
 
-def test_expandable_segments_map_and_unmap(tmp_path):
-    base, page = 0x10_0000_0000, 20 * MIB
-
-    def entry(action, address, size):
-        return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 1}
-
-    entries = [
-        entry("segment_map", base, page),
-        entry("alloc", base, 15 * MIB),
-        entry("segment_map", base + page, page),
-        entry("alloc", base + 15 * MIB, 20 * MIB),
-        entry("free_requested", base + 15 * MIB, 20 * MIB),
-        entry("free_completed", base + 15 * MIB, 20 * MIB),
-        entry("segment_unmap", base + page, page),
-    ]
+def expandable_recording(folder, entries, segment, pool, blocks):
+    """Of entries that end with one expandable segment, given as (address, size)."""
     snapshot = {
         "segments": [
             {
                 "device": 0,
-                "address": base,
-                "total_size": page,
+                "address": segment[0],
+                "total_size": segment[1],
                 "stream": 0,
-                "segment_pool_id": (0, 0),
+                "segment_pool_id": pool,
                 "is_expandable": True,
-                "blocks": [
-                    {"address": base, "size": 15 * MIB, "state": "active_allocated"},
-                    {"address": base + 15 * MIB, "size": 5 * MIB, "state": "inactive"},
-                ],
+                "blocks": blocks,
             }
         ],
-        "device_traces": [entries],
+        "device_traces": [
+            [
+                {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 1}
+                for action, address, size in entries
+            ]
+        ],
         "allocator_settings": {"expandable_segments": True},
     }
-    [recording] = replay.load_recordings(write(tmp_path / "expandable", snapshot))
+    [recording] = replay.load_recordings(write(folder / "expandable", snapshot))
+    return recording
+
+
+def test_expandable_segments_map_and_unmap(tmp_path):
+    base, page = 0x10_0000_0000, 20 * MIB
+    entries = [
+        ("segment_map", base, page),
+        ("alloc", base, 15 * MIB),
+        ("segment_map", base + page, page),
+        ("alloc", base + 15 * MIB, 20 * MIB),
+        ("free_requested", base + 15 * MIB, 20 * MIB),
+        ("free_completed", base + 15 * MIB, 20 * MIB),
+        ("segment_unmap", base + page, page),
+    ]
+    blocks = [
+        {"address": base, "size": 15 * MIB, "state": "active_allocated"},
+        {"address": base + 15 * MIB, "size": 5 * MIB, "state": "inactive"},
+    ]
+    recording = expandable_recording(tmp_path, entries, (base, page), (0, 0), blocks)
     assert recording.recorded.peak_reserved == 2 * page
     assert recording.recorded.segments == 1
     assert recording.native.allocated == 35 * MIB
@@ -263,36 +271,18 @@ def test_pages_that_left_one_by_one_came_together(tmp_path):
     """Walking back, the page that left last touches nothing: what it touches later tells
     its pool."""
     base, page, pool = 0x10_0000_0000, 4 * MIB, (0, 7)
-
-    def entry(action, address, size):
-        return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 1}
-
     entries = [
-        entry("segment_map", base + page, 2 * page),
-        entry("alloc", base + page, 2 * page),
-        entry("free_requested", base + page, 2 * page),
-        entry("free_completed", base + page, 2 * page),
-        entry("segment_unmap", base + page, page),
-        entry("segment_map", base + page, page),
-        entry("segment_unmap", base + page, page),
-        entry("segment_unmap", base + 2 * page, page),
+        ("segment_map", base + page, 2 * page),
+        ("alloc", base + page, 2 * page),
+        ("free_requested", base + page, 2 * page),
+        ("free_completed", base + page, 2 * page),
+        ("segment_unmap", base + page, page),
+        ("segment_map", base + page, page),
+        ("segment_unmap", base + page, page),
+        ("segment_unmap", base + 2 * page, page),
     ]
-    snapshot = {
-        "segments": [
-            {
-                "device": 0,
-                "address": base,
-                "total_size": page,
-                "stream": 0,
-                "segment_pool_id": pool,
-                "is_expandable": True,
-                "blocks": [{"address": base, "size": page, "state": "inactive"}],
-            }
-        ],
-        "device_traces": [entries],
-        "allocator_settings": {"expandable_segments": True},
-    }
-    [recording] = replay.load_recordings(write(tmp_path / "expandable", snapshot))
+    blocks = [{"address": base, "size": page, "state": "inactive"}]
+    recording = expandable_recording(tmp_path, entries, (base, page), pool, blocks)
     assert recording.recorded.peak_reserved == 3 * page
     assert [recording.history.pools[one] for one in recording.history.pool_indexes] == [pool]
     assert list(recording.recorded.usage.reserved)[-1] == page

@@ -22,8 +22,8 @@
  * the request, and so large. */
 enum { PAGE_SHARE = 256, REQUEST_SHARE = 5, LARGE_PAGE = 8 << 20, FIRST_PAGE = 4 << 20 };
 
-/* After so many moves of pages there may be such a part of the active memory's peak more
- * than was active. */
+/* Once so many pages have moved, such a part of the peak of active memory may be reserved
+ * beyond it. */
 enum { FEW_MOVES = 256, ROOM_SHARE = 25 };
 
 /* The part of a hole that, filled, makes a block of the wanted size together with
@@ -35,14 +35,14 @@ typedef struct window {
   bool from_end;           /* they lie at the hole's end                      */
 } window_t;
 
-typedef enum pages_from { NEW_PAGES, LENT_UNLESS_ROOM, LENT_FIRST } pages_from;
+typedef enum pages_from { NEW_PAGES, LENT_UNLESS_ROOM, LENT_FIRST } pages_from_t;
 
 typedef struct growth {
   device_t *device;
   heap_t *heap;
   size_t size;
   bool large;
-  pages_from from;
+  pages_from_t from;
   window_t window;
   block_t *piece;   /* of the hole                                            */
   stitch_t stitch;  /* the pages that are lent                                */
@@ -367,7 +367,7 @@ static esper_status fill(growth_t *g, block_t **block)
 }
 
 /* *from becomes NEW_PAGES where there was room. */
-static esper_status grow_by(pages_from *from, heap_t *heap, size_t size, bool large,
+static esper_status grow_by(pages_from_t *from, heap_t *heap, size_t size, bool large,
                             block_t **block)
 {
   growth_t g = {.device = heap->pool->device, .heap = heap, .size = size, .large = large,
@@ -394,7 +394,7 @@ static esper_status grow_by(pages_from *from, heap_t *heap, size_t size, bool la
 static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone,
                                 block_t **block)
 {
-  pages_from from = alone ? NEW_PAGES : LENT_UNLESS_ROOM;
+  pages_from_t from = alone ? NEW_PAGES : LENT_UNLESS_ROOM;
   esper_status status = grow_by(&from, heap, size, large, block);
   bool refused = status == ESPER_OUT_OF_MEMORY || status == ESPER_REJECTED;
   if (refused && from == NEW_PAGES && !alone) {

@@ -20,8 +20,9 @@ GATES = {"ESPER_ALLOC_REUSE": "gate"}
 
 @functools.cache
 def race(allocator: str) -> dict[str, dict[str, int]]:
-    """All the races under an allocator: one process."""
-    return run_program("fused_validation", allocator, "race", str(TRIES), env=GATES)
+    """All the races under an allocator: one process, of 17 s, and of minutes beside others
+    that start."""
+    return run_program("fused_validation", allocator, "race", str(TRIES), env=GATES, timeout=400)
 
 
 @pytest.mark.parametrize("source", ["pinned", "device"])
