@@ -490,27 +490,37 @@ class Results:
         could not be judged."""
         if self.run is None:
             raise RuntimeError("describe() the machine before saving")
-        old = _read(self.path)
-        fresh = {(row["name"], row["peer_name"]) for row in self.rows}
-        kept = [row for row in old["rows"] if (row["name"], row["peer_name"]) not in fresh]
-        rows = kept + self.rows
-        used = {row["run"] for row in rows}
-        earlier = [run for run in old["runs"] if run["id"] != self.run["id"]]
-        runs = [run for run in [*earlier, self.run] if run["id"] in used]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self.path.with_suffix(".json.new")
-        scratch.write_text(json.dumps({"runs": runs, "rows": rows}, indent=1) + "\n")
-        scratch.replace(self.path)
+        add_to(self.path, self.rows, [self.run])
         print_table(self.rows, self.run)
         return self.complete and all(row["met"] is not False for row in self.rows)
 
 
-def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
+Rows = Sequence[dict[str, Any]]
+
+
+def add_to(path: Path, rows: Rows, runs: Rows) -> None:
+    """Writes rows and their runs into a result file: in place of rows of the same name
+    and peer, and without the runs of which nothing is left then."""
+    old_rows, old_runs = read(path)
+    fresh = {(row["name"], row["peer_name"]) for row in rows}
+    rows = [row for row in old_rows if (row["name"], row["peer_name"]) not in fresh] + [*rows]
+    used = {row["run"] for row in rows}
+    known = {run["id"] for run in runs}
+    runs = [run for run in old_runs if run["id"] not in known] + [*runs]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".json.new")
+    found = {"runs": [run for run in runs if run["id"] in used], "rows": rows}
+    scratch.write_text(json.dumps(found, indent=1) + "\n")
+    scratch.replace(path)
+
+
+def read(path: Path) -> tuple[Rows, Rows]:
+    """A result file's rows and runs; none where there is no file."""
     try:
         found = json.loads(path.read_text())
-        return {"runs": list(found["runs"]), "rows": list(found["rows"])}
+        return list(found["rows"]), list(found["runs"])
     except FileNotFoundError:
-        return {"runs": [], "rows": []}
+        return [], []
     except (ValueError, KeyError, TypeError):
         raise SystemExit(f"{path} is no result file; move it away") from None
 

@@ -281,9 +281,9 @@ def differing(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def repeats(rounds: Sequence[Mapping[str, Mapping[str, Any]]]) -> bool:
-    """Whether native's passes gave the same outputs, which those of some jobs should."""
+    """Whether several passes of native's gave the same outputs, which those of some jobs should."""
     native = [one[NATIVE]["outputs"] for one in rounds if NATIVE in one]
-    return all(one == native[0] for one in native)
+    return len(native) > 1 and all(one == native[0] for one in native)
 
 
 def output_differences(

@@ -20,7 +20,7 @@ SCRIPTS = sorted(
     for path in BENCHMARKS.glob("*.py")
     if "__main__" in path.read_text() and path.name != "readme.py"
 )
-MODULES = ("common", "turns", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth", "malloc_times", "threads", "churn")
+MODULES = ("common", "turns", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth", "malloc_times", "threads", "churn", "take")
 ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2"}
 
 
@@ -155,6 +155,55 @@ def test_a_later_run_replaces_its_rows_alone(tmp_path: Path) -> None:
     assert len(found["runs"]) == 2
 
 
+def result_file(path: Path, run: str, *names: str, **more: Any) -> Path:
+    runs = [{"id": run, "commit": "abc", "time": run, **ABOUT, **more}]
+    rows = [{"name": name, "peer_name": "native", "ours": 1, "run": run} for name in names]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"runs": runs, "rows": rows}))
+    return path
+
+
+def test_results_of_another_machine_are_taken(tmp_path: Path) -> None:
+    into, made = tmp_path / "results", tmp_path / "made"
+    result_file(into / "pair.json", "1", "a", "b")
+    result_file(made / "lane-0" / "pair.json", "3", "b")
+    result_file(made / "lane-1" / "pair.json", "2", "b", "c")  # measured before the other
+    result_file(made / "churn.json", "2", "d")
+    (made / "summary.json").write_text("{}")
+    (made / "broken.json").write_text("{")
+    assert load("take").take([made], into) == ["churn", "pair"]
+    assert sorted(path.name for path in into.iterdir()) == ["churn.json", "pair.json"]
+    found = json.loads((into / "pair.json").read_text())
+    assert {row["name"]: row["run"] for row in found["rows"]} == {"a": "1", "b": "3", "c": "2"}
+    assert {run["id"] for run in found["runs"]} == {"1", "2", "3"}
+    result_file(made / "lane-0" / "pair.json", "4", "a", "b", "c")
+    load("take").take([made / "lane-0"], into)
+    assert [run["id"] for run in json.loads((into / "pair.json").read_text())["runs"]] == ["4"]
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"commit": "abc+changes"}, r"measured at abc\+changes, which nobody else has"),
+        ({"commit": "unknown"}, "measured at unknown"),
+        (None, "no result file: .*gone.json"),
+    ],
+)
+def test_what_nobody_can_repeat_is_not_taken(
+    tmp_path: Path, more: dict[str, str] | None, why: str
+) -> None:
+    into, good = tmp_path / "results", result_file(tmp_path / "made" / "pair.json", "1", "a")
+    other = tmp_path / "gone.json"
+    if more is not None:
+        result_file(other, "2", "b", **more)
+    with pytest.raises(SystemExit, match=why):
+        load("take").take([good, other], into)
+    assert not into.exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match="nothing was found"):
+        load("take").take([tmp_path / "empty"], into)
+
+
 # --- jobs ----------------------------------------------------------------------
 
 
@@ -252,6 +301,10 @@ def test_what_native_does_not_repeat_is_asked_of_nobody(tmp_path: Path) -> None:
             [row] = [row for row in made.rows if "outputs that differ" in row["name"]]
             rows.append((row["goal"], row["met"]))
     assert rows == [(0.0, True), (0.0, False), (0.0, True), (None, None)]
+    made = results(tmp_path)
+    jobs.add_rows(made, "job", job_rounds()[:1], True)  # one pass says nothing of another
+    [row] = [row for row in made.rows if "outputs that differ" in row["name"]]
+    assert row["goal"] is None
 
 
 def test_small_jobs_have_no_finer_aim_and_missing_figures_no_row(tmp_path: Path) -> None:

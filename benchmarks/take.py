@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Takes result files that were made on another machine into benchmarks/results.
+
+    python benchmarks/take.py DIR            # what tools/gpu --results DIR left, lanes and all
+    python benchmarks/take.py FILE.json ...  # of the topic that the file is named after
+
+A row takes the place of the one with its name and peer; runs of which no row is left go.
+What was measured last wins. Nothing is taken where a run has no commit to be repeated
+from. `python benchmarks/readme.py` writes the README's figures then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from common import RESULTS, Rows, add_to, read
+
+CHANGED, UNKNOWN = "+changes", "unknown"  # as commit() in common.py says it
+
+
+def found_in(path: Path) -> Iterator[Path]:
+    """The result files of a folder, whatever else is there, or the one file."""
+    if not path.is_dir():
+        yield path
+        return
+    for file in sorted(path.rglob("*.json")):
+        content = None
+        with contextlib.suppress(ValueError):
+            content = json.loads(file.read_text())
+        if isinstance(content, dict) and {"rows", "runs"} <= content.keys():
+            yield file
+
+
+def last_time(runs: Rows) -> str:
+    return max((run["time"] for run in runs), default="")
+
+
+def check(path: Path, runs: Rows) -> None:
+    for run in runs:
+        if run["commit"].endswith(CHANGED) or run["commit"] == UNKNOWN:
+            raise SystemExit(
+                f"{path}: measured at {run['commit']}, which nobody else has; measure at a "
+                "commit, named by ESPER_COMMIT where there is no .git"
+            )
+
+
+def take(paths: Iterable[Path], into: Path = RESULTS) -> list[str]:
+    """Adds result files to those in `into`; their topics. Raises SystemExit, and takes
+    nothing, for a file that is none, or of a commit that nobody has."""
+    files = [file for path in paths for file in found_in(path)]
+    read_ones = [(file, *read(file)) for file in files if file.exists()]
+    missing = [str(file) for file in files if not file.exists()]
+    if missing or not files:
+        raise SystemExit(f"no result file: {', '.join(missing) or 'nothing was found'}")
+    for file, _, runs in read_ones:
+        check(file, runs)
+    read_ones.sort(key=lambda one: last_time(one[2]))
+    for file, rows, runs in read_ones:
+        add_to(into / file.name, rows, runs)
+    return sorted({file.stem for file in files})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="take.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="DIR|FILE")
+    for topic in take(parser.parse_args().paths):
+        print(f"{topic}: taken")
+
+
+if __name__ == "__main__":
+    main()
