@@ -32,7 +32,7 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
     - ``loans``: blocks that were handed out on another stream than their own;
     - ``events_created``: in a steady loop this stands still;
     - ``pages_moved``: pages that moved from where they were free to where memory
-      was wanted; in a steady loop this stands still, or nearly;
+      was wanted; in most steady loops this stands still;
     - ``captured_uses``: marks inside captures, of memory from outside them;
     - ``captured_frees``: frees of memory so marked, which replays may still read.
 

@@ -36,7 +36,8 @@ OWN = sys.argv[1]
 own = ctypes.CDLL(OWN)
 class Pieces(ctypes.Structure):
     _fields_ = [("live", ctypes.c_int), ("calls", ctypes.c_int),
-                ("last_device", ctypes.c_int), ("bytes", ctypes.c_size_t)]
+                ("last_device", ctypes.c_int), ("strict", ctypes.c_int),
+                ("bytes", ctypes.c_size_t)]
 own.own_pieces.restype = Pieces
 own.own_limit.argtypes = [ctypes.c_size_t]
 
@@ -281,8 +282,41 @@ def test_a_mem_pools_own_allocator(libraries: dict[str, Path], kind: str) -> Non
         del a
         torch.cuda.empty_cache()
         assert own.own_pieces().live == 0
+        assert own.own_pieces().strict == 0  # some thread may be capturing
         del outside
         """,
+        ESPER_ALLOC_SEGMENTS=kind,
+    )
+
+
+@on_both_kinds
+def test_who_only_looks_makes_no_context(libraries: dict[str, Path], kind: str) -> None:
+    # There are two devices.
+    run(
+        libraries,
+        """
+        class Fake(ctypes.Structure):
+            _fields_ = [("fail", ctypes.c_void_p),
+                        ("calls", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p))]
+        fake = Fake.in_dll(ctypes.CDLL(os.environ["ESPER_ALLOC_LIBCUDA"]), "fake")
+        contexts = lambda: fake.calls(b"cuDevicePrimaryCtxRetain")
+        memory(MiB)
+        assert contexts() == 1
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_stats(1)["reserved_bytes.all.peak"] == 0
+        torch.cuda.reset_peak_memory_stats(1)
+        torch.cuda.reset_accumulated_memory_stats(1)
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            memory(MiB)
+        del pool
+        segments()
+        esper_alloc.report()
+        assert contexts() == 1
+        memory(MiB, "cuda:1")
+        assert contexts() == 2
+        """,
+        PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.5",
         ESPER_ALLOC_SEGMENTS=kind,
     )
 

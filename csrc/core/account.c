@@ -128,8 +128,8 @@ esper_status esper_get_pool_stats(esper_core *core, int index, esper_pool_stats 
   device_t *device;
   *pools = NULL;
   *count = 0;
-  esper_status status = core_device(core, index, &device);
-  if (status != ESPER_OK)
+  esper_status status = core_used_device(core, index, &device);
+  if (!device)
     return status;
   lock(&device->lock);
   *count = count_used(device);

@@ -50,12 +50,18 @@ static part_t part_of(const block_t *block)
                   .live = live};
 }
 
+/* Addresses without any memory may go at any time. */
+static bool has_memory(const pool_t *pool, const segment_t *s)
+{
+  return s->heap->pool == pool && s->bytes;
+}
+
 static bool write_down(const pool_t *pool, esper_checkpoint *to)
 {
   const segment_t *first = pool->device->first_segment;
   for (const segment_t *s = first; s; s = s->next) {
-    to->chain_count += s->heap->pool == pool;
-    for (const block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
+    to->chain_count += has_memory(pool, s);
+    for (const block_t *b = s->first; b && has_memory(pool, s); b = b->next)
       to->part_count++;
   }
   to->chains = malloc((to->chain_count + 1) * sizeof *to->chains);
@@ -64,7 +70,7 @@ static bool write_down(const pool_t *pool, esper_checkpoint *to)
     return false;
   size_t chains = 0, parts = 0;
   for (const segment_t *s = first; s; s = s->next) {
-    if (s->heap->pool != pool)
+    if (!has_memory(pool, s))
       continue;
     chain_t *chain = &to->chains[chains++];
     *chain = (chain_t){.address = s->address, .size = s->size, .sequence = s->sequence,

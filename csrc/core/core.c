@@ -22,6 +22,7 @@
 #include "opening.h"
 #include "peers.h"
 #include "pool.h"
+#include "room.h"
 #include "segment.h"
 #include "settle.h"
 #include "shared.h"
@@ -52,11 +53,30 @@ static void device_init(core_t *core, int index)
   pool_init(&device->default_pool, device, 0, 0);
 }
 
+/* A driver may give a process less than all. */
+static esper_status set_limit(device_t *device, double fraction)
+{
+  size_t free, total = 0;
+  esper_status status = ESPER_OK;
+  if (fraction < 1)
+    status = call_memory_info(device->core, device->index, &free, &total);
+  if (status != ESPER_OK)
+    return error_from_driver(device->core, status);
+  lock(&device->lock);
+  device->fraction = fraction;
+  device->limit = fraction < 1 ? (size_t)(fraction * (double)total) : SIZE_MAX;
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
 /* What needs the driver, which must not be woken up by merely making a core. */
 static esper_status device_start(core_t *core, device_t *device)
 {
   uint64_t id;
-  esper_status status = call_memory_total(core, device->index, &device->total);
+  esper_status status = set_limit(device, device->fraction);
+  if (status != ESPER_OK)
+    return status;
+  status = call_memory_total(core, device->index, &device->total);
   if (status == ESPER_OK)
     status = call_stream_id(core, device->index, NULL, &id);
   if (status != ESPER_OK)
@@ -97,9 +117,20 @@ esper_status core_device(core_t *core, int index, device_t **device)
   return status;
 }
 
+esper_status core_used_device(core_t *core, int index, device_t **device)
+{
+  *device = NULL;
+  if (index < 0 || index >= core->device_count)
+    return core_no_device(core, index);
+  if (atomic_load_explicit(&core->devices[index].ready, memory_order_acquire))
+    *device = &core->devices[index];
+  return ESPER_OK;
+}
+
 static void device_destroy(device_t *device)
 {
   core_t *core = device->core;
+  fronts_close(device);
   gates_forget(device);
   shared_forget(device, true);
   imports_destroy(device);
@@ -395,16 +426,15 @@ void esper_retire(esper_core *core, int device)
 esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *pool)
 {
   device_t *device;
-  esper_status status = core_device(core, device_index, &device);
-  if (status != ESPER_OK)
+  esper_status status = core_used_device(core, device_index, &device);
+  if (!device)
     return status;
   status = settle_device(device);
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
-  bool may_capture = opening_may_capture(device);
   unlock(&device->lock);
   imports_reap(device, true);
-  heap_release(device, pool, may_capture ? &device->default_pool : NULL, SIZE_MAX);
+  heap_release(device, pool, true, SIZE_MAX);
   /* During a capture what has completed was given back, and that is all. */
   return status == ESPER_CAPTURING ? ESPER_OK : status;
 }
@@ -416,17 +446,18 @@ esper_status esper_set_memory_fraction(esper_core *core, int device_index, doubl
   device_t *device;
   if (!(fraction >= 0 && fraction <= 1))
     return error_set(ESPER_INVALID, "memory fraction %g: give at least 0 and at most 1", fraction);
-  size_t free, total;
-  esper_status status = core_device(core, device_index, &device);
-  if (status == ESPER_OK && fraction < 1) /* a driver may give a process less than all */
-    status = esper_memory_info(core, device_index, &free, &total);
-  if (status != ESPER_OK)
-    return status;
-  lock(&device->lock);
-  device->fraction = fraction;
-  device->limit = fraction < 1 ? (size_t)(fraction * (double)total) : SIZE_MAX;
-  unlock(&device->lock);
-  return ESPER_OK;
+  lock(&core->config_lock); /* it may be about to be used */
+  esper_status status = core_used_device(core, device_index, &device);
+  if (status == ESPER_OK && device) {
+    status = set_limit(device, fraction);
+  } else if (status == ESPER_OK) {
+    device = &core->devices[device_index];
+    lock(&device->lock);
+    device->fraction = fraction; /* its limit comes with its first use */
+    unlock(&device->lock);
+  }
+  unlock(&core->config_lock);
+  return status;
 }
 
 double esper_get_memory_fraction(const esper_core *core, int device_index)
@@ -444,17 +475,19 @@ esper_status esper_get_stats(esper_core *core, int device_index, esper_stats *st
 {
   device_t *device;
   *stats = (esper_stats){0};
-  esper_status status = core_device(core, device_index, &device);
+  esper_status status = core_used_device(core, device_index, &device);
   if (status != ESPER_OK)
     return status;
-  heap_retire(device);
-  lock(&device->lock);
-  fronts_pause(device);
-  ledgers_read(device);
-  *stats = device->stats;
-  ledgers_grant(device, NULL);
-  fronts_resume(device);
-  unlock(&device->lock);
+  if (device) {
+    heap_retire(device);
+    lock(&device->lock);
+    fronts_pause(device);
+    ledgers_read(device);
+    *stats = device->stats;
+    ledgers_grant(device, NULL);
+    fronts_resume(device);
+    unlock(&device->lock);
+  }
   size_t max_split = config_of(core)->max_split_size;
   stats->max_split_size = max_split == SIZE_MAX ? -1 : (int64_t)max_split;
   return ESPER_OK;
@@ -463,8 +496,8 @@ esper_status esper_get_stats(esper_core *core, int device_index, esper_stats *st
 esper_status esper_reset_peak_stats(esper_core *core, int device_index)
 {
   device_t *device;
-  esper_status status = core_device(core, device_index, &device);
-  if (status != ESPER_OK)
+  esper_status status = core_used_device(core, device_index, &device);
+  if (!device)
     return status;
   heap_retire(device);
   lock(&device->lock);
@@ -480,8 +513,8 @@ esper_status esper_reset_peak_stats(esper_core *core, int device_index)
 esper_status esper_reset_accumulated_stats(esper_core *core, int device_index)
 {
   device_t *device;
-  esper_status status = core_device(core, device_index, &device);
-  if (status != ESPER_OK)
+  esper_status status = core_used_device(core, device_index, &device);
+  if (!device)
     return status;
   lock(&device->lock);
   fronts_pause(device);
@@ -509,8 +542,8 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
 {
   device_t *device;
   *counters = (esper_counters){0};
-  esper_status status = core_device(core, device_index, &device);
-  if (status != ESPER_OK)
+  esper_status status = core_used_device(core, device_index, &device);
+  if (!device)
     return status;
   heap_retire(device);
   lock(&device->lock);
@@ -537,8 +570,8 @@ esper_status esper_gates_copy(esper_core *core, int device_index, esper_gate_ent
   device_t *device;
   *entries = NULL;
   *count = 0;
-  esper_status status = core_device(core, device_index, &device);
-  return status == ESPER_OK ? gates_copy(device, entries, count) : status;
+  esper_status status = core_used_device(core, device_index, &device);
+  return device ? gates_copy(device, entries, count) : status;
 }
 
 esper_status esper_memory_info(esper_core *core, int device_index, size_t *free, size_t *total)
@@ -669,7 +702,7 @@ static bool device_is_valid(device_t *device)
     valid = segment_is_valid(s);
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
     valid = pool_is_valid(pool);
-  valid = valid && figures_are_valid(device) && gates_are_valid(device) &&
+  valid = valid && figures_are_valid(device) && gates_are_valid(device) && room_is_valid(device) &&
           loose_is_valid(device) && accounts_are_valid(device);
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);

@@ -6,6 +6,7 @@
 #include "free_blocks.h"
 #include "front_slots.h"
 #include "ledger.h"
+#include "segment.h"
 #include "stream.h"
 #include "trace.h"
 #include "use.h"
@@ -153,13 +154,13 @@ bool front_malloc(core_t *core, esper_stream as, size_t requested, front_try_t *
 
 bool front_free(block_t *block, uintptr_t address)
 {
-  heap_t *heap = block->segment->heap;
+  heap_t *heap = segment_home(block->segment);
   front_t *front = &heap->front;
   if ((block->uses && RULE(FRONT_OWES_NOTHING)) || !block->plain || !gate_take(front, GATE_HELD))
     return false;
   /* Again, since whoever frees what is not theirs learns it here. */
   bool kept = block_state_of(block) == BLOCK_LIVE && block->address == address &&
-              block->segment->heap == heap && slots_push(front, block);
+              segment_home(block->segment) == heap && slots_push(front, block);
   if (kept) {
     block_expect_neighbours(block);
     ledger_return(block->segment->device, &front->ledger, block->segment->large,
@@ -177,7 +178,7 @@ bool front_free(block_t *block, uintptr_t address)
 
 void front_init(front_t *front)
 {
-  atomic_init(&front->gate, GATE_CLOSED);
+  atomic_store_explicit(&front->gate, GATE_CLOSED, memory_order_relaxed);
   front->empty = true;
   front->epoch = 1;
 }

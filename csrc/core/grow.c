@@ -1,7 +1,8 @@
 /* grow.c: a mapped segment grows into one of its holes, of which the memory that is
- * missing between its free neighbours is filled: with pages that are lent (stitch.h),
- * then with new ones. Blocks are claimed under the lock, pages move without it, and
- * then the books are made, for as much as the driver did. */
+ * missing between its free neighbours is filled: with pages that are lent (stitch.h) and
+ * with new ones, or, where there is room, with new ones alone. Blocks are claimed under
+ * the lock, pages move without it, and then the books are made, for as much as the driver
+ * did. */
 #include "grow.h"
 
 #include "block.h"
@@ -14,6 +15,7 @@
 #include "page.h"
 #include "peers.h"
 #include "pool.h"
+#include "room.h"
 #include "segment.h"
 #include "stats.h"
 #include "stitch.h"
@@ -21,10 +23,6 @@
 /* A page of large blocks is at most such a part of the reserved memory, such a part of
  * the request, and so large. */
 enum { PAGE_SHARE = 256, REQUEST_SHARE = 5, LARGE_PAGE = 8 << 20, FIRST_PAGE = 4 << 20 };
-
-/* Once so many pages have moved, such a part of the peak of active memory may be reserved
- * beyond it. */
-enum { FEW_MOVES = 256, ROOM_SHARE = 25 };
 
 /* The part of a hole that, filled, makes a block of the wanted size together with
  * the free blocks beside it. */
@@ -48,6 +46,7 @@ typedef struct growth {
   stitch_t stitch;  /* the pages that are lent                                */
   size_t created;   /* bytes of the pages that are asked of the driver        */
   size_t page_most; /* ... which are at most so large                         */
+  size_t spared;    /* bytes that could have been lent instead of some        */
   size_t moved;     /* bytes of the lent ones that are in the piece           */
   void *spare[2];
 } growth_t;
@@ -177,16 +176,18 @@ static void free_neighbours(const window_t *w)
     free_blocks_add(w->after);
 }
 
-/* A page that moves costs as much as a new one, and is missed where it was. Where memory
- * is as tight as can be, programs whose requests come round again move pages in every
- * round, and never stop; with a little room most of them soon do. */
-static bool there_is_room(const growth_t *g)
+/* Claims what is lent; or lets it go again, if there is room for as many new pages. */
+static void claim_pages(growth_t *g)
 {
-  const esper_stats *stats = &g->device->stats;
-  int64_t peak = stats->active_bytes[ESPER_ALL].peak;
-  int64_t then = stats->reserved_bytes[ESPER_ALL].current +
-                 (int64_t)(g->device->reserving + g->window.missing);
-  return g->device->counters.pages_moved >= FEW_MOVES && then <= peak + peak / ROOM_SHARE;
+  const window_t *w = &g->window;
+  size_t most = w->before && w->after ? w->missing : w->hole->size;
+  stitch_claim(&g->stitch, g->heap, g->from == NEW_PAGES ? 0 : w->missing, most);
+  size_t spared = least(stitch_bytes(&g->stitch), w->missing);
+  if (g->from != LENT_UNLESS_ROOM || !room_take(g->device, w->missing, spared))
+    return;
+  stitch_finish(&g->stitch);
+  stitch_claim(&g->stitch, g->heap, 0, 0);
+  g->spared = spared;
 }
 
 /* ESPER_NOT_READY: the heap has no addresses for it. A block that another thread has
@@ -204,15 +205,13 @@ static esper_status claim(growth_t *g, block_t **block)
   if (!w->hole)
     return ESPER_NOT_READY;
   claim_neighbours(w);
-  if (g->from == LENT_UNLESS_ROOM && there_is_room(g))
-    g->from = NEW_PAGES;
-  size_t most = w->before && w->after ? w->missing : w->hole->size;
-  stitch_claim(&g->stitch, g->heap, g->from == NEW_PAGES ? 0 : w->missing, most);
+  claim_pages(g);
   esper_status status = cut_piece(g);
   if (status != ESPER_OK) {
     give_spares(g);
     stitch_finish(&g->stitch);
     free_neighbours(w);
+    room_leave(g->device, g->spared);
   }
   return status;
 }
@@ -305,13 +304,17 @@ static block_t *unite(const growth_t *g)
   return block;
 }
 
-/* What was to be created and was not. */
-static void note_refusal(growth_t *g, esper_status status, size_t filled)
+/* What was to be created and was not. That there was no memory for new pages alone does
+ * not say that the heap cannot grow. */
+static void note_refusal(growth_t *g, esper_status status, size_t made)
 {
-  if (status == ESPER_OUT_OF_MEMORY)
-    g->device->refused = g->created - (filled - g->moved);
-  else if (status == ESPER_OK && g->created >= g->device->refused)
-    g->device->refused = 0;
+  device_t *device = g->device;
+  if (status == ESPER_OUT_OF_MEMORY && g->spared)
+    room_ran_out(device);
+  else if (status == ESPER_OUT_OF_MEMORY)
+    device->refused = g->created - made;
+  else if (status == ESPER_OK && g->created >= device->refused)
+    device->refused = 0;
 }
 
 /* NULL: not all of it was filled. What was is free. */
@@ -319,7 +322,7 @@ static block_t *settle(growth_t *g, esper_status status, size_t filled)
 {
   front_close(g->heap);
   give_spares(g);
-  note_refusal(g, status, filled);
+  note_refusal(g, status, filled - g->moved);
   g->device->reserving -= g->created;
   g->device->counters.pages_moved += g->stitch.pages;
   stitch_finish(&g->stitch);
@@ -329,6 +332,7 @@ static block_t *settle(growth_t *g, esper_status status, size_t filled)
     mapped_arrived(g->piece);
     return unite(g);
   }
+  room_leave(g->device, g->spared);
   if (filled) {
     hole_cut_back(g->piece, filled);
     mapped_arrived(g->piece);
@@ -366,21 +370,21 @@ static esper_status fill(growth_t *g, block_t **block)
   return status;
 }
 
-/* *from becomes NEW_PAGES where there was room. */
-static esper_status grow_by(pages_from_t *from, heap_t *heap, size_t size, bool large,
-                            block_t **block)
+/* ESPER_OUT_OF_MEMORY, and *spared: pages can be lent instead. */
+static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool large,
+                            block_t **block, bool *spared)
 {
   growth_t g = {.device = heap->pool->device, .heap = heap, .size = size, .large = large,
-                .from = *from};
+                .from = from};
   if (!heap->capture) {
-    if (g.from != NEW_PAGES)
+    if (from != NEW_PAGES)
       stitch_learn(heap);
     mapped_reap(g.device);
     loose_give_back(g.device);
   }
   lock(&g.device->lock);
   esper_status status = claim(&g, block);
-  *from = g.from;
+  *spared = g.spared > 0;
   unlock(&g.device->lock);
   if (status != ESPER_OK || *block)
     return status;
@@ -394,13 +398,11 @@ static esper_status grow_by(pages_from_t *from, heap_t *heap, size_t size, bool 
 static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone,
                                 block_t **block)
 {
+  bool spared;
   pages_from_t from = alone ? NEW_PAGES : LENT_UNLESS_ROOM;
-  esper_status status = grow_by(&from, heap, size, large, block);
-  bool refused = status == ESPER_OUT_OF_MEMORY || status == ESPER_REJECTED;
-  if (refused && from == NEW_PAGES && !alone) {
-    from = LENT_FIRST;
-    status = grow_by(&from, heap, size, large, block);
-  }
+  esper_status status = grow_by(from, heap, size, large, block, &spared);
+  if (status == ESPER_OUT_OF_MEMORY && spared)
+    status = grow_by(LENT_FIRST, heap, size, large, block, &spared);
   return status;
 }
 

@@ -35,6 +35,7 @@
 #include "heap_request.h"
 #include "map.h"
 #include "pool.h"
+#include "room.h"
 #include "settle.h"
 #include "stats.h"
 #include "trace.h"
@@ -232,6 +233,7 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   lock(&q->device->lock);
   q->device->stats.num_alloc_retries++;
   q->device->stats.num_sync_all_streams++;
+  room_ran_out(q->device);
   unlock(&q->device->lock);
   /* Giving memory back waits for the device too. */
   bool may_wait = settle_may_wait(q->device);
@@ -241,9 +243,9 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
       (block = find_in_spare_pools(q)))
     return block;
   size_t wanted = grow_size(q->pool, q->size);
-  if (heap_release(q->device, NULL, NULL, wanted) && (block = take_grown(q, false, status)))
+  if (heap_release(q->device, NULL, false, wanted) && (block = take_grown(q, false, status)))
     return block;
-  return heap_release(q->device, NULL, NULL, SIZE_MAX) ? take_grown(q, false, status) : NULL;
+  return heap_release(q->device, NULL, false, SIZE_MAX) ? take_grown(q, false, status) : NULL;
 }
 
 static block_t *find_slowly(const request_t *q, esper_status *status)

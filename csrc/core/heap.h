@@ -10,9 +10,9 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_t
 esper_status heap_free(core_t *core, void *ptr);
 
 /* Gives wholly free segments that owe nothing back to the driver, those of one
- * pool or (NULL) of all, `but` (may be NULL) excepted, until at least `enough`
- * bytes were given back. */
-size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, size_t enough);
+ * pool or (NULL) of all, until at least `enough` bytes were given back.
+ * `mind_captures`: but the default pool's while a capture goes on. */
+size_t heap_release(device_t *device, const pool_t *pool, bool mind_captures, size_t enough);
 
 /* Before the device's memory grows: where a garbage_collection_threshold is
  * exceeded, large cached segments go back that were not used for as long as they are

@@ -74,10 +74,12 @@ static block_t *claim_segment(segment_t *s)
 
 /* Whole stretches of memory go first, and what would part one goes last: so few holes are
  * left, and on the way there are never more stretches than before and after. */
-static block_t *claim_idle(device_t *device, const pool_t *pool, const pool_t *but,
+static block_t *claim_idle(device_t *device, const pool_t *pool, bool mind_captures,
                            size_t enough)
 {
   pages_t best = {0};
+  const pool_t *but = /* looked at each time: a capture may have begun since */
+      mind_captures && opening_may_capture(device) ? &device->default_pool : NULL;
   fronts_close(device);
   for (segment_t *s = device->first_segment; s; s = s->next) {
     if ((pool && s->heap->pool != pool) || s->heap->pool == but)
@@ -111,7 +113,7 @@ static size_t give_back(device_t *device, block_t *block)
 }
 
 /* Of one block; 0: none that would go. */
-static size_t release_some(device_t *device, const pool_t *pool, const pool_t *but,
+static size_t release_some(device_t *device, const pool_t *pool, bool mind_captures,
                            size_t enough)
 {
   /* Or pages that moved would stay mapped where they were, and take room. */
@@ -122,15 +124,15 @@ static size_t release_some(device_t *device, const pool_t *pool, const pool_t *b
       return 0;
     lock(&device->lock);
   }
-  return give_back(device, claim_idle(device, pool, but, enough));
+  return give_back(device, claim_idle(device, pool, mind_captures, enough));
 }
 
-size_t heap_release(device_t *device, const pool_t *pool, const pool_t *but, size_t enough)
+size_t heap_release(device_t *device, const pool_t *pool, bool mind_captures, size_t enough)
 {
   size_t released = loose_give_back(device), size = 1;
   seal_released(device, pool);
   while (size && released < enough)
-    released += size = release_some(device, pool, but, enough - released);
+    released += size = release_some(device, pool, mind_captures, enough - released);
   while (mapped_discard_empty(device, pool))
     ;
   lock(&device->lock);
@@ -172,6 +174,7 @@ static void ask_owners(device_t *device)
   } asked[MOST];
   int count = 0;
   lock(&device->lock);
+  fronts_close(device);
   for (const segment_t *s = device->first_segment; s; s = s->next) {
     if (!is_cached(s) || s->heap->capture || owner_order_has_completed(s->first))
       continue;
@@ -224,7 +227,7 @@ static size_t give_back_one(device_t *device, double age)
 {
   lock(&device->lock);
   fronts_close(device);
-  segment_t *s = device->first_segment;
+  segment_t *s = opening_may_capture(device) ? NULL : device->first_segment;
   while (s && !(is_cached(s) && is_idle(s->first) && age_of(s) >= age))
     s = s->next;
   return give_back(device, s ? claim_segment(s) : NULL);

@@ -26,6 +26,7 @@ struct map {
   size_t count;
   segment_t **segments;
   size_t segment_count, segment_capacity;
+  size_t removed; /* segments that may be put back                            */
 };
 
 /* ---- buckets --------------------------------------------------------------- */
@@ -228,10 +229,19 @@ static size_t segments_up_to(const map_t *map, uintptr_t address)
   return low;
 }
 
+static void put_segment(map_t *map, segment_t *segment)
+{
+  size_t at = segments_up_to(map, segment->address);
+  memmove(&map->segments[at + 1], &map->segments[at],
+          (map->segment_count - at) * sizeof *map->segments);
+  map->segments[at] = segment;
+  map->segment_count++;
+}
+
 bool map_insert_segment(map_t *map, segment_t *segment)
 {
   lock(&map->lock);
-  if (map->segment_count == map->segment_capacity) {
+  if (map->segment_count + map->removed == map->segment_capacity) {
     size_t capacity = map->segment_capacity ? 2 * map->segment_capacity : 64;
     segment_t **segments = realloc(map->segments, capacity * sizeof *segments);
     if (!segments) {
@@ -241,11 +251,7 @@ bool map_insert_segment(map_t *map, segment_t *segment)
     map->segments = segments;
     map->segment_capacity = capacity;
   }
-  size_t at = segments_up_to(map, segment->address);
-  memmove(&map->segments[at + 1], &map->segments[at],
-          (map->segment_count - at) * sizeof *map->segments);
-  map->segments[at] = segment;
-  map->segment_count++;
+  put_segment(map, segment);
   unlock(&map->lock);
   return true;
 }
@@ -257,6 +263,22 @@ void map_remove_segment(map_t *map, segment_t *segment)
   map->segment_count--;
   memmove(&map->segments[at], &map->segments[at + 1],
           (map->segment_count - at) * sizeof *map->segments);
+  map->removed++;
+  unlock(&map->lock);
+}
+
+void map_put_segment_back(map_t *map, segment_t *segment)
+{
+  lock(&map->lock);
+  put_segment(map, segment);
+  map->removed--;
+  unlock(&map->lock);
+}
+
+void map_segment_has_gone(map_t *map)
+{
+  lock(&map->lock);
+  map->removed--;
   unlock(&map->lock);
 }
 
@@ -299,7 +321,7 @@ bool map_is_valid(map_t *map)
   for (size_t i = 1; i < map->segment_count; i++)
     valid &= map->segments[i - 1]->address + map->segments[i - 1]->size <=
              map->segments[i]->address;
-  valid &= count == map->count;
+  valid &= count == map->count && map->segment_count + map->removed <= map->segment_capacity;
   unlock(&map->lock);
   return valid;
 }

@@ -11,6 +11,7 @@
 #include "page.h"
 #include "peers.h"
 #include "pool.h"
+#include "room.h"
 #include "segment.h"
 #include "stats.h"
 #include "trace.h"
@@ -390,8 +391,10 @@ size_t mapped_unmap(device_t *device, block_t *block)
   if (spare)
     arena_give(&device->blocks, spare);
   mapped_left(block, gone, false);
-  if (gone)
+  if (gone) {
     device->refused = 0;
+    room_give_back(s->heap->pool, gone);
+  }
   unlock(&device->lock);
   paging_end(device);
   return gone;
@@ -490,12 +493,13 @@ bool mapped_discard_empty(device_t *device, const pool_t *pool)
   lock(&device->lock);
   pool_leave(s->heap->pool);
   if (status == ESPER_OK) {
+    map_segment_has_gone(core->map);
     block_discard(device, s->first);
     free(s->pages);
     arena_give(&device->segments, s);
   } else {
     block_set_state(s->first, BLOCK_HOLE);
-    map_insert_segment(core->map, s); /* room: it was there before */
+    map_put_segment_back(core->map, s);
     segment_link(s);
   }
   unlock(&device->lock);

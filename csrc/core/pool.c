@@ -138,13 +138,17 @@ bool pool_may_give_back(const segment_t *segment)
 
 /* ---- heaps ------------------------------------------------------------- */
 
+_Static_assert(offsetof(heap_t, front.gate) == 0, "heap_take leaves the gate alone");
+
+/* Who frees what has got another home meanwhile, or frees twice, may still try the gate
+ * of a spare heap: it stays closed. */
 static heap_t *heap_take(device_t *device)
 {
   heap_t *heap = device->spare_heaps;
   if (!heap)
     return host_take(sizeof *heap);
   device->spare_heaps = heap->next;
-  memset(heap, 0, sizeof *heap);
+  memset((char *)heap + sizeof heap->front.gate, 0, sizeof *heap - sizeof heap->front.gate);
   return heap;
 }
 
@@ -207,6 +211,7 @@ void pool_destroy_heap(heap_t *heap)
     link = &(*link)->next;
   *link = heap->next;
   device_t *device = heap->pool->device;
+  core_assert(heap->front.empty); /* its gate is closed, and stays so */
   ledgers_leave(heap);
   device->core->driver_calls[CALL_stream_capture] += atomic_load(&heap->front.questions);
   heap->next = device->spare_heaps;
@@ -280,8 +285,8 @@ esper_status esper_pool_create(esper_core *core, int index, uint64_t first, uint
   lock(&device->lock);
   bool created = !pool_find(device, first, second);
   *pool = pool_refer(device, first, second);
-  if (*pool)
-    (*pool)->created |= created;
+  if (*pool && created) /* growth reads it without the lock */
+    (*pool)->created = true;
   unlock(&device->lock);
   return *pool ? ESPER_OK : no_host_memory();
 }
@@ -387,8 +392,8 @@ int esper_pool_use_count(esper_core *core, int index, uint64_t first, uint64_t s
 esper_status esper_pool_empty(esper_core *core, int index, uint64_t first, uint64_t second)
 {
   device_t *device;
-  esper_status status = core_device(core, index, &device);
-  if (status != ESPER_OK)
+  esper_status status = core_used_device(core, index, &device);
+  if (!device)
     return status;
   lock(&device->lock);
   pool_t *pool = pool_find(device, first, second);

@@ -225,8 +225,7 @@ static record_t *record_on(presented_t p, void *wait_for)
   return r;
 }
 
-/* An event for all of a device's work would end the captures there. */
-static bool any_is_captured(const device_t *device)
+bool stream_any_is_captured(const device_t *device)
 {
   for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
     if (s->device == device && s->immortal && !s->all_streams &&
@@ -235,11 +234,17 @@ static bool any_is_captured(const device_t *device)
   return false;
 }
 
+/* Whoever waited for an event that was recorded inside would join the capture; one for all
+ * of a device's work would end it. */
+static bool would_be_inside(presented_t p)
+{
+  return p.stream->all_streams ? stream_any_is_captured(p.stream->device)
+                               : stream_capture_of(p, true) != 0;
+}
+
 record_t *stream_record_begin(presented_t p)
 {
-  if (RULE(CAPTURE_RECORDS_NOTHING) && stream_capture_of(p, true))
-    return NULL;
-  if (p.stream->all_streams && any_is_captured(p.stream->device))
+  if (RULE(CAPTURE_RECORDS_NOTHING) && would_be_inside(p))
     return NULL;
   return record_on(p, NULL);
 }
@@ -263,7 +268,15 @@ record_t *stream_record_later(stream_t *s)
 {
   if (RULE(MORTAL_HANDLES) && !s->immortal)
     return NULL;
-  return stream_record((presented_t){.stream = s, .handle = s->handle});
+  presented_t p = {.stream = s, .handle = s->handle};
+  record_t *record = stream_record_begin(p);
+  if (!record)
+    return NULL;
+  /* Another thread may have begun a capture since it was asked. Nobody has seen the
+   * record yet. */
+  bool inside = RULE(CAPTURE_RECORDS_NOTHING) && would_be_inside(p) && record_release(record);
+  stream_record_end(s, inside ? record : NULL);
+  return inside ? NULL : record;
 }
 
 record_t *stream_record_event(stream_t *carrier, void *event, int device)

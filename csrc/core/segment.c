@@ -52,15 +52,31 @@ static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool l
   return block;
 }
 
+static size_t reserved_with(const device_t *device, size_t size)
+{
+  return (size_t)device->stats.reserved_bytes[ESPER_ALL].current + device->reserving + size;
+}
+
+static bool passes_share(const device_t *device, size_t reserved)
+{
+  double share = config_of(device->core)->as_given.rejection_share;
+  return share > 0 && reserved > (size_t)(share * (double)device->total);
+}
+
+bool segment_may_come(const device_t *device, size_t size)
+{
+  size_t then = reserved_with(device, size);
+  return then <= device->limit && !passes_share(device, then);
+}
+
 esper_status segment_reserve(device_t *device, size_t size)
 {
-  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
-  size_t then = reserved + device->reserving + size;
+  size_t then = reserved_with(device, size);
   double share = config_of(device->core)->as_given.rejection_share;
   if (size && then > device->limit)
     return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
                      device->limit, device->index);
-  if (size && share > 0 && then > (size_t)(share * (double)device->total))
+  if (size && passes_share(device, then))
     return error_set(ESPER_REJECTED, "%zu bytes more would pass %g%% of the memory of device %d",
                      size, share * 100, device->index);
   device->reserving += size;
@@ -109,7 +125,7 @@ static void segment_leaves(device_t *device, block_t *block)
 static void segment_stays(device_t *device, block_t *block)
 {
   segment_t *segment = block->segment;
-  map_insert_segment(device->core->map, segment); /* room: it was there before */
+  map_put_segment_back(device->core->map, segment);
   map_insert(device->core->map, block);
   segment_link(segment);
   stats_segment_kept(&device->stats, segment);
@@ -130,6 +146,7 @@ bool segment_release(device_t *device, block_t *block)
   lock(&device->lock);
   if (taken) {
     device->refused = 0;
+    map_segment_has_gone(device->core->map);
     arena_give(&device->segments, block->segment);
     block_discard(device, block);
   } else {
@@ -190,7 +207,7 @@ esper_status segment_unpin(core_t *core, void *address)
 
 void segment_move(segment_t *segment, heap_t *heap)
 {
-  segment->heap = heap;
+  __atomic_store_n(&segment->heap, heap, __ATOMIC_RELEASE);
 }
 
 bool segment_is_valid(const segment_t *segment)

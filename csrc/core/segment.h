@@ -9,6 +9,9 @@
  * does not allow them; ESPER_REJECTED. Under the lock. */
 esper_status segment_reserve(device_t *device, size_t size);
 
+/* Whether the memory fraction and the rejection share let so much more be reserved. */
+bool segment_may_come(const device_t *device, size_t size);
+
 /* Gets a segment from the driver for `heap` and stores its one block, claimed
  * by the caller. Called without the device's lock. ESPER_OUT_OF_MEMORY: the
  * driver has no more, or the memory fraction allows no more; ESPER_REJECTED. */
@@ -32,8 +35,14 @@ static inline bool segment_is_coarse(const segment_t *segment)
  * not take it, and it is a free block again. */
 bool segment_release(device_t *device, block_t *block);
 
-/* The segment, wholly free and owing nothing, changes its home. */
+/* The segment changes its home; no front has a block of it. Under the lock. */
 void segment_move(segment_t *segment, heap_t *heap);
+
+/* Its home, for somebody without the lock: it may change at any moment. */
+static inline heap_t *segment_home(const segment_t *segment)
+{
+  return __atomic_load_n(&segment->heap, __ATOMIC_ACQUIRE);
+}
 
 /* Of what esper_pin() and esper_unpin() say. */
 esper_status segment_pin(core_t *core, const void *ptr, void **address);

@@ -96,12 +96,17 @@ static esper_status wait_for_streams(device_t *device, bool *left, bool *capturi
       continue;
     }
     record_t *record = stream_record_later(s);
+    esper_status status;
     if (!record) {
-      *capturing |= stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true) != 0;
+      uint64_t capture = 0;
+      status = call_stream_capture(s->core, device->index, s->handle, &capture);
+      if (status == ESPER_DEVICE_ERROR || status == ESPER_SHUT_DOWN)
+        return error_from_driver(s->core, status);
+      *capturing |= status != ESPER_OK || capture;
       *left = true;
       continue;
     }
-    esper_status status = stream_wait_host(record);
+    status = stream_wait_host(record);
     record_drop(record);
     if (status != ESPER_OK)
       return status;
@@ -136,9 +141,10 @@ static esper_status settle_alone(device_t *device, bool left)
   bool capturing = false;
   esper_status status = wait_for_streams(device, &left, &capturing);
   if (status == ESPER_OK && left)
-    status = capturing ? error_set(ESPER_CAPTURING, "a stream of device %d is being captured",
-                                   device->index)
-                       : wait_for_device(device);
+    status = capturing || stream_any_is_captured(device) /* one that began meanwhile */
+                 ? error_set(ESPER_CAPTURING, "a stream of device %d is being captured",
+                             device->index)
+                 : wait_for_device(device);
   unlock(&device->sync_lock);
   return status;
 }

@@ -6,8 +6,8 @@
  * for everybody; they are unmapped there at once. Pages of the heap itself may still
  * owe the heap's own order: what its stream enqueued before comes before whatever it
  * enqueues on the pages' new address. The mapping at the old address, which nobody is
- * given any more, goes when that has completed; until then it is stale. So what is
- * lent within a heap does not depend on how far the GPU has come.
+ * given any more, goes when that has completed; until then it is stale. So whether a
+ * heap can lend to itself does not depend on how far the GPU has come.
  *
  * Only within the default pool: graphs touch the pages of other pools, and addresses
  * there repeat from run to run, which holes would change. */

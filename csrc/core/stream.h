@@ -70,6 +70,9 @@ void stream_destroy_all(core_t *core);
  * recording on it can disturb the capture of another. */
 uint64_t stream_capture_of(presented_t presented, bool recording);
 
+/* Whether any stream of the device is, as far as they are known for ever. */
+bool stream_any_is_captured(const device_t *device);
+
 /* Records an event on the stream, now. The caller owns a reference. NULL:
  * it could not be done, or the stream is being captured. */
 record_t *stream_record(presented_t presented);
@@ -78,7 +81,8 @@ record_t *stream_record(presented_t presented);
  * to, which then needs no other way back. NULL: no lock is held. */
 record_t *stream_record_begin(presented_t presented);
 void stream_record_end(stream_t *stream, record_t *replaced);
-/* As stream_record, of a stream whose handle is nobody's to present now. */
+/* As stream_record, of a stream whose handle is nobody's to present now, so that its
+ * own thread may be doing anything with it meanwhile. */
 record_t *stream_record_later(stream_t *stream);
 /* Makes the stream, one of our own, wait for a foreign event, and records. */
 record_t *stream_record_event(stream_t *carrier, void *event, int device);

@@ -425,7 +425,7 @@ struct device {
   pool_t default_pool;
   account_t *accounts;  /* of private pools, the youngest first               */
   pool_t *gone_pools;   /* to be buried without the lock: their sources are not ours */
-  heap_t *spare_heaps;  /* never given back: who frees twice may look at one  */
+  heap_t *spare_heaps;  /* never given back: a free may still look at one     */
   opening_t *openings;  /* newest first                                       */
   int captures_announced; /* that go on                                       */
   segment_t *first_segment, *last_segment;
@@ -447,6 +447,8 @@ struct device {
   size_t reserving; /* bytes being obtained, and loose: not in the statistics */
   uint64_t large_requests; /* so far: the clock of what is not used for long  */
   size_t refused;   /* the segment that the driver had no memory for; 0: none  */
+  size_t room_used; /* bytes of pages that were made for room: room.h         */
+  uint64_t room_ran_out; /* pages that had moved when memory ran out last     */
   esper_stats stats;
   esper_counters counters;
   arena_t blocks, segments, uses, loose_pages;

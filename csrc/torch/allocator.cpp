@@ -71,7 +71,9 @@ inline void tell_of_free(void* ptr) {
   if (status == ESPER_REJECTED) {
     throw_rejection();
   }
-  rethrow_callback_failure();
+  if (status == ESPER_INVALID) { // which is what callbacks fail with
+    rethrow_callback_failure();
+  }
   throw_status(status, "allocating memory");
 }
 
@@ -103,6 +105,10 @@ void delete_memory(void* ptr) {
   }
   try {
     tell_of_free(ptr);
+  } catch (const std::exception&) {
+    // A tracer raised: the memory goes all the same.
+  }
+  try {
     const CallContext call(RecordContext::ALL);
     // Anything else that goes wrong here (a sticky error, a driver that is
     // going away) is for the next allocation to report.
@@ -110,7 +116,7 @@ void delete_memory(void* ptr) {
       TORCH_WARN("esper_alloc: invalid free: ", capi().last_error());
     }
   } catch (const std::exception&) {
-    // A destructor is calling. The warning, or the tracer, raised.
+    // A destructor is calling. The warning raised.
   }
 }
 
@@ -262,6 +268,7 @@ void Allocator::emptyCache(c10::MempoolId_t pool) {
   }
   forget_unshared();
   const CallContext call(RecordContext::ALL);
+  const WithoutGil no_gil; // it waits for the device
   for (int device = 0; device < capi().device_count(made); ++device) {
     const esper_status status = every_pool
         ? capi().empty_cache(made, device, nullptr)

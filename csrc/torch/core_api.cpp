@@ -35,6 +35,7 @@ esper_core* make_core() {
     forked.store(true);
   });
   the_core.store(core, std::memory_order_release);
+  apply_options(core); // again: before, nobody would have been told of new ones
   return core;
 }
 

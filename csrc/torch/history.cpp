@@ -295,6 +295,17 @@ bool is_needed(History& h) {
   return false;
 }
 
+// A call that was at work when nobody needed to watch any more may have kept its frames
+// after all, and nobody would see when that memory goes.
+void forget_frames(History& h) {
+  for (size_t i = 0; i < h.device_count.load(); ++i) {
+    std::unordered_map<uintptr_t, Context> blocks, segments; // let go of without the lock
+    std::lock_guard<std::mutex> lock(h.devices[i].mutex);
+    blocks.swap(h.devices[i].blocks);
+    segments.swap(h.devices[i].segments);
+  }
+}
+
 void clear_entries(History& h) {
   for (size_t i = 0; i < h.device_count.load(); ++i) {
     std::deque<TraceEntry> gone; // frames are let go of without the lock
@@ -425,6 +436,7 @@ void Allocator::recordHistory(
   trim_entries(h);
   if (esper_core* made = core_if_made(); made != nullptr && !is_needed(h)) {
     capi().trace_watch(made, nullptr, nullptr);
+    forget_frames(h);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <mutex>
 #include <string>
 
 #include "allocator.h"
@@ -105,6 +106,9 @@ void parse_environment() {
 }
 
 void apply_options(esper_core* core) {
+  // Or of two threads the one that read first could be the one that writes last.
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
   esper_config config;
   capi().get_config(core, &config);
   const size_t max_split = CommonConfig::max_split_size();

@@ -3,6 +3,7 @@
 // segments may come from an allocator of its own.
 #include "pools.h"
 
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <exception>
@@ -37,13 +38,23 @@ struct Segments {
   std::shared_ptr<native::CUDAAllocator> from;
 };
 
+// What it calls may be what no thread may call while one captures, unless its mode
+// is relaxed.
+struct OnDevice {
+  explicit OnDevice(int device)
+      : guard(static_cast<c10::DeviceIndex>(device)) {}
+  c10::cuda::CUDAGuard guard;
+  c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
+};
+
 esper_status obtain_segment(
     void* context,
     int device,
     size_t size,
     void** address) {
+  failure = nullptr; // of a malloc that was served otherwise in the end
   try {
-    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    const OnDevice on(device);
     *address = static_cast<Segments*>(context)->from->raw_alloc(size);
     return *address != nullptr ? ESPER_OK : ESPER_OUT_OF_MEMORY;
   } catch (const c10::OutOfMemoryError&) {
@@ -60,7 +71,7 @@ void give_segment_back(
     void* address,
     size_t /*size*/) {
   try {
-    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    const OnDevice on(device);
     static_cast<Segments*>(context)->from->raw_delete(address);
   } catch (const std::exception& error) {
     TORCH_WARN(

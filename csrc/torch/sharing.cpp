@@ -8,6 +8,7 @@
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
@@ -24,9 +25,13 @@
 #include "allocator.h"
 #include "core_api.h"
 #include "history.h"
+#include "pools.h"
 
 namespace esper {
 namespace {
+
+// Another thread's capture is not to suffer.
+using CaptureModeGuard = c10::cuda::CUDAStreamCaptureModeGuard;
 
 // A handle is this, the kind of the segment, and what opens that kind.
 constexpr std::string_view signature = "esper_alloc 1 ";
@@ -47,6 +52,7 @@ Given& given() {
 
 std::string make_handle(void* segment) {
   cudaIpcMemHandle_t handle;
+  const CaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   const cudaError_t status = cudaIpcGetMemHandle(&handle, segment);
   if (status != cudaSuccess) {
     (void)cudaGetLastError();
@@ -105,6 +111,7 @@ void* open_segment(std::string_view rest) {
   cudaIpcMemHandle_t opened;
   std::memcpy(&opened, rest.data(), sizeof opened);
   void* base = nullptr;
+  const CaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   C10_CUDA_CHECK(
       cudaIpcOpenMemHandle(&base, opened, cudaIpcMemLazyEnablePeerAccess));
   return base;
@@ -157,12 +164,14 @@ void close_handle(const std::string& handle) noexcept {
     taken().handles.erase(found);
     if (opened.pages) {
       lock.unlock(); // it waits for the device, and they can be opened again
+      const WithoutGil no_gil;
       if (esper_core* made = core_unless_forked()) {
         (void)capi().close_shared(made, opened.base);
       }
       return;
     }
     c10::cuda::CUDAGuard guard(opened.device);
+    const CaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
     if (cudaIpcCloseMemHandle(opened.base) != cudaSuccess) {
       (void)cudaGetLastError();
     }
@@ -219,6 +228,7 @@ native::ShareableHandle Allocator::shareIpcHandle(void* ptr) {
 std::shared_ptr<void> Allocator::getIpcDevPtr(std::string handle) {
   void* base = nullptr;
   {
+    const WithoutGil no_gil; // opening may wait for a device
     std::lock_guard<std::mutex> lock(taken().mutex);
     auto found = taken().handles.find(handle);
     if (found == taken().handles.end()) {

@@ -50,13 +50,23 @@ static long malloc_calls = -1;
 
 void check_limit_malloc(long calls) { malloc_calls = calls; }
 
-/* The linker puts this in the place of malloc. */
+static int may_call(void) {
+  if (malloc_calls > 0) {
+    malloc_calls--;
+    return 1;
+  }
+  return malloc_calls != 0;
+}
+
+/* The linker puts these in the place of malloc and realloc. */
 void *__real_malloc(size_t size);
 void *__wrap_malloc(size_t size);
-void *__wrap_malloc(size_t size) {
-  if (malloc_calls == 0) return NULL;
-  if (malloc_calls > 0) malloc_calls--;
-  return __real_malloc(size);
+void *__wrap_malloc(size_t size) { return may_call() ? __real_malloc(size) : NULL; }
+
+void *__real_realloc(void *ptr, size_t size);
+void *__wrap_realloc(void *ptr, size_t size);
+void *__wrap_realloc(void *ptr, size_t size) {
+  return may_call() ? __real_realloc(ptr, size) : NULL;
 }
 
 static check_test *find(const char *name) {

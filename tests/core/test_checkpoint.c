@@ -546,6 +546,32 @@ TEST(a_mapped_segment_comes_back_without_its_holes) {
   end();
 }
 
+/* They are given back by empty_cache even while the pool is referred to. */
+TEST(addresses_that_never_had_memory_are_no_part_of_a_checkpoint) {
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = 1};
+  begin_with(&options);
+  void *p;
+  sim_fail_call(w.s, SIM_CALL_page_create, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc_from(w.core, pool, 30 * MIB, r, &p), ESPER_DEVICE_ERROR);
+  sim_alive alive;
+  sim_count_alive(w.s, 0, &alive);
+  CHECK_EQ(alive.ranges, 1);
+  esper_checkpoint *checkpoint = take();
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  sim_count_alive(w.s, 0, &alive);
+  CHECK_EQ(alive.ranges, 0);
+  void *young = get(2 * MIB, r);
+  esper_checkpoint_delta delta = restore(checkpoint, r);
+  CHECK_EQ(delta.freed_count, 1);
+  CHECK(delta.freed[0] == young);
+  CHECK_EQ(delta.live_count, 0);
+  free(delta.freed);
+  esper_checkpoint_free(checkpoint);
+  end();
+}
+
 /* Random programs: whatever happened in between, the live set comes back. */
 static void random_programs(bool mapped) {
   enum { LIVE = 40, ROUNDS = 300 };

@@ -172,6 +172,45 @@ TEST(a_driver_that_goes_away_is_left_alone) {
 static world shared;
 static _Atomic int threads_left;
 
+/* The driver would make a context there, of some hundred MiB. */
+TEST(who_only_looks_wakes_no_device) {
+  world w;
+  sim_options options = {.devices = 2, .capacity = 1000 * MIB};
+  world_begin_with(&w, &options, NULL);
+  world_free(&w, world_malloc(&w, 3 * MIB, w.stream[0]));
+  uint64_t calls = sim_calls(w.s, SIM_CALL_memory_total);
+  esper_stats stats;
+  esper_counters counters;
+  esper_pool_stats *pools;
+  esper_gate_entry *gates;
+  size_t count;
+  CHECK_OK(esper_empty_cache(w.core, 1, NULL));
+  CHECK_OK(esper_pool_empty(w.core, 1, 7, 0));
+  CHECK_OK(esper_get_stats(w.core, 1, &stats));
+  CHECK_EQ(stats.max_split_size, -1);
+  CHECK_EQ(stats.reserved_bytes[ESPER_ALL].peak, 0);
+  CHECK_OK(esper_reset_peak_stats(w.core, 1));
+  CHECK_OK(esper_reset_accumulated_stats(w.core, 1));
+  CHECK_OK(esper_get_counters(w.core, 1, &counters));
+  CHECK_OK(esper_gates_copy(w.core, 1, &gates, &count));
+  CHECK_EQ(count, 0);
+  CHECK_OK(esper_get_pool_stats(w.core, 1, &pools, &count));
+  CHECK_EQ(count, 0);
+  CHECK_OK(esper_set_memory_fraction(w.core, 1, 0.25));
+  CHECK(esper_get_memory_fraction(w.core, 1) == 0.25);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_total), calls);
+  CHECK_STATUS(esper_empty_cache(w.core, 2, NULL), ESPER_INVALID);
+  CHECK_STATUS(esper_get_stats(w.core, 2, &stats), ESPER_INVALID);
+  CHECK_STATUS(esper_set_memory_fraction(w.core, 2, 0.5), ESPER_INVALID);
+  /* The fraction holds from the first use on. */
+  esper_stream other = world_stream(&w, 1);
+  void *p;
+  CHECK_STATUS(esper_malloc(w.core, 260 * MIB, other, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_total), calls + 1);
+  world_free(&w, world_malloc(&w, 240 * MIB, other));
+  world_end(&w);
+}
+
 static void *churn(void *argument) {
   esper_stream own = shared.stream[(intptr_t)argument];
   void *p[16] = {0};

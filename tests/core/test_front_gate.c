@@ -169,6 +169,39 @@ TEST(who_waits_at_a_gate_that_is_closed_asks_under_the_lock) {
   end();
 }
 
+/* A heap goes when its memory gets another home; a free that was on its way to it comes to
+ * the gate of a spare heap, or of what that has become. */
+static void *try_gate(void *over) {
+  while (!atomic_load((atomic_bool *)over)) CHECK(!gate_take(front, GATE_HELD));
+  return NULL;
+}
+
+TEST(the_gate_of_a_heap_stays_closed_while_it_becomes_another) {
+  enum { TIMES = 2000 };
+  begin();
+  pthread_t thread;
+  atomic_bool over = false;
+  device_t *device = &w.core->devices[0];
+  stream_t *stream = stream_immortal(w.core, device, r.handle);
+  esper_pool *pool;
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  lock(&device->lock);
+  heap_t *heap = pool_heap(pool, stream, 0);
+  unlock(&device->lock);
+  front = &heap->front;
+  CHECK(!pthread_create(&thread, NULL, try_gate, &over));
+  for (int i = 0; i < TIMES; i++) {
+    lock(&device->lock);
+    heap->borrowed = 1;
+    pool_destroy_heap(heap);
+    CHECK(pool_heap(pool, stream, 0) == heap && !heap->borrowed);
+    unlock(&device->lock);
+  }
+  atomic_store(&over, true);
+  pthread_join(thread, NULL);
+  end();
+}
+
 /* ---- short room -------------------------------------------------------------- */
 
 /* Two streams take turns with all blocks that the peak allows: what one keeps of the

@@ -55,6 +55,27 @@ TEST(segments_are_found_around_an_address) {
   map_destroy(map);
 }
 
+/* It may have to be put back when the driver does not take it. */
+TEST(a_segment_that_was_removed_keeps_its_room) {
+  enum { FULL = 64 };
+  map_t *map = map_create();
+  for (int k = 0; k <= FULL; k++)
+    segments[k] = (segment_t){.address = 0x1000000 + (uintptr_t)k * 0x10000, .size = 0x8000};
+  for (int k = 0; k < FULL; k++) CHECK(map_insert_segment(map, &segments[k]));
+  map_remove_segment(map, &segments[5]);
+  check_limit_malloc(0);
+  CHECK(!map_insert_segment(map, &segments[FULL]));
+  map_put_segment_back(map, &segments[5]);
+  CHECK(map_find_segment(map, segments[5].address) == &segments[5]);
+  map_remove_segment(map, &segments[5]);
+  map_segment_has_gone(map);
+  CHECK(map_insert_segment(map, &segments[FULL]));
+  check_limit_malloc(-1);
+  CHECK(map_is_valid(map));
+  CHECK(map_find_segment(map, segments[FULL].address) == &segments[FULL]);
+  map_destroy(map);
+}
+
 static map_t *shared;
 static atomic_bool stop;
 

@@ -457,9 +457,12 @@ TEST(nobody_waits_for_rendezvous_work_when_a_pool_is_begun) {
   end();
 }
 
+enum { FREED_AT_ONCE = 32 };
+
 typedef struct other_thread {
   void *kept;
-  _Atomic(void *) freed; /* by that thread, as soon as it is there */
+  void **freed;     /* FREED_AT_ONCE of them */
+  atomic_int count; /* of those that it has still to free */
   atomic_bool over;
 } other_thread;
 
@@ -469,13 +472,21 @@ static void *look_and_free(void *argument) {
   while (!atomic_load(&other->over)) {
     CHECK_OK(esper_find_block(w.core, other->kept, &info));
     CHECK(info.live && info.address == other->kept);
-    CHECK_OK(esper_free(w.core, atomic_exchange(&other->freed, NULL)));
+    for (int count = atomic_load(&other->count); count; count--) {
+      CHECK_OK(esper_free(w.core, other->freed[count - 1]));
+      atomic_store(&other->count, count - 1);
+    }
   }
   return NULL;
 }
 
+static void wait_for_frees(other_thread *other) {
+  while (atomic_load(&other->count)) sched_yield();
+}
+
 /* Heaps of one stream become one then, and the others go: ThreadSanitizer sees
- * who still looks at those. */
+ * who still looks at those. What is freed then was allocated a capture ago: its
+ * segment is about to get another home. */
 TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_sealed) {
   enum { TIMES = 20 };
   begin();
@@ -483,6 +494,7 @@ TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_sealed) {
   esper_pool *pool;
   other_thread other = {0};
   sim_graph *graphs[TIMES];
+  void *outside[TIMES][FREED_AT_ONCE]; /* of other heaps than the captures' */
   CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
   CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &other.kept));
   CHECK(pthread_create(&id, NULL, look_and_free, &other) == 0);
@@ -490,17 +502,44 @@ TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_sealed) {
     capture_begin(ID);
     world_kernel(&w, r, world_malloc(&w, 512, r));
     graphs[i] = capture_end(ID);
-    void *outside = NULL; /* of another heap than the capture's */
-    CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &outside));
-    while (atomic_load(&other.freed)) sched_yield();
-    atomic_store(&other.freed, outside);
+    wait_for_frees(&other);
+    for (int k = 0; k < FREED_AT_ONCE; k++)
+      CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &outside[i][k]));
+    other.freed = outside[i ? i - 1 : 0];
+    if (i) atomic_store(&other.count, FREED_AT_ONCE);
   }
+  wait_for_frees(&other);
+  other.freed = outside[TIMES - 1];
+  atomic_store(&other.count, FREED_AT_ONCE);
+  wait_for_frees(&other);
   atomic_store(&other.over, true);
   CHECK(pthread_join(id, NULL) == 0);
-  CHECK_OK(esper_free(w.core, atomic_load(&other.freed)));
   CHECK_OK(esper_free(w.core, other.kept));
   world_check(&w);
   for (int i = 0; i < TIMES; i++) drop(graphs[i], ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  end();
+}
+
+static void begin_pool_once(void *context, sim_call call, int device, void *object) {
+  (void)call, (void)device, (void)object;
+  if (!(*(int *)context)++) CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+}
+
+/* What is there stays there from the moment on when a capture may begin. */
+TEST(a_capture_begins_while_the_cache_goes) {
+  begin();
+  void *p[3];
+  int times = 0;
+  for (int i = 0; i < 3; i++) p[i] = world_malloc(&w, 20 * MIB, r);
+  for (int i = 0; i < 3; i++) world_free(&w, p[i]);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 3);
+  sim_before_call(w.s, SIM_CALL_memory_free, begin_pool_once, &times);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* in another thread */
+  CHECK_EQ(times, 1); /* that one was on its way */
+  sim_before_call(w.s, SIM_CALL_memory_free, NULL, NULL);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
   end();
 }

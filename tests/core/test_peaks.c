@@ -153,12 +153,14 @@ static double spread_of(const int64_t peaks[WAY_COUNT]) {
   return (double)most / (double)least;
 }
 
-static spread run_all_ways(void program(void), uint64_t seed, esper_reuse_order order) {
+static spread run_all_ways(void program(void), uint64_t seed, esper_reuse_order order,
+                           esper_segments segments) {
   int64_t reserved[WAY_COUNT], active[WAY_COUNT];
   for (int i = 0; i < WAY_COUNT; i++) {
     sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = WAYS[i].completion,
+                           .virtual_memory = segments == ESPER_SEGMENTS_MAPPED,
                            .capacity = (size_t)64 << 30, .seed = seed};
-    esper_config config = {.reuse_order = order};
+    esper_config config = {.reuse_order = order, .segments = segments};
     world_begin_with(&w, &options, &config);
     polls = WAYS[i].polls;
     state = seed;
@@ -171,30 +173,59 @@ static spread run_all_ways(void program(void), uint64_t seed, esper_reuse_order 
   return (spread){spread_of(reserved), spread_of(active)};
 }
 
-static const spread NONE = {1.02, 1.02}; /* worth speaking of */
+/* What the spreads of reuse order gate may be: the largest, and those that are not
+ * exceeded more often than not. */
+typedef struct bounds {
+  spread most, median;
+} bounds;
 
-/* `most`: the spreads that reuse order gate may have. */
-static void check_peaks(void program(void), spread most) {
-  for (uint64_t seed = 1; seed <= 6; seed++) {
-    spread gate = run_all_ways(program, seed, ESPER_REUSE_GATE);
-    spread grow = run_all_ways(program, seed, ESPER_REUSE_GROW);
-    printf("  seed %llu: reserved %.3f, active %.3f; reuse order grow: %.3f, %.3f\n",
-           (unsigned long long)seed, gate.reserved, gate.active, grow.reserved,
-           grow.active);
-    CHECK(gate.reserved <= most.reserved);
-    CHECK(gate.active <= most.active);
-    CHECK(grow.reserved > 1.5 * most.reserved);
+static const bounds NONE = {{1.02, 1.02}, {1.02, 1.02}}; /* worth speaking of */
+
+/* The worst are rare. ThreadSanitizer takes twenty times as long, and looks for others. */
+#ifdef __SANITIZE_THREAD__
+enum { SEEDS = 10 };
+#else
+enum { SEEDS = 100 };
+#endif
+
+static void check_peaks(void program(void), esper_segments segments, bounds most) {
+  spread largest = {1, 1};
+  int reserved = 0, active = 0; /* seeds that exceed the median's bounds */
+  for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    spread gate = run_all_ways(program, seed, ESPER_REUSE_GATE, segments);
+    if (gate.reserved > largest.reserved) largest.reserved = gate.reserved;
+    if (gate.active > largest.active) largest.active = gate.active;
+    reserved += gate.reserved > most.median.reserved;
+    active += gate.active > most.median.active;
   }
+  spread grow = run_all_ways(program, 1, ESPER_REUSE_GROW, segments);
+  printf("  up to: reserved %.3f, active %.3f; reuse order grow: %.3f, %.3f; more than the "
+         "median may be: %d and %d of %d\n",
+         largest.reserved, largest.active, grow.reserved, grow.active, reserved, active, SEEDS);
+  CHECK(largest.reserved <= most.most.reserved);
+  CHECK(largest.active <= most.most.active);
+  CHECK(2 * reserved <= SEEDS);
+  CHECK(2 * active <= SEEDS);
+  CHECK(grow.reserved > 1.5 * most.most.reserved);
 }
 
 TEST(peaks_of_an_fsdp_like_pipeline_do_not_depend_on_completion) {
-  check_peaks(fsdp_like, NONE);
+  check_peaks(fsdp_like, ESPER_SEGMENTS_CLASSIC, NONE);
 }
-TEST(peaks_of_prefetching_do_not_depend_on_completion) { check_peaks(prefetch, NONE); }
+TEST(peaks_of_prefetching_do_not_depend_on_completion) {
+  check_peaks(prefetch, ESPER_SEGMENTS_CLASSIC, NONE);
+  check_peaks(prefetch, ESPER_SEGMENTS_MAPPED, NONE);
+}
 TEST(peaks_of_random_readers_do_not_depend_on_completion) {
-  check_peaks(random_readers, NONE);
+  check_peaks(random_readers, ESPER_SEGMENTS_CLASSIC, NONE);
+  check_peaks(random_readers, ESPER_SEGMENTS_MAPPED, NONE);
 }
 /* Not within 2%, but far from what reuse order grow makes of it. */
 TEST(peaks_of_many_sizes_depend_on_completion_only_so_much) {
-  check_peaks(random_sizes, (spread){1.3, 2.1});
+  check_peaks(random_sizes, ESPER_SEGMENTS_CLASSIC, (bounds){{1.45, 2.1}, {1.25, 1.6}});
+  check_peaks(random_sizes, ESPER_SEGMENTS_MAPPED, (bounds){{1.5, 1.5}, {1.3, 1.25}});
+}
+/* One stream lends pages to the other where their reads have completed: then less does. */
+TEST(peaks_of_a_pipeline_on_pages_depend_on_completion_only_so_much) {
+  check_peaks(fsdp_like, ESPER_SEGMENTS_MAPPED, (bounds){{1.67, 1.5}, {1.5, 1.2}});
 }

@@ -419,6 +419,77 @@ TEST(on_a_capturing_stream_no_event_is_recorded) {
   end();
 }
 
+/* As CUDA has it: an event may be recorded inside a capture, and a stream that waits for it
+ * joins. */
+static bool captured_meanwhile;
+
+static esper_status capture_and_record(void *self, int device, void *event, void *stream) {
+  (void)self;
+  if (!captured_meanwhile && stream == s.handle) {
+    captured_meanwhile = true; /* by another thread, since the core asked */
+    sim_capture_begin(w.s, device, stream);
+  }
+  return sim_event_record(w.s, device, event, stream);
+}
+
+static esper_status wait_and_join(void *self, int device, void *stream, void *event) {
+  (void)self;
+  return sim_stream_wait(w.s, device, stream, event);
+}
+
+TEST(nobody_joins_a_capture_that_begins_while_an_event_is_recorded) {
+  sim_options options = {.completion = SIM_WHEN_TOLD, .capacity = X * MIB};
+  world_begin_with(&w, &options, NULL);
+  esper_core_destroy(w.core);
+  esper_driver driver = *sim_driver(w.s);
+  driver.event_record = capture_and_record;
+  driver.stream_wait = wait_and_join;
+  CHECK_OK(esper_core_create(&driver, NULL, &w.core));
+  r = w.stream[0];
+  s = w.stream[1];
+  captured_meanwhile = false;
+  void *x = block(X, s), *y;
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  CHECK(captured_meanwhile);
+  uint64_t capture;
+  CHECK_OK(driver.stream_capture(driver.self, 0, r.handle, &capture));
+  CHECK_EQ(capture, 0);
+  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  CHECK_OK(esper_malloc(w.core, X * MIB, r, &y)); /* an event of after the capture does */
+  CHECK(y == x);
+  CHECK_OK(esper_free(w.core, y));
+  end();
+}
+
+/* The host waits for one stream after the other, and then for the whole device, which a
+ * capture would not survive. */
+static void begin_capture_at_second(void *context, sim_call call, int device, void *object) {
+  (void)call, (void)object;
+  if (++*(int *)context == 2) sim_capture_begin(w.s, device, s.handle);
+}
+
+TEST(a_capture_that_begins_while_the_host_waits_goes_on) {
+  begin(64);
+  int waits = 0;
+  esper_stream mortal = world_mortal(&w, 0); /* has nothing else to be waited for */
+  world_free(&w, world_malloc(&w, 512, mortal));
+  void *x = block(X, r), *y = block(X, s);
+  world_free(&w, x);
+  world_free(&w, y);
+  sim_before_call(w.s, SIM_CALL_event_synchronize, begin_capture_at_second, &waits);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* in another thread than the capture's */
+  CHECK(waits >= 2 && sim_capture_is_valid(w.s, 0, s.handle));
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 0);
+  sim_before_call(w.s, SIM_CALL_event_synchronize, NULL, NULL);
+  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
 TEST(queue_order_holds_within_one_capture_only) {
   begin(64);
   void *x = block(X, r);

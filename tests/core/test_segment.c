@@ -53,6 +53,18 @@ TEST(empty_cache_gives_back_what_is_wholly_free) {
   end();
 }
 
+/* Whether a stream is being captured cannot be asked then, either. */
+TEST(empty_cache_says_that_the_driver_fails) {
+  begin();
+  world_free(&w, world_malloc(&w, 20 * MIB, r));
+  sim_fail_calls_from(w.s, SIM_CALL_any, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_empty_cache(w.core, 0, NULL), ESPER_DEVICE_ERROR);
+  sim_fail_call(w.s, SIM_CALL_any, 0, ESPER_OK);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  end();
+}
+
 TEST(a_segment_that_the_driver_will_not_take_stays) {
   begin();
   void *p = world_malloc(&w, 12 * MIB, r);

@@ -38,6 +38,17 @@ int cudaStreamIsCapturing(void *stream, int *status)
   return 0;
 }
 
+enum { GLOBAL, THREAD_LOCAL, RELAXED };
+static _Thread_local int capture_mode = GLOBAL;
+
+int cudaThreadExchangeStreamCaptureMode(int *mode)
+{
+  int before = capture_mode;
+  capture_mode = *mode;
+  *mode = before;
+  return 0;
+}
+
 /* Of the driver, which PyTorch opens as libcuda.so.1. */
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
 {
@@ -51,6 +62,7 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
 
 typedef struct pieces {
   int live, calls, last_device;
+  int strict; /* calls that a capture would not have survived */
   size_t bytes;
 } pieces;
 static pieces all;
@@ -71,6 +83,7 @@ void *own_malloc(size_t size, int device, void *stream)
 {
   (void)stream;
   all.calls++;
+  all.strict += capture_mode != RELAXED;
   if (all.bytes + size > limit)
     return NULL;
   void *p = aligned_alloc(512, (size + 511) / 512 * 512);
@@ -83,6 +96,7 @@ void *own_malloc(size_t size, int device, void *stream)
 void own_free(void *p, size_t size, int device, void *stream)
 {
   (void)stream;
+  all.strict += capture_mode != RELAXED;
   all.live--;
   all.bytes -= size;
   all.last_device = device;
