@@ -296,6 +296,12 @@ static void do_malloc(thread *t) {
       fail("the failure's figures are of another request");
     p->ran_out++;
     check_that_memory_ran_out(t, size, pool_id);
+    /* Pools that stay may hold all that the fraction allows, for the rest of the
+     * program: who runs into that raises it, like a user. */
+    if (failure.private_pools + failure.segment > failure.limit &&
+        failure.requested < SIZE_MAX / 4)
+      MUST_AT_LAST(esper_set_memory_fraction(p->core, es.device, 1),
+                   "set_memory_fraction");
     return;
   }
   if (p->faults && status != ESPER_OK) return;
