@@ -117,6 +117,7 @@ static record_t *take_spare(stream_t *s)
   if (r && event) {
     r->stream = s;
     r->event = event;
+    r->captured = false;
     atomic_store_explicit(&r->references, 1, memory_order_relaxed);
     atomic_store_explicit(&r->pins, 0, memory_order_relaxed);
     return r;
@@ -133,6 +134,7 @@ bool record_is_done(record_t *r)
   esper_status status = call_event_query(r->stream->core, r->stream->device->index, r->event);
   if (!RULE(FAILED_QUERY_HOLDS) && status != ESPER_NOT_READY)
     return true;
+  r->captured = status == ESPER_CAPTURING;
   return status == ESPER_OK;
 }
 

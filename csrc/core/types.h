@@ -84,6 +84,7 @@ struct record {
   atomic_int references; /* uses, and the stream's probe                      */
   atomic_int pins;       /* gates being issued on the event just now          */
   bool outstanding;      /* in the stream's list                              */
+  bool captured;         /* its event: later ones have to stand for it        */
   record_t *older, *newer;
   record_t *next_dropped; /* or the next spare one                            */
 };

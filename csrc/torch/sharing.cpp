@@ -155,6 +155,7 @@ Opened open_handle(const std::string& handle) {
 // A destructor is calling: at the process's end there may be no CUDA any more.
 void close_handle(const std::string& handle) noexcept {
   try {
+    const WithoutGil no_gil; // who opens holds the lock, and may wait for a device
     std::unique_lock<std::mutex> lock(taken().mutex);
     const auto found = taken().handles.find(handle);
     if (found == taken().handles.end() || --found->second.users != 0) {
@@ -164,7 +165,6 @@ void close_handle(const std::string& handle) noexcept {
     taken().handles.erase(found);
     if (opened.pages) {
       lock.unlock(); // it waits for the device, and they can be opened again
-      const WithoutGil no_gil;
       if (esper_core* made = core_unless_forked()) {
         (void)capi().close_shared(made, opened.base);
       }

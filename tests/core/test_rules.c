@@ -464,6 +464,45 @@ TEST(nobody_joins_a_capture_that_begins_while_an_event_is_recorded) {
   end();
 }
 
+/* The driver is asked before and after; a capture may come and go in between. */
+static esper_status record_inside(void *self, int device, void *event, void *stream) {
+  (void)self;
+  bool inside = !captured_meanwhile && stream == s.handle;
+  if (inside) {
+    captured_meanwhile = true;
+    sim_capture_begin(w.s, device, stream);
+  }
+  esper_status status = sim_event_record(w.s, device, event, stream);
+  if (inside) sim_graph_destroy(w.s, sim_capture_end(w.s, device, stream));
+  return status;
+}
+
+TEST(an_event_of_a_capture_that_came_and_went_holds_nothing_up_for_long) {
+  sim_options options = {.completion = SIM_WHEN_TOLD, .capacity = 64 * MIB};
+  world_begin_with(&w, &options, NULL);
+  esper_core_destroy(w.core);
+  esper_driver driver = *sim_driver(w.s);
+  driver.event_record = record_inside;
+  CHECK_OK(esper_core_create(&driver, NULL, &w.core));
+  r = w.stream[0];
+  s = w.stream[1];
+  captured_meanwhile = false;
+  world_free(&w, block(X, s));
+  void *x = block(X, r); /* memory of s is not had, as its event cannot be waited for */
+  CHECK(captured_meanwhile);
+  for (int i = 0; i < 3; i++) {
+    sim_kernel(w.s, 0, s.handle, x, X * MIB, SIM_READ);
+    world_use(&w, x, s, 0);
+    world_free(&w, x);
+    CHECK(world_counters(&w, 0).bytes_pending == X * MIB);
+    sim_run_all(w.s);
+    CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
+    x = block(X, r);
+  }
+  world_free(&w, x);
+  end();
+}
+
 /* The host waits for one stream after the other, and then for the whole device, which a
  * capture would not survive. */
 static void begin_capture_at_second(void *context, sim_call call, int device, void *object) {
