@@ -294,10 +294,10 @@ def run_gpu_script(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_lanes_of_the_gpu_script_have_folders_of_their_own(tmp_path: Path) -> None:
     done = run_gpu_script(
         *("--results", str(tmp_path), "--prebuilt", "--limit", "0"),
-        *("--lane", "smoke,doctor", "--lane", "doctor"),
+        *("--lane", "smoke,pair:30,doctor", "--lane", "doctor"),
     )
     assert done.returncode == 1, done.stderr  # there was no time for any
-    for lane, names in enumerate((["smoke", "doctor"], ["doctor"])):
+    for lane, names in enumerate((["smoke", "pair", "doctor"], ["doctor"])):
         table = json.loads((tmp_path / f"lane-{lane}" / "summary.json").read_text())
         assert [row["part"] for row in table] == ["build", *names]
         assert {row["status"] for row in table} == {"no time left"}
@@ -309,6 +309,8 @@ def test_lanes_of_the_gpu_script_have_folders_of_their_own(tmp_path: Path) -> No
     [
         (["--lane", "smoke,nonsense"], "no part 'nonsense'"),
         (["--lane", "smoke", "--part", "doctor"], "leave out --part"),
+        (["--lane", "pair:thirty"], "pair:thirty: the seconds are a whole number"),
+        (["--part", "smoke:30"], "smoke is no benchmark"),
     ],
 )
 def test_wrong_lanes_are_refused(tmp_path: Path, arguments: list[str], why: str) -> None:
@@ -316,15 +318,28 @@ def test_wrong_lanes_are_refused(tmp_path: Path, arguments: list[str], why: str)
     assert done.returncode == 2 and why in done.stderr
 
 
-def test_the_gpu_script_runs_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parts name test files that exist, and every benchmark is among them."""
+@pytest.fixture
+def gpu_script(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     loader = importlib.machinery.SourceFileLoader("gpu_script", str(ROOT / "tools" / "gpu"))
     script = types.ModuleType(loader.name)
     script.__file__ = loader.path
     monkeypatch.setitem(sys.modules, loader.name, script)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     loader.exec_module(script)
-    parts = script.parts(Path("results"))
+    return script
+
+
+def test_a_part_may_take_less_time(gpu_script: types.ModuleType) -> None:
+    known = {part.name: part for part in gpu_script.parts(Path("results"))}
+    assert gpu_script.called("pair", known) is known["pair"]
+    shorter = gpu_script.called("pair:30", known)
+    assert shorter.command[-2:] == ("--seconds", "30") and shorter.limit == known["pair"].limit
+
+
+def test_the_gpu_script_runs_what_there_is(gpu_script: types.ModuleType) -> None:
+    """Its parts name test files that exist, and every benchmark is among them; every GPU
+    test is in one of the suites."""
+    parts = gpu_script.parts(Path("results"))
     assert len({part.name for part in parts}) == len(parts)
     assert all(part.limit < 600 for part in parts)
     words = {word for part in parts for word in part.command}
@@ -333,3 +348,10 @@ def test_the_gpu_script_runs_what_there_is(monkeypatch: pytest.MonkeyPatch) -> N
     for path in (ROOT / "benchmarks").glob("*.py"):
         if path.name != "common.py" and re.search(r"\balternate\w*\(", path.read_text()):
             assert name_of(path) in words
+    suites = [part for part in parts if part.name.startswith("suite-")]
+    alone = {
+        word for part in suites if "tests/gpu" not in part.command for word in part.command
+    }  # fmt: skip
+    together = next(part for part in suites if part.name == "suite-together")
+    left_out = {word.removeprefix("--ignore=") for word in together.command if "--ignore=" in word}
+    assert left_out and left_out <= alone
