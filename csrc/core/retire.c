@@ -22,7 +22,7 @@ void stream_retire(stream_t *s)
       records_complete(s, ahead->number);
       step *= 2;
     } else if (ahead->captured && ahead->newer) {
-      continue; /* it never says anything: see stream_record_later */
+      continue; /* it never says anything; later ones do, for it too */
     } else if (step > 1 && ahead != s->oldest) {
       step = 1; /* overshot */
     } else {
