@@ -51,6 +51,8 @@ EXPANDABLE = "native, expandable"
 ASYNC = "cudaMallocAsync"
 CAPTURE_REUSE = "native, graph_capture_record_stream_reuse"
 RMM = "RMM's pool"
+#: Whom a benchmark compares with where nothing speaks against it.
+PEERS = (NATIVE, EXPANDABLE, ASYNC, RMM)
 
 #: What each allocator needs in the environment before torch is imported.
 ENVIRONMENTS: dict[str, dict[str, str]] = {
@@ -85,10 +87,8 @@ class WorkerFailed(RuntimeError):
 # --- the measuring side ----------------------------------------------------
 
 
-def use_allocator(name: str) -> None:
-    """Makes `name` the allocator of this process. Call it before any CUDA work."""
-    import torch
-
+def choose_allocator(name: str) -> None:
+    """Makes `name` the allocator of this process, which has not used CUDA yet."""
     if name == OURS:
         import esper_alloc
 
@@ -99,6 +99,13 @@ def use_allocator(name: str) -> None:
         _use_rmm()
     elif name not in ENVIRONMENTS:
         raise ValueError(f"unknown allocator {name!r}; known: {', '.join(ENVIRONMENTS)}")
+
+
+def use_allocator(name: str) -> None:
+    """The same, and initialises CUDA. Raises RuntimeError where another one is in use."""
+    import torch
+
+    choose_allocator(name)
     torch.cuda.init()
     if name not in (OURS, RMM):
         backend = torch.cuda.get_allocator_backend()
@@ -112,18 +119,34 @@ _rmm: tuple[Any, Any] | None = None
 
 
 def _use_rmm() -> None:
-    """RMM's pool, growing from nothing, with its own statistics above and below it."""
-    global _rmm
-    import rmm
+    """RMM's pool, growing from nothing."""
     import torch
     from rmm.allocators.torch import rmm_torch_allocator
+
+    _make_rmm_pool()
+    torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
+
+
+def _make_rmm_pool() -> None:
+    """A new one, with RMM's own statistics above and below it."""
+    global _rmm
+    import rmm
 
     below = rmm.mr.StatisticsResourceAdaptor(rmm.mr.CudaMemoryResource())
     pool = rmm.mr.PoolMemoryResource(below, initial_pool_size=0)
     above = rmm.mr.StatisticsResourceAdaptor(pool)
     rmm.mr.set_current_device_resource(above)
-    torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
     _rmm = (above, below)
+
+
+def empty_cache() -> None:
+    """Gives back what is reserved. Nothing may be live: RMM's pool is replaced by a new one."""
+    import torch
+
+    torch.cuda.empty_cache()
+    if _rmm is not None:
+        torch.cuda.synchronize()
+        _make_rmm_pool()
 
 
 def memory_figures() -> dict[str, float]:
@@ -215,6 +238,20 @@ def rmm_missing() -> str | None:
     except (ImportError, ValueError):
         found = None
     return None if found else "the package rmm is not installed"
+
+
+def peers_here(peers: Sequence[str] = PEERS) -> tuple[list[str], dict[str, str]]:
+    """Those of `peers` that can be measured here, and why the others cannot."""
+    missing = rmm_missing() if RMM in peers else None
+    left_out = {RMM: missing} if missing else {}
+    return [peer for peer in peers if peer not in left_out], left_out
+
+
+def peers_of(
+    rounds: Sequence[Mapping[str, Any]], wanted: Sequence[str] = (NATIVE,)
+) -> list[str]:
+    """The peers that rows are made of: those of the rounds, and those that may not be missing."""
+    return [peer for peer in PEERS if peer in wanted or any(peer in one for one in rounds)]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

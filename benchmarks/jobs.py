@@ -45,8 +45,6 @@ from pathlib import Path
 from typing import Any
 
 from common import (
-    ASYNC,
-    EXPANDABLE,
     MIB,
     NATIVE,
     OURS,
@@ -59,6 +57,8 @@ from common import (
     memory_figures,
     nvidia_smi_used_mib,
     parser,
+    peers_here,
+    peers_of,
     report,
     rmm_missing,
     run_worker,
@@ -67,7 +67,6 @@ from common import (
 from turns import take_turns, turns
 from workloads import JOBS, import_job
 
-PEERS = (NATIVE, EXPANDABLE, ASYNC, RMM)
 SEGMENTS = ("classic", "mapped")
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 LEAST, FASTEST = "least peak allocated of any peer", "fastest peer"
@@ -202,12 +201,9 @@ def cases_of(
     """Ours on each kind of segments, and the peers that can be measured here; and those
     that cannot, and why."""
     arguments = ("--job", name, *(("--small",) if small else ()))
-    missing = rmm_missing()
-    left_out = {RMM: missing} if missing else {}
+    peers, left_out = peers_here()
     cases = [Case(ours_on(kind), OURS, arguments, environment(kind)) for kind in kinds]
-    cases += [
-        Case(peer, peer, arguments, environment(None)) for peer in PEERS if peer not in left_out
-    ]
+    cases += [Case(peer, peer, arguments, environment(None)) for peer in peers]
     return cases, left_out
 
 
@@ -343,14 +339,13 @@ def add_rows(
             f"{title}: outputs that differ from native's",
             "outputs", ours, peers or [0], "the other peers", goal, "ours",
         )  # fmt: skip
-    for peer in PEERS:
-        if any(peer in one for one in rounds):
-            for name, unit, key in (
-                ("peak reserved", "MiB", "peak_reserved_mib"),
-                ("step time", "ms", "step_ms"),
-                ("step time of the first pass", "ms", "first_step_ms"),
-            ):
-                results.compare(f"{title}: {name}", unit, rounds, key, OURS, peer)
+    for peer in peers_of(rounds, ()):
+        for name, unit, key in (
+            ("peak reserved", "MiB", "peak_reserved_mib"),
+            ("step time", "ms", "step_ms"),
+            ("step time of the first pass", "ms", "first_step_ms"),
+        ):
+            results.compare(f"{title}: {name}", unit, rounds, key, OURS, peer)
 
 
 def policy_of(policies: Sequence[str], segments: str) -> str:

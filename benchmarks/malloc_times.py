@@ -20,14 +20,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from common import (
-    ASYNC,
-    EXPANDABLE,
     NATIVE,
     OURS,
     Case,
     Results,
+    empty_cache,
     machine,
     parser,
+    peers_here,
+    peers_of,
     use_allocator,
 )
 from turns import in_children, measured_beside, take_turns
@@ -35,7 +36,6 @@ from replay_peaks import traces
 
 from esper_alloc import replay
 
-PEERS = (NATIVE, EXPANDABLE, ASYNC)
 REPETITIONS = 7
 
 
@@ -77,11 +77,11 @@ def measure(allocator: str) -> dict[str, Any]:
         whole = []
         for _ in range(REPETITIONS):
             torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+            empty_cache()
             whole.append(run())
         warm = [run() for _ in range(REPETITIONS)]
         found[path.name.split(".")[0]] = {**figures(whole, "whole"), **figures(warm, "warm")}
-        torch.cuda.empty_cache()
+        empty_cache()
     return {"machine": machine(), "jobs": found}
 
 
@@ -92,7 +92,7 @@ def add_rows(results: Results, rounds: Sequence[dict[str, dict[str, Any]]]) -> N
             {case: found["jobs"][name] for case, found in one.items() if name in found["jobs"]}
             for one in rounds
         ]
-        for peer in PEERS:
+        for peer in peers_of(of_job):
             for title, key in (
                 ("malloc, the whole job, 99.9th percentile", "whole_slow_us"),
                 ("malloc, the whole job, median", "whole_median_us"),
@@ -112,12 +112,13 @@ def main() -> int:
         take_turns(in_children(options.worker, lambda: measure(options.worker)))
         return 0
     chosen = {"ESPER_ALLOC_SEGMENTS": options.segments} if options.segments else {}
-    cases = [Case(OURS, OURS, (), chosen), *(Case(peer, peer) for peer in PEERS)]
+    peers, left_out = peers_here()
+    cases = [Case(OURS, OURS, (), chosen), *(Case(peer, peer) for peer in peers)]
     rounds, found = measured_beside(__file__, cases, options, "malloc_times")
     if not found:
         return 1
     results = Results("malloc_times", options.out)
-    results.describe(found[0]["machine"])
+    results.describe(found[0]["machine"], left_out)
     add_rows(results, rounds)
     return 0 if results.save() else 1
 

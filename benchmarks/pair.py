@@ -1,14 +1,16 @@
-"""What an allocation and its free cost, beside native's two modes.
+"""What an allocation and its free cost, beside every peer.
 
 In C++ ``raw_alloc`` + ``raw_delete`` pairs of 512 B, 1 MiB and 64 MiB (goal: 0.4 of
-either's time), and ``allocate()``, which tensors call; in Python ``torch.empty``
-(goal: no slower), most of which is PyTorch's own. What is allocated is dropped at once.
+the time of either of native's modes), and ``allocate()``, which tensors call; in Python
+``torch.empty`` (goal: no slower), most of which is PyTorch's own. What is allocated is
+dropped at once.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from common import (
@@ -19,13 +21,15 @@ from common import (
     Results,
     machine,
     parser,
+    peers_here,
+    peers_of,
     use_allocator,
 )
 from turns import in_children, measured_beside, take_turns
 
-PEERS = (NATIVE, EXPANDABLE)
 SIZES = {"512 B": 512, "1 MiB": 1 << 20, "64 MiB": 64 << 20}
-#: What is measured, and at most how much of either peer's time it may take.
+#: What is measured, and at most how much of either's time it may take.
+HAVE_GOALS = (NATIVE, EXPANDABLE)
 GOALS = {
     **{f"raw_alloc + raw_delete, {size}": 0.4 for size in SIZES},
     "allocate() and drop, 4 KiB": None,
@@ -58,6 +62,13 @@ def measure(allocator: str) -> dict:
     return {"machine": machine(), "figures": figures}
 
 
+def add_rows(results: Results, rounds: Sequence[dict[str, dict[str, float]]]) -> None:
+    for peer in peers_of(rounds, HAVE_GOALS):
+        for name, goal in GOALS.items():
+            wanted = goal if peer in HAVE_GOALS else None
+            results.compare(name, "ns", rounds, name, OURS, peer, wanted)
+
+
 def main() -> int:
     arguments = parser(__doc__)
     arguments.set_defaults(rounds=5)
@@ -66,16 +77,15 @@ def main() -> int:
         take_turns(in_children(options.worker, lambda: measure(options.worker)))
         return 0
 
-    cases = [Case(name, name) for name in (OURS, *PEERS)]
+    peers, left_out = peers_here()
+    cases = [Case(name, name) for name in (OURS, *peers)]
     rounds, found = measured_beside(__file__, cases, options, "pair")
     if not found:
         return 1
     results = Results("pair", options.out)
-    results.describe(found[0]["machine"])
+    results.describe(found[0]["machine"], left_out)
     figures = [{case: one["figures"] for case, one in each.items()} for each in rounds]
-    for peer in PEERS:
-        for name, goal in GOALS.items():
-            results.compare(name, "ns", figures, name, OURS, peer, goal)
+    add_rows(results, figures)
     return 0 if results.save() else 1
 
 

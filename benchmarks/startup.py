@@ -8,8 +8,8 @@
   first       from the first allocation to the end of the first kernel, the context
               being there (goal: no worse than native)
 
-The last two are of children of a process that imported torch, one on ours and one on
-native in turn: each makes its CUDA context, allocates a tensor and fills it.
+The last two are of children of processes that imported torch, one on ours and one on
+each peer in turn: each makes its CUDA context, allocates a tensor and fills it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from common import (
     Case,
     Results,
     alternate_cases,
+    choose_allocator,
     column,
     device_used_mib,
+    empty_cache,
     gpu_missing,
     machine,
     parser,
+    peers_here,
+    peers_of,
     report,
 )
 from turns import in_children, take_turns, turns_of_children
@@ -55,10 +59,7 @@ def measure_first(allocator: str) -> dict[str, Any]:
     """Milliseconds and MiB of this process, in which CUDA was not used before."""
     import torch
 
-    if allocator == OURS:
-        import esper_alloc
-
-        esper_alloc.enable()
+    choose_allocator(allocator)
     begin = time.perf_counter()
     torch.cuda.init()
     torch.cuda.synchronize()  # makes the context
@@ -72,7 +73,7 @@ def measure_first(allocator: str) -> dict[str, Any]:
     figures["first_ms"] = (time.perf_counter() - begin) * 1e3
     figures["first_allocation_us"] = (allocated - begin) * 1e6
     del x
-    torch.cuda.empty_cache()
+    empty_cache()
     figures["after_mib"] = device_used_mib()
     return {"machine": machine(), **figures}
 
@@ -90,14 +91,17 @@ def add_rows(results: Results, imports: Rounds, rounds: Rounds) -> None:
     results.row(
         "the same, and enable()", "ms", column(ours, "enabled_ms"), torch_alone, "import torch"
     )
-    for name, unit, key, goal, judged in (
+    figures = (
         ("idle device memory", "MiB", "idle_mib", 1.0, "ratio"),
         ("the same, after a tensor came and went", "MiB", "after_mib", None, "ratio"),
         ("first allocation to the end of the first kernel", "ms", "first_ms", 1.0, "no_worse"),
         ("first allocation", "us", "first_allocation_us", None, "ratio"),
         ("making the context", "ms", "context_ms", None, "ratio"),
-    ):
-        results.compare(name, unit, rounds, key, OURS, NATIVE, goal, judged)
+    )
+    for peer in peers_of(rounds):
+        for name, unit, key, goal, judged in figures:
+            goal = goal if peer == NATIVE else None
+            results.compare(name, unit, rounds, key, OURS, peer, goal, judged)
 
 
 def main() -> int:
@@ -118,14 +122,15 @@ def main() -> int:
     begin = time.monotonic()
     imports = alternate_cases(__file__, [Case(OURS, OURS)], IMPORTS, seconds=options.seconds / 2)
     left = options.seconds - (time.monotonic() - begin)
-    cases = [Case(name, name, ("--children",)) for name in (OURS, NATIVE)]
+    peers, left_out = peers_here()
+    cases = [Case(name, name, ("--children",)) for name in (OURS, *peers)]
     rounds = turns_of_children(__file__, cases, options.rounds, seconds=left)
     found = [one[OURS] for one in rounds if OURS in one]
     if not found:
         print("nothing was measured under esper_alloc")
         return 1
     results = Results("startup", options.out)
-    results.describe(found[0]["machine"])
+    results.describe(found[0]["machine"], left_out)
     add_rows(results, imports, rounds)
     return 0 if results.save() else 1
 

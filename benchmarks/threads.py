@@ -1,4 +1,4 @@
-"""Many threads that allocate at once, each on a stream of its own, beside native.
+"""Many threads that allocate at once, each on a stream of its own, beside every peer.
 
 In C++, for 1, 4 and 16 threads and blocks of 4 KiB and 1 MiB: how many pairs of an
 allocation and its free all threads make in a second together,
@@ -24,6 +24,8 @@ from common import (
     Results,
     machine,
     parser,
+    peers_here,
+    peers_of,
     use_allocator,
 )
 from turns import in_children, measured_beside, take_turns
@@ -60,15 +62,15 @@ def measure(allocator: str, most: int, milliseconds: int) -> dict[str, Any]:
 def add_rows(results: Results, rounds: Sequence[dict[str, dict[str, Any]]]) -> None:
     figures = [{case: found["figures"] for case, found in one.items()} for one in rounds]
     known = {key for one in figures for found in one.values() for key in found}
-    for name in SIZES:
-        for handing, (_, goal) in KINDS.items():
-            for threads in THREADS:
-                key = key_of(threads, name, handing)
-                if key in known:
-                    wanted = goal if threads == max(THREADS) else None
-                    results.compare(
-                        key, "million/s", figures, key, OURS, NATIVE, wanted, "at_least"
-                    )
+    keys = [
+        (key_of(threads, name, handing), goal if threads == max(THREADS) else None)
+        for name in SIZES for handing, (_, goal) in KINDS.items() for threads in THREADS
+    ]  # fmt: skip
+    for peer in peers_of(figures):
+        for key, goal in keys:
+            if key in known:
+                wanted = goal if peer == NATIVE else None
+                results.compare(key, "million/s", figures, key, OURS, peer, wanted, "at_least")
 
 
 def main() -> int:
@@ -83,12 +85,13 @@ def main() -> int:
         take_turns(in_children(options.worker, lambda: measure(options.worker, options.most, options.milliseconds)))
         return 0
     args = ("--most", str(options.most), "--milliseconds", str(options.milliseconds))
-    cases = [Case(OURS, OURS, args), Case(NATIVE, NATIVE, args)]
+    peers, left_out = peers_here()
+    cases = [Case(name, name, args) for name in (OURS, *peers)]
     rounds, found = measured_beside(__file__, cases, options, "threads")
     if not found:
         return 1
     results = Results("threads", options.out)
-    results.describe({**found[0]["machine"], "cores": str(found[0]["cores"])})
+    results.describe({**found[0]["machine"], "cores": str(found[0]["cores"])}, left_out)
     add_rows(results, rounds)
     return 0 if results.save() else 1
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ SCRIPTS = sorted(
     for path in BENCHMARKS.glob("*.py")
     if "__main__" in path.read_text() and path.name != "readme.py"
 )
-MODULES = ("common", "turns", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth", "malloc_times", "threads", "churn", "take")
+MODULES = ("common", "turns", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth", "malloc_times", "pair", "threads", "churn", "take")
 ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2"}
 
 
@@ -44,6 +45,77 @@ def results(tmp_path: Path, **more: Any) -> Any:
 
 def rows_of(made: Any) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["name"], row["peer_name"]): row for row in made.rows}
+
+
+# --- peers ---------------------------------------------------------------------
+
+
+def test_who_is_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = load("common")
+    monkeypatch.setattr(common, "rmm_missing", lambda: "it is not there")
+    assert common.peers_here() == (
+        ["native", "native, expandable", "cudaMallocAsync"], {"RMM's pool": "it is not there"}
+    )  # fmt: skip
+    assert common.peers_here(["native"]) == (["native"], {})
+    monkeypatch.setattr(common, "rmm_missing", lambda: None)
+    assert common.peers_here() == (list(common.PEERS), {})
+    rounds = [{"esper_alloc": {}}, {"esper_alloc": {}, "cudaMallocAsync": {}}]
+    assert common.peers_of(rounds) == ["native", "cudaMallocAsync"]
+    assert common.peers_of(rounds, ()) == ["cudaMallocAsync"]
+
+
+class RMM:
+    """Stands for the package rmm, as far as the benchmarks use it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pools: list[Any] = []
+        self.current: Any = None
+        modules = {name: ModuleType(name) for name in ("rmm", "rmm.allocators", "rmm.allocators.torch")}
+        modules["rmm"].mr = self  # type: ignore[attr-defined]
+        modules["rmm.allocators.torch"].rmm_torch_allocator = "RMM's"  # type: ignore[attr-defined]
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+
+    def CudaMemoryResource(self) -> object:
+        return SimpleNamespace()
+
+    def StatisticsResourceAdaptor(self, upstream: Any) -> Any:
+        counts = SimpleNamespace(peak_bytes=0, current_bytes=0)
+        return SimpleNamespace(upstream=upstream, allocation_counts=counts)
+
+    def PoolMemoryResource(self, upstream: Any, initial_pool_size: int) -> Any:
+        assert initial_pool_size == 0
+        self.pools.append(SimpleNamespace(upstream=upstream))
+        return self.pools[-1]
+
+    def set_current_device_resource(self, resource: Any) -> None:
+        self.current = resource
+
+
+def test_rmms_pool_is_chosen_counted_and_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    common, rmm = load("common"), RMM(monkeypatch)
+    chosen: list[Any] = []
+    monkeypatch.setattr(torch.cuda.memory, "change_current_allocator", chosen.append)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    common.choose_allocator(common.RMM)
+    assert chosen == ["RMM's"] and rmm.current.upstream is rmm.pools[0]
+    rmm.current.allocation_counts.peak_bytes = 3 << 20
+    below = rmm.pools[0].upstream.allocation_counts
+    below.peak_bytes, below.current_bytes = 5 << 20, 4 << 20
+    assert common.memory_figures() == {
+        "peak_allocated_mib": 3, "peak_reserved_mib": 5, "reserved_mib": 4,
+        "retries": 0, "device_calls": 0,
+    }  # fmt: skip
+    common.empty_cache()  # a pool keeps what it has: another one takes its place
+    assert len(rmm.pools) == 2 and rmm.current.upstream is rmm.pools[1] and chosen == ["RMM's"]
+    assert common.memory_figures()["reserved_mib"] == 0
+
+
+def test_an_unknown_allocator_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown allocator 'mine'; known: esper_alloc, native"):
+        load("common").choose_allocator("mine")
 
 
 # --- every script --------------------------------------------------------------
@@ -326,7 +398,8 @@ def test_a_job_without_peers_is_incomplete(tmp_path: Path) -> None:
 
 def test_cases_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = load("jobs")
-    monkeypatch.setattr(jobs, "rmm_missing", lambda: "it is not there")
+    common = load("common")
+    monkeypatch.setattr(common, "rmm_missing", lambda: "it is not there")
     cases, left_out = jobs.cases_of("ppo", True, ["classic", "mapped"])
     assert left_out == {"RMM's pool": "it is not there"}
     assert [case.name for case in cases] == [
@@ -337,7 +410,7 @@ def test_cases_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds == ["classic", "mapped", None, None, None]
     assert [case.allocator for case in cases[:2]] == ["esper_alloc"] * 2
     assert all(case.args == ("--job", "ppo", "--small") for case in cases)
-    monkeypatch.setattr(jobs, "rmm_missing", lambda: None)
+    monkeypatch.setattr(common, "rmm_missing", lambda: None)
     cases, left_out = jobs.cases_of("ppo", False, [None])
     assert cases[-1].allocator == "RMM's pool" and not left_out
 
@@ -804,7 +877,19 @@ def test_rows_of_malloc_times(tmp_path: Path) -> None:
     assert {name for _, name in rows} == {"native"}
 
 
-# --- threads and churn -----------------------------------------------------------
+# --- pair, threads and churn -----------------------------------------------------
+
+
+def test_rows_of_pair(tmp_path: Path) -> None:
+    pair, made = load("pair"), results(tmp_path)
+    ours, slower = (dict.fromkeys(pair.GOALS, ns) for ns in (80.0, 100.0))
+    measured = {"esper_alloc": ours, "native": slower, "cudaMallocAsync": slower}
+    pair.add_rows(made, [measured])
+    rows = rows_of(made)
+    assert {peer for _, peer in rows} == {"native", "cudaMallocAsync"}
+    assert rows["raw_alloc + raw_delete, 1 MiB", "native"]["met"] is False
+    assert rows["raw_alloc + raw_delete, 1 MiB", "cudaMallocAsync"]["goal"] is None
+    assert made.complete is False  # the other of native's modes has goals, too
 
 
 def test_rows_of_threads(tmp_path: Path) -> None:
@@ -825,6 +910,10 @@ def test_rows_of_threads(tmp_path: Path) -> None:
     assert (pairs["ratio"], pairs["goal"], pairs["met"]) == (28.0, 30.0, False)
     assert (handed["ratio"], handed["goal"], handed["met"]) == (24.0, 20.0, True)
     assert rows["pairs, 4 KiB, 4 threads", "native"]["goal"] is None
+    others = results(tmp_path)
+    threads.add_rows(others, [{"esper_alloc": {"figures": ours}, "RMM's pool": {"figures": native}}])
+    assert {peer for _, peer in rows_of(others)} == {"RMM's pool"}
+    assert not any(row["goal"] for row in others.rows) and others.complete is False
 
 
 def test_rows_of_churn(tmp_path: Path) -> None:
@@ -847,6 +936,30 @@ def test_rows_of_churn(tmp_path: Path) -> None:
             del figures[f"{name}: ns"], figures[f"{name}: reserved"]
     churn.add_rows(few, [{"esper_alloc": {"figures": ours}, "native": {"figures": native}}])
     assert len(few.rows) == 6
+
+
+def test_churn_asks_an_allocator_without_pytorchs_statistics_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    churn, torch = load("churn"), pytest.importorskip("torch")
+    reserved = iter([2048.0, float("nan")])  # of the first two settings
+    emptied: list[int] = []
+
+    class Loops:
+        @staticmethod
+        def churn(live: int, *how: float) -> tuple[list[float], float, float]:
+            return [3.0, 1.0, 2.0], 1024.0, next(reserved)
+
+    monkeypatch.setattr(load("loops"), "load", lambda name: Loops)
+    monkeypatch.setattr(churn, "use_allocator", lambda name: None)
+    monkeypatch.setattr(churn, "machine", lambda: {})
+    monkeypatch.setattr(churn, "empty_cache", lambda: emptied.append(1))
+    monkeypatch.setattr(churn, "memory_figures", lambda: {"reserved_mib": 4096 / 2**20})
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 40, 1 << 40))
+    found = churn.measure("RMM's pool", 1000, 5)["figures"]
+    few, more = (f"{one.name}: " for one in churn.SETTINGS[:2])
+    assert found == {f"{few}ns": 2.0, f"{few}reserved": 2.0, f"{more}ns": 2.0, f"{more}reserved": 4.0}
+    assert emptied == [1, 1]
 
 
 def test_live_blocks_take_what_is_expected() -> None:

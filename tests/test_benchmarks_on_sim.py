@@ -95,3 +95,31 @@ def test_churn_is_measured(library: Path, allocator: str) -> None:
     # 10,000 blocks are more than the simulated device has.
     assert list(found["left_out"]) == [f"{n} live blocks up to 8 MiB" for n in ("10,000", "100,000")]
     assert all("are free" in why for why in found["left_out"].values())
+
+
+#: Twenty million replacements would take seconds, of which each round gets a hundredth.
+SHORT_ROUNDS = """
+import simulated, sys, time
+sys.path.insert(0, sys.argv.pop(1))
+import loops
+module = loops.load("churn")
+module.churn(100, 9.0, 20.0, 2.0, 1000, 1, 1.0)
+count, longest = 20_000_000, float(sys.argv.pop(1))
+begin = time.monotonic()
+ns, live, reserved = module.churn(100, 9.0, 20.0, 2.0, count, 1, longest)
+assert 0 < live < reserved and len(ns) == 1
+print(ns[0] * count / 1e9, time.monotonic() - begin)
+"""
+
+
+def test_a_round_of_churn_ends_when_its_time_is_over(library: Path) -> None:
+    env = {**os.environ, **build.environment(library), "SIM_CAPACITY_MB": "4096"}
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT_ROUNDS, str(BENCHMARKS), "0.01"],
+        env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    if done.returncode and ("No such file or directory: 'g++'" in done.stderr):
+        pytest.skip("no C++ compiler")
+    assert done.returncode == 0, done.stderr
+    all_would_take, took = map(float, done.stdout.split())
+    assert took < all_would_take  # for one of the two rounds

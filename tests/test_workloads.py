@@ -258,6 +258,7 @@ def test_startup_measures_each_step(monkeypatch, workloads, card):
     import esper_alloc
 
     monkeypatch.setattr(esper_alloc, "enable", lambda: card.calls.append("enabled"))
+    monkeypatch.setattr(esper_alloc, "is_enabled", lambda: True)
     found = startup.measure_import("esper_alloc")
     assert found["torch_ms"] <= found["import_ms"] <= found["enabled_ms"]
     assert card.calls.count("enabled") == 1
