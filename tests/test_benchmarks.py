@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ SCRIPTS = sorted(
     for path in BENCHMARKS.glob("*.py")
     if "__main__" in path.read_text() and path.name != "readme.py"
 )
-MODULES = ("common", "turns", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth", "malloc_times", "pair", "threads", "churn", "take")
+MODULES = ("common", "turns", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth", "malloc_times", "pair", "threads", "churn", "pages", "take")
 ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2"}
 
 
@@ -132,7 +133,7 @@ def test_help_needs_no_gpu(script: str) -> None:
     assert script in done.stdout
 
 
-@pytest.mark.parametrize("script", ["jobs", "limits", "startup", "malloc_times", "pair", "threads", "churn"])
+@pytest.mark.parametrize("script", ["jobs", "limits", "startup", "malloc_times", "pair", "threads", "churn", "pages"])
 def test_without_a_gpu_a_sentence_says_so(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -960,6 +961,81 @@ def test_churn_asks_an_allocator_without_pytorchs_statistics_itself(
     few, more = (f"{one.name}: " for one in churn.SETTINGS[:2])
     assert found == {f"{few}ns": 2.0, f"{few}reserved": 2.0, f"{more}ns": 2.0, f"{more}reserved": 4.0}
     assert emptied == [1, 1]
+
+
+class PagesDriver:
+    """Stands for the driver: what is made, and where it is mapped and open."""
+
+    def __init__(self) -> None:
+        self.reserved: dict[int, int] = {}
+        self.blocks: dict[int, int] = {}
+        self.pages: dict[int, int] = {}
+        self.mapped: dict[int, int] = {}
+        self.opened: set[int] = set()
+        self.entered: set[int] = set()
+        self.most_mapped = self.last = 0
+
+    def new(self) -> int:
+        self.last += 1 << 40
+        return self.last
+
+    def enter(self) -> None:
+        self.entered.add(threading.get_ident())
+
+    def reserve(self, size: int) -> int:
+        self.reserved[address := self.new()] = size
+        return address
+
+    def unreserve(self, address: int, size: int) -> None:
+        assert self.reserved.pop(address) == size
+
+    def make(self, size: int) -> int:
+        self.pages[page := self.new()] = size
+        return page
+
+    def release(self, page: int) -> None:
+        assert page not in self.mapped.values()
+        del self.pages[page]
+
+    def map(self, address: int, size: int, page: int) -> None:
+        assert address not in self.mapped and self.pages[page] == size
+        self.mapped[address] = page
+        self.most_mapped = max(self.most_mapped, len(self.mapped))
+
+    def open(self, address: int, size: int) -> None:
+        pages = {at for at in self.mapped if address <= at < address + size}
+        assert pages and not pages & self.opened and sum(self.pages[self.mapped[at]] for at in pages) == size
+        self.opened |= pages
+
+    def unmap(self, address: int, size: int) -> None:
+        assert self.pages[self.mapped.pop(address)] == size
+        self.opened.discard(address)
+
+    def alloc(self, size: int) -> int:
+        self.blocks[address := self.new()] = size
+        return address
+
+    def free(self, address: int) -> None:
+        del self.blocks[address]
+
+
+def test_pages_are_measured_and_all_are_given_back(tmp_path: Path) -> None:
+    pages, driver, made = load("pages"), PagesDriver(), results(tmp_path)
+    found = pages.measure_size(driver, 4096, 8)
+    assert not (driver.reserved or driver.blocks or driver.pages or driver.mapped or driver.opened)
+    assert driver.most_mapped == 9  # a page that moves is at both addresses for a while
+    assert len(driver.entered) == pages.THREADS and all(us > 0 for us in found.values())
+    times = {"make": 8.0, "map": 0.5, "open": 22.0, "unmap": 15.0, "release": 5.0, "move": 40.0,
+             "alloc": 61.0, "free": 40.0, "open at once": 22.0, "open by threads": 11.0}  # fmt: skip
+    assert set(times) == set(found)
+    pages.add_rows(made, "8 MiB", [times, times])
+    rows = {name: (row["ours"], row["ratio"]) for (name, _), row in rows_of(made).items()}
+    assert rows["a new page of 8 MiB"] == (30.5, 0.5)
+    assert rows["giving back a page of 8 MiB"] == (20.0, 0.5)
+    assert rows["moving a page of 8 MiB"][0] == 40.0
+    assert rows["opening pages of 8 MiB, four threads"] == (11.0, 0.5)
+    assert rows["to open a page of 8 MiB"][0] == 22.0
+    assert all(row["goal"] is None for row in made.rows)
 
 
 def test_live_blocks_take_what_is_expected() -> None:
