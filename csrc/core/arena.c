@@ -7,15 +7,44 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { CHUNK_PIECES = 128, LINE = 64, HUGE_PAGE = 2 << 20 };
 
-void *host_take(size_t size)
+/* ---- host memory ----------------------------------------------------------- */
+
+static size_t round_up(size_t size, size_t to)
 {
-  size = (size + LINE - 1) & ~(size_t)(LINE - 1);
-  void *memory = aligned_alloc(LINE, size);
+  return (size + to - 1) & ~(to - 1);
+}
+
+static size_t page_size(void)
+{
+  return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static void *take_aligned(size_t alignment, size_t size)
+{
+  void *memory = aligned_alloc(alignment, round_up(size, alignment));
   return memory ? memset(memory, 0, size) : NULL;
 }
+
+void *host_take(size_t size)
+{
+  return take_aligned(LINE, size);
+}
+
+void *host_take_pages(size_t size)
+{
+  return take_aligned(page_size(), size);
+}
+
+bool host_return(void *pages, size_t size)
+{
+  return madvise(pages, round_up(size, page_size()), MADV_DONTNEED) == 0;
+}
+
+/* ---- chunks ---------------------------------------------------------------- */
 
 void arena_init(arena_t *arena, size_t piece)
 {
@@ -24,20 +53,42 @@ void arena_init(arena_t *arena, size_t piece)
 
 void arena_destroy(arena_t *arena)
 {
-  while (arena->chunks) {
-    void *chunk = arena->chunks;
-    arena->chunks = *(void **)chunk;
-    free(chunk);
-  }
+  for (size_t i = 0; i < arena->chunk_count; i++)
+    free(arena->chunks[i].start);
+  free(arena->chunks);
   arena_init(arena, arena->piece);
 }
 
+/* How many chunks begin at an address up to `address`. */
+static size_t chunks_up_to(const arena_t *arena, const void *address)
+{
+  size_t low = 0, high = arena->chunk_count;
+  while (low < high) {
+    size_t middle = (low + high) / 2;
+    if (arena->chunks[middle].start <= (const char *)address)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+static arena_chunk_t *chunk_of(const arena_t *arena, const void *piece)
+{
+  return &arena->chunks[chunks_up_to(arena, piece) - 1];
+}
+
+static size_t pieces_of(const arena_t *arena, const arena_chunk_t *chunk)
+{
+  return chunk->bytes / arena->piece;
+}
+
 /* Of whole huge pages once that adds an eighth at most; NULL: not so, or no memory. */
-static void *take_huge(const arena_t *arena)
+static char *take_huge(const arena_t *arena)
 {
   if (arena->bytes < 8 * HUGE_PAGE)
     return NULL;
-  void *chunk = aligned_alloc(HUGE_PAGE, HUGE_PAGE);
+  char *chunk = aligned_alloc(HUGE_PAGE, HUGE_PAGE);
 #ifdef MADV_HUGEPAGE
   if (chunk)
     madvise(chunk, HUGE_PAGE, MADV_HUGEPAGE); /* or it stays as it is */
@@ -45,40 +96,72 @@ static void *take_huge(const arena_t *arena)
   return chunk;
 }
 
-static void spare_fresh(arena_t *arena)
+static void add_free(arena_t *arena, char *pieces, size_t count)
 {
-  for (; arena->fresh_count; arena->fresh_count--, arena->fresh += arena->piece) {
-    *(void **)arena->fresh = arena->free;
-    arena->free = arena->fresh;
+  for (; count; count--, pieces += arena->piece) {
+    *(void **)pieces = arena->free;
+    arena->free = pieces;
   }
 }
 
-/* The first word of a chunk links it. Behind that, after so many bytes at most, the pieces
- * begin: where a line does if they are whole lines. */
-static size_t most_before_pieces(const arena_t *arena)
+/* The chunk's pieces can be had: nobody had them since it came. */
+static void begin_chunk(arena_t *arena, const arena_chunk_t *chunk)
 {
-  return arena->piece % LINE ? sizeof(max_align_t) : LINE;
+  add_free(arena, arena->fresh, arena->fresh_count);
+  arena->fresh = chunk->start;
+  arena->fresh_count = pieces_of(arena, chunk);
+  arena->pieces += arena->fresh_count;
+  arena->bytes += chunk->bytes;
+}
+
+static bool make_room_for_chunk(arena_t *arena)
+{
+  if (arena->chunk_count < arena->chunk_capacity)
+    return true;
+  size_t capacity = arena->chunk_capacity ? 2 * arena->chunk_capacity : 4;
+  arena_chunk_t *chunks = realloc(arena->chunks, capacity * sizeof *chunks);
+  if (!chunks)
+    return false;
+  arena->chunks = chunks;
+  arena->chunk_capacity = capacity;
+  return true;
+}
+
+/* One that was returned. */
+static void take_back(arena_t *arena)
+{
+  arena_chunk_t *chunk = arena->chunks;
+  while (!chunk->returned)
+    chunk++;
+  chunk->returned = false;
+  arena->returned_count--;
+  begin_chunk(arena, chunk);
 }
 
 static bool arena_grow(arena_t *arena)
 {
-  size_t bytes = HUGE_PAGE, before = most_before_pieces(arena);
-  char *chunk = take_huge(arena);
-  if (!chunk) {
-    bytes = before + CHUNK_PIECES * arena->piece;
-    chunk = malloc(bytes);
+  if (arena->returned_count) {
+    take_back(arena);
+    return true;
   }
-  if (!chunk)
+  if (!make_room_for_chunk(arena))
     return false;
-  spare_fresh(arena);
-  *(void **)chunk = arena->chunks;
-  arena->chunks = chunk;
-  arena->bytes += bytes;
-  arena->fresh = chunk + before - (uintptr_t)chunk % before;
-  arena->fresh_count = (bytes - before) / arena->piece;
-  arena->pieces += arena->fresh_count;
+  arena_chunk_t chunk = {.start = take_huge(arena), .bytes = HUGE_PAGE};
+  if (!chunk.start) {
+    size_t page = page_size();
+    chunk.bytes = round_up(CHUNK_PIECES * arena->piece, page);
+    chunk.start = aligned_alloc(page, chunk.bytes);
+  }
+  if (!chunk.start)
+    return false;
+  arena_chunk_t *at = &arena->chunks[chunks_up_to(arena, chunk.start)];
+  memmove(at + 1, at, (size_t)(&arena->chunks[arena->chunk_count++] - at) * sizeof *at);
+  *at = chunk;
+  begin_chunk(arena, at);
   return true;
 }
+
+/* ---- pieces ---------------------------------------------------------------- */
 
 static void *take_fresh(arena_t *arena)
 {
@@ -116,10 +199,78 @@ void arena_give(arena_t *arena, void *piece)
   arena->live--;
 }
 
+/* ---- giving back ----------------------------------------------------------- */
+
+static void count_unused(const arena_t *arena)
+{
+  for (size_t i = 0; i < arena->chunk_count; i++)
+    arena->chunks[i].unused = 0;
+  for (void *p = arena->free; p; p = *(void **)p)
+    chunk_of(arena, p)->unused++;
+  if (arena->fresh_count)
+    chunk_of(arena, arena->fresh)->unused += arena->fresh_count;
+}
+
+static bool is_unused(const arena_t *arena, const arena_chunk_t *chunk)
+{
+  return !chunk->returned && chunk->unused == pieces_of(arena, chunk);
+}
+
+/* Their pieces are neither free nor fresh from now on. */
+static void forget_unused(arena_t *arena)
+{
+  void **link = &arena->free;
+  while (*link)
+    if (is_unused(arena, chunk_of(arena, *link)))
+      *link = *(void **)*link;
+    else
+      link = *link;
+  if (arena->fresh_count && is_unused(arena, chunk_of(arena, arena->fresh)))
+    arena->fresh_count = 0;
+}
+
+static void return_chunk(arena_t *arena, arena_chunk_t *chunk)
+{
+  size_t pieces = pieces_of(arena, chunk);
+  if (!host_return(chunk->start, chunk->bytes)) { /* locked into memory, say */
+    add_free(arena, chunk->start, pieces);
+    return;
+  }
+  chunk->returned = true;
+  arena->returned_count++;
+  arena->pieces -= pieces;
+  arena->bytes -= chunk->bytes;
+}
+
+void arena_trim(arena_t *arena)
+{
+  if (arena->pieces - arena->live < arena->pieces / 4)
+    return; /* little would go, and all that is free is looked at */
+  count_unused(arena);
+  forget_unused(arena);
+  for (size_t i = 0; i < arena->chunk_count; i++)
+    if (is_unused(arena, &arena->chunks[i]))
+      return_chunk(arena, &arena->chunks[i]);
+}
+
+/* ---- checking -------------------------------------------------------------- */
+
 bool arena_is_valid(const arena_t *arena)
 {
-  size_t free_pieces = 0;
-  for (void *p = arena->free; p; p = *(void **)p)
+  size_t free_pieces = 0, pieces = 0, bytes = 0, returned = 0;
+  bool valid = true;
+  for (size_t i = 0; i < arena->chunk_count; i++) {
+    const arena_chunk_t *chunk = &arena->chunks[i];
+    valid &= !i || chunk[-1].start + chunk[-1].bytes <= chunk->start;
+    pieces += chunk->returned ? 0 : pieces_of(arena, chunk);
+    bytes += chunk->returned ? 0 : chunk->bytes;
+    returned += chunk->returned;
+  }
+  for (void *p = arena->free; p; p = *(void **)p) {
     free_pieces++;
-  return arena->live + free_pieces + arena->fresh_count == arena->pieces;
+    valid &= !chunk_of(arena, p)->returned;
+  }
+  return valid && pieces == arena->pieces && bytes == arena->bytes &&
+         returned == arena->returned_count &&
+         arena->live + free_pieces + arena->fresh_count == arena->pieces;
 }

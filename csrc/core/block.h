@@ -20,6 +20,12 @@ block_t *block_split(device_t *device, block_t *block, size_t size);
 /* `block` takes in its next neighbour; both free and in no bin. */
 void block_merge_next(device_t *device, block_t *block);
 
+/* Of a block that was found without a lock. NULL: it has gone since. */
+static inline segment_t *block_segment_if_any(const block_t *block)
+{
+  return __atomic_load_n(&block->segment, __ATOMIC_RELAXED);
+}
+
 /* Whether memory is behind it, for all to know. */
 static inline bool block_is_mapped(const block_t *block)
 {

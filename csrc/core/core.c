@@ -423,6 +423,20 @@ void esper_retire(esper_core *core, int device)
     heap_retire(&core->devices[device]);
 }
 
+/* What blocks, uses and events needed that have gone goes, too. */
+static void trim_metadata(device_t *device)
+{
+  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
+    if (s->device == device)
+      stream_give_spares(s);
+  records_trim(device);
+  lock(&device->lock);
+  arena_trim(&device->blocks);
+  arena_trim(&device->uses);
+  unlock(&device->lock);
+  map_shrink(device->core->map);
+}
+
 esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *pool)
 {
   device_t *device;
@@ -435,6 +449,7 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   unlock(&device->lock);
   imports_reap(device, true);
   heap_release(device, pool, true, SIZE_MAX);
+  trim_metadata(device);
   /* During a capture what has completed was given back, and that is all. */
   return status == ESPER_CAPTURING ? ESPER_OK : status;
 }

@@ -64,6 +64,20 @@ record_t *record_take(device_t *device)
   return record;
 }
 
+void record_give(device_t *device, record_t *record)
+{
+  lock(&device->events_lock);
+  arena_give(&device->records, record);
+  unlock(&device->events_lock);
+}
+
+void records_trim(device_t *device)
+{
+  lock(&device->events_lock);
+  arena_trim(&device->records);
+  unlock(&device->events_lock);
+}
+
 void event_destroy_all(device_t *device)
 {
   while (device->event_count) {

@@ -154,17 +154,20 @@ bool front_malloc(core_t *core, esper_stream as, size_t requested, front_try_t *
 
 bool front_free(block_t *block, uintptr_t address)
 {
-  heap_t *heap = segment_home(block->segment);
+  segment_t *segment = block_segment_if_any(block);
+  if (!segment)
+    return false;
+  heap_t *heap = segment_home(segment);
   front_t *front = &heap->front;
   if ((block->uses && RULE(FRONT_OWES_NOTHING)) || !block->plain || !gate_take(front, GATE_HELD))
     return false;
   /* Again, since whoever frees what is not theirs learns it here. */
   bool kept = block_state_of(block) == BLOCK_LIVE && block->address == address &&
-              segment_home(block->segment) == heap && slots_push(front, block);
+              block->segment == segment && segment_home(segment) == heap &&
+              slots_push(front, block);
   if (kept) {
     block_expect_neighbours(block);
-    ledger_return(block->segment->device, &front->ledger, block->segment->large,
-                  amounts_of(block));
+    ledger_return(segment->device, &front->ledger, segment->large, amounts_of(block));
     block->counted_active = false;
     if (RULE(FRONT_STAMPS))
       block->stamp = stream_stamp(heap->stream);
@@ -269,6 +272,8 @@ bool front_keep(block_t *block)
 
 bool front_claim_live(block_t *block, uintptr_t address)
 {
+  if (block_state_of(block) == BLOCK_GONE)
+    return false;
   front_t *front = &block->segment->heap->front;
   bool paused = front_pause(front);
   bool live = block_state_of(block) == BLOCK_LIVE && block->address == address;

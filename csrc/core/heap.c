@@ -377,9 +377,10 @@ static void warn_of_graph(core_t *core)
 __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t *block,
                                                           void *ptr)
 {
-  if (!block)
+  segment_t *segment = block ? block_segment_if_any(block) : NULL;
+  if (!segment)
     return error_set(ESPER_INVALID, "%p does not start a block of this allocator", ptr);
-  device_t *device = block->segment->device;
+  device_t *device = segment->device;
   lock(&device->lock);
   if (!front_claim_live(block, (uintptr_t)ptr)) {
     unlock(&device->lock);

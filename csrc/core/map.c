@@ -7,6 +7,7 @@ enum {
   CHUNK = 1024, /* buckets whose memory comes at once                         */
   FIRST_CHUNKS = 2,
   FULL_AT = 7,  /* blocks for eight buckets: 9 bytes a block                  */
+  EMPTY_AT = 6, /* fewer for eight: then buckets may go                       */
 };
 
 typedef _Atomic(block_t *) bucket_t;
@@ -15,7 +16,7 @@ typedef _Atomic(block_t *) bucket_t;
 typedef struct directory {
   struct directory *older;
   size_t capacity;
-  bucket_t *chunk[];
+  bucket_t *chunk[]; /* those behind the buckets are all zeros                 */
 } directory_t;
 
 struct map {
@@ -90,7 +91,7 @@ static void bucket_remove(bucket_t *bucket, block_t *block)
   link_to(b, next_of(block));
 }
 
-/* ---- growing --------------------------------------------------------------- */
+/* ---- growing and shrinking ------------------------------------------------- */
 
 static directory_t *directory_create(directory_t *older, size_t capacity)
 {
@@ -116,12 +117,19 @@ static bool map_extend(map_t *map, size_t buckets)
     atomic_store_explicit(&map->directory, directory, memory_order_release);
   }
   if (!directory->chunk[chunk])
-    directory->chunk[chunk] = host_take(CHUNK * sizeof(bucket_t));
+    directory->chunk[chunk] = host_take_pages(CHUNK * sizeof(bucket_t));
   return directory->chunk[chunk] != NULL;
 }
 
-/* By one bucket, which takes from that of the same number but for its first bit. Who
- * misses a block on its way there waits for the lock. */
+/* The bucket that has what the last of so many would have, were it not there: that of the
+ * same number but for its first bit. */
+static bucket_t *bucket_before(const directory_t *directory, size_t number)
+{
+  return bucket_at(directory, number & ~(size_t)0 >> 1 >> __builtin_clzll(number));
+}
+
+/* By one bucket, which takes from the one before it. Who misses a block on its way there
+ * waits for the lock. */
 static void map_grow(map_t *map)
 {
   size_t number = atomic_load(&map->buckets), buckets = number + 1;
@@ -130,13 +138,53 @@ static void map_grow(map_t *map)
   atomic_store_explicit(&map->buckets, buckets, memory_order_release);
   const directory_t *directory = atomic_load(&map->directory);
   bucket_t *into = bucket_at(directory, number);
-  bucket_t *from = bucket_at(directory, number & ~(size_t)0 >> 1 >> __builtin_clzll(number));
+  bucket_t *from = bucket_before(directory, number);
   for (block_t *b = atomic_load(from), *next; b; b = next) {
     next = next_of(b);
     if (bucket_number(b->address, buckets) == number) {
       bucket_remove(from, b);
       bucket_insert(into, b);
     }
+  }
+}
+
+/* The last bucket goes: what it has joins the one before it. */
+static void map_shrink_by_one(map_t *map)
+{
+  size_t number = atomic_load(&map->buckets) - 1;
+  const directory_t *directory = atomic_load(&map->directory);
+  bucket_t *from = bucket_at(directory, number), *into = bucket_before(directory, number);
+  atomic_store_explicit(&map->buckets, number, memory_order_release);
+  for (block_t *b = atomic_load(from), *next; b; b = next) {
+    next = next_of(b);
+    bucket_remove(from, b);
+    bucket_insert(into, b);
+  }
+}
+
+/* By a chunk at most. False: it is small enough. Readers that still look into a chunk
+ * which was returned find zeros: they miss. */
+static bool map_shrink_some(map_t *map)
+{
+  size_t buckets = atomic_load(&map->buckets);
+  bool many = buckets > FIRST_CHUNKS * CHUNK && map->count < buckets / 8 * EMPTY_AT;
+  size_t fewer = (buckets - 1) / CHUNK * CHUNK;
+  while (many && buckets > fewer) {
+    map_shrink_by_one(map);
+    buckets--;
+  }
+  if (many)
+    host_return(atomic_load(&map->directory)->chunk[fewer / CHUNK], CHUNK * sizeof(bucket_t));
+  return many;
+}
+
+void map_shrink(map_t *map)
+{
+  bool again = true;
+  while (again) {
+    lock(&map->lock); /* who waits for it has a turn now and then */
+    again = map_shrink_some(map);
+    unlock(&map->lock);
   }
 }
 
@@ -300,8 +348,8 @@ size_t map_bytes(map_t *map)
   lock(&map->lock);
   const directory_t *directory = atomic_load(&map->directory);
   size_t bytes = sizeof *map + map->segment_capacity * sizeof *map->segments;
-  for (size_t i = 0; i < directory->capacity && directory->chunk[i]; i++)
-    bytes += CHUNK * sizeof(bucket_t);
+  size_t chunks = (atomic_load(&map->buckets) + CHUNK - 1) / CHUNK;
+  bytes += chunks * CHUNK * sizeof(bucket_t);
   for (; directory; directory = directory->older)
     bytes += sizeof *directory + directory->capacity * sizeof directory->chunk[0];
   unlock(&map->lock);

@@ -4,7 +4,8 @@
  * takes no lock: chains are walked while others change them, which can only
  * make a walk miss, never mislead, because blocks live in an arena and a hit
  * compares the address; a miss is looked up again under the map's lock. Chains come one
- * by one as blocks do, so that the map stays small and never stops to rebuild itself.
+ * by one as blocks do, so that the map stays small and never stops to rebuild itself; and
+ * go again where few blocks are left and somebody asks for it.
  * Segments are kept sorted for addresses inside a block. */
 #ifndef ESPER_MAP_H
 #define ESPER_MAP_H
@@ -29,6 +30,8 @@ void map_segment_has_gone(map_t *map);
  * returns, unless the caller knows that the address is live. */
 segment_t *map_find_segment(map_t *map, uintptr_t address);
 
+/* Where few blocks are left, most of its memory goes back to the system. */
+void map_shrink(map_t *map);
 size_t map_bytes(map_t *map);
 bool map_is_valid(map_t *map);
 

@@ -24,8 +24,9 @@ static block_t *block_around(segment_t *segment, uintptr_t address)
 block_t *marks_lock_block(core_t *core, const void *ptr)
 {
   uintptr_t address = (uintptr_t)ptr;
-  block_t *block = map_find(core->map, address);
-  segment_t *segment = block ? block->segment : map_find_segment(core->map, address);
+  block_t *block = ptr ? map_find(core->map, address) : NULL;
+  segment_t *segment =
+      block ? block_segment_if_any(block) : map_find_segment(core->map, address);
   if (!segment)
     return NULL;
   device_t *device = segment->device;
@@ -78,7 +79,7 @@ static bool is_lost(core_t *core, int device)
  * block is locked. NULL: none that needs a use. */
 static block_t *peek(core_t *core, const void *ptr, const stream_t *stream)
 {
-  block_t *block = map_find(core->map, (uintptr_t)ptr);
+  block_t *block = ptr ? map_find(core->map, (uintptr_t)ptr) : NULL;
   return block && needs_use(block, stream) ? block : NULL;
 }
 

@@ -98,6 +98,20 @@ void records_pool_dropped(stream_t *s)
   }
 }
 
+void stream_give_spares(stream_t *s)
+{
+  lock(&s->lock);
+  records_pool_dropped(s);
+  record_t *spare = s->spare;
+  s->spare = NULL;
+  unlock(&s->lock);
+  while (spare) {
+    record_t *next = spare->next_dropped;
+    record_give(s->device, spare);
+    spare = next;
+  }
+}
+
 /* A record with an event, both out of use; NULL: none can be had. The record
  * lock is held, but not while the driver makes an event. */
 static record_t *take_spare(stream_t *s)

@@ -130,6 +130,9 @@ bool stream_completes_now(stream_t *stream, uint64_t number);
 void stream_sync_begin(stream_t *stream);
 void stream_sync_done(stream_t *stream);
 
+/* Its records out of use go back to the device. */
+void stream_give_spares(stream_t *stream);
+
 void record_keep(record_t *record);
 void record_drop(record_t *record);
 /* Gives the caller's reference up. True: it was the last, and the caller, who

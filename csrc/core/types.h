@@ -164,6 +164,7 @@ struct stream {
 /* ---- blocks, segments, heaps, pools ------------------------------------ */
 
 typedef enum block_state {
+  BLOCK_GONE,    /* its host memory was returned, and reads as zeros           */
   BLOCK_LIVE,
   BLOCK_READY,   /* free, satisfied for its home stream, in heap->ready       */
   BLOCK_WARM,    /* the same, but in heap->front                              */

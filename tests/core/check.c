@@ -58,7 +58,7 @@ static int may_call(void) {
   return malloc_calls != 0;
 }
 
-/* The linker puts these in the place of malloc and realloc. */
+/* The linker puts these in the place of malloc, realloc and aligned_alloc. */
 void *__real_malloc(size_t size);
 void *__wrap_malloc(size_t size);
 void *__wrap_malloc(size_t size) { return may_call() ? __real_malloc(size) : NULL; }
@@ -67,6 +67,12 @@ void *__real_realloc(void *ptr, size_t size);
 void *__wrap_realloc(void *ptr, size_t size);
 void *__wrap_realloc(void *ptr, size_t size) {
   return may_call() ? __real_realloc(ptr, size) : NULL;
+}
+
+void *__real_aligned_alloc(size_t alignment, size_t size);
+void *__wrap_aligned_alloc(size_t alignment, size_t size);
+void *__wrap_aligned_alloc(size_t alignment, size_t size) {
+  return may_call() ? __real_aligned_alloc(alignment, size) : NULL;
 }
 
 static check_test *find(const char *name) {

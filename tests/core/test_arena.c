@@ -101,3 +101,71 @@ TEST(a_lost_piece_is_noticed) {
   CHECK(!arena_is_valid(&arena));
   arena_destroy(&arena);
 }
+
+enum { PIECE = 112, BLOCKS = 50000, KEPT = 50 };
+
+/* All but the first few of many pieces are given; the arena is trimmed. */
+static void give_most(arena_t *arena, char **piece) {
+  for (int i = 0; i < BLOCKS; i++) {
+    piece[i] = arena_take(arena);
+    CHECK(piece[i]);
+    memset(piece[i], i % 251, PIECE);
+  }
+  for (int i = KEPT; i < BLOCKS; i++) arena_give(arena, piece[i]);
+  arena_trim(arena);
+  CHECK(arena_is_valid(arena));
+}
+
+TEST(what_is_free_goes_back_and_comes_again) {
+  static char *piece[BLOCKS];
+  arena_t arena;
+  arena_init(&arena, PIECE);
+  give_most(&arena, piece);
+  CHECK(arena.bytes < 64 << 10);
+  CHECK_EQ(arena.live, KEPT);
+  for (int i = 0; i < KEPT; i++)
+    for (int k = 0; k < PIECE; k++) CHECK_EQ((unsigned char)piece[i][k], i % 251);
+  size_t chunks = arena.chunk_count;
+  give_most(&arena, piece); /* 50 more are kept */
+  CHECK_EQ(arena.chunk_count, chunks);
+  CHECK(arena.bytes < 64 << 10);
+  arena_destroy(&arena);
+}
+
+/* Whoever looked at a piece while it went finds zeros there. */
+TEST(addresses_stay_and_read_as_zeros) {
+  static char *piece[BLOCKS];
+  arena_t arena;
+  arena_init(&arena, PIECE);
+  give_most(&arena, piece);
+  size_t zeros = 0;
+  for (int i = KEPT; i < BLOCKS; i++) zeros += !piece[i][PIECE - 1] && !piece[i][0];
+  CHECK(zeros > BLOCKS * 98 / 100);
+  arena_destroy(&arena);
+}
+
+TEST(a_chunk_with_a_piece_that_is_out_stays) {
+  arena_t arena;
+  arena_init(&arena, PIECE);
+  static char *piece[BLOCKS];
+  for (int i = 0; i < BLOCKS; i++) piece[i] = arena_take(&arena);
+  size_t bytes = arena.bytes;
+  for (int i = 0; i < BLOCKS; i++)
+    if (i % 50) arena_give(&arena, piece[i]); /* some of each chunk stay out */
+  arena_trim(&arena);
+  CHECK(arena_is_valid(&arena));
+  CHECK_EQ(arena.bytes, bytes);
+  arena_destroy(&arena);
+}
+
+TEST(an_arena_in_use_is_left_alone) {
+  arena_t arena;
+  arena_init(&arena, PIECE);
+  static char *piece[BLOCKS];
+  for (int i = 0; i < BLOCKS; i++) piece[i] = arena_take(&arena);
+  size_t bytes = arena.bytes;
+  for (int i = BLOCKS * 4 / 5; i < BLOCKS; i++) arena_give(&arena, piece[i]);
+  arena_trim(&arena);
+  CHECK_EQ(arena.bytes, bytes);
+  arena_destroy(&arena);
+}

@@ -155,6 +155,11 @@ TEST(freeing_twice_is_an_error_beside_a_release) {
   world_free(&w, p);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK(!front_free(block, (uintptr_t)p));
+  device_t *device = &w.core->devices[0];
+  lock(&device->lock);
+  CHECK(!front_claim_live(block, (uintptr_t)p)); /* as when it waited for the lock */
+  unlock(&device->lock);
+  CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
   end();
 }
 
