@@ -120,8 +120,11 @@ enum {
 
 /* Where memory comes from. Segments of both kinds may stand side by side. */
 typedef enum esper_segments {
-  ESPER_SEGMENTS_AUTO = 0,   /* mapped where the device can, else classic; in
-                                pools made by esper_pool_create classic        */
+  ESPER_SEGMENTS_AUTO = 0,   /* mapped where the device can, else classic; classic
+                                in pools made by esper_pool_create, and where
+                                max_split_size, max_non_split_rounding or
+                                garbage_collection_threshold is given, which
+                                mean nothing for mapped ones                   */
   ESPER_SEGMENTS_CLASSIC = 1, /* one allocation each, of a fixed size          */
   ESPER_SEGMENTS_MAPPED = 2  /* reserved addresses, with pages where they are
                                 needed; classic ones where the device cannot   */
@@ -135,7 +138,7 @@ typedef struct esper_config {
   esper_segments segments;
   size_t max_split_size;         /* 0: unlimited                              */
   size_t max_non_split_rounding; /* 0: 20 MiB                                 */
-  size_t large_segment_size;     /* 0: 20 MiB                                 */
+  size_t large_segment_size;     /* 0: 20 MiB, and pages of fitting sizes     */
   /* Divisions of each power of two that a size is rounded up to: entry i is
    * for sizes in [1 MiB << i, 1 MiB << (i + 1)); entry 0 also below, the last
    * also above. 0 and 1: no rounding. */

@@ -476,12 +476,33 @@ def test_a_mem_pool_serves_when_memory_is_short(libraries: dict[str, Path]) -> N
 # Kinds of segments
 
 
+@pytest.mark.parametrize(("given", "pages"), [(None, 10), ("20", 2)])
+def test_a_size_of_segments_is_that_of_pages(
+    libraries: dict[str, Path], given: str | None, pages: int
+) -> None:
+    """Also the one that PyTorch has where nothing is said."""
+    run(
+        libraries,
+        f"""
+        before = esper_alloc._core.driver_calls()["page_create"]
+        x = memory(40 * MiB)
+        assert esper_alloc._core.driver_calls()["page_create"] - before == {pages}
+        """,
+        **({"PYTORCH_ALLOC_CONF": f"large_segment_size_mb:{given}"} if given else {}),
+    )
+
+
 @pytest.mark.parametrize(
     ("env", "before", "after", "mapped"),
     [
         ({}, None, None, True),
         ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, None, False),
         ({}, None, "expandable_segments:False", False),
+        ({}, None, "max_split_size_mb:64", False),
+        ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}, None, None, False),
+        ({"PYTORCH_ALLOC_CONF": "max_non_split_rounding_mb:40"}, None, None, False),
+        ({"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:4"}, None, None, True),
+        ({"ESPER_ALLOC_SEGMENTS": "mapped"}, None, "max_split_size_mb:64", True),
         ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, "expandable_segments:True", True),
         ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, None, None, False),
         ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, None, "max_split_size_mb:64", True),

@@ -10,6 +10,7 @@ typedef struct config {
   size_t max_split_size; /* SIZE_MAX: unlimited */
   size_t max_non_split_rounding;
   size_t large_segment_size;
+  esper_segments segments; /* of pools of which nothing else is known */
   struct config *older;
 } config_t;
 

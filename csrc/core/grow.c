@@ -412,7 +412,7 @@ static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alon
  * it has these only if asked for. */
 static bool wants_pages(const pool_t *pool)
 {
-  esper_segments segments = config_of(pool->device->core)->as_given.segments;
+  esper_segments segments = config_of(pool->device->core)->segments;
   return !pool->source.obtain && segments != ESPER_SEGMENTS_CLASSIC &&
          (segments == ESPER_SEGMENTS_MAPPED || !pool->created);
 }

@@ -52,18 +52,19 @@ void warn(void* /*context*/, const char* text) {
   }
 }
 
-constexpr size_t kLargeSegmentByDefault = 20971520;
-
-// Whether expandable_segments was ever given. PyTorch's parsed value alone does
-// not tell expandable_segments:False, which asks for classic segments, from
-// silence, which leaves the kind to the core.
+// Whether these were ever given. PyTorch's parsed values alone do not tell
+// expandable_segments:False, which asks for classic segments, from silence, which leaves
+// the kind to the core; nor a size of segments that is the default from none.
 std::atomic<bool> expandable_was_given{false};
+std::atomic<bool> large_segment_was_given{false};
 
-void look_for_expandable(const std::string& settings) {
+void look_for_given(const std::string& settings) {
   const c10::CachingAllocator::ConfigTokenizer words(settings);
   for (size_t i = 0; i < words.size(); ++i) {
     if (words[i] == "expandable_segments") {
       expandable_was_given = true;
+    } else if (words[i] == "large_segment_size_mb") {
+      large_segment_was_given = true;
     }
   }
 }
@@ -98,10 +99,10 @@ void parse_environment() {
   // The last settings may be others by now, given before this allocator was there.
   for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
     if (const char* given = std::getenv(name)) {
-      look_for_expandable(given);
+      look_for_given(given);
     }
   }
-  look_for_expandable(CommonConfig::last_allocator_settings());
+  look_for_given(CommonConfig::last_allocator_settings());
   CudaConfig::instance();
 }
 
@@ -115,9 +116,8 @@ void apply_options(esper_core* core) {
   config.max_split_size = max_split == SIZE_MAX ? 0 : max_split;
   config.max_non_split_rounding = CommonConfig::max_non_split_rounding_size();
   // What PyTorch has where the user said nothing is the core's own choice here.
-  const size_t large_segment = CommonConfig::large_segment_size();
   config.large_segment_size =
-      large_segment == kLargeSegmentByDefault ? 0 : large_segment;
+      large_segment_was_given ? CommonConfig::large_segment_size() : 0;
   config.segments = segments_asked_for(config.segments);
   const auto& divisions = CommonConfig::roundup_power2_divisions();
   std::fill_n(config.roundup_power2_divisions, ESPER_ROUNDUP_STEPS, size_t{0});
@@ -163,7 +163,7 @@ void follow_settings() {
       const bool is_ours = native::get() == &allocator();
       before(is_ours ? without_native_backend(settings) : settings);
     }
-    look_for_expandable(settings);
+    look_for_given(settings);
     if (esper_core* made = core_if_made()) {
       apply_options(made);
     }

@@ -120,6 +120,23 @@ TEST(pages_are_as_large_as_large_segments) {
   end();
 }
 
+/* Options that mean nothing for mapped segments keep their meaning. */
+TEST(what_concerns_classic_segments_asks_for_them) {
+  esper_config given[] = {{.max_split_size = 64 * MIB},
+                          {.max_non_split_rounding = 40 * MIB},
+                          {.garbage_collection_threshold = 0.8},
+                          {.max_non_split_rounding = 20 * MIB},
+                          {.large_segment_size = 20 * MIB}};
+  for (int i = 0; i < 5; i++)
+    for (int asked = 0; asked < 2; asked++) {
+      if (asked) given[i].segments = ESPER_SEGMENTS_MAPPED;
+      begin_with(256, &given[i]);
+      get(5, r);
+      CHECK_EQ(calls(SIM_CALL_page_create) > 0, asked || i >= 3);
+      end();
+    }
+}
+
 TEST(classic_segments_are_to_be_had) {
   esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
   begin_with(256, &config);
@@ -271,7 +288,7 @@ TEST(a_segment_without_room_is_followed_by_another) {
 }
 
 TEST(max_split_size_is_no_matter_of_mapped_segments) {
-  esper_config config = {.max_split_size = 20 * MIB};
+  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED, .max_split_size = 20 * MIB};
   begin_with(256, &config);
   world_free(&w, get(64, r)); /* oversize, and would be left alone */
   get(2, r);
