@@ -536,11 +536,11 @@ Rows = Sequence[dict[str, Any]]
 
 
 def add_to(path: Path, rows: Rows, runs: Rows) -> None:
-    """Writes rows and their runs into a result file: in place of rows of the same name
-    and peer, and without the runs of which nothing is left then."""
+    """Writes rows and their runs into a result file: in place of all rows of these names,
+    also of peers that are there no more, and without the runs of which nothing is left."""
     old_rows, old_runs = read(path)
-    fresh = {(row["name"], row["peer_name"]) for row in rows}
-    rows = [row for row in old_rows if (row["name"], row["peer_name"]) not in fresh] + [*rows]
+    fresh = {row["name"] for row in rows}
+    rows = [row for row in old_rows if row["name"] not in fresh] + [*rows]
     used = {row["run"] for row in rows}
     known = {run["id"] for run in runs}
     runs = [run for run in old_runs if run["id"] not in known] + [*runs]

@@ -258,7 +258,9 @@ def main() -> int:
         if options.drift:
             early, late = run_drift(options.drift, options.segments)
             results.row(
-                f"drifting sizes, {options.segments} segments: reserved / live, last cycles", "",
+                f"drifting sizes, {options.drift:,} operations, {options.segments} segments: "
+                "reserved / live, last cycles",
+                "",
                 [late], [early], "early cycles", DRIFT_GOAL,
             )  # fmt: skip
         else:

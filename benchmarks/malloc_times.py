@@ -1,7 +1,7 @@
 """How long the slowest mallocs of a job take.
 
-The allocations and frees of recorded jobs (examples/traces, and the folder that
-ESPER_TRACES names) run in C++ on PyTorch's current allocator, each malloc timed,
+The allocations and frees of recorded jobs (examples/traces, tests/traces, and the folder
+that ESPER_TRACES names) run in C++ on PyTorch's current allocator, each malloc timed,
 nothing running on the GPU. Per job:
 
   the whole job   from an emptied cache, so memory comes from the device on the way

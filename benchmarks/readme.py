@@ -18,15 +18,6 @@ BEGIN, END = "<!-- figures: begin (benchmarks/readme.py) -->", "<!-- figures: en
 
 #: Topic, name of the row, peer, and what the README calls it.
 SHOWN = [
-    ("train", "gpt2: step time", "native", "GPT-2 124M training, step time"),
-    ("train", "gpt2: peak reserved", "native", "GPT-2 124M training, peak reserved"),
-    ("train", "resnet50: step time", "native", "ResNet-50 training, step time"),
-    (
-        "train",
-        "resnet50: peak reserved, cudnn.benchmark off",
-        "native",
-        "ResNet-50 training, peak reserved (`cudnn.benchmark` off)",
-    ),
     *(
         ("jobs", f"{job}, mapped segments: {figure}", peer, f"{label}, {figure}")
         for job, label in (
@@ -178,8 +169,23 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def judged(row: dict[str, Any]) -> tuple[float, str]:
+    """The ratio that a row's goal is about, and what the goal is."""
+    how, goal = row.get("judged", "ratio"), row["goal"]
+    ratio: float = row.get("mean_ratio", row["ratio"]) if how == "mean_ratio" else row["ratio"]
+    if goal is None:
+        return ratio, ""
+    said = {
+        "at_least": f"at least {goal:.3g}",
+        "difference": f"at most {goal:.3g} {row['unit']} more",
+        "no_worse": "no worse",
+        "ours": f"at most {goal:.3g} {row['unit']}",
+    }.get(how, f"at most {goal:.3g}")
+    return ratio, said + (", missed" if row.get("met") is False else "")
+
+
 def render() -> str:
-    lines = ["| | esper_alloc | native | | ratio |", "|---|---|---|---|---|"]
+    lines = ["| | esper_alloc | native | | ratio | goal |", "|---|---|---|---|---|---|"]
     machines, commits, left_out = set(), set(), set()
     for topic, name, peer, label in SHOWN:
         row = find(topic, name, peer)
@@ -188,18 +194,20 @@ def render() -> str:
         run = row["run"]
         machines.add(f"{run['gpu']}, driver {run['driver']}, torch {run['torch']}")
         commits.add(run["commit"])
-        left_out.update(run.get("left_out", {}).items())
+        left_out.update((topic, *one) for one in run.get("left_out", {}).items())
         beside = peer.removeprefix("native").removeprefix(", ")
+        ratio, goal = judged(row)
         lines.append(
             f"| {label} | {figure(row['ours'])} {row['unit']} | {figure(row['peer'])} "
-            f"{row['unit']} | {beside} | {row['ratio']:.3f} |"
+            f"{row['unit']} | {beside} | {ratio:.3f} | {goal} |"
         )
     lines += [
         "",
         f"On {'; '.join(sorted(machines))}, at commits {', '.join(sorted(commits))};",
-        "esper_alloc and the peer alternated in one command.",
+        "esper_alloc and the peer alternated in one command. Figures are medians; the ratio is",
+        "what the goal is about, of step times the mean of the rounds' ratios.",
     ]
-    lines += [f"Not measured: {name} ({why})." for name, why in sorted(left_out)]
+    lines += [f"Not measured by {topic}.py: {name} ({why})." for topic, name, why in sorted(left_out)]
     return "\n".join(lines)
 
 

@@ -42,9 +42,9 @@ class Line:
 
 
 def traces() -> list[Path]:
-    """The traces that come along, and those in $ESPER_TRACES: of two with the same
+    """The recorded jobs that come along, and those in $ESPER_TRACES: of two with the same
     name the first."""
-    folders = [ROOT / "examples" / "traces"]
+    folders = [ROOT / "examples" / "traces", ROOT / "tests" / "traces"]
     if os.environ.get("ESPER_TRACES"):
         folders.append(Path(os.environ["ESPER_TRACES"]))
     found: dict[str, Path] = {}

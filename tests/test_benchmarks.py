@@ -806,7 +806,8 @@ def test_replayed_peaks_are_a_table_and_a_result_file(
 ) -> None:
     peaks = load("replay_peaks")
     monkeypatch.delenv("ESPER_TRACES", raising=False)
-    monkeypatch.setattr(sys, "argv", ["replay_peaks.py", "--out", str(tmp_path / "peaks.json")])
+    traces = sorted(map(str, (ROOT / "examples" / "traces").glob("*.pickle.gz")))
+    monkeypatch.setattr(sys, "argv", ["replay_peaks.py", *traces, "--out", str(tmp_path / "peaks.json")])
     assert peaks.main() == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in out[1:4]] == ["fsdp_like", "gpt_train", "all"]
@@ -844,8 +845,10 @@ def test_of_traces_with_one_name_the_first_is_taken(
         (tmp_path / f"{name}.pickle.gz").write_bytes(b"")
     monkeypatch.setenv("ESPER_TRACES", str(tmp_path))
     found = load("replay_peaks").traces()
-    assert [path.name.split(".")[0] for path in found] == ["fsdp_like", "gpt_train", "other"]
-    assert found[1].parent == ROOT / "examples" / "traces"
+    names = [path.name.split(".")[0] for path in found]
+    assert names[:2] == ["fsdp_like", "gpt_train"] and names[-1] == "other"
+    assert len(set(names)) == len(names) == 9
+    assert found[1].parent == ROOT / "examples" / "traces" and found[-2].parent == ROOT / "tests" / "traces"
 
 
 # --- times of malloc -----------------------------------------------------------
@@ -1107,8 +1110,7 @@ def test_growth_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     growth.main()  # the goals are for a quiet machine and a million operations
     rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
     assert len(rows) == 9
-    # What a block costs may not grow; 128 are aimed at.
-    assert 64 < rows["metadata a block, 10,000 live blocks, classic segments"]["ours"] <= 160
+    assert 64 < rows["metadata a block, 10,000 live blocks, classic segments"]["ours"] <= 128
     monkeypatch.setenv("CC", "no-such-compiler")
     assert growth.main() == 1
 

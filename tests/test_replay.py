@@ -26,7 +26,7 @@ from esper_alloc.snapshot import SnapshotError
 PLAIN = {"order": "gate", "segments": "classic", "device": "sim"}
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples" / "traces").glob("*.pickle.gz"))
-SHARED = Path(os.environ.get("ESPER_TRACES", ROOT.parent / "shared" / "traces"))
+TRACES = ROOT / "tests" / "traces"
 
 # What native itself reported at its most, MiB: allocated, active, reserved.
 # two_devices lost its beginning, so its own peaks are those of the ring.
@@ -696,16 +696,16 @@ def test_an_empty_history_runs():
     assert ran["operations"] == 0 and ran["peak_reserved"] == 0 and ran["curve"] == b""
 
 
-# ---- the traces that come along, and the shared ones ----------------------------------
+# ---- the recorded jobs ----------------------------------------------------------------
 
 
 def traces() -> list:
-    shared = sorted(SHARED.glob("*.pickle.gz")) if SHARED.is_dir() else []
-    return [pytest.param(path, id=f"{path.parent.name}-{path.stem}") for path in EXAMPLES + shared]
+    return [pytest.param(path, id=path.stem) for path in [*EXAMPLES, *sorted(TRACES.glob("*.pickle.gz"))]]
 
 
-def test_two_traces_come_along():
-    assert len(EXAMPLES) == 2
+def test_every_bounded_job_is_there():
+    names = {path.values[0].name.split(".")[0] for path in traces()}
+    assert len(EXAMPLES) == 2 and names == set(RESERVED_PER_ACTIVE["classic"]) == set(RESERVED_PER_ACTIVE["mapped"])
 
 
 @pytest.mark.parametrize("path", traces())
@@ -806,9 +806,8 @@ def test_a_job_that_runs_again_and_again_comes_to_rest(name):
     assert mapped[0] > 500 and mapped[-3:] == [0, 0, 0]
 
 
-@pytest.mark.skipif(not (SHARED / "two_devices.pickle.gz").is_file(), reason="no shared traces")
 def test_the_wrapped_ring():
-    recordings = replay.load_recordings(SHARED / "two_devices.pickle.gz")
+    recordings = replay.load_recordings(TRACES / "two_devices.pickle.gz")
     assert [one.history.device for one in recordings] == [0, 1]
     for recording in recordings:
         history = recording.history
@@ -819,12 +818,11 @@ def test_the_wrapped_ring():
         assert recording.native.active < 142 * MIB
 
 
-@pytest.mark.skipif(not (SHARED / "llama_varlen.pickle.gz").is_file(), reason="no shared traces")
 def test_eighty_thousand_entries_take_less_than_two_seconds():
     built = _core.build_info()
     if built["sanitize"] or built["asserts"]:
         pytest.skip("a build for finding mistakes is slower")
-    command = [sys.executable, "-m", "esper_alloc", "replay", SHARED / "llama_varlen.pickle.gz"]
+    command = [sys.executable, "-m", "esper_alloc", "replay", TRACES / "llama_varlen.pickle.gz"]
     best = float("inf")
     for _ in range(3):  # the machine may be busy with something else
         begin = time.monotonic()

@@ -1,7 +1,8 @@
 /* How many instructions the hot path executes, on the simulated device: bounds, a sixth
  * above what gcc 12 gives, that a change may not exceed unseen. Times depend on the
  * machine, these nearly only on the compiler. Assertions count too, and what the
- * simulated driver executes where it is asked.
+ * simulated driver executes where it is asked. Single steps and no valgrind: what callgrind
+ * counts is the same, and so nothing needs to be installed.
  *
  * A child runs each step; the parent lets it go one instruction at a time between two
  * breakpoints. Only in the plain build, and where processes may be traced so. */

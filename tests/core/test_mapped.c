@@ -137,6 +137,34 @@ TEST(what_concerns_classic_segments_asks_for_them) {
     }
 }
 
+static uint64_t state = 1;
+
+static size_t draw(size_t below) {
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  return (size_t)(state >> 33) % below;
+}
+
+/* docs/design.md, Sizes: what of a block nobody asked for, of 1 byte to 64 MiB. */
+TEST(no_block_wastes_more_than_its_share) {
+  for (int mapped = 0; mapped < 2; mapped++) {
+    esper_config config = {.segments = mapped ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC};
+    begin_with(16 * 1024, &config);
+    size_t most = 0;
+    for (int i = 0; i < 3000; i++) {
+      size_t size = 1 + draw((size_t)1 << (4 + draw(23)));
+      world_free(&w, world_malloc(&w, size + draw(512 * KIB), r)); /* for the rest to stay in */
+      void *p = world_malloc(&w, size, r);
+      size_t rest = world_size(&w, p) - size;
+      CHECK(rest < 512 || (!mapped && size > MIB - 512 && rest < 256 * KIB + 512));
+      if (rest > most) most = rest;
+      world_free(&w, p);
+      if (i % 100 == 99) CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+    }
+    CHECK(mapped ? most == 511 || most == 510 || most == 509 : most > 128 * KIB);
+    end();
+  }
+}
+
 TEST(classic_segments_are_to_be_had) {
   esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
   begin_with(256, &config);
