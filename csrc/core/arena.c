@@ -9,7 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { CHUNK_PIECES = 128, LINE = 64, HUGE_PAGE = 2 << 20 };
+/* What nobody used of a chunk takes no memory yet; but malloc wastes a page on each. */
+enum { LEAST_CHUNK = 64 << 10, CHUNK_SHARE = 8, LINE = 64, HUGE_PAGE = 2 << 20 };
 
 /* ---- host memory ----------------------------------------------------------- */
 
@@ -23,20 +24,15 @@ static size_t page_size(void)
   return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-static void *take_aligned(size_t alignment, size_t size)
-{
-  void *memory = aligned_alloc(alignment, round_up(size, alignment));
-  return memory ? memset(memory, 0, size) : NULL;
-}
-
 void *host_take(size_t size)
 {
-  return take_aligned(LINE, size);
+  void *memory = aligned_alloc(LINE, round_up(size, LINE));
+  return memory ? memset(memory, 0, size) : NULL;
 }
 
 void *host_take_pages(size_t size)
 {
-  return take_aligned(page_size(), size);
+  return aligned_alloc(page_size(), round_up(size, page_size()));
 }
 
 bool host_return(void *pages, size_t size)
@@ -148,8 +144,8 @@ static bool arena_grow(arena_t *arena)
     return false;
   arena_chunk_t chunk = {.start = take_huge(arena), .bytes = HUGE_PAGE};
   if (!chunk.start) {
-    size_t page = page_size();
-    chunk.bytes = round_up(CHUNK_PIECES * arena->piece, page);
+    size_t page = page_size(), share = arena->bytes / CHUNK_SHARE;
+    chunk.bytes = round_up(share > LEAST_CHUNK ? share : LEAST_CHUNK, page);
     chunk.start = aligned_alloc(page, chunk.bytes);
   }
   if (!chunk.start)
@@ -254,6 +250,11 @@ void arena_trim(arena_t *arena)
 }
 
 /* ---- checking -------------------------------------------------------------- */
+
+size_t arena_used_bytes(const arena_t *arena)
+{
+  return arena->bytes - arena->fresh_count * arena->piece;
+}
 
 bool arena_is_valid(const arena_t *arena)
 {

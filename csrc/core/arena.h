@@ -39,15 +39,17 @@ bool arena_reserve(arena_t *arena, size_t pieces);
 void arena_give(arena_t *arena, void *piece);
 /* Returns chunks of which no piece is out to the system, where much is free. */
 void arena_trim(arena_t *arena);
+/* Of the pieces that somebody had: the others have no memory yet. */
+size_t arena_used_bytes(const arena_t *arena);
 bool arena_is_valid(const arena_t *arena);
 
 /* Zeroed host memory for a structure that begins a cache line, given back by
  * free(). NULL: none. */
 void *host_take(size_t size);
 
-/* The same, of whole pages, which host_return() can return. */
+/* Whole pages of it, not zeroed, which host_return() can return. */
 void *host_take_pages(size_t size);
-/* Whole pages of those go back to the system; they read as zeros until they are used
+/* Some of those go back to the system; they read as zeros until they are used
  * again. False: they stay. */
 bool host_return(void *pages, size_t size);
 

@@ -568,11 +568,12 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
       count_pending(heap, counters);
   counters->uses_pending = device->uses.live;
   counters->bytes_loose = device->loose_bytes;
-  counters->metadata_bytes =
-      device->blocks.bytes + device->segments.bytes + device->uses.bytes + map_bytes(core->map);
+  counters->metadata_bytes = arena_used_bytes(&device->blocks) +
+                             arena_used_bytes(&device->segments) +
+                             arena_used_bytes(&device->uses) + map_bytes(core->map);
   unlock(&device->lock);
   lock(&device->events_lock);
-  counters->metadata_bytes += device->records.bytes;
+  counters->metadata_bytes += arena_used_bytes(&device->records);
   counters->events_alive = device->events_alive;
   counters->events_created = device->events_created;
   unlock(&device->events_lock);

@@ -4,7 +4,8 @@
 #include <string.h>
 
 enum {
-  CHUNK = 1024, /* buckets whose memory comes at once                         */
+  CHUNK = 1024, /* buckets whose memory is used at once                       */
+  CHUNKS = 16,  /* ... and that comes together: malloc wastes a page on each  */
   FIRST_CHUNKS = 2,
   FULL_AT = 7,  /* blocks for eight buckets: 9 bytes a block                  */
   EMPTY_AT = 6, /* fewer for eight: then buckets may go                       */
@@ -116,8 +117,11 @@ static bool map_extend(map_t *map, size_t buckets)
       return false;
     atomic_store_explicit(&map->directory, directory, memory_order_release);
   }
-  if (!directory->chunk[chunk])
-    directory->chunk[chunk] = host_take_pages(CHUNK * sizeof(bucket_t));
+  if (!directory->chunk[chunk]) {
+    bucket_t *taken = chunk % CHUNKS ? directory->chunk[chunk - 1] + CHUNK
+                                     : host_take_pages(CHUNKS * CHUNK * sizeof(bucket_t));
+    directory->chunk[chunk] = taken ? memset(taken, 0, CHUNK * sizeof(bucket_t)) : NULL;
+  }
   return directory->chunk[chunk] != NULL;
 }
 
@@ -213,7 +217,7 @@ void map_destroy(map_t *map)
   if (!map)
     return;
   directory_t *directory = atomic_load(&map->directory);
-  for (size_t i = 0; i < directory->capacity; i++)
+  for (size_t i = 0; i < directory->capacity; i += CHUNKS)
     free(directory->chunk[i]);
   for (directory_t *older; directory; directory = older) {
     older = directory->older;

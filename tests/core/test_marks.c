@@ -104,20 +104,24 @@ TEST(who_waits_for_the_device_keeps_nobody_from_marking) {
 /* Nobody would protect the block, so the caller hears of it. */
 TEST(a_mark_without_host_memory_is_an_error) {
   begin(64);
-  enum { MANY = 256 }; /* what the core gets memory for at once */
-  const void *p[MANY + 1];
-  for (int i = 0; i <= MANY; i++) p[i] = world_malloc(&w, 512, w.stream[0]);
-  CHECK_OK(esper_record_use(w.core, p, MANY, w.stream[1], 0, NULL));
+  enum { MOST = 8192 };
+  static const void *p[MOST];
+  p[0] = world_malloc(&w, 512, w.stream[0]);
+  CHECK_OK(esper_record_use(w.core, p, 1, w.stream[1], 0, NULL));
+  size_t many = w.core->devices[0].uses.pieces; /* what the core got memory for at once */
+  CHECK(many < MOST);
+  for (size_t i = 1; i <= many; i++) p[i] = world_malloc(&w, 512, w.stream[0]);
+  CHECK_OK(esper_record_use(w.core, p + 1, many - 1, w.stream[1], 0, NULL));
   check_limit_malloc(0);
   sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
   esper_status status =
-      esper_record_use(w.core, p + MANY, 1, w.stream[1], 0, NULL);
-  esper_status at_free = esper_record_stream(w.core, p[MANY], w.stream[1]);
+      esper_record_use(w.core, p + many, 1, w.stream[1], 0, NULL);
+  esper_status at_free = esper_record_stream(w.core, p[many], w.stream[1]);
   check_limit_malloc(-1);
   CHECK_STATUS(status, ESPER_HOST_MEMORY);
   CHECK_STATUS(at_free, ESPER_HOST_MEMORY);
-  CHECK_OK(esper_record_use(w.core, p + MANY, 1, w.stream[1], 0, NULL));
-  CHECK_EQ(world_counters(&w, 0).uses_pending, MANY + 1);
+  CHECK_OK(esper_record_use(w.core, p + many, 1, w.stream[1], 0, NULL));
+  CHECK_EQ(world_counters(&w, 0).uses_pending, many + 1);
   world_end(&w);
 }
 
