@@ -122,9 +122,8 @@ enum {
 typedef enum esper_segments {
   ESPER_SEGMENTS_AUTO = 0,   /* mapped where the device can, else classic; classic
                                 in pools made by esper_pool_create, and where
-                                max_split_size, max_non_split_rounding or
-                                garbage_collection_threshold is given, which
-                                mean nothing for mapped ones                   */
+                                max_split_size or garbage_collection_threshold
+                                is given, which mean nothing for mapped ones   */
   ESPER_SEGMENTS_CLASSIC = 1, /* one allocation each, of a fixed size          */
   ESPER_SEGMENTS_MAPPED = 2  /* reserved addresses, with pages where they are
                                 needed; classic ones where the device cannot   */

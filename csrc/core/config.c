@@ -12,7 +12,6 @@ static const size_t SMALL_SEGMENT = 2 * MIB;
 static const size_t LARGE_SHARED_MOST = 10 * MIB; /* these share a segment     */
 static const size_t LARGE_SEGMENT = 20 * MIB;
 static const size_t SEGMENT_ALIGN = 2 * MIB;
-static const size_t NON_SPLIT_ROUNDING = 20 * MIB;
 static const size_t LARGE_REST = 256 * KIB; /* a smaller rest stays in the block */
 
 static bool is_share(double x)
@@ -20,13 +19,11 @@ static bool is_share(double x)
   return x >= 0 && x < 1;
 }
 
-/* What says how blocks of classic segments are cut, or when such segments go back, means
+/* What says which blocks of classic segments are cut, or when such segments go back, means
  * nothing for mapped ones: who gives it and leaves the kind open has classic ones. */
 static esper_segments kind_of_segments(const esper_config *given)
 {
-  size_t rounding = given->max_non_split_rounding;
-  bool concerns_classic = given->max_split_size || (rounding && rounding != NON_SPLIT_ROUNDING) ||
-                          given->garbage_collection_threshold > 0;
+  bool concerns_classic = given->max_split_size || given->garbage_collection_threshold > 0;
   return given->segments == ESPER_SEGMENTS_AUTO && concerns_classic ? ESPER_SEGMENTS_CLASSIC
                                                                     : given->segments;
 }
@@ -65,7 +62,7 @@ esper_status config_set(core_t *core, const esper_config *given)
   config->as_given = *given;
   config->max_split_size = given->max_split_size ? given->max_split_size : SIZE_MAX;
   config->max_non_split_rounding =
-      given->max_non_split_rounding ? given->max_non_split_rounding : NON_SPLIT_ROUNDING;
+      given->max_non_split_rounding ? given->max_non_split_rounding : 20 * MIB;
   config->large_segment_size =
       given->large_segment_size ? given->large_segment_size : LARGE_SEGMENT;
   config->segments = kind_of_segments(given);

@@ -1052,7 +1052,7 @@ static uint64_t run_program(uint64_t seed, int threads) {
       .completion = COMPLETIONS[draw(&maker, 4)],
       .seed = draw64(&maker),
   };
-  options.virtual_memory = p.mapped = chance(&maker, 2);
+  options.virtual_memory = chance(&maker, 2);
   p.slow_time = chance(&maker, 3);
   esper_config config = {
       .reuse_order = (esper_reuse_order)draw(&maker, 3),
@@ -1061,6 +1061,8 @@ static uint64_t run_program(uint64_t seed, int threads) {
   };
   p.classic_pools = config.segments == ESPER_SEGMENTS_AUTO;
   p.max_split = config.max_split_size;
+  /* An option that means nothing for mapped segments asks for classic ones. */
+  p.mapped = options.virtual_memory && !(p.classic_pools && p.max_split);
   p.operations = 500 + draw64(&maker) % 12000;
   if (threads > 1) p.operations = 1000 + draw64(&maker) % 4000;
   p.s = sim_create(&options);

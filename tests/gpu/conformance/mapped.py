@@ -31,21 +31,10 @@ OTHER_SIZES = {
     "devices-figures_of_each_device",
     "devices-snapshots_of_both",
     "uncached-0-nothing_is_cached",
-    "max_split-figures_of_some_sizes",
-    "max_split-oversize_blocks",
-    "non_split-figures_of_some_sizes",
-    "non_split-oversize_blocks",
     "roundup-figures_of_some_sizes",
     "roundup-list-figures_of_some_sizes",
     "fraction-figures_of_some_sizes",
     "segment_size-figures_of_some_sizes",
-    "collect-the_longest_unused_go_back",
-    "collect-nothing_goes_while_what_there_is_serves",
-    "collect-what_is_below_the_threshold_stays",
-    "collect-run-time-the_longest_unused_go_back",
-    "collect-run-time-nothing_goes_while_what_there_is_serves",
-    "collect-run-time-what_is_below_the_threshold_stays",
-    "collect-run-time-without_a_fraction_all_stays",
 }
 #: ... and their pages come and go as segment_map and segment_unmap.
 OTHER_ACTIONS = {
