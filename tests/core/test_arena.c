@@ -144,11 +144,16 @@ TEST(addresses_stay_and_read_as_zeros) {
   arena_destroy(&arena);
 }
 
-TEST(a_chunk_with_a_piece_that_is_out_stays) {
+static arena_t full(char **piece) {
   arena_t arena;
   arena_init(&arena, PIECE);
-  static char *piece[BLOCKS];
   for (int i = 0; i < BLOCKS; i++) piece[i] = arena_take(&arena);
+  return arena;
+}
+
+TEST(a_chunk_with_a_piece_that_is_out_stays) {
+  static char *piece[BLOCKS];
+  arena_t arena = full(piece);
   size_t bytes = arena.bytes;
   for (int i = 0; i < BLOCKS; i++)
     if (i % 50) arena_give(&arena, piece[i]); /* some of each chunk stay out */
@@ -159,10 +164,8 @@ TEST(a_chunk_with_a_piece_that_is_out_stays) {
 }
 
 TEST(an_arena_in_use_is_left_alone) {
-  arena_t arena;
-  arena_init(&arena, PIECE);
   static char *piece[BLOCKS];
-  for (int i = 0; i < BLOCKS; i++) piece[i] = arena_take(&arena);
+  arena_t arena = full(piece);
   size_t bytes = arena.bytes;
   for (int i = BLOCKS * 4 / 5; i < BLOCKS; i++) arena_give(&arena, piece[i]);
   arena_trim(&arena);
