@@ -64,7 +64,7 @@ from common import (
     run_worker,
     use_allocator,
 )
-from turns import take_turns, turns
+from turns import CORES, take_turns, turns
 from workloads import JOBS, import_job
 
 SEGMENTS = ("classic", "mapped")
@@ -429,7 +429,7 @@ def main() -> int:
         if options.record:
             report(record(options.worker, names[0], options.small, options.record))
         else:
-            take_turns(measure(options.worker, names[0], options.small))
+            take_turns(measure(options.worker, names[0], options.small), CORES)
         return 0
     why = gpu_missing()
     if why:

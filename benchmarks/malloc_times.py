@@ -31,7 +31,7 @@ from common import (
     peers_of,
     use_allocator,
 )
-from turns import in_children, measured_beside, take_turns
+from turns import CORES, in_children, measured_beside, take_turns
 from replay_peaks import traces
 
 from esper_alloc import replay
@@ -109,7 +109,7 @@ def main() -> int:
     arguments.add_argument("--segments", choices=("classic", "mapped"), help="of ours")
     options = arguments.parse_args()
     if options.worker:
-        take_turns(in_children(options.worker, lambda: measure(options.worker)))
+        take_turns(in_children(options.worker, lambda: measure(options.worker)), CORES)
         return 0
     chosen = {"ESPER_ALLOC_SEGMENTS": options.segments} if options.segments else {}
     peers, left_out = peers_here()

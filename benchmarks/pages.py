@@ -5,8 +5,10 @@ the device (cuMemSetAccess), each for itself. Beside it:
 
   cuMemAlloc     one block of the same size, which is what cudaMalloc calls
   moving         a page is mapped and opened at another address, and unmapped where it was
-  at once        all pages of a range are opened by one call
-  four threads   open a quarter of the pages each
+  again          pages are opened that were open before: the driver clears a new one first
+                 where its memory has just been given back
+  at once        all pages of a range are opened by one call, again
+  four threads   open a quarter of the pages each, again
 
 Nothing runs on the GPU. No goals: docs/design.md, "The size of pages", draws conclusions.
 """
@@ -139,6 +141,9 @@ def measure_size(driver: Driver, size: int, count: int = PAGES) -> dict[str, flo
     found["move"] = us_each(move, there, pages, here)
     found["unmap"] = us_each(driver.unmap, there, sizes)
     us_each(driver.map, here, sizes, pages)
+    found["open again"] = us_each(driver.open, here, sizes)
+    us_each(driver.unmap, here, sizes)
+    us_each(driver.map, here, sizes, pages)
     found["open at once"] = us_each(driver.open, here[:1], [size * count]) / count
     us_each(driver.unmap, here, sizes)
     us_each(driver.map, here, sizes, pages)
@@ -180,8 +185,9 @@ def add_rows(results: Results, size: str, found: Sequence[dict[str, float]]) -> 
         (f"a new page of {size}", new, us("alloc"), "cuMemAlloc"),
         (f"giving back a page of {size}", us("unmap", "release"), us("free"), "cuMemFree"),
         (f"moving a page of {size}", us("move"), new, "a new page"),
-        (f"opening pages of {size} at once", us("open at once"), us("open"), "one by one"),
-        (f"opening pages of {size}, four threads", us("open by threads"), us("open"), "one thread"),
+        (f"opening a page of {size} again", us("open again"), us("open"), "a new one"),
+        (f"opening pages of {size} again, at once", us("open at once"), us("open again"), "one by one"),
+        (f"opening pages of {size} again, four threads", us("open by threads"), us("open again"), "one thread"),
     ]
     for call in ("make", "map", "open", "unmap"):
         rows.append((f"to {call} a page of {size}", us(call), new, "a new page"))

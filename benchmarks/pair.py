@@ -25,7 +25,7 @@ from common import (
     peers_of,
     use_allocator,
 )
-from turns import in_children, measured_beside, take_turns
+from turns import CORES, in_children, measured_beside, take_turns
 
 SIZES = {"512 B": 512, "1 MiB": 1 << 20, "64 MiB": 64 << 20}
 #: What is measured, and at most how much of either's time it may take.
@@ -74,7 +74,7 @@ def main() -> int:
     arguments.set_defaults(rounds=5)
     options = arguments.parse_args()
     if options.worker:
-        take_turns(in_children(options.worker, lambda: measure(options.worker)))
+        take_turns(in_children(options.worker, lambda: measure(options.worker)), CORES)
         return 0
 
     peers, left_out = peers_here()

@@ -34,7 +34,7 @@ from common import (
     peers_of,
     report,
 )
-from turns import in_children, take_turns, turns_of_children
+from turns import CORES, in_children, take_turns, turns_of_children
 
 ELEMENTS = 1 << 20  # of float32: 4 MiB
 IMPORTS = 5  # fresh processes
@@ -111,7 +111,7 @@ def main() -> int:
     options = arguments.parse_args()
     if options.worker:
         if options.children:
-            take_turns(in_children(options.worker, lambda: measure_first(options.worker)))
+            take_turns(in_children(options.worker, lambda: measure_first(options.worker)), CORES)
         else:
             report(measure_import(options.worker))
         return 0

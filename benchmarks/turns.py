@@ -30,9 +30,22 @@ from typing import IO, Any
 from common import OURS, Case, WorkerFailed, gpu_missing, report, result_in, worker_process
 
 
-def take_turns(measurements: Iterator[dict[str, Any]]) -> None:
+#: What one process at a time needs at most: its threads and the driver's.
+CORES = 4
+
+
+def stay_on(cores: int) -> None:
+    """Keeps this process on so many of the cores that it may use, the same ones as every
+    other worker: what a step takes differs from core to core."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
+
+
+def take_turns(measurements: Iterator[dict[str, Any]], cores: int | None = None) -> None:
     """Reports the next of `measurements` whenever the conductor asks. The first is
-    asked for at once, while the other workers start: it must not use the GPU."""
+    asked for at once, while the other workers start: it must not use the GPU. All on
+    the same `cores`, where it says how many a measurement needs."""
+    if cores:
+        stay_on(cores)
     for _ in sys.stdin:
         try:
             found = next(measurements)

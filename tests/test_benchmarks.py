@@ -531,6 +531,7 @@ options = argparse.ArgumentParser()
 options.add_argument("--worker")
 options.add_argument("--fail-at", type=int, default=-1)
 options.add_argument("--hang-at", type=int, default=-1)
+options.add_argument("--cores", type=int)
 options = options.parse_args()
 
 def measure():
@@ -545,9 +546,10 @@ def measure():
         time.sleep(0.02)
         print("something else")
         yield {"number": number, "pid": os.getpid(), "from": begin, "to": time.monotonic(),
-               "segments": os.environ.get("ESPER_ALLOC_SEGMENTS")}
+               "segments": os.environ.get("ESPER_ALLOC_SEGMENTS"),
+               "cores": sorted(os.sched_getaffinity(0))}
 
-take_turns(measure())
+take_turns(measure(), options.cores)
 """
 
 
@@ -583,6 +585,17 @@ def test_workers_take_turns_back_and_forth(script: Path) -> None:
     for found in rounds[0].values():
         with pytest.raises(ProcessLookupError):
             os.kill(found["pid"], 0)
+
+
+@pytest.mark.parametrize("cores", [None, 1, 1000])
+def test_workers_stay_on_the_same_cores(script: Path, cores: int | None) -> None:
+    load("jobs")
+    common, turns = sys.modules["common"], sys.modules["turns"]
+    arguments = () if cores is None else ("--cores", str(cores))
+    cases = [common.Case(name, common.NATIVE, arguments) for name in "ab"]
+    [found] = turns.turns_of_children(script, cases, 1)
+    here = sorted(os.sched_getaffinity(0))
+    assert {tuple(one["cores"]) for one in found.values()} == {tuple(here[-(cores or 1000) :])}
 
 
 def test_workers_measure_together_where_nothing_is_timed(script: Path) -> None:
@@ -1029,14 +1042,17 @@ def test_pages_are_measured_and_all_are_given_back(tmp_path: Path) -> None:
     assert driver.most_mapped == 9  # a page that moves is at both addresses for a while
     assert len(driver.entered) == pages.THREADS and all(us > 0 for us in found.values())
     times = {"make": 8.0, "map": 0.5, "open": 22.0, "unmap": 15.0, "release": 5.0, "move": 40.0,
-             "alloc": 61.0, "free": 40.0, "open at once": 22.0, "open by threads": 11.0}  # fmt: skip
+             "alloc": 61.0, "free": 40.0, "open again": 20.0, "open at once": 20.0,
+             "open by threads": 10.0}  # fmt: skip
     assert set(times) == set(found)
     pages.add_rows(made, "8 MiB", [times, times])
     rows = {name: (row["ours"], row["ratio"]) for (name, _), row in rows_of(made).items()}
     assert rows["a new page of 8 MiB"] == (30.5, 0.5)
     assert rows["giving back a page of 8 MiB"] == (20.0, 0.5)
     assert rows["moving a page of 8 MiB"][0] == 40.0
-    assert rows["opening pages of 8 MiB, four threads"] == (11.0, 0.5)
+    assert rows["opening a page of 8 MiB again"] == (20.0, 20 / 22)
+    assert rows["opening pages of 8 MiB again, at once"] == (20.0, 1.0)
+    assert rows["opening pages of 8 MiB again, four threads"] == (10.0, 0.5)
     assert rows["to open a page of 8 MiB"][0] == 22.0
     assert all(row["goal"] is None for row in made.rows)
 
