@@ -628,17 +628,32 @@ def paths(facts: Facts) -> list[str]:
 
 
 def segments_chosen(facts: Facts) -> str:
-    environment = facts["environment"]
-    settings = environment.get("PYTORCH_CUDA_ALLOC_CONF") or environment.get("PYTORCH_ALLOC_CONF")
-    registers = environment.get("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "")
-    by_itself = "classic" if registers[:1] in tuple("1yYtT") else "mapped"
-    wanted = environment.get("ESPER_ALLOC_SEGMENTS") or by_itself
-    given = re.findall(r"expandable_segments:(True|False)", (settings or "").replace(" ", ""))
-    if given:
-        wanted = "mapped" if given[-1] == "True" else "classic"
-    if wanted == "mapped" and all(one["virtual_memory"] for one in facts["driver"]["devices"]):
+    """The kind of segments, and who asked for another one than there would be."""
+    kind, because = segments_wanted(facts["environment"])
+    if kind == "mapped" and all(one["virtual_memory"] for one in facts["driver"]["devices"]):
         return "mapped (pages where they are needed, in reserved addresses)"
-    return "classic (one driver allocation each)"
+    return f"classic (one driver allocation each){because if kind == 'classic' else ''}"
+
+
+def segments_wanted(environment: dict[str, str]) -> tuple[str, str]:
+    """The kind that the environment asks for, and why in words. As the core has it: what is
+    said of the kind counts more than what concerns one kind only."""
+    settings = environment.get("PYTORCH_CUDA_ALLOC_CONF") or environment.get("PYTORCH_ALLOC_CONF")
+    settings = (settings or "").replace(" ", "")
+    given = re.findall(r"expandable_segments:(True|False)", settings)
+    if given:
+        kind = "mapped" if given[-1] == "True" else "classic"
+        return kind, f", as expandable_segments:{given[-1]} asks for"
+    wanted = environment.get("ESPER_ALLOC_SEGMENTS")
+    if wanted:
+        return wanted, f", as ESPER_ALLOC_SEGMENTS={wanted} asks for"
+    for option in ("max_split_size_mb", "garbage_collection_threshold"):
+        if re.search(rf"{option}:[0-9.]*[1-9]", settings):
+            return "classic", f", which {option} concerns; expandable_segments:True: mapped all the same"
+    registers = environment.get("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "")
+    if registers[:1] in tuple("1yYtT"):
+        return "classic", ", as TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK needs"
+    return "mapped", ""
 
 
 def trial_text(trial: Facts) -> str:

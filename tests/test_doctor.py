@@ -350,9 +350,20 @@ def test_doctor_as_a_command_says_something_useful_here() -> None:
             {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1", "ESPER_ALLOC_SEGMENTS": "mapped"},
             "mapped",
         ),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, "classic"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128"}, "classic"),
+        ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold: 0.8"}, "classic"),
+        ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.0"}, "mapped"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True"}, "mapped"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128", "ESPER_ALLOC_SEGMENTS": "mapped"}, "mapped"),
     ],
 )
 def test_the_kind_of_segments(environment: dict[str, str], kind: str) -> None:
     facts = copy.deepcopy(HEALTHY)
     facts["environment"].update(environment)
-    assert doctor.segments_chosen(facts).startswith(kind)
+    chosen = doctor.segments_chosen(facts)
+    assert chosen.startswith(kind)
+    # Where it is not what there would be otherwise, the one who asked is named.
+    [(name, value), *_] = [*environment.items(), ("", "")]
+    asked = value.partition(":")[0] if ":" in value else name
+    assert kind == "mapped" or asked in chosen
