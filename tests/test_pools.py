@@ -499,6 +499,7 @@ def test_a_size_of_segments_is_that_of_pages(
         ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, None, False),
         ({}, None, "expandable_segments:False", False),
         ({}, None, "max_split_size_mb:64", False),
+        ({}, None, "max_split_size_mb:17592186044415", True),  # all the MiB there are: no limit
         ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}, None, None, False),
         ({"PYTORCH_ALLOC_CONF": "max_non_split_rounding_mb:40,large_segment_size_mb:40"}, None, None, True),
         ({"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:4"}, None, None, True),

@@ -193,23 +193,40 @@ void arena_give(arena_t *arena, void *piece)
   *(void **)piece = arena->free;
   arena->free = piece;
   arena->live--;
+  arena->given++;
 }
 
 /* ---- giving back ----------------------------------------------------------- */
 
-static void count_unused(const arena_t *arena)
+/* To look at all that is free takes long where that is much, and is in vain where pieces
+ * that are out lie scattered. So it waits for enough to be different: many pieces came back,
+ * or half of those that held chunks. */
+static bool is_worth_a_look(const arena_t *arena)
 {
+  enum { MUCH = 4, MANY = 8 }; /* such a part */
+  size_t unused = arena->pieces - arena->live;
+  return unused >= arena->pieces / MUCH &&
+         (arena->given >= unused / MANY || arena->live < arena->live_then / 2);
+}
+
+static bool is_unused(const arena_t *arena, const arena_chunk_t *chunk)
+{
+  return !chunk->returned && chunk->unused == pieces_of(arena, chunk);
+}
+
+/* Of each chunk. False: none is unused. */
+static bool count_unused(const arena_t *arena)
+{
+  bool any = false;
   for (size_t i = 0; i < arena->chunk_count; i++)
     arena->chunks[i].unused = 0;
   for (void *p = arena->free; p; p = *(void **)p)
     chunk_of(arena, p)->unused++;
   if (arena->fresh_count)
     chunk_of(arena, arena->fresh)->unused += arena->fresh_count;
-}
-
-static bool is_unused(const arena_t *arena, const arena_chunk_t *chunk)
-{
-  return !chunk->returned && chunk->unused == pieces_of(arena, chunk);
+  for (size_t i = 0; i < arena->chunk_count && !any; i++)
+    any = is_unused(arena, &arena->chunks[i]);
+  return any;
 }
 
 /* Their pieces are neither free nor fresh from now on. */
@@ -240,9 +257,12 @@ static void return_chunk(arena_t *arena, arena_chunk_t *chunk)
 
 void arena_trim(arena_t *arena)
 {
-  if (arena->pieces - arena->live < arena->pieces / 4)
-    return; /* little would go, and all that is free is looked at */
-  count_unused(arena);
+  if (!is_worth_a_look(arena))
+    return;
+  arena->given = 0;
+  arena->live_then = arena->live;
+  if (!count_unused(arena))
+    return;
   forget_unused(arena);
   for (size_t i = 0; i < arena->chunk_count; i++)
     if (is_unused(arena, &arena->chunks[i]))

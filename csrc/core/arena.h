@@ -25,6 +25,8 @@ typedef struct arena {
   size_t fresh_count; /* ... so many                                          */
   size_t pieces; /* of all chunks that are there                              */
   size_t live;   /* pieces handed out                                         */
+  size_t given;  /* pieces that came back since arena_trim looked at all ...   */
+  size_t live_then; /* ... and so many were live                              */
   size_t bytes;  /* of all chunks that are there                              */
   arena_chunk_t *chunks; /* by address                                        */
   size_t chunk_count, chunk_capacity, returned_count;
@@ -37,7 +39,8 @@ void *arena_take(arena_t *arena);
 /* So many pieces can be had without fail from now on. False: no host memory. */
 bool arena_reserve(arena_t *arena, size_t pieces);
 void arena_give(arena_t *arena, void *piece);
-/* Returns chunks of which no piece is out to the system, where much is free. */
+/* Returns chunks of which no piece is out to the system, where much is free that was not
+ * looked at before. */
 void arena_trim(arena_t *arena);
 /* Of the pieces that somebody had: the others have no memory yet. */
 size_t arena_used_bytes(const arena_t *arena);

@@ -432,6 +432,8 @@ static void trim_metadata(device_t *device)
   records_trim(device);
   lock(&device->lock);
   arena_trim(&device->blocks);
+  unlock(&device->lock); /* others are let in between */
+  lock(&device->lock);
   arena_trim(&device->uses);
   unlock(&device->lock);
   map_shrink(device->core->map);
@@ -723,7 +725,7 @@ static bool device_is_valid(device_t *device)
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);
   unlock(&device->lock);
-  return valid;
+  return valid && records_are_valid(device);
 }
 
 int esper_core_is_valid(esper_core *core)

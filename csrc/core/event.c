@@ -78,6 +78,14 @@ void records_trim(device_t *device)
   unlock(&device->events_lock);
 }
 
+bool records_are_valid(device_t *device)
+{
+  lock(&device->events_lock);
+  bool valid = arena_is_valid(&device->records);
+  unlock(&device->events_lock);
+  return valid;
+}
+
 void event_destroy_all(device_t *device)
 {
   while (device->event_count) {

@@ -14,6 +14,7 @@ record_t *record_take(device_t *device);
 void record_give(device_t *device, record_t *record);
 /* Host memory that no record needs goes back to the system. */
 void records_trim(device_t *device);
+bool records_are_valid(device_t *device);
 
 void event_destroy_all(device_t *device);
 

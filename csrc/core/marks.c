@@ -210,12 +210,15 @@ static esper_status mark(core_t *core, const void *const *ptrs, size_t count, pr
   return attach_all(core, ptrs, count, p.stream, record, use_flags(flags), found);
 }
 
-/* The same for one block that starts at the address: the record that is replaced
- * goes back to its stream under the lock that is held anyway. */
-static esper_status mark_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
+/* The record that is replaced goes back to its stream under the lock that is held anyway. */
+esper_status marks_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
                                size_t *found)
 {
-  device_t *device = device_of(block);
+  const segment_t *segment = block_segment_if_any(block);
+  *found = 0;
+  if (!segment)
+    return ESPER_OK;
+  device_t *device = segment->device;
   esper_status status = ESPER_OK;
   record_t *record = record_begin(&p), *replaced = NULL;
   if (!record && p.capture)
@@ -259,7 +262,7 @@ esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t coun
   }
   block_t *block = count == 1 ? peek(core, ptrs[0], p.stream) : NULL;
   if (block)
-    status = mark_block(block, ptrs[0], p, use_flags(flags), &found);
+    status = marks_found_block(block, ptrs[0], p, use_flags(flags), &found);
   else
     status = mark(core, ptrs, count, p, flags, &found);
   if (status == ESPER_OK && marked)
@@ -274,7 +277,8 @@ bool marks_record_use_of(core_t *core, const void *ptr, void *handle, esper_stat
   if (!stream_find(core, handle, &p))
     return false;
   block_t *block = peek(core, ptr, p.stream);
-  *status = block ? mark_block(block, ptr, p, 0, &found) : mark(core, &ptr, 1, p, 0, &found);
+  *status = block ? marks_found_block(block, ptr, p, 0, &found)
+                  : mark(core, &ptr, 1, p, 0, &found);
   return true;
 }
 

@@ -112,8 +112,10 @@ void apply_options(esper_core* core) {
   std::lock_guard<std::mutex> lock(mutex);
   esper_config config;
   capi().get_config(core, &config);
+  // So many whole MiB as there are addresses are no limit either.
+  constexpr size_t kUnlimited = SIZE_MAX / (1024 * 1024) * (1024 * 1024);
   const size_t max_split = CommonConfig::max_split_size();
-  config.max_split_size = max_split == SIZE_MAX ? 0 : max_split;
+  config.max_split_size = max_split >= kUnlimited ? 0 : max_split;
   config.max_non_split_rounding = CommonConfig::max_non_split_rounding_size();
   // What PyTorch has where the user said nothing is the core's own choice here.
   config.large_segment_size =

@@ -163,11 +163,53 @@ TEST(a_chunk_with_a_piece_that_is_out_stays) {
   arena_destroy(&arena);
 }
 
+/* Where trimming looked in vain it does not look again for nothing, however often it is
+ * asked: with many pieces that takes long. */
+TEST(what_was_looked_at_in_vain_waits_for_news) {
+  enum { NEWS = BLOCKS / 7 };
+  static char *piece[BLOCKS];
+  arena_t arena = full(piece);
+  for (int i = 0; i < BLOCKS; i++)
+    if (i % 50) arena_give(&arena, piece[i]);
+  arena_trim(&arena);
+  arena.chunks[0].unused = BLOCKS; /* each look counts them anew */
+  for (int i = 0; i < 1000; i++) {
+    void *one = arena_take(&arena);
+    arena_trim(&arena);
+    arena_give(&arena, one);
+  }
+  CHECK_EQ(arena.chunks[0].unused, BLOCKS);
+  void **news = (void **)piece; /* all but those that are out */
+  for (int i = 0; i < NEWS; i++) news[i] = i % 50 ? arena_take(&arena) : piece[i];
+  for (int i = 0; i < NEWS; i++)
+    if (i % 50) arena_give(&arena, news[i]);
+  arena_trim(&arena);
+  CHECK(arena.chunks[0].unused < BLOCKS);
+  CHECK(arena_is_valid(&arena));
+  arena_destroy(&arena);
+}
+
+/* ... but when those that held the chunks have gone, it does. */
+TEST(the_last_pieces_let_all_chunks_go) {
+  static char *piece[BLOCKS];
+  arena_t arena = full(piece);
+  for (int i = 0; i < BLOCKS; i++)
+    if (i % 50) arena_give(&arena, piece[i]);
+  arena_trim(&arena);
+  size_t bytes = arena.bytes;
+  CHECK(bytes >= BLOCKS * PIECE);
+  for (int i = 0; i < BLOCKS; i += 50) arena_give(&arena, piece[i]);
+  arena_trim(&arena);
+  CHECK_EQ(arena.bytes, 0);
+  CHECK(arena_is_valid(&arena));
+  arena_destroy(&arena);
+}
+
 TEST(an_arena_in_use_is_left_alone) {
   static char *piece[BLOCKS];
   arena_t arena = full(piece);
   size_t bytes = arena.bytes;
-  for (int i = BLOCKS * 4 / 5; i < BLOCKS; i++) arena_give(&arena, piece[i]);
+  for (int i = BLOCKS * 9 / 10; i < BLOCKS; i++) arena_give(&arena, piece[i]);
   arena_trim(&arena);
   CHECK_EQ(arena.bytes, bytes);
   arena_destroy(&arena);

@@ -101,6 +101,19 @@ TEST(who_waits_for_the_device_keeps_nobody_from_marking) {
   world_end(&w);
 }
 
+/* Another thread frees it after it was found, and empty_cache returns its metadata. */
+TEST(a_block_that_has_gone_since_it_was_found_is_skipped) {
+  begin(64);
+  presented_t reader;
+  block_t gone = {0};
+  size_t found = 1;
+  CHECK_OK(stream_present(w.core, w.stream[1], &reader));
+  CHECK_OK(marks_found_block(&gone, &w, reader, 0, &found));
+  CHECK_EQ(found, 0);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 0);
+  world_end(&w);
+}
+
 /* Nobody would protect the block, so the caller hears of it. */
 TEST(a_mark_without_host_memory_is_an_error) {
   begin(64);
