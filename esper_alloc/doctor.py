@@ -638,9 +638,11 @@ def segments_chosen(facts: Facts) -> str:
 def segments_wanted(environment: dict[str, str]) -> tuple[str, str]:
     """The kind that the environment asks for, and why in words. As the core has it: what is
     said of the kind counts more than what concerns one kind only."""
-    settings = environment.get("PYTORCH_CUDA_ALLOC_CONF") or environment.get("PYTORCH_ALLOC_CONF")
-    settings = (settings or "").replace(" ", "")
-    given = re.findall(r"expandable_segments:(True|False)", settings)
+    # PyTorch reads both, in this order, and forgets of the first what the second leaves out;
+    # but expandable_segments stays.
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    settings = [environment[name].replace(" ", "") for name in names if environment.get(name)]
+    given = re.findall(r"expandable_segments:(True|False)", ",".join(settings))
     if given:
         kind = "mapped" if given[-1] == "True" else "classic"
         return kind, f", as expandable_segments:{given[-1]} asks for"
@@ -648,7 +650,7 @@ def segments_wanted(environment: dict[str, str]) -> tuple[str, str]:
     if wanted:
         return wanted, f", as ESPER_ALLOC_SEGMENTS={wanted} asks for"
     for option in ("max_split_size_mb", "garbage_collection_threshold"):
-        if re.search(rf"{option}:[0-9.]*[1-9]", settings):
+        if re.search(rf"{option}:[0-9.]*[1-9]", settings[-1] if settings else ""):
             return "classic", f", which {option} concerns; expandable_segments:True: mapped all the same"
     registers = environment.get("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "")
     if registers[:1] in tuple("1yYtT"):

@@ -355,6 +355,18 @@ def test_doctor_as_a_command_says_something_useful_here() -> None:
         ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold: 0.8"}, "classic"),
         ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.0"}, "mapped"),
         ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True"}, "mapped"),
+        (
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64", "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4"},
+            "mapped",
+        ),
+        (
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:False", "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4"},
+            "classic",
+        ),
+        (
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:False", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            "mapped",
+        ),
         ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128", "ESPER_ALLOC_SEGMENTS": "mapped"}, "mapped"),
     ],
 )

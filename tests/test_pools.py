@@ -492,6 +492,10 @@ def test_a_size_of_segments_is_that_of_pages(
     )
 
 
+def cuda(settings: str, general: str) -> dict[str, str]:
+    return {"PYTORCH_CUDA_ALLOC_CONF": settings, "PYTORCH_ALLOC_CONF": general}
+
+
 @pytest.mark.parametrize(
     ("env", "before", "after", "mapped"),
     [
@@ -503,6 +507,12 @@ def test_a_size_of_segments_is_that_of_pages(
         ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}, None, None, False),
         ({"PYTORCH_ALLOC_CONF": "max_non_split_rounding_mb:40,large_segment_size_mb:40"}, None, None, True),
         ({"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:4"}, None, None, True),
+        # PyTorch reads both variables, this one last.
+        (cuda("expandable_segments:True", "expandable_segments:False"), None, None, True),
+        (cuda("expandable_segments:False", "expandable_segments:True"), None, None, False),
+        (cuda("roundup_power2_divisions:4", "expandable_segments:False"), None, None, False),
+        (cuda("max_split_size_mb:64", "roundup_power2_divisions:4"), None, None, False),
+        (cuda("roundup_power2_divisions:4", "max_split_size_mb:64"), None, None, True),
         ({"ESPER_ALLOC_SEGMENTS": "mapped"}, None, "max_split_size_mb:64", True),
         ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, "expandable_segments:True", True),
         ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, None, None, False),
