@@ -78,7 +78,7 @@ def main() -> int:
     arguments.set_defaults(rounds=5)
     arguments.add_argument("--most", type=int, default=max(THREADS), help="threads")
     arguments.add_argument(
-        "--milliseconds", type=int, default=300, help="that each rate is measured for"
+        "--milliseconds", type=int, default=100, help="that each rate is measured for"
     )
     options = arguments.parse_args()
     if options.worker:
