@@ -51,6 +51,9 @@ class CloneCounts:
 #: before their maker is told.
 _PATIENCE = 16
 
+#: The attributes of a wrapper itself; others are its function's.
+_OWN = frozenset(("_function", "_clone", "_mark", "_unmarked_in_a_row", "_to_hook", "counts"))
+
 #: Where graphs run.
 _DEVICE = "cuda"
 
@@ -190,7 +193,26 @@ class cudagraph_outputs:
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}"
             )
-        return getattr(self._function, name)
+        value = getattr(self._function, name)
+        if getattr(value, "__self__", None) is not self._function:
+            return value
+
+        @functools.wraps(value)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            result = value(*args, **kwargs)
+            # to(), eval() and the like return their module: that is still wrapped.
+            return self if result is self._function else result
+
+        return method
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Written where it would be read.
+        function = self.__dict__.get("_function")
+        own = name in _OWN or name.startswith("__") or name in self.__dict__
+        if own or not hasattr(function, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(function, name, value)
 
     def __repr__(self) -> str:
         return f"cudagraph_outputs({self._function!r})"

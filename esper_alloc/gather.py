@@ -30,7 +30,7 @@ from .gather_plan import (
     plan_epoch,
 )
 from .gather_transform import ImageTransform, PreparedTransform, is_channels_last
-from .use import record_use
+from .use import _check_stream, record_use
 
 try:
     import torch
@@ -438,12 +438,14 @@ class GatherBatch(list[tuple[Any, Any]]):
 
         Args:
             env: the environment, 0 to len(batch) - 1.
-            stream: where; None: the current stream. Ignored on the CPU.
+            stream: where; None: the current stream. Does nothing on the CPU.
 
         Raises:
             IndexError: the batch has nothing for that environment.
+            TypeError: `env` is no integer, or `stream` no stream.
         """
         self._check(env)
+        _check_stream(stream)
         return _StreamScope(self, env, stream)
 
     def done(self, stream: torch.cuda.Stream | None = None, env: int | None = None) -> None:
@@ -451,11 +453,15 @@ class GatherBatch(list[tuple[Any, Any]]):
 
         Args:
             stream: where the batch was read; None: the current stream of each
-                device. Ignored on the CPU.
+                device. Does nothing on the CPU.
             env: whose batch; None: that of every environment.
+
+        Raises:
+            IndexError, TypeError: as :meth:`for_stream`.
         """
         if env is not None:
             self._check(env)
+        _check_stream(stream)
         groups: dict[torch.cuda.Stream | None, list[int]] = {}
         for worker, here in self._by_worker(range(len(self)) if env is None else (env,)):
             groups.setdefault(self._stream(worker, stream), []).extend(here)
@@ -466,6 +472,11 @@ class GatherBatch(list[tuple[Any, Any]]):
                 record_use([self[one] for one in members], where)
 
     def _check(self, env: int) -> None:
+        try:
+            operator.index(env)
+        except TypeError:
+            name = type(env).__name__
+            raise TypeError(f"env must be the number of an environment, not {name}") from None
         if not 0 <= env < len(self):
             raise IndexError(f"environment {env} has no data in this batch of {len(self)}")
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -236,6 +237,10 @@ class _Normalizer(nn.Module):
     def _remedy(self, device: torch.device) -> str:
         return f"Create it with device='{device}', or call .to('{device}') before its first use."
 
+    def _is_at_start(self) -> bool:
+        mean, var, weight = self._moments
+        return not bool((mean.any() | (var != 1).any() | (weight != self._own_prior).any()))
+
     def _move_to_values(self, device: torch.device) -> None:
         """The statistics are not where the values are: warns and moves, or raises."""
         here = self._moments.device
@@ -245,6 +250,11 @@ class _Normalizer(nn.Module):
             raise RuntimeError(f"{found}; with strict_device=True it does not move them. {remedy}")
         if "cuda" in (here.type, device.type) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(f"{found}; they cannot be moved while a graph is captured. {remedy}")
+        if device.type == "meta" and not self._is_at_start():
+            raise RuntimeError(
+                f"{found}, where they would be lost: it holds no data. Give it values that are "
+                "somewhere, or a deepcopy moved .to('meta') these"
+            )
         if (str(here), str(device)) not in self._warned:
             self._warned.add((str(here), str(device)))
             warnings.warn(
@@ -343,8 +353,7 @@ class _Normalizer(nn.Module):
         )
 
     def _normalize(self, x: Tensor, clip: float, inverse: bool = False) -> Tensor:
-        if not clip > 0:
-            raise ValueError(f"clip must be above 0, not {clip}")
+        _check_clip(clip)
         if self._must_leave_graph(x):
             return _outside_graphs(self._normalize, x, clip, inverse)  # type: ignore[no-any-return]
         if (
@@ -388,8 +397,7 @@ class _Normalizer(nn.Module):
     ) -> Tensor:
         if not self.training or self.frozen:
             return self._normalize(x, clip)
-        if not clip > 0:
-            raise ValueError(f"clip must be above 0, not {clip}")
+        _check_clip(clip)
         if self._must_leave_graph(x):
             return _outside_graphs(self._step, x, clip, mask, weights)  # type: ignore[no-any-return]
         if (
@@ -728,6 +736,22 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real)
 
 
+def _checked_shape(shape: Any) -> tuple[int, ...]:
+    sizes = (shape,) if isinstance(shape, numbers.Integral) else shape
+    try:
+        checked = tuple(operator.index(size) for size in sizes)
+    except TypeError:
+        raise TypeError(f"shape is an integer or a tuple of integers, not {shape!r}") from None
+    if any(size < 0 for size in checked):
+        raise ValueError(f"shape has sizes from 0 on, not {shape!r}")
+    return checked
+
+
+def _check_clip(clip: float) -> None:
+    if clip is None or not clip > 0:
+        raise ValueError(f"clip must be above 0, not {clip}: float('inf') clips nothing")
+
+
 def _checked_epsilon(epsilon: float) -> float:
     if not (_is_number(epsilon) and 0 <= epsilon < math.inf):
         raise ValueError(f"epsilon is a number from 0 on, not {epsilon!r}")
@@ -777,9 +801,7 @@ class RunningMeanStd(_Normalizer):
         *,
         strict_device: bool = False,
     ) -> None:
-        given = _untyped(shape)  # NumPy's integers are none for a type checker
-        size = (int(given),) if isinstance(given, numbers.Integral) else tuple(given)
-        super().__init__(size, epsilon, device, momentum, _checked_epsilon(epsilon), strict_device)
+        super().__init__(_checked_shape(shape), epsilon, device, momentum, _checked_epsilon(epsilon), strict_device)
 
     def update(
         self, x: Tensor, *, mask: Tensor | None = None, weights: Tensor | None = None
@@ -947,8 +969,7 @@ class RewardNormalizer(_Normalizer):
         strict_device: bool = False,
     ) -> None:
         super().__init__((), epsilon, device, None, 0.0, strict_device)
-        if not clip > 0:
-            raise ValueError(f"clip must be above 0, not {clip}")
+        _check_clip(clip)
         self.clip = float(clip)
         self._m2_without_count = 0.0  # assigned before the count was
 

@@ -239,7 +239,7 @@ def _batch_size(inputs: Any, targets: Any) -> int:
     """B, which every tensor of the batch must have as its first size."""
     import torch
 
-    sizes: set[int] = set()
+    sizes: dict[int, str] = {}  # and which part has it
     for name, part in (("inputs", inputs), ("targets", targets)):
         tensors = _tensors(part, name)
         if not tensors:
@@ -255,11 +255,11 @@ def _batch_size(inputs: Any, targets: Any) -> int:
                     f"{name} hold a tensor without dimensions: the first "
                     "dimension must be the batch"
                 )
-            sizes.add(tensor.shape[0])
+            sizes.setdefault(tensor.shape[0], name)
     if len(sizes) > 1:
         raise ValueError(
             "inputs and targets differ in their first dimension, the batch: "
-            + ", ".join(map(str, sorted(sizes)))
+            + ", ".join(f"{size} ({name})" for size, name in sizes.items())
         )
     (size,) = sizes
     if size == 0:
@@ -371,6 +371,11 @@ def _split(found: Any, configs: int) -> FusedValidation:
         raise TypeError(
             f"evaluate must return total as an integer, not {total!r}"
         ) from None
+    if elements < 0:
+        raise ValueError(
+            f"evaluate returned a total of {elements}: return the number of "
+            "elements of all configurations"
+        )
     if not (loss.is_floating_point() or loss.is_complex()):
         raise TypeError(
             f"evaluate must return a floating-point loss, not {loss.dtype}"

@@ -536,6 +536,39 @@ def test_parameters_of_a_module_get_gradients_of_their_own(sine, trees) -> None:
     assert set(step.state_dict()) == {"weight"}
 
 
+def test_a_module_stays_wrapped_where_its_methods_return_it() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
+    for function in (net, torch.compile(net, backend="eager")):
+        step = cudagraph_outputs(function)
+        same = [step.to("cpu"), step.eval(), step.cpu(), step.float(), step.requires_grad_(False)]
+        assert all(one is step for one in same)
+        assert not net.training and not net[0].weight.requires_grad
+        assert step.train() is step and net.training
+        assert step.state_dict().keys() == function.state_dict().keys()
+        assert step.to.__name__ == "to"
+
+
+def test_what_is_written_to_a_wrapper_is_its_functions() -> None:
+    net = torch.nn.Linear(2, 2)
+    net.counts = "the module's own"
+    step = cudagraph_outputs(net)
+    step.training = False
+    assert not net.training and not step.training
+    step.weight = torch.nn.Parameter(torch.zeros(2, 2))
+    assert net.weight is step.weight
+    step.counts = module.CloneCounts(steps=3)  # documented, and the wrapper's
+    step.tag = "new"
+    assert step.counts.steps == 3 and net.counts == "the module's own"
+    assert step.tag == "new" and not hasattr(net, "tag")
+
+    def plain(x):
+        return x
+
+    wrapped = cudagraph_outputs(plain)
+    wrapped.tag = "new"
+    assert wrapped.tag == "new" and wrapped(3) == 3
+
+
 def test_the_parts_of_a_wrapper_that_are_no_tensors_have_no_memory(monkeypatch) -> None:
     class Wrapper(torch.Tensor):
         def __tensor_flatten__(self):

@@ -709,6 +709,22 @@ def test_environments_that_are_not_there_are_errors() -> None:
     assert batch.ready_event(0) is None and batch.ready is None
 
 
+def test_what_is_no_environment_or_stream_is_an_error_on_the_cpu_too() -> None:
+    batch = next(iter(iterator(reuse=1)))
+    for call in (batch.for_stream, batch.ready_event, lambda env: batch.done(env=env)):
+        for env in ("a", 0.5):
+            with pytest.raises(TypeError, match="env must be the number of an environment"):
+                call(env)
+    for stream in (7, "x", torch.device("cpu")):
+        with pytest.raises(TypeError, match="stream must be a torch.cuda.Stream or None"):
+            batch.for_stream(0, stream)
+        with pytest.raises(TypeError, match="stream must be a torch.cuda.Stream or None"):
+            batch.done(stream, 0)
+    with batch.for_stream(0, torch.cpu.current_stream()) as (inputs, _):
+        assert len(inputs)
+    batch.done(torch.cpu.current_stream())
+
+
 # Transforms
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

@@ -395,8 +395,23 @@ def test_bad_constructor_arguments(arguments: dict[str, Any]) -> None:
         RunningMeanStd(3, **arguments)
 
 
-@pytest.mark.parametrize("clip", [0.0, -1.0, math.nan])
-def test_bad_clips(clip: float) -> None:
+@pytest.mark.parametrize(
+    "shape, error, words",
+    [
+        (1.5, TypeError, "shape is an integer or a tuple of integers, not 1.5"),
+        ((2, 1.5), TypeError, "shape is an integer or a tuple"),
+        ("3", TypeError, "shape is an integer or a tuple"),
+        ((2, -1), ValueError, r"shape has sizes from 0 on, not \(2, -1\)"),
+        (-1, ValueError, "shape has sizes from 0 on"),
+    ],
+)
+def test_bad_shapes(shape: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        RunningMeanStd(shape)
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, math.nan, None])
+def test_bad_clips(clip: Any) -> None:
     rms = RunningMeanStd(3)
     before = state_of(rms)
     for method in (rms.normalize, rms.update_and_normalize):
@@ -936,17 +951,30 @@ def test_values_elsewhere_are_a_warning_on_the_users_line(
     assert normalizer.device.type == "meta"
 
 
+def test_statistics_are_not_lost_to_values_that_hold_nothing() -> None:
+    rms = RunningMeanStd(3)
+    rms.update(torch.randn(8, 3))
+    before = state_of(rms)
+    for mode in (rms.eval(), rms.train()):
+        with pytest.raises(RuntimeError, match="values on meta, where they would be lost"):
+            mode(torch.zeros(4, 3, device="meta"))
+        assert unchanged(rms, before) and rms.device.type == "cpu"
+    assigned = RunningMeanStd(3)
+    assigned.var = torch.full((3,), 2.0)
+    with pytest.raises(RuntimeError, match="would be lost"):
+        assigned.normalize(torch.zeros(4, 3, device="meta"))
+
+
 def test_the_warning_comes_once_an_instance_and_way() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             normalizer = RunningMeanStd(3)
+            before = {name: tensor.clone() for name, tensor in normalizer._buffers.items()}
             for _ in range(3):
                 normalizer.update(torch.zeros(4, 3, device="meta"))
-                normalizer._buffers = {  # back again: meta tensors hold nothing to move
-                    name: torch.zeros(tensor.shape, dtype=tensor.dtype)
-                    for name, tensor in normalizer._buffers.items()
-                }
+                # Back again: meta tensors hold nothing to move.
+                normalizer._buffers = {name: tensor.clone() for name, tensor in before.items()}
     assert len(caught) == 2
 
 

@@ -325,7 +325,7 @@ def test_bad_batches() -> None:
         (x, None, TypeError, "targets must be tensors"),
         ([], y, ValueError, "inputs hold no tensor"),
         (x, torch.tensor(1), ValueError, "targets hold a tensor without dimensions"),
-        (x, y[1:], ValueError, "differ in their first dimension, the batch: 5, 6"),
+        (x, y[1:], ValueError, r"differ in their first dimension, the batch: 6 \(inputs\), 5 \(targets\)"),
         ({"a": x, "b": x[2:]}, y, ValueError, "differ in their first dimension"),
         (x[:0], y[:0], ValueError, "the batch is empty"),
         (x.to_sparse(), y, TypeError, "inputs hold a tensor of torch.sparse_coo"),
@@ -370,6 +370,7 @@ def test_device_and_stream_must_agree() -> None:
         ((torch.ones(0), torch.ones(K), 1), ValueError, "loss of shape"),
         ((torch.ones(()), torch.ones(K), 1.5), TypeError, "return total as an integer, not 1.5"),
         ((torch.ones(()), torch.ones(K), None), TypeError, "return total as an integer, not None"),
+        ((torch.ones(()), torch.ones(K), -K), ValueError, "returned a total of -"),
         ((torch.ones(K).long(), torch.ones(K), 1), TypeError, "floating-point loss, not torch.int64"),
     ],
 )
