@@ -164,7 +164,8 @@ static esper_status attach_place(block_t *block, place_t place, unsigned flags)
 }
 
 /* Marks on a stream that is being captured. To memory of the same capture the
- * use is a place in the graph; other memory is held. */
+ * use is a place in the graph; other memory is held until the whole device has been
+ * waited for: the graph may be replayed on any stream. */
 static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t count,
                                 presented_t p, unsigned flags, size_t *found)
 {
@@ -184,7 +185,7 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
     bool own = placed && block->capture == p.capture;
     if (needs_use(block, p.stream))
       status = own ? attach_place(block, place, flags)
-                   : attach(block, p.stream, NULL, flags | USE_CAPTURED);
+                   : attach(block, p.stream->device->all_streams, NULL, flags | USE_CAPTURED);
     outside |= !own && needs_use(block, p.stream);
     unlock(&device_of(block)->lock);
   }

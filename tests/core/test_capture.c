@@ -337,6 +337,41 @@ TEST(marks_of_memory_from_outside_are_counted_and_held) {
   end();
 }
 
+/* A graph captured on s reads x, and is replayed on t. Nothing on s says when that is over. */
+typedef enum { NOTHING, A_MALLOC, A_MARK, A_RECORD_STREAM } on_s;
+
+static void replay_elsewhere(on_s what) {
+  world_begin(&w);
+  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
+  void *x = world_malloc(&w, 3 * MIB, r), *other = world_malloc(&w, 512, r);
+  world_kernel(&w, r, x);
+  if (what == A_RECORD_STREAM) world_record_stream(&w, x, s);
+  sim_capture_begin(w.s, 0, s.handle);
+  sim_kernel(w.s, 0, s.handle, x, 3 * MIB, SIM_READ);
+  world_use(&w, x, s, 0);
+  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
+  world_wait(&w, t, r);
+  sim_graph_launch(w.s, graph, 0, t.handle);
+  sim_graph_destroy(w.s, graph);
+  world_free(&w, x);
+  if (what == A_MALLOC) world_malloc(&w, 512, s);
+  if (what == A_MARK) world_use(&w, other, s, 0);
+  world_run(&w, s);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, 3 * MIB, r) != x);
+  CHECK_OK(sim_device_synchronize(w.s, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  world_end(&w);
+}
+
+TEST(what_a_graph_reads_is_held_wherever_the_graph_is_replayed) {
+  replay_elsewhere(NOTHING);
+  replay_elsewhere(A_MALLOC);
+  replay_elsewhere(A_MARK);
+  replay_elsewhere(A_RECORD_STREAM);
+}
+
 TEST(two_captures_at_once_keep_apart) {
   begin();
   capture_begin();

@@ -594,6 +594,67 @@ TEST(a_capture_that_cannot_be_asked_about_is_not_taken_for_over) {
 
 /* Of two captures that one stream was in while the pool was open, nothing is left
  * but their memory; an output keeps the pool. */
+/* Memory of a graph's pool with a use that has no event, freed while a capture goes on
+ * in its heap, where nothing could be held. */
+typedef struct { bool earlier_capture, use_inside, freed_inside; } owing;
+
+static void owe_again_and_again(owing how) {
+  sim_options options = {.oracle = SIM_ORACLE_OFF, .completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  esper_pool *pool;
+  void *x, *y;
+  sim_graph *earlier = NULL;
+  CHECK_OK(esper_pool_create(w.core, 0, 1, 0, &pool));
+  for (int i = 0; i < 4; i++) {
+    CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
+    if (how.earlier_capture) sim_capture_begin(w.s, 0, r.handle);
+    CHECK_OK(esper_malloc(w.core, 3 * MIB, r, &x));
+    if (how.earlier_capture) earlier = sim_capture_end(w.s, 0, r.handle);
+    CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+    CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+    if (!how.use_inside) world_record_stream(&w, x, s);
+    CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
+    sim_capture_begin(w.s, 0, r.handle);
+    CHECK_OK(esper_malloc(w.core, 512, r, &y));
+    world_wait(&w, s, r);
+    sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ);
+    if (how.use_inside) world_use(&w, x, s, 0);
+    world_wait(&w, r, s);
+    if (how.freed_inside) world_free(&w, x);
+    world_free(&w, y);
+    sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+    CHECK(graph);
+    CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+    CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+    if (!how.freed_inside) world_free(&w, x);
+    sim_graph_destroy(w.s, graph);
+    if (how.earlier_capture) sim_graph_destroy(w.s, earlier);
+  }
+  for (int i = 0; i < 2; i++) { /* what is held from the first seal on ends with the next */
+    CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
+    CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+    CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+    CHECK_OK(sim_device_synchronize(w.s, 0));
+    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  }
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
+  CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  world_end(&w);
+}
+
+TEST(memory_that_owes_what_has_no_event_is_not_lost_to_its_pool) {
+  owe_again_and_again((owing){.freed_inside = true});
+  owe_again_and_again((owing){.earlier_capture = true, .freed_inside = true});
+  owe_again_and_again((owing){.earlier_capture = true, .use_inside = true, .freed_inside = true});
+  owe_again_and_again((owing){.use_inside = true});
+}
+
 TEST(captures_of_one_stream_leave_one_heap) {
   begin();
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
