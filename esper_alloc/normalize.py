@@ -252,8 +252,8 @@ class _Normalizer(nn.Module):
             raise RuntimeError(f"{found}; they cannot be moved while a graph is captured. {remedy}")
         if device.type == "meta" and not self._is_at_start():
             raise RuntimeError(
-                f"{found}, where they would be lost: it holds no data. Give it values that are "
-                "somewhere, or a deepcopy moved .to('meta') these"
+                f"{found}, where they would be lost: it holds no data. Give it values that have "
+                "memory, or these to a copy.deepcopy() of it that was moved .to('meta')"
             )
         if (str(here), str(device)) not in self._warned:
             self._warned.add((str(here), str(device)))
@@ -801,7 +801,8 @@ class RunningMeanStd(_Normalizer):
         *,
         strict_device: bool = False,
     ) -> None:
-        super().__init__(_checked_shape(shape), epsilon, device, momentum, _checked_epsilon(epsilon), strict_device)
+        size, prior = _checked_shape(shape), _checked_epsilon(epsilon)
+        super().__init__(size, epsilon, device, momentum, prior, strict_device)
 
     def update(
         self, x: Tensor, *, mask: Tensor | None = None, weights: Tensor | None = None
