@@ -12,60 +12,70 @@
 
 enum { REFUSED = 64 }; /* streams that cannot be waited for, and are not asked again */
 
+/* One wait for each stream, for the last of its work that somebody owes. */
 typedef struct wait {
-  stream_t *stream; /* NULL: nothing to wait for                              */
-  uint64_t stamp;   /* owner order up to here, unless ...                      */
-  record_t *record; /* ... it is a use                                        */
+  stream_t *stream;         /* NULL: nothing to wait for                       */
+  uint64_t number;          /* its work up to here                             */
+  record_t *record;         /* whose number it is; NULL: owner order           */
+  stream_t *const *refused; /* those that cannot be waited for                 */
+  int count;
 } wait_t;
 
-static bool is_among(stream_t *const *streams, int count, const stream_t *stream)
+static bool is_refused(const wait_t *wait, const stream_t *stream)
 {
-  for (int i = 0; i < count; i++)
-    if (streams[i] == stream)
+  for (int i = 0; i < wait->count; i++)
+    if (wait->refused[i] == stream)
       return true;
   return false;
 }
 
-static void need(wait_t *wait, const block_t *block, stream_t *const *refused, int count)
+/* The first stream that comes is the one that is waited for. */
+static void need(wait_t *wait, stream_t *stream, uint64_t number, record_t *record)
 {
-  stream_t *home = block->segment->heap->stream;
-  if (!owner_order_has_completed(block) && owner_order_may_be_gated(block) &&
-      !is_among(refused, count, home) &&
-      (!wait->stream || (wait->stream == home && wait->stamp < block->stamp)))
-    *wait = (wait_t){.stream = home, .stamp = block->stamp};
-  for (const use_t *use = block->uses; use && !wait->stream; use = use->next)
-    if (use->record && !use_has_completed(use) && !use_is_rendezvous(use) &&
-        !is_among(refused, count, use->stream)) {
-      record_keep(use->record);
-      *wait = (wait_t){.stream = use->stream, .record = use->record};
-    }
+  if (wait->stream ? wait->stream != stream || wait->number >= number : is_refused(wait, stream))
+    return;
+  if (record)
+    record_keep(record);
+  if (wait->record)
+    record_drop(wait->record);
+  wait->stream = stream;
+  wait->number = number;
+  wait->record = record;
 }
 
-static wait_t next_wait(pool_t *pool, stream_t *const *refused, int count)
+static void need_all(wait_t *wait, const block_t *block)
 {
-  wait_t wait = {0};
+  if (!owner_order_has_completed(block) && owner_order_may_be_gated(block))
+    need(wait, block->segment->heap->stream, block->stamp, NULL);
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (use->record && !use_has_completed(use) && !use_is_rendezvous(use))
+      need(wait, use->stream, use->record->number, use->record);
+}
+
+static bool find_wait(wait_t *wait, pool_t *pool)
+{
   device_t *device = pool->device;
   lock(&device->lock);
   for (const segment_t *s = device->first_segment; s; s = s->next)
     for (const block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
-      if (b->state != BLOCK_LIVE && b->state != BLOCK_CLAIMED && !wait.record)
-        need(&wait, b, refused, count);
+      if (b->state != BLOCK_LIVE && b->state != BLOCK_CLAIMED)
+        need_all(wait, b);
   unlock(&device->lock);
-  return wait;
+  return wait->stream;
 }
 
 static void wait_for_obligations(pool_t *pool)
 {
   stream_t *refused[REFUSED];
-  int count = 0;
-  wait_t wait;
-  while (count < REFUSED && (wait = next_wait(pool, refused, count)).stream) {
+  wait_t wait = {.refused = refused};
+  while (wait.count < REFUSED && find_wait(&wait, pool)) {
     if (!wait.record)
-      wait.record = stream_probe(wait.stream, wait.stamp);
+      wait.record = stream_probe(wait.stream, wait.number);
     if (!wait.record || stream_wait_host(wait.record) != ESPER_OK)
-      refused[count++] = wait.stream;
+      refused[wait.count++] = wait.stream;
     if (wait.record)
       record_drop(wait.record);
+    wait = (wait_t){.refused = refused, .count = wait.count};
   }
 }
 
@@ -220,11 +230,11 @@ static void unite_sealed(pool_t *pool)
 void seal_pool(pool_t *pool)
 {
   device_t *device = pool->device;
+  stream_retire_all(device->core);
   find_captures_over(pool);
   wait_for_owners(pool);
   if (RULE(SEAL_NEEDS_COMPLETION))
     wait_for_obligations(pool);
-  stream_retire_all(device->core);
   lock(&device->lock);
   /* Not under the hands of a call at work in the pool: then nothing is sealed. */
   if (!pool->busy) {

@@ -366,6 +366,36 @@ TEST(a_capture_gets_from_its_pool_only_what_has_completed) {
   end();
 }
 
+/* However many blocks owe how many uses: each of the two streams is waited for once. That
+ * the reader is done its events say, if they are asked. */
+static void begin_behind_many(bool done) {
+  enum { MANY = 64 };
+  const void *block[MANY];
+  begin();
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  for (int i = 0; i < MANY; i++) {
+    block[i] = world_malloc(&w, 4 * KIB, r);
+    world_read_on(&w, s, block[i], r);
+    world_use(&w, block[i], s, 0);
+  }
+  for (int i = 0; i < MANY; i++) world_free(&w, (void *)block[(i * 7) % MANY]);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  if (done) sim_device_synchronize(w.s, 0);
+  uint64_t before = sim_calls(w.s, SIM_CALL_event_synchronize);
+  capture_begin(ID);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), before + (done ? 1 : 2));
+  CHECK(world_malloc(&w, 4 * KIB, r) != NULL);
+  sim_graph *graph = capture_end(ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+TEST(a_begin_waits_once_for_each_stream) {
+  begin_behind_many(false);
+  begin_behind_many(true);
+}
+
 /* s is being captured and cannot be waited for: what it freed is passed over. */
 TEST(what_cannot_be_waited_for_is_passed_over) {
   begin();
