@@ -2,12 +2,15 @@
  * segments, and of mapped ones any pages. */
 #include "heap.h"
 
+#include <limits.h>
+
 #include "block.h"
 #include "config.h"
 #include "free_blocks.h"
 #include "front.h"
 #include "opening.h"
 #include "loose.h"
+#include "map.h"
 #include "mapped.h"
 #include "page.h"
 #include "pool.h"
@@ -36,60 +39,119 @@ static bool is_idle(const block_t *block)
          (completed || !(s->pages ? RULE(UNMAP_NEEDS_COMPLETION) : RULE(RELEASE_NEEDS_COMPLETION)));
 }
 
-/* Whole pages of an idle block, and on how many sides of them memory stays. */
-typedef struct pages {
+/* ---- what goes next ------------------------------------------------------ */
+
+/* What of a block could go: the whole of a classic segment's only block, or whole pages;
+ * and on how many sides of it memory stays. */
+typedef struct part {
   block_t *block;
   uintptr_t first;
-  size_t size;
+  size_t size; /* 0: none                                                     */
   int beside;
-} pages_t;
+} part_t;
 
-static int count_beside(const pages_t *p)
+/* So many blocks are chosen in one walk over all of them. */
+enum { CHOSEN = 64 };
+
+typedef struct release {
+  device_t *device;
+  const pool_t *pool; /* NULL: all                                            */
+  bool mind_captures;
+  const pool_t *but; /* NULL: none                                            */
+  size_t enough, released;
+  /* By address, since others are at work while the driver is. */
+  uintptr_t chosen[CHOSEN];
+  int count, beside;
+  size_t bytes; /* of all of them                                             */
+} release_t;
+
+static int count_beside(const part_t *p)
 {
   const block_t *b = p->block;
   return (p->first > b->address || (b->prev && block_is_mapped(b->prev))) +
          (p->first + p->size < b->address + b->size || (b->next && block_is_mapped(b->next)));
 }
 
-/* Of a mapped segment: what leaves the fewest holes, if that is fewer than `best` does. */
-static void find_pages(const segment_t *s, size_t enough, pages_t *best)
+static part_t part_of(block_t *b, size_t enough)
 {
-  for (block_t *b = s->first; b && (!best->block || best->beside); b = b->next) {
-    pages_t found = {.block = b};
-    found.size = is_idle(b) ? pages_within(b, enough, SIZE_MAX, false, &found.first) : 0;
-    if (!found.size)
-      continue;
-    found.beside = count_beside(&found);
-    if (!best->block || found.beside < best->beside)
-      *best = found;
-  }
+  part_t part = {.block = b, .first = b->address};
+  if (!is_free(b) || !(b->segment->pages || segment_is_whole(b)) || !is_idle(b))
+    return part;
+  part.size = b->size;
+  if (b->segment->pages)
+    part.size = pages_within(b, enough, SIZE_MAX, false, &part.first);
+  part.beside = part.size ? count_beside(&part) : 0;
+  return part;
 }
 
-static block_t *claim_segment(segment_t *s)
+static block_t *claim_segment(block_t *block)
 {
-  free_blocks_claim(s->first);
-  free_blocks_satisfied(s->first);
-  return s->first;
+  free_blocks_claim(block);
+  free_blocks_satisfied(block);
+  return block;
+}
+
+/* Looked at each time: a capture may have begun since. */
+static void begin(release_t *r)
+{
+  lock(&r->device->lock);
+  fronts_close(r->device);
+  r->but = r->mind_captures && opening_may_capture(r->device) ? &r->device->default_pool : NULL;
+}
+
+static bool is_of_interest(const release_t *r, const segment_t *s)
+{
+  const pool_t *pool = s->heap->pool;
+  return (!r->pool || pool == r->pool) && pool != r->but;
 }
 
 /* Whole stretches of memory go first, and what would part one goes last: so few holes are
  * left, and on the way there are never more stretches than before and after. */
-static block_t *claim_idle(device_t *device, const pool_t *pool, bool mind_captures,
-                           size_t enough)
+static void choose(release_t *r, const part_t *part)
 {
-  pages_t best = {0};
-  const pool_t *but = /* looked at each time: a capture may have begun since */
-      mind_captures && opening_may_capture(device) ? &device->default_pool : NULL;
-  fronts_close(device);
-  for (segment_t *s = device->first_segment; s; s = s->next) {
-    if ((pool && s->heap->pool != pool) || s->heap->pool == but)
-      continue;
-    if (s->pages)
-      find_pages(s, enough, &best);
-    else if (!s->first->next && is_idle(s->first))
-      return claim_segment(s);
+  if (part->beside < r->beside) {
+    r->beside = part->beside;
+    r->count = 0;
+    r->bytes = 0;
   }
-  return best.block ? mapped_carve(best.block, best.first, best.size) : NULL;
+  if (part->beside > r->beside || r->count == CHOSEN)
+    return;
+  r->chosen[r->count++] = part->block->address;
+  r->bytes += part->size;
+}
+
+static bool is_done(const release_t *r)
+{
+  return !r->beside && (r->count == CHOSEN || r->bytes >= r->enough - r->released);
+}
+
+static bool choose_next(release_t *r)
+{
+  r->count = 0;
+  r->beside = INT_MAX; /* more than any has */
+  begin(r);
+  for (segment_t *s = r->device->first_segment; s && !is_done(r); s = s->next)
+    for (block_t *b = is_of_interest(r, s) ? s->first : NULL; b && !is_done(r);
+         b = s->pages ? b->next : NULL) {
+      part_t part = part_of(b, r->enough - r->released);
+      if (part.size)
+        choose(r, &part);
+    }
+  unlock(&r->device->lock);
+  return r->count > 0;
+}
+
+/* NULL: it cannot go any more. Under the lock. */
+static block_t *claim(const release_t *r, uintptr_t address)
+{
+  block_t *block = map_find(r->device->core->map, address);
+  const segment_t *s = block ? block_segment_if_any(block) : NULL;
+  if (!s || s->device != r->device || !is_of_interest(r, s))
+    return NULL;
+  part_t part = part_of(block, r->enough - r->released);
+  if (!part.size)
+    return NULL;
+  return s->pages ? mapped_carve(block, part.first, part.size) : claim_segment(block);
 }
 
 /* What was claimed goes back: a classic segment, or pages. Under the lock, which is
@@ -112,34 +174,46 @@ static size_t give_back(device_t *device, block_t *block)
   return size;
 }
 
-/* Of one block; 0: none that would go. */
-static size_t release_some(device_t *device, const pool_t *pool, bool mind_captures,
-                           size_t enough)
+/* Of pages that moved, or they would stay mapped where they were, and take room. */
+static bool reap(device_t *device)
 {
-  /* Or pages that moved would stay mapped where they were, and take room. */
   lock(&device->lock);
-  while (mapped_has_reapable(device)) {
-    unlock(&device->lock);
-    if (!mapped_reap(device))
-      return 0;
-    lock(&device->lock);
+  bool found = mapped_has_reapable(device);
+  unlock(&device->lock);
+  return !found || mapped_reap(device);
+}
+
+/* False: there is nothing, or the driver does not take it. */
+static bool release_chosen(release_t *r)
+{
+  bool any = false;
+  for (int i = 0; i < r->count && r->released < r->enough; i++) {
+    begin(r);
+    block_t *block = claim(r, r->chosen[i]);
+    size_t size = give_back(r->device, block);
+    if (block && !size)
+      return false;
+    r->released += size;
+    any |= size > 0;
   }
-  return give_back(device, claim_idle(device, pool, mind_captures, enough));
+  return any;
 }
 
 size_t heap_release(device_t *device, const pool_t *pool, bool mind_captures, size_t enough)
 {
-  size_t released = loose_give_back(device), size = 1;
+  size_t loose = loose_give_back(device);
+  release_t r = {.device = device, .pool = pool, .mind_captures = mind_captures,
+                 .enough = enough, .released = loose};
   seal_released(device, pool);
-  while (size && released < enough)
-    released += size = release_some(device, pool, mind_captures, enough - released);
+  while (r.released < enough && reap(device) && choose_next(&r) && release_chosen(&r))
+    ;
   while (mapped_discard_empty(device, pool))
     ;
   lock(&device->lock);
   pool_collect(device);
   unlock(&device->lock);
   pool_bury(device);
-  return released;
+  return r.released;
 }
 
 /* ---- before memory grows ------------------------------------------------- */
@@ -230,7 +304,7 @@ static size_t give_back_one(device_t *device, double age)
   segment_t *s = opening_may_capture(device) ? NULL : device->first_segment;
   while (s && !(is_cached(s) && is_idle(s->first) && age_of(s) >= age))
     s = s->next;
-  return give_back(device, s ? claim_segment(s) : NULL);
+  return give_back(device, s ? claim_segment(s->first) : NULL);
 }
 
 /* Nobody waits: what has not completed stays, for the next time. */
