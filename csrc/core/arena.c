@@ -40,6 +40,22 @@ bool host_return(void *pages, size_t size)
   return madvise(pages, round_up(size, page_size()), MADV_DONTNEED) == 0;
 }
 
+/* Not calloc, which may have such memory from before, and clears all of it then. */
+void *host_map(size_t size)
+{
+  void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED)
+    return NULL;
+  madvise(memory, size, MADV_NOHUGEPAGE); /* or it may take more */
+  return memory;
+}
+
+void host_unmap(void *memory, size_t size)
+{
+  munmap(memory, size);
+}
+
 /* ---- chunks ---------------------------------------------------------------- */
 
 void arena_init(arena_t *arena, size_t piece)

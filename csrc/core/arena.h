@@ -56,4 +56,9 @@ void *host_take_pages(size_t size);
  * again. False: they stay. */
 bool host_return(void *pages, size_t size);
 
+/* Zeroed host memory of which only what is written takes any, given back by
+ * host_unmap(). NULL: none. */
+void *host_map(size_t size);
+void host_unmap(void *memory, size_t size);
+
 #endif

@@ -428,12 +428,14 @@ static segment_t *segment_make(heap_t *heap, bool large, uintptr_t address, size
   if (!s)
     return NULL;
   *s = (segment_t){.address = address, .size = size, .device = device, .heap = heap,
-                   .large = large, .pages = pages_create(size / device->granule)};
-  block_t *hole = s->pages ? block_make(device, s, address, size) : NULL;
+                   .large = large};
+  bool has_table = pages_create(s);
+  block_t *hole = has_table ? block_make(device, s, address, size) : NULL;
   if (!hole || !map_insert_segment(device->core->map, s)) {
     if (hole)
       block_discard(device, hole);
-    free(s->pages);
+    if (has_table)
+      pages_destroy(s);
     arena_give(&device->segments, s);
     return NULL;
   }
@@ -495,7 +497,7 @@ bool mapped_discard_empty(device_t *device, const pool_t *pool)
   if (status == ESPER_OK) {
     map_segment_has_gone(core->map);
     block_discard(device, s->first);
-    free(s->pages);
+    pages_destroy(s);
     arena_give(&device->segments, s);
   } else {
     block_set_state(s->first, BLOCK_HOLE);
@@ -525,7 +527,7 @@ void mapped_destroy(segment_t *s)
   for (size_t i = 0; i < s->touched; i++)
     if (s->pages[i].granules && s->pages[i].first == i)
       free(s->pages[i].shared); /* its name could not be taken back */
-  free(s->pages);
+  pages_destroy(s);
 }
 
 bool mapped_is_valid(const segment_t *s)

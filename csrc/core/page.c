@@ -1,12 +1,21 @@
 #include "page.h"
 
-#include <stdlib.h>
-
+#include "arena.h"
 #include "block.h"
 
-page_t *pages_create(size_t granules)
+static size_t table_size(const segment_t *s)
 {
-  return calloc(granules, sizeof(page_t));
+  return s->size / s->device->granule * sizeof(page_t);
+}
+
+bool pages_create(segment_t *s)
+{
+  return (s->pages = host_map(table_size(s))) != NULL;
+}
+
+void pages_destroy(segment_t *s)
+{
+  host_unmap(s->pages, table_size(s));
 }
 
 page_t *page_at(const segment_t *s, uintptr_t address)

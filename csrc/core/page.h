@@ -19,8 +19,9 @@ struct page {
   shared_t *shared;  /* other processes may have it: it stays; or NULL        */
 };
 
-/* NULL: no host memory. */
-page_t *pages_create(size_t granules);
+/* The table of a segment. False: no host memory. */
+bool pages_create(segment_t *s);
+void pages_destroy(segment_t *s);
 
 static inline size_t page_granule(const segment_t *s, uintptr_t address)
 {

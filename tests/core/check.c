@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <stdarg.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -58,7 +59,7 @@ static int may_call(void) {
   return malloc_calls != 0;
 }
 
-/* The linker puts these in the place of malloc, realloc and aligned_alloc. */
+/* The linker puts these in the place of malloc, realloc, aligned_alloc and mmap. */
 void *__real_malloc(size_t size);
 void *__wrap_malloc(size_t size);
 void *__wrap_malloc(size_t size) { return may_call() ? __real_malloc(size) : NULL; }
@@ -73,6 +74,12 @@ void *__real_aligned_alloc(size_t alignment, size_t size);
 void *__wrap_aligned_alloc(size_t alignment, size_t size);
 void *__wrap_aligned_alloc(size_t alignment, size_t size) {
   return may_call() ? __real_aligned_alloc(alignment, size) : NULL;
+}
+
+void *__real_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset);
+void *__wrap_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset);
+void *__wrap_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset) {
+  return may_call() ? __real_mmap(at, size, protection, flags, file, offset) : MAP_FAILED;
 }
 
 static check_test *find(const char *name) {

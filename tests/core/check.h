@@ -31,7 +31,8 @@ const check_test *check_first(void);
 /* Runs a test in a process of its own, silently; whether it passed. */
 int check_passes(const check_test *test);
 
-/* Host memory runs out after so many more calls of malloc and realloc; -1:
+/* Host memory runs out after so many more calls of malloc, realloc, aligned_alloc
+ * and mmap; -1:
  * never. */
 void check_limit_malloc(long calls);
 

@@ -1,4 +1,6 @@
 /* Mapped segments: what is mapped where, what is lent, and what goes back. */
+#include <time.h>
+
 #include "../../csrc/core/core.h"
 #include "../../csrc/core/types.h"
 #include "world.h"
@@ -302,6 +304,32 @@ TEST(without_addresses_segments_are_classic) {
   get(60, r);
   CHECK_EQ(reserved(), 80);
   CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
+  end();
+}
+
+static void host_memory_runs_out(void *context, sim_call call, int device, void *object) {
+  (void)context, (void)device, (void)object;
+  check_limit_malloc(call == SIM_CALL_range_reserve ? 0 : -1);
+}
+
+/* No page table: the addresses go back. */
+TEST(without_host_memory_segments_are_classic) {
+  begin();
+  void *p = world_malloc(&w, 512, r); /* what comes next has but its table to get */
+  CHECK_EQ(reserved(), 2);
+  sim_after_call(w.s, SIM_CALL_range_reserve, host_memory_runs_out, NULL);
+  sim_before_call(w.s, SIM_CALL_range_free, host_memory_runs_out, NULL);
+  get(5, r);
+  CHECK_EQ(reserved(), 2 + 20);
+  sim_alive alive;
+  sim_count_alive(w.s, 0, &alive);
+  CHECK_EQ(alive.ranges, 1);
+  sim_after_call(w.s, SIM_CALL_range_reserve, NULL, NULL);
+  get(60, r);
+  CHECK_EQ(reserved(), 22 + 60);
+  sim_count_alive(w.s, 0, &alive);
+  CHECK_EQ(alive.ranges, 2);
+  world_free(&w, p);
   end();
 }
 
@@ -1189,6 +1217,57 @@ TEST(whole_stretches_go_back_first) {
   CHECK_EQ(reserved(), 40);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].peak, 2);
+  end();
+}
+
+/* What another thread takes while the driver is at work does not go. */
+static void *taken[2];
+static void take_meanwhile(void *context, sim_call call, int device, void *object) {
+  (void)context, (void)call, (void)device, (void)object;
+  if (!taken[0])
+    for (int i = 0; i < 2; i++) taken[i] = get(20, r);
+}
+
+TEST(what_was_taken_meanwhile_stays) {
+  begin();
+  comb(20, 9, r);
+  taken[0] = taken[1] = NULL;
+  sim_before_call(w.s, SIM_CALL_page_release, take_meanwhile, NULL);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  sim_before_call(w.s, SIM_CALL_page_release, NULL, NULL);
+  CHECK_EQ(reserved(), 80 + 40);
+  for (int i = 0; i < 2; i++) {
+    world_kernel(&w, r, taken[i]);
+    world_free(&w, taken[i]);
+  }
+  world_run(&w, r);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 80);
+  end();
+}
+
+static double cpu_seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* All blocks are not walked over for each: then it would take eight times as long as
+ * getting them did; sanitizers make it three. */
+TEST(many_scattered_pages_go_back_in_little_time) {
+  enum { MANY = 12000 };
+  static void *p[MANY];
+  sim_options options = {.virtual_memory = 1, .capacity = (size_t)MANY * 2 * MIB};
+  world_begin_with(&w, &options, NULL);
+  double begun = cpu_seconds();
+  for (int i = 0; i < MANY; i++) p[i] = get(2, w.stream[0]);
+  double got = cpu_seconds();
+  for (int i = 0; i < MANY; i += 2) world_free(&w, p[i]);
+  double freed = cpu_seconds();
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  double released = cpu_seconds();
+  CHECK_EQ(reserved(), MANY);
+  CHECK(released - freed < 5 * (got - begun));
   end();
 }
 
