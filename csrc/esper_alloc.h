@@ -223,7 +223,9 @@ ESPER_API esper_status esper_record_use_event(esper_core *core,
                                               size_t *marked);
 
 /* A use on `stream` that ends with everything enqueued there by the time of
- * the free. ESPER_INVALID: not within a live block of this core. */
+ * the free; if that is being captured and the memory is not of the capture, with
+ * everything on any stream of its device by then, for the graph may be replayed
+ * anywhere. ESPER_INVALID: not within a live block of this core. */
 ESPER_API esper_status esper_record_stream(esper_core *core, const void *ptr,
                                            esper_stream stream);
 

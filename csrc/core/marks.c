@@ -342,29 +342,45 @@ esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_
   return status;
 }
 
-static esper_status attach_at_free(core_t *core, const void *ptr, stream_t *stream)
+/* The live block around the address, whose device is locked. */
+static esper_status lock_live(core_t *core, const void *ptr, block_t **block)
 {
-  block_t *block = marks_lock_block(core, ptr);
-  if (!block)
-    return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
-  device_t *device = device_of(block);
-  esper_status status = ESPER_OK;
-  if (!stream)
-    stream = device->all_streams;
-  if (needs_use(block, stream))
-    status = attach(block, stream, NULL, USE_AT_FREE);
-  unlock(&device->lock);
-  return status;
+  *block = marks_lock_block(core, ptr);
+  return *block ? ESPER_OK
+                : error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
 }
 
+/* Inside a capture, of memory from outside, until all is done that any stream of the
+ * device was given before the free: as in mark_inside. */
 esper_status marks_record_stream(core_t *core, const void *ptr, esper_stream as)
 {
   presented_t p;
+  block_t *block;
   esper_status status = present(core, as, &p);
-  return status == ESPER_OK ? attach_at_free(core, ptr, p.stream) : status;
+  if (status != ESPER_OK)
+    return status;
+  uint64_t capture = stream_capture_of(p, true);
+  if ((status = lock_live(core, ptr, &block)) != ESPER_OK)
+    return status;
+  device_t *device = device_of(block);
+  bool needs = needs_use(block, p.stream), outside = capture && capture != block->capture;
+  stream_t *stream = outside ? p.stream->device->all_streams : p.stream;
+  if (needs)
+    status = attach(block, stream, NULL, USE_AT_FREE);
+  unlock(&device->lock);
+  if (needs && outside)
+    count_captured(p.stream->device);
+  return status;
 }
 
 esper_status marks_free_after_all(core_t *core, const void *ptr)
 {
-  return attach_at_free(core, ptr, NULL);
+  block_t *block;
+  esper_status status = lock_live(core, ptr, &block);
+  if (status != ESPER_OK)
+    return status;
+  device_t *device = device_of(block);
+  status = attach(block, device->all_streams, NULL, USE_AT_FREE);
+  unlock(&device->lock);
+  return status;
 }

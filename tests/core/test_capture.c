@@ -338,7 +338,7 @@ TEST(marks_of_memory_from_outside_are_counted_and_held) {
 }
 
 /* A graph captured on s reads x, and is replayed on t. Nothing on s says when that is over. */
-typedef enum { NOTHING, A_MALLOC, A_MARK, A_RECORD_STREAM } on_s;
+typedef enum { NOTHING, A_MALLOC, A_MARK, A_RECORD_STREAM, A_RECORD_STREAM_INSIDE } on_s;
 
 static void replay_elsewhere(on_s what) {
   world_begin(&w);
@@ -348,7 +348,11 @@ static void replay_elsewhere(on_s what) {
   if (what == A_RECORD_STREAM) world_record_stream(&w, x, s);
   sim_capture_begin(w.s, 0, s.handle);
   sim_kernel(w.s, 0, s.handle, x, 3 * MIB, SIM_READ);
-  world_use(&w, x, s, 0);
+  if (what == A_RECORD_STREAM_INSIDE)
+    world_record_stream(&w, x, s);
+  else
+    world_use(&w, x, s, 0);
+  CHECK_EQ(world_counters(&w, 0).captured_uses, 1);
   sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
   world_wait(&w, t, r);
   sim_graph_launch(w.s, graph, 0, t.handle);
@@ -370,6 +374,7 @@ TEST(what_a_graph_reads_is_held_wherever_the_graph_is_replayed) {
   replay_elsewhere(A_MALLOC);
   replay_elsewhere(A_MARK);
   replay_elsewhere(A_RECORD_STREAM);
+  replay_elsewhere(A_RECORD_STREAM_INSIDE);
 }
 
 TEST(two_captures_at_once_keep_apart) {
