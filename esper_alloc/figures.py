@@ -104,9 +104,9 @@ def set_stream_traits(stream: torch.Stream, *, rendezvous: bool) -> None:
     """
     from . import use
 
+    use._check_stream(stream, "a torch.cuda.Stream")
     if stream is None:
         raise TypeError("stream must be a torch.cuda.Stream, not NoneType")
-    use._check_stream(stream)
     if use._native is not None:
         use._native.set_stream_traits(stream, rendezvous)
     elif is_enabled():

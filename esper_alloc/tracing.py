@@ -70,6 +70,7 @@ def _record_use(
     if len(found) != 0:
         # Nobody's references can be counted here: in grad mode any tensor may
         # have been saved for backward.
+        stream = stream if isinstance(stream, torch.Stream) else None
         mark(found, stream, event, bool(gate), torch.is_grad_enabled())
 
 

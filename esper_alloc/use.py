@@ -74,8 +74,8 @@ def record_use(
         tensors: a tensor, or lists, tuples, dicts, sets and dataclasses of
             them to any depth. A view stands for its whole storage. ``None`` and
             plain numbers and strings are skipped.
-        stream: where the use was; None: the current stream of each tensor's
-            device.
+        stream: where the use was; None, or a ``torch.cpu.Stream``: the current
+            stream of each tensor's device.
         event: an event that was recorded right after the last use, in place
             of one that this call would record on `stream`.
         gate: False if the work on `stream` waits for something that is not
@@ -97,6 +97,8 @@ def record_use(
     _check_stream(stream)
     if event is not None:
         _check_event(event)
+    if _is_cpu_stream(stream):
+        stream = None
     found: list[torch.Tensor] = []
     _gather(tensors, found)
     for tensor in found:
@@ -254,14 +256,13 @@ def _is_cpu_stream(stream: Any) -> bool:
     return type(stream).__module__.startswith("torch.cpu")
 
 
-def _check_stream(stream: Any) -> None:
+def _check_stream(stream: Any, wanted: str = "a torch.cuda.Stream or None") -> None:
     if stream is None or _is_cpu_stream(stream):
         return
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(stream, torch.Stream):
         raise TypeError(
-            f"stream must be a torch.cuda.Stream or None, not "
-            f"{type(stream).__name__}"
+            f"stream must be {wanted}, not {type(stream).__name__}"
         )
 
 

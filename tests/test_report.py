@@ -95,7 +95,7 @@ def test_the_report_lists_what_is_held_and_what_has_no_gate(running):
 def test_traits_want_a_stream():
     torch = pytest.importorskip("torch")
     for bad in ("side", 3, None):
-        with pytest.raises(TypeError, match="stream must be"):
+        with pytest.raises(TypeError, match="stream must be a torch.cuda.Stream, not"):
             esper_alloc.set_stream_traits(bad, rendezvous=True)
     stream = torch.Stream(stream_id=3, device_index=0, device_type=1)
     assert esper_alloc.set_stream_traits(stream, rendezvous=True) is None

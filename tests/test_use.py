@@ -101,6 +101,7 @@ def test_cpu_tensors_need_nothing(record_use, value):
         warnings.simplefilter("error")
         assert record_use(value) is None
         assert record_use(value, cuda_stream()) is None
+        assert record_use(value, torch.cpu.Stream()) is None
         assert record_use(value, stream=None, gate=False) is None
 
 

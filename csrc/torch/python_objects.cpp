@@ -10,20 +10,29 @@ namespace {
 
 // torch._C._CudaEventBase. PyTorch does not export the variable that holds it.
 PyTypeObject* cuda_event_type = nullptr;
+// torch.cpu.Stream, a class of Python's.
+PyTypeObject* cpu_stream_type = nullptr;
+
+// A reference that is kept for good.
+PyTypeObject* find_class(const char* module_name, const char* name) {
+  Reference module(PyImport_ImportModule(module_name));
+  return module ? reinterpret_cast<PyTypeObject*>(
+                      PyObject_GetAttrString(module.get(), name))
+                : nullptr;
+}
 
 } // namespace
 
 bool find_torch_classes() {
-  Reference torch_c(PyImport_ImportModule("torch._C"));
-  if (!torch_c) {
-    return false;
+  cuda_event_type = find_class("torch._C", "_CudaEventBase");
+  if (cuda_event_type != nullptr) {
+    cpu_stream_type = find_class("torch.cpu", "Stream");
   }
-  PyObject* type = PyObject_GetAttrString(torch_c.get(), "_CudaEventBase");
-  if (type == nullptr) {
-    return false;
-  }
-  cuda_event_type = reinterpret_cast<PyTypeObject*>(type); // kept for good
-  return true;
+  return cpu_stream_type != nullptr;
+}
+
+bool is_cpu_stream(PyObject* object) {
+  return PyObject_TypeCheck(object, cpu_stream_type);
 }
 
 std::optional<c10::cuda::CUDAStream> unwrap_stream(PyObject* object) {

@@ -29,13 +29,16 @@ class Reference {
   PyObject* object_;
 };
 
-// Finds the classes that torch.cuda defines. Called once, at import; returns
+// Finds the classes that torch.cuda and torch.cpu define. Called once, at import; returns
 // false with a Python exception set where this torch lacks one.
 bool find_torch_classes();
 
 // A torch.Stream or torch.cuda.Stream as CUDA stream; nothing for a stream of
 // another kind of device. Throws TypeError for any other object.
 std::optional<c10::cuda::CUDAStream> unwrap_stream(PyObject* object);
+
+// Whether it is a torch.cpu.Stream, which is no torch.Stream and does nothing.
+bool is_cpu_stream(PyObject* object);
 
 // An event of CUDA that was recorded.
 struct RecordedEvent {

@@ -305,8 +305,11 @@ Arguments parse_arguments(
   return parsed;
 }
 
-void mark(const Arguments& arguments) {
+void mark(Arguments arguments) {
   End end;
+  if (is_cpu_stream(arguments.end.stream)) {
+    arguments.end.stream = Py_None;
+  }
   if (arguments.end.stream != Py_None) {
     end.stream = unwrap_stream(arguments.end.stream);
   }
