@@ -162,6 +162,19 @@ void free_blocks_promote(heap_t *heap)
   }
 }
 
+void free_blocks_unseal(heap_t *heap)
+{
+  heap->sealed = false;
+  for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
+    newer = block->newer;
+    if (!block->withheld || block->segment->captured)
+      continue;
+    free_blocks_claim(block);
+    block->withheld = false;
+    free_blocks_add(block);
+  }
+}
+
 /* Oversize blocks are those of classic segments: mapped ones come apart and
  * together again page by page. */
 static bool fits(const config_t *config, const block_t *block, size_t size)

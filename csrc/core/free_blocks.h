@@ -24,6 +24,10 @@ void free_blocks_claim(block_t *block);
 /* Pending blocks whose obligations have been satisfied become ready. */
 void free_blocks_promote(heap_t *heap);
 
+/* The heap serves work outside captures before any has taken it over: what was withheld for
+ * their sake serves too, once it is satisfied, where no graph has memory. */
+void free_blocks_unseal(heap_t *heap);
+
 /* The ready block that fits best; NULL: none. */
 block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
 

@@ -9,6 +9,7 @@
 #include "config.h"
 #include "core.h"
 #include "error.h"
+#include "free_blocks.h"
 #include "front.h"
 #include "heap.h"
 #include "ledger.h"
@@ -159,7 +160,8 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
     if (heap->stream != stream)
       continue;
     if (heap->capture == capture) {
-      heap->sealed = false;
+      if (heap->sealed)
+        free_blocks_unseal(heap);
       return heap;
     }
     if (heap->sealed)

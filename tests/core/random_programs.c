@@ -73,6 +73,7 @@ typedef struct thread { /* of one program */
   uint64_t captures, unannounced;
   uint64_t pool;      /* of the capture that goes on; 0: none               */
   uint64_t graphs_pool; /* of the graph                                     */
+  int phases[2];            /* of do_pool_phase, on each device: references */
   esper_pool *own_pools[2]; /* of each device: they come and go             */
   uint64_t own_pool_ids[2];
   int ran_out_on; /* device; -1: none since                                  */
@@ -895,6 +896,36 @@ static void do_share(thread *t) {
   p->shared = true;
 }
 
+static int is_mine(void *context, void *handle) {
+  (void)handle;
+  return current == context;
+}
+
+/* All that the thread allocates is a private pool's for a while; no graph has memory of
+ * that. What it frees may be of an earlier phase, or of none. */
+static void do_pool_phase(thread *t) {
+  int device = t->streams[draw_stream(t)].es.device;
+  esper_core *core = t->p->core;
+  uint64_t id = 200 + (uint64_t)(t - t->p->all);
+  /* Where memory may not run out, some pools would keep too much of it. */
+  if (!t->p->captures || t->capturing >= 0 || t->stalled >= 0) return;
+  must(esper_pool_begin(core, device, id, 0, is_mine, t), "pool_begin");
+  t->phases[device]++;
+  for (int left = draw(t, 16); left; left--) {
+    switch (draw(t, 6)) {
+      case 0:
+      case 1: do_malloc(t); break;
+      case 2: do_free(t); break;
+      case 3: do_read_on(t); break;
+      case 4: do_record_use(t); break;
+      default: do_time(t);
+    }
+  }
+  must(esper_pool_end(core, device, id, 0, NULL), "pool_end");
+  for (bool all = chance(t, 3); all && t->phases[device]; t->phases[device]--)
+    must(esper_pool_release(core, device, id, 0), "pool_release");
+}
+
 static void operation(thread *t) {
   int kind = draw(t, 100);
   if (t->ran_out_on >= 0 && chance(t, 2)) replace_own_pool(t, t->ran_out_on);
@@ -914,6 +945,7 @@ static void operation(thread *t) {
   else if (kind < 90) do_capture_step(t);
   else if (kind < 92) do_launch(t);
   else if (kind < 97) do_time(t);
+  else if (chance(t, 8)) do_pool_phase(t);
   else if (kind < 98) do_fault(t);
   else if (chance(t, 12)) do_limits(t);
   else if (chance(t, 6)) do_share(t);

@@ -828,3 +828,39 @@ TEST(a_pool_without_captures_reuses_its_memory_at_once) {
   CHECK_EQ(reserved(), 12 * MIB);
   end();
 }
+
+/* Freed between the begin and the first malloc: no capture had a chance to get it. */
+TEST(what_is_freed_after_a_begin_serves_where_nothing_is_captured) {
+  begin();
+  void *p = NULL;
+  for (int step = 0; step < 4; step++) {
+    CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+    if (p) world_free(&w, p);
+    void *q = world_malloc(&w, 12 * MIB, r);
+    CHECK(!p || q == p);
+    p = q;
+    world_kernel(&w, r, p);
+    world_read_on(&w, s, p, r);
+    world_use(&w, p, s, 0);
+    CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  }
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 3);
+  CHECK_EQ(reserved(), 12 * MIB);
+  end();
+}
+
+/* What a graph was handed does not: it may be replayed on another stream. */
+TEST(what_a_graph_was_handed_waits_for_the_next_begin) {
+  begin();
+  capture_begin(ID);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, x);
+  sim_graph *graph = capture_end(ID);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, 12 * MIB, r) != x);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  drop(graph, ID);
+  end();
+}
