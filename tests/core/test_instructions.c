@@ -17,7 +17,7 @@
 #include "world.h"
 
 #if defined(__x86_64__) && defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
+    !defined(__SANITIZE_THREAD__) && !defined(ESPER_RULE_SWITCHES)
 #define IS_COUNTED 1
 #else
 #define IS_COUNTED 0

@@ -101,6 +101,22 @@ def test_unmarked_memory_is_overwritten_over_two_devices() -> None:
     assert found["wrong"] >= 6
 
 
+@pytest.mark.parametrize("name", ["outside_marked", "outside_recorded"])
+def test_what_a_graph_reads_from_outside_stays(name: str) -> None:
+    found = run_program("graphs", name)
+    assert found["wrong"] == 0
+    assert not found["reused"]
+    if name == "outside_recorded":
+        assert found["again"], "all work is done, and the memory did not come back"
+
+
+def test_what_a_graph_reads_from_outside_unmarked_is_overwritten() -> None:
+    """The control: the scenario does corrupt where nothing protects."""
+    found = run_program("graphs", "outside_unmarked")
+    assert found["reused"]
+    assert found["wrong"] == 1
+
+
 def test_mem_pool() -> None:
     found = run_program("graphs", "mem_pool")
     assert found["wrong"] == 0

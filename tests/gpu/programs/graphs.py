@@ -566,6 +566,51 @@ def two_devices_unmarked() -> dict[str, Any]:
     return _two_devices(lambda a, streams: None)
 
 
+def _read_from_outside(protect: Callable[[torch.Tensor, torch.cuda.Stream], None]) -> dict[str, Any]:
+    """A graph reads a tensor from outside its capture, late, and is replayed on another
+    stream. The tensor is dropped at once, and the next one of its size follows."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    x, out = blank(), blank()
+    address = x.data_ptr()
+    (elsewhere,) = other_streams(1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream()
+        sleep(stream, DELAY_MS)
+        out.copy_(x)
+        protect(x, stream)
+    x.fill_(5)
+    elsewhere.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(elsewhere):
+        graph.replay()
+    del x
+    y = torch.empty_like(out)
+    y.fill_(9)
+    reused = y.data_ptr() == address
+    torch.cuda.synchronize()
+    wrong = wrong_elements(out, 5)
+    later = [torch.empty_like(out) for _ in range(4)]
+    again = address in [z.data_ptr() for z in later]
+    return {"wrong": int(wrong > 0), "reused": reused, "again": again}
+
+
+@scenario
+def outside_marked() -> dict[str, Any]:
+    return _read_from_outside(lambda x, stream: esper_alloc.record_use(x, stream))
+
+
+@scenario
+def outside_recorded() -> dict[str, Any]:
+    return _read_from_outside(lambda x, stream: x.record_stream(stream))
+
+
+@scenario
+def outside_unmarked() -> dict[str, Any]:
+    return _read_from_outside(lambda x, stream: None)
+
+
 @scenario
 def mem_pool() -> dict[str, Any]:
     """torch.cuda.MemPool without options: its memory is its own, and goes with it."""
@@ -588,7 +633,11 @@ def mem_pool() -> dict[str, Any]:
     wrong = ids != {tuple(pool.id)} or outside.data_ptr() == address
     y.fill_(3)
     wrong += wrong_elements(y, 3) > 0
-    del y, outside, pool
+    with torch.cuda.use_mem_pool(pool):
+        del y
+        z = blank()
+        reused &= z.data_ptr() == address
+    del z, outside, pool
     gc.collect()
     torch.cuda.empty_cache()
     return {"wrong": int(wrong), "reused": reused, "kept": reserved() - base}
