@@ -125,11 +125,11 @@ static bool is_done(const release_t *r)
   return !r->beside && (r->count == CHOSEN || r->bytes >= r->enough - r->released);
 }
 
-static bool choose_next(release_t *r)
+static void choose_next(release_t *r)
 {
   r->count = 0;
+  r->bytes = 0;
   r->beside = INT_MAX; /* more than any has */
-  begin(r);
   for (segment_t *s = r->device->first_segment; s && !is_done(r); s = s->next)
     for (block_t *b = is_of_interest(r, s) ? s->first : NULL; b && !is_done(r);
          b = s->pages ? b->next : NULL) {
@@ -137,8 +137,6 @@ static bool choose_next(release_t *r)
       if (part.size)
         choose(r, &part);
     }
-  unlock(&r->device->lock);
-  return r->count > 0;
 }
 
 /* NULL: it cannot go any more. Under the lock. */
@@ -183,20 +181,27 @@ static bool reap(device_t *device)
   return !found || mapped_reap(device);
 }
 
-/* False: there is nothing, or the driver does not take it. */
-static bool release_chosen(release_t *r)
+/* Under the lock, which is dropped. False: the driver does not take it. */
+static bool release_one(release_t *r, block_t *block)
 {
-  bool any = false;
-  for (int i = 0; i < r->count && r->released < r->enough; i++) {
+  size_t size = give_back(r->device, block);
+  r->released += size;
+  return !block || size;
+}
+
+/* False: there is nothing more, or the driver does not take it. Nobody else can have the
+ * first block that was chosen before it is claimed; some of the others may be gone. */
+static bool release_some(release_t *r)
+{
+  begin(r);
+  choose_next(r);
+  block_t *first = r->count ? claim(r, r->chosen[0]) : NULL;
+  bool taken = release_one(r, first);
+  for (int i = 1; first && taken && i < r->count && r->released < r->enough; i++) {
     begin(r);
-    block_t *block = claim(r, r->chosen[i]);
-    size_t size = give_back(r->device, block);
-    if (block && !size)
-      return false;
-    r->released += size;
-    any |= size > 0;
+    taken = release_one(r, claim(r, r->chosen[i]));
   }
-  return any;
+  return first && taken;
 }
 
 size_t heap_release(device_t *device, const pool_t *pool, bool mind_captures, size_t enough)
@@ -205,7 +210,7 @@ size_t heap_release(device_t *device, const pool_t *pool, bool mind_captures, si
   release_t r = {.device = device, .pool = pool, .mind_captures = mind_captures,
                  .enough = enough, .released = loose};
   seal_released(device, pool);
-  while (r.released < enough && reap(device) && choose_next(&r) && release_chosen(&r))
+  while (r.released < enough && reap(device) && release_some(&r))
     ;
   while (mapped_discard_empty(device, pool))
     ;

@@ -92,11 +92,22 @@ bool pool_has_memory(const pool_t *pool)
   return false;
 }
 
+/* In one walk, or many pools that wait for their memory would cost as many. */
+static void find_idle(device_t *device)
+{
+  bool any = false;
+  for (pool_t *pool = device->pools; pool; pool = pool->next)
+    any |= pool->idle = !pool->references && !pool->busy && !pool->open;
+  for (const segment_t *s = any ? device->first_segment : NULL; s; s = s->next)
+    s->heap->pool->idle = false;
+}
+
 void pool_collect(device_t *device)
 {
+  find_idle(device);
   for (pool_t **link = &device->pools; *link;) {
     pool_t *pool = *link;
-    if (pool->references || pool->busy || pool->open || pool_has_memory(pool)) {
+    if (!pool->idle) {
       link = &pool->next;
     } else {
       *link = pool->next;

@@ -12,19 +12,25 @@
 
 enum { REFUSED = 64 }; /* streams that cannot be waited for, and are not asked again */
 
+/* Where no event can be recorded now, older ones may still be waited for. */
+typedef struct refused {
+  const stream_t *stream;
+  bool owner_order; /* and nothing else                                        */
+} refused_t;
+
 /* One wait for each stream, for the last of its work that somebody owes. */
 typedef struct wait {
   stream_t *stream;         /* NULL: nothing to wait for                       */
   uint64_t number;          /* its work up to here                             */
   record_t *record;         /* whose number it is; NULL: owner order           */
-  stream_t *const *refused; /* those that cannot be waited for                 */
+  const refused_t *refused; /* what cannot be waited for                       */
   int count;
 } wait_t;
 
-static bool is_refused(const wait_t *wait, const stream_t *stream)
+static bool is_refused(const wait_t *wait, const stream_t *stream, const record_t *record)
 {
   for (int i = 0; i < wait->count; i++)
-    if (wait->refused[i] == stream)
+    if (wait->refused[i].stream == stream && !(record && wait->refused[i].owner_order))
       return true;
   return false;
 }
@@ -32,7 +38,9 @@ static bool is_refused(const wait_t *wait, const stream_t *stream)
 /* The first stream that comes is the one that is waited for. */
 static void need(wait_t *wait, stream_t *stream, uint64_t number, record_t *record)
 {
-  if (wait->stream ? wait->stream != stream || wait->number >= number : is_refused(wait, stream))
+  if (wait->stream && (wait->stream != stream || wait->number >= number))
+    return;
+  if (is_refused(wait, stream, record))
     return;
   if (record)
     record_keep(record);
@@ -66,13 +74,13 @@ static bool find_wait(wait_t *wait, pool_t *pool)
 
 static void wait_for_obligations(pool_t *pool)
 {
-  stream_t *refused[REFUSED];
+  refused_t refused[REFUSED];
   wait_t wait = {.refused = refused};
   while (wait.count < REFUSED && find_wait(&wait, pool)) {
     if (!wait.record)
       wait.record = stream_probe(wait.stream, wait.number);
     if (!wait.record || stream_wait_host(wait.record) != ESPER_OK)
-      refused[wait.count++] = wait.stream;
+      refused[wait.count++] = (refused_t){wait.stream, !wait.record};
     if (wait.record)
       record_drop(wait.record);
     wait = (wait_t){.refused = refused, .count = wait.count};
@@ -235,6 +243,7 @@ void seal_pool(pool_t *pool)
   wait_for_owners(pool);
   if (RULE(SEAL_NEEDS_COMPLETION))
     wait_for_obligations(pool);
+  stream_retire_all(device->core); /* what could not be waited for may be over by now */
   lock(&device->lock);
   /* Not under the hands of a call at work in the pool: then nothing is sealed. */
   if (!pool->busy) {

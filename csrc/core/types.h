@@ -363,6 +363,7 @@ struct esper_pool {
   int references;    /* of captures and pool objects                          */
   int busy;          /* calls that are at work in it, without the lock        */
   bool open;         /* has an opening                                        */
+  bool idle;         /* nobody refers to it, and it has no memory: pool_collect */
   bool checkpointed; /* for a tree of graphs, which touch all of its memory   */
   uint64_t released; /* what of all streams' work was there when the last
                         reference went, or the last block after that          */

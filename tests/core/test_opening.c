@@ -396,6 +396,60 @@ TEST(a_begin_waits_once_for_each_stream) {
   begin_behind_many(true);
 }
 
+/* What may not be waited for is done when the host has waited for what comes after it. */
+static void begin_behind_rendezvous(unsigned traits, unsigned flags) {
+  begin();
+  CHECK_OK(esper_stream_set_traits(w.core, s, traits));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
+  world_kernel(&w, r, x);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, flags);
+  world_wait(&w, r, s);
+  world_kernel(&w, r, y);
+  world_free(&w, x);
+  world_free(&w, y);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  capture_begin(ID);
+  CHECK(world_malloc(&w, 12 * MIB, r) == x);
+  CHECK(world_malloc(&w, 14 * MIB, r) == y);
+  sim_graph *graph = capture_end(ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+TEST(what_is_over_after_the_waits_is_not_passed_over) {
+  begin_behind_rendezvous(0, ESPER_USE_NO_GATE);
+  begin_behind_rendezvous(ESPER_TRAIT_RENDEZVOUS, 0);
+}
+
+/* s is being captured, so no event says when it is done with what it freed; when its use
+ * of p was over an older one does. */
+TEST(older_events_of_a_captured_stream_are_waited_for) {
+  begin();
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
+  world_kernel(&w, r, p);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_kernel(&w, s, q);
+  world_free(&w, p);
+  world_free(&w, q);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  sim_capture_begin(w.s, 0, s.handle);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  sim_capture_begin(w.s, 0, r.handle);
+  sim_capture_group(w.s, 0, r.handle, ID);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK(world_malloc(&w, 16 * MIB, r) != q);
+  sim_graph *graph = capture_end(ID);
+  sim_capture_abort(w.s, 0, s.handle);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
 /* s is being captured and cannot be waited for: what it freed is passed over. */
 TEST(what_cannot_be_waited_for_is_passed_over) {
   begin();
