@@ -10,6 +10,7 @@
 #include "error.h"
 #include "free_blocks.h"
 #include "front.h"
+#include "hands.h"
 #include "loose.h"
 #include "mapped.h"
 #include "page.h"
@@ -366,6 +367,7 @@ static esper_status fill(growth_t *g, block_t **block)
     give_pages_back(g, g->moved, &filled);
   lock(&g->device->lock);
   *block = finish(g, status, filled);
+  hands_leave(g->device, status != ESPER_OK);
   unlock(&g->device->lock);
   return status;
 }
@@ -385,6 +387,8 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
   lock(&g.device->lock);
   esper_status status = claim(&g, block);
   *spared = g.spared > 0;
+  if (status == ESPER_OK && !*block)
+    hands_take(g.device);
   unlock(&g.device->lock);
   if (status != ESPER_OK || *block)
     return status;

@@ -29,6 +29,7 @@
 #include "error.h"
 #include "front.h"
 #include "grow.h"
+#include "hands.h"
 #include "heap_capture.h"
 #include "heap_gate.h"
 #include "heap_repeat.h"
@@ -224,6 +225,21 @@ static block_t *find_in_spare_pools(const request_t *q)
   return block;
 }
 
+/* What other threads' calls had in their hands: so often at most, or who is always too late
+ * would never be told. */
+static block_t *take_left(const request_t *q, esper_status *status)
+{
+  enum { TIMES = 64 };
+  block_t *block = NULL;
+  unsigned left = q->left;
+  for (int i = 0; i < TIMES && !block && *status == ESPER_OUT_OF_MEMORY &&
+                  hands_wait(q->device, &left);
+       i++)
+    if (!(block = take_retired(q, false)))
+      block = take_grown(q, false, status);
+  return block;
+}
+
 /* Step 8: the host waits. */
 static block_t *wait_and_release(const request_t *q, esper_status *status)
 {
@@ -245,7 +261,9 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   size_t wanted = grow_size(q->pool, q->size);
   if (heap_release(q->device, NULL, false, wanted) && (block = take_grown(q, false, status)))
     return block;
-  return heap_release(q->device, NULL, false, SIZE_MAX) ? take_grown(q, false, status) : NULL;
+  if (heap_release(q->device, NULL, false, SIZE_MAX) && (block = take_grown(q, false, status)))
+    return block;
+  return take_left(q, status);
 }
 
 static block_t *find_slowly(const request_t *q, esper_status *status)
@@ -314,6 +332,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_t
 
   lock(&device->lock);
   device->large_requests += q.large;
+  q.left = hands_left_by_others(device);
   q.heap = heap_of(&q);
   q.repeats = q.heap && pool_repeats(q.heap);
   block_t *block = q.heap && !q.repeats ? request_take_ready(&q, true) : NULL;

@@ -8,6 +8,7 @@
 #include "config.h"
 #include "free_blocks.h"
 #include "front.h"
+#include "hands.h"
 #include "opening.h"
 #include "loose.h"
 #include "map.h"
@@ -158,14 +159,19 @@ static size_t give_back(device_t *device, block_t *block)
 {
   size_t size = block ? block->size : 0;
   pool_t *of = block ? block->segment->heap->pool : NULL;
+  bool drivers = of && !of->source.obtain;
   if (of)
     pool_enter(of);
+  if (drivers)
+    hands_take(device);
   unlock(&device->lock);
   if (block && block->segment->pages)
     size = mapped_unmap(device, block);
   else if (block && !segment_release(device, block))
     size = 0;
   lock(&device->lock);
+  if (drivers)
+    hands_leave(device, true);
   if (of)
     pool_leave(of);
   unlock(&device->lock);

@@ -18,6 +18,7 @@ typedef struct request {
   size_t asked; /* bytes */
   size_t size;  /* of the block */
   bool large;
+  unsigned left; /* by others, when it began: hands.h */
   bool missed; /* its heap's front was looked at, and had nothing */
   bool repeats; /* what serves it depends on the calls alone: heap_repeat.h */
 } request_t;

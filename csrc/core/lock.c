@@ -3,6 +3,7 @@
 #endif
 #include "lock.h"
 
+#include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <stdint.h>
@@ -56,4 +57,19 @@ void lock_slowly(mutex_t *mutex)
 void unlock_and_wake(mutex_t *mutex)
 {
   syscall(SYS_futex, &mutex->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+void bell_ring(bell_t *bell)
+{
+  atomic_fetch_add(&bell->count, 1);
+  if (atomic_load(&bell->waiting))
+    syscall(SYS_futex, &bell->count, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+void bell_wait(bell_t *bell, int count)
+{
+  atomic_fetch_add(&bell->waiting, 1);
+  while (atomic_load(&bell->count) == count)
+    syscall(SYS_futex, &bell->count, FUTEX_WAIT_PRIVATE, count, NULL, NULL, 0);
+  atomic_fetch_sub(&bell->waiting, 1);
 }

@@ -1,4 +1,4 @@
-/* lock.h: a mutex of one word, taken and released inline: malloc and free hold
+/* lock.h: a mutex of one word, a latch, a bell. The mutex is taken and released inline: malloc and free hold
  * it for some twenty nanoseconds, so calling a library would show. Who finds it
  * held spins for about as long as that, then sleeps. Zero is unlocked. */
 #ifndef ESPER_LOCK_H
@@ -18,6 +18,19 @@ typedef struct mutex {
 typedef struct latch {
   atomic_bool held;
 } latch_t;
+
+/* What is rung for those who wait: they sleep until it was rung since they looked. */
+typedef struct bell {
+  atomic_int count, waiting;
+} bell_t;
+
+void bell_ring(bell_t *bell);
+void bell_wait(bell_t *bell, int count);
+
+static inline int bell_count(bell_t *bell)
+{
+  return atomic_load(&bell->count);
+}
 
 /* Called again and again by who waits for something so short. */
 void wait_briefly(int turn);

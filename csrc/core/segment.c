@@ -5,6 +5,7 @@
 #include "error.h"
 #include "free_blocks.h"
 #include "front.h"
+#include "hands.h"
 #include "map.h"
 #include "mapped.h"
 #include "marks.h"
@@ -88,15 +89,19 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
   device_t *device = heap->pool->device;
   lock(&device->lock);
   esper_status status = segment_reserve(device, size);
+  bool drivers = !heap->pool->source.obtain;
+  if (status == ESPER_OK && drivers)
+    hands_take(device);
   unlock(&device->lock);
   if (status != ESPER_OK)
     return status;
 
   uintptr_t address = 0;
   status = source_obtain(heap->pool, size, &address);
-  bool drivers = !heap->pool->source.obtain;
 
   lock(&device->lock);
+  if (drivers)
+    hands_leave(device, status != ESPER_OK);
   device->reserving -= size;
   if (status == ESPER_OUT_OF_MEMORY && drivers)
     device->refused = size;

@@ -449,6 +449,9 @@ struct device {
   size_t limit;     /* SIZE_MAX: none                                         */
   size_t reserving; /* bytes being obtained, and loose: not in the statistics */
   uint64_t large_requests; /* so far: the clock of what is not used for long  */
+  int hands;        /* calls that hold memory which they may not keep: hands.h */
+  unsigned hands_left; /* so often they left some                             */
+  bell_t hands_emptied;
   size_t refused;   /* the segment that the driver had no memory for; 0: none  */
   size_t room_used; /* bytes of pages that were made for room: room.h         */
   uint64_t room_ran_out; /* pages that had moved when memory ran out last     */

@@ -128,6 +128,68 @@ TEST(memory_is_collected_while_the_threshold_comes_and_goes) {
   world_end(&w);
 }
 
+/* Another thread's malloc, while what a call has in its hands is nobody's. */
+static struct {
+  size_t size;
+  pthread_t thread;
+  bool begun;
+  atomic_bool returned;
+  esper_status status;
+} beside;
+
+static void *malloc_beside(void *unused) {
+  (void)unused;
+  void *p;
+  beside.status = esper_malloc(w.core, beside.size, w.stream[2], &p);
+  atomic_store(&beside.returned, true);
+  if (beside.status == ESPER_OK) CHECK_OK(esper_free(w.core, p));
+  return NULL;
+}
+
+/* It has time to fail. */
+static void begin_malloc_beside(void *context, sim_call call, int device, void *object) {
+  (void)context, (void)call, (void)device, (void)object;
+  if (beside.begun) return;
+  beside.begun = true;
+  beside.thread = start(malloc_beside, NULL);
+  for (int i = 0; i < 50 && !atomic_load(&beside.returned); i++) usleep(1000);
+}
+
+static void begin_beside(size_t size, esper_segments segments, sim_call during) {
+  sim_options options = on_pages(256 * MIB);
+  options.completion = SIM_AT_ONCE;
+  esper_config config = {.segments = segments};
+  world_begin_with(&w, &options, &config);
+  world_free(&w, world_malloc(&w, 100 * MIB, w.stream[0]));
+  sim_set_capacity(w.s, 0, 100 * MIB); /* no more than that */
+  beside.size = size;
+  beside.begun = false;
+  atomic_store(&beside.returned, false);
+  sim_before_call(w.s, during, begin_malloc_beside, NULL);
+}
+
+static void end_beside(void) {
+  CHECK(beside.begun);
+  pthread_join(beside.thread, NULL);
+  CHECK_STATUS(beside.status, ESPER_OK);
+  world_end(&w);
+}
+
+/* None is exhausted while memory is on its way back to the driver, nor while it moves for
+ * a request that fails. */
+TEST(what_others_may_not_keep_is_waited_for) {
+  begin_beside(64 * MIB, ESPER_SEGMENTS_MAPPED, SIM_CALL_page_unmap);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end_beside();
+  begin_beside(64 * MIB, ESPER_SEGMENTS_CLASSIC, SIM_CALL_memory_free);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end_beside();
+  begin_beside(64 * MIB, ESPER_SEGMENTS_MAPPED, SIM_CALL_page_map);
+  void *p;
+  CHECK_STATUS(esper_malloc(w.core, 108 * MIB, w.stream[1], &p), ESPER_OUT_OF_MEMORY);
+  end_beside();
+}
+
 /* Blocks and uses come and go by the thousand, in another order than they came. */
 static void *fill_and_drain(void *number) {
   enum { MANY = 3000, STEP = 7 };
