@@ -268,7 +268,7 @@ def _enable_from_environment() -> None:
         return
     try:
         enable()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # PyTorch's options: ValueError
         warnings.warn(
             f"{_VARIABLE}=1, but PyTorch keeps its own allocator: {error}",
             RuntimeWarning,

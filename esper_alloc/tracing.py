@@ -108,7 +108,8 @@ def _search(value: Any, found: list[Any]) -> bool:
         return True
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         for name in value.__dataclass_fields__:
-            _search_element(getattr(value, name), found)
+            if hasattr(value, name):  # an InitVar is listed, too, and not kept
+                _search_element(getattr(value, name), found)
         return True
     return False
 
@@ -166,6 +167,9 @@ class _EnteredTraced:
 
 class _EnteredCurrentTraced:
     """The same for a scope without a stream."""
+
+    #: All of a graph runs on one stream: there is nothing to wait for.
+    current = None
 
     def leave(self, tensors: tuple[Any, ...]) -> None:
         for value in tensors:

@@ -126,7 +126,8 @@ class using:
 
     Entering makes `stream` wait for the current stream and makes it current.
     Leaving, exceptions included, marks `tensors` as :func:`record_use` does
-    and restores the stream. Scopes nest, and one object can be entered again.
+    and restores the stream. Scopes nest, and one object can be entered again, by
+    the thread that made it: another thread needs one of its own.
 
     When autograd recorded an operation inside the scope, which then may have
     saved the tensors, they are protected until they are freed, so that a
@@ -140,7 +141,7 @@ class using:
         stream: where; None: the current stream, which then waits for nothing.
     """
 
-    __slots__ = ("_tensors", "_stream", "_entered")
+    __slots__ = ("_tensors", "_stream", "_entered", "_made_on")
 
     def __init__(
         self, *tensors: Any, stream: torch.Stream | None = None
@@ -149,9 +150,14 @@ class using:
         self._tensors = tensors
         self._stream = stream
         self._entered: list[_Entered] = []
+        #: What :meth:`take` waits for.
+        self._made_on: torch.Stream | None = stream
 
     def __enter__(self) -> using:
-        self._entered.append(_enter(self._stream, self._tensors))
+        entered = _enter(self._stream, self._tensors)
+        self._entered.append(entered)
+        if self._stream is None:
+            self._made_on = entered.current
         return self
 
     def __exit__(
@@ -164,13 +170,14 @@ class using:
 
     def take(self, *tensors: _T) -> _T | tuple[_T, ...]:
         """Makes the current stream wait for the scope's stream, and protects
-        `tensors` on it until they are freed.
+        `tensors` on it until they are freed. Where the scope's stream is on
+        another device, the same goes for the stream that is current there.
 
         Returns:
             the tensors: the one, or a tuple of several.
         """
-        if self._stream is not None:
-            _hand_over(tensors, self._stream)
+        if self._made_on is not None:
+            _hand_over(tensors, self._made_on)
         return tensors[0] if len(tensors) == 1 else tensors
 
 
@@ -180,7 +187,12 @@ class using:
 class _Entered:
     """One entry into a scope whose stream is the current one anyway."""
 
-    __slots__ = ()
+    __slots__ = ("current",)
+
+    def __init__(self) -> None:
+        torch = _untyped(sys.modules.get("torch"))
+        running = torch is not None and torch.cuda.is_initialized()
+        self.current = torch.cuda.current_stream() if running else None
 
     def leave(self, tensors: tuple[Any, ...]) -> None:
         for value in tensors:
@@ -242,13 +254,14 @@ def _hand_over(tensors: tuple[Any, ...], stream: torch.Stream) -> None:
         return
     import torch
 
-    current = torch.get_device_module(stream.device).current_stream()
-    current.wait_stream(stream)
+    module = torch.get_device_module(stream.device)
     found: list[torch.Tensor] = []
     for value in tensors:
         _gather(value, found)
-    for tensor in found:
-        _record_stream(tensor, current)
+    for current in {module.current_stream(), module.current_stream(stream.device)}:
+        current.wait_stream(stream)
+        for tensor in found:
+            _record_stream(tensor, current)
 
 
 def _is_cpu_stream(stream: Any) -> bool:
@@ -293,7 +306,7 @@ def _children(value: Any) -> tuple[Any, ...] | None:
         return tuple(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return tuple(
-            getattr(value, field.name) for field in dataclasses.fields(value)
+            getattr(value, field.name, None) for field in dataclasses.fields(value)
         )
     return None
 
@@ -404,7 +417,20 @@ def _mark_others(
             else:
                 _record_stream(tensor, stream)
         except (NotImplementedError, TypeError):
-            _record_stream(tensor, stream)
+            _record_stream_if_known(tensor, stream, event)
+
+
+def _record_stream_if_known(
+    tensor: torch.Tensor,
+    stream: torch.Stream | None,
+    event: torch.Event | torch.cuda.Event | None,
+) -> None:
+    if stream is None and event is not None:
+        stream = _stream_behind(event, tensor.device)
+    try:
+        _record_stream(tensor, stream)
+    except TypeError:  # every __torch_dispatch__ returned NotImplemented
+        pass
 
 
 # Marking without the shim

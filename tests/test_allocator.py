@@ -212,6 +212,14 @@ def test_variable_without_torch_warns_and_imports():
     assert "needs PyTorch" in printed
 
 
+def test_variable_with_options_that_pytorch_refuses_warns_and_imports():
+    pytest.importorskip("torch")
+    bad = {"ESPER_ALLOC": "1", "PYTORCH_CUDA_ALLOC_CONF": "garbage:1"}
+    printed = run("import esper_alloc", **bad)
+    assert "ESPER_ALLOC=1, but PyTorch keeps its own allocator" in printed
+    assert "garbage" in printed
+
+
 @pytest.mark.parametrize("value", ["0", ""])
 def test_variable_off(value):
     run(

@@ -166,6 +166,12 @@ class Batch:
     rest: dict
 
 
+@dataclasses.dataclass
+class Made:
+    x: torch.Tensor
+    scale: dataclasses.InitVar[int]
+
+
 def test_containers_are_one_operator():
     side = stream()
 
@@ -190,6 +196,7 @@ def test_containers_are_one_operator():
         lambda x: {"a": x}.values(),
         lambda x: [frozenset([x])],
         lambda x: [3, (None, "x", {"a": [x]})],
+        lambda x: Made(x, 2),
     ],
 )
 def test_containers_are_searched_as_in_eager_code(make):

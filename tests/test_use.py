@@ -73,6 +73,15 @@ class Batch:
     rest: dict
 
 
+@dataclasses.dataclass
+class Made:
+    """One field comes later, and one thing is no field."""
+
+    x: torch.Tensor
+    later: torch.Tensor = dataclasses.field(init=False, repr=False)
+    scale: dataclasses.InitVar[int] = 1
+
+
 Pair = collections.namedtuple("Pair", "left right")
 
 
@@ -88,6 +97,7 @@ Pair = collections.namedtuple("Pair", "left right")
         {torch.ones(3)},
         Pair(torch.ones(1), 2),
         Batch(torch.ones(1), {"x": torch.ones(2)}),
+        Made(torch.ones(1)),
         collections.UserDict(x=torch.ones(2)),
         collections.OrderedDict(x=torch.ones(2)),
         [1, 2.0, "three", b"four", None, torch.float32, {5}, range(3)],

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <stack>
 #include <unordered_map>
@@ -64,7 +65,9 @@ bool python_is_there() {
 struct Trace {
   std::mutex mutex;
   std::deque<TraceEntry> entries;
-  std::unordered_map<uintptr_t, Context> blocks, segments;
+  std::unordered_map<uintptr_t, Context> blocks;
+  // By address: what was mapped piece by piece goes as one.
+  std::map<uintptr_t, Context> segments;
 };
 
 using Trackers = std::vector<AllocatorTraceTracker>;
@@ -104,17 +107,14 @@ unsigned parse_actions(const std::vector<std::string>& names) {
   return actions;
 }
 
-Context find(
-    const std::unordered_map<uintptr_t, Context>& contexts,
-    uintptr_t address) {
+template <class Contexts>
+Context find(const Contexts& contexts, uintptr_t address) {
   const auto found = contexts.find(address);
   return found == contexts.end() ? nullptr : found->second;
 }
 
-void keep(
-    std::unordered_map<uintptr_t, Context>& contexts,
-    uintptr_t address,
-    const Context& context) {
+template <class Contexts>
+void keep(Contexts& contexts, uintptr_t address, const Context& context) {
   if (context) {
     contexts[address] = context;
   } else {
@@ -149,7 +149,9 @@ Context context_of(Trace& trace, const esper_trace_entry& entry) {
       if (!context) {
         context = find(trace.segments, entry.address);
       }
-      trace.segments.erase(entry.address);
+      trace.segments.erase(
+          trace.segments.lower_bound(entry.address),
+          trace.segments.lower_bound(entry.address + entry.size));
       break;
     case ESPER_TRACE_SNAPSHOT:
     case ESPER_TRACE_OOM:
@@ -299,7 +301,8 @@ bool is_needed(History& h) {
 // after all, and nobody would see when that memory goes.
 void forget_frames(History& h) {
   for (size_t i = 0; i < h.device_count.load(); ++i) {
-    std::unordered_map<uintptr_t, Context> blocks, segments; // let go of without the lock
+    std::unordered_map<uintptr_t, Context> blocks; // let go of without the lock
+    std::map<uintptr_t, Context> segments;
     std::lock_guard<std::mutex> lock(h.devices[i].mutex);
     blocks.swap(h.devices[i].blocks);
     segments.swap(h.devices[i].segments);

@@ -176,16 +176,24 @@ PyObject* hand_over(
   HANDLE_TH_ERRORS
   check_arguments("hand_over", count, 2);
   const CUDAStream from = cuda_stream(args[1]);
-  End end;
-  end.stream = c10::cuda::getCurrentCUDAStream();
+  End here, there;
+  here.stream = c10::cuda::getCurrentCUDAStream();
+  // What was made on another device is read there, by that device's current stream.
+  there.stream = c10::cuda::getCurrentCUDAStream(from.device_index());
   Gathering found(Saved::yes);
   gather(found, args[0]);
   {
     pybind11::gil_scoped_release no_gil;
-    wait_for(*end.stream, from);
+    wait_for(*here.stream, from);
+    if (*there.stream != *here.stream) {
+      wait_for(*there.stream, from);
+    }
   }
   // The current stream, for Python too.
-  found.mark(end, PythonEnd{});
+  found.mark(here, PythonEnd{});
+  if (*there.stream != *here.stream) {
+    found.mark(there, PythonEnd{});
+  }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
