@@ -44,7 +44,7 @@ static void device_init(core_t *core, int index)
   device->index = index;
   device->fraction = 1;
   device->limit = SIZE_MAX;
-  pthread_rwlock_init(&device->paging, NULL);
+  peers_init(device);
   arena_init(&device->blocks, sizeof(block_t));
   arena_init(&device->segments, sizeof(segment_t));
   arena_init(&device->uses, sizeof(use_t));

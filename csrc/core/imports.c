@@ -27,22 +27,29 @@ static esper_status check_names(const device_t *device, const esper_page_name *n
   return count ? ESPER_OK : error_set(ESPER_INVALID, "no page is named: name one at least");
 }
 
-static esper_status map_one(device_t *device, import_t *import, const esper_page_name *name)
+static esper_status import_one(device_t *device, import_t *import, const esper_page_name *name)
 {
-  core_t *core = device->core;
   uint64_t handle;
-  esper_status status = call_page_import(core, device->index, name, &handle);
+  esper_status status = call_page_import(device->core, device->index, name, &handle);
   if (status != ESPER_OK)
-    return error_from_driver(core, status);
-  status = peers_map(device, import->address + import->mapped, name->size, handle);
-  if (status != ESPER_OK)
-    error_from_driver(core, status);
+    return error_from_driver(device->core, status);
   size_t last = import->page_count++;
   import->pages[last].handle = handle;
   import->pages[last].size = name->size;
-  import->pages[last].mapped = status == ESPER_OK;
-  import->mapped += status == ESPER_OK ? name->size : 0;
-  return status;
+  import->pages[last].mapped = false;
+  return ESPER_OK;
+}
+
+static esper_status map_one(device_t *device, import_t *import, size_t i)
+{
+  size_t size = import->pages[i].size;
+  esper_status status =
+      peers_map(device, import->address + import->mapped, size, import->pages[i].handle);
+  if (status != ESPER_OK)
+    return error_from_driver(device->core, status);
+  import->pages[i].mapped = true;
+  import->mapped += size;
+  return ESPER_OK;
 }
 
 static void link_import(device_t *device, import_t *import)
@@ -85,9 +92,11 @@ static esper_status map_all(device_t *device, import_t *import, const esper_page
                             size_t count)
 {
   esper_status status = ESPER_OK;
+  for (size_t i = 0; i < count && status == ESPER_OK; i++)
+    status = import_one(device, import, &names[i]); /* another process may take its time */
   paging_begin(device);
   for (size_t i = 0; i < count && status == ESPER_OK; i++)
-    status = map_one(device, import, &names[i]);
+    status = map_one(device, import, i);
   if (status == ESPER_OK) {
     link_import(device, import);
   } else {

@@ -1,3 +1,6 @@
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
 #include "peers.h"
 
 #include <stdlib.h>
@@ -145,6 +148,18 @@ esper_status peers_add(device_t *device, int peer)
   esper_status status = is_peer(device, peer) ? ESPER_OK : add(device, peer);
   paging_go_on(device);
   return status;
+}
+
+/* Who shares memory or adds a peer has a turn while the memory of others grows and grows. */
+void peers_init(device_t *device)
+{
+  pthread_rwlockattr_t kind;
+  pthread_rwlockattr_init(&kind);
+#ifdef __GLIBC__ /* others let them wait, or ask for nothing */
+  pthread_rwlockattr_setkind_np(&kind, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+#endif
+  pthread_rwlock_init(&device->paging, &kind);
+  pthread_rwlockattr_destroy(&kind);
 }
 
 void peers_destroy(device_t *device)

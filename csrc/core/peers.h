@@ -26,6 +26,7 @@ esper_status peers_add(device_t *device, int peer);
 
 bool peers_has(device_t *device, int peer);
 
+void peers_init(device_t *device);
 void peers_destroy(device_t *device);
 
 #endif

@@ -1,9 +1,9 @@
 /* Pages that two processes have: one core names them, another opens them. Both lie over
  * one simulated device, which knows what is mapped where and who still touches it. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
-#include "../../csrc/core/peers.h"
 #include "../../csrc/core/types.h"
 #include "world.h"
 
@@ -161,21 +161,71 @@ static void *share_what_is_freed(void *p) {
   return NULL;
 }
 
-/* Whoever moves pages keeps the other thread from naming any, and frees the block. */
-TEST(what_is_freed_before_it_is_named_is_refused) {
-  begin();
-  pthread_t other;
-  void *p = get(10);
-  device_t *device = &w.core->devices[0];
-  paging_begin(device);
-  CHECK(!pthread_create(&other, NULL, share_what_is_freed, p));
+static struct {
+  void *block;
+  pthread_t sharer;
+} named_late;
+
+/* Another thread's share waits for the pages that are just going. */
+static void share_and_free(void *context, sim_call call, int device, void *object) {
+  (void)context, (void)call, (void)device, (void)object;
+  void *p = named_late.block;
+  if (!p) return;
+  named_late.block = NULL;
+  CHECK(!pthread_create(&named_late.sharer, NULL, share_what_is_freed, p));
   usleep(100000);
   world_free(&w, p);
+}
+
+TEST(what_is_freed_before_it_is_named_is_refused) {
+  begin();
+  named_late.block = get(10);
+  world_free(&w, get(10));
+  sim_before_call(w.s, SIM_CALL_page_unmap, share_and_free, NULL);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  sim_before_call(w.s, SIM_CALL_page_unmap, NULL, NULL);
+  pthread_join(named_late.sharer, NULL);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
-  paging_end(device);
-  pthread_join(other, NULL);
   CHECK_EQ(alive().names, 0);
+  end();
+}
+
+/* Memory of others grows and grows, always somebody's. */
+static void *grow_and_shrink(void *over) {
+  while (!atomic_load((atomic_bool *)over)) {
+    void *p;
+    CHECK_OK(esper_malloc(w.core, 32 * MIB, (esper_stream){0}, &p));
+    CHECK_OK(esper_free(w.core, p));
+    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  }
+  return NULL;
+}
+
+static void take_time(void *context, sim_call call, int device, void *object) {
+  (void)context, (void)call, (void)device, (void)object;
+  usleep(1000);
+}
+
+TEST(who_shares_has_a_turn_while_the_memory_of_others_grows) {
+  enum { THREADS = 4 };
+  atomic_bool over = false;
+  pthread_t threads[THREADS];
+  begin();
+  void *p = get(10);
+  sim_before_call(w.s, SIM_CALL_page_map, take_time, NULL);
+  for (int i = 0; i < THREADS; i++)
+    CHECK(!pthread_create(&threads[i], NULL, grow_and_shrink, &over));
+  usleep(50000);
+  alarm(30); /* without a turn this never ends */
+  for (int i = 0; i < 5; i++) {
+    sent x = share(p);
+    CHECK(x.count > 0);
+    free(x.pages);
+  }
+  alarm(0);
+  atomic_store(&over, true);
+  for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
   end();
 }
 
