@@ -14,6 +14,11 @@ static const size_t LARGE_SEGMENT = 20 * MIB;
 static const size_t SEGMENT_ALIGN = 2 * MIB;
 static const size_t LARGE_REST = 256 * KIB; /* a smaller rest stays in the block */
 
+static size_t round_up(size_t size, size_t multiple)
+{
+  return (size + multiple - 1) / multiple * multiple;
+}
+
 static bool is_share(double x)
 {
   return x >= 0 && x < 1;
@@ -50,6 +55,9 @@ esper_status config_set(core_t *core, const esper_config *given)
   if (!is_share(given->rejection_share))
     return error_set(ESPER_INVALID, "rejection_share %g: give 0, for none, or a share below 1",
                      given->rejection_share);
+  if (given->large_segment_size > SIZE_MAX / 4)
+    return error_set(ESPER_INVALID, "large_segment_size %zu: give 0, for the usual, or some MiB",
+                     given->large_segment_size);
   for (int i = 0; i < ESPER_ROUNDUP_STEPS; i++) {
     size_t divisions = given->roundup_power2_divisions[i];
     if (divisions & (divisions - 1))
@@ -64,7 +72,8 @@ esper_status config_set(core_t *core, const esper_config *given)
   config->max_non_split_rounding =
       given->max_non_split_rounding ? given->max_non_split_rounding : 20 * MIB;
   config->large_segment_size =
-      given->large_segment_size ? given->large_segment_size : LARGE_SEGMENT;
+      given->large_segment_size ? round_up(given->large_segment_size, BLOCK_ALIGN)
+                                : LARGE_SEGMENT;
   config->segments = kind_of_segments(given);
   lock(&core->config_lock);
   config->older = atomic_load(&core->config);
@@ -80,11 +89,6 @@ void config_destroy_all(core_t *core)
     older = c->older;
     free(c);
   }
-}
-
-static size_t round_up(size_t size, size_t multiple)
-{
-  return (size + multiple - 1) / multiple * multiple;
 }
 
 static unsigned log2_of(size_t size)
@@ -103,7 +107,7 @@ size_t config_round(const config_t *config, size_t size)
   if (step >= ESPER_ROUNDUP_STEPS)
     step = ESPER_ROUNDUP_STEPS - 1;
   size_t divisions = config->as_given.roundup_power2_divisions[step];
-  if (divisions > 1 && size > BLOCK_ALIGN * divisions)
+  if (divisions > 1 && (size - 1) / BLOCK_ALIGN >= divisions)
     size = round_up(size, ((size_t)1 << power) / divisions);
   return round_up(size, BLOCK_ALIGN);
 }

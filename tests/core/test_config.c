@@ -37,6 +37,16 @@ TEST(powers_of_two_can_be_divided) {
   c = with();
   CHECK_EQ(config_round(&c, 1200 * MIB + 1), 1200 * MIB + 512);
   CHECK_EQ(config_round(&c, 600 * MIB), 640 * MIB);
+  for (int i = 0; i < ESPER_ROUNDUP_STEPS; i++) /* nothing is so large */
+    given.roundup_power2_divisions[i] = (size_t)1 << 55;
+  c = with();
+  CHECK_EQ(config_round(&c, 600 * MIB + 1), 600 * MIB + 512);
+}
+
+TEST(segments_end_where_blocks_do) {
+  given = (esper_config){.large_segment_size = 20 * MIB + 1};
+  config_t c = with();
+  CHECK_EQ(config_segment_size(&c, 3 * MIB), 20 * MIB + 512);
 }
 
 TEST(segments_are_as_large_as_natives) {
@@ -82,6 +92,9 @@ TEST(a_bad_configuration_is_refused_and_nothing_changes) {
   bad = (esper_config){.roundup_power2_divisions = {3}};
   CHECK_STATUS(esper_configure(w.core, &bad), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "power of two"));
+  CHECK_STATUS(esper_configure(w.core, &(esper_config){.large_segment_size = SIZE_MAX}),
+               ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "large_segment_size"));
   esper_core *none;
   CHECK_STATUS(esper_core_create(sim_driver(w.s), &bad, &none), ESPER_INVALID);
   CHECK(!none);
