@@ -1,8 +1,11 @@
-"""How many processes the tests are spread over by `make test`, a file each."""
+"""How many processes the tests are spread over by `make test`, a file each; and what
+several of them need."""
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,3 +19,18 @@ def pytest_xdist_auto_num_workers() -> int:
     except ImportError:
         return len(os.sched_getaffinity(0))
     return 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a process preloads to have the simulated device: shim/simulated.py."""
+    import esper_alloc
+
+    try:
+        esper_alloc.allocator()
+    except esper_alloc.UnavailableError as error:
+        pytest.skip(str(error))
+    sys.path.insert(0, str(Path(__file__).resolve().parent / "shim"))
+    import build
+
+    return build.build(tmp_path_factory.mktemp("simulated"))

@@ -22,7 +22,6 @@ if torch.version.cuda is None or torch.cuda.is_available():
 
 import build  # noqa: E402
 
-import esper_alloc  # noqa: E402
 
 #: A worker, as the benchmark's conductor starts it, but that it forks no children: the
 #: simulated device is there once it is imported.
@@ -34,15 +33,6 @@ turns.in_a_child = lambda measure: measure()
 script = sys.argv[0] = sys.argv.pop(1)
 __import__(script).main()
 """
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        esper_alloc.allocator()
-    except esper_alloc.UnavailableError as error:
-        pytest.skip(str(error))
-    return build.build(tmp_path_factory.mktemp("simulated"))
 
 
 def measured(library: Path, script: str, allocator: str, *arguments: str) -> dict[str, Any]:

@@ -21,18 +21,7 @@ import driver  # noqa: E402
 import ground  # noqa: E402
 import mapped  # noqa: E402
 
-import esper_alloc  # noqa: E402
-
 Answers = dict[tuple[str, str], dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        esper_alloc.allocator()
-    except esper_alloc.UnavailableError as error:
-        pytest.skip(str(error))
-    return build.build(tmp_path_factory.mktemp("simulated"))
 
 
 @pytest.fixture(scope="module")

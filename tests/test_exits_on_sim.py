@@ -18,18 +18,11 @@ if torch.version.cuda is None or torch.cuda.is_available():
 import build  # noqa: E402
 import exits  # noqa: E402
 
-import esper_alloc  # noqa: E402
-
 NAMES = [name for name, one in exits.SCENARIOS.items() if "gpu" not in one.needs]
 
 
 @pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], exits.End]:
-    try:
-        esper_alloc.allocator()
-    except esper_alloc.UnavailableError as error:
-        pytest.skip(str(error))
-    library = build.build(tmp_path_factory.mktemp("simulated"))
+def ends(library: Path) -> dict[tuple[str, str], exits.End]:
     jobs = [(exits.OURS, name) for name in NAMES]
     # PyTorch's own allocator is asked where it may say something itself.
     jobs += [(exits.NATIVE, name) for name in NAMES if not exits.SCENARIOS[name].silent]

@@ -18,8 +18,6 @@ if torch.version.cuda is None or torch.cuda.is_available():
 
 import build  # noqa: E402
 
-import esper_alloc  # noqa: E402
-
 BEGIN = """
 import gc, simulated, torch, esper_alloc
 MiB = 1 << 20
@@ -38,12 +36,7 @@ assert not esper_alloc.is_enabled()
 
 
 @pytest.fixture(scope="module")
-def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    try:
-        esper_alloc.allocator()
-    except esper_alloc.UnavailableError as error:
-        pytest.skip(str(error))
-    library = build.build(tmp_path_factory.mktemp("simulated"))
+def env(library: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("ESPER_", "PYTORCH_"))}
     return {**kept, **build.environment(library), "ESPER_SIMULATED_ALLOCATOR": "native"}
 

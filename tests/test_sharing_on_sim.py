@@ -21,8 +21,6 @@ if torch.version.cuda is None or torch.cuda.is_available():
 
 import build  # noqa: E402
 
-import esper_alloc  # noqa: E402
-
 HEAD = """
 import json
 import simulated
@@ -50,15 +48,6 @@ def error_of(call, *arguments):
     except RuntimeError as error:
         return str(error).splitlines()[0]
 """
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        esper_alloc.allocator()
-    except esper_alloc.UnavailableError as error:
-        pytest.skip(str(error))
-    return build.build(tmp_path_factory.mktemp("simulated"))
 
 
 def run(library: Path, code: str, pages: bool = True, **env: str) -> Any:

@@ -20,8 +20,6 @@ if torch.version.cuda is None or torch.cuda.is_available():
 
 import build  # noqa: E402
 
-import esper_alloc  # noqa: E402
-
 HEAD = """
 import json
 import simulated
@@ -71,15 +69,6 @@ def say(**answer):
     print(json.dumps(answer))
 
 """
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        esper_alloc.allocator()
-    except esper_alloc.UnavailableError as error:
-        pytest.skip(str(error))
-    return build.build(tmp_path_factory.mktemp("simulated"))
 
 
 def run(library: Path, code: str, **env: str) -> Any:
