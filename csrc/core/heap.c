@@ -12,7 +12,8 @@
  *   7. any block that a gate can make ready, other heaps included, and then those
  *      of pools that may be used when memory is short
  *   8. a pending block, the host waiting for it; then whatever a synchronised
- *      device leaves free; then a new segment after giving cached ones back
+ *      device leaves free; then a new segment after giving cached ones back; then
+ *      what other threads' calls hold and may not keep
  * and then reports that memory is exhausted. Each step takes the device's lock
  * for itself: driver calls are made on claimed blocks, without it. Inside a
  * capture only what the capture itself freed is reusable, and what its pool had
