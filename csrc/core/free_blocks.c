@@ -162,12 +162,11 @@ void free_blocks_promote(heap_t *heap)
   }
 }
 
-void free_blocks_unseal(heap_t *heap)
+void free_blocks_withhold_none(heap_t *heap)
 {
-  heap->sealed = false;
   for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
     newer = block->newer;
-    if (!block->withheld || block->segment->captured)
+    if (!block->withheld)
       continue;
     free_blocks_claim(block);
     block->withheld = false;

@@ -24,9 +24,9 @@ void free_blocks_claim(block_t *block);
 /* Pending blocks whose obligations have been satisfied become ready. */
 void free_blocks_promote(heap_t *heap);
 
-/* The heap serves work outside captures before any has taken it over: what was withheld for
- * their sake serves too, once it is satisfied, where no graph has memory. */
-void free_blocks_unseal(heap_t *heap);
+/* What was withheld until the next seal serves as soon as it is satisfied: the heap's pool
+ * has no graphs, and serves work outside captures. */
+void free_blocks_withhold_none(heap_t *heap);
 
 /* The ready block that fits best; NULL: none. */
 block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);

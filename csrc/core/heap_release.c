@@ -76,7 +76,7 @@ static int count_beside(const part_t *p)
 static part_t part_of(block_t *b, size_t enough)
 {
   part_t part = {.block = b, .first = b->address};
-  if (!is_free(b) || !(b->segment->pages || segment_is_whole(b)) || !is_idle(b))
+  if (!(b->segment->pages || segment_is_whole(b)) || !is_idle(b))
     return part;
   part.size = b->size;
   if (b->segment->pages)

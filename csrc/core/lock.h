@@ -1,6 +1,7 @@
-/* lock.h: a mutex of one word, a latch, a bell. The mutex is taken and released inline: malloc and free hold
- * it for some twenty nanoseconds, so calling a library would show. Who finds it
- * held spins for about as long as that, then sleeps. Zero is unlocked. */
+/* lock.h: a mutex of one word, a latch, a bell. The mutex is taken and released
+ * inline: malloc and free hold it for some twenty nanoseconds, so calling a library
+ * would show. Who finds it held spins for about as long as that, then sleeps. Zero is
+ * unlocked. */
 #ifndef ESPER_LOCK_H
 #define ESPER_LOCK_H
 

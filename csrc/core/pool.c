@@ -171,8 +171,9 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
     if (heap->stream != stream)
       continue;
     if (heap->capture == capture) {
-      if (heap->sealed)
-        free_blocks_unseal(heap);
+      if (heap->sealed && !pool_has_graphs(pool))
+        free_blocks_withhold_none(heap);
+      heap->sealed = false;
       return heap;
     }
     if (heap->sealed)

@@ -33,6 +33,9 @@ pool_t *pool_next_spare(device_t *device, pool_t *pool);
  * pool, or that is being allocated to. */
 bool pool_may_give_back(const segment_t *segment);
 
+/* Whether replays may touch memory of the pool, even what is free to the allocator. */
+bool pool_has_graphs(const pool_t *pool);
+
 /* The heap of (pool, stream, capture), made if need be. A capture takes over
  * the stream's sealed heap, if there is one. NULL: no host memory. */
 heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture);

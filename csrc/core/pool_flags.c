@@ -4,8 +4,7 @@
 #include "core.h"
 #include "error.h"
 
-/* Replays touch memory that is free to the allocator. */
-static bool has_graphs(const pool_t *pool)
+bool pool_has_graphs(const pool_t *pool)
 {
   bool has = pool->checkpointed;
   for (const heap_t *heap = pool->heaps; heap && !has; heap = heap->next)
@@ -19,7 +18,7 @@ pool_t *pool_next_spare(device_t *device, pool_t *pool)
 {
   lock(&device->lock);
   pool_t *next = pool ? pool->next : device->pools;
-  while (next && (!next->use_on_oom || (has_graphs(next) && RULE(GRAPHS_KEEP_MEMORY))))
+  while (next && (!next->use_on_oom || (pool_has_graphs(next) && RULE(GRAPHS_KEEP_MEMORY))))
     next = next->next;
   if (next)
     pool_enter(next);

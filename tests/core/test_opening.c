@@ -438,9 +438,7 @@ TEST(older_events_of_a_captured_stream_are_waited_for) {
   world_free(&w, q);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   sim_capture_begin(w.s, 0, s.handle);
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
-  sim_capture_begin(w.s, 0, r.handle);
-  sim_capture_group(w.s, 0, r.handle, ID);
+  capture_begin(ID);
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
   CHECK(world_malloc(&w, 16 * MIB, r) != q);
   sim_graph *graph = capture_end(ID);
@@ -461,9 +459,7 @@ TEST(what_cannot_be_waited_for_is_passed_over) {
   world_free(&w, q);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   sim_capture_begin(w.s, 0, s.handle);
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
-  sim_capture_begin(w.s, 0, r.handle);
-  sim_capture_group(w.s, 0, r.handle, ID);
+  capture_begin(ID);
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
   CHECK(world_malloc(&w, 16 * MIB, r) != q);
   sim_graph *graph = capture_end(ID);
@@ -903,7 +899,23 @@ TEST(what_is_freed_after_a_begin_serves_where_nothing_is_captured) {
   end();
 }
 
-/* What a graph was handed does not: it may be replayed on another stream. */
+/* What a tree of graphs may read does not, though none of them was handed it. */
+TEST(a_trees_memory_waits_for_the_next_begin) {
+  begin();
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, r);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  esper_checkpoint *checkpoint;
+  CHECK_OK(esper_checkpoint_take(w.core, 0, ID, 0, &checkpoint));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  esper_checkpoint_free(checkpoint);
+  end();
+}
+
+/* Nor does what a graph was handed: it may be replayed on another stream. */
 TEST(what_a_graph_was_handed_waits_for_the_next_begin) {
   begin();
   capture_begin(ID);
