@@ -507,9 +507,12 @@ def registered_with_nccl() -> dict[str, Any]:
             "nccl", init_method=f"file://{file.name}", rank=0, world_size=1,
             device_id=torch.device("cuda", 0),
         )
-        backend = dist.group.WORLD._get_backend(torch.device("cuda"))
+        gpu = torch.device("cuda", 0)
+        backend = dist.group.WORLD._get_backend(gpu)
         wrong, kinds = 0, []
-        for allocator in (None, backend.mem_allocator):
+        # NCCL's own memory needs multicast, which a machine of one GPU may not offer.
+        own = [backend.mem_allocator] if backend.supports_tensor_alloc(gpu) else []
+        for allocator in (None, *own):
             pool = torch.cuda.MemPool(allocator) if allocator else torch.cuda.MemPool()
             with torch.cuda.use_mem_pool(pool):
                 early = [memory(30).fill_(1), memory(0.5).fill_(2)]
