@@ -9,7 +9,7 @@ A result file, ``benchmarks/results/<topic>.json``::
 
     {"runs": [{"gpu", "driver", "torch", "commit", "time", "id", "left_out"}],
      "rows": [{"name", "unit", "ours", "peer", "peer_name", "ratio", "goal",
-               "run", "ours_range", "peer_range", "met", "judged",
+               "run", "rounds", "ours_range", "peer_range", "met", "judged",
                "mean_ratio", "interval"}]}
 
 ``ours`` and ``peer`` are medians over the workers of one command on one GPU,
@@ -515,6 +515,7 @@ class Results:
             "ratio": a / b if b else None,
             "goal": goal,
             "run": self.run["id"] if self.run else None,
+            "rounds": len(ours),
             "ours_range": [min(ours), max(ours)],
             "peer_range": [min(peer), max(peer)],
             "judged": judged,

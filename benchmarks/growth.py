@@ -1,7 +1,8 @@
 """How cost, metadata and host memory grow with live blocks, and a long drifting run.
 
     growth.py                        # measures, on any machine with a C compiler
-    growth.py --plot growth.svg      # and draws it (needs matplotlib)
+    growth.py --plot growth.svg      # and draws what the result file has (needs matplotlib)
+    growth.py --rounds 0 --plot growth.svg   # draws it, and measures nothing
     growth.py --drift 100000000      # only the long run: sizes drift, eight times over
     growth.py --segments mapped      # either on a device that can map pages
 
@@ -23,7 +24,6 @@ import os
 import platform
 import re
 import shutil
-import statistics
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, Results
+from common import ROOT, Results, Rows, read
 
 SOURCE = Path(__file__).with_suffix(".c")
 BASE = 1000  # live blocks that growth is counted from
@@ -148,20 +148,23 @@ def add_rows(
             )  # fmt: skip
 
 
-def median_points(rounds: Sequence[Sequence[Point]]) -> list[Point]:
-    """The rounds' medians, field by field, by live blocks."""
-    found = []
-    for live in sorted({point.live for points in rounds for point in points}):
-        same = [point for points in rounds for point in points if point.live == live]
-        fields = {
-            name: statistics.median(getattr(point, name) for point in same)
-            for name in Point.__dataclass_fields__
-        }
-        found.append(Point(**fields))
-    return found
+#: What is drawn, and the names of its rows; each kind of segments is a line.
+PANELS = (
+    ("ns of a free and a malloc", "free and malloc among {} live blocks, simulated device"),
+    ("metadata, bytes a block", "metadata a block, {} live blocks"),
+    ("host memory, bytes a block", "host memory a block, {} live blocks"),
+)
+KINDS = {"mapped": "-o", "classic": "--s"}  # and how their lines look
 
 
-def draw(points: Sequence[Point], path: Path) -> None:
+def line(rows: Rows, name: str, kind: str) -> dict[int, float]:
+    """The figures of one kind of segments, by live blocks."""
+    wanted = re.compile(re.escape(f"{name}, {kind} segments").replace(r"\{\}", "([0-9,]+)"))
+    found = ((wanted.fullmatch(row["name"]), row["ours"]) for row in rows)
+    return dict(sorted((int(match[1].replace(",", "")), ours) for match, ours in found if match))
+
+
+def draw(rows: Rows, path: Path) -> None:
     """Three panels over the live blocks, both axes logarithmic. Raises GrowthError."""
     try:
         import matplotlib
@@ -172,28 +175,19 @@ def draw(points: Sequence[Point], path: Path) -> None:
         ) from None
     matplotlib.rcParams["svg.hashsalt"] = "growth"  # the same bytes for the same figures
     figure = Figure(figsize=(11.5, 3.4), layout="constrained")
-    live = [point.live for point in points]
-    base = next((point.ns for point in points if point.live == BASE), points[0].ns)
-    panels: list[tuple[str, list[tuple[str, list[float]]]]] = [
-        (
-            "ns of a free and a malloc",
-            [("measured", [one.ns for one in points]),
-             ("logarithmic", [base * math.log(one) / math.log(BASE) for one in live])],
-        ),
-        (
-            "metadata, bytes a block",
-            [("measured", [one.metadata_per_block for one in points]),
-             ("128 bytes", [float(METADATA_GOAL)] * len(points))],
-        ),
-        (
-            "host memory, MiB",
-            [("resident", [max(one.host, 1) / 2**20 for one in points]),
-             ("metadata", [one.metadata / 2**20 for one in points])],
-        ),
-    ]  # fmt: skip
-    for axis, (title, lines) in zip(figure.subplots(1, len(panels)), panels):
-        for style, (name, values) in zip(("-o", "--"), lines):
-            axis.plot(live, values, style, label=name, markersize=4, linewidth=1.3)
+    for axis, (title, name) in zip(figure.subplots(1, len(PANELS)), PANELS):
+        lines = {kind: line(rows, name, kind) for kind in KINDS}
+        for kind, values in lines.items():
+            axis.plot(
+                list(values), list(values.values()), KINDS[kind],
+                label=f"{kind} segments", markersize=4, linewidth=1.3,
+            )  # fmt: skip
+        cost = lines["mapped"]
+        if axis is figure.axes[0] and BASE in cost:
+            grown = [cost[BASE] * math.log(live) / math.log(BASE) for live in cost]
+            axis.plot(list(cost), grown, ":", color="gray", label="logarithmic")
+        elif axis is not figure.axes[0]:
+            axis.axhline(METADATA_GOAL, linestyle=":", color="gray", label=f"{METADATA_GOAL} bytes")
         axis.set_title(title, fontsize=10, loc="left")
         axis.set_xscale("log")
         axis.set_yscale("log")
@@ -248,7 +242,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="times to measure everything")
     parser.add_argument("--most", type=int, default=1_000_000, help="live blocks")
     parser.add_argument("--operations", type=int, default=1_000_000, help="frees, and mallocs")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it there")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw what the result file has")
     parser.add_argument("--drift", type=int, metavar="N", help="the long run, of N operations")
     parser.add_argument("--segments", choices=DRIFT_TESTS, default="classic")
     options = parser.parse_args()
@@ -263,7 +257,7 @@ def main() -> int:
                 "",
                 [late], [early], "early cycles", DRIFT_GOAL,
             )  # fmt: skip
-        else:
+        elif options.rounds:
             with tempfile.TemporaryDirectory() as folder:
                 program = build(Path(folder))
                 rounds = [
@@ -271,12 +265,13 @@ def main() -> int:
                     for seed in range(1, options.rounds + 1)
                 ]
             add_rows(results, rounds, options.segments)
-            if options.plot:
-                draw(median_points(rounds), options.plot)
+        met = results.save() if results.rows else True
+        if options.plot:
+            draw(read(results.path)[0], options.plot)
     except GrowthError as error:
         print(f"growth.py: {error}")
         return 1
-    return 0 if results.save() else 1
+    return 0 if met else 1
 
 
 if __name__ == "__main__":

@@ -204,8 +204,8 @@ def render() -> str:
     lines += [
         "",
         f"On {'; '.join(sorted(machines))}, at commits {', '.join(sorted(commits))};",
-        "esper_alloc and the peer alternated in one command. Figures are medians; the ratio is",
-        "what the goal is about, of step times the mean of the rounds' ratios.",
+        "esper_alloc and the peer alternated in one command. Figures are medians, and the ratio is",
+        "theirs, but of step times the mean of the rounds' ratios.",
     ]
     lines += [f"Not measured by {topic}.py: {name} ({why})." for topic, name, why in sorted(left_out)]
     return "\n".join(lines)

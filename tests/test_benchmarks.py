@@ -1094,21 +1094,25 @@ def test_rows_of_growth(tmp_path: Path) -> None:
     metadata = rows["metadata a block, 100,000 live blocks, classic segments"]
     assert (metadata["ours"], metadata["goal"], metadata["met"]) == (150, 128, False)
     assert rows["metadata a block, 1,000 live blocks, classic segments"]["goal"] is None
-    assert [point.ns for point in growth.median_points(rounds)] == [100, 150, 250]
 
 
 def test_growth_is_drawn_where_matplotlib_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    growth = load("growth")
-    points = growth.parse(PRINTED)
+    growth, made = load("growth"), results(tmp_path)
+    for kind in growth.KINDS:
+        growth.add_rows(made, [growth.parse(PRINTED)], kind)
+    rows = made.rows
+    for kind in growth.KINDS:
+        assert growth.line(rows, growth.PANELS[0][1], kind) == {100: 100, 1000: 150}
+        assert growth.line(rows, growth.PANELS[1][1], kind) == {100: 500, 1000: 128}
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "matplotlib", None)
         with pytest.raises(growth.GrowthError, match="pip install matplotlib"):
-            growth.draw(points, tmp_path / "growth.svg")
+            growth.draw(rows, tmp_path / "growth.svg")
     pytest.importorskip("matplotlib")
     for name in ("growth.svg", "again.svg"):
-        growth.draw(points, tmp_path / name)
+        growth.draw(rows, tmp_path / name)
     drawn = (tmp_path / "growth.svg").read_text()
     assert drawn == (tmp_path / "again.svg").read_text()
     assert drawn.rstrip().endswith("</svg>")

@@ -1,5 +1,5 @@
-/* How many instructions the hot path executes, on the simulated device: bounds, a sixth
- * above what gcc 12 gives, that a change may not exceed unseen. Times depend on the
+/* How many instructions the hot path executes, on the simulated device: bounds, a few
+ * percent above what gcc 12 gives, that a change may not exceed unseen. Times depend on the
  * machine, these nearly only on the compiler. Assertions count too, and what the
  * simulated driver executes where it is asked. Single steps and no valgrind: what callgrind
  * counts is the same, and so nothing needs to be installed.

@@ -57,6 +57,18 @@ OTHERWISE = OTHER_SIZES | OTHER_ACTIONS | LENT
 #: Other sizes, in versions of PyTorch that have the option at all: else native
 #: answers None.
 OPTIONAL = {"collect-run-time-growth_is_rejected"}
+#: Sizes of blocks are the same all the same, however the options round them.
+ROUNDED = "figures_of_some_sizes"
+OF_BLOCKS = ("allocation.", "allocated_bytes.", "requested_bytes.")
+
+
+def blocks_of(row: dict[str, Any]) -> list[Any]:
+    """What an answer of figures says of blocks alone."""
+    figures = [one if isinstance(one, dict) else one[1] for one in row["answer"]]
+    return [
+        {key: one[key] for key in one if key.startswith(OF_BLOCKS) and ".all." in key}
+        for one in figures
+    ]
 
 
 def judge(answers: Answers, mapped: Answers, group: str, name: str) -> str | None:
@@ -69,6 +81,9 @@ def judge(answers: Answers, mapped: Answers, group: str, name: str) -> str | Non
         "" in one or "failed" in one[name] for one in (native, mapped[group, "esper_alloc"])
     ):
         return wrong
+    if name == ROUNDED and wrong is not None:
+        lines = driver.difference(blocks_of(native[name]), blocks_of(mapped[group, "esper_alloc"][name]))
+        return "\n".join(lines[:40]) or None
     if row in OTHERWISE or (row in OPTIONAL and native[name]["answer"][0] is None):
         return None if wrong is not None else "the same now: take it off the list"
     return wrong
