@@ -59,6 +59,15 @@ def _build_fact(name: str) -> str | None:
     return getattr(build, name, None)
 
 
+def _is_unbuilt() -> bool:
+    """Whether this is a clone, which hides an installed package from who works in it."""
+    try:
+        importlib.import_module("esper_alloc._build")
+    except ImportError:
+        return True
+    return False
+
+
 def _check_torch(torch: ModuleType) -> None:
     """Raises unless `torch` is one that the compiled shim can serve."""
     version: str = torch.__version__
@@ -73,6 +82,12 @@ def _check_torch(torch: ModuleType) -> None:
             f"torch {version} was built without CUDA: install a torch with "
             f"CUDA, then esper_alloc again with `{_REINSTALL}` in its source "
             f"folder."
+        )
+    if _is_unbuilt():
+        raise UnavailableError(
+            f"this is the source folder of esper_alloc, {Path(__file__).resolve().parent.parent}, "
+            f"where nothing was built: `cd` elsewhere to use the one that is installed, or build "
+            f"here with `python setup.py build_ext --inplace`."
         )
     built_for = _build_fact("TORCH_VERSION")
     if built_for is None:

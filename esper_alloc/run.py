@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -115,6 +116,8 @@ def mismatch(torch: str | None, shim: doctor.Facts) -> str | None:
         return None
     if variant.startswith("rocm"):
         return f"torch {torch} is built for AMD GPUs, which are not supported"
+    if importlib.util.find_spec(f"{__package__}._build") is None:
+        return "this is its source folder, where nothing was built: `cd` elsewhere"
     if not shim["built"]:
         return f"it was installed without its PyTorch part, and this is torch {torch}"
     if doctor.minor(shim["torch"]) != doctor.minor(torch):

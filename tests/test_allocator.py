@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -172,6 +173,33 @@ def test_refusals_are_one_sentence_with_a_remedy(built_for, torch, built, told):
     assert "\n" not in text
     if "ROCm" not in text:
         assert "pip install --no-build-isolation" in text
+
+
+def test_a_source_folder_where_nothing_was_built_says_so(tmp_path):
+    pytest.importorskip("torch")
+    shutil.copytree(
+        Path(esper_alloc.__file__).parent,
+        tmp_path / "esper_alloc",
+        ignore=shutil.ignore_patterns("*.so", "_build.py", "__pycache__"),
+    )
+    begin = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import esper_alloc
+        """
+    printed = run(
+        begin
+        + """
+        import torch
+        torch.version.cuda = torch.version.cuda or "13.0"
+        try:
+            esper_alloc.enable()
+        except esper_alloc.UnavailableError as error:
+            print(error)
+        """
+    )
+    assert str(tmp_path) in printed and "where nothing was built" in printed, printed
+    assert "`cd` elsewhere" in printed
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -1116,6 +1117,36 @@ def test_growth_is_drawn_where_matplotlib_is(
     drawn = (tmp_path / "growth.svg").read_text()
     assert drawn == (tmp_path / "again.svg").read_text()
     assert drawn.rstrip().endswith("</svg>")
+
+
+def test_choices_name_what_the_core_has_written_into_it() -> None:
+    """Or the script would measure nothing, and say so only when it is run."""
+    choices = load("choices")
+    for choice in choices.CHOICES:
+        for value in choice.alternatives:
+            source = choice.source(value)
+            assert choice.text.format(value) in source and value != choice.chosen
+    gone = dataclasses.replace(choices.CHOICES[0], chosen="3 * MIB")
+    with pytest.raises(choices.ChoiceError, match="no more"):
+        gone.source("1 * MIB")
+
+
+def test_a_choice_is_replayed(tmp_path: Path) -> None:
+    """A core with pages of 2 MiB maps more of them."""
+    choices = load("choices")
+    try:
+        choices.compiler()
+    except choices.ChoiceError as error:
+        pytest.skip(str(error))
+    [large] = [choice for choice in choices.CHOICES if choice.name == "largest page"]
+    files = [ROOT / "examples" / "traces" / "gpt_train.pickle.gz"]
+    ours = choices.replayed(None, "what it has", choices.MAPPED, files)
+    other = choices.replayed(large, "2 << 20", choices.MAPPED, files)
+    made = results(tmp_path)
+    choices.add_rows(made, large, "2 << 20", ours, other)
+    ratio, pages = made.rows
+    assert ratio["ours"] >= 1 and ratio["peer"] >= 1
+    assert pages["ours"] < pages["peer"]
 
 
 def test_growth_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

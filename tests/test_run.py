@@ -435,6 +435,7 @@ def test_startup_file_is_harmless_in_old_pythons(place: Place, name: str) -> Non
         ("9.10.0", "9.9", "built for torch 9.9, and this is torch 9.10.0"),
         ("9.9.0+cu130", None, "installed without its PyTorch part"),
         ("9.9.0+rocm6.4", "9.9", "AMD GPUs"),
+        ("9.9.0+cu130", "nothing was built", "source folder, where nothing was built: `cd` elsewhere"),
     ],
 )
 def test_nothing_is_run_where_it_cannot_be_on_esper_alloc(
@@ -442,6 +443,8 @@ def test_nothing_is_run_where_it_cannot_be_on_esper_alloc(
 ) -> None:
     place.install_torch(torch)
     place.built_for(built_for)
+    if built_for == "nothing was built":
+        (place.site / "esper_alloc" / "_build.py").unlink()
     done = place.run(place.write("never.py", "print('ran')"))
     assert (done.returncode, done.stdout) == (1, "")
     assert why in done.stderr

@@ -363,11 +363,12 @@ static esper_status fill(growth_t *g, block_t **block)
   size_t filled = g->moved;
   if (status == ESPER_OK)
     status = add_pages(g, &filled);
+  bool held = filled || g->spared || g->window.before || g->window.after;
   if (status != ESPER_OK)
     give_pages_back(g, g->moved, &filled);
   lock(&g->device->lock);
   *block = finish(g, status, filled);
-  hands_leave(g->device, status != ESPER_OK);
+  hands_leave(g->device, status != ESPER_OK && (held || g->device->limit < SIZE_MAX));
   unlock(&g->device->lock);
   return status;
 }

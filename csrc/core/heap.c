@@ -126,15 +126,21 @@ static block_t *borrow(const request_t *q)
 static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
 {
   block_t *block = NULL;
+  bool drivers = !q->pool->source.obtain;
   if (q->config->as_given.garbage_collection_threshold > 0)
     heap_collect(q->device);
-  *status = grow(q->heap, q->size, q->large, alone, &block);
-  if (*status != ESPER_OK)
-    return NULL;
   lock(&q->device->lock);
-  request_hand_out(q, block);
+  if (drivers)
+    hands_take(q->device); /* until what is too much is free */
   unlock(&q->device->lock);
-  return block;
+  *status = grow(q->heap, q->size, q->large, alone, &block);
+  lock(&q->device->lock);
+  if (*status == ESPER_OK)
+    request_hand_out(q, block);
+  if (drivers)
+    hands_leave(q->device, false);
+  unlock(&q->device->lock);
+  return *status == ESPER_OK ? block : NULL;
 }
 
 /* The record that the oldest pending block of the heap waits for; NULL: none
@@ -226,18 +232,27 @@ static block_t *find_in_spare_pools(const request_t *q)
   return block;
 }
 
-/* What other threads' calls had in their hands: so often at most, or who is always too late
- * would never be told. */
+static block_t *find_left(const request_t *q)
+{
+  if (q->capture)
+    return heap_find_inside(q);
+  block_t *block = take_retired(q, false);
+  return block ? block : borrow(q);
+}
+
+/* What other threads' calls had in their hands, also the rest of what they needed: so often
+ * at most, or who is always too late would never be told. */
 static block_t *take_left(const request_t *q, esper_status *status)
 {
   enum { TIMES = 64 };
   block_t *block = NULL;
   unsigned left = q->left;
-  for (int i = 0; i < TIMES && !block && *status == ESPER_OUT_OF_MEMORY &&
-                  hands_wait(q->device, &left);
-       i++)
-    if (!(block = take_retired(q, false)))
+  bool more = true;
+  for (int i = 0; i < TIMES && more && !block && *status == ESPER_OUT_OF_MEMORY; i++) {
+    more = hands_wait(q->device, &left);
+    if (!(block = find_left(q)) && more)
       block = take_grown(q, false, status);
+  }
   return block;
 }
 
@@ -275,7 +290,7 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
   if (block || *status != ESPER_OUT_OF_MEMORY)
     return block;
   if (q->capture)
-    return heap_gate_inside(q);
+    return (block = heap_gate_inside(q)) ? block : take_left(q, status);
   if ((block = heap_gate_own(q, true)) || (block = heap_gate_other(q)) ||
       (block = find_in_spare_pools(q)))
     return block;

@@ -351,7 +351,7 @@ static esper_status lock_live(core_t *core, const void *ptr, block_t **block)
 }
 
 /* Inside a capture, of memory from outside, until all is done that any stream of the
- * device was given before the free: as in mark_inside. */
+ * device was given before the free: it may be replayed on any. */
 esper_status marks_record_stream(core_t *core, const void *ptr, esper_stream as)
 {
   presented_t p;
@@ -364,9 +364,10 @@ esper_status marks_record_stream(core_t *core, const void *ptr, esper_stream as)
     return status;
   device_t *device = device_of(block);
   bool needs = needs_use(block, p.stream), outside = capture && capture != block->capture;
-  stream_t *stream = outside ? p.stream->device->all_streams : p.stream;
-  if (needs)
-    status = attach(block, stream, NULL, USE_AT_FREE);
+  if (needs && outside)
+    status = attach(block, p.stream->device->all_streams, NULL, USE_AT_FREE | USE_CAPTURED);
+  else if (needs)
+    status = attach(block, p.stream, NULL, USE_AT_FREE);
   unlock(&device->lock);
   if (needs && outside)
     count_captured(p.stream->device);

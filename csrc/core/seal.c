@@ -182,10 +182,7 @@ static void seal_heap(heap_t *heap)
     }
   for (block_t *b = heap->oldest_pending, *newer; b; b = newer) {
     newer = b->newer;
-    /* Freed into a capture: nobody has held it yet. */
-    for (use_t *use = b->uses; use; use = use->next)
-      if (!use->record && !use->stamp)
-        use_hold(use);
+    uses_hold_unrecorded(device, b);
     if (!owes_nothing(b) && RULE(SEAL_NEEDS_COMPLETION)) {
       b->withheld = true; /* its uses may complete before its owner order does */
       continue;

@@ -101,7 +101,7 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
 
   lock(&device->lock);
   if (drivers)
-    hands_leave(device, status != ESPER_OK);
+    hands_leave(device, status != ESPER_OK && device->limit < SIZE_MAX); /* what it reserved */
   device->reserving -= size;
   if (status == ESPER_OUT_OF_MEMORY && drivers)
     device->refused = size;

@@ -1,9 +1,11 @@
 #include "settle.h"
 
 #include "call.h"
+#include "config.h"
 #include "error.h"
 #include "front.h"
 #include "heap.h"
+#include "opening.h"
 #include "use.h"
 
 /* ---- a stream presents itself ------------------------------------------ */
@@ -38,11 +40,17 @@ void settle_stream(core_t *core, presented_t p)
 
 /* ---- a device is waited for -------------------------------------------- */
 
+/* That of all streams has every trait, but each of them is asked for itself. */
+static bool is_rendezvous_itself(const use_t *use)
+{
+  return use_is_rendezvous(use) && (!use->stream->all_streams || use->flags & USE_NO_GATE);
+}
+
 /* Whoever claimed a block may be at work on the records of its uses. */
 static bool owes_no_gate(const block_t *block)
 {
   for (const use_t *use = block->uses; use; use = use->next)
-    if (use_is_rendezvous(use) && (block->state == BLOCK_CLAIMED || !use_has_completed(use)))
+    if (is_rendezvous_itself(use) && (block->state == BLOCK_CLAIMED || !use_has_completed(use)))
       return true;
   return false;
 }
@@ -134,6 +142,16 @@ static esper_status wait_for_device(device_t *device)
   return ESPER_OK;
 }
 
+/* Where captures are not announced, an open pool may be one without any. */
+static bool is_captured(device_t *device)
+{
+  bool announced = config_of(device->core)->as_given.captures_are_announced;
+  lock(&device->lock);
+  bool may = announced && opening_may_capture(device);
+  unlock(&device->lock);
+  return may || stream_any_is_captured(device);
+}
+
 /* `left`: there may be streams that nobody here has met. */
 static esper_status settle_alone(device_t *device, bool left)
 {
@@ -141,7 +159,7 @@ static esper_status settle_alone(device_t *device, bool left)
   bool capturing = false;
   esper_status status = wait_for_streams(device, &left, &capturing);
   if (status == ESPER_OK && left)
-    status = capturing || stream_any_is_captured(device) /* one that began meanwhile */
+    status = capturing || is_captured(device) /* one that began meanwhile */
                  ? error_set(ESPER_CAPTURING, "a stream of device %d is being captured",
                              device->index)
                  : wait_for_device(device);

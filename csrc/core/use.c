@@ -2,6 +2,7 @@
 
 #include "block.h"
 #include "capture.h"
+#include "opening.h"
 #include "stream.h"
 
 /* Empty, so that one nobody needed can be given back. */
@@ -43,10 +44,22 @@ void use_settle(use_t *use, record_t *record)
   use->record = record;
 }
 
+/* An event of all of a device's work would end the capture of a stream that nobody has met. */
+static bool would_end_a_capture(const use_t *use)
+{
+  if (!(use->flags & USE_CAPTURED))
+    return false;
+  device_t *device = use->stream->device;
+  lock(&device->lock);
+  bool may = opening_may_capture(device);
+  unlock(&device->lock);
+  return may;
+}
+
 void uses_record_at_free(block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next)
-    if (use->flags & USE_AT_FREE && !use->record)
+    if (use->flags & USE_AT_FREE && !use->record && !would_end_a_capture(use))
       use->record = stream_record_later(use->stream);
 }
 
@@ -276,6 +289,22 @@ static bool use_hold_for_device(block_t *block, use_t *use)
   use_set_record(same, NULL);
   use_hold(same);
   return stays;
+}
+
+void uses_hold_unrecorded(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    bool elsewhere = use->stream->device != device && RULE(RELEASE_NEEDS_COMPLETION);
+    if (!use->record && !use->stamp && elsewhere && !use_hold_for_device(block, use)) {
+      *link = use->next;
+      use_give(device, use);
+      continue;
+    }
+    if (!use->record && !use->stamp)
+      use_hold(use);
+    link = &use->next;
+  }
 }
 
 void uses_drop_unrecorded(device_t *device, block_t *block)

@@ -83,6 +83,9 @@ static inline void uses_drop_completed(device_t *device, block_t *block)
 
 /* What only the replays of a capture that is over still owe. */
 void uses_drop_captured(device_t *device, block_t *block);
+/* Of a block that was freed into a capture which is over: nobody has held it yet. Another
+ * device's streams did not see the replays, so that device's work is waited for. */
+void uses_hold_unrecorded(device_t *device, block_t *block);
 /* Of a pool that is gone, when its device was synchronised since: what no event stands
  * for is over. Not so for another device's streams, which that did not wait for. */
 void uses_drop_unrecorded(device_t *device, block_t *block);

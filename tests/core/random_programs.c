@@ -901,12 +901,19 @@ static int is_mine(void *context, void *handle) {
   return current == context;
 }
 
+static uint64_t phase_pool(const thread *t) { return 200 + (uint64_t)(t - t->p->all); }
+
+static void let_phases_go(thread *t, int device) {
+  for (; t->phases[device]; t->phases[device]--)
+    must(esper_pool_release(t->p->core, device, phase_pool(t), 0), "pool_release");
+}
+
 /* All that the thread allocates is a private pool's for a while; no graph has memory of
  * that. What it frees may be of an earlier phase, or of none. */
 static void do_pool_phase(thread *t) {
   int device = t->streams[draw_stream(t)].es.device;
   esper_core *core = t->p->core;
-  uint64_t id = 200 + (uint64_t)(t - t->p->all);
+  uint64_t id = phase_pool(t);
   /* Where memory may not run out, some pools would keep too much of it. */
   if (!t->p->captures || t->capturing >= 0 || t->stalled >= 0) return;
   must(esper_pool_begin(core, device, id, 0, is_mine, t), "pool_begin");
@@ -922,8 +929,7 @@ static void do_pool_phase(thread *t) {
     }
   }
   must(esper_pool_end(core, device, id, 0, NULL), "pool_end");
-  for (bool all = chance(t, 3); all && t->phases[device]; t->phases[device]--)
-    must(esper_pool_release(core, device, id, 0), "pool_release");
+  if (chance(t, 3)) let_phases_go(t, device);
 }
 
 static void operation(thread *t) {
@@ -1044,6 +1050,7 @@ static void check_the_end(program *p, bool captured) {
   for (int d = 0; d < p->devices; d++) { /* which keep their memory until then */
     must(esper_pool_release(p->core, d, POOL_ID, 1 + (uint64_t)d), "pool_release");
     for (int i = 0; i < p->threads; i++) let_own_pool_go(&p->all[i], d);
+    for (int i = 0; i < p->threads; i++) let_phases_go(&p->all[i], d);
   }
   for (int d = p->devices; d-- > 0;)
     MUST_AT_LAST(esper_empty_cache(p->core, d, NULL), "empty_cache");

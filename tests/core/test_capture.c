@@ -328,7 +328,10 @@ TEST(marks_of_memory_from_outside_are_counted_and_held) {
   for (int i = 0; i < 2; i++) { /* said once */
     x = world_malloc(&w, 512, s);
     capture_begin();
-    world_use(&w, x, r, 0);
+    if (i)
+      world_record_stream(&w, x, r);
+    else
+      world_use(&w, x, r, 0);
     sim_capture_abort(w.s, 0, r.handle);
     world_free(&w, x);
   }
@@ -375,6 +378,100 @@ TEST(what_a_graph_reads_is_held_wherever_the_graph_is_replayed) {
   replay_elsewhere(A_MARK);
   replay_elsewhere(A_RECORD_STREAM);
   replay_elsewhere(A_RECORD_STREAM_INSIDE);
+}
+
+/* Replayed or not: the device can be waited for all the same, stream by stream. */
+TEST(what_a_graph_reads_is_no_stream_that_nobody_may_wait_for) {
+  for (int kept = 0; kept < 2; kept++) {
+    sim_options options = {
+        .capacity = 100 * MIB, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_AT_ONCE};
+    esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
+    world_begin_with(&w, &options, &config);
+    r = w.stream[0], s = w.stream[1], t = w.stream[2], o = w.stream[3];
+    CHECK_OK(esper_stream_set_traits(w.core, o, ESPER_TRAIT_RENDEZVOUS)); /* and is idle */
+    void *x = block(2, s);
+    capture_begin();
+    if (kept)
+      world_record_stream(&w, x, r);
+    else
+      world_use(&w, x, r, 0);
+    sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
+    if (!kept) world_free(&w, x);
+    world_free(&w, block(60, t));
+    sim_run_all(w.s);
+    block(70, s);
+    end();
+  }
+}
+
+static int is_handle(void *context, void *stream) { return stream == context; }
+
+/* x was read by a graph, and is freed inside the next capture before that allocates. */
+static void free_first_inside(bool record_stream, bool announced) {
+  begin_with(&(esper_config){.captures_are_announced = announced}, 0);
+  void *x = block(2, s);
+  capture_begin();
+  sim_kernel(w.s, 0, r.handle, x, 512, SIM_READ);
+  if (record_stream)
+    world_record_stream(&w, x, r);
+  else
+    world_use(&w, x, r, 0);
+  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
+  esper_stream u = w.stream[4]; /* the core has not met it */
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, is_handle, u.handle));
+  if (announced) CHECK_OK(esper_capture_begin(w.core, 0));
+  sim_capture_begin(w.s, 0, u.handle);
+  world_free(&w, x);
+  if (announced) CHECK_STATUS(esper_empty_cache(w.core, 0, NULL), ESPER_OK);
+  sim_kernel(w.s, 0, u.handle, NULL, 0, SIM_READ);
+  sim_graph *graph = sim_capture_end(w.s, 0, u.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  if (announced) CHECK_OK(esper_capture_end(w.core, 0));
+  CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+  sim_run_all(w.s);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  end();
+}
+
+TEST(what_a_graph_reads_ends_no_capture_when_it_is_freed) {
+  for (int i = 0; i < 4; i++) free_first_inside(i & 1, i & 2);
+}
+
+/* A graph of device 0's pool reads x on a stream of device 1, and is replayed there by
+ * another one; the use has no place in it. The pool was begun again in between. */
+TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again) {
+  sim_options options = {
+      .devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  esper_stream far = world_stream(&w, 1), on = world_stream(&w, 1);
+  world_free(&w, world_malloc(&w, 512, far));
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, is_handle, r.handle));
+  capture_begin();
+  void *x = world_malloc(&w, X * MIB, r);
+  world_read_on(&w, far, x, r);
+  world_record_stream(&w, x, far);
+  sim_fail_calls_from(w.s, SIM_CALL_capture_point, 2, ESPER_DEVICE_ERROR);
+  world_free(&w, x);
+  sim_fail_calls_from(w.s, SIM_CALL_capture_point, 0, ESPER_OK);
+  world_wait(&w, r, far);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+  sim_graph_launch(w.s, graph, 1, on.handle);
+  sim_graph_destroy(w.s, graph);
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, is_handle, r.handle));
+  CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  world_malloc(&w, 512, far); /* it presents itself */
+  world_run(&w, far);
+  esper_retire(w.core, 1);
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  CHECK_OK(esper_pool_empty(w.core, 0, 1, 0)); /* or the oracle complains */
+  sim_run_all(w.s);
+  end();
 }
 
 TEST(two_captures_at_once_keep_apart) {
