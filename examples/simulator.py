@@ -111,9 +111,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512, help="pixels along each edge")
     parser.add_argument("--device", default=default)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-    parser.add_argument("--mode", default="reduce-overhead" if default == "cuda" else "eager")
+    modes = ("eager", "default", "reduce-overhead")
+    parser.add_argument("--mode", choices=modes, default=modes[2 if default == "cuda" else 0])
     parser.add_argument("--unwrapped", action="store_true", help="without cudagraph_outputs")
     options = parser.parse_args()
+    if options.size < 1:
+        parser.error("--size must be at least 1")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("this example needs an NVIDIA GPU for --device cuda")
 

@@ -96,6 +96,8 @@ def main() -> None:
     parser.add_argument("--native", action="store_true", help="PyTorch's own allocator")
     parser.add_argument("--steps", type=int, help="how many steps (default: 50, on the CPU 10)")
     options = parser.parse_args()
+    if options.steps is not None and options.steps < 1:
+        parser.error("--steps must be at least 1")
 
     gpu = torch.cuda.is_available()
     if gpu and not options.native:

@@ -46,11 +46,13 @@ static bool is_rendezvous_itself(const use_t *use)
   return use_is_rendezvous(use) && (!use->stream->all_streams || use->flags & USE_NO_GATE);
 }
 
-/* Whoever claimed a block may be at work on the records of its uses. */
-static bool owes_no_gate(const block_t *block)
+/* Whoever claimed a block may be at work on the records of its uses. `idle` (may be NULL)
+ * has nothing to do. */
+static bool owes_no_gate(const block_t *block, const stream_t *idle)
 {
   for (const use_t *use = block->uses; use; use = use->next)
-    if (is_rendezvous_itself(use) && (block->state == BLOCK_CLAIMED || !use_has_completed(use)))
+    if (is_rendezvous_itself(use) && use->stream != idle &&
+        (block->state == BLOCK_CLAIMED || !use_has_completed(use)))
       return true;
   return false;
 }
@@ -74,16 +76,28 @@ static bool rendezvous_is_at_work(device_t *device)
   return false;
 }
 
+/* What a graph reads is pending for as long as it is live, and whether a replay is under
+ * way can be asked of the whole device alone. NULL: one may be. */
+static const stream_t *all_if_idle(device_t *device)
+{
+  stream_t *all = device->all_streams;
+  lock(&device->lock);
+  bool may_be_captured = opening_may_capture(device);
+  unlock(&device->lock);
+  return atomic_load(&all->kept) && !may_be_captured && !is_at_work(all) ? all : NULL;
+}
+
 bool settle_may_wait(device_t *device)
 {
   if (rendezvous_is_at_work(device))
     return false;
+  const stream_t *idle = all_if_idle(device);
   bool may = true;
   lock(&device->lock);
   fronts_close(device);
   for (const segment_t *s = device->first_segment; s && may; s = s->next)
     for (const block_t *b = s->first; b && may && !s->heap->capture; b = b->next)
-      may = !owes_no_gate(b);
+      may = !owes_no_gate(b, idle);
   unlock(&device->lock);
   return may;
 }

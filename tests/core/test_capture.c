@@ -380,9 +380,9 @@ TEST(what_a_graph_reads_is_held_wherever_the_graph_is_replayed) {
   replay_elsewhere(A_RECORD_STREAM_INSIDE);
 }
 
-/* Replayed or not: the device can be waited for all the same, stream by stream. */
+/* The device can be waited for all the same when no replay is under way. */
 TEST(what_a_graph_reads_is_no_stream_that_nobody_may_wait_for) {
-  for (int kept = 0; kept < 2; kept++) {
+  for (int kept = 0; kept < 3; kept++) {
     sim_options options = {
         .capacity = 100 * MIB, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_AT_ONCE};
     esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
@@ -391,10 +391,10 @@ TEST(what_a_graph_reads_is_no_stream_that_nobody_may_wait_for) {
     CHECK_OK(esper_stream_set_traits(w.core, o, ESPER_TRAIT_RENDEZVOUS)); /* and is idle */
     void *x = block(2, s);
     capture_begin();
-    if (kept)
+    if (kept == 1)
       world_record_stream(&w, x, r);
     else
-      world_use(&w, x, r, 0);
+      world_use(&w, x, r, kept ? ESPER_USE_NO_GATE : 0);
     sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
     if (!kept) world_free(&w, x);
     world_free(&w, block(60, t));
@@ -402,6 +402,25 @@ TEST(what_a_graph_reads_is_no_stream_that_nobody_may_wait_for) {
     block(70, s);
     end();
   }
+}
+
+/* It may depend on what this thread has still to enqueue. */
+TEST(a_replay_under_way_that_bars_gates_is_not_waited_for) {
+  begin_with(&(esper_config){.segments = ESPER_SEGMENTS_CLASSIC}, 100 * MIB);
+  void *x = world_malloc(&w, 2 * MIB, s), *p;
+  capture_begin();
+  sim_kernel(w.s, 0, r.handle, x, 512, SIM_READ);
+  world_use(&w, x, r, ESPER_USE_NO_GATE);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  world_free(&w, world_malloc(&w, 60 * MIB, s));
+  sim_wait_flag(w.s, 0, o.handle, 0);
+  sim_graph_launch(w.s, graph, 0, o.handle);
+  sim_graph_destroy(w.s, graph);
+  CHECK_STATUS(esper_malloc(w.core, 70 * MIB, t, &p), ESPER_OUT_OF_MEMORY);
+  sim_raise_flag_now(w.s, 0);
+  sim_run_all(w.s);
+  world_malloc(&w, 70 * MIB, t);
+  end();
 }
 
 static int is_handle(void *context, void *stream) { return stream == context; }
