@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import ROOT, Results
+from growth import GrowthError, compiler
 from replay_peaks import traces
 
 CORE = Path("csrc") / "core"
@@ -99,13 +100,6 @@ class Found:
     pages: dict[str, float]  # made and mapped
 
 
-def compiler() -> str:
-    found = shutil.which(os.environ.get("CC", "cc"))
-    if found is None:
-        raise ChoiceError("there is no C compiler: install gcc, or name one in CC")
-    return found
-
-
 def build(folder: Path, choice: Choice | None, value: str) -> None:
     """Puts the package into `folder`, its core compiled with that value."""
     package = folder / "esper_alloc"
@@ -119,7 +113,8 @@ def build(folder: Path, choice: Choice | None, value: str) -> None:
     ]  # fmt: skip
     made = package / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
     command = [compiler(), "-std=c11", "-O2", "-fPIC", "-shared", "-pthread", "-D_GNU_SOURCE"]
-    command += ['-DESPER_VERSION="choices"', "-I", sysconfig.get_path("include"), "-o", str(made), *sources, "-ldl"]
+    command += ['-DESPER_VERSION="choices"', "-I", sysconfig.get_path("include")]
+    command += ["-o", str(made), *sources, "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise ChoiceError(f"the core does not compile with {value}:\n{done.stderr[-3000:]}")
@@ -206,7 +201,7 @@ def main() -> int:
             for value in choice.alternatives:
                 other = replayed(choice, value, choice.policies, files)
                 add_rows(results, choice, value, ours, other)
-    except ChoiceError as error:
+    except (ChoiceError, GrowthError) as error:
         print(f"choices.py: {error}")
         return 1
     return 0 if results.save() else 1

@@ -1136,7 +1136,7 @@ def test_a_choice_is_replayed(tmp_path: Path) -> None:
     choices = load("choices")
     try:
         choices.compiler()
-    except choices.ChoiceError as error:
+    except choices.GrowthError as error:
         pytest.skip(str(error))
     [large] = [choice for choice in choices.CHOICES if choice.name == "largest page"]
     files = [ROOT / "examples" / "traces" / "gpt_train.pickle.gz"]

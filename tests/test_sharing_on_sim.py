@@ -3,9 +3,6 @@ handle have in one process here: what is opened is mapped once more."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,15 +50,7 @@ def error_of(call, *arguments):
 def run(library: Path, code: str, pages: bool = True, **env: str) -> Any:
     if pages:
         env["SIM_MAPS_PAGES"] = "1"
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + code],
-        env={**os.environ, **build.environment(library), **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return build.answer(library, HEAD + code, **env)
 
 
 def test_both_have_the_same_memory(library: Path) -> None:

@@ -368,7 +368,8 @@ static esper_status fill(growth_t *g, block_t **block)
     give_pages_back(g, g->moved, &filled);
   lock(&g->device->lock);
   *block = finish(g, status, filled);
-  hands_leave(g->device, status != ESPER_OK && (held || g->device->limit < SIZE_MAX));
+  if (status != ESPER_OK && (held || g->device->limit < SIZE_MAX))
+    hands_leave_some(g->device);
   unlock(&g->device->lock);
   return status;
 }
@@ -388,8 +389,6 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
   lock(&g.device->lock);
   esper_status status = claim(&g, block);
   *spared = g.spared > 0;
-  if (status == ESPER_OK && !*block)
-    hands_take(g.device);
   unlock(&g.device->lock);
   if (status != ESPER_OK || *block)
     return status;

@@ -8,12 +8,17 @@ void hands_take(device_t *device)
   device->hands++;
 }
 
-void hands_leave(device_t *device, bool some)
+void hands_leave_some(device_t *device)
+{
+  core_assert(device->hands > 0);
+  device->hands_left++;
+  left_here++;
+}
+
+void hands_empty(device_t *device)
 {
   core_assert(device->hands > 0);
   device->hands--;
-  device->hands_left += some;
-  left_here += some;
   bell_ring(&device->hands_emptied);
 }
 

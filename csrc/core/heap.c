@@ -137,8 +137,10 @@ static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
   lock(&q->device->lock);
   if (*status == ESPER_OK)
     request_hand_out(q, block);
+  if (*status == ESPER_OK && drivers)
+    hands_leave_some(q->device);
   if (drivers)
-    hands_leave(q->device, false);
+    hands_empty(q->device);
   unlock(&q->device->lock);
   return *status == ESPER_OK ? block : NULL;
 }

@@ -170,8 +170,10 @@ static size_t give_back(device_t *device, block_t *block)
   else if (block && !segment_release(device, block))
     size = 0;
   lock(&device->lock);
-  if (drivers)
-    hands_leave(device, true);
+  if (drivers) {
+    hands_leave_some(device);
+    hands_empty(device);
+  }
   if (of)
     pool_leave(of);
   unlock(&device->lock);

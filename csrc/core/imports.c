@@ -138,14 +138,6 @@ esper_status imports_open(device_t *device, const esper_page_name *names, size_t
 
 /* ---- closing ----------------------------------------------------------- */
 
-static bool may_capture(device_t *device)
-{
-  lock(&device->lock);
-  bool may = opening_may_capture(device);
-  unlock(&device->lock);
-  return may;
-}
-
 /* Waits for whoever may be at work on imports: this device, and its peers. False: the host
  * may not wait, unless that is what it was asked for, nor while a stream may be captured
  * that nobody here has met. */
@@ -156,7 +148,7 @@ static bool wait_for_users(device_t *device, bool asked)
     device_t *user;
     if (d != device->index && !peers_has(device, d))
       continue;
-    if (core_device(core, d, &user) != ESPER_OK || may_capture(user) ||
+    if (core_device(core, d, &user) != ESPER_OK || opening_may_capture_now(user) ||
         (!asked && !settle_may_wait(user)) ||
         settle_device_and_strangers(user) != ESPER_OK)
       return false;

@@ -65,6 +65,14 @@ bool opening_may_capture(const device_t *device)
              : device->openings != NULL;
 }
 
+bool opening_may_capture_now(device_t *device)
+{
+  lock(&device->lock);
+  bool may = opening_may_capture(device);
+  unlock(&device->lock);
+  return may;
+}
+
 esper_status opening_choose(device_t *device, void *stream, pool_t **pool)
 {
   opening_t *asked[OPENINGS];

@@ -23,6 +23,8 @@ opening_t *opening_remove(device_t *device, const pool_t *pool);
 
 /* Whether a capture may be going on that allocates from a private pool. */
 bool opening_may_capture(const device_t *device);
+/* The same for who does not hold the device's lock. */
+bool opening_may_capture_now(device_t *device);
 
 /* The pool for a malloc of the calling thread for the stream, entered. Without
  * the lock, because filters are not ours. */

@@ -90,8 +90,6 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
   lock(&device->lock);
   esper_status status = segment_reserve(device, size);
   bool drivers = !heap->pool->source.obtain;
-  if (status == ESPER_OK && drivers)
-    hands_take(device);
   unlock(&device->lock);
   if (status != ESPER_OK)
     return status;
@@ -100,8 +98,8 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
   status = source_obtain(heap->pool, size, &address);
 
   lock(&device->lock);
-  if (drivers)
-    hands_leave(device, status != ESPER_OK && device->limit < SIZE_MAX); /* what it reserved */
+  if (status != ESPER_OK && drivers && device->limit < SIZE_MAX)
+    hands_leave_some(device); /* what it reserved */
   device->reserving -= size;
   if (status == ESPER_OUT_OF_MEMORY && drivers)
     device->refused = size;

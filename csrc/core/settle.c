@@ -81,10 +81,8 @@ static bool rendezvous_is_at_work(device_t *device)
 static const stream_t *all_if_idle(device_t *device)
 {
   stream_t *all = device->all_streams;
-  lock(&device->lock);
-  bool may_be_captured = opening_may_capture(device);
-  unlock(&device->lock);
-  return atomic_load(&all->kept) && !may_be_captured && !is_at_work(all) ? all : NULL;
+  bool may_ask = atomic_load(&all->kept) && !opening_may_capture_now(device);
+  return may_ask && !is_at_work(all) ? all : NULL;
 }
 
 bool settle_may_wait(device_t *device)
@@ -160,10 +158,7 @@ static esper_status wait_for_device(device_t *device)
 static bool is_captured(device_t *device)
 {
   bool announced = config_of(device->core)->as_given.captures_are_announced;
-  lock(&device->lock);
-  bool may = announced && opening_may_capture(device);
-  unlock(&device->lock);
-  return may || stream_any_is_captured(device);
+  return (announced && opening_may_capture_now(device)) || stream_any_is_captured(device);
 }
 
 /* `left`: there may be streams that nobody here has met. */

@@ -47,13 +47,7 @@ void use_settle(use_t *use, record_t *record)
 /* An event of all of a device's work would end the capture of a stream that nobody has met. */
 static bool would_end_a_capture(const use_t *use)
 {
-  if (!(use->flags & USE_CAPTURED))
-    return false;
-  device_t *device = use->stream->device;
-  lock(&device->lock);
-  bool may = opening_may_capture(device);
-  unlock(&device->lock);
-  return may;
+  return use->flags & USE_CAPTURED && opening_may_capture_now(use->stream->device);
 }
 
 void uses_record_at_free(block_t *block)
@@ -296,14 +290,15 @@ void uses_hold_unrecorded(device_t *device, block_t *block)
   for (use_t **link = &block->uses; *link;) {
     use_t *use = *link;
     bool elsewhere = use->stream->device != device && RULE(RELEASE_NEEDS_COMPLETION);
-    if (!use->record && !use->stamp && elsewhere && !use_hold_for_device(block, use)) {
+    bool unheld = !use->record && !use->stamp;
+    if (unheld && elsewhere && !use_hold_for_device(block, use)) {
       *link = use->next;
       use_give(device, use);
-      continue;
+    } else {
+      if (unheld && !elsewhere)
+        use_hold(use);
+      link = &use->next;
     }
-    if (!use->record && !use->stamp)
-      use_hold(use);
-    link = &use->next;
   }
 }
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +45,19 @@ def build(folder: Path) -> Path:
         check=True,
     )
     return library
+
+
+def answer(library: Path, code: str, **env: str) -> Any:
+    """What a process on the simulated device prints last, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment(library), **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def environment(library: Path) -> dict[str, str]:
