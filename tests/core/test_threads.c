@@ -235,6 +235,26 @@ TEST(what_others_have_too_much_of_is_waited_for) {
   leave_a_rest(1000, ESPER_SEGMENTS_MAPPED, 2 * MIB, SIM_CALL_page_create);
 }
 
+/* Beside a malloc that waits already, memory comes, more than is needed. */
+static void grow_beside(void *context, sim_call call, int device, void *object) {
+  if (beside.begun) return;
+  begin_malloc_beside(context, call, device, object);
+  CHECK(!atomic_load(&beside.returned));
+  sim_set_capacity(w.s, 0, 120 * MIB);
+  void *p = world_malloc(&w, 2 * MIB, w.stream[2]);
+  for (int i = 0; i < 5000 && !atomic_load(&beside.returned); i++) usleep(1000);
+  CHECK(atomic_load(&beside.returned));
+  world_free(&w, p);
+}
+
+/* Nor does it wait until all hands are empty, which they may never be. */
+TEST(what_comes_meanwhile_is_not_waited_for_any_longer) {
+  begin_beside(2 * MIB, ESPER_SEGMENTS_CLASSIC, SIM_CALL_memory_free);
+  sim_before_call(w.s, SIM_CALL_memory_free, grow_beside, NULL);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end_beside();
+}
+
 static void *ask_in_vain(void *number) {
   void *p;
   for (int i = 0; i < 20; i++)
