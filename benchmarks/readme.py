@@ -16,10 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- figures: begin (benchmarks/readme.py) -->", "<!-- figures: end -->"
 
-#: Topic, name of the row, peer, and what the README calls it.
-SHOWN = [
-    *(
-        ("jobs", f"{job}, mapped segments: {figure}", peer, f"{label}, {figure}")
+#: Topic, name of the row, peer, and what the README calls it. Of rows with several names,
+#: for what was measured in more than one way, the newest is shown.
+SHOWN: list[tuple[str, str | tuple[str, ...], str, str]] = [
+    *(  # on segments of its own choice, which are mapped where the driver can, or those asked for
+        ("jobs", (f"{job}: {figure}", f"{job}, mapped segments: {figure}"), peer, f"{label}, {figure}")
         for job, label in (
             ("gpt2", "GPT-2 124M training"),
             ("llama_varlen", "Llama training on sequences of 64 to 2,048 tokens"),
@@ -156,13 +157,18 @@ def load(topic: str) -> dict[str, Any]:
     return found
 
 
-def find(topic: str, name: str, peer: str) -> dict[str, Any] | None:
-    """The row, with its run in place of the run's id; None: not measured yet."""
+def find(topic: str, names: str | tuple[str, ...], peer: str) -> dict[str, Any] | None:
+    """The newest row of these names, with its run in place of the run's id; None: not
+    measured yet."""
     results = load(topic)
-    for row in results["rows"]:
-        if (row["name"], row["peer_name"]) == (name, peer):
-            return {**row, "run": next(r for r in results["runs"] if r["id"] == row["run"])}
-    return None
+    runs = {run["id"]: run for run in results["runs"]}
+    wanted = (names,) if isinstance(names, str) else names
+    found = [
+        {**row, "run": runs[row["run"]]}
+        for row in results["rows"]
+        if row["name"] in wanted and row["peer_name"] == peer
+    ]
+    return max(found, key=lambda row: str(row["run"]["time"]), default=None)
 
 
 def figure(value: float) -> str:
@@ -186,9 +192,11 @@ def judged(row: dict[str, Any]) -> tuple[float, str]:
 
 def render() -> str:
     lines = ["| | esper_alloc | native | | ratio | goal |", "|---|---|---|---|---|---|"]
-    machines, commits, left_out = set(), set(), set()
-    for topic, name, peer, label in SHOWN:
-        row = find(topic, name, peer)
+    machines: set[str] = set()
+    commits: set[str] = set()
+    left_out: set[tuple[str, str, str]] = set()
+    for topic, names, peer, label in SHOWN:
+        row = find(topic, names, peer)
         if row is None:
             continue
         run = row["run"]
