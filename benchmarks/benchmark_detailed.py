@@ -34,6 +34,7 @@ from common import (
     WorkerFailed,
     column,
     machine,
+    nothing_measurable,
     parser,
     report,
     run_worker,
@@ -291,6 +292,8 @@ def main() -> int:
         return 0
     if options.beside and (options.device != "cuda" or options.beside == options.allocator):
         raise SystemExit("--beside takes another allocator than --allocator, and --device cuda")
+    if options.device == "cuda" and nothing_measurable():
+        return 1
     if options.unwrapped:
         ends = [show_failures(dtype, options) for dtype in DTYPES]
         return int(any(one is None or any(one.values()) for one in ends))

@@ -22,6 +22,7 @@ from common import (
     alternate,
     column,
     machine,
+    nothing_measurable,
     parser,
     report,
     use_allocator,
@@ -141,6 +142,8 @@ def main() -> int:
         report(measure(options.worker, options.protection or "record_use"))
         return 0
 
+    if nothing_measurable():
+        return 1
     cases = (
         (OURS, "record_use"),
         (NATIVE, "record_stream"),

@@ -27,6 +27,7 @@ from common import (
     alternate,
     column,
     machine,
+    nothing_measurable,
     parser,
     report,
     use_allocator,
@@ -199,6 +200,8 @@ def main() -> int:
         report(measure(options.worker, options.gpus or 1))
         return 0
 
+    if nothing_measurable():
+        return 1
     import torch
 
     there = torch.cuda.device_count()

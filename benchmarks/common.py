@@ -231,6 +231,14 @@ def gpu_missing() -> str | None:
     return None
 
 
+def nothing_measurable() -> bool:
+    """Whether there is no GPU to measure on; prints why there is none."""
+    why = gpu_missing()
+    if why:
+        print(f"nothing can be measured: {why}")
+    return bool(why)
+
+
 def rmm_missing() -> str | None:
     """Why RMM's pool cannot be measured here, or None."""
     try:

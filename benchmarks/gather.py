@@ -29,6 +29,7 @@ from common import (
     alternate,
     column,
     machine,
+    nothing_measurable,
     parser,
     report,
     use_allocator,
@@ -384,6 +385,8 @@ def main() -> int:
         report(measure(options.worker, options.part))
         return 0
 
+    if nothing_measurable():
+        return 1
     begin = time.monotonic()
     found = alternate(
         __file__, (OURS, NATIVE), options.rounds, ("--part", GOALS), seconds=options.seconds

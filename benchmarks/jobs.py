@@ -55,6 +55,7 @@ from common import (
     gpu_missing,
     machine,
     memory_figures,
+    nothing_measurable,
     nvidia_smi_used_mib,
     parser,
     peers_here,
@@ -431,9 +432,7 @@ def main() -> int:
         else:
             take_turns(measure(options.worker, names[0], options.small), CORES)
         return 0
-    why = gpu_missing()
-    if why:
-        print(f"nothing can be measured: {why}")
+    if nothing_measurable():
         return 1
 
     results = Results("jobs", options.out)

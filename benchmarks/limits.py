@@ -39,9 +39,9 @@ from common import (
     RMM,
     Case,
     Results,
-    gpu_missing,
     machine,
     memory_figures,
+    nothing_measurable,
     parser,
 )
 from jobs import check_segments, environment, prepare, title_of
@@ -275,9 +275,7 @@ def main() -> int:
         imports = lambda: import_job(names[0])  # noqa: E731
         take_turns(in_children(options.worker, lambda: measure(*asked), imports))
         return 0
-    missing = gpu_missing()
-    if missing:
-        print(f"nothing can be measured: {missing}")
+    if nothing_measurable():
         return 1
     results = Results("limits", options.out)
     complete = True

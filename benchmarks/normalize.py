@@ -20,6 +20,7 @@ from common import (
     alternate,
     column,
     machine,
+    nothing_measurable,
     parser,
     report,
     use_allocator,
@@ -203,6 +204,8 @@ def main() -> int:
         report((exactness if options.exact else measure)(options.worker))
         return 0
 
+    if nothing_measurable():
+        return 1
     found = alternate(__file__, (NATIVE,), options.rounds, seconds=options.seconds)
     if NATIVE not in found:
         print("nothing was measured")

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
 
-from common import MIB, Results, gpu_missing, machine, parser
+from common import MIB, Results, machine, nothing_measurable, parser
 
 SIZES = (2, 8, 32, 128)  # MiB
 PAGES = 32  # of each size
@@ -199,9 +199,7 @@ def main() -> int:
     arguments = parser(__doc__)
     arguments.set_defaults(rounds=REPETITIONS)
     options = arguments.parse_args()
-    why = gpu_missing()
-    if why:
-        print(f"nothing can be measured: {why}")
+    if nothing_measurable():
         return 1
     import torch
 

@@ -34,6 +34,7 @@ from common import (
     Case,
     Results,
     machine,
+    nothing_measurable,
     parser,
     use_allocator,
 )
@@ -191,6 +192,8 @@ def main() -> int:
         take_turns(in_children(options.worker, lambda: measure(options.worker, options.protection, options.small)))
         return 0
 
+    if nothing_measurable():
+        return 1
     extra = ("--small",) if options.small else ()
     cases = [Case(case.name, case.allocator, (*case.args, *extra)) for case in CASES]
     rounds = turns_of_children(__file__, cases, options.rounds, seconds=options.seconds)

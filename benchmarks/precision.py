@@ -19,6 +19,7 @@ from common import (
     alternate,
     column,
     machine,
+    nothing_measurable,
     parser,
     report,
     use_allocator,
@@ -181,6 +182,8 @@ def main() -> int:
         report(measure(options.worker, options.protection or "record_use"))
         return 0
 
+    if nothing_measurable():
+        return 1
     rounds: dict[tuple[str, str], list[dict]] = {}
     cases = ((OURS, "record_use"), (NATIVE, "record_stream"), (OURS, "record_stream"))
     for _ in range(options.rounds):  # A B C A B C: each case once a turn

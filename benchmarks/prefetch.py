@@ -28,6 +28,7 @@ from common import (
     Case,
     Results,
     machine,
+    nothing_measurable,
     parser,
     use_allocator,
 )
@@ -164,6 +165,8 @@ def main() -> int:
         take_turns(in_children(options.worker, lambda: measure(options.worker, options.protection, jobs[0], options.small)))
         return 0
 
+    if nothing_measurable():
+        return 1
     results = Results("prefetch", options.out)
     for job in jobs:
         extra = ("--job", job, *(("--small",) if options.small else ()))

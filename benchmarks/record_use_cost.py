@@ -28,6 +28,7 @@ from common import (
     alternate,
     column,
     machine,
+    nothing_measurable,
     parser,
     report,
     use_allocator,
@@ -196,6 +197,8 @@ def main() -> int:
         report(measure(options.worker))
         return 0
 
+    if nothing_measurable():
+        return 1
     import loops
 
     loops.load()  # compile once, outside the workers' time

@@ -36,6 +36,7 @@ from common import (
     Results,
     WorkerFailed,
     machine,
+    nothing_measurable,
     parser,
     report,
     run_worker,
@@ -261,6 +262,8 @@ def main() -> int:
         take_turns(in_children(options.worker, lambda: measure(jobs[0], options.small)))
         return 0
 
+    if nothing_measurable():
+        return 1
     orders = known_orders(options.order or ORDERS)
     results = Results("reuse_orders", options.out)
     met = True

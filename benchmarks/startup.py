@@ -27,8 +27,8 @@ from common import (
     column,
     device_used_mib,
     empty_cache,
-    gpu_missing,
     machine,
+    nothing_measurable,
     parser,
     peers_here,
     peers_of,
@@ -115,9 +115,7 @@ def main() -> int:
         else:
             report(measure_import(options.worker))
         return 0
-    why = gpu_missing()
-    if why:
-        print(f"nothing can be measured: {why}")
+    if nothing_measurable():
         return 1
     begin = time.monotonic()
     imports = alternate_cases(__file__, [Case(OURS, OURS)], IMPORTS, seconds=options.seconds / 2)

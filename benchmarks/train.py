@@ -28,6 +28,7 @@ from common import (
     alternate,
     column,
     machine,
+    nothing_measurable,
     parser,
     report,
     run_worker,
@@ -211,6 +212,8 @@ def main() -> int:
         report(work(models[0], options.small))
         return 0
 
+    if nothing_measurable():
+        return 1
     extra = ["--small"] if options.small else []
     results = Results("train", options.out)
     begin = time.monotonic()

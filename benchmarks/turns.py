@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from common import OURS, Case, WorkerFailed, gpu_missing, report, result_in, worker_process
+from common import OURS, Case, WorkerFailed, nothing_measurable, report, result_in, worker_process
 
 
 #: What one process at a time needs at most: its threads and the driver's.
@@ -198,9 +198,7 @@ def measured_beside(
 
     The latter is empty, and why is printed, where nothing can be or was measured.
     """
-    why = gpu_missing()
-    if why:
-        print(f"nothing can be measured: {why}")
+    if nothing_measurable():
         return [], []
     from loops import load
 

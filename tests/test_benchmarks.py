@@ -134,7 +134,11 @@ def test_help_needs_no_gpu(script: str) -> None:
     assert script in done.stdout
 
 
-@pytest.mark.parametrize("script", ["jobs", "limits", "startup", "malloc_times", "pair", "threads", "churn", "pages"])
+#: They measure on the simulated device, work on files, or serve another script.
+NEED_NO_GPU = {"choices", "growth", "neighbour", "pending", "replay_peaks", "take"}
+
+
+@pytest.mark.parametrize("script", sorted({Path(one).stem for one in SCRIPTS} - NEED_NO_GPU))
 def test_without_a_gpu_a_sentence_says_so(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -754,6 +758,7 @@ def test_the_simulator_must_fail_without_the_wrapper_and_run_with_it(
         ran = [size for size in sizes if size != broken or dtype == "fp32"]
         return {"machine": about, "figures": {size: figures for size in ran}}
 
+    monkeypatch.setattr(detailed, "nothing_measurable", lambda: False)
     monkeypatch.setattr(detailed, "worker", worker)
     monkeypatch.setattr(detailed, "add_rows", lambda *_: None)
     monkeypatch.setattr(detailed, "sentence", lambda _: "none")
