@@ -135,7 +135,10 @@ def shim_extension(build: torch_build.TorchBuild) -> Extension:
 
 def kernels_extension(build: torch_build.TorchBuild) -> Extension:
     """C++ that registers operators, linked with what nvcc makes of kernels/*.cu."""
-    files, depends = sources("kernels/*.cpp"), sources("kernels/*.h", "kernels/*.cuh", "kernels/*.cu")
+    files, depends = (
+        sources("kernels/*.cpp"),
+        sources("kernels/*.h", "kernels/*.cuh", "kernels/*.cu"),
+    )
     return torch_extension(build, "esper_alloc._kernels", files, depends)
 
 
@@ -157,7 +160,9 @@ def decide() -> tuple[list[Extension], list[Extension], torch_build.TorchBuild]:
     if not sources("torch/*.cpp"):
         found.missing.append("the PyTorch part: its sources are not in this tree")
     if SHIM == "1" and not found.possible:
-        raise SystemExit("esper_alloc: ESPER_ALLOC_SHIM=1, but missing: " + "; ".join(found.missing))
+        raise SystemExit(
+            "esper_alloc: ESPER_ALLOC_SHIM=1, but missing: " + "; ".join(found.missing)
+        )
     if KERNELS == "0":
         found.kernels_missing = ["the kernels: left out by ESPER_ALLOC_KERNELS=0"]
     elif found.possible and not sources("kernels/*.cu"):

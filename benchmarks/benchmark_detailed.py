@@ -234,7 +234,10 @@ def worker(
     except WorkerFailed as error:
         print(f"{dtype}, {what}: {error}", flush=True)
         return None
-    print(f"{dtype}, {what}, {allocator or options.allocator}: {time.monotonic() - begin:.1f} s", flush=True)
+    print(
+        f"{dtype}, {what}, {allocator or options.allocator}: {time.monotonic() - begin:.1f} s",
+        flush=True,
+    )
     return found
 
 

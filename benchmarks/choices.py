@@ -103,7 +103,9 @@ class Found:
 def build(folder: Path, choice: Choice | None, value: str) -> None:
     """Puts the package into `folder`, its core compiled with that value."""
     package = folder / "esper_alloc"
-    shutil.copytree(ROOT / "esper_alloc", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copytree(
+        ROOT / "esper_alloc", package, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
     shutil.copytree(ROOT / "csrc", folder / "csrc")
     if choice:
         (folder / CORE / choice.file).write_text(choice.source(value))

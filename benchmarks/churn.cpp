@@ -8,7 +8,8 @@
 #include <limits>
 #include <random>
 
-namespace {
+namespace
+{
 
 struct Churn {
   size_t live;
@@ -25,16 +26,21 @@ struct Found {
 };
 
 // The sequence is fixed, so every allocator gets the same one.
-class Sizes {
+class Sizes
+{
 public:
-  explicit Sizes(const Churn &c) {
+  explicit Sizes(const Churn &c)
+  {
     std::mt19937_64 random(2024);
     for (auto &size : sizes_) {
       const double u = double(random() >> 11) * 0x1p-53;
       size = size_t(std::exp2(c.least + (c.most - c.least) * std::pow(u, c.power)));
     }
   }
-  size_t next() { return sizes_[at_++ % sizes_.size()]; }
+  size_t next()
+  {
+    return sizes_[at_++ % sizes_.size()];
+  }
 
 private:
   std::vector<size_t> sizes_ = std::vector<size_t>(65521);
@@ -47,7 +53,8 @@ struct Block {
 };
 
 // What PyTorch says is reserved; nan where the allocator has no statistics.
-double reserved_bytes() {
+double reserved_bytes()
+{
   try {
     return double(allocator::getDeviceStats(0).reserved_bytes[0].current);
   } catch (const std::exception &) {
@@ -56,7 +63,8 @@ double reserved_bytes() {
 }
 
 // The highest address first: a sorted list of what is free is searched from the front.
-void free_all(std::vector<Block> &blocks) {
+void free_all(std::vector<Block> &blocks)
+{
   std::sort(blocks.begin(), blocks.end(),
             [](const Block &a, const Block &b) { return a.ptr > b.ptr; });
   for (auto &block : blocks)
@@ -66,7 +74,8 @@ void free_all(std::vector<Block> &blocks) {
 
 // Replaces the victims: ns of one replacement.
 double replace(std::vector<Block> &blocks, const std::vector<uint32_t> &victims, Sizes &sizes,
-               double longest) {
+               double longest)
+{
   constexpr size_t LOOK = 1024; // at the clock, every so often
   size_t made = 0;
   const auto begin = Clock::now();
@@ -82,7 +91,8 @@ double replace(std::vector<Block> &blocks, const std::vector<uint32_t> &victims,
   return nanoseconds_since(begin) / double(made);
 }
 
-Found churn(const Churn &c) {
+Found churn(const Churn &c)
+{
   Found found;
   Sizes sizes(c);
   std::mt19937_64 random(7);
@@ -111,7 +121,8 @@ Found churn(const Churn &c) {
   return found;
 }
 
-PyObject *py_churn(PyObject *, PyObject *args) {
+PyObject *py_churn(PyObject *, PyObject *args)
+{
   Py_ssize_t live;
   Churn c;
   if (!PyArg_ParseTuple(args, "ndddlid", &live, &c.least, &c.most, &c.power, &c.count, &c.rounds,
@@ -128,12 +139,16 @@ PyObject *py_churn(PyObject *, PyObject *args) {
 PyMethodDef methods[] = {
     {"churn", py_churn, METH_VARARGS,
      "churn(live, least, most, power, count, rounds, longest) -> ([ns a replacement], live "
-     "bytes, reserved bytes or nan); longest: seconds of a round; sizes are 2^(least + (most - least) * u^power), u from 0 to 1"},
+     "bytes, reserved bytes or nan); longest: seconds of a round; sizes are 2^(least + (most - "
+     "least) * u^power), u from 0 to 1"},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "churn_loops", nullptr, -1, methods,
-                      nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "churn_loops", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 } // namespace
 
-PyMODINIT_FUNC PyInit_churn_loops() { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit_churn_loops()
+{
+  return PyModule_Create(&module);
+}

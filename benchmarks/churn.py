@@ -115,9 +115,7 @@ def add_rows(results: Results, rounds: Sequence[dict[str, dict[str, Any]]]) -> N
             if ns in known:
                 title, goal = f"free and malloc among {one.name}", 0.3 if peer == NATIVE else None
                 results.compare(title, "ns", figures, ns, OURS, peer, goal)
-                results.compare(
-                    f"reserved / live, {one.name}", "", figures, reserved, OURS, peer
-                )
+                results.compare(f"reserved / live, {one.name}", "", figures, reserved, OURS, peer)
     few, many = f"{FEW.name}: ns", f"{MANY.name}: ns"
     ours = [one[OURS] for one in figures if OURS in one]
     if few in known and many in known:

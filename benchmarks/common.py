@@ -255,9 +255,7 @@ def peers_here(peers: Sequence[str] = PEERS) -> tuple[list[str], dict[str, str]]
     return [peer for peer in peers if peer not in left_out], left_out
 
 
-def peers_of(
-    rounds: Sequence[Mapping[str, Any]], wanted: Sequence[str] = (NATIVE,)
-) -> list[str]:
+def peers_of(rounds: Sequence[Mapping[str, Any]], wanted: Sequence[str] = (NATIVE,)) -> list[str]:
     """The peers that rows are made of: those of the rounds, and those that may not be missing."""
     return [peer for peer in PEERS if peer in wanted or any(peer in one for one in rounds)]
 
@@ -270,7 +268,12 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument(
         "--out", type=Path, help="result file (default: benchmarks/results/<topic>.json)"
     )
-    made.add_argument("--rounds", type=int, default=3, help="of measurements, mostly fresh processes for each allocator")
+    made.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="of measurements, mostly fresh processes for each allocator",
+    )
     made.add_argument(
         "--seconds", type=float, default=500.0, help="start no further round after this long"
     )
@@ -359,9 +362,7 @@ def alternate_cases(
                 continue
             start = time.monotonic()
             try:
-                result = run_worker(
-                    script, case.allocator, case.args, timeout, case.environment
-                )
+                result = run_worker(script, case.allocator, case.args, timeout, case.environment)
             except WorkerFailed as error:
                 failures[case.name] = failures.get(case.name, 0) + 1
                 print(f"round {turn + 1}: {case.name}: {error}", flush=True)
@@ -438,9 +439,7 @@ class Results:
         self.run: dict[str, Any] | None = None
         self.complete = True  # no row with a goal is missing
 
-    def describe(
-        self, about: Mapping[str, str], left_out: Mapping[str, str] | None = None
-    ) -> None:
+    def describe(self, about: Mapping[str, str], left_out: Mapping[str, str] | None = None) -> None:
         """Says what machine the rows come from: what machine() gave in a worker.
 
         `left_out`: peers that could not be measured, and why.

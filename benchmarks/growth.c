@@ -28,42 +28,51 @@ enum { LEAST_LOG = 9, MOST_LOG = 16 };
 
 static uint64_t state = 1;
 
-static uint64_t draw(void) {
+static uint64_t draw(void)
+{
   uint64_t x = state += 0x9e3779b97f4a7c15;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
   x = (x ^ x >> 27) * 0x94d049bb133111eb;
   return x ^ x >> 31;
 }
 
-static size_t draw_size(void) {
+static size_t draw_size(void)
+{
   uint64_t x = draw();
   size_t base = (size_t)1 << (LEAST_LOG + x % (MOST_LOG - LEAST_LOG));
   return base + (x >> 8) % base;
 }
 
-static void must(esper_status status) {
-  if (status == ESPER_OK) return;
+static void must(esper_status status)
+{
+  if (status == ESPER_OK)
+    return;
   fprintf(stderr, "growth: %s: %s\n", esper_status_name(status), esper_last_error());
   exit(1);
 }
 
-static double now_ns(void) {
+static double now_ns(void)
+{
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
 }
 
-static long resident_bytes(void) {
+static long resident_bytes(void)
+{
   long pages = 0, resident = 0;
   FILE *f = fopen("/proc/self/statm", "r");
-  if (!f) return 0;
-  if (fscanf(f, "%ld %ld", &pages, &resident) != 2) resident = 0;
+  if (!f)
+    return 0;
+  if (fscanf(f, "%ld %ld", &pages, &resident) != 2)
+    resident = 0;
   fclose(f);
   return resident * sysconf(_SC_PAGESIZE);
 }
 
 /* Classic and mapped ones: the statistics count those of classic segments only. */
-static size_t count_free(esper_core *core) {
+static size_t count_free(esper_core *core)
+{
   esper_snapshot snapshot;
   must(esper_snapshot_take(core, 0, &snapshot));
   size_t count = 0;
@@ -73,17 +82,20 @@ static size_t count_free(esper_core *core) {
   return count;
 }
 
-static void measure(size_t live, size_t operations, bool mapped) {
+static void measure(size_t live, size_t operations, bool mapped)
+{
   sim_options options = {.capacity = (size_t)1 << 42, .virtual_memory = mapped};
   sim *s = sim_create(&options);
   esper_core *core = NULL;
   void **blocks = calloc(live, sizeof *blocks);
-  if (!s || !blocks) exit(1);
+  if (!s || !blocks)
+    exit(1);
   memset(blocks, 1, live * sizeof *blocks); /* so that it is resident by now */
   must(esper_core_create(sim_driver(s), NULL, &core));
   esper_stream stream = {sim_stream_create(s, 0), 0, ESPER_STREAM_IMMORTAL};
   long before = resident_bytes();
-  for (size_t i = 0; i < live; i++) must(esper_malloc(core, draw_size(), stream, &blocks[i]));
+  for (size_t i = 0; i < live; i++)
+    must(esper_malloc(core, draw_size(), stream, &blocks[i]));
   sim_alive alive;
   sim_count_alive(s, 0, &alive);
   if (mapped && alive.pages == 0) {
@@ -109,7 +121,8 @@ static void measure(size_t live, size_t operations, bool mapped) {
   fflush(stdout);
 }
 
-int main(int count, char **arguments) {
+int main(int count, char **arguments)
+{
   size_t most = 1000000, operations = 1000000;
   bool mapped = false;
   for (int i = 1; i < count; i++) {
@@ -126,19 +139,23 @@ int main(int count, char **arguments) {
       return 2;
     }
     unsigned long long number = strtoull(arguments[++i], NULL, 10);
-    if (seed) state = number;
-    else *value = (size_t)number;
+    if (seed)
+      state = number;
+    else
+      *value = (size_t)number;
   }
   for (size_t live = 100; live <= most; live *= 10) {
     fflush(stdout);
     pid_t child = fork(); /* so that nothing of the last one is resident */
-    if (child < 0) return 1;
+    if (child < 0)
+      return 1;
     if (child == 0) {
       measure(live, operations, mapped);
       _exit(0);
     }
     int status;
-    if (waitpid(child, &status, 0) != child || status != 0) return 1;
+    if (waitpid(child, &status, 0) != child || status != 0)
+      return 1;
   }
   return 0;
 }

@@ -242,7 +242,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="times to measure everything")
     parser.add_argument("--most", type=int, default=1_000_000, help="live blocks")
     parser.add_argument("--operations", type=int, default=1_000_000, help="frees, and mallocs")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw what the result file has")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.svg", help="draw what the result file has"
+    )
     parser.add_argument("--drift", type=int, metavar="N", help="the long run, of N operations")
     parser.add_argument("--segments", choices=DRIFT_TESTS, default="classic")
     options = parser.parse_args()

@@ -146,8 +146,7 @@ def segment_kinds() -> set[str]:
     import torch
 
     return {
-        "mapped" if one.get("is_expandable") else "classic"
-        for one in torch.cuda.memory_snapshot()
+        "mapped" if one.get("is_expandable") else "classic" for one in torch.cuda.memory_snapshot()
     }
 
 
@@ -317,9 +316,7 @@ def add_rows(
     results.compare(step, "ms", best, "step_ms", OURS, FASTEST, 1.01, "mean_ratio")
     if results.rows and results.rows[-1]["name"] == step:
         results.rows[-1]["peer_is"] = least(rounds, "step_ms")
-    results.compare(
-        f"{title}: peak allocated", "MiB", best, "peak_allocated_mib", OURS, LEAST
-    )
+    results.compare(f"{title}: peak allocated", "MiB", best, "peak_allocated_mib", OURS, LEAST)
     results.compare(
         f"{title}: changes of reserved memory in a later pass", "changes", rounds, "device_calls",
         OURS, NATIVE,
@@ -329,9 +326,7 @@ def add_rows(
         ("nvidia-smi's memory in use beyond reserved", "smi_beyond_reserved_mib"),
     ):
         if OURS in medians(rounds, key):
-            results.compare(
-                f"{title}: {name}", "MiB", rounds, key, OURS, NATIVE, 2.0, "difference"
-            )
+            results.compare(f"{title}: {name}", "MiB", rounds, key, OURS, NATIVE, 2.0, "difference")
     differences = output_differences(rounds)
     if differences is not None:
         ours, peers = differences
@@ -446,9 +441,7 @@ def main() -> int:
             continue
         left = options.seconds - (time.monotonic() - begin)
         cases, left_out = cases_of(name, options.small, kinds)
-        measured = turns(
-            __file__, cases, 1 + options.rounds, seconds=left / (len(names) - index)
-        )
+        measured = turns(__file__, cases, 1 + options.rounds, seconds=left / (len(names) - index))
         for case in cases:
             if case.name not in measured[-1]:
                 print(f"{name}: {case.name} did not go through: the others are no comparison")

@@ -203,9 +203,7 @@ def run_under_pressure(what: str, name: str, small: bool) -> dict[str, Any]:
 
 def measure(allocator: str, what: str, name: str, small: bool) -> dict[str, Any]:
     prepare(allocator)
-    found = (
-        find_batch(name, small) if what == "batch" else run_under_pressure(what, name, small)
-    )
+    found = find_batch(name, small) if what == "batch" else run_under_pressure(what, name, small)
     check_segments(allocator)
     return {"machine": machine(), **found}
 

@@ -17,12 +17,15 @@
 namespace allocator = c10::cuda::CUDACachingAllocator;
 using Clock = std::chrono::steady_clock;
 
-inline double nanoseconds_since(Clock::time_point begin) {
+inline double nanoseconds_since(Clock::time_point begin)
+{
   return std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
 }
 
 // Runs `measure` without the GIL; false, with Python's exception set, where it threw.
-template <typename Measure> bool without_gil(Measure measure) {
+template <typename Measure>
+bool without_gil(Measure measure)
+{
   std::string error;
   bool done = true;
   Py_BEGIN_ALLOW_THREADS
@@ -32,15 +35,14 @@ template <typename Measure> bool without_gil(Measure measure) {
     error = e.what();
     done = false;
   }
-  Py_END_ALLOW_THREADS
-  if (!done)
-    PyErr_SetString(PyExc_RuntimeError, error.c_str());
+  Py_END_ALLOW_THREADS if (!done) PyErr_SetString(PyExc_RuntimeError, error.c_str());
   return done;
 }
 
 // A list of what `make` returns for each value, new references; null with an exception.
 template <typename Value, typename Make>
-PyObject *list_of(const std::vector<Value> &values, Make make) {
+PyObject *list_of(const std::vector<Value> &values, Make make)
+{
   PyObject *list = PyList_New(0);
   for (const Value &value : values) {
     PyObject *one = list ? make(value) : nullptr;

@@ -10,7 +10,8 @@
 #include <cstdint>
 #include <cstring>
 
-namespace {
+namespace
+{
 
 // As esper_alloc/operations.py packs them.
 struct Operation {
@@ -24,7 +25,8 @@ enum : uint32_t { ALLOC, FREE, FREE_PENDING, DONE };
 // is freed like the rest: the streams are idle here. What is left live at the end is
 // freed, untimed.
 std::vector<uint32_t> malloc_ns(const std::vector<Operation> &operations, size_t slots,
-                                size_t stream_count) {
+                                size_t stream_count)
+{
   std::vector<c10::cuda::CUDAStream> streams{c10::cuda::getDefaultCUDAStream()};
   while (streams.size() < stream_count)
     streams.push_back(c10::cuda::getStreamFromPool(false, 0));
@@ -52,7 +54,8 @@ std::vector<uint32_t> malloc_ns(const std::vector<Operation> &operations, size_t
   return times;
 }
 
-PyObject *py_malloc_ns(PyObject *, PyObject *args) {
+PyObject *py_malloc_ns(PyObject *, PyObject *args)
+{
   Py_buffer packed;
   Py_ssize_t slots, streams;
   if (!PyArg_ParseTuple(args, "y*nn", &packed, &slots, &streams))
@@ -72,9 +75,19 @@ PyMethodDef methods[] = {
      "malloc_ns(packed operations, slots, streams) -> bytes: ns of each malloc, uint32"},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "malloc_times_loops", nullptr, -1, methods,
-                      nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module = {PyModuleDef_HEAD_INIT,
+                      "malloc_times_loops",
+                      nullptr,
+                      -1,
+                      methods,
+                      nullptr,
+                      nullptr,
+                      nullptr,
+                      nullptr};
 
 } // namespace
 
-PyMODINIT_FUNC PyInit_malloc_times_loops() { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit_malloc_times_loops()
+{
+  return PyModule_Create(&module);
+}

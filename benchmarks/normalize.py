@@ -221,7 +221,13 @@ def main() -> int:
 
     for (rows, features), goal in SIZES.items():
         size = f"{rows}x{features}"
-        row(f"update_and_normalize, {size}", "us", f"update_and_normalize {size}", f"plain {size}", goal)
+        row(
+            f"update_and_normalize, {size}",
+            "us",
+            f"update_and_normalize {size}",
+            f"plain {size}",
+            goal,
+        )
         row(f"update, then normalize, {size}", "us", f"update, normalize {size}", f"plain {size}")
         row(f"normalize, {size}", "us", f"normalize {size}", f"plain normalize {size}")
         row(f"ten in a CUDA graph, {size}", "us", f"on the GPU {size}", f"plain on the GPU {size}")

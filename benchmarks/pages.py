@@ -186,8 +186,18 @@ def add_rows(results: Results, size: str, found: Sequence[dict[str, float]]) -> 
         (f"giving back a page of {size}", us("unmap", "release"), us("free"), "cuMemFree"),
         (f"moving a page of {size}", us("move"), new, "a new page"),
         (f"opening a page of {size} again", us("open again"), us("open"), "a new one"),
-        (f"opening pages of {size} again, at once", us("open at once"), us("open again"), "one by one"),
-        (f"opening pages of {size} again, four threads", us("open by threads"), us("open again"), "one thread"),
+        (
+            f"opening pages of {size} again, at once",
+            us("open at once"),
+            us("open again"),
+            "one by one",
+        ),
+        (
+            f"opening pages of {size} again, four threads",
+            us("open by threads"),
+            us("open again"),
+            "one thread",
+        ),
     ]
     for call in ("make", "map", "open", "unmap"):
         rows.append((f"to {call} a page of {size}", us(call), new, "a new page"))

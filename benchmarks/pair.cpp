@@ -11,10 +11,12 @@
 
 #include "../csrc/python/capi.h"
 
-namespace {
+namespace
+{
 
 // One allocation and its free, nothing between: ns for a pair.
-double pair_ns(size_t size, long count) {
+double pair_ns(size_t size, long count)
+{
   const auto begin = Clock::now();
   for (long i = 0; i < count; i++)
     allocator::raw_delete(allocator::raw_alloc(size));
@@ -22,7 +24,8 @@ double pair_ns(size_t size, long count) {
 }
 
 // The same as a tensor does it.
-double data_pointer_ns(size_t size, long count) {
+double data_pointer_ns(size_t size, long count)
+{
   auto *current = allocator::get();
   const auto begin = Clock::now();
   for (long i = 0; i < count; i++)
@@ -31,7 +34,8 @@ double data_pointer_ns(size_t size, long count) {
 }
 
 // Re-recording one event on an idle stream: the driver's price of a mark.
-double event_record_ns(long count) {
+double event_record_ns(long count)
+{
   auto stream = c10::cuda::getStreamFromPool(false, 0);
   cudaEvent_t event;
   C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -46,13 +50,16 @@ double event_record_ns(long count) {
   return result;
 }
 
-void must(const esper_capi *esper, esper_status status) {
+void must(const esper_capi *esper, esper_status status)
+{
   if (status != ESPER_OK)
     throw std::runtime_error(esper->last_error());
 }
 
 // ns a call of `body`, over `count` calls that begin with an idle stream.
-template <typename Body> double timed(cudaStream_t stream, long count, Body body) {
+template <typename Body>
+double timed(cudaStream_t stream, long count, Body body)
+{
   C10_CUDA_CHECK(cudaStreamSynchronize(stream));
   const auto begin = Clock::now();
   for (long i = 0; i < count; i++)
@@ -67,12 +74,13 @@ using Costs = std::array<double, COSTS>;
 // BARE a bare cuEventRecord; PUBLIC esper_alloc_record_use, which knows nothing of
 // the stream; IMMORTAL esper_record_use on a stream that lives for ever, as the
 // PyTorch part calls it; LIST the same for eight blocks at once.
-std::vector<Costs> mark_costs(const esper_capi *esper, long rounds, long count) {
+std::vector<Costs> mark_costs(const esper_capi *esper, long rounds, long count)
+{
   auto side = c10::cuda::getStreamFromPool(false, 0);
   using record_function = int (*)(cudaEvent_t, cudaStream_t);
   void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  auto record = reinterpret_cast<record_function>(library ? dlsym(library, "cuEventRecord")
-                                                          : nullptr);
+  auto record =
+      reinterpret_cast<record_function>(library ? dlsym(library, "cuEventRecord") : nullptr);
   if (!record)
     throw std::runtime_error("libcuda.so.1 has no cuEventRecord");
   cudaEvent_t event;
@@ -88,9 +96,8 @@ std::vector<Costs> mark_costs(const esper_capi *esper, long rounds, long count) 
       if (record(event, side.stream()))
         throw std::runtime_error("cuEventRecord failed");
     });
-    costs[PUBLIC] = timed(side, calls, [&] {
-      must(esper, esper->alloc_record_use(blocks[0], side.stream()));
-    });
+    costs[PUBLIC] =
+        timed(side, calls, [&] { must(esper, esper->alloc_record_use(blocks[0], side.stream())); });
     costs[IMMORTAL] = timed(side, calls, [&] {
       must(esper, esper->record_use(core, blocks.data(), 1, stream, 0, nullptr));
     });
@@ -111,7 +118,8 @@ std::vector<Costs> mark_costs(const esper_capi *esper, long rounds, long count) 
 }
 
 // Allocate, mark for another stream, free: ns a step.
-double steady_ns(const esper_capi *esper, long count) {
+double steady_ns(const esper_capi *esper, long count)
+{
   // The same one each time: what a stream needs is made when it is first used.
   static const auto side = c10::cuda::getStreamFromPool(false, 0);
   const esper_stream stream{side.stream(), 0, ESPER_STREAM_IMMORTAL};
@@ -127,13 +135,17 @@ double steady_ns(const esper_capi *esper, long count) {
 }
 
 // What `measure` returns, as Python's float.
-template <typename Measure> PyObject *measured(Measure measure) {
+template <typename Measure>
+PyObject *measured(Measure measure)
+{
   double result = 0;
   return without_gil([&] { result = measure(); }) ? PyFloat_FromDouble(result) : nullptr;
 }
 
 // Of a function of a size and a count.
-template <double (*measure)(size_t, long)> PyObject *py_sized_ns(PyObject *, PyObject *args) {
+template <double (*measure)(size_t, long)>
+PyObject *py_sized_ns(PyObject *, PyObject *args)
+{
   Py_ssize_t size;
   long count;
   if (!PyArg_ParseTuple(args, "nl", &size, &count))
@@ -141,14 +153,16 @@ template <double (*measure)(size_t, long)> PyObject *py_sized_ns(PyObject *, PyO
   return measured([=] { return measure(size_t(size), count); });
 }
 
-PyObject *py_event_record_ns(PyObject *, PyObject *args) {
+PyObject *py_event_record_ns(PyObject *, PyObject *args)
+{
   long count;
   if (!PyArg_ParseTuple(args, "l", &count))
     return nullptr;
   return measured([=] { return event_record_ns(count); });
 }
 
-PyObject *py_mark_costs(PyObject *, PyObject *args) {
+PyObject *py_mark_costs(PyObject *, PyObject *args)
+{
   long rounds, count;
   if (!PyArg_ParseTuple(args, "ll", &rounds, &count))
     return nullptr;
@@ -163,7 +177,8 @@ PyObject *py_mark_costs(PyObject *, PyObject *args) {
   });
 }
 
-PyObject *py_steady_ns(PyObject *, PyObject *args) {
+PyObject *py_steady_ns(PyObject *, PyObject *args)
+{
   long count;
   if (!PyArg_ParseTuple(args, "l", &count))
     return nullptr;
@@ -177,18 +192,19 @@ PyMethodDef methods[] = {
     {"pair_ns", py_sized_ns<pair_ns>, METH_VARARGS, "pair_ns(size, count) -> ns a pair"},
     {"data_pointer_ns", py_sized_ns<data_pointer_ns>, METH_VARARGS,
      "data_pointer_ns(size, count) -> ns to allocate a DataPtr and drop it"},
-    {"event_record_ns", py_event_record_ns, METH_VARARGS,
-     "event_record_ns(count) -> ns a record"},
+    {"event_record_ns", py_event_record_ns, METH_VARARGS, "event_record_ns(count) -> ns a record"},
     {"mark_costs", py_mark_costs, METH_VARARGS,
      "mark_costs(rounds, count) -> [(cuEventRecord, esper_alloc_record_use, esper_record_use, "
      "the same of eight)], ns a call"},
-    {"steady_ns", py_steady_ns, METH_VARARGS,
-     "steady_ns(count) -> ns to allocate, mark and free"},
+    {"steady_ns", py_steady_ns, METH_VARARGS, "steady_ns(count) -> ns to allocate, mark and free"},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "pair_loops", nullptr, -1, methods,
-                      nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "pair_loops", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 } // namespace
 
-PyMODINIT_FUNC PyInit_pair_loops() { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit_pair_loops()
+{
+  return PyModule_Create(&module);
+}

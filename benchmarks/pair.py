@@ -54,7 +54,9 @@ def measure(allocator: str) -> dict:
 
     module = loops.load()
     pairs = [partial(module.pair_ns, size) for size in SIZES.values()]
-    timed = dict(zip(GOALS, [*pairs, partial(module.data_pointer_ns, TENSOR), empty_ns], strict=True))
+    timed = dict(
+        zip(GOALS, [*pairs, partial(module.data_pointer_ns, TENSOR), empty_ns], strict=True)
+    )
     figures: dict[str, float] = {}
     for name, ns in timed.items():
         ns(5000)

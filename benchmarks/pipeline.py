@@ -189,7 +189,11 @@ def main() -> int:
     arguments.add_argument("--small", action="store_true", help="tiny layers: to try the script")
     options = arguments.parse_args()
     if options.worker:
-        take_turns(in_children(options.worker, lambda: measure(options.worker, options.protection, options.small)))
+        take_turns(
+            in_children(
+                options.worker, lambda: measure(options.worker, options.protection, options.small)
+            )
+        )
         return 0
 
     if nothing_measurable():

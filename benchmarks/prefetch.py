@@ -162,7 +162,12 @@ def main() -> int:
     options = arguments.parse_args()
     jobs = options.job or list(JOBS)
     if options.worker:
-        take_turns(in_children(options.worker, lambda: measure(options.worker, options.protection, jobs[0], options.small)))
+        take_turns(
+            in_children(
+                options.worker,
+                lambda: measure(options.worker, options.protection, jobs[0], options.small),
+            )
+        )
         return 0
 
     if nothing_measurable():
@@ -190,8 +195,14 @@ def main() -> int:
             + (0.0, "ours"),
         ):
             results.compare(
-                f"{job}: {name}", unit, rounds, key, "esper_alloc, record_use",
-                f"native, {peer}", goal, judged,
+                f"{job}: {name}",
+                unit,
+                rounds,
+                key,
+                "esper_alloc, record_use",
+                f"native, {peer}",
+                goal,
+                judged,
             )
     return 0 if results.save() else 1
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the figures of benchmarks/results into the README's "Measured" section.
 
-    python benchmarks/readme.py            # write
-    python benchmarks/readme.py --check    # exit status 1 if the README is not up to date
+python benchmarks/readme.py            # write
+python benchmarks/readme.py --check    # exit status 1 if the README is not up to date
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ BEGIN, END = "<!-- figures: begin (benchmarks/readme.py) -->", "<!-- figures: en
 #: for what was measured in more than one way, the newest is shown.
 SHOWN: list[tuple[str, str | tuple[str, ...], str, str]] = [
     *(  # on segments of its own choice, which are mapped where the driver can, or those asked for
-        ("jobs", (f"{job}: {figure}", f"{job}, mapped segments: {figure}"), peer, f"{label}, {figure}")
+        (
+            "jobs",
+            (f"{job}: {figure}", f"{job}, mapped segments: {figure}"),
+            peer,
+            f"{label}, {figure}",
+        )
         for job, label in (
             ("gpt2", "GPT-2 124M training"),
             ("llama_varlen", "Llama training on sequences of 64 to 2,048 tokens"),
@@ -34,7 +39,12 @@ SHOWN: list[tuple[str, str | tuple[str, ...], str, str]] = [
         )
     ),
     *(
-        ("limits", f"{job}: largest batch within 20 GiB", "best peer", f"{label}, largest batch in 20 GiB")
+        (
+            "limits",
+            f"{job}: largest batch within 20 GiB",
+            "best peer",
+            f"{label}, largest batch in 20 GiB",
+        )
         for job, label in (
             ("gpt2", "GPT-2 124M training on 256 tokens"),
             ("llama_varlen", "Llama training on 64 to 512 tokens"),
@@ -46,7 +56,12 @@ SHOWN: list[tuple[str, str | tuple[str, ...], str, str]] = [
         "native",
         "99.9th percentile of malloc time, allocations of a recorded GPT-2 training",
     ),
-    ("startup", "import torch and esper_alloc", "import torch", "importing torch, and esper_alloc after it"),
+    (
+        "startup",
+        "import torch and esper_alloc",
+        "import torch",
+        "importing torch, and esper_alloc after it",
+    ),
     ("startup", "idle device memory", "native", "idle, device memory in use"),
     (
         "startup",
@@ -58,7 +73,12 @@ SHOWN: list[tuple[str, str | tuple[str, ...], str, str]] = [
     ("pair", "raw_alloc + raw_delete, 1 MiB", "native", "`raw_alloc` + `raw_delete`, 1 MiB"),
     ("pair", "raw_alloc + raw_delete, 64 MiB", "native", "`raw_alloc` + `raw_delete`, 64 MiB"),
     *(
-        ("churn", f"free and malloc among {live} live blocks up to {most}", "native", f"the same among {live} live blocks")
+        (
+            "churn",
+            f"free and malloc among {live} live blocks up to {most}",
+            "native",
+            f"the same among {live} live blocks",
+        )
         for live, most in (("10,000", "8 MiB"), ("1,000,000", "64 KiB"))
     ),
     *(
@@ -115,7 +135,12 @@ SHOWN: list[tuple[str, str | tuple[str, ...], str, str]] = [
         "the same",
     ),
     *(
-        ("gather", f"a batch, {form}", "native, plain PyTorch", f"CIFAR batches of {label}, gathered")
+        (
+            "gather",
+            f"a batch, {form}",
+            "native, plain PyTorch",
+            f"CIFAR batches of {label}, gathered",
+        )
         for form, label in (
             ("1 x 512", "512 images for one environment"),
             ("4 x 128", "128 for each of 4"),
@@ -124,7 +149,12 @@ SHOWN: list[tuple[str, str | tuple[str, ...], str, str]] = [
         )
     ),
     *(
-        ("normalize", f"update_and_normalize, {shape}", "plain PyTorch", f"running mean-std, {label}")
+        (
+            "normalize",
+            f"update_and_normalize, {shape}",
+            "plain PyTorch",
+            f"running mean-std, {label}",
+        )
         for shape, label in (
             ("64x64", "batches of 64 x 64"),
             ("1024x128", "of 1024 x 128"),
@@ -132,7 +162,12 @@ SHOWN: list[tuple[str, str | tuple[str, ...], str, str]] = [
         )
     ),
     *(
-        ("cifar_envs", f"16 environments on {on}", "native, plain PyTorch", f"16 networks on CIFAR, {label}")
+        (
+            "cifar_envs",
+            f"16 environments on {on}",
+            "native, plain PyTorch",
+            f"16 networks on CIFAR, {label}",
+        )
         for on, label in (
             ("one GPU: a step", "a stream each, a step"),
             ("one GPU: peak reserved", "peak reserved"),
@@ -215,7 +250,9 @@ def render() -> str:
         "esper_alloc and the peer alternated in one command. Figures are medians, and the ratio is",
         "theirs, but of step times the mean of the rounds' ratios.",
     ]
-    lines += [f"Not measured by {topic}.py: {name} ({why})." for topic, name, why in sorted(left_out)]
+    lines += [
+        f"Not measured by {topic}.py: {name} ({why})." for topic, name, why in sorted(left_out)
+    ]
     return "\n".join(lines)
 
 

@@ -12,7 +12,8 @@
 #include <stdexcept>
 #include <thread>
 
-namespace {
+namespace
+{
 
 constexpr size_t LINE = 64;
 
@@ -23,7 +24,8 @@ struct Ring {
   alignas(LINE) std::atomic<size_t> taken_count{0};
   alignas(LINE) void *blocks[SIZE];
 
-  bool put(void *block) {
+  bool put(void *block)
+  {
     const size_t count = put_count.load(std::memory_order_relaxed);
     if (count - taken_count.load(std::memory_order_acquire) == SIZE)
       return false;
@@ -32,7 +34,8 @@ struct Ring {
     return true;
   }
 
-  void *take() {
+  void *take()
+  {
     const size_t count = taken_count.load(std::memory_order_relaxed);
     if (count == put_count.load(std::memory_order_acquire))
       return nullptr;
@@ -54,7 +57,8 @@ struct Run {
 };
 
 // To the next thread; if the ring is full, what came from the one before is freed first.
-bool hand_on(Run &run, Ring &out, Ring &in, void *block) {
+bool hand_on(Run &run, Ring &out, Ring &in, void *block)
+{
   while (!out.put(block)) {
     if (void *other = in.take())
       allocator::raw_delete(other);
@@ -69,7 +73,8 @@ bool hand_on(Run &run, Ring &out, Ring &in, void *block) {
 }
 
 // Allocations and frees until it is over: how many of each while they were counted.
-uint64_t work(Run &run, size_t self) {
+uint64_t work(Run &run, size_t self)
+{
   Ring &out = *run.rings[self];
   Ring &in = *run.rings[(self + run.rings.size() - 1) % run.rings.size()];
   uint64_t pairs = 0;
@@ -89,7 +94,8 @@ uint64_t work(Run &run, size_t self) {
 }
 
 // Million pairs a second of all threads together.
-double pairs_rate(int thread_count, size_t size, bool handing, long milliseconds) {
+double pairs_rate(int thread_count, size_t size, bool handing, long milliseconds)
+{
   Run run;
   run.size = size;
   run.handing = handing;
@@ -135,7 +141,8 @@ double pairs_rate(int thread_count, size_t size, bool handing, long milliseconds
   return double(sum) / took * 1e3;
 }
 
-PyObject *py_pairs_rate(PyObject *, PyObject *args) {
+PyObject *py_pairs_rate(PyObject *, PyObject *args)
+{
   int threads, handing;
   Py_ssize_t size;
   long milliseconds;
@@ -153,9 +160,19 @@ PyMethodDef methods[] = {
      "the next thread frees what a thread allocated"},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "threads_loops", nullptr, -1, methods,
-                      nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module = {PyModuleDef_HEAD_INIT,
+                      "threads_loops",
+                      nullptr,
+                      -1,
+                      methods,
+                      nullptr,
+                      nullptr,
+                      nullptr,
+                      nullptr};
 
 } // namespace
 
-PyMODINIT_FUNC PyInit_threads_loops() { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit_threads_loops()
+{
+  return PyModule_Create(&module);
+}

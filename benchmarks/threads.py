@@ -82,7 +82,11 @@ def main() -> int:
     )
     options = arguments.parse_args()
     if options.worker:
-        take_turns(in_children(options.worker, lambda: measure(options.worker, options.most, options.milliseconds)))
+        take_turns(
+            in_children(
+                options.worker, lambda: measure(options.worker, options.most, options.milliseconds)
+            )
+        )
         return 0
     args = ("--most", str(options.most), "--milliseconds", str(options.milliseconds))
     peers, left_out = peers_here()

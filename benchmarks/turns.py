@@ -78,7 +78,9 @@ def in_a_child(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def in_children(
-    allocator: str, measure: Callable[[], dict[str, Any]], imports: Callable[[], object] | None = None
+    allocator: str,
+    measure: Callable[[], dict[str, Any]],
+    imports: Callable[[], object] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """What `measure` finds in one child after the other, which chooses the allocator; `imports`
     is called before they are forked."""

@@ -275,9 +275,7 @@ def ppo(small: bool) -> Step:
             for some in torch.randperm(len(seen), device=DEVICE).chunk(minibatches):
                 logits = torch.log_softmax(policy(seen[some]), dim=-1)
                 ratio = (logits.gather(1, taken[some][:, None])[:, 0] - before[some]).exp()
-                surrogate = torch.min(
-                    ratio * gained[some], ratio.clamp(0.8, 1.2) * gained[some]
-                )
+                surrogate = torch.min(ratio * gained[some], ratio.clamp(0.8, 1.2) * gained[some])
                 entropy = -(logits.exp() * logits).sum(dim=-1).mean()
                 error = (value(seen[some])[:, 0] - returns[some]).square().mean()
                 loss = 0.5 * error - surrogate.mean() - 0.01 * entropy
@@ -302,7 +300,9 @@ JOBS: dict[str, Job] = {
     "resnet50": Job(
         resnet50, 10, 4, False, "batches of 128 images of 224 x 224, bf16 autocast, AdamW"
     ),
-    "ppo": Job(ppo, 10, 3, False, "64 environments, 128 steps each, 4 epochs of 4 minibatches, Adam"),
+    "ppo": Job(
+        ppo, 10, 3, False, "64 environments, 128 steps each, 4 epochs of 4 minibatches, Adam"
+    ),
 }
 
 

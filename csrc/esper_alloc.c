@@ -40,8 +40,7 @@ static esper_status segments_from_environment(esper_config *config)
     config->segments = ESPER_SEGMENTS_MAPPED;
   else
     return error_set(ESPER_INVALID,
-                     "ESPER_ALLOC_SEGMENTS=%s is no kind of segments: use classic or mapped",
-                     kind);
+                     "ESPER_ALLOC_SEGMENTS=%s is no kind of segments: use classic or mapped", kind);
   return ESPER_OK;
 }
 
@@ -66,8 +65,7 @@ static esper_core *instance_make(void)
   const esper_driver *driver;
   esper_config config;
   esper_core *core = NULL;
-  if (config_from_environment(&config) != ESPER_OK ||
-      esper_cuda_driver(&driver) != ESPER_OK ||
+  if (config_from_environment(&config) != ESPER_OK || esper_cuda_driver(&driver) != ESPER_OK ||
       esper_core_create(driver, &config, &core) != ESPER_OK)
     return NULL;
   return core;

@@ -151,8 +151,7 @@ def library_path() -> str:
     spec = importlib.util.find_spec("esper_alloc._core")
     if spec is None or spec.origin is None:
         raise UnavailableError(
-            f"esper_alloc's core was not built: run `{_REINSTALL}` in its source "
-            f"folder."
+            f"esper_alloc's core was not built: run `{_REINSTALL}` in its source folder."
         )
     return spec.origin
 
@@ -164,8 +163,7 @@ def get_include() -> str:
         if (folder / "esper_alloc.h").is_file():
             return str(folder)
     raise UnavailableError(
-        f"esper_alloc.h is missing from the installation: run `{_REINSTALL}` in "
-        f"its source folder."
+        f"esper_alloc.h is missing from the installation: run `{_REINSTALL}` in its source folder."
     )
 
 
@@ -202,9 +200,7 @@ def pluggable_allocator() -> CUDAPluggableAllocator:
     from torch.cuda.memory import CUDAPluggableAllocator
 
     path = library_path()
-    pluggable = CUDAPluggableAllocator(
-        path, "esper_alloc_malloc", "esper_alloc_free"
-    )
+    pluggable = CUDAPluggableAllocator(path, "esper_alloc_malloc", "esper_alloc_free")
     library = ctypes.CDLL(path)
     hooks = _untyped(pluggable).allocator()
 

@@ -151,8 +151,7 @@ def medians(measured: Measured) -> dict[str, dict[str, float]]:
     """By allocator and figure."""
     return {
         allocator: {
-            figure.key: statistics.median(one[figure.key] for one in found)
-            for figure in FIGURES
+            figure.key: statistics.median(one[figure.key] for one in found) for figure in FIGURES
         }
         for allocator, found in measured.items()
     }
@@ -274,4 +273,3 @@ def run(args: Any) -> int:
         return 1
     print(json.dumps(as_json(measured), indent=2) if args.json else as_table(measured))
     return 0
-

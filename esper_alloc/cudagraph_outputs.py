@@ -150,9 +150,7 @@ class cudagraph_outputs:
                     "cudagraph_outputs() wraps nothing: use it in a with "
                     "statement, or call it with the one function to wrap"
                 )
-            return cudagraph_outputs(
-                args[0], clone=self._clone, mark=self._mark
-            )
+            return cudagraph_outputs(args[0], clone=self._clone, mark=self._mark)
         if torch.compiler.is_compiling() or not _graphs_are_possible():
             return function(*args, **kwargs)
         with self:
@@ -190,9 +188,7 @@ class cudagraph_outputs:
     def __getattr__(self, name: str) -> Any:
         # A wrapped module is still asked for its parameters and its state.
         if name.startswith("__") or self.__dict__.get("_function") is None:
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}"
-            )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         value = getattr(self._function, name)
         if getattr(value, "__self__", None) is not self._function:
             return value
@@ -265,9 +261,7 @@ class cudagraph_outputs:
         import torch
 
         if self._clone == "all":
-            belongs: Callable[[torch.Tensor], bool] = _Elsewhere(
-                arguments, self._function
-            )
+            belongs: Callable[[torch.Tensor], bool] = _Elsewhere(arguments, self._function)
         else:
             storages = _graph_storages()
             if storages is None:  # a PyTorch that keeps another account
@@ -396,11 +390,7 @@ def _managers() -> list[Any]:
     if containers is None and torch._C._is_key_in_tls(name):
         containers = torch._C._get_obj_in_tls(name)  # a thread of autograd
     managers = [one.tree_manager for one in list((containers or {}).values())]
-    return [
-        one
-        for one in managers
-        if one is not None and one.current_node is not None
-    ]
+    return [one for one in managers if one is not None and one.current_node is not None]
 
 
 def _live_outputs(manager: Any) -> int:
@@ -421,9 +411,7 @@ def _steps_are_counted() -> bool:
 
 #: The addresses of each path's outputs, by the last run of the path. They do
 #: not change once the run has been made.
-_storages_of_path: weakref.WeakKeyDictionary[Any, frozenset[int]] = (
-    weakref.WeakKeyDictionary()
-)
+_storages_of_path: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
 
 
 def _graph_storages() -> frozenset[int] | None:
@@ -669,9 +657,7 @@ def _clone_function() -> Any:
 _ALIGNMENT = 16
 
 
-def _copy_sharing(
-    tensors: list[torch.Tensor], copies: dict[int, torch.Tensor]
-) -> int:
+def _copy_sharing(tensors: list[torch.Tensor], copies: dict[int, torch.Tensor]) -> int:
     """Copies tensors of one storage, which share the new one as they do now."""
     import torch
 
@@ -695,8 +681,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """The first byte of its storage that it uses, and the one after the last."""
     size = tensor.element_size()
     last = sum(
-        (extent - 1) * stride
-        for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        (extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
     first = int(tensor.storage_offset())
     return first * size, (first + int(last) + 1) * size

@@ -109,7 +109,9 @@ def run(args: argparse.Namespace) -> int:
     facts = gather()
     findings = diagnose(facts)
     if args.json:
-        print(json.dumps({**facts, "findings": [asdict(finding) for finding in findings]}, indent=2))
+        print(
+            json.dumps({**facts, "findings": [asdict(finding) for finding in findings]}, indent=2)
+        )
     else:
         print(render(facts, findings))
     return 1 if any(finding.level == "problem" for finding in findings) else 0
@@ -289,7 +291,7 @@ def rebuild(facts: Facts) -> str:
 
 
 def minor(version: str) -> str:
-    """"2.11" of "2.11.0+cu130"."""
+    """ "2.11" of "2.11.0+cu130"."""
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
@@ -355,8 +357,7 @@ def torch_findings(facts: Facts) -> list[Finding]:
             problem(
                 f"this PyTorch ({torch['version']}) is built without CUDA: "
                 "it has no GPU memory to allocate",
-                "install a CUDA build of PyTorch (pytorch.org lists them), "
-                f"then {rebuild(facts)}",
+                f"install a CUDA build of PyTorch (pytorch.org lists them), then {rebuild(facts)}",
             )
         ]
     if not shim["built"]:
@@ -525,7 +526,7 @@ def trial_findings(facts: Facts) -> list[Finding]:
 
 
 def cuda_version(number: int) -> str:
-    """"12.4" of 12040."""
+    """ "12.4" of 12040."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -579,7 +580,9 @@ def torch_text(torch: Facts) -> str:
         return str(torch["error"])
     if torch["hip"]:
         return f"{torch['version']}, for ROCm {torch['hip']}"
-    return f"{torch['version']}, " + (f"for CUDA {torch['cuda']}" if torch["cuda"] else "without CUDA")
+    return f"{torch['version']}, " + (
+        f"for CUDA {torch['cuda']}" if torch["cuda"] else "without CUDA"
+    )
 
 
 def shim_text(shim: Facts) -> str:
@@ -651,7 +654,10 @@ def segments_wanted(environment: dict[str, str]) -> tuple[str, str]:
         return wanted, f", as ESPER_ALLOC_SEGMENTS={wanted} asks for"
     for option in ("max_split_size_mb", "garbage_collection_threshold"):
         if re.search(rf"{option}:[0-9.]*[1-9]", settings[-1] if settings else ""):
-            return "classic", f", which {option} concerns; expandable_segments:True: mapped all the same"
+            return (
+                "classic",
+                f", which {option} concerns; expandable_segments:True: mapped all the same",
+            )
     registers = environment.get("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "")
     if registers[:1] in tuple("1yYtT"):
         return "classic", ", as TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK needs"

@@ -120,9 +120,7 @@ def set_stream_traits(stream: torch.Stream, *, rendezvous: bool) -> None:
 
 
 def _is_running() -> bool:
-    return is_enabled() and bool(
-        _untyped(sys.modules["torch"]).cuda.is_initialized()
-    )
+    return is_enabled() and bool(_untyped(sys.modules["torch"]).cuda.is_initialized())
 
 
 def _index(device: torch.device | str | int | None) -> int:
@@ -134,13 +132,9 @@ def _index(device: torch.device | str | int | None) -> int:
 # The report's lines
 
 
-def _of_device(
-    device: int, gates: list[Any], blocks: list[Any], now: float
-) -> Iterator[str]:
+def _of_device(device: int, gates: list[Any], blocks: list[Any], now: float) -> Iterator[str]:
     held = [(b, u) for b in blocks if not b["live"] for u in b["uses"] if u["held"]]
-    ungated = [
-        (b, u) for b in blocks for u in b["uses"] if u["no_gate"] and not u["held"]
-    ]
+    ungated = [(b, u) for b in blocks for u in b["uses"] if u["no_gate"] and not u["held"]]
     yield (
         f"device {device}: {_count(len(gates), 'gate')} pending, "
         f"{_count(len({b['address'] for b, _ in held}), 'block')} held, "

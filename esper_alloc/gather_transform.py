@@ -67,7 +67,9 @@ class ImageTransform:
         torch = _torch()  # or an error that says what to install
         allowed = (None, torch.float32, torch.float16, torch.bfloat16)
         if self.channels_last not in (None, True, False):
-            raise TypeError(f"channels_last must be True, False or None (got {self.channels_last!r})")
+            raise TypeError(
+                f"channels_last must be True, False or None (got {self.channels_last!r})"
+            )
         if self.dtype not in allowed:
             raise TypeError(f"dtype must be float32, float16 or bfloat16 (got {self.dtype})")
         if (self.mean is None) != (self.std is None):

@@ -316,8 +316,7 @@ class _Rebuild:
                 elif sizes[slot] != size:
                     self.fail(
                         number,
-                        f"free of {size} bytes at {address:#x}, where {sizes[slot]} "
-                        "were allocated",
+                        f"free of {size} bytes at {address:#x}, where {sizes[slot]} were allocated",
                     )
                 if code == REQUEST:
                     if requested_at[slot] != NEVER:
@@ -411,11 +410,7 @@ class _Rebuild:
     def meet_the_end(self) -> None:
         history, last = self.history, self.last
         stayed: dict[int, int] = {}  # slot: bytes of native's block
-        left = {
-            address
-            for address, slot in last.items()
-            if history.completed_at[slot] == NEVER
-        }
+        left = {address for address, slot in last.items() if history.completed_at[slot] == NEVER}
         for block in self.end_blocks:
             slot = last.get(block.address, NEVER)
             if slot == NEVER:

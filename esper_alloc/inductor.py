@@ -58,9 +58,7 @@ def _put_ordered(
     mode: Any = proxy_tensor.get_proxy_mode()
     if mode is None:
         return NotImplemented
-    slots: list[Any] = [
-        proxy_tensor.get_proxy_slot(t, mode.tracer, None) for t in tensors
-    ]
+    slots: list[Any] = [proxy_tensor.get_proxy_slot(t, mode.tracer, None) for t in tensors]
     if not slots or None in slots:  # nothing, or a constant, is marked
         return NotImplemented
     marked = [slot.proxy for slot in slots]
@@ -146,28 +144,20 @@ def _is_view(node: Any) -> bool:
     if node.target is torch.ops.esper_alloc.in_memory.default:
         return True
     schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(
-        result.alias_info is not None for result in schema.returns
-    )
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
 def _results(node: Any) -> list[Any]:
     """The tensors that an operation returns, as nodes."""
     if _is_tensor(node):
         return [node]
-    return [
-        user
-        for user in node.users
-        if user.target is operator.getitem and _is_tensor(user)
-    ]
+    return [user for user in node.users if user.target is operator.getitem and _is_tensor(user)]
 
 
 def _is_tensor(node: Any) -> bool:
     import torch
 
-    return node.op == "call_function" and isinstance(
-        node.meta.get("val"), torch.Tensor
-    )
+    return node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 # While lowering

@@ -35,7 +35,10 @@ def _loaded() -> tuple[Any, str]:
         why = missing[0].partition(": ")[2] if missing else "the PyTorch part was not built either"
         return None, why
     if _minor(build.TORCH_VERSION) != _minor(torch.__version__):
-        return None, f"they were built for torch {build.TORCH_VERSION}, and this is {torch.__version__}"
+        return (
+            None,
+            f"they were built for torch {build.TORCH_VERSION}, and this is {torch.__version__}",
+        )
     try:
         return importlib.import_module("esper_alloc._kernels"), ""
     except ImportError as error:

@@ -35,9 +35,7 @@ class Batch:
     spread: Tensor  # sum of weight * (value - mean)^2
 
 
-def contributions(
-    x: Tensor, dim: int, mask: Tensor | None, weights: Tensor | None
-) -> Tensor:
+def contributions(x: Tensor, dim: int, mask: Tensor | None, weights: Tensor | None) -> Tensor:
     """The weight of each value, float64: 0 where the value is not finite, where the
     mask says so, or where the weight given is not a finite number above 0.
 
@@ -79,9 +77,7 @@ def batch_moments(x: Tensor, weight: Tensor, dim: int) -> Batch:
     return Batch(total, mean + offset, (weight * deviation * deviation).sum(0))
 
 
-def merged(
-    moments: Tensor, batch: Batch, momentum: float = -1.0, warm_up: float = 0.0
-) -> Tensor:
+def merged(moments: Tensor, batch: Batch, momentum: float = -1.0, warm_up: float = 0.0) -> Tensor:
     """`moments` with a batch taken in: by its weight, or where `momentum` is not below
     0 and the weight so far reaches `warm_up`, as 1 - momentum. The variance is moved
     and not rebuilt from a sum of squares: it keeps its precision however large the
@@ -141,9 +137,7 @@ def _believed(exact: Tensor, rounded: Tensor) -> Tensor:
 
 def known(moments: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """The moments, after what the user may have written into mean and variance."""
-    return torch.stack(
-        [_believed(moments[0], mean), _believed(moments[1], variance), moments[2]]
-    )
+    return torch.stack([_believed(moments[0], mean), _believed(moments[1], variance), moments[2]])
 
 
 def deviation(moments: Tensor, warm_up: float, epsilon: float, scaling: int) -> Tensor:
@@ -232,6 +226,4 @@ def normalizer_step_(
 ) -> Tensor:
     """Both, in that order."""
     normalizer_update_(moments, mean, variance, count, x, mask, weights, momentum, warm_up)
-    return normalizer_apply(
-        moments, mean, variance, x, warm_up, epsilon, clip, scaling, False
-    )
+    return normalizer_apply(moments, mean, variance, x, warm_up, epsilon, clip, scaling, False)

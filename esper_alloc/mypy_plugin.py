@@ -49,9 +49,7 @@ def _add_method(context: ClassDefContext) -> None:
 class TensorMethodPlugin(Plugin):
     """Adds the method while mypy reads torch's Tensor class."""
 
-    def get_base_class_hook(
-        self, fullname: str
-    ) -> Callable[[ClassDefContext], None] | None:
+    def get_base_class_hook(self, fullname: str) -> Callable[[ClassDefContext], None] | None:
         return _add_method if fullname == _BASE else None
 
 

@@ -114,9 +114,7 @@ class _Blocks:
         behind a block is a rest that was not split off it."""
         history = self.history
         for index, block in enumerate(history.start):
-            following = (
-                history.start[index + 1].address if index + 1 < len(history.start) else None
-            )
+            following = history.start[index + 1].address if index + 1 < len(history.start) else None
             address, size = block.address, history.sizes[block.slot]
             free = self.find_free(address)
             wanted = block.block_size or native_size(size, history.settings)

@@ -223,9 +223,7 @@ class _Normalizer(nn.Module):
             or self.strict_device
         ):
             return False
-        torch._dynamo.graph_break(
-            msg=f"{self._mismatch(x.device)}. {self._remedy(x.device)}"
-        )
+        torch._dynamo.graph_break(msg=f"{self._mismatch(x.device)}. {self._remedy(x.device)}")
         return True
 
     def _mismatch(self, device: torch.device) -> str:
@@ -267,9 +265,7 @@ class _Normalizer(nn.Module):
 
     # --- values -------------------------------------------------------------------
 
-    def _admit(
-        self, x: Tensor, mask: Tensor | None = None, weights: Tensor | None = None
-    ) -> None:
+    def _admit(self, x: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> None:
         """Raises unless x can be served; then moves the statistics to it if they must."""
         name = type(self).__name__
         if not isinstance(x, Tensor):
@@ -289,9 +285,7 @@ class _Normalizer(nn.Module):
         if x.device != self._moments.device:
             self._move_to_values(x.device)
 
-    def _check_selection(
-        self, x: Tensor, mask: Tensor | None, weights: Tensor | None
-    ) -> None:
+    def _check_selection(self, x: Tensor, mask: Tensor | None, weights: Tensor | None) -> None:
         rows = x.shape[: x.dim() - len(self.shape)]
         for name, given in (("mask", mask), ("weights", weights)):
             if given is None:
@@ -306,7 +300,9 @@ class _Normalizer(nn.Module):
             if given.device != x.device:
                 raise ValueError(f"{name} is on {given.device}, the values are on {x.device}")
         if mask is not None and mask.dtype != torch.bool:
-            raise TypeError(f"mask must be of booleans, true where a value counts, not {mask.dtype}")
+            raise TypeError(
+                f"mask must be of booleans, true where a value counts, not {mask.dtype}"
+            )
         if weights is not None and not weights.dtype.is_floating_point:
             raise TypeError(f"weights must be floating-point numbers, not {weights.dtype}")
 

@@ -221,7 +221,9 @@ def _write_html(path: str, rows: Sequence[Row]) -> None:
         for row in rows
     ]
     # "<" cannot end the script element when it is written as an escape.
-    text = json.dumps({"series": SERIES, "rows": data}, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps({"series": SERIES, "rows": data}, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(_page(text, ", ".join(row.title for row in rows)))
 

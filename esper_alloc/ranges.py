@@ -80,9 +80,7 @@ class Ranges:
             raise RangeError("no segment is there")
         whole = start == one.start and end == one.end
         if mapped != one.mapped or end > one.end or not (mapped or whole):
-            raise RangeError(
-                f"the segment there has {one.end - one.start} bytes at {one.start:#x}"
-            )
+            raise RangeError(f"the segment there has {one.end - one.start} bytes at {one.start:#x}")
         rest = [
             part
             for part in (one._replace(end=start), one._replace(start=end))

@@ -55,7 +55,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
     )
-    parser.add_argument("program", metavar="SCRIPT", help="file, directory or zip file; - for stdin")
+    parser.add_argument(
+        "program", metavar="SCRIPT", help="file, directory or zip file; - for stdin"
+    )
     parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
     parser.set_defaults(run=run)
 

@@ -27,8 +27,7 @@ _CHUNK_BYTES = 1 << 20
 _USE = "esper_alloc.use"
 
 NO_TRACE_REMEDY = (
-    "call torch.cuda.memory._record_memory_history() before the job "
-    "and _dump_snapshot() after it"
+    "call torch.cuda.memory._record_memory_history() before the job and _dump_snapshot() after it"
 )
 
 
@@ -100,9 +99,7 @@ def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _segment_with(
-    segment: dict[str, Any], uses: dict[int, list[dict[str, Any]]]
-) -> dict[str, Any]:
+def _segment_with(segment: dict[str, Any], uses: dict[int, list[dict[str, Any]]]) -> dict[str, Any]:
     blocks = [
         {**block, "uses": uses[block["address"]]} if block["address"] in uses else block
         for block in segment["blocks"]

@@ -67,9 +67,7 @@ def _make_method(tensor: Any) -> Any:
     if use._native is not None:
         return use._native.make_tensor_method(tensor)
 
-    def record_use(
-        self: Any, stream: Any = None, *, event: Any = None, gate: bool = True
-    ) -> None:
+    def record_use(self: Any, stream: Any = None, *, event: Any = None, gate: bool = True) -> None:
         use.record_use(self, stream, event=event, gate=gate)
 
     record_use.__doc__ = use.record_use.__doc__

@@ -31,9 +31,7 @@ _OPERATORS = ("record_use", "hold", "enter_scope", "leave_scope", "take")
 # The calls, on tensors of CUDA devices that were found already
 
 
-def mark(
-    tensors: list[Any], stream: Any, event: Any, gate: bool, until_free: bool
-) -> None:
+def mark(tensors: list[Any], stream: Any, event: Any, gate: bool, until_free: bool) -> None:
     """Marks by operator. An event cannot stand in a graph: instead of it, the
     memory is held, after its free, until its device has done all it had then.
     """
@@ -54,9 +52,7 @@ def mark(
 # understands: no compiled function, no sys.modules, no generator.
 
 
-def _record_use(
-    tensors: Any, stream: Any = None, *, event: Any = None, gate: bool = True
-) -> None:
+def _record_use(tensors: Any, stream: Any = None, *, event: Any = None, gate: bool = True) -> None:
     import torch
 
     # (Dynamo cannot be asked of what type an event is.)
@@ -64,8 +60,7 @@ def _record_use(
     found: list[Any] = []
     if not _search(tensors, found) and tensors is not None:
         raise TypeError(
-            f"expected a tensor, or a container of tensors, not "
-            f"{type(tensors).__name__}"
+            f"expected a tensor, or a container of tensors, not {type(tensors).__name__}"
         )
     if len(found) != 0:
         # Nobody's references can be counted here: in grad mode any tensor may
@@ -152,8 +147,7 @@ class _EnteredTraced:
         for value in tensors:
             if not _search(value, found) and value is not None:
                 raise TypeError(
-                    f"expected a tensor, or a container of tensors, not "
-                    f"{type(value).__name__}"
+                    f"expected a tensor, or a container of tensors, not {type(value).__name__}"
                 )
         stream = self._stream
         operators: Any = torch.ops.esper_alloc
@@ -199,13 +193,8 @@ def _hand_over(tensors: tuple[Any, ...], stream: Any) -> None:
 def _check_stream(stream: Any) -> None:
     import torch
 
-    if stream is not None and not isinstance(
-        stream, (torch.Stream, torch.cpu.Stream)
-    ):
-        raise TypeError(
-            f"stream must be a torch.cuda.Stream or None, not "
-            f"{type(stream).__name__}"
-        )
+    if stream is not None and not isinstance(stream, (torch.Stream, torch.cpu.Stream)):
+        raise TypeError(f"stream must be a torch.cuda.Stream or None, not {type(stream).__name__}")
 
 
 # Telling PyTorch
@@ -282,9 +271,7 @@ def _teach_wrapper(wrapper: Any) -> None:
     operator, and see for themselves.)"""
     import torch
 
-    def mark_parts(
-        cls: Any, func: Any, types: Any, args: Any, kwargs: Any = None
-    ) -> Any:
+    def mark_parts(cls: Any, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
         parts: list[Any] = []
         for tensor in args[0]:
             if isinstance(tensor, wrapper):
@@ -386,8 +373,7 @@ def _say_not_traced() -> None:
     if not _said:
         _said = True
         warnings.warn(
-            f"{_NOT_TRACED}. Here they are a break in the graph, and run as in eager "
-            f"code.",
+            f"{_NOT_TRACED}. Here they are a break in the graph, and run as in eager code.",
             RuntimeWarning,
             stacklevel=2,
         )

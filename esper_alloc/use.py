@@ -143,9 +143,7 @@ class using:
 
     __slots__ = ("_tensors", "_stream", "_entered", "_made_on")
 
-    def __init__(
-        self, *tensors: Any, stream: torch.Stream | None = None
-    ) -> None:
+    def __init__(self, *tensors: Any, stream: torch.Stream | None = None) -> None:
         _check_stream(stream)
         self._tensors = tensors
         self._stream = stream
@@ -274,18 +272,13 @@ def _check_stream(stream: Any, wanted: str = "a torch.cuda.Stream or None") -> N
         return
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(stream, torch.Stream):
-        raise TypeError(
-            f"stream must be {wanted}, not {type(stream).__name__}"
-        )
+        raise TypeError(f"stream must be {wanted}, not {type(stream).__name__}")
 
 
 def _check_event(event: Any) -> None:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(event, torch.Event):
-        raise TypeError(
-            f"event must be a torch.cuda.Event or None, not "
-            f"{type(event).__name__}"
-        )
+        raise TypeError(f"event must be a torch.cuda.Event or None, not {type(event).__name__}")
     if isinstance(event, torch.cuda.Event) and not event.cuda_event:
         raise ValueError(
             "event was not recorded yet: call event.record(stream) right after "
@@ -305,16 +298,12 @@ def _children(value: Any) -> tuple[Any, ...] | None:
     if isinstance(value, (Set, Sequence, ValuesView)):
         return tuple(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return tuple(
-            getattr(value, field.name, None) for field in dataclasses.fields(value)
-        )
+        return tuple(getattr(value, field.name, None) for field in dataclasses.fields(value))
     return None
 
 
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, bytearray, type)
-_PLAIN_PACKAGES = frozenset(
-    ("builtins", "datetime", "decimal", "enum", "numpy", "pathlib")
-)
+_PLAIN_PACKAGES = frozenset(("builtins", "datetime", "decimal", "enum", "numpy", "pathlib"))
 #: Where torch has its types that hold no tensors: dtypes, devices, streams.
 _PLAIN_MODULES = frozenset(("torch", "torch._C", "torch.cuda.streams"))
 
@@ -356,8 +345,7 @@ def _gather(argument: Any, found: list[torch.Tensor]) -> None:
     """Appends the tensors in `argument` that do not live in host memory."""
     if not _search(argument, found) and argument is not None:
         raise TypeError(
-            f"expected a tensor, or a container of tensors, not "
-            f"{type(argument).__name__}"
+            f"expected a tensor, or a container of tensors, not {type(argument).__name__}"
         )
 
 
@@ -459,9 +447,7 @@ def _mark_cuda(
 
 def _mark_through_library(tensor: torch.Tensor, stream: Any) -> bool:
     """Marks memory of the pluggable allocator; False: it is not."""
-    if pluggable_allocator.cache_info().currsize == 0 or not _is_current(
-        pluggable_allocator()
-    ):
+    if pluggable_allocator.cache_info().currsize == 0 or not _is_current(pluggable_allocator()):
         return False
     try:
         storage = tensor.untyped_storage()
@@ -489,9 +475,7 @@ def _waiting_stream(device: torch.device) -> torch.cuda.Stream:
     return stream
 
 
-def _stream_behind(
-    event: torch.Event | torch.cuda.Event, device: torch.device
-) -> torch.Stream:
+def _stream_behind(event: torch.Event | torch.cuda.Event, device: torch.device) -> torch.Stream:
     """A stream that ends with `event`, for allocators that know no events."""
     stream = _waiting_stream(device)
     stream.wait_event(event)

@@ -210,10 +210,7 @@ def _check_configs(num_configs: Any) -> int:
             f"num_configs must be an integer, not {type(num_configs).__name__}"
         ) from None
     if configs < 1:
-        raise ValueError(
-            f"num_configs is {configs}: give the number of configurations, "
-            "1 or more"
-        )
+        raise ValueError(f"num_configs is {configs}: give the number of configurations, 1 or more")
     return configs
 
 
@@ -247,8 +244,7 @@ def _batch_size(inputs: Any, targets: Any) -> int:
         for tensor in tensors:
             if tensor.layout != torch.strided:
                 raise TypeError(
-                    f"{name} hold a tensor of {tensor.layout}: only dense ones "
-                    "can be repeated"
+                    f"{name} hold a tensor of {tensor.layout}: only dense ones can be repeated"
                 )
             if tensor.dim() == 0:
                 raise ValueError(
@@ -263,9 +259,7 @@ def _batch_size(inputs: Any, targets: Any) -> int:
         )
     (size,) = sizes
     if size == 0:
-        raise ValueError(
-            "the batch is empty: skip it, there is nothing to validate"
-        )
+        raise ValueError("the batch is empty: skip it, there is nothing to validate")
     return size
 
 
@@ -277,9 +271,7 @@ def _device(
     """Where to evaluate, with an index where the kind of device has several."""
     import torch
 
-    of_stream = (
-        None if stream is None or _is_cpu_stream(stream) else stream.device
-    )
+    of_stream = None if stream is None or _is_cpu_stream(stream) else stream.device
     if device is None:
         return of_stream or _tensors(inputs, "inputs")[0].device
     found = torch.device(device)
@@ -326,9 +318,7 @@ def _repeat(x: torch.Tensor, configs: int) -> torch.Tensor:
     import torch
 
     size = (configs * x.shape[0], *x.shape[1:])
-    repeated = torch.empty(
-        size, dtype=x.dtype, device=x.device, memory_format=_format(x)
-    )
+    repeated = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=_format(x))
     repeated.view(configs, *x.shape).copy_(x.expand(configs, *x.shape))
     return repeated
 
@@ -354,32 +344,22 @@ def _split(found: Any, configs: int) -> FusedValidation:
     import torch
 
     if not isinstance(found, tuple) or len(found) != 3:
-        raise TypeError(
-            "evaluate must return (loss, correct, total), not "
-            f"{type(found).__name__}"
-        )
+        raise TypeError(f"evaluate must return (loss, correct, total), not {type(found).__name__}")
     loss, correct, total = found
     for name, tensor in (("loss", loss), ("correct", correct)):
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(
-                f"evaluate must return {name} as a tensor, not "
-                f"{type(tensor).__name__}"
-            )
+            raise TypeError(f"evaluate must return {name} as a tensor, not {type(tensor).__name__}")
     try:
         elements = operator.index(total)
     except TypeError:
-        raise TypeError(
-            f"evaluate must return total as an integer, not {total!r}"
-        ) from None
+        raise TypeError(f"evaluate must return total as an integer, not {total!r}") from None
     if elements < 0:
         raise ValueError(
             f"evaluate returned a total of {elements}: return the number of "
             "elements of all configurations"
         )
     if not (loss.is_floating_point() or loss.is_complex()):
-        raise TypeError(
-            f"evaluate must return a floating-point loss, not {loss.dtype}"
-        )
+        raise TypeError(f"evaluate must return a floating-point loss, not {loss.dtype}")
     if loss.dim() == 0 or loss.numel() == 1:
         per_loss = loss.reshape(1).expand(configs)
     else:

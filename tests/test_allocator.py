@@ -25,9 +25,7 @@ def run(source: str, **env: str) -> str:
     clean = {k: v for k, v in os.environ.items() if k != "ESPER_ALLOC"}
     # Where this test found the package is where the process finds it.
     root = str(Path(esper_alloc.__file__).parents[1])
-    clean["PYTHONPATH"] = os.pathsep.join(
-        [root, clean.get("PYTHONPATH", "")]
-    ).rstrip(os.pathsep)
+    clean["PYTHONPATH"] = os.pathsep.join([root, clean.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(source)],
         env={**clean, **env},
@@ -70,9 +68,7 @@ def has_cuda_torch() -> bool:
     return torch.version.cuda is not None
 
 
-needs_cuda_torch = pytest.mark.skipif(
-    not has_cuda_torch(), reason="no torch with CUDA"
-)
+needs_cuda_torch = pytest.mark.skipif(not has_cuda_torch(), reason="no torch with CUDA")
 
 
 # Importing
@@ -158,7 +154,11 @@ def built_for(monkeypatch):
         (torch_like("2.11.0+rocm6.4", cuda=None, hip="6.4"), "2.11.0", "not support ROCm"),
         (torch_like("2.11.0+cpu", cuda=None), "2.11.0", "built without CUDA"),
         (torch_like("2.11.0+cu130"), None, "installed without its PyTorch part"),
-        (torch_like("2.12.1+cu130"), "2.11.0+cu130", "built for torch 2.11 and this is torch 2.12.1"),
+        (
+            torch_like("2.12.1+cu130"),
+            "2.11.0+cu130",
+            "built for torch 2.11 and this is torch 2.12.1",
+        ),
         (torch_like("2.1.0"), "2.11.0", "built for torch 2.11 and this is torch 2.1.0"),
         (torch_like("2.11.0+cu126", cuda="12.6"), "2.11.0", "has CUDA 12.6"),
     ],
@@ -202,9 +202,7 @@ def test_a_source_folder_where_nothing_was_built_says_so(tmp_path):
     assert "`cd` elsewhere" in printed
 
 
-@pytest.mark.parametrize(
-    "torch", [torch_like("2.11.0+cu130"), torch_like("2.11.3", cuda="13.2")]
-)
+@pytest.mark.parametrize("torch", [torch_like("2.11.0+cu130"), torch_like("2.11.3", cuda="13.2")])
 def test_the_same_minor_is_accepted(built_for, torch):
     built_for("2.11.0+cu130")
     _check_torch(torch)

@@ -23,7 +23,24 @@ SCRIPTS = sorted(
     for path in BENCHMARKS.glob("*.py")
     if "__main__" in path.read_text() and path.name != "readme.py"
 )
-MODULES = ("common", "turns", "train", "workloads", "jobs", "neighbour", "limits", "startup", "replay_peaks", "growth", "malloc_times", "pair", "threads", "churn", "pages", "take")
+MODULES = (
+    "common",
+    "turns",
+    "train",
+    "workloads",
+    "jobs",
+    "neighbour",
+    "limits",
+    "startup",
+    "replay_peaks",
+    "growth",
+    "malloc_times",
+    "pair",
+    "threads",
+    "churn",
+    "pages",
+    "take",
+)
 ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2"}
 
 
@@ -72,7 +89,9 @@ class RMM:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pools: list[Any] = []
         self.current: Any = None
-        modules = {name: ModuleType(name) for name in ("rmm", "rmm.allocators", "rmm.allocators.torch")}
+        modules = {
+            name: ModuleType(name) for name in ("rmm", "rmm.allocators", "rmm.allocators.torch")
+        }
         modules["rmm"].mr = self  # type: ignore[attr-defined]
         modules["rmm.allocators.torch"].rmm_torch_allocator = "RMM's"  # type: ignore[attr-defined]
         for name, module in modules.items():
@@ -450,7 +469,9 @@ def test_the_first_pass_is_not_timed_and_peaks_are_of_all_passes() -> None:
 
 def test_rounds_with_both_kinds_of_segments_are_told_apart() -> None:
     jobs = load("jobs")
-    rounds = [{"esper_alloc, classic": {"x": 1}, "esper_alloc, mapped": {"x": 2}, "native": {"x": 3}}]
+    rounds = [
+        {"esper_alloc, classic": {"x": 1}, "esper_alloc, mapped": {"x": 2}, "native": {"x": 3}}
+    ]
     assert jobs.of_kind(rounds, "classic") == [{"esper_alloc": {"x": 1}, "native": {"x": 3}}]
     assert jobs.of_kind(rounds, "mapped") == [{"esper_alloc": {"x": 2}, "native": {"x": 3}}]
     alone = [{"esper_alloc": {"x": 1}, "native": {"x": 3}}]
@@ -585,7 +606,7 @@ def test_workers_take_turns_back_and_forth(script: Path) -> None:
     spans = sorted(
         (one["from"], one["to"], name) for found in rounds for name, one in found.items()
     )
-    assert [name for _, _, name in spans] == list("abc" "cba" "abc")
+    assert [name for _, _, name in spans] == list("abccbaabc")
     assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:]))
     for found in rounds[0].values():
         with pytest.raises(ProcessLookupError):
@@ -826,7 +847,9 @@ def test_replayed_peaks_are_a_table_and_a_result_file(
     peaks = load("replay_peaks")
     monkeypatch.delenv("ESPER_TRACES", raising=False)
     traces = sorted(map(str, (ROOT / "examples" / "traces").glob("*.pickle.gz")))
-    monkeypatch.setattr(sys, "argv", ["replay_peaks.py", *traces, "--out", str(tmp_path / "peaks.json")])
+    monkeypatch.setattr(
+        sys, "argv", ["replay_peaks.py", *traces, "--out", str(tmp_path / "peaks.json")]
+    )
     assert peaks.main() == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in out[1:4]] == ["fsdp_like", "gpt_train", "all"]
@@ -867,14 +890,18 @@ def test_of_traces_with_one_name_the_first_is_taken(
     names = [path.name.split(".")[0] for path in found]
     assert names[:2] == ["fsdp_like", "gpt_train"] and names[-1] == "other"
     assert len(set(names)) == len(names) == 9
-    assert found[1].parent == ROOT / "examples" / "traces" and found[-2].parent == ROOT / "tests" / "traces"
+    assert (
+        found[1].parent == ROOT / "examples" / "traces"
+        and found[-2].parent == ROOT / "tests" / "traces"
+    )
 
 
 # --- times of malloc -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("count", "share", "answer"), [(1, 0.999, 1), (2, 0.5, 1), (1000, 0.999, 999), (1001, 0.999, 1000), (3, 0.5, 2)]
+    ("count", "share", "answer"),
+    [(1, 0.999, 1), (2, 0.5, 1), (1000, 0.999, 999), (1001, 0.999, 1000), (3, 0.5, 2)],
 )
 def test_percentiles(count: int, share: float, answer: int) -> None:
     values = list(range(count, 0, -1))
@@ -924,17 +951,19 @@ def test_rows_of_threads(tmp_path: Path) -> None:
     ]  # fmt: skip
     native = dict.fromkeys(keys, 0.5)
     ours = {key: 12.0 if "handed on" in key else 14.0 for key in keys}
-    threads.add_rows(
-        made, [{"esper_alloc": {"figures": ours}, "native": {"figures": native}}] * 2
-    )
+    threads.add_rows(made, [{"esper_alloc": {"figures": ours}, "native": {"figures": native}}] * 2)
     rows = rows_of(made)
     assert len(rows) == len(keys) == 10
-    pairs, handed = (rows[f"{name}, 4 KiB, 16 threads", "native"] for name in ("pairs", "pairs, handed on"))
+    pairs, handed = (
+        rows[f"{name}, 4 KiB, 16 threads", "native"] for name in ("pairs", "pairs, handed on")
+    )
     assert (pairs["ratio"], pairs["goal"], pairs["met"]) == (28.0, 30.0, False)
     assert (handed["ratio"], handed["goal"], handed["met"]) == (24.0, 20.0, True)
     assert rows["pairs, 4 KiB, 4 threads", "native"]["goal"] is None
     others = results(tmp_path)
-    threads.add_rows(others, [{"esper_alloc": {"figures": ours}, "RMM's pool": {"figures": native}}])
+    threads.add_rows(
+        others, [{"esper_alloc": {"figures": ours}, "RMM's pool": {"figures": native}}]
+    )
     assert {peer for _, peer in rows_of(others)} == {"RMM's pool"}
     assert not any(row["goal"] for row in others.rows) and others.complete is False
 
@@ -981,7 +1010,12 @@ def test_churn_asks_an_allocator_without_pytorchs_statistics_itself(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 40, 1 << 40))
     found = churn.measure("RMM's pool", 1000, 5)["figures"]
     few, more = (f"{one.name}: " for one in churn.SETTINGS[:2])
-    assert found == {f"{few}ns": 2.0, f"{few}reserved": 2.0, f"{more}ns": 2.0, f"{more}reserved": 4.0}
+    assert found == {
+        f"{few}ns": 2.0,
+        f"{few}reserved": 2.0,
+        f"{more}ns": 2.0,
+        f"{more}reserved": 4.0,
+    }
     assert emptied == [1, 1]
 
 
@@ -1026,7 +1060,11 @@ class PagesDriver:
 
     def open(self, address: int, size: int) -> None:
         pages = {at for at in self.mapped if address <= at < address + size}
-        assert pages and not pages & self.opened and sum(self.pages[self.mapped[at]] for at in pages) == size
+        assert (
+            pages
+            and not pages & self.opened
+            and sum(self.pages[self.mapped[at]] for at in pages) == size
+        )
         self.opened |= pages
 
     def unmap(self, address: int, size: int) -> None:
@@ -1066,7 +1104,9 @@ def test_pages_are_measured_and_all_are_given_back(tmp_path: Path) -> None:
 def test_live_blocks_take_what_is_expected() -> None:
     churn = load("churn")
     uniform = churn.Setting(1000, 16, 1)
-    assert uniform.expected_bytes() / 1000 == pytest.approx((2**16 - 2**9) / (7 * 0.6931472), rel=1e-3)
+    assert uniform.expected_bytes() / 1000 == pytest.approx(
+        (2**16 - 2**9) / (7 * 0.6931472), rel=1e-3
+    )
     assert 40 < churn.MANY.expected_bytes() / 2**30 < 45
 
 

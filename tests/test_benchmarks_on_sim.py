@@ -80,10 +80,14 @@ def test_churn_is_measured(library: Path, allocator: str) -> None:
     found = measured(library, "churn", allocator, "--most", "100000", "--operations", "2000")
     figures = found["figures"]
     live = ("100 live blocks up to 8 MiB", "1,000 live blocks up to 8 MiB")
-    assert sorted(figures) == sorted(f"{one}: {what}" for one in live for what in ("ns", "reserved"))
+    assert sorted(figures) == sorted(
+        f"{one}: {what}" for one in live for what in ("ns", "reserved")
+    )
     assert all(figures[f"{one}: ns"] > 0 and figures[f"{one}: reserved"] >= 1 for one in live)
     # 10,000 blocks are more than the simulated device has.
-    assert list(found["left_out"]) == [f"{n} live blocks up to 8 MiB" for n in ("10,000", "100,000")]
+    assert list(found["left_out"]) == [
+        f"{n} live blocks up to 8 MiB" for n in ("10,000", "100,000")
+    ]
     assert all("are free" in why for why in found["left_out"].values())
 
 

@@ -46,7 +46,9 @@ def test_each_command_has_help(name: str) -> None:
     assert f"python -m esper_alloc {name}" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["doctor", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["doctor", "--help"]]
+)
 def test_help_imports_nothing_slow(arguments: list[str]) -> None:
     code = (
         "import sys\n"

@@ -67,9 +67,7 @@ class Graphs:
 
             return compiler
 
-        aot = aot_autograd(
-            fw_compiler=keep(self.forward), bw_compiler=keep(self.backward)
-        )
+        aot = aot_autograd(fw_compiler=keep(self.forward), bw_compiler=keep(self.backward))
 
         def backend(module, inputs):
             self.dynamo.append(module)
@@ -207,7 +205,9 @@ def test_containers_are_searched_as_in_eager_code(make):
 
     found = []
     use._gather(make(torch.empty(4, device="meta")), found)  # no error
-    (node,) = [n for n in on_fake_cuda(f, (4,)).forward[0].graph.nodes if "record_use" in str(n.target)]
+    (node,) = [
+        n for n in on_fake_cuda(f, (4,)).forward[0].graph.nodes if "record_use" in str(n.target)
+    ]
     assert [n.meta["val"].shape[0] for n in node.args[0]] == [4]
 
 
@@ -464,6 +464,7 @@ def test_eager_backend_gets_the_calls_in_order():
 
 
 # Inductor, on CPU tensors: there the operators themselves are called
+
 
 @pytest.fixture(scope="module")
 def read_elsewhere():
@@ -806,9 +807,7 @@ for value, count in ((sharded, 1), (TwoTensor(inner, inner), 2)):
     names = [str(node.target) for node in graphs[-1].graph.nodes]
     assert names.count("esper_alloc.record_use.default") == count, names
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
@@ -825,9 +824,7 @@ from esper_alloc import use
 from torch._dynamo.trace_rules import _polyfilled_function_ids as known
 assert id(use.record_use) in known
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
@@ -868,7 +865,5 @@ with warnings.catch_warnings(record=True) as seen:
 assert len(graphs) == 2, graphs
 assert len([w for w in seen if "cannot teach" in str(w.message)]) == 1, [str(w.message) for w in seen]
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

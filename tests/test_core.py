@@ -114,17 +114,25 @@ def test_random_programs(variant: str, threads: int) -> None:
 
 
 @pytest.mark.parametrize("header", ["esper_alloc.h", "device/device.h", "device/sim.h"])
-@pytest.mark.parametrize(
-    "language, standard", [("c", "c11"), ("c++", "c++11"), ("c++", "c++20")]
-)
+@pytest.mark.parametrize("language, standard", [("c", "c11"), ("c++", "c++11"), ("c++", "c++20")])
 def test_header_compiles_alone(header: str, language: str, standard: str) -> None:
     source = f'#include "{CSRC / header}"\nint main() {{ return 0; }}\n'
     compiler = CC if language == "c" else os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not there")
     done = subprocess.run(
-        [compiler, "-x", language, f"-std={standard}", "-pedantic", "-Wall", "-Wextra", "-Werror",
-         "-fsyntax-only", "-"],
+        [
+            compiler,
+            "-x",
+            language,
+            f"-std={standard}",
+            "-pedantic",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-fsyntax-only",
+            "-",
+        ],
         input=source,
         text=True,
         capture_output=True,

@@ -47,7 +47,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_scenario(built: Path, scenario: str, library: str = "libfake.so", **environment: str) -> str:
+def run_scenario(
+    built: Path, scenario: str, library: str = "libfake.so", **environment: str
+) -> str:
     if "/" not in library and (built / library).exists():
         library = str(built / library)
     done = subprocess.run(
@@ -199,5 +201,3 @@ def test_public_header_is_c_and_cxx(tmp_path: Path) -> None:
                 text=True,
             )  # fmt: skip
             assert done.returncode == 0, f"{header} as {language}: {done.stderr}"
-
-

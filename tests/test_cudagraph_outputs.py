@@ -307,7 +307,9 @@ def test_unknown_objects_are_named(trees) -> None:
     kind = type("Opaque", (), {"__module__": "somebodys"})
     graph = Graph(trees)
     step = cudagraph_outputs(lambda x: (graph(x), kind()))
-    with pytest.warns(RuntimeWarning, match="does not look for tensors inside somebodys.Opaque") as seen:
+    with pytest.warns(
+        RuntimeWarning, match="does not look for tensors inside somebodys.Opaque"
+    ) as seen:
         step(torch.ones(1))
     assert [one.filename for one in seen] == [__file__]
 

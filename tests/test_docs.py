@@ -80,7 +80,9 @@ def source_text() -> str:
 
 def anchors(path: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", prose(path.read_text()), flags=re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
@@ -235,7 +237,9 @@ def test_documented_switches_of_the_environment_exist(path: Path) -> None:
 def test_rules_are_those_of_the_code() -> None:
     header = (ROOT / "csrc" / "core" / "rules.h").read_text()
     in_code = re.findall(r'R\((\w+), "(\w+)"', header)
-    in_document = re.findall(r"^\| `(\w+)` \((\w+)\) \|", (ROOT / "docs" / "rules.md").read_text(), re.M)
+    in_document = re.findall(
+        r"^\| `(\w+)` \((\w+)\) \|", (ROOT / "docs" / "rules.md").read_text(), re.M
+    )
     assert in_code
     assert in_document == in_code
 

@@ -99,7 +99,11 @@ SICK = [
         "the core (esper_alloc._core) cannot be loaded: ImportError: no file",
         "pip install --no-build-isolation",
     ),
-    ({"torch__installed": False, "torch__cuda": None}, "PyTorch is not installed", "pip install torch"),
+    (
+        {"torch__installed": False, "torch__cuda": None},
+        "PyTorch is not installed",
+        "pip install torch",
+    ),
     (
         {"torch__error": "OSError: libcudart.so.13", "torch__cuda": None},
         "torch cannot be imported: OSError: libcudart.so.13",
@@ -347,7 +351,10 @@ def test_doctor_as_a_command_says_something_useful_here() -> None:
         ({"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1"}, "classic"),
         ({"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "0"}, "mapped"),
         (
-            {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1", "ESPER_ALLOC_SEGMENTS": "mapped"},
+            {
+                "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1",
+                "ESPER_ALLOC_SEGMENTS": "mapped",
+            },
             "mapped",
         ),
         ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, "classic"),
@@ -356,18 +363,30 @@ def test_doctor_as_a_command_says_something_useful_here() -> None:
         ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.0"}, "mapped"),
         ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True"}, "mapped"),
         (
-            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64", "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4"},
+            {
+                "PYTORCH_ALLOC_CONF": "max_split_size_mb:64",
+                "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4",
+            },
             "mapped",
         ),
         (
-            {"PYTORCH_ALLOC_CONF": "expandable_segments:False", "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4"},
+            {
+                "PYTORCH_ALLOC_CONF": "expandable_segments:False",
+                "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4",
+            },
             "classic",
         ),
         (
-            {"PYTORCH_ALLOC_CONF": "expandable_segments:False", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            {
+                "PYTORCH_ALLOC_CONF": "expandable_segments:False",
+                "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+            },
             "mapped",
         ),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128", "ESPER_ALLOC_SEGMENTS": "mapped"}, "mapped"),
+        (
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:128", "ESPER_ALLOC_SEGMENTS": "mapped"},
+            "mapped",
+        ),
     ],
 )
 def test_the_kind_of_segments(environment: dict[str, str], kind: str) -> None:

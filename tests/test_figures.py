@@ -20,14 +20,18 @@ def test_readme_shows_the_results() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_of_several_names_the_newest_row_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_names_the_newest_row_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = importlib.util.spec_from_file_location("readme", ROOT / "benchmarks" / "readme.py")
     assert found and found.loader
     readme = importlib.util.module_from_spec(found)
     found.loader.exec_module(readme)
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
     for newest in ("own", "asked"):
-        runs = [{"id": name, "time": f"2026-0{1 + (name == newest)}-01"} for name in ("own", "asked")]
+        runs = [
+            {"id": name, "time": f"2026-0{1 + (name == newest)}-01"} for name in ("own", "asked")
+        ]
         rows = [{"name": one["id"], "peer_name": "native", "run": one["id"]} for one in runs]
         (tmp_path / "jobs.json").write_text(json.dumps({"runs": runs, "rows": rows}))
         assert readme.find("jobs", ("own", "asked"), "native")["name"] == newest

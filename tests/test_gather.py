@@ -544,7 +544,9 @@ def test_resuming_gives_the_remaining_batches(stop, order, drop_last, shuffle, s
 def test_a_state_may_hold_integers_of_any_kind() -> None:
     """As tensors or NumPy's, which is what some files make of numbers."""
     batches = iterator()
-    batches.load_state_dict({name: torch.tensor(n) for name, n in zip(("seed", "epoch", "cursor"), (7, 2, 3))})
+    batches.load_state_dict(
+        {name: torch.tensor(n) for name, n in zip(("seed", "epoch", "cursor"), (7, 2, 3))}
+    )
     assert batches.state_dict() == {"seed": 7, "epoch": 2, "cursor": 3}
     assert all(type(value) is int for value in batches.state_dict().values())
 

@@ -18,8 +18,10 @@ CC = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SCENARIOS = (
-    "guess refused users silent crowd signals full_table fork orphan exit network"  # as main() has them
-).split()
+    (
+        "guess refused users silent crowd signals full_table fork orphan exit network"  # as main() has them
+    ).split()
+)
 
 pytestmark = pytest.mark.skipif(CC is None, reason="needs a C compiler")
 

@@ -539,7 +539,11 @@ def test_attributes_are_esper_lites() -> None:
     assert RunningMeanStd(np.int64(4)).mean.shape == (4,)
     assert list(signature.parameters)[:4] == ["shape", "epsilon", "device", "momentum"]
     assert list(inspect.signature(RewardNormalizer).parameters)[:2] == ["clip", "epsilon"]
-    assert list(inspect.signature(ValueNormalizer).parameters)[:3] == ["epsilon", "device", "momentum"]
+    assert list(inspect.signature(ValueNormalizer).parameters)[:3] == [
+        "epsilon",
+        "device",
+        "momentum",
+    ]
 
 
 def test_updates_in_inference_mode_do_not_get_in_the_way() -> None:
@@ -575,7 +579,10 @@ def test_reset_goes_back_to_the_start() -> None:
 def test_assigned_and_written_statistics_are_believed() -> None:
     x = torch.randn(10, 2, dtype=torch.float64)
     for write in (
-        lambda rms: (setattr(rms, "mean", torch.full((2,), 5.0)), setattr(rms, "var", torch.full((2,), 4.0))),
+        lambda rms: (
+            setattr(rms, "mean", torch.full((2,), 5.0)),
+            setattr(rms, "var", torch.full((2,), 4.0)),
+        ),
         lambda rms: (rms.mean.fill_(5.0), rms.var.fill_(4.0)),
     ):
         rms = RunningMeanStd(2)
@@ -645,7 +652,10 @@ def test_rewards_statistics_can_be_assigned() -> None:
         reward.m2 = -1.0
     assert unchanged(reward, before)
     fresh = RewardNormalizer()
-    for forget in (fresh.reset, lambda: fresh.load_state_dict({"mean": 0.0, "m2": 0.0, "count": 0})):
+    for forget in (
+        fresh.reset,
+        lambda: fresh.load_state_dict({"mean": 0.0, "m2": 0.0, "count": 0}),
+    ):
         fresh.m2 = 36.0
         forget()
         assert float(fresh.m2) == 0.0
@@ -702,7 +712,9 @@ def test_esper_lites_files_load() -> None:
     assert (rms.mean.tolist(), rms.var.tolist(), int(rms.count)) == ([1.0, 2.0], [3.0, 4.0], n)
     assert float(rms._moments[2, 0]) == float(state["count"])
     value = ValueNormalizer()
-    value.load_state_dict({"mean": torch.tensor(1.0), "var": torch.tensor(4.0), "count": torch.tensor(40.0)})
+    value.load_state_dict(
+        {"mean": torch.tensor(1.0), "var": torch.tensor(4.0), "count": torch.tensor(40.0)}
+    )
     assert value.get_scale() == pytest.approx(math.sqrt(4.0001))
     reward = RewardNormalizer()
     reward.load_state_dict({"mean": 2.0, "m2": 36.0, "count": 10})
@@ -941,7 +953,8 @@ def test_values_elsewhere_are_a_warning_on_the_users_line(
     x = torch.zeros(shape, device="meta")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        getattr(normalizer, method)(x); line = inspect.currentframe().f_lineno  # noqa: E702
+        getattr(normalizer, method)(x)
+        line = inspect.currentframe().f_lineno  # noqa: E702
         getattr(normalizer, method)(x)
     (warning,) = [one for one in caught if "statistics" in str(one.message)]
     assert warning.category is UserWarning
@@ -980,8 +993,8 @@ def test_the_warning_comes_once_an_instance_and_way() -> None:
 
 @pytest.mark.parametrize("make, method, shape", MOVES, ids=MOVE_IDS)
 def test_strict_device_raises(make: Any, method: str, shape: Any) -> None:
-    normalizer = type(make())(3, strict_device=True) if shape == (4, 3) else type(make())(
-        strict_device=True
+    normalizer = (
+        type(make())(3, strict_device=True) if shape == (4, 3) else type(make())(strict_device=True)
     )
     before = state_of(normalizer)
     with pytest.raises(RuntimeError, match="with strict_device=True it does not move them"):
@@ -1109,7 +1122,9 @@ def test_modes_and_subclasses_go_the_long_way() -> None:
     seen: list[str] = []
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             seen.append(str(func))
             return func(*args, **(kwargs or {}))
 
@@ -1254,7 +1269,9 @@ def test_a_compiled_policy_that_must_not_break() -> None:
     for _ in range(3):
         compiled(policy, torch.randn(32, 4))
     assert int(policy.rms.count) == 96
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="statistics on cpu and was given values on meta"):
+    with pytest.raises(
+        torch._dynamo.exc.Unsupported, match="statistics on cpu and was given values on meta"
+    ):
         compiled(Elsewhere(), torch.zeros(8, 4, device="meta"))
 
 
@@ -1286,7 +1303,10 @@ def test_rewards_are_esper_lites() -> None:
     scaled = batch.update_and_normalize(torch.tensor(rewards))
     close(scaled, (rewards / rewards.std(ddof=1)).clip(-5, 5))
     close(batch._moments, ours._moments.numpy())
-    close(batch.denormalize(scaled[:1]), (rewards[:1] / rewards.std(ddof=1)).clip(-5, 5) * rewards.std(ddof=1))
+    close(
+        batch.denormalize(scaled[:1]),
+        (rewards[:1] / rewards.std(ddof=1)).clip(-5, 5) * rewards.std(ddof=1),
+    )
 
 
 def test_odd_rewards() -> None:
@@ -1379,9 +1399,15 @@ def test_missing_kernels_are_said_once_with_the_command(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "facts, words",
     [
-        ({"HAS_KERNELS": False, "WHAT_IS_MISSING": ["the kernels: no nvcc. Do this"]}, "no nvcc. Do this"),
+        (
+            {"HAS_KERNELS": False, "WHAT_IS_MISSING": ["the kernels: no nvcc. Do this"]},
+            "no nvcc. Do this",
+        ),
         ({"HAS_KERNELS": False, "WHAT_IS_MISSING": []}, "the PyTorch part was not built either"),
-        ({"HAS_KERNELS": True, "TORCH_VERSION": "1.0", "WHAT_IS_MISSING": []}, "built for torch 1.0"),
+        (
+            {"HAS_KERNELS": True, "TORCH_VERSION": "1.0", "WHAT_IS_MISSING": []},
+            "built for torch 1.0",
+        ),
     ],
 )
 def test_why_there_are_no_kernels(

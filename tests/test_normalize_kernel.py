@@ -74,10 +74,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     text = replaced(r"kFewRows = 2048;", f"kFewRows = {FEW_ROWS};", text)
     text = replaced(r"kThreads = 256;", "kThreads = 128;", text)  # quicker here
     text = replaced(
-        r"__shared__ double shared\[[^;]*\];", "double *const shared = &fibers::shared_at<double>(0);", text
+        r"__shared__ double shared\[[^;]*\];",
+        "double *const shared = &fibers::shared_at<double>(0);",
+        text,
     )
     text = re.sub(
-        r"__shared__ Line lines\[[^;]*\];", "Line *const lines = &fibers::shared_at<Line>(40000);", text
+        r"__shared__ Line lines\[[^;]*\];",
+        "Line *const lines = &fibers::shared_at<Line>(40000);",
+        text,
     )
     for launch in (r"chosen\.update<<<grid\.blocks", r"chosen\.apply<<<blocks"):
         kernel, _, blocks = launch.replace("\\", "").partition("<<<")
@@ -119,7 +123,9 @@ class Device:
     def __init__(self, library: ctypes.CDLL, features: int) -> None:
         self.library = library
         start = torch.arange(features, dtype=torch.float64)
-        self.moments = torch.stack([start * 0.1 - 1, 1 + start * 0.01, torch.full_like(start, 10.0)])
+        self.moments = torch.stack(
+            [start * 0.1 - 1, 1 + start * 0.01, torch.full_like(start, 10.0)]
+        )
         self.mean, self.variance = self.moments[0].float(), self.moments[1].float()
         self.count = torch.tensor(5)
 
@@ -149,7 +155,9 @@ class Device:
 
     def apply(self, x: Any, rule: Rule, out: Any) -> None:
         given = self.arguments(x, None, None, rule)
-        assert self.library.esper_normalizer_apply(*given, ctypes.c_void_p(out.data_ptr()), None) == 0
+        assert (
+            self.library.esper_normalizer_apply(*given, ctypes.c_void_p(out.data_ptr()), None) == 0
+        )
 
 
 def result_like(x: Any) -> Any:

@@ -23,7 +23,9 @@ def nursery() -> Iterator[helper.Nursery]:
     made.close()
 
 
-def run(nursery: helper.Nursery, code: str, timeout: float = 60.0, **env: str) -> tuple[int, str, str]:
+def run(
+    nursery: helper.Nursery, code: str, timeout: float = 60.0, **env: str
+) -> tuple[int, str, str]:
     done = nursery.run(textwrap.dedent(code), helper.environment(env), timeout)
     return done.returncode, done.stdout, done.stderr
 
@@ -43,8 +45,13 @@ def test_code_is_the_main_module(nursery: helper.Nursery) -> None:
 
 
 def test_children_do_not_see_each_other(nursery: helper.Nursery) -> None:
-    first = run(nursery, "import os; import builtins; builtins.left = 1; os.environ['LEFT'] = '1'; print(os.getpid())")
-    second = run(nursery, "import os; print(os.getpid(), 'LEFT' in os.environ, 'left' in dir(__builtins__))")
+    first = run(
+        nursery,
+        "import os; import builtins; builtins.left = 1; os.environ['LEFT'] = '1'; print(os.getpid())",
+    )
+    second = run(
+        nursery, "import os; print(os.getpid(), 'LEFT' in os.environ, 'left' in dir(__builtins__))"
+    )
     assert first[0] == second[0] == 0
     pid, *rest = second[1].split()
     assert pid != first[1].strip() and rest == ["False", "False"]

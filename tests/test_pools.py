@@ -505,7 +505,12 @@ def cuda(settings: str, general: str) -> dict[str, str]:
         ({}, None, "max_split_size_mb:64", False),
         ({}, None, "max_split_size_mb:17592186044415", True),  # all the MiB there are: no limit
         ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}, None, None, False),
-        ({"PYTORCH_ALLOC_CONF": "max_non_split_rounding_mb:40,large_segment_size_mb:40"}, None, None, True),
+        (
+            {"PYTORCH_ALLOC_CONF": "max_non_split_rounding_mb:40,large_segment_size_mb:40"},
+            None,
+            None,
+            True,
+        ),
         ({"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:4"}, None, None, True),
         # PyTorch reads both variables, this one last.
         (cuda("expandable_segments:True", "expandable_segments:False"), None, None, True),
@@ -516,14 +521,23 @@ def cuda(settings: str, general: str) -> dict[str, str]:
         ({"ESPER_ALLOC_SEGMENTS": "mapped"}, None, "max_split_size_mb:64", True),
         ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, "expandable_segments:True", True),
         ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, None, None, False),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, None, "max_split_size_mb:64", True),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            None,
+            "max_split_size_mb:64",
+            True,
+        ),
         ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, "max_split_size_mb:64", None, False),
         ({}, "expandable_segments:False", "max_split_size_mb:64", False),
         ({"ESPER_ALLOC_SEGMENTS": "mapped"}, "expandable_segments:False", None, False),
     ],
 )
 def test_the_kind_of_segments(
-    libraries: dict[str, Path], env: dict[str, str], before: str | None, after: str | None, mapped: bool
+    libraries: dict[str, Path],
+    env: dict[str, str],
+    before: str | None,
+    after: str | None,
+    mapped: bool,
 ) -> None:
     """Settings given before the allocator is there, and between that and its first use."""
     set_options = "_C._accelerator_setAllocatorSettings"

@@ -310,9 +310,7 @@ def test_native_rounds_sizes_as_it_was_set_to(size, divisions, expected):
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["alloc", "alloc", "free", "free", "delay", "complete", "empty", "note"]),
-        st.one_of(
-            st.integers(1, 5000), st.integers(1, 2 * MIB), st.integers(MIB, 30 * MIB)
-        ),
+        st.one_of(st.integers(1, 5000), st.integers(1, 2 * MIB), st.integers(MIB, 30 * MIB)),
         st.integers(0, 3),
     ),
     min_size=1,
@@ -603,7 +601,9 @@ def test_the_device_is_named(tmp_path):
     block = second.alloc(10)
     second.free(block)
     second.entry("free_requested", block.address, 10, 0)
-    assert refusal(tmp_path, snapshot_of(first, second)).startswith("device 1, entry 4: second free")
+    assert refusal(tmp_path, snapshot_of(first, second)).startswith(
+        "device 1, entry 4: second free"
+    )
 
 
 def test_another_split_rule_is_no_contradiction(tmp_path):
@@ -678,9 +678,7 @@ def test_arguments_that_make_no_sense_are_refused(changes):
     with pytest.raises((ValueError, TypeError)):
         run_core((ALLOC, 0, 0, 0, 1), **changes)
     with pytest.raises(ValueError):
-        _core.replay(
-            b"x", start=0, slots=0, streams=0, uses=0, pools=[], **PLAIN
-        )
+        _core.replay(b"x", start=0, slots=0, streams=0, uses=0, pools=[], **PLAIN)
 
 
 def test_memory_that_does_not_fit_is_an_error_with_its_operation():
@@ -699,12 +697,17 @@ def test_an_empty_history_runs():
 
 
 def traces() -> list:
-    return [pytest.param(path, id=path.stem) for path in [*EXAMPLES, *sorted(TRACES.glob("*.pickle.gz"))]]
+    return [
+        pytest.param(path, id=path.stem)
+        for path in [*EXAMPLES, *sorted(TRACES.glob("*.pickle.gz"))]
+    ]
 
 
 def test_every_bounded_job_is_there():
     names = {path.values[0].name.split(".")[0] for path in traces()}
-    assert len(EXAMPLES) == 2 and names == set(RESERVED_PER_ACTIVE["classic"]) == set(RESERVED_PER_ACTIVE["mapped"])
+    assert len(EXAMPLES) == 2 and names == set(RESERVED_PER_ACTIVE["classic"]) == set(
+        RESERVED_PER_ACTIVE["mapped"]
+    )
 
 
 @pytest.mark.parametrize("path", traces())
@@ -940,7 +943,9 @@ def test_a_page_that_needs_nothing_else(tmp_path):
     assert command(odd, "--policy", "all", "--plot", page) == 0
     text = page.read_text(encoding="utf-8")
     assert "<script>alert" not in text
-    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "") and "https://" not in text
+    assert (
+        "http://" not in text.replace("http://www.w3.org/2000/svg", "") and "https://" not in text
+    )
     data = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
     [row] = data["rows"]
     assert [one["title"] for one in row["panels"]] == [

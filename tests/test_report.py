@@ -47,9 +47,7 @@ def running(monkeypatch):
     """A core with two devices that answers what a test puts in here."""
     torch = pytest.importorskip("torch")
     found = types.SimpleNamespace(gates={0: [], 1: []}, pending={0: [], 1: []})
-    core = types.SimpleNamespace(
-        gates=found.gates.__getitem__, pending=found.pending.__getitem__
-    )
+    core = types.SimpleNamespace(gates=found.gates.__getitem__, pending=found.pending.__getitem__)
     monkeypatch.setattr(figures, "_core", core)
     monkeypatch.setattr(figures, "_is_running", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -296,7 +296,8 @@ def test_a_child_can_be_left_alone(place: Place) -> None:
 
 def test_reuse_order_is_handed_on(place: Place) -> None:
     script = place.write(
-        "reuse.py", "import os; print(os.environ.get('ESPER_ALLOC_REUSE'), os.environ['ESPER_ALLOC'])"
+        "reuse.py",
+        "import os; print(os.environ.get('ESPER_ALLOC_REUSE'), os.environ['ESPER_ALLOC'])",
     )
     assert place.run(script).stdout == "None 1\n"
     assert place.run("--reuse", "grow", script).stdout == "grow 1\n"
@@ -347,9 +348,7 @@ def test_what_cannot_be_imported_is_said_and_the_program_goes_on(
     place: Place, breakage: str
 ) -> None:
     script = place.write("report.py", REPORT)
-    place.package.write_text(
-        FAKE_PACKAGE.replace("calls += 1", breakage)
-    )
+    place.package.write_text(FAKE_PACKAGE.replace("calls += 1", breakage))
     done = place.run(script)
     assert done.returncode == 0
     assert done.stdout == "enabled None\n"
@@ -435,7 +434,11 @@ def test_startup_file_is_harmless_in_old_pythons(place: Place, name: str) -> Non
         ("9.10.0", "9.9", "built for torch 9.9, and this is torch 9.10.0"),
         ("9.9.0+cu130", None, "installed without its PyTorch part"),
         ("9.9.0+rocm6.4", "9.9", "AMD GPUs"),
-        ("9.9.0+cu130", "nothing was built", "source folder, where nothing was built: `cd` elsewhere"),
+        (
+            "9.9.0+cu130",
+            "nothing was built",
+            "source folder, where nothing was built: `cd` elsewhere",
+        ),
     ],
 )
 def test_nothing_is_run_where_it_cannot_be_on_esper_alloc(
@@ -463,9 +466,7 @@ def test_a_torch_without_cuda_is_no_reason_to_refuse(place: Place) -> None:
 
 
 @pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"]])
-def test_interpreters_that_hide_the_environment_are_refused(
-    place: Place, flags: list[str]
-) -> None:
+def test_interpreters_that_hide_the_environment_are_refused(place: Place, flags: list[str]) -> None:
     script = place.write("never.py", "print('ran')")
     starter = f"import sys; sys.path.insert(0, {str(place.site)!r}); "
     starter += f"from esper_alloc.__main__ import main; sys.exit(main(['run', {str(script)!r}]))"

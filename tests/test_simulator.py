@@ -49,7 +49,10 @@ def test_an_image_is_what_the_formula_says(simulator, angles) -> None:
         for column in range(16):
             at = run.image.pixels[row, column].tolist()
             assert math.isclose(
-                float(image[row, column]), pixel(simulator, direction, at), rel_tol=1e-6, abs_tol=1e-9
+                float(image[row, column]),
+                pixel(simulator, direction, at),
+                rel_tol=1e-6,
+                abs_tol=1e-9,
             )
 
 

@@ -57,9 +57,7 @@ def marked(monkeypatch):
     """What the Python implementation would have marked on a GPU."""
     marks: list[tuple] = []
     monkeypatch.setattr(use, "_native", None)
-    monkeypatch.setattr(
-        use, "record_use", getattr(use, "_python_record_use", use.record_use)
-    )
+    monkeypatch.setattr(use, "record_use", getattr(use, "_python_record_use", use.record_use))
     monkeypatch.setattr(use, "_mark_cuda", lambda *mark: marks.append(mark))
     return marks
 
@@ -283,9 +281,7 @@ def test_without_the_shim_grad_mode_means_record_stream(monkeypatch):
     monkeypatch.setattr(use, "_native", None)
     held, exact = [], []
     monkeypatch.setattr(use, "_record_stream", lambda t, s: held.append(t))
-    monkeypatch.setattr(
-        use, "_mark_through_library", lambda t, s: exact.append(t) or True
-    )
+    monkeypatch.setattr(use, "_mark_through_library", lambda t, s: exact.append(t) or True)
     x, stream = pretend(3), cuda_stream()
     use._mark_cuda(x, stream, None, True)
     assert (len(held), len(exact)) == (1, 0)
@@ -339,9 +335,7 @@ def steps(monkeypatch):
         log.append(("leave", stream.name))
         current.pop()
 
-    module = types.SimpleNamespace(
-        current_stream=lambda device=None: current[-1], stream=entered
-    )
+    module = types.SimpleNamespace(current_stream=lambda device=None: current[-1], stream=entered)
     monkeypatch.setattr(use, "_native", None)
     monkeypatch.setattr(use, "_check_stream", lambda stream: None)
     monkeypatch.setattr(torch, "get_device_module", lambda device=None: module)

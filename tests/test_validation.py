@@ -182,9 +182,7 @@ def test_a_single_configuration_and_a_single_element() -> None:
 
 def test_the_total_never_divides_by_zero() -> None:
     inputs, targets = batch()
-    found = fused_validation_batch(
-        inputs, targets, K, evaluate=lambda x, y: (x.mean(), y == y, 3)
-    )
+    found = fused_validation_batch(inputs, targets, K, evaluate=lambda x, y: (x.mean(), y == y, 3))
     assert found.total == 1
 
 
@@ -325,7 +323,12 @@ def test_bad_batches() -> None:
         (x, None, TypeError, "targets must be tensors"),
         ([], y, ValueError, "inputs hold no tensor"),
         (x, torch.tensor(1), ValueError, "targets hold a tensor without dimensions"),
-        (x, y[1:], ValueError, r"differ in their first dimension, the batch: 6 \(inputs\), 5 \(targets\)"),
+        (
+            x,
+            y[1:],
+            ValueError,
+            r"differ in their first dimension, the batch: 6 \(inputs\), 5 \(targets\)",
+        ),
         ({"a": x, "b": x[2:]}, y, ValueError, "differ in their first dimension"),
         (x[:0], y[:0], ValueError, "the batch is empty"),
         (x.to_sparse(), y, TypeError, "inputs hold a tensor of torch.sparse_coo"),
@@ -371,7 +374,11 @@ def test_device_and_stream_must_agree() -> None:
         ((torch.ones(()), torch.ones(K), 1.5), TypeError, "return total as an integer, not 1.5"),
         ((torch.ones(()), torch.ones(K), None), TypeError, "return total as an integer, not None"),
         ((torch.ones(()), torch.ones(K), -K), ValueError, "returned a total of -"),
-        ((torch.ones(K).long(), torch.ones(K), 1), TypeError, "floating-point loss, not torch.int64"),
+        (
+            (torch.ones(K).long(), torch.ones(K), 1),
+            TypeError,
+            "floating-point loss, not torch.int64",
+        ),
     ],
 )
 def test_bad_results(returned, error, message) -> None:

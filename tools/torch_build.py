@@ -164,7 +164,9 @@ def architecture_flags(listed: str, torch: list[str], nvcc: set[str]) -> list[st
         wanted = [entry for entry in re.split(r"[\s;,]+", listed) if entry]
         odd = [entry for entry in wanted if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", entry)]
         if odd:
-            raise ValueError(f"TORCH_CUDA_ARCH_LIST: {odd[0]!r} is no version such as 9.0 or 9.0+PTX")
+            raise ValueError(
+                f"TORCH_CUDA_ARCH_LIST: {odd[0]!r} is no version such as 9.0 or 9.0+PTX"
+            )
         codes = {entry.partition("+")[0].replace(".", ""): "+PTX" in entry for entry in wanted}
         unknown = [code for code in codes if code.rstrip("af") not in nvcc]
         if unknown:

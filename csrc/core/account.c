@@ -63,8 +63,7 @@ void accounts_destroy(device_t *device)
 
 /* ---- bytes ------------------------------------------------------------- */
 
-static void change(account_t *account, bool large, size_t bytes,
-                   void (*by)(esper_stat *, size_t))
+static void change(account_t *account, bool large, size_t bytes, void (*by)(esper_stat *, size_t))
 {
   if (!account)
     return;

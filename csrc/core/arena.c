@@ -43,8 +43,8 @@ bool host_return(void *pages, size_t size)
 /* Not calloc, which may have such memory from before, and clears all of it then. */
 void *host_map(size_t size)
 {
-  void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void *memory =
+      mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED)
     return NULL;
   madvise(memory, size, MADV_NOHUGEPAGE); /* or it may take more */

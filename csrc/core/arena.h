@@ -14,21 +14,21 @@
 typedef struct arena_chunk {
   char *start;
   size_t bytes;
-  size_t unused; /* pieces, while arena_trim counts                            */
-  bool returned; /* to the system: nothing is there                            */
+  size_t unused; /* pieces, while arena_trim counts */
+  bool returned; /* to the system: nothing is there */
 } arena_chunk_t;
 
 typedef struct arena {
-  size_t piece;  /* bytes, a multiple of the pointer size                     */
-  void *free;    /* list through the first word                               */
-  char *fresh;   /* pieces of a chunk that nobody had since it came, ...       */
-  size_t fresh_count; /* ... so many                                          */
-  size_t pieces; /* of all chunks that are there                              */
-  size_t live;   /* pieces handed out                                         */
-  size_t given;  /* pieces that came back since arena_trim looked at all ...   */
-  size_t live_then; /* ... and so many were live                              */
-  size_t bytes;  /* of all chunks that are there                              */
-  arena_chunk_t *chunks; /* by address                                        */
+  size_t piece;          /* bytes, a multiple of the pointer size */
+  void *free;            /* list through the first word */
+  char *fresh;           /* pieces of a chunk that nobody had since it came, ... */
+  size_t fresh_count;    /* ... so many */
+  size_t pieces;         /* of all chunks that are there */
+  size_t live;           /* pieces handed out */
+  size_t given;          /* pieces that came back since arena_trim looked at all ... */
+  size_t live_then;      /* ... and so many were live */
+  size_t bytes;          /* of all chunks that are there */
+  arena_chunk_t *chunks; /* by address */
   size_t chunk_count, chunk_capacity, returned_count;
 } arena_t;
 

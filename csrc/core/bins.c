@@ -200,7 +200,8 @@ static bool tree_is_valid(const bins_t *bins, block_t *const *place, unsigned in
   if (!b)
     return true;
   ++*count;
-  return bins_index(b->size) == index && (!bins->placed || (b->place == place && b->birth == b->segment->sequence)) &&
+  return bins_index(b->size) == index &&
+         (!bins->placed || (b->place == place && b->birth == b->segment->sequence)) &&
          (!b->left || (block_before(b->left, b, bins->placed) &&
                        block_priority(b->left) <= block_priority(b))) &&
          (!b->right || (block_before(b, b->right, bins->placed) &&

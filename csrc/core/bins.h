@@ -25,8 +25,8 @@ enum {
 };
 
 typedef struct bins {
-  uint64_t occupied;                    /* doublings that have anything        */
-  uint32_t occupied_in[BINS_DOUBLINGS]; /* bins that have anything             */
+  uint64_t occupied;                    /* doublings that have anything */
+  uint32_t occupied_in[BINS_DOUBLINGS]; /* bins that have anything */
   struct block *root[BINS_COUNT];
   size_t count;
   bool placed; /* block->place and ->birth are the bins', too: set while they are empty */

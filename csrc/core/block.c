@@ -51,8 +51,7 @@ void block_destroy(device_t *device, block_t *block)
 block_t *block_split(device_t *device, block_t *block, size_t size)
 {
   front_close(block->segment->heap);
-  block_t *rest = block_create(device, block->segment, block->address + size,
-                               block->size - size);
+  block_t *rest = block_create(device, block->segment, block->address + size, block->size - size);
   if (!rest)
     return NULL;
   block->size = size;
@@ -87,8 +86,7 @@ void block_merge_next(device_t *device, block_t *block)
 bool block_is_valid(const block_t *block)
 {
   const segment_t *segment = block->segment;
-  return block->size > 0 && block->size % BLOCK_ALIGN == 0 &&
-         block->address >= segment->address &&
+  return block->size > 0 && block->size % BLOCK_ALIGN == 0 && block->address >= segment->address &&
          block->address + block->size <= segment->address + segment->size &&
          (block->prev ? block->prev->next == block &&
                             block->prev->address + block->prev->size == block->address
@@ -98,8 +96,8 @@ bool block_is_valid(const block_t *block)
          !((block->state == BLOCK_READY || block->state == BLOCK_HOLE) && block->next &&
            block->next->state == block->state) &&
          /* what is stale still owes owner order, also while it is being unmapped */
-         (block_is_mapped(block) || (segment->pages && !block->uses &&
-                                     (block->state != BLOCK_HOLE || !block->stamp))) &&
+         (block_is_mapped(block) ||
+          (segment->pages && !block->uses && (block->state != BLOCK_HOLE || !block->stamp))) &&
          (block->state != BLOCK_LIVE || block->requested <= block->size) &&
          (block->state != BLOCK_PENDING || waits_are_valid(block)) &&
          /* whoever claimed it may be at work on its uses */

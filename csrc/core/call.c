@@ -19,11 +19,11 @@ esper_status call_end(core_t *c, esper_status status)
   return status;
 }
 
-#define CALL_DEFINE(name, parameters, arguments)                               \
-  esper_status call_##name parameters                                          \
-  {                                                                            \
-    if (!call_begin(c, CALL_##name))                                           \
-      return ESPER_SHUT_DOWN;                                                  \
+#define CALL_DEFINE(name, parameters, arguments)                                \
+  esper_status call_##name parameters                                           \
+  {                                                                             \
+    if (!call_begin(c, CALL_##name))                                            \
+      return ESPER_SHUT_DOWN;                                                   \
     return call_end(c, c->driver->name(c->driver->self, CALL_STRIP arguments)); \
   }
 ESPER_DRIVER_FUNCTIONS(CALL_DEFINE)

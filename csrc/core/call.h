@@ -7,6 +7,7 @@
 #include "types.h"
 
 /* D(function, parameters, arguments) */
+/* clang-format off */
 #define ESPER_DRIVER_FUNCTIONS(D)                                                     \
   D(memory_info, (core_t *c, int d, size_t *free, size_t *total), (d, free, total))   \
   D(memory_total, (core_t *c, int d, size_t *total), (d, total))                      \
@@ -54,12 +55,13 @@
   D(event_record_all, (core_t *c, int d, void *event), (d, event))                    \
   D(event_query, (core_t *c, int d, void *event), (d, event))                         \
   D(event_synchronize, (core_t *c, int d, void *event), (d, event))
+/* clang-format on */
 
 enum {
 #define CALL_ENUM(name, parameters, arguments) CALL_##name,
   ESPER_DRIVER_FUNCTIONS(CALL_ENUM)
 #undef CALL_ENUM
-  CALL_COUNT
+      CALL_COUNT
 };
 
 _Static_assert((int)CALL_COUNT <= (int)DRIVER_CALLS, "room for every counter");

@@ -6,10 +6,10 @@
 #include "use.h"
 
 enum {
-  SETS = 256, /* of places remembered by node; a forgotten one is not known to come before */
-  WAYS = 4,   /* branches at one node, or nodes of one hash */
-  VISITS = 128, /* nodes that one walk looks at                                      */
-  BEFORE = 16,  /* nodes that one node may depend on for the walk to go on           */
+  SETS = 256,   /* of places remembered by node; a forgotten one is not known to come before */
+  WAYS = 4,     /* branches at one node, or nodes of one hash */
+  VISITS = 128, /* nodes that one walk looks at */
+  BEFORE = 16,  /* nodes that one node may depend on for the walk to go on */
 };
 
 typedef struct known_place {
@@ -21,7 +21,7 @@ typedef struct known_place {
 struct capture {
   core_t *core;
   uint64_t id;
-  int references; /* under the core's captures_lock, like the lists           */
+  int references; /* under the core's captures_lock, like the lists */
   unsigned branch_count;
   branch_t *branches;
   capture_t *next;
@@ -209,8 +209,8 @@ static void walk(branch_t *b, void *handle, void *until)
     meet(b, nodes[i]);
     void *before[BEFORE];
     size_t found = BEFORE;
-    if (call_capture_before(s->core, s->device->index, handle, b->capture->id, nodes[i],
-                            before, &found) != ESPER_OK)
+    if (call_capture_before(s->core, s->device->index, handle, b->capture->id, nodes[i], before,
+                            &found) != ESPER_OK)
       continue; /* the capture may have ended under our hands */
     for (size_t k = 0; k < found && count < VISITS; k++)
       if (before[k] != until && !is_among(nodes, count, before[k]))
@@ -239,8 +239,8 @@ bool branch_gate(branch_t *b, void *handle, const place_t *place)
     return true;
   stream_t *s = b->stream;
   lock(&s->lock);
-  bool done = call_capture_depend(s->core, s->device->index, handle, b->capture->id,
-                                  place->node) == ESPER_OK;
+  bool done = call_capture_depend(s->core, s->device->index, handle, b->capture->id, place->node) ==
+              ESPER_OK;
   if (done)
     raise(b, place->branch, place->number);
   unlock(&s->lock);
@@ -273,8 +273,8 @@ bool branch_may_be_gated(const branch_t *b, const block_t *block, bool at_free_t
   for (const use_t *use = block->uses; use; use = use->next) {
     if (branch_is_after(b, &use->place))
       continue;
-    if (!use->place.branch || use->place.branch->capture != b->capture ||
-        use_is_rendezvous(use) || (use->flags & USE_AT_FREE && !at_free_too))
+    if (!use->place.branch || use->place.branch->capture != b->capture || use_is_rendezvous(use) ||
+        (use->flags & USE_AT_FREE && !at_free_too))
       return false;
   }
   return true;

@@ -23,10 +23,10 @@ struct branch {
   capture_t *capture;
   stream_t *stream;
   unsigned index;
-  uint64_t last;  /* number of the newest place                               */
-  void *node;     /* and its node                                             */
-  void *learned;  /* the node up to which the frontier is known               */
-  unsigned seen;  /* branches of the capture when it was learned              */
+  uint64_t last; /* number of the newest place */
+  void *node;    /* and its node */
+  void *learned; /* the node up to which the frontier is known */
+  unsigned seen; /* branches of the capture when it was learned */
   _Atomic uint64_t frontier[BRANCHES];
   branch_t *next;
 };
@@ -61,9 +61,9 @@ bool branch_may_be_gated(const branch_t *branch, const block_t *block, bool at_f
 /* The place of the calling thread's free of a block of the capture, in which
  * the block's user is, or was. */
 typedef enum captured_free {
-  FREED_INSIDE,  /* the place is stored                                       */
+  FREED_INSIDE,  /* the place is stored */
   FREED_UNKNOWN, /* nobody can say where the user is: it alone knows its order */
-  FREED_OUTSIDE, /* the capture is over, or its user left it                  */
+  FREED_OUTSIDE, /* the capture is over, or its user left it */
 } captured_free_t;
 captured_free_t capture_place_free(core_t *core, const block_t *block, stream_t *stream,
                                    place_t *place);

@@ -45,8 +45,10 @@ esper_status checkpoint_no_host_memory(void)
 static part_t part_of(const block_t *block)
 {
   bool live = block->state == BLOCK_LIVE;
-  return (part_t){.size = block->size, .requested = live ? block->requested : 0,
-                  .user = live ? block_user(block) : NULL, .capture = live ? block->capture : 0,
+  return (part_t){.size = block->size,
+                  .requested = live ? block->requested : 0,
+                  .user = live ? block_user(block) : NULL,
+                  .capture = live ? block->capture : 0,
                   .live = live};
 }
 
@@ -73,8 +75,8 @@ static bool write_down(const pool_t *pool, esper_checkpoint *to)
     if (!has_memory(pool, s))
       continue;
     chain_t *chain = &to->chains[chains++];
-    *chain = (chain_t){.address = s->address, .size = s->size, .sequence = s->sequence,
-                       .first = parts};
+    *chain =
+        (chain_t){.address = s->address, .size = s->size, .sequence = s->sequence, .first = parts};
     for (const block_t *b = s->first; b; b = b->next)
       to->parts[parts++] = part_of(b);
     chain->count = parts - chain->first;
@@ -82,8 +84,8 @@ static bool write_down(const pool_t *pool, esper_checkpoint *to)
   return true;
 }
 
-esper_status esper_checkpoint_take(esper_core *core, int index, uint64_t first,
-                                   uint64_t second, esper_checkpoint **checkpoint)
+esper_status esper_checkpoint_take(esper_core *core, int index, uint64_t first, uint64_t second,
+                                   esper_checkpoint **checkpoint)
 {
   device_t *device;
   *checkpoint = NULL;

@@ -13,23 +13,23 @@
 /* A block, or a hole, as it was. */
 typedef struct part {
   size_t size, requested;
-  stream_t *user;   /* of a live one                                          */
-  uint64_t capture; /* that it was handed out in; 0: none                     */
-  bool live;        /* else free, or a hole                                   */
+  stream_t *user;   /* of a live one */
+  uint64_t capture; /* that it was handed out in; 0: none */
+  bool live;        /* else free, or a hole */
 } part_t;
 
 /* A segment, and the parts that tile it. */
 typedef struct chain {
   uintptr_t address;
   size_t size;
-  uint64_t sequence; /* the segment's own: another may get its address        */
-  size_t first, count; /* into the parts                                      */
+  uint64_t sequence;   /* the segment's own: another may get its address */
+  size_t first, count; /* into the parts */
 } chain_t;
 
 struct esper_checkpoint {
-  uint64_t core; /* its serial                                                */
+  uint64_t core; /* its serial */
   int device;
-  uint64_t id[2]; /* of the pool                                              */
+  uint64_t id[2]; /* of the pool */
   chain_t *chains;
   size_t chain_count;
   part_t *parts;

@@ -24,7 +24,7 @@ enum { ENDINGS = 64 }; /* streams; what is used by more of them is held */
 /* Events for the uses by record_stream of blocks that will be freed. */
 typedef struct endings {
   stream_t *stream[ENDINGS];
-  record_t *record[ENDINGS]; /* NULL: could not be recorded                   */
+  record_t *record[ENDINGS]; /* NULL: could not be recorded */
   int count;
 } endings_t;
 
@@ -83,16 +83,16 @@ typedef struct restore {
   pool_t *pool;
   const esper_checkpoint *checkpoint;
   const endings_t *endings;
-  size_t live_now, live_then;  /* blocks                                      */
-  size_t blocks, uses;         /* metadata that it takes, at most             */
+  size_t live_now, live_then; /* blocks */
+  size_t blocks, uses;        /* metadata that it takes, at most */
   esper_checkpoint_delta *delta;
 } restore_t;
 
 static segment_t *segment_of(const restore_t *r, const chain_t *chain)
 {
   segment_t *s = map_find_segment(r->pool->device->core->map, chain->address);
-  return s && s->heap->pool == r->pool && s->address == chain->address &&
-                 s->size == chain->size && s->sequence == chain->sequence
+  return s && s->heap->pool == r->pool && s->address == chain->address && s->size == chain->size &&
+                 s->sequence == chain->sequence
              ? s
              : NULL;
 }
@@ -193,8 +193,7 @@ static void take_back(const restore_t *r, block_t *block)
       stat_sub(&device->stats.oversize_allocations, 1);
     trace_add_block(device, ESPER_TRACE_FREE_REQUESTED, block, block->requested);
     owner_order_stamp(block);
-    block->withheld =
-        (home->sealed || home->capture || block->capture) && RULE(SEAL_BEFORE_REUSE);
+    block->withheld = (home->sealed || home->capture || block->capture) && RULE(SEAL_BEFORE_REUSE);
   } else {
     free_blocks_claim(block);
   }
@@ -267,8 +266,7 @@ static void put_back(const restore_t *r, block_t *block)
 }
 
 /* The claimed pieces from `block` on that lie before `end`: the first after them. */
-static block_t *restore_part(const restore_t *r, block_t *block, uintptr_t end,
-                             const part_t *part)
+static block_t *restore_part(const restore_t *r, block_t *block, uintptr_t end, const part_t *part)
 {
   while (block && block->address < end) {
     while (part->live && block->size < part->size) {

@@ -7,9 +7,9 @@
 /* These are the native allocator's, so that the sizes users know hold; but for
  * the rest that stays in a large block, which is 1 MiB there: replayed jobs
  * reserve as much or less with a quarter of that. */
-static const size_t SMALL_MOST = 1 * MIB;        /* larger blocks are large    */
+static const size_t SMALL_MOST = 1 * MIB; /* larger blocks are large */
 static const size_t SMALL_SEGMENT = 2 * MIB;
-static const size_t LARGE_SHARED_MOST = 10 * MIB; /* these share a segment     */
+static const size_t LARGE_SHARED_MOST = 10 * MIB; /* these share a segment */
 static const size_t LARGE_SEGMENT = 20 * MIB;
 static const size_t SEGMENT_ALIGN = 2 * MIB;
 static const size_t LARGE_REST = 256 * KIB; /* a smaller rest stays in the block */
@@ -72,8 +72,7 @@ esper_status config_set(core_t *core, const esper_config *given)
   config->max_non_split_rounding =
       given->max_non_split_rounding ? given->max_non_split_rounding : 20 * MIB;
   config->large_segment_size =
-      given->large_segment_size ? round_up(given->large_segment_size, BLOCK_ALIGN)
-                                : LARGE_SEGMENT;
+      given->large_segment_size ? round_up(given->large_segment_size, BLOCK_ALIGN) : LARGE_SEGMENT;
   config->segments = kind_of_segments(given);
   lock(&core->config_lock);
   config->older = atomic_load(&core->config);

@@ -111,8 +111,7 @@ esper_status core_device(core_t *core, int index, device_t **device)
   if (atomic_load_explicit(&(*device)->ready, memory_order_acquire))
     return ESPER_OK;
   lock(&core->config_lock);
-  esper_status status =
-      atomic_load(&(*device)->ready) ? ESPER_OK : device_start(core, *device);
+  esper_status status = atomic_load(&(*device)->ready) ? ESPER_OK : device_start(core, *device);
   unlock(&core->config_lock);
   return status;
 }
@@ -264,8 +263,7 @@ esper_status esper_stream_set_traits(esper_core *core, esper_stream stream, unsi
   device_t *device;
   presented_t p;
   if (traits & ~ESPER_TRAIT_RENDEZVOUS)
-    return error_set(ESPER_INVALID, "stream traits %#x: give 0 or ESPER_TRAIT_RENDEZVOUS",
-                     traits);
+    return error_set(ESPER_INVALID, "stream traits %#x: give 0 or ESPER_TRAIT_RENDEZVOUS", traits);
   esper_status status = core_device(core, stream.device, &device);
   if (status == ESPER_OK)
     status = stream_present(core, stream, &p);
@@ -286,8 +284,8 @@ esper_status esper_configure(esper_core *core, const esper_config *config)
   return status;
 }
 
-esper_status esper_share(esper_core *core, const void *ptr, void **address,
-                         esper_page_name **pages, size_t *count)
+esper_status esper_share(esper_core *core, const void *ptr, void **address, esper_page_name **pages,
+                         size_t *count)
 {
   return shared_name(core, ptr, address, pages, count);
 }
@@ -320,8 +318,10 @@ esper_status esper_add_peer(esper_core *core, int device, int peer)
   if (wrong < 0 || wrong >= core->device_count)
     return core_no_device(core, wrong);
   if (device == peer)
-    return error_set(ESPER_INVALID, "device %d is no peer of its own: it always has access to "
-                     "its memory", device);
+    return error_set(ESPER_INVALID,
+                     "device %d is no peer of its own: it always has access to "
+                     "its memory",
+                     device);
   return peers_add(&core->devices[device], peer);
 }
 
@@ -342,8 +342,7 @@ static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream strea
   return status;
 }
 
-static esper_status malloc_default(device_t *device, size_t size, esper_stream stream,
-                                   void **ptr)
+static esper_status malloc_default(device_t *device, size_t size, esper_stream stream, void **ptr)
 {
   front_try_t try;
   if (!size)
@@ -367,8 +366,8 @@ esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, vo
   return status == ESPER_OK ? malloc_entered(pool, size, stream, ptr) : status;
 }
 
-esper_status esper_malloc_from(esper_core *core, esper_pool *pool, size_t size,
-                               esper_stream stream, void **ptr)
+esper_status esper_malloc_from(esper_core *core, esper_pool *pool, size_t size, esper_stream stream,
+                               void **ptr)
 {
   *ptr = NULL;
   if (pool->device->core != core || pool->device->index != stream.device)
@@ -390,13 +389,11 @@ esper_status esper_record_use(esper_core *core, const void *const *ptrs, size_t 
 {
   device_t *device;
   esper_status status = core_device(core, stream.device, &device);
-  return status == ESPER_OK ? marks_record_use(core, ptrs, count, stream, flags, marked)
-                            : status;
+  return status == ESPER_OK ? marks_record_use(core, ptrs, count, stream, flags, marked) : status;
 }
 
 esper_status esper_record_use_event(esper_core *core, const void *const *ptrs, size_t count,
-                                    void *event, int device_index, unsigned flags,
-                                    size_t *marked)
+                                    void *event, int device_index, unsigned flags, size_t *marked)
 {
   device_t *device;
   esper_status status = core_device(core, device_index, &device);
@@ -571,8 +568,8 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
   counters->uses_pending = device->uses.live;
   counters->bytes_loose = device->loose_bytes;
   counters->metadata_bytes = arena_used_bytes(&device->blocks) +
-                             arena_used_bytes(&device->segments) +
-                             arena_used_bytes(&device->uses) + map_bytes(core->map);
+                             arena_used_bytes(&device->segments) + arena_used_bytes(&device->uses) +
+                             map_bytes(core->map);
   unlock(&device->lock);
   lock(&device->events_lock);
   counters->metadata_bytes += arena_used_bytes(&device->records);

@@ -233,8 +233,8 @@ bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool
   return may_be_gated(block, reader, at_free_too);
 }
 
-block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
-                                   size_t size, bool large, bool at_free_too)
+block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, size_t size,
+                                   bool large, bool at_free_too)
 {
   const bins_t *bins = &heap->pending[large];
   const config_t *config = config_of(heap->pool->device->core);
@@ -253,7 +253,7 @@ typedef struct search {
   const stream_t *reader;
   size_t size;
   bool at_free_too;
-  int left; /* blocks that may still be looked at                             */
+  int left; /* blocks that may still be looked at */
   run_t best;
 } search_t;
 
@@ -282,13 +282,16 @@ static uintptr_t search_neighbours(search_t *search, block_t *first)
   return end;
 }
 
-run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size,
-                               bool large, bool at_free_too)
+run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size, bool large,
+                               bool at_free_too)
 {
   enum { MOST = 256 }; /* blocks: a longer search would cost more than memory does */
   int passed_over = 0; /* of the other size class */
-  search_t search = {.config = config_of(heap->pool->device->core), .reader = reader,
-                     .size = size, .at_free_too = at_free_too, .left = MOST};
+  search_t search = {.config = config_of(heap->pool->device->core),
+                     .reader = reader,
+                     .size = size,
+                     .at_free_too = at_free_too,
+                     .left = MOST};
   uintptr_t begin = 0, end = 0; /* where the search has just been */
   if (!heap->pending[large].count || (!at_free_too && waits_are_barred(heap, large)))
     return search.best;

@@ -46,19 +46,19 @@ block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, siz
 bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too);
 
 /* The pending block that fits best of those that a stream may be gated on. */
-block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader,
-                                   size_t size, bool large, bool at_free_too);
+block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, size_t size,
+                                   bool large, bool at_free_too);
 
 /* Neighbouring free blocks of one segment, from `first` to `last`. */
 typedef struct run {
-  block_t *first, *last; /* NULL: none                                        */
-  size_t size;           /* of all of them                                    */
+  block_t *first, *last; /* NULL: none */
+  size_t size;           /* of all of them */
 } run_t;
 
 /* Several, ready and pending, that together are large enough and on which a
  * stream may be gated; the smallest of those that a short search finds. */
-run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size,
-                               bool large, bool at_free_too);
+run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size, bool large,
+                               bool at_free_too);
 
 /* The same as free_blocks_claim and free_blocks_add, for each. */
 void free_blocks_claim_run(run_t run);

@@ -279,8 +279,7 @@ bool front_claim_live(block_t *block, uintptr_t address)
   bool live = block_state_of(block) == BLOCK_LIVE && block->address == address;
   if (live) {
     block_set_state(block, BLOCK_CLAIMED);
-    ledger_free(block->segment->device, &front->ledger, block->segment->large,
-                amounts_of(block));
+    ledger_free(block->segment->device, &front->ledger, block->segment->large, amounts_of(block));
   }
   if (paused)
     front_resume(front);

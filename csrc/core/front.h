@@ -19,10 +19,10 @@
 
 /* What a malloc that the front did not serve found out on its way. */
 typedef struct front_try {
-  stream_t *stream; /* known to live for ever; or NULL                        */
-  size_t size;      /* rounded; 0: it did not get so far                      */
-  bool asked;       /* whether the stream is captured: it is not              */
-  bool missed;      /* the front has no block of the size                     */
+  stream_t *stream; /* known to live for ever; or NULL */
+  size_t size;      /* rounded; 0: it did not get so far */
+  bool asked;       /* whether the stream is captured: it is not */
+  bool missed;      /* the front has no block of the size */
 } front_try_t;
 
 /* Serves a malloc on the stream, if its front can, and nobody has to be asked
@@ -57,7 +57,7 @@ static inline bool front_is_shut(const heap_t *heap)
 }
 
 /* From here on the heap is as if it had no front, until it is opened. */
-void front_clear(heap_t *heap); /* it is not shut                             */
+void front_clear(heap_t *heap); /* it is not shut */
 static inline void front_close(heap_t *heap)
 {
   if (!front_is_shut(heap))

@@ -29,9 +29,9 @@ enum { PAGE_SHARE = 256, REQUEST_SHARE = 5, LARGE_PAGE = 8 << 20, FIRST_PAGE = 4
  * the free blocks beside it. */
 typedef struct window {
   block_t *hole;
-  block_t *before, *after; /* free, at its ends; NULL: not needed             */
-  size_t missing;          /* bytes to be filled                              */
-  bool from_end;           /* they lie at the hole's end                      */
+  block_t *before, *after; /* free, at its ends; NULL: not needed */
+  size_t missing;          /* bytes to be filled */
+  bool from_end;           /* they lie at the hole's end */
 } window_t;
 
 typedef enum pages_from { NEW_PAGES, LENT_UNLESS_ROOM, LENT_FIRST } pages_from_t;
@@ -43,12 +43,12 @@ typedef struct growth {
   bool large;
   pages_from_t from;
   window_t window;
-  block_t *piece;   /* of the hole                                            */
-  stitch_t stitch;  /* the pages that are lent                                */
-  size_t created;   /* bytes of the pages that are asked of the driver        */
-  size_t page_most; /* ... which are at most so large                         */
-  size_t spared;    /* bytes that could have been lent instead of some        */
-  size_t moved;     /* bytes of the lent ones that are in the piece           */
+  block_t *piece;   /* of the hole */
+  stitch_t stitch;  /* the pages that are lent */
+  size_t created;   /* bytes of the pages that are asked of the driver */
+  size_t page_most; /* ... which are at most so large */
+  size_t spared;    /* bytes that could have been lent instead of some */
+  size_t moved;     /* bytes of the lent ones that are in the piece */
   void *spare[2];
 } growth_t;
 
@@ -68,16 +68,18 @@ static window_t window_at(const growth_t *g, block_t *hole)
   size_t after = joins ? ready_size(hole->next) : 0;
   window_t best = {0};
   if (before + hole->size >= g->size)
-    best = (window_t){.hole = hole, .before = before ? hole->prev : NULL,
+    best = (window_t){.hole = hole,
+                      .before = before ? hole->prev : NULL,
                       .missing = round_to_granule(g->device, g->size - before)};
-  if (after && after + hole->size >= g->size &&
-      (!best.hole || g->size - after < best.missing))
-    best = (window_t){.hole = hole, .after = hole->next, .from_end = true,
+  if (after && after + hole->size >= g->size && (!best.hole || g->size - after < best.missing))
+    best = (window_t){.hole = hole,
+                      .after = hole->next,
+                      .from_end = true,
                       .missing = round_to_granule(g->device, g->size - after)};
   if (before && after && before + hole->size + after >= g->size &&
       (!best.hole || hole->size < best.missing))
-    best = (window_t){.hole = hole, .before = hole->prev, .after = hole->next,
-                      .missing = hole->size};
+    best =
+        (window_t){.hole = hole, .before = hole->prev, .after = hole->next, .missing = hole->size};
   return best;
 }
 
@@ -378,8 +380,8 @@ static esper_status fill(growth_t *g, block_t **block)
 static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool large,
                             block_t **block, bool *spared)
 {
-  growth_t g = {.device = heap->pool->device, .heap = heap, .size = size, .large = large,
-                .from = from};
+  growth_t g = {
+      .device = heap->pool->device, .heap = heap, .size = size, .large = large, .from = from};
   if (!heap->capture) {
     if (from != NEW_PAGES)
       stitch_learn(heap);
@@ -399,8 +401,7 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
 }
 
 /* What there is room for, the device need not have. */
-static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone,
-                                block_t **block)
+static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone, block_t **block)
 {
   bool spared;
   pages_from_t from = alone ? NEW_PAGES : LENT_UNLESS_ROOM;

@@ -316,8 +316,12 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_t
   if (!size)
     return ESPER_OK;
 
-  request_t q = {.core = core, .device = device, .pool = pool, .config = config_of(core),
-                 .asked = size, .missed = try.missed};
+  request_t q = {.core = core,
+                 .device = device,
+                 .pool = pool,
+                 .config = config_of(core),
+                 .asked = size,
+                 .missed = try.missed};
   q.size = try.size ? try.size : config_round(q.config, size);
   esper_status status = ESPER_OK;
   if (try.stream)
@@ -336,8 +340,8 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_t
   /* Memory of the wrong side of a capture's border would be reused there. */
   if (q.capture == CAPTURE_UNKNOWN) {
     capture_note_thread(q.capture, q.stream.stream);
-    return error_from_driver(core, atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN
-                                                                 : ESPER_DEVICE_ERROR);
+    return error_from_driver(core,
+                             atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
   }
   /* Nothing of an invalidated capture ever runs: what is asked for will be used
    * after it. */
@@ -411,8 +415,7 @@ static void warn_of_graph(core_t *core)
 }
 
 /* A call of its own, so that who needs none of it saves no registers for it. */
-__attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t *block,
-                                                          void *ptr)
+__attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t *block, void *ptr)
 {
   segment_t *segment = block ? block_segment_if_any(block) : NULL;
   if (!segment)

@@ -58,11 +58,10 @@ bool heap_gate_run(const request_t *q, run_t run)
 /* One pending block, or if none serves several neighbours. */
 static run_t find_gateable(const request_t *q, const heap_t *heap, bool at_free_too)
 {
-  block_t *block = free_blocks_best_gateable(heap, q->stream.stream, q->size, q->large,
-                                             at_free_too);
+  block_t *block =
+      free_blocks_best_gateable(heap, q->stream.stream, q->size, q->large, at_free_too);
   return block ? run_of_one(block)
-               : free_blocks_gateable_run(heap, q->stream.stream, q->size, q->large,
-                                          at_free_too);
+               : free_blocks_gateable_run(heap, q->stream.stream, q->size, q->large, at_free_too);
 }
 
 /* Whether a segment would pass the memory fraction, or the driver had no memory

@@ -47,7 +47,7 @@ static bool is_idle(const block_t *block)
 typedef struct part {
   block_t *block;
   uintptr_t first;
-  size_t size; /* 0: none                                                     */
+  size_t size; /* 0: none */
   int beside;
 } part_t;
 
@@ -56,14 +56,14 @@ enum { CHOSEN = 64 };
 
 typedef struct release {
   device_t *device;
-  const pool_t *pool; /* NULL: all                                            */
+  const pool_t *pool; /* NULL: all */
   bool mind_captures;
-  const pool_t *but; /* NULL: none                                            */
+  const pool_t *but; /* NULL: none */
   size_t enough, released;
   /* By address, since others are at work while the driver is. */
   uintptr_t chosen[CHOSEN];
   int count, beside;
-  size_t bytes; /* of all of them                                             */
+  size_t bytes; /* of all of them */
 } release_t;
 
 static int count_beside(const part_t *p)
@@ -215,8 +215,11 @@ static bool release_some(release_t *r)
 size_t heap_release(device_t *device, const pool_t *pool, bool mind_captures, size_t enough)
 {
   size_t loose = loose_give_back(device);
-  release_t r = {.device = device, .pool = pool, .mind_captures = mind_captures,
-                 .enough = enough, .released = loose};
+  release_t r = {.device = device,
+                 .pool = pool,
+                 .mind_captures = mind_captures,
+                 .enough = enough,
+                 .released = loose};
   seal_released(device, pool);
   while (r.released < enough && reap(device) && release_some(&r))
     ;
@@ -246,8 +249,8 @@ static size_t excess(const device_t *device)
  * wherever it lies. */
 static bool is_cached(const segment_t *s)
 {
-  return s->large && !s->pages && s->heap->pool == &s->device->default_pool &&
-         !s->first->next && is_free(s->first);
+  return s->large && !s->pages && s->heap->pool == &s->device->default_pool && !s->first->next &&
+         is_free(s->first);
 }
 
 /* That an old segment's own stream is done with it is known once somebody has

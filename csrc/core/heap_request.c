@@ -50,7 +50,8 @@ block_t *request_lend(const request_t *q, run_t run)
 {
   block_t *block = run.first;
   bool owes_nothing = uses_have_completed(block) && owner_order_has_completed(block);
-  if (segment_is_whole(block) && !block->segment->pages && (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
+  if (segment_is_whole(block) && !block->segment->pages &&
+      (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
     uses_drop(q->device, block);
     block->stamp = 0;
     segment_move(block->segment, q->heap);
@@ -149,8 +150,8 @@ esper_status request_fail(const request_t *q)
   return error_set(ESPER_OUT_OF_MEMORY,
                    "out of memory on device %d: %zu bytes asked for, %zu of %zu free there, "
                    "%zu allocated, %zu reserved",
-                   q->device->index, q->asked, device_free, device_total,
-                   last_failure.allocated, last_failure.reserved);
+                   q->device->index, q->asked, device_free, device_total, last_failure.allocated,
+                   last_failure.reserved);
 }
 
 /* The error says why already. */

@@ -15,12 +15,12 @@ typedef struct request {
   const config_t *config;
   presented_t stream;
   uint64_t capture; /* 0: none */
-  size_t asked; /* bytes */
-  size_t size;  /* of the block */
+  size_t asked;     /* bytes */
+  size_t size;      /* of the block */
   bool large;
   unsigned left; /* by others, when it began: hands.h */
-  bool missed; /* its heap's front was looked at, and had nothing */
-  bool repeats; /* what serves it depends on the calls alone: heap_repeat.h */
+  bool missed;   /* its heap's front was looked at, and had nothing */
+  bool repeats;  /* what serves it depends on the calls alone: heap_repeat.h */
 } request_t;
 
 static inline run_t run_of_one(block_t *block)

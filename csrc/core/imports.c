@@ -12,16 +12,16 @@
 
 /* ---- opening ----------------------------------------------------------- */
 
-static esper_status check_names(const device_t *device, const esper_page_name *names,
-                                size_t count, size_t *size)
+static esper_status check_names(const device_t *device, const esper_page_name *names, size_t count,
+                                size_t *size)
 {
   *size = 0;
   for (size_t i = 0; i < count; i++) {
-    if (!names[i].size || names[i].size % device->granule ||
-        names[i].size > SIZE_MAX / 2 - *size)
-      return error_set(ESPER_INVALID, "a shared page of %llu bytes: pages of device %d are "
-                       "multiples of %zu", (unsigned long long)names[i].size, device->index,
-                       device->granule);
+    if (!names[i].size || names[i].size % device->granule || names[i].size > SIZE_MAX / 2 - *size)
+      return error_set(ESPER_INVALID,
+                       "a shared page of %llu bytes: pages of device %d are "
+                       "multiples of %zu",
+                       (unsigned long long)names[i].size, device->index, device->granule);
     *size += names[i].size;
   }
   return count ? ESPER_OK : error_set(ESPER_INVALID, "no page is named: name one at least");
@@ -114,8 +114,10 @@ esper_status imports_open(device_t *device, const esper_page_name *names, size_t
   *address = NULL;
   imports_reap(device, false);
   if (!mapped_granule(device))
-    return error_set(ESPER_UNSUPPORTED, "device %d cannot map the pages that this memory has: "
-                     "share memory of classic segments with it", device->index);
+    return error_set(ESPER_UNSUPPORTED,
+                     "device %d cannot map the pages that this memory has: "
+                     "share memory of classic segments with it",
+                     device->index);
   size_t size;
   esper_status status = check_names(device, names, count, &size);
   if (status != ESPER_OK)
@@ -149,8 +151,7 @@ static bool wait_for_users(device_t *device, bool asked)
     if (d != device->index && !peers_has(device, d))
       continue;
     if (core_device(core, d, &user) != ESPER_OK || opening_may_capture_now(user) ||
-        (!asked && !settle_may_wait(user)) ||
-        settle_device_and_strangers(user) != ESPER_OK)
+        (!asked && !settle_may_wait(user)) || settle_device_and_strangers(user) != ESPER_OK)
       return false;
   }
   return true;

@@ -12,10 +12,10 @@
 struct import {
   uintptr_t address;
   size_t size;
-  size_t mapped; /* bytes of it                                               */
-  bool closed;   /* nobody is given the address any more                      */
+  size_t mapped; /* bytes of it */
+  bool closed;   /* nobody is given the address any more */
   import_t *next;
-  size_t page_count; /* of those that the driver has not got back              */
+  size_t page_count; /* of those that the driver has not got back */
   struct {
     uint64_t handle;
     size_t size;

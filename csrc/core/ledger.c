@@ -62,8 +62,8 @@ static void ledger_read(ledger_t *ledger, esper_stats *stats)
     amounts_sub(&allocated, ledger->freed[large]);
     read_class(stats, ESPER_ALL, ledger->taken[large], active, allocated);
     read_class(stats, class, ledger->taken[large], active, allocated);
-    ledger->taken[large] = ledger->freed[large] = ledger->satisfied[large] =
-        ledger->paired[large] = (amounts_t){0};
+    ledger->taken[large] = ledger->freed[large] = ledger->satisfied[large] = ledger->paired[large] =
+        (amounts_t){0};
   }
   for (int class = 0; class < ESPER_CLASSES; class++)
     ledger->granted[class] = ledger->room[class] = (amounts_t){0};
@@ -96,8 +96,7 @@ static int64_t least(int64_t a, int64_t b)
 static void pair(device_t *device, ledger_t *ledger, bool large)
 {
   const amounts_t *freed = &ledger->freed[large], *satisfied = &ledger->satisfied[large];
-  amounts_t paired = {least(freed->count, satisfied->count),
-                      least(freed->bytes, satisfied->bytes),
+  amounts_t paired = {least(freed->count, satisfied->count), least(freed->bytes, satisfied->bytes),
                       least(freed->requested, satisfied->requested)};
   amounts_t more = paired;
   amounts_sub(&more, ledger->paired[large]);
@@ -134,8 +133,7 @@ static void adapt(purse_t *purse, ledger_t *ledger, amounts_t amount)
 
 /* Of one figure: from the purse into a room that is too small, some blocks' worth but no
  * more than the others may want. False: that is still too small. */
-static bool draw(int64_t *left, int64_t *granted, int64_t *room, int64_t amount,
-                 int64_t blocks)
+static bool draw(int64_t *left, int64_t *granted, int64_t *room, int64_t amount, int64_t blocks)
 {
   int64_t more = amount * blocks;
   if (*room >= amount)
@@ -219,10 +217,10 @@ static int64_t room_below(const esper_stat *stat)
 
 static amounts_t room_of_class(const esper_stats *s, int class)
 {
-  return (amounts_t){
-      least(room_below(&s->active[class]), room_below(&s->allocation[class])),
-      least(room_below(&s->active_bytes[class]), room_below(&s->allocated_bytes[class])),
-      room_below(&s->requested_bytes[class])};
+  return (
+      amounts_t){least(room_below(&s->active[class]), room_below(&s->allocation[class])),
+                 least(room_below(&s->active_bytes[class]), room_below(&s->allocated_bytes[class])),
+                 room_below(&s->requested_bytes[class])};
 }
 
 /* In equal parts. Whether there is anything. */
@@ -290,8 +288,7 @@ void ledger_block_satisfied(const block_t *block)
 {
   front_t *front = &block->segment->heap->front;
   bool paused = front_pause(front);
-  ledger_satisfy(block->segment->device, &front->ledger, block->segment->large,
-                 amounts_of(block));
+  ledger_satisfy(block->segment->device, &front->ledger, block->segment->large, amounts_of(block));
   if (paused)
     front_resume(front);
 }

@@ -69,8 +69,7 @@ static inline bool ledger_take(device_t *device, ledger_t *ledger, bool large, a
 }
 
 /* One that is freed owes nothing, ... */
-static inline void ledger_return(device_t *device, ledger_t *ledger, bool large,
-                                 amounts_t amount)
+static inline void ledger_return(device_t *device, ledger_t *ledger, bool large, amounts_t amount)
 {
   amounts_add(&ledger->room[ESPER_ALL], amount);
   amounts_add(&ledger->room[ESPER_SMALL + large], amount);

@@ -4,11 +4,11 @@
 #include <string.h>
 
 enum {
-  CHUNK = 1024, /* buckets whose memory is used at once                       */
-  CHUNKS = 16,  /* ... and that comes together: malloc wastes a page on each  */
+  CHUNK = 1024, /* buckets whose memory is used at once */
+  CHUNKS = 16,  /* ... and that comes together: malloc wastes a page on each */
   FIRST_CHUNKS = 2,
-  FULL_AT = 7,  /* blocks for eight buckets: 9 bytes a block                  */
-  EMPTY_AT = 6, /* fewer for eight: then buckets may go                       */
+  FULL_AT = 7,  /* blocks for eight buckets: 9 bytes a block */
+  EMPTY_AT = 6, /* fewer for eight: then buckets may go */
 };
 
 typedef _Atomic(block_t *) bucket_t;
@@ -17,18 +17,18 @@ typedef _Atomic(block_t *) bucket_t;
 typedef struct directory {
   struct directory *older;
   size_t capacity;
-  bucket_t *chunk[]; /* those behind the buckets are all zeros                 */
+  bucket_t *chunk[]; /* those behind the buckets are all zeros */
 } directory_t;
 
 struct map {
-  ON_ITS_OWN_LINE _Atomic(directory_t *) directory; /* both read by every free  */
+  ON_ITS_OWN_LINE _Atomic(directory_t *) directory; /* both read by every free */
   _Atomic size_t buckets;
   ON_ITS_OWN_LINE mutex_t lock; /* of everything that writes, and of the segments;
                               held for a few instructions, mostly              */
   size_t count;
   segment_t **segments;
   size_t segment_count, segment_capacity;
-  size_t removed; /* segments that may be put back                            */
+  size_t removed; /* segments that may be put back */
 };
 
 /* ---- buckets --------------------------------------------------------------- */
@@ -371,8 +371,8 @@ bool map_is_valid(map_t *map)
       valid &= bucket_number(b->address, buckets) == i;
     }
   for (size_t i = 1; i < map->segment_count; i++)
-    valid &= map->segments[i - 1]->address + map->segments[i - 1]->size <=
-             map->segments[i]->address;
+    valid &=
+        map->segments[i - 1]->address + map->segments[i - 1]->size <= map->segments[i]->address;
   valid &= count == map->count && map->segment_count + map->removed <= map->segment_capacity;
   unlock(&map->lock);
   return valid;

@@ -90,8 +90,8 @@ block_t *hole_cut(block_t *hole, uintptr_t begin, uintptr_t end)
 static block_t *cut_off(block_t *piece, size_t size)
 {
   front_close(piece->segment->heap);
-  block_t *rest = block_make(device_of(piece), piece->segment, piece->address + size,
-                             piece->size - size);
+  block_t *rest =
+      block_make(device_of(piece), piece->segment, piece->address + size, piece->size - size);
   if (!rest)
     abort(); /* it did not */
   piece->size = size;
@@ -161,8 +161,7 @@ static void lose_memory(block_t *block)
   segment_t *s = block->segment;
   s->bytes -= block->size;
   stats_pages_removed(&s->device->stats, s, block->size, stretches_beside(block) - 1);
-  trace_add(s->device, ESPER_TRACE_SEGMENT_UNMAP, block->address, block->size,
-            s->heap->stream);
+  trace_add(s->device, ESPER_TRACE_SEGMENT_UNMAP, block->address, block->size, s->heap->stream);
   uses_drop(s->device, block);
   map_remove(s->device->core->map, block);
   block->user = 0;
@@ -357,8 +356,7 @@ bool mapped_give_back(const segment_t *s, page_t *page)
 {
   core_t *core = s->device->core;
   int device = s->device->index;
-  esper_status status =
-      page->released ? ESPER_OK : call_page_release(core, device, page->handle);
+  esper_status status = page->released ? ESPER_OK : call_page_release(core, device, page->handle);
   if (status == ESPER_OK) {
     for (size_t i = page->first; i < page->first + (size_t)page->granules; i++)
       s->pages[i].released = true;
@@ -385,7 +383,8 @@ size_t mapped_unmap(device_t *device, block_t *block)
   page_t *page;
   void *spare = take_spare(device);
   paging_begin(device);
-  while (spare && gone < block->size && mapped_give_back(s, page = page_at(s, block->address + gone)))
+  while (spare && gone < block->size &&
+         mapped_give_back(s, page = page_at(s, block->address + gone)))
     gone += page_size(s, page);
   lock(&device->lock);
   if (spare)
@@ -427,8 +426,8 @@ static segment_t *segment_make(heap_t *heap, bool large, uintptr_t address, size
   segment_t *s = arena_take(&device->segments);
   if (!s)
     return NULL;
-  *s = (segment_t){.address = address, .size = size, .device = device, .heap = heap,
-                   .large = large};
+  *s =
+      (segment_t){.address = address, .size = size, .device = device, .heap = heap, .large = large};
   bool has_table = pages_create(s);
   block_t *hole = has_table ? block_make(device, s, address, size) : NULL;
   if (!hole || !map_insert_segment(device->core->map, s)) {

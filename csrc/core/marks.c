@@ -25,8 +25,7 @@ block_t *marks_lock_block(core_t *core, const void *ptr)
 {
   uintptr_t address = (uintptr_t)ptr;
   block_t *block = ptr ? map_find(core->map, address) : NULL;
-  segment_t *segment =
-      block ? block_segment_if_any(block) : map_find_segment(core->map, address);
+  segment_t *segment = block ? block_segment_if_any(block) : map_find_segment(core->map, address);
   if (!segment)
     return NULL;
   device_t *device = segment->device;
@@ -105,8 +104,7 @@ static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
 
 /* Takes over the reference to the record. */
 static esper_status attach_all(core_t *core, const void *const *ptrs, size_t count,
-                               stream_t *stream, record_t *record, unsigned flags,
-                               size_t *found)
+                               stream_t *stream, record_t *record, unsigned flags, size_t *found)
 {
   esper_status status = ESPER_OK;
   *found = 0;
@@ -166,8 +164,8 @@ static esper_status attach_place(block_t *block, place_t place, unsigned flags)
 /* Marks on a stream that is being captured. To memory of the same capture the
  * use is a place in the graph; other memory is held until the whole device has been
  * waited for: the graph may be replayed on any stream. */
-static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t count,
-                                presented_t p, unsigned flags, size_t *found)
+static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t count, presented_t p,
+                                unsigned flags, size_t *found)
 {
   place_t place = {0};
   esper_status status = ESPER_OK;
@@ -248,8 +246,8 @@ static esper_status present(core_t *core, esper_stream as, presented_t *p)
   return status;
 }
 
-esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count,
-                              esper_stream as, unsigned flags, size_t *marked)
+esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count, esper_stream as,
+                              unsigned flags, size_t *marked)
 {
   size_t found = 0;
   presented_t p;
@@ -278,8 +276,7 @@ bool marks_record_use_of(core_t *core, const void *ptr, void *handle, esper_stat
   if (!stream_find(core, handle, &p))
     return false;
   block_t *block = peek(core, ptr, p.stream);
-  *status = block ? marks_found_block(block, ptr, p, 0, &found)
-                  : mark(core, &ptr, 1, p, 0, &found);
+  *status = block ? marks_found_block(block, ptr, p, 0, &found) : mark(core, &ptr, 1, p, 0, &found);
   return true;
 }
 

@@ -9,8 +9,8 @@
 block_t *marks_lock_block(core_t *core, const void *ptr);
 
 /* The functions of esper_alloc.h, their arguments checked. */
-esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count,
-                              esper_stream as, unsigned flags, size_t *marked);
+esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count, esper_stream as,
+                              unsigned flags, size_t *marked);
 /* The same for one block that starts at the address and was found without a lock: it may
  * have gone since, and its metadata too. */
 esper_status marks_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,

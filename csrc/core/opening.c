@@ -60,9 +60,8 @@ opening_t *opening_remove(device_t *device, const pool_t *pool)
 
 bool opening_may_capture(const device_t *device)
 {
-  return config_of(device->core)->as_given.captures_are_announced
-             ? device->captures_announced > 0
-             : device->openings != NULL;
+  return config_of(device->core)->as_given.captures_are_announced ? device->captures_announced > 0
+                                                                  : device->openings != NULL;
 }
 
 bool opening_may_capture_now(device_t *device)

@@ -28,8 +28,8 @@ void page_add(segment_t *s, uintptr_t address, size_t size, uint64_t handle)
 {
   size_t first = page_granule(s, address), granules = size / s->device->granule;
   for (size_t i = first; i < first + granules; i++)
-    s->pages[i] = (page_t){.handle = handle, .first = (uint32_t)first,
-                           .granules = (uint32_t)granules};
+    s->pages[i] =
+        (page_t){.handle = handle, .first = (uint32_t)first, .granules = (uint32_t)granules};
 }
 
 void page_remove(segment_t *s, page_t *page)
@@ -39,8 +39,7 @@ void page_remove(segment_t *s, page_t *page)
     s->pages[i] = (page_t){0};
 }
 
-size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent,
-                    uintptr_t *first)
+size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent, uintptr_t *first)
 {
   const segment_t *s = block->segment;
   size_t granule = s->device->granule, sum = 0;

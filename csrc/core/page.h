@@ -11,12 +11,12 @@
 
 /* Every granule of a page has the same entry. */
 struct page {
-  uint64_t handle;   /* the driver's                                          */
-  uint32_t first;    /* granule of the segment                                */
-  uint32_t granules; /* 0: no page is here                                    */
+  uint64_t handle;   /* the driver's */
+  uint32_t first;    /* granule of the segment */
+  uint32_t granules; /* 0: no page is here */
   bool released;     /* its handle went back: the page goes when it is unmapped */
-  bool stale;        /* it has moved: this is where it was                    */
-  shared_t *shared;  /* other processes may have it: it stays; or NULL        */
+  bool stale;        /* it has moved: this is where it was */
+  shared_t *shared;  /* other processes may have it: it stays; or NULL */
 };
 
 /* The table of a segment. False: no host memory. */
@@ -47,8 +47,7 @@ void page_remove(segment_t *s, page_t *page);
 /* Pages that lie in the block as a whole and one after the other and are not shared: from
  * *first on, until they are `enough` bytes; at most `most` bytes; to be `lent`, only such
  * as have their handle. Their bytes; 0: none. */
-size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent,
-                    uintptr_t *first);
+size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent, uintptr_t *first);
 
 /* Host memory of the table, as far as it was touched. */
 size_t pages_metadata(const segment_t *s);

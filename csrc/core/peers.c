@@ -38,10 +38,10 @@ esper_status peers_map(const device_t *device, uintptr_t address, size_t size, u
 
 /* Addresses that have pages, from the first to the last. */
 typedef struct stretch {
-  uint64_t sequence; /* of the segment                                        */
-  const import_t *import; /* or what it is                                    */
+  uint64_t sequence;      /* of the segment */
+  const import_t *import; /* or what it is */
   uintptr_t address;
-  size_t size; /* 0: there is none                                            */
+  size_t size; /* 0: there is none */
 } stretch_t;
 
 /* The first one from `at` on, an address of the segment or 0, without the stale ones. */
@@ -85,8 +85,8 @@ static stretch_t next_stretch(device_t *device, stretch_t last)
 
 static esper_status set_access(const device_t *device, stretch_t stretch, int peer, int allowed)
 {
-  esper_status status = call_page_access(device->core, device->index, stretch.address,
-                                         stretch.size, peer, allowed);
+  esper_status status =
+      call_page_access(device->core, device->index, stretch.address, stretch.size, peer, allowed);
   return status == ESPER_OK ? status : error_from_driver(device->core, status);
 }
 
@@ -94,8 +94,8 @@ static esper_status set_access(const device_t *device, stretch_t stretch, int pe
  * was told of it. */
 static void take_access(device_t *device, stretch_t refused, int peer)
 {
-  for (stretch_t s = next_stretch(device, (stretch_t){0});
-       s.size && s.address != refused.address; s = next_stretch(device, s))
+  for (stretch_t s = next_stretch(device, (stretch_t){0}); s.size && s.address != refused.address;
+       s = next_stretch(device, s))
     call_page_access(device->core, device->index, s.address, s.size, peer, false);
 }
 
@@ -123,8 +123,7 @@ static esper_status add(device_t *device, int peer)
 {
   core_t *core = device->core;
   if (!device->peers && !(device->peers = malloc((size_t)core->device_count * sizeof(int))))
-    return error_set(ESPER_HOST_MEMORY, "no host memory for the peers of device %d",
-                     device->index);
+    return error_set(ESPER_HOST_MEMORY, "no host memory for the peers of device %d", device->index);
   esper_status status = call_peer_check(core, device->index, peer);
   if (status != ESPER_OK)
     return error_from_driver(core, status);

@@ -23,7 +23,9 @@
 
 void pool_init(pool_t *pool, device_t *device, uint64_t id_first, uint64_t id_second)
 {
-  *pool = (pool_t){.device = device, .id = {id_first, id_second}, .references = 1,
+  *pool = (pool_t){.device = device,
+                   .id = {id_first, id_second},
+                   .references = 1,
                    .next = device->pools};
   device->pools = pool;
 }
@@ -280,8 +282,8 @@ static esper_status no_host_memory(void)
   return error_set(ESPER_HOST_MEMORY, "no host memory for a pool");
 }
 
-static esper_status private_pool_device(core_t *core, int index, uint64_t first,
-                                        uint64_t second, device_t **device)
+static esper_status private_pool_device(core_t *core, int index, uint64_t first, uint64_t second,
+                                        device_t **device)
 {
   if (!first && !second)
     return error_set(ESPER_INVALID, "pool (0, 0) is the default pool, which is always there");
@@ -327,12 +329,13 @@ esper_status esper_pool_begin(esper_core *core, int index, uint64_t first, uint6
   unlock(&device->lock);
   if (open || full || !pool) {
     opening_discard(opening);
-    return open ? error_set(ESPER_INVALID,
-                            "allocations go to pool (%llu, %llu) of device %d already: end "
-                            "that first",
-                            (unsigned long long)first, (unsigned long long)second, index)
-           : full ? error_set(ESPER_INVALID, "allocations go to %d pools of device %d at once "
-                                             "already: end one first",
+    return open   ? error_set(ESPER_INVALID,
+                              "allocations go to pool (%llu, %llu) of device %d already: end "
+                              "that first",
+                              (unsigned long long)first, (unsigned long long)second, index)
+           : full ? error_set(ESPER_INVALID,
+                              "allocations go to %d pools of device %d at once "
+                              "already: end one first",
                               OPENINGS, index)
                   : no_host_memory();
   }

@@ -33,16 +33,17 @@ pool_t *pool_next_spare(device_t *device, pool_t *pool)
 
 /* ---- the public interface ------------------------------------------------- */
 
-esper_status esper_pool_set_flags(esper_core *core, int index, uint64_t first,
-                                  uint64_t second, unsigned which, unsigned flags)
+esper_status esper_pool_set_flags(esper_core *core, int index, uint64_t first, uint64_t second,
+                                  unsigned which, unsigned flags)
 {
   device_t *device;
   esper_status status = core_device(core, index, &device);
   if (status != ESPER_OK)
     return status;
   if (which & ~(ESPER_POOL_USE_ON_OOM | ESPER_POOL_NO_SPLIT))
-    return error_set(ESPER_INVALID, "pool flags %#x: there are ESPER_POOL_USE_ON_OOM and "
-                                    "ESPER_POOL_NO_SPLIT",
+    return error_set(ESPER_INVALID,
+                     "pool flags %#x: there are ESPER_POOL_USE_ON_OOM and "
+                     "ESPER_POOL_NO_SPLIT",
                      which);
   lock(&device->lock);
   pool_t *pool = first || second ? pool_find(device, first, second) : NULL;

@@ -212,9 +212,8 @@ static record_t *record_on(presented_t p, void *wait_for)
   }
   if (!RULE(NUMBER_WITH_RECORD))
     unlock(&s->lock);
-  r->time_us = atomic_load_explicit(&s->core->timing, memory_order_relaxed)
-                   ? s->core->clock_us()
-                   : 0;
+  r->time_us =
+      atomic_load_explicit(&s->core->timing, memory_order_relaxed) ? s->core->clock_us() : 0;
   if (RULE(NUMBER_WITH_RECORD)) { /* nobody else takes one meanwhile */
     r->number = atomic_load_explicit(&s->last, memory_order_relaxed) + 1;
     atomic_store_explicit(&s->last, r->number, memory_order_release);
@@ -302,8 +301,7 @@ record_t *stream_record_event(stream_t *carrier, void *event, int device)
   esper_status status = call_event_query(core, device, event);
   if (status != ESPER_OK && status != ESPER_NOT_READY)
     return NULL;
-  record_t *record =
-      record_on((presented_t){.stream = carrier, .handle = carrier->handle}, event);
+  record_t *record = record_on((presented_t){.stream = carrier, .handle = carrier->handle}, event);
   if (record)
     unlock(&carrier->lock);
   return record;

@@ -45,8 +45,8 @@ static size_t free_bytes(device_t *device)
   const esper_stats *stats = &device->stats;
   fronts_pause(device);
   ledgers_read(device);
-  size_t bytes = (size_t)(stats->reserved_bytes[ESPER_ALL].current -
-                          stats->active_bytes[ESPER_ALL].current);
+  size_t bytes =
+      (size_t)(stats->reserved_bytes[ESPER_ALL].current - stats->active_bytes[ESPER_ALL].current);
   bytes -= least(bytes, free_elsewhere(device));
   ledgers_grant(device, NULL);
   fronts_resume(device);

@@ -15,15 +15,15 @@ enum { REFUSED = 64 }; /* streams that cannot be waited for, and are not asked a
 /* Where no event can be recorded now, older ones may still be waited for. */
 typedef struct refused {
   const stream_t *stream;
-  bool owner_order; /* and nothing else                                        */
+  bool owner_order; /* and nothing else */
 } refused_t;
 
 /* One wait for each stream, for the last of its work that somebody owes. */
 typedef struct wait {
-  stream_t *stream;         /* NULL: nothing to wait for                       */
-  uint64_t number;          /* its work up to here                             */
-  record_t *record;         /* whose number it is; NULL: owner order           */
-  const refused_t *refused; /* what cannot be waited for                       */
+  stream_t *stream;         /* NULL: nothing to wait for */
+  uint64_t number;          /* its work up to here */
+  record_t *record;         /* whose number it is; NULL: owner order */
+  const refused_t *refused; /* what cannot be waited for */
   int count;
 } wait_t;
 

@@ -36,8 +36,13 @@ static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool l
   segment_t *segment = arena_take(&device->segments);
   if (!segment)
     return NULL;
-  *segment = (segment_t){.address = address, .size = size, .bytes = size, .device = device, .heap = heap,
-                         .large = large, .sequence = device->next_sequence++,
+  *segment = (segment_t){.address = address,
+                         .size = size,
+                         .bytes = size,
+                         .device = device,
+                         .heap = heap,
+                         .large = large,
+                         .sequence = device->next_sequence++,
                          .oversize = config_is_oversize(config_of(device->core), size)};
   block_t *block = block_create(device, segment, address, size);
   if (!block || !map_insert_segment(device->core->map, segment)) {

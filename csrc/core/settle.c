@@ -168,10 +168,10 @@ static esper_status settle_alone(device_t *device, bool left)
   bool capturing = false;
   esper_status status = wait_for_streams(device, &left, &capturing);
   if (status == ESPER_OK && left)
-    status = capturing || is_captured(device) /* one that began meanwhile */
-                 ? error_set(ESPER_CAPTURING, "a stream of device %d is being captured",
-                             device->index)
-                 : wait_for_device(device);
+    status =
+        capturing || is_captured(device) /* one that began meanwhile */
+            ? error_set(ESPER_CAPTURING, "a stream of device %d is being captured", device->index)
+            : wait_for_device(device);
   unlock(&device->sync_lock);
   return status;
 }

@@ -33,8 +33,7 @@ static esper_status name_page(segment_t *s, page_t *page)
   if (!shared)
     return error_set(ESPER_HOST_MEMORY, "no host memory for the name of a page");
   *shared = (shared_t){.segment = s, .first = page->first};
-  esper_status status =
-      call_page_export(device->core, device->index, page->handle, &shared->name);
+  esper_status status = call_page_export(device->core, device->index, page->handle, &shared->name);
   if (status != ESPER_OK) {
     free(shared);
     return error_from_driver(device->core, status);
@@ -49,8 +48,8 @@ static esper_status name_page(segment_t *s, page_t *page)
 
 /* The pages from `begin` to `end`; those that were named before one was refused keep their
  * names, until they are forgotten. */
-static esper_status name_pages(segment_t *s, uintptr_t begin, uintptr_t end,
-                               esper_page_name *names, size_t *count)
+static esper_status name_pages(segment_t *s, uintptr_t begin, uintptr_t end, esper_page_name *names,
+                               size_t *count)
 {
   esper_status status = ESPER_OK;
   for (*count = 0; begin < end && status == ESPER_OK;) {
@@ -80,8 +79,8 @@ static segment_t *find_pages(core_t *core, const void *ptr, uintptr_t *begin, ui
   return s;
 }
 
-static esper_status name_all(segment_t *s, uintptr_t begin, uintptr_t end,
-                             esper_page_name **pages, size_t *count)
+static esper_status name_all(segment_t *s, uintptr_t begin, uintptr_t end, esper_page_name **pages,
+                             size_t *count)
 {
   size_t most = (end - begin) / s->device->granule;
   esper_page_name *names = malloc(most * sizeof *names);
@@ -109,10 +108,10 @@ esper_status shared_name(core_t *core, const void *ptr, void **address, esper_pa
     paging_stop(device);
     s = find_pages(core, ptr, &begin, &end);
   }
-  esper_status status = s && s->device == device
-                            ? name_all(s, begin, end, pages, count)
-                            : error_set(ESPER_INVALID,
-                                        "%p is in no live block of a mapped segment", ptr);
+  esper_status status =
+      s && s->device == device
+          ? name_all(s, begin, end, pages, count)
+          : error_set(ESPER_INVALID, "%p is in no live block of a mapped segment", ptr);
   if (device)
     paging_go_on(device);
   if (status == ESPER_OK)

@@ -56,8 +56,8 @@ static bool reserve(esper_snapshot *snapshot, counts_t more)
 static esper_use_entry use_entry(const block_t *block, const use_t *use)
 {
   bool captured = use->place.branch != NULL;
-  bool held = !use->record && !captured &&
-              (block->state != BLOCK_LIVE || !(use->flags & USE_AT_FREE));
+  bool held =
+      !use->record && !captured && (block->state != BLOCK_LIVE || !(use->flags & USE_AT_FREE));
   return (esper_use_entry){
       .device = use->stream->device->index,
       .stream = use->stream->handle,
@@ -74,9 +74,9 @@ static esper_block_entry block_entry(const block_t *block, esper_snapshot *snaps
       .address = block->address,
       .size = block->size,
       .requested = block->counted_active ? block->requested : 0,
-      .state = block->state == BLOCK_LIVE   ? ESPER_BLOCK_ALLOCATED
-               : block->counted_active      ? ESPER_BLOCK_PENDING_FREE
-                                            : ESPER_BLOCK_INACTIVE,
+      .state = block->state == BLOCK_LIVE ? ESPER_BLOCK_ALLOCATED
+               : block->counted_active    ? ESPER_BLOCK_PENDING_FREE
+                                          : ESPER_BLOCK_INACTIVE,
       .stream = block->user ? block_user(block)->handle : NULL,
       .first_use = snapshot->use_count,
   };

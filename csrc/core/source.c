@@ -59,8 +59,8 @@ void source_drop(pool_t *pool)
 
 /* ---- the public interface ------------------------------------------------- */
 
-esper_status esper_pool_set_source(esper_core *core, int index, uint64_t first,
-                                   uint64_t second, const esper_source *source)
+esper_status esper_pool_set_source(esper_core *core, int index, uint64_t first, uint64_t second,
+                                   const esper_source *source)
 {
   device_t *device;
   esper_status status = core_device(core, index, &device);

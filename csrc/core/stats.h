@@ -25,10 +25,8 @@ void stats_segment_kept(esper_stats *stats, const segment_t *segment);
 
 /* Pages came to a mapped segment, or left it, which is in so many more stretches
  * now. */
-void stats_pages_added(esper_stats *stats, const segment_t *segment, size_t bytes,
-                       int stretches);
-void stats_pages_removed(esper_stats *stats, const segment_t *segment, size_t bytes,
-                         int stretches);
+void stats_pages_added(esper_stats *stats, const segment_t *segment, size_t bytes, int stretches);
+void stats_pages_removed(esper_stats *stats, const segment_t *segment, size_t bytes, int stretches);
 
 /* Between the two calls, under one lock, stretches come and go on the way to where they
  * are at the end: nobody sees that, and no peak does. */

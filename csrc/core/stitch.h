@@ -20,15 +20,15 @@
 typedef struct lenders {
   block_t *first, **end;
   size_t bytes;
-  size_t left; /* bytes of pages that are elsewhere by now, or gone            */
+  size_t left; /* bytes of pages that are elsewhere by now, or gone */
 } lenders_t;
 
 typedef struct stitch {
-  lenders_t completed; /* are unmapped before they serve                       */
-  lenders_t ordered;   /* ... and these some time after that                   */
-  size_t pages;        /* that moved                                           */
-  uint64_t stamp;      /* what these owe: their latest one                     */
-  loose_t *loose;      /* room for a page that the driver keeps nowhere        */
+  lenders_t completed; /* are unmapped before they serve */
+  lenders_t ordered;   /* ... and these some time after that */
+  size_t pages;        /* that moved */
+  uint64_t stamp;      /* what these owe: their latest one */
+  loose_t *loose;      /* room for a page that the driver keeps nowhere */
 } stitch_t;
 
 static inline size_t stitch_bytes(const stitch_t *stitch)

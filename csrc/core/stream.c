@@ -23,12 +23,11 @@ static _Atomic(stream_t *) *bucket_of_id(core_t *core, uint64_t id, const void *
 
 /* Streams are found without a lock: they stay where they are until the core goes.
  * Any device: NULL. */
-static stream_t *find_by_id(core_t *core, const device_t *device, uint64_t id,
-                            const void *handle)
+static stream_t *find_by_id(core_t *core, const device_t *device, uint64_t id, const void *handle)
 {
   stream_t *s = atomic_load_explicit(bucket_of_id(core, id, handle), memory_order_acquire);
-  while (s && (atomic_load_explicit(&s->id, memory_order_relaxed) != id ||
-               s->handle != handle || (device && s->device != device)))
+  while (s && (atomic_load_explicit(&s->id, memory_order_relaxed) != id || s->handle != handle ||
+               (device && s->device != device)))
     s = s->next_in_bucket;
   return s;
 }

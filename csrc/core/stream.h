@@ -13,8 +13,8 @@
 typedef struct presented {
   stream_t *stream;
   void *handle;
-  bool asked;       /* the driver was asked already whether it is captured:    */
-  uint64_t capture; /* its answer                                              */
+  bool asked;       /* the driver was asked already whether it is captured: */
+  uint64_t capture; /* its answer */
 } presented_t;
 
 /* Finds or makes the stream. */
@@ -31,8 +31,7 @@ static inline _Atomic(stream_t *) *stream_bucket(core_t *core, const void *handl
 
 /* Immortal streams keep their handle, so it may stand for them, however it is
  * presented. Any device: NULL. */
-static inline stream_t *stream_with_handle(core_t *core, const device_t *device,
-                                           const void *handle)
+static inline stream_t *stream_with_handle(core_t *core, const device_t *device, const void *handle)
 {
   stream_t *s = atomic_load_explicit(stream_bucket(core, handle), memory_order_acquire);
   while (s && (s->handle != handle || (device && s->device != device)))
@@ -92,7 +91,7 @@ record_t *stream_record_event(stream_t *carrier, void *event, int device);
 record_t *stream_probe(stream_t *stream, uint64_t stamp);
 
 typedef enum gate_result {
-  GATE_REFUSED, /* by the driver: nothing changed                             */
+  GATE_REFUSED, /* by the driver: nothing changed */
   GATE_NEEDLESS,
   GATE_ISSUED
 } gate_result;
@@ -151,8 +150,7 @@ static inline uint64_t stream_stamp(const stream_t *stream)
 }
 
 /* Whether future work of `reader` is ordered after number `number`. */
-static inline bool stream_is_after(const stream_t *reader, const stream_t *stream,
-                                   uint64_t number)
+static inline bool stream_is_after(const stream_t *reader, const stream_t *stream, uint64_t number)
 {
   return RULE(GATE_IS_REMEMBERED) && stream->index < FRONTIER_ROWS &&
          atomic_load(&reader->frontier[stream->index]) >= number;

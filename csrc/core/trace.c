@@ -62,8 +62,8 @@ static void trace_keep(trace_t *trace, const esper_trace_entry *entry)
   trace->entries[trace->count++ % trace->capacity] = *entry;
 }
 
-void trace_append(device_t *device, esper_action action, uintptr_t address,
-                  size_t size, const stream_t *stream)
+void trace_append(device_t *device, esper_action action, uintptr_t address, size_t size,
+                  const stream_t *stream)
 {
   trace_t *trace = &device->trace;
   const pool_t *pool = pool_around(device, action, address);

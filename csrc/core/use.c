@@ -37,8 +37,7 @@ void use_hold(use_t *use)
 
 void use_settle(use_t *use, record_t *record)
 {
-  if (use->stream != record->stream || use->record || !use->stamp ||
-      record->number < use->stamp)
+  if (use->stream != record->stream || use->record || !use->stamp || record->number < use->stamp)
     return;
   record_keep(record);
   use->record = record;
@@ -96,8 +95,7 @@ static void use_follow(use_t *use, record_t *record, unsigned flags)
     record_drop(record);
 }
 
-bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags,
-                use_t **spare)
+bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags, use_t **spare)
 {
   use_t *use = RULE(ONE_USE_A_STREAM) ? use_on(block, stream, NULL) : NULL;
   if (use && RULE(LATER_USE_REPLACES)) {
@@ -190,8 +188,7 @@ bool uses_have_completed(const block_t *block)
 
 bool use_is_rendezvous(const use_t *use)
 {
-  return (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST)) ||
-         stream_is_rendezvous(use->stream);
+  return (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST)) || stream_is_rendezvous(use->stream);
 }
 
 static bool is_until_free(const use_t *use)
@@ -307,8 +304,7 @@ void uses_drop_unrecorded(device_t *device, block_t *block)
   for (use_t **link = &block->uses; *link;) {
     use_t *use = *link;
     bool elsewhere = use->stream->device != device && RULE(RELEASE_NEEDS_COMPLETION);
-    if (use->record ||
-        (elsewhere && (use->stamp || use_hold_for_device(block, use)))) {
+    if (use->record || (elsewhere && (use->stamp || use_hold_for_device(block, use)))) {
       link = &use->next;
     } else {
       *link = use->next;

@@ -9,8 +9,7 @@
  * use whose event is recorded at the free (USE_AT_FREE), or could not be
  * recorded. `spare` is used for the new use if one is needed and then set to
  * NULL. False: one is needed and there is none; nothing has happened. */
-bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags,
-                use_t **spare);
+bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags, use_t **spare);
 
 /* The same for the commonest mark of all: the block has a use with a record on
  * the stream of this later one. The record it had, with its reference; NULL: it

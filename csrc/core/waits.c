@@ -102,8 +102,7 @@ bool waits_are_valid(const block_t *block)
     return true;
   for (const use_t *use = block->uses; use; use = use->next)
     for (unsigned i = 0; use->record && i < heap->waits.count; i++)
-      if (heap->waits.on[i].stream == use->stream &&
-          heap->waits.on[i].from <= use->record->number)
+      if (heap->waits.on[i].stream == use->stream && heap->waits.on[i].from <= use->record->number)
         return true;
   return false;
 }

@@ -28,9 +28,9 @@ enum sharing { SHARING_IS_REFUSED, SHARING_IS_SAID, SHARING_IS_SEEN };
 
 typedef struct cuda_device {
   CUdevice handle;
-  _Atomic(CUcontext) context; /* the primary one, retained at first use        */
+  _Atomic(CUcontext) context; /* the primary one, retained at first use */
   bool virtual_memory;
-  bool rdma; /* pages can be made readable by network cards                    */
+  bool rdma; /* pages can be made readable by network cards */
   _Atomic(enum sharing) sharing;
 } cuda_device;
 
@@ -46,7 +46,7 @@ static atomic_bool forked;
 /* The thread's last failure. Put into words only when somebody asks: "not
  * ready" is an everyday answer. */
 static _Thread_local struct {
-  const char *function; /* NULL: text is all there is to say                   */
+  const char *function; /* NULL: text is all there is to say */
   CUresult result;
   char text[320];
 } failure;
@@ -54,17 +54,12 @@ static _Thread_local struct {
 static esper_status status_of(CUresult result)
 {
   switch (result) {
-  case CUDA_SUCCESS:
-    return ESPER_OK;
-  case CUDA_ERROR_NOT_READY:
-    return ESPER_NOT_READY;
-  case CUDA_ERROR_OUT_OF_MEMORY:
-    return ESPER_OUT_OF_MEMORY;
+  case CUDA_SUCCESS: return ESPER_OK;
+  case CUDA_ERROR_NOT_READY: return ESPER_NOT_READY;
+  case CUDA_ERROR_OUT_OF_MEMORY: return ESPER_OUT_OF_MEMORY;
   case CUDA_ERROR_DEINITIALIZED:
-  case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-    return ESPER_SHUT_DOWN;
-  case CUDA_ERROR_NOT_SUPPORTED:
-    return ESPER_UNSUPPORTED;
+  case CUDA_ERROR_CONTEXT_IS_DESTROYED: return ESPER_SHUT_DOWN;
+  case CUDA_ERROR_NOT_SUPPORTED: return ESPER_UNSUPPORTED;
   default:
     return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
                    result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
@@ -85,8 +80,8 @@ static inline esper_status check(const char *function, CUresult result)
 /* check(name, name(...)), so that no message names the wrong function. */
 #define CALL(name, ...) check(#name, api.name(__VA_ARGS__))
 
-__attribute__((format(printf, 2, 3)))
-static esper_status refuse(esper_status status, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static esper_status refuse(esper_status status,
+                                                                 const char *format, ...)
 {
   va_list arguments;
   va_start(arguments, format);
@@ -117,8 +112,8 @@ static const char *cuda_last_error(void *self)
 /* ---- scopes ------------------------------------------------------------ */
 
 typedef enum scope_mode {
-  SCOPE_PLAIN,  /* only the context: calls that no capture minds               */
-  SCOPE_RELAXED /* calls that a capture going on elsewhere would be broken by  */
+  SCOPE_PLAIN,  /* only the context: calls that no capture minds */
+  SCOPE_RELAXED /* calls that a capture going on elsewhere would be broken by */
 } scope_mode;
 
 typedef struct scope {
@@ -126,7 +121,7 @@ typedef struct scope {
   CUcontext context;
   bool pushed;
   bool relaxed;
-  CUstreamCaptureMode mode; /* the thread's own, while relaxed                 */
+  CUstreamCaptureMode mode; /* the thread's own, while relaxed */
 } scope;
 
 static esper_status scope_leave(scope *s, esper_status status)
@@ -202,13 +197,13 @@ static esper_status scope_enter(scope *s, int device, scope_mode mode)
 }
 
 /* The rest of a function that makes one driver call in a scope. */
-#define RETURN_SCOPED(device, mode, call)                 \
-  do {                                                    \
-    scope s;                                              \
-    esper_status status = scope_enter(&s, device, mode);  \
-    if (status != ESPER_OK)                               \
-      return status;                                      \
-    return scope_leave(&s, call);                         \
+#define RETURN_SCOPED(device, mode, call)                \
+  do {                                                   \
+    scope s;                                             \
+    esper_status status = scope_enter(&s, device, mode); \
+    if (status != ESPER_OK)                              \
+      return status;                                     \
+    return scope_leave(&s, call);                        \
   } while (0)
 
 /* A thread that has no context at all may be refused even a handle that names
@@ -221,16 +216,16 @@ static bool lacks_context(esper_status status)
 /* The same for a short call on a stream, which the scope would make half as
  * long again: a handle above 2 names its context itself, so the scope is
  * entered only for the others, and where the thread has no context. */
-#define RETURN_ON_STREAM(device, stream, call)    \
-  do {                                            \
-    if ((uintptr_t)(stream) > 2) {                \
-      esper_status named = refuse_if_forked();    \
-      if (named == ESPER_OK)                      \
-        named = call;                             \
-      if (!lacks_context(named))                  \
-        return named;                             \
-    }                                             \
-    RETURN_SCOPED(device, SCOPE_PLAIN, call);     \
+#define RETURN_ON_STREAM(device, stream, call) \
+  do {                                         \
+    if ((uintptr_t)(stream) > 2) {             \
+      esper_status named = refuse_if_forked(); \
+      if (named == ESPER_OK)                   \
+        named = call;                          \
+      if (!lacks_context(named))               \
+        return named;                          \
+    }                                          \
+    RETURN_SCOPED(device, SCOPE_PLAIN, call);  \
   } while (0)
 
 /* ---- devices ----------------------------------------------------------- */
@@ -266,8 +261,7 @@ static esper_status cuda_device_synchronize(void *self, int device)
 
 /* ---- classic segments -------------------------------------------------- */
 
-static esper_status cuda_memory_alloc(void *self, int device, size_t size,
-                                      uintptr_t *address)
+static esper_status cuda_memory_alloc(void *self, int device, size_t size, uintptr_t *address)
 {
   (void)self;
   scope s;
@@ -310,8 +304,8 @@ static esper_status scope_enter_virtual(scope *s, int device)
   esper_status status = scope_enter(s, device, SCOPE_RELAXED);
   if (status != ESPER_OK || s->device->virtual_memory)
     return status;
-  return scope_leave(s, refuse(ESPER_UNSUPPORTED,
-                               "CUDA device %d has no virtual memory management", device));
+  return scope_leave(s, refuse(ESPER_UNSUPPORTED, "CUDA device %d has no virtual memory management",
+                               device));
 }
 
 static esper_status cuda_page_granularity(void *self, int device, size_t *bytes)
@@ -327,8 +321,7 @@ static esper_status cuda_page_granularity(void *self, int device, size_t *bytes)
                               CU_MEM_ALLOC_GRANULARITY_MINIMUM));
 }
 
-static esper_status cuda_range_reserve(void *self, int device, size_t size,
-                                       uintptr_t *address)
+static esper_status cuda_range_reserve(void *self, int device, size_t size, uintptr_t *address)
 {
   (void)self;
   scope s;
@@ -483,8 +476,8 @@ static esper_status cuda_peer_check(void *self, int device, int peer)
   if (status == ESPER_OK)
     status = CALL(cuDeviceCanAccessPeer, &can, other->handle, owner->handle);
   if (status == ESPER_OK && !can)
-    return refuse(ESPER_UNSUPPORTED, "CUDA device %d cannot access the memory of device %d",
-                  peer, device);
+    return refuse(ESPER_UNSUPPORTED, "CUDA device %d cannot access the memory of device %d", peer,
+                  device);
   return status;
 }
 
@@ -499,7 +492,8 @@ static esper_status export_file(int device, uint64_t page, int *file)
   if (atomic_load(&s.device->sharing) == SHARING_IS_REFUSED)
     return scope_leave(&s, refuse(ESPER_UNSUPPORTED,
                                   "the driver makes no pages on CUDA device %d that can be "
-                                  "shared", device));
+                                  "shared",
+                                  device));
   *file = -1;
   return scope_leave(&s, CALL(cuMemExportToShareableHandle, file, page,
                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
@@ -511,8 +505,7 @@ static int open_page(int device, uint64_t page)
   return export_file(device, page, &file) == ESPER_OK ? file : -1;
 }
 
-static esper_status cuda_page_export(void *self, int device, uint64_t page,
-                                     esper_page_name *name)
+static esper_status cuda_page_export(void *self, int device, uint64_t page, esper_page_name *name)
 {
   (void)self;
   int file;
@@ -526,8 +519,8 @@ static esper_status cuda_page_export(void *self, int device, uint64_t page,
   if (error)
     return refuse(ESPER_UNSUPPORTED, "a page cannot be offered to other processes: %s",
                   strerror(error));
-  *name = (esper_page_name){.process = offered.process, .key = offered.key,
-                            .number = offered.number};
+  *name =
+      (esper_page_name){.process = offered.process, .key = offered.key, .number = offered.number};
   return ESPER_OK;
 }
 
@@ -541,22 +534,14 @@ static esper_status cuda_page_unexport(void *self, int device, const esper_page_
 static const char *why_not_taken(int error)
 {
   switch (error) {
-  case ECONNREFUSED:
-    return "it has ended, or runs in a network of its own (another container?)";
-  case ECONNRESET:
-    return "it ended when it was asked";
-  case EACCES:
-    return "it belongs to another user";
-  case ENOENT:
-    return "the memory was freed there";
-  case EIO:
-    return "the driver refused there (has it a file descriptor left?)";
-  case EMFILE:
-    return "this process has no file descriptor left (raise the limit: ulimit -n)";
-  case ETIMEDOUT:
-    return "it does not answer (is it stopped, or in a debugger?)";
-  default:
-    return strerror(error);
+  case ECONNREFUSED: return "it has ended, or runs in a network of its own (another container?)";
+  case ECONNRESET: return "it ended when it was asked";
+  case EACCES: return "it belongs to another user";
+  case ENOENT: return "the memory was freed there";
+  case EIO: return "the driver refused there (has it a file descriptor left?)";
+  case EMFILE: return "this process has no file descriptor left (raise the limit: ulimit -n)";
+  case ETIMEDOUT: return "it does not answer (is it stopped, or in a debugger?)";
+  default: return strerror(error);
   }
 }
 
@@ -632,8 +617,7 @@ static esper_status capture_of(CUstream stream, uint64_t *capture)
   return ESPER_OK;
 }
 
-static esper_status cuda_stream_capture(void *self, int device, void *stream,
-                                        uint64_t *capture)
+static esper_status cuda_stream_capture(void *self, int device, void *stream, uint64_t *capture)
 {
   (void)self;
   RETURN_ON_STREAM(device, stream, capture_of(stream, capture));
@@ -674,8 +658,8 @@ enum { TAILS = 64 }; /* nodes that a stream's next operation may depend on */
 static esper_status scope_enter_capture(scope *s, int device)
 {
   esper_status status = scope_enter(s, device, SCOPE_PLAIN);
-  if (status != ESPER_OK || (api.cuStreamUpdateCaptureDependencies &&
-                             api.cuGraphAddEmptyNode && api.cuGraphNodeGetDependencies))
+  if (status != ESPER_OK || (api.cuStreamUpdateCaptureDependencies && api.cuGraphAddEmptyNode &&
+                             api.cuGraphNodeGetDependencies))
     return status;
   return scope_leave(s, refuse(ESPER_UNSUPPORTED,
                                "this driver, %d.%d, does not show the graph of a capture",
@@ -683,15 +667,14 @@ static esper_status scope_enter_capture(scope *s, int device)
 }
 
 /* The driver's array lasts until the next call: it is copied at once. */
-static esper_status tails_of(CUstream stream, uint64_t capture, CUgraph *graph,
-                             CUgraphNode *tails, size_t *count)
+static esper_status tails_of(CUstream stream, uint64_t capture, CUgraph *graph, CUgraphNode *tails,
+                             size_t *count)
 {
   CUstreamCaptureStatus state = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUgraphNode *found = NULL;
   cuuint64_t id = 0;
   *count = 0;
-  esper_status status =
-      CALL(cuStreamGetCaptureInfo, stream, &state, &id, graph, &found, count);
+  esper_status status = CALL(cuStreamGetCaptureInfo, stream, &state, &id, graph, &found, count);
   if (status != ESPER_OK)
     return status;
   if (state != CU_STREAM_CAPTURE_STATUS_ACTIVE || id != capture)
@@ -723,8 +706,8 @@ static bool is_after_others(CUgraphNode node, const CUgraphNode *tails, size_t c
 
 /* The empty node is added to the dependencies and replaces none: somebody may
  * just be capturing another operation. */
-static esper_status point_after(CUstream stream, CUgraph graph, CUgraphNode *tails,
-                                size_t count, CUgraphNode *node)
+static esper_status point_after(CUstream stream, CUgraph graph, CUgraphNode *tails, size_t count,
+                                CUgraphNode *node)
 {
   *node = count ? tails[count - 1] : NULL;
   if (count < 2 || is_after_others(*node, tails, count))
@@ -940,9 +923,9 @@ static bool attribute_of(CUdevice device, CUdevice_attribute attribute)
 
 static bool virtual_memory_found(void)
 {
-  return api.cuMemGetAllocationGranularity && api.cuMemAddressReserve &&
-         api.cuMemAddressFree && api.cuMemCreate && api.cuMemRelease && api.cuMemMap &&
-         api.cuMemUnmap && api.cuMemSetAccess;
+  return api.cuMemGetAllocationGranularity && api.cuMemAddressReserve && api.cuMemAddressFree &&
+         api.cuMemCreate && api.cuMemRelease && api.cuMemMap && api.cuMemUnmap &&
+         api.cuMemSetAccess;
 }
 
 static void mark_forked(void)
@@ -981,8 +964,8 @@ static esper_status devices_find(void)
                 attribute_of(device->handle,
                              CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
     atomic_init(&device->sharing, said ? SHARING_IS_SAID : SHARING_IS_REFUSED);
-    device->rdma = attribute_of(device->handle,
-                                CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+    device->rdma =
+        attribute_of(device->handle, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
   }
   if (status == ESPER_OK)
     device_count = count;

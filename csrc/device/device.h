@@ -35,8 +35,7 @@ typedef struct esper_driver {
 
   /* Devices. */
   esper_status (*device_count)(void *self, int *count);
-  esper_status (*memory_info)(void *self, int device, size_t *free,
-                              size_t *total);
+  esper_status (*memory_info)(void *self, int device, size_t *free, size_t *total);
   /* The latter alone, which costs nothing. */
   esper_status (*memory_total)(void *self, int device, size_t *total);
   /* Waits until all work enqueued on the device before the call is done.
@@ -47,8 +46,7 @@ typedef struct esper_driver {
   /* Classic segments. memory_alloc aligns to 512 bytes at least;
    * ESPER_OUT_OF_MEMORY leaves no error behind in the driver. memory_free may
    * wait for the device to be idle. */
-  esper_status (*memory_alloc)(void *self, int device, size_t size,
-                               uintptr_t *address);
+  esper_status (*memory_alloc)(void *self, int device, size_t size, uintptr_t *address);
   esper_status (*memory_free)(void *self, int device, uintptr_t address);
 
   /* Mapped segments: pages (physical handles) mapped into reserved ranges.
@@ -69,27 +67,19 @@ typedef struct esper_driver {
    * page_export: ESPER_UNSUPPORTED: pages of the device cannot be shared.
    * page_import: ESPER_INVALID: nobody offers a page of that name. */
   esper_status (*page_granularity)(void *self, int device, size_t *bytes);
-  esper_status (*range_reserve)(void *self, int device, size_t size,
-                                uintptr_t *address);
-  esper_status (*range_free)(void *self, int device, uintptr_t address,
-                             size_t size);
-  esper_status (*page_create)(void *self, int device, size_t size,
-                              uint64_t *page);
+  esper_status (*range_reserve)(void *self, int device, size_t size, uintptr_t *address);
+  esper_status (*range_free)(void *self, int device, uintptr_t address, size_t size);
+  esper_status (*page_create)(void *self, int device, size_t size, uint64_t *page);
   esper_status (*page_release)(void *self, int device, uint64_t page);
-  esper_status (*page_map)(void *self, int device, uintptr_t address,
-                           size_t size, uint64_t page, const int *peers,
-                           int count);
-  esper_status (*page_unmap)(void *self, int device, uintptr_t address,
-                             size_t size);
-  esper_status (*page_access)(void *self, int device, uintptr_t address,
-                              size_t size, int peer, int allowed);
+  esper_status (*page_map)(void *self, int device, uintptr_t address, size_t size, uint64_t page,
+                           const int *peers, int count);
+  esper_status (*page_unmap)(void *self, int device, uintptr_t address, size_t size);
+  esper_status (*page_access)(void *self, int device, uintptr_t address, size_t size, int peer,
+                              int allowed);
   esper_status (*peer_check)(void *self, int device, int peer);
-  esper_status (*page_export)(void *self, int device, uint64_t page,
-                              esper_page_name *name);
-  esper_status (*page_unexport)(void *self, int device,
-                                const esper_page_name *name);
-  esper_status (*page_import)(void *self, int device,
-                              const esper_page_name *name, uint64_t *page);
+  esper_status (*page_export)(void *self, int device, uint64_t page, esper_page_name *name);
+  esper_status (*page_unexport)(void *self, int device, const esper_page_name *name);
+  esper_status (*page_import)(void *self, int device, const esper_page_name *name, uint64_t *page);
 
   /* Streams. stream_id is unique in the process and never used again, unlike
    * the handle. stream_capture stores 0 when the stream is not being captured,
@@ -100,12 +90,10 @@ typedef struct esper_driver {
    * stream's future work wait for the event's last record; it may cross
    * devices: `device` is the stream's. */
   esper_status (*stream_id)(void *self, int device, void *stream, uint64_t *id);
-  esper_status (*stream_capture)(void *self, int device, void *stream,
-                                 uint64_t *capture);
+  esper_status (*stream_capture)(void *self, int device, void *stream, uint64_t *capture);
   esper_status (*stream_create)(void *self, int device, void **stream);
   esper_status (*stream_destroy)(void *self, int device, void *stream);
-  esper_status (*stream_wait)(void *self, int device, void *stream,
-                              void *event);
+  esper_status (*stream_wait)(void *self, int device, void *stream, void *event);
 
   /* Events, without timing. event_record: the event stands for all work that
    * is on the stream now; event and stream belong to `device`; on a capturing
@@ -114,8 +102,7 @@ typedef struct esper_driver {
    * fresh event answers ESPER_OK. event_destroy may come before completion. */
   esper_status (*event_create)(void *self, int device, void **event);
   esper_status (*event_destroy)(void *self, int device, void *event);
-  esper_status (*event_record)(void *self, int device, void *event,
-                               void *stream);
+  esper_status (*event_record)(void *self, int device, void *event, void *stream);
   esper_status (*event_query)(void *self, int device, void *event);
   /* event_record_all: the event stands for all work that is on any stream of
    * the device now. ESPER_UNSUPPORTED where the driver cannot say that,
@@ -137,13 +124,12 @@ typedef struct esper_driver {
    * capture_before: what `node` of the capture, in which the stream still is,
    * depends on directly, stored, and their number in *count. ESPER_UNSUPPORTED:
    * they are *count or more. */
-  esper_status (*capture_point)(void *self, int device, void *stream,
-                                uint64_t capture, void **node);
-  esper_status (*capture_depend)(void *self, int device, void *stream,
-                                 uint64_t capture, void *node);
-  esper_status (*capture_before)(void *self, int device, void *stream,
-                                 uint64_t capture, void *node, void **before,
-                                 size_t *count);
+  esper_status (*capture_point)(void *self, int device, void *stream, uint64_t capture,
+                                void **node);
+  esper_status (*capture_depend)(void *self, int device, void *stream, uint64_t capture,
+                                 void *node);
+  esper_status (*capture_before)(void *self, int device, void *stream, uint64_t capture, void *node,
+                                 void **before, size_t *count);
 
   /* The calling thread's last failure, in words: the driver's function, the
    * error's name and its meaning. Never NULL. */

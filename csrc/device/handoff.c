@@ -21,13 +21,13 @@
 enum { PATIENCE_S = 10, PATIENCE_WITH_ASKERS_S = 2 };
 
 typedef struct offer {
-  uint64_t number; /* 0: a free place                                          */
+  uint64_t number; /* 0: a free place */
   handoff_open *open;
   int device;
   uint64_t object;
 } offer;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all of this        */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all of this */
 static offer *offers;
 static size_t offer_count;
 static uint64_t own_key;
@@ -55,9 +55,9 @@ static int make_random(uint64_t *number)
 static socklen_t address_of(uint64_t process, uint64_t key, struct sockaddr_un *address)
 {
   *address = (struct sockaddr_un){.sun_family = AF_UNIX};
-  int length = snprintf(address->sun_path + 1, sizeof address->sun_path - 1,
-                        "esper_alloc-%llu-%016llx", (unsigned long long)process,
-                        (unsigned long long)key);
+  int length =
+      snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "esper_alloc-%llu-%016llx",
+               (unsigned long long)process, (unsigned long long)key);
   return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
@@ -91,7 +91,9 @@ typedef struct message {
 static void message_init(message *m, int *word)
 {
   *m = (message){.part = {.iov_base = word, .iov_len = sizeof *word}};
-  m->header = (struct msghdr){.msg_iov = &m->part, .msg_iovlen = 1, .msg_control = m->room,
+  m->header = (struct msghdr){.msg_iov = &m->part,
+                              .msg_iovlen = 1,
+                              .msg_control = m->room,
                               .msg_controllen = CMSG_LEN(sizeof(int))};
 }
 

@@ -15,9 +15,9 @@
 
 /* What names an offer in any process. */
 typedef struct handoff_name {
-  uint64_t process; /* its id, as it sees itself                               */
-  uint64_t key;     /* random: the same id may be there in two containers       */
-  uint64_t number;  /* of the offer: a secret of those who were told           */
+  uint64_t process; /* its id, as it sees itself */
+  uint64_t key;     /* random: the same id may be there in two containers */
+  uint64_t number;  /* of the offer: a secret of those who were told */
 } handoff_name;
 
 /* Opens what is offered, as a file that is closed after it was sent; or -1. Called in

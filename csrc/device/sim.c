@@ -8,7 +8,8 @@
 
 static _Thread_local char last_error[256] = "sim: no error";
 
-esper_status sim_refuse(esper_status status, const char *format, ...) {
+esper_status sim_refuse(esper_status status, const char *format, ...)
+{
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(last_error, sizeof last_error, format, arguments);
@@ -16,23 +17,27 @@ esper_status sim_refuse(esper_status status, const char *format, ...) {
   return status;
 }
 
-uint64_t sim_random(uint64_t *state) { /* splitmix64 */
+uint64_t sim_random(uint64_t *state)
+{ /* splitmix64 */
   uint64_t x = *state += 0x9e3779b97f4a7c15;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
   x = (x ^ x >> 27) * 0x94d049bb133111eb;
   return x ^ x >> 31;
 }
 
-void *sim_grow(void *array, size_t count, size_t *capacity, size_t size) {
-  if (count < *capacity) return array;
+void *sim_grow(void *array, size_t count, size_t *capacity, size_t size)
+{
+  if (count < *capacity)
+    return array;
   *capacity = *capacity ? *capacity * 2 : 8;
   array = realloc(array, *capacity * size);
-  if (!array) abort();
+  if (!array)
+    abort();
   return array;
 }
 
-void *sim_grow32(void *array, uint32_t count, uint32_t *capacity,
-                 size_t size) {
+void *sim_grow32(void *array, uint32_t count, uint32_t *capacity, size_t size)
+{
   size_t wide = *capacity;
   array = sim_grow(array, count, &wide, size);
   *capacity = (uint32_t)wide;
@@ -41,7 +46,8 @@ void *sim_grow32(void *array, uint32_t count, uint32_t *capacity,
 
 /* ---- failures ---------------------------------------------------------- */
 
-void sim_report(sim *s, const char *format, ...) {
+void sim_report(sim *s, const char *format, ...)
+{
   va_list arguments;
   va_start(arguments, format);
   size_t left = sizeof s->report - s->report_length;
@@ -51,9 +57,13 @@ void sim_report(sim *s, const char *format, ...) {
     s->report_length += (size_t)n < left ? (size_t)n : left - 1;
 }
 
-void sim_enter(sim *s) { pthread_mutex_lock(&s->lock); }
+void sim_enter(sim *s)
+{
+  pthread_mutex_lock(&s->lock);
+}
 
-void sim_leave(sim *s) {
+void sim_leave(sim *s)
+{
   if (s->report_length == 0) {
     pthread_mutex_unlock(&s->lock);
     return;
@@ -73,14 +83,16 @@ void sim_leave(sim *s) {
   abort();
 }
 
-void sim_on_failure(sim *s, sim_failure_fn *handler, void *context) {
+void sim_on_failure(sim *s, sim_failure_fn *handler, void *context)
+{
   sim_enter(s);
   s->on_failure = handler;
   s->on_failure_context = context;
   sim_leave(s);
 }
 
-uint64_t sim_failures(sim *s) {
+uint64_t sim_failures(sim *s)
+{
   sim_enter(s);
   uint64_t count = s->failures;
   sim_leave(s);
@@ -89,119 +101,137 @@ uint64_t sim_failures(sim *s) {
 
 /* ---- faults, hooks, counts --------------------------------------------- */
 
-const char *sim_call_name(sim_call call) {
+const char *sim_call_name(sim_call call)
+{
   static const char *const NAMES[] = {
 #define NAME(name) #name,
       SIM_CALLS(NAME)
 #undef NAME
-      "any"};
+          "any"};
   return call <= SIM_CALL_any ? NAMES[call] : NULL;
 }
 
-static void set_fault(sim *s, sim_call call, sim_fault fault) {
+static void set_fault(sim *s, sim_call call, sim_fault fault)
+{
   sim_enter(s);
   s->faults[call] = fault;
   sim_leave(s);
 }
 
-void sim_fail_call(sim *s, sim_call call, uint64_t nth, esper_status status) {
+void sim_fail_call(sim *s, sim_call call, uint64_t nth, esper_status status)
+{
   set_fault(s, call, (sim_fault){nth, 0, status});
 }
 
-void sim_fail_calls_from(sim *s, sim_call call, uint64_t nth,
-                         esper_status status) {
+void sim_fail_calls_from(sim *s, sim_call call, uint64_t nth, esper_status status)
+{
   set_fault(s, call, (sim_fault){nth, 1, status});
 }
 
-uint64_t sim_faults(sim *s) {
+uint64_t sim_faults(sim *s)
+{
   sim_enter(s);
   uint64_t count = s->faults_happened;
   sim_leave(s);
   return count;
 }
 
-static int fault_happens(sim_fault *fault) {
-  if (fault->nth == 0) return 0;
+static int fault_happens(sim_fault *fault)
+{
+  if (fault->nth == 0)
+    return 0;
   if (fault->nth > 1) {
     fault->nth--;
     return 0;
   }
-  if (!fault->sticky) fault->nth = 0;
+  if (!fault->sticky)
+    fault->nth = 0;
   return 1;
 }
 
-static void set_hook(sim *s, sim_call call, int after, sim_hook_fn *run,
-                     void *context) {
-  if (call >= SIM_CALL_COUNT) return;
+static void set_hook(sim *s, sim_call call, int after, sim_hook_fn *run, void *context)
+{
+  if (call >= SIM_CALL_COUNT)
+    return;
   sim_hook *hook = NULL;
   if (run) {
     hook = malloc(sizeof *hook);
-    if (!hook) abort();
+    if (!hook)
+      abort();
     *hook = (sim_hook){run, context};
   }
   sim_hook *old = atomic_exchange(&s->hooks[call][after], hook);
-  if (!old) return;
+  if (!old)
+    return;
   sim_enter(s); /* another thread may be running it: keep it to the end */
-  s->old_hooks = sim_grow(s->old_hooks, s->old_hook_count,
-                          &s->old_hook_capacity, sizeof(sim_hook *));
+  s->old_hooks =
+      sim_grow(s->old_hooks, s->old_hook_count, &s->old_hook_capacity, sizeof(sim_hook *));
   s->old_hooks[s->old_hook_count++] = old;
   sim_leave(s);
 }
 
-void sim_before_call(sim *s, sim_call call, sim_hook_fn *hook,
-                     void *context) {
+void sim_before_call(sim *s, sim_call call, sim_hook_fn *hook, void *context)
+{
   set_hook(s, call, 0, hook, context);
 }
 
-void sim_after_call(sim *s, sim_call call, sim_hook_fn *hook, void *context) {
+void sim_after_call(sim *s, sim_call call, sim_hook_fn *hook, void *context)
+{
   set_hook(s, call, 1, hook, context);
 }
 
-static void run_hook(sim *s, sim_call call, int after, int device,
-                     void *object) {
-  sim_hook *hook = atomic_load_explicit(&s->hooks[call][after],
-                                        memory_order_acquire);
-  if (hook) hook->run(hook->context, call, device, object);
+static void run_hook(sim *s, sim_call call, int after, int device, void *object)
+{
+  sim_hook *hook = atomic_load_explicit(&s->hooks[call][after], memory_order_acquire);
+  if (hook)
+    hook->run(hook->context, call, device, object);
 }
 
-uint64_t sim_calls(sim *s, sim_call call) {
+uint64_t sim_calls(sim *s, sim_call call)
+{
   sim_enter(s);
   uint64_t count = s->calls[call];
   sim_leave(s);
   return count;
 }
 
-void sim_count_alive(sim *s, int device, sim_alive *alive) {
+void sim_count_alive(sim *s, int device, sim_alive *alive)
+{
   sim_enter(s);
   *alive = s->devices[device].alive;
   sim_leave(s);
 }
 
-void sim_set_capacity(sim *s, int device, size_t bytes) {
+void sim_set_capacity(sim *s, int device, size_t bytes)
+{
   sim_enter(s);
   s->devices[device].capacity = bytes;
   sim_leave(s);
 }
 
-void sim_set_caches(sim *s, int device, size_t bytes) {
+void sim_set_caches(sim *s, int device, size_t bytes)
+{
   sim_enter(s);
   s->devices[device].caches = bytes;
   sim_leave(s);
 }
 
-void sim_set_reach(sim *s, int reach) {
+void sim_set_reach(sim *s, int reach)
+{
   sim_enter(s);
   s->unreachable = !reach;
   sim_leave(s);
 }
 
-void sim_set_sharing(sim *s, int able) {
+void sim_set_sharing(sim *s, int able)
+{
   sim_enter(s);
   s->keeps = !able;
   sim_leave(s);
 }
 
-int sim_may_access(sim *s, int device, const void *address, size_t size) {
+int sim_may_access(sim *s, int device, const void *address, size_t size)
+{
   sim_enter(s);
   int may = sim_closed_to(s, device, (uintptr_t)address, size) == 0;
   sim_leave(s);
@@ -212,18 +242,20 @@ int sim_may_access(sim *s, int device, const void *address, size_t size) {
 
 /* Begins a call, with the lock held on return: ESPER_OK, or the status that it
  * is to answer at once. */
-static esper_status begin(sim *s, sim_call call, int device, void *object) {
+static esper_status begin(sim *s, sim_call call, int device, void *object)
+{
   run_hook(s, call, 0, device, object);
   sim_enter(s);
   s->calls[call]++;
   s->calls[SIM_CALL_any]++;
-  if (s->options.completion == SIM_SEEDED) sim_let_time_pass(s);
+  if (s->options.completion == SIM_SEEDED)
+    sim_let_time_pass(s);
   for (int any = 0; any < 2; any++) {
     sim_fault *fault = &s->faults[any ? SIM_CALL_any : call];
-    if (!fault_happens(fault)) continue;
+    if (!fault_happens(fault))
+      continue;
     s->faults_happened++;
-    return sim_refuse(fault->status, "sim: %s failed as asked",
-                      sim_call_name(call));
+    return sim_refuse(fault->status, "sim: %s failed as asked", sim_call_name(call));
   }
   if (device < 0 || device >= s->options.devices) {
     sim_report(s, "%s: there is no device %d\n", sim_call_name(call), device);
@@ -232,30 +264,31 @@ static esper_status begin(sim *s, sim_call call, int device, void *object) {
   return ESPER_OK;
 }
 
-static esper_status end(sim *s, sim_call call, int device, void *object,
-                        esper_status status) {
+static esper_status end(sim *s, sim_call call, int device, void *object, esper_status status)
+{
   sim_leave(s);
   run_hook(s, call, 1, device, object);
   return status;
 }
 
-#define BEGIN(call, object)                                                 \
-  sim *s = self;                                                            \
-  esper_status status = begin(s, SIM_CALL_##call, device, (object));        \
+#define BEGIN(call, object)                                          \
+  sim *s = self;                                                     \
+  esper_status status = begin(s, SIM_CALL_##call, device, (object)); \
   if (status == ESPER_OK) {
-#define END(call, object)                                                   \
-  }                                                                         \
+#define END(call, object) \
+  }                       \
   return end(s, SIM_CALL_##call, device, (object), status)
 
-static esper_status device_count(void *self, int *count) {
+static esper_status device_count(void *self, int *count)
+{
   int device = 0;
   BEGIN(device_count, NULL)
   *count = s->options.devices;
   END(device_count, NULL);
 }
 
-static esper_status memory_info(void *self, int device, size_t *free_bytes,
-                                size_t *total) {
+static esper_status memory_info(void *self, int device, size_t *free_bytes, size_t *total)
+{
   BEGIN(memory_info, NULL)
   const sim_device *d = &s->devices[device];
   *total = d->capacity;
@@ -264,120 +297,127 @@ static esper_status memory_info(void *self, int device, size_t *free_bytes,
   END(memory_info, NULL);
 }
 
-static esper_status memory_total(void *self, int device, size_t *total) {
+static esper_status memory_total(void *self, int device, size_t *total)
+{
   BEGIN(memory_total, NULL)
   *total = s->devices[device].capacity;
   END(memory_total, NULL);
 }
 
-static esper_status device_synchronize(void *self, int device) {
+static esper_status device_synchronize(void *self, int device)
+{
   BEGIN(device_synchronize, NULL)
   status = sim_wait_device(s, device);
   END(device_synchronize, NULL);
 }
 
-static esper_status memory_alloc(void *self, int device, size_t size,
-                                 uintptr_t *address) {
+static esper_status memory_alloc(void *self, int device, size_t size, uintptr_t *address)
+{
   BEGIN(memory_alloc, NULL)
   status = sim_memory_new(s, device, size, address);
   END(memory_alloc, NULL);
 }
 
-static esper_status memory_free(void *self, int device, uintptr_t address) {
+static esper_status memory_free(void *self, int device, uintptr_t address)
+{
   BEGIN(memory_free, NULL)
   status = sim_memory_give_back(s, device, address);
   END(memory_free, NULL);
 }
 
-static esper_status page_granularity(void *self, int device, size_t *bytes) {
+static esper_status page_granularity(void *self, int device, size_t *bytes)
+{
   BEGIN(page_granularity, NULL)
   *bytes = s->options.virtual_memory ? s->options.page_granularity : 0;
   END(page_granularity, NULL);
 }
 
-static esper_status range_reserve(void *self, int device, size_t size,
-                                  uintptr_t *address) {
+static esper_status range_reserve(void *self, int device, size_t size, uintptr_t *address)
+{
   BEGIN(range_reserve, NULL)
   status = sim_range_new(s, device, size, address);
   END(range_reserve, NULL);
 }
 
-static esper_status range_free(void *self, int device, uintptr_t address,
-                               size_t size) {
+static esper_status range_free(void *self, int device, uintptr_t address, size_t size)
+{
   BEGIN(range_free, NULL)
   status = sim_range_give_back(s, device, address, size);
   END(range_free, NULL);
 }
 
-static esper_status page_create(void *self, int device, size_t size,
-                                uint64_t *page) {
+static esper_status page_create(void *self, int device, size_t size, uint64_t *page)
+{
   BEGIN(page_create, NULL)
   status = sim_page_new(s, device, size, page);
   END(page_create, NULL);
 }
 
-static esper_status page_release(void *self, int device, uint64_t page) {
+static esper_status page_release(void *self, int device, uint64_t page)
+{
   BEGIN(page_release, NULL)
   status = sim_page_give_back(s, device, page);
   END(page_release, NULL);
 }
 
-static esper_status page_map(void *self, int device, uintptr_t address,
-                             size_t size, uint64_t page, const int *peers,
-                             int count) {
+static esper_status page_map(void *self, int device, uintptr_t address, size_t size, uint64_t page,
+                             const int *peers, int count)
+{
   BEGIN(page_map, NULL)
   uint64_t access = (uint64_t)1 << device;
-  for (int i = 0; i < count; i++) access |= (uint64_t)1 << peers[i];
+  for (int i = 0; i < count; i++)
+    access |= (uint64_t)1 << peers[i];
   status = sim_page_put(s, device, address, size, page, access);
   END(page_map, NULL);
 }
 
-static esper_status page_unmap(void *self, int device, uintptr_t address,
-                               size_t size) {
+static esper_status page_unmap(void *self, int device, uintptr_t address, size_t size)
+{
   BEGIN(page_unmap, NULL)
   status = sim_page_take(s, device, address, size);
   END(page_unmap, NULL);
 }
 
-static esper_status page_access(void *self, int device, uintptr_t address,
-                                size_t size, int peer, int allowed) {
+static esper_status page_access(void *self, int device, uintptr_t address, size_t size, int peer,
+                                int allowed)
+{
   BEGIN(page_access, NULL)
   status = sim_page_open(s, device, address, size, peer, allowed);
   END(page_access, NULL);
 }
 
-static esper_status peer_check(void *self, int device, int peer) {
+static esper_status peer_check(void *self, int device, int peer)
+{
   BEGIN(peer_check, NULL)
   if (s->unreachable)
-    status = sim_refuse(ESPER_UNSUPPORTED,
-                        "sim: device %d cannot access the memory of device %d",
+    status = sim_refuse(ESPER_UNSUPPORTED, "sim: device %d cannot access the memory of device %d",
                         peer, device);
   END(peer_check, NULL);
 }
 
-static esper_status page_export(void *self, int device, uint64_t page,
-                                esper_page_name *name) {
+static esper_status page_export(void *self, int device, uint64_t page, esper_page_name *name)
+{
   BEGIN(page_export, NULL)
   status = sim_page_name(s, device, page, name);
   END(page_export, NULL);
 }
 
-static esper_status page_unexport(void *self, int device,
-                                  const esper_page_name *name) {
+static esper_status page_unexport(void *self, int device, const esper_page_name *name)
+{
   BEGIN(page_unexport, NULL)
   status = sim_page_unname(s, device, name);
   END(page_unexport, NULL);
 }
 
-static esper_status page_import(void *self, int device,
-                                const esper_page_name *name, uint64_t *page) {
+static esper_status page_import(void *self, int device, const esper_page_name *name, uint64_t *page)
+{
   BEGIN(page_import, NULL)
   status = sim_page_named(s, device, name, page);
   END(page_import, NULL);
 }
 
-static esper_status stream_id(void *self, int device, void *stream,
-                              uint64_t *id) {
+static esper_status stream_id(void *self, int device, void *stream, uint64_t *id)
+{
   BEGIN(stream_id, stream)
   sim_stream *st = sim_stream_find(s, device, stream, "stream_id");
   if (st)
@@ -387,27 +427,27 @@ static esper_status stream_id(void *self, int device, void *stream,
   END(stream_id, stream);
 }
 
-static esper_status stream_capture(void *self, int device, void *stream,
-                                   uint64_t *capture) {
+static esper_status stream_capture(void *self, int device, void *stream, uint64_t *capture)
+{
   BEGIN(stream_capture, stream)
   sim_stream *st = sim_stream_find(s, device, stream, "stream_capture");
   if (st)
-    *capture = !st->capture            ? 0
-               : st->capture->invalid ? ESPER_CAPTURE_INVALID
-                                      : st->capture->id;
+    *capture = !st->capture ? 0 : st->capture->invalid ? ESPER_CAPTURE_INVALID : st->capture->id;
   else
     status = ESPER_DEVICE_ERROR;
   END(stream_capture, stream);
 }
 
-static esper_status stream_create(void *self, int device, void **stream) {
+static esper_status stream_create(void *self, int device, void **stream)
+{
   BEGIN(stream_create, NULL)
   *stream = sim_stream_new(s, device);
   s->devices[device].alive.streams++;
   END(stream_create, NULL);
 }
 
-static esper_status stream_destroy(void *self, int device, void *stream) {
+static esper_status stream_destroy(void *self, int device, void *stream)
+{
   BEGIN(stream_destroy, stream)
   sim_stream *st = sim_stream_find(s, device, stream, "stream_destroy");
   if (st) {
@@ -419,8 +459,8 @@ static esper_status stream_destroy(void *self, int device, void *stream) {
   END(stream_destroy, stream);
 }
 
-static esper_status stream_wait(void *self, int device, void *stream,
-                                void *event) {
+static esper_status stream_wait(void *self, int device, void *stream, void *event)
+{
   BEGIN(stream_wait, stream)
   sim_stream *st = sim_stream_find(s, device, stream, "stream_wait");
   sim_event *e = sim_event_find(s, -1, event, "stream_wait");
@@ -428,39 +468,42 @@ static esper_status stream_wait(void *self, int device, void *stream,
   END(stream_wait, stream);
 }
 
-static esper_status capture_point(void *self, int device, void *stream,
-                                  uint64_t capture, void **node) {
+static esper_status capture_point(void *self, int device, void *stream, uint64_t capture,
+                                  void **node)
+{
   BEGIN(capture_point, stream)
   sim_stream *st = sim_stream_find(s, device, stream, "capture_point");
   status = st ? sim_point_now(s, st, capture, node) : ESPER_DEVICE_ERROR;
   END(capture_point, stream);
 }
 
-static esper_status capture_depend(void *self, int device, void *stream,
-                                   uint64_t capture, void *node) {
+static esper_status capture_depend(void *self, int device, void *stream, uint64_t capture,
+                                   void *node)
+{
   BEGIN(capture_depend, stream)
   sim_stream *st = sim_stream_find(s, device, stream, "capture_depend");
   status = st ? sim_depend_now(s, st, capture, node) : ESPER_DEVICE_ERROR;
   END(capture_depend, stream);
 }
 
-static esper_status capture_before(void *self, int device, void *stream,
-                                   uint64_t capture, void *node, void **before,
-                                   size_t *count) {
+static esper_status capture_before(void *self, int device, void *stream, uint64_t capture,
+                                   void *node, void **before, size_t *count)
+{
   BEGIN(capture_before, stream)
   sim_stream *st = sim_stream_find(s, device, stream, "capture_before");
-  status = st ? sim_before_now(s, st, capture, node, before, count)
-              : ESPER_DEVICE_ERROR;
+  status = st ? sim_before_now(s, st, capture, node, before, count) : ESPER_DEVICE_ERROR;
   END(capture_before, stream);
 }
 
-static esper_status event_create(void *self, int device, void **event) {
+static esper_status event_create(void *self, int device, void **event)
+{
   BEGIN(event_create, NULL)
   *event = sim_event_new(s, device, 1);
   END(event_create, NULL);
 }
 
-static esper_status event_destroy(void *self, int device, void *event) {
+static esper_status event_destroy(void *self, int device, void *event)
+{
   BEGIN(event_destroy, event)
   if (sim_event_find(s, device, event, "event_destroy"))
     sim_event_kill(s, event);
@@ -469,8 +512,8 @@ static esper_status event_destroy(void *self, int device, void *event) {
   END(event_destroy, event);
 }
 
-static esper_status event_record(void *self, int device, void *event,
-                                 void *stream) {
+static esper_status event_record(void *self, int device, void *event, void *stream)
+{
   BEGIN(event_record, stream)
   sim_stream *st = sim_stream_find(s, device, stream, "event_record");
   sim_event *e = sim_event_find(s, device, event, "event_record");
@@ -486,47 +529,56 @@ static esper_status event_record(void *self, int device, void *event,
   END(event_record, stream);
 }
 
-static esper_status event_record_all(void *self, int device, void *event) {
+static esper_status event_record_all(void *self, int device, void *event)
+{
   BEGIN(event_record_all, event)
   sim_event *e = sim_event_find(s, device, event, "event_record_all");
   status = e ? sim_record_all_now(s, device, e) : ESPER_DEVICE_ERROR;
   END(event_record_all, event);
 }
 
-static esper_status event_query(void *self, int device, void *event) {
+static esper_status event_query(void *self, int device, void *event)
+{
   BEGIN(event_query, event)
   sim_event *e = sim_event_find(s, device, event, "event_query");
   status = e ? sim_query_now(s, e) : ESPER_DEVICE_ERROR;
   END(event_query, event);
 }
 
-static esper_status event_synchronize(void *self, int device, void *event) {
+static esper_status event_synchronize(void *self, int device, void *event)
+{
   BEGIN(event_synchronize, event)
   sim_event *e = sim_event_find(s, device, event, "event_synchronize");
   status = e ? sim_wait_host(s, e) : ESPER_DEVICE_ERROR;
   END(event_synchronize, event);
 }
 
-static const char *driver_last_error(void *self) {
+static const char *driver_last_error(void *self)
+{
   (void)self;
   return last_error;
 }
 
 /* ---- lifetime ---------------------------------------------------------- */
 
-sim *sim_create(const sim_options *options) {
+sim *sim_create(const sim_options *options)
+{
   sim *s = calloc(1, sizeof *s);
-  if (!s) return NULL;
-  if (options) s->options = *options;
+  if (!s)
+    return NULL;
+  if (options)
+    s->options = *options;
   sim_options *o = &s->options;
-  if (o->devices == 0) o->devices = 1;
-  if (o->capacity == 0) o->capacity = (size_t)16 << 30;
-  if (o->page_granularity == 0) o->page_granularity = (size_t)2 << 20;
-  s->devices = o->devices > 0 ? calloc((size_t)o->devices, sizeof *s->devices)
-                              : NULL;
-  if (o->oracle) s->owners = calloc(SIM_OWNERS, sizeof *s->owners);
-  if (!s->devices || (o->oracle && !s->owners) ||
-      o->page_granularity % 4096 || o->devices > 64 ||
+  if (o->devices == 0)
+    o->devices = 1;
+  if (o->capacity == 0)
+    o->capacity = (size_t)16 << 30;
+  if (o->page_granularity == 0)
+    o->page_granularity = (size_t)2 << 20;
+  s->devices = o->devices > 0 ? calloc((size_t)o->devices, sizeof *s->devices) : NULL;
+  if (o->oracle)
+    s->owners = calloc(SIM_OWNERS, sizeof *s->owners);
+  if (!s->devices || (o->oracle && !s->owners) || o->page_granularity % 4096 || o->devices > 64 ||
       pthread_mutex_init(&s->lock, NULL)) {
     free(s->devices);
     free(s->owners);
@@ -535,7 +587,8 @@ sim *sim_create(const sim_options *options) {
   }
   s->random = o->seed;
   s->memory.file = -1;
-  for (int d = 0; d < o->devices; d++) s->devices[d].capacity = o->capacity;
+  for (int d = 0; d < o->devices; d++)
+    s->devices[d].capacity = o->capacity;
   for (int call = 0; call < SIM_CALL_COUNT; call++)
     for (int after = 0; after < 2; after++)
       atomic_init(&s->hooks[call][after], NULL);
@@ -546,13 +599,15 @@ sim *sim_create(const sim_options *options) {
 #define FUNCTION(name) .name = name,
       SIM_CALLS(FUNCTION)
 #undef FUNCTION
-      .last_error = driver_last_error,
+          .last_error = driver_last_error,
   };
   return s;
 }
 
-void sim_destroy(sim *s) {
-  if (!s) return;
+void sim_destroy(sim *s)
+{
+  if (!s)
+    return;
   sim_capture_destroy_all(s);
   sim_queue_destroy(s);
   sim_memory_destroy(s);
@@ -560,11 +615,15 @@ void sim_destroy(sim *s) {
   for (int call = 0; call < SIM_CALL_COUNT; call++)
     for (int after = 0; after < 2; after++)
       free(atomic_load(&s->hooks[call][after]));
-  for (size_t i = 0; i < s->old_hook_count; i++) free(s->old_hooks[i]);
+  for (size_t i = 0; i < s->old_hook_count; i++)
+    free(s->old_hooks[i]);
   free(s->old_hooks);
   free(s->devices);
   pthread_mutex_destroy(&s->lock);
   free(s);
 }
 
-const esper_driver *sim_driver(sim *s) { return &s->driver; }
+const esper_driver *sim_driver(sim *s)
+{
+  return &s->driver;
+}

@@ -37,30 +37,30 @@ typedef struct sim sim;
 typedef struct sim_graph sim_graph;
 
 typedef enum sim_completion {
-  SIM_AT_ONCE = 0, /* an operation that waits for nothing executes at once     */
-  SIM_WHEN_TOLD,   /* time passes in sim_run_... and in host waits only        */
-  SIM_SEEDED       /* every driver call lets a random amount of time pass      */
+  SIM_AT_ONCE = 0, /* an operation that waits for nothing executes at once */
+  SIM_WHEN_TOLD,   /* time passes in sim_run_... and in host waits only */
+  SIM_SEEDED       /* every driver call lets a random amount of time pass */
 } sim_completion;
 
 typedef enum sim_oracle {
   SIM_ORACLE_OFF = 0,
   SIM_ORACLE_KNOWN,   /* an access is over for the host once a query or a wait
                          said so                                               */
-  SIM_ORACLE_EXECUTED /* laxer: also once it has executed                      */
+  SIM_ORACLE_EXECUTED /* laxer: also once it has executed */
 } sim_oracle;
 
 /* All zero: one device of 16 GiB, fake addresses, no mapped pages, no oracle,
  * operations complete at once. That is also the fastest. */
 typedef struct sim_options {
-  int devices;             /* 0: 1; 64 at most                                 */
-  size_t capacity;         /* bytes of each device; 0: 16 GiB                  */
+  int devices;             /* 0: 1; 64 at most */
+  size_t capacity;         /* bytes of each device; 0: 16 GiB */
   int backed;              /* nonzero: addresses are host memory, kernels write
                               and check a pattern when they execute            */
-  int virtual_memory;      /* nonzero: pages can be mapped                     */
-  size_t page_granularity; /* 0: 2 MiB                                         */
+  int virtual_memory;      /* nonzero: pages can be mapped */
+  size_t page_granularity; /* 0: 2 MiB */
   sim_oracle oracle;
   sim_completion completion;
-  uint64_t seed;           /* of SIM_SEEDED                                    */
+  uint64_t seed; /* of SIM_SEEDED */
 } sim_options;
 
 /* NULL: no host memory, or options that make no sense. */
@@ -87,8 +87,8 @@ typedef enum sim_access { SIM_READ = 1, SIM_WRITE = 2 } sim_access;
 /* Enqueues a kernel that accesses [address, address + size), which must lie in
  * one live allocation, of any device: of another one whose pages, if it has
  * pages, were opened to `device`. Size 0: work that touches nothing. */
-void sim_kernel(sim *s, int device, void *stream, const void *address,
-                size_t size, sim_access access);
+void sim_kernel(sim *s, int device, void *stream, const void *address, size_t size,
+                sim_access access);
 
 /* Work that waits for something not yet enqueued: a flag that another stream
  * or the host raises. Flags are 0 to 63. */
@@ -109,8 +109,7 @@ esper_status sim_stream_wait(sim *s, int device, void *stream, void *event);
 esper_status sim_stream_synchronize(sim *s, int device, void *stream);
 esper_status sim_device_synchronize(sim *s, int device);
 /* stream waits for everything enqueued on other (event record and wait). */
-void sim_stream_wait_stream(sim *s, int device, void *stream, int other_device,
-                            void *other);
+void sim_stream_wait_stream(sim *s, int device, void *stream, int other_device, void *other);
 
 /* ------------------------------------------------------------------------
  * The program: captures
@@ -160,13 +159,11 @@ size_t sim_pending_all(sim *s);
 /* Call begin right after a malloc and end right before the free. The bytes
  * must be mapped, nobody else's, and every earlier access to them ordered
  * before the stream's future. */
-void sim_owner_begin(sim *s, const void *address, size_t size, int device,
-                     void *stream);
+void sim_owner_begin(sim *s, const void *address, size_t size, int device, void *stream);
 void sim_owner_end(sim *s, const void *address);
 
 /* Whether sim_owner_begin would find every earlier access ordered. */
-int sim_is_ordered(sim *s, const void *address, size_t size, int device,
-                   void *stream);
+int sim_is_ordered(sim *s, const void *address, size_t size, int device, void *stream);
 
 /* Told of whatever is wrong, in words, with no lock held. */
 typedef void sim_failure_fn(void *context, const char *report);
@@ -179,22 +176,22 @@ uint64_t sim_failures(sim *s);
  * Faults, hooks, counts: about the driver's functions
  * ---------------------------------------------------------------------- */
 
-#define SIM_CALLS(C)                                                          \
-  C(device_count) C(memory_info) C(memory_total) C(device_synchronize)        \
-  C(memory_alloc) C(memory_free) C(page_granularity) C(range_reserve)         \
-  C(range_free) C(page_create) C(page_release) C(page_map) C(page_unmap)      \
-  C(page_access) C(peer_check) C(page_export) C(page_unexport) C(page_import) \
-  C(stream_id) C(stream_capture) C(stream_create)                             \
-  C(stream_destroy) C(stream_wait) C(capture_point) C(capture_depend)         \
-  C(capture_before) C(event_create) C(event_destroy) C(event_record)          \
-  C(event_query) C(event_record_all) C(event_synchronize)
+#define SIM_CALLS(C)                                                                             \
+  C(device_count)                                                                                \
+  C(memory_info) C(memory_total) C(device_synchronize) C(memory_alloc) C(memory_free)            \
+      C(page_granularity) C(range_reserve) C(range_free) C(page_create) C(page_release)          \
+          C(page_map) C(page_unmap) C(page_access) C(peer_check) C(page_export) C(page_unexport) \
+              C(page_import) C(stream_id) C(stream_capture) C(stream_create) C(stream_destroy)   \
+                  C(stream_wait) C(capture_point) C(capture_depend) C(capture_before)            \
+                      C(event_create) C(event_destroy) C(event_record) C(event_query)            \
+                          C(event_record_all) C(event_synchronize)
 
 typedef enum sim_call {
 #define SIM_CALL_ENUM(name) SIM_CALL_##name,
   SIM_CALLS(SIM_CALL_ENUM)
 #undef SIM_CALL_ENUM
-  SIM_CALL_COUNT,
-  SIM_CALL_any = SIM_CALL_COUNT /* whichever function is called               */
+      SIM_CALL_COUNT,
+  SIM_CALL_any = SIM_CALL_COUNT /* whichever function is called */
 } sim_call;
 
 const char *sim_call_name(sim_call call);
@@ -203,8 +200,7 @@ const char *sim_call_name(sim_call call);
  * has no effect. One fault a function; nth 0 takes it back. */
 void sim_fail_call(sim *s, sim_call call, uint64_t nth, esper_status status);
 /* The same, and all calls after it, until taken back: a sticky error. */
-void sim_fail_calls_from(sim *s, sim_call call, uint64_t nth,
-                         esper_status status);
+void sim_fail_calls_from(sim *s, sim_call call, uint64_t nth, esper_status status);
 /* Faults that have happened. */
 uint64_t sim_faults(sim *s);
 
@@ -212,8 +208,7 @@ uint64_t sim_faults(sim *s);
  * calling thread. `object` is the stream or event of the call, if any, the
  * stream where both are. A hook may use the simulation, and wait for threads.
  * NULL takes it away; calls under way may still run it. */
-typedef void sim_hook_fn(void *context, sim_call call, int device,
-                         void *object);
+typedef void sim_hook_fn(void *context, sim_call call, int device, void *object);
 void sim_before_call(sim *s, sim_call call, sim_hook_fn *hook, void *context);
 void sim_after_call(sim *s, sim_call call, sim_hook_fn *hook, void *context);
 
@@ -223,7 +218,7 @@ uint64_t sim_calls(sim *s, sim_call call);
 /* What the driver has given and not got back. */
 typedef struct sim_alive {
   size_t allocations, ranges, pages, mappings, streams, events;
-  size_t names; /* of pages that can be imported                               */
+  size_t names; /* of pages that can be imported */
   size_t bytes; /* physical: allocations and pages */
 } sim_alive;
 void sim_count_alive(sim *s, int device, sim_alive *alive);

@@ -39,9 +39,9 @@ typedef enum sim_op_kind {
 
 typedef struct sim_op {
   sim_op_kind kind;
-  uint32_t slot;    /* WAIT: of the stream waited for                          */
-  uint64_t index;   /* WAIT: operation waited for; flags: the flag             */
-  uintptr_t address; /* KERNEL, with host memory behind it                     */
+  uint32_t slot;     /* WAIT: of the stream waited for */
+  uint64_t index;    /* WAIT: operation waited for; flags: the flag */
+  uintptr_t address; /* KERNEL, with host memory behind it */
   size_t size;
   uint64_t owner;
   sim_access access;
@@ -55,29 +55,29 @@ typedef struct sim_stream {
   uint32_t slot;
   int device;
   uint64_t id;
-  uint32_t handle; /* its place in sim.handles; SIM_NONE: has no handle        */
+  uint32_t handle; /* its place in sim.handles; SIM_NONE: has no handle */
   int alive;
   uint64_t enqueued, executed;
   sim_op *ops; /* operation i is at i modulo capacity */
   uint64_t ops_capacity;
-  uint32_t pending_at; /* place in sim.pending; SIM_NONE: nothing pending      */
-  int visiting;        /* sim_run_to is at work on it                          */
-  sim_clock clock;     /* what its future is ordered after                     */
-  uint64_t host_version; /* of sim.host when last joined into clock            */
+  uint32_t pending_at;   /* place in sim.pending; SIM_NONE: nothing pending */
+  int visiting;          /* sim_run_to is at work on it */
+  sim_clock clock;       /* what its future is ordered after */
+  uint64_t host_version; /* of sim.host when last joined into clock */
   sim_graph *capture;
-  sim_nodes tails; /* in a capture: the nodes its next node depends on         */
+  sim_nodes tails; /* in a capture: the nodes its next node depends on */
 } sim_stream;
 
 typedef struct sim_event {
   int device, alive;
   uint32_t slot;
-  uint64_t index; /* 0: never recorded                                         */
-  int all; /* stands for operations of many slots, `until`                     */
+  uint64_t index; /* 0: never recorded */
+  int all;        /* stands for operations of many slots, `until` */
   sim_clock until;
   sim_clock clock;
-  uint64_t capture; /* recorded inside this capture                            */
+  uint64_t capture; /* recorded inside this capture */
   sim_nodes nodes;
-  int of_core; /* made by the driver's event_create                            */
+  int of_core; /* made by the driver's event_create */
 } sim_event;
 
 #define SIM_NONE UINT32_MAX
@@ -100,9 +100,9 @@ typedef struct sim_physical {
   size_t size;
   uint64_t page; /* 0: classic */
   size_t mappings;
-  size_t handles;  /* page_create's and page_import's that were not released   */
-  uint64_t name;   /* it can be imported by; 0: it cannot                      */
-  int kept;        /* it cannot be exported                                    */
+  size_t handles;     /* page_create's and page_import's that were not released */
+  uint64_t name;      /* it can be imported by; 0: it cannot */
+  int kept;           /* it cannot be exported */
   size_t file_offset; /* of a page with host memory behind it */
   sim_stretch *stretches;
   size_t stretch_count, stretch_capacity;
@@ -112,7 +112,7 @@ typedef struct sim_physical {
 typedef struct sim_span {
   uintptr_t begin, end;
   sim_physical *physical;
-  uint64_t access; /* bit i: device i may read and write here                  */
+  uint64_t access; /* bit i: device i may read and write here */
 } sim_span;
 
 typedef struct sim_range { /* reserved addresses */
@@ -149,7 +149,7 @@ struct sim_graph {
   uint64_t id;
   uint64_t group; /* 0: none */
   int active, invalid;
-  uint32_t origin; /* slot */
+  uint32_t origin;  /* slot */
   sim_graph *outer; /* of a body; valid while that is active */
   uint32_t outer_node;
   sim_node *nodes;
@@ -253,8 +253,7 @@ struct sim {
 void sim_enter(sim *s);
 /* Unlocks, then tells the handler of what was reported. */
 void sim_leave(sim *s);
-void sim_report(sim *s, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+void sim_report(sim *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A status with words for last_error(). */
 esper_status sim_refuse(esper_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -283,29 +282,23 @@ esper_status sim_record_all_now(sim *s, int device, sim_event *event);
 esper_status sim_query_now(sim *s, sim_event *event);
 esper_status sim_wait_host(sim *s, sim_event *event);
 esper_status sim_wait_device(sim *s, int device);
-esper_status sim_wait_stream(sim *s, sim_stream *stream, sim_event *event,
-                             int of_core);
+esper_status sim_wait_stream(sim *s, sim_stream *stream, sim_event *event, int of_core);
 
 /* sim_memory.c */
 void sim_memory_destroy(sim *s);
-esper_status sim_memory_new(sim *s, int device, size_t size,
-                            uintptr_t *address);
+esper_status sim_memory_new(sim *s, int device, size_t size, uintptr_t *address);
 esper_status sim_memory_give_back(sim *s, int device, uintptr_t address);
-esper_status sim_range_new(sim *s, int device, size_t size,
-                           uintptr_t *address);
-esper_status sim_range_give_back(sim *s, int device, uintptr_t address,
-                                 size_t size);
+esper_status sim_range_new(sim *s, int device, size_t size, uintptr_t *address);
+esper_status sim_range_give_back(sim *s, int device, uintptr_t address, size_t size);
 esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page);
 esper_status sim_page_give_back(sim *s, int device, uint64_t page);
-esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size,
-                          uint64_t page, uint64_t access);
-esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size,
-                           int peer, int allowed);
-esper_status sim_page_name(sim *s, int device, uint64_t page,
-                           esper_page_name *name);
+esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size, uint64_t page,
+                          uint64_t access);
+esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size, int peer,
+                           int allowed);
+esper_status sim_page_name(sim *s, int device, uint64_t page, esper_page_name *name);
 esper_status sim_page_unname(sim *s, int device, const esper_page_name *name);
-esper_status sim_page_named(sim *s, int device, const esper_page_name *name,
-                            uint64_t *page);
+esper_status sim_page_named(sim *s, int device, const esper_page_name *name, uint64_t *page);
 /* Where the device may not access [address, address + size); 0: nowhere. */
 uintptr_t sim_closed_to(sim *s, int device, uintptr_t address, size_t size);
 esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size);
@@ -321,17 +314,14 @@ int sim_capture_lasts(sim *s, uint64_t id);
 /* The capture that what the stream is given goes into; NULL: it is in none, or
  * in one that was invalidated, where nothing goes anywhere. */
 sim_graph *sim_capture_of(const sim_stream *stream);
-esper_status sim_point_now(sim *s, sim_stream *stream, uint64_t capture,
-                           void **node);
-esper_status sim_depend_now(sim *s, sim_stream *stream, uint64_t capture,
-                            void *node);
-esper_status sim_before_now(sim *s, const sim_stream *stream, uint64_t capture,
-                            void *node, void **before, size_t *count);
+esper_status sim_point_now(sim *s, sim_stream *stream, uint64_t capture, void **node);
+esper_status sim_depend_now(sim *s, sim_stream *stream, uint64_t capture, void *node);
+esper_status sim_before_now(sim *s, const sim_stream *stream, uint64_t capture, void *node,
+                            void **before, size_t *count);
 void sim_capture_invalidate(sim *s, uint64_t id);
 uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op);
 /* Whether the stream's next node comes after `node` of the capture. */
-int sim_capture_is_after(sim *s, const sim_stream *stream, uint64_t capture,
-                         uint32_t node);
+int sim_capture_is_after(sim *s, const sim_stream *stream, uint64_t capture, uint32_t node);
 void sim_nodes_copy(sim_nodes *to, const sim_nodes *from);
 void sim_nodes_add(sim_nodes *to, const sim_nodes *from);
 void sim_graph_drop(sim *s, sim_graph *graph);
@@ -348,17 +338,14 @@ void sim_physical_init(sim *s, sim_physical *physical);
 void sim_physical_destroy(sim *s, sim_physical *physical);
 /* Nonzero: an access to the memory is not over for the host, or it has a live
  * owner. Reports, naming `who`. */
-int sim_physical_is_busy(sim *s, sim_physical *physical, uintptr_t address,
-                         const char *who);
+int sim_physical_is_busy(sim *s, sim_physical *physical, uintptr_t address, const char *who);
 /* Notes an access by an operation that was just enqueued (node SIM_NONE), or
  * by a node of the stream's capture. 0, after a report: not allowed. `owner`
  * 0: the bytes' live owner, else a replay on behalf of that owner. */
-int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index,
-                      uint32_t node, uintptr_t address, size_t size,
-                      uint64_t owner);
+int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index, uint32_t node, uintptr_t address,
+                      size_t size, uint64_t owner);
 /* The live owner of all the bytes; 0, after a report: there is none. */
-uint64_t sim_oracle_owner(sim *s, const char *who, uintptr_t address,
-                          size_t size);
+uint64_t sim_oracle_owner(sim *s, const char *who, uintptr_t address, size_t size);
 void sim_pattern_access(sim *s, const sim_op *op);
 
 #endif

@@ -18,12 +18,14 @@ enum { HOLES = 64 };
 static const size_t ALIGNMENT = (size_t)2 << 20; /* of every new address */
 static const uintptr_t FIRST = (uintptr_t)0x7 << 40;
 
-static size_t round_up(size_t size, size_t to) {
+static size_t round_up(size_t size, size_t to)
+{
   return (size + to - 1) / to * to;
 }
 
 /* The first span that begins after `address`. */
-static size_t span_after(const sim_memory *m, uintptr_t address) {
+static size_t span_after(const sim_memory *m, uintptr_t address)
+{
   size_t low = 0, high = m->span_count;
   while (low < high) {
     size_t middle = low + (high - low) / 2;
@@ -35,34 +37,34 @@ static size_t span_after(const sim_memory *m, uintptr_t address) {
   return low;
 }
 
-sim_span *sim_span_find(sim *s, uintptr_t address) {
+sim_span *sim_span_find(sim *s, uintptr_t address)
+{
   size_t i = span_after(&s->memory, address);
-  if (i == 0 || address >= s->memory.spans[i - 1].end) return NULL;
+  if (i == 0 || address >= s->memory.spans[i - 1].end)
+    return NULL;
   return &s->memory.spans[i - 1];
 }
 
-static void span_insert(sim *s, uintptr_t address, sim_physical *physical,
-                        uint64_t access) {
+static void span_insert(sim *s, uintptr_t address, sim_physical *physical, uint64_t access)
+{
   sim_memory *m = &s->memory;
-  m->spans = sim_grow(m->spans, m->span_count, &m->span_capacity,
-                      sizeof *m->spans);
+  m->spans = sim_grow(m->spans, m->span_count, &m->span_capacity, sizeof *m->spans);
   size_t i = span_after(m, address);
-  memmove(&m->spans[i + 1], &m->spans[i],
-          (m->span_count - i) * sizeof *m->spans);
-  m->spans[i] =
-      (sim_span){address, address + physical->size, physical, access};
+  memmove(&m->spans[i + 1], &m->spans[i], (m->span_count - i) * sizeof *m->spans);
+  m->spans[i] = (sim_span){address, address + physical->size, physical, access};
   m->span_count++;
 }
 
-static void span_remove(sim *s, const sim_span *span) {
+static void span_remove(sim *s, const sim_span *span)
+{
   sim_memory *m = &s->memory;
   size_t i = (size_t)(span - m->spans);
   m->span_count--;
-  memmove(&m->spans[i], &m->spans[i + 1],
-          (m->span_count - i) * sizeof *m->spans);
+  memmove(&m->spans[i], &m->spans[i + 1], (m->span_count - i) * sizeof *m->spans);
 }
 
-static int range_find(const sim_memory *m, uintptr_t address, size_t *at) {
+static int range_find(const sim_memory *m, uintptr_t address, size_t *at)
+{
   for (size_t i = 0; i < m->range_count; i++)
     if (address >= m->ranges[i].begin && address < m->ranges[i].end) {
       *at = i;
@@ -71,7 +73,8 @@ static int range_find(const sim_memory *m, uintptr_t address, size_t *at) {
   return 0;
 }
 
-static uintptr_t address_take(sim *s, size_t size) {
+static uintptr_t address_take(sim *s, size_t size)
+{
   sim_memory *m = &s->memory;
   for (size_t i = m->hole_count; i-- > 0;)
     if (m->holes[i].size == size) {
@@ -79,46 +82,54 @@ static uintptr_t address_take(sim *s, size_t size) {
       m->holes[i] = m->holes[--m->hole_count];
       return address;
     }
-  if (m->next == 0) m->next = FIRST;
+  if (m->next == 0)
+    m->next = FIRST;
   uintptr_t address = m->next;
   m->next += round_up(size, ALIGNMENT);
   return address;
 }
 
-static void address_put(sim *s, uintptr_t address, size_t size) {
+static void address_put(sim *s, uintptr_t address, size_t size)
+{
   sim_memory *m = &s->memory;
   if (m->hole_count == HOLES) /* forget the oldest: nobody gets it again */
     memmove(m->holes, m->holes + 1, --m->hole_count * sizeof *m->holes);
-  m->holes = sim_grow(m->holes, m->hole_count, &m->hole_capacity,
-                      sizeof *m->holes);
+  m->holes = sim_grow(m->holes, m->hole_count, &m->hole_capacity, sizeof *m->holes);
   m->holes[m->hole_count++] = (sim_hole){address, size};
 }
 
 /* Host addresses: usable at once, or reserved only. */
-static uintptr_t host_take(size_t size, int usable) {
+static uintptr_t host_take(size_t size, int usable)
+{
   /* Aligned like the fake ones: map more, give back what sticks out. */
   size_t more = round_up(size, 4096) + ALIGNMENT;
   char *begin = mmap(NULL, more, usable ? PROT_READ | PROT_WRITE : PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (begin == MAP_FAILED) return 0;
+  if (begin == MAP_FAILED)
+    return 0;
   uintptr_t aligned = round_up((uintptr_t)begin, ALIGNMENT);
   size_t head = aligned - (uintptr_t)begin;
   size_t tail = more - head - round_up(size, 4096);
-  if (head) munmap(begin, head);
-  if (tail) munmap((char *)(aligned + round_up(size, 4096)), tail);
+  if (head)
+    munmap(begin, head);
+  if (tail)
+    munmap((char *)(aligned + round_up(size, 4096)), tail);
   return aligned;
 }
 
-static void host_put(uintptr_t address, size_t size) {
+static void host_put(uintptr_t address, size_t size)
+{
   munmap((void *)address, round_up(size, 4096));
 }
 
-static int capacity_left(sim *s, int device, size_t size) {
+static int capacity_left(sim *s, int device, size_t size)
+{
   sim_device *d = &s->devices[device];
   return d->alive.bytes <= d->capacity && size <= d->capacity - d->alive.bytes;
 }
 
-static esper_status out_of_memory(sim *s, int device, size_t size) {
+static esper_status out_of_memory(sim *s, int device, size_t size)
+{
   sim_device *d = &s->devices[device];
   return sim_refuse(ESPER_OUT_OF_MEMORY,
                     "sim: out of memory: %zu bytes asked of device %d, which "
@@ -126,39 +137,45 @@ static esper_status out_of_memory(sim *s, int device, size_t size) {
                     size, device, d->alive.bytes, d->capacity);
 }
 
-static sim_physical *physical_new(sim *s, int device, size_t size) {
+static sim_physical *physical_new(sim *s, int device, size_t size)
+{
   sim_physical *p = calloc(1, sizeof *p);
-  if (!p) abort();
+  if (!p)
+    abort();
   p->device = device;
   p->size = size;
-  if (s->options.oracle) sim_physical_init(s, p);
+  if (s->options.oracle)
+    sim_physical_init(s, p);
   s->devices[device].alive.bytes += size;
   return p;
 }
 
-static void physical_free(sim *s, sim_physical *p) {
+static void physical_free(sim *s, sim_physical *p)
+{
   s->devices[p->device].alive.bytes -= p->size;
   sim_physical_destroy(s, p);
   free(p);
 }
 
-esper_status sim_memory_new(sim *s, int device, size_t size,
-                            uintptr_t *address) {
+esper_status sim_memory_new(sim *s, int device, size_t size, uintptr_t *address)
+{
   if (size == 0)
     return sim_refuse(ESPER_INVALID, "sim: memory_alloc of 0 bytes");
-  if (!capacity_left(s, device, size)) return out_of_memory(s, device, size);
+  if (!capacity_left(s, device, size))
+    return out_of_memory(s, device, size);
   uintptr_t at = s->options.backed ? host_take(size, 1) : address_take(s, size);
-  if (!at) return out_of_memory(s, device, size);
+  if (!at)
+    return out_of_memory(s, device, size);
   span_insert(s, at, physical_new(s, device, size), UINT64_MAX);
   s->devices[device].alive.allocations++;
   *address = at;
   return ESPER_OK;
 }
 
-esper_status sim_memory_give_back(sim *s, int device, uintptr_t address) {
+esper_status sim_memory_give_back(sim *s, int device, uintptr_t address)
+{
   sim_span *span = sim_span_find(s, address);
-  if (!span || span->begin != address || span->physical->page ||
-      span->physical->device != device) {
+  if (!span || span->begin != address || span->physical->page || span->physical->device != device) {
     sim_report(s,
                "memory_free: 0x%zx is not the start of an allocation of device "
                "%d\n",
@@ -178,49 +195,49 @@ esper_status sim_memory_give_back(sim *s, int device, uintptr_t address) {
   return ESPER_OK;
 }
 
-static esper_status check_granularity(sim *s, const char *who, size_t value) {
+static esper_status check_granularity(sim *s, const char *who, size_t value)
+{
   if (!s->options.virtual_memory)
     return sim_refuse(ESPER_UNSUPPORTED, "sim: the device cannot map pages");
   if (value == 0 || value % s->options.page_granularity) {
-    sim_report(s, "%s: %zu is no multiple of the granularity, %zu\n", who,
-               value, s->options.page_granularity);
+    sim_report(s, "%s: %zu is no multiple of the granularity, %zu\n", who, value,
+               s->options.page_granularity);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: %s: bad size", who);
   }
   return ESPER_OK;
 }
 
-esper_status sim_range_new(sim *s, int device, size_t size,
-                           uintptr_t *address) {
+esper_status sim_range_new(sim *s, int device, size_t size, uintptr_t *address)
+{
   sim_memory *m = &s->memory;
   esper_status status = check_granularity(s, "range_reserve", size);
-  if (status) return status;
+  if (status)
+    return status;
   uintptr_t at = s->options.backed ? host_take(size, 0) : address_take(s, size);
   if (!at)
     return sim_refuse(ESPER_OUT_OF_MEMORY, "sim: no addresses are left");
-  m->ranges = sim_grow(m->ranges, m->range_count, &m->range_capacity,
-                       sizeof *m->ranges);
+  m->ranges = sim_grow(m->ranges, m->range_count, &m->range_capacity, sizeof *m->ranges);
   m->ranges[m->range_count++] = (sim_range){at, at + size, device};
   s->devices[device].alive.ranges++;
   *address = at;
   return ESPER_OK;
 }
 
-esper_status sim_range_give_back(sim *s, int device, uintptr_t address,
-                                 size_t size) {
+esper_status sim_range_give_back(sim *s, int device, uintptr_t address, size_t size)
+{
   sim_memory *m = &s->memory;
   size_t at;
   esper_status status = check_granularity(s, "range_free", size);
-  if (status) return status;
+  if (status)
+    return status;
   if (!range_find(m, address, &at) || m->ranges[at].begin != address ||
       m->ranges[at].end != address + size || m->ranges[at].device != device) {
-    sim_report(s, "range_free: [0x%zx, +%zu) is not a reserved range\n",
-               (size_t)address, size);
+    sim_report(s, "range_free: [0x%zx, +%zu) is not a reserved range\n", (size_t)address, size);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: range_free of a bad range");
   }
   size_t i = span_after(m, address + size - 1);
   if (i > 0 && m->spans[i - 1].end > address) {
-    sim_report(s, "range_free: [0x%zx, +%zu) still has pages mapped\n",
-               (size_t)address, size);
+    sim_report(s, "range_free: [0x%zx, +%zu) still has pages mapped\n", (size_t)address, size);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: range_free of a mapped range");
   }
   m->ranges[at] = m->ranges[--m->range_count];
@@ -232,25 +249,30 @@ esper_status sim_range_give_back(sim *s, int device, uintptr_t address,
   return ESPER_OK;
 }
 
-static sim_physical *page_find(sim *s, uint64_t page) {
+static sim_physical *page_find(sim *s, uint64_t page)
+{
   uint32_t i = (uint32_t)page;
-  if (i == 0 || i > s->memory.page_count) return NULL;
+  if (i == 0 || i > s->memory.page_count)
+    return NULL;
   sim_physical *p = s->memory.pages[i - 1];
   return p && p->page == page && p->handles ? p : NULL;
 }
 
-static void page_forget(sim *s, sim_physical *p) {
+static void page_forget(sim *s, sim_physical *p)
+{
   sim_memory *m = &s->memory;
   m->pages[(uint32_t)p->page - 1] = NULL;
   if (s->options.backed)
-    fallocate(m->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-              (off_t)p->file_offset, (off_t)p->size);
+    fallocate(m->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->file_offset,
+              (off_t)p->size);
   physical_free(s, p);
 }
 
 /* The memory goes with the last of who has it. */
-static void page_settle(sim *s, sim_physical *p) {
-  if (p->mappings || p->handles) return;
+static void page_settle(sim *s, sim_physical *p)
+{
+  if (p->mappings || p->handles)
+    return;
   if (p->name) {
     sim_report(s, "a page goes whose name is still offered\n");
     s->devices[p->device].alive.names--;
@@ -258,23 +280,27 @@ static void page_settle(sim *s, sim_physical *p) {
   page_forget(s, p);
 }
 
-esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page) {
+esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page)
+{
   sim_memory *m = &s->memory;
   esper_status status = check_granularity(s, "page_create", size);
-  if (status) return status;
-  if (!capacity_left(s, device, size)) return out_of_memory(s, device, size);
+  if (status)
+    return status;
+  if (!capacity_left(s, device, size))
+    return out_of_memory(s, device, size);
   size_t offset = m->file_size;
   if (s->options.backed) {
-    if (m->file < 0) m->file = memfd_create("sim", 0);
+    if (m->file < 0)
+      m->file = memfd_create("sim", 0);
     if (m->file < 0 || ftruncate(m->file, (off_t)(offset + size)))
       return out_of_memory(s, device, size);
     m->file_size += size; /* offsets are never used again: the file is sparse */
   }
   uint32_t i = 0;
-  while (i < m->page_count && m->pages[i]) i++;
+  while (i < m->page_count && m->pages[i])
+    i++;
   if (i == m->page_count) {
-    m->pages = sim_grow32(m->pages, m->page_count, &m->page_capacity,
-                          sizeof *m->pages);
+    m->pages = sim_grow32(m->pages, m->page_count, &m->page_capacity, sizeof *m->pages);
     m->page_count++;
   }
   sim_physical *p = physical_new(s, device, size);
@@ -288,11 +314,12 @@ esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page) {
   return ESPER_OK;
 }
 
-esper_status sim_page_give_back(sim *s, int device, uint64_t page) {
+esper_status sim_page_give_back(sim *s, int device, uint64_t page)
+{
   sim_physical *p = page_find(s, page);
   if (!p || p->device != device) {
-    sim_report(s, "page_release: there is no page %llx on device %d\n",
-               (unsigned long long)page, device);
+    sim_report(s, "page_release: there is no page %llx on device %d\n", (unsigned long long)page,
+               device);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_release of a bad page");
   }
   p->handles--;
@@ -301,8 +328,8 @@ esper_status sim_page_give_back(sim *s, int device, uint64_t page) {
   return ESPER_OK;
 }
 
-esper_status sim_page_name(sim *s, int device, uint64_t page,
-                           esper_page_name *name) {
+esper_status sim_page_name(sim *s, int device, uint64_t page, esper_page_name *name)
+{
   sim_physical *p = page_find(s, page);
   if (!p || p->device != device || p->name) {
     sim_report(s, "page_export: there is no page %llx on device %d, or it has a name\n",
@@ -318,21 +345,21 @@ esper_status sim_page_name(sim *s, int device, uint64_t page,
 }
 
 /* Who has a name, and a handle. */
-static sim_physical *named(sim *s, const esper_page_name *name) {
+static sim_physical *named(sim *s, const esper_page_name *name)
+{
   for (uint32_t i = 0; i < s->memory.page_count; i++) {
     sim_physical *p = s->memory.pages[i];
-    if (p && p->name && p->name == name->number && name->process == 1 &&
-        name->key == 2)
+    if (p && p->name && p->name == name->number && name->process == 1 && name->key == 2)
       return p;
   }
   return NULL;
 }
 
-esper_status sim_page_unname(sim *s, int device, const esper_page_name *name) {
+esper_status sim_page_unname(sim *s, int device, const esper_page_name *name)
+{
   sim_physical *p = named(s, name);
   if (!p || p->device != device) {
-    sim_report(s, "page_unexport: nothing has the name %llu\n",
-               (unsigned long long)name->number);
+    sim_report(s, "page_unexport: nothing has the name %llu\n", (unsigned long long)name->number);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_unexport of a bad name");
   }
   p->name = 0;
@@ -340,8 +367,8 @@ esper_status sim_page_unname(sim *s, int device, const esper_page_name *name) {
   return ESPER_OK;
 }
 
-esper_status sim_page_named(sim *s, int device, const esper_page_name *name,
-                            uint64_t *page) {
+esper_status sim_page_named(sim *s, int device, const esper_page_name *name, uint64_t *page)
+{
   sim_physical *p = named(s, name);
   if (!p || p->device != device || p->size != name->size)
     return sim_refuse(ESPER_INVALID, "sim: nobody offers a page of that name");
@@ -351,12 +378,14 @@ esper_status sim_page_named(sim *s, int device, const esper_page_name *name,
   return ESPER_OK;
 }
 
-esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size,
-                          uint64_t page, uint64_t access) {
+esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size, uint64_t page,
+                          uint64_t access)
+{
   sim_memory *m = &s->memory;
   size_t at;
   esper_status status = check_granularity(s, "page_map", size);
-  if (status) return status;
+  if (status)
+    return status;
   sim_physical *p = page_find(s, page);
   const char *wrong = NULL;
   if (!p || p->device != device)
@@ -371,17 +400,17 @@ esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size,
     wrong = "the address is not aligned";
   else {
     size_t i = span_after(m, address + size - 1);
-    if (i > 0 && m->spans[i - 1].end > address) wrong = "a page is there";
+    if (i > 0 && m->spans[i - 1].end > address)
+      wrong = "a page is there";
   }
   if (wrong) {
-    sim_report(s, "page_map of page %llx at [0x%zx, +%zu): %s\n",
-               (unsigned long long)page, (size_t)address, size, wrong);
+    sim_report(s, "page_map of page %llx at [0x%zx, +%zu): %s\n", (unsigned long long)page,
+               (size_t)address, size, wrong);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_map: %s", wrong);
   }
   if (s->options.backed &&
-      mmap((void *)address, size, PROT_READ | PROT_WRITE,
-           MAP_SHARED | MAP_FIXED, m->file, (off_t)p->file_offset) ==
-          MAP_FAILED)
+      mmap((void *)address, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m->file,
+           (off_t)p->file_offset) == MAP_FAILED)
     return out_of_memory(s, device, size);
   span_insert(s, address, p, access);
   p->mappings++;
@@ -390,25 +419,29 @@ esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size,
 }
 
 /* Whether [address, address + size) is made of whole pages of the device. */
-static int are_pages(sim *s, int device, uintptr_t address, size_t size) {
+static int are_pages(sim *s, int device, uintptr_t address, size_t size)
+{
   for (uintptr_t a = address; a < address + size;) {
     const sim_span *span = sim_span_find(s, a);
-    if (!span || span->begin != a || span->end > address + size ||
-        !span->physical->page || span->physical->device != device)
+    if (!span || span->begin != a || span->end > address + size || !span->physical->page ||
+        span->physical->device != device)
       return 0;
     a = span->end;
   }
   return 1;
 }
 
-esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size,
-                           int peer, int allowed) {
+esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size, int peer,
+                           int allowed)
+{
   esper_status status = check_granularity(s, "page_access", size);
-  if (status) return status;
+  if (status)
+    return status;
   if (!are_pages(s, device, address, size) || peer == device || peer < 0 ||
       peer >= s->options.devices) {
-    sim_report(s, "page_access of device %d to [0x%zx, +%zu), which are not "
-                  "whole pages of device %d\n",
+    sim_report(s,
+               "page_access of device %d to [0x%zx, +%zu), which are not "
+               "whole pages of device %d\n",
                peer, (size_t)address, size, device);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_access: bad addresses");
   }
@@ -425,23 +458,25 @@ esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size,
   return ESPER_OK;
 }
 
-uintptr_t sim_closed_to(sim *s, int device, uintptr_t address, size_t size) {
+uintptr_t sim_closed_to(sim *s, int device, uintptr_t address, size_t size)
+{
   for (uintptr_t a = address; a < address + size;) {
     const sim_span *span = sim_span_find(s, a);
-    if (!span || !(span->access >> device & 1)) return a;
+    if (!span || !(span->access >> device & 1))
+      return a;
     a = span->end;
   }
   return 0;
 }
 
-esper_status sim_page_take(sim *s, int device, uintptr_t address,
-                           size_t size) {
+esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size)
+{
   esper_status status = check_granularity(s, "page_unmap", size);
-  if (status) return status;
+  if (status)
+    return status;
   /* First see that all of it can be unmapped, then do it. */
   if (!are_pages(s, device, address, size)) {
-    sim_report(s, "page_unmap: [0x%zx, +%zu) is not made of whole pages\n",
-               (size_t)address, size);
+    sim_report(s, "page_unmap: [0x%zx, +%zu) is not made of whole pages\n", (size_t)address, size);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_unmap: bad addresses");
   }
   for (uintptr_t a = address; a < address + size;) {
@@ -454,8 +489,8 @@ esper_status sim_page_take(sim *s, int device, uintptr_t address,
     sim_span *span = sim_span_find(s, a);
     sim_physical *p = span->physical;
     if (s->options.backed)
-      mmap((void *)a, p->size, PROT_NONE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+      mmap((void *)a, p->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+           -1, 0);
     a = span->end;
     span_remove(s, span);
     s->devices[device].alive.mappings--;
@@ -465,7 +500,8 @@ esper_status sim_page_take(sim *s, int device, uintptr_t address,
   return ESPER_OK;
 }
 
-void sim_memory_destroy(sim *s) {
+void sim_memory_destroy(sim *s)
+{
   sim_memory *m = &s->memory;
   for (size_t i = 0; i < m->span_count; i++) {
     sim_span *span = &m->spans[i];
@@ -474,15 +510,18 @@ void sim_memory_destroy(sim *s) {
         page_forget(s, span->physical);
       continue;
     }
-    if (s->options.backed) host_put(span->begin, span->physical->size);
+    if (s->options.backed)
+      host_put(span->begin, span->physical->size);
     physical_free(s, span->physical);
   }
   for (uint32_t i = 0; i < m->page_count; i++)
-    if (m->pages[i]) physical_free(s, m->pages[i]);
+    if (m->pages[i])
+      physical_free(s, m->pages[i]);
   if (s->options.backed)
     for (size_t i = 0; i < m->range_count; i++)
       host_put(m->ranges[i].begin, m->ranges[i].end - m->ranges[i].begin);
-  if (m->file >= 0) close(m->file);
+  if (m->file >= 0)
+    close(m->file);
   free(m->spans);
   free(m->ranges);
   free(m->holes);

@@ -50,8 +50,8 @@ typedef struct esper_gather_column {
                              [2, channels], mean and std; null: values are kept */
   int64_t row_bytes;      /* of the source */
   esper_divisor row_units;
-  uint32_t unit_bytes;    /* of the result: 16, or one element; COPY: 16, 8, 4, 2, 1 */
-  uint32_t first_block;   /* set by the launch */
+  uint32_t unit_bytes;     /* of the result: 16, or one element; COPY: 16, 8, 4, 2, 1 */
+  uint32_t first_block;    /* set by the launch */
   uint32_t flip_threshold; /* of 2^22 */
   int32_t crop;
   esper_divisor channels, height, width;
@@ -66,7 +66,7 @@ typedef struct esper_gather_batch {
   const int64_t *order; /* device memory, or null */
   int64_t start;
   int64_t offset;
-  uint64_t seed; /* mixed already: see gather_transform.py */
+  uint64_t seed;         /* mixed already: see gather_transform.py */
   uint32_t environments; /* with at least one row each */
   uint32_t size;
   uint32_t larger;
@@ -85,13 +85,9 @@ esper_divisor esper_divisor_of(uint32_t by);
  * Beyond the limits above `remote` must be device memory of esper_gather_remote_bytes() and
  * `staging` pinned host memory of that size, which must stay until the stream has passed this
  * point; else both may be null. */
-cudaError_t esper_gather_launch(
-    esper_gather_batch *batch,
-    esper_gather_column *columns,
-    void *const *destinations,
-    void *remote,
-    void *staging,
-    cudaStream_t stream);
+cudaError_t esper_gather_launch(esper_gather_batch *batch, esper_gather_column *columns,
+                                void *const *destinations, void *remote, void *staging,
+                                cudaStream_t stream);
 
 /* 0 when everything fits into the launch's parameters. */
 size_t esper_gather_remote_bytes(uint32_t columns, uint32_t environments);

@@ -29,8 +29,10 @@
 
 #include "gather.h"
 
-namespace esper {
-namespace {
+namespace esper
+{
+namespace
+{
 
 // A column of the data set, and what its batches are like.
 struct Column {
@@ -39,20 +41,22 @@ struct Column {
   at::ScalarType type;
   c10::MemoryFormat format;
   std::vector<int64_t> sizes; // of a batch; the first is set for each
-  c10::DimVector strides; // the same for every batch size
-  int64_t row_bytes; // of the result
+  c10::DimVector strides;     // the same for every batch size
+  int64_t row_bytes;          // of the result
   esper_gather_column description;
 };
 
 // A tensor in fresh memory, as at::empty() makes it. Sizes and strides are known, and whoever
 // makes a hundred of them notices what it takes to work them out.
-at::Tensor fresh(Column& column, int64_t rows, c10::Allocator* allocator) {
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), rows * column.row_bytes, allocator, /*resizable=*/true);
-  at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage),
-      c10::DispatchKeySet(c10::DispatchKey::CUDA),
-      c10::scalarTypeToTypeMeta(column.type));
+at::Tensor fresh(Column &column, int64_t rows, c10::Allocator *allocator)
+{
+  auto storage =
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                            rows * column.row_bytes, allocator, /*resizable=*/true);
+  at::Tensor made =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                               c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                               c10::scalarTypeToTypeMeta(column.type));
   column.sizes[0] = rows;
   made.unsafeGetTensorImpl()->set_sizes_and_strides(column.sizes, column.strides);
   return made;
@@ -60,85 +64,86 @@ at::Tensor fresh(Column& column, int64_t rows, c10::Allocator* allocator) {
 
 // A tensor over the memory of another, as detach() makes it: new, so that what was done to the
 // last one (a gradient, say) is not found on it, with the same version counter.
-at::Tensor renewed(const at::Tensor& memory) {
-  const c10::TensorImpl* impl = memory.unsafeGetTensorImpl();
-  return at::Tensor(impl->shallow_copy_and_detach(
-      impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+at::Tensor renewed(const at::Tensor &memory)
+{
+  const c10::TensorImpl *impl = memory.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(),
+                                                  /*allow_tensor_metadata_change=*/false));
 }
 
-class Gatherer {
- public:
-  Gatherer(std::vector<Column> columns, PyTypeObject* event_type)
-      : columns_(std::move(columns)),
-        event_type_(event_type),
-        device_(columns_.at(0).source.get_device()) {
+class Gatherer
+{
+public:
+  Gatherer(std::vector<Column> columns, PyTypeObject *event_type)
+      : columns_(std::move(columns)), event_type_(event_type),
+        device_(columns_.at(0).source.get_device())
+  {
     Py_INCREF(event_type_);
-    for (const Column& column : columns_) {
+    for (const Column &column : columns_) {
       descriptions_.push_back(column.description);
     }
   }
-  ~Gatherer() {
-    for (PyObject* event : events_) {
+  ~Gatherer()
+  {
+    for (PyObject *event : events_) {
       Py_DECREF(event);
     }
     Py_DECREF(event_type_);
   }
-  Gatherer(const Gatherer&) = delete;
-  Gatherer& operator=(const Gatherer&) = delete;
+  Gatherer(const Gatherer &) = delete;
+  Gatherer &operator=(const Gatherer &) = delete;
 
-  void start(std::optional<at::Tensor> order, int64_t offset, uint64_t seed) {
+  void start(std::optional<at::Tensor> order, int64_t offset, uint64_t seed)
+  {
     order_ = std::move(order);
     offset_ = offset;
     seed_ = seed;
   }
 
   // New references to the list of tuples and to the event; null with an exception set.
-  PyObject* gather(
-      int64_t start, uint32_t environments, uint32_t size, uint32_t larger, PyObject* into);
+  PyObject *gather(int64_t start, uint32_t environments, uint32_t size, uint32_t larger,
+                   PyObject *into);
 
- private:
-  bool fill(
-      uint32_t environments, uint32_t size, uint32_t larger, PyObject* memory, PyObject* list);
-  at::Tensor taken(PyObject* memory, uint32_t env, size_t column, int64_t rows);
-  void launch(
-      int64_t start,
-      uint32_t environments,
-      uint32_t size,
-      uint32_t larger,
-      const c10::cuda::CUDAStream& stream);
-  PyObject* idle_event();
+private:
+  bool fill(uint32_t environments, uint32_t size, uint32_t larger, PyObject *memory,
+            PyObject *list);
+  at::Tensor taken(PyObject *memory, uint32_t env, size_t column, int64_t rows);
+  void launch(int64_t start, uint32_t environments, uint32_t size, uint32_t larger,
+              const c10::cuda::CUDAStream &stream);
+  PyObject *idle_event();
 
   // Events that are kept for later batches: as many as a consumer usually holds batches.
   static constexpr size_t kEvents = 4;
 
   std::vector<Column> columns_;
   std::vector<esper_gather_column> descriptions_;
-  std::vector<void*> destinations_;
+  std::vector<void *> destinations_;
   std::optional<at::Tensor> order_;
   int64_t offset_ = 0;
   uint64_t seed_ = 0;
-  PyTypeObject* event_type_;
-  std::vector<PyObject*> events_;
+  PyTypeObject *event_type_;
+  std::vector<PyObject *> events_;
   c10::DeviceIndex device_;
 };
 
 // The tensors of every environment, as the entries of a list: in fresh memory, or over that of
 // the caller's tensors. False with an exception set.
-bool Gatherer::fill(
-    uint32_t environments, uint32_t size, uint32_t larger, PyObject* memory, PyObject* list) {
-  c10::Allocator* allocator = c10::cuda::CUDACachingAllocator::get();
+bool Gatherer::fill(uint32_t environments, uint32_t size, uint32_t larger, PyObject *memory,
+                    PyObject *list)
+{
+  c10::Allocator *allocator = c10::cuda::CUDACachingAllocator::get();
   for (uint32_t env = 0; env < environments; env++) {
     const int64_t rows = size + (env < larger ? 1 : 0);
-    PyObject* entry = PyTuple_New(static_cast<Py_ssize_t>(columns_.size()));
+    PyObject *entry = PyTuple_New(static_cast<Py_ssize_t>(columns_.size()));
     if (entry == nullptr) {
       return false;
     }
     PyList_SET_ITEM(list, env, entry);
     for (size_t i = 0; i < columns_.size(); i++) {
-      at::Tensor tensor = memory == nullptr ? fresh(columns_[i], rows, allocator)
-                                            : taken(memory, env, i, rows);
+      at::Tensor tensor =
+          memory == nullptr ? fresh(columns_[i], rows, allocator) : taken(memory, env, i, rows);
       destinations_.push_back(tensor.mutable_data_ptr());
-      PyObject* wrapped = THPVariable_Wrap(std::move(tensor));
+      PyObject *wrapped = THPVariable_Wrap(std::move(tensor));
       if (wrapped == nullptr) {
         return false;
       }
@@ -149,30 +154,27 @@ bool Gatherer::fill(
 }
 
 // A new tensor over one of the caller's: a list of tuples, of a batch's shapes.
-at::Tensor Gatherer::taken(PyObject* memory, uint32_t env, size_t column, int64_t rows) {
-  PyObject* entry = PyList_GET_ITEM(memory, env);
-  TORCH_CHECK_TYPE(
-      PyTuple_Check(entry) && PyTuple_GET_SIZE(entry) == static_cast<Py_ssize_t>(columns_.size()),
-      "into has another number of columns");
-  PyObject* item = PyTuple_GET_ITEM(entry, static_cast<Py_ssize_t>(column));
+at::Tensor Gatherer::taken(PyObject *memory, uint32_t env, size_t column, int64_t rows)
+{
+  PyObject *entry = PyList_GET_ITEM(memory, env);
+  TORCH_CHECK_TYPE(PyTuple_Check(entry) &&
+                       PyTuple_GET_SIZE(entry) == static_cast<Py_ssize_t>(columns_.size()),
+                   "into has another number of columns");
+  PyObject *item = PyTuple_GET_ITEM(entry, static_cast<Py_ssize_t>(column));
   TORCH_CHECK_TYPE(THPVariable_Check(item), "into holds something that is no tensor");
-  const at::Tensor& tensor = THPVariable_Unpack(item);
-  TORCH_CHECK_VALUE(
-      tensor.get_device() == device_ && tensor.scalar_type() == columns_[column].type &&
-          tensor.dim() > 0 && tensor.size(0) == rows &&
-          tensor.is_contiguous(columns_[column].format),
-      "into holds a tensor of another kind");
+  const at::Tensor &tensor = THPVariable_Unpack(item);
+  TORCH_CHECK_VALUE(tensor.get_device() == device_ &&
+                        tensor.scalar_type() == columns_[column].type && tensor.dim() > 0 &&
+                        tensor.size(0) == rows && tensor.is_contiguous(columns_[column].format),
+                    "into holds a tensor of another kind");
   // A backward that saved what is overwritten here must notice.
   tensor.unsafeGetTensorImpl()->bump_version();
   return renewed(tensor);
 }
 
-void Gatherer::launch(
-    int64_t start,
-    uint32_t environments,
-    uint32_t size,
-    uint32_t larger,
-    const c10::cuda::CUDAStream& stream) {
+void Gatherer::launch(int64_t start, uint32_t environments, uint32_t size, uint32_t larger,
+                      const c10::cuda::CUDAStream &stream)
+{
   esper_gather_batch batch = {};
   batch.order = order_ ? order_->const_data_ptr<int64_t>() : nullptr;
   batch.start = start;
@@ -184,25 +186,21 @@ void Gatherer::launch(
   batch.columns = static_cast<uint32_t>(columns_.size());
   const size_t bytes = esper_gather_remote_bytes(batch.columns, environments);
   if (bytes == 0) {
-    C10_CUDA_CHECK(esper_gather_launch(
-        &batch, descriptions_.data(), destinations_.data(), nullptr, nullptr, stream.stream()));
+    C10_CUDA_CHECK(esper_gather_launch(&batch, descriptions_.data(), destinations_.data(), nullptr,
+                                       nullptr, stream.stream()));
     return;
   }
   const auto count = static_cast<int64_t>(bytes);
   const auto options = at::TensorOptions().dtype(at::kByte);
   at::Tensor staging = at::empty({count}, options.pinned_memory(true));
   at::Tensor remote = at::empty({count}, options.device(at::kCUDA, device_));
-  C10_CUDA_CHECK(esper_gather_launch(
-      &batch,
-      descriptions_.data(),
-      destinations_.data(),
-      remote.mutable_data_ptr(),
-      staging.mutable_data_ptr(),
-      stream.stream()));
+  C10_CUDA_CHECK(esper_gather_launch(&batch, descriptions_.data(), destinations_.data(),
+                                     remote.mutable_data_ptr(), staging.mutable_data_ptr(),
+                                     stream.stream()));
   // Not handed out again before the copy is done.
-  const c10::DataPtr& pinned = staging.storage().data_ptr();
-  at::getHostAllocator(at::kCUDA)
-      ->record_event(pinned.get(), pinned.get_context(), stream.unwrap());
+  const c10::DataPtr &pinned = staging.storage().data_ptr();
+  at::getHostAllocator(at::kCUDA)->record_event(pinned.get(), pinned.get_context(),
+                                                stream.unwrap());
 }
 
 // A new reference to a torch.cuda.Event that nobody else has; null with an exception set.
@@ -210,18 +208,19 @@ void Gatherer::launch(
 // Creating and destroying one takes longer than recording it, so some are kept, and serve again
 // once their batches are gone. A stream that waits for one waits for what had been recorded when
 // it began to.
-PyObject* Gatherer::idle_event() {
-  for (PyObject* event : events_) {
+PyObject *Gatherer::idle_event()
+{
+  for (PyObject *event : events_) {
     if (Py_REFCNT(event) == 1) {
       return Py_NewRef(event);
     }
   }
-  PyObject* none = PyTuple_New(0);
+  PyObject *none = PyTuple_New(0);
   if (none == nullptr) {
     return nullptr;
   }
   // The class in Python only adds defaults, which are those of its base.
-  PyObject* event = event_type_->tp_base->tp_new(event_type_, none, nullptr);
+  PyObject *event = event_type_->tp_base->tp_new(event_type_, none, nullptr);
   Py_DECREF(none);
   if (event != nullptr && events_.size() < kEvents) {
     events_.push_back(Py_NewRef(event));
@@ -229,12 +228,12 @@ PyObject* Gatherer::idle_event() {
   return event;
 }
 
-PyObject* Gatherer::gather(
-    int64_t start, uint32_t environments, uint32_t size, uint32_t larger, PyObject* into) {
+PyObject *Gatherer::gather(int64_t start, uint32_t environments, uint32_t size, uint32_t larger,
+                           PyObject *into)
+{
   TORCH_CHECK_TYPE(into == nullptr || PyList_Check(into), "into must be a list");
-  TORCH_CHECK_VALUE(
-      into == nullptr || PyList_GET_SIZE(into) == environments,
-      "into has another number of environments");
+  TORCH_CHECK_VALUE(into == nullptr || PyList_GET_SIZE(into) == environments,
+                    "into has another number of environments");
   const c10::cuda::CUDAGuard device(device_);
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device_);
   // Batches are ordinary tensors, whatever mode they are asked for in.
@@ -249,53 +248,37 @@ PyObject* Gatherer::gather(
   if (!event) {
     return nullptr;
   }
-  reinterpret_cast<THCPEvent*>(event.get())->cuda_event.record(stream);
+  reinterpret_cast<THCPEvent *>(event.get())->cuda_event.record(stream);
   return PyTuple_Pack(2, list.get(), event.get());
 }
 
 // From (source, constants or None, dtype, channels_last, description): see
 // esper_alloc/gather_native.py, which describes columns and knows what fits.
-std::optional<Column> column_of(PyObject* item) {
+std::optional<Column> column_of(PyObject *item)
+{
   PyObject *source, *constants, *type;
   int last;
   unsigned int kind, unit_bytes, row_units, source_type, result_type, source_last;
   unsigned int channels, height, width, crop, flip_threshold;
-  if (!PyArg_ParseTuple(
-          item,
-          "OOOp(IIIIIIIIIII)",
-          &source,
-          &constants,
-          &type,
-          &last,
-          &kind,
-          &unit_bytes,
-          &row_units,
-          &source_type,
-          &result_type,
-          &source_last,
-          &channels,
-          &height,
-          &width,
-          &crop,
-          &flip_threshold)) {
+  if (!PyArg_ParseTuple(item, "OOOp(IIIIIIIIIII)", &source, &constants, &type, &last, &kind,
+                        &unit_bytes, &row_units, &source_type, &result_type, &source_last,
+                        &channels, &height, &width, &crop, &flip_threshold)) {
     return std::nullopt;
   }
-  TORCH_CHECK_TYPE(
-      THPVariable_Check(source) && THPDtype_Check(type),
-      "a column has a tensor and a dtype");
+  TORCH_CHECK_TYPE(THPVariable_Check(source) && THPDtype_Check(type),
+                   "a column has a tensor and a dtype");
   Column column = {};
   column.source = THPVariable_Unpack(source);
-  TORCH_CHECK_VALUE(
-      column.source.is_cuda() && column.source.dim() > 0 &&
-          column.source.is_non_overlapping_and_dense(),
-      "a column is a dense CUDA tensor of samples");
-  esper_gather_column& d = column.description;
+  TORCH_CHECK_VALUE(column.source.is_cuda() && column.source.dim() > 0 &&
+                        column.source.is_non_overlapping_and_dense(),
+                    "a column is a dense CUDA tensor of samples");
+  esper_gather_column &d = column.description;
   if (constants != Py_None) {
     TORCH_CHECK_TYPE(THPVariable_Check(constants), "constants must be a tensor or None");
     column.constants = THPVariable_Unpack(constants);
     d.constants = column.constants->const_data_ptr<float>();
   }
-  column.type = reinterpret_cast<THPDtype*>(type)->scalar_type;
+  column.type = reinterpret_cast<THPDtype *>(type)->scalar_type;
   column.format = last ? c10::MemoryFormat::ChannelsLast : c10::MemoryFormat::Contiguous;
   column.sizes = column.source.sizes().vec();
   if (last) {
@@ -309,7 +292,7 @@ std::optional<Column> column_of(PyObject* item) {
     d.row_bytes *= column.sizes[i];
   }
   column.row_bytes = d.row_bytes / static_cast<int64_t>(column.source.element_size()) *
-      static_cast<int64_t>(c10::elementSize(column.type));
+                     static_cast<int64_t>(c10::elementSize(column.type));
   d.kind = static_cast<uint8_t>(kind);
   d.unit_bytes = unit_bytes;
   d.row_units = esper_divisor_of(row_units);
@@ -328,17 +311,18 @@ std::optional<Column> column_of(PyObject* item) {
 // The Python object
 
 struct Object {
-  PyObject_HEAD
-  Gatherer* gatherer;
+  PyObject_HEAD Gatherer *gatherer;
 };
 
-Gatherer& gatherer_of(PyObject* self) {
-  return *reinterpret_cast<Object*>(self)->gatherer;
+Gatherer &gatherer_of(PyObject *self)
+{
+  return *reinterpret_cast<Object *>(self)->gatherer;
 }
 
-PyObject* start(PyObject* self, PyObject* args) {
+PyObject *start(PyObject *self, PyObject *args)
+{
   HANDLE_TH_ERRORS
-  PyObject* order;
+  PyObject *order;
   long long offset;
   unsigned long long seed;
   if (!PyArg_ParseTuple(args, "OLK", &order, &offset, &seed)) {
@@ -348,16 +332,17 @@ PyObject* start(PyObject* self, PyObject* args) {
   if (order != Py_None) {
     TORCH_CHECK_TYPE(THPVariable_Check(order), "order must be a tensor or None");
     tensor = THPVariable_Unpack(order);
-    TORCH_CHECK_VALUE(
-        tensor->is_cuda() && tensor->scalar_type() == at::kLong && tensor->is_contiguous(),
-        "order must be int64 on the columns' device");
+    TORCH_CHECK_VALUE(tensor->is_cuda() && tensor->scalar_type() == at::kLong &&
+                          tensor->is_contiguous(),
+                      "order must be int64 on the columns' device");
   }
   gatherer_of(self).start(std::move(tensor), offset, seed);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* gather(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(count == 5, "gather takes start, environments, size, larger and into");
   long long numbers[4];
@@ -366,54 +351,46 @@ PyObject* gather(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     if (numbers[i] == -1 && PyErr_Occurred()) {
       return nullptr;
     }
-    TORCH_CHECK_VALUE(
-        numbers[i] >= 0 && (i == 0 || numbers[i] < ESPER_GATHER_MAX_UNITS), "a count out of range");
+    TORCH_CHECK_VALUE(numbers[i] >= 0 && (i == 0 || numbers[i] < ESPER_GATHER_MAX_UNITS),
+                      "a count out of range");
   }
-  return gatherer_of(self).gather(
-      numbers[0],
-      static_cast<uint32_t>(numbers[1]),
-      static_cast<uint32_t>(numbers[2]),
-      static_cast<uint32_t>(numbers[3]),
-      args[4] == Py_None ? nullptr : args[4]);
+  return gatherer_of(self).gather(numbers[0], static_cast<uint32_t>(numbers[1]),
+                                  static_cast<uint32_t>(numbers[2]),
+                                  static_cast<uint32_t>(numbers[3]),
+                                  args[4] == Py_None ? nullptr : args[4]);
   END_HANDLE_TH_ERRORS
 }
 
-void deallocate(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  delete reinterpret_cast<Object*>(self)->gatherer;
+void deallocate(PyObject *self)
+{
+  PyTypeObject *type = Py_TYPE(self);
+  delete reinterpret_cast<Object *>(self)->gatherer;
   type->tp_free(self);
   Py_DECREF(type);
 }
 
 PyMethodDef object_methods[] = {
-    {"start",
-     start,
-     METH_VARARGS,
+    {"start", start, METH_VARARGS,
      "start(order, offset, seed): begins an epoch. order: int64 on the device, or None; "
      "seed: mixed."},
-    {"gather",
-     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gather)),
-     METH_FASTCALL,
+    {"gather", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gather)), METH_FASTCALL,
      "gather(start, environments, size, larger, into): the list of tuples of tensors, and "
      "the event after which they are ready. into: tensors whose memory they take, or None."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyType_Slot slots[] = {
-    {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
-    {Py_tp_methods, object_methods},
-    {Py_tp_doc, const_cast<char*>("The columns of a data set on one device, see gatherer().")},
-    {0, nullptr}};
+PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void *>(deallocate)},
+                       {Py_tp_methods, object_methods},
+                       {Py_tp_doc, const_cast<char *>(
+                                       "The columns of a data set on one device, see gatherer().")},
+                       {0, nullptr}};
 
-PyType_Spec spec = {
-    "esper_alloc._kernels.Gatherer",
-    sizeof(Object),
-    0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    slots};
+PyType_Spec spec = {"esper_alloc._kernels.Gatherer", sizeof(Object), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
 
-PyObject* gatherer(PyObject* /*module*/, PyObject* args) {
+PyObject *gatherer(PyObject * /*module*/, PyObject *args)
+{
   HANDLE_TH_ERRORS
-  static PyObject* type = PyType_FromSpec(&spec);
+  static PyObject *type = PyType_FromSpec(&spec);
   PyObject *list, *event_type;
   if (type == nullptr ||
       !PyArg_ParseTuple(args, "O!O!", &PyList_Type, &list, &PyType_Type, &event_type)) {
@@ -428,11 +405,11 @@ PyObject* gatherer(PyObject* /*module*/, PyObject* args) {
     }
     columns.push_back(std::move(*column));
   }
-  auto made = std::make_unique<Gatherer>(
-      std::move(columns), reinterpret_cast<PyTypeObject*>(event_type));
-  PyObject* object = PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type), 0);
+  auto made =
+      std::make_unique<Gatherer>(std::move(columns), reinterpret_cast<PyTypeObject *>(event_type));
+  PyObject *object = PyType_GenericAlloc(reinterpret_cast<PyTypeObject *>(type), 0);
   if (object != nullptr) {
-    reinterpret_cast<Object*>(object)->gatherer = made.release();
+    reinterpret_cast<Object *>(object)->gatherer = made.release();
   }
   return object;
   END_HANDLE_TH_ERRORS
@@ -441,9 +418,7 @@ PyObject* gatherer(PyObject* /*module*/, PyObject* args) {
 } // namespace
 
 PyMethodDef gather_methods[] = {
-    {"gatherer",
-     gatherer,
-     METH_VARARGS,
+    {"gatherer", gatherer, METH_VARARGS,
      "gatherer(columns, event_type): a Gatherer. columns: a list of (source, constants or "
      "None, dtype, channels_last, description)."},
     {nullptr, nullptr, 0, nullptr}};

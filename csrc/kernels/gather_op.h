@@ -3,7 +3,8 @@
 
 #include <Python.h>
 
-namespace esper {
+namespace esper
+{
 
 extern PyMethodDef gather_methods[];
 

@@ -11,10 +11,12 @@
 #include "gather_op.h"
 #include "normalize_op.h"
 
-namespace esper {
+namespace esper
+{
 
 // One table for each helper, ended by an empty entry. A new helper adds its own.
-inline std::vector<PyMethodDef*> helper_methods() {
+inline std::vector<PyMethodDef *> helper_methods()
+{
   return {gather_methods, normalize_methods};
 }
 

@@ -19,14 +19,16 @@
 #define ESPER_TEXT_(x) #x
 #define ESPER_TEXT(x) ESPER_TEXT_(x)
 
-namespace {
+namespace
+{
 
-PyObject* built_for(PyObject* /*module*/, PyObject* /*none*/) {
-  return PyUnicode_FromString(
-      ESPER_TEXT(TORCH_VERSION_MAJOR) "." ESPER_TEXT(TORCH_VERSION_MINOR));
+PyObject *built_for(PyObject * /*module*/, PyObject * /*none*/)
+{
+  return PyUnicode_FromString(ESPER_TEXT(TORCH_VERSION_MAJOR) "." ESPER_TEXT(TORCH_VERSION_MINOR));
 }
 
-PyObject* runs_on(PyObject* /*module*/, PyObject* index) {
+PyObject *runs_on(PyObject * /*module*/, PyObject *index)
+{
   HANDLE_TH_ERRORS
   const long device = PyLong_AsLong(index);
   if (device == -1 && PyErr_Occurred()) {
@@ -34,8 +36,7 @@ PyObject* runs_on(PyObject* /*module*/, PyObject* index) {
   }
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   const cudaError_t error = esper_kernels_run_here();
-  if (error == cudaErrorNoKernelImageForDevice ||
-      error == cudaErrorInvalidDeviceFunction) {
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
     Py_RETURN_FALSE;
   }
   C10_CUDA_CHECK(error);
@@ -43,33 +44,28 @@ PyObject* runs_on(PyObject* /*module*/, PyObject* index) {
   END_HANDLE_TH_ERRORS
 }
 
-PyMethodDef methods[] = {
-    {"built_for",
-     built_for,
-     METH_NOARGS,
-     "The torch version, major.minor, that this module was built for."},
-    {"runs_on",
-     runs_on,
-     METH_O,
-     "Whether a CUDA device, by its index, can run what was compiled here."},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {{"built_for", built_for, METH_NOARGS,
+                          "The torch version, major.minor, that this module was built for."},
+                         {"runs_on", runs_on, METH_O,
+                          "Whether a CUDA device, by its index, can run what was compiled here."},
+                         {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    "esper_alloc._kernels",
-    "The helpers' CUDA kernels.",
-    -1,
-    methods,
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "esper_alloc._kernels",
+                          "The helpers' CUDA kernels.",
+                          -1,
+                          methods,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 } // namespace
 
-PyMODINIT_FUNC PyInit__kernels() {
-  PyObject* module = PyModule_Create(&definition);
-  for (PyMethodDef* more : esper::helper_methods()) {
+PyMODINIT_FUNC PyInit__kernels()
+{
+  PyObject *module = PyModule_Create(&definition);
+  for (PyMethodDef *more : esper::helper_methods()) {
     if (module != nullptr && PyModule_AddFunctions(module, more) != 0) {
       Py_CLEAR(module);
     }

@@ -25,34 +25,35 @@
 #define ESPER_BOTH inline
 #endif
 
-namespace esper {
+namespace esper
+{
 
 struct Moments {
-  double weight; // how many numbers, or the sum of their weights
-  double about; // K
-  double sum; // of weight * (number - K)
+  double weight;  // how many numbers, or the sum of their weights
+  double about;   // K
+  double sum;     // of weight * (number - K)
   double squares; // of weight * (number - K)^2
 };
 
-ESPER_BOTH Moments no_moments() {
+ESPER_BOTH Moments no_moments()
+{
   return Moments{0.0, 0.0, 0.0, 0.0};
 }
 
-ESPER_BOTH Moments merge(const Moments& a, const Moments& b) {
+ESPER_BOTH Moments merge(const Moments &a, const Moments &b)
+{
   const bool a_is_heavier = a.weight >= b.weight;
-  const Moments& heavy = a_is_heavier ? a : b;
-  const Moments& light = a_is_heavier ? b : a;
+  const Moments &heavy = a_is_heavier ? a : b;
+  const Moments &light = a_is_heavier ? b : a;
   const double shift = light.about - heavy.about;
   const double sum = light.sum + light.weight * shift; // about the heavier one's K
-  return Moments{
-      heavy.weight + light.weight,
-      heavy.about,
-      heavy.sum + sum,
-      heavy.squares + (light.squares + shift * (light.sum + sum))};
+  return Moments{heavy.weight + light.weight, heavy.about, heavy.sum + sum,
+                 heavy.squares + (light.squares + shift * (light.sum + sum))};
 }
 
 // The same about their mean: `about` is the mean, `squares` the spread.
-ESPER_BOTH Moments centered(const Moments& given) {
+ESPER_BOTH Moments centered(const Moments &given)
+{
   if (!(given.weight > 0.0)) {
     return given;
   }
@@ -65,11 +66,12 @@ ESPER_BOTH Moments centered(const Moments& given) {
 struct Sum {
   int count = 0; // of one thread's numbers
   double first = 0.0;
-  double sum = 0.0; // of deviations from the first
+  double sum = 0.0;     // of deviations from the first
   double squares = 0.0; // of the same
 
   // Without a branch, for kernels: what does not count deviates by nothing.
-  ESPER_BOTH void add(double x, bool counts) {
+  ESPER_BOTH void add(double x, bool counts)
+  {
     const double value = counts ? x : first;
     first = count == 0 ? value : first;
     const double deviation = value - first;
@@ -78,7 +80,8 @@ struct Sum {
     squares += deviation * deviation;
   }
 
-  ESPER_BOTH Moments moments() const {
+  ESPER_BOTH Moments moments() const
+  {
     return Moments{static_cast<double>(count), first, sum, squares};
   }
 };
@@ -89,7 +92,8 @@ struct WeightedSum {
   double mean = 0.0;
   double spread = 0.0;
 
-  ESPER_BOTH void add(double x, double its_weight) {
+  ESPER_BOTH void add(double x, double its_weight)
+  {
     const double delta = x - mean;
     const double share = its_weight / (weight + its_weight);
     mean += delta * share;
@@ -97,7 +101,8 @@ struct WeightedSum {
     weight += its_weight;
   }
 
-  ESPER_BOTH Moments moments() const {
+  ESPER_BOTH Moments moments() const
+  {
     return Moments{weight, mean, 0.0, spread};
   }
 };
@@ -110,7 +115,8 @@ struct Remembered {
 };
 
 // Between a and b; exact at both ends, and precise near each.
-ESPER_BOTH double blend(double a, double b, double keep, double share) {
+ESPER_BOTH double blend(double a, double b, double keep, double share)
+{
   return share < 0.5 ? a + share * (b - a) : b + keep * (a - b);
 }
 
@@ -119,8 +125,9 @@ ESPER_BOTH double blend(double a, double b, double keep, double share) {
 //
 // momentum < 0: the batch counts by its weight, as if all had come at once. Else it
 // counts 1 - momentum, once the weight so far has reached warm_up.
-ESPER_BOTH Remembered
-take_in(const Remembered& old, const Moments& batch, double momentum, double warm_up) {
+ESPER_BOTH Remembered take_in(const Remembered &old, const Moments &batch, double momentum,
+                              double warm_up)
+{
   if (!(batch.weight > 0.0)) {
     return old;
   }
@@ -131,10 +138,9 @@ take_in(const Remembered& old, const Moments& batch, double momentum, double war
   const Moments known = centered(batch);
   const double delta = known.about - old.mean;
   const double variance = known.squares / known.weight;
-  return Remembered{
-      blend(old.mean, known.about, keep, share),
-      blend(old.variance, variance, keep, share) + keep * share * delta * delta,
-      weight};
+  return Remembered{blend(old.mean, known.about, keep, share),
+                    blend(old.variance, variance, keep, share) + keep * share * delta * delta,
+                    weight};
 }
 
 } // namespace esper

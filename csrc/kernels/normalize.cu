@@ -22,7 +22,8 @@
 
 #include "scaling.h"
 
-namespace {
+namespace
+{
 
 using esper::Line;
 using esper::merge;
@@ -31,12 +32,12 @@ using esper::Remembered;
 using esper::Scaler;
 
 constexpr int kThreads = 256;
-constexpr int kBlocks = 2; // of an update, at once on a processor
-constexpr int kMaxColumns = 64; // of a block
-constexpr int kNarrowColumns = 8; // the values of a sector of memory
-constexpr int kHeldBytes = 256; // of values that a thread of an update keeps
-constexpr int kMostHeld = 16; // rows of them
-constexpr int kUnroll = 4; // further rows that a thread loads at once
+constexpr int kBlocks = 2;         // of an update, at once on a processor
+constexpr int kMaxColumns = 64;    // of a block
+constexpr int kNarrowColumns = 8;  // the values of a sector of memory
+constexpr int kHeldBytes = 256;    // of values that a thread of an update keeps
+constexpr int kMostHeld = 16;      // rows of them
+constexpr int kUnroll = 4;         // further rows that a thread loads at once
 constexpr int64_t kFewRows = 2048; // up to here a column group is one block's
 constexpr int kMaxDevices = 64;
 
@@ -51,10 +52,22 @@ struct Arithmetic<double> {
   using type = double;
 };
 
-__device__ float number(float x) { return x; }
-__device__ double number(double x) { return x; }
-__device__ float number(__half x) { return __half2float(x); }
-__device__ float number(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ float number(float x)
+{
+  return x;
+}
+__device__ double number(double x)
+{
+  return x;
+}
+__device__ float number(__half x)
+{
+  return __half2float(x);
+}
+__device__ float number(__nv_bfloat16 x)
+{
+  return __bfloat162float(x);
+}
 
 template <typename T, int N>
 struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Pack {
@@ -144,14 +157,13 @@ constexpr int kHeld = kFitting<T, V> < kMostHeld ? kFitting<T, V> : kMostHeld;
 // The first N rows of a thread are loaded once, all at the same time; each visit loads
 // what comes after them.
 template <typename T, int V, int N>
-class Rows {
+class Rows
+{
 public:
   __device__ Rows(const Job &job, const Place<V> &place)
       : values_(static_cast<const T *>(job.batch.values) + place.column),
-        features_(job.state.features),
-        first_(place.first_row),
-        last_(place.active ? job.batch.rows : 0),
-        apart_(place.rows_apart)
+        features_(job.state.features), first_(place.first_row),
+        last_(place.active ? job.batch.rows : 0), apart_(place.rows_apart)
   {
     count_ = load(first_, held_);
   }
@@ -278,9 +290,9 @@ struct Team {
 
 __device__ Moments from_lane(const Moments &mine, int offset)
 {
-  return Moments{
-      __shfl_xor_sync(~0u, mine.weight, offset), __shfl_xor_sync(~0u, mine.about, offset),
-      __shfl_xor_sync(~0u, mine.sum, offset), __shfl_xor_sync(~0u, mine.squares, offset)};
+  return Moments{__shfl_xor_sync(~0u, mine.weight, offset),
+                 __shfl_xor_sync(~0u, mine.about, offset), __shfl_xor_sync(~0u, mine.sum, offset),
+                 __shfl_xor_sync(~0u, mine.squares, offset)};
 }
 
 // Merges what the table has from `begin` on. The team's member 0 gets the result.

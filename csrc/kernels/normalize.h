@@ -41,8 +41,8 @@ typedef struct esper_normalizer_batch {
   const void *values; /* rows x features */
   enum esper_value_type type;
   int64_t rows;
-  const unsigned char *mask; /* NULL, or 0 where a value does not count */
-  const double *weights;     /* NULL, or the values' weights */
+  const unsigned char *mask;   /* NULL, or 0 where a value does not count */
+  const double *weights;       /* NULL, or the values' weights */
   int mask_each, weights_each; /* 1: one for each value; 0: one for each row */
 } esper_normalizer_batch;
 

@@ -7,7 +7,8 @@
 #include "moments.h"
 #include "normalize.h"
 
-namespace esper {
+namespace esper
+{
 
 // Normalised: (x - center) * factor. Its inverse: x * factor + center.
 struct Line {
@@ -16,13 +17,14 @@ struct Line {
 };
 
 // A rounded moment that does not fit the exact one was written by the user.
-ESPER_BOTH double believed(double exact, float rounded) {
-  return static_cast<float>(exact) == rounded || exact != exact
-      ? exact
-      : static_cast<double>(rounded);
+ESPER_BOTH double believed(double exact, float rounded)
+{
+  return static_cast<float>(exact) == rounded || exact != exact ? exact
+                                                                : static_cast<double>(rounded);
 }
 
-ESPER_BOTH Line line_of(const Remembered& known, const esper_normalizer_rule& rule) {
+ESPER_BOTH Line line_of(const Remembered &known, const esper_normalizer_rule &rule)
+{
   double deviation = sqrt(known.variance + rule.epsilon);
   if (rule.scaling == ESPER_SAMPLE) {
     const double above = known.weight - 1.0;
@@ -32,9 +34,8 @@ ESPER_BOTH Line line_of(const Remembered& known, const esper_normalizer_rule& ru
   if (rule.scaling != ESPER_CENTERED && known.weight < rule.warm_up) {
     deviation = 1.0;
   }
-  return Line{
-      rule.scaling == ESPER_CENTERED ? known.mean : 0.0,
-      rule.inverse ? deviation : 1.0 / deviation};
+  return Line{rule.scaling == ESPER_CENTERED ? known.mean : 0.0,
+              rule.inverse ? deviation : 1.0 / deviation};
 }
 
 // One line for arithmetic in T: the center in two parts, so that nothing of it is lost
@@ -44,27 +45,33 @@ struct Scaler {
   T high, low, factor, clip;
   bool inverse;
 
-  ESPER_BOTH Scaler() {}
+  ESPER_BOTH Scaler()
+  {
+  }
 
-  ESPER_BOTH Scaler(const Line& line, const esper_normalizer_rule& rule)
+  ESPER_BOTH Scaler(const Line &line, const esper_normalizer_rule &rule)
       : high(static_cast<T>(line.center)),
         low(static_cast<T>(line.center - static_cast<double>(high))),
-        factor(static_cast<T>(line.factor)),
-        clip(static_cast<T>(rule.clip)),
-        inverse(rule.inverse != 0) {}
+        factor(static_cast<T>(line.factor)), clip(static_cast<T>(rule.clip)),
+        inverse(rule.inverse != 0)
+  {
+  }
 
   // NaN stays NaN: no comparison with it holds.
-  ESPER_BOTH T normalized(T x) const {
+  ESPER_BOTH T normalized(T x) const
+  {
     const T z = ((x - high) - low) * factor;
     const T above = z < -clip ? -clip : z;
     return above > clip ? clip : above;
   }
 
-  ESPER_BOTH T restored(T x) const {
+  ESPER_BOTH T restored(T x) const
+  {
     return x * factor + low + high;
   }
 
-  ESPER_BOTH T operator()(T x) const {
+  ESPER_BOTH T operator()(T x) const
+  {
     return inverse ? restored(x) : normalized(x);
   }
 };

@@ -46,11 +46,8 @@ static PyObject *raise_status(esper_status status)
 static esper_core *core_or_raise(void)
 {
   esper_core *core;
-  Py_BEGIN_ALLOW_THREADS
-  core = esper_instance();
-  Py_END_ALLOW_THREADS
-  if (!core)
-    raise_status(ESPER_UNSUPPORTED);
+  Py_BEGIN_ALLOW_THREADS core = esper_instance();
+  Py_END_ALLOW_THREADS if (!core) raise_status(ESPER_UNSUPPORTED);
   return core;
 }
 
@@ -70,16 +67,13 @@ static PyObject *report_device(int index)
 {
   esper_cuda_device device;
   esper_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = esper_cuda_get_device(index, &device);
-  Py_END_ALLOW_THREADS
-  if (status != ESPER_OK)
-    return raise_status(status);
+  Py_BEGIN_ALLOW_THREADS status = esper_cuda_get_device(index, &device);
+  Py_END_ALLOW_THREADS if (status != ESPER_OK) return raise_status(status);
   return Py_BuildValue("{s:i,s:N,s:n,s:O,s:(ii)}", "index", index, "name",
-                       string_or_none(device.name), "total_bytes",
-                       (Py_ssize_t)device.total_bytes, "virtual_memory",
-                       device.virtual_memory ? Py_True : Py_False, "compute_capability",
-                       device.compute_capability[0], device.compute_capability[1]);
+                       string_or_none(device.name), "total_bytes", (Py_ssize_t)device.total_bytes,
+                       "virtual_memory", device.virtual_memory ? Py_True : Py_False,
+                       "compute_capability", device.compute_capability[0],
+                       device.compute_capability[1]);
 }
 
 static PyObject *report_devices(const esper_driver *driver)
@@ -108,10 +102,8 @@ static PyObject *driver_report(PyObject *self, PyObject *ignored)
   (void)self, (void)ignored;
   const esper_driver *driver = NULL;
   esper_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = esper_cuda_driver(&driver);
-  Py_END_ALLOW_THREADS
-  const char *error = status == ESPER_OK ? NULL : esper_last_error();
+  Py_BEGIN_ALLOW_THREADS status = esper_cuda_driver(&driver);
+  Py_END_ALLOW_THREADS const char *error = status == ESPER_OK ? NULL : esper_last_error();
   int version = esper_cuda_driver_version();
   PyObject *report = PyDict_New();
   if (!report)
@@ -155,29 +147,26 @@ static PyObject *driver_report(PyObject *self, PyObject *ignored)
 #define ESPER_BUILD_CUDA_HEADERS NULL
 #endif
 
-PyDoc_STRVAR(build_info_doc,
-             "build_info()\n--\n\n"
-             "How this module was built, as a dict.");
+PyDoc_STRVAR(build_info_doc, "build_info()\n--\n\n"
+                             "How this module was built, as a dict.");
 
 static PyObject *build_info(PyObject *self, PyObject *ignored)
 {
   (void)self, (void)ignored;
   return Py_BuildValue("{s:s,s:s,s:z,s:N,s:N,s:N,s:I}", "version", ESPER_VERSION, "compiler",
                        COMPILER, "cuda_headers", ESPER_BUILD_CUDA_HEADERS, "asserts",
-                       PyBool_FromLong(ASSERTS), "rule_switches",
-                       PyBool_FromLong(RULE_SWITCHES), "sanitize",
-                       string_or_none(ESPER_BUILD_SANITIZE), "capi_version",
+                       PyBool_FromLong(ASSERTS), "rule_switches", PyBool_FromLong(RULE_SWITCHES),
+                       "sanitize", string_or_none(ESPER_BUILD_SANITIZE), "capi_version",
                        ESPER_CAPI_VERSION);
 }
 
 /* ---- the core of this process ------------------------------------------ */
 
-static const struct esper_capi capi = {
-    .version = ESPER_CAPI_VERSION,
-    .size = sizeof(struct esper_capi),
-    .instance = esper_instance,
+static const struct esper_capi capi = {.version = ESPER_CAPI_VERSION,
+                                       .size = sizeof(struct esper_capi),
+                                       .instance = esper_instance,
 #define MEMBER(name) .name = esper_##name,
-    ESPER_CAPI_FUNCTIONS(MEMBER)
+                                       ESPER_CAPI_FUNCTIONS(MEMBER)
 #undef MEMBER
 };
 
@@ -194,8 +183,14 @@ static PyObject *addresses(PyObject *self, PyObject *ignored)
     void (*function)(void);
   } exported[] = {
 #define EXPORTED(name) {"esper_alloc_" #name, (void (*)(void))esper_alloc_##name}
-      EXPORTED(malloc), EXPORTED(free), EXPORTED(record_use), EXPORTED(record_stream),
-      EXPORTED(init), EXPORTED(reset), EXPORTED(set_memory_fraction), EXPORTED(base),
+      EXPORTED(malloc),
+      EXPORTED(free),
+      EXPORTED(record_use),
+      EXPORTED(record_stream),
+      EXPORTED(init),
+      EXPORTED(reset),
+      EXPORTED(set_memory_fraction),
+      EXPORTED(base),
       EXPORTED(set_record_stream_visible),
 #undef EXPORTED
   };
@@ -208,10 +203,11 @@ static PyObject *addresses(PyObject *self, PyObject *ignored)
 }
 
 /* F(name) for each figure of struct esper_counters, in its order */
-#define COUNTERS(F)                                                                 \
-  F(gates_issued) F(gates_skipped) F(loans) F(uses_pending) F(bytes_pending)         \
-  F(blocks_held) F(events_alive) F(events_created) F(metadata_bytes)                 \
-  F(captured_uses) F(captured_frees) F(bytes_loose) F(pages_moved)
+#define COUNTERS(F)                                                                         \
+  F(gates_issued)                                                                           \
+  F(gates_skipped) F(loans) F(uses_pending) F(bytes_pending) F(blocks_held) F(events_alive) \
+      F(events_created) F(metadata_bytes) F(captured_uses) F(captured_frees) F(bytes_loose) \
+          F(pages_moved)
 
 #define FIGURE(name) +1
 _Static_assert(sizeof(esper_counters) == (0 COUNTERS(FIGURE)) * sizeof(uint64_t),
@@ -237,11 +233,8 @@ static PyObject *counters(PyObject *self, PyObject *argument)
                         esper_device_count(core));
   esper_counters figures;
   esper_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = esper_get_counters(core, (int)device, &figures);
-  Py_END_ALLOW_THREADS
-  if (status != ESPER_OK)
-    return raise_status(status);
+  Py_BEGIN_ALLOW_THREADS status = esper_get_counters(core, (int)device, &figures);
+  Py_END_ALLOW_THREADS if (status != ESPER_OK) return raise_status(status);
   PyObject *dict = PyDict_New();
   int failed = !dict;
 #define FIGURE(name) \
@@ -324,10 +317,7 @@ static PyModuleDef_Slot slots[] = {
 PyDoc_STRVAR(module_doc, "The allocator's core and its drivers, without PyTorch.");
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "esper_alloc._core",
-    .m_doc = module_doc,
-    .m_methods = methods,
+    PyModuleDef_HEAD_INIT, .m_name = "esper_alloc._core", .m_doc = module_doc, .m_methods = methods,
     .m_slots = slots,
 };
 

@@ -15,92 +15,75 @@
 #define ESPER_TEXT_(x) #x
 #define ESPER_TEXT(x) ESPER_TEXT_(x)
 
-namespace {
+namespace
+{
 
 namespace native = c10::cuda::CUDACachingAllocator;
 
 // A torch._C._cuda_CUDAAllocator. It does not own: the allocator outlives the
 // interpreter, as c10 requires.
-PyObject* make_allocator(PyObject* /*module*/, PyObject* /*none*/) {
+PyObject *make_allocator(PyObject * /*module*/, PyObject * /*none*/)
+{
   HANDLE_TH_ERRORS
-  std::shared_ptr<native::CUDAAllocator> shared(
-      &esper::allocator(), [](native::CUDAAllocator*) {});
+  std::shared_ptr<native::CUDAAllocator> shared(&esper::allocator(),
+                                                [](native::CUDAAllocator *) {});
   return pybind11::cast(std::move(shared)).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* is_current(PyObject* /*module*/, PyObject* /*none*/) {
+PyObject *is_current(PyObject * /*module*/, PyObject * /*none*/)
+{
   // Making ours parses PyTorch's options, which may raise: asking makes none.
-  return PyBool_FromLong(
-      dynamic_cast<esper::Allocator*>(native::get()) != nullptr);
+  return PyBool_FromLong(dynamic_cast<esper::Allocator *>(native::get()) != nullptr);
 }
 
-PyObject* built_for(PyObject* /*module*/, PyObject* /*none*/) {
-  return PyUnicode_FromString(
-      ESPER_TEXT(TORCH_VERSION_MAJOR) "." ESPER_TEXT(TORCH_VERSION_MINOR));
+PyObject *built_for(PyObject * /*module*/, PyObject * /*none*/)
+{
+  return PyUnicode_FromString(ESPER_TEXT(TORCH_VERSION_MAJOR) "." ESPER_TEXT(TORCH_VERSION_MINOR));
 }
 
 template <class Function>
-PyCFunction method(Function* function) {
-  return reinterpret_cast<PyCFunction>(
-      reinterpret_cast<void (*)()>(function));
+PyCFunction method(Function *function)
+{
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-PyMethodDef methods[] = {
-    {"allocator",
-     make_allocator,
-     METH_NOARGS,
-     "The allocator, as torch._C._cuda_CUDAAllocator."},
-    {"is_current",
-     is_current,
-     METH_NOARGS,
-     "Whether PyTorch allocates CUDA memory through it."},
-    {"built_for",
-     built_for,
-     METH_NOARGS,
-     "The torch version, major.minor, that this module was built for."},
-    {"record_use",
-     method(&esper::record_use),
-     METH_FASTCALL | METH_KEYWORDS,
-     esper::record_use_doc},
-    {"make_tensor_method",
-     esper::make_tensor_method,
-     METH_O,
-     "make_tensor_method(Tensor) -> record_use as a method of that class."},
-    {"enter_stream",
-     esper::enter_stream,
-     METH_O,
-     "enter_stream(stream) -> state for leave_stream()."},
-    {"leave_stream",
-     method(&esper::leave_stream),
-     METH_FASTCALL,
-     "leave_stream(tensors, stream, state): mark, and restore the stream."},
-    {"hand_over",
-     method(&esper::hand_over),
-     METH_FASTCALL,
-     "hand_over(tensors, stream): make the current stream wait for `stream` "
-     "and protect `tensors` on it."},
-    {"set_stream_traits",
-     method(&esper::set_stream_traits),
-     METH_FASTCALL,
-     "set_stream_traits(stream, rendezvous): replace what is known of it."},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {{"allocator", make_allocator, METH_NOARGS,
+                          "The allocator, as torch._C._cuda_CUDAAllocator."},
+                         {"is_current", is_current, METH_NOARGS,
+                          "Whether PyTorch allocates CUDA memory through it."},
+                         {"built_for", built_for, METH_NOARGS,
+                          "The torch version, major.minor, that this module was built for."},
+                         {"record_use", method(&esper::record_use), METH_FASTCALL | METH_KEYWORDS,
+                          esper::record_use_doc},
+                         {"make_tensor_method", esper::make_tensor_method, METH_O,
+                          "make_tensor_method(Tensor) -> record_use as a method of that class."},
+                         {"enter_stream", esper::enter_stream, METH_O,
+                          "enter_stream(stream) -> state for leave_stream()."},
+                         {"leave_stream", method(&esper::leave_stream), METH_FASTCALL,
+                          "leave_stream(tensors, stream, state): mark, and restore the stream."},
+                         {"hand_over", method(&esper::hand_over), METH_FASTCALL,
+                          "hand_over(tensors, stream): make the current stream wait for `stream` "
+                          "and protect `tensors` on it."},
+                         {"set_stream_traits", method(&esper::set_stream_traits), METH_FASTCALL,
+                          "set_stream_traits(stream, rendezvous): replace what is known of it."},
+                         {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    "esper_alloc._torch",
-    "The PyTorch side of esper_alloc.",
-    -1,
-    methods,
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "esper_alloc._torch",
+                          "The PyTorch side of esper_alloc.",
+                          -1,
+                          methods,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 } // namespace
 
-PyMODINIT_FUNC PyInit__torch() {
-  const esper_capi* table = esper_capi_import();
+PyMODINIT_FUNC PyInit__torch()
+{
+  const esper_capi *table = esper_capi_import();
   if (table == nullptr || !esper::find_torch_classes()) {
     return nullptr;
   }

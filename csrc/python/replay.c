@@ -25,10 +25,10 @@
 #include "../esper_alloc.h"
 
 typedef enum operation_kind {
-  OPERATION_ALLOC,        /* slot: size bytes on stream, from pool            */
-  OPERATION_FREE,         /* slot                                             */
-  OPERATION_FREE_PENDING, /* slot, used until stream (of the uses) is done    */
-  OPERATION_DONE,         /* the use on stream (of the uses) is over          */
+  OPERATION_ALLOC,        /* slot: size bytes on stream, from pool */
+  OPERATION_FREE,         /* slot */
+  OPERATION_FREE_PENDING, /* slot, used until stream (of the uses) is done */
+  OPERATION_DONE,         /* the use on stream (of the uses) is over */
   OPERATION_KINDS
 } operation_kind;
 
@@ -45,7 +45,7 @@ typedef struct operation {
 typedef struct history {
   const operation *operations;
   size_t count;
-  size_t start; /* the first operations only build the state at the start     */
+  size_t start; /* the first operations only build the state at the start */
   size_t slots, streams, uses, pools;
   uint64_t (*pool_ids)[2];
   esper_reuse_order order;
@@ -54,40 +54,36 @@ typedef struct history {
 } history;
 
 typedef struct usage {
-  int64_t allocated, active, reserved; /* bytes                               */
+  int64_t allocated, active, reserved; /* bytes */
 } usage;
 
 /* One core over one driver, and what the history names in it. */
 typedef struct stage {
-  sim *simulation; /* NULL on CUDA                                            */
+  sim *simulation; /* NULL on CUDA */
   held *driver;
   esper_core *core;
-  esper_stream *streams; /* the history's, then the unnamed ones of uses      */
+  esper_stream *streams; /* the history's, then the unnamed ones of uses */
   size_t streams_made;
   esper_pool **pools;
   void **slots;
-  unsigned char *late; /* operations after which the core must look; shared   */
-  char failure[512]; /* what went wrong first; empty: nothing                 */
+  unsigned char *late; /* operations after which the core must look; shared */
+  char failure[512];   /* what went wrong first; empty: nothing */
   esper_status status;
-  size_t failed_at; /* the operation, or SIZE_MAX                             */
+  size_t failed_at; /* the operation, or SIZE_MAX */
 } stage;
 
 typedef struct result {
-  double nanoseconds; /* of one run's operations                              */
-  size_t operations;  /* that were timed                                      */
-  uint64_t *calls;    /* by function, made by the operations                  */
+  double nanoseconds; /* of one run's operations */
+  size_t operations;  /* that were timed */
+  uint64_t *calls;    /* by function, made by the operations */
   size_t call_count;
   usage peak;
-  int64_t segments;    /* at their most                                       */
-  usage *curve;        /* after each operation                                */
-  unsigned char *late; /* see stage                                           */
+  int64_t segments;    /* at their most */
+  usage *curve;        /* after each operation */
+  unsigned char *late; /* see stage */
 } result;
 
-enum {
-  RUNS_AT_LEAST = 3,
-  RUNS_AT_MOST = 25,
-  ENOUGH_NANOSECONDS = 20 * 1000 * 1000
-};
+enum { RUNS_AT_LEAST = 3, RUNS_AT_MOST = 25, ENOUGH_NANOSECONDS = 20 * 1000 * 1000 };
 
 static int64_t read_clock(void)
 {
@@ -100,7 +96,8 @@ static int64_t read_clock(void)
 
 static int fail(stage *s, size_t at, esper_status status, const char *doing)
 {
-  if (s->failure[0]) return 0;
+  if (s->failure[0])
+    return 0;
   s->status = status;
   s->failed_at = at;
   snprintf(s->failure, sizeof s->failure, "%s: %s", doing,
@@ -111,7 +108,8 @@ static int fail(stage *s, size_t at, esper_status status, const char *doing)
 static void hear_simulation(void *context, const char *report)
 {
   stage *s = context;
-  if (s->failure[0]) return;
+  if (s->failure[0])
+    return;
   s->status = ESPER_INVALID;
   s->failed_at = SIZE_MAX;
   snprintf(s->failure, sizeof s->failure, "the simulated device: %s", report);
@@ -122,7 +120,8 @@ static int open_driver(stage *s, const history *h)
   const esper_driver *driver = NULL;
   if (h->on_cuda) {
     esper_status status = esper_cuda_driver(&driver);
-    if (status != ESPER_OK) return fail(s, SIZE_MAX, status, "the CUDA driver");
+    if (status != ESPER_OK)
+      return fail(s, SIZE_MAX, status, "the CUDA driver");
   } else {
     /* Memory without end: a request that failed when recorded is no entry. */
     sim_options options = {.capacity = (size_t)1 << 46, .virtual_memory = 1};
@@ -148,8 +147,7 @@ static int make_streams(stage *s, const history *h)
       s->status = status;
       return 0;
     }
-    s->streams[s->streams_made++] =
-        (esper_stream){handle, 0, ESPER_STREAM_IMMORTAL};
+    s->streams[s->streams_made++] = (esper_stream){handle, 0, ESPER_STREAM_IMMORTAL};
   }
   return 1;
 }
@@ -158,10 +156,11 @@ static int make_pools(stage *s, const history *h)
 {
   for (size_t i = 0; i < h->pools; i++) {
     const uint64_t *id = h->pool_ids[i];
-    if (id[0] == 0 && id[1] == 0) continue; /* NULL: the default pool */
-    esper_status status =
-        esper_pool_create(s->core, 0, id[0], id[1], &s->pools[i]);
-    if (status != ESPER_OK) return fail(s, SIZE_MAX, status, "making a pool");
+    if (id[0] == 0 && id[1] == 0)
+      continue; /* NULL: the default pool */
+    esper_status status = esper_pool_create(s->core, 0, id[0], id[1], &s->pools[i]);
+    if (status != ESPER_OK)
+      return fail(s, SIZE_MAX, status, "making a pool");
   }
   return 1;
 }
@@ -176,24 +175,27 @@ static int stage_open(stage *s, const history *h, unsigned char *late)
   s->slots = calloc(h->slots + 1, sizeof *s->slots);
   if (!s->streams || !s->pools || !s->slots)
     return fail(s, SIZE_MAX, ESPER_HOST_MEMORY, "replay");
-  if (!open_driver(s, h)) return 0;
+  if (!open_driver(s, h))
+    return 0;
   esper_config config = {.reuse_order = h->order, .segments = h->segments};
-  esper_status status =
-      esper_core_create(held_driver(s->driver), &config, &s->core);
-  if (status != ESPER_OK) return fail(s, SIZE_MAX, status, "making a core");
+  esper_status status = esper_core_create(held_driver(s->driver), &config, &s->core);
+  if (status != ESPER_OK)
+    return fail(s, SIZE_MAX, status, "making a core");
   return make_streams(s, h) && make_pools(s, h);
 }
 
 static void stage_close(stage *s)
 {
-  if (s->core) esper_core_destroy(s->core);
+  if (s->core)
+    esper_core_destroy(s->core);
   if (s->driver) {
     const esper_driver *driver = held_driver(s->driver);
     for (size_t i = 0; i < s->streams_made; i++)
       driver->stream_destroy(driver->self, 0, s->streams[i].handle);
   }
   held_destroy(s->driver);
-  if (s->simulation) sim_destroy(s->simulation);
+  if (s->simulation)
+    sim_destroy(s->simulation);
   free(s->streams);
   free(s->pools);
   free(s->slots);
@@ -201,27 +203,23 @@ static void stage_close(stage *s)
 
 /* ---- the operations ----------------------------------------------------- */
 
-static esper_status run_operation(stage *s, const history *h,
-                                  const operation *op)
+static esper_status run_operation(stage *s, const history *h, const operation *op)
 {
   const esper_stream *unnamed = s->streams + h->streams;
   esper_status status;
   switch ((operation_kind)op->kind) {
   case OPERATION_ALLOC:
     return s->pools[op->pool]
-               ? esper_malloc_from(s->core, s->pools[op->pool], op->size,
-                                   s->streams[op->stream], &s->slots[op->slot])
-               : esper_malloc(s->core, op->size, s->streams[op->stream],
-                              &s->slots[op->slot]);
+               ? esper_malloc_from(s->core, s->pools[op->pool], op->size, s->streams[op->stream],
+                                   &s->slots[op->slot])
+               : esper_malloc(s->core, op->size, s->streams[op->stream], &s->slots[op->slot]);
   case OPERATION_FREE: return esper_free(s->core, s->slots[op->slot]);
   case OPERATION_FREE_PENDING:
     if (!held_hold(s->driver, unnamed[op->stream].handle))
       return ESPER_HOST_MEMORY;
     status = esper_record_stream(s->core, s->slots[op->slot], unnamed[op->stream]);
     return status == ESPER_OK ? esper_free(s->core, s->slots[op->slot]) : status;
-  case OPERATION_DONE:
-    held_release(s->driver, unnamed[op->stream].handle);
-    return ESPER_OK;
+  case OPERATION_DONE: held_release(s->driver, unnamed[op->stream].handle); return ESPER_OK;
   case OPERATION_KINDS: break;
   }
   return ESPER_INVALID;
@@ -232,9 +230,9 @@ static int run_operations(stage *s, const history *h, size_t first, size_t end)
   for (size_t i = first; i < end; i++) {
     esper_status status = run_operation(s, h, &h->operations[i]);
     if (status != ESPER_OK)
-      return fail(s, i, status,
-                  h->operations[i].kind == OPERATION_ALLOC ? "malloc" : "free");
-    if (s->late[i]) esper_retire(s->core, 0);
+      return fail(s, i, status, h->operations[i].kind == OPERATION_ALLOC ? "malloc" : "free");
+    if (s->late[i])
+      esper_retire(s->core, 0);
   }
   return !s->failure[0];
 }
@@ -253,17 +251,21 @@ static int run_timed(stage *s, const history *h, result *r)
   int64_t total = 0;
   for (int runs = 0; runs < RUNS_AT_MOST; runs++) {
     if (runs > 0) {
-      if (h->on_cuda || (runs >= RUNS_AT_LEAST && total >= ENOUGH_NANOSECONDS)) break;
+      if (h->on_cuda || (runs >= RUNS_AT_LEAST && total >= ENOUGH_NANOSECONDS))
+        break;
       stage_close(s);
     }
-    if (!stage_open(s, h, r->late) || !run_operations(s, h, 0, h->start)) return 0;
+    if (!stage_open(s, h, r->late) || !run_operations(s, h, 0, h->start))
+      return 0;
     memset(r->calls, 0, r->call_count * sizeof *r->calls);
     count_calls(s, r);
     int64_t begin = read_clock();
-    if (!run_operations(s, h, h->start, h->count)) return 0;
+    if (!run_operations(s, h, h->start, h->count))
+      return 0;
     int64_t span = read_clock() - begin;
     count_calls(s, r);
-    if (runs == 0 || (double)span < r->nanoseconds) r->nanoseconds = (double)span;
+    if (runs == 0 || (double)span < r->nanoseconds)
+      r->nanoseconds = (double)span;
     total += span;
   }
   return 1;
@@ -279,7 +281,8 @@ static int64_t round_size(uint64_t size)
 
 static void raise_peak(int64_t *peak, int64_t value)
 {
-  if (value > *peak) *peak = value;
+  if (value > *peak)
+    *peak = value;
 }
 
 static void add_entry(usage *now, usage *peak, const esper_trace_entry *entry)
@@ -305,14 +308,14 @@ static void add_entry(usage *now, usage *peak, const esper_trace_entry *entry)
 
 /* Adds up what the core traced since the last call; *completed becomes how
  * many frees completed. */
-static int read_trace(stage *s, size_t at, usage *now, usage *peak,
-                      size_t *completed)
+static int read_trace(stage *s, size_t at, usage *now, usage *peak, size_t *completed)
 {
   esper_trace_entry *entries = NULL;
   size_t count = 0;
   *completed = 0;
   esper_status status = esper_trace_copy(s->core, 0, &entries, &count);
-  if (status != ESPER_OK) return fail(s, at, status, "reading the trace");
+  if (status != ESPER_OK)
+    return fail(s, at, status, "reading the trace");
   for (size_t i = 0; i < count; i++) {
     add_entry(now, peak, &entries[i]);
     *completed += entries[i].action == ESPER_TRACE_FREE_COMPLETED;
@@ -324,8 +327,7 @@ static int read_trace(stage *s, size_t at, usage *now, usage *peak,
 
 /* Makes the core look for the free that completes here. On CUDA the event of
  * a stream that has nothing to do still takes some microseconds. */
-static int complete_late(stage *s, const history *h, size_t at, usage *now,
-                         usage *peak)
+static int complete_late(stage *s, const history *h, size_t at, usage *now, usage *peak)
 {
   enum { PATIENCE_NANOSECONDS = 10 * 1000 * 1000 };
   int64_t begin = read_clock();
@@ -333,42 +335,46 @@ static int complete_late(stage *s, const history *h, size_t at, usage *now,
   s->late[at] = 1;
   do {
     esper_retire(s->core, 0);
-    if (!read_trace(s, at, now, peak, &completed)) return 0;
-  } while (!completed && h->on_cuda &&
-           read_clock() - begin < PATIENCE_NANOSECONDS);
+    if (!read_trace(s, at, now, peak, &completed))
+      return 0;
+  } while (!completed && h->on_cuda && read_clock() - begin < PATIENCE_NANOSECONDS);
   return 1;
 }
 
-static int run_one_traced(stage *s, const history *h, size_t at, usage *now,
-                          usage *peak)
+static int run_one_traced(stage *s, const history *h, size_t at, usage *now, usage *peak)
 {
   size_t completed;
   uint32_t kind = h->operations[at].kind;
-  if (!run_operations(s, h, at, at + 1) ||
-      !read_trace(s, at, now, peak, &completed))
+  if (!run_operations(s, h, at, at + 1) || !read_trace(s, at, now, peak, &completed))
     return 0;
-  if (completed || (kind != OPERATION_FREE && kind != OPERATION_DONE)) return 1;
+  if (completed || (kind != OPERATION_FREE && kind != OPERATION_DONE))
+    return 1;
   return complete_late(s, h, at, now, peak);
 }
 
 static int run_traced(stage *s, const history *h, result *r)
 {
-  if (!stage_open(s, h, r->late)) return 0;
+  if (!stage_open(s, h, r->late))
+    return 0;
   /* One operation completes at most what all others left pending. */
   esper_status status = esper_trace_start(s->core, h->count + 1024);
-  if (status != ESPER_OK) return fail(s, SIZE_MAX, status, "tracing");
+  if (status != ESPER_OK)
+    return fail(s, SIZE_MAX, status, "tracing");
   usage now = {0}, building = {0};
   for (size_t i = 0; i < h->start; i++)
-    if (!run_one_traced(s, h, i, &now, &building)) return 0;
+    if (!run_one_traced(s, h, i, &now, &building))
+      return 0;
   r->peak = now;
   esper_reset_peak_stats(s->core, 0);
   for (size_t i = h->start; i < h->count; i++) {
-    if (!run_one_traced(s, h, i, &now, &r->peak)) return 0;
+    if (!run_one_traced(s, h, i, &now, &r->peak))
+      return 0;
     r->curve[i - h->start] = now;
   }
   esper_stats stats;
   status = esper_get_stats(s->core, 0, &stats);
-  if (status != ESPER_OK) return fail(s, SIZE_MAX, status, "statistics");
+  if (status != ESPER_OK)
+    return fail(s, SIZE_MAX, status, "statistics");
   r->peak.reserved = stats.reserved_bytes[ESPER_ALL].peak;
   r->segments = stats.segment[ESPER_ALL].peak;
   return 1;
@@ -388,9 +394,12 @@ static const char *find_fault(const history *h, size_t *at)
     const operation *op = &h->operations[*at];
     int by_slot = op->kind != OPERATION_DONE;
     int by_use = op->kind == OPERATION_FREE_PENDING || op->kind == OPERATION_DONE;
-    if (op->kind >= OPERATION_KINDS) fault = "unknown kind";
-    else if (by_slot && op->slot >= h->slots) fault = "no such slot";
-    else if (by_use && op->stream >= h->uses) fault = "no such use";
+    if (op->kind >= OPERATION_KINDS)
+      fault = "unknown kind";
+    else if (by_slot && op->slot >= h->slots)
+      fault = "no such slot";
+    else if (by_use && op->stream >= h->uses)
+      fault = "no such use";
     else if (op->kind == OPERATION_ALLOC &&
              (op->stream >= h->streams || op->pool >= h->pools || !op->size))
       fault = "no such stream or pool, or no bytes";
@@ -399,8 +408,10 @@ static const char *find_fault(const history *h, size_t *at)
     else if (by_use && uses[op->stream] != (op->kind == OPERATION_DONE))
       fault = "the use is not in that state";
     else {
-      if (by_slot) slots[op->slot] = op->kind == OPERATION_ALLOC ? LIVE : DEAD;
-      if (by_use) uses[op->stream] = op->kind == OPERATION_FREE_PENDING;
+      if (by_slot)
+        slots[op->slot] = op->kind == OPERATION_ALLOC ? LIVE : DEAD;
+      if (by_use)
+        uses[op->stream] = op->kind == OPERATION_FREE_PENDING;
       continue;
     }
     break;
@@ -413,11 +424,13 @@ static const char *find_fault(const history *h, size_t *at)
 static int read_pool_ids(history *h, PyObject *pools)
 {
   PyObject *items = PySequence_Fast(pools, "pools must be a sequence of pairs");
-  if (!items) return 0;
+  if (!items)
+    return 0;
   h->pools = (size_t)PySequence_Fast_GET_SIZE(items);
   h->pool_ids = calloc(h->pools + 1, sizeof *h->pool_ids);
   int fine = h->pool_ids != NULL;
-  if (!fine) PyErr_NoMemory();
+  if (!fine)
+    PyErr_NoMemory();
   for (size_t i = 0; i < h->pools && fine; i++) {
     unsigned long long first, second;
     PyObject *pair = PySequence_Fast_GET_ITEM(items, (Py_ssize_t)i);
@@ -437,7 +450,8 @@ static PyObject *build_calls(const result *r)
 {
   PyObject *calls = PyDict_New();
   for (size_t i = 0; i < r->call_count && calls; i++) {
-    if (r->calls[i] == 0) continue;
+    if (r->calls[i] == 0)
+      continue;
     PyObject *count = PyLong_FromUnsignedLongLong(r->calls[i]);
     if (!count || PyDict_SetItemString(calls, esper_driver_call_name((int)i), count) < 0)
       Py_CLEAR(calls);
@@ -449,27 +463,24 @@ static PyObject *build_calls(const result *r)
 static PyObject *build_result(const history *h, const result *r)
 {
   PyObject *calls = build_calls(r);
-  if (!calls) return NULL;
-  return Py_BuildValue(
-      "{s:n,s:d,s:N,s:L,s:L,s:L,s:L,s:y#}",
-      "operations", (Py_ssize_t)r->operations, "nanoseconds", r->nanoseconds,
-      "device_calls", calls,
-      "peak_allocated", (long long)r->peak.allocated,
-      "peak_active", (long long)r->peak.active,
-      "peak_reserved", (long long)r->peak.reserved,
-      "segments", (long long)r->segments,
-      "curve", (const char *)r->curve,
-      (Py_ssize_t)((h->count - h->start) * sizeof *r->curve));
+  if (!calls)
+    return NULL;
+  return Py_BuildValue("{s:n,s:d,s:N,s:L,s:L,s:L,s:L,s:y#}", "operations",
+                       (Py_ssize_t)r->operations, "nanoseconds", r->nanoseconds, "device_calls",
+                       calls, "peak_allocated", (long long)r->peak.allocated, "peak_active",
+                       (long long)r->peak.active, "peak_reserved", (long long)r->peak.reserved,
+                       "segments", (long long)r->segments, "curve", (const char *)r->curve,
+                       (Py_ssize_t)((h->count - h->start) * sizeof *r->curve));
 }
 
 /* RuntimeError(message, status name, operation or None) */
 static PyObject *raise_failure(const stage *s)
 {
-  PyObject *at = s->failed_at == SIZE_MAX ? Py_NewRef(Py_None)
-                                          : PyLong_FromSize_t(s->failed_at);
+  PyObject *at = s->failed_at == SIZE_MAX ? Py_NewRef(Py_None) : PyLong_FromSize_t(s->failed_at);
   PyObject *arguments =
       at ? Py_BuildValue("(ssN)", s->failure, esper_status_name(s->status), at) : NULL;
-  if (arguments) PyErr_SetObject(PyExc_RuntimeError, arguments);
+  if (arguments)
+    PyErr_SetObject(PyExc_RuntimeError, arguments);
   Py_XDECREF(arguments);
   return NULL;
 }
@@ -478,7 +489,8 @@ static PyObject *run(const history *h)
 {
   stage s = {0};
   result r = {0};
-  while (esper_driver_call_name((int)r.call_count)) r.call_count++;
+  while (esper_driver_call_name((int)r.call_count))
+    r.call_count++;
   r.calls = calloc(r.call_count + 1, sizeof *r.calls);
   r.curve = calloc(h->count - h->start + 1, sizeof *r.curve);
   for (size_t i = h->start; i < h->count; i++)
@@ -490,15 +502,13 @@ static PyObject *run(const history *h)
   if (!r.calls || !r.curve || !r.late) {
     PyErr_NoMemory();
   } else {
-    Py_BEGIN_ALLOW_THREADS
-    done = run_traced(&s, h, &r);
+    Py_BEGIN_ALLOW_THREADS done = run_traced(&s, h, &r);
     if (done) {
       stage_close(&s);
       done = run_timed(&s, h, &r);
     }
     stage_close(&s);
-    Py_END_ALLOW_THREADS
-    answer = done ? build_result(h, &r) : raise_failure(&s);
+    Py_END_ALLOW_THREADS answer = done ? build_result(h, &r) : raise_failure(&s);
   }
   free(r.calls);
   free(r.curve);
@@ -526,15 +536,14 @@ const char esper_py_replay_doc[] =
 PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
 {
   (void)self;
-  static char *names[] = {"operations", "start", "slots", "streams", "uses",
-                          "pools",      "order", "segments", "device", NULL};
+  static char *names[] = {"operations", "start", "slots",    "streams", "uses",
+                          "pools",      "order", "segments", "device",  NULL};
   Py_buffer view;
   Py_ssize_t start, slots, streams, uses;
   PyObject *pools;
   const char *order, *segments, *device;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*$nnnnOsss:replay", names, &view,
-                                   &start, &slots, &streams, &uses, &pools, &order,
-                                   &segments, &device))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*$nnnnOsss:replay", names, &view, &start, &slots,
+                                   &streams, &uses, &pools, &order, &segments, &device))
     return NULL;
 
   PyObject *answer = NULL;
@@ -547,21 +556,18 @@ PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
                .order = !strcmp(order, "grow")   ? ESPER_REUSE_GROW
                         : !strcmp(order, "auto") ? ESPER_REUSE_AUTO
                                                  : ESPER_REUSE_GATE,
-               .segments = !strcmp(segments, "mapped") ? ESPER_SEGMENTS_MAPPED
-                                                       : ESPER_SEGMENTS_CLASSIC,
+               .segments =
+                   !strcmp(segments, "mapped") ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC,
                .on_cuda = !strcmp(device, "cuda")};
   size_t at = 0;
   const char *fault = NULL;
-  if ((size_t)view.len % sizeof(operation) || start < 0 || h.start > h.count ||
-      slots < 0 || streams < 0 || uses < 0 || slots > UINT32_MAX ||
-      streams > UINT32_MAX || uses > UINT32_MAX)
+  if ((size_t)view.len % sizeof(operation) || start < 0 || h.start > h.count || slots < 0 ||
+      streams < 0 || uses < 0 || slots > UINT32_MAX || streams > UINT32_MAX || uses > UINT32_MAX)
     PyErr_SetString(PyExc_ValueError, "replay: counts that make no sense");
   else if (strcmp(order, "gate") && strcmp(order, "grow") && strcmp(order, "auto"))
-    PyErr_Format(PyExc_ValueError, "replay: order is 'gate', 'grow' or 'auto', not '%s'",
-                 order);
+    PyErr_Format(PyExc_ValueError, "replay: order is 'gate', 'grow' or 'auto', not '%s'", order);
   else if (strcmp(segments, "classic") && strcmp(segments, "mapped"))
-    PyErr_Format(PyExc_ValueError, "replay: segments is 'classic' or 'mapped', not '%s'",
-                 segments);
+    PyErr_Format(PyExc_ValueError, "replay: segments is 'classic' or 'mapped', not '%s'", segments);
   else if (strcmp(device, "sim") && strcmp(device, "cuda"))
     PyErr_Format(PyExc_ValueError, "replay: device is 'sim' or 'cuda', not '%s'", device);
   else if (!read_pool_ids(&h, pools))

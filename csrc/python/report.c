@@ -12,12 +12,13 @@ static esper_core *core_with_device(PyObject *argument, int *device)
   if (index == -1 && PyErr_Occurred())
     return NULL;
   esper_core *core;
-  Py_BEGIN_ALLOW_THREADS
-  core = esper_instance();
-  Py_END_ALLOW_THREADS
-  if (!core) {
+  Py_BEGIN_ALLOW_THREADS core = esper_instance();
+  Py_END_ALLOW_THREADS if (!core)
+  {
     PyErr_SetString(PyExc_RuntimeError, esper_last_error());
-  } else if (index < 0 || index >= esper_device_count(core)) {
+  }
+  else if (index < 0 || index >= esper_device_count(core))
+  {
     PyErr_Format(PyExc_ValueError, "there is no device %ld, only %d", index,
                  esper_device_count(core));
     core = NULL;
@@ -57,11 +58,9 @@ const char esper_py_gates_doc[] =
 static PyObject *gate_dict(const esper_gate_entry *gate)
 {
   return Py_BuildValue("{s:i,s:N,s:i,s:N,s:K,s:K,s:L}", "device", gate->device, "waiting",
-                       address_of(gate->waiting), "stream_device", gate->stream_device,
-                       "stream", address_of(gate->stream), "number",
-                       (unsigned long long)gate->number, "size",
-                       (unsigned long long)gate->size, "issued_us",
-                       (long long)gate->issued_us);
+                       address_of(gate->waiting), "stream_device", gate->stream_device, "stream",
+                       address_of(gate->stream), "number", (unsigned long long)gate->number, "size",
+                       (unsigned long long)gate->size, "issued_us", (long long)gate->issued_us);
 }
 
 PyObject *esper_py_gates(PyObject *module, PyObject *argument)
@@ -74,11 +73,8 @@ PyObject *esper_py_gates(PyObject *module, PyObject *argument)
   esper_gate_entry *gates = NULL;
   size_t count = 0;
   esper_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = esper_gates_copy(core, device, &gates, &count);
-  Py_END_ALLOW_THREADS
-  if (status != ESPER_OK)
-    return raise_last_error(status);
+  Py_BEGIN_ALLOW_THREADS status = esper_gates_copy(core, device, &gates, &count);
+  Py_END_ALLOW_THREADS if (status != ESPER_OK) return raise_last_error(status);
   PyObject *list = PyList_New(0);
   for (size_t i = 0; list && i < count; i++)
     if (list_take(list, gate_dict(&gates[i])) < 0)
@@ -100,8 +96,8 @@ static PyObject *use_dict(const esper_use_entry *use)
 #define KIND(flag) (use->kind & (flag) ? Py_True : Py_False)
   return Py_BuildValue("{s:i,s:N,s:K,s:O,s:O,s:O}", "stream_device", use->device, "stream",
                        address_of(use->stream), "number", (unsigned long long)use->number,
-                       "no_gate", KIND(ESPER_ENTRY_NO_GATE), "at_free",
-                       KIND(ESPER_ENTRY_AT_FREE), "held", KIND(ESPER_ENTRY_HELD));
+                       "no_gate", KIND(ESPER_ENTRY_NO_GATE), "at_free", KIND(ESPER_ENTRY_AT_FREE),
+                       "held", KIND(ESPER_ENTRY_HELD));
 #undef KIND
 }
 
@@ -128,11 +124,8 @@ PyObject *esper_py_pending(PyObject *module, PyObject *argument)
     return NULL;
   esper_snapshot picture;
   esper_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = esper_snapshot_take(core, device, &picture);
-  Py_END_ALLOW_THREADS
-  if (status != ESPER_OK)
-    return raise_last_error(status);
+  Py_BEGIN_ALLOW_THREADS status = esper_snapshot_take(core, device, &picture);
+  Py_END_ALLOW_THREADS if (status != ESPER_OK) return raise_last_error(status);
   PyObject *list = PyList_New(0);
   for (size_t i = 0; list && i < picture.block_count; i++) {
     const esper_block_entry *block = &picture.blocks[i];

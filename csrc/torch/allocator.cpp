@@ -16,15 +16,18 @@
 #include "stream.h"
 #include "uncached.h"
 
-namespace esper {
-namespace {
+namespace esper
+{
+namespace
+{
 
 // The profiler wants each allocation with the device's totals. Only while it
 // records memory: the totals cost a walk over the core's counters.
-void report_to_profiler(const void* ptr, bool allocated) {
+void report_to_profiler(const void *ptr, bool allocated)
+{
   esper_block_info block;
   esper_stats stats;
-  esper_core* made = core();
+  esper_core *made = core();
   if (capi().find_block(made, ptr, &block) != ESPER_OK ||
       capi().get_stats(made, block.device, &stats) != ESPER_OK) {
     return;
@@ -34,37 +37,37 @@ void report_to_profiler(const void* ptr, bool allocated) {
   if (!allocated) {
     live -= size; // asked before the free, told as after it
   }
-  c10::reportMemoryUsageToProfiler(
-      const_cast<void*>(ptr),
-      allocated ? size : -size,
-      static_cast<size_t>(live),
-      static_cast<size_t>(stats.reserved_bytes[ESPER_ALL].current),
-      c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(block.device)));
+  c10::reportMemoryUsageToProfiler(const_cast<void *>(ptr), allocated ? size : -size,
+                                   static_cast<size_t>(live),
+                                   static_cast<size_t>(stats.reserved_bytes[ESPER_ALL].current),
+                                   c10::Device(c10::kCUDA,
+                                               static_cast<c10::DeviceIndex>(block.device)));
 }
 
-inline void tell_of_allocation(void* ptr) {
-  const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();
+inline void tell_of_allocation(void *ptr)
+{
+  const c10::impl::PyInterpreter *tracer = c10::impl::GPUTrace::get_trace();
   if (C10_UNLIKELY(tracer != nullptr)) {
-    (*tracer)->trace_gpu_memory_allocation(
-        c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
+    (*tracer)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
   }
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
     report_to_profiler(ptr, true);
   }
 }
 
-inline void tell_of_free(void* ptr) {
-  const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();
+inline void tell_of_free(void *ptr)
+{
+  const c10::impl::PyInterpreter *tracer = c10::impl::GPUTrace::get_trace();
   if (C10_UNLIKELY(tracer != nullptr)) {
-    (*tracer)->trace_gpu_memory_deallocation(
-        c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
+    (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
   }
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
     report_to_profiler(ptr, false);
   }
 }
 
-[[noreturn]] C10_NOINLINE void throw_malloc_failure(esper_status status) {
+[[noreturn]] C10_NOINLINE void throw_malloc_failure(esper_status status)
+{
   if (status == ESPER_OUT_OF_MEMORY) {
     throw_out_of_memory();
   }
@@ -79,16 +82,17 @@ inline void tell_of_free(void* ptr) {
 
 // Asking the runtime costs as much as the rest of an allocation, and with one device
 // there is one answer.
-inline c10::DeviceIndex current_device() {
+inline c10::DeviceIndex current_device()
+{
   static const bool only_one = c10::cuda::device_count() == 1;
   return only_one ? 0 : c10::cuda::current_device();
 }
 
-inline void* allocate_on(esper_stream stream, size_t size) {
+inline void *allocate_on(esper_stream stream, size_t size)
+{
   const CallContext call(RecordContext::STATE);
-  void* ptr = nullptr;
-  const esper_status status =
-      capi().malloc(core(), size, stream, &ptr);
+  void *ptr = nullptr;
+  const esper_status status = capi().malloc(core(), size, stream, &ptr);
   if (C10_UNLIKELY(status != ESPER_OK)) {
     throw_malloc_failure(status);
   }
@@ -98,14 +102,15 @@ inline void* allocate_on(esper_stream stream, size_t size) {
 
 } // namespace
 
-void delete_memory(void* ptr) {
-  esper_core* made = core_if_made();
+void delete_memory(void *ptr)
+{
+  esper_core *made = core_if_made();
   if (ptr == nullptr || made == nullptr) {
     return; // nothing, or a tensor of the parent dies in a forked child
   }
   try {
     tell_of_free(ptr);
-  } catch (const std::exception&) {
+  } catch (const std::exception &) {
     // A tracer raised: the memory goes all the same.
   }
   try {
@@ -115,42 +120,44 @@ void delete_memory(void* ptr) {
     if (C10_UNLIKELY(capi().free(made, ptr) == ESPER_INVALID)) {
       TORCH_WARN("esper_alloc: invalid free: ", capi().last_error());
     }
-  } catch (const std::exception&) {
+  } catch (const std::exception &) {
     // A destructor is calling. The warning raised.
   }
 }
 
-Allocator& allocator() {
-  static auto* instance = new Allocator();
+Allocator &allocator()
+{
+  static auto *instance = new Allocator();
   return *instance;
 }
 
-Allocator::Allocator()
-    : uncached_(
-          c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true) {
+Allocator::Allocator() : uncached_(c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true)
+{
   parse_environment();
   follow_settings();
 }
 
-c10::DataPtr Allocator::allocate(size_t size) {
+c10::DataPtr Allocator::allocate(size_t size)
+{
   check_size(size);
   const c10::DeviceIndex device = current_device();
   const c10::Device where(c10::kCUDA, device);
   if (C10_UNLIKELY(!isEnabled())) {
-    void* ptr = allocate_uncached(size);
+    void *ptr = allocate_uncached(size);
     return {ptr, ptr, &delete_uncached, where};
   }
-  void* ptr = size == 0
-      ? nullptr
-      : allocate_on(to_esper(c10::cuda::getCurrentCUDAStream(device)), size);
+  void *ptr =
+      size == 0 ? nullptr : allocate_on(to_esper(c10::cuda::getCurrentCUDAStream(device)), size);
   return {ptr, ptr, &delete_memory, where};
 }
 
-c10::DeleterFnPtr Allocator::raw_deleter() const {
+c10::DeleterFnPtr Allocator::raw_deleter() const
+{
   return isEnabled() ? &delete_memory : &delete_uncached;
 }
 
-void* Allocator::raw_alloc(size_t size) {
+void *Allocator::raw_alloc(size_t size)
+{
   if (size == 0) {
     return nullptr;
   }
@@ -159,11 +166,11 @@ void* Allocator::raw_alloc(size_t size) {
     return allocate_uncached(size);
   }
   const c10::DeviceIndex device = current_device();
-  return allocate_on(
-      to_esper(c10::cuda::getCurrentCUDAStream(device)), size);
+  return allocate_on(to_esper(c10::cuda::getCurrentCUDAStream(device)), size);
 }
 
-void* Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
+void *Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream)
+{
   if (size == 0) {
     return nullptr;
   }
@@ -174,11 +181,12 @@ void* Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
   return allocate_on(to_esper(stream, current_device()), size);
 }
 
-void Allocator::raw_delete(void* ptr) {
+void Allocator::raw_delete(void *ptr)
+{
   if (ptr == nullptr) {
     return;
   }
-  esper_core* made = core_unless_forked();
+  esper_core *made = core_unless_forked();
   // Caching may have been turned off or on since it was allocated.
   esper_block_info block;
   if (C10_UNLIKELY(!isEnabled()) &&
@@ -192,48 +200,39 @@ void Allocator::raw_delete(void* ptr) {
   tell_of_free(ptr);
   const CallContext call(RecordContext::ALL);
   const esper_status status = capi().free(made, ptr);
-  TORCH_CHECK(
-      status != ESPER_INVALID,
-      "invalid device pointer: ",
-      ptr,
-      " (",
-      capi().last_error(),
-      ")");
+  TORCH_CHECK(status != ESPER_INVALID, "invalid device pointer: ", ptr, " (", capi().last_error(),
+              ")");
 }
 
-void Allocator::copy_data(void* to, const void* from, std::size_t count)
-    const {
+void Allocator::copy_data(void *to, const void *from, std::size_t count) const
+{
   C10_CUDA_CHECK(cudaMemcpy(to, from, count, cudaMemcpyDeviceToDevice));
 }
 
-void Allocator::recordStream(
-    const c10::DataPtr& data,
-    c10::cuda::CUDAStream stream) {
+void Allocator::recordStream(const c10::DataPtr &data, c10::cuda::CUDAStream stream)
+{
   // Memory of others (an uncached tensor, one from DLPack or IPC) is theirs
   // to protect.
   if (data.get() == nullptr || data.get_deleter() != &delete_memory) {
     return;
   }
-  check(
-      capi().record_stream(core(), data.get(), to_esper(stream)),
-      "record_stream");
+  check(capi().record_stream(core(), data.get(), to_esper(stream)), "record_stream");
 }
 
-void* Allocator::getBaseAllocation(void* ptr, size_t* size) {
-  void* base = nullptr;
+void *Allocator::getBaseAllocation(void *ptr, size_t *size)
+{
+  void *base = nullptr;
   size_t bytes = 0;
-  TORCH_CHECK(
-      capi().find_base(core(), ptr, &base, &bytes) == ESPER_OK,
-      "invalid device pointer: ",
-      ptr,
-      " is in no live block of esper_alloc");
+  TORCH_CHECK(capi().find_base(core(), ptr, &base, &bytes) == ESPER_OK,
+              "invalid device pointer: ", ptr, " is in no live block of esper_alloc");
   if (size != nullptr) {
     *size = bytes;
   }
   return base;
 }
 
-void Allocator::init(int /*device_count*/) {
+void Allocator::init(int /*device_count*/)
+{
   apply_memory_fraction(core());
   if (initialized_.exchange(true)) {
     return;
@@ -244,25 +243,30 @@ void Allocator::init(int /*device_count*/) {
   c10::SetAllocator(c10::kCUDA, this, /*priority=*/1);
 }
 
-bool Allocator::initialized() {
+bool Allocator::initialized()
+{
   return initialized_.load(std::memory_order_acquire);
 }
 
-std::string Allocator::name() {
+std::string Allocator::name()
+{
   return "esper_alloc";
 }
 
-void Allocator::enable(bool value) {
+void Allocator::enable(bool value)
+{
   caching_.store(value, std::memory_order_relaxed);
 }
 
-bool Allocator::isEnabled() const {
+bool Allocator::isEnabled() const
+{
   return caching_.load(std::memory_order_relaxed) && !uncached_;
 }
 
-void Allocator::emptyCache(c10::MempoolId_t pool) {
+void Allocator::emptyCache(c10::MempoolId_t pool)
+{
   const bool every_pool = pool == c10::MempoolId_t(0, 0);
-  esper_core* made = core_unless_forked();
+  esper_core *made = core_unless_forked();
   if (made == nullptr) {
     return; // it is the parent's
   }
@@ -271,49 +275,46 @@ void Allocator::emptyCache(c10::MempoolId_t pool) {
   const WithoutGil no_gil; // it waits for the device
   for (int device = 0; device < capi().device_count(made); ++device) {
     const esper_status status = every_pool
-        ? capi().empty_cache(made, device, nullptr)
-        : capi().pool_empty(made, device, pool.first, pool.second);
+                                    ? capi().empty_cache(made, device, nullptr)
+                                    : capi().pool_empty(made, device, pool.first, pool.second);
     // A MemPool's destructor is calling, which must not throw: what is wrong
     // with the device is for the next allocation to report.
-    const bool device_failed =
-        status == ESPER_DEVICE_ERROR || status == ESPER_SHUT_DOWN;
+    const bool device_failed = status == ESPER_DEVICE_ERROR || status == ESPER_SHUT_DOWN;
     if (every_pool || !device_failed) {
       check(status, "emptying the cache");
     }
   }
 }
 
-void Allocator::cacheInfo(c10::DeviceIndex device, size_t* largest) {
+void Allocator::cacheInfo(c10::DeviceIndex device, size_t *largest)
+{
   size_t available = 0;
-  check(
-      capi().largest_available(core(), device, &available),
-      "finding the largest block");
+  check(capi().largest_available(core(), device, &available), "finding the largest block");
   *largest = std::max(*largest, available);
 }
 
-double Allocator::getMemoryFraction(c10::DeviceIndex device) {
+double Allocator::getMemoryFraction(c10::DeviceIndex device)
+{
   return capi().get_memory_fraction(core(), device);
 }
 
-void Allocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
-  check(
-      capi().set_memory_fraction(core(), device, fraction),
-      "setting the memory fraction");
+void Allocator::setMemoryFraction(double fraction, c10::DeviceIndex device)
+{
+  check(capi().set_memory_fraction(core(), device, fraction), "setting the memory fraction");
 }
 
-void Allocator::attachOutOfMemoryObserver(
-    native::OutOfMemoryObserver observer) {
+void Allocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer)
+{
   add_out_of_memory_observer(std::move(observer));
 }
 
-void Allocator::attachOomRejectionObserver(
-    native::OutOfMemoryObserver observer) {
+void Allocator::attachOomRejectionObserver(native::OutOfMemoryObserver observer)
+{
   add_rejection_observer(std::move(observer));
 }
 
-void Allocator::enablePeerAccess(
-    c10::DeviceIndex device,
-    c10::DeviceIndex peer) {
+void Allocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer)
+{
   c10::cuda::CUDAGuard guard(device);
   const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
   if (status == cudaErrorPeerAccessAlreadyEnabled) {
@@ -325,21 +326,14 @@ void Allocator::enablePeerAccess(
   check(capi().add_peer(core(), peer, device), "giving a peer access");
 }
 
-cudaError_t Allocator::memcpyAsync(
-    void* to,
-    int to_device,
-    const void* from,
-    int from_device,
-    size_t count,
-    cudaStream_t stream,
-    bool peer_access) {
+cudaError_t Allocator::memcpyAsync(void *to, int to_device, const void *from, int from_device,
+                                   size_t count, cudaStream_t stream, bool peer_access)
+{
   if (peer_access || to_device == from_device) {
-    return cudaMemcpyAsync(
-        to, from, count, cudaMemcpyDeviceToDevice, stream);
+    return cudaMemcpyAsync(to, from, count, cudaMemcpyDeviceToDevice, stream);
   }
   // The one call that works without peer access wherever memory comes from.
-  return cudaMemcpyPeerAsync(
-      to, to_device, from, from_device, count, stream);
+  return cudaMemcpyPeerAsync(to, to_device, from, from_device, count, stream);
 }
 
 } // namespace esper

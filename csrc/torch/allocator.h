@@ -22,30 +22,31 @@
 #include <utility>
 #include <vector>
 
-namespace esper {
+namespace esper
+{
 
 namespace native = c10::cuda::CUDACachingAllocator;
 
 // Frees memory of the core: the deleter of every DataPtr that allocate()
 // hands out with caching on, and what raw_deleter() answers. Its context is
 // the data pointer itself. Never throws.
-void delete_memory(void* ptr);
+void delete_memory(void *ptr);
 
-class Allocator final : public native::CUDAAllocator {
- public:
+class Allocator final : public native::CUDAAllocator
+{
+public:
   Allocator();
 
   // Memory on the current stream of the current device unless said otherwise.
   c10::DataPtr allocate(size_t size) override;
   c10::DeleterFnPtr raw_deleter() const override;
-  void* raw_alloc(size_t size) override;
-  void* raw_alloc_with_stream(size_t size, cudaStream_t stream) override;
-  void raw_delete(void* ptr) override;
-  void copy_data(void* to, const void* from, std::size_t count) const override;
-  void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream)
-      override;
+  void *raw_alloc(size_t size) override;
+  void *raw_alloc_with_stream(size_t size, cudaStream_t stream) override;
+  void raw_delete(void *ptr) override;
+  void copy_data(void *to, const void *from, std::size_t count) const override;
+  void recordStream(const c10::DataPtr &data, c10::cuda::CUDAStream stream) override;
   using native::CUDAAllocator::recordStream; // the c10::Stream overload
-  void* getBaseAllocation(void* ptr, size_t* size) override;
+  void *getBaseAllocation(void *ptr, size_t *size) override;
 
   void init(int device_count) override;
   bool initialized() override;
@@ -56,88 +57,61 @@ class Allocator final : public native::CUDAAllocator {
   bool isEnabled() const override;
 
   void emptyCache(c10::MempoolId_t pool = {0, 0}) override;
-  void cacheInfo(c10::DeviceIndex device, size_t* largest) override;
+  void cacheInfo(c10::DeviceIndex device, size_t *largest) override;
   double getMemoryFraction(c10::DeviceIndex device) override;
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
   void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override;
 
-  void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer)
-      override;
-  cudaError_t memcpyAsync(
-      void* to,
-      int to_device,
-      const void* from,
-      int from_device,
-      size_t count,
-      cudaStream_t stream,
-      bool peer_access) override;
+  void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override;
+  cudaError_t memcpyAsync(void *to, int to_device, const void *from, int from_device, size_t count,
+                          cudaStream_t stream, bool peer_access) override;
 
   // statistics.cpp
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(
-      c10::DeviceIndex device) override;
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
 
   // snapshot.cpp
-  native::SnapshotInfo snapshot(
-      c10::MempoolId_t pool = {0, 0},
-      bool include_traces = true) override;
+  native::SnapshotInfo snapshot(c10::MempoolId_t pool = {0, 0},
+                                bool include_traces = true) override;
   std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(
       c10::DeviceIndex device) override;
 
   // history.cpp
   bool isHistoryEnabled() override;
-  void recordHistory(
-      bool enabled,
-      native::CreateContextFn context_recorder,
-      size_t max_entries,
-      native::RecordContext when,
-      bool clear_history,
-      const std::vector<std::string>& skip_actions) override;
+  void recordHistory(bool enabled, native::CreateContextFn context_recorder, size_t max_entries,
+                     native::RecordContext when, bool clear_history,
+                     const std::vector<std::string> &skip_actions) override;
   void recordAnnotation(
-      const std::vector<std::pair<std::string, std::string>>& annotation)
-      override;
-  void pushCompileContext(std::string& context) override;
+      const std::vector<std::pair<std::string, std::string>> &annotation) override;
+  void pushCompileContext(std::string &context) override;
   void popCompileContext() override;
-  void setUserMetadata(const std::string& metadata) override;
+  void setUserMetadata(const std::string &metadata) override;
   std::string getUserMetadata() override;
-  void attachAllocatorTraceTracker(
-      native::AllocatorTraceTracker tracker) override;
+  void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
 
   // sharing.cpp
-  native::ShareableHandle shareIpcHandle(void* ptr) override;
+  native::ShareableHandle shareIpcHandle(void *ptr) override;
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
 
   // pools.cpp
-  void beginAllocateToPool(
-      c10::DeviceIndex device,
-      c10::MempoolId_t pool,
-      std::function<bool(cudaStream_t)> filter) override;
-  void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool)
-      override;
+  void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                           std::function<bool(cudaStream_t)> filter) override;
+  void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
   void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
   int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool) override;
-  void createOrIncrefPool(
-      c10::DeviceIndex device,
-      c10::MempoolId_t pool,
-      std::shared_ptr<native::CUDAAllocator> segments = nullptr) override;
-  void setUseOnOOM(
-      c10::DeviceIndex device,
-      c10::MempoolId_t pool,
-      bool use_on_oom) override;
+  void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                          std::shared_ptr<native::CUDAAllocator> segments = nullptr) override;
+  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) override;
   void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) override;
 
   // checkpoints.cpp
-  bool checkPoolLiveAllocations(
-      c10::DeviceIndex device,
-      c10::MempoolId_t pool,
-      const std::unordered_set<void*>& expected) override;
-  std::shared_ptr<native::AllocatorState> getCheckpointState(
-      c10::DeviceIndex device,
-      c10::MempoolId_t pool) override;
+  bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                const std::unordered_set<void *> &expected) override;
+  std::shared_ptr<native::AllocatorState> getCheckpointState(c10::DeviceIndex device,
+                                                             c10::MempoolId_t pool) override;
   native::CheckpointDelta setCheckpointPoolState(
-      c10::DeviceIndex device,
-      std::shared_ptr<native::AllocatorState> state) override;
+      c10::DeviceIndex device, std::shared_ptr<native::AllocatorState> state) override;
 
   // Virtual in the base only from PyTorch 2.12 on or later, so `override`
   // cannot stand here. The observer has the type of the one above, under
@@ -145,18 +119,18 @@ class Allocator final : public native::CUDAAllocator {
   void markCaptureBegin(c10::DeviceIndex device);
   void markCaptureEnd(c10::DeviceIndex device);
   void attachOomRejectionObserver(native::OutOfMemoryObserver observer);
-  c10::DataPtr allocateWithAddress(size_t size, void* address);
+  c10::DataPtr allocateWithAddress(size_t size, void *address);
   bool supportsUserMetadata();
-  void annotateMemory(const void* ptr, const std::string& metadata);
-  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* ptr);
+  void annotateMemory(const void *ptr, const std::string &metadata);
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void *ptr);
 
- private:
+private:
   std::atomic<bool> caching_{true};
   const bool uncached_; // PYTORCH_NO_CUDA_MEMORY_CACHING
   std::atomic<bool> initialized_{false};
 };
 
 // The one instance, which lives until the process ends.
-Allocator& allocator();
+Allocator &allocator();
 
 } // namespace esper

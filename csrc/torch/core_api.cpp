@@ -7,26 +7,26 @@
 
 #include "options.h"
 
-namespace esper {
+namespace esper
+{
 
-namespace detail {
+namespace detail
+{
 
-const esper_capi* table = nullptr;
-std::atomic<esper_core*> the_core{nullptr};
+const esper_capi *table = nullptr;
+std::atomic<esper_core *> the_core{nullptr};
 std::atomic<bool> forked{false};
 
-esper_core* make_core() {
+esper_core *make_core()
+{
   static std::mutex mutex;
   std::lock_guard<std::mutex> lock(mutex);
-  esper_core* core = the_core.load(std::memory_order_acquire);
+  esper_core *core = the_core.load(std::memory_order_acquire);
   if (core != nullptr) {
     return core;
   }
   core = capi().instance();
-  TORCH_CHECK(
-      core != nullptr,
-      "esper_alloc cannot serve this process: ",
-      capi().last_error());
+  TORCH_CHECK(core != nullptr, "esper_alloc cannot serve this process: ", capi().last_error());
   apply_options(core);
   // CUDA does not survive a fork, and a lock of the core may be held by a
   // thread that the child does not have: there the core is not touched again.
@@ -41,46 +41,38 @@ esper_core* make_core() {
 
 } // namespace detail
 
-void set_capi(const esper_capi* table) {
+void set_capi(const esper_capi *table)
+{
   detail::table = table;
 }
 
-namespace {
+namespace
+{
 
 // What PyTorch's own failed calls throw. "CUDA error" is what programs look for
 // when they decide that the process has to go.
-[[noreturn]] void throw_device_error(const char* why, const char* doing) {
+[[noreturn]] void throw_device_error(const char *why, const char *doing)
+{
   cudaError_t code = cudaPeekAtLastError();
   if (code == cudaSuccess) {
     code = cudaErrorUnknown; // the driver told us, not the runtime
   }
-  throw c10::AcceleratorError(
-      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
-      static_cast<int32_t>(code),
-      c10::str("CUDA error: ", why, " (esper_alloc, ", doing, ")"));
+  throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                              static_cast<int32_t>(code),
+                              c10::str("CUDA error: ", why, " (esper_alloc, ", doing, ")"));
 }
 
 } // namespace
 
-void throw_status(esper_status status, const char* doing) {
-  const char* why = capi().last_error();
+void throw_status(esper_status status, const char *doing)
+{
+  const char *why = capi().last_error();
   switch (status) {
-    case ESPER_DEVICE_ERROR:
-    case ESPER_SHUT_DOWN:
-      throw_device_error(why, doing);
-    case ESPER_UNSUPPORTED:
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          false, "esper_alloc, ", doing, ": ", why);
-    default:
-      TORCH_CHECK(
-          false,
-          "esper_alloc, ",
-          doing,
-          ": ",
-          why,
-          " (",
-          capi().status_name(status),
-          ")");
+  case ESPER_DEVICE_ERROR:
+  case ESPER_SHUT_DOWN: throw_device_error(why, doing);
+  case ESPER_UNSUPPORTED: TORCH_CHECK_NOT_IMPLEMENTED(false, "esper_alloc, ", doing, ": ", why);
+  default:
+    TORCH_CHECK(false, "esper_alloc, ", doing, ": ", why, " (", capi().status_name(status), ")");
   }
 }
 

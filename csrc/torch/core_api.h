@@ -9,46 +9,51 @@
 
 #include "../python/capi.h"
 
-namespace esper {
+namespace esper
+{
 
-namespace detail {
-extern const esper_capi* table;
-extern std::atomic<esper_core*> the_core;
+namespace detail
+{
+extern const esper_capi *table;
+extern std::atomic<esper_core *> the_core;
 extern std::atomic<bool> forked; // since it was made
-esper_core* make_core();
+esper_core *make_core();
 } // namespace detail
 
 // Called once, when the Python module is imported, before anything else here.
-void set_capi(const esper_capi* table);
+void set_capi(const esper_capi *table);
 
-inline const esper_capi& capi() {
+inline const esper_capi &capi()
+{
   return *detail::table;
 }
 
 // The process's core. The first call makes it and gives it PyTorch's options;
 // throws where CUDA's driver cannot serve.
-inline esper_core* core() {
-  esper_core* made = detail::the_core.load(std::memory_order_acquire);
+inline esper_core *core()
+{
+  esper_core *made = detail::the_core.load(std::memory_order_acquire);
   return C10_LIKELY(made != nullptr) ? made : detail::make_core();
 }
 
 // For calls of destructors, which must not throw: null in a child that was forked
 // after the core was made. What is to go there is the parent's.
-inline esper_core* core_unless_forked() {
-  return C10_LIKELY(!detail::forked.load(std::memory_order_relaxed))
-      ? core()
-      : nullptr;
+inline esper_core *core_unless_forked()
+{
+  return C10_LIKELY(!detail::forked.load(std::memory_order_relaxed)) ? core() : nullptr;
 }
 
 // The same without making one: null while PyTorch has not used us.
-inline esper_core* core_if_made() {
+inline esper_core *core_if_made()
+{
   return detail::the_core.load(std::memory_order_acquire);
 }
 
 // Throws what a failed call of the core means to a PyTorch program.
-[[noreturn]] void throw_status(esper_status status, const char* doing);
+[[noreturn]] void throw_status(esper_status status, const char *doing);
 
-inline void check(esper_status status, const char* doing) {
+inline void check(esper_status status, const char *doing)
+{
   if (C10_UNLIKELY(status != ESPER_OK)) {
     throw_status(status, doing);
   }

@@ -16,13 +16,16 @@
 #include "allocator.h"
 #include "core_api.h"
 
-namespace esper {
+namespace esper
+{
 
-namespace detail {
+namespace detail
+{
 std::atomic<RecordContext> gathered_from{RecordContext::NEVER};
 } // namespace detail
 
-namespace {
+namespace
+{
 
 // ---- what a thread says of itself ------------------------------------------
 
@@ -34,10 +37,12 @@ struct Thread {
 
 // Destructors of other things of a thread may come here after those of ours: what
 // they need then is made anew, and stays.
-Thread& thread() {
-  static thread_local Thread* current = nullptr;
+Thread &thread()
+{
+  static thread_local Thread *current = nullptr;
   struct Owner {
-    ~Owner() {
+    ~Owner()
+    {
       delete std::exchange(current, nullptr);
     }
   };
@@ -50,7 +55,8 @@ Thread& thread() {
 }
 
 // Frames cannot be gathered while the interpreter goes.
-bool python_is_there() {
+bool python_is_there()
+{
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsInitialized() != 0 && Py_IsFinalizing() == 0;
 #else
@@ -77,44 +83,50 @@ struct History {
   std::atomic<bool> recording{false};
   std::atomic<CreateContextFn> gather{nullptr};
   std::atomic<size_t> max_entries{1};
-  std::atomic<unsigned> skipped{0}; // a bit for each action
-  std::atomic<const Trackers*> trackers{nullptr}; // replaced, never changed
+  std::atomic<unsigned> skipped{0};                // a bit for each action
+  std::atomic<const Trackers *> trackers{nullptr}; // replaced, never changed
   std::atomic<size_t> device_count{0};
   std::unique_ptr<Trace[]> devices;
   std::deque<AnnotationEntry> annotations;
 };
 
-History& history() {
-  static auto* instance = new History();
+History &history()
+{
+  static auto *instance = new History();
   return *instance;
 }
 
-Trace* trace_of(int device) {
-  auto& h = history();
+Trace *trace_of(int device)
+{
+  auto &h = history();
   const auto count = h.device_count.load(std::memory_order_acquire);
   return static_cast<size_t>(device) < count ? &h.devices[device] : nullptr;
 }
 
-unsigned bit_of(TraceEntry::Action action) {
+unsigned bit_of(TraceEntry::Action action)
+{
   return 1u << static_cast<unsigned>(action);
 }
 
-unsigned parse_actions(const std::vector<std::string>& names) {
+unsigned parse_actions(const std::vector<std::string> &names)
+{
   unsigned actions = 0;
-  for (const auto& name : names) {
+  for (const auto &name : names) {
     actions |= bit_of(c10::CachingDeviceAllocator::parseTraceEntryAction(name));
   }
   return actions;
 }
 
 template <class Contexts>
-Context find(const Contexts& contexts, uintptr_t address) {
+Context find(const Contexts &contexts, uintptr_t address)
+{
   const auto found = contexts.find(address);
   return found == contexts.end() ? nullptr : found->second;
 }
 
 template <class Contexts>
-void keep(Contexts& contexts, uintptr_t address, const Context& context) {
+void keep(Contexts &contexts, uintptr_t address, const Context &context)
+{
   if (context) {
     contexts[address] = context;
   } else {
@@ -124,91 +136,68 @@ void keep(Contexts& contexts, uintptr_t address, const Context& context) {
 
 // What the action stands on: the call that is going on, else where the memory
 // came from. Frames of what is gone are forgotten.
-Context context_of(Trace& trace, const esper_trace_entry& entry) {
+Context context_of(Trace &trace, const esper_trace_entry &entry)
+{
   const Context now = thread().context;
   Context context = now;
   switch (entry.action) {
-    case ESPER_TRACE_ALLOC:
-      keep(trace.blocks, entry.address, now);
-      break;
-    case ESPER_TRACE_FREE_REQUESTED:
-    case ESPER_TRACE_FREE_COMPLETED:
-      if (!context) {
-        context = find(trace.blocks, entry.address);
-      }
-      if (entry.action == ESPER_TRACE_FREE_COMPLETED) {
-        trace.blocks.erase(entry.address);
-      }
-      break;
-    case ESPER_TRACE_SEGMENT_ALLOC:
-    case ESPER_TRACE_SEGMENT_MAP:
-      keep(trace.segments, entry.address, now);
-      break;
-    case ESPER_TRACE_SEGMENT_FREE:
-    case ESPER_TRACE_SEGMENT_UNMAP:
-      if (!context) {
-        context = find(trace.segments, entry.address);
-      }
-      trace.segments.erase(
-          trace.segments.lower_bound(entry.address),
-          trace.segments.lower_bound(entry.address + entry.size));
-      break;
-    case ESPER_TRACE_SNAPSHOT:
-    case ESPER_TRACE_OOM:
-      break;
+  case ESPER_TRACE_ALLOC: keep(trace.blocks, entry.address, now); break;
+  case ESPER_TRACE_FREE_REQUESTED:
+  case ESPER_TRACE_FREE_COMPLETED:
+    if (!context) {
+      context = find(trace.blocks, entry.address);
+    }
+    if (entry.action == ESPER_TRACE_FREE_COMPLETED) {
+      trace.blocks.erase(entry.address);
+    }
+    break;
+  case ESPER_TRACE_SEGMENT_ALLOC:
+  case ESPER_TRACE_SEGMENT_MAP: keep(trace.segments, entry.address, now); break;
+  case ESPER_TRACE_SEGMENT_FREE:
+  case ESPER_TRACE_SEGMENT_UNMAP:
+    if (!context) {
+      context = find(trace.segments, entry.address);
+    }
+    trace.segments.erase(trace.segments.lower_bound(entry.address),
+                         trace.segments.lower_bound(entry.address + entry.size));
+    break;
+  case ESPER_TRACE_SNAPSHOT:
+  case ESPER_TRACE_OOM: break;
   }
   return context;
 }
 
-TraceEntry::Action convert(esper_action action) {
+TraceEntry::Action convert(esper_action action)
+{
   switch (action) {
-    case ESPER_TRACE_ALLOC:
-      return TraceEntry::ALLOC;
-    case ESPER_TRACE_FREE_REQUESTED:
-      return TraceEntry::FREE_REQUESTED;
-    case ESPER_TRACE_FREE_COMPLETED:
-      return TraceEntry::FREE_COMPLETED;
-    case ESPER_TRACE_SEGMENT_ALLOC:
-      return TraceEntry::SEGMENT_ALLOC;
-    case ESPER_TRACE_SEGMENT_FREE:
-      return TraceEntry::SEGMENT_FREE;
-    case ESPER_TRACE_SEGMENT_MAP:
-      return TraceEntry::SEGMENT_MAP;
-    case ESPER_TRACE_SEGMENT_UNMAP:
-      return TraceEntry::SEGMENT_UNMAP;
-    case ESPER_TRACE_SNAPSHOT:
-      return TraceEntry::SNAPSHOT;
-    case ESPER_TRACE_OOM:
-      break;
+  case ESPER_TRACE_ALLOC: return TraceEntry::ALLOC;
+  case ESPER_TRACE_FREE_REQUESTED: return TraceEntry::FREE_REQUESTED;
+  case ESPER_TRACE_FREE_COMPLETED: return TraceEntry::FREE_COMPLETED;
+  case ESPER_TRACE_SEGMENT_ALLOC: return TraceEntry::SEGMENT_ALLOC;
+  case ESPER_TRACE_SEGMENT_FREE: return TraceEntry::SEGMENT_FREE;
+  case ESPER_TRACE_SEGMENT_MAP: return TraceEntry::SEGMENT_MAP;
+  case ESPER_TRACE_SEGMENT_UNMAP: return TraceEntry::SEGMENT_UNMAP;
+  case ESPER_TRACE_SNAPSHOT: return TraceEntry::SNAPSHOT;
+  case ESPER_TRACE_OOM: break;
   }
   return TraceEntry::OOM;
 }
 
-TraceEntry make_entry(
-    TraceEntry::Action action,
-    const esper_trace_entry& from,
-    Context context) {
-  const bool wanted =
-      detail::gathered_from.load(std::memory_order_relaxed) >=
-      RecordContext::ALLOC;
-  const Thread& caller = thread();
-  TraceEntry entry(
-      action,
-      static_cast<c10::DeviceIndex>(from.device),
-      from.address,
-      from.size,
-      from.stream,
-      c10::MempoolId_t{from.pool[0], from.pool[1]},
-      c10::approx_time_t{},
-      wanted ? std::move(context) : nullptr,
-      caller.compiling.empty() ? "N/A" : caller.compiling.top(),
-      caller.metadata);
+TraceEntry make_entry(TraceEntry::Action action, const esper_trace_entry &from, Context context)
+{
+  const bool wanted = detail::gathered_from.load(std::memory_order_relaxed) >= RecordContext::ALLOC;
+  const Thread &caller = thread();
+  TraceEntry entry(action, static_cast<c10::DeviceIndex>(from.device), from.address, from.size,
+                   from.stream, c10::MempoolId_t{from.pool[0], from.pool[1]}, c10::approx_time_t{},
+                   wanted ? std::move(context) : nullptr,
+                   caller.compiling.empty() ? "N/A" : caller.compiling.top(), caller.metadata);
   entry.time_.t_ = static_cast<time_t>(from.time_us);
   return entry;
 }
 
 // The trace's lock is held.
-void keep_entry(Trace& trace, TraceEntry entry) {
+void keep_entry(Trace &trace, TraceEntry entry)
+{
   if (history().skipped.load(std::memory_order_relaxed) & bit_of(entry.action_)) {
     return;
   }
@@ -218,20 +207,18 @@ void keep_entry(Trace& trace, TraceEntry entry) {
   }
 }
 
-void tell(const Trackers* trackers, const TraceEntry& entry) {
+void tell(const Trackers *trackers, const TraceEntry &entry)
+{
   if (trackers != nullptr) {
-    for (const auto& tracker : *trackers) {
+    for (const auto &tracker : *trackers) {
       tracker(entry);
     }
   }
 }
 
 // Of what the core does not know of.
-void keep_and_tell(
-    Trace& trace,
-    bool recording,
-    const Trackers* trackers,
-    const TraceEntry& entry) {
+void keep_and_tell(Trace &trace, bool recording, const Trackers *trackers, const TraceEntry &entry)
+{
   if (recording) {
     std::lock_guard<std::mutex> lock(trace.mutex);
     keep_entry(trace, entry);
@@ -240,22 +227,22 @@ void keep_and_tell(
 }
 
 // Called by the core, which is C, under its device's lock.
-void watch(void* /*context*/, const esper_trace_entry* from) noexcept {
-  Trace* trace = trace_of(from->device);
+void watch(void * /*context*/, const esper_trace_entry *from) noexcept
+{
+  Trace *trace = trace_of(from->device);
   if (trace == nullptr) {
     return;
   }
   try {
-    auto& h = history();
-    const Trackers* trackers = h.trackers.load(std::memory_order_acquire);
+    auto &h = history();
+    const Trackers *trackers = h.trackers.load(std::memory_order_acquire);
     std::unique_lock<std::mutex> lock(trace->mutex);
     Context context = context_of(*trace, *from);
     const bool recording = h.recording.load(std::memory_order_relaxed);
     if (!recording && trackers == nullptr) {
       return;
     }
-    TraceEntry entry =
-        make_entry(convert(from->action), *from, std::move(context));
+    TraceEntry entry = make_entry(convert(from->action), *from, std::move(context));
     if (trackers == nullptr) {
       keep_entry(*trace, std::move(entry));
       return;
@@ -272,8 +259,9 @@ void watch(void* /*context*/, const esper_trace_entry* from) noexcept {
 
 // ---- when there is something to watch for ----------------------------------
 
-void watch_core(History& h) {
-  esper_core* made = core();
+void watch_core(History &h)
+{
+  esper_core *made = core();
   if (!h.devices) {
     const int count = capi().device_count(made);
     h.devices = std::make_unique<Trace[]>(static_cast<size_t>(count));
@@ -284,7 +272,8 @@ void watch_core(History& h) {
 
 // Frames of live memory outlive the recording, and need somebody to see when it
 // goes.
-bool is_needed(History& h) {
+bool is_needed(History &h)
+{
   if (h.recording.load() || h.trackers.load() != nullptr) {
     return true;
   }
@@ -299,7 +288,8 @@ bool is_needed(History& h) {
 
 // A call that was at work when nobody needed to watch any more may have kept its frames
 // after all, and nobody would see when that memory goes.
-void forget_frames(History& h) {
+void forget_frames(History &h)
+{
   for (size_t i = 0; i < h.device_count.load(); ++i) {
     std::unordered_map<uintptr_t, Context> blocks; // let go of without the lock
     std::map<uintptr_t, Context> segments;
@@ -309,7 +299,8 @@ void forget_frames(History& h) {
   }
 }
 
-void clear_entries(History& h) {
+void clear_entries(History &h)
+{
   for (size_t i = 0; i < h.device_count.load(); ++i) {
     std::deque<TraceEntry> gone; // frames are let go of without the lock
     std::lock_guard<std::mutex> lock(h.devices[i].mutex);
@@ -318,11 +309,12 @@ void clear_entries(History& h) {
   h.annotations.clear();
 }
 
-void trim_entries(History& h) {
+void trim_entries(History &h)
+{
   const size_t most = h.max_entries.load();
   for (size_t i = 0; i < h.device_count.load(); ++i) {
     std::lock_guard<std::mutex> lock(h.devices[i].mutex);
-    auto& entries = h.devices[i].entries;
+    auto &entries = h.devices[i].entries;
     while (entries.size() > most) {
       entries.pop_front();
     }
@@ -333,7 +325,8 @@ void trim_entries(History& h) {
 
 // ---- for the calls ---------------------------------------------------------
 
-void CallContext::gather() {
+void CallContext::gather()
+{
   const CreateContextFn gather_frames = history().gather.load();
   if (gather_frames == nullptr || !python_is_there()) {
     return;
@@ -342,19 +335,21 @@ void CallContext::gather() {
   gathered_ = true;
 }
 
-void CallContext::leave() {
+void CallContext::leave()
+{
   thread().context = std::move(outer_);
 }
 
-time_t microseconds_since_1970() {
+time_t microseconds_since_1970()
+{
   using namespace std::chrono;
   return static_cast<time_t>(
-      duration_cast<microseconds>(system_clock::now().time_since_epoch())
-          .count());
+      duration_cast<microseconds>(system_clock::now().time_since_epoch()).count());
 }
 
-std::vector<TraceEntry> copy_trace(int device) {
-  Trace* trace = trace_of(device);
+std::vector<TraceEntry> copy_trace(int device)
+{
+  Trace *trace = trace_of(device);
   if (trace == nullptr) {
     return {};
   }
@@ -362,10 +357,11 @@ std::vector<TraceEntry> copy_trace(int device) {
   return {trace->entries.begin(), trace->entries.end()};
 }
 
-void trace_snapshot(int device, size_t active, c10::MempoolId_t pool) {
-  Trace* trace = trace_of(device);
-  auto& h = history();
-  const Trackers* trackers = h.trackers.load(std::memory_order_acquire);
+void trace_snapshot(int device, size_t active, c10::MempoolId_t pool)
+{
+  Trace *trace = trace_of(device);
+  auto &h = history();
+  const Trackers *trackers = h.trackers.load(std::memory_order_acquire);
   const bool recording = h.recording.load();
   if (trace == nullptr || (!recording && trackers == nullptr)) {
     return;
@@ -376,15 +372,12 @@ void trace_snapshot(int device, size_t active, c10::MempoolId_t pool) {
   from.pool[0] = pool.first;
   from.pool[1] = pool.second;
   from.time_us = microseconds_since_1970();
-  keep_and_tell(
-      *trace,
-      recording,
-      trackers,
-      make_entry(TraceEntry::SNAPSHOT, from, nullptr));
+  keep_and_tell(*trace, recording, trackers, make_entry(TraceEntry::SNAPSHOT, from, nullptr));
 }
 
-Context context_of_block(int device, uintptr_t address) {
-  Trace* trace = trace_of(device);
+Context context_of_block(int device, uintptr_t address)
+{
+  Trace *trace = trace_of(device);
   if (trace == nullptr) {
     return nullptr;
   }
@@ -392,8 +385,9 @@ Context context_of_block(int device, uintptr_t address) {
   return find(trace->blocks, address);
 }
 
-Context context_of_segment(int device, uintptr_t address) {
-  Trace* trace = trace_of(device);
+Context context_of_segment(int device, uintptr_t address)
+{
+  Trace *trace = trace_of(device);
   if (trace == nullptr) {
     return nullptr;
   }
@@ -401,29 +395,27 @@ Context context_of_segment(int device, uintptr_t address) {
   return find(trace->segments, address);
 }
 
-std::vector<AnnotationEntry> copy_annotations() {
+std::vector<AnnotationEntry> copy_annotations()
+{
   std::lock_guard<std::mutex> lock(history().mutex);
   return {history().annotations.begin(), history().annotations.end()};
 }
 
 // ---- the allocator's methods -----------------------------------------------
 
-bool Allocator::isHistoryEnabled() {
+bool Allocator::isHistoryEnabled()
+{
   return history().recording.load();
 }
 
-void Allocator::recordHistory(
-    bool enabled,
-    native::CreateContextFn context_recorder,
-    size_t max_entries,
-    native::RecordContext when,
-    bool clear_history,
-    const std::vector<std::string>& skip_actions) {
-  TORCH_CHECK(
-      when == native::RecordContext::NEVER || context_recorder != nullptr,
-      "esper_alloc records stack frames only with a function that gathers them");
+void Allocator::recordHistory(bool enabled, native::CreateContextFn context_recorder,
+                              size_t max_entries, native::RecordContext when, bool clear_history,
+                              const std::vector<std::string> &skip_actions)
+{
+  TORCH_CHECK(when == native::RecordContext::NEVER || context_recorder != nullptr,
+              "esper_alloc records stack frames only with a function that gathers them");
   const unsigned skipped = parse_actions(skip_actions);
-  auto& h = history();
+  auto &h = history();
   std::lock_guard<std::mutex> lock(h.mutex);
   if (enabled) {
     watch_core(h);
@@ -437,22 +429,21 @@ void Allocator::recordHistory(
     clear_entries(h);
   }
   trim_entries(h);
-  if (esper_core* made = core_if_made(); made != nullptr && !is_needed(h)) {
+  if (esper_core *made = core_if_made(); made != nullptr && !is_needed(h)) {
     capi().trace_watch(made, nullptr, nullptr);
     forget_frames(h);
   }
 }
 
-void Allocator::recordAnnotation(
-    const std::vector<std::pair<std::string, std::string>>& annotation) {
-  auto& h = history();
+void Allocator::recordAnnotation(const std::vector<std::pair<std::string, std::string>> &annotation)
+{
+  auto &h = history();
   if (!h.recording.load()) {
     return;
   }
-  AnnotationEntry entry(
-      c10::cuda::current_device(), c10::approx_time_t{});
+  AnnotationEntry entry(c10::cuda::current_device(), c10::approx_time_t{});
   entry.time_.t_ = microseconds_since_1970();
-  for (const auto& [key, value] : annotation) {
+  for (const auto &[key, value] : annotation) {
     entry.recordUserMetadata(key, value);
   }
   std::lock_guard<std::mutex> lock(h.mutex);
@@ -462,48 +453,51 @@ void Allocator::recordAnnotation(
   }
 }
 
-void Allocator::pushCompileContext(std::string& context) {
+void Allocator::pushCompileContext(std::string &context)
+{
   if (isHistoryEnabled()) {
     thread().compiling.push(context);
   }
 }
 
-void Allocator::popCompileContext() {
+void Allocator::popCompileContext()
+{
   if (isHistoryEnabled() && !thread().compiling.empty()) {
     thread().compiling.pop();
   }
 }
 
-bool Allocator::supportsUserMetadata() {
+bool Allocator::supportsUserMetadata()
+{
   return true;
 }
 
-void Allocator::setUserMetadata(const std::string& metadata) {
+void Allocator::setUserMetadata(const std::string &metadata)
+{
   thread().metadata = metadata;
 }
 
-std::string Allocator::getUserMetadata() {
+std::string Allocator::getUserMetadata()
+{
   return thread().metadata;
 }
 
-std::shared_ptr<GatheredContext> Allocator::getContextForPointer(
-    const void* ptr) {
+std::shared_ptr<GatheredContext> Allocator::getContextForPointer(const void *ptr)
+{
   esper_block_info block;
-  esper_core* made = core_if_made();
-  if (made == nullptr ||
-      capi().find_block(made, ptr, &block) != ESPER_OK ||
-      block.address != ptr) {
+  esper_core *made = core_if_made();
+  if (made == nullptr || capi().find_block(made, ptr, &block) != ESPER_OK || block.address != ptr) {
     return nullptr;
   }
   return context_of_block(block.device, reinterpret_cast<uintptr_t>(ptr));
 }
 
-void Allocator::attachAllocatorTraceTracker(
-    native::AllocatorTraceTracker tracker) {
-  auto& h = history();
+void Allocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker)
+{
+  auto &h = history();
   std::lock_guard<std::mutex> lock(h.mutex);
-  const Trackers* before = h.trackers.load();
-  auto* after = before ? new Trackers(*before) : new Trackers();
+  const Trackers *before = h.trackers.load();
+  auto *after = before ? new Trackers(*before) : new Trackers();
   after->push_back(std::move(tracker));
   // Threads may be reading the one before: it stays. There are few.
   h.trackers.store(after, std::memory_order_release);
@@ -511,29 +505,30 @@ void Allocator::attachAllocatorTraceTracker(
 }
 
 // An entry of its own kind, from PyTorch 2.15 on.
-namespace {
+namespace
+{
 template <class Entry = TraceEntry>
-auto annotation_action(int) -> decltype(Entry::ANNOTATE) {
+auto annotation_action(int) -> decltype(Entry::ANNOTATE)
+{
   return Entry::ANNOTATE;
 }
 template <class Entry = TraceEntry>
-TraceEntry::Action annotation_action(long) {
+TraceEntry::Action annotation_action(long)
+{
   return TraceEntry::SNAPSHOT; // never asked for there
 }
 } // namespace
 
-void Allocator::annotateMemory(const void* ptr, const std::string& metadata) {
+void Allocator::annotateMemory(const void *ptr, const std::string &metadata)
+{
   esper_block_info block;
-  esper_core* made = core_if_made();
-  TORCH_CHECK(
-      made != nullptr && capi().find_block(made, ptr, &block) == ESPER_OK &&
-          block.address == ptr,
-      "annotateMemory: no live allocation found at pointer ",
-      ptr);
+  esper_core *made = core_if_made();
+  TORCH_CHECK(made != nullptr && capi().find_block(made, ptr, &block) == ESPER_OK &&
+                  block.address == ptr,
+              "annotateMemory: no live allocation found at pointer ", ptr);
   const bool recording = isHistoryEnabled();
-  const Trackers* trackers =
-      history().trackers.load(std::memory_order_acquire);
-  Trace* trace = trace_of(block.device);
+  const Trackers *trackers = history().trackers.load(std::memory_order_acquire);
+  Trace *trace = trace_of(block.device);
   if (trace == nullptr || (!recording && trackers == nullptr)) {
     return;
   }

@@ -17,7 +17,8 @@
 
 #include "../esper_alloc.h"
 
-namespace esper {
+namespace esper
+{
 
 using c10::GatheredContext;
 using c10::CachingDeviceAllocator::AllocatorTraceTracker;
@@ -27,30 +28,33 @@ using c10::CachingDeviceAllocator::RecordContext;
 using c10::CachingDeviceAllocator::TraceEntry;
 using Context = std::shared_ptr<GatheredContext>;
 
-namespace detail {
+namespace detail
+{
 extern std::atomic<RecordContext> gathered_from; // NEVER: no frames are wanted
 } // namespace detail
 
 // While it lives, what the core does in this thread was asked for here.
 // Gathering frames may take the GIL: no lock is held.
-class CallContext {
- public:
-  explicit CallContext(RecordContext level) {
-    const RecordContext from =
-        detail::gathered_from.load(std::memory_order_relaxed);
+class CallContext
+{
+public:
+  explicit CallContext(RecordContext level)
+  {
+    const RecordContext from = detail::gathered_from.load(std::memory_order_relaxed);
     if (C10_UNLIKELY(from >= level)) {
       gather();
     }
   }
-  ~CallContext() {
+  ~CallContext()
+  {
     if (C10_UNLIKELY(gathered_)) {
       leave();
     }
   }
-  CallContext(const CallContext&) = delete;
-  CallContext& operator=(const CallContext&) = delete;
+  CallContext(const CallContext &) = delete;
+  CallContext &operator=(const CallContext &) = delete;
 
- private:
+private:
   void gather();
   void leave();
 

@@ -12,10 +12,12 @@
 #include "core_api.h"
 #include "stream.h"
 
-namespace esper {
+namespace esper
+{
 
-esper_core* core_that_serves() {
-  native::CUDAAllocator* current = native::get();
+esper_core *core_that_serves()
+{
+  native::CUDAAllocator *current = native::get();
   if (current == &allocator()) {
     return core_if_made();
   }
@@ -24,61 +26,62 @@ esper_core* core_that_serves() {
   return current->name() == "pluggable" ? core() : nullptr;
 }
 
-namespace {
+namespace
+{
 
 using c10::cuda::CUDAStream;
 
-bool is_ours(const c10::DataPtr& data) {
+bool is_ours(const c10::DataPtr &data)
+{
   if (data.get_deleter() == &delete_memory) {
     return true;
   }
   // Our memory wears other deleters too: behind DLPack, copy-on-write, the
   // pluggable allocator.
-  esper_core* made = core_that_serves();
+  esper_core *made = core_that_serves();
   esper_block_info block;
-  return made != nullptr &&
-      capi().find_block(made, data.get(), &block) == ESPER_OK &&
-      block.live;
+  return made != nullptr && capi().find_block(made, data.get(), &block) == ESPER_OK && block.live;
 }
 
-CUDAStream stream_for(const End& end, c10::DeviceIndex device) {
+CUDAStream stream_for(const End &end, c10::DeviceIndex device)
+{
   return end.stream ? *end.stream : c10::cuda::getCurrentCUDAStream(device);
 }
 
 // A stream that ends with `event`, for allocators that know only streams: one
 // of our own for each device, so that no stream of the user waits.
-CUDAStream stream_behind(const RecordedEvent& event) {
+CUDAStream stream_behind(const RecordedEvent &event)
+{
   static std::mutex mutex;
-  static auto* streams =
-      new std::unordered_map<c10::DeviceIndex, cudaStream_t>();
+  static auto *streams = new std::unordered_map<c10::DeviceIndex, cudaStream_t>();
   std::lock_guard<std::mutex> lock(mutex);
   c10::cuda::CUDAGuard guard(event.device);
-  cudaStream_t& stream = (*streams)[event.device];
+  cudaStream_t &stream = (*streams)[event.device];
   if (stream == nullptr) {
-    C10_CUDA_CHECK(
-        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   }
   C10_CUDA_CHECK(cudaStreamWaitEvent(stream, event.handle, 0));
   return c10::cuda::getStreamFromExternal(stream, event.device);
 }
 
-void mark_foreign(const at::Tensor& tensor, const End& end) {
-  const CUDAStream stream = end.event && !end.stream
-      ? stream_behind(*end.event)
-      : stream_for(end, tensor.device().index());
+void mark_foreign(const at::Tensor &tensor, const End &end)
+{
+  const CUDAStream stream = end.event && !end.stream ? stream_behind(*end.event)
+                                                     : stream_for(end, tensor.device().index());
   tensor.record_stream(stream.unwrap());
 }
 
 } // namespace
 
 // With one event for all blocks that share a stream.
-void Memory::mark_precise(const Blocks& blocks, const End& end) {
+void Memory::mark_precise(const Blocks &blocks, const End &end)
+{
   if (blocks.empty()) {
     return;
   }
   const unsigned flags = end.gate ? 0u : unsigned{ESPER_USE_NO_GATE};
-  esper_core* made = core();
-  c10::SmallVector<const void*, 8> group;
+  esper_core *made = core();
+  c10::SmallVector<const void *, 8> group;
   // Without a stream each device has its own current one.
   const bool split = !end.stream && !end.event;
   c10::SmallVector<bool, 8> done(blocks.size(), false);
@@ -94,99 +97,83 @@ void Memory::mark_precise(const Blocks& blocks, const End& end) {
         done[i] = true;
       }
     }
-    const esper_status status = end.event
-        ? capi().record_use_event(
-              made,
-              group.data(),
-              group.size(),
-              end.event->handle,
-              end.event->device,
-              flags,
-              nullptr)
-        : capi().record_use(
-              made,
-              group.data(),
-              group.size(),
-              to_esper(stream_for(end, device)),
-              flags,
-              nullptr);
+    const esper_status status =
+        end.event ? capi().record_use_event(made, group.data(), group.size(), end.event->handle,
+                                            end.event->device, flags, nullptr)
+                  : capi().record_use(made, group.data(), group.size(),
+                                      to_esper(stream_for(end, device)), flags, nullptr);
     check(status, "record_use");
   }
 }
 
-void Memory::mark_until_free(const Blocks& blocks, const End& end) {
-  for (const Block& block : blocks) {
+void Memory::mark_until_free(const Blocks &blocks, const End &end)
+{
+  for (const Block &block : blocks) {
     // An event does not say which stream it is on, and that stream is where
     // backward reads.
     const bool unknown = end.event && !end.stream;
-    const esper_status status = unknown
-        ? capi().free_after_all(core(), const_cast<void*>(block.ptr))
-        : capi().record_stream(
-              core(), block.ptr, to_esper(stream_for(end, block.device)));
+    const esper_status status =
+        unknown ? capi().free_after_all(core(), const_cast<void *>(block.ptr))
+                : capi().record_stream(core(), block.ptr, to_esper(stream_for(end, block.device)));
     check(status, "record_use of a tensor that autograd may have saved");
   }
 }
 
-void Memory::mark(const End& end) const {
+void Memory::mark(const End &end) const
+{
   mark_precise(precise_, end);
   mark_until_free(until_free_, end);
-  for (const at::Tensor& tensor : foreign_) {
+  for (const at::Tensor &tensor : foreign_) {
     mark_foreign(tensor, end);
   }
 }
 
-void Memory::hold_for_all_streams() const {
-  for (const Blocks* blocks : {&precise_, &until_free_}) {
-    for (const Block& block : *blocks) {
-      check(
-          capi().free_after_all(core(), const_cast<void*>(block.ptr)),
-          "record_use until the free");
+void Memory::hold_for_all_streams() const
+{
+  for (const Blocks *blocks : {&precise_, &until_free_}) {
+    for (const Block &block : *blocks) {
+      check(capi().free_after_all(core(), const_cast<void *>(block.ptr)),
+            "record_use until the free");
     }
   }
-  for (const at::Tensor& tensor : foreign_) {
+  for (const at::Tensor &tensor : foreign_) {
     // Its allocator knows streams alone, and which is meant nobody can say: the
     // use ends here. (During a capture nothing can be waited for.)
     const c10::cuda::CUDAGuard guard(tensor.device());
-    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() ==
-        c10::cuda::CaptureStatus::None) {
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) {
       c10::cuda::device_synchronize();
     }
   }
 }
 
-bool Memory::add(const at::Tensor& tensor, bool until_free) {
+bool Memory::add(const at::Tensor &tensor, bool until_free)
+{
   const c10::Device device = tensor.device();
   if (device.is_cpu() || device.is_meta()) {
     return true;
   }
   switch (tensor.layout()) {
-    case at::kSparse:
-      return add(tensor._indices(), until_free) &&
-          add(tensor._values(), until_free);
-    case at::kSparseCsr:
-    case at::kSparseBsr:
-      return add(tensor.crow_indices(), until_free) &&
-          add(tensor.col_indices(), until_free) &&
-          add(tensor.values(), until_free);
-    case at::kSparseCsc:
-    case at::kSparseBsc:
-      return add(tensor.ccol_indices(), until_free) &&
-          add(tensor.row_indices(), until_free) &&
-          add(tensor.values(), until_free);
-    default:
-      break;
+  case at::kSparse: return add(tensor._indices(), until_free) && add(tensor._values(), until_free);
+  case at::kSparseCsr:
+  case at::kSparseBsr:
+    return add(tensor.crow_indices(), until_free) && add(tensor.col_indices(), until_free) &&
+           add(tensor.values(), until_free);
+  case at::kSparseCsc:
+  case at::kSparseBsc:
+    return add(tensor.ccol_indices(), until_free) && add(tensor.row_indices(), until_free) &&
+           add(tensor.values(), until_free);
+  default: break;
   }
   if (C10_UNLIKELY(!device.is_cuda())) {
     return false;
   }
-  const auto* impl = tensor.unsafeGetTensorImpl();
+  const auto *impl = tensor.unsafeGetTensorImpl();
   if (C10_UNLIKELY(!impl->has_storage())) {
     foreign_.push_back(tensor);
     return true;
   }
-  const c10::DataPtr& data = impl->unsafe_storage()
-                                 .unsafeGetStorageImpl()
-                                 ->_mutable_data_ptr_no_checks();
+  const c10::DataPtr &data =
+      impl->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   if (data.get() == nullptr) {
     return true;
   }
@@ -194,7 +181,7 @@ bool Memory::add(const at::Tensor& tensor, bool until_free) {
     foreign_.push_back(tensor);
     return true;
   }
-  auto& blocks = until_free ? until_free_ : precise_;
+  auto &blocks = until_free ? until_free_ : precise_;
   blocks.push_back({data.get(), device.index()});
   return true;
 }

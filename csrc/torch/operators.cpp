@@ -30,32 +30,33 @@
 #include "marking.h"
 #include "scope.h"
 
-namespace esper {
-namespace {
+namespace esper
+{
+namespace
+{
 
 using c10::cuda::CUDAStream;
 
-std::optional<CUDAStream> stream_of(int64_t id, int64_t device) {
+std::optional<CUDAStream> stream_of(int64_t id, int64_t device)
+{
   if (device < 0) {
     return std::nullopt;
   }
-  return CUDAStream::unpack3(
-      id, static_cast<c10::DeviceIndex>(device), c10::DeviceType::CUDA);
+  return CUDAStream::unpack3(id, static_cast<c10::DeviceIndex>(device), c10::DeviceType::CUDA);
 }
 
-Memory memory_of(at::TensorList tensors, bool until_free) {
+Memory memory_of(at::TensorList tensors, bool until_free)
+{
   Memory memory;
-  for (const at::Tensor& tensor : tensors) {
+  for (const at::Tensor &tensor : tensors) {
     memory.add(tensor, until_free);
   }
   return memory;
 }
 
-void mark(
-    at::TensorList tensors,
-    const std::optional<CUDAStream>& stream,
-    bool gate,
-    bool until_free) {
+void mark(at::TensorList tensors, const std::optional<CUDAStream> &stream, bool gate,
+          bool until_free)
+{
   const Memory memory = memory_of(tensors, until_free);
   if (memory.empty()) {
     return;
@@ -69,34 +70,28 @@ void mark(
   }
 }
 
-void record_use(
-    at::TensorList tensors,
-    int64_t stream,
-    int64_t device,
-    bool gate,
-    bool until_free) {
+void record_use(at::TensorList tensors, int64_t stream, int64_t device, bool gate, bool until_free)
+{
   mark(tensors, stream_of(stream, device), gate, until_free);
 }
 
-void hold(at::TensorList tensors) {
+void hold(at::TensorList tensors)
+{
   const Memory memory = memory_of(tensors, true);
   if (!memory.empty()) {
     memory.hold_for_all_streams();
   }
 }
 
-void enter_scope(at::TensorList /*tensors*/, int64_t stream, int64_t device) {
+void enter_scope(at::TensorList /*tensors*/, int64_t stream, int64_t device)
+{
   if (const auto entered = stream_of(stream, device)) {
-    wait_for(
-        c10::cuda::getCurrentCUDAStream(entered->device_index()), *entered);
+    wait_for(c10::cuda::getCurrentCUDAStream(entered->device_index()), *entered);
   }
 }
 
-void leave_scope(
-    at::TensorList tensors,
-    int64_t stream,
-    int64_t device,
-    bool until_free) {
+void leave_scope(at::TensorList tensors, int64_t stream, int64_t device, bool until_free)
+{
   const auto left = stream_of(stream, device);
   if (left) {
     wait_for(*left, c10::cuda::getCurrentCUDAStream(left->device_index()));
@@ -104,57 +99,52 @@ void leave_scope(
   mark(tensors, left, true, until_free);
 }
 
-void take(at::TensorList tensors, int64_t stream, int64_t device) {
+void take(at::TensorList tensors, int64_t stream, int64_t device)
+{
   enter_scope(tensors, stream, device);
   mark(tensors, std::nullopt, true, true);
 }
 
 // The same with `after`, which is for the compiler's eyes.
-void record_use_after(
-    at::TensorList tensors,
-    at::TensorList /*after*/,
-    int64_t stream,
-    int64_t device,
-    bool gate,
-    bool until_free) {
+void record_use_after(at::TensorList tensors, at::TensorList /*after*/, int64_t stream,
+                      int64_t device, bool gate, bool until_free)
+{
   record_use(tensors, stream, device, gate, until_free);
 }
-void leave_scope_after(
-    at::TensorList tensors,
-    at::TensorList /*after*/,
-    int64_t stream,
-    int64_t device,
-    bool until_free) {
+void leave_scope_after(at::TensorList tensors, at::TensorList /*after*/, int64_t stream,
+                       int64_t device, bool until_free)
+{
   leave_scope(tensors, stream, device, until_free);
 }
 
 // Fake and meta tensors have no memory.
 template <class... Arguments>
-void nothing(at::TensorList, Arguments...) {}
+void nothing(at::TensorList, Arguments...)
+{
+}
 
-at::Tensor in_memory(const at::Tensor& tensor) {
+at::Tensor in_memory(const at::Tensor &tensor)
+{
   return tensor.clone(); // an operator may not return its argument
 }
-at::Tensor in_memory_of_nothing(const at::Tensor& tensor) {
-  return at::empty_strided_symint(
-      tensor.sym_sizes(), tensor.sym_strides(), tensor.options());
+at::Tensor in_memory_of_nothing(const at::Tensor &tensor)
+{
+  return at::empty_strided_symint(tensor.sym_sizes(), tensor.sym_strides(), tensor.options());
 }
 
 // vmap: the tensors below the batched ones, at any depth of vmap.
-void unbatched(
-    const c10::OperatorHandle& op,
-    torch::jit::Stack* stack) {
+void unbatched(const c10::OperatorHandle &op, torch::jit::Stack *stack)
+{
   const size_t count = op.schema().arguments().size();
-  const c10::impl::ExcludeDispatchKeyGuard guard(
-      c10::DispatchKey::FuncTorchBatched);
+  const c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKey::FuncTorchBatched);
   for (size_t i = 0; i < count; ++i) {
-    c10::IValue& value = torch::jit::peek(*stack, i, count);
+    c10::IValue &value = torch::jit::peek(*stack, i, count);
     if (!value.isTensorList()) {
       continue;
     }
     c10::List<at::Tensor> plain;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+    for (const at::Tensor &tensor : value.toTensorVector()) {
+      const auto *batched = at::functorch::maybeGetBatchedImpl(tensor);
       plain.push_back(batched == nullptr ? tensor : batched->value());
     }
     value = std::move(plain);
@@ -165,7 +155,8 @@ void unbatched(
 } // namespace
 } // namespace esper
 
-TORCH_LIBRARY(esper_alloc, m) {
+TORCH_LIBRARY(esper_alloc, m)
+{
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
 #define WHERE "int stream, int device"
 #define MARK WHERE ", bool gate, bool until_free) -> ()"
@@ -188,7 +179,8 @@ TORCH_LIBRARY(esper_alloc, m) {
 #undef WHERE
 }
 
-TORCH_LIBRARY_IMPL(esper_alloc, CompositeExplicitAutograd, m) {
+TORCH_LIBRARY_IMPL(esper_alloc, CompositeExplicitAutograd, m)
+{
   m.impl("record_use", esper::record_use);
   m.impl("record_use.ordered", esper::record_use_after);
   m.impl("record_use.pinned", esper::record_use_after);
@@ -204,7 +196,8 @@ TORCH_LIBRARY_IMPL(esper_alloc, CompositeExplicitAutograd, m) {
   m.impl("in_memory", esper::in_memory);
 }
 
-TORCH_LIBRARY_IMPL(esper_alloc, Meta, m) {
+TORCH_LIBRARY_IMPL(esper_alloc, Meta, m)
+{
   using at::TensorList;
   using esper::nothing;
   m.impl("record_use", nothing<int64_t, int64_t, bool, bool>);
@@ -222,9 +215,9 @@ TORCH_LIBRARY_IMPL(esper_alloc, Meta, m) {
   m.impl("in_memory", esper::in_memory_of_nothing);
 }
 
-TORCH_LIBRARY_IMPL(esper_alloc, FuncTorchBatched, m) {
-  for (const char* name :
-       {"record_use", "hold", "enter_scope", "leave_scope", "take"}) {
+TORCH_LIBRARY_IMPL(esper_alloc, FuncTorchBatched, m)
+{
+  for (const char *name : {"record_use", "hold", "enter_scope", "leave_scope", "take"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&esper::unbatched>());
   }
 }

@@ -14,8 +14,10 @@
 #include "processes.h"
 #include "sharing.h"
 
-namespace esper {
-namespace {
+namespace esper
+{
+namespace
+{
 
 using c10::CachingAllocator::format_size;
 using c10::cuda::CUDACachingAllocator::OutOfMemoryObserver;
@@ -24,44 +26,45 @@ constexpr size_t kNoLimit = SIZE_MAX;
 
 std::mutex observers_mutex;
 
-std::vector<OutOfMemoryObserver>& observers() {
-  static auto* list = new std::vector<OutOfMemoryObserver>();
+std::vector<OutOfMemoryObserver> &observers()
+{
+  static auto *list = new std::vector<OutOfMemoryObserver>();
   return *list;
 }
 
-std::vector<OutOfMemoryObserver>& rejection_observers() {
-  static auto* list = new std::vector<OutOfMemoryObserver>();
+std::vector<OutOfMemoryObserver> &rejection_observers()
+{
+  static auto *list = new std::vector<OutOfMemoryObserver>();
   return *list;
 }
 
 // To be called outside the lock: an observer may take the GIL, and attaching one
 // happens with the GIL held.
-std::vector<OutOfMemoryObserver> copy_of(
-    const std::vector<OutOfMemoryObserver>& list) {
+std::vector<OutOfMemoryObserver> copy_of(const std::vector<OutOfMemoryObserver> &list)
+{
   std::lock_guard<std::mutex> lock(observers_mutex);
   return list;
 }
 
-void tell(const esper_failure& failure) {
+void tell(const esper_failure &failure)
+{
   // As native: observers hear of the segment that the driver was to be asked for.
-  const size_t segment =
-      failure.segment != 0 ? failure.segment : failure.size;
-  const size_t total =
-      failure.limit != kNoLimit ? failure.limit : failure.device_total;
-  for (const auto& observer : copy_of(observers())) {
+  const size_t segment = failure.segment != 0 ? failure.segment : failure.size;
+  const size_t total = failure.limit != kNoLimit ? failure.limit : failure.device_total;
+  for (const auto &observer : copy_of(observers())) {
     observer(failure.device, segment, total, failure.device_free);
   }
-  c10::reportOutOfMemoryToProfiler(
-      static_cast<int64_t>(failure.size),
-      failure.allocated,
-      failure.reserved,
-      c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(failure.device)));
+  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(failure.size), failure.allocated,
+                                   failure.reserved,
+                                   c10::Device(c10::kCUDA,
+                                               static_cast<c10::DeviceIndex>(failure.device)));
 }
 
 // Native's sentences. A process in a container does not know the driver's
 // number for it, and is then listed like the others.
-void describe_processes(std::ostringstream& text, int device) {
-  for (const auto& process : processes_on(device)) {
+void describe_processes(std::ostringstream &text, int device)
+{
+  for (const auto &process : processes_on(device)) {
     if (process.pid == getpid()) {
       text << "Including non-PyTorch memory, this process";
     } else {
@@ -73,27 +76,25 @@ void describe_processes(std::ostringstream& text, int device) {
 
 // The beginning, as far as "reserved by PyTorch but unallocated", is what
 // programs match on; the rest is advice.
-std::string describe(const esper_failure& failure) {
+std::string describe(const esper_failure &failure)
+{
   std::ostringstream text;
-  text << "CUDA out of memory. Tried to allocate "
-       << format_size(failure.requested) << ". GPU " << failure.device
-       << " has a total capacity of " << format_size(failure.device_total)
+  text << "CUDA out of memory. Tried to allocate " << format_size(failure.requested) << ". GPU "
+       << failure.device << " has a total capacity of " << format_size(failure.device_total)
        << " of which " << format_size(failure.device_free) << " is free. ";
   describe_processes(text, failure.device);
   if (failure.limit != kNoLimit) {
     text << format_size(failure.limit) << " allowed; ";
   }
-  const size_t idle = failure.reserved > failure.allocated
-      ? failure.reserved - failure.allocated
-      : 0;
+  const size_t idle =
+      failure.reserved > failure.allocated ? failure.reserved - failure.allocated : 0;
   text << "Of the allocated memory " << format_size(failure.allocated)
        << " is allocated by PyTorch, ";
   if (failure.private_pools != 0) {
     text << "with " << format_size(failure.private_pools)
          << " allocated in private pools (e.g., CUDA Graphs), ";
   }
-  text << "and " << format_size(idle)
-       << " is reserved by PyTorch but unallocated."
+  text << "and " << format_size(idle) << " is reserved by PyTorch but unallocated."
        << " esper_alloc waited for every pending use and gave every free"
        << " segment back before it gave up; torch.cuda.memory_summary() shows"
        << " what is live.";
@@ -102,67 +103,61 @@ std::string describe(const esper_failure& failure) {
 
 } // namespace
 
-int free_registered_memory(void* /*context*/) {
+int free_registered_memory(void * /*context*/)
+{
   bool freed = false;
-  auto* registry = c10::FreeCudaMemoryCallbacksRegistry();
-  for (const auto& name : registry->Keys()) {
+  auto *registry = c10::FreeCudaMemoryCallbacksRegistry();
+  for (const auto &name : registry->Keys()) {
     // The core is C: an exception must not unwind through it. A callback that
     // fails has freed nothing, and the caller is about to hear of the
     // shortage anyway.
     try {
       freed |= registry->Create(name)->Execute();
-    } catch (const std::exception& error) {
-      TORCH_WARN(
-          "esper_alloc: the free-memory callback ",
-          name,
-          " failed: ",
-          error.what());
+    } catch (const std::exception &error) {
+      TORCH_WARN("esper_alloc: the free-memory callback ", name, " failed: ", error.what());
     }
   }
   return freed || forget_unshared() ? 1 : 0;
 }
 
-void add_out_of_memory_observer(OutOfMemoryObserver observer) {
+void add_out_of_memory_observer(OutOfMemoryObserver observer)
+{
   std::lock_guard<std::mutex> lock(observers_mutex);
   observers().emplace_back(std::move(observer));
 }
 
-void add_rejection_observer(OutOfMemoryObserver observer) {
+void add_rejection_observer(OutOfMemoryObserver observer)
+{
   std::lock_guard<std::mutex> lock(observers_mutex);
   rejection_observers().emplace_back(std::move(observer));
 }
 
-void throw_out_of_memory() {
+void throw_out_of_memory()
+{
   esper_failure failure;
   capi().get_failure(&failure);
   tell(failure);
   TORCH_CHECK_WITH(OutOfMemoryError, false, describe(failure));
 }
 
-void throw_rejection() {
+void throw_rejection()
+{
   esper_failure failure;
   capi().get_failure(&failure);
-  for (const auto& observer : copy_of(rejection_observers())) {
-    observer(
-        failure.device,
-        failure.segment,
-        failure.reserved,
-        failure.device_total);
+  for (const auto &observer : copy_of(rejection_observers())) {
+    observer(failure.device, failure.segment, failure.reserved, failure.device_total);
   }
-  TORCH_CHECK_WITH(
-      OutOfMemoryError,
-      false,
-      "CUDA out of memory. Allocation was preemptively rejected because it would"
-      " exceed per_process_memory_fraction limit. Requested size: ",
-      format_size(failure.segment));
+  TORCH_CHECK_WITH(OutOfMemoryError, false,
+                   "CUDA out of memory. Allocation was preemptively rejected because it would"
+                   " exceed per_process_memory_fraction limit. Requested size: ",
+                   format_size(failure.segment));
 }
 
-void check_size(size_t size) {
+void check_size(size_t size)
+{
   constexpr size_t exabyte = size_t{1} << 60;
-  TORCH_CHECK_WITH(
-      OutOfMemoryError,
-      size < exabyte,
-      "CUDA out of memory. Tried to allocate more than 1EB memory.");
+  TORCH_CHECK_WITH(OutOfMemoryError, size < exabyte,
+                   "CUDA out of memory. Tried to allocate more than 1EB memory.");
 }
 
 } // namespace esper

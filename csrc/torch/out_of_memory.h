@@ -6,20 +6,19 @@
 
 #include <cstddef>
 
-namespace esper {
+namespace esper
+{
 
 // Runs every callback of PyTorch's FreeCudaMemoryCallbacksRegistry; nonzero:
 // one of them freed something. The core calls it, holding no lock.
-int free_registered_memory(void* context);
+int free_registered_memory(void *context);
 
-void add_out_of_memory_observer(
-    c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer);
+void add_out_of_memory_observer(c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer);
 
 // Told of requests that are rejected before the device was asked, as
 // throw_on_cudamalloc_oom wants: device, bytes that it would have been asked for,
 // bytes reserved, bytes of the device.
-void add_rejection_observer(
-    c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer);
+void add_rejection_observer(c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer);
 
 // Throws torch.OutOfMemoryError with the figures of this thread's last
 // ESPER_OUT_OF_MEMORY, after telling the observers and the profiler.

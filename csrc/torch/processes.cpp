@@ -3,8 +3,10 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-namespace esper {
-namespace {
+namespace esper
+{
+namespace
+{
 
 // What we need of NVML, whose header does not come with every toolkit.
 struct process_info {
@@ -20,32 +22,34 @@ constexpr unsigned long long NOT_AVAILABLE = ~0ull;
 
 struct nvml {
   int (*init)() = nullptr;
-  int (*device_by_bus)(const char* bus, void** device) = nullptr;
-  int (*processes)(void* device, unsigned* count, process_info* infos) = nullptr;
+  int (*device_by_bus)(const char *bus, void **device) = nullptr;
+  int (*processes)(void *device, unsigned *count, process_info *infos) = nullptr;
 };
 
 template <typename Function>
-bool find(void* library, const char* name, Function* function) {
+bool find(void *library, const char *name, Function *function)
+{
   *function = reinterpret_cast<Function>(dlsym(library, name));
   return *function != nullptr;
 }
 
 // Opened once, when memory first runs out, and kept.
-const nvml* library() {
-  static const nvml* const opened = []() -> const nvml* {
+const nvml *library()
+{
+  static const nvml *const opened = []() -> const nvml * {
     static nvml found;
-    void* file = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    const bool complete = file != nullptr &&
-        find(file, "nvmlInit_v2", &found.init) &&
-        find(file, "nvmlDeviceGetHandleByPciBusId_v2", &found.device_by_bus) &&
-        find(file, "nvmlDeviceGetComputeRunningProcesses_v3", &found.processes);
+    void *file = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    const bool complete = file != nullptr && find(file, "nvmlInit_v2", &found.init) &&
+                          find(file, "nvmlDeviceGetHandleByPciBusId_v2", &found.device_by_bus) &&
+                          find(file, "nvmlDeviceGetComputeRunningProcesses_v3", &found.processes);
     return complete && found.init() == SUCCESS ? &found : nullptr;
   }();
   return opened;
 }
 
 // CUDA_VISIBLE_DEVICES renumbers devices; their place on the bus stays.
-bool device_of(const nvml& with, int device, void** found) {
+bool device_of(const nvml &with, int device, void **found)
+{
   char bus[32];
   if (cudaDeviceGetPCIBusId(bus, sizeof bus, device) != cudaSuccess) {
     cudaGetLastError(); // or the next check of somebody else's would find it
@@ -56,9 +60,10 @@ bool device_of(const nvml& with, int device, void** found) {
 
 } // namespace
 
-std::vector<process_memory> processes_on(int device) {
-  const nvml* with = library();
-  void* handle = nullptr;
+std::vector<process_memory> processes_on(int device)
+{
+  const nvml *with = library();
+  void *handle = nullptr;
   if (with == nullptr || !device_of(*with, device, &handle)) {
     return {};
   }
@@ -74,8 +79,7 @@ std::vector<process_memory> processes_on(int device) {
   for (unsigned i = 0; status == SUCCESS && i < count; i++) {
     const bool told = infos[i].used_bytes != NOT_AVAILABLE;
     found.push_back(
-        {static_cast<pid_t>(infos[i].pid),
-         told ? static_cast<size_t>(infos[i].used_bytes) : 0});
+        {static_cast<pid_t>(infos[i].pid), told ? static_cast<size_t>(infos[i].used_bytes) : 0});
   }
   return found;
 }

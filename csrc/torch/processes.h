@@ -7,10 +7,11 @@
 #include <cstddef>
 #include <vector>
 
-namespace esper {
+namespace esper
+{
 
 struct process_memory {
-  pid_t pid; // in the namespace of the driver, which need not be ours
+  pid_t pid;    // in the namespace of the driver, which need not be ours
   size_t bytes; // 0: the driver does not tell
 };
 

@@ -14,20 +14,24 @@
 #include "stream.h"
 #include "use.h"
 
-namespace esper {
-namespace {
+namespace esper
+{
+namespace
+{
 
-using c10::cuda::CUDAStream;
 using at::cuda::CUDAEvent;
+using c10::cuda::CUDAStream;
 
 // Events for waits that are enqueued at once. Pooled: making one can take
 // milliseconds while the device is busy. Never destroyed: at exit there may
 // be no driver left to do it.
-class WaitEvents {
- public:
-  std::unique_ptr<CUDAEvent> take(c10::DeviceIndex device) {
+class WaitEvents
+{
+public:
+  std::unique_ptr<CUDAEvent> take(c10::DeviceIndex device)
+  {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto& idle = idle_[device];
+    auto &idle = idle_[device];
     if (idle.empty()) {
       return std::make_unique<CUDAEvent>(cudaEventDisableTiming);
     }
@@ -35,26 +39,27 @@ class WaitEvents {
     idle.pop_back();
     return event;
   }
-  void give_back(c10::DeviceIndex device, std::unique_ptr<CUDAEvent> event) {
+  void give_back(c10::DeviceIndex device, std::unique_ptr<CUDAEvent> event)
+  {
     std::lock_guard<std::mutex> lock(mutex_);
     idle_[device].push_back(std::move(event));
   }
 
- private:
+private:
   std::mutex mutex_;
-  std::unordered_map<c10::DeviceIndex, std::vector<std::unique_ptr<CUDAEvent>>>
-      idle_;
+  std::unordered_map<c10::DeviceIndex, std::vector<std::unique_ptr<CUDAEvent>>> idle_;
 };
 
-WaitEvents& wait_events() {
-  static auto* events = new WaitEvents();
+WaitEvents &wait_events()
+{
+  static auto *events = new WaitEvents();
   return *events;
 }
 
-CUDAStream cuda_stream(PyObject* object) {
+CUDAStream cuda_stream(PyObject *object)
+{
   const auto stream = unwrap_stream(object);
-  TORCH_CHECK_TYPE(
-      stream.has_value(), "stream must be a stream of a CUDA device");
+  TORCH_CHECK_TYPE(stream.has_value(), "stream must be a stream of a CUDA device");
   return *stream;
 }
 
@@ -66,44 +71,42 @@ struct Before {
   uint64_t nodes;
 };
 
-PyObject* to_python(const Before& before) {
-  return Py_BuildValue(
-      "(iLiK)",
-      static_cast<int>(before.device),
-      static_cast<long long>(before.stream.id()),
-      static_cast<int>(before.stream.device_index()),
-      static_cast<unsigned long long>(before.nodes));
+PyObject *to_python(const Before &before)
+{
+  return Py_BuildValue("(iLiK)", static_cast<int>(before.device),
+                       static_cast<long long>(before.stream.id()),
+                       static_cast<int>(before.stream.device_index()),
+                       static_cast<unsigned long long>(before.nodes));
 }
 
-Before from_python(PyObject* state) {
+Before from_python(PyObject *state)
+{
   int device = 0;
   int stream_device = 0;
   long long stream_id = 0;
   unsigned long long nodes = 0;
-  if (!PyArg_ParseTuple(
-          state, "iLiK", &device, &stream_id, &stream_device, &nodes)) {
+  if (!PyArg_ParseTuple(state, "iLiK", &device, &stream_id, &stream_device, &nodes)) {
     throw python_error();
   }
-  return {
-      static_cast<c10::DeviceIndex>(device),
-      CUDAStream::unpack3(
-          stream_id,
-          static_cast<c10::DeviceIndex>(stream_device),
-          c10::DeviceType::CUDA),
-      nodes};
+  return {static_cast<c10::DeviceIndex>(device),
+          CUDAStream::unpack3(stream_id, static_cast<c10::DeviceIndex>(stream_device),
+                              c10::DeviceType::CUDA),
+          nodes};
 }
 
-void restore(const Before& before) {
+void restore(const Before &before)
+{
   c10::cuda::setCurrentCUDAStream(before.stream);
   c10::cuda::set_device(before.device);
 }
 
-void check_arguments(const char* name, Py_ssize_t count, Py_ssize_t expected) {
-  TORCH_CHECK_TYPE(
-      count == expected, name, "() takes ", expected, " arguments");
+void check_arguments(const char *name, Py_ssize_t count, Py_ssize_t expected)
+{
+  TORCH_CHECK_TYPE(count == expected, name, "() takes ", expected, " arguments");
 }
 
-void gather(Gathering& found, PyObject* tensors) {
+void gather(Gathering &found, PyObject *tensors)
+{
   TORCH_CHECK_TYPE(PyTuple_Check(tensors), "tensors must be a tuple");
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
     found.add_argument(PyTuple_GET_ITEM(tensors, i), 1);
@@ -112,7 +115,8 @@ void gather(Gathering& found, PyObject* tensors) {
 
 } // namespace
 
-void wait_for(CUDAStream waiter, CUDAStream on) {
+void wait_for(CUDAStream waiter, CUDAStream on)
+{
   if (waiter == on) {
     return;
   }
@@ -123,15 +127,14 @@ void wait_for(CUDAStream waiter, CUDAStream on) {
   wait_events().give_back(on.device_index(), std::move(event));
 }
 
-PyObject* enter_stream(PyObject* /*module*/, PyObject* stream) {
+PyObject *enter_stream(PyObject * /*module*/, PyObject *stream)
+{
   HANDLE_TH_ERRORS
   const CUDAStream entered = cuda_stream(stream);
   const c10::DeviceIndex device = c10::cuda::current_device();
   const CUDAStream from = c10::cuda::getCurrentCUDAStream(device);
-  const Before before{
-      device,
-      c10::cuda::getCurrentCUDAStream(entered.device_index()),
-      at::sequence_number::peek()};
+  const Before before{device, c10::cuda::getCurrentCUDAStream(entered.device_index()),
+                      at::sequence_number::peek()};
   {
     pybind11::gil_scoped_release no_gil;
     // The tensors come from either stream when the device changes.
@@ -144,10 +147,8 @@ PyObject* enter_stream(PyObject* /*module*/, PyObject* stream) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* leave_stream(
-    PyObject* /*module*/,
-    PyObject* const* args,
-    Py_ssize_t count) {
+PyObject *leave_stream(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
+{
   HANDLE_TH_ERRORS
   check_arguments("leave_stream", count, 3);
   const Before before = from_python(args[2]);
@@ -169,10 +170,8 @@ PyObject* leave_stream(
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* hand_over(
-    PyObject* /*module*/,
-    PyObject* const* args,
-    Py_ssize_t count) {
+PyObject *hand_over(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
+{
   HANDLE_TH_ERRORS
   check_arguments("hand_over", count, 2);
   const CUDAStream from = cuda_stream(args[1]);
@@ -198,10 +197,8 @@ PyObject* hand_over(
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* set_stream_traits(
-    PyObject* /*module*/,
-    PyObject* const* args,
-    Py_ssize_t count) {
+PyObject *set_stream_traits(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
+{
   HANDLE_TH_ERRORS
   check_arguments("set_stream_traits", count, 2);
   const CUDAStream stream = cuda_stream(args[0]);
@@ -209,13 +206,10 @@ PyObject* set_stream_traits(
   if (rendezvous < 0) {
     throw python_error();
   }
-  if (esper_core* serving = core_that_serves()) {
-    check(
-        capi().stream_set_traits(
-            serving,
-            to_esper(stream),
-            rendezvous ? unsigned{ESPER_TRAIT_RENDEZVOUS} : 0u),
-        "setting the traits of a stream");
+  if (esper_core *serving = core_that_serves()) {
+    check(capi().stream_set_traits(serving, to_esper(stream),
+                                   rendezvous ? unsigned{ESPER_TRAIT_RENDEZVOUS} : 0u),
+          "setting the traits of a stream");
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

@@ -27,8 +27,10 @@
 #include "history.h"
 #include "pools.h"
 
-namespace esper {
-namespace {
+namespace esper
+{
+namespace
+{
 
 // Another thread's capture is not to suffer.
 using CaptureModeGuard = c10::cuda::CUDAStreamCaptureModeGuard;
@@ -36,54 +38,52 @@ using CaptureModeGuard = c10::cuda::CUDAStreamCaptureModeGuard;
 // A handle is this, the kind of the segment, and what opens that kind.
 constexpr std::string_view signature = "esper_alloc 1 ";
 constexpr char classic = 'c'; // a cudaIpcMemHandle_t
-constexpr char mapped = 'p'; // esper_page_name, as many as there are pages
+constexpr char mapped = 'p';  // esper_page_name, as many as there are pages
 
 // ---- given -----------------------------------------------------------------
 
 struct Given {
   std::mutex mutex;
-  std::map<void*, std::string> handles; // of pinned segments, by address
+  std::map<void *, std::string> handles; // of pinned segments, by address
 };
 
-Given& given() {
-  static auto* instance = new Given();
+Given &given()
+{
+  static auto *instance = new Given();
   return *instance;
 }
 
-std::string make_handle(void* segment) {
+std::string make_handle(void *segment)
+{
   cudaIpcMemHandle_t handle;
   const CaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   const cudaError_t status = cudaIpcGetMemHandle(&handle, segment);
   if (status != cudaSuccess) {
     (void)cudaGetLastError();
-    TORCH_CHECK(
-        false,
-        "CUDA cannot share this memory with another process: ",
-        cudaGetErrorString(status),
-        "; share a copy on the CPU");
+    TORCH_CHECK(false,
+                "CUDA cannot share this memory with another process: ", cudaGetErrorString(status),
+                "; share a copy on the CPU");
   }
   std::string text(signature);
   text.push_back(classic);
-  text.append(reinterpret_cast<const char*>(&handle), sizeof handle);
+  text.append(reinterpret_cast<const char *>(&handle), sizeof handle);
   return text;
 }
 
-native::ShareableHandle share_pages(void* ptr) {
-  void* base = nullptr;
-  esper_page_name* pages = nullptr;
+native::ShareableHandle share_pages(void *ptr)
+{
+  void *base = nullptr;
+  esper_page_name *pages = nullptr;
   size_t count = 0;
-  TORCH_CHECK(
-      capi().share(core(), ptr, &base, &pages, &count) == ESPER_OK,
-      "CUDA cannot share this memory with another process: ",
-      capi().last_error(),
-      "; share a copy on the CPU, or use classic segments"
-      " (ESPER_ALLOC_SEGMENTS=classic, or expandable_segments:False)");
-  const std::unique_ptr<esper_page_name, decltype(&std::free)> owner(
-      pages, &std::free);
+  TORCH_CHECK(capi().share(core(), ptr, &base, &pages, &count) == ESPER_OK,
+              "CUDA cannot share this memory with another process: ", capi().last_error(),
+              "; share a copy on the CPU, or use classic segments"
+              " (ESPER_ALLOC_SEGMENTS=classic, or expandable_segments:False)");
+  const std::unique_ptr<esper_page_name, decltype(&std::free)> owner(pages, &std::free);
   std::string text(signature);
   text.push_back(mapped);
-  text.append(reinterpret_cast<const char*>(pages), count * sizeof *pages);
-  return {static_cast<char*>(ptr) - static_cast<char*>(base), text};
+  text.append(reinterpret_cast<const char *>(pages), count * sizeof *pages);
+  return {static_cast<char *>(ptr) - static_cast<char *>(base), text};
 }
 
 // ---- opened ----------------------------------------------------------------
@@ -91,7 +91,7 @@ native::ShareableHandle share_pages(void* ptr) {
 // CUDA opens a classic handle once a process, so tensors of one handle share it. The
 // last that goes closes it.
 struct Opened {
-  void* base = nullptr;
+  void *base = nullptr;
   bool pages = false;
   c10::DeviceIndex device = 0;
   size_t users = 0;
@@ -102,58 +102,57 @@ struct Taken {
   std::map<std::string, Opened> handles;
 };
 
-Taken& taken() {
-  static auto* instance = new Taken();
+Taken &taken()
+{
+  static auto *instance = new Taken();
   return *instance;
 }
 
-void* open_segment(std::string_view rest) {
+void *open_segment(std::string_view rest)
+{
   cudaIpcMemHandle_t opened;
   std::memcpy(&opened, rest.data(), sizeof opened);
-  void* base = nullptr;
+  void *base = nullptr;
   const CaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-  C10_CUDA_CHECK(
-      cudaIpcOpenMemHandle(&base, opened, cudaIpcMemLazyEnablePeerAccess));
+  C10_CUDA_CHECK(cudaIpcOpenMemHandle(&base, opened, cudaIpcMemLazyEnablePeerAccess));
   return base;
 }
 
-void* open_pages(std::string_view rest, c10::DeviceIndex device) {
+void *open_pages(std::string_view rest, c10::DeviceIndex device)
+{
   std::vector<esper_page_name> pages(rest.size() / sizeof(esper_page_name));
   std::memcpy(pages.data(), rest.data(), rest.size());
-  void* base = nullptr;
-  TORCH_CHECK(
-      capi().open_shared(core(), device, pages.data(), pages.size(), &base) ==
-          ESPER_OK,
-      "this CUDA tensor cannot be opened here: ",
-      capi().last_error());
+  void *base = nullptr;
+  TORCH_CHECK(capi().open_shared(core(), device, pages.data(), pages.size(), &base) == ESPER_OK,
+              "this CUDA tensor cannot be opened here: ", capi().last_error());
   return base;
 }
 
-Opened open_handle(const std::string& handle) {
+Opened open_handle(const std::string &handle)
+{
   const std::string_view text(handle);
-  TORCH_CHECK(
-      text.substr(0, signature.size()) == signature,
-      "this CUDA tensor was shared by a process that does not run on "
-      "esper_alloc, or by another version of it: use the same allocator in "
-      "every process that shares CUDA tensors (ESPER_ALLOC=1 reaches children)");
+  TORCH_CHECK(text.substr(0, signature.size()) == signature,
+              "this CUDA tensor was shared by a process that does not run on "
+              "esper_alloc, or by another version of it: use the same allocator in "
+              "every process that shares CUDA tensors (ESPER_ALLOC=1 reaches children)");
   const std::string_view rest = text.substr(signature.size());
   const char kind = rest.empty() ? '\0' : rest[0];
   const size_t size = rest.empty() ? 0 : rest.size() - 1;
-  TORCH_CHECK(
-      (kind == classic && size == sizeof(cudaIpcMemHandle_t)) ||
-          (kind == mapped && size != 0 && size % sizeof(esper_page_name) == 0),
-      "this CUDA tensor was shared in a way that this version of esper_alloc "
-      "does not know: use the same version in every process");
+  TORCH_CHECK((kind == classic && size == sizeof(cudaIpcMemHandle_t)) ||
+                  (kind == mapped && size != 0 && size % sizeof(esper_page_name) == 0),
+              "this CUDA tensor was shared in a way that this version of esper_alloc "
+              "does not know: use the same version in every process");
   Opened opened;
   opened.pages = kind == mapped;
   opened.device = c10::cuda::current_device();
-  opened.base = opened.pages ? open_pages(rest.substr(1), opened.device)
-                             : open_segment(rest.substr(1));
+  opened.base =
+      opened.pages ? open_pages(rest.substr(1), opened.device) : open_segment(rest.substr(1));
   return opened;
 }
 
 // A destructor is calling: at the process's end there may be no CUDA any more.
-void close_handle(const std::string& handle) noexcept {
+void close_handle(const std::string &handle) noexcept
+{
   try {
     const WithoutGil no_gil; // who opens holds the lock, and may wait for a device
     std::unique_lock<std::mutex> lock(taken().mutex);
@@ -165,7 +164,7 @@ void close_handle(const std::string& handle) noexcept {
     taken().handles.erase(found);
     if (opened.pages) {
       lock.unlock(); // it waits for the device, and they can be opened again
-      if (esper_core* made = core_unless_forked()) {
+      if (esper_core *made = core_unless_forked()) {
         (void)capi().close_shared(made, opened.base);
       }
       return;
@@ -175,17 +174,18 @@ void close_handle(const std::string& handle) noexcept {
     if (cudaIpcCloseMemHandle(opened.base) != cudaSuccess) {
       (void)cudaGetLastError();
     }
-  } catch (const std::exception&) {
+  } catch (const std::exception &) {
   }
 }
 
 } // namespace
 
-bool forget_unshared() {
-  esper_core* made = core_if_made();
+bool forget_unshared()
+{
+  esper_core *made = core_if_made();
   std::lock_guard<std::mutex> lock(given().mutex);
   bool some = false;
-  auto& handles = given().handles;
+  auto &handles = given().handles;
   for (auto at = handles.begin(); made != nullptr && at != handles.end();) {
     // Not while anything in it is live.
     if (capi().unpin(made, at->first) == ESPER_NOT_READY) {
@@ -198,18 +198,16 @@ bool forget_unshared() {
   return (made != nullptr && capi().unshare(made) > 0) || some;
 }
 
-native::ShareableHandle Allocator::shareIpcHandle(void* ptr) {
-  void* segment = nullptr;
+native::ShareableHandle Allocator::shareIpcHandle(void *ptr)
+{
+  void *segment = nullptr;
   esper_block_info info{};
   if (capi().find_block(core(), ptr, &info) == ESPER_OK && info.mapped != 0) {
     return share_pages(ptr);
   }
   std::lock_guard<std::mutex> lock(given().mutex);
-  TORCH_CHECK(
-      capi().pin(core(), ptr, &segment) == ESPER_OK,
-      "invalid device pointer: ",
-      ptr,
-      " is in no live block of esper_alloc");
+  TORCH_CHECK(capi().pin(core(), ptr, &segment) == ESPER_OK, "invalid device pointer: ", ptr,
+              " is in no live block of esper_alloc");
   auto found = given().handles.find(segment);
   if (found == given().handles.end()) {
     try {
@@ -221,12 +219,12 @@ native::ShareableHandle Allocator::shareIpcHandle(void* ptr) {
   } else if (found->second.empty()) {
     found->second = make_handle(segment);
   }
-  return {
-      static_cast<char*>(ptr) - static_cast<char*>(segment), found->second};
+  return {static_cast<char *>(ptr) - static_cast<char *>(segment), found->second};
 }
 
-std::shared_ptr<void> Allocator::getIpcDevPtr(std::string handle) {
-  void* base = nullptr;
+std::shared_ptr<void> Allocator::getIpcDevPtr(std::string handle)
+{
+  void *base = nullptr;
   {
     const WithoutGil no_gil; // opening may wait for a device
     std::lock_guard<std::mutex> lock(taken().mutex);
@@ -237,7 +235,7 @@ std::shared_ptr<void> Allocator::getIpcDevPtr(std::string handle) {
     found->second.users++;
     base = found->second.base;
   }
-  return {base, [handle](void*) { close_handle(handle); }};
+  return {base, [handle](void *) { close_handle(handle); }};
 }
 
 } // namespace esper

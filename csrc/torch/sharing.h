@@ -1,7 +1,8 @@
 // Memory that other processes open (torch.multiprocessing).
 #pragma once
 
-namespace esper {
+namespace esper
+{
 
 // Segments of which nothing is live any more are no longer shared: whoever
 // opened them has closed them before the last of their memory was freed, as

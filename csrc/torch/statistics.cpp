@@ -5,13 +5,16 @@
 #include <cstdlib>
 #include <memory>
 
-namespace esper {
-namespace {
+namespace esper
+{
+namespace
+{
 
 using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatArray;
 
-Stat convert(const esper_stat& from) {
+Stat convert(const esper_stat &from)
+{
   Stat to;
   to.current = from.current;
   to.peak = from.peak;
@@ -20,47 +23,47 @@ Stat convert(const esper_stat& from) {
   return to;
 }
 
-StatArray convert(const esper_stat (&from)[ESPER_CLASSES]) {
-  static_assert(
-      std::tuple_size<StatArray>::value == ESPER_CLASSES,
-      "all, small, large: in both");
+StatArray convert(const esper_stat (&from)[ESPER_CLASSES])
+{
+  static_assert(std::tuple_size<StatArray>::value == ESPER_CLASSES, "all, small, large: in both");
   return {convert(from[0]), convert(from[1]), convert(from[2])};
 }
 
 // Newer than the oldest PyTorch supported.
 template <class Figures>
-auto set_rejections(Figures& to, int64_t count, int)
-    -> decltype(to.num_oom_rejections, void()) {
+auto set_rejections(Figures &to, int64_t count, int) -> decltype(to.num_oom_rejections, void())
+{
   to.num_oom_rejections = count;
 }
 template <class Figures>
-void set_rejections(Figures&, int64_t, long) {}
+void set_rejections(Figures &, int64_t, long)
+{
+}
 
 template <class Figures>
-auto set_pools(Figures& to, c10::DeviceIndex device, int)
-    -> decltype(to.reserved_bytes_by_private_pools, void()) {
-  esper_pool_stats* pools = nullptr;
+auto set_pools(Figures &to, c10::DeviceIndex device, int)
+    -> decltype(to.reserved_bytes_by_private_pools, void())
+{
+  esper_pool_stats *pools = nullptr;
   size_t count = 0;
-  check(
-      capi().get_pool_stats(core(), device, &pools, &count),
-      "reading statistics of pools");
-  const std::unique_ptr<esper_pool_stats, decltype(&std::free)> owner(
-      pools, &std::free);
+  check(capi().get_pool_stats(core(), device, &pools, &count), "reading statistics of pools");
+  const std::unique_ptr<esper_pool_stats, decltype(&std::free)> owner(pools, &std::free);
   for (size_t i = 0; i < count; ++i) {
     const c10::MempoolId_t id{pools[i].id[0], pools[i].id[1]};
     to.reserved_bytes_by_private_pools[id] = convert(pools[i].reserved_bytes);
   }
 }
 template <class Figures>
-void set_pools(Figures&, c10::DeviceIndex, long) {}
+void set_pools(Figures &, c10::DeviceIndex, long)
+{
+}
 
 } // namespace
 
-c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(
-    c10::DeviceIndex device) {
+c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIndex device)
+{
   esper_stats from;
-  check(
-      capi().get_stats(core(), device, &from), "reading statistics");
+  check(capi().get_stats(core(), device, &from), "reading statistics");
   c10::CachingDeviceAllocator::DeviceStats to;
   to.allocation = convert(from.allocation);
   to.segment = convert(from.segment);
@@ -84,15 +87,14 @@ c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(
   return to;
 }
 
-void Allocator::resetAccumulatedStats(c10::DeviceIndex device) {
-  check(
-      capi().reset_accumulated_stats(core(), device),
-      "resetting statistics");
+void Allocator::resetAccumulatedStats(c10::DeviceIndex device)
+{
+  check(capi().reset_accumulated_stats(core(), device), "resetting statistics");
 }
 
-void Allocator::resetPeakStats(c10::DeviceIndex device) {
-  check(
-      capi().reset_peak_stats(core(), device), "resetting peaks");
+void Allocator::resetPeakStats(c10::DeviceIndex device)
+{
+  check(capi().reset_peak_stats(core(), device), "resetting peaks");
 }
 
 } // namespace esper

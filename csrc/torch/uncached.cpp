@@ -6,42 +6,39 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 
-namespace esper {
+namespace esper
+{
 
-void* allocate_uncached(size_t size) {
+void *allocate_uncached(size_t size)
+{
   if (size == 0) {
     return nullptr;
   }
-  void* ptr = nullptr;
+  void *ptr = nullptr;
   const cudaError_t status = cudaMalloc(&ptr, size);
   if (status == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
-    TORCH_CHECK_WITH(
-        OutOfMemoryError,
-        false,
-        "CUDA out of memory. Tried to allocate ",
-        c10::CachingAllocator::format_size(size),
-        ". GPU ",
-        static_cast<int>(c10::cuda::current_device()),
-        " refused, and esper_alloc's cache is disabled.");
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ",
+                     c10::CachingAllocator::format_size(size), ". GPU ",
+                     static_cast<int>(c10::cuda::current_device()),
+                     " refused, and esper_alloc's cache is disabled.");
   }
   C10_CUDA_CHECK(status);
-  const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();
+  const c10::impl::PyInterpreter *tracer = c10::impl::GPUTrace::get_trace();
   if (C10_UNLIKELY(tracer != nullptr)) {
-    (*tracer)->trace_gpu_memory_allocation(
-        c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
+    (*tracer)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
   }
   return ptr;
 }
 
-void delete_uncached(void* ptr) {
+void delete_uncached(void *ptr)
+{
   if (ptr == nullptr) {
     return;
   }
-  const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();
+  const c10::impl::PyInterpreter *tracer = c10::impl::GPUTrace::get_trace();
   if (C10_UNLIKELY(tracer != nullptr)) {
-    (*tracer)->trace_gpu_memory_deallocation(
-        c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
+    (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
   }
   // A destructor is calling; a sticky error shows at the next call.
   C10_CUDA_CHECK_WARN(cudaFree(ptr));

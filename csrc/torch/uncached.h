@@ -5,10 +5,11 @@
 
 #include <cstddef>
 
-namespace esper {
+namespace esper
+{
 
 // On the current device. Zero bytes: null.
-void* allocate_uncached(size_t size);
-void delete_uncached(void* ptr);
+void *allocate_uncached(size_t size);
+void delete_uncached(void *ptr);
 
 } // namespace esper

@@ -1,8 +1,9 @@
 // Refusals that name what is missing.
 #pragma once
 
-namespace esper {
+namespace esper
+{
 
-[[noreturn]] void throw_unsupported(const char* method, const char* asked_by);
+[[noreturn]] void throw_unsupported(const char *method, const char *asked_by);
 
 } // namespace esper

@@ -5,8 +5,10 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-namespace esper {
-namespace {
+namespace esper
+{
+namespace
+{
 
 // A call's argument is held by the caller's variable and, before Python 3.14,
 // by the interpreter's stack; an element of a container by the container.
@@ -18,41 +20,45 @@ constexpr Py_ssize_t references_of_argument = 2;
 constexpr Py_ssize_t references_of_element = 1;
 
 // A function of esper_alloc.use, which holds what is easier said in Python.
-PyObject* python_helper(const char* name) {
+PyObject *python_helper(const char *name)
+{
   Reference module(PyImport_ImportModule("esper_alloc.use"));
   return module ? PyObject_GetAttrString(module.get(), name) : nullptr;
 }
 
-bool is_scalar(PyObject* value) {
+bool is_scalar(PyObject *value)
+{
   return value == Py_None || PyLong_Check(value) || PyFloat_Check(value) ||
-      PyUnicode_Check(value) || PyBytes_Check(value);
+         PyUnicode_Check(value) || PyBytes_Check(value);
 }
 
 } // namespace
 
 Gathering::Gathering(Saved saved)
-    : saved_(saved),
-      mode_is_active_(c10::impl::dispatch_mode_enabled()) {}
+    : saved_(saved), mode_is_active_(c10::impl::dispatch_mode_enabled())
+{
+}
 
-Gathering::~Gathering() {
-  for (PyObject* other : others_) {
+Gathering::~Gathering()
+{
+  for (PyObject *other : others_) {
     Py_DECREF(other);
   }
 }
 
-void Gathering::add_argument(PyObject* value, Py_ssize_t references) {
+void Gathering::add_argument(PyObject *value, Py_ssize_t references)
+{
   if (!add(value, references) && value != Py_None) {
-    TORCH_CHECK_TYPE(
-        false,
-        "expected a tensor, or a container of tensors, not ",
-        Py_TYPE(value)->tp_name);
+    TORCH_CHECK_TYPE(false, "expected a tensor, or a container of tensors, not ",
+                     Py_TYPE(value)->tp_name);
   }
 }
 
 // Whether it was a tensor or a container.
-bool Gathering::add(PyObject* value, Py_ssize_t references) {
+bool Gathering::add(PyObject *value, Py_ssize_t references)
+{
   if (C10_LIKELY(THPVariable_CheckExact(value))) {
-    const at::Tensor& tensor = THPVariable_Unpack(value);
+    const at::Tensor &tensor = THPVariable_Unpack(value);
     add_tensor(value, tensor, may_be_saved(value, tensor, references));
     return true;
   }
@@ -66,7 +72,8 @@ bool Gathering::add(PyObject* value, Py_ssize_t references) {
   return add_children(value, references);
 }
 
-void Gathering::add_element(PyObject* value, Py_ssize_t references) {
+void Gathering::add_element(PyObject *value, Py_ssize_t references)
+{
   if (add(value, references) || is_scalar(value)) {
     return;
   }
@@ -79,14 +86,15 @@ void Gathering::add_element(PyObject* value, Py_ssize_t references) {
 
 // What others hold, a checkpoint's closure for one, they can reach into: of its
 // elements no reference is the caller's alone.
-bool Gathering::add_children(PyObject* value, Py_ssize_t references) {
-  const Py_ssize_t of_element =
-      Py_REFCNT(value) <= references ? references_of_element : -1;
+bool Gathering::add_children(PyObject *value, Py_ssize_t references)
+{
+  const Py_ssize_t of_element = Py_REFCNT(value) <= references ? references_of_element : -1;
   if (Py_EnterRecursiveCall(" while looking for tensors") != 0) {
     throw python_error();
   }
   struct Leave {
-    ~Leave() {
+    ~Leave()
+    {
       Py_LeaveRecursiveCall();
     }
   } leave;
@@ -106,8 +114,7 @@ bool Gathering::add_children(PyObject* value, Py_ssize_t references) {
   }
   // Dictionaries, sets, other mappings, dataclasses: listed by Python.
   Reference helper(python_helper("_children"));
-  Reference children(
-      helper ? PyObject_CallOneArg(helper.get(), value) : nullptr);
+  Reference children(helper ? PyObject_CallOneArg(helper.get(), value) : nullptr);
   if (!children) {
     throw python_error();
   }
@@ -115,32 +122,29 @@ bool Gathering::add_children(PyObject* value, Py_ssize_t references) {
     return false;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(children.get()); ++i) {
-    add_element(
-        PyTuple_GET_ITEM(children.get(), i), of_element + 1);
+    add_element(PyTuple_GET_ITEM(children.get(), i), of_element + 1);
   }
   return true;
 }
 
 // A subclass of Tensor: memory of its own, or tensors inside.
-void Gathering::add_wrapper(PyObject* wrapper) {
+void Gathering::add_wrapper(PyObject *wrapper)
+{
   if (PyObject_HasAttrString(wrapper, "__tensor_flatten__")) {
-    Reference flat(
-        PyObject_CallMethod(wrapper, "__tensor_flatten__", nullptr));
+    Reference flat(PyObject_CallMethod(wrapper, "__tensor_flatten__", nullptr));
     if (!flat) {
       throw python_error();
     }
-    TORCH_CHECK_TYPE(
-        PyTuple_Check(flat.get()) && PyTuple_GET_SIZE(flat.get()) == 2,
-        Py_TYPE(wrapper)->tp_name,
-        ".__tensor_flatten__() must return (names, context)");
-    Reference names(PySequence_Fast(
-        PyTuple_GET_ITEM(flat.get(), 0), "names of inner tensors expected"));
+    TORCH_CHECK_TYPE(PyTuple_Check(flat.get()) && PyTuple_GET_SIZE(flat.get()) == 2,
+                     Py_TYPE(wrapper)->tp_name,
+                     ".__tensor_flatten__() must return (names, context)");
+    Reference names(
+        PySequence_Fast(PyTuple_GET_ITEM(flat.get(), 0), "names of inner tensors expected"));
     if (!names) {
       throw python_error();
     }
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(names.get()); ++i) {
-      Reference inner(PyObject_GetAttr(
-          wrapper, PySequence_Fast_GET_ITEM(names.get(), i)));
+      Reference inner(PyObject_GetAttr(wrapper, PySequence_Fast_GET_ITEM(names.get(), i)));
       if (!inner) {
         throw python_error();
       }
@@ -148,31 +152,24 @@ void Gathering::add_wrapper(PyObject* wrapper) {
     }
     return;
   }
-  const at::Tensor& tensor = THPVariable_Unpack(wrapper);
-  const auto* impl = tensor.unsafeGetTensorImpl();
-  const bool has_memory = impl->has_storage() && impl->unsafe_storage() &&
-      impl->unsafe_storage()
-              .unsafeGetStorageImpl()
-              ->_mutable_data_ptr_no_checks()
-              .get() != nullptr;
+  const at::Tensor &tensor = THPVariable_Unpack(wrapper);
+  const auto *impl = tensor.unsafeGetTensorImpl();
+  const bool has_memory =
+      impl->has_storage() && impl->unsafe_storage() &&
+      impl->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
   if (has_memory || tensor.layout() != at::kStrided) {
     add_tensor(wrapper, tensor, may_be_saved(wrapper, tensor, 0));
-  } else if (
-      tensor.numel() != 0 && !tensor.device().is_cpu() &&
-      !tensor.device().is_meta()) {
+  } else if (tensor.numel() != 0 && !tensor.device().is_cpu() && !tensor.device().is_meta()) {
     others_.push_back(Py_NewRef(wrapper));
   }
 }
 
-void Gathering::add_tensor(
-    PyObject* object,
-    const at::Tensor& tensor,
-    bool may_be_saved) {
+void Gathering::add_tensor(PyObject *object, const at::Tensor &tensor, bool may_be_saved)
+{
   // What functorch and functionalisation wrap has no memory of its own.
-  constexpr c10::DispatchKeySet wrappers(
-      {c10::DispatchKey::FuncTorchBatched,
-       c10::DispatchKey::FuncTorchGradWrapper,
-       c10::DispatchKey::Functionalize});
+  constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::FuncTorchBatched,
+                                          c10::DispatchKey::FuncTorchGradWrapper,
+                                          c10::DispatchKey::Functionalize});
   if (C10_UNLIKELY(mode_is_active_ || tensor.key_set().has_any(wrappers))) {
     if (!tensor.device().is_cpu() && !tensor.device().is_meta()) {
       others_.push_back(Py_NewRef(object));
@@ -182,10 +179,9 @@ void Gathering::add_tensor(
   }
 }
 
-bool Gathering::may_be_saved(
-    PyObject* object,
-    const at::Tensor& tensor,
-    Py_ssize_t references) const {
+bool Gathering::may_be_saved(PyObject *object, const at::Tensor &tensor,
+                             Py_ssize_t references) const
+{
   if (saved_ != Saved::ask_tensor) {
     return saved_ == Saved::yes;
   }
@@ -198,19 +194,18 @@ bool Gathering::may_be_saved(
   (void)references;
   return true;
 #else
-  const auto* impl = tensor.unsafeGetTensorImpl();
-  const bool callers_alone = Py_REFCNT(object) <= references &&
-      tensor.use_count() == 1 && impl->has_storage() &&
-      impl->unsafe_storage().use_count() == 1;
+  const auto *impl = tensor.unsafeGetTensorImpl();
+  const bool callers_alone = Py_REFCNT(object) <= references && tensor.use_count() == 1 &&
+                             impl->has_storage() && impl->unsafe_storage().use_count() == 1;
   return !callers_alone;
 #endif
 }
 
-void Gathering::mark(const End& end, const PythonEnd& python_end) {
+void Gathering::mark(const End &end, const PythonEnd &python_end)
+{
   if (!memory_.empty()) {
-    TORCH_CHECK_VALUE(
-        python_end.stream == Py_None || end.stream,
-        "a CUDA tensor cannot be marked on a stream of another kind of device");
+    TORCH_CHECK_VALUE(python_end.stream == Py_None || end.stream,
+                      "a CUDA tensor cannot be marked on a stream of another kind of device");
     pybind11::gil_scoped_release no_gil;
     memory_.mark(end);
   }
@@ -219,60 +214,49 @@ void Gathering::mark(const End& end, const PythonEnd& python_end) {
   }
 }
 
-void Gathering::mark_others(const End& end, const PythonEnd& python_end) {
-  const bool until_free = saved_ == Saved::yes ||
-      (saved_ == Saved::ask_tensor && at::GradMode::is_enabled());
+void Gathering::mark_others(const End &end, const PythonEnd &python_end)
+{
+  const bool until_free =
+      saved_ == Saved::yes || (saved_ == Saved::ask_tensor && at::GradMode::is_enabled());
   Reference tensors(PyList_New(0));
-  for (PyObject* other : others_) {
+  for (PyObject *other : others_) {
     if (!tensors || PyList_Append(tensors.get(), other) < 0) {
       throw python_error();
     }
   }
   Reference helper(python_helper("_mark_others"));
-  Reference done(
-      helper ? PyObject_CallFunctionObjArgs(
-                   helper.get(),
-                   tensors.get(),
-                   python_end.stream,
-                   python_end.event,
-                   end.gate ? Py_True : Py_False,
-                   until_free ? Py_True : Py_False,
-                   nullptr)
-             : nullptr);
+  Reference done(helper
+                     ? PyObject_CallFunctionObjArgs(helper.get(), tensors.get(), python_end.stream,
+                                                    python_end.event, end.gate ? Py_True : Py_False,
+                                                    until_free ? Py_True : Py_False, nullptr)
+                     : nullptr);
   if (!done) {
     throw python_error();
   }
 }
 
-const char record_use_doc[] =
-    "record_use(tensors, stream=None, *, event=None, gate=True)\n"
-    "--\n\n"
-    "Mark the end of use of `tensors` on `stream`. See esper_alloc.use.";
+const char record_use_doc[] = "record_use(tensors, stream=None, *, event=None, gate=True)\n"
+                              "--\n\n"
+                              "Mark the end of use of `tensors` on `stream`. See esper_alloc.use.";
 
-namespace {
+namespace
+{
 
 // What a call passed, borrowed.
 struct Arguments {
-  PyObject* tensors = nullptr;
+  PyObject *tensors = nullptr;
   PythonEnd end;
-  PyObject* gate = Py_True;
+  PyObject *gate = Py_True;
 };
 
 // `self` NULL: the function, whose first argument are the tensors.
-Arguments parse_arguments(
-    PyObject* self,
-    PyObject* const* args,
-    Py_ssize_t count,
-    PyObject* names) {
+Arguments parse_arguments(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
   Arguments parsed;
   parsed.tensors = self;
   const Py_ssize_t first = self == nullptr ? 1 : 0; // the stream's place
-  TORCH_CHECK_TYPE(
-      count <= first + 1,
-      "record_use() takes at most ",
-      first + 1,
-      " positional arguments, not ",
-      count);
+  TORCH_CHECK_TYPE(count <= first + 1, "record_use() takes at most ", first + 1,
+                   " positional arguments, not ", count);
   if (first == 1 && count > 0) {
     parsed.tensors = args[0];
   }
@@ -281,11 +265,11 @@ Arguments parse_arguments(
   }
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   for (Py_ssize_t i = 0; i < named; ++i) {
-    const char* name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i));
+    const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i));
     if (name == nullptr) {
       throw python_error();
     }
-    PyObject* value = args[count + i];
+    PyObject *value = args[count + i];
     const std::string_view key(name);
     if (key == "stream" && count <= first) {
       parsed.end.stream = value;
@@ -296,16 +280,15 @@ Arguments parse_arguments(
     } else if (key == "tensors" && self == nullptr && count < 1) {
       parsed.tensors = value;
     } else {
-      TORCH_CHECK_TYPE(
-          false, "record_use() got an unexpected argument '", name, "'");
+      TORCH_CHECK_TYPE(false, "record_use() got an unexpected argument '", name, "'");
     }
   }
-  TORCH_CHECK_TYPE(
-      parsed.tensors != nullptr, "record_use() needs tensors to mark");
+  TORCH_CHECK_TYPE(parsed.tensors != nullptr, "record_use() needs tensors to mark");
   return parsed;
 }
 
-void mark(Arguments arguments) {
+void mark(Arguments arguments)
+{
   End end;
   if (is_cpu_stream(arguments.end.stream)) {
     arguments.end.stream = Py_None;
@@ -327,11 +310,9 @@ void mark(Arguments arguments) {
   found.mark(end, arguments.end);
 }
 
-PyObject* record_use_method(
-    PyObject* self,
-    PyObject* const* args,
-    Py_ssize_t count,
-    PyObject* names) {
+PyObject *record_use_method(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                            PyObject *names)
+{
   HANDLE_TH_ERRORS
   mark(parse_arguments(self, args, count, names));
   Py_RETURN_NONE;
@@ -339,9 +320,7 @@ PyObject* record_use_method(
 }
 
 PyMethodDef tensor_method = {
-    "record_use",
-    reinterpret_cast<PyCFunction>(
-        reinterpret_cast<void (*)()>(record_use_method)),
+    "record_use", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(record_use_method)),
     METH_FASTCALL | METH_KEYWORDS,
     "record_use($self, /, stream=None, *, event=None, gate=True)\n"
     "--\n\n"
@@ -349,24 +328,22 @@ PyMethodDef tensor_method = {
 
 } // namespace
 
-PyObject* record_use(
-    PyObject* /*module*/,
-    PyObject* const* args,
-    Py_ssize_t count,
-    PyObject* names) {
+PyObject *record_use(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count,
+                     PyObject *names)
+{
   HANDLE_TH_ERRORS
   mark(parse_arguments(nullptr, args, count, names));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* make_tensor_method(PyObject* /*module*/, PyObject* tensor_class) {
+PyObject *make_tensor_method(PyObject * /*module*/, PyObject *tensor_class)
+{
   if (!PyType_Check(tensor_class)) {
     PyErr_SetString(PyExc_TypeError, "a class is needed");
     return nullptr;
   }
-  return PyDescr_NewMethod(
-      reinterpret_cast<PyTypeObject*>(tensor_class), &tensor_method);
+  return PyDescr_NewMethod(reinterpret_cast<PyTypeObject *>(tensor_class), &tensor_method);
 }
 
 } // namespace esper

@@ -20,7 +20,8 @@
 
 #include "marking.h"
 
-namespace esper {
+namespace esper
+{
 
 // Whether backward may read what is marked.
 enum class Saved {
@@ -31,8 +32,8 @@ enum class Saved {
 
 // The end of a use as Python gave it, for what is marked there.
 struct PythonEnd {
-  PyObject* stream = Py_None; // borrowed
-  PyObject* event = Py_None; // borrowed
+  PyObject *stream = Py_None; // borrowed
+  PyObject *event = Py_None;  // borrowed
 };
 
 // The memory behind a value: a tensor, or containers of them to any depth.
@@ -42,51 +43,42 @@ struct PythonEnd {
 // What PyTorch has to see goes through the operators (operators.cpp) instead:
 // everything while a dispatch mode is active (tracing, fake tensors), and at
 // all times tensors that stand for others without saying for which.
-class Gathering {
- public:
+class Gathering
+{
+public:
   explicit Gathering(Saved saved);
   ~Gathering();
-  Gathering(const Gathering&) = delete;
-  Gathering& operator=(const Gathering&) = delete;
+  Gathering(const Gathering &) = delete;
+  Gathering &operator=(const Gathering &) = delete;
 
   // `references`: how many Python references the caller itself accounts for.
   // A value that is neither tensor nor container is a TypeError.
-  void add_argument(PyObject* value, Py_ssize_t references);
+  void add_argument(PyObject *value, Py_ssize_t references);
 
   // Releases the GIL while it marks.
-  void mark(const End& end, const PythonEnd& python_end);
+  void mark(const End &end, const PythonEnd &python_end);
 
- private:
-  bool add(PyObject* value, Py_ssize_t references);
-  void add_element(PyObject* value, Py_ssize_t references);
-  void add_wrapper(PyObject* wrapper);
-  bool add_children(PyObject* value, Py_ssize_t references);
-  void add_tensor(
-      PyObject* object,
-      const at::Tensor& tensor,
-      bool may_be_saved);
-  bool may_be_saved(
-      PyObject* object,
-      const at::Tensor& tensor,
-      Py_ssize_t references) const;
-  void mark_others(const End& end, const PythonEnd& python_end);
+private:
+  bool add(PyObject *value, Py_ssize_t references);
+  void add_element(PyObject *value, Py_ssize_t references);
+  void add_wrapper(PyObject *wrapper);
+  bool add_children(PyObject *value, Py_ssize_t references);
+  void add_tensor(PyObject *object, const at::Tensor &tensor, bool may_be_saved);
+  bool may_be_saved(PyObject *object, const at::Tensor &tensor, Py_ssize_t references) const;
+  void mark_others(const End &end, const PythonEnd &python_end);
 
   Saved saved_;
   bool mode_is_active_;
   Memory memory_;
-  c10::SmallVector<PyObject*, 1> others_; // owned; Python marks them
+  c10::SmallVector<PyObject *, 1> others_; // owned; Python marks them
 };
 
 // The Python function. METH_FASTCALL | METH_KEYWORDS.
-PyObject* record_use(
-    PyObject* module,
-    PyObject* const* args,
-    Py_ssize_t count,
-    PyObject* names);
+PyObject *record_use(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 extern const char record_use_doc[];
 
 // The same as a method that torch.Tensor does not have yet: a descriptor to be
 // set on that class, where it counts references as the function does.
-PyObject* make_tensor_method(PyObject* module, PyObject* tensor_class);
+PyObject *make_tensor_method(PyObject *module, PyObject *tensor_class);
 
 } // namespace esper

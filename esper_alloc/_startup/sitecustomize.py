@@ -90,16 +90,13 @@ def enable():
         import_package()
     except Exception as error:
         sys.stderr.write(
-            "esper_alloc: process %d keeps PyTorch's own allocator: %s\n"
-            % (os.getpid(), error)
+            "esper_alloc: process %d keeps PyTorch's own allocator: %s\n" % (os.getpid(), error)
         )
 
 
 def chain():
     """Runs the sitecustomize that would have been found without this one."""
-    sys.path[:] = [
-        entry for entry in sys.path if os.path.abspath(entry) != HERE
-    ]
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != HERE]
     ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401  (a module of that name further on)

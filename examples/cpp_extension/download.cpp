@@ -9,7 +9,8 @@
 
 #include <esper_alloc.h>
 
-namespace {
+namespace
+{
 
 /* Starts to copy `x`, a contiguous CUDA tensor, on the stream with that handle
  * (torch.cuda.Stream.cuda_stream). The result is complete when the stream has got

@@ -9,17 +9,23 @@
 static check_test *first, **last = &first;
 static check_test *running;
 
-void check_register(check_test *test) {
+void check_register(check_test *test)
+{
   *last = test;
   last = &test->next;
 }
 
-const check_test *check_first(void) { return first; }
+const check_test *check_first(void)
+{
+  return first;
+}
 
-int check_passes(const check_test *test) {
+int check_passes(const check_test *test)
+{
   fflush(NULL);
   pid_t child = fork();
-  if (child < 0) check_failed(__FILE__, __LINE__, "no process");
+  if (child < 0)
+    check_failed(__FILE__, __LINE__, "no process");
   if (child == 0) {
     int nowhere = open("/dev/null", O_WRONLY);
     dup2(nowhere, STDOUT_FILENO);
@@ -33,10 +39,13 @@ int check_passes(const check_test *test) {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-const char *check_name(void) { return running ? running->name : "(none)"; }
+const char *check_name(void)
+{
+  return running ? running->name : "(none)";
+}
 
-_Noreturn void check_failed(const char *file, int line, const char *format,
-                            ...) {
+_Noreturn void check_failed(const char *file, int line, const char *format, ...)
+{
   fflush(stdout);
   fprintf(stderr, "%s:%d: in %s: ", file, line, check_name());
   va_list arguments;
@@ -49,9 +58,13 @@ _Noreturn void check_failed(const char *file, int line, const char *format,
 
 static long malloc_calls = -1;
 
-void check_limit_malloc(long calls) { malloc_calls = calls; }
+void check_limit_malloc(long calls)
+{
+  malloc_calls = calls;
+}
 
-static int may_call(void) {
+static int may_call(void)
+{
   if (malloc_calls > 0) {
     malloc_calls--;
     return 1;
@@ -62,33 +75,42 @@ static int may_call(void) {
 /* The linker puts these in the place of malloc, realloc, aligned_alloc and mmap. */
 void *__real_malloc(size_t size);
 void *__wrap_malloc(size_t size);
-void *__wrap_malloc(size_t size) { return may_call() ? __real_malloc(size) : NULL; }
+void *__wrap_malloc(size_t size)
+{
+  return may_call() ? __real_malloc(size) : NULL;
+}
 
 void *__real_realloc(void *ptr, size_t size);
 void *__wrap_realloc(void *ptr, size_t size);
-void *__wrap_realloc(void *ptr, size_t size) {
+void *__wrap_realloc(void *ptr, size_t size)
+{
   return may_call() ? __real_realloc(ptr, size) : NULL;
 }
 
 void *__real_aligned_alloc(size_t alignment, size_t size);
 void *__wrap_aligned_alloc(size_t alignment, size_t size);
-void *__wrap_aligned_alloc(size_t alignment, size_t size) {
+void *__wrap_aligned_alloc(size_t alignment, size_t size)
+{
   return may_call() ? __real_aligned_alloc(alignment, size) : NULL;
 }
 
 void *__real_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset);
 void *__wrap_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset);
-void *__wrap_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset) {
+void *__wrap_mmap(void *at, size_t size, int protection, int flags, int file, off_t offset)
+{
   return may_call() ? __real_mmap(at, size, protection, flags, file, offset) : MAP_FAILED;
 }
 
-static check_test *find(const char *name) {
+static check_test *find(const char *name)
+{
   check_test *test = first;
-  while (test && strcmp(test->name, name)) test = test->next;
+  while (test && strcmp(test->name, name))
+    test = test->next;
   return test;
 }
 
-static void run(check_test *test) {
+static void run(check_test *test)
+{
   running = test;
   printf("%s\n", test->name);
   fflush(stdout);
@@ -96,7 +118,8 @@ static void run(check_test *test) {
   running = NULL;
 }
 
-int main(int count, char **arguments) {
+int main(int count, char **arguments)
+{
   if (count == 2 && strcmp(arguments[1], "--list") == 0) {
     for (check_test *test = first; test; test = test->next)
       printf("%s\n", test->name);
@@ -104,12 +127,13 @@ int main(int count, char **arguments) {
   }
   for (int i = 1; i < count; i++)
     if (!find(arguments[i])) {
-      fprintf(stderr, "%s: there is no test named %s; see --list\n",
-              arguments[0], arguments[i]);
+      fprintf(stderr, "%s: there is no test named %s; see --list\n", arguments[0], arguments[i]);
       return 2;
     }
-  for (int i = 1; i < count; i++) run(find(arguments[i]));
+  for (int i = 1; i < count; i++)
+    run(find(arguments[i]));
   if (count == 1)
-    for (check_test *test = first; test; test = test->next) run(test);
+    for (check_test *test = first; test; test = test->next)
+      run(test);
   return 0;
 }

@@ -36,39 +36,39 @@ int check_passes(const check_test *test);
  * never. */
 void check_limit_malloc(long calls);
 
-#define TEST(name)                                                            \
-  static void name(void);                                                     \
-  __attribute__((constructor)) static void register_##name(void) {            \
-    static check_test test = {#name, name, NULL};                             \
-    check_register(&test);                                                    \
-  }                                                                           \
+#define TEST(name)                                               \
+  static void name(void);                                        \
+  __attribute__((constructor)) static void register_##name(void) \
+  {                                                              \
+    static check_test test = {#name, name, NULL};                \
+    check_register(&test);                                       \
+  }                                                              \
   static void name(void)
 
-#define CHECK(x)                                                              \
-  ((x) ? (void)0 : check_failed(__FILE__, __LINE__, "%s", #x))
+#define CHECK(x) ((x) ? (void)0 : check_failed(__FILE__, __LINE__, "%s", #x))
 
-#define CHECK_EQ(a, b)                                                        \
-  do {                                                                        \
-    long long check_a = (long long)(a), check_b = (long long)(b);             \
-    if (check_a != check_b)                                                   \
-      check_failed(__FILE__, __LINE__, "%s is %lld, not %s, which is %lld",   \
-                   #a, check_a, #b, check_b);                                 \
+#define CHECK_EQ(a, b)                                                                       \
+  do {                                                                                       \
+    long long check_a = (long long)(a), check_b = (long long)(b);                            \
+    if (check_a != check_b)                                                                  \
+      check_failed(__FILE__, __LINE__, "%s is %lld, not %s, which is %lld", #a, check_a, #b, \
+                   check_b);                                                                 \
   } while (0)
 
-#define CHECK_OK(status)                                                      \
-  do {                                                                        \
-    esper_status check_s = (status);                                          \
-    if (check_s != ESPER_OK)                                                  \
-      check_failed(__FILE__, __LINE__, "%s: %s (%s)", #status,                \
-                   esper_status_name(check_s), esper_last_error());           \
+#define CHECK_OK(status)                                                                   \
+  do {                                                                                     \
+    esper_status check_s = (status);                                                       \
+    if (check_s != ESPER_OK)                                                               \
+      check_failed(__FILE__, __LINE__, "%s: %s (%s)", #status, esper_status_name(check_s), \
+                   esper_last_error());                                                    \
   } while (0)
 
-#define CHECK_STATUS(status, expected)                                        \
-  do {                                                                        \
-    esper_status check_s = (status);                                          \
-    if (check_s != (expected))                                                \
-      check_failed(__FILE__, __LINE__, "%s: %s, not %s", #status,             \
-                   esper_status_name(check_s), #expected);                    \
+#define CHECK_STATUS(status, expected)                                                        \
+  do {                                                                                        \
+    esper_status check_s = (status);                                                          \
+    if (check_s != (expected))                                                                \
+      check_failed(__FILE__, __LINE__, "%s: %s, not %s", #status, esper_status_name(check_s), \
+                   #expected);                                                                \
   } while (0)
 
 #endif

@@ -7,52 +7,61 @@
 static world w;
 static esper_stream r;
 
-static void begin(bool mapped) {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_AT_ONCE,
+static void begin(bool mapped)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_AT_ONCE,
                          .virtual_memory = mapped};
   esper_config config = {.segments = mapped ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC};
   world_begin_with(&w, &options, &config);
   r = w.stream[0];
 }
 
-static void end(void) {
+static void end(void)
+{
   CHECK(esper_core_is_valid(w.core));
   world_end(&w);
 }
 
-static esper_pool *make(uint64_t id) {
+static esper_pool *make(uint64_t id)
+{
   esper_pool *pool;
   CHECK_OK(esper_pool_create(w.core, 0, 0, id, &pool));
   return pool;
 }
 
-static void *get(esper_pool *pool, size_t size) {
+static void *get(esper_pool *pool, size_t size)
+{
   void *p;
   CHECK_OK(esper_malloc_from(w.core, pool, size, r, &p));
   return p;
 }
 
 /* The figures of the pool at `index`, of `count` in all. */
-static esper_pool_stats figures(size_t index, size_t count) {
+static esper_pool_stats figures(size_t index, size_t count)
+{
   esper_pool_stats *pools, found;
   size_t is;
   CHECK_OK(esper_get_pool_stats(w.core, 0, &pools, &is));
   CHECK_EQ(is, count);
   memset(&found, 0, sizeof found);
-  if (count) found = pools[index];
+  if (count)
+    found = pools[index];
   free(pools);
   CHECK(esper_core_is_valid(w.core));
   return found;
 }
 
-static void check(esper_stat stat, size_t current, size_t peak, size_t allocated, size_t freed) {
+static void check(esper_stat stat, size_t current, size_t peak, size_t allocated, size_t freed)
+{
   CHECK_EQ(stat.current, current);
   CHECK_EQ(stat.peak, peak);
   CHECK_EQ(stat.allocated, allocated);
   CHECK_EQ(stat.freed, freed);
 }
 
-TEST(each_private_pool_has_figures_once_it_had_memory) {
+TEST(each_private_pool_has_figures_once_it_had_memory)
+{
   for (int mapped = 0; mapped < 2; mapped++) {
     begin(mapped);
     esper_pool *a = make(1), *b = make(2);
@@ -77,7 +86,8 @@ TEST(each_private_pool_has_figures_once_it_had_memory) {
   }
 }
 
-TEST(figures_outlive_their_pool_until_they_are_reset) {
+TEST(figures_outlive_their_pool_until_they_are_reset)
+{
   begin(false);
   esper_pool *a = make(1);
   make(2);
@@ -93,7 +103,8 @@ TEST(figures_outlive_their_pool_until_they_are_reset) {
   end();
 }
 
-TEST(figures_of_a_pool_that_is_there_are_reset_and_stay) {
+TEST(figures_of_a_pool_that_is_there_are_reset_and_stay)
+{
   begin(false);
   esper_pool *a = make(1);
   void *p = get(a, 12 * MIB);
@@ -108,7 +119,8 @@ TEST(figures_of_a_pool_that_is_there_are_reset_and_stay) {
   end();
 }
 
-TEST(a_pool_with_the_id_of_one_that_is_gone_goes_on) {
+TEST(a_pool_with_the_id_of_one_that_is_gone_goes_on)
+{
   begin(false);
   CHECK_OK(esper_free(w.core, get(make(1), 12 * MIB)));
   CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
@@ -119,7 +131,8 @@ TEST(a_pool_with_the_id_of_one_that_is_gone_goes_on) {
 }
 
 /* Or a program that makes a pool in every step would need more and more host memory. */
-TEST(of_the_pools_that_are_gone_the_youngest_have_figures) {
+TEST(of_the_pools_that_are_gone_the_youngest_have_figures)
+{
   enum { POOLS = 300, MOST = 256 };
   begin(false);
   esper_pool *stays = make(1000);
@@ -137,7 +150,8 @@ TEST(of_the_pools_that_are_gone_the_youngest_have_figures) {
 }
 
 /* What the driver does not take back was not given back. */
-TEST(a_segment_that_stays_counts) {
+TEST(a_segment_that_stays_counts)
+{
   begin(false);
   CHECK_OK(esper_free(w.core, get(make(1), 12 * MIB)));
   CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
@@ -148,7 +162,8 @@ TEST(a_segment_that_stays_counts) {
   end();
 }
 
-TEST(there_are_figures_of_devices_only) {
+TEST(there_are_figures_of_devices_only)
+{
   begin(false);
   esper_pool_stats *pools;
   size_t count;

@@ -13,26 +13,30 @@ static block_t blocks[MANY];
 static bool in[MANY];
 
 static uint64_t seed;
-static uint64_t draw(void) {
+static uint64_t draw(void)
+{
   seed = seed * 6364136223846793005u + 1442695040888963407u;
   return seed >> 20;
 }
 
-static void begin(void) {
+static void begin(void)
+{
   memset(&bins, 0, sizeof bins);
   memset(blocks, 0, sizeof blocks);
   memset(in, 0, sizeof in);
-  for (int i = 0; i < 4; i++) segments[i] = (segment_t){.sequence = (uint64_t)i};
+  for (int i = 0; i < 4; i++)
+    segments[i] = (segment_t){.sequence = (uint64_t)i};
   seed = 42;
 }
 
-static block_t *make(int i, size_t size, uint64_t segment, uintptr_t address) {
-  blocks[i] = (block_t){.size = size, .segment = &segments[segment],
-                        .address = address};
+static block_t *make(int i, size_t size, uint64_t segment, uintptr_t address)
+{
+  blocks[i] = (block_t){.size = size, .segment = &segments[segment], .address = address};
   return &blocks[i];
 }
 
-TEST(a_larger_size_has_no_smaller_bin) {
+TEST(a_larger_size_has_no_smaller_bin)
+{
   unsigned last = 0;
   for (size_t size = 512; size < (size_t)1 << 48; size += 512 + size / 100) {
     size -= size % 512;
@@ -47,7 +51,8 @@ TEST(a_larger_size_has_no_smaller_bin) {
   CHECK(bins_index(64 << 20) != bins_index((64 << 20) + (2 << 20)));
 }
 
-TEST(the_best_fit_is_the_smallest_that_fits) {
+TEST(the_best_fit_is_the_smallest_that_fits)
+{
   begin();
   CHECK(!bins_best_fit(&bins, 512));
   block_t *a = make(0, 4096, 0, 0x10000), *b = make(1, 8192, 0, 0x20000),
@@ -74,7 +79,8 @@ TEST(the_best_fit_is_the_smallest_that_fits) {
 }
 
 /* So that addresses repeat from run to run, whatever the driver's are. */
-TEST(equal_sizes_come_in_order_of_birth_not_of_address) {
+TEST(equal_sizes_come_in_order_of_birth_not_of_address)
+{
   begin();
   block_t *young = make(0, 4096, 2, 0x1000000), *old = make(1, 4096, 1, 0x9000000),
           *later = make(2, 4096, 1, 0x9001000);
@@ -86,14 +92,18 @@ TEST(equal_sizes_come_in_order_of_birth_not_of_address) {
   CHECK(bins_next(&bins, later) == young);
 }
 
-static bool before(const block_t *a, const block_t *b) {
-  if (a->size != b->size) return a->size < b->size;
-  if (a->segment != b->segment) return a->segment->sequence < b->segment->sequence;
+static bool before(const block_t *a, const block_t *b)
+{
+  if (a->size != b->size)
+    return a->size < b->size;
+  if (a->segment != b->segment)
+    return a->segment->sequence < b->segment->sequence;
   return a->address < b->address;
 }
 
 /* Against the plainest implementation. */
-static void agree_with_a_list(bool placed) {
+static void agree_with_a_list(bool placed)
+{
   begin();
   bins.placed = placed;
   for (int i = 0; i < MANY; i++) {
@@ -110,10 +120,12 @@ static void agree_with_a_list(bool placed) {
     size_t size = 512 * (1 + draw() % 1000);
     const block_t *best = NULL, *largest = NULL;
     for (int k = 0; k < MANY; k++) {
-      if (!in[k]) continue;
+      if (!in[k])
+        continue;
       if (blocks[k].size >= size && (!best || before(&blocks[k], best)))
         best = &blocks[k];
-      if (!largest || before(largest, &blocks[k])) largest = &blocks[k];
+      if (!largest || before(largest, &blocks[k]))
+        largest = &blocks[k];
     }
     CHECK(bins_best_fit(&bins, size) == best);
     CHECK(bins_largest(&bins) == largest);
@@ -131,11 +143,18 @@ static void agree_with_a_list(bool placed) {
   }
 }
 
-TEST(random_operations_agree_with_a_list) { agree_with_a_list(false); }
+TEST(random_operations_agree_with_a_list)
+{
+  agree_with_a_list(false);
+}
 
-TEST(so_they_do_where_a_block_knows_its_place) { agree_with_a_list(true); }
+TEST(so_they_do_where_a_block_knows_its_place)
+{
+  agree_with_a_list(true);
+}
 
-TEST(a_block_in_the_wrong_bin_is_noticed) {
+TEST(a_block_in_the_wrong_bin_is_noticed)
+{
   begin();
   block_t *a = make(0, 4096, 0, 0x10000);
   bins_insert(&bins, a);

@@ -11,7 +11,8 @@ static device_t *device;
 static segment_t segment;
 static heap_t heap; /* its front is closed */
 
-static block_t *begin(void) {
+static block_t *begin(void)
+{
   world_begin(&w);
   world_free(&w, world_malloc(&w, 512, w.stream[0])); /* the device starts */
   device = &w.core->devices[0];
@@ -25,7 +26,8 @@ static block_t *begin(void) {
   return segment.first;
 }
 
-static void end(void) {
+static void end(void)
+{
   while (segment.first) {
     block_t *block = segment.first;
     segment.first = block->next;
@@ -35,26 +37,32 @@ static void end(void) {
 }
 
 /* A use without a record, told by its stream. */
-static void owe(block_t *block, stream_t *stream, unsigned flags) {
+static void owe(block_t *block, stream_t *stream, unsigned flags)
+{
   use_t *use = use_take(device);
   use_attach(block, stream, NULL, flags, &use);
-  if (use) use_give(device, use);
+  if (use)
+    use_give(device, use);
 }
 
-static int uses_of(const block_t *block, const stream_t *stream) {
+static int uses_of(const block_t *block, const stream_t *stream)
+{
   int count = 0;
   for (const use_t *use = block->uses; use; use = use->next)
     count += use->stream == stream;
   return count;
 }
 
-static stream_t *any_stream(int i) {
+static stream_t *any_stream(int i)
+{
   stream_t *s = atomic_load(&w.core->streams);
-  while (i--) s = s->next;
+  while (i--)
+    s = s->next;
   return s;
 }
 
-TEST(split_and_merge_undo_each_other) {
+TEST(split_and_merge_undo_each_other)
+{
   block_t *a = begin();
   a->stamp = 7;
   block_t *b = block_split(device, a, 4096);
@@ -77,7 +85,8 @@ TEST(split_and_merge_undo_each_other) {
   end();
 }
 
-TEST(the_rest_of_a_split_takes_the_uses) {
+TEST(the_rest_of_a_split_takes_the_uses)
+{
   block_t *a = begin();
   owe(a, any_stream(0), USE_AT_FREE);
   block_t *b = block_split(device, a, 4096);
@@ -86,7 +95,8 @@ TEST(the_rest_of_a_split_takes_the_uses) {
   end();
 }
 
-TEST(a_merge_unites_the_uses_and_takes_the_later_stamp) {
+TEST(a_merge_unites_the_uses_and_takes_the_later_stamp)
+{
   block_t *a = begin(), *b = block_split(device, a, 4096);
   world_free(&w, world_malloc(&w, 512, w.stream[1]));
   stream_t *s = any_stream(0), *t = any_stream(1);
@@ -100,12 +110,14 @@ TEST(a_merge_unites_the_uses_and_takes_the_later_stamp) {
   CHECK_EQ(uses_of(a, t), 1);
   CHECK_EQ(a->stamp, 9);
   for (const use_t *use = a->uses; use; use = use->next)
-    if (use->stream == s) CHECK(use->flags & USE_NO_GATE); /* the stricter */
+    if (use->stream == s)
+      CHECK(use->flags & USE_NO_GATE); /* the stricter */
   CHECK(uses_are_valid(a));
   end();
 }
 
-TEST(broken_blocks_are_noticed) {
+TEST(broken_blocks_are_noticed)
+{
   block_t *a = begin(), *b = block_split(device, a, 4096);
   CHECK(block_is_valid(a));
   a->size = 1000;

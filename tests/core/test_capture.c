@@ -9,7 +9,8 @@ static esper_stream r, s, t, o;
 
 enum { X = 12, Y = 14 }; /* MiB: each has a segment of its own */
 
-static void begin_with(const esper_config *config, size_t capacity) {
+static void begin_with(const esper_config *config, size_t capacity)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .capacity = capacity};
@@ -20,19 +21,25 @@ static void begin_with(const esper_config *config, size_t capacity) {
   o = w.stream[3];
 }
 
-static void begin(void) { begin_with(NULL, 0); }
+static void begin(void)
+{
+  begin_with(NULL, 0);
+}
 
-static void end(void) {
+static void end(void)
+{
   CHECK(capture_is_valid(w.core));
   world_end(&w);
 }
 
-static uint64_t capture_begin(void) {
+static uint64_t capture_begin(void)
+{
   return sim_capture_begin(w.s, 0, r.handle);
 }
 
 /* Ends it, replays the graph twice, and throws it away. */
-static void capture_end(void) {
+static void capture_end(void)
+{
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
   CHECK(graph);
   sim_graph_launch(w.s, graph, 0, o.handle);
@@ -41,16 +48,21 @@ static void capture_end(void) {
   sim_graph_destroy(w.s, graph);
 }
 
-static void *block(size_t mib, esper_stream stream) {
+static void *block(size_t mib, esper_stream stream)
+{
   void *p = world_malloc(&w, mib * MIB, stream);
   world_kernel(&w, stream, p);
   return p;
 }
 
-static uint64_t gates(void) { return world_counters(&w, 0).gates_issued; }
+static uint64_t gates(void)
+{
+  return world_counters(&w, 0).gates_issued;
+}
 
 /* The reader goes on with other work, so r must not wait for all of it. */
-TEST(a_mark_inside_lets_memory_be_reused_inside) {
+TEST(a_mark_inside_lets_memory_be_reused_inside)
+{
   begin();
   capture_begin();
   void *x = block(X, r);
@@ -70,7 +82,8 @@ TEST(a_mark_inside_lets_memory_be_reused_inside) {
   end();
 }
 
-TEST(what_the_program_ordered_itself_needs_no_edge) {
+TEST(what_the_program_ordered_itself_needs_no_edge)
+{
   begin();
   capture_begin();
   void *x = block(X, r);
@@ -78,7 +91,8 @@ TEST(what_the_program_ordered_itself_needs_no_edge) {
   world_use(&w, x, s, 0);
   world_free(&w, x);
   world_wait(&w, r, s);
-  for (int i = 0; i < 20; i++) sim_kernel(w.s, 0, r.handle, NULL, 0, SIM_READ);
+  for (int i = 0; i < 20; i++)
+    sim_kernel(w.s, 0, r.handle, NULL, 0, SIM_READ);
   CHECK(block(X, r) == x);
   CHECK_EQ(gates(), 0);
   capture_end();
@@ -86,7 +100,8 @@ TEST(what_the_program_ordered_itself_needs_no_edge) {
 }
 
 /* An edge that was added for one block serves another that was read before it. */
-TEST(edges_that_were_spared_are_counted) {
+TEST(edges_that_were_spared_are_counted)
+{
   begin();
   capture_begin();
   void *x = block(X, r), *y = block(Y, r);
@@ -108,7 +123,8 @@ TEST(edges_that_were_spared_are_counted) {
 }
 
 /* Of two reads the program has ordered one. */
-TEST(an_edge_that_was_spared_beside_one_that_was_not_is_counted) {
+TEST(an_edge_that_was_spared_beside_one_that_was_not_is_counted)
+{
   begin();
   capture_begin();
   void *x = block(X, r);
@@ -126,7 +142,8 @@ TEST(an_edge_that_was_spared_beside_one_that_was_not_is_counted) {
   end();
 }
 
-TEST(a_mark_without_gate_is_not_depended_on) {
+TEST(a_mark_without_gate_is_not_depended_on)
+{
   begin();
   capture_begin();
   void *x = block(X, r);
@@ -140,7 +157,8 @@ TEST(a_mark_without_gate_is_not_depended_on) {
   end();
 }
 
-TEST(reuse_order_grow_takes_more_memory_inside_too) {
+TEST(reuse_order_grow_takes_more_memory_inside_too)
+{
   esper_config config = {.reuse_order = ESPER_REUSE_GROW};
   begin_with(&config, 0);
   capture_begin();
@@ -155,7 +173,8 @@ TEST(reuse_order_grow_takes_more_memory_inside_too) {
   end();
 }
 
-TEST(record_stream_inside_ends_with_the_free) {
+TEST(record_stream_inside_ends_with_the_free)
+{
   begin();
   capture_begin();
   void *x = block(X, r);
@@ -170,7 +189,8 @@ TEST(record_stream_inside_ends_with_the_free) {
 }
 
 /* The one use as the core tells of it. */
-static esper_use_entry only_use(void) {
+static esper_use_entry only_use(void)
+{
   esper_snapshot snapshot;
   CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
   CHECK_EQ(snapshot.use_count, 1);
@@ -179,7 +199,8 @@ static esper_use_entry only_use(void) {
   return use;
 }
 
-TEST(a_use_inside_is_shown_as_one_and_holds_nothing) {
+TEST(a_use_inside_is_shown_as_one_and_holds_nothing)
+{
   begin();
   void *outside = block(Y, r);
   capture_begin();
@@ -203,7 +224,8 @@ TEST(a_use_inside_is_shown_as_one_and_holds_nothing) {
 }
 
 /* Native needs an option for this: memory freed on a joined stream. */
-TEST(a_joined_streams_memory_serves_the_others) {
+TEST(a_joined_streams_memory_serves_the_others)
+{
   begin();
   capture_begin();
   world_wait(&w, s, r);
@@ -212,7 +234,8 @@ TEST(a_joined_streams_memory_serves_the_others) {
   CHECK(block(X, r) != x); /* not joined yet */
   world_wait(&w, r, s);
   world_free(&w, y);
-  for (int i = 0; i < 20; i++) sim_kernel(w.s, 0, r.handle, NULL, 0, SIM_READ);
+  for (int i = 0; i < 20; i++)
+    sim_kernel(w.s, 0, r.handle, NULL, 0, SIM_READ);
   CHECK(block(X, r) == x);
   CHECK(block(Y, r) == y); /* freed after the join: at the same place */
   world_free(&w, x);
@@ -225,7 +248,8 @@ TEST(a_joined_streams_memory_serves_the_others) {
 
 /* s takes a part of what r freed; t may take the rest, and the part again, only
  * after both. */
-TEST(a_loan_inside_is_a_use) {
+TEST(a_loan_inside_is_a_use)
+{
   begin();
   capture_begin();
   void *x = block(9, r), *y = block(9, r); /* of one segment */
@@ -246,7 +270,8 @@ TEST(a_loan_inside_is_a_use) {
   end();
 }
 
-TEST(a_merged_block_inside_owes_what_both_owed) {
+TEST(a_merged_block_inside_owes_what_both_owed)
+{
   begin();
   capture_begin();
   void *a = block(9, r), *b = block(9, r);
@@ -271,7 +296,8 @@ TEST(a_merged_block_inside_owes_what_both_owed) {
   end();
 }
 
-TEST(memory_that_ran_out_inside_is_waited_for_in_the_graph) {
+TEST(memory_that_ran_out_inside_is_waited_for_in_the_graph)
+{
   begin_with(NULL, 32 * MIB);
   capture_begin();
   world_wait(&w, s, r);
@@ -289,7 +315,8 @@ TEST(memory_that_ran_out_inside_is_waited_for_in_the_graph) {
 
 /* ---- the border ------------------------------------------------------------- */
 
-TEST(a_use_outside_cannot_become_an_edge) {
+TEST(a_use_outside_cannot_become_an_edge)
+{
   begin();
   capture_begin();
   void *x = block(X, r);
@@ -303,12 +330,14 @@ TEST(a_use_outside_cannot_become_an_edge) {
   end();
 }
 
-static void note_warning(void *context, const char *text) {
+static void note_warning(void *context, const char *text)
+{
   CHECK(strstr(text, "a CUDA graph reads"));
   ++*(int *)context;
 }
 
-TEST(marks_of_memory_from_outside_are_counted_and_held) {
+TEST(marks_of_memory_from_outside_are_counted_and_held)
+{
   int warnings = 0;
   esper_config config = {.warn = note_warning, .warn_context = &warnings};
   begin_with(&config, 0);
@@ -343,12 +372,14 @@ TEST(marks_of_memory_from_outside_are_counted_and_held) {
 /* A graph captured on s reads x, and is replayed on t. Nothing on s says when that is over. */
 typedef enum { NOTHING, A_MALLOC, A_MARK, A_RECORD_STREAM, A_RECORD_STREAM_INSIDE } on_s;
 
-static void replay_elsewhere(on_s what) {
+static void replay_elsewhere(on_s what)
+{
   world_begin(&w);
   esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
   void *x = world_malloc(&w, 3 * MIB, r), *other = world_malloc(&w, 512, r);
   world_kernel(&w, r, x);
-  if (what == A_RECORD_STREAM) world_record_stream(&w, x, s);
+  if (what == A_RECORD_STREAM)
+    world_record_stream(&w, x, s);
   sim_capture_begin(w.s, 0, s.handle);
   sim_kernel(w.s, 0, s.handle, x, 3 * MIB, SIM_READ);
   if (what == A_RECORD_STREAM_INSIDE)
@@ -361,8 +392,10 @@ static void replay_elsewhere(on_s what) {
   sim_graph_launch(w.s, graph, 0, t.handle);
   sim_graph_destroy(w.s, graph);
   world_free(&w, x);
-  if (what == A_MALLOC) world_malloc(&w, 512, s);
-  if (what == A_MARK) world_use(&w, other, s, 0);
+  if (what == A_MALLOC)
+    world_malloc(&w, 512, s);
+  if (what == A_MARK)
+    world_use(&w, other, s, 0);
   world_run(&w, s);
   esper_retire(w.core, 0);
   CHECK(world_malloc(&w, 3 * MIB, r) != x);
@@ -372,7 +405,8 @@ static void replay_elsewhere(on_s what) {
   world_end(&w);
 }
 
-TEST(what_a_graph_reads_is_held_wherever_the_graph_is_replayed) {
+TEST(what_a_graph_reads_is_held_wherever_the_graph_is_replayed)
+{
   replay_elsewhere(NOTHING);
   replay_elsewhere(A_MALLOC);
   replay_elsewhere(A_MARK);
@@ -381,10 +415,12 @@ TEST(what_a_graph_reads_is_held_wherever_the_graph_is_replayed) {
 }
 
 /* The device can be waited for all the same when no replay is under way. */
-TEST(what_a_graph_reads_is_no_stream_that_nobody_may_wait_for) {
+TEST(what_a_graph_reads_is_no_stream_that_nobody_may_wait_for)
+{
   for (int kept = 0; kept < 3; kept++) {
-    sim_options options = {
-        .capacity = 100 * MIB, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_AT_ONCE};
+    sim_options options = {.capacity = 100 * MIB,
+                           .oracle = SIM_ORACLE_KNOWN,
+                           .completion = SIM_AT_ONCE};
     esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
     world_begin_with(&w, &options, &config);
     r = w.stream[0], s = w.stream[1], t = w.stream[2], o = w.stream[3];
@@ -396,7 +432,8 @@ TEST(what_a_graph_reads_is_no_stream_that_nobody_may_wait_for) {
     else
       world_use(&w, x, r, kept ? ESPER_USE_NO_GATE : 0);
     sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
-    if (!kept) world_free(&w, x);
+    if (!kept)
+      world_free(&w, x);
     world_free(&w, block(60, t));
     sim_run_all(w.s);
     block(70, s);
@@ -405,7 +442,8 @@ TEST(what_a_graph_reads_is_no_stream_that_nobody_may_wait_for) {
 }
 
 /* It may depend on what this thread has still to enqueue. */
-TEST(a_replay_under_way_that_bars_gates_is_not_waited_for) {
+TEST(a_replay_under_way_that_bars_gates_is_not_waited_for)
+{
   begin_with(&(esper_config){.segments = ESPER_SEGMENTS_CLASSIC}, 100 * MIB);
   void *x = world_malloc(&w, 2 * MIB, s), *p;
   capture_begin();
@@ -423,10 +461,14 @@ TEST(a_replay_under_way_that_bars_gates_is_not_waited_for) {
   end();
 }
 
-static int is_handle(void *context, void *stream) { return stream == context; }
+static int is_handle(void *context, void *stream)
+{
+  return stream == context;
+}
 
 /* x was read by a graph, and is freed inside the next capture before that allocates. */
-static void free_first_inside(bool record_stream, bool announced) {
+static void free_first_inside(bool record_stream, bool announced)
+{
   begin_with(&(esper_config){.captures_are_announced = announced}, 0);
   void *x = block(2, s);
   capture_begin();
@@ -438,15 +480,18 @@ static void free_first_inside(bool record_stream, bool announced) {
   sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
   esper_stream u = w.stream[4]; /* the core has not met it */
   CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, is_handle, u.handle));
-  if (announced) CHECK_OK(esper_capture_begin(w.core, 0));
+  if (announced)
+    CHECK_OK(esper_capture_begin(w.core, 0));
   sim_capture_begin(w.s, 0, u.handle);
   world_free(&w, x);
-  if (announced) CHECK_STATUS(esper_empty_cache(w.core, 0, NULL), ESPER_OK);
+  if (announced)
+    CHECK_STATUS(esper_empty_cache(w.core, 0, NULL), ESPER_OK);
   sim_kernel(w.s, 0, u.handle, NULL, 0, SIM_READ);
   sim_graph *graph = sim_capture_end(w.s, 0, u.handle);
   CHECK(graph);
   sim_graph_destroy(w.s, graph);
-  if (announced) CHECK_OK(esper_capture_end(w.core, 0));
+  if (announced)
+    CHECK_OK(esper_capture_end(w.core, 0));
   CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
   CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
   sim_run_all(w.s);
@@ -455,15 +500,17 @@ static void free_first_inside(bool record_stream, bool announced) {
   end();
 }
 
-TEST(what_a_graph_reads_ends_no_capture_when_it_is_freed) {
-  for (int i = 0; i < 4; i++) free_first_inside(i & 1, i & 2);
+TEST(what_a_graph_reads_ends_no_capture_when_it_is_freed)
+{
+  for (int i = 0; i < 4; i++)
+    free_first_inside(i & 1, i & 2);
 }
 
 /* A graph of device 0's pool reads x on a stream of device 1, and is replayed there by
  * another one; the use has no place in it. The pool was begun again in between. */
-TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again) {
-  sim_options options = {
-      .devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
+{
+  sim_options options = {.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
   world_begin_with(&w, &options, NULL);
   r = w.stream[0];
   esper_stream far = world_stream(&w, 1), on = world_stream(&w, 1);
@@ -493,7 +540,8 @@ TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again) {
   end();
 }
 
-TEST(two_captures_at_once_keep_apart) {
+TEST(two_captures_at_once_keep_apart)
+{
   begin();
   capture_begin();
   void *x = block(X, r);
@@ -516,7 +564,8 @@ TEST(two_captures_at_once_keep_apart) {
 
 /* A capture that was invalidated runs nothing: its streams get what they may
  * have after it. Its nodes are not touched again. */
-TEST(an_invalidated_capture_counts_as_none) {
+TEST(an_invalidated_capture_counts_as_none)
+{
   begin();
   void *free_before = block(X, r);
   world_free(&w, free_before);
@@ -539,7 +588,8 @@ TEST(an_invalidated_capture_counts_as_none) {
   end();
 }
 
-TEST(an_aborted_captures_nodes_are_not_touched) {
+TEST(an_aborted_captures_nodes_are_not_touched)
+{
   begin();
   capture_begin();
   void *x = block(X, r), *y = block(Y, r);
@@ -557,14 +607,16 @@ TEST(an_aborted_captures_nodes_are_not_touched) {
   end();
 }
 
-static void abort_capture(void *context, sim_call call, int device, void *object) {
+static void abort_capture(void *context, sim_call call, int device, void *object)
+{
   (void)context, (void)call, (void)object;
   sim_before_call(w.s, SIM_CALL_capture_before, NULL, NULL);
   sim_capture_abort(w.s, device, r.handle);
 }
 
 /* Another thread may do it between any two calls of the driver. */
-TEST(a_capture_that_ends_during_the_walk_is_not_walked_on) {
+TEST(a_capture_that_ends_during_the_walk_is_not_walked_on)
+{
   begin();
   capture_begin();
   void *x = block(X, r);
@@ -579,7 +631,8 @@ TEST(a_capture_that_ends_during_the_walk_is_not_walked_on) {
   end();
 }
 
-TEST(a_child_graph_is_a_node) {
+TEST(a_child_graph_is_a_node)
+{
   begin();
   capture_begin();
   void *inner = block(X, r);
@@ -601,7 +654,8 @@ TEST(a_child_graph_is_a_node) {
 
 /* Inside the body of a conditional node only the body's memory is reused; what
  * is freed of the outer capture meanwhile has no place in it. */
-TEST(a_body_keeps_to_itself) {
+TEST(a_body_keeps_to_itself)
+{
   begin();
   capture_begin();
   void *x = block(X, r), *y = block(Y, r), *z = block(18, r);
@@ -626,7 +680,8 @@ TEST(a_body_keeps_to_itself) {
 }
 
 /* A body goes on in s; y is of the outer capture, on a branch that t has joined to r. */
-static void *begin_beside_a_body(void) {
+static void *begin_beside_a_body(void)
+{
   capture_begin();
   world_wait(&w, t, r);
   void *y = block(Y, t);
@@ -637,12 +692,14 @@ static void *begin_beside_a_body(void) {
 
 /* The body reads y and is a node that t does not come after. Next time the driver does
  * not say what is captured. */
-static void read_in_the_body_unasked(const void *y) {
+static void read_in_the_body_unasked(const void *y)
+{
   sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
   sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
 }
 
-static void end_without_y_again(void *y) {
+static void end_without_y_again(void *y)
+{
   world_free(&w, y);
   CHECK_EQ(sim_faults(w.s), 1);
   CHECK(block(Y, t) != y);
@@ -653,7 +710,8 @@ static void end_without_y_again(void *y) {
 }
 
 /* The driver does not say whether the body is still being captured: it may be. */
-TEST(a_body_that_cannot_be_asked_about_is_not_taken_for_over) {
+TEST(a_body_that_cannot_be_asked_about_is_not_taken_for_over)
+{
   begin();
   void *y = begin_beside_a_body();
   block(X, s);
@@ -664,11 +722,13 @@ TEST(a_body_that_cannot_be_asked_about_is_not_taken_for_over) {
 /* The driver does not say in what capture the thread asks for memory, so the thread is
  * refused: it may work in a body all the same. What it frees of the outer capture then
  * has no place there, whether or not the core has met the stream. */
-TEST(a_thread_that_was_refused_inside_a_body_may_be_inside) {
+TEST(a_thread_that_was_refused_inside_a_body_may_be_inside)
+{
   for (int met = 0; met < 2; met++) {
     begin();
     void *x = block(X, r), *p;
-    if (met) world_use(&w, x, s, 0);
+    if (met)
+      world_use(&w, x, s, 0);
     void *y = begin_beside_a_body();
     read_in_the_body_unasked(y);
     CHECK_STATUS(esper_malloc(w.core, X * MIB, s, &p), ESPER_DEVICE_ERROR);
@@ -679,11 +739,13 @@ TEST(a_thread_that_was_refused_inside_a_body_may_be_inside) {
 
 /* Nor does it say in what capture the thread marks a use: of a stream that the core has
  * met the mark is held, of another one it is refused. */
-TEST(a_thread_whose_mark_nobody_can_place_may_be_inside_a_body) {
+TEST(a_thread_whose_mark_nobody_can_place_may_be_inside_a_body)
+{
   for (int met = 0; met < 2; met++) {
     begin();
     const void *marked = block(X, r);
-    if (met) world_use(&w, marked, s, 0);
+    if (met)
+      world_use(&w, marked, s, 0);
     void *y = begin_beside_a_body();
     read_in_the_body_unasked(y);
     esper_status status = esper_record_use(w.core, &marked, 1, s, 0, NULL);
@@ -694,7 +756,8 @@ TEST(a_thread_whose_mark_nobody_can_place_may_be_inside_a_body) {
 }
 
 /* A thread that was refused outside any body frees where it always did. */
-TEST(a_thread_that_was_refused_in_the_capture_frees_there) {
+TEST(a_thread_that_was_refused_in_the_capture_frees_there)
+{
   begin();
   capture_begin();
   void *x = block(X, r), *p;
@@ -706,7 +769,8 @@ TEST(a_thread_that_was_refused_in_the_capture_frees_there) {
   end();
 }
 
-TEST(a_mortal_streams_free_is_its_own_affair) {
+TEST(a_mortal_streams_free_is_its_own_affair)
+{
   begin();
   esper_stream mortal = world_mortal(&w, 0);
   sim_capture_begin(w.s, 0, mortal.handle);
@@ -723,13 +787,15 @@ TEST(a_mortal_streams_free_is_its_own_affair) {
   end();
 }
 
-static int any_stream(void *context, void *stream) {
+static int any_stream(void *context, void *stream)
+{
   (void)context, (void)stream;
   return 1;
 }
 
 /* Captures come and go; what the core keeps of them goes with their uses. */
-TEST(captures_leave_no_metadata) {
+TEST(captures_leave_no_metadata)
+{
   begin();
   for (int i = 0; i < 10; i++) {
     CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));

@@ -12,7 +12,8 @@ static esper_pool *pool;
 
 enum { ID = 7 };
 
-static void begin_with(const sim_options *options) {
+static void begin_with(const sim_options *options)
+{
   world_begin_with(&w, options, NULL);
   r = w.stream[0];
   s = w.stream[1];
@@ -20,15 +21,19 @@ static void begin_with(const sim_options *options) {
   CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
 }
 
-static void begin(void) {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD};
+static void begin(void)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
   begin_with(&options);
 }
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
-static void *get(size_t size, esper_stream stream) {
+static void *get(size_t size, esper_stream stream)
+{
   void *p;
   CHECK_OK(esper_malloc_from(w.core, pool, size, stream, &p));
   sim_owner_begin(w.s, p, world_size(&w, p), stream.device, stream.handle);
@@ -36,27 +41,32 @@ static void *get(size_t size, esper_stream stream) {
 }
 
 /* A segment of 20 MiB whose first 6 MiB are live and the rest free. */
-static void *get_front(void) {
+static void *get_front(void)
+{
   void *a = get(6 * MIB, r), *b = get(6 * MIB, r);
   world_free(&w, b);
   return a;
 }
 
-static esper_checkpoint *take(void) {
+static esper_checkpoint *take(void)
+{
   esper_checkpoint *checkpoint;
   CHECK_OK(esper_checkpoint_take(w.core, 0, ID, 0, &checkpoint));
   CHECK(checkpoint_is_valid(checkpoint));
   return checkpoint;
 }
 
-static bool is_among(void *const *pointers, size_t count, const void *p) {
+static bool is_among(void *const *pointers, size_t count, const void *p)
+{
   for (size_t i = 0; i < count; i++)
-    if (pointers[i] == p) return true;
+    if (pointers[i] == p)
+      return true;
   return false;
 }
 
 /* The size of the live block at an address in the snapshot; 0: there is none. */
-static size_t size_in(const esper_snapshot *snapshot, const void *p) {
+static size_t size_in(const esper_snapshot *snapshot, const void *p)
+{
   for (size_t i = 0; i < snapshot->block_count; i++)
     if (snapshot->blocks[i].address == (uintptr_t)p &&
         snapshot->blocks[i].state == ESPER_BLOCK_ALLOCATED)
@@ -65,8 +75,8 @@ static size_t size_in(const esper_snapshot *snapshot, const void *p) {
 }
 
 /* Tells the oracle of the owners that come and go; who stays is the same one. */
-static esper_checkpoint_delta restore(const esper_checkpoint *checkpoint,
-                                      esper_stream owner) {
+static esper_checkpoint_delta restore(const esper_checkpoint *checkpoint, esper_stream owner)
+{
   esper_snapshot before, after;
   esper_checkpoint_delta delta;
   CHECK_OK(esper_snapshot_take(w.core, 0, &before));
@@ -75,7 +85,8 @@ static esper_checkpoint_delta restore(const esper_checkpoint *checkpoint,
   for (size_t i = 0; i < delta.freed_count; i++) {
     void *p = delta.freed[i];
     CHECK(size_in(&before, p));
-    if (size_in(&after, p) != size_in(&before, p)) sim_owner_end(w.s, p);
+    if (size_in(&after, p) != size_in(&before, p))
+      sim_owner_end(w.s, p);
   }
   for (size_t i = 0; i < delta.live_count; i++) {
     void *p = delta.live[i];
@@ -89,13 +100,15 @@ static esper_checkpoint_delta restore(const esper_checkpoint *checkpoint,
   return delta;
 }
 
-static bool live_are(const void *const *pointers, size_t count) {
+static bool live_are(const void *const *pointers, size_t count)
+{
   int same;
   CHECK_OK(esper_pool_live_are(w.core, 0, ID, 0, pointers, count, &same));
   return same;
 }
 
-static int captured(void *context, void *stream) {
+static int captured(void *context, void *stream)
+{
   world *of = context;
   uint64_t capture;
   const esper_driver *driver = sim_driver(of->s);
@@ -103,20 +116,23 @@ static int captured(void *context, void *stream) {
   return capture != 0;
 }
 
-static void capture_begin(void) {
+static void capture_begin(void)
+{
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
   sim_capture_begin(w.s, 0, r.handle);
   sim_capture_group(w.s, 0, r.handle, ID);
 }
 
-static sim_graph *capture_end(void) {
+static sim_graph *capture_end(void)
+{
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
   CHECK(graph);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   return graph;
 }
 
-TEST(the_live_set_must_match_exactly) {
+TEST(the_live_set_must_match_exactly)
+{
   begin();
   CHECK(live_are(NULL, 0));
   void *a = get(6 * MIB, r), *b = get(4096, s), *c = world_malloc(&w, 512, r);
@@ -130,18 +146,16 @@ TEST(the_live_set_must_match_exactly) {
   world_free(&w, b);
   CHECK(live_are(one, 1));
   int same;
-  CHECK_STATUS(esper_pool_live_are(w.core, 0, 8, 0, NULL, 0, &same),
-               ESPER_INVALID);
+  CHECK_STATUS(esper_pool_live_are(w.core, 0, 8, 0, NULL, 0, &same), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "(8, 0)"));
-  CHECK_STATUS(esper_pool_live_are(w.core, 0, 0, 0, NULL, 0, &same),
-               ESPER_INVALID);
+  CHECK_STATUS(esper_pool_live_are(w.core, 0, 0, 0, NULL, 0, &same), ESPER_INVALID);
   end();
 }
 
-TEST(what_was_live_is_live_again_at_its_address) {
+TEST(what_was_live_is_live_again_at_its_address)
+{
   begin();
-  void *a = get(6 * MIB, r), *gap = get(3 * MIB, r), *b = get(5 * MIB, r),
-       *small = get(1000, r);
+  void *a = get(6 * MIB, r), *gap = get(3 * MIB, r), *b = get(5 * MIB, r), *small = get(1000, r);
   world_free(&w, gap);
   esper_checkpoint *checkpoint = take();
   const void *live[] = {a, b, small};
@@ -159,8 +173,7 @@ TEST(what_was_live_is_live_again_at_its_address) {
   CHECK(live_are(live, 3));
   CHECK_EQ(world_size(&w, a), 6 * MIB);
   CHECK_EQ(world_size(&w, small), 1024);
-  CHECK_EQ(world_stats(&w, 0).requested_bytes[ESPER_ALL].current,
-           11 * MIB + 1000);
+  CHECK_EQ(world_stats(&w, 0).requested_bytes[ESPER_ALL].current, 11 * MIB + 1000);
   CHECK(get(3 * MIB, r) == gap);    /* free, and as it was */
   CHECK(get(30 * MIB, r) == young); /* free, and kept */
   free(delta.freed);
@@ -168,14 +181,17 @@ TEST(what_was_live_is_live_again_at_its_address) {
   end();
 }
 
-TEST(a_checkpoint_serves_again_and_again) {
+TEST(a_checkpoint_serves_again_and_again)
+{
   begin();
   void *a = get_front();
   esper_checkpoint *checkpoint = take();
   for (int i = 0; i < 50; i++) {
     world_free(&w, a);
-    if (i % 2) get(18 * MIB, r);
-    if (i % 3) get((size_t)(i + 1) * MIB, s);
+    if (i % 2)
+      get(18 * MIB, r);
+    if (i % 3)
+      get((size_t)(i + 1) * MIB, s);
     esper_checkpoint_delta delta = restore(checkpoint, r);
     CHECK_EQ(delta.live_count, 1);
     CHECK(delta.live[0] == a);
@@ -185,7 +201,8 @@ TEST(a_checkpoint_serves_again_and_again) {
   end();
 }
 
-TEST(a_block_that_is_live_is_freed_and_live) {
+TEST(a_block_that_is_live_is_freed_and_live)
+{
   begin();
   void *a = get_front();
   esper_checkpoint *checkpoint = take();
@@ -195,12 +212,9 @@ TEST(a_block_that_is_live_is_freed_and_live) {
   CHECK_EQ(delta.live_count, 1);
   CHECK(delta.freed[0] == a && delta.live[0] == a);
   esper_stats after = world_stats(&w, 0);
-  CHECK_EQ(after.allocated_bytes[ESPER_ALL].current,
-           before.allocated_bytes[ESPER_ALL].current);
-  CHECK_EQ(after.allocated_bytes[ESPER_ALL].peak,
-           before.allocated_bytes[ESPER_ALL].peak);
-  CHECK_EQ(after.allocation[ESPER_ALL].freed,
-           before.allocation[ESPER_ALL].freed + 1);
+  CHECK_EQ(after.allocated_bytes[ESPER_ALL].current, before.allocated_bytes[ESPER_ALL].current);
+  CHECK_EQ(after.allocated_bytes[ESPER_ALL].peak, before.allocated_bytes[ESPER_ALL].peak);
+  CHECK_EQ(after.allocation[ESPER_ALL].freed, before.allocation[ESPER_ALL].freed + 1);
   free(delta.freed);
   world_free(&w, a);
   void *again = NULL;
@@ -211,7 +225,8 @@ TEST(a_block_that_is_live_is_freed_and_live) {
 }
 
 /* Both parts of what was one block while it was read owe that read. */
-TEST(uses_stay_on_the_bytes_they_are_of) {
+TEST(uses_stay_on_the_bytes_they_are_of)
+{
   for (int live = 0; live < 2; live++) {
     begin();
     void *a = get(6 * MIB, r), *b = get(6 * MIB, r);
@@ -222,7 +237,8 @@ TEST(uses_stay_on_the_bytes_they_are_of) {
     }
     esper_checkpoint *checkpoint = take();
     world_free(&w, a);
-    if (live) world_free(&w, b);
+    if (live)
+      world_free(&w, b);
     void *whole = get(16 * MIB, r);
     CHECK(whole == a);
     world_kernel(&w, r, whole);
@@ -250,7 +266,8 @@ TEST(uses_stay_on_the_bytes_they_are_of) {
 }
 
 /* record_stream: the restore is the free, and its event is from then. */
-TEST(a_use_that_ends_with_the_free_ends_with_the_restore) {
+TEST(a_use_that_ends_with_the_free_ends_with_the_restore)
+{
   begin();
   esper_checkpoint *checkpoint = take();
   void *a = get(12 * MIB, r);
@@ -271,7 +288,8 @@ TEST(a_use_that_ends_with_the_free_ends_with_the_restore) {
 }
 
 /* ... and is carried by what stays live, to its own free. */
-TEST(a_use_that_ends_with_the_free_outlasts_a_restore) {
+TEST(a_use_that_ends_with_the_free_outlasts_a_restore)
+{
   begin();
   void *a = get(12 * MIB, r);
   world_read_on(&w, s, a, r);
@@ -285,7 +303,8 @@ TEST(a_use_that_ends_with_the_free_outlasts_a_restore) {
   end();
 }
 
-TEST(more_streams_than_can_be_noted_are_held) {
+TEST(more_streams_than_can_be_noted_are_held)
+{
   begin();
   esper_checkpoint *checkpoint = take();
   void *a = get(12 * MIB, r);
@@ -305,7 +324,8 @@ TEST(more_streams_than_can_be_noted_are_held) {
 }
 
 /* A block that was lent when the checkpoint was taken is lent again. */
-TEST(a_borrower_is_a_borrower_again) {
+TEST(a_borrower_is_a_borrower_again)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .capacity = 20 * MIB};
@@ -339,7 +359,8 @@ TEST(a_borrower_is_a_borrower_again) {
 
 /* A tree: one graph is recorded, replayed, and a second one is recorded after it,
  * whose memory must not be the first one's output. */
-TEST(a_graphs_output_is_there_when_the_next_is_recorded) {
+TEST(a_graphs_output_is_there_when_the_next_is_recorded)
+{
   begin();
   capture_begin();
   void *temporary = world_malloc(&w, 12 * MIB, r);
@@ -380,7 +401,8 @@ TEST(a_graphs_output_is_there_when_the_next_is_recorded) {
 
 /* What is freed by a restore was nobody's choice inside a capture: it waits for
  * the seal, which waits for whoever read it. */
-TEST(what_a_restore_frees_waits_for_the_next_capture) {
+TEST(what_a_restore_frees_waits_for_the_next_capture)
+{
   begin();
   capture_begin();
   sim_graph *first = capture_end();
@@ -407,7 +429,8 @@ TEST(what_a_restore_frees_waits_for_the_next_capture) {
 }
 
 /* An input of a graph lies in memory that no capture was handed. */
-TEST(a_trees_memory_is_kept_as_long_as_the_tree) {
+TEST(a_trees_memory_is_kept_as_long_as_the_tree)
+{
   begin();
   void *input = get(12 * MIB, r);
   world_free(&w, input);
@@ -419,15 +442,15 @@ TEST(a_trees_memory_is_kept_as_long_as_the_tree) {
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
   esper_checkpoint_delta delta;
-  CHECK_STATUS(esper_checkpoint_restore(w.core, checkpoint, &delta),
-               ESPER_INVALID);
+  CHECK_STATUS(esper_checkpoint_restore(w.core, checkpoint, &delta), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "(7, 0)"));
   CHECK(!delta.freed);
   esper_checkpoint_free(checkpoint);
   end();
 }
 
-TEST(a_checkpoint_outlives_its_core) {
+TEST(a_checkpoint_outlives_its_core)
+{
   begin();
   get_front();
   esper_checkpoint *checkpoint = take();
@@ -435,15 +458,15 @@ TEST(a_checkpoint_outlives_its_core) {
   begin();
   get_front();
   esper_checkpoint_delta delta;
-  CHECK_STATUS(esper_checkpoint_restore(w.core, checkpoint, &delta),
-               ESPER_INVALID);
+  CHECK_STATUS(esper_checkpoint_restore(w.core, checkpoint, &delta), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "another allocator"));
   esper_checkpoint_free(checkpoint);
   esper_checkpoint_free(NULL);
   end();
 }
 
-TEST(misuse_is_refused_and_changes_nothing) {
+TEST(misuse_is_refused_and_changes_nothing)
+{
   begin();
   void *a = get_front();
   esper_checkpoint *checkpoint = take(), *none;
@@ -453,8 +476,7 @@ TEST(misuse_is_refused_and_changes_nothing) {
   CHECK_STATUS(esper_checkpoint_take(w.core, 0, 0, 0, &none), ESPER_INVALID);
   CHECK_STATUS(esper_checkpoint_take(w.core, 3, ID, 0, &none), ESPER_INVALID);
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
-  CHECK_STATUS(esper_checkpoint_restore(w.core, checkpoint, &delta),
-               ESPER_INVALID);
+  CHECK_STATUS(esper_checkpoint_restore(w.core, checkpoint, &delta), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "end that"));
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   CHECK(live_are((const void *[]){a}, 1));
@@ -463,7 +485,8 @@ TEST(misuse_is_refused_and_changes_nothing) {
 }
 
 /* A segment with the same address is not the same segment. */
-TEST(memory_that_is_gone_is_named) {
+TEST(memory_that_is_gone_is_named)
+{
   begin();
   void *a = get(12 * MIB, r);
   esper_checkpoint *checkpoint = take();
@@ -473,31 +496,33 @@ TEST(memory_that_is_gone_is_named) {
   CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
   void *b = get(12 * MIB, r);
   esper_checkpoint_delta delta;
-  CHECK_STATUS(esper_checkpoint_restore(w.core, checkpoint, &delta),
-               ESPER_INVALID);
+  CHECK_STATUS(esper_checkpoint_restore(w.core, checkpoint, &delta), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "given back"));
   CHECK(live_are((const void *[]){b}, 1));
   esper_checkpoint_free(checkpoint);
   end();
 }
 
-TEST(without_host_memory_nothing_changes) {
+TEST(without_host_memory_nothing_changes)
+{
   begin();
   void *p[300];
-  for (int i = 0; i < 300; i++) p[i] = get(6 * MIB, r);
+  for (int i = 0; i < 300; i++)
+    p[i] = get(6 * MIB, r);
   esper_checkpoint *checkpoint = take(), *none;
-  for (int i = 0; i < 300; i++) world_free(&w, p[i]);
+  for (int i = 0; i < 300; i++)
+    world_free(&w, p[i]);
   void *whole = get(20 * MIB, r);
   esper_checkpoint_delta delta;
   int done = 0;
   for (long calls = 0; !done; calls++) {
     CHECK(calls < 100);
     check_limit_malloc(calls);
-    esper_status status =
-        esper_checkpoint_restore(w.core, checkpoint, &delta);
+    esper_status status = esper_checkpoint_restore(w.core, checkpoint, &delta);
     check_limit_malloc(-1);
     done = status == ESPER_OK;
-    if (done) break;
+    if (done)
+      break;
     CHECK_EQ(status, ESPER_HOST_MEMORY);
     CHECK(!delta.freed);
     CHECK(live_are((const void *[]){whole}, 1));
@@ -520,7 +545,8 @@ TEST(without_host_memory_nothing_changes) {
 }
 
 /* Pages that came after the checkpoint stay, and are free. */
-TEST(a_mapped_segment_comes_back_without_its_holes) {
+TEST(a_mapped_segment_comes_back_without_its_holes)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .virtual_memory = 1};
@@ -547,7 +573,8 @@ TEST(a_mapped_segment_comes_back_without_its_holes) {
 }
 
 /* They are given back by empty_cache even while the pool is referred to. */
-TEST(addresses_that_never_had_memory_are_no_part_of_a_checkpoint) {
+TEST(addresses_that_never_had_memory_are_no_part_of_a_checkpoint)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .virtual_memory = 1};
@@ -573,7 +600,8 @@ TEST(addresses_that_never_had_memory_are_no_part_of_a_checkpoint) {
 }
 
 /* Random programs: whatever happened in between, the live set comes back. */
-static void random_programs(bool mapped) {
+static void random_programs(bool mapped)
+{
   enum { LIVE = 40, ROUNDS = 300 };
   for (uint64_t seed = 1; seed <= 3; seed++) {
     sim_options options = {.oracle = SIM_ORACLE_KNOWN,
@@ -622,8 +650,7 @@ static void random_programs(bool mapped) {
         for (int l = 0; l < LIVE; l++)
           if (live[l].p) {
             expected[count++] = live[l].p;
-            sim_owner_begin(w.s, live[l].p, world_size(&w, live[l].p), 0,
-                            live[l].owner.handle);
+            sim_owner_begin(w.s, live[l].p, world_size(&w, live[l].p), 0, live[l].owner.handle);
           }
         CHECK_EQ(count, delta.live_count);
         CHECK(live_are(expected, count));
@@ -636,6 +663,12 @@ static void random_programs(bool mapped) {
   }
 }
 
-TEST(random_programs_come_back) { random_programs(false); }
+TEST(random_programs_come_back)
+{
+  random_programs(false);
+}
 
-TEST(random_programs_on_pages_come_back) { random_programs(true); }
+TEST(random_programs_on_pages_come_back)
+{
+  random_programs(true);
+}

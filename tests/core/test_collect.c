@@ -9,29 +9,36 @@ static esper_stream r, s;
 
 enum { CAPACITY = 1000 };
 
-static void begin_with(double fraction, sim_completion completion, bool pages) {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = completion,
-                         .virtual_memory = pages, .capacity = CAPACITY * MIB};
+static void begin_with(double fraction, sim_completion completion, bool pages)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = completion,
+                         .virtual_memory = pages,
+                         .capacity = CAPACITY * MIB};
   world_begin_with(&w, &options, NULL);
   r = w.stream[0];
   s = w.stream[1];
   CHECK_OK(esper_set_memory_fraction(w.core, 0, fraction));
 }
 
-static void begin(double fraction, sim_completion completion) {
+static void begin(double fraction, sim_completion completion)
+{
   begin_with(fraction, completion, false);
 }
 
-static void set_threshold(double threshold) {
+static void set_threshold(double threshold)
+{
   esper_config config = {.garbage_collection_threshold = threshold};
   CHECK_OK(esper_configure(w.core, &config));
 }
 
-static int64_t reserved(void) {
+static int64_t reserved(void)
+{
   return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current / (int64_t)MIB;
 }
 
-static void *get(size_t mib, esper_stream stream) {
+static void *get(size_t mib, esper_stream stream)
+{
   void *p = world_malloc(&w, mib * MIB, stream);
   world_kernel(&w, stream, p);
   return p;
@@ -39,7 +46,8 @@ static void *get(size_t mib, esper_stream stream) {
 
 /* Segments of 60, 50 and 40 MiB, freed in that order, and one of 20 that is live;
  * between the frees large requests, which are the clock. */
-static void cache_three(void) {
+static void cache_three(void)
+{
   void *p[3] = {get(60, r), get(50, r), get(40, r)};
   get(2, s);
   for (int i = 0; i < 3; i++) {
@@ -49,11 +57,12 @@ static void cache_three(void) {
   CHECK_EQ(reserved(), 170);
 }
 
-TEST(the_longest_unused_go_back_before_growth) {
+TEST(the_longest_unused_go_back_before_growth)
+{
   begin(0.5, SIM_AT_ONCE);
   set_threshold(0.2); /* of 500 MiB */
   cache_three();
-  get(80, r);         /* 70 MiB are too many: those of 60 and of 50 go */
+  get(80, r); /* 70 MiB are too many: those of 60 and of 50 go */
   CHECK_EQ(reserved(), 40 + 20 + 80);
   get(80, r); /* the one of 40 goes */
   CHECK_EQ(reserved(), 20 + 160);
@@ -64,7 +73,8 @@ TEST(the_longest_unused_go_back_before_growth) {
 }
 
 /* Born in another order than freed, on a stream of which nothing else is heard. */
-TEST(how_long_is_told_by_the_frees_not_by_the_births) {
+TEST(how_long_is_told_by_the_frees_not_by_the_births)
+{
   begin(0.5, SIM_AT_ONCE);
   set_threshold(0.2); /* of 500 MiB */
   void *small = get(5, r), *p[3] = {get(40, r), get(50, r), get(70, r)};
@@ -82,14 +92,16 @@ TEST(how_long_is_told_by_the_frees_not_by_the_births) {
 
 /* The first round takes what is older than the average, of one that is very old; that is
  * not enough, and the next goes by the average of the others. */
-TEST(there_are_rounds_until_enough_went) {
+TEST(there_are_rounds_until_enough_went)
+{
   begin(0.5, SIM_AT_ONCE);
   set_threshold(0.2); /* of 500 MiB */
   void *p[3] = {get(40, r), get(50, r), get(60, r)};
   get(2, s);
   for (int i = 0; i < 3; i++) {
     world_free(&w, p[i]);
-    for (int k = 0; k < (i ? 1 : 20); k++) world_free(&w, get(3, s));
+    for (int k = 0; k < (i ? 1 : 20); k++)
+      world_free(&w, get(3, s));
   }
   CHECK_EQ(reserved(), 150 + 20);
   get(80, r); /* 70 MiB are too many: that of 40 goes, then that of 50 */
@@ -97,7 +109,8 @@ TEST(there_are_rounds_until_enough_went) {
   world_end(&w);
 }
 
-TEST(a_threshold_that_is_set_later_counts_from_there) {
+TEST(a_threshold_that_is_set_later_counts_from_there)
+{
   begin(0.5, SIM_AT_ONCE);
   void *late = get(50, r), *early = get(60, r);
   world_free(&w, get(2, r)); /* r's frees go without the device's lock now */
@@ -111,7 +124,8 @@ TEST(a_threshold_that_is_set_later_counts_from_there) {
   world_end(&w);
 }
 
-TEST(use_makes_a_segment_young) {
+TEST(use_makes_a_segment_young)
+{
   begin(0.5, SIM_AT_ONCE);
   set_threshold(0.2);
   cache_three();
@@ -124,7 +138,8 @@ TEST(use_makes_a_segment_young) {
   world_end(&w);
 }
 
-TEST(nothing_goes_while_what_there_is_serves) {
+TEST(nothing_goes_while_what_there_is_serves)
+{
   begin(0.5, SIM_AT_ONCE);
   cache_three();
   set_threshold(0.01);
@@ -135,7 +150,8 @@ TEST(nothing_goes_while_what_there_is_serves) {
   world_end(&w);
 }
 
-TEST(it_needs_a_limit_and_a_threshold) {
+TEST(it_needs_a_limit_and_a_threshold)
+{
   for (int i = 0; i < 2; i++) {
     begin(i ? 0.5 : 1, SIM_AT_ONCE);
     cache_three();
@@ -147,7 +163,8 @@ TEST(it_needs_a_limit_and_a_threshold) {
 }
 
 /* Nobody waits for the sake of a threshold. */
-TEST(what_is_still_used_stays) {
+TEST(what_is_still_used_stays)
+{
   begin(0.5, SIM_WHEN_TOLD);
   cache_three();
   set_threshold(0.2);
@@ -159,7 +176,8 @@ TEST(what_is_still_used_stays) {
   world_end(&w);
 }
 
-TEST(a_marked_block_stays_until_its_use_is_over) {
+TEST(a_marked_block_stays_until_its_use_is_over)
+{
   begin(0.5, SIM_WHEN_TOLD);
   set_threshold(0.1);
   void *x = get(60, r);
@@ -176,7 +194,8 @@ TEST(a_marked_block_stays_until_its_use_is_over) {
   world_end(&w);
 }
 
-TEST(pools_and_captures_keep_theirs) {
+TEST(pools_and_captures_keep_theirs)
+{
   begin(0.5, SIM_AT_ONCE);
   set_threshold(0.1);
   esper_pool *pool;
@@ -194,12 +213,12 @@ TEST(pools_and_captures_keep_theirs) {
 }
 
 /* Their free pages are what the next request grows by. */
-TEST(mapped_segments_keep_theirs) {
+TEST(mapped_segments_keep_theirs)
+{
   begin_with(0.5, SIM_AT_ONCE, true);
   void *mapped = get(60, r);
   CHECK(sim_calls(w.s, SIM_CALL_page_map) > 0);
-  esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC,
-                         .garbage_collection_threshold = 0.01};
+  esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC, .garbage_collection_threshold = 0.01};
   CHECK_OK(esper_configure(w.core, &config));
   void *classic = get(70, r);
   world_free(&w, mapped);
@@ -213,12 +232,14 @@ TEST(mapped_segments_keep_theirs) {
   world_end(&w);
 }
 
-static int never(void *context, void *stream) {
+static int never(void *context, void *stream)
+{
   (void)context, (void)stream;
   return 0;
 }
 
-TEST(it_is_not_done_while_a_pool_is_open) {
+TEST(it_is_not_done_while_a_pool_is_open)
+{
   begin(0.5, SIM_AT_ONCE);
   cache_three();
   set_threshold(0.2);
@@ -232,7 +253,8 @@ TEST(it_is_not_done_while_a_pool_is_open) {
 }
 
 /* Not memory that runs short, but a share that is not to be passed. */
-TEST(growth_can_be_rejected) {
+TEST(growth_can_be_rejected)
+{
   begin(1, SIM_WHEN_TOLD);
   esper_config config = {.rejection_share = 0.3};
   CHECK_OK(esper_configure(w.core, &config));
@@ -267,7 +289,8 @@ TEST(growth_can_be_rejected) {
 }
 
 /* What pages that move cannot give. */
-TEST(growth_by_pages_can_be_rejected) {
+TEST(growth_by_pages_can_be_rejected)
+{
   begin_with(1, SIM_WHEN_TOLD, true);
   esper_config config = {.rejection_share = 0.3};
   CHECK_OK(esper_configure(w.core, &config));
@@ -289,7 +312,8 @@ TEST(growth_by_pages_can_be_rejected) {
   world_end(&w);
 }
 
-TEST(a_threshold_is_a_share) {
+TEST(a_threshold_is_a_share)
+{
   begin(1, SIM_AT_ONCE);
   esper_config config = {.garbage_collection_threshold = 1};
   CHECK_STATUS(esper_configure(w.core, &config), ESPER_INVALID);

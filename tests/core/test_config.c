@@ -3,7 +3,8 @@
 #include "world.h"
 
 static esper_config given;
-static config_t with(void) {
+static config_t with(void)
+{
   world w;
   sim_options options = {0};
   world_begin_with(&w, &options, &given);
@@ -12,7 +13,8 @@ static config_t with(void) {
   return config;
 }
 
-TEST(sizes_are_rounded_to_512) {
+TEST(sizes_are_rounded_to_512)
+{
   given = (esper_config){0};
   config_t c = with();
   CHECK_EQ(config_round(&c, 1), 512);
@@ -24,7 +26,8 @@ TEST(sizes_are_rounded_to_512) {
 }
 
 /* As in torch: roundup_power2_divisions of 4 makes 1200 MiB 1280 MiB. */
-TEST(powers_of_two_can_be_divided) {
+TEST(powers_of_two_can_be_divided)
+{
   given = (esper_config){0};
   for (int i = 0; i < ESPER_ROUNDUP_STEPS; i++)
     given.roundup_power2_divisions[i] = 4;
@@ -32,7 +35,7 @@ TEST(powers_of_two_can_be_divided) {
   CHECK_EQ(config_round(&c, 1200 * MIB), 1280 * MIB);
   CHECK_EQ(config_round(&c, 1280 * MIB), 1280 * MIB);
   CHECK_EQ(config_round(&c, 1281 * MIB), 1536 * MIB);
-  CHECK_EQ(config_round(&c, 700), 1024); /* too small to divide */
+  CHECK_EQ(config_round(&c, 700), 1024);  /* too small to divide */
   given.roundup_power2_divisions[10] = 1; /* [1 GiB, 2 GiB): not */
   c = with();
   CHECK_EQ(config_round(&c, 1200 * MIB + 1), 1200 * MIB + 512);
@@ -43,13 +46,15 @@ TEST(powers_of_two_can_be_divided) {
   CHECK_EQ(config_round(&c, 600 * MIB + 1), 600 * MIB + 512);
 }
 
-TEST(segments_end_where_blocks_do) {
+TEST(segments_end_where_blocks_do)
+{
   given = (esper_config){.large_segment_size = 20 * MIB + 1};
   config_t c = with();
   CHECK_EQ(config_segment_size(&c, 3 * MIB), 20 * MIB + 512);
 }
 
-TEST(segments_are_as_large_as_natives) {
+TEST(segments_are_as_large_as_natives)
+{
   given = (esper_config){0};
   config_t c = with();
   CHECK_EQ(config_segment_size(&c, 512), 2 * MIB);
@@ -62,7 +67,8 @@ TEST(segments_are_as_large_as_natives) {
   CHECK(config_is_large(MIB + 512));
 }
 
-TEST(small_rests_stay_in_a_large_block) {
+TEST(small_rests_stay_in_a_large_block)
+{
   given = (esper_config){0};
   config_t c = with();
   CHECK(config_splits(&c, 1024, 512, false));
@@ -71,19 +77,21 @@ TEST(small_rests_stay_in_a_large_block) {
   CHECK(config_splits(&c, 2 * MIB + 256 * KIB + 512, 2 * MIB, true));
 }
 
-TEST(oversize_blocks_are_neither_split_nor_wasted) {
+TEST(oversize_blocks_are_neither_split_nor_wasted)
+{
   given = (esper_config){.max_split_size = 32 * MIB};
   config_t c = with();
   CHECK(config_is_oversize(&c, 32 * MIB));
   CHECK(!config_is_oversize(&c, 31 * MIB));
-  CHECK(!config_fits(&c, 64 * MIB, 2 * MIB));  /* not for a small request */
+  CHECK(!config_fits(&c, 64 * MIB, 2 * MIB)); /* not for a small request */
   CHECK(config_fits(&c, 31 * MIB, 2 * MIB));
   CHECK(config_fits(&c, 64 * MIB, 50 * MIB));  /* wastes 14 MiB: fine */
   CHECK(!config_fits(&c, 64 * MIB, 44 * MIB)); /* 20 MiB: not */
   CHECK(!config_splits(&c, 64 * MIB, 40 * MIB, true));
 }
 
-TEST(a_bad_configuration_is_refused_and_nothing_changes) {
+TEST(a_bad_configuration_is_refused_and_nothing_changes)
+{
   world w;
   world_begin(&w);
   esper_config now, bad = {.reuse_order = (esper_reuse_order)7};

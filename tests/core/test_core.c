@@ -4,14 +4,16 @@
 #include "../../csrc/core/types.h"
 #include "world.h"
 
-TEST(statuses_have_names) {
+TEST(statuses_have_names)
+{
   CHECK(!strcmp(esper_status_name(ESPER_OK), "ESPER_OK"));
   CHECK(!strcmp(esper_status_name(ESPER_SHUT_DOWN), "ESPER_SHUT_DOWN"));
   CHECK(esper_status_name((esper_status)99)[0]);
   CHECK(esper_last_error());
 }
 
-TEST(making_a_core_wakes_no_device) {
+TEST(making_a_core_wakes_no_device)
+{
   sim *s = sim_create(NULL);
   esper_core *core;
   CHECK_OK(esper_core_create(sim_driver(s), NULL, &core));
@@ -23,7 +25,8 @@ TEST(making_a_core_wakes_no_device) {
   sim_destroy(s);
 }
 
-TEST(a_core_that_cannot_be_made_says_why) {
+TEST(a_core_that_cannot_be_made_says_why)
+{
   sim *s = sim_create(NULL);
   esper_core *core;
   sim_fail_call(s, SIM_CALL_device_count, 1, ESPER_DEVICE_ERROR);
@@ -33,7 +36,8 @@ TEST(a_core_that_cannot_be_made_says_why) {
   sim_destroy(s);
 }
 
-TEST(destroy_gives_live_memory_back_too) {
+TEST(destroy_gives_live_memory_back_too)
+{
   world w;
   sim_options options = {.devices = 2};
   world_begin_with(&w, &options, NULL);
@@ -44,7 +48,8 @@ TEST(destroy_gives_live_memory_back_too) {
       CHECK_OK(esper_malloc(w.core, (size_t)1 << i, a, &p));
       CHECK_OK(esper_record_stream(w.core, p, b));
       world_use(&w, p, b, 0);
-      if (i % 2) CHECK_OK(esper_free(w.core, p));
+      if (i % 2)
+        CHECK_OK(esper_free(w.core, p));
     }
   }
   esper_core_destroy(w.core);
@@ -58,7 +63,8 @@ TEST(destroy_gives_live_memory_back_too) {
   sim_destroy(w.s);
 }
 
-TEST(cores_do_not_mix) {
+TEST(cores_do_not_mix)
+{
   world a, b;
   world_begin(&a);
   world_begin(&b);
@@ -70,7 +76,8 @@ TEST(cores_do_not_mix) {
   world_end(&b);
 }
 
-TEST(devices_that_are_not_there_are_refused) {
+TEST(devices_that_are_not_there_are_refused)
+{
   world w;
   world_begin(&w);
   void *p = &w;
@@ -90,7 +97,8 @@ TEST(devices_that_are_not_there_are_refused) {
   world_end(&w);
 }
 
-TEST(errors_belong_to_their_thread) {
+TEST(errors_belong_to_their_thread)
+{
   world w;
   world_begin(&w);
   CHECK_STATUS(esper_free(w.core, &w), ESPER_INVALID);
@@ -106,13 +114,15 @@ TEST(errors_belong_to_their_thread) {
 }
 
 void *other_error(void *core);
-void *other_error(void *core) {
+void *other_error(void *core)
+{
   size_t largest;
   esper_largest_available(core, 77, &largest);
   return NULL;
 }
 
-TEST(driver_calls_are_counted_by_name) {
+TEST(driver_calls_are_counted_by_name)
+{
   world w;
   world_begin(&w);
   void *p = world_malloc(&w, 512, w.stream[0]);
@@ -128,14 +138,14 @@ TEST(driver_calls_are_counted_by_name) {
     counted += esper_driver_calls(w.core, names);
   }
   CHECK(names > 10);
-  CHECK_EQ(counted + sim_calls(w.s, SIM_CALL_device_count),
-           sim_calls(w.s, SIM_CALL_any));
+  CHECK_EQ(counted + sim_calls(w.s, SIM_CALL_device_count), sim_calls(w.s, SIM_CALL_any));
   CHECK(!esper_driver_call_name(-1));
   CHECK_EQ(esper_driver_calls(w.core, names), 0);
   world_end(&w);
 }
 
-TEST(find_block_knows_any_address_inside) {
+TEST(find_block_knows_any_address_inside)
+{
   world w;
   world_begin(&w);
   char *p = world_malloc(&w, 5000, w.stream[2]);
@@ -149,7 +159,8 @@ TEST(find_block_knows_any_address_inside) {
   world_end(&w);
 }
 
-TEST(a_driver_that_goes_away_is_left_alone) {
+TEST(a_driver_that_goes_away_is_left_alone)
+{
   world w;
   world_begin(&w);
   void *p, *q;
@@ -173,7 +184,8 @@ static world shared;
 static _Atomic int threads_left;
 
 /* The driver would make a context there, of some hundred MiB. */
-TEST(who_only_looks_wakes_no_device) {
+TEST(who_only_looks_wakes_no_device)
+{
   world w;
   sim_options options = {.devices = 2, .capacity = 1000 * MIB};
   world_begin_with(&w, &options, NULL);
@@ -211,7 +223,8 @@ TEST(who_only_looks_wakes_no_device) {
   world_end(&w);
 }
 
-static void *churn(void *argument) {
+static void *churn(void *argument)
+{
   esper_stream own = shared.stream[(intptr_t)argument];
   void *p[16] = {0};
   for (int i = 0; i < 6000; i++) {
@@ -219,12 +232,14 @@ static void *churn(void *argument) {
     CHECK_OK(esper_free(shared.core, p[k]));
     CHECK_OK(esper_malloc(shared.core, (size_t)(i % 40 + 1) * 40000, own, &p[k]));
   }
-  for (int k = 0; k < 16; k++) CHECK_OK(esper_free(shared.core, p[k]));
+  for (int k = 0; k < 16; k++)
+    CHECK_OK(esper_free(shared.core, p[k]));
   atomic_fetch_sub(&threads_left, 1);
   return NULL;
 }
 
-TEST(figures_agree_at_any_moment) {
+TEST(figures_agree_at_any_moment)
+{
   sim_options options = {0};
   world_begin_with(&shared, &options, NULL);
   pthread_t thread[3];
@@ -234,10 +249,8 @@ TEST(figures_agree_at_any_moment) {
   while (atomic_load(&threads_left)) {
     CHECK(esper_core_is_valid(shared.core));
     esper_stats stats = world_stats(&shared, 0);
-    CHECK(stats.allocated_bytes[ESPER_ALL].current <=
-          stats.active_bytes[ESPER_ALL].current);
-    CHECK(stats.active_bytes[ESPER_ALL].current <=
-          stats.reserved_bytes[ESPER_ALL].current);
+    CHECK(stats.allocated_bytes[ESPER_ALL].current <= stats.active_bytes[ESPER_ALL].current);
+    CHECK(stats.active_bytes[ESPER_ALL].current <= stats.reserved_bytes[ESPER_ALL].current);
     CHECK_EQ(stats.allocated_bytes[ESPER_ALL].current,
              stats.allocated_bytes[ESPER_SMALL].current +
                  stats.allocated_bytes[ESPER_LARGE].current);
@@ -245,6 +258,7 @@ TEST(figures_agree_at_any_moment) {
       CHECK_EQ(stats.allocated_bytes[c].current,
                stats.allocated_bytes[c].allocated - stats.allocated_bytes[c].freed);
   }
-  for (int i = 0; i < 3; i++) pthread_join(thread[i], NULL);
+  for (int i = 0; i < 3; i++)
+    pthread_join(thread[i], NULL);
   world_end(&shared);
 }

@@ -35,7 +35,8 @@ static block blocks[MOST_BLOCKS];
 static int block_count;
 static size_t live, live_peak;
 
-static uint64_t draw(uint64_t below) {
+static uint64_t draw(uint64_t below)
+{
   uint64_t x = state += 0x9e3779b97f4a7c15;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
   x = (x ^ x >> 27) * 0x94d049bb133111eb;
@@ -44,36 +45,43 @@ static uint64_t draw(uint64_t below) {
 
 /* `phase` from 0 to 1 is once up and down; the sizes of a moment lie within a factor
  * of eight. */
-static size_t draw_size(double phase) {
+static size_t draw_size(double phase)
+{
   double usual = phase < 0.5 ? 2 * phase : 2 - 2 * phase;
   double log = LEAST_LOG + usual * (MOST_LOG - LEAST_LOG - 3) + 3 * (double)draw(4096) / 4096;
   size_t base = (size_t)1 << (int)log;
   return base + (size_t)((log - (int)log) * (double)base);
 }
 
-static void make(double phase) {
+static void make(double phase)
+{
   block *b = &blocks[block_count++];
   *b = (block){.size = draw_size(phase), .stays = draw(50) == 0};
   CHECK_OK(esper_malloc(w.core, b->size, w.stream[0], &b->ptr));
   live += b->size;
-  if (live > live_peak) live_peak = live;
+  if (live > live_peak)
+    live_peak = live;
 }
 
-static void drop(void) {
+static void drop(void)
+{
   int i = (int)draw((uint64_t)block_count);
-  if (blocks[i].stays && draw(50)) i = (int)draw((uint64_t)block_count);
+  if (blocks[i].stays && draw(50))
+    i = (int)draw((uint64_t)block_count);
   CHECK_OK(esper_free(w.core, blocks[i].ptr));
   live -= blocks[i].size;
   blocks[i] = blocks[--block_count];
 }
 
-static uint64_t operations(void) {
+static uint64_t operations(void)
+{
   const char *given = getenv("ESPER_DRIFT_OPERATIONS");
   return given && *given ? strtoull(given, NULL, 10) : SHORT_RUN;
 }
 
 /* Of one cycle: the peak of reserved over that of live. */
-static double run_cycle(uint64_t count) {
+static double run_cycle(uint64_t count)
+{
   CHECK_OK(esper_reset_peak_stats(w.core, 0));
   live_peak = live;
   for (uint64_t n = 0; n < count; n++) {
@@ -86,7 +94,8 @@ static double run_cycle(uint64_t count) {
   return (double)world_stats(&w, 0).reserved_bytes[ESPER_ALL].peak / (double)live_peak;
 }
 
-static bool maps_pages(void) {
+static bool maps_pages(void)
+{
   sim_alive alive;
   sim_count_alive(w.s, 0, &alive);
   return alive.pages > 0;
@@ -97,7 +106,8 @@ typedef struct figures {
   double early, late;
 } figures;
 
-static figures run(bool virtual_memory, uint64_t seed) {
+static figures run(bool virtual_memory, uint64_t seed)
+{
   sim_options options = {.capacity = (size_t)64 << 30, .virtual_memory = virtual_memory};
   world_begin_with(&w, &options, NULL);
   state = seed;
@@ -113,13 +123,15 @@ static figures run(bool virtual_memory, uint64_t seed) {
   CHECK(maps_pages() == virtual_memory);
   CHECK(esper_core_is_valid(w.core));
   CHECK(metadata[CYCLES - 1] <= metadata[3] * 110 / 100);
-  while (block_count) drop();
+  while (block_count)
+    drop();
   world_end(&w);
   return (figures){(ratios[1] + ratios[2] + ratios[3]) / 3,
                    (ratios[5] + ratios[6] + ratios[7]) / 3};
 }
 
-static void run_all(bool virtual_memory, double most) {
+static void run_all(bool virtual_memory, double most)
+{
 #ifdef __SANITIZE_THREAD__
   printf("  skipped: one thread has no races\n");
   return;
@@ -136,6 +148,12 @@ static void run_all(bool virtual_memory, double most) {
   CHECK(operations() != SHORT_RUN || mean.late <= most);
 }
 
-TEST(drifting_sizes_do_not_fragment_more_and_more) { run_all(false, MOST_CLASSIC); }
+TEST(drifting_sizes_do_not_fragment_more_and_more)
+{
+  run_all(false, MOST_CLASSIC);
+}
 
-TEST(nor_do_they_on_a_device_that_maps_pages) { run_all(true, MOST_MAPPED); }
+TEST(nor_do_they_on_a_device_that_maps_pages)
+{
+  run_all(true, MOST_MAPPED);
+}

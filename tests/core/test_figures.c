@@ -9,20 +9,22 @@ static esper_stream streams[DEVICES][STREAMS];
 static void *live[LIVE];
 static uint64_t state = 88172645463325252u;
 
-static uint64_t draw(uint64_t below) {
+static uint64_t draw(uint64_t below)
+{
   state ^= state << 13;
   state ^= state >> 7;
   state ^= state << 17;
   return state % below;
 }
 
-static void begin(void) {
-  sim_options options = {.devices = DEVICES, .capacity = 2048 * MIB,
-                         .completion = SIM_WHEN_TOLD};
+static void begin(void)
+{
+  sim_options options = {.devices = DEVICES, .capacity = 2048 * MIB, .completion = SIM_WHEN_TOLD};
   esper_config config = {.max_split_size = 64 * MIB};
   world_begin_with(&w, &options, &config);
   for (int d = 0; d < DEVICES; d++)
-    for (int i = 0; i < STREAMS; i++) streams[d][i] = world_stream(&w, d);
+    for (int i = 0; i < STREAMS; i++)
+      streams[d][i] = world_stream(&w, d);
 }
 
 typedef struct sums {
@@ -32,12 +34,14 @@ typedef struct sums {
   int64_t oversize_blocks, oversize_segments;
 } sums;
 
-static void add(int64_t sum[ESPER_CLASSES], int class, size_t amount) {
+static void add(int64_t sum[ESPER_CLASSES], int class, size_t amount)
+{
   sum[ESPER_ALL] += (int64_t)amount;
   sum[class] += (int64_t)amount;
 }
 
-static sums sums_of(int device) {
+static sums sums_of(int device)
+{
   sums sum = {0};
   esper_snapshot snapshot;
   CHECK_OK(esper_snapshot_take(w.core, device, &snapshot));
@@ -68,7 +72,8 @@ static sums sums_of(int device) {
   return sum;
 }
 
-static void compare(const esper_stat stat[ESPER_CLASSES], const int64_t sum[ESPER_CLASSES]) {
+static void compare(const esper_stat stat[ESPER_CLASSES], const int64_t sum[ESPER_CLASSES])
+{
   for (int class = 0; class < ESPER_CLASSES; class++) {
     CHECK_EQ(stat[class].current, sum[class]);
     CHECK(stat[class].peak >= stat[class].current);
@@ -76,7 +81,8 @@ static void compare(const esper_stat stat[ESPER_CLASSES], const int64_t sum[ESPE
   }
 }
 
-static void check_figures(int device) {
+static void check_figures(int device)
+{
   esper_stats stats = world_stats(&w, device);
   sums sum = sums_of(device);
   compare(stats.allocation, sum.allocation);
@@ -93,7 +99,8 @@ static void check_figures(int device) {
   CHECK_EQ(stats.num_device_alloc - stats.num_device_free, sum.segment[ESPER_ALL]);
 }
 
-static size_t some_size(void) {
+static size_t some_size(void)
+{
   switch (draw(8)) {
   case 0: return 1 + draw(512);
   case 1: return MIB + draw(9 * MIB);
@@ -103,32 +110,33 @@ static size_t some_size(void) {
   }
 }
 
-static void operate(void) {
+static void operate(void)
+{
   int device = (int)draw(DEVICES), at = (int)draw(LIVE);
   esper_stream reader = streams[draw(DEVICES)][draw(STREAMS)];
   switch (draw(100)) {
-  case 0:
-    CHECK_OK(esper_empty_cache(w.core, device, NULL));
-    break;
-  case 1: case 2: case 3:
-    sim_run_seeded(w.s, state, 200);
-    break;
-  case 4:
-    esper_retire(w.core, device);
-    break;
+  case 0: CHECK_OK(esper_empty_cache(w.core, device, NULL)); break;
+  case 1:
+  case 2:
+  case 3: sim_run_seeded(w.s, state, 200); break;
+  case 4: esper_retire(w.core, device); break;
   default:
     if (live[at]) {
-      if (draw(3) == 0) CHECK_OK(esper_record_use(w.core, (const void *const *)&live[at], 1, reader, 0, NULL));
-      if (draw(9) == 0) CHECK_OK(esper_record_stream(w.core, live[at], reader));
+      if (draw(3) == 0)
+        CHECK_OK(esper_record_use(w.core, (const void *const *)&live[at], 1, reader, 0, NULL));
+      if (draw(9) == 0)
+        CHECK_OK(esper_record_stream(w.core, live[at], reader));
       CHECK_OK(esper_free(w.core, live[at]));
       live[at] = NULL;
-    } else if (esper_malloc(w.core, some_size(), streams[device][draw(STREAMS)], &live[at]) != ESPER_OK) {
+    } else if (esper_malloc(w.core, some_size(), streams[device][draw(STREAMS)], &live[at]) !=
+               ESPER_OK) {
       live[at] = NULL; /* it ran out: fine, the figures hold all the same */
     }
   }
 }
 
-TEST(figures_are_the_sums_over_the_snapshot) {
+TEST(figures_are_the_sums_over_the_snapshot)
+{
   begin();
   int64_t peak[DEVICES][2] = {{0}};
   for (int i = 0; i < OPERATIONS; i++) {
@@ -138,11 +146,13 @@ TEST(figures_are_the_sums_over_the_snapshot) {
       int64_t now[2] = {stats.allocated_bytes[ESPER_ALL].current,
                         stats.allocation[ESPER_ALL].current};
       for (int k = 0; k < 2; k++)
-        if (now[k] > peak[d][k]) peak[d][k] = now[k];
+        if (now[k] > peak[d][k])
+          peak[d][k] = now[k];
       /* Nothing is freed inside a malloc: these two rise and fall by whole calls. */
       CHECK_EQ(stats.allocated_bytes[ESPER_ALL].peak, peak[d][0]);
       CHECK_EQ(stats.allocation[ESPER_ALL].peak, peak[d][1]);
-      if (i % 50 == 0) check_figures(d);
+      if (i % 50 == 0)
+        check_figures(d);
       if (i % 2500 == 2499) {
         CHECK_OK(esper_reset_peak_stats(w.core, d));
         peak[d][0] = now[0];
@@ -153,8 +163,10 @@ TEST(figures_are_the_sums_over_the_snapshot) {
       }
     }
   }
-  for (int d = 0; d < DEVICES; d++) check_figures(d);
-  for (int i = 0; i < LIVE; i++) CHECK_OK(esper_free(w.core, live[i]));
+  for (int d = 0; d < DEVICES; d++)
+    check_figures(d);
+  for (int i = 0; i < LIVE; i++)
+    CHECK_OK(esper_free(w.core, live[i]));
   for (int d = 0; d < DEVICES; d++) {
     CHECK_OK(esper_empty_cache(w.core, d, NULL));
     check_figures(d);

@@ -17,43 +17,56 @@
 static world w;
 static esper_stream r, s;
 
-static void begin_with(sim_options options) {
+static void begin_with(sim_options options)
+{
   world_begin_with(&w, &options, NULL);
   r = w.stream[0];
   s = w.stream[1];
 }
 
-static void begin(void) { begin_with((sim_options){.completion = SIM_AT_ONCE}); }
-
-/* The same with mapped segments, on a device of 256 MiB. */
-static void begin_on_pages(void) {
-  begin_with((sim_options){.completion = SIM_AT_ONCE, .oracle = SIM_ORACLE_KNOWN,
-                           .virtual_memory = 1, .capacity = 256 * MIB});
+static void begin(void)
+{
+  begin_with((sim_options){.completion = SIM_AT_ONCE});
 }
 
-static void end(void) {
+/* The same with mapped segments, on a device of 256 MiB. */
+static void begin_on_pages(void)
+{
+  begin_with((sim_options){.completion = SIM_AT_ONCE,
+                           .oracle = SIM_ORACLE_KNOWN,
+                           .virtual_memory = 1,
+                           .capacity = 256 * MIB});
+}
+
+static void end(void)
+{
   world_check(&w);
   world_end(&w);
 }
 
-static heap_t *heap_of(esper_stream stream) {
+static heap_t *heap_of(esper_stream stream)
+{
   device_t *device = &w.core->devices[stream.device];
   return pool_heap(&device->default_pool, stream_immortal(w.core, device, stream.handle), 0);
 }
 
 /* Blocks in the front; -1: it is closed. */
-static int kept(esper_stream stream) {
+static int kept(esper_stream stream)
+{
   front_t *front = &heap_of(stream)->front;
   int count = 0;
   bool paused = front_pause(front);
-  for (int i = 0; i < FRONT_SLOTS; i++) count += front->count[i];
-  if (paused) front_resume(front);
+  for (int i = 0; i < FRONT_SLOTS; i++)
+    count += front->count[i];
+  if (paused)
+    front_resume(front);
   return paused ? count : -1;
 }
 
 /* ---- what it keeps ---------------------------------------------------------- */
 
-TEST(what_was_freed_is_handed_out_again_and_nobody_is_asked) {
+TEST(what_was_freed_is_handed_out_again_and_nobody_is_asked)
+{
   begin();
   void *p = world_malloc(&w, 3 * MIB, r);
   world_free(&w, p);
@@ -75,11 +88,14 @@ TEST(what_was_freed_is_handed_out_again_and_nobody_is_asked) {
   end();
 }
 
-TEST(a_miss_merges_what_was_kept) {
+TEST(a_miss_merges_what_was_kept)
+{
   begin();
   void *p[8];
-  for (int i = 0; i < 8; i++) p[i] = world_malloc(&w, 256 * KIB, r);
-  for (int i = 0; i < 8; i++) world_free(&w, p[i]);
+  for (int i = 0; i < 8; i++)
+    p[i] = world_malloc(&w, 256 * KIB, r);
+  for (int i = 0; i < 8; i++)
+    world_free(&w, p[i]);
   CHECK_EQ(kept(r), 8);
   void *all = world_malloc(&w, MIB, r);
   CHECK(all == p[0]);
@@ -87,11 +103,13 @@ TEST(a_miss_merges_what_was_kept) {
   end();
 }
 
-TEST(many_blocks_of_a_size_are_kept_and_then_none) {
+TEST(many_blocks_of_a_size_are_kept_and_then_none)
+{
   begin();
   enum { MANY = 200 };
   void *p[MANY];
-  for (int i = 0; i < MANY; i++) p[i] = world_malloc(&w, 512, r);
+  for (int i = 0; i < MANY; i++)
+    p[i] = world_malloc(&w, 512, r);
   for (int i = 0; i < MANY; i++) {
     world_free(&w, p[i]);
     CHECK(kept(r) >= 1 && kept(r) <= FRONT_DEPTH);
@@ -100,7 +118,8 @@ TEST(many_blocks_of_a_size_are_kept_and_then_none) {
   end();
 }
 
-TEST(other_streams_get_what_is_kept) {
+TEST(other_streams_get_what_is_kept)
+{
   begin();
   void *p = world_malloc(&w, 30 * MIB, r);
   world_free(&w, p);
@@ -110,7 +129,8 @@ TEST(other_streams_get_what_is_kept) {
   end();
 }
 
-TEST(what_is_kept_goes_back_to_the_driver) {
+TEST(what_is_kept_goes_back_to_the_driver)
+{
   begin();
   world_free(&w, world_malloc(&w, 30 * MIB, r));
   CHECK_EQ(kept(r), 1);
@@ -119,7 +139,8 @@ TEST(what_is_kept_goes_back_to_the_driver) {
   end();
 }
 
-TEST(a_marked_block_a_lent_one_and_a_captured_one_are_not_kept) {
+TEST(a_marked_block_a_lent_one_and_a_captured_one_are_not_kept)
+{
   begin();
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 12 * MIB, r);
   world_use(&w, p, s, 0);
@@ -138,7 +159,8 @@ TEST(a_marked_block_a_lent_one_and_a_captured_one_are_not_kept) {
   end();
 }
 
-TEST(freeing_twice_is_an_error) {
+TEST(freeing_twice_is_an_error)
+{
   begin();
   void *p = world_malloc(&w, MIB, r);
   world_free(&w, p);
@@ -148,7 +170,8 @@ TEST(freeing_twice_is_an_error) {
 }
 
 /* The map is read without a lock: the segment may go before the block is looked at. */
-TEST(freeing_twice_is_an_error_beside_a_release) {
+TEST(freeing_twice_is_an_error_beside_a_release)
+{
   begin();
   void *p = world_malloc(&w, 30 * MIB, r);
   block_t *block = map_find(w.core->map, (uintptr_t)p); /* as far as the second free got */
@@ -163,7 +186,8 @@ TEST(freeing_twice_is_an_error_beside_a_release) {
   end();
 }
 
-TEST(while_actions_are_traced_none_is_missed) {
+TEST(while_actions_are_traced_none_is_missed)
+{
   begin();
   void *p = world_malloc(&w, MIB, r);
   world_free(&w, p);
@@ -187,17 +211,20 @@ TEST(while_actions_are_traced_none_is_missed) {
 
 static size_t told;
 
-static void hear(void *context, const esper_trace_entry *entry) {
+static void hear(void *context, const esper_trace_entry *entry)
+{
   (void)context, (void)entry;
   told++;
 }
 
-TEST(who_watches_is_told_of_everything) {
+TEST(who_watches_is_told_of_everything)
+{
   begin();
   world_free(&w, world_malloc(&w, MIB, r));
   esper_trace_watch(w.core, hear, NULL);
   told = 0;
-  for (int i = 0; i < 3; i++) world_free(&w, world_malloc(&w, MIB, r));
+  for (int i = 0; i < 3; i++)
+    world_free(&w, world_malloc(&w, MIB, r));
   CHECK_EQ(told, 9);
   esper_trace_watch(w.core, NULL, NULL);
   world_free(&w, world_malloc(&w, MIB, r));
@@ -207,7 +234,8 @@ TEST(who_watches_is_told_of_everything) {
 }
 
 /* Where addresses repeat from run to run: test_repeat.c. */
-TEST(a_private_pool_has_no_front) {
+TEST(a_private_pool_has_no_front)
+{
   begin();
   esper_pool *pool;
   void *p, *q, *again;
@@ -224,7 +252,8 @@ TEST(a_private_pool_has_no_front) {
   end();
 }
 
-TEST(what_is_kept_of_a_pinned_segment_stays_there) {
+TEST(what_is_kept_of_a_pinned_segment_stays_there)
+{
   begin();
   void *p = world_malloc(&w, 30 * MIB, r), *segment;
   CHECK_OK(esper_pin(w.core, p, &segment));
@@ -240,28 +269,37 @@ TEST(what_is_kept_of_a_pinned_segment_stays_there) {
   end();
 }
 
-static esper_stats figures(void) { return world_stats(&w, 0); }
+static esper_stats figures(void)
+{
+  return world_stats(&w, 0);
+}
 
 /* ---- what it keeps lies on pages ---------------------------------------------- */
 
-static int64_t reserved(void) {
+static int64_t reserved(void)
+{
   return figures().reserved_bytes[ESPER_ALL].current / (int64_t)MIB;
 }
 
-static void *written(size_t size, esper_stream stream) {
+static void *written(size_t size, esper_stream stream)
+{
   void *p = world_malloc(&w, size, stream);
   world_kernel(&w, stream, p);
   return p;
 }
 
 /* Blocks of 4 MiB, every other one free and in the stream's front. */
-static void keep_every_other(void **p, int count, esper_stream stream) {
-  for (int i = 0; i < count; i++) p[i] = written(4 * MIB, stream);
-  for (int i = 0; i < count; i += 2) world_free(&w, p[i]);
+static void keep_every_other(void **p, int count, esper_stream stream)
+{
+  for (int i = 0; i < count; i++)
+    p[i] = written(4 * MIB, stream);
+  for (int i = 0; i < count; i += 2)
+    world_free(&w, p[i]);
   CHECK_EQ(kept(stream), count / 2);
 }
 
-TEST(pages_of_what_is_kept_are_lent_and_it_is_kept_no_more) {
+TEST(pages_of_what_is_kept_are_lent_and_it_is_kept_no_more)
+{
   begin_on_pages();
   void *p[8];
   for (int own = 0; own < 2; own++) {
@@ -271,26 +309,30 @@ TEST(pages_of_what_is_kept_are_lent_and_it_is_kept_no_more) {
     written(16 * MIB, to);
     CHECK_EQ(reserved(), before);
     CHECK(kept(from) <= 0);
-    for (int i = 0; i < 4; i++) written(4 * MIB, from);
+    for (int i = 0; i < 4; i++)
+      written(4 * MIB, from);
     CHECK_EQ(reserved(), before + 16); /* where they were there was nothing to be had */
     world_check(&w);
   }
   end();
 }
 
-TEST(pages_of_what_is_kept_go_back_to_the_driver) {
+TEST(pages_of_what_is_kept_go_back_to_the_driver)
+{
   begin_on_pages();
   void *p[8];
   keep_every_other(p, 8, r);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved(), 16);
-  for (int i = 0; i < 4; i++) written(4 * MIB, r);
+  for (int i = 0; i < 4; i++)
+    written(4 * MIB, r);
   CHECK_EQ(reserved(), 32);
   end();
 }
 
 /* A hole is filled for what one of its neighbours misses, also when the front has it. */
-TEST(a_heap_grows_by_what_the_kept_blocks_beside_a_hole_miss) {
+TEST(a_heap_grows_by_what_the_kept_blocks_beside_a_hole_miss)
+{
   begin_on_pages();
   void *p = written(4 * MIB, r), *q = written(4 * MIB, r);
   world_free(&w, q);
@@ -301,11 +343,13 @@ TEST(a_heap_grows_by_what_the_kept_blocks_beside_a_hole_miss) {
   end();
 }
 
-TEST(what_is_kept_on_pages_is_handed_out_and_nobody_is_asked) {
+TEST(what_is_kept_on_pages_is_handed_out_and_nobody_is_asked)
+{
   begin_on_pages();
   world_free(&w, written(4 * MIB, r));
   device_t *device = &w.core->devices[0];
-  uint64_t calls = sim_calls(w.s, SIM_CALL_any), questions = sim_calls(w.s, SIM_CALL_stream_capture);
+  uint64_t calls = sim_calls(w.s, SIM_CALL_any),
+           questions = sim_calls(w.s, SIM_CALL_stream_capture);
   for (int i = 0; i < 100; i++) {
     void *p;
     lock(&device->lock);
@@ -319,7 +363,8 @@ TEST(what_is_kept_on_pages_is_handed_out_and_nobody_is_asked) {
   end();
 }
 
-TEST(a_peak_of_several_streams_is_their_sum) {
+TEST(a_peak_of_several_streams_is_their_sum)
+{
   begin();
   void *p[WORLD_STREAMS];
   for (int round = 0; round < 3; round++) {
@@ -333,7 +378,8 @@ TEST(a_peak_of_several_streams_is_their_sum) {
   for (int i = 0; i < WORLD_STREAMS; i++)
     p[i] = world_malloc(&w, (size_t)(i + 1) * 64 * KIB, w.stream[i]);
   CHECK_EQ(figures().active_bytes[ESPER_ALL].peak, 36 * 64 * KIB);
-  for (int i = 0; i < WORLD_STREAMS; i++) world_free(&w, p[i]);
+  for (int i = 0; i < WORLD_STREAMS; i++)
+    world_free(&w, p[i]);
   CHECK_OK(esper_reset_peak_stats(w.core, 0));
   CHECK_EQ(figures().active_bytes[ESPER_ALL].peak, 0);
   p[0] = world_malloc(&w, 64 * KIB, r);
@@ -342,15 +388,20 @@ TEST(a_peak_of_several_streams_is_their_sum) {
   end();
 }
 
-static void fill(void **p, int count, esper_stream stream) {
-  for (int i = 0; i < count; i++) p[i] = world_malloc(&w, 4 * KIB, stream);
+static void fill(void **p, int count, esper_stream stream)
+{
+  for (int i = 0; i < count; i++)
+    p[i] = world_malloc(&w, 4 * KIB, stream);
 }
 
-static void clear(void **p, int count) {
-  for (int i = 0; i < count; i++) world_free(&w, p[i]);
+static void clear(void **p, int count)
+{
+  for (int i = 0; i < count; i++)
+    world_free(&w, p[i]);
 }
 
-TEST(what_one_stream_gives_up_another_takes_and_nobody_is_stopped) {
+TEST(what_one_stream_gives_up_another_takes_and_nobody_is_stopped)
+{
   begin();
   void *mine[48], *others[48], *one;
   fill(mine, 48, r); /* both have memory of their own */
@@ -374,7 +425,8 @@ TEST(what_one_stream_gives_up_another_takes_and_nobody_is_stopped) {
   end();
 }
 
-TEST(mistakes_in_a_front_or_ledger_are_noticed) {
+TEST(mistakes_in_a_front_or_ledger_are_noticed)
+{
   begin();
   void *p = world_malloc(&w, MIB, r);
   world_free(&w, p);
@@ -409,7 +461,8 @@ enum { THREADS = 4, TURNS = 4000, SHELF = 16 };
 static _Atomic(void *) shelf[SHELF]; /* blocks on their way to another thread */
 static atomic_bool running;
 
-static uint64_t next(uint64_t *state) {
+static uint64_t next(uint64_t *state)
+{
   uint64_t x = *state += 0x9e3779b97f4a7c15;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
   return x ^ x >> 31;
@@ -417,7 +470,8 @@ static uint64_t next(uint64_t *state) {
 
 /* Blocks of a few sizes, on its own stream and on a common one; freed by whoever
  * finds them. */
-static void *work(void *argument) {
+static void *work(void *argument)
+{
   uint64_t state = (uint64_t)(uintptr_t)argument;
   int self = (int)(state % THREADS);
   static const size_t SIZES[] = {512, 512, 4096, 4096, MIB, 3 * MIB, 300 * KIB};
@@ -431,7 +485,8 @@ static void *work(void *argument) {
   return NULL;
 }
 
-static void *look(void *argument) {
+static void *look(void *argument)
+{
   (void)argument;
   esper_stats stats;
   esper_snapshot snapshot;
@@ -439,8 +494,8 @@ static void *look(void *argument) {
     CHECK(esper_core_is_valid(w.core));
     CHECK_OK(esper_get_stats(w.core, 0, &stats));
     CHECK(stats.active_bytes[ESPER_ALL].current <= stats.active_bytes[ESPER_ALL].peak);
-    CHECK(stats.allocation[ESPER_ALL].current >= 0 && stats.allocation[ESPER_ALL].current <=
-                                                          SHELF + THREADS);
+    CHECK(stats.allocation[ESPER_ALL].current >= 0 &&
+          stats.allocation[ESPER_ALL].current <= SHELF + THREADS);
     CHECK_EQ(stats.active_bytes[ESPER_ALL].current,
              stats.active_bytes[ESPER_SMALL].current + stats.active_bytes[ESPER_LARGE].current);
     CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
@@ -454,7 +509,8 @@ static void *look(void *argument) {
 }
 
 /* Pages go back and come again under those who work. */
-static void *look_and_empty(void *argument) {
+static void *look_and_empty(void *argument)
+{
   while (atomic_load(&running)) {
     CHECK_OK(esper_empty_cache(w.core, 0, NULL));
     CHECK(esper_core_is_valid(w.core));
@@ -464,7 +520,8 @@ static void *look_and_empty(void *argument) {
 }
 
 /* As work(), of sizes that leave holes, so that pages move. */
-static void *work_on_pages(void *argument) {
+static void *work_on_pages(void *argument)
+{
   uint64_t state = (uint64_t)(uintptr_t)argument;
   int self = (int)(state % THREADS);
   for (int i = 0; i < TURNS; i++) {
@@ -480,7 +537,8 @@ static void *work_on_pages(void *argument) {
 static esper_pool *pool;
 
 /* As work(), in a pool. */
-static void *work_in_pool(void *argument) {
+static void *work_in_pool(void *argument)
+{
   uint64_t state = (uint64_t)(uintptr_t)argument;
   int self = (int)(state % THREADS);
   for (int i = 0; i < TURNS; i++) {
@@ -492,38 +550,46 @@ static void *work_in_pool(void *argument) {
   return NULL;
 }
 
-static void *write_down(void *argument) {
+static void *write_down(void *argument)
+{
   (void)argument;
   while (atomic_load(&running)) {
     esper_checkpoint *checkpoint;
     CHECK_OK(esper_checkpoint_take(w.core, 0, 7, 0, &checkpoint));
     CHECK(checkpoint_is_valid(checkpoint));
     size_t live = 0;
-    for (size_t i = 0; i < checkpoint->part_count; i++) live += checkpoint->parts[i].live;
+    for (size_t i = 0; i < checkpoint->part_count; i++)
+      live += checkpoint->parts[i].live;
     CHECK(live <= SHELF + THREADS);
     esper_checkpoint_free(checkpoint);
   }
   return NULL;
 }
 
-static void free_shelf(void) {
+static void free_shelf(void)
+{
   for (int i = 0; i < SHELF; i++)
     CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[i], NULL)));
 }
 
 /* `looker` may be NULL: nobody looks on. */
-static void run_threads(void *worker(void *), void *looker(void *)) {
+static void run_threads(void *worker(void *), void *looker(void *))
+{
   pthread_t threads[THREADS + 1];
   atomic_store(&running, true);
   for (int i = 0; i < THREADS; i++)
     CHECK(!pthread_create(&threads[i], NULL, worker, (void *)(uintptr_t)(100 * THREADS + i)));
-  if (looker) CHECK(!pthread_create(&threads[THREADS], NULL, looker, NULL));
-  for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+  if (looker)
+    CHECK(!pthread_create(&threads[THREADS], NULL, looker, NULL));
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(threads[i], NULL);
   atomic_store(&running, false);
-  if (looker) pthread_join(threads[THREADS], NULL);
+  if (looker)
+    pthread_join(threads[THREADS], NULL);
 }
 
-TEST(threads_hand_memory_to_each_other) {
+TEST(threads_hand_memory_to_each_other)
+{
   begin();
   run_threads(work, NULL);
   CHECK(esper_core_is_valid(w.core));
@@ -536,7 +602,8 @@ TEST(threads_hand_memory_to_each_other) {
   end();
 }
 
-TEST(figures_and_snapshots_are_right_meanwhile) {
+TEST(figures_and_snapshots_are_right_meanwhile)
+{
   begin();
   run_threads(work, look);
   free_shelf();
@@ -544,7 +611,8 @@ TEST(figures_and_snapshots_are_right_meanwhile) {
   end();
 }
 
-TEST(and_on_pages_that_move_meanwhile) {
+TEST(and_on_pages_that_move_meanwhile)
+{
   begin_on_pages();
   run_threads(work_on_pages, look_and_empty);
   CHECK(sim_calls(w.s, SIM_CALL_page_unmap) > 0);
@@ -556,7 +624,8 @@ TEST(and_on_pages_that_move_meanwhile) {
   end();
 }
 
-TEST(checkpoints_are_of_one_moment_meanwhile) {
+TEST(checkpoints_are_of_one_moment_meanwhile)
+{
   begin();
   CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
   run_threads(work_in_pool, write_down);
@@ -567,7 +636,8 @@ TEST(checkpoints_are_of_one_moment_meanwhile) {
 }
 
 /* One block a thread: the peak cannot be more than all at once. */
-static void *pairs(void *argument) {
+static void *pairs(void *argument)
+{
   int self = (int)(intptr_t)argument;
   for (int i = 0; i < TURNS; i++) {
     void *p;
@@ -577,12 +647,14 @@ static void *pairs(void *argument) {
   return NULL;
 }
 
-TEST(peaks_of_threads_with_a_block_each_are_no_more_than_that) {
+TEST(peaks_of_threads_with_a_block_each_are_no_more_than_that)
+{
   begin();
   pthread_t threads[THREADS];
   for (int i = 0; i < THREADS; i++)
     CHECK(!pthread_create(&threads[i], NULL, pairs, (void *)(intptr_t)i));
-  for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(threads[i], NULL);
   esper_stats stats = figures();
   CHECK_EQ(stats.allocation[ESPER_ALL].allocated, THREADS * TURNS);
   CHECK(stats.allocation[ESPER_ALL].peak >= 1 && stats.allocation[ESPER_ALL].peak <= THREADS);

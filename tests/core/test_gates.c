@@ -7,31 +7,35 @@ static esper_stream r, s, t;
 static esper_gate_entry *gates;
 static size_t count;
 
-static void begin_with(sim_options options) {
+static void begin_with(sim_options options)
+{
   world_begin_with(&w, &options, NULL);
   r = w.stream[0];
   s = w.stream[1];
   t = w.stream[2];
 }
 
-static void begin(void) {
-  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN,
-                           .completion = SIM_WHEN_TOLD});
+static void begin(void)
+{
+  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
 }
 
-static void end(void) {
+static void end(void)
+{
   free(gates);
   gates = NULL;
   world_end(&w);
 }
 
-static void read_gates(int device) {
+static void read_gates(int device)
+{
   free(gates);
   CHECK_OK(esper_gates_copy(w.core, device, &gates, &count));
 }
 
 /* A block of `owner` that `reader` reads, free; then it is taken again. */
-static void *gate_once(size_t size, esper_stream owner, esper_stream reader) {
+static void *gate_once(size_t size, esper_stream owner, esper_stream reader)
+{
   void *p = world_malloc(&w, size, owner);
   world_kernel(&w, owner, p);
   world_read_on(&w, reader, p, owner);
@@ -41,7 +45,8 @@ static void *gate_once(size_t size, esper_stream owner, esper_stream reader) {
   return p;
 }
 
-TEST(who_waits_for_whom) {
+TEST(who_waits_for_whom)
+{
   begin();
   read_gates(0);
   CHECK_EQ(count, 0);
@@ -66,7 +71,8 @@ TEST(who_waits_for_whom) {
 }
 
 /* The frontier made it needless: nobody waits there. */
-TEST(a_wait_that_was_not_issued_is_not_reported) {
+TEST(a_wait_that_was_not_issued_is_not_reported)
+{
   begin();
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 14 * MIB, r);
   world_read_on(&w, s, p, r);
@@ -83,9 +89,9 @@ TEST(a_wait_that_was_not_issued_is_not_reported) {
   end();
 }
 
-TEST(a_gate_on_another_devices_stream) {
-  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .devices = 2,
-                           .completion = SIM_WHEN_TOLD});
+TEST(a_gate_on_another_devices_stream)
+{
+  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD});
   esper_stream far = world_stream(&w, 1);
   gate_once(12 * MIB, r, far);
   read_gates(0);
@@ -101,7 +107,8 @@ TEST(a_gate_on_another_devices_stream) {
 }
 
 /* What is over makes room for what is not, so one that hangs stays in sight. */
-TEST(a_gate_that_hangs_outlasts_a_thousand_others) {
+TEST(a_gate_that_hangs_outlasts_a_thousand_others)
+{
   begin();
   sim_wait_flag(w.s, 0, t.handle, 0);
   gate_once(12 * MIB, r, t);
@@ -119,7 +126,8 @@ TEST(a_gate_that_hangs_outlasts_a_thousand_others) {
 }
 
 /* More than there is room for: the newest are there. */
-TEST(the_report_is_bounded) {
+TEST(the_report_is_bounded)
+{
   begin();
   sim_wait_flag(w.s, 0, s.handle, 0);
   for (int i = 0; i < 3 * GATES; i++)
@@ -132,7 +140,8 @@ TEST(the_report_is_bounded) {
   end();
 }
 
-TEST(a_report_without_host_memory_says_so) {
+TEST(a_report_without_host_memory_says_so)
+{
   begin();
   gate_once(12 * MIB, r, s);
   esper_gate_entry *copy = (void *)&w;
@@ -145,7 +154,8 @@ TEST(a_report_without_host_memory_says_so) {
 }
 
 /* Whether a block may be gated on is looked at when it is asked for. */
-TEST(a_trait_that_is_taken_back_bars_nothing) {
+TEST(a_trait_that_is_taken_back_bars_nothing)
+{
   begin();
   void *p = world_malloc(&w, 12 * MIB, r);
   world_read_on(&w, s, p, r);
@@ -161,7 +171,8 @@ TEST(a_trait_that_is_taken_back_bars_nothing) {
 }
 
 /* Two uses of a block, of which the one without a gate is over. */
-TEST(what_was_barred_is_gated_on_when_that_use_is_over) {
+TEST(what_was_barred_is_gated_on_when_that_use_is_over)
+{
   begin();
   void *p = world_malloc(&w, 12 * MIB, r);
   world_read_on(&w, t, p, r);
@@ -181,13 +192,17 @@ TEST(what_was_barred_is_gated_on_when_that_use_is_over) {
 }
 
 /* What waits for the same event is ready as soon as somebody was gated on it. */
-TEST(who_shares_a_mark_is_ready_together) {
+TEST(who_shares_a_mark_is_ready_together)
+{
   begin();
   void *p[5];
-  for (int i = 0; i < 5; i++) p[i] = world_malloc(&w, 2 * MIB, r);
-  for (int i = 0; i < 4; i++) world_read_on(&w, s, p[i], r);
+  for (int i = 0; i < 5; i++)
+    p[i] = world_malloc(&w, 2 * MIB, r);
+  for (int i = 0; i < 4; i++)
+    world_read_on(&w, s, p[i], r);
   CHECK_OK(esper_record_use(w.core, (const void *const *)p, 4, s, 0, NULL));
-  for (int i = 0; i < 4; i++) world_free(&w, p[i]);
+  for (int i = 0; i < 4; i++)
+    world_free(&w, p[i]);
   CHECK(world_malloc(&w, 2 * MIB, r) == p[0]);
   world_check(&w); /* nothing that is ready counts as pending */
   CHECK(world_malloc(&w, 6 * MIB, r) == p[1]);
@@ -197,7 +212,8 @@ TEST(who_shares_a_mark_is_ready_together) {
 }
 
 /* More streams than a heap knows numbers of. */
-TEST(each_of_many_streams_is_heard_of) {
+TEST(each_of_many_streams_is_heard_of)
+{
   enum { STREAMS = WAITS + 4 };
   begin();
   esper_stream reader[STREAMS];
@@ -220,7 +236,8 @@ TEST(each_of_many_streams_is_heard_of) {
   end();
 }
 
-TEST(traits_are_checked_and_can_be_taken_back) {
+TEST(traits_are_checked_and_can_be_taken_back)
+{
   begin();
   CHECK_STATUS(esper_stream_set_traits(w.core, s, 2), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "ESPER_TRAIT_RENDEZVOUS"));

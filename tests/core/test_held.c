@@ -4,7 +4,8 @@
 
 static world w;
 
-static void begin(size_t mib) {
+static void begin(size_t mib)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .capacity = mib * MIB};
@@ -17,17 +18,19 @@ static struct {
   esper_stream reader, owner;
 } meanwhile;
 
-static void read_and_free(void *context, sim_call call, int device,
-                          void *object) {
+static void read_and_free(void *context, sim_call call, int device, void *object)
+{
   (void)context, (void)call, (void)device;
-  if (!meanwhile.block || object != meanwhile.reader.handle) return;
+  if (!meanwhile.block || object != meanwhile.reader.handle)
+    return;
   void *block = meanwhile.block;
   meanwhile.block = NULL;
   world_read_on(&w, meanwhile.reader, block, meanwhile.owner);
   world_free(&w, block);
 }
 
-TEST(an_event_from_before_the_free_does_not_cover_a_held_use) {
+TEST(an_event_from_before_the_free_does_not_cover_a_held_use)
+{
   begin(12 + 14 + 2);
   esper_stream r = w.stream[0], mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
@@ -50,7 +53,8 @@ TEST(an_event_from_before_the_free_does_not_cover_a_held_use) {
 }
 
 /* What unknown streams do counts too: somebody was promised to wait for all. */
-static void *freed_after_all(esper_stream owner, esper_stream unknown) {
+static void *freed_after_all(esper_stream owner, esper_stream unknown)
+{
   void *x = world_malloc(&w, 12 * MIB, owner);
   world_read_on(&w, unknown, x, owner);
   CHECK_OK(esper_free_after_all(w.core, x));
@@ -58,7 +62,8 @@ static void *freed_after_all(esper_stream owner, esper_stream unknown) {
   return x;
 }
 
-TEST(the_host_waits_for_streams_that_were_never_presented) {
+TEST(the_host_waits_for_streams_that_were_never_presented)
+{
   begin(12);
   esper_stream r = w.stream[0], s = w.stream[1], unknown = w.stream[2];
   void *x = freed_after_all(s, unknown);
@@ -68,7 +73,8 @@ TEST(the_host_waits_for_streams_that_were_never_presented) {
   world_end(&w);
 }
 
-TEST(a_free_after_all_work_that_no_event_could_stand_for_is_held) {
+TEST(a_free_after_all_work_that_no_event_could_stand_for_is_held)
+{
   begin(12);
   esper_stream r = w.stream[0], unknown = w.stream[2];
   sim_fail_call(w.s, SIM_CALL_event_record_all, 1, ESPER_UNSUPPORTED);
@@ -79,7 +85,8 @@ TEST(a_free_after_all_work_that_no_event_could_stand_for_is_held) {
 }
 
 /* Whichever event comes after the free will do, whoever had it recorded. */
-TEST(a_held_use_is_over_when_a_later_event_of_its_stream_is) {
+TEST(a_held_use_is_over_when_a_later_event_of_its_stream_is)
+{
   begin(64);
   esper_stream r = w.stream[0], s = w.stream[1];
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
@@ -98,7 +105,8 @@ TEST(a_held_use_is_over_when_a_later_event_of_its_stream_is) {
   world_end(&w);
 }
 
-static void begin_with_two_devices(void) {
+static void begin_with_two_devices(void)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .devices = 2,
@@ -107,7 +115,8 @@ static void begin_with_two_devices(void) {
 }
 
 /* Nothing but a wait for the other device tells that its stream is done. */
-TEST(the_host_waits_for_a_held_use_of_another_device) {
+TEST(the_host_waits_for_a_held_use_of_another_device)
+{
   begin_with_two_devices();
   esper_stream r = w.stream[0], far = world_mortal(&w, 1);
   void *x = world_malloc(&w, 12 * MIB, r);
@@ -122,7 +131,8 @@ TEST(the_host_waits_for_a_held_use_of_another_device) {
 }
 
 /* That device is at work on what waits for r: better no memory than no end. */
-TEST(the_host_waits_for_no_other_device_with_rendezvous_work) {
+TEST(the_host_waits_for_no_other_device_with_rendezvous_work)
+{
   begin_with_two_devices();
   esper_stream r = w.stream[0], far = world_mortal(&w, 1);
   esper_stream spinning = world_stream(&w, 1);
@@ -142,26 +152,30 @@ TEST(the_host_waits_for_no_other_device_with_rendezvous_work) {
 }
 
 /* Device 1 is not waited for: something there spins until `stop_spinning`. */
-static esper_stream start_spinning(void) {
+static esper_stream start_spinning(void)
+{
   esper_stream spinning = world_stream(&w, 1);
   CHECK_OK(esper_stream_set_traits(w.core, spinning, ESPER_TRAIT_RENDEZVOUS));
   sim_wait_flag(w.s, 1, spinning.handle, 0);
   return spinning;
 }
 
-static void stop_spinning(esper_stream spinning) {
+static void stop_spinning(esper_stream spinning)
+{
   sim_raise_flag(w.s, 0, w.stream[0].handle, 0);
   sim_run_all(w.s);
   CHECK_EQ(sim_pending_all(w.s), 0);
   CHECK_OK(esper_stream_set_traits(w.core, spinning, 0));
 }
 
-static int64_t reserved(void) {
+static int64_t reserved(void)
+{
   return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
 }
 
 /* That its own device was waited for says nothing of another's streams. */
-static void let_the_pool_go(void) {
+static void let_the_pool_go(void)
+{
   esper_stream spinning = start_spinning();
   CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
   CHECK_OK(esper_pool_empty(w.core, 0, 1, 0));
@@ -172,7 +186,8 @@ static void let_the_pool_go(void) {
   CHECK_EQ(reserved(), 0);
 }
 
-TEST(a_pool_that_is_gone_keeps_what_another_device_reads) {
+TEST(a_pool_that_is_gone_keeps_what_another_device_reads)
+{
   begin_with_two_devices();
   esper_stream r = w.stream[0], far = world_mortal(&w, 1);
   esper_pool *pool;
@@ -187,13 +202,15 @@ TEST(a_pool_that_is_gone_keeps_what_another_device_reads) {
   world_end(&w);
 }
 
-static int any_stream(void *context, void *handle) {
+static int any_stream(void *context, void *handle)
+{
   (void)context, (void)handle;
   return 1;
 }
 
 /* Which stream replays are on is not known: any of that device. */
-TEST(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device) {
+TEST(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device)
+{
   begin_with_two_devices();
   esper_stream r = w.stream[0], far = world_stream(&w, 1), farther = world_stream(&w, 1);
   esper_stream on = world_stream(&w, 1);

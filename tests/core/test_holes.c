@@ -14,10 +14,13 @@ static esper_stream r, s, t, o;
 enum { X = 12, Y = 14, Z = 16 }; /* MiB: each has a segment of its own */
 
 /* A device that holds `mib`, so that the next malloc must reuse. */
-static void begin_on(int devices, size_t mib, int mapped) {
-  sim_options options = {.devices = devices, .oracle = SIM_ORACLE_KNOWN,
+static void begin_on(int devices, size_t mib, int mapped)
+{
+  sim_options options = {.devices = devices,
+                         .oracle = SIM_ORACLE_KNOWN,
                          .virtual_memory = mapped,
-                         .completion = SIM_WHEN_TOLD, .capacity = mib * MIB};
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = mib * MIB};
   world_begin_with(&w, &options, NULL);
   r = w.stream[0];
   s = w.stream[1];
@@ -25,24 +28,32 @@ static void begin_on(int devices, size_t mib, int mapped) {
   o = w.stream[3];
 }
 
-static void begin(size_t mib) { begin_on(1, mib, 0); }
+static void begin(size_t mib)
+{
+  begin_on(1, mib, 0);
+}
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
-static void *block(size_t mib, esper_stream stream) {
+static void *block(size_t mib, esper_stream stream)
+{
   void *p = world_malloc(&w, mib * MIB, stream);
   world_kernel(&w, stream, p);
   return p;
 }
 
-static void read_and_mark(void *p, esper_stream owner, esper_stream reader) {
+static void read_and_mark(void *p, esper_stream owner, esper_stream reader)
+{
   world_read_on(&w, reader, p, owner);
   world_use(&w, p, reader, 0);
 }
 
 /* Both read by `reader`, one event for both. */
-static void read_and_mark_both(void *p, void *q, esper_stream owner,
-                               esper_stream reader) {
+static void read_and_mark_both(void *p, void *q, esper_stream owner, esper_stream reader)
+{
   const void *both[2] = {p, q};
   world_read_on(&w, reader, p, owner);
   world_read_on(&w, reader, q, owner);
@@ -50,7 +61,8 @@ static void read_and_mark_both(void *p, void *q, esper_stream owner,
 }
 
 /* What r did so far has completed, and the core knows. */
-static void complete_own_order(void) {
+static void complete_own_order(void)
+{
   void *p = world_malloc(&w, 512, o);
   read_and_mark(p, o, r);
   world_free(&w, p);
@@ -59,17 +71,25 @@ static void complete_own_order(void) {
   esper_retire(w.core, 0);
 }
 
-static uint64_t gates(void) { return world_counters(&w, 0).gates_issued; }
-static uint64_t uses(void) { return world_counters(&w, 0).uses_pending; }
+static uint64_t gates(void)
+{
+  return world_counters(&w, 0).gates_issued;
+}
+static uint64_t uses(void)
+{
+  return world_counters(&w, 0).uses_pending;
+}
 
 /* ---- 1: a capture anywhere, or another device's stream, lost the mark ------ */
 
-static void *capture_another_stream(void *nothing) {
+static void *capture_another_stream(void *nothing)
+{
   sim_capture_begin(w.s, 0, o.handle);
   return nothing;
 }
 
-TEST(hole_1_a_capture_in_another_thread_takes_nothing_from_a_mark) {
+TEST(hole_1_a_capture_in_another_thread_takes_nothing_from_a_mark)
+{
   begin(X + 2);
   void *x = block(X, r);
   world_malloc(&w, 512, o); /* the core knows the stream that is captured */
@@ -85,7 +105,8 @@ TEST(hole_1_a_capture_in_another_thread_takes_nothing_from_a_mark) {
   end();
 }
 
-TEST(hole_1_a_mark_outlives_a_capture_that_begins_later) {
+TEST(hole_1_a_mark_outlives_a_capture_that_begins_later)
+{
   begin(X);
   void *x = block(X, r);
   read_and_mark(x, r, s);
@@ -98,7 +119,8 @@ TEST(hole_1_a_mark_outlives_a_capture_that_begins_later) {
   end();
 }
 
-TEST(hole_1_what_a_capture_reads_stays_while_it_is_recorded) {
+TEST(hole_1_what_a_capture_reads_stays_while_it_is_recorded)
+{
   begin(64);
   void *x = block(X, r);
   sim_capture_begin(w.s, 0, s.handle);
@@ -113,7 +135,8 @@ TEST(hole_1_what_a_capture_reads_stays_while_it_is_recorded) {
   end();
 }
 
-TEST(hole_1_a_stream_of_another_device_is_a_use_too) {
+TEST(hole_1_a_stream_of_another_device_is_a_use_too)
+{
   begin_on(2, X, 0);
   esper_stream far = world_stream(&w, 1);
   void *x = block(X, r);
@@ -126,7 +149,8 @@ TEST(hole_1_a_stream_of_another_device_is_a_use_too) {
 
 /* ---- 2: uses and waits grew without end ------------------------------------- */
 
-TEST(hole_2_marks_in_a_loop_leave_one_use_a_stream) {
+TEST(hole_2_marks_in_a_loop_leave_one_use_a_stream)
+{
   begin(X);
   void *x = block(X, r);
   for (int i = 0; i < 500; i++) {
@@ -140,7 +164,8 @@ TEST(hole_2_marks_in_a_loop_leave_one_use_a_stream) {
 
 /* Four neighbours that s reads, one after another; r was made to wait for the
  * last, so they are ready and merge, while s still reads. */
-TEST(hole_2_merged_blocks_leave_one_use_a_stream) {
+TEST(hole_2_merged_blocks_leave_one_use_a_stream)
+{
   begin(20 + X);
   void *part[4], *x = block(X, r);
   for (int i = 0; i < 4; i++) {
@@ -148,7 +173,8 @@ TEST(hole_2_merged_blocks_leave_one_use_a_stream) {
     read_and_mark(part[i], r, s);
   }
   read_and_mark(x, r, s);
-  for (int i = 0; i < 4; i++) world_free(&w, part[i]);
+  for (int i = 0; i < 4; i++)
+    world_free(&w, part[i]);
   world_free(&w, x);
   CHECK_EQ(uses(), 5);
   CHECK(world_malloc(&w, X * MIB, r) == x);
@@ -158,7 +184,8 @@ TEST(hole_2_merged_blocks_leave_one_use_a_stream) {
   end();
 }
 
-TEST(hole_2_what_has_completed_is_dropped) {
+TEST(hole_2_what_has_completed_is_dropped)
+{
   begin(X);
   void *x = block(X, r);
   for (int i = 1; i < WORLD_STREAMS; i++) {
@@ -170,7 +197,8 @@ TEST(hole_2_what_has_completed_is_dropped) {
   end();
 }
 
-TEST(hole_2_a_wait_is_issued_once) {
+TEST(hole_2_a_wait_is_issued_once)
+{
   begin(X + Y);
   void *x = block(X, r), *y = block(Y, r);
   read_and_mark_both(x, y, r, s);
@@ -184,7 +212,8 @@ TEST(hole_2_a_wait_is_issued_once) {
   end();
 }
 
-static void pipeline_step(void) {
+static void pipeline_step(void)
+{
   void *p = block(X, r);
   read_and_mark(p, r, s);
   read_and_mark(p, r, t);
@@ -192,12 +221,15 @@ static void pipeline_step(void) {
   sim_run_seeded(w.s, 7, 5);
 }
 
-TEST(hole_2_a_steady_loop_grows_nothing) {
+TEST(hole_2_a_steady_loop_grows_nothing)
+{
   begin(2 * X);
-  for (int i = 0; i < 100; i++) pipeline_step();
+  for (int i = 0; i < 100; i++)
+    pipeline_step();
   sim_run_all(w.s);
   esper_counters before = world_counters(&w, 0);
-  for (int i = 0; i < 2000; i++) pipeline_step();
+  for (int i = 0; i < 2000; i++)
+    pipeline_step();
   sim_run_all(w.s);
   esper_counters after = world_counters(&w, 0);
   CHECK(after.uses_pending <= 4); /* two blocks, two readers */
@@ -208,17 +240,19 @@ TEST(hole_2_a_steady_loop_grows_nothing) {
 
 /* ---- 3: a block that changed its stream forgot the third one ----------------- */
 
-TEST(hole_3_the_rest_of_a_block_that_went_elsewhere_owes_the_third_stream) {
+TEST(hole_3_the_rest_of_a_block_that_went_elsewhere_owes_the_third_stream)
+{
   begin(40);
   void *x = block(40, r);
   read_and_mark(x, r, s);
   world_free(&w, x);
-  CHECK(world_malloc(&w, 16 * MIB, t) == x); /* t waits for r and for s */
+  CHECK(world_malloc(&w, 16 * MIB, t) == x);                    /* t waits for r and for s */
   CHECK(world_malloc(&w, 20 * MIB, o) == (char *)x + 16 * MIB); /* o must too */
   end();
 }
 
-TEST(hole_3_a_merged_block_owes_what_the_donor_owed) {
+TEST(hole_3_a_merged_block_owes_what_the_donor_owed)
+{
   begin(20 + X + Y + 2);
   void *a = block(9, r), *b = block(9, r), *x = block(X, r), *y = block(Y, r);
   read_and_mark(a, r, s);
@@ -236,7 +270,8 @@ TEST(hole_3_a_merged_block_owes_what_the_donor_owed) {
   end();
 }
 
-TEST(hole_3_a_loan_that_comes_back_owes_the_borrower) {
+TEST(hole_3_a_loan_that_comes_back_owes_the_borrower)
+{
   begin(20);
   void *a = block(9, r), *b = block(9, r);
   world_free(&w, a);
@@ -253,7 +288,8 @@ TEST(hole_3_a_loan_that_comes_back_owes_the_borrower) {
 
 /* x and y are read by s, and r has been made to wait for that: it may have both,
  * and takes x. So y is ready, and still owes its use. */
-static void leave_a_ready_block_that_is_read(esper_pool *pool) {
+static void leave_a_ready_block_that_is_read(esper_pool *pool)
+{
   void *p[2];
   for (int i = 0; i < 2; i++) {
     size_t size = (i ? Y : X) * MIB;
@@ -278,7 +314,8 @@ static void leave_a_ready_block_that_is_read(esper_pool *pool) {
 }
 
 /* Both streams are captured, so nobody can wait for what they do. */
-static void empty_cache_beside_captures(esper_pool *pool) {
+static void empty_cache_beside_captures(esper_pool *pool)
+{
   sim_capture_begin(w.s, 0, r.handle);
   sim_capture_begin(w.s, 0, s.handle);
   CHECK_OK(esper_empty_cache(w.core, 0, pool));
@@ -291,7 +328,8 @@ static void empty_cache_beside_captures(esper_pool *pool) {
 }
 
 /* The host cannot wait, and more is wanted than there is without y. */
-static void run_short_of_memory(size_t mib) {
+static void run_short_of_memory(size_t mib)
+{
   void *p;
   sim_fail_calls_from(w.s, SIM_CALL_event_synchronize, 1, ESPER_DEVICE_ERROR);
   sim_fail_calls_from(w.s, SIM_CALL_device_synchronize, 1, ESPER_DEVICE_ERROR);
@@ -303,7 +341,8 @@ static void run_short_of_memory(size_t mib) {
   world_kernel(&w, t, p);
 }
 
-TEST(hole_4_a_segment_that_is_read_is_not_given_back) {
+TEST(hole_4_a_segment_that_is_read_is_not_given_back)
+{
   begin(64);
   leave_a_ready_block_that_is_read(NULL);
   empty_cache_beside_captures(NULL);
@@ -311,7 +350,8 @@ TEST(hole_4_a_segment_that_is_read_is_not_given_back) {
   end();
 }
 
-TEST(hole_4_pages_that_are_read_are_not_unmapped) {
+TEST(hole_4_pages_that_are_read_are_not_unmapped)
+{
   begin_on(1, 64, 1);
   leave_a_ready_block_that_is_read(NULL);
   empty_cache_beside_captures(NULL);
@@ -319,14 +359,16 @@ TEST(hole_4_pages_that_are_read_are_not_unmapped) {
   end();
 }
 
-TEST(hole_4_nor_when_memory_runs_out) {
+TEST(hole_4_nor_when_memory_runs_out)
+{
   begin(X + Y + 2 + 4);
   leave_a_ready_block_that_is_read(NULL);
   run_short_of_memory(Y + 4);
   end();
 }
 
-TEST(hole_5_a_pools_memory_that_is_read_is_not_given_back) {
+TEST(hole_5_a_pools_memory_that_is_read_is_not_given_back)
+{
   esper_pool *pool;
   begin(64);
   CHECK_OK(esper_pool_create(w.core, 0, 5, 1, &pool));
@@ -337,7 +379,8 @@ TEST(hole_5_a_pools_memory_that_is_read_is_not_given_back) {
   end();
 }
 
-TEST(hole_5_nor_when_memory_runs_out) {
+TEST(hole_5_nor_when_memory_runs_out)
+{
   esper_pool *pool;
   begin(X + Y + 2 + 4);
   CHECK_OK(esper_pool_create(w.core, 0, 5, 1, &pool));
@@ -348,29 +391,30 @@ TEST(hole_5_nor_when_memory_runs_out) {
 }
 
 /* The pool's own allocator, which the oracle sees as well. */
-static esper_status own_obtain(void *context, int device, size_t size,
-                               void **address) {
+static esper_status own_obtain(void *context, int device, size_t size, void **address)
+{
   const esper_driver *driver = context;
   return driver->memory_alloc(driver->self, device, size, (uintptr_t *)address);
 }
 
-static void own_give_back(void *context, int device, void *address,
-                          size_t size) {
+static void own_give_back(void *context, int device, void *address, size_t size)
+{
   const esper_driver *driver = context;
   (void)size;
   CHECK_OK(driver->memory_free(driver->self, device, (uintptr_t)address));
 }
 
-static esper_pool *pool_with_an_allocator(void) {
+static esper_pool *pool_with_an_allocator(void)
+{
   esper_pool *pool;
-  esper_source source = {own_obtain, own_give_back, NULL,
-                         (void *)sim_driver(w.s)};
+  esper_source source = {own_obtain, own_give_back, NULL, (void *)sim_driver(w.s)};
   CHECK_OK(esper_pool_create(w.core, 0, 5, 1, &pool));
   CHECK_OK(esper_pool_set_source(w.core, 0, 5, 1, &source));
   return pool;
 }
 
-TEST(hole_5_nor_to_an_allocator_of_its_own) {
+TEST(hole_5_nor_to_an_allocator_of_its_own)
+{
   begin(64);
   esper_pool *pool = pool_with_an_allocator();
   leave_a_ready_block_that_is_read(pool);
@@ -380,7 +424,8 @@ TEST(hole_5_nor_to_an_allocator_of_its_own) {
   end();
 }
 
-TEST(hole_5_nor_to_that_when_memory_runs_out) {
+TEST(hole_5_nor_to_that_when_memory_runs_out)
+{
   begin(X + Y + 2 + 4);
   leave_a_ready_block_that_is_read(pool_with_an_allocator());
   CHECK_OK(esper_pool_release(w.core, 0, 5, 1));
@@ -390,7 +435,8 @@ TEST(hole_5_nor_to_that_when_memory_runs_out) {
 
 /* ---- 6: a pending block was taken though a ready one was there ---------------- */
 
-TEST(hole_6_a_ready_block_is_taken_before_a_pending_one) {
+TEST(hole_6_a_ready_block_is_taken_before_a_pending_one)
+{
   begin(64);
   void *x = block(X, r), *y = block(Y, r);
   read_and_mark(x, r, s);
@@ -402,7 +448,8 @@ TEST(hole_6_a_ready_block_is_taken_before_a_pending_one) {
   end();
 }
 
-TEST(hole_6_what_is_pending_can_be_seen) {
+TEST(hole_6_what_is_pending_can_be_seen)
+{
   begin(X);
   CHECK_OK(esper_trace_start(w.core, 16));
   void *x = block(X, r);
@@ -432,7 +479,8 @@ TEST(hole_6_what_is_pending_can_be_seen) {
 
 /* ---- 7: a capture waited for what was outside it ------------------------------ */
 
-TEST(hole_7_inside_a_capture_nothing_outside_is_waited_for) {
+TEST(hole_7_inside_a_capture_nothing_outside_is_waited_for)
+{
   begin(64);
   void *x = block(X, r);
   read_and_mark(x, r, s);
@@ -449,7 +497,8 @@ TEST(hole_7_inside_a_capture_nothing_outside_is_waited_for) {
   end();
 }
 
-TEST(hole_7_not_even_when_memory_runs_out) {
+TEST(hole_7_not_even_when_memory_runs_out)
+{
   begin(X);
   void *x = block(X, r), *p;
   read_and_mark(x, r, s);

@@ -34,46 +34,66 @@ static void *kept[64];
 
 /* ---- what is counted ------------------------------------------------------- */
 
-static void nothing(void) {}
-
-static void pair(esper_stream stream, size_t size) {
-  void *p;
-  if (esper_malloc(w.core, size, stream, &p) == ESPER_OK) esper_free(w.core, p);
+static void nothing(void)
+{
 }
 
-static void pair_of_512_bytes(void) { pair((esper_stream){0}, 512); }
-static void pair_of_64_mib(void) { pair((esper_stream){0}, 64 * MIB); }
-static void pair_on_another_stream(void) { pair(w.stream[0], 1 * MIB); }
+static void pair(esper_stream stream, size_t size)
+{
+  void *p;
+  if (esper_malloc(w.core, size, stream, &p) == ESPER_OK)
+    esper_free(w.core, p);
+}
+
+static void pair_of_512_bytes(void)
+{
+  pair((esper_stream){0}, 512);
+}
+static void pair_of_64_mib(void)
+{
+  pair((esper_stream){0}, 64 * MIB);
+}
+static void pair_on_another_stream(void)
+{
+  pair(w.stream[0], 1 * MIB);
+}
 
 /* A batch after the other, as a loop over tensors makes them. */
-static void pair_of_a_batch(void) {
+static void pair_of_a_batch(void)
+{
   static int turn;
   void **place = &kept[turn++ % 64];
-  if (*place) esper_free(w.core, *place);
+  if (*place)
+    esper_free(w.core, *place);
   esper_malloc(w.core, 300 * KIB, (esper_stream){0}, place);
 }
 
 /* Always another size: no front has it. */
-static void pair_that_misses(void) {
+static void pair_that_misses(void)
+{
   static size_t size;
   size = size % (8 * MIB) + 1 * MIB + 512;
   pair((esper_stream){0}, size);
 }
 
-static void marked_pair(void) {
+static void marked_pair(void)
+{
   void *p;
-  if (esper_malloc(w.core, 1 * MIB, w.stream[0], &p) != ESPER_OK) return;
+  if (esper_malloc(w.core, 1 * MIB, w.stream[0], &p) != ESPER_OK)
+    return;
   const void *pointer = p;
   esper_record_use(w.core, &pointer, 1, w.stream[1], 0, NULL);
   esper_free(w.core, p);
 }
 
 /* What w.stream[2] reads, which waits for a flag. */
-static void make_pending(bool marked) {
+static void make_pending(bool marked)
+{
   enum { MANY = 1000 };
   static void *blocks[MANY];
   sim_wait_flag(w.s, 0, w.stream[2].handle, 1);
-  for (int i = 0; i < MANY; i++) blocks[i] = world_malloc(&w, 64 * KIB, w.stream[3]);
+  for (int i = 0; i < MANY; i++)
+    blocks[i] = world_malloc(&w, 64 * KIB, w.stream[3]);
   for (int i = 0; i < MANY; i++) {
     if (marked)
       world_use(&w, blocks[i], w.stream[2], 0);
@@ -83,24 +103,33 @@ static void make_pending(bool marked) {
   }
 }
 
-static void hold_up(void) { make_pending(false); }
-static void mark_and_free(void) { make_pending(true); }
+static void hold_up(void)
+{
+  make_pending(false);
+}
+static void mark_and_free(void)
+{
+  make_pending(true);
+}
 
 /* Nothing is free but what no stream may be made to wait for. */
-static void malloc_beside_pending(void) {
+static void malloc_beside_pending(void)
+{
   void *p;
   esper_malloc(w.core, 64 * KIB, w.stream[3], &p);
 }
 
 /* The same while events of a stream complete that has nothing to do with them. */
-static void malloc_beside_news(void) {
+static void malloc_beside_news(void)
+{
   const void *live = kept[0];
   esper_record_use(w.core, &live, 1, w.stream[5], 0, NULL);
   esper_retire(w.core, 0);
   malloc_beside_pending();
 }
 
-static void hold_up_and_keep_one(void) {
+static void hold_up_and_keep_one(void)
+{
   kept[0] = world_malloc(&w, 1 * MIB, w.stream[4]);
   hold_up();
 }
@@ -117,42 +146,49 @@ static const struct step {
     {"a malloc and free in a batch of 64", pair_of_a_batch, 510, NULL},
     {"a malloc and free of a new size", pair_that_misses, 2200, NULL},
     {"a malloc, a mark on another stream and a free", marked_pair, 4700, NULL},
-    {"a malloc beside 1,000 blocks that are held up", malloc_beside_pending, 2200,
-     hold_up},
+    {"a malloc beside 1,000 blocks that are held up", malloc_beside_pending, 2200, hold_up},
     {"the same, a mark on another stream and its end", malloc_beside_news, 4800,
      hold_up_and_keep_one},
-    {"a malloc that gates on one of 1,000 blocks", malloc_beside_pending, 4350,
-     mark_and_free},
+    {"a malloc that gates on one of 1,000 blocks", malloc_beside_pending, 4350, mark_and_free},
 };
 
 /* ---- counting --------------------------------------------------------------- */
 
-static _Noreturn void child(void (*run)(void), void (*before)(void)) {
-  if (before) before();
-  if (ptrace(PTRACE_TRACEME, 0, NULL, NULL)) _exit(CANNOT_TRACE);
-  for (int i = 0; i < WARM_UP; i++) run();
+static _Noreturn void child(void (*run)(void), void (*before)(void))
+{
+  if (before)
+    before();
+  if (ptrace(PTRACE_TRACEME, 0, NULL, NULL))
+    _exit(CANNOT_TRACE);
+  for (int i = 0; i < WARM_UP; i++)
+    run();
   BREAKPOINT();
-  for (int i = 0; i < TIMES; i++) run();
+  for (int i = 0; i < TIMES; i++)
+    run();
   BREAKPOINT();
   _exit(0);
 }
 
 /* Stopped by a breakpoint, not by a step that ended, be it that of a system call. */
-static bool at_breakpoint(pid_t pid) {
+static bool at_breakpoint(pid_t pid)
+{
   siginfo_t info;
   return !ptrace(PTRACE_GETSIGINFO, pid, NULL, &info) && info.si_signo == SIGTRAP &&
          info.si_code == SI_KERNEL;
 }
 
 /* Instructions between the breakpoints; -1: it cannot be traced here. */
-static long count(void (*run)(void), void (*before)(void)) {
+static long count(void (*run)(void), void (*before)(void))
+{
   int status;
   long steps = 0;
   pid_t pid = fork();
   CHECK(pid >= 0);
-  if (!pid) child(run, before);
+  if (!pid)
+    child(run, before);
   CHECK(waitpid(pid, &status, 0) == pid);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == CANNOT_TRACE) return -1;
+  if (WIFEXITED(status) && WEXITSTATUS(status) == CANNOT_TRACE)
+    return -1;
   CHECK(WIFSTOPPED(status) && at_breakpoint(pid));
   do {
     CHECK(!ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL));
@@ -164,10 +200,12 @@ static long count(void (*run)(void), void (*before)(void)) {
   return steps;
 }
 
-static void count_all(void) {
+static void count_all(void)
+{
   world_begin_with(&w, &(sim_options){.completion = SIM_AT_ONCE}, NULL);
   long loop = count(nothing, NULL);
-  if (loop < 0) printf("skipped: processes may not be traced here\n");
+  if (loop < 0)
+    printf("skipped: processes may not be traced here\n");
   for (size_t i = 0; loop >= 0 && i < sizeof STEPS / sizeof *STEPS; i++) {
     long each = (count(STEPS[i].run, STEPS[i].before) - loop) / TIMES;
     printf("%s: %ld instructions, at most %ld\n", STEPS[i].name, each, STEPS[i].most);
@@ -179,7 +217,8 @@ static void count_all(void) {
 
 #endif
 
-TEST(the_hot_path_executes_so_many_instructions) {
+TEST(the_hot_path_executes_so_many_instructions)
+{
 #if IS_COUNTED
   count_all();
 #else

@@ -9,7 +9,8 @@ static world w;
 static esper_stream r, s;
 
 /* A device that can map pages and holds so many MiB. */
-static void begin_with(size_t mib, const esper_config *config) {
+static void begin_with(size_t mib, const esper_config *config)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .virtual_memory = 1,
@@ -21,22 +22,34 @@ static void begin_with(size_t mib, const esper_config *config) {
   s = w.stream[1];
 }
 
-static void begin(void) { begin_with(256, NULL); }
+static void begin(void)
+{
+  begin_with(256, NULL);
+}
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
-static int64_t reserved(void) {
+static int64_t reserved(void)
+{
   return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current / (int64_t)MIB;
 }
 
-static uint64_t calls(sim_call call) { return sim_calls(w.s, call); }
+static uint64_t calls(sim_call call)
+{
+  return sim_calls(w.s, call);
+}
 
-static void *get(size_t mib, esper_stream stream) {
+static void *get(size_t mib, esper_stream stream)
+{
   return world_malloc(&w, mib * MIB, stream);
 }
 
 /* The same, with a kernel of the stream on it. */
-static void *used(size_t mib, esper_stream stream) {
+static void *used(size_t mib, esper_stream stream)
+{
   void *p = get(mib, stream);
   world_kernel(&w, stream, p);
   return p;
@@ -46,17 +59,24 @@ static void *used(size_t mib, esper_stream stream) {
  * nothing is owed. */
 enum { MOST = 32 };
 static void *pieces[MOST];
-static void comb(size_t mib, int count, esper_stream stream) {
-  for (int i = 0; i < count; i++) pieces[i] = used(mib, stream);
+static void comb(size_t mib, int count, esper_stream stream)
+{
+  for (int i = 0; i < count; i++)
+    pieces[i] = used(mib, stream);
   world_run(&w, stream);
-  for (int i = 0; i < count; i += 2) world_free(&w, pieces[i]);
+  for (int i = 0; i < count; i += 2)
+    world_free(&w, pieces[i]);
 }
 
-static segment_t *first_segment(void) { return w.core->devices[0].first_segment; }
+static segment_t *first_segment(void)
+{
+  return w.core->devices[0].first_segment;
+}
 
 /* ---- growth ---------------------------------------------------------------- */
 
-TEST(a_heap_grows_by_what_is_missing) {
+TEST(a_heap_grows_by_what_is_missing)
+{
   begin();
   void *p = get(5, r);
   CHECK_EQ(reserved(), 6);
@@ -72,7 +92,8 @@ TEST(a_heap_grows_by_what_is_missing) {
   end();
 }
 
-TEST(small_and_large_blocks_have_segments_of_their_own) {
+TEST(small_and_large_blocks_have_segments_of_their_own)
+{
   begin();
   world_malloc(&w, 512, r);
   get(2, r);
@@ -84,7 +105,8 @@ TEST(small_and_large_blocks_have_segments_of_their_own) {
   end();
 }
 
-TEST(a_large_request_takes_few_pages) {
+TEST(a_large_request_takes_few_pages)
+{
   esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
   begin_with(1024, &defaults);
   get(512, r);
@@ -94,7 +116,8 @@ TEST(a_large_request_takes_few_pages) {
 }
 
 /* What is beside a block on its last page is small then. */
-TEST(a_small_heap_has_small_pages) {
+TEST(a_small_heap_has_small_pages)
+{
   esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
   begin_with(1024, &defaults);
   get(4, r); /* the first page of large blocks is what a program starts with */
@@ -104,7 +127,8 @@ TEST(a_small_heap_has_small_pages) {
   end();
 }
 
-TEST(the_rest_of_a_block_is_free_however_small) {
+TEST(the_rest_of_a_block_is_free_however_small)
+{
   begin();
   world_malloc(&w, 5 * MIB + 512, r);
   CHECK_EQ(world_stats(&w, 0).allocated_bytes[ESPER_ALL].current, 5 * MIB + 512);
@@ -114,7 +138,8 @@ TEST(the_rest_of_a_block_is_free_however_small) {
   end();
 }
 
-TEST(pages_are_as_large_as_large_segments) {
+TEST(pages_are_as_large_as_large_segments)
+{
   esper_config config = {.large_segment_size = 4 * MIB};
   begin_with(256, &config);
   get(40, r);
@@ -123,7 +148,8 @@ TEST(pages_are_as_large_as_large_segments) {
 }
 
 /* Options that mean nothing for mapped segments keep their meaning. */
-TEST(what_concerns_classic_segments_asks_for_them) {
+TEST(what_concerns_classic_segments_asks_for_them)
+{
   esper_config given[] = {{.max_split_size = 64 * MIB},
                           {.garbage_collection_threshold = 0.8},
                           {.max_non_split_rounding = 40 * MIB}, /* without the first, nothing */
@@ -131,7 +157,8 @@ TEST(what_concerns_classic_segments_asks_for_them) {
                           {.large_segment_size = 20 * MIB}};
   for (int i = 0; i < 5; i++)
     for (int asked = 0; asked < 2; asked++) {
-      if (asked) given[i].segments = ESPER_SEGMENTS_MAPPED;
+      if (asked)
+        given[i].segments = ESPER_SEGMENTS_MAPPED;
       begin_with(256, &given[i]);
       get(5, r);
       CHECK_EQ(calls(SIM_CALL_page_create) > 0, asked || i >= 2);
@@ -141,13 +168,15 @@ TEST(what_concerns_classic_segments_asks_for_them) {
 
 static uint64_t state = 1;
 
-static size_t draw(size_t below) {
+static size_t draw(size_t below)
+{
   state = state * 6364136223846793005u + 1442695040888963407u;
   return (size_t)(state >> 33) % below;
 }
 
 /* docs/design.md, Sizes: what of a block nobody asked for, of 1 byte to 64 MiB. */
-TEST(no_block_wastes_more_than_its_share) {
+TEST(no_block_wastes_more_than_its_share)
+{
   for (int mapped = 0; mapped < 2; mapped++) {
     esper_config config = {.segments = mapped ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC};
     begin_with(16 * 1024, &config);
@@ -158,16 +187,19 @@ TEST(no_block_wastes_more_than_its_share) {
       void *p = world_malloc(&w, size, r);
       size_t rest = world_size(&w, p) - size;
       CHECK(rest < 512 || (!mapped && size > MIB - 512 && rest < 256 * KIB + 512));
-      if (rest > most) most = rest;
+      if (rest > most)
+        most = rest;
       world_free(&w, p);
-      if (i % 100 == 99) CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+      if (i % 100 == 99)
+        CHECK_OK(esper_empty_cache(w.core, 0, NULL));
     }
     CHECK(mapped ? most == 511 || most == 510 || most == 509 : most > 128 * KIB);
     end();
   }
 }
 
-TEST(classic_segments_are_to_be_had) {
+TEST(classic_segments_are_to_be_had)
+{
   esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
   begin_with(256, &config);
   void *p = get(5, r);
@@ -187,14 +219,16 @@ TEST(classic_segments_are_to_be_had) {
 
 /* A program with a bit of everything; how often each function of the driver was
  * called. */
-static int any_stream(void *context, void *handle) {
+static int any_stream(void *context, void *handle)
+{
   (void)context, (void)handle;
   return 1;
 }
 
 /* Whoever creates a pool may have its segments registered elsewhere, which cannot follow
  * pages; a pool that a capture makes has them. */
-TEST(created_pools_have_classic_segments_unless_mapped_ones_are_asked_for) {
+TEST(created_pools_have_classic_segments_unless_mapped_ones_are_asked_for)
+{
   for (int asked = 0; asked < 2; asked++) {
     esper_config config = {.segments = asked ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_AUTO};
     begin_with(256, &config);
@@ -224,7 +258,8 @@ TEST(created_pools_have_classic_segments_unless_mapped_ones_are_asked_for) {
   }
 }
 
-static void count_calls(int virtual_memory, esper_segments kind, uint64_t *counts) {
+static void count_calls(int virtual_memory, esper_segments kind, uint64_t *counts)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .virtual_memory = virtual_memory,
@@ -254,26 +289,31 @@ static void count_calls(int virtual_memory, esper_segments kind, uint64_t *count
   world_free(&w, small);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   world_check(&w);
-  for (int call = 0; call < SIM_CALL_COUNT; call++) counts[call] = calls((sim_call)call);
+  for (int call = 0; call < SIM_CALL_COUNT; call++)
+    counts[call] = calls((sim_call)call);
   world_end(&w);
 }
 
 /* A classic program has nothing to do with virtual memory, whatever the device can. */
-TEST(classic_segments_ask_the_driver_for_nothing_more) {
+TEST(classic_segments_ask_the_driver_for_nothing_more)
+{
   uint64_t without[SIM_CALL_COUNT], with[SIM_CALL_COUNT], asked[SIM_CALL_COUNT];
   count_calls(0, ESPER_SEGMENTS_CLASSIC, without);
   count_calls(1, ESPER_SEGMENTS_CLASSIC, with);
-  for (int call = 0; call < SIM_CALL_COUNT; call++) CHECK_EQ(with[call], without[call]);
+  for (int call = 0; call < SIM_CALL_COUNT; call++)
+    CHECK_EQ(with[call], without[call]);
   CHECK_EQ(with[SIM_CALL_page_granularity], 0);
   CHECK(with[SIM_CALL_memory_alloc] > 3);
   count_calls(0, ESPER_SEGMENTS_MAPPED, asked); /* one question, and the answer is no */
   CHECK_EQ(asked[SIM_CALL_page_granularity], 1);
   asked[SIM_CALL_page_granularity] = 0;
-  for (int call = 0; call < SIM_CALL_COUNT; call++) CHECK_EQ(asked[call], without[call]);
+  for (int call = 0; call < SIM_CALL_COUNT; call++)
+    CHECK_EQ(asked[call], without[call]);
 }
 
 /* ... and a device that does not say is asked again. */
-TEST(where_the_granule_is_not_known_segments_are_classic) {
+TEST(where_the_granule_is_not_known_segments_are_classic)
+{
   begin();
   sim_fail_call(w.s, SIM_CALL_page_granularity, 1, ESPER_DEVICE_ERROR);
   get(5, r);
@@ -285,7 +325,8 @@ TEST(where_the_granule_is_not_known_segments_are_classic) {
   end();
 }
 
-TEST(where_pages_cannot_be_mapped_segments_are_classic) {
+TEST(where_pages_cannot_be_mapped_segments_are_classic)
+{
   esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
   sim_options options = {.oracle = SIM_ORACLE_KNOWN};
   world_begin_with(&w, &options, &config);
@@ -296,7 +337,8 @@ TEST(where_pages_cannot_be_mapped_segments_are_classic) {
   end();
 }
 
-TEST(without_addresses_segments_are_classic) {
+TEST(without_addresses_segments_are_classic)
+{
   begin();
   sim_fail_call(w.s, SIM_CALL_range_reserve, 1, ESPER_OUT_OF_MEMORY);
   get(5, r);
@@ -307,13 +349,15 @@ TEST(without_addresses_segments_are_classic) {
   end();
 }
 
-static void host_memory_runs_out(void *context, sim_call call, int device, void *object) {
+static void host_memory_runs_out(void *context, sim_call call, int device, void *object)
+{
   (void)context, (void)device, (void)object;
   check_limit_malloc(call == SIM_CALL_range_reserve ? 0 : -1);
 }
 
 /* No page table: the addresses go back. */
-TEST(without_host_memory_segments_are_classic) {
+TEST(without_host_memory_segments_are_classic)
+{
   begin();
   void *p = world_malloc(&w, 512, r); /* what comes next has but its table to get */
   CHECK_EQ(reserved(), 2);
@@ -333,7 +377,8 @@ TEST(without_host_memory_segments_are_classic) {
   end();
 }
 
-TEST(a_segment_without_room_is_followed_by_another) {
+TEST(a_segment_without_room_is_followed_by_another)
+{
   begin();
   get(200, r);
   sim_set_capacity(w.s, 0, 1024 * MIB);
@@ -343,7 +388,8 @@ TEST(a_segment_without_room_is_followed_by_another) {
   end();
 }
 
-TEST(max_split_size_is_no_matter_of_mapped_segments) {
+TEST(max_split_size_is_no_matter_of_mapped_segments)
+{
   esper_config config = {.segments = ESPER_SEGMENTS_MAPPED, .max_split_size = 20 * MIB};
   begin_with(256, &config);
   world_free(&w, get(64, r)); /* oversize, and would be left alone */
@@ -353,7 +399,8 @@ TEST(max_split_size_is_no_matter_of_mapped_segments) {
   end();
 }
 
-TEST(the_memory_fraction_limits_pages) {
+TEST(the_memory_fraction_limits_pages)
+{
   begin();
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
   void *p = get(60, r), *q;
@@ -367,7 +414,8 @@ TEST(the_memory_fraction_limits_pages) {
   end();
 }
 
-TEST(what_was_mapped_before_memory_ran_out_goes_back) {
+TEST(what_was_mapped_before_memory_ran_out_goes_back)
+{
   begin();
   void *p;
   get(200, r);
@@ -382,13 +430,14 @@ TEST(what_was_mapped_before_memory_ran_out_goes_back) {
 
 /* Pages of what there is, made one by one until there is none, would leave nothing to
  * other processes meanwhile. */
-TEST(what_the_device_does_not_have_is_not_tried) {
+TEST(what_the_device_does_not_have_is_not_tried)
+{
   esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
   begin_with(256, &defaults);
   void *p, *q = get(100, r);
   uint64_t created = calls(SIM_CALL_page_create);
   CHECK_STATUS(esper_malloc(w.core, 200 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
-  CHECK_EQ(calls(SIM_CALL_page_map), created); /* of those there were */
+  CHECK_EQ(calls(SIM_CALL_page_map), created);       /* of those there were */
   CHECK(calls(SIM_CALL_page_create) <= created + 3); /* all of it as one, in each try */
   CHECK_EQ(reserved(), 100);
   world_free(&w, q);
@@ -399,7 +448,8 @@ TEST(what_the_device_does_not_have_is_not_tried) {
 }
 
 /* The system may keep caches in what is not free, and give them up when it is asked. */
-TEST(a_device_may_have_more_than_it_says) {
+TEST(a_device_may_have_more_than_it_says)
+{
   esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
   begin_with(256, &defaults);
   sim_set_caches(w.s, 0, 216 * MIB);
@@ -411,7 +461,8 @@ TEST(a_device_may_have_more_than_it_says) {
 }
 
 /* A page that asked and does not go back is not forgotten. */
-TEST(a_page_that_only_asked_may_stay) {
+TEST(a_page_that_only_asked_may_stay)
+{
   esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
   begin_with(256, &defaults);
   void *p;
@@ -429,7 +480,8 @@ TEST(a_page_that_only_asked_may_stay) {
 }
 
 /* A device that has failed says so, as it does where a classic segment is asked for. */
-TEST(a_device_that_cannot_say_what_it_has_is_not_asked_for_more) {
+TEST(a_device_that_cannot_say_what_it_has_is_not_asked_for_more)
+{
   esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
   begin_with(256, &defaults);
   void *p;
@@ -443,7 +495,8 @@ TEST(a_device_that_cannot_say_what_it_has_is_not_asked_for_more) {
 }
 
 /* ... as far as it will. */
-TEST(what_was_mapped_and_does_not_go_back_is_free) {
+TEST(what_was_mapped_and_does_not_go_back_is_free)
+{
   begin();
   void *p;
   get(200, r);
@@ -458,7 +511,8 @@ TEST(what_was_mapped_and_does_not_go_back_is_free) {
 }
 
 /* A page that can be neither mapped nor released is nobody's, but is not forgotten. */
-TEST(a_loose_page_is_tried_again) {
+TEST(a_loose_page_is_tried_again)
+{
   begin();
   void *p;
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
@@ -479,7 +533,8 @@ TEST(a_loose_page_is_tried_again) {
   end();
 }
 
-TEST(loose_pages_go_back_when_the_cache_is_emptied_or_the_core_ends) {
+TEST(loose_pages_go_back_when_the_cache_is_emptied_or_the_core_ends)
+{
   void *p;
   for (int i = 0; i < 2; i++) {
     begin();
@@ -497,14 +552,16 @@ TEST(loose_pages_go_back_when_the_cache_is_emptied_or_the_core_ends) {
 
 /* Another thread wants memory of the same heap while pages are being mapped. */
 static void *meanwhile;
-static void get_meanwhile(void *context, sim_call call, int device, void *object) {
+static void get_meanwhile(void *context, sim_call call, int device, void *object)
+{
   (void)context, (void)call, (void)device, (void)object;
   sim_before_call(w.s, SIM_CALL_page_create, NULL, NULL);
   world_check(&w);
   meanwhile = get(30, r);
 }
 
-TEST(two_threads_may_grow_one_heap_at_once) {
+TEST(two_threads_may_grow_one_heap_at_once)
+{
   begin();
   world_free(&w, get(10, r));
   sim_before_call(w.s, SIM_CALL_page_create, get_meanwhile, NULL);
@@ -517,7 +574,8 @@ TEST(two_threads_may_grow_one_heap_at_once) {
 
 /* ---- pages go back --------------------------------------------------------- */
 
-TEST(empty_cache_unmaps_the_pages_between) {
+TEST(empty_cache_unmaps_the_pages_between)
+{
   begin();
   comb(20, 5, r);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 1);
@@ -544,7 +602,8 @@ TEST(empty_cache_unmaps_the_pages_between) {
   end();
 }
 
-TEST(snapshots_show_stretches) {
+TEST(snapshots_show_stretches)
+{
   begin();
   comb(20, 4, r);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
@@ -562,7 +621,8 @@ TEST(snapshots_show_stretches) {
   end();
 }
 
-TEST(the_base_of_a_block_is_its_stretch) {
+TEST(the_base_of_a_block_is_its_stretch)
+{
   begin();
   comb(20, 4, r);
   esper_block_info info;
@@ -581,7 +641,8 @@ TEST(the_base_of_a_block_is_its_stretch) {
   end();
 }
 
-TEST(a_part_of_a_page_keeps_it) {
+TEST(a_part_of_a_page_keeps_it)
+{
   begin();
   void *p = get(20, r), *q = get(12, r), *last = get(10, r);
   world_free(&w, q); /* the page from 20 MiB on has the last one's first bytes? */
@@ -593,7 +654,8 @@ TEST(a_part_of_a_page_keeps_it) {
   end();
 }
 
-TEST(holes_are_filled_again) {
+TEST(holes_are_filled_again)
+{
   begin();
   comb(20, 5, r);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
@@ -604,7 +666,8 @@ TEST(holes_are_filled_again) {
 }
 
 /* Free memory on both sides of a hole: only the hole is filled. */
-TEST(a_hole_between_free_blocks_is_filled_alone) {
+TEST(a_hole_between_free_blocks_is_filled_alone)
+{
   begin();
   void *a = get(20, r), *b = get(20, r), *c = get(20, r), *stays = get(20, r);
   world_free(&w, b);
@@ -618,7 +681,8 @@ TEST(a_hole_between_free_blocks_is_filled_alone) {
   end();
 }
 
-TEST(a_page_that_cannot_be_released_stays) {
+TEST(a_page_that_cannot_be_released_stays)
+{
   begin();
   void *p = get(40, r);
   world_free(&w, p);
@@ -633,7 +697,8 @@ TEST(a_page_that_cannot_be_released_stays) {
 }
 
 /* Its handle is gone by then, so it serves where it is, and is not lent. */
-TEST(a_page_that_cannot_be_unmapped_serves_on) {
+TEST(a_page_that_cannot_be_unmapped_serves_on)
+{
   begin();
   void *p = get(20, r), *q = get(20, r);
   world_free(&w, p);
@@ -652,7 +717,8 @@ TEST(a_page_that_cannot_be_unmapped_serves_on) {
 
 /* ---- lending --------------------------------------------------------------- */
 
-TEST(scattered_pages_serve_a_large_request) {
+TEST(scattered_pages_serve_a_large_request)
+{
   begin();
   comb(20, 8, r);
   CHECK_EQ(reserved(), 160);
@@ -667,7 +733,8 @@ TEST(scattered_pages_serve_a_large_request) {
   end();
 }
 
-TEST(the_trace_shows_pages_that_move) {
+TEST(the_trace_shows_pages_that_move)
+{
   begin();
   comb(20, 4, r);
   CHECK_OK(esper_trace_start(w.core, 100));
@@ -693,9 +760,11 @@ TEST(the_trace_shows_pages_that_move) {
 }
 
 /* A heap's own pages serve at once, whatever its stream is still doing with them. */
-TEST(pages_of_the_own_stream_are_lent_while_it_is_at_work) {
+TEST(pages_of_the_own_stream_are_lent_while_it_is_at_work)
+{
   begin();
-  for (int i = 0; i < 4; i++) pieces[i] = used(20, r);
+  for (int i = 0; i < 4; i++)
+    pieces[i] = used(20, r);
   world_free(&w, pieces[0]);
   world_free(&w, pieces[2]);
   void *p = used(40, r);
@@ -715,9 +784,11 @@ TEST(pages_of_the_own_stream_are_lent_while_it_is_at_work) {
   end();
 }
 
-TEST(pages_go_back_although_they_moved) {
+TEST(pages_go_back_although_they_moved)
+{
   begin();
-  for (int i = 0; i < 4; i++) pieces[i] = used(20, r);
+  for (int i = 0; i < 4; i++)
+    pieces[i] = used(20, r);
   world_free(&w, pieces[0]);
   world_free(&w, pieces[2]);
   world_free(&w, used(40, r));
@@ -730,11 +801,14 @@ TEST(pages_go_back_although_they_moved) {
   end();
 }
 
-TEST(a_stale_page_that_cannot_be_unmapped_is_tried_again) {
+TEST(a_stale_page_that_cannot_be_unmapped_is_tried_again)
+{
   begin();
-  for (int i = 0; i < 4; i++) pieces[i] = used(20, r);
+  for (int i = 0; i < 4; i++)
+    pieces[i] = used(20, r);
   void *p = used(40, r);
-  for (int i = 0; i < 4; i++) world_free(&w, pieces[i]);
+  for (int i = 0; i < 4; i++)
+    world_free(&w, pieces[i]);
   used(100, r);
   CHECK_EQ(reserved(), 140);
   world_free(&w, p);
@@ -748,7 +822,8 @@ TEST(a_stale_page_that_cannot_be_unmapped_is_tried_again) {
   end();
 }
 
-TEST(other_streams_lend_pages_that_have_completed) {
+TEST(other_streams_lend_pages_that_have_completed)
+{
   begin();
   comb(20, 8, s);
   get(10, r);
@@ -759,7 +834,8 @@ TEST(other_streams_lend_pages_that_have_completed) {
   end();
 }
 
-TEST(what_is_missing_besides_is_new) {
+TEST(what_is_missing_besides_is_new)
+{
   begin();
   comb(20, 4, r);
   get(70, r);
@@ -767,7 +843,8 @@ TEST(what_is_missing_besides_is_new) {
   end();
 }
 
-TEST(pages_that_are_still_read_are_not_lent) {
+TEST(pages_that_are_still_read_are_not_lent)
+{
   begin();
   comb(20, 4, r);
   void *p = get(20, r);
@@ -781,9 +858,11 @@ TEST(pages_that_are_still_read_are_not_lent) {
 }
 
 /* Before a request fails the host waits, and then they are. */
-TEST(pages_are_lent_before_memory_runs_out) {
+TEST(pages_are_lent_before_memory_runs_out)
+{
   begin_with(80, NULL);
-  for (int i = 0; i < 4; i++) pieces[i] = used(20, s);
+  for (int i = 0; i < 4; i++)
+    pieces[i] = used(20, s);
   world_free(&w, pieces[0]);
   world_free(&w, pieces[2]);
   get(40, r);
@@ -793,20 +872,23 @@ TEST(pages_are_lent_before_memory_runs_out) {
 
 /* Seven blocks of a page each, every other one free, the last one among them; and pages
  * have moved often. */
-static void comb_after_many_moves(void) {
+static void comb_after_many_moves(void)
+{
   comb(20, 7, r);
   core_set_pages_moved(w.core, 256);
 }
 
 /* Where there is room, this takes 2 MiB of it. */
-static void a_page_moves_instead(void) {
+static void a_page_moves_instead(void)
+{
   uint64_t moved = world_counters(&w, 0).pages_moved;
   get(22, r);
   CHECK_EQ(reserved(), 140);
   CHECK_EQ(world_counters(&w, 0).pages_moved, moved + 1);
 }
 
-TEST(with_a_little_room_nothing_moves) {
+TEST(with_a_little_room_nothing_moves)
+{
   begin();
   comb_after_many_moves();
   void *last = get(22, r);
@@ -822,7 +904,8 @@ TEST(with_a_little_room_nothing_moves) {
   end();
 }
 
-TEST(what_takes_more_than_the_room_moves) {
+TEST(what_takes_more_than_the_room_moves)
+{
   begin();
   comb_after_many_moves();
   get(43, r);
@@ -831,7 +914,8 @@ TEST(what_takes_more_than_the_room_moves) {
   end();
 }
 
-TEST(room_comes_back_with_memory) {
+TEST(room_comes_back_with_memory)
+{
   begin();
   comb_after_many_moves();
   get(22, r);
@@ -842,7 +926,8 @@ TEST(room_comes_back_with_memory) {
 }
 
 /* As after a phase that needed more, and gave nothing back. */
-TEST(what_is_reserved_beyond_the_peak_is_room_enough) {
+TEST(what_is_reserved_beyond_the_peak_is_room_enough)
+{
   begin();
   comb_after_many_moves();
   CHECK_OK(esper_reset_peak_stats(w.core, 0));
@@ -850,7 +935,8 @@ TEST(what_is_reserved_beyond_the_peak_is_room_enough) {
   end();
 }
 
-TEST(few_moves_need_no_room) {
+TEST(few_moves_need_no_room)
+{
   begin();
   comb_after_many_moves();
   core_set_pages_moved(w.core, 255);
@@ -858,7 +944,8 @@ TEST(few_moves_need_no_room) {
   end();
 }
 
-TEST(pages_move_where_the_memory_fraction_leaves_no_room) {
+TEST(pages_move_where_the_memory_fraction_leaves_no_room)
+{
   begin();
   comb_after_many_moves();
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 140.0 / 256));
@@ -866,7 +953,8 @@ TEST(pages_move_where_the_memory_fraction_leaves_no_room) {
   end();
 }
 
-TEST(pages_move_where_the_device_has_no_room) {
+TEST(pages_move_where_the_device_has_no_room)
+{
   begin_with(140, NULL);
   comb_after_many_moves();
   a_page_moves_instead();
@@ -874,8 +962,10 @@ TEST(pages_move_where_the_device_has_no_room) {
   end();
 }
 
-TEST(pages_move_where_requests_are_rejected) {
-  esper_config config = {.large_segment_size = 20 * MIB, .rejection_share = 141.0 / 256,
+TEST(pages_move_where_requests_are_rejected)
+{
+  esper_config config = {.large_segment_size = 20 * MIB,
+                         .rejection_share = 141.0 / 256,
                          .segments = ESPER_SEGMENTS_MAPPED};
   begin_with(256, &config);
   comb_after_many_moves();
@@ -886,7 +976,8 @@ TEST(pages_move_where_requests_are_rejected) {
 
 /* A device that has no pages for room is not asked for more until as many have moved again;
  * and that it had none does not say that the heap cannot grow. */
-TEST(a_device_without_room_is_asked_once) {
+TEST(a_device_without_room_is_asked_once)
+{
   begin_with(140, NULL);
   comb_after_many_moves();
   world_free(&w, get(22, r));
@@ -906,7 +997,8 @@ TEST(a_device_without_room_is_asked_once) {
 }
 
 /* Nor is one on which a request had to wait for memory. */
-TEST(after_a_request_that_waited_there_is_no_room) {
+TEST(after_a_request_that_waited_there_is_no_room)
+{
   begin_with(160, NULL);
   comb_after_many_moves();
   get(100, r); /* all that is free, at its end */
@@ -920,7 +1012,8 @@ TEST(after_a_request_that_waited_there_is_no_room) {
 /* 74 blocks of 2 MiB, one page each, of which three are free; and pages have moved often.
  * A private pool's 20 MiB let the peak allow more than 148. */
 static void *aside;
-static void many_small_blocks(void) {
+static void many_small_blocks(void)
+{
   static void *small[74];
   esper_pool *pool;
   esper_config config = {.large_segment_size = 2 * MIB, .segments = ESPER_SEGMENTS_MAPPED};
@@ -928,12 +1021,15 @@ static void many_small_blocks(void) {
   CHECK_OK(esper_pool_create(w.core, 0, 0, 1, &pool));
   CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &aside));
   sim_owner_begin(w.s, aside, 20 * MIB, 0, r.handle);
-  for (int i = 0; i < 74; i++) small[i] = get(2, r);
-  for (int i = 10; i < 40; i += 10) world_free(&w, small[i]);
+  for (int i = 0; i < 74; i++)
+    small[i] = get(2, r);
+  for (int i = 10; i < 40; i += 10)
+    world_free(&w, small[i]);
   core_set_pages_moved(w.core, 256);
 }
 
-TEST(room_is_for_what_could_be_lent) {
+TEST(room_is_for_what_could_be_lent)
+{
   many_small_blocks();
   get(10, r); /* 6 MiB could be: more than a 25th of 148 */
   CHECK_EQ(world_counters(&w, 0).pages_moved, 259);
@@ -947,12 +1043,15 @@ TEST(room_is_for_what_could_be_lent) {
   end();
 }
 
-static void grow_meanwhile(void *often, sim_call call, int device, void *object) {
+static void grow_meanwhile(void *often, sim_call call, int device, void *object)
+{
   (void)call, (void)device, (void)object;
-  if ((*(int *)often)-- > 0) get(4, r);
+  if ((*(int *)often)-- > 0)
+    get(4, r);
 }
 
-TEST(what_grows_at_once_shares_the_room) {
+TEST(what_grows_at_once_shares_the_room)
+{
   int often = 1;
   many_small_blocks();
   sim_before_call(w.s, SIM_CALL_page_create, grow_meanwhile, &often);
@@ -965,7 +1064,8 @@ TEST(what_grows_at_once_shares_the_room) {
   end();
 }
 
-TEST(room_that_is_in_use_had_to_be_made) {
+TEST(room_that_is_in_use_had_to_be_made)
+{
   many_small_blocks();
   get(4, r);
   void *p = get(2, r);
@@ -978,7 +1078,8 @@ TEST(room_that_is_in_use_had_to_be_made) {
 }
 
 /* What a private pool gives back was no room, and what it has free says nothing of it. */
-TEST(private_pools_have_no_part_in_room) {
+TEST(private_pools_have_no_part_in_room)
+{
   many_small_blocks();
   world_free(&w, aside);
   get(4, r);
@@ -997,7 +1098,8 @@ TEST(private_pools_have_no_part_in_room) {
 }
 
 /* Of 148 MiB, not of the 152 that there are then. */
-TEST(room_is_a_part_of_the_other_pages) {
+TEST(room_is_a_part_of_the_other_pages)
+{
   many_small_blocks();
   void *last = get(4, r);
   CHECK_EQ(w.core->devices[0].room_used, 4 * MIB);
@@ -1009,7 +1111,8 @@ TEST(room_is_a_part_of_the_other_pages) {
 }
 
 /* What was the peak of active memory once says nothing of what is needed now. */
-TEST(a_peak_of_long_ago_is_no_room) {
+TEST(a_peak_of_long_ago_is_no_room)
+{
   enum { MOST_BLOCKS = 8192 };
   static struct {
     void *memory;
@@ -1028,8 +1131,10 @@ TEST(a_peak_of_long_ago_is_no_room) {
     }
     size_t kept = 0; /* every other one */
     for (size_t i = 0; i < count; i++) {
-      if (i % 2) world_free(&w, live[i].memory), bytes -= live[i].size;
-      else live[kept++] = live[i];
+      if (i % 2)
+        world_free(&w, live[i].memory), bytes -= live[i].size;
+      else
+        live[kept++] = live[i];
     }
     count = kept;
   }
@@ -1038,7 +1143,8 @@ TEST(a_peak_of_long_ago_is_no_room) {
 }
 
 /* Memory that the private pool of a graph has free is nobody's room. */
-TEST(an_idle_private_pool_takes_no_room) {
+TEST(an_idle_private_pool_takes_no_room)
+{
   void *p;
   esper_pool *pool;
   begin();
@@ -1053,7 +1159,8 @@ TEST(an_idle_private_pool_takes_no_room) {
 }
 
 /* It lends nothing, so what it cannot have is asked for no oftener than without room. */
-TEST(a_private_pool_has_no_second_try) {
+TEST(a_private_pool_has_no_second_try)
+{
   uint64_t asked[2];
   for (int often = 0; often < 2; often++) {
     void *p;
@@ -1071,7 +1178,8 @@ TEST(a_private_pool_has_no_second_try) {
   CHECK_EQ(asked[1], asked[0]);
 }
 
-TEST(pinned_segments_lend_nothing) {
+TEST(pinned_segments_lend_nothing)
+{
   begin();
   comb(20, 4, r);
   first_segment()->pinned = true;
@@ -1086,12 +1194,14 @@ TEST(pinned_segments_lend_nothing) {
   end();
 }
 
-TEST(other_pools_lend_nothing) {
+TEST(other_pools_lend_nothing)
+{
   esper_pool *pool;
   void *p[4], *q;
   begin();
   CHECK_OK(esper_pool_create(w.core, 0, 3, 1, &pool));
-  for (int i = 0; i < 4; i++) CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &p[i]));
+  for (int i = 0; i < 4; i++)
+    CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &p[i]));
   CHECK_OK(esper_free(w.core, p[0]));
   CHECK_OK(esper_free(w.core, p[2]));
   get(40, r);
@@ -1108,7 +1218,8 @@ TEST(other_pools_lend_nothing) {
   end();
 }
 
-TEST(a_page_that_cannot_be_mapped_goes_home) {
+TEST(a_page_that_cannot_be_mapped_goes_home)
+{
   begin();
   comb(20, 8, r);
   void *p;
@@ -1121,7 +1232,8 @@ TEST(a_page_that_cannot_be_mapped_goes_home) {
   end();
 }
 
-TEST(a_page_that_has_no_home_any_more_is_loose) {
+TEST(a_page_that_has_no_home_any_more_is_loose)
+{
   begin();
   comb(20, 8, s);
   void *p;
@@ -1142,7 +1254,8 @@ TEST(a_page_that_has_no_home_any_more_is_loose) {
 }
 
 /* A whole segment is one stream's memory, and would be all of it. */
-TEST(a_mapped_segment_is_lent_and_does_not_move) {
+TEST(a_mapped_segment_is_lent_and_does_not_move)
+{
   begin();
   world_free(&w, get(64, r));
   const heap_t *home = first_segment()->heap;
@@ -1157,11 +1270,13 @@ TEST(a_mapped_segment_is_lent_and_does_not_move) {
 
 /* ---- captures -------------------------------------------------------------- */
 
-static int is_captured(void *context, void *stream) {
+static int is_captured(void *context, void *stream)
+{
   return stream == *(void **)context;
 }
 
-TEST(a_heap_grows_inside_a_capture) {
+TEST(a_heap_grows_inside_a_capture)
+{
   void *handle;
   begin();
   comb(20, 4, r);
@@ -1190,10 +1305,12 @@ TEST(a_heap_grows_inside_a_capture) {
 }
 
 /* Pages that move part their stretch before they join two others. */
-TEST(stretches_on_the_way_are_no_peak) {
+TEST(stretches_on_the_way_are_no_peak)
+{
   begin();
   void *p[6];
-  for (int i = 0; i < 6; i++) p[i] = get(20, r);
+  for (int i = 0; i < 6; i++)
+    p[i] = get(20, r);
   world_free(&w, p[1]);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
@@ -1207,7 +1324,8 @@ TEST(stretches_on_the_way_are_no_peak) {
 }
 
 /* What parts a stretch goes back last. */
-TEST(whole_stretches_go_back_first) {
+TEST(whole_stretches_go_back_first)
+{
   begin();
   comb(20, 5, r);
   world_free(&w, get(20, s));
@@ -1222,13 +1340,16 @@ TEST(whole_stretches_go_back_first) {
 
 /* What another thread takes while the driver is at work does not go. */
 static void *taken[2];
-static void take_meanwhile(void *context, sim_call call, int device, void *object) {
+static void take_meanwhile(void *context, sim_call call, int device, void *object)
+{
   (void)context, (void)call, (void)device, (void)object;
   if (!taken[0])
-    for (int i = 0; i < 2; i++) taken[i] = get(20, r);
+    for (int i = 0; i < 2; i++)
+      taken[i] = get(20, r);
 }
 
-TEST(what_was_taken_meanwhile_stays) {
+TEST(what_was_taken_meanwhile_stays)
+{
   begin();
   comb(20, 9, r);
   taken[0] = taken[1] = NULL;
@@ -1246,7 +1367,8 @@ TEST(what_was_taken_meanwhile_stays) {
   end();
 }
 
-static double cpu_seconds(void) {
+static double cpu_seconds(void)
+{
   struct timespec now;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
@@ -1254,15 +1376,18 @@ static double cpu_seconds(void) {
 
 /* All blocks are not walked over for each: then it would take eight times as long as
  * getting them did; sanitizers make it three. */
-TEST(many_scattered_pages_go_back_in_little_time) {
+TEST(many_scattered_pages_go_back_in_little_time)
+{
   enum { MANY = 12000 };
   static void *p[MANY];
   sim_options options = {.virtual_memory = 1, .capacity = (size_t)MANY * 2 * MIB};
   world_begin_with(&w, &options, NULL);
   double begun = cpu_seconds();
-  for (int i = 0; i < MANY; i++) p[i] = get(2, w.stream[0]);
+  for (int i = 0; i < MANY; i++)
+    p[i] = get(2, w.stream[0]);
   double got = cpu_seconds();
-  for (int i = 0; i < MANY; i += 2) world_free(&w, p[i]);
+  for (int i = 0; i < MANY; i += 2)
+    world_free(&w, p[i]);
   double freed = cpu_seconds();
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   double released = cpu_seconds();
@@ -1272,7 +1397,8 @@ TEST(many_scattered_pages_go_back_in_little_time) {
 }
 
 /* As in PyTorch: whatever is free here can go. */
-TEST(what_is_free_in_a_mapped_segment_is_no_inactive_split) {
+TEST(what_is_free_in_a_mapped_segment_is_no_inactive_split)
+{
   begin();
   comb(20, 4, r);
   CHECK_EQ(world_stats(&w, 0).inactive_split_bytes[ESPER_ALL].peak, 0);
@@ -1284,7 +1410,8 @@ TEST(what_is_free_in_a_mapped_segment_is_no_inactive_split) {
 
 /* A step whose requests come again in the next one, as in training: what it keeps of each
  * layer goes in reverse order. */
-static void same_step(void **kept, int layers) {
+static void same_step(void **kept, int layers)
+{
   uint64_t x = 88172645463325252u;
   for (int i = 0; i < layers; i++) {
     x ^= x << 13, x ^= x >> 7, x ^= x << 17;
@@ -1302,28 +1429,32 @@ static void same_step(void **kept, int layers) {
   }
 }
 
-TEST(pages_of_a_program_that_comes_round_again_come_to_rest) {
+TEST(pages_of_a_program_that_comes_round_again_come_to_rest)
+{
   enum { LAYERS = 120 };
   static void *kept[LAYERS];
   esper_config mapped = {.segments = ESPER_SEGMENTS_MAPPED};
   begin_with(65536, &mapped);
-  for (int step = 0; step < 60; step++) same_step(kept, LAYERS);
+  for (int step = 0; step < 60; step++)
+    same_step(kept, LAYERS);
   uint64_t moved = world_counters(&w, 0).pages_moved;
-  for (int step = 0; step < 20; step++) same_step(kept, LAYERS);
+  for (int step = 0; step < 20; step++)
+    same_step(kept, LAYERS);
   esper_stats stats = world_stats(&w, 0);
   CHECK_EQ(world_counters(&w, 0).pages_moved, moved);
-  CHECK(stats.reserved_bytes[ESPER_ALL].peak * 100 <=
-        stats.active_bytes[ESPER_ALL].peak * 104);
+  CHECK(stats.reserved_bytes[ESPER_ALL].peak * 100 <= stats.active_bytes[ESPER_ALL].peak * 104);
   end();
 }
 
 /* Sizes that never come twice, as with sequences of any length. */
-TEST(variable_lengths_reserve_little_more_than_they_use) {
+TEST(variable_lengths_reserve_little_more_than_they_use)
+{
   enum { LAYERS = 12, STEPS = 40 };
   static void *kept[LAYERS], *weights[LAYERS];
   uint64_t x = 88172645463325252u;
   begin_with(16384, NULL);
-  for (int i = 0; i < LAYERS; i++) weights[i] = get(64, r);
+  for (int i = 0; i < LAYERS; i++)
+    weights[i] = get(64, r);
   for (int step = 0; step < STEPS; step++) {
     x ^= x << 13, x ^= x >> 7, x ^= x << 17;
     size_t unit = (1 + x % 64) * 128 * KIB;
@@ -1339,8 +1470,8 @@ TEST(variable_lengths_reserve_little_more_than_they_use) {
     }
   }
   esper_stats stats = world_stats(&w, 0);
-  CHECK(stats.reserved_bytes[ESPER_ALL].peak * 100 <=
-        stats.active_bytes[ESPER_ALL].peak * 102);
-  for (int i = 0; i < LAYERS; i++) world_free(&w, weights[i]);
+  CHECK(stats.reserved_bytes[ESPER_ALL].peak * 100 <= stats.active_bytes[ESPER_ALL].peak * 102);
+  for (int i = 0; i < LAYERS; i++)
+    world_free(&w, weights[i]);
   end();
 }

@@ -4,14 +4,16 @@
 
 static world w;
 
-static void begin(size_t mib) {
+static void begin(size_t mib)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .capacity = mib * MIB};
   world_begin_with(&w, &options, NULL);
 }
 
-static void use_until_event(void *ptr, esper_stream reader, unsigned flags) {
+static void use_until_event(void *ptr, esper_stream reader, unsigned flags)
+{
   void *event = sim_event_create(w.s, 0);
   CHECK_OK(sim_event_record(w.s, 0, event, reader.handle));
   const void *marked = ptr;
@@ -21,7 +23,8 @@ static void use_until_event(void *ptr, esper_stream reader, unsigned flags) {
 
 /* s waits for a flag that r raises after its next malloc. Its event must not
  * stand between r and the event of t, which completes by itself. */
-TEST(an_event_without_gate_delays_no_other_event) {
+TEST(an_event_without_gate_delays_no_other_event)
+{
   begin(12 + 14);
   esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
@@ -43,7 +46,8 @@ TEST(an_event_without_gate_delays_no_other_event) {
 
 /* An event that cannot be asked about is on nobody knows which stream: what the
  * carrier records later says nothing of it. */
-TEST(a_later_event_does_not_cover_one_that_could_not_be_had) {
+TEST(a_later_event_does_not_cover_one_that_could_not_be_had)
+{
   begin(12 + 14 + 14);
   esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
@@ -63,7 +67,8 @@ TEST(a_later_event_does_not_cover_one_that_could_not_be_had) {
 }
 
 /* The same of a live block's use: the host must not wait for the device. */
-TEST(the_host_waits_for_no_live_blocks_use_without_gate) {
+TEST(the_host_waits_for_no_live_blocks_use_without_gate)
+{
   begin(12);
   esper_stream r = w.stream[0], s = w.stream[1];
   void *x = world_malloc(&w, 12 * MIB, r), *more;
@@ -80,16 +85,18 @@ TEST(the_host_waits_for_no_live_blocks_use_without_gate) {
 }
 
 /* Another thread, while one waits for the device. */
-static void mark_meanwhile(void *context, sim_call call, int device,
-                           void *object) {
+static void mark_meanwhile(void *context, sim_call call, int device, void *object)
+{
   (void)call, (void)device, (void)object;
   void **block = context;
   void *x = *block;
   *block = NULL;
-  if (x) use_until_event(x, w.stream[1], 0);
+  if (x)
+    use_until_event(x, w.stream[1], 0);
 }
 
-TEST(who_waits_for_the_device_keeps_nobody_from_marking) {
+TEST(who_waits_for_the_device_keeps_nobody_from_marking)
+{
   begin(64);
   void *x = world_malloc(&w, 12 * MIB, w.stream[0]);
   world_kernel(&w, w.stream[0], x);
@@ -102,7 +109,8 @@ TEST(who_waits_for_the_device_keeps_nobody_from_marking) {
 }
 
 /* Another thread frees it after it was found, and empty_cache returns its metadata. */
-TEST(a_block_that_has_gone_since_it_was_found_is_skipped) {
+TEST(a_block_that_has_gone_since_it_was_found_is_skipped)
+{
   begin(64);
   presented_t reader;
   block_t gone = {0};
@@ -115,7 +123,8 @@ TEST(a_block_that_has_gone_since_it_was_found_is_skipped) {
 }
 
 /* Nobody would protect the block, so the caller hears of it. */
-TEST(a_mark_without_host_memory_is_an_error) {
+TEST(a_mark_without_host_memory_is_an_error)
+{
   begin(64);
   enum { MOST = 8192 };
   static const void *p[MOST];
@@ -123,12 +132,12 @@ TEST(a_mark_without_host_memory_is_an_error) {
   CHECK_OK(esper_record_use(w.core, p, 1, w.stream[1], 0, NULL));
   size_t many = w.core->devices[0].uses.pieces; /* what the core got memory for at once */
   CHECK(many < MOST);
-  for (size_t i = 1; i <= many; i++) p[i] = world_malloc(&w, 512, w.stream[0]);
+  for (size_t i = 1; i <= many; i++)
+    p[i] = world_malloc(&w, 512, w.stream[0]);
   CHECK_OK(esper_record_use(w.core, p + 1, many - 1, w.stream[1], 0, NULL));
   check_limit_malloc(0);
   sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
-  esper_status status =
-      esper_record_use(w.core, p + many, 1, w.stream[1], 0, NULL);
+  esper_status status = esper_record_use(w.core, p + many, 1, w.stream[1], 0, NULL);
   esper_status at_free = esper_record_stream(w.core, p[many], w.stream[1]);
   check_limit_malloc(-1);
   CHECK_STATUS(status, ESPER_HOST_MEMORY);
@@ -140,17 +149,22 @@ TEST(a_mark_without_host_memory_is_an_error) {
 
 /* ---- marks by a handle alone ----------------------------------------------- */
 
-static uint64_t records(void) { return sim_calls(w.s, SIM_CALL_event_record); }
+static uint64_t records(void)
+{
+  return sim_calls(w.s, SIM_CALL_event_record);
+}
 
 /* Whether that was enough. */
-static bool mark_by_handle(const void *p, void *handle) {
+static bool mark_by_handle(const void *p, void *handle)
+{
   esper_status status = ESPER_OK;
   bool enough = marks_record_use_of(w.core, p, handle, &status);
   CHECK_OK(status);
   return enough;
 }
 
-TEST(a_known_streams_handle_is_enough) {
+TEST(a_known_streams_handle_is_enough)
+{
   begin(64);
   esper_stream r = w.stream[0], s = w.stream[1], mortal = world_mortal(&w, 0);
   char *x = world_malloc(&w, 12 * MIB, r);
@@ -171,7 +185,8 @@ TEST(a_known_streams_handle_is_enough) {
   world_end(&w);
 }
 
-TEST(a_handle_that_came_back_is_not_taken_for_the_old_stream) {
+TEST(a_handle_that_came_back_is_not_taken_for_the_old_stream)
+{
   begin(64);
   esper_stream r = w.stream[0], mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 12 * MIB, r);
@@ -191,9 +206,9 @@ TEST(a_handle_that_came_back_is_not_taken_for_the_old_stream) {
   world_end(&w);
 }
 
-TEST(a_handle_of_another_device_and_of_a_captured_stream) {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .devices = 2,
-                         .completion = SIM_WHEN_TOLD};
+TEST(a_handle_of_another_device_and_of_a_captured_stream)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD};
   world_begin_with(&w, &options, NULL);
   esper_stream r = w.stream[0], far = world_mortal(&w, 1);
   void *x = world_malloc(&w, 12 * MIB, r);

@@ -15,17 +15,18 @@ enum { ID = 5 };
 /* An allocator that asks the simulated driver, so the oracle judges it too. */
 typedef struct own {
   int live, dropped;
-  esper_status answer; /* when not ESPER_OK                                   */
-  size_t shift;        /* of the addresses it gives                           */
+  esper_status answer; /* when not ESPER_OK */
+  size_t shift;        /* of the addresses it gives */
 } own;
 static own o;
 
-static esper_status own_obtain(void *context, int device, size_t size,
-                               void **address) {
+static esper_status own_obtain(void *context, int device, size_t size, void **address)
+{
   own *of = context;
   const esper_driver *driver = sim_driver(w.s);
   uintptr_t at;
-  if (of->answer != ESPER_OK) return of->answer;
+  if (of->answer != ESPER_OK)
+    return of->answer;
   /* No lock is held. */
   CHECK_EQ(esper_pool_use_count(w.core, device, 99, 99), 0);
   if (driver->memory_alloc(driver->self, device, size, &at) != ESPER_OK)
@@ -35,18 +36,18 @@ static esper_status own_obtain(void *context, int device, size_t size,
   return ESPER_OK;
 }
 
-static void own_give_back(void *context, int device, void *address,
-                          size_t size) {
+static void own_give_back(void *context, int device, void *address, size_t size)
+{
   own *of = context;
   const esper_driver *driver = sim_driver(w.s);
   CHECK(size > 0);
   CHECK_EQ(esper_pool_use_count(w.core, device, 99, 99), 0);
-  CHECK_OK(driver->memory_free(driver->self, device,
-                               (uintptr_t)address - of->shift));
+  CHECK_OK(driver->memory_free(driver->self, device, (uintptr_t)address - of->shift));
   of->live--;
 }
 
-static void own_drop(void *context) {
+static void own_drop(void *context)
+{
   CHECK_EQ(((own *)context)->live, 0);
   CHECK_EQ(esper_pool_use_count(w.core, 0, 99, 99), 0);
   ((own *)context)->dropped++;
@@ -54,7 +55,8 @@ static void own_drop(void *context) {
 
 static const esper_source SOURCE = {own_obtain, own_give_back, own_drop, &o};
 
-static void begin(size_t mib) {
+static void begin(size_t mib)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .capacity = mib * MIB};
@@ -65,34 +67,43 @@ static void begin(size_t mib) {
   CHECK_OK(esper_pool_create(w.core, 0, 0, ID, &pool));
 }
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
-static void *get(size_t size, esper_stream stream) {
+static void *get(size_t size, esper_stream stream)
+{
   void *p;
   CHECK_OK(esper_malloc_from(w.core, pool, size, stream, &p));
   sim_owner_begin(w.s, p, world_size(&w, p), stream.device, stream.handle);
   return p;
 }
 
-static void use_own(void) {
+static void use_own(void)
+{
   CHECK_OK(esper_pool_set_source(w.core, 0, 0, ID, &SOURCE));
 }
 
-static void set(unsigned flags) {
+static void set(unsigned flags)
+{
   CHECK_OK(esper_pool_set_flags(w.core, 0, 0, ID, flags, flags));
 }
 
-static void release(void) {
+static void release(void)
+{
   CHECK_OK(esper_pool_release(w.core, 0, 0, ID));
 }
 
-static int64_t reserved(void) {
+static int64_t reserved(void)
+{
   return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
 }
 
 /* ---- an allocator of its own ----------------------------------------------- */
 
-TEST(segments_come_from_the_pools_allocator_and_go_back_to_it) {
+TEST(segments_come_from_the_pools_allocator_and_go_back_to_it)
+{
   begin(256);
   use_own();
   void *a = get(6 * MIB, r), *b = get(6 * MIB, r), *c = get(12 * MIB, s);
@@ -117,7 +128,8 @@ TEST(segments_come_from_the_pools_allocator_and_go_back_to_it) {
   CHECK_EQ(o.dropped, 1);
 }
 
-TEST(a_core_that_goes_gives_back_and_drops) {
+TEST(a_core_that_goes_gives_back_and_drops)
+{
   begin(256);
   use_own();
   get(12 * MIB, r);
@@ -126,7 +138,8 @@ TEST(a_core_that_goes_gives_back_and_drops) {
   CHECK_EQ(o.dropped, 1);
 }
 
-TEST(a_pool_without_memory_drops_its_allocator_at_once) {
+TEST(a_pool_without_memory_drops_its_allocator_at_once)
+{
   begin(256);
   use_own();
   release();
@@ -134,7 +147,8 @@ TEST(a_pool_without_memory_drops_its_allocator_at_once) {
   end();
 }
 
-TEST(what_the_allocator_answers_the_malloc_answers) {
+TEST(what_the_allocator_answers_the_malloc_answers)
+{
   begin(256);
   use_own();
   void *p;
@@ -157,7 +171,8 @@ TEST(what_the_allocator_answers_the_malloc_answers) {
   end();
 }
 
-TEST(an_allocator_is_chosen_once_and_early) {
+TEST(an_allocator_is_chosen_once_and_early)
+{
   begin(256);
   esper_source half = {.obtain = own_obtain};
   CHECK_STATUS(esper_pool_set_source(w.core, 0, 0, ID, &half), ESPER_INVALID);
@@ -178,7 +193,8 @@ TEST(an_allocator_is_chosen_once_and_early) {
 }
 
 /* Its memory goes back when nobody reads it any more, on any stream. */
-TEST(what_is_read_is_not_given_back_to_the_allocator) {
+TEST(what_is_read_is_not_given_back_to_the_allocator)
+{
   begin(256);
   use_own();
   void *a = get(12 * MIB, r);
@@ -198,7 +214,8 @@ TEST(what_is_read_is_not_given_back_to_the_allocator) {
 
 /* ---- flags ------------------------------------------------------------------ */
 
-TEST(a_pool_that_does_not_split_gives_whole_segments) {
+TEST(a_pool_that_does_not_split_gives_whole_segments)
+{
   begin(256);
   set(ESPER_POOL_NO_SPLIT);
   void *a = get(512, r), *b = get(512, r), *c = get(3 * MIB, r);
@@ -212,7 +229,8 @@ TEST(a_pool_that_does_not_split_gives_whole_segments) {
   end();
 }
 
-TEST(flags_can_be_taken_back_and_are_checked) {
+TEST(flags_can_be_taken_back_and_are_checked)
+{
   begin(256);
   set(ESPER_POOL_NO_SPLIT);
   CHECK_OK(esper_pool_set_flags(w.core, 0, 0, ID, ESPER_POOL_NO_SPLIT, 0));
@@ -226,7 +244,8 @@ TEST(flags_can_be_taken_back_and_are_checked) {
   end();
 }
 
-TEST(a_pool_serves_others_when_memory_is_short) {
+TEST(a_pool_serves_others_when_memory_is_short)
+{
   begin(24);
   set(ESPER_POOL_USE_ON_OOM);
   void *a = get(12 * MIB, r);
@@ -248,7 +267,8 @@ TEST(a_pool_serves_others_when_memory_is_short) {
 }
 
 /* What it has to spare still owes a read, on which the taker is gated. */
-TEST(what_a_pool_has_to_spare_may_be_pending) {
+TEST(what_a_pool_has_to_spare_may_be_pending)
+{
   begin(12);
   set(ESPER_POOL_USE_ON_OOM);
   void *a = get(12 * MIB, r);
@@ -261,7 +281,8 @@ TEST(what_a_pool_has_to_spare_may_be_pending) {
   end();
 }
 
-TEST(a_pool_serves_no_other_pool) {
+TEST(a_pool_serves_no_other_pool)
+{
   begin(24);
   set(ESPER_POOL_USE_ON_OOM);
   world_free(&w, get(12 * MIB, r));
@@ -279,13 +300,15 @@ TEST(a_pool_serves_no_other_pool) {
   end();
 }
 
-static int on_r(void *context, void *stream) {
+static int on_r(void *context, void *stream)
+{
   (void)context;
   return stream == r.handle;
 }
 
 /* A graph's replays touch memory that is free to the allocator. */
-TEST(a_pool_with_graphs_has_nothing_to_spare) {
+TEST(a_pool_with_graphs_has_nothing_to_spare)
+{
   begin(24);
   set(ESPER_POOL_USE_ON_OOM);
   CHECK_OK(esper_pool_begin(w.core, 0, 0, ID, on_r, NULL));
@@ -309,7 +332,8 @@ TEST(a_pool_with_graphs_has_nothing_to_spare) {
 
 /* Inside a capture nobody waits and nothing goes back; the next request that fits
  * is served, and the graph is whole. */
-TEST(a_capture_survives_being_out_of_memory) {
+TEST(a_capture_survives_being_out_of_memory)
+{
   begin(44);
   CHECK_OK(esper_pool_begin(w.core, 0, 0, ID, on_r, NULL));
   sim_capture_begin(w.s, 0, r.handle);
@@ -336,17 +360,16 @@ TEST(a_capture_survives_being_out_of_memory) {
   end();
 }
 
-TEST(a_mem_pool_survives_being_out_of_memory) {
+TEST(a_mem_pool_survives_being_out_of_memory)
+{
   begin(44);
   use_own();
   void *a = get(12 * MIB, r), *p;
-  CHECK_STATUS(esper_malloc_from(w.core, pool, 40 * MIB, r, &p),
-               ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(esper_malloc_from(w.core, pool, 40 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
   world_kernel(&w, r, a);
   world_free(&w, a);
   /* What it has cached stays where it is, even for itself: somebody may know it. */
-  CHECK_STATUS(esper_malloc_from(w.core, pool, 40 * MIB, r, &p),
-               ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(esper_malloc_from(w.core, pool, 40 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
   CHECK(get(12 * MIB, r) == a);
   CHECK(get(32 * MIB, r));
   CHECK_EQ(o.live, 2);
@@ -354,7 +377,8 @@ TEST(a_mem_pool_survives_being_out_of_memory) {
 }
 
 /* Memory in hand, all of it pending: waited for, not given up on. */
-TEST(nothing_is_out_of_memory_with_memory_in_hand) {
+TEST(nothing_is_out_of_memory_with_memory_in_hand)
+{
   for (int private_pool = 0; private_pool < 2; private_pool++) {
     begin(20);
     void *p[3];
@@ -367,7 +391,8 @@ TEST(nothing_is_out_of_memory_with_memory_in_hand) {
       else
         world_use(&w, p[i], s, i ? ESPER_USE_NO_GATE : 0);
     }
-    for (int i = 0; i < 3; i++) world_free(&w, p[i]);
+    for (int i = 0; i < 3; i++)
+      world_free(&w, p[i]);
     world_run(&w, r);
     world_run(&w, s);
     void *q = private_pool ? get(18 * MIB, r) : world_malloc(&w, 18 * MIB, r);
@@ -380,12 +405,14 @@ TEST(nothing_is_out_of_memory_with_memory_in_hand) {
 /* Pools come and go in several threads, with memory of their own allocators. */
 static atomic_int failures;
 
-static void *churn(void *context) {
+static void *churn(void *context)
+{
   uint64_t id = 100 + (uint64_t)(uintptr_t)context;
   for (int i = 0; i < 200; i++) {
     esper_pool *mine;
     void *p, *q;
-    if (esper_pool_create(w.core, 0, 0, id, &mine) != ESPER_OK) failures++;
+    if (esper_pool_create(w.core, 0, 0, id, &mine) != ESPER_OK)
+      failures++;
     unsigned flags = i % 2 ? ESPER_POOL_USE_ON_OOM : ESPER_POOL_NO_SPLIT;
     esper_pool_set_flags(w.core, 0, 0, id, flags, flags);
     if (esper_malloc_from(w.core, mine, 3 * MIB, w.stream[id % 4], &p) ||
@@ -394,18 +421,21 @@ static void *churn(void *context) {
     else if (esper_free(w.core, p) || esper_free(w.core, q))
       failures++;
     esper_pool_release(w.core, 0, 0, id);
-    if (i % 16 == 0) esper_pool_empty(w.core, 0, 0, id);
+    if (i % 16 == 0)
+      esper_pool_empty(w.core, 0, 0, id);
   }
   return NULL;
 }
 
-TEST(pools_come_and_go_in_threads) {
+TEST(pools_come_and_go_in_threads)
+{
   begin(160);
   pthread_t thread[4];
   atomic_store(&failures, 0);
   for (uintptr_t i = 0; i < 4; i++)
     CHECK_EQ(pthread_create(&thread[i], NULL, churn, (void *)i), 0);
-  for (int i = 0; i < 4; i++) pthread_join(thread[i], NULL);
+  for (int i = 0; i < 4; i++)
+    pthread_join(thread[i], NULL);
   CHECK_EQ(atomic_load(&failures), 0);
   world_check(&w);
   end();

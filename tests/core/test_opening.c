@@ -11,28 +11,36 @@ static esper_stream r, s;
 
 enum { ID = 7 };
 
-static void begin(void) {
+static void begin(void)
+{
   world_begin(&w);
   r = w.stream[0];
   s = w.stream[1];
 }
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
 /* Filters: everything; nothing; a stream that is being captured. */
-static int all(void *context, void *stream) {
+static int all(void *context, void *stream)
+{
   (void)stream;
-  if (context) ++*(int *)context;
+  if (context)
+    ++*(int *)context;
   return 1;
 }
 
-static int none(void *context, void *stream) {
+static int none(void *context, void *stream)
+{
   (void)stream;
   ++*(int *)context;
   return 0;
 }
 
-static int captured(void *context, void *stream) {
+static int captured(void *context, void *stream)
+{
   world *of = context;
   uint64_t capture;
   const esper_driver *driver = sim_driver(of->s);
@@ -40,17 +48,20 @@ static int captured(void *context, void *stream) {
   return capture != 0;
 }
 
-static int fails(void *context, void *stream) {
+static int fails(void *context, void *stream)
+{
   (void)context, (void)stream;
   return -1;
 }
 
 /* A cached segment of the default pool; whether it is still there. */
-static bool is_cached(void) {
+static bool is_cached(void)
+{
   return world_stats(&w, 0).segment[ESPER_ALL].current > 0;
 }
 
-TEST(the_default_pool_stays_while_allocations_go_to_another) {
+TEST(the_default_pool_stays_while_allocations_go_to_another)
+{
   begin();
   int count = 0;
   world_free(&w, world_malloc(&w, 12 * MIB, r));
@@ -64,7 +75,8 @@ TEST(the_default_pool_stays_while_allocations_go_to_another) {
 }
 
 /* Who announces captures says by that when there are none. */
-TEST(the_default_pool_stays_while_an_announced_capture_goes_on) {
+TEST(the_default_pool_stays_while_an_announced_capture_goes_on)
+{
   begin();
   int count = 0;
   esper_config config;
@@ -90,27 +102,32 @@ TEST(the_default_pool_stays_while_an_announced_capture_goes_on) {
 }
 
 /* Nor is anything of it collected, nor before memory grows. */
-TEST(nothing_is_collected_while_an_announced_capture_goes_on) {
+TEST(nothing_is_collected_while_an_announced_capture_goes_on)
+{
   for (int announced = 0; announced < 2; announced++) {
-    sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_AT_ONCE,
+    sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                           .completion = SIM_AT_ONCE,
                            .capacity = 100 * MIB};
     esper_config config = {.garbage_collection_threshold = 0.1, .captures_are_announced = 1};
     world_begin_with(&w, &options, &config);
     CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.9));
     world_free(&w, world_malloc(&w, 12 * MIB, w.stream[0]));
-    if (announced) CHECK_OK(esper_capture_begin(w.core, 0));
+    if (announced)
+      CHECK_OK(esper_capture_begin(w.core, 0));
     world_malloc(&w, 30 * MIB, w.stream[0]);
     CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, announced ? 2 : 1);
     end();
   }
 }
 
-static int references(uint64_t id) {
+static int references(uint64_t id)
+{
   return esper_pool_use_count(w.core, 0, id, 0);
 }
 
 /* The pool that a live block belongs to. */
-static uint64_t pool_of(const void *p) {
+static uint64_t pool_of(const void *p)
+{
   esper_snapshot snapshot;
   uint64_t id = UINT64_MAX;
   CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
@@ -121,30 +138,35 @@ static uint64_t pool_of(const void *p) {
   return id;
 }
 
-static int64_t reserved(void) {
+static int64_t reserved(void)
+{
   return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
 }
 
 /* A capture on r into a pool, as torch.cuda.graph makes it. */
-static void capture_begin(uint64_t id) {
+static void capture_begin(uint64_t id)
+{
   CHECK_OK(esper_pool_begin(w.core, 0, id, 0, captured, &w));
   sim_capture_begin(w.s, 0, r.handle);
   sim_capture_group(w.s, 0, r.handle, id);
 }
 
-static sim_graph *capture_end(uint64_t id) {
+static sim_graph *capture_end(uint64_t id)
+{
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
   CHECK(graph);
   CHECK_OK(esper_pool_end(w.core, 0, id, 0, NULL));
   return graph;
 }
 
-static void drop(sim_graph *graph, uint64_t id) {
+static void drop(sim_graph *graph, uint64_t id)
+{
   sim_graph_destroy(w.s, graph);
   CHECK_OK(esper_pool_release(w.core, 0, id, 0));
 }
 
-TEST(filters_are_asked_newest_first) {
+TEST(filters_are_asked_newest_first)
+{
   begin();
   int first = 0, second = 0, third = 0;
   void *context = NULL;
@@ -165,7 +187,8 @@ TEST(filters_are_asked_newest_first) {
   end();
 }
 
-TEST(a_filter_that_fails_fails_the_malloc) {
+TEST(a_filter_that_fails_fails_the_malloc)
+{
   begin();
   void *p;
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, fails, NULL));
@@ -176,7 +199,8 @@ TEST(a_filter_that_fails_fails_the_malloc) {
   end();
 }
 
-TEST(misuse_is_refused_and_changes_nothing) {
+TEST(misuse_is_refused_and_changes_nothing)
+{
   begin();
   CHECK_STATUS(esper_pool_begin(w.core, 0, 0, 0, all, NULL), ESPER_INVALID);
   CHECK_STATUS(esper_pool_begin(w.core, 9, ID, 0, all, NULL), ESPER_INVALID);
@@ -195,7 +219,8 @@ TEST(misuse_is_refused_and_changes_nothing) {
   end(); /* with openings: they go with the core */
 }
 
-TEST(references_are_counted) {
+TEST(references_are_counted)
+{
   begin();
   esper_pool *pool, *same;
   CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
@@ -220,7 +245,8 @@ TEST(references_are_counted) {
   end();
 }
 
-TEST(a_graphs_memory_stays_until_the_graph_goes) {
+TEST(a_graphs_memory_stays_until_the_graph_goes)
+{
   begin();
   capture_begin(ID);
   void *p = world_malloc(&w, 12 * MIB, r);
@@ -244,7 +270,8 @@ TEST(a_graphs_memory_stays_until_the_graph_goes) {
 }
 
 /* The replay, on a stream that the core has never met, is still running. */
-TEST(memory_that_a_graph_may_touch_is_not_given_back) {
+TEST(memory_that_a_graph_may_touch_is_not_given_back)
+{
   begin();
   esper_stream unknown = world_mortal(&w, 0);
   capture_begin(ID);
@@ -265,7 +292,8 @@ TEST(memory_that_a_graph_may_touch_is_not_given_back) {
   end();
 }
 
-TEST(an_output_that_outlives_its_graph_is_freed_behind_the_last_replay) {
+TEST(an_output_that_outlives_its_graph_is_freed_behind_the_last_replay)
+{
   begin();
   capture_begin(ID);
   void *out = world_malloc(&w, 12 * MIB, r);
@@ -282,7 +310,8 @@ TEST(an_output_that_outlives_its_graph_is_freed_behind_the_last_replay) {
 }
 
 /* What a capture freed serves the next one of its pool, on any stream. */
-TEST(graphs_of_one_pool_share_memory) {
+TEST(graphs_of_one_pool_share_memory)
+{
   begin();
   capture_begin(ID);
   void *p = world_malloc(&w, 12 * MIB, r), *out = world_malloc(&w, 16 * MIB, r);
@@ -306,7 +335,8 @@ TEST(graphs_of_one_pool_share_memory) {
   end();
 }
 
-TEST(a_wholly_free_segment_serves_another_stream_of_the_next_capture) {
+TEST(a_wholly_free_segment_serves_another_stream_of_the_next_capture)
+{
   begin();
   capture_begin(ID);
   void *p = world_malloc(&w, 12 * MIB, r);
@@ -326,7 +356,8 @@ TEST(a_wholly_free_segment_serves_another_stream_of_the_next_capture) {
 
 /* Rule 8 holds for it as for a capture that goes well: a replay of the first graph may
  * still be at work. */
-TEST(an_invalidated_capture_has_memory_of_its_pool) {
+TEST(an_invalidated_capture_has_memory_of_its_pool)
+{
   begin();
   capture_begin(ID);
   void *p = world_malloc(&w, 12 * MIB, r);
@@ -349,7 +380,8 @@ TEST(an_invalidated_capture_has_memory_of_its_pool) {
 }
 
 /* Warm-up memory serves the capture: the host waits for it at the begin. */
-TEST(a_capture_gets_from_its_pool_only_what_has_completed) {
+TEST(a_capture_gets_from_its_pool_only_what_has_completed)
+{
   begin();
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
   void *p = world_malloc(&w, 12 * MIB, r);
@@ -368,7 +400,8 @@ TEST(a_capture_gets_from_its_pool_only_what_has_completed) {
 
 /* However many blocks owe how many uses: each of the two streams is waited for once. That
  * the reader is done its events say, if they are asked. */
-static void begin_behind_many(bool done) {
+static void begin_behind_many(bool done)
+{
   enum { MANY = 64 };
   const void *block[MANY];
   begin();
@@ -378,9 +411,11 @@ static void begin_behind_many(bool done) {
     world_read_on(&w, s, block[i], r);
     world_use(&w, block[i], s, 0);
   }
-  for (int i = 0; i < MANY; i++) world_free(&w, (void *)block[(i * 7) % MANY]);
+  for (int i = 0; i < MANY; i++)
+    world_free(&w, (void *)block[(i * 7) % MANY]);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  if (done) sim_device_synchronize(w.s, 0);
+  if (done)
+    sim_device_synchronize(w.s, 0);
   uint64_t before = sim_calls(w.s, SIM_CALL_event_synchronize);
   capture_begin(ID);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), before + (done ? 1 : 2));
@@ -391,13 +426,15 @@ static void begin_behind_many(bool done) {
   end();
 }
 
-TEST(a_begin_waits_once_for_each_stream) {
+TEST(a_begin_waits_once_for_each_stream)
+{
   begin_behind_many(false);
   begin_behind_many(true);
 }
 
 /* What may not be waited for is done when the host has waited for what comes after it. */
-static void begin_behind_rendezvous(unsigned traits, unsigned flags) {
+static void begin_behind_rendezvous(unsigned traits, unsigned flags)
+{
   begin();
   CHECK_OK(esper_stream_set_traits(w.core, s, traits));
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
@@ -419,14 +456,16 @@ static void begin_behind_rendezvous(unsigned traits, unsigned flags) {
   end();
 }
 
-TEST(what_is_over_after_the_waits_is_not_passed_over) {
+TEST(what_is_over_after_the_waits_is_not_passed_over)
+{
   begin_behind_rendezvous(0, ESPER_USE_NO_GATE);
   begin_behind_rendezvous(ESPER_TRAIT_RENDEZVOUS, 0);
 }
 
 /* s is being captured, so no event says when it is done with what it freed; when its use
  * of p was over an older one does. */
-TEST(older_events_of_a_captured_stream_are_waited_for) {
+TEST(older_events_of_a_captured_stream_are_waited_for)
+{
   begin();
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
@@ -449,7 +488,8 @@ TEST(older_events_of_a_captured_stream_are_waited_for) {
 }
 
 /* s is being captured and cannot be waited for: what it freed is passed over. */
-TEST(what_cannot_be_waited_for_is_passed_over) {
+TEST(what_cannot_be_waited_for_is_passed_over)
+{
   begin();
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
@@ -471,7 +511,8 @@ TEST(what_cannot_be_waited_for_is_passed_over) {
 }
 
 /* The reader of m's memory has been waited for, m itself cannot be. */
-TEST(memory_stays_withheld_when_only_its_uses_have_completed) {
+TEST(memory_stays_withheld_when_only_its_uses_have_completed)
+{
   begin();
   esper_stream m = world_mortal(&w, 0);
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
@@ -493,19 +534,22 @@ TEST(memory_stays_withheld_when_only_its_uses_have_completed) {
 }
 
 /* Waiting for each stream is enough again, which no capture is in the way of. */
-TEST(a_graph_that_went_costs_one_synchronisation) {
+TEST(a_graph_that_went_costs_one_synchronisation)
+{
   begin();
   capture_begin(ID);
   world_kernel(&w, r, world_malloc(&w, 512, r));
   drop(capture_end(ID), ID);
   uint64_t before = sim_calls(w.s, SIM_CALL_device_synchronize);
-  for (int i = 0; i < 3; i++) CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  for (int i = 0; i < 3; i++)
+    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), before + 1);
   end();
 }
 
 /* What s waits for is enqueued when the pool has been begun. */
-TEST(nobody_waits_for_rendezvous_work_when_a_pool_is_begun) {
+TEST(nobody_waits_for_rendezvous_work_when_a_pool_is_begun)
+{
   begin();
   capture_begin(ID);
   world_wait(&w, s, r);
@@ -546,7 +590,8 @@ typedef struct other_thread {
   atomic_bool over;
 } other_thread;
 
-static void *look_and_free(void *argument) {
+static void *look_and_free(void *argument)
+{
   other_thread *other = argument;
   esper_block_info info;
   while (!atomic_load(&other->over)) {
@@ -560,14 +605,17 @@ static void *look_and_free(void *argument) {
   return NULL;
 }
 
-static void wait_for_frees(other_thread *other) {
-  while (atomic_load(&other->count)) sched_yield();
+static void wait_for_frees(other_thread *other)
+{
+  while (atomic_load(&other->count))
+    sched_yield();
 }
 
 /* Heaps of one stream become one then, and the others go: ThreadSanitizer sees
  * who still looks at those. What is freed then was allocated a capture ago: its
  * segment is about to get another home. */
-TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_sealed) {
+TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_sealed)
+{
   enum { TIMES = 20 };
   begin();
   pthread_t id;
@@ -586,7 +634,8 @@ TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_sealed) {
     for (int k = 0; k < FREED_AT_ONCE; k++)
       CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &outside[i][k]));
     other.freed = outside[i ? i - 1 : 0];
-    if (i) atomic_store(&other.count, FREED_AT_ONCE);
+    if (i)
+      atomic_store(&other.count, FREED_AT_ONCE);
   }
   wait_for_frees(&other);
   other.freed = outside[TIMES - 1];
@@ -596,27 +645,33 @@ TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_sealed) {
   CHECK(pthread_join(id, NULL) == 0);
   CHECK_OK(esper_free(w.core, other.kept));
   world_check(&w);
-  for (int i = 0; i < TIMES; i++) drop(graphs[i], ID);
+  for (int i = 0; i < TIMES; i++)
+    drop(graphs[i], ID);
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
   end();
 }
 
-static void begin_pool_once(void *context, sim_call call, int device, void *object) {
+static void begin_pool_once(void *context, sim_call call, int device, void *object)
+{
   (void)call, (void)device, (void)object;
-  if (!(*(int *)context)++) CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  if (!(*(int *)context)++)
+    CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
 }
 
 /* What is there stays there from the moment on when a capture may begin. */
-TEST(a_capture_begins_while_the_cache_goes) {
+TEST(a_capture_begins_while_the_cache_goes)
+{
   begin();
   void *p[3];
   int times = 0;
-  for (int i = 0; i < 3; i++) p[i] = world_malloc(&w, 20 * MIB, r);
-  for (int i = 0; i < 3; i++) world_free(&w, p[i]);
+  for (int i = 0; i < 3; i++)
+    p[i] = world_malloc(&w, 20 * MIB, r);
+  for (int i = 0; i < 3; i++)
+    world_free(&w, p[i]);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 3);
   sim_before_call(w.s, SIM_CALL_memory_free, begin_pool_once, &times);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* in another thread */
-  CHECK_EQ(times, 1); /* that one was on its way */
+  CHECK_EQ(times, 1);                           /* that one was on its way */
   sim_before_call(w.s, SIM_CALL_memory_free, NULL, NULL);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
@@ -625,7 +680,8 @@ TEST(a_capture_begins_while_the_cache_goes) {
 }
 
 /* A warm-up tensor dies during the capture: its last reader is outside. */
-TEST(what_is_freed_from_outside_waits_for_the_next_seal) {
+TEST(what_is_freed_from_outside_waits_for_the_next_seal)
+{
   begin();
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
   void *p = world_malloc(&w, 12 * MIB, r);
@@ -650,7 +706,8 @@ TEST(what_is_freed_from_outside_waits_for_the_next_seal) {
 
 /* A pool is begun again while a capture still works in it, and the driver does not
  * say so: what that capture marked counts on. */
-TEST(a_capture_that_cannot_be_asked_about_is_not_taken_for_over) {
+TEST(a_capture_that_cannot_be_asked_about_is_not_taken_for_over)
+{
   begin();
   capture_begin(ID);
   void *x = world_malloc(&w, 12 * MIB, r);
@@ -676,9 +733,12 @@ TEST(a_capture_that_cannot_be_asked_about_is_not_taken_for_over) {
  * but their memory; an output keeps the pool. */
 /* Memory of a graph's pool with a use that has no event, freed while a capture goes on
  * in its heap, where nothing could be held. */
-typedef struct { bool earlier_capture, use_inside, freed_inside; } owing;
+typedef struct {
+  bool earlier_capture, use_inside, freed_inside;
+} owing;
 
-static void owe_again_and_again(owing how) {
+static void owe_again_and_again(owing how)
+{
   sim_options options = {.oracle = SIM_ORACLE_OFF, .completion = SIM_WHEN_TOLD};
   world_begin_with(&w, &options, NULL);
   r = w.stream[0];
@@ -689,28 +749,35 @@ static void owe_again_and_again(owing how) {
   CHECK_OK(esper_pool_create(w.core, 0, 1, 0, &pool));
   for (int i = 0; i < 4; i++) {
     CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
-    if (how.earlier_capture) sim_capture_begin(w.s, 0, r.handle);
+    if (how.earlier_capture)
+      sim_capture_begin(w.s, 0, r.handle);
     CHECK_OK(esper_malloc(w.core, 3 * MIB, r, &x));
-    if (how.earlier_capture) earlier = sim_capture_end(w.s, 0, r.handle);
+    if (how.earlier_capture)
+      earlier = sim_capture_end(w.s, 0, r.handle);
     CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
     CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
-    if (!how.use_inside) world_record_stream(&w, x, s);
+    if (!how.use_inside)
+      world_record_stream(&w, x, s);
     CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
     sim_capture_begin(w.s, 0, r.handle);
     CHECK_OK(esper_malloc(w.core, 512, r, &y));
     world_wait(&w, s, r);
     sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ);
-    if (how.use_inside) world_use(&w, x, s, 0);
+    if (how.use_inside)
+      world_use(&w, x, s, 0);
     world_wait(&w, r, s);
-    if (how.freed_inside) world_free(&w, x);
+    if (how.freed_inside)
+      world_free(&w, x);
     world_free(&w, y);
     sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
     CHECK(graph);
     CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
     CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
-    if (!how.freed_inside) world_free(&w, x);
+    if (!how.freed_inside)
+      world_free(&w, x);
     sim_graph_destroy(w.s, graph);
-    if (how.earlier_capture) sim_graph_destroy(w.s, earlier);
+    if (how.earlier_capture)
+      sim_graph_destroy(w.s, earlier);
   }
   for (int i = 0; i < 2; i++) { /* what is held from the first seal on ends with the next */
     CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
@@ -728,14 +795,16 @@ static void owe_again_and_again(owing how) {
   world_end(&w);
 }
 
-TEST(memory_that_owes_what_has_no_event_is_not_lost_to_its_pool) {
+TEST(memory_that_owes_what_has_no_event_is_not_lost_to_its_pool)
+{
   owe_again_and_again((owing){.freed_inside = true});
   owe_again_and_again((owing){.earlier_capture = true, .freed_inside = true});
   owe_again_and_again((owing){.earlier_capture = true, .use_inside = true, .freed_inside = true});
   owe_again_and_again((owing){.use_inside = true});
 }
 
-TEST(captures_of_one_stream_leave_one_heap) {
+TEST(captures_of_one_stream_leave_one_heap)
+{
   begin();
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
   sim_graph *graph[2];
@@ -752,14 +821,16 @@ TEST(captures_of_one_stream_leave_one_heap) {
   CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* the device was synchronised */
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   world_check(&w);
-  for (int i = 0; i < 2; i++) world_free(&w, kept[i]);
+  for (int i = 0; i < 2; i++)
+    world_free(&w, kept[i]);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved(), 0);
   end();
 }
 
 /* What a forward graph saved is freed while the backward one is captured. */
-TEST(memory_of_an_earlier_capture_serves_the_later_that_frees_it) {
+TEST(memory_of_an_earlier_capture_serves_the_later_that_frees_it)
+{
   begin();
   capture_begin(ID);
   void *saved = world_malloc(&w, 12 * MIB, r), *used = world_malloc(&w, 14 * MIB, r),
@@ -793,7 +864,8 @@ TEST(memory_of_an_earlier_capture_serves_the_later_that_frees_it) {
 }
 
 /* Something was recorded on the owner's stream between the seal and the capture. */
-TEST(memory_that_its_owner_used_since_the_seal_waits_for_the_next) {
+TEST(memory_that_its_owner_used_since_the_seal_waits_for_the_next)
+{
   begin();
   capture_begin(ID);
   void *saved = world_malloc(&w, 12 * MIB, r);
@@ -815,7 +887,8 @@ TEST(memory_that_its_owner_used_since_the_seal_waits_for_the_next) {
 }
 
 /* The same calls give the same memory, whatever has completed by then. */
-TEST(the_choice_depends_on_the_calls_alone) {
+TEST(the_choice_depends_on_the_calls_alone)
+{
   uintptr_t got[2][6];
   for (int late = 0; late < 2; late++) {
     begin();
@@ -825,16 +898,20 @@ TEST(the_choice_depends_on_the_calls_alone) {
       warm[i] = world_malloc(&w, (size_t)(12 + i) * MIB, i == 1 ? s : r);
       world_kernel(&w, i == 1 ? s : r, warm[i]);
     }
-    for (int i = 0; i < 3; i++) world_free(&w, warm[i]);
+    for (int i = 0; i < 3; i++)
+      world_free(&w, warm[i]);
     CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-    if (!late) sim_run_all(w.s);
+    if (!late)
+      sim_run_all(w.s);
     capture_begin(ID);
     for (int i = 0; i < 6; i++) {
       void *p = world_malloc(&w, (size_t)(11 + i % 3) * MIB, r);
       got[late][i] = (uintptr_t)p;
       world_kernel(&w, r, p);
-      if (i % 2) world_free(&w, p);
-      if (late) sim_run_all(w.s);
+      if (i % 2)
+        world_free(&w, p);
+      if (late)
+        sim_run_all(w.s);
     }
     sim_graph *graph = capture_end(ID);
     CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
@@ -844,7 +921,8 @@ TEST(the_choice_depends_on_the_calls_alone) {
   CHECK(!memcmp(got[0], got[1], sizeof got[0]));
 }
 
-TEST(the_cache_of_others_stays_while_a_pool_is_allocated_to) {
+TEST(the_cache_of_others_stays_while_a_pool_is_allocated_to)
+{
   begin();
   world_free(&w, world_malloc(&w, 12 * MIB, r));
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
@@ -861,7 +939,8 @@ TEST(the_cache_of_others_stays_while_a_pool_is_allocated_to) {
 }
 
 /* A pool of eager work alone, begun in every step, does not grow. */
-TEST(a_pool_without_captures_reuses_its_memory_at_once) {
+TEST(a_pool_without_captures_reuses_its_memory_at_once)
+{
   begin();
   void *first = NULL;
   for (int step = 0; step < 4; step++) {
@@ -880,12 +959,14 @@ TEST(a_pool_without_captures_reuses_its_memory_at_once) {
 }
 
 /* Freed between the begin and the first malloc: no capture had a chance to get it. */
-TEST(what_is_freed_after_a_begin_serves_where_nothing_is_captured) {
+TEST(what_is_freed_after_a_begin_serves_where_nothing_is_captured)
+{
   begin();
   void *p = NULL;
   for (int step = 0; step < 4; step++) {
     CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-    if (p) world_free(&w, p);
+    if (p)
+      world_free(&w, p);
     void *q = world_malloc(&w, 12 * MIB, r);
     CHECK(!p || q == p);
     p = q;
@@ -900,7 +981,8 @@ TEST(what_is_freed_after_a_begin_serves_where_nothing_is_captured) {
 }
 
 /* What a tree of graphs may read does not, though none of them was handed it. */
-TEST(a_trees_memory_waits_for_the_next_begin) {
+TEST(a_trees_memory_waits_for_the_next_begin)
+{
   begin();
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
   void *p = world_malloc(&w, 12 * MIB, r);
@@ -916,7 +998,8 @@ TEST(a_trees_memory_waits_for_the_next_begin) {
 }
 
 /* Nor does what a graph was handed: it may be replayed on another stream. */
-TEST(what_a_graph_was_handed_waits_for_the_next_begin) {
+TEST(what_a_graph_was_handed_waits_for_the_next_begin)
+{
   begin();
   capture_begin(ID);
   void *x = world_malloc(&w, 12 * MIB, r);

@@ -9,7 +9,8 @@
 static world w;
 static esper_stream r, far;
 
-static void begin(void) {
+static void begin(void)
+{
   sim_options options = {.devices = 3,
                          .oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
@@ -21,19 +22,30 @@ static void begin(void) {
   far = world_stream(&w, 1);
 }
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
-static void *get(size_t mib) { return world_malloc(&w, mib * MIB, r); }
+static void *get(size_t mib)
+{
+  return world_malloc(&w, mib * MIB, r);
+}
 
-static int may(const void *p, int device) {
+static int may(const void *p, int device)
+{
   return sim_may_access(w.s, device, p, world_size(&w, p));
 }
 
-static uint64_t calls(sim_call call) { return sim_calls(w.s, call); }
+static uint64_t calls(sim_call call)
+{
+  return sim_calls(w.s, call);
+}
 
 /* ---- who may --------------------------------------------------------------- */
 
-TEST(without_access_a_peers_kernel_is_a_mistake) {
+TEST(without_access_a_peers_kernel_is_a_mistake)
+{
   begin();
   void *p = get(5);
   world_note_failures(&w);
@@ -43,7 +55,8 @@ TEST(without_access_a_peers_kernel_is_a_mistake) {
   end();
 }
 
-TEST(a_peer_may_access_what_is_mapped) {
+TEST(a_peer_may_access_what_is_mapped)
+{
   begin();
   void *p = get(30), *small = world_malloc(&w, 512, r);
   void *q = world_malloc(&w, 6 * MIB, w.stream[1]);
@@ -57,7 +70,8 @@ TEST(a_peer_may_access_what_is_mapped) {
   end();
 }
 
-TEST(a_peer_may_access_what_is_mapped_later) {
+TEST(a_peer_may_access_what_is_mapped_later)
+{
   begin();
   CHECK_OK(esper_add_peer(w.core, 0, 1));
   CHECK_OK(esper_add_peer(w.core, 0, 2));
@@ -68,22 +82,28 @@ TEST(a_peer_may_access_what_is_mapped_later) {
 }
 
 /* Between stretches there are holes. */
-TEST(a_peer_may_access_each_of_several_stretches) {
+TEST(a_peer_may_access_each_of_several_stretches)
+{
   begin();
   void *p[6];
-  for (int i = 0; i < 6; i++) p[i] = get(8);
-  for (int i = 1; i < 6; i += 2) world_free(&w, p[i]);
+  for (int i = 0; i < 6; i++)
+    p[i] = get(8);
+  for (int i = 1; i < 6; i += 2)
+    world_free(&w, p[i]);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_OK(esper_add_peer(w.core, 0, 1));
   CHECK_EQ(calls(SIM_CALL_page_access), 3);
-  for (int i = 0; i < 6; i += 2) CHECK(may(p[i], 1));
+  for (int i = 0; i < 6; i += 2)
+    CHECK(may(p[i], 1));
   end();
 }
 
-TEST(pages_that_move_keep_their_peers) {
+TEST(pages_that_move_keep_their_peers)
+{
   begin();
   void *p[4];
-  for (int i = 0; i < 4; i++) p[i] = get(20);
+  for (int i = 0; i < 4; i++)
+    p[i] = get(20);
   CHECK_OK(esper_add_peer(w.core, 0, 1));
   world_free(&w, p[0]);
   world_free(&w, p[2]);
@@ -98,7 +118,8 @@ TEST(pages_that_move_keep_their_peers) {
 }
 
 /* What has moved is given where it is, and not where it was. */
-TEST(stale_pages_are_left_alone) {
+TEST(stale_pages_are_left_alone)
+{
   begin();
   void *p[4];
   for (int i = 0; i < 4; i++) {
@@ -116,7 +137,8 @@ TEST(stale_pages_are_left_alone) {
   end();
 }
 
-TEST(access_goes_one_way) {
+TEST(access_goes_one_way)
+{
   begin();
   CHECK_OK(esper_add_peer(w.core, 0, 1));
   void *p = get(5), *q = world_malloc(&w, 5 * MIB, far);
@@ -126,10 +148,12 @@ TEST(access_goes_one_way) {
   end();
 }
 
-TEST(a_peer_is_added_once) {
+TEST(a_peer_is_added_once)
+{
   begin();
   get(5);
-  for (int i = 0; i < 3; i++) CHECK_OK(esper_add_peer(w.core, 0, 1));
+  for (int i = 0; i < 3; i++)
+    CHECK_OK(esper_add_peer(w.core, 0, 1));
   CHECK_EQ(calls(SIM_CALL_page_access), 1);
   CHECK_EQ(calls(SIM_CALL_peer_check), 1);
   CHECK_EQ(w.core->devices[0].peer_count, 1);
@@ -137,7 +161,8 @@ TEST(a_peer_is_added_once) {
 }
 
 /* Of a device that the core has nothing to do with yet the driver is not asked. */
-TEST(a_device_without_pages_is_only_noted) {
+TEST(a_device_without_pages_is_only_noted)
+{
   begin();
   uint64_t before = calls(SIM_CALL_any);
   CHECK_OK(esper_add_peer(w.core, 2, 1));
@@ -148,7 +173,8 @@ TEST(a_device_without_pages_is_only_noted) {
   end();
 }
 
-TEST(what_makes_no_sense_is_refused) {
+TEST(what_makes_no_sense_is_refused)
+{
   begin();
   CHECK_STATUS(esper_add_peer(w.core, 0, 3), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "no device 3"));
@@ -160,7 +186,8 @@ TEST(what_makes_no_sense_is_refused) {
 
 /* ---- the driver refuses ---------------------------------------------------- */
 
-TEST(a_peer_out_of_reach_is_no_peer) {
+TEST(a_peer_out_of_reach_is_no_peer)
+{
   begin();
   void *p = get(5);
   sim_set_reach(w.s, 0);
@@ -174,7 +201,8 @@ TEST(a_peer_out_of_reach_is_no_peer) {
 }
 
 /* Whichever stretch is refused: those before it are closed again. */
-TEST(a_peer_that_is_refused_has_no_access) {
+TEST(a_peer_that_is_refused_has_no_access)
+{
   for (uint64_t nth = 1; nth <= 3; nth++) {
     begin();
     void *p = get(30), *small = world_malloc(&w, 512, r);
@@ -190,7 +218,8 @@ TEST(a_peer_that_is_refused_has_no_access) {
   }
 }
 
-TEST(a_peer_for_which_there_is_no_host_memory_is_none) {
+TEST(a_peer_for_which_there_is_no_host_memory_is_none)
+{
   begin();
   void *p = get(30);
   check_limit_malloc(0);
@@ -207,27 +236,32 @@ static void *second;
 static pthread_t other;
 static int started;
 
-static void *grow(void *unused) {
+static void *grow(void *unused)
+{
   (void)unused;
   CHECK_OK(esper_malloc(w.core, 50 * MIB, w.stream[1], &second));
   return NULL;
 }
 
-static void *add(void *unused) {
+static void *add(void *unused)
+{
   (void)unused;
   CHECK_OK(esper_add_peer(w.core, 0, 1));
   return NULL;
 }
 
 /* The other thread gets as far as it can. */
-static void start(void *context, sim_call call, int device, void *object) {
+static void start(void *context, sim_call call, int device, void *object)
+{
   (void)call, (void)device, (void)object;
-  if (started++) return;
+  if (started++)
+    return;
   CHECK(!pthread_create(&other, NULL, context == (void *)1 ? grow : add, NULL));
   usleep(50000);
 }
 
-TEST(what_is_mapped_while_a_peer_is_added_has_it) {
+TEST(what_is_mapped_while_a_peer_is_added_has_it)
+{
   begin();
   void *p = get(30);
   started = 0;
@@ -239,7 +273,8 @@ TEST(what_is_mapped_while_a_peer_is_added_has_it) {
   end();
 }
 
-TEST(a_peer_that_is_added_while_pages_are_mapped_has_them) {
+TEST(a_peer_that_is_added_while_pages_are_mapped_has_them)
+{
   for (int after = 0; after < 2; after++) {
     begin();
     void *p = get(30);
@@ -252,11 +287,13 @@ TEST(a_peer_that_is_added_while_pages_are_mapped_has_them) {
   }
 }
 
-TEST(a_peer_that_is_added_while_pages_move_has_them) {
+TEST(a_peer_that_is_added_while_pages_move_has_them)
+{
   for (int call = 0; call < 2; call++) {
     begin();
     void *p[4];
-    for (int i = 0; i < 4; i++) p[i] = get(20);
+    for (int i = 0; i < 4; i++)
+      p[i] = get(20);
     world_free(&w, p[0]);
     world_free(&w, p[2]);
     world_malloc(&w, 30 * MIB, w.stream[1]); /* asks about r's work */
@@ -272,10 +309,12 @@ TEST(a_peer_that_is_added_while_pages_move_has_them) {
   }
 }
 
-TEST(a_peer_that_is_added_while_pages_go_back_has_the_others) {
+TEST(a_peer_that_is_added_while_pages_go_back_has_the_others)
+{
   begin();
   void *p[4];
-  for (int i = 0; i < 4; i++) p[i] = get(20);
+  for (int i = 0; i < 4; i++)
+    p[i] = get(20);
   world_free(&w, p[0]);
   world_free(&w, p[2]);
   started = 0;

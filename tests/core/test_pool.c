@@ -6,23 +6,29 @@
 static world w;
 static esper_stream r, s;
 
-static void begin(void) {
+static void begin(void)
+{
   sim_options options = {.devices = 2, .oracle = SIM_ORACLE_KNOWN};
   world_begin_with(&w, &options, NULL);
   r = w.stream[0];
   s = w.stream[1];
 }
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
-static void *get(esper_pool *pool, size_t size, esper_stream stream) {
+static void *get(esper_pool *pool, size_t size, esper_stream stream)
+{
   void *p;
   CHECK_OK(esper_malloc_from(w.core, pool, size, stream, &p));
   sim_owner_begin(w.s, p, world_size(&w, p), stream.device, stream.handle);
   return p;
 }
 
-TEST(memory_of_one_pool_never_serves_another) {
+TEST(memory_of_one_pool_never_serves_another)
+{
   begin();
   esper_pool *a, *b;
   CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &a));
@@ -34,14 +40,14 @@ TEST(memory_of_one_pool_never_serves_another) {
   CHECK(get(a, 12 * MIB, r) == p);
   esper_failure failure;
   void *none;
-  CHECK_STATUS(esper_malloc_from(w.core, a, (size_t)1 << 40, r, &none),
-               ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(esper_malloc_from(w.core, a, (size_t)1 << 40, r, &none), ESPER_OUT_OF_MEMORY);
   esper_get_failure(&failure);
   CHECK_EQ(failure.private_pools, 24 * MIB);
   end();
 }
 
-TEST(references_are_of_private_pools) {
+TEST(references_are_of_private_pools)
+{
   begin();
   esper_pool *a;
   CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &a));
@@ -52,7 +58,8 @@ TEST(references_are_of_private_pools) {
   end();
 }
 
-TEST(a_pools_id_is_in_the_snapshot_and_told_of_its_blocks) {
+TEST(a_pools_id_is_in_the_snapshot_and_told_of_its_blocks)
+{
   begin();
   esper_pool *a;
   esper_snapshot snapshot;
@@ -67,7 +74,8 @@ TEST(a_pools_id_is_in_the_snapshot_and_told_of_its_blocks) {
   end();
 }
 
-TEST(one_pool_can_be_emptied_when_nobody_refers_to_it) {
+TEST(one_pool_can_be_emptied_when_nobody_refers_to_it)
+{
   begin();
   esper_pool *a;
   CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &a));
@@ -83,7 +91,8 @@ TEST(one_pool_can_be_emptied_when_nobody_refers_to_it) {
   end();
 }
 
-TEST(pools_belong_to_a_device) {
+TEST(pools_belong_to_a_device)
+{
   begin();
   esper_pool *a, *none;
   void *p;
@@ -95,7 +104,8 @@ TEST(pools_belong_to_a_device) {
   end();
 }
 
-TEST(a_heap_is_of_a_stream_and_a_capture) {
+TEST(a_heap_is_of_a_stream_and_a_capture)
+{
   begin();
   world_malloc(&w, 512, r);
   world_malloc(&w, 512, s);
@@ -111,7 +121,8 @@ TEST(a_heap_is_of_a_stream_and_a_capture) {
   end();
 }
 
-TEST(memory_of_a_capture_stays_with_it) {
+TEST(memory_of_a_capture_stays_with_it)
+{
   begin();
   sim_capture_begin(w.s, 0, r.handle);
   void *p = world_malloc(&w, 12 * MIB, r);

@@ -18,29 +18,42 @@ enum { ID = 5, STEPS = 4000, LIVE = 60, SEGMENTS = 200 };
 typedef enum dice { PROGRAM, CHANCE } dice;
 static uint64_t states[2];
 
-static uint64_t draw_of(dice which, uint64_t below) {
+static uint64_t draw_of(dice which, uint64_t below)
+{
   uint64_t x = states[which] += 0x9e3779b97f4a7c15;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
   x = (x ^ x >> 27) * 0x94d049bb133111eb;
   return (x ^ x >> 31) % below;
 }
 
-static uint64_t draw(uint64_t below) { return draw_of(PROGRAM, below); }
-static uint64_t chance(uint64_t below) { return draw_of(CHANCE, below); }
+static uint64_t draw(uint64_t below)
+{
+  return draw_of(PROGRAM, below);
+}
+static uint64_t chance(uint64_t below)
+{
+  return draw_of(CHANCE, below);
+}
 
-static void begin_with(const sim_options *options, const esper_config *config) {
+static void begin_with(const sim_options *options, const esper_config *config)
+{
   world_begin_with(&w, options, config);
   CHECK_OK(esper_pool_create(w.core, 0, 0, ID, &pool));
 }
 
-static void begin(void) {
+static void begin(void)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
   begin_with(&options, NULL);
 }
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
-static void *get(size_t size, esper_stream stream) {
+static void *get(size_t size, esper_stream stream)
+{
   void *p;
   CHECK_OK(esper_malloc_from(w.core, pool, size, stream, &p));
   sim_owner_begin(w.s, p, world_size(&w, p), stream.device, stream.handle);
@@ -49,7 +62,8 @@ static void *get(size_t size, esper_stream stream) {
 }
 
 /* Read on another stream, which says so, and freed. */
-static void read_and_free(void *p, esper_stream owner, esper_stream reader) {
+static void read_and_free(void *p, esper_stream owner, esper_stream reader)
+{
   world_read_on(&w, reader, p, owner);
   world_use(&w, p, reader, 0);
   world_free(&w, p);
@@ -59,9 +73,9 @@ static void read_and_free(void *p, esper_stream owner, esper_stream reader) {
 
 typedef struct program {
   uint64_t seed;
-  unsigned owners; /* streams that allocate                                   */
-  unsigned flags;  /* of the pool                                             */
-  bool reopened;   /* begun and ended now and then, as use_mem_pool does      */
+  unsigned owners; /* streams that allocate */
+  unsigned flags;  /* of the pool */
+  bool reopened;   /* begun and ended now and then, as use_mem_pool does */
   esper_config config;
 } program;
 
@@ -75,19 +89,23 @@ typedef struct run {
   spot spots[STEPS];
   int count, segments;
   uintptr_t segment[SEGMENTS];
-  size_t reserved; /* at the end                                              */
+  size_t reserved; /* at the end */
 } run;
 
-static int number_of_segment(run *r, uintptr_t address) {
+static int number_of_segment(run *r, uintptr_t address)
+{
   int i = 0;
-  while (i < r->segments && r->segment[i] != address) i++;
+  while (i < r->segments && r->segment[i] != address)
+    i++;
   CHECK(i < SEGMENTS);
   r->segment[i] = address;
-  if (i == r->segments) r->segments++;
+  if (i == r->segments)
+    r->segments++;
   return i;
 }
 
-static void note(run *r, const void *p) {
+static void note(run *r, const void *p)
+{
   const block_t *block = map_find(w.core->map, (uintptr_t)p);
   spot *at = &r->spots[r->count++];
   at->segment = number_of_segment(r, block->segment->address);
@@ -96,43 +114,53 @@ static void note(run *r, const void *p) {
 }
 
 /* All that is no call of the pool's. */
-static void let_something_happen(sim_completion completion) {
+static void let_something_happen(sim_completion completion)
+{
   static void *elsewhere;
-  if (completion == SIM_WHEN_TOLD && !chance(3)) world_run(&w, w.stream[chance(6)]);
-  if (!chance(60)) sim_run_all(w.s);
-  if (!chance(8)) esper_retire(w.core, 0);
-  if (!chance(40)) world_stats(&w, 0);
+  if (completion == SIM_WHEN_TOLD && !chance(3))
+    world_run(&w, w.stream[chance(6)]);
+  if (!chance(60))
+    sim_run_all(w.s);
+  if (!chance(8))
+    esper_retire(w.core, 0);
+  if (!chance(40))
+    world_stats(&w, 0);
   if (!chance(12)) {
     elsewhere = world_malloc(&w, (1 + chance(40)) * 256 * KIB, w.stream[chance(6)]);
     world_free(&w, elsewhere);
   }
 }
 
-static size_t draw_size(void) {
+static size_t draw_size(void)
+{
   static const size_t SIZES[] = {512,     10 * KIB, 300 * KIB, MIB,
                                  2 * MIB, 3 * MIB,  5 * MIB,   12 * MIB};
   size_t size = SIZES[draw(8)];
   return draw(2) ? size : size - draw(size / 3 + 1);
 }
 
-static int nobody(void *context, void *stream) {
+static int nobody(void *context, void *stream)
+{
   (void)context, (void)stream;
   return 0;
 }
 
-static void reopen(void) {
+static void reopen(void)
+{
   CHECK_OK(esper_pool_begin(w.core, 0, 0, ID, nobody, NULL));
   CHECK_OK(esper_pool_end(w.core, 0, 0, ID, NULL));
   CHECK_OK(esper_pool_release(w.core, 0, 0, ID));
 }
 
-static void execute(const program *of, sim_completion completion, uint64_t seed, run *r) {
+static void execute(const program *of, sim_completion completion, uint64_t seed, run *r)
+{
   *r = (run){0};
   states[PROGRAM] = of->seed;
   states[CHANCE] = seed;
-  sim_options options = {
-      .oracle = SIM_ORACLE_KNOWN, .completion = completion, .seed = seed,
-      .virtual_memory = of->config.segments == ESPER_SEGMENTS_MAPPED};
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = completion,
+                         .seed = seed,
+                         .virtual_memory = of->config.segments == ESPER_SEGMENTS_MAPPED};
   begin_with(&options, &of->config);
   CHECK_OK(esper_pool_set_flags(w.core, 0, 0, ID, of->flags, of->flags));
   struct {
@@ -153,12 +181,14 @@ static void execute(const program *of, sim_completion completion, uint64_t seed,
       world_free(&w, live[at].p);
       live[at].p = NULL;
     }
-    if (of->reopened && !draw(200)) reopen();
+    if (of->reopened && !draw(200))
+      reopen();
     let_something_happen(completion);
   }
   world_check(&w);
   for (const segment_t *s = w.core->devices[0].first_segment; s; s = s->next)
-    if (s->heap->pool == pool) r->reserved += s->bytes;
+    if (s->heap->pool == pool)
+      r->reserved += s->bytes;
   end();
 }
 
@@ -167,9 +197,10 @@ static void execute(const program *of, sim_completion completion, uint64_t seed,
 static run first, other;
 
 /* In how many of the ways some address is not that of the first. */
-static int ways_that_differ(const program *of) {
-  static const sim_completion WAYS[] = {SIM_AT_ONCE, SIM_SEEDED, SIM_WHEN_TOLD,
-                                        SIM_SEEDED, SIM_WHEN_TOLD};
+static int ways_that_differ(const program *of)
+{
+  static const sim_completion WAYS[] = {SIM_AT_ONCE, SIM_SEEDED, SIM_WHEN_TOLD, SIM_SEEDED,
+                                        SIM_WHEN_TOLD};
   int differ = 0;
   execute(of, WAYS[0], 1, &first);
   CHECK(first.count > STEPS / 3);
@@ -184,7 +215,8 @@ static int ways_that_differ(const program *of) {
 /* MiB that the four pools reserve: lower them when the core gets better. */
 static const size_t MOST_OF_ONE = 808, MOST_OF_THREE = 1260;
 
-TEST(addresses_of_one_stream_repeat) {
+TEST(addresses_of_one_stream_repeat)
+{
   size_t reserved = 0;
   for (uint64_t seed = 1; seed <= 4; seed++) {
     program one = {.seed = seed, .owners = 1};
@@ -194,7 +226,8 @@ TEST(addresses_of_one_stream_repeat) {
   CHECK(reserved <= MOST_OF_ONE * MIB);
 }
 
-TEST(addresses_of_several_streams_repeat) {
+TEST(addresses_of_several_streams_repeat)
+{
   size_t reserved = 0;
   for (uint64_t seed = 1; seed <= 4; seed++) {
     program several = {.seed = seed, .owners = 3};
@@ -204,28 +237,34 @@ TEST(addresses_of_several_streams_repeat) {
   CHECK(reserved <= MOST_OF_THREE * MIB);
 }
 
-TEST(addresses_repeat_in_a_pool_that_is_used_now_and_then) {
+TEST(addresses_repeat_in_a_pool_that_is_used_now_and_then)
+{
   program reopened = {.seed = 1, .owners = 2, .reopened = true};
   CHECK_EQ(ways_that_differ(&reopened), 0);
 }
 
-TEST(addresses_repeat_whatever_the_options) {
+TEST(addresses_repeat_whatever_the_options)
+{
   program whole = {.seed = 1, .owners = 2, .flags = ESPER_POOL_NO_SPLIT};
   CHECK_EQ(ways_that_differ(&whole), 0);
   program oversize = {.seed = 1, .owners = 2, .config = {.max_split_size = 20 * MIB}};
   CHECK_EQ(ways_that_differ(&oversize), 0);
 }
 
-TEST(addresses_repeat_in_mapped_segments) {
+TEST(addresses_repeat_in_mapped_segments)
+{
   for (unsigned owners = 1; owners <= 3; owners += 2) {
-    program mapped = {.seed = 1, .owners = owners, .reopened = owners > 1,
+    program mapped = {.seed = 1,
+                      .owners = owners,
+                      .reopened = owners > 1,
                       .config = {.segments = ESPER_SEGMENTS_MAPPED}};
     CHECK_EQ(ways_that_differ(&mapped), 0);
   }
 }
 
 /* The program would notice. */
-TEST(with_reuse_order_grow_they_do_not) {
+TEST(with_reuse_order_grow_they_do_not)
+{
   program grows = {.seed = 1, .owners = 1, .config = {.reuse_order = ESPER_REUSE_GROW}};
   CHECK(ways_that_differ(&grows) > 0);
 }
@@ -233,7 +272,8 @@ TEST(with_reuse_order_grow_they_do_not) {
 /* ---- the choice ------------------------------------------------------------- */
 
 /* Whoever waits, waits for the bytes that it takes. */
-TEST(only_what_is_taken_is_waited_for) {
+TEST(only_what_is_taken_is_waited_for)
+{
   begin();
   esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
   void *a = get(4 * MIB, r), *b = get(4 * MIB, r), *c = get(12 * MIB - 512, r);
@@ -250,7 +290,8 @@ TEST(only_what_is_taken_is_waited_for) {
 }
 
 /* Ready memory and pending memory beside it count as one. */
-TEST(a_range_is_ready_and_pending_memory) {
+TEST(a_range_is_ready_and_pending_memory)
+{
   begin();
   esper_stream r = w.stream[0], s = w.stream[1];
   void *a = get(4 * MIB, r), *b = get(4 * MIB, r), *c = get(4 * MIB, r);
@@ -266,7 +307,8 @@ TEST(a_range_is_ready_and_pending_memory) {
 
 /* Two blocks that become one leave host memory for one. Where there is none the rest is
  * handed out, too. */
-TEST(a_rest_that_cannot_be_a_block_is_handed_out) {
+TEST(a_rest_that_cannot_be_a_block_is_handed_out)
+{
   begin();
   esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
   void *a = get(4 * MIB, r), *b = get(4 * MIB, r), *c = get(12 * MIB - 512, r);
@@ -295,20 +337,24 @@ TEST(a_rest_that_cannot_be_a_block_is_handed_out) {
 }
 
 /* However many ready blocks are parts of ranges, what fits best is found. */
-TEST(many_ready_blocks_beside_pending_ones_hide_nothing) {
+TEST(many_ready_blocks_beside_pending_ones_hide_nothing)
+{
   enum { BLOCKS = 600 };
   begin();
   esper_stream r = w.stream[0], s = w.stream[1];
   void *p[BLOCKS], *alone, *apart;
-  for (int i = 0; i < BLOCKS; i++) p[i] = get(KIB, r);
+  for (int i = 0; i < BLOCKS; i++)
+    p[i] = get(KIB, r);
   get(512, r);
   alone = get(KIB, r);
   get(512, r);
   apart = get(2 * KIB, r);
   get(512, r);
   read_and_free(apart, r, s); /* first: who waits for it has not waited for the others */
-  for (int i = 0; i < BLOCKS; i += 2) read_and_free(p[i], r, s);
-  for (int i = 1; i < BLOCKS; i += 2) world_free(&w, p[i]);
+  for (int i = 0; i < BLOCKS; i += 2)
+    read_and_free(p[i], r, s);
+  for (int i = 1; i < BLOCKS; i += 2)
+    world_free(&w, p[i]);
   world_free(&w, alone);
   CHECK(get(KIB, r) == alone);
   CHECK(get(2 * KIB, r) == apart);
@@ -319,7 +365,8 @@ TEST(many_ready_blocks_beside_pending_ones_hide_nothing) {
 }
 
 /* Not what has completed goes first, but what fits best and lies lowest. */
-TEST(a_ready_block_does_not_go_before_a_pending_one) {
+TEST(a_ready_block_does_not_go_before_a_pending_one)
+{
   begin();
   esper_stream r = w.stream[0], s = w.stream[1];
   void *a = get(4 * MIB, r), *b = get(4 * MIB, r), *c = get(4 * MIB, r);
@@ -333,7 +380,8 @@ TEST(a_ready_block_does_not_go_before_a_pending_one) {
 }
 
 /* What must not be waited for is passed over until it has completed. */
-TEST(a_use_without_gate_is_not_waited_for) {
+TEST(a_use_without_gate_is_not_waited_for)
+{
   begin();
   esper_stream r = w.stream[0], s = w.stream[1];
   void *a = get(12 * MIB, r);
@@ -350,9 +398,11 @@ TEST(a_use_without_gate_is_not_waited_for) {
 }
 
 /* What is left of a range owes what it owed, to other streams too. */
-TEST(the_rest_of_a_range_still_owes) {
-  sim_options options = {
-      .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD, .capacity = 28 * MIB};
+TEST(the_rest_of_a_range_still_owes)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = 28 * MIB};
   begin_with(&options, NULL);
   esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
   void *a = get(8 * MIB, r), *b = get(12 * MIB - 512, r);
@@ -366,7 +416,8 @@ TEST(the_rest_of_a_range_still_owes) {
 }
 
 /* A pool that does not split hands out what there is. */
-TEST(a_range_is_taken_whole_where_nothing_is_split) {
+TEST(a_range_is_taken_whole_where_nothing_is_split)
+{
   begin();
   CHECK_OK(esper_pool_set_flags(w.core, 0, 0, ID, ESPER_POOL_NO_SPLIT, ESPER_POOL_NO_SPLIT));
   esper_stream r = w.stream[0];
@@ -378,9 +429,11 @@ TEST(a_range_is_taken_whole_where_nothing_is_split) {
 }
 
 /* max_split_size does not concern them. */
-TEST(a_range_of_a_mapped_segment_is_never_too_large) {
-  sim_options options = {
-      .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD, .virtual_memory = 1};
+TEST(a_range_of_a_mapped_segment_is_never_too_large)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = 1};
   esper_config config = {.segments = ESPER_SEGMENTS_MAPPED, .max_split_size = 20 * MIB};
   begin_with(&options, &config);
   esper_stream r = w.stream[0];
@@ -393,9 +446,11 @@ TEST(a_range_of_a_mapped_segment_is_never_too_large) {
 
 /* Other streams' memory is not taken, completed or not, while memory can grow; then what
  * has completed is, though nobody may wait for the stream's work. */
-TEST(other_streams_memory_serves_when_memory_is_short) {
-  sim_options options = {
-      .oracle = SIM_ORACLE_KNOWN, .completion = SIM_AT_ONCE, .capacity = 28 * MIB};
+TEST(other_streams_memory_serves_when_memory_is_short)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_AT_ONCE,
+                         .capacity = 28 * MIB};
   begin_with(&options, NULL);
   esper_stream r = w.stream[0], s = w.stream[1];
   CHECK_OK(esper_stream_set_traits(w.core, r, ESPER_TRAIT_RENDEZVOUS));

@@ -16,7 +16,8 @@ static esper_stream r, s, t, o;
 enum { X = 12, Y = 14, Z = 16 }; /* MiB: each has a segment of its own */
 
 /* A device that holds `mib`, so that the next malloc must reuse. */
-static void begin_with(size_t mib, esper_reuse_order order) {
+static void begin_with(size_t mib, esper_reuse_order order)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .capacity = mib * MIB};
@@ -28,10 +29,14 @@ static void begin_with(size_t mib, esper_reuse_order order) {
   o = w.stream[3];
 }
 
-static void begin(size_t mib) { begin_with(mib, ESPER_REUSE_GATE); }
+static void begin(size_t mib)
+{
+  begin_with(mib, ESPER_REUSE_GATE);
+}
 
 /* The same, where pages can be mapped. */
-static void begin_mapped(size_t mib) {
+static void begin_mapped(size_t mib)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .virtual_memory = 1,
@@ -44,23 +49,29 @@ static void begin_mapped(size_t mib) {
   o = w.stream[3];
 }
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
 /* Memory for a stream, with a kernel of that stream on it. */
-static void *block(size_t mib, esper_stream stream) {
+static void *block(size_t mib, esper_stream stream)
+{
   void *p = world_malloc(&w, mib * MIB, stream);
   world_kernel(&w, stream, p);
   return p;
 }
 
 /* A marked read of p, which `owner` wrote. */
-static void read_and_mark(void *p, esper_stream owner, esper_stream reader) {
+static void read_and_mark(void *p, esper_stream owner, esper_stream reader)
+{
   world_read_on(&w, reader, p, owner);
   world_use(&w, p, reader, 0);
 }
 
 /* An event of the core's on `stream`, which covers all that is there. */
-static void record_something(esper_stream stream, esper_stream other) {
+static void record_something(esper_stream stream, esper_stream other)
+{
   void *p = world_malloc(&w, 512, other);
   read_and_mark(p, other, stream);
   world_free(&w, p);
@@ -72,15 +83,18 @@ static atomic_int others_event_recorded;
 static pthread_t slow_thread;
 
 /* The slow thread has its number and stands right before the driver's call. */
-static void hold_up(void *context, sim_call call, int device, void *object) {
+static void hold_up(void *context, sim_call call, int device, void *object)
+{
   (void)context, (void)call, (void)device, (void)object;
-  if (!pthread_equal(pthread_self(), slow_thread)) return;
+  if (!pthread_equal(pthread_self(), slow_thread))
+    return;
   atomic_store(&others_event_recorded, 1);
   for (int i = 0; i < 20 && atomic_load(&others_event_recorded) != 2; i++)
     nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 }
 
-static void use_until(void *p, esper_stream reader) {
+static void use_until(void *p, esper_stream reader)
+{
   void *event = sim_event_create(w.s, 0);
   const void *ptr = p;
   CHECK_OK(sim_event_record(w.s, 0, event, reader.handle));
@@ -88,7 +102,8 @@ static void use_until(void *p, esper_stream reader) {
   sim_event_destroy(w.s, 0, event);
 }
 
-static void *mark_slowly(void *p) {
+static void *mark_slowly(void *p)
+{
   slow_thread = pthread_self();
   sim_before_call(w.s, SIM_CALL_stream_wait, hold_up, NULL);
   use_until(p, s);
@@ -98,7 +113,8 @@ static void *mark_slowly(void *p) {
 /* Uses that come as an event share a stream of the core's. If the slow thread
  * had number 1 but waited for its event after number 2 was recorded, a wait
  * for 2 would be taken to cover 1. */
-TEST(numbers_follow_the_drivers_order) {
+TEST(numbers_follow_the_drivers_order)
+{
   begin(X + Y + 2);
   void *x = block(X, r), *y = block(Y, r), *z = world_malloc(&w, 512, r);
   use_until(z, t); /* makes the shared stream */
@@ -120,7 +136,8 @@ TEST(numbers_follow_the_drivers_order) {
   end();
 }
 
-TEST(a_wait_that_was_refused_orders_nothing) {
+TEST(a_wait_that_was_refused_orders_nothing)
+{
   begin(X);
   void *x = block(X, r);
   read_and_mark(x, r, s);
@@ -132,7 +149,8 @@ TEST(a_wait_that_was_refused_orders_nothing) {
 }
 
 /* s waits for t after the record that r then waits for. */
-TEST(waiting_for_a_stream_is_not_waiting_for_what_it_waits_for_later) {
+TEST(waiting_for_a_stream_is_not_waiting_for_what_it_waits_for_later)
+{
   begin(X + Y + Z);
   void *x = block(X, r), *y = block(Y, r), *z = block(Z, s);
   read_and_mark(x, r, s);
@@ -149,7 +167,8 @@ TEST(waiting_for_a_stream_is_not_waiting_for_what_it_waits_for_later) {
 
 /* ---- 3, 4: owner order, and obligations of bytes -------------------------- */
 
-TEST(an_event_from_before_the_free_does_not_cover_it) {
+TEST(an_event_from_before_the_free_does_not_cover_it)
+{
   begin(X + 2);
   void *x = world_malloc(&w, X * MIB, o);
   record_something(o, r);
@@ -163,7 +182,8 @@ TEST(an_event_from_before_the_free_does_not_cover_it) {
 }
 
 /* The last malloc of o opens the front, so that the free after it takes no lock. */
-TEST(a_free_without_the_lock_is_not_covered_by_an_earlier_event) {
+TEST(a_free_without_the_lock_is_not_covered_by_an_earlier_event)
+{
   begin(X + 2);
   void *x = world_malloc(&w, X * MIB, o);
   world_free(&w, x);
@@ -178,7 +198,8 @@ TEST(a_free_without_the_lock_is_not_covered_by_an_earlier_event) {
   end();
 }
 
-TEST(what_is_still_read_is_not_handed_out_without_the_lock) {
+TEST(what_is_still_read_is_not_handed_out_without_the_lock)
+{
   begin(X);
   void *x = world_malloc(&w, X * MIB, r);
   world_free(&w, x);
@@ -192,7 +213,8 @@ TEST(what_is_still_read_is_not_handed_out_without_the_lock) {
 
 /* r takes a part of a block that s still reads; a third stream takes the rest.
  * That r's own order has completed shows only what the uses are worth. */
-TEST(the_rest_of_a_block_owes_what_the_block_owed) {
+TEST(the_rest_of_a_block_owes_what_the_block_owed)
+{
   begin(40 + 2);
   void *x = block(40, r);
   read_and_mark(x, r, s);
@@ -208,7 +230,8 @@ TEST(the_rest_of_a_block_owes_what_the_block_owed) {
 
 /* r takes two neighbours and a part of a third, which s still reads; another
  * stream takes the rest. */
-TEST(the_rest_of_a_run_owes_what_its_block_owed) {
+TEST(the_rest_of_a_run_owes_what_its_block_owed)
+{
   begin(20 + 2);
   void *a = block(6, r), *b = block(6, r), *c = block(8, r);
   CHECK((char *)c == (char *)a + 12 * MIB);
@@ -228,7 +251,8 @@ TEST(the_rest_of_a_run_owes_what_its_block_owed) {
 }
 
 /* Two neighbours, each read by another stream, that r was made to wait for. */
-TEST(a_merged_block_owes_what_both_owed) {
+TEST(a_merged_block_owes_what_both_owed)
+{
   begin(20 + X + Y + 2);
   void *a = block(9, r), *b = block(9, r), *x = block(X, r), *y = block(Y, r);
   CHECK((char *)b == (char *)a + 9 * MIB);
@@ -250,7 +274,8 @@ TEST(a_merged_block_owes_what_both_owed) {
   end();
 }
 
-TEST(a_merged_block_has_the_later_stamp) {
+TEST(a_merged_block_has_the_later_stamp)
+{
   begin(20 + 2);
   void *a = world_malloc(&w, 9 * MIB, r), *b = world_malloc(&w, 9 * MIB, r);
   world_free(&w, a);
@@ -264,7 +289,8 @@ TEST(a_merged_block_has_the_later_stamp) {
   end();
 }
 
-TEST(the_borrower_of_a_block_is_a_use_when_it_frees_it) {
+TEST(the_borrower_of_a_block_is_a_use_when_it_frees_it)
+{
   begin(20);
   void *a = block(9, r), *b = block(9, r);
   world_free(&w, a);
@@ -277,7 +303,8 @@ TEST(the_borrower_of_a_block_is_a_use_when_it_frees_it) {
   end();
 }
 
-TEST(another_stream_gets_only_what_has_completed_or_is_gated) {
+TEST(another_stream_gets_only_what_has_completed_or_is_gated)
+{
   begin(X);
   void *x = block(X, r);
   world_free(&w, x);
@@ -286,15 +313,15 @@ TEST(another_stream_gets_only_what_has_completed_or_is_gated) {
 }
 
 /* What r did before it was captured cannot be waited for meanwhile. */
-static void what_is_still_read_stays(void) {
+static void what_is_still_read_stays(void)
+{
   void *x = block(X, r), *y = block(Y, r);
   read_and_mark(x, r, s);
   world_free(&w, x);
   world_free(&w, y); /* owner order is as good as a use */
   sim_capture_begin(w.s, 0, r.handle);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current,
-           (X + Y) * MIB);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, (X + Y) * MIB);
   CHECK(sim_capture_is_valid(w.s, 0, r.handle));
   sim_capture_abort(w.s, 0, r.handle);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
@@ -302,27 +329,32 @@ static void what_is_still_read_stays(void) {
   end();
 }
 
-TEST(memory_that_is_still_read_is_not_given_back) {
+TEST(memory_that_is_still_read_is_not_given_back)
+{
   begin(64);
   what_is_still_read_stays();
 }
 
-TEST(pages_that_are_still_read_are_not_unmapped) {
+TEST(pages_that_are_still_read_are_not_unmapped)
+{
   begin_mapped(64);
   what_is_still_read_stays();
 }
 
 /* Pages of 20 MiB, every other one free; their owner is still at work on them. */
 static void *pages[4];
-static void begin_scattered(const esper_stream *owner) {
+static void begin_scattered(const esper_stream *owner)
+{
   begin_mapped(256);
-  for (int i = 0; i < 4; i++) pages[i] = block(20, *owner);
+  for (int i = 0; i < 4; i++)
+    pages[i] = block(20, *owner);
   world_free(&w, pages[0]);
   world_free(&w, pages[2]);
 }
 
 /* ... nor where they were before they moved. */
-TEST(stale_pages_are_unmapped_when_nobody_uses_them) {
+TEST(stale_pages_are_unmapped_when_nobody_uses_them)
+{
   begin_scattered(&r);
   block(40, r);
   block(10, r);
@@ -333,7 +365,8 @@ TEST(stale_pages_are_unmapped_when_nobody_uses_them) {
   end();
 }
 
-TEST(pages_of_another_stream_are_lent_when_nobody_uses_them) {
+TEST(pages_of_another_stream_are_lent_when_nobody_uses_them)
+{
   begin_scattered(&s);
   block(40, r);
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 120 * MIB);
@@ -341,7 +374,8 @@ TEST(pages_of_another_stream_are_lent_when_nobody_uses_them) {
 }
 
 /* r takes 22 MiB of two pages that it is still at work on; the rest is not s's. */
-TEST(pages_that_are_lent_owe_what_they_owed) {
+TEST(pages_that_are_lent_owe_what_they_owed)
+{
   begin_scattered(&r);
   block(22, r);
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 80 * MIB);
@@ -351,7 +385,8 @@ TEST(pages_that_are_lent_owe_what_they_owed) {
 
 /* ---- 5, 6: uses and events ------------------------------------------------ */
 
-TEST(a_block_has_one_use_a_stream) {
+TEST(a_block_has_one_use_a_stream)
+{
   begin(X);
   void *x = block(X, r);
   for (int i = 0; i < 10; i++) {
@@ -363,7 +398,8 @@ TEST(a_block_has_one_use_a_stream) {
   end();
 }
 
-TEST(the_later_use_on_a_stream_replaces_the_earlier) {
+TEST(the_later_use_on_a_stream_replaces_the_earlier)
+{
   begin(X);
   void *x = block(X, r);
   read_and_mark(x, r, s);
@@ -376,7 +412,8 @@ TEST(the_later_use_on_a_stream_replaces_the_earlier) {
   end();
 }
 
-TEST(an_event_is_not_recorded_again_while_referenced) {
+TEST(an_event_is_not_recorded_again_while_referenced)
+{
   begin(X + Y);
   void *x = block(X, r), *y = block(Y, r);
   read_and_mark(x, r, s);
@@ -386,7 +423,8 @@ TEST(an_event_is_not_recorded_again_while_referenced) {
   end();
 }
 
-TEST(a_failed_query_satisfies_nothing) {
+TEST(a_failed_query_satisfies_nothing)
+{
   begin(X);
   void *x = block(X, r);
   read_and_mark(x, r, s);
@@ -401,7 +439,8 @@ TEST(a_failed_query_satisfies_nothing) {
 
 /* ---- 7: captures ----------------------------------------------------------- */
 
-TEST(on_a_capturing_stream_no_event_is_recorded) {
+TEST(on_a_capturing_stream_no_event_is_recorded)
+{
   begin(64);
   void *x = block(X, r), *y = block(X, r);
   world_record_stream(&w, y, s);
@@ -423,7 +462,8 @@ TEST(on_a_capturing_stream_no_event_is_recorded) {
  * joins. */
 static bool captured_meanwhile;
 
-static esper_status capture_and_record(void *self, int device, void *event, void *stream) {
+static esper_status capture_and_record(void *self, int device, void *event, void *stream)
+{
   (void)self;
   if (!captured_meanwhile && stream == s.handle) {
     captured_meanwhile = true; /* by another thread, since the core asked */
@@ -432,12 +472,14 @@ static esper_status capture_and_record(void *self, int device, void *event, void
   return sim_event_record(w.s, device, event, stream);
 }
 
-static esper_status wait_and_join(void *self, int device, void *stream, void *event) {
+static esper_status wait_and_join(void *self, int device, void *stream, void *event)
+{
   (void)self;
   return sim_stream_wait(w.s, device, stream, event);
 }
 
-TEST(nobody_joins_a_capture_that_begins_while_an_event_is_recorded) {
+TEST(nobody_joins_a_capture_that_begins_while_an_event_is_recorded)
+{
   sim_options options = {.completion = SIM_WHEN_TOLD, .capacity = X * MIB};
   world_begin_with(&w, &options, NULL);
   esper_core_destroy(w.core);
@@ -465,7 +507,8 @@ TEST(nobody_joins_a_capture_that_begins_while_an_event_is_recorded) {
 }
 
 /* The driver is asked before and after; a capture may come and go in between. */
-static esper_status record_inside(void *self, int device, void *event, void *stream) {
+static esper_status record_inside(void *self, int device, void *event, void *stream)
+{
   (void)self;
   bool inside = !captured_meanwhile && stream == s.handle;
   if (inside) {
@@ -473,11 +516,13 @@ static esper_status record_inside(void *self, int device, void *event, void *str
     sim_capture_begin(w.s, device, stream);
   }
   esper_status status = sim_event_record(w.s, device, event, stream);
-  if (inside) sim_graph_destroy(w.s, sim_capture_end(w.s, device, stream));
+  if (inside)
+    sim_graph_destroy(w.s, sim_capture_end(w.s, device, stream));
   return status;
 }
 
-TEST(an_event_of_a_capture_that_came_and_went_holds_nothing_up_for_long) {
+TEST(an_event_of_a_capture_that_came_and_went_holds_nothing_up_for_long)
+{
   sim_options options = {.completion = SIM_WHEN_TOLD, .capacity = 64 * MIB};
   world_begin_with(&w, &options, NULL);
   esper_core_destroy(w.core);
@@ -505,12 +550,15 @@ TEST(an_event_of_a_capture_that_came_and_went_holds_nothing_up_for_long) {
 
 /* The host waits for one stream after the other, and then for the whole device, which a
  * capture would not survive. */
-static void begin_capture_at_second(void *context, sim_call call, int device, void *object) {
+static void begin_capture_at_second(void *context, sim_call call, int device, void *object)
+{
   (void)call, (void)object;
-  if (++*(int *)context == 2) sim_capture_begin(w.s, device, s.handle);
+  if (++*(int *)context == 2)
+    sim_capture_begin(w.s, device, s.handle);
 }
 
-TEST(a_capture_that_begins_while_the_host_waits_goes_on) {
+TEST(a_capture_that_begins_while_the_host_waits_goes_on)
+{
   begin(64);
   int waits = 0;
   esper_stream mortal = world_mortal(&w, 0); /* has nothing else to be waited for */
@@ -529,7 +577,8 @@ TEST(a_capture_that_begins_while_the_host_waits_goes_on) {
   end();
 }
 
-TEST(queue_order_holds_within_one_capture_only) {
+TEST(queue_order_holds_within_one_capture_only)
+{
   begin(64);
   void *x = block(X, r);
   world_free(&w, x);
@@ -547,22 +596,29 @@ TEST(queue_order_holds_within_one_capture_only) {
   end();
 }
 
-static int any_stream(void *context, void *stream) {
+static int any_stream(void *context, void *stream)
+{
   (void)context, (void)stream;
   return 1;
 }
 
-static void pool_begin(void) {
+static void pool_begin(void)
+{
   CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
 }
 
-static void pool_end(void) { CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL)); }
+static void pool_end(void)
+{
+  CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+}
 
-static void pool_release(void) {
+static void pool_release(void)
+{
   CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
 }
 
-TEST(a_capture_gets_from_its_pool_only_what_has_completed) {
+TEST(a_capture_gets_from_its_pool_only_what_has_completed)
+{
   begin(64);
   pool_begin();
   void *x = block(X, r);
@@ -580,7 +636,8 @@ TEST(a_capture_gets_from_its_pool_only_what_has_completed) {
   end();
 }
 
-TEST(what_was_handed_out_outside_a_capture_is_not_free_in_it) {
+TEST(what_was_handed_out_outside_a_capture_is_not_free_in_it)
+{
   begin(64);
   pool_begin();
   void *x = block(X, r), *y = block(Y, r);
@@ -600,7 +657,8 @@ TEST(what_was_handed_out_outside_a_capture_is_not_free_in_it) {
   end();
 }
 
-TEST(memory_that_a_graph_may_touch_is_not_given_back) {
+TEST(memory_that_a_graph_may_touch_is_not_given_back)
+{
   begin(64);
   pool_begin();
   sim_capture_begin(w.s, 0, r.handle);
@@ -617,7 +675,8 @@ TEST(memory_that_a_graph_may_touch_is_not_given_back) {
 }
 
 /* s reads what was one block; the checkpoint cuts it, and both parts are read. */
-TEST(putting_a_checkpoint_back_clears_nothing) {
+TEST(putting_a_checkpoint_back_clears_nothing)
+{
   for (int front = 0; front < 2; front++) {
     esper_pool *pool;
     esper_checkpoint *checkpoint;
@@ -651,7 +710,8 @@ TEST(putting_a_checkpoint_back_clears_nothing) {
 }
 
 /* s may still read x when r's next node runs, but for an edge. */
-TEST(inside_a_capture_a_use_holds_until_its_nodes_come_before) {
+TEST(inside_a_capture_a_use_holds_until_its_nodes_come_before)
+{
   begin(64);
   sim_capture_begin(w.s, 0, r.handle);
   void *x = block(X, r);
@@ -665,7 +725,8 @@ TEST(inside_a_capture_a_use_holds_until_its_nodes_come_before) {
   end();
 }
 
-TEST(inside_a_capture_owner_order_is_a_place_in_the_graph) {
+TEST(inside_a_capture_owner_order_is_a_place_in_the_graph)
+{
   begin(64);
   sim_capture_begin(w.s, 0, r.handle);
   world_wait(&w, s, r);
@@ -683,7 +744,8 @@ TEST(inside_a_capture_owner_order_is_a_place_in_the_graph) {
 }
 
 /* o, outside, reads what the capture was given, and no edge can lead there. */
-TEST(nothing_inside_a_capture_satisfies_what_is_owed_outside) {
+TEST(nothing_inside_a_capture_satisfies_what_is_owed_outside)
+{
   begin(64);
   sim_capture_begin(w.s, 0, r.handle);
   void *x = world_malloc(&w, X * MIB, r);
@@ -698,7 +760,8 @@ TEST(nothing_inside_a_capture_satisfies_what_is_owed_outside) {
 }
 
 /* The body reads y and is a node that t does not come after. */
-TEST(what_is_freed_while_another_graph_is_captured_has_no_place) {
+TEST(what_is_freed_while_another_graph_is_captured_has_no_place)
+{
   begin(128);
   sim_capture_begin(w.s, 0, r.handle);
   void *y = block(Y, r);
@@ -719,7 +782,8 @@ TEST(what_is_freed_while_another_graph_is_captured_has_no_place) {
 
 /* ---- 9: when in doubt, withhold -------------------------------------------- */
 
-TEST(a_use_that_cannot_be_recorded_holds_the_block) {
+TEST(a_use_that_cannot_be_recorded_holds_the_block)
+{
   begin(X);
   esper_stream mortal = world_mortal(&w, 0);
   void *x = block(X, r);
@@ -732,7 +796,8 @@ TEST(a_use_that_cannot_be_recorded_holds_the_block) {
   end();
 }
 
-TEST(a_destroyed_streams_handle_is_another_stream) {
+TEST(a_destroyed_streams_handle_is_another_stream)
+{
   begin(X);
   esper_stream mortal = world_mortal(&w, 0);
   void *x = block(X, r);
@@ -747,7 +812,8 @@ TEST(a_destroyed_streams_handle_is_another_stream) {
 }
 
 /* The stream that has the handle now says nothing of the one that had it. */
-TEST(a_stream_that_has_ended_keeps_what_it_is_owed) {
+TEST(a_stream_that_has_ended_keeps_what_it_is_owed)
+{
   begin(X + 2);
   esper_stream mortal = world_mortal(&w, 0);
   void *x = block(X, r), *y = world_malloc(&w, 512, r);
@@ -769,7 +835,8 @@ TEST(a_stream_that_has_ended_keeps_what_it_is_owed) {
 
 /* s waits for a flag that r raises after its next malloc: with r waiting for
  * s, both wait for ever. */
-static void check_no_gate(esper_reuse_order order, bool at_free) {
+static void check_no_gate(esper_reuse_order order, bool at_free)
+{
   begin_with(64, order);
   void *x = block(X, r);
   world_wait(&w, s, r);
@@ -789,20 +856,23 @@ static void check_no_gate(esper_reuse_order order, bool at_free) {
   end();
 }
 
-TEST(a_use_marked_without_gate_is_not_gated_on) {
+TEST(a_use_marked_without_gate_is_not_gated_on)
+{
   check_no_gate(ESPER_REUSE_GATE, false);
   check_no_gate(ESPER_REUSE_GROW, false);
   check_no_gate(ESPER_REUSE_AUTO, false);
 }
 
-TEST(record_stream_is_not_gated_on_while_memory_can_grow) {
+TEST(record_stream_is_not_gated_on_while_memory_can_grow)
+{
   check_no_gate(ESPER_REUSE_GATE, true);
   check_no_gate(ESPER_REUSE_GROW, true);
   check_no_gate(ESPER_REUSE_AUTO, true);
 }
 
 /* Work that its own stream orders has no mark, and may be of any kind. */
-static void check_no_owner_gate(esper_reuse_order order) {
+static void check_no_owner_gate(esper_reuse_order order)
+{
   begin_with(64, order);
   void *x = world_malloc(&w, X * MIB, s);
   sim_wait_flag(w.s, 0, s.handle, 0);
@@ -816,28 +886,32 @@ static void check_no_owner_gate(esper_reuse_order order) {
   end();
 }
 
-TEST(foreign_owner_order_is_not_gated_on_while_memory_can_grow) {
+TEST(foreign_owner_order_is_not_gated_on_while_memory_can_grow)
+{
   check_no_owner_gate(ESPER_REUSE_GATE);
   check_no_owner_gate(ESPER_REUSE_GROW);
   check_no_owner_gate(ESPER_REUSE_AUTO);
 }
 
 /* A stream whose work waits for what r enqueues after its next malloc. */
-static void spin(esper_stream stream, const void *ptr) {
+static void spin(esper_stream stream, const void *ptr)
+{
   world_wait(&w, stream, r);
   sim_wait_flag(w.s, 0, stream.handle, 0);
   sim_kernel(w.s, 0, stream.handle, ptr, world_size(&w, ptr), SIM_READ);
 }
 
 /* The program goes on, whatever malloc said. */
-static void raise_and_finish(void) {
+static void raise_and_finish(void)
+{
   sim_raise_flag(w.s, 0, r.handle, 0);
   sim_run_all(w.s);
   CHECK_EQ(sim_pending_all(w.s), 0);
 }
 
 /* Whether memory can grow or not, and however the use was marked. */
-static void check_rendezvous(size_t mib, unsigned at_free) {
+static void check_rendezvous(size_t mib, unsigned at_free)
+{
   begin(mib);
   CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
   void *x = block(X, r), *y = NULL;
@@ -847,19 +921,20 @@ static void check_rendezvous(size_t mib, unsigned at_free) {
   else
     world_use(&w, x, s, 0);
   world_free(&w, x);
-  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y),
-               mib < 2 * X ? ESPER_OUT_OF_MEMORY : ESPER_OK);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), mib < 2 * X ? ESPER_OUT_OF_MEMORY : ESPER_OK);
   CHECK(y != x);
   raise_and_finish();
   void *again = world_malloc(&w, X * MIB, r); /* now it has completed */
   CHECK(again == x);
   CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
   world_free(&w, again);
-  if (y) CHECK_OK(esper_free(w.core, y));
+  if (y)
+    CHECK_OK(esper_free(w.core, y));
   end();
 }
 
-TEST(nobody_waits_for_a_use_on_a_rendezvous_stream) {
+TEST(nobody_waits_for_a_use_on_a_rendezvous_stream)
+{
   check_rendezvous(64, false);
   check_rendezvous(64, true);
   check_rendezvous(X, false);
@@ -867,7 +942,8 @@ TEST(nobody_waits_for_a_use_on_a_rendezvous_stream) {
 }
 
 /* Nor for what such a stream freed itself, nor by an event of all streams. */
-TEST(nobody_waits_for_the_owner_order_of_a_rendezvous_stream) {
+TEST(nobody_waits_for_the_owner_order_of_a_rendezvous_stream)
+{
   begin(X + 2);
   CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
   void *x = world_malloc(&w, X * MIB, s), *y;
@@ -879,7 +955,8 @@ TEST(nobody_waits_for_the_owner_order_of_a_rendezvous_stream) {
   end();
 }
 
-TEST(nobody_waits_for_all_streams_with_a_rendezvous_stream_among_them) {
+TEST(nobody_waits_for_all_streams_with_a_rendezvous_stream_among_them)
+{
   begin(X);
   CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
   void *x = block(X, r), *y;
@@ -893,7 +970,8 @@ TEST(nobody_waits_for_all_streams_with_a_rendezvous_stream_among_them) {
 }
 
 /* Memory is there to be had after a host wait, but s is at work. */
-TEST(the_host_waits_for_no_device_with_a_rendezvous_stream_at_work) {
+TEST(the_host_waits_for_no_device_with_a_rendezvous_stream_at_work)
+{
   begin(X);
   CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
   void *x = block(X, r), *y;

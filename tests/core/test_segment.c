@@ -7,7 +7,8 @@
 static world w;
 static esper_stream r, s;
 
-static void begin(void) {
+static void begin(void)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .capacity = 256 * MIB};
@@ -16,13 +17,18 @@ static void begin(void) {
   s = w.stream[1];
 }
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
-static int64_t reserved(void) {
+static int64_t reserved(void)
+{
   return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
 }
 
-TEST(the_driver_is_asked_for_whole_segments) {
+TEST(the_driver_is_asked_for_whole_segments)
+{
   begin();
   world_malloc(&w, 1, r);
   CHECK_EQ(reserved(), 2 * MIB);
@@ -35,7 +41,8 @@ TEST(the_driver_is_asked_for_whole_segments) {
   end();
 }
 
-TEST(empty_cache_gives_back_what_is_wholly_free) {
+TEST(empty_cache_gives_back_what_is_wholly_free)
+{
   begin();
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 9 * MIB, r),
        *stays = world_malloc(&w, 9 * MIB, r);
@@ -54,7 +61,8 @@ TEST(empty_cache_gives_back_what_is_wholly_free) {
 }
 
 /* Whether a stream is being captured cannot be asked then, either. */
-TEST(empty_cache_says_that_the_driver_fails) {
+TEST(empty_cache_says_that_the_driver_fails)
+{
   begin();
   world_free(&w, world_malloc(&w, 20 * MIB, r));
   sim_fail_calls_from(w.s, SIM_CALL_any, 1, ESPER_DEVICE_ERROR);
@@ -65,7 +73,8 @@ TEST(empty_cache_says_that_the_driver_fails) {
   end();
 }
 
-TEST(a_segment_that_the_driver_will_not_take_stays) {
+TEST(a_segment_that_the_driver_will_not_take_stays)
+{
   begin();
   void *p = world_malloc(&w, 12 * MIB, r);
   world_free(&w, p);
@@ -84,7 +93,8 @@ TEST(a_segment_that_the_driver_will_not_take_stays) {
   end();
 }
 
-TEST(the_memory_fraction_limits_growth) {
+TEST(the_memory_fraction_limits_growth)
+{
   begin();
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
   CHECK_EQ(esper_get_memory_fraction(w.core, 0) * 100, 25);
@@ -106,7 +116,8 @@ TEST(the_memory_fraction_limits_growth) {
   end();
 }
 
-TEST(a_memory_fraction_of_nothing_leaves_what_there_is) {
+TEST(a_memory_fraction_of_nothing_leaves_what_there_is)
+{
   begin();
   void *p = world_malloc(&w, 12 * MIB, r), *q;
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 0));
@@ -129,7 +140,8 @@ TEST(a_memory_fraction_of_nothing_leaves_what_there_is) {
   end();
 }
 
-TEST(the_largest_available_is_what_a_malloc_can_get) {
+TEST(the_largest_available_is_what_a_malloc_can_get)
+{
   begin();
   size_t most;
   void *p = world_malloc(&w, 100 * MIB, r), *q;
@@ -150,14 +162,16 @@ TEST(the_largest_available_is_what_a_malloc_can_get) {
 
 /* The driver may hand an address to another thread before its function for
  * giving it back returns. */
-static void reuse_address(void *context, sim_call call, int device, void *object) {
+static void reuse_address(void *context, sim_call call, int device, void *object)
+{
   (void)call, (void)device, (void)object;
   world *other = context;
   sim_after_call(w.s, SIM_CALL_memory_free, NULL, NULL);
   CHECK(world_malloc(other, 12 * MIB, s));
 }
 
-TEST(an_address_may_come_back_while_its_segment_is_on_its_way_out) {
+TEST(an_address_may_come_back_while_its_segment_is_on_its_way_out)
+{
   begin();
   world_free(&w, world_malloc(&w, 12 * MIB, r));
   sim_after_call(w.s, SIM_CALL_memory_free, reuse_address, &w);
@@ -167,7 +181,8 @@ TEST(an_address_may_come_back_while_its_segment_is_on_its_way_out) {
   end();
 }
 
-TEST(a_pinned_segment_serves_on_and_is_not_given_back) {
+TEST(a_pinned_segment_serves_on_and_is_not_given_back)
+{
   begin();
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 9 * MIB, r), *segment;
   CHECK_STATUS(esper_pin(w.core, &w, NULL), ESPER_INVALID);

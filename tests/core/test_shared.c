@@ -12,7 +12,8 @@ static esper_core *there; /* the other process */
 static esper_stream r, far;
 static esper_stream t, t_far; /* streams of the other process */
 
-static void begin_with(int backed) {
+static void begin_with(int backed)
+{
   sim_options options = {.devices = 2,
                          .oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
@@ -32,19 +33,30 @@ static void begin_with(int backed) {
   CHECK_OK(esper_empty_cache(there, 0, NULL));
 }
 
-static void begin(void) { begin_with(0); }
+static void begin(void)
+{
+  begin_with(0);
+}
 
-static void end(void) {
+static void end(void)
+{
   CHECK(esper_core_is_valid(there));
   esper_core_destroy(there);
   world_end(&w);
 }
 
-static void *get(size_t mib) { return world_malloc(&w, mib * MIB, r); }
+static void *get(size_t mib)
+{
+  return world_malloc(&w, mib * MIB, r);
+}
 
-static uint64_t calls(sim_call call) { return sim_calls(w.s, call); }
+static uint64_t calls(sim_call call)
+{
+  return sim_calls(w.s, call);
+}
 
-static sim_alive alive(void) {
+static sim_alive alive(void)
+{
   sim_alive now;
   sim_count_alive(w.s, 0, &now);
   return now;
@@ -57,7 +69,8 @@ typedef struct sent {
   void *base; /* in the other process; NULL: not opened */
 } sent;
 
-static sent share(const void *p) {
+static sent share(const void *p)
+{
   sent x = {0};
   void *address;
   CHECK_OK(esper_share(w.core, p, &address, &x.pages, &x.count));
@@ -65,28 +78,33 @@ static sent share(const void *p) {
   return x;
 }
 
-static char *open_there(sent *x) {
+static char *open_there(sent *x)
+{
   CHECK_OK(esper_open_shared(there, 0, x->pages, x->count, &x->base));
   return (char *)x->base + x->offset;
 }
 
-static char *send_there(const void *p, sent *x) {
+static char *send_there(const void *p, sent *x)
+{
   *x = share(p);
   return open_there(x);
 }
 
-static void close_there(sent *x) {
+static void close_there(sent *x)
+{
   CHECK_OK(esper_close_shared(there, x->base));
   free(x->pages);
 }
 
-static void touch(esper_stream stream, void *p, size_t size) {
+static void touch(esper_stream stream, void *p, size_t size)
+{
   sim_kernel(w.s, stream.device, stream.handle, p, size, SIM_READ | SIM_WRITE);
 }
 
 /* ---- naming ---------------------------------------------------------------- */
 
-TEST(small_blocks_of_one_page_have_one_name) {
+TEST(small_blocks_of_one_page_have_one_name)
+{
   begin();
   void *p = world_malloc(&w, 512, r), *q = world_malloc(&w, 512, r);
   sent x = share(p), y = share(q);
@@ -101,13 +119,15 @@ TEST(small_blocks_of_one_page_have_one_name) {
   end();
 }
 
-TEST(a_block_names_all_of_its_pages) {
+TEST(a_block_names_all_of_its_pages)
+{
   begin();
   get(3);
   void *p = get(10);
   sent x = share(p);
   size_t sum = 0;
-  for (size_t i = 0; i < x.count; i++) sum += x.pages[i].size;
+  for (size_t i = 0; i < x.count; i++)
+    sum += x.pages[i].size;
   CHECK(sum >= 10 * MIB && sum <= 18 * MIB && x.offset < 4 * MIB);
   sent y = share(p);
   CHECK_EQ(y.count, x.count);
@@ -119,7 +139,8 @@ TEST(a_block_names_all_of_its_pages) {
   end();
 }
 
-TEST(what_cannot_be_named_is_refused) {
+TEST(what_cannot_be_named_is_refused)
+{
   begin();
   esper_config classic = {.segments = ESPER_SEGMENTS_CLASSIC};
   esper_page_name *pages;
@@ -136,7 +157,8 @@ TEST(what_cannot_be_named_is_refused) {
   end();
 }
 
-TEST(pages_that_cannot_be_shared_say_so) {
+TEST(pages_that_cannot_be_shared_say_so)
+{
   begin();
   esper_page_name *pages;
   size_t count;
@@ -152,7 +174,8 @@ TEST(pages_that_cannot_be_shared_say_so) {
   end();
 }
 
-static void *share_what_is_freed(void *p) {
+static void *share_what_is_freed(void *p)
+{
   esper_page_name *pages;
   size_t count;
   void *address;
@@ -167,17 +190,20 @@ static struct {
 } named_late;
 
 /* Another thread's share waits for the pages that are just going. */
-static void share_and_free(void *context, sim_call call, int device, void *object) {
+static void share_and_free(void *context, sim_call call, int device, void *object)
+{
   (void)context, (void)call, (void)device, (void)object;
   void *p = named_late.block;
-  if (!p) return;
+  if (!p)
+    return;
   named_late.block = NULL;
   CHECK(!pthread_create(&named_late.sharer, NULL, share_what_is_freed, p));
   usleep(100000);
   world_free(&w, p);
 }
 
-TEST(what_is_freed_before_it_is_named_is_refused) {
+TEST(what_is_freed_before_it_is_named_is_refused)
+{
   begin();
   named_late.block = get(10);
   world_free(&w, get(10));
@@ -192,7 +218,8 @@ TEST(what_is_freed_before_it_is_named_is_refused) {
 }
 
 /* Memory of others grows and grows, always somebody's. */
-static void *grow_and_shrink(void *over) {
+static void *grow_and_shrink(void *over)
+{
   while (!atomic_load((atomic_bool *)over)) {
     void *p;
     CHECK_OK(esper_malloc(w.core, 32 * MIB, (esper_stream){0}, &p));
@@ -202,12 +229,14 @@ static void *grow_and_shrink(void *over) {
   return NULL;
 }
 
-static void take_time(void *context, sim_call call, int device, void *object) {
+static void take_time(void *context, sim_call call, int device, void *object)
+{
   (void)context, (void)call, (void)device, (void)object;
   usleep(1000);
 }
 
-TEST(who_shares_has_a_turn_while_the_memory_of_others_grows) {
+TEST(who_shares_has_a_turn_while_the_memory_of_others_grows)
+{
   enum { THREADS = 4 };
   atomic_bool over = false;
   pthread_t threads[THREADS];
@@ -225,20 +254,24 @@ TEST(who_shares_has_a_turn_while_the_memory_of_others_grows) {
   }
   alarm(0);
   atomic_store(&over, true);
-  for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(threads[i], NULL);
   end();
 }
 
 /* ---- both have it ---------------------------------------------------------- */
 
-TEST(what_one_writes_the_other_reads) {
+TEST(what_one_writes_the_other_reads)
+{
   begin_with(1);
   char *p = get(9);
   sent x;
   char *q = send_there(p, &x);
   CHECK(q != p);
-  for (size_t i = 0; i < 9 * MIB; i += 4096) p[i] = (char)(i / 4096 % 251);
-  for (size_t i = 0; i < 9 * MIB; i += 4096) CHECK_EQ(q[i], (char)(i / 4096 % 251));
+  for (size_t i = 0; i < 9 * MIB; i += 4096)
+    p[i] = (char)(i / 4096 % 251);
+  for (size_t i = 0; i < 9 * MIB; i += 4096)
+    CHECK_EQ(q[i], (char)(i / 4096 % 251));
   q[5 * MIB] = 77;
   CHECK_EQ(p[5 * MIB], 77);
   close_there(&x);
@@ -246,23 +279,29 @@ TEST(what_one_writes_the_other_reads) {
 }
 
 /* Pages that were free here and there come together, in order. */
-TEST(a_stitched_block_is_shared) {
+TEST(a_stitched_block_is_shared)
+{
   begin_with(1);
   void *p[8];
-  for (int i = 0; i < 8; i++) p[i] = get(8);
-  for (int i = 0; i < 8; i += 2) world_free(&w, p[i]);
+  for (int i = 0; i < 8; i++)
+    p[i] = get(8);
+  for (int i = 0; i < 8; i += 2)
+    world_free(&w, p[i]);
   uint64_t created = calls(SIM_CALL_page_create);
   char *large = get(30);
   CHECK_EQ(calls(SIM_CALL_page_create), created);
   sent x;
   char *q = send_there(large, &x);
-  for (size_t i = 0; i < 30 * MIB; i += 65536) large[i] = (char)(i / 65536 % 249);
-  for (size_t i = 0; i < 30 * MIB; i += 65536) CHECK_EQ(q[i], (char)(i / 65536 % 249));
+  for (size_t i = 0; i < 30 * MIB; i += 65536)
+    large[i] = (char)(i / 65536 % 249);
+  for (size_t i = 0; i < 30 * MIB; i += 65536)
+    CHECK_EQ(q[i], (char)(i / 65536 % 249));
   close_there(&x);
   end();
 }
 
-TEST(kernels_of_both_touch_it) {
+TEST(kernels_of_both_touch_it)
+{
   begin();
   void *p = get(9);
   sent x;
@@ -276,7 +315,8 @@ TEST(kernels_of_both_touch_it) {
   end();
 }
 
-TEST(it_may_be_opened_more_than_once) {
+TEST(it_may_be_opened_more_than_once)
+{
   begin();
   void *p = get(9);
   sent x = share(p), y = share(p);
@@ -292,12 +332,15 @@ TEST(it_may_be_opened_more_than_once) {
 
 /* ---- pages stay ------------------------------------------------------------ */
 
-TEST(shared_pages_neither_move_nor_go_back) {
+TEST(shared_pages_neither_move_nor_go_back)
+{
   begin();
   void *p[4];
-  for (int i = 0; i < 4; i++) p[i] = get(20);
+  for (int i = 0; i < 4; i++)
+    p[i] = get(20);
   sent x = share(p[1]), y = share(p[3]);
-  for (int i = 0; i < 4; i++) world_free(&w, p[i]);
+  for (int i = 0; i < 4; i++)
+    world_free(&w, p[i]);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 40 * MIB);
   uint64_t unmapped = calls(SIM_CALL_page_unmap);
@@ -314,7 +357,8 @@ TEST(shared_pages_neither_move_nor_go_back) {
 }
 
 /* What is before or behind them in the same free block moves. */
-TEST(pages_beside_shared_ones_go_back) {
+TEST(pages_beside_shared_ones_go_back)
+{
   begin();
   void *p = get(20), *q = get(4), *s = get(20);
   sent x = share(q);
@@ -328,10 +372,10 @@ TEST(pages_beside_shared_ones_go_back) {
   end();
 }
 
-TEST(what_is_not_live_can_be_unshared) {
+TEST(what_is_not_live_can_be_unshared)
+{
   begin();
-  void *p = get(20), *q = get(20), *a = world_malloc(&w, 512, r),
-       *b = world_malloc(&w, 512, r);
+  void *p = get(20), *q = get(20), *a = world_malloc(&w, 512, r), *b = world_malloc(&w, 512, r);
   sent x = share(p), y = share(q), z = share(a);
   CHECK_EQ(esper_unshare(w.core), 0);
   world_free(&w, p);
@@ -358,7 +402,8 @@ TEST(what_is_not_live_can_be_unshared) {
   end();
 }
 
-TEST(a_page_can_be_shared_again) {
+TEST(a_page_can_be_shared_again)
+{
   begin();
   void *p = get(8);
   sent x = share(p);
@@ -373,7 +418,8 @@ TEST(a_page_can_be_shared_again) {
   end();
 }
 
-TEST(the_memory_outlives_the_core_that_named_it) {
+TEST(the_memory_outlives_the_core_that_named_it)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1};
   sim *s = sim_create(&options);
   esper_core *here;
@@ -404,7 +450,8 @@ TEST(the_memory_outlives_the_core_that_named_it) {
   free(pages);
 }
 
-TEST(what_is_not_closed_goes_with_the_core) {
+TEST(what_is_not_closed_goes_with_the_core)
+{
   begin();
   sent x, y;
   send_there(get(9), &x);
@@ -417,7 +464,8 @@ TEST(what_is_not_closed_goes_with_the_core) {
 /* ---- closing --------------------------------------------------------------- */
 
 /* The oracle complains if it does not. */
-TEST(closing_waits_for_what_is_at_work) {
+TEST(closing_waits_for_what_is_at_work)
+{
   begin();
   void *p = get(9);
   sent x;
@@ -431,7 +479,8 @@ TEST(closing_waits_for_what_is_at_work) {
 }
 
 /* PyTorch's streams are many, and the core meets those that get memory. */
-TEST(closing_waits_for_streams_that_the_core_never_met) {
+TEST(closing_waits_for_streams_that_the_core_never_met)
+{
   begin();
   sent x;
   char *q = send_there(get(9), &x);
@@ -443,7 +492,8 @@ TEST(closing_waits_for_streams_that_the_core_never_met) {
   end();
 }
 
-TEST(closing_waits_for_peers_at_work) {
+TEST(closing_waits_for_peers_at_work)
+{
   begin();
   void *p = get(9), *known;
   sent x;
@@ -457,7 +507,8 @@ TEST(closing_waits_for_peers_at_work) {
   end();
 }
 
-TEST(in_a_capture_closing_is_for_later) {
+TEST(in_a_capture_closing_is_for_later)
+{
   begin();
   void *p = get(9), *q;
   sent x;
@@ -478,13 +529,15 @@ TEST(in_a_capture_closing_is_for_later) {
   end();
 }
 
-static int any_stream(void *unused, void *stream) {
+static int any_stream(void *unused, void *stream)
+{
   (void)unused, (void)stream;
   return 1;
 }
 
 /* Its stream has got no memory yet, so nobody knows of it. */
-TEST(while_a_pool_is_open_closing_is_for_later) {
+TEST(while_a_pool_is_open_closing_is_for_later)
+{
   begin();
   sent x;
   send_there(get(9), &x);
@@ -502,7 +555,8 @@ TEST(while_a_pool_is_open_closing_is_for_later) {
   end();
 }
 
-TEST(nobody_waits_for_rendezvous_work) {
+TEST(nobody_waits_for_rendezvous_work)
+{
   begin();
   sent x, y;
   char *a = send_there(get(9), &x);
@@ -519,7 +573,8 @@ TEST(nobody_waits_for_rendezvous_work) {
   end();
 }
 
-TEST(only_what_is_open_is_closed) {
+TEST(only_what_is_open_is_closed)
+{
   begin();
   sent x;
   CHECK_STATUS(esper_close_shared(there, &w), ESPER_INVALID);
@@ -534,7 +589,8 @@ TEST(only_what_is_open_is_closed) {
 
 /* ---- peers ----------------------------------------------------------------- */
 
-TEST(peers_access_what_is_shared) {
+TEST(peers_access_what_is_shared)
+{
   begin();
   sent x, y;
   char *a = send_there(get(9), &x);
@@ -548,7 +604,8 @@ TEST(peers_access_what_is_shared) {
   end();
 }
 
-TEST(a_peer_that_is_refused_has_no_access_to_what_is_shared) {
+TEST(a_peer_that_is_refused_has_no_access_to_what_is_shared)
+{
   begin();
   sent x, y;
   char *a = send_there(get(9), &x), *b = send_there(get(12), &y);
@@ -564,7 +621,8 @@ TEST(a_peer_that_is_refused_has_no_access_to_what_is_shared) {
 
 /* ---- the driver refuses ---------------------------------------------------- */
 
-TEST(names_that_make_no_sense_are_refused) {
+TEST(names_that_make_no_sense_are_refused)
+{
   begin();
   sent x = share(get(9));
   esper_page_name wrong = x.pages[0];
@@ -586,7 +644,8 @@ TEST(names_that_make_no_sense_are_refused) {
   end();
 }
 
-TEST(a_device_without_pages_opens_none) {
+TEST(a_device_without_pages_opens_none)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN};
   esper_page_name name = {.size = 2 * MIB};
   void *base;
@@ -597,9 +656,9 @@ TEST(a_device_without_pages_opens_none) {
 }
 
 /* Whatever is refused on the way, once, nothing is left of it, and the next time it works. */
-TEST(what_is_refused_on_opening_leaves_nothing) {
-  static const sim_call CALLS[] = {SIM_CALL_range_reserve, SIM_CALL_page_import,
-                                   SIM_CALL_page_map};
+TEST(what_is_refused_on_opening_leaves_nothing)
+{
+  static const sim_call CALLS[] = {SIM_CALL_range_reserve, SIM_CALL_page_import, SIM_CALL_page_map};
   for (size_t c = 0; c < 3; c++)
     for (uint64_t nth = 1; nth <= (c ? 3 : 1); nth++) {
       begin();
@@ -607,8 +666,7 @@ TEST(what_is_refused_on_opening_leaves_nothing) {
       CHECK_EQ(x.count, 3);
       sim_alive before = alive();
       sim_fail_call(w.s, CALLS[c], nth, ESPER_DEVICE_ERROR);
-      CHECK_STATUS(esper_open_shared(there, 0, x.pages, x.count, &x.base),
-                   ESPER_DEVICE_ERROR);
+      CHECK_STATUS(esper_open_shared(there, 0, x.pages, x.count, &x.base), ESPER_DEVICE_ERROR);
       sim_alive after = alive();
       CHECK(!x.base && !memcmp(&before, &after, sizeof before));
       open_there(&x);
@@ -618,9 +676,10 @@ TEST(what_is_refused_on_opening_leaves_nothing) {
 }
 
 /* What the driver would not take back goes the next time. */
-TEST(what_is_refused_on_closing_goes_later) {
-  static const sim_call CALLS[] = {SIM_CALL_page_unmap, SIM_CALL_page_release,
-                                   SIM_CALL_range_free, SIM_CALL_event_record};
+TEST(what_is_refused_on_closing_goes_later)
+{
+  static const sim_call CALLS[] = {SIM_CALL_page_unmap, SIM_CALL_page_release, SIM_CALL_range_free,
+                                   SIM_CALL_event_record};
   for (size_t c = 0; c < 4; c++)
     for (int k = 0; k < 4; k++) {
       uint64_t nth = 1 + (uint64_t)(k / 2);
@@ -631,8 +690,7 @@ TEST(what_is_refused_on_closing_goes_later) {
       if (opening) { /* the undoing of what was refused */
         sim_fail_call(w.s, SIM_CALL_page_map, 3, ESPER_DEVICE_ERROR);
         sim_fail_call(w.s, CALLS[c], nth, ESPER_DEVICE_ERROR);
-        CHECK_STATUS(esper_open_shared(there, 0, x.pages, x.count, &x.base),
-                     ESPER_DEVICE_ERROR);
+        CHECK_STATUS(esper_open_shared(there, 0, x.pages, x.count, &x.base), ESPER_DEVICE_ERROR);
         CHECK(!x.base);
         free(x.pages);
       } else {
@@ -649,7 +707,8 @@ TEST(what_is_refused_on_closing_goes_later) {
     }
 }
 
-TEST(what_is_refused_on_naming_is_named_later) {
+TEST(what_is_refused_on_naming_is_named_later)
+{
   begin();
   void *p = get(12), *address;
   esper_page_name *pages;
@@ -667,7 +726,8 @@ TEST(what_is_refused_on_naming_is_named_later) {
   end();
 }
 
-TEST(there_may_be_no_host_memory) {
+TEST(there_may_be_no_host_memory)
+{
   begin();
   void *p = get(12), *address;
   esper_page_name *pages = NULL;

@@ -12,12 +12,15 @@ static const esper_driver *d;
 static char report[4096];
 static int reports;
 
-static void note(void *context, const char *text) {
+static void note(void *context, const char *text)
+{
   (void)context;
-  if (reports++ == 0) snprintf(report, sizeof report, "%s", text);
+  if (reports++ == 0)
+    snprintf(report, sizeof report, "%s", text);
 }
 
-static void begin_with(sim_options options) {
+static void begin_with(sim_options options)
+{
   s = sim_create(&options);
   CHECK(s);
   d = sim_driver(s);
@@ -26,18 +29,20 @@ static void begin_with(sim_options options) {
   sim_on_failure(s, note, NULL);
 }
 
-static void begin(void) {
-  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN,
-                           .completion = SIM_WHEN_TOLD});
+static void begin(void)
+{
+  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
 }
 
-static void end(void) {
+static void end(void)
+{
   sim_destroy(s);
   s = NULL;
 }
 
 /* The simulation has complained since the last time, saying `words`. */
-static void check_complained(const char *words) {
+static void check_complained(const char *words)
+{
   if (!reports)
     check_failed(__FILE__, __LINE__, "nobody complained of %s", words);
   if (!strstr(report, words))
@@ -45,31 +50,40 @@ static void check_complained(const char *words) {
   reports = 0;
 }
 
-static void check_silent(void) {
-  if (reports) check_failed(__FILE__, __LINE__, "complained: %s", report);
+static void check_silent(void)
+{
+  if (reports)
+    check_failed(__FILE__, __LINE__, "complained: %s", report);
 }
 
-static void *memory(size_t size) {
+static void *memory(size_t size)
+{
   uintptr_t address;
   CHECK_OK(d->memory_alloc(d->self, 0, size, &address));
   return (void *)address;
 }
 
-static void *event(void) {
+static void *event(void)
+{
   void *e;
   CHECK_OK(d->event_create(d->self, 0, &e));
   return e;
 }
 
-static void *stream(void) { return sim_stream_create(s, 0); }
+static void *stream(void)
+{
+  return sim_stream_create(s, 0);
+}
 
-static void kernel(void *st, void *p) {
+static void kernel(void *st, void *p)
+{
   sim_kernel(s, 0, st, p, 4096, SIM_READ | SIM_WRITE);
 }
 
 /* ---- streams, events, time ---------------------------------------------- */
 
-TEST(an_event_completes_when_its_stream_gets_there) {
+TEST(an_event_completes_when_its_stream_gets_there)
+{
   begin();
   void *a = stream(), *e = event();
   CHECK_OK(d->event_query(d->self, 0, e)); /* fresh */
@@ -83,7 +97,8 @@ TEST(an_event_completes_when_its_stream_gets_there) {
   end();
 }
 
-TEST(an_event_recorded_again_stands_for_the_later_work) {
+TEST(an_event_recorded_again_stands_for_the_later_work)
+{
   begin();
   void *a = stream(), *e = event();
   CHECK_OK(d->event_record(d->self, 0, e, a));
@@ -95,7 +110,8 @@ TEST(an_event_recorded_again_stands_for_the_later_work) {
   end();
 }
 
-TEST(a_waiting_stream_stands_still) {
+TEST(a_waiting_stream_stands_still)
+{
   begin();
   void *a = stream(), *b = stream(), *e = event();
   sim_kernel(s, 0, a, NULL, 0, SIM_READ);
@@ -110,7 +126,8 @@ TEST(a_waiting_stream_stands_still) {
   end();
 }
 
-TEST(a_wait_is_for_the_record_that_was_there) {
+TEST(a_wait_is_for_the_record_that_was_there)
+{
   begin();
   void *a = stream(), *b = stream(), *e = event();
   CHECK_OK(d->event_record(d->self, 0, e, a));
@@ -122,7 +139,8 @@ TEST(a_wait_is_for_the_record_that_was_there) {
   end();
 }
 
-TEST(waiting_for_a_fresh_event_is_nothing) {
+TEST(waiting_for_a_fresh_event_is_nothing)
+{
   begin();
   void *a = stream(), *e = event();
   CHECK_OK(d->stream_wait(d->self, 0, a, e));
@@ -130,7 +148,8 @@ TEST(waiting_for_a_fresh_event_is_nothing) {
   end();
 }
 
-TEST(a_destroyed_event_may_still_be_waited_for) {
+TEST(a_destroyed_event_may_still_be_waited_for)
+{
   begin();
   void *a = stream(), *b = stream(), *e = event();
   CHECK_OK(d->event_record(d->self, 0, e, a));
@@ -143,7 +162,8 @@ TEST(a_destroyed_event_may_still_be_waited_for) {
   end();
 }
 
-TEST(work_completes_at_once_unless_it_waits) {
+TEST(work_completes_at_once_unless_it_waits)
+{
   begin_with((sim_options){0});
   void *a = stream(), *b = stream(), *e = event();
   CHECK_OK(d->event_record(d->self, 0, e, a));
@@ -158,7 +178,8 @@ TEST(work_completes_at_once_unless_it_waits) {
   end();
 }
 
-TEST(the_seeded_scheduler_lets_time_pass_and_repeats) {
+TEST(the_seeded_scheduler_lets_time_pass_and_repeats)
+{
   size_t left[2];
   for (int round = 0; round < 2; round++) {
     begin_with((sim_options){.completion = SIM_SEEDED, .seed = 7});
@@ -175,7 +196,8 @@ TEST(the_seeded_scheduler_lets_time_pass_and_repeats) {
   CHECK_EQ(left[0], left[1]);
 }
 
-TEST(sim_run_seeded_runs_an_order_given_by_its_seed) {
+TEST(sim_run_seeded_runs_an_order_given_by_its_seed)
+{
   begin();
   void *a = stream(), *b = stream();
   for (int i = 0; i < 10; i++) {
@@ -188,7 +210,8 @@ TEST(sim_run_seeded_runs_an_order_given_by_its_seed) {
   end();
 }
 
-TEST(a_host_wait_runs_what_it_needs_and_no_more) {
+TEST(a_host_wait_runs_what_it_needs_and_no_more)
+{
   begin();
   void *a = stream(), *b = stream(), *c = stream(), *e = event(), *f = event();
   sim_kernel(s, 0, c, NULL, 0, SIM_READ);
@@ -206,7 +229,8 @@ TEST(a_host_wait_runs_what_it_needs_and_no_more) {
   end();
 }
 
-TEST(a_host_wait_runs_other_streams_that_raise_a_flag) {
+TEST(a_host_wait_runs_other_streams_that_raise_a_flag)
+{
   begin();
   void *a = stream(), *b = stream(), *e = event();
   sim_wait_flag(s, 0, a, 0);
@@ -217,7 +241,8 @@ TEST(a_host_wait_runs_other_streams_that_raise_a_flag) {
   end();
 }
 
-TEST(an_impossible_host_wait_is_reported) {
+TEST(an_impossible_host_wait_is_reported)
+{
   begin();
   void *a = stream(), *b = stream(), *e = event();
   sim_wait_flag(s, 0, a, 0);
@@ -231,7 +256,8 @@ TEST(an_impossible_host_wait_is_reported) {
   end();
 }
 
-TEST(handles_come_back_and_ids_do_not) {
+TEST(handles_come_back_and_ids_do_not)
+{
   begin();
   uint64_t id[2];
   void *a = stream();
@@ -245,7 +271,8 @@ TEST(handles_come_back_and_ids_do_not) {
   end();
 }
 
-TEST(work_of_a_destroyed_stream_goes_on) {
+TEST(work_of_a_destroyed_stream_goes_on)
+{
   begin();
   void *a = stream(), *e = event();
   sim_kernel(s, 0, a, NULL, 0, SIM_READ);
@@ -259,12 +286,14 @@ TEST(work_of_a_destroyed_stream_goes_on) {
   end();
 }
 
-static void *thread_id(void *id) {
+static void *thread_id(void *id)
+{
   CHECK_OK(d->stream_id(d->self, 0, (void *)2, id));
   return NULL;
 }
 
-TEST(special_handles_mean_what_they_mean_in_cuda) {
+TEST(special_handles_mean_what_they_mean_in_cuda)
+{
   begin_with((sim_options){.devices = 2});
   uint64_t id[5];
   CHECK_OK(d->stream_id(d->self, 0, NULL, &id[0]));
@@ -286,7 +315,8 @@ TEST(special_handles_mean_what_they_mean_in_cuda) {
   end();
 }
 
-TEST(events_and_streams_belong_to_their_device) {
+TEST(events_and_streams_belong_to_their_device)
+{
   begin_with((sim_options){.devices = 2});
   void *a = stream(), *b = sim_stream_create(s, 1), *e = event();
   CHECK_STATUS(d->event_record(d->self, 1, e, b), ESPER_DEVICE_ERROR);
@@ -300,9 +330,9 @@ TEST(events_and_streams_belong_to_their_device) {
   end();
 }
 
-TEST(one_event_can_stand_for_the_whole_device) {
-  begin_with((sim_options){.devices = 2, .completion = SIM_WHEN_TOLD,
-                           .oracle = SIM_ORACLE_KNOWN});
+TEST(one_event_can_stand_for_the_whole_device)
+{
+  begin_with((sim_options){.devices = 2, .completion = SIM_WHEN_TOLD, .oracle = SIM_ORACLE_KNOWN});
   void *a = stream(), *b = stream(), *c = sim_stream_create(s, 1);
   void *e = event();
   sim_kernel(s, 0, a, NULL, 0, SIM_READ);
@@ -328,13 +358,13 @@ TEST(one_event_can_stand_for_the_whole_device) {
 
 /* ---- memory ------------------------------------------------------------- */
 
-TEST(capacity_is_kept) {
+TEST(capacity_is_kept)
+{
   begin_with((sim_options){.capacity = 1 << 20});
   size_t free, total;
   uintptr_t a, b;
   CHECK_OK(d->memory_alloc(d->self, 0, 1 << 19, &a));
-  CHECK_STATUS(d->memory_alloc(d->self, 0, (1 << 19) + 512, &b),
-               ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(d->memory_alloc(d->self, 0, (1 << 19) + 512, &b), ESPER_OUT_OF_MEMORY);
   CHECK_OK(d->memory_alloc(d->self, 0, 1 << 19, &b));
   CHECK_OK(d->memory_info(d->self, 0, &free, &total));
   CHECK_EQ(free, 0);
@@ -348,7 +378,8 @@ TEST(capacity_is_kept) {
   end();
 }
 
-TEST(addresses_come_back) {
+TEST(addresses_come_back)
+{
   begin_with((sim_options){0});
   uintptr_t a, b;
   CHECK_OK(d->memory_alloc(d->self, 0, 4 << 20, &a));
@@ -359,10 +390,10 @@ TEST(addresses_come_back) {
   end();
 }
 
-static void check_pages(int backed) {
+static void check_pages(int backed)
+{
   enum { PAGE = 2 << 20 };
-  begin_with((sim_options){.virtual_memory = 1, .backed = backed,
-                           .oracle = SIM_ORACLE_KNOWN});
+  begin_with((sim_options){.virtual_memory = 1, .backed = backed, .oracle = SIM_ORACLE_KNOWN});
   size_t granularity;
   uintptr_t range, other;
   uint64_t page, big;
@@ -375,8 +406,7 @@ static void check_pages(int backed) {
   CHECK_OK(d->page_map(d->self, 0, range, PAGE, page, NULL, 0));
   CHECK_OK(d->page_map(d->self, 0, range + PAGE, 2 * PAGE, big, NULL, 0));
   CHECK_OK(d->page_map(d->self, 0, other + PAGE, PAGE, page, NULL, 0)); /* an alias */
-  CHECK_STATUS(d->page_map(d->self, 0, range + PAGE, PAGE, page, NULL, 0),
-               ESPER_DEVICE_ERROR);
+  CHECK_STATUS(d->page_map(d->self, 0, range + PAGE, PAGE, page, NULL, 0), ESPER_DEVICE_ERROR);
   check_complained("a page is there");
   CHECK_STATUS(d->page_map(d->self, 0, range + 7 * PAGE, 2 * PAGE, big, NULL, 0),
                ESPER_DEVICE_ERROR);
@@ -412,23 +442,30 @@ static void check_pages(int backed) {
   end();
 }
 
-TEST(pages_are_mapped_anywhere) { check_pages(0); }
-TEST(pages_with_host_memory_are_real_aliases) { check_pages(1); }
+TEST(pages_are_mapped_anywhere)
+{
+  check_pages(0);
+}
+TEST(pages_with_host_memory_are_real_aliases)
+{
+  check_pages(1);
+}
 
-TEST(a_device_without_virtual_memory_says_so) {
+TEST(a_device_without_virtual_memory_says_so)
+{
   begin_with((sim_options){0});
   size_t granularity;
   uintptr_t range;
   CHECK_OK(d->page_granularity(d->self, 0, &granularity));
   CHECK_EQ(granularity, 0);
-  CHECK_STATUS(d->range_reserve(d->self, 0, 2 << 20, &range),
-               ESPER_UNSUPPORTED);
+  CHECK_STATUS(d->range_reserve(d->self, 0, 2 << 20, &range), ESPER_UNSUPPORTED);
   end();
 }
 
 /* ---- captures ----------------------------------------------------------- */
 
-TEST(a_capturing_stream_runs_nothing_and_is_replayed) {
+TEST(a_capturing_stream_runs_nothing_and_is_replayed)
+{
   begin();
   void *a = stream(), *p = memory(4096);
   uint64_t capture;
@@ -453,7 +490,8 @@ TEST(a_capturing_stream_runs_nothing_and_is_replayed) {
   end();
 }
 
-TEST(events_join_streams_to_a_capture) {
+TEST(events_join_streams_to_a_capture)
+{
   begin();
   void *a = stream(), *b = stream(), *p = memory(4096), *q = memory(4096);
   void *e = sim_event_create(s, 0);
@@ -489,7 +527,8 @@ TEST(events_join_streams_to_a_capture) {
   end();
 }
 
-TEST(an_unjoined_stream_spoils_the_capture) {
+TEST(an_unjoined_stream_spoils_the_capture)
+{
   begin();
   void *a = stream(), *b = stream();
   sim_capture_begin(s, 0, a);
@@ -500,7 +539,8 @@ TEST(an_unjoined_stream_spoils_the_capture) {
   end();
 }
 
-TEST(waits_across_the_border_of_a_capture_invalidate_it) {
+TEST(waits_across_the_border_of_a_capture_invalidate_it)
+{
   begin();
   void *a = stream(), *b = stream(), *e = event(), *f = sim_event_create(s, 0);
   CHECK_OK(d->event_record(d->self, 0, e, b));
@@ -530,7 +570,8 @@ TEST(waits_across_the_border_of_a_capture_invalidate_it) {
   end();
 }
 
-TEST(recording_an_event_of_the_core_in_a_capture_is_reported) {
+TEST(recording_an_event_of_the_core_in_a_capture_is_reported)
+{
   begin();
   void *a = stream(), *e = event();
   sim_capture_begin(s, 0, a);
@@ -540,7 +581,8 @@ TEST(recording_an_event_of_the_core_in_a_capture_is_reported) {
   end();
 }
 
-TEST(a_captured_device_cannot_be_synchronised) {
+TEST(a_captured_device_cannot_be_synchronised)
+{
   begin_with((sim_options){.devices = 2});
   void *a = stream();
   sim_capture_begin(s, 0, a);
@@ -552,7 +594,8 @@ TEST(a_captured_device_cannot_be_synchronised) {
   end();
 }
 
-TEST(a_replay_may_not_touch_what_belongs_to_others) {
+TEST(a_replay_may_not_touch_what_belongs_to_others)
+{
   begin();
   void *a = stream(), *b = stream(), *p = memory(4096);
   sim_capture_begin(s, 0, a);
@@ -575,7 +618,8 @@ TEST(a_replay_may_not_touch_what_belongs_to_others) {
 /* ---- the oracle: what it must refuse ------------------------------------ */
 
 /* p was used on `a` by an owner that is gone. */
-static void *used_memory(void *a) {
+static void *used_memory(void *a)
+{
   void *p = memory(4096);
   sim_owner_begin(s, p, 4096, 0, a);
   kernel(a, p);
@@ -583,26 +627,30 @@ static void *used_memory(void *a) {
   return p;
 }
 
-static void check_refused(void *p, void *st) {
+static void check_refused(void *p, void *st)
+{
   CHECK(!sim_is_ordered(s, p, 4096, 0, st));
   sim_owner_begin(s, p, 4096, 0, st);
   check_complained("is not ordered before");
 }
 
-static void check_accepted(void *p, void *st) {
+static void check_accepted(void *p, void *st)
+{
   CHECK(sim_is_ordered(s, p, 4096, 0, st));
   sim_owner_begin(s, p, 4096, 0, st);
   check_silent();
 }
 
-TEST(unordered_reuse_is_caught) {
+TEST(unordered_reuse_is_caught)
+{
   begin();
   void *a = stream(), *b = stream();
   check_refused(used_memory(a), b);
   end();
 }
 
-TEST(unordered_reuse_is_caught_though_it_has_run) {
+TEST(unordered_reuse_is_caught_though_it_has_run)
+{
   begin();
   void *a = stream(), *b = stream(), *p = used_memory(a);
   sim_run_all(s); /* nobody knows */
@@ -610,9 +658,9 @@ TEST(unordered_reuse_is_caught_though_it_has_run) {
   end();
 }
 
-TEST(the_lax_oracle_believes_what_has_run) {
-  begin_with((sim_options){.oracle = SIM_ORACLE_EXECUTED,
-                           .completion = SIM_WHEN_TOLD});
+TEST(the_lax_oracle_believes_what_has_run)
+{
+  begin_with((sim_options){.oracle = SIM_ORACLE_EXECUTED, .completion = SIM_WHEN_TOLD});
   void *a = stream(), *b = stream(), *p = used_memory(a);
   check_refused(p, b);
   sim_run_all(s);
@@ -620,7 +668,8 @@ TEST(the_lax_oracle_believes_what_has_run) {
   end();
 }
 
-TEST(a_failed_handout_changes_nothing) {
+TEST(a_failed_handout_changes_nothing)
+{
   begin();
   void *a = stream(), *b = stream(), *p = used_memory(a);
   check_refused(p, b);
@@ -628,7 +677,8 @@ TEST(a_failed_handout_changes_nothing) {
   end();
 }
 
-TEST(an_unordered_read_is_caught_as_well) {
+TEST(an_unordered_read_is_caught_as_well)
+{
   begin();
   void *a = stream(), *b = stream(), *p = memory(4096);
   sim_owner_begin(s, p, 4096, 0, a);
@@ -640,10 +690,11 @@ TEST(an_unordered_read_is_caught_as_well) {
 
 /* A page is open to its device, to the peers that it was mapped for, and to whom
  * it was opened since; classic memory to everybody. */
-TEST(a_page_is_open_to_whom_it_was_given) {
+TEST(a_page_is_open_to_whom_it_was_given)
+{
   enum { PAGE = 2 << 20 };
-  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .devices = 3,
-                           .completion = SIM_WHEN_TOLD, .virtual_memory = 1});
+  begin_with((sim_options){
+      .oracle = SIM_ORACLE_KNOWN, .devices = 3, .completion = SIM_WHEN_TOLD, .virtual_memory = 1});
   uintptr_t range;
   uint64_t page;
   int peer = 1;
@@ -651,9 +702,11 @@ TEST(a_page_is_open_to_whom_it_was_given) {
   CHECK_OK(d->page_create(d->self, 0, PAGE, &page));
   CHECK_OK(d->page_map(d->self, 0, range, PAGE, page, &peer, 1));
   void *p = (void *)range, *st[3];
-  for (int i = 0; i < 3; i++) st[i] = sim_stream_create(s, i);
+  for (int i = 0; i < 3; i++)
+    st[i] = sim_stream_create(s, i);
   sim_owner_begin(s, p, PAGE, 0, st[0]);
-  for (int i = 0; i < 2; i++) sim_kernel(s, i, st[i], p, PAGE, SIM_READ);
+  for (int i = 0; i < 2; i++)
+    sim_kernel(s, i, st[i], p, PAGE, SIM_READ);
   check_silent();
   sim_kernel(s, 2, st[2], (char *)p + PAGE - 512, 512, SIM_READ);
   check_complained("a kernel of device 2");
@@ -674,7 +727,8 @@ TEST(a_page_is_open_to_whom_it_was_given) {
   end();
 }
 
-TEST(one_unordered_byte_is_enough) {
+TEST(one_unordered_byte_is_enough)
+{
   begin();
   void *a = stream(), *b = stream();
   char *p = memory(1 << 20);
@@ -687,7 +741,8 @@ TEST(one_unordered_byte_is_enough) {
   end();
 }
 
-TEST(bytes_keep_their_accesses_through_split_and_merge) {
+TEST(bytes_keep_their_accesses_through_split_and_merge)
+{
   begin();
   void *a = stream(), *b = stream(), *c = stream();
   char *p = memory(8192);
@@ -710,7 +765,8 @@ TEST(bytes_keep_their_accesses_through_split_and_merge) {
   end();
 }
 
-TEST(an_event_recorded_too_early_orders_nothing) {
+TEST(an_event_recorded_too_early_orders_nothing)
+{
   begin();
   void *a = stream(), *b = stream(), *e = event();
   CHECK_OK(d->event_record(d->self, 0, e, a));
@@ -720,7 +776,8 @@ TEST(an_event_recorded_too_early_orders_nothing) {
   end();
 }
 
-TEST(a_wait_enqueued_too_late_does_not_help_the_event) {
+TEST(a_wait_enqueued_too_late_does_not_help_the_event)
+{
   begin();
   void *a = stream(), *b = stream(), *c = stream(), *e = event(), *f = event();
   void *p = used_memory(a);
@@ -732,7 +789,8 @@ TEST(a_wait_enqueued_too_late_does_not_help_the_event) {
   end();
 }
 
-TEST(a_refused_wait_and_a_failed_query_order_nothing) {
+TEST(a_refused_wait_and_a_failed_query_order_nothing)
+{
   begin();
   void *a = stream(), *b = stream(), *e = event();
   void *p = used_memory(a);
@@ -749,7 +807,8 @@ TEST(a_refused_wait_and_a_failed_query_order_nothing) {
   end();
 }
 
-TEST(a_fresh_event_orders_nothing) {
+TEST(a_fresh_event_orders_nothing)
+{
   begin();
   void *a = stream(), *b = stream(), *p = used_memory(a), *e = event();
   CHECK_OK(d->event_query(d->self, 0, e));
@@ -759,16 +818,17 @@ TEST(a_fresh_event_orders_nothing) {
   end();
 }
 
-TEST(another_device_synchronised_orders_nothing) {
-  begin_with((sim_options){.devices = 2, .oracle = SIM_ORACLE_KNOWN,
-                           .completion = SIM_WHEN_TOLD});
+TEST(another_device_synchronised_orders_nothing)
+{
+  begin_with((sim_options){.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
   void *a = stream(), *b = stream(), *p = used_memory(a);
   CHECK_OK(d->device_synchronize(d->self, 1));
   check_refused(p, b);
   end();
 }
 
-TEST(a_recycled_handle_is_another_stream) {
+TEST(a_recycled_handle_is_another_stream)
+{
   begin();
   void *a = stream(), *p = used_memory(a);
   sim_stream_destroy(s, 0, a);
@@ -778,7 +838,8 @@ TEST(a_recycled_handle_is_another_stream) {
   end();
 }
 
-TEST(eager_work_and_a_capture_are_unordered) {
+TEST(eager_work_and_a_capture_are_unordered)
+{
   begin();
   void *a = stream(), *b = stream(), *p = used_memory(a);
   sim_capture_begin(s, 0, a);
@@ -796,7 +857,8 @@ TEST(eager_work_and_a_capture_are_unordered) {
   end();
 }
 
-TEST(live_memory_is_not_handed_out) {
+TEST(live_memory_is_not_handed_out)
+{
   begin();
   void *a = stream();
   char *p = memory(8192);
@@ -808,7 +870,8 @@ TEST(live_memory_is_not_handed_out) {
   end();
 }
 
-TEST(accesses_need_a_live_owner) {
+TEST(accesses_need_a_live_owner)
+{
   begin();
   void *a = stream();
   char *p = memory(8192);
@@ -828,7 +891,8 @@ TEST(accesses_need_a_live_owner) {
   end();
 }
 
-TEST(memory_in_use_is_not_given_back) {
+TEST(memory_in_use_is_not_given_back)
+{
   begin();
   void *a = stream(), *p = memory(4096);
   uintptr_t address = (uintptr_t)p;
@@ -848,10 +912,11 @@ TEST(memory_in_use_is_not_given_back) {
   end();
 }
 
-TEST(pages_in_use_are_not_unmapped_and_aliases_are_one_memory) {
+TEST(pages_in_use_are_not_unmapped_and_aliases_are_one_memory)
+{
   enum { PAGE = 2 << 20 };
-  begin_with((sim_options){.virtual_memory = 1, .oracle = SIM_ORACLE_KNOWN,
-                           .completion = SIM_WHEN_TOLD});
+  begin_with(
+      (sim_options){.virtual_memory = 1, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
   void *a = stream(), *b = stream();
   uintptr_t range, alias;
   uint64_t page[2];
@@ -859,8 +924,7 @@ TEST(pages_in_use_are_not_unmapped_and_aliases_are_one_memory) {
   CHECK_OK(d->range_reserve(d->self, 0, PAGE, &alias));
   for (int i = 0; i < 2; i++) {
     CHECK_OK(d->page_create(d->self, 0, PAGE, &page[i]));
-    CHECK_OK(d->page_map(d->self, 0, range + (uintptr_t)i * PAGE, PAGE,
-                         page[i], NULL, 0));
+    CHECK_OK(d->page_map(d->self, 0, range + (uintptr_t)i * PAGE, PAGE, page[i], NULL, 0));
   }
   CHECK_OK(d->page_map(d->self, 0, alias, PAGE, page[1], NULL, 0));
   /* A block over both pages. */
@@ -889,14 +953,16 @@ TEST(pages_in_use_are_not_unmapped_and_aliases_are_one_memory) {
 
 /* ---- the oracle: what it must accept ------------------------------------ */
 
-TEST(the_same_stream_is_ordered) {
+TEST(the_same_stream_is_ordered)
+{
   begin();
   void *a = stream();
   check_accepted(used_memory(a), a);
   end();
 }
 
-TEST(an_event_wait_orders) {
+TEST(an_event_wait_orders)
+{
   begin();
   void *a = stream(), *b = stream(), *e = event(), *p = used_memory(a);
   CHECK_OK(d->event_record(d->self, 0, e, a));
@@ -906,7 +972,8 @@ TEST(an_event_wait_orders) {
   end();
 }
 
-TEST(waits_are_transitive) {
+TEST(waits_are_transitive)
+{
   begin();
   void *a = stream(), *b = stream(), *c = stream(), *e = event();
   void *p = used_memory(a);
@@ -918,7 +985,8 @@ TEST(waits_are_transitive) {
   end();
 }
 
-TEST(an_access_stands_for_what_it_came_after) {
+TEST(an_access_stands_for_what_it_came_after)
+{
   begin();
   void *a = stream(), *b = stream(), *c = stream(), *e = event();
   void *p = used_memory(a);
@@ -935,7 +1003,8 @@ TEST(an_access_stands_for_what_it_came_after) {
   end();
 }
 
-TEST(a_completed_query_orders) {
+TEST(a_completed_query_orders)
+{
   begin();
   void *a = stream(), *b = stream(), *e = event(), *p = used_memory(a);
   CHECK_OK(d->event_record(d->self, 0, e, a));
@@ -945,7 +1014,8 @@ TEST(a_completed_query_orders) {
   end();
 }
 
-TEST(host_waits_order) {
+TEST(host_waits_order)
+{
   begin();
   void *a = stream(), *b = stream(), *e = event(), *p = used_memory(a);
   CHECK_OK(d->event_record(d->self, 0, e, a));
@@ -962,7 +1032,8 @@ TEST(host_waits_order) {
   end();
 }
 
-TEST(host_order_carries_through_events) {
+TEST(host_order_carries_through_events)
+{
   begin();
   /* The host knows of p, then enqueues on b; c waits for b. */
   void *a = stream(), *b = stream(), *c = stream(), *e = event();
@@ -974,7 +1045,8 @@ TEST(host_order_carries_through_events) {
   end();
 }
 
-TEST(an_event_of_all_streams_orders) {
+TEST(an_event_of_all_streams_orders)
+{
   begin();
   void *a = stream(), *b = stream(), *c = stream(), *e = event();
   void *p = used_memory(a), *q = used_memory(b);
@@ -987,7 +1059,8 @@ TEST(an_event_of_all_streams_orders) {
   end();
 }
 
-TEST(a_slot_that_is_used_again_brings_no_old_marks) {
+TEST(a_slot_that_is_used_again_brings_no_old_marks)
+{
   begin();
   void *b = stream();
   for (int i = 0; i < 100; i++) {
@@ -1002,9 +1075,10 @@ TEST(a_slot_that_is_used_again_brings_no_old_marks) {
 
 /* ---- patterns ------------------------------------------------------------ */
 
-TEST(kernels_check_real_memory_when_they_run) {
-  begin_with((sim_options){.backed = 1, .oracle = SIM_ORACLE_EXECUTED,
-                           .completion = SIM_WHEN_TOLD});
+TEST(kernels_check_real_memory_when_they_run)
+{
+  begin_with(
+      (sim_options){.backed = 1, .oracle = SIM_ORACLE_EXECUTED, .completion = SIM_WHEN_TOLD});
   void *a = stream(), *b = stream(), *p = used_memory(a);
   sim_run_all(s);
   check_accepted(p, b);
@@ -1022,7 +1096,8 @@ TEST(kernels_check_real_memory_when_they_run) {
 
 /* ---- faults, hooks, counts ----------------------------------------------- */
 
-TEST(the_nth_call_fails_and_has_no_effect) {
+TEST(the_nth_call_fails_and_has_no_effect)
+{
   begin();
   void *e;
   sim_fail_call(s, SIM_CALL_event_create, 3, ESPER_OUT_OF_MEMORY);
@@ -1047,7 +1122,8 @@ TEST(the_nth_call_fails_and_has_no_effect) {
 
 static int order[8], ordered;
 
-static void hook(void *context, sim_call call, int device, void *object) {
+static void hook(void *context, sim_call call, int device, void *object)
+{
   CHECK_EQ(call, SIM_CALL_event_record);
   CHECK_EQ(device, 0);
   CHECK(object == (void *)0);
@@ -1055,7 +1131,8 @@ static void hook(void *context, sim_call call, int device, void *object) {
   order[ordered++] = (int)(intptr_t)context;
 }
 
-TEST(hooks_run_around_a_call) {
+TEST(hooks_run_around_a_call)
+{
   begin();
   ordered = 0;
   void *e = event();
@@ -1074,13 +1151,15 @@ TEST(hooks_run_around_a_call) {
   end();
 }
 
-TEST(every_function_has_a_name) {
+TEST(every_function_has_a_name)
+{
   for (int call = 0; call < SIM_CALL_COUNT; call++)
     CHECK(sim_call_name((sim_call)call)[0]);
   CHECK(!strcmp(sim_call_name(SIM_CALL_page_map), "page_map"));
 }
 
-static void *hammer(void *unused) {
+static void *hammer(void *unused)
+{
   (void)unused;
   void *a = sim_stream_create(s, 0), *e = event();
   for (int i = 0; i < 2000; i++) {
@@ -1099,17 +1178,20 @@ static void *hammer(void *unused) {
   return NULL;
 }
 
-TEST(threads_share_a_simulation) {
-  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN,
-                           .completion = SIM_SEEDED, .backed = 1});
+TEST(threads_share_a_simulation)
+{
+  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .completion = SIM_SEEDED, .backed = 1});
   pthread_t thread[4];
-  for (int i = 0; i < 4; i++) pthread_create(&thread[i], NULL, hammer, NULL);
-  for (int i = 0; i < 4; i++) pthread_join(thread[i], NULL);
+  for (int i = 0; i < 4; i++)
+    pthread_create(&thread[i], NULL, hammer, NULL);
+  for (int i = 0; i < 4; i++)
+    pthread_join(thread[i], NULL);
   check_silent();
   end();
 }
 
-TEST(options_that_make_no_sense_are_refused) {
+TEST(options_that_make_no_sense_are_refused)
+{
   CHECK(!sim_create(&(sim_options){.devices = -1}));
   CHECK(!sim_create(&(sim_options){.page_granularity = 1000}));
 }

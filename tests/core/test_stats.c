@@ -5,24 +5,29 @@
 static world w;
 static esper_stream r, s;
 
-static void begin(void) {
+static void begin(void)
+{
   world_begin(&w);
   r = w.stream[0];
   s = w.stream[1];
 }
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
 /* current, peak, allocated, freed */
-static void check(esper_stat stat, long long c, long long p, long long a,
-                  long long f) {
+static void check(esper_stat stat, long long c, long long p, long long a, long long f)
+{
   CHECK_EQ(stat.current, c);
   CHECK_EQ(stat.peak, p);
   CHECK_EQ(stat.allocated, a);
   CHECK_EQ(stat.freed, f);
 }
 
-TEST(a_stat_keeps_its_peak) {
+TEST(a_stat_keeps_its_peak)
+{
   esper_stat stat = {0};
   stat_add(&stat, 5);
   stat_sub(&stat, 3);
@@ -30,7 +35,8 @@ TEST(a_stat_keeps_its_peak) {
   check(stat, 4, 5, 7, 3);
 }
 
-TEST(figures_of_a_short_life) {
+TEST(figures_of_a_short_life)
+{
   begin();
   void *p = world_malloc(&w, 1000, r), *q = world_malloc(&w, 3 * MIB, r);
   esper_stats now = world_stats(&w, 0);
@@ -62,7 +68,8 @@ TEST(figures_of_a_short_life) {
   end();
 }
 
-TEST(bytes_are_active_until_nothing_is_owed) {
+TEST(bytes_are_active_until_nothing_is_owed)
+{
   begin();
   void *p = world_malloc(&w, 12 * MIB, r);
   world_read_on(&w, s, p, r);
@@ -81,7 +88,8 @@ TEST(bytes_are_active_until_nothing_is_owed) {
   end();
 }
 
-TEST(a_gated_block_is_not_counted_twice) {
+TEST(a_gated_block_is_not_counted_twice)
+{
   begin();
   void *p = world_malloc(&w, 12 * MIB, r);
   world_read_on(&w, s, p, r);
@@ -96,7 +104,8 @@ TEST(a_gated_block_is_not_counted_twice) {
   end();
 }
 
-TEST(peaks_and_totals_are_reset) {
+TEST(peaks_and_totals_are_reset)
+{
   begin();
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 512, r);
   world_free(&w, p);
@@ -117,7 +126,8 @@ TEST(peaks_and_totals_are_reset) {
   end();
 }
 
-TEST(oversize_blocks_are_counted_by_the_limit_of_their_birth) {
+TEST(oversize_blocks_are_counted_by_the_limit_of_their_birth)
+{
   begin();
   CHECK_OK(esper_configure(w.core, &(esper_config){.max_split_size = 20 * MIB}));
   void *p = world_malloc(&w, 40 * MIB, r);

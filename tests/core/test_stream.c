@@ -9,23 +9,32 @@
 static world w;
 static device_t *device;
 
-static void begin(void) {
+static void begin(void)
+{
   world_begin(&w);
   world_free(&w, world_malloc(&w, 512, w.stream[0]));
   device = &w.core->devices[0];
 }
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
-static presented_t present(esper_stream as) {
+static presented_t present(esper_stream as)
+{
   presented_t p;
   CHECK_OK(stream_present(w.core, as, &p));
   return p;
 }
 
-static uint64_t queries(void) { return sim_calls(w.s, SIM_CALL_event_query); }
+static uint64_t queries(void)
+{
+  return sim_calls(w.s, SIM_CALL_event_query);
+}
 
-TEST(a_stream_is_known_by_its_id) {
+TEST(a_stream_is_known_by_its_id)
+{
   begin();
   esper_stream a = world_mortal(&w, 0);
   stream_t *first = present(a).stream;
@@ -42,7 +51,8 @@ TEST(a_stream_is_known_by_its_id) {
 }
 
 /* Whether ids of two devices can be equal, CUDA does not say. */
-TEST(the_same_id_on_another_device_is_another_stream) {
+TEST(the_same_id_on_another_device_is_another_stream)
+{
   sim_options options = {.devices = 2};
   world_begin_with(&w, &options, NULL);
   device_t *devices = w.core->devices;
@@ -53,21 +63,25 @@ TEST(the_same_id_on_another_device_is_another_stream) {
   end();
 }
 
-TEST(an_immortal_stream_is_looked_up_without_the_driver) {
+TEST(an_immortal_stream_is_looked_up_without_the_driver)
+{
   begin();
   stream_t *first = present(w.stream[3]).stream;
   uint64_t asked = sim_calls(w.s, SIM_CALL_stream_id);
-  for (int i = 0; i < 10; i++) CHECK(present(w.stream[3]).stream == first);
+  for (int i = 0; i < 10; i++)
+    CHECK(present(w.stream[3]).stream == first);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_stream_id), asked);
   esper_stream mortal = world_mortal(&w, 0);
-  for (int i = 0; i < 10; i++) present(mortal);
+  for (int i = 0; i < 10; i++)
+    present(mortal);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_stream_id), asked + 10);
   end();
 }
 
 /* Streams that only read, each for a while: what is known of one serves the
  * next, and the numbers go on. */
-TEST(streams_that_come_and_go_take_no_memory) {
+TEST(streams_that_come_and_go_take_no_memory)
+{
   begin();
   void *x = world_malloc(&w, 512, w.stream[0]);
   unsigned before = 0;
@@ -82,7 +96,8 @@ TEST(streams_that_come_and_go_take_no_memory) {
     world_run(&w, w.stream[0]);
     world_run(&w, mortal);
     world_destroy_stream(&w, mortal);
-    if (i == 0) before = w.core->stream_count;
+    if (i == 0)
+      before = w.core->stream_count;
   }
   CHECK_EQ(w.core->stream_count, before);
   CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
@@ -90,14 +105,17 @@ TEST(streams_that_come_and_go_take_no_memory) {
 }
 
 /* Of thousands that were there once only the busy ones are asked. */
-TEST(retiring_asks_only_streams_with_outstanding_records) {
+TEST(retiring_asks_only_streams_with_outstanding_records)
+{
   begin();
   enum { MANY = 300 };
-  for (int i = 0; i < MANY; i++) record_drop(stream_record(present(world_stream(&w, 0))));
+  for (int i = 0; i < MANY; i++)
+    record_drop(stream_record(present(world_stream(&w, 0))));
   sim_run_all(w.s);
   stream_retire_all(w.core);
   uint64_t listed = 0;
-  for (stream_group_t *g = w.core->stream_groups; g; g = g->older) listed |= g->listed;
+  for (stream_group_t *g = w.core->stream_groups; g; g = g->older)
+    listed |= g->listed;
   CHECK_EQ(listed, 0);
   presented_t s = present(w.stream[1]);
   record_t *record = stream_record(s);
@@ -110,12 +128,14 @@ TEST(retiring_asks_only_streams_with_outstanding_records) {
   end();
 }
 
-static void *present_own(void *stream) {
+static void *present_own(void *stream)
+{
   *(stream_t **)stream = present((esper_stream){(void *)2, 0, 0}).stream;
   return NULL;
 }
 
-TEST(special_handles) {
+TEST(special_handles)
+{
   begin();
   CHECK(present((esper_stream){NULL, 0, 0}).stream == device->legacy);
   CHECK(present((esper_stream){(void *)1, 0, 0}).stream == device->legacy);
@@ -130,7 +150,8 @@ TEST(special_handles) {
   end();
 }
 
-TEST(records_are_numbered_and_complete_in_order) {
+TEST(records_are_numbered_and_complete_in_order)
+{
   begin();
   presented_t s = present(w.stream[0]);
   record_t *r[9];
@@ -151,16 +172,19 @@ TEST(records_are_numbered_and_complete_in_order) {
   stream_retire(s.stream);
   CHECK_EQ(s.stream->completed, 9);
   CHECK(!s.stream->oldest);
-  for (int i = 0; i < 9; i++) record_drop(r[i]);
+  for (int i = 0; i < 9; i++)
+    record_drop(r[i]);
   end();
 }
 
 /* With a thousand events done, far fewer are asked about. */
-TEST(retiring_gallops) {
+TEST(retiring_gallops)
+{
   begin();
   presented_t s = present(w.stream[0]);
   record_t *r[1000];
-  for (int i = 0; i < 1000; i++) r[i] = stream_record(s);
+  for (int i = 0; i < 1000; i++)
+    r[i] = stream_record(s);
   sim_run_stream(w.s, 0, s.handle, 700);
   uint64_t before = queries();
   stream_retire(s.stream);
@@ -169,22 +193,26 @@ TEST(retiring_gallops) {
   before = queries();
   stream_retire(s.stream); /* one question when nothing has changed */
   CHECK_EQ(queries() - before, 1);
-  for (int i = 0; i < 1000; i++) record_drop(r[i]);
+  for (int i = 0; i < 1000; i++)
+    record_drop(r[i]);
   end();
 }
 
-TEST(a_dropped_record_gives_its_event_back) {
+TEST(a_dropped_record_gives_its_event_back)
+{
   begin();
   presented_t s = present(w.stream[0]);
   sim_wait_flag(w.s, 0, s.handle, 0); /* nothing completes */
-  for (int i = 0; i < 100; i++) record_drop(stream_record(s));
+  for (int i = 0; i < 100; i++)
+    record_drop(stream_record(s));
   CHECK(device->events_created < 10);
   CHECK(stream_is_valid(s.stream));
   sim_raise_flag_now(w.s, 0);
   end();
 }
 
-TEST(a_gate_raises_the_frontier_once_the_wait_succeeded) {
+TEST(a_gate_raises_the_frontier_once_the_wait_succeeded)
+{
   begin();
   presented_t r = present(w.stream[0]), s = present(w.stream[1]);
   record_t *record = stream_record(s);
@@ -203,7 +231,8 @@ TEST(a_gate_raises_the_frontier_once_the_wait_succeeded) {
   end();
 }
 
-TEST(a_completed_record_needs_no_gate) {
+TEST(a_completed_record_needs_no_gate)
+{
   begin();
   presented_t r = present(w.stream[0]), s = present(w.stream[1]);
   record_t *record = stream_record(s);
@@ -215,7 +244,8 @@ TEST(a_completed_record_needs_no_gate) {
   end();
 }
 
-TEST(the_stamp_is_after_all_that_was_recorded) {
+TEST(the_stamp_is_after_all_that_was_recorded)
+{
   begin();
   presented_t s = present(w.stream[0]);
   CHECK_EQ(stream_stamp(s.stream), 1);
@@ -233,7 +263,8 @@ TEST(the_stamp_is_after_all_that_was_recorded) {
   end();
 }
 
-TEST(a_mortal_streams_handle_is_not_used_later) {
+TEST(a_mortal_streams_handle_is_not_used_later)
+{
   begin();
   presented_t s = present(world_mortal(&w, 0));
   CHECK(!stream_record_later(s.stream));
@@ -244,7 +275,8 @@ TEST(a_mortal_streams_handle_is_not_used_later) {
   end();
 }
 
-TEST(on_a_capturing_stream_nothing_is_recorded) {
+TEST(on_a_capturing_stream_nothing_is_recorded)
+{
   begin();
   presented_t s = present(w.stream[0]);
   sim_capture_begin(w.s, 0, s.handle);
@@ -258,7 +290,8 @@ TEST(on_a_capturing_stream_nothing_is_recorded) {
   end();
 }
 
-TEST(a_failed_record_takes_its_number_and_nothing_else) {
+TEST(a_failed_record_takes_its_number_and_nothing_else)
+{
   begin();
   presented_t s = present(w.stream[0]);
   sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
@@ -274,7 +307,8 @@ TEST(a_failed_record_takes_its_number_and_nothing_else) {
   end();
 }
 
-TEST(a_host_wait_completes_the_record) {
+TEST(a_host_wait_completes_the_record)
+{
   begin();
   presented_t s = present(w.stream[0]);
   record_t *record = stream_record(s);
@@ -289,7 +323,8 @@ TEST(a_host_wait_completes_the_record) {
   end();
 }
 
-TEST(events_are_pooled) {
+TEST(events_are_pooled)
+{
   begin();
   void *a = event_take(device), *b = event_take(device);
   CHECK(a != b);

@@ -8,9 +8,12 @@
 static world w;
 static esper_stream r, s;
 
-static void begin(void) {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .devices = 2,
-                         .completion = SIM_WHEN_TOLD, .capacity = 64 * MIB};
+static void begin(void)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .devices = 2,
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = 64 * MIB};
   world_begin_with(&w, &options, NULL);
   r = w.stream[0];
   s = w.stream[1];
@@ -19,19 +22,22 @@ static void begin(void) {
 static esper_trace_entry *entries;
 static size_t count;
 
-static void end(void) {
+static void end(void)
+{
   world_end(&w);
   free(entries);
   entries = NULL;
 }
 
-static void copy(int device) {
+static void copy(int device)
+{
   free(entries);
   CHECK_OK(esper_trace_copy(w.core, device, &entries, &count));
 }
 
-static void check_entry(size_t i, esper_action action, const void *address,
-                        size_t size, esper_stream stream) {
+static void check_entry(size_t i, esper_action action, const void *address, size_t size,
+                        esper_stream stream)
+{
   CHECK(i < count);
   CHECK_EQ(entries[i].action, action);
   CHECK(entries[i].address == (uintptr_t)address);
@@ -42,7 +48,8 @@ static void check_entry(size_t i, esper_action action, const void *address,
   CHECK(i == 0 || entries[i].time_us >= entries[i - 1].time_us);
 }
 
-TEST(everything_that_happens_is_told_in_order) {
+TEST(everything_that_happens_is_told_in_order)
+{
   begin();
   CHECK(!esper_trace_is_on(w.core));
   CHECK_OK(esper_trace_start(w.core, 100));
@@ -73,7 +80,8 @@ TEST(everything_that_happens_is_told_in_order) {
   end();
 }
 
-TEST(the_ring_keeps_the_last_entries) {
+TEST(the_ring_keeps_the_last_entries)
+{
   begin();
   void *p = world_malloc(&w, 512, r);
   world_malloc(&w, 512, r);
@@ -100,7 +108,8 @@ TEST(the_ring_keeps_the_last_entries) {
   end();
 }
 
-TEST(a_snapshot_shows_segments_and_blocks_by_address) {
+TEST(a_snapshot_shows_segments_and_blocks_by_address)
+{
   begin();
   esper_snapshot snapshot;
   CHECK_OK(esper_snapshot_take(w.core, -1, &snapshot));
@@ -156,20 +165,24 @@ TEST(a_snapshot_shows_segments_and_blocks_by_address) {
   end();
 }
 
-static void *start_and_stop(void *unused) {
+static void *start_and_stop(void *unused)
+{
   (void)unused;
-  for (int i = 0; i < 100; i++) CHECK_OK(esper_trace_start(w.core, 10 + i % 3));
+  for (int i = 0; i < 100; i++)
+    CHECK_OK(esper_trace_start(w.core, 10 + i % 3));
   return NULL;
 }
 
-TEST(anybody_may_start_the_trace_at_any_time) {
+TEST(anybody_may_start_the_trace_at_any_time)
+{
   world_begin(&w);
   pthread_t threads[2];
   for (int i = 0; i < 2; i++)
     CHECK(!pthread_create(&threads[i], NULL, start_and_stop, NULL));
   for (int i = 0; i < 2000; i++)
     world_free(&w, world_malloc(&w, 4096, w.stream[0]));
-  for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+  for (int i = 0; i < 2; i++)
+    pthread_join(threads[i], NULL);
   CHECK(esper_trace_is_on(w.core));
   world_end(&w);
 }
@@ -179,13 +192,15 @@ static struct {
   int count;
 } watched;
 
-static void watch(void *context, const esper_trace_entry *entry) {
+static void watch(void *context, const esper_trace_entry *entry)
+{
   CHECK(context == &watched);
   watched.last = *entry;
   watched.count++;
 }
 
-TEST(a_watcher_is_told_with_and_without_a_trace) {
+TEST(a_watcher_is_told_with_and_without_a_trace)
+{
   begin();
   esper_trace_watch(w.core, watch, &watched);
   void *p = world_malloc(&w, 3000, r);
@@ -209,7 +224,8 @@ TEST(a_watcher_is_told_with_and_without_a_trace) {
   end();
 }
 
-TEST(entries_name_their_pool) {
+TEST(entries_name_their_pool)
+{
   begin();
   CHECK_OK(esper_trace_start(w.core, 100));
   esper_pool *pool;

@@ -5,30 +5,42 @@
 static world w;
 static esper_stream r, s, t;
 
-static void begin_with(sim_options options) {
+static void begin_with(sim_options options)
+{
   world_begin_with(&w, &options, NULL);
   r = w.stream[0];
   s = w.stream[1];
   t = w.stream[2];
 }
 
-static void begin(void) {
-  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .devices = 2,
-                           .completion = SIM_WHEN_TOLD});
+static void begin(void)
+{
+  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD});
 }
 
-static void end(void) { world_end(&w); }
+static void end(void)
+{
+  world_end(&w);
+}
 
-static uint64_t records(void) { return sim_calls(w.s, SIM_CALL_event_record); }
-static uint64_t uses(void) { return world_counters(&w, 0).uses_pending; }
+static uint64_t records(void)
+{
+  return sim_calls(w.s, SIM_CALL_event_record);
+}
+static uint64_t uses(void)
+{
+  return world_counters(&w, 0).uses_pending;
+}
 
-static void *block(esper_stream stream) {
+static void *block(esper_stream stream)
+{
   void *p = world_malloc(&w, 12 * MIB, stream);
   world_kernel(&w, stream, p);
   return p;
 }
 
-TEST(on_its_own_stream_there_is_nothing_to_do) {
+TEST(on_its_own_stream_there_is_nothing_to_do)
+{
   begin();
   void *p = block(r);
   world_use(&w, p, r, 0);
@@ -38,11 +50,13 @@ TEST(on_its_own_stream_there_is_nothing_to_do) {
   end();
 }
 
-TEST(one_event_marks_many) {
+TEST(one_event_marks_many)
+{
   begin();
   const void *p[40];
   size_t marked = 0;
-  for (int i = 0; i < 40; i++) p[i] = world_malloc(&w, 4096, r);
+  for (int i = 0; i < 40; i++)
+    p[i] = world_malloc(&w, 4096, r);
   CHECK_OK(esper_record_use(w.core, p, 40, s, 0, &marked));
   CHECK_EQ(marked, 40);
   CHECK_EQ(records(), 1);
@@ -52,7 +66,8 @@ TEST(one_event_marks_many) {
 }
 
 /* Neither uses nor events pile up, though nothing completes meanwhile. */
-TEST(a_thousand_marks_leave_one_use_a_stream) {
+TEST(a_thousand_marks_leave_one_use_a_stream)
+{
   begin();
   void *p = block(r);
   for (int i = 0; i < 1000; i++) {
@@ -72,11 +87,13 @@ TEST(a_thousand_marks_leave_one_use_a_stream) {
 
 /* The events of many long-lived blocks go back as they complete, though nobody
  * allocates. */
-TEST(marks_ask_now_and_then_what_has_completed) {
+TEST(marks_ask_now_and_then_what_has_completed)
+{
   begin();
   enum { MANY = 4000 };
   void *p[MANY];
-  for (int i = 0; i < MANY; i++) p[i] = world_malloc(&w, 512, r);
+  for (int i = 0; i < MANY; i++)
+    p[i] = world_malloc(&w, 512, r);
   for (int i = 0; i < MANY; i++) {
     world_use(&w, p[i], s, 0);
     world_run(&w, s);
@@ -86,7 +103,8 @@ TEST(marks_ask_now_and_then_what_has_completed) {
   end();
 }
 
-TEST(any_address_inside_will_do_and_foreign_ones_are_skipped) {
+TEST(any_address_inside_will_do_and_foreign_ones_are_skipped)
+{
   begin();
   char *a = block(r), *b = block(r);
   const void *p[5] = {a + 12 * MIB - 1, &w, NULL, b, a + 513};
@@ -102,7 +120,8 @@ TEST(any_address_inside_will_do_and_foreign_ones_are_skipped) {
   end();
 }
 
-TEST(a_use_ends_where_it_was_marked) {
+TEST(a_use_ends_where_it_was_marked)
+{
   begin();
   void *p = block(r);
   world_read_on(&w, s, p, r);
@@ -118,7 +137,8 @@ TEST(a_use_ends_where_it_was_marked) {
   end();
 }
 
-TEST(record_stream_ends_with_the_free) {
+TEST(record_stream_ends_with_the_free)
+{
   begin();
   void *p = block(r);
   world_record_stream(&w, p, s);
@@ -136,14 +156,17 @@ TEST(record_stream_ends_with_the_free) {
   end();
 }
 
-TEST(both_kinds_on_one_stream_are_one_use_that_ends_with_the_free) {
+TEST(both_kinds_on_one_stream_are_one_use_that_ends_with_the_free)
+{
   for (int order = 0; order < 2; order++) {
     begin();
     void *p = block(r);
-    if (order) world_record_stream(&w, p, s);
+    if (order)
+      world_record_stream(&w, p, s);
     world_read_on(&w, s, p, r);
     world_use(&w, p, s, 0);
-    if (!order) world_record_stream(&w, p, s);
+    if (!order)
+      world_record_stream(&w, p, s);
     CHECK_EQ(uses(), 1);
     sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ); /* record_stream's */
     world_free(&w, p);
@@ -155,7 +178,8 @@ TEST(both_kinds_on_one_stream_are_one_use_that_ends_with_the_free) {
   }
 }
 
-TEST(another_device_can_read) {
+TEST(another_device_can_read)
+{
   begin();
   esper_stream far = world_stream(&w, 1);
   void *p = block(r);
@@ -164,12 +188,13 @@ TEST(another_device_can_read) {
   world_free(&w, p);
   CHECK_EQ(world_counters(&w, 1).events_created, 1); /* its device's event */
   CHECK_EQ(world_counters(&w, 0).events_created, 0);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);         /* gated across */
+  CHECK(world_malloc(&w, 12 * MIB, r) == p); /* gated across */
   CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
   end();
 }
 
-TEST(a_foreign_event_may_be_recorded_again_at_once) {
+TEST(a_foreign_event_may_be_recorded_again_at_once)
+{
   begin();
   void *p = block(r), *event = sim_event_create(w.s, 0);
   const void *ptr = p;
@@ -186,7 +211,8 @@ TEST(a_foreign_event_may_be_recorded_again_at_once) {
   end();
 }
 
-TEST(a_captured_event_marks_by_holding) {
+TEST(a_captured_event_marks_by_holding)
+{
   begin();
   void *p = block(r), *event = sim_event_create(w.s, 0);
   const void *ptr = p;
@@ -202,7 +228,8 @@ TEST(a_captured_event_marks_by_holding) {
   end();
 }
 
-TEST(free_after_all_covers_streams_that_nobody_named) {
+TEST(free_after_all_covers_streams_that_nobody_named)
+{
   begin();
   void *p = block(r);
   esper_stream unknown = world_mortal(&w, 0);
@@ -218,7 +245,8 @@ TEST(free_after_all_covers_streams_that_nobody_named) {
   end();
 }
 
-TEST(without_an_event_for_all_the_block_is_held) {
+TEST(without_an_event_for_all_the_block_is_held)
+{
   begin();
   void *p = block(r);
   world_read_on(&w, s, p, r);
@@ -233,7 +261,8 @@ TEST(without_an_event_for_all_the_block_is_held) {
   end();
 }
 
-TEST(a_mark_that_cannot_be_recorded_holds_until_a_synchronisation) {
+TEST(a_mark_that_cannot_be_recorded_holds_until_a_synchronisation)
+{
   begin();
   void *p = block(r);
   world_read_on(&w, s, p, r);
@@ -247,7 +276,8 @@ TEST(a_mark_that_cannot_be_recorded_holds_until_a_synchronisation) {
   end();
 }
 
-TEST(a_held_use_is_recorded_when_its_stream_comes_back) {
+TEST(a_held_use_is_recorded_when_its_stream_comes_back)
+{
   begin();
   esper_stream mortal = world_mortal(&w, 0);
   void *p = block(r);
@@ -263,7 +293,8 @@ TEST(a_held_use_is_recorded_when_its_stream_comes_back) {
   end();
 }
 
-TEST(marks_on_a_capturing_stream_are_counted) {
+TEST(marks_on_a_capturing_stream_are_counted)
+{
   begin();
   void *p = block(r);
   sim_capture_begin(w.s, 0, s.handle);
@@ -274,7 +305,8 @@ TEST(marks_on_a_capturing_stream_are_counted) {
   end();
 }
 
-TEST(bad_arguments_are_refused) {
+TEST(bad_arguments_are_refused)
+{
   begin();
   void *p = block(r);
   const void *ptr = p;

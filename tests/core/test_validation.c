@@ -12,7 +12,8 @@ static esper_stream caller, env; /* the current stream, the environment's */
 enum { BATCH = 12, CONFIGS = 2, FUSED = CONFIGS * BATCH }; /* MiB */
 
 /* Room for the batch once: whoever wants as much again gets its memory. */
-static void begin(void) {
+static void begin(void)
+{
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .capacity = (BATCH + FUSED) * MIB};
@@ -22,14 +23,16 @@ static void begin(void) {
 }
 
 /* What .to(device, non_blocking=True) does on the current stream. */
-static void *move_batch(esper_stream current) {
+static void *move_batch(esper_stream current)
+{
   void *batch = world_malloc(&w, BATCH * MIB, current);
   world_kernel(&w, current, batch);
   return batch;
 }
 
 /* batch.repeat(CONFIGS) on the environment's stream, after the copy. */
-static void *repeat(const void *batch) {
+static void *repeat(const void *batch)
+{
   world_wait(&w, env, caller);
   void *fused = world_malloc(&w, FUSED * MIB, env);
   world_read_on(&w, env, batch, caller);
@@ -38,9 +41,13 @@ static void *repeat(const void *batch) {
 }
 
 /* The next batch's memory, while nothing has run yet. */
-static void *next_batch(void) { return world_malloc(&w, BATCH * MIB, caller); }
+static void *next_batch(void)
+{
+  return world_malloc(&w, BATCH * MIB, caller);
+}
 
-TEST(a_batch_that_only_its_repetition_protects_is_overwritten) {
+TEST(a_batch_that_only_its_repetition_protects_is_overwritten)
+{
   begin();
   void *batch = move_batch(caller);
   void *fused = repeat(batch);
@@ -52,7 +59,8 @@ TEST(a_batch_that_only_its_repetition_protects_is_overwritten) {
   world_end(&w);
 }
 
-TEST(a_mark_before_the_repetition_does_not_help) {
+TEST(a_mark_before_the_repetition_does_not_help)
+{
   begin();
   void *batch = move_batch(caller);
   world_wait(&w, env, caller);
@@ -65,7 +73,8 @@ TEST(a_mark_before_the_repetition_does_not_help) {
   world_end(&w);
 }
 
-TEST(a_batch_marked_after_the_repetition_is_reused_in_order) {
+TEST(a_batch_marked_after_the_repetition_is_reused_in_order)
+{
   begin();
   void *batch = move_batch(caller);
   repeat(batch);
@@ -76,7 +85,8 @@ TEST(a_batch_marked_after_the_repetition_is_reused_in_order) {
   world_end(&w);
 }
 
-TEST(record_stream_before_the_repetition_protects_until_the_free) {
+TEST(record_stream_before_the_repetition_protects_until_the_free)
+{
   begin();
   void *batch = move_batch(caller);
   world_record_stream(&w, batch, env);
@@ -87,7 +97,8 @@ TEST(record_stream_before_the_repetition_protects_until_the_free) {
 }
 
 /* As fused_validation_batch() does with a batch of the host's. */
-TEST(a_batch_moved_on_the_environments_stream_needs_no_mark) {
+TEST(a_batch_moved_on_the_environments_stream_needs_no_mark)
+{
   begin();
   void *batch = move_batch(env);
   repeat(batch);
@@ -97,7 +108,8 @@ TEST(a_batch_moved_on_the_environments_stream_needs_no_mark) {
 }
 
 /* As it does with a batch that is on the device already. */
-TEST(a_batch_that_the_caller_drops_too_is_reused_in_order) {
+TEST(a_batch_that_the_caller_drops_too_is_reused_in_order)
+{
   begin();
   void *batch = move_batch(caller);
   void *fused = repeat(batch);
@@ -111,7 +123,8 @@ TEST(a_batch_that_the_caller_drops_too_is_reused_in_order) {
 
 /* Tensors that are kept until the host has waited for their reader carry no
  * mark, and need none: what looks like the same mistake is none. */
-TEST(tensors_kept_until_the_stream_was_synchronised_need_no_mark) {
+TEST(tensors_kept_until_the_stream_was_synchronised_need_no_mark)
+{
   begin();
   void *overrides = move_batch(caller);
   void *fused = repeat(overrides);
@@ -123,7 +136,8 @@ TEST(tensors_kept_until_the_stream_was_synchronised_need_no_mark) {
 }
 
 /* Kept for as long, but dropped before the wait: the same mistake after all. */
-TEST(tensors_dropped_before_the_stream_was_synchronised_do) {
+TEST(tensors_dropped_before_the_stream_was_synchronised_do)
+{
   begin();
   void *overrides = move_batch(caller);
   repeat(overrides);

@@ -1,37 +1,42 @@
 #include "world.h"
 
-static void note_failure(void *context, const char *report) {
+static void note_failure(void *context, const char *report)
+{
   world *w = context;
   if (w->failures++ == 0)
     snprintf(w->failure, sizeof w->failure, "%s", report);
 }
 
 /* A failed oracle is a failed check, naming the test. */
-static void fail(void *context, const char *report) {
+static void fail(void *context, const char *report)
+{
   (void)context;
   check_failed("simulated device", 0, "%s", report);
 }
 
-void world_begin_with(world *w, const sim_options *options,
-                      const esper_config *config) {
+void world_begin_with(world *w, const sim_options *options, const esper_config *config)
+{
   /* By name, so that created pools have them, too. */
   esper_config mapped = {.segments = ESPER_SEGMENTS_MAPPED};
-  if (!config && options->virtual_memory) config = &mapped;
+  if (!config && options->virtual_memory)
+    config = &mapped;
   memset(w, 0, sizeof *w);
   w->s = sim_create(options);
   CHECK(w->s);
   sim_on_failure(w->s, fail, NULL);
   CHECK_OK(esper_core_create(sim_driver(w->s), config, &w->core));
-  for (int i = 0; i < WORLD_STREAMS; i++) w->stream[i] = world_stream(w, 0);
+  for (int i = 0; i < WORLD_STREAMS; i++)
+    w->stream[i] = world_stream(w, 0);
 }
 
-void world_begin(world *w) {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD};
+void world_begin(world *w)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
   world_begin_with(w, &options, NULL);
 }
 
-static void end_owners(world *w) {
+static void end_owners(world *w)
+{
   esper_snapshot snapshot;
   CHECK_OK(esper_snapshot_take(w->core, -1, &snapshot));
   for (size_t i = 0; i < snapshot.block_count; i++)
@@ -40,7 +45,8 @@ static void end_owners(world *w) {
   esper_snapshot_free(&snapshot);
 }
 
-void world_end(world *w) {
+void world_end(world *w)
+{
   end_owners(w);
   for (int d = 0; d < esper_device_count(w->core); d++)
     CHECK_OK(sim_device_synchronize(w->s, d));
@@ -61,22 +67,28 @@ void world_end(world *w) {
   sim_destroy(w->s);
 }
 
-void world_note_failures(world *w) { sim_on_failure(w->s, note_failure, w); }
-
-esper_stream world_stream(world *w, int device) {
-  return (esper_stream){sim_stream_create(w->s, device), device,
-                        ESPER_STREAM_IMMORTAL};
+void world_note_failures(world *w)
+{
+  sim_on_failure(w->s, note_failure, w);
 }
 
-esper_stream world_mortal(world *w, int device) {
+esper_stream world_stream(world *w, int device)
+{
+  return (esper_stream){sim_stream_create(w->s, device), device, ESPER_STREAM_IMMORTAL};
+}
+
+esper_stream world_mortal(world *w, int device)
+{
   return (esper_stream){sim_stream_create(w->s, device), device, 0};
 }
 
-void world_destroy_stream(world *w, esper_stream stream) {
+void world_destroy_stream(world *w, esper_stream stream)
+{
   sim_stream_destroy(w->s, stream.device, stream.handle);
 }
 
-void *world_malloc(world *w, size_t size, esper_stream stream) {
+void *world_malloc(world *w, size_t size, esper_stream stream)
+{
   void *ptr;
   CHECK_OK(esper_malloc(w->core, size, stream, &ptr));
   CHECK(ptr);
@@ -84,62 +96,68 @@ void *world_malloc(world *w, size_t size, esper_stream stream) {
   return ptr;
 }
 
-void world_free(world *w, void *ptr) {
+void world_free(world *w, void *ptr)
+{
   sim_owner_end(w->s, ptr);
   CHECK_OK(esper_free(w->core, ptr));
 }
 
-void world_kernel(world *w, esper_stream stream, const void *ptr) {
-  sim_kernel(w->s, stream.device, stream.handle, ptr, world_size(w, ptr),
-             SIM_READ | SIM_WRITE);
+void world_kernel(world *w, esper_stream stream, const void *ptr)
+{
+  sim_kernel(w->s, stream.device, stream.handle, ptr, world_size(w, ptr), SIM_READ | SIM_WRITE);
 }
 
-void world_wait(world *w, esper_stream waiter, esper_stream other) {
-  sim_stream_wait_stream(w->s, waiter.device, waiter.handle, other.device,
-                         other.handle);
+void world_wait(world *w, esper_stream waiter, esper_stream other)
+{
+  sim_stream_wait_stream(w->s, waiter.device, waiter.handle, other.device, other.handle);
 }
 
-void world_read_on(world *w, esper_stream reader, const void *ptr,
-                   esper_stream owner) {
+void world_read_on(world *w, esper_stream reader, const void *ptr, esper_stream owner)
+{
   world_wait(w, reader, owner);
-  sim_kernel(w->s, reader.device, reader.handle, ptr, world_size(w, ptr),
-             SIM_READ);
+  sim_kernel(w->s, reader.device, reader.handle, ptr, world_size(w, ptr), SIM_READ);
 }
 
-void world_use(world *w, const void *ptr, esper_stream stream,
-               unsigned flags) {
+void world_use(world *w, const void *ptr, esper_stream stream, unsigned flags)
+{
   size_t marked;
   CHECK_OK(esper_record_use(w->core, &ptr, 1, stream, flags, &marked));
   CHECK_EQ(marked, 1);
 }
 
-void world_record_stream(world *w, const void *ptr, esper_stream stream) {
+void world_record_stream(world *w, const void *ptr, esper_stream stream)
+{
   CHECK_OK(esper_record_stream(w->core, ptr, stream));
 }
 
-void world_run(world *w, esper_stream stream) {
+void world_run(world *w, esper_stream stream)
+{
   sim_run_stream(w->s, stream.device, stream.handle, SIZE_MAX);
 }
 
-size_t world_size(world *w, const void *ptr) {
+size_t world_size(world *w, const void *ptr)
+{
   esper_block_info info;
   CHECK_OK(esper_find_block(w->core, ptr, &info));
   return info.size;
 }
 
-esper_stats world_stats(world *w, int device) {
+esper_stats world_stats(world *w, int device)
+{
   esper_stats stats;
   CHECK_OK(esper_get_stats(w->core, device, &stats));
   return stats;
 }
 
-esper_counters world_counters(world *w, int device) {
+esper_counters world_counters(world *w, int device)
+{
   esper_counters counters;
   CHECK_OK(esper_get_counters(w->core, device, &counters));
   return counters;
 }
 
-static void check_device(world *w, int device) {
+static void check_device(world *w, int device)
+{
   esper_stats stats = world_stats(w, device);
   esper_snapshot snapshot;
   CHECK_OK(esper_snapshot_take(w->core, device, &snapshot));
@@ -152,7 +170,8 @@ static void check_device(world *w, int device) {
       const esper_block_entry *b = &snapshot.blocks[segment->first_block + k];
       CHECK_EQ(b->address, at); /* blocks tile their segment */
       at += b->size;
-      if (b->state != ESPER_BLOCK_ALLOCATED) continue;
+      if (b->state != ESPER_BLOCK_ALLOCATED)
+        continue;
       live += b->size;
       live_blocks++;
       requested += b->requested;
@@ -165,15 +184,16 @@ static void check_device(world *w, int device) {
   CHECK_EQ(stats.allocation[ESPER_ALL].current, live_blocks);
   CHECK(stats.requested_bytes[ESPER_ALL].current >= (int64_t)requested);
   CHECK(stats.active_bytes[ESPER_ALL].current >= (int64_t)live);
-  CHECK(stats.active_bytes[ESPER_ALL].peak >=
-        stats.active_bytes[ESPER_ALL].current);
+  CHECK(stats.active_bytes[ESPER_ALL].peak >= stats.active_bytes[ESPER_ALL].current);
   esper_snapshot_free(&snapshot);
   sim_alive alive;
   sim_count_alive(w->s, device, &alive);
   CHECK_EQ(alive.bytes, reserved + world_counters(w, device).bytes_loose);
 }
 
-void world_check(world *w) {
+void world_check(world *w)
+{
   CHECK(esper_core_is_valid(w->core));
-  for (int d = 0; d < esper_device_count(w->core); d++) check_device(w, d);
+  for (int d = 0; d < esper_device_count(w->core); d++)
+    check_device(w, d);
 }

@@ -13,7 +13,7 @@ typedef struct world {
   sim *s;
   esper_core *core;
   esper_stream stream[WORLD_STREAMS]; /* immortal, of device 0 */
-  char failure[512]; /* what the oracle said first, if world_expect_failure */
+  char failure[512];                  /* what the oracle said first, if world_expect_failure */
   int failures;
 } world;
 
@@ -22,8 +22,7 @@ typedef struct world {
 
 /* Oracle on, operations complete when told. */
 void world_begin(world *w);
-void world_begin_with(world *w, const sim_options *options,
-                      const esper_config *config);
+void world_begin_with(world *w, const sim_options *options, const esper_config *config);
 /* Ends every owner, destroys the core, and checks that nothing is left. */
 void world_end(world *w);
 
@@ -40,8 +39,7 @@ void world_free(world *w, void *ptr);
 /* A kernel over a whole block. */
 void world_kernel(world *w, esper_stream stream, const void *ptr);
 /* The same on another stream than the block's, which first waits for it. */
-void world_read_on(world *w, esper_stream reader, const void *ptr,
-                   esper_stream owner);
+void world_read_on(world *w, esper_stream reader, const void *ptr, esper_stream owner);
 void world_use(world *w, const void *ptr, esper_stream stream, unsigned flags);
 void world_record_stream(world *w, const void *ptr, esper_stream stream);
 /* `waiter` waits for all that is on `other`. */

@@ -11,9 +11,9 @@
 #include "../../csrc/device/cuda_api.h"
 
 #ifdef WITH_CUDA_H
-#define SAME_TYPE(name, version, need, parameters)                                          \
-  _Static_assert(__builtin_types_compatible_p(__typeof__(((cuda_api *)0)->name),            \
-                                              PFN_##name##_v##version),                     \
+#define SAME_TYPE(name, version, need, parameters)                               \
+  _Static_assert(__builtin_types_compatible_p(__typeof__(((cuda_api *)0)->name), \
+                                              PFN_##name##_v##version),          \
                  #name " has another signature in version " #version);
 CUDA_ENTRY_POINTS(SAME_TYPE)
 _Static_assert(__builtin_types_compatible_p(cuda_get_proc_address_v1, PFN_cuGetProcAddress_v11030),
@@ -23,7 +23,7 @@ _Static_assert(__builtin_types_compatible_p(cuda_get_proc_address_v2, PFN_cuGetP
 #endif
 
 #define SIZE(type) printf("sizeof %s = %zu\n", #type, sizeof(type))
-#define OFFSET(type, member) \
+#define OFFSET(type, member)                                                  \
   printf("%s.%s at %zu, %zu bytes\n", #type, #member, offsetof(type, member), \
          sizeof(((type *)0)->member))
 

@@ -71,8 +71,14 @@ static int number_from(const char *name, int otherwise)
   return value ? atoi(value) : otherwise;
 }
 
-static int version(void) { return number_from("FAKE_CUDA_VERSION", 13000); }
-static int device_count(void) { return number_from("FAKE_CUDA_DEVICES", 2); }
+static int version(void)
+{
+  return number_from("FAKE_CUDA_VERSION", 13000);
+}
+static int device_count(void)
+{
+  return number_from("FAKE_CUDA_DEVICES", 2);
+}
 
 /* ---- every call starts here -------------------------------------------- */
 
@@ -92,7 +98,10 @@ static int *count_of(const char *name)
   return &counted[i].calls;
 }
 
-static CUcontext current(void) { return depth ? stack[depth - 1] : NULL; }
+static CUcontext current(void)
+{
+  return depth ? stack[depth - 1] : NULL;
+}
 
 static CUresult begin(const char *name, int needs)
 {
@@ -113,11 +122,11 @@ static CUresult begin(const char *name, int needs)
   return result;
 }
 
-#define BEGIN(needs)                             \
-  do {                                           \
-    CUresult result = begin(__func__, needs);    \
-    if (result != CUDA_SUCCESS)                  \
-      return result;                             \
+#define BEGIN(needs)                          \
+  do {                                        \
+    CUresult result = begin(__func__, needs); \
+    if (result != CUDA_SUCCESS)               \
+      return result;                          \
   } while (0)
 
 static CUstream resolve(CUstream stream)
@@ -160,7 +169,7 @@ static CUresult cuDriverGetVersion(int *result)
 
 static CUresult cuGetErrorName(CUresult error, const char **name)
 {
-  *name = error == CUDA_ERROR_OUT_OF_MEMORY    ? "CUDA_ERROR_OUT_OF_MEMORY"
+  *name = error == CUDA_ERROR_OUT_OF_MEMORY     ? "CUDA_ERROR_OUT_OF_MEMORY"
           : error == CUDA_ERROR_INVALID_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT"
           : error == CUDA_ERROR_NO_DEVICE       ? "CUDA_ERROR_NO_DEVICE"
           : error == 719                        ? "CUDA_ERROR_LAUNCH_FAILED"
@@ -312,8 +321,8 @@ static CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *stat
 }
 
 static CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status,
-                                       cuuint64_t *id, CUgraph *graph,
-                                       const CUgraphNode **nodes, size_t *count)
+                                       cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
+                                       size_t *count)
 {
   BEGIN(NEEDS_CONTEXT);
   CUstream s = resolve(stream);
@@ -331,8 +340,8 @@ static CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *s
   return CUDA_SUCCESS;
 }
 
-static CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode *nodes,
-                                                  size_t count, unsigned int flags)
+static CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode *nodes, size_t count,
+                                                  unsigned int flags)
 {
   BEGIN(NEEDS_CONTEXT);
   if (flags != CU_STREAM_ADD_CAPTURE_DEPENDENCIES || stream->tail_count + count > MAX_TAILS)
@@ -624,16 +633,16 @@ static CUresult look_up(const char *symbol, void **pointer, int asked, cuuint64_
 }
 
 #ifdef FAKE_CUDA_OLD_GET
-__attribute__((visibility("default")))
-CUresult cuGetProcAddress(const char *symbol, void **pointer, int asked, cuuint64_t flags)
+__attribute__((visibility("default"))) CUresult cuGetProcAddress(const char *symbol, void **pointer,
+                                                                 int asked, cuuint64_t flags)
 {
   return look_up(symbol, pointer, asked, flags);
 }
 #else
 /* As the real one of 12.0 and later: a missing symbol is no error. */
-__attribute__((visibility("default")))
-CUresult cuGetProcAddress_v2(const char *symbol, void **pointer, int asked, cuuint64_t flags,
-                             CUdriverProcAddressQueryResult *answer)
+__attribute__((visibility("default"))) CUresult
+cuGetProcAddress_v2(const char *symbol, void **pointer, int asked, cuuint64_t flags,
+                    CUdriverProcAddressQueryResult *answer)
 {
   *answer = look_up(symbol, pointer, asked, flags) != CUDA_SUCCESS;
   return CUDA_SUCCESS;
@@ -649,7 +658,10 @@ static void fail(const char *function, int nth, int result)
   fail_result = result;
 }
 
-static int calls(const char *function) { return *count_of(function); }
+static int calls(const char *function)
+{
+  return *count_of(function);
+}
 
 static void set_current(int device)
 {
@@ -657,13 +669,34 @@ static void set_current(int device)
   stack[0] = device < 0 ? NULL : &contexts[device];
 }
 
-static int current_device(void) { return current() ? current()->device : -1; }
-static int get_depth(void) { return depth; }
-static void set_mode(int value) { mode = value; }
-static int get_mode(void) { return mode; }
-static void capture_somewhere(int on) { captured_somewhere = on; }
-static int get_unsafe_calls(void) { return unsafe_calls; }
-static int get_bad_requests(void) { return bad_requests; }
+static int current_device(void)
+{
+  return current() ? current()->device : -1;
+}
+static int get_depth(void)
+{
+  return depth;
+}
+static void set_mode(int value)
+{
+  mode = value;
+}
+static int get_mode(void)
+{
+  return mode;
+}
+static void capture_somewhere(int on)
+{
+  captured_somewhere = on;
+}
+static int get_unsafe_calls(void)
+{
+  return unsafe_calls;
+}
+static int get_bad_requests(void)
+{
+  return bad_requests;
+}
 
 static void *new_stream(int device)
 {
@@ -695,16 +728,45 @@ static size_t get_tails(void *stream, void **tails)
   return s->tail_count;
 }
 
-static size_t get_live_bytes(void) { return live_bytes; }
-static int get_live_mappings(void) { return live_mappings; }
-static void finish(int on) { finished = on; }
-static int get_access(int device) { return access_flags[device]; }
-static void set_reach(int on) { reach = on; }
+static size_t get_live_bytes(void)
+{
+  return live_bytes;
+}
+static int get_live_mappings(void)
+{
+  return live_mappings;
+}
+static void finish(int on)
+{
+  finished = on;
+}
+static int get_access(int device)
+{
+  return access_flags[device];
+}
+static void set_reach(int on)
+{
+  reach = on;
+}
 
-__attribute__((visibility("default")))
-const fake_control fake = {
-    fail,         calls,   set_current,       current_device,   get_depth,        set_mode,
-    get_mode,     capture_somewhere, get_unsafe_calls, get_bad_requests, new_stream, capture,
-    capture_node, get_tails,
-    get_live_bytes, get_live_mappings, get_access, set_reach, finish,
+__attribute__((visibility("default"))) const fake_control fake = {
+    fail,
+    calls,
+    set_current,
+    current_device,
+    get_depth,
+    set_mode,
+    get_mode,
+    capture_somewhere,
+    get_unsafe_calls,
+    get_bad_requests,
+    new_stream,
+    capture,
+    capture_node,
+    get_tails,
+    get_live_bytes,
+    get_live_mappings,
+    get_access,
+    set_reach,
+    finish,
 };

@@ -18,17 +18,17 @@ typedef struct fake_control {
   /* The nth call of `function` from now on fails with `result`; a function is
    * "" to cancel. */
   void (*fail)(const char *function, int nth, int result);
-  int (*calls)(const char *function); /* since the start                        */
-  void (*set_current)(int device);    /* -1: the thread has no context          */
-  int (*current)(void);               /* device of the current context, or -1   */
-  int (*depth)(void);                 /* contexts on the thread's stack         */
-  void (*set_mode)(int mode);         /* the thread's capture mode              */
+  int (*calls)(const char *function); /* since the start */
+  void (*set_current)(int device);    /* -1: the thread has no context */
+  int (*current)(void);               /* device of the current context, or -1 */
+  int (*depth)(void);                 /* contexts on the thread's stack */
+  void (*set_mode)(int mode);         /* the thread's capture mode */
   int (*mode)(void);
   /* A capture begun in global mode somewhere: unsafe calls in a thread that is
    * not relaxed fail, and are counted. */
   void (*capture_somewhere)(int on);
   int (*unsafe_calls)(void);
-  int (*bad_requests)(void); /* lookups with wrong flags or a null symbol       */
+  int (*bad_requests)(void); /* lookups with wrong flags or a null symbol */
   void *(*stream)(int device);
   /* status: 0 none, 1 active, 2 invalidated */
   void (*capture)(void *stream, int status, unsigned long long id);
@@ -38,9 +38,9 @@ typedef struct fake_control {
   size_t (*tails)(void *stream, void **tails);
   size_t (*live_bytes)(void);
   int (*live_mappings)(void);
-  int (*access)(int device); /* flags that were last set for it                 */
-  void (*set_reach)(int on); /* devices can access each other's memory          */
-  void (*finish)(int on); /* events complete at once (1), or never (0)          */
+  int (*access)(int device); /* flags that were last set for it */
+  void (*set_reach)(int on); /* devices can access each other's memory */
+  void (*finish)(int on);    /* events complete at once (1), or never (0) */
 } fake_control;
 
 #endif

@@ -15,12 +15,12 @@
 #include "../../csrc/instance.h"
 #include "fake_cuda.h"
 
-#define CHECK(x)                                                              \
-  do {                                                                        \
-    if (!(x)) {                                                               \
-      fprintf(stderr, "%s:%d: %s; %s\n", __FILE__, __LINE__, #x, context());  \
-      exit(1);                                                                \
-    }                                                                         \
+#define CHECK(x)                                                             \
+  do {                                                                       \
+    if (!(x)) {                                                              \
+      fprintf(stderr, "%s:%d: %s; %s\n", __FILE__, __LINE__, #x, context()); \
+      exit(1);                                                               \
+    }                                                                        \
   } while (0)
 
 static const fake_control *fake;
@@ -62,44 +62,47 @@ static void *captured_stream(void **node)
 static void *a_node, *some_nodes[8];
 
 #define SELF driver->self
-#define FUNCTIONS(F)                                                                    \
-  F(memory_info, driver->memory_info(SELF, 1, &(size_t){0}, &(size_t){0}))              \
-  F(memory_total, driver->memory_total(SELF, 1, &(size_t){0}))                          \
-  F(device_synchronize, driver->device_synchronize(SELF, 1))                            \
-  F(memory_alloc, driver->memory_alloc(SELF, 1, 1 << 20, &an_address))                  \
-  F(memory_free, driver->memory_free(SELF, 1, an_address))                              \
-  F(page_granularity, driver->page_granularity(SELF, 1, &(size_t){0}))                  \
-  F(range_reserve, driver->range_reserve(SELF, 1, 2 << 20, &a_range))                   \
-  F(page_create, driver->page_create(SELF, 1, 2 << 20, &a_page))                        \
-  F(page_map, driver->page_map(SELF, 1, a_range, 2 << 20, a_page, NULL, 0))             \
-  F(page_access, driver->page_access(SELF, 1, a_range, 2 << 20, 0, 1))                  \
-  F(peer_check, driver->peer_check(SELF, 1, 0))                                         \
-  F(page_export, driver->page_export(SELF, 1, a_page, &a_name))                         \
-  F(page_unexport, driver->page_unexport(SELF, 1, &a_name))                             \
-  F(page_unmap, driver->page_unmap(SELF, 1, a_range, 2 << 20))                          \
-  F(page_release, driver->page_release(SELF, 1, a_page))                                \
-  F(range_free, driver->range_free(SELF, 1, a_range, 2 << 20))                          \
-  F(stream_create, driver->stream_create(SELF, 1, &a_stream))                           \
-  F(stream_id, driver->stream_id(SELF, 1, a_stream, &a_number))                         \
-  F(legacy_stream_id, driver->stream_id(SELF, 1, NULL, &a_number))                      \
-  F(stream_capture, driver->stream_capture(SELF, 1, a_stream, &a_number))               \
-  F(legacy_stream_capture, driver->stream_capture(SELF, 1, NULL, &a_number))            \
-  F(capture_point, driver->capture_point(SELF, 1, captured_stream(&a_node), 42, &a_node)) \
+#define FUNCTIONS(F)                                                                       \
+  F(memory_info, driver->memory_info(SELF, 1, &(size_t){0}, &(size_t){0}))                 \
+  F(memory_total, driver->memory_total(SELF, 1, &(size_t){0}))                             \
+  F(device_synchronize, driver->device_synchronize(SELF, 1))                               \
+  F(memory_alloc, driver->memory_alloc(SELF, 1, 1 << 20, &an_address))                     \
+  F(memory_free, driver->memory_free(SELF, 1, an_address))                                 \
+  F(page_granularity, driver->page_granularity(SELF, 1, &(size_t){0}))                     \
+  F(range_reserve, driver->range_reserve(SELF, 1, 2 << 20, &a_range))                      \
+  F(page_create, driver->page_create(SELF, 1, 2 << 20, &a_page))                           \
+  F(page_map, driver->page_map(SELF, 1, a_range, 2 << 20, a_page, NULL, 0))                \
+  F(page_access, driver->page_access(SELF, 1, a_range, 2 << 20, 0, 1))                     \
+  F(peer_check, driver->peer_check(SELF, 1, 0))                                            \
+  F(page_export, driver->page_export(SELF, 1, a_page, &a_name))                            \
+  F(page_unexport, driver->page_unexport(SELF, 1, &a_name))                                \
+  F(page_unmap, driver->page_unmap(SELF, 1, a_range, 2 << 20))                             \
+  F(page_release, driver->page_release(SELF, 1, a_page))                                   \
+  F(range_free, driver->range_free(SELF, 1, a_range, 2 << 20))                             \
+  F(stream_create, driver->stream_create(SELF, 1, &a_stream))                              \
+  F(stream_id, driver->stream_id(SELF, 1, a_stream, &a_number))                            \
+  F(legacy_stream_id, driver->stream_id(SELF, 1, NULL, &a_number))                         \
+  F(stream_capture, driver->stream_capture(SELF, 1, a_stream, &a_number))                  \
+  F(legacy_stream_capture, driver->stream_capture(SELF, 1, NULL, &a_number))               \
+  F(capture_point, driver->capture_point(SELF, 1, captured_stream(&a_node), 42, &a_node))  \
   F(capture_depend, driver->capture_depend(SELF, 1, captured_stream(&a_node), 42, a_node)) \
-  F(capture_before, driver->capture_before(SELF, 1, captured_stream(&a_node), 42, a_node, \
-                                           some_nodes, &(size_t){8}))                   \
-  F(event_create, driver->event_create(SELF, 1, &an_event))                             \
-  F(event_record, driver->event_record(SELF, 1, an_event, a_stream))                    \
-  F(legacy_event_record, driver->event_record(SELF, 1, an_event, NULL))                 \
-  F(event_record_all, driver->event_record_all(SELF, 1, an_event))                      \
-  F(stream_wait, driver->stream_wait(SELF, 1, a_stream, an_event))                      \
-  F(event_query, driver->event_query(SELF, 1, an_event))                                \
-  F(event_synchronize, driver->event_synchronize(SELF, 1, an_event))                    \
-  F(event_destroy, driver->event_destroy(SELF, 1, an_event))                            \
+  F(capture_before, driver->capture_before(SELF, 1, captured_stream(&a_node), 42, a_node,  \
+                                           some_nodes, &(size_t){8}))                      \
+  F(event_create, driver->event_create(SELF, 1, &an_event))                                \
+  F(event_record, driver->event_record(SELF, 1, an_event, a_stream))                       \
+  F(legacy_event_record, driver->event_record(SELF, 1, an_event, NULL))                    \
+  F(event_record_all, driver->event_record_all(SELF, 1, an_event))                         \
+  F(stream_wait, driver->stream_wait(SELF, 1, a_stream, an_event))                         \
+  F(event_query, driver->event_query(SELF, 1, an_event))                                   \
+  F(event_synchronize, driver->event_synchronize(SELF, 1, an_event))                       \
+  F(event_destroy, driver->event_destroy(SELF, 1, an_event))                               \
   F(stream_destroy, driver->stream_destroy(SELF, 1, a_stream))
 
-#define DEFINE(name, call) \
-  static esper_status do_##name(void) { return call; }
+#define DEFINE(name, call)            \
+  static esper_status do_##name(void) \
+  {                                   \
+    return call;                      \
+  }
 FUNCTIONS(DEFINE)
 
 static const struct {
@@ -155,9 +158,9 @@ static void scenario_faults(void)
   static const struct {
     int result;
     esper_status status;
-  } kinds[] = {{2, ESPER_OUT_OF_MEMORY}, {4, ESPER_SHUT_DOWN},   {709, ESPER_SHUT_DOWN},
+  } kinds[] = {{2, ESPER_OUT_OF_MEMORY}, {4, ESPER_SHUT_DOWN},      {709, ESPER_SHUT_DOWN},
                {600, ESPER_NOT_READY},   {719, ESPER_DEVICE_ERROR}, {801, ESPER_UNSUPPORTED},
-               {900, ESPER_CAPTURING},   {906, ESPER_CAPTURING}, {908, ESPER_CAPTURING},
+               {900, ESPER_CAPTURING},   {906, ESPER_CAPTURING},    {908, ESPER_CAPTURING},
                {909, ESPER_DEVICE_ERROR}};
   esper_cuda_entry_point entry;
   int hits = 0;
@@ -200,8 +203,8 @@ static void scenario_messages(void)
   load();
   fake->fail("cuMemAlloc", 1, 2);
   CHECK(driver->memory_alloc(SELF, 0, 512, &an_address) == ESPER_OUT_OF_MEMORY);
-  CHECK(strcmp(driver->last_error(SELF),
-               "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (out of memory)") == 0);
+  CHECK(strcmp(driver->last_error(SELF), "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (out of memory)") ==
+        0);
   fake->fail("cuMemAlloc", 1, 12345);
   CHECK(driver->memory_alloc(SELF, 0, 512, &an_address) == ESPER_DEVICE_ERROR);
   CHECK(strcmp(driver->last_error(SELF), "cuMemAlloc: CUDA error 12345") == 0);
@@ -266,8 +269,7 @@ static void scenario_graphs(void)
   CHECK(driver->capture_before(SELF, 1, stream, 42, point, before, &count) == ESPER_OK);
   CHECK(count == 2 && before[0] == a && before[1] == b);
   count = 2;
-  CHECK(driver->capture_before(SELF, 1, stream, 42, point, before, &count) ==
-        ESPER_UNSUPPORTED);
+  CHECK(driver->capture_before(SELF, 1, stream, 42, point, before, &count) == ESPER_UNSUPPORTED);
   void *c = fake->node(stream);
   CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_OK && point == c);
   /* Another capture, or one that is over or invalid: no node is touched. */
@@ -446,11 +448,16 @@ static void scenario_mark_cost(void)
   static const struct {
     const char *name;
     int mortal, immortal; /* calls for each mark */
-  } costs[] = {{"cuEventRecord", 1, 1},   {"cuStreamIsCapturing", 1, 1},
-               {"cuStreamGetId", 1, 0},   {"cuStreamGetCaptureInfo", 0, 0},
-               {"cuStreamGetCtx", 0, 0},  {"cuCtxGetCurrent", 0, 0},
-               {"cuCtxPushCurrent", 0, 0}, {"cuCtxGetDevice", 0, 0},
-               {"cuEventCreate", 0, 0},   {"cuEventQuery", 0, 0},
+  } costs[] = {{"cuEventRecord", 1, 1},
+               {"cuStreamIsCapturing", 1, 1},
+               {"cuStreamGetId", 1, 0},
+               {"cuStreamGetCaptureInfo", 0, 0},
+               {"cuStreamGetCtx", 0, 0},
+               {"cuCtxGetCurrent", 0, 0},
+               {"cuCtxPushCurrent", 0, 0},
+               {"cuCtxGetDevice", 0, 0},
+               {"cuEventCreate", 0, 0},
+               {"cuEventQuery", 0, 0},
                {"cuThreadExchangeStreamCaptureMode", 0, 0}};
   enum { COSTS = sizeof costs / sizeof *costs };
   int before[COSTS];
@@ -753,17 +760,31 @@ static const struct {
   void (*run)(void);
 } scenarios[] = {
 #define SCENARIO(name) {#name, scenario_##name}
-    SCENARIO(balance),       SCENARIO(faults),
-    SCENARIO(messages),      SCENARIO(captures), SCENARIO(graphs),
-    SCENARIO(streams),       SCENARIO(threads),
-    SCENARIO(fork),          SCENARIO(allocator),
-    SCENARIO(uses),          SCENARIO(blind),
-    SCENARIO(unknown_stream), SCENARIO(reuse_order), SCENARIO(peers), SCENARIO(segments_chosen),
-    SCENARIO(sharing),       SCENARIO(no_sharing), SCENARIO(sharing_again),
-    SCENARIO(reuse_order_auto), SCENARIO(mark_cost),
-    SCENARIO(bad_reuse_order), SCENARIO(refused),
+    SCENARIO(balance),
+    SCENARIO(faults),
+    SCENARIO(messages),
+    SCENARIO(captures),
+    SCENARIO(graphs),
+    SCENARIO(streams),
+    SCENARIO(threads),
+    SCENARIO(fork),
+    SCENARIO(allocator),
+    SCENARIO(uses),
+    SCENARIO(blind),
+    SCENARIO(unknown_stream),
+    SCENARIO(reuse_order),
+    SCENARIO(peers),
+    SCENARIO(segments_chosen),
+    SCENARIO(sharing),
+    SCENARIO(no_sharing),
+    SCENARIO(sharing_again),
+    SCENARIO(reuse_order_auto),
+    SCENARIO(mark_cost),
+    SCENARIO(bad_reuse_order),
+    SCENARIO(refused),
     SCENARIO(segments),
-    SCENARIO(old),           SCENARIO(no_virtual_memory),
+    SCENARIO(old),
+    SCENARIO(no_virtual_memory),
     SCENARIO(old_get_proc_address),
 };
 

@@ -22,14 +22,13 @@
 
 #include "../../csrc/device/handoff.h"
 
-#define CHECK_IS(x, y)                                                              \
-  do {                                                                              \
-    long long is = (long long)(x), should = (long long)(y);                         \
-    if (is != should) {                                                             \
-      fprintf(stderr, "%s:%d: %s is %lld, not %lld\n", __FILE__, __LINE__, #x, is,  \
-              should);                                                              \
-      _exit(1);                                                                     \
-    }                                                                               \
+#define CHECK_IS(x, y)                                                                      \
+  do {                                                                                      \
+    long long is = (long long)(x), should = (long long)(y);                                 \
+    if (is != should) {                                                                     \
+      fprintf(stderr, "%s:%d: %s is %lld, not %lld\n", __FILE__, __LINE__, #x, is, should); \
+      _exit(1);                                                                             \
+    }                                                                                       \
   } while (0)
 #define CHECK(x) CHECK_IS(!!(x), 1)
 
@@ -198,9 +197,9 @@ static void scenario_network(void)
 static int connect_only(handoff_name name)
 {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
-  int length = snprintf(address.sun_path + 1, sizeof address.sun_path - 1,
-                        "esper_alloc-%llu-%016llx", (unsigned long long)name.process,
-                        (unsigned long long)name.key);
+  int length =
+      snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "esper_alloc-%llu-%016llx",
+               (unsigned long long)name.process, (unsigned long long)name.key);
   int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   CHECK_IS(connect(s, (struct sockaddr *)&address,
                    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)),
@@ -242,7 +241,10 @@ static void scenario_crowd(void)
     pthread_join(threads[i], NULL);
 }
 
-static void note_signal(int number) { (void)number; }
+static void note_signal(int number)
+{
+  (void)number;
+}
 
 static void scenario_signals(void)
 {
@@ -370,9 +372,9 @@ static const struct {
   void (*run)(void);
 } scenarios[] = {
 #define SCENARIO(name) {#name, scenario_##name}
-    SCENARIO(guess),   SCENARIO(refused),    SCENARIO(users), SCENARIO(silent), SCENARIO(crowd),
-    SCENARIO(signals), SCENARIO(full_table), SCENARIO(fork),  SCENARIO(orphan), SCENARIO(exit),
-    SCENARIO(network),
+    SCENARIO(guess),  SCENARIO(refused), SCENARIO(users),      SCENARIO(silent),
+    SCENARIO(crowd),  SCENARIO(signals), SCENARIO(full_table), SCENARIO(fork),
+    SCENARIO(orphan), SCENARIO(exit),    SCENARIO(network),
 };
 
 int main(int count, char **arguments)

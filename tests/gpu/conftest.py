@@ -43,7 +43,9 @@ def chosen(request: pytest.FixtureRequest) -> Callable[[str], set[Any]]:
     here = [
         item.callspec.params
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec")
+        if isinstance(item, pytest.Function)
+        and item.path == request.path
+        and hasattr(item, "callspec")
     ]
     return lambda name: {params[name] for params in here if name in params}
 

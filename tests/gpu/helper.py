@@ -53,7 +53,9 @@ class Nursery:
         )  # fmt: skip
         atexit.register(self.close)
 
-    def run(self, code: str, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, code: str, env: dict[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
         """As subprocess.run() of `python -c code`; raises TimeoutExpired as it does."""
         try:
             return self._run(code, env, timeout)
@@ -65,7 +67,9 @@ class Nursery:
                 del _nurseries.mine
             raise
 
-    def _run(self, code: str, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, code: str, env: dict[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
         assert self._process.stdin and self._process.stdout
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "stdout"), Path(folder, "stderr")
@@ -74,7 +78,9 @@ class Nursery:
             self._process.stdin.flush()
             answer = self._process.stdout.readline()
             assert answer, f"the nursery ended with {self._process.wait()}"
-            printed = [one.read_text(errors="replace") if one.exists() else "" for one in (out, err)]
+            printed = [
+                one.read_text(errors="replace") if one.exists() else "" for one in (out, err)
+            ]
         code_of_exit = json.loads(answer)
         if code_of_exit is None:
             raise subprocess.TimeoutExpired("python -c", timeout, *printed)
@@ -92,7 +98,9 @@ class Nursery:
 _nurseries = threading.local()
 
 
-def in_nursery(code: str, env: Mapping[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+def in_nursery(
+    code: str, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
     if not hasattr(_nurseries, "mine"):
         _nurseries.mine = Nursery()
     done: subprocess.CompletedProcess[str] = _nurseries.mine.run(code, environment(env), timeout)
@@ -105,7 +113,9 @@ def run_python(code: str, *, env: Mapping[str, str] | None = None, timeout: floa
     With ESPER_TEST_NURSERY=1 that is a forked child of a process which imported torch,
     where `env` has nothing that would have to be set before.
     """
-    if os.environ.get("ESPER_TEST_NURSERY", "") in ("", "0") or not AFTER_IMPORT.issuperset(env or {}):
+    if os.environ.get("ESPER_TEST_NURSERY", "") in ("", "0") or not AFTER_IMPORT.issuperset(
+        env or {}
+    ):
         return run_fresh("-c", code, env=env, timeout=timeout)
     return printed_by(lambda: in_nursery(code, env or {}, timeout), timeout)
 
@@ -115,9 +125,7 @@ def text(output: bytes | str | None) -> str:
     return (output.decode(errors="replace") if isinstance(output, bytes) else output or "")[-5000:]
 
 
-def run_fresh(
-    *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300.0
-) -> str:
+def run_fresh(*arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300.0) -> str:
     """Runs a fresh Python with these arguments and returns what it printed.
 
     `env` is added to the environment, from which allocator settings have been
@@ -137,7 +145,9 @@ def printed_by(run: Callable[[], subprocess.CompletedProcess[str]], timeout: flo
     try:
         done = run()
     except subprocess.TimeoutExpired as error:
-        raise AssertionError(f"no end within {timeout:.0f} s (a hang?)\n{text(error.stdout)}{text(error.stderr)}") from error
+        raise AssertionError(
+            f"no end within {timeout:.0f} s (a hang?)\n{text(error.stdout)}{text(error.stderr)}"
+        ) from error
     assert done.returncode == 0, (
         f"exit status {done.returncode}\n--- stdout\n{done.stdout[-3000:]}"
         f"\n--- stderr\n{done.stderr[-5000:]}"

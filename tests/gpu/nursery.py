@@ -35,7 +35,11 @@ def wait_for(child: int, timeout: float) -> int | None:
 def become(request: dict[str, object]) -> None:
     """Makes this process what a fresh `python -c` would be."""
     os.setpgid(0, 0)
-    for name, number in (("/dev/null", 0), (str(request["stdout"]), 1), (str(request["stderr"]), 2)):
+    for name, number in (
+        ("/dev/null", 0),
+        (str(request["stdout"]), 1),
+        (str(request["stderr"]), 2),
+    ):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY
         file = os.open(name, flags, 0o600)
         os.dup2(file, number)

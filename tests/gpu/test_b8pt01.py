@@ -40,8 +40,6 @@ def test_under_another_allocator_marks_protect_too(protection: str) -> None:
 
 @pytest.mark.parametrize("protection", ["none", "record_use", "using", "record_stream"])
 def test_blocking_launches_never_fail(protection: str) -> None:
-    found = run_program(
-        "b8pt01", OURS, protection, str(TRIES), env={"CUDA_LAUNCH_BLOCKING": "1"}
-    )
+    found = run_program("b8pt01", OURS, protection, str(TRIES), env={"CUDA_LAUNCH_BLOCKING": "1"})
     assert found["tries"] == TRIES
     assert found["corrupted"] == 0

@@ -138,7 +138,7 @@ def test_a_scope_is_in_order_with_its_stream_on_both_sides():
                 torch.cuda.synchronize()
                 assert (y == 2 * value + 1).all() and (seen == y).all(), value
                 assert (over == -1).all()
-        """
+        """,
     )
 
 
@@ -165,7 +165,7 @@ def test_training_through_marks_gives_the_right_gradients():
             (found,) = torch.autograd.grad(loss, w)
             torch.cuda.synchronize()
             torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
-        """
+        """,
     )
 
 
@@ -379,7 +379,7 @@ def test_figures_and_report_show_a_gate_until_it_is_over():
             assert "no device 99" in str(error)
         else:
             raise AssertionError("device 99")
-        """
+        """,
     )
 
 
@@ -400,7 +400,7 @@ def test_the_work_of_a_rendezvous_stream_is_never_waited_for():
         del y
         torch.cuda.synchronize()
         esper_alloc.set_stream_traits(side, rendezvous=False)
-        """
+        """,
     )
 
 
@@ -440,5 +440,5 @@ def test_pending_uses_stand_in_snapshots_that_viewers_read():
         torch.cuda.synchronize()
         taken = snapshot.with_uses(torch.cuda.memory._snapshot())
         assert not [b for s in taken["segments"] for b in s["blocks"] if "uses" in b]
-        """
+        """,
     )

@@ -33,7 +33,9 @@ def ends(chosen: Callable[[str], set[str]]) -> dict[tuple[str, str], exits.End]:
         for name in sorted(chosen("name"))
         if "two_gpus" not in exits.SCENARIOS[name].needs or torch.cuda.device_count() > 1
     ]
-    return exits.run_all((allocator, name) for name in names for allocator in (exits.OURS, exits.NATIVE))
+    return exits.run_all(
+        (allocator, name) for name in names for allocator in (exits.OURS, exits.NATIVE)
+    )
 
 
 @pytest.mark.parametrize("name", rows())

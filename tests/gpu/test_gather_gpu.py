@@ -27,5 +27,7 @@ def test_gather(outcome: dict[str, str], name: str) -> None:
 
 def test_the_example_trains_16_environments() -> None:
     printed = run_fresh(str(ROOT / "examples" / "cifar_envs.py"))
-    losses = [float(found) for found in re.findall(r"48 batches for 16 .* mean loss (\S+)", printed)]
+    losses = [
+        float(found) for found in re.findall(r"48 batches for 16 .* mean loss (\S+)", printed)
+    ]
     assert len(losses) == 2 and losses[1] < 2.4, printed

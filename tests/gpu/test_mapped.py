@@ -402,11 +402,13 @@ def test_two_gpus_copy_mapped_memory_both_ways() -> None:
 @pytest.mark.two_gpus
 def test_two_gpus_copy_beside_classic_segments() -> None:
     """What was allocated before is classic, what comes after is mapped."""
-    code = PEERS.replace("expandable\": all", "expandable\": any")
+    code = PEERS.replace('expandable": all', 'expandable": any')
     change = 'torch._C._accelerator_setAllocatorSettings("expandable_segments:True")\n'
     marker = 'step("memory that is mapped after the access was given")'
     assert marker in code
-    assert result(code.replace(marker, change + marker), {"ESPER_ALLOC_SEGMENTS": "classic"})["expandable"]
+    assert result(code.replace(marker, change + marker), {"ESPER_ALLOC_SEGMENTS": "classic"})[
+        "expandable"
+    ]
 
 
 SHARE = Path(__file__).with_name("conformance") / "share.py"

@@ -59,7 +59,9 @@ def kernels_run() -> None:
 
 def reference(rms: RunningMeanStd, x: Any, mask: Any = None, weights: Any = None) -> Any:
     """The state after an update, computed on the CPU: moments, count."""
-    state = [tensor.detach().cpu().clone() for tensor in (rms._moments, rms.mean, rms.var, rms.count)]
+    state = [
+        tensor.detach().cpu().clone() for tensor in (rms._moments, rms.mean, rms.var, rms.count)
+    ]
     moments.normalizer_update_(
         *state,
         x.cpu(),
@@ -465,7 +467,8 @@ def test_migration_warns_and_changes_no_result(method: str) -> None:
     right.update(x[:100])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ours = getattr(moved, method)(x); line = inspect.currentframe().f_lineno  # noqa: E702
+        ours = getattr(moved, method)(x)
+        line = inspect.currentframe().f_lineno  # noqa: E702
         getattr(moved, method)(x)
     (warning,) = caught
     assert (warning.filename, warning.lineno) == (__file__, line)
@@ -483,7 +486,9 @@ def test_cuda_is_cuda_0_and_strict_is_strict() -> None:
     for device in ("cuda", "cuda:0", torch.device("cuda")):
         RunningMeanStd(4, device=device, strict_device=True).update(x)
     strict = RunningMeanStd(4, strict_device=True)
-    with pytest.raises(RuntimeError, match="cpu and was given values on cuda:0; with strict_device"):
+    with pytest.raises(
+        RuntimeError, match="cpu and was given values on cuda:0; with strict_device"
+    ):
         strict.update(x)
     assert strict.device.type == "cpu" and int(strict.count) == 0
 

@@ -31,9 +31,7 @@ def wording(message: str) -> str:
 def test_800000000_gib(ours: dict[str, Any]) -> None:
     error = ours["huge"]
     assert error["out_of_memory"], error
-    assert (
-        "Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity of" in error["message"]
-    )
+    assert "Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity of" in error["message"]
     assert ours["works_after_huge"]
 
 

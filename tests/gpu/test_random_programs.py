@@ -60,9 +60,7 @@ def run(programs: Path, *arguments: str, timeout: float) -> subprocess.Completed
     environment["CUDA_MODULE_LOADING"] = "EAGER"
     environment.pop("CUDA_LAUNCH_BLOCKING", None)
     command = [str(programs), *arguments]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=timeout
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
     print(f"{' '.join(arguments)}: {done.stdout.strip()} {done.stderr.strip()[-500:]}")
     return done
 

@@ -533,7 +533,7 @@ def test_copies():
 
 def test_base_allocation_and_free_memory_callbacks(tmp_path):
     on_gpu(
-            """
+        """
             from torch.utils.cpp_extension import load_inline
             from esper_alloc import get_include
             source = r'''
@@ -1043,7 +1043,9 @@ def test_marks_work_under_the_native_allocator():
 # Snapshot and history
 
 
-@pytest.mark.parametrize(("kind", "action"), [("classic", "segment_alloc"), ("mapped", "segment_map")])
+@pytest.mark.parametrize(
+    ("kind", "action"), [("classic", "segment_alloc"), ("mapped", "segment_map")]
+)
 def test_history_and_viewer(tmp_path, kind: str, action: str):
     on_gpu(
         """

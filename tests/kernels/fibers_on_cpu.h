@@ -26,7 +26,8 @@
 
 using std::isfinite;
 
-namespace fibers {
+namespace fibers
+{
 
 struct Barrier {
   int members = 0, arrived = 0;
@@ -44,9 +45,9 @@ struct Block {
 struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
-  Block* block = nullptr;
+  Block *block = nullptr;
   unsigned thread = 0;
-  Barrier* waits_for = nullptr;
+  Barrier *waits_for = nullptr;
   long turn = 0;
   bool done = false;
 };
@@ -54,13 +55,14 @@ struct Fiber {
 constexpr size_t kStack = 64 * 1024, kShared = 64 * 1024;
 
 inline ucontext_t scheduler;
-inline Fiber* running = nullptr;
+inline Fiber *running = nullptr;
 inline Barrier grid;
 inline uint3 grid_size;
 inline std::function<void()> body;
 inline int launches = 0, cooperative_launches = 0;
 
-inline void wait_at(Barrier& barrier) {
+inline void wait_at(Barrier &barrier)
+{
   running->waits_for = &barrier;
   running->turn = barrier.turn;
   if (++barrier.arrived == barrier.members) {
@@ -70,20 +72,22 @@ inline void wait_at(Barrier& barrier) {
   swapcontext(&running->context, &scheduler);
 }
 
-inline void enter() {
+inline void enter()
+{
   body();
   running->done = true;
   swapcontext(&running->context, &scheduler);
 }
 
 // Runs these blocks together. A barrier that not all of its threads reach ends the process.
-inline void run_blocks(const std::vector<uint3>& indices, unsigned threads) {
+inline void run_blocks(const std::vector<uint3> &indices, unsigned threads)
+{
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::unique_ptr<Fiber>> all;
   grid = Barrier{static_cast<int>(indices.size() * threads), 0, 0};
-  for (const uint3& index : indices) {
+  for (const uint3 &index : indices) {
     blocks.push_back(std::make_unique<Block>());
-    Block& block = *blocks.back();
+    Block &block = *blocks.back();
     block.all.members = static_cast<int>(threads);
     block.warps.assign(threads / 32, Barrier{32, 0, 0});
     block.lanes.resize(threads);
@@ -91,7 +95,7 @@ inline void run_blocks(const std::vector<uint3>& indices, unsigned threads) {
     block.index = index;
     for (unsigned thread = 0; thread < threads; thread++) {
       all.push_back(std::make_unique<Fiber>());
-      Fiber& fiber = *all.back();
+      Fiber &fiber = *all.back();
       fiber.block = &block;
       fiber.thread = thread;
       fiber.stack.reset(new char[kStack]);
@@ -103,7 +107,7 @@ inline void run_blocks(const std::vector<uint3>& indices, unsigned threads) {
   }
   for (size_t left = all.size(); left > 0;) {
     bool moved = false;
-    for (auto& fiber : all) {
+    for (auto &fiber : all) {
       const bool waits = fiber->waits_for != nullptr && fiber->waits_for->turn == fiber->turn;
       if (fiber->done || waits) {
         continue;
@@ -120,7 +124,8 @@ inline void run_blocks(const std::vector<uint3>& indices, unsigned threads) {
 }
 
 template <typename Kernel, typename Job>
-cudaError_t launch(Kernel kernel, dim3 blocks, unsigned threads, const Job& job, bool together) {
+cudaError_t launch(Kernel kernel, dim3 blocks, unsigned threads, const Job &job, bool together)
+{
   launches++;
   cooperative_launches += together;
   grid_size = uint3{blocks.x, blocks.y, blocks.z};
@@ -134,7 +139,7 @@ cudaError_t launch(Kernel kernel, dim3 blocks, unsigned threads, const Job& job,
   if (together) {
     run_blocks(indices, threads);
   } else {
-    for (const uint3& index : indices) {
+    for (const uint3 &index : indices) {
       run_blocks({index}, threads);
     }
   }
@@ -142,8 +147,9 @@ cudaError_t launch(Kernel kernel, dim3 blocks, unsigned threads, const Job& job,
 }
 
 template <typename T>
-T& shared_at(size_t offset) {
-  return *reinterpret_cast<T*>(running->block->shared.data() + offset);
+T &shared_at(size_t offset)
+{
+  return *reinterpret_cast<T *>(running->block->shared.data() + offset);
 }
 
 } // namespace fibers
@@ -152,13 +158,15 @@ T& shared_at(size_t offset) {
 #define threadIdx (uint3{fibers::running->thread, 0, 0})
 #define gridDim (fibers::grid_size)
 
-inline void __syncthreads() {
+inline void __syncthreads()
+{
   fibers::wait_at(fibers::running->block->all);
 }
 
 template <typename T>
-T __shfl_xor_sync(unsigned, T value, int offset) {
-  fibers::Block& block = *fibers::running->block;
+T __shfl_xor_sync(unsigned, T value, int offset)
+{
+  fibers::Block &block = *fibers::running->block;
   const unsigned mine = fibers::running->thread;
   block.lanes[mine] = static_cast<double>(value);
   fibers::wait_at(block.warps[mine / 32]);
@@ -167,48 +175,59 @@ T __shfl_xor_sync(unsigned, T value, int offset) {
   return theirs;
 }
 
-inline void __stwb(int4* to, int4 word) {
+inline void __stwb(int4 *to, int4 word)
+{
   *to = word;
 }
 
-inline void atomicAdd(unsigned long long* sum, unsigned long long value) {
+inline void atomicAdd(unsigned long long *sum, unsigned long long value)
+{
   *sum += value;
 }
 
-namespace cooperative_groups {
+namespace cooperative_groups
+{
 struct Grid {
-  void sync() {
+  void sync()
+  {
     fibers::wait_at(fibers::grid);
   }
 };
-inline Grid this_grid() {
+inline Grid this_grid()
+{
   return {};
 }
 } // namespace cooperative_groups
 
 // A device of six processors, each with room for one block.
 extern "C" {
-cudaError_t cudaGetDevice(int* device) {
+cudaError_t cudaGetDevice(int *device)
+{
   *device = 0;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int)
+{
   *value = which == cudaDevAttrCooperativeLaunch ? 1 : 6;
   return cudaSuccess;
 }
-cudaError_t cudaGetLastError() {
+cudaError_t cudaGetLastError()
+{
   return cudaSuccess;
 }
-__attribute__((visibility("default"))) int launches_so_far() {
+__attribute__((visibility("default"))) int launches_so_far()
+{
   return fibers::launches;
 }
-__attribute__((visibility("default"))) int cooperative_launches_so_far() {
+__attribute__((visibility("default"))) int cooperative_launches_so_far()
+{
   return fibers::cooperative_launches;
 }
 }
 
 template <typename Kernel>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size_t) {
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Kernel, int, size_t)
+{
   *blocks = 1;
   return cudaSuccess;
 }

@@ -19,7 +19,9 @@ ROOT = HERE.parents[1]
 
 def cuda_headers() -> Path | None:
     """The folder of cuda_runtime_api.h that goes with the installed torch."""
-    places = [Path(os.environ[key], "include") for key in ("CUDA_HOME", "CUDA_PATH") if key in os.environ]
+    places = [
+        Path(os.environ[key], "include") for key in ("CUDA_HOME", "CUDA_PATH") if key in os.environ
+    ]
     found = importlib.util.find_spec("nvidia")
     for folder in (found.submodule_search_locations or ()) if found else ():
         places += [Path(folder), *Path(folder).glob("*")]
@@ -41,7 +43,14 @@ def build(folder: Path) -> Path:
     sources = [HERE / "simulated.c", *sorted((ROOT / "csrc" / "device").glob("sim*.c"))]
     subprocess.run(
         [compiler, "-std=gnu11", "-O1", "-g", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall"]
-        + ["-Wl,-soname,libcuda.so.1", f"-I{headers}", "-o", str(library), *map(str, sources), "-pthread"],
+        + [
+            "-Wl,-soname,libcuda.so.1",
+            f"-I{headers}",
+            "-o",
+            str(library),
+            *map(str, sources),
+            "-pthread",
+        ],
         check=True,
     )
     return library

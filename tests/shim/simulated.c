@@ -22,7 +22,8 @@ static esper_core *core;
 static _Thread_local int current;
 static _Thread_local cudaError_t last;
 
-static sim *s(void) {
+static sim *s(void)
+{
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   void make(void);
   pthread_once(&once, make);
@@ -30,16 +31,20 @@ static sim *s(void) {
 }
 
 /* An event on a stream that has nothing to do completes at once, as on a GPU. */
-static void event_recorded(void *context, sim_call call, int device, void *stream) {
+static void event_recorded(void *context, sim_call call, int device, void *stream)
+{
   (void)context, (void)call;
   if (sim_pending(device_of_all, device, stream) == 1)
     sim_run_stream(device_of_all, device, stream, 1);
 }
 
-void make(void) {
+void make(void)
+{
   const char *capacity = getenv("SIM_CAPACITY_MB");
   /* Classic segments, as PyTorch's own allocator has by default, or mapped ones. */
-  sim_options options = {.devices = 2, .backed = 1, .completion = SIM_WHEN_TOLD,
+  sim_options options = {.devices = 2,
+                         .backed = 1,
+                         .completion = SIM_WHEN_TOLD,
                          .virtual_memory = getenv("SIM_MAPS_PAGES") != NULL,
                          .capacity = (size_t)(capacity ? atoi(capacity) : 1024) << 20};
   device_of_all = sim_create(&options);
@@ -47,26 +52,36 @@ void make(void) {
   sim_after_call(device_of_all, SIM_CALL_event_record, event_recorded, NULL);
 }
 
-static cudaError_t fail(cudaError_t error) { return last = error; }
+static cudaError_t fail(cudaError_t error)
+{
+  return last = error;
+}
 
 /* ---- for simulated.py ---------------------------------------------------- */
 
 static int forked;
 static const char *(*last_error)(void);
 
-static void fork_child(void) { forked = 1; }
+static void fork_child(void)
+{
+  forked = 1;
+}
 
 /* A forked child has none, as it has no CUDA. */
-static esper_core *instance(void) {
-  if (!core) table.core_create(sim_driver(s()), NULL, &core);
+static esper_core *instance(void)
+{
+  if (!core)
+    table.core_create(sim_driver(s()), NULL, &core);
   return forked ? NULL : core;
 }
 
-static const char *why(void) {
+static const char *why(void)
+{
   return forked ? "this process was forked after CUDA was initialised in its parent" : last_error();
 }
 
-SHOWN const struct esper_capi *esper_on_sim(const struct esper_capi *original) {
+SHOWN const struct esper_capi *esper_on_sim(const struct esper_capi *original)
+{
   table = *original;
   last_error = table.last_error;
   table.instance = instance;
@@ -76,16 +91,25 @@ SHOWN const struct esper_capi *esper_on_sim(const struct esper_capi *original) {
 }
 
 /* Work that touches nothing, which runs when sim_pass() lets time pass. */
-SHOWN void sim_work(int device, void *stream) {
+SHOWN void sim_work(int device, void *stream)
+{
   sim_kernel(s(), device, stream, NULL, 0, SIM_READ);
 }
-SHOWN void sim_pass(void) { sim_run_all(s()); }
+SHOWN void sim_pass(void)
+{
+  sim_run_all(s());
+}
 /* From now on no call of the core's succeeds, as after a kernel that failed. */
-SHOWN void sim_break(void) { sim_fail_calls_from(s(), SIM_CALL_any, 1, ESPER_DEVICE_ERROR); }
+SHOWN void sim_break(void)
+{
+  sim_fail_calls_from(s(), SIM_CALL_any, 1, ESPER_DEVICE_ERROR);
+}
 /* The core's segments of the first device, and how much of them is live. */
-SHOWN int core_segments(uintptr_t *addresses, size_t *sizes, int most) {
+SHOWN int core_segments(uintptr_t *addresses, size_t *sizes, int most)
+{
   esper_snapshot snapshot;
-  if (table.snapshot_take(instance(), 0, &snapshot) != ESPER_OK) return -1;
+  if (table.snapshot_take(instance(), 0, &snapshot) != ESPER_OK)
+    return -1;
   int count = 0;
   for (; count < most && count < (int)snapshot.segment_count; count++) {
     addresses[count] = (uintptr_t)snapshot.segments[count].address;
@@ -94,34 +118,52 @@ SHOWN int core_segments(uintptr_t *addresses, size_t *sizes, int most) {
   table.snapshot_free(&snapshot);
   return count;
 }
-SHOWN long long core_live(void) {
+SHOWN long long core_live(void)
+{
   esper_stats stats;
   return table.get_stats(instance(), 0, &stats) == ESPER_OK
-             ? (long long)stats.allocated_bytes[ESPER_ALL].current : -1;
+             ? (long long)stats.allocated_bytes[ESPER_ALL].current
+             : -1;
 }
 /* Mappings of pages, and pages that have a name, of the first device. */
-SHOWN int sim_mappings(void) {
+SHOWN int sim_mappings(void)
+{
   sim_alive alive;
   sim_count_alive(s(), 0, &alive);
   return (int)alive.mappings;
 }
-SHOWN int sim_names(void) {
+SHOWN int sim_names(void)
+{
   sim_alive alive;
   sim_count_alive(s(), 0, &alive);
   return (int)alive.names;
 }
-SHOWN int core_is_valid(void) { return table.core_is_valid(instance()); }
+SHOWN int core_is_valid(void)
+{
+  return table.core_is_valid(instance());
+}
 
 /* ---- devices ------------------------------------------------------------- */
 
-SHOWN cudaError_t cudaGetDeviceCount(int *count) { *count = 2; return cudaSuccess; }
-SHOWN cudaError_t cudaGetDevice(int *device) { *device = current; return cudaSuccess; }
-SHOWN cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device > 1) return fail(cudaErrorInvalidDevice);
+SHOWN cudaError_t cudaGetDeviceCount(int *count)
+{
+  *count = 2;
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaGetDevice(int *device)
+{
+  *device = current;
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaSetDevice(int device)
+{
+  if (device < 0 || device > 1)
+    return fail(cudaErrorInvalidDevice);
   current = device;
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
+SHOWN cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
+{
   memset(p, 0, sizeof *p);
   snprintf(p->name, sizeof p->name, "simulated device %d", device);
   p->major = 9;
@@ -133,35 +175,61 @@ SHOWN cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) 
   sim_driver(s())->memory_info(sim_driver(s())->self, device, &free, &p->totalGlobalMem);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr a, int device) {
+SHOWN cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr a, int device)
+{
   (void)a, (void)device;
   *value = 0;
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
-SHOWN cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
-SHOWN cudaError_t cudaDeviceCanAccessPeer(int *can, int a, int b) { *can = a != b; return cudaSuccess; }
-SHOWN cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+SHOWN cudaError_t cudaDriverGetVersion(int *version)
+{
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaRuntimeGetVersion(int *version)
+{
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaDeviceCanAccessPeer(int *can, int a, int b)
+{
+  *can = a != b;
+  return cudaSuccess;
+}
+SHOWN cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+{
   static int enabled[2][2];
   (void)flags;
-  if (enabled[current][peer]) return fail(cudaErrorPeerAccessAlreadyEnabled);
+  if (enabled[current][peer])
+    return fail(cudaErrorPeerAccessAlreadyEnabled);
   enabled[current][peer] = 1;
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaDeviceSynchronize(void) {
+SHOWN cudaError_t cudaDeviceSynchronize(void)
+{
   sim_device_synchronize(s(), current);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaGetLastError(void) { cudaError_t e = last; last = cudaSuccess; return e; }
-SHOWN cudaError_t cudaPeekAtLastError(void) { return last; }
-SHOWN cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
+SHOWN cudaError_t cudaGetLastError(void)
+{
+  cudaError_t e = last;
+  last = cudaSuccess;
+  return e;
+}
+SHOWN cudaError_t cudaPeekAtLastError(void)
+{
+  return last;
+}
+SHOWN cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
+{
   (void)mode;
   return cudaSuccess;
 }
 
 /* ---- memory -------------------------------------------------------------- */
 
-SHOWN cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
+SHOWN cudaError_t cudaMemGetInfo(size_t *free, size_t *total)
+{
   sim_driver(s())->memory_info(sim_driver(s())->self, current, free, total);
   return cudaSuccess;
 }
@@ -173,19 +241,23 @@ static struct {
 static pthread_mutex_t allocated_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Puts what is known of `before` in place of it; the device it was on. */
-static int note(void *before, void *after) {
+static int note(void *before, void *after)
+{
   int device = current;
   pthread_mutex_lock(&allocated_lock);
   int i = 0;
-  while (i < 4095 && allocated[i].ptr != before) i++;
-  if (before) device = allocated[i].device;
+  while (i < 4095 && allocated[i].ptr != before)
+    i++;
+  if (before)
+    device = allocated[i].device;
   allocated[i].ptr = after;
   allocated[i].device = current;
   pthread_mutex_unlock(&allocated_lock);
   return device;
 }
 
-SHOWN cudaError_t cudaMalloc(void **ptr, size_t size) {
+SHOWN cudaError_t cudaMalloc(void **ptr, size_t size)
+{
   uintptr_t address = 0;
   if (sim_driver(s())->memory_alloc(sim_driver(s())->self, current, size, &address) != ESPER_OK)
     return fail(cudaErrorMemoryAllocation);
@@ -193,39 +265,48 @@ SHOWN cudaError_t cudaMalloc(void **ptr, size_t size) {
   note(NULL, *ptr);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaFree(void *ptr) {
+SHOWN cudaError_t cudaFree(void *ptr)
+{
   if (ptr)
     sim_driver(s())->memory_free(sim_driver(s())->self, note(ptr, NULL), (uintptr_t)ptr);
   return cudaSuccess;
 }
 /* Device memory that the current device may not access, as a copy there would. */
-static int is_closed(const void *p, size_t n) {
-  if (!n || sim_may_access(s(), current, p, n)) return 0;
+static int is_closed(const void *p, size_t n)
+{
+  if (!n || sim_may_access(s(), current, p, n))
+    return 0;
   return sim_may_access(s(), 1 - current, p, n);
 }
 
-SHOWN cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n,
-                                  enum cudaMemcpyKind kind, cudaStream_t stream) {
+SHOWN cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind kind,
+                                  cudaStream_t stream)
+{
   (void)kind, (void)stream;
-  if (is_closed(to, n) || is_closed(from, n)) return fail(cudaErrorInvalidValue);
+  if (is_closed(to, n) || is_closed(from, n))
+    return fail(cudaErrorInvalidValue);
   memcpy(to, from, n);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemcpyKind kind) {
+SHOWN cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemcpyKind kind)
+{
   return cudaMemcpyAsync(to, from, n, kind, 0);
 }
 SHOWN cudaError_t cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t n,
-                                      cudaStream_t stream) {
+                                      cudaStream_t stream)
+{
   (void)a, (void)b, (void)stream;
   memcpy(to, from, n);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaMemsetAsync(void *ptr, int value, size_t n, cudaStream_t stream) {
+SHOWN cudaError_t cudaMemsetAsync(void *ptr, int value, size_t n, cudaStream_t stream)
+{
   (void)stream;
   memset(ptr, value, n);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *ptr) {
+SHOWN cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *ptr)
+{
   memset(a, 0, sizeof *a);
   a->type = cudaMemoryTypeDevice;
   a->device = current;
@@ -235,29 +316,38 @@ SHOWN cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, cons
 
 /* Within one process, which is enough for the books that the shim keeps. */
 static int opened;
-SHOWN int sim_opened_handles(void) { return opened; }
-SHOWN cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *ptr) {
+SHOWN int sim_opened_handles(void)
+{
+  return opened;
+}
+SHOWN cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *ptr)
+{
   memset(handle, 0, sizeof *handle);
   memcpy(handle, &ptr, sizeof ptr);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaIpcOpenMemHandle(void **ptr, cudaIpcMemHandle_t handle, unsigned flags) {
-  if (flags != cudaIpcMemLazyEnablePeerAccess) return fail(cudaErrorInvalidValue);
+SHOWN cudaError_t cudaIpcOpenMemHandle(void **ptr, cudaIpcMemHandle_t handle, unsigned flags)
+{
+  if (flags != cudaIpcMemLazyEnablePeerAccess)
+    return fail(cudaErrorInvalidValue);
   memcpy(ptr, &handle, sizeof *ptr);
   opened++;
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
-SHOWN cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event) {
+SHOWN cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event)
+{
   memset(handle, 0, sizeof *handle);
   memcpy(handle, &event, sizeof event);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle) {
+SHOWN cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle)
+{
   (void)handle;
   return cudaEventCreateWithFlags(event, 0);
 }
-SHOWN cudaError_t cudaIpcCloseMemHandle(void *ptr) {
+SHOWN cudaError_t cudaIpcCloseMemHandle(void *ptr)
+{
   (void)ptr;
   opened--;
   return cudaSuccess;
@@ -265,17 +355,20 @@ SHOWN cudaError_t cudaIpcCloseMemHandle(void *ptr) {
 
 /* ---- streams and events -------------------------------------------------- */
 
-SHOWN cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+SHOWN cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
   *least = 0;
   *greatest = -1;
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+SHOWN cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
+{
   (void)flags, (void)priority;
   *stream = sim_stream_create(s(), current);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+SHOWN cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
+{
   (void)stream;
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
@@ -285,17 +378,20 @@ SHOWN cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
                                            enum cudaStreamCaptureStatus *status,
                                            unsigned long long *id, cudaGraph_t *graph,
                                            const cudaGraphNode_t **dependencies,
-                                           const cudaGraphEdgeData **edges, size_t *count) {
+                                           const cudaGraphEdgeData **edges, size_t *count)
+{
   (void)stream, (void)id, (void)graph, (void)dependencies, (void)edges, (void)count;
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 #endif
-SHOWN cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+SHOWN cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
   sim_stream_synchronize(s(), current, stream);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaStreamQuery(cudaStream_t stream) {
+SHOWN cudaError_t cudaStreamQuery(cudaStream_t stream)
+{
   return sim_pending(s(), current, stream) ? cudaErrorNotReady : cudaSuccess;
 }
 /* An event may be asked for while another device is current. */
@@ -304,34 +400,41 @@ struct CUevent_st {
   int device;
 };
 
-SHOWN cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+SHOWN cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
+{
   (void)flags;
   *event = malloc(sizeof **event);
   **event = (struct CUevent_st){sim_event_create(s(), current), current};
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+SHOWN cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags)
+{
   (void)flags;
   sim_event_record(s(), event->device, event->event, stream);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+SHOWN cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
   return cudaEventRecordWithFlags(event, stream, 0);
 }
-SHOWN cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+SHOWN cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
   (void)flags;
   sim_stream_wait(s(), current, stream, event->event);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaEventQuery(cudaEvent_t event) {
+SHOWN cudaError_t cudaEventQuery(cudaEvent_t event)
+{
   return sim_event_query(s(), event->device, event->event) == ESPER_OK ? cudaSuccess
                                                                        : cudaErrorNotReady;
 }
-SHOWN cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+SHOWN cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
   sim_event_synchronize(s(), event->device, event->event);
   return cudaSuccess;
 }
-SHOWN cudaError_t cudaEventDestroy(cudaEvent_t event) {
+SHOWN cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
   sim_event_destroy(s(), event->device, event->event);
   free(event);
   return cudaSuccess;
@@ -340,15 +443,19 @@ SHOWN cudaError_t cudaEventDestroy(cudaEvent_t event) {
 /* ---- the driver, as far as PyTorch links with it -------------------------- */
 
 /* The library calls itself libcuda.so.1. */
-SHOWN int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+SHOWN int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
+{
   (void)device;
   *flags = 0;
   *active = 1;
   return 0;
 }
 
-#define REFUSED(name) \
-  SHOWN int name(void) { return 801; } /* CUDA_ERROR_NOT_SUPPORTED */
+#define REFUSED(name)  \
+  SHOWN int name(void) \
+  {                    \
+    return 801;        \
+  } /* CUDA_ERROR_NOT_SUPPORTED */
 REFUSED(cuCtxGetCurrent)
 REFUSED(cuCtxSetCurrent)
 REFUSED(cuDeviceGet)
@@ -372,15 +479,20 @@ REFUSED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
 REFUSED(cuPointerGetAttribute)
 REFUSED(cuTensorMapEncodeTiled)
 
-static int refuse(void) { return 801; }
+static int refuse(void)
+{
+  return 801;
+}
 
 /* What PyTorch looks up by name, and calls only for what is not simulated here. */
 SHOWN cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function,
                                                    unsigned version, unsigned long long flags,
-                                                   enum cudaDriverEntryPointQueryResult *result) {
+                                                   enum cudaDriverEntryPointQueryResult *result)
+{
   (void)symbol, (void)version, (void)flags;
   int (*refused)(void) = refuse;
   memcpy(function, &refused, sizeof refused);
-  if (result) *result = cudaDriverEntryPointSuccess;
+  if (result)
+    *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }

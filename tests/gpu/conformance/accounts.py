@@ -55,7 +55,11 @@ class Account:
                 found.append(f"{key}: {every[key]}, in the snapshot {value}")
         for key, value in every.items():
             name, _, last = key.rpartition(".")
-            if last != "current" or name.split(".")[0] not in (*EXACT, *QUIET, "inactive_split_bytes"):
+            if last != "current" or name.split(".")[0] not in (
+                *EXACT,
+                *QUIET,
+                "inactive_split_bytes",
+            ):
                 continue
             if every[f"{name}.allocated"] - every[f"{name}.freed"] != value - self.base[key]:
                 found.append(f"{name}: what came and went does not explain {value}")

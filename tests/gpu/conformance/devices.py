@@ -102,8 +102,10 @@ def copies_across() -> Any:
     back = z.to("cuda:0")
     strided = x[::2].to("cuda:1")
     return [
-        bool((y.cpu() == x.cpu()).all()), bool((back == x).all()),
-        bool((strided.cpu() == x[::2].cpu()).all()), torch.cuda.can_device_access_peer(0, 1),
+        bool((y.cpu() == x.cpu()).all()),
+        bool((back == x).all()),
+        bool((strided.cpu() == x[::2].cpu()).all()),
+        torch.cuda.can_device_access_peer(0, 1),
     ]
 
 

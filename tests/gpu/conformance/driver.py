@@ -32,7 +32,9 @@ def answers_of(group: str, allocator: str, env: Mapping[str, str]) -> dict[str, 
     """What the group's scenarios answer, each {"answer"|"failed"|"skipped": ...}."""
     full = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     # What `env` names comes first: it may have another build.
-    full["PYTHONPATH"] = os.pathsep.join([str(HERE), *env.get("PYTHONPATH", "").split(os.pathsep), str(ROOT)])
+    full["PYTHONPATH"] = os.pathsep.join(
+        [str(HERE), *env.get("PYTHONPATH", "").split(os.pathsep), str(ROOT)]
+    )
     full.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     full.update({key: value for key, value in env.items() if key != "PYTHONPATH"})
     full.update(ground.GROUPS[group][1])
@@ -72,7 +74,9 @@ def difference(a: Any, b: Any, path: str = "") -> list[str]:
                 lines += difference(a[key], b[key], f"{path}.{key}")
         return lines
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        return [line for i, (x, y) in enumerate(zip(a, b)) for line in difference(x, y, f"{path}[{i}]")]
+        return [
+            line for i, (x, y) in enumerate(zip(a, b)) for line in difference(x, y, f"{path}[{i}]")
+        ]
     return [] if a == b else [f"{path or 'answer'}: native {a!r}, esper_alloc {b!r}"]
 
 

@@ -81,14 +81,22 @@ def peaks_and_resets() -> Any:
 def short_forms() -> Any:
     x = bytes_of(3 * MiB)
     answer = [
-        torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(),
-        torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved(),
-        torch.cuda.memory_allocated(0), torch.cuda.memory_allocated("cuda"),
+        torch.cuda.memory_allocated(),
+        torch.cuda.max_memory_allocated(),
+        torch.cuda.memory_reserved(),
+        torch.cuda.max_memory_reserved(),
+        torch.cuda.memory_allocated(0),
+        torch.cuda.memory_allocated("cuda"),
         torch.cuda.memory_allocated(torch.device("cuda:0")),
     ]
     del x
     free, total = torch.cuda.mem_get_info()
-    return [*answer, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), 0 < free <= total]
+    return [
+        *answer,
+        torch.cuda.memory_allocated(),
+        torch.cuda.max_memory_allocated(),
+        0 < free <= total,
+    ]
 
 
 @scenario()
@@ -96,8 +104,12 @@ def accelerator_functions() -> Any:
     x = bytes_of(3 * MiB)
     a = torch.accelerator
     answer: list[Any] = [
-        a.memory_allocated(), a.max_memory_allocated(), a.memory_reserved(), a.max_memory_reserved(),
-        dict(a.memory_stats()) == dict(torch.cuda.memory_stats()), sorted(a.memory_stats()),
+        a.memory_allocated(),
+        a.max_memory_allocated(),
+        a.memory_reserved(),
+        a.max_memory_reserved(),
+        dict(a.memory_stats()) == dict(torch.cuda.memory_stats()),
+        sorted(a.memory_stats()),
     ]
     del x
     a.empty_cache()
@@ -141,8 +153,12 @@ def emptying_the_cache_synchronises_once() -> Any:
 @scenario()
 def pending_memory_is_active_and_not_allocated() -> Any:
     names = (
-        "allocated_bytes.all.current", "active_bytes.all.current", "allocation.all.current",
-        "active.all.current", "requested_bytes.all.current", "reserved_bytes.all.current",
+        "allocated_bytes.all.current",
+        "active_bytes.all.current",
+        "allocation.all.current",
+        "active.all.current",
+        "requested_bytes.all.current",
+        "reserved_bytes.all.current",
     )
     side = torch.cuda.Stream()
     x = bytes_of(12 * MiB - 100)
@@ -194,4 +210,8 @@ def oversize_is_unlimited_by_default() -> Any:
 def host_statistics_go_on() -> Any:
     x = torch.empty(1000, pin_memory=True)
     names = sorted(torch.cuda.host_memory_stats())
-    return [names, x.is_pinned(), bool(re.match("cuda", str(torch.cuda.current_device()) or "cuda"))]
+    return [
+        names,
+        x.is_pinned(),
+        bool(re.match("cuda", str(torch.cuda.current_device()) or "cuda")),
+    ]

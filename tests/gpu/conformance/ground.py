@@ -53,7 +53,9 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "fraction": ("options", {"PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.25"}),
     "collect": (
         "collecting",
-        {"PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.2,per_process_memory_fraction:0.2"},
+        {
+            "PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.2,per_process_memory_fraction:0.2"
+        },
     ),
     "collect-run-time": ("collecting", {}),
     "segment_size": ("options", {"PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:40"}),

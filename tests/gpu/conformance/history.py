@@ -69,7 +69,9 @@ def addresses_and_streams() -> Any:
         x = bytes_of(12 * MiB)
     address = x.data_ptr()
     del x
-    answer = [[e["action"], e["addr"] == address, e["stream"] == side.cuda_stream] for e in entries()]
+    answer = [
+        [e["action"], e["addr"] == address, e["stream"] == side.cuda_stream] for e in entries()
+    ]
     stop()
     return answer
 
@@ -199,7 +201,11 @@ def the_legacy_signature() -> Any:
     record(True, trace_alloc_max_entries=10, trace_alloc_record_context=True)
     x = a_function_that_allocates(1000)
     alloc = [e for e in entries() if e["action"] == "alloc"]
-    answer = [len(alloc), mine(alloc[-1].get("frames"))[:1], bool(torch._C._cuda_isHistoryEnabled())]
+    answer = [
+        len(alloc),
+        mine(alloc[-1].get("frames"))[:1],
+        bool(torch._C._cuda_isHistoryEnabled()),
+    ]
     record(False)
     del x
     return [*answer, bool(torch._C._cuda_isHistoryEnabled())]
@@ -212,7 +218,11 @@ def annotations() -> Any:
         with torch.profiler.record_function("inner"):
             bytes_of(100)
     found = torch.cuda.memory._snapshot()["external_annotations"]
-    answer = [[a["stage"], a["name"], a["device"], sorted(a)] for a in found if not a["name"].startswith("esper")]
+    answer = [
+        [a["stage"], a["name"], a["device"], sorted(a)]
+        for a in found
+        if not a["name"].startswith("esper")
+    ]
     stop()
     left = torch.cuda.memory._snapshot()["external_annotations"]
     return [[a for a in answer if a[1] in ("outer", "inner")], len(left)]
@@ -234,7 +244,11 @@ def user_metadata() -> Any:
     thread.join()
     put("")
     bytes_of(400)
-    answer += [get(), others, [[e["size"], e["user_metadata"]] for e in entries() if e["action"] == "alloc"]]
+    answer += [
+        get(),
+        others,
+        [[e["size"], e["user_metadata"]] for e in entries() if e["action"] == "alloc"],
+    ]
     stop()
     return answer
 
@@ -362,7 +376,13 @@ def memory_that_ran_out() -> Any:
     error = type_of_error(lambda: bytes_of(total // 2))
     torch.cuda.set_per_process_memory_fraction(1.0)
     found = [e for e in entries() if e["action"] == "oom"]
-    answer = [error, len(found), found[-1]["size"] == total // 2, sorted(found[-1]), found[-1]["device_free"] > 0]
+    answer = [
+        error,
+        len(found),
+        found[-1]["size"] == total // 2,
+        sorted(found[-1]),
+        found[-1]["device_free"] > 0,
+    ]
     stop()
     return answer
 

@@ -129,7 +129,11 @@ torch.cuda.synchronize()
 """
     import os
 
-    enable = "" if torch.cuda.get_allocator_backend() == "native" else "import esper_alloc; esper_alloc.enable()"
+    enable = (
+        ""
+        if torch.cuda.get_allocator_backend() == "native"
+        else "import esper_alloc; esper_alloc.enable()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code.format(enable)], capture_output=True, text=True,
         env={**os.environ, "TORCH_CUDA_SANITIZER": "1"}, timeout=120,

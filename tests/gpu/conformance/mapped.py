@@ -82,7 +82,9 @@ def judge(answers: Answers, mapped: Answers, group: str, name: str) -> str | Non
     ):
         return wrong
     if name == ROUNDED and wrong is not None:
-        lines = driver.difference(blocks_of(native[name]), blocks_of(mapped[group, "esper_alloc"][name]))
+        lines = driver.difference(
+            blocks_of(native[name]), blocks_of(mapped[group, "esper_alloc"][name])
+        )
         return "\n".join(lines[:40]) or None
     if row in OTHERWISE or (row in OPTIONAL and native[name]["answer"][0] is None):
         return None if wrong is not None else "the same now: take it off the list"

@@ -18,7 +18,10 @@ def zero_bytes() -> Any:
     raw = torch.cuda.caching_allocator_alloc(0)
     torch.cuda.caching_allocator_delete(0)
     return [
-        x.data_ptr(), storage.data_ptr(), raw, x.device.index,
+        x.data_ptr(),
+        storage.data_ptr(),
+        raw,
+        x.device.index,
         before == stats("allocation.all.allocated", "num_device_alloc"),
     ]
 
@@ -27,11 +30,25 @@ def zero_bytes() -> Any:
 def sizes_as_asked_and_as_handed_out() -> Any:
     answer = []
     for size in (
-        1, 511, 512, 513, 4096, 100_000, MiB - 1, MiB, 2 * MiB, 5 * MiB, 12 * MiB,
-        30 * MiB, 30 * MiB + 1, 64 * MiB,
+        1,
+        511,
+        512,
+        513,
+        4096,
+        100_000,
+        MiB - 1,
+        MiB,
+        2 * MiB,
+        5 * MiB,
+        12 * MiB,
+        30 * MiB,
+        30 * MiB + 1,
+        64 * MiB,
     ):
         x = bytes_of(size)
-        answer.append([size, *stats(*LIVE), *stats("reserved_bytes.all.current"), x.data_ptr() % 512])
+        answer.append(
+            [size, *stats(*LIVE), *stats("reserved_bytes.all.current"), x.data_ptr() % 512]
+        )
         del x
         torch.cuda.empty_cache()
     return answer
@@ -211,8 +228,12 @@ def cuda_array_interface() -> Any:
     shown = x.__cuda_array_interface__
     y = torch.as_tensor(x.t().__class__ and _Holder(x), device="cuda")
     return [
-        shown["data"][0] == x.data_ptr(), shown["shape"], shown["typestr"], shown["version"],
-        y.data_ptr() == x.data_ptr(), torch._C._has_Standard_Deleter(y.untyped_storage()._cdata),
+        shown["data"][0] == x.data_ptr(),
+        shown["shape"],
+        shown["typestr"],
+        shown["version"],
+        y.data_ptr() == x.data_ptr(),
+        torch._C._has_Standard_Deleter(y.untyped_storage()._cdata),
         stats("allocation.all.current"),
     ]
 

@@ -97,7 +97,9 @@ def trackers_are_told_of_annotations() -> Any:
 def observers_are_told_of_rejections() -> Any:
     if not library().watch_rejections():
         return None
-    torch.cuda.memory._set_allocator_settings("throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.25")
+    torch.cuda.memory._set_allocator_settings(
+        "throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.25"
+    )
     total = torch.cuda.mem_get_info()[1]
     size = total // 2 // (32 * MiB) * 32 * MiB
     error, told = type_of_error(lambda: bytes_of(size)), rows_of(library().take_rejected)
@@ -130,7 +132,10 @@ def sizes_of_expandable_segments() -> Any:
             key = (segment["stream"], segment["segment_type"] == "small")
             shown[key] = shown.get(key, 0) + segment["total_size"]
     del x, y, small
-    return [found == shown, rows_of(library().expandable_sizes, 1) if torch.cuda.device_count() > 1 else []]
+    return [
+        found == shown,
+        rows_of(library().expandable_sizes, 1) if torch.cuda.device_count() > 1 else [],
+    ]
 
 
 @scenario()

@@ -33,7 +33,9 @@ def oversize_blocks() -> Any:
     del x
     for size in (30 * MiB, 70 * MiB, 85 * MiB, 100 * MiB):
         y = bytes_of(size)
-        answer.append([size, all_stats()["segment.all.current"], all_stats()["oversize_allocations.current"]])
+        answer.append(
+            [size, all_stats()["segment.all.current"], all_stats()["oversize_allocations.current"]]
+        )
         del y
         torch.cuda.empty_cache()
         x = bytes_of(100 * MiB)
@@ -48,4 +50,8 @@ def the_fraction() -> Any:
     total = torch.cuda.mem_get_info()[1]
     fraction = torch.cuda.get_per_process_memory_fraction()
     above = total // 16 * 5 if fraction < 1 else total * 2
-    return [fraction, type_of_error(lambda: bytes_of(above)), type_of_error(lambda: bytes_of(total // 64))]
+    return [
+        fraction,
+        type_of_error(lambda: bytes_of(above)),
+        type_of_error(lambda: bytes_of(total // 64)),
+    ]

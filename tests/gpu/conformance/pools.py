@@ -12,7 +12,9 @@ RESERVED = ("reserved_bytes.all.current", "allocated_bytes.all.current")
 
 
 def pools_shown() -> list[Any]:
-    return sorted((s["segment_pool_id"] != (0, 0), s["total_size"]) for s in torch.cuda.memory_snapshot())
+    return sorted(
+        (s["segment_pool_id"] != (0, 0), s["total_size"]) for s in torch.cuda.memory_snapshot()
+    )
 
 
 @scenario()
@@ -105,7 +107,9 @@ def a_handle_that_graphs_share() -> Any:
     torch._C._cuda_endAllocateToPool(0, first)
     y = bytes_of(14 * MiB)
     shown = torch.cuda.memory_snapshot()
-    answer += [[s["total_size"] for s in shown if s["segment_pool_id"] == pool] for pool in (first, second)]
+    answer += [
+        [s["total_size"] for s in shown if s["segment_pool_id"] == pool] for pool in (first, second)
+    ]
     answer += [len(torch.cuda.memory_snapshot(first)), pools_shown()]
     torch._C._cuda_releasePool(0, first)
     answer.append(stats(*RESERVED))
@@ -253,7 +257,9 @@ def a_pool_with_an_allocator_of_its_own() -> Any:
     import ctypes
 
     calls: list[Any] = []
-    runtime = ctypes.CDLL("libcudart.so.13" if torch.version.cuda.startswith("13") else "libcudart.so.12")
+    runtime = ctypes.CDLL(
+        "libcudart.so.13" if torch.version.cuda.startswith("13") else "libcudart.so.12"
+    )
 
     @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
     def malloc(size: int, device: int, stream: int | None) -> int | None:
@@ -289,8 +295,11 @@ def live_memory_of_a_pool() -> Any:
     check = torch._C._cuda_checkPoolLiveAllocations
     both = {x.data_ptr(), y.data_ptr()}
     answer = [
-        check(0, pool.id, both), check(0, pool.id, {x.data_ptr()}), check(0, pool.id, set()),
-        check(0, pool.id, both | {12345}), error_of(lambda: check(0, (77, 0), set())) is not None,
+        check(0, pool.id, both),
+        check(0, pool.id, {x.data_ptr()}),
+        check(0, pool.id, set()),
+        check(0, pool.id, both | {12345}),
+        error_of(lambda: check(0, (77, 0), set())) is not None,
     ]
     del y
     return [*answer, check(0, pool.id, {x.data_ptr()})]
@@ -310,7 +319,8 @@ def a_checkpoint_and_back() -> Any:
     stale = [z.untyped_storage()._cdata]
     torch._C._cuda_setCheckpointPoolState(0, state, stale, [])
     live = [
-        [b["size"] for b in s["blocks"] if b["state"] == "active_allocated"] for s in pool.snapshot()
+        [b["size"] for b in s["blocks"] if b["state"] == "active_allocated"]
+        for s in pool.snapshot()
     ]
     answer = [sorted(live), x.data_ptr() != 0]
     torch.cuda.caching_allocator_delete(address)

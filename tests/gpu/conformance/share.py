@@ -214,7 +214,9 @@ def look_from_afar(inbox: Any, outbox: Any) -> None:
     fresh = inbox.get(timeout=60)
     seen.append(is_numbered(fresh.to("cuda:1"), 9))
     for shared in (x, fresh):  # the other device writes
-        shared.copy_(torch.arange(2, 2 + x.numel(), dtype=x.dtype, device="cuda:1")[: shared.numel()])
+        shared.copy_(
+            torch.arange(2, 2 + x.numel(), dtype=x.dtype, device="cuda:1")[: shared.numel()]
+        )
         seen.append(is_numbered(shared, 2))
     torch.cuda.synchronize(0)
     torch.cuda.synchronize(1)

@@ -14,7 +14,11 @@ COUNTS = ("num_ooms", "num_alloc_retries")
 def wording(message: str) -> str:
     """Without figures, other processes, and the advice at its end."""
     message = re.sub(r"(reserved by PyTorch but unallocated\.).*", r"\1", message, flags=re.S)
-    message = re.sub(r"(Process \d+|Including non-PyTorch memory, this process) has [^.]*\.\d+ \w+ memory in use\. ", "", message)
+    message = re.sub(
+        r"(Process \d+|Including non-PyTorch memory, this process) has [^.]*\.\d+ \w+ memory in use\. ",
+        "",
+        message,
+    )
     return re.sub(r"\d+(?:\.\d+)? (?:bytes|KiB|MiB|GiB)", "SIZE", message)
 
 
@@ -23,7 +27,8 @@ def failure(size: int) -> Any:
         bytes_of(size)
     except Exception as error:
         kinds = [
-            type(error) is torch.OutOfMemoryError, isinstance(error, torch.cuda.OutOfMemoryError),
+            type(error) is torch.OutOfMemoryError,
+            isinstance(error, torch.cuda.OutOfMemoryError),
             isinstance(error, RuntimeError),
         ]
         return [kinds, type(error).__name__, wording(str(error))]
@@ -92,7 +97,10 @@ def observers_are_told() -> Any:
     failure(total)
     torch.cuda.set_per_process_memory_fraction(1.0)
     return [
-        [[d, size // total, 0 < rest <= total, capacity == total] for d, size, capacity, rest in told],
+        [
+            [d, size // total, 0 < rest <= total, capacity == total]
+            for d, size, capacity, rest in told
+        ],
         len(told),
     ]
 
@@ -101,7 +109,9 @@ def observers_are_told() -> Any:
 def observers_are_told_the_segment() -> Any:
     """Its size, not that of the request."""
     sizes: list[int] = []
-    torch._C._cuda_attach_out_of_memory_observer(lambda device, size, total, free: sizes.append(size))
+    torch._C._cuda_attach_out_of_memory_observer(
+        lambda device, size, total, free: sizes.append(size)
+    )
     torch.cuda.set_per_process_memory_fraction(0.0)
     for size in (100, 3 * MiB, 12 * MiB - 1, 50 * MiB + 1):
         failure(size)
@@ -112,7 +122,10 @@ def observers_are_told_the_segment() -> Any:
 @scenario()
 def a_fraction_of_nothing() -> Any:
     """Memory that is there serves on, and nothing new comes."""
-    put, get = torch.cuda.set_per_process_memory_fraction, torch.cuda.get_per_process_memory_fraction
+    put, get = (
+        torch.cuda.set_per_process_memory_fraction,
+        torch.cuda.get_per_process_memory_fraction,
+    )
     x = bytes_of(12 * MiB)
     put(0.0)
     answer = [get(), failure(100), failure(50 * MiB), stats("num_ooms")]
@@ -136,7 +149,9 @@ def an_observer_may_look_around() -> Any:
             return
         seen.append(None)
         x = bytes_of(1000)
-        seen.append([x.numel(), len(torch.cuda.memory._snapshot()["segments"]) > 0, len(all_stats()) > 100])
+        seen.append(
+            [x.numel(), len(torch.cuda.memory._snapshot()["segments"]) > 0, len(all_stats()) > 100]
+        )
         del x
         torch.cuda.empty_cache()
 

@@ -22,9 +22,13 @@ def keys() -> Any:
     segment = picture["segments"][0]
     del x
     return [
-        sorted(picture), sorted(segment), sorted(segment["blocks"][0]),
-        sorted(picture["allocator_settings"]), len(picture["device_traces"]),
-        picture["device_traces"], picture["external_annotations"],
+        sorted(picture),
+        sorted(segment),
+        sorted(segment["blocks"][0]),
+        sorted(picture["allocator_settings"]),
+        len(picture["device_traces"]),
+        picture["device_traces"],
+        picture["external_annotations"],
     ]
 
 
@@ -82,10 +86,13 @@ def its_sums_are_the_statistics() -> Any:
     )
     return [
         {key: every[key] - value for key, value in sums.items() if every[key] != value},
-        addresses == sorted(addresses), tiled,
-        sum(segment["allocated_size"] for segment in segments) == every["allocated_bytes.all.current"],
+        addresses == sorted(addresses),
+        tiled,
+        sum(segment["allocated_size"] for segment in segments)
+        == every["allocated_bytes.all.current"],
         sum(segment["active_size"] for segment in segments) == every["active_bytes.all.current"],
-        sum(segment["requested_size"] for segment in segments) == every["requested_bytes.all.current"],
+        sum(segment["requested_size"] for segment in segments)
+        == every["requested_bytes.all.current"],
     ]
 
 
@@ -166,9 +173,12 @@ def viewers() -> Any:
     torch.cuda.memory._record_memory_history(enabled=None)
     del y
     answers = [
-        viz.segments(picture, draw), viz.memory(picture, draw),
+        viz.segments(picture, draw),
+        viz.memory(picture, draw),
         viz.compare(before["segments"], picture["segments"], draw),
-        len(viz.segsum(picture)) > 100, "cudaMalloc" in viz.trace(picture),
-        len(viz.trace_plot(picture)) > 1000, len(viz.segment_plot(picture)) > 1000,
+        len(viz.segsum(picture)) > 100,
+        "cudaMalloc" in viz.trace(picture),
+        len(viz.trace_plot(picture)) > 1000,
+        len(viz.segment_plot(picture)) > 1000,
     ]
     return [answers, [bool(lines) for lines in seen]]

@@ -109,7 +109,11 @@ def external_streams() -> Any:
     segments = {s["total_size"]: s["stream"] for s in torch.cuda.memory_snapshot()}
     del x, y
     let_pass()
-    return [segments[12 * MiB] == side.cuda_stream, segments[14 * MiB], stats("allocation.all.current")]
+    return [
+        segments[12 * MiB] == side.cuda_stream,
+        segments[14 * MiB],
+        stats("allocation.all.current"),
+    ]
 
 
 @scenario()

@@ -249,9 +249,7 @@ def stress(rounds: int, limit_mib: int) -> None:
     count = rounds * ENVIRONMENTS
     serial = []
     for number in range(count):
-        env = SimpleNamespace(
-            model=models[number % ENVIRONMENTS], env_device="cuda", stream=None
-        )
+        env = SimpleNamespace(model=models[number % ENVIRONMENTS], env_device="cuda", stream=None)
         loss, correct, total = validate(env, number)
         torch.cuda.synchronize()
         serial.append((loss.tolist(), correct.tolist(), total))
@@ -300,9 +298,7 @@ def take() -> None:
         inputs = torch.full((ROWS, WIDTH), value, device="cuda")
         targets = torch.full((ROWS,), value, device="cuda")
         sleep(side, 2.0)
-        found = fused_validation_batch(
-            inputs, targets, CONFIGS, side, evaluate=evaluate, take=True
-        )
+        found = fused_validation_batch(inputs, targets, CONFIGS, side, evaluate=evaluate, take=True)
         del inputs, targets
         torch.full((ROWS, WIDTH), -value, device="cuda")
         wrong += found.loss.tolist() != [value] * CONFIGS

@@ -54,7 +54,11 @@ def warm() -> None:
     wrong_elements(y, 1)
 
 
-def replay(graph: torch.cuda.CUDAGraph, x: torch.Tensor, outs: dict[int, tuple[torch.Tensor, Callable[[int], int]]]) -> int:
+def replay(
+    graph: torch.cuda.CUDAGraph,
+    x: torch.Tensor,
+    outs: dict[int, tuple[torch.Tensor, Callable[[int], int]]],
+) -> int:
     """Replays with new input: how many replays had a wrong output.
 
     outs: what each output tensor must be, as a function of the input's value.
@@ -566,7 +570,9 @@ def two_devices_unmarked() -> dict[str, Any]:
     return _two_devices(lambda a, streams: None)
 
 
-def _read_from_outside(protect: Callable[[torch.Tensor, torch.cuda.Stream], None]) -> dict[str, Any]:
+def _read_from_outside(
+    protect: Callable[[torch.Tensor, torch.cuda.Stream], None],
+) -> dict[str, Any]:
     """A graph reads a tensor from outside its capture, late, and is replayed on another
     stream. The tensor is dropped at once, and the next one of its size follows."""
     torch.cuda.synchronize()

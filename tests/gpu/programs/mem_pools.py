@@ -159,7 +159,11 @@ def own_allocator_with_uses() -> dict[str, Any]:
         torch.cuda.synchronize()
         own.reader = None
         wrong += wrong_elements(seen, attempt) > 0
-    return {"wrong": wrong, "given_back_while_busy": own.given_back_while_busy, "left": len(own.live)}
+    return {
+        "wrong": wrong,
+        "given_back_while_busy": own.given_back_while_busy,
+        "left": len(own.live),
+    }
 
 
 @scenario
@@ -504,7 +508,10 @@ def registered_with_nccl() -> dict[str, Any]:
 
     with tempfile.NamedTemporaryFile() as file:
         dist.init_process_group(
-            "nccl", init_method=f"file://{file.name}", rank=0, world_size=1,
+            "nccl",
+            init_method=f"file://{file.name}",
+            rank=0,
+            world_size=1,
             device_id=torch.device("cuda", 0),
         )
         gpu = torch.device("cuda", 0)

@@ -134,7 +134,15 @@ def conduct(mark: str, tries: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(
-                [sys.executable, __file__, "--rank", str(rank), f"{folder}/store", mark, str(tries)],
+                [
+                    sys.executable,
+                    __file__,
+                    "--rank",
+                    str(rank),
+                    f"{folder}/store",
+                    mark,
+                    str(tries),
+                ],
                 env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -21,8 +21,8 @@ enum { MACHINE_STREAMS = 4 };
 /* What a checking kernel saw first. */
 typedef struct machine_error {
   uint32_t count; /* words that were wrong since the program began */
-  uint32_t step;  /* of the check: what machine_check was given    */
-  uint32_t word;  /* which one                                     */
+  uint32_t step;  /* of the check: what machine_check was given */
+  uint32_t word;  /* which one */
   uint32_t wanted, seen;
 } machine_error;
 

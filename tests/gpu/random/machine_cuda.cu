@@ -13,18 +13,19 @@
 
 #include "machine.h"
 
-#define MUST(call)                                                              \
-  do {                                                                          \
-    cudaError_t must_status = (call);                                           \
-    if (must_status == cudaErrorIllegalAddress)                                 \
-      machine_noticed("a kernel touched memory that is not there");             \
-    if (must_status != cudaSuccess) {                                           \
-      fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(must_status));      \
-      _exit(2);                                                                 \
-    }                                                                           \
+#define MUST(call)                                                         \
+  do {                                                                     \
+    cudaError_t must_status = (call);                                      \
+    if (must_status == cudaErrorIllegalAddress)                            \
+      machine_noticed("a kernel touched memory that is not there");        \
+    if (must_status != cudaSuccess) {                                      \
+      fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(must_status)); \
+      _exit(2);                                                            \
+    }                                                                      \
   } while (0)
 
-namespace {
+namespace
+{
 
 constexpr int EVENTS = 4096;
 constexpr double HANG_SECONDS = 2;
@@ -38,7 +39,7 @@ uint32_t *flag;        // in device memory: what stalled streams wait for
 std::atomic<uint32_t> flag_value;
 double cycles_per_us;
 
-std::mutex mutex; // guards what follows
+std::mutex mutex;                 // guards what follows
 std::vector<cudaEvent_t> leaving; // the ends of destroyed streams
 std::vector<std::pair<cudaGraph_t, cudaGraphExec_t>> graphs;
 std::vector<cudaStream_t> mortal;
@@ -132,8 +133,7 @@ void machine_open(void)
   MUST(cudaSetDevice(0));
   MUST(cudaFree(nullptr));
   void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  wait_value =
-      reinterpret_cast<value_function>(driver_function(library, "cuStreamWaitValue32_v2"));
+  wait_value = reinterpret_cast<value_function>(driver_function(library, "cuStreamWaitValue32_v2"));
   write_value =
       reinterpret_cast<value_function>(driver_function(library, "cuStreamWriteValue32_v2"));
   int kilohertz = 0;
@@ -241,8 +241,8 @@ void machine_check(void *stream, const void *at, size_t begin, size_t size, uint
                    uint32_t step)
 {
   const size_t words = size / 4;
-  check_words<<<grid_of(words), 256, 0, stream_of(stream)>>>(
-      static_cast<const uint32_t *>(at), begin / 4, words, tag, step, errors);
+  check_words<<<grid_of(words), 256, 0, stream_of(stream)>>>(static_cast<const uint32_t *>(at),
+                                                             begin / 4, words, tag, step, errors);
   MUST(cudaGetLastError());
 }
 
@@ -258,7 +258,9 @@ void machine_event_again(void *event, void *stream)
   MUST(cudaEventRecord(static_cast<cudaEvent_t>(event), stream_of(stream)));
 }
 
-void machine_event_done(void *) {}
+void machine_event_done(void *)
+{
+}
 
 void machine_stall(void *stream)
 {
@@ -359,6 +361,10 @@ machine_error machine_errors(void)
   return found;
 }
 
-void machine_owner_begin(void *, size_t, void *) {}
+void machine_owner_begin(void *, size_t, void *)
+{
+}
 
-void machine_owner_end(void *) {}
+void machine_owner_end(void *)
+{
+}

@@ -17,7 +17,9 @@ static void oracle_says(void *context, const char *report)
   machine_noticed(report);
 }
 
-void machine_open(void) {}
+void machine_open(void)
+{
+}
 
 const esper_driver *machine_begin(uint64_t seed)
 {

@@ -35,20 +35,20 @@
 #define MIB ((size_t)1 << 20)
 
 enum {
-  MOST_STREAMS = MACHINE_STREAMS + 1, /* the last may be destroyed           */
-  MOST_BLOCKS = 24,                   /* of a thread                         */
+  MOST_STREAMS = MACHINE_STREAMS + 1, /* the last may be destroyed */
+  MOST_BLOCKS = 24,                   /* of a thread */
   MOST_THREADS = 2,
   SHELF = 4,
-  LATE = 2500, /* microseconds: longer than the host needs for an episode    */
+  LATE = 2500, /* microseconds: longer than the host needs for an episode */
 };
 
 typedef struct block {
   char *at;
   size_t size;
-  int owner;        /* place of its stream; -1: that is gone                 */
-  uint32_t tag;     /* of the pattern in it                                  */
-  unsigned at_free; /* bit i: record_stream on stream i, which may read on   */
-  bool after_all;   /* any stream may read on                                */
+  int owner;        /* place of its stream; -1: that is gone */
+  uint32_t tag;     /* of the pattern in it */
+  unsigned at_free; /* bit i: record_stream on stream i, which may read on */
+  bool after_all;   /* any stream may read on */
 } block;
 
 typedef struct thread {
@@ -76,8 +76,7 @@ static atomic_ullong handed_out, refused, checks;
 
 /* ---- what is wrong ------------------------------------------------------- */
 
-__attribute__((format(printf, 1, 2)))
-static _Noreturn void found(const char *format, ...)
+__attribute__((format(printf, 1, 2))) static _Noreturn void found(const char *format, ...)
 {
   va_list arguments;
   va_start(arguments, format);
@@ -261,7 +260,8 @@ static void read_and_mark(const block *b, int reader, unsigned delay)
 /* `mib`: what the core may take from the device; 0: no limit. */
 static void begin_with(esper_segments segments, esper_reuse_order order, size_t mib)
 {
-  esper_config config = {.reuse_order = order, .segments = segments,
+  esper_config config = {.reuse_order = order,
+                         .segments = segments,
                          .large_segment_size = 20 * MIB}; /* of pages, too */
   true_driver = machine_begin(p.seed);
   driver = *true_driver;
@@ -368,23 +368,23 @@ static void do_malloc(thread *t)
 static void mark_somehow(thread *t, block *b, int reader)
 {
   switch (draw(t, 8)) {
-    case 0: mark(b, reader, ESPER_USE_NO_GATE); break;
-    case 1: mark_event(b, reader, draw_stream(t)); break;
-    case 2:
-      mark_until_free(b, reader);
-      if (!unmarked)
-        b->at_free |= 1u << reader;
-      break;
-    case 3: /* no mark: the owner waits, as programs did before */
-      if (!unmarked)
-        machine_wait(handle(b->owner), handle(reader));
-      break;
-    case 4:
-      if (!unmarked)
-        must(esper_free_after_all(p.core, b->at), "free_after_all");
-      b->after_all = !unmarked;
-      break;
-    default: mark(b, reader, 0);
+  case 0: mark(b, reader, ESPER_USE_NO_GATE); break;
+  case 1: mark_event(b, reader, draw_stream(t)); break;
+  case 2:
+    mark_until_free(b, reader);
+    if (!unmarked)
+      b->at_free |= 1u << reader;
+    break;
+  case 3: /* no mark: the owner waits, as programs did before */
+    if (!unmarked)
+      machine_wait(handle(b->owner), handle(reader));
+    break;
+  case 4:
+    if (!unmarked)
+      must(esper_free_after_all(p.core, b->at), "free_after_all");
+    b->after_all = !unmarked;
+    break;
+  default: mark(b, reader, 0);
   }
 }
 
@@ -492,13 +492,13 @@ static void do_exchange(thread *t)
 static void do_rest(thread *t)
 {
   switch (draw(t, 5)) {
-    case 0: do_recycle_stream(t); break;
-    case 1: do_capture(t); break;
-    case 2: esper_retire(p.core, 0); break;
-    case 3: machine_pause(draw64(t)); break;
-    default:
-      if (chance(t, 4))
-        must(esper_empty_cache(p.core, 0, NULL), "empty_cache");
+  case 0: do_recycle_stream(t); break;
+  case 1: do_capture(t); break;
+  case 2: esper_retire(p.core, 0); break;
+  case 3: machine_pause(draw64(t)); break;
+  default:
+    if (chance(t, 4))
+      must(esper_empty_cache(p.core, 0, NULL), "empty_cache");
   }
 }
 
@@ -507,15 +507,24 @@ static void *run_thread(void *argument)
   thread *t = argument;
   for (int left = 40 + draw(t, 80); left > 0; left--) {
     int kind = draw(t, 100);
-    if (kind < 32) do_malloc(t);
-    else if (kind < 60) do_read(t);
-    else if (kind < 66) do_read_list(t);
-    else if (kind < 71) do_read_on(t);
-    else if (kind < 75) do_read_own(t);
-    else if (kind < 80) machine_delay(handle(draw_stream(t)), 10 + (unsigned)draw(t, 150));
-    else if (kind < 84) do_exchange(t);
-    else if (kind < 95 && t->count) drop(t, draw_block(t));
-    else if (kind >= 95) do_rest(t);
+    if (kind < 32)
+      do_malloc(t);
+    else if (kind < 60)
+      do_read(t);
+    else if (kind < 66)
+      do_read_list(t);
+    else if (kind < 71)
+      do_read_on(t);
+    else if (kind < 75)
+      do_read_own(t);
+    else if (kind < 80)
+      machine_delay(handle(draw_stream(t)), 10 + (unsigned)draw(t, 150));
+    else if (kind < 84)
+      do_exchange(t);
+    else if (kind < 95 && t->count)
+      drop(t, draw_block(t));
+    else if (kind >= 95)
+      do_rest(t);
   }
   return NULL;
 }
@@ -654,8 +663,8 @@ static void most_gates(uint64_t most)
 {
   uint64_t issued = counters_now().gates_issued;
   if (issued > most)
-    found("streams were made to wait %llu times, and %llu would do",
-          (unsigned long long)issued, (unsigned long long)most);
+    found("streams were made to wait %llu times, and %llu would do", (unsigned long long)issued,
+          (unsigned long long)most);
 }
 
 /* 2b: the wait for S's later number covers the earlier one. */
@@ -1379,27 +1388,46 @@ static const struct {
   void (*run)(thread *t);
 } EPISODES[] = {
 #define EPISODE(name) {#name, name}
-    EPISODE(two_threads_mark),    EPISODE(refused_wait),
-    EPISODE(waiting_is_not_transitive), EPISODE(stale_owner_order),
-    EPISODE(rest_of_a_block),     EPISODE(merged_block),
-    EPISODE(merged_stamp),        EPISODE(borrower),
-    EPISODE(lent_too_early),      EPISODE(given_back),
-    EPISODE(marks_in_a_loop),     EPISODE(later_use),
-    EPISODE(event_used_again),    EPISODE(refused_queries),
-    EPISODE(mark_in_a_capture),   EPISODE(memory_of_a_capture),
-    EPISODE(destroyed_reader),    EPISODE(replaced_reader),
+    EPISODE(two_threads_mark),
+    EPISODE(refused_wait),
+    EPISODE(waiting_is_not_transitive),
+    EPISODE(stale_owner_order),
+    EPISODE(rest_of_a_block),
+    EPISODE(merged_block),
+    EPISODE(merged_stamp),
+    EPISODE(borrower),
+    EPISODE(lent_too_early),
+    EPISODE(given_back),
+    EPISODE(marks_in_a_loop),
+    EPISODE(later_use),
+    EPISODE(event_used_again),
+    EPISODE(refused_queries),
+    EPISODE(mark_in_a_capture),
+    EPISODE(memory_of_a_capture),
+    EPISODE(destroyed_reader),
+    EPISODE(replaced_reader),
     EPISODE(replaced_owner),
-    EPISODE(rendezvous_without_gate), EPISODE(rendezvous_at_free),
-    EPISODE(rendezvous_by_trait), EPISODE(ready_serves),
-    EPISODE(waits_once),          EPISODE(moved_too_early),
-    EPISODE(uses_that_are_over),  EPISODE(pool_not_waited_for),
-    EPISODE(freed_while_captured), EPISODE(memory_of_a_graph),
-    EPISODE(mark_beside_a_capture), EPISODE(captured_use),
-    EPISODE(captured_owner_order), EPISODE(read_outside),
-    EPISODE(rendezvous_of_the_owner), EPISODE(checkpoint_of_what_is_read),
+    EPISODE(rendezvous_without_gate),
+    EPISODE(rendezvous_at_free),
+    EPISODE(rendezvous_by_trait),
+    EPISODE(ready_serves),
+    EPISODE(waits_once),
+    EPISODE(moved_too_early),
+    EPISODE(uses_that_are_over),
+    EPISODE(pool_not_waited_for),
+    EPISODE(freed_while_captured),
+    EPISODE(memory_of_a_graph),
+    EPISODE(mark_beside_a_capture),
+    EPISODE(captured_use),
+    EPISODE(captured_owner_order),
+    EPISODE(read_outside),
+    EPISODE(rendezvous_of_the_owner),
+    EPISODE(checkpoint_of_what_is_read),
     EPISODE(unmapped),
-    EPISODE(lent_pages),          EPISODE(moved_pages),
-    EPISODE(stale_front),         EPISODE(read_in_front),
+    EPISODE(lent_pages),
+    EPISODE(moved_pages),
+    EPISODE(stale_front),
+    EPISODE(read_in_front),
     EPISODE(rest_of_a_run),
 #undef EPISODE
 };
@@ -1485,10 +1513,14 @@ int main(int count, char **arguments)
       continue;
     if (!strcmp(name, "--episode") && choose_episode(value))
       continue;
-    if (!strcmp(name, "--seed")) seed = strtoull(value, &rest, 10);
-    else if (!strcmp(name, "--programs")) programs = strtoull(value, &rest, 10);
-    else if (!strcmp(name, "--seconds")) limit = strtod(value, &rest);
-    else rest = "?";
+    if (!strcmp(name, "--seed"))
+      seed = strtoull(value, &rest, 10);
+    else if (!strcmp(name, "--programs"))
+      programs = strtoull(value, &rest, 10);
+    else if (!strcmp(name, "--seconds"))
+      limit = strtod(value, &rest);
+    else
+      rest = "?";
     if (*rest || !*value) {
       fprintf(stderr, "programs: what is %s %s?\n", name, value);
       return 2;
