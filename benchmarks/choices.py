@@ -67,28 +67,28 @@ class Choice:
 
 CHOICES = (
     Choice(
-        "largest small block", "config.c", "SMALL_MOST = {};", "1 * MIB",
+        "largest small block", "base/config.c", "SMALL_MOST = {};", "1 * MIB",
         ("512 * KIB", "2 * MIB"), BOTH,
     ),
     Choice(
-        "rest that stays in a large block", "config.c", "LARGE_REST = {};", "256 * KIB",
+        "rest that stays in a large block", "base/config.c", "LARGE_REST = {};", "256 * KIB",
         ("64 * KIB", "512 * KIB", "1 * MIB"), BOTH,
     ),
     Choice(
-        "sizes are multiples of", "config.c", "  return round_up(size, {});", "BLOCK_ALIGN",
+        "sizes are multiples of", "base/config.c", "  return round_up(size, {});", "BLOCK_ALIGN",
         ("4 * KIB", "size > MIB ? 64 * KIB : BLOCK_ALIGN", "size > MIB ? MIB : BLOCK_ALIGN"), BOTH,
     ),
     Choice(
-        "largest block that shares a segment", "config.c", "LARGE_SHARED_MOST = {};", "10 * MIB",
+        "largest block that shares a segment", "base/config.c", "LARGE_SHARED_MOST = {};", "10 * MIB",
         ("5 * MIB", "20 * MIB"), CLASSIC,
     ),
     Choice(
-        "a page is such a part of the reserved memory", "grow.c", "PAGE_SHARE = {},", "256",
+        "a page is such a part of the reserved memory", "memory/grow.c", "PAGE_SHARE = {},", "256",
         ("64", "128", "512"),
     ),
-    Choice("and of the request", "grow.c", "REQUEST_SHARE = {},", "5", ("2", "10")),
-    Choice("largest page", "grow.c", "LARGE_PAGE = {},", "8 << 20", ("2 << 20", "32 << 20")),
-    Choice("such a part is room once pages move", "room.c", "ROOM_SHARE = {} ", "25", ("10", "100")),
+    Choice("and of the request", "memory/grow.c", "REQUEST_SHARE = {},", "5", ("2", "10")),
+    Choice("largest page", "memory/grow.c", "LARGE_PAGE = {},", "8 << 20", ("2 << 20", "32 << 20")),
+    Choice("such a part is room once pages move", "memory/slack.c", "ROOM_SHARE = {} ", "25", ("10", "100")),
 )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def build(folder: Path, choice: Choice | None, value: str) -> None:
         (folder / CORE / choice.file).write_text(choice.source(value))
     sources = [
         str(path) for part in ("", "core", "device", "python")
-        for path in sorted((folder / "csrc" / part).glob("*.c"))
+        for path in sorted((folder / "csrc" / part).rglob("*.c"))
     ]  # fmt: skip
     made = package / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
     command = [compiler(), "-std=c11", "-O2", "-fPIC", "-shared", "-pthread", "-D_GNU_SOURCE"]
@@ -163,7 +163,7 @@ def add_rows(results: Results, choice: Choice, value: str, ours: Found, other: F
             f"{choice.name}: {choice.chosen}, {policy}, peak reserved / peak active", "",
             [ours.ratios[policy]], [other.ratios[policy]], value,
         )  # fmt: skip
-        if choice.file != "config.c":
+        if choice.file != "base/config.c":
             results.row(
                 f"{choice.name}: {choice.chosen}, {policy}, pages made and mapped", "",
                 [ours.pages[policy]], [other.pages[policy]], value,

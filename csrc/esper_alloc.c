@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/error.h"
-#include "core/marks.h"
+#include "core/base/error.h"
+#include "core/requests/record_use.h"
 #include "device/cuda.h"
 #include "instance.h"
 

@@ -41,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ROOT / "csrc" / "device" / "handoff.c",
         ROOT / "csrc" / "device" / "cuda.c",
         ROOT / "csrc" / "esper_alloc.c",
-        *sorted((ROOT / "csrc" / "core").glob("*.c")),
+        *sorted((ROOT / "csrc" / "core").glob("*/*.c")),
     ]
     compile_c(folder / "test_cuda", sources)
     return folder

@@ -235,7 +235,7 @@ def test_documented_switches_of_the_environment_exist(path: Path) -> None:
 
 
 def test_rules_are_those_of_the_code() -> None:
-    header = (ROOT / "csrc" / "core" / "rules.h").read_text()
+    header = (ROOT / "csrc" / "core" / "base" / "rules.h").read_text()
     in_code = re.findall(r'R\((\w+), "(\w+)"', header)
     in_document = re.findall(
         r"^\| `(\w+)` \((\w+)\) \|", (ROOT / "docs" / "rules.md").read_text(), re.M

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests" / "gpu" / "random"
-RULES = re.findall(r"R\((\w+), \"", (ROOT / "csrc" / "core" / "rules.h").read_text())
+RULES = re.findall(r"R\((\w+), \"", (ROOT / "csrc" / "core" / "base" / "rules.h").read_text())
 #: Rules that need what these programs do not have: a second device, and the body
 #: of a conditional node.
 NOT_HERE = {"MARK_FROM_ANY_DEVICE", "BODY_KEEPS_APART"}

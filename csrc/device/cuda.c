@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../core/error.h"
+#include "../core/base/error.h"
 #include "cuda_api.h"
 #include "handoff.h"
 

@@ -21,7 +21,7 @@
 #include "world.h"
 
 #ifdef ESPER_RULE_SWITCHES
-#include "../../csrc/core/rules.h"
+#include "../../csrc/core/base/rules.h"
 #endif
 
 enum {

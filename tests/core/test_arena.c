@@ -1,4 +1,4 @@
-#include "../../csrc/core/arena.h"
+#include "../../csrc/core/base/arena.h"
 
 #include "check.h"
 

@@ -1,8 +1,8 @@
-#include "../../csrc/core/bins.h"
+#include "../../csrc/core/blocks/bins.h"
 
 #include <stdbool.h>
 
-#include "../../csrc/core/types.h"
+#include "../../csrc/core/base/types.h"
 #include "check.h"
 
 enum { MANY = 600 };

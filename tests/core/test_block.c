@@ -1,9 +1,9 @@
 /* Blocks on their own: how they split and merge, and what they owe then. */
-#include "../../csrc/core/block.h"
+#include "../../csrc/core/blocks/block.h"
 
-#include "../../csrc/core/front.h"
-#include "../../csrc/core/map.h"
-#include "../../csrc/core/use.h"
+#include "../../csrc/core/blocks/block_cache.h"
+#include "../../csrc/core/blocks/map.h"
+#include "../../csrc/core/blocks/use.h"
 #include "world.h"
 
 static world w;

@@ -1,6 +1,6 @@
 /* What comes before what inside a capture: marks, frees and reuse by nodes of
  * the graph. Captures are begun behind the core's back, as CuPy does. */
-#include "../../csrc/core/capture.h"
+#include "../../csrc/core/order/capture.h"
 
 #include "world.h"
 

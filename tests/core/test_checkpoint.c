@@ -1,9 +1,9 @@
 /* Checkpoints of a pool, as trees of graphs take them and put them back. */
-#include "../../csrc/core/checkpoint.h"
+#include "../../csrc/core/api/checkpoint.h"
 
 #include <stdbool.h>
 
-#include "../../csrc/core/pool.h"
+#include "../../csrc/core/pools/pool.h"
 #include "world.h"
 
 static world w;

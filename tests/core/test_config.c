@@ -1,4 +1,4 @@
-#include "../../csrc/core/config.h"
+#include "../../csrc/core/base/config.h"
 
 #include "world.h"
 

@@ -1,7 +1,7 @@
 /* The public interface: life of a core, errors, figures. */
 #include <pthread.h>
 
-#include "../../csrc/core/types.h"
+#include "../../csrc/core/base/types.h"
 #include "world.h"
 
 TEST(statuses_have_names)

@@ -1,17 +1,17 @@
 /* The front of a heap: what malloc and free reach without the device's lock, its
  * figures, and several threads at once. */
-#include "../../csrc/core/front.h"
+#include "../../csrc/core/blocks/block_cache.h"
 
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 
-#include "../../csrc/core/checkpoint.h"
-#include "../../csrc/core/core.h"
-#include "../../csrc/core/ledger.h"
-#include "../../csrc/core/map.h"
-#include "../../csrc/core/pool.h"
-#include "../../csrc/core/stream.h"
+#include "../../csrc/core/api/checkpoint.h"
+#include "../../csrc/core/api/core.h"
+#include "../../csrc/core/stats/stat_shard.h"
+#include "../../csrc/core/blocks/map.h"
+#include "../../csrc/core/pools/pool.h"
+#include "../../csrc/core/order/stream.h"
 #include "world.h"
 
 static world w;

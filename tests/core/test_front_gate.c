@@ -1,16 +1,16 @@
 /* Who waits at the gate of a front, and what the ledgers keep when room is short. */
-#include "../../csrc/core/front_gate.h"
+#include "../../csrc/core/blocks/cache_latch.h"
 
 #include <pthread.h>
 #include <sched.h>
 
-#include "../../csrc/core/block.h"
-#include "../../csrc/core/core.h"
-#include "../../csrc/core/front.h"
-#include "../../csrc/core/ledger.h"
-#include "../../csrc/core/map.h"
-#include "../../csrc/core/pool.h"
-#include "../../csrc/core/stream.h"
+#include "../../csrc/core/blocks/block.h"
+#include "../../csrc/core/api/core.h"
+#include "../../csrc/core/blocks/block_cache.h"
+#include "../../csrc/core/stats/stat_shard.h"
+#include "../../csrc/core/blocks/map.h"
+#include "../../csrc/core/pools/pool.h"
+#include "../../csrc/core/order/stream.h"
 #include "world.h"
 
 /* A classic segment is no larger: each stream has memory of its own. */

@@ -1,5 +1,5 @@
 /* The report of pending gates, and the traits of streams. */
-#include "../../csrc/core/types.h"
+#include "../../csrc/core/base/types.h"
 #include "world.h"
 
 static world w;

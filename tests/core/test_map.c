@@ -1,4 +1,4 @@
-#include "../../csrc/core/map.h"
+#include "../../csrc/core/blocks/map.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,8 +1,8 @@
 /* Mapped segments: what is mapped where, what is lent, and what goes back. */
 #include <time.h>
 
-#include "../../csrc/core/core.h"
-#include "../../csrc/core/types.h"
+#include "../../csrc/core/api/core.h"
+#include "../../csrc/core/base/types.h"
 #include "world.h"
 
 static world w;

@@ -1,5 +1,5 @@
 /* Marks: what they promise about gates, and about running out of memory. */
-#include "../../csrc/core/marks.h"
+#include "../../csrc/core/requests/record_use.h"
 #include "world.h"
 
 static world w;

@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "../../csrc/core/pool.h"
+#include "../../csrc/core/pools/pool.h"
 #include "world.h"
 
 static world w;

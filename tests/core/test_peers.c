@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "../../csrc/core/types.h"
+#include "../../csrc/core/base/types.h"
 #include "world.h"
 
 static world w;

@@ -1,6 +1,6 @@
-#include "../../csrc/core/pool.h"
+#include "../../csrc/core/pools/pool.h"
 
-#include "../../csrc/core/stream.h"
+#include "../../csrc/core/order/stream.h"
 #include "world.h"
 
 static world w;

@@ -5,8 +5,8 @@
  * look and allocate in between. What the pool answers has to be the same in all. */
 #include <stdbool.h>
 
-#include "../../csrc/core/map.h"
-#include "../../csrc/core/types.h"
+#include "../../csrc/core/blocks/map.h"
+#include "../../csrc/core/base/types.h"
 #include "world.h"
 
 static world w;

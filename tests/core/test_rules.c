@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <time.h>
 
-#include "../../csrc/core/rules.h"
+#include "../../csrc/core/base/rules.h"
 #include "world.h"
 
 static world w;

@@ -1,7 +1,7 @@
 /* Segments: what is asked of the driver, and when it is given back. */
 #include <math.h>
 
-#include "../../csrc/core/types.h"
+#include "../../csrc/core/base/types.h"
 #include "world.h"
 
 static world w;

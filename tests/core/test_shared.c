@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "../../csrc/core/types.h"
+#include "../../csrc/core/base/types.h"
 #include "world.h"
 
 static world w;

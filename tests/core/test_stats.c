@@ -1,4 +1,4 @@
-#include "../../csrc/core/stats.h"
+#include "../../csrc/core/stats/stats.h"
 
 #include "world.h"
 

@@ -1,9 +1,9 @@
 /* Streams, their numbers and frontiers, seen from inside. */
-#include "../../csrc/core/stream.h"
+#include "../../csrc/core/order/stream.h"
 
 #include <pthread.h>
 
-#include "../../csrc/core/event.h"
+#include "../../csrc/core/order/event.h"
 #include "world.h"
 
 static world w;

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <unistd.h>
 
-#include "../../csrc/core/core.h"
-#include "../../csrc/core/heap.h"
+#include "../../csrc/core/api/core.h"
+#include "../../csrc/core/requests/heap.h"
 #include "world.h"
 
 static world w;

@@ -2,7 +2,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "../../csrc/core/types.h"
+#include "../../csrc/core/base/types.h"
 #include "world.h"
 
 static world w;

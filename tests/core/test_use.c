@@ -1,5 +1,5 @@
 /* Marks: record_use, record_stream and their kin. */
-#include "../../csrc/core/types.h"
+#include "../../csrc/core/base/types.h"
 #include "world.h"
 
 static world w;

@@ -4,7 +4,7 @@
  * walk, and so does a hole that none of its own tests sees. */
 #include <stdbool.h>
 
-#include "../../csrc/core/rules.h"
+#include "../../csrc/core/base/rules.h"
 #include "check.h"
 
 static const char *const NAMES[] = {

@@ -18,7 +18,7 @@ import pytest
 HERE = Path(__file__).resolve().parent / "random"
 ROOT = HERE.parents[2]
 PROGRAMS = 10_000
-RULES = re.findall(r"R\((\w+), \"", (ROOT / "csrc" / "core" / "rules.h").read_text())
+RULES = re.findall(r"R\((\w+), \"", (ROOT / "csrc" / "core" / "base" / "rules.h").read_text())
 
 #: Rules whose absence a GPU need not show, and why.
 NOT_SHOWN = {

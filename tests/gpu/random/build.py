@@ -45,7 +45,7 @@ def build(machine: str, folder: Path, arch: str) -> Path:
     """Compiles everything into `folder` and links it: the program's path."""
     folder.mkdir(parents=True, exist_ok=True)
     compiler = shlex.split(os.environ.get("CC", "cc"))
-    sources = sorted((CSRC / "core").glob("*.c")) + [HERE / "programs.c"]
+    sources = sorted((CSRC / "core").glob("*/*.c")) + [HERE / "programs.c"]
     program = folder / "programs"
     link = [*compiler, "-pthread"]
     commands: list[list[str]] = []

@@ -29,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../../csrc/core/rules.h"
+#include "../../../csrc/core/base/rules.h"
 #include "machine.h"
 
 #define MIB ((size_t)1 << 20)

@@ -1,0 +1,347 @@
+/* checkpoint_restore.c: a checkpoint is put back. */
+#include "checkpoint.h"
+
+#include <stdlib.h>
+
+#include "../blocks/block.h"
+#include "../order/capture.h"
+#include "../base/config.h"
+#include "../base/error.h"
+#include "../blocks/free_blocks.h"
+#include "../blocks/block_cache.h"
+#include "../stats/stat_shard.h"
+#include "../blocks/map.h"
+#include "../pools/pool.h"
+#include "../stats/stats.h"
+#include "../order/stream.h"
+#include "../blocks/trace.h"
+#include "../blocks/use.h"
+
+/* ---- uses that end with a free --------------------------------------------- */
+
+enum { ENDINGS = 64 }; /* streams; what is used by more of them is held */
+
+/* Events for the uses by record_stream of blocks that will be freed. */
+typedef struct endings {
+  stream_t *stream[ENDINGS];
+  record_t *record[ENDINGS]; /* NULL: could not be recorded */
+  int count;
+} endings_t;
+
+static int ending_on(const endings_t *endings, const stream_t *stream)
+{
+  int i = 0;
+  while (i < endings->count && endings->stream[i] != stream)
+    i++;
+  return i;
+}
+
+static bool ends_with_free(const use_t *use)
+{
+  return use->flags & USE_AT_FREE && !use->record && !use->place.branch;
+}
+
+/* Events are recorded without the device's lock, so before anything is freed. */
+static void endings_record(device_t *device, const uint64_t id[2], endings_t *endings)
+{
+  endings->count = 0;
+  lock(&device->lock);
+  pool_t *pool = pool_find(device, id[0], id[1]);
+  for (const segment_t *s = device->first_segment; s; s = s->next)
+    for (const block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
+      for (const use_t *use = b->state == BLOCK_LIVE ? b->uses : NULL; use; use = use->next)
+        if (ends_with_free(use) && ending_on(endings, use->stream) == endings->count &&
+            endings->count < ENDINGS)
+          endings->stream[endings->count++] = use->stream;
+  unlock(&device->lock);
+  for (int i = 0; i < endings->count; i++)
+    endings->record[i] = stream_record_later(endings->stream[i]);
+}
+
+static void endings_drop(endings_t *endings)
+{
+  for (int i = 0; i < endings->count; i++)
+    if (endings->record[i])
+      record_drop(endings->record[i]);
+}
+
+/* A use that gets none is held, as whatever cannot be recorded. */
+static void uses_end(block_t *block, const endings_t *endings)
+{
+  for (use_t *use = block->uses; use; use = use->next) {
+    int i = ends_with_free(use) && !use->stamp ? ending_on(endings, use->stream) : ENDINGS;
+    if (i < endings->count && endings->record[i]) {
+      record_keep(endings->record[i]);
+      use_set_record(use, endings->record[i]);
+    }
+  }
+}
+
+/* ---- what putting it back takes --------------------------------------------- */
+
+typedef struct restore {
+  pool_t *pool;
+  const esper_checkpoint *checkpoint;
+  const endings_t *endings;
+  size_t live_now, live_then; /* blocks */
+  size_t blocks, uses;        /* metadata that it takes, at most */
+  esper_checkpoint_delta *delta;
+} restore_t;
+
+static segment_t *segment_of(const restore_t *r, const chain_t *chain)
+{
+  segment_t *s = map_find_segment(r->pool->device->core->map, chain->address);
+  return s && s->heap->pool == r->pool && s->address == chain->address && s->size == chain->size &&
+                 s->sequence == chain->sequence
+             ? s
+             : NULL;
+}
+
+/* Pages under all that was live. */
+static bool has_memory(const restore_t *r, const chain_t *chain, const segment_t *segment)
+{
+  const block_t *first = segment->first;
+  uintptr_t at = chain->address;
+  for (size_t k = 0; k < chain->count; k++) {
+    const part_t *part = &r->checkpoint->parts[chain->first + k];
+    while (first->next && first->address + first->size <= at)
+      first = first->next;
+    at += part->size;
+    for (const block_t *b = first; part->live && b && b->address < at; b = b->next)
+      if (!block_is_mapped(b))
+        return false;
+  }
+  return true;
+}
+
+static esper_status find_segments(const restore_t *r)
+{
+  for (size_t i = 0; i < r->checkpoint->chain_count; i++) {
+    const chain_t *chain = &r->checkpoint->chains[i];
+    const segment_t *segment = segment_of(r, chain);
+    if (!segment || !has_memory(r, chain, segment))
+      return error_set(ESPER_INVALID,
+                       "the pool's segment at %p, %zu bytes, was given back after the "
+                       "checkpoint was taken: keep the pool while you need its checkpoints",
+                       (void *)chain->address, chain->size);
+  }
+  return ESPER_OK;
+}
+
+static size_t use_count(const block_t *block)
+{
+  size_t count = 0;
+  for (const use_t *use = block->uses; use; use = use->next)
+    count++;
+  return count;
+}
+
+/* A block for each boundary that is not there, and the uses of the block that is
+ * cut there once more. */
+static void count_cuts(restore_t *r, const chain_t *chain)
+{
+  const block_t *b = segment_of(r, chain)->first;
+  uintptr_t at = chain->address;
+  for (size_t k = 0; k < chain->count; k++) {
+    const part_t *part = &r->checkpoint->parts[chain->first + k];
+    r->live_then += part->live;
+    r->uses += part->live; /* of a borrower */
+    at += part->size;
+    while (b->next && b->address + b->size <= at)
+      b = b->next;
+    if (block_is_mapped(b) && at > b->address && at < b->address + b->size) {
+      r->blocks++;
+      r->uses += use_count(b);
+    }
+  }
+}
+
+/* Everything that can fail, before anything changes. */
+static esper_status prepare(restore_t *r)
+{
+  device_t *device = r->pool->device;
+  esper_status status = find_segments(r);
+  if (status != ESPER_OK)
+    return status;
+  for (const segment_t *s = device->first_segment; s; s = s->next)
+    for (const block_t *b = s->first; b && s->heap->pool == r->pool; b = b->next)
+      r->live_now += b->state == BLOCK_LIVE;
+  for (size_t i = 0; i < r->checkpoint->chain_count; i++)
+    count_cuts(r, &r->checkpoint->chains[i]);
+  void **pointers = malloc((r->live_now + r->live_then + 1) * sizeof *pointers);
+  if (!pointers || !arena_reserve(&device->blocks, r->blocks) ||
+      !arena_reserve(&device->uses, r->uses)) {
+    free(pointers);
+    return checkpoint_no_host_memory();
+  }
+  *r->delta = (esper_checkpoint_delta){.freed = pointers, .live = pointers + r->live_now};
+  return ESPER_OK;
+}
+
+/* ---- putting it back -------------------------------------------------------- */
+
+/* A live block is freed, and is as it was but in no bin. Nobody says where inside a
+ * capture that happens, so a capture's block waits until its pool is sealed. */
+static void take_back(const restore_t *r, block_t *block)
+{
+  device_t *device = r->pool->device;
+  const heap_t *home = block->segment->heap;
+  if (block->state == BLOCK_LIVE) {
+    r->delta->freed[r->delta->freed_count++] = (void *)block->address;
+    front_claim_live(block, block->address);
+    if (block->oversize)
+      stat_sub(&device->stats.oversize_allocations, 1);
+    trace_add_block(device, ESPER_TRACE_FREE_REQUESTED, block, block->requested);
+    owner_order_stamp(block);
+    block->withheld = (home->sealed || home->capture || block->capture) && RULE(SEAL_BEFORE_REUSE);
+  } else {
+    free_blocks_claim(block);
+  }
+  free_blocks_satisfied(block);
+  if (!RULE(CHECKPOINT_KEEPS_USES))
+    uses_drop(device, block);
+}
+
+/* Both halves owe what the whole owed, for nobody has waited for it. */
+static void cut(device_t *device, block_t *block, size_t size)
+{
+  block_t *rest = block_split(device, block, size);
+  rest->withheld = block->withheld;
+  use_t **link = &block->uses;
+  for (const use_t *use = rest->uses; use; use = use->next) {
+    use_t *copy = use_take(device);
+    *copy = *use;
+    copy->next = NULL;
+    if (copy->record)
+      record_keep(copy->record);
+    if (copy->place.branch)
+      branch_keep(copy->place.branch);
+    *link = copy;
+    link = &copy->next;
+  }
+}
+
+static void cut_at_boundaries(const restore_t *r, const chain_t *chain, segment_t *segment)
+{
+  block_t *block = segment->first;
+  uintptr_t at = segment->address;
+  for (size_t k = 0; k < chain->count; k++) {
+    at += r->checkpoint->parts[chain->first + k].size;
+    while (block->next && block->address + block->size <= at)
+      block = block->next;
+    if (block_is_mapped(block) && at > block->address && at < block->address + block->size)
+      cut(r->pool->device, block, at - block->address);
+  }
+}
+
+static void hand_out_again(const restore_t *r, block_t *block, const part_t *part)
+{
+  device_t *device = r->pool->device;
+  stream_t *home = block->segment->heap->stream;
+  block->requested = part->requested;
+  block_set_user(block, part->user);
+  block->capture = part->capture;
+  block->withheld = false;
+  block_set_state(block, BLOCK_LIVE);
+  block->counted_active = true;
+  block->oversize = config_is_oversize(config_of(device->core), block->size);
+  block->plain = part->user == home && !part->capture && !block->oversize;
+  for (use_t *use = block->uses; use; use = use->next)
+    use->stamp = 0; /* the next free has a position of its own */
+  if (part->user != home && RULE(LOAN_MAKES_USE)) {
+    use_t *use = use_take(device);
+    (void)use_attach(block, part->user, NULL, USE_AT_FREE, &use);
+    if (use)
+      use_give(device, use);
+  }
+  ledger_block_allocated(block);
+  trace_add(device, ESPER_TRACE_ALLOC, block->address, part->requested, part->user);
+  r->delta->live[r->delta->live_count++] = (void *)block->address;
+}
+
+static void put_back(const restore_t *r, block_t *block)
+{
+  uses_end(block, r->endings);
+  free_blocks_add(block);
+}
+
+/* The claimed pieces from `block` on that lie before `end`: the first after them. */
+static block_t *restore_part(const restore_t *r, block_t *block, uintptr_t end, const part_t *part)
+{
+  while (block && block->address < end) {
+    while (part->live && block->size < part->size) {
+      block->withheld |= block->next->withheld;
+      block_merge_next(r->pool->device, block);
+    }
+    block_t *next = block->next; /* the block may become part of the one before it */
+    if (part->live)
+      hand_out_again(r, block, part);
+    else if (block_is_mapped(block))
+      put_back(r, block);
+    block = next;
+  }
+  return block;
+}
+
+/* `chain` NULL: the segment is younger than the checkpoint, and all of it free. */
+static void restore_segment(const restore_t *r, segment_t *segment, const chain_t *chain)
+{
+  static const part_t free_part = {.live = false};
+  for (block_t *b = segment->first; b; b = b->next)
+    if (block_is_mapped(b))
+      take_back(r, b);
+  if (!chain) {
+    restore_part(r, segment->first, segment->address + segment->size, &free_part);
+    return;
+  }
+  cut_at_boundaries(r, chain, segment);
+  block_t *block = segment->first;
+  uintptr_t at = segment->address;
+  for (size_t k = 0; k < chain->count; k++) {
+    const part_t *part = &r->checkpoint->parts[chain->first + k];
+    at += part->size;
+    block = restore_part(r, block, at, part);
+  }
+}
+
+static const chain_t *chain_of(const restore_t *r, const segment_t *segment)
+{
+  for (size_t i = 0; i < r->checkpoint->chain_count; i++)
+    if (r->checkpoint->chains[i].address == segment->address)
+      return &r->checkpoint->chains[i];
+  return NULL;
+}
+
+static esper_status restore_pool(restore_t *r)
+{
+  if (r->pool->open)
+    return error_set(ESPER_INVALID,
+                     "allocations go to pool (%llu, %llu): end that before its checkpoint is "
+                     "restored",
+                     (unsigned long long)r->pool->id[0], (unsigned long long)r->pool->id[1]);
+  esper_status status = prepare(r);
+  if (status != ESPER_OK)
+    return status;
+  for (segment_t *s = r->pool->device->first_segment; s; s = s->next)
+    if (s->heap->pool == r->pool)
+      restore_segment(r, s, chain_of(r, s));
+  return ESPER_OK;
+}
+
+esper_status esper_checkpoint_restore(esper_core *core, const esper_checkpoint *checkpoint,
+                                      esper_checkpoint_delta *delta)
+{
+  *delta = (esper_checkpoint_delta){0};
+  if (checkpoint->core != core->serial)
+    return error_set(ESPER_INVALID, "the checkpoint is of another allocator");
+  device_t *device = &core->devices[checkpoint->device];
+  endings_t endings;
+  endings_record(device, checkpoint->id, &endings);
+  restore_t r = {.checkpoint = checkpoint, .endings = &endings, .delta = delta};
+  r.pool = checkpoint_lock_pool(device, checkpoint->id);
+  esper_status status = r.pool ? restore_pool(&r) : checkpoint_no_pool(device, checkpoint->id);
+  if (r.pool)
+    unlock(&device->lock);
+  endings_drop(&endings);
+  return status;
+}

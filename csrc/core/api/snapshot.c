@@ -1,0 +1,248 @@
+/* snapshot.c: a consistent picture of a device, and copies of its trace. */
+#include <stdlib.h>
+
+#include "../blocks/block.h"
+#include "core.h"
+#include "../base/error.h"
+#include "../blocks/block_cache.h"
+#include "../requests/heap.h"
+#include "../blocks/trace.h"
+#include "../blocks/use.h"
+
+typedef struct counts {
+  size_t segments, blocks, uses;
+} counts_t;
+
+/* Of a mapped segment each stretch that has memory is shown as a segment. */
+static bool begins_stretch(const block_t *block)
+{
+  return block_is_mapped(block) && !(block->prev && block_is_mapped(block->prev));
+}
+
+static counts_t count(const device_t *device)
+{
+  counts_t counts = {0};
+  for (const segment_t *s = device->first_segment; s; s = s->next) {
+    for (const block_t *b = s->first; b; b = b->next) {
+      counts.segments += begins_stretch(b);
+      counts.blocks++;
+      for (const use_t *use = b->uses; use; use = use->next)
+        counts.uses++;
+    }
+  }
+  return counts;
+}
+
+static bool reserve(esper_snapshot *snapshot, counts_t more)
+{
+  size_t segments = snapshot->segment_count + more.segments;
+  size_t blocks = snapshot->block_count + more.blocks;
+  size_t uses = snapshot->use_count + more.uses;
+  void *grown = realloc(snapshot->segments, (segments + 1) * sizeof *snapshot->segments);
+  if (!grown)
+    return false;
+  snapshot->segments = grown;
+  grown = realloc(snapshot->blocks, (blocks + 1) * sizeof *snapshot->blocks);
+  if (!grown)
+    return false;
+  snapshot->blocks = grown;
+  grown = realloc(snapshot->uses, (uses + 1) * sizeof *snapshot->uses);
+  if (!grown)
+    return false;
+  snapshot->uses = grown;
+  return true;
+}
+
+static esper_use_entry use_entry(const block_t *block, const use_t *use)
+{
+  bool captured = use->place.branch != NULL;
+  bool held =
+      !use->record && !captured && (block->state != BLOCK_LIVE || !(use->flags & USE_AT_FREE));
+  return (esper_use_entry){
+      .device = use->stream->device->index,
+      .stream = use->stream->handle,
+      .number = use->record ? use->record->number : use->stamp,
+      .kind = (use_is_rendezvous(use) ? ESPER_ENTRY_NO_GATE : 0u) |
+              (use->flags & USE_AT_FREE ? ESPER_ENTRY_AT_FREE : 0u) |
+              (held ? ESPER_ENTRY_HELD : 0u) | (captured ? ESPER_ENTRY_CAPTURED : 0u),
+  };
+}
+
+static esper_block_entry block_entry(const block_t *block, esper_snapshot *snapshot)
+{
+  esper_block_entry entry = {
+      .address = block->address,
+      .size = block->size,
+      .requested = block->counted_active ? block->requested : 0,
+      .state = block->state == BLOCK_LIVE ? ESPER_BLOCK_ALLOCATED
+               : block->counted_active    ? ESPER_BLOCK_PENDING_FREE
+                                          : ESPER_BLOCK_INACTIVE,
+      .stream = block->user ? block_user(block)->handle : NULL,
+      .first_use = snapshot->use_count,
+  };
+  /* Whoever claimed a block may be at work on its uses. */
+  for (const use_t *use = block->uses; use && block->state != BLOCK_CLAIMED; use = use->next)
+    if (!use_has_completed(use))
+      snapshot->uses[snapshot->use_count++] = use_entry(block, use);
+  entry.uses = (unsigned)(snapshot->use_count - entry.first_use);
+  return entry;
+}
+
+static void add_stretch(const block_t *first, esper_snapshot *snapshot)
+{
+  const segment_t *s = first->segment;
+  const heap_t *heap = s->heap;
+  esper_segment_entry *entry = &snapshot->segments[snapshot->segment_count++];
+  *entry = (esper_segment_entry){
+      .address = first->address,
+      .device = s->device->index,
+      .large = s->large,
+      .mapped = s->pages != NULL,
+      .stream = heap->stream->handle,
+      .pool = {heap->pool->id[0], heap->pool->id[1]},
+      .birth = s->sequence,
+      .first_block = snapshot->block_count,
+  };
+  for (const block_t *b = first; b && block_is_mapped(b); b = b->next) {
+    snapshot->blocks[snapshot->block_count++] = block_entry(b, snapshot);
+    entry->size += b->size;
+  }
+  entry->block_count = snapshot->block_count - entry->first_block;
+}
+
+static void add_device(const device_t *device, esper_snapshot *snapshot)
+{
+  for (const segment_t *s = device->first_segment; s; s = s->next)
+    for (const block_t *b = s->first; b; b = b->next)
+      if (begins_stretch(b))
+        add_stretch(b, snapshot);
+}
+
+static int by_address(const void *a, const void *b)
+{
+  uintptr_t x = ((const esper_segment_entry *)a)->address;
+  uintptr_t y = ((const esper_segment_entry *)b)->address;
+  return (x > y) - (x < y);
+}
+
+esper_status esper_snapshot_take(esper_core *core, int device, esper_snapshot *snapshot)
+{
+  *snapshot = (esper_snapshot){0};
+  for (int i = 0; i < core->device_count; i++) {
+    if (device >= 0 && i != device)
+      continue;
+    device_t *d = &core->devices[i];
+    if (!atomic_load(&d->ready))
+      continue;
+    heap_retire(d);
+    lock(&d->lock);
+    fronts_close(d);
+    bool room = reserve(snapshot, count(d));
+    if (room)
+      add_device(d, snapshot);
+    unlock(&d->lock);
+    if (!room) {
+      esper_snapshot_free(snapshot);
+      return error_set(ESPER_HOST_MEMORY, "no host memory for a snapshot");
+    }
+  }
+  if (snapshot->segment_count)
+    qsort(snapshot->segments, snapshot->segment_count, sizeof *snapshot->segments, by_address);
+  return ESPER_OK;
+}
+
+void esper_snapshot_free(esper_snapshot *snapshot)
+{
+  free(snapshot->segments);
+  free(snapshot->blocks);
+  free(snapshot->uses);
+  *snapshot = (esper_snapshot){0};
+}
+
+/* ---- trace ------------------------------------------------------------- */
+
+static void trace_stop(core_t *core)
+{
+  atomic_store(&core->tracing, false);
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *d = &core->devices[i];
+    lock(&d->lock);
+    fronts_close(d);
+    trace_destroy(&d->trace);
+    unlock(&d->lock);
+  }
+}
+
+static bool trace_begin(core_t *core, size_t max_entries)
+{
+  bool room = true;
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *d = &core->devices[i];
+    lock(&d->lock);
+    fronts_close(d);
+    room &= trace_init(&d->trace, max_entries);
+    unlock(&d->lock);
+  }
+  if (room)
+    atomic_store(&core->tracing, true);
+  else
+    trace_stop(core);
+  return room;
+}
+
+esper_status esper_trace_start(esper_core *core, size_t max_entries)
+{
+  lock(&core->config_lock);
+  trace_stop(core);
+  bool room = !max_entries || trace_begin(core, max_entries);
+  unlock(&core->config_lock);
+  return room ? ESPER_OK : error_set(ESPER_HOST_MEMORY, "no host memory for a trace");
+}
+
+int esper_trace_is_on(const esper_core *core)
+{
+  return atomic_load(&core->tracing);
+}
+
+void esper_trace_clear(esper_core *core)
+{
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *d = &core->devices[i];
+    lock(&d->lock);
+    trace_clear(&d->trace);
+    unlock(&d->lock);
+  }
+}
+
+void esper_trace_watch(esper_core *core, esper_trace_watch_fn *watch, void *context)
+{
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *d = &core->devices[i];
+    lock(&d->lock);
+    fronts_close(d);
+    trace_watch(&d->trace, watch, context);
+    unlock(&d->lock);
+  }
+}
+
+esper_status esper_trace_copy(esper_core *core, int device, esper_trace_entry **entries,
+                              size_t *count)
+{
+  *entries = NULL;
+  *count = 0;
+  if (device < 0 || device >= core->device_count)
+    return core_no_device(core, device);
+  device_t *d = &core->devices[device];
+  lock(&d->lock);
+  const trace_t *trace = &d->trace;
+  size_t kept = trace->count < trace->capacity ? trace->count : trace->capacity;
+  esper_trace_entry *copy = malloc((kept + 1) * sizeof *copy);
+  for (size_t i = 0; copy && i < kept; i++)
+    copy[i] = trace->entries[(trace->count - kept + i) % trace->capacity];
+  unlock(&d->lock);
+  if (!copy)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a copy of the trace");
+  *entries = copy;
+  *count = kept;
+  return ESPER_OK;
+}

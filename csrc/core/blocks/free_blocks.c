@@ -1,0 +1,376 @@
+#include "free_blocks.h"
+
+#include "block.h"
+#include "../order/capture.h"
+#include "../base/config.h"
+#include "block_cache.h"
+#include "../stats/stat_shard.h"
+#include "../memory/segment.h"
+#include "../stats/stats.h"
+#include "trace.h"
+#include "use.h"
+#include "pending_index.h"
+
+static device_t *device_of(const block_t *block)
+{
+  return block->segment->device;
+}
+
+static bins_t *bins_of(const block_t *block)
+{
+  heap_t *heap = block->segment->heap;
+  return block->state == BLOCK_READY ? &heap->ready[block->segment->large]
+                                     : &heap->pending[block->segment->large];
+}
+
+void free_blocks_satisfied(block_t *block)
+{
+  if (!block->counted_active)
+    return;
+  ledger_block_satisfied(block);
+  trace_add_block(device_of(block), ESPER_TRACE_FREE_COMPLETED, block, block->requested);
+  block->counted_active = false;
+  block->requested = 0;
+}
+
+static void append_pending(heap_t *heap, block_t *block)
+{
+  block->older = heap->newest_pending;
+  block->newer = NULL;
+  *(block->older ? &block->older->newer : &heap->oldest_pending) = block;
+  heap->newest_pending = block;
+  /* No event says anything of a captured graph's replays. */
+  for (use_t *use = block->uses; use && !heap->capture; use = use->next)
+    if (!use->record)
+      use_hold(use);
+}
+
+static void remove_pending(heap_t *heap, block_t *block)
+{
+  *(block->older ? &block->older->newer : &heap->oldest_pending) = block->newer;
+  *(block->newer ? &block->newer->older : &heap->newest_pending) = block->older;
+  block->older = block->newer = NULL;
+}
+
+static inline void insert(block_t *block, bins_t bins[2], block_state state)
+{
+  const segment_t *segment = block->segment;
+  block_set_state(block, state);
+  bins_insert(&bins[segment->large], block);
+  if (block_counts_as_split(block))
+    stats_split_added(&segment->device->stats, block);
+}
+
+static void add_pending(block_t *block)
+{
+  heap_t *heap = block->segment->heap;
+  insert(block, heap->pending, BLOCK_PENDING);
+  append_pending(heap, block);
+  block->barred = false;
+  waits_note(heap, block);
+}
+
+void free_blocks_claim(block_t *block)
+{
+  /* Or what the front has could have become a part of the block, or the reverse. */
+  core_assert(block->state != BLOCK_READY || front_is_shut(block->segment->heap));
+  bins_remove(bins_of(block), block);
+  if (block->state == BLOCK_PENDING) {
+    waits_forget(block->segment->heap, block);
+    remove_pending(block->segment->heap, block);
+  }
+  if (block_counts_as_split(block))
+    stats_split_removed(&device_of(block)->stats, block);
+  block_set_state(block, BLOCK_CLAIMED);
+}
+
+void free_blocks_add_ready(block_t *block)
+{
+  heap_t *heap = block->segment->heap;
+  device_t *device = heap->pool->device;
+  front_close(heap);
+  free_blocks_satisfied(block);
+  if (block->next && block->next->state == BLOCK_READY) {
+    free_blocks_claim(block->next);
+    block_merge_next(device, block);
+  }
+  if (block->prev && block->prev->state == BLOCK_READY) {
+    block = block->prev;
+    free_blocks_claim(block);
+    block_merge_next(device, block);
+  }
+  insert(block, heap->ready, BLOCK_READY);
+}
+
+static bool is_satisfied_at_home(const block_t *block)
+{
+  const heap_t *heap = block->segment->heap;
+  if (block->withheld)
+    return false;
+  return heap->branch ? branch_is_after_all(heap->branch, block)
+                      : uses_are_satisfied(block, heap->stream);
+}
+
+void free_blocks_add(block_t *block)
+{
+  heap_t *heap = block->segment->heap;
+  if (block->uses)
+    uses_drop_completed(heap->pool->device, block);
+  if (is_satisfied_at_home(block)) {
+    free_blocks_add_ready(block);
+    return;
+  }
+  if (!block->uses) /* withheld, but nobody is known to use it */
+    free_blocks_satisfied(block);
+  add_pending(block);
+}
+
+void free_blocks_keep_warm(block_t *block)
+{
+  free_blocks_satisfied(block);
+  if (!front_keep(block))
+    free_blocks_add(block);
+}
+
+/* Inside a capture what was ordered meanwhile needs no edge. Outside most of what is
+ * promoted has completed, and nobody tells which waits that spared. */
+static void count_spared(const heap_t *heap, const block_t *block)
+{
+  for (const use_t *use = block->uses; use && heap->branch; use = use->next)
+    heap->pool->device->counters.gates_skipped += use->place.branch != heap->branch;
+}
+
+void free_blocks_promote(heap_t *heap)
+{
+  front_close(heap);
+  uint64_t epoch = atomic_load(&heap->pool->device->core->epoch);
+  if (heap->seen_epoch == epoch)
+    return;
+  heap->seen_epoch = epoch;
+  if (!waits_may_be_over(heap))
+    return;
+  waits_begin(heap);
+  for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
+    newer = block->newer;
+    if (is_satisfied_at_home(block)) {
+      count_spared(heap, block);
+      free_blocks_claim(block);
+      free_blocks_add(block);
+    } else {
+      waits_note(heap, block);
+    }
+  }
+}
+
+void free_blocks_withhold_none(heap_t *heap)
+{
+  for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
+    newer = block->newer;
+    if (!block->withheld)
+      continue;
+    free_blocks_claim(block);
+    block->withheld = false;
+    free_blocks_add(block);
+  }
+}
+
+/* Oversize blocks are those of classic segments: mapped ones come apart and
+ * together again page by page. */
+static bool fits(const config_t *config, const block_t *block, size_t size)
+{
+  return config_fits(config, block->size, size) || block->segment->pages;
+}
+
+block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large)
+{
+  const bins_t *bins = &heap->ready[large];
+  const config_t *config = config_of(heap->pool->device->core);
+  for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
+    if (fits(config, b, size))
+      return b;
+  return NULL;
+}
+
+block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
+{
+  const bins_t *bins = &heap->ready[large];
+  const config_t *config = config_of(heap->pool->device->core);
+  for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
+    if (segment_is_whole(b) && fits(config, b, size))
+      return b;
+  return NULL;
+}
+
+block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
+                                 bool large, inside_t how)
+{
+  const config_t *config = config_of(heap->pool->device->core);
+  for (int ready = 1; ready >= 0; ready--) {
+    const bins_t *bins = ready ? &heap->ready[large] : &heap->pending[large];
+    for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b)) {
+      if (!fits(config, b, size) || b->withheld || b->stamp)
+        continue;
+      if (how == INSIDE_ORDERED ? branch_is_after_all(reader, b)
+                                : branch_may_be_gated(reader, b, how == INSIDE_GATED_AT_FREE))
+        return b;
+    }
+  }
+  return NULL;
+}
+
+static bool may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too)
+{
+  if (block->withheld)
+    return false;
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (!use_is_satisfied(use, reader) && !use_may_be_gated(use, at_free_too))
+      return false;
+  return true;
+}
+
+bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too)
+{
+  return may_be_gated(block, reader, at_free_too);
+}
+
+block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, size_t size,
+                                   bool large, bool at_free_too)
+{
+  const bins_t *bins = &heap->pending[large];
+  const config_t *config = config_of(heap->pool->device->core);
+  if (!at_free_too && waits_are_barred(heap, large))
+    return NULL;
+  for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
+    if (fits(config, b, size) && may_be_gated(b, reader, at_free_too))
+      return b;
+  return NULL;
+}
+
+/* ---- runs -------------------------------------------------------------- */
+
+typedef struct search {
+  const config_t *config;
+  const stream_t *reader;
+  size_t size;
+  bool at_free_too;
+  int left; /* blocks that may still be looked at */
+  run_t best;
+} search_t;
+
+static bool may_join(search_t *search, const block_t *block)
+{
+  return block && (block->state == BLOCK_READY || block->state == BLOCK_PENDING) &&
+         search->left-- > 0 && may_be_gated(block, search->reader, search->at_free_too);
+}
+
+/* Every shortest run among the neighbours that begin with `first`. The end of
+ * the last one. */
+static uintptr_t search_neighbours(search_t *search, block_t *first)
+{
+  uintptr_t end = first->address;
+  size_t size = 0;
+  for (block_t *last = first; may_join(search, last); last = last->next) {
+    end = last->address + last->size;
+    size += last->size;
+    for (; size - first->size >= search->size; first = first->next)
+      size -= first->size;
+    if (size >= search->size &&
+        (first->segment->pages || config_fits(search->config, size, search->size)) &&
+        (!search->best.first || size < search->best.size))
+      search->best = (run_t){first, last, size};
+  }
+  return end;
+}
+
+run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size, bool large,
+                               bool at_free_too)
+{
+  enum { MOST = 256 }; /* blocks: a longer search would cost more than memory does */
+  int passed_over = 0; /* of the other size class */
+  search_t search = {.config = config_of(heap->pool->device->core),
+                     .reader = reader,
+                     .size = size,
+                     .at_free_too = at_free_too,
+                     .left = MOST};
+  uintptr_t begin = 0, end = 0; /* where the search has just been */
+  if (!heap->pending[large].count || (!at_free_too && waits_are_barred(heap, large)))
+    return search.best;
+  for (block_t *b = heap->oldest_pending; b && search.left > 0; b = b->newer) {
+    if (b->segment->large != large && ++passed_over > 4 * MOST)
+      break;
+    if (b->segment->large != large || (b->address >= begin && b->address < end))
+      continue;
+    block_t *first = b;
+    if (!may_join(&search, first))
+      continue;
+    while (may_join(&search, first->prev))
+      first = first->prev;
+    begin = first->address;
+    end = search_neighbours(&search, first);
+  }
+  return search.best;
+}
+
+void free_blocks_claim_run(run_t run)
+{
+  for (block_t *b = run.first;; b = b->next) {
+    free_blocks_claim(b);
+    if (b == run.last)
+      return;
+  }
+}
+
+/* A block may become part of the one before it, and be gone. */
+void free_blocks_add_run(run_t run)
+{
+  for (block_t *b = run.first, *next;; b = next) {
+    bool last = b == run.last;
+    next = b->next;
+    free_blocks_add(b);
+    if (last)
+      return;
+  }
+}
+
+/* Whoever gets the blocks was made to wait for what they owe. Only the last one
+ * keeps it, for the sake of its rest. */
+block_t *free_blocks_unite(run_t run, size_t size)
+{
+  device_t *device = device_of(run.first);
+  size_t before = run.size - run.last->size; /* bytes of the others */
+  core_assert(before < size);
+  for (block_t *b = run.first; b != run.last; b = b->next) {
+    free_blocks_satisfied(b);
+    uses_drop(device, b);
+  }
+  free_blocks_satisfied(run.last);
+  if (!RULE(RUN_REST_KEEPS_USES) && run.first != run.last)
+    uses_drop(device, run.last);
+  const segment_t *segment = run.last->segment;
+  if (!segment->heap->pool->no_split &&
+      config_splits(config_of(device->core), run.size, size, segment_is_coarse(segment))) {
+    block_t *rest = block_split(device, run.last, size - before);
+    if (rest)
+      free_blocks_add(rest);
+  }
+  for (bool more = run.first != run.last; more;) {
+    more = run.first->next != run.last;
+    block_merge_next(device, run.first);
+  }
+  return run.first;
+}
+
+bool free_blocks_near_gateable(const heap_t *heap, const stream_t *reader, size_t size)
+{
+  enum { MOST = 16 }; /* a question of taste is not worth a long search */
+  const bins_t *bins = &heap->pending[true];
+  int looked = 0;
+  for (block_t *b = bins_best_fit(bins, size); b && looked < MOST; b = bins_next(bins, b)) {
+    if (b->size - size > size / 8)
+      break;
+    if (may_be_gated(b, reader, false))
+      return true;
+    looked++;
+  }
+  return false;
+}

@@ -1,0 +1,77 @@
+/* free_blocks.h: the free blocks of a heap. Under the device's lock.
+ *
+ * A free block is *ready* when its heap's stream may have it at once, else
+ * *pending*. Ready neighbours merge; pending blocks stay as they are until
+ * what they owe is satisfied, so that a long use of a small block does not
+ * hold a large one. Who changes what is ready closes the heap's front (front.h). */
+#ifndef ESPER_FREE_BLOCKS_H
+#define ESPER_FREE_BLOCKS_H
+
+#include "../base/types.h"
+
+/* A claimed block becomes a free one. */
+void free_blocks_add(block_t *block);
+
+/* The same for one that its home stream may have at once. */
+void free_blocks_add_ready(block_t *block);
+
+/* The same for a block that owes no use: the heap's front gets it, if it is open. */
+void free_blocks_keep_warm(block_t *block);
+
+/* A free block becomes claimed: it is in no bin. */
+void free_blocks_claim(block_t *block);
+
+/* Pending blocks whose obligations have been satisfied become ready. */
+void free_blocks_promote(heap_t *heap);
+
+/* What was withheld until the next seal serves as soon as it is satisfied: the heap's pool
+ * has no graphs, and serves work outside captures. */
+void free_blocks_withhold_none(heap_t *heap);
+
+/* The ready block that fits best; NULL: none. */
+block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
+
+/* The same of those that are a whole segment. */
+block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large);
+
+/* The block of a capture's heap that fits best of those that the reader, a
+ * branch of the same capture, may have: as it is, or after it was made to depend
+ * on marked uses, or on uses that ended with a free as well. */
+typedef enum inside { INSIDE_ORDERED, INSIDE_GATED, INSIDE_GATED_AT_FREE } inside_t;
+block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
+                                 bool large, inside_t how);
+
+/* Whether the reader may be gated on what is missing for the block to be ready;
+ * `at_free_too`, on uses that end with a free as well. */
+bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too);
+
+/* The pending block that fits best of those that a stream may be gated on. */
+block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, size_t size,
+                                   bool large, bool at_free_too);
+
+/* Neighbouring free blocks of one segment, from `first` to `last`. */
+typedef struct run {
+  block_t *first, *last; /* NULL: none */
+  size_t size;           /* of all of them */
+} run_t;
+
+/* Several, ready and pending, that together are large enough and on which a
+ * stream may be gated; the smallest of those that a short search finds. */
+run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size, bool large,
+                               bool at_free_too);
+
+/* The same as free_blocks_claim and free_blocks_add, for each. */
+void free_blocks_claim_run(run_t run);
+void free_blocks_add_run(run_t run);
+
+/* A claimed run becomes one claimed block of `size` bytes, or of all if the rest
+ * is not worth a block. The rest is free again, and owes what its block owed. */
+block_t *free_blocks_unite(run_t run, size_t size);
+
+/* Whether some large one wastes an eighth of the request at most. */
+bool free_blocks_near_gateable(const heap_t *heap, const stream_t *reader, size_t size);
+
+/* The block's bytes stop counting as active. */
+void free_blocks_satisfied(block_t *block);
+
+#endif

@@ -1,0 +1,38 @@
+/* map.h: from an address to its block.
+ *
+ * Every block, live or free, is in the map by its first byte. Finding one
+ * takes no lock: chains are walked while others change them, which can only
+ * make a walk miss, never mislead, because blocks live in an arena and a hit
+ * compares the address; a miss is looked up again under the map's lock. Chains come one
+ * by one as blocks do, so that the map stays small and never stops to rebuild itself; and
+ * go again where few blocks are left and somebody asks for it.
+ * Segments are kept sorted for addresses inside a block. */
+#ifndef ESPER_MAP_H
+#define ESPER_MAP_H
+
+#include "../base/types.h"
+
+typedef struct map map_t;
+
+map_t *map_create(void); /* NULL: no host memory */
+void map_destroy(map_t *map);
+
+void map_insert(map_t *map, block_t *block);
+void map_remove(map_t *map, block_t *block);
+block_t *map_find(map_t *map, uintptr_t address);
+
+bool map_insert_segment(map_t *map, segment_t *segment); /* false: no host memory */
+/* Out of the map, where room for it is kept until one of the other two is called. */
+void map_remove_segment(map_t *map, segment_t *segment);
+void map_put_segment_back(map_t *map, segment_t *segment);
+void map_segment_has_gone(map_t *map);
+/* The segment around an address, or NULL. It may go away as soon as this
+ * returns, unless the caller knows that the address is live. */
+segment_t *map_find_segment(map_t *map, uintptr_t address);
+
+/* Where few blocks are left, most of its memory goes back to the system. */
+void map_shrink(map_t *map);
+size_t map_bytes(map_t *map);
+bool map_is_valid(map_t *map);
+
+#endif

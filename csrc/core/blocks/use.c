@@ -1,0 +1,390 @@
+#include "use.h"
+
+#include "block.h"
+#include "../order/capture.h"
+#include "../pools/routing.h"
+#include "../order/stream.h"
+
+/* Empty, so that one nobody needed can be given back. */
+use_t *use_take(device_t *device)
+{
+  use_t *use = arena_take(&device->uses);
+  if (use)
+    *use = (use_t){0};
+  return use;
+}
+
+void use_give(device_t *device, use_t *use)
+{
+  if (use->record)
+    record_drop(use->record);
+  place_drop(&use->place);
+  arena_give(&device->uses, use);
+}
+
+void use_set_record(use_t *use, record_t *record)
+{
+  if (use->record)
+    record_drop(use->record);
+  use->record = record;
+}
+
+void use_hold(use_t *use)
+{
+  use->stamp = stream_stamp(use->stream);
+  atomic_store(&use->stream->holds, true);
+}
+
+void use_settle(use_t *use, record_t *record)
+{
+  if (use->stream != record->stream || use->record || !use->stamp || record->number < use->stamp)
+    return;
+  record_keep(record);
+  use->record = record;
+}
+
+/* An event of all of a device's work would end the capture of a stream that nobody has met. */
+static bool would_end_a_capture(const use_t *use)
+{
+  return use->flags & USE_CAPTURED && opening_may_capture_now(use->stream->device);
+}
+
+void uses_record_at_free(block_t *block)
+{
+  for (use_t *use = block->uses; use; use = use->next)
+    if (use->flags & USE_AT_FREE && !use->record && !would_end_a_capture(use))
+      use->record = stream_record_later(use->stream);
+}
+
+/* Of a stream outside captures (`branch` NULL), or of a branch of one. */
+static use_t *use_on(const block_t *block, const stream_t *stream, const branch_t *branch)
+{
+  use_t *use = block->uses;
+  while (use && (use->stream != stream || use->place.branch != branch))
+    use = use->next;
+  return use;
+}
+
+bool use_has_completed(const use_t *use)
+{
+  uint64_t number = use->record ? use->record->number : use->stamp;
+  return number && stream_completed(use->stream, number);
+}
+
+/* Takes over the reference. */
+static void use_take_later(use_t *use, record_t *record)
+{
+  if (use->record->number < record->number)
+    use_set_record(use, record);
+  else
+    record_drop(record);
+}
+
+/* A live block's use on a stream is followed by another there. An event at the
+ * free will be later than any; what could not be recorded stays unrecorded. */
+static void use_follow(use_t *use, record_t *record, unsigned flags)
+{
+  use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
+  if (use->flags & USE_AT_FREE || !record) {
+    use_set_record(use, NULL);
+    atomic_store_explicit(&use->stream->kept, true, memory_order_release);
+  }
+  if (record && use->record)
+    use_take_later(use, record);
+  else if (record)
+    record_drop(record);
+}
+
+bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags, use_t **spare)
+{
+  use_t *use = RULE(ONE_USE_A_STREAM) ? use_on(block, stream, NULL) : NULL;
+  if (use && RULE(LATER_USE_REPLACES)) {
+    use_follow(use, record, flags);
+    return true;
+  }
+  if (use) {
+    if (record)
+      record_drop(record);
+    return true;
+  }
+  use = *spare;
+  if (!use)
+    return false;
+  *spare = NULL;
+  if (!record)
+    atomic_store_explicit(&stream->kept, true, memory_order_release);
+  *use = (use_t){.next = block->uses, .stream = stream, .record = record, .flags = flags};
+  block->uses = use;
+  return true;
+}
+
+record_t *use_replace(block_t *block, record_t *record, unsigned flags)
+{
+  use_t *use = use_on(block, record->stream, NULL);
+  if (!use || !use->record || use->record->number > record->number || flags & USE_AT_FREE)
+    return NULL;
+  if (!RULE(ONE_USE_A_STREAM) || !RULE(LATER_USE_REPLACES))
+    return NULL;
+  record_t *replaced = use->record;
+  use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
+  use->record = record;
+  return replaced;
+}
+
+static void place_take_later(place_t *place, place_t other)
+{
+  if (other.number > place->number) {
+    place_t earlier = *place;
+    *place = other;
+    other = earlier;
+  }
+  place_drop(&other);
+}
+
+void use_attach_place(block_t *block, place_t place, unsigned flags, use_t **spare)
+{
+  stream_t *stream = place.branch->stream;
+  use_t *use = use_on(block, stream, place.branch);
+  if (use) {
+    use->flags |= flags;
+    place_take_later(&use->place, place);
+    return;
+  }
+  use = *spare;
+  *spare = NULL;
+  *use = (use_t){.next = block->uses, .stream = stream, .place = place, .flags = flags};
+  block->uses = use;
+}
+
+void use_set_place(use_t *use, place_t place)
+{
+  place_drop(&use->place);
+  use->place = place;
+}
+
+bool use_is_satisfied(const use_t *use, const stream_t *reader)
+{
+  if (!use->record)
+    return use_has_completed(use) || !RULE(UNRECORDED_HOLDS);
+  return use->stream == reader || use_has_completed(use) ||
+         stream_is_after(reader, use->stream, use->record->number);
+}
+
+bool uses_are_satisfied(const block_t *block, const stream_t *reader)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (!use_is_satisfied(use, reader))
+      return false;
+  return true;
+}
+
+bool uses_have_completed(const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (!use_has_completed(use) && (use->record || RULE(UNRECORDED_HOLDS)))
+      return false;
+  return true;
+}
+
+bool use_is_rendezvous(const use_t *use)
+{
+  return (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST)) || stream_is_rendezvous(use->stream);
+}
+
+static bool is_until_free(const use_t *use)
+{
+  return use->flags & USE_AT_FREE && RULE(GATE_NOT_AT_FREE);
+}
+
+bool use_is_barred(const use_t *use)
+{
+  return !use->record || is_until_free(use) || (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST));
+}
+
+bool use_may_be_gated(const use_t *use, bool at_free_too)
+{
+  return use->record && !use_is_rendezvous(use) && (at_free_too || !is_until_free(use));
+}
+
+void owner_order_stamp(block_t *block)
+{
+  const stream_t *home = block->segment->heap->stream;
+  if (block_is_of(block, home))
+    block->stamp = stream_stamp(home);
+}
+
+bool owner_order_is_satisfied(const block_t *block, const stream_t *reader)
+{
+  const stream_t *home = block->segment->heap->stream;
+  return reader == home || owner_order_has_completed(block) ||
+         stream_is_after(reader, home, block->stamp);
+}
+
+bool owner_order_has_completed(const block_t *block)
+{
+  return !block->stamp || stream_completed(block->segment->heap->stream, block->stamp);
+}
+
+bool owner_order_may_be_gated(const block_t *block)
+{
+  return !stream_is_rendezvous(block->segment->heap->stream);
+}
+
+void uses_drop_all(device_t *device, block_t *block)
+{
+  while (block->uses) {
+    use_t *use = block->uses;
+    block->uses = use->next;
+    use_give(device, use);
+  }
+}
+
+void uses_drop_some(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    if (use_has_completed(use) && RULE(COMPLETED_USES_LEAVE)) {
+      *link = use->next;
+      use_give(device, use);
+    } else {
+      link = &use->next;
+    }
+  }
+}
+
+void uses_drop_captured(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    if (use->place.branch) {
+      *link = use->next;
+      use_give(device, use);
+    } else {
+      link = &use->next;
+    }
+  }
+}
+
+/* Until its device was synchronised: nothing says which of the streams replays are on.
+ * False: another use stands for it now. */
+static bool use_hold_for_device(block_t *block, use_t *use)
+{
+  stream_t *all = use->stream->device->all_streams;
+  use_t *same = use_on(block, all, NULL);
+  bool stays = !same || same == use;
+  if (!same) {
+    use_set_place(use, (place_t){0});
+    use->stream = all;
+    same = use;
+  }
+  use_set_record(same, NULL);
+  use_hold(same);
+  return stays;
+}
+
+void uses_hold_unrecorded(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    bool elsewhere = use->stream->device != device && RULE(RELEASE_NEEDS_COMPLETION);
+    bool unheld = !use->record && !use->stamp;
+    if (unheld && elsewhere && !use_hold_for_device(block, use)) {
+      *link = use->next;
+      use_give(device, use);
+    } else {
+      if (unheld && !elsewhere)
+        use_hold(use);
+      link = &use->next;
+    }
+  }
+}
+
+void uses_drop_unrecorded(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    bool elsewhere = use->stream->device != device && RULE(RELEASE_NEEDS_COMPLETION);
+    if (use->record || (elsewhere && (use->stamp || use_hold_for_device(block, use)))) {
+      link = &use->next;
+    } else {
+      *link = use->next;
+      use_give(device, use);
+    }
+  }
+}
+
+/* Two uses become one that is held, and over when both are. Neither's own stamp
+ * will do: it may be of an earlier time when that one was held. */
+static void use_hold_for_both(use_t *use, const use_t *other)
+{
+  bool never = (!use->record && !use->stamp) || (!other->record && !other->stamp);
+  uint64_t a = use->record ? use->record->number : use->stamp;
+  uint64_t b = other->record ? other->record->number : other->stamp;
+  use->stamp = never ? 0 : a > b ? a : b;
+  use_set_record(use, NULL);
+}
+
+static void place_unite(place_t *into, place_t *from)
+{
+  place_take_later(into, *from);
+  *from = (place_t){0};
+}
+
+void uses_unite_places(device_t *device, block_t *block)
+{
+  for (use_t *use = block->uses; use; use = use->next)
+    for (use_t **link = &use->next; use->place.branch && *link;) {
+      use_t *other = *link;
+      if (other->place.branch == use->place.branch) {
+        *link = other->next;
+        use->flags |= other->flags;
+        place_unite(&use->place, &other->place);
+        use_give(device, other);
+      } else {
+        link = &other->next;
+      }
+    }
+}
+
+void uses_unite_all(device_t *device, block_t *into, block_t *from)
+{
+  /* A held use may have completed since somebody looked. */
+  uses_drop_completed(device, into);
+  uses_drop_completed(device, from);
+  while (from->uses) {
+    use_t *use = from->uses;
+    from->uses = use->next;
+    use_t *same = RULE(ONE_USE_A_STREAM) ? use_on(into, use->stream, use->place.branch) : NULL;
+    if (!RULE(MERGE_UNITES_USES)) {
+      use_give(device, use);
+    } else if (same) {
+      same->flags |= use->flags;
+      if (same->place.branch) {
+        place_unite(&same->place, &use->place);
+      } else if (same->record && use->record) {
+        record_keep(use->record);
+        use_take_later(same, use->record);
+      } else {
+        use_hold_for_both(same, use);
+      }
+      use_give(device, use);
+    } else {
+      use->next = into->uses;
+      into->uses = use;
+    }
+  }
+}
+
+bool uses_are_valid(const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next) {
+    if (use->record && use->record->stream != use->stream)
+      return false;
+    if (use->place.branch && (use->record || use->place.branch->stream != use->stream))
+      return false;
+    for (const use_t *other = use->next; other; other = other->next)
+      if (other->stream == use->stream && other->place.branch == use->place.branch)
+        return false;
+  }
+  return true;
+}

@@ -1,0 +1,448 @@
+/* grow.c: a mapped segment grows into one of its holes, of which the memory that is
+ * missing between its free neighbours is filled: with pages that are lent (stitch.h) and
+ * with new ones, or, where there is room, with new ones alone. Blocks are claimed under
+ * the lock, pages move without it, and then the books are made, for as much as the driver
+ * did. */
+#include "grow.h"
+
+#include "../blocks/block.h"
+#include "../base/call.h"
+#include "../base/error.h"
+#include "../blocks/free_blocks.h"
+#include "../blocks/block_cache.h"
+#include "in_flight.h"
+#include "orphan.h"
+#include "mapped.h"
+#include "page.h"
+#include "peers.h"
+#include "../pools/pool.h"
+#include "slack.h"
+#include "segment.h"
+#include "../stats/stats.h"
+#include "stitch.h"
+
+/* A page of large blocks is at most such a part of the reserved memory, such a part of
+ * the request, and so large. */
+enum { PAGE_SHARE = 256, REQUEST_SHARE = 5, LARGE_PAGE = 8 << 20, FIRST_PAGE = 4 << 20 };
+
+/* The part of a hole that, filled, makes a block of the wanted size together with
+ * the free blocks beside it. */
+typedef struct window {
+  block_t *hole;
+  block_t *before, *after; /* free, at its ends; NULL: not needed */
+  size_t missing;          /* bytes to be filled */
+  bool from_end;           /* they lie at the hole's end */
+} window_t;
+
+typedef enum pages_from { NEW_PAGES, LENT_UNLESS_ROOM, LENT_FIRST } pages_from_t;
+
+typedef struct growth {
+  device_t *device;
+  heap_t *heap;
+  size_t size;
+  bool large;
+  pages_from_t from;
+  window_t window;
+  block_t *piece;   /* of the hole */
+  stitch_t stitch;  /* the pages that are lent */
+  size_t created;   /* bytes of the pages that are asked of the driver */
+  size_t page_most; /* ... which are at most so large */
+  size_t spared;    /* bytes that could have been lent instead of some */
+  size_t moved;     /* bytes of the lent ones that are in the piece */
+  void *spare[2];
+} growth_t;
+
+/* ---- where ------------------------------------------------------------- */
+
+static size_t ready_size(const block_t *block)
+{
+  return block && block->state == BLOCK_READY ? block->size : 0;
+}
+
+static window_t window_at(const growth_t *g, block_t *hole)
+{
+  /* None is as large as the request: then it would have been taken. Which are ready is
+   * not the same in every run. */
+  bool joins = !pool_repeats(g->heap);
+  size_t before = joins ? ready_size(hole->prev) : 0;
+  size_t after = joins ? ready_size(hole->next) : 0;
+  window_t best = {0};
+  if (before + hole->size >= g->size)
+    best = (window_t){.hole = hole,
+                      .before = before ? hole->prev : NULL,
+                      .missing = round_to_granule(g->device, g->size - before)};
+  if (after && after + hole->size >= g->size && (!best.hole || g->size - after < best.missing))
+    best = (window_t){.hole = hole,
+                      .after = hole->next,
+                      .from_end = true,
+                      .missing = round_to_granule(g->device, g->size - after)};
+  if (before && after && before + hole->size + after >= g->size &&
+      (!best.hole || hole->size < best.missing))
+    best =
+        (window_t){.hole = hole, .before = hole->prev, .after = hole->next, .missing = hole->size};
+  return best;
+}
+
+/* The one that misses least, in the smallest hole. */
+static window_t find_window(const growth_t *g)
+{
+  window_t best = {0};
+  for (segment_t *s = g->device->first_segment; s; s = s->next)
+    if (s->pages && s->heap == g->heap && s->large == g->large)
+      for (block_t *hole = s->holes; hole; hole = hole->newer) {
+        window_t w = window_at(g, hole);
+        if (w.hole && (!best.hole || w.missing < best.missing ||
+                       (w.missing == best.missing && hole->size < best.hole->size)))
+          best = w;
+      }
+  return best;
+}
+
+/* ---- what is claimed --------------------------------------------------- */
+
+static void claim_neighbours(const window_t *w)
+{
+  if (w->before)
+    free_blocks_claim(w->before);
+  if (w->after)
+    free_blocks_claim(w->after);
+}
+
+/* Two blocks for what has to be split if the driver refuses halfway, and room for a
+ * page that it keeps. */
+static bool take_spares(growth_t *g)
+{
+  if (!(g->stitch.loose = loose_take(g->device)))
+    return false;
+  for (int i = 0; i < 2; i++)
+    if (!(g->spare[i] = arena_take(&g->device->blocks)))
+      return false;
+  return true;
+}
+
+static void give_spares(growth_t *g)
+{
+  if (g->stitch.loose)
+    loose_settle(g->device, g->stitch.loose);
+  for (int i = 0; i < 2; i++)
+    if (g->spare[i])
+      arena_give(&g->device->blocks, g->spare[i]);
+}
+
+static size_t least(size_t a, size_t b)
+{
+  return a < b ? a : b;
+}
+
+/* Memory beside a block on the same page is lent with nobody, so pages are small; but
+ * each costs about as much, whatever its size, so they grow with what there is. A program's
+ * start waits for the first. */
+static size_t page_most(const growth_t *g)
+{
+  const config_t *config = config_of(g->device->core);
+  size_t reserved = (size_t)g->device->stats.reserved_bytes[ESPER_ALL].current;
+  size_t share = least((reserved + g->size) / PAGE_SHARE, g->size / REQUEST_SHARE);
+  if (share < FIRST_PAGE && !g->device->stats.reserved_bytes[ESPER_LARGE].current)
+    share = FIRST_PAGE;
+  size_t size = config->as_given.large_segment_size; /* said by the user */
+  size_t granule = g->device->granule;
+  if (!size)
+    size = least(share, LARGE_PAGE);
+  return g->large && size > granule ? size / granule * granule : granule;
+}
+
+static esper_status cut_piece(growth_t *g)
+{
+  const window_t *w = &g->window;
+  size_t lent = stitch_bytes(&g->stitch), size = lent > w->missing ? lent : w->missing;
+  uintptr_t begin = w->hole->address + (w->from_end ? w->hole->size - size : 0);
+  size_t created = size - lent;
+  esper_status status = segment_reserve(g->device, created);
+  if (status != ESPER_OK)
+    return status;
+  g->page_most = page_most(g);
+  g->piece = take_spares(g) ? hole_cut(w->hole, begin, begin + size) : NULL;
+  if (g->piece) {
+    g->created = created;
+    return ESPER_OK;
+  }
+  g->device->reserving -= created;
+  return error_set(ESPER_HOST_MEMORY, "no host memory for a block");
+}
+
+/* Blocks that merge may be gone. */
+static void free_neighbours(const window_t *w)
+{
+  if (w->before)
+    free_blocks_add(w->before);
+  if (w->after)
+    free_blocks_add(w->after);
+}
+
+/* Claims what is lent; or lets it go again, if there is room for as many new pages. */
+static void claim_pages(growth_t *g)
+{
+  const window_t *w = &g->window;
+  size_t most = w->before && w->after ? w->missing : w->hole->size;
+  stitch_claim(&g->stitch, g->heap, g->from == NEW_PAGES ? 0 : w->missing, most);
+  size_t spared = least(stitch_bytes(&g->stitch), w->missing);
+  if (g->from != LENT_UNLESS_ROOM || !room_take(g->device, w->missing, spared))
+    return;
+  stitch_finish(&g->stitch);
+  stitch_claim(&g->stitch, g->heap, 0, 0);
+  g->spared = spared;
+}
+
+/* ESPER_NOT_READY: the heap has no addresses for it. A block that another thread has
+ * freed meanwhile is taken. */
+static esper_status claim(growth_t *g, block_t **block)
+{
+  front_close(g->heap);
+  *block = free_blocks_best_ready(g->heap, g->size, g->large);
+  if (*block) {
+    free_blocks_claim(*block);
+    return ESPER_OK;
+  }
+  window_t *w = &g->window;
+  *w = find_window(g);
+  if (!w->hole)
+    return ESPER_NOT_READY;
+  claim_neighbours(w);
+  claim_pages(g);
+  esper_status status = cut_piece(g);
+  if (status != ESPER_OK) {
+    give_spares(g);
+    stitch_finish(&g->stitch);
+    free_neighbours(w);
+    room_leave(g->device, g->spared);
+  }
+  return status;
+}
+
+/* ---- pages ------------------------------------------------------------- */
+
+static esper_status add_page(const growth_t *g, size_t at, size_t size)
+{
+  core_t *core = g->device->core;
+  int device = g->device->index;
+  uint64_t handle;
+  esper_status status = call_page_create(core, device, size, &handle);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  status = peers_map(g->device, g->piece->address + at, size, handle);
+  if (status == ESPER_OK) {
+    page_add(g->piece->segment, g->piece->address + at, size, handle);
+    return ESPER_OK;
+  }
+  error_from_driver(core, status);
+  loose_release(g->device, handle, size, g->stitch.loose);
+  return status;
+}
+
+/* A driver that has not enough would give all it has first, page by page, while
+ * everybody else finds none. */
+static esper_status look_for_room(const growth_t *g)
+{
+  enum { FEW = 16 }; /* pages: sooner tried than asked for */
+  size_t free, total;
+  if (g->created <= FEW * g->page_most)
+    return ESPER_OK;
+  core_t *core = g->device->core;
+  uint64_t whole;
+  esper_status status = call_memory_info(core, g->device->index, &free, &total);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  if (free >= g->created)
+    return ESPER_OK;
+  /* There may be more than is free, such as caches of the system's: all of it at once,
+   * or nothing. */
+  status = call_page_create(core, g->device->index, g->created, &whole);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  loose_release(g->device, whole, g->created, g->stitch.loose);
+  return g->stitch.loose->size ? error_set(ESPER_DEVICE_ERROR, "a page could not be given back")
+                               : ESPER_OK;
+}
+
+/* As far as the driver gives them. */
+static esper_status add_pages(const growth_t *g, size_t *filled)
+{
+  esper_status status = ESPER_OK;
+  size_t most = g->page_most;
+  while (status == ESPER_OK && *filled < g->piece->size) {
+    size_t left = g->piece->size - *filled, size = left < most ? left : most;
+    status = add_page(g, *filled, size);
+    if (status == ESPER_OK)
+      *filled += size;
+  }
+  return status;
+}
+
+/* A request that fails leaves no new pages behind, but those that would not go. */
+static void give_pages_back(const growth_t *g, size_t moved, size_t *filled)
+{
+  segment_t *s = g->piece->segment;
+  while (*filled > moved) {
+    page_t *page = page_at(s, g->piece->address + *filled - 1);
+    size_t size = page_size(s, page);
+    if (!mapped_give_back(s, page))
+      return;
+    page_remove(s, page);
+    *filled -= size;
+  }
+}
+
+/* ---- the books --------------------------------------------------------- */
+
+/* The piece and its neighbours become one block. */
+static block_t *unite(const growth_t *g)
+{
+  block_t *block = g->piece;
+  if (g->window.after)
+    block_merge_next(g->device, block);
+  if (g->window.before) {
+    block = g->window.before;
+    block_merge_next(g->device, block);
+  }
+  return block;
+}
+
+/* What was to be created and was not. That there was no memory for new pages alone does
+ * not say that the heap cannot grow. */
+static void note_refusal(growth_t *g, esper_status status, size_t made)
+{
+  device_t *device = g->device;
+  if (status == ESPER_OUT_OF_MEMORY && g->spared)
+    room_ran_out(device);
+  else if (status == ESPER_OUT_OF_MEMORY)
+    device->refused = g->created - made;
+  else if (status == ESPER_OK && g->created >= device->refused)
+    device->refused = 0;
+}
+
+/* NULL: not all of it was filled. What was is free. */
+static block_t *settle(growth_t *g, esper_status status, size_t filled)
+{
+  front_close(g->heap);
+  give_spares(g);
+  note_refusal(g, status, filled - g->moved);
+  g->device->reserving -= g->created;
+  g->device->counters.pages_moved += g->stitch.pages;
+  stitch_finish(&g->stitch);
+  if (RULE(LENT_PAGES_KEEP_STAMP))
+    g->piece->stamp = g->stitch.stamp;
+  if (filled == g->piece->size) {
+    mapped_arrived(g->piece);
+    return unite(g);
+  }
+  room_leave(g->device, g->spared);
+  if (filled) {
+    hole_cut_back(g->piece, filled);
+    mapped_arrived(g->piece);
+    free_blocks_add(g->piece);
+  } else {
+    g->piece->stamp = 0;
+    hole_close(g->piece);
+  }
+  free_neighbours(&g->window);
+  return NULL;
+}
+
+static block_t *finish(growth_t *g, esper_status status, size_t filled)
+{
+  esper_stats *stats = &g->device->stats;
+  stretch_peaks_t peaks = stats_stretches_begin(stats);
+  block_t *block = settle(g, status, filled);
+  stats_stretches_end(stats, peaks);
+  return block;
+}
+
+static esper_status fill(growth_t *g, block_t **block)
+{
+  esper_status status = look_for_room(g);
+  if (status == ESPER_OK)
+    status = stitch_move(&g->stitch, g->piece, &g->moved);
+  size_t filled = g->moved;
+  if (status == ESPER_OK)
+    status = add_pages(g, &filled);
+  bool held = filled || g->spared || g->window.before || g->window.after;
+  if (status != ESPER_OK)
+    give_pages_back(g, g->moved, &filled);
+  lock(&g->device->lock);
+  *block = finish(g, status, filled);
+  if (status != ESPER_OK && (held || g->device->limit < SIZE_MAX))
+    hands_leave_some(g->device);
+  unlock(&g->device->lock);
+  return status;
+}
+
+/* ESPER_OUT_OF_MEMORY, and *spared: pages can be lent instead. */
+static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool large,
+                            block_t **block, bool *spared)
+{
+  growth_t g = {
+      .device = heap->pool->device, .heap = heap, .size = size, .large = large, .from = from};
+  if (!heap->capture) {
+    if (from != NEW_PAGES)
+      stitch_learn(heap);
+    mapped_reap(g.device);
+    loose_give_back(g.device);
+  }
+  lock(&g.device->lock);
+  esper_status status = claim(&g, block);
+  *spared = g.spared > 0;
+  unlock(&g.device->lock);
+  if (status != ESPER_OK || *block)
+    return status;
+  paging_begin(g.device);
+  status = fill(&g, block);
+  paging_end(g.device);
+  return status;
+}
+
+/* What there is room for, the device need not have. */
+static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone, block_t **block)
+{
+  bool spared;
+  pages_from_t from = alone ? NEW_PAGES : LENT_UNLESS_ROOM;
+  esper_status status = grow_by(from, heap, size, large, block, &spared);
+  if (status == ESPER_OUT_OF_MEMORY && spared)
+    status = grow_by(LENT_FIRST, heap, size, large, block, &spared);
+  return status;
+}
+
+/* ---- which kind -------------------------------------------------------- */
+
+/* Others register the memory of a created pool segment by segment, and hear of no pages:
+ * it has these only if asked for. */
+static bool wants_pages(const pool_t *pool)
+{
+  esper_segments segments = config_of(pool->device->core)->segments;
+  return !pool->source.obtain && segments != ESPER_SEGMENTS_CLASSIC &&
+         (segments == ESPER_SEGMENTS_MAPPED || !pool->created);
+}
+
+size_t grow_size(const pool_t *pool, size_t size)
+{
+  const device_t *device = pool->device;
+  bool pages = wants_pages(pool) &&
+               atomic_load_explicit(&device->granule_known, memory_order_acquire) &&
+               device->granule;
+  return pages ? round_to_granule(device, size)
+               : config_segment_size(config_of(device->core), size);
+}
+
+esper_status grow(heap_t *heap, size_t size, bool large, bool alone, block_t **block)
+{
+  device_t *device = heap->pool->device;
+  *block = NULL;
+  if (wants_pages(heap->pool) && mapped_granule(device)) {
+    esper_status status = grow_mapped(heap, size, large, alone, block);
+    while (status == ESPER_NOT_READY && mapped_reserve(heap, large, size) == ESPER_OK)
+      status = grow_mapped(heap, size, large, alone, block);
+    if (status != ESPER_NOT_READY)
+      return status;
+  }
+  /* There are no addresses for a mapped one. */
+  return segment_obtain(heap, config_segment_size(config_of(device->core), size), large, block);
+}

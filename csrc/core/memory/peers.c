@@ -1,0 +1,168 @@
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#include "peers.h"
+
+#include <stdlib.h>
+
+#include "../base/call.h"
+#include "../base/error.h"
+#include "../requests/imports.h"
+#include "page.h"
+
+void paging_begin(device_t *device)
+{
+  pthread_rwlock_rdlock(&device->paging);
+}
+
+void paging_end(device_t *device)
+{
+  pthread_rwlock_unlock(&device->paging);
+}
+
+void paging_stop(device_t *device)
+{
+  pthread_rwlock_wrlock(&device->paging);
+}
+
+void paging_go_on(device_t *device)
+{
+  pthread_rwlock_unlock(&device->paging);
+}
+
+esper_status peers_map(const device_t *device, uintptr_t address, size_t size, uint64_t page)
+{
+  return call_page_map(device->core, device->index, address, size, page, device->peers,
+                       device->peer_count);
+}
+
+/* Addresses that have pages, from the first to the last. */
+typedef struct stretch {
+  uint64_t sequence;      /* of the segment */
+  const import_t *import; /* or what it is */
+  uintptr_t address;
+  size_t size; /* 0: there is none */
+} stretch_t;
+
+/* The first one from `at` on, an address of the segment or 0, without the stale ones. */
+static stretch_t stretch_in(const segment_t *s, uintptr_t at)
+{
+  size_t granule = s->device->granule, i = at ? page_granule(s, at) : 0, first;
+  while (i < s->touched && (!s->pages[i].granules || s->pages[i].stale))
+    i++;
+  first = i;
+  while (i < s->touched && s->pages[i].granules && !s->pages[i].stale)
+    i++;
+  return (stretch_t){s->sequence, NULL, s->address + first * granule, (i - first) * granule};
+}
+
+static stretch_t next_import(const import_t *import)
+{
+  while (import && !import->mapped)
+    import = import->next;
+  return import ? (stretch_t){0, import, import->address, import->mapped} : (stretch_t){0};
+}
+
+/* The one after `last`, by the segments' births; then the imports. Segments come and go
+ * meanwhile, but only such as have no pages. */
+static stretch_t next_stretch(device_t *device, stretch_t last)
+{
+  stretch_t next = {0};
+  if (last.import)
+    return next_import(last.import->next);
+  lock(&device->lock);
+  for (const segment_t *s = device->first_segment; s; s = s->next) {
+    bool again = last.size && s->sequence == last.sequence;
+    if (!s->pages || (last.size && s->sequence < last.sequence))
+      continue;
+    stretch_t found = stretch_in(s, again ? last.address + last.size : 0);
+    if (found.size && (!next.size || found.sequence < next.sequence))
+      next = found;
+  }
+  unlock(&device->lock);
+  return next.size ? next : next_import(device->imports);
+}
+
+static esper_status set_access(const device_t *device, stretch_t stretch, int peer, int allowed)
+{
+  esper_status status =
+      call_page_access(device->core, device->index, stretch.address, stretch.size, peer, allowed);
+  return status == ESPER_OK ? status : error_from_driver(device->core, status);
+}
+
+/* What was given before the driver refused is taken again, as far as it lets us: nobody
+ * was told of it. */
+static void take_access(device_t *device, stretch_t refused, int peer)
+{
+  for (stretch_t s = next_stretch(device, (stretch_t){0}); s.size && s.address != refused.address;
+       s = next_stretch(device, s))
+    call_page_access(device->core, device->index, s.address, s.size, peer, false);
+}
+
+static esper_status give_access(device_t *device, int peer)
+{
+  for (stretch_t s = next_stretch(device, (stretch_t){0}); s.size; s = next_stretch(device, s)) {
+    esper_status status = set_access(device, s, peer, true);
+    if (status != ESPER_OK) {
+      take_access(device, s, peer);
+      return status;
+    }
+  }
+  return ESPER_OK;
+}
+
+static bool is_peer(const device_t *device, int peer)
+{
+  for (int i = 0; i < device->peer_count; i++)
+    if (device->peers[i] == peer)
+      return true;
+  return false;
+}
+
+static esper_status add(device_t *device, int peer)
+{
+  core_t *core = device->core;
+  if (!device->peers && !(device->peers = malloc((size_t)core->device_count * sizeof(int))))
+    return error_set(ESPER_HOST_MEMORY, "no host memory for the peers of device %d", device->index);
+  esper_status status = call_peer_check(core, device->index, peer);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  status = give_access(device, peer);
+  if (status == ESPER_OK)
+    device->peers[device->peer_count++] = peer;
+  return status;
+}
+
+bool peers_has(device_t *device, int peer)
+{
+  paging_begin(device);
+  bool has = is_peer(device, peer);
+  paging_end(device);
+  return has;
+}
+
+esper_status peers_add(device_t *device, int peer)
+{
+  paging_stop(device);
+  esper_status status = is_peer(device, peer) ? ESPER_OK : add(device, peer);
+  paging_go_on(device);
+  return status;
+}
+
+/* Who shares memory or adds a peer has a turn while the memory of others grows and grows. */
+void peers_init(device_t *device)
+{
+  pthread_rwlockattr_t kind;
+  pthread_rwlockattr_init(&kind);
+#ifdef __GLIBC__ /* others let them wait, or ask for nothing */
+  pthread_rwlockattr_setkind_np(&kind, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+#endif
+  pthread_rwlock_init(&device->paging, &kind);
+  pthread_rwlockattr_destroy(&kind);
+}
+
+void peers_destroy(device_t *device)
+{
+  free(device->peers);
+  pthread_rwlock_destroy(&device->paging);
+}

@@ -1,0 +1,231 @@
+#include "segment.h"
+
+#include "../blocks/block.h"
+#include "../base/config.h"
+#include "../base/error.h"
+#include "../blocks/free_blocks.h"
+#include "../blocks/block_cache.h"
+#include "in_flight.h"
+#include "../blocks/map.h"
+#include "mapped.h"
+#include "../requests/record_use.h"
+#include "../pools/source.h"
+#include "../stats/stats.h"
+#include "../blocks/trace.h"
+
+void segment_link(segment_t *segment)
+{
+  device_t *device = segment->device;
+  segment->prev = device->last_segment;
+  segment->next = NULL;
+  *(segment->prev ? &segment->prev->next : &device->first_segment) = segment;
+  device->last_segment = segment;
+}
+
+void segment_unlink(segment_t *segment)
+{
+  device_t *device = segment->device;
+  *(segment->prev ? &segment->prev->next : &device->first_segment) = segment->next;
+  *(segment->next ? &segment->next->prev : &device->last_segment) = segment->prev;
+}
+
+/* Puts memory of the driver's under the core's care. Under the lock. */
+static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool large)
+{
+  device_t *device = heap->pool->device;
+  segment_t *segment = arena_take(&device->segments);
+  if (!segment)
+    return NULL;
+  *segment = (segment_t){.address = address,
+                         .size = size,
+                         .bytes = size,
+                         .device = device,
+                         .heap = heap,
+                         .large = large,
+                         .sequence = device->next_sequence++,
+                         .oversize = config_is_oversize(config_of(device->core), size)};
+  block_t *block = block_create(device, segment, address, size);
+  if (!block || !map_insert_segment(device->core->map, segment)) {
+    if (block)
+      block_destroy(device, block);
+    arena_give(&device->segments, segment);
+    return NULL;
+  }
+  segment->first = block;
+  segment_link(segment);
+  stats_segment_added(&device->stats, segment);
+  trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, address, size, heap->stream);
+  return block;
+}
+
+static size_t reserved_with(const device_t *device, size_t size)
+{
+  return (size_t)device->stats.reserved_bytes[ESPER_ALL].current + device->reserving + size;
+}
+
+static bool passes_share(const device_t *device, size_t reserved)
+{
+  double share = config_of(device->core)->as_given.rejection_share;
+  return share > 0 && reserved > (size_t)(share * (double)device->total);
+}
+
+bool segment_may_come(const device_t *device, size_t size)
+{
+  size_t then = reserved_with(device, size);
+  return then <= device->limit && !passes_share(device, then);
+}
+
+esper_status segment_reserve(device_t *device, size_t size)
+{
+  size_t then = reserved_with(device, size);
+  double share = config_of(device->core)->as_given.rejection_share;
+  if (size && then > device->limit)
+    return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
+                     device->limit, device->index);
+  if (size && passes_share(device, then))
+    return error_set(ESPER_REJECTED, "%zu bytes more would pass %g%% of the memory of device %d",
+                     size, share * 100, device->index);
+  device->reserving += size;
+  return ESPER_OK;
+}
+
+esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block)
+{
+  device_t *device = heap->pool->device;
+  lock(&device->lock);
+  esper_status status = segment_reserve(device, size);
+  bool drivers = !heap->pool->source.obtain;
+  unlock(&device->lock);
+  if (status != ESPER_OK)
+    return status;
+
+  uintptr_t address = 0;
+  status = source_obtain(heap->pool, size, &address);
+
+  lock(&device->lock);
+  if (status != ESPER_OK && drivers && device->limit < SIZE_MAX)
+    hands_leave_some(device); /* what it reserved */
+  device->reserving -= size;
+  if (status == ESPER_OUT_OF_MEMORY && drivers)
+    device->refused = size;
+  else if (status == ESPER_OK && drivers && size >= device->refused)
+    device->refused = 0;
+  *block = status == ESPER_OK ? segment_add(heap, address, size, large) : NULL;
+  unlock(&device->lock);
+  if (status == ESPER_OK && !*block) {
+    source_give_back(heap->pool, address, size);
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a segment");
+  }
+  return status;
+}
+
+static void segment_leaves(device_t *device, block_t *block)
+{
+  segment_t *segment = block->segment;
+  trace_add(device, ESPER_TRACE_SEGMENT_FREE, segment->address, segment->size,
+            segment->heap->stream); /* while its pool can be found */
+  map_remove_segment(device->core->map, segment);
+  map_remove(device->core->map, block);
+  segment_unlink(segment);
+  stats_segment_removed(&device->stats, segment);
+}
+
+static void segment_stays(device_t *device, block_t *block)
+{
+  segment_t *segment = block->segment;
+  map_put_segment_back(device->core->map, segment);
+  map_insert(device->core->map, block);
+  segment_link(segment);
+  stats_segment_kept(&device->stats, segment);
+  trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
+            segment->heap->stream);
+  free_blocks_add(block);
+}
+
+bool segment_release(device_t *device, block_t *block)
+{
+  /* Out of the books first: the driver may hand the address to another thread
+   * before its function returns. */
+  lock(&device->lock);
+  segment_leaves(device, block);
+  unlock(&device->lock);
+  const segment_t *segment = block->segment;
+  bool taken = source_give_back(segment->heap->pool, segment->address, segment->size);
+  lock(&device->lock);
+  if (taken) {
+    device->refused = 0;
+    map_segment_has_gone(device->core->map);
+    arena_give(&device->segments, block->segment);
+    block_discard(device, block);
+  } else {
+    segment_stays(device, block);
+  }
+  unlock(&device->lock);
+  return taken;
+}
+
+esper_status segment_pin(core_t *core, const void *ptr, void **address)
+{
+  block_t *block = marks_lock_block(core, ptr);
+  if (!block)
+    return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
+  segment_t *segment = block->segment;
+  segment->pinned = true;
+  if (address)
+    *address = (void *)segment->address;
+  unlock(&segment->device->lock);
+  return ESPER_OK;
+}
+
+static bool has_live_blocks(const segment_t *segment)
+{
+  for (const block_t *b = segment->first; b; b = b->next)
+    if (b->state == BLOCK_LIVE)
+      return true;
+  return false;
+}
+
+/* A pinned segment cannot go meanwhile; one that is not is looked for again. */
+static segment_t *find_pinned(device_t *device, uintptr_t address)
+{
+  for (segment_t *s = device->first_segment; s; s = s->next)
+    if (s->address == address)
+      return s->pinned ? s : NULL;
+  return NULL;
+}
+
+esper_status segment_unpin(core_t *core, void *address)
+{
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *device = &core->devices[i];
+    lock(&device->lock);
+    fronts_close(device);
+    segment_t *segment = find_pinned(device, (uintptr_t)address);
+    bool live = segment && has_live_blocks(segment);
+    if (segment && !live)
+      segment->pinned = false;
+    unlock(&device->lock);
+    if (live)
+      return error_set(ESPER_NOT_READY, "memory of the segment at %p is live", address);
+    if (segment)
+      return ESPER_OK;
+  }
+  return error_set(ESPER_INVALID, "no pinned segment begins at %p", address);
+}
+
+void segment_move(segment_t *segment, heap_t *heap)
+{
+  __atomic_store_n(&segment->heap, heap, __ATOMIC_RELEASE);
+}
+
+bool segment_is_valid(const segment_t *segment)
+{
+  size_t size = 0;
+  for (const block_t *b = segment->first; b; b = b->next) {
+    if (b->segment != segment || !block_is_valid(b))
+      return false;
+    size += b->size;
+  }
+  return size == segment->size &&
+         (segment->pages ? mapped_is_valid(segment) : segment->bytes == size);
+}

@@ -1,0 +1,364 @@
+#include "capture.h"
+
+#include <stdlib.h>
+
+#include "../base/call.h"
+#include "../blocks/use.h"
+
+enum {
+  SETS = 256,   /* of places remembered by node; a forgotten one is not known to come before */
+  WAYS = 4,     /* branches at one node, or nodes of one hash */
+  VISITS = 128, /* nodes that one walk looks at */
+  BEFORE = 16,  /* nodes that one node may depend on for the walk to go on */
+};
+
+typedef struct known_place {
+  void *node;
+  branch_t *branch;
+  uint64_t number;
+} known_place_t;
+
+struct capture {
+  core_t *core;
+  uint64_t id;
+  int references; /* under the core's captures_lock, like the lists */
+  unsigned branch_count;
+  branch_t *branches;
+  capture_t *next;
+  unsigned turn;
+  known_place_t places[SETS][WAYS]; /* by a hash of the node; the newest stay */
+};
+
+/* ---- captures and branches ---------------------------------------------- */
+
+static capture_t *capture_find(core_t *core, uint64_t id)
+{
+  capture_t *c = core->captures;
+  while (c && c->id != id)
+    c = c->next;
+  return c;
+}
+
+static capture_t *capture_make(core_t *core, uint64_t id)
+{
+  capture_t *c = calloc(1, sizeof *c);
+  if (!c)
+    return NULL;
+  c->core = core;
+  c->id = id;
+  c->next = core->captures;
+  core->captures = c;
+  return c;
+}
+
+static void capture_destroy(capture_t *c)
+{
+  capture_t **link = &c->core->captures;
+  while (*link != c)
+    link = &(*link)->next;
+  *link = c->next;
+  for (branch_t *b = c->branches, *next; b; b = next) {
+    next = b->next;
+    free(b);
+  }
+  free(c);
+}
+
+static branch_t *branch_find(capture_t *c, const stream_t *stream)
+{
+  branch_t *b = c->branches;
+  while (b && b->stream != stream)
+    b = b->next;
+  return b;
+}
+
+static branch_t *branch_make(capture_t *c, stream_t *stream)
+{
+  branch_t *b = calloc(1, sizeof *b);
+  if (!b)
+    return NULL;
+  b->capture = c;
+  b->stream = stream;
+  b->index = c->branch_count++;
+  b->next = c->branches;
+  c->branches = b;
+  return b;
+}
+
+branch_t *capture_branch(core_t *core, stream_t *stream, uint64_t id)
+{
+  lock(&core->captures_lock);
+  capture_t *c = capture_find(core, id);
+  if (!c)
+    c = capture_make(core, id);
+  branch_t *b = c ? branch_find(c, stream) : NULL;
+  if (c && !b)
+    b = branch_make(c, stream);
+  if (b)
+    c->references++;
+  else if (c && !c->references)
+    capture_destroy(c);
+  unlock(&core->captures_lock);
+  return b;
+}
+
+void branch_keep(branch_t *b)
+{
+  mutex_t *captures_lock = &b->capture->core->captures_lock;
+  lock(captures_lock);
+  b->capture->references++;
+  unlock(captures_lock);
+}
+
+void branch_drop(branch_t *b)
+{
+  mutex_t *captures_lock = &b->capture->core->captures_lock;
+  lock(captures_lock);
+  if (--b->capture->references == 0)
+    capture_destroy(b->capture);
+  unlock(captures_lock);
+}
+
+/* ---- places ---------------------------------------------------------------- */
+
+static known_place_t *places_at(capture_t *c, void *node)
+{
+  return c->places[((uintptr_t)node >> 4) * 0x9e3779b97f4a7c15u >> 56];
+}
+
+static void place_remember(branch_t *b)
+{
+  capture_t *c = b->capture;
+  lock(&c->core->captures_lock);
+  places_at(c, b->node)[c->turn++ % WAYS] = (known_place_t){b->node, b, b->last};
+  unlock(&c->core->captures_lock);
+}
+
+/* Under the stream's record lock: numbers follow the graph's order. */
+static bool place_now(branch_t *b, void *handle)
+{
+  stream_t *s = b->stream;
+  void *node;
+  if (call_capture_point(s->core, s->device->index, handle, b->capture->id, &node) != ESPER_OK)
+    return false;
+  if (!node && b->last)
+    return false; /* somebody took the stream out of its order */
+  if (node && node != b->node) {
+    b->last++;
+    b->node = node;
+    place_remember(b);
+  }
+  return true;
+}
+
+bool branch_place(branch_t *b, void *handle, place_t *place)
+{
+  lock(&b->stream->lock);
+  bool known = place_now(b, handle);
+  *place = (place_t){known ? b : NULL, b->last, b->node};
+  unlock(&b->stream->lock);
+  if (known)
+    branch_keep(b);
+  return known;
+}
+
+void place_drop(place_t *place)
+{
+  if (place->branch)
+    branch_drop(place->branch);
+  *place = (place_t){0};
+}
+
+/* ---- the frontier ------------------------------------------------------------ */
+
+static void raise(branch_t *b, const branch_t *of, uint64_t number)
+{
+  if (of->index < BRANCHES && atomic_load(&b->frontier[of->index]) < number)
+    atomic_store(&b->frontier[of->index], number);
+  atomic_fetch_add(&b->stream->core->epoch, 1);
+}
+
+/* Other branches' places at the node come before the branch's future. */
+static void meet(branch_t *b, void *node)
+{
+  capture_t *c = b->capture;
+  lock(&c->core->captures_lock);
+  const known_place_t *known = places_at(c, node);
+  for (int i = 0; i < WAYS; i++)
+    if (known[i].node == node && known[i].branch != b)
+      raise(b, known[i].branch, known[i].number);
+  unlock(&c->core->captures_lock);
+}
+
+static bool is_among(void *const *nodes, int count, const void *node)
+{
+  for (int i = 0; i < count; i++)
+    if (nodes[i] == node)
+      return true;
+  return false;
+}
+
+/* Breadth first from the branch's last node to where the last walk began. */
+static void walk(branch_t *b, void *handle, void *until)
+{
+  void *nodes[VISITS];
+  int count = 0;
+  stream_t *s = b->stream;
+  nodes[count++] = b->node;
+  for (int i = 0; i < count; i++) {
+    meet(b, nodes[i]);
+    void *before[BEFORE];
+    size_t found = BEFORE;
+    if (call_capture_before(s->core, s->device->index, handle, b->capture->id, nodes[i], before,
+                            &found) != ESPER_OK)
+      continue; /* the capture may have ended under our hands */
+    for (size_t k = 0; k < found && count < VISITS; k++)
+      if (before[k] != until && !is_among(nodes, count, before[k]))
+        nodes[count++] = before[k];
+  }
+}
+
+void branch_learn(branch_t *b, void *handle)
+{
+  lock(&b->stream->lock);
+  /* A branch that was not there before has places at nodes already walked over. */
+  lock(&b->capture->core->captures_lock);
+  unsigned branches = b->capture->branch_count;
+  unlock(&b->capture->core->captures_lock);
+  if (place_now(b, handle) && b->node && (b->node != b->learned || b->seen != branches)) {
+    walk(b, handle, b->seen == branches ? b->learned : NULL);
+    b->learned = b->node;
+    b->seen = branches;
+  }
+  unlock(&b->stream->lock);
+}
+
+bool branch_gate(branch_t *b, void *handle, const place_t *place)
+{
+  if (branch_is_after(b, place))
+    return true;
+  stream_t *s = b->stream;
+  lock(&s->lock);
+  bool done = call_capture_depend(s->core, s->device->index, handle, b->capture->id, place->node) ==
+              ESPER_OK;
+  if (done)
+    raise(b, place->branch, place->number);
+  unlock(&s->lock);
+  return done;
+}
+
+bool branch_is_after(const branch_t *b, const place_t *place)
+{
+  if (!place->branch || place->branch->capture != b->capture)
+    return !RULE(OUTSIDE_STAYS_OUTSIDE);
+  const branch_t *of = place->branch;
+  return of == b || !place->number || !RULE(CAPTURED_USE_HOLDS) ||
+         (of->index < BRANCHES && atomic_load(&b->frontier[of->index]) >= place->number);
+}
+
+/* ---- blocks -------------------------------------------------------------------- */
+
+bool branch_is_after_all(const branch_t *b, const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (!branch_is_after(b, &use->place))
+      return false;
+  return true;
+}
+
+bool branch_may_be_gated(const branch_t *b, const block_t *block, bool at_free_too)
+{
+  if (block->withheld)
+    return false;
+  for (const use_t *use = block->uses; use; use = use->next) {
+    if (branch_is_after(b, &use->place))
+      continue;
+    if (!use->place.branch || use->place.branch->capture != b->capture || use_is_rendezvous(use) ||
+        (use->flags & USE_AT_FREE && !at_free_too))
+      return false;
+  }
+  return true;
+}
+
+/* ---- frees ----------------------------------------------------------------------- */
+
+/* The capture that the thread worked in last, and a stream of it; CAPTURE_UNKNOWN where the
+ * driver would not say which, and refused the thread. The body of a
+ * conditional node is another graph than the node's, so what is freed while a
+ * body is captured cannot be placed in the outer one: the body may come later
+ * than the place. */
+static _Thread_local struct {
+  uint64_t core; /* its serial number: the stream is gone with it */
+  uint64_t capture;
+  stream_t *stream;
+} thread;
+
+void capture_note_thread(uint64_t capture, stream_t *stream)
+{
+  thread.core = stream->core->serial;
+  thread.capture = capture;
+  thread.stream = stream;
+}
+
+void capture_note_refused(const core_t *core)
+{
+  thread.core = core->serial;
+  thread.stream = NULL;
+}
+
+static bool may_be_in_any_capture(const core_t *core)
+{
+  return thread.core == core->serial && !thread.stream;
+}
+
+static uint64_t capture_of_immortal(stream_t *s)
+{
+  return stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true);
+}
+
+/* Where that cannot be said, it may be. */
+static bool is_in_another_capture(const core_t *core, uint64_t capture)
+{
+  stream_t *s = thread.stream;
+  if (thread.core != core->serial || thread.capture == capture || !s->immortal)
+    return false;
+  uint64_t now = capture_of_immortal(s);
+  return now == thread.capture || now == CAPTURE_UNKNOWN ||
+         (thread.capture == CAPTURE_UNKNOWN && now && now != capture);
+}
+
+captured_free_t capture_place_free(core_t *core, const block_t *block, stream_t *stream,
+                                   place_t *place)
+{
+  *place = (place_t){0};
+  if (!stream->immortal)
+    return FREED_UNKNOWN;
+  if (RULE(BODY_KEEPS_APART) &&
+      (may_be_in_any_capture(core) || is_in_another_capture(core, block->capture)))
+    return FREED_OUTSIDE;
+  branch_t *branch = capture_branch(core, stream, block->capture);
+  if (!branch)
+    return FREED_OUTSIDE;
+  bool inside = branch_place(branch, stream->handle, place);
+  branch_drop(branch);
+  if (inside)
+    return FREED_INSIDE;
+  /* A driver that cannot say where knows at least whether. */
+  return capture_of_immortal(stream) == block->capture ? FREED_UNKNOWN : FREED_OUTSIDE;
+}
+
+/* ---- checking ---------------------------------------------------------------------- */
+
+bool capture_is_valid(core_t *core)
+{
+  bool valid = true;
+  lock(&core->captures_lock);
+  for (const capture_t *c = core->captures; c && valid; c = c->next) {
+    unsigned branches = 0;
+    for (const branch_t *b = c->branches; b; b = b->next, branches++)
+      valid &= b->capture == c && b->index < c->branch_count;
+    valid &= c->references > 0 && branches == c->branch_count;
+  }
+  unlock(&core->captures_lock);
+  return valid;
+}

@@ -1,0 +1,356 @@
+#include "record.h"
+
+#include "../base/call.h"
+#include "../base/error.h"
+#include "event.h"
+
+/* ---- references, outstanding and spare --------------------------------- */
+
+void record_keep(record_t *record)
+{
+  atomic_fetch_add_explicit(&record->references, 1, memory_order_relaxed);
+}
+
+/* The last reference is the caller's alone: nobody can take another meanwhile. */
+bool record_release(record_t *record)
+{
+  if (atomic_load_explicit(&record->references, memory_order_acquire) != 1)
+    return atomic_fetch_sub(&record->references, 1) == 1;
+  atomic_store_explicit(&record->references, 0, memory_order_relaxed);
+  return true;
+}
+
+/* Any lock may be held here, so the record is only put aside; whoever next
+ * holds the stream's record lock makes it a spare one. */
+void record_drop(record_t *record)
+{
+  if (!record_release(record))
+    return;
+  stream_t *s = record->stream;
+  record->next_dropped = atomic_load(&s->dropped);
+  while (!atomic_compare_exchange_weak(&s->dropped, &record->next_dropped, record))
+    ;
+}
+
+static void link_outstanding(stream_t *s, record_t *r)
+{
+  r->newer = NULL;
+  r->older = s->newest;
+  *(s->newest ? &s->newest->newer : &s->oldest) = r;
+  if (s->oldest == r)
+    atomic_store_explicit(&s->oldest_us, r->time_us, memory_order_relaxed);
+  s->newest = r;
+  r->outstanding = true;
+  s->outstanding++;
+  atomic_store_explicit(&s->has_outstanding, true, memory_order_release);
+  if (!s->listed)
+    atomic_fetch_or(&s->group->listed, group_bit(s));
+  s->listed = true;
+}
+
+static void unlink_outstanding(stream_t *s, record_t *r)
+{
+  *(r->older ? &r->older->newer : &s->oldest) = r->newer;
+  *(r->newer ? &r->newer->older : &s->newest) = r->older;
+  if (s->oldest)
+    atomic_store_explicit(&s->oldest_us, s->oldest->time_us, memory_order_relaxed);
+  r->older = r->newer = NULL;
+  r->outstanding = false;
+  s->outstanding--;
+  atomic_store_explicit(&s->has_outstanding, s->oldest != NULL, memory_order_release);
+}
+
+/* A stream keeps its own events and records for the next time, so that a
+ * record takes no lock but its own. */
+static void keep_event(stream_t *s, void *event)
+{
+  if (s->event_count < STREAM_EVENTS)
+    s->events[s->event_count++] = event;
+  else
+    event_give(s->device, event);
+}
+
+static void keep_spare(stream_t *s, record_t *r)
+{
+  r->next_dropped = s->spare;
+  s->spare = r;
+}
+
+/* Nobody refers to the record. */
+static void reuse(stream_t *s, record_t *r)
+{
+  if (r->outstanding)
+    unlink_outstanding(s, r);
+  if (r->event)
+    keep_event(s, r->event);
+  keep_spare(s, r);
+}
+
+void records_pool_dropped(stream_t *s)
+{
+  if (!atomic_load_explicit(&s->dropped, memory_order_relaxed))
+    return;
+  record_t *r = atomic_exchange(&s->dropped, NULL);
+  while (r) {
+    record_t *next = r->next_dropped;
+    reuse(s, r);
+    r = next;
+  }
+}
+
+void stream_give_spares(stream_t *s)
+{
+  lock(&s->lock);
+  records_pool_dropped(s);
+  record_t *spare = s->spare;
+  s->spare = NULL;
+  unlock(&s->lock);
+  while (spare) {
+    record_t *next = spare->next_dropped;
+    record_give(s->device, spare);
+    spare = next;
+  }
+}
+
+/* A record with an event, both out of use; NULL: none can be had. The record
+ * lock is held, but not while the driver makes an event. */
+static record_t *take_spare(stream_t *s)
+{
+  record_t *r = s->spare;
+  void *event = s->event_count ? s->events[--s->event_count] : NULL;
+  if (r)
+    s->spare = r->next_dropped;
+  if (!r || !event) {
+    unlock(&s->lock);
+    if (!r)
+      r = record_take(s->device);
+    if (r && !event)
+      event = event_take(s->device);
+    lock(&s->lock);
+  }
+  if (r && event) {
+    r->stream = s;
+    r->event = event;
+    r->captured = false;
+    atomic_store_explicit(&r->references, 1, memory_order_relaxed);
+    atomic_store_explicit(&r->pins, 0, memory_order_relaxed);
+    return r;
+  }
+  if (event)
+    keep_event(s, event);
+  if (r)
+    keep_spare(s, r);
+  return NULL;
+}
+
+bool record_is_done(record_t *r)
+{
+  esper_status status = call_event_query(r->stream->core, r->stream->device->index, r->event);
+  if (!RULE(FAILED_QUERY_HOLDS) && status != ESPER_NOT_READY)
+    return true;
+  r->captured = status == ESPER_CAPTURING;
+  return status == ESPER_OK;
+}
+
+void records_complete(stream_t *s, uint64_t number)
+{
+  bool news = number > atomic_load(&s->completed);
+  if (news)
+    atomic_store(&s->completed, number);
+  while (s->oldest && s->oldest->number <= number) {
+    record_t *r = s->oldest;
+    unlink_outstanding(s, r);
+    if (!atomic_load(&r->pins)) {
+      keep_event(s, r->event);
+      r->event = NULL;
+    }
+  }
+  if (news)
+    atomic_fetch_add(&s->core->epoch, 1);
+}
+
+/* ---- recording --------------------------------------------------------- */
+
+static esper_status record_event(presented_t p, void *event)
+{
+  stream_t *s = p.stream;
+  if (s->all_streams)
+    return call_event_record_all(s->core, s->device->index, event);
+  return call_event_record(s->core, s->device->index, event, p.handle);
+}
+
+/* Marks of long-lived blocks pin no events: one question now and then, about
+ * the record in the middle. If it is not done either there are twice as many
+ * before the next one. */
+static void ask_now_and_then(stream_t *s)
+{
+  if (s->outstanding < s->ask_at)
+    return;
+  record_t *middle = s->oldest;
+  for (unsigned i = 1; i < s->outstanding / 2; i++)
+    middle = middle->newer;
+  bool done = record_is_done(middle);
+  if (done)
+    records_complete(s, middle->number);
+  s->ask_at = s->outstanding + (done ? ASK_AT : s->outstanding);
+}
+
+/* Number and event in one step: otherwise number 6 could be recorded before
+ * 5, and a wait for 6 would be taken to cover 5. `wait_for` is a foreign event
+ * that the stream waits for in the same step. The record lock stays held unless
+ * it failed. */
+static record_t *record_on(presented_t p, void *wait_for)
+{
+  stream_t *s = p.stream;
+  lock(&s->lock);
+  records_pool_dropped(s);
+  ask_now_and_then(s);
+  record_t *r = take_spare(s);
+  if (!r) {
+    unlock(&s->lock);
+    return NULL;
+  }
+  if (!RULE(NUMBER_WITH_RECORD))
+    unlock(&s->lock);
+  r->time_us =
+      atomic_load_explicit(&s->core->timing, memory_order_relaxed) ? s->core->clock_us() : 0;
+  if (RULE(NUMBER_WITH_RECORD)) { /* nobody else takes one meanwhile */
+    r->number = atomic_load_explicit(&s->last, memory_order_relaxed) + 1;
+    atomic_store_explicit(&s->last, r->number, memory_order_release);
+  } else {
+    r->number = atomic_fetch_add(&s->last, 1) + 1;
+  }
+  esper_status status = ESPER_OK;
+  if (wait_for)
+    status = call_stream_wait(s->core, s->device->index, p.handle, wait_for);
+  if (status == ESPER_OK)
+    status = record_event(p, r->event);
+  if (!RULE(NUMBER_WITH_RECORD))
+    lock(&s->lock);
+  if (status != ESPER_OK) {
+    keep_event(s, r->event);
+    keep_spare(s, r);
+    unlock(&s->lock);
+    error_from_driver(s->core, status);
+    return NULL;
+  }
+  link_outstanding(s, r);
+  if (!RULE(EVENTS_IMMUTABLE))
+    event_give(s->device, r->event);
+  return r;
+}
+
+bool stream_any_is_captured(const device_t *device)
+{
+  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
+    if (s->device == device && s->immortal && !s->all_streams &&
+        stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true))
+      return true;
+  return false;
+}
+
+/* Whoever waited for an event that was recorded inside would join the capture; one for all
+ * of a device's work would end it. */
+static bool would_be_inside(presented_t p)
+{
+  return p.stream->all_streams ? stream_any_is_captured(p.stream->device)
+                               : stream_capture_of(p, true) != 0;
+}
+
+record_t *stream_record_begin(presented_t p)
+{
+  if (RULE(CAPTURE_RECORDS_NOTHING) && would_be_inside(p))
+    return NULL;
+  return record_on(p, NULL);
+}
+
+void stream_record_end(stream_t *s, record_t *replaced)
+{
+  if (replaced)
+    reuse(s, replaced);
+  unlock(&s->lock);
+}
+
+record_t *stream_record(presented_t p)
+{
+  record_t *record = stream_record_begin(p);
+  if (record)
+    stream_record_end(p.stream, NULL);
+  return record;
+}
+
+record_t *stream_record_later(stream_t *s)
+{
+  if (RULE(MORTAL_HANDLES) && !s->immortal)
+    return NULL;
+  presented_t p = {.stream = s, .handle = s->handle};
+  record_t *record = stream_record_begin(p);
+  if (!record)
+    return NULL;
+  /* Another thread may have begun a capture since it was asked. Nobody has seen the
+   * record yet. */
+  bool inside = RULE(CAPTURE_RECORDS_NOTHING) && would_be_inside(p) && record_release(record);
+  stream_record_end(s, inside ? record : NULL);
+  return inside ? NULL : record;
+}
+
+record_t *stream_record_event(stream_t *carrier, void *event, int device)
+{
+  /* A captured event would drag the carrier into its capture. */
+  core_t *core = carrier->core;
+  esper_status status = call_event_query(core, device, event);
+  if (status != ESPER_OK && status != ESPER_NOT_READY)
+    return NULL;
+  record_t *record = record_on((presented_t){.stream = carrier, .handle = carrier->handle}, event);
+  if (record)
+    unlock(&carrier->lock);
+  return record;
+}
+
+record_t *stream_probe(stream_t *s, uint64_t stamp)
+{
+  lock(&s->lock);
+  record_t *probe = s->probe;
+  if (probe)
+    record_keep(probe);
+  unlock(&s->lock);
+  if (probe && probe->number >= stamp)
+    return probe;
+  if (probe)
+    record_drop(probe);
+  probe = stream_record_later(s);
+  if (!probe)
+    return NULL;
+  record_keep(probe);
+  lock(&s->lock);
+  record_t *old = s->probe;
+  s->probe = probe;
+  unlock(&s->lock);
+  if (old)
+    record_drop(old);
+  return probe;
+}
+
+bool stream_is_valid(stream_t *s)
+{
+  bool valid = true;
+  unsigned outstanding = 0;
+  lock(&s->lock);
+  records_pool_dropped(s);
+  uint64_t previous = atomic_load(&s->completed);
+  for (record_t *r = s->oldest; r; r = r->newer) {
+    /* No references: somebody is just putting it aside. */
+    valid &= r->stream == s && r->outstanding && r->event && r->references >= 0;
+    valid &= r->number > previous && r->number <= atomic_load(&s->last);
+    valid &= r->newer ? r->newer->older == r : s->newest == r;
+    previous = r->number;
+    outstanding++;
+  }
+  valid &= atomic_load(&s->has_outstanding) == (s->oldest != NULL);
+  valid &= outstanding == s->outstanding && s->event_count <= STREAM_EVENTS;
+  valid &= s->group->stream[s->index % GROUP_STREAMS] == s;
+  valid &= s->listed == (atomic_load(&s->group->listed) >> s->index % GROUP_STREAMS & 1);
+  valid &= s->listed || !s->oldest;
+  unlock(&s->lock);
+  return valid;
+}

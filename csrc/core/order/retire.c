@@ -1,0 +1,88 @@
+/* retire.c: finding out what has completed, by asking, by waiting, or because the
+ * whole device was synchronised. */
+#include "../base/call.h"
+#include "../base/error.h"
+#include "record.h"
+
+/* Events complete in the order of their numbers, so the search gallops: it
+ * asks about the oldest, then twice as far ahead each time it was done. */
+void stream_retire(stream_t *s)
+{
+  if (!(atomic_load_explicit(&s->group->listed, memory_order_relaxed) & group_bit(s)) &&
+      !atomic_load_explicit(&s->dropped, memory_order_relaxed))
+    return;
+  lock(&s->lock);
+  records_pool_dropped(s);
+  size_t step = 1;
+  while (s->oldest) {
+    record_t *ahead = s->oldest;
+    for (size_t i = 1; (i < step || ahead->captured) && ahead->newer; i++)
+      ahead = ahead->newer;
+    if (record_is_done(ahead)) {
+      records_complete(s, ahead->number);
+      step *= 2;
+    } else if (ahead->captured && ahead->newer) {
+      continue; /* it never says anything; later ones do, for it too */
+    } else if (step > 1 && ahead != s->oldest) {
+      step = 1; /* overshot */
+    } else {
+      break;
+    }
+  }
+  s->ask_at = s->outstanding + ASK_AT;
+  if (!s->oldest && s->listed) {
+    s->listed = false;
+    atomic_fetch_and(&s->group->listed, ~group_bit(s));
+  }
+  unlock(&s->lock);
+}
+
+void stream_retire_all(core_t *core)
+{
+  for (stream_group_t *group = atomic_load(&core->stream_groups); group; group = group->older)
+    for (uint64_t left = atomic_load(&group->listed); left; left &= left - 1)
+      stream_retire(group->stream[__builtin_ctzll(left)]);
+}
+
+bool stream_completes_now(stream_t *s, uint64_t number)
+{
+  enum { QUESTIONS = 256 };
+  for (int i = 0; i < QUESTIONS && !stream_completed(s, number); i++)
+    stream_retire(s);
+  return stream_completed(s, number);
+}
+
+static void declare_completed(stream_t *s, uint64_t number)
+{
+  lock(&s->lock);
+  records_pool_dropped(s);
+  records_complete(s, number);
+  unlock(&s->lock);
+}
+
+esper_status stream_wait_host(record_t *record)
+{
+  stream_t *s = record->stream;
+  esper_status status = ESPER_OK;
+  atomic_fetch_add(&record->pins, 1);
+  if (!stream_completed(s, record->number))
+    status = call_event_synchronize(s->core, s->device->index, record->event);
+  atomic_fetch_sub(&record->pins, 1);
+  if (status == ESPER_OK)
+    declare_completed(s, record->number);
+  else
+    error_from_driver(s->core, status);
+  return status;
+}
+
+void stream_sync_begin(stream_t *s)
+{
+  lock(&s->lock);
+  s->syncing = atomic_fetch_add(&s->last, 1) + 1;
+  unlock(&s->lock);
+}
+
+void stream_sync_done(stream_t *s)
+{
+  declare_completed(s, s->syncing);
+}

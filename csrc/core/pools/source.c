@@ -1,0 +1,84 @@
+#include "source.h"
+
+#include "../base/call.h"
+#include "../api/core.h"
+#include "../base/error.h"
+#include "pool.h"
+
+static esper_status obtain_from(const pool_t *pool, size_t size, uintptr_t *address)
+{
+  const esper_source *source = &pool->source;
+  void *given = NULL;
+  esper_status status = source->obtain(source->context, pool->device->index, size, &given);
+  if (status != ESPER_OK || !given)
+    return error_set(status == ESPER_OK ? ESPER_OUT_OF_MEMORY : status,
+                     "the allocator of pool (%llu, %llu) gave no segment of %zu bytes on "
+                     "device %d",
+                     (unsigned long long)pool->id[0], (unsigned long long)pool->id[1], size,
+                     pool->device->index);
+  if ((uintptr_t)given % BLOCK_ALIGN) {
+    source->give_back(source->context, pool->device->index, given, size);
+    return error_set(ESPER_INVALID,
+                     "the allocator of pool (%llu, %llu) gave memory at %p: make it start at a "
+                     "multiple of %d bytes",
+                     (unsigned long long)pool->id[0], (unsigned long long)pool->id[1], given,
+                     (int)BLOCK_ALIGN);
+  }
+  *address = (uintptr_t)given;
+  return ESPER_OK;
+}
+
+esper_status source_obtain(const pool_t *pool, size_t size, uintptr_t *address)
+{
+  if (pool->source.obtain)
+    return obtain_from(pool, size, address);
+  core_t *core = pool->device->core;
+  esper_status status = call_memory_alloc(core, pool->device->index, size, address);
+  return status == ESPER_OK ? ESPER_OK : error_from_driver(core, status);
+}
+
+bool source_give_back(const pool_t *pool, uintptr_t address, size_t size)
+{
+  int device = pool->device->index;
+  core_t *core = pool->device->core;
+  if (pool->source.obtain) {
+    pool->source.give_back(pool->source.context, device, (void *)address, size);
+    return true;
+  }
+  esper_status status = call_memory_free(core, device, address);
+  if (status != ESPER_OK)
+    error_from_driver(core, status);
+  return status == ESPER_OK;
+}
+
+void source_drop(pool_t *pool)
+{
+  if (pool->source.drop)
+    pool->source.drop(pool->source.context);
+}
+
+/* ---- the public interface ------------------------------------------------- */
+
+esper_status esper_pool_set_source(esper_core *core, int index, uint64_t first, uint64_t second,
+                                   const esper_source *source)
+{
+  device_t *device;
+  esper_status status = core_device(core, index, &device);
+  if (status != ESPER_OK)
+    return status;
+  if (!source->obtain || !source->give_back)
+    return error_set(ESPER_INVALID, "a pool's allocator needs obtain and give_back");
+  lock(&device->lock);
+  pool_t *pool = first || second ? pool_find(device, first, second) : NULL;
+  bool free_to_choose =
+      pool && pool->references && !pool->busy && !pool->source.obtain && !pool_has_memory(pool);
+  if (free_to_choose)
+    pool->source = *source;
+  unlock(&device->lock);
+  return free_to_choose
+             ? ESPER_OK
+             : error_set(ESPER_INVALID,
+                         "pool (%llu, %llu) of device %d is not there, or has memory or an "
+                         "allocator already: give it one when it is made",
+                         (unsigned long long)first, (unsigned long long)second, index);
+}

@@ -1,0 +1,215 @@
+#include "drain.h"
+
+#include "../base/call.h"
+#include "../base/config.h"
+#include "../base/error.h"
+#include "../blocks/block_cache.h"
+#include "heap.h"
+#include "../pools/routing.h"
+#include "../blocks/use.h"
+
+/* ---- a stream presents itself ------------------------------------------ */
+
+/* The device's held uses that the record covers get it. */
+static void settle_uses(device_t *device, record_t *record)
+{
+  lock(&device->lock);
+  for (pool_t *pool = device->pools; pool; pool = pool->next)
+    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+      for (block_t *b = heap->oldest_pending; b; b = b->newer)
+        for (use_t *use = b->uses; use; use = use->next)
+          use_settle(use, record);
+  unlock(&device->lock);
+}
+
+void settle_stream(core_t *core, presented_t p)
+{
+  atomic_store(&p.stream->holds, false);
+  record_t *record = stream_record(p);
+  if (!record) {
+    atomic_store(&p.stream->holds, true);
+    return;
+  }
+  /* Uses on one device's streams may lie on blocks of any device. */
+  for (int d = 0; d < core->device_count; d++)
+    if (atomic_load(&core->devices[d].ready))
+      settle_uses(&core->devices[d], record);
+  record_drop(record);
+  atomic_fetch_add(&core->epoch, 1);
+}
+
+/* ---- a device is waited for -------------------------------------------- */
+
+/* That of all streams has every trait, but each of them is asked for itself. */
+static bool is_rendezvous_itself(const use_t *use)
+{
+  return use_is_rendezvous(use) && (!use->stream->all_streams || use->flags & USE_NO_GATE);
+}
+
+/* Whoever claimed a block may be at work on the records of its uses. `idle` (may be NULL)
+ * has nothing to do. */
+static bool owes_no_gate(const block_t *block, const stream_t *idle)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (is_rendezvous_itself(use) && use->stream != idle &&
+        (block->state == BLOCK_CLAIMED || !use_has_completed(use)))
+      return true;
+  return false;
+}
+
+/* A mortal one cannot be asked, so it counts as at work. */
+static bool is_at_work(stream_t *s)
+{
+  record_t *record = stream_record_later(s);
+  if (!record)
+    return true;
+  bool done = stream_completes_now(s, record->number);
+  record_drop(record);
+  return !done;
+}
+
+static bool rendezvous_is_at_work(device_t *device)
+{
+  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
+    if (s->device == device && !s->all_streams && stream_is_rendezvous(s) && is_at_work(s))
+      return true;
+  return false;
+}
+
+/* What a graph reads is pending for as long as it is live, and whether a replay is under
+ * way can be asked of the whole device alone. NULL: one may be. */
+static const stream_t *all_if_idle(device_t *device)
+{
+  stream_t *all = device->all_streams;
+  bool may_ask = atomic_load(&all->kept) && !opening_may_capture_now(device);
+  return may_ask && !is_at_work(all) ? all : NULL;
+}
+
+bool settle_may_wait(device_t *device)
+{
+  if (rendezvous_is_at_work(device))
+    return false;
+  const stream_t *idle = all_if_idle(device);
+  bool may = true;
+  lock(&device->lock);
+  fronts_close(device);
+  for (const segment_t *s = device->first_segment; s && may; s = s->next)
+    for (const block_t *b = s->first; b && may && !s->heap->capture; b = b->next)
+      may = !owes_no_gate(b, idle);
+  unlock(&device->lock);
+  return may;
+}
+
+/* Waits for each stream that can record an event now. *left: some cannot, for
+ * want of a handle; *capturing: one is being captured. */
+static esper_status wait_for_streams(device_t *device, bool *left, bool *capturing)
+{
+  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next) {
+    if (s->device != device)
+      continue;
+    if (s->all_streams) {
+      *left |= atomic_load(&s->holds) || atomic_load(&s->has_outstanding);
+      continue;
+    }
+    if (!s->immortal) {
+      *left = true;
+      continue;
+    }
+    record_t *record = stream_record_later(s);
+    esper_status status;
+    if (!record) {
+      uint64_t capture = 0;
+      status = call_stream_capture(s->core, device->index, s->handle, &capture);
+      if (status == ESPER_DEVICE_ERROR || status == ESPER_SHUT_DOWN)
+        return error_from_driver(s->core, status);
+      *capturing |= status != ESPER_OK || capture;
+      *left = true;
+      continue;
+    }
+    status = stream_wait_host(record);
+    record_drop(record);
+    if (status != ESPER_OK)
+      return status;
+  }
+  return ESPER_OK;
+}
+
+static esper_status wait_for_device(device_t *device)
+{
+  core_t *core = device->core;
+  atomic_bool *holds = &device->all_streams->holds; /* again from now on, maybe */
+  bool held = atomic_exchange(holds, false);
+  for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
+    if (s->device == device)
+      stream_sync_begin(s);
+  esper_status status = call_device_synchronize(core, device->index);
+  if (status != ESPER_OK) {
+    if (held)
+      atomic_store(holds, true);
+    return error_from_driver(core, status);
+  }
+  for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
+    if (s->device == device)
+      stream_sync_done(s);
+  return ESPER_OK;
+}
+
+/* Where captures are not announced, an open pool may be one without any. */
+static bool is_captured(device_t *device)
+{
+  bool announced = config_of(device->core)->as_given.captures_are_announced;
+  return (announced && opening_may_capture_now(device)) || stream_any_is_captured(device);
+}
+
+/* `left`: there may be streams that nobody here has met. */
+static esper_status settle_alone(device_t *device, bool left)
+{
+  lock(&device->sync_lock);
+  bool capturing = false;
+  esper_status status = wait_for_streams(device, &left, &capturing);
+  if (status == ESPER_OK && left)
+    status =
+        capturing || is_captured(device) /* one that began meanwhile */
+            ? error_set(ESPER_CAPTURING, "a stream of device %d is being captured", device->index)
+            : wait_for_device(device);
+  unlock(&device->sync_lock);
+  return status;
+}
+
+/* Whether free memory of the device waits for a stream of the other one. */
+static bool waits_for(device_t *device, const device_t *other)
+{
+  bool waits = false;
+  lock(&device->lock);
+  for (const pool_t *pool = device->pools; pool; pool = pool->next)
+    for (const heap_t *heap = pool->heaps; heap; heap = heap->next)
+      for (const block_t *b = heap->oldest_pending; b && !waits && !heap->capture; b = b->newer)
+        for (const use_t *use = b->uses; use; use = use->next)
+          waits |= use->stream->device == other && !use_has_completed(use);
+  unlock(&device->lock);
+  return waits;
+}
+
+static esper_status settle_with(device_t *device, bool strangers)
+{
+  core_t *core = device->core;
+  esper_status status = settle_alone(device, strangers);
+  for (int d = 0; d < core->device_count; d++) {
+    device_t *other = &core->devices[d];
+    if (other != device && atomic_load(&other->ready) && waits_for(device, other) &&
+        settle_may_wait(other))
+      settle_alone(other, false);
+  }
+  heap_retire(device);
+  return status;
+}
+
+esper_status settle_device(device_t *device)
+{
+  return settle_with(device, false);
+}
+
+esper_status settle_device_and_strangers(device_t *device)
+{
+  return settle_with(device, true);
+}

@@ -1,0 +1,466 @@
+/* heap.c: malloc and free.
+ *
+ * malloc looks for memory in this order, and stops at the first that serves:
+ *   1. a ready block of its own heap
+ *   2. the same, after finding out what has completed
+ *   3. reuse order `gate`, or `auto` and the wait looks short: a pending block
+ *      of its own heap, the GPU waiting
+ *   4. a completed block of another heap, lent
+ *   5. a new segment; before that loan, if there were many small ones. First, beyond
+ *      the garbage_collection_threshold, cached ones long unused go back
+ *   6. what the embedder's callback frees
+ *   7. any block that a gate can make ready, other heaps included, and then those
+ *      of pools that may be used when memory is short
+ *   8. a pending block, the host waiting for it; then whatever a synchronised
+ *      device leaves free; then a new segment after giving cached ones back; then
+ *      what other threads' calls hold and may not keep
+ * and then reports that memory is exhausted. Each step takes the device's lock
+ * for itself: driver calls are made on claimed blocks, without it. Inside a
+ * capture only what the capture itself freed is reusable, and what its pool had
+ * when it was sealed: there gates are edges of the graph, nothing is asked of
+ * events, and nobody waits.
+ *
+ * The steps that gate are told in heap_gate.c, those inside a capture in
+ * heap_capture.c, those of private pools, where addresses repeat, in heap_repeat.c,
+ * how a request ends in heap_request.c, and what goes back to the
+ * driver in heap_release.c. */
+#include "heap.h"
+
+#include "../order/capture.h"
+#include "../base/error.h"
+#include "../blocks/block_cache.h"
+#include "../memory/grow.h"
+#include "../memory/in_flight.h"
+#include "heap_capture.h"
+#include "heap_gate.h"
+#include "heap_repeat.h"
+#include "request.h"
+#include "../blocks/map.h"
+#include "../pools/pool.h"
+#include "../memory/slack.h"
+#include "drain.h"
+#include "../stats/stats.h"
+#include "../blocks/trace.h"
+#include "../blocks/use.h"
+
+/* ---- the steps of malloc ----------------------------------------------- */
+
+/* Whatever it wastes. */
+static block_t *take_ready(const request_t *q)
+{
+  lock(&q->device->lock);
+  block_t *block = request_take_ready(q, false);
+  unlock(&q->device->lock);
+  return block;
+}
+
+static block_t *take_retired(const request_t *q, bool sparing)
+{
+  stream_retire_all(q->core);
+  lock(&q->device->lock);
+  free_blocks_promote(q->heap);
+  block_t *block = request_take_ready(q, sparing);
+  unlock(&q->device->lock);
+  return block;
+}
+
+/* A loan is dearer than memory of one's own, of which small blocks need little: who
+ * borrows again and again grows instead. True: now. */
+static bool borrows_too_often(const request_t *q)
+{
+  enum { MANY = 32 }; /* loans cost about as much as a small segment */
+  lock(&q->device->lock);
+  bool often = !q->large && q->heap->borrowed >= MANY;
+  if (often)
+    q->heap->borrowed = 0; /* whether or not it can */
+  unlock(&q->device->lock);
+  return often;
+}
+
+/* Step 4. What other heaps owe to their own streams is often done but nobody
+ * asked: the first round asks, the second looks again. */
+static block_t *borrow(const request_t *q)
+{
+  enum { PROBES = 8 };
+  struct {
+    stream_t *stream;
+    uint64_t stamp;
+  } probes[PROBES];
+  for (int round = 0; round < 2; round++) {
+    int count = 0;
+    lock(&q->device->lock);
+    for (heap_t *heap = q->pool->heaps; heap; heap = heap->next) {
+      if (!request_may_borrow(q, heap))
+        continue;
+      free_blocks_promote(heap);
+      block_t *block = free_blocks_best_ready(heap, q->size, q->large);
+      if (!block)
+        continue;
+      if ((uses_have_completed(block) && owner_order_has_completed(block)) ||
+          !RULE(LOAN_NEEDS_COMPLETION)) {
+        free_blocks_claim(block);
+        if (request_lend(q, run_of_one(block))) {
+          q->heap->borrowed += !q->large;
+          unlock(&q->device->lock);
+          return block;
+        }
+        free_blocks_add(block);
+      } else if (count < PROBES) {
+        probes[count].stream = heap->stream;
+        probes[count++].stamp = block->stamp;
+      }
+    }
+    unlock(&q->device->lock);
+    if (!count)
+      return NULL;
+    for (int i = 0; i < count; i++) {
+      record_t *probe = stream_probe(probes[i].stream, probes[i].stamp);
+      if (probe)
+        record_drop(probe);
+    }
+    stream_retire_all(q->core);
+  }
+  return NULL;
+}
+
+static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
+{
+  block_t *block = NULL;
+  bool drivers = !q->pool->source.obtain;
+  if (q->config->as_given.garbage_collection_threshold > 0)
+    heap_collect(q->device);
+  lock(&q->device->lock);
+  if (drivers)
+    hands_take(q->device); /* until what is too much is free */
+  unlock(&q->device->lock);
+  *status = grow(q->heap, q->size, q->large, alone, &block);
+  lock(&q->device->lock);
+  if (*status == ESPER_OK)
+    request_hand_out(q, block);
+  if (*status == ESPER_OK && drivers)
+    hands_leave_some(q->device);
+  if (drivers)
+    hands_empty(q->device);
+  unlock(&q->device->lock);
+  return *status == ESPER_OK ? block : NULL;
+}
+
+/* The record that the oldest pending block of the heap waits for; NULL: none
+ * that the host may wait for. A use without gate may depend on what this very
+ * thread has still to enqueue, so the host does not wait for it either. */
+static record_t *oldest_wait(const request_t *q)
+{
+  record_t *oldest = NULL;
+  lock(&q->device->lock);
+  for (block_t *b = q->heap->oldest_pending; b && !oldest; b = b->newer)
+    for (use_t *use = b->uses; use && !oldest; use = use->next)
+      if (use->record && !use_is_satisfied(use, q->heap->stream) && !use_is_rendezvous(use))
+        record_keep(oldest = use->record);
+  unlock(&q->device->lock);
+  return oldest;
+}
+
+/* Step 8a: one event at a time, until there is enough. */
+static block_t *wait_for_pending(const request_t *q)
+{
+  record_t *oldest;
+  while ((oldest = oldest_wait(q))) {
+    esper_status status = stream_wait_host(oldest);
+    record_drop(oldest);
+    block_t *block = take_retired(q, false);
+    if (block)
+      return block;
+    if (status != ESPER_OK)
+      return NULL;
+  }
+  return NULL;
+}
+
+static bool callback_freed_memory(const request_t *q)
+{
+  const esper_config *given = &q->config->as_given;
+  return given->free_memory && given->free_memory(given->free_memory_context);
+}
+
+/* ---- malloc ------------------------------------------------------------ */
+
+/* Steps 2 to 5 where addresses repeat. Whether something has completed is asked for the
+ * sake of memory that may not be gated on. */
+static block_t *find_or_grow_repeating(const request_t *q, esper_status *status)
+{
+  stream_retire_all(q->core);
+  block_t *block = heap_take_repeating(q);
+  if (!block)
+    block = take_grown(q, false, status);
+  return block ? block : borrow(q);
+}
+
+/* Steps 2 to 5. */
+static block_t *find_or_grow(const request_t *q, esper_status *status)
+{
+  block_t *block;
+  if (q->repeats)
+    return find_or_grow_repeating(q, status);
+  if (q->capture)
+    return (block = heap_find_inside(q)) ? block : take_grown(q, false, status);
+  if ((block = take_retired(q, request_gates_first(q))))
+    return block;
+  if (request_gates_first(q) && ((block = heap_gate_own(q, false)) || (block = take_ready(q))))
+    return block;
+  bool own_first = borrows_too_often(q);
+  if (own_first && (block = take_grown(q, true, status)))
+    return block;
+  if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = heap_gate_other(q))))
+    return block;
+  return take_grown(q, false, status);
+}
+
+/* What other pools have to spare when memory is short. */
+static block_t *find_in_spare_pools(const request_t *q)
+{
+  block_t *block = NULL;
+  if (q->pool != &q->device->default_pool)
+    return NULL;
+  for (pool_t *pool = NULL; (pool = pool_next_spare(q->device, pool));) {
+    request_t there = *q;
+    there.pool = pool;
+    lock(&q->device->lock);
+    there.heap = block ? NULL : pool_heap(pool, q->stream.stream, 0);
+    unlock(&q->device->lock);
+    if (there.heap && !(block = take_retired(&there, false)) && !(block = borrow(&there)) &&
+        !(block = heap_gate_own(&there, true)))
+      block = heap_gate_other(&there);
+  }
+  return block;
+}
+
+static block_t *find_left(const request_t *q)
+{
+  if (q->capture)
+    return heap_find_inside(q);
+  block_t *block = take_retired(q, false);
+  return block ? block : borrow(q);
+}
+
+/* What other threads' calls had in their hands, also the rest of what they needed: so often
+ * at most, or who is always too late would never be told. */
+static block_t *take_left(const request_t *q, esper_status *status)
+{
+  enum { TIMES = 64 };
+  block_t *block = NULL;
+  unsigned left = q->left;
+  bool more = true;
+  for (int i = 0; i < TIMES && more && !block && *status == ESPER_OUT_OF_MEMORY; i++) {
+    more = hands_wait(q->device, &left);
+    if (!(block = find_left(q)) && more)
+      block = take_grown(q, false, status);
+  }
+  return block;
+}
+
+/* Step 8: the host waits. */
+static block_t *wait_and_release(const request_t *q, esper_status *status)
+{
+  block_t *block = wait_for_pending(q);
+  if (block)
+    return block;
+  lock(&q->device->lock);
+  q->device->stats.num_alloc_retries++;
+  q->device->stats.num_sync_all_streams++;
+  room_ran_out(q->device);
+  unlock(&q->device->lock);
+  /* Giving memory back waits for the device too. */
+  bool may_wait = settle_may_wait(q->device);
+  if (may_wait)
+    settle_device(q->device);
+  if ((block = take_retired(q, false)) || (block = borrow(q)) || !may_wait ||
+      (block = find_in_spare_pools(q)))
+    return block;
+  size_t wanted = grow_size(q->pool, q->size);
+  if (heap_release(q->device, NULL, false, wanted) && (block = take_grown(q, false, status)))
+    return block;
+  if (heap_release(q->device, NULL, false, SIZE_MAX) && (block = take_grown(q, false, status)))
+    return block;
+  return take_left(q, status);
+}
+
+static block_t *find_slowly(const request_t *q, esper_status *status)
+{
+  block_t *block = find_or_grow(q, status);
+  if (!block && *status == ESPER_OUT_OF_MEMORY && callback_freed_memory(q))
+    block = find_or_grow(q, status);
+  if (block || *status != ESPER_OUT_OF_MEMORY)
+    return block;
+  if (q->capture)
+    return (block = heap_gate_inside(q)) ? block : take_left(q, status);
+  if ((block = heap_gate_own(q, true)) || (block = heap_gate_other(q)) ||
+      (block = find_in_spare_pools(q)))
+    return block;
+  return wait_and_release(q, status);
+}
+
+static heap_t *heap_of(const request_t *q)
+{
+  heap_t *heap = pool_heap(q->pool, q->stream.stream, q->capture);
+  if (heap && q->capture && !heap->branch)
+    heap->branch = capture_branch(q->core, q->stream.stream, q->capture);
+  return heap && q->capture && !heap->branch ? NULL : heap;
+}
+
+esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_try_t try,
+                         void **ptr)
+{
+  device_t *device = pool->device;
+  core_t *core = device->core;
+  *ptr = NULL;
+  if (!size)
+    return ESPER_OK;
+
+  request_t q = {.core = core,
+                 .device = device,
+                 .pool = pool,
+                 .config = config_of(core),
+                 .asked = size,
+                 .missed = try.missed};
+  q.size = try.size ? try.size : config_round(q.config, size);
+  esper_status status = ESPER_OK;
+  if (try.stream)
+    q.stream = stream_presented(try.stream, stream.handle);
+  else
+    status = stream_present(core, stream, &q.stream);
+  if (status != ESPER_OK) {
+    capture_note_refused(core);
+    return status;
+  }
+  q.stream.asked |= try.asked; /* `capture` is 0 */
+  if (!q.size)
+    return request_fail(&q);
+  q.large = config_is_large(q.size);
+  q.capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q.stream, false) : 0;
+  /* Memory of the wrong side of a capture's border would be reused there. */
+  if (q.capture == CAPTURE_UNKNOWN) {
+    capture_note_thread(q.capture, q.stream.stream);
+    return error_from_driver(core,
+                             atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
+  }
+  /* Nothing of an invalidated capture ever runs: what is asked for will be used
+   * after it. */
+  if (q.capture == ESPER_CAPTURE_INVALID)
+    q.capture = 0;
+  if (q.capture)
+    capture_note_thread(q.capture, q.stream.stream);
+  else if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed))
+    settle_stream(core, q.stream);
+
+  lock(&device->lock);
+  device->large_requests += q.large;
+  q.left = hands_left_by_others(device);
+  q.heap = heap_of(&q);
+  q.repeats = q.heap && pool_repeats(q.heap);
+  block_t *block = q.heap && !q.repeats ? request_take_ready(&q, true) : NULL;
+  unlock(&device->lock);
+  if (!q.heap)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a heap");
+  if (q.repeats)
+    block = heap_take_repeating(&q);
+  if (!block)
+    block = find_slowly(&q, &status);
+  if (!block)
+    return status == ESPER_OUT_OF_MEMORY ? request_fail(&q)
+           : status == ESPER_REJECTED    ? request_reject(&q)
+                                         : status;
+  *ptr = (void *)block->address;
+  return ESPER_OK;
+}
+
+/* ---- free -------------------------------------------------------------- */
+
+static bool has_uses_at_free(const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (use->flags & USE_AT_FREE && !use->record)
+      return true;
+  return false;
+}
+
+/* What a claimed block owes from now on; the device's lock is dropped meanwhile. */
+static void owe_outside(device_t *device, block_t *block)
+{
+  owner_order_stamp(block);
+  if (!has_uses_at_free(block))
+    return;
+  unlock(&device->lock);
+  uses_record_at_free(block);
+  lock(&device->lock);
+}
+
+static bool count_reads_by_graphs(device_t *device, const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (use->flags & USE_CAPTURED) {
+      device->counters.captured_frees++;
+      return true;
+    }
+  return false;
+}
+
+static void warn_of_graph(core_t *core)
+{
+  const esper_config *given = &config_of(core)->as_given;
+  if (given->warn && !atomic_exchange(&core->warned, true))
+    given->warn(given->warn_context,
+                "memory was freed that a CUDA graph reads, as a mark inside its capture says: "
+                "unless that graph is gone, a replay reads what may be somebody else's by then. "
+                "Keep such tensors for as long as the graph.");
+}
+
+/* A call of its own, so that who needs none of it saves no registers for it. */
+__attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t *block, void *ptr)
+{
+  segment_t *segment = block ? block_segment_if_any(block) : NULL;
+  if (!segment)
+    return error_set(ESPER_INVALID, "%p does not start a block of this allocator", ptr);
+  device_t *device = segment->device;
+  lock(&device->lock);
+  if (!front_claim_live(block, (uintptr_t)ptr)) {
+    unlock(&device->lock);
+    return error_set(ESPER_INVALID, "%p was freed before", ptr);
+  }
+  if (block->oversize)
+    stat_sub(&device->stats.oversize_allocations, 1);
+  trace_add_block(device, ESPER_TRACE_FREE_REQUESTED, block, block->requested);
+  block->segment->used_at = device->large_requests;
+  bool read_by_graph = count_reads_by_graphs(device, block);
+  const heap_t *home = block->segment->heap;
+  pool_t *pool = home->pool;
+  bool at_home = !home->sealed && home->capture == block->capture;
+  pool_enter(pool); /* which is not sealed meanwhile */
+  if (block->capture && !at_home) {
+    uses_drop_captured(device, block); /* the heap left that capture: it is over */
+    at_home = heap_joins_capture(block);
+  }
+  if (block->capture && at_home)
+    at_home = heap_owe_inside(device, block);
+  else
+    owe_outside(device, block);
+  pool_leave(pool);
+  block->withheld = !at_home && RULE(SEAL_BEFORE_REUSE);
+  if (!pool->references)
+    pool_note_work(pool);
+  if (block->uses || block->withheld)
+    front_pass(block);
+  else
+    free_blocks_keep_warm(block);
+  unlock(&device->lock);
+  if (read_by_graph)
+    warn_of_graph(core);
+  return ESPER_OK;
+}
+
+esper_status heap_free(core_t *core, void *ptr)
+{
+  if (!ptr)
+    return ESPER_OK;
+  block_t *block = map_find(core->map, (uintptr_t)ptr);
+  return block && front_free(block, (uintptr_t)ptr) ? ESPER_OK : free_slowly(core, block, ptr);
+}

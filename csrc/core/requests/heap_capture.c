@@ -1,0 +1,188 @@
+#include "heap_capture.h"
+
+#include "../blocks/block.h"
+#include "../order/capture.h"
+#include "../blocks/block_cache.h"
+#include "../memory/segment.h"
+#include "../blocks/use.h"
+
+/* ---- malloc ------------------------------------------------------------ */
+
+/* Step 2: what has been ordered since, by the program's own edges. */
+static block_t *take_learned(const request_t *q)
+{
+  branch_learn(q->heap->branch, q->stream.handle);
+  lock(&q->device->lock);
+  free_blocks_promote(q->heap);
+  block_t *block = request_take_ready(q, false);
+  unlock(&q->device->lock);
+  return block;
+}
+
+/* Makes the request's stream depend on all that a claimed block owes. What its own queue
+ * orders needs no edge, and is none that was spared. */
+static bool gate_inside(const request_t *q, const block_t *block)
+{
+  branch_t *branch = q->heap->branch;
+  uint64_t issued = 0, skipped = 0;
+  bool gated = true;
+  for (const use_t *use = block->uses; use && gated; use = use->next)
+    if (!branch_is_after(branch, &use->place)) {
+      gated = branch_gate(branch, q->stream.handle, &use->place);
+      issued += gated;
+    } else {
+      skipped += use->place.branch != branch;
+    }
+  lock(&q->device->lock);
+  q->device->counters.gates_issued += issued;
+  q->device->counters.gates_skipped += skipped;
+  unlock(&q->device->lock);
+  return gated;
+}
+
+/* Steps 3 and 7: a block of a heap of the same capture. */
+static block_t *take_inside(const request_t *q, heap_t *heap, inside_t how)
+{
+  block_t *block = NULL;
+  lock(&q->device->lock);
+  if (heap->capture == q->capture) {
+    front_close(heap);
+    block = free_blocks_best_inside(heap, q->heap->branch, q->size, q->large, how);
+  }
+  if (block)
+    free_blocks_claim(block);
+  unlock(&q->device->lock);
+  if (!block)
+    return NULL;
+  bool taken = gate_inside(q, block);
+  lock(&q->device->lock);
+  if (taken && heap == q->heap)
+    request_hand_out(q, block);
+  else if (!taken || !request_lend(q, run_of_one(block)))
+    free_blocks_add(block), taken = false;
+  unlock(&q->device->lock);
+  return taken ? block : NULL;
+}
+
+/* Step 4, and 7: other branches of the capture. */
+static block_t *take_from_branches(const request_t *q, inside_t how)
+{
+  lock(&q->device->lock);
+  heap_t *heap = q->pool->heaps; /* new ones come in front; none goes meanwhile */
+  unlock(&q->device->lock);
+  block_t *block = NULL;
+  for (; heap && !block; heap = heap->next)
+    if (heap != q->heap)
+      block = take_inside(q, heap, how);
+  return block;
+}
+
+/* Step 4: a segment that another stream freed before the pool was sealed. */
+static block_t *take_sealed(const request_t *q)
+{
+  block_t *block = NULL;
+  lock(&q->device->lock);
+  for (heap_t *heap = q->pool->heaps; heap && !block; heap = heap->next)
+    if (heap->sealed && (block = free_blocks_best_whole(heap, q->size, q->large))) {
+      free_blocks_claim(block);
+      segment_move(block->segment, q->heap);
+      request_hand_out(q, block);
+    }
+  unlock(&q->device->lock);
+  return block;
+}
+
+block_t *heap_find_inside(const request_t *q)
+{
+  block_t *block = take_learned(q);
+  if (!block && request_gates_first(q))
+    block = take_inside(q, q->heap, INSIDE_GATED);
+  if (!block)
+    block = take_from_branches(q, INSIDE_ORDERED);
+  return block ? block : take_sealed(q);
+}
+
+/* Step 7, when memory ran out. */
+block_t *heap_gate_inside(const request_t *q)
+{
+  block_t *block = take_inside(q, q->heap, INSIDE_GATED_AT_FREE);
+  return block ? block : take_from_branches(q, INSIDE_GATED_AT_FREE);
+}
+
+/* ---- free -------------------------------------------------------------- */
+
+/* The same inside the capture that the block was handed out in. The user's own
+ * place is the caller's to add. */
+static void place_uses_at_free(core_t *core, block_t *block)
+{
+  for (use_t *use = block->uses; use; use = use->next) {
+    stream_t *s = use->stream;
+    if (!(use->flags & USE_AT_FREE) || use->record || use->place.branch || block_is_of(block, s))
+      continue;
+    place_t place = {0};
+    branch_t *branch = s->immortal ? capture_branch(core, s, block->capture) : NULL;
+    if (branch && branch_place(branch, s->handle, &place))
+      use_set_place(use, place);
+    else
+      use->record = stream_record_later(s);
+    if (branch)
+      branch_drop(branch);
+  }
+}
+
+/* The loan's use is over: the borrower's place stands for it. */
+static void drop_use_of_user(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses; *link;) {
+    use_t *use = *link;
+    if (block_is_of(block, use->stream) && !use->record && !use->place.branch) {
+      *link = use->next;
+      use_give(device, use);
+    } else {
+      link = &use->next;
+    }
+  }
+}
+
+/* False: its capture is over, or it cannot be said what the block owes there. */
+bool heap_owe_inside(device_t *device, block_t *block)
+{
+  place_t place;
+  use_t *spare = use_take(device);
+  unlock(&device->lock);
+  captured_free_t how = capture_place_free(device->core, block, block_user(block), &place);
+  if (how == FREED_INSIDE)
+    place_uses_at_free(device->core, block);
+  else
+    uses_record_at_free(block);
+  lock(&device->lock);
+  bool known = how != FREED_OUTSIDE;
+  if (how != FREED_INSIDE) {
+    owner_order_stamp(block);
+  } else if (spare && RULE(CAPTURED_FREE_HAS_PLACE)) {
+    drop_use_of_user(device, block);
+    use_attach_place(block, place, USE_AT_FREE, &spare);
+    uses_unite_places(device, block);
+  } else {
+    known = spare != NULL;
+    place_drop(&place);
+  }
+  if (spare)
+    use_give(device, spare);
+  return known;
+}
+
+/* A block of an earlier capture of the pool, freed inside a later one, as what a
+ * forward graph saved is inside the backward one: what that graph does with it
+ * comes before by the order of replays (rule 8), what its owner did outside was
+ * waited for by the seal, and nothing was recorded there since. */
+bool heap_joins_capture(block_t *block)
+{
+  const heap_t *home = block->segment->heap;
+  if (!home->capture || !home->sealed_at || !block_is_of(block, home->stream) ||
+      atomic_load(&home->stream->last) != home->sealed_at || !uses_have_completed(block))
+    return false;
+  block->capture = home->capture;
+  block->stamp = 0;
+  return true;
+}

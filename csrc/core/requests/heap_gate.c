@@ -1,0 +1,178 @@
+#include "heap_gate.h"
+
+#include "../blocks/block_cache.h"
+#include "../order/wait_log.h"
+#include "../memory/grow.h"
+#include "../blocks/use.h"
+
+/* Reuse order `auto` lets a stream wait for one that is so much further behind. */
+static const int64_t AUTO_LAG_US = 3000;
+
+/* Makes the request's stream wait for the record, for the sake of a block. */
+static bool gate_record(const request_t *q, record_t *record, size_t size)
+{
+  gate_result result = stream_gate(q->stream, record);
+  lock(&q->device->lock);
+  q->device->counters.gates_issued += result == GATE_ISSUED;
+  q->device->counters.gates_skipped += result == GATE_NEEDLESS;
+  if (result == GATE_ISSUED)
+    gates_note(q->device, q->stream.stream, record, size);
+  unlock(&q->device->lock);
+  return result != GATE_REFUSED;
+}
+
+/* The run's latest record on the stream of one of its uses: who waits for that
+ * has waited for the others. */
+static record_t *latest_on_stream(run_t run, const use_t *of)
+{
+  record_t *latest = of->record;
+  for (const block_t *b = run.first;; b = b->next) {
+    for (const use_t *use = b->uses; use; use = use->next)
+      if (use->stream == of->stream && use->record && use->record->number > latest->number)
+        latest = use->record;
+    if (b == run.last)
+      return latest;
+  }
+}
+
+bool heap_gate_run(const request_t *q, run_t run)
+{
+  uint64_t skipped = 0;
+  bool gated = true;
+  for (const block_t *b = run.first; gated; b = b->next) {
+    for (use_t *use = b->uses; use && gated; use = use->next) {
+      if (use_is_satisfied(use, q->stream.stream))
+        skipped++;
+      else
+        gated = gate_record(q, latest_on_stream(run, use), b->size);
+    }
+    if (b == run.last)
+      break;
+  }
+  lock(&q->device->lock);
+  q->device->counters.gates_skipped += skipped;
+  unlock(&q->device->lock);
+  return gated;
+}
+
+/* One pending block, or if none serves several neighbours. */
+static run_t find_gateable(const request_t *q, const heap_t *heap, bool at_free_too)
+{
+  block_t *block =
+      free_blocks_best_gateable(heap, q->stream.stream, q->size, q->large, at_free_too);
+  return block ? run_of_one(block)
+               : free_blocks_gateable_run(heap, q->stream.stream, q->size, q->large, at_free_too);
+}
+
+/* Whether a segment would pass the memory fraction, or the driver had no memory
+ * for such a one when it was asked last. */
+static bool cannot_grow(const request_t *q)
+{
+  const device_t *d = q->device;
+  size_t size = grow_size(q->pool, q->size);
+  size_t reserved = (size_t)d->stats.reserved_bytes[ESPER_ALL].current + d->reserving;
+  return reserved + size > d->limit || (d->refused && size >= d->refused);
+}
+
+/* Reuse order `auto`: a gate makes the request's stream wait for about as long
+ * as the other one is further behind the host. docs/design.md has the figures. */
+static bool waits_long(const request_t *q, run_t run)
+{
+  int64_t now = q->core->clock_us(), own = stream_lag_us(q->stream.stream, now);
+  for (const block_t *b = run.first;; b = b->next) {
+    for (const use_t *use = b->uses; use; use = use->next) {
+      int64_t lag = stream_lag_us(use->stream, now);
+      if (lag > AUTO_LAG_US && (own == INT64_MAX || lag - own > AUTO_LAG_US) &&
+          !use_is_satisfied(use, q->stream.stream))
+        return true;
+    }
+    if (b == run.last)
+      return false;
+  }
+}
+
+/* Step 3, and with `at_free_too` the first half of step 7. */
+block_t *heap_gate_own(const request_t *q, bool at_free_too)
+{
+  lock(&q->device->lock);
+  front_close(q->heap);
+  run_t run = find_gateable(q, q->heap, at_free_too);
+  if (run.first && !at_free_too && q->config->as_given.reuse_order == ESPER_REUSE_AUTO &&
+      !cannot_grow(q) && waits_long(q, run))
+    run.first = NULL;
+  if (run.first)
+    free_blocks_claim_run(run);
+  unlock(&q->device->lock);
+  if (!run.first)
+    return NULL;
+  bool gated = heap_gate_run(q, run);
+  block_t *block = NULL;
+  lock(&q->device->lock);
+  if (gated)
+    block = request_hand_out_run(q, run);
+  else
+    free_blocks_add_run(run);
+  unlock(&q->device->lock);
+  return block;
+}
+
+/* The free block of another heap that fits best, if a gate makes it ready; or
+ * what find_gateable finds there. */
+static run_t find_elsewhere(const request_t *q, heap_t *heap)
+{
+  front_close(heap);
+  block_t *block = free_blocks_best_ready(heap, q->size, q->large);
+  bool may = block != NULL;
+  for (const use_t *use = block ? block->uses : NULL; use; use = use->next)
+    may = may && (use_is_satisfied(use, q->stream.stream) || use_may_be_gated(use, true));
+  return may ? run_of_one(block) : find_gateable(q, heap, true);
+}
+
+/* The latest owner order of its blocks: the position that all are covered from.
+ * Whether somebody has to wait for it. */
+static bool owes_owner_order(const request_t *q, run_t run, uint64_t *stamp)
+{
+  bool owes = false;
+  *stamp = 0;
+  for (const block_t *b = run.first;; b = b->next) {
+    owes |= !owner_order_is_satisfied(b, q->stream.stream);
+    if (b->stamp > *stamp)
+      *stamp = b->stamp;
+    if (b == run.last)
+      return owes;
+  }
+}
+
+/* Step 7, for blocks of other heaps: their owner order is owed too. */
+block_t *heap_gate_other(const request_t *q)
+{
+  run_t run = {0};
+  uint64_t stamp = 0;
+  bool owes = false;
+  lock(&q->device->lock);
+  for (heap_t *heap = q->pool->heaps; heap && !run.first; heap = heap->next) {
+    if (!request_may_borrow(q, heap))
+      continue;
+    run = find_elsewhere(q, heap);
+    owes = run.first && owes_owner_order(q, run, &stamp);
+    if (owes && !owner_order_may_be_gated(run.first))
+      run.first = NULL;
+  }
+  if (run.first)
+    free_blocks_claim_run(run);
+  unlock(&q->device->lock);
+  if (!run.first)
+    return NULL;
+
+  record_t *owner_order = owes ? stream_probe(run.first->segment->heap->stream, stamp) : NULL;
+  bool gated = (!owes || owner_order) && heap_gate_run(q, run) &&
+               (!owner_order || gate_record(q, owner_order, run.size));
+  if (owner_order)
+    record_drop(owner_order);
+  lock(&q->device->lock);
+  block_t *block = gated ? request_lend(q, run) : NULL;
+  if (!block)
+    free_blocks_add_run(run);
+  unlock(&q->device->lock);
+  return block;
+}

@@ -1,0 +1,19 @@
+/* heap_repeat.h: malloc from private pools, outside captures, with reuse order `gate`.
+ *
+ * Addresses there repeat from run to run. Which memory serves depends on the mallocs,
+ * frees and marks of the heap's stream, and on nothing that has completed meanwhile:
+ * a ready block does not go before a pending one, and what other streams freed is
+ * taken only when memory cannot grow. Neighbouring free blocks count as one, ready
+ * ones and those that the stream may be gated on; the request gets the beginning of
+ * what fits best, and waits for what these bytes owe. docs/design.md says what does
+ * not repeat. */
+#ifndef ESPER_HEAP_REPEAT_H
+#define ESPER_HEAP_REPEAT_H
+
+#include "request.h"
+
+/* The best fit of the request's own heap. NULL: there is none, or a gate was refused.
+ * No lock is held. */
+block_t *heap_take_repeating(const request_t *q);
+
+#endif

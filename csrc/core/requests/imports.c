@@ -1,0 +1,227 @@
+#include "imports.h"
+
+#include <stdlib.h>
+
+#include "../base/call.h"
+#include "../api/core.h"
+#include "../base/error.h"
+#include "../memory/mapped.h"
+#include "../pools/routing.h"
+#include "../memory/peers.h"
+#include "drain.h"
+
+/* ---- opening ----------------------------------------------------------- */
+
+static esper_status check_names(const device_t *device, const esper_page_name *names, size_t count,
+                                size_t *size)
+{
+  *size = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (!names[i].size || names[i].size % device->granule || names[i].size > SIZE_MAX / 2 - *size)
+      return error_set(ESPER_INVALID,
+                       "a shared page of %llu bytes: pages of device %d are "
+                       "multiples of %zu",
+                       (unsigned long long)names[i].size, device->index, device->granule);
+    *size += names[i].size;
+  }
+  return count ? ESPER_OK : error_set(ESPER_INVALID, "no page is named: name one at least");
+}
+
+static esper_status import_one(device_t *device, import_t *import, const esper_page_name *name)
+{
+  uint64_t handle;
+  esper_status status = call_page_import(device->core, device->index, name, &handle);
+  if (status != ESPER_OK)
+    return error_from_driver(device->core, status);
+  size_t last = import->page_count++;
+  import->pages[last].handle = handle;
+  import->pages[last].size = name->size;
+  import->pages[last].mapped = false;
+  return ESPER_OK;
+}
+
+static esper_status map_one(device_t *device, import_t *import, size_t i)
+{
+  size_t size = import->pages[i].size;
+  esper_status status =
+      peers_map(device, import->address + import->mapped, size, import->pages[i].handle);
+  if (status != ESPER_OK)
+    return error_from_driver(device->core, status);
+  import->pages[i].mapped = true;
+  import->mapped += size;
+  return ESPER_OK;
+}
+
+static void link_import(device_t *device, import_t *import)
+{
+  lock(&device->lock);
+  import->next = device->imports;
+  device->imports = import;
+  unlock(&device->lock);
+}
+
+/* Nobody uses it. False: the driver would not take all of it. */
+static bool give_back(const device_t *device, import_t *import)
+{
+  core_t *core = device->core;
+  int index = device->index;
+  for (; import->page_count; import->page_count--) {
+    size_t last = import->page_count - 1, size = import->pages[last].size;
+    if (import->pages[last].mapped) {
+      uintptr_t at = import->address + import->mapped - size;
+      if (call_page_unmap(core, index, at, size) != ESPER_OK)
+        return false;
+      import->pages[last].mapped = false;
+      import->mapped -= size;
+    }
+    if (call_page_release(core, index, import->pages[last].handle) != ESPER_OK)
+      return false;
+  }
+  return call_range_free(core, index, import->address, import->size) == ESPER_OK;
+}
+
+static void discard(device_t *device, import_t *import)
+{
+  if (give_back(device, import))
+    free(import);
+  else
+    link_import(device, import);
+}
+
+static esper_status map_all(device_t *device, import_t *import, const esper_page_name *names,
+                            size_t count)
+{
+  esper_status status = ESPER_OK;
+  for (size_t i = 0; i < count && status == ESPER_OK; i++)
+    status = import_one(device, import, &names[i]); /* another process may take its time */
+  paging_begin(device);
+  for (size_t i = 0; i < count && status == ESPER_OK; i++)
+    status = map_one(device, import, i);
+  if (status == ESPER_OK) {
+    link_import(device, import);
+  } else {
+    import->closed = true;
+    discard(device, import);
+  }
+  paging_end(device);
+  return status;
+}
+
+esper_status imports_open(device_t *device, const esper_page_name *names, size_t count,
+                          void **address)
+{
+  core_t *core = device->core;
+  *address = NULL;
+  imports_reap(device, false);
+  if (!mapped_granule(device))
+    return error_set(ESPER_UNSUPPORTED,
+                     "device %d cannot map the pages that this memory has: "
+                     "share memory of classic segments with it",
+                     device->index);
+  size_t size;
+  esper_status status = check_names(device, names, count, &size);
+  if (status != ESPER_OK)
+    return status;
+  import_t *import = malloc(sizeof *import + count * sizeof *import->pages);
+  if (!import)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for %zu shared pages", count);
+  *import = (import_t){.size = size};
+  status = call_range_reserve(core, device->index, size, &import->address);
+  if (status != ESPER_OK) {
+    free(import);
+    return error_from_driver(core, status);
+  }
+  *address = (void *)import->address;
+  status = map_all(device, import, names, count);
+  if (status != ESPER_OK)
+    *address = NULL;
+  return status;
+}
+
+/* ---- closing ----------------------------------------------------------- */
+
+/* Waits for whoever may be at work on imports: this device, and its peers. False: the host
+ * may not wait, unless that is what it was asked for, nor while a stream may be captured
+ * that nobody here has met. */
+static bool wait_for_users(device_t *device, bool asked)
+{
+  core_t *core = device->core;
+  for (int d = 0; d < core->device_count; d++) {
+    device_t *user;
+    if (d != device->index && !peers_has(device, d))
+      continue;
+    if (core_device(core, d, &user) != ESPER_OK || opening_may_capture_now(user) ||
+        (!asked && !settle_may_wait(user)) || settle_device_and_strangers(user) != ESPER_OK)
+      return false;
+  }
+  return true;
+}
+
+/* Takes the closed ones out of the list: what is closed while somebody waits, he has not
+ * waited for. */
+static import_t *take_closed(device_t *device)
+{
+  import_t *taken = NULL, *import;
+  paging_begin(device);
+  lock(&device->lock);
+  for (import_t **at = &device->imports; (import = *at);) {
+    if (!import->closed) {
+      at = &import->next;
+      continue;
+    }
+    *at = import->next;
+    import->next = taken;
+    taken = import;
+  }
+  unlock(&device->lock);
+  paging_end(device);
+  return taken;
+}
+
+void imports_reap(device_t *device, bool asked)
+{
+  import_t *import = take_closed(device), *next;
+  if (!import)
+    return;
+  bool over = wait_for_users(device, asked) || !RULE(UNMAP_NEEDS_COMPLETION);
+  paging_begin(device);
+  for (; import; import = next) {
+    next = import->next;
+    if (over)
+      discard(device, import);
+    else
+      link_import(device, import);
+  }
+  paging_end(device);
+}
+
+static bool close_on(device_t *device, uintptr_t address)
+{
+  bool found = false;
+  lock(&device->lock);
+  for (import_t *i = device->imports; i && !found; i = i->next)
+    if (i->address == address && !i->closed)
+      found = i->closed = true;
+  unlock(&device->lock);
+  return found;
+}
+
+esper_status imports_close(core_t *core, void *address)
+{
+  for (int d = 0; d < core->device_count; d++)
+    if (close_on(&core->devices[d], (uintptr_t)address)) {
+      imports_reap(&core->devices[d], false);
+      return ESPER_OK;
+    }
+  return error_set(ESPER_INVALID, "no shared memory that was opened begins at %p", address);
+}
+
+void imports_destroy(device_t *device)
+{
+  for (import_t *i = device->imports, *next; i; i = next) {
+    next = i->next;
+    give_back(device, i);
+    free(i);
+  }
+  device->imports = NULL;
+}

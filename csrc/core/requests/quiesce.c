@@ -1,0 +1,279 @@
+#include "quiesce.h"
+
+#include "../order/capture.h"
+#include "../blocks/free_blocks.h"
+#include "../pools/pool.h"
+#include "../memory/segment.h"
+#include "../order/stream.h"
+#include "../blocks/use.h"
+#include "../blocks/pending_index.h"
+
+/* ---- waiting ------------------------------------------------------------ */
+
+enum { REFUSED = 64 }; /* streams that cannot be waited for, and are not asked again */
+
+/* Where no event can be recorded now, older ones may still be waited for. */
+typedef struct refused {
+  const stream_t *stream;
+  bool owner_order; /* and nothing else */
+} refused_t;
+
+/* One wait for each stream, for the last of its work that somebody owes. */
+typedef struct wait {
+  stream_t *stream;         /* NULL: nothing to wait for */
+  uint64_t number;          /* its work up to here */
+  record_t *record;         /* whose number it is; NULL: owner order */
+  const refused_t *refused; /* what cannot be waited for */
+  int count;
+} wait_t;
+
+static bool is_refused(const wait_t *wait, const stream_t *stream, const record_t *record)
+{
+  for (int i = 0; i < wait->count; i++)
+    if (wait->refused[i].stream == stream && !(record && wait->refused[i].owner_order))
+      return true;
+  return false;
+}
+
+/* The first stream that comes is the one that is waited for. */
+static void need(wait_t *wait, stream_t *stream, uint64_t number, record_t *record)
+{
+  if (wait->stream && (wait->stream != stream || wait->number >= number))
+    return;
+  if (is_refused(wait, stream, record))
+    return;
+  if (record)
+    record_keep(record);
+  if (wait->record)
+    record_drop(wait->record);
+  wait->stream = stream;
+  wait->number = number;
+  wait->record = record;
+}
+
+static void need_all(wait_t *wait, const block_t *block)
+{
+  if (!owner_order_has_completed(block) && owner_order_may_be_gated(block))
+    need(wait, block->segment->heap->stream, block->stamp, NULL);
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (use->record && !use_has_completed(use) && !use_is_rendezvous(use))
+      need(wait, use->stream, use->record->number, use->record);
+}
+
+static bool find_wait(wait_t *wait, pool_t *pool)
+{
+  device_t *device = pool->device;
+  lock(&device->lock);
+  for (const segment_t *s = device->first_segment; s; s = s->next)
+    for (const block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
+      if (b->state != BLOCK_LIVE && b->state != BLOCK_CLAIMED)
+        need_all(wait, b);
+  unlock(&device->lock);
+  return wait->stream;
+}
+
+static void wait_for_obligations(pool_t *pool)
+{
+  refused_t refused[REFUSED];
+  wait_t wait = {.refused = refused};
+  while (wait.count < REFUSED && find_wait(&wait, pool)) {
+    if (!wait.record)
+      wait.record = stream_probe(wait.stream, wait.number);
+    if (!wait.record || stream_wait_host(wait.record) != ESPER_OK)
+      refused[wait.count++] = (refused_t){wait.stream, !wait.record};
+    if (wait.record)
+      record_drop(wait.record);
+    wait = (wait_t){.refused = refused, .count = wait.count};
+  }
+}
+
+static bool has_live_captured(const heap_t *heap)
+{
+  for (const segment_t *s = heap->pool->device->first_segment; s; s = s->next)
+    for (const block_t *b = s->first; b && s->heap == heap; b = b->next)
+      if (b->state == BLOCK_LIVE && b->capture)
+        return true;
+  return false;
+}
+
+/* Live memory of captures that are over may be freed inside the next one, where
+ * its owner cannot be waited for any more. */
+static void wait_for_owners(pool_t *pool)
+{
+  device_t *device = pool->device;
+  lock(&device->lock);
+  heap_t *heap = pool->heaps;
+  unlock(&device->lock);
+  for (; heap; heap = heap->next) {
+    lock(&device->lock);
+    bool needed = has_live_captured(heap);
+    unlock(&device->lock);
+    stream_t *s = heap->stream;
+    needed = needed && !stream_is_rendezvous(s);
+    record_t *record = needed ? stream_probe(s, stream_stamp(s)) : NULL;
+    bool waited = record && stream_wait_host(record) == ESPER_OK;
+    lock(&device->lock);
+    heap->sealed_at = waited ? record->number : 0;
+    unlock(&device->lock);
+    if (record)
+      record_drop(record);
+  }
+}
+
+/* ---- sealing ------------------------------------------------------------- */
+
+/* A stream that was in a capture stays in it until it is over. Whether a
+ * mortal stream is cannot be asked, and the driver may fail to say. */
+static bool capture_is_over(stream_t *s, uint64_t capture)
+{
+  presented_t as = {.stream = s, .handle = s->handle};
+  uint64_t now = s->immortal ? stream_capture_of(as, true) : capture;
+  return now != capture && now != CAPTURE_UNKNOWN;
+}
+
+/* Heaps come to the front of the list, and none goes while the pool is being
+ * opened. */
+static void find_captures_over(pool_t *pool)
+{
+  device_t *device = pool->device;
+  lock(&device->lock);
+  heap_t *heap = pool->heaps;
+  unlock(&device->lock);
+  for (; heap; heap = heap->next) {
+    lock(&device->lock);
+    uint64_t capture = heap->capture;
+    unlock(&device->lock);
+    bool over = capture && capture_is_over(heap->stream, capture);
+    lock(&device->lock);
+    heap->over = over;
+    unlock(&device->lock);
+  }
+}
+
+static void clear(block_t *block)
+{
+  uses_drop(block->segment->heap->pool->device, block);
+  block->stamp = 0;
+  block->withheld = false;
+}
+
+static bool owes_nothing(const block_t *block)
+{
+  return uses_have_completed(block) && owner_order_has_completed(block);
+}
+
+static void seal_heap(heap_t *heap)
+{
+  device_t *device = heap->pool->device;
+  pool_heap_leave_capture(heap);
+  for (segment_t *s = device->first_segment; s; s = s->next)
+    for (block_t *b = s->first; b && s->heap == heap; b = b->next) {
+      if (b->state != BLOCK_LIVE)
+        uses_drop_captured(device, b);
+      if (b->state != BLOCK_READY)
+        continue;
+      if (owes_nothing(b) || !RULE(SEAL_NEEDS_COMPLETION)) {
+        clear(b);
+      } else {
+        free_blocks_claim(b);
+        b->withheld = true;
+        free_blocks_add(b);
+      }
+    }
+  for (block_t *b = heap->oldest_pending, *newer; b; b = newer) {
+    newer = b->newer;
+    uses_hold_unrecorded(device, b);
+    if (!owes_nothing(b) && RULE(SEAL_NEEDS_COMPLETION)) {
+      b->withheld = true; /* its uses may complete before its owner order does */
+      continue;
+    }
+    free_blocks_claim(b);
+    clear(b);
+    free_blocks_add(b);
+  }
+  heap->sealed = true;
+}
+
+/* All memory of `from` moves to `into`, a heap of the same stream. */
+static void unite(heap_t *into, heap_t *from)
+{
+  device_t *device = into->pool->device;
+  for (segment_t *s = device->first_segment; s; s = s->next) {
+    if (s->heap != from)
+      continue;
+    for (block_t *b = s->first; b; b = b->next)
+      if (b->state == BLOCK_READY || b->state == BLOCK_PENDING)
+        free_blocks_claim(b);
+    segment_move(s, into);
+    /* A block may become part of the one before it, and be gone. */
+    for (block_t *b = s->first, *next; b; b = next) {
+      next = b->next;
+      if (b->state == BLOCK_CLAIMED)
+        free_blocks_add(b);
+    }
+  }
+  into->sealed_at = 0; /* two waits, at two numbers */
+  pool_destroy_heap(from);
+}
+
+static heap_t *heap_like(heap_t *heap)
+{
+  for (heap_t *other = heap->next; other; other = other->next)
+    if (other->stream == heap->stream && other->sealed)
+      return other;
+  return NULL;
+}
+
+/* A stream that was in several captures has one heap again. */
+static void unite_sealed(pool_t *pool)
+{
+  for (heap_t *heap = pool->heaps, *like; heap; heap = heap->next)
+    while (heap->sealed && (like = heap_like(heap)))
+      unite(heap, like);
+}
+
+void seal_pool(pool_t *pool)
+{
+  device_t *device = pool->device;
+  stream_retire_all(device->core);
+  find_captures_over(pool);
+  wait_for_owners(pool);
+  if (RULE(SEAL_NEEDS_COMPLETION))
+    wait_for_obligations(pool);
+  stream_retire_all(device->core); /* what could not be waited for may be over by now */
+  lock(&device->lock);
+  /* Not under the hands of a call at work in the pool: then nothing is sealed. */
+  if (!pool->busy) {
+    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+      if (!heap->capture || heap->over)
+        seal_heap(heap);
+    unite_sealed(pool);
+  }
+  unlock(&device->lock);
+}
+
+/* ---- pools that are gone ------------------------------------------------- */
+
+static void settle_memory(pool_t *pool)
+{
+  for (const segment_t *s = pool->device->first_segment; s; s = s->next)
+    for (block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
+      if (b->state == BLOCK_READY || b->state == BLOCK_PENDING) {
+        uses_drop_unrecorded(pool->device, b);
+        if (b->state == BLOCK_PENDING)
+          waits_note(s->heap, b);
+      }
+  for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+    seal_heap(heap);
+  unite_sealed(pool);
+}
+
+void seal_released(device_t *device, const pool_t *ours)
+{
+  lock(&device->lock);
+  for (pool_t *pool = device->pools; pool; pool = pool->next)
+    if (!pool->references && !pool->open && pool->busy <= (pool == ours) &&
+        stream_completed(device->all_streams, pool->released))
+      settle_memory(pool);
+  unlock(&device->lock);
+}

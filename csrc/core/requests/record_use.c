@@ -1,0 +1,384 @@
+#include "record_use.h"
+
+#include "../blocks/block.h"
+#include "../base/call.h"
+#include "../order/capture.h"
+#include "../base/error.h"
+#include "../blocks/map.h"
+#include "../order/stream.h"
+#include "../blocks/use.h"
+
+static device_t *device_of(const block_t *block)
+{
+  return block->segment->device;
+}
+
+static block_t *block_around(segment_t *segment, uintptr_t address)
+{
+  block_t *block = segment->first;
+  while (block && block->address + block->size <= address)
+    block = block->next;
+  return block;
+}
+
+block_t *marks_lock_block(core_t *core, const void *ptr)
+{
+  uintptr_t address = (uintptr_t)ptr;
+  block_t *block = ptr ? map_find(core->map, address) : NULL;
+  segment_t *segment = block ? block_segment_if_any(block) : map_find_segment(core->map, address);
+  if (!segment)
+    return NULL;
+  device_t *device = segment->device;
+  lock(&device->lock);
+  if (!block)
+    block = block_around(segment, address);
+  if (block && block_state_of(block) == BLOCK_LIVE)
+    return block;
+  unlock(&device->lock);
+  return NULL;
+}
+
+/* Takes over the reference to the record. */
+static esper_status attach(block_t *block, stream_t *stream, record_t *record, unsigned flags)
+{
+  use_t *use = NULL;
+  if (use_attach(block, stream, record, flags, &use))
+    return ESPER_OK;
+  device_t *device = device_of(block);
+  uses_drop_completed(device, block);
+  use = use_take(device);
+  if (use && use_attach(block, stream, record, flags, &use))
+    return ESPER_OK;
+  if (record)
+    record_drop(record);
+  return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
+}
+
+/* Whether `stream` must be a use of the block: its own stream need not. */
+static bool needs_use(const block_t *block, const stream_t *stream)
+{
+  if (!RULE(MARK_FROM_ANY_DEVICE) && stream->device != device_of(block))
+    return false;
+  return !block_is_of(block, stream);
+}
+
+/* Only a core without rule 7c loses marks while somebody captures. */
+static bool is_lost(core_t *core, int device)
+{
+  bool captured = false;
+  if (!RULE(MARK_DESPITE_CAPTURES))
+    for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
+      captured |= s->device == &core->devices[device] && s->immortal && !s->all_streams &&
+                  stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true);
+  return captured;
+}
+
+/* A block that starts at the address is the caller's, who alone can free it, so
+ * it may be looked at without a lock: who is wrong about that is told when the
+ * block is locked. NULL: none that needs a use. */
+static block_t *peek(core_t *core, const void *ptr, const stream_t *stream)
+{
+  block_t *block = ptr ? map_find(core->map, (uintptr_t)ptr) : NULL;
+  return block && needs_use(block, stream) ? block : NULL;
+}
+
+/* Whether an event is worth recording; if not, *found of the addresses are in
+ * live blocks. */
+static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
+                          const stream_t *stream, size_t *found)
+{
+  for (size_t i = 0; i < count; i++) {
+    if (peek(core, ptrs[i], stream))
+      return true;
+    block_t *block = marks_lock_block(core, ptrs[i]);
+    if (!block)
+      continue;
+    bool needs = needs_use(block, stream);
+    unlock(&device_of(block)->lock);
+    if (needs)
+      return true;
+    ++*found;
+  }
+  return false;
+}
+
+/* Takes over the reference to the record. */
+static esper_status attach_all(core_t *core, const void *const *ptrs, size_t count,
+                               stream_t *stream, record_t *record, unsigned flags, size_t *found)
+{
+  esper_status status = ESPER_OK;
+  *found = 0;
+  for (size_t i = 0; i < count && status == ESPER_OK; i++) {
+    block_t *block = marks_lock_block(core, ptrs[i]);
+    if (!block)
+      continue;
+    ++*found;
+    if (needs_use(block, stream)) {
+      record_t *given = record;
+      if (i + 1 == count)
+        record = NULL;
+      else if (record)
+        record_keep(record);
+      status = attach(block, stream, given, flags);
+    }
+    unlock(&device_of(block)->lock);
+  }
+  if (record)
+    record_drop(record);
+  return status;
+}
+
+static void count_captured(device_t *device)
+{
+  lock(&device->lock);
+  device->counters.captured_uses++;
+  unlock(&device->lock);
+}
+
+static unsigned use_flags(unsigned flags)
+{
+  return flags & ESPER_USE_NO_GATE ? USE_NO_GATE : 0;
+}
+
+/* Records an event for marks on a stream that was just presented. NULL: none;
+ * else the record lock is held. */
+static record_t *record_begin(presented_t *p)
+{
+  p->capture = stream_capture_of(*p, true);
+  p->asked = true;
+  return stream_record_begin(*p);
+}
+
+static esper_status attach_place(block_t *block, place_t place, unsigned flags)
+{
+  use_t *use = use_take(device_of(block));
+  if (!use)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
+  branch_keep(place.branch);
+  use_attach_place(block, place, flags, &use);
+  if (use)
+    use_give(device_of(block), use);
+  return ESPER_OK;
+}
+
+/* Marks on a stream that is being captured. To memory of the same capture the
+ * use is a place in the graph; other memory is held until the whole device has been
+ * waited for: the graph may be replayed on any stream. */
+static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t count, presented_t p,
+                                unsigned flags, size_t *found)
+{
+  place_t place = {0};
+  esper_status status = ESPER_OK;
+  bool active = p.capture != CAPTURE_UNKNOWN && p.capture != ESPER_CAPTURE_INVALID;
+  branch_t *branch = active ? capture_branch(core, p.stream, p.capture) : NULL;
+  bool placed = branch && branch_place(branch, p.handle, &place), outside = false;
+  if (p.capture != ESPER_CAPTURE_INVALID)
+    capture_note_thread(p.capture, p.stream);
+  *found = 0;
+  for (size_t i = 0; i < count && status == ESPER_OK; i++) {
+    block_t *block = marks_lock_block(core, ptrs[i]);
+    if (!block)
+      continue;
+    ++*found;
+    bool own = placed && block->capture == p.capture;
+    if (needs_use(block, p.stream))
+      status = own ? attach_place(block, place, flags)
+                   : attach(block, p.stream->device->all_streams, NULL, flags | USE_CAPTURED);
+    outside |= !own && needs_use(block, p.stream);
+    unlock(&device_of(block)->lock);
+  }
+  place_drop(&place);
+  if (branch)
+    branch_drop(branch);
+  if (outside)
+    count_captured(p.stream->device);
+  return status;
+}
+
+static esper_status mark(core_t *core, const void *const *ptrs, size_t count, presented_t p,
+                         unsigned flags, size_t *found)
+{
+  *found = 0;
+  if (!any_needs_use(core, ptrs, count, p.stream, found))
+    return ESPER_OK;
+  record_t *record = record_begin(&p);
+  if (!record && p.capture)
+    return mark_inside(core, ptrs, count, p, use_flags(flags), found);
+  if (record)
+    stream_record_end(p.stream, NULL);
+  return attach_all(core, ptrs, count, p.stream, record, use_flags(flags), found);
+}
+
+/* The record that is replaced goes back to its stream under the lock that is held anyway. */
+esper_status marks_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
+                               size_t *found)
+{
+  const segment_t *segment = block_segment_if_any(block);
+  *found = 0;
+  if (!segment)
+    return ESPER_OK;
+  device_t *device = segment->device;
+  esper_status status = ESPER_OK;
+  record_t *record = record_begin(&p), *replaced = NULL;
+  if (!record && p.capture)
+    return mark_inside(device->core, &ptr, 1, p, flags, found);
+  lock(&device->lock);
+  *found = block_state_of(block) == BLOCK_LIVE && block->address == (uintptr_t)ptr;
+  if (*found && record)
+    replaced = use_replace(block, record, flags);
+  if (*found && !replaced)
+    status = attach(block, p.stream, record, flags);
+  unlock(&device->lock);
+  if (!*found && record)
+    record_drop(record);
+  bool only_ours = replaced && record_release(replaced);
+  if (record)
+    stream_record_end(p.stream, only_ours ? replaced : NULL);
+  return status;
+}
+
+/* Who marks on a stream works on it, and frees there. */
+static esper_status present(core_t *core, esper_stream as, presented_t *p)
+{
+  esper_status status = stream_present(core, as, p);
+  if (status != ESPER_OK)
+    capture_note_refused(core);
+  return status;
+}
+
+esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count, esper_stream as,
+                              unsigned flags, size_t *marked)
+{
+  size_t found = 0;
+  presented_t p;
+  esper_status status = present(core, as, &p);
+  if (status != ESPER_OK)
+    return status;
+  if (is_lost(core, as.device)) {
+    if (marked)
+      *marked = count;
+    return ESPER_OK;
+  }
+  block_t *block = count == 1 ? peek(core, ptrs[0], p.stream) : NULL;
+  if (block)
+    status = marks_found_block(block, ptrs[0], p, use_flags(flags), &found);
+  else
+    status = mark(core, ptrs, count, p, flags, &found);
+  if (status == ESPER_OK && marked)
+    *marked = found;
+  return status;
+}
+
+bool marks_record_use_of(core_t *core, const void *ptr, void *handle, esper_status *status)
+{
+  size_t found;
+  presented_t p;
+  if (!stream_find(core, handle, &p))
+    return false;
+  block_t *block = peek(core, ptr, p.stream);
+  *status = block ? marks_found_block(block, ptr, p, 0, &found) : mark(core, &ptr, 1, p, 0, &found);
+  return true;
+}
+
+static esper_status carrier_create(device_t *device, stream_t **carrier)
+{
+  core_t *core = device->core;
+  void *handle;
+  uint64_t id;
+  esper_status status = call_stream_create(core, device->index, &handle);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  status = call_stream_id(core, device->index, handle, &id);
+  if (status != ESPER_OK)
+    error_from_driver(core, status);
+  else if (!(*carrier = stream_create(core, device, id, handle)))
+    status = error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
+  if (status == ESPER_OK)
+    stream_make_immortal(core, *carrier, handle);
+  else
+    call_stream_destroy(core, device->index, handle);
+  return status;
+}
+
+/* Not under the device's sync lock: whoever synchronises may be waiting for
+ * what the caller enqueues next. */
+static esper_status carrier_of(device_t *device, bool gate, stream_t **carrier)
+{
+  core_t *core = device->core;
+  _Atomic(stream_t *) *made = &device->carriers[!gate];
+  esper_status status = ESPER_OK;
+  if ((*carrier = atomic_load(made)))
+    return ESPER_OK;
+  lock(&core->config_lock);
+  if (!(*carrier = atomic_load(made)))
+    status = carrier_create(device, carrier);
+  if (status == ESPER_OK)
+    atomic_store(made, *carrier);
+  unlock(&core->config_lock);
+  return status;
+}
+
+esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_t count,
+                                    void *event, int device, unsigned flags, size_t *marked)
+{
+  size_t found = 0;
+  stream_t *carrier;
+  bool gate = !(flags & ESPER_USE_NO_GATE);
+  esper_status status = carrier_of(&core->devices[device], gate, &carrier);
+  if (status != ESPER_OK)
+    return status;
+  if (any_needs_use(core, ptrs, count, carrier, &found)) {
+    record_t *record = stream_record_event(carrier, event, device);
+    /* Without the event the carrier knows nothing of that work: any stream's it may be. */
+    stream_t *user = record ? carrier : core->devices[device].all_streams;
+    status = attach_all(core, ptrs, count, user, record, use_flags(flags), &found);
+    stream_retire(carrier);
+  }
+  if (marked)
+    *marked = found;
+  return status;
+}
+
+/* The live block around the address, whose device is locked. */
+static esper_status lock_live(core_t *core, const void *ptr, block_t **block)
+{
+  *block = marks_lock_block(core, ptr);
+  return *block ? ESPER_OK
+                : error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
+}
+
+/* Inside a capture, of memory from outside, until all is done that any stream of the
+ * device was given before the free: it may be replayed on any. */
+esper_status marks_record_stream(core_t *core, const void *ptr, esper_stream as)
+{
+  presented_t p;
+  block_t *block;
+  esper_status status = present(core, as, &p);
+  if (status != ESPER_OK)
+    return status;
+  uint64_t capture = stream_capture_of(p, true);
+  if ((status = lock_live(core, ptr, &block)) != ESPER_OK)
+    return status;
+  device_t *device = device_of(block);
+  bool needs = needs_use(block, p.stream), outside = capture && capture != block->capture;
+  if (needs && outside)
+    status = attach(block, p.stream->device->all_streams, NULL, USE_AT_FREE | USE_CAPTURED);
+  else if (needs)
+    status = attach(block, p.stream, NULL, USE_AT_FREE);
+  unlock(&device->lock);
+  if (needs && outside)
+    count_captured(p.stream->device);
+  return status;
+}
+
+esper_status marks_free_after_all(core_t *core, const void *ptr)
+{
+  block_t *block;
+  esper_status status = lock_live(core, ptr, &block);
+  if (status != ESPER_OK)
+    return status;
+  device_t *device = device_of(block);
+  status = attach(block, device->all_streams, NULL, USE_AT_FREE);
+  unlock(&device->lock);
+  return status;
+}

@@ -1,0 +1,352 @@
+/* heap_release.c: memory that nobody uses goes back to the driver: whole classic
+ * segments, and of mapped ones any pages. */
+#include "heap.h"
+
+#include <limits.h>
+
+#include "../blocks/block.h"
+#include "../base/config.h"
+#include "../blocks/free_blocks.h"
+#include "../blocks/block_cache.h"
+#include "../memory/in_flight.h"
+#include "../pools/routing.h"
+#include "../memory/orphan.h"
+#include "../blocks/map.h"
+#include "../memory/mapped.h"
+#include "../memory/page.h"
+#include "../pools/pool.h"
+#include "../order/record.h"
+#include "quiesce.h"
+#include "../memory/segment.h"
+#include "../order/stream.h"
+#include "../blocks/use.h"
+
+static bool is_free(const block_t *block)
+{
+  return block->state == BLOCK_READY || block->state == BLOCK_PENDING;
+}
+
+static bool is_idle(const block_t *block)
+{
+  const segment_t *s = block->segment;
+  if (s->pinned) /* whoever knows its address may still be using it */
+    return false;
+  if (!is_free(block))
+    return false;
+  if (s->captured && !RULE(GRAPHS_KEEP_MEMORY))
+    return true;
+  bool completed = uses_have_completed(block) && owner_order_has_completed(block);
+  return pool_may_give_back(s) &&
+         (completed || !(s->pages ? RULE(UNMAP_NEEDS_COMPLETION) : RULE(RELEASE_NEEDS_COMPLETION)));
+}
+
+/* ---- what goes next ------------------------------------------------------ */
+
+/* What of a block could go: the whole of a classic segment's only block, or whole pages;
+ * and on how many sides of it memory stays. */
+typedef struct part {
+  block_t *block;
+  uintptr_t first;
+  size_t size; /* 0: none */
+  int beside;
+} part_t;
+
+/* So many blocks are chosen in one walk over all of them. */
+enum { CHOSEN = 64 };
+
+typedef struct release {
+  device_t *device;
+  const pool_t *pool; /* NULL: all */
+  bool mind_captures;
+  const pool_t *but; /* NULL: none */
+  size_t enough, released;
+  /* By address, since others are at work while the driver is. */
+  uintptr_t chosen[CHOSEN];
+  int count, beside;
+  size_t bytes; /* of all of them */
+} release_t;
+
+static int count_beside(const part_t *p)
+{
+  const block_t *b = p->block;
+  return (p->first > b->address || (b->prev && block_is_mapped(b->prev))) +
+         (p->first + p->size < b->address + b->size || (b->next && block_is_mapped(b->next)));
+}
+
+static part_t part_of(block_t *b, size_t enough)
+{
+  part_t part = {.block = b, .first = b->address};
+  if (!(b->segment->pages || segment_is_whole(b)) || !is_idle(b))
+    return part;
+  part.size = b->size;
+  if (b->segment->pages)
+    part.size = pages_within(b, enough, SIZE_MAX, false, &part.first);
+  part.beside = part.size ? count_beside(&part) : 0;
+  return part;
+}
+
+static block_t *claim_segment(block_t *block)
+{
+  free_blocks_claim(block);
+  free_blocks_satisfied(block);
+  return block;
+}
+
+/* Looked at each time: a capture may have begun since. */
+static void begin(release_t *r)
+{
+  lock(&r->device->lock);
+  fronts_close(r->device);
+  r->but = r->mind_captures && opening_may_capture(r->device) ? &r->device->default_pool : NULL;
+}
+
+static bool is_of_interest(const release_t *r, const segment_t *s)
+{
+  const pool_t *pool = s->heap->pool;
+  return (!r->pool || pool == r->pool) && pool != r->but;
+}
+
+/* Whole stretches of memory go first, and what would part one goes last: so few holes are
+ * left, and on the way there are never more stretches than before and after. */
+static void choose(release_t *r, const part_t *part)
+{
+  if (part->beside < r->beside) {
+    r->beside = part->beside;
+    r->count = 0;
+    r->bytes = 0;
+  }
+  if (part->beside > r->beside || r->count == CHOSEN)
+    return;
+  r->chosen[r->count++] = part->block->address;
+  r->bytes += part->size;
+}
+
+static bool is_done(const release_t *r)
+{
+  return !r->beside && (r->count == CHOSEN || r->bytes >= r->enough - r->released);
+}
+
+static void choose_next(release_t *r)
+{
+  r->count = 0;
+  r->bytes = 0;
+  r->beside = INT_MAX; /* more than any has */
+  for (segment_t *s = r->device->first_segment; s && !is_done(r); s = s->next)
+    for (block_t *b = is_of_interest(r, s) ? s->first : NULL; b && !is_done(r);
+         b = s->pages ? b->next : NULL) {
+      part_t part = part_of(b, r->enough - r->released);
+      if (part.size)
+        choose(r, &part);
+    }
+}
+
+/* NULL: it cannot go any more. Under the lock. */
+static block_t *claim(const release_t *r, uintptr_t address)
+{
+  block_t *block = map_find(r->device->core->map, address);
+  const segment_t *s = block ? block_segment_if_any(block) : NULL;
+  if (!s || s->device != r->device || !is_of_interest(r, s))
+    return NULL;
+  part_t part = part_of(block, r->enough - r->released);
+  if (!part.size)
+    return NULL;
+  return s->pages ? mapped_carve(block, part.first, part.size) : claim_segment(block);
+}
+
+/* What was claimed goes back: a classic segment, or pages. Under the lock, which is
+ * dropped. The bytes that went; 0: there was nothing, or the driver did not take it. */
+static size_t give_back(device_t *device, block_t *block)
+{
+  size_t size = block ? block->size : 0;
+  pool_t *of = block ? block->segment->heap->pool : NULL;
+  bool drivers = of && !of->source.obtain;
+  if (of)
+    pool_enter(of);
+  if (drivers)
+    hands_take(device);
+  unlock(&device->lock);
+  if (block && block->segment->pages)
+    size = mapped_unmap(device, block);
+  else if (block && !segment_release(device, block))
+    size = 0;
+  lock(&device->lock);
+  if (drivers) {
+    hands_leave_some(device);
+    hands_empty(device);
+  }
+  if (of)
+    pool_leave(of);
+  unlock(&device->lock);
+  return size;
+}
+
+/* Of pages that moved, or they would stay mapped where they were, and take room. */
+static bool reap(device_t *device)
+{
+  lock(&device->lock);
+  bool found = mapped_has_reapable(device);
+  unlock(&device->lock);
+  return !found || mapped_reap(device);
+}
+
+/* Under the lock, which is dropped. False: the driver does not take it. */
+static bool release_one(release_t *r, block_t *block)
+{
+  size_t size = give_back(r->device, block);
+  r->released += size;
+  return !block || size;
+}
+
+/* False: there is nothing more, or the driver does not take it. Nobody else can have the
+ * first block that was chosen before it is claimed; some of the others may be gone. */
+static bool release_some(release_t *r)
+{
+  begin(r);
+  choose_next(r);
+  block_t *first = r->count ? claim(r, r->chosen[0]) : NULL;
+  bool taken = release_one(r, first);
+  for (int i = 1; first && taken && i < r->count && r->released < r->enough; i++) {
+    begin(r);
+    taken = release_one(r, claim(r, r->chosen[i]));
+  }
+  return first && taken;
+}
+
+size_t heap_release(device_t *device, const pool_t *pool, bool mind_captures, size_t enough)
+{
+  size_t loose = loose_give_back(device);
+  release_t r = {.device = device,
+                 .pool = pool,
+                 .mind_captures = mind_captures,
+                 .enough = enough,
+                 .released = loose};
+  seal_released(device, pool);
+  while (r.released < enough && reap(device) && release_some(&r))
+    ;
+  while (mapped_discard_empty(device, pool))
+    ;
+  lock(&device->lock);
+  pool_collect(device);
+  unlock(&device->lock);
+  pool_bury(device);
+  return r.released;
+}
+
+/* ---- before memory grows ------------------------------------------------- */
+
+/* Bytes reserved beyond the threshold. */
+static size_t excess(const device_t *device)
+{
+  double share = config_of(device->core)->as_given.garbage_collection_threshold;
+  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
+  if (share <= 0 || device->limit == SIZE_MAX)
+    return 0;
+  size_t most = (size_t)(share * (double)device->limit);
+  return reserved > most ? reserved - most : 0;
+}
+
+/* Memory of mapped segments stays, as in PyTorch: it is what the next request grows by,
+ * wherever it lies. */
+static bool is_cached(const segment_t *s)
+{
+  return s->large && !s->pages && s->heap->pool == &s->device->default_pool && !s->first->next &&
+         is_free(s->first);
+}
+
+/* That an old segment's own stream is done with it is known once somebody has
+ * asked: one event for each stream. A busy one answers the next time. */
+static void ask_owners(device_t *device)
+{
+  enum { MOST = 8 };
+  struct {
+    stream_t *stream;
+    uint64_t stamp;
+  } asked[MOST];
+  int count = 0;
+  lock(&device->lock);
+  fronts_close(device);
+  for (const segment_t *s = device->first_segment; s; s = s->next) {
+    if (!is_cached(s) || s->heap->capture || owner_order_has_completed(s->first))
+      continue;
+    int i = 0;
+    while (i < count && asked[i].stream != s->heap->stream)
+      i++;
+    if (i == MOST)
+      continue;
+    if (i == count) {
+      asked[count].stream = s->heap->stream;
+      asked[count++].stamp = 0;
+    }
+    if (s->first->stamp > asked[i].stamp)
+      asked[i].stamp = s->first->stamp;
+  }
+  unlock(&device->lock);
+  for (int i = 0; i < count; i++) {
+    record_t *record = stream_probe(asked[i].stream, asked[i].stamp);
+    if (record) {
+      stream_completes_now(asked[i].stream, record->number);
+      record_drop(record);
+    }
+  }
+  stream_retire_all(device->core);
+}
+
+static double age_of(const segment_t *s)
+{
+  return (double)(s->device->large_requests - s->used_at);
+}
+
+/* What is cached goes in rounds: what is as old as it is on average, or older.
+ * Negative: nothing could go. */
+static double average_age(device_t *device)
+{
+  double sum = 0, count = 0;
+  lock(&device->lock);
+  fronts_close(device);
+  for (const segment_t *s = device->first_segment; s; s = s->next)
+    if (is_cached(s) && is_idle(s->first)) {
+      sum += age_of(s);
+      count++;
+    }
+  unlock(&device->lock);
+  return count > 0 ? sum / count : -1;
+}
+
+/* Bytes that went; 0: nothing is so old. */
+static size_t give_back_one(device_t *device, double age)
+{
+  lock(&device->lock);
+  fronts_close(device);
+  segment_t *s = opening_may_capture(device) ? NULL : device->first_segment;
+  while (s && !(is_cached(s) && is_idle(s->first) && age_of(s) >= age))
+    s = s->next;
+  return give_back(device, s ? claim_segment(s->first) : NULL);
+}
+
+/* Nobody waits: what has not completed stays, for the next time. */
+void heap_collect(device_t *device)
+{
+  lock(&device->lock);
+  size_t wanted = opening_may_capture(device) ? 0 : excess(device);
+  unlock(&device->lock);
+  if (!wanted)
+    return;
+  ask_owners(device);
+  size_t released = 0, before;
+  do {
+    before = released;
+    double age = average_age(device);
+    for (size_t one = 1; one && age >= 0;)
+      released += one = give_back_one(device, age);
+  } while (released > before && released < wanted);
+}
+
+void heap_retire(device_t *device)
+{
+  stream_retire_all(device->core);
+  lock(&device->lock);
+  for (pool_t *pool = device->pools; pool; pool = pool->next)
+    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+      free_blocks_promote(heap);
+  unlock(&device->lock);
+}

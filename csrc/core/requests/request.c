@@ -1,0 +1,165 @@
+#include "request.h"
+
+#include "../blocks/block.h"
+#include "../base/call.h"
+#include "../base/error.h"
+#include "../blocks/block_cache.h"
+#include "../memory/grow.h"
+#include "../stats/stat_shard.h"
+#include "../memory/segment.h"
+#include "../blocks/trace.h"
+#include "../blocks/use.h"
+
+/* ---- handing out ------------------------------------------------------- */
+
+void request_hand_out(const request_t *q, block_t *block)
+{
+  free_blocks_satisfied(block);
+  const segment_t *segment = block->segment;
+  if (!segment->heap->pool->no_split &&
+      config_splits(q->config, block->size, q->size, segment_is_coarse(segment))) {
+    block_t *rest = block_split(q->device, block, q->size);
+    if (rest)
+      free_blocks_add(rest);
+  }
+  uses_drop(q->device, block);
+  block->requested = q->asked;
+  block_set_user(block, q->stream.stream);
+  block->capture = q->capture;
+  if (q->capture)
+    block->segment->captured = true;
+  block_set_state(block, BLOCK_LIVE);
+  block->counted_active = true;
+  block->oversize = config_is_oversize(q->config, block->size);
+  block->plain = q->stream.stream == segment->heap->stream && !q->capture && !block->oversize;
+  ledger_block_allocated(block);
+  front_open(q->heap);
+  trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, q->stream.stream);
+}
+
+block_t *request_hand_out_run(const request_t *q, run_t run)
+{
+  block_t *block = run.first == run.last ? run.first : free_blocks_unite(run, q->size);
+  request_hand_out(q, block);
+  return block;
+}
+
+/* The borrower will be a use when it frees what it got. A segment that is wholly
+ * free and owes nothing moves. */
+block_t *request_lend(const request_t *q, run_t run)
+{
+  block_t *block = run.first;
+  bool owes_nothing = uses_have_completed(block) && owner_order_has_completed(block);
+  if (segment_is_whole(block) && !block->segment->pages &&
+      (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
+    uses_drop(q->device, block);
+    block->stamp = 0;
+    segment_move(block->segment, q->heap);
+    request_hand_out(q, block);
+    return block;
+  }
+  use_t *use = use_take(q->device);
+  if (!use)
+    return NULL;
+  block = request_hand_out_run(q, run);
+  if (RULE(LOAN_MAKES_USE))
+    (void)use_attach(block, q->stream.stream, NULL, USE_AT_FREE, &use);
+  if (use)
+    use_give(q->device, use);
+  q->device->counters.loans++;
+  return block;
+}
+
+/* Taking a much larger ready block while a pending one fits nearly exactly
+ * would break up memory for the sake of a short wait. */
+static bool wastes_ready(const request_t *q, const block_t *ready)
+{
+  if (!RULE(READY_FIRST)) { /* whatever fits best */
+    const block_t *pending =
+        free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large, false);
+    return pending && pending->size <= ready->size;
+  }
+  return request_gates_first(q) && q->large && ready->size / 4 > q->size &&
+         free_blocks_near_gateable(q->heap, q->stream.stream, q->size);
+}
+
+block_t *request_take_ready(const request_t *q, bool sparing)
+{
+  block_t *warm = front_take_or_close(q->heap, q->size, q->asked, q->missed);
+  if (warm) {
+    trace_add_block(q->device, ESPER_TRACE_ALLOC, warm, q->asked);
+    return warm;
+  }
+  block_t *block = free_blocks_best_ready(q->heap, q->size, q->large);
+  if (!block || (sparing && q->heap->oldest_pending && wastes_ready(q, block)))
+    return NULL;
+  free_blocks_claim(block);
+  request_hand_out(q, block);
+  return block;
+}
+
+/* ---- out of memory ----------------------------------------------------- */
+
+static _Thread_local esper_failure last_failure;
+
+void esper_get_failure(esper_failure *failure)
+{
+  *failure = last_failure;
+}
+
+/* What the request would have been handed out. */
+static size_t wanted(const request_t *q)
+{
+  return q->size ? q->size : q->asked; /* too much to round */
+}
+
+static void note_failure(const request_t *q, size_t device_free, size_t device_total)
+{
+  device_t *device = q->device;
+  fronts_pause(device);
+  ledgers_read(device);
+  ledgers_grant(device, NULL);
+  fronts_resume(device);
+  size_t in_pools = 0;
+  for (const segment_t *s = device->first_segment; s; s = s->next)
+    if (s->heap->pool != &device->default_pool)
+      in_pools += s->bytes;
+  last_failure = (esper_failure){
+      .device = device->index,
+      .requested = q->asked,
+      .size = wanted(q),
+      .device_free = device_free,
+      .device_total = device_total,
+      .limit = device->limit,
+      .allocated = (size_t)device->stats.allocated_bytes[ESPER_ALL].current,
+      .private_pools = in_pools,
+      .reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current,
+      .segment = q->size ? grow_size(q->pool, q->size) : 0,
+  };
+}
+
+esper_status request_fail(const request_t *q)
+{
+  size_t device_free = 0, device_total = q->device->total;
+  call_memory_info(q->core, q->device->index, &device_free, &device_total);
+  lock(&q->device->lock);
+  q->device->stats.num_ooms++;
+  trace_add(q->device, ESPER_TRACE_OOM, device_free, wanted(q), q->stream.stream);
+  note_failure(q, device_free, device_total);
+  unlock(&q->device->lock);
+  return error_set(ESPER_OUT_OF_MEMORY,
+                   "out of memory on device %d: %zu bytes asked for, %zu of %zu free there, "
+                   "%zu allocated, %zu reserved",
+                   q->device->index, q->asked, device_free, device_total, last_failure.allocated,
+                   last_failure.reserved);
+}
+
+/* The error says why already. */
+esper_status request_reject(const request_t *q)
+{
+  lock(&q->device->lock);
+  q->device->stats.num_oom_rejections++;
+  note_failure(q, 0, q->device->total);
+  unlock(&q->device->lock);
+  return ESPER_REJECTED;
+}

@@ -1,0 +1,190 @@
+#include "stats.h"
+
+#include "pool_stats.h"
+
+void stat_add(esper_stat *stat, size_t amount)
+{
+  stat->current += (int64_t)amount;
+  stat->allocated += (int64_t)amount;
+  if (stat->current > stat->peak)
+    stat->peak = stat->current;
+}
+
+void stat_sub(esper_stat *stat, size_t amount)
+{
+  stat->current -= (int64_t)amount;
+  stat->freed += (int64_t)amount;
+}
+
+static int class_of(const segment_t *segment)
+{
+  return segment->large ? ESPER_LARGE : ESPER_SMALL;
+}
+
+static account_t *account_of(const segment_t *segment)
+{
+  return segment->heap->pool->account;
+}
+
+static void class_add(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
+{
+  stat_add(&stat[ESPER_ALL], amount);
+  stat_add(&stat[class], amount);
+}
+
+static void class_sub(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
+{
+  stat_sub(&stat[ESPER_ALL], amount);
+  stat_sub(&stat[class], amount);
+}
+
+static bool stat_raise_peak(esper_stat *stat)
+{
+  bool above = stat->current > stat->peak;
+  if (above)
+    stat->peak = stat->current;
+  return above;
+}
+
+bool stats_raise_peaks(esper_stats *s)
+{
+  bool raised = false;
+  for (int class = 0; class < ESPER_CLASSES; class++) {
+    raised |= stat_raise_peak(&s->allocation[class]);
+    raised |= stat_raise_peak(&s->allocated_bytes[class]);
+    raised |= stat_raise_peak(&s->active[class]);
+    raised |= stat_raise_peak(&s->active_bytes[class]);
+    raised |= stat_raise_peak(&s->requested_bytes[class]);
+  }
+  return raised;
+}
+
+void stats_split_added(esper_stats *s, const block_t *block)
+{
+  int class = class_of(block->segment);
+  class_add(s->inactive_split, class, 1);
+  class_add(s->inactive_split_bytes, class, block->size);
+}
+
+void stats_split_removed(esper_stats *s, const block_t *block)
+{
+  int class = class_of(block->segment);
+  class_sub(s->inactive_split, class, 1);
+  class_sub(s->inactive_split_bytes, class, block->size);
+}
+
+void stats_segment_added(esper_stats *s, const segment_t *segment)
+{
+  class_add(s->segment, class_of(segment), 1);
+  class_add(s->reserved_bytes, class_of(segment), segment->size);
+  account_add(account_of(segment), segment->large, segment->size);
+  if (segment->oversize)
+    stat_add(&s->oversize_segments, 1);
+  s->num_device_alloc++;
+}
+
+void stats_segment_removed(esper_stats *s, const segment_t *segment)
+{
+  class_sub(s->segment, class_of(segment), 1);
+  class_sub(s->reserved_bytes, class_of(segment), segment->size);
+  account_remove(account_of(segment), segment->large, segment->size);
+  if (segment->oversize)
+    stat_sub(&s->oversize_segments, 1);
+  s->num_device_free++;
+}
+
+void stat_unsub(esper_stat *stat, size_t amount)
+{
+  stat->current += (int64_t)amount;
+  stat->freed -= (int64_t)amount;
+  if (stat->current > stat->peak)
+    stat->peak = stat->current;
+}
+
+void stats_segment_kept(esper_stats *s, const segment_t *segment)
+{
+  int class = class_of(segment);
+  stat_unsub(&s->segment[ESPER_ALL], 1);
+  stat_unsub(&s->segment[class], 1);
+  stat_unsub(&s->reserved_bytes[ESPER_ALL], segment->size);
+  stat_unsub(&s->reserved_bytes[class], segment->size);
+  account_kept(account_of(segment), segment->large, segment->size);
+  if (segment->oversize)
+    stat_unsub(&s->oversize_segments, 1);
+  s->num_device_free--;
+}
+
+/* A mapped segment counts, and is shown, as one segment for each stretch of its
+ * addresses that has memory. */
+static void count_stretches(esper_stats *s, int class, int stretches)
+{
+  if (stretches > 0)
+    class_add(s->segment, class, 1);
+  else if (stretches < 0)
+    class_sub(s->segment, class, 1);
+}
+
+void stats_pages_added(esper_stats *s, const segment_t *segment, size_t bytes, int stretches)
+{
+  count_stretches(s, class_of(segment), stretches);
+  class_add(s->reserved_bytes, class_of(segment), bytes);
+  account_add(account_of(segment), segment->large, bytes);
+  s->num_device_alloc++;
+}
+
+void stats_pages_removed(esper_stats *s, const segment_t *segment, size_t bytes, int stretches)
+{
+  count_stretches(s, class_of(segment), stretches);
+  class_sub(s->reserved_bytes, class_of(segment), bytes);
+  account_remove(account_of(segment), segment->large, bytes);
+  s->num_device_free++;
+}
+
+stretch_peaks_t stats_stretches_begin(const esper_stats *s)
+{
+  stretch_peaks_t before;
+  for (int class = 0; class < ESPER_CLASSES; class++)
+    before.peak[class] = s->segment[class].peak;
+  return before;
+}
+
+void stats_stretches_end(esper_stats *s, stretch_peaks_t before)
+{
+  for (int class = 0; class < ESPER_CLASSES; class++) {
+    esper_stat *stat = &s->segment[class];
+    stat->peak = stat->current > before.peak[class] ? stat->current : before.peak[class];
+  }
+}
+
+void stat_reset_peak(esper_stat *stat)
+{
+  stat->peak = stat->current;
+}
+
+void stat_reset_accumulated(esper_stat *stat)
+{
+  stat->allocated = stat->freed = 0;
+}
+
+/* The stats that are an esper_stat stand first in esper_stats. */
+enum { STAT_COUNT = offsetof(esper_stats, num_alloc_retries) / sizeof(esper_stat) };
+
+void stats_reset_peaks(esper_stats *stats)
+{
+  esper_stat *stat = (esper_stat *)stats;
+  for (int i = 0; i < STAT_COUNT; i++)
+    stat_reset_peak(&stat[i]);
+}
+
+void stats_reset_accumulated(esper_stats *stats)
+{
+  esper_stat *stat = (esper_stat *)stats;
+  for (int i = 0; i < STAT_COUNT; i++)
+    stat_reset_accumulated(&stat[i]);
+  stats->num_alloc_retries = 0;
+  stats->num_ooms = 0;
+  stats->num_oom_rejections = 0;
+  stats->num_sync_all_streams = 0;
+  stats->num_device_alloc = 0;
+  stats->num_device_free = 0;
+}
