@@ -3,9 +3,9 @@
 #include <sched.h>
 #include <stdlib.h>
 
-#include "../blocks/block.h"
-#include "core.h"
 #include "../base/error.h"
+#include "../blocks/block.h"
+#include "../order/device.h"
 #include "../pools/pool.h"
 
 /* ---- a pool for itself --------------------------------------------------- */

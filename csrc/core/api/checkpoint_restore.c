@@ -1,21 +1,21 @@
 /* checkpoint_restore.c: a checkpoint is put back. */
-#include "checkpoint.h"
-
 #include <stdlib.h>
 
-#include "../blocks/block.h"
-#include "../order/capture.h"
 #include "../base/config.h"
 #include "../base/error.h"
-#include "../blocks/free_blocks.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
-#include "../stats/stat_shard.h"
+#include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
-#include "../pools/pool.h"
-#include "../stats/stats.h"
-#include "../order/stream.h"
 #include "../blocks/trace.h"
 #include "../blocks/use.h"
+#include "../order/capture.h"
+#include "../order/stream.h"
+#include "../pools/pool.h"
+#include "../stats/stat.h"
+#include "../stats/stat_shard.h"
+#include "../stats/stats.h"
+#include "checkpoint.h"
 
 /* ---- uses that end with a free --------------------------------------------- */
 

@@ -3,37 +3,35 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "../stats/pool_stats.h"
-#include "../blocks/block.h"
-#include "../order/capture.h"
 #include "../base/call.h"
 #include "../base/config.h"
 #include "../base/error.h"
-#include "../order/event.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
+#include "../blocks/find.h"
+#include "../blocks/map.h"
+#include "../blocks/trace.h"
+#include "../memory/mapped.h"
+#include "../memory/orphan.h"
+#include "../memory/peers.h"
+#include "../memory/segment.h"
+#include "../memory/shared.h"
+#include "../memory/slack.h"
+#include "../order/capture.h"
+#include "../order/device.h"
+#include "../order/event.h"
+#include "../order/stream.h"
 #include "../order/wait_log.h"
+#include "../pools/pool.h"
+#include "../pools/routing.h"
+#include "../pools/source.h"
+#include "../requests/drain.h"
 #include "../requests/heap.h"
 #include "../requests/imports.h"
-#include "../stats/stat_shard.h"
-#include "../memory/orphan.h"
-#include "../blocks/map.h"
-#include "../memory/mapped.h"
 #include "../requests/record_use.h"
-#include "../pools/routing.h"
-#include "../memory/peers.h"
-#include "../pools/pool.h"
-#include "../memory/slack.h"
-#include "../memory/segment.h"
-#include "../requests/drain.h"
-#include "../memory/shared.h"
-#include "../pools/source.h"
+#include "../stats/pool_stats.h"
+#include "../stats/stat_shard.h"
 #include "../stats/stats.h"
-#include "../order/stream.h"
-#include "../blocks/trace.h"
-
-#ifdef ESPER_RULE_SWITCHES
-unsigned long esper_rules_off;
-#endif
 
 /* ---- devices ----------------------------------------------------------- */
 
@@ -51,79 +49,6 @@ static void device_init(core_t *core, int index)
   arena_init(&device->records, sizeof(record_t));
   arena_init(&device->loose_pages, sizeof(loose_t));
   pool_init(&device->default_pool, device, 0, 0);
-}
-
-/* A driver may give a process less than all. */
-static esper_status set_limit(device_t *device, double fraction)
-{
-  size_t free, total = 0;
-  esper_status status = ESPER_OK;
-  if (fraction < 1)
-    status = call_memory_info(device->core, device->index, &free, &total);
-  if (status != ESPER_OK)
-    return error_from_driver(device->core, status);
-  lock(&device->lock);
-  device->fraction = fraction;
-  device->limit = fraction < 1 ? (size_t)(fraction * (double)total) : SIZE_MAX;
-  unlock(&device->lock);
-  return ESPER_OK;
-}
-
-/* What needs the driver, which must not be woken up by merely making a core. */
-static esper_status device_start(core_t *core, device_t *device)
-{
-  uint64_t id;
-  esper_status status = set_limit(device, device->fraction);
-  if (status != ESPER_OK)
-    return status;
-  status = call_memory_total(core, device->index, &device->total);
-  if (status == ESPER_OK)
-    status = call_stream_id(core, device->index, NULL, &id);
-  if (status != ESPER_OK)
-    return error_from_driver(core, status);
-  /* The driver's ids are small: this one is nobody else's. */
-  uint64_t all = UINT64_MAX - (uint64_t)device->index;
-  if (!device->legacy)
-    device->legacy = stream_create(core, device, id, NULL);
-  if (!device->all_streams)
-    device->all_streams = stream_create(core, device, all, NULL);
-  if (!device->legacy || !device->all_streams)
-    return error_set(ESPER_HOST_MEMORY, "no host memory for the streams of device %d",
-                     device->index);
-  device->legacy->immortal = true;
-  device->all_streams->immortal = true;
-  device->all_streams->all_streams = true;
-  atomic_store(&device->ready, true);
-  return ESPER_OK;
-}
-
-esper_status core_no_device(const core_t *core, int index)
-{
-  return error_set(ESPER_INVALID, "there is no device %d: this process has %d", index,
-                   core->device_count);
-}
-
-esper_status core_device(core_t *core, int index, device_t **device)
-{
-  if (index < 0 || index >= core->device_count)
-    return core_no_device(core, index);
-  *device = &core->devices[index];
-  if (atomic_load_explicit(&(*device)->ready, memory_order_acquire))
-    return ESPER_OK;
-  lock(&core->config_lock);
-  esper_status status = atomic_load(&(*device)->ready) ? ESPER_OK : device_start(core, *device);
-  unlock(&core->config_lock);
-  return status;
-}
-
-esper_status core_used_device(core_t *core, int index, device_t **device)
-{
-  *device = NULL;
-  if (index < 0 || index >= core->device_count)
-    return core_no_device(core, index);
-  if (atomic_load_explicit(&core->devices[index].ready, memory_order_acquire))
-    *device = &core->devices[index];
-  return ESPER_OK;
 }
 
 static void device_destroy(device_t *device)
@@ -463,7 +388,7 @@ esper_status esper_set_memory_fraction(esper_core *core, int device_index, doubl
   lock(&core->config_lock); /* it may be about to be used */
   esper_status status = core_used_device(core, device_index, &device);
   if (status == ESPER_OK && device) {
-    status = set_limit(device, fraction);
+    status = device_set_limit(device, fraction);
   } else if (status == ESPER_OK) {
     device = &core->devices[device_index];
     lock(&device->lock);
@@ -734,4 +659,24 @@ int esper_core_is_valid(esper_core *core)
     valid = stream_is_valid(s);
   valid = valid && capture_is_valid(core);
   return valid;
+}
+
+const char *esper_driver_call_name(int call)
+{
+  static const char *const names[] = {
+#define CALL_NAME(name, parameters, arguments) #name,
+      ESPER_DRIVER_FUNCTIONS(CALL_NAME)
+#undef CALL_NAME
+  };
+  return call >= 0 && call < CALL_COUNT ? names[call] : NULL;
+}
+
+uint64_t esper_driver_calls(const esper_core *core, int call)
+{
+  if (call < 0 || call >= CALL_COUNT)
+    return 0;
+  uint64_t calls = atomic_load_explicit(&core->driver_calls[call], memory_order_relaxed);
+  for (int i = 0; call == CALL_stream_capture && i < core->device_count; i++)
+    calls += fronts_questions(&core->devices[i]);
+  return calls;
 }

@@ -1,13 +1,13 @@
 /* snapshot.c: a consistent picture of a device, and copies of its trace. */
 #include <stdlib.h>
 
-#include "../blocks/block.h"
-#include "core.h"
 #include "../base/error.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
-#include "../requests/heap.h"
 #include "../blocks/trace.h"
 #include "../blocks/use.h"
+#include "../order/device.h"
+#include "../pools/pool.h"
 
 typedef struct counts {
   size_t segments, blocks, uses;

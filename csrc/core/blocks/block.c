@@ -2,11 +2,11 @@
 
 #include <string.h>
 
+#include "../order/stream.h"
 #include "block_cache.h"
 #include "map.h"
-#include "../order/stream.h"
-#include "use.h"
 #include "pending_index.h"
+#include "use.h"
 
 block_t *block_make(device_t *device, segment_t *segment, uintptr_t address, size_t size)
 {

@@ -1,15 +1,14 @@
 #include "block_cache.h"
 
-#include "block.h"
 #include "../base/call.h"
 #include "../base/config.h"
-#include "free_blocks.h"
-#include "cache_slots.h"
-#include "../stats/stat_shard.h"
 #include "../memory/segment.h"
 #include "../order/stream.h"
+#include "../stats/stat_shard.h"
+#include "block.h"
+#include "cache_slots.h"
+#include "free_blocks.h"
 #include "trace.h"
-#include "use.h"
 
 /* ---- the choice ---------------------------------------------------------- */
 

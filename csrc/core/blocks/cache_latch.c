@@ -1,7 +1,5 @@
 #include "cache_latch.h"
 
-#include "block.h"
-
 static bool is_closed(const front_t *front)
 {
   return atomic_load_explicit(&front->gate, memory_order_relaxed) == GATE_CLOSED;

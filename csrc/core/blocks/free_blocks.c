@@ -1,15 +1,15 @@
 #include "free_blocks.h"
 
-#include "block.h"
-#include "../order/capture.h"
 #include "../base/config.h"
-#include "block_cache.h"
-#include "../stats/stat_shard.h"
 #include "../memory/segment.h"
+#include "../order/capture.h"
+#include "../stats/stat_shard.h"
 #include "../stats/stats.h"
+#include "block.h"
+#include "block_cache.h"
+#include "pending_index.h"
 #include "trace.h"
 #include "use.h"
-#include "pending_index.h"
 
 static device_t *device_of(const block_t *block)
 {

@@ -1,9 +1,9 @@
 #include "use.h"
 
-#include "block.h"
 #include "../order/capture.h"
-#include "../pools/routing.h"
+#include "../order/capturing.h"
 #include "../order/stream.h"
+#include "block.h"
 
 /* Empty, so that one nobody needed can be given back. */
 use_t *use_take(device_t *device)
@@ -385,6 +385,30 @@ bool uses_are_valid(const block_t *block)
     for (const use_t *other = use->next; other; other = other->next)
       if (other->stream == use->stream && other->place.branch == use->place.branch)
         return false;
+  }
+  return true;
+}
+
+/* ---- inside a capture ------------------------------------------------------- */
+
+bool branch_is_after_all(const branch_t *b, const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (!branch_is_after(b, &use->place))
+      return false;
+  return true;
+}
+
+bool branch_may_be_gated(const branch_t *b, const block_t *block, bool at_free_too)
+{
+  if (block->withheld)
+    return false;
+  for (const use_t *use = block->uses; use; use = use->next) {
+    if (branch_is_after(b, &use->place))
+      continue;
+    if (!use->place.branch || use->place.branch->capture != b->capture || use_is_rendezvous(use) ||
+        (use->flags & USE_AT_FREE && !at_free_too))
+      return false;
   }
   return true;
 }

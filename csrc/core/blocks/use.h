@@ -98,4 +98,10 @@ static inline void uses_unite(device_t *device, block_t *into, block_t *from)
 
 bool uses_are_valid(const block_t *block);
 
+/* The same for all that a free block owes. What it owes to work outside the
+ * capture nothing inside satisfies. */
+bool branch_is_after_all(const branch_t *branch, const block_t *block);
+/* Whether the branch may be made to depend on what is missing for that. */
+bool branch_may_be_gated(const branch_t *branch, const block_t *block, bool at_free_too);
+
 #endif

@@ -5,20 +5,20 @@
  * did. */
 #include "grow.h"
 
-#include "../blocks/block.h"
 #include "../base/call.h"
 #include "../base/error.h"
-#include "../blocks/free_blocks.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
+#include "../blocks/free_blocks.h"
+#include "../pools/pool.h"
+#include "../stats/stats.h"
 #include "in_flight.h"
-#include "orphan.h"
 #include "mapped.h"
+#include "orphan.h"
 #include "page.h"
 #include "peers.h"
-#include "../pools/pool.h"
-#include "slack.h"
 #include "segment.h"
-#include "../stats/stats.h"
+#include "slack.h"
 #include "stitch.h"
 
 /* A page of large blocks is at most such a part of the reserved memory, such a part of

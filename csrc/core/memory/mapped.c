@@ -2,20 +2,20 @@
 
 #include <stdlib.h>
 
-#include "../blocks/block.h"
 #include "../base/call.h"
 #include "../base/error.h"
-#include "../blocks/free_blocks.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
+#include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
-#include "page.h"
-#include "peers.h"
-#include "../pools/pool.h"
-#include "slack.h"
-#include "segment.h"
-#include "../stats/stats.h"
 #include "../blocks/trace.h"
 #include "../blocks/use.h"
+#include "../pools/pool.h"
+#include "../stats/stats.h"
+#include "page.h"
+#include "peers.h"
+#include "segment.h"
+#include "slack.h"
 
 static device_t *device_of(const block_t *block)
 {
@@ -540,4 +540,16 @@ bool mapped_is_valid(const segment_t *s)
     holes--;
   }
   return holes == 0 && pages_are_valid(s);
+}
+
+bool segment_is_valid(const segment_t *segment)
+{
+  size_t size = 0;
+  for (const block_t *b = segment->first; b; b = b->next) {
+    if (b->segment != segment || !block_is_valid(b))
+      return false;
+    size += b->size;
+  }
+  return size == segment->size &&
+         (segment->pages ? mapped_is_valid(segment) : segment->bytes == size);
 }

@@ -69,4 +69,6 @@ void mapped_destroy(segment_t *segment);
 
 bool mapped_is_valid(const segment_t *segment);
 
+bool segment_is_valid(const segment_t *segment);
+
 #endif

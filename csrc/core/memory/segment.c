@@ -1,17 +1,16 @@
 #include "segment.h"
 
-#include "../blocks/block.h"
 #include "../base/config.h"
 #include "../base/error.h"
-#include "../blocks/free_blocks.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
-#include "in_flight.h"
+#include "../blocks/find.h"
+#include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
-#include "mapped.h"
-#include "../requests/record_use.h"
+#include "../blocks/trace.h"
 #include "../pools/source.h"
 #include "../stats/stats.h"
-#include "../blocks/trace.h"
+#include "in_flight.h"
 
 void segment_link(segment_t *segment)
 {
@@ -216,16 +215,4 @@ esper_status segment_unpin(core_t *core, void *address)
 void segment_move(segment_t *segment, heap_t *heap)
 {
   __atomic_store_n(&segment->heap, heap, __ATOMIC_RELEASE);
-}
-
-bool segment_is_valid(const segment_t *segment)
-{
-  size_t size = 0;
-  for (const block_t *b = segment->first; b; b = b->next) {
-    if (b->segment != segment || !block_is_valid(b))
-      return false;
-    size += b->size;
-  }
-  return size == segment->size &&
-         (segment->pages ? mapped_is_valid(segment) : segment->bytes == size);
 }

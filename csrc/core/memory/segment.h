@@ -51,6 +51,4 @@ esper_status segment_unpin(core_t *core, void *address);
 void segment_link(segment_t *segment);
 void segment_unlink(segment_t *segment);
 
-bool segment_is_valid(const segment_t *segment);
-
 #endif

@@ -2,11 +2,10 @@
 
 #include <stdlib.h>
 
-#include "../blocks/block.h"
 #include "../base/call.h"
 #include "../base/error.h"
 #include "../blocks/block_cache.h"
-#include "../requests/record_use.h"
+#include "../blocks/find.h"
 #include "page.h"
 #include "peers.h"
 

@@ -2,15 +2,15 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
-#include "../blocks/free_blocks.h"
 #include "../blocks/block_cache.h"
-#include "orphan.h"
+#include "../blocks/free_blocks.h"
+#include "../blocks/use.h"
+#include "../order/stream.h"
+#include "../pools/pool.h"
 #include "mapped.h"
+#include "orphan.h"
 #include "page.h"
 #include "peers.h"
-#include "../pools/pool.h"
-#include "../order/stream.h"
-#include "../blocks/use.h"
 
 static bool may_lend(const heap_t *heap)
 {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "../base/call.h"
-#include "../blocks/use.h"
+#include "capturing.h"
 
 enum {
   SETS = 256,   /* of places remembered by node; a forgotten one is not known to come before */
@@ -254,30 +254,6 @@ bool branch_is_after(const branch_t *b, const place_t *place)
   const branch_t *of = place->branch;
   return of == b || !place->number || !RULE(CAPTURED_USE_HOLDS) ||
          (of->index < BRANCHES && atomic_load(&b->frontier[of->index]) >= place->number);
-}
-
-/* ---- blocks -------------------------------------------------------------------- */
-
-bool branch_is_after_all(const branch_t *b, const block_t *block)
-{
-  for (const use_t *use = block->uses; use; use = use->next)
-    if (!branch_is_after(b, &use->place))
-      return false;
-  return true;
-}
-
-bool branch_may_be_gated(const branch_t *b, const block_t *block, bool at_free_too)
-{
-  if (block->withheld)
-    return false;
-  for (const use_t *use = block->uses; use; use = use->next) {
-    if (branch_is_after(b, &use->place))
-      continue;
-    if (!use->place.branch || use->place.branch->capture != b->capture || use_is_rendezvous(use) ||
-        (use->flags & USE_AT_FREE && !at_free_too))
-      return false;
-  }
-  return true;
 }
 
 /* ---- frees ----------------------------------------------------------------------- */

@@ -52,12 +52,6 @@ bool branch_gate(branch_t *branch, void *handle, const place_t *place);
 /* Whether the branch's future nodes come after the place. */
 bool branch_is_after(const branch_t *branch, const place_t *place);
 
-/* The same for all that a free block owes. What it owes to work outside the
- * capture nothing inside satisfies. */
-bool branch_is_after_all(const branch_t *branch, const block_t *block);
-/* Whether the branch may be made to depend on what is missing for that. */
-bool branch_may_be_gated(const branch_t *branch, const block_t *block, bool at_free_too);
-
 /* The place of the calling thread's free of a block of the capture, in which
  * the block's user is, or was. */
 typedef enum captured_free {

@@ -2,6 +2,7 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
+#include "capturing.h"
 #include "event.h"
 
 /* ---- references, outstanding and spare --------------------------------- */
@@ -238,15 +239,6 @@ static record_t *record_on(presented_t p, void *wait_for)
   if (!RULE(EVENTS_IMMUTABLE))
     event_give(s->device, r->event);
   return r;
-}
-
-bool stream_any_is_captured(const device_t *device)
-{
-  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
-    if (s->device == device && s->immortal && !s->all_streams &&
-        stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true))
-      return true;
-  return false;
 }
 
 /* Whoever waited for an event that was recorded inside would join the capture; one for all

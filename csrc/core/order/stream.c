@@ -217,18 +217,6 @@ void stream_destroy_all(core_t *core)
   }
 }
 
-uint64_t stream_capture_of(presented_t p, bool recording)
-{
-  if (p.asked)
-    return p.capture;
-  if (p.stream->all_streams || (!p.handle && !recording))
-    return 0;
-  uint64_t capture = 0;
-  esper_status status =
-      call_stream_capture(p.stream->core, p.stream->device->index, p.handle, &capture);
-  return status == ESPER_OK ? capture : CAPTURE_UNKNOWN;
-}
-
 /* ---- gating ------------------------------------------------------------ */
 
 gate_result stream_gate(presented_t p, record_t *record)

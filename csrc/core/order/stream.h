@@ -64,14 +64,6 @@ void stream_destroy_all(core_t *core);
 
 #define CAPTURE_UNKNOWN UINT64_MAX /* the driver would not say */
 
-/* The capture that the stream is in: 0 none; otherwise its id. Never asks the
- * driver for the legacy stream unless `recording`: it cannot be captured, but
- * recording on it can disturb the capture of another. */
-uint64_t stream_capture_of(presented_t presented, bool recording);
-
-/* Whether any stream of the device is, as far as they are known for ever. */
-bool stream_any_is_captured(const device_t *device);
-
 /* Records an event on the stream, now. The caller owns a reference. NULL:
  * it could not be done, or the stream is being captured. */
 record_t *stream_record(presented_t presented);

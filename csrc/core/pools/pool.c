@@ -3,21 +3,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../stats/pool_stats.h"
 #include "../base/call.h"
-#include "../order/capture.h"
 #include "../base/config.h"
-#include "../api/core.h"
-#include "../base/error.h"
-#include "../blocks/free_blocks.h"
 #include "../blocks/block_cache.h"
-#include "../requests/heap.h"
-#include "../stats/stat_shard.h"
-#include "routing.h"
-#include "../requests/quiesce.h"
-#include "../requests/drain.h"
-#include "source.h"
+#include "../blocks/free_blocks.h"
+#include "../order/capture.h"
 #include "../order/stream.h"
+#include "../stats/pool_stats.h"
+#include "../stats/stat_shard.h"
+#include "source.h"
 
 /* ---- pools ------------------------------------------------------------- */
 
@@ -150,6 +144,33 @@ bool pool_may_give_back(const segment_t *segment)
   return !segment->captured && !segment->heap->capture;
 }
 
+bool pool_has_graphs(const pool_t *pool)
+{
+  bool has = pool->checkpointed;
+  for (const heap_t *heap = pool->heaps; heap && !has; heap = heap->next)
+    has = heap->capture != 0;
+  for (const segment_t *s = pool->device->first_segment; s && !has; s = s->next)
+    has = s->heap->pool == pool && s->captured;
+  return has;
+}
+
+pool_t *pool_next_spare(device_t *device, pool_t *pool)
+{
+  lock(&device->lock);
+  pool_t *next = pool ? pool->next : device->pools;
+  while (next && (!next->use_on_oom || (pool_has_graphs(next) && RULE(GRAPHS_KEEP_MEMORY))))
+    next = next->next;
+  if (next)
+    pool_enter(next);
+  if (pool) {
+    pool_leave(pool);
+    pool_collect(device);
+  }
+  unlock(&device->lock);
+  pool_bury(device);
+  return next;
+}
+
 /* ---- heaps ------------------------------------------------------------- */
 
 _Static_assert(offsetof(heap_t, front.gate) == 0, "heap_take leaves the gate alone");
@@ -269,161 +290,14 @@ bool heap_is_valid(const heap_t *heap)
          bins_is_valid(&heap->pending[0]) && bins_is_valid(&heap->pending[1]);
 }
 
-/* ---- the public interface ----------------------------------------------- */
+/* ---- what has completed -------------------------------------------------- */
 
-static esper_status no_pool(device_t *device, uint64_t first, uint64_t second)
+void heap_retire(device_t *device)
 {
-  return error_set(ESPER_INVALID, "device %d has no pool (%llu, %llu)", device->index,
-                   (unsigned long long)first, (unsigned long long)second);
-}
-
-static esper_status no_host_memory(void)
-{
-  return error_set(ESPER_HOST_MEMORY, "no host memory for a pool");
-}
-
-static esper_status private_pool_device(core_t *core, int index, uint64_t first, uint64_t second,
-                                        device_t **device)
-{
-  if (!first && !second)
-    return error_set(ESPER_INVALID, "pool (0, 0) is the default pool, which is always there");
-  return core_device(core, index, device);
-}
-
-esper_status esper_pool_create(esper_core *core, int index, uint64_t first, uint64_t second,
-                               esper_pool **pool)
-{
-  device_t *device;
-  *pool = NULL;
-  esper_status status = private_pool_device(core, index, first, second, &device);
-  if (status != ESPER_OK)
-    return status;
+  stream_retire_all(device->core);
   lock(&device->lock);
-  bool created = !pool_find(device, first, second);
-  *pool = pool_refer(device, first, second);
-  if (*pool && created) /* growth reads it without the lock */
-    (*pool)->created = true;
+  for (pool_t *pool = device->pools; pool; pool = pool->next)
+    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+      free_blocks_promote(heap);
   unlock(&device->lock);
-  return *pool ? ESPER_OK : no_host_memory();
-}
-
-esper_status esper_pool_begin(esper_core *core, int index, uint64_t first, uint64_t second,
-                              esper_pool_filter *filter, void *context)
-{
-  device_t *device;
-  esper_status status = private_pool_device(core, index, first, second, &device);
-  if (status != ESPER_OK)
-    return status;
-  opening_t *opening;
-  status = opening_make(filter, context, &opening);
-  if (status != ESPER_OK)
-    return status;
-  lock(&device->lock);
-  pool_t *pool = pool_find(device, first, second);
-  bool open = pool && pool->open;
-  bool full = !opening_has_room(device);
-  if (!open && !full && (pool = pool_refer(device, first, second))) {
-    pool->open = true;
-    opening_reserve(device);
-  }
-  unlock(&device->lock);
-  if (open || full || !pool) {
-    opening_discard(opening);
-    return open   ? error_set(ESPER_INVALID,
-                              "allocations go to pool (%llu, %llu) of device %d already: end "
-                              "that first",
-                              (unsigned long long)first, (unsigned long long)second, index)
-           : full ? error_set(ESPER_INVALID,
-                              "allocations go to %d pools of device %d at once "
-                              "already: end one first",
-                              OPENINGS, index)
-                  : no_host_memory();
-  }
-  seal_pool(pool);
-  lock(&device->lock);
-  opening_add(device, pool, opening);
-  unlock(&device->lock);
-  return ESPER_OK;
-}
-
-esper_status esper_pool_end(esper_core *core, int index, uint64_t first, uint64_t second,
-                            void **context)
-{
-  device_t *device;
-  if (context)
-    *context = NULL;
-  esper_status status = private_pool_device(core, index, first, second, &device);
-  if (status != ESPER_OK)
-    return status;
-  lock(&device->lock);
-  pool_t *pool = pool_find(device, first, second);
-  opening_t *opening = pool ? opening_remove(device, pool) : NULL;
-  unlock(&device->lock);
-  if (!opening)
-    return error_set(ESPER_INVALID,
-                     "allocations do not go to pool (%llu, %llu) of device %d: it was not begun, "
-                     "or has been ended",
-                     (unsigned long long)first, (unsigned long long)second, index);
-  opening_wait(opening);
-  if (context)
-    *context = opening->context;
-  opening_discard(opening);
-  lock(&device->lock);
-  pool->open = false;
-  pool_collect(device);
-  unlock(&device->lock);
-  pool_bury(device);
-  return ESPER_OK;
-}
-
-esper_status esper_pool_release(esper_core *core, int index, uint64_t first, uint64_t second)
-{
-  device_t *device;
-  esper_status status = private_pool_device(core, index, first, second, &device);
-  if (status != ESPER_OK)
-    return status;
-  lock(&device->lock);
-  pool_t *pool = pool_find(device, first, second);
-  if (pool && pool->references)
-    pool_let_go(pool);
-  else
-    status = no_pool(device, first, second);
-  unlock(&device->lock);
-  pool_bury(device);
-  return status;
-}
-
-int esper_pool_use_count(esper_core *core, int index, uint64_t first, uint64_t second)
-{
-  if (index < 0 || index >= core->device_count)
-    return 0;
-  device_t *device = &core->devices[index];
-  lock(&device->lock);
-  /* The default pool is nobody's: who asks for references means a private one. */
-  const pool_t *pool = first || second ? pool_find(device, first, second) : NULL;
-  int references = pool ? pool->references : 0;
-  unlock(&device->lock);
-  return references;
-}
-
-esper_status esper_pool_empty(esper_core *core, int index, uint64_t first, uint64_t second)
-{
-  device_t *device;
-  esper_status status = core_used_device(core, index, &device);
-  if (!device)
-    return status;
-  lock(&device->lock);
-  pool_t *pool = pool_find(device, first, second);
-  if (pool)
-    pool_enter(pool);
-  unlock(&device->lock);
-  if (!pool)
-    return ESPER_OK;
-  status = esper_empty_cache(core, index, pool);
-  lock(&device->lock);
-  pool_leave(pool);
-  pool_collect(device);
-  unlock(&device->lock);
-  pool_bury(device);
-  return status;
 }

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "../base/config.h"
-#include "../api/core.h"
 #include "../base/error.h"
 #include "pool.h"
 
@@ -58,20 +57,6 @@ opening_t *opening_remove(device_t *device, const pool_t *pool)
   return opening;
 }
 
-bool opening_may_capture(const device_t *device)
-{
-  return config_of(device->core)->as_given.captures_are_announced ? device->captures_announced > 0
-                                                                  : device->openings != NULL;
-}
-
-bool opening_may_capture_now(device_t *device)
-{
-  lock(&device->lock);
-  bool may = opening_may_capture(device);
-  unlock(&device->lock);
-  return may;
-}
-
 esper_status opening_choose(device_t *device, void *stream, pool_t **pool)
 {
   opening_t *asked[OPENINGS];
@@ -98,35 +83,4 @@ esper_status opening_choose(device_t *device, void *stream, pool_t **pool)
   pool_leave(*pool); /* and is gone, maybe */
   unlock(&device->lock);
   return error_set(ESPER_INVALID, "the filter of pool (%llu, %llu) failed", first, second);
-}
-
-/* ---- the public interface ------------------------------------------------ */
-
-esper_status esper_capture_begin(esper_core *core, int index)
-{
-  device_t *device;
-  esper_status status = core_device(core, index, &device);
-  if (status != ESPER_OK)
-    return status;
-  lock(&device->lock);
-  device->captures_announced++;
-  unlock(&device->lock);
-  return ESPER_OK;
-}
-
-esper_status esper_capture_end(esper_core *core, int index)
-{
-  device_t *device;
-  esper_status status = core_device(core, index, &device);
-  if (status != ESPER_OK)
-    return status;
-  lock(&device->lock);
-  bool known = device->captures_announced > 0;
-  device->captures_announced -= known;
-  unlock(&device->lock);
-  return known ? ESPER_OK
-               : error_set(ESPER_INVALID,
-                           "no capture was announced that goes on on device %d: it was not "
-                           "begun, or has ended",
-                           index);
 }

@@ -21,11 +21,6 @@ void opening_add(device_t *device, pool_t *pool, opening_t *opening);
 /* NULL: the pool has none. */
 opening_t *opening_remove(device_t *device, const pool_t *pool);
 
-/* Whether a capture may be going on that allocates from a private pool. */
-bool opening_may_capture(const device_t *device);
-/* The same for who does not hold the device's lock. */
-bool opening_may_capture_now(device_t *device);
-
 /* The pool for a malloc of the calling thread for the stream, entered. Without
  * the lock, because filters are not ours. */
 esper_status opening_choose(device_t *device, void *stream, pool_t **pool);

@@ -1,9 +1,7 @@
 #include "source.h"
 
 #include "../base/call.h"
-#include "../api/core.h"
 #include "../base/error.h"
-#include "pool.h"
 
 static esper_status obtain_from(const pool_t *pool, size_t size, uintptr_t *address)
 {
@@ -55,30 +53,4 @@ void source_drop(pool_t *pool)
 {
   if (pool->source.drop)
     pool->source.drop(pool->source.context);
-}
-
-/* ---- the public interface ------------------------------------------------- */
-
-esper_status esper_pool_set_source(esper_core *core, int index, uint64_t first, uint64_t second,
-                                   const esper_source *source)
-{
-  device_t *device;
-  esper_status status = core_device(core, index, &device);
-  if (status != ESPER_OK)
-    return status;
-  if (!source->obtain || !source->give_back)
-    return error_set(ESPER_INVALID, "a pool's allocator needs obtain and give_back");
-  lock(&device->lock);
-  pool_t *pool = first || second ? pool_find(device, first, second) : NULL;
-  bool free_to_choose =
-      pool && pool->references && !pool->busy && !pool->source.obtain && !pool_has_memory(pool);
-  if (free_to_choose)
-    pool->source = *source;
-  unlock(&device->lock);
-  return free_to_choose
-             ? ESPER_OK
-             : error_set(ESPER_INVALID,
-                         "pool (%llu, %llu) of device %d is not there, or has memory or an "
-                         "allocator already: give it one when it is made",
-                         (unsigned long long)first, (unsigned long long)second, index);
 }

@@ -4,9 +4,9 @@
 #include "../base/config.h"
 #include "../base/error.h"
 #include "../blocks/block_cache.h"
-#include "heap.h"
-#include "../pools/routing.h"
 #include "../blocks/use.h"
+#include "../order/capturing.h"
+#include "../pools/pool.h"
 
 /* ---- a stream presents itself ------------------------------------------ */
 

@@ -26,22 +26,24 @@
  * driver in heap_release.c. */
 #include "heap.h"
 
-#include "../order/capture.h"
 #include "../base/error.h"
 #include "../blocks/block_cache.h"
+#include "../blocks/map.h"
+#include "../blocks/trace.h"
+#include "../blocks/use.h"
 #include "../memory/grow.h"
 #include "../memory/in_flight.h"
+#include "../memory/slack.h"
+#include "../order/capture.h"
+#include "../order/capturing.h"
+#include "../pools/pool.h"
+#include "../stats/stat.h"
+#include "../stats/stats.h"
+#include "drain.h"
 #include "heap_capture.h"
 #include "heap_gate.h"
 #include "heap_repeat.h"
 #include "request.h"
-#include "../blocks/map.h"
-#include "../pools/pool.h"
-#include "../memory/slack.h"
-#include "drain.h"
-#include "../stats/stats.h"
-#include "../blocks/trace.h"
-#include "../blocks/use.h"
 
 /* ---- the steps of malloc ----------------------------------------------- */
 

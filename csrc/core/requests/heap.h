@@ -19,7 +19,4 @@ size_t heap_release(device_t *device, const pool_t *pool, bool mind_captures, si
  * on average, or longer. */
 void heap_collect(device_t *device);
 
-/* All pending blocks of the device are looked at again. */
-void heap_retire(device_t *device);
-
 #endif

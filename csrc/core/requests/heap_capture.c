@@ -1,10 +1,10 @@
 #include "heap_capture.h"
 
 #include "../blocks/block.h"
-#include "../order/capture.h"
 #include "../blocks/block_cache.h"
-#include "../memory/segment.h"
 #include "../blocks/use.h"
+#include "../memory/segment.h"
+#include "../order/capture.h"
 
 /* ---- malloc ------------------------------------------------------------ */
 

@@ -1,11 +1,10 @@
 #include "heap_repeat.h"
 
 #include "../blocks/block.h"
-#include "heap_gate.h"
-#include "../order/record.h"
-#include "../memory/segment.h"
-#include "../blocks/use.h"
 #include "../blocks/pending_index.h"
+#include "../blocks/use.h"
+#include "../memory/segment.h"
+#include "heap_gate.h"
 
 /* ---- the choice ---------------------------------------------------------- */
 

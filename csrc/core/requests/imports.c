@@ -3,11 +3,11 @@
 #include <stdlib.h>
 
 #include "../base/call.h"
-#include "../api/core.h"
 #include "../base/error.h"
 #include "../memory/mapped.h"
-#include "../pools/routing.h"
 #include "../memory/peers.h"
+#include "../order/capturing.h"
+#include "../order/device.h"
 #include "drain.h"
 
 /* ---- opening ----------------------------------------------------------- */

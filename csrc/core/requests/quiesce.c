@@ -1,12 +1,13 @@
 #include "quiesce.h"
 
-#include "../order/capture.h"
 #include "../blocks/free_blocks.h"
-#include "../pools/pool.h"
-#include "../memory/segment.h"
-#include "../order/stream.h"
-#include "../blocks/use.h"
 #include "../blocks/pending_index.h"
+#include "../blocks/use.h"
+#include "../memory/segment.h"
+#include "../order/capture.h"
+#include "../order/capturing.h"
+#include "../order/stream.h"
+#include "../pools/pool.h"
 
 /* ---- waiting ------------------------------------------------------------ */
 

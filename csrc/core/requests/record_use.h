@@ -4,10 +4,6 @@
 
 #include "../order/stream.h"
 
-/* The live block around an address, with its device's lock held; NULL: none,
- * and no lock is held. */
-block_t *marks_lock_block(core_t *core, const void *ptr);
-
 /* The functions of esper_alloc.h, their arguments checked. */
 esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count, esper_stream as,
                               unsigned flags, size_t *marked);

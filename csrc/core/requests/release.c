@@ -1,25 +1,23 @@
 /* heap_release.c: memory that nobody uses goes back to the driver: whole classic
  * segments, and of mapped ones any pages. */
-#include "heap.h"
-
 #include <limits.h>
 
-#include "../blocks/block.h"
 #include "../base/config.h"
-#include "../blocks/free_blocks.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
-#include "../memory/in_flight.h"
-#include "../pools/routing.h"
-#include "../memory/orphan.h"
+#include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
-#include "../memory/mapped.h"
-#include "../memory/page.h"
-#include "../pools/pool.h"
-#include "../order/record.h"
-#include "quiesce.h"
-#include "../memory/segment.h"
-#include "../order/stream.h"
 #include "../blocks/use.h"
+#include "../memory/in_flight.h"
+#include "../memory/mapped.h"
+#include "../memory/orphan.h"
+#include "../memory/page.h"
+#include "../memory/segment.h"
+#include "../order/capturing.h"
+#include "../order/stream.h"
+#include "../pools/pool.h"
+#include "heap.h"
+#include "quiesce.h"
 
 static bool is_free(const block_t *block)
 {
@@ -339,14 +337,4 @@ void heap_collect(device_t *device)
     for (size_t one = 1; one && age >= 0;)
       released += one = give_back_one(device, age);
   } while (released > before && released < wanted);
-}
-
-void heap_retire(device_t *device)
-{
-  stream_retire_all(device->core);
-  lock(&device->lock);
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      free_blocks_promote(heap);
-  unlock(&device->lock);
 }

@@ -1,14 +1,14 @@
 #include "request.h"
 
-#include "../blocks/block.h"
 #include "../base/call.h"
 #include "../base/error.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
-#include "../memory/grow.h"
-#include "../stats/stat_shard.h"
-#include "../memory/segment.h"
 #include "../blocks/trace.h"
 #include "../blocks/use.h"
+#include "../memory/grow.h"
+#include "../memory/segment.h"
+#include "../stats/stat_shard.h"
 
 /* ---- handing out ------------------------------------------------------- */
 

@@ -3,8 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../api/core.h"
-#include "../base/error.h"
+#include "stat.h"
 #include "stats.h"
 
 account_t *account_open(device_t *device, uint64_t id_first, uint64_t id_second)
@@ -103,44 +102,6 @@ void accounts_reset_accumulated(device_t *device)
     for (int class = 0; class < ESPER_CLASSES; class++)
       stat_reset_accumulated(&account->figures.reserved_bytes[class]);
   forget_old(device);
-}
-
-static size_t count_used(const device_t *device)
-{
-  size_t count = 0;
-  for (const account_t *account = device->accounts; account; account = account->next)
-    count += account->used;
-  return count;
-}
-
-/* The list begins with the youngest. */
-static void copy_used(const device_t *device, esper_pool_stats *to, size_t count)
-{
-  for (const account_t *account = device->accounts; account; account = account->next)
-    if (account->used)
-      to[--count] = account->figures;
-}
-
-esper_status esper_get_pool_stats(esper_core *core, int index, esper_pool_stats **pools,
-                                  size_t *count)
-{
-  device_t *device;
-  *pools = NULL;
-  *count = 0;
-  esper_status status = core_used_device(core, index, &device);
-  if (!device)
-    return status;
-  lock(&device->lock);
-  *count = count_used(device);
-  *pools = *count ? malloc(*count * sizeof **pools) : NULL;
-  if (*pools)
-    copy_used(device, *pools, *count);
-  unlock(&device->lock);
-  if (*count && !*pools) {
-    *count = 0;
-    return error_set(ESPER_HOST_MEMORY, "no host memory for the figures of pools");
-  }
-  return ESPER_OK;
 }
 
 bool accounts_are_valid(const device_t *device)

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "../blocks/block_cache.h"
+#include "stat.h"
 #include "stats.h"
 
 /* ---- purses ------------------------------------------------------------- */

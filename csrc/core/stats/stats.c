@@ -1,20 +1,7 @@
 #include "stats.h"
 
 #include "pool_stats.h"
-
-void stat_add(esper_stat *stat, size_t amount)
-{
-  stat->current += (int64_t)amount;
-  stat->allocated += (int64_t)amount;
-  if (stat->current > stat->peak)
-    stat->peak = stat->current;
-}
-
-void stat_sub(esper_stat *stat, size_t amount)
-{
-  stat->current -= (int64_t)amount;
-  stat->freed += (int64_t)amount;
-}
+#include "stat.h"
 
 static int class_of(const segment_t *segment)
 {
@@ -36,14 +23,6 @@ static void class_sub(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
 {
   stat_sub(&stat[ESPER_ALL], amount);
   stat_sub(&stat[class], amount);
-}
-
-static bool stat_raise_peak(esper_stat *stat)
-{
-  bool above = stat->current > stat->peak;
-  if (above)
-    stat->peak = stat->current;
-  return above;
 }
 
 bool stats_raise_peaks(esper_stats *s)
@@ -91,14 +70,6 @@ void stats_segment_removed(esper_stats *s, const segment_t *segment)
   if (segment->oversize)
     stat_sub(&s->oversize_segments, 1);
   s->num_device_free++;
-}
-
-void stat_unsub(esper_stat *stat, size_t amount)
-{
-  stat->current += (int64_t)amount;
-  stat->freed -= (int64_t)amount;
-  if (stat->current > stat->peak)
-    stat->peak = stat->current;
 }
 
 void stats_segment_kept(esper_stats *s, const segment_t *segment)
@@ -154,16 +125,6 @@ void stats_stretches_end(esper_stats *s, stretch_peaks_t before)
     esper_stat *stat = &s->segment[class];
     stat->peak = stat->current > before.peak[class] ? stat->current : before.peak[class];
   }
-}
-
-void stat_reset_peak(esper_stat *stat)
-{
-  stat->peak = stat->current;
-}
-
-void stat_reset_accumulated(esper_stat *stat)
-{
-  stat->allocated = stat->freed = 0;
 }
 
 /* The stats that are an esper_stat stand first in esper_stats. */

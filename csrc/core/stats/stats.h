@@ -5,12 +5,6 @@
 
 #include "../base/types.h"
 
-void stat_add(esper_stat *stat, size_t amount);
-void stat_sub(esper_stat *stat, size_t amount);
-void stat_unsub(esper_stat *stat, size_t amount); /* it was not so after all */
-void stat_reset_peak(esper_stat *stat);
-void stat_reset_accumulated(esper_stat *stat);
-
 /* The peaks of what blocks do, after the ledgers were read (ledger.h). Whether one rose. */
 bool stats_raise_peaks(esper_stats *stats);
 

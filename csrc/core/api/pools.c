@@ -1,0 +1,285 @@
+/* pools.c: the public functions of pools and captures. */
+#include <stdlib.h>
+
+#include "../base/error.h"
+#include "../order/device.h"
+#include "../pools/pool.h"
+#include "../pools/routing.h"
+#include "../requests/quiesce.h"
+
+static esper_status no_pool(device_t *device, uint64_t first, uint64_t second)
+{
+  return error_set(ESPER_INVALID, "device %d has no pool (%llu, %llu)", device->index,
+                   (unsigned long long)first, (unsigned long long)second);
+}
+
+static esper_status no_host_memory(void)
+{
+  return error_set(ESPER_HOST_MEMORY, "no host memory for a pool");
+}
+
+static esper_status private_pool_device(core_t *core, int index, uint64_t first, uint64_t second,
+                                        device_t **device)
+{
+  if (!first && !second)
+    return error_set(ESPER_INVALID, "pool (0, 0) is the default pool, which is always there");
+  return core_device(core, index, device);
+}
+
+esper_status esper_pool_create(esper_core *core, int index, uint64_t first, uint64_t second,
+                               esper_pool **pool)
+{
+  device_t *device;
+  *pool = NULL;
+  esper_status status = private_pool_device(core, index, first, second, &device);
+  if (status != ESPER_OK)
+    return status;
+  lock(&device->lock);
+  bool created = !pool_find(device, first, second);
+  *pool = pool_refer(device, first, second);
+  if (*pool && created) /* growth reads it without the lock */
+    (*pool)->created = true;
+  unlock(&device->lock);
+  return *pool ? ESPER_OK : no_host_memory();
+}
+
+esper_status esper_pool_begin(esper_core *core, int index, uint64_t first, uint64_t second,
+                              esper_pool_filter *filter, void *context)
+{
+  device_t *device;
+  esper_status status = private_pool_device(core, index, first, second, &device);
+  if (status != ESPER_OK)
+    return status;
+  opening_t *opening;
+  status = opening_make(filter, context, &opening);
+  if (status != ESPER_OK)
+    return status;
+  lock(&device->lock);
+  pool_t *pool = pool_find(device, first, second);
+  bool open = pool && pool->open;
+  bool full = !opening_has_room(device);
+  if (!open && !full && (pool = pool_refer(device, first, second))) {
+    pool->open = true;
+    opening_reserve(device);
+  }
+  unlock(&device->lock);
+  if (open || full || !pool) {
+    opening_discard(opening);
+    return open   ? error_set(ESPER_INVALID,
+                              "allocations go to pool (%llu, %llu) of device %d already: end "
+                              "that first",
+                              (unsigned long long)first, (unsigned long long)second, index)
+           : full ? error_set(ESPER_INVALID,
+                              "allocations go to %d pools of device %d at once "
+                              "already: end one first",
+                              OPENINGS, index)
+                  : no_host_memory();
+  }
+  seal_pool(pool);
+  lock(&device->lock);
+  opening_add(device, pool, opening);
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+esper_status esper_pool_end(esper_core *core, int index, uint64_t first, uint64_t second,
+                            void **context)
+{
+  device_t *device;
+  if (context)
+    *context = NULL;
+  esper_status status = private_pool_device(core, index, first, second, &device);
+  if (status != ESPER_OK)
+    return status;
+  lock(&device->lock);
+  pool_t *pool = pool_find(device, first, second);
+  opening_t *opening = pool ? opening_remove(device, pool) : NULL;
+  unlock(&device->lock);
+  if (!opening)
+    return error_set(ESPER_INVALID,
+                     "allocations do not go to pool (%llu, %llu) of device %d: it was not begun, "
+                     "or has been ended",
+                     (unsigned long long)first, (unsigned long long)second, index);
+  opening_wait(opening);
+  if (context)
+    *context = opening->context;
+  opening_discard(opening);
+  lock(&device->lock);
+  pool->open = false;
+  pool_collect(device);
+  unlock(&device->lock);
+  pool_bury(device);
+  return ESPER_OK;
+}
+
+esper_status esper_pool_release(esper_core *core, int index, uint64_t first, uint64_t second)
+{
+  device_t *device;
+  esper_status status = private_pool_device(core, index, first, second, &device);
+  if (status != ESPER_OK)
+    return status;
+  lock(&device->lock);
+  pool_t *pool = pool_find(device, first, second);
+  if (pool && pool->references)
+    pool_let_go(pool);
+  else
+    status = no_pool(device, first, second);
+  unlock(&device->lock);
+  pool_bury(device);
+  return status;
+}
+
+int esper_pool_use_count(esper_core *core, int index, uint64_t first, uint64_t second)
+{
+  if (index < 0 || index >= core->device_count)
+    return 0;
+  device_t *device = &core->devices[index];
+  lock(&device->lock);
+  /* The default pool is nobody's: who asks for references means a private one. */
+  const pool_t *pool = first || second ? pool_find(device, first, second) : NULL;
+  int references = pool ? pool->references : 0;
+  unlock(&device->lock);
+  return references;
+}
+
+esper_status esper_pool_empty(esper_core *core, int index, uint64_t first, uint64_t second)
+{
+  device_t *device;
+  esper_status status = core_used_device(core, index, &device);
+  if (!device)
+    return status;
+  lock(&device->lock);
+  pool_t *pool = pool_find(device, first, second);
+  if (pool)
+    pool_enter(pool);
+  unlock(&device->lock);
+  if (!pool)
+    return ESPER_OK;
+  status = esper_empty_cache(core, index, pool);
+  lock(&device->lock);
+  pool_leave(pool);
+  pool_collect(device);
+  unlock(&device->lock);
+  pool_bury(device);
+  return status;
+}
+
+esper_status esper_pool_set_flags(esper_core *core, int index, uint64_t first, uint64_t second,
+                                  unsigned which, unsigned flags)
+{
+  device_t *device;
+  esper_status status = core_device(core, index, &device);
+  if (status != ESPER_OK)
+    return status;
+  if (which & ~(ESPER_POOL_USE_ON_OOM | ESPER_POOL_NO_SPLIT))
+    return error_set(ESPER_INVALID,
+                     "pool flags %#x: there are ESPER_POOL_USE_ON_OOM and "
+                     "ESPER_POOL_NO_SPLIT",
+                     which);
+  lock(&device->lock);
+  pool_t *pool = first || second ? pool_find(device, first, second) : NULL;
+  if (pool && which & ESPER_POOL_USE_ON_OOM)
+    pool->use_on_oom = flags & ESPER_POOL_USE_ON_OOM;
+  if (pool && which & ESPER_POOL_NO_SPLIT)
+    pool->no_split = flags & ESPER_POOL_NO_SPLIT;
+  if (!pool && flags & which) /* nothing to take back is no mistake */
+    status = error_set(ESPER_INVALID, "device %d has no pool (%llu, %llu) to set flags of", index,
+                       (unsigned long long)first, (unsigned long long)second);
+  unlock(&device->lock);
+  return status;
+}
+
+esper_status esper_pool_set_source(esper_core *core, int index, uint64_t first, uint64_t second,
+                                   const esper_source *source)
+{
+  device_t *device;
+  esper_status status = core_device(core, index, &device);
+  if (status != ESPER_OK)
+    return status;
+  if (!source->obtain || !source->give_back)
+    return error_set(ESPER_INVALID, "a pool's allocator needs obtain and give_back");
+  lock(&device->lock);
+  pool_t *pool = first || second ? pool_find(device, first, second) : NULL;
+  bool free_to_choose =
+      pool && pool->references && !pool->busy && !pool->source.obtain && !pool_has_memory(pool);
+  if (free_to_choose)
+    pool->source = *source;
+  unlock(&device->lock);
+  return free_to_choose
+             ? ESPER_OK
+             : error_set(ESPER_INVALID,
+                         "pool (%llu, %llu) of device %d is not there, or has memory or an "
+                         "allocator already: give it one when it is made",
+                         (unsigned long long)first, (unsigned long long)second, index);
+}
+
+/* ---- captures ------------------------------------------------------------ */
+
+esper_status esper_capture_begin(esper_core *core, int index)
+{
+  device_t *device;
+  esper_status status = core_device(core, index, &device);
+  if (status != ESPER_OK)
+    return status;
+  lock(&device->lock);
+  device->captures_announced++;
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+esper_status esper_capture_end(esper_core *core, int index)
+{
+  device_t *device;
+  esper_status status = core_device(core, index, &device);
+  if (status != ESPER_OK)
+    return status;
+  lock(&device->lock);
+  bool known = device->captures_announced > 0;
+  device->captures_announced -= known;
+  unlock(&device->lock);
+  return known ? ESPER_OK
+               : error_set(ESPER_INVALID,
+                           "no capture was announced that goes on on device %d: it was not "
+                           "begun, or has ended",
+                           index);
+}
+
+/* ---- statistics ---------------------------------------------------------- */
+
+static size_t count_used(const device_t *device)
+{
+  size_t count = 0;
+  for (const account_t *account = device->accounts; account; account = account->next)
+    count += account->used;
+  return count;
+}
+
+/* The list begins with the youngest. */
+static void copy_used(const device_t *device, esper_pool_stats *to, size_t count)
+{
+  for (const account_t *account = device->accounts; account; account = account->next)
+    if (account->used)
+      to[--count] = account->figures;
+}
+
+esper_status esper_get_pool_stats(esper_core *core, int index, esper_pool_stats **pools,
+                                  size_t *count)
+{
+  device_t *device;
+  *pools = NULL;
+  *count = 0;
+  esper_status status = core_used_device(core, index, &device);
+  if (!device)
+    return status;
+  lock(&device->lock);
+  *count = count_used(device);
+  *pools = *count ? malloc(*count * sizeof **pools) : NULL;
+  if (*pools)
+    copy_used(device, *pools, *count);
+  unlock(&device->lock);
+  if (*count && !*pools) {
+    *count = 0;
+    return error_set(ESPER_HOST_MEMORY, "no host memory for the figures of pools");
+  }
+  return ESPER_OK;
+}

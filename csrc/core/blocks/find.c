@@ -1,0 +1,29 @@
+#include "find.h"
+
+#include "block.h"
+#include "map.h"
+
+static block_t *block_around(segment_t *segment, uintptr_t address)
+{
+  block_t *block = segment->first;
+  while (block && block->address + block->size <= address)
+    block = block->next;
+  return block;
+}
+
+block_t *marks_lock_block(core_t *core, const void *ptr)
+{
+  uintptr_t address = (uintptr_t)ptr;
+  block_t *block = ptr ? map_find(core->map, address) : NULL;
+  segment_t *segment = block ? block_segment_if_any(block) : map_find_segment(core->map, address);
+  if (!segment)
+    return NULL;
+  device_t *device = segment->device;
+  lock(&device->lock);
+  if (!block)
+    block = block_around(segment, address);
+  if (block && block_state_of(block) == BLOCK_LIVE)
+    return block;
+  unlock(&device->lock);
+  return NULL;
+}

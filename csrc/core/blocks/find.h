@@ -1,0 +1,11 @@
+/* find.h: from an address to the live block around it. */
+#ifndef ESPER_FIND_H
+#define ESPER_FIND_H
+
+#include "../base/types.h"
+
+/* The live block around an address, with its device's lock held; NULL: none,
+ * and no lock is held. */
+block_t *marks_lock_block(core_t *core, const void *ptr);
+
+#endif

@@ -1,0 +1,39 @@
+#include "capturing.h"
+
+#include "../base/call.h"
+#include "../base/config.h"
+
+uint64_t stream_capture_of(presented_t p, bool recording)
+{
+  if (p.asked)
+    return p.capture;
+  if (p.stream->all_streams || (!p.handle && !recording))
+    return 0;
+  uint64_t capture = 0;
+  esper_status status =
+      call_stream_capture(p.stream->core, p.stream->device->index, p.handle, &capture);
+  return status == ESPER_OK ? capture : CAPTURE_UNKNOWN;
+}
+
+bool stream_any_is_captured(const device_t *device)
+{
+  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
+    if (s->device == device && s->immortal && !s->all_streams &&
+        stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true))
+      return true;
+  return false;
+}
+
+bool opening_may_capture(const device_t *device)
+{
+  return config_of(device->core)->as_given.captures_are_announced ? device->captures_announced > 0
+                                                                  : device->openings != NULL;
+}
+
+bool opening_may_capture_now(device_t *device)
+{
+  lock(&device->lock);
+  bool may = opening_may_capture(device);
+  unlock(&device->lock);
+  return may;
+}

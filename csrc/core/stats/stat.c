@@ -1,0 +1,41 @@
+#include "stat.h"
+
+void stat_add(esper_stat *stat, size_t amount)
+{
+  stat->current += (int64_t)amount;
+  stat->allocated += (int64_t)amount;
+  if (stat->current > stat->peak)
+    stat->peak = stat->current;
+}
+
+void stat_sub(esper_stat *stat, size_t amount)
+{
+  stat->current -= (int64_t)amount;
+  stat->freed += (int64_t)amount;
+}
+
+void stat_unsub(esper_stat *stat, size_t amount)
+{
+  stat->current += (int64_t)amount;
+  stat->freed -= (int64_t)amount;
+  if (stat->current > stat->peak)
+    stat->peak = stat->current;
+}
+
+bool stat_raise_peak(esper_stat *stat)
+{
+  bool above = stat->current > stat->peak;
+  if (above)
+    stat->peak = stat->current;
+  return above;
+}
+
+void stat_reset_peak(esper_stat *stat)
+{
+  stat->peak = stat->current;
+}
+
+void stat_reset_accumulated(esper_stat *stat)
+{
+  stat->allocated = stat->freed = 0;
+}

@@ -1,0 +1,16 @@
+/* stat.h: one figure of the statistics: its current value, its peak, and what was added
+ * and taken away in all. */
+#ifndef ESPER_STAT_H
+#define ESPER_STAT_H
+
+#include "../base/types.h"
+
+void stat_add(esper_stat *stat, size_t amount);
+void stat_sub(esper_stat *stat, size_t amount);
+void stat_unsub(esper_stat *stat, size_t amount); /* it was not so after all */
+void stat_reset_peak(esper_stat *stat);
+void stat_reset_accumulated(esper_stat *stat);
+/* Raises the peak to the current value; false: it was as high. */
+bool stat_raise_peak(esper_stat *stat);
+
+#endif
