@@ -10,7 +10,7 @@
  * broken context, until the scenario is over. */
 #include <stdbool.h>
 
-#include "../../csrc/core/api/core.h"
+#include "../../csrc/core/api/testing.h"
 #include "world.h"
 
 enum { DEVICES = 2, LIVE = 64, CAPACITY = 64 };

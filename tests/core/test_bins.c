@@ -4,6 +4,7 @@
 
 #include "../../csrc/core/base/types.h"
 #include "check.h"
+#include "../../csrc/core/blocks/block.h"
 
 enum { MANY = 600 };
 

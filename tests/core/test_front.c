@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 
 #include "../../csrc/core/api/checkpoint.h"
-#include "../../csrc/core/api/core.h"
+#include "../../csrc/core/api/testing.h"
 #include "../../csrc/core/stats/stat_shard.h"
 #include "../../csrc/core/blocks/map.h"
 #include "../../csrc/core/pools/pool.h"
@@ -47,7 +47,7 @@ static void end(void)
 static heap_t *heap_of(esper_stream stream)
 {
   device_t *device = &w.core->devices[stream.device];
-  return pool_heap(&device->default_pool, stream_immortal(w.core, device, stream.handle), 0);
+  return pool_heap(device->default_pool, stream_immortal(w.core, device, stream.handle), 0);
 }
 
 /* Blocks in the front; -1: it is closed. */

@@ -5,7 +5,7 @@
 #include <sched.h>
 
 #include "../../csrc/core/blocks/block.h"
-#include "../../csrc/core/api/core.h"
+#include "../../csrc/core/api/testing.h"
 #include "../../csrc/core/blocks/block_cache.h"
 #include "../../csrc/core/stats/stat_shard.h"
 #include "../../csrc/core/blocks/map.h"
@@ -30,7 +30,7 @@ static void begin(void)
   for (int i = 0; i < 2; i++)
     q[i] = world_malloc(&w, SIZE, s);
   device_t *device = &w.core->devices[0];
-  front = &pool_heap(&device->default_pool, stream_immortal(w.core, device, r.handle), 0)->front;
+  front = &pool_heap(device->default_pool, stream_immortal(w.core, device, r.handle), 0)->front;
   for (int i = 0; i < 2; i++)
     world_free(&w, q[i]);
   world_free(&w, p);

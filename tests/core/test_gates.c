@@ -1,6 +1,8 @@
 /* The report of pending gates, and the traits of streams. */
 #include "../../csrc/core/base/types.h"
 #include "world.h"
+#include "../../csrc/core/blocks/heap.h"
+#include "../../csrc/core/order/wait_log.h"
 
 static world w;
 static esper_stream r, s, t;

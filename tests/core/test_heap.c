@@ -1,5 +1,5 @@
 /* malloc and free, step by step as heap.c tells them. */
-#include "../../csrc/core/api/core.h"
+#include "../../csrc/core/api/testing.h"
 #include "world.h"
 
 static world w;

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "check.h"
+#include "../../csrc/core/blocks/block.h"
 
 enum { MANY = 5000, MORE = 40000, SEGMENTS = 200 };
 

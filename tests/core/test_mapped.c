@@ -1,9 +1,11 @@
 /* Mapped segments: what is mapped where, what is lent, and what goes back. */
 #include <time.h>
 
-#include "../../csrc/core/api/core.h"
+#include "../../csrc/core/api/testing.h"
 #include "../../csrc/core/base/types.h"
 #include "world.h"
+#include "../../csrc/core/blocks/block.h"
+#include "../../csrc/core/base/core.h"
 
 static world w;
 static esper_stream r, s;

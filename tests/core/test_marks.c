@@ -1,4 +1,5 @@
 /* Marks: what they promise about gates, and about running out of memory. */
+#include "../../csrc/core/blocks/block.h"
 #include "../../csrc/core/requests/record_use.h"
 #include "world.h"
 

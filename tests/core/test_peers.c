@@ -5,6 +5,8 @@
 
 #include "../../csrc/core/base/types.h"
 #include "world.h"
+#include "../../csrc/core/base/core.h"
+#include "../../csrc/core/order/device.h"
 
 static world w;
 static esper_stream r, far;

@@ -8,6 +8,10 @@
 #include "../../csrc/core/blocks/map.h"
 #include "../../csrc/core/base/types.h"
 #include "world.h"
+#include "../../csrc/core/base/arena.h"
+#include "../../csrc/core/blocks/block.h"
+#include "../../csrc/core/base/core.h"
+#include "../../csrc/core/blocks/heap.h"
 
 static world w;
 static esper_pool *pool;

@@ -1,6 +1,7 @@
 #include "../../csrc/core/stats/stats.h"
 
 #include "world.h"
+#include "../../csrc/core/stats/stat.h"
 
 static world w;
 static esper_stream r, s;

@@ -5,6 +5,8 @@
 
 #include "../../csrc/core/order/event.h"
 #include "world.h"
+#include "../../csrc/core/order/capturing.h"
+#include "../../csrc/core/order/record.h"
 
 static world w;
 static device_t *device;

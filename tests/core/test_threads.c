@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <unistd.h>
 
-#include "../../csrc/core/api/core.h"
+#include "../../csrc/core/api/testing.h"
 #include "../../csrc/core/requests/heap.h"
 #include "world.h"
 

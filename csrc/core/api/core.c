@@ -1,5 +1,3 @@
-#include "core.h"
-
 #include <stdlib.h>
 #include <time.h>
 
@@ -10,7 +8,7 @@
 #include "../blocks/block_cache.h"
 #include "../blocks/find.h"
 #include "../blocks/map.h"
-#include "../blocks/trace.h"
+#include "../blocks/use.h"
 #include "../memory/mapped.h"
 #include "../memory/orphan.h"
 #include "../memory/peers.h"
@@ -20,6 +18,7 @@
 #include "../order/capture.h"
 #include "../order/device.h"
 #include "../order/event.h"
+#include "../order/record.h"
 #include "../order/stream.h"
 #include "../order/wait_log.h"
 #include "../pools/pool.h"
@@ -32,6 +31,7 @@
 #include "../stats/pool_stats.h"
 #include "../stats/stat_shard.h"
 #include "../stats/stats.h"
+#include "testing.h"
 
 /* ---- devices ----------------------------------------------------------- */
 
@@ -48,7 +48,8 @@ static void device_init(core_t *core, int index)
   arena_init(&device->uses, sizeof(use_t));
   arena_init(&device->records, sizeof(record_t));
   arena_init(&device->loose_pages, sizeof(loose_t));
-  pool_init(&device->default_pool, device, 0, 0);
+  device->default_pool = &core->default_pools[index];
+  pool_init(device->default_pool, device, 0, 0);
 }
 
 static void device_destroy(device_t *device)
@@ -78,10 +79,10 @@ static void device_destroy(device_t *device)
     device->pools = next; /* its allocator may ask for pools when it goes */
     pool_destroy_heaps(pool);
     source_drop(pool);
-    if (pool != &device->default_pool)
+    if (pool != device->default_pool)
       free(pool);
   }
-  accounts_destroy(device);
+  accounts_destroy(&device->accounts);
   for (int i = 0; i < 2; i++)
     if (atomic_load(&device->carriers[i]))
       call_stream_destroy(core, device->index, atomic_load(&device->carriers[i])->handle);
@@ -136,12 +137,14 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
   if (status == ESPER_OK) {
     c->map = map_create();
     c->devices = host_take(((size_t)c->device_count + 1) * sizeof *c->devices);
-    if (!c->map || !c->devices)
+    c->default_pools = calloc((size_t)c->device_count + 1, sizeof *c->default_pools);
+    if (!c->map || !c->devices || !c->default_pools)
       status = error_set(ESPER_HOST_MEMORY, "no host memory for the allocator");
   }
   if (status != ESPER_OK) {
     map_destroy(c->map);
     config_destroy_all(c);
+    free(c->default_pools);
     free(c->devices);
     free(c);
     return status;
@@ -174,6 +177,7 @@ void esper_core_destroy(esper_core *core)
     device_destroy_rest(&core->devices[i]);
   map_destroy(core->map);
   config_destroy_all(core);
+  free(core->default_pools);
   free(core->devices);
   free(core);
 }
@@ -274,7 +278,7 @@ static esper_status malloc_default(device_t *device, size_t size, esper_stream s
     return ESPER_OK;
   if (front_malloc(device->core, stream, size, &try, ptr))
     return ESPER_OK;
-  return heap_malloc(&device->default_pool, size, stream, try, ptr);
+  return heap_malloc(device->default_pool, size, stream, try, ptr);
 }
 
 esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, void **ptr)
@@ -443,7 +447,7 @@ esper_status esper_reset_peak_stats(esper_core *core, int device_index)
   fronts_pause(device);
   ledgers_read(device);
   stats_reset_peaks(&device->stats);
-  accounts_reset_peaks(device);
+  accounts_reset_peaks(&device->accounts);
   fronts_resume(device);
   unlock(&device->lock);
   return ESPER_OK;
@@ -459,7 +463,7 @@ esper_status esper_reset_accumulated_stats(esper_core *core, int device_index)
   fronts_pause(device);
   ledgers_read(device);
   stats_reset_accumulated(&device->stats);
-  accounts_reset_accumulated(device);
+  accounts_reset_accumulated(&device->accounts);
   ledgers_grant(device, NULL);
   fronts_resume(device);
   unlock(&device->lock);
@@ -487,9 +491,8 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
   heap_retire(device);
   lock(&device->lock);
   *counters = device->counters;
-  for (const pool_t *pool = device->pools; pool; pool = pool->next)
-    for (const heap_t *heap = pool->heaps; heap; heap = heap->next)
-      count_pending(heap, counters);
+  for (const heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    count_pending(heap, counters);
   counters->uses_pending = device->uses.live;
   counters->bytes_loose = device->loose_bytes;
   counters->metadata_bytes = arena_used_bytes(&device->blocks) +
@@ -541,8 +544,8 @@ esper_status esper_largest_available(esper_core *core, int device_index, size_t 
   if (free > allowed)
     free = allowed;
   *bytes = free;
-  fronts_close_pool(&device->default_pool);
-  for (const heap_t *heap = device->default_pool.heaps; heap; heap = heap->next) {
+  fronts_close_pool(device, device->default_pool);
+  for (const heap_t *heap = device->default_pool->heaps; heap; heap = heap->next) {
     const block_t *block = bins_largest(&heap->ready[true]);
     if (block && block->size > *bytes)
       *bytes = block->size;
@@ -626,6 +629,22 @@ static bool figures_are_valid(device_t *device)
          allocated == stats->allocated_bytes[ESPER_ALL].current &&
          active == stats->active_bytes[ESPER_ALL].current &&
          split == stats->inactive_split_bytes[ESPER_ALL].current;
+}
+
+static bool accounts_are_valid(const device_t *device)
+{
+  bool valid = true;
+  for (const account_t *account = device->accounts; account && valid; account = account->next) {
+    const esper_stat *reserved = account->figures.reserved_bytes;
+    int64_t bytes = 0;
+    for (const segment_t *s = device->first_segment; s; s = s->next)
+      if (s->heap->pool->account == account)
+        bytes += (int64_t)s->bytes;
+    valid = reserved[ESPER_ALL].current == bytes &&
+            reserved[ESPER_SMALL].current + reserved[ESPER_LARGE].current == bytes &&
+            (account->used || !bytes);
+  }
+  return valid;
 }
 
 static bool device_is_valid(device_t *device)

@@ -2,10 +2,12 @@
 #include <stdlib.h>
 
 #include "../base/error.h"
+#include "../blocks/block.h"
 #include "../order/device.h"
 #include "../pools/pool.h"
 #include "../pools/routing.h"
 #include "../requests/quiesce.h"
+#include "../stats/pool_stats.h"
 
 static esper_status no_pool(device_t *device, uint64_t first, uint64_t second)
 {

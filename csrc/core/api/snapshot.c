@@ -4,7 +4,6 @@
 #include "../base/error.h"
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
-#include "../blocks/trace.h"
 #include "../blocks/use.h"
 #include "../order/device.h"
 #include "../pools/pool.h"

@@ -4,7 +4,7 @@
 #ifndef ESPER_CALL_H
 #define ESPER_CALL_H
 
-#include "types.h"
+#include "core.h"
 
 /* D(function, parameters, arguments) */
 /* clang-format off */

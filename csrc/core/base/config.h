@@ -2,7 +2,7 @@
 #ifndef ESPER_CONFIG_H
 #define ESPER_CONFIG_H
 
-#include "types.h"
+#include "core.h"
 
 /* Immutable: a new one is put in front, older ones stay for those who read. */
 typedef struct config {

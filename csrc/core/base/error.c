@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "core.h"
+
 static _Thread_local char last_error[512];
 
 esper_status error_set(esper_status status, const char *format, ...)

@@ -1,6 +1,7 @@
 #include "bins.h"
 
 #include "../base/types.h"
+#include "block.h"
 
 unsigned bins_index(size_t size)
 {

@@ -96,8 +96,7 @@ static bool is_captured(core_t *core, heap_t *heap, void *handle)
   uint64_t questions = atomic_load_explicit(&heap->front.questions, memory_order_relaxed);
   atomic_store_explicit(&heap->front.questions, questions + 1, memory_order_relaxed);
   const esper_driver *driver = core->driver;
-  esper_status status =
-      driver->stream_capture(driver->self, heap->pool->device->index, handle, &capture);
+  esper_status status = driver->stream_capture(driver->self, heap->device->index, handle, &capture);
   return (status != ESPER_OK && call_end(core, status)) || capture;
 }
 
@@ -131,7 +130,7 @@ static inline bool serve(core_t *core, esper_stream as, size_t requested, front_
   int slot, index;
   block = find(heap, size, &slot, &index);
   try->missed = !block;
-  bool taken = block && ledger_take(heap->pool->device, &front->ledger, block->segment->large,
+  bool taken = block && ledger_take(heap->device, &front->ledger, block->segment->large,
                                     (amounts_t){1, (int64_t)size, (int64_t)requested});
   if (taken) {
     slots_take(front, slot, index);
@@ -291,16 +290,17 @@ void front_clear(heap_t *heap)
   clear(&heap->front);
 }
 
-void fronts_close_pool(pool_t *pool)
+void fronts_close_pool(const device_t *device, const pool_t *pool)
 {
-  for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-    front_close(heap);
+  for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    if (heap->pool == pool)
+      front_close(heap);
 }
 
-void fronts_close(device_t *device)
+void fronts_close(const device_t *device)
 {
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    fronts_close_pool(pool);
+  for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    front_close(heap);
 }
 
 /* Whether every malloc and free counts, in its order: the threshold goes by how long
@@ -314,10 +314,10 @@ static bool wants_to_see_all(const device_t *device)
 void front_open(heap_t *heap)
 {
   front_t *front = &heap->front;
-  if (!front->empty || heap->capture || heap->pool != &heap->pool->device->default_pool)
+  if (!front->empty || heap->capture || heap->pool != heap->device->default_pool)
     return;
   front->empty = false;
-  front->locked = wants_to_see_all(heap->pool->device);
+  front->locked = wants_to_see_all(heap->device);
   if (!front->locked)
     front_resume(front);
 }
@@ -340,18 +340,16 @@ static void grant_wish(heap_t *heap)
 
 void fronts_grant_wishes(device_t *device)
 {
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      grant_wish(heap);
+  for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    grant_wish(heap);
 }
 
 uint64_t fronts_questions(device_t *device)
 {
   uint64_t questions = 0;
   lock(&device->lock);
-  for (const pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      questions += atomic_load_explicit(&heap->front.questions, memory_order_relaxed);
+  for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    questions += atomic_load_explicit(&heap->front.questions, memory_order_relaxed);
   unlock(&device->lock);
   return questions;
 }

@@ -14,6 +14,7 @@
 #define ESPER_FRONT_H
 
 #include "cache_latch.h"
+#include "heap.h"
 
 /* ---- without a lock ------------------------------------------------------ */
 
@@ -63,8 +64,8 @@ static inline void front_close(heap_t *heap)
   if (!front_is_shut(heap))
     front_clear(heap);
 }
-void fronts_close_pool(pool_t *pool);
-void fronts_close(device_t *device);
+void fronts_close_pool(const device_t *device, const pool_t *pool);
+void fronts_close(const device_t *device);
 /* Does nothing where the front must stay closed: in captures, and in private pools, whose
  * addresses would depend on what it has. While actions are traced, or the
  * garbage_collection_threshold goes by them, its gate stays closed, and it serves those

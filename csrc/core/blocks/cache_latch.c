@@ -1,5 +1,8 @@
 #include "cache_latch.h"
 
+#include "block.h"
+#include "heap.h"
+
 static bool is_closed(const front_t *front)
 {
   return atomic_load_explicit(&front->gate, memory_order_relaxed) == GATE_CLOSED;
@@ -44,19 +47,17 @@ void front_shut(front_t *front)
 
 void fronts_pause(device_t *device)
 {
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      heap->front.paused = front_pause(&heap->front);
+  for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    heap->front.paused = front_pause(&heap->front);
 }
 
 void fronts_resume(device_t *device)
 {
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next) {
-      if (heap->front.paused)
-        front_resume(&heap->front);
-      heap->front.paused = false;
-    }
+  for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device) {
+    if (heap->front.paused)
+      front_resume(&heap->front);
+    heap->front.paused = false;
+  }
 }
 
 /* ---- wishes --------------------------------------------------------------- */

@@ -12,7 +12,7 @@
 #ifndef ESPER_FRONT_GATE_H
 #define ESPER_FRONT_GATE_H
 
-#include "../base/types.h"
+#include "cache_slots.h"
 
 enum { GATE_OPEN, GATE_HELD, GATE_CLOSED };
 

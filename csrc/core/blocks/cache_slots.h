@@ -2,7 +2,39 @@
 #ifndef ESPER_FRONT_SLOTS_H
 #define ESPER_FRONT_SLOTS_H
 
-#include "../base/types.h"
+#include "../stats/stat_shard.h"
+#include "block.h"
+
+enum {
+  FRONT_SLOTS = 16, /* sizes */
+  FRONT_DEPTH = 64, /* blocks of a size */
+};
+
+/* What a malloc wants that waits at its front's gate. */
+typedef struct wish {
+  ON_ITS_OWN_LINE atomic_int state;
+  size_t size, requested;
+  block_t *block; /* once it is granted */
+} wish_t;
+
+/* front.h. All but the gate is under the gate: that of an open front is taken by
+ * whoever is at work in it, that of a closed one stays with the device's lock. */
+typedef struct front {
+  ON_ITS_OWN_LINE atomic_int gate;
+  uint16_t epoch;  /* rises when the front is emptied; 0 is never used */
+  bool empty;      /* whoever holds the device's lock said so; the gate is closed */
+  bool held;       /* is not to be emptied */
+  bool stopped;    /* the gate is held by who has the device's lock */
+  bool paused;     /* by fronts_pause */
+  bool locked;     /* serves those who hold the device's lock, and nobody else */
+  uint16_t filled; /* bit i: slot i has blocks */
+  uint8_t count[FRONT_SLOTS];
+  _Atomic uint64_t questions;  /* to the driver, whether the stream is captured */
+  uint32_t units[FRONT_SLOTS]; /* the size of a slot's blocks, in BLOCK_ALIGN */
+  ledger_t ledger;
+  block_t *block[FRONT_SLOTS][FRONT_DEPTH];
+  wish_t wish;
+} front_t;
 
 /* A size has two places where its slot may be. */
 static inline unsigned slot_of(uint32_t units)

@@ -3,6 +3,7 @@
 #include "../base/config.h"
 #include "../memory/segment.h"
 #include "../order/capture.h"
+#include "../pools/pool.h"
 #include "../stats/stat_shard.h"
 #include "../stats/stats.h"
 #include "block.h"
@@ -58,7 +59,7 @@ static inline void insert(block_t *block, bins_t bins[2], block_state state)
   block_set_state(block, state);
   bins_insert(&bins[segment->large], block);
   if (block_counts_as_split(block))
-    stats_split_added(&segment->device->stats, block);
+    stats_split_added(&segment->device->stats, segment->large, block->size);
 }
 
 static void add_pending(block_t *block)
@@ -80,14 +81,14 @@ void free_blocks_claim(block_t *block)
     remove_pending(block->segment->heap, block);
   }
   if (block_counts_as_split(block))
-    stats_split_removed(&device_of(block)->stats, block);
+    stats_split_removed(&device_of(block)->stats, block->segment->large, block->size);
   block_set_state(block, BLOCK_CLAIMED);
 }
 
 void free_blocks_add_ready(block_t *block)
 {
   heap_t *heap = block->segment->heap;
-  device_t *device = heap->pool->device;
+  device_t *device = heap->device;
   front_close(heap);
   free_blocks_satisfied(block);
   if (block->next && block->next->state == BLOCK_READY) {
@@ -115,7 +116,7 @@ void free_blocks_add(block_t *block)
 {
   heap_t *heap = block->segment->heap;
   if (block->uses)
-    uses_drop_completed(heap->pool->device, block);
+    uses_drop_completed(heap->device, block);
   if (is_satisfied_at_home(block)) {
     free_blocks_add_ready(block);
     return;
@@ -137,13 +138,13 @@ void free_blocks_keep_warm(block_t *block)
 static void count_spared(const heap_t *heap, const block_t *block)
 {
   for (const use_t *use = block->uses; use && heap->branch; use = use->next)
-    heap->pool->device->counters.gates_skipped += use->place.branch != heap->branch;
+    heap->device->counters.gates_skipped += use->place.branch != heap->branch;
 }
 
 void free_blocks_promote(heap_t *heap)
 {
   front_close(heap);
-  uint64_t epoch = atomic_load(&heap->pool->device->core->epoch);
+  uint64_t epoch = atomic_load(&heap->device->core->epoch);
   if (heap->seen_epoch == epoch)
     return;
   heap->seen_epoch = epoch;
@@ -184,7 +185,7 @@ static bool fits(const config_t *config, const block_t *block, size_t size)
 block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large)
 {
   const bins_t *bins = &heap->ready[large];
-  const config_t *config = config_of(heap->pool->device->core);
+  const config_t *config = config_of(heap->device->core);
   for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
     if (fits(config, b, size))
       return b;
@@ -194,7 +195,7 @@ block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large)
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
 {
   const bins_t *bins = &heap->ready[large];
-  const config_t *config = config_of(heap->pool->device->core);
+  const config_t *config = config_of(heap->device->core);
   for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
     if (segment_is_whole(b) && fits(config, b, size))
       return b;
@@ -204,7 +205,7 @@ block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
 block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
                                  bool large, inside_t how)
 {
-  const config_t *config = config_of(heap->pool->device->core);
+  const config_t *config = config_of(heap->device->core);
   for (int ready = 1; ready >= 0; ready--) {
     const bins_t *bins = ready ? &heap->ready[large] : &heap->pending[large];
     for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b)) {
@@ -237,7 +238,7 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, s
                                    bool large, bool at_free_too)
 {
   const bins_t *bins = &heap->pending[large];
-  const config_t *config = config_of(heap->pool->device->core);
+  const config_t *config = config_of(heap->device->core);
   if (!at_free_too && waits_are_barred(heap, large))
     return NULL;
   for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
@@ -287,7 +288,7 @@ run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_
 {
   enum { MOST = 256 }; /* blocks: a longer search would cost more than memory does */
   int passed_over = 0; /* of the other size class */
-  search_t search = {.config = config_of(heap->pool->device->core),
+  search_t search = {.config = config_of(heap->device->core),
                      .reader = reader,
                      .size = size,
                      .at_free_too = at_free_too,

@@ -7,7 +7,7 @@
 #ifndef ESPER_FREE_BLOCKS_H
 #define ESPER_FREE_BLOCKS_H
 
-#include "../base/types.h"
+#include "heap.h"
 
 /* A claimed block becomes a free one. */
 void free_blocks_add(block_t *block);

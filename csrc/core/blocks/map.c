@@ -3,6 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/arena.h"
+#include "../base/lock.h"
+#include "block.h"
+
 enum {
   CHUNK = 1024, /* buckets whose memory is used at once */
   CHUNKS = 16,  /* ... and that comes together: malloc wastes a page on each */

@@ -1,6 +1,7 @@
 #include "pending_index.h"
 
 #include "../order/stream.h"
+#include "block.h"
 #include "use.h"
 
 /* One that bars gates goes before others; NULL: nothing is missing. */

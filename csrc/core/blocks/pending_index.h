@@ -9,7 +9,7 @@
 #ifndef ESPER_WAITS_H
 #define ESPER_WAITS_H
 
-#include "../base/types.h"
+#include "heap.h"
 
 /* A block of the heap has become pending, or is looked at again. */
 void waits_note(heap_t *heap, block_t *block);

@@ -4,14 +4,8 @@
 
 #include "block.h"
 
-bool trace_init(trace_t *trace, size_t capacity); /* false: no host memory */
-void trace_destroy(trace_t *trace);
-void trace_clear(trace_t *trace);
-
 void trace_append(device_t *device, esper_action action, uintptr_t address, size_t size,
                   const stream_t *stream);
-
-void trace_watch(trace_t *trace, esper_trace_watch_fn *watch, void *context);
 
 /* Whether anybody wants to know what happens. */
 static inline bool trace_is_wanted(const device_t *device)

@@ -4,6 +4,7 @@
 #include "../order/capturing.h"
 #include "../order/stream.h"
 #include "block.h"
+#include "heap.h"
 
 /* Empty, so that one nobody needed can be given back. */
 use_t *use_take(device_t *device)

@@ -2,7 +2,25 @@
 #ifndef ESPER_USE_H
 #define ESPER_USE_H
 
-#include "../base/types.h"
+#include "../order/capture.h"
+#include "../order/record.h"
+#include "block.h"
+
+enum {
+  USE_AT_FREE = 1u,  /* record_stream: the event is recorded at the free */
+  USE_NO_GATE = 2u,  /* depends, maybe, on work not yet enqueued */
+  USE_CAPTURED = 4u, /* by a graph, of memory from outside its capture */
+};
+
+struct use {
+  use_t *next;
+  stream_t *stream;
+  record_t *record; /* NULL: none could be or was recorded; holds the block */
+  uint64_t stamp;   /* of a held use of a free block: the stream's events with
+                       this number or a higher one cover it; 0: none does     */
+  place_t place;    /* of a use inside a capture, which has no record */
+  unsigned flags;
+};
 
 /* Adds a use, or replaces the block's use on that stream by this later one
  * (rule 5). Takes over the caller's reference to `record`, which is NULL for a

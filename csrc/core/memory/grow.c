@@ -6,6 +6,7 @@
 #include "grow.h"
 
 #include "../base/call.h"
+#include "../base/config.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
@@ -380,8 +381,7 @@ static esper_status fill(growth_t *g, block_t **block)
 static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool large,
                             block_t **block, bool *spared)
 {
-  growth_t g = {
-      .device = heap->pool->device, .heap = heap, .size = size, .large = large, .from = from};
+  growth_t g = {.device = heap->device, .heap = heap, .size = size, .large = large, .from = from};
   if (!heap->capture) {
     if (from != NEW_PAGES)
       stitch_learn(heap);
@@ -434,7 +434,7 @@ size_t grow_size(const pool_t *pool, size_t size)
 
 esper_status grow(heap_t *heap, size_t size, bool large, bool alone, block_t **block)
 {
-  device_t *device = heap->pool->device;
+  device_t *device = heap->device;
   *block = NULL;
   if (wants_pages(heap->pool) && mapped_granule(device)) {
     esper_status status = grow_mapped(heap, size, large, alone, block);

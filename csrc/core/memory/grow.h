@@ -3,7 +3,6 @@
 #ifndef ESPER_GROW_H
 #define ESPER_GROW_H
 
-#include "../base/config.h"
 #include "../base/types.h"
 
 /* Stores a block of at least `size` bytes that is satisfied for the heap's stream,

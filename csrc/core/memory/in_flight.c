@@ -1,5 +1,9 @@
 #include "in_flight.h"
 
+#include "../base/lock.h"
+#include "../blocks/block.h"
+#include "../order/device.h"
+
 /* By this thread, on any device: it is differences that count, and a malloc is of one. */
 static _Thread_local unsigned left_here;
 

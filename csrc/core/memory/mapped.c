@@ -149,7 +149,8 @@ void mapped_arrived(block_t *piece)
   s->bytes += piece->size;
   if (s->touched < end)
     s->touched = end;
-  stats_pages_added(&s->device->stats, s, piece->size, 1 - stretches_beside(piece));
+  stats_pages_added(&s->device->stats, s->heap->pool->account, s->large, piece->size,
+                    1 - stretches_beside(piece));
   trace_add(s->device, ESPER_TRACE_SEGMENT_MAP, piece->address, piece->size, s->heap->stream);
   block_set_state(piece, BLOCK_CLAIMED);
   map_insert(s->device->core->map, piece);
@@ -160,7 +161,8 @@ static void lose_memory(block_t *block)
 {
   segment_t *s = block->segment;
   s->bytes -= block->size;
-  stats_pages_removed(&s->device->stats, s, block->size, stretches_beside(block) - 1);
+  stats_pages_removed(&s->device->stats, s->heap->pool->account, s->large, block->size,
+                      stretches_beside(block) - 1);
   trace_add(s->device, ESPER_TRACE_SEGMENT_UNMAP, block->address, block->size, s->heap->stream);
   uses_drop(s->device, block);
   map_remove(s->device->core->map, block);
@@ -422,7 +424,7 @@ size_t mapped_granule(device_t *device)
 
 static segment_t *segment_make(heap_t *heap, bool large, uintptr_t address, size_t size)
 {
-  device_t *device = heap->pool->device;
+  device_t *device = heap->device;
   segment_t *s = arena_take(&device->segments);
   if (!s)
     return NULL;
@@ -447,7 +449,7 @@ static segment_t *segment_make(heap_t *heap, bool large, uintptr_t address, size
 
 esper_status mapped_reserve(heap_t *heap, bool large, size_t size)
 {
-  device_t *device = heap->pool->device;
+  device_t *device = heap->device;
   core_t *core = device->core;
   /* Half as much again as there can be: holes come and go. */
   size_t usual = device->total + device->total / 2;

@@ -9,7 +9,7 @@
 #ifndef ESPER_MAPPED_H
 #define ESPER_MAPPED_H
 
-#include "../base/types.h"
+#include "../blocks/block.h"
 
 static inline size_t round_to_granule(const device_t *device, size_t size)
 {

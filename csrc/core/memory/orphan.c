@@ -2,6 +2,7 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
+#include "../blocks/block.h"
 
 loose_t *loose_take(device_t *device)
 {

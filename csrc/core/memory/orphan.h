@@ -4,7 +4,14 @@
 #ifndef ESPER_LOOSE_H
 #define ESPER_LOOSE_H
 
-#include "../base/types.h"
+#include "../order/device.h"
+
+/* A page that the driver would neither map nor take back. */
+struct loose {
+  uint64_t handle;
+  size_t size; /* 0: there is none */
+  loose_t *next;
+};
 
 /* Room for one, of size 0. NULL: no host memory. Under the lock. */
 loose_t *loose_take(device_t *device);

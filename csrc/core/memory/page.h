@@ -7,7 +7,7 @@
 #ifndef ESPER_PAGE_H
 #define ESPER_PAGE_H
 
-#include "../base/types.h"
+#include "../blocks/block.h"
 
 /* Every granule of a page has the same entry. */
 struct page {

@@ -7,6 +7,7 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
+#include "../blocks/block.h"
 #include "../requests/imports.h"
 #include "page.h"
 

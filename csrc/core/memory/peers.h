@@ -8,7 +8,7 @@
 #ifndef ESPER_PEERS_H
 #define ESPER_PEERS_H
 
-#include "../base/types.h"
+#include "../order/device.h"
 
 /* Around whatever changes which pages are where. Taken without the device's lock, and
  * never twice. */

@@ -28,10 +28,15 @@ void segment_unlink(segment_t *segment)
   *(segment->next ? &segment->next->prev : &device->last_segment) = segment->prev;
 }
 
+static segment_size_t size_of(const segment_t *segment)
+{
+  return (segment_size_t){segment->size, segment->large, segment->oversize};
+}
+
 /* Puts memory of the driver's under the core's care. Under the lock. */
 static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool large)
 {
-  device_t *device = heap->pool->device;
+  device_t *device = heap->device;
   segment_t *segment = arena_take(&device->segments);
   if (!segment)
     return NULL;
@@ -52,7 +57,7 @@ static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool l
   }
   segment->first = block;
   segment_link(segment);
-  stats_segment_added(&device->stats, segment);
+  stats_segment_added(&device->stats, segment->heap->pool->account, size_of(segment));
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, address, size, heap->stream);
   return block;
 }
@@ -90,7 +95,7 @@ esper_status segment_reserve(device_t *device, size_t size)
 
 esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block)
 {
-  device_t *device = heap->pool->device;
+  device_t *device = heap->device;
   lock(&device->lock);
   esper_status status = segment_reserve(device, size);
   bool drivers = !heap->pool->source.obtain;
@@ -126,7 +131,7 @@ static void segment_leaves(device_t *device, block_t *block)
   map_remove_segment(device->core->map, segment);
   map_remove(device->core->map, block);
   segment_unlink(segment);
-  stats_segment_removed(&device->stats, segment);
+  stats_segment_removed(&device->stats, segment->heap->pool->account, size_of(segment));
 }
 
 static void segment_stays(device_t *device, block_t *block)
@@ -135,7 +140,7 @@ static void segment_stays(device_t *device, block_t *block)
   map_put_segment_back(device->core->map, segment);
   map_insert(device->core->map, block);
   segment_link(segment);
-  stats_segment_kept(&device->stats, segment);
+  stats_segment_kept(&device->stats, segment->heap->pool->account, size_of(segment));
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
             segment->heap->stream);
   free_blocks_add(block);

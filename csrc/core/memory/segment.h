@@ -2,7 +2,7 @@
 #ifndef ESPER_SEGMENT_H
 #define ESPER_SEGMENT_H
 
-#include "../base/types.h"
+#include "../blocks/block.h"
 
 /* Bytes that are to be obtained count in device->reserving, or two threads would pass
  * the limit, until the caller takes them out. ESPER_OUT_OF_MEMORY: the memory fraction

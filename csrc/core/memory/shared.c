@@ -4,6 +4,7 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
 #include "../blocks/find.h"
 #include "page.h"

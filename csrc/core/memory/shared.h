@@ -5,7 +5,15 @@
 #ifndef ESPER_SHARED_H
 #define ESPER_SHARED_H
 
-#include "../base/types.h"
+#include "page.h"
+
+/* A page that other processes may open. */
+struct shared {
+  esper_page_name name;
+  segment_t *segment;
+  size_t first; /* granule of the segment */
+  shared_t *next;
+};
 
 /* Of what esper_share() says. */
 esper_status shared_name(core_t *core, const void *ptr, void **address, esper_page_name **pages,

@@ -2,6 +2,7 @@
 
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
+#include "../pools/pool.h"
 #include "../stats/stat_shard.h"
 #include "segment.h"
 
@@ -16,7 +17,7 @@ static size_t least(size_t a, size_t b)
 /* Of the pool that lends. */
 static bool may_lend_pages(const segment_t *s)
 {
-  return s->pages && s->heap->pool == &s->device->default_pool;
+  return s->pages && s->heap->pool == s->device->default_pool;
 }
 
 static size_t bytes_of_pages(const device_t *device)
@@ -86,7 +87,7 @@ void room_ran_out(device_t *device)
 
 void room_give_back(const pool_t *pool, size_t bytes)
 {
-  if (pool == &pool->device->default_pool)
+  if (pool == pool->device->default_pool)
     room_leave(pool->device, bytes);
 }
 

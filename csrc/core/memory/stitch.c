@@ -2,6 +2,7 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
@@ -29,7 +30,7 @@ static bool may_be_lent(const block_t *block)
  * not known to have completed. 0: none. */
 static uint64_t owed_stamp(heap_t *heap)
 {
-  size_t granule = heap->pool->device->granule;
+  size_t granule = heap->device->granule;
   uint64_t stamp = 0;
   free_blocks_promote(heap);
   for (int large = 0; large < 2; large++) {
@@ -38,7 +39,7 @@ static uint64_t owed_stamp(heap_t *heap)
       if (may_be_lent(b) && b->stamp > stamp && !owner_order_has_completed(b))
         stamp = b->stamp;
   }
-  for (const block_t *b = heap->pool->device->stale; b; b = b->newer)
+  for (const block_t *b = heap->device->stale; b; b = b->newer)
     if (b->segment->heap == heap && b->stamp > stamp && !owner_order_has_completed(b))
       stamp = b->stamp;
   return stamp;
@@ -51,9 +52,9 @@ void stitch_learn(heap_t *heap)
     stream_t *stream;
     uint64_t stamp;
   } probes[PROBES];
-  device_t *device = heap->pool->device;
+  device_t *device = heap->device;
   int count = 0;
-  if (heap->pool != &device->default_pool || heap->capture)
+  if (heap->pool != device->default_pool || heap->capture)
     return;
   lock(&device->lock);
   for (heap_t *h = heap->pool->heaps; h && count < PROBES; h = h->next) {
@@ -99,8 +100,8 @@ static void claim_from(stitch_t *stitch, const heap_t *heap, heap_t *from, bool 
 {
   const bins_t *bins = &from->ready[large];
   block_t *next;
-  for (block_t *b = bins_best_fit(bins, heap->pool->device->granule);
-       b && stitch_bytes(stitch) < enough; b = next) {
+  for (block_t *b = bins_best_fit(bins, heap->device->granule); b && stitch_bytes(stitch) < enough;
+       b = next) {
     uintptr_t first;
     next = bins_next(bins, b);
     lenders_t *list = list_for(stitch, heap, b);
@@ -119,9 +120,9 @@ void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most)
   *stitch = (stitch_t){0};
   stitch->completed.end = &stitch->completed.first;
   stitch->ordered.end = &stitch->ordered.first;
-  if (!enough || heap->pool != &heap->pool->device->default_pool || heap->capture)
+  if (!enough || heap->pool != heap->device->default_pool || heap->capture)
     return;
-  fronts_close_pool(heap->pool);
+  fronts_close_pool(heap->device, heap->pool);
   for (heap_t *from = heap->pool->heaps; from; from = from->next)
     for (int large = 1; large >= 0 && may_lend(from); large--)
       claim_from(stitch, heap, from, large, enough, most);

@@ -14,7 +14,7 @@
 #ifndef ESPER_STITCH_H
 #define ESPER_STITCH_H
 
-#include "../base/types.h"
+#include "../blocks/block.h"
 
 /* Blocks of whole pages, claimed, linked by `newer`. */
 typedef struct lenders {

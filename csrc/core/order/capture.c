@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "../base/call.h"
+#include "../blocks/block.h"
 #include "capturing.h"
 
 enum {

@@ -17,6 +17,13 @@
 
 #include "stream.h"
 
+/* A place in a capture: what the branch's stream had recorded by then. */
+typedef struct place {
+  branch_t *branch; /* NULL: none; a reference */
+  uint64_t number;  /* of the branch; 0: before everything */
+  void *node;
+} place_t;
+
 enum { BRANCHES = 32 }; /* branches with a higher index have no frontier row */
 
 struct branch {

@@ -2,6 +2,7 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
+#include "../blocks/block.h"
 #include "stream.h"
 
 /* A driver may give a process less than all. */

@@ -2,8 +2,12 @@
 
 #include <stdlib.h>
 
+#include "../base/arena.h"
 #include "../base/call.h"
 #include "../base/error.h"
+#include "../base/rules.h"
+#include "../blocks/block.h"
+#include "device.h"
 
 static bool reserve(device_t *device)
 {

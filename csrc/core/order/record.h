@@ -7,6 +7,21 @@
 
 #include "stream.h"
 
+/* Immutable once made, but for the event, which is free for another record
+ * when this one has completed. */
+struct record {
+  stream_t *stream;
+  uint64_t number;
+  int64_t time_us;       /* the host's clock; 0: nobody needs it */
+  void *event;           /* NULL once completed */
+  atomic_int references; /* uses, and the stream's probe */
+  atomic_int pins;       /* gates being issued on the event just now */
+  bool outstanding;      /* in the stream's list */
+  bool captured;         /* its event: later ones have to stand for it */
+  record_t *older, *newer;
+  record_t *next_dropped; /* or the next spare one */
+};
+
 /* As many outstanding records need no question whether some have completed. */
 enum { ASK_AT = 64 };
 

@@ -4,6 +4,7 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
+#include "../blocks/block.h"
 #include "event.h"
 #include "record.h"
 

@@ -7,7 +7,60 @@
 #ifndef ESPER_STREAM_H
 #define ESPER_STREAM_H
 
-#include "../base/types.h"
+#include "../base/rules.h"
+#include "device.h"
+
+enum {
+  FRONTIER_ROWS = 256, /* streams with a higher index have no frontier row */
+  STREAM_EVENTS = 32,  /* out of use, kept by the stream; more go to the pool */
+};
+
+/* Streams by index, so that the few with records to ask about are found among
+ * many. */
+enum { GROUP_STREAMS = 64 };
+
+typedef struct stream_group {
+  _Atomic uint64_t listed; /* bit i: stream[i] has outstanding records, or had */
+  stream_t *stream[GROUP_STREAMS];
+  struct stream_group *older;
+} stream_group_t;
+
+struct stream {
+  /* Read by every malloc and seldom written. */
+  ON_ITS_OWN_LINE void *handle; /* of a mortal stream: for show only */
+  device_t *device;
+  stream_t *next_by_handle; /* immortal ones, by handle */
+  _Atomic(heap_t *) heap;   /* of the default pool, outside captures; or NULL */
+  atomic_bool holds;        /* some free block has a use here, no record */
+  atomic_bool kept;         /* a heap is its own, or a use without record was on it */
+  atomic_bool immortal;
+  bool all_streams;    /* the stand-in for everything that runs on the device */
+  atomic_uint traits;  /* ESPER_TRAIT_...; the stand-in has those of any stream */
+  _Atomic uint64_t id; /* the driver's; never used again */
+  core_t *core;
+
+  ON_ITS_OWN_LINE _Atomic uint64_t last; /* the last number taken: every free reads it */
+  unsigned index;                        /* of its row in other streams' frontiers */
+  bool listed;                           /* there; under the record lock */
+  stream_group_t *group;
+  stream_t *next;           /* all streams of the core */
+  stream_t *next_in_bucket; /* by id */
+
+  ON_ITS_OWN_LINE mutex_t lock; /* the record lock: all below but the atomics, and `last` */
+  _Atomic uint64_t completed;   /* every number up to this one has completed */
+  record_t *oldest, *newest;    /* outstanding records, by number */
+  unsigned outstanding;         /* how many */
+  unsigned ask_at;              /* so many are worth a question */
+  _Atomic int64_t oldest_us;    /* the oldest one's time */
+  record_t *spare;              /* records out of use */
+  void *events[STREAM_EVENTS];  /* events out of use: the last event_count */
+  unsigned event_count;
+  atomic_bool has_outstanding;
+  _Atomic(record_t *) dropped; /* records nobody refers to, to be pooled */
+  uint64_t syncing;            /* what a synchronisation will have completed */
+  record_t *probe;             /* of the owner order, for other streams' sake */
+  _Atomic uint64_t frontier[FRONTIER_ROWS];
+};
 
 /* A stream as it was presented, for the length of one call. */
 typedef struct presented {

@@ -5,6 +5,8 @@
 #include <time.h>
 
 #include "../base/error.h"
+#include "../blocks/block.h"
+#include "record.h"
 #include "stream.h"
 
 static bool is_over(const gate_t *gate)

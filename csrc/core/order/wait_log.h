@@ -7,6 +7,16 @@
 
 #include "../base/types.h"
 
+/* A gate, for the hang report. */
+typedef struct gate {
+  const stream_t *waiting; /* was made to wait */
+  record_t *record;        /* for this; NULL: an empty place */
+  size_t size;             /* of the block */
+  int64_t issued_us;
+} gate_t;
+
+enum { GATES = 64 };
+
 /* The presented stream was just made to wait for the record, for a block of
  * `size` bytes. Under the device's lock. */
 void gates_note(device_t *device, const stream_t *waiting, record_t *record, size_t size);

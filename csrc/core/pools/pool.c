@@ -5,6 +5,7 @@
 
 #include "../base/call.h"
 #include "../base/config.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../order/capture.h"
@@ -35,7 +36,7 @@ pool_t *pool_find(device_t *device, uint64_t id_first, uint64_t id_second)
 static pool_t *make_pool(device_t *device, uint64_t id_first, uint64_t id_second)
 {
   pool_t *pool = malloc(sizeof *pool);
-  account_t *account = pool ? account_open(device, id_first, id_second) : NULL;
+  account_t *account = pool ? account_open(&device->accounts, id_first, id_second) : NULL;
   if (!account) {
     free(pool);
     return NULL;
@@ -108,7 +109,7 @@ void pool_collect(device_t *device)
     } else {
       *link = pool->next;
       pool_destroy_heaps(pool);
-      account_close(device, pool->account);
+      account_close(&device->accounts, pool->account);
       pool->next = device->gone_pools;
       device->gone_pools = pool;
     }
@@ -139,7 +140,7 @@ bool pool_may_give_back(const segment_t *segment)
   if (!pool->references)
     return stream_completed(pool->device->all_streams, pool->released) ||
            !RULE(RELEASE_NEEDS_COMPLETION);
-  if (pool != &pool->device->default_pool && RULE(GRAPHS_KEEP_MEMORY))
+  if (pool != pool->device->default_pool && RULE(GRAPHS_KEEP_MEMORY))
     return false;
   return !segment->captured && !segment->heap->capture;
 }
@@ -211,14 +212,20 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   if (!heap)
     return NULL;
   front_init(&heap->front);
+  heap->device = pool->device;
   heap->pool = pool;
+  heap->pool_id = pool->id;
+  heap->next_on_device = pool->device->heaps;
+  if (heap->next_on_device)
+    heap->next_on_device->previous_on_device = heap;
+  pool->device->heaps = heap;
   heap->stream = stream;
   heap->capture = capture;
   heap->ready[0].placed = heap->ready[1].placed = true;
   heap->next = pool->heaps;
   pool->heaps = heap;
   atomic_store_explicit(&stream->kept, true, memory_order_release);
-  if (pool == &pool->device->default_pool && !capture) {
+  if (pool == pool->device->default_pool && !capture) {
     heap->front.ledger.number = atomic_fetch_add(&pool->device->ledgers, 1);
     atomic_store_explicit(&stream->heap, heap, memory_order_release);
   }
@@ -227,8 +234,8 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
 
 bool pool_repeats(const heap_t *heap)
 {
-  const device_t *device = heap->pool->device;
-  return heap->pool != &device->default_pool && !heap->capture &&
+  const device_t *device = heap->device;
+  return heap->pool != device->default_pool && !heap->capture &&
          config_of(device->core)->as_given.reuse_order == ESPER_REUSE_GATE;
 }
 
@@ -247,7 +254,11 @@ void pool_destroy_heap(heap_t *heap)
   while (*link != heap)
     link = &(*link)->next;
   *link = heap->next;
-  device_t *device = heap->pool->device;
+  device_t *device = heap->device;
+  *(heap->previous_on_device ? &heap->previous_on_device->next_on_device : &device->heaps) =
+      heap->next_on_device;
+  if (heap->next_on_device)
+    heap->next_on_device->previous_on_device = heap->previous_on_device;
   core_assert(heap->front.empty); /* its gate is closed, and stays so */
   ledgers_leave(heap);
   device->core->driver_calls[CALL_stream_capture] += atomic_load(&heap->front.questions);
@@ -296,8 +307,7 @@ void heap_retire(device_t *device)
 {
   stream_retire_all(device->core);
   lock(&device->lock);
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      free_blocks_promote(heap);
+  for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    free_blocks_promote(heap);
   unlock(&device->lock);
 }

@@ -3,7 +3,28 @@
 #ifndef ESPER_POOL_H
 #define ESPER_POOL_H
 
-#include "../base/types.h"
+#include "../blocks/heap.h"
+
+/* Goes when nobody refers to it, nobody is at work in it, and its memory went
+ * back. The default pool is always referred to. */
+struct esper_pool {
+  device_t *device;
+  uint64_t id[2];
+  int references;      /* of captures and pool objects */
+  int busy;            /* calls that are at work in it, without the lock */
+  bool open;           /* has an opening */
+  bool idle;           /* nobody refers to it, and it has no memory: pool_collect */
+  bool checkpointed;   /* for a tree of graphs, which touch all of its memory */
+  uint64_t released;   /* what of all streams' work was there when the last
+                        reference went, or the last block after that          */
+  bool created;        /* by its own call, not by what first allocates to it */
+  bool use_on_oom;     /* serves the default pool's requests when memory is short */
+  bool no_split;       /* a segment is one block */
+  esper_source source; /* all zero: the driver */
+  account_t *account;  /* NULL: the default pool's */
+  heap_t *heaps;
+  pool_t *next;
+};
 
 void pool_init(pool_t *pool, device_t *device, uint64_t id_first, uint64_t id_second);
 /* NULL: there is none. */

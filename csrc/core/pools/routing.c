@@ -5,6 +5,7 @@
 
 #include "../base/config.h"
 #include "../base/error.h"
+#include "../blocks/block.h"
 #include "pool.h"
 
 esper_status opening_make(esper_pool_filter *filter, void *context, opening_t **opening)
@@ -67,7 +68,7 @@ esper_status opening_choose(device_t *device, void *stream, pool_t **pool)
     asked[count++] = o;
   }
   unlock(&device->lock);
-  *pool = &device->default_pool;
+  *pool = device->default_pool;
   for (int i = 0; i < count && !answer; i++)
     if ((answer = asked[i]->filter(asked[i]->context, stream)))
       *pool = asked[i]->pool;

@@ -6,6 +6,15 @@
 
 #include "../base/types.h"
 
+/* A pool that allocations go to now, if its filter says so. */
+struct opening {
+  pool_t *pool;
+  esper_pool_filter *filter;
+  void *context;
+  atomic_int callers; /* threads that are asking the filter */
+  opening_t *older;
+};
+
 enum { OPENINGS = 32 }; /* of a device at once */
 
 /* These three without the lock. */

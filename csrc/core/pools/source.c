@@ -2,6 +2,7 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
+#include "../blocks/block.h"
 
 static esper_status obtain_from(const pool_t *pool, size_t size, uintptr_t *address)
 {

@@ -3,7 +3,7 @@
 #ifndef ESPER_SOURCE_H
 #define ESPER_SOURCE_H
 
-#include "../base/types.h"
+#include "pool.h"
 
 /* ESPER_OUT_OF_MEMORY: it has no more. */
 esper_status source_obtain(const pool_t *pool, size_t size, uintptr_t *address);

@@ -3,6 +3,7 @@
 #include "../base/call.h"
 #include "../base/config.h"
 #include "../base/error.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
 #include "../blocks/use.h"
 #include "../order/capturing.h"
@@ -14,11 +15,10 @@
 static void settle_uses(device_t *device, record_t *record)
 {
   lock(&device->lock);
-  for (pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      for (block_t *b = heap->oldest_pending; b; b = b->newer)
-        for (use_t *use = b->uses; use; use = use->next)
-          use_settle(use, record);
+  for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    for (block_t *b = heap->oldest_pending; b; b = b->newer)
+      for (use_t *use = b->uses; use; use = use->next)
+        use_settle(use, record);
   unlock(&device->lock);
 }
 
@@ -181,11 +181,10 @@ static bool waits_for(device_t *device, const device_t *other)
 {
   bool waits = false;
   lock(&device->lock);
-  for (const pool_t *pool = device->pools; pool; pool = pool->next)
-    for (const heap_t *heap = pool->heaps; heap; heap = heap->next)
-      for (const block_t *b = heap->oldest_pending; b && !waits && !heap->capture; b = b->newer)
-        for (const use_t *use = b->uses; use; use = use->next)
-          waits |= use->stream->device == other && !use_has_completed(use);
+  for (const heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    for (const block_t *b = heap->oldest_pending; b && !waits && !heap->capture; b = b->newer)
+      for (const use_t *use = b->uses; use; use = use->next)
+        waits |= use->stream->device == other && !use_has_completed(use);
   unlock(&device->lock);
   return waits;
 }

@@ -27,6 +27,7 @@
 #include "heap.h"
 
 #include "../base/error.h"
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
 #include "../blocks/map.h"
 #include "../blocks/trace.h"
@@ -221,7 +222,7 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
 static block_t *find_in_spare_pools(const request_t *q)
 {
   block_t *block = NULL;
-  if (q->pool != &q->device->default_pool)
+  if (q->pool != q->device->default_pool)
     return NULL;
   for (pool_t *pool = NULL; (pool = pool_next_spare(q->device, pool));) {
     request_t there = *q;

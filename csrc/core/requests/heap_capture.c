@@ -5,6 +5,7 @@
 #include "../blocks/use.h"
 #include "../memory/segment.h"
 #include "../order/capture.h"
+#include "../pools/pool.h"
 
 /* ---- malloc ------------------------------------------------------------ */
 

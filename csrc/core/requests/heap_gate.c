@@ -1,9 +1,11 @@
 #include "heap_gate.h"
 
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
 #include "../blocks/use.h"
 #include "../memory/grow.h"
 #include "../order/wait_log.h"
+#include "../pools/pool.h"
 
 /* Reuse order `auto` lets a stream wait for one that is so much further behind. */
 static const int64_t AUTO_LAG_US = 3000;

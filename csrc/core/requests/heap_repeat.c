@@ -4,6 +4,7 @@
 #include "../blocks/pending_index.h"
 #include "../blocks/use.h"
 #include "../memory/segment.h"
+#include "../pools/pool.h"
 #include "heap_gate.h"
 
 /* ---- the choice ---------------------------------------------------------- */

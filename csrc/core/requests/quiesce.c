@@ -1,5 +1,6 @@
 #include "quiesce.h"
 
+#include "../blocks/block.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/pending_index.h"
 #include "../blocks/use.h"
@@ -90,7 +91,7 @@ static void wait_for_obligations(pool_t *pool)
 
 static bool has_live_captured(const heap_t *heap)
 {
-  for (const segment_t *s = heap->pool->device->first_segment; s; s = s->next)
+  for (const segment_t *s = heap->device->first_segment; s; s = s->next)
     for (const block_t *b = s->first; b && s->heap == heap; b = b->next)
       if (b->state == BLOCK_LIVE && b->capture)
         return true;
@@ -153,7 +154,7 @@ static void find_captures_over(pool_t *pool)
 
 static void clear(block_t *block)
 {
-  uses_drop(block->segment->heap->pool->device, block);
+  uses_drop(block->segment->heap->device, block);
   block->stamp = 0;
   block->withheld = false;
 }
@@ -165,7 +166,7 @@ static bool owes_nothing(const block_t *block)
 
 static void seal_heap(heap_t *heap)
 {
-  device_t *device = heap->pool->device;
+  device_t *device = heap->device;
   pool_heap_leave_capture(heap);
   for (segment_t *s = device->first_segment; s; s = s->next)
     for (block_t *b = s->first; b && s->heap == heap; b = b->next) {

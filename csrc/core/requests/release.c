@@ -95,7 +95,7 @@ static void begin(release_t *r)
 {
   lock(&r->device->lock);
   fronts_close(r->device);
-  r->but = r->mind_captures && opening_may_capture(r->device) ? &r->device->default_pool : NULL;
+  r->but = r->mind_captures && opening_may_capture(r->device) ? r->device->default_pool : NULL;
 }
 
 static bool is_of_interest(const release_t *r, const segment_t *s)
@@ -247,7 +247,7 @@ static size_t excess(const device_t *device)
  * wherever it lies. */
 static bool is_cached(const segment_t *s)
 {
-  return s->large && !s->pages && s->heap->pool == &s->device->default_pool && !s->first->next &&
+  return s->large && !s->pages && s->heap->pool == s->device->default_pool && !s->first->next &&
          is_free(s->first);
 }
 

@@ -8,6 +8,7 @@
 #include "../blocks/use.h"
 #include "../memory/grow.h"
 #include "../memory/segment.h"
+#include "../pools/pool.h"
 #include "../stats/stat_shard.h"
 
 /* ---- handing out ------------------------------------------------------- */
@@ -122,7 +123,7 @@ static void note_failure(const request_t *q, size_t device_free, size_t device_t
   fronts_resume(device);
   size_t in_pools = 0;
   for (const segment_t *s = device->first_segment; s; s = s->next)
-    if (s->heap->pool != &device->default_pool)
+    if (s->heap->pool != device->default_pool)
       in_pools += s->bytes;
   last_failure = (esper_failure){
       .device = device->index,

@@ -6,16 +6,16 @@
 #include "stat.h"
 #include "stats.h"
 
-account_t *account_open(device_t *device, uint64_t id_first, uint64_t id_second)
+account_t *account_open(account_t **accounts, uint64_t id_first, uint64_t id_second)
 {
-  account_t *account = device->accounts;
+  account_t *account = *accounts;
   while (account && (account->figures.id[0] != id_first || account->figures.id[1] != id_second))
     account = account->next;
   if (!account && (account = calloc(1, sizeof *account))) {
     account->figures.id[0] = id_first;
     account->figures.id[1] = id_second;
-    account->next = device->accounts;
-    device->accounts = account;
+    account->next = *accounts;
+    *accounts = account;
   }
   if (account)
     account->open = true;
@@ -31,10 +31,10 @@ static bool is_empty(const account_t *account)
 
 /* Programs make and drop pools for as long as they run: of those that are gone the
  * youngest have accounts. */
-static void forget_old(device_t *device)
+static void forget_old(account_t **accounts)
 {
   int gone = 0;
-  for (account_t **link = &device->accounts; *link;) {
+  for (account_t **link = accounts; *link;) {
     account_t *account = *link;
     if (is_empty(account) || (!account->open && ++gone > ACCOUNTS_GONE)) {
       *link = account->next;
@@ -45,19 +45,19 @@ static void forget_old(device_t *device)
   }
 }
 
-void account_close(device_t *device, account_t *account)
+void account_close(account_t **accounts, account_t *account)
 {
   account->open = false;
-  forget_old(device);
+  forget_old(accounts);
 }
 
-void accounts_destroy(device_t *device)
+void accounts_destroy(account_t **accounts)
 {
-  for (account_t *account = device->accounts, *next; account; account = next) {
+  for (account_t *account = *accounts, *next; account; account = next) {
     next = account->next;
     free(account);
   }
-  device->accounts = NULL;
+  *accounts = NULL;
 }
 
 /* ---- bytes ------------------------------------------------------------- */
@@ -88,34 +88,18 @@ void account_kept(account_t *account, bool large, size_t bytes)
 
 /* ---- figures ----------------------------------------------------------- */
 
-void accounts_reset_peaks(device_t *device)
+void accounts_reset_peaks(account_t **accounts)
 {
-  for (account_t *account = device->accounts; account; account = account->next)
+  for (account_t *account = *accounts; account; account = account->next)
     for (int class = 0; class < ESPER_CLASSES; class++)
       stat_reset_peak(&account->figures.reserved_bytes[class]);
-  forget_old(device);
+  forget_old(accounts);
 }
 
-void accounts_reset_accumulated(device_t *device)
+void accounts_reset_accumulated(account_t **accounts)
 {
-  for (account_t *account = device->accounts; account; account = account->next)
+  for (account_t *account = *accounts; account; account = account->next)
     for (int class = 0; class < ESPER_CLASSES; class++)
       stat_reset_accumulated(&account->figures.reserved_bytes[class]);
-  forget_old(device);
-}
-
-bool accounts_are_valid(const device_t *device)
-{
-  bool valid = true;
-  for (const account_t *account = device->accounts; account && valid; account = account->next) {
-    const esper_stat *reserved = account->figures.reserved_bytes;
-    int64_t bytes = 0;
-    for (const segment_t *s = device->first_segment; s; s = s->next)
-      if (s->heap->pool->account == account)
-        bytes += (int64_t)s->bytes;
-    valid = reserved[ESPER_ALL].current == bytes &&
-            reserved[ESPER_SMALL].current + reserved[ESPER_LARGE].current == bytes &&
-            (account->used || !bytes);
-  }
-  return valid;
+  forget_old(accounts);
 }

@@ -8,14 +8,24 @@
 
 #include "../base/types.h"
 
+/* What a private pool has reserved: account.h. */
+struct account {
+  esper_pool_stats figures;
+  bool open;       /* its pool is there */
+  bool used;       /* it had memory */
+  account_t *next; /* of the device, older ones */
+};
+
 enum { ACCOUNTS_GONE = 256 }; /* of pools that are gone, of a device */
 
-/* The account of a pool that is being made: a new one, or that of an earlier pool with
+/* `accounts` is a device's list, the youngest first.
+ *
+ * The account of a pool that is being made: a new one, or that of an earlier pool with
  * the id. NULL: no host memory. */
-account_t *account_open(device_t *device, uint64_t id_first, uint64_t id_second);
+account_t *account_open(account_t **accounts, uint64_t id_first, uint64_t id_second);
 /* Its pool is gone. */
-void account_close(device_t *device, account_t *account);
-void accounts_destroy(device_t *device);
+void account_close(account_t **accounts, account_t *account);
+void accounts_destroy(account_t **accounts);
 
 /* Bytes came from the device, or went back; `account` may be NULL: the default pool's.
  * `kept`: the device would not take back what counts as gone. */
@@ -23,9 +33,7 @@ void account_add(account_t *account, bool large, size_t bytes);
 void account_remove(account_t *account, bool large, size_t bytes);
 void account_kept(account_t *account, bool large, size_t bytes);
 
-void accounts_reset_peaks(device_t *device);
-void accounts_reset_accumulated(device_t *device);
-
-bool accounts_are_valid(const device_t *device);
+void accounts_reset_peaks(account_t **accounts);
+void accounts_reset_accumulated(account_t **accounts);
 
 #endif

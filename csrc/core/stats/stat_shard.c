@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "../blocks/block.h"
 #include "../blocks/block_cache.h"
 #include "stat.h"
 #include "stats.h"
@@ -77,14 +78,13 @@ void ledgers_read(device_t *device)
     memset(device->purses[i].left, 0, sizeof device->purses[i].left);
     atomic_store_explicit(&device->purses[i].empty, true, memory_order_relaxed);
   }
-  for (const pool_t *pool = device->pools; pool; pool = pool->next)
-    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-      ledger_read(&heap->front.ledger, &device->stats);
+  for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    ledger_read(&heap->front.ledger, &device->stats);
 }
 
 void ledgers_leave(heap_t *heap)
 {
-  ledger_read(&heap->front.ledger, &heap->pool->device->stats);
+  ledger_read(&heap->front.ledger, &heap->device->stats);
 }
 
 /* ---- room ---------------------------------------------------------------- */
@@ -305,11 +305,10 @@ bool ledgers_are_valid(device_t *device)
       amounts_add(&granted, device->purses[i].left[class]);
       valid &= amounts_cover(&device->purses[i].left[class], (amounts_t){0});
     }
-    for (const pool_t *pool = device->pools; pool; pool = pool->next)
-      for (const heap_t *heap = pool->heaps; heap; heap = heap->next) {
-        amounts_add(&granted, heap->front.ledger.granted[class]);
-        valid &= amounts_cover(&heap->front.ledger.room[class], (amounts_t){0});
-      }
+    for (const heap_t *heap = device->heaps; heap; heap = heap->next_on_device) {
+      amounts_add(&granted, heap->front.ledger.granted[class]);
+      valid &= amounts_cover(&heap->front.ledger.room[class], (amounts_t){0});
+    }
     valid &= amounts_cover(&room, granted);
   }
   return valid;

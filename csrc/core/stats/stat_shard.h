@@ -10,7 +10,37 @@
 #ifndef ESPER_LEDGER_H
 #define ESPER_LEDGER_H
 
+#include "../base/lock.h"
 #include "../base/types.h"
+
+/* How much of something: blocks, their bytes, the bytes asked for. */
+typedef struct amounts {
+  int64_t count, bytes, requested;
+} amounts_t;
+
+/* What the statistics have not yet heard of a heap's blocks (ledger.h). `room` is
+ * by ESPER_ALL and size class, the rest by size class: small, large. */
+typedef struct ledger {
+  ON_ITS_OWN_LINE amounts_t room[ESPER_CLASSES]; /* may still become active without
+                         any peak being passed                                */
+  amounts_t taken[2];                            /* became live */
+  amounts_t freed[2], satisfied[2];              /* not both at once */
+  amounts_t paired[2];                           /* the lesser of these two: it is room again */
+  amounts_t granted[ESPER_CLASSES];              /* of the room */
+  unsigned number;                               /* goes to the purse of this number first */
+  int64_t keeps, much; /* blocks: with room for more than `much` it shares, and keeps
+                          room for so many                                    */
+} ledger_t;
+
+/* Room that no ledger has just now (ledger.h). */
+typedef struct purse {
+  ON_ITS_OWN_LINE latch_t latch; /* taken after a front's gate */
+  atomic_bool empty;             /* has nothing; may be read without the latch */
+  int frugal;                    /* visits for which a ledger keeps hardly anything */
+  amounts_t left[ESPER_CLASSES];
+} purse_t;
+
+enum { PURSES = 8 };
 
 static inline bool amounts_cover(const amounts_t *room, amounts_t wanted)
 {
@@ -35,11 +65,6 @@ static inline void amounts_sub(amounts_t *rest, amounts_t less)
   rest->count -= less.count;
   rest->bytes -= less.bytes;
   rest->requested -= less.requested;
-}
-
-static inline amounts_t amounts_of(const block_t *block)
-{
-  return (amounts_t){1, (int64_t)block->size, (int64_t)block->requested};
 }
 
 /* ---- the front's gate is held, or it is closed ----------------------------- */
@@ -81,11 +106,6 @@ static inline void ledger_return(device_t *device, ledger_t *ledger, bool large,
  * the peaks of what is allocated, the other below those of what is active. */
 void ledger_free(device_t *device, ledger_t *ledger, bool large, amounts_t amount);
 void ledger_satisfy(device_t *device, ledger_t *ledger, bool large, amounts_t amount);
-
-static inline ledger_t *ledger_of(const block_t *block)
-{
-  return &block->segment->heap->front.ledger;
-}
 
 /* ---- the device's lock is held -------------------------------------------- */
 

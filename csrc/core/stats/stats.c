@@ -3,14 +3,9 @@
 #include "pool_stats.h"
 #include "stat.h"
 
-static int class_of(const segment_t *segment)
+static int class_of(bool large)
 {
-  return segment->large ? ESPER_LARGE : ESPER_SMALL;
-}
-
-static account_t *account_of(const segment_t *segment)
-{
-  return segment->heap->pool->account;
+  return large ? ESPER_LARGE : ESPER_SMALL;
 }
 
 static void class_add(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
@@ -38,49 +33,49 @@ bool stats_raise_peaks(esper_stats *s)
   return raised;
 }
 
-void stats_split_added(esper_stats *s, const block_t *block)
+void stats_split_added(esper_stats *s, bool large, size_t size)
 {
-  int class = class_of(block->segment);
+  int class = class_of(large);
   class_add(s->inactive_split, class, 1);
-  class_add(s->inactive_split_bytes, class, block->size);
+  class_add(s->inactive_split_bytes, class, size);
 }
 
-void stats_split_removed(esper_stats *s, const block_t *block)
+void stats_split_removed(esper_stats *s, bool large, size_t size)
 {
-  int class = class_of(block->segment);
+  int class = class_of(large);
   class_sub(s->inactive_split, class, 1);
-  class_sub(s->inactive_split_bytes, class, block->size);
+  class_sub(s->inactive_split_bytes, class, size);
 }
 
-void stats_segment_added(esper_stats *s, const segment_t *segment)
+void stats_segment_added(esper_stats *s, account_t *account, segment_size_t segment)
 {
-  class_add(s->segment, class_of(segment), 1);
-  class_add(s->reserved_bytes, class_of(segment), segment->size);
-  account_add(account_of(segment), segment->large, segment->size);
-  if (segment->oversize)
+  class_add(s->segment, class_of(segment.large), 1);
+  class_add(s->reserved_bytes, class_of(segment.large), segment.bytes);
+  account_add(account, segment.large, segment.bytes);
+  if (segment.oversize)
     stat_add(&s->oversize_segments, 1);
   s->num_device_alloc++;
 }
 
-void stats_segment_removed(esper_stats *s, const segment_t *segment)
+void stats_segment_removed(esper_stats *s, account_t *account, segment_size_t segment)
 {
-  class_sub(s->segment, class_of(segment), 1);
-  class_sub(s->reserved_bytes, class_of(segment), segment->size);
-  account_remove(account_of(segment), segment->large, segment->size);
-  if (segment->oversize)
+  class_sub(s->segment, class_of(segment.large), 1);
+  class_sub(s->reserved_bytes, class_of(segment.large), segment.bytes);
+  account_remove(account, segment.large, segment.bytes);
+  if (segment.oversize)
     stat_sub(&s->oversize_segments, 1);
   s->num_device_free++;
 }
 
-void stats_segment_kept(esper_stats *s, const segment_t *segment)
+void stats_segment_kept(esper_stats *s, account_t *account, segment_size_t segment)
 {
-  int class = class_of(segment);
+  int class = class_of(segment.large);
   stat_unsub(&s->segment[ESPER_ALL], 1);
   stat_unsub(&s->segment[class], 1);
-  stat_unsub(&s->reserved_bytes[ESPER_ALL], segment->size);
-  stat_unsub(&s->reserved_bytes[class], segment->size);
-  account_kept(account_of(segment), segment->large, segment->size);
-  if (segment->oversize)
+  stat_unsub(&s->reserved_bytes[ESPER_ALL], segment.bytes);
+  stat_unsub(&s->reserved_bytes[class], segment.bytes);
+  account_kept(account, segment.large, segment.bytes);
+  if (segment.oversize)
     stat_unsub(&s->oversize_segments, 1);
   s->num_device_free--;
 }
@@ -95,19 +90,20 @@ static void count_stretches(esper_stats *s, int class, int stretches)
     class_sub(s->segment, class, 1);
 }
 
-void stats_pages_added(esper_stats *s, const segment_t *segment, size_t bytes, int stretches)
+void stats_pages_added(esper_stats *s, account_t *account, bool large, size_t bytes, int stretches)
 {
-  count_stretches(s, class_of(segment), stretches);
-  class_add(s->reserved_bytes, class_of(segment), bytes);
-  account_add(account_of(segment), segment->large, bytes);
+  count_stretches(s, class_of(large), stretches);
+  class_add(s->reserved_bytes, class_of(large), bytes);
+  account_add(account, large, bytes);
   s->num_device_alloc++;
 }
 
-void stats_pages_removed(esper_stats *s, const segment_t *segment, size_t bytes, int stretches)
+void stats_pages_removed(esper_stats *s, account_t *account, bool large, size_t bytes,
+                         int stretches)
 {
-  count_stretches(s, class_of(segment), stretches);
-  class_sub(s->reserved_bytes, class_of(segment), bytes);
-  account_remove(account_of(segment), segment->large, bytes);
+  count_stretches(s, class_of(large), stretches);
+  class_sub(s->reserved_bytes, class_of(large), bytes);
+  account_remove(account, large, bytes);
   s->num_device_free++;
 }
 

@@ -9,18 +9,25 @@
 bool stats_raise_peaks(esper_stats *stats);
 
 /* A ready block that is a part of its segment enters or leaves its bin. */
-void stats_split_added(esper_stats *stats, const block_t *block);
-void stats_split_removed(esper_stats *stats, const block_t *block);
+void stats_split_added(esper_stats *stats, bool large, size_t size);
+void stats_split_removed(esper_stats *stats, bool large, size_t size);
 
-void stats_segment_added(esper_stats *stats, const segment_t *segment);
-void stats_segment_removed(esper_stats *stats, const segment_t *segment);
+/* A classic segment, of the pool with that account. */
+typedef struct segment_size {
+  size_t bytes;
+  bool large, oversize;
+} segment_size_t;
+void stats_segment_added(esper_stats *stats, account_t *account, segment_size_t segment);
+void stats_segment_removed(esper_stats *stats, account_t *account, segment_size_t segment);
 /* It was not removed after all. */
-void stats_segment_kept(esper_stats *stats, const segment_t *segment);
+void stats_segment_kept(esper_stats *stats, account_t *account, segment_size_t segment);
 
 /* Pages came to a mapped segment, or left it, which is in so many more stretches
  * now. */
-void stats_pages_added(esper_stats *stats, const segment_t *segment, size_t bytes, int stretches);
-void stats_pages_removed(esper_stats *stats, const segment_t *segment, size_t bytes, int stretches);
+void stats_pages_added(esper_stats *stats, account_t *account, bool large, size_t bytes,
+                       int stretches);
+void stats_pages_removed(esper_stats *stats, account_t *account, bool large, size_t bytes,
+                         int stretches);
 
 /* Between the two calls, under one lock, stretches come and go on the way to where they
  * are at the end: nobody sees that, and no peak does. */

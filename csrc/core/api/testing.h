@@ -1,6 +1,6 @@
-/* core.h: the core as a whole: its devices, its life, its public functions. */
-#ifndef ESPER_CORE_H
-#define ESPER_CORE_H
+/* testing.h: what only tests and replays may set. */
+#ifndef ESPER_TESTING_H
+#define ESPER_TESTING_H
 
 #include "../base/types.h"
 

@@ -1,0 +1,23 @@
+/* trace_ring.h: the last actions of a device, in a ring that grows up to its limit. */
+#ifndef ESPER_TRACE_RING_H
+#define ESPER_TRACE_RING_H
+
+#include "../base/types.h"
+
+typedef struct trace {
+  esper_trace_entry *entries;  /* a ring, NULL when off */
+  size_t capacity, limit;      /* it grows up to the limit before it wraps */
+  uint64_t count;              /* written since the start */
+  esper_trace_watch_fn *watch; /* told of each entry; NULL: nobody is */
+  void *watch_context;
+} trace_t;
+
+bool trace_init(trace_t *trace, size_t capacity); /* false: no host memory */
+void trace_destroy(trace_t *trace);
+void trace_clear(trace_t *trace);
+void trace_watch(trace_t *trace, esper_trace_watch_fn *watch, void *context);
+
+/* Adds an entry; the ring is on. */
+void trace_keep(trace_t *trace, const esper_trace_entry *entry);
+
+#endif
