@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "../../csrc/core/api/testing.h"
-#include "../../csrc/core/requests/heap.h"
+#include "../../csrc/core/requests/malloc.h"
 #include "world.h"
 
 static world w;

@@ -60,7 +60,7 @@ bool pool_has_graphs(const pool_t *pool);
 /* The heap of (pool, stream, capture), made if need be. A capture takes over
  * the stream's sealed heap, if there is one. NULL: no host memory. */
 heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture);
-/* Whether what the heap hands out has the same addresses in every run: heap_repeat.h. */
+/* Whether what the heap hands out has the same addresses in every run: malloc_deterministic.h. */
 bool pool_repeats(const heap_t *heap);
 /* The heap's capture is over, or was none. */
 void pool_heap_leave_capture(heap_t *heap);

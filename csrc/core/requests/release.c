@@ -16,7 +16,7 @@
 #include "../order/capturing.h"
 #include "../order/stream.h"
 #include "../pools/pool.h"
-#include "heap.h"
+#include "malloc.h"
 #include "quiesce.h"
 
 static bool is_free(const block_t *block)

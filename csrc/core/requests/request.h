@@ -20,7 +20,7 @@ typedef struct request {
   bool large;
   unsigned left; /* by others, when it began: hands.h */
   bool missed;   /* its heap's front was looked at, and had nothing */
-  bool repeats;  /* what serves it depends on the calls alone: heap_repeat.h */
+  bool repeats;  /* what serves it depends on the calls alone: malloc_deterministic.h */
 } request_t;
 
 static inline run_t run_of_one(block_t *block)

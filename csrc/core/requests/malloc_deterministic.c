@@ -1,11 +1,11 @@
-#include "heap_repeat.h"
+#include "malloc_deterministic.h"
 
 #include "../blocks/block.h"
 #include "../blocks/pending_index.h"
 #include "../blocks/use.h"
 #include "../memory/segment.h"
 #include "../pools/pool.h"
-#include "heap_gate.h"
+#include "malloc_gate.h"
 
 /* ---- the choice ---------------------------------------------------------- */
 

@@ -1,4 +1,4 @@
-#include "heap_gate.h"
+#include "malloc_gate.h"
 
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"

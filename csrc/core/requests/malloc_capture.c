@@ -1,4 +1,4 @@
-#include "heap_capture.h"
+#include "malloc_capture.h"
 
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"

@@ -20,11 +20,11 @@
  * when it was sealed: there gates are edges of the graph, nothing is asked of
  * events, and nobody waits.
  *
- * The steps that gate are told in heap_gate.c, those inside a capture in
- * heap_capture.c, those of private pools, where addresses repeat, in heap_repeat.c,
+ * The steps that gate are told in malloc_gate.c, those inside a capture in
+ * malloc_capture.c, those of private pools, where addresses repeat, in malloc_deterministic.c,
  * how a request ends in heap_request.c, and what goes back to the
  * driver in heap_release.c. */
-#include "heap.h"
+#include "malloc.h"
 
 #include "../base/error.h"
 #include "../blocks/block.h"
@@ -41,9 +41,9 @@
 #include "../stats/stat.h"
 #include "../stats/stats.h"
 #include "drain.h"
-#include "heap_capture.h"
-#include "heap_gate.h"
-#include "heap_repeat.h"
+#include "malloc_capture.h"
+#include "malloc_deterministic.h"
+#include "malloc_gate.h"
 #include "request.h"
 
 /* ---- the steps of malloc ----------------------------------------------- */

@@ -1,4 +1,4 @@
-/* heap_gate.h: the steps of malloc in which the GPU waits: a pending block, or a
+/* malloc_gate.h: the steps of malloc in which the GPU waits: a pending block, or a
  * run of neighbours, is claimed, the request's stream is gated on what it owes,
  * and then it is handed out, or put back if a gate was refused. NULL: no memory
  * that may be gated on. No lock is held. */

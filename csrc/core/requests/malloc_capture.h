@@ -1,4 +1,4 @@
-/* heap_capture.h: malloc and free inside a capture. What is freed there gets a
+/* malloc_capture.h: malloc and free inside a capture. What is freed there gets a
  * place in the graph instead of an event, and malloc looks for blocks whose places
  * come before the request's, by the program's own edges or by one that is added. */
 #ifndef ESPER_HEAP_CAPTURE_H

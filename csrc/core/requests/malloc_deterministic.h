@@ -1,4 +1,4 @@
-/* heap_repeat.h: malloc from private pools, outside captures, with reuse order `gate`.
+/* malloc_deterministic.h: malloc from private pools, outside captures, with reuse order `gate`.
  *
  * Addresses there repeat from run to run. Which memory serves depends on the mallocs,
  * frees and marks of the heap's stream, and on nothing that has completed meanwhile:

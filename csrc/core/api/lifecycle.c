@@ -1,0 +1,214 @@
+/* lifecycle.c: the core is made, configured and destroyed. */
+#include <stdlib.h>
+#include <time.h>
+
+#include "../base/call.h"
+#include "../base/config.h"
+#include "../base/error.h"
+#include "../blocks/block.h"
+#include "../blocks/block_cache.h"
+#include "../blocks/map.h"
+#include "../blocks/use.h"
+#include "../memory/mapped.h"
+#include "../memory/orphan.h"
+#include "../memory/peers.h"
+#include "../memory/shared.h"
+#include "../order/capture.h"
+#include "../order/device.h"
+#include "../order/event.h"
+#include "../order/record.h"
+#include "../order/stream.h"
+#include "../order/wait_log.h"
+#include "../pools/pool.h"
+#include "../pools/routing.h"
+#include "../pools/source.h"
+#include "../requests/imports.h"
+#include "../stats/pool_stats.h"
+#include "../stats/stat_shard.h"
+#include "../stats/stats.h"
+#include "testing.h"
+
+/* ---- devices ----------------------------------------------------------- */
+
+static void device_init(core_t *core, int index)
+{
+  device_t *device = &core->devices[index];
+  device->core = core;
+  device->index = index;
+  device->fraction = 1;
+  device->limit = SIZE_MAX;
+  peers_init(device);
+  arena_init(&device->blocks, sizeof(block_t));
+  arena_init(&device->segments, sizeof(segment_t));
+  arena_init(&device->uses, sizeof(use_t));
+  arena_init(&device->records, sizeof(record_t));
+  arena_init(&device->loose_pages, sizeof(loose_t));
+  device->default_pool = &core->default_pools[index];
+  pool_init(device->default_pool, device, 0, 0);
+}
+
+static void device_destroy(device_t *device)
+{
+  core_t *core = device->core;
+  fronts_close(device);
+  gates_forget(device);
+  shared_forget(device, true);
+  imports_destroy(device);
+  for (segment_t *s = device->first_segment; s; s = s->next) {
+    for (block_t *b = s->first; b; b = b->next)
+      while (b->uses) {
+        use_t *use = b->uses;
+        b->uses = use->next;
+        if (use->record)
+          record_drop(use->record);
+        place_drop(&use->place);
+      }
+    if (s->pages)
+      mapped_destroy(s);
+    else
+      source_give_back(s->heap->pool, s->address, s->size);
+  }
+  loose_give_back(device);
+  for (pool_t *pool = device->pools, *next; pool; pool = next) {
+    next = pool->next;
+    device->pools = next; /* its allocator may ask for pools when it goes */
+    pool_destroy_heaps(pool);
+    source_drop(pool);
+    if (pool != device->default_pool)
+      free(pool);
+  }
+  accounts_destroy(&device->accounts);
+  for (int i = 0; i < 2; i++)
+    if (atomic_load(&device->carriers[i]))
+      call_stream_destroy(core, device->index, atomic_load(&device->carriers[i])->handle);
+  for (opening_t *o = device->openings, *older; o; o = older) {
+    older = o->older;
+    opening_discard(o);
+  }
+  for (heap_t *heap = device->spare_heaps, *next; heap; heap = next) {
+    next = heap->next;
+    free(heap);
+  }
+  trace_destroy(&device->trace);
+}
+
+static void device_destroy_rest(device_t *device)
+{
+  event_destroy_all(device);
+  core_assert(!device->events_alive || device->core->shut_down);
+  arena_destroy(&device->blocks);
+  arena_destroy(&device->segments);
+  arena_destroy(&device->uses);
+  arena_destroy(&device->records);
+  arena_destroy(&device->loose_pages);
+  peers_destroy(device);
+}
+
+/* ---- life -------------------------------------------------------------- */
+
+static int64_t monotonic_us(void)
+{
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * INT64_C(1000000) + now.tv_nsec / 1000;
+}
+
+esper_status esper_core_create(const esper_driver *driver, const esper_config *config,
+                               esper_core **core)
+{
+  *core = NULL;
+  core_t *c = host_take(sizeof *c);
+  if (!c)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for the allocator");
+  static _Atomic uint64_t serials;
+  c->driver = driver;
+  c->clock_us = monotonic_us;
+  c->serial = atomic_fetch_add(&serials, 1) + 1;
+  esper_status status = driver->device_count(driver->self, &c->device_count);
+  if (status != ESPER_OK)
+    error_from_driver(c, status);
+  else
+    status = config_set(c, config);
+  if (status == ESPER_OK) {
+    c->map = map_create();
+    c->devices = host_take(((size_t)c->device_count + 1) * sizeof *c->devices);
+    c->default_pools = calloc((size_t)c->device_count + 1, sizeof *c->default_pools);
+    if (!c->map || !c->devices || !c->default_pools)
+      status = error_set(ESPER_HOST_MEMORY, "no host memory for the allocator");
+  }
+  if (status != ESPER_OK) {
+    map_destroy(c->map);
+    config_destroy_all(c);
+    free(c->default_pools);
+    free(c->devices);
+    free(c);
+    return status;
+  }
+  for (int i = 0; i < c->device_count; i++)
+    device_init(c, i);
+  *core = c;
+  return ESPER_OK;
+}
+
+void core_set_clock(core_t *core, int64_t (*clock_us)(void))
+{
+  core->clock_us = clock_us;
+}
+
+void core_set_pages_moved(core_t *core, uint64_t pages)
+{
+  for (int d = 0; d < core->device_count; d++)
+    core->devices[d].counters.pages_moved = pages;
+}
+
+void esper_core_destroy(esper_core *core)
+{
+  if (!core)
+    return;
+  for (int i = 0; i < core->device_count; i++)
+    device_destroy(&core->devices[i]);
+  stream_destroy_all(core);
+  for (int i = 0; i < core->device_count; i++)
+    device_destroy_rest(&core->devices[i]);
+  map_destroy(core->map);
+  config_destroy_all(core);
+  free(core->default_pools);
+  free(core->devices);
+  free(core);
+}
+
+int esper_device_count(const esper_core *core)
+{
+  return core->device_count;
+}
+
+esper_status esper_stream_set_traits(esper_core *core, esper_stream stream, unsigned traits)
+{
+  device_t *device;
+  presented_t p;
+  if (traits & ~ESPER_TRAIT_RENDEZVOUS)
+    return error_set(ESPER_INVALID, "stream traits %#x: give 0 or ESPER_TRAIT_RENDEZVOUS", traits);
+  esper_status status = core_device(core, stream.device, &device);
+  if (status == ESPER_OK)
+    status = stream_present(core, stream, &p);
+  if (status == ESPER_OK)
+    stream_set_traits(p.stream, traits);
+  return status;
+}
+
+esper_status esper_configure(esper_core *core, const esper_config *config)
+{
+  esper_status status = config_set(core, config);
+  for (int i = 0; status == ESPER_OK && i < core->device_count; i++) {
+    device_t *device = &core->devices[i];
+    lock(&device->lock);
+    fronts_close(device); /* how they serve depends on it */
+    unlock(&device->lock);
+  }
+  return status;
+}
+
+void esper_get_config(const esper_core *core, esper_config *config)
+{
+  *config = config_of(core)->as_given;
+}

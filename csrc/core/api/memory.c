@@ -1,0 +1,244 @@
+/* memory.c: the public functions that allocate, mark, free, and look at memory. */
+#include "../base/config.h"
+#include "../base/error.h"
+#include "../blocks/block.h"
+#include "../blocks/block_cache.h"
+#include "../blocks/find.h"
+#include "../blocks/map.h"
+#include "../blocks/use.h"
+#include "../memory/orphan.h"
+#include "../memory/peers.h"
+#include "../memory/segment.h"
+#include "../memory/shared.h"
+#include "../order/capture.h"
+#include "../order/device.h"
+#include "../order/event.h"
+#include "../order/record.h"
+#include "../order/stream.h"
+#include "../order/wait_log.h"
+#include "../pools/pool.h"
+#include "../pools/routing.h"
+#include "../requests/drain.h"
+#include "../requests/imports.h"
+#include "../requests/malloc.h"
+#include "../requests/record_use.h"
+#include "../stats/pool_stats.h"
+#include "../stats/stat_shard.h"
+#include "../stats/stats.h"
+
+static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream stream, void **ptr)
+{
+  device_t *device = pool->device;
+  esper_status status = heap_malloc(pool, size, stream, (front_try_t){0}, ptr);
+  lock(&device->lock);
+  pool_leave(pool);
+  unlock(&device->lock);
+  return status;
+}
+
+static esper_status malloc_default(device_t *device, size_t size, esper_stream stream, void **ptr)
+{
+  front_try_t try;
+  if (!size)
+    return ESPER_OK;
+  if (front_malloc(device->core, stream, size, &try, ptr))
+    return ESPER_OK;
+  return heap_malloc(device->default_pool, size, stream, try, ptr);
+}
+
+esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, void **ptr)
+{
+  device_t *device;
+  *ptr = NULL;
+  esper_status status = core_device(core, stream.device, &device);
+  if (status != ESPER_OK)
+    return status;
+  if (!atomic_load_explicit(&device->opening_count, memory_order_acquire))
+    return malloc_default(device, size, stream, ptr);
+  pool_t *pool;
+  status = opening_choose(device, stream.handle, &pool);
+  return status == ESPER_OK ? malloc_entered(pool, size, stream, ptr) : status;
+}
+
+esper_status esper_malloc_from(esper_core *core, esper_pool *pool, size_t size, esper_stream stream,
+                               void **ptr)
+{
+  *ptr = NULL;
+  if (pool->device->core != core || pool->device->index != stream.device)
+    return error_set(ESPER_INVALID, "the pool belongs to device %d, the stream to device %d",
+                     pool->device->index, stream.device);
+  lock(&pool->device->lock);
+  pool_enter(pool);
+  unlock(&pool->device->lock);
+  return malloc_entered(pool, size, stream, ptr);
+}
+
+esper_status esper_free(esper_core *core, void *ptr)
+{
+  return heap_free(core, ptr);
+}
+
+esper_status esper_record_use(esper_core *core, const void *const *ptrs, size_t count,
+                              esper_stream stream, unsigned flags, size_t *marked)
+{
+  device_t *device;
+  esper_status status = core_device(core, stream.device, &device);
+  return status == ESPER_OK ? marks_record_use(core, ptrs, count, stream, flags, marked) : status;
+}
+
+esper_status esper_record_use_event(esper_core *core, const void *const *ptrs, size_t count,
+                                    void *event, int device_index, unsigned flags, size_t *marked)
+{
+  device_t *device;
+  esper_status status = core_device(core, device_index, &device);
+  return status == ESPER_OK
+             ? marks_record_use_event(core, ptrs, count, event, device_index, flags, marked)
+             : status;
+}
+
+esper_status esper_record_stream(esper_core *core, const void *ptr, esper_stream stream)
+{
+  device_t *device;
+  esper_status status = core_device(core, stream.device, &device);
+  return status == ESPER_OK ? marks_record_stream(core, ptr, stream) : status;
+}
+
+esper_status esper_free_after_all(esper_core *core, void *ptr)
+{
+  return marks_free_after_all(core, ptr);
+}
+
+void esper_retire(esper_core *core, int device)
+{
+  if (device >= 0 && device < core->device_count && atomic_load(&core->devices[device].ready))
+    heap_retire(&core->devices[device]);
+}
+
+/* What blocks, uses and events needed that have gone goes, too. */
+static void trim_metadata(device_t *device)
+{
+  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
+    if (s->device == device)
+      stream_give_spares(s);
+  records_trim(device);
+  lock(&device->lock);
+  arena_trim(&device->blocks);
+  unlock(&device->lock); /* others are let in between */
+  lock(&device->lock);
+  arena_trim(&device->uses);
+  unlock(&device->lock);
+  map_shrink(device->core->map);
+}
+
+esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *pool)
+{
+  device_t *device;
+  esper_status status = core_used_device(core, device_index, &device);
+  if (!device)
+    return status;
+  status = settle_device(device);
+  lock(&device->lock);
+  device->stats.num_sync_all_streams++;
+  unlock(&device->lock);
+  imports_reap(device, true);
+  heap_release(device, pool, true, SIZE_MAX);
+  trim_metadata(device);
+  /* During a capture what has completed was given back, and that is all. */
+  return status == ESPER_CAPTURING ? ESPER_OK : status;
+}
+
+/* ---- looking at memory ---------------------------------------------------- */
+
+esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_info *info)
+{
+  *info = (esper_block_info){0};
+  block_t *block = marks_lock_block(core, ptr);
+  if (!block)
+    return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
+  device_t *device = block->segment->device;
+  const pool_t *pool = block->segment->heap->pool;
+  *info = (esper_block_info){
+      .address = (void *)block->address,
+      .size = block->size,
+      .requested = block->requested,
+      .device = device->index,
+      .live = 1,
+      .pool = {pool->id[0], pool->id[1]},
+      .stream = block_user(block)->handle,
+      .segment_address = (void *)block->segment->address,
+      .segment_size = block->segment->size,
+      .mapped = block->segment->pages != NULL,
+  };
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+esper_status esper_find_base(esper_core *core, const void *ptr, void **address, size_t *size)
+{
+  const block_t *block = marks_lock_block(core, ptr);
+  if (!block)
+    return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
+  device_t *device = block->segment->device;
+  const block_t *first = block, *last = block;
+  while (first->prev && block_is_mapped(first->prev))
+    first = first->prev;
+  while (last->next && block_is_mapped(last->next))
+    last = last->next;
+  *address = (void *)first->address;
+  *size = last->address + last->size - first->address;
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+esper_status esper_pin(esper_core *core, const void *ptr, void **segment)
+{
+  return segment_pin(core, ptr, segment);
+}
+
+esper_status esper_unpin(esper_core *core, void *segment)
+{
+  return segment_unpin(core, segment);
+}
+
+/* ---- other processes, other devices --------------------------------------- */
+
+esper_status esper_share(esper_core *core, const void *ptr, void **address, esper_page_name **pages,
+                         size_t *count)
+{
+  return shared_name(core, ptr, address, pages, count);
+}
+
+size_t esper_unshare(esper_core *core)
+{
+  size_t forgotten = 0;
+  for (int i = 0; i < core->device_count; i++)
+    forgotten += shared_forget(&core->devices[i], false);
+  return forgotten;
+}
+
+esper_status esper_open_shared(esper_core *core, int device_index, const esper_page_name *pages,
+                               size_t count, void **address)
+{
+  device_t *device;
+  *address = NULL;
+  esper_status status = core_device(core, device_index, &device);
+  return status == ESPER_OK ? imports_open(device, pages, count, address) : status;
+}
+
+esper_status esper_close_shared(esper_core *core, void *address)
+{
+  return imports_close(core, address);
+}
+
+esper_status esper_add_peer(esper_core *core, int device, int peer)
+{
+  int wrong = device < 0 || device >= core->device_count ? device : peer;
+  if (wrong < 0 || wrong >= core->device_count)
+    return core_no_device(core, wrong);
+  if (device == peer)
+    return error_set(ESPER_INVALID,
+                     "device %d is no peer of its own: it always has access to "
+                     "its memory",
+                     device);
+  return peers_add(&core->devices[device], peer);
+}

@@ -1,0 +1,215 @@
+/* statistics.c: the public functions of statistics, counters and limits. */
+#include <stdlib.h>
+
+#include "../base/call.h"
+#include "../base/config.h"
+#include "../base/error.h"
+#include "../blocks/block.h"
+#include "../blocks/block_cache.h"
+#include "../blocks/map.h"
+#include "../blocks/use.h"
+#include "../memory/orphan.h"
+#include "../memory/shared.h"
+#include "../order/capture.h"
+#include "../order/device.h"
+#include "../order/record.h"
+#include "../order/stream.h"
+#include "../order/wait_log.h"
+#include "../pools/pool.h"
+#include "../pools/routing.h"
+#include "../requests/imports.h"
+#include "../stats/pool_stats.h"
+#include "../stats/stat_shard.h"
+#include "../stats/stats.h"
+
+esper_status esper_get_stats(esper_core *core, int device_index, esper_stats *stats)
+{
+  device_t *device;
+  *stats = (esper_stats){0};
+  esper_status status = core_used_device(core, device_index, &device);
+  if (status != ESPER_OK)
+    return status;
+  if (device) {
+    heap_retire(device);
+    lock(&device->lock);
+    fronts_pause(device);
+    ledgers_read(device);
+    *stats = device->stats;
+    ledgers_grant(device, NULL);
+    fronts_resume(device);
+    unlock(&device->lock);
+  }
+  size_t max_split = config_of(core)->max_split_size;
+  stats->max_split_size = max_split == SIZE_MAX ? -1 : (int64_t)max_split;
+  return ESPER_OK;
+}
+
+esper_status esper_reset_peak_stats(esper_core *core, int device_index)
+{
+  device_t *device;
+  esper_status status = core_used_device(core, device_index, &device);
+  if (!device)
+    return status;
+  heap_retire(device);
+  lock(&device->lock);
+  fronts_pause(device);
+  ledgers_read(device);
+  stats_reset_peaks(&device->stats);
+  accounts_reset_peaks(&device->accounts);
+  fronts_resume(device);
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+esper_status esper_reset_accumulated_stats(esper_core *core, int device_index)
+{
+  device_t *device;
+  esper_status status = core_used_device(core, device_index, &device);
+  if (!device)
+    return status;
+  lock(&device->lock);
+  fronts_pause(device);
+  ledgers_read(device);
+  stats_reset_accumulated(&device->stats);
+  accounts_reset_accumulated(&device->accounts);
+  ledgers_grant(device, NULL);
+  fronts_resume(device);
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+static void count_pending(const heap_t *heap, esper_counters *counters)
+{
+  for (const block_t *b = heap->oldest_pending; b; b = b->newer) {
+    bool held = false;
+    for (const use_t *use = b->uses; use; use = use->next)
+      held |= !use->record && !use->place.branch;
+    counters->bytes_pending += b->size;
+    counters->blocks_held += held;
+  }
+}
+
+esper_status esper_get_counters(esper_core *core, int device_index, esper_counters *counters)
+{
+  device_t *device;
+  *counters = (esper_counters){0};
+  esper_status status = core_used_device(core, device_index, &device);
+  if (!device)
+    return status;
+  heap_retire(device);
+  lock(&device->lock);
+  *counters = device->counters;
+  for (const heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    count_pending(heap, counters);
+  counters->uses_pending = device->uses.live;
+  counters->bytes_loose = device->loose_bytes;
+  counters->metadata_bytes = arena_used_bytes(&device->blocks) +
+                             arena_used_bytes(&device->segments) + arena_used_bytes(&device->uses) +
+                             map_bytes(core->map);
+  unlock(&device->lock);
+  lock(&device->events_lock);
+  counters->metadata_bytes += arena_used_bytes(&device->records);
+  counters->events_alive = device->events_alive;
+  counters->events_created = device->events_created;
+  unlock(&device->events_lock);
+  return ESPER_OK;
+}
+
+esper_status esper_gates_copy(esper_core *core, int device_index, esper_gate_entry **entries,
+                              size_t *count)
+{
+  device_t *device;
+  *entries = NULL;
+  *count = 0;
+  esper_status status = core_used_device(core, device_index, &device);
+  return device ? gates_copy(device, entries, count) : status;
+}
+
+const char *esper_driver_call_name(int call)
+{
+  static const char *const names[] = {
+#define CALL_NAME(name, parameters, arguments) #name,
+      ESPER_DRIVER_FUNCTIONS(CALL_NAME)
+#undef CALL_NAME
+  };
+  return call >= 0 && call < CALL_COUNT ? names[call] : NULL;
+}
+
+uint64_t esper_driver_calls(const esper_core *core, int call)
+{
+  if (call < 0 || call >= CALL_COUNT)
+    return 0;
+  uint64_t calls = atomic_load_explicit(&core->driver_calls[call], memory_order_relaxed);
+  for (int i = 0; call == CALL_stream_capture && i < core->device_count; i++)
+    calls += fronts_questions(&core->devices[i]);
+  return calls;
+}
+
+/* ---- limits ----------------------------------------------------------------- */
+
+esper_status esper_memory_info(esper_core *core, int device_index, size_t *free, size_t *total)
+{
+  device_t *device;
+  esper_status status = core_device(core, device_index, &device);
+  if (status == ESPER_OK) {
+    status = call_memory_info(core, device_index, free, total);
+    if (status != ESPER_OK)
+      error_from_driver(core, status);
+  }
+  return status;
+}
+
+esper_status esper_largest_available(esper_core *core, int device_index, size_t *bytes)
+{
+  size_t free = 0, total = 0;
+  *bytes = 0;
+  esper_status status = esper_memory_info(core, device_index, &free, &total);
+  if (status != ESPER_OK)
+    return status;
+  device_t *device = &core->devices[device_index];
+  heap_retire(device);
+  lock(&device->lock);
+  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
+  size_t allowed = reserved < device->limit ? device->limit - reserved : 0;
+  if (free > allowed)
+    free = allowed;
+  *bytes = free;
+  fronts_close_pool(device, device->default_pool);
+  for (const heap_t *heap = device->default_pool->heaps; heap; heap = heap->next) {
+    const block_t *block = bins_largest(&heap->ready[true]);
+    if (block && block->size > *bytes)
+      *bytes = block->size;
+  }
+  unlock(&device->lock);
+  return ESPER_OK;
+}
+
+esper_status esper_set_memory_fraction(esper_core *core, int device_index, double fraction)
+{
+  device_t *device;
+  if (!(fraction >= 0 && fraction <= 1))
+    return error_set(ESPER_INVALID, "memory fraction %g: give at least 0 and at most 1", fraction);
+  lock(&core->config_lock); /* it may be about to be used */
+  esper_status status = core_used_device(core, device_index, &device);
+  if (status == ESPER_OK && device) {
+    status = device_set_limit(device, fraction);
+  } else if (status == ESPER_OK) {
+    device = &core->devices[device_index];
+    lock(&device->lock);
+    device->fraction = fraction; /* its limit comes with its first use */
+    unlock(&device->lock);
+  }
+  unlock(&core->config_lock);
+  return status;
+}
+
+double esper_get_memory_fraction(const esper_core *core, int device_index)
+{
+  if (device_index < 0 || device_index >= core->device_count)
+    return 1;
+  device_t *device = &core->devices[device_index];
+  lock(&device->lock);
+  double fraction = device->fraction;
+  unlock(&device->lock);
+  return fraction;
+}

@@ -1,0 +1,95 @@
+/* validity.c: whether every structure of a core is as it should be. */
+#include "../base/config.h"
+#include "../blocks/block.h"
+#include "../blocks/block_cache.h"
+#include "../blocks/map.h"
+#include "../blocks/use.h"
+#include "../memory/mapped.h"
+#include "../memory/orphan.h"
+#include "../memory/shared.h"
+#include "../memory/slack.h"
+#include "../order/capture.h"
+#include "../order/device.h"
+#include "../order/event.h"
+#include "../order/record.h"
+#include "../order/stream.h"
+#include "../order/wait_log.h"
+#include "../pools/pool.h"
+#include "../pools/routing.h"
+#include "../requests/imports.h"
+#include "../stats/pool_stats.h"
+#include "../stats/stat_shard.h"
+#include "../stats/stats.h"
+
+/* Live, pending and ready bytes of the blocks against the statistics. */
+static bool figures_are_valid(device_t *device)
+{
+  int64_t reserved = 0, allocated = 0, active = 0, split = 0, segments = 0;
+  for (const segment_t *s = device->first_segment; s; s = s->next) {
+    reserved += (int64_t)s->bytes;
+    for (const block_t *b = s->first; b; b = b->next) {
+      segments += block_is_mapped(b) && !(b->prev && block_is_mapped(b->prev));
+      if (b->state == BLOCK_LIVE)
+        allocated += (int64_t)b->size;
+      if (b->counted_active)
+        active += (int64_t)b->size;
+      if ((b->state == BLOCK_READY || b->state == BLOCK_PENDING) && block_counts_as_split(b))
+        split += (int64_t)b->size;
+    }
+  }
+  const esper_stats *stats = &device->stats;
+  return segments == stats->segment[ESPER_ALL].current &&
+         reserved == stats->reserved_bytes[ESPER_ALL].current &&
+         allocated == stats->allocated_bytes[ESPER_ALL].current &&
+         active == stats->active_bytes[ESPER_ALL].current &&
+         split == stats->inactive_split_bytes[ESPER_ALL].current;
+}
+
+static bool accounts_are_valid(const device_t *device)
+{
+  bool valid = true;
+  for (const account_t *account = device->accounts; account && valid; account = account->next) {
+    const esper_stat *reserved = account->figures.reserved_bytes;
+    int64_t bytes = 0;
+    for (const segment_t *s = device->first_segment; s; s = s->next)
+      if (s->heap->pool->account == account)
+        bytes += (int64_t)s->bytes;
+    valid = reserved[ESPER_ALL].current == bytes &&
+            reserved[ESPER_SMALL].current + reserved[ESPER_LARGE].current == bytes &&
+            (account->used || !bytes);
+  }
+  return valid;
+}
+
+static bool device_is_valid(device_t *device)
+{
+  bool valid = true;
+  lock(&device->lock);
+  for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
+    for (heap_t *heap = pool->heaps; heap && valid; heap = heap->next)
+      valid = front_is_valid(heap);
+  fronts_close(device);
+  valid = valid && ledgers_are_valid(device);
+  ledgers_read(device);
+  for (segment_t *s = device->first_segment; s && valid; s = s->next)
+    valid = segment_is_valid(s);
+  for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
+    valid = pool_is_valid(pool);
+  valid = valid && figures_are_valid(device) && gates_are_valid(device) && room_is_valid(device) &&
+          loose_is_valid(device) && accounts_are_valid(device);
+  valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
+          arena_is_valid(&device->uses);
+  unlock(&device->lock);
+  return valid && records_are_valid(device);
+}
+
+int esper_core_is_valid(esper_core *core)
+{
+  bool valid = map_is_valid(core->map);
+  for (int i = 0; i < core->device_count && valid; i++)
+    valid = device_is_valid(&core->devices[i]);
+  for (stream_t *s = atomic_load(&core->streams); s && valid; s = s->next)
+    valid = stream_is_valid(s);
+  valid = valid && capture_is_valid(core);
+  return valid;
+}
