@@ -161,4 +161,25 @@ static inline void block_expect_neighbours(const block_t *block)
 
 bool block_is_valid(const block_t *block);
 
+/* ---- segments ------------------------------------------------------------- */
+
+/* Whether the block is all the memory of its segment. */
+static inline bool segment_is_whole(const block_t *block)
+{
+  return block->size == block->segment->bytes;
+}
+
+/* Whether a small rest stays in its block. In a mapped segment none does: it comes
+ * together with whatever is freed beside it. */
+static inline bool segment_is_coarse(const segment_t *segment)
+{
+  return segment->large && !segment->pages;
+}
+
+/* Its home, for somebody without the lock: it may change at any moment. */
+static inline heap_t *segment_home(const segment_t *segment)
+{
+  return __atomic_load_n(&segment->heap, __ATOMIC_ACQUIRE);
+}
+
 #endif

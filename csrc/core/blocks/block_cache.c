@@ -2,7 +2,6 @@
 
 #include "../base/call.h"
 #include "../base/config.h"
-#include "../memory/segment.h"
 #include "../order/stream.h"
 #include "../stats/stat_shard.h"
 #include "block.h"

@@ -1,9 +1,7 @@
 #include "free_blocks.h"
 
 #include "../base/config.h"
-#include "../memory/segment.h"
 #include "../order/capture.h"
-#include "../pools/pool.h"
 #include "../stats/stat_shard.h"
 #include "../stats/stats.h"
 #include "block.h"
@@ -347,13 +345,9 @@ block_t *free_blocks_unite(run_t run, size_t size)
   free_blocks_satisfied(run.last);
   if (!RULE(RUN_REST_KEEPS_USES) && run.first != run.last)
     uses_drop(device, run.last);
-  const segment_t *segment = run.last->segment;
-  if (!segment->heap->pool->no_split &&
-      config_splits(config_of(device->core), run.size, size, segment_is_coarse(segment))) {
-    block_t *rest = block_split(device, run.last, size - before);
-    if (rest)
-      free_blocks_add(rest);
-  }
+  block_t *rest = size < run.size ? block_split(device, run.last, size - before) : NULL;
+  if (rest)
+    free_blocks_add(rest);
   for (bool more = run.first != run.last; more;) {
     more = run.first->next != run.last;
     block_merge_next(device, run.first);

@@ -64,8 +64,8 @@ run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_
 void free_blocks_claim_run(run_t run);
 void free_blocks_add_run(run_t run);
 
-/* A claimed run becomes one claimed block of `size` bytes, or of all if the rest
- * is not worth a block. The rest is free again, and owes what its block owed. */
+/* A claimed run becomes one claimed block of `size` bytes, which end in its last block. The
+ * rest is free again, and owes what its block owed. */
 block_t *free_blocks_unite(run_t run, size_t size);
 
 /* Whether some large one wastes an eighth of the request at most. */

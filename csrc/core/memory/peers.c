@@ -8,7 +8,7 @@
 #include "../base/call.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
-#include "../requests/imports.h"
+#include "imported.h"
 #include "page.h"
 
 void paging_begin(device_t *device)

@@ -17,19 +17,6 @@ bool segment_may_come(const device_t *device, size_t size);
  * driver has no more, or the memory fraction allows no more; ESPER_REJECTED. */
 esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block);
 
-/* Whether the block is all the memory of its segment. */
-static inline bool segment_is_whole(const block_t *block)
-{
-  return block->size == block->segment->bytes;
-}
-
-/* Whether a small rest stays in its block. In a mapped segment none does: it comes
- * together with whatever is freed beside it. */
-static inline bool segment_is_coarse(const segment_t *segment)
-{
-  return segment->large && !segment->pages;
-}
-
 /* Gives a classic segment, claimed through its one block, back to the driver. Called
  * without the lock; all that it owes has completed. False: the driver would
  * not take it, and it is a free block again. */
@@ -37,12 +24,6 @@ bool segment_release(device_t *device, block_t *block);
 
 /* The segment changes its home; no front has a block of it. Under the lock. */
 void segment_move(segment_t *segment, heap_t *heap);
-
-/* Its home, for somebody without the lock: it may change at any moment. */
-static inline heap_t *segment_home(const segment_t *segment)
-{
-  return __atomic_load_n(&segment->heap, __ATOMIC_ACQUIRE);
-}
 
 /* Of what esper_pin() and esper_unpin() say. */
 esper_status segment_pin(core_t *core, const void *ptr, void **address);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "../base/call.h"
-#include "../blocks/block.h"
+#include "capture_thread.h"
 #include "capturing.h"
 
 enum {
@@ -259,61 +259,14 @@ bool branch_is_after(const branch_t *b, const place_t *place)
 
 /* ---- frees ----------------------------------------------------------------------- */
 
-/* The capture that the thread worked in last, and a stream of it; CAPTURE_UNKNOWN where the
- * driver would not say which, and refused the thread. The body of a
- * conditional node is another graph than the node's, so what is freed while a
- * body is captured cannot be placed in the outer one: the body may come later
- * than the place. */
-static _Thread_local struct {
-  uint64_t core; /* its serial number: the stream is gone with it */
-  uint64_t capture;
-  stream_t *stream;
-} thread;
-
-void capture_note_thread(uint64_t capture, stream_t *stream)
-{
-  thread.core = stream->core->serial;
-  thread.capture = capture;
-  thread.stream = stream;
-}
-
-void capture_note_refused(const core_t *core)
-{
-  thread.core = core->serial;
-  thread.stream = NULL;
-}
-
-static bool may_be_in_any_capture(const core_t *core)
-{
-  return thread.core == core->serial && !thread.stream;
-}
-
-static uint64_t capture_of_immortal(stream_t *s)
-{
-  return stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true);
-}
-
-/* Where that cannot be said, it may be. */
-static bool is_in_another_capture(const core_t *core, uint64_t capture)
-{
-  stream_t *s = thread.stream;
-  if (thread.core != core->serial || thread.capture == capture || !s->immortal)
-    return false;
-  uint64_t now = capture_of_immortal(s);
-  return now == thread.capture || now == CAPTURE_UNKNOWN ||
-         (thread.capture == CAPTURE_UNKNOWN && now && now != capture);
-}
-
-captured_free_t capture_place_free(core_t *core, const block_t *block, stream_t *stream,
-                                   place_t *place)
+captured_free_t capture_place_free(core_t *core, uint64_t capture, stream_t *stream, place_t *place)
 {
   *place = (place_t){0};
   if (!stream->immortal)
     return FREED_UNKNOWN;
-  if (RULE(BODY_KEEPS_APART) &&
-      (may_be_in_any_capture(core) || is_in_another_capture(core, block->capture)))
+  if (RULE(BODY_KEEPS_APART) && capture_thread_may_be_elsewhere(core, capture))
     return FREED_OUTSIDE;
-  branch_t *branch = capture_branch(core, stream, block->capture);
+  branch_t *branch = capture_branch(core, stream, capture);
   if (!branch)
     return FREED_OUTSIDE;
   bool inside = branch_place(branch, stream->handle, place);
@@ -321,7 +274,8 @@ captured_free_t capture_place_free(core_t *core, const block_t *block, stream_t 
   if (inside)
     return FREED_INSIDE;
   /* A driver that cannot say where knows at least whether. */
-  return capture_of_immortal(stream) == block->capture ? FREED_UNKNOWN : FREED_OUTSIDE;
+  presented_t presented = {.stream = stream, .handle = stream->handle};
+  return stream_capture_of(presented, true) == capture ? FREED_UNKNOWN : FREED_OUTSIDE;
 }
 
 /* ---- checking ---------------------------------------------------------------------- */

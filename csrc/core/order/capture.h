@@ -66,13 +66,8 @@ typedef enum captured_free {
   FREED_UNKNOWN, /* nobody can say where the user is: it alone knows its order */
   FREED_OUTSIDE, /* the capture is over, or its user left it */
 } captured_free_t;
-captured_free_t capture_place_free(core_t *core, const block_t *block, stream_t *stream,
+captured_free_t capture_place_free(core_t *core, uint64_t capture, stream_t *stream,
                                    place_t *place);
-
-/* The calling thread works inside that capture. */
-void capture_note_thread(uint64_t capture, stream_t *stream);
-/* It works on a stream that the driver would not say anything of. */
-void capture_note_refused(const core_t *core);
 
 bool capture_is_valid(core_t *core);
 

@@ -2,7 +2,6 @@
 
 #include "../base/call.h"
 #include "../base/config.h"
-#include "../blocks/block.h"
 
 uint64_t stream_capture_of(presented_t p, bool recording)
 {

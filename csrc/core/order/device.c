@@ -2,7 +2,6 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
-#include "../blocks/block.h"
 #include "stream.h"
 
 /* A driver may give a process less than all. */

@@ -6,7 +6,6 @@
 #include "../base/call.h"
 #include "../base/error.h"
 #include "../base/rules.h"
-#include "../blocks/block.h"
 #include "device.h"
 
 static bool reserve(device_t *device)

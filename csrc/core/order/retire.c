@@ -2,7 +2,6 @@
  * whole device was synchronised. */
 #include "../base/call.h"
 #include "../base/error.h"
-#include "../blocks/block.h"
 #include "record.h"
 
 /* Events complete in the order of their numbers, so the search gallops: it

@@ -4,7 +4,6 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
-#include "../blocks/block.h"
 #include "event.h"
 #include "record.h"
 

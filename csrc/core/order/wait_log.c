@@ -5,7 +5,6 @@
 #include <time.h>
 
 #include "../base/error.h"
-#include "../blocks/block.h"
 #include "record.h"
 #include "stream.h"
 

@@ -7,21 +7,7 @@
 #ifndef ESPER_IMPORTS_H
 #define ESPER_IMPORTS_H
 
-#include "../base/types.h"
-
-struct import {
-  uintptr_t address;
-  size_t size;
-  size_t mapped; /* bytes of it */
-  bool closed;   /* nobody is given the address any more */
-  import_t *next;
-  size_t page_count; /* of those that the driver has not got back */
-  struct {
-    uint64_t handle;
-    size_t size;
-    bool mapped;
-  } pages[];
-};
+#include "../memory/imported.h"
 
 /* Of what esper_open_shared() and esper_close_shared() say. */
 esper_status imports_open(device_t *device, const esper_page_name *names, size_t count,

@@ -36,6 +36,7 @@
 #include "../memory/in_flight.h"
 #include "../memory/slack.h"
 #include "../order/capture.h"
+#include "../order/capture_thread.h"
 #include "../order/capturing.h"
 #include "../pools/pool.h"
 #include "../stats/stat.h"
@@ -332,7 +333,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_t
   else
     status = stream_present(core, stream, &q.stream);
   if (status != ESPER_OK) {
-    capture_note_refused(core);
+    capture_thread_refused(core);
     return status;
   }
   q.stream.asked |= try.asked; /* `capture` is 0 */
@@ -342,7 +343,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_t
   q.capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q.stream, false) : 0;
   /* Memory of the wrong side of a capture's border would be reused there. */
   if (q.capture == CAPTURE_UNKNOWN) {
-    capture_note_thread(q.capture, q.stream.stream);
+    capture_thread_works(q.capture, q.stream.stream);
     return error_from_driver(core,
                              atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
   }
@@ -351,7 +352,7 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_t
   if (q.capture == ESPER_CAPTURE_INVALID)
     q.capture = 0;
   if (q.capture)
-    capture_note_thread(q.capture, q.stream.stream);
+    capture_thread_works(q.capture, q.stream.stream);
   else if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed))
     settle_stream(core, q.stream);
 

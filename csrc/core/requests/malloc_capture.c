@@ -151,7 +151,7 @@ bool heap_owe_inside(device_t *device, block_t *block)
   place_t place;
   use_t *spare = use_take(device);
   unlock(&device->lock);
-  captured_free_t how = capture_place_free(device->core, block, block_user(block), &place);
+  captured_free_t how = capture_place_free(device->core, block->capture, block_user(block), &place);
   if (how == FREED_INSIDE)
     place_uses_at_free(device->core, block);
   else

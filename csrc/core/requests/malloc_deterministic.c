@@ -3,7 +3,6 @@
 #include "../blocks/block.h"
 #include "../blocks/pending_index.h"
 #include "../blocks/use.h"
-#include "../memory/segment.h"
 #include "../pools/pool.h"
 #include "malloc_gate.h"
 
@@ -130,14 +129,6 @@ static run_t best_range(const request_t *q)
   return best;
 }
 
-/* So much of the range is taken. */
-static size_t share_of(const request_t *q, run_t range)
-{
-  bool split = !q->pool->no_split && config_splits(q->config, range.size, q->size,
-                                                   segment_is_coarse(range.first->segment));
-  return split ? q->size : range.size;
-}
-
 static run_t first_blocks(run_t range, size_t size)
 {
   run_t run = run_of_one(range.first);
@@ -183,7 +174,7 @@ block_t *heap_take_repeating(const request_t *q)
     unlock(&q->device->lock);
     return NULL;
   }
-  size_t size = share_of(q, range);
+  size_t size = request_share(q, range.first->segment, range.size);
   run_t run = first_blocks(range, size);
   free_blocks_claim_run(run);
   bool gated = !owes(q, run);

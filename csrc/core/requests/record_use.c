@@ -7,6 +7,7 @@
 #include "../blocks/map.h"
 #include "../blocks/use.h"
 #include "../order/capture.h"
+#include "../order/capture_thread.h"
 #include "../order/capturing.h"
 #include "../order/stream.h"
 
@@ -150,7 +151,7 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
   branch_t *branch = active ? capture_branch(core, p.stream, p.capture) : NULL;
   bool placed = branch && branch_place(branch, p.handle, &place), outside = false;
   if (p.capture != ESPER_CAPTURE_INVALID)
-    capture_note_thread(p.capture, p.stream);
+    capture_thread_works(p.capture, p.stream);
   *found = 0;
   for (size_t i = 0; i < count && status == ESPER_OK; i++) {
     block_t *block = marks_lock_block(core, ptrs[i]);
@@ -219,7 +220,7 @@ static esper_status present(core_t *core, esper_stream as, presented_t *p)
 {
   esper_status status = stream_present(core, as, p);
   if (status != ESPER_OK)
-    capture_note_refused(core);
+    capture_thread_refused(core);
   return status;
 }
 

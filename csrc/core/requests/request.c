@@ -13,12 +13,18 @@
 
 /* ---- handing out ------------------------------------------------------- */
 
+size_t request_share(const request_t *q, const segment_t *segment, size_t size)
+{
+  bool splits = !segment->heap->pool->no_split &&
+                config_splits(q->config, size, q->size, segment_is_coarse(segment));
+  return splits ? q->size : size;
+}
+
 void request_hand_out(const request_t *q, block_t *block)
 {
   free_blocks_satisfied(block);
   const segment_t *segment = block->segment;
-  if (!segment->heap->pool->no_split &&
-      config_splits(q->config, block->size, q->size, segment_is_coarse(segment))) {
+  if (request_share(q, segment, block->size) < block->size) {
     block_t *rest = block_split(q->device, block, q->size);
     if (rest)
       free_blocks_add(rest);
@@ -40,7 +46,9 @@ void request_hand_out(const request_t *q, block_t *block)
 
 block_t *request_hand_out_run(const request_t *q, run_t run)
 {
-  block_t *block = run.first == run.last ? run.first : free_blocks_unite(run, q->size);
+  block_t *block = run.first;
+  if (run.first != run.last)
+    block = free_blocks_unite(run, request_share(q, run.first->segment, run.size));
   request_hand_out(q, block);
   return block;
 }

@@ -39,6 +39,10 @@ static inline bool request_may_borrow(const request_t *q, const heap_t *heap)
   return heap != q->heap && !heap->capture;
 }
 
+/* How much the request takes of `size` free bytes of the segment: what it needs, or all where
+ * the rest is not worth a block. */
+size_t request_share(const request_t *q, const segment_t *segment, size_t size);
+
 /* These three under the device's lock. A claimed block, or run, that is satisfied
  * for the request's stream becomes live; what it owed stays with the part that is
  * not taken. */

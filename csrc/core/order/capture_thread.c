@@ -1,0 +1,38 @@
+#include "capture_thread.h"
+
+#include "capturing.h"
+
+/* The capture that the thread worked in last, and a stream of it. CAPTURE_UNKNOWN: the driver
+ * would not say which. No stream: the driver refused to say anything of the stream. */
+static _Thread_local struct {
+  uint64_t core; /* its serial number: the stream goes with it */
+  uint64_t capture;
+  stream_t *stream;
+} thread;
+
+void capture_thread_works(uint64_t capture, stream_t *stream)
+{
+  thread.core = stream->core->serial;
+  thread.capture = capture;
+  thread.stream = stream;
+}
+
+void capture_thread_refused(const core_t *core)
+{
+  thread.core = core->serial;
+  thread.stream = NULL;
+}
+
+bool capture_thread_may_be_elsewhere(const core_t *core, uint64_t capture)
+{
+  stream_t *s = thread.stream;
+  if (thread.core != core->serial)
+    return false;
+  if (!s)
+    return true;
+  if (thread.capture == capture || !s->immortal)
+    return false;
+  uint64_t now = stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true);
+  return now == thread.capture || now == CAPTURE_UNKNOWN ||
+         (thread.capture == CAPTURE_UNKNOWN && now && now != capture);
+}
