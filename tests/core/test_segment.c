@@ -198,6 +198,32 @@ TEST(the_largest_available_is_what_a_malloc_can_get)
   end();
 }
 
+/* Whoever asks may be about to allocate from that pool. */
+TEST(the_largest_available_may_be_in_a_private_pool)
+{
+  begin();
+  esper_pool *pool;
+  void *live = world_malloc(&w, 240 * MIB, r), *small, *p, *q;
+  size_t most;
+  CHECK_OK(esper_pool_create(w.core, 0, 0, 5, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &small));
+  CHECK_OK(esper_malloc_from(w.core, pool, 14 * MIB, r, &p));
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 2 * MIB - 512); /* the rest of the first segment, as nothing else is left */
+  CHECK_OK(esper_free(w.core, p));
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 14 * MIB);
+  CHECK_OK(esper_malloc_from(w.core, pool, most, r, &q));
+  CHECK(q == p);
+  CHECK_OK(esper_free(w.core, q));
+  CHECK_OK(esper_free(w.core, small));
+  world_free(&w, live);
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 240 * MIB);
+  CHECK_OK(esper_pool_release(w.core, 0, 0, 5));
+  end();
+}
+
 /* The driver may hand an address to another thread before its function for
  * giving it back returns. */
 static void reuse_address(void *context, sim_call call, int device, void *object)
