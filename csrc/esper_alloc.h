@@ -484,8 +484,8 @@ ESPER_API void esper_get_failure(esper_failure *failure);
 /* Device memory as the driver reports it, in bytes. */
 ESPER_API esper_status esper_memory_info(esper_core *core, int device, size_t *free, size_t *total);
 
-/* The largest block that a malloc could get: free now in any pool's cache, or
- * from the device within the memory fraction, whichever is more. */
+/* The largest block that a malloc could get: free now in the cache of any pool, private
+ * ones included, or from the device within the memory fraction, whichever is more. */
 ESPER_API esper_status esper_largest_available(esper_core *core, int device, size_t *bytes);
 
 /* The block around an address, live or not. */

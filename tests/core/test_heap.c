@@ -462,6 +462,24 @@ TEST(auto_order_does_not_guess)
   end();
 }
 
+/* Another thread may mark a use on the malloc's own stream after the malloc read the
+ * clock: the mark is then newer than "now". */
+TEST(auto_order_does_not_guess_beside_a_mark_newer_than_the_clock)
+{
+  begin();
+  core_set_clock(w.core, fake_clock);
+  time_us = 1000000;
+  void *p = pending(12 * MIB), *q = block(4 * MIB, t); /* p's mark has no time */
+  esper_config config = {.reuse_order = ESPER_REUSE_AUTO};
+  CHECK_OK(esper_configure(w.core, &config));
+  world_read_on(&w, r, q, t);
+  world_use(&w, q, r, 0);
+  time_us -= 10;
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  end();
+}
+
 TEST(a_ready_block_is_preferred_to_a_pending_one)
 {
   begin();

@@ -73,10 +73,10 @@ TEST(a_segment_that_was_removed_keeps_its_room)
   map_remove_segment(map, &segments[5]);
   check_limit_malloc(0);
   CHECK(!map_insert_segment(map, &segments[FULL]));
-  map_put_segment_back(map, &segments[5]);
+  map_insert_reserved(map, &segments[5]);
   CHECK(map_find_segment(map, segments[5].address) == &segments[5]);
   map_remove_segment(map, &segments[5]);
-  map_segment_has_gone(map);
+  map_unreserve_segment(map);
   CHECK(map_insert_segment(map, &segments[FULL]));
   check_limit_malloc(-1);
   CHECK(map_is_valid(map));

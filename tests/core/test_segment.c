@@ -93,6 +93,44 @@ TEST(a_segment_that_the_driver_will_not_take_stays)
   end();
 }
 
+static bool driver_was_asked;
+
+static void driver_has_host_memory(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  driver_was_asked = true;
+  check_limit_malloc(-1);
+}
+
+static void host_memory_runs_out(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  check_limit_malloc(0);
+}
+
+/* Whatever a segment needs is there before the driver is asked for memory, which might not
+ * take it back. */
+TEST(without_host_memory_the_driver_is_not_asked)
+{
+  begin();
+  sim_before_call(w.s, SIM_CALL_memory_alloc, driver_has_host_memory, NULL);
+  sim_after_call(w.s, SIM_CALL_memory_alloc, host_memory_runs_out, NULL);
+  sim_fail_calls_from(w.s, SIM_CALL_memory_free, 1, ESPER_DEVICE_ERROR);
+  void *p = NULL;
+  for (long calls = 0; !driver_was_asked; calls++) {
+    CHECK(calls < 100);
+    check_limit_malloc(calls);
+    esper_status status = esper_malloc(w.core, 12 * MIB, r, &p);
+    check_limit_malloc(-1);
+    CHECK_EQ(status, driver_was_asked ? ESPER_OK : ESPER_HOST_MEMORY);
+    CHECK_EQ(reserved(), driver_was_asked ? 12 * MIB : 0);
+    world_check(&w);
+  }
+  sim_owner_begin(w.s, p, 12 * MIB, 0, r.handle);
+  sim_fail_call(w.s, SIM_CALL_memory_free, 0, ESPER_OK);
+  end();
+}
+
 TEST(the_memory_fraction_limits_growth)
 {
   begin();
@@ -157,6 +195,32 @@ TEST(the_largest_available_is_what_a_malloc_can_get)
   CHECK(q == p);
   CHECK_OK(esper_free(w.core, q));
   CHECK_STATUS(esper_largest_available(w.core, 5, &most), ESPER_INVALID);
+  end();
+}
+
+/* Whoever asks may be about to allocate from that pool. */
+TEST(the_largest_available_may_be_in_a_private_pool)
+{
+  begin();
+  esper_pool *pool;
+  void *live = world_malloc(&w, 240 * MIB, r), *small, *p, *q;
+  size_t most;
+  CHECK_OK(esper_pool_create(w.core, 0, 0, 5, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &small));
+  CHECK_OK(esper_malloc_from(w.core, pool, 14 * MIB, r, &p));
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 2 * MIB - 512); /* the rest of the first segment, as nothing else is left */
+  CHECK_OK(esper_free(w.core, p));
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 14 * MIB);
+  CHECK_OK(esper_malloc_from(w.core, pool, most, r, &q));
+  CHECK(q == p);
+  CHECK_OK(esper_free(w.core, q));
+  CHECK_OK(esper_free(w.core, small));
+  world_free(&w, live);
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 240 * MIB);
+  CHECK_OK(esper_pool_release(w.core, 0, 0, 5));
   end();
 }
 

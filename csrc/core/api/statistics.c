@@ -158,6 +158,18 @@ esper_status esper_memory_info(esper_core *core, int device_index, size_t *free,
   return status;
 }
 
+static size_t largest_cached(const device_t *device)
+{
+  size_t largest = 0;
+  for (const heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    for (int large = 0; large < 2; large++) {
+      const block_t *block = bins_largest(&heap->ready[large]);
+      if (block && block->size > largest)
+        largest = block->size;
+    }
+  return largest;
+}
+
 esper_status esper_largest_available(esper_core *core, int device_index, size_t *bytes)
 {
   size_t free = 0, total = 0;
@@ -172,13 +184,9 @@ esper_status esper_largest_available(esper_core *core, int device_index, size_t 
   size_t allowed = reserved < device->limit ? device->limit - reserved : 0;
   if (free > allowed)
     free = allowed;
-  *bytes = free;
-  fronts_close_pool(device, device->default_pool);
-  for (const heap_t *heap = device->default_pool->heaps; heap; heap = heap->next) {
-    const block_t *block = bins_largest(&heap->ready[true]);
-    if (block && block->size > *bytes)
-      *bytes = block->size;
-  }
+  fronts_close(device);
+  size_t cached = largest_cached(device);
+  *bytes = cached > free ? cached : free;
   unlock(&device->lock);
   return ESPER_OK;
 }

@@ -32,7 +32,7 @@ struct map {
   size_t count;
   segment_t **segments;
   size_t segment_count, segment_capacity;
-  size_t removed; /* segments that may be put back */
+  size_t reserved; /* entries for segments */
 };
 
 /* ---- buckets --------------------------------------------------------------- */
@@ -294,10 +294,10 @@ static void put_segment(map_t *map, segment_t *segment)
   map->segment_count++;
 }
 
-bool map_insert_segment(map_t *map, segment_t *segment)
+bool map_reserve_segment(map_t *map)
 {
   lock(&map->lock);
-  if (map->segment_count + map->removed == map->segment_capacity) {
+  if (map->segment_count + map->reserved == map->segment_capacity) {
     size_t capacity = map->segment_capacity ? 2 * map->segment_capacity : 64;
     segment_t **segments = realloc(map->segments, capacity * sizeof *segments);
     if (!segments) {
@@ -307,9 +307,32 @@ bool map_insert_segment(map_t *map, segment_t *segment)
     map->segments = segments;
     map->segment_capacity = capacity;
   }
-  put_segment(map, segment);
+  map->reserved++;
   unlock(&map->lock);
   return true;
+}
+
+void map_insert_reserved(map_t *map, segment_t *segment)
+{
+  lock(&map->lock);
+  put_segment(map, segment);
+  map->reserved--;
+  unlock(&map->lock);
+}
+
+void map_unreserve_segment(map_t *map)
+{
+  lock(&map->lock);
+  map->reserved--;
+  unlock(&map->lock);
+}
+
+bool map_insert_segment(map_t *map, segment_t *segment)
+{
+  bool reserved = map_reserve_segment(map);
+  if (reserved)
+    map_insert_reserved(map, segment);
+  return reserved;
 }
 
 void map_remove_segment(map_t *map, segment_t *segment)
@@ -319,22 +342,7 @@ void map_remove_segment(map_t *map, segment_t *segment)
   map->segment_count--;
   memmove(&map->segments[at], &map->segments[at + 1],
           (map->segment_count - at) * sizeof *map->segments);
-  map->removed++;
-  unlock(&map->lock);
-}
-
-void map_put_segment_back(map_t *map, segment_t *segment)
-{
-  lock(&map->lock);
-  put_segment(map, segment);
-  map->removed--;
-  unlock(&map->lock);
-}
-
-void map_segment_has_gone(map_t *map)
-{
-  lock(&map->lock);
-  map->removed--;
+  map->reserved++;
   unlock(&map->lock);
 }
 
@@ -377,7 +385,7 @@ bool map_is_valid(map_t *map)
   for (size_t i = 1; i < map->segment_count; i++)
     valid &=
         map->segments[i - 1]->address + map->segments[i - 1]->size <= map->segments[i]->address;
-  valid &= count == map->count && map->segment_count + map->removed <= map->segment_capacity;
+  valid &= count == map->count && map->segment_count + map->reserved <= map->segment_capacity;
   unlock(&map->lock);
   return valid;
 }

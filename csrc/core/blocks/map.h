@@ -22,10 +22,12 @@ void map_remove(map_t *map, block_t *block);
 block_t *map_find(map_t *map, uintptr_t address);
 
 bool map_insert_segment(map_t *map, segment_t *segment); /* false: no host memory */
-/* Out of the map, where room for it is kept until one of the other two is called. */
+/* Reserves an entry, which one of the next two functions uses up. False: no host memory. */
+bool map_reserve_segment(map_t *map);
+void map_insert_reserved(map_t *map, segment_t *segment);
+void map_unreserve_segment(map_t *map);
+/* Its entry stays reserved. */
 void map_remove_segment(map_t *map, segment_t *segment);
-void map_put_segment_back(map_t *map, segment_t *segment);
-void map_segment_has_gone(map_t *map);
 /* The segment around an address, or NULL. It may go away as soon as this
  * returns, unless the caller knows that the address is live. */
 segment_t *map_find_segment(map_t *map, uintptr_t address);

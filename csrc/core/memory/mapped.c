@@ -496,13 +496,13 @@ bool mapped_discard_empty(device_t *device, const pool_t *pool)
   lock(&device->lock);
   pool_leave(s->heap->pool);
   if (status == ESPER_OK) {
-    map_segment_has_gone(core->map);
+    map_unreserve_segment(core->map);
     block_discard(device, s->first);
     pages_destroy(s);
     arena_give(&device->segments, s);
   } else {
     block_set_state(s->first, BLOCK_HOLE);
-    map_put_segment_back(core->map, s);
+    map_insert_reserved(core->map, s);
     segment_link(s);
   }
   unlock(&device->lock);

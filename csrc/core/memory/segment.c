@@ -33,33 +33,52 @@ static segment_size_t size_of(const segment_t *segment)
   return (segment_size_t){segment->size, segment->large, segment->oversize};
 }
 
-/* Puts memory of the driver's under the core's care. Under the lock. */
-static block_t *segment_add(heap_t *heap, uintptr_t address, size_t size, bool large)
+/* The block of a segment that has no memory yet, but all the host memory that it will
+ * need: nothing fails once the driver has given memory. NULL: no host memory. Under the
+ * lock. */
+static block_t *segment_make(heap_t *heap, size_t size, bool large)
 {
   device_t *device = heap->device;
   segment_t *segment = arena_take(&device->segments);
-  if (!segment)
+  block_t *block = segment ? block_make(device, segment, 0, size) : NULL;
+  if (!block || !map_reserve_segment(device->core->map)) {
+    if (block)
+      block_discard(device, block);
+    if (segment)
+      arena_give(&device->segments, segment);
     return NULL;
-  *segment = (segment_t){.address = address,
-                         .size = size,
+  }
+  *segment = (segment_t){.size = size,
                          .bytes = size,
                          .device = device,
                          .heap = heap,
                          .large = large,
-                         .sequence = device->next_sequence++,
-                         .oversize = config_is_oversize(config_of(device->core), size)};
-  block_t *block = block_create(device, segment, address, size);
-  if (!block || !map_insert_segment(device->core->map, segment)) {
-    if (block)
-      block_destroy(device, block);
-    arena_give(&device->segments, segment);
-    return NULL;
-  }
-  segment->first = block;
+                         .oversize = config_is_oversize(config_of(device->core), size),
+                         .first = block};
+  return block;
+}
+
+/* Of a segment whose memory never came, or has gone. Under the lock. */
+static void segment_discard(device_t *device, block_t *block)
+{
+  map_unreserve_segment(device->core->map);
+  arena_give(&device->segments, block->segment);
+  block_discard(device, block);
+}
+
+/* Puts memory of the driver's under the core's care. Under the lock. */
+static void segment_add(block_t *block, uintptr_t address)
+{
+  segment_t *segment = block->segment;
+  device_t *device = segment->device;
+  segment->address = address;
+  segment->sequence = device->next_sequence++;
+  __atomic_store_n(&block->address, address, __ATOMIC_RELAXED);
+  map_insert_reserved(device->core->map, segment);
+  map_insert(device->core->map, block);
   segment_link(segment);
   stats_segment_added(&device->stats, segment->heap->pool->account, size_of(segment));
-  trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, address, size, heap->stream);
-  return block;
+  trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, address, segment->size, segment->heap->stream);
 }
 
 static size_t reserved_with(const device_t *device, size_t size)
@@ -96,8 +115,14 @@ esper_status segment_reserve(device_t *device, size_t size)
 esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block)
 {
   device_t *device = heap->device;
+  *block = NULL;
   lock(&device->lock);
   esper_status status = segment_reserve(device, size);
+  block_t *whole = status == ESPER_OK ? segment_make(heap, size, large) : NULL;
+  if (status == ESPER_OK && !whole) {
+    device->reserving -= size;
+    status = error_set(ESPER_HOST_MEMORY, "no host memory for a segment");
+  }
   bool drivers = !heap->pool->source.obtain;
   unlock(&device->lock);
   if (status != ESPER_OK)
@@ -114,12 +139,11 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
     device->refused = size;
   else if (status == ESPER_OK && drivers && size >= device->refused)
     device->refused = 0;
-  *block = status == ESPER_OK ? segment_add(heap, address, size, large) : NULL;
+  if (status == ESPER_OK)
+    segment_add(*block = whole, address);
+  else
+    segment_discard(device, whole);
   unlock(&device->lock);
-  if (status == ESPER_OK && !*block) {
-    source_give_back(heap->pool, address, size);
-    return error_set(ESPER_HOST_MEMORY, "no host memory for a segment");
-  }
   return status;
 }
 
@@ -137,7 +161,7 @@ static void segment_leaves(device_t *device, block_t *block)
 static void segment_stays(device_t *device, block_t *block)
 {
   segment_t *segment = block->segment;
-  map_put_segment_back(device->core->map, segment);
+  map_insert_reserved(device->core->map, segment);
   map_insert(device->core->map, block);
   segment_link(segment);
   stats_segment_kept(&device->stats, segment->heap->pool->account, size_of(segment));
@@ -158,9 +182,7 @@ bool segment_release(device_t *device, block_t *block)
   lock(&device->lock);
   if (taken) {
     device->refused = 0;
-    map_segment_has_gone(device->core->map);
-    arena_give(&device->segments, block->segment);
-    block_discard(device, block);
+    segment_discard(device, block);
   } else {
     segment_stays(device, block);
   }

@@ -256,7 +256,9 @@ int64_t stream_lag_us(const stream_t *s, int64_t now_us)
   if (!atomic_load_explicit(&s->has_outstanding, memory_order_acquire))
     return 0;
   int64_t oldest_us = atomic_load_explicit(&s->oldest_us, memory_order_relaxed);
-  return oldest_us ? now_us - oldest_us : INT64_MAX;
+  if (!oldest_us)
+    return INT64_MAX;
+  return oldest_us < now_us ? now_us - oldest_us : 0; /* recorded after the clock was read */
 }
 
 /* ---- traits ------------------------------------------------------------ */

@@ -145,7 +145,7 @@ typedef enum gate_result {
 gate_result stream_gate(presented_t presented, record_t *record);
 
 /* How far the stream is behind the host, as far as its records tell: its oldest
- * outstanding one is so old. INT64_MAX: it has no time. */
+ * outstanding one is so old. Never negative. INT64_MAX: it has no time. */
 int64_t stream_lag_us(const stream_t *stream, int64_t now_us);
 
 /* What is true of its work from now on. */
