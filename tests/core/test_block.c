@@ -9,14 +9,14 @@
 static world w;
 static device_t *device;
 static segment_t segment;
-static heap_t heap; /* its front is closed */
+static heap_t heap; /* its cache is closed */
 
 static block_t *begin(void)
 {
   world_begin(&w);
   world_free(&w, world_malloc(&w, 512, w.stream[0])); /* the device starts */
   device = &w.core->devices[0];
-  front_init(&heap.front);
+  cache_init(&heap.cache);
   segment = (segment_t){.address = 0x1000000, .size = 1 << 20, .heap = &heap};
   segment.first = block_create(device, &segment, segment.address, segment.size);
   CHECK(segment.first);

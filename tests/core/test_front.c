@@ -50,17 +50,17 @@ static heap_t *heap_of(esper_stream stream)
   return pool_heap(device->default_pool, stream_immortal(w.core, device, stream.handle), 0);
 }
 
-/* Blocks in the front; -1: it is closed. */
+/* Blocks in the cache; -1: it is not open. */
 static int kept(esper_stream stream)
 {
-  front_t *front = &heap_of(stream)->front;
+  block_cache_t *cache = &heap_of(stream)->cache;
   int count = 0;
-  bool paused = front_pause(front);
-  for (int i = 0; i < FRONT_SLOTS; i++)
-    count += front->count[i];
-  if (paused)
-    front_resume(front);
-  return paused ? count : -1;
+  bool open = cache->state == CACHE_OPEN;
+  cache_pause(cache);
+  for (int i = 0; i < CACHE_SLOTS; i++)
+    count += cache->count[i];
+  cache_resume(cache);
+  return open ? count : -1;
 }
 
 /* ---- what it keeps ---------------------------------------------------------- */
@@ -112,7 +112,7 @@ TEST(many_blocks_of_a_size_are_kept_and_then_none)
     p[i] = world_malloc(&w, 512, r);
   for (int i = 0; i < MANY; i++) {
     world_free(&w, p[i]);
-    CHECK(kept(r) >= 1 && kept(r) <= FRONT_DEPTH);
+    CHECK(kept(r) >= 1 && kept(r) <= CACHE_DEPTH);
     CHECK(esper_core_is_valid(w.core));
   }
   end();
@@ -177,10 +177,10 @@ TEST(freeing_twice_is_an_error_beside_a_release)
   block_t *block = map_find(w.core->map, (uintptr_t)p); /* as far as the second free got */
   world_free(&w, p);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK(!front_free(block, (uintptr_t)p));
+  CHECK(!cache_free(block, (uintptr_t)p));
   device_t *device = &w.core->devices[0];
   lock(&device->lock);
-  CHECK(!front_claim_live(block, (uintptr_t)p)); /* as when it waited for the lock */
+  CHECK(!cache_claim_live(block, (uintptr_t)p)); /* as when it waited for the lock */
   unlock(&device->lock);
   CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
   end();
@@ -244,7 +244,7 @@ TEST(a_private_pool_has_no_front)
   CHECK_OK(esper_malloc_from(w.core, pool, 3 * MIB, r, &q));
   CHECK_OK(esper_free(w.core, q));
   CHECK_OK(esper_free(w.core, p));
-  CHECK(!pool->heaps->front.filled && pool->heaps->front.empty);
+  CHECK(!pool->heaps->cache.filled && cache_is_closed(&pool->heaps->cache));
   CHECK_OK(esper_malloc_from(w.core, pool, 6 * MIB, r, &again));
   CHECK(again == p);
   CHECK_OK(esper_free(w.core, p));
@@ -349,7 +349,7 @@ TEST(what_is_kept_on_pages_is_handed_out_and_nobody_is_asked)
   world_free(&w, written(4 * MIB, r));
   device_t *device = &w.core->devices[0];
   uint64_t calls = sim_calls(w.s, SIM_CALL_any),
-           questions = sim_calls(w.s, SIM_CALL_stream_capture);
+           queries = sim_calls(w.s, SIM_CALL_stream_capture);
   for (int i = 0; i < 100; i++) {
     void *p;
     lock(&device->lock);
@@ -358,7 +358,7 @@ TEST(what_is_kept_on_pages_is_handed_out_and_nobody_is_asked)
     unlock(&device->lock);
   }
   CHECK_EQ(sim_calls(w.s, SIM_CALL_any) - calls,
-           sim_calls(w.s, SIM_CALL_stream_capture) - questions);
+           sim_calls(w.s, SIM_CALL_stream_capture) - queries);
   CHECK_EQ(reserved(), 4);
   end();
 }
@@ -431,26 +431,26 @@ TEST(mistakes_in_a_front_or_ledger_are_noticed)
   void *p = world_malloc(&w, MIB, r);
   world_free(&w, p);
   heap_t *heap = heap_of(r);
-  front_t *front = &heap->front;
-  CHECK(front_is_valid(heap));
-  int slot = __builtin_ctz(front->filled);
-  block_t *block = front->block[slot][0];
+  block_cache_t *cache = &heap->cache;
+  CHECK(cache_is_valid(heap));
+  int slot = __builtin_ctz(cache->filled);
+  block_t *block = cache->block[slot][0];
   block->counted_active = true;
-  CHECK(!front_is_valid(heap));
+  CHECK(!cache_is_valid(heap));
   block->counted_active = false;
-  front->units[slot]++;
-  CHECK(!front_is_valid(heap));
-  front->units[slot]--;
-  front->filled = 0;
-  CHECK(!front_is_valid(heap));
-  front->filled = (uint16_t)(1u << slot);
-  CHECK(ledgers_are_valid(&w.core->devices[0]));
-  front->ledger.granted[ESPER_ALL].bytes += MIB;
-  CHECK(!ledgers_are_valid(&w.core->devices[0]));
-  front->ledger.granted[ESPER_ALL].bytes -= MIB;
-  w.core->devices[0].purses[0].left[ESPER_ALL].bytes += MIB;
-  CHECK(!ledgers_are_valid(&w.core->devices[0]));
-  w.core->devices[0].purses[0].left[ESPER_ALL].bytes -= MIB;
+  cache->units[slot]++;
+  CHECK(!cache_is_valid(heap));
+  cache->units[slot]--;
+  cache->filled = 0;
+  CHECK(!cache_is_valid(heap));
+  cache->filled = (uint16_t)(1u << slot);
+  CHECK(shards_are_valid(&w.core->devices[0]));
+  cache->shard.granted[ESPER_ALL].bytes += MIB;
+  CHECK(!shards_are_valid(&w.core->devices[0]));
+  cache->shard.granted[ESPER_ALL].bytes -= MIB;
+  w.core->devices[0].credit.pools[0].left[ESPER_ALL].bytes += MIB;
+  CHECK(!shards_are_valid(&w.core->devices[0]));
+  w.core->devices[0].credit.pools[0].left[ESPER_ALL].bytes -= MIB;
   end();
 }
 

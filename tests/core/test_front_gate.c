@@ -1,4 +1,4 @@
-/* Who waits at the gate of a front, and what the ledgers keep when room is short. */
+/* Waiting at the latch of a cache, and what the shards do when credit is short. */
 #include "../../csrc/core/blocks/cache_latch.h"
 
 #include <pthread.h>
@@ -12,13 +12,14 @@
 #include "../../csrc/core/pools/pool.h"
 #include "../../csrc/core/order/stream.h"
 #include "world.h"
+#include "../../csrc/core/blocks/free_blocks.h"
 
 /* A classic segment is no larger: each stream has memory of its own. */
 enum { SIZE = 20 * MIB };
 
 static world w;
 static esper_stream r, s;
-static front_t *front; /* of r */
+static block_cache_t *cache; /* of r */
 
 static void begin(void)
 {
@@ -30,7 +31,7 @@ static void begin(void)
   for (int i = 0; i < 2; i++)
     q[i] = world_malloc(&w, SIZE, s);
   device_t *device = &w.core->devices[0];
-  front = &pool_heap(device->default_pool, stream_immortal(w.core, device, r.handle), 0)->front;
+  cache = &pool_heap(device->default_pool, stream_immortal(w.core, device, r.handle), 0)->cache;
   for (int i = 0; i < 2; i++)
     world_free(&w, q[i]);
   world_free(&w, p);
@@ -52,7 +53,7 @@ static esper_stat count_of_blocks(void)
   return stats.allocation[ESPER_ALL];
 }
 
-/* ---- wishes ------------------------------------------------------------------ */
+/* ---- waiting ----------------------------------------------------------------- */
 
 typedef struct asker {
   pthread_t thread;
@@ -71,6 +72,8 @@ static void start(asker *a, size_t size)
 {
   *a = (asker){.size = size};
   CHECK(!pthread_create(&a->thread, NULL, ask, a));
+  for (int i = 0; i < 100; i++)
+    sched_yield(); /* it is likely to wait at the latch by then */
 }
 
 static void join_and_free(asker *a)
@@ -80,122 +83,128 @@ static void join_and_free(asker *a)
   CHECK_OK(esper_free(w.core, a->got));
 }
 
-static void hold_gate(void)
+static void pause(void)
 {
   lock(&w.core->devices[0].lock);
-  CHECK(front_pause(front));
+  cache_pause(cache);
   unlock(&w.core->devices[0].lock);
 }
 
-static void leave_gate(void)
+static void resume(void)
 {
   lock(&w.core->devices[0].lock);
-  front_resume(front);
+  cache_resume(cache);
   unlock(&w.core->devices[0].lock);
 }
 
-static void await_wish(void)
-{
-  while (atomic_load(&front->wish.state) != WISH_MADE)
-    sched_yield();
-}
-
-TEST(a_malloc_that_waits_while_a_peak_rises_is_part_of_it)
-{
-  begin();
-  asker a;
-  void *others[2] = {world_malloc(&w, SIZE, s)};
-  hold_gate();
-  start(&a, SIZE);
-  await_wish();
-  others[1] = world_malloc(&w, SIZE, s); /* there is no room for it */
-  CHECK_EQ(atomic_load(&front->wish.state), WISH_GRANTED);
-  CHECK(wish_is_valid(&front->wish));
-  block_t *granted = front->wish.block;
-  block_set_state(granted, BLOCK_READY);
-  CHECK(!wish_is_valid(&front->wish));
-  block_set_state(granted, BLOCK_LIVE);
-  CHECK_EQ(w.core->devices[0].stats.allocation[ESPER_ALL].peak, 3);
-  CHECK_EQ(w.core->devices[0].stats.allocation[ESPER_ALL].current, 3);
-  leave_gate();
-  join_and_free(&a);
-  CHECK_EQ(atomic_load(&front->wish.state), WISH_NONE);
-  for (int i = 0; i < 2; i++)
-    world_free(&w, others[i]);
-  CHECK_EQ(count_of_blocks().peak, 3);
-  CHECK_EQ(count_of_blocks().allocated, 4);
-  end();
-}
-
-TEST(a_wish_that_the_front_cannot_grant_is_served_later)
-{
-  begin();
-  asker a;
-  hold_gate();
-  start(&a, 2 * SIZE);
-  await_wish();
-  lock(&w.core->devices[0].lock);
-  fronts_grant_wishes(&w.core->devices[0]);
-  unlock(&w.core->devices[0].lock);
-  CHECK_EQ(atomic_load(&front->wish.state), WISH_MADE);
-  leave_gate();
-  join_and_free(&a);
-  CHECK_EQ(count_of_blocks().allocated, 2);
-  CHECK_EQ(count_of_blocks().current, 0);
-  end();
-}
-
-TEST(two_that_wait_at_a_gate_are_both_served)
+TEST(mallocs_that_wait_at_a_latch_are_served_when_it_opens)
 {
   begin();
   asker a, b;
-  hold_gate();
+  pause();
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_HELD);
   start(&a, SIZE);
-  await_wish();
   start(&b, SIZE);
-  lock(&w.core->devices[0].lock);
-  fronts_grant_wishes(&w.core->devices[0]); /* of the first */
-  ledgers_read(&w.core->devices[0]);
-  CHECK_EQ(w.core->devices[0].stats.allocation[ESPER_ALL].current, 1);
-  unlock(&w.core->devices[0].lock);
-  leave_gate();
+  CHECK(cache->filled); /* nobody takes a block meanwhile */
+  resume();
   pthread_join(b.thread, NULL);
   pthread_join(a.thread, NULL);
   CHECK(a.got && b.got && a.got != b.got);
   CHECK_OK(esper_free(w.core, a.got));
   CHECK_OK(esper_free(w.core, b.got));
   CHECK_EQ(count_of_blocks().allocated, 3);
+  CHECK_EQ(count_of_blocks().current, 0);
   end();
 }
 
-TEST(who_waits_at_a_gate_that_is_closed_asks_under_the_lock)
+TEST(pauses_may_be_nested)
+{
+  begin();
+  pause();
+  pause();
+  resume();
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_HELD);
+  resume();
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_OPEN);
+  end();
+}
+
+TEST(a_cache_that_is_closed_while_it_is_paused_stays_closed)
+{
+  begin();
+  device_t *device = &w.core->devices[0];
+  lock(&device->lock);
+  cache_pause(cache);
+  caches_close(device);
+  CHECK(!cache->filled);
+  cache_resume(cache);
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_CLOSED);
+  unlock(&device->lock);
+  end();
+}
+
+TEST(a_cache_that_is_opened_while_it_is_paused_opens_when_it_resumes)
+{
+  begin();
+  device_t *device = &w.core->devices[0];
+  lock(&device->lock);
+  caches_close(device);
+  caches_pause(device);
+  cache_open(pool_heap(device->default_pool, stream_immortal(w.core, device, r.handle), 0));
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_HELD);
+  caches_resume(device);
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_OPEN);
+  unlock(&device->lock);
+  end();
+}
+
+TEST(a_malloc_that_waits_at_a_latch_that_closes_asks_under_the_lock)
 {
   begin();
   asker a;
   device_t *device = &w.core->devices[0];
-  hold_gate();
+  pause();
   start(&a, SIZE);
-  await_wish();
   lock(&device->lock);
-  fronts_close(device);
-  CHECK_EQ(atomic_load(&front->gate), GATE_CLOSED);
+  caches_close(device);
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_CLOSED);
+  cache_resume(cache);
   unlock(&device->lock);
   join_and_free(&a);
-  CHECK_EQ(atomic_load(&front->wish.state), WISH_NONE);
+  CHECK_EQ(count_of_blocks().current, 0);
+  end();
+}
+
+/* One visit tells the cache that it has to be emptied: nobody opens it in between. */
+TEST(a_miss_closes_the_latch_on_its_way)
+{
+  begin();
+  void *p;
+  device_t *device = &w.core->devices[0];
+  cache_attempt_t attempt;
+  CHECK(!cache_malloc(w.core, r, 2 * SIZE, &attempt, &p));
+  CHECK(attempt.missed && cache->state == CACHE_OPEN);
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_CLOSED);
+  lock(&device->lock);
+  cache_pause(cache); /* somebody else, who came first */
+  CHECK(cache_is_quiet(cache));
+  cache_resume(cache);
+  unlock(&device->lock);
+  world_free(&w, world_malloc(&w, SIZE, r));
   CHECK_EQ(count_of_blocks().current, 0);
   end();
 }
 
 /* A heap goes when its memory gets another home; a free that was on its way to it comes to
- * the gate of a spare heap, or of what that has become. */
-static void *try_gate(void *over)
+ * the latch of a spare heap, or of what that has become. */
+static void *try_latch(void *over)
 {
   while (!atomic_load((atomic_bool *)over))
-    CHECK(!gate_take(front, GATE_HELD));
+    CHECK(!cache_enter(cache, LATCH_HELD));
   return NULL;
 }
 
-TEST(the_gate_of_a_heap_stays_closed_while_it_becomes_another)
+TEST(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
 {
   enum { TIMES = 2000 };
   begin();
@@ -208,8 +217,8 @@ TEST(the_gate_of_a_heap_stays_closed_while_it_becomes_another)
   lock(&device->lock);
   heap_t *heap = pool_heap(pool, stream, 0);
   unlock(&device->lock);
-  front = &heap->front;
-  CHECK(!pthread_create(&thread, NULL, try_gate, &over));
+  cache = &heap->cache;
+  CHECK(!pthread_create(&thread, NULL, try_latch, &over));
   for (int i = 0; i < TIMES; i++) {
     lock(&device->lock);
     heap->borrowed = 1;
@@ -222,39 +231,7 @@ TEST(the_gate_of_a_heap_stays_closed_while_it_becomes_another)
   end();
 }
 
-/* ---- short room -------------------------------------------------------------- */
-
-/* Two streams take turns with all blocks that the peak allows: what one keeps of the
- * room, the other lacks. */
-TEST(who_was_stopped_for_room_keeps_none_for_a_while)
-{
-  enum { BLOCKS = 8, TURNS = 100 };
-  begin();
-  void *p[BLOCKS], *q[BLOCKS];
-  for (int k = 0; k < BLOCKS; k++)
-    p[k] = world_malloc(&w, SIZE, r);
-  for (int k = 0; k < BLOCKS; k++)
-    q[k] = world_malloc(&w, SIZE, s);
-  for (int k = 0; k < BLOCKS; k++)
-    world_free(&w, p[k]);
-  for (int k = 0; k < BLOCKS; k++)
-    world_free(&w, q[k]);
-  CHECK_OK(esper_reset_peak_stats(w.core, 0));
-  const esper_stat *known = &w.core->devices[0].stats.allocation[ESPER_ALL];
-  int64_t told = 0;
-  int stops = 0;
-  for (int i = 0; i < 2 * TURNS; i++) {
-    for (int k = 0; k < BLOCKS; k++)
-      p[k] = world_malloc(&w, SIZE, i % 2 ? r : s);
-    for (int k = 0; k < BLOCKS; k++)
-      world_free(&w, p[k]);
-    stops += i > 2 && known->allocated != told; /* some malloc read the ledgers */
-    told = known->allocated;
-  }
-  CHECK(stops >= 1 && stops <= 20);
-  CHECK_EQ(count_of_blocks().peak, BLOCKS);
-  end();
-}
+/* ---- little credit ----------------------------------------------------------- */
 
 static int64_t sum_of_peaks(void)
 {
@@ -267,8 +244,8 @@ static int64_t sum_of_peaks(void)
   return sum;
 }
 
-/* The room for blocks, for their bytes and for what was asked for do not end together. */
-TEST(a_single_stream_stops_for_room_only_where_a_peak_rises)
+/* Credit for blocks, for their bytes and for what was asked for do not end together. */
+TEST(a_single_stream_stops_for_credit_only_where_a_peak_rises)
 {
   enum { LIVE = 64, CHANGES = 20000 };
   begin();

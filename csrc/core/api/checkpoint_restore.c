@@ -188,7 +188,7 @@ static void take_back(const restore_t *r, block_t *block)
   const heap_t *home = block->segment->heap;
   if (block->state == BLOCK_LIVE) {
     r->delta->freed[r->delta->freed_count++] = (void *)block->address;
-    front_claim_live(block, block->address);
+    cache_claim_live(block, block->address);
     if (block->oversize)
       stat_sub(&device->stats.oversize_allocations, 1);
     trace_add_block(device, ESPER_TRACE_FREE_REQUESTED, block, block->requested);
@@ -254,7 +254,7 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
     if (use)
       use_give(device, use);
   }
-  ledger_block_allocated(block);
+  cache_count_allocated(block);
   trace_add(device, ESPER_TRACE_ALLOC, block->address, part->requested, part->user);
   r->delta->live[r->delta->live_count++] = (void *)block->address;
 }

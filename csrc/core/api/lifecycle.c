@@ -7,6 +7,7 @@
 #include "../base/error.h"
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
+#include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
 #include "../blocks/use.h"
 #include "../memory/mapped.h"
@@ -50,7 +51,7 @@ static void device_init(core_t *core, int index)
 static void device_destroy(device_t *device)
 {
   core_t *core = device->core;
-  fronts_close(device);
+  caches_close(device);
   gates_forget(device);
   shared_forget(device, true);
   imports_destroy(device);
@@ -202,7 +203,7 @@ esper_status esper_configure(esper_core *core, const esper_config *config)
   for (int i = 0; status == ESPER_OK && i < core->device_count; i++) {
     device_t *device = &core->devices[i];
     lock(&device->lock);
-    fronts_close(device); /* how they serve depends on it */
+    caches_close(device); /* how they serve depends on it */
     unlock(&device->lock);
   }
   return status;

@@ -29,7 +29,7 @@
 static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream stream, void **ptr)
 {
   device_t *device = pool->device;
-  esper_status status = heap_malloc(pool, size, stream, (front_try_t){0}, ptr);
+  esper_status status = heap_malloc(pool, size, stream, (cache_attempt_t){0}, ptr);
   lock(&device->lock);
   pool_leave(pool);
   unlock(&device->lock);
@@ -38,10 +38,10 @@ static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream strea
 
 static esper_status malloc_default(device_t *device, size_t size, esper_stream stream, void **ptr)
 {
-  front_try_t try;
+  cache_attempt_t try;
   if (!size)
     return ESPER_OK;
-  if (front_malloc(device->core, stream, size, &try, ptr))
+  if (cache_malloc(device->core, stream, size, &try, ptr))
     return ESPER_OK;
   return heap_malloc(device->default_pool, size, stream, try, ptr);
 }

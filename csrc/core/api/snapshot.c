@@ -4,6 +4,7 @@
 #include "../base/error.h"
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
+#include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
 #include "../order/device.h"
 #include "../pools/pool.h"
@@ -135,7 +136,7 @@ esper_status esper_snapshot_take(esper_core *core, int device, esper_snapshot *s
       continue;
     heap_retire(d);
     lock(&d->lock);
-    fronts_close(d);
+    caches_close(d);
     bool room = reserve(snapshot, count(d));
     if (room)
       add_device(d, snapshot);
@@ -166,7 +167,7 @@ static void trace_stop(core_t *core)
   for (int i = 0; i < core->device_count; i++) {
     device_t *d = &core->devices[i];
     lock(&d->lock);
-    fronts_close(d);
+    caches_close(d);
     trace_destroy(&d->trace);
     unlock(&d->lock);
   }
@@ -178,7 +179,7 @@ static bool trace_begin(core_t *core, size_t max_entries)
   for (int i = 0; i < core->device_count; i++) {
     device_t *d = &core->devices[i];
     lock(&d->lock);
-    fronts_close(d);
+    caches_close(d);
     room &= trace_init(&d->trace, max_entries);
     unlock(&d->lock);
   }
@@ -218,7 +219,7 @@ void esper_trace_watch(esper_core *core, esper_trace_watch_fn *watch, void *cont
   for (int i = 0; i < core->device_count; i++) {
     device_t *d = &core->devices[i];
     lock(&d->lock);
-    fronts_close(d);
+    caches_close(d);
     trace_watch(&d->trace, watch, context);
     unlock(&d->lock);
   }

@@ -6,6 +6,7 @@
 #include "../base/error.h"
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
+#include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
 #include "../blocks/use.h"
 #include "../memory/orphan.h"
@@ -31,11 +32,11 @@ esper_status esper_get_stats(esper_core *core, int device_index, esper_stats *st
   if (device) {
     heap_retire(device);
     lock(&device->lock);
-    fronts_pause(device);
-    ledgers_read(device);
+    caches_pause(device);
+    shards_read(device);
     *stats = device->stats;
-    ledgers_grant(device, NULL);
-    fronts_resume(device);
+    shards_grant(device, NULL);
+    caches_resume(device);
     unlock(&device->lock);
   }
   size_t max_split = config_of(core)->max_split_size;
@@ -51,11 +52,11 @@ esper_status esper_reset_peak_stats(esper_core *core, int device_index)
     return status;
   heap_retire(device);
   lock(&device->lock);
-  fronts_pause(device);
-  ledgers_read(device);
+  caches_pause(device);
+  shards_read(device);
   stats_reset_peaks(&device->stats);
   accounts_reset_peaks(&device->accounts);
-  fronts_resume(device);
+  caches_resume(device);
   unlock(&device->lock);
   return ESPER_OK;
 }
@@ -67,12 +68,12 @@ esper_status esper_reset_accumulated_stats(esper_core *core, int device_index)
   if (!device)
     return status;
   lock(&device->lock);
-  fronts_pause(device);
-  ledgers_read(device);
+  caches_pause(device);
+  shards_read(device);
   stats_reset_accumulated(&device->stats);
   accounts_reset_accumulated(&device->accounts);
-  ledgers_grant(device, NULL);
-  fronts_resume(device);
+  shards_grant(device, NULL);
+  caches_resume(device);
   unlock(&device->lock);
   return ESPER_OK;
 }
@@ -140,7 +141,7 @@ uint64_t esper_driver_calls(const esper_core *core, int call)
     return 0;
   uint64_t calls = atomic_load_explicit(&core->driver_calls[call], memory_order_relaxed);
   for (int i = 0; call == CALL_stream_capture && i < core->device_count; i++)
-    calls += fronts_questions(&core->devices[i]);
+    calls += caches_queries(&core->devices[i]);
   return calls;
 }
 
@@ -184,7 +185,7 @@ esper_status esper_largest_available(esper_core *core, int device_index, size_t 
   size_t allowed = reserved < device->limit ? device->limit - reserved : 0;
   if (free > allowed)
     free = allowed;
-  fronts_close(device);
+  caches_close(device);
   size_t cached = largest_cached(device);
   *bytes = cached > free ? cached : free;
   unlock(&device->lock);

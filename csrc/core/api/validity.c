@@ -2,6 +2,7 @@
 #include "../base/config.h"
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
+#include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
 #include "../blocks/use.h"
 #include "../memory/mapped.h"
@@ -66,10 +67,10 @@ static bool device_is_valid(device_t *device)
   lock(&device->lock);
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
     for (heap_t *heap = pool->heaps; heap && valid; heap = heap->next)
-      valid = front_is_valid(heap);
-  fronts_close(device);
-  valid = valid && ledgers_are_valid(device);
-  ledgers_read(device);
+      valid = cache_is_valid(heap);
+  caches_close(device);
+  valid = valid && shards_are_valid(device);
+  shards_read(device);
   for (segment_t *s = device->first_segment; s && valid; s = s->next)
     valid = segment_is_valid(s);
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)

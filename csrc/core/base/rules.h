@@ -13,7 +13,7 @@
   R(GATE_RAISES_ONE, "2a", "a gate raises one entry of the frontier")                              \
   R(GATE_IS_REMEMBERED, "2b", "what a stream was made to wait for it does not wait for again")     \
   R(STAMP_IS_NEXT, "3", "owner order is covered only by an event recorded later")                  \
-  R(FRONT_STAMPS, "3b", "a free without the lock has its position in owner order, too")            \
+  R(CACHE_STAMPS, "3b", "a free without the lock has its position in owner order, too")            \
   R(SPLIT_KEEPS_USES, "4a", "taking part of a block clears nothing on the rest")                   \
   R(MERGE_UNITES_USES, "4b", "a merged block owes what both parts owed")                           \
   R(MERGE_TAKES_LATER_STAMP, "4c", "a merged block has the later stamp")                           \
@@ -30,7 +30,7 @@
     "pages are lent to another stream only when all that their block owes has completed")          \
   R(LENT_PAGES_KEEP_STAMP, "4m",                                                                   \
     "pages that are lent owe what they owed, and are stale where they were")                       \
-  R(FRONT_OWES_NOTHING, "4n", "what owes a use is not handed out without the lock")                \
+  R(CACHE_OWES_NOTHING, "4n", "what owes a use is not handed out without the lock")                \
   R(ONE_USE_A_STREAM, "5a", "a block has at most one use a stream")                                \
   R(LATER_USE_REPLACES, "5b", "the later use on a stream replaces the earlier")                    \
   R(COMPLETED_USES_LEAVE, "5c", "a use that has completed is dropped")                             \

@@ -50,7 +50,7 @@ void block_destroy(device_t *device, block_t *block)
 
 block_t *block_split(device_t *device, block_t *block, size_t size)
 {
-  front_close(block->segment->heap);
+  core_assert(cache_is_quiet(&block->segment->heap->cache));
   block_t *rest = block_create(device, block->segment, block->address + size, block->size - size);
   if (!rest)
     return NULL;
@@ -71,7 +71,7 @@ block_t *block_split(device_t *device, block_t *block, size_t size)
 
 void block_merge_next(device_t *device, block_t *block)
 {
-  front_close(block->segment->heap);
+  core_assert(cache_is_quiet(&block->segment->heap->cache));
   block_t *next = block->next;
   block->size += next->size;
   if (next->stamp > block->stamp && RULE(MERGE_TAKES_LATER_STAMP))

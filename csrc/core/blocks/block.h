@@ -8,7 +8,7 @@ typedef enum block_state {
   BLOCK_GONE, /* its host memory was returned, and reads as zeros */
   BLOCK_LIVE,
   BLOCK_READY,   /* free, satisfied for its home stream, in heap->ready */
-  BLOCK_WARM,    /* the same, but in heap->front */
+  BLOCK_CACHED,    /* the same, but in heap->front */
   BLOCK_PENDING, /* free, owes uses, in heap->pending */
   BLOCK_CLAIMED, /* free or becoming so, in the hands of one thread, unlocked */
   BLOCK_HOLE,    /* no page is there: in no bin, not in the map, owes nothing */

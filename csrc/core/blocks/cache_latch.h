@@ -1,64 +1,57 @@
-/* front_gate.h: who may be at work in a front, and what those want who wait for it.
+/* cache_latch.h: who may work in a block cache.
  *
- * A gate is a latch that can also be closed: malloc and free hold it for some ten
- * nanoseconds, or twice as long where a ledger goes to a purse; who has the device's
- * lock may hold it too, or close it. Who waits for it has no lock.
- *
- * A malloc that waits says what it wants. Whoever has paused all fronts because the room
- * below a peak is gone (ledger.h) grants these wishes, so the peak becomes that of all
- * mallocs that were under way. Else a thread that lacks room would take what another one
- * kept, which would stop everybody next: with a block each, sixteen threads would
- * have to be seen with sixteen blocks at one moment before they left each other alone. */
-#ifndef ESPER_FRONT_GATE_H
-#define ESPER_FRONT_GATE_H
+ * The latch of a cache can be taken for a moment, and it can be closed. malloc and free hold
+ * it for some ten nanoseconds. Whoever holds the device's lock may hold it too, which pauses
+ * the cache, or close it. Nobody holds a lock while waiting for a latch, except the device's. */
+#ifndef ESPER_CACHE_LATCH_H
+#define ESPER_CACHE_LATCH_H
 
-#include "cache_slots.h"
+#include "heap.h"
 
-enum { GATE_OPEN, GATE_HELD, GATE_CLOSED };
+enum { LATCH_OPEN, LATCH_HELD, LATCH_CLOSED };
 
-/* Nobody else reads or writes a wish while it is written, or looked at. */
-enum { WISH_NONE, WISH_WRITTEN, WISH_MADE, WISH_GRANTED };
-
-static inline bool gate_change(front_t *front, int from, int to)
+static inline bool cache_latch_change(block_cache_t *cache, int from, int to)
 {
-  return atomic_compare_exchange_strong_explicit(&front->gate, &from, to, memory_order_acquire,
+  return atomic_compare_exchange_strong_explicit(&cache->latch, &from, to, memory_order_acquire,
                                                  memory_order_relaxed);
 }
 
-bool gate_take_slowly(front_t *front, int to);
+bool cache_enter_slowly(block_cache_t *cache, int to);
 
-/* Once it is open. False: it is closed. */
-static inline bool gate_take(front_t *front, int to)
+/* Waits until the latch is open, then holds or closes it. False: it is closed. */
+static inline bool cache_enter(block_cache_t *cache, int to)
 {
-  return __builtin_expect(gate_change(front, GATE_OPEN, to), 1) || gate_take_slowly(front, to);
+  return __builtin_expect(cache_latch_change(cache, LATCH_OPEN, to), 1) ||
+         cache_enter_slowly(cache, to);
 }
 
-static inline void gate_leave(front_t *front)
+/* The latch, which the caller holds, becomes open or closed. */
+static inline void cache_leave(block_cache_t *cache, int to)
 {
-  atomic_store_explicit(&front->gate, GATE_OPEN, memory_order_release);
+  atomic_store_explicit(&cache->latch, to, memory_order_release);
 }
-
-/* The same as gate_take for a malloc that found it not open. False: it is closed, or
- * `block`, which was NULL, was handed out meanwhile. */
-bool gate_wait_wishing(front_t *front, size_t size, size_t requested, block_t **block);
 
 /* ---- under the device's lock ---------------------------------------------- */
 
-/* Nobody is at work in the front until it resumes; it keeps what it has. False: it is
- * closed, or paused already. */
-bool front_pause(front_t *front);
-void front_resume(front_t *front);
-/* The same for those of the device. */
-void fronts_pause(device_t *device);
-void fronts_resume(device_t *device);
+static inline bool cache_is_closed(const block_cache_t *cache)
+{
+  return cache->state == CACHE_CLOSED;
+}
 
-/* Closes the gate, whatever it is now. */
-void front_shut(front_t *front);
+/* Nobody works in the cache until it resumes; it keeps its blocks. Pauses may be nested. */
+void cache_pause(block_cache_t *cache);
+void cache_resume(block_cache_t *cache);
+/* The same for all caches of the device. */
+void caches_pause(const device_t *device);
+void caches_resume(const device_t *device);
 
-/* While the front is paused: whether there is a wish, which waits for an answer. NULL: it
- * remains one. */
-bool wish_look(wish_t *wish);
-void wish_answer(wish_t *wish, block_t *block);
-bool wish_is_valid(const wish_t *wish);
+/* Whether nobody can be at work in the cache. */
+static inline bool cache_is_quiet(const block_cache_t *cache)
+{
+  return cache->state != CACHE_OPEN || cache->pauses;
+}
+
+/* Changes the state, and the latch with it. The caller empties a cache that it closes. */
+void cache_set_state(block_cache_t *cache, cache_state state);
 
 #endif

@@ -26,7 +26,7 @@ void free_blocks_satisfied(block_t *block)
 {
   if (!block->counted_active)
     return;
-  ledger_block_satisfied(block);
+  cache_count_satisfied(block);
   trace_add_block(device_of(block), ESPER_TRACE_FREE_COMPLETED, block, block->requested);
   block->counted_active = false;
   block->requested = 0;
@@ -71,8 +71,8 @@ static void add_pending(block_t *block)
 
 void free_blocks_claim(block_t *block)
 {
-  /* Or what the front has could have become a part of the block, or the reverse. */
-  core_assert(block->state != BLOCK_READY || front_is_shut(block->segment->heap));
+  /* Or a malloc in the cache would count on bins that change. */
+  core_assert(block->state != BLOCK_READY || cache_is_quiet(&block->segment->heap->cache));
   bins_remove(bins_of(block), block);
   if (block->state == BLOCK_PENDING) {
     waits_forget(block->segment->heap, block);
@@ -83,11 +83,11 @@ void free_blocks_claim(block_t *block)
   block_set_state(block, BLOCK_CLAIMED);
 }
 
-void free_blocks_add_ready(block_t *block)
+/* Beside a cache that is quiet. */
+static void add_ready(block_t *block)
 {
   heap_t *heap = block->segment->heap;
   device_t *device = heap->device;
-  front_close(heap);
   free_blocks_satisfied(block);
   if (block->next && block->next->state == BLOCK_READY) {
     free_blocks_claim(block->next);
@@ -110,13 +110,14 @@ static bool is_satisfied_at_home(const block_t *block)
                       : uses_are_satisfied(block, heap->stream);
 }
 
-void free_blocks_add(block_t *block)
+/* Beside a cache that is quiet. */
+static void add(block_t *block)
 {
   heap_t *heap = block->segment->heap;
   if (block->uses)
     uses_drop_completed(heap->device, block);
   if (is_satisfied_at_home(block)) {
-    free_blocks_add_ready(block);
+    add_ready(block);
     return;
   }
   if (!block->uses) /* withheld, but nobody is known to use it */
@@ -124,12 +125,128 @@ void free_blocks_add(block_t *block)
   add_pending(block);
 }
 
-void free_blocks_keep_warm(block_t *block)
+void free_blocks_add(block_t *block)
+{
+  cache_close(block->segment->heap);
+  add(block);
+}
+
+/* ---- the heap's cache -------------------------------------------------------- */
+
+static void empty(block_cache_t *cache)
+{
+  bool unseen = cache->state == CACHE_OPEN; /* a locked cache saw its frees */
+  cache_set_state(cache, CACHE_CLOSED);
+  for (; cache->filled; cache->filled &= (uint16_t)(cache->filled - 1)) {
+    int slot = __builtin_ctz(cache->filled);
+    while (cache->count[slot]) {
+      block_t *block = cache->block[slot][--cache->count[slot]];
+      block_set_state(block, BLOCK_CLAIMED);
+      block->requested = 0;
+      if (unseen)
+        block->segment->used_at = block->segment->device->large_requests;
+      add_ready(block);
+    }
+  }
+  cache_renew(cache);
+}
+
+void cache_close(heap_t *heap)
+{
+  if (!cache_is_closed(&heap->cache))
+    empty(&heap->cache);
+}
+
+void caches_close_pool(const device_t *device, const pool_t *pool)
+{
+  for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    if (heap->pool == pool)
+      cache_close(heap);
+}
+
+void caches_close(const device_t *device)
+{
+  for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    cache_close(heap);
+}
+
+/* Whether every malloc and free counts, in its order: the threshold goes by how long
+ * memory was not used. */
+static bool must_see_all(const device_t *device)
+{
+  return trace_is_wanted(device) ||
+         config_of(device->core)->as_given.garbage_collection_threshold > 0;
+}
+
+void cache_open(heap_t *heap)
+{
+  if (!cache_is_closed(&heap->cache) || heap->capture || heap->pool != heap->device->default_pool)
+    return;
+  cache_set_state(&heap->cache, must_see_all(heap->device) ? CACHE_LOCKED : CACHE_OPEN);
+}
+
+block_t *cache_take_or_close(heap_t *heap, size_t size, size_t requested, bool missed)
+{
+  block_cache_t *cache = &heap->cache;
+  block_t *block = NULL;
+  if (!missed && !cache_is_closed(cache)) {
+    cache_pause(cache);
+    block = cache_take(heap, size, requested);
+    if (block)
+      cache_count_allocated(block);
+    else
+      empty(cache);
+    cache_resume(cache);
+  } else {
+    cache_close(heap);
+  }
+  return block;
+}
+
+static bool push(block_cache_t *cache, block_t *block)
+{
+  cache_pause(cache);
+  bool kept = slots_push(cache, block);
+  if (kept)
+    block_set_state(block, BLOCK_CACHED);
+  cache_resume(cache);
+  return kept;
+}
+
+/* A claimed block that owes no use goes to the cache. False: the cache may not be open, or the
+ * block is not for it. */
+static bool keep(block_t *block)
+{
+  heap_t *heap = block->segment->heap;
+  if (!block->plain || !units_of(block->size))
+    return false;
+  cache_open(heap);
+  if (cache_is_closed(&heap->cache))
+    return false;
+  if (push(&heap->cache, block))
+    return true;
+  cache_close(heap); /* its slots are full */
+  cache_open(heap);
+  return push(&heap->cache, block);
+}
+
+void free_blocks_cache(block_t *block)
 {
   free_blocks_satisfied(block);
-  if (!front_keep(block))
+  if (!keep(block))
     free_blocks_add(block);
 }
+
+void free_blocks_add_beside_cache(block_t *block)
+{
+  block_cache_t *cache = &block->segment->heap->cache;
+  cache_pause(cache);
+  add(block);
+  cache_renew(cache);
+  cache_resume(cache);
+}
+
+/* ---- pending blocks ---------------------------------------------------------- */
 
 /* Inside a capture what was ordered meanwhile needs no edge. Outside most of what is
  * promoted has completed, and nobody tells which waits that spared. */
@@ -141,7 +258,7 @@ static void count_spared(const heap_t *heap, const block_t *block)
 
 void free_blocks_promote(heap_t *heap)
 {
-  front_close(heap);
+  cache_close(heap);
   uint64_t epoch = atomic_load(&heap->device->core->epoch);
   if (heap->seen_epoch == epoch)
     return;
@@ -338,6 +455,7 @@ block_t *free_blocks_unite(run_t run, size_t size)
   device_t *device = device_of(run.first);
   size_t before = run.size - run.last->size; /* bytes of the others */
   core_assert(before < size);
+  cache_close(run.first->segment->heap);
   for (block_t *b = run.first; b != run.last; b = b->next) {
     free_blocks_satisfied(b);
     uses_drop(device, b);

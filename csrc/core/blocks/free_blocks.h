@@ -3,7 +3,8 @@
  * A free block is *ready* when its heap's stream may have it at once, else
  * *pending*. Ready neighbours merge; pending blocks stay as they are until
  * what they owe is satisfied, so that a long use of a small block does not
- * hold a large one. Who changes what is ready closes the heap's front (front.h). */
+ * hold a large one. The heap's cache (block_cache.h) has some of them instead; whoever
+ * changes what is ready closes it first. */
 #ifndef ESPER_FREE_BLOCKS_H
 #define ESPER_FREE_BLOCKS_H
 
@@ -12,11 +13,26 @@
 /* A claimed block becomes a free one. */
 void free_blocks_add(block_t *block);
 
-/* The same for one that its home stream may have at once. */
-void free_blocks_add_ready(block_t *block);
+/* The same, but the heap's cache keeps what it has: only the memory beside it changes. */
+void free_blocks_add_beside_cache(block_t *block);
 
-/* The same for a block that owes no use: the heap's front gets it, if it is open. */
-void free_blocks_keep_warm(block_t *block);
+/* A claimed block that owes no use goes to the heap's cache if that can be open, else to
+ * the bins. */
+void free_blocks_cache(block_t *block);
+
+/* From here on the heap is as if it had no cache, until that is opened. */
+void cache_close(heap_t *heap);
+void caches_close(const device_t *device);
+void caches_close_pool(const device_t *device, const pool_t *pool);
+
+/* Does nothing where the cache must stay closed: in captures, and in private pools, whose
+ * addresses would depend on what it has. It serves only those who hold the lock while
+ * actions are traced, or the garbage_collection_threshold goes by them. */
+void cache_open(heap_t *heap);
+
+/* The same as cache_malloc for a request that holds the lock; `missed`: it looked there a
+ * moment ago. NULL: the cache has no such block, and is closed. */
+block_t *cache_take_or_close(heap_t *heap, size_t size, size_t requested, bool missed);
 
 /* A free block becomes claimed: it is in no bin. */
 void free_blocks_claim(block_t *block);

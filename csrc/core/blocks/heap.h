@@ -22,7 +22,7 @@ typedef struct waits {
 } waits_t;
 
 struct heap {
-  front_t front;
+  block_cache_t cache;
   device_t *device;
   pool_t *pool;
   const uint64_t *pool_id;
@@ -49,9 +49,15 @@ static inline amounts_t amounts_of(const block_t *block)
   return (amounts_t){1, (int64_t)block->size, (int64_t)block->requested};
 }
 
-static inline ledger_t *ledger_of(const block_t *block)
-{
-  return &block->segment->heap->front.ledger;
-}
+/* ---- the shards of a device's heaps: their caches are paused or closed ------- */
+
+/* The statistics become exact, and all credit is gone. */
+void shards_read(device_t *device);
+/* Credit is handed out again: for one block like `block` (may be NULL) to its own heap's
+ * shard, if there is that much, and the rest to the pools. */
+void shards_grant(device_t *device, const block_t *block);
+bool shards_are_valid(const device_t *device);
+
+bool heap_is_valid(const heap_t *heap);
 
 #endif

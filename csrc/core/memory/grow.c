@@ -198,7 +198,7 @@ static void claim_pages(growth_t *g)
  * freed meanwhile is taken. */
 static esper_status claim(growth_t *g, block_t **block)
 {
-  front_close(g->heap);
+  cache_close(g->heap);
   *block = free_blocks_best_ready(g->heap, g->size, g->large);
   if (*block) {
     free_blocks_claim(*block);
@@ -324,7 +324,7 @@ static void note_refusal(growth_t *g, esper_status status, size_t made)
 /* NULL: not all of it was filled. What was is free. */
 static block_t *settle(growth_t *g, esper_status status, size_t filled)
 {
-  front_close(g->heap);
+  cache_close(g->heap);
   give_spares(g);
   note_refusal(g, status, filled - g->moved);
   g->device->reserving -= g->created;

@@ -63,7 +63,7 @@ block_t *hole_cut(block_t *hole, uintptr_t begin, uintptr_t end)
 {
   segment_t *s = hole->segment;
   uintptr_t hole_end = hole->address + hole->size;
-  front_close(s->heap);
+  cache_close(s->heap);
   if (begin == hole->address && end == hole_end) {
     unlink_hole(hole);
     block_set_state(hole, BLOCK_FILLING);
@@ -89,7 +89,7 @@ block_t *hole_cut(block_t *hole, uintptr_t begin, uintptr_t end)
 /* The caller left a block in the arena. */
 static block_t *cut_off(block_t *piece, size_t size)
 {
-  front_close(piece->segment->heap);
+  cache_close(piece->segment->heap);
   block_t *rest =
       block_make(device_of(piece), piece->segment, piece->address + size, piece->size - size);
   if (!rest)
@@ -124,7 +124,7 @@ static void unite_holes(block_t *hole)
 
 void hole_close(block_t *piece)
 {
-  front_close(piece->segment->heap);
+  cache_close(piece->segment->heap);
   link_hole(piece);
   if (is_hole(piece->next))
     unite_holes(piece);
@@ -145,7 +145,7 @@ void mapped_arrived(block_t *piece)
 {
   segment_t *s = piece->segment;
   size_t end = page_granule(s, piece->address + piece->size);
-  front_close(s->heap);
+  cache_close(s->heap);
   s->bytes += piece->size;
   if (s->touched < end)
     s->touched = end;
@@ -211,7 +211,7 @@ static void make_stale(block_t *block)
 
 void mapped_left(block_t *block, size_t size, bool stale)
 {
-  front_close(block->segment->heap);
+  cache_close(block->segment->heap);
   block_t *rest = block;
   if (size) {
     rest = size < block->size ? block_split(device_of(block), block, size) : NULL;

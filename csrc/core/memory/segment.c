@@ -225,7 +225,7 @@ esper_status segment_unpin(core_t *core, void *address)
   for (int i = 0; i < core->device_count; i++) {
     device_t *device = &core->devices[i];
     lock(&device->lock);
-    fronts_close(device);
+    caches_close(device);
     segment_t *segment = find_pinned(device, (uintptr_t)address);
     bool live = segment && has_live_blocks(segment);
     if (segment && !live)

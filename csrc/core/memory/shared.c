@@ -7,6 +7,7 @@
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
 #include "../blocks/find.h"
+#include "../blocks/free_blocks.h"
 #include "page.h"
 #include "peers.h"
 
@@ -138,7 +139,7 @@ static shared_t *list_idle(device_t *device, bool always)
   shared_t *list = NULL;
   lock(&device->lock);
   if (device->shared_count)
-    fronts_close(device);
+    caches_close(device);
   for (segment_t *s = device->shared_count ? device->first_segment : NULL; s; s = s->next) {
     const block_t *at = s->first;
     for (size_t i = 0; s->pages && i < s->touched; i++) {

@@ -44,13 +44,13 @@ static size_t free_elsewhere(const device_t *device)
 static size_t free_bytes(device_t *device)
 {
   const esper_stats *stats = &device->stats;
-  fronts_pause(device);
-  ledgers_read(device);
+  caches_pause(device);
+  shards_read(device);
   size_t bytes =
       (size_t)(stats->reserved_bytes[ESPER_ALL].current - stats->active_bytes[ESPER_ALL].current);
   bytes -= least(bytes, free_elsewhere(device));
-  ledgers_grant(device, NULL);
-  fronts_resume(device);
+  shards_grant(device, NULL);
+  caches_resume(device);
   return bytes;
 }
 

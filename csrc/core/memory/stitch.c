@@ -122,7 +122,7 @@ void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most)
   stitch->ordered.end = &stitch->ordered.first;
   if (!enough || heap->pool != heap->device->default_pool || heap->capture)
     return;
-  fronts_close_pool(heap->device, heap->pool);
+  caches_close_pool(heap->device, heap->pool);
   for (heap_t *from = heap->pool->heaps; from; from = from->next)
     for (int large = 1; large >= 0 && may_lend(from); large--)
       claim_from(stitch, heap, from, large, enough, most);

@@ -19,8 +19,7 @@ struct device {
   stream_t *legacy;      /* the default stream */
   stream_t *all_streams; /* stands for every stream: see event_record_all */
 
-  purse_t purses[PURSES];
-  atomic_uint ledgers; /* of the default pool that were ever made */
+  credit_t credit;
 
   ON_ITS_OWN_LINE mutex_t sync_lock; /* one thread synchronises the device at a time */
   mutex_t lock;                      /* all below, and all heaps, segments, blocks, uses */

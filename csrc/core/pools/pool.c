@@ -174,7 +174,7 @@ pool_t *pool_next_spare(device_t *device, pool_t *pool)
 
 /* ---- heaps ------------------------------------------------------------- */
 
-_Static_assert(offsetof(heap_t, front.gate) == 0, "heap_take leaves the gate alone");
+_Static_assert(offsetof(heap_t, cache.latch) == 0, "heap_take leaves the gate alone");
 
 /* Who frees what has got another home meanwhile, or frees twice, may still try the gate
  * of a spare heap: it stays closed. */
@@ -184,7 +184,7 @@ static heap_t *heap_take(device_t *device)
   if (!heap)
     return host_take(sizeof *heap);
   device->spare_heaps = heap->next;
-  memset((char *)heap + sizeof heap->front.gate, 0, sizeof *heap - sizeof heap->front.gate);
+  memset((char *)heap + sizeof heap->cache.latch, 0, sizeof *heap - sizeof heap->cache.latch);
   return heap;
 }
 
@@ -211,7 +211,7 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   heap_t *heap = heap_take(pool->device);
   if (!heap)
     return NULL;
-  front_init(&heap->front);
+  cache_init(&heap->cache);
   heap->device = pool->device;
   heap->pool = pool;
   heap->pool_id = pool->id;
@@ -226,7 +226,7 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   pool->heaps = heap;
   atomic_store_explicit(&stream->kept, true, memory_order_release);
   if (pool == pool->device->default_pool && !capture) {
-    heap->front.ledger.number = atomic_fetch_add(&pool->device->ledgers, 1);
+    heap->cache.shard.number = atomic_fetch_add(&pool->device->credit.shards, 1);
     atomic_store_explicit(&stream->heap, heap, memory_order_release);
   }
   return heap;
@@ -259,9 +259,9 @@ void pool_destroy_heap(heap_t *heap)
       heap->next_on_device;
   if (heap->next_on_device)
     heap->next_on_device->previous_on_device = heap->previous_on_device;
-  core_assert(heap->front.empty); /* its gate is closed, and stays so */
-  ledgers_leave(heap);
-  device->core->driver_calls[CALL_stream_capture] += atomic_load(&heap->front.questions);
+  core_assert(cache_is_closed(&heap->cache)); /* its gate is closed, and stays so */
+  shard_read(&heap->cache.shard, &device->stats);
+  device->core->driver_calls[CALL_stream_capture] += atomic_load(&heap->cache.queries);
   heap->next = device->spare_heaps;
   device->spare_heaps = heap;
 }
@@ -283,22 +283,6 @@ bool pool_is_valid(const pool_t *pool)
       valid = heap->stream != other->stream || heap->capture != other->capture;
   }
   return valid;
-}
-
-bool heap_is_valid(const heap_t *heap)
-{
-  size_t pending = 0, barred[2] = {0};
-  for (const block_t *b = heap->oldest_pending; b; b = b->newer) {
-    if (b->state != BLOCK_PENDING || b->segment->heap != heap ||
-        (b->newer ? b->newer->older != b : heap->newest_pending != b))
-      return false;
-    pending++;
-    barred[b->segment->large] += b->barred;
-  }
-  return barred[0] == heap->waits.barred[0] && barred[1] == heap->waits.barred[1] &&
-         pending == heap->pending[0].count + heap->pending[1].count &&
-         bins_is_valid(&heap->ready[0]) && bins_is_valid(&heap->ready[1]) &&
-         bins_is_valid(&heap->pending[0]) && bins_is_valid(&heap->pending[1]);
 }
 
 /* ---- what has completed -------------------------------------------------- */

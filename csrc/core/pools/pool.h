@@ -68,7 +68,6 @@ void pool_destroy_heap(heap_t *heap);
 void pool_destroy_heaps(pool_t *pool);
 
 bool pool_is_valid(const pool_t *pool);
-bool heap_is_valid(const heap_t *heap);
 
 /* All pending blocks of the device are looked at again. */
 void heap_retire(device_t *device);

@@ -5,6 +5,7 @@
 #include "../base/error.h"
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
+#include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
 #include "../order/capturing.h"
 #include "../pools/pool.h"
@@ -92,7 +93,7 @@ bool settle_may_wait(device_t *device)
   const stream_t *idle = all_if_idle(device);
   bool may = true;
   lock(&device->lock);
-  fronts_close(device);
+  caches_close(device);
   for (const segment_t *s = device->first_segment; s && may; s = s->next)
     for (const block_t *b = s->first; b && may && !s->heap->capture; b = b->next)
       may = !owes_no_gate(b, idle);

@@ -311,7 +311,7 @@ static heap_t *heap_of(const request_t *q)
   return heap && q->capture && !heap->branch ? NULL : heap;
 }
 
-esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_try_t try,
+esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t try,
                          void **ptr)
 {
   device_t *device = pool->device;
@@ -426,7 +426,7 @@ __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t 
     return error_set(ESPER_INVALID, "%p does not start a block of this allocator", ptr);
   device_t *device = segment->device;
   lock(&device->lock);
-  if (!front_claim_live(block, (uintptr_t)ptr)) {
+  if (!cache_claim_live(block, (uintptr_t)ptr)) {
     unlock(&device->lock);
     return error_set(ESPER_INVALID, "%p was freed before", ptr);
   }
@@ -452,9 +452,9 @@ __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t 
   if (!pool->references)
     pool_note_work(pool);
   if (block->uses || block->withheld)
-    front_pass(block);
+    free_blocks_add_beside_cache(block);
   else
-    free_blocks_keep_warm(block);
+    free_blocks_cache(block);
   unlock(&device->lock);
   if (read_by_graph)
     warn_of_graph(core);
@@ -466,5 +466,5 @@ esper_status heap_free(core_t *core, void *ptr)
   if (!ptr)
     return ESPER_OK;
   block_t *block = map_find(core->map, (uintptr_t)ptr);
-  return block && front_free(block, (uintptr_t)ptr) ? ESPER_OK : free_slowly(core, block, ptr);
+  return block && cache_free(block, (uintptr_t)ptr) ? ESPER_OK : free_slowly(core, block, ptr);
 }

@@ -5,7 +5,7 @@
 #include "../blocks/block_cache.h"
 
 /* `try`: what the front of the stream's heap found out; all zero: it was not asked. */
-esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, front_try_t try,
+esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t try,
                          void **ptr);
 esper_status heap_free(core_t *core, void *ptr);
 

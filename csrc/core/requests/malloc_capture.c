@@ -47,7 +47,7 @@ static block_t *take_inside(const request_t *q, heap_t *heap, inside_t how)
   block_t *block = NULL;
   lock(&q->device->lock);
   if (heap->capture == q->capture) {
-    front_close(heap);
+    cache_close(heap);
     block = free_blocks_best_inside(heap, q->heap->branch, q->size, q->large, how);
   }
   if (block)

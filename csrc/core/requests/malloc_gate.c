@@ -97,7 +97,7 @@ static bool waits_long(const request_t *q, run_t run)
 block_t *heap_gate_own(const request_t *q, bool at_free_too)
 {
   lock(&q->device->lock);
-  front_close(q->heap);
+  cache_close(q->heap);
   run_t run = find_gateable(q, q->heap, at_free_too);
   if (run.first && !at_free_too && q->config->as_given.reuse_order == ESPER_REUSE_AUTO &&
       !cannot_grow(q) && waits_long(q, run))
@@ -122,7 +122,7 @@ block_t *heap_gate_own(const request_t *q, bool at_free_too)
  * what find_gateable finds there. */
 static run_t find_elsewhere(const request_t *q, heap_t *heap)
 {
-  front_close(heap);
+  cache_close(heap);
   block_t *block = free_blocks_best_ready(heap, q->size, q->large);
   bool may = block != NULL;
   for (const use_t *use = block ? block->uses : NULL; use; use = use->next)

@@ -94,7 +94,7 @@ static block_t *claim_segment(block_t *block)
 static void begin(release_t *r)
 {
   lock(&r->device->lock);
-  fronts_close(r->device);
+  caches_close(r->device);
   r->but = r->mind_captures && opening_may_capture(r->device) ? r->device->default_pool : NULL;
 }
 
@@ -262,7 +262,7 @@ static void ask_owners(device_t *device)
   } asked[MOST];
   int count = 0;
   lock(&device->lock);
-  fronts_close(device);
+  caches_close(device);
   for (const segment_t *s = device->first_segment; s; s = s->next) {
     if (!is_cached(s) || s->heap->capture || owner_order_has_completed(s->first))
       continue;
@@ -300,7 +300,7 @@ static double average_age(device_t *device)
 {
   double sum = 0, count = 0;
   lock(&device->lock);
-  fronts_close(device);
+  caches_close(device);
   for (const segment_t *s = device->first_segment; s; s = s->next)
     if (is_cached(s) && is_idle(s->first)) {
       sum += age_of(s);
@@ -314,7 +314,7 @@ static double average_age(device_t *device)
 static size_t give_back_one(device_t *device, double age)
 {
   lock(&device->lock);
-  fronts_close(device);
+  caches_close(device);
   segment_t *s = opening_may_capture(device) ? NULL : device->first_segment;
   while (s && !(is_cached(s) && is_idle(s->first) && age_of(s) >= age))
     s = s->next;

@@ -25,6 +25,7 @@ void request_hand_out(const request_t *q, block_t *block)
   free_blocks_satisfied(block);
   const segment_t *segment = block->segment;
   if (request_share(q, segment, block->size) < block->size) {
+    cache_close(segment->heap);
     block_t *rest = block_split(q->device, block, q->size);
     if (rest)
       free_blocks_add(rest);
@@ -39,8 +40,8 @@ void request_hand_out(const request_t *q, block_t *block)
   block->counted_active = true;
   block->oversize = config_is_oversize(q->config, block->size);
   block->plain = q->stream.stream == segment->heap->stream && !q->capture && !block->oversize;
-  ledger_block_allocated(block);
-  front_open(q->heap);
+  cache_count_allocated(block);
+  cache_open(q->heap);
   trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, q->stream.stream);
 }
 
@@ -94,7 +95,7 @@ static bool wastes_ready(const request_t *q, const block_t *ready)
 
 block_t *request_take_ready(const request_t *q, bool sparing)
 {
-  block_t *warm = front_take_or_close(q->heap, q->size, q->asked, q->missed);
+  block_t *warm = cache_take_or_close(q->heap, q->size, q->asked, q->missed);
   if (warm) {
     trace_add_block(q->device, ESPER_TRACE_ALLOC, warm, q->asked);
     return warm;
@@ -125,10 +126,10 @@ static size_t wanted(const request_t *q)
 static void note_failure(const request_t *q, size_t device_free, size_t device_total)
 {
   device_t *device = q->device;
-  fronts_pause(device);
-  ledgers_read(device);
-  ledgers_grant(device, NULL);
-  fronts_resume(device);
+  caches_pause(device);
+  shards_read(device);
+  shards_grant(device, NULL);
+  caches_resume(device);
   size_t in_pools = 0;
   for (const segment_t *s = device->first_segment; s; s = s->next)
     if (s->heap->pool != device->default_pool)

@@ -1,14 +1,17 @@
-/* ledger.h: what the statistics have still to hear of.
+/* stat_shard.h: what the statistics have not yet been told of one heap's blocks.
  *
- * Each heap counts what becomes live, free and satisfied in a ledger of its own, so
- * that threads on different streams write to no common line. A
- * ledger has room: so much may become active there before a peak could be passed.
- * All room together is never more than what lies between the figures and their
- * peaks. What a ledger has much of goes into one of the device's purses, and from there
- * to those who run out. Who finds nothing in any purse stops everybody, reads all
- * ledgers, and raises the peaks; so every peak is that of some order of the calls. */
-#ifndef ESPER_LEDGER_H
-#define ESPER_LEDGER_H
+ * Threads on different streams must not write to a common line, so each heap counts what
+ * becomes live, free and satisfied in a shard of its own. The statistics are exact once all
+ * shards were read.
+ *
+ * Credit keeps the peaks exact without that. A shard's credit is how much may become active
+ * through it before any peak could be passed. All credit together never exceeds the distance
+ * between the statistics and their peaks. A shard with more than it needs shares it through
+ * one of the device's credit pools, and a shard that runs out draws from them. When no pool
+ * has any, the caller stops all threads, reads all shards and raises the peaks, so every peak
+ * is that of some order of the calls. */
+#ifndef ESPER_STAT_SHARD_H
+#define ESPER_STAT_SHARD_H
 
 #include "../base/lock.h"
 #include "../base/types.h"
@@ -18,34 +21,37 @@ typedef struct amounts {
   int64_t count, bytes, requested;
 } amounts_t;
 
-/* What the statistics have not yet heard of a heap's blocks (ledger.h). `room` is
- * by ESPER_ALL and size class, the rest by size class: small, large. */
-typedef struct ledger {
-  ON_ITS_OWN_LINE amounts_t room[ESPER_CLASSES]; /* may still become active without
-                         any peak being passed                                */
-  amounts_t taken[2];                            /* became live */
-  amounts_t freed[2], satisfied[2];              /* not both at once */
-  amounts_t paired[2];                           /* the lesser of these two: it is room again */
-  amounts_t granted[ESPER_CLASSES];              /* of the room */
-  unsigned number;                               /* goes to the purse of this number first */
-  int64_t keeps, much; /* blocks: with room for more than `much` it shares, and keeps
-                          room for so many                                    */
-} ledger_t;
+/* Arrays of two are by size class, small and large; of ESPER_CLASSES, by ESPER_ALL and size
+ * class. */
+typedef struct stat_shard {
+  ON_ITS_OWN_LINE amounts_t credit[ESPER_CLASSES];
+  amounts_t taken[2];               /* became live */
+  amounts_t freed[2], satisfied[2]; /* became free; stopped being active: in either order */
+  amounts_t paired[2];              /* both: it is credit again */
+  amounts_t granted[ESPER_CLASSES]; /* the credit that came from outside */
+  unsigned number;                  /* it asks the credit pool of this number first */
+  int64_t keeps, most;              /* blocks: beyond credit for `most` it shares all but `keeps` */
+} stat_shard_t;
 
-/* Room that no ledger has just now (ledger.h). */
-typedef struct purse {
-  ON_ITS_OWN_LINE latch_t latch; /* taken after a front's gate */
-  atomic_bool empty;             /* has nothing; may be read without the latch */
-  int frugal;                    /* visits for which a ledger keeps hardly anything */
+/* Credit that no shard has. */
+typedef struct credit_pool {
+  ON_ITS_OWN_LINE latch_t latch; /* taken under a cache's latch */
+  atomic_bool empty;             /* may be read without the latch */
   amounts_t left[ESPER_CLASSES];
-} purse_t;
+} credit_pool_t;
 
-enum { PURSES = 8 };
+enum { CREDIT_POOLS = 8 };
 
-static inline bool amounts_cover(const amounts_t *room, amounts_t wanted)
+/* A device's. */
+typedef struct credit {
+  credit_pool_t pools[CREDIT_POOLS];
+  atomic_uint shards; /* that were ever made for the default pool */
+} credit_t;
+
+static inline bool amounts_cover(const amounts_t *credit, amounts_t wanted)
 {
-  return room->count >= wanted.count && room->bytes >= wanted.bytes &&
-         room->requested >= wanted.requested;
+  return credit->count >= wanted.count && credit->bytes >= wanted.bytes &&
+         credit->requested >= wanted.requested;
 }
 
 static inline bool amounts_are_zero(amounts_t a)
@@ -67,61 +73,62 @@ static inline void amounts_sub(amounts_t *rest, amounts_t less)
   rest->requested -= less.requested;
 }
 
-/* ---- the front's gate is held, or it is closed ----------------------------- */
+/* ---- counting: whoever owns the shard alone, through its cache's latch ------- */
 
-/* A block becomes live, whether there is room or not. */
-static inline void ledger_overdraw(ledger_t *ledger, bool large, amounts_t amount)
+/* A block becomes live, whether there is credit or not. */
+static inline void shard_overdraw(stat_shard_t *shard, bool large, amounts_t amount)
 {
-  amounts_sub(&ledger->room[ESPER_ALL], amount);
-  amounts_sub(&ledger->room[ESPER_SMALL + large], amount);
-  amounts_add(&ledger->taken[large], amount);
+  amounts_sub(&shard->credit[ESPER_ALL], amount);
+  amounts_sub(&shard->credit[ESPER_SMALL + large], amount);
+  amounts_add(&shard->taken[large], amount);
 }
 
-/* Room for some such blocks, from the purses. False: they have none for one. */
-bool ledger_draw(device_t *device, ledger_t *ledger, bool large, amounts_t amount);
-/* What is more than for some such blocks goes into a purse. */
-void ledger_share(device_t *device, ledger_t *ledger, bool large, amounts_t amount);
+/* Credit for some such blocks, from the pools. False: they have none for one. */
+bool shard_draw(credit_t *credit, stat_shard_t *shard, bool large, amounts_t amount);
+/* Puts what exceeds the credit for some such blocks into a pool. */
+void shard_share(credit_t *credit, stat_shard_t *shard, bool large, amounts_t amount);
 
-/* A block becomes live. False: there is no room, and nothing has happened. */
-static inline bool ledger_take(device_t *device, ledger_t *ledger, bool large, amounts_t amount)
+/* A block becomes live. False: there is no credit, and nothing has happened. */
+static inline bool shard_take(credit_t *credit, stat_shard_t *shard, bool large, amounts_t amount)
 {
-  amounts_t *all = &ledger->room[ESPER_ALL], *class = &ledger->room[ESPER_SMALL + large];
+  amounts_t *all = &shard->credit[ESPER_ALL], *class = &shard->credit[ESPER_SMALL + large];
   if (__builtin_expect(!amounts_cover(all, amount) || !amounts_cover(class, amount), 0) &&
-      !ledger_draw(device, ledger, large, amount))
+      !shard_draw(credit, shard, large, amount))
     return false;
-  ledger_overdraw(ledger, large, amount);
+  shard_overdraw(shard, large, amount);
   return true;
 }
 
-/* One that is freed owes nothing, ... */
-static inline void ledger_return(device_t *device, ledger_t *ledger, bool large, amounts_t amount)
+/* A live block becomes free and owes nothing. */
+static inline void shard_return(credit_t *credit, stat_shard_t *shard, bool large,
+                                amounts_t amount)
 {
-  amounts_add(&ledger->room[ESPER_ALL], amount);
-  amounts_add(&ledger->room[ESPER_SMALL + large], amount);
-  if (__builtin_expect(ledger->room[ESPER_ALL].count > ledger->much, 0))
-    ledger_share(device, ledger, large, amount);
+  amounts_add(&shard->credit[ESPER_ALL], amount);
+  amounts_add(&shard->credit[ESPER_SMALL + large], amount);
+  if (__builtin_expect(shard->credit[ESPER_ALL].count > shard->most, 0))
+    shard_share(credit, shard, large, amount);
 }
 
-/* ... or is active still, and owes nothing any more later. The one makes room below
- * the peaks of what is allocated, the other below those of what is active. */
-void ledger_free(device_t *device, ledger_t *ledger, bool large, amounts_t amount);
-void ledger_satisfy(device_t *device, ledger_t *ledger, bool large, amounts_t amount);
+/* A live block becomes free and stays active, until it is satisfied. The one lowers what is
+ * allocated, the other what is active: there is credit once both have happened. */
+void shard_free(credit_t *credit, stat_shard_t *shard, bool large, amounts_t amount);
+void shard_satisfy(credit_t *credit, stat_shard_t *shard, bool large, amounts_t amount);
 
-/* ---- the device's lock is held -------------------------------------------- */
+/* ---- reading: nobody counts meanwhile --------------------------------------- */
 
-/* The block's front may be open. */
-void ledger_block_allocated(block_t *block);
-void ledger_block_satisfied(const block_t *block);
+/* Tells the statistics what the shard counted. Its credit is gone. */
+void shard_read(stat_shard_t *shard, esper_stats *stats);
 
-/* The figures become exact, and all room is gone. The fronts are paused or closed. */
-void ledgers_read(device_t *device);
-/* Room is given out again: to the ledger of `block` (may be NULL) for one such block if
- * there is so much, and what is left to the purses. */
-void ledgers_grant(device_t *device, const block_t *block);
+/* Empties the pools. */
+void credit_clear(credit_t *credit);
+/* Hands out credit up to the peaks. All shards were read. `first` (may be NULL) gets credit
+ * for one block of `amount` if there is that much; the pools get the rest. */
+void credit_grant(credit_t *credit, const esper_stats *stats, stat_shard_t *first, bool large,
+                  amounts_t amount);
 
-/* A heap goes: its ledger with it. */
-void ledgers_leave(heap_t *heap);
-
-bool ledgers_are_valid(device_t *device);
+/* Whether no peak could be passed by what was granted: `granted` to the shards, the rest to
+ * the pools, by class. */
+bool credit_is_valid(const credit_t *credit, const esper_stats *stats,
+                     const amounts_t granted[ESPER_CLASSES]);
 
 #endif
