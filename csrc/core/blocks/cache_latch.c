@@ -14,21 +14,6 @@ __attribute__((noinline)) bool cache_enter_slowly(block_cache_t *cache, int to)
   }
 }
 
-/* An open cache may have a closed latch: a malloc that missed closes it on its way to the
- * device's lock. Nobody is at work there either way. */
-void cache_pause(block_cache_t *cache)
-{
-  if (!cache->pauses++ && cache->state == CACHE_OPEN)
-    cache_enter(cache, LATCH_HELD);
-}
-
-void cache_resume(block_cache_t *cache)
-{
-  core_assert(cache->pauses);
-  if (!--cache->pauses && cache->state == CACHE_OPEN)
-    cache_leave(cache, LATCH_OPEN);
-}
-
 void caches_pause(const device_t *device)
 {
   for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)

@@ -5,8 +5,20 @@
 
 #include "../base/types.h"
 
-void stat_add(esper_stat *stat, size_t amount);
-void stat_sub(esper_stat *stat, size_t amount);
+static inline void stat_add(esper_stat *stat, size_t amount)
+{
+  stat->current += (int64_t)amount;
+  stat->allocated += (int64_t)amount;
+  if (stat->current > stat->peak)
+    stat->peak = stat->current;
+}
+
+static inline void stat_sub(esper_stat *stat, size_t amount)
+{
+  stat->current -= (int64_t)amount;
+  stat->freed += (int64_t)amount;
+}
+
 void stat_unsub(esper_stat *stat, size_t amount); /* it was not so after all */
 void stat_reset_peak(esper_stat *stat);
 void stat_reset_accumulated(esper_stat *stat);
