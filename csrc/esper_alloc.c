@@ -156,7 +156,7 @@ esper_status esper_alloc_record_use(const void *ptr, void *stream)
   if (!core)
     return ESPER_UNSUPPORTED;
   esper_status status;
-  if ((uintptr_t)stream > 2 && marks_record_use_of(core, ptr, stream, &status))
+  if ((uintptr_t)stream > 2 && mark_by_handle(core, ptr, stream, &status))
     return status;
   status = esper_cuda_stream_device(stream, &device);
   if (status != ESPER_OK)

@@ -43,7 +43,7 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
     - ``blocks_held``: freed blocks with a use that no event stands for; they
       come back when the device was synchronised;
     - ``events_alive``: events that exist, in use or in the pool;
-    - ``bytes_loose``: bytes of pages that the driver would neither map nor take back;
+    - ``bytes_orphaned``: bytes of pages that the driver would neither map nor take back;
       0 on a device that is well;
     - ``metadata_bytes``: host memory of the allocator's own records.
 

@@ -206,7 +206,7 @@ static PyObject *addresses(PyObject *self, PyObject *ignored)
 #define COUNTERS(F)                                                                         \
   F(gates_issued)                                                                           \
   F(gates_skipped) F(loans) F(uses_pending) F(bytes_pending) F(blocks_held) F(events_alive) \
-      F(events_created) F(metadata_bytes) F(captured_uses) F(captured_frees) F(bytes_loose) \
+      F(events_created) F(metadata_bytes) F(captured_uses) F(captured_frees) F(bytes_orphaned) \
           F(pages_moved)
 
 #define FIGURE(name) +1

@@ -1094,7 +1094,7 @@ static void check_everything(program *p)
     must(esper_get_counters(p->core, d, &counters), "get_counters");
     sim_alive alive;
     sim_count_alive(p->s, d, &alive);
-    size_t given = reserved + counters.bytes_loose;
+    size_t given = reserved + counters.bytes_orphaned;
     /* What was opened as by another process may outlive the page here. */
     if (alive.bytes < given || (alive.bytes > given && !p->shared) ||
         reserved != (size_t)stats.reserved_bytes[ESPER_ALL].current)

@@ -348,8 +348,7 @@ TEST(what_is_kept_on_pages_is_handed_out_and_nobody_is_asked)
   begin_on_pages();
   world_free(&w, written(4 * MIB, r));
   device_t *device = &w.core->devices[0];
-  uint64_t calls = sim_calls(w.s, SIM_CALL_any),
-           queries = sim_calls(w.s, SIM_CALL_stream_capture);
+  uint64_t calls = sim_calls(w.s, SIM_CALL_any), queries = sim_calls(w.s, SIM_CALL_stream_capture);
   for (int i = 0; i < 100; i++) {
     void *p;
     lock(&device->lock);
@@ -357,8 +356,7 @@ TEST(what_is_kept_on_pages_is_handed_out_and_nobody_is_asked)
     CHECK_OK(esper_free(w.core, p));
     unlock(&device->lock);
   }
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_any) - calls,
-           sim_calls(w.s, SIM_CALL_stream_capture) - queries);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_any) - calls, sim_calls(w.s, SIM_CALL_stream_capture) - queries);
   CHECK_EQ(reserved(), 4);
   end();
 }

@@ -122,7 +122,7 @@ TEST(a_gate_that_hangs_outlasts_a_thousand_others)
   read_gates(0);
   CHECK_EQ(count, 1);
   CHECK(gates[0].stream == t.handle && gates[0].waiting == r.handle);
-  CHECK(world_counters(&w, 0).gates_issued > GATES);
+  CHECK(world_counters(&w, 0).gates_issued > WAIT_LOG_ENTRIES);
   sim_raise_flag_now(w.s, 0);
   end();
 }
@@ -132,11 +132,11 @@ TEST(the_report_is_bounded)
 {
   begin();
   sim_wait_flag(w.s, 0, s.handle, 0);
-  for (int i = 0; i < 3 * GATES; i++)
+  for (int i = 0; i < 3 * WAIT_LOG_ENTRIES; i++)
     world_free(&w, gate_once(2 * MIB, w.stream[3], s));
   read_gates(0);
-  CHECK_EQ(count, GATES);
-  CHECK_EQ(gates[GATES - 1].number, 3 * GATES);
+  CHECK_EQ(count, WAIT_LOG_ENTRIES);
+  CHECK_EQ(gates[WAIT_LOG_ENTRIES - 1].number, 3 * WAIT_LOG_ENTRIES);
   world_check(&w);
   sim_raise_flag_now(w.s, 0);
   end();
@@ -216,7 +216,7 @@ TEST(who_shares_a_mark_is_ready_together)
 /* More streams than a heap knows numbers of. */
 TEST(each_of_many_streams_is_heard_of)
 {
-  enum { STREAMS = WAITS + 4 };
+  enum { STREAMS = INDEXED_STREAMS + 4 };
   begin();
   esper_stream reader[STREAMS];
   void *p[STREAMS];

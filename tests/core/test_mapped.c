@@ -472,11 +472,11 @@ TEST(a_page_that_only_asked_may_stay)
   sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
   CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_DEVICE_ERROR);
   CHECK_EQ(reserved(), 0);
-  CHECK_EQ(world_counters(&w, 0).bytes_loose, 100 * MIB);
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 100 * MIB);
   world_check(&w);
   sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
   get(200, r);
-  CHECK_EQ(world_counters(&w, 0).bytes_loose, 0);
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 0);
   world_check(&w);
   end();
 }
@@ -522,15 +522,15 @@ TEST(a_loose_page_is_tried_again)
   sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
   CHECK_STATUS(esper_malloc(w.core, 10 * MIB, r, &p), ESPER_DEVICE_ERROR);
   CHECK_EQ(reserved(), 0);
-  CHECK_EQ(world_counters(&w, 0).bytes_loose, 10 * MIB);
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 10 * MIB);
   world_check(&w); /* the device has given so much more */
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(world_counters(&w, 0).bytes_loose, 10 * MIB);
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 10 * MIB);
   CHECK_STATUS(esper_malloc(w.core, 56 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
   world_check(&w);
   sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
   get(56, r); /* of the fraction's 64 */
-  CHECK_EQ(world_counters(&w, 0).bytes_loose, 0);
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 0);
   world_check(&w);
   end();
 }
@@ -545,7 +545,7 @@ TEST(loose_pages_go_back_when_the_cache_is_emptied_or_the_core_ends)
     CHECK_STATUS(esper_malloc(w.core, 10 * MIB, r, &p), ESPER_DEVICE_ERROR);
     if (i == 0) {
       CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-      CHECK_EQ(world_counters(&w, 0).bytes_loose, 0);
+      CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 0);
     }
     world_check(&w);
     end();
@@ -1245,12 +1245,12 @@ TEST(a_page_that_has_no_home_any_more_is_loose)
   sim_fail_call(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
   CHECK_STATUS(esper_malloc(w.core, 80 * MIB, r, &p), ESPER_DEVICE_ERROR);
   CHECK_EQ(reserved(), 150);
-  CHECK_EQ(world_counters(&w, 0).bytes_loose, 20 * MIB);
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 20 * MIB);
   world_check(&w);
   sim_fail_call(w.s, SIM_CALL_page_map, 0, ESPER_OK);
   get(80, r);
   CHECK_EQ(reserved(), 170);
-  CHECK_EQ(world_counters(&w, 0).bytes_loose, 0);
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 0);
   world_check(&w);
   end();
 }

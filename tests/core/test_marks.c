@@ -117,7 +117,7 @@ TEST(a_block_that_has_gone_since_it_was_found_is_skipped)
   block_t gone = {0};
   size_t found = 1;
   CHECK_OK(stream_present(w.core, w.stream[1], &reader));
-  CHECK_OK(marks_found_block(&gone, &w, reader, 0, &found));
+  CHECK_OK(mark_found_block(&gone, &w, reader, 0, &found));
   CHECK_EQ(found, 0);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 0);
   world_end(&w);
@@ -156,10 +156,10 @@ static uint64_t records(void)
 }
 
 /* Whether that was enough. */
-static bool mark_by_handle(const void *p, void *handle)
+static bool mark_it_by_handle(const void *p, void *handle)
 {
   esper_status status = ESPER_OK;
-  bool enough = marks_record_use_of(w.core, p, handle, &status);
+  bool enough = mark_by_handle(w.core, p, handle, &status);
   CHECK_OK(status);
   return enough;
 }
@@ -169,17 +169,17 @@ TEST(a_known_streams_handle_is_enough)
   begin(64);
   esper_stream r = w.stream[0], s = w.stream[1], mortal = world_mortal(&w, 0);
   char *x = world_malloc(&w, 12 * MIB, r);
-  CHECK(!mark_by_handle(x, s.handle)); /* never presented */
-  CHECK(!mark_by_handle(x, mortal.handle));
-  CHECK(mark_by_handle(&w, r.handle)); /* nobody's block: nothing to do */
+  CHECK(!mark_it_by_handle(x, s.handle)); /* never presented */
+  CHECK(!mark_it_by_handle(x, mortal.handle));
+  CHECK(mark_it_by_handle(&w, r.handle)); /* nobody's block: nothing to do */
   CHECK_EQ(records(), 0);
   world_use(&w, x, s, 0);
   world_use(&w, x, mortal, 0);
-  CHECK(mark_by_handle(x, s.handle));
-  CHECK(mark_by_handle(x, mortal.handle));
-  CHECK(mark_by_handle(x + 512, s.handle));
+  CHECK(mark_it_by_handle(x, s.handle));
+  CHECK(mark_it_by_handle(x, mortal.handle));
+  CHECK(mark_it_by_handle(x + 512, s.handle));
   CHECK_EQ(records(), 5);
-  CHECK(mark_by_handle(x, r.handle)); /* its own stream */
+  CHECK(mark_it_by_handle(x, r.handle)); /* its own stream */
   CHECK_EQ(records(), 5);
   CHECK_EQ(world_counters(&w, 0).uses_pending, 2);
   world_check(&w);
@@ -197,10 +197,10 @@ TEST(a_handle_that_came_back_is_not_taken_for_the_old_stream)
   world_destroy_stream(&w, mortal);
   esper_stream other = world_mortal(&w, 0);
   CHECK(other.handle == mortal.handle);
-  CHECK(!mark_by_handle(x, other.handle));
+  CHECK(!mark_it_by_handle(x, other.handle));
   world_read_on(&w, other, x, r);
   world_use(&w, x, other, 0);
-  CHECK(mark_by_handle(x, other.handle));
+  CHECK(mark_it_by_handle(x, other.handle));
   CHECK_EQ(world_counters(&w, 0).uses_pending, 2); /* two streams */
   world_free(&w, x);
   CHECK(world_malloc(&w, 12 * MIB, r) == x);
@@ -214,11 +214,11 @@ TEST(a_handle_of_another_device_and_of_a_captured_stream)
   esper_stream r = w.stream[0], far = world_mortal(&w, 1);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_use(&w, x, far, 0);
-  CHECK(mark_by_handle(x, far.handle));
+  CHECK(mark_it_by_handle(x, far.handle));
   CHECK_EQ(world_counters(&w, 1).events_alive, 2);
   CHECK_EQ(world_counters(&w, 0).events_alive, 0);
   sim_capture_begin(w.s, 1, far.handle);
-  CHECK(!mark_by_handle(x, far.handle));
+  CHECK(!mark_it_by_handle(x, far.handle));
   CHECK(sim_capture_is_valid(w.s, 1, far.handle));
   sim_capture_abort(w.s, 1, far.handle);
   world_end(&w);

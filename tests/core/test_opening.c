@@ -216,7 +216,7 @@ TEST(misuse_is_refused_and_changes_nothing)
   CHECK_STATUS(esper_pool_begin(w.core, 0, 200, 0, all, NULL), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "32 pools"));
   CHECK_EQ(references(200), 0);
-  end(); /* with openings: they go with the core */
+  end(); /* with routes: they go with the core */
 }
 
 TEST(references_are_counted)

@@ -134,7 +134,7 @@ TEST(memory_is_collected_while_the_threshold_comes_and_goes)
   pthread_t threads[] = {start(allocate_and_free, &size), start(allocate_and_free, &size),
                          start(set_and_unset_threshold, NULL)};
   for (int turn = 0; turn < TIMES; turn++)
-    heap_collect(&w.core->devices[0]);
+    release_old(&w.core->devices[0]);
   atomic_store(&over, true);
   for (int i = 0; i < 3; i++)
     pthread_join(threads[i], NULL);

@@ -188,7 +188,7 @@ static void check_device(world *w, int device)
   esper_snapshot_free(&snapshot);
   sim_alive alive;
   sim_count_alive(w->s, device, &alive);
-  CHECK_EQ(alive.bytes, reserved + world_counters(w, device).bytes_loose);
+  CHECK_EQ(alive.bytes, reserved + world_counters(w, device).bytes_orphaned);
 }
 
 void world_check(world *w)

@@ -38,7 +38,7 @@ static int ending_on(const endings_t *endings, const stream_t *stream)
 
 static bool ends_with_free(const use_t *use)
 {
-  return use->flags & USE_AT_FREE && !use->record && !use->place.branch;
+  return use->flags & USE_AT_FREE && !use->record && !use->point.branch;
 }
 
 /* Events are recorded without the device's lock, so before anything is freed. */
@@ -193,7 +193,8 @@ static void take_back(const restore_t *r, block_t *block)
       stat_sub(&device->stats.oversize_allocations, 1);
     trace_add_block(device, ESPER_TRACE_FREE_REQUESTED, block, block->requested);
     owner_order_stamp(block);
-    block->withheld = (home->sealed || home->capture || block->capture) && RULE(SEAL_BEFORE_REUSE);
+    block->withheld =
+        (home->quiesced || home->capture || block->capture) && RULE(QUIESCE_BEFORE_REUSE);
   } else {
     free_blocks_claim(block);
   }
@@ -214,8 +215,8 @@ static void cut(device_t *device, block_t *block, size_t size)
     copy->next = NULL;
     if (copy->record)
       record_keep(copy->record);
-    if (copy->place.branch)
-      branch_keep(copy->place.branch);
+    if (copy->point.branch)
+      branch_keep(copy->point.branch);
     *link = copy;
     link = &copy->next;
   }

@@ -43,7 +43,7 @@ static void device_init(core_t *core, int index)
   arena_init(&device->segments, sizeof(segment_t));
   arena_init(&device->uses, sizeof(use_t));
   arena_init(&device->records, sizeof(record_t));
-  arena_init(&device->loose_pages, sizeof(loose_t));
+  arena_init(&device->orphan_arena, sizeof(orphan_t));
   device->default_pool = &core->default_pools[index];
   pool_init(device->default_pool, device, 0, 0);
 }
@@ -52,7 +52,7 @@ static void device_destroy(device_t *device)
 {
   core_t *core = device->core;
   caches_close(device);
-  gates_forget(device);
+  wait_log_clear(device);
   shared_forget(device, true);
   imports_destroy(device);
   for (segment_t *s = device->first_segment; s; s = s->next) {
@@ -62,14 +62,14 @@ static void device_destroy(device_t *device)
         b->uses = use->next;
         if (use->record)
           record_drop(use->record);
-        place_drop(&use->place);
+        capture_point_drop(&use->point);
       }
     if (s->pages)
       mapped_destroy(s);
     else
       source_give_back(s->heap->pool, s->address, s->size);
   }
-  loose_give_back(device);
+  orphans_give_back(device);
   for (pool_t *pool = device->pools, *next; pool; pool = next) {
     next = pool->next;
     device->pools = next; /* its allocator may ask for pools when it goes */
@@ -78,13 +78,13 @@ static void device_destroy(device_t *device)
     if (pool != device->default_pool)
       free(pool);
   }
-  accounts_destroy(&device->accounts);
+  pool_stats_destroy(&device->pool_stats);
   for (int i = 0; i < 2; i++)
     if (atomic_load(&device->carriers[i]))
       call_stream_destroy(core, device->index, atomic_load(&device->carriers[i])->handle);
-  for (opening_t *o = device->openings, *older; o; o = older) {
+  for (route_t *o = device->routes, *older; o; o = older) {
     older = o->older;
-    opening_discard(o);
+    route_discard(o);
   }
   for (heap_t *heap = device->spare_heaps, *next; heap; heap = next) {
     next = heap->next;
@@ -101,7 +101,7 @@ static void device_destroy_rest(device_t *device)
   arena_destroy(&device->segments);
   arena_destroy(&device->uses);
   arena_destroy(&device->records);
-  arena_destroy(&device->loose_pages);
+  arena_destroy(&device->orphan_arena);
   peers_destroy(device);
 }
 

@@ -29,7 +29,7 @@
 static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream stream, void **ptr)
 {
   device_t *device = pool->device;
-  esper_status status = heap_malloc(pool, size, stream, (cache_attempt_t){0}, ptr);
+  esper_status status = malloc_block(pool, size, stream, (cache_attempt_t){0}, ptr);
   lock(&device->lock);
   pool_leave(pool);
   unlock(&device->lock);
@@ -43,7 +43,7 @@ static esper_status malloc_default(device_t *device, size_t size, esper_stream s
     return ESPER_OK;
   if (cache_malloc(device->core, stream, size, &try, ptr))
     return ESPER_OK;
-  return heap_malloc(device->default_pool, size, stream, try, ptr);
+  return malloc_block(device->default_pool, size, stream, try, ptr);
 }
 
 esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, void **ptr)
@@ -53,10 +53,10 @@ esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, vo
   esper_status status = core_device(core, stream.device, &device);
   if (status != ESPER_OK)
     return status;
-  if (!atomic_load_explicit(&device->opening_count, memory_order_acquire))
+  if (!atomic_load_explicit(&device->route_count, memory_order_acquire))
     return malloc_default(device, size, stream, ptr);
   pool_t *pool;
-  status = opening_choose(device, stream.handle, &pool);
+  status = route_choose(device, stream.handle, &pool);
   return status == ESPER_OK ? malloc_entered(pool, size, stream, ptr) : status;
 }
 
@@ -75,7 +75,7 @@ esper_status esper_malloc_from(esper_core *core, esper_pool *pool, size_t size, 
 
 esper_status esper_free(esper_core *core, void *ptr)
 {
-  return heap_free(core, ptr);
+  return free_block(core, ptr);
 }
 
 esper_status esper_record_use(esper_core *core, const void *const *ptrs, size_t count,
@@ -83,7 +83,7 @@ esper_status esper_record_use(esper_core *core, const void *const *ptrs, size_t 
 {
   device_t *device;
   esper_status status = core_device(core, stream.device, &device);
-  return status == ESPER_OK ? marks_record_use(core, ptrs, count, stream, flags, marked) : status;
+  return status == ESPER_OK ? mark_use(core, ptrs, count, stream, flags, marked) : status;
 }
 
 esper_status esper_record_use_event(esper_core *core, const void *const *ptrs, size_t count,
@@ -91,27 +91,26 @@ esper_status esper_record_use_event(esper_core *core, const void *const *ptrs, s
 {
   device_t *device;
   esper_status status = core_device(core, device_index, &device);
-  return status == ESPER_OK
-             ? marks_record_use_event(core, ptrs, count, event, device_index, flags, marked)
-             : status;
+  return status == ESPER_OK ? mark_use_event(core, ptrs, count, event, device_index, flags, marked)
+                            : status;
 }
 
 esper_status esper_record_stream(esper_core *core, const void *ptr, esper_stream stream)
 {
   device_t *device;
   esper_status status = core_device(core, stream.device, &device);
-  return status == ESPER_OK ? marks_record_stream(core, ptr, stream) : status;
+  return status == ESPER_OK ? mark_stream(core, ptr, stream) : status;
 }
 
 esper_status esper_free_after_all(esper_core *core, void *ptr)
 {
-  return marks_free_after_all(core, ptr);
+  return mark_until_all_done(core, ptr);
 }
 
 void esper_retire(esper_core *core, int device)
 {
   if (device >= 0 && device < core->device_count && atomic_load(&core->devices[device].ready))
-    heap_retire(&core->devices[device]);
+    pools_retire(&core->devices[device]);
 }
 
 /* What blocks, uses and events needed that have gone goes, too. */
@@ -136,12 +135,12 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   esper_status status = core_used_device(core, device_index, &device);
   if (!device)
     return status;
-  status = settle_device(device);
+  status = drain_device(device);
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
   unlock(&device->lock);
   imports_reap(device, true);
-  heap_release(device, pool, true, SIZE_MAX);
+  release_cached(device, pool, true, SIZE_MAX);
   trim_metadata(device);
   /* During a capture what has completed was given back, and that is all. */
   return status == ESPER_CAPTURING ? ESPER_OK : status;
@@ -152,7 +151,7 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
 esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_info *info)
 {
   *info = (esper_block_info){0};
-  block_t *block = marks_lock_block(core, ptr);
+  block_t *block = find_lock_live(core, ptr);
   if (!block)
     return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
   device_t *device = block->segment->device;
@@ -175,7 +174,7 @@ esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_inf
 
 esper_status esper_find_base(esper_core *core, const void *ptr, void **address, size_t *size)
 {
-  const block_t *block = marks_lock_block(core, ptr);
+  const block_t *block = find_lock_live(core, ptr);
   if (!block)
     return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
   device_t *device = block->segment->device;

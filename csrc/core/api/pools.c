@@ -52,21 +52,21 @@ esper_status esper_pool_begin(esper_core *core, int index, uint64_t first, uint6
   esper_status status = private_pool_device(core, index, first, second, &device);
   if (status != ESPER_OK)
     return status;
-  opening_t *opening;
-  status = opening_make(filter, context, &opening);
+  route_t *route;
+  status = route_make(filter, context, &route);
   if (status != ESPER_OK)
     return status;
   lock(&device->lock);
   pool_t *pool = pool_find(device, first, second);
   bool open = pool && pool->open;
-  bool full = !opening_has_room(device);
+  bool full = !route_is_free(device);
   if (!open && !full && (pool = pool_refer(device, first, second))) {
     pool->open = true;
-    opening_reserve(device);
+    route_reserve(device);
   }
   unlock(&device->lock);
   if (open || full || !pool) {
-    opening_discard(opening);
+    route_discard(route);
     return open   ? error_set(ESPER_INVALID,
                               "allocations go to pool (%llu, %llu) of device %d already: end "
                               "that first",
@@ -74,12 +74,12 @@ esper_status esper_pool_begin(esper_core *core, int index, uint64_t first, uint6
            : full ? error_set(ESPER_INVALID,
                               "allocations go to %d pools of device %d at once "
                               "already: end one first",
-                              OPENINGS, index)
+                              ROUTES, index)
                   : no_host_memory();
   }
-  seal_pool(pool);
+  quiesce_pool(pool);
   lock(&device->lock);
-  opening_add(device, pool, opening);
+  route_add(device, pool, route);
   unlock(&device->lock);
   return ESPER_OK;
 }
@@ -95,17 +95,17 @@ esper_status esper_pool_end(esper_core *core, int index, uint64_t first, uint64_
     return status;
   lock(&device->lock);
   pool_t *pool = pool_find(device, first, second);
-  opening_t *opening = pool ? opening_remove(device, pool) : NULL;
+  route_t *route = pool ? route_remove(device, pool) : NULL;
   unlock(&device->lock);
-  if (!opening)
+  if (!route)
     return error_set(ESPER_INVALID,
                      "allocations do not go to pool (%llu, %llu) of device %d: it was not begun, "
                      "or has been ended",
                      (unsigned long long)first, (unsigned long long)second, index);
-  opening_wait(opening);
+  route_wait(route);
   if (context)
-    *context = opening->context;
-  opening_discard(opening);
+    *context = route->context;
+  route_discard(route);
   lock(&device->lock);
   pool->open = false;
   pool_collect(device);
@@ -251,17 +251,17 @@ esper_status esper_capture_end(esper_core *core, int index)
 static size_t count_used(const device_t *device)
 {
   size_t count = 0;
-  for (const account_t *account = device->accounts; account; account = account->next)
-    count += account->used;
+  for (const pool_stats_t *stats = device->pool_stats; stats; stats = stats->next)
+    count += stats->used;
   return count;
 }
 
 /* The list begins with the youngest. */
 static void copy_used(const device_t *device, esper_pool_stats *to, size_t count)
 {
-  for (const account_t *account = device->accounts; account; account = account->next)
-    if (account->used)
-      to[--count] = account->figures;
+  for (const pool_stats_t *stats = device->pool_stats; stats; stats = stats->next)
+    if (stats->used)
+      to[--count] = stats->values;
 }
 
 esper_status esper_get_pool_stats(esper_core *core, int index, esper_pool_stats **pools,

@@ -55,7 +55,7 @@ static bool reserve(esper_snapshot *snapshot, counts_t more)
 
 static esper_use_entry use_entry(const block_t *block, const use_t *use)
 {
-  bool captured = use->place.branch != NULL;
+  bool captured = use->point.branch != NULL;
   bool held =
       !use->record && !captured && (block->state != BLOCK_LIVE || !(use->flags & USE_AT_FREE));
   return (esper_use_entry){
@@ -134,7 +134,7 @@ esper_status esper_snapshot_take(esper_core *core, int device, esper_snapshot *s
     device_t *d = &core->devices[i];
     if (!atomic_load(&d->ready))
       continue;
-    heap_retire(d);
+    pools_retire(d);
     lock(&d->lock);
     caches_close(d);
     bool room = reserve(snapshot, count(d));

@@ -30,7 +30,7 @@ esper_status esper_get_stats(esper_core *core, int device_index, esper_stats *st
   if (status != ESPER_OK)
     return status;
   if (device) {
-    heap_retire(device);
+    pools_retire(device);
     lock(&device->lock);
     caches_pause(device);
     shards_read(device);
@@ -50,12 +50,12 @@ esper_status esper_reset_peak_stats(esper_core *core, int device_index)
   esper_status status = core_used_device(core, device_index, &device);
   if (!device)
     return status;
-  heap_retire(device);
+  pools_retire(device);
   lock(&device->lock);
   caches_pause(device);
   shards_read(device);
   stats_reset_peaks(&device->stats);
-  accounts_reset_peaks(&device->accounts);
+  pool_stats_reset_peaks(&device->pool_stats);
   caches_resume(device);
   unlock(&device->lock);
   return ESPER_OK;
@@ -71,7 +71,7 @@ esper_status esper_reset_accumulated_stats(esper_core *core, int device_index)
   caches_pause(device);
   shards_read(device);
   stats_reset_accumulated(&device->stats);
-  accounts_reset_accumulated(&device->accounts);
+  pool_stats_reset_accumulated(&device->pool_stats);
   shards_grant(device, NULL);
   caches_resume(device);
   unlock(&device->lock);
@@ -83,7 +83,7 @@ static void count_pending(const heap_t *heap, esper_counters *counters)
   for (const block_t *b = heap->oldest_pending; b; b = b->newer) {
     bool held = false;
     for (const use_t *use = b->uses; use; use = use->next)
-      held |= !use->record && !use->place.branch;
+      held |= !use->record && !use->point.branch;
     counters->bytes_pending += b->size;
     counters->blocks_held += held;
   }
@@ -96,13 +96,13 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
   esper_status status = core_used_device(core, device_index, &device);
   if (!device)
     return status;
-  heap_retire(device);
+  pools_retire(device);
   lock(&device->lock);
   *counters = device->counters;
   for (const heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
     count_pending(heap, counters);
   counters->uses_pending = device->uses.live;
-  counters->bytes_loose = device->loose_bytes;
+  counters->bytes_orphaned = device->orphaned_bytes;
   counters->metadata_bytes = arena_used_bytes(&device->blocks) +
                              arena_used_bytes(&device->segments) + arena_used_bytes(&device->uses) +
                              map_bytes(core->map);
@@ -122,7 +122,7 @@ esper_status esper_gates_copy(esper_core *core, int device_index, esper_gate_ent
   *entries = NULL;
   *count = 0;
   esper_status status = core_used_device(core, device_index, &device);
-  return device ? gates_copy(device, entries, count) : status;
+  return device ? wait_log_copy(device, entries, count) : status;
 }
 
 const char *esper_driver_call_name(int call)
@@ -179,7 +179,7 @@ esper_status esper_largest_available(esper_core *core, int device_index, size_t 
   if (status != ESPER_OK)
     return status;
   device_t *device = &core->devices[device_index];
-  heap_retire(device);
+  pools_retire(device);
   lock(&device->lock);
   size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
   size_t allowed = reserved < device->limit ? device->limit - reserved : 0;

@@ -45,18 +45,18 @@ static bool figures_are_valid(device_t *device)
          split == stats->inactive_split_bytes[ESPER_ALL].current;
 }
 
-static bool accounts_are_valid(const device_t *device)
+static bool pool_stats_are_valid(const device_t *device)
 {
   bool valid = true;
-  for (const account_t *account = device->accounts; account && valid; account = account->next) {
-    const esper_stat *reserved = account->figures.reserved_bytes;
+  for (const pool_stats_t *stats = device->pool_stats; stats && valid; stats = stats->next) {
+    const esper_stat *reserved = stats->values.reserved_bytes;
     int64_t bytes = 0;
     for (const segment_t *s = device->first_segment; s; s = s->next)
-      if (s->heap->pool->account == account)
+      if (s->heap->pool->stats == stats)
         bytes += (int64_t)s->bytes;
     valid = reserved[ESPER_ALL].current == bytes &&
             reserved[ESPER_SMALL].current + reserved[ESPER_LARGE].current == bytes &&
-            (account->used || !bytes);
+            (stats->used || !bytes);
   }
   return valid;
 }
@@ -75,8 +75,8 @@ static bool device_is_valid(device_t *device)
     valid = segment_is_valid(s);
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
     valid = pool_is_valid(pool);
-  valid = valid && figures_are_valid(device) && gates_are_valid(device) && room_is_valid(device) &&
-          loose_is_valid(device) && accounts_are_valid(device);
+  valid = valid && figures_are_valid(device) && wait_log_is_valid(device) &&
+          room_is_valid(device) && orphans_are_valid(device) && pool_stats_are_valid(device);
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);
   unlock(&device->lock);

@@ -9,7 +9,7 @@
 /* R(name, number in docs/rules.md, what it says) */
 #define ESPER_RULES(R)                                                                             \
   R(NUMBER_WITH_RECORD, "1a", "a number is taken and its event recorded in one step")              \
-  R(FRONTIER_AFTER_WAIT, "1b", "the frontier rises only after the wait succeeded")                 \
+  R(CLOCK_AFTER_WAIT, "1b", "the frontier rises only after the wait succeeded")                    \
   R(GATE_RAISES_ONE, "2a", "a gate raises one entry of the frontier")                              \
   R(GATE_IS_REMEMBERED, "2b", "what a stream was made to wait for it does not wait for again")     \
   R(STAMP_IS_NEXT, "3", "owner order is covered only by an event recorded later")                  \
@@ -39,12 +39,12 @@
   R(CAPTURE_RECORDS_NOTHING, "7a", "on a capturing stream no event is recorded")                   \
   R(CAPTURE_KEEPS_APART, "7b", "queue order holds within one capture only")                        \
   R(SEAL_NEEDS_COMPLETION, "7c", "a capture gets from its pool only what has completed")           \
-  R(SEAL_BEFORE_REUSE, "7d",                                                                       \
+  R(QUIESCE_BEFORE_REUSE, "7d",                                                                    \
     "what is freed to a pool outside the capture waits for the next seal")                         \
   R(GRAPHS_KEEP_MEMORY, "7e", "memory that a graph may touch is not given back")                   \
   R(MARK_DESPITE_CAPTURES, "7f", "somebody else's capture takes nothing from a mark")              \
   R(CAPTURED_USE_HOLDS, "7g", "inside a capture a use holds until its nodes come before")          \
-  R(CAPTURED_FREE_HAS_PLACE, "7h", "inside a capture owner order is a place in the graph")         \
+  R(CAPTURED_FREE_HAS_POINT, "7h", "inside a capture owner order is a place in the graph")         \
   R(OUTSIDE_STAYS_OUTSIDE, "7i", "nothing inside a capture satisfies what is owed outside")        \
   R(BODY_KEEPS_APART, "7j", "what is freed while another graph is captured has no place")          \
   R(UNRECORDED_HOLDS, "9a", "a use that cannot be recorded holds the block")                       \

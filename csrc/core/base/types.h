@@ -41,15 +41,15 @@ typedef struct device device_t;
 typedef struct heap heap_t;
 typedef struct segment segment_t;
 typedef struct page page_t;
-typedef struct loose loose_t;
+typedef struct orphan orphan_t;
 typedef struct shared shared_t;
 typedef struct import import_t;
 typedef struct block block_t;
 typedef struct stream stream_t;
 typedef struct record record_t;
 typedef struct use use_t;
-typedef struct opening opening_t;
-typedef struct account account_t;
+typedef struct route route_t;
+typedef struct pool_stats pool_stats_t;
 typedef struct capture capture_t;
 typedef struct branch branch_t;
 

@@ -99,7 +99,7 @@ bool block_is_valid(const block_t *block)
          (block_is_mapped(block) ||
           (segment->pages && !block->uses && (block->state != BLOCK_HOLE || !block->stamp))) &&
          (block->state != BLOCK_LIVE || block->requested <= block->size) &&
-         (block->state != BLOCK_PENDING || waits_are_valid(block)) &&
+         (block->state != BLOCK_PENDING || pending_index_is_valid(block)) &&
          /* whoever claimed it may be at work on its uses */
          (block->state == BLOCK_CLAIMED || uses_are_valid(block));
 }

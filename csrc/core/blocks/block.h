@@ -8,7 +8,7 @@ typedef enum block_state {
   BLOCK_GONE, /* its host memory was returned, and reads as zeros */
   BLOCK_LIVE,
   BLOCK_READY,   /* free, satisfied for its home stream, in heap->ready */
-  BLOCK_CACHED,    /* the same, but in heap->front */
+  BLOCK_CACHED,  /* the same, but in heap->front */
   BLOCK_PENDING, /* free, owes uses, in heap->pending */
   BLOCK_CLAIMED, /* free or becoming so, in the hands of one thread, unlocked */
   BLOCK_HOLE,    /* no page is there: in no bin, not in the map, owes nothing */
@@ -40,7 +40,7 @@ struct block {
   uint8_t state; /* a block_state; see block_set_state */
   union {
     bool plain;  /* live: at home, outside captures, not oversize */
-    bool barred; /* pending: counted in heap->waits.barred */
+    bool barred; /* pending: counted in heap->pending_index.barred */
   };
   bool withheld;       /* free, but nobody's until its pool is sealed */
   bool counted_active; /* in the statistics, as active */

@@ -11,7 +11,7 @@ static block_t *block_around(segment_t *segment, uintptr_t address)
   return block;
 }
 
-block_t *marks_lock_block(core_t *core, const void *ptr)
+block_t *find_lock_live(core_t *core, const void *ptr)
 {
   uintptr_t address = (uintptr_t)ptr;
   block_t *block = ptr ? map_find(core->map, address) : NULL;

@@ -6,6 +6,6 @@
 
 /* The live block around an address, with its device's lock held; NULL: none,
  * and no lock is held. */
-block_t *marks_lock_block(core_t *core, const void *ptr);
+block_t *find_lock_live(core_t *core, const void *ptr);
 
 #endif

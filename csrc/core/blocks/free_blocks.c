@@ -66,7 +66,7 @@ static void add_pending(block_t *block)
   insert(block, heap->pending, BLOCK_PENDING);
   append_pending(heap, block);
   block->barred = false;
-  waits_note(heap, block);
+  pending_index_add(heap, block);
 }
 
 void free_blocks_claim(block_t *block)
@@ -75,7 +75,7 @@ void free_blocks_claim(block_t *block)
   core_assert(block->state != BLOCK_READY || cache_is_quiet(&block->segment->heap->cache));
   bins_remove(bins_of(block), block);
   if (block->state == BLOCK_PENDING) {
-    waits_forget(block->segment->heap, block);
+    pending_index_remove(block->segment->heap, block);
     remove_pending(block->segment->heap, block);
   }
   if (block_counts_as_split(block))
@@ -253,7 +253,7 @@ void free_blocks_add_beside_cache(block_t *block)
 static void count_spared(const heap_t *heap, const block_t *block)
 {
   for (const use_t *use = block->uses; use && heap->branch; use = use->next)
-    heap->device->counters.gates_skipped += use->place.branch != heap->branch;
+    heap->device->counters.gates_skipped += use->point.branch != heap->branch;
 }
 
 void free_blocks_promote(heap_t *heap)
@@ -263,9 +263,9 @@ void free_blocks_promote(heap_t *heap)
   if (heap->seen_epoch == epoch)
     return;
   heap->seen_epoch = epoch;
-  if (!waits_may_be_over(heap))
+  if (!pending_index_may_be_ready(heap))
     return;
-  waits_begin(heap);
+  pending_index_clear(heap);
   for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
     newer = block->newer;
     if (is_satisfied_at_home(block)) {
@@ -273,7 +273,7 @@ void free_blocks_promote(heap_t *heap)
       free_blocks_claim(block);
       free_blocks_add(block);
     } else {
-      waits_note(heap, block);
+      pending_index_add(heap, block);
     }
   }
 }
@@ -354,7 +354,7 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, s
 {
   const bins_t *bins = &heap->pending[large];
   const config_t *config = config_of(heap->device->core);
-  if (!at_free_too && waits_are_barred(heap, large))
+  if (!at_free_too && pending_are_barred(heap, large))
     return NULL;
   for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
     if (fits(config, b, size) && may_be_gated(b, reader, at_free_too))
@@ -409,7 +409,7 @@ run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_
                      .at_free_too = at_free_too,
                      .left = MOST};
   uintptr_t begin = 0, end = 0; /* where the search has just been */
-  if (!heap->pending[large].count || (!at_free_too && waits_are_barred(heap, large)))
+  if (!heap->pending[large].count || (!at_free_too && pending_are_barred(heap, large)))
     return search.best;
   for (block_t *b = heap->oldest_pending; b && search.left > 0; b = b->newer) {
     if (b->segment->large != large && ++passed_over > 4 * MOST)

@@ -42,7 +42,7 @@ bool heap_is_valid(const heap_t *heap)
     pending++;
     barred[b->segment->large] += b->barred;
   }
-  return barred[0] == heap->waits.barred[0] && barred[1] == heap->waits.barred[1] &&
+  return barred[0] == heap->pending_index.barred[0] && barred[1] == heap->pending_index.barred[1] &&
          pending == heap->pending[0].count + heap->pending[1].count &&
          bins_is_valid(&heap->ready[0]) && bins_is_valid(&heap->ready[1]) &&
          bins_is_valid(&heap->pending[0]) && bins_is_valid(&heap->pending[1]);

@@ -1,12 +1,12 @@
 /* heap.h: the free blocks of (pool, stream, capture), and how they are found. */
-#ifndef ESPER_HEAP_STATE_H
-#define ESPER_HEAP_STATE_H
+#ifndef ESPER_HEAP_H
+#define ESPER_HEAP_H
 
 #include "bins.h"
 #include "block.h"
 #include "cache_slots.h"
 
-enum { WAITS = 8 }; /* streams; with more of them every pending block is looked at */
+enum { INDEXED_STREAMS = 8 }; /* with more streams every pending block is looked at */
 
 /* No pending block of the heap waits for an earlier event of the stream. */
 typedef struct awaited {
@@ -14,12 +14,12 @@ typedef struct awaited {
   uint64_t from;
 } awaited_t;
 
-typedef struct waits {
+typedef struct pending_index {
   size_t barred[2]; /* by size class: blocks that owe a use which bars gates */
   unsigned count;
   bool unknown; /* some wait for something else */
-  awaited_t on[WAITS];
-} waits_t;
+  awaited_t on[INDEXED_STREAMS];
+} pending_index_t;
 
 struct heap {
   block_cache_t cache;
@@ -27,16 +27,16 @@ struct heap {
   pool_t *pool;
   const uint64_t *pool_id;
   stream_t *stream;
-  uint64_t capture;   /* 0, or the capture this memory was handed out in */
-  bool sealed;        /* what is ready owes nothing: any capture may take over */
-  bool over;          /* its capture is; said by the seal that is being made */
-  uint64_t sealed_at; /* number up to which the seal waited for the stream, for
+  uint64_t capture;     /* 0, or the capture this memory was handed out in */
+  bool quiesced;        /* what is ready owes nothing: any capture may take over */
+  bool over;            /* its capture is; said by the seal that is being made */
+  uint64_t quiesced_at; /* number up to which the seal waited for the stream, for
                        the sake of live memory of captures; 0: it did not     */
-  branch_t *branch;   /* the stream inside the capture; NULL: outside any; a
+  branch_t *branch;     /* the stream inside the capture; NULL: outside any; a
                        reference                                              */
-  bins_t ready[2];    /* by size class: small, large */
+  bins_t ready[2];      /* by size class: small, large */
   bins_t pending[2];
-  waits_t waits; /* of the pending ones */
+  pending_index_t pending_index; /* of the pending ones */
   block_t *oldest_pending, *newest_pending;
   uint64_t seen_epoch; /* core->epoch when the pending blocks were last read */
   unsigned borrowed;   /* small blocks of other heaps, since it was to grow instead */

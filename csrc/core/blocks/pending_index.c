@@ -20,7 +20,7 @@ static const use_t *awaited_use(const block_t *block)
   return first;
 }
 
-static void set_barred(waits_t *waits, block_t *block, bool barred)
+static void set_barred(pending_index_t *waits, block_t *block, bool barred)
 {
   size_t *count = &waits->barred[block->segment->large];
   *count = *count - block->barred + barred;
@@ -28,7 +28,7 @@ static void set_barred(waits_t *waits, block_t *block, bool barred)
 }
 
 /* NULL: none. */
-static awaited_t *wait_for(waits_t *waits, const stream_t *stream)
+static awaited_t *wait_for(pending_index_t *waits, const stream_t *stream)
 {
   for (unsigned i = 0; i < waits->count; i++)
     if (waits->on[i].stream == stream)
@@ -36,38 +36,38 @@ static awaited_t *wait_for(waits_t *waits, const stream_t *stream)
   return NULL;
 }
 
-static void await(waits_t *waits, const use_t *use)
+static void await(pending_index_t *waits, const use_t *use)
 {
   uint64_t number = use->record->number;
   awaited_t *wait = wait_for(waits, use->stream);
   if (wait && wait->from > number)
     wait->from = number;
-  else if (!wait && waits->count < WAITS)
+  else if (!wait && waits->count < INDEXED_STREAMS)
     waits->on[waits->count++] = (awaited_t){use->stream, number};
   else if (!wait)
     waits->unknown = true;
 }
 
-void waits_note(heap_t *heap, block_t *block)
+void pending_index_add(heap_t *heap, block_t *block)
 {
   const use_t *use = awaited_use(block);
-  set_barred(&heap->waits, block, use && use_is_barred(use));
+  set_barred(&heap->pending_index, block, use && use_is_barred(use));
   if (block->withheld)
     return; /* until the pool is sealed */
   /* What is held gets its record some day. Inside a capture edges count, and no events. */
   if (!use || !use->record || heap->capture)
-    heap->waits.unknown = true;
+    heap->pending_index.unknown = true;
   else
-    await(&heap->waits, use);
+    await(&heap->pending_index, use);
 }
 
 /* Where a stream gates on the oldest block each time, nothing else becomes ready: others
  * that wait for the same record would refer to it. */
-void waits_forget(heap_t *heap, block_t *block)
+void pending_index_remove(heap_t *heap, block_t *block)
 {
-  set_barred(&heap->waits, block, false);
+  set_barred(&heap->pending_index, block, false);
   for (const use_t *use = block->uses; use; use = use->next) {
-    awaited_t *wait = use->record ? wait_for(&heap->waits, use->stream) : NULL;
+    awaited_t *wait = use->record ? wait_for(&heap->pending_index, use->stream) : NULL;
     if (wait && wait->from == use->record->number && atomic_load(&use->record->references) == 1)
       wait->from++;
   }
@@ -79,31 +79,32 @@ static bool is_over(const heap_t *heap, const awaited_t *wait)
          stream_is_after(heap->stream, wait->stream, wait->from);
 }
 
-bool waits_may_be_over(const heap_t *heap)
+bool pending_index_may_be_ready(const heap_t *heap)
 {
-  const waits_t *waits = &heap->waits;
+  const pending_index_t *waits = &heap->pending_index;
   bool over = waits->unknown;
   for (unsigned i = 0; i < waits->count && !over; i++)
     over = is_over(heap, &waits->on[i]);
   return over;
 }
 
-void waits_begin(heap_t *heap)
+void pending_index_clear(heap_t *heap)
 {
-  heap->waits.count = 0;
-  heap->waits.unknown = false;
+  heap->pending_index.count = 0;
+  heap->pending_index.unknown = false;
 }
 
 /* That a use is over shows a moment before the epoch does, and one that was held may owe
  * more when it gets its record; so what is asked is whether the heap would hear of it. */
-bool waits_are_valid(const block_t *block)
+bool pending_index_is_valid(const block_t *block)
 {
   const heap_t *heap = block->segment->heap;
-  if (block->withheld || heap->waits.unknown)
+  if (block->withheld || heap->pending_index.unknown)
     return true;
   for (const use_t *use = block->uses; use; use = use->next)
-    for (unsigned i = 0; use->record && i < heap->waits.count; i++)
-      if (heap->waits.on[i].stream == use->stream && heap->waits.on[i].from <= use->record->number)
+    for (unsigned i = 0; use->record && i < heap->pending_index.count; i++)
+      if (heap->pending_index.on[i].stream == use->stream &&
+          heap->pending_index.on[i].from <= use->record->number)
         return true;
   return false;
 }

@@ -1,4 +1,4 @@
-/* waits.h: what the pending blocks of a heap wait for, as far as that saves looking at
+/* pending_index.h: what the pending blocks of a heap wait for, as far as that saves looking at
  * each of them. Under the device's lock.
  *
  * Each pending block has a use for which it waits: as long as that one is not satisfied,
@@ -6,28 +6,28 @@
  * number that none of these uses is below. So whoever hears that something has completed
  * or was gated on asks a few numbers first, and mostly learns that it is nothing to this
  * heap. */
-#ifndef ESPER_WAITS_H
-#define ESPER_WAITS_H
+#ifndef ESPER_PENDING_INDEX_H
+#define ESPER_PENDING_INDEX_H
 
 #include "heap.h"
 
 /* A block of the heap has become pending, or is looked at again. */
-void waits_note(heap_t *heap, block_t *block);
+void pending_index_add(heap_t *heap, block_t *block);
 /* It is pending no more. */
-void waits_forget(heap_t *heap, block_t *block);
+void pending_index_remove(heap_t *heap, block_t *block);
 
 /* Whether some pending block may have become ready, or bar gates no more. */
-bool waits_may_be_over(const heap_t *heap);
+bool pending_index_may_be_ready(const heap_t *heap);
 /* All of them will be noted again. */
-void waits_begin(heap_t *heap);
+void pending_index_clear(heap_t *heap);
 
 /* Whether every pending block owes a use that bars gates, or there is none. */
-static inline bool waits_are_barred(const heap_t *heap, bool large)
+static inline bool pending_are_barred(const heap_t *heap, bool large)
 {
-  return heap->waits.barred[large] == heap->pending[large].count;
+  return heap->pending_index.barred[large] == heap->pending[large].count;
 }
 
 /* The heap hears of it when what a pending block waits for is over. */
-bool waits_are_valid(const block_t *block);
+bool pending_index_is_valid(const block_t *block);
 
 #endif

@@ -19,7 +19,7 @@ void use_give(device_t *device, use_t *use)
 {
   if (use->record)
     record_drop(use->record);
-  place_drop(&use->place);
+  capture_point_drop(&use->point);
   arena_give(&device->uses, use);
 }
 
@@ -36,7 +36,7 @@ void use_hold(use_t *use)
   atomic_store(&use->stream->holds, true);
 }
 
-void use_settle(use_t *use, record_t *record)
+void use_cover(use_t *use, record_t *record)
 {
   if (use->stream != record->stream || use->record || !use->stamp || record->number < use->stamp)
     return;
@@ -47,7 +47,7 @@ void use_settle(use_t *use, record_t *record)
 /* An event of all of a device's work would end the capture of a stream that nobody has met. */
 static bool would_end_a_capture(const use_t *use)
 {
-  return use->flags & USE_CAPTURED && opening_may_capture_now(use->stream->device);
+  return use->flags & USE_CAPTURED && capturing_is_possible_now(use->stream->device);
 }
 
 void uses_record_at_free(block_t *block)
@@ -61,7 +61,7 @@ void uses_record_at_free(block_t *block)
 static use_t *use_on(const block_t *block, const stream_t *stream, const branch_t *branch)
 {
   use_t *use = block->uses;
-  while (use && (use->stream != stream || use->place.branch != branch))
+  while (use && (use->stream != stream || use->point.branch != branch))
     use = use->next;
   return use;
 }
@@ -132,35 +132,35 @@ record_t *use_replace(block_t *block, record_t *record, unsigned flags)
   return replaced;
 }
 
-static void place_take_later(place_t *place, place_t other)
+static void point_take_later(capture_point_t *point, capture_point_t other)
 {
-  if (other.number > place->number) {
-    place_t earlier = *place;
-    *place = other;
+  if (other.number > point->number) {
+    capture_point_t earlier = *point;
+    *point = other;
     other = earlier;
   }
-  place_drop(&other);
+  capture_point_drop(&other);
 }
 
-void use_attach_place(block_t *block, place_t place, unsigned flags, use_t **spare)
+void use_attach_point(block_t *block, capture_point_t point, unsigned flags, use_t **spare)
 {
-  stream_t *stream = place.branch->stream;
-  use_t *use = use_on(block, stream, place.branch);
+  stream_t *stream = point.branch->stream;
+  use_t *use = use_on(block, stream, point.branch);
   if (use) {
     use->flags |= flags;
-    place_take_later(&use->place, place);
+    point_take_later(&use->point, point);
     return;
   }
   use = *spare;
   *spare = NULL;
-  *use = (use_t){.next = block->uses, .stream = stream, .place = place, .flags = flags};
+  *use = (use_t){.next = block->uses, .stream = stream, .point = point, .flags = flags};
   block->uses = use;
 }
 
-void use_set_place(use_t *use, place_t place)
+void use_set_point(use_t *use, capture_point_t point)
 {
-  place_drop(&use->place);
-  use->place = place;
+  capture_point_drop(&use->point);
+  use->point = point;
 }
 
 bool use_is_satisfied(const use_t *use, const stream_t *reader)
@@ -257,7 +257,7 @@ void uses_drop_captured(device_t *device, block_t *block)
 {
   for (use_t **link = &block->uses; *link;) {
     use_t *use = *link;
-    if (use->place.branch) {
+    if (use->point.branch) {
       *link = use->next;
       use_give(device, use);
     } else {
@@ -274,7 +274,7 @@ static bool use_hold_for_device(block_t *block, use_t *use)
   use_t *same = use_on(block, all, NULL);
   bool stays = !same || same == use;
   if (!same) {
-    use_set_place(use, (place_t){0});
+    use_set_point(use, (capture_point_t){0});
     use->stream = all;
     same = use;
   }
@@ -325,21 +325,21 @@ static void use_hold_for_both(use_t *use, const use_t *other)
   use_set_record(use, NULL);
 }
 
-static void place_unite(place_t *into, place_t *from)
+static void point_unite(capture_point_t *into, capture_point_t *from)
 {
-  place_take_later(into, *from);
-  *from = (place_t){0};
+  point_take_later(into, *from);
+  *from = (capture_point_t){0};
 }
 
-void uses_unite_places(device_t *device, block_t *block)
+void uses_unite_points(device_t *device, block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next)
-    for (use_t **link = &use->next; use->place.branch && *link;) {
+    for (use_t **link = &use->next; use->point.branch && *link;) {
       use_t *other = *link;
-      if (other->place.branch == use->place.branch) {
+      if (other->point.branch == use->point.branch) {
         *link = other->next;
         use->flags |= other->flags;
-        place_unite(&use->place, &other->place);
+        point_unite(&use->point, &other->point);
         use_give(device, other);
       } else {
         link = &other->next;
@@ -355,13 +355,13 @@ void uses_unite_all(device_t *device, block_t *into, block_t *from)
   while (from->uses) {
     use_t *use = from->uses;
     from->uses = use->next;
-    use_t *same = RULE(ONE_USE_A_STREAM) ? use_on(into, use->stream, use->place.branch) : NULL;
+    use_t *same = RULE(ONE_USE_A_STREAM) ? use_on(into, use->stream, use->point.branch) : NULL;
     if (!RULE(MERGE_UNITES_USES)) {
       use_give(device, use);
     } else if (same) {
       same->flags |= use->flags;
-      if (same->place.branch) {
-        place_unite(&same->place, &use->place);
+      if (same->point.branch) {
+        point_unite(&same->point, &use->point);
       } else if (same->record && use->record) {
         record_keep(use->record);
         use_take_later(same, use->record);
@@ -381,10 +381,10 @@ bool uses_are_valid(const block_t *block)
   for (const use_t *use = block->uses; use; use = use->next) {
     if (use->record && use->record->stream != use->stream)
       return false;
-    if (use->place.branch && (use->record || use->place.branch->stream != use->stream))
+    if (use->point.branch && (use->record || use->point.branch->stream != use->stream))
       return false;
     for (const use_t *other = use->next; other; other = other->next)
-      if (other->stream == use->stream && other->place.branch == use->place.branch)
+      if (other->stream == use->stream && other->point.branch == use->point.branch)
         return false;
   }
   return true;
@@ -395,7 +395,7 @@ bool uses_are_valid(const block_t *block)
 bool branch_is_after_all(const branch_t *b, const block_t *block)
 {
   for (const use_t *use = block->uses; use; use = use->next)
-    if (!branch_is_after(b, &use->place))
+    if (!branch_is_after(b, &use->point))
       return false;
   return true;
 }
@@ -405,9 +405,9 @@ bool branch_may_be_gated(const branch_t *b, const block_t *block, bool at_free_t
   if (block->withheld)
     return false;
   for (const use_t *use = block->uses; use; use = use->next) {
-    if (branch_is_after(b, &use->place))
+    if (branch_is_after(b, &use->point))
       continue;
-    if (!use->place.branch || use->place.branch->capture != b->capture || use_is_rendezvous(use) ||
+    if (!use->point.branch || use->point.branch->capture != b->capture || use_is_rendezvous(use) ||
         (use->flags & USE_AT_FREE && !at_free_too))
       return false;
   }

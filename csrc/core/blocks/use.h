@@ -15,10 +15,10 @@ enum {
 struct use {
   use_t *next;
   stream_t *stream;
-  record_t *record; /* NULL: none could be or was recorded; holds the block */
-  uint64_t stamp;   /* of a held use of a free block: the stream's events with
+  record_t *record;      /* NULL: none could be or was recorded; holds the block */
+  uint64_t stamp;        /* of a held use of a free block: the stream's events with
                        this number or a higher one cover it; 0: none does     */
-  place_t place;    /* of a use inside a capture, which has no record */
+  capture_point_t point; /* of a use inside a capture, which has no record */
   unsigned flags;
 };
 
@@ -34,14 +34,14 @@ bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned fla
  * is not as simple as that, and nothing has happened. */
 record_t *use_replace(block_t *block, record_t *record, unsigned flags);
 
-/* The same for a use inside a capture, whose reference to the place it takes. A
+/* The same for a use inside a capture, whose reference to the point it takes. A
  * block has at most one use for each stream outside captures, and one for each
  * branch of a capture. */
-void use_attach_place(block_t *block, place_t place, unsigned flags, use_t **spare);
-/* A use that ends with the free gets its place, whose reference it takes; then
+void use_attach_point(block_t *block, capture_point_t point, unsigned flags, use_t **spare);
+/* A use that ends with the free gets its point, whose reference it takes; then
  * several may be of one branch, until they are united. */
-void use_set_place(use_t *use, place_t place);
-void uses_unite_places(device_t *device, block_t *block);
+void use_set_point(use_t *use, capture_point_t point);
+void uses_unite_points(device_t *device, block_t *block);
 
 /* Gives a use its record, which takes the caller's reference. */
 void use_set_record(use_t *use, record_t *record);
@@ -50,7 +50,7 @@ void use_set_record(use_t *use, record_t *record);
  * order it has a position: an event from before the free does not cover it. */
 void use_hold(use_t *use);
 /* Gives a held use the record if that covers it. */
-void use_settle(use_t *use, record_t *record);
+void use_cover(use_t *use, record_t *record);
 /* The uses of a block that end with its free get their event, now. It is claimed,
  * so they are the caller's alone, and no lock is held. */
 void uses_record_at_free(block_t *block);

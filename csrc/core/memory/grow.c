@@ -64,7 +64,7 @@ static window_t window_at(const growth_t *g, block_t *hole)
 {
   /* None is as large as the request: then it would have been taken. Which are ready is
    * not the same in every run. */
-  bool joins = !pool_repeats(g->heap);
+  bool joins = !pool_is_deterministic(g->heap);
   size_t before = joins ? ready_size(hole->prev) : 0;
   size_t after = joins ? ready_size(hole->next) : 0;
   window_t best = {0};
@@ -113,7 +113,7 @@ static void claim_neighbours(const window_t *w)
  * page that it keeps. */
 static bool take_spares(growth_t *g)
 {
-  if (!(g->stitch.loose = loose_take(g->device)))
+  if (!(g->stitch.orphan = orphan_reserve(g->device)))
     return false;
   for (int i = 0; i < 2; i++)
     if (!(g->spare[i] = arena_take(&g->device->blocks)))
@@ -123,8 +123,8 @@ static bool take_spares(growth_t *g)
 
 static void give_spares(growth_t *g)
 {
-  if (g->stitch.loose)
-    loose_settle(g->device, g->stitch.loose);
+  if (g->stitch.orphan)
+    orphan_keep(g->device, g->stitch.orphan);
   for (int i = 0; i < 2; i++)
     if (g->spare[i])
       arena_give(&g->device->blocks, g->spare[i]);
@@ -236,7 +236,7 @@ static esper_status add_page(const growth_t *g, size_t at, size_t size)
     return ESPER_OK;
   }
   error_from_driver(core, status);
-  loose_release(g->device, handle, size, g->stitch.loose);
+  orphan_release_page(g->device, handle, size, g->stitch.orphan);
   return status;
 }
 
@@ -260,9 +260,9 @@ static esper_status look_for_room(const growth_t *g)
   status = call_page_create(core, g->device->index, g->created, &whole);
   if (status != ESPER_OK)
     return error_from_driver(core, status);
-  loose_release(g->device, whole, g->created, g->stitch.loose);
-  return g->stitch.loose->size ? error_set(ESPER_DEVICE_ERROR, "a page could not be given back")
-                               : ESPER_OK;
+  orphan_release_page(g->device, whole, g->created, g->stitch.orphan);
+  return g->stitch.orphan->size ? error_set(ESPER_DEVICE_ERROR, "a page could not be given back")
+                                : ESPER_OK;
 }
 
 /* As far as the driver gives them. */
@@ -372,7 +372,7 @@ static esper_status fill(growth_t *g, block_t **block)
   lock(&g->device->lock);
   *block = finish(g, status, filled);
   if (status != ESPER_OK && (held || g->device->limit < SIZE_MAX))
-    hands_leave_some(g->device);
+    in_flight_note_return(g->device);
   unlock(&g->device->lock);
   return status;
 }
@@ -386,7 +386,7 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
     if (from != NEW_PAGES)
       stitch_learn(heap);
     mapped_reap(g.device);
-    loose_give_back(g.device);
+    orphans_give_back(g.device);
   }
   lock(&g.device->lock);
   esper_status status = claim(&g, block);

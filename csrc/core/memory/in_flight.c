@@ -7,37 +7,37 @@
 /* By this thread, on any device: it is differences that count, and a malloc is of one. */
 static _Thread_local unsigned left_here;
 
-void hands_take(device_t *device)
+void in_flight_begin(device_t *device)
 {
-  device->hands++;
+  device->in_flight++;
 }
 
-void hands_leave_some(device_t *device)
+void in_flight_note_return(device_t *device)
 {
-  core_assert(device->hands > 0);
-  device->hands_left++;
+  core_assert(device->in_flight > 0);
+  device->in_flight_returned++;
   left_here++;
 }
 
-void hands_empty(device_t *device)
+void in_flight_end(device_t *device)
 {
-  core_assert(device->hands > 0);
-  device->hands--;
-  bell_ring(&device->hands_emptied);
+  core_assert(device->in_flight > 0);
+  device->in_flight--;
+  bell_ring(&device->in_flight_ended);
 }
 
-unsigned hands_left_by_others(const device_t *device)
+unsigned in_flight_returned_by_others(const device_t *device)
 {
-  return device->hands_left - left_here;
+  return device->in_flight_returned - left_here;
 }
 
-bool hands_wait(device_t *device, unsigned *left)
+bool in_flight_wait(device_t *device, unsigned *left)
 {
   for (;;) {
     lock(&device->lock);
-    unsigned now = hands_left_by_others(device);
-    bool empty = !device->hands;
-    int rung = bell_count(&device->hands_emptied);
+    unsigned now = in_flight_returned_by_others(device);
+    bool empty = !device->in_flight;
+    int rung = bell_count(&device->in_flight_ended);
     unlock(&device->lock);
     if (now != *left) {
       *left = now;
@@ -45,6 +45,6 @@ bool hands_wait(device_t *device, unsigned *left)
     }
     if (empty)
       return false;
-    bell_wait(&device->hands_emptied, rung);
+    bell_wait(&device->in_flight_ended, rung);
   }
 }

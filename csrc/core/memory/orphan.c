@@ -4,81 +4,81 @@
 #include "../base/error.h"
 #include "../blocks/block.h"
 
-loose_t *loose_take(device_t *device)
+orphan_t *orphan_reserve(device_t *device)
 {
-  loose_t *loose = arena_take(&device->loose_pages);
-  if (loose)
-    *loose = (loose_t){0};
-  return loose;
+  orphan_t *orphan = arena_take(&device->orphan_arena);
+  if (orphan)
+    *orphan = (orphan_t){0};
+  return orphan;
 }
 
-static void link_loose(device_t *device, loose_t *loose)
+static void link_orphan(device_t *device, orphan_t *orphan)
 {
-  loose->next = device->loose;
-  device->loose = loose;
+  orphan->next = device->orphans;
+  device->orphans = orphan;
 }
 
-void loose_settle(device_t *device, loose_t *loose)
+void orphan_keep(device_t *device, orphan_t *orphan)
 {
-  if (!loose->size) {
-    arena_give(&device->loose_pages, loose);
+  if (!orphan->size) {
+    arena_give(&device->orphan_arena, orphan);
     return;
   }
-  link_loose(device, loose);
-  device->loose_bytes += loose->size;
-  device->reserving += loose->size;
+  link_orphan(device, orphan);
+  device->orphaned_bytes += orphan->size;
+  device->reserving += orphan->size;
 }
 
-void loose_release(device_t *device, uint64_t handle, size_t size, loose_t *loose)
+void orphan_release_page(device_t *device, uint64_t handle, size_t size, orphan_t *orphan)
 {
   if (call_page_release(device->core, device->index, handle) == ESPER_OK)
     return;
-  loose->handle = handle;
-  loose->size = size;
+  orphan->handle = handle;
+  orphan->size = size;
 }
 
-static loose_t *unlink_first(device_t *device)
+static orphan_t *unlink_first(device_t *device)
 {
   lock(&device->lock);
-  loose_t *loose = device->loose;
-  if (loose)
-    device->loose = loose->next;
+  orphan_t *orphan = device->orphans;
+  if (orphan)
+    device->orphans = orphan->next;
   unlock(&device->lock);
-  return loose;
+  return orphan;
 }
 
-size_t loose_give_back(device_t *device)
+size_t orphans_give_back(device_t *device)
 {
   size_t gone = 0;
   esper_status status = ESPER_OK;
-  loose_t *loose;
-  while (status == ESPER_OK && (loose = unlink_first(device))) {
-    status = call_page_release(device->core, device->index, loose->handle);
+  orphan_t *orphan;
+  while (status == ESPER_OK && (orphan = unlink_first(device))) {
+    status = call_page_release(device->core, device->index, orphan->handle);
     if (status != ESPER_OK)
       error_from_driver(device->core, status);
     lock(&device->lock);
     if (status == ESPER_OK) {
-      gone += loose->size;
-      device->loose_bytes -= loose->size;
-      device->reserving -= loose->size;
+      gone += orphan->size;
+      device->orphaned_bytes -= orphan->size;
+      device->reserving -= orphan->size;
       device->refused = 0;
-      arena_give(&device->loose_pages, loose);
+      arena_give(&device->orphan_arena, orphan);
     } else {
-      link_loose(device, loose);
+      link_orphan(device, orphan);
     }
     unlock(&device->lock);
   }
   return gone;
 }
 
-bool loose_is_valid(const device_t *device)
+bool orphans_are_valid(const device_t *device)
 {
   size_t bytes = 0; /* one may be in the hands of a thread */
-  for (const loose_t *loose = device->loose; loose; loose = loose->next) {
-    if (!loose->size)
+  for (const orphan_t *orphan = device->orphans; orphan; orphan = orphan->next) {
+    if (!orphan->size)
       return false;
-    bytes += loose->size;
+    bytes += orphan->size;
   }
-  return bytes <= device->loose_bytes && device->loose_bytes <= device->reserving &&
-         arena_is_valid(&device->loose_pages);
+  return bytes <= device->orphaned_bytes && device->orphaned_bytes <= device->reserving &&
+         arena_is_valid(&device->orphan_arena);
 }

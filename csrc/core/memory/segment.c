@@ -77,7 +77,7 @@ static void segment_add(block_t *block, uintptr_t address)
   map_insert_reserved(device->core->map, segment);
   map_insert(device->core->map, block);
   segment_link(segment);
-  stats_segment_added(&device->stats, segment->heap->pool->account, size_of(segment));
+  stats_segment_added(&device->stats, segment->heap->pool->stats, size_of(segment));
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, address, segment->size, segment->heap->stream);
 }
 
@@ -133,7 +133,7 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
 
   lock(&device->lock);
   if (status != ESPER_OK && drivers && device->limit < SIZE_MAX)
-    hands_leave_some(device); /* what it reserved */
+    in_flight_note_return(device); /* what it reserved */
   device->reserving -= size;
   if (status == ESPER_OUT_OF_MEMORY && drivers)
     device->refused = size;
@@ -155,7 +155,7 @@ static void segment_leaves(device_t *device, block_t *block)
   map_remove_segment(device->core->map, segment);
   map_remove(device->core->map, block);
   segment_unlink(segment);
-  stats_segment_removed(&device->stats, segment->heap->pool->account, size_of(segment));
+  stats_segment_removed(&device->stats, segment->heap->pool->stats, size_of(segment));
 }
 
 static void segment_stays(device_t *device, block_t *block)
@@ -164,7 +164,7 @@ static void segment_stays(device_t *device, block_t *block)
   map_insert_reserved(device->core->map, segment);
   map_insert(device->core->map, block);
   segment_link(segment);
-  stats_segment_kept(&device->stats, segment->heap->pool->account, size_of(segment));
+  stats_segment_kept(&device->stats, segment->heap->pool->stats, size_of(segment));
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
             segment->heap->stream);
   free_blocks_add(block);
@@ -192,7 +192,7 @@ bool segment_release(device_t *device, block_t *block)
 
 esper_status segment_pin(core_t *core, const void *ptr, void **address)
 {
-  block_t *block = marks_lock_block(core, ptr);
+  block_t *block = find_lock_live(core, ptr);
   if (!block)
     return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
   segment_t *segment = block->segment;

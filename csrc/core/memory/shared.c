@@ -67,7 +67,7 @@ static esper_status name_pages(segment_t *s, uintptr_t begin, uintptr_t end, esp
  * is none. Pages stay while the paging lock is held. */
 static segment_t *find_pages(core_t *core, const void *ptr, uintptr_t *begin, uintptr_t *end)
 {
-  const block_t *block = marks_lock_block(core, ptr);
+  const block_t *block = find_lock_live(core, ptr);
   segment_t *s = block && block->segment->pages ? block->segment : NULL;
   if (s) {
     const page_t *first = page_at(s, block->address);

@@ -1,4 +1,4 @@
-/* room.h: a little more memory than is needed, so that pages come to rest.
+/* slack.h: a little more memory than is needed, so that pages come to rest.
  *
  * A page that moves costs as much as a new one, and is missed where it was. Where memory is
  * as tight as can be, programs whose requests come round again move pages in every round,
@@ -7,8 +7,8 @@
  * pages that had to be made: the peak of active memory alone may be one of long ago.
  *
  * Under the device's lock. */
-#ifndef ESPER_ROOM_H
-#define ESPER_ROOM_H
+#ifndef ESPER_SLACK_H
+#define ESPER_SLACK_H
 
 #include "../base/types.h"
 

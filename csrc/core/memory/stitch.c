@@ -15,7 +15,7 @@
 
 static bool may_lend(const heap_t *heap)
 {
-  return !heap->capture && !heap->sealed;
+  return !heap->capture && !heap->quiesced;
 }
 
 static bool may_be_lent(const block_t *block)
@@ -128,16 +128,16 @@ void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most)
       claim_from(stitch, heap, from, large, enough, most);
 }
 
-/* `loose` NULL: it is not unmapped first. Refused: the page is where it was; or, if the driver would not even have it there
+/* `orphan` NULL: it is not unmapped first. Refused: the page is where it was; or, if the driver would not even have it there
  * again, it is gone, and counts as having left. */
-static esper_status move_page(const segment_t *from, const page_t *page, loose_t *loose,
+static esper_status move_page(const segment_t *from, const page_t *page, orphan_t *orphan,
                               block_t *into, size_t *left, size_t *moved)
 {
   core_t *core = from->device->core;
   int device = from->device->index;
   uintptr_t address = page_address(from, page), to = into->address + *moved;
   size_t size = page_size(from, page);
-  esper_status status = loose ? call_page_unmap(core, device, address, size) : ESPER_OK;
+  esper_status status = orphan ? call_page_unmap(core, device, address, size) : ESPER_OK;
   if (status != ESPER_OK)
     return error_from_driver(core, status);
   status = peers_map(from->device, to, size, page->handle);
@@ -148,21 +148,21 @@ static esper_status move_page(const segment_t *from, const page_t *page, loose_t
     return ESPER_OK;
   }
   error_from_driver(core, status);
-  if (loose && peers_map(from->device, address, size, page->handle) != ESPER_OK) {
-    loose_release(from->device, page->handle, size, loose);
+  if (orphan && peers_map(from->device, address, size, page->handle) != ESPER_OK) {
+    orphan_release_page(from->device, page->handle, size, orphan);
     *left += size;
   }
   return status;
 }
 
-/* `loose` NULL: they are not unmapped first. */
-static esper_status move_all(lenders_t *list, loose_t *loose, block_t *into, size_t *moved,
+/* `orphan` NULL: they are not unmapped first. */
+static esper_status move_all(lenders_t *list, orphan_t *orphan, block_t *into, size_t *moved,
                              size_t *pages)
 {
   for (const block_t *b = list->first; b; b = b->newer)
     for (size_t at = 0; at < b->size;) {
       const page_t *page = page_at(b->segment, b->address + at);
-      esper_status status = move_page(b->segment, page, loose, into, &list->left, moved);
+      esper_status status = move_page(b->segment, page, orphan, into, &list->left, moved);
       if (status != ESPER_OK)
         return status;
       ++*pages;
@@ -175,7 +175,7 @@ esper_status stitch_move(stitch_t *stitch, block_t *into, size_t *moved)
 {
   *moved = 0;
   size_t *pages = &stitch->pages;
-  esper_status status = move_all(&stitch->completed, stitch->loose, into, moved, pages);
+  esper_status status = move_all(&stitch->completed, stitch->orphan, into, moved, pages);
   return status == ESPER_OK ? move_all(&stitch->ordered, NULL, into, moved, pages) : status;
 }
 

@@ -28,7 +28,7 @@ typedef struct stitch {
   lenders_t ordered;   /* ... and these some time after that */
   size_t pages;        /* that moved */
   uint64_t stamp;      /* what these owe: their latest one */
-  loose_t *loose;      /* room for a page that the driver keeps nowhere */
+  orphan_t *orphan;    /* room for a page that the driver keeps nowhere */
 } stitch_t;
 
 static inline size_t stitch_bytes(const stitch_t *stitch)

@@ -7,17 +7,17 @@
 #include "capturing.h"
 
 enum {
-  SETS = 256,   /* of places remembered by node; a forgotten one is not known to come before */
+  SETS = 256,   /* of points remembered by node; a forgotten one is not known to come before */
   WAYS = 4,     /* branches at one node, or nodes of one hash */
   VISITS = 128, /* nodes that one walk looks at */
   BEFORE = 16,  /* nodes that one node may depend on for the walk to go on */
 };
 
-typedef struct known_place {
+typedef struct known_point {
   void *node;
   branch_t *branch;
   uint64_t number;
-} known_place_t;
+} known_point_t;
 
 struct capture {
   core_t *core;
@@ -27,7 +27,7 @@ struct capture {
   branch_t *branches;
   capture_t *next;
   unsigned turn;
-  known_place_t places[SETS][WAYS]; /* by a hash of the node; the newest stay */
+  known_point_t points[SETS][WAYS]; /* by a hash of the node; the newest stay */
 };
 
 /* ---- captures and branches ---------------------------------------------- */
@@ -120,23 +120,23 @@ void branch_drop(branch_t *b)
   unlock(captures_lock);
 }
 
-/* ---- places ---------------------------------------------------------------- */
+/* ---- points ---------------------------------------------------------------- */
 
-static known_place_t *places_at(capture_t *c, void *node)
+static known_point_t *places_at(capture_t *c, void *node)
 {
-  return c->places[((uintptr_t)node >> 4) * 0x9e3779b97f4a7c15u >> 56];
+  return c->points[((uintptr_t)node >> 4) * 0x9e3779b97f4a7c15u >> 56];
 }
 
 static void place_remember(branch_t *b)
 {
   capture_t *c = b->capture;
   lock(&c->core->captures_lock);
-  places_at(c, b->node)[c->turn++ % WAYS] = (known_place_t){b->node, b, b->last};
+  places_at(c, b->node)[c->turn++ % WAYS] = (known_point_t){b->node, b, b->last};
   unlock(&c->core->captures_lock);
 }
 
 /* Under the stream's record lock: numbers follow the graph's order. */
-static bool place_now(branch_t *b, void *handle)
+static bool point_of_now(branch_t *b, void *handle)
 {
   stream_t *s = b->stream;
   void *node;
@@ -152,39 +152,39 @@ static bool place_now(branch_t *b, void *handle)
   return true;
 }
 
-bool branch_place(branch_t *b, void *handle, place_t *place)
+bool branch_point(branch_t *b, void *handle, capture_point_t *point)
 {
   lock(&b->stream->lock);
-  bool known = place_now(b, handle);
-  *place = (place_t){known ? b : NULL, b->last, b->node};
+  bool known = point_of_now(b, handle);
+  *point = (capture_point_t){known ? b : NULL, b->last, b->node};
   unlock(&b->stream->lock);
   if (known)
     branch_keep(b);
   return known;
 }
 
-void place_drop(place_t *place)
+void capture_point_drop(capture_point_t *point)
 {
-  if (place->branch)
-    branch_drop(place->branch);
-  *place = (place_t){0};
+  if (point->branch)
+    branch_drop(point->branch);
+  *point = (capture_point_t){0};
 }
 
 /* ---- the frontier ------------------------------------------------------------ */
 
 static void raise(branch_t *b, const branch_t *of, uint64_t number)
 {
-  if (of->index < BRANCHES && atomic_load(&b->frontier[of->index]) < number)
-    atomic_store(&b->frontier[of->index], number);
+  if (of->index < BRANCHES && atomic_load(&b->vector_clock[of->index]) < number)
+    atomic_store(&b->vector_clock[of->index], number);
   atomic_fetch_add(&b->stream->core->epoch, 1);
 }
 
-/* Other branches' places at the node come before the branch's future. */
+/* Other branches' points at the node come before the branch's future. */
 static void meet(branch_t *b, void *node)
 {
   capture_t *c = b->capture;
   lock(&c->core->captures_lock);
-  const known_place_t *known = places_at(c, node);
+  const known_point_t *known = places_at(c, node);
   for (int i = 0; i < WAYS; i++)
     if (known[i].node == node && known[i].branch != b)
       raise(b, known[i].branch, known[i].number);
@@ -222,11 +222,11 @@ static void walk(branch_t *b, void *handle, void *until)
 void branch_learn(branch_t *b, void *handle)
 {
   lock(&b->stream->lock);
-  /* A branch that was not there before has places at nodes already walked over. */
+  /* A branch that was not there before has points at nodes already walked over. */
   lock(&b->capture->core->captures_lock);
   unsigned branches = b->capture->branch_count;
   unlock(&b->capture->core->captures_lock);
-  if (place_now(b, handle) && b->node && (b->node != b->learned || b->seen != branches)) {
+  if (point_of_now(b, handle) && b->node && (b->node != b->learned || b->seen != branches)) {
     walk(b, handle, b->seen == branches ? b->learned : NULL);
     b->learned = b->node;
     b->seen = branches;
@@ -234,34 +234,35 @@ void branch_learn(branch_t *b, void *handle)
   unlock(&b->stream->lock);
 }
 
-bool branch_gate(branch_t *b, void *handle, const place_t *place)
+bool branch_gate(branch_t *b, void *handle, const capture_point_t *point)
 {
-  if (branch_is_after(b, place))
+  if (branch_is_after(b, point))
     return true;
   stream_t *s = b->stream;
   lock(&s->lock);
-  bool done = call_capture_depend(s->core, s->device->index, handle, b->capture->id, place->node) ==
+  bool done = call_capture_depend(s->core, s->device->index, handle, b->capture->id, point->node) ==
               ESPER_OK;
   if (done)
-    raise(b, place->branch, place->number);
+    raise(b, point->branch, point->number);
   unlock(&s->lock);
   return done;
 }
 
-bool branch_is_after(const branch_t *b, const place_t *place)
+bool branch_is_after(const branch_t *b, const capture_point_t *point)
 {
-  if (!place->branch || place->branch->capture != b->capture)
+  if (!point->branch || point->branch->capture != b->capture)
     return !RULE(OUTSIDE_STAYS_OUTSIDE);
-  const branch_t *of = place->branch;
-  return of == b || !place->number || !RULE(CAPTURED_USE_HOLDS) ||
-         (of->index < BRANCHES && atomic_load(&b->frontier[of->index]) >= place->number);
+  const branch_t *of = point->branch;
+  return of == b || !point->number || !RULE(CAPTURED_USE_HOLDS) ||
+         (of->index < BRANCHES && atomic_load(&b->vector_clock[of->index]) >= point->number);
 }
 
 /* ---- frees ----------------------------------------------------------------------- */
 
-captured_free_t capture_place_free(core_t *core, uint64_t capture, stream_t *stream, place_t *place)
+captured_free_t capture_point_of_free(core_t *core, uint64_t capture, stream_t *stream,
+                                      capture_point_t *point)
 {
-  *place = (place_t){0};
+  *point = (capture_point_t){0};
   if (!stream->immortal)
     return FREED_UNKNOWN;
   if (RULE(BODY_KEEPS_APART) && capture_thread_may_be_elsewhere(core, capture))
@@ -269,7 +270,7 @@ captured_free_t capture_place_free(core_t *core, uint64_t capture, stream_t *str
   branch_t *branch = capture_branch(core, stream, capture);
   if (!branch)
     return FREED_OUTSIDE;
-  bool inside = branch_place(branch, stream->handle, place);
+  bool inside = branch_point(branch, stream->handle, point);
   branch_drop(branch);
   if (inside)
     return FREED_INSIDE;

@@ -24,16 +24,16 @@ bool stream_any_is_captured(const device_t *device)
   return false;
 }
 
-bool opening_may_capture(const device_t *device)
+bool capturing_is_possible(const device_t *device)
 {
   return config_of(device->core)->as_given.captures_are_announced ? device->captures_announced > 0
-                                                                  : device->openings != NULL;
+                                                                  : device->routes != NULL;
 }
 
-bool opening_may_capture_now(device_t *device)
+bool capturing_is_possible_now(device_t *device)
 {
   lock(&device->lock);
-  bool may = opening_may_capture(device);
+  bool may = capturing_is_possible(device);
   unlock(&device->lock);
   return may;
 }

@@ -13,8 +13,8 @@ uint64_t stream_capture_of(presented_t presented, bool recording);
 bool stream_any_is_captured(const device_t *device);
 
 /* Whether a capture may be going on that allocates from a private pool. */
-bool opening_may_capture(const device_t *device);
+bool capturing_is_possible(const device_t *device);
 /* The same for who does not hold the device's lock. */
-bool opening_may_capture_now(device_t *device);
+bool capturing_is_possible_now(device_t *device);
 
 #endif

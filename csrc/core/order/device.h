@@ -1,6 +1,6 @@
 /* device.h: one GPU, and how a call reaches it. */
-#ifndef ESPER_DEVICE_STATE_H
-#define ESPER_DEVICE_STATE_H
+#ifndef ESPER_CORE_DEVICE_H
+#define ESPER_CORE_DEVICE_H
 
 #include <pthread.h>
 
@@ -15,7 +15,7 @@ struct device {
   ON_ITS_OWN_LINE core_t *core;
   int index;
   atomic_bool ready; /* the rest is set up */
-  atomic_int opening_count;
+  atomic_int route_count;
   stream_t *legacy;      /* the default stream */
   stream_t *all_streams; /* stands for every stream: see event_record_all */
 
@@ -26,41 +26,41 @@ struct device {
   heap_t *heaps;                     /* of all pools */
   pool_t *pools;                     /* the default pool is `default_pool` */
   pool_t *default_pool;
-  account_t *accounts;    /* of private pools, the youngest first */
-  pool_t *gone_pools;     /* to be buried without the lock: their sources are not ours */
-  heap_t *spare_heaps;    /* never given back: a free may still look at one */
-  opening_t *openings;    /* newest first */
-  int captures_announced; /* that go on */
+  pool_stats_t *pool_stats; /* of private pools, the youngest first */
+  pool_t *gone_pools;       /* to be buried without the lock: their sources are not ours */
+  heap_t *spare_heaps;      /* never given back: a free may still look at one */
+  route_t *routes;          /* newest first */
+  int captures_announced;   /* that go on */
   segment_t *first_segment, *last_segment;
   block_t *stale; /* blocks that are mapped and have no memory */
   uint64_t next_sequence;
   size_t total; /* bytes of device memory */
   /* Asked for when pages are first wanted: classic segments need none of it. */
   atomic_bool granule_known;
-  size_t granule; /* pages are multiples of it; 0: none can be mapped */
-  loose_t *loose; /* pages that are mapped nowhere */
-  size_t loose_bytes;
+  size_t granule;    /* pages are multiples of it; 0: none can be mapped */
+  orphan_t *orphans; /* pages that are mapped nowhere */
+  size_t orphaned_bytes;
   pthread_rwlock_t paging; /* peers.h; guards these, and the names of pages */
   size_t shared_count;     /* pages that have a name */
   int *peers;              /* devices that may access all pages */
   int peer_count;
   import_t *imports; /* pages of other processes; and under the lock, too */
   double fraction;
-  size_t limit;            /* SIZE_MAX: none */
-  size_t reserving;        /* bytes being obtained, and loose: not in the statistics */
-  uint64_t large_requests; /* so far: the clock of what is not used for long */
-  int hands;               /* calls that hold memory which they may not keep: hands.h */
-  unsigned hands_left;     /* so often they left some */
-  bell_t hands_emptied;
+  size_t limit;                /* SIZE_MAX: none */
+  size_t reserving;            /* bytes being obtained, and loose: not in the statistics */
+  uint64_t large_requests;     /* so far: the clock of what is not used for long */
+  int in_flight;               /* calls that hold memory which they may not keep: hands.h */
+  unsigned in_flight_returned; /* so often they left some */
+  bell_t in_flight_ended;
   size_t refused;        /* the segment that the driver had no memory for; 0: none */
   size_t room_used;      /* bytes of pages that were made for room: room.h */
   uint64_t room_ran_out; /* pages that had moved when memory ran out last */
   esper_stats stats;
   esper_counters counters;
-  arena_t blocks, segments, uses, loose_pages;
+  arena_t blocks, segments, uses, orphan_arena;
   trace_t trace;
-  gate_t gates[GATES]; /* a ring */
-  unsigned next_gate;
+  logged_wait_t wait_log[WAIT_LOG_ENTRIES]; /* a ring */
+  unsigned next_logged_wait;
 
   /* Streams of our own that carry the uses that come as an event; those that
      must not be gated on have the second, and delay no others. */

@@ -228,10 +228,10 @@ gate_result stream_gate(presented_t p, record_t *record)
   atomic_fetch_add(&record->pins, 1);
   if (!stream_completed(s, record->number)) {
     lock(&r->lock);
-    _Atomic uint64_t *row = s->index < FRONTIER_ROWS ? &r->frontier[s->index] : NULL;
+    _Atomic uint64_t *row = s->index < CLOCK_ENTRIES ? &r->vector_clock[s->index] : NULL;
     bool ordered = row && atomic_load(row) >= record->number;
     if (!ordered || !RULE(GATE_IS_REMEMBERED)) {
-      if (!RULE(FRONTIER_AFTER_WAIT) && row)
+      if (!RULE(CLOCK_AFTER_WAIT) && row)
         atomic_store(row, record->number);
       result = call_stream_wait(r->core, r->device->index, p.handle, record->event) == ESPER_OK
                    ? GATE_ISSUED
@@ -239,9 +239,9 @@ gate_result stream_gate(presented_t p, record_t *record)
       if (result == GATE_ISSUED && row)
         atomic_store(row, record->number);
       if (result == GATE_ISSUED && row && !RULE(GATE_RAISES_ONE))
-        for (int i = 0; i < FRONTIER_ROWS; i++)
-          if (atomic_load(&s->frontier[i]) > atomic_load(&r->frontier[i]))
-            atomic_store(&r->frontier[i], atomic_load(&s->frontier[i]));
+        for (int i = 0; i < CLOCK_ENTRIES; i++)
+          if (atomic_load(&s->vector_clock[i]) > atomic_load(&r->vector_clock[i]))
+            atomic_store(&r->vector_clock[i], atomic_load(&s->vector_clock[i]));
     }
     unlock(&r->lock);
   }

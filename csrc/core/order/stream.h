@@ -11,7 +11,7 @@
 #include "device.h"
 
 enum {
-  FRONTIER_ROWS = 256, /* streams with a higher index have no frontier row */
+  CLOCK_ENTRIES = 256, /* streams with a higher index have no frontier row */
   STREAM_EVENTS = 32,  /* out of use, kept by the stream; more go to the pool */
 };
 
@@ -59,7 +59,7 @@ struct stream {
   _Atomic(record_t *) dropped; /* records nobody refers to, to be pooled */
   uint64_t syncing;            /* what a synchronisation will have completed */
   record_t *probe;             /* of the owner order, for other streams' sake */
-  _Atomic uint64_t frontier[FRONTIER_ROWS];
+  _Atomic uint64_t vector_clock[CLOCK_ENTRIES];
 };
 
 /* A stream as it was presented, for the length of one call. */
@@ -197,8 +197,8 @@ static inline uint64_t stream_stamp(const stream_t *stream)
 /* Whether future work of `reader` is ordered after number `number`. */
 static inline bool stream_is_after(const stream_t *reader, const stream_t *stream, uint64_t number)
 {
-  return RULE(GATE_IS_REMEMBERED) && stream->index < FRONTIER_ROWS &&
-         atomic_load(&reader->frontier[stream->index]) >= number;
+  return RULE(GATE_IS_REMEMBERED) && stream->index < CLOCK_ENTRIES &&
+         atomic_load(&reader->vector_clock[stream->index]) >= number;
 }
 
 /* The one whose index it is. */

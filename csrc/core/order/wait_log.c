@@ -8,37 +8,37 @@
 #include "record.h"
 #include "stream.h"
 
-static bool is_over(const gate_t *gate)
+static bool is_over(const logged_wait_t *gate)
 {
   const record_t *record = gate->record;
   return !record || stream_completed(record->stream, record->number);
 }
 
 /* The next place, or one shortly after it where nothing is lost. */
-static gate_t *place(device_t *device)
+static logged_wait_t *place(device_t *device)
 {
   enum { LOOK_AT = 8 };
   for (unsigned i = 0; i < LOOK_AT; i++) {
-    gate_t *gate = &device->gates[(device->next_gate + i) % GATES];
+    logged_wait_t *gate = &device->wait_log[(device->next_logged_wait + i) % WAIT_LOG_ENTRIES];
     if (is_over(gate)) {
-      device->next_gate = (device->next_gate + i + 1) % GATES;
+      device->next_logged_wait = (device->next_logged_wait + i + 1) % WAIT_LOG_ENTRIES;
       return gate;
     }
   }
-  gate_t *oldest = &device->gates[device->next_gate];
-  device->next_gate = (device->next_gate + 1) % GATES;
+  logged_wait_t *oldest = &device->wait_log[device->next_logged_wait];
+  device->next_logged_wait = (device->next_logged_wait + 1) % WAIT_LOG_ENTRIES;
   return oldest;
 }
 
-void gates_note(device_t *device, const stream_t *waiting, record_t *record, size_t size)
+void wait_log_add(device_t *device, const stream_t *waiting, record_t *record, size_t size)
 {
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  gate_t *gate = place(device);
+  logged_wait_t *gate = place(device);
   if (gate->record)
     record_drop(gate->record);
   record_keep(record);
-  *gate = (gate_t){
+  *gate = (logged_wait_t){
       .waiting = waiting,
       .record = record,
       .size = size,
@@ -46,12 +46,12 @@ void gates_note(device_t *device, const stream_t *waiting, record_t *record, siz
   };
 }
 
-void gates_forget(device_t *device)
+void wait_log_clear(device_t *device)
 {
-  for (int i = 0; i < GATES; i++)
-    if (device->gates[i].record)
-      record_drop(device->gates[i].record);
-  memset(device->gates, 0, sizeof device->gates);
+  for (int i = 0; i < WAIT_LOG_ENTRIES; i++)
+    if (device->wait_log[i].record)
+      record_drop(device->wait_log[i].record);
+  memset(device->wait_log, 0, sizeof device->wait_log);
 }
 
 static int by_time(const void *a, const void *b)
@@ -60,16 +60,17 @@ static int by_time(const void *a, const void *b)
   return (x->issued_us > y->issued_us) - (x->issued_us < y->issued_us);
 }
 
-esper_status gates_copy(device_t *device, esper_gate_entry **entries, size_t *count)
+esper_status wait_log_copy(device_t *device, esper_gate_entry **entries, size_t *count)
 {
   *count = 0;
-  *entries = malloc(GATES * sizeof **entries);
+  *entries = malloc(WAIT_LOG_ENTRIES * sizeof **entries);
   if (!*entries)
-    return error_set(ESPER_HOST_MEMORY, "no host memory for a copy of %d gates", (int)GATES);
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a copy of %d gates",
+                     (int)WAIT_LOG_ENTRIES);
   stream_retire_all(device->core);
   lock(&device->lock);
-  for (int i = 0; i < GATES; i++) {
-    const gate_t *gate = &device->gates[i];
+  for (int i = 0; i < WAIT_LOG_ENTRIES; i++) {
+    const logged_wait_t *gate = &device->wait_log[i];
     if (!is_over(gate))
       (*entries)[(*count)++] = (esper_gate_entry){
           .device = device->index,
@@ -86,11 +87,11 @@ esper_status gates_copy(device_t *device, esper_gate_entry **entries, size_t *co
   return ESPER_OK;
 }
 
-bool gates_are_valid(const device_t *device)
+bool wait_log_is_valid(const device_t *device)
 {
-  bool valid = device->next_gate < GATES;
-  for (int i = 0; i < GATES && valid; i++) {
-    const gate_t *gate = &device->gates[i];
+  bool valid = device->next_logged_wait < WAIT_LOG_ENTRIES;
+  for (int i = 0; i < WAIT_LOG_ENTRIES && valid; i++) {
+    const logged_wait_t *gate = &device->wait_log[i];
     valid = !gate->record || (gate->waiting && gate->waiting->device == device && gate->size);
   }
   return valid;

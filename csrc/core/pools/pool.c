@@ -36,13 +36,13 @@ pool_t *pool_find(device_t *device, uint64_t id_first, uint64_t id_second)
 static pool_t *make_pool(device_t *device, uint64_t id_first, uint64_t id_second)
 {
   pool_t *pool = malloc(sizeof *pool);
-  account_t *account = pool ? account_open(&device->accounts, id_first, id_second) : NULL;
-  if (!account) {
+  pool_stats_t *stats = pool ? pool_stats_open(&device->pool_stats, id_first, id_second) : NULL;
+  if (!stats) {
     free(pool);
     return NULL;
   }
   pool_init(pool, device, id_first, id_second);
-  pool->account = account;
+  pool->stats = stats;
   return pool;
 }
 
@@ -109,7 +109,7 @@ void pool_collect(device_t *device)
     } else {
       *link = pool->next;
       pool_destroy_heaps(pool);
-      account_close(&device->accounts, pool->account);
+      pool_stats_close(&device->pool_stats, pool->stats);
       pool->next = device->gone_pools;
       device->gone_pools = pool;
     }
@@ -195,17 +195,17 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
     if (heap->stream != stream)
       continue;
     if (heap->capture == capture) {
-      if (heap->sealed && !pool_has_graphs(pool))
+      if (heap->quiesced && !pool_has_graphs(pool))
         free_blocks_withhold_none(heap);
-      heap->sealed = false;
+      heap->quiesced = false;
       return heap;
     }
-    if (heap->sealed)
+    if (heap->quiesced)
       sealed = heap;
   }
   if (sealed) {
     sealed->capture = capture;
-    sealed->sealed = false;
+    sealed->quiesced = false;
     return sealed;
   }
   heap_t *heap = heap_take(pool->device);
@@ -232,7 +232,7 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   return heap;
 }
 
-bool pool_repeats(const heap_t *heap)
+bool pool_is_deterministic(const heap_t *heap)
 {
   const device_t *device = heap->device;
   return heap->pool != device->default_pool && !heap->capture &&
@@ -278,7 +278,7 @@ bool pool_is_valid(const pool_t *pool)
 {
   bool valid = pool->references >= 0 && pool->busy >= 0;
   for (const heap_t *heap = pool->heaps; heap && valid; heap = heap->next) {
-    valid = heap->pool == pool && heap_is_valid(heap) && !(heap->sealed && heap->capture);
+    valid = heap->pool == pool && heap_is_valid(heap) && !(heap->quiesced && heap->capture);
     for (const heap_t *other = heap->next; other && valid; other = other->next)
       valid = heap->stream != other->stream || heap->capture != other->capture;
   }
@@ -287,7 +287,7 @@ bool pool_is_valid(const pool_t *pool)
 
 /* ---- what has completed -------------------------------------------------- */
 
-void heap_retire(device_t *device)
+void pools_retire(device_t *device)
 {
   stream_retire_all(device->core);
   lock(&device->lock);

@@ -21,7 +21,7 @@ struct esper_pool {
   bool use_on_oom;     /* serves the default pool's requests when memory is short */
   bool no_split;       /* a segment is one block */
   esper_source source; /* all zero: the driver */
-  account_t *account;  /* NULL: the default pool's */
+  pool_stats_t *stats; /* NULL: the default pool's */
   heap_t *heaps;
   pool_t *next;
 };
@@ -61,7 +61,7 @@ bool pool_has_graphs(const pool_t *pool);
  * the stream's sealed heap, if there is one. NULL: no host memory. */
 heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture);
 /* Whether what the heap hands out has the same addresses in every run: malloc_deterministic.h. */
-bool pool_repeats(const heap_t *heap);
+bool pool_is_deterministic(const heap_t *heap);
 /* The heap's capture is over, or was none. */
 void pool_heap_leave_capture(heap_t *heap);
 void pool_destroy_heap(heap_t *heap);
@@ -70,6 +70,6 @@ void pool_destroy_heaps(pool_t *pool);
 bool pool_is_valid(const pool_t *pool);
 
 /* All pending blocks of the device are looked at again. */
-void heap_retire(device_t *device);
+void pools_retire(device_t *device);
 
 #endif

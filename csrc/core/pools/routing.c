@@ -8,62 +8,62 @@
 #include "../blocks/block.h"
 #include "pool.h"
 
-esper_status opening_make(esper_pool_filter *filter, void *context, opening_t **opening)
+esper_status route_make(esper_pool_filter *filter, void *context, route_t **route)
 {
-  if (!(*opening = calloc(1, sizeof **opening)))
+  if (!(*route = calloc(1, sizeof **route)))
     return error_set(ESPER_HOST_MEMORY, "no host memory for a pool's filter");
-  (*opening)->filter = filter;
-  (*opening)->context = context;
+  (*route)->filter = filter;
+  (*route)->context = context;
   return ESPER_OK;
 }
 
-void opening_discard(opening_t *opening)
+void route_discard(route_t *route)
 {
-  free(opening);
+  free(route);
 }
 
-void opening_wait(opening_t *opening)
+void route_wait(route_t *route)
 {
-  while (atomic_load(&opening->callers))
+  while (atomic_load(&route->callers))
     sched_yield();
 }
 
-bool opening_has_room(const device_t *device)
+bool route_is_free(const device_t *device)
 {
-  return atomic_load(&device->opening_count) < OPENINGS;
+  return atomic_load(&device->route_count) < ROUTES;
 }
 
-void opening_reserve(device_t *device)
+void route_reserve(device_t *device)
 {
-  atomic_fetch_add(&device->opening_count, 1);
+  atomic_fetch_add(&device->route_count, 1);
 }
 
-void opening_add(device_t *device, pool_t *pool, opening_t *opening)
+void route_add(device_t *device, pool_t *pool, route_t *route)
 {
-  opening->pool = pool;
-  opening->older = device->openings;
-  device->openings = opening;
+  route->pool = pool;
+  route->older = device->routes;
+  device->routes = route;
 }
 
-opening_t *opening_remove(device_t *device, const pool_t *pool)
+route_t *route_remove(device_t *device, const pool_t *pool)
 {
-  opening_t **link = &device->openings;
+  route_t **link = &device->routes;
   while (*link && (*link)->pool != pool)
     link = &(*link)->older;
-  opening_t *opening = *link;
-  if (opening) {
-    *link = opening->older;
-    atomic_fetch_sub(&device->opening_count, 1);
+  route_t *route = *link;
+  if (route) {
+    *link = route->older;
+    atomic_fetch_sub(&device->route_count, 1);
   }
-  return opening;
+  return route;
 }
 
-esper_status opening_choose(device_t *device, void *stream, pool_t **pool)
+esper_status route_choose(device_t *device, void *stream, pool_t **pool)
 {
-  opening_t *asked[OPENINGS];
+  route_t *asked[ROUTES];
   int count = 0, answer = 0;
   lock(&device->lock);
-  for (opening_t *o = device->openings; o; o = o->older) {
+  for (route_t *o = device->routes; o; o = o->older) {
     atomic_fetch_add(&o->callers, 1);
     asked[count++] = o;
   }

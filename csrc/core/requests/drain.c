@@ -13,17 +13,17 @@
 /* ---- a stream presents itself ------------------------------------------ */
 
 /* The device's held uses that the record covers get it. */
-static void settle_uses(device_t *device, record_t *record)
+static void cover_uses(device_t *device, record_t *record)
 {
   lock(&device->lock);
   for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
     for (block_t *b = heap->oldest_pending; b; b = b->newer)
       for (use_t *use = b->uses; use; use = use->next)
-        use_settle(use, record);
+        use_cover(use, record);
   unlock(&device->lock);
 }
 
-void settle_stream(core_t *core, presented_t p)
+void drain_held_uses(core_t *core, presented_t p)
 {
   atomic_store(&p.stream->holds, false);
   record_t *record = stream_record(p);
@@ -34,7 +34,7 @@ void settle_stream(core_t *core, presented_t p)
   /* Uses on one device's streams may lie on blocks of any device. */
   for (int d = 0; d < core->device_count; d++)
     if (atomic_load(&core->devices[d].ready))
-      settle_uses(&core->devices[d], record);
+      cover_uses(&core->devices[d], record);
   record_drop(record);
   atomic_fetch_add(&core->epoch, 1);
 }
@@ -82,11 +82,11 @@ static bool rendezvous_is_at_work(device_t *device)
 static const stream_t *all_if_idle(device_t *device)
 {
   stream_t *all = device->all_streams;
-  bool may_ask = atomic_load(&all->kept) && !opening_may_capture_now(device);
+  bool may_ask = atomic_load(&all->kept) && !capturing_is_possible_now(device);
   return may_ask && !is_at_work(all) ? all : NULL;
 }
 
-bool settle_may_wait(device_t *device)
+bool drain_may_wait(device_t *device)
 {
   if (rendezvous_is_at_work(device))
     return false;
@@ -159,11 +159,11 @@ static esper_status wait_for_device(device_t *device)
 static bool is_captured(device_t *device)
 {
   bool announced = config_of(device->core)->as_given.captures_are_announced;
-  return (announced && opening_may_capture_now(device)) || stream_any_is_captured(device);
+  return (announced && capturing_is_possible_now(device)) || stream_any_is_captured(device);
 }
 
 /* `left`: there may be streams that nobody here has met. */
-static esper_status settle_alone(device_t *device, bool left)
+static esper_status drain_alone(device_t *device, bool left)
 {
   lock(&device->sync_lock);
   bool capturing = false;
@@ -190,26 +190,26 @@ static bool waits_for(device_t *device, const device_t *other)
   return waits;
 }
 
-static esper_status settle_with(device_t *device, bool strangers)
+static esper_status drain_with(device_t *device, bool strangers)
 {
   core_t *core = device->core;
-  esper_status status = settle_alone(device, strangers);
+  esper_status status = drain_alone(device, strangers);
   for (int d = 0; d < core->device_count; d++) {
     device_t *other = &core->devices[d];
     if (other != device && atomic_load(&other->ready) && waits_for(device, other) &&
-        settle_may_wait(other))
-      settle_alone(other, false);
+        drain_may_wait(other))
+      drain_alone(other, false);
   }
-  heap_retire(device);
+  pools_retire(device);
   return status;
 }
 
-esper_status settle_device(device_t *device)
+esper_status drain_device(device_t *device)
 {
-  return settle_with(device, false);
+  return drain_with(device, false);
 }
 
-esper_status settle_device_and_strangers(device_t *device)
+esper_status drain_device_and_unknown_streams(device_t *device)
 {
-  return settle_with(device, true);
+  return drain_with(device, true);
 }

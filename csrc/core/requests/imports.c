@@ -151,8 +151,8 @@ static bool wait_for_users(device_t *device, bool asked)
     device_t *user;
     if (d != device->index && !peers_has(device, d))
       continue;
-    if (core_device(core, d, &user) != ESPER_OK || opening_may_capture_now(user) ||
-        (!asked && !settle_may_wait(user)) || settle_device_and_strangers(user) != ESPER_OK)
+    if (core_device(core, d, &user) != ESPER_OK || capturing_is_possible_now(user) ||
+        (!asked && !drain_may_wait(user)) || drain_device_and_unknown_streams(user) != ESPER_OK)
       return false;
   }
   return true;

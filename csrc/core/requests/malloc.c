@@ -1,4 +1,4 @@
-/* heap.c: malloc and free.
+/* malloc.c: malloc and free.
  *
  * malloc looks for memory in this order, and stops at the first that serves:
  *   1. a ready block of its own heap
@@ -23,7 +23,7 @@
  * The steps that gate are told in malloc_gate.c, those inside a capture in
  * malloc_capture.c, those of private pools, where addresses repeat, in malloc_deterministic.c,
  * how a request ends in heap_request.c, and what goes back to the
- * driver in heap_release.c. */
+ * driver in release_cached.c. */
 #include "malloc.h"
 
 #include "../base/error.h"
@@ -132,19 +132,19 @@ static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
   block_t *block = NULL;
   bool drivers = !q->pool->source.obtain;
   if (q->config->as_given.garbage_collection_threshold > 0)
-    heap_collect(q->device);
+    release_old(q->device);
   lock(&q->device->lock);
   if (drivers)
-    hands_take(q->device); /* until what is too much is free */
+    in_flight_begin(q->device); /* until what is too much is free */
   unlock(&q->device->lock);
   *status = grow(q->heap, q->size, q->large, alone, &block);
   lock(&q->device->lock);
   if (*status == ESPER_OK)
     request_hand_out(q, block);
   if (*status == ESPER_OK && drivers)
-    hands_leave_some(q->device);
+    in_flight_note_return(q->device);
   if (drivers)
-    hands_empty(q->device);
+    in_flight_end(q->device);
   unlock(&q->device->lock);
   return *status == ESPER_OK ? block : NULL;
 }
@@ -190,10 +190,10 @@ static bool callback_freed_memory(const request_t *q)
 
 /* Steps 2 to 5 where addresses repeat. Whether something has completed is asked for the
  * sake of memory that may not be gated on. */
-static block_t *find_or_grow_repeating(const request_t *q, esper_status *status)
+static block_t *find_or_grow_deterministic(const request_t *q, esper_status *status)
 {
   stream_retire_all(q->core);
-  block_t *block = heap_take_repeating(q);
+  block_t *block = malloc_take_deterministic(q);
   if (!block)
     block = take_grown(q, false, status);
   return block ? block : borrow(q);
@@ -203,18 +203,18 @@ static block_t *find_or_grow_repeating(const request_t *q, esper_status *status)
 static block_t *find_or_grow(const request_t *q, esper_status *status)
 {
   block_t *block;
-  if (q->repeats)
-    return find_or_grow_repeating(q, status);
+  if (q->deterministic)
+    return find_or_grow_deterministic(q, status);
   if (q->capture)
-    return (block = heap_find_inside(q)) ? block : take_grown(q, false, status);
+    return (block = malloc_find_inside(q)) ? block : take_grown(q, false, status);
   if ((block = take_retired(q, request_gates_first(q))))
     return block;
-  if (request_gates_first(q) && ((block = heap_gate_own(q, false)) || (block = take_ready(q))))
+  if (request_gates_first(q) && ((block = malloc_gate_own(q, false)) || (block = take_ready(q))))
     return block;
   bool own_first = borrows_too_often(q);
   if (own_first && (block = take_grown(q, true, status)))
     return block;
-  if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = heap_gate_other(q))))
+  if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = malloc_gate_other(q))))
     return block;
   return take_grown(q, false, status);
 }
@@ -232,8 +232,8 @@ static block_t *find_in_spare_pools(const request_t *q)
     there.heap = block ? NULL : pool_heap(pool, q->stream.stream, 0);
     unlock(&q->device->lock);
     if (there.heap && !(block = take_retired(&there, false)) && !(block = borrow(&there)) &&
-        !(block = heap_gate_own(&there, true)))
-      block = heap_gate_other(&there);
+        !(block = malloc_gate_own(&there, true)))
+      block = malloc_gate_other(&there);
   }
   return block;
 }
@@ -241,7 +241,7 @@ static block_t *find_in_spare_pools(const request_t *q)
 static block_t *find_left(const request_t *q)
 {
   if (q->capture)
-    return heap_find_inside(q);
+    return malloc_find_inside(q);
   block_t *block = take_retired(q, false);
   return block ? block : borrow(q);
 }
@@ -255,7 +255,7 @@ static block_t *take_left(const request_t *q, esper_status *status)
   unsigned left = q->left;
   bool more = true;
   for (int i = 0; i < TIMES && more && !block && *status == ESPER_OUT_OF_MEMORY; i++) {
-    more = hands_wait(q->device, &left);
+    more = in_flight_wait(q->device, &left);
     if (!(block = find_left(q)) && more)
       block = take_grown(q, false, status);
   }
@@ -274,16 +274,16 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   room_ran_out(q->device);
   unlock(&q->device->lock);
   /* Giving memory back waits for the device too. */
-  bool may_wait = settle_may_wait(q->device);
+  bool may_wait = drain_may_wait(q->device);
   if (may_wait)
-    settle_device(q->device);
+    drain_device(q->device);
   if ((block = take_retired(q, false)) || (block = borrow(q)) || !may_wait ||
       (block = find_in_spare_pools(q)))
     return block;
   size_t wanted = grow_size(q->pool, q->size);
-  if (heap_release(q->device, NULL, false, wanted) && (block = take_grown(q, false, status)))
+  if (release_cached(q->device, NULL, false, wanted) && (block = take_grown(q, false, status)))
     return block;
-  if (heap_release(q->device, NULL, false, SIZE_MAX) && (block = take_grown(q, false, status)))
+  if (release_cached(q->device, NULL, false, SIZE_MAX) && (block = take_grown(q, false, status)))
     return block;
   return take_left(q, status);
 }
@@ -296,8 +296,8 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
   if (block || *status != ESPER_OUT_OF_MEMORY)
     return block;
   if (q->capture)
-    return (block = heap_gate_inside(q)) ? block : take_left(q, status);
-  if ((block = heap_gate_own(q, true)) || (block = heap_gate_other(q)) ||
+    return (block = malloc_gate_inside(q)) ? block : take_left(q, status);
+  if ((block = malloc_gate_own(q, true)) || (block = malloc_gate_other(q)) ||
       (block = find_in_spare_pools(q)))
     return block;
   return wait_and_release(q, status);
@@ -311,8 +311,8 @@ static heap_t *heap_of(const request_t *q)
   return heap && q->capture && !heap->branch ? NULL : heap;
 }
 
-esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t try,
-                         void **ptr)
+esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t try,
+                          void **ptr)
 {
   device_t *device = pool->device;
   core_t *core = device->core;
@@ -354,19 +354,19 @@ esper_status heap_malloc(pool_t *pool, size_t size, esper_stream stream, cache_a
   if (q.capture)
     capture_thread_works(q.capture, q.stream.stream);
   else if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed))
-    settle_stream(core, q.stream);
+    drain_held_uses(core, q.stream);
 
   lock(&device->lock);
   device->large_requests += q.large;
-  q.left = hands_left_by_others(device);
+  q.left = in_flight_returned_by_others(device);
   q.heap = heap_of(&q);
-  q.repeats = q.heap && pool_repeats(q.heap);
-  block_t *block = q.heap && !q.repeats ? request_take_ready(&q, true) : NULL;
+  q.deterministic = q.heap && pool_is_deterministic(q.heap);
+  block_t *block = q.heap && !q.deterministic ? request_take_ready(&q, true) : NULL;
   unlock(&device->lock);
   if (!q.heap)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a heap");
-  if (q.repeats)
-    block = heap_take_repeating(&q);
+  if (q.deterministic)
+    block = malloc_take_deterministic(&q);
   if (!block)
     block = find_slowly(&q, &status);
   if (!block)
@@ -437,18 +437,18 @@ __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t 
   bool read_by_graph = count_reads_by_graphs(device, block);
   const heap_t *home = block->segment->heap;
   pool_t *pool = home->pool;
-  bool at_home = !home->sealed && home->capture == block->capture;
+  bool at_home = !home->quiesced && home->capture == block->capture;
   pool_enter(pool); /* which is not sealed meanwhile */
   if (block->capture && !at_home) {
     uses_drop_captured(device, block); /* the heap left that capture: it is over */
-    at_home = heap_joins_capture(block);
+    at_home = block_joins_capture(block);
   }
   if (block->capture && at_home)
-    at_home = heap_owe_inside(device, block);
+    at_home = malloc_owe_inside(device, block);
   else
     owe_outside(device, block);
   pool_leave(pool);
-  block->withheld = !at_home && RULE(SEAL_BEFORE_REUSE);
+  block->withheld = !at_home && RULE(QUIESCE_BEFORE_REUSE);
   if (!pool->references)
     pool_note_work(pool);
   if (block->uses || block->withheld)
@@ -461,7 +461,7 @@ __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t 
   return ESPER_OK;
 }
 
-esper_status heap_free(core_t *core, void *ptr)
+esper_status free_block(core_t *core, void *ptr)
 {
   if (!ptr)
     return ESPER_OK;

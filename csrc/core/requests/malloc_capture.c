@@ -28,11 +28,11 @@ static bool gate_inside(const request_t *q, const block_t *block)
   uint64_t issued = 0, skipped = 0;
   bool gated = true;
   for (const use_t *use = block->uses; use && gated; use = use->next)
-    if (!branch_is_after(branch, &use->place)) {
-      gated = branch_gate(branch, q->stream.handle, &use->place);
+    if (!branch_is_after(branch, &use->point)) {
+      gated = branch_gate(branch, q->stream.handle, &use->point);
       issued += gated;
     } else {
-      skipped += use->place.branch != branch;
+      skipped += use->point.branch != branch;
     }
   lock(&q->device->lock);
   q->device->counters.gates_issued += issued;
@@ -79,12 +79,12 @@ static block_t *take_from_branches(const request_t *q, inside_t how)
 }
 
 /* Step 4: a segment that another stream freed before the pool was sealed. */
-static block_t *take_sealed(const request_t *q)
+static block_t *take_quiesced(const request_t *q)
 {
   block_t *block = NULL;
   lock(&q->device->lock);
   for (heap_t *heap = q->pool->heaps; heap && !block; heap = heap->next)
-    if (heap->sealed && (block = free_blocks_best_whole(heap, q->size, q->large))) {
+    if (heap->quiesced && (block = free_blocks_best_whole(heap, q->size, q->large))) {
       free_blocks_claim(block);
       segment_move(block->segment, q->heap);
       request_hand_out(q, block);
@@ -93,18 +93,18 @@ static block_t *take_sealed(const request_t *q)
   return block;
 }
 
-block_t *heap_find_inside(const request_t *q)
+block_t *malloc_find_inside(const request_t *q)
 {
   block_t *block = take_learned(q);
   if (!block && request_gates_first(q))
     block = take_inside(q, q->heap, INSIDE_GATED);
   if (!block)
     block = take_from_branches(q, INSIDE_ORDERED);
-  return block ? block : take_sealed(q);
+  return block ? block : take_quiesced(q);
 }
 
 /* Step 7, when memory ran out. */
-block_t *heap_gate_inside(const request_t *q)
+block_t *malloc_gate_inside(const request_t *q)
 {
   block_t *block = take_inside(q, q->heap, INSIDE_GATED_AT_FREE);
   return block ? block : take_from_branches(q, INSIDE_GATED_AT_FREE);
@@ -113,17 +113,17 @@ block_t *heap_gate_inside(const request_t *q)
 /* ---- free -------------------------------------------------------------- */
 
 /* The same inside the capture that the block was handed out in. The user's own
- * place is the caller's to add. */
-static void place_uses_at_free(core_t *core, block_t *block)
+ * point is the caller's to add. */
+static void set_points_at_free(core_t *core, block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next) {
     stream_t *s = use->stream;
-    if (!(use->flags & USE_AT_FREE) || use->record || use->place.branch || block_is_of(block, s))
+    if (!(use->flags & USE_AT_FREE) || use->record || use->point.branch || block_is_of(block, s))
       continue;
-    place_t place = {0};
+    capture_point_t point = {0};
     branch_t *branch = s->immortal ? capture_branch(core, s, block->capture) : NULL;
-    if (branch && branch_place(branch, s->handle, &place))
-      use_set_place(use, place);
+    if (branch && branch_point(branch, s->handle, &point))
+      use_set_point(use, point);
     else
       use->record = stream_record_later(s);
     if (branch)
@@ -131,12 +131,12 @@ static void place_uses_at_free(core_t *core, block_t *block)
   }
 }
 
-/* The loan's use is over: the borrower's place stands for it. */
+/* The loan's use is over: the borrower's point stands for it. */
 static void drop_use_of_user(device_t *device, block_t *block)
 {
   for (use_t **link = &block->uses; *link;) {
     use_t *use = *link;
-    if (block_is_of(block, use->stream) && !use->record && !use->place.branch) {
+    if (block_is_of(block, use->stream) && !use->record && !use->point.branch) {
       *link = use->next;
       use_give(device, use);
     } else {
@@ -146,27 +146,28 @@ static void drop_use_of_user(device_t *device, block_t *block)
 }
 
 /* False: its capture is over, or it cannot be said what the block owes there. */
-bool heap_owe_inside(device_t *device, block_t *block)
+bool malloc_owe_inside(device_t *device, block_t *block)
 {
-  place_t place;
+  capture_point_t point;
   use_t *spare = use_take(device);
   unlock(&device->lock);
-  captured_free_t how = capture_place_free(device->core, block->capture, block_user(block), &place);
+  captured_free_t how =
+      capture_point_of_free(device->core, block->capture, block_user(block), &point);
   if (how == FREED_INSIDE)
-    place_uses_at_free(device->core, block);
+    set_points_at_free(device->core, block);
   else
     uses_record_at_free(block);
   lock(&device->lock);
   bool known = how != FREED_OUTSIDE;
   if (how != FREED_INSIDE) {
     owner_order_stamp(block);
-  } else if (spare && RULE(CAPTURED_FREE_HAS_PLACE)) {
+  } else if (spare && RULE(CAPTURED_FREE_HAS_POINT)) {
     drop_use_of_user(device, block);
-    use_attach_place(block, place, USE_AT_FREE, &spare);
-    uses_unite_places(device, block);
+    use_attach_point(block, point, USE_AT_FREE, &spare);
+    uses_unite_points(device, block);
   } else {
     known = spare != NULL;
-    place_drop(&place);
+    capture_point_drop(&point);
   }
   if (spare)
     use_give(device, spare);
@@ -177,11 +178,11 @@ bool heap_owe_inside(device_t *device, block_t *block)
  * forward graph saved is inside the backward one: what that graph does with it
  * comes before by the order of replays (rule 8), what its owner did outside was
  * waited for by the seal, and nothing was recorded there since. */
-bool heap_joins_capture(block_t *block)
+bool block_joins_capture(block_t *block)
 {
   const heap_t *home = block->segment->heap;
-  if (!home->capture || !home->sealed_at || !block_is_of(block, home->stream) ||
-      atomic_load(&home->stream->last) != home->sealed_at || !uses_have_completed(block))
+  if (!home->capture || !home->quiesced_at || !block_is_of(block, home->stream) ||
+      atomic_load(&home->stream->last) != home->quiesced_at || !uses_have_completed(block))
     return false;
   block->capture = home->capture;
   block->stamp = 0;

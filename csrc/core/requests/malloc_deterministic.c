@@ -118,7 +118,7 @@ static run_t best_range(const request_t *q)
     return best_of_all(q);
   if (ready.first)
     consider(q, &best, ready);
-  if (waits_are_barred(q->heap, q->large))
+  if (pending_are_barred(q->heap, q->large))
     return best;
   for (block_t *b = q->heap->oldest_pending; b; b = b->newer)
     if (!is_out_of_question(q, b)) {
@@ -165,7 +165,7 @@ static block_t *take_share(const request_t *q, run_t run, size_t size)
   return free_blocks_unite(run, run.size);
 }
 
-block_t *heap_take_repeating(const request_t *q)
+block_t *malloc_take_deterministic(const request_t *q)
 {
   lock(&q->device->lock);
   free_blocks_promote(q->heap);
@@ -181,7 +181,7 @@ block_t *heap_take_repeating(const request_t *q)
   if (!gated) {
     unlock(&q->device->lock);
     stream_retire_all(q->core); /* what has completed needs no gate */
-    gated = heap_gate_run(q, run);
+    gated = malloc_gate_run(q, run);
     lock(&q->device->lock);
   }
   block_t *block = gated ? take_share(q, run, size) : NULL;

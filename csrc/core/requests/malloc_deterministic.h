@@ -7,13 +7,13 @@
  * ones and those that the stream may be gated on; the request gets the beginning of
  * what fits best, and waits for what these bytes owe. docs/design.md says what does
  * not repeat. */
-#ifndef ESPER_HEAP_REPEAT_H
-#define ESPER_HEAP_REPEAT_H
+#ifndef ESPER_MALLOC_DETERMINISTIC_H
+#define ESPER_MALLOC_DETERMINISTIC_H
 
 #include "request.h"
 
 /* The best fit of the request's own heap. NULL: there is none, or a gate was refused.
  * No lock is held. */
-block_t *heap_take_repeating(const request_t *q);
+block_t *malloc_take_deterministic(const request_t *q);
 
 #endif

@@ -18,7 +18,7 @@ static bool gate_record(const request_t *q, record_t *record, size_t size)
   q->device->counters.gates_issued += result == GATE_ISSUED;
   q->device->counters.gates_skipped += result == GATE_NEEDLESS;
   if (result == GATE_ISSUED)
-    gates_note(q->device, q->stream.stream, record, size);
+    wait_log_add(q->device, q->stream.stream, record, size);
   unlock(&q->device->lock);
   return result != GATE_REFUSED;
 }
@@ -37,7 +37,7 @@ static record_t *latest_on_stream(run_t run, const use_t *of)
   }
 }
 
-bool heap_gate_run(const request_t *q, run_t run)
+bool malloc_gate_run(const request_t *q, run_t run)
 {
   uint64_t skipped = 0;
   bool gated = true;
@@ -94,7 +94,7 @@ static bool waits_long(const request_t *q, run_t run)
 }
 
 /* Step 3, and with `at_free_too` the first half of step 7. */
-block_t *heap_gate_own(const request_t *q, bool at_free_too)
+block_t *malloc_gate_own(const request_t *q, bool at_free_too)
 {
   lock(&q->device->lock);
   cache_close(q->heap);
@@ -107,7 +107,7 @@ block_t *heap_gate_own(const request_t *q, bool at_free_too)
   unlock(&q->device->lock);
   if (!run.first)
     return NULL;
-  bool gated = heap_gate_run(q, run);
+  bool gated = malloc_gate_run(q, run);
   block_t *block = NULL;
   lock(&q->device->lock);
   if (gated)
@@ -146,7 +146,7 @@ static bool owes_owner_order(const request_t *q, run_t run, uint64_t *stamp)
 }
 
 /* Step 7, for blocks of other heaps: their owner order is owed too. */
-block_t *heap_gate_other(const request_t *q)
+block_t *malloc_gate_other(const request_t *q)
 {
   run_t run = {0};
   uint64_t stamp = 0;
@@ -167,7 +167,7 @@ block_t *heap_gate_other(const request_t *q)
     return NULL;
 
   record_t *owner_order = owes ? stream_probe(run.first->segment->heap->stream, stamp) : NULL;
-  bool gated = (!owes || owner_order) && heap_gate_run(q, run) &&
+  bool gated = (!owes || owner_order) && malloc_gate_run(q, run) &&
                (!owner_order || gate_record(q, owner_order, run.size));
   if (owner_order)
     record_drop(owner_order);

@@ -115,7 +115,7 @@ static void wait_for_owners(pool_t *pool)
     record_t *record = needed ? stream_probe(s, stream_stamp(s)) : NULL;
     bool waited = record && stream_wait_host(record) == ESPER_OK;
     lock(&device->lock);
-    heap->sealed_at = waited ? record->number : 0;
+    heap->quiesced_at = waited ? record->number : 0;
     unlock(&device->lock);
     if (record)
       record_drop(record);
@@ -164,7 +164,7 @@ static bool owes_nothing(const block_t *block)
   return uses_have_completed(block) && owner_order_has_completed(block);
 }
 
-static void seal_heap(heap_t *heap)
+static void quiesce_heap(heap_t *heap)
 {
   device_t *device = heap->device;
   pool_heap_leave_capture(heap);
@@ -193,7 +193,7 @@ static void seal_heap(heap_t *heap)
     clear(b);
     free_blocks_add(b);
   }
-  heap->sealed = true;
+  heap->quiesced = true;
 }
 
 /* All memory of `from` moves to `into`, a heap of the same stream. */
@@ -214,14 +214,14 @@ static void unite(heap_t *into, heap_t *from)
         free_blocks_add(b);
     }
   }
-  into->sealed_at = 0; /* two waits, at two numbers */
+  into->quiesced_at = 0; /* two waits, at two numbers */
   pool_destroy_heap(from);
 }
 
 static heap_t *heap_like(heap_t *heap)
 {
   for (heap_t *other = heap->next; other; other = other->next)
-    if (other->stream == heap->stream && other->sealed)
+    if (other->stream == heap->stream && other->quiesced)
       return other;
   return NULL;
 }
@@ -230,11 +230,11 @@ static heap_t *heap_like(heap_t *heap)
 static void unite_sealed(pool_t *pool)
 {
   for (heap_t *heap = pool->heaps, *like; heap; heap = heap->next)
-    while (heap->sealed && (like = heap_like(heap)))
+    while (heap->quiesced && (like = heap_like(heap)))
       unite(heap, like);
 }
 
-void seal_pool(pool_t *pool)
+void quiesce_pool(pool_t *pool)
 {
   device_t *device = pool->device;
   stream_retire_all(device->core);
@@ -248,7 +248,7 @@ void seal_pool(pool_t *pool)
   if (!pool->busy) {
     for (heap_t *heap = pool->heaps; heap; heap = heap->next)
       if (!heap->capture || heap->over)
-        seal_heap(heap);
+        quiesce_heap(heap);
     unite_sealed(pool);
   }
   unlock(&device->lock);
@@ -256,26 +256,26 @@ void seal_pool(pool_t *pool)
 
 /* ---- pools that are gone ------------------------------------------------- */
 
-static void settle_memory(pool_t *pool)
+static void release_memory(pool_t *pool)
 {
   for (const segment_t *s = pool->device->first_segment; s; s = s->next)
     for (block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
       if (b->state == BLOCK_READY || b->state == BLOCK_PENDING) {
         uses_drop_unrecorded(pool->device, b);
         if (b->state == BLOCK_PENDING)
-          waits_note(s->heap, b);
+          pending_index_add(s->heap, b);
       }
   for (heap_t *heap = pool->heaps; heap; heap = heap->next)
-    seal_heap(heap);
+    quiesce_heap(heap);
   unite_sealed(pool);
 }
 
-void seal_released(device_t *device, const pool_t *ours)
+void quiesce_released(device_t *device, const pool_t *ours)
 {
   lock(&device->lock);
   for (pool_t *pool = device->pools; pool; pool = pool->next)
     if (!pool->references && !pool->open && pool->busy <= (pool == ours) &&
         stream_completed(device->all_streams, pool->released))
-      settle_memory(pool);
+      release_memory(pool);
   unlock(&device->lock);
 }

@@ -68,7 +68,7 @@ static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
   for (size_t i = 0; i < count; i++) {
     if (peek(core, ptrs[i], stream))
       return true;
-    block_t *block = marks_lock_block(core, ptrs[i]);
+    block_t *block = find_lock_live(core, ptrs[i]);
     if (!block)
       continue;
     bool needs = needs_use(block, stream);
@@ -87,7 +87,7 @@ static esper_status attach_all(core_t *core, const void *const *ptrs, size_t cou
   esper_status status = ESPER_OK;
   *found = 0;
   for (size_t i = 0; i < count && status == ESPER_OK; i++) {
-    block_t *block = marks_lock_block(core, ptrs[i]);
+    block_t *block = find_lock_live(core, ptrs[i]);
     if (!block)
       continue;
     ++*found;
@@ -127,45 +127,45 @@ static record_t *record_begin(presented_t *p)
   return stream_record_begin(*p);
 }
 
-static esper_status attach_place(block_t *block, place_t place, unsigned flags)
+static esper_status attach_point(block_t *block, capture_point_t point, unsigned flags)
 {
   use_t *use = use_take(device_of(block));
   if (!use)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
-  branch_keep(place.branch);
-  use_attach_place(block, place, flags, &use);
+  branch_keep(point.branch);
+  use_attach_point(block, point, flags, &use);
   if (use)
     use_give(device_of(block), use);
   return ESPER_OK;
 }
 
 /* Marks on a stream that is being captured. To memory of the same capture the
- * use is a place in the graph; other memory is held until the whole device has been
+ * use is a point in the graph; other memory is held until the whole device has been
  * waited for: the graph may be replayed on any stream. */
 static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t count, presented_t p,
                                 unsigned flags, size_t *found)
 {
-  place_t place = {0};
+  capture_point_t point = {0};
   esper_status status = ESPER_OK;
   bool active = p.capture != CAPTURE_UNKNOWN && p.capture != ESPER_CAPTURE_INVALID;
   branch_t *branch = active ? capture_branch(core, p.stream, p.capture) : NULL;
-  bool placed = branch && branch_place(branch, p.handle, &place), outside = false;
+  bool has_point = branch && branch_point(branch, p.handle, &point), outside = false;
   if (p.capture != ESPER_CAPTURE_INVALID)
     capture_thread_works(p.capture, p.stream);
   *found = 0;
   for (size_t i = 0; i < count && status == ESPER_OK; i++) {
-    block_t *block = marks_lock_block(core, ptrs[i]);
+    block_t *block = find_lock_live(core, ptrs[i]);
     if (!block)
       continue;
     ++*found;
-    bool own = placed && block->capture == p.capture;
+    bool own = has_point && block->capture == p.capture;
     if (needs_use(block, p.stream))
-      status = own ? attach_place(block, place, flags)
+      status = own ? attach_point(block, point, flags)
                    : attach(block, p.stream->device->all_streams, NULL, flags | USE_CAPTURED);
     outside |= !own && needs_use(block, p.stream);
     unlock(&device_of(block)->lock);
   }
-  place_drop(&place);
+  capture_point_drop(&point);
   if (branch)
     branch_drop(branch);
   if (outside)
@@ -188,8 +188,8 @@ static esper_status mark(core_t *core, const void *const *ptrs, size_t count, pr
 }
 
 /* The record that is replaced goes back to its stream under the lock that is held anyway. */
-esper_status marks_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
-                               size_t *found)
+esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
+                              size_t *found)
 {
   const segment_t *segment = block_segment_if_any(block);
   *found = 0;
@@ -224,8 +224,8 @@ static esper_status present(core_t *core, esper_stream as, presented_t *p)
   return status;
 }
 
-esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count, esper_stream as,
-                              unsigned flags, size_t *marked)
+esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper_stream as,
+                      unsigned flags, size_t *marked)
 {
   size_t found = 0;
   presented_t p;
@@ -239,7 +239,7 @@ esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t coun
   }
   block_t *block = count == 1 ? peek(core, ptrs[0], p.stream) : NULL;
   if (block)
-    status = marks_found_block(block, ptrs[0], p, use_flags(flags), &found);
+    status = mark_found_block(block, ptrs[0], p, use_flags(flags), &found);
   else
     status = mark(core, ptrs, count, p, flags, &found);
   if (status == ESPER_OK && marked)
@@ -247,14 +247,14 @@ esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t coun
   return status;
 }
 
-bool marks_record_use_of(core_t *core, const void *ptr, void *handle, esper_status *status)
+bool mark_by_handle(core_t *core, const void *ptr, void *handle, esper_status *status)
 {
   size_t found;
   presented_t p;
   if (!stream_find(core, handle, &p))
     return false;
   block_t *block = peek(core, ptr, p.stream);
-  *status = block ? marks_found_block(block, ptr, p, 0, &found) : mark(core, &ptr, 1, p, 0, &found);
+  *status = block ? mark_found_block(block, ptr, p, 0, &found) : mark(core, &ptr, 1, p, 0, &found);
   return true;
 }
 
@@ -296,8 +296,8 @@ static esper_status carrier_of(device_t *device, bool gate, stream_t **carrier)
   return status;
 }
 
-esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_t count,
-                                    void *event, int device, unsigned flags, size_t *marked)
+esper_status mark_use_event(core_t *core, const void *const *ptrs, size_t count, void *event,
+                            int device, unsigned flags, size_t *marked)
 {
   size_t found = 0;
   stream_t *carrier;
@@ -320,14 +320,14 @@ esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_
 /* The live block around the address, whose device is locked. */
 static esper_status lock_live(core_t *core, const void *ptr, block_t **block)
 {
-  *block = marks_lock_block(core, ptr);
+  *block = find_lock_live(core, ptr);
   return *block ? ESPER_OK
                 : error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
 }
 
 /* Inside a capture, of memory from outside, until all is done that any stream of the
  * device was given before the free: it may be replayed on any. */
-esper_status marks_record_stream(core_t *core, const void *ptr, esper_stream as)
+esper_status mark_stream(core_t *core, const void *ptr, esper_stream as)
 {
   presented_t p;
   block_t *block;
@@ -349,7 +349,7 @@ esper_status marks_record_stream(core_t *core, const void *ptr, esper_stream as)
   return status;
 }
 
-esper_status marks_free_after_all(core_t *core, const void *ptr)
+esper_status mark_until_all_done(core_t *core, const void *ptr)
 {
   block_t *block;
   esper_status status = lock_live(core, ptr, &block);

@@ -1,22 +1,22 @@
-/* marks.h: record_use and record_stream. */
-#ifndef ESPER_MARKS_H
-#define ESPER_MARKS_H
+/* record_use.h: record_use and record_stream. */
+#ifndef ESPER_RECORD_USE_H
+#define ESPER_RECORD_USE_H
 
 #include "../order/stream.h"
 
 /* The functions of esper_alloc.h, their arguments checked. */
-esper_status marks_record_use(core_t *core, const void *const *ptrs, size_t count, esper_stream as,
-                              unsigned flags, size_t *marked);
+esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper_stream as,
+                      unsigned flags, size_t *marked);
 /* The same for one block that starts at the address and was found without a lock: it may
  * have gone since, and its metadata too. */
-esper_status marks_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
-                               size_t *found);
+esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
+                              size_t *found);
 /* A mark on a stream of which the caller knows the driver's handle alone, which
  * is above 2. False: that is not enough; nothing has happened. */
-bool marks_record_use_of(core_t *core, const void *ptr, void *handle, esper_status *status);
-esper_status marks_record_use_event(core_t *core, const void *const *ptrs, size_t count,
-                                    void *event, int device, unsigned flags, size_t *marked);
-esper_status marks_record_stream(core_t *core, const void *ptr, esper_stream as);
-esper_status marks_free_after_all(core_t *core, const void *ptr);
+bool mark_by_handle(core_t *core, const void *ptr, void *handle, esper_status *status);
+esper_status mark_use_event(core_t *core, const void *const *ptrs, size_t count, void *event,
+                            int device, unsigned flags, size_t *marked);
+esper_status mark_stream(core_t *core, const void *ptr, esper_stream as);
+esper_status mark_until_all_done(core_t *core, const void *ptr);
 
 #endif

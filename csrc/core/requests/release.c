@@ -1,4 +1,4 @@
-/* heap_release.c: memory that nobody uses goes back to the driver: whole classic
+/* release.c: memory that nobody uses goes back to the driver: whole classic
  * segments, and of mapped ones any pages. */
 #include <limits.h>
 
@@ -95,7 +95,7 @@ static void begin(release_t *r)
 {
   lock(&r->device->lock);
   caches_close(r->device);
-  r->but = r->mind_captures && opening_may_capture(r->device) ? r->device->default_pool : NULL;
+  r->but = r->mind_captures && capturing_is_possible(r->device) ? r->device->default_pool : NULL;
 }
 
 static bool is_of_interest(const release_t *r, const segment_t *s)
@@ -161,7 +161,7 @@ static size_t give_back(device_t *device, block_t *block)
   if (of)
     pool_enter(of);
   if (drivers)
-    hands_take(device);
+    in_flight_begin(device);
   unlock(&device->lock);
   if (block && block->segment->pages)
     size = mapped_unmap(device, block);
@@ -169,8 +169,8 @@ static size_t give_back(device_t *device, block_t *block)
     size = 0;
   lock(&device->lock);
   if (drivers) {
-    hands_leave_some(device);
-    hands_empty(device);
+    in_flight_note_return(device);
+    in_flight_end(device);
   }
   if (of)
     pool_leave(of);
@@ -210,15 +210,15 @@ static bool release_some(release_t *r)
   return first && taken;
 }
 
-size_t heap_release(device_t *device, const pool_t *pool, bool mind_captures, size_t enough)
+size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, size_t enough)
 {
-  size_t loose = loose_give_back(device);
+  size_t loose = orphans_give_back(device);
   release_t r = {.device = device,
                  .pool = pool,
                  .mind_captures = mind_captures,
                  .enough = enough,
                  .released = loose};
-  seal_released(device, pool);
+  quiesce_released(device, pool);
   while (r.released < enough && reap(device) && release_some(&r))
     ;
   while (mapped_discard_empty(device, pool))
@@ -315,17 +315,17 @@ static size_t give_back_one(device_t *device, double age)
 {
   lock(&device->lock);
   caches_close(device);
-  segment_t *s = opening_may_capture(device) ? NULL : device->first_segment;
+  segment_t *s = capturing_is_possible(device) ? NULL : device->first_segment;
   while (s && !(is_cached(s) && is_idle(s->first) && age_of(s) >= age))
     s = s->next;
   return give_back(device, s ? claim_segment(s->first) : NULL);
 }
 
 /* Nobody waits: what has not completed stays, for the next time. */
-void heap_collect(device_t *device)
+void release_old(device_t *device)
 {
   lock(&device->lock);
-  size_t wanted = opening_may_capture(device) ? 0 : excess(device);
+  size_t wanted = capturing_is_possible(device) ? 0 : excess(device);
   unlock(&device->lock);
   if (!wanted)
     return;

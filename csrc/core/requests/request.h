@@ -1,7 +1,7 @@
-/* heap_request.h: one malloc on its way, and how it ends: with a block handed out
+/* request.h: one malloc on its way, and how it ends: with a block handed out
  * or lent, or with the report that memory is exhausted. For heap*.c alone. */
-#ifndef ESPER_HEAP_REQUEST_H
-#define ESPER_HEAP_REQUEST_H
+#ifndef ESPER_REQUEST_H
+#define ESPER_REQUEST_H
 
 #include "../base/config.h"
 #include "../blocks/free_blocks.h"
@@ -18,9 +18,9 @@ typedef struct request {
   size_t asked;     /* bytes */
   size_t size;      /* of the block */
   bool large;
-  unsigned left; /* by others, when it began: hands.h */
-  bool missed;   /* its heap's front was looked at, and had nothing */
-  bool repeats;  /* what serves it depends on the calls alone: malloc_deterministic.h */
+  unsigned left;      /* by others, when it began: hands.h */
+  bool missed;        /* its heap's front was looked at, and had nothing */
+  bool deterministic; /* what serves it depends on the calls alone: malloc_deterministic.h */
 } request_t;
 
 static inline run_t run_of_one(block_t *block)

@@ -4,102 +4,97 @@
 #include <string.h>
 
 #include "stat.h"
-#include "stats.h"
 
-account_t *account_open(account_t **accounts, uint64_t id_first, uint64_t id_second)
+pool_stats_t *pool_stats_open(pool_stats_t **list, uint64_t id_first, uint64_t id_second)
 {
-  account_t *account = *accounts;
-  while (account && (account->figures.id[0] != id_first || account->figures.id[1] != id_second))
-    account = account->next;
-  if (!account && (account = calloc(1, sizeof *account))) {
-    account->figures.id[0] = id_first;
-    account->figures.id[1] = id_second;
-    account->next = *accounts;
-    *accounts = account;
+  pool_stats_t *stats = *list;
+  while (stats && (stats->values.id[0] != id_first || stats->values.id[1] != id_second))
+    stats = stats->next;
+  if (!stats && (stats = calloc(1, sizeof *stats))) {
+    stats->values.id[0] = id_first;
+    stats->values.id[1] = id_second;
+    stats->next = *list;
+    *list = stats;
   }
-  if (account)
-    account->open = true;
-  return account;
+  if (stats)
+    stats->open = true;
+  return stats;
 }
 
-/* The figures of a pool that is gone, and all zero. */
-static bool is_empty(const account_t *account)
+/* Whether they are of a pool that is gone, and all zero. */
+static bool is_empty(const pool_stats_t *stats)
 {
   static const esper_stat none[ESPER_CLASSES];
-  return !account->open && !memcmp(account->figures.reserved_bytes, none, sizeof none);
+  return !stats->open && !memcmp(stats->values.reserved_bytes, none, sizeof none);
 }
 
-/* Programs make and drop pools for as long as they run: of those that are gone the
- * youngest have accounts. */
-static void forget_old(account_t **accounts)
+/* Programs make and drop pools for as long as they run: of those that are gone only the
+ * youngest keep their statistics. */
+static void forget_old(pool_stats_t **list)
 {
   int gone = 0;
-  for (account_t **link = accounts; *link;) {
-    account_t *account = *link;
-    if (is_empty(account) || (!account->open && ++gone > ACCOUNTS_GONE)) {
-      *link = account->next;
-      free(account);
+  for (pool_stats_t **link = list; *link;) {
+    pool_stats_t *stats = *link;
+    if (is_empty(stats) || (!stats->open && ++gone > KEPT_OF_GONE_POOLS)) {
+      *link = stats->next;
+      free(stats);
     } else {
-      link = &account->next;
+      link = &stats->next;
     }
   }
 }
 
-void account_close(account_t **accounts, account_t *account)
+void pool_stats_close(pool_stats_t **list, pool_stats_t *stats)
 {
-  account->open = false;
-  forget_old(accounts);
+  stats->open = false;
+  forget_old(list);
 }
 
-void accounts_destroy(account_t **accounts)
+void pool_stats_destroy(pool_stats_t **list)
 {
-  for (account_t *account = *accounts, *next; account; account = next) {
-    next = account->next;
-    free(account);
+  for (pool_stats_t *stats = *list, *next; stats; stats = next) {
+    next = stats->next;
+    free(stats);
   }
-  *accounts = NULL;
+  *list = NULL;
 }
 
-/* ---- bytes ------------------------------------------------------------- */
-
-static void change(account_t *account, bool large, size_t bytes, void (*by)(esper_stat *, size_t))
+static void change(pool_stats_t *stats, bool large, size_t bytes, void (*by)(esper_stat *, size_t))
 {
-  if (!account)
+  if (!stats)
     return;
-  account->used = true;
-  by(&account->figures.reserved_bytes[ESPER_ALL], bytes);
-  by(&account->figures.reserved_bytes[large ? ESPER_LARGE : ESPER_SMALL], bytes);
+  stats->used = true;
+  by(&stats->values.reserved_bytes[ESPER_ALL], bytes);
+  by(&stats->values.reserved_bytes[large ? ESPER_LARGE : ESPER_SMALL], bytes);
 }
 
-void account_add(account_t *account, bool large, size_t bytes)
+void pool_stats_add(pool_stats_t *stats, bool large, size_t bytes)
 {
-  change(account, large, bytes, stat_add);
+  change(stats, large, bytes, stat_add);
 }
 
-void account_remove(account_t *account, bool large, size_t bytes)
+void pool_stats_remove(pool_stats_t *stats, bool large, size_t bytes)
 {
-  change(account, large, bytes, stat_sub);
+  change(stats, large, bytes, stat_sub);
 }
 
-void account_kept(account_t *account, bool large, size_t bytes)
+void pool_stats_kept(pool_stats_t *stats, bool large, size_t bytes)
 {
-  change(account, large, bytes, stat_unsub);
+  change(stats, large, bytes, stat_unsub);
 }
 
-/* ---- figures ----------------------------------------------------------- */
-
-void accounts_reset_peaks(account_t **accounts)
+void pool_stats_reset_peaks(pool_stats_t **list)
 {
-  for (account_t *account = *accounts; account; account = account->next)
+  for (pool_stats_t *stats = *list; stats; stats = stats->next)
     for (int class = 0; class < ESPER_CLASSES; class++)
-      stat_reset_peak(&account->figures.reserved_bytes[class]);
-  forget_old(accounts);
+      stat_reset_peak(&stats->values.reserved_bytes[class]);
+  forget_old(list);
 }
 
-void accounts_reset_accumulated(account_t **accounts)
+void pool_stats_reset_accumulated(pool_stats_t **list)
 {
-  for (account_t *account = *accounts; account; account = account->next)
+  for (pool_stats_t *stats = *list; stats; stats = stats->next)
     for (int class = 0; class < ESPER_CLASSES; class++)
-      stat_reset_accumulated(&account->figures.reserved_bytes[class]);
-  forget_old(accounts);
+      stat_reset_accumulated(&stats->values.reserved_bytes[class]);
+  forget_old(list);
 }

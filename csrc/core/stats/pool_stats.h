@@ -1,39 +1,37 @@
-/* account.h: what private pools have reserved. Under the device's lock.
+/* pool_stats.h: what private pools have reserved. Under the device's lock.
  *
- * A pool has an account from its making on. It outlives the pool for as long as it has
- * something to say: until resets have made it all zero, or so many younger ones have
- * outlived theirs. */
-#ifndef ESPER_ACCOUNT_H
-#define ESPER_ACCOUNT_H
+ * A pool has statistics from its making on. They outlive it as long as they have something
+ * to say: until resets have made them all zero, or many younger pools have gone as well. */
+#ifndef ESPER_POOL_STATS_H
+#define ESPER_POOL_STATS_H
 
 #include "../base/types.h"
 
-/* What a private pool has reserved: account.h. */
-struct account {
-  esper_pool_stats figures;
-  bool open;       /* its pool is there */
-  bool used;       /* it had memory */
-  account_t *next; /* of the device, older ones */
+struct pool_stats {
+  esper_pool_stats values;
+  bool open; /* its pool is there */
+  bool used; /* it had memory */
+  pool_stats_t *next;
 };
 
-enum { ACCOUNTS_GONE = 256 }; /* of pools that are gone, of a device */
+enum { KEPT_OF_GONE_POOLS = 256 };
 
-/* `accounts` is a device's list, the youngest first.
- *
- * The account of a pool that is being made: a new one, or that of an earlier pool with
+/* `list` is a device's, the youngest first. */
+
+/* The statistics of a pool that is being made: new ones, or those of an earlier pool with
  * the id. NULL: no host memory. */
-account_t *account_open(account_t **accounts, uint64_t id_first, uint64_t id_second);
-/* Its pool is gone. */
-void account_close(account_t **accounts, account_t *account);
-void accounts_destroy(account_t **accounts);
+pool_stats_t *pool_stats_open(pool_stats_t **list, uint64_t id_first, uint64_t id_second);
+/* The pool has gone. */
+void pool_stats_close(pool_stats_t **list, pool_stats_t *stats);
+void pool_stats_destroy(pool_stats_t **list);
 
-/* Bytes came from the device, or went back; `account` may be NULL: the default pool's.
- * `kept`: the device would not take back what counts as gone. */
-void account_add(account_t *account, bool large, size_t bytes);
-void account_remove(account_t *account, bool large, size_t bytes);
-void account_kept(account_t *account, bool large, size_t bytes);
+/* Bytes came from the device, or went back. `stats` may be NULL: the default pool's. */
+void pool_stats_add(pool_stats_t *stats, bool large, size_t bytes);
+void pool_stats_remove(pool_stats_t *stats, bool large, size_t bytes);
+/* The device did not take back what was counted as gone. */
+void pool_stats_kept(pool_stats_t *stats, bool large, size_t bytes);
 
-void accounts_reset_peaks(account_t **accounts);
-void accounts_reset_accumulated(account_t **accounts);
+void pool_stats_reset_peaks(pool_stats_t **list);
+void pool_stats_reset_accumulated(pool_stats_t **list);
 
 #endif

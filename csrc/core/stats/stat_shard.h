@@ -100,8 +100,7 @@ static inline bool shard_take(credit_t *credit, stat_shard_t *shard, bool large,
 }
 
 /* A live block becomes free and owes nothing. */
-static inline void shard_return(credit_t *credit, stat_shard_t *shard, bool large,
-                                amounts_t amount)
+static inline void shard_return(credit_t *credit, stat_shard_t *shard, bool large, amounts_t amount)
 {
   amounts_add(&shard->credit[ESPER_ALL], amount);
   amounts_add(&shard->credit[ESPER_SMALL + large], amount);

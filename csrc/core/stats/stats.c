@@ -47,34 +47,34 @@ void stats_split_removed(esper_stats *s, bool large, size_t size)
   class_sub(s->inactive_split_bytes, class, size);
 }
 
-void stats_segment_added(esper_stats *s, account_t *account, segment_size_t segment)
+void stats_segment_added(esper_stats *s, pool_stats_t *of_pool, segment_size_t segment)
 {
   class_add(s->segment, class_of(segment.large), 1);
   class_add(s->reserved_bytes, class_of(segment.large), segment.bytes);
-  account_add(account, segment.large, segment.bytes);
+  pool_stats_add(of_pool, segment.large, segment.bytes);
   if (segment.oversize)
     stat_add(&s->oversize_segments, 1);
   s->num_device_alloc++;
 }
 
-void stats_segment_removed(esper_stats *s, account_t *account, segment_size_t segment)
+void stats_segment_removed(esper_stats *s, pool_stats_t *of_pool, segment_size_t segment)
 {
   class_sub(s->segment, class_of(segment.large), 1);
   class_sub(s->reserved_bytes, class_of(segment.large), segment.bytes);
-  account_remove(account, segment.large, segment.bytes);
+  pool_stats_remove(of_pool, segment.large, segment.bytes);
   if (segment.oversize)
     stat_sub(&s->oversize_segments, 1);
   s->num_device_free++;
 }
 
-void stats_segment_kept(esper_stats *s, account_t *account, segment_size_t segment)
+void stats_segment_kept(esper_stats *s, pool_stats_t *of_pool, segment_size_t segment)
 {
   int class = class_of(segment.large);
   stat_unsub(&s->segment[ESPER_ALL], 1);
   stat_unsub(&s->segment[class], 1);
   stat_unsub(&s->reserved_bytes[ESPER_ALL], segment.bytes);
   stat_unsub(&s->reserved_bytes[class], segment.bytes);
-  account_kept(account, segment.large, segment.bytes);
+  pool_stats_kept(of_pool, segment.large, segment.bytes);
   if (segment.oversize)
     stat_unsub(&s->oversize_segments, 1);
   s->num_device_free--;
@@ -90,20 +90,21 @@ static void count_stretches(esper_stats *s, int class, int stretches)
     class_sub(s->segment, class, 1);
 }
 
-void stats_pages_added(esper_stats *s, account_t *account, bool large, size_t bytes, int stretches)
+void stats_pages_added(esper_stats *s, pool_stats_t *of_pool, bool large, size_t bytes,
+                       int stretches)
 {
   count_stretches(s, class_of(large), stretches);
   class_add(s->reserved_bytes, class_of(large), bytes);
-  account_add(account, large, bytes);
+  pool_stats_add(of_pool, large, bytes);
   s->num_device_alloc++;
 }
 
-void stats_pages_removed(esper_stats *s, account_t *account, bool large, size_t bytes,
+void stats_pages_removed(esper_stats *s, pool_stats_t *of_pool, bool large, size_t bytes,
                          int stretches)
 {
   count_stretches(s, class_of(large), stretches);
   class_sub(s->reserved_bytes, class_of(large), bytes);
-  account_remove(account, large, bytes);
+  pool_stats_remove(of_pool, large, bytes);
   s->num_device_free++;
 }
 

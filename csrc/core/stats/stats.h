@@ -17,16 +17,16 @@ typedef struct segment_size {
   size_t bytes;
   bool large, oversize;
 } segment_size_t;
-void stats_segment_added(esper_stats *stats, account_t *account, segment_size_t segment);
-void stats_segment_removed(esper_stats *stats, account_t *account, segment_size_t segment);
+void stats_segment_added(esper_stats *stats, pool_stats_t *of_pool, segment_size_t segment);
+void stats_segment_removed(esper_stats *stats, pool_stats_t *of_pool, segment_size_t segment);
 /* It was not removed after all. */
-void stats_segment_kept(esper_stats *stats, account_t *account, segment_size_t segment);
+void stats_segment_kept(esper_stats *stats, pool_stats_t *of_pool, segment_size_t segment);
 
 /* Pages came to a mapped segment, or left it, which is in so many more stretches
  * now. */
-void stats_pages_added(esper_stats *stats, account_t *account, bool large, size_t bytes,
+void stats_pages_added(esper_stats *stats, pool_stats_t *of_pool, bool large, size_t bytes,
                        int stretches);
-void stats_pages_removed(esper_stats *stats, account_t *account, bool large, size_t bytes,
+void stats_pages_removed(esper_stats *stats, pool_stats_t *of_pool, bool large, size_t bytes,
                          int stretches);
 
 /* Between the two calls, under one lock, stretches come and go on the way to where they
