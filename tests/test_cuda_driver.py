@@ -57,7 +57,7 @@ def run_scenario(
         env={**os.environ, "ESPER_ALLOC_LIBCUDA": library, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr or f"ended with {done.returncode}"
     return done.stdout.strip()
@@ -97,7 +97,7 @@ def test_blindness_is_said_once(built: Path) -> None:
             env={**os.environ, "ESPER_ALLOC_LIBCUDA": str(built / "libfake.so")},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=1200,
         )
         assert done.returncode == 0, done.stderr
         return done.stderr.splitlines()

@@ -47,7 +47,7 @@ def test_scenario(program: Path, scenario: str) -> None:
         env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"},  # a forked child leaves things be
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr or f"ended with {done.returncode}"
 
