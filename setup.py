@@ -102,7 +102,7 @@ def core_extension(headers_version: str | None) -> Extension:
         sources("*.c", "core/*/*.c", "device/*.c", "python/*.c"),
         depends=sources("*.h", "core/*/*.h", "device/*.h", "python/*.h"),
         define_macros=macros,
-        extra_compile_args=["-std=c11", *common_flags(), *whole_program_flags()],
+        extra_compile_args=["-std=c11", "-Wshadow", *common_flags(), *whole_program_flags()],
         extra_link_args=[*link_flags(), *whole_program_flags()],
         libraries=["pthread", "dl"],
     )

@@ -32,7 +32,7 @@ def run(source: str, **env: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=1200,
     )
     assert result.returncode == 0, result.stdout
     return result.stdout

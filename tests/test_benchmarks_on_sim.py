@@ -41,7 +41,7 @@ def measured(library: Path, script: str, allocator: str, *arguments: str) -> dic
     env["SIM_CAPACITY_MB"] = "4096"
     done = subprocess.run(
         [sys.executable, "-c", WORKER, str(BENCHMARKS), script, "--worker", allocator, *arguments],
-        env=env, capture_output=True, text=True, timeout=300, input="\n\n",
+        env=env, capture_output=True, text=True, timeout=3000, input="\n\n",
     )  # fmt: skip
     if done.returncode and ("No such file or directory: 'g++'" in done.stderr):
         pytest.skip("no C++ compiler")
@@ -110,7 +110,7 @@ def test_a_round_of_churn_ends_when_its_time_is_over(library: Path) -> None:
     env = {**os.environ, **build.environment(library), "SIM_CAPACITY_MB": "4096"}
     done = subprocess.run(
         [sys.executable, "-c", SHORT_ROUNDS, str(BENCHMARKS), "0.01"],
-        env=env, capture_output=True, text=True, timeout=300,
+        env=env, capture_output=True, text=True, timeout=3000,
     )  # fmt: skip
     if done.returncode and ("No such file or directory: 'g++'" in done.stderr):
         pytest.skip("no C++ compiler")

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE_TESTS = ROOT / "tests" / "device"
 CC = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
+FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
 
 pytestmark = pytest.mark.skipif(CC is None, reason="needs a C compiler")
 
@@ -57,7 +57,7 @@ def run_scenario(
         env={**os.environ, "ESPER_ALLOC_LIBCUDA": library, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr or f"ended with {done.returncode}"
     return done.stdout.strip()
@@ -97,7 +97,7 @@ def test_blindness_is_said_once(built: Path) -> None:
             env={**os.environ, "ESPER_ALLOC_LIBCUDA": str(built / "libfake.so")},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=1200,
         )
         assert done.returncode == 0, done.stderr
         return done.stderr.splitlines()

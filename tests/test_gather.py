@@ -1189,7 +1189,7 @@ def test_documented_examples_run(tmp_path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
 
@@ -1206,7 +1206,7 @@ def test_the_example_runs(root, from_files) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     assert "epoch 1: 4 batches for 3 environments" in done.stdout

@@ -911,7 +911,7 @@ def test_two_ranks_are_as_one(route: str) -> None:
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=120)[0] for process in ranks]
+        said = [process.communicate(timeout=1200)[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()

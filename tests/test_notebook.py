@@ -43,7 +43,7 @@ def env(library: Path) -> dict[str, str]:
 
 def run(env: dict[str, str], code: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + code], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", BEGIN + code], env=env, capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""

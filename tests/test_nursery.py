@@ -24,7 +24,7 @@ def nursery() -> Iterator[helper.Nursery]:
 
 
 def run(
-    nursery: helper.Nursery, code: str, timeout: float = 60.0, **env: str
+    nursery: helper.Nursery, code: str, timeout: float = 600.0, **env: str
 ) -> tuple[int, str, str]:
     done = nursery.run(textwrap.dedent(code), helper.environment(env), timeout)
     return done.returncode, done.stdout, done.stderr
@@ -89,12 +89,12 @@ def test_what_runs_at_exit_runs(nursery: helper.Nursery) -> None:
 def test_a_hang_is_ended_with_its_children(nursery: helper.Nursery) -> None:
     code = """
     import subprocess, sys, time
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print(child.pid, flush=True)
-    time.sleep(60)
+    time.sleep(600)
     """
     with pytest.raises(helper.subprocess.TimeoutExpired) as caught:
-        run(nursery, code, timeout=2)
+        run(nursery, code, timeout=10)
     with pytest.raises(ProcessLookupError):
         for _ in range(100):
             os.kill(int(caught.value.output), 0)
@@ -118,7 +118,7 @@ def test_environment_and_spawned_processes(nursery: helper.Nursery, tmp_path: Pa
 
 def test_an_interrupted_run_does_not_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helper, "_nurseries", helper.threading.local())
-    first = helper.in_nursery("print(1)", {}, 60)
+    first = helper.in_nursery("print(1)", {}, 600)
     mine = helper._nurseries.mine
 
     def interrupt(number: int, frame: object) -> None:
@@ -128,10 +128,10 @@ def test_an_interrupted_run_does_not_answer_for_the_next(monkeypatch: pytest.Mon
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
         with pytest.raises(KeyboardInterrupt):
-            helper.in_nursery("import time; time.sleep(5); raise SystemExit(7)", {}, 60)
+            helper.in_nursery("import time; time.sleep(5); raise SystemExit(7)", {}, 600)
     finally:
         signal.signal(signal.SIGALRM, before)
-    again = helper.in_nursery("print(2)", {}, 60)
+    again = helper.in_nursery("print(2)", {}, 600)
     assert (first.stdout, again.returncode, again.stdout) == ("1\n", 0, "2\n")
     assert helper._nurseries.mine is not mine
     mine.close()

@@ -114,7 +114,7 @@ def run(libraries: dict[str, Path], scenario: str, begin: str = OURS, **more: st
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
     )
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout + done.stderr

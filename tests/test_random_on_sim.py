@@ -35,7 +35,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(programs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(programs), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200)
 
 
 def test_the_programs_are_correct(programs: Path) -> None:
@@ -50,7 +50,7 @@ def test_without_marks_something_is_wrong(programs: Path) -> None:
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in NOT_HERE])
 def test_without_a_rule_something_is_wrong(programs: Path, rule: str) -> None:
-    done = run(programs, "--without", rule, "--programs", "20000", "--seconds", "30")
+    done = run(programs, "--without", rule, "--programs", "20000", "--seconds", "600")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "found: " in done.stdout
 

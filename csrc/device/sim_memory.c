@@ -73,9 +73,11 @@ static int range_find(const sim_memory *m, uintptr_t address, size_t *at)
   return 0;
 }
 
+/* 0: there are none. */
 static uintptr_t address_take(sim *s, size_t size)
 {
   sim_memory *m = &s->memory;
+  size_t rounded = round_up(size, ALIGNMENT);
   for (size_t i = m->hole_count; i-- > 0;)
     if (m->holes[i].size == size) {
       uintptr_t address = m->holes[i].begin;
@@ -84,8 +86,10 @@ static uintptr_t address_take(sim *s, size_t size)
     }
   if (m->next == 0)
     m->next = FIRST;
+  if (rounded < size || rounded > UINTPTR_MAX - m->next)
+    return 0;
   uintptr_t address = m->next;
-  m->next += round_up(size, ALIGNMENT);
+  m->next += rounded;
   return address;
 }
 
@@ -98,11 +102,13 @@ static void address_put(sim *s, uintptr_t address, size_t size)
   m->holes[m->hole_count++] = (sim_hole){address, size};
 }
 
-/* Host addresses: usable at once, or reserved only. */
+/* Host addresses: usable at once, or reserved only. 0: there are none. */
 static uintptr_t host_take(size_t size, int usable)
 {
   /* Aligned like the fake ones: map more, give back what sticks out. */
   size_t more = round_up(size, 4096) + ALIGNMENT;
+  if (more < size)
+    return 0;
   char *begin = mmap(NULL, more, usable ? PROT_READ | PROT_WRITE : PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (begin == MAP_FAILED)
@@ -137,6 +143,11 @@ static esper_status out_of_memory(sim *s, int device, size_t size)
                     size, device, d->alive.bytes, d->capacity);
 }
 
+static esper_status out_of_addresses(size_t size)
+{
+  return sim_refuse(ESPER_OUT_OF_MEMORY, "sim: no addresses are left for %zu bytes", size);
+}
+
 static sim_physical *physical_new(sim *s, int device, size_t size)
 {
   sim_physical *p = calloc(1, sizeof *p);
@@ -165,7 +176,7 @@ esper_status sim_memory_new(sim *s, int device, size_t size, uintptr_t *address)
     return out_of_memory(s, device, size);
   uintptr_t at = s->options.backed ? host_take(size, 1) : address_take(s, size);
   if (!at)
-    return out_of_memory(s, device, size);
+    return out_of_addresses(size);
   span_insert(s, at, physical_new(s, device, size), UINT64_MAX);
   s->devices[device].alive.allocations++;
   *address = at;
@@ -215,7 +226,7 @@ esper_status sim_range_new(sim *s, int device, size_t size, uintptr_t *address)
     return status;
   uintptr_t at = s->options.backed ? host_take(size, 0) : address_take(s, size);
   if (!at)
-    return sim_refuse(ESPER_OUT_OF_MEMORY, "sim: no addresses are left");
+    return out_of_addresses(size);
   m->ranges = sim_grow(m->ranges, m->range_count, &m->range_capacity, sizeof *m->ranges);
   m->ranges[m->range_count++] = (sim_range){at, at + size, device};
   s->devices[device].alive.ranges++;

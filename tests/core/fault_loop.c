@@ -495,21 +495,21 @@ static void scenario(void)
   esper_stats stats;
   esper_counters counters;
   esper_pool *pool;
-  for (int d = 0; d < DEVICES; d++) {
-    esper_memory_info(core, d, &free_bytes, &total);
-    esper_largest_available(core, d, &largest);
-    esper_get_stats(core, d, &stats);
-    esper_get_counters(core, d, &counters);
-    esper_set_memory_fraction(core, d, 0.5);
-    esper_set_memory_fraction(core, d, 1);
-    if (esper_pool_create(core, d, 1, 2, &pool) == ESPER_OK) {
+  for (int i = 0; i < DEVICES; i++) {
+    esper_memory_info(core, i, &free_bytes, &total);
+    esper_largest_available(core, i, &largest);
+    esper_get_stats(core, i, &stats);
+    esper_get_counters(core, i, &counters);
+    esper_set_memory_fraction(core, i, 0.5);
+    esper_set_memory_fraction(core, i, 1);
+    if (esper_pool_create(core, i, 1, 2, &pool) == ESPER_OK) {
       void *ptr;
-      esper_stream st = d ? far : r;
+      esper_stream st = i ? far : r;
       if (esper_malloc_from(core, pool, 4096, st, &ptr) == ESPER_OK)
         EXPECT(esper_free(core, ptr) == ESPER_OK);
-      esper_empty_cache(core, d, pool);
+      esper_empty_cache(core, i, pool);
     }
-    esper_empty_cache(core, d, NULL);
+    esper_empty_cache(core, i, NULL);
   }
   EXPECT(esper_core_is_valid(core));
 }
@@ -719,22 +719,22 @@ static bool map_pages(sim_call call, uint64_t nth, esper_status status)
   size_t size = 0;
   uintptr_t range = 0;
   uint64_t page[PAGES];
-  int mapped = 0;
+  int count = 0;
   EXPECT(TWICE(d->page_granularity(d->self, 0, &size)) && size == 2 * MIB);
   EXPECT(TWICE(d->range_reserve(d->self, 0, PAGES * size, &range)));
-  for (; mapped < PAGES; mapped++) {
-    if (d->page_create(d->self, 0, size, &page[mapped]) != ESPER_OK)
+  for (; count < PAGES; count++) {
+    if (d->page_create(d->self, 0, size, &page[count]) != ESPER_OK)
       break;
-    if (d->page_map(d->self, 0, range + (uintptr_t)mapped * size, size, page[mapped], NULL, 0) !=
+    if (d->page_map(d->self, 0, range + (uintptr_t)count * size, size, page[count], NULL, 0) !=
         ESPER_OK) {
-      EXPECT(d->page_release(d->self, 0, page[mapped]) == ESPER_OK);
+      EXPECT(d->page_release(d->self, 0, page[count]) == ESPER_OK);
       break;
     }
   }
   sim_alive alive;
   sim_count_alive(s, 0, &alive);
-  EXPECT(alive.pages == (size_t)mapped && alive.mappings == (size_t)mapped);
-  for (int i = 0; i < mapped; i++) {
+  EXPECT(alive.pages == (size_t)count && alive.mappings == (size_t)count);
+  for (int i = 0; i < count; i++) {
     EXPECT(TWICE(d->page_unmap(d->self, 0, range + (uintptr_t)i * size, size)));
     EXPECT(TWICE(d->page_release(d->self, 0, page[i])));
   }

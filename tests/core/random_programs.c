@@ -136,15 +136,15 @@ static void must(esper_status status, const char *what)
 
 /* The same where the driver may have been told to fail. A call that was refused
  * has done nothing, so the program, which needs it done, asks again. */
-#define MUST_AT_LAST(call, what)                         \
-  do {                                                   \
-    esper_status refused = (call);                       \
-    for (int i = 0; i < 4 && refused != ESPER_OK; i++) { \
-      if (!current->p->faults)                           \
-        break;                                           \
-      refused = (call);                                  \
-    }                                                    \
-    must(refused, what);                                 \
+#define MUST_AT_LAST(call, what)                                     \
+  do {                                                               \
+    esper_status refused = (call);                                   \
+    for (int times = 0; times < 4 && refused != ESPER_OK; times++) { \
+      if (!current->p->faults)                                       \
+        break;                                                       \
+      refused = (call);                                              \
+    }                                                                \
+    must(refused, what);                                             \
   } while (0)
 
 /* ---- drawing ------------------------------------------------------------ */
@@ -258,12 +258,12 @@ static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool)
   esper_get_failure(&f);
   if (size > SIZE_MAX / 4)
     return;
-  size_t block = (size + 511) / 512 * 512;
+  size_t rounded = (size + 511) / 512 * 512;
   bool pages = p->mapped && (!pool || !p->classic_pools);
-  size_t segment = pages              ? (block + 2 * MIB - 1) / (2 * MIB) * 2 * MIB
-                   : block <= MIB     ? 2 * MIB
-                   : block < 10 * MIB ? 20 * MIB
-                                      : (block + 2 * MIB - 1) / (2 * MIB) * 2 * MIB;
+  size_t segment = pages                ? (rounded + 2 * MIB - 1) / (2 * MIB) * 2 * MIB
+                   : rounded <= MIB     ? 2 * MIB
+                   : rounded < 10 * MIB ? 20 * MIB
+                                        : (rounded + 2 * MIB - 1) / (2 * MIB) * 2 * MIB;
   if (f.device_free >= segment && f.reserved + segment <= f.limit)
     fail("out of memory, with %zu bytes on the device for a segment of %zu", f.device_free,
          segment);
@@ -274,9 +274,9 @@ static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool)
     if (g->block_count == 1 && b->state == ESPER_BLOCK_INACTIVE && !g->pool[0])
       fail("out of memory, with a wholly free segment of %zu bytes", g->size);
     for (size_t k = 0; k < g->block_count; k++)
-      if (g->pool[1] == pool && g->large == (block > MIB) && !p->max_split &&
-          b[k].state == ESPER_BLOCK_INACTIVE && b[k].size >= block)
-        fail("out of memory for %zu bytes, with a free block of %zu", block, b[k].size);
+      if (g->pool[1] == pool && g->large == (rounded > MIB) && !p->max_split &&
+          b[k].state == ESPER_BLOCK_INACTIVE && b[k].size >= rounded)
+        fail("out of memory for %zu bytes, with a free block of %zu", rounded, b[k].size);
   }
   esper_snapshot_free(&snapshot);
 }

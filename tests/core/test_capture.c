@@ -374,8 +374,7 @@ typedef enum { NOTHING, A_MALLOC, A_MARK, A_RECORD_STREAM, A_RECORD_STREAM_INSID
 
 static void replay_elsewhere(on_s what)
 {
-  world_begin(&w);
-  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
+  begin();
   void *x = world_malloc(&w, 3 * MIB, r), *other = world_malloc(&w, 512, r);
   world_kernel(&w, r, x);
   if (what == A_RECORD_STREAM)

@@ -410,9 +410,9 @@ TEST(what_one_stream_gives_up_another_takes_and_nobody_is_stopped)
   fill(mine, 48, r);
   clear(mine, 48);
   const esper_stat *known = &w.core->devices[0].stats.allocation[ESPER_ALL];
-  int64_t told = known->allocated;
+  int64_t before = known->allocated;
   fill(others, 16, s);
-  CHECK_EQ(known->allocated, told); /* no ledger was read */
+  CHECK_EQ(known->allocated, before); /* no ledger was read */
   fill(others + 16, 32, s);
   CHECK_EQ(figures().allocation[ESPER_ALL].peak, 48);
   one = world_malloc(&w, 4 * KIB, r);

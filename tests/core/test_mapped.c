@@ -251,9 +251,9 @@ TEST(created_pools_have_classic_segments_unless_mapped_ones_are_asked_for)
     CHECK_EQ(snapshot.segment_count, 2);
     for (int i = 0; i < 2; i++) { /* by birth, which is all that orders them the same
                                      in every process */
-      const esper_segment_entry *s = &snapshot.segments[i];
-      CHECK_EQ(s->mapped, asked || s->pool[0] == 2);
-      CHECK_EQ(s->birth < snapshot.segments[!i].birth, s->pool[0] == 0);
+      const esper_segment_entry *segment = &snapshot.segments[i];
+      CHECK_EQ(segment->mapped, asked || segment->pool[0] == 2);
+      CHECK_EQ(segment->birth < snapshot.segments[!i].birth, segment->pool[0] == 0);
     }
     esper_snapshot_free(&snapshot);
     end();

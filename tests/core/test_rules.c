@@ -89,7 +89,7 @@ static void hold_up(void *context, sim_call call, int device, void *object)
   if (!pthread_equal(pthread_self(), slow_thread))
     return;
   atomic_store(&others_event_recorded, 1);
-  for (int i = 0; i < 20 && atomic_load(&others_event_recorded) != 2; i++)
+  for (int i = 0; i < 100 && atomic_load(&others_event_recorded) != 2; i++)
     nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 }
 

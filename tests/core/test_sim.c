@@ -378,6 +378,30 @@ TEST(capacity_is_kept)
   end();
 }
 
+TEST(addresses_run_out)
+{
+  enum { PAGE = 2 << 20 };
+  for (int backed = 0; backed < 2; backed++) {
+    begin_with((sim_options){.backed = backed, .virtual_memory = 1, .capacity = SIZE_MAX});
+    const size_t half = (size_t)1 << 63, all = SIZE_MAX / PAGE * PAGE;
+    uintptr_t range, other, address;
+    CHECK_STATUS(d->range_reserve(d->self, 0, all, &other), ESPER_OUT_OF_MEMORY);
+    CHECK_STATUS(d->memory_alloc(d->self, 0, SIZE_MAX, &address), ESPER_OUT_OF_MEMORY);
+    if (!backed)
+      CHECK_OK(d->range_reserve(d->self, 0, half, &range));
+    CHECK_STATUS(d->range_reserve(d->self, 0, half, &other), ESPER_OUT_OF_MEMORY);
+    CHECK(strstr(d->last_error(d->self), "no addresses are left"));
+    CHECK_STATUS(d->memory_alloc(d->self, 0, half, &address), ESPER_OUT_OF_MEMORY);
+    CHECK(strstr(d->last_error(d->self), "no addresses are left"));
+    CHECK_OK(d->range_reserve(d->self, 0, PAGE, &other)); /* others are */
+    CHECK_OK(d->range_free(d->self, 0, other, PAGE));
+    if (!backed)
+      CHECK_OK(d->range_free(d->self, 0, range, half));
+    check_silent();
+    end();
+  }
+}
+
 TEST(addresses_come_back)
 {
   begin_with((sim_options){0});

@@ -274,7 +274,7 @@ static void grow_beside(void *context, sim_call call, int device, void *object)
   CHECK(!atomic_load(&beside.returned));
   sim_set_capacity(w.s, 0, 120 * MIB);
   void *p = world_malloc(&w, 2 * MIB, w.stream[2]);
-  for (int i = 0; i < 5000 && !atomic_load(&beside.returned); i++)
+  for (int i = 0; i < 100000 && !atomic_load(&beside.returned); i++)
     usleep(1000);
   CHECK(atomic_load(&beside.returned));
   world_free(&w, p);

@@ -122,11 +122,11 @@ static CUresult begin(const char *name, int needs)
   return result;
 }
 
-#define BEGIN(needs)                          \
-  do {                                        \
-    CUresult result = begin(__func__, needs); \
-    if (result != CUDA_SUCCESS)               \
-      return result;                          \
+#define BEGIN(needs)                           \
+  do {                                         \
+    CUresult refused = begin(__func__, needs); \
+    if (refused != CUDA_SUCCESS)               \
+      return refused;                          \
   } while (0)
 
 static CUstream resolve(CUstream stream)

@@ -346,7 +346,7 @@ static void scenario_fork(void)
   CHECK(child >= 0);
   if (child == 0) {
     const esper_driver *again;
-    alarm(20);
+    alarm(200);
     CHECK(driver->memory_alloc(SELF, 0, 512, &an_address) == ESPER_DEVICE_ERROR);
     CHECK(strstr(driver->last_error(SELF), "forked") && strstr(driver->last_error(SELF), "spawn"));
     CHECK(driver->stream_capture(SELF, 0, NULL, &a_number) == ESPER_DEVICE_ERROR);
@@ -533,7 +533,7 @@ static void take_pages(int from, int to)
 {
   esper_page_name names[3];
   uint64_t page = 0;
-  alarm(60);
+  alarm(600);
   CHECK(read(from, names, sizeof names) == sizeof names);
   load();
   set_thread(-1, 0);
@@ -586,7 +586,7 @@ static void scenario_sharing(void)
   CHECK(read(up[0], answer, 2) == 2);
   CHECK(driver->page_import(SELF, 1, &many, &a_page) == ESPER_OK); /* one's own */
   for (int i = 0; open_files() != files; i++) { /* the thread that answers is closing */
-    CHECK(i < 1000);
+    CHECK(i < 10000);
     usleep(10000);
   }
   close(down[1]);

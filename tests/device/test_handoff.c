@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -40,6 +41,17 @@ static int open_file(int milliseconds, uint64_t object)
   int file = memfd_create("object", MFD_CLOEXEC);
   CHECK(write(file, &object, sizeof object) == sizeof object);
   return file;
+}
+
+static atomic_bool being_asked, may_answer;
+
+static int open_when_told(int device, uint64_t object)
+{
+  (void)device;
+  atomic_store(&being_asked, true);
+  while (!atomic_load(&may_answer))
+    usleep(1000);
+  return open_file(0, object);
 }
 
 static int refuse_to_open(int device, uint64_t object)
@@ -93,7 +105,7 @@ static pid_t fork_with_alarm(void)
   pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0)
-    alarm(30);
+    alarm(300);
   return child;
 }
 
@@ -146,8 +158,10 @@ static void scenario_refused(void)
   other = name;
   other.process++;
   CHECK_IS(take(other, 1), ECONNREFUSED);
-  usleep(20000); /* the thread that answers is closing */
-  CHECK_IS(open_files(), files);
+  for (int i = 0; open_files() != files; i++) { /* the thread that answers is closing */
+    CHECK(i < 10000);
+    usleep(10000);
+  }
 }
 
 /* Root is somebody else, too; each side finds that out for itself. */
@@ -295,11 +309,14 @@ static void *take_slowly(void *name)
 static void scenario_fork(void)
 {
   int files = open_files();
-  handoff_name name = offer(500, 1);
+  handoff_name name;
   pthread_t thread;
+  CHECK_IS(handoff_offer(open_when_told, 0, 1, &name), 0);
   CHECK_IS(pthread_create(&thread, NULL, take_slowly, &name), 0);
-  usleep(200000); /* somebody is being answered */
+  while (!atomic_load(&being_asked))
+    usleep(1000);
   pid_t child = fork_with_alarm();
+  atomic_store(&may_answer, true);
   if (child == 0) {
     CHECK_IS(open_files(), files + 1); /* of who takes */
     handoff_withdraw(name.number);
@@ -316,24 +333,25 @@ static void scenario_fork(void)
 /* Nobody waits for an answer of a child whose parent, which had one, is gone. */
 static void scenario_orphan(void)
 {
-  int names[2], ends[2]; /* nothing is written to the latter: its end is this process's */
+  int names[2], taken[2], ends[2]; /* nothing is written to the last: its end is this process's */
   handoff_name name;
   CHECK_IS(pipe(names), 0);
+  CHECK_IS(pipe(taken), 0);
   CHECK_IS(pipe(ends), 0);
   pid_t parent = fork_with_alarm();
   if (parent == 0) {
     name = offer(0, 1);
     close(ends[1]);
+    char nothing;
     if (fork_with_alarm() == 0) {
-      char nothing;
       send_name(names[1], name);
       _exit((int)read(ends[0], &nothing, 1));
     }
-    sleep(1);
-    _exit(0);
+    _exit(read(taken[0], &nothing, 1) != 1);
   }
   receive(names[0], &name);
   CHECK_IS(take(name, 1), 0);
+  CHECK_IS(write(taken[1], "", 1), 1);
   expect_success(parent);
   double began = now();
   CHECK_IS(take(name, 1), ECONNREFUSED);

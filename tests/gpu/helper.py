@@ -15,6 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
+#: Seconds after which a process is taken to hang: ten times what any takes beside a dozen others.
+HANG_S = 1200.0
+
 #: Variables that would choose or tune an allocator behind a test's back.
 FOREIGN = (
     "ESPER_ALLOC",
@@ -107,7 +110,7 @@ def in_nursery(
     return done
 
 
-def run_python(code: str, *, env: Mapping[str, str] | None = None, timeout: float = 300.0) -> str:
+def run_python(code: str, *, env: Mapping[str, str] | None = None) -> str:
     """Runs `code` in a Python process of its own and returns what it printed: see run_fresh().
 
     With ESPER_TEST_NURSERY=1 that is a forked child of a process which imported torch,
@@ -116,8 +119,8 @@ def run_python(code: str, *, env: Mapping[str, str] | None = None, timeout: floa
     if os.environ.get("ESPER_TEST_NURSERY", "") in ("", "0") or not AFTER_IMPORT.issuperset(
         env or {}
     ):
-        return run_fresh("-c", code, env=env, timeout=timeout)
-    return printed_by(lambda: in_nursery(code, env or {}, timeout), timeout)
+        return run_fresh("-c", code, env=env)
+    return printed_by(lambda: in_nursery(code, env or {}, HANG_S))
 
 
 def text(output: bytes | str | None) -> str:
@@ -125,7 +128,7 @@ def text(output: bytes | str | None) -> str:
     return (output.decode(errors="replace") if isinstance(output, bytes) else output or "")[-5000:]
 
 
-def run_fresh(*arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300.0) -> str:
+def run_fresh(*arguments: str, env: Mapping[str, str] | None = None) -> str:
     """Runs a fresh Python with these arguments and returns what it printed.
 
     `env` is added to the environment, from which allocator settings have been
@@ -134,19 +137,18 @@ def run_fresh(*arguments: str, env: Mapping[str, str] | None = None, timeout: fl
     full = environment(env)
     return printed_by(
         lambda: subprocess.run(
-            [sys.executable, *arguments], env=full, capture_output=True, text=True, timeout=timeout
-        ),
-        timeout,
+            [sys.executable, *arguments], env=full, capture_output=True, text=True, timeout=HANG_S
+        )
     )
 
 
-def printed_by(run: Callable[[], subprocess.CompletedProcess[str]], timeout: float) -> str:
+def printed_by(run: Callable[[], subprocess.CompletedProcess[str]]) -> str:
     """What a process printed; a failing one fails the test."""
     try:
         done = run()
     except subprocess.TimeoutExpired as error:
         raise AssertionError(
-            f"no end within {timeout:.0f} s (a hang?)\n{text(error.stdout)}{text(error.stderr)}"
+            f"no end within {HANG_S:.0f} s (a hang?)\n{text(error.stdout)}{text(error.stderr)}"
         ) from error
     assert done.returncode == 0, (
         f"exit status {done.returncode}\n--- stdout\n{done.stdout[-3000:]}"

@@ -13,9 +13,7 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 OURS, NATIVE = "esper_alloc", "native"
 
 
-def run_program(
-    name: str, *args: str, env: Mapping[str, str] | None = None, timeout: float = 150.0
-) -> dict[str, Any]:
+def run_program(name: str, *args: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Runs ``programs/<name>.py args`` and returns the JSON object that it prints last."""
     path = PROGRAMS / f"{name}.py"
     code = (
@@ -26,6 +24,6 @@ def run_program(
     )
     # Streams share hardware queues when there are more of them than queues.
     full = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", **(env or {})}
-    printed = run_python(code, env=full, timeout=timeout).strip().splitlines()
+    printed = run_python(code, env=full).strip().splitlines()
     assert printed, f"{name} printed nothing"
     return json.loads(printed[-1])

@@ -71,7 +71,7 @@ with torch.set_grad_enabled(GRAD):
 def on_gpu(*parts: str) -> None:
     """Runs a scenario, put together from `parts`, in a fresh process."""
     code = "\n".join(textwrap.dedent(part) for part in parts)
-    run_python(TOGETHER + ENABLE + code, timeout=400.0)
+    run_python(TOGETHER + ENABLE + code)
 
 
 def test_without_a_mark_the_buffer_is_overwritten():

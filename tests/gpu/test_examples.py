@@ -11,9 +11,9 @@ from helper import ROOT, run_fresh
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
-def example(name: str, *arguments: str, timeout: float = 120.0, **env: str) -> str:
+def example(name: str, *arguments: str, **env: str) -> str:
     path = str(ROOT / "examples" / name)
-    return run_fresh(path, *arguments, env={**DETERMINISTIC, **env}, timeout=timeout)
+    return run_fresh(path, *arguments, env={**DETERMINISTIC, **env})
 
 
 def number(pattern: str, text: str) -> int:
@@ -53,14 +53,14 @@ def test_one_line_does_what_the_recipe_does() -> None:
 
 
 def test_the_extension_protects_what_it_reads(tmp_path: Path) -> None:
-    printed = example("cpp_extension/run.py", "--folder", str(tmp_path), timeout=300)
+    printed = example("cpp_extension/run.py", "--folder", str(tmp_path))
     assert number(r"(\d+) elements wrong", printed) == 0
     # Sixteen tensors, but the next one waits for the last one's memory.
     assert number(r"(\d+) MiB reserved", printed) <= 4 * 64
 
 
 def losses(*arguments: str) -> list[str]:
-    printed = example("fsdp2.py", *arguments, timeout=240)
+    printed = example("fsdp2.py", *arguments)
     found = [line.split()[1:] for line in printed.splitlines() if line.startswith("losses ")]
     assert len(found) == 1, printed
     return found[0]
@@ -82,5 +82,5 @@ def test_fsdp2_gives_natives_losses(variant: tuple[str, ...], native: list[str])
 def test_fsdp2_under_torchrun(native: list[str]) -> None:
     path = str(ROOT / "examples" / "fsdp2.py")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    printed = run_fresh(*torchrun, path, env=DETERMINISTIC, timeout=240)
+    printed = run_fresh(*torchrun, path, env=DETERMINISTIC)
     assert f"losses {' '.join(native)}" in printed

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(allocator: str, scenario: str) -> dict[str, Any]:
-    return run_program("graph_outputs", allocator, scenario, timeout=300)
+    return run_program("graph_outputs", allocator, scenario)
 
 
 def wrong(found: dict[str, Any]) -> list[str]:

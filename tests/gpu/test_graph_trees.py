@@ -23,7 +23,7 @@ MOST, SLACK = 1.02, 22 << 20
 
 
 def run(allocator: str, name: str) -> dict[str, Any]:
-    return run_program("graph_trees", allocator, name, timeout=290)
+    return run_program("graph_trees", allocator, name)
 
 
 @functools.cache
@@ -105,5 +105,5 @@ assert (kept[1] == 6).all()
     ids=["alive", "in a module", "dropped", "reset"],
 )
 def test_a_process_with_a_tree_ends_quietly(end: str) -> None:
-    printed = run_python(TOGETHER + ENABLE + PROGRAM + end, timeout=290)
+    printed = run_python(TOGETHER + ENABLE + PROGRAM + end)
     assert "rror" not in printed and "Traceback" not in printed, printed

@@ -24,7 +24,7 @@ def need_traits(mark: str) -> None:
 @pytest.mark.parametrize("scenario", ["value", "ring_on_one"])
 def test_rendezvous_on_one_device_completes(scenario: str, mark: str) -> None:
     need_traits(mark)
-    found = run_program("hangs", scenario, mark, str(TRIES), timeout=120)
+    found = run_program("hangs", scenario, mark, str(TRIES))
     assert found["hung"] == 0
     assert found["wrong"] == 0
 
@@ -32,7 +32,7 @@ def test_rendezvous_on_one_device_completes(scenario: str, mark: str) -> None:
 @pytest.mark.parametrize("scenario", ["value", "ring_on_one"])
 def test_a_gate_would_hang_it(scenario: str) -> None:
     """The control: a plain mark is the caller's word that this is not so."""
-    found = run_program("hangs", scenario, "gate", "2", timeout=120)
+    found = run_program("hangs", scenario, "gate", "2")
     assert found["reused"] == found["hung"] == 2
     assert found["wrong"] == 0
 
@@ -41,14 +41,14 @@ def test_a_gate_would_hang_it(scenario: str) -> None:
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_ring_of_flags_over_two_devices_completes(mark: str) -> None:
     need_traits(mark)
-    found = run_program("hangs", "ring", mark, str(TRIES), timeout=120)
+    found = run_program("hangs", "ring", mark, str(TRIES))
     assert found["hung"] == 0
     assert found["wrong"] == 0
 
 
 @pytest.mark.two_gpus
 def test_a_gate_would_hang_the_ring() -> None:
-    found = run_program("hangs", "ring", "gate", "2", timeout=120)
+    found = run_program("hangs", "ring", "gate", "2")
     assert found["reused"] == found["hung"] == 2
     assert found["wrong"] == 0
 
@@ -57,7 +57,7 @@ def test_a_gate_would_hang_the_ring() -> None:
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_ring_over_nccl_completes(mark: str) -> None:
     need_traits(mark)
-    found = run_program("nccl_ring", mark, "10", timeout=150)
+    found = run_program("nccl_ring", mark, "10")
     assert found["hung"] == 0
     assert found["wrong"] == 0
     assert found["reused"], "the memory asked for next is not the block just sent"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helper import run_fresh, run_python
+from helper import HANG_S, run_fresh, run_python
 
 MAPPED = {"ESPER_ALLOC_SEGMENTS": "mapped"}
 MIB = 2**20
@@ -326,21 +326,21 @@ print(json.dumps({
 """
 
 
-def result(code: str, env: dict[str, str] = MAPPED, limit: int = 240) -> Any:
-    """What the code's last line says. After `limit` seconds it prints where it hangs."""
-    head = HEAD.replace("LIMIT", str(limit))
-    return json.loads(run_python(head + code, env=env, timeout=limit + 15).splitlines()[-1])
+def result(code: str, env: dict[str, str] = MAPPED) -> Any:
+    """What the code's last line says. Shortly before it is taken to hang it prints where."""
+    head = HEAD.replace("LIMIT", str(HANG_S - 15))
+    return json.loads(run_python(head + code, env=env).splitlines()[-1])
 
 
 # The cheapest ones first: what hangs here hangs everywhere.
 
 
 def test_a_page_comes_and_goes() -> None:
-    assert result(SMOKE, limit=45) == 0
+    assert result(SMOKE) == 0
 
 
 def test_classic_segments_come_and_go_beside_them() -> None:
-    assert result(SMOKE, {"ESPER_ALLOC_SEGMENTS": "classic"}, limit=45) == 0
+    assert result(SMOKE, {"ESPER_ALLOC_SEGMENTS": "classic"}) == 0
 
 
 def test_classic_segments_ask_for_no_pages() -> None:
@@ -349,16 +349,16 @@ import esper_alloc._core as compiled
 calls = compiled.driver_calls()
 print(sum(n for name, n in calls.items() if name.startswith(("page_", "range_"))))
 """
-    assert result(SMOKE + count, {"ESPER_ALLOC_SEGMENTS": "classic"}, limit=45) == 0
-    assert result(SMOKE + count, limit=45) >= 6
+    assert result(SMOKE + count, {"ESPER_ALLOC_SEGMENTS": "classic"}) == 0
+    assert result(SMOKE + count) >= 6
 
 
 def test_streams_and_threads_have_pages() -> None:
-    assert result(STREAMS, limit=45) == 0
+    assert result(STREAMS) == 0
 
 
 def test_pages_come_and_go_beside_captures() -> None:
-    assert result(CAPTURE, limit=60) <= 4
+    assert result(CAPTURE) <= 4
 
 
 def test_nothing_changes_under_pages_that_move() -> None:
@@ -414,9 +414,9 @@ def test_two_gpus_copy_beside_classic_segments() -> None:
 SHARE = Path(__file__).with_name("conformance") / "share.py"
 
 
-def shared(name: str, limit: int = 120) -> Any:
+def shared(name: str) -> Any:
     """What the program of several processes says, all of them with mapped segments."""
-    output = run_fresh(str(SHARE), name, env={**MAPPED, "ESPER_ALLOC": "1"}, timeout=limit)
+    output = run_fresh(str(SHARE), name, env={**MAPPED, "ESPER_ALLOC": "1"})
     return json.loads(output.splitlines()[-1])
 
 

@@ -614,7 +614,7 @@ def test_two_ranks_are_as_one() -> None:
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=200)[0] for process in ranks]
+        said = [process.communicate(timeout=1200)[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()

@@ -13,12 +13,12 @@ SIZE = r"\d+(?:\.\d+)? (?:bytes|KiB|MiB|GiB)"
 
 @pytest.fixture(scope="module")
 def ours() -> dict[str, Any]:
-    return run_program("oom", OURS, timeout=240)
+    return run_program("oom", OURS)
 
 
 @pytest.fixture(scope="module")
 def native() -> dict[str, Any]:
-    return run_program("oom", NATIVE, timeout=240)
+    return run_program("oom", NATIVE)
 
 
 def wording(message: str) -> str:

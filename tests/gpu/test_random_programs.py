@@ -49,7 +49,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     major, minor = torch.cuda.get_device_capability()
     folder = tmp_path_factory.mktemp("random")
     command = [sys.executable, str(HERE / "build.py"), "cuda", str(folder), f"sm_{major}{minor}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return Path(done.stdout.strip())
 
@@ -66,7 +66,7 @@ def run(programs: Path, *arguments: str, timeout: float) -> subprocess.Completed
 
 
 def test_nothing_is_wrong_in_ten_thousand(programs: Path) -> None:
-    done = run(programs, "--seed", "1", "--programs", str(PROGRAMS), timeout=400)
+    done = run(programs, "--seed", "1", "--programs", str(PROGRAMS), timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = r"in (\d+) programs.* (\d+) blocks .* (\d+) refused, (\d+) reads"
     found = re.search(figures, done.stdout)
@@ -78,7 +78,7 @@ def test_nothing_is_wrong_in_ten_thousand(programs: Path) -> None:
 
 
 def test_without_marks_something_is(programs: Path) -> None:
-    done = run(programs, "--unmarked", "--programs", "300", timeout=60)
+    done = run(programs, "--unmarked", "--programs", "300", timeout=1200)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "words are wrong" in done.stdout
 

@@ -49,7 +49,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    found = {"parent": train(), "child": queue.get(timeout=120), "arguments": sys.argv[1:]}
+    found = {"parent": train(), "child": queue.get(timeout=600), "arguments": sys.argv[1:]}
     process.join()
     print(json.dumps(found))
 """
@@ -69,7 +69,7 @@ def run(*command: str, cwd: Path) -> dict[str, object]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])

@@ -10,7 +10,7 @@ PROGRAMS = 300
 
 @pytest.mark.parametrize("limit_mib", [0, 320], ids=["roomy", "short of memory"])
 def test_marked_programs_read_what_was_written(limit_mib: int) -> None:
-    found = run_program("stress", "marked", "1", str(PROGRAMS), str(limit_mib), timeout=400)
+    found = run_program("stress", "marked", "1", str(PROGRAMS), str(limit_mib))
     assert found["programs"] == PROGRAMS
     assert found["reads"] > 10 * PROGRAMS
     assert found["wrong"] == 0

@@ -63,7 +63,7 @@ def answer(library: Path, code: str, **env: str) -> Any:
         env={**os.environ, **environment(library), **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

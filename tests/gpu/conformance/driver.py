@@ -40,9 +40,9 @@ def answers_of(group: str, allocator: str, env: Mapping[str, str]) -> dict[str, 
     full.update(ground.GROUPS[group][1])
     command = [sys.executable, str(HERE / "ground.py"), group, allocator]
     try:
-        done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=1200)
     except subprocess.TimeoutExpired as error:
-        return {"": {"failed": f"{group} under {allocator}: no end after 240 s\n{error.stderr}"}}
+        return {"": {"failed": f"{group} under {allocator}: no end after 1200 s\n{error.stderr}"}}
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
     if done.returncode != 0 or not lines:
         printed = done.stdout[-2000:] + done.stderr[-4000:]

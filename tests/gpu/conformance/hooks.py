@@ -136,6 +136,6 @@ torch.cuda.synchronize()
     )
     done = subprocess.run(
         [sys.executable, "-c", code.format(enable)], capture_output=True, text=True,
-        env={**os.environ, "TORCH_CUDA_SANITIZER": "1"}, timeout=120,
+        env={**os.environ, "TORCH_CUDA_SANITIZER": "1"}, timeout=1200,
     )  # fmt: skip
     return ["data race" in done.stderr, done.returncode != 0]

@@ -20,11 +20,11 @@ SMALL = 3000
 
 
 def sum_and_return(inbox: Any, outbox: Any) -> None:
-    x = inbox.get(timeout=60)
+    x = inbox.get(timeout=600)
     total = int(x.sum())
     y = torch.full_like(x, 7)
     outbox.put((total, y))
-    inbox.get(timeout=60)  # the other side is done with y
+    inbox.get(timeout=600)  # the other side is done with y
     del x, y
 
 
@@ -34,7 +34,7 @@ def there_and_back(context: Any) -> Any:
     child.start()
     x = torch.arange(1000, device="cuda")
     inbox.put(x)
-    total, y = outbox.get(timeout=60)
+    total, y = outbox.get(timeout=600)
     answer = [total, int(y.sum()), y.device.index]
     del y
     inbox.put("done")
@@ -45,7 +45,7 @@ def there_and_back(context: Any) -> Any:
 def sum_many(inbox: Any, outbox: Any) -> None:
     total = 0
     for _ in range(SMALL // 100):
-        total += sum(int(x.sum()) for x in inbox.get(timeout=60))
+        total += sum(int(x.sum()) for x in inbox.get(timeout=600))
     outbox.put(total)
 
 
@@ -56,15 +56,15 @@ def thousands(context: Any) -> Any:
     kept = [torch.full((5,), i, device="cuda") for i in range(SMALL)]
     for first in range(0, SMALL, 100):
         inbox.put(kept[first : first + 100])
-    total = outbox.get(timeout=90)
+    total = outbox.get(timeout=600)
     child.join(60)
     return [total == 5 * SMALL * (SMALL - 1) // 2, child.exitcode]
 
 
 def hold(inbox: Any, outbox: Any) -> None:
-    x = inbox.get(timeout=60)
+    x = inbox.get(timeout=600)
     outbox.put("have it")
-    inbox.get(timeout=60)  # the producer has let go of it and used its memory for others
+    inbox.get(timeout=600)  # the producer has let go of it and used its memory for others
     outbox.put(int(x.sum()))
     del x
 
@@ -75,22 +75,22 @@ def outlives(context: Any) -> Any:
     child.start()
     x = torch.full((1 << 20,), 3, device="cuda")
     inbox.put(x)
-    outbox.get(timeout=60)
+    outbox.get(timeout=600)
     del x
     others = [torch.full((1 << 20,), 9, device="cuda") for _ in range(20)]
     torch.cuda.synchronize()
     inbox.put("go on")
-    total = outbox.get(timeout=60)
+    total = outbox.get(timeout=600)
     child.join(60)
     return [total == 3 << 20, len(others), child.exitcode]
 
 
 def look(inbox: Any, outbox: Any) -> None:
     for _ in range(3):
-        x = inbox.get(timeout=60)
+        x = inbox.get(timeout=600)
         outbox.put(int(x[0]))
         del x
-    inbox.get(timeout=60)
+    inbox.get(timeout=600)
 
 
 def comes_back(context: Any) -> Any:
@@ -101,7 +101,7 @@ def comes_back(context: Any) -> Any:
     for turn in range(3):
         x = torch.full((24 << 20,), turn, dtype=torch.uint8, device="cuda")
         inbox.put(x)
-        seen.append(outbox.get(timeout=60))
+        seen.append(outbox.get(timeout=600))
         del x
     inbox.put("done")
     child.join(60)
@@ -112,7 +112,7 @@ def comes_back(context: Any) -> Any:
 
 
 def write(inbox: Any, outbox: Any) -> None:
-    x = inbox.get(timeout=60)
+    x = inbox.get(timeout=600)
     x += 1
     torch.cuda.synchronize()
     outbox.put("written")
@@ -125,7 +125,7 @@ def writes(context: Any) -> Any:
     child.start()
     x = torch.zeros(1000, device="cuda")
     inbox.put(x)
-    outbox.get(timeout=60)
+    outbox.get(timeout=600)
     answer = int(x.sum())
     child.join(60)
     return [answer, child.exitcode]
@@ -143,9 +143,9 @@ def is_numbered(x: torch.Tensor, first: int) -> bool:
 
 
 def compare_all(inbox: Any, outbox: Any) -> None:
-    kept = inbox.get(timeout=60)
+    kept = inbox.get(timeout=600)
     outbox.put([is_numbered(x, first) for first, x in kept])
-    inbox.get(timeout=60)
+    inbox.get(timeout=600)
     outbox.put([is_numbered(x, first) for first, x in kept])
     del kept
 
@@ -161,9 +161,9 @@ def stitched(context: Any) -> Any:
     large = number(90, 1000)
     grown = torch.cuda.memory_reserved() - before
     inbox.put([(1000, large)] + [(2 * i + 1, x) for i, x in enumerate(parts)])
-    seen = outbox.get(timeout=60)
+    seen = outbox.get(timeout=600)
     inbox.put("again")
-    seen += outbox.get(timeout=60)
+    seen += outbox.get(timeout=600)
     child.join(60)
     return [all(seen), len(seen), grown < 32 << 20, child.exitcode]
 
@@ -177,7 +177,7 @@ def neighbours_move(context: Any) -> Any:
     small = [number(1, 50 + i) for i in range(5)]
     kept = [(3, parts[3]), (6, parts[6]), (52, small[2])]
     inbox.put(kept)
-    seen = outbox.get(timeout=60)
+    seen = outbox.get(timeout=600)
     del parts, small
     others = []
     for turn in range(4):
@@ -189,7 +189,7 @@ def neighbours_move(context: Any) -> Any:
     torch.cuda.empty_cache()
     others.append(number(100, 9000))
     inbox.put("again")
-    seen += outbox.get(timeout=60)
+    seen += outbox.get(timeout=600)
     child.join(60)
     del others
     torch.cuda.ipc_collect()
@@ -206,12 +206,12 @@ def other_segments(context: Any) -> Any:
 
 
 def look_from_afar(inbox: Any, outbox: Any) -> None:
-    x = inbox.get(timeout=60)
+    x = inbox.get(timeout=600)
     y = x.to("cuda:1")
     z = torch.zeros(x.numel(), dtype=torch.int64, device="cuda:1")
     z[::2].copy_(x[::2])  # a kernel, where there is peer access
     seen = [is_numbered(y, 5), int(z.sum()) == int(x[::2].sum())]
-    fresh = inbox.get(timeout=60)
+    fresh = inbox.get(timeout=600)
     seen.append(is_numbered(fresh.to("cuda:1"), 9))
     for shared in (x, fresh):  # the other device writes
         shared.copy_(
@@ -232,7 +232,7 @@ def from_afar(context: Any) -> Any:
     x, fresh = number(30, 5), number(12, 9)
     inbox.put(x)
     inbox.put(fresh)
-    answer = outbox.get(timeout=60)
+    answer = outbox.get(timeout=600)
     answer += [is_numbered(x, 2), is_numbered(fresh, 2)]
     child.join(60)
     return [all(answer), len(answer), child.exitcode]

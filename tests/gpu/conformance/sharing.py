@@ -18,7 +18,7 @@ def program(name: str) -> Any:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("share.py")), name],
         env={**os.environ, "ESPER_ALLOC": "1" if ours else "0"},
-        capture_output=True, text=True, timeout=100,
+        capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     complaints = [line for line in done.stderr.splitlines() if line.strip()]

@@ -115,13 +115,13 @@ def error_of(call: Callable[[], Any]) -> str:
 
 def child(run: Callable[[], Any]) -> int:
     """What a forked child ends with that ends as a Python process does; it is given
-    a minute."""
+    ten minutes."""
     sys.stdout.flush()
     with warnings.catch_warnings():  # where other threads run, Python warns of a fork
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        signal.alarm(60)
+        signal.alarm(600)
         run()
         sys.exit(0)
     status = os.waitpid(pid, 0)[1]
@@ -775,9 +775,9 @@ def one_end_of(allocator: str, name: str, env: Mapping[str, str]) -> End:
     full.update(SCENARIOS[name].env)
     command = [sys.executable, str(Path(__file__).resolve()), allocator, name]
     try:
-        done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=1200)
     except subprocess.TimeoutExpired as error:
-        return End(None, str(error.stdout), [f"no end after 150 s: {error.stderr!r}"])
+        return End(None, str(error.stdout), [f"no end after 1200 s: {error.stderr!r}"])
     said = [VARYING.sub("#", line).strip() for line in done.stderr.splitlines()]
     return End(done.returncode, done.stdout, [line for line in said if line])
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[2] / "csrc"
-FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wformat=2", "-Werror", "-pthread"]
-FLAGS += ["-DESPER_RULE_SWITCHES", "-c"]
+FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wformat=2", "-Wshadow", "-Werror"]
+FLAGS += ["-pthread", "-DESPER_RULE_SWITCHES", "-c"]
 
 
 def find_nvcc() -> str:
