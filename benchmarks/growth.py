@@ -11,7 +11,7 @@ round goes from 100 to 1,000,000 live blocks of 512 B to 64 KiB in fresh process
 Goals: time grows no faster than the logarithm of the live blocks, counted from 1,000;
 metadata is at most 128 bytes a block, live or free, where there are many.
 
-The long run is tests/core/test_drift.c: reserved over live, at their peaks, of the
+The long run is tests/core/whole/test_drift.c: reserved over live, at their peaks, of the
 last three of eight cycles is compared with that of the second to fourth (goal: at
 most 1.02).
 """

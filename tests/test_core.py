@@ -21,7 +21,7 @@ CSRC = HERE.parent.parent / "csrc"
 CC = os.environ.get("CC", "cc")
 OPERATIONS = int(os.environ.get("ESPER_CORE_OPERATIONS", 10_000_000))
 
-PROGRAMS = sorted(p.stem for p in HERE.glob("test_*.c")) + ["fault_loop"]
+PROGRAMS = sorted(p.stem for p in HERE.glob("*/test_*.c")) + ["fault_loop"]
 
 pytestmark = pytest.mark.skipif(
     not HERE.is_dir() or shutil.which("make") is None or shutil.which(CC) is None,

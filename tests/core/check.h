@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../csrc/esper_alloc.h"
+#include "esper_alloc.h"
 
 typedef struct check_test {
   const char *name;

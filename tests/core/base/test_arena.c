@@ -1,0 +1,252 @@
+#include "core/base/arena.h"
+
+#include "check.h"
+
+enum { MANY = 1000 };
+
+TEST(pieces_do_not_overlap)
+{
+  arena_t arena;
+  char *piece[MANY];
+  arena_init(&arena, 40);
+  for (int i = 0; i < MANY; i++) {
+    piece[i] = arena_take(&arena);
+    CHECK(piece[i]);
+    memset(piece[i], i % 251, 40);
+  }
+  for (int i = 0; i < MANY; i++)
+    for (int k = 0; k < 40; k++)
+      CHECK_EQ((unsigned char)piece[i][k], i % 251);
+  CHECK_EQ(arena.live, MANY);
+  CHECK(arena.bytes >= MANY * 40);
+  CHECK(arena_is_valid(&arena));
+  arena_destroy(&arena);
+  CHECK_EQ(arena.bytes, 0);
+}
+
+/* It grows by huge pages from some size on. */
+TEST(a_large_arena_loses_nothing)
+{
+  enum { LARGE = 200000, PIECE = 128 };
+  static uint32_t *piece[LARGE];
+  arena_t arena;
+  arena_init(&arena, PIECE);
+  for (uint32_t i = 0; i < LARGE; i++) {
+    piece[i] = arena_take(&arena);
+    CHECK((uintptr_t)piece[i] % 64 == 0);
+    for (int k = 0; k < PIECE / 4; k++)
+      piece[i][k] = i;
+  }
+  for (uint32_t i = 0; i < LARGE; i++)
+    for (int k = 0; k < PIECE / 4; k++)
+      CHECK_EQ(piece[i][k], i);
+  CHECK(arena_is_valid(&arena));
+  CHECK(arena.bytes >= (size_t)LARGE * PIECE);
+  CHECK(arena.bytes < (size_t)LARGE * PIECE * 9 / 8);
+  for (uint32_t i = 0; i < LARGE; i++)
+    arena_give(&arena, piece[i]);
+  CHECK(arena_is_valid(&arena));
+  CHECK_EQ(arena.live, 0);
+  arena_destroy(&arena);
+}
+
+/* ... while pieces of the last chunk are still fresh. */
+TEST(what_is_reserved_can_be_had)
+{
+  arena_t arena;
+  arena_init(&arena, 64);
+  for (int i = 0; i < 10; i++)
+    CHECK(arena_take(&arena));
+  CHECK(arena_reserve(&arena, MANY));
+  CHECK(arena_is_valid(&arena));
+  size_t bytes = arena.bytes;
+  for (int i = 0; i < MANY; i++)
+    CHECK(arena_take(&arena));
+  CHECK_EQ(arena.bytes, bytes);
+  CHECK(arena_is_valid(&arena));
+  arena_destroy(&arena);
+}
+
+TEST(odd_sizes_are_aligned_for_pointers)
+{
+  arena_t arena;
+  arena_init(&arena, 13);
+  for (int i = 0; i < 10; i++)
+    CHECK_EQ((uintptr_t)arena_take(&arena) % sizeof(void *), 0);
+  arena_destroy(&arena);
+}
+
+TEST(a_steady_loop_takes_no_host_memory)
+{
+  arena_t arena;
+  void *piece[MANY];
+  size_t bytes = 0;
+  arena_init(&arena, 64);
+  for (int round = 0; round < 10; round++) {
+    for (int i = 0; i < MANY; i++)
+      piece[i] = arena_take(&arena);
+    for (int i = 0; i < MANY; i++)
+      arena_give(&arena, piece[(i * 7) % MANY]);
+    if (round == 0)
+      bytes = arena.bytes;
+    CHECK_EQ(arena.bytes, bytes);
+    CHECK_EQ(arena.live, 0);
+    CHECK(arena_is_valid(&arena));
+  }
+  arena_destroy(&arena);
+}
+
+/* Readers without a lock rely on it. */
+TEST(a_free_piece_keeps_all_but_its_first_word)
+{
+  arena_t arena;
+  arena_init(&arena, 64);
+  char *piece = arena_take(&arena);
+  memset(piece, 7, 64);
+  arena_give(&arena, piece);
+  for (int k = sizeof(void *); k < 64; k++)
+    CHECK_EQ(piece[k], 7);
+  arena_destroy(&arena);
+}
+
+TEST(a_lost_piece_is_noticed)
+{
+  arena_t arena;
+  arena_init(&arena, 64);
+  arena_take(&arena);
+  arena.live--;
+  CHECK(!arena_is_valid(&arena));
+  arena_destroy(&arena);
+}
+
+enum { PIECE = 112, BLOCKS = 50000, KEPT = 50 };
+
+/* All but the first few of many pieces are given; the arena is trimmed. */
+static void give_most(arena_t *arena, char **piece)
+{
+  for (int i = 0; i < BLOCKS; i++) {
+    piece[i] = arena_take(arena);
+    CHECK(piece[i]);
+    memset(piece[i], i % 251, PIECE);
+  }
+  for (int i = KEPT; i < BLOCKS; i++)
+    arena_give(arena, piece[i]);
+  arena_trim(arena);
+  CHECK(arena_is_valid(arena));
+}
+
+TEST(what_is_free_goes_back_and_comes_again)
+{
+  static char *piece[BLOCKS];
+  arena_t arena;
+  arena_init(&arena, PIECE);
+  give_most(&arena, piece);
+  CHECK(arena.bytes <= 64 << 10);
+  CHECK_EQ(arena.live, KEPT);
+  for (int i = 0; i < KEPT; i++)
+    for (int k = 0; k < PIECE; k++)
+      CHECK_EQ((unsigned char)piece[i][k], i % 251);
+  size_t chunks = arena.chunk_count;
+  give_most(&arena, piece); /* 50 more are kept */
+  CHECK_EQ(arena.chunk_count, chunks);
+  CHECK(arena.bytes <= 64 << 10);
+  arena_destroy(&arena);
+}
+
+/* Whoever looked at a piece while it went finds zeros there. */
+TEST(addresses_stay_and_read_as_zeros)
+{
+  static char *piece[BLOCKS];
+  arena_t arena;
+  arena_init(&arena, PIECE);
+  give_most(&arena, piece);
+  size_t zeros = 0;
+  for (int i = KEPT; i < BLOCKS; i++)
+    zeros += !piece[i][PIECE - 1] && !piece[i][0];
+  CHECK(zeros > BLOCKS * 98 / 100);
+  arena_destroy(&arena);
+}
+
+static arena_t full(char **piece)
+{
+  arena_t arena;
+  arena_init(&arena, PIECE);
+  for (int i = 0; i < BLOCKS; i++)
+    piece[i] = arena_take(&arena);
+  return arena;
+}
+
+TEST(a_chunk_with_a_piece_that_is_out_stays)
+{
+  static char *piece[BLOCKS];
+  arena_t arena = full(piece);
+  size_t bytes = arena.bytes;
+  for (int i = 0; i < BLOCKS; i++)
+    if (i % 50)
+      arena_give(&arena, piece[i]); /* some of each chunk stay out */
+  arena_trim(&arena);
+  CHECK(arena_is_valid(&arena));
+  CHECK_EQ(arena.bytes, bytes);
+  arena_destroy(&arena);
+}
+
+/* Where trimming looked in vain it does not look again for nothing, however often it is
+ * asked: with many pieces that takes long. */
+TEST(what_was_looked_at_in_vain_waits_for_news)
+{
+  enum { NEWS = BLOCKS / 7 };
+  static char *piece[BLOCKS];
+  arena_t arena = full(piece);
+  for (int i = 0; i < BLOCKS; i++)
+    if (i % 50)
+      arena_give(&arena, piece[i]);
+  arena_trim(&arena);
+  arena.chunks[0].unused = BLOCKS; /* each look counts them anew */
+  for (int i = 0; i < 1000; i++) {
+    void *one = arena_take(&arena);
+    arena_trim(&arena);
+    arena_give(&arena, one);
+  }
+  CHECK_EQ(arena.chunks[0].unused, BLOCKS);
+  void **news = (void **)piece; /* all but those that are out */
+  for (int i = 0; i < NEWS; i++)
+    news[i] = i % 50 ? arena_take(&arena) : piece[i];
+  for (int i = 0; i < NEWS; i++)
+    if (i % 50)
+      arena_give(&arena, news[i]);
+  arena_trim(&arena);
+  CHECK(arena.chunks[0].unused < BLOCKS);
+  CHECK(arena_is_valid(&arena));
+  arena_destroy(&arena);
+}
+
+/* ... but when those that held the chunks have gone, it does. */
+TEST(the_last_pieces_let_all_chunks_go)
+{
+  static char *piece[BLOCKS];
+  arena_t arena = full(piece);
+  for (int i = 0; i < BLOCKS; i++)
+    if (i % 50)
+      arena_give(&arena, piece[i]);
+  arena_trim(&arena);
+  size_t bytes = arena.bytes;
+  CHECK(bytes >= BLOCKS * PIECE);
+  for (int i = 0; i < BLOCKS; i += 50)
+    arena_give(&arena, piece[i]);
+  arena_trim(&arena);
+  CHECK_EQ(arena.bytes, 0);
+  CHECK(arena_is_valid(&arena));
+  arena_destroy(&arena);
+}
+
+TEST(an_arena_in_use_is_left_alone)
+{
+  static char *piece[BLOCKS];
+  arena_t arena = full(piece);
+  size_t bytes = arena.bytes;
+  for (int i = BLOCKS * 9 / 10; i < BLOCKS; i++)
+    arena_give(&arena, piece[i]);
+  arena_trim(&arena);
+  CHECK_EQ(arena.bytes, bytes);
+  arena_destroy(&arena);
+}

@@ -1,0 +1,270 @@
+/* Waiting at the latch of a cache, and what the shards do when credit is short. */
+#include "core/blocks/cache_latch.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include "core/blocks/block.h"
+#include "core/api/testing.h"
+#include "core/blocks/block_cache.h"
+#include "core/stats/stat_shard.h"
+#include "core/blocks/map.h"
+#include "core/pools/pool.h"
+#include "core/order/stream.h"
+#include "world.h"
+#include "core/blocks/free_blocks.h"
+
+/* A classic segment is no larger: each stream has memory of its own. */
+enum { SIZE = 20 * MIB };
+
+static world w;
+static esper_stream r, s;
+static block_cache_t *cache; /* of r */
+
+static void begin(void)
+{
+  sim_options options = {.completion = SIM_AT_ONCE};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  void *p = world_malloc(&w, SIZE, r), *q[2];
+  for (int i = 0; i < 2; i++)
+    q[i] = world_malloc(&w, SIZE, s);
+  device_t *device = &w.core->devices[0];
+  cache = &pool_heap(device->default_pool, stream_immortal(w.core, device, r.handle), 0)->cache;
+  for (int i = 0; i < 2; i++)
+    world_free(&w, q[i]);
+  world_free(&w, p);
+  CHECK_OK(esper_reset_accumulated_stats(w.core, 0));
+  CHECK_OK(esper_reset_peak_stats(w.core, 0));
+  world_free(&w, world_malloc(&w, SIZE, r)); /* opens it */
+}
+
+static void end(void)
+{
+  world_check(&w);
+  world_end(&w);
+}
+
+static esper_stat count_of_blocks(void)
+{
+  esper_stats stats;
+  CHECK_OK(esper_get_stats(w.core, 0, &stats));
+  return stats.allocation[ESPER_ALL];
+}
+
+/* ---- waiting ----------------------------------------------------------------- */
+
+typedef struct asker {
+  pthread_t thread;
+  size_t size;
+  void *got;
+} asker;
+
+static void *ask(void *argument)
+{
+  asker *a = argument;
+  CHECK_OK(esper_malloc(w.core, a->size, r, &a->got));
+  return NULL;
+}
+
+static void start(asker *a, size_t size)
+{
+  *a = (asker){.size = size};
+  CHECK(!pthread_create(&a->thread, NULL, ask, a));
+  for (int i = 0; i < 100; i++)
+    sched_yield(); /* it is likely to wait at the latch by then */
+}
+
+static void join_and_free(asker *a)
+{
+  pthread_join(a->thread, NULL);
+  CHECK(a->got);
+  CHECK_OK(esper_free(w.core, a->got));
+}
+
+static void pause(void)
+{
+  lock(&w.core->devices[0].lock);
+  cache_pause(cache);
+  unlock(&w.core->devices[0].lock);
+}
+
+static void resume(void)
+{
+  lock(&w.core->devices[0].lock);
+  cache_resume(cache);
+  unlock(&w.core->devices[0].lock);
+}
+
+TEST(mallocs_that_wait_at_a_latch_are_served_when_it_opens)
+{
+  begin();
+  asker a, b;
+  pause();
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_HELD);
+  start(&a, SIZE);
+  start(&b, SIZE);
+  CHECK(cache->filled); /* nobody takes a block meanwhile */
+  resume();
+  pthread_join(b.thread, NULL);
+  pthread_join(a.thread, NULL);
+  CHECK(a.got && b.got && a.got != b.got);
+  CHECK_OK(esper_free(w.core, a.got));
+  CHECK_OK(esper_free(w.core, b.got));
+  CHECK_EQ(count_of_blocks().allocated, 3);
+  CHECK_EQ(count_of_blocks().current, 0);
+  end();
+}
+
+TEST(pauses_may_be_nested)
+{
+  begin();
+  pause();
+  pause();
+  resume();
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_HELD);
+  resume();
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_OPEN);
+  end();
+}
+
+TEST(a_cache_that_is_closed_while_it_is_paused_stays_closed)
+{
+  begin();
+  device_t *device = &w.core->devices[0];
+  lock(&device->lock);
+  cache_pause(cache);
+  caches_close(device);
+  CHECK(!cache->filled);
+  cache_resume(cache);
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_CLOSED);
+  unlock(&device->lock);
+  end();
+}
+
+TEST(a_cache_that_is_opened_while_it_is_paused_opens_when_it_resumes)
+{
+  begin();
+  device_t *device = &w.core->devices[0];
+  lock(&device->lock);
+  caches_close(device);
+  caches_pause(device);
+  cache_open(pool_heap(device->default_pool, stream_immortal(w.core, device, r.handle), 0));
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_HELD);
+  caches_resume(device);
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_OPEN);
+  unlock(&device->lock);
+  end();
+}
+
+TEST(a_malloc_that_waits_at_a_latch_that_closes_asks_under_the_lock)
+{
+  begin();
+  asker a;
+  device_t *device = &w.core->devices[0];
+  pause();
+  start(&a, SIZE);
+  lock(&device->lock);
+  caches_close(device);
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_CLOSED);
+  cache_resume(cache);
+  unlock(&device->lock);
+  join_and_free(&a);
+  CHECK_EQ(count_of_blocks().current, 0);
+  end();
+}
+
+/* One visit tells the cache that it has to be emptied: nobody opens it in between. */
+TEST(a_miss_closes_the_latch_on_its_way)
+{
+  begin();
+  void *p;
+  device_t *device = &w.core->devices[0];
+  cache_attempt_t attempt;
+  CHECK(!cache_malloc(w.core, r, 2 * SIZE, &attempt, &p));
+  CHECK(attempt.missed && cache->state == CACHE_OPEN);
+  CHECK_EQ(atomic_load(&cache->latch), LATCH_CLOSED);
+  lock(&device->lock);
+  cache_pause(cache); /* somebody else, who came first */
+  CHECK(cache_is_quiet(cache));
+  cache_resume(cache);
+  unlock(&device->lock);
+  world_free(&w, world_malloc(&w, SIZE, r));
+  CHECK_EQ(count_of_blocks().current, 0);
+  end();
+}
+
+/* A heap goes when its memory gets another home; a free that was on its way to it comes to
+ * the latch of a spare heap, or of what that has become. */
+static void *try_latch(void *over)
+{
+  while (!atomic_load((atomic_bool *)over))
+    CHECK(!cache_enter(cache, LATCH_HELD));
+  return NULL;
+}
+
+TEST(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
+{
+  enum { TIMES = 2000 };
+  begin();
+  pthread_t thread;
+  atomic_bool over = false;
+  device_t *device = &w.core->devices[0];
+  stream_t *stream = stream_immortal(w.core, device, r.handle);
+  esper_pool *pool;
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  lock(&device->lock);
+  heap_t *heap = pool_heap(pool, stream, 0);
+  unlock(&device->lock);
+  cache = &heap->cache;
+  CHECK(!pthread_create(&thread, NULL, try_latch, &over));
+  for (int i = 0; i < TIMES; i++) {
+    lock(&device->lock);
+    heap->borrowed = 1;
+    pool_destroy_heap(heap);
+    CHECK(pool_heap(pool, stream, 0) == heap && !heap->borrowed);
+    unlock(&device->lock);
+  }
+  atomic_store(&over, true);
+  pthread_join(thread, NULL);
+  end();
+}
+
+/* ---- little credit ----------------------------------------------------------- */
+
+static int64_t sum_of_peaks(void)
+{
+  const esper_stats *stats = &w.core->devices[0].stats;
+  int64_t sum = 0;
+  for (int class = 0; class < ESPER_CLASSES; class++)
+    sum += stats->allocation[class].peak + stats->allocated_bytes[class].peak +
+           stats->active[class].peak + stats->active_bytes[class].peak +
+           stats->requested_bytes[class].peak;
+  return sum;
+}
+
+/* Credit for blocks, for their bytes and for what was asked for do not end together. */
+TEST(a_single_stream_stops_for_credit_only_where_a_peak_rises)
+{
+  enum { LIVE = 64, CHANGES = 20000 };
+  begin();
+  void *p[LIVE] = {0};
+  uint64_t state = 1;
+  const esper_stat *known = &w.core->devices[0].stats.allocation[ESPER_ALL];
+  int64_t told = known->allocated, peaks = sum_of_peaks();
+  for (int i = 0; i < CHANGES; i++) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    int k = (int)(state >> 33) % LIVE;
+    if (p[k])
+      world_free(&w, p[k]);
+    p[k] = i % 5 ? world_malloc(&w, 1 + (state >> 40) % (4 * MIB), r) : NULL;
+    if (known->allocated != told)
+      CHECK(sum_of_peaks() > peaks);
+    told = known->allocated;
+    peaks = sum_of_peaks();
+  }
+  for (int k = 0; k < LIVE; k++)
+    world_free(&w, p[k]);
+  end();
+}

@@ -1,0 +1,321 @@
+/* Marks: record_use, record_stream and their kin. */
+#include "core/base/types.h"
+#include "world.h"
+
+static world w;
+static esper_stream r, s, t;
+
+static void begin_with(sim_options options)
+{
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  t = w.stream[2];
+}
+
+static void begin(void)
+{
+  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD});
+}
+
+static void end(void)
+{
+  world_end(&w);
+}
+
+static uint64_t records(void)
+{
+  return sim_calls(w.s, SIM_CALL_event_record);
+}
+static uint64_t uses(void)
+{
+  return world_counters(&w, 0).uses_pending;
+}
+
+static void *block(esper_stream stream)
+{
+  void *p = world_malloc(&w, 12 * MIB, stream);
+  world_kernel(&w, stream, p);
+  return p;
+}
+
+TEST(on_its_own_stream_there_is_nothing_to_do)
+{
+  begin();
+  void *p = block(r);
+  world_use(&w, p, r, 0);
+  world_record_stream(&w, p, r);
+  CHECK_EQ(uses(), 0);
+  CHECK_EQ(records(), 0);
+  end();
+}
+
+TEST(one_event_marks_many)
+{
+  begin();
+  const void *p[40];
+  size_t marked = 0;
+  for (int i = 0; i < 40; i++)
+    p[i] = world_malloc(&w, 4096, r);
+  CHECK_OK(esper_record_use(w.core, p, 40, s, 0, &marked));
+  CHECK_EQ(marked, 40);
+  CHECK_EQ(records(), 1);
+  CHECK_EQ(uses(), 40);
+  CHECK_EQ(world_counters(&w, 0).events_alive, 1);
+  end();
+}
+
+/* Neither uses nor events pile up, though nothing completes meanwhile. */
+TEST(a_thousand_marks_leave_one_use_a_stream)
+{
+  begin();
+  void *p = block(r);
+  for (int i = 0; i < 1000; i++) {
+    world_read_on(&w, s, p, r);
+    world_use(&w, p, s, 0);
+    world_read_on(&w, t, p, r);
+    world_use(&w, (char *)p + 4096, t, 0);
+  }
+  CHECK_EQ(uses(), 2);
+  CHECK_EQ(records(), 2000);
+  CHECK(world_counters(&w, 0).events_alive <= 6);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 2);
+  end();
+}
+
+/* The events of many long-lived blocks go back as they complete, though nobody
+ * allocates. */
+TEST(marks_ask_now_and_then_what_has_completed)
+{
+  begin();
+  enum { MANY = 4000 };
+  void *p[MANY];
+  for (int i = 0; i < MANY; i++)
+    p[i] = world_malloc(&w, 512, r);
+  for (int i = 0; i < MANY; i++) {
+    world_use(&w, p[i], s, 0);
+    world_run(&w, s);
+  }
+  CHECK(world_counters(&w, 0).events_created <= 128);
+  CHECK(sim_calls(w.s, SIM_CALL_event_query) < MANY / 16);
+  end();
+}
+
+TEST(any_address_inside_will_do_and_foreign_ones_are_skipped)
+{
+  begin();
+  char *a = block(r), *b = block(r);
+  const void *p[5] = {a + 12 * MIB - 1, &w, NULL, b, a + 513};
+  size_t marked = 0;
+  CHECK_OK(esper_record_use(w.core, p, 5, s, 0, &marked));
+  CHECK_EQ(marked, 3);
+  CHECK_EQ(uses(), 2);
+  world_free(&w, a);
+  CHECK_OK(esper_record_use(w.core, p, 1, s, 0, &marked)); /* freed */
+  CHECK_EQ(marked, 0);
+  CHECK_OK(esper_record_use(w.core, NULL, 0, s, 0, &marked));
+  CHECK_EQ(marked, 0);
+  end();
+}
+
+TEST(a_use_ends_where_it_was_marked)
+{
+  begin();
+  void *p = block(r);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  for (int i = 0; i < 50; i++) /* unrelated work */
+    sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ);
+  world_free(&w, p);
+  world_run(&w, r);
+  sim_run_stream(w.s, 0, s.handle, 3);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  CHECK(sim_pending(w.s, 0, s.handle) == 50);
+  end();
+}
+
+TEST(record_stream_ends_with_the_free)
+{
+  begin();
+  void *p = block(r);
+  world_record_stream(&w, p, s);
+  world_read_on(&w, s, p, r);
+  CHECK_EQ(records(), 0);
+  sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ);
+  world_free(&w, p);
+  CHECK_EQ(records(), 1);
+  CHECK_EQ(uses(), 1);
+  world_run(&w, r);
+  sim_run_stream(w.s, 0, s.handle, 3); /* not the event itself */
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  world_run(&w, s);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  end();
+}
+
+TEST(both_kinds_on_one_stream_are_one_use_that_ends_with_the_free)
+{
+  for (int order = 0; order < 2; order++) {
+    begin();
+    void *p = block(r);
+    if (order)
+      world_record_stream(&w, p, s);
+    world_read_on(&w, s, p, r);
+    world_use(&w, p, s, 0);
+    if (!order)
+      world_record_stream(&w, p, s);
+    CHECK_EQ(uses(), 1);
+    sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ); /* record_stream's */
+    world_free(&w, p);
+    world_run(&w, r);
+    sim_run_stream(w.s, 0, s.handle, 3);
+    esper_retire(w.core, 0);
+    CHECK(world_malloc(&w, 12 * MIB, r) != p);
+    end();
+  }
+}
+
+TEST(another_device_can_read)
+{
+  begin();
+  esper_stream far = world_stream(&w, 1);
+  void *p = block(r);
+  world_read_on(&w, far, p, r);
+  world_use(&w, p, far, 0);
+  world_free(&w, p);
+  CHECK_EQ(world_counters(&w, 1).events_created, 1); /* its device's event */
+  CHECK_EQ(world_counters(&w, 0).events_created, 0);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p); /* gated across */
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  end();
+}
+
+TEST(a_foreign_event_may_be_recorded_again_at_once)
+{
+  begin();
+  void *p = block(r), *event = sim_event_create(w.s, 0);
+  const void *ptr = p;
+  size_t marked;
+  world_read_on(&w, s, p, r);
+  CHECK_OK(sim_event_record(w.s, 0, event, s.handle));
+  CHECK_OK(esper_record_use_event(w.core, &ptr, 1, event, 0, 0, &marked));
+  CHECK_EQ(marked, 1);
+  CHECK_OK(sim_event_record(w.s, 0, event, t.handle));
+  sim_event_destroy(w.s, 0, event);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  end();
+}
+
+TEST(a_captured_event_marks_by_holding)
+{
+  begin();
+  void *p = block(r), *event = sim_event_create(w.s, 0);
+  const void *ptr = p;
+  sim_capture_begin(w.s, 0, s.handle);
+  CHECK_OK(sim_event_record(w.s, 0, event, s.handle));
+  CHECK_OK(esper_record_use_event(w.core, &ptr, 1, event, 0, 0, NULL));
+  CHECK(sim_capture_is_valid(w.s, 0, s.handle));
+  world_free(&w, p);
+  sim_run_all(w.s);
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  sim_capture_abort(w.s, 0, s.handle);
+  end();
+}
+
+TEST(free_after_all_covers_streams_that_nobody_named)
+{
+  begin();
+  void *p = block(r);
+  esper_stream unknown = world_mortal(&w, 0);
+  world_read_on(&w, unknown, p, r);
+  CHECK_OK(esper_free_after_all(w.core, p));
+  world_free(&w, p);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record_all), 1);
+  void *q = world_malloc(&w, 12 * MIB, r);
+  world_run(&w, r);
+  world_run(&w, unknown);
+  CHECK(q != p);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  end();
+}
+
+TEST(without_an_event_for_all_the_block_is_held)
+{
+  begin();
+  void *p = block(r);
+  world_read_on(&w, s, p, r);
+  CHECK_OK(esper_free_after_all(w.core, p));
+  sim_fail_call(w.s, SIM_CALL_event_record_all, 1, ESPER_UNSUPPORTED);
+  world_free(&w, p);
+  sim_run_all(w.s);
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* the device was synchronised */
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  end();
+}
+
+TEST(a_mark_that_cannot_be_recorded_holds_until_a_synchronisation)
+{
+  begin();
+  void *p = block(r);
+  world_read_on(&w, s, p, r);
+  sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
+  world_use(&w, p, s, 0); /* not the caller's error */
+  world_free(&w, p);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
+  end();
+}
+
+TEST(a_held_use_is_recorded_when_its_stream_comes_back)
+{
+  begin();
+  esper_stream mortal = world_mortal(&w, 0);
+  void *p = block(r);
+  world_record_stream(&w, p, mortal);
+  world_read_on(&w, mortal, p, r);
+  world_free(&w, p); /* the stream is not presented now */
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  world_malloc(&w, 512, mortal);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
+  sim_run_all(w.s);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  end();
+}
+
+TEST(marks_on_a_capturing_stream_are_counted)
+{
+  begin();
+  void *p = block(r);
+  sim_capture_begin(w.s, 0, s.handle);
+  sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ);
+  world_use(&w, p, s, 0);
+  CHECK_EQ(world_counters(&w, 0).captured_uses, 1);
+  sim_capture_abort(w.s, 0, s.handle);
+  end();
+}
+
+TEST(bad_arguments_are_refused)
+{
+  begin();
+  void *p = block(r);
+  const void *ptr = p;
+  esper_stream nowhere = {NULL, 7, 0};
+  CHECK_STATUS(esper_record_use(w.core, &ptr, 1, nowhere, 0, NULL), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "device 7"));
+  CHECK_STATUS(esper_record_stream(w.core, p, nowhere), ESPER_INVALID);
+  CHECK_STATUS(esper_record_stream(w.core, &w, s), ESPER_INVALID);
+  CHECK_STATUS(esper_free_after_all(w.core, &w), ESPER_INVALID);
+  CHECK_EQ(uses(), 0);
+  end();
+}

@@ -1,0 +1,1221 @@
+/* The simulated device itself: a simulator that accepts too much would make
+ * every other test pass. */
+#include "device/sim.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "check.h"
+
+static sim *s;
+static const esper_driver *d;
+static char report[4096];
+static int reports;
+
+static void note(void *context, const char *text)
+{
+  (void)context;
+  if (reports++ == 0)
+    snprintf(report, sizeof report, "%s", text);
+}
+
+static void begin_with(sim_options options)
+{
+  s = sim_create(&options);
+  CHECK(s);
+  d = sim_driver(s);
+  reports = 0;
+  report[0] = 0;
+  sim_on_failure(s, note, NULL);
+}
+
+static void begin(void)
+{
+  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
+}
+
+static void end(void)
+{
+  sim_destroy(s);
+  s = NULL;
+}
+
+/* The simulation has complained since the last time, saying `words`. */
+static void check_complained(const char *words)
+{
+  if (!reports)
+    check_failed(__FILE__, __LINE__, "nobody complained of %s", words);
+  if (!strstr(report, words))
+    check_failed(__FILE__, __LINE__, "not about %s: %s", words, report);
+  reports = 0;
+}
+
+static void check_silent(void)
+{
+  if (reports)
+    check_failed(__FILE__, __LINE__, "complained: %s", report);
+}
+
+static void *memory(size_t size)
+{
+  uintptr_t address;
+  CHECK_OK(d->memory_alloc(d->self, 0, size, &address));
+  return (void *)address;
+}
+
+static void *event(void)
+{
+  void *e;
+  CHECK_OK(d->event_create(d->self, 0, &e));
+  return e;
+}
+
+static void *stream(void)
+{
+  return sim_stream_create(s, 0);
+}
+
+static void kernel(void *st, void *p)
+{
+  sim_kernel(s, 0, st, p, 4096, SIM_READ | SIM_WRITE);
+}
+
+/* ---- streams, events, time ---------------------------------------------- */
+
+TEST(an_event_completes_when_its_stream_gets_there)
+{
+  begin();
+  void *a = stream(), *e = event();
+  CHECK_OK(d->event_query(d->self, 0, e)); /* fresh */
+  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_NOT_READY);
+  CHECK_EQ(sim_run_stream(s, 0, a, 1), 1);
+  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_NOT_READY);
+  CHECK_EQ(sim_run_stream(s, 0, a, 5), 1);
+  CHECK_OK(d->event_query(d->self, 0, e));
+  end();
+}
+
+TEST(an_event_recorded_again_stands_for_the_later_work)
+{
+  begin();
+  void *a = stream(), *e = event();
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  sim_run_all(s);
+  CHECK_OK(d->event_query(d->self, 0, e));
+  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_NOT_READY);
+  end();
+}
+
+TEST(a_waiting_stream_stands_still)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event();
+  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  sim_kernel(s, 0, b, NULL, 0, SIM_READ);
+  CHECK_EQ(sim_run_stream(s, 0, b, 9), 0);
+  CHECK_EQ(sim_pending(s, 0, b), 2);
+  CHECK_EQ(sim_run_stream(s, 0, a, 9), 2);
+  CHECK_EQ(sim_run_stream(s, 0, b, 9), 2);
+  CHECK_EQ(sim_pending_all(s), 0);
+  end();
+}
+
+TEST(a_wait_is_for_the_record_that_was_there)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event();
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  sim_wait_flag(s, 0, a, 1);
+  CHECK_OK(d->event_record(d->self, 0, e, a)); /* b does not wait for this */
+  CHECK_EQ(sim_run_all(s), 2);
+  CHECK_EQ(sim_pending(s, 0, b), 0);
+  end();
+}
+
+TEST(waiting_for_a_fresh_event_is_nothing)
+{
+  begin();
+  void *a = stream(), *e = event();
+  CHECK_OK(d->stream_wait(d->self, 0, a, e));
+  CHECK_EQ(sim_pending(s, 0, a), 0);
+  end();
+}
+
+TEST(a_destroyed_event_may_still_be_waited_for)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event();
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  CHECK_OK(d->event_destroy(d->self, 0, e));
+  CHECK_EQ(sim_run_stream(s, 0, b, 9), 0);
+  CHECK_EQ(sim_run_all(s), 2);
+  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_DEVICE_ERROR);
+  check_complained("is no event");
+  end();
+}
+
+TEST(work_completes_at_once_unless_it_waits)
+{
+  begin_with((sim_options){0});
+  void *a = stream(), *b = stream(), *e = event();
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(d->event_query(d->self, 0, e));
+  sim_wait_flag(s, 0, a, 3);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_NOT_READY);
+  sim_raise_flag_now(s, 3);
+  CHECK_OK(d->event_query(d->self, 0, e));
+  CHECK_EQ(sim_pending_all(s), 0);
+  end();
+}
+
+TEST(the_seeded_scheduler_lets_time_pass_and_repeats)
+{
+  size_t left[2];
+  for (int round = 0; round < 2; round++) {
+    begin_with((sim_options){.completion = SIM_SEEDED, .seed = 7});
+    void *a = stream(), *b = stream(), *e = event();
+    for (int i = 0; i < 200; i++) {
+      sim_kernel(s, 0, i % 3 ? a : b, NULL, 0, SIM_READ);
+      CHECK_OK(d->event_record(d->self, 0, e, a));
+      d->event_query(d->self, 0, e);
+    }
+    left[round] = sim_pending_all(s);
+    CHECK(left[round] < 400);
+    end();
+  }
+  CHECK_EQ(left[0], left[1]);
+}
+
+TEST(sim_run_seeded_runs_an_order_given_by_its_seed)
+{
+  begin();
+  void *a = stream(), *b = stream();
+  for (int i = 0; i < 10; i++) {
+    sim_kernel(s, 0, a, NULL, 0, SIM_READ);
+    sim_kernel(s, 0, b, NULL, 0, SIM_READ);
+  }
+  CHECK_EQ(sim_run_seeded(s, 5, 8), 8);
+  CHECK_EQ(sim_pending_all(s), 12);
+  CHECK_EQ(sim_run_seeded(s, 5, 100), 12);
+  end();
+}
+
+TEST(a_host_wait_runs_what_it_needs_and_no_more)
+{
+  begin();
+  void *a = stream(), *b = stream(), *c = stream(), *e = event(), *f = event();
+  sim_kernel(s, 0, c, NULL, 0, SIM_READ);
+  CHECK_OK(d->event_record(d->self, 0, f, c));
+  CHECK_OK(d->stream_wait(d->self, 0, b, f));
+  CHECK_OK(d->event_record(d->self, 0, e, b));
+  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
+  sim_kernel(s, 0, c, NULL, 0, SIM_READ);
+  CHECK_OK(d->event_synchronize(d->self, 0, e));
+  CHECK_OK(d->event_query(d->self, 0, e));
+  CHECK_EQ(sim_pending(s, 0, a), 1);
+  CHECK_EQ(sim_pending(s, 0, c), 1);
+  CHECK_OK(d->device_synchronize(d->self, 0));
+  CHECK_EQ(sim_pending_all(s), 0);
+  end();
+}
+
+TEST(a_host_wait_runs_other_streams_that_raise_a_flag)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event();
+  sim_wait_flag(s, 0, a, 0);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  sim_raise_flag(s, 0, b, 0);
+  CHECK_OK(d->event_synchronize(d->self, 0, e));
+  check_silent();
+  end();
+}
+
+TEST(an_impossible_host_wait_is_reported)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event();
+  sim_wait_flag(s, 0, a, 0);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  CHECK_OK(d->event_record(d->self, 0, e, b));
+  CHECK_STATUS(d->event_synchronize(d->self, 0, e), ESPER_DEVICE_ERROR);
+  check_complained("can never run");
+  CHECK(strstr(report, "waits for flag 0"));
+  CHECK_STATUS(d->device_synchronize(d->self, 0), ESPER_DEVICE_ERROR);
+  end();
+}
+
+TEST(handles_come_back_and_ids_do_not)
+{
+  begin();
+  uint64_t id[2];
+  void *a = stream();
+  CHECK_OK(d->stream_id(d->self, 0, a, &id[0]));
+  sim_stream_destroy(s, 0, a);
+  CHECK_STATUS(d->stream_id(d->self, 0, a, &id[1]), ESPER_DEVICE_ERROR);
+  check_complained("is no stream");
+  CHECK(stream() == a);
+  CHECK_OK(d->stream_id(d->self, 0, a, &id[1]));
+  CHECK(id[0] != id[1]);
+  end();
+}
+
+TEST(work_of_a_destroyed_stream_goes_on)
+{
+  begin();
+  void *a = stream(), *e = event();
+  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  sim_stream_destroy(s, 0, a);
+  void *b = stream();
+  CHECK(b == a);
+  CHECK_EQ(sim_pending(s, 0, b), 0);
+  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_NOT_READY);
+  CHECK_OK(d->event_synchronize(d->self, 0, e));
+  end();
+}
+
+static void *thread_id(void *id)
+{
+  CHECK_OK(d->stream_id(d->self, 0, (void *)2, id));
+  return NULL;
+}
+
+TEST(special_handles_mean_what_they_mean_in_cuda)
+{
+  begin_with((sim_options){.devices = 2});
+  uint64_t id[5];
+  CHECK_OK(d->stream_id(d->self, 0, NULL, &id[0]));
+  CHECK_OK(d->stream_id(d->self, 0, (void *)1, &id[1]));
+  CHECK_OK(d->stream_id(d->self, 1, NULL, &id[2]));
+  CHECK_EQ(id[0], id[1]);
+  CHECK(id[0] != id[2]);
+  thread_id(&id[3]);
+  thread_id(&id[4]);
+  CHECK_EQ(id[3], id[4]);
+  CHECK(id[3] != id[0]);
+  pthread_t thread;
+  pthread_create(&thread, NULL, thread_id, &id[4]);
+  pthread_join(thread, NULL);
+  CHECK(id[3] != id[4]);
+  sim_thread_stream_destroy(s, 0);
+  thread_id(&id[4]);
+  CHECK(id[3] != id[4]);
+  end();
+}
+
+TEST(events_and_streams_belong_to_their_device)
+{
+  begin_with((sim_options){.devices = 2});
+  void *a = stream(), *b = sim_stream_create(s, 1), *e = event();
+  CHECK_STATUS(d->event_record(d->self, 1, e, b), ESPER_DEVICE_ERROR);
+  check_complained("is no event of device 1");
+  CHECK_STATUS(d->event_record(d->self, 0, e, b), ESPER_DEVICE_ERROR);
+  check_complained("is no stream of device 0");
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(d->stream_wait(d->self, 1, b, e)); /* waits cross devices */
+  CHECK_STATUS(d->event_create(d->self, 2, &e), ESPER_DEVICE_ERROR);
+  check_complained("no device 2");
+  end();
+}
+
+TEST(one_event_can_stand_for_the_whole_device)
+{
+  begin_with((sim_options){.devices = 2, .completion = SIM_WHEN_TOLD, .oracle = SIM_ORACLE_KNOWN});
+  void *a = stream(), *b = stream(), *c = sim_stream_create(s, 1);
+  void *e = event();
+  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
+  sim_kernel(s, 0, b, NULL, 0, SIM_READ);
+  sim_kernel(s, 1, c, NULL, 0, SIM_READ);
+  CHECK_OK(d->event_record_all(d->self, 0, e));
+  sim_kernel(s, 0, b, NULL, 0, SIM_READ);
+  CHECK_OK(d->stream_wait(d->self, 1, c, e));
+  sim_run_stream(s, 0, a, 9);
+  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_NOT_READY);
+  sim_run_stream(s, 1, c, 9);
+  CHECK(sim_pending(s, 1, c) > 0);
+  sim_run_stream(s, 0, b, 1);
+  CHECK_OK(d->event_query(d->self, 0, e));
+  sim_run_stream(s, 1, c, 9);
+  CHECK_EQ(sim_pending(s, 1, c), 0);
+  sim_capture_begin(s, 0, a);
+  CHECK_STATUS(d->event_record_all(d->self, 0, e), ESPER_CAPTURING);
+  CHECK(!sim_capture_is_valid(s, 0, a));
+  sim_capture_abort(s, 0, a);
+  end();
+}
+
+/* ---- memory ------------------------------------------------------------- */
+
+TEST(capacity_is_kept)
+{
+  begin_with((sim_options){.capacity = 1 << 20});
+  size_t free, total;
+  uintptr_t a, b;
+  CHECK_OK(d->memory_alloc(d->self, 0, 1 << 19, &a));
+  CHECK_STATUS(d->memory_alloc(d->self, 0, (1 << 19) + 512, &b), ESPER_OUT_OF_MEMORY);
+  CHECK_OK(d->memory_alloc(d->self, 0, 1 << 19, &b));
+  CHECK_OK(d->memory_info(d->self, 0, &free, &total));
+  CHECK_EQ(free, 0);
+  CHECK_EQ(total, 1 << 20);
+  CHECK_OK(d->memory_free(d->self, 0, a));
+  CHECK_OK(d->memory_info(d->self, 0, &free, &total));
+  CHECK_EQ(free, 1 << 19);
+  CHECK_STATUS(d->memory_free(d->self, 0, a), ESPER_DEVICE_ERROR);
+  check_complained("not the start of an allocation");
+  CHECK_STATUS(d->memory_free(d->self, 0, b + 512), ESPER_DEVICE_ERROR);
+  end();
+}
+
+TEST(addresses_run_out)
+{
+  enum { PAGE = 2 << 20 };
+  for (int backed = 0; backed < 2; backed++) {
+    begin_with((sim_options){.backed = backed, .virtual_memory = 1, .capacity = SIZE_MAX});
+    const size_t half = (size_t)1 << 63, all = SIZE_MAX / PAGE * PAGE;
+    uintptr_t range, other, address;
+    CHECK_STATUS(d->range_reserve(d->self, 0, all, &other), ESPER_OUT_OF_MEMORY);
+    CHECK_STATUS(d->memory_alloc(d->self, 0, SIZE_MAX, &address), ESPER_OUT_OF_MEMORY);
+    if (!backed)
+      CHECK_OK(d->range_reserve(d->self, 0, half, &range));
+    CHECK_STATUS(d->range_reserve(d->self, 0, half, &other), ESPER_OUT_OF_MEMORY);
+    CHECK(strstr(d->last_error(d->self), "no addresses are left"));
+    CHECK_STATUS(d->memory_alloc(d->self, 0, half, &address), ESPER_OUT_OF_MEMORY);
+    CHECK(strstr(d->last_error(d->self), "no addresses are left"));
+    CHECK_OK(d->range_reserve(d->self, 0, PAGE, &other)); /* others are */
+    CHECK_OK(d->range_free(d->self, 0, other, PAGE));
+    if (!backed)
+      CHECK_OK(d->range_free(d->self, 0, range, half));
+    check_silent();
+    end();
+  }
+}
+
+TEST(addresses_come_back)
+{
+  begin_with((sim_options){0});
+  uintptr_t a, b;
+  CHECK_OK(d->memory_alloc(d->self, 0, 4 << 20, &a));
+  CHECK_OK(d->memory_free(d->self, 0, a));
+  CHECK_OK(d->memory_alloc(d->self, 0, 4 << 20, &b));
+  CHECK_EQ(a, b);
+  CHECK_EQ(b % 512, 0);
+  end();
+}
+
+static void check_pages(int backed)
+{
+  enum { PAGE = 2 << 20 };
+  begin_with((sim_options){.virtual_memory = 1, .backed = backed, .oracle = SIM_ORACLE_KNOWN});
+  size_t granularity;
+  uintptr_t range, other;
+  uint64_t page, big;
+  CHECK_OK(d->page_granularity(d->self, 0, &granularity));
+  CHECK_EQ(granularity, PAGE);
+  CHECK_OK(d->range_reserve(d->self, 0, 8 * PAGE, &range));
+  CHECK_OK(d->range_reserve(d->self, 0, 8 * PAGE, &other));
+  CHECK_OK(d->page_create(d->self, 0, PAGE, &page));
+  CHECK_OK(d->page_create(d->self, 0, 2 * PAGE, &big));
+  CHECK_OK(d->page_map(d->self, 0, range, PAGE, page, NULL, 0));
+  CHECK_OK(d->page_map(d->self, 0, range + PAGE, 2 * PAGE, big, NULL, 0));
+  CHECK_OK(d->page_map(d->self, 0, other + PAGE, PAGE, page, NULL, 0)); /* an alias */
+  CHECK_STATUS(d->page_map(d->self, 0, range + PAGE, PAGE, page, NULL, 0), ESPER_DEVICE_ERROR);
+  check_complained("a page is there");
+  CHECK_STATUS(d->page_map(d->self, 0, range + 7 * PAGE, 2 * PAGE, big, NULL, 0),
+               ESPER_DEVICE_ERROR);
+  check_complained("not in one reserved range");
+  if (backed) {
+    *(volatile int *)(range + 40) = 1234;
+    CHECK_EQ(*(volatile int *)(other + PAGE + 40), 1234);
+  }
+  sim_alive alive;
+  sim_count_alive(s, 0, &alive);
+  CHECK_EQ(alive.pages, 2);
+  CHECK_EQ(alive.mappings, 3);
+  CHECK_EQ(alive.ranges, 2);
+  CHECK_EQ(alive.bytes, 3 * PAGE);
+  CHECK_STATUS(d->range_free(d->self, 0, range, 8 * PAGE), ESPER_DEVICE_ERROR);
+  check_complained("still has pages");
+  /* A released page lives as long as it is mapped. */
+  CHECK_OK(d->page_release(d->self, 0, page));
+  CHECK_OK(d->page_unmap(d->self, 0, range, 3 * PAGE));
+  sim_count_alive(s, 0, &alive);
+  CHECK_EQ(alive.bytes, 3 * PAGE);
+  CHECK_OK(d->page_unmap(d->self, 0, other + PAGE, PAGE));
+  CHECK_OK(d->page_release(d->self, 0, big));
+  CHECK_STATUS(d->page_release(d->self, 0, big), ESPER_DEVICE_ERROR);
+  check_complained("there is no page");
+  CHECK_STATUS(d->page_unmap(d->self, 0, range, PAGE), ESPER_DEVICE_ERROR);
+  check_complained("not made of whole pages");
+  CHECK_OK(d->range_free(d->self, 0, range, 8 * PAGE));
+  CHECK_OK(d->range_free(d->self, 0, other, 8 * PAGE));
+  sim_count_alive(s, 0, &alive);
+  CHECK_EQ(alive.bytes + alive.pages + alive.mappings + alive.ranges, 0);
+  check_silent();
+  end();
+}
+
+TEST(pages_are_mapped_anywhere)
+{
+  check_pages(0);
+}
+TEST(pages_with_host_memory_are_real_aliases)
+{
+  check_pages(1);
+}
+
+TEST(a_device_without_virtual_memory_says_so)
+{
+  begin_with((sim_options){0});
+  size_t granularity;
+  uintptr_t range;
+  CHECK_OK(d->page_granularity(d->self, 0, &granularity));
+  CHECK_EQ(granularity, 0);
+  CHECK_STATUS(d->range_reserve(d->self, 0, 2 << 20, &range), ESPER_UNSUPPORTED);
+  end();
+}
+
+/* ---- captures ----------------------------------------------------------- */
+
+TEST(a_capturing_stream_runs_nothing_and_is_replayed)
+{
+  begin();
+  void *a = stream(), *p = memory(4096);
+  uint64_t capture;
+  CHECK_OK(d->stream_capture(d->self, 0, a, &capture));
+  CHECK_EQ(capture, 0);
+  uint64_t id = sim_capture_begin(s, 0, a);
+  CHECK_OK(d->stream_capture(d->self, 0, a, &capture));
+  CHECK_EQ(capture, id);
+  sim_owner_begin(s, p, 4096, 0, a);
+  kernel(a, p);
+  CHECK_EQ(sim_pending(s, 0, a), 0);
+  sim_graph *graph = sim_capture_end(s, 0, a);
+  CHECK(graph);
+  CHECK_EQ(sim_graph_nodes(graph), 1);
+  CHECK_OK(d->stream_capture(d->self, 0, a, &capture));
+  CHECK_EQ(capture, 0);
+  sim_graph_launch(s, graph, 0, a);
+  CHECK_EQ(sim_pending(s, 0, a), 1);
+  sim_graph_destroy(s, graph);
+  sim_run_all(s);
+  check_silent();
+  end();
+}
+
+TEST(events_join_streams_to_a_capture)
+{
+  begin();
+  void *a = stream(), *b = stream(), *p = memory(4096), *q = memory(4096);
+  void *e = sim_event_create(s, 0);
+  uint64_t id = sim_capture_begin(s, 0, a), capture;
+  sim_owner_begin(s, p, 4096, 0, a);
+  kernel(a, p);
+  CHECK_OK(sim_event_record(s, 0, e, a));
+  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_CAPTURING);
+  CHECK_STATUS(d->event_synchronize(d->self, 0, e), ESPER_CAPTURING);
+  CHECK_OK(sim_stream_wait(s, 0, b, e));
+  CHECK_OK(d->stream_capture(d->self, 0, b, &capture));
+  CHECK_EQ(capture, id);
+  /* What a frees before the fork may be reused on b; not the reverse. */
+  sim_owner_end(s, p);
+  CHECK(sim_is_ordered(s, p, 4096, 0, b));
+  sim_owner_begin(s, q, 4096, 0, b);
+  kernel(b, q);
+  sim_owner_end(s, q);
+  CHECK(sim_is_ordered(s, q, 4096, 0, b));
+  CHECK(!sim_is_ordered(s, q, 4096, 0, a));
+  CHECK_OK(sim_event_record(s, 0, e, b));
+  CHECK_OK(sim_stream_wait(s, 0, a, e));
+  CHECK(sim_is_ordered(s, q, 4096, 0, a));
+  /* A third stream outside knows nothing of all this. */
+  CHECK(!sim_is_ordered(s, q, 4096, 0, stream()));
+  CHECK(sim_capture_is_valid(s, 0, a));
+  sim_graph *graph = sim_capture_end(s, 0, a);
+  CHECK(graph);
+  CHECK_OK(d->stream_capture(d->self, 0, b, &capture));
+  CHECK_EQ(capture, 0);
+  sim_graph_destroy(s, graph);
+  check_silent();
+  end();
+}
+
+TEST(an_unjoined_stream_spoils_the_capture)
+{
+  begin();
+  void *a = stream(), *b = stream();
+  sim_capture_begin(s, 0, a);
+  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
+  sim_stream_wait_stream(s, 0, b, 0, a);
+  sim_kernel(s, 0, b, NULL, 0, SIM_READ);
+  CHECK(!sim_capture_end(s, 0, a));
+  end();
+}
+
+TEST(waits_across_the_border_of_a_capture_invalidate_it)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event(), *f = sim_event_create(s, 0);
+  CHECK_OK(d->event_record(d->self, 0, e, b));
+  /* An outside event inside. */
+  uint64_t capture;
+  sim_capture_begin(s, 0, a);
+  CHECK_STATUS(d->stream_wait(d->self, 0, a, e), ESPER_CAPTURING);
+  CHECK(!sim_capture_is_valid(s, 0, a));
+  CHECK_OK(d->stream_capture(d->self, 0, a, &capture));
+  CHECK(capture == ESPER_CAPTURE_INVALID); /* invalid, but not ended */
+  CHECK(!sim_capture_end(s, 0, a));
+  /* The core waits for a captured event outside. */
+  sim_capture_begin(s, 0, a);
+  CHECK_OK(sim_event_record(s, 0, f, a));
+  CHECK_STATUS(d->stream_wait(d->self, 0, b, f), ESPER_CAPTURING);
+  CHECK_OK(d->stream_capture(d->self, 0, b, &capture));
+  CHECK_EQ(capture, 0);
+  CHECK(!sim_capture_is_valid(s, 0, a));
+  sim_capture_abort(s, 0, a);
+  /* Two captures. */
+  sim_capture_begin(s, 0, a);
+  CHECK_OK(sim_event_record(s, 0, f, a));
+  sim_capture_begin(s, 0, b);
+  CHECK_STATUS(sim_stream_wait(s, 0, b, f), ESPER_CAPTURING);
+  CHECK(!sim_capture_is_valid(s, 0, a));
+  CHECK(!sim_capture_is_valid(s, 0, b));
+  end();
+}
+
+TEST(recording_an_event_of_the_core_in_a_capture_is_reported)
+{
+  begin();
+  void *a = stream(), *e = event();
+  sim_capture_begin(s, 0, a);
+  CHECK_STATUS(d->event_record(d->self, 0, e, a), ESPER_CAPTURING);
+  check_complained("which is being captured");
+  CHECK_OK(d->event_query(d->self, 0, e)); /* nothing happened */
+  end();
+}
+
+TEST(a_captured_device_cannot_be_synchronised)
+{
+  begin_with((sim_options){.devices = 2});
+  void *a = stream();
+  sim_capture_begin(s, 0, a);
+  CHECK_STATUS(d->device_synchronize(d->self, 0), ESPER_CAPTURING);
+  CHECK_OK(d->device_synchronize(d->self, 1));
+  CHECK(!sim_capture_is_valid(s, 0, a)); /* as CUDA does */
+  sim_capture_abort(s, 0, a);
+  CHECK_OK(d->device_synchronize(d->self, 0));
+  end();
+}
+
+TEST(a_replay_may_not_touch_what_belongs_to_others)
+{
+  begin();
+  void *a = stream(), *b = stream(), *p = memory(4096);
+  sim_capture_begin(s, 0, a);
+  sim_owner_begin(s, p, 4096, 0, a);
+  kernel(a, p);
+  sim_graph *graph = sim_capture_end(s, 0, a);
+  sim_graph_launch(s, graph, 0, a);
+  sim_owner_end(s, p);
+  sim_graph_launch(s, graph, 0, a); /* nobody's */
+  CHECK_OK(sim_device_synchronize(s, 0));
+  check_silent();
+  sim_owner_begin(s, p, 4096, 0, b);
+  check_silent();
+  sim_graph_launch(s, graph, 0, a);
+  check_complained("which now belongs to");
+  sim_graph_destroy(s, graph);
+  end();
+}
+
+/* ---- the oracle: what it must refuse ------------------------------------ */
+
+/* p was used on `a` by an owner that is gone. */
+static void *used_memory(void *a)
+{
+  void *p = memory(4096);
+  sim_owner_begin(s, p, 4096, 0, a);
+  kernel(a, p);
+  sim_owner_end(s, p);
+  return p;
+}
+
+static void check_refused(void *p, void *st)
+{
+  CHECK(!sim_is_ordered(s, p, 4096, 0, st));
+  sim_owner_begin(s, p, 4096, 0, st);
+  check_complained("is not ordered before");
+}
+
+static void check_accepted(void *p, void *st)
+{
+  CHECK(sim_is_ordered(s, p, 4096, 0, st));
+  sim_owner_begin(s, p, 4096, 0, st);
+  check_silent();
+}
+
+TEST(unordered_reuse_is_caught)
+{
+  begin();
+  void *a = stream(), *b = stream();
+  check_refused(used_memory(a), b);
+  end();
+}
+
+TEST(unordered_reuse_is_caught_though_it_has_run)
+{
+  begin();
+  void *a = stream(), *b = stream(), *p = used_memory(a);
+  sim_run_all(s); /* nobody knows */
+  check_refused(p, b);
+  end();
+}
+
+TEST(the_lax_oracle_believes_what_has_run)
+{
+  begin_with((sim_options){.oracle = SIM_ORACLE_EXECUTED, .completion = SIM_WHEN_TOLD});
+  void *a = stream(), *b = stream(), *p = used_memory(a);
+  check_refused(p, b);
+  sim_run_all(s);
+  check_accepted(p, b);
+  end();
+}
+
+TEST(a_failed_handout_changes_nothing)
+{
+  begin();
+  void *a = stream(), *b = stream(), *p = used_memory(a);
+  check_refused(p, b);
+  check_accepted(p, a);
+  end();
+}
+
+TEST(an_unordered_read_is_caught_as_well)
+{
+  begin();
+  void *a = stream(), *b = stream(), *p = memory(4096);
+  sim_owner_begin(s, p, 4096, 0, a);
+  sim_kernel(s, 0, b, p, 4096, SIM_READ);
+  sim_owner_end(s, p);
+  check_refused(p, a);
+  end();
+}
+
+/* A page is open to its device, to the peers that it was mapped for, and to whom
+ * it was opened since; classic memory to everybody. */
+TEST(a_page_is_open_to_whom_it_was_given)
+{
+  enum { PAGE = 2 << 20 };
+  begin_with((sim_options){
+      .oracle = SIM_ORACLE_KNOWN, .devices = 3, .completion = SIM_WHEN_TOLD, .virtual_memory = 1});
+  uintptr_t range;
+  uint64_t page;
+  int peer = 1;
+  CHECK_OK(d->range_reserve(d->self, 0, PAGE, &range));
+  CHECK_OK(d->page_create(d->self, 0, PAGE, &page));
+  CHECK_OK(d->page_map(d->self, 0, range, PAGE, page, &peer, 1));
+  void *p = (void *)range, *st[3];
+  for (int i = 0; i < 3; i++)
+    st[i] = sim_stream_create(s, i);
+  sim_owner_begin(s, p, PAGE, 0, st[0]);
+  for (int i = 0; i < 2; i++)
+    sim_kernel(s, i, st[i], p, PAGE, SIM_READ);
+  check_silent();
+  sim_kernel(s, 2, st[2], (char *)p + PAGE - 512, 512, SIM_READ);
+  check_complained("a kernel of device 2");
+  CHECK_EQ(sim_pending_all(s), 2);
+  CHECK_OK(d->page_access(d->self, 0, range, PAGE, 2, 1));
+  sim_kernel(s, 2, st[2], p, PAGE, SIM_READ);
+  check_silent();
+  CHECK_OK(d->page_access(d->self, 0, range, PAGE, 1, 0));
+  CHECK(!sim_may_access(s, 1, p, PAGE) && sim_may_access(s, 2, p, PAGE));
+  CHECK_STATUS(d->page_access(d->self, 0, range, PAGE, 3, 1), ESPER_DEVICE_ERROR);
+  check_complained("page_access of device 3");
+  CHECK_STATUS(d->page_access(d->self, 1, range, PAGE, 2, 1), ESPER_DEVICE_ERROR);
+  check_complained("whole pages of device 1");
+  CHECK(sim_may_access(s, 2, memory(PAGE), PAGE));
+  CHECK_OK(d->peer_check(d->self, 0, 2));
+  sim_set_reach(s, 0);
+  CHECK_STATUS(d->peer_check(d->self, 0, 2), ESPER_UNSUPPORTED);
+  end();
+}
+
+TEST(one_unordered_byte_is_enough)
+{
+  begin();
+  void *a = stream(), *b = stream();
+  char *p = memory(1 << 20);
+  sim_owner_begin(s, p, 1 << 20, 0, a);
+  sim_kernel(s, 0, b, p + 300000, 1, SIM_READ);
+  sim_owner_end(s, p);
+  CHECK(sim_is_ordered(s, p, 300000, 0, a));
+  CHECK(!sim_is_ordered(s, p, 300001, 0, a));
+  CHECK(sim_is_ordered(s, p + 300001, (1 << 20) - 300001, 0, a));
+  end();
+}
+
+TEST(bytes_keep_their_accesses_through_split_and_merge)
+{
+  begin();
+  void *a = stream(), *b = stream(), *c = stream();
+  char *p = memory(8192);
+  sim_owner_begin(s, p, 4096, 0, a);
+  sim_owner_begin(s, p + 4096, 4096, 0, a);
+  sim_kernel(s, 0, b, p + 4096, 4096, SIM_WRITE);
+  sim_owner_end(s, p);
+  sim_owner_end(s, p + 4096);
+  sim_owner_begin(s, p, 8192, 0, a); /* merged over a pending use */
+  check_complained("is not ordered before");
+  sim_owner_begin(s, p, 4096, 0, a); /* the other part is fine */
+  check_silent();
+  sim_owner_end(s, p);
+  sim_stream_wait_stream(s, 0, a, 0, b);
+  sim_owner_begin(s, p, 8192, 0, a);
+  check_silent();
+  sim_owner_end(s, p);
+  /* Taken by a, not yet used: for c the use on b is still there. */
+  CHECK(!sim_is_ordered(s, p + 6000, 100, 0, c));
+  end();
+}
+
+TEST(an_event_recorded_too_early_orders_nothing)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event();
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  void *p = used_memory(a);
+  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  check_refused(p, b);
+  end();
+}
+
+TEST(a_wait_enqueued_too_late_does_not_help_the_event)
+{
+  begin();
+  void *a = stream(), *b = stream(), *c = stream(), *e = event(), *f = event();
+  void *p = used_memory(a);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(d->event_record(d->self, 0, f, b));
+  CHECK_OK(d->stream_wait(d->self, 0, b, e)); /* after f */
+  CHECK_OK(d->stream_wait(d->self, 0, c, f));
+  check_refused(p, c);
+  end();
+}
+
+TEST(a_refused_wait_and_a_failed_query_order_nothing)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event();
+  void *p = used_memory(a);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  sim_fail_call(s, SIM_CALL_stream_wait, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(d->stream_wait(d->self, 0, b, e), ESPER_DEVICE_ERROR);
+  check_refused(p, b);
+  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_NOT_READY);
+  check_refused(p, b);
+  sim_run_all(s);
+  sim_fail_call(s, SIM_CALL_event_query, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_DEVICE_ERROR);
+  check_refused(p, b);
+  end();
+}
+
+TEST(a_fresh_event_orders_nothing)
+{
+  begin();
+  void *a = stream(), *b = stream(), *p = used_memory(a), *e = event();
+  CHECK_OK(d->event_query(d->self, 0, e));
+  CHECK_OK(d->event_synchronize(d->self, 0, e));
+  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  check_refused(p, b);
+  end();
+}
+
+TEST(another_device_synchronised_orders_nothing)
+{
+  begin_with((sim_options){.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
+  void *a = stream(), *b = stream(), *p = used_memory(a);
+  CHECK_OK(d->device_synchronize(d->self, 1));
+  check_refused(p, b);
+  end();
+}
+
+TEST(a_recycled_handle_is_another_stream)
+{
+  begin();
+  void *a = stream(), *p = used_memory(a);
+  sim_stream_destroy(s, 0, a);
+  void *b = stream();
+  CHECK(b == a);
+  check_refused(p, b);
+  end();
+}
+
+TEST(eager_work_and_a_capture_are_unordered)
+{
+  begin();
+  void *a = stream(), *b = stream(), *p = used_memory(a);
+  sim_capture_begin(s, 0, a);
+  check_refused(p, a); /* even on the same stream */
+  sim_capture_abort(s, 0, a);
+  check_accepted(p, a);
+  /* And the reverse. */
+  void *q = memory(4096);
+  sim_capture_begin(s, 0, b);
+  sim_owner_begin(s, q, 4096, 0, b);
+  kernel(b, q);
+  sim_owner_end(s, q);
+  check_refused(q, a);
+  check_accepted(q, b);
+  end();
+}
+
+TEST(live_memory_is_not_handed_out)
+{
+  begin();
+  void *a = stream();
+  char *p = memory(8192);
+  sim_owner_begin(s, p, 4096, 0, a);
+  sim_owner_begin(s, p + 2048, 4096, 0, a);
+  check_complained("handed out while it is live");
+  sim_owner_begin(s, p + 4096, 4096, 0, a);
+  check_silent();
+  end();
+}
+
+TEST(accesses_need_a_live_owner)
+{
+  begin();
+  void *a = stream();
+  char *p = memory(8192);
+  kernel(a, p);
+  check_complained("not within one live allocation");
+  sim_owner_begin(s, p, 4096, 0, a);
+  sim_owner_begin(s, p + 4096, 4096, 0, a);
+  sim_kernel(s, 0, a, p, 4097, SIM_READ);
+  check_complained("not within one live allocation");
+  sim_owner_end(s, p);
+  kernel(a, p);
+  check_complained("is freed");
+  sim_owner_end(s, p);
+  check_complained("no live allocation begins");
+  sim_kernel(s, 0, a, (char *)memory(512) + 512, 512, SIM_READ);
+  check_complained("there is no memory at");
+  end();
+}
+
+TEST(memory_in_use_is_not_given_back)
+{
+  begin();
+  void *a = stream(), *p = memory(4096);
+  uintptr_t address = (uintptr_t)p;
+  sim_owner_begin(s, p, 4096, 0, a);
+  CHECK_STATUS(d->memory_free(d->self, 0, address), ESPER_DEVICE_ERROR);
+  check_complained("that is live");
+  kernel(a, p);
+  sim_owner_end(s, p);
+  CHECK_STATUS(d->memory_free(d->self, 0, address), ESPER_DEVICE_ERROR);
+  check_complained("still accessed");
+  sim_run_all(s);
+  CHECK_STATUS(d->memory_free(d->self, 0, address), ESPER_DEVICE_ERROR);
+  check_complained("still accessed"); /* nobody knows that it has run */
+  CHECK_OK(d->device_synchronize(d->self, 0));
+  CHECK_OK(d->memory_free(d->self, 0, address));
+  check_silent();
+  end();
+}
+
+TEST(pages_in_use_are_not_unmapped_and_aliases_are_one_memory)
+{
+  enum { PAGE = 2 << 20 };
+  begin_with(
+      (sim_options){.virtual_memory = 1, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
+  void *a = stream(), *b = stream();
+  uintptr_t range, alias;
+  uint64_t page[2];
+  CHECK_OK(d->range_reserve(d->self, 0, 2 * PAGE, &range));
+  CHECK_OK(d->range_reserve(d->self, 0, PAGE, &alias));
+  for (int i = 0; i < 2; i++) {
+    CHECK_OK(d->page_create(d->self, 0, PAGE, &page[i]));
+    CHECK_OK(d->page_map(d->self, 0, range + (uintptr_t)i * PAGE, PAGE, page[i], NULL, 0));
+  }
+  CHECK_OK(d->page_map(d->self, 0, alias, PAGE, page[1], NULL, 0));
+  /* A block over both pages. */
+  void *p = (void *)(range + PAGE / 2);
+  sim_owner_begin(s, p, PAGE, 0, a);
+  sim_kernel(s, 0, a, p, PAGE, SIM_WRITE);
+  check_silent();
+  sim_owner_begin(s, (void *)alias, 4096, 0, b); /* its other address */
+  check_complained("while it is live");
+  sim_owner_end(s, p);
+  check_silent();
+  sim_owner_begin(s, (void *)alias, 4096, 0, b);
+  check_complained("is not ordered before");
+  sim_owner_begin(s, (void *)alias, 4096, 0, a);
+  check_silent();
+  CHECK_STATUS(d->page_unmap(d->self, 0, range, PAGE), ESPER_DEVICE_ERROR);
+  check_complained("still accessed");
+  CHECK_OK(d->device_synchronize(d->self, 0));
+  /* Live at its other address, the page may leave this one. */
+  CHECK_OK(d->page_unmap(d->self, 0, range, 2 * PAGE));
+  check_silent();
+  CHECK_STATUS(d->page_unmap(d->self, 0, alias, PAGE), ESPER_DEVICE_ERROR);
+  check_complained("that is live");
+  end();
+}
+
+/* ---- the oracle: what it must accept ------------------------------------ */
+
+TEST(the_same_stream_is_ordered)
+{
+  begin();
+  void *a = stream();
+  check_accepted(used_memory(a), a);
+  end();
+}
+
+TEST(an_event_wait_orders)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event(), *p = used_memory(a);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  check_accepted(p, b);
+  CHECK_EQ(sim_pending(s, 0, a), 2); /* without anything having run */
+  end();
+}
+
+TEST(waits_are_transitive)
+{
+  begin();
+  void *a = stream(), *b = stream(), *c = stream(), *e = event();
+  void *p = used_memory(a);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  CHECK_OK(d->event_record(d->self, 0, e, b));
+  CHECK_OK(d->stream_wait(d->self, 0, c, e));
+  check_accepted(p, c);
+  end();
+}
+
+TEST(an_access_stands_for_what_it_came_after)
+{
+  begin();
+  void *a = stream(), *b = stream(), *c = stream(), *e = event();
+  void *p = used_memory(a);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  check_accepted(p, b);
+  kernel(b, p);
+  sim_owner_end(s, p);
+  CHECK(!sim_is_ordered(s, p, 4096, 0, a));
+  CHECK(!sim_is_ordered(s, p, 4096, 0, c));
+  CHECK_OK(d->event_record(d->self, 0, e, b));
+  CHECK_OK(d->stream_wait(d->self, 0, c, e));
+  check_accepted(p, c);
+  end();
+}
+
+TEST(a_completed_query_orders)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event(), *p = used_memory(a);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  sim_run_all(s);
+  CHECK_OK(d->event_query(d->self, 0, e));
+  check_accepted(p, b);
+  end();
+}
+
+TEST(host_waits_order)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event(), *p = used_memory(a);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(d->event_synchronize(d->self, 0, e));
+  check_accepted(p, b);
+  void *q = used_memory(a);
+  CHECK(!sim_is_ordered(s, q, 4096, 0, b));
+  CHECK_OK(d->device_synchronize(d->self, 0));
+  check_accepted(q, b);
+  void *r = used_memory(a);
+  CHECK(!sim_is_ordered(s, r, 4096, 0, b));
+  CHECK_OK(sim_stream_synchronize(s, 0, a));
+  check_accepted(r, b);
+  end();
+}
+
+TEST(host_order_carries_through_events)
+{
+  begin();
+  /* The host knows of p, then enqueues on b; c waits for b. */
+  void *a = stream(), *b = stream(), *c = stream(), *e = event();
+  void *p = used_memory(a);
+  CHECK_OK(sim_stream_synchronize(s, 0, a));
+  CHECK_OK(d->event_record(d->self, 0, e, b));
+  CHECK_OK(d->stream_wait(d->self, 0, c, e));
+  check_accepted(p, c);
+  end();
+}
+
+TEST(an_event_of_all_streams_orders)
+{
+  begin();
+  void *a = stream(), *b = stream(), *c = stream(), *e = event();
+  void *p = used_memory(a), *q = used_memory(b);
+  CHECK_OK(d->event_record_all(d->self, 0, e));
+  void *r = used_memory(b);
+  CHECK_OK(d->stream_wait(d->self, 0, c, e));
+  check_accepted(p, c);
+  check_accepted(q, c);
+  check_refused(r, c);
+  end();
+}
+
+TEST(a_slot_that_is_used_again_brings_no_old_marks)
+{
+  begin();
+  void *b = stream();
+  for (int i = 0; i < 100; i++) {
+    void *a = stream(), *p = used_memory(a);
+    check_refused(p, b);
+    sim_stream_destroy(s, 0, a);
+    CHECK_OK(d->device_synchronize(d->self, 0));
+    check_accepted(p, b);
+  }
+  end();
+}
+
+/* ---- patterns ------------------------------------------------------------ */
+
+TEST(kernels_check_real_memory_when_they_run)
+{
+  begin_with(
+      (sim_options){.backed = 1, .oracle = SIM_ORACLE_EXECUTED, .completion = SIM_WHEN_TOLD});
+  void *a = stream(), *b = stream(), *p = used_memory(a);
+  sim_run_all(s);
+  check_accepted(p, b);
+  kernel(b, p);
+  sim_run_all(s);
+  CHECK(*(uint64_t *)p == 2);
+  check_silent();
+  /* Somebody later was there before the first owner's access had run. */
+  *(uint64_t *)((char *)p + 512) = 1000;
+  sim_kernel(s, 0, b, p, 4096, SIM_READ);
+  sim_run_all(s);
+  check_complained("was overwritten");
+  end();
+}
+
+/* ---- faults, hooks, counts ----------------------------------------------- */
+
+TEST(the_nth_call_fails_and_has_no_effect)
+{
+  begin();
+  void *e;
+  sim_fail_call(s, SIM_CALL_event_create, 3, ESPER_OUT_OF_MEMORY);
+  event();
+  event();
+  CHECK_STATUS(d->event_create(d->self, 0, &e), ESPER_OUT_OF_MEMORY);
+  CHECK(strstr(d->last_error(d->self), "event_create"));
+  event();
+  CHECK_EQ(sim_faults(s), 1);
+  CHECK_EQ(sim_calls(s, SIM_CALL_event_create), 4);
+  sim_alive alive;
+  sim_count_alive(s, 0, &alive);
+  CHECK_EQ(alive.events, 3);
+  sim_fail_calls_from(s, SIM_CALL_any, 2, ESPER_SHUT_DOWN);
+  event();
+  CHECK_STATUS(d->event_create(d->self, 0, &e), ESPER_SHUT_DOWN);
+  CHECK_STATUS(d->device_synchronize(d->self, 0), ESPER_SHUT_DOWN);
+  sim_fail_call(s, SIM_CALL_any, 0, ESPER_OK);
+  event();
+  end();
+}
+
+static int order[8], ordered;
+
+static void hook(void *context, sim_call call, int device, void *object)
+{
+  CHECK_EQ(call, SIM_CALL_event_record);
+  CHECK_EQ(device, 0);
+  CHECK(object == (void *)0);
+  sim_kernel(s, 0, NULL, NULL, 0, SIM_READ); /* hooks hold no lock */
+  order[ordered++] = (int)(intptr_t)context;
+}
+
+TEST(hooks_run_around_a_call)
+{
+  begin();
+  ordered = 0;
+  void *e = event();
+  sim_before_call(s, SIM_CALL_event_record, hook, (void *)1);
+  sim_after_call(s, SIM_CALL_event_record, hook, (void *)2);
+  CHECK_OK(d->event_record(d->self, 0, e, NULL));
+  CHECK_EQ(ordered, 2);
+  CHECK_EQ(order[0], 1);
+  CHECK_EQ(order[1], 2);
+  CHECK_EQ(sim_pending(s, 0, NULL), 3);
+  sim_before_call(s, SIM_CALL_event_record, NULL, NULL);
+  sim_after_call(s, SIM_CALL_event_record, hook, (void *)3);
+  CHECK_OK(d->event_record(d->self, 0, e, NULL));
+  CHECK_EQ(order[2], 3);
+  CHECK_EQ(ordered, 3);
+  end();
+}
+
+TEST(every_function_has_a_name)
+{
+  for (int call = 0; call < SIM_CALL_COUNT; call++)
+    CHECK(sim_call_name((sim_call)call)[0]);
+  CHECK(!strcmp(sim_call_name(SIM_CALL_page_map), "page_map"));
+}
+
+static void *hammer(void *unused)
+{
+  (void)unused;
+  void *a = sim_stream_create(s, 0), *e = event();
+  for (int i = 0; i < 2000; i++) {
+    void *p = memory(4096);
+    sim_owner_begin(s, p, 4096, 0, a);
+    kernel(a, p);
+    CHECK_OK(d->event_record(d->self, 0, e, a));
+    sim_owner_end(s, p);
+    CHECK_OK(d->event_synchronize(d->self, 0, e));
+    CHECK_OK(d->memory_free(d->self, 0, (uintptr_t)p));
+    if (i % 16 == 0) {
+      sim_stream_destroy(s, 0, a);
+      a = sim_stream_create(s, 0);
+    }
+  }
+  return NULL;
+}
+
+TEST(threads_share_a_simulation)
+{
+  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .completion = SIM_SEEDED, .backed = 1});
+  pthread_t thread[4];
+  for (int i = 0; i < 4; i++)
+    pthread_create(&thread[i], NULL, hammer, NULL);
+  for (int i = 0; i < 4; i++)
+    pthread_join(thread[i], NULL);
+  check_silent();
+  end();
+}
+
+TEST(options_that_make_no_sense_are_refused)
+{
+  CHECK(!sim_create(&(sim_options){.devices = -1}));
+  CHECK(!sim_create(&(sim_options){.page_granularity = 1000}));
+}

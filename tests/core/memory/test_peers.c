@@ -1,0 +1,328 @@
+/* Devices that access the pages of others. The oracle complains of a kernel on a page
+ * that its device was given no access to. */
+#include <pthread.h>
+#include <unistd.h>
+
+#include "core/base/types.h"
+#include "world.h"
+#include "core/base/core.h"
+#include "core/order/device.h"
+
+static world w;
+static esper_stream r, far;
+
+static void begin(void)
+{
+  sim_options options = {.devices = 3,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = 1,
+                         .capacity = 256 * MIB};
+  esper_config pages_of_4_mib = {.large_segment_size = 4 * MIB};
+  world_begin_with(&w, &options, &pages_of_4_mib);
+  r = w.stream[0];
+  far = world_stream(&w, 1);
+}
+
+static void end(void)
+{
+  world_end(&w);
+}
+
+static void *get(size_t mib)
+{
+  return world_malloc(&w, mib * MIB, r);
+}
+
+static int may(const void *p, int device)
+{
+  return sim_may_access(w.s, device, p, world_size(&w, p));
+}
+
+static uint64_t calls(sim_call call)
+{
+  return sim_calls(w.s, call);
+}
+
+/* ---- who may --------------------------------------------------------------- */
+
+TEST(without_access_a_peers_kernel_is_a_mistake)
+{
+  begin();
+  void *p = get(5);
+  world_note_failures(&w);
+  world_read_on(&w, far, p, r);
+  CHECK_EQ(w.failures, 1);
+  CHECK(strstr(w.failure, "given no access"));
+  end();
+}
+
+TEST(a_peer_may_access_what_is_mapped)
+{
+  begin();
+  void *p = get(30), *small = world_malloc(&w, 512, r);
+  void *q = world_malloc(&w, 6 * MIB, w.stream[1]);
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  CHECK(may(p, 1) && may(small, 1) && may(q, 1));
+  CHECK(!may(p, 2));
+  CHECK_EQ(calls(SIM_CALL_page_access), 3); /* one a stretch */
+  world_read_on(&w, far, p, r);
+  world_use(&w, p, far, 0);
+  world_free(&w, p);
+  end();
+}
+
+TEST(a_peer_may_access_what_is_mapped_later)
+{
+  begin();
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  CHECK_OK(esper_add_peer(w.core, 0, 2));
+  void *p = get(30);
+  CHECK(may(p, 1) && may(p, 2));
+  CHECK_EQ(calls(SIM_CALL_page_access), 0);
+  end();
+}
+
+/* Between stretches there are holes. */
+TEST(a_peer_may_access_each_of_several_stretches)
+{
+  begin();
+  void *p[6];
+  for (int i = 0; i < 6; i++)
+    p[i] = get(8);
+  for (int i = 1; i < 6; i += 2)
+    world_free(&w, p[i]);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  CHECK_EQ(calls(SIM_CALL_page_access), 3);
+  for (int i = 0; i < 6; i += 2)
+    CHECK(may(p[i], 1));
+  end();
+}
+
+TEST(pages_that_move_keep_their_peers)
+{
+  begin();
+  void *p[4];
+  for (int i = 0; i < 4; i++)
+    p[i] = get(20);
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  world_free(&w, p[0]);
+  world_free(&w, p[2]);
+  uint64_t created = calls(SIM_CALL_page_create);
+  void *large = get(40);
+  CHECK_EQ(calls(SIM_CALL_page_create), created);
+  CHECK(may(large, 1));
+  world_read_on(&w, far, large, r);
+  world_use(&w, large, far, 0);
+  world_free(&w, large);
+  end();
+}
+
+/* What has moved is given where it is, and not where it was. */
+TEST(stale_pages_are_left_alone)
+{
+  begin();
+  void *p[4];
+  for (int i = 0; i < 4; i++) {
+    p[i] = get(20);
+    world_kernel(&w, r, p[i]);
+  }
+  world_free(&w, p[0]);
+  world_free(&w, p[2]);
+  void *large = get(40);
+  CHECK(w.core->devices[0].stale);
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  CHECK(may(large, 1) && may(p[1], 1) && may(p[3], 1));
+  CHECK(!sim_may_access(w.s, 1, p[0], 20 * MIB));
+  CHECK(!sim_may_access(w.s, 1, p[2], 20 * MIB));
+  end();
+}
+
+TEST(access_goes_one_way)
+{
+  begin();
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  void *p = get(5), *q = world_malloc(&w, 5 * MIB, far);
+  CHECK(may(p, 1) && !may(q, 0));
+  CHECK_OK(esper_add_peer(w.core, 1, 0));
+  CHECK(may(q, 0) && !may(q, 2));
+  end();
+}
+
+TEST(a_peer_is_added_once)
+{
+  begin();
+  get(5);
+  for (int i = 0; i < 3; i++)
+    CHECK_OK(esper_add_peer(w.core, 0, 1));
+  CHECK_EQ(calls(SIM_CALL_page_access), 1);
+  CHECK_EQ(calls(SIM_CALL_peer_check), 1);
+  CHECK_EQ(w.core->devices[0].peer_count, 1);
+  end();
+}
+
+/* Of a device that the core has nothing to do with yet the driver is not asked. */
+TEST(a_device_without_pages_is_only_noted)
+{
+  begin();
+  uint64_t before = calls(SIM_CALL_any);
+  CHECK_OK(esper_add_peer(w.core, 2, 1));
+  CHECK_EQ(calls(SIM_CALL_any), before + 1);
+  CHECK_EQ(calls(SIM_CALL_peer_check), 1);
+  void *p = world_malloc(&w, 3 * MIB, world_stream(&w, 2));
+  CHECK(may(p, 1));
+  end();
+}
+
+TEST(what_makes_no_sense_is_refused)
+{
+  begin();
+  CHECK_STATUS(esper_add_peer(w.core, 0, 3), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "no device 3"));
+  CHECK_STATUS(esper_add_peer(w.core, -1, 0), ESPER_INVALID);
+  CHECK_STATUS(esper_add_peer(w.core, 1, 1), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "no peer of its own"));
+  end();
+}
+
+/* ---- the driver refuses ---------------------------------------------------- */
+
+TEST(a_peer_out_of_reach_is_no_peer)
+{
+  begin();
+  void *p = get(5);
+  sim_set_reach(w.s, 0);
+  CHECK_STATUS(esper_add_peer(w.core, 0, 1), ESPER_UNSUPPORTED);
+  CHECK(strstr(esper_last_error(), "cannot access the memory of device 0"));
+  sim_set_reach(w.s, 1);
+  CHECK(!may(p, 1) && !may(get(7), 1));
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  CHECK(may(p, 1));
+  end();
+}
+
+/* Whichever stretch is refused: those before it are closed again. */
+TEST(a_peer_that_is_refused_has_no_access)
+{
+  for (uint64_t nth = 1; nth <= 3; nth++) {
+    begin();
+    void *p = get(30), *small = world_malloc(&w, 512, r);
+    void *q = world_malloc(&w, 6 * MIB, w.stream[1]);
+    sim_fail_call(w.s, SIM_CALL_page_access, nth, ESPER_DEVICE_ERROR);
+    CHECK_STATUS(esper_add_peer(w.core, 0, 1), ESPER_DEVICE_ERROR);
+    CHECK(strstr(esper_last_error(), "page_access"));
+    CHECK(!may(p, 1) && !may(small, 1) && !may(q, 1) && !may(get(9), 1));
+    CHECK_EQ(calls(SIM_CALL_page_access), 2 * nth - 1);
+    CHECK_OK(esper_add_peer(w.core, 0, 1));
+    CHECK(may(p, 1) && may(small, 1) && may(q, 1) && may(get(9), 1));
+    end();
+  }
+}
+
+TEST(a_peer_for_which_there_is_no_host_memory_is_none)
+{
+  begin();
+  void *p = get(30);
+  check_limit_malloc(0);
+  esper_status status = esper_add_peer(w.core, 0, 1);
+  check_limit_malloc(-1);
+  CHECK_STATUS(status, ESPER_HOST_MEMORY);
+  CHECK(!may(p, 1));
+  end();
+}
+
+/* ---- at the same time ------------------------------------------------------ */
+
+static void *second;
+static pthread_t other;
+static int started;
+
+static void *grow(void *unused)
+{
+  (void)unused;
+  CHECK_OK(esper_malloc(w.core, 50 * MIB, w.stream[1], &second));
+  return NULL;
+}
+
+static void *add(void *unused)
+{
+  (void)unused;
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  return NULL;
+}
+
+/* The other thread gets as far as it can. */
+static void start(void *context, sim_call call, int device, void *object)
+{
+  (void)call, (void)device, (void)object;
+  if (started++)
+    return;
+  CHECK(!pthread_create(&other, NULL, context == (void *)1 ? grow : add, NULL));
+  usleep(50000);
+}
+
+TEST(what_is_mapped_while_a_peer_is_added_has_it)
+{
+  begin();
+  void *p = get(30);
+  started = 0;
+  sim_before_call(w.s, SIM_CALL_page_access, start, (void *)1);
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  pthread_join(other, NULL);
+  CHECK(may(p, 1) && may(second, 1));
+  CHECK_OK(esper_free(w.core, second));
+  end();
+}
+
+TEST(a_peer_that_is_added_while_pages_are_mapped_has_them)
+{
+  for (int after = 0; after < 2; after++) {
+    begin();
+    void *p = get(30);
+    started = 0;
+    (after ? sim_after_call : sim_before_call)(w.s, SIM_CALL_page_map, start, NULL);
+    void *q = get(60);
+    pthread_join(other, NULL);
+    CHECK(may(p, 1) && may(q, 1));
+    end();
+  }
+}
+
+TEST(a_peer_that_is_added_while_pages_move_has_them)
+{
+  for (int call = 0; call < 2; call++) {
+    begin();
+    void *p[4];
+    for (int i = 0; i < 4; i++)
+      p[i] = get(20);
+    world_free(&w, p[0]);
+    world_free(&w, p[2]);
+    world_malloc(&w, 30 * MIB, w.stream[1]); /* asks about r's work */
+    world_run(&w, r);
+    uint64_t created = calls(SIM_CALL_page_create);
+    started = 0;
+    sim_after_call(w.s, call ? SIM_CALL_page_map : SIM_CALL_page_unmap, start, NULL);
+    void *q = world_malloc(&w, 40 * MIB, w.stream[1]);
+    CHECK_EQ(calls(SIM_CALL_page_create), created);
+    pthread_join(other, NULL);
+    CHECK(may(p[1], 1) && may(p[3], 1) && may(q, 1));
+    end();
+  }
+}
+
+TEST(a_peer_that_is_added_while_pages_go_back_has_the_others)
+{
+  begin();
+  void *p[4];
+  for (int i = 0; i < 4; i++)
+    p[i] = get(20);
+  world_free(&w, p[0]);
+  world_free(&w, p[2]);
+  started = 0;
+  sim_after_call(w.s, SIM_CALL_page_release, start, NULL);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  pthread_join(other, NULL);
+  CHECK(may(p[1], 1) && may(p[3], 1));
+  end();
+}

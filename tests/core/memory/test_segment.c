@@ -1,0 +1,273 @@
+/* Segments: what is asked of the driver, and when it is given back. */
+#include <math.h>
+
+#include "core/base/types.h"
+#include "world.h"
+
+static world w;
+static esper_stream r, s;
+
+static void begin(void)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = 256 * MIB};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+}
+
+static void end(void)
+{
+  world_end(&w);
+}
+
+static int64_t reserved(void)
+{
+  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
+}
+
+TEST(the_driver_is_asked_for_whole_segments)
+{
+  begin();
+  world_malloc(&w, 1, r);
+  CHECK_EQ(reserved(), 2 * MIB);
+  world_malloc(&w, 2 * MIB, r);
+  CHECK_EQ(reserved(), 22 * MIB);
+  world_malloc(&w, 21 * MIB, r);
+  CHECK_EQ(reserved(), 44 * MIB);
+  world_malloc(&w, 5 * MIB, r); /* of the 20 MiB */
+  CHECK_EQ(reserved(), 44 * MIB);
+  end();
+}
+
+TEST(empty_cache_gives_back_what_is_wholly_free)
+{
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 9 * MIB, r),
+       *stays = world_malloc(&w, 9 * MIB, r);
+  world_kernel(&w, r, p);
+  world_free(&w, p);
+  world_free(&w, q);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 20 * MIB);
+  CHECK_EQ(sim_pending_all(w.s), 0); /* it waited */
+  CHECK_EQ(world_stats(&w, 0).num_sync_all_streams, 1);
+  CHECK_EQ(world_stats(&w, 0).num_device_free, 1);
+  world_free(&w, stays);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  end();
+}
+
+/* Whether a stream is being captured cannot be asked then, either. */
+TEST(empty_cache_says_that_the_driver_fails)
+{
+  begin();
+  world_free(&w, world_malloc(&w, 20 * MIB, r));
+  sim_fail_calls_from(w.s, SIM_CALL_any, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_empty_cache(w.core, 0, NULL), ESPER_DEVICE_ERROR);
+  sim_fail_call(w.s, SIM_CALL_any, 0, ESPER_OK);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  end();
+}
+
+TEST(a_segment_that_the_driver_will_not_take_stays)
+{
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_free(&w, p);
+  sim_fail_call(w.s, SIM_CALL_memory_free, 1, ESPER_DEVICE_ERROR);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 12 * MIB);
+  esper_stats stats = world_stats(&w, 0); /* nothing went, nothing came */
+  CHECK_EQ(stats.num_device_alloc, 1);
+  CHECK_EQ(stats.num_device_free, 0);
+  CHECK_EQ(stats.segment[ESPER_LARGE].allocated, 1);
+  CHECK_EQ(stats.segment[ESPER_ALL].freed, 0);
+  CHECK_EQ(stats.reserved_bytes[ESPER_ALL].allocated, 12 * MIB);
+  CHECK_EQ(stats.reserved_bytes[ESPER_LARGE].freed, 0);
+  world_check(&w);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  end();
+}
+
+static bool driver_was_asked;
+
+static void driver_has_host_memory(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  driver_was_asked = true;
+  check_limit_malloc(-1);
+}
+
+static void host_memory_runs_out(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  check_limit_malloc(0);
+}
+
+/* Whatever a segment needs is there before the driver is asked for memory, which might not
+ * take it back. */
+TEST(without_host_memory_the_driver_is_not_asked)
+{
+  begin();
+  sim_before_call(w.s, SIM_CALL_memory_alloc, driver_has_host_memory, NULL);
+  sim_after_call(w.s, SIM_CALL_memory_alloc, host_memory_runs_out, NULL);
+  sim_fail_calls_from(w.s, SIM_CALL_memory_free, 1, ESPER_DEVICE_ERROR);
+  void *p = NULL;
+  for (long calls = 0; !driver_was_asked; calls++) {
+    CHECK(calls < 100);
+    check_limit_malloc(calls);
+    esper_status status = esper_malloc(w.core, 12 * MIB, r, &p);
+    check_limit_malloc(-1);
+    CHECK_EQ(status, driver_was_asked ? ESPER_OK : ESPER_HOST_MEMORY);
+    CHECK_EQ(reserved(), driver_was_asked ? 12 * MIB : 0);
+    world_check(&w);
+  }
+  sim_owner_begin(w.s, p, 12 * MIB, 0, r.handle);
+  sim_fail_call(w.s, SIM_CALL_memory_free, 0, ESPER_OK);
+  end();
+}
+
+TEST(the_memory_fraction_limits_growth)
+{
+  begin();
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
+  CHECK_EQ(esper_get_memory_fraction(w.core, 0) * 100, 25);
+  void *p = world_malloc(&w, 60 * MIB, r), *q;
+  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
+  esper_failure failure;
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.limit, 64 * MIB);
+  CHECK_EQ(failure.device_free, 196 * MIB);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_alloc), 1);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, s)); /* the cache makes room */
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
+  CHECK(world_malloc(&w, 100 * MIB, r));
+  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, -0.5), ESPER_INVALID);
+  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, NAN), ESPER_INVALID);
+  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, 1.5), ESPER_INVALID);
+  CHECK_STATUS(esper_set_memory_fraction(w.core, 9, 0.5), ESPER_INVALID);
+  end();
+}
+
+TEST(a_memory_fraction_of_nothing_leaves_what_there_is)
+{
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r), *q;
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0));
+  CHECK_EQ(esper_get_memory_fraction(w.core, 0) * 100, 0);
+  CHECK_STATUS(esper_malloc(w.core, 1000, r, &q), ESPER_OUT_OF_MEMORY);
+  esper_failure failure;
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.limit, 0);
+  CHECK_EQ(failure.segment, 2 * MIB);
+  CHECK_EQ(failure.size, 1024);
+  CHECK_EQ(failure.requested, 1000);
+  size_t most;
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 0);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_alloc), 1);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
+  CHECK(world_malloc(&w, 1000, r));
+  end();
+}
+
+TEST(the_largest_available_is_what_a_malloc_can_get)
+{
+  begin();
+  size_t most;
+  void *p = world_malloc(&w, 100 * MIB, r), *q;
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 156 * MIB);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.5));
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 28 * MIB);
+  world_free(&w, p);
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 100 * MIB);
+  CHECK_OK(esper_malloc(w.core, most, r, &q));
+  CHECK(q == p);
+  CHECK_OK(esper_free(w.core, q));
+  CHECK_STATUS(esper_largest_available(w.core, 5, &most), ESPER_INVALID);
+  end();
+}
+
+/* Whoever asks may be about to allocate from that pool. */
+TEST(the_largest_available_may_be_in_a_private_pool)
+{
+  begin();
+  esper_pool *pool;
+  void *live = world_malloc(&w, 240 * MIB, r), *small, *p, *q;
+  size_t most;
+  CHECK_OK(esper_pool_create(w.core, 0, 0, 5, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &small));
+  CHECK_OK(esper_malloc_from(w.core, pool, 14 * MIB, r, &p));
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 2 * MIB - 512); /* the rest of the first segment, as nothing else is left */
+  CHECK_OK(esper_free(w.core, p));
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 14 * MIB);
+  CHECK_OK(esper_malloc_from(w.core, pool, most, r, &q));
+  CHECK(q == p);
+  CHECK_OK(esper_free(w.core, q));
+  CHECK_OK(esper_free(w.core, small));
+  world_free(&w, live);
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 240 * MIB);
+  CHECK_OK(esper_pool_release(w.core, 0, 0, 5));
+  end();
+}
+
+/* The driver may hand an address to another thread before its function for
+ * giving it back returns. */
+static void reuse_address(void *context, sim_call call, int device, void *object)
+{
+  (void)call, (void)device, (void)object;
+  world *other = context;
+  sim_after_call(w.s, SIM_CALL_memory_free, NULL, NULL);
+  CHECK(world_malloc(other, 12 * MIB, s));
+}
+
+TEST(an_address_may_come_back_while_its_segment_is_on_its_way_out)
+{
+  begin();
+  world_free(&w, world_malloc(&w, 12 * MIB, r));
+  sim_after_call(w.s, SIM_CALL_memory_free, reuse_address, &w);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  world_check(&w);
+  CHECK_EQ(reserved(), 12 * MIB);
+  end();
+}
+
+TEST(a_pinned_segment_serves_on_and_is_not_given_back)
+{
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 9 * MIB, r), *segment;
+  CHECK_STATUS(esper_pin(w.core, &w, NULL), ESPER_INVALID);
+  CHECK_STATUS(esper_unpin(w.core, p), ESPER_INVALID);
+  CHECK_OK(esper_pin(w.core, (char *)p + 5, &segment));
+  CHECK(segment == p);
+  CHECK_STATUS(esper_unpin(w.core, segment), ESPER_NOT_READY); /* p is live */
+  world_free(&w, p);
+  world_free(&w, q);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 12 * MIB);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  world_free(&w, p);
+  /* Not even when memory runs out. */
+  void *none;
+  CHECK_STATUS(esper_malloc(w.core, 250 * MIB, r, &none), ESPER_OUT_OF_MEMORY);
+  CHECK_EQ(reserved(), 12 * MIB);
+  CHECK_OK(esper_unpin(w.core, segment));
+  CHECK_STATUS(esper_unpin(w.core, segment), ESPER_INVALID);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  CHECK_STATUS(esper_pin(w.core, p, NULL), ESPER_INVALID);
+  end();
+}

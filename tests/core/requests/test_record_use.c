@@ -1,0 +1,225 @@
+/* Marks: what they promise about gates, and about running out of memory. */
+#include "core/blocks/block.h"
+#include "core/requests/record_use.h"
+#include "world.h"
+
+static world w;
+
+static void begin(size_t mib)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = mib * MIB};
+  world_begin_with(&w, &options, NULL);
+}
+
+static void use_until_event(void *ptr, esper_stream reader, unsigned flags)
+{
+  void *event = sim_event_create(w.s, 0);
+  CHECK_OK(sim_event_record(w.s, 0, event, reader.handle));
+  const void *marked = ptr;
+  CHECK_OK(esper_record_use_event(w.core, &marked, 1, event, 0, flags, NULL));
+  sim_event_destroy(w.s, 0, event);
+}
+
+/* s waits for a flag that r raises after its next malloc. Its event must not
+ * stand between r and the event of t, which completes by itself. */
+TEST(an_event_without_gate_delays_no_other_event)
+{
+  begin(12 + 14);
+  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
+  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
+  world_kernel(&w, r, x);
+  world_wait(&w, s, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  sim_kernel(w.s, 0, s.handle, x, 12 * MIB, SIM_READ);
+  use_until_event(x, s, ESPER_USE_NO_GATE);
+  world_read_on(&w, t, y, r);
+  use_until_event(y, t, 0);
+  world_free(&w, x);
+  world_free(&w, y);
+  CHECK(world_malloc(&w, 14 * MIB, r) == y);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  world_end(&w);
+}
+
+/* An event that cannot be asked about is on nobody knows which stream: what the
+ * carrier records later says nothing of it. */
+TEST(a_later_event_does_not_cover_one_that_could_not_be_had)
+{
+  begin(12 + 14 + 14);
+  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
+  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  world_read_on(&w, s, x, r);
+  sim_fail_call(w.s, SIM_CALL_event_query, 1, ESPER_DEVICE_ERROR);
+  use_until_event(x, s, 0);
+  world_free(&w, x);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  use_until_event(y, t, 0);
+  world_free(&w, y);
+  sim_run_all(w.s); /* all but the read of x */
+  CHECK_EQ(world_counters(&w, 0).bytes_pending, 12 * MIB);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  sim_raise_flag_now(w.s, 0);
+  world_end(&w);
+}
+
+/* The same of a live block's use: the host must not wait for the device. */
+TEST(the_host_waits_for_no_live_blocks_use_without_gate)
+{
+  begin(12);
+  esper_stream r = w.stream[0], s = w.stream[1];
+  void *x = world_malloc(&w, 12 * MIB, r), *more;
+  world_kernel(&w, r, x);
+  world_wait(&w, s, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  sim_kernel(w.s, 0, s.handle, x, 12 * MIB, SIM_READ);
+  world_use(&w, x, s, ESPER_USE_NO_GATE);
+  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &more), ESPER_OUT_OF_MEMORY);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  world_end(&w);
+}
+
+/* Another thread, while one waits for the device. */
+static void mark_meanwhile(void *context, sim_call call, int device, void *object)
+{
+  (void)call, (void)device, (void)object;
+  void **block = context;
+  void *x = *block;
+  *block = NULL;
+  if (x)
+    use_until_event(x, w.stream[1], 0);
+}
+
+TEST(who_waits_for_the_device_keeps_nobody_from_marking)
+{
+  begin(64);
+  void *x = world_malloc(&w, 12 * MIB, w.stream[0]);
+  world_kernel(&w, w.stream[0], x);
+  sim_before_call(w.s, SIM_CALL_event_synchronize, mark_meanwhile, &x);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  sim_before_call(w.s, SIM_CALL_event_synchronize, NULL, NULL);
+  CHECK(!x);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
+  world_end(&w);
+}
+
+/* Another thread frees it after it was found, and empty_cache returns its metadata. */
+TEST(a_block_that_has_gone_since_it_was_found_is_skipped)
+{
+  begin(64);
+  presented_t reader;
+  block_t gone = {0};
+  size_t found = 1;
+  CHECK_OK(stream_present(w.core, w.stream[1], &reader));
+  CHECK_OK(mark_found_block(&gone, &w, reader, 0, &found));
+  CHECK_EQ(found, 0);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 0);
+  world_end(&w);
+}
+
+/* Nobody would protect the block, so the caller hears of it. */
+TEST(a_mark_without_host_memory_is_an_error)
+{
+  begin(64);
+  enum { MOST = 8192 };
+  static const void *p[MOST];
+  p[0] = world_malloc(&w, 512, w.stream[0]);
+  CHECK_OK(esper_record_use(w.core, p, 1, w.stream[1], 0, NULL));
+  size_t many = w.core->devices[0].uses.pieces; /* what the core got memory for at once */
+  CHECK(many < MOST);
+  for (size_t i = 1; i <= many; i++)
+    p[i] = world_malloc(&w, 512, w.stream[0]);
+  CHECK_OK(esper_record_use(w.core, p + 1, many - 1, w.stream[1], 0, NULL));
+  check_limit_malloc(0);
+  sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
+  esper_status status = esper_record_use(w.core, p + many, 1, w.stream[1], 0, NULL);
+  esper_status at_free = esper_record_stream(w.core, p[many], w.stream[1]);
+  check_limit_malloc(-1);
+  CHECK_STATUS(status, ESPER_HOST_MEMORY);
+  CHECK_STATUS(at_free, ESPER_HOST_MEMORY);
+  CHECK_OK(esper_record_use(w.core, p + many, 1, w.stream[1], 0, NULL));
+  CHECK_EQ(world_counters(&w, 0).uses_pending, many + 1);
+  world_end(&w);
+}
+
+/* ---- marks by a handle alone ----------------------------------------------- */
+
+static uint64_t records(void)
+{
+  return sim_calls(w.s, SIM_CALL_event_record);
+}
+
+/* Whether that was enough. */
+static bool mark_it_by_handle(const void *p, void *handle)
+{
+  esper_status status = ESPER_OK;
+  bool enough = mark_by_handle(w.core, p, handle, &status);
+  CHECK_OK(status);
+  return enough;
+}
+
+TEST(a_known_streams_handle_is_enough)
+{
+  begin(64);
+  esper_stream r = w.stream[0], s = w.stream[1], mortal = world_mortal(&w, 0);
+  char *x = world_malloc(&w, 12 * MIB, r);
+  CHECK(!mark_it_by_handle(x, s.handle)); /* never presented */
+  CHECK(!mark_it_by_handle(x, mortal.handle));
+  CHECK(mark_it_by_handle(&w, r.handle)); /* nobody's block: nothing to do */
+  CHECK_EQ(records(), 0);
+  world_use(&w, x, s, 0);
+  world_use(&w, x, mortal, 0);
+  CHECK(mark_it_by_handle(x, s.handle));
+  CHECK(mark_it_by_handle(x, mortal.handle));
+  CHECK(mark_it_by_handle(x + 512, s.handle));
+  CHECK_EQ(records(), 5);
+  CHECK(mark_it_by_handle(x, r.handle)); /* its own stream */
+  CHECK_EQ(records(), 5);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 2);
+  world_check(&w);
+  world_end(&w);
+}
+
+TEST(a_handle_that_came_back_is_not_taken_for_the_old_stream)
+{
+  begin(64);
+  esper_stream r = w.stream[0], mortal = world_mortal(&w, 0);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, x);
+  world_read_on(&w, mortal, x, r);
+  world_use(&w, x, mortal, 0);
+  world_destroy_stream(&w, mortal);
+  esper_stream other = world_mortal(&w, 0);
+  CHECK(other.handle == mortal.handle);
+  CHECK(!mark_it_by_handle(x, other.handle));
+  world_read_on(&w, other, x, r);
+  world_use(&w, x, other, 0);
+  CHECK(mark_it_by_handle(x, other.handle));
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 2); /* two streams */
+  world_free(&w, x);
+  CHECK(world_malloc(&w, 12 * MIB, r) == x);
+  world_end(&w);
+}
+
+TEST(a_handle_of_another_device_and_of_a_captured_stream)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, NULL);
+  esper_stream r = w.stream[0], far = world_mortal(&w, 1);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_use(&w, x, far, 0);
+  CHECK(mark_it_by_handle(x, far.handle));
+  CHECK_EQ(world_counters(&w, 1).events_alive, 2);
+  CHECK_EQ(world_counters(&w, 0).events_alive, 0);
+  sim_capture_begin(w.s, 1, far.handle);
+  CHECK(!mark_it_by_handle(x, far.handle));
+  CHECK(sim_capture_is_valid(w.s, 1, far.handle));
+  sim_capture_abort(w.s, 1, far.handle);
+  world_end(&w);
+}

@@ -1,0 +1,796 @@
+/* The fault loop: one scenario that touches everything, run again and again.
+ * For every function of the driver and every status that it may answer, its
+ * first call fails, then its second, and so on, until the scenario comes
+ * through without reaching the fault. Whatever failed: the core stays valid,
+ * the oracle content, nothing leaks, and memory can be had again.
+ *
+ * All of it with classic segments, and with mapped ones.
+ *
+ * With a sticky fault the function fails from its Nth call on, as after a
+ * broken context, until the scenario is over. */
+#include <stdbool.h>
+
+#include "core/api/testing.h"
+#include "world.h"
+
+enum { DEVICES = 2, LIVE = 64, CAPACITY = 64 };
+/* By name, so that created pools have them, too; classic where the device cannot. */
+static const esper_config CONFIG = {.segments = ESPER_SEGMENTS_MAPPED};
+
+typedef struct live {
+  void *ptr;
+  esper_stream owner;
+} live;
+
+static sim *s;
+static esper_core *core;
+static live blocks[LIVE];
+static int block_count;
+static bool shut_down; /* the fault is ESPER_SHUT_DOWN */
+static bool mapped;    /* segments, where they are not classic */
+static char situation[128];
+
+static void oracle_failed(void *context, const char *report)
+{
+  (void)context;
+  check_failed(__FILE__, __LINE__, "%s: %s", situation, report);
+}
+
+#define EXPECT(x) ((x) ? (void)0 : check_failed(__FILE__, __LINE__, "%s: %s", situation, #x))
+
+/* ---- a program that can live with errors ---------------------------------- */
+
+static void *get(size_t size, esper_stream stream)
+{
+  void *ptr = NULL;
+  esper_status status = esper_malloc(core, size, stream, &ptr);
+  if (status != ESPER_OK) {
+    EXPECT(!ptr);
+    EXPECT(esper_last_error()[0]);
+    return NULL;
+  }
+  esper_block_info info;
+  EXPECT(esper_find_block(core, ptr, &info) == ESPER_OK);
+  sim_owner_begin(s, ptr, info.size, stream.device, stream.handle);
+  sim_kernel(s, stream.device, stream.handle, ptr, info.size, SIM_WRITE);
+  EXPECT(block_count < LIVE);
+  blocks[block_count++] = (live){ptr, stream};
+  return ptr;
+}
+
+static live *find(const void *ptr)
+{
+  for (int i = 0; i < block_count; i++)
+    if (blocks[i].ptr == ptr)
+      return &blocks[i];
+  return NULL;
+}
+
+static void put(void *ptr)
+{
+  live *b = find(ptr);
+  if (!b)
+    return; /* it was not to be had */
+  *b = blocks[--block_count];
+  sim_owner_end(s, ptr);
+  EXPECT(esper_free(core, ptr) == ESPER_OK); /* cannot fail */
+}
+
+static bool read_on(esper_stream reader, void *ptr)
+{
+  const live *b = find(ptr);
+  if (!b)
+    return false;
+  if (reader.device != b->owner.device &&
+      esper_add_peer(core, b->owner.device, reader.device) != ESPER_OK)
+    return false;
+  sim_stream_wait_stream(s, reader.device, reader.handle, b->owner.device, b->owner.handle);
+  sim_kernel(s, reader.device, reader.handle, ptr, 512, SIM_READ);
+  return true;
+}
+
+/* A mark that was refused has done nothing, so the owner waits itself. */
+static void marked(esper_status status, esper_stream reader, void *ptr)
+{
+  if (status == ESPER_OK)
+    return;
+  EXPECT(esper_last_error()[0]);
+  const live *b = find(ptr);
+  sim_stream_wait_stream(s, b->owner.device, b->owner.handle, reader.device, reader.handle);
+}
+
+static void use(esper_stream reader, void *ptr, unsigned flags)
+{
+  const void *p = ptr;
+  if (read_on(reader, ptr))
+    marked(esper_record_use(core, &p, 1, reader, flags, NULL), reader, ptr);
+}
+
+static void use_event(esper_stream reader, void *ptr)
+{
+  const void *p = ptr;
+  if (!read_on(reader, ptr))
+    return;
+  void *event = sim_event_create(s, reader.device);
+  sim_event_record(s, reader.device, event, reader.handle);
+  marked(esper_record_use_event(core, &p, 1, event, reader.device, 0, NULL), reader, ptr);
+  sim_event_destroy(s, reader.device, event);
+}
+
+static void use_at_free(esper_stream reader, void *ptr)
+{
+  if (read_on(reader, ptr))
+    marked(esper_record_stream(core, ptr, reader), reader, ptr);
+}
+
+static void use_by_all(esper_stream reader, void *ptr)
+{
+  if (read_on(reader, ptr))
+    marked(esper_free_after_all(core, ptr), reader, ptr);
+}
+
+static int is_captured(void *context, void *stream)
+{
+  const esper_stream *streams = context;
+  return stream == streams[0].handle || stream == streams[1].handle;
+}
+
+static void *get_from_pool(size_t size, esper_stream *both)
+{
+  if (esper_pool_begin(core, 0, 5, 0, is_captured, both) != ESPER_OK)
+    return NULL;
+  void *ptr = get(size, both[0]);
+  EXPECT(esper_pool_end(core, 0, 5, 0, NULL) == ESPER_OK);
+  EXPECT(esper_pool_release(core, 0, 5, 0) == ESPER_OK);
+  return ptr;
+}
+
+/* A checkpoint of the pool is taken, and put back when one block was freed and
+ * another one, which ends a read with its free, is younger. */
+static void checkpoint(esper_stream *both)
+{
+  esper_checkpoint *taken;
+  esper_checkpoint_delta delta;
+  /* Replays are the program's to order. */
+  sim_stream_wait_stream(s, 0, both[0].handle, 0, both[1].handle);
+  void *x = get_from_pool(3 * MIB, both);
+  if (esper_checkpoint_take(core, 0, 5, 0, &taken) != ESPER_OK)
+    return;
+  void *y = get_from_pool(9 * MIB, both);
+  use(both[1], x, 0);
+  use_at_free(both[1], y);
+  put(x);
+  if (esper_checkpoint_restore(core, taken, &delta) == ESPER_OK) {
+    EXPECT(delta.freed_count == (y != NULL));
+    EXPECT(delta.live_count == (x != NULL));
+    if (y) {
+      live *freed = find(y);
+      *freed = blocks[--block_count];
+      sim_owner_end(s, y);
+    }
+    if (x)
+      EXPECT(esper_free(core, x) == ESPER_OK);
+    EXPECT(esper_core_is_valid(core));
+    free(delta.freed);
+  }
+  put(get_from_pool(9 * MIB, both));
+  esper_checkpoint_free(taken);
+}
+
+/* Two neighbours in a pool that are both read serve together, the stream gated on
+ * each; if it cannot be, both stay free. */
+static void range_in_pool(esper_stream *both)
+{
+  if (esper_pool_begin(core, 0, 8, 0, is_captured, both) != ESPER_OK)
+    return;
+  void *x = get(3 * MIB, both[0]), *y = get(3 * MIB, both[0]);
+  use(both[1], x, 0);
+  use(both[1], y, 0);
+  put(x);
+  put(y);
+  put(get(5 * MIB, both[0]));
+  put(get(2 * MIB, both[0]));
+  EXPECT(esper_core_is_valid(core));
+  EXPECT(esper_pool_end(core, 0, 8, 0, NULL) == ESPER_OK);
+  EXPECT(esper_pool_release(core, 0, 8, 0) == ESPER_OK);
+}
+
+/* A capture into a private pool: warm-up memory, a fork with marks of every
+ * kind, reuse inside, replays, and the pool's end. The program is right whatever
+ * the core was refused: it orders its readers itself before the end. */
+static void pool_capture(esper_stream c, esper_stream d, bool known)
+{
+  esper_stream both[2] = {c, d};
+  if (esper_pool_begin(core, 0, 5, 0, is_captured, both) != ESPER_OK)
+    return;
+  put(get(3 * MIB, c));
+  void *warm = get(2 * MIB, c);
+  EXPECT(esper_pool_end(core, 0, 5, 0, NULL) == ESPER_OK);
+  bool begun = esper_pool_begin(core, 0, 5, 0, is_captured, both) == ESPER_OK;
+  sim_capture_begin(s, 0, c.handle);
+  sim_capture_group(s, 0, c.handle, 5);
+  sim_stream_wait_stream(s, 0, d.handle, 0, c.handle);
+  void *x = get(3 * MIB, c), *y = get(3 * MIB, d), *z = get(200000, c), *v = get(100000, d);
+  use(d, x, 0);
+  use(c, y, ESPER_USE_NO_GATE);
+  use_at_free(d, z);
+  put(warm);
+  put(x);
+  put(y);
+  put(z);
+  put(get(3 * MIB, c));
+  put(get(3 * MIB, d));
+  put(get(200000, c));
+  void *only = get(14 * MIB, c);
+  use(d, only, 0);
+  put(only);
+  put(get(14 * MIB, c)); /* an edge leads to d's read */
+  put(get((size_t)CAPACITY * MIB, c));
+  sim_stream_wait_stream(s, 0, c.handle, 0, d.handle);
+  put(v);
+  put(get(3 * MIB, c));
+  put(get(100000, c));
+  EXPECT(esper_core_is_valid(core));
+  sim_graph *graph = sim_capture_end(s, 0, c.handle);
+  EXPECT(graph || !known);
+  if (graph) {
+    sim_graph_launch(s, graph, 0, d.handle);
+    sim_graph_destroy(s, graph);
+  }
+  if (begun) {
+    EXPECT(esper_pool_end(core, 0, 5, 0, NULL) == ESPER_OK);
+    EXPECT(esper_pool_release(core, 0, 5, 0) == ESPER_OK);
+  }
+  checkpoint(both);
+  EXPECT(esper_pool_release(core, 0, 5, 0) == ESPER_OK);
+}
+
+/* Cached memory goes back before memory grows. */
+static void collect(esper_stream r, esper_stream b)
+{
+  esper_config config;
+  esper_get_config(core, &config);
+  config.garbage_collection_threshold = 0.1;
+  EXPECT(esper_configure(core, &config) == ESPER_OK);
+  esper_set_memory_fraction(core, 0, 0.9);
+  put(get(11 * MIB, r));
+  put(get(12 * MIB, b));
+  sim_run_all(s);
+  void *x = get(14 * MIB, r), *y = get(16 * MIB, b);
+  put(x);
+  put(y);
+  EXPECT(esper_core_is_valid(core));
+  config.garbage_collection_threshold = 0;
+  EXPECT(esper_configure(core, &config) == ESPER_OK);
+  esper_set_memory_fraction(core, 0, 1);
+}
+
+static int is_one_of_three(void *context, void *stream)
+{
+  const esper_stream *streams = context;
+  return is_captured(context, stream) || stream == streams[2].handle;
+}
+
+/* Two captures open at once, of which the one becomes a node of the other, and a
+ * conditional node whose body reads what is freed while the body is captured. */
+static void nested_captures(esper_stream c, esper_stream d, esper_stream e, bool known)
+{
+  esper_stream three[3] = {c, d, e};
+  if (esper_pool_begin(core, 0, 6, 0, is_one_of_three, three) != ESPER_OK)
+    return;
+  sim_capture_begin(s, 0, c.handle);
+  sim_capture_begin(s, 0, d.handle);
+  void *x = get(200000, c);
+  put(get(200000, d));
+  put(get(200000, d));
+  put(x); /* freed while the thread works in the other capture */
+  put(get(200000, c));
+  sim_graph *child = sim_capture_end(s, 0, d.handle);
+  void *y = get(300000, c);
+  sim_stream_wait_stream(s, 0, e.handle, 0, c.handle);
+  if (child)
+    sim_graph_launch(s, child, 0, e.handle);
+  use(e, y, 0);
+  put(y);
+  put(get(300000, c)); /* an edge leads to the read, behind the other graph */
+  void *z = get(400000, e);
+  sim_stream_wait_stream(s, 0, c.handle, 0, e.handle);
+  sim_capture_body(s, 0, c.handle, d.handle);
+  put(get(100000, d));
+  if (z)
+    sim_kernel(s, 0, d.handle, z, 512, SIM_READ);
+  put(z);
+  put(get(400000, e)); /* which does not come after the body */
+  put(get(100000, d));
+  EXPECT(!sim_capture_end(s, 0, d.handle));
+  sim_stream_wait_stream(s, 0, c.handle, 0, e.handle);
+  put(get(400000, c));
+  EXPECT(esper_core_is_valid(core));
+  sim_graph *graph = sim_capture_end(s, 0, c.handle);
+  EXPECT(graph || !known);
+  EXPECT(esper_pool_end(core, 0, 6, 0, NULL) == ESPER_OK);
+  if (graph) {
+    sim_graph_launch(s, graph, 0, c.handle);
+    sim_graph_destroy(s, graph);
+  }
+  if (child)
+    sim_graph_destroy(s, child);
+  EXPECT(esper_pool_release(core, 0, 6, 0) == ESPER_OK);
+}
+
+/* Pages get names, and are opened as by another process, with a peer at work there. */
+static void share(esper_stream r, esper_stream far)
+{
+  esper_page_name *pages;
+  size_t count;
+  void *address, *base, *kept = get(3000, r), *x = get(7 * MIB, r);
+  bool reached = x && esper_add_peer(core, 0, 1) == ESPER_OK;
+  if (kept && esper_share(core, kept, &address, &pages, &count) == ESPER_OK)
+    free(pages);
+  if (x && esper_share(core, x, &address, &pages, &count) == ESPER_OK) {
+    EXPECT(count > 0);
+    if (esper_open_shared(core, 0, pages, count, &base) == ESPER_OK) {
+      char *p = (char *)base + ((char *)x - (char *)address);
+      sim_kernel(s, 0, r.handle, p, 7 * MIB, SIM_WRITE);
+      if (reached) {
+        sim_stream_wait_stream(s, 1, far.handle, 0, r.handle);
+        sim_kernel(s, 1, far.handle, p, 7 * MIB, SIM_READ);
+        sim_stream_wait_stream(s, 0, r.handle, 1, far.handle);
+      }
+      EXPECT(esper_close_shared(core, base) == ESPER_OK);
+    } else {
+      EXPECT(!base && esper_last_error()[0]);
+    }
+    free(pages);
+  }
+  put(x);
+  esper_unshare(core);
+  EXPECT(esper_core_is_valid(core));
+  esper_empty_cache(core, 0, NULL);
+  put(kept);
+  esper_unshare(core);
+}
+
+/* ---- the scenario ---------------------------------------------------------- */
+
+static esper_stream new_stream(int device, unsigned flags)
+{
+  return (esper_stream){sim_stream_create(s, device), device, flags};
+}
+
+static void scenario(void)
+{
+  const unsigned immortal = ESPER_STREAM_IMMORTAL;
+  esper_stream r = new_stream(0, immortal), a = new_stream(0, immortal),
+               b = new_stream(0, immortal), far = new_stream(1, immortal),
+               mortal = new_stream(0, 0), legacy = {NULL, 0, immortal};
+
+  /* Uses of every kind, of blocks of several streams and devices. */
+  void *x = get(12 * MIB, r), *y = get(9 * MIB, r), *z = get(9 * MIB, r);
+  void *u = get(5000, mortal), *v = get(700000, legacy), *f = get(MIB, far);
+  use(a, x, 0);
+  use(b, x, ESPER_USE_NO_GATE);
+  use_event(a, y);
+  use_at_free(b, y);
+  use_at_free(far, z);
+  use(far, v, 0);
+  use(a, f, 0);
+  use_at_free(mortal, v);
+  use_by_all(a, u);
+  put(x);
+  put(y);
+  put(u);
+  put(f);
+  EXPECT(esper_core_is_valid(core));
+
+  /* Reuse: gates, growth up to the limit, loans, host waits. */
+  void *w[8];
+  for (int i = 0; i < 8; i++)
+    w[i] = get((size_t)(8 + i) * MIB, i % 2 ? r : b);
+  for (int i = 0; i < 8; i++)
+    use(i % 2 ? a : r, w[i], 0);
+  for (int i = 0; i < 8; i += 2)
+    put(w[i]);
+  sim_run_stream(s, 0, r.handle, 3);
+  esper_retire(core, 0);
+  for (int i = 0; i < 8; i += 2)
+    w[i] = get((size_t)(8 + i) * MIB, a);
+  for (int i = 0; i < 8; i++)
+    put(w[i]);
+  put(get(40 * MIB, r));
+  put(get(60 * MIB, b));
+  put(get((size_t)CAPACITY * 2 * MIB, b)); /* too much */
+  EXPECT(esper_core_is_valid(core));
+
+  /* Gates: runs of neighbours of the own heap and of another, streams that
+   * nobody waits for, and the report. */
+  esper_gate_entry *gates;
+  size_t gate_count;
+  for (int other = 0; other < 2; other++) {
+    void *n[3] = {get(6 * MIB, r), get(6 * MIB, r), get(8 * MIB, r)};
+    void *rest = other ? get(40 * MIB, r) : NULL;
+    esper_stream_set_traits(core, b, ESPER_TRAIT_RENDEZVOUS);
+    for (int i = 0; i < 3; i++) {
+      use(i == 1 ? far : a, n[i], 0);
+      if (i == 2)
+        use(b, n[i], 0);
+      put(n[i]);
+    }
+    put(get(14 * MIB, other ? b : r));
+    esper_stream_set_traits(core, b, 0);
+    put(get(14 * MIB, other ? b : r));
+    if (esper_gates_copy(core, 0, &gates, &gate_count) == ESPER_OK)
+      free(gates);
+    put(rest);
+    EXPECT(esper_core_is_valid(core));
+  }
+
+  /* Mapped segments: pages are lent where no free block is large enough, to a
+   * hole between free blocks and to the end, and go back. */
+  void *pieces[10];
+  for (int i = 0; i < 10; i++)
+    pieces[i] = get(5 * MIB, r);
+  for (int i = 0; i < 10; i += 2)
+    put(pieces[i]);
+  sim_device_synchronize(s, 0);
+  put(get(12 * MIB, b));
+  put(get(13 * MIB, r));
+  esper_empty_cache(core, 0, NULL);
+  void *apart = get(8 * MIB, r);
+  for (int i = 1; i < 10; i += 2)
+    put(pieces[i]);
+  put(get(30 * MIB, r));
+  put(apart);
+  EXPECT(esper_core_is_valid(core));
+
+  share(r, far);
+
+  /* A stream goes, its handle comes back; what it reads is held. */
+  void *m = get(3 * MIB, r);
+  use_at_free(mortal, m);
+  sim_stream_destroy(s, 0, mortal.handle);
+  put(m);
+  put(v);
+  mortal = new_stream(0, 0);
+  put(get(2000, mortal));
+  m = get(2 * MIB, r);
+  use_at_free(mortal, m);
+  put(m);                 /* held: nobody presents the stream */
+  put(get(3000, mortal)); /* it presents itself */
+
+  /* A capture that the core was not told of; it may have met the stream. */
+  esper_stream c = new_stream(0, immortal);
+  void *outside = get(MIB, r);
+  bool known = esper_record_use(core, NULL, 0, c, 0, NULL) == ESPER_OK;
+  sim_capture_begin(s, 0, c.handle);
+  put(get(100000, c));
+  void *inside = get(100000, c);
+  const void *p = outside;
+  if (outside)
+    esper_record_use(core, &p, 1, c, 0, NULL);
+  put(z);
+  put(outside);
+  esper_empty_cache(core, 0, NULL);
+  sim_graph *graph = sim_capture_end(s, 0, c.handle);
+  EXPECT(graph || !known); /* a stream without an id is nobody to the core */
+  if (graph) {
+    sim_graph_launch(s, graph, 0, c.handle);
+    sim_graph_destroy(s, graph);
+  }
+  put(inside);
+
+  esper_stream e = new_stream(0, immortal);
+  known &= esper_record_use(core, NULL, 0, e, 0, NULL) == ESPER_OK;
+  pool_capture(c, e, known);
+  esper_stream d = new_stream(0, immortal);
+  known &= esper_record_use(core, NULL, 0, d, 0, NULL) == ESPER_OK;
+  nested_captures(c, d, e, known);
+  range_in_pool((esper_stream[]){c, d});
+
+  esper_empty_cache(core, 0, NULL);
+  collect(r, b);
+
+  /* The rest of the interface. */
+  size_t free_bytes, total, largest;
+  esper_stats stats;
+  esper_counters counters;
+  esper_pool *pool;
+  for (int i = 0; i < DEVICES; i++) {
+    esper_memory_info(core, i, &free_bytes, &total);
+    esper_largest_available(core, i, &largest);
+    esper_get_stats(core, i, &stats);
+    esper_get_counters(core, i, &counters);
+    esper_set_memory_fraction(core, i, 0.5);
+    esper_set_memory_fraction(core, i, 1);
+    if (esper_pool_create(core, i, 1, 2, &pool) == ESPER_OK) {
+      void *ptr;
+      esper_stream st = i ? far : r;
+      if (esper_malloc_from(core, pool, 4096, st, &ptr) == ESPER_OK)
+        EXPECT(esper_free(core, ptr) == ESPER_OK);
+      esper_empty_cache(core, i, pool);
+    }
+    esper_empty_cache(core, i, NULL);
+  }
+  EXPECT(esper_core_is_valid(core));
+}
+
+/* ---- one run ---------------------------------------------------------------- */
+
+static void no_fault(sim_call call)
+{
+  sim_fail_call(s, call, 0, ESPER_OK);
+}
+
+/* All the memory can be had again. What a capture was given stays its own. */
+static void check_usable(void)
+{
+  void *ptr;
+  esper_unshare(core);
+  for (int d = 0; d < DEVICES; d++) {
+    EXPECT(sim_device_synchronize(s, d) == ESPER_OK);
+    EXPECT(esper_empty_cache(core, d, NULL) == ESPER_OK);
+  }
+  for (int d = 0; d < DEVICES; d++) {
+    esper_stream stream = new_stream(d, 0);
+    EXPECT(esper_malloc(core, (CAPACITY - 8) * MIB, stream, &ptr) == ESPER_OK);
+    sim_owner_begin(s, ptr, (CAPACITY - 8) * MIB, d, stream.handle);
+    sim_owner_end(s, ptr);
+    EXPECT(esper_free(core, ptr) == ESPER_OK);
+  }
+}
+
+static void check_nothing_left(uint64_t refused_in_destroy)
+{
+  size_t left = 0;
+  for (int d = 0; d < DEVICES; d++) {
+    sim_alive alive;
+    sim_count_alive(s, d, &alive);
+    left += alive.allocations + alive.events + alive.streams + alive.ranges + alive.pages +
+            alive.mappings + alive.names;
+  }
+  /* What the driver would not take back is the driver's. */
+  EXPECT(left <= 2 * refused_in_destroy); /* a mapping stays in its range */
+}
+
+/* False: the fault was not reached. */
+static bool run(sim_call call, uint64_t nth, esper_status status, bool sticky,
+                sim_completion completion)
+{
+  snprintf(situation, sizeof situation, "%s number %llu%s answered %s, %s", sim_call_name(call),
+           (unsigned long long)nth, sticky ? " and on" : "", esper_status_name(status),
+           mapped ? "mapped" : "classic");
+  sim_options options = {.devices = DEVICES,
+                         .capacity = CAPACITY * MIB,
+                         .virtual_memory = mapped,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .completion = completion,
+                         .seed = nth};
+  s = sim_create(&options);
+  EXPECT(s);
+  sim_on_failure(s, oracle_failed, NULL);
+  block_count = 0;
+  shut_down = status == ESPER_SHUT_DOWN;
+  if (sticky)
+    sim_fail_calls_from(s, call, nth, status);
+  else
+    sim_fail_call(s, call, nth, status);
+  if (esper_core_create(sim_driver(s), &CONFIG, &core) != ESPER_OK) {
+    EXPECT(!core && sim_faults(s) > 0);
+    sim_destroy(s);
+    return true;
+  }
+  if (completion == SIM_SEEDED)
+    core_set_pages_moved(core, 256); /* room before lent pages */
+  scenario();
+  if (sticky)
+    no_fault(call);
+  while (block_count)
+    put(blocks[0].ptr);
+  bool reached = sim_faults(s) > 0;
+  if (shut_down && reached) { /* the process is ending: be quiet */
+    void *ptr;
+    esper_stream stream = new_stream(0, 0);
+    uint64_t calls = sim_calls(s, SIM_CALL_any);
+    EXPECT(esper_malloc(core, 512, stream, &ptr) != ESPER_OK && !ptr);
+    EXPECT(esper_free(core, NULL) == ESPER_OK);
+    EXPECT(sim_calls(s, SIM_CALL_any) == calls); /* it is not asked again */
+  } else if (reached || sticky) {
+    check_usable();
+  }
+  EXPECT(esper_core_is_valid(core));
+  uint64_t before = sim_faults(s);
+  esper_core_destroy(core);
+  if (!(shut_down && sim_faults(s)))
+    check_nothing_left(sim_faults(s) - before);
+  reached = sim_faults(s) > 0;
+  sim_destroy(s);
+  return reached;
+}
+
+/* Memory of the driver is the only thing that it can be short of. */
+static bool is_plausible(sim_call call, esper_status status)
+{
+  switch (status) {
+  case ESPER_OUT_OF_MEMORY:
+    return call == SIM_CALL_memory_alloc || call == SIM_CALL_page_create ||
+           call == SIM_CALL_page_map || call == SIM_CALL_range_reserve ||
+           call == SIM_CALL_event_create || call == SIM_CALL_stream_create;
+  case ESPER_CAPTURING:
+    return call == SIM_CALL_device_synchronize || call == SIM_CALL_event_record_all ||
+           call == SIM_CALL_event_query || call == SIM_CALL_stream_wait ||
+           call == SIM_CALL_event_record || call == SIM_CALL_event_synchronize;
+  case ESPER_NOT_READY: return call == SIM_CALL_event_query;
+  case ESPER_UNSUPPORTED:
+    return call == SIM_CALL_event_record_all || call == SIM_CALL_stream_id ||
+           call == SIM_CALL_page_granularity || call == SIM_CALL_range_reserve ||
+           call == SIM_CALL_peer_check || call == SIM_CALL_page_export ||
+           call == SIM_CALL_page_import || call == SIM_CALL_capture_point ||
+           call == SIM_CALL_capture_depend || call == SIM_CALL_capture_before;
+  case ESPER_INVALID:
+    return call == SIM_CALL_page_import || call == SIM_CALL_capture_point ||
+           call == SIM_CALL_capture_depend || call == SIM_CALL_capture_before;
+  default: return true;
+  }
+}
+
+#ifndef FAULT_STEP
+#define FAULT_STEP 1 /* from one failing call of a function to the next */
+#endif
+
+static void walk(esper_status status, bool sticky)
+{
+  static const sim_completion COMPLETIONS[] = {SIM_WHEN_TOLD, SIM_SEEDED, SIM_AT_ONCE};
+  uint64_t runs = 0;
+  for (int c = 0; c < SIM_CALL_COUNT; c++) {
+    sim_call call = (sim_call)c;
+    if (!is_plausible(call, status))
+      continue;
+    for (int k = 0; k < 6; k++) {
+      mapped = k >= 3;
+      runs++;
+      for (uint64_t nth = 1; run(call, nth, status, sticky, COMPLETIONS[k % 3]); nth += FAULT_STEP)
+        runs++;
+    }
+  }
+  printf("  %llu runs\n", (unsigned long long)runs);
+}
+
+TEST(every_call_may_fail)
+{
+  walk(ESPER_DEVICE_ERROR, false);
+}
+TEST(every_call_may_fail_for_good)
+{
+  walk(ESPER_DEVICE_ERROR, true);
+}
+TEST(the_driver_may_run_out_of_memory)
+{
+  walk(ESPER_OUT_OF_MEMORY, false);
+}
+TEST(the_driver_may_be_out_of_memory_for_good)
+{
+  walk(ESPER_OUT_OF_MEMORY, true);
+}
+TEST(captures_may_be_in_the_way)
+{
+  walk(ESPER_CAPTURING, false);
+  walk(ESPER_CAPTURING, true);
+}
+TEST(captures_may_end_at_any_time)
+{
+  walk(ESPER_INVALID, false);
+}
+TEST(functions_may_be_missing)
+{
+  walk(ESPER_UNSUPPORTED, true);
+}
+TEST(events_may_take_their_time)
+{
+  walk(ESPER_NOT_READY, false);
+}
+TEST(the_driver_may_go_at_any_time)
+{
+  walk(ESPER_SHUT_DOWN, false);
+}
+
+/* The functions that mapped segments need, without a core: what one of them refuses has had no effect, and the rest can be taken back. */
+static const sim_call PAGE_CALLS[] = {SIM_CALL_page_granularity, SIM_CALL_range_reserve,
+                                      SIM_CALL_page_create,      SIM_CALL_page_map,
+                                      SIM_CALL_page_unmap,       SIM_CALL_page_release,
+                                      SIM_CALL_range_free};
+
+/* A call that failed once succeeds when it is made again. */
+#define TWICE(x) ((x) == ESPER_OK || (x) == ESPER_OK)
+
+static bool map_pages(sim_call call, uint64_t nth, esper_status status)
+{
+  enum { PAGES = 3 };
+  snprintf(situation, sizeof situation, "%s number %llu answered %s", sim_call_name(call),
+           (unsigned long long)nth, esper_status_name(status));
+  sim_options options = {.devices = 1,
+                         .capacity = CAPACITY * MIB,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .virtual_memory = true,
+                         .page_granularity = 2 * MIB};
+  s = sim_create(&options);
+  sim_on_failure(s, oracle_failed, NULL);
+  sim_fail_call(s, call, nth, status);
+  const esper_driver *d = sim_driver(s);
+  size_t size = 0;
+  uintptr_t range = 0;
+  uint64_t page[PAGES];
+  int count = 0;
+  EXPECT(TWICE(d->page_granularity(d->self, 0, &size)) && size == 2 * MIB);
+  EXPECT(TWICE(d->range_reserve(d->self, 0, PAGES * size, &range)));
+  for (; count < PAGES; count++) {
+    if (d->page_create(d->self, 0, size, &page[count]) != ESPER_OK)
+      break;
+    if (d->page_map(d->self, 0, range + (uintptr_t)count * size, size, page[count], NULL, 0) !=
+        ESPER_OK) {
+      EXPECT(d->page_release(d->self, 0, page[count]) == ESPER_OK);
+      break;
+    }
+  }
+  sim_alive alive;
+  sim_count_alive(s, 0, &alive);
+  EXPECT(alive.pages == (size_t)count && alive.mappings == (size_t)count);
+  for (int i = 0; i < count; i++) {
+    EXPECT(TWICE(d->page_unmap(d->self, 0, range + (uintptr_t)i * size, size)));
+    EXPECT(TWICE(d->page_release(d->self, 0, page[i])));
+  }
+  EXPECT(TWICE(d->range_free(d->self, 0, range, PAGES * size)));
+  sim_count_alive(s, 0, &alive);
+  EXPECT(!alive.ranges && !alive.pages && !alive.mappings && !alive.bytes);
+  bool reached = sim_faults(s) > 0;
+  sim_destroy(s);
+  return reached;
+}
+
+TEST(mapping_pages_may_fail)
+{
+  static const esper_status ANSWERS[] = {ESPER_OUT_OF_MEMORY, ESPER_DEVICE_ERROR, ESPER_UNSUPPORTED,
+                                         ESPER_CAPTURING};
+  for (size_t c = 0; c < sizeof PAGE_CALLS / sizeof *PAGE_CALLS; c++)
+    for (size_t a = 0; a < sizeof ANSWERS / sizeof *ANSWERS; a++) {
+      uint64_t nth = 1;
+      while (map_pages(PAGE_CALLS[c], nth, ANSWERS[a]))
+        nth++;
+      CHECK(nth > 1);
+    }
+}
+
+/* The scenario is worth something only if it asks every function that the core
+ * ever asks. */
+TEST(the_scenario_calls_everything)
+{
+  strcpy(situation, "without a fault");
+  uint64_t calls[SIM_CALL_COUNT] = {0};
+  for (int kind = 0; kind < 2; kind++) {
+    mapped = kind;
+    sim_options options = {.devices = DEVICES,
+                           .capacity = CAPACITY * MIB,
+                           .virtual_memory = mapped,
+                           .oracle = SIM_ORACLE_KNOWN,
+                           .completion = SIM_WHEN_TOLD};
+    s = sim_create(&options);
+    sim_on_failure(s, oracle_failed, NULL);
+    block_count = 0;
+    CHECK_OK(esper_core_create(sim_driver(s), &CONFIG, &core));
+    scenario();
+    while (block_count)
+      put(blocks[0].ptr);
+    esper_core_destroy(core);
+    for (int i = 0; i < SIM_CALL_COUNT; i++)
+      calls[i] += sim_calls(s, (sim_call)i);
+    sim_destroy(s);
+  }
+  for (int i = 0; esper_driver_call_name(i); i++) {
+    int call = 0;
+    while (call < SIM_CALL_COUNT &&
+           strcmp(sim_call_name((sim_call)call), esper_driver_call_name(i)))
+      call++;
+    CHECK(call < SIM_CALL_COUNT);
+    if (calls[call] == 0)
+      check_failed(__FILE__, __LINE__, "%s is never called", esper_driver_call_name(i));
+  }
+}

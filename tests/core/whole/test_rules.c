@@ -1,0 +1,984 @@
+/* One test for each lifetime rule: the smallest program that goes wrong when
+ * the rule is missing. walk_rules.c switches every rule off in turn, and some
+ * test of this file or of test_holes.c must notice. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <time.h>
+
+#include "core/base/rules.h"
+#include "world.h"
+
+static world w;
+/* Streams by role: r owns and wants memory, s and t read, o is another one. */
+static esper_stream r, s, t, o;
+
+enum { X = 12, Y = 14, Z = 16 }; /* MiB: each has a segment of its own */
+
+/* A device that holds `mib`, so that the next malloc must reuse. */
+static void begin_with(size_t mib, esper_reuse_order order)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = mib * MIB};
+  esper_config config = {.reuse_order = order};
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+  s = w.stream[1];
+  t = w.stream[2];
+  o = w.stream[3];
+}
+
+static void begin(size_t mib)
+{
+  begin_with(mib, ESPER_REUSE_GATE);
+}
+
+/* The same, where pages can be mapped. */
+static void begin_mapped(size_t mib)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = 1,
+                         .capacity = mib * MIB};
+  esper_config config = {.large_segment_size = 20 * MIB}; /* its pages */
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+  s = w.stream[1];
+  t = w.stream[2];
+  o = w.stream[3];
+}
+
+static void end(void)
+{
+  world_end(&w);
+}
+
+/* Memory for a stream, with a kernel of that stream on it. */
+static void *block(size_t mib, esper_stream stream)
+{
+  void *p = world_malloc(&w, mib * MIB, stream);
+  world_kernel(&w, stream, p);
+  return p;
+}
+
+/* A marked read of p, which `owner` wrote. */
+static void read_and_mark(void *p, esper_stream owner, esper_stream reader)
+{
+  world_read_on(&w, reader, p, owner);
+  world_use(&w, p, reader, 0);
+}
+
+/* An event of the core's on `stream`, which covers all that is there. */
+static void record_something(esper_stream stream, esper_stream other)
+{
+  void *p = world_malloc(&w, 512, other);
+  read_and_mark(p, other, stream);
+  world_free(&w, p);
+}
+
+/* ---- 1, 2: numbers and frontiers ----------------------------------------- */
+
+static atomic_int others_event_recorded;
+static pthread_t slow_thread;
+
+/* The slow thread has its number and stands right before the driver's call. */
+static void hold_up(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  if (!pthread_equal(pthread_self(), slow_thread))
+    return;
+  atomic_store(&others_event_recorded, 1);
+  for (int i = 0; i < 100 && atomic_load(&others_event_recorded) != 2; i++)
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+}
+
+static void use_until(void *p, esper_stream reader)
+{
+  void *event = sim_event_create(w.s, 0);
+  const void *ptr = p;
+  CHECK_OK(sim_event_record(w.s, 0, event, reader.handle));
+  CHECK_OK(esper_record_use_event(w.core, &ptr, 1, event, 0, 0, NULL));
+  sim_event_destroy(w.s, 0, event);
+}
+
+static void *mark_slowly(void *p)
+{
+  slow_thread = pthread_self();
+  sim_before_call(w.s, SIM_CALL_stream_wait, hold_up, NULL);
+  use_until(p, s);
+  return NULL;
+}
+
+/* Uses that come as an event share a stream of the core's. If the slow thread
+ * had number 1 but waited for its event after number 2 was recorded, a wait
+ * for 2 would be taken to cover 1. */
+TEST(numbers_follow_the_drivers_order)
+{
+  begin(X + Y + 2);
+  void *x = block(X, r), *y = block(Y, r), *z = world_malloc(&w, 512, r);
+  use_until(z, t); /* makes the shared stream */
+  world_read_on(&w, s, x, r);
+  world_read_on(&w, t, y, r);
+  pthread_t thread;
+  atomic_store(&others_event_recorded, 0);
+  pthread_create(&thread, NULL, mark_slowly, x);
+  while (!atomic_load(&others_event_recorded))
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  use_until(y, t);
+  atomic_store(&others_event_recorded, 2);
+  pthread_join(thread, NULL);
+  sim_before_call(w.s, SIM_CALL_stream_wait, NULL, NULL);
+  world_free(&w, x);
+  world_free(&w, y);
+  world_malloc(&w, Y * MIB, r);
+  world_malloc(&w, X * MIB, r);
+  end();
+}
+
+TEST(a_wait_that_was_refused_orders_nothing)
+{
+  begin(X);
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  sim_fail_call(w.s, SIM_CALL_stream_wait, 1, ESPER_DEVICE_ERROR);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  CHECK_EQ(sim_faults(w.s), 1);
+  end();
+}
+
+/* s waits for t after the record that r then waits for. */
+TEST(waiting_for_a_stream_is_not_waiting_for_what_it_waits_for_later)
+{
+  begin(X + Y + Z);
+  void *x = block(X, r), *y = block(Y, r), *z = block(Z, s);
+  read_and_mark(x, r, s);
+  read_and_mark(y, r, t);
+  read_and_mark(z, s, t);
+  world_free(&w, z);
+  CHECK(world_malloc(&w, Z * MIB, s) == z); /* s waits for t */
+  world_free(&w, x);
+  world_free(&w, y);
+  CHECK(world_malloc(&w, X * MIB, r) == x); /* r waits for s, as of before */
+  CHECK(world_malloc(&w, Y * MIB, r) == y); /* r must wait for t */
+  end();
+}
+
+/* ---- 3, 4: owner order, and obligations of bytes -------------------------- */
+
+TEST(an_event_from_before_the_free_does_not_cover_it)
+{
+  begin(X + 2);
+  void *x = world_malloc(&w, X * MIB, o);
+  record_something(o, r);
+  world_run(&w, r);
+  world_run(&w, o); /* the event has completed */
+  world_kernel(&w, o, x);
+  world_free(&w, x);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+/* The last malloc of o opens the front, so that the free after it takes no lock. */
+TEST(a_free_without_the_lock_is_not_covered_by_an_earlier_event)
+{
+  begin(X + 2);
+  void *x = world_malloc(&w, X * MIB, o);
+  world_free(&w, x);
+  record_something(o, r);
+  world_run(&w, r);
+  world_run(&w, o); /* the event has completed */
+  CHECK(world_malloc(&w, X * MIB, o) == x);
+  world_kernel(&w, o, x);
+  world_free(&w, x);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+TEST(what_is_still_read_is_not_handed_out_without_the_lock)
+{
+  begin(X);
+  void *x = world_malloc(&w, X * MIB, r);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  world_kernel(&w, r, x);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+/* r takes a part of a block that s still reads; a third stream takes the rest.
+ * That r's own order has completed shows only what the uses are worth. */
+TEST(the_rest_of_a_block_owes_what_the_block_owed)
+{
+  begin(40 + 2);
+  void *x = block(40, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  record_something(r, t);
+  world_run(&w, t);
+  world_run(&w, r);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, 16 * MIB, r) == x);
+  CHECK(world_malloc(&w, 20 * MIB, t) == (char *)x + 16 * MIB);
+  end();
+}
+
+/* r takes two neighbours and a part of a third, which s still reads; another
+ * stream takes the rest. */
+TEST(the_rest_of_a_run_owes_what_its_block_owed)
+{
+  begin(20 + 2);
+  void *a = block(6, r), *b = block(6, r), *c = block(8, r);
+  CHECK((char *)c == (char *)a + 12 * MIB);
+  read_and_mark(a, r, s);
+  read_and_mark(b, r, t);
+  read_and_mark(c, r, s);
+  world_free(&w, a);
+  world_free(&w, b);
+  world_free(&w, c);
+  record_something(r, o);
+  world_run(&w, o);
+  world_run(&w, r);
+  esper_retire(w.core, 0); /* r's own order is done; s and t still read */
+  CHECK(world_malloc(&w, 16 * MIB, r) == a);
+  CHECK(world_malloc(&w, 4 * MIB, t) == (char *)a + 16 * MIB);
+  end();
+}
+
+/* Two neighbours, each read by another stream, that r was made to wait for. */
+TEST(a_merged_block_owes_what_both_owed)
+{
+  begin(20 + X + Y + 2);
+  void *a = block(9, r), *b = block(9, r), *x = block(X, r), *y = block(Y, r);
+  CHECK((char *)b == (char *)a + 9 * MIB);
+  read_and_mark(a, r, s);
+  read_and_mark(b, r, t);
+  read_and_mark(x, r, s);
+  read_and_mark(y, r, t);
+  world_free(&w, a);
+  world_free(&w, b);
+  world_free(&w, x);
+  world_free(&w, y);
+  record_something(r, o);
+  world_run(&w, o);
+  world_run(&w, r);
+  esper_retire(w.core, 0); /* r's own order is done; s and t still read */
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  CHECK(world_malloc(&w, Y * MIB, r) == y);
+  CHECK(world_malloc(&w, 18 * MIB, o) == a);
+  end();
+}
+
+TEST(a_merged_block_has_the_later_stamp)
+{
+  begin(20 + 2);
+  void *a = world_malloc(&w, 9 * MIB, r), *b = world_malloc(&w, 9 * MIB, r);
+  world_free(&w, a);
+  record_something(r, o);
+  world_run(&w, o);
+  world_run(&w, r);
+  esper_retire(w.core, 0); /* covers a's free */
+  world_kernel(&w, r, b);
+  world_free(&w, b);
+  CHECK(world_malloc(&w, 18 * MIB, o) == a);
+  end();
+}
+
+TEST(the_borrower_of_a_block_is_a_use_when_it_frees_it)
+{
+  begin(20);
+  void *a = block(9, r), *b = block(9, r);
+  world_free(&w, a);
+  world_run(&w, r);
+  CHECK(world_malloc(&w, 9 * MIB, t) == a); /* b keeps the segment r's */
+  world_kernel(&w, t, a);
+  world_free(&w, a);
+  CHECK(world_malloc(&w, 9 * MIB, r) == a);
+  world_kernel(&w, r, b);
+  end();
+}
+
+TEST(another_stream_gets_only_what_has_completed_or_is_gated)
+{
+  begin(X);
+  void *x = block(X, r);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, s) == x);
+  end();
+}
+
+/* What r did before it was captured cannot be waited for meanwhile. */
+static void what_is_still_read_stays(void)
+{
+  void *x = block(X, r), *y = block(Y, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  world_free(&w, y); /* owner order is as good as a use */
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, (X + Y) * MIB);
+  CHECK(sim_capture_is_valid(w.s, 0, r.handle));
+  sim_capture_abort(w.s, 0, r.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
+  end();
+}
+
+TEST(memory_that_is_still_read_is_not_given_back)
+{
+  begin(64);
+  what_is_still_read_stays();
+}
+
+TEST(pages_that_are_still_read_are_not_unmapped)
+{
+  begin_mapped(64);
+  what_is_still_read_stays();
+}
+
+/* Pages of 20 MiB, every other one free; their owner is still at work on them. */
+static void *pages[4];
+static void begin_scattered(const esper_stream *owner)
+{
+  begin_mapped(256);
+  for (int i = 0; i < 4; i++)
+    pages[i] = block(20, *owner);
+  world_free(&w, pages[0]);
+  world_free(&w, pages[2]);
+}
+
+/* ... nor where they were before they moved. */
+TEST(stale_pages_are_unmapped_when_nobody_uses_them)
+{
+  begin_scattered(&r);
+  block(40, r);
+  block(10, r);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_page_unmap), 0);
+  world_run(&w, r);
+  block(10, r);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_page_unmap), 2);
+  end();
+}
+
+TEST(pages_of_another_stream_are_lent_when_nobody_uses_them)
+{
+  begin_scattered(&s);
+  block(40, r);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 120 * MIB);
+  end();
+}
+
+/* r takes 22 MiB of two pages that it is still at work on; the rest is not s's. */
+TEST(pages_that_are_lent_owe_what_they_owed)
+{
+  begin_scattered(&r);
+  block(22, r);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 80 * MIB);
+  block(16, s);
+  end();
+}
+
+/* ---- 5, 6: uses and events ------------------------------------------------ */
+
+TEST(a_block_has_one_use_a_stream)
+{
+  begin(X);
+  void *x = block(X, r);
+  for (int i = 0; i < 10; i++) {
+    read_and_mark(x, r, s);
+    world_record_stream(&w, x, t);
+  }
+  world_check(&w);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 2);
+  end();
+}
+
+TEST(the_later_use_on_a_stream_replaces_the_earlier)
+{
+  begin(X);
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_run(&w, r);
+  world_run(&w, s); /* the first mark has completed, but nobody asked */
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+TEST(an_event_is_not_recorded_again_while_referenced)
+{
+  begin(X + Y);
+  void *x = block(X, r), *y = block(Y, r);
+  read_and_mark(x, r, s);
+  read_and_mark(y, r, t);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+TEST(a_failed_query_satisfies_nothing)
+{
+  begin(X);
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  sim_fail_calls_from(w.s, SIM_CALL_event_query, 1, ESPER_DEVICE_ERROR);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  CHECK(sim_faults(w.s) > 0);
+  sim_fail_call(w.s, SIM_CALL_event_query, 0, ESPER_OK);
+  end();
+}
+
+/* ---- 7: captures ----------------------------------------------------------- */
+
+TEST(on_a_capturing_stream_no_event_is_recorded)
+{
+  begin(64);
+  void *x = block(X, r), *y = block(X, r);
+  world_record_stream(&w, y, s);
+  sim_capture_begin(w.s, 0, s.handle);
+  sim_kernel(w.s, 0, s.handle, x, X * MIB, SIM_READ);
+  world_use(&w, x, s, 0);
+  world_free(&w, y); /* its use on s cannot be recorded now: it is held */
+  CHECK(sim_capture_is_valid(w.s, 0, s.handle));
+  void *z = world_malloc(&w, X * MIB, r);
+  CHECK(z != y);
+  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  CHECK_EQ(world_counters(&w, 0).captured_uses, 1);
+  end();
+}
+
+/* As CUDA has it: an event may be recorded inside a capture, and a stream that waits for it
+ * joins. */
+static bool captured_meanwhile;
+
+static esper_status capture_and_record(void *self, int device, void *event, void *stream)
+{
+  (void)self;
+  if (!captured_meanwhile && stream == s.handle) {
+    captured_meanwhile = true; /* by another thread, since the core asked */
+    sim_capture_begin(w.s, device, stream);
+  }
+  return sim_event_record(w.s, device, event, stream);
+}
+
+static esper_status wait_and_join(void *self, int device, void *stream, void *event)
+{
+  (void)self;
+  return sim_stream_wait(w.s, device, stream, event);
+}
+
+TEST(nobody_joins_a_capture_that_begins_while_an_event_is_recorded)
+{
+  sim_options options = {.completion = SIM_WHEN_TOLD, .capacity = X * MIB};
+  world_begin_with(&w, &options, NULL);
+  esper_core_destroy(w.core);
+  esper_driver driver = *sim_driver(w.s);
+  driver.event_record = capture_and_record;
+  driver.stream_wait = wait_and_join;
+  CHECK_OK(esper_core_create(&driver, NULL, &w.core));
+  r = w.stream[0];
+  s = w.stream[1];
+  captured_meanwhile = false;
+  void *x = block(X, s), *y;
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  CHECK(captured_meanwhile);
+  uint64_t capture;
+  CHECK_OK(driver.stream_capture(driver.self, 0, r.handle, &capture));
+  CHECK_EQ(capture, 0);
+  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  CHECK_OK(esper_malloc(w.core, X * MIB, r, &y)); /* an event of after the capture does */
+  CHECK(y == x);
+  CHECK_OK(esper_free(w.core, y));
+  end();
+}
+
+/* The driver is asked before and after; a capture may come and go in between. */
+static esper_status record_inside(void *self, int device, void *event, void *stream)
+{
+  (void)self;
+  bool inside = !captured_meanwhile && stream == s.handle;
+  if (inside) {
+    captured_meanwhile = true;
+    sim_capture_begin(w.s, device, stream);
+  }
+  esper_status status = sim_event_record(w.s, device, event, stream);
+  if (inside)
+    sim_graph_destroy(w.s, sim_capture_end(w.s, device, stream));
+  return status;
+}
+
+TEST(an_event_of_a_capture_that_came_and_went_holds_nothing_up_for_long)
+{
+  sim_options options = {.completion = SIM_WHEN_TOLD, .capacity = 64 * MIB};
+  world_begin_with(&w, &options, NULL);
+  esper_core_destroy(w.core);
+  esper_driver driver = *sim_driver(w.s);
+  driver.event_record = record_inside;
+  CHECK_OK(esper_core_create(&driver, NULL, &w.core));
+  r = w.stream[0];
+  s = w.stream[1];
+  captured_meanwhile = false;
+  world_free(&w, block(X, s));
+  void *x = block(X, r); /* memory of s is not had, as its event cannot be waited for */
+  CHECK(captured_meanwhile);
+  for (int i = 0; i < 3; i++) {
+    sim_kernel(w.s, 0, s.handle, x, X * MIB, SIM_READ);
+    world_use(&w, x, s, 0);
+    world_free(&w, x);
+    CHECK(world_counters(&w, 0).bytes_pending == X * MIB);
+    sim_run_all(w.s);
+    CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
+    x = block(X, r);
+  }
+  world_free(&w, x);
+  end();
+}
+
+/* The host waits for one stream after the other, and then for the whole device, which a
+ * capture would not survive. */
+static void begin_capture_at_second(void *context, sim_call call, int device, void *object)
+{
+  (void)call, (void)object;
+  if (++*(int *)context == 2)
+    sim_capture_begin(w.s, device, s.handle);
+}
+
+TEST(a_capture_that_begins_while_the_host_waits_goes_on)
+{
+  begin(64);
+  int waits = 0;
+  esper_stream mortal = world_mortal(&w, 0); /* has nothing else to be waited for */
+  world_free(&w, world_malloc(&w, 512, mortal));
+  void *x = block(X, r), *y = block(X, s);
+  world_free(&w, x);
+  world_free(&w, y);
+  sim_before_call(w.s, SIM_CALL_event_synchronize, begin_capture_at_second, &waits);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* in another thread than the capture's */
+  CHECK(waits >= 2 && sim_capture_is_valid(w.s, 0, s.handle));
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 0);
+  sim_before_call(w.s, SIM_CALL_event_synchronize, NULL, NULL);
+  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+TEST(queue_order_holds_within_one_capture_only)
+{
+  begin(64);
+  void *x = block(X, r);
+  world_free(&w, x);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *y = block(X, r); /* not x, which work outside still writes */
+  CHECK(y != x);
+  world_free(&w, y);
+  CHECK(world_malloc(&w, X * MIB, r) == y); /* inside, the queue orders */
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  void *z = world_malloc(&w, X * MIB, r); /* and outside */
+  CHECK(z == x);
+  sim_graph_launch(w.s, graph, 0, r.handle);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+static int any_stream(void *context, void *stream)
+{
+  (void)context, (void)stream;
+  return 1;
+}
+
+static void pool_begin(void)
+{
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+}
+
+static void pool_end(void)
+{
+  CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+}
+
+static void pool_release(void)
+{
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+}
+
+TEST(a_capture_gets_from_its_pool_only_what_has_completed)
+{
+  begin(64);
+  pool_begin();
+  void *x = block(X, r);
+  world_free(&w, x);
+  pool_end();
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK(block(X, r) == x); /* the host has waited for r */
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  sim_graph_destroy(w.s, graph);
+  pool_release();
+  pool_release();
+  end();
+}
+
+TEST(what_was_handed_out_outside_a_capture_is_not_free_in_it)
+{
+  begin(64);
+  pool_begin();
+  void *x = block(X, r), *y = block(Y, r);
+  world_free(&w, y);
+  pool_end();
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK(block(Y, r) == y); /* the heap is the capture's now */
+  world_free(&w, x);
+  CHECK(block(X, r) != x);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  sim_graph_destroy(w.s, graph);
+  pool_release();
+  pool_release();
+  end();
+}
+
+TEST(memory_that_a_graph_may_touch_is_not_given_back)
+{
+  begin(64);
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  world_free(&w, block(X, r));
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  sim_graph_destroy(w.s, graph);
+  pool_release();
+  end();
+}
+
+/* s reads what was one block; the checkpoint cuts it, and both parts are read. */
+TEST(putting_a_checkpoint_back_clears_nothing)
+{
+  for (int front = 0; front < 2; front++) {
+    esper_pool *pool;
+    esper_checkpoint *checkpoint;
+    esper_checkpoint_delta delta;
+    void *p[2], *whole;
+    begin(20);
+    CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+    for (int i = 0; i < 2; i++)
+      CHECK_OK(esper_malloc_from(w.core, pool, 10 * MIB - MIB, r, &p[i]));
+    CHECK_OK(esper_free(w.core, p[front]));
+    CHECK_OK(esper_checkpoint_take(w.core, 0, 7, 0, &checkpoint));
+    CHECK_OK(esper_free(w.core, p[!front]));
+    CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &whole));
+    sim_owner_begin(w.s, whole, 20 * MIB, 0, r.handle);
+    world_kernel(&w, r, whole);
+    read_and_mark(whole, r, s);
+    world_free(&w, whole);
+    CHECK_OK(esper_checkpoint_restore(w.core, checkpoint, &delta));
+    CHECK_EQ(delta.live_count, 1);
+    CHECK(delta.live[0] == p[!front]);
+    CHECK_OK(esper_free(w.core, p[!front]));
+    for (int i = 0; i < 2; i++) {
+      CHECK_OK(esper_malloc_from(w.core, pool, 9 * MIB, r, &p[i]));
+      sim_owner_begin(w.s, p[i], world_size(&w, p[i]), 0, r.handle);
+      world_kernel(&w, r, p[i]);
+    }
+    free(delta.freed);
+    esper_checkpoint_free(checkpoint);
+    end();
+  }
+}
+
+/* s may still read x when r's next node runs, but for an edge. */
+TEST(inside_a_capture_a_use_holds_until_its_nodes_come_before)
+{
+  begin(64);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  CHECK(block(X, r) == x);
+  world_wait(&w, r, s);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+TEST(inside_a_capture_owner_order_is_a_place_in_the_graph)
+{
+  begin(64);
+  sim_capture_begin(w.s, 0, r.handle);
+  world_wait(&w, s, r);
+  void *x = block(9, s), *y = block(9, s); /* y keeps the segment s's */
+  world_free(&w, x);
+  CHECK(block(9, r) != x);
+  block(10, r); /* the rest of that segment */
+  world_wait(&w, r, s);
+  CHECK(block(9, r) == x);
+  world_free(&w, y);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+/* o, outside, reads what the capture was given, and no edge can lead there. */
+TEST(nothing_inside_a_capture_satisfies_what_is_owed_outside)
+{
+  begin(64);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *x = world_malloc(&w, X * MIB, r);
+  sim_kernel(w.s, 0, o.handle, x, 512, SIM_READ);
+  world_use(&w, x, o, 0);
+  world_free(&w, x);
+  CHECK(block(X, r) != x);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+/* The body reads y and is a node that t does not come after. */
+TEST(what_is_freed_while_another_graph_is_captured_has_no_place)
+{
+  begin(128);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *y = block(Y, r);
+  world_wait(&w, t, r);
+  sim_capture_body(w.s, 0, r.handle, s.handle);
+  block(X, s);
+  sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
+  world_free(&w, y);
+  CHECK(block(Y, r) != y); /* the body is not over */
+  sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ);
+  CHECK(!sim_capture_end(w.s, 0, s.handle));
+  world_wait(&w, r, t);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+/* ---- 9: when in doubt, withhold -------------------------------------------- */
+
+TEST(a_use_that_cannot_be_recorded_holds_the_block)
+{
+  begin(X);
+  esper_stream mortal = world_mortal(&w, 0);
+  void *x = block(X, r);
+  world_record_stream(&w, x, mortal);
+  world_read_on(&w, mortal, x, r);
+  world_destroy_stream(&w, mortal);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x); /* the host waits for the device */
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  end();
+}
+
+TEST(a_destroyed_streams_handle_is_another_stream)
+{
+  begin(X);
+  esper_stream mortal = world_mortal(&w, 0);
+  void *x = block(X, r);
+  world_record_stream(&w, x, mortal);
+  world_read_on(&w, mortal, x, r);
+  world_destroy_stream(&w, mortal);
+  esper_stream other = world_mortal(&w, 0);
+  CHECK(other.handle == mortal.handle);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+/* The stream that has the handle now says nothing of the one that had it. */
+TEST(a_stream_that_has_ended_keeps_what_it_is_owed)
+{
+  begin(X + 2);
+  esper_stream mortal = world_mortal(&w, 0);
+  void *x = block(X, r), *y = world_malloc(&w, 512, r);
+  world_record_stream(&w, x, mortal);
+  world_read_on(&w, mortal, x, r);
+  world_destroy_stream(&w, mortal);
+  world_free(&w, x); /* held */
+  esper_stream other = world_mortal(&w, 0);
+  CHECK(other.handle == mortal.handle);
+  world_use(&w, y, other, 0);
+  world_run(&w, other);
+  esper_retire(w.core, 0);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  CHECK(world_malloc(&w, X * MIB, r) == x); /* the host waits */
+  end();
+}
+
+/* ---- 10: what a gate may not do -------------------------------------------- */
+
+/* s waits for a flag that r raises after its next malloc: with r waiting for
+ * s, both wait for ever. */
+static void check_no_gate(esper_reuse_order order, bool at_free)
+{
+  begin_with(64, order);
+  void *x = block(X, r);
+  world_wait(&w, s, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  sim_kernel(w.s, 0, s.handle, x, X * MIB, SIM_READ);
+  if (at_free)
+    world_record_stream(&w, x, s);
+  else
+    world_use(&w, x, s, ESPER_USE_NO_GATE);
+  world_free(&w, x);
+  void *y = block(X, r);
+  CHECK(y != x);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  CHECK(world_malloc(&w, X * MIB, r) == x); /* now it has completed */
+  end();
+}
+
+TEST(a_use_marked_without_gate_is_not_gated_on)
+{
+  check_no_gate(ESPER_REUSE_GATE, false);
+  check_no_gate(ESPER_REUSE_GROW, false);
+  check_no_gate(ESPER_REUSE_AUTO, false);
+}
+
+TEST(record_stream_is_not_gated_on_while_memory_can_grow)
+{
+  check_no_gate(ESPER_REUSE_GATE, true);
+  check_no_gate(ESPER_REUSE_GROW, true);
+  check_no_gate(ESPER_REUSE_AUTO, true);
+}
+
+/* Work that its own stream orders has no mark, and may be of any kind. */
+static void check_no_owner_gate(esper_reuse_order order)
+{
+  begin_with(64, order);
+  void *x = world_malloc(&w, X * MIB, s);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  world_kernel(&w, s, x);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) != x);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  end();
+}
+
+TEST(foreign_owner_order_is_not_gated_on_while_memory_can_grow)
+{
+  check_no_owner_gate(ESPER_REUSE_GATE);
+  check_no_owner_gate(ESPER_REUSE_GROW);
+  check_no_owner_gate(ESPER_REUSE_AUTO);
+}
+
+/* A stream whose work waits for what r enqueues after its next malloc. */
+static void spin(esper_stream stream, const void *ptr)
+{
+  world_wait(&w, stream, r);
+  sim_wait_flag(w.s, 0, stream.handle, 0);
+  sim_kernel(w.s, 0, stream.handle, ptr, world_size(&w, ptr), SIM_READ);
+}
+
+/* The program goes on, whatever malloc said. */
+static void raise_and_finish(void)
+{
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+}
+
+/* Whether memory can grow or not, and however the use was marked. */
+static void check_rendezvous(size_t mib, unsigned at_free)
+{
+  begin(mib);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(X, r), *y = NULL;
+  spin(s, x);
+  if (at_free)
+    world_record_stream(&w, x, s);
+  else
+    world_use(&w, x, s, 0);
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), mib < 2 * X ? ESPER_OUT_OF_MEMORY : ESPER_OK);
+  CHECK(y != x);
+  raise_and_finish();
+  void *again = world_malloc(&w, X * MIB, r); /* now it has completed */
+  CHECK(again == x);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  world_free(&w, again);
+  if (y)
+    CHECK_OK(esper_free(w.core, y));
+  end();
+}
+
+TEST(nobody_waits_for_a_use_on_a_rendezvous_stream)
+{
+  check_rendezvous(64, false);
+  check_rendezvous(64, true);
+  check_rendezvous(X, false);
+  check_rendezvous(X, true);
+}
+
+/* Nor for what such a stream freed itself, nor by an event of all streams. */
+TEST(nobody_waits_for_the_owner_order_of_a_rendezvous_stream)
+{
+  begin(X + 2);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = world_malloc(&w, X * MIB, s), *y;
+  spin(s, x);
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  raise_and_finish();
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+TEST(nobody_waits_for_all_streams_with_a_rendezvous_stream_among_them)
+{
+  begin(X);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(X, r), *y;
+  spin(s, x);
+  CHECK_OK(esper_free_after_all(w.core, x));
+  world_free(&w, x);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  raise_and_finish();
+  CHECK(world_malloc(&w, X * MIB, r) == x);
+  end();
+}
+
+/* Memory is there to be had after a host wait, but s is at work. */
+TEST(the_host_waits_for_no_device_with_a_rendezvous_stream_at_work)
+{
+  begin(X);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(X, r), *y;
+  world_free(&w, x);
+  world_wait(&w, s, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  CHECK_STATUS(esper_malloc(w.core, 2 * X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  raise_and_finish();
+  end();
+}

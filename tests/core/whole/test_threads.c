@@ -1,0 +1,641 @@
+/* What one thread does while another is in the middle of something else. Most of it is
+ * for ThreadSanitizer; test_block_cache.c and random_programs.c have more threads. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <unistd.h>
+
+#include "core/api/testing.h"
+#include "core/requests/malloc.h"
+#include "world.h"
+
+static world w;
+/* Nobody asks the driver whether it is captured, so no lock of the simulation orders
+ * the threads that allocate on it. */
+static const esper_stream legacy;
+
+static sim_options on_pages(size_t capacity)
+{
+  return (sim_options){.virtual_memory = 1, .capacity = capacity};
+}
+
+/* ---- two at a time ----------------------------------------------------------- */
+
+static atomic_bool over;
+
+static pthread_t start(void *work(void *), void *argument)
+{
+  pthread_t thread;
+  atomic_store(&over, false);
+  CHECK(!pthread_create(&thread, NULL, work, argument));
+  return thread;
+}
+
+static bool goes_on(void)
+{
+  return !atomic_load_explicit(&over, memory_order_relaxed);
+}
+
+static void *allocate_and_free(void *size)
+{
+  while (goes_on()) {
+    void *p;
+    CHECK_OK(esper_malloc(w.core, *(size_t *)size, legacy, &p));
+    CHECK_OK(esper_free(w.core, p));
+  }
+  return NULL;
+}
+
+TEST(room_is_counted_while_a_front_serves)
+{
+  sim_options options = on_pages((size_t)1 << 40);
+  esper_config classic = {.segments = ESPER_SEGMENTS_CLASSIC};
+  esper_config mapped = {.segments = ESPER_SEGMENTS_MAPPED};
+  world_begin_with(&w, &options, &classic);
+  world_free(&w, world_malloc(&w, 4 * KIB, legacy)); /* a classic segment */
+  CHECK_OK(esper_configure(w.core, &mapped));
+  esper_pool *pool;
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  core_set_pages_moved(w.core, 256);
+  device_t *device = &w.core->devices[0];
+  size_t size = 4 * KIB;
+  pthread_t thread = start(allocate_and_free, &size);
+  for (int i = 0; i < 300; i++) {
+    void *p;
+    lock(&device->lock);
+    device->room_used = 2 * MIB; /* as after growth with room */
+    unlock(&device->lock);
+    CHECK_OK(esper_malloc_from(w.core, pool, 2 * MIB, w.stream[0], &p));
+  }
+  atomic_store(&over, true);
+  pthread_join(thread, NULL);
+  lock(&device->lock);
+  device->room_used = 0;
+  unlock(&device->lock);
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+  world_end(&w);
+}
+
+static void *refer_to_pool(void *unused)
+{
+  (void)unused;
+  while (goes_on()) {
+    esper_pool *pool;
+    CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+    CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+  }
+  return NULL;
+}
+
+TEST(a_pool_grows_while_somebody_refers_to_it)
+{
+  sim_options options = on_pages((size_t)1 << 40);
+  esper_config as_it_comes = {0};
+  world_begin_with(&w, &options, &as_it_comes);
+  esper_pool *pool;
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  pthread_t thread = start(refer_to_pool, NULL);
+  for (int i = 0; i < 2000; i++) {
+    void *p;
+    CHECK_OK(esper_malloc_from(w.core, pool, 2 * MIB, w.stream[0], &p));
+  }
+  atomic_store(&over, true);
+  pthread_join(thread, NULL);
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+  world_end(&w);
+}
+
+static void *set_and_unset_threshold(void *unused)
+{
+  (void)unused;
+  esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
+  while (goes_on()) {
+    config.garbage_collection_threshold = 0.001;
+    CHECK_OK(esper_configure(w.core, &config));
+    usleep(10);
+    config.garbage_collection_threshold = 0; /* fronts may open */
+    CHECK_OK(esper_configure(w.core, &config));
+    usleep(200);
+  }
+  return NULL;
+}
+
+TEST(memory_is_collected_while_the_threshold_comes_and_goes)
+{
+  enum { CACHED = 100, TIMES = 20000 };
+  sim_options options = {.capacity = (size_t)1 << 34};
+  esper_config classic = {.segments = ESPER_SEGMENTS_CLASSIC};
+  world_begin_with(&w, &options, &classic);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.9));
+  void *p[CACHED];
+  for (int i = 0; i < CACHED; i++)
+    p[i] = world_malloc(&w, 20 * MIB, w.stream[1]);
+  size_t size = 20 * MIB;
+  pthread_t threads[] = {start(allocate_and_free, &size), start(allocate_and_free, &size),
+                         start(set_and_unset_threshold, NULL)};
+  for (int turn = 0; turn < TIMES; turn++)
+    release_old(&w.core->devices[0]);
+  atomic_store(&over, true);
+  for (int i = 0; i < 3; i++)
+    pthread_join(threads[i], NULL);
+  for (int i = 0; i < CACHED; i++)
+    world_free(&w, p[i]);
+  world_end(&w);
+}
+
+/* Another thread's malloc, while what a call has in its hands is nobody's. */
+static struct {
+  size_t size;
+  int stream;
+  pthread_t thread;
+  bool begun;
+  atomic_bool returned;
+  esper_status status;
+} beside;
+
+static void *malloc_beside(void *unused)
+{
+  (void)unused;
+  void *p;
+  beside.status = esper_malloc(w.core, beside.size, w.stream[beside.stream], &p);
+  atomic_store(&beside.returned, true);
+  if (beside.status == ESPER_OK)
+    CHECK_OK(esper_free(w.core, p));
+  return NULL;
+}
+
+/* It has time to fail. */
+static void begin_malloc_beside(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  if (beside.begun)
+    return;
+  beside.begun = true;
+  beside.thread = start(malloc_beside, NULL);
+  for (int i = 0; i < 50 && !atomic_load(&beside.returned); i++)
+    usleep(1000);
+}
+
+static void prepare_malloc_beside(size_t size, int stream)
+{
+  beside.size = size;
+  beside.stream = stream;
+  beside.begun = false;
+  atomic_store(&beside.returned, false);
+}
+
+static void begin_beside(size_t size, esper_segments segments, sim_call during)
+{
+  sim_options options = on_pages(256 * MIB);
+  options.completion = SIM_AT_ONCE;
+  esper_config config = {.segments = segments};
+  world_begin_with(&w, &options, &config);
+  world_free(&w, world_malloc(&w, 100 * MIB, w.stream[0]));
+  sim_set_capacity(w.s, 0, 100 * MIB); /* no more than that */
+  prepare_malloc_beside(size, 2);
+  sim_before_call(w.s, during, begin_malloc_beside, NULL);
+}
+
+/* `p` may be NULL. */
+static void end_beside_with(void *p)
+{
+  CHECK(beside.begun);
+  pthread_join(beside.thread, NULL);
+  CHECK_STATUS(beside.status, ESPER_OK);
+  world_free(&w, p);
+  world_end(&w);
+}
+
+static void end_beside(void)
+{
+  end_beside_with(NULL);
+}
+
+/* None is exhausted while memory is on its way back to the driver, nor while it moves for
+ * a request that fails. */
+TEST(what_others_may_not_keep_is_waited_for)
+{
+  begin_beside(64 * MIB, ESPER_SEGMENTS_MAPPED, SIM_CALL_page_unmap);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end_beside();
+  begin_beside(64 * MIB, ESPER_SEGMENTS_CLASSIC, SIM_CALL_memory_free);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end_beside();
+  begin_beside(64 * MIB, ESPER_SEGMENTS_MAPPED, SIM_CALL_page_map);
+  void *p;
+  CHECK_STATUS(esper_malloc(w.core, 108 * MIB, w.stream[1], &p), ESPER_OUT_OF_MEMORY);
+  end_beside();
+}
+
+/* Inside a capture, too. */
+TEST(a_capture_waits_for_what_others_may_not_keep)
+{
+  for (int classic = 0; classic < 2; classic++) {
+    begin_beside(64 * MIB, classic ? ESPER_SEGMENTS_CLASSIC : ESPER_SEGMENTS_MAPPED,
+                 classic ? SIM_CALL_memory_free : SIM_CALL_page_unmap);
+    sim_capture_begin(w.s, 0, w.stream[2].handle);
+    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+    pthread_join(beside.thread, NULL);
+    sim_graph_destroy(w.s, sim_capture_end(w.s, 0, w.stream[2].handle));
+    CHECK(beside.begun);
+    CHECK_STATUS(beside.status, ESPER_OK);
+    world_end(&w);
+  }
+}
+
+/* What comes from the driver is more than was asked for, and there is no more of it. */
+static void leave_a_rest(size_t size, esper_segments segments, size_t capacity, sim_call during)
+{
+  for (int stream = 1; stream < 3; stream++) {
+    sim_options options = on_pages(256 * MIB);
+    options.completion = SIM_AT_ONCE;
+    esper_config config = {.segments = segments};
+    world_begin_with(&w, &options, &config);
+    sim_set_capacity(w.s, 0, capacity);
+    prepare_malloc_beside(size, stream);
+    sim_after_call(w.s, during, begin_malloc_beside, NULL);
+    void *p = world_malloc(&w, size, w.stream[1]);
+    end_beside_with(p);
+  }
+}
+
+TEST(what_others_have_too_much_of_is_waited_for)
+{
+  leave_a_rest(2 * MIB, ESPER_SEGMENTS_CLASSIC, 20 * MIB, SIM_CALL_memory_alloc);
+  leave_a_rest(1000, ESPER_SEGMENTS_MAPPED, 2 * MIB, SIM_CALL_page_create);
+}
+
+/* Beside a malloc that waits already, memory comes, more than is needed. */
+static void grow_beside(void *context, sim_call call, int device, void *object)
+{
+  if (beside.begun)
+    return;
+  begin_malloc_beside(context, call, device, object);
+  CHECK(!atomic_load(&beside.returned));
+  sim_set_capacity(w.s, 0, 120 * MIB);
+  void *p = world_malloc(&w, 2 * MIB, w.stream[2]);
+  for (int i = 0; i < 100000 && !atomic_load(&beside.returned); i++)
+    usleep(1000);
+  CHECK(atomic_load(&beside.returned));
+  world_free(&w, p);
+}
+
+/* Nor does it wait until all hands are empty, which they may never be. */
+TEST(what_comes_meanwhile_is_not_waited_for_any_longer)
+{
+  begin_beside(2 * MIB, ESPER_SEGMENTS_CLASSIC, SIM_CALL_memory_free);
+  sim_before_call(w.s, SIM_CALL_memory_free, grow_beside, NULL);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end_beside();
+}
+
+static void *ask_in_vain(void *number)
+{
+  void *p;
+  for (int i = 0; i < 20; i++)
+    CHECK_STATUS(esper_malloc(w.core, 100 * MIB, w.stream[*(int *)number], &p),
+                 ESPER_OUT_OF_MEMORY);
+  return NULL;
+}
+
+static void let_others_in(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  usleep(100);
+}
+
+/* Two that are refused have nothing for each other. */
+TEST(who_is_refused_leaves_nothing)
+{
+  sim_options options = {.capacity = 64 * MIB, .completion = SIM_AT_ONCE};
+  esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
+  world_begin_with(&w, &options, &config);
+  sim_before_call(w.s, SIM_CALL_memory_alloc, let_others_in, NULL);
+  int number[] = {1, 2};
+  pthread_t threads[] = {start(ask_in_vain, &number[0]), start(ask_in_vain, &number[1])};
+  for (int i = 0; i < 2; i++)
+    pthread_join(threads[i], NULL);
+  CHECK(sim_calls(w.s, SIM_CALL_memory_alloc) < (uint64_t)2 * 20 * 4);
+  world_end(&w);
+}
+
+/* Blocks and uses come and go by the thousand, in another order than they came. */
+static void *fill_and_drain(void *number)
+{
+  enum { MANY = 3000, STEP = 7 };
+  esper_stream own = w.stream[*(int *)number], reader = w.stream[2 + *(int *)number];
+  static _Thread_local void *p[MANY];
+  while (goes_on()) {
+    for (int i = 0; i < MANY; i++) {
+      CHECK_OK(esper_malloc(w.core, 512, own, &p[i]));
+      const void *inside = (char *)p[i] + i % 512;
+      if (i % 3 == 0)
+        CHECK_OK(esper_record_use(w.core, &inside, 1, reader, 0, NULL));
+    }
+    for (int i = 0; i < MANY; i++)
+      CHECK_OK(esper_free(w.core, p[i * STEP % MANY]));
+  }
+  return NULL;
+}
+
+TEST(metadata_goes_while_others_need_it)
+{
+  sim_options options = on_pages((size_t)1 << 30);
+  options.completion = SIM_AT_ONCE;
+  options.oracle = SIM_ORACLE_OFF;
+  world_begin_with(&w, &options, NULL);
+  int number[] = {0, 1};
+  pthread_t threads[] = {start(fill_and_drain, &number[0]), start(fill_and_drain, &number[1])};
+  for (int i = 0; i < 200; i++) {
+    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+    CHECK(world_counters(&w, 0).metadata_bytes < 8 * MIB);
+    usleep(1000);
+  }
+  CHECK(esper_core_is_valid(w.core));
+  atomic_store(&over, true);
+  for (int i = 0; i < 2; i++)
+    pthread_join(threads[i], NULL);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(world_counters(&w, 0).metadata_bytes < MIB / 2);
+  world_end(&w);
+}
+
+/* ---- everything beside everything -------------------------------------------- */
+
+enum { THREADS = 5, TURNS = 12000, SHELF = 48, SHARED_POOLS = 2, POOL_ID = 50 };
+
+typedef struct worker {
+  int self;
+  uint64_t state;
+} worker;
+
+static _Atomic(void *) shelf[SHELF]; /* blocks on their way to another thread */
+static esper_pool *pools[SHARED_POOLS];
+static _Thread_local const worker *current;
+
+static uint64_t draw(worker *t, uint64_t below)
+{
+  t->state ^= t->state << 13;
+  t->state ^= t->state >> 7;
+  t->state ^= t->state << 17;
+  return (t->state >> 11) % below;
+}
+
+static esper_stream draw_stream(worker *t)
+{
+  return draw(t, 3) ? w.stream[draw(t, 3)] : legacy;
+}
+
+static size_t draw_size(worker *t)
+{
+  static const size_t SIZES[] = {512,     4 * KIB, 4 * KIB,  300 * KIB, MIB,
+                                 3 * MIB, 7 * MIB, 20 * MIB, 33 * MIB};
+  return SIZES[draw(t, sizeof SIZES / sizeof *SIZES)];
+}
+
+/* There is not always memory; the rest must work. */
+static void *try_malloc(size_t size, esper_stream stream, esper_pool *pool)
+{
+  void *p = NULL;
+  esper_status status = pool ? esper_malloc_from(w.core, pool, size, stream, &p)
+                             : esper_malloc(w.core, size, stream, &p);
+  if (status != ESPER_OUT_OF_MEMORY && status != ESPER_REJECTED)
+    CHECK_OK(status);
+  return p;
+}
+
+static void put_on_shelf(worker *t, void *p)
+{
+  const void *q = atomic_exchange(&shelf[draw(t, SHELF)], p);
+  if (q && !draw(t, 4))
+    CHECK_OK(esper_record_stream(w.core, q, draw_stream(t)));
+  if (q && !draw(t, 4))
+    CHECK_OK(
+        esper_record_use(w.core, &q, 1, draw_stream(t), draw(t, 8) ? 0 : ESPER_USE_NO_GATE, NULL));
+  CHECK_OK(esper_free(w.core, (void *)q));
+}
+
+static int of_the_same_thread(void *context, void *stream)
+{
+  (void)stream;
+  return current == context;
+}
+
+static void capture(worker *t)
+{
+  esper_stream r = w.stream[3 + t->self];
+  uint64_t id = POOL_ID + SHARED_POOLS + (uint64_t)t->self;
+  void *kept[2] = {0};
+  if (draw(t, 2))
+    id = POOL_ID; /* where others are at work */
+  if (esper_pool_begin(w.core, 0, id, 0, of_the_same_thread, (void *)current) != ESPER_OK)
+    return;
+  sim_capture_begin(w.s, 0, r.handle);
+  for (int i = 0; i < 2; i++) {
+    kept[i] = try_malloc(draw_size(t), r, NULL);
+    CHECK_OK(esper_free(w.core, try_malloc(draw_size(t), r, NULL)));
+  }
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK_OK(esper_pool_end(w.core, 0, id, 0, NULL));
+  for (int i = 0; i < 2; i++)
+    put_on_shelf(t, kept[i]);
+  if (graph)
+    sim_graph_destroy(w.s, graph);
+  CHECK_OK(esper_pool_release(w.core, 0, id, 0));
+}
+
+static void use_mortal_stream(worker *t)
+{
+  esper_stream m = world_mortal(&w, 0);
+  const void *p = try_malloc(draw_size(t), draw_stream(t), NULL);
+  if (p)
+    CHECK_OK(esper_record_use(w.core, &p, 1, m, 0, NULL));
+  CHECK_OK(esper_free(w.core, try_malloc(draw_size(t), m, NULL)));
+  world_destroy_stream(&w, m);
+  put_on_shelf(t, (void *)p);
+}
+
+static void use_event(worker *t)
+{
+  void *event = sim_event_create(w.s, 0);
+  const void *p = try_malloc(draw_size(t), draw_stream(t), NULL);
+  CHECK_OK(sim_event_record(w.s, 0, event, w.stream[draw(t, 3)].handle));
+  if (p)
+    CHECK_OK(esper_record_use_event(w.core, &p, 1, event, 0, 0, NULL));
+  sim_event_destroy(w.s, 0, event);
+  put_on_shelf(t, (void *)p);
+}
+
+static void pin_and_unpin(worker *t)
+{
+  void *p = try_malloc(draw_size(t), draw_stream(t), NULL), *segment;
+  if (!p)
+    return;
+  CHECK_OK(esper_pin(w.core, p, &segment));
+  CHECK_OK(esper_free(w.core, p));
+  esper_unpin(w.core, segment); /* others may have memory there */
+}
+
+static void share(worker *t)
+{
+  void *p = try_malloc(3 * MIB, draw_stream(t), NULL), *address, *there;
+  esper_page_name *pages;
+  size_t count;
+  if (p && esper_share(w.core, p, &address, &pages, &count) == ESPER_OK) {
+    if (esper_open_shared(w.core, 0, pages, count, &there) == ESPER_OK)
+      CHECK_OK(esper_close_shared(w.core, there));
+    free(pages);
+  }
+  put_on_shelf(t, p);
+}
+
+/* Of a pool of its own. */
+static void take_checkpoint_and_go_back(worker *t)
+{
+  esper_pool *own;
+  esper_checkpoint *checkpoint;
+  uint64_t id = POOL_ID + 100 + (uint64_t)t->self;
+  CHECK_OK(esper_pool_create(w.core, 0, id, 0, &own));
+  void *p = try_malloc(draw_size(t), draw_stream(t), own);
+  CHECK_OK(esper_checkpoint_take(w.core, 0, id, 0, &checkpoint));
+  try_malloc(draw_size(t), draw_stream(t), own);
+  esper_checkpoint_delta delta;
+  CHECK_OK(esper_checkpoint_restore(w.core, checkpoint, &delta));
+  for (size_t i = 0; i < delta.live_count; i++)
+    CHECK_OK(esper_free(w.core, delta.live[i]));
+  CHECK_EQ(delta.live_count, p != NULL);
+  free(delta.freed);
+  esper_checkpoint_free(checkpoint);
+  CHECK_OK(esper_pool_release(w.core, 0, id, 0));
+}
+
+static void configure(worker *t)
+{
+  esper_config config = {
+      .segments = (esper_segments)draw(t, 3),
+      .reuse_order = (esper_reuse_order)draw(t, 3),
+      .garbage_collection_threshold = draw(t, 4) ? 0 : 0.1,
+  };
+  CHECK_OK(esper_configure(w.core, &config));
+}
+
+static void look(worker *t)
+{
+  esper_stats stats;
+  esper_counters counters;
+  esper_snapshot snapshot;
+  esper_pool_stats *figures;
+  esper_gate_entry *gates;
+  esper_trace_entry *trace;
+  size_t count, bytes;
+  esper_block_info info;
+  CHECK(esper_core_is_valid(w.core));
+  CHECK_OK(esper_get_stats(w.core, 0, &stats));
+  CHECK_OK(esper_get_counters(w.core, 0, &counters));
+  CHECK_OK(esper_snapshot_take(w.core, -1, &snapshot));
+  esper_snapshot_free(&snapshot);
+  CHECK_OK(esper_get_pool_stats(w.core, 0, &figures, &count));
+  free(figures);
+  CHECK_OK(esper_gates_copy(w.core, 0, &gates, &count));
+  free(gates);
+  CHECK_OK(esper_trace_copy(w.core, 0, &trace, &count));
+  free(trace);
+  CHECK_OK(esper_largest_available(w.core, 0, &bytes));
+  char *p = try_malloc(4 * KIB, draw_stream(t), NULL);
+  if (p) {
+    CHECK_OK(esper_find_block(w.core, p + 256, &info));
+    CHECK(info.address == p);
+  }
+  put_on_shelf(t, p);
+}
+
+static void nobody_told(void *context, const esper_trace_entry *entry)
+{
+  (void)context, (void)entry;
+}
+
+static void trace(worker *t)
+{
+  CHECK_OK(esper_trace_start(w.core, draw(t, 2) ? 100 : 0));
+  if (draw(t, 2))
+    esper_trace_clear(w.core);
+  esper_trace_watch(w.core, draw(t, 2) ? nobody_told : NULL, NULL);
+}
+
+static void do_something_else(worker *t)
+{
+  switch (draw(t, 15)) {
+  case 0: CHECK_OK(esper_empty_cache(w.core, 0, NULL)); break;
+  case 1: CHECK_OK(esper_pool_empty(w.core, 0, POOL_ID + draw(t, SHARED_POOLS), 0)); break;
+  case 2: configure(t); break;
+  case 3: look(t); break;
+  case 4: CHECK_OK(esper_reset_peak_stats(w.core, 0)); break;
+  case 5: trace(t); break;
+  case 6: CHECK_OK(esper_set_memory_fraction(w.core, 0, draw(t, 2) ? 1 : 0.5)); break;
+  case 7: esper_retire(w.core, 0); break;
+  case 8:
+    CHECK_OK(
+        esper_stream_set_traits(w.core, draw_stream(t), draw(t, 4) ? 0 : ESPER_TRAIT_RENDEZVOUS));
+    break;
+  case 9: share(t); break;
+  case 10: use_mortal_stream(t); break;
+  case 11: use_event(t); break;
+  case 12: pin_and_unpin(t); break;
+  case 13: take_checkpoint_and_go_back(t); break;
+  default: capture(t);
+  }
+}
+
+static void *do_everything(void *argument)
+{
+  worker *t = argument;
+  current = t;
+  for (int i = 0; i < TURNS; i++)
+    if (draw(t, 20) == 0)
+      do_something_else(t);
+    else
+      put_on_shelf(t, try_malloc(draw_size(t), draw_stream(t),
+                                 draw(t, 5) ? NULL : pools[draw(t, SHARED_POOLS)]));
+  return NULL;
+}
+
+/* A stream may begin to be captured after it was asked: the core then records an event
+ * there, and asks again before it makes anything of it. */
+static void not_so_strict(void *context, const char *report)
+{
+  (void)context;
+  if (!strstr(report, "which is being captured"))
+    check_failed("the simulation", 0, "%s", report);
+}
+
+TEST(everything_happens_beside_everything)
+{
+  sim_options options = {.virtual_memory = 1,
+                         .devices = 2,
+                         .capacity = 600 * MIB,
+                         .completion = SIM_SEEDED,
+                         .seed = 5};
+  esper_config config = {0};
+  world_begin_with(&w, &options, &config);
+  sim_on_failure(w.s, not_so_strict, NULL);
+  core_set_pages_moved(w.core, 256);
+  for (uint64_t i = 0; i < SHARED_POOLS; i++)
+    CHECK_OK(esper_pool_create(w.core, 0, POOL_ID + i, 0, &pools[i]));
+  worker workers[THREADS];
+  pthread_t threads[THREADS];
+  for (int i = 0; i < THREADS; i++) {
+    workers[i] = (worker){i, 0x9e3779b97f4a7c15u * (uint64_t)(i + 1)};
+    CHECK(!pthread_create(&threads[i], NULL, do_everything, &workers[i]));
+  }
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(threads[i], NULL);
+  for (int i = 0; i < SHELF; i++)
+    CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[i], NULL)));
+  esper_trace_watch(w.core, NULL, NULL);
+  esper_unshare(w.core);
+  for (uint64_t i = 0; i < SHARED_POOLS; i++)
+    CHECK_OK(esper_pool_release(w.core, 0, POOL_ID + i, 0));
+  CHECK_EQ(world_stats(&w, 0).allocated_bytes[ESPER_ALL].current, 0);
+  world_check(&w);
+  world_end(&w);
+}
