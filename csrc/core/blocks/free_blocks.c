@@ -256,15 +256,16 @@ static void count_spared(const heap_t *heap, const block_t *block)
     heap->device->counters.gates_skipped += use->point.branch != heap->branch;
 }
 
-void free_blocks_promote(heap_t *heap)
+bool free_blocks_promote(heap_t *heap)
 {
+  bool any = false;
   cache_close(heap);
   uint64_t epoch = atomic_load(&heap->device->core->epoch);
   if (heap->seen_epoch == epoch)
-    return;
+    return false;
   heap->seen_epoch = epoch;
   if (!pending_index_may_be_ready(heap))
-    return;
+    return false;
   pending_index_clear(heap);
   for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
     newer = block->newer;
@@ -272,10 +273,12 @@ void free_blocks_promote(heap_t *heap)
       count_spared(heap, block);
       free_blocks_claim(block);
       free_blocks_add(block);
+      any = true;
     } else {
       pending_index_add(heap, block);
     }
   }
+  return any;
 }
 
 void free_blocks_withhold_none(heap_t *heap)

@@ -37,8 +37,8 @@ block_t *cache_take_or_close(heap_t *heap, size_t size, size_t requested, bool m
 /* A free block becomes claimed: it is in no bin. */
 void free_blocks_claim(block_t *block);
 
-/* Pending blocks whose obligations have been satisfied become ready. */
-void free_blocks_promote(heap_t *heap);
+/* Pending blocks whose obligations have been satisfied become ready. False: none has. */
+bool free_blocks_promote(heap_t *heap);
 
 /* What was withheld until the next seal serves as soon as it is satisfied: the heap's pool
  * has no graphs, and serves work outside captures. */

@@ -49,23 +49,33 @@
 
 /* ---- the steps of malloc ----------------------------------------------- */
 
-/* Whatever it wastes. */
-static block_t *take_ready(const request_t *q)
+/* A ready block, whatever it wastes, after finding out what has completed. */
+static block_t *take_retired(const request_t *q)
 {
+  stream_retire_all(q->core);
   lock(&q->device->lock);
+  free_blocks_promote(q->heap);
   block_t *block = request_take_ready(q, false);
   unlock(&q->device->lock);
   return block;
 }
 
-static block_t *take_retired(const request_t *q, bool sparing)
+/* Steps 2 and 3, in one hold of the lock but for the gates. The ready blocks are searched
+ * again only if there are new ones. */
+static block_t *take_retired_or_gate(const request_t *q)
 {
+  run_t run = {0};
+  block_t *block = NULL;
   stream_retire_all(q->core);
   lock(&q->device->lock);
-  free_blocks_promote(q->heap);
-  block_t *block = request_take_ready(q, sparing);
+  if (free_blocks_promote(q->heap) || q->heap->ready[q->large].count != q->ready_seen)
+    block = request_take_ready(q, true);
+  if (!block)
+    run = malloc_claim_gateable(q);
+  if (!block && !run.first && q->heap->ready[q->large].count)
+    block = request_take_ready(q, false); /* there is no better one to wait for */
   unlock(&q->device->lock);
-  return block;
+  return run.first ? malloc_gate_claimed(q, run) : block;
 }
 
 /* A loan is dearer than memory of one's own, of which small blocks need little: who
@@ -171,7 +181,7 @@ static block_t *wait_for_pending(const request_t *q)
   while ((oldest = oldest_wait(q))) {
     esper_status status = stream_wait_host(oldest);
     record_drop(oldest);
-    block_t *block = take_retired(q, false);
+    block_t *block = take_retired(q);
     if (block)
       return block;
     if (status != ESPER_OK)
@@ -207,9 +217,7 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
     return find_or_grow_deterministic(q, status);
   if (q->capture)
     return (block = malloc_find_inside(q)) ? block : take_grown(q, false, status);
-  if ((block = take_retired(q, request_gates_first(q))))
-    return block;
-  if (request_gates_first(q) && ((block = malloc_gate_own(q, false)) || (block = take_ready(q))))
+  if ((block = request_gates_first(q) ? take_retired_or_gate(q) : take_retired(q)))
     return block;
   bool own_first = borrows_too_often(q);
   if (own_first && (block = take_grown(q, true, status)))
@@ -231,8 +239,8 @@ static block_t *find_in_spare_pools(const request_t *q)
     lock(&q->device->lock);
     there.heap = block ? NULL : pool_heap(pool, q->stream.stream, 0);
     unlock(&q->device->lock);
-    if (there.heap && !(block = take_retired(&there, false)) && !(block = borrow(&there)) &&
-        !(block = malloc_gate_own(&there, true)))
+    if (there.heap && !(block = take_retired(&there)) && !(block = borrow(&there)) &&
+        !(block = malloc_gate_own(&there)))
       block = malloc_gate_other(&there);
   }
   return block;
@@ -242,7 +250,7 @@ static block_t *find_left(const request_t *q)
 {
   if (q->capture)
     return malloc_find_inside(q);
-  block_t *block = take_retired(q, false);
+  block_t *block = take_retired(q);
   return block ? block : borrow(q);
 }
 
@@ -277,7 +285,7 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   bool may_wait = drain_may_wait(q->device);
   if (may_wait)
     drain_device(q->device);
-  if ((block = take_retired(q, false)) || (block = borrow(q)) || !may_wait ||
+  if ((block = take_retired(q)) || (block = borrow(q)) || !may_wait ||
       (block = find_in_spare_pools(q)))
     return block;
   size_t wanted = grow_size(q->pool, q->size);
@@ -297,7 +305,7 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
     return block;
   if (q->capture)
     return (block = malloc_gate_inside(q)) ? block : take_left(q, status);
-  if ((block = malloc_gate_own(q, true)) || (block = malloc_gate_other(q)) ||
+  if ((block = malloc_gate_own(q)) || (block = malloc_gate_other(q)) ||
       (block = find_in_spare_pools(q)))
     return block;
   return wait_and_release(q, status);
@@ -362,6 +370,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   q.heap = heap_of(&q);
   q.deterministic = q.heap && pool_is_deterministic(q.heap);
   block_t *block = q.heap && !q.deterministic ? request_take_ready(&q, true) : NULL;
+  q.ready_seen = q.heap ? q.heap->ready[q.large].count : 0;
   unlock(&device->lock);
   if (!q.heap)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a heap");

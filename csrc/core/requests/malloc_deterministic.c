@@ -181,8 +181,10 @@ block_t *malloc_take_deterministic(const request_t *q)
   if (!gated) {
     unlock(&q->device->lock);
     stream_retire_all(q->core); /* what has completed needs no gate */
-    gated = malloc_gate_run(q, run);
+    gating_t gating = {0};
+    gated = malloc_gate_run(q, run, &gating);
     lock(&q->device->lock);
+    malloc_note_gating(q, &gating);
   }
   block_t *block = gated ? take_share(q, run, size) : NULL;
   if (block)

@@ -1,30 +1,40 @@
 #include "malloc_gate.h"
 
-#include "../blocks/block.h"
-#include "../blocks/block_cache.h"
 #include "../blocks/use.h"
 #include "../memory/grow.h"
+#include "../order/device.h"
+#include "../order/record.h"
 #include "../order/wait_log.h"
 #include "../pools/pool.h"
 
-/* Reuse order `auto` lets a stream wait for one that is so much further behind. */
+/* Reuse order `auto` lets a stream wait for one that is at most this much further behind. */
 static const int64_t AUTO_LAG_US = 3000;
 
+/* ---- gates ------------------------------------------------------------------ */
+
 /* Makes the request's stream wait for the record, for the sake of a block. */
-static bool gate_record(const request_t *q, record_t *record, size_t size)
+static bool gate_record(const request_t *q, record_t *record, size_t size, gating_t *gating)
 {
   gate_result result = stream_gate(q->stream, record);
-  lock(&q->device->lock);
-  q->device->counters.gates_issued += result == GATE_ISSUED;
-  q->device->counters.gates_skipped += result == GATE_NEEDLESS;
-  if (result == GATE_ISSUED)
-    wait_log_add(q->device, q->stream.stream, record, size);
-  unlock(&q->device->lock);
+  if (result == GATE_ISSUED && gating->issued < LOGGED_GATES) {
+    gating->log[gating->issued].record = record;
+    gating->log[gating->issued].size = size;
+  }
+  gating->issued += result == GATE_ISSUED;
+  gating->skipped += result == GATE_NEEDLESS;
   return result != GATE_REFUSED;
 }
 
-/* The run's latest record on the stream of one of its uses: who waits for that
- * has waited for the others. */
+void malloc_note_gating(const request_t *q, const gating_t *gating)
+{
+  q->device->counters.gates_issued += gating->issued;
+  q->device->counters.gates_skipped += gating->skipped;
+  for (uint64_t i = 0; i < gating->issued && i < LOGGED_GATES; i++)
+    wait_log_add(q->device, q->stream.stream, gating->log[i].record, gating->log[i].size);
+}
+
+/* The run's latest record on the stream of one of its uses: waiting for that one waits for
+ * the others too. */
 static record_t *latest_on_stream(run_t run, const use_t *of)
 {
   record_t *latest = of->record;
@@ -37,27 +47,25 @@ static record_t *latest_on_stream(run_t run, const use_t *of)
   }
 }
 
-bool malloc_gate_run(const request_t *q, run_t run)
+bool malloc_gate_run(const request_t *q, run_t run, gating_t *gating)
 {
-  uint64_t skipped = 0;
   bool gated = true;
   for (const block_t *b = run.first; gated; b = b->next) {
     for (use_t *use = b->uses; use && gated; use = use->next) {
       if (use_is_satisfied(use, q->stream.stream))
-        skipped++;
+        gating->skipped++;
       else
-        gated = gate_record(q, latest_on_stream(run, use), b->size);
+        gated = gate_record(q, latest_on_stream(run, use), b->size, gating);
     }
     if (b == run.last)
       break;
   }
-  lock(&q->device->lock);
-  q->device->counters.gates_skipped += skipped;
-  unlock(&q->device->lock);
   return gated;
 }
 
-/* One pending block, or if none serves several neighbours. */
+/* ---- the request's own heap -------------------------------------------------- */
+
+/* One pending block; if none serves, several neighbours. */
 static run_t find_gateable(const request_t *q, const heap_t *heap, bool at_free_too)
 {
   block_t *block =
@@ -66,8 +74,8 @@ static run_t find_gateable(const request_t *q, const heap_t *heap, bool at_free_
                : free_blocks_gateable_run(heap, q->stream.stream, q->size, q->large, at_free_too);
 }
 
-/* Whether a segment would pass the memory fraction, or the driver had no memory
- * for such a one when it was asked last. */
+/* Whether a segment would pass the memory fraction, or the driver had no memory for one of
+ * that size when it was asked last. */
 static bool cannot_grow(const request_t *q)
 {
   const device_t *d = q->device;
@@ -76,8 +84,8 @@ static bool cannot_grow(const request_t *q)
   return reserved + size > d->limit || (d->refused && size >= d->refused);
 }
 
-/* Reuse order `auto`: a gate makes the request's stream wait for about as long
- * as the other one is further behind the host. docs/design.md has the figures. */
+/* Reuse order `auto`: a gate makes the request's stream wait about as long as the other
+ * stream is further behind the host. docs/measurements.md has the figures. */
 static bool waits_long(const request_t *q, run_t run)
 {
   int64_t now = q->core->clock_us(), own = stream_lag_us(q->stream.stream, now);
@@ -93,23 +101,24 @@ static bool waits_long(const request_t *q, run_t run)
   }
 }
 
-/* Step 3, and with `at_free_too` the first half of step 7. */
-block_t *malloc_gate_own(const request_t *q, bool at_free_too)
+run_t malloc_claim_gateable(const request_t *q)
 {
-  lock(&q->device->lock);
-  cache_close(q->heap);
-  run_t run = find_gateable(q, q->heap, at_free_too);
-  if (run.first && !at_free_too && q->config->as_given.reuse_order == ESPER_REUSE_AUTO &&
-      !cannot_grow(q) && waits_long(q, run))
+  run_t run = find_gateable(q, q->heap, false);
+  if (run.first && q->config->as_given.reuse_order == ESPER_REUSE_AUTO && !cannot_grow(q) &&
+      waits_long(q, run))
     run.first = NULL;
   if (run.first)
     free_blocks_claim_run(run);
-  unlock(&q->device->lock);
-  if (!run.first)
-    return NULL;
-  bool gated = malloc_gate_run(q, run);
+  return run;
+}
+
+block_t *malloc_gate_claimed(const request_t *q, run_t run)
+{
+  gating_t gating = {0};
   block_t *block = NULL;
+  bool gated = malloc_gate_run(q, run, &gating);
   lock(&q->device->lock);
+  malloc_note_gating(q, &gating);
   if (gated)
     block = request_hand_out_run(q, run);
   else
@@ -118,8 +127,21 @@ block_t *malloc_gate_own(const request_t *q, bool at_free_too)
   return block;
 }
 
-/* The free block of another heap that fits best, if a gate makes it ready; or
- * what find_gateable finds there. */
+block_t *malloc_gate_own(const request_t *q)
+{
+  lock(&q->device->lock);
+  cache_close(q->heap);
+  run_t run = find_gateable(q, q->heap, true);
+  if (run.first)
+    free_blocks_claim_run(run);
+  unlock(&q->device->lock);
+  return run.first ? malloc_gate_claimed(q, run) : NULL;
+}
+
+/* ---- other heaps --------------------------------------------------------------- */
+
+/* The free block of another heap that fits best, if a gate makes it ready; else what
+ * find_gateable finds there. */
 static run_t find_elsewhere(const request_t *q, heap_t *heap)
 {
   cache_close(heap);
@@ -130,8 +152,8 @@ static run_t find_elsewhere(const request_t *q, heap_t *heap)
   return may ? run_of_one(block) : find_gateable(q, heap, true);
 }
 
-/* The latest owner order of its blocks: the position that all are covered from.
- * Whether somebody has to wait for it. */
+/* Stores the latest owner order of the run's blocks, a position that covers all of them.
+ * Whether the request's stream has to wait for it. */
 static bool owes_owner_order(const request_t *q, run_t run, uint64_t *stamp)
 {
   bool owes = false;
@@ -145,7 +167,6 @@ static bool owes_owner_order(const request_t *q, run_t run, uint64_t *stamp)
   }
 }
 
-/* Step 7, for blocks of other heaps: their owner order is owed too. */
 block_t *malloc_gate_other(const request_t *q)
 {
   run_t run = {0};
@@ -166,15 +187,17 @@ block_t *malloc_gate_other(const request_t *q)
   if (!run.first)
     return NULL;
 
+  gating_t gating = {0};
   record_t *owner_order = owes ? stream_probe(run.first->segment->heap->stream, stamp) : NULL;
-  bool gated = (!owes || owner_order) && malloc_gate_run(q, run) &&
-               (!owner_order || gate_record(q, owner_order, run.size));
-  if (owner_order)
-    record_drop(owner_order);
+  bool gated = (!owes || owner_order) && malloc_gate_run(q, run, &gating) &&
+               (!owner_order || gate_record(q, owner_order, run.size, &gating));
   lock(&q->device->lock);
+  malloc_note_gating(q, &gating);
   block_t *block = gated ? request_lend(q, run) : NULL;
   if (!block)
     free_blocks_add_run(run);
   unlock(&q->device->lock);
+  if (owner_order)
+    record_drop(owner_order);
   return block;
 }

@@ -1,19 +1,44 @@
-/* malloc_gate.h: the steps of malloc in which the GPU waits: a pending block, or a
- * run of neighbours, is claimed, the request's stream is gated on what it owes,
- * and then it is handed out, or put back if a gate was refused. NULL: no memory
- * that may be gated on. No lock is held. */
+/* malloc_gate.h: the steps of malloc in which the GPU waits. A pending block, or a run of
+ * neighbours, is claimed; the request's stream is gated on what it owes; then the block is
+ * handed out, or put back if the driver refused a gate. */
 #ifndef ESPER_MALLOC_GATE_H
 #define ESPER_MALLOC_GATE_H
 
 #include "request.h"
 
-/* Of the request's own heap; `at_free_too`, of uses that end with a free as well,
- * and however long the wait. */
-block_t *malloc_gate_own(const request_t *q, bool at_free_too);
-/* Makes the request's stream wait for all that the blocks of a claimed run owe; false:
- * a gate was refused. */
-bool malloc_gate_run(const request_t *q, run_t run);
-/* Of the other heaps of its pool. */
+/* ---- in two halves ---------------------------------------------------------- */
+
+/* Claims what the request's stream may be gated on early, of its own heap. No first block:
+ * there is nothing, or reuse order `auto` finds the wait too long. Under the device's lock. */
+run_t malloc_claim_gateable(const request_t *q);
+/* Gates on what was claimed, and hands it out. NULL: a gate was refused. Without the lock. */
+block_t *malloc_gate_claimed(const request_t *q, run_t run);
+
+/* ---- in one: no lock is held; NULL: no memory that may be gated on ------------ */
+
+/* A block of the request's own heap, however long the wait, and though its uses end with
+ * the free. */
+block_t *malloc_gate_own(const request_t *q);
+/* A block of another heap of its pool. */
 block_t *malloc_gate_other(const request_t *q);
+
+/* ---- gates ------------------------------------------------------------------- */
+
+/* What was gated on for one malloc: counted and logged in one go. */
+enum { LOGGED_GATES = 8 };
+
+typedef struct gating {
+  uint64_t issued, skipped;
+  struct {
+    record_t *record; /* a use keeps it, or the caller */
+    size_t size;      /* of the block */
+  } log[LOGGED_GATES]; /* of the first that were issued */
+} gating_t;
+
+/* Makes the request's stream wait for all that the blocks of a claimed run owe. False: a
+ * gate was refused. Without the lock. */
+bool malloc_gate_run(const request_t *q, run_t run, gating_t *gating);
+/* Counts and logs; before the uses are dropped. Under the lock. */
+void malloc_note_gating(const request_t *q, const gating_t *gating);
 
 #endif

@@ -8,14 +8,6 @@ void stat_unsub(esper_stat *stat, size_t amount)
     stat->peak = stat->current;
 }
 
-bool stat_raise_peak(esper_stat *stat)
-{
-  bool above = stat->current > stat->peak;
-  if (above)
-    stat->peak = stat->current;
-  return above;
-}
-
 void stat_reset_peak(esper_stat *stat)
 {
   stat->peak = stat->current;

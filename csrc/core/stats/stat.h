@@ -1,5 +1,5 @@
-/* stat.h: one figure of the statistics: its current value, its peak, and what was added
- * and taken away in all. */
+/* stat.h: one of the statistics: its current value, its peak, and all that was added and
+ * taken away. */
 #ifndef ESPER_STAT_H
 #define ESPER_STAT_H
 
@@ -19,10 +19,18 @@ static inline void stat_sub(esper_stat *stat, size_t amount)
   stat->freed += (int64_t)amount;
 }
 
-void stat_unsub(esper_stat *stat, size_t amount); /* it was not so after all */
+/* Raises the peak to the current value. False: it was as high. */
+static inline bool stat_raise_peak(esper_stat *stat)
+{
+  bool above = stat->current > stat->peak;
+  if (above)
+    stat->peak = stat->current;
+  return above;
+}
+
+/* Takes a stat_sub back. */
+void stat_unsub(esper_stat *stat, size_t amount);
 void stat_reset_peak(esper_stat *stat);
 void stat_reset_accumulated(esper_stat *stat);
-/* Raises the peak to the current value; false: it was as high. */
-bool stat_raise_peak(esper_stat *stat);
 
 #endif
