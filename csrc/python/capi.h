@@ -25,7 +25,7 @@
   F(last_error) F(alloc_malloc) F(alloc_free) F(alloc_record_use) F(alloc_record_stream)          \
       F(alloc_init) F(alloc_reset) F(alloc_set_memory_fraction) F(alloc_base)                     \
           F(alloc_set_record_stream_visible) F(core_create) F(core_destroy) F(core_is_valid)      \
-              F(device_count) F(stream_set_traits) F(wait_log_copy) F(malloc) F(malloc_from) F(free) \
+              F(device_count) F(stream_set_traits) F(gates_copy) F(malloc) F(malloc_from) F(free) \
                   F(record_use) F(record_use_event) F(record_stream) F(free_after_all) F(retire)  \
                       F(empty_cache) F(pool_create) F(pool_begin) F(pool_end) F(pool_release)     \
                           F(pool_use_count) F(pool_empty) F(pool_live_are) F(pool_set_flags) F(   \

@@ -51,7 +51,7 @@ public:
   Gathering(const Gathering &) = delete;
   Gathering &operator=(const Gathering &) = delete;
 
-  // `references`: how many Python references the caller itself pool_stats for.
+  // `references`: how many Python references the caller itself accounts for.
   // A value that is neither tensor nor container is a TypeError.
   void add_argument(PyObject *value, Py_ssize_t references);
 
