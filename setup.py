@@ -93,6 +93,8 @@ def core_extension(headers_version: str | None) -> Extension:
     macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", "1")]
     if RULE_SWITCHES:
         macros.append(("ESPER_RULE_SWITCHES", None))
+    if DEBUG or SANITIZE:
+        macros.append(("ESPER_LOCK_ORDER", None))
     if SANITIZE:
         macros.append(("ESPER_BUILD_SANITIZE", f'"{SANITIZE}"'))
     if headers_version:

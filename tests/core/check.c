@@ -1,6 +1,8 @@
 #include "check.h"
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -37,6 +39,49 @@ int check_passes(const check_test *test)
   int status;
   waitpid(child, &status, 0);
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+int check_aborts(void (*run_it)(void), const char *message)
+{
+  FILE *said = tmpfile();
+  fflush(NULL);
+  pid_t child = said ? fork() : -1;
+  if (child < 0)
+    check_failed(__FILE__, __LINE__, "no process");
+  if (child == 0) {
+    dup2(fileno(said), STDERR_FILENO);
+    alarm(200); /* a test that hangs has failed */
+    run_it();
+    _exit(0);
+  }
+  int status;
+  char text[4096];
+  waitpid(child, &status, 0);
+  rewind(said);
+  text[fread(text, 1, sizeof text - 1, said)] = '\0';
+  fclose(said);
+  return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT && strstr(text, message) != NULL;
+}
+
+typedef struct other_thread {
+  void (*run)(void *context);
+  void *context;
+} other_thread;
+
+static void *other_thread_run(void *argument)
+{
+  const other_thread *other = argument;
+  other->run(other->context);
+  return NULL;
+}
+
+void check_on_another_thread(void (*run_it)(void *context), void *context)
+{
+  pthread_t thread;
+  other_thread other = {run_it, context};
+  if (pthread_create(&thread, NULL, other_thread_run, &other) != 0)
+    check_failed(__FILE__, __LINE__, "no thread");
+  pthread_join(thread, NULL);
 }
 
 const char *check_name(void)

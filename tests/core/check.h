@@ -31,6 +31,13 @@ const check_test *check_first(void);
 /* Runs a test in a process of its own, silently; whether it passed. */
 int check_passes(const check_test *test);
 
+/* Runs the function in a process of its own; whether that one aborts, having said `message` on
+ * its standard error. */
+int check_aborts(void (*run)(void), const char *message);
+/* Runs the function on another thread, and waits for it. What a hook does for "meanwhile,
+ * another thread" goes through this. */
+void check_on_another_thread(void (*run)(void *context), void *context);
+
 /* Host memory runs out after so many more calls of malloc, realloc, aligned_alloc
  * and mmap; -1:
  * never. */

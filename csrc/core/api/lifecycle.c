@@ -36,6 +36,9 @@ static void device_init(core_t *core, int index)
   device_t *device = &core->devices[index];
   device->core = core;
   device->index = index;
+  mutex_init(&device->sync_lock, LOCK_SYNC);
+  mutex_init(&device->lock, LOCK_DEVICE);
+  mutex_init(&device->events_lock, LOCK_LEAF);
   device->fraction = 1;
   device->limit = SIZE_MAX;
   peers_init(device);
@@ -121,6 +124,9 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
   core_t *c = host_take(sizeof *c);
   if (!c)
     return error_set(ESPER_HOST_MEMORY, "no host memory for the allocator");
+  mutex_init(&c->config_lock, LOCK_CONFIG);
+  mutex_init(&c->streams_lock, LOCK_LEAF);
+  mutex_init(&c->captures_lock, LOCK_LEAF);
   static _Atomic uint64_t serials;
   c->driver = driver;
   c->clock_us = monotonic_us;

@@ -21,10 +21,9 @@ static void pause_briefly(void)
 #endif
 }
 
-enum { TURNS = 200, CYCLES = 128 }; /* after so many turns the holder was interrupted */
+enum { TURNS = 200, CYCLES = 128 }; /* after that many turns the holder was interrupted */
 
-/* Who looks again sooner takes the line that the word is on from who holds it, and is at
- * work there. */
+/* Looking again sooner would take the cache line away from the holder, who works on it. */
 void wait_briefly(int turn)
 {
   if (turn >= TURNS)

@@ -1,26 +1,41 @@
 /* lock.h: a mutex of one word, a latch, a bell. The mutex is taken and released
  * inline: malloc and free hold it for some twenty nanoseconds, so calling a library
- * would show. Who finds it held spins for about as long as that, then sleeps. Zero is
- * unlocked. */
+ * would show. A thread that finds it held spins for about as long as that, then sleeps. */
 #ifndef ESPER_LOCK_H
 #define ESPER_LOCK_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "lock_order.h"
+
 enum { LOCK_FREE, LOCK_HELD, LOCK_AWAITED };
 
 typedef struct mutex {
   atomic_int state;
+#ifdef ESPER_LOCK_ORDER
+  lock_rank rank;
+#endif
 } mutex_t;
 
+/* The rank says when it may be taken: lock_order.h. */
+static inline void mutex_init(mutex_t *mutex, lock_rank rank)
+{
+  atomic_init(&mutex->state, LOCK_FREE);
+#ifdef ESPER_LOCK_ORDER
+  mutex->rank = rank;
+#else
+  (void)rank;
+#endif
+}
+
 /* For what is held for some ten nanoseconds: nobody sleeps on it, and leaving it is a
- * plain store. Zero is open. */
+ * plain store. It is the last lock that a thread takes. Zero is open. */
 typedef struct latch {
   atomic_bool held;
 } latch_t;
 
-/* What is rung for those who wait: they sleep until it was rung since they looked. */
+/* Threads that wait for a bell sleep until it has been rung since they looked. */
 typedef struct bell {
   atomic_int count, waiting;
 } bell_t;
@@ -33,7 +48,7 @@ static inline int bell_count(bell_t *bell)
   return atomic_load(&bell->count);
 }
 
-/* Called again and again by who waits for something so short. */
+/* A thread that waits for a latch calls this in a loop; `turn` counts the calls. */
 void wait_briefly(int turn);
 
 void lock_slowly(mutex_t *mutex);
@@ -42,6 +57,9 @@ void unlock_and_wake(mutex_t *mutex);
 static inline void lock(mutex_t *mutex)
 {
   int state = LOCK_FREE;
+#ifdef ESPER_LOCK_ORDER
+  lock_order_take(mutex, mutex->rank);
+#endif
   if (!atomic_compare_exchange_strong_explicit(&mutex->state, &state, LOCK_HELD,
                                                memory_order_acquire, memory_order_relaxed))
     lock_slowly(mutex);
@@ -49,6 +67,7 @@ static inline void lock(mutex_t *mutex)
 
 static inline void unlock(mutex_t *mutex)
 {
+  lock_order_leave(mutex);
   if (atomic_exchange_explicit(&mutex->state, LOCK_FREE, memory_order_release) == LOCK_AWAITED)
     unlock_and_wake(mutex);
 }
@@ -61,12 +80,14 @@ static inline bool latch_try(latch_t *latch)
 
 static inline void latch_take(latch_t *latch)
 {
+  lock_order_take(latch, LOCK_CREDIT);
   for (int turn = 0; !latch_try(latch); turn++)
     wait_briefly(turn);
 }
 
 static inline void latch_leave(latch_t *latch)
 {
+  lock_order_leave(latch);
   atomic_store_explicit(&latch->held, false, memory_order_release);
 }
 

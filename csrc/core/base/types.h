@@ -4,8 +4,8 @@
  *   device    one GPU: pools, segments, statistics, trace, one lock
  *   pool      heaps whose memory serves nobody else
  *   heap      the free blocks of (pool, stream, capture), in bins by size
- *   front     the few of them that malloc and free reach without the device's lock
- *   ledger    what the statistics have still to hear of a heap's blocks
+ *   block cache  the few of them that malloc and free reach without the device's lock
+ *   statistics shard  what a heap's blocks have yet to add to the statistics
  *   segment   an address range from the driver; has one home heap. A classic
  *             one is one allocation; a mapped one has pages where it needs them
  *   page      memory of the driver's, mapped into a segment
@@ -19,11 +19,9 @@
  * order: the work its home stream had enqueued before the free, which events
  * of that stream numbered `stamp` or higher stand for.
  *
- * Locks, in the order they are taken: sync, paging, a stream's record lock, device, then
- * one of map, streams, captures, events, or a front's gate. No driver call is made under a device
- * lock. The record lock is held over event_record and stream_wait, and what is
- * like them inside a capture,
- * because numbers must follow the driver's order (rule 1). */
+ * lock_order.h has the order of locks. The record lock is held over event_record and
+ * stream_wait, and over their counterparts inside a capture, because numbers must follow the
+ * driver's order (rule 1). */
 #ifndef ESPER_TYPES_H
 #define ESPER_TYPES_H
 

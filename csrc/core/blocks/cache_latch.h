@@ -21,6 +21,7 @@ bool cache_enter_slowly(block_cache_t *cache, int to);
 /* Waits until the latch is open, then holds or closes it. False: it is closed. */
 static inline bool cache_enter(block_cache_t *cache, int to)
 {
+  lock_order_check(LOCK_CACHE);
   return __builtin_expect(cache_latch_change(cache, LATCH_OPEN, to), 1) ||
          cache_enter_slowly(cache, to);
 }

@@ -206,6 +206,7 @@ map_t *map_create(void)
     free(map);
     return NULL;
   }
+  mutex_init(&map->lock, LOCK_LEAF);
   atomic_init(&map->directory, directory);
   for (size_t i = 0; i < FIRST_CHUNKS; i++)
     if (!map_extend(map, i * CHUNK)) {

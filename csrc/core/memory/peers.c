@@ -13,21 +13,25 @@
 
 void paging_begin(device_t *device)
 {
+  lock_order_take(&device->paging, LOCK_PAGING);
   pthread_rwlock_rdlock(&device->paging);
 }
 
 void paging_end(device_t *device)
 {
+  lock_order_leave(&device->paging);
   pthread_rwlock_unlock(&device->paging);
 }
 
 void paging_stop(device_t *device)
 {
+  lock_order_take(&device->paging, LOCK_PAGING);
   pthread_rwlock_wrlock(&device->paging);
 }
 
 void paging_go_on(device_t *device)
 {
+  lock_order_leave(&device->paging);
   pthread_rwlock_unlock(&device->paging);
 }
 

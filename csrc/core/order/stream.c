@@ -65,6 +65,7 @@ static stream_t *stream_make(core_t *core, device_t *device, uint64_t id, void *
     free(new_group);
     return NULL;
   }
+  mutex_init(&s->lock, LOCK_RECORD);
   s->core = core;
   s->device = device;
   s->id = id;

@@ -554,12 +554,17 @@ TEST(loose_pages_go_back_when_the_cache_is_emptied_or_the_core_ends)
 
 /* Another thread wants memory of the same heap while pages are being mapped. */
 static void *meanwhile;
+static void get_30_mib(void *context)
+{
+  (void)context;
+  world_check(&w);
+  meanwhile = get(30, r);
+}
 static void get_meanwhile(void *context, sim_call call, int device, void *object)
 {
   (void)context, (void)call, (void)device, (void)object;
   sim_before_call(w.s, SIM_CALL_page_create, NULL, NULL);
-  world_check(&w);
-  meanwhile = get(30, r);
+  check_on_another_thread(get_30_mib, NULL);
 }
 
 TEST(two_threads_may_grow_one_heap_at_once)
@@ -1045,11 +1050,16 @@ TEST(room_is_for_what_could_be_lent)
   end();
 }
 
+static void get_4_mib(void *context)
+{
+  (void)context;
+  get(4, r);
+}
 static void grow_meanwhile(void *often, sim_call call, int device, void *object)
 {
   (void)call, (void)device, (void)object;
   if ((*(int *)often)-- > 0)
-    get(4, r);
+    check_on_another_thread(get_4_mib, NULL);
 }
 
 TEST(what_grows_at_once_shares_the_room)

@@ -86,6 +86,10 @@ TEST(the_host_waits_for_no_live_blocks_use_without_gate)
 }
 
 /* Another thread, while one waits for the device. */
+static void mark_block(void *x)
+{
+  use_until_event(x, w.stream[1], 0);
+}
 static void mark_meanwhile(void *context, sim_call call, int device, void *object)
 {
   (void)call, (void)device, (void)object;
@@ -93,7 +97,7 @@ static void mark_meanwhile(void *context, sim_call call, int device, void *objec
   void *x = *block;
   *block = NULL;
   if (x)
-    use_until_event(x, w.stream[1], 0);
+    check_on_another_thread(mark_block, x);
 }
 
 TEST(who_waits_for_the_device_keeps_nobody_from_marking)

@@ -21,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[2] / "csrc"
 FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wformat=2", "-Wshadow", "-Werror"]
-FLAGS += ["-pthread", "-DESPER_RULE_SWITCHES", "-c"]
+FLAGS += ["-pthread", "-DESPER_RULE_SWITCHES", "-DESPER_LOCK_ORDER", "-c"]
 
 
 def find_nvcc() -> str:

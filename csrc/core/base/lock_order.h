@@ -1,0 +1,55 @@
+/* lock_order.h: in which order a thread may take locks, and a checker of it.
+ *
+ * Every lock has a rank. A thread takes locks in rising order, and calls the driver only while
+ * it holds none from LOCK_DEVICE on. A build with -DESPER_LOCK_ORDER checks both at every lock
+ * and driver call, and aborts with a message that names the two ranks. Debug and sanitizer
+ * builds have it. In other builds these functions do nothing. */
+#ifndef ESPER_LOCK_ORDER_H
+#define ESPER_LOCK_ORDER_H
+
+/* R(name, what it is called) in the order in which they are taken. */
+#define LOCK_RANKS(R)                                                \
+  R(UNRANKED, "a lock without a rank")                               \
+  R(CONFIG, "the configuration lock")                                \
+  R(SYNC, "a device's sync lock")                                    \
+  R(PAGING, "a device's paging lock")                                \
+  R(RECORD, "a stream's record lock")                                \
+  R(DEVICE, "a device's lock")                                       \
+  R(CACHE, "a block cache's latch")                                  \
+  R(LEAF, "the lock of the map, of the streams, captures or events") \
+  R(CREDIT, "a credit pool's latch")
+
+typedef enum lock_rank {
+#define LOCK_RANK_ENUM(name, says) LOCK_##name,
+  LOCK_RANKS(LOCK_RANK_ENUM)
+#undef LOCK_RANK_ENUM
+      LOCK_RANK_COUNT
+} lock_rank;
+
+#ifdef ESPER_LOCK_ORDER
+/* The calling thread is about to take a lock of this rank; a latch that it only waits for. */
+void lock_order_check(lock_rank rank);
+void lock_order_take(const void *lock, lock_rank rank);
+void lock_order_leave(const void *lock);
+void lock_order_call_driver(void);
+/* How many locks of this rank the calling thread has taken so far. */
+unsigned long lock_order_taken(lock_rank rank);
+#else
+static inline void lock_order_check(lock_rank rank)
+{
+  (void)rank;
+}
+static inline void lock_order_take(const void *lock, lock_rank rank)
+{
+  (void)lock, (void)rank;
+}
+static inline void lock_order_leave(const void *lock)
+{
+  (void)lock;
+}
+static inline void lock_order_call_driver(void)
+{
+}
+#endif
+
+#endif

@@ -1,0 +1,134 @@
+/* The checker of lock order, and how many locks a malloc takes. */
+#include "check.h"
+#include "core/base/lock.h"
+#include "world.h"
+
+#ifdef ESPER_LOCK_ORDER
+
+static mutex_t record, device, other_device, leaf, unranked;
+
+static void init(void)
+{
+  mutex_init(&record, LOCK_RECORD);
+  mutex_init(&device, LOCK_DEVICE);
+  mutex_init(&other_device, LOCK_DEVICE);
+  mutex_init(&leaf, LOCK_LEAF);
+}
+
+TEST(locks_may_be_taken_in_the_order_of_their_ranks)
+{
+  init();
+  for (int i = 0; i < 3; i++) {
+    lock(&record);
+    lock(&device);
+    lock(&leaf);
+    unlock(&device); /* released in any order */
+    unlock(&leaf);
+    lock_order_call_driver(); /* under a record lock it may */
+    unlock(&record);
+  }
+  CHECK_EQ(lock_order_taken(LOCK_DEVICE), 3);
+}
+
+static void device_under_leaf(void)
+{
+  init();
+  lock(&leaf);
+  lock(&device);
+}
+static void two_devices(void)
+{
+  init();
+  lock(&device);
+  lock(&other_device);
+}
+static void driver_under_device(void)
+{
+  init();
+  lock(&device);
+  lock_order_call_driver();
+}
+static void driver_under_leaf(void)
+{
+  init();
+  lock(&leaf);
+  lock_order_call_driver();
+}
+static void lock_without_a_rank(void)
+{
+  lock(&unranked);
+}
+static void release_what_is_not_held(void)
+{
+  init();
+  unlock(&device);
+}
+
+TEST(a_violation_aborts_and_names_the_locks)
+{
+  CHECK(check_aborts(device_under_leaf,
+                     "a device's lock while the thread holds the lock of the map"));
+  CHECK(check_aborts(two_devices, "a device's lock while the thread holds a device's lock"));
+  CHECK(check_aborts(driver_under_device, "a driver call while the thread holds a device's lock"));
+  CHECK(
+      check_aborts(driver_under_leaf, "a driver call while the thread holds the lock of the map"));
+  CHECK(check_aborts(lock_without_a_rank, "a lock without a rank"));
+  CHECK(check_aborts(release_what_is_not_held, "released that the thread does not hold"));
+}
+
+/* ---- what a malloc takes ------------------------------------------------------ */
+
+static unsigned long taken(lock_rank rank, world *w, size_t size, void **p)
+{
+  unsigned long before = lock_order_taken(rank);
+  CHECK_OK(esper_malloc(w->core, size, w->stream[0], p));
+  return lock_order_taken(rank) - before;
+}
+
+TEST(a_gated_malloc_takes_the_devices_lock_three_times_at_most)
+{
+  world w;
+  void *p, *q;
+  esper_config config = {.reuse_order = ESPER_REUSE_GATE};
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, &config);
+  p = world_malloc(&w, 64 * MIB, w.stream[0]);
+  world_kernel(&w, w.stream[0], p);
+  world_read_on(&w, w.stream[1], p, w.stream[0]);
+  world_use(&w, p, w.stream[1], 0);
+  world_free(&w, p);
+  CHECK(taken(LOCK_DEVICE, &w, 64 * MIB, &q) <= 3);
+  CHECK(q == p);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  CHECK_OK(esper_free(w.core, q));
+  world_end(&w);
+}
+
+TEST(a_malloc_looks_into_the_block_cache_once)
+{
+  world w;
+  void *p, *q;
+  world_begin(&w);
+  world_free(&w, world_malloc(&w, 8 * MIB, w.stream[0]));
+  CHECK_EQ(taken(LOCK_CACHE, &w, 1 * MIB, &p), 1); /* it misses, and splits the block */
+  CHECK_OK(esper_free(w.core, p));
+  CHECK_EQ(taken(LOCK_CACHE, &w, 1 * MIB, &q), 1); /* it hits */
+  CHECK(q == p);
+  CHECK_EQ(taken(LOCK_DEVICE, &w, 1 * MIB, &p), 1);
+  CHECK_OK(esper_free(w.core, p));
+  CHECK_OK(esper_free(w.core, q));
+  world_end(&w);
+}
+
+#else
+
+TEST(only_debug_and_sanitizer_builds_check_the_order_of_locks)
+{
+  mutex_t without_rank = {0};
+  lock(&without_rank);
+  lock_order_call_driver();
+  unlock(&without_rank);
+  CHECK_EQ(atomic_load(&without_rank.state), LOCK_FREE);
+}
+
+#endif
