@@ -88,7 +88,7 @@ CHOICES = (
     ),
     Choice("and of the request", "memory/grow.c", "REQUEST_SHARE = {},", "5", ("2", "10")),
     Choice("largest page", "memory/grow.c", "LARGE_PAGE = {},", "8 << 20", ("2 << 20", "32 << 20")),
-    Choice("such a part is room once pages move", "memory/slack.c", "ROOM_SHARE = {} ", "25", ("10", "100")),
+    Choice("one part in this many is slack once pages move", "memory/slack.c", "SLACK_SHARE = {} ", "25", ("10", "100")),
 )  # fmt: skip
 
 
@@ -109,10 +109,7 @@ def build(folder: Path, choice: Choice | None, value: str) -> None:
     shutil.copytree(ROOT / "csrc", folder / "csrc")
     if choice:
         (folder / CORE / choice.file).write_text(choice.source(value))
-    sources = [
-        str(path) for part in ("", "core", "device", "python")
-        for path in sorted((folder / "csrc" / part).rglob("*.c"))
-    ]  # fmt: skip
+    sources = [str(path) for path in sorted((folder / "csrc").rglob("*.c"))]
     made = package / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
     command = [compiler(), "-std=c11", "-O2", "-fPIC", "-shared", "-pthread", "-D_GNU_SOURCE"]
     command += ['-DESPER_VERSION="choices"', "-I", sysconfig.get_path("include")]

@@ -1212,5 +1212,5 @@ def test_growth_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_long_run_names_tests_that_exist() -> None:
-    source = (ROOT / "tests" / "core" / "test_drift.c").read_text()
+    source = (ROOT / "tests" / "core" / "whole" / "test_drift.c").read_text()
     assert re.findall(r"^TEST\((\w+)\)", source, re.M) == list(load("growth").DRIFT_TESTS.values())

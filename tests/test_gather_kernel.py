@@ -92,7 +92,7 @@ def library(tmp_path_factory) -> ctypes.CDLL:
     )
     assert shared == 1
     text, copies = re.subn(
-        r"cudaMemcpyAsync\((.*?), cudaMemcpyHostToDevice, stream\)",
+        r"cudaMemcpyAsync\((.*?),\s+cudaMemcpyHostToDevice, stream\)",
         r"copy_on_cpu(\1)",
         text,
         flags=re.S,

@@ -76,7 +76,7 @@ static bool device_is_valid(device_t *device)
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
     valid = pool_is_valid(pool);
   valid = valid && figures_are_valid(device) && wait_log_is_valid(device) &&
-          room_is_valid(device) && orphans_are_valid(device) && pool_stats_are_valid(device);
+          slack_is_valid(device) && orphans_are_valid(device) && pool_stats_are_valid(device);
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);
   unlock(&device->lock);

@@ -1,6 +1,6 @@
 /* grow.c: a mapped segment grows into one of its holes, of which the memory that is
  * missing between its free neighbours is filled: with pages that are lent (stitch.h) and
- * with new ones, or, where there is room, with new ones alone. Blocks are claimed under
+ * with new ones, or, where slack allows, with new ones alone. Blocks are claimed under
  * the lock, pages move without it, and then the books are made, for as much as the driver
  * did. */
 #include "grow.h"
@@ -35,7 +35,7 @@ typedef struct window {
   bool from_end;           /* they lie at the hole's end */
 } window_t;
 
-typedef enum pages_from { NEW_PAGES, LENT_UNLESS_ROOM, LENT_FIRST } pages_from_t;
+typedef enum pages_from { NEW_PAGES, LENT_UNLESS_SLACK, LENT_FIRST } pages_from_t;
 
 typedef struct growth {
   device_t *device;
@@ -48,7 +48,7 @@ typedef struct growth {
   stitch_t stitch;  /* the pages that are lent */
   size_t created;   /* bytes of the pages that are asked of the driver */
   size_t page_most; /* ... which are at most so large */
-  size_t spared;    /* bytes that could have been lent instead of some */
+  bool slack;       /* some of these could have been lent instead */
   size_t moved;     /* bytes of the lent ones that are in the piece */
   void *spare[2];
 } growth_t;
@@ -180,18 +180,18 @@ static void free_neighbours(const window_t *w)
     free_blocks_add(w->after);
 }
 
-/* Claims what is lent; or lets it go again, if there is room for as many new pages. */
+/* Claims what is lent; or lets it go again, where slack allows as many new pages. */
 static void claim_pages(growth_t *g)
 {
   const window_t *w = &g->window;
   size_t most = w->before && w->after ? w->missing : w->hole->size;
   stitch_claim(&g->stitch, g->heap, g->from == NEW_PAGES ? 0 : w->missing, most);
-  size_t spared = least(stitch_bytes(&g->stitch), w->missing);
-  if (g->from != LENT_UNLESS_ROOM || !room_take(g->device, w->missing, spared))
+  if (g->from != LENT_UNLESS_SLACK ||
+      !slack_take(g->device, w->missing, stitch_bytes(&g->stitch) > 0))
     return;
   stitch_finish(&g->stitch);
   stitch_claim(&g->stitch, g->heap, 0, 0);
-  g->spared = spared;
+  g->slack = true;
 }
 
 /* ESPER_NOT_READY: the heap has no addresses for it. A block that another thread has
@@ -215,7 +215,6 @@ static esper_status claim(growth_t *g, block_t **block)
     give_spares(g);
     stitch_finish(&g->stitch);
     free_neighbours(w);
-    room_leave(g->device, g->spared);
   }
   return status;
 }
@@ -313,8 +312,8 @@ static block_t *unite(const growth_t *g)
 static void note_refusal(growth_t *g, esper_status status, size_t made)
 {
   device_t *device = g->device;
-  if (status == ESPER_OUT_OF_MEMORY && g->spared)
-    room_ran_out(device);
+  if (status == ESPER_OUT_OF_MEMORY && g->slack)
+    slack_ran_out(device);
   else if (status == ESPER_OUT_OF_MEMORY)
     device->refused = g->created - made;
   else if (status == ESPER_OK && g->created >= device->refused)
@@ -336,7 +335,6 @@ static block_t *settle(growth_t *g, esper_status status, size_t filled)
     mapped_arrived(g->piece);
     return unite(g);
   }
-  room_leave(g->device, g->spared);
   if (filled) {
     hole_cut_back(g->piece, filled);
     mapped_arrived(g->piece);
@@ -366,7 +364,7 @@ static esper_status fill(growth_t *g, block_t **block)
   size_t filled = g->moved;
   if (status == ESPER_OK)
     status = add_pages(g, &filled);
-  bool held = filled || g->spared || g->window.before || g->window.after;
+  bool held = filled || g->slack || g->window.before || g->window.after;
   if (status != ESPER_OK)
     give_pages_back(g, g->moved, &filled);
   lock(&g->device->lock);
@@ -377,9 +375,9 @@ static esper_status fill(growth_t *g, block_t **block)
   return status;
 }
 
-/* ESPER_OUT_OF_MEMORY, and *spared: pages can be lent instead. */
+/* ESPER_OUT_OF_MEMORY, and *slack: pages can be lent instead. */
 static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool large,
-                            block_t **block, bool *spared)
+                            block_t **block, bool *slack)
 {
   growth_t g = {.device = heap->device, .heap = heap, .size = size, .large = large, .from = from};
   if (!heap->capture) {
@@ -390,7 +388,7 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
   }
   lock(&g.device->lock);
   esper_status status = claim(&g, block);
-  *spared = g.spared > 0;
+  *slack = g.slack;
   unlock(&g.device->lock);
   if (status != ESPER_OK || *block)
     return status;
@@ -400,14 +398,14 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
   return status;
 }
 
-/* What there is room for, the device need not have. */
+/* Where there was no memory for slack, pages are lent. */
 static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone, block_t **block)
 {
-  bool spared;
-  pages_from_t from = alone ? NEW_PAGES : LENT_UNLESS_ROOM;
-  esper_status status = grow_by(from, heap, size, large, block, &spared);
-  if (status == ESPER_OUT_OF_MEMORY && spared)
-    status = grow_by(LENT_FIRST, heap, size, large, block, &spared);
+  bool slack;
+  pages_from_t from = alone ? NEW_PAGES : LENT_UNLESS_SLACK;
+  esper_status status = grow_by(from, heap, size, large, block, &slack);
+  if (status == ESPER_OUT_OF_MEMORY && slack)
+    status = grow_by(LENT_FIRST, heap, size, large, block, &slack);
   return status;
 }
 

@@ -394,7 +394,7 @@ size_t mapped_unmap(device_t *device, block_t *block)
   mapped_left(block, gone, false);
   if (gone) {
     device->refused = 0;
-    room_give_back(s->heap->pool, gone);
+    slack_given_back(s->heap->pool);
   }
   unlock(&device->lock);
   paging_end(device);

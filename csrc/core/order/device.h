@@ -53,8 +53,9 @@ struct device {
   unsigned in_flight_returned; /* so often they left some */
   bell_t in_flight_ended;
   size_t refused;        /* the segment that the driver had no memory for; 0: none */
-  size_t room_used;      /* bytes of pages that were made for room: room.h */
-  uint64_t room_ran_out; /* pages that had moved when memory ran out last */
+  size_t slack_peak;      /* of active bytes, since pages last went back: memory/slack.c */
+  size_t slack_old_peak;  /* that of the statistics when they did */
+  uint64_t slack_ran_out; /* pages that had moved when memory ran out last */
   esper_stats stats;
   esper_counters counters;
   arena_t blocks, segments, uses, orphan_arena;

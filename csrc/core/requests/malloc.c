@@ -279,7 +279,7 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   lock(&q->device->lock);
   q->device->stats.num_alloc_retries++;
   q->device->stats.num_sync_all_streams++;
-  room_ran_out(q->device);
+  slack_ran_out(q->device);
   unlock(&q->device->lock);
   /* Giving memory back waits for the device too. */
   bool may_wait = drain_may_wait(q->device);

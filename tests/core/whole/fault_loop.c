@@ -580,7 +580,7 @@ static bool run(sim_call call, uint64_t nth, esper_status status, bool sticky,
     return true;
   }
   if (completion == SIM_SEEDED)
-    core_set_pages_moved(core, 256); /* room before lent pages */
+    core_set_pages_moved(core, 256); /* slack before lent pages */
   scenario();
   if (sticky)
     no_fault(call);

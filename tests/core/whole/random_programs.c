@@ -1228,7 +1228,7 @@ static uint64_t run_program(uint64_t seed, int threads)
   must(esper_core_create(sim_driver(p.s), &config, &p.core), "core_create");
   core_set_clock(p.core, program_clock);
   if (p.operations % 2)
-    core_set_pages_moved(p.core, 256); /* room before lent pages */
+    core_set_pages_moved(p.core, 256); /* slack before lent pages */
   for (int d = 0; d < p.devices; d++) {
     uint64_t id = ++p.pool_ids;
     must(esper_pool_create(p.core, d, POOL_ID, id, &p.pools[d]), "pool_create");

@@ -46,36 +46,6 @@ static void *allocate_and_free(void *size)
   return NULL;
 }
 
-TEST(room_is_counted_while_a_front_serves)
-{
-  sim_options options = on_pages((size_t)1 << 40);
-  esper_config classic = {.segments = ESPER_SEGMENTS_CLASSIC};
-  esper_config mapped = {.segments = ESPER_SEGMENTS_MAPPED};
-  world_begin_with(&w, &options, &classic);
-  world_free(&w, world_malloc(&w, 4 * KIB, legacy)); /* a classic segment */
-  CHECK_OK(esper_configure(w.core, &mapped));
-  esper_pool *pool;
-  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
-  core_set_pages_moved(w.core, 256);
-  device_t *device = &w.core->devices[0];
-  size_t size = 4 * KIB;
-  pthread_t thread = start(allocate_and_free, &size);
-  for (int i = 0; i < 300; i++) {
-    void *p;
-    lock(&device->lock);
-    device->room_used = 2 * MIB; /* as after growth with room */
-    unlock(&device->lock);
-    CHECK_OK(esper_malloc_from(w.core, pool, 2 * MIB, w.stream[0], &p));
-  }
-  atomic_store(&over, true);
-  pthread_join(thread, NULL);
-  lock(&device->lock);
-  device->room_used = 0;
-  unlock(&device->lock);
-  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
-  world_end(&w);
-}
-
 static void *refer_to_pool(void *unused)
 {
   (void)unused;

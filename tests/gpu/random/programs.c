@@ -620,18 +620,19 @@ static void two_threads_mark(thread *t)
   end_of(blocks, 2 * RACE_MARKS);
 }
 
-/* 1b */
+/* 1b: the refused request grows; the next one waits again. */
 static void refused_wait(thread *t)
 {
   (void)t;
-  begin(ESPER_REUSE_GATE, X);
-  block x = take_written(X * MIB, R);
-  read_and_mark(&x, S, LATE);
-  give(&x);
+  begin(ESPER_REUSE_GATE, 2 * X);
+  block b[2] = {take_written(X * MIB, R)};
+  read_and_mark(&b[0], S, LATE);
+  give(&b[0]);
   atomic_store(&waits_to_refuse, 1);
-  x = take_written(X * MIB, R);
+  b[0] = take_written(X * MIB, R);
   atomic_store(&waits_to_refuse, 0);
-  end_of(&x, 1);
+  b[1] = take_written(X * MIB, R);
+  end_of(b, 2);
 }
 
 /* 2: S waits for T after the record that R then waits for. */
