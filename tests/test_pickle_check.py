@@ -244,6 +244,7 @@ def test_a_key_has_at_most_a_thousand_values():
         *(b"a", b"Na", b"N(a", b"](Na", b"s", b"}Ns", b"}(NNs", b"}N(Ns", b"\x85", b"N(\x85"),
         *(b"N\x86", b"NN\x87", b"(Nd", b"}(Nu", b"NNa", b")Na", b"}Na", b"}(Ne", b"]NNs", b"NNNs"),
         *(b"]K\x00NNu", b"](K\x00Nu", b"h\x00", b"j\x00\x00\x00\x00", b"g0\n", b"(e", b"(u"),
+        *(b"]((Ne", b"}((NNu"),
         *(b"Ng\n", b"Nq\x00g-0\n", b"Nq\x00h\x01", b"Nq\x01h\x00", b"q\x00", b"N(q\x00", b"N("),
     ],
 )

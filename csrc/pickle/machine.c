@@ -135,11 +135,9 @@ static outcome machine_add(machine *m, unsigned char kind, size_t start)
   shadow *into = shadow_of(m, row_numbers(&m->stack)[start - 1]);
   if (!into || into->kind != kind)
     return NOT_POSSIBLE;
-  if (into->held)
-    return CIRCULAR;
   outcome done = kind == DICT ? machine_check_pairs(m, start) : DONE;
   if (done == DONE)
-    done = machine_fill(m, into, start);
+    done = into->held ? CIRCULAR : machine_fill(m, into, start);
   m->stack.count = start;
   return done;
 }
