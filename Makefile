@@ -25,5 +25,6 @@ clean: ## remove all that was built, and the environment
 	rm -f esper_alloc/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@if [ -f tests/core/Makefile ]; then $(MAKE) -s -C tests/core clean; fi
+	@if [ -f tests/fuzz/Makefile ]; then $(MAKE) -s -C tests/fuzz clean; fi
 
 SETUP = test -n '$(PYTHON)' && '$(PYTHON)' tools/environment.py

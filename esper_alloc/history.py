@@ -247,6 +247,8 @@ class _Rebuild:
         for number, entry in enumerate(self.entries):
             try:
                 action = entry["action"]
+                if type(action) is not str:
+                    raise TypeError  # hashing a tuple can take for ever
                 code = codes[action]
                 if code == NOTHING:
                     steps.append((NOTHING, 0, 0, NEVER))
@@ -258,7 +260,7 @@ class _Rebuild:
                         or not 0 < size <= _MAX_SIZE
                         or not 0 < address <= _MAX_ADDRESS - size
                     ):
-                        self.fail(number, f"{action} of {size!r} bytes at {address!r}")
+                        self.fail(number, f"{action} of {_shown(size)} bytes at {_shown(address)}")
                     steps.append((code, address, size, NEVER))
                     if code >= GROW:
                         moves.append((number, action in _MAPPED))
@@ -267,7 +269,7 @@ class _Rebuild:
             except (AttributeError, KeyError, TypeError, OverflowError) as error:
                 if isinstance(entry, dict) and "action" in entry:
                     if not isinstance(entry["action"], str) or entry["action"] not in codes:
-                        self.fail(number, f"unknown action {entry['action']!r:.60}")
+                        self.fail(number, f"unknown action {_shown(entry['action'])}")
                 self.fail(number, f"malformed: {_why(error)}")
         return steps, times, moves
 
@@ -458,21 +460,32 @@ def _pool_beside(ranges: Ranges, start: int, end: int, mapped: bool) -> Optional
     return None
 
 
+def _shown(value: Any) -> str:
+    """A value of the file for a message. A container is not written out: it may hold
+    another one again and again, and so be longer than any memory."""
+    if isinstance(value, (list, tuple, dict)):
+        return f"a {type(value).__name__}"
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # Python does not print all the digits
+        return "a huge number"
+
+
 def _integer(value: Any) -> int:
     if type(value) is not int:
-        raise ValueError(f"{value!r:.60} is not a number")
+        raise ValueError(f"{_shown(value)} is not a number")
     return value
 
 
 def _require_range(start: Any, size: Any) -> None:
     if _integer(start) <= 0 or not 0 < _integer(size) <= min(_MAX_SIZE, _MAX_ADDRESS - start):
-        raise ValueError(f"{size} bytes at {start}")
+        raise ValueError(f"{_shown(size)} bytes at {_shown(start)}")
 
 
 def _pool_id(value: Any) -> PoolId:
     first, second = value
     if not (0 <= _integer(first) < 1 << 64 and 0 <= _integer(second) < 1 << 64):
-        raise ValueError(f"pool {value!r:.60}")
+        raise ValueError(f"pool ({_shown(first)}, {_shown(second)})")
     return first, second
 
 

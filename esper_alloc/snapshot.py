@@ -4,8 +4,9 @@ and putting the uses that are pending to their blocks (:func:`with_uses`).
 A snapshot is a pickle, plain or gzip-compressed, and a pickle may ask to run
 anything. Nothing of that kind is admitted here, twice over: the bytes are
 checked before they are loaded (``_core.check_pickle`` knows only the opcodes
-of plain containers and scalars, and says what loading them can cost), and the
-unpickler that then loads them refuses every look-up by name.
+of plain containers and scalars, bounds how deep they are nested, and says what
+loading them can cost), and the unpickler that then loads them refuses every
+look-up by name.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def _unpickled(data: bytes) -> Any:
     if not data:
         raise SnapshotError("not a memory snapshot: the file is empty")
     try:
-        _refuse_size(_core.check_pickle(data))
+        _refuse_size(_core.check_pickle(data, memory_limit()))
     except ValueError as error:
         raise SnapshotError(str(error)) from None
     try:

@@ -90,7 +90,7 @@ def test_a_hostile_file_runs_nothing(tmp_path, protocol, compressed):
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_the_unpickler_refuses_on_its_own(tmp_path, monkeypatch, protocol):
     """The check of the bytes is the first wall, not the only one."""
-    monkeypatch.setattr(snapshot._core, "check_pickle", lambda data: 0)
+    monkeypatch.setattr(snapshot._core, "check_pickle", lambda *arguments: 0)
     witness = tmp_path / "witness"
     path = tmp_path / "hostile"
     path.write_bytes(pickle.dumps(Calls(os.mkdir, str(witness)), protocol=protocol))

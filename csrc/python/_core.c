@@ -291,7 +291,7 @@ static PyMethodDef methods[] = {
     {"gates", esper_py_gates, METH_O, esper_py_gates_doc},
     {"pending", esper_py_pending, METH_O, esper_py_pending_doc},
     {"driver_calls", driver_calls, METH_NOARGS, driver_calls_doc},
-    {"check_pickle", esper_py_check_pickle, METH_O, esper_py_check_pickle_doc},
+    {"check_pickle", esper_py_check_pickle, METH_VARARGS, esper_py_check_pickle_doc},
     {"replay", (PyCFunction)(void (*)(void))esper_py_replay, METH_VARARGS | METH_KEYWORDS,
      esper_py_replay_doc},
     {0},

@@ -1,10 +1,10 @@
-/* pickle_check.h: whether a pickle holds nothing but plain data. */
-#ifndef ESPER_PICKLE_CHECK_H
-#define ESPER_PICKLE_CHECK_H
+/* pickle_check.h: whether a pickle holds nothing but plain data, for Python. */
+#ifndef ESPER_PY_PICKLE_CHECK_H
+#define ESPER_PY_PICKLE_CHECK_H
 
 #include <Python.h>
 
 extern const char esper_py_check_pickle_doc[];
-PyObject *esper_py_check_pickle(PyObject *self, PyObject *data);
+PyObject *esper_py_check_pickle(PyObject *self, PyObject *args);
 
 #endif

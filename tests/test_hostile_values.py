@@ -1,0 +1,67 @@
+"""Snapshots of plain data whose values are far longer than the file: a list that
+holds one list twice, which again holds one twice, and numbers with more digits than
+Python prints. A message names such a value without writing it out."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from esper_alloc import replay
+from esper_alloc.snapshot import SnapshotError
+
+#: Enough to be seen in a message. With three times as many no memory would do.
+DOUBLINGS = 20
+
+
+def doubled(kind: type) -> Any:
+    value: Any = kind([1])
+    for _ in range(DOUBLINGS):
+        value = kind([value, value])
+    return value
+
+
+LISTS, TUPLES = doubled(list), doubled(tuple)
+HUGE = 10**5000
+
+
+def of_entry(**changes: Any) -> dict[str, Any]:
+    entry = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "time_us": 1}
+    return {"segments": [], "device_traces": [[{**entry, **changes}]]}
+
+
+def of_segment(**changes: Any) -> dict[str, Any]:
+    segment = {"device": 0, "address": 4096, "total_size": 4096, "stream": 0, "blocks": []}
+    return {**of_entry(), "segments": [{**segment, **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "say"),
+    [
+        (of_entry(action=LISTS), "entry 0: unknown action a list"),
+        (of_entry(action=TUPLES), "entry 0: unknown action a tuple"),
+        (of_entry(action={"x": LISTS}), "entry 0: unknown action a dict"),
+        (of_entry(size=LISTS), "entry 0: alloc of a list bytes at 4096"),
+        (of_entry(addr=TUPLES), "entry 0: alloc of 512 bytes at a tuple"),
+        (of_entry(size=HUGE), "entry 0: alloc of a huge number bytes at 4096"),
+        (of_entry(addr=HUGE), "entry 0: alloc of 512 bytes at a huge number"),
+        (of_entry(action="x" * 1000), "entry 0: unknown action '" + "x" * 59),
+        (of_segment(address=LISTS), "segment 0 is malformed: a list is not a number"),
+        (of_segment(address=HUGE), "segment 0 is malformed: 4096 bytes at a huge number"),
+        (of_segment(stream=TUPLES), "segment 0 is malformed: a tuple is not a number"),
+        (of_segment(segment_pool_id=LISTS), "segment 0 is malformed: a list is not a number"),
+        (of_segment(segment_pool_id=(HUGE, 0)), "malformed: pool (a huge number, 0)"),
+        (of_segment(blocks=[{"size": LISTS, "state": TUPLES}]), "malformed: a list is not a"),
+    ],
+)
+def test_a_message_stays_short(tmp_path, snapshot, say):
+    path = tmp_path / "hostile"
+    path.write_bytes(pickle.dumps(snapshot))
+    assert path.stat().st_size < 4096
+    with pytest.raises(SnapshotError) as caught:
+        replay.load_recordings(path)
+    message = str(caught.value)
+    assert say in message
+    assert len(message) < len(str(path)) + 200 and "\n" not in message
