@@ -99,8 +99,8 @@ def core_extension(headers_version: str | None) -> Extension:
         macros.append(("ESPER_BUILD_CUDA_HEADERS", f'"{headers_version}"'))
     return Extension(
         "esper_alloc._core",
-        sources("*.c", "core/*/*.c", "device/*.c", "python/*.c"),
-        depends=sources("*.h", "core/*/*.h", "device/*.h", "python/*.h"),
+        sources("*.c", "core/*/*.c", "device/*.c", "device/*/*.c", "python/*.c"),
+        depends=sources("*.h", "core/*/*.h", "device/*.h", "device/*/*.h", "python/*.h"),
         define_macros=macros,
         extra_compile_args=["-std=c11", "-Wshadow", *common_flags(), *whole_program_flags()],
         extra_link_args=[*link_flags(), *whole_program_flags()],

@@ -21,7 +21,7 @@
 #include <time.h>
 
 #include "../device/held.h"
-#include "../device/sim.h"
+#include "../device/sim/sim.h"
 #include "../esper_alloc.h"
 
 typedef enum operation_kind {
