@@ -39,7 +39,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [
         DEVICE_TESTS / "test_cuda.c",
         ROOT / "csrc" / "device" / "handoff.c",
-        ROOT / "csrc" / "device" / "cuda.c",
+        *sorted((ROOT / "csrc" / "device" / "cuda").glob("*.c")),
         ROOT / "csrc" / "esper_alloc.c",
         *sorted((ROOT / "csrc" / "core").glob("*/*.c")),
     ]

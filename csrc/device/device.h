@@ -1,6 +1,6 @@
 /* device.h: what the core asks of a driver, as one struct of functions.
  *
- * Two drivers implement it: cuda.c (the CUDA driver, loaded at run time) and
+ * Two drivers implement it: cuda/ (the CUDA driver, loaded at run time) and
  * sim/ (a simulated device that runs anywhere and checks the core). The core
  * calls nothing else that leaves the process.
  *

@@ -55,7 +55,8 @@ def build(machine: str, folder: Path, arch: str) -> Path:
     else:
         nvcc = find_nvcc()
         # The driver, and what it is made of.
-        sources += sorted((CSRC / "device").glob("*.c"))
+        sources += [*sorted((CSRC / "device").glob("*.c")), CSRC / "esper_alloc.c"]
+        sources += sorted((CSRC / "device" / "cuda").glob("*.c"))
         objects.append(str(folder / "machine_cuda.o"))
         flags = ["-O2", "-std=c++17", f"-arch={arch}", "-Xcompiler", "-Wall,-Wextra,-pthread"]
         commands.append([nvcc, *flags, "-c", str(HERE / "machine_cuda.cu"), "-o", objects[0]])
