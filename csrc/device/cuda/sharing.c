@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../handoff.h"
+#include "../fd_server.h"
 #include "failure.h"
 #include "functions.h"
 #include "scope.h"
@@ -36,13 +36,13 @@ esper_status cuda_page_export(void *self, int device, uint64_t page, esper_page_
 {
   (void)self;
   int file;
-  handoff_name offered;
+  fd_server_name offered;
   /* Once now: whoever asks for it later has nobody to complain to. */
   esper_status status = export_file(device, page, &file);
   if (status != ESPER_OK)
     return status;
   close(file);
-  int error = handoff_offer(open_page, device, page, &offered);
+  int error = fd_server_offer(open_page, device, page, &offered);
   if (error)
     return cuda_refuse(ESPER_UNSUPPORTED, "a page cannot be offered to other processes: %s",
                        strerror(error));
@@ -54,7 +54,7 @@ esper_status cuda_page_export(void *self, int device, uint64_t page, esper_page_
 esper_status cuda_page_unexport(void *self, int device, const esper_page_name *name)
 {
   (void)self, (void)device;
-  handoff_withdraw(name->number);
+  fd_server_withdraw(name->number);
   return ESPER_OK;
 }
 
@@ -74,8 +74,8 @@ static const char *why_not_taken(int error)
 
 static esper_status take_file(const esper_page_name *name, int *file)
 {
-  handoff_name offered = {name->process, name->key, name->number};
-  int error = handoff_take(&offered, file);
+  fd_server_name offered = {name->process, name->key, name->number};
+  int error = fd_server_take(&offered, file);
   if (!error)
     return ESPER_OK;
   return cuda_refuse(ESPER_INVALID,
