@@ -99,10 +99,11 @@ def core_extension(headers_version: str | None) -> Extension:
         macros.append(("ESPER_BUILD_SANITIZE", f'"{SANITIZE}"'))
     if headers_version:
         macros.append(("ESPER_BUILD_CUDA_HEADERS", f'"{headers_version}"'))
+    folders = ("", "core/*/", "device/", "device/*/", "pickle/", "python/", "replay/")
     return Extension(
         "esper_alloc._core",
-        sources("*.c", "core/*/*.c", "device/*.c", "pickle/*.c", "python/*.c"),
-        depends=sources("*.h", "core/*/*.h", "device/*.h", "pickle/*.h", "python/*.h"),
+        sources(*(f"{folder}*.c" for folder in folders)),
+        depends=sources(*(f"{folder}*.h" for folder in folders)),
         define_macros=macros,
         extra_compile_args=["-std=c11", "-Wshadow", *common_flags(), *whole_program_flags()],
         extra_link_args=[*link_flags(), *whole_program_flags()],

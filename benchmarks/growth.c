@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../csrc/device/sim.h"
+#include "../csrc/device/sim/sim.h"
 #include "../csrc/esper_alloc.h"
 
 enum { LEAST_LOG = 9, MOST_LOG = 16 };

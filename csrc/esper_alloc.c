@@ -13,12 +13,25 @@
 
 #include "core/base/error.h"
 #include "core/requests/record_use.h"
-#include "device/cuda.h"
+#include "device/cuda/cuda.h"
 #include "instance.h"
 
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(esper_core *) the_core;
 static atomic_bool record_stream_visible;
+
+/* ---- the driver -------------------------------------------------------- */
+
+/* The driver's failure becomes the thread's last error. */
+static esper_status from_cuda(esper_status status)
+{
+  return status == ESPER_OK ? ESPER_OK : error_set(status, "%s", esper_cuda_last_error());
+}
+
+esper_status esper_cuda_driver(const esper_driver **driver)
+{
+  return from_cuda(esper_cuda_open(driver));
+}
 
 /* ---- the core ---------------------------------------------------------- */
 
@@ -158,7 +171,7 @@ esper_status esper_alloc_record_use(const void *ptr, void *stream)
   esper_status status;
   if ((uintptr_t)stream > 2 && mark_by_handle(core, ptr, stream, &status))
     return status;
-  status = esper_cuda_stream_device(stream, &device);
+  status = from_cuda(esper_cuda_stream_device(stream, &device));
   if (status != ESPER_OK)
     return status;
   return esper_record_use(core, &ptr, 1, stream_of(stream, device), 0, NULL);
@@ -170,7 +183,7 @@ void esper_alloc_record_stream(void *ptr, void *stream)
   esper_core *core = instance_if_made();
   if (!core)
     return;
-  if (esper_cuda_stream_device(stream, &device) != ESPER_OK ||
+  if (from_cuda(esper_cuda_stream_device(stream, &device)) != ESPER_OK ||
       esper_record_stream(core, ptr, stream_of(stream, device)) != ESPER_OK)
     esper_free_after_all(core, ptr); /* nobody hears of an error here: withhold */
 }

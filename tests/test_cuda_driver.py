@@ -38,8 +38,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compile_c(folder / "libold.so", fake, *library, "-DFAKE_CUDA_OLD_GET")
     sources = [
         DEVICE_TESTS / "test_cuda.c",
-        ROOT / "csrc" / "device" / "handoff.c",
-        ROOT / "csrc" / "device" / "cuda.c",
+        ROOT / "csrc" / "device" / "fd_server.c",
+        *sorted((ROOT / "csrc" / "device" / "cuda").glob("*.c")),
         ROOT / "csrc" / "esper_alloc.c",
         *sorted((ROOT / "csrc" / "core").glob("*/*.c")),
     ]

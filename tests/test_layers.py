@@ -1,9 +1,11 @@
 """Calls and includes in csrc go down only.
 
-The core's folders are layers: a file may call and include what stands in its own
-folder or in a lower one. Within all of csrc no files call each other in a circle.
-The calls are read from the symbols of compiled objects, so this needs a C compiler
-and ``nm``.
+Folders are layers: a file may call and include what stands in its own folder or in a
+lower one. The devices are the lowest layer, the core's folders follow, then the replay,
+then all else. The core knows no driver, only what every driver offers, ``device.h``, and
+no driver knows another. Within all of csrc no files call or include each other in a
+circle. The calls are read from the symbols of compiled objects, so this needs a C
+compiler and ``nm``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent
 CC = os.environ.get("CC", "cc")
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 #: The core's folders, from the lowest to the highest. Each has a README that says so.
-LAYERS = ("base", "stats", "order", "blocks", "pools", "memory", "requests", "api")
+CORE = ("base", "stats", "order", "blocks", "pools", "memory", "requests", "api")
+#: All folders that are layers, from the lowest to the highest.
+LAYERS = ("device", *(f"core/{folder}" for folder in CORE), "replay")
+#: Where the drivers stand, each in a folder of its own.
+DRIVERS = ("device/cuda", "device/sim")
 
 #: (from, to) -> the names that the one takes from the other.
 Edges = Mapping[tuple[str, str], set[str]]
@@ -79,21 +85,35 @@ def includes(csrc: Path) -> Edges:
     return edges
 
 
-def layer(name: str) -> int | None:
-    parts = name.split("/")
-    return LAYERS.index(parts[1]) if parts[0] == "core" and len(parts) == 3 else None
+def folder_in(name: str, folders: Iterable[str]) -> str | None:
+    """The one of the folders that the file stands in, at any depth."""
+    return next((folder for folder in folders if name.startswith(f"{folder}/")), None)
+
+
+def layer(name: str) -> int:
+    """The public header is below all layers; what stands in none of them, above."""
+    if name == "esper_alloc.h":
+        return -1
+    folder = folder_in(name, LAYERS)
+    return LAYERS.index(folder) if folder else len(LAYERS)
+
+
+def knows_a_driver(start: str, end: str) -> bool:
+    """Whether the core knows more of a device than ``device.h``, or a driver another."""
+    if folder_in(start, ["core"]):
+        return bool(folder_in(end, ["device"])) and end != "device/device.h"
+    mine, other = folder_in(start, DRIVERS), folder_in(end, DRIVERS)
+    return bool(mine and other and mine != other)
 
 
 def edges_up(edges: Edges) -> list[str]:
-    """A line for each edge from a lower layer of the core to a higher one, and from the
-    core to what is not the core's."""
-    found = []
-    for (start, end), names in sorted(edges.items()):
-        low, high = layer(start), layer(end)
-        outside = high is None and end not in {"esper_alloc.h", "device/device.h"}
-        if low is not None and (outside or (high is not None and high > low)):
-            found.append(f"{start} -> {end}: {', '.join(sorted(names))}")
-    return found
+    """A line for each edge from a lower layer to a higher one, and for each to a driver
+    from where none is known."""
+    return [
+        f"{start} -> {end}: {', '.join(sorted(names))}"
+        for (start, end), names in sorted(edges.items())
+        if layer(end) > layer(start) or knows_a_driver(start, end)
+    ]
 
 
 def circle(edges: Edges) -> list[str]:
@@ -136,16 +156,21 @@ def all_calls(tmp_path_factory: pytest.TempPathFactory) -> Edges:
 
 def test_every_folder_of_the_core_is_a_layer_and_says_so() -> None:
     folders = {path.name for path in (ROOT / "csrc" / "core").iterdir() if path.is_dir()}
-    assert folders == set(LAYERS)
-    for folder in LAYERS:
+    assert folders == set(CORE)
+    for folder in CORE:
         assert (ROOT / "csrc" / "core" / folder / "README.md").is_file(), folder
 
 
-def test_no_call_of_the_core_goes_up(all_calls: Edges) -> None:
+def test_every_driver_stands_in_a_folder() -> None:
+    folders = {path.name for path in (ROOT / "csrc" / "device").iterdir() if path.is_dir()}
+    assert {f"device/{folder}" for folder in folders} == set(DRIVERS)
+
+
+def test_no_call_goes_up(all_calls: Edges) -> None:
     assert edges_up(all_calls) == []
 
 
-def test_no_include_of_the_core_goes_up() -> None:
+def test_no_include_goes_up() -> None:
     assert edges_up(includes(ROOT / "csrc")) == []
 
 
@@ -169,3 +194,47 @@ def test_an_edge_that_is_put_in_is_named(tmp_path: Path) -> None:
     assert edges_up(found) == ["core/base/low.c -> core/api/top.c: top"]
     assert edges_up(includes(tmp_path)) == ["core/base/low.c -> core/api/top.h: #include"]
     assert circle(found) == ["core/api/top.c", "core/base/low.c", "core/api/top.c"]
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("device/sim/low.c", "core/base/high.h"),
+        ("device/fd_server.c", "core/base/high.h"),
+        ("device/sim/low.c", "device/cuda/other.h"),
+        ("core/api/low.c", "device/sim/sim.h"),
+        ("core/api/low.c", "device/fd_server.h"),
+        ("core/api/low.c", "replay/high.h"),
+        ("replay/low.c", "python/high.h"),
+        ("replay/low.c", "instance.h"),
+    ],
+)
+def test_an_include_out_of_a_layer_is_named(start: str, end: str, tmp_path: Path) -> None:
+    for name in (start, end):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / end).write_text("int other(void);\n")
+    up = os.path.relpath(tmp_path / end, (tmp_path / start).parent)
+    (tmp_path / start).write_text(f'#include "{up}"\n')
+    assert edges_up(includes(tmp_path)) == [f"{start} -> {end}: #include"]
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("core/base/high.c", "device/device.h"),
+        ("device/sim/high.c", "device/device.h"),
+        ("device/cuda/high.c", "device/fd_server.h"),
+        ("device/device.h", "esper_alloc.h"),
+        ("replay/high.c", "device/sim/sim.h"),
+        ("python/high.c", "replay/low.h"),
+        ("esper_alloc.c", "device/cuda/cuda.h"),
+    ],
+)
+def test_an_include_that_goes_down_is_fine(start: str, end: str) -> None:
+    assert edges_up({(start, end): {"#include"}}) == []
+
+
+def test_a_circle_in_any_folder_is_named() -> None:
+    there, back = ("device/sim/a.c", "device/sim/b.c"), ("device/sim/b.c", "device/sim/a.c")
+    assert circle({there: {"b"}, back: {"a"}}) == ["device/sim/a.c", "device/sim/b.c", there[0]]
+    assert circle({there: {"b"}}) == []

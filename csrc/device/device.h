@@ -1,7 +1,7 @@
 /* device.h: what the core asks of a driver, as one struct of functions.
  *
- * Two drivers implement it: cuda.c (the CUDA driver, loaded at run time) and
- * sim.c (a simulated device that runs anywhere and checks the core). The core
+ * Two drivers implement it: cuda/ (the CUDA driver, loaded at run time) and
+ * sim/ (a simulated device that runs anywhere and checks the core). The core
  * calls nothing else that leaves the process.
  *
  * Contract of every function

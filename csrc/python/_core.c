@@ -4,7 +4,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "../device/cuda.h"
+#include "../device/cuda/cuda.h"
 #include "../instance.h"
 #include "capi.h"
 #include "pickle_check.h"
@@ -32,13 +32,18 @@ static PyObject *string_or_none(const char *string)
   return PyUnicode_DecodeUTF8(string, (Py_ssize_t)strlen(string), "replace");
 }
 
-static PyObject *raise_status(esper_status status)
+static PyObject *raise_words(esper_status status, const char *words)
 {
   PyObject *type = status == ESPER_HOST_MEMORY ? PyExc_MemoryError
                    : status == ESPER_INVALID   ? PyExc_ValueError
                                                : PyExc_RuntimeError;
-  PyErr_SetString(type, esper_last_error());
+  PyErr_SetString(type, words);
   return NULL;
+}
+
+static PyObject *raise_status(esper_status status)
+{
+  return raise_words(status, esper_last_error());
 }
 
 /* The core of the process, or NULL with an exception. Making it starts CUDA,
@@ -68,7 +73,7 @@ static PyObject *report_device(int index)
   esper_cuda_device device;
   esper_status status;
   Py_BEGIN_ALLOW_THREADS status = esper_cuda_get_device(index, &device);
-  Py_END_ALLOW_THREADS if (status != ESPER_OK) return raise_status(status);
+  Py_END_ALLOW_THREADS if (status != ESPER_OK) return raise_words(status, esper_cuda_last_error());
   return Py_BuildValue("{s:i,s:N,s:n,s:O,s:(ii)}", "index", index, "name",
                        string_or_none(device.name), "total_bytes", (Py_ssize_t)device.total_bytes,
                        "virtual_memory", device.virtual_memory ? Py_True : Py_False,

@@ -7,8 +7,8 @@
  *
  * A free may be pending: its memory is used on another stream until a later
  * operation says that the use is done. Such a use lies on a stream of its own
- * that is held (device/held.h) until then. Everything else is taken to be done
- * at once: how far the GPU had come is not recorded. The core finds out late
+ * that is stalled until then (replay/stalled_driver.h). Everything else is taken
+ * to be done at once: how far the GPU had come is not recorded. The core finds out late
  * what is done, while a recording says when; so wherever a free completes in
  * the recording and not yet in the core (it was memory lent between streams),
  * the core is told to look, at the same place in every run. */
@@ -20,9 +20,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "../device/held.h"
-#include "../device/sim.h"
+#include "../device/sim/sim.h"
 #include "../esper_alloc.h"
+#include "../replay/stalled_driver.h"
 
 typedef enum operation_kind {
   OPERATION_ALLOC,        /* slot: size bytes on stream, from pool */
@@ -60,7 +60,7 @@ typedef struct usage {
 /* One core over one driver, and what the history names in it. */
 typedef struct stage {
   sim *simulation; /* NULL on CUDA */
-  held *driver;
+  stalled_driver *driver;
   esper_core *core;
   esper_stream *streams; /* the history's, then the unnamed ones of uses */
   size_t streams_made;
@@ -131,13 +131,13 @@ static int open_driver(stage *s, const history *h)
     sim_on_failure(s->simulation, hear_simulation, s);
     driver = sim_driver(s->simulation);
   }
-  s->driver = held_create(driver);
+  s->driver = stalled_driver_create(driver);
   return s->driver || fail(s, SIZE_MAX, ESPER_HOST_MEMORY, "the driver");
 }
 
 static int make_streams(stage *s, const history *h)
 {
-  const esper_driver *driver = held_driver(s->driver);
+  const esper_driver *driver = stalled_driver_functions(s->driver);
   for (size_t i = 0; i < h->streams + h->uses; i++) {
     void *handle = NULL;
     esper_status status = driver->stream_create(driver->self, 0, &handle);
@@ -178,7 +178,7 @@ static int stage_open(stage *s, const history *h, unsigned char *late)
   if (!open_driver(s, h))
     return 0;
   esper_config config = {.reuse_order = h->order, .segments = h->segments};
-  esper_status status = esper_core_create(held_driver(s->driver), &config, &s->core);
+  esper_status status = esper_core_create(stalled_driver_functions(s->driver), &config, &s->core);
   if (status != ESPER_OK)
     return fail(s, SIZE_MAX, status, "making a core");
   return make_streams(s, h) && make_pools(s, h);
@@ -189,11 +189,11 @@ static void stage_close(stage *s)
   if (s->core)
     esper_core_destroy(s->core);
   if (s->driver) {
-    const esper_driver *driver = held_driver(s->driver);
+    const esper_driver *driver = stalled_driver_functions(s->driver);
     for (size_t i = 0; i < s->streams_made; i++)
       driver->stream_destroy(driver->self, 0, s->streams[i].handle);
   }
-  held_destroy(s->driver);
+  stalled_driver_destroy(s->driver);
   if (s->simulation)
     sim_destroy(s->simulation);
   free(s->streams);
@@ -215,11 +215,13 @@ static esper_status run_operation(stage *s, const history *h, const operation *o
                : esper_malloc(s->core, op->size, s->streams[op->stream], &s->slots[op->slot]);
   case OPERATION_FREE: return esper_free(s->core, s->slots[op->slot]);
   case OPERATION_FREE_PENDING:
-    if (!held_hold(s->driver, unnamed[op->stream].handle))
+    if (!stalled_driver_stall(s->driver, unnamed[op->stream].handle))
       return ESPER_HOST_MEMORY;
     status = esper_record_stream(s->core, s->slots[op->slot], unnamed[op->stream]);
     return status == ESPER_OK ? esper_free(s->core, s->slots[op->slot]) : status;
-  case OPERATION_DONE: held_release(s->driver, unnamed[op->stream].handle); return ESPER_OK;
+  case OPERATION_DONE:
+    stalled_driver_release(s->driver, unnamed[op->stream].handle);
+    return ESPER_OK;
   case OPERATION_KINDS: break;
   }
   return ESPER_INVALID;

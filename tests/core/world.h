@@ -4,7 +4,7 @@
 #ifndef ESPER_WORLD_H
 #define ESPER_WORLD_H
 
-#include "device/sim.h"
+#include "device/sim/sim.h"
 #include "check.h"
 
 enum { WORLD_STREAMS = 8 };

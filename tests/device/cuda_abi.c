@@ -1,4 +1,4 @@
-/* cuda_abi.c: compares csrc/device/cuda_api.h with the real cuda.h. Compiled
+/* cuda_abi.c: compares csrc/device/cuda/api.h with the real cuda.h. Compiled
  * and run twice, with and without -DWITH_CUDA_H: the two must print the same.
  * With it, the compiler compares every function's type with the one that
  * cudaTypedefs.h has for that name and version. */
@@ -8,7 +8,7 @@
 #endif
 #include <stdio.h>
 
-#include "../../csrc/device/cuda_api.h"
+#include "../../csrc/device/cuda/api.h"
 
 #ifdef WITH_CUDA_H
 #define SAME_TYPE(name, version, need, parameters)                               \

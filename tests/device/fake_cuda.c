@@ -1,4 +1,4 @@
-/* fake_cuda.c: a libcuda without a GPU, for the tests of device/cuda.c. It
+/* fake_cuda.c: a libcuda without a GPU, for the tests of device/cuda/. It
  * keeps the rules that the driver layer has to live by: calls need a current
  * context, unsafe calls break a capture unless the thread is relaxed, entry
  * points come by version. Memory is numbers. */
@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../../csrc/device/cuda_api.h"
+#include "../../csrc/device/cuda/api.h"
 
 enum { MAX_DEVICES = 8, MAX_STACK = 16, MAX_SEGMENTS = 64, MAX_TAILS = 8 };
 enum { MAX_PAGES = 1 << 14, FIRST_PAGE = 1000 };

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../csrc/device/cuda.h"
+#include "../../csrc/device/cuda/cuda.h"
 #include "../../csrc/instance.h"
 #include "fake_cuda.h"
 

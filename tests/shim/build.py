@@ -40,7 +40,7 @@ def build(folder: Path) -> Path:
     if headers is None or compiler is None:
         pytest.skip("no CUDA headers" if compiler else "no C compiler")
     library = folder / "libsimulated.so"
-    sources = [HERE / "simulated.c", *sorted((ROOT / "csrc" / "device").glob("sim*.c"))]
+    sources = [HERE / "simulated.c", *sorted((ROOT / "csrc" / "device" / "sim").glob("*.c"))]
     subprocess.run(
         [compiler, "-std=gnu11", "-O1", "-g", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall"]
         + [

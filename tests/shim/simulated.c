@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../csrc/device/sim.h"
+#include "../../csrc/device/sim/sim.h"
 #include "../../csrc/python/capi.h"
 
 #define SHOWN __attribute__((visibility("default")))

@@ -1,6 +1,6 @@
 /* The simulated device itself: a simulator that accepts too much would make
  * every other test pass. */
-#include "device/sim.h"
+#include "device/sim/sim.h"
 
 #include <pthread.h>
 #include <stdbool.h>

@@ -51,19 +51,19 @@ def build(machine: str, folder: Path, arch: str) -> Path:
     commands: list[list[str]] = []
     objects: list[str] = []
     if machine == "sim":
-        sources += [*sorted((CSRC / "device").glob("sim*.c")), HERE / "machine_sim.c"]
+        sources += [*sorted((CSRC / "device" / "sim").glob("*.c")), HERE / "machine_sim.c"]
     else:
         nvcc = find_nvcc()
         # The driver, and what it is made of.
-        sources += [
-            p for p in sorted((CSRC / "device").glob("*.c")) if not p.stem.startswith("sim")
-        ]
+        sources += [*sorted((CSRC / "device").glob("*.c")), CSRC / "esper_alloc.c"]
+        sources += sorted((CSRC / "device" / "cuda").glob("*.c"))
         objects.append(str(folder / "machine_cuda.o"))
         flags = ["-O2", "-std=c++17", f"-arch={arch}", "-Xcompiler", "-Wall,-Wextra,-pthread"]
         commands.append([nvcc, *flags, "-c", str(HERE / "machine_cuda.cu"), "-o", objects[0]])
         link = [nvcc, f"-arch={arch}", "-Xcompiler", "-pthread"]
     for source in sources:
-        objects.append(str(folder / f"{source.stem}.o"))
+        name = str(source.relative_to(CSRC.parent)).replace("/", "_")  # there are namesakes
+        objects.append(str(folder / f"{name}.o"))
         commands.append([*compiler, *FLAGS, str(source), "-o", objects[-1]])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(run, commands))

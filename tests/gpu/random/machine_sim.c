@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../../csrc/device/sim.h"
+#include "../../../csrc/device/sim/sim.h"
 #include "machine.h"
 
 static sim *s;

@@ -1,132 +1,18 @@
-/* sim_memory.c: addresses and the physical memory behind them.
- *
- * Spans say which addresses have memory; they are sorted and do not overlap.
- * A page may stand behind several spans. Addresses given back are handed out
- * again for the next request of the same size, as drivers do. */
+/* memory.c: physical memory: classic allocations, and pages that are mapped into
+ * reserved ranges. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
+#include "memory.h"
+
 #include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "sim_internal.h"
-
-enum { HOLES = 64 };
-static const size_t ALIGNMENT = (size_t)2 << 20; /* of every new address */
-static const uintptr_t FIRST = (uintptr_t)0x7 << 40;
-
-static size_t round_up(size_t size, size_t to)
-{
-  return (size + to - 1) / to * to;
-}
-
-/* The first span that begins after `address`. */
-static size_t span_after(const sim_memory *m, uintptr_t address)
-{
-  size_t low = 0, high = m->span_count;
-  while (low < high) {
-    size_t middle = low + (high - low) / 2;
-    if (m->spans[middle].begin <= address)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  return low;
-}
-
-sim_span *sim_span_find(sim *s, uintptr_t address)
-{
-  size_t i = span_after(&s->memory, address);
-  if (i == 0 || address >= s->memory.spans[i - 1].end)
-    return NULL;
-  return &s->memory.spans[i - 1];
-}
-
-static void span_insert(sim *s, uintptr_t address, sim_physical *physical, uint64_t access)
-{
-  sim_memory *m = &s->memory;
-  m->spans = sim_grow(m->spans, m->span_count, &m->span_capacity, sizeof *m->spans);
-  size_t i = span_after(m, address);
-  memmove(&m->spans[i + 1], &m->spans[i], (m->span_count - i) * sizeof *m->spans);
-  m->spans[i] = (sim_span){address, address + physical->size, physical, access};
-  m->span_count++;
-}
-
-static void span_remove(sim *s, const sim_span *span)
-{
-  sim_memory *m = &s->memory;
-  size_t i = (size_t)(span - m->spans);
-  m->span_count--;
-  memmove(&m->spans[i], &m->spans[i + 1], (m->span_count - i) * sizeof *m->spans);
-}
-
-static int range_find(const sim_memory *m, uintptr_t address, size_t *at)
-{
-  for (size_t i = 0; i < m->range_count; i++)
-    if (address >= m->ranges[i].begin && address < m->ranges[i].end) {
-      *at = i;
-      return 1;
-    }
-  return 0;
-}
-
-/* 0: there are none. */
-static uintptr_t address_take(sim *s, size_t size)
-{
-  sim_memory *m = &s->memory;
-  size_t rounded = round_up(size, ALIGNMENT);
-  for (size_t i = m->hole_count; i-- > 0;)
-    if (m->holes[i].size == size) {
-      uintptr_t address = m->holes[i].begin;
-      m->holes[i] = m->holes[--m->hole_count];
-      return address;
-    }
-  if (m->next == 0)
-    m->next = FIRST;
-  if (rounded < size || rounded > UINTPTR_MAX - m->next)
-    return 0;
-  uintptr_t address = m->next;
-  m->next += rounded;
-  return address;
-}
-
-static void address_put(sim *s, uintptr_t address, size_t size)
-{
-  sim_memory *m = &s->memory;
-  if (m->hole_count == HOLES) /* forget the oldest: nobody gets it again */
-    memmove(m->holes, m->holes + 1, --m->hole_count * sizeof *m->holes);
-  m->holes = sim_grow(m->holes, m->hole_count, &m->hole_capacity, sizeof *m->holes);
-  m->holes[m->hole_count++] = (sim_hole){address, size};
-}
-
-/* Host addresses: usable at once, or reserved only. 0: there are none. */
-static uintptr_t host_take(size_t size, int usable)
-{
-  /* Aligned like the fake ones: map more, give back what sticks out. */
-  size_t more = round_up(size, 4096) + ALIGNMENT;
-  if (more < size)
-    return 0;
-  char *begin = mmap(NULL, more, usable ? PROT_READ | PROT_WRITE : PROT_NONE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (begin == MAP_FAILED)
-    return 0;
-  uintptr_t aligned = round_up((uintptr_t)begin, ALIGNMENT);
-  size_t head = aligned - (uintptr_t)begin;
-  size_t tail = more - head - round_up(size, 4096);
-  if (head)
-    munmap(begin, head);
-  if (tail)
-    munmap((char *)(aligned + round_up(size, 4096)), tail);
-  return aligned;
-}
-
-static void host_put(uintptr_t address, size_t size)
-{
-  munmap((void *)address, round_up(size, 4096));
-}
+#include "accesses.h"
+#include "address.h"
+#include "base.h"
 
 static int capacity_left(sim *s, int device, size_t size)
 {
@@ -168,16 +54,18 @@ static void physical_free(sim *s, sim_physical *p)
   free(p);
 }
 
+/* ---- classic allocations ------------------------------------------------ */
+
 esper_status sim_memory_new(sim *s, int device, size_t size, uintptr_t *address)
 {
   if (size == 0)
     return sim_refuse(ESPER_INVALID, "sim: memory_alloc of 0 bytes");
   if (!capacity_left(s, device, size))
     return out_of_memory(s, device, size);
-  uintptr_t at = s->options.backed ? host_take(size, 1) : address_take(s, size);
+  uintptr_t at = sim_addresses_take(s, size, 1);
   if (!at)
     return out_of_addresses(size);
-  span_insert(s, at, physical_new(s, device, size), UINT64_MAX);
+  sim_span_insert(s, at, physical_new(s, device, size), UINT64_MAX);
   s->devices[device].alive.allocations++;
   *address = at;
   return ESPER_OK;
@@ -197,14 +85,13 @@ esper_status sim_memory_give_back(sim *s, int device, uintptr_t address)
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: memory_free of busy memory");
   size_t size = span->physical->size;
   physical_free(s, span->physical);
-  span_remove(s, span);
+  sim_span_remove(s, span);
   s->devices[device].alive.allocations--;
-  if (s->options.backed)
-    host_put(address, size);
-  else
-    address_put(s, address, size);
+  sim_addresses_put(s, address, size);
   return ESPER_OK;
 }
+
+/* ---- reserved ranges ---------------------------------------------------- */
 
 static esper_status check_granularity(sim *s, const char *who, size_t value)
 {
@@ -218,13 +105,23 @@ static esper_status check_granularity(sim *s, const char *who, size_t value)
   return ESPER_OK;
 }
 
+static int range_find(const sim_memory *m, uintptr_t address, size_t *at)
+{
+  for (size_t i = 0; i < m->range_count; i++)
+    if (address >= m->ranges[i].begin && address < m->ranges[i].end) {
+      *at = i;
+      return 1;
+    }
+  return 0;
+}
+
 esper_status sim_range_new(sim *s, int device, size_t size, uintptr_t *address)
 {
   sim_memory *m = &s->memory;
   esper_status status = check_granularity(s, "range_reserve", size);
   if (status)
     return status;
-  uintptr_t at = s->options.backed ? host_take(size, 0) : address_take(s, size);
+  uintptr_t at = sim_addresses_take(s, size, 0);
   if (!at)
     return out_of_addresses(size);
   m->ranges = sim_grow(m->ranges, m->range_count, &m->range_capacity, sizeof *m->ranges);
@@ -246,19 +143,17 @@ esper_status sim_range_give_back(sim *s, int device, uintptr_t address, size_t s
     sim_report(s, "range_free: [0x%zx, +%zu) is not a reserved range\n", (size_t)address, size);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: range_free of a bad range");
   }
-  size_t i = span_after(m, address + size - 1);
-  if (i > 0 && m->spans[i - 1].end > address) {
+  if (sim_span_overlaps(s, address, size)) {
     sim_report(s, "range_free: [0x%zx, +%zu) still has pages mapped\n", (size_t)address, size);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: range_free of a mapped range");
   }
   m->ranges[at] = m->ranges[--m->range_count];
   s->devices[device].alive.ranges--;
-  if (s->options.backed)
-    host_put(address, size);
-  else
-    address_put(s, address, size);
+  sim_addresses_put(s, address, size);
   return ESPER_OK;
 }
+
+/* ---- pages -------------------------------------------------------------- */
 
 static sim_physical *page_find(sim *s, uint64_t page)
 {
@@ -409,11 +304,8 @@ esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size, ui
     wrong = "the range belongs to another device";
   else if ((address - m->ranges[at].begin) % s->options.page_granularity)
     wrong = "the address is not aligned";
-  else {
-    size_t i = span_after(m, address + size - 1);
-    if (i > 0 && m->spans[i - 1].end > address)
-      wrong = "a page is there";
-  }
+  else if (sim_span_overlaps(s, address, size))
+    wrong = "a page is there";
   if (wrong) {
     sim_report(s, "page_map of page %llx at [0x%zx, +%zu): %s\n", (unsigned long long)page,
                (size_t)address, size, wrong);
@@ -423,7 +315,7 @@ esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size, ui
       mmap((void *)address, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m->file,
            (off_t)p->file_offset) == MAP_FAILED)
     return out_of_memory(s, device, size);
-  span_insert(s, address, p, access);
+  sim_span_insert(s, address, p, access);
   p->mappings++;
   s->devices[device].alive.mappings++;
   return ESPER_OK;
@@ -469,17 +361,6 @@ esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size, i
   return ESPER_OK;
 }
 
-uintptr_t sim_closed_to(sim *s, int device, uintptr_t address, size_t size)
-{
-  for (uintptr_t a = address; a < address + size;) {
-    const sim_span *span = sim_span_find(s, a);
-    if (!span || !(span->access >> device & 1))
-      return a;
-    a = span->end;
-  }
-  return 0;
-}
-
 esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size)
 {
   esper_status status = check_granularity(s, "page_unmap", size);
@@ -503,7 +384,7 @@ esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size)
       mmap((void *)a, p->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
            -1, 0);
     a = span->end;
-    span_remove(s, span);
+    sim_span_remove(s, span);
     s->devices[device].alive.mappings--;
     p->mappings--;
     page_settle(s, p);
@@ -522,7 +403,7 @@ void sim_memory_destroy(sim *s)
       continue;
     }
     if (s->options.backed)
-      host_put(span->begin, span->physical->size);
+      sim_addresses_put(s, span->begin, span->physical->size);
     physical_free(s, span->physical);
   }
   for (uint32_t i = 0; i < m->page_count; i++)
@@ -530,7 +411,7 @@ void sim_memory_destroy(sim *s)
       physical_free(s, m->pages[i]);
   if (s->options.backed)
     for (size_t i = 0; i < m->range_count; i++)
-      host_put(m->ranges[i].begin, m->ranges[i].end - m->ranges[i].begin);
+      sim_addresses_put(s, m->ranges[i].begin, m->ranges[i].end - m->ranges[i].begin);
   if (m->file >= 0)
     close(m->file);
   free(m->spans);

@@ -1,7 +1,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
-#include "handoff.h"
+#include "fd_server.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -22,7 +22,7 @@ enum { PATIENCE_S = 10, PATIENCE_WITH_ASKERS_S = 2 };
 
 typedef struct offer {
   uint64_t number; /* 0: a free place */
-  handoff_open *open;
+  fd_server_open *open;
   int device;
   uint64_t object;
 } offer;
@@ -294,7 +294,7 @@ static offer *free_place(void)
   return more;
 }
 
-int handoff_offer(handoff_open *open, int device, uint64_t object, handoff_name *name)
+int fd_server_offer(fd_server_open *open, int device, uint64_t object, fd_server_name *name)
 {
   uint64_t number;
   pthread_mutex_lock(&lock);
@@ -304,13 +304,13 @@ int handoff_offer(handoff_open *open, int device, uint64_t object, handoff_name 
   offer *place = error ? NULL : free_place();
   if (place) {
     *place = (offer){number, open, device, object};
-    *name = (handoff_name){(uint64_t)getpid(), own_key, number};
+    *name = (fd_server_name){(uint64_t)getpid(), own_key, number};
   }
   pthread_mutex_unlock(&lock);
   return place ? 0 : error ? error : ENOMEM;
 }
 
-void handoff_withdraw(uint64_t number)
+void fd_server_withdraw(uint64_t number)
 {
   pthread_mutex_lock(&lock);
   for (size_t i = 0; i < offer_count; i++)
@@ -321,7 +321,7 @@ void handoff_withdraw(uint64_t number)
 
 /* ---- the taking process -------------------------------------------------- */
 
-static int ask(int s, const handoff_name *name, int *file)
+static int ask(int s, const fd_server_name *name, int *file)
 {
   struct sockaddr_un address;
   socklen_t length = address_of(name->process, name->key, &address);
@@ -342,7 +342,7 @@ static int ask(int s, const handoff_name *name, int *file)
 }
 
 /* Without signals: a timer would begin our patience anew each time. */
-int handoff_take(const handoff_name *name, int *file)
+int fd_server_take(const fd_server_name *name, int *file)
 {
   int s = new_socket();
   if (s < 0)

@@ -27,7 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "device.h"
+#include "../device.h"
 
 #ifdef __cplusplus
 extern "C" {

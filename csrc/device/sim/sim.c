@@ -1,242 +1,17 @@
-/* sim.c: a simulation's lifetime, its failures, and the driver's functions
- * with their counts, faults and hooks. */
-#include <stdio.h>
+/* sim.c: the driver's functions, and a simulation's lifetime and settings. */
+#include "sim.h"
+
 #include <stdlib.h>
-#include <string.h>
 
-#include "sim_internal.h"
-
-static _Thread_local char last_error[256] = "sim: no error";
-
-esper_status sim_refuse(esper_status status, const char *format, ...)
-{
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(last_error, sizeof last_error, format, arguments);
-  va_end(arguments);
-  return status;
-}
-
-uint64_t sim_random(uint64_t *state)
-{ /* splitmix64 */
-  uint64_t x = *state += 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return x ^ x >> 31;
-}
-
-void *sim_grow(void *array, size_t count, size_t *capacity, size_t size)
-{
-  if (count < *capacity)
-    return array;
-  *capacity = *capacity ? *capacity * 2 : 8;
-  array = realloc(array, *capacity * size);
-  if (!array)
-    abort();
-  return array;
-}
-
-void *sim_grow32(void *array, uint32_t count, uint32_t *capacity, size_t size)
-{
-  size_t wide = *capacity;
-  array = sim_grow(array, count, &wide, size);
-  *capacity = (uint32_t)wide;
-  return array;
-}
-
-/* ---- failures ---------------------------------------------------------- */
-
-void sim_report(sim *s, const char *format, ...)
-{
-  va_list arguments;
-  va_start(arguments, format);
-  size_t left = sizeof s->report - s->report_length;
-  int n = vsnprintf(s->report + s->report_length, left, format, arguments);
-  va_end(arguments);
-  if (n > 0)
-    s->report_length += (size_t)n < left ? (size_t)n : left - 1;
-}
-
-void sim_enter(sim *s)
-{
-  pthread_mutex_lock(&s->lock);
-}
-
-void sim_leave(sim *s)
-{
-  if (s->report_length == 0) {
-    pthread_mutex_unlock(&s->lock);
-    return;
-  }
-  char report[SIM_REPORT];
-  memcpy(report, s->report, s->report_length + 1);
-  s->report_length = 0;
-  s->failures++;
-  sim_failure_fn *handler = s->on_failure;
-  void *context = s->on_failure_context;
-  pthread_mutex_unlock(&s->lock);
-  if (handler) {
-    handler(context, report);
-    return;
-  }
-  fprintf(stderr, "simulated device: %s", report);
-  abort();
-}
-
-void sim_on_failure(sim *s, sim_failure_fn *handler, void *context)
-{
-  sim_enter(s);
-  s->on_failure = handler;
-  s->on_failure_context = context;
-  sim_leave(s);
-}
-
-uint64_t sim_failures(sim *s)
-{
-  sim_enter(s);
-  uint64_t count = s->failures;
-  sim_leave(s);
-  return count;
-}
-
-/* ---- faults, hooks, counts --------------------------------------------- */
-
-const char *sim_call_name(sim_call call)
-{
-  static const char *const NAMES[] = {
-#define NAME(name) #name,
-      SIM_CALLS(NAME)
-#undef NAME
-          "any"};
-  return call <= SIM_CALL_any ? NAMES[call] : NULL;
-}
-
-static void set_fault(sim *s, sim_call call, sim_fault fault)
-{
-  sim_enter(s);
-  s->faults[call] = fault;
-  sim_leave(s);
-}
-
-void sim_fail_call(sim *s, sim_call call, uint64_t nth, esper_status status)
-{
-  set_fault(s, call, (sim_fault){nth, 0, status});
-}
-
-void sim_fail_calls_from(sim *s, sim_call call, uint64_t nth, esper_status status)
-{
-  set_fault(s, call, (sim_fault){nth, 1, status});
-}
-
-uint64_t sim_faults(sim *s)
-{
-  sim_enter(s);
-  uint64_t count = s->faults_happened;
-  sim_leave(s);
-  return count;
-}
-
-static int fault_happens(sim_fault *fault)
-{
-  if (fault->nth == 0)
-    return 0;
-  if (fault->nth > 1) {
-    fault->nth--;
-    return 0;
-  }
-  if (!fault->sticky)
-    fault->nth = 0;
-  return 1;
-}
-
-static void set_hook(sim *s, sim_call call, int after, sim_hook_fn *run, void *context)
-{
-  if (call >= SIM_CALL_COUNT)
-    return;
-  sim_hook *hook = NULL;
-  if (run) {
-    hook = malloc(sizeof *hook);
-    if (!hook)
-      abort();
-    *hook = (sim_hook){run, context};
-  }
-  sim_hook *old = atomic_exchange(&s->hooks[call][after], hook);
-  if (!old)
-    return;
-  sim_enter(s); /* another thread may be running it: keep it to the end */
-  s->old_hooks =
-      sim_grow(s->old_hooks, s->old_hook_count, &s->old_hook_capacity, sizeof(sim_hook *));
-  s->old_hooks[s->old_hook_count++] = old;
-  sim_leave(s);
-}
-
-void sim_before_call(sim *s, sim_call call, sim_hook_fn *hook, void *context)
-{
-  set_hook(s, call, 0, hook, context);
-}
-
-void sim_after_call(sim *s, sim_call call, sim_hook_fn *hook, void *context)
-{
-  set_hook(s, call, 1, hook, context);
-}
-
-static void run_hook(sim *s, sim_call call, int after, int device, void *object)
-{
-  sim_hook *hook = atomic_load_explicit(&s->hooks[call][after], memory_order_acquire);
-  if (hook)
-    hook->run(hook->context, call, device, object);
-}
-
-uint64_t sim_calls(sim *s, sim_call call)
-{
-  sim_enter(s);
-  uint64_t count = s->calls[call];
-  sim_leave(s);
-  return count;
-}
-
-void sim_count_alive(sim *s, int device, sim_alive *alive)
-{
-  sim_enter(s);
-  *alive = s->devices[device].alive;
-  sim_leave(s);
-}
-
-void sim_set_capacity(sim *s, int device, size_t bytes)
-{
-  sim_enter(s);
-  s->devices[device].capacity = bytes;
-  sim_leave(s);
-}
-
-void sim_set_caches(sim *s, int device, size_t bytes)
-{
-  sim_enter(s);
-  s->devices[device].caches = bytes;
-  sim_leave(s);
-}
-
-void sim_set_reach(sim *s, int reach)
-{
-  sim_enter(s);
-  s->unreachable = !reach;
-  sim_leave(s);
-}
-
-void sim_set_sharing(sim *s, int able)
-{
-  sim_enter(s);
-  s->keeps = !able;
-  sim_leave(s);
-}
-
-int sim_may_access(sim *s, int device, const void *address, size_t size)
-{
-  sim_enter(s);
-  int may = sim_closed_to(s, device, (uintptr_t)address, size) == 0;
-  sim_leave(s);
-  return may;
-}
+#include "address.h"
+#include "base.h"
+#include "call.h"
+#include "capture.h"
+#include "event.h"
+#include "memory.h"
+#include "oracle.h"
+#include "queue.h"
+#include "stream.h"
 
 /* ---- the driver's functions -------------------------------------------- */
 
@@ -244,19 +19,13 @@ int sim_may_access(sim *s, int device, const void *address, size_t size)
  * is to answer at once. */
 static esper_status begin(sim *s, sim_call call, int device, void *object)
 {
-  run_hook(s, call, 0, device, object);
+  sim_call_hook(s, call, 0, device, object);
   sim_enter(s);
-  s->calls[call]++;
-  s->calls[SIM_CALL_any]++;
   if (s->options.completion == SIM_SEEDED)
     sim_let_time_pass(s);
-  for (int any = 0; any < 2; any++) {
-    sim_fault *fault = &s->faults[any ? SIM_CALL_any : call];
-    if (!fault_happens(fault))
-      continue;
-    s->faults_happened++;
-    return sim_refuse(fault->status, "sim: %s failed as asked", sim_call_name(call));
-  }
+  esper_status status = sim_call_count(s, call);
+  if (status != ESPER_OK)
+    return status;
   if (device < 0 || device >= s->options.devices) {
     sim_report(s, "%s: there is no device %d\n", sim_call_name(call), device);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: no device %d", device);
@@ -267,7 +36,7 @@ static esper_status begin(sim *s, sim_call call, int device, void *object)
 static esper_status end(sim *s, sim_call call, int device, void *object, esper_status status)
 {
   sim_leave(s);
-  run_hook(s, call, 1, device, object);
+  sim_call_hook(s, call, 1, device, object);
   return status;
 }
 
@@ -556,7 +325,52 @@ static esper_status event_synchronize(void *self, int device, void *event)
 static const char *driver_last_error(void *self)
 {
   (void)self;
-  return last_error;
+  return sim_last_error();
+}
+
+/* ---- settings ---------------------------------------------------------- */
+
+void sim_count_alive(sim *s, int device, sim_alive *alive)
+{
+  sim_enter(s);
+  *alive = s->devices[device].alive;
+  sim_leave(s);
+}
+
+void sim_set_capacity(sim *s, int device, size_t bytes)
+{
+  sim_enter(s);
+  s->devices[device].capacity = bytes;
+  sim_leave(s);
+}
+
+void sim_set_caches(sim *s, int device, size_t bytes)
+{
+  sim_enter(s);
+  s->devices[device].caches = bytes;
+  sim_leave(s);
+}
+
+void sim_set_reach(sim *s, int reach)
+{
+  sim_enter(s);
+  s->unreachable = !reach;
+  sim_leave(s);
+}
+
+void sim_set_sharing(sim *s, int able)
+{
+  sim_enter(s);
+  s->keeps = !able;
+  sim_leave(s);
+}
+
+int sim_may_access(sim *s, int device, const void *address, size_t size)
+{
+  sim_enter(s);
+  int may = sim_closed_to(s, device, (uintptr_t)address, size) == 0;
+  sim_leave(s);
+  return may;
 }
 
 /* ---- lifetime ---------------------------------------------------------- */
@@ -589,10 +403,9 @@ sim *sim_create(const sim_options *options)
   s->memory.file = -1;
   for (int d = 0; d < o->devices; d++)
     s->devices[d].capacity = o->capacity;
-  for (int call = 0; call < SIM_CALL_COUNT; call++)
-    for (int after = 0; after < 2; after++)
-      atomic_init(&s->hooks[call][after], NULL);
-  sim_queue_init(s);
+  s->next_capture_id = 1;
+  sim_calls_init(s);
+  sim_streams_init(s);
   s->driver = (esper_driver){
       .name = "sim",
       .self = s,
@@ -610,14 +423,11 @@ void sim_destroy(sim *s)
     return;
   sim_capture_destroy_all(s);
   sim_queue_destroy(s);
+  sim_events_destroy(s);
+  sim_streams_destroy(s);
   sim_memory_destroy(s);
   sim_oracle_destroy(s);
-  for (int call = 0; call < SIM_CALL_COUNT; call++)
-    for (int after = 0; after < 2; after++)
-      free(atomic_load(&s->hooks[call][after]));
-  for (size_t i = 0; i < s->old_hook_count; i++)
-    free(s->old_hooks[i]);
-  free(s->old_hooks);
+  sim_calls_destroy(s);
   free(s->devices);
   pthread_mutex_destroy(&s->lock);
   free(s);

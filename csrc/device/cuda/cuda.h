@@ -3,7 +3,14 @@
 #ifndef ESPER_CUDA_H
 #define ESPER_CUDA_H
 
-#include "device.h"
+#include "../device.h"
+
+/* The driver, loaded at first use; esper_cuda_driver() is this with the reason
+ * of a failure in esper_last_error(). ESPER_UNSUPPORTED: there is none. */
+esper_status esper_cuda_open(const esper_driver **driver);
+
+/* Why a function of this header failed last, in the calling thread. */
+const char *esper_cuda_last_error(void);
 
 /* Version that the driver reports, as 1000 * major + 10 * minor; 0 when there
  * is no usable libcuda. */

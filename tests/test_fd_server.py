@@ -1,6 +1,6 @@
-"""Files that one process offers and another takes: ``csrc/device/handoff.c``.
+"""Files that one process offers and another takes: ``csrc/device/fd_server.c``.
 
-Builds ``tests/device/test_handoff.c``, plain and sanitized, and runs its scenarios, each in a
+Builds ``tests/device/test_fd_server.c``, plain and sanitized, and runs its scenarios, each in a
 process of its own.
 """
 
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.skipif(CC is None, reason="needs a C compiler")
 
 @pytest.fixture(scope="session", params=["plain", "sanitized"])
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("handoff") / f"test_handoff_{request.param}"
+    output = tmp_path_factory.mktemp("fd_server") / f"test_fd_server_{request.param}"
     sources = [
-        ROOT / "tests" / "device" / "test_handoff.c",
-        ROOT / "csrc" / "device" / "handoff.c",
+        ROOT / "tests" / "device" / "test_fd_server.c",
+        ROOT / "csrc" / "device" / "fd_server.c",
     ]
     flags = FLAGS + (SANITIZE if request.param == "sanitized" else [])
     command = [str(CC), *flags, *map(str, sources), "-o", str(output), "-pthread"]
@@ -53,7 +53,7 @@ def test_scenario(program: Path, scenario: str) -> None:
 
 
 def test_each_scenario_is_run(program: Path) -> None:
-    source = (ROOT / "tests" / "device" / "test_handoff.c").read_text()
+    source = (ROOT / "tests" / "device" / "test_fd_server.c").read_text()
     assert source.count("SCENARIO(") - 1 == len(SCENARIOS)
 
 
@@ -61,6 +61,7 @@ def test_other_macros_give_the_same(tmp_path: Path) -> None:
     """As it is compiled elsewhere: GNU C, and without a macro on the command line."""
     for standard in ("-std=c11", "-std=gnu11"):
         command = [str(CC), standard, "-Wall", "-Wextra", "-Werror", "-c"]
-        command += [str(ROOT / "csrc" / "device" / "handoff.c"), "-o", str(tmp_path / "handoff.o")]
+        source = ROOT / "csrc" / "device" / "fd_server.c"
+        command += [str(source), "-o", str(tmp_path / "fd_server.o")]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-/* cuda_api.h: the part of the CUDA driver's interface that cuda.c uses, said in
+/* api.h: the part of the CUDA driver's interface that we use, said in
  * our own words, so that the core builds where no CUDA toolkit is installed.
  *
  * The driver promises never to change a (name, version) pair, whatever the

@@ -1,17 +1,9 @@
-/* sim_internal.h: what the parts of the simulated device share.
- *
- *   sim.c          lifetime, failures, the driver's functions, faults, hooks
- *   sim_queue.c    streams, operations, time, events
- *   sim_memory.c   addresses, physical memory, pages
- *   sim_capture.c  captures and graphs
- *   sim_oracle.c   clocks, accesses, owners
- *
- * Functions declared here expect the simulation's lock to be held. */
-#ifndef ESPER_SIM_INTERNAL_H
-#define ESPER_SIM_INTERNAL_H
+/* state.h: the structures of a simulation. One lock, sim.lock, guards all of them:
+ * functions that take them expect it to be held. */
+#ifndef ESPER_SIM_STATE_H
+#define ESPER_SIM_STATE_H
 
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 
 #include "sim.h"
@@ -248,104 +240,5 @@ struct sim {
   size_t report_length;
   char report[SIM_REPORT];
 };
-
-/* sim.c */
-void sim_enter(sim *s);
-/* Unlocks, then tells the handler of what was reported. */
-void sim_leave(sim *s);
-void sim_report(sim *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* A status with words for last_error(). */
-esper_status sim_refuse(esper_status status, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-uint64_t sim_random(uint64_t *state);
-/* Room for one more element. Host memory running out aborts: a test cannot
- * go on. */
-void *sim_grow(void *array, size_t count, size_t *capacity, size_t size);
-void *sim_grow32(void *array, uint32_t count, uint32_t *capacity, size_t size);
-
-/* sim_queue.c */
-int sim_queue_init(sim *s);
-void sim_queue_destroy(sim *s);
-void *sim_stream_new(sim *s, int device);
-/* NULL, with a report when `who` is given: no such stream. */
-sim_stream *sim_stream_find(sim *s, int device, void *handle, const char *who);
-void sim_stream_kill(sim *s, sim_stream *stream);
-void *sim_stream_handle(const sim_stream *stream);
-uint64_t sim_enqueue(sim *s, sim_stream *stream, const sim_op *op);
-int sim_run_to(sim *s, sim_stream *stream, uint64_t index);
-void sim_let_time_pass(sim *s);
-void *sim_event_new(sim *s, int device, int of_core);
-sim_event *sim_event_find(sim *s, int device, void *handle, const char *who);
-void sim_event_kill(sim *s, void *handle);
-void sim_record_now(sim *s, sim_stream *stream, sim_event *event);
-esper_status sim_record_all_now(sim *s, int device, sim_event *event);
-esper_status sim_query_now(sim *s, sim_event *event);
-esper_status sim_wait_host(sim *s, sim_event *event);
-esper_status sim_wait_device(sim *s, int device);
-esper_status sim_wait_stream(sim *s, sim_stream *stream, sim_event *event, int of_core);
-
-/* sim_memory.c */
-void sim_memory_destroy(sim *s);
-esper_status sim_memory_new(sim *s, int device, size_t size, uintptr_t *address);
-esper_status sim_memory_give_back(sim *s, int device, uintptr_t address);
-esper_status sim_range_new(sim *s, int device, size_t size, uintptr_t *address);
-esper_status sim_range_give_back(sim *s, int device, uintptr_t address, size_t size);
-esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page);
-esper_status sim_page_give_back(sim *s, int device, uint64_t page);
-esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size, uint64_t page,
-                          uint64_t access);
-esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size, int peer,
-                           int allowed);
-esper_status sim_page_name(sim *s, int device, uint64_t page, esper_page_name *name);
-esper_status sim_page_unname(sim *s, int device, const esper_page_name *name);
-esper_status sim_page_named(sim *s, int device, const esper_page_name *name, uint64_t *page);
-/* Where the device may not access [address, address + size); 0: nowhere. */
-uintptr_t sim_closed_to(sim *s, int device, uintptr_t address, size_t size);
-esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size);
-/* The span that holds an address, or NULL. */
-sim_span *sim_span_find(sim *s, uintptr_t address);
-
-/* sim_capture.c */
-void sim_capture_destroy_all(sim *s);
-sim_graph *sim_capture_find(sim *s, uint64_t id); /* active, or NULL */
-/* The capture is active, or a body that belongs to an active one; what was
- * recorded in others runs at launches, or never. */
-int sim_capture_lasts(sim *s, uint64_t id);
-/* The capture that what the stream is given goes into; NULL: it is in none, or
- * in one that was invalidated, where nothing goes anywhere. */
-sim_graph *sim_capture_of(const sim_stream *stream);
-esper_status sim_point_now(sim *s, sim_stream *stream, uint64_t capture, void **node);
-esper_status sim_depend_now(sim *s, sim_stream *stream, uint64_t capture, void *node);
-esper_status sim_before_now(sim *s, const sim_stream *stream, uint64_t capture, void *node,
-                            void **before, size_t *count);
-void sim_capture_invalidate(sim *s, uint64_t id);
-uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op);
-/* Whether the stream's next node comes after `node` of the capture. */
-int sim_capture_is_after(sim *s, const sim_stream *stream, uint64_t capture, uint32_t node);
-void sim_nodes_copy(sim_nodes *to, const sim_nodes *from);
-void sim_nodes_add(sim_nodes *to, const sim_nodes *from);
-void sim_graph_drop(sim *s, sim_graph *graph);
-int sim_captures_break(sim *s, int device);
-
-/* sim_oracle.c */
-uint64_t sim_clock_get(const sim_clock *clock, uint32_t slot);
-void sim_clock_set(sim *s, sim_clock *clock, uint32_t slot, uint64_t index);
-void sim_clock_join(sim *s, sim_clock *clock, const sim_clock *other);
-void sim_clock_copy(sim *s, sim_clock *clock, const sim_clock *other);
-void sim_host_learn(sim *s, const sim_clock *clock);
-void sim_oracle_destroy(sim *s);
-void sim_physical_init(sim *s, sim_physical *physical);
-void sim_physical_destroy(sim *s, sim_physical *physical);
-/* Nonzero: an access to the memory is not over for the host, or it has a live
- * owner. Reports, naming `who`. */
-int sim_physical_is_busy(sim *s, sim_physical *physical, uintptr_t address, const char *who);
-/* Notes an access by an operation that was just enqueued (node SIM_NONE), or
- * by a node of the stream's capture. 0, after a report: not allowed. `owner`
- * 0: the bytes' live owner, else a replay on behalf of that owner. */
-int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index, uint32_t node, uintptr_t address,
-                      size_t size, uint64_t owner);
-/* The live owner of all the bytes; 0, after a report: there is none. */
-uint64_t sim_oracle_owner(sim *s, const char *who, uintptr_t address, size_t size);
-void sim_pattern_access(sim *s, const sim_op *op);
 
 #endif

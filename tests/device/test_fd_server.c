@@ -1,6 +1,6 @@
-/* test_handoff.c: files that one process offers and another takes (device/handoff.c), with
- * files of our own. One scenario a process: test_handoff SCENARIO. Run by
- * tests/test_handoff.py, which builds it. */
+/* test_fd_server.c: files that one process offers and another takes (device/fd_server.c), with
+ * files of our own. One scenario a process: test_fd_server SCENARIO. Run by
+ * tests/test_fd_server.py, which builds it. */
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../csrc/device/handoff.h"
+#include "../../csrc/device/fd_server.h"
 
 #define CHECK_IS(x, y)                                                                      \
   do {                                                                                      \
@@ -60,18 +60,18 @@ static int refuse_to_open(int device, uint64_t object)
   return -1;
 }
 
-static handoff_name offer(int milliseconds, uint64_t object)
+static fd_server_name offer(int milliseconds, uint64_t object)
 {
-  handoff_name name;
-  CHECK_IS(handoff_offer(open_file, milliseconds, object, &name), 0);
+  fd_server_name name;
+  CHECK_IS(fd_server_offer(open_file, milliseconds, object, &name), 0);
   return name;
 }
 
 /* 0 and the right file, or an errno. */
-static int take(handoff_name name, uint64_t object)
+static int take(fd_server_name name, uint64_t object)
 {
   uint64_t found = 0;
-  int file = -1, error = handoff_take(&name, &file);
+  int file = -1, error = fd_server_take(&name, &file);
   if (error) {
     CHECK_IS(file, -1);
     return error;
@@ -116,12 +116,12 @@ static void expect_success(pid_t child)
   CHECK_IS(status, 0);
 }
 
-static void receive(int from, handoff_name *name)
+static void receive(int from, fd_server_name *name)
 {
   CHECK(read(from, name, sizeof *name) == sizeof *name);
 }
 
-static void send_name(int to, handoff_name name)
+static void send_name(int to, fd_server_name name)
 {
   CHECK(write(to, &name, sizeof name) == sizeof name);
 }
@@ -131,28 +131,28 @@ static void send_name(int to, handoff_name name)
 /* Who knows one offer, or the name of the socket, which is public, knows no other. */
 static void scenario_guess(void)
 {
-  handoff_name name = offer(0, 1), second = offer(0, 2);
+  fd_server_name name = offer(0, 1), second = offer(0, 2);
   CHECK_IS(take(name, 1), 0);
   CHECK_IS(take(second, 2), 0);
   for (int i = -100; i <= 100; i++) {
-    handoff_name guess = name;
+    fd_server_name guess = name;
     guess.number += (uint64_t)i;
     CHECK_IS(take(guess, 1), i ? ENOENT : 0);
     guess.number = (uint64_t)(i + 100);
     CHECK_IS(take(guess, 1), ENOENT);
   }
-  handoff_withdraw(second.number);
+  fd_server_withdraw(second.number);
   CHECK_IS(take(second, 2), ENOENT);
   CHECK_IS(take(name, 1), 0);
 }
 
 static void scenario_refused(void)
 {
-  handoff_name name = offer(0, 1), broken;
-  CHECK_IS(handoff_offer(refuse_to_open, 0, 7, &broken), 0);
+  fd_server_name name = offer(0, 1), broken;
+  CHECK_IS(fd_server_offer(refuse_to_open, 0, 7, &broken), 0);
   int files = open_files();
   CHECK_IS(take(broken, 7), EIO);
-  handoff_name other = name;
+  fd_server_name other = name;
   other.key ^= 1;
   CHECK_IS(take(other, 1), ECONNREFUSED);
   other = name;
@@ -167,7 +167,7 @@ static void scenario_refused(void)
 /* Root is somebody else, too; each side finds that out for itself. */
 static void scenario_users(void)
 {
-  handoff_name name = offer(0, 1);
+  fd_server_name name = offer(0, 1);
   if (geteuid() != 0)
     return;
   pid_t child = fork_with_alarm();
@@ -196,7 +196,7 @@ static void scenario_users(void)
 /* As in a container that has a network of its own. */
 static void scenario_network(void)
 {
-  handoff_name name = offer(0, 1);
+  fd_server_name name = offer(0, 1);
   pid_t child = fork_with_alarm();
   if (child == 0) {
     bool apart = unshare(CLONE_NEWNET) == 0; /* not everybody may */
@@ -208,7 +208,7 @@ static void scenario_network(void)
 
 /* ---- who asks badly -------------------------------------------------------- */
 
-static int connect_only(handoff_name name)
+static int connect_only(fd_server_name name)
 {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
   int length =
@@ -224,7 +224,7 @@ static int connect_only(handoff_name name)
 /* Who says nothing, says too little or goes does not keep the others. */
 static void scenario_silent(void)
 {
-  handoff_name name = offer(0, 1);
+  fd_server_name name = offer(0, 1);
   int silent = connect_only(name), brief = connect_only(name), gone = connect_only(name);
   CHECK_IS(send(brief, "ab", 2, 0), 2);
   CHECK(send(gone, &name.number, sizeof name.number, 0) > 0);
@@ -239,7 +239,7 @@ static void scenario_silent(void)
 static void *take_often(void *name)
 {
   for (int i = 0; i < 20; i++)
-    CHECK_IS(take(*(handoff_name *)name, 9), 0);
+    CHECK_IS(take(*(fd_server_name *)name, 9), 0);
   return NULL;
 }
 
@@ -248,7 +248,7 @@ static void scenario_crowd(void)
 {
   enum { MANY = 200 };
   static pthread_t threads[MANY];
-  handoff_name name = offer(0, 9);
+  fd_server_name name = offer(0, 9);
   for (int i = 0; i < MANY; i++)
     CHECK_IS(pthread_create(&threads[i], NULL, take_often, &name), 0);
   for (int i = 0; i < MANY; i++)
@@ -262,7 +262,7 @@ static void note_signal(int number)
 
 static void scenario_signals(void)
 {
-  handoff_name name = offer(200, 1);
+  fd_server_name name = offer(200, 1);
   struct sigaction action = {.sa_handler = note_signal};
   struct itimerval often = {{0, 2000}, {0, 2000}};
   sigset_t before, after;
@@ -282,7 +282,7 @@ static void scenario_full_table(void)
   CHECK_IS(pipe(names), 0);
   pid_t child = fork_with_alarm();
   if (child == 0) {
-    handoff_name name;
+    fd_server_name name;
     receive(names[0], &name);
     int next = dup(0);
     close(next);
@@ -301,7 +301,7 @@ static void scenario_full_table(void)
 
 static void *take_slowly(void *name)
 {
-  CHECK_IS(take(*(handoff_name *)name, 1), 0);
+  CHECK_IS(take(*(fd_server_name *)name, 1), 0);
   return NULL;
 }
 
@@ -309,9 +309,9 @@ static void *take_slowly(void *name)
 static void scenario_fork(void)
 {
   int files = open_files();
-  handoff_name name;
+  fd_server_name name;
   pthread_t thread;
-  CHECK_IS(handoff_offer(open_when_told, 0, 1, &name), 0);
+  CHECK_IS(fd_server_offer(open_when_told, 0, 1, &name), 0);
   CHECK_IS(pthread_create(&thread, NULL, take_slowly, &name), 0);
   while (!atomic_load(&being_asked))
     usleep(1000);
@@ -319,8 +319,8 @@ static void scenario_fork(void)
   atomic_store(&may_answer, true);
   if (child == 0) {
     CHECK_IS(open_files(), files + 1); /* of who takes */
-    handoff_withdraw(name.number);
-    handoff_name mine = offer(0, 2);
+    fd_server_withdraw(name.number);
+    fd_server_name mine = offer(0, 2);
     CHECK_IS(take(mine, 2), 0);
     CHECK_IS(take(name, 1), 0); /* the parent's, from the parent */
     exit(0);
@@ -334,7 +334,7 @@ static void scenario_fork(void)
 static void scenario_orphan(void)
 {
   int names[2], taken[2], ends[2]; /* nothing is written to the last: its end is this process's */
-  handoff_name name;
+  fd_server_name name;
   CHECK_IS(pipe(names), 0);
   CHECK_IS(pipe(taken), 0);
   CHECK_IS(pipe(ends), 0);
@@ -363,7 +363,7 @@ static int exiting[2];
 /* Stands for a library that was there at the first offer, and goes. */
 static void leave(void)
 {
-  handoff_name nobody = {0};
+  fd_server_name nobody = {0};
   send_name(exiting[1], nobody);
   sleep(2);
 }
@@ -371,7 +371,7 @@ static void leave(void)
 static void scenario_exit(void)
 {
   int names[2];
-  handoff_name name, nobody;
+  fd_server_name name, nobody;
   CHECK(pipe(names) == 0 && pipe(exiting) == 0);
   pid_t child = fork_with_alarm();
   if (child == 0) {
@@ -389,7 +389,10 @@ static const struct {
   const char *name;
   void (*run)(void);
 } scenarios[] = {
-#define SCENARIO(name) {#name, scenario_##name}
+#define SCENARIO(name)     \
+  {                        \
+#name, scenario_##name \
+  }
     SCENARIO(guess),  SCENARIO(refused), SCENARIO(users),      SCENARIO(silent),
     SCENARIO(crowd),  SCENARIO(signals), SCENARIO(full_table), SCENARIO(fork),
     SCENARIO(orphan), SCENARIO(exit),    SCENARIO(network),

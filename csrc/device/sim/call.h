@@ -1,0 +1,15 @@
+/* call.h: calls of the driver's functions: their number, faults and hooks. */
+#ifndef ESPER_SIM_CALL_H
+#define ESPER_SIM_CALL_H
+
+#include "state.h"
+
+void sim_calls_init(sim *s);
+void sim_calls_destroy(sim *s);
+/* Counts the call: ESPER_OK, or the status that it is to answer at once. */
+esper_status sim_call_count(sim *s, sim_call call);
+/* Runs the hook that stands before or after the function, if there is one.
+ * Without the lock. */
+void sim_call_hook(sim *s, sim_call call, int after, int device, void *object);
+
+#endif

@@ -1,0 +1,161 @@
+/* graph.c: graphs of nodes, those of active captures among them.
+ *
+ * While a stream is being captured its operations become nodes that depend on
+ * the stream's last ones. A node knows all its ancestors, so whether one comes
+ * after another is one look. */
+#include "graph.h"
+
+#include <stdlib.h>
+
+#include "base.h"
+
+static size_t words(uint32_t nodes)
+{
+  return ((size_t)nodes + 63) / 64;
+}
+
+int sim_graph_has_ancestor(const sim_graph *graph, uint32_t node, uint32_t ancestor)
+{
+  if (ancestor >= node)
+    return 0;
+  return (int)(graph->nodes[node].ancestors[ancestor / 64] >> ancestor % 64 & 1);
+}
+
+int sim_graph_is_after(const sim_stream *stream, uint32_t node)
+{
+  for (uint32_t i = 0; i < stream->tails.count; i++) {
+    uint32_t tail = stream->tails.at[i];
+    if (tail == node || sim_graph_has_ancestor(stream->capture, tail, node))
+      return 1;
+  }
+  return 0;
+}
+
+/* A body is ordered as its node is, from inside and from outside. */
+int sim_capture_is_after(sim *s, const sim_stream *stream, uint64_t capture, uint32_t node)
+{
+  const sim_graph *here = stream->capture;
+  if (here->id == capture)
+    return sim_graph_is_after(stream, node);
+  for (; here->outer; here = here->outer)
+    if (here->outer->id == capture)
+      return sim_graph_has_ancestor(here->outer, here->outer_node, node);
+  for (uint32_t i = 0; i < s->body_count; i++) {
+    const sim_graph *body = s->bodies[i];
+    if (body->id == capture)
+      return sim_capture_is_after(s, stream, body->outer->id, body->outer_node);
+  }
+  return 0;
+}
+
+sim_graph *sim_capture_of(const sim_stream *stream)
+{
+  return stream->capture && !stream->capture->invalid ? stream->capture : NULL;
+}
+
+void sim_nodes_copy(sim_nodes *to, const sim_nodes *from)
+{
+  to->count = 0;
+  sim_nodes_add(to, from);
+}
+
+void sim_nodes_add(sim_nodes *to, const sim_nodes *from)
+{
+  for (uint32_t i = 0; i < from->count; i++) {
+    uint32_t k = 0;
+    while (k < to->count && to->at[k] != from->at[i])
+      k++;
+    if (k < to->count)
+      continue;
+    to->at = sim_grow32(to->at, to->count, &to->capacity, sizeof *to->at);
+    to->at[to->count++] = from->at[i];
+  }
+}
+
+uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op)
+{
+  (void)s;
+  sim_graph *graph = stream->capture;
+  uint32_t number = graph->count;
+  graph->nodes = sim_grow32(graph->nodes, number, &graph->capacity, sizeof *graph->nodes);
+  sim_node *node = &graph->nodes[number];
+  node->op = *op;
+  node->ancestors = calloc(words(number) + 1, sizeof *node->ancestors);
+  if (!node->ancestors)
+    abort();
+  node->before = (sim_nodes){0};
+  sim_nodes_add(&node->before, &stream->tails);
+  for (uint32_t i = 0; i < stream->tails.count; i++) {
+    uint32_t tail = stream->tails.at[i];
+    node->ancestors[tail / 64] |= (uint64_t)1 << tail % 64;
+    for (size_t w = 0; w < words(tail); w++)
+      node->ancestors[w] |= graph->nodes[tail].ancestors[w];
+  }
+  graph->count++;
+  stream->tails.count = 0;
+  sim_nodes_add(&stream->tails, &(sim_nodes){1, 1, &number});
+  return number;
+}
+
+sim_graph *sim_capture_find(sim *s, uint64_t id)
+{
+  for (uint32_t i = 0; i < s->capture_count; i++)
+    if (s->captures[i]->id == id)
+      return s->captures[i];
+  return NULL;
+}
+
+int sim_capture_lasts(sim *s, uint64_t id)
+{
+  const sim_graph *active = sim_capture_find(s, id);
+  if (active)
+    return !active->invalid;
+  for (uint32_t i = 0; i < s->body_count; i++)
+    if (s->bodies[i]->id == id)
+      return sim_capture_lasts(s, s->bodies[i]->outer->id);
+  return 0;
+}
+
+void sim_capture_invalidate(sim *s, uint64_t id)
+{
+  sim_graph *graph = sim_capture_find(s, id);
+  if (graph)
+    graph->invalid = 1;
+}
+
+int sim_captures_break(sim *s, int device)
+{
+  int broken = 0;
+  for (uint32_t i = 0; s->capture_count && i < s->stream_count; i++)
+    if (s->streams[i]->device == device && s->streams[i]->capture) {
+      sim_capture_invalidate(s, s->streams[i]->capture->id);
+      broken = 1;
+    }
+  return broken;
+}
+
+void sim_graph_drop(sim *s, sim_graph *graph)
+{
+  if (--graph->references)
+    return;
+  for (uint32_t i = 0; i < graph->count; i++) {
+    free(graph->nodes[i].ancestors);
+    free(graph->nodes[i].before.at);
+    if (graph->nodes[i].op.kind == SIM_OP_GRAPH)
+      sim_graph_drop(s, graph->nodes[i].op.graph);
+  }
+  free(graph->nodes);
+  free(graph);
+}
+
+size_t sim_graph_nodes(const sim_graph *graph)
+{
+  return graph->count;
+}
+
+void sim_graph_destroy(sim *s, sim_graph *graph)
+{
+  sim_enter(s);
+  sim_graph_drop(s, graph);
+  sim_leave(s);
+}

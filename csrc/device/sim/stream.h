@@ -1,0 +1,16 @@
+/* stream.h: streams and their handles. */
+#ifndef ESPER_SIM_STREAM_H
+#define ESPER_SIM_STREAM_H
+
+#include "state.h"
+
+/* Makes the legacy streams of the devices. */
+void sim_streams_init(sim *s);
+void sim_streams_destroy(sim *s);
+void *sim_stream_new(sim *s, int device);
+/* NULL, with a report when `who` is given: no such stream. */
+sim_stream *sim_stream_find(sim *s, int device, void *handle, const char *who);
+void sim_stream_kill(sim *s, sim_stream *stream);
+void *sim_stream_handle(const sim_stream *stream);
+
+#endif
