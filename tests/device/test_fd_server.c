@@ -389,10 +389,7 @@ static const struct {
   const char *name;
   void (*run)(void);
 } scenarios[] = {
-#define SCENARIO(name)     \
-  {                        \
-#name, scenario_##name \
-  }
+#define SCENARIO(name) {#name, scenario_##name}
     SCENARIO(guess),  SCENARIO(refused), SCENARIO(users),      SCENARIO(silent),
     SCENARIO(crowd),  SCENARIO(signals), SCENARIO(full_table), SCENARIO(fork),
     SCENARIO(orphan), SCENARIO(exit),    SCENARIO(network),

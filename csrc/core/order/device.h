@@ -52,7 +52,7 @@ struct device {
   int in_flight;               /* calls that hold memory which they may not keep: hands.h */
   unsigned in_flight_returned; /* so often they left some */
   bell_t in_flight_ended;
-  size_t refused;        /* the segment that the driver had no memory for; 0: none */
+  size_t refused;         /* the segment that the driver had no memory for; 0: none */
   size_t slack_peak;      /* of active bytes, since pages last went back: memory/slack.c */
   size_t slack_old_peak;  /* that of the statistics when they did */
   uint64_t slack_ran_out; /* pages that had moved when memory ran out last */
