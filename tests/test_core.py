@@ -118,7 +118,7 @@ def test_random_programs(variant: str, threads: int) -> None:
     assert "the oracle is content" in output
 
 
-@pytest.mark.parametrize("header", ["esper_alloc.h", "device/device.h", "device/sim/sim.h"])
+@pytest.mark.parametrize("header", ["esper_alloc.h", "esper_report.h", "device/device.h", "device/sim/sim.h"])
 @pytest.mark.parametrize("language, standard", [("c", "c11"), ("c++", "c++11"), ("c++", "c++20")])
 def test_header_compiles_alone(header: str, language: str, standard: str) -> None:
     source = f'#include "{CSRC / header}"\nint main() {{ return 0; }}\n'
@@ -145,7 +145,10 @@ def test_header_compiles_alone(header: str, language: str, standard: str) -> Non
     assert done.returncode == 0, done.stderr
 
 
-def test_public_header_includes_neither_cuda_nor_torch() -> None:
-    text = (CSRC / "esper_alloc.h").read_text()
+@pytest.mark.parametrize(
+    ("header", "ours"), [("esper_alloc.h", {'"esper_report.h"'}), ("esper_report.h", set())]
+)
+def test_a_public_header_includes_neither_cuda_nor_torch(header: str, ours: set[str]) -> None:
+    text = (CSRC / header).read_text()
     includes = {line.split()[1] for line in text.splitlines() if line.startswith("#include")}
-    assert includes == {"<stddef.h>", "<stdint.h>"}
+    assert includes == {"<stddef.h>", "<stdint.h>", *ours}

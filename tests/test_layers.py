@@ -24,6 +24,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CC = os.environ.get("CC", "cc")
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
+PUBLIC = ("esper_alloc.h", "esper_report.h")
 #: The core's folders, from the lowest to the highest. Each has a README that says so.
 CORE = ("base", "stats", "order", "blocks", "pools", "memory", "requests", "api")
 #: All folders that are layers, from the lowest to the highest.
@@ -91,8 +92,8 @@ def folder_in(name: str, folders: Iterable[str]) -> str | None:
 
 
 def layer(name: str) -> int:
-    """The public header is below all layers; what stands in none of them, above."""
-    if name == "esper_alloc.h":
+    """The public headers are below all layers; what stands in none of them, above."""
+    if name in PUBLIC:
         return -1
     folder = folder_in(name, LAYERS)
     return LAYERS.index(folder) if folder else len(LAYERS)

@@ -13,7 +13,7 @@ import esper_alloc
 from esper_alloc import _core, figures, snapshot
 from test_build import ROOT
 
-HEADER = (ROOT / "csrc" / "esper_alloc.h").read_text()
+HEADER = (ROOT / "csrc" / "esper_report.h").read_text()
 
 
 def test_memory_stats_has_every_counter_of_the_core():

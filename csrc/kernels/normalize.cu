@@ -16,20 +16,23 @@
 
 #include <atomic>
 #include <cooperative_groups.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <type_traits>
 
 #include "scaling.h"
+#include "values.h"
 
 namespace
 {
 
+using esper::Arithmetic;
 using esper::Line;
 using esper::merge;
 using esper::Moments;
+using esper::number;
+using esper::Pack;
 using esper::Remembered;
 using esper::Scaler;
+using esper::store;
 
 constexpr int kThreads = 256;
 constexpr int kBlocks = 2;         // of an update, at once on a processor
@@ -40,55 +43,6 @@ constexpr int kMostHeld = 16;      // rows of them
 constexpr int kUnroll = 4;         // further rows that a thread loads at once
 constexpr int64_t kFewRows = 2048; // up to here a column group is one block's
 constexpr int kMaxDevices = 64;
-
-// --- values ------------------------------------------------------------------
-
-template <typename T>
-struct Arithmetic {
-  using type = float; // also of the results
-};
-template <>
-struct Arithmetic<double> {
-  using type = double;
-};
-
-__device__ float number(float x)
-{
-  return x;
-}
-__device__ double number(double x)
-{
-  return x;
-}
-__device__ float number(__half x)
-{
-  return __half2float(x);
-}
-__device__ float number(__nv_bfloat16 x)
-{
-  return __bfloat162float(x);
-}
-
-template <typename T, int N>
-struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Pack {
-  T of[N];
-};
-
-// In words of 16 bytes: of an assignment the compiler makes one store for each value.
-template <typename T, int N>
-__device__ void store(T *to, const Pack<T, N> &pack)
-{
-  constexpr int words = sizeof(pack) / sizeof(int4);
-  if constexpr (words == 0) {
-    *reinterpret_cast<Pack<T, N> *>(to) = pack;
-  } else {
-    int4 parts[words];
-    memcpy(parts, &pack, sizeof(pack));
-#pragma unroll
-    for (int i = 0; i < words; i++)
-      __stwb(reinterpret_cast<int4 *>(to) + i, parts[i]);
-  }
-}
 
 // --- what a launch is given --------------------------------------------------
 

@@ -321,7 +321,7 @@ static void note_refusal(growth_t *g, esper_status status, size_t made)
 }
 
 /* NULL: not all of it was filled. What was is free. */
-static block_t *settle(growth_t *g, esper_status status, size_t filled)
+static block_t *keep_books(growth_t *g, esper_status status, size_t filled)
 {
   cache_close(g->heap);
   give_spares(g);
@@ -351,7 +351,7 @@ static block_t *finish(growth_t *g, esper_status status, size_t filled)
 {
   esper_stats *stats = &g->device->stats;
   stretch_peaks_t peaks = stats_stretches_begin(stats);
-  block_t *block = settle(g, status, filled);
+  block_t *block = keep_books(g, status, filled);
   stats_stretches_end(stats, peaks);
   return block;
 }

@@ -174,7 +174,7 @@ static void quiesce_heap(heap_t *heap)
         uses_drop_captured(device, b);
       if (b->state != BLOCK_READY)
         continue;
-      if (owes_nothing(b) || !RULE(SEAL_NEEDS_COMPLETION)) {
+      if (owes_nothing(b) || !RULE(QUIESCE_NEEDS_COMPLETION)) {
         clear(b);
       } else {
         free_blocks_claim(b);
@@ -185,7 +185,7 @@ static void quiesce_heap(heap_t *heap)
   for (block_t *b = heap->oldest_pending, *newer; b; b = newer) {
     newer = b->newer;
     uses_hold_unrecorded(device, b);
-    if (!owes_nothing(b) && RULE(SEAL_NEEDS_COMPLETION)) {
+    if (!owes_nothing(b) && RULE(QUIESCE_NEEDS_COMPLETION)) {
       b->withheld = true; /* its uses may complete before its owner order does */
       continue;
     }
@@ -240,7 +240,7 @@ void quiesce_pool(pool_t *pool)
   stream_retire_all(device->core);
   find_captures_over(pool);
   wait_for_owners(pool);
-  if (RULE(SEAL_NEEDS_COMPLETION))
+  if (RULE(QUIESCE_NEEDS_COMPLETION))
     wait_for_obligations(pool);
   stream_retire_all(device->core); /* what could not be waited for may be over by now */
   lock(&device->lock);
