@@ -26,7 +26,6 @@
 #include "../requests/imports.h"
 #include "../stats/pool_stats.h"
 #include "../stats/stat_shard.h"
-#include "../stats/stats.h"
 #include "testing.h"
 
 /* ---- devices ----------------------------------------------------------- */

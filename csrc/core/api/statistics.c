@@ -17,7 +17,6 @@
 #include "../order/stream.h"
 #include "../order/wait_log.h"
 #include "../pools/pool.h"
-#include "../pools/routing.h"
 #include "../stats/pool_stats.h"
 #include "../stats/stat_shard.h"
 #include "../stats/stats.h"

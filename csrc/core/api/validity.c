@@ -12,7 +12,6 @@
 #include "../order/capture.h"
 #include "../order/device.h"
 #include "../order/event.h"
-#include "../order/record.h"
 #include "../order/stream.h"
 #include "../order/wait_log.h"
 #include "../pools/pool.h"
@@ -33,7 +32,7 @@ static bool figures_are_valid(device_t *device)
         allocated += (int64_t)b->size;
       if (b->counted_active)
         active += (int64_t)b->size;
-      if ((b->state == BLOCK_READY || b->state == BLOCK_PENDING) && block_counts_as_split(b))
+      if (block_is_free(b) && block_counts_as_split(b))
         split += (int64_t)b->size;
     }
   }

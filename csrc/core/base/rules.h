@@ -38,7 +38,7 @@
   R(FAILED_QUERY_HOLDS, "6b", "a failed query satisfies nothing")                                  \
   R(CAPTURE_RECORDS_NOTHING, "7a", "on a capturing stream no event is recorded")                   \
   R(CAPTURE_KEEPS_APART, "7b", "queue order holds within one capture only")                        \
-  R(QUIESCE_NEEDS_COMPLETION, "7c", "a capture gets from its pool only what has completed")           \
+  R(QUIESCE_NEEDS_COMPLETION, "7c", "a capture gets from its pool only what has completed")        \
   R(QUIESCE_BEFORE_REUSE, "7d",                                                                    \
     "what is freed to a pool outside the capture waits for the next seal")                         \
   R(GRAPHS_KEEP_MEMORY, "7e", "memory that a graph may touch is not given back")                   \

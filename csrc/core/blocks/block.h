@@ -119,6 +119,11 @@ static inline segment_t *block_segment_if_any(const block_t *block)
   return __atomic_load_n(&block->segment, __ATOMIC_RELAXED);
 }
 
+static inline bool block_is_free(const block_t *block)
+{
+  return block->state == BLOCK_READY || block->state == BLOCK_PENDING;
+}
+
 /* Whether memory is behind it, for all to know. */
 static inline bool block_is_mapped(const block_t *block)
 {

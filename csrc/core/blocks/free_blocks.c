@@ -378,8 +378,8 @@ typedef struct search {
 
 static bool may_join(search_t *search, const block_t *block)
 {
-  return block && (block->state == BLOCK_READY || block->state == BLOCK_PENDING) &&
-         search->left-- > 0 && may_be_gated(block, search->reader, search->at_free_too);
+  return block && block_is_free(block) && search->left-- > 0 &&
+         may_be_gated(block, search->reader, search->at_free_too);
 }
 
 /* Every shortest run among the neighbours that begin with `first`. The end of

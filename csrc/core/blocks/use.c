@@ -226,6 +226,11 @@ bool owner_order_has_completed(const block_t *block)
   return !block->stamp || stream_completed(block->segment->heap->stream, block->stamp);
 }
 
+bool block_owes_nothing(const block_t *block)
+{
+  return uses_have_completed(block) && owner_order_has_completed(block);
+}
+
 bool owner_order_may_be_gated(const block_t *block)
 {
   return !stream_is_rendezvous(block->segment->heap->stream);

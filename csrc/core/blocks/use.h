@@ -80,6 +80,8 @@ void owner_order_stamp(block_t *block);
  * before the free. */
 bool owner_order_is_satisfied(const block_t *block, const stream_t *reader);
 bool owner_order_has_completed(const block_t *block);
+/* Whether the free block owes nothing to anybody: its uses and its owner order have completed. */
+bool block_owes_nothing(const block_t *block);
 /* Whether another stream than the home stream may be made to wait for it. */
 bool owner_order_may_be_gated(const block_t *block);
 

@@ -6,6 +6,7 @@
 #include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
+#include "../order/record.h"
 #include "../order/stream.h"
 #include "../pools/pool.h"
 #include "mapped.h"
@@ -47,31 +48,18 @@ static uint64_t owed_stamp(heap_t *heap)
 
 void stitch_learn(heap_t *heap)
 {
-  enum { PROBES = 16 };
-  struct {
-    stream_t *stream;
-    uint64_t stamp;
-  } probes[PROBES];
+  probes_t probes = {.count = 0};
   device_t *device = heap->device;
-  int count = 0;
   if (heap->pool != device->default_pool || heap->capture)
     return;
   lock(&device->lock);
-  for (heap_t *h = heap->pool->heaps; h && count < PROBES; h = h->next) {
+  for (heap_t *h = heap->pool->heaps; h; h = h->next) {
     uint64_t stamp = may_lend(h) ? owed_stamp(h) : 0;
-    if (stamp) {
-      probes[count].stream = h->stream;
-      probes[count++].stamp = stamp;
-    }
+    if (stamp)
+      probes_add(&probes, h->stream, stamp);
   }
   unlock(&device->lock);
-  for (int i = 0; i < count; i++) {
-    record_t *probe = stream_probe(probes[i].stream, probes[i].stamp);
-    if (probe)
-      record_drop(probe);
-  }
-  if (count)
-    stream_retire_all(device->core);
+  probes_ask(&probes, device->core);
 }
 
 /* ---- lending ----------------------------------------------------------- */

@@ -211,16 +211,12 @@ static record_t *record_on(presented_t p, void *wait_for)
     unlock(&s->lock);
     return NULL;
   }
-  if (!RULE(NUMBER_WITH_RECORD))
-    unlock(&s->lock);
   r->time_us =
       atomic_load_explicit(&s->core->timing, memory_order_relaxed) ? s->core->clock_us() : 0;
-  if (RULE(NUMBER_WITH_RECORD)) { /* nobody else takes one meanwhile */
-    r->number = atomic_load_explicit(&s->last, memory_order_relaxed) + 1;
-    atomic_store_explicit(&s->last, r->number, memory_order_release);
-  } else {
-    r->number = atomic_fetch_add(&s->last, 1) + 1;
-  }
+  r->number = atomic_load_explicit(&s->last, memory_order_relaxed) + 1;
+  atomic_store_explicit(&s->last, r->number, memory_order_release);
+  if (!RULE(NUMBER_WITH_RECORD))
+    unlock(&s->lock);
   esper_status status = ESPER_OK;
   if (wait_for)
     status = call_stream_wait(s->core, s->device->index, p.handle, wait_for);
@@ -321,6 +317,32 @@ record_t *stream_probe(stream_t *s, uint64_t stamp)
   if (old)
     record_drop(old);
   return probe;
+}
+
+void probes_add(probes_t *probes, stream_t *stream, uint64_t stamp)
+{
+  int i = 0;
+  while (i < probes->count && probes->stream[i] != stream)
+    i++;
+  if (i == PROBES)
+    return;
+  if (i == probes->count) {
+    probes->stream[probes->count++] = stream;
+    probes->stamp[i] = 0;
+  }
+  if (probes->stamp[i] < stamp)
+    probes->stamp[i] = stamp;
+}
+
+void probes_ask(const probes_t *probes, core_t *core)
+{
+  for (int i = 0; i < probes->count; i++) {
+    record_t *record = stream_probe(probes->stream[i], probes->stamp[i]);
+    if (record)
+      record_drop(record);
+  }
+  if (probes->count)
+    stream_retire_all(core);
 }
 
 bool stream_is_valid(stream_t *s)

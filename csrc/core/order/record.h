@@ -31,6 +31,21 @@ static inline uint64_t group_bit(const stream_t *s)
   return 1ull << s->index % GROUP_STREAMS;
 }
 
+/* Positions in the queues of streams that nobody has asked about yet: collected under the
+ * device's lock, asked without it. */
+enum { PROBES = 16 };
+typedef struct probes {
+  stream_t *stream[PROBES];
+  uint64_t stamp[PROBES];
+  int count;
+} probes_t;
+
+/* Asks for a position; of several on one stream for the latest. Those of more than PROBES
+ * streams are not asked. */
+void probes_add(probes_t *probes, stream_t *stream, uint64_t stamp);
+/* Records an event on each stream, and finds out what has completed. */
+void probes_ask(const probes_t *probes, core_t *core);
+
 /* Asks the driver. */
 bool record_is_done(record_t *record);
 /* Every number up to this one has completed. */

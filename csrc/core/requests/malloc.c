@@ -38,6 +38,7 @@
 #include "../order/capture.h"
 #include "../order/capture_thread.h"
 #include "../order/capturing.h"
+#include "../order/record.h"
 #include "../pools/pool.h"
 #include "../stats/stat.h"
 #include "../stats/stats.h"
@@ -95,13 +96,8 @@ static bool borrows_too_often(const request_t *q)
  * asked: the first round asks, the second looks again. */
 static block_t *borrow(const request_t *q)
 {
-  enum { PROBES = 8 };
-  struct {
-    stream_t *stream;
-    uint64_t stamp;
-  } probes[PROBES];
   for (int round = 0; round < 2; round++) {
-    int count = 0;
+    probes_t probes = {.count = 0};
     lock(&q->device->lock);
     for (heap_t *heap = q->pool->heaps; heap; heap = heap->next) {
       if (!request_may_borrow(q, heap))
@@ -110,8 +106,7 @@ static block_t *borrow(const request_t *q)
       block_t *block = free_blocks_best_ready(heap, q->size, q->large);
       if (!block)
         continue;
-      if ((uses_have_completed(block) && owner_order_has_completed(block)) ||
-          !RULE(LOAN_NEEDS_COMPLETION)) {
+      if (block_owes_nothing(block) || !RULE(LOAN_NEEDS_COMPLETION)) {
         free_blocks_claim(block);
         if (request_lend(q, run_of_one(block))) {
           q->heap->borrowed += !q->large;
@@ -119,20 +114,14 @@ static block_t *borrow(const request_t *q)
           return block;
         }
         free_blocks_add(block);
-      } else if (count < PROBES) {
-        probes[count].stream = heap->stream;
-        probes[count++].stamp = block->stamp;
+      } else {
+        probes_add(&probes, heap->stream, block->stamp);
       }
     }
     unlock(&q->device->lock);
-    if (!count)
+    if (!probes.count)
       return NULL;
-    for (int i = 0; i < count; i++) {
-      record_t *probe = stream_probe(probes[i].stream, probes[i].stamp);
-      if (probe)
-        record_drop(probe);
-    }
-    stream_retire_all(q->core);
+    probes_ask(&probes, q->core);
   }
   return NULL;
 }

@@ -82,7 +82,7 @@ static run_t best_of_all(const request_t *q)
 
 static bool is_free(const block_t *neighbour)
 {
-  return neighbour && (neighbour->state == BLOCK_READY || neighbour->state == BLOCK_PENDING);
+  return neighbour && block_is_free(neighbour);
 }
 
 /* A block that stands alone and does not fit: what it owes need not be looked at. */

@@ -159,11 +159,6 @@ static void clear(block_t *block)
   block->withheld = false;
 }
 
-static bool owes_nothing(const block_t *block)
-{
-  return uses_have_completed(block) && owner_order_has_completed(block);
-}
-
 static void quiesce_heap(heap_t *heap)
 {
   device_t *device = heap->device;
@@ -174,7 +169,7 @@ static void quiesce_heap(heap_t *heap)
         uses_drop_captured(device, b);
       if (b->state != BLOCK_READY)
         continue;
-      if (owes_nothing(b) || !RULE(QUIESCE_NEEDS_COMPLETION)) {
+      if (block_owes_nothing(b) || !RULE(QUIESCE_NEEDS_COMPLETION)) {
         clear(b);
       } else {
         free_blocks_claim(b);
@@ -185,7 +180,7 @@ static void quiesce_heap(heap_t *heap)
   for (block_t *b = heap->oldest_pending, *newer; b; b = newer) {
     newer = b->newer;
     uses_hold_unrecorded(device, b);
-    if (!owes_nothing(b) && RULE(QUIESCE_NEEDS_COMPLETION)) {
+    if (!block_owes_nothing(b) && RULE(QUIESCE_NEEDS_COMPLETION)) {
       b->withheld = true; /* its uses may complete before its owner order does */
       continue;
     }
@@ -204,7 +199,7 @@ static void unite(heap_t *into, heap_t *from)
     if (s->heap != from)
       continue;
     for (block_t *b = s->first; b; b = b->next)
-      if (b->state == BLOCK_READY || b->state == BLOCK_PENDING)
+      if (block_is_free(b))
         free_blocks_claim(b);
     segment_move(s, into);
     /* A block may become part of the one before it, and be gone. */
@@ -260,7 +255,7 @@ static void release_memory(pool_t *pool)
 {
   for (const segment_t *s = pool->device->first_segment; s; s = s->next)
     for (block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
-      if (b->state == BLOCK_READY || b->state == BLOCK_PENDING) {
+      if (block_is_free(b)) {
         uses_drop_unrecorded(pool->device, b);
         if (b->state == BLOCK_PENDING)
           pending_index_add(s->heap, b);

@@ -40,17 +40,6 @@ static bool needs_use(const block_t *block, const stream_t *stream)
   return !block_is_of(block, stream);
 }
 
-/* Only a core without rule 7c loses marks while somebody captures. */
-static bool is_lost(core_t *core, int device)
-{
-  bool captured = false;
-  if (!RULE(MARK_DESPITE_CAPTURES))
-    for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
-      captured |= s->device == &core->devices[device] && s->immortal && !s->all_streams &&
-                  stream_capture_of((presented_t){.stream = s, .handle = s->handle}, true);
-  return captured;
-}
-
 /* A block that starts at the address is the caller's, who alone can free it, so
  * it may be looked at without a lock: who is wrong about that is told when the
  * block is locked. NULL: none that needs a use. */
@@ -232,11 +221,8 @@ esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper
   esper_status status = present(core, as, &p);
   if (status != ESPER_OK)
     return status;
-  if (is_lost(core, as.device)) {
-    if (marked)
-      *marked = count;
+  if (!RULE(MARK_DESPITE_CAPTURES) && stream_any_is_captured(p.stream->device))
     return ESPER_OK;
-  }
   block_t *block = count == 1 ? peek(core, ptrs[0], p.stream) : NULL;
   if (block)
     status = mark_found_block(block, ptrs[0], p, use_flags(flags), &found);

@@ -14,28 +14,21 @@
 #include "../memory/page.h"
 #include "../memory/segment.h"
 #include "../order/capturing.h"
+#include "../order/record.h"
 #include "../order/stream.h"
 #include "../pools/pool.h"
 #include "malloc.h"
 #include "quiesce.h"
 
-static bool is_free(const block_t *block)
-{
-  return block->state == BLOCK_READY || block->state == BLOCK_PENDING;
-}
-
 static bool is_idle(const block_t *block)
 {
   const segment_t *s = block->segment;
-  if (s->pinned) /* whoever knows its address may still be using it */
-    return false;
-  if (!is_free(block))
+  if (s->pinned || !block_is_free(block)) /* pinned: another process may still use it */
     return false;
   if (s->captured && !RULE(GRAPHS_KEEP_MEMORY))
     return true;
-  bool completed = uses_have_completed(block) && owner_order_has_completed(block);
-  return pool_may_give_back(s) &&
-         (completed || !(s->pages ? RULE(UNMAP_NEEDS_COMPLETION) : RULE(RELEASE_NEEDS_COMPLETION)));
+  bool needs = s->pages ? RULE(UNMAP_NEEDS_COMPLETION) : RULE(RELEASE_NEEDS_COMPLETION);
+  return pool_may_give_back(s) && (block_owes_nothing(block) || !needs);
 }
 
 /* ---- what goes next ------------------------------------------------------ */
@@ -248,45 +241,22 @@ static size_t excess(const device_t *device)
 static bool is_cached(const segment_t *s)
 {
   return s->large && !s->pages && s->heap->pool == s->device->default_pool && !s->first->next &&
-         is_free(s->first);
+         block_is_free(s->first);
 }
 
 /* That an old segment's own stream is done with it is known once somebody has
  * asked: one event for each stream. A busy one answers the next time. */
 static void ask_owners(device_t *device)
 {
-  enum { MOST = 8 };
-  struct {
-    stream_t *stream;
-    uint64_t stamp;
-  } asked[MOST];
-  int count = 0;
+  probes_t probes = {.count = 0};
   lock(&device->lock);
   caches_close(device);
   for (const segment_t *s = device->first_segment; s; s = s->next) {
-    if (!is_cached(s) || s->heap->capture || owner_order_has_completed(s->first))
-      continue;
-    int i = 0;
-    while (i < count && asked[i].stream != s->heap->stream)
-      i++;
-    if (i == MOST)
-      continue;
-    if (i == count) {
-      asked[count].stream = s->heap->stream;
-      asked[count++].stamp = 0;
-    }
-    if (s->first->stamp > asked[i].stamp)
-      asked[i].stamp = s->first->stamp;
+    if (is_cached(s) && !s->heap->capture && !owner_order_has_completed(s->first))
+      probes_add(&probes, s->heap->stream, s->first->stamp);
   }
   unlock(&device->lock);
-  for (int i = 0; i < count; i++) {
-    record_t *record = stream_probe(asked[i].stream, asked[i].stamp);
-    if (record) {
-      stream_completes_now(asked[i].stream, record->number);
-      record_drop(record);
-    }
-  }
-  stream_retire_all(device->core);
+  probes_ask(&probes, device->core);
 }
 
 static double age_of(const segment_t *s)

@@ -59,9 +59,8 @@ block_t *request_hand_out_run(const request_t *q, run_t run)
 block_t *request_lend(const request_t *q, run_t run)
 {
   block_t *block = run.first;
-  bool owes_nothing = uses_have_completed(block) && owner_order_has_completed(block);
   if (segment_is_whole(block) && !block->segment->pages &&
-      (owes_nothing || !RULE(MOVE_NEEDS_COMPLETION))) {
+      (block_owes_nothing(block) || !RULE(MOVE_NEEDS_COMPLETION))) {
     uses_drop(q->device, block);
     block->stamp = 0;
     segment_move(block->segment, q->heap);

@@ -138,13 +138,14 @@ TEST(numbers_follow_the_drivers_order)
 
 TEST(a_wait_that_was_refused_orders_nothing)
 {
-  begin(X);
+  begin(2 * X);
   void *x = block(X, r);
   read_and_mark(x, r, s);
   world_free(&w, x);
   sim_fail_call(w.s, SIM_CALL_stream_wait, 1, ESPER_DEVICE_ERROR);
-  CHECK(world_malloc(&w, X * MIB, r) == x);
+  CHECK(world_malloc(&w, X * MIB, r) != x); /* refused, so memory grows */
   CHECK_EQ(sim_faults(w.s), 1);
+  CHECK(block(X, r) == x); /* r waits for s now */
   end();
 }
 
