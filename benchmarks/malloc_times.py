@@ -34,7 +34,7 @@ from common import (
 from turns import CORES, in_children, measured_beside, take_turns
 from replay_peaks import traces
 
-from esper_alloc import replay
+from esper_alloc.replay import replay
 
 REPETITIONS = 7
 

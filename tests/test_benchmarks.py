@@ -498,7 +498,7 @@ def test_a_replayed_peak_is_compared_with_the_run_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is one that was recorded before, the peak on the GPU made up."""
-    from esper_alloc import replay
+    from esper_alloc.replay import replay
 
     jobs, made = load("jobs"), results(tmp_path)
     trace = ROOT / "examples" / "traces" / "fsdp_like.pickle.gz"

@@ -366,7 +366,7 @@ def test_the_kernels_load_beside_torch() -> None:
         pytest.skip("the kernels are not built")
     import torch
 
-    from esper_alloc import kernels
+    from esper_alloc.helpers import kernels
 
     assert kernels.load().built_for() == ".".join(torch.__version__.split(".")[:2])
     if not torch.cuda.is_available():

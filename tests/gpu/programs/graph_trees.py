@@ -378,9 +378,9 @@ def count_restores() -> None:
 
 def main(allocator: str, name: str) -> None:
     use_allocator(allocator)
+    import torch._inductor.cudagraph_trees  # noqa: F401
     from torch._dynamo.utils import counters
     from torch._inductor import config
-    import torch._inductor.cudagraph_trees  # noqa: F401
 
     # Checks of PyTorch's own after every step: the pool's live memory is what the
     # tree believes it to be.
