@@ -89,8 +89,8 @@ def measure(allocator: str) -> dict:
     use_allocator(allocator)
     import torch
 
-    from esper_alloc.helpers import kernels
     from esper_alloc import RunningMeanStd
+    from esper_alloc.helpers import kernels
 
     if not kernels.usable(0):
         raise RuntimeError("without kernels there is nothing to measure")

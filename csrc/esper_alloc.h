@@ -434,7 +434,7 @@ typedef struct esper_counters {
   uint64_t metadata_bytes; /* host memory of blocks, uses, records, addresses */
   uint64_t captured_uses;  /* marks in captures, of memory from outside them */
   uint64_t captured_frees; /* frees of memory so marked: replays may read it */
-  uint64_t bytes_orphaned;    /* pages that the driver would neither map nor take
+  uint64_t bytes_orphaned; /* pages that the driver would neither map nor take
                               back, in no segment; they are tried again        */
   uint64_t pages_moved;    /* from where they were free to where a heap grew */
 } esper_counters;

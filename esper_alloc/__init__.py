@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 from . import former_modules
 from .helpers.cudagraph_outputs.wrapper import CloneCounts, cudagraph_outputs
 from .installation.files import get_include, library_path
-from .installation.pytorch import UnavailableError
-from .installation.pytorch import need_torch as _need_torch
+from .installation.pytorch import UnavailableError, need_torch as _need_torch
 from .torch_allocator.enabling import (
     allocator,
     enable,
+    enable_from_environment as _enable_from_environment,
     is_enabled,
     pluggable_allocator,
-)
-from .torch_allocator.enabling import (
-    enable_from_environment as _enable_from_environment,
 )
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import types
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -210,7 +210,7 @@ def test_documented_make_targets_exist(path: Path) -> None:
                 assert re.search(rf"^{target}\b.*:", makefile, re.M), f"{name_of(path)}: {command}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def all_text() -> str:
     """The sources, the tests and the tools: all but what was built."""
     places = [ROOT / folder for folder in (*SOURCES, "tests", "tools", "benchmarks", ".ci")]

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from .bench_worker import MARK, OURS
 
@@ -260,7 +260,7 @@ def _count(text: str) -> int:
 
 def run(args: Any) -> int:
     """The command; its exit code."""
-    plot: Optional[str] = args.plot
+    plot: str | None = args.plot
     try:
         if plot is not None:
             check_plot(plot)

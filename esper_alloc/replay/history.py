@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn
 
 from .ranges import PoolId, Range, RangeError, Ranges
 from .snapshot import Snapshot, SnapshotError
@@ -61,7 +61,7 @@ class Settings:
     """
 
     expandable: bool = False
-    max_split_size: Optional[int] = None
+    max_split_size: int | None = None
     roundup: dict[int, int] = field(default_factory=dict)
 
 
@@ -75,7 +75,7 @@ class StartBlock:
     slot: int
     address: int
     pending: bool
-    block_size: Optional[int]
+    block_size: int | None
 
 
 @dataclass
@@ -94,7 +94,7 @@ class History:
     device: int
     settings: Settings
     steps: list[tuple[int, int, int, int]]
-    times: "array[int]"
+    times: array[int]
     sizes: list[int]
     streams: list[int]
     pool_indexes: list[int]
@@ -106,7 +106,7 @@ class History:
     mapped_steps: set[int]
     peak_segments: int = 0
 
-    def contradiction(self, entry: Optional[int], what: str) -> NoReturn:
+    def contradiction(self, entry: int | None, what: str) -> NoReturn:
         """Raises SnapshotError for an entry (None: the state at the end)."""
         fail(self.path, self.device, entry, what)
 
@@ -116,7 +116,7 @@ class History:
         return len(self.sizes) - len(self.start)
 
 
-def fail(path: str, device: int, entry: Optional[int], what: str) -> NoReturn:
+def fail(path: str, device: int, entry: int | None, what: str) -> NoReturn:
     """Raises SnapshotError, naming file, device and entry (counted from 0)."""
     where = "at the end" if entry is None else f"entry {entry}"
     raise SnapshotError(f"{path}: device {device}, {where}: {what}")
@@ -177,7 +177,7 @@ class _Rebuild:
         self.history.pools = list(self.pool_numbers)
         return self.history
 
-    def fail(self, entry: Optional[int], what: str) -> NoReturn:
+    def fail(self, entry: int | None, what: str) -> NoReturn:
         fail(self.snapshot.path, self.device, entry, what)
 
     # The state at the end.
@@ -237,7 +237,7 @@ class _Rebuild:
 
     def read_entries(
         self,
-    ) -> tuple[list[tuple[int, int, int, int]], "array[int]", list[tuple[int, bool]]]:
+    ) -> tuple[list[tuple[int, int, int, int]], array[int], list[tuple[int, bool]]]:
         """Steps without slots, times, and the entries that move segments."""
         steps: list[tuple[int, int, int, int]] = []
         times = array("q")
@@ -275,9 +275,9 @@ class _Rebuild:
 
     def walk_back(
         self, end_ranges: Ranges, moves: list[tuple[int, bool]]
-    ) -> tuple[list[Range], dict[int, Optional[PoolId]]]:
+    ) -> tuple[list[Range], dict[int, PoolId | None]]:
         ranges = Ranges(end_ranges)
-        pools: dict[int, Optional[PoolId]] = {}
+        pools: dict[int, PoolId | None] = {}
         for number, mapped in reversed(moves):
             entry = self.entries[number]
             start, end = entry["addr"], entry["addr"] + entry["size"]
@@ -296,7 +296,7 @@ class _Rebuild:
 
     # Forwards: who is live when.
 
-    def walk_forward(self, grown_pools: dict[int, Optional[PoolId]]) -> None:
+    def walk_forward(self, grown_pools: dict[int, PoolId | None]) -> None:
         history, entries, last = self.history, self.entries, self.last
         steps, sizes = history.steps, history.sizes
         requested_at, completed_at = history.requested_at, history.completed_at
@@ -353,12 +353,12 @@ class _Rebuild:
 
     def start_slot(
         self,
-        number: Optional[int],
+        number: int | None,
         address: int,
         size: int,
         pending: bool,
-        stream: Optional[int] = None,
-        block_size: Optional[int] = None,
+        stream: int | None = None,
+        block_size: int | None = None,
     ) -> int:
         """The slot of a block that was in use before the first entry."""
         history = self.history
@@ -447,7 +447,7 @@ class _Rebuild:
         ]
 
 
-def _pool_beside(ranges: Ranges, start: int, end: int, mapped: bool) -> Optional[PoolId]:
+def _pool_beside(ranges: Ranges, start: int, end: int, mapped: bool) -> PoolId | None:
     """Whose a range was that is gone at the end: mapped pages lay beside others
     of their segment; nothing tells of a segment that was freed as a whole."""
     if mapped:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from array import array
 from dataclasses import dataclass
-from typing import Optional
 
 from .history import ALLOC, COMPLETE, REQUEST, History
 from .ranges import PoolId
@@ -23,13 +22,13 @@ class Operations:
 
     packed: bytes
     start: int
-    entries: "array[int]"
+    entries: array[int]
     slots: int
     streams: int
     uses: int
     pools: list[PoolId]
 
-    def entry_of(self, operation: Optional[int]) -> Optional[int]:
+    def entry_of(self, operation: int | None) -> int | None:
         """The entry an operation comes from; None for those before the first."""
         if operation is None or operation < self.start:
             return None
@@ -52,7 +51,7 @@ class _Uses:
         self.by_slot[slot] = use
         return use
 
-    def end(self, slot: int) -> Optional[int]:
+    def end(self, slot: int) -> int | None:
         use = self.by_slot.pop(slot, None)
         if use is not None:
             self.idle.append(use)

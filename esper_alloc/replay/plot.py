@@ -105,7 +105,7 @@ def _row(recording: Recording, runs: Sequence[Replayed]) -> Row:
     return Row(f"{name}, device {history.device}", unit, panels)
 
 
-def _axis(times: "array[int]") -> tuple[Sequence[float], str]:
+def _axis(times: array[int]) -> tuple[Sequence[float], str]:
     """Seconds since the first entry; its number where the clock went back."""
     if times and times[-1] > times[0] and all(a <= b for a, b in zip(times, times[1:])):
         first = times[0]

@@ -10,7 +10,6 @@ also show whether the entries fit into their segments at all.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
 
 from .history import (
     ALLOC,
@@ -218,7 +217,7 @@ class _Blocks:
             self.free[end] = free[1]
             self.free_ends[free[1]] = end
 
-    def find_free(self, address: int) -> Optional[tuple[int, int]]:
+    def find_free(self, address: int) -> tuple[int, int] | None:
         """The free block around an address; searches unless it begins there."""
         end = self.free.get(address)
         if end is not None:
@@ -228,7 +227,7 @@ class _Blocks:
             return start, self.free[start]
         return None
 
-    def reveal(self, address: int) -> Optional[tuple[int, int]]:
+    def reveal(self, address: int) -> tuple[int, int] | None:
         """The free block for an allocation that does not lie at the start of
         one: a neighbour has another size than was thought (a guess about the
         start, or the recording allocator splits by another rule). Rare, so it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 PoolId = tuple[int, int]
 
@@ -19,7 +19,7 @@ class Range(NamedTuple):
 
     start: int
     end: int
-    pool: Optional[PoolId]
+    pool: PoolId | None
     mapped: bool
 
 
@@ -46,7 +46,7 @@ class Ranges:
         """Bytes of all ranges."""
         return sum(one.end - one.start for one in self._ranges)
 
-    def find(self, address: int) -> Optional[Range]:
+    def find(self, address: int) -> Range | None:
         """The range that has the address."""
         index = bisect_right(self._starts, address) - 1
         if index >= 0 and address < self._ranges[index].end:

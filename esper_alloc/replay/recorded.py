@@ -12,9 +12,9 @@ from .history import ALLOC, COMPLETE, GROW, REQUEST, SHRINK, History, rounded
 class Usage:
     """Bytes after each entry or operation; traced sizes, each up to 512."""
 
-    allocated: "array[int]"
-    active: "array[int]"
-    reserved: "array[int]"
+    allocated: array[int]
+    active: array[int]
+    reserved: array[int]
 
 
 @dataclass(frozen=True)

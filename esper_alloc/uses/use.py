@@ -134,7 +134,7 @@ class using:
         stream: where; None: the current stream, which then waits for nothing.
     """
 
-    __slots__ = ("_tensors", "_stream", "_entered", "_made_on")
+    __slots__ = ("_entered", "_made_on", "_stream", "_tensors")
 
     def __init__(self, *tensors: Any, stream: torch.Stream | None = None) -> None:
         check_stream(stream)
@@ -191,7 +191,7 @@ class _Entered:
 
 
 class _EnteredCompiled(_Entered):
-    __slots__ = ("_compiled", "_stream", "_state")
+    __slots__ = ("_compiled", "_state", "_stream")
 
     def __init__(self, native: Any, stream: torch.Stream) -> None:
         self._compiled = native
@@ -205,7 +205,7 @@ class _EnteredCompiled(_Entered):
 class _EnteredGeneric(_Entered):
     """For devices other than CUDA, and for a torch without the shim."""
 
-    __slots__ = ("_stream", "_context", "_grad")
+    __slots__ = ("_context", "_grad", "_stream")
 
     def __init__(self, stream: torch.Stream) -> None:
         import torch

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from esper_alloc.cli import doctor
-from esper_alloc.cli.diagnosis import facts as gathering
-from esper_alloc.cli.diagnosis import words
+from esper_alloc.cli.diagnosis import facts as gathering, words
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -87,7 +87,7 @@ def test_exit_code_is_what_the_command_returns(monkeypatch: pytest.MonkeyPatch) 
     from esper_alloc.cli import doctor
 
     for code in (0, 1):
-        monkeypatch.setattr(doctor, "run", lambda args: code)
+        monkeypatch.setattr(doctor, "run", lambda args, code=code: code)
         assert cli.main(["doctor"]) == code
 
 

@@ -465,7 +465,7 @@ def test_migration_warns_and_changes_no_result(method: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ours = getattr(moved, method)(x)
-        line = inspect.currentframe().f_lineno  # noqa: E702
+        line = inspect.currentframe().f_lineno
         getattr(moved, method)(x)
     (warning,) = caught
     assert (warning.filename, warning.lineno) == (__file__, line)

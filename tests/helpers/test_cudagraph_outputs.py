@@ -23,8 +23,12 @@ torch = pytest.importorskip("torch")
 
 import esper_alloc  # noqa: E402
 from esper_alloc import cudagraph_outputs  # noqa: E402
-from esper_alloc.helpers.cudagraph_outputs import copies, memory, wrapper  # noqa: E402
-from esper_alloc.helpers.cudagraph_outputs import trees as trees_module  # noqa: E402
+from esper_alloc.helpers.cudagraph_outputs import (  # noqa: E402
+    copies,
+    memory,
+    trees as trees_module,
+    wrapper,
+)
 
 
 class Reference:
@@ -699,9 +703,9 @@ def test_missing_attributes_are_errors() -> None:
     step = cudagraph_outputs(torch.nn.Linear(1, 1))
     assert step.in_features == 1
     with pytest.raises(AttributeError, match="nothing"):
-        step.nothing
+        step.nothing  # noqa: B018
     with pytest.raises(AttributeError, match="nothing"):
-        cudagraph_outputs().nothing
+        cudagraph_outputs().nothing  # noqa: B018
 
 
 # The CPU, really

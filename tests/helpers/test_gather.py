@@ -20,8 +20,11 @@ import pytest
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import (  # noqa: E402
+    given,
+    settings,
+    strategies as st,
+)
 
 from esper_alloc import (  # noqa: E402
     GatherBatchIterator,
@@ -664,7 +667,7 @@ def test_scopes_mark_when_they_fail() -> None:
     steps = iter(batches)
     first = next(steps)
     with pytest.raises(ZeroDivisionError), first.for_stream(0):
-        1 / 0
+        1 / 0  # noqa: B018
     assert next(steps)[0][1].data_ptr() == first[0][1].data_ptr()
 
 
@@ -1025,7 +1028,7 @@ def test_the_same_seed_gives_the_same_batches(root) -> None:
 
 
 def test_other_forms_of_cifar(root) -> None:
-    (pictures, labels), _ = write_cifar(root, "cifar10")
+    (pictures, _), _ = write_cifar(root, "cifar10")
     plain = cifar_iterator(
         root, normalize=False, channels_last=False, shuffle=False, dtype=torch.float16
     )

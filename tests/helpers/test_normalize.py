@@ -30,8 +30,11 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import (  # noqa: E402
+    given,
+    settings,
+    strategies as st,
+)
 from torch import nn  # noqa: E402
 
 from esper_alloc import RewardNormalizer, RunningMeanStd, ValueNormalizer  # noqa: E402

@@ -1,7 +1,7 @@
 """fused_validation_batch on the CPU: values, shapes, what is marked, errors.
 
 The streams are in tests/gpu/test_fused_validation.py, the bug that it answers on the
-simulated device in tests/core/test_validation.c.
+simulated device in tests/core/whole/test_validation.c.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def test_a_scalar_loss_stands_for_every_configuration(shape) -> None:
     def evaluate(x, y):
         return torch.full(shape, 2.5), y == y, len(y)
 
-    loss, correct, total = fused_validation_batch(inputs, targets, K, evaluate=evaluate)
+    loss, correct, _ = fused_validation_batch(inputs, targets, K, evaluate=evaluate)
     assert loss.tolist() == [2.5] * K and correct.tolist() == [B] * K
 
 

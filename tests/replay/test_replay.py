@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from histories import MIB, Recorder, snapshot_of, write
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from esper_alloc import _core
 from esper_alloc.replay import replay

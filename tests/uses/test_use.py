@@ -319,7 +319,7 @@ def steps(monkeypatch):
     @dataclasses.dataclass(frozen=True)
     class Stream:
         name: str
-        device: torch.device = torch.device("cuda", 0)
+        device: torch.device = torch.device("cuda", 0)  # noqa: RUF009
 
         def wait_stream(self, other: Stream) -> None:
             log.append(("wait", self.name, other.name))
@@ -420,9 +420,8 @@ def test_using_on_the_cpu_does_nothing(compiled, monkeypatch):
     with esper_alloc.using(x, stream=torch.cpu.Stream()) as scope:
         pass
     assert scope.take(x, y)[1] is y
-    with pytest.raises(TypeError, match="expected a tensor"):
-        with esper_alloc.using(3):
-            pass
+    with pytest.raises(TypeError, match="expected a tensor"), esper_alloc.using(3):
+        pass
     with pytest.raises(TypeError, match="stream must be"):
         esper_alloc.using(x, stream=4)
 
@@ -435,7 +434,7 @@ def test_using_works_in_threads():
             for _ in range(200):
                 with esper_alloc.using(torch.ones(1)):
                     pass
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             errors.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(4)]

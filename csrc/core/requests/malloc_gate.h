@@ -30,8 +30,8 @@ enum { LOGGED_GATES = 8 };
 typedef struct gating {
   uint64_t issued, skipped;
   struct {
-    record_t *record; /* a use keeps it, or the caller */
-    size_t size;      /* of the block */
+    record_t *record;  /* a use keeps it, or the caller */
+    size_t size;       /* of the block */
   } log[LOGGED_GATES]; /* of the first that were issued */
 } gating_t;
 

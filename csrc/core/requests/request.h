@@ -19,7 +19,7 @@ typedef struct request {
   size_t size;      /* of the block */
   bool large;
   unsigned left;      /* by others, when it began: hands.h */
-  size_t ready_seen; /* ready blocks of the heap and size class when none served */
+  size_t ready_seen;  /* ready blocks of the heap and size class when none served */
   bool missed;        /* its heap's front was looked at, and had nothing */
   bool deterministic; /* what serves it depends on the calls alone: malloc_deterministic.h */
 } request_t;

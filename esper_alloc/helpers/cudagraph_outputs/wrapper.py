@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...installation.callers import user_stacklevel
 from ...installation.pytorch import untyped
+from . import memory
 from .containers import find_tensors, leaves, replace_tensors
 from .copies import copies_of, copy_of
-from . import memory
 from .memory import Elsewhere, is_among
 from .trees import graph_storages, live_outputs, managers_with_live_outputs, steps_are_counted
 

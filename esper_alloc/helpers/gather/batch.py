@@ -23,7 +23,7 @@ __all__ = ["GatherBatch"]
 class Lease:
     """A ring slot's memory while one batch has it."""
 
-    __slots__ = ("memory", "room", "events", "marked", "waiting", "open")
+    __slots__ = ("events", "marked", "memory", "open", "room", "waiting")
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class GatherBatch(list[tuple[Any, Any]]):
     :meth:`for_stream`, or after ``stream.wait_event(batch.ready_event(env))``.
     """
 
-    __slots__ = ("_ready", "_workers", "_lease")
+    __slots__ = ("_lease", "_ready", "_workers")
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class GatherBatch(list[tuple[Any, Any]]):
 class _StreamScope:
     """See GatherBatch.for_stream."""
 
-    __slots__ = ("_batch", "_env", "_wanted", "_stream", "_context")
+    __slots__ = ("_batch", "_context", "_env", "_stream", "_wanted")
 
     def __init__(self, batch: GatherBatch, env: int, stream: torch.cuda.Stream | None) -> None:
         self._batch = batch

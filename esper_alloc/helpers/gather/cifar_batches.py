@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +19,8 @@ from .iterator import GatherBatchIterator, check_reuse
 from .plan import Layout, Order, canonical_device, check_seed, device_index
 from .transform import ImageTransform
 
-try:
+with suppress(ImportError):
     import torch
-except ImportError:  # the names are there without it, and whoever calls them is told
-    pass
 
 __all__ = ["SharedGPUGatherBatchIterator", "clear_gpu_dataset_cache"]
 

@@ -14,7 +14,7 @@ with suppress(ImportError):
 #: A tensor of samples, or several by name.
 Samples = Union["torch.Tensor", Mapping[str, "torch.Tensor"]]
 #: How samples are treated: all alike, or those with a name.
-Transforms = Union[ImageTransform, Mapping[str, ImageTransform], None]
+Transforms = ImageTransform | Mapping[str, ImageTransform] | None
 #: What one environment gets of each column.
 Rows = tuple["torch.Tensor", ...]
 

@@ -8,18 +8,17 @@ operations.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from .. import kernels
 from .plan import mix
 from .transform import ImageTransform, is_channels_last
 
-try:
+with suppress(ImportError):
     import torch
-except ImportError:  # the names are there without it, and whoever calls them is told
-    pass
 
-__all__ = ["Description", "CompiledGather", "describe"]
+__all__ = ["CompiledGather", "Description", "describe"]
 
 _COPY, _CONVERT = 0, 1
 #: Types of torch by name, and the kernel's numbers for them, as in gather.h.

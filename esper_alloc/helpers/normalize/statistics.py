@@ -185,7 +185,7 @@ class Statistics(nn.Module):
 
     def _is_at_start(self) -> bool:
         mean, var, weight = self._moments
-        return not bool((mean.any() | (var != 1).any() | (weight != self._own_prior).any()))
+        return not bool(mean.any() | (var != 1).any() | (weight != self._own_prior).any())
 
     def _move_to_values(self, device: torch.device) -> None:
         """The statistics are not where the values are: warns and moves, or raises."""

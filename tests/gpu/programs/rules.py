@@ -484,7 +484,7 @@ def _beside_capture(mode: int) -> Try:
                 opened.set()
                 closed.wait()
                 outcome["graph"] = stream.end_capture()
-            except Exception as error:  # noqa: BLE001: reported by the main thread
+            except Exception as error:  # reported by the main thread
                 outcome["error"] = repr(error)
                 opened.set()
 
