@@ -138,7 +138,7 @@ def replayed(
 
 def measure(policies: Sequence[str], files: Sequence[Path]) -> Found:
     """In a process that has the core in question."""
-    from esper_alloc import replay
+    from esper_alloc.replay import replay
 
     ratios: dict[str, list[float]] = {policy: [] for policy in policies}
     pages: dict[str, list[float]] = {policy: [] for policy in policies}

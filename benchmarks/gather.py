@@ -359,7 +359,7 @@ def measure_convolution(figures: dict[str, float]) -> None:
 def measure(allocator: str, part: str) -> dict:
     """The figures of a part under one allocator."""
     use_allocator(allocator)
-    from esper_alloc import kernels
+    from esper_alloc.helpers import kernels
 
     if not kernels.usable(0):
         raise RuntimeError("the kernels cannot run here")

@@ -354,7 +354,7 @@ def policy_of(policies: Sequence[str], segments: str) -> str:
 
 def compare_replay(results: Results, name: str, small: bool, segments: str | None) -> None:
     """Adds how far the replayed peaks are from that of ours on the GPU."""
-    from esper_alloc import replay
+    from esper_alloc.replay import replay
 
     arguments = ["--job", name, *(("--small",) if small else ())]
 

@@ -13,7 +13,7 @@
 namespace
 {
 
-// As esper_alloc/operations.py packs them.
+// As esper_alloc/replay/operations.py packs them.
 struct Operation {
   uint32_t code, slot, stream, pool;
   uint64_t size;

@@ -31,10 +31,10 @@ from common import (
     peers_of,
     use_allocator,
 )
-from turns import CORES, in_children, measured_beside, take_turns
 from replay_peaks import traces
+from turns import CORES, in_children, measured_beside, take_turns
 
-from esper_alloc import replay
+from esper_alloc.replay import replay
 
 REPETITIONS = 7
 
@@ -68,7 +68,7 @@ def measure(allocator: str) -> dict[str, Any]:
         if more or operations.start:
             continue  # several devices, or no whole job
 
-        def run() -> "array[int]":
+        def run() -> array[int]:
             return array(
                 "I",
                 module.malloc_ns(operations.packed, operations.slots, max(operations.streams, 1)),

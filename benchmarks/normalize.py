@@ -89,8 +89,8 @@ def measure(allocator: str) -> dict:
     use_allocator(allocator)
     import torch
 
-    from esper_alloc import kernels
-    from esper_alloc.normalize import RunningMeanStd
+    from esper_alloc import RunningMeanStd
+    from esper_alloc.helpers import kernels
 
     if not kernels.usable(0):
         raise RuntimeError("without kernels there is nothing to measure")
@@ -161,7 +161,7 @@ def precision() -> dict[str, float]:
     """Largest relative error of mean and variance after a million batches."""
     import torch
 
-    from esper_alloc.normalize import RunningMeanStd
+    from esper_alloc import RunningMeanStd
 
     pool = torch.randn(1000, 64, 8, device="cuda") * torch.logspace(-3, 3, 8, device="cuda")
     pool = pool + pool.std((0, 1)) * 100
@@ -183,7 +183,7 @@ def counted(plain_type: type) -> dict[str, float]:
     """How many of 10^9 samples are missing from the count."""
     import torch
 
-    from esper_alloc.normalize import RunningMeanStd
+    from esper_alloc import RunningMeanStd
 
     x = torch.randn(COUNTED_ROWS, 1, device="cuda")
     ours, plain = RunningMeanStd(1, device="cuda"), plain_type(1)

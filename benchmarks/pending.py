@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from esper_alloc.snapshot import SnapshotError, load_snapshot
+from esper_alloc.replay.snapshot import SnapshotError, load_snapshot
 
 AUTO_MS = 3
 LIMITS_MS = (1, AUTO_MS, 10, 30)

@@ -91,8 +91,9 @@ def c_costs(loops: ModuleType) -> dict[str, float]:
 
 def counts(loops: ModuleType) -> dict[str, float]:
     """What marks leave behind and create, counted by the core."""
-    import esper_alloc
     import torch
+
+    import esper_alloc
     from esper_alloc import _core
 
     sides = [torch.cuda.Stream() for _ in range(2)]

@@ -8,7 +8,7 @@ beside what the recording allocator itself reserved; a line for each device of e
 file, and the sum of all. ESPER_TRACES names a folder of further traces.
 
 The result file has a row for each policy and recording: the replayed peak of
-reserved bytes over the recorded peak of active ones. tests/test_replay.py has the
+reserved bytes over the recorded peak of active ones. tests/replay/test_replay.py has the
 bounds that these ratios may not exceed.
 """
 
@@ -23,8 +23,8 @@ from pathlib import Path
 
 from common import MIB, ROOT, Results
 
-from esper_alloc import replay
-from esper_alloc.snapshot import SnapshotError
+from esper_alloc.replay import replay
+from esper_alloc.replay.snapshot import SnapshotError
 
 RECORDED = "recorded"
 

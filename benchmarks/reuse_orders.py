@@ -156,8 +156,9 @@ def prefetch_job(meter: Meter, small: bool) -> tuple[Callable[[], None], int]:
 
 
 def churn_job(meter: Meter, small: bool) -> tuple[Callable[[], None], int]:
-    import esper_alloc
     import torch
+
+    import esper_alloc
 
     streams = [torch.cuda.Stream() for _ in range(CHURN_STREAMS)]
     outs = [torch.zeros(1024, device="cuda") for _ in streams]

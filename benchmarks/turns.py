@@ -29,7 +29,6 @@ from typing import IO, Any
 
 from common import OURS, Case, WorkerFailed, nothing_measurable, report, result_in, worker_process
 
-
 #: What one process at a time needs at most: its threads and the driver's.
 CORES = 4
 
@@ -100,7 +99,7 @@ class Worker:
 
     def __init__(self, script: str | Path, case: Case) -> None:
         self.case = case
-        self._errors: IO[str] = tempfile.TemporaryFile("w+")
+        self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command, environment = worker_process(script, case.allocator, case.args, case.environment)
         self._process = subprocess.Popen(
             command, env=environment, text=True,

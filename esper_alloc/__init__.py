@@ -11,30 +11,32 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Cheap: loads nothing but the standard library. (Eager, so that the function
-# allocator() and not the submodule of that name is the package's attribute.)
-from .allocator import (
-    UnavailableError,
-    _enable_from_environment,
-    _torch as _need_torch,
+# Cheap: loads nothing but the standard library.
+from . import former_modules
+from .helpers.cudagraph_outputs.wrapper import CloneCounts, cudagraph_outputs
+from .installation.files import get_include, library_path
+from .installation.pytorch import UnavailableError, need_torch as _need_torch
+from .torch_allocator.enabling import (
     allocator,
     enable,
-    get_include,
+    enable_from_environment as _enable_from_environment,
     is_enabled,
-    library_path,
     pluggable_allocator,
 )
-from .cudagraph_outputs import CloneCounts, cudagraph_outputs
 
 if TYPE_CHECKING:
-    from .figures import memory_stats, report, set_stream_traits
-    from .gather import GatherBatch, GatherBatchIterator
-    from .gather_cifar import SharedGPUGatherBatchIterator, clear_gpu_dataset_cache
-    from .gather_transform import ImageTransform
-    from .normalize import RewardNormalizer, RunningMeanStd, ValueNormalizer
-    from .tensor_method import install_tensor_method, uninstall_tensor_method
-    from .use import record_use, using
-    from .validation import fused_validation_batch
+    from .helpers.gather.batch import GatherBatch
+    from .helpers.gather.cifar_batches import SharedGPUGatherBatchIterator, clear_gpu_dataset_cache
+    from .helpers.gather.iterator import GatherBatchIterator
+    from .helpers.gather.transform import ImageTransform
+    from .helpers.normalize.observations import RunningMeanStd
+    from .helpers.normalize.rewards import RewardNormalizer
+    from .helpers.normalize.values import ValueNormalizer
+    from .helpers.validation import fused_validation_batch
+    from .torch_allocator.stats import memory_stats, report
+    from .uses.stream_traits import set_stream_traits
+    from .uses.tensor_method import install_tensor_method, uninstall_tensor_method
+    from .uses.use import record_use, using
 
 __version__ = "0.1.0"
 
@@ -69,22 +71,22 @@ __all__ = [
 
 #: What loads when it is asked for, since it needs PyTorch or the core.
 _LATER = {
-    "GatherBatch": "gather",
-    "GatherBatchIterator": "gather",
-    "ImageTransform": "gather_transform",
-    "RewardNormalizer": "normalize",
-    "RunningMeanStd": "normalize",
-    "SharedGPUGatherBatchIterator": "gather_cifar",
-    "ValueNormalizer": "normalize",
-    "clear_gpu_dataset_cache": "gather_cifar",
-    "fused_validation_batch": "validation",
-    "install_tensor_method": "tensor_method",
-    "memory_stats": "figures",
-    "record_use": "use",
-    "report": "figures",
-    "set_stream_traits": "figures",
-    "uninstall_tensor_method": "tensor_method",
-    "using": "use",
+    "GatherBatch": "helpers.gather.batch",
+    "GatherBatchIterator": "helpers.gather.iterator",
+    "ImageTransform": "helpers.gather.transform",
+    "RewardNormalizer": "helpers.normalize.rewards",
+    "RunningMeanStd": "helpers.normalize.observations",
+    "SharedGPUGatherBatchIterator": "helpers.gather.cifar_batches",
+    "ValueNormalizer": "helpers.normalize.values",
+    "clear_gpu_dataset_cache": "helpers.gather.cifar_batches",
+    "fused_validation_batch": "helpers.validation",
+    "install_tensor_method": "uses.tensor_method",
+    "memory_stats": "torch_allocator.stats",
+    "record_use": "uses.use",
+    "report": "torch_allocator.stats",
+    "set_stream_traits": "uses.stream_traits",
+    "uninstall_tensor_method": "uses.tensor_method",
+    "using": "uses.use",
 }
 
 
@@ -106,4 +108,5 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+former_modules.serve()
 _enable_from_environment()

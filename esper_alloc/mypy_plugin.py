@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mypy.nodes import ARG_NAMED_OPT, ARG_OPT, Argument, ArgKind, Var
+from mypy.nodes import ARG_NAMED_OPT, ARG_OPT, ArgKind, Argument, Var
 from mypy.plugin import ClassDefContext, Plugin
 from mypy.plugins.common import add_method_to_class
 from mypy.types import AnyType, NoneType, Type, TypeOfAny, UnionType

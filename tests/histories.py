@@ -24,7 +24,7 @@ def up(size: int, unit: int) -> int:
 class Block:
     address: int
     size: int
-    segment: "Segment"
+    segment: Segment
     state: str = "inactive"
     requested: int = 0
 

@@ -22,7 +22,6 @@ if torch.version.cuda is None or torch.cuda.is_available():
 
 import build  # noqa: E402
 
-
 #: A worker, as the benchmark's conductor starts it, but that it forks no children: the
 #: simulated device is there once it is imported.
 WORKER = """

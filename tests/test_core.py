@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,7 +47,7 @@ def run(*command: object) -> str:
     return done.stdout
 
 
-@lru_cache(maxsize=None)
+@cache
 def sanitizer_works(variant: str) -> bool:
     """Whether the compiler has the sanitizer's run-time library."""
     flag = {"asan": "-fsanitize=address,undefined", "tsan": "-fsanitize=thread"}.get(variant)
@@ -64,7 +64,7 @@ def sanitizer_works(variant: str) -> bool:
     return built.returncode == 0 and subprocess.run([str(probe)]).returncode == 0
 
 
-@lru_cache(maxsize=None)
+@cache
 def build(variant: str) -> Path:
     """Builds every program of a variant; where they are."""
     if not sanitizer_works(variant):

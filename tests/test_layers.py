@@ -57,7 +57,7 @@ def calls(csrc: Path, sources: Iterable[Path], folder: Path) -> Edges:
         object_file = folder / (name.replace("/", "_") + ".o")
         # Without optimisation: no call is inlined away.
         command = [CC, "-std=gnu11", "-D_GNU_SOURCE", "-O0", f"-I{PYTHON_HEADERS}"]
-        command += ["-DESPER_VERSION=\"\""]
+        command += ['-DESPER_VERSION=""']
         subprocess.run([*command, "-c", str(source), "-o", str(object_file)], check=True)
         return name, *symbols(object_file)
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parent / "gpu"))
-import helper  # noqa: E402
+import helper
 
 
 @pytest.fixture(scope="module")

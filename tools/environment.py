@@ -37,7 +37,14 @@ NEEDED = {
     "numpy": "numpy",
 }
 # What more of them can do with these; only in an environment of our own.
-OPTIONAL = {"matplotlib": "matplotlib", "mypy": "mypy>=1.10"}
+OPTIONAL = {
+    "matplotlib": "matplotlib",
+    "mypy": "mypy>=1.10",
+    # tests/test_style.py runs these, and other versions find other things.
+    "ruff": "ruff==0.17.6",
+    "clang_format": "clang-format==23.1.5",
+    "clang_tidy": "clang-tidy==23.1.4",
+}
 
 PROBE = """
 import importlib.util, json, os, site, sys, sysconfig

@@ -108,8 +108,8 @@ def find_nvcc(build: TorchBuild, torch_architectures: list[str]) -> None:
         build.kernels_missing.append(
             f"the kernels: there is no nvcc of CUDA {major}"
             + (f" ({', '.join(others)})" if others else "")
-            + f". The helpers then use PyTorch's own operations. Install the CUDA toolkit {major}.x "
-            f"and set CUDA_HOME, or run `{_nvcc_command(build.cuda_version)}`; then run "
+            + ". The helpers then use PyTorch's own operations. Install the CUDA toolkit "
+            f"{major}.x and set CUDA_HOME, or run `{_nvcc_command(build.cuda_version)}`; then run "
             f"`{_INSTALL}` again"
         )
         return

@@ -188,7 +188,7 @@ __device__ __forceinline__ Floats source_of(const Column &column, const char *im
   return {image, constants, column.channels.by, column.source_type};
 }
 
-// The finaliser of splitmix64: gather_plan.py's mix().
+// The finaliser of splitmix64: esper_alloc/helpers/gather/plan.py's mix().
 __device__ __forceinline__ uint64_t mix(uint64_t x)
 {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -196,7 +196,7 @@ __device__ __forceinline__ uint64_t mix(uint64_t x)
   return x ^ (x >> 31);
 }
 
-// Where a sample's window lies, and whether it is flipped: gather_transform.py's crop_and_flip().
+// Where a sample's window lies, and whether it is flipped: transform.py's crop_and_flip().
 struct Window {
   int32_t top, left;
   bool flip;

@@ -66,7 +66,7 @@ typedef struct esper_gather_batch {
   const int64_t *order; /* device memory, or null */
   int64_t start;
   int64_t offset;
-  uint64_t seed;         /* mixed already: see gather_transform.py */
+  uint64_t seed;         /* mixed already: see transform.py */
   uint32_t environments; /* with at least one row each */
   uint32_t size;
   uint32_t larger;

@@ -2,7 +2,7 @@
 // that allocates the tensors of all environments, launches the kernel and records
 // the event after which they are ready.
 //
-// esper_alloc/gather_native.py drives it and checks what the user gave. It is plain
+// esper_alloc/helpers/gather/compiled.py drives it and checks what the user gave. It is plain
 // CPython, not an operator: a batch of 64 environments has 128 new tensors, and
 // every call through the dispatcher would show.
 #include "gather_op.h"
@@ -253,7 +253,7 @@ PyObject *Gatherer::gather(int64_t start, uint32_t environments, uint32_t size, 
 }
 
 // From (source, constants or None, dtype, channels_last, description): see
-// esper_alloc/gather_native.py, which describes columns and knows what fits.
+// esper_alloc/helpers/gather/compiled.py, which describes columns and knows what fits.
 std::optional<Column> column_of(PyObject *item)
 {
   PyObject *source, *constants, *type;

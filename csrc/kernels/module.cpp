@@ -1,5 +1,5 @@
 // esper_alloc._kernels: the helpers' CUDA kernels and the operators in front of
-// them, built for one minor version of torch. esper_alloc/kernels.py loads it,
+// them, built for one minor version of torch. esper_alloc/helpers/kernels.py loads it,
 // and refuses to under another version.
 //
 // Files here: NAME.cu holds kernels and an extern "C" function that launches

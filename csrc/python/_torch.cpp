@@ -1,5 +1,5 @@
 // esper_alloc._torch: the PyTorch side of esper_alloc, built for one minor
-// version of torch. Import torch first; esper_alloc/allocator.py does, and
+// version of torch. Import torch first; esper_alloc/installation/pytorch.py does, and
 // refuses to load this module under another version.
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>

@@ -6,7 +6,7 @@
 // so compiled graphs may be cached. Device -1: the current stream.
 //
 // None declares that it changes anything, so functionalisation leaves them as
-// they are and autograd does not see them. esper_alloc/tracing.py names them to
+// they are and autograd does not see them. esper_alloc/uses/teaching.py names them to
 // torch.fx as effects, and gives Inductor two more overloads, because Inductor
 // moves operations that do not depend on each other, and uses its buffers again
 // by itself:

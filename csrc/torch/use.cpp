@@ -19,10 +19,10 @@ constexpr Py_ssize_t references_of_argument = 2;
 #endif
 constexpr Py_ssize_t references_of_element = 1;
 
-// A function of esper_alloc.use, which holds what is easier said in Python.
-PyObject *python_helper(const char *name)
+// A function of the folder esper_alloc/uses, which holds what is easier said in Python.
+PyObject *python_helper(const char *module_name, const char *name)
 {
-  Reference module(PyImport_ImportModule("esper_alloc.use"));
+  Reference module(PyImport_ImportModule(module_name));
   return module ? PyObject_GetAttrString(module.get(), name) : nullptr;
 }
 
@@ -77,7 +77,7 @@ void Gathering::add_element(PyObject *value, Py_ssize_t references)
   if (add(value, references) || is_scalar(value)) {
     return;
   }
-  Reference helper(python_helper("_pass_over"));
+  Reference helper(python_helper("esper_alloc.uses.containers", "pass_over"));
   Reference done(helper ? PyObject_CallOneArg(helper.get(), value) : nullptr);
   if (!done) {
     throw python_error();
@@ -113,7 +113,7 @@ bool Gathering::add_children(PyObject *value, Py_ssize_t references)
     return true;
   }
   // Dictionaries, sets, other mappings, dataclasses: listed by Python.
-  Reference helper(python_helper("_children"));
+  Reference helper(python_helper("esper_alloc.uses.containers", "children"));
   Reference children(helper ? PyObject_CallOneArg(helper.get(), value) : nullptr);
   if (!children) {
     throw python_error();
@@ -224,7 +224,7 @@ void Gathering::mark_others(const End &end, const PythonEnd &python_end)
       throw python_error();
     }
   }
-  Reference helper(python_helper("_mark_others"));
+  Reference helper(python_helper("esper_alloc.uses.use", "mark_others"));
   Reference done(helper
                      ? PyObject_CallFunctionObjArgs(helper.get(), tensors.get(), python_end.stream,
                                                     python_end.event, end.gate ? Py_True : Py_False,
@@ -235,9 +235,10 @@ void Gathering::mark_others(const End &end, const PythonEnd &python_end)
   }
 }
 
-const char record_use_doc[] = "record_use(tensors, stream=None, *, event=None, gate=True)\n"
-                              "--\n\n"
-                              "Mark the end of use of `tensors` on `stream`. See esper_alloc.use.";
+const char record_use_doc[] =
+    "record_use(tensors, stream=None, *, event=None, gate=True)\n"
+    "--\n\n"
+    "Mark the end of use of `tensors` on `stream`. See esper_alloc.uses.use.";
 
 namespace
 {

@@ -6,7 +6,7 @@ import json
 
 from helper import run_fresh
 
-from esper_alloc import bench
+from esper_alloc.cli import bench
 
 
 def test_bench_measures_everything() -> None:

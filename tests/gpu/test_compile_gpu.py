@@ -9,7 +9,6 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-
 from helper import run_python
 from test_shim import ENABLE, TOGETHER
 
@@ -414,7 +413,7 @@ def test_pending_uses_stand_in_snapshots_that_viewers_read():
         """
         z = bytes_of(64)
         from torch.cuda import _memory_viz
-        from esper_alloc import snapshot
+        from esper_alloc.replay import snapshot
         for live in (True, False):
             if not live:
                 del x

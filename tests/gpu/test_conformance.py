@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "conformance"))
-import driver  # noqa: E402
-import ground  # noqa: E402
-import mapped  # noqa: E402
+import driver
+import ground
+import mapped
 
 Answers = dict[tuple[str, str], dict[str, Any]]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "programs"))
-import exits  # noqa: E402
+import exits
 
 
 def rows() -> list[Any]:

@@ -1,7 +1,7 @@
 """The normalisers on a GPU: results, launches, graphs, compilation, devices, ranks.
 
-The reference is float64 on the CPU, by the plain operations of esper_alloc.moments,
-which tests/test_normalize.py compares with NumPy.
+The reference is float64 on the CPU, by the plain operations of esper_alloc.helpers.normalize.moments,
+which tests/helpers/test_normalize.py compares with NumPy.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from esper_alloc import kernels, moments  # noqa: E402
-from esper_alloc.normalize import (  # noqa: E402
-    RewardNormalizer,
-    RunningMeanStd,
-    ValueNormalizer,
-)
+from esper_alloc import RewardNormalizer, RunningMeanStd, ValueNormalizer  # noqa: E402
+from esper_alloc.helpers import kernels  # noqa: E402
+from esper_alloc.helpers.normalize import moments  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -468,7 +465,7 @@ def test_migration_warns_and_changes_no_result(method: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ours = getattr(moved, method)(x)
-        line = inspect.currentframe().f_lineno  # noqa: E702
+        line = inspect.currentframe().f_lineno
         getattr(moved, method)(x)
     (warning,) = caught
     assert (warning.filename, warning.lineno) == (__file__, line)
@@ -535,7 +532,7 @@ def test_under_the_allocator() -> None:
         """
 import torch, esper_alloc
 esper_alloc.enable()
-from esper_alloc.normalize import RunningMeanStd
+from esper_alloc import RunningMeanStd
 x = torch.randn(70000, 64, device="cuda") * 3 + 5
 ours, host = RunningMeanStd(64, device="cuda"), RunningMeanStd(64)
 for part in x.split(9000):
@@ -569,7 +566,7 @@ def test_another_device_than_the_current_one() -> None:
 RANK = """
 import sys
 import torch, torch.distributed as dist
-from esper_alloc.normalize import RunningMeanStd
+from esper_alloc import RunningMeanStd
 rank, port = int(sys.argv[1]), sys.argv[2]
 torch.cuda.set_device(rank)
 dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import torch
-from ground import MiB, bytes_of, busy, let_pass, scenario
+from ground import MiB, busy, bytes_of, let_pass, scenario
 from snapshot import figures
 
 OPERATIONS, QUIET_ONES, PHASE = 10_000, 2_500, 500

@@ -78,7 +78,7 @@ def plain_copies_across() -> Any:
     host = torch.arange(1 << 20)
     early, late = [host.to(f"cuda:{d}") for d in (0, 1)], []
     seen = []
-    for turn in range(2):
+    for _ in range(2):
         for x in early + late:
             for current in (0, 1):
                 with torch.cuda.device(current):

@@ -214,9 +214,8 @@ def the_legacy_signature() -> Any:
 @scenario()
 def annotations() -> Any:
     record(global_record_annotations=True)
-    with torch.profiler.record_function("outer"):
-        with torch.profiler.record_function("inner"):
-            bytes_of(100)
+    with torch.profiler.record_function("outer"), torch.profiler.record_function("inner"):
+        bytes_of(100)
     found = torch.cuda.memory._snapshot()["external_annotations"]
     answer = [
         [a["stage"], a["name"], a["device"], sorted(a)]

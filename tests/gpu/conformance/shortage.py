@@ -171,7 +171,7 @@ def the_capacity_is_used_up() -> Any:
         try:
             parts.append(bytes_of(unit))
         except torch.OutOfMemoryError as caught:
-            error = caught
+            error = caught  # noqa: F841
             break
     answer = [len(parts), stats(*COUNTS)]
     parts.pop()

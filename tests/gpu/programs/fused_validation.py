@@ -34,7 +34,7 @@ import torch
 from device import other_streams, report, sleep, use_allocator, warm_up
 from driver import wait_for_value
 
-from esper_alloc.validation import fused_validation_batch, process_fused_val_batch
+from esper_alloc.helpers.validation import fused_validation_batch, process_fused_val_batch
 
 CONFIGS = 4
 DELAY_MS = 10.0

@@ -18,9 +18,9 @@ import torch
 from device import other_streams, report, sleep, use_allocator, warm_up
 
 from esper_alloc import GatherBatchIterator, ImageTransform, clear_gpu_dataset_cache
-from esper_alloc.gather_cifar import _index
-from esper_alloc.gather_native import NativeGather
-from esper_alloc.gather_plan import Layout, plan_epoch
+from esper_alloc.helpers.gather.cifar_batches import _index
+from esper_alloc.helpers.gather.compiled import CompiledGather
+from esper_alloc.helpers.gather.plan import Layout, plan_epoch
 
 CHECKS: dict[str, Callable[[], None]] = {}
 CIFAR = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)}
@@ -55,7 +55,7 @@ def same(a, b) -> bool:
 
 
 def is_native(batches) -> bool:
-    return all(isinstance(one._gather, NativeGather) for one in batches._workers)
+    return all(isinstance(one._gather, CompiledGather) for one in batches._workers)
 
 
 def compare(inputs, targets, native=True, **arguments) -> None:
@@ -138,15 +138,15 @@ def more_than_the_parameters_hold() -> None:
 
 @check
 def without_the_kernel_the_same() -> None:
-    make = NativeGather.make
-    NativeGather.make = staticmethod(lambda *_: None)
+    make = CompiledGather.make
+    CompiledGather.make = staticmethod(lambda *_: None)
     try:
         how = ImageTransform(dtype=torch.half, crop=4, flip=0.5, channels_last=True, **CIFAR)
         compare(images(), torch.arange(500), native=False, transform=how)
         compare(images(dtype=torch.float32), torch.arange(500), native=False, drop_last=False)
         compare(images(), torch.arange(500), native=False, shuffle=False, transform=how)
     finally:
-        NativeGather.make = make
+        CompiledGather.make = make
     compare(images().double(), torch.arange(500), native=False, transform=ImageTransform(crop=1))
 
 

@@ -25,7 +25,7 @@ from esper_alloc import CloneCounts, cudagraph_outputs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
-from simulator import Simulator, beam_direction, diffraction_image  # noqa: E402
+from simulator import Simulator, beam_direction, diffraction_image
 
 SIZE = 64
 TURNS = 12

@@ -332,7 +332,7 @@ def reset_and_again() -> dict[str, Any]:
     """All trees go, and their memory with them; then everything is recorded anew."""
     wrong, kept = 0, []
     with torch.no_grad():
-        for round_ in range(3):
+        for _ in range(3):
             torch._dynamo.reset()
             one, two = compiled(first), compiled(second)
             for i in range(6):
@@ -378,9 +378,9 @@ def count_restores() -> None:
 
 def main(allocator: str, name: str) -> None:
     use_allocator(allocator)
+    import torch._inductor.cudagraph_trees
     from torch._dynamo.utils import counters
     from torch._inductor import config
-    import torch._inductor.cudagraph_trees  # noqa: F401
 
     # Checks of PyTorch's own after every step: the pool's live memory is what the
     # tree believes it to be.

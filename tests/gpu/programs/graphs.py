@@ -16,10 +16,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import esper_alloc
 import driver
 import torch
 from device import OURS, other_streams, report, sleep, use_allocator, warm_up, wrong_elements
+
+import esper_alloc
 
 ELEMENTS = 8 << 20  # of int32: 32 MiB
 BYTES = 4 * ELEMENTS

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import driver
-import esper_alloc
 import torch
 from device import (
     OURS,
@@ -31,6 +30,8 @@ from device import (
     use_allocator,
     warm_up,
 )
+
+import esper_alloc
 
 MIB = 1 << 20
 ELEMENTS = 8 * MIB  # of int32: 32 MiB

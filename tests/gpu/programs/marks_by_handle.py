@@ -20,9 +20,10 @@ import sys
 import threading
 
 import driver
-import esper_alloc
 import torch
 from device import OURS, other_streams, report, sleep, use_allocator
+
+import esper_alloc
 
 ELEMENTS = 4 << 20  # of int32: 16 MiB
 

@@ -200,7 +200,7 @@ def no_split() -> dict[str, Any]:
 
 @scenario
 def use_on_oom() -> dict[str, Any]:
-    free, total = torch.cuda.mem_get_info()
+    _, total = torch.cuda.mem_get_info()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((reserved() + 400 * MiB) / total)
     spare, strict = torch.cuda.MemPool(use_on_oom=True), torch.cuda.MemPool()

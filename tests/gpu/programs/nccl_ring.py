@@ -33,10 +33,11 @@ ELEMENTS = 16 * MIB  # of int32: 64 MiB, far more than NCCL buffers
 def rank_main(rank: int, store: str, mark: str, tries: int) -> None:
     """One rank; prints a JSON line."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent
-    import esper_alloc
     import torch
     import torch.distributed as dist
     from device import OURS, report, use_allocator
+
+    import esper_alloc
 
     use_allocator(OURS)  # before anything initialises CUDA
     torch.cuda.set_device(rank)

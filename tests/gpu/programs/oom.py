@@ -20,7 +20,7 @@ def failure(request: Callable[[], object]) -> dict[str, Any]:
     """The exception that a request ends in."""
     try:
         request()
-    except Exception as error:  # noqa: BLE001: which type it is, is the question
+    except Exception as error:  # which type it is, is the question
         return {
             "type": type(error).__name__,
             "out_of_memory": isinstance(error, torch.cuda.OutOfMemoryError),

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import driver
-import esper_alloc
 import torch
 from device import (
     OURS,
@@ -29,6 +28,8 @@ from device import (
     warm_up,
     wrong_elements,
 )
+
+import esper_alloc
 
 MIB = 1 << 20
 WHOLE = 8 * MIB  # elements of int32: 32 MiB
@@ -483,7 +484,7 @@ def _beside_capture(mode: int) -> Try:
                 opened.set()
                 closed.wait()
                 outcome["graph"] = stream.end_capture()
-            except Exception as error:  # noqa: BLE001: reported by the main thread
+            except Exception as error:  # reported by the main thread
                 outcome["error"] = repr(error)
                 opened.set()
 

@@ -19,9 +19,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import esper_alloc
 import torch
 from device import OURS, other_streams, report, sleep, use_allocator, warm_up
+
+import esper_alloc
 
 MIB = 1 << 20
 LIVE_BYTES = 96 * MIB

@@ -1,0 +1,1 @@
+"""The command line ``python -m esper_alloc``: a module a command."""

@@ -1,0 +1,275 @@
+"""``python -m esper_alloc bench``: this allocator beside PyTorch's own, on this machine.
+
+Every measurement runs in a fresh process (bench_worker.py), the allocators in turn,
+round by round. The medians go into a table, and if wanted into a plot and a file.
+The larger benchmarks stand in the sources, under benchmarks/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from .bench_worker import MARK, OURS
+
+#: The allocators, and what each needs in the environment before torch is imported.
+ALLOCATORS: dict[str, dict[str, str]] = {
+    OURS: {},
+    "native": {},
+    "native, expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    "cudaMallocAsync": {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+}
+
+# What would choose or tune an allocator behind our back.
+_FOREIGN = (
+    "ESPER_ALLOC",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUDA_LAUNCH_BLOCKING",
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A row of the table. Less is better, of all of them."""
+
+    key: str
+    title: str
+    unit: str
+
+
+FIGURES = (
+    Figure("pair_512b_ns", "make and drop a tensor, 512 B", "ns"),
+    Figure("pair_1mib_ns", "make and drop a tensor, 1 MiB", "ns"),
+    Figure("pair_64mib_ns", "make and drop a tensor, 64 MiB", "ns"),
+    Figure("mark_ns", "make, mark for another stream, drop", "ns"),
+    Figure("pipeline_step_ms", "gathered weights on two streams, a step", "ms"),
+    Figure("pipeline_mib", "gathered weights on two streams, memory", "MiB"),
+    Figure("lengths_step_ms", "training on random lengths, a step", "ms"),
+    Figure("lengths_reserved_mib", "training on random lengths, memory reserved", "MiB"),
+    Figure("lengths_allocated_mib", "training on random lengths, memory allocated", "MiB"),
+)
+
+
+class BenchError(Exception):
+    """Nothing can be measured, or drawn; the message is one line with the remedy."""
+
+
+Measured = dict[str, list[dict[str, Any]]]  # by allocator, what each round's process said
+
+
+# ---- what is needed -----------------------------------------------------------
+
+
+def check_machine() -> None:
+    """Raises BenchError where nothing can be measured. Imports no torch."""
+    if importlib.util.find_spec("torch") is None:
+        raise BenchError("PyTorch is not installed: install torch with CUDA")
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise BenchError(
+            "this needs an NVIDIA GPU, and there is no CUDA driver (libcuda.so.1) here; "
+            "`python -m esper_alloc doctor` says more"
+        ) from None
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        raise BenchError(
+            "this needs an NVIDIA GPU, and the CUDA driver finds none; "
+            "`python -m esper_alloc doctor` says more"
+        )
+
+
+def check_plot(path: str) -> None:
+    """Raises BenchError where a plot could not be drawn in the end."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise BenchError(f"--plot {path}: there is no folder {folder}")
+    if os.path.splitext(path)[1].lower() not in (".svg", ".png"):
+        raise BenchError(f"--plot {path}: the name must end in .svg or .png")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise BenchError(
+            f"--plot {path}: needs matplotlib: python -m pip install matplotlib "
+            "(without --plot the table needs nothing)"
+        ) from None
+
+
+# ---- measuring ----------------------------------------------------------------
+
+
+def run_worker(allocator: str, small: bool) -> dict[str, Any]:
+    """What one fresh process measured. Raises BenchError with the end of its output."""
+    environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
+    environment.update(ALLOCATORS[allocator])
+    command = [sys.executable, "-m", "esper_alloc.cli.bench_worker", allocator]
+    done = subprocess.run(
+        [*command, "--small"] if small else command,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    for line in reversed(done.stdout.splitlines()):
+        if done.returncode == 0 and line.startswith(MARK):
+            found: dict[str, Any] = json.loads(line[len(MARK) :])
+            return found
+    last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+    raise BenchError(f"{allocator}: exit status {done.returncode}: {last[0]}")
+
+
+def measure(rounds: int, small: bool) -> Measured:
+    """A process for each allocator a round, in turn. An allocator that fails is named
+    and left out from then on; raises BenchError where ours fails."""
+    measured: Measured = {allocator: [] for allocator in ALLOCATORS}
+    failed: set[str] = set()
+    for turn in range(rounds):
+        for allocator in ALLOCATORS:
+            if allocator in failed:
+                continue
+            print(f"round {turn + 1} of {rounds}: {allocator}", file=sys.stderr, flush=True)
+            try:
+                measured[allocator].append(run_worker(allocator, small))
+            except BenchError as error:
+                if allocator == OURS:
+                    raise
+                failed.add(allocator)
+                print(f"left out: {error}", file=sys.stderr, flush=True)
+    return {allocator: found for allocator, found in measured.items() if found}
+
+
+def medians(measured: Measured) -> dict[str, dict[str, float]]:
+    """By allocator and figure."""
+    return {
+        allocator: {
+            figure.key: statistics.median(one[figure.key] for one in found) for figure in FIGURES
+        }
+        for allocator, found in measured.items()
+    }
+
+
+# ---- what is shown ------------------------------------------------------------
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def as_table(measured: Measured) -> str:
+    """A line for each figure, a column for each allocator, and ours / the best other."""
+    found = medians(measured)
+    others = [allocator for allocator in found if allocator != OURS]
+    rows = [["", *found, *(["ours / best"] if others else [])]]
+    for figure in FIGURES:
+        row = [f"{figure.title}, {figure.unit}"]
+        row += [_number(found[allocator][figure.key]) for allocator in found]
+        if others:
+            best = min(found[allocator][figure.key] for allocator in others)
+            row.append(f"{found[OURS][figure.key] / best:.3f}" if best else "")
+        rows.append(row)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
+        lines.append("  ".join(cells).rstrip())
+    first = measured[OURS][0]
+    counted = len(measured[OURS])
+    lines.append("")
+    lines.append(
+        f"{first['gpu']}, torch {first['torch']}; medians of {counted} "
+        f"process{'es' if counted > 1 else ''} each, in turn; less is better"
+    )
+    return "\n".join(lines)
+
+
+def as_json(measured: Measured) -> dict[str, Any]:
+    """What --json prints: medians, and what every process measured."""
+    first = measured[OURS][0]
+    return {
+        "gpu": first["gpu"],
+        "torch": first["torch"],
+        "medians": medians(measured),
+        "processes": measured,
+    }
+
+
+def draw(measured: Measured, path: str) -> None:
+    """Bars, a panel for each figure: a bar for each allocator."""
+    from matplotlib.figure import Figure as Drawing
+
+    found = medians(measured)
+    columns = 3
+    rows = -(-len(FIGURES) // columns)
+    drawing = Drawing(figsize=(12, 2.3 * rows), layout="constrained")
+    axes = drawing.subplots(rows, columns, squeeze=False).flat
+    colours = ["#2f6fb0", "#c9d3e0", "#9fb2c8", "#f0a35e"]
+    for axis, figure in zip(axes, FIGURES):
+        values = [found[allocator][figure.key] for allocator in found]
+        bars = axis.barh(list(found), values, color=colours[: len(found)])
+        axis.bar_label(bars, [_number(value) for value in values], padding=3, fontsize=8)
+        axis.set_title(f"{figure.title}, {figure.unit}", fontsize=9, loc="left")
+        axis.set_xlim(0, max(values) * 1.2 or 1)
+        axis.invert_yaxis()
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    drawing.savefig(path, dpi=130)
+
+
+# ---- the command --------------------------------------------------------------
+
+_EPILOG = """\
+Takes about 15 seconds an allocator and round. Nothing else should run on the GPU
+meanwhile. docs/benchmarks.md says what is measured.
+
+Exit codes: 0 measured; 1 nothing could be measured or drawn, and why.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds ``bench`` to the command line."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure this allocator beside PyTorch's own on this machine",
+        description="Measures esper_alloc, PyTorch's own allocator with and without "
+        "expandable_segments, and cudaMallocAsync, each in fresh processes, in turn.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=_count, default=3, help="processes each (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--plot", metavar="FILE.svg|png", help="draw the figures")
+    parser.add_argument("--small", action="store_true", help="tiny work: to see that it runs")
+    parser.set_defaults(run=run)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rounds, 1 or more")
+    return int(text)
+
+
+def run(args: Any) -> int:
+    """The command; its exit code."""
+    plot: str | None = args.plot
+    try:
+        if plot is not None:
+            check_plot(plot)
+        check_machine()
+        measured = measure(args.rounds, args.small)
+        if plot is not None:
+            draw(measured, plot)
+    except (BenchError, OSError) as error:
+        print(f"esper_alloc bench: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(as_json(measured), indent=2) if args.json else as_table(measured))
+    return 0

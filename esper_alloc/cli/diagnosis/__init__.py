@@ -1,0 +1,1 @@
+"""What the doctor does: facts are collected, judged, and put into words."""

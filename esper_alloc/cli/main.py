@@ -1,0 +1,76 @@
+"""The command line: ``python -m esper_alloc {run,replay,bench,doctor}``.
+
+Each command is a module with ``add_parser(subparsers)``; the namespace it
+parses has ``run(args) -> int``, the exit code. Only the module of the command
+that was asked for is imported, so that ``--help`` is instant and ``doctor``
+works where another command cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "run": "run a Python script or module, unmodified, on esper_alloc",
+    "replay": "run recorded memory histories through the allocator",
+    "bench": "measure this allocator beside PyTorch's own on this machine",
+    "doctor": "say what esper_alloc found on this machine and what is wrong",
+}
+
+EXIT_CODES = """\
+exit codes:
+  0    fine
+  1    the command found or met a problem, which it names
+  2    wrong usage, or an input file that cannot be used
+  130  interrupted
+  `run` ends with the exit code, or by the signal, of what it runs.
+"""
+
+
+def build_parser(command: str | None) -> argparse.ArgumentParser:
+    """The parser, complete for `command` and in outline for the others.
+
+    Raises ImportError where the module of `command` cannot be loaded.
+    """
+    from esper_alloc import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="python -m esper_alloc",
+        description="A CUDA allocator for PyTorch that knows when memory was last used.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"esper_alloc {__version__}")
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="{" + ",".join(COMMANDS) + "}", required=True
+    )
+    for name, summary in COMMANDS.items():
+        if name == command:
+            importlib.import_module(f"esper_alloc.cli.{name}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. `argv` is without the program."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        parser = build_parser(command)
+    except ImportError as error:
+        print(
+            f"esper_alloc {command}: cannot be loaded: {error}\n"
+            "`python -m esper_alloc doctor` says what is missing.",
+            file=sys.stderr,
+        )
+        return 1
+    args = parser.parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        return 130

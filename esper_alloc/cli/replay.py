@@ -1,0 +1,244 @@
+"""``python -m esper_alloc replay``: recorded and replayed peaks, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..replay import plot
+from ..replay.recorded import Recorded
+from ..replay.replay import (
+    DEVICES,
+    POLICIES,
+    Recording,
+    Replayed,
+    ReplayError,
+    fragmentation,
+    load_recordings,
+    replay,
+)
+from ..replay.snapshot import SnapshotError
+
+# ---- what is printed ----------------------------------------------------------
+
+
+def as_json(recording: Recording, replayed: Replayed) -> dict[str, Any]:
+    """One object of the --json list. Bytes and nanoseconds."""
+    recorded, native = recording.recorded, recording.native
+    return {
+        "file": recording.history.path,
+        "device": recording.history.device,
+        "policy": replayed.policy,
+        "recorded": {
+            "peak_allocated": recorded.peak_allocated,
+            "peak_active": recorded.peak_active,
+            "peak_reserved": recorded.peak_reserved,
+        },
+        "native": {
+            "peak_allocated": native.allocated,
+            "peak_active": native.active,
+        },
+        "replayed": {
+            "peak_allocated": replayed.peak_allocated,
+            "peak_active": replayed.peak_active,
+            "peak_reserved": replayed.peak_reserved,
+        },
+        "operations": replayed.operations,
+        "ns_per_operation": round(replayed.ns_per_operation, 1),
+        "device_calls": replayed.device_calls,
+    }
+
+
+_COLUMNS = (
+    "",
+    "peak allocated",
+    "peak active",
+    "peak reserved",
+    "fragmentation",
+    "segments",
+    "device calls",
+    "ns/operation",
+)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def _peak_cells(peaks: Recorded | Replayed) -> tuple[str, ...]:
+    return (
+        _mib(peaks.peak_allocated),
+        _mib(peaks.peak_active),
+        _mib(peaks.peak_reserved),
+        f"{fragmentation(peaks.peak_active, peaks.peak_reserved):.1%}",
+        f"{peaks.segments:,}",
+    )
+
+
+def _rows(recording: Recording, runs: Sequence[Replayed]) -> Iterator[Sequence[str]]:
+    yield _COLUMNS
+    recorded, native = recording.recorded, recording.native
+    yield "recorded", *_peak_cells(recorded), "", ""
+    for run in runs:
+        calls = sum(run.device_calls.values())
+        yield (
+            f"replayed {run.policy}",
+            *_peak_cells(run),
+            f"{calls:,}",
+            f"{run.ns_per_operation:,.0f}",
+        )
+    yield ("native's blocks", _mib(native.allocated), _mib(native.active), "", "", "", "", "")
+
+
+def as_table(recording: Recording, runs: Sequence[Replayed], device: str) -> str:
+    """A heading, a row for the recording, one for each run, and native's."""
+    history = recording.history
+    rows = list(_rows(recording, runs))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = [
+        f"{history.path}, device {history.device}: {len(history.steps):,} entries, "
+        f"{runs[0].operations if runs else 0:,} operations"
+        + (", on the GPU" if device == "cuda" else "")
+    ]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths)]
+        cells[0] = row[0].ljust(widths[0])
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    for run in runs:
+        calls = ", ".join(f"{name} {count:,}" for name, count in sorted(run.device_calls.items()))
+        lines.append(f"  device calls of {run.policy}: {calls or 'none'}")
+    return "\n".join(lines)
+
+
+class _Progress:
+    """One line on stderr, rewritten; plain lines for long work without a
+    terminal, and nothing for short work."""
+
+    INTERVAL_S = 0.1
+    LONG_S = 5.0
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
+        self.last = self.begun = time.monotonic()
+        self.shown = False
+
+    def step(self, what: str) -> None:
+        now = time.monotonic()
+        if self.terminal and now - self.begun > self.INTERVAL_S:
+            print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
+            self.shown = True
+        elif not self.terminal and now - self.last > self.LONG_S:
+            print(what, file=sys.stderr, flush=True)
+            self.last = now
+
+    def clear(self) -> None:
+        if self.shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self.shown = False
+
+
+# ---- the command --------------------------------------------------------------
+
+_EPILOG = """\
+Exit codes: 0 everything was replayed; 1 the replay failed (no GPU, out of
+memory, a plot that cannot be written in the end); 2 wrong usage, a plot's name
+that cannot be, or a file that is no whole snapshot with a consistent trace.
+Files are checked before any is run. docs/replay.md says what the figures mean
+and what a recording cannot tell.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds ``replay`` to the command line."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="run a recorded job's memory history through the allocator",
+        description="Replays snapshots written by torch.cuda.memory._dump_snapshot "
+        "(plain or gzip) and prints recorded and replayed peaks.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a snapshot")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        choices=(*POLICIES, "all"),
+        help=f"what malloc tries first; may be repeated (default: {POLICIES[0]})",
+    )
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="sim",
+        help="the simulated device, or the first GPU (default: sim)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE.png|html",
+        help="draw allocated, active and reserved over time, recorded beside replayed",
+    )
+    parser.set_defaults(run=run)
+
+
+def _chosen(policies: Sequence[str] | None) -> list[str]:
+    if not policies:
+        return [POLICIES[0]]
+    return list(POLICIES) if "all" in policies else list(dict.fromkeys(policies))
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; returns its exit code."""
+    progress = _Progress()
+    try:
+        draw = _drawer(args.plot)
+    except ReplayError as error:
+        return _complain(error, progress, 2)
+    recordings: list[Recording] = []
+    try:
+        for path in args.files:
+            recordings += load_recordings(path, progress.step)
+    except SnapshotError as error:
+        return _complain(error, progress, 2)
+    policies = _chosen(args.policy)
+    results: list[tuple[Recording, list[Replayed]]] = []
+    try:
+        for recording in recordings:
+            runs = []
+            for policy in policies:
+                history = recording.history
+                progress.step(f"replaying {history.path}, device {history.device}, {policy}")
+                runs.append(replay(recording, policy, args.device))
+            results.append((recording, runs))
+            if not args.json:
+                progress.clear()
+                print(as_table(recording, runs, args.device), end="\n\n", flush=True)
+        if draw:
+            progress.step(f"drawing {args.plot}")
+            draw(results)
+    except (ReplayError, OSError) as error:
+        return _complain(error, progress, 1)
+    progress.clear()
+    if args.json:
+        print(json.dumps([as_json(one, ran) for one, runs in results for ran in runs], indent=2))
+    return 0
+
+
+def _drawer(path: str | None) -> Any:
+    """The function that draws results into the file, or None. What stands in
+    the way is said before anything is read."""
+    if path is None:
+        return None
+    try:
+        return plot.drawer(path)
+    except plot.PlotError as error:
+        raise ReplayError(str(error)) from None
+
+
+def _complain(error: Exception, progress: _Progress, code: int) -> int:
+    progress.clear()
+    print(f"esper_alloc replay: {error}", file=sys.stderr)
+    return code

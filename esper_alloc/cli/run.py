@@ -1,0 +1,161 @@
+"""``python -m esper_alloc run``: an unmodified program on esper_alloc.
+
+The program is not run inside this process but in place of it: the interpreter
+is executed again with the program's own command line, so that ``sys.argv``,
+``__main__``, tracebacks, signals, the process id and the exit code are those
+of a direct run because it *is* one. What differs is the environment: a
+directory in front of ``PYTHONPATH`` makes each Python that inherits it enable
+esper_alloc as soon as torch is imported (see _startup/sitecustomize.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..installation.pytorch import minor
+from .diagnosis.facts import Facts, gather_shim
+
+STARTUP = Path(__file__).resolve().parents[1] / "_startup"
+
+DESCRIPTION = """\
+Runs SCRIPT, or with -m a module, with ARGS, on esper_alloc, together with the
+Python processes that it starts: subprocesses, multiprocessing and DataLoader
+workers, torchrun's workers, those of a Ray cluster that it starts itself.
+Options of this command come before SCRIPT.
+
+A process is reached through its environment (PYTHONPATH, ESPER_ALLOC): one
+that is started with another environment, or with python -I, -E or -S, is not.
+Set ESPER_ALLOC=0 in a child's environment to leave that child alone.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "run",
+        help="run a Python script or module, unmodified, on esper_alloc",
+        description=DESCRIPTION,
+        epilog="The exit code, or the signal that ends it, is that of the program.\n"
+        "1: esper_alloc cannot work with this PyTorch; nothing was run. 2: wrong usage.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        usage="python -m esper_alloc run [--reuse {gate,grow,auto}] (SCRIPT | -m MODULE) [ARGS...]",
+    )
+    parser.add_argument(
+        "--reuse",
+        choices=("gate", "grow", "auto"),
+        help="what to try first when no free memory is ready: let the GPU wait for memory "
+        "that is about to be (gate, the default), get more (grow), or the first while the wait "
+        "looks short (auto); the same as ESPER_ALLOC_REUSE",
+    )
+    parser.add_argument(
+        "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
+    )
+    parser.add_argument(
+        "program", metavar="SCRIPT", help="file, directory or zip file; - for stdin"
+    )
+    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+    parser.set_defaults(run=run)
+
+
+def interpreter_options(orig_argv: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """The options of the interpreter itself, such as ``-u`` or ``-X dev``.
+
+    `orig_argv` is the whole command line, `argv` is sys.argv. Empty unless
+    the command line is that of ``python -m esper_alloc`` or of its script.
+    """
+    options = list(orig_argv[1 : len(orig_argv) - len(argv) + 1])
+    if options and os.path.basename(options[-1]) == "esper-alloc":
+        return options[:-1]
+    if options and options[-1] == "esper_alloc":
+        options.pop()
+        flag = options.pop() if options else ""
+    elif options and options[-1].endswith("esper_alloc"):
+        flag = options.pop().removesuffix("esper_alloc")
+    else:
+        return []
+    if not (flag.startswith("-") and flag.endswith("m")):
+        return []
+    if flag != "-m":  # -um and the like
+        options.append(flag[:-1])
+    return options
+
+
+def child_environment(environment: Mapping[str, str], reuse: str | None) -> dict[str, str]:
+    """`environment` changed so that Pythons that inherit it use esper_alloc."""
+    child = dict(environment)
+    startup = str(STARTUP)
+    inherited = child.get("PYTHONPATH")
+    if not inherited:
+        child["PYTHONPATH"] = startup
+    elif startup not in inherited.split(os.pathsep):
+        child["PYTHONPATH"] = startup + os.pathsep + inherited
+    child["ESPER_ALLOC"] = "1"
+    if reuse is not None:
+        child["ESPER_ALLOC_REUSE"] = reuse
+    return child
+
+
+def installed_torch() -> str | None:
+    """The version of the torch that a program would import, without importing
+    it, which takes seconds: "2.11.0+cu130". None: there is none, or nobody
+    says which."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def mismatch(torch: str | None, shim: Facts) -> str | None:
+    """Why esper_alloc cannot serve this torch; None when it can, or when there
+    is no GPU memory to serve."""
+    _, _, variant = (torch or "").partition("+")
+    if torch is None or variant.startswith("cpu"):
+        return None
+    if variant.startswith("rocm"):
+        return f"torch {torch} is built for AMD GPUs, which are not supported"
+    if importlib.util.find_spec("esper_alloc._build") is None:
+        return "this is its source folder, where nothing was built: `cd` elsewhere"
+    if not shim["built"]:
+        return f"it was installed without its PyTorch part, and this is torch {torch}"
+    if minor(shim["torch"]) != minor(torch):
+        return f"it was built for torch {minor(shim['torch'])}, and this is torch {torch}"
+    return None
+
+
+def refusal() -> str | None:
+    """Why this interpreter cannot reach a program; None when it can."""
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        return (
+            "python -I, -E and -S hide the environment that `run` works through: "
+            "start it without them, or call esper_alloc.enable() in the program"
+        )
+    if os.pathsep in str(STARTUP):
+        return f"{STARTUP} contains {os.pathsep!r}, which PYTHONPATH cannot express: move it"
+    return None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replaces this process by the program; returns only when refusing to."""
+    problem = refusal()
+    if problem is not None:
+        print(f"esper_alloc run: {problem}", file=sys.stderr)
+        return 2
+    problem = mismatch(installed_torch(), gather_shim())
+    if problem is not None:
+        print(
+            f"esper_alloc run: {problem}; `python -m esper_alloc doctor` has the remedy",
+            file=sys.stderr,
+        )
+        return 1
+    command = [sys.executable, *interpreter_options(sys.orig_argv, sys.argv)]
+    command += ["-m", args.program] if args.is_module else [args.program]
+    command += args.arguments
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, command, child_environment(os.environ, args.reuse))

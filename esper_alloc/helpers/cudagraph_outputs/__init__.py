@@ -1,0 +1,1 @@
+"""Outputs of CUDA graphs that outlive the next run: :class:`cudagraph_outputs`."""

@@ -1,0 +1,47 @@
+"""Data sets on devices: once for each, whoever iterates."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from .columns import Rows
+from .transform import is_channels_last
+
+with suppress(ImportError):
+    import torch
+
+
+class Resident:
+    """The columns of a data set on one device, dense, for as long as somebody
+    iterates over them."""
+
+    def __init__(self, sources: Rows, tensors: Rows) -> None:
+        self.sources = sources  # alive, so that their ids are theirs
+        self.tensors = tensors
+        self.streams: set[int] = set()  # those that read them
+
+
+_residents: weakref.WeakValueDictionary[Any, Resident] = weakref.WeakValueDictionary()
+_residents_lock = threading.Lock()
+
+
+def resident(sources: Rows, device: torch.device) -> Resident:
+    """`sources` on `device`: themselves where they are there, else one copy for all
+    iterators."""
+    key = (device, *((id(x), 0 if x.is_inference() else x._version) for x in sources))
+    # Held while copying: whoever comes second waits for the first one's copy.
+    with _residents_lock:
+        found = _residents.get(key)
+        if found is None:
+            found = Resident(sources, tuple(_dense(x, device) for x in sources))
+            _residents[key] = found
+        return found
+
+
+def _dense(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        there = x.detach().to(device)
+        return there if is_channels_last(there) else there.contiguous()

@@ -1,0 +1,75 @@
+"""What normalisers accept as numbers: counts, shapes, bounds."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ANY_CLIP = math.inf
+
+
+def as_numbers(name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be numbers, not {value!r}") from None
+
+
+def checked_count(count: Any) -> Tensor:
+    """A count as a tensor on the CPU, []; a whole one as int64, another as float64.
+
+    Raises:
+        TypeError, ValueError: it is no number from 0 to below 2^63.
+    """
+    number = count
+    if not is_number(count):
+        given = as_numbers("count", count)
+        if given.numel() != 1 or given.is_complex() or given.is_meta:
+            raise ValueError(f"count must be one number, not {count!r}")
+        number = given.detach().reshape(()).item()
+    if not 0 <= number < 2**63:
+        raise ValueError(f"count must be a number from 0 on, and below 2**63, not {number}")
+    if isinstance(number, numbers.Integral):
+        return torch.tensor(int(number), dtype=torch.int64)
+    return torch.tensor(float(number), dtype=torch.float64)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real)
+
+
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    sizes = (shape,) if isinstance(shape, numbers.Integral) else shape
+    try:
+        checked = tuple(operator.index(size) for size in sizes)
+    except TypeError:
+        raise TypeError(f"shape is an integer or a tuple of integers, not {shape!r}") from None
+    if any(size < 0 for size in checked):
+        raise ValueError(f"shape has sizes from 0 on, not {shape!r}")
+    return checked
+
+
+def check_clip(clip: float) -> None:
+    if clip is None or not clip > 0:
+        raise ValueError(f"clip must be above 0, not {clip}: float('inf') clips nothing")
+
+
+def checked_epsilon(epsilon: float) -> float:
+    if not (is_number(epsilon) and 0 <= epsilon < math.inf):
+        raise ValueError(f"epsilon is a number from 0 on, not {epsilon!r}")
+    return float(epsilon)
+
+
+def checked_momentum(momentum: float | None) -> float | None:
+    if momentum is None:
+        return None
+    if not (is_number(momentum) and 0 <= momentum < 1):
+        raise ValueError(f"momentum is None or a number from 0 to below 1, not {momentum!r}")
+    return float(momentum)

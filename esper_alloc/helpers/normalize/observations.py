@@ -1,0 +1,100 @@
+"""Normalising observations: :class:`RunningMeanStd`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .checks import ANY_CLIP, checked_epsilon, checked_shape
+from .normalizer import Normalizer
+
+__all__ = ["RunningMeanStd"]
+
+
+class RunningMeanStd(Normalizer):
+    """Normalises observations by the mean and standard deviation of all seen so far.
+
+    Args:
+        shape: of one observation; an int for one dimension.
+        epsilon: added to the variance before its root; also the weight with which
+            the initial mean 0 and variance 1 count (so that nothing is divided by 0).
+        device: of the statistics.
+        momentum: None: every sample counts alike. Else each batch counts
+            1 - momentum: ``mean = m * mean + (1 - m) * batch_mean`` and ``var = m *
+            var + (1 - m) * batch_var + m * (1 - m) * (mean - batch_mean)**2``.
+        strict_device: values on another device are an error. Else the statistics
+            move to them, with a warning.
+
+    Attributes:
+        mean, var: of what was seen, ``[*shape]``, float32. Assigning to them, or
+            writing into them, sets the statistics.
+        count: how many observations were seen, int64, ``[]``.
+
+    Moments are float64 inside and merged by the formulas in `moments`.
+    ``eval()`` and :meth:`freeze` keep the statistics as they are in every method.
+    """
+
+    mean: Tensor
+    var: Tensor
+
+    def __init__(
+        self,
+        shape: tuple[int, ...] | int,
+        epsilon: float = 1e-4,
+        device: str | torch.device = "cpu",
+        momentum: float | None = None,
+        *,
+        strict_device: bool = False,
+    ) -> None:
+        size, prior = checked_shape(shape), checked_epsilon(epsilon)
+        super().__init__(size, epsilon, device, momentum, prior, strict_device)
+
+    def update(
+        self, x: Tensor, *, mask: Tensor | None = None, weights: Tensor | None = None
+    ) -> None:
+        """Takes a batch in; nothing in ``eval()`` or after :meth:`freeze`.
+
+        Args:
+            x: ``[..., *shape]``, any number of leading dimensions; float32, float64,
+                float16 or bfloat16. An empty batch changes nothing. Of NaN and
+                infinity see :mod:`esper_alloc.helpers.normalize`.
+            mask: bool, of the leading dimensions or like x; false: does not count.
+            weights: floating-point, of the leading dimensions or like x. A value
+                counts as so many; not at all unless finite and above 0.
+
+        Raises:
+            TypeError, ValueError: not such a tensor; the state is as it was.
+            RuntimeError: another device, with strict_device=True.
+        """
+        self._update(x, mask, weights)
+
+    def normalize(self, x: Tensor, clip: float = 10.0) -> Tensor:
+        """``clamp((x - mean) / sqrt(var + epsilon), -clip, clip)``.
+
+        Args:
+            x: ``[..., *shape]``, as for :meth:`update`. Gradients pass.
+
+        Returns:
+            Like x; float64 for float64, else float32.
+        """
+        return self._normalize(x, clip)
+
+    def update_and_normalize(
+        self,
+        x: Tensor,
+        clip: float = 10.0,
+        *,
+        mask: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """:meth:`update`, then :meth:`normalize`: on CUDA one launch for both."""
+        return self._step(x, clip, mask, weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """:meth:`update_and_normalize` in training mode, :meth:`normalize` else."""
+        return self._step(x, 10.0)
+
+    def denormalize(self, x: Tensor) -> Tensor:
+        """``x * sqrt(var + epsilon) + mean``: undoes :meth:`normalize` where it did
+        not clip."""
+        return self._normalize(x, ANY_CLIP, inverse=True)

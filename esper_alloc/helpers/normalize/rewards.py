@@ -1,0 +1,172 @@
+"""Scaling rewards: :class:`RewardNormalizer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .checks import ANY_CLIP, check_clip, checked_count, is_number
+from .moments import SAMPLE
+from .normalizer import Normalizer
+
+__all__ = ["RewardNormalizer"]
+
+
+class RewardNormalizer(Normalizer):
+    """Scales rewards by their running standard deviation; no mean is subtracted.
+
+    ``reward / max(epsilon, s)``, clipped, where s is the sample standard deviation
+    (by count - 1) of all rewards so far; the reward itself while there is only one.
+
+    Args:
+        clip: results are held within -clip and clip.
+        epsilon: the least that rewards are divided by.
+        device: of the statistics.
+        strict_device: see :class:`RunningMeanStd`.
+
+    Attributes:
+        mean: of the rewards, ``[]``, float64.
+        m2: sum of squared deviations from it, ``[]``, float64.
+        count: how many there were, int64, ``[]``. All three can be assigned to.
+
+    A reward is a number, and the result then a float (which waits for the device),
+    or a tensor of any shape: all of its elements are taken in before the first is
+    scaled.
+    """
+
+    _scaling = SAMPLE
+    _warm_up = 2.0
+    _mean_name, _var_name = "_mean", "_var"
+
+    def __init__(
+        self,
+        clip: float = 10.0,
+        epsilon: float = 1e-8,
+        *,
+        device: str | torch.device = "cpu",
+        strict_device: bool = False,
+    ) -> None:
+        super().__init__((), epsilon, device, None, 0.0, strict_device)
+        check_clip(clip)
+        self.clip = float(clip)
+        self._m2_without_count = 0.0  # assigned before the count was
+
+    @property
+    def mean(self) -> Tensor:
+        return self._moments[0].clone()
+
+    @mean.setter
+    def mean(self, value: Any) -> None:
+        self._write("mean", value)
+
+    @property
+    def m2(self) -> Tensor:
+        total = self._moments[2]
+        return torch.where(total > 0, self._moments[1] * total, self._m2_without_count)
+
+    @m2.setter
+    def m2(self, value: Any) -> None:
+        total = self._moments[2].item()
+        found = self._moment("m2", value)
+        if total:
+            self._write("var", found / total)
+        else:
+            self._m2_without_count = float(found.item())
+
+    def update(
+        self,
+        reward: Tensor | float,
+        *,
+        mask: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> None:
+        """Takes rewards in. See :meth:`RunningMeanStd.update`."""
+        self._update(self._as_tensor(reward), mask, weights)
+
+    def update_and_normalize(
+        self,
+        reward: Tensor | float,
+        *,
+        mask: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Any:
+        """Takes rewards in and scales them. A number gives a float, a tensor one."""
+        if isinstance(reward, Tensor):
+            return self._step(reward, self.clip, mask, weights)
+        if mask is None and weights is None and self.training and not self.frozen:
+            held = self._buffers
+            if self._compiled is not None and not torch.compiler.is_compiling():
+                result = self._compiled.normalizer_step(
+                    held["_moments"],
+                    held["_mean"],
+                    held["_var"],
+                    held["count"],
+                    reward,
+                    None,
+                    self._warm_up,
+                    self.epsilon,
+                    self.clip,
+                    self._scaling,
+                    True,
+                )
+                if result is not NotImplemented:
+                    return result
+        return self._step(self._as_tensor(reward), self.clip, mask, weights).item()
+
+    def normalize_only(self, reward: Tensor | float) -> Any:
+        """Scales rewards by the statistics as they are."""
+        result = self._normalize(self._as_tensor(reward), self.clip)
+        return result if isinstance(reward, Tensor) else result.item()
+
+    def forward(self, reward: Tensor | float) -> Any:
+        """:meth:`update_and_normalize` in training mode, :meth:`normalize_only` else."""
+        return self.update_and_normalize(reward)
+
+    def denormalize(self, reward: Tensor | float) -> Any:
+        """Undoes the scaling."""
+        result = self._normalize(self._as_tensor(reward), ANY_CLIP, inverse=True)
+        return result if isinstance(reward, Tensor) else result.item()
+
+    def _write(self, name: str, value: Any) -> None:
+        m2 = self.m2
+        super()._write(name, value)
+        if name == "count":
+            self._m2_without_count = 0.0
+            with torch.no_grad():  # m2 is what stays, as in esper-lite
+                total = self._moments[2]
+                self._moments[1].copy_(torch.where(total > 0, m2 / total, 1.0))
+                self._moments_are_set()
+
+    def reset(self) -> None:
+        """Back to before the first reward, in place."""
+        self._m2_without_count = 0.0
+        super().reset()
+
+    def _as_tensor(self, reward: Tensor | float) -> Tensor:
+        if isinstance(reward, Tensor):
+            return reward
+        if not is_number(reward):
+            raise TypeError(f"a reward is a number or a tensor, not {type(reward).__name__}")
+        return torch.tensor(float(reward), dtype=torch.float64, device=self._moments.device)
+
+    def _named_state(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "m2": self.m2, "count": self.count}
+
+    def _state_names(self, keys: Mapping[str, Any]) -> tuple[str, str, str]:
+        if "m2" not in keys and ("var" in keys or "running_var" in keys):
+            return super()._state_names(keys)  # of somebody else
+        return "mean", "m2", "count"
+
+    def _load_statistics(
+        self, names: tuple[str, str, str], mean: Any, m2: Any, count: Any, extra: Any
+    ) -> None:
+        variance = m2
+        if names[1] == "m2":
+            total = float(checked_count(count).item())
+            spread = self._moment("m2", m2)
+            variance = spread / total if total > 0 else torch.ones_like(spread)
+        super()._load_statistics(names, mean, variance, count, extra)
+        self._m2_without_count = 0.0

@@ -1,0 +1,92 @@
+"""Scaling values and returns: :class:`ValueNormalizer`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .checks import ANY_CLIP
+from .moments import SCALED
+from .normalizer import Normalizer
+
+__all__ = ["ValueNormalizer"]
+
+
+class ValueNormalizer(Normalizer):
+    """Scales values and returns by their running standard deviation; no mean is
+    subtracted.
+
+    The first 32 samples count alike and nothing is scaled. From then on each batch
+    counts 1 - momentum (see :class:`RunningMeanStd`; None: every sample alike).
+
+    Args:
+        epsilon: added to the variance before its root.
+        device: of the statistics.
+        momentum: see above.
+        strict_device: see :class:`RunningMeanStd`.
+
+    Attributes:
+        mean, var: of what was seen, ``[]``, float32.
+        count: how many values were seen, int64, ``[]``.
+
+    Values may have any shape: each element is a sample.
+    """
+
+    mean: Tensor
+    var: Tensor
+
+    _scaling = SCALED
+    _warm_up = 32.0
+
+    def __init__(
+        self,
+        epsilon: float = 1e-4,
+        device: str | torch.device = "cpu",
+        momentum: float | None = 0.99,
+        *,
+        strict_device: bool = False,
+    ) -> None:
+        super().__init__((), epsilon, device, momentum, 0.0, strict_device)
+
+    @property
+    def std(self) -> Tensor:
+        """``sqrt(var + epsilon)``, ``[]``, float32."""
+        return (self._known()[1] + self.epsilon).sqrt().to(torch.float32)
+
+    @property
+    def has_valid_stats(self) -> bool:
+        """Whether 32 samples were seen. Waits for the device."""
+        return bool(self._moments[2].item() >= self._warm_up)
+
+    def get_scale(self) -> float:
+        """What :meth:`normalize` divides by; 1.0 during the first 32 samples. Waits
+        for the device."""
+        return self.std.item() if self.has_valid_stats else 1.0
+
+    def update(
+        self, returns: Tensor, *, mask: Tensor | None = None, weights: Tensor | None = None
+    ) -> None:
+        """Takes values of any shape in; mask and weights are of the same shape. See
+        :meth:`RunningMeanStd.update`."""
+        self._update(returns, mask, weights)
+
+    def normalize(self, returns: Tensor) -> Tensor:
+        """``returns / sqrt(var + epsilon)``; the returns during the first 32 samples.
+
+        Gradients pass. Returns float64 for float64, else float32.
+        """
+        return self._normalize(returns, ANY_CLIP)
+
+    def denormalize(self, values: Tensor) -> Tensor:
+        """``values * sqrt(var + epsilon)``; the values during the first 32 samples."""
+        return self._normalize(values, ANY_CLIP, inverse=True)
+
+    def update_and_normalize(
+        self, returns: Tensor, *, mask: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """:meth:`update`, then :meth:`normalize`: on CUDA one launch for both."""
+        return self._step(returns, ANY_CLIP, mask, weights)
+
+    def forward(self, returns: Tensor) -> Tensor:
+        """:meth:`update_and_normalize` in training mode, :meth:`normalize` else."""
+        return self._step(returns, ANY_CLIP)

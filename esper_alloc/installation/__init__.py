@@ -1,0 +1,1 @@
+"""What is installed here: PyTorch, the compiled parts and their files."""

@@ -1,0 +1,1 @@
+"""Recorded memory histories: read, checked, and run through the core without PyTorch."""

@@ -1,0 +1,128 @@
+"""Runs recorded jobs through the core.
+
+A file that torch.cuda.memory._dump_snapshot wrote is rebuilt into histories
+(history.py), checked against native's blocks (pytorch_peaks.py), and its operations
+are run by ``_core.replay`` on the simulated device or on the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from .. import _core
+from .history import History, rebuild
+from .operations import Operations, make_operations
+from .pytorch_peaks import NativePeaks, native_peaks
+from .recorded import Recorded, Usage, add_up
+from .snapshot import load_snapshot
+
+Device = Literal["sim", "cuda"]
+DEVICES: tuple[Device, ...] = ("sim", "cuda")
+
+# The reuse order and the kind of segments.
+_Policy = tuple[Literal["gate", "grow", "auto"], Literal["classic", "mapped"]]
+_POLICIES: dict[str, _Policy] = {
+    "gate/mapped": ("gate", "mapped"),
+    "grow/mapped": ("grow", "mapped"),
+    "auto/mapped": ("auto", "mapped"),
+    "gate/classic": ("gate", "classic"),
+    "grow/classic": ("grow", "classic"),
+    "auto/classic": ("auto", "classic"),
+}
+POLICIES = tuple(_POLICIES)
+
+
+class ReplayError(Exception):
+    """The core could not run a history; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One device of one file, with all that is known before it is replayed."""
+
+    history: History
+    recorded: Recorded
+    native: NativePeaks
+    operations: Operations
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One recording under one policy. Bytes; device_calls by function."""
+
+    policy: str
+    peak_allocated: int
+    peak_active: int
+    peak_reserved: int
+    segments: int
+    operations: int
+    ns_per_operation: float
+    device_calls: dict[str, int]
+    usage: Usage
+
+
+def load_recordings(
+    path: str | os.PathLike[str], report: Callable[[str], None] = lambda what: None
+) -> list[Recording]:
+    """All devices of a file that have entries. Tells `report` what it is doing.
+    Raises SnapshotError."""
+    report(f"reading {path}")
+    snapshot = load_snapshot(path)
+    entries = sum(map(len, snapshot.traces))
+    report(f"rebuilding {path}: {entries:,} entries")
+    recordings = []
+    for history in rebuild(snapshot):
+        name = f"{path}, device {history.device}"
+        report(f"checking {name} against native's blocks")
+        native = native_peaks(history)
+        report(f"adding up {name}")
+        recorded = add_up(history)
+        report(f"preparing {name}")
+        recordings.append(Recording(history, recorded, native, make_operations(history)))
+    return recordings
+
+
+def replay(recording: Recording, policy: str = POLICIES[0], device: Device = "sim") -> Replayed:
+    """Runs the recording through a fresh core. Raises ReplayError."""
+    operations, history = recording.operations, recording.history
+    order, segments = _POLICIES[policy]
+    try:
+        ran = _core.replay(
+            operations.packed,
+            start=operations.start,
+            slots=operations.slots,
+            streams=operations.streams,
+            uses=operations.uses,
+            pools=operations.pools,
+            order=order,
+            segments=segments,
+            device=device,
+        )
+    except RuntimeError as error:
+        message, _, operation = error.args
+        entry = operations.entry_of(operation)
+        where = "" if entry is None else f", entry {entry}"
+        raise ReplayError(
+            f"{history.path}: device {history.device}{where}: {policy} on {device}: {message}"
+        ) from None
+    curve = array("q", ran["curve"])
+    return Replayed(
+        policy=policy,
+        peak_allocated=ran["peak_allocated"],
+        peak_active=ran["peak_active"],
+        peak_reserved=ran["peak_reserved"],
+        segments=ran["segments"],
+        operations=ran["operations"],
+        ns_per_operation=ran["nanoseconds"] / max(ran["operations"], 1),
+        device_calls=ran["device_calls"],
+        usage=Usage(curve[0::3], curve[1::3], curve[2::3]),
+    )
+
+
+def fragmentation(peak_active: int, peak_reserved: int) -> float:
+    """The share of the most reserved bytes that the most active ones leave."""
+    return 1 - peak_active / peak_reserved if peak_reserved else 0.0

@@ -1,0 +1,1 @@
+"""Putting PyTorch on esper_alloc, and what the allocator says about itself."""

@@ -1,0 +1,149 @@
+"""Making esper_alloc PyTorch's CUDA allocator, and finding out why it cannot be."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import warnings
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..installation.files import library_path
+from ..installation.pytorch import UnavailableError, load_shim, need_torch, untyped
+
+if TYPE_CHECKING:
+    from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
+
+_VARIABLE = "ESPER_ALLOC"
+_OPTIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def _check_backend(torch: ModuleType) -> None:
+    """Raises if PyTorch was told to use its other allocator."""
+    if torch.cuda.get_allocator_backend() != "cudaMallocAsync":
+        return
+    names = [name for name in _OPTIONS if "cudaMallocAsync" in os.environ.get(name, "")]
+    variables = " and ".join(names) or "the allocator options"
+    raise UnavailableError(
+        f"PyTorch was started with its cudaMallocAsync back end, and only one allocator "
+        f"can be current: take backend:cudaMallocAsync out of {variables}."
+    )
+
+
+@functools.cache
+def allocator() -> _CUDAAllocator:
+    """The allocator, for ``torch.cuda.memory.change_current_allocator()``.
+
+    Each call returns the same object. The swap must come before CUDA
+    initialises; :func:`enable` does it and says so.
+
+    Raises:
+        UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
+            started with ``backend:cudaMallocAsync``.
+    """
+    shim = load_shim()
+    _check_backend(need_torch())
+    from torch.cuda.memory import _CUDAAllocator
+
+    return _CUDAAllocator(shim.allocator())
+
+
+@functools.cache
+def pluggable_allocator() -> CUDAPluggableAllocator:
+    """The core behind ``torch.cuda.memory.CUDAPluggableAllocator``.
+
+    It needs no part that was built for this torch, so it works with any
+    version. PyTorch's pluggable allocators have no statistics, snapshots or
+    ``torch.cuda.OutOfMemoryError``; :func:`allocator` has.
+    """
+    need_torch()
+    from torch.cuda.memory import CUDAPluggableAllocator
+
+    path = library_path()
+    pluggable = CUDAPluggableAllocator(path, "esper_alloc_malloc", "esper_alloc_free")
+    library = ctypes.CDLL(path)
+    hooks = untyped(pluggable).allocator()
+
+    def address(name: str) -> int:
+        value = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        assert value is not None, name
+        return value
+
+    hooks.set_init_fn(address("esper_alloc_init"))
+    hooks.set_reset_fn(address("esper_alloc_reset"))
+    hooks.set_memory_fraction_fn(address("esper_alloc_set_memory_fraction"))
+    hooks.set_base_alloc_fn(address("esper_alloc_base"))
+    hooks.set_record_stream_fn(address("esper_alloc_record_stream"))
+    library.esper_alloc_set_record_stream_visible(1)
+    return pluggable
+
+
+def is_current(candidate: Any) -> bool:
+    import torch
+
+    return torch._C._cuda_getAllocator() is candidate.allocator()
+
+
+def is_enabled() -> bool:
+    """Whether PyTorch allocates CUDA memory through esper_alloc."""
+    if "torch" not in sys.modules:
+        return False
+    shim = sys.modules.get("esper_alloc._torch")
+    if shim is not None and shim.is_current():
+        return True
+    # Asking must not make one.
+    if pluggable_allocator.cache_info().currsize == 0:
+        return False
+    return is_current(pluggable_allocator())
+
+
+def enable() -> None:
+    """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process.
+
+    Raises:
+        RuntimeError: CUDA is initialised already; nothing has changed.
+        UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
+            started with ``backend:cudaMallocAsync``.
+    """
+    if is_enabled():
+        return
+    ours = allocator()
+    import torch
+
+    if untyped(torch.cuda).is_initialized():
+        raise RuntimeError(
+            "esper_alloc.enable() came too late: CUDA is initialised and "
+            "PyTorch cannot change its allocator any more. Call it before the "
+            "first CUDA tensor, stream or torch.cuda call (right after `import "
+            "torch`), or leave the script alone and start it with `python -m "
+            "esper_alloc run script.py`."
+        )
+    torch.cuda.memory.change_current_allocator(ours)
+
+
+def enable_from_environment() -> None:
+    """What ``ESPER_ALLOC=1`` asks for at ``import esper_alloc``.
+
+    An import must not fail for lack of a GPU or of a matching torch, so what
+    goes wrong is a warning.
+    """
+    value = os.environ.get(_VARIABLE, "")
+    if value in ("", "0"):
+        return
+    if value != "1":
+        warnings.warn(
+            f"{_VARIABLE}={value} is neither 0 nor 1; esper_alloc stays off.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return
+    try:
+        enable()
+    except (RuntimeError, ValueError) as error:  # PyTorch's options: ValueError
+        warnings.warn(
+            f"{_VARIABLE}=1, but PyTorch keeps its own allocator: {error}",
+            RuntimeWarning,
+            stacklevel=3,
+        )

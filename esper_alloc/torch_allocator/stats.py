@@ -1,0 +1,145 @@
+"""What the allocator says about itself, beside ``torch.cuda.memory_stats()``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..installation.pytorch import untyped
+from .enabling import is_enabled
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["memory_stats", "report"]
+
+
+def memory_stats(device: torch.device | str | int | None = None) -> dict[str, int]:
+    """Figures of uses and gates on a device; None: the current device.
+
+    What has completed is found out first, so that it counts no more. Since the
+    process began:
+
+    - ``gates_issued``: waits that were put on streams, so that memory could be
+      reused earlier;
+    - ``gates_skipped``: waits that were not needed, because the stream waited
+      for that point or a later one already;
+    - ``loans``: blocks that were handed out on another stream than their own;
+    - ``events_created``: in a steady loop this stands still;
+    - ``pages_moved``: pages that moved from where they were free to where memory
+      was wanted; in most steady loops this stands still;
+    - ``captured_uses``: marks inside captures, of memory from outside them;
+    - ``captured_frees``: frees of memory so marked, which replays may still read.
+
+    At this moment:
+
+    - ``uses_pending``: uses that memory still owes, live memory included;
+    - ``bytes_pending``: bytes that were freed and still owe a use;
+    - ``blocks_held``: freed blocks with a use that no event stands for; they
+      come back when the device was synchronised;
+    - ``events_alive``: events that exist, in use or in the pool;
+    - ``bytes_orphaned``: bytes of pages that the driver would neither map nor take back;
+      0 on a device that is well;
+    - ``metadata_bytes``: host memory of the allocator's own records.
+
+    All are 0 while PyTorch does not run on esper_alloc, or has not used CUDA.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    if not _is_running():
+        return dict.fromkeys(_core.COUNTERS, 0)
+    return _core.counters(_index(device))
+
+
+def report() -> str:
+    """What streams wait for on the allocator's account, as text.
+
+    For a program that hangs: if a gate is the reason, it stands here, with the
+    two streams and since when. Waits for nothing and uses no stream, so it may
+    be called from any thread, or from a signal handler that Python runs::
+
+        signal.signal(signal.SIGUSR1, lambda *_: print(esper_alloc.report()))
+
+    Three lists for each device: the gates that are not over; the freed blocks
+    that no event stands for, which come back when the device was synchronised;
+    and the uses that nobody is made to wait for (``gate=False``, or on a stream
+    with the trait ``rendezvous``). Streams are named by their handles, as in
+    ``stream.cuda_stream``; a block's size is in bytes of the device.
+    """
+    if not _is_running():
+        return "esper_alloc: PyTorch does not run on it, or has not used CUDA yet\n"
+    now = time.time()
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+    lines = [f"esper_alloc: report of process {os.getpid()}, {when}"]
+    for device in range(untyped(sys.modules["torch"]).cuda.device_count()):
+        lines += _of_device(device, _core.gates(device), _core.pending(device), now)
+    return "\n".join(lines) + "\n"
+
+
+def _is_running() -> bool:
+    return is_enabled() and bool(untyped(sys.modules["torch"]).cuda.is_initialized())
+
+
+def _index(device: torch.device | str | int | None) -> int:
+    from torch.cuda._utils import _get_device_index
+
+    return int(untyped(_get_device_index)(device, optional=True))
+
+
+# The report's lines
+
+
+def _of_device(device: int, gates: list[Any], blocks: list[Any], now: float) -> Iterator[str]:
+    held = [(b, u) for b in blocks if not b["live"] for u in b["uses"] if u["held"]]
+    ungated = [(b, u) for b in blocks for u in b["uses"] if u["no_gate"] and not u["held"]]
+    yield (
+        f"device {device}: {_count(len(gates), 'gate')} pending, "
+        f"{_count(len({b['address'] for b, _ in held}), 'block')} held, "
+        f"{_count(len(ungated), 'use')} without gate"
+    )
+    if gates:
+        yield "  gates, oldest first:"
+    for gate in gates:
+        seconds = max(0.0, now - gate["issued_us"] / 1e6)
+        yield (
+            f"    {_stream(gate['waiting'], gate['device'])} waits for "
+            f"{_stream(gate['stream'], gate['stream_device'])}, event "
+            f"{gate['number']}, since {seconds:.3f} s, for a block of "
+            f"{_size(gate['size'])}"
+        )
+    if held:
+        yield "  held until the device was synchronised:"
+    for block, use in held:
+        yield _of_use(block, use)
+    if ungated:
+        yield "  uses that nobody is made to wait for:"
+    for block, use in ungated:
+        yield _of_use(block, use)
+
+
+def _of_use(block: Any, use: Any) -> str:
+    state = "live" if block["live"] else "freed"
+    by = ", by record_stream" if use["at_free"] else ""
+    event = f", event {use['number']}" if use["number"] else ""
+    return (
+        f"    block {block['address']:#x} of {_size(block['size'])}, {state}, used on "
+        f"{_stream(use['stream'], use['stream_device'])}{event}{by}"
+    )
+
+
+def _stream(handle: int, device: int) -> str:
+    name = f"stream {handle:#x}" if handle else "the default stream"
+    return f"{name} of device {device}"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size} bytes"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,186 @@
+"""Marks and scopes where PyTorch traces: ``torch.compile``, ``make_fx``, fake
+tensors, functorch, and any other dispatch mode.
+
+There the calls become the operators ``torch.ops.esper_alloc.*``, which the
+compiled half defines (csrc/torch/operators.cpp says what each does). Dynamo
+traces the functions below in place of the real ones (teaching.py tells it to).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set, ValuesView
+from typing import Any
+
+from . import containers
+
+#: Kinds of devices whose tensors are marked.
+_MARKED = ("cuda",)
+
+OPERATORS = ("record_use", "hold", "enter_scope", "leave_scope", "take")
+
+
+# The calls, on tensors of CUDA devices that were found already
+
+
+def mark(tensors: list[Any], stream: Any, event: Any, gate: bool, until_free: bool) -> None:
+    """Marks by operator. An event cannot stand in a graph: instead of it, the
+    memory is held, after its free, until its device has done all it had then.
+    """
+    import torch
+
+    operators: Any = torch.ops.esper_alloc
+    if event is not None:
+        operators.hold.default(tensors)
+    elif stream is None:
+        operators.record_use.default(tensors, 0, -1, gate, until_free)
+    else:
+        operators.record_use.default(
+            tensors, stream.stream_id, stream.device_index, gate, until_free
+        )
+
+
+# What Dynamo traces in place of the functions of use.py and streams.py. Python that Dynamo
+# understands: no compiled function, no sys.modules, no generator.
+
+
+def record_use(tensors: Any, stream: Any = None, *, event: Any = None, gate: bool = True) -> None:
+    import torch
+
+    # (Dynamo cannot be asked of what type an event is.)
+    _fix_stream(stream)
+    found: list[Any] = []
+    if not _search(tensors, found) and tensors is not None:
+        raise TypeError(
+            f"expected a tensor, or a container of tensors, not {type(tensors).__name__}"
+        )
+    if len(found) != 0:
+        # Nobody's references can be counted here: in grad mode any tensor may
+        # have been saved for backward.
+        stream = stream if isinstance(stream, torch.Stream) else None
+        mark(found, stream, event, bool(gate), torch.is_grad_enabled())
+
+
+def _fix_stream(stream: Any) -> None:
+    """Makes the graph one for this stream, whose id stands in it: comparing is
+    what Dynamo takes as a reason to compile again for another."""
+    check_stream(stream)
+    if stream is not None:
+        stream == stream  # noqa: B015
+
+
+def _search(value: Any, found: list[Any]) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if hasattr(value, "__tensor_flatten__"):
+            for name in value.__tensor_flatten__()[0]:
+                _search(getattr(value, name), found)
+        elif value.device.type in _MARKED:
+            found.append(value)
+        return True
+    if isinstance(value, dict):
+        for child in value.values():
+            _search_element(child, found)
+        return True
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return False
+    if isinstance(value, Mapping):
+        for key in value:
+            _search_element(value[key], found)
+        return True
+    if isinstance(value, (Set, Sequence, ValuesView)):
+        for child in value:
+            _search_element(child, found)
+        return True
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        for name in value.__dataclass_fields__:
+            if hasattr(value, name):  # an InitVar is listed, too, and not kept
+                _search_element(getattr(value, name), found)
+        return True
+    return False
+
+
+def _search_element(value: Any, found: list[Any]) -> None:
+    if not _search(value, found) and value is not None:
+        _pass_over_type(type(value))
+
+
+def _pass_over_type(kind: type) -> None:
+    containers.pass_over_type(kind)
+
+
+# For Dynamo: called while it traces, and a constant in the graph.
+_pass_over_type._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+class _EnteredTraced:
+    """One entry into a scope inside a graph. Where the graph's operations run
+    is the compiler's to say, so the stream is not made current: the operators
+    put the scope in order with what the stream does before and after it.
+    """
+
+    def __init__(self, stream: Any, tensors: tuple[Any, ...]) -> None:
+        import torch
+
+        found: list[Any] = []
+        _search(tensors, found)
+        self._stream = stream
+        _fix_stream(stream)
+        operators: Any = torch.ops.esper_alloc
+        operators.enter_scope.default(found, stream.stream_id, stream.device_index)
+
+    def leave(self, tensors: tuple[Any, ...]) -> None:
+        import torch
+
+        found: list[Any] = []
+        for value in tensors:
+            if not _search(value, found) and value is not None:
+                raise TypeError(
+                    f"expected a tensor, or a container of tensors, not {type(value).__name__}"
+                )
+        stream = self._stream
+        operators: Any = torch.ops.esper_alloc
+        operators.leave_scope.default(
+            found,
+            stream.stream_id,
+            stream.device_index,
+            torch.is_grad_enabled(),
+        )
+
+
+class _EnteredCurrentTraced:
+    """The same for a scope without a stream."""
+
+    #: All of a graph runs on one stream: there is nothing to wait for.
+    current = None
+
+    def leave(self, tensors: tuple[Any, ...]) -> None:
+        for value in tensors:
+            record_use(value)
+
+
+def enter(stream: Any, tensors: tuple[Any, ...]) -> Any:
+    import torch
+
+    if not isinstance(stream, torch.Stream):  # none, or one of the CPU
+        return _EnteredCurrentTraced()
+    return _EnteredTraced(stream, tensors)
+
+
+def hand_over(tensors: tuple[Any, ...], stream: Any) -> None:
+    import torch
+
+    if not isinstance(stream, torch.Stream):  # none, or one of the CPU
+        return
+    found: list[Any] = []
+    _search(tensors, found)
+    _fix_stream(stream)
+    operators: Any = torch.ops.esper_alloc
+    operators.take.default(found, stream.stream_id, stream.device_index)
+
+
+def check_stream(stream: Any) -> None:
+    import torch
+
+    if stream is not None and not isinstance(stream, (torch.Stream, torch.cpu.Stream)):
+        raise TypeError(f"stream must be a torch.cuda.Stream or None, not {type(stream).__name__}")

@@ -1,0 +1,214 @@
+"""``python -m esper_alloc bench`` without a GPU: its messages, its table, its plot."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from esper_alloc.cli import bench, bench_worker
+
+
+def command(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    bench.add_parser(parser.add_subparsers(required=True))
+    args = parser.parse_args(["bench", *arguments])
+    return int(args.run(args))
+
+
+def process(factor: float) -> dict[str, Any]:
+    figures: dict[str, Any] = {figure.key: 100 * factor for figure in bench.FIGURES}
+    return {"gpu": "a GPU", "torch": "2.11.0", **figures}
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """A machine on which ours takes half as much as the others; who was started."""
+    started: list[tuple[str, bool]] = []
+
+    def run_worker(allocator: str, small: bool) -> dict[str, Any]:
+        started.append((allocator, small))
+        return process(1 if allocator == bench.OURS else 2 + len(started) / 100)
+
+    monkeypatch.setattr(bench, "check_machine", lambda: None)
+    monkeypatch.setattr(bench, "run_worker", run_worker)
+    return started
+
+
+# --- what is missing -----------------------------------------------------------
+
+
+class NoDevices:
+    """A CUDA driver that finds no GPU."""
+
+    def cuInit(self, flags: int) -> int:
+        return 100
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        return 100
+
+
+def test_without_torch_a_sentence_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    assert command() == 1
+    assert capsys.readouterr().err == (
+        "esper_alloc bench: PyTorch is not installed: install torch with CUDA\n"
+    )
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_without_a_gpu_a_sentence_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], driver: bool
+) -> None:
+    def library(name: str) -> NoDevices:
+        if not driver:
+            raise OSError(name)
+        return NoDevices()
+
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(bench.ctypes, "CDLL", library)
+    assert command() == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert "this needs an NVIDIA GPU" in err and "doctor" in err
+    assert ("finds none" if driver else "no CUDA driver") in err
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_first(
+    measured: list[tuple[str, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Any,
+) -> None:
+    def message(path: str) -> str:
+        assert command("--plot", path) == 1
+        assert measured == []  # nothing was measured
+        return capsys.readouterr().err
+
+    assert "there is no folder" in message(str(tmp_path / "nowhere" / "x.svg"))
+    assert "must end in .svg or .png" in message(str(tmp_path / "x.pdf"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "needs matplotlib: python -m pip install matplotlib" in message(str(tmp_path / "x.svg"))
+
+
+@pytest.mark.parametrize("rounds", ["0", "-1", "many"])
+def test_rounds_that_make_no_sense_are_wrong_usage(
+    rounds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command("--rounds", rounds)
+    assert caught.value.code == 2
+    assert "--rounds" in capsys.readouterr().err
+
+
+# --- what is measured ----------------------------------------------------------
+
+
+def test_the_table_has_every_figure_and_ours_over_the_best(
+    measured: list[tuple[str, bool]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("--rounds", "3", "--small") == 0
+    assert [allocator for allocator, _ in measured] == list(bench.ALLOCATORS) * 3
+    assert all(small for _, small in measured)
+    out, err = capsys.readouterr()
+    head, *rows = out.splitlines()
+    assert head.split()[0] == "esper_alloc" and head.endswith("ours / best")
+    for figure, row in zip(bench.FIGURES, rows):
+        assert row.startswith(f"{figure.title}, {figure.unit}")
+        assert 0.45 < float(row.split()[-1]) < 0.5
+    assert rows[-1] == "a GPU, torch 2.11.0; medians of 3 processes each, in turn; less is better"
+    assert "round 3 of 3: cudaMallocAsync" in err
+
+
+def test_json_has_medians_and_every_process(
+    measured: list[tuple[str, bool]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("--rounds", "2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"gpu", "torch", "medians", "processes"}
+    assert set(found["medians"]) == set(bench.ALLOCATORS)
+    assert found["medians"]["esper_alloc"] == {figure.key: 100 for figure in bench.FIGURES}
+    assert all(len(processes) == 2 for processes in found["processes"].values())
+
+
+def test_a_peer_that_fails_is_left_out_and_named(
+    measured: list[tuple[str, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    works = bench.run_worker
+
+    def run_worker(allocator: str, small: bool) -> dict[str, Any]:
+        if allocator == "cudaMallocAsync":
+            raise bench.BenchError("cudaMallocAsync: exit status 1: no such backend")
+        return works(allocator, small)
+
+    monkeypatch.setattr(bench, "run_worker", run_worker)
+    assert command("--rounds", "2") == 0
+    out, err = capsys.readouterr()
+    assert "cudaMallocAsync" not in out
+    assert err.count("left out: cudaMallocAsync: exit status 1") == 1
+    assert err.count("cudaMallocAsync\n") == 1  # not tried a second time
+
+
+def test_ours_failing_is_the_end(
+    measured: list[tuple[str, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run_worker(allocator: str, small: bool) -> dict[str, Any]:
+        raise bench.BenchError(f"{allocator}: exit status 1: built for another torch")
+
+    monkeypatch.setattr(bench, "run_worker", run_worker)
+    assert command() == 1
+    assert capsys.readouterr().err.endswith("esper_alloc: exit status 1: built for another torch\n")
+
+
+def test_the_plot_is_drawn(measured: list[tuple[str, bool]], tmp_path: Any) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "bench.svg"
+    assert command("--rounds", "1", "--plot", str(path)) == 0
+    assert path.read_text().rstrip().endswith("</svg>")
+
+
+# --- the worker ----------------------------------------------------------------
+
+
+def test_a_worker_that_fails_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        assert "PYTORCH_CUDA_ALLOC_CONF" not in how["env"]
+        return subprocess.CompletedProcess(command, 3, "", "Traceback\n  ...\nRuntimeError: no\n")
+
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    with pytest.raises(bench.BenchError, match="^native: exit status 3: RuntimeError: no$"):
+        bench.run_worker("native", True)
+
+
+def test_a_workers_line_is_found_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = f'hello\n{bench_worker.MARK}{{"a": 1}}\nwarning\n'
+
+    def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        assert how["env"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+        assert command[1:4] == ["-m", "esper_alloc.cli.bench_worker", "native, expandable"]
+        assert "--small" not in command
+        return subprocess.CompletedProcess(command, 0, printed, "")
+
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    assert bench.run_worker("native, expandable", False) == {"a": 1}
+
+
+def test_importing_the_command_loads_neither_torch_nor_matplotlib() -> None:
+    code = (
+        "import sys, esper_alloc.cli.bench\n"
+        "print(sorted({'torch', 'matplotlib', 'esper_alloc._core'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

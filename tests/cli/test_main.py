@@ -1,0 +1,101 @@
+"""The command line as a whole: help, version, exit codes, and what it imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import esper_alloc
+from esper_alloc.cli import main as cli
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "esper_alloc", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=1200,
+    )
+
+
+def test_version() -> None:
+    done = command("--version")
+    assert (done.returncode, done.stdout) == (0, f"esper_alloc {esper_alloc.__version__}\n")
+
+
+def test_help_names_every_command_and_the_exit_codes() -> None:
+    done = command("--help")
+    assert done.returncode == 0
+    for name, summary in cli.COMMANDS.items():
+        assert name in done.stdout
+        assert summary.split()[0] in done.stdout
+    for code in ("0  ", "1  ", "2  ", "130  "):
+        assert f"\n  {code}" in done.stdout
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_each_command_has_help(name: str) -> None:
+    done = command(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"python -m esper_alloc {name}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["doctor", "--help"]]
+)
+def test_help_imports_nothing_slow(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from esper_alloc.__main__ import main\n"
+        "try:\n"
+        f"    main({arguments!r})\n"
+        "except SystemExit as done:\n"
+        "    assert done.code == 0\n"
+        "slow = {'torch', 'numpy', 'matplotlib', 'esper_alloc._core', 'esper_alloc._torch'}\n"
+        "print('imported', sorted(slow & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=600
+    )
+    assert done.stdout.splitlines()[-1] == "imported []", done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["walk"], ["--no-such-option"], ["--vers"]])
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert "usage: python -m esper_alloc" in done.stderr
+
+
+def test_command_that_cannot_be_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "esper_alloc.cli.replay", None)
+    assert cli.main(["replay", "x.pickle"]) == 1
+    message = capsys.readouterr().err
+    assert "esper_alloc replay: cannot be loaded" in message
+    assert "python -m esper_alloc doctor" in message
+
+
+def test_exit_code_is_what_the_command_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from esper_alloc.cli import doctor
+
+    for code in (0, 1):
+        monkeypatch.setattr(doctor, "run", lambda args, code=code: code)
+        assert cli.main(["doctor"]) == code
+
+
+def test_interruption_is_130_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from esper_alloc.cli import doctor
+
+    def interrupted(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "run", interrupted)
+    assert cli.main(["doctor"]) == 130

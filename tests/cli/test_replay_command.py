@@ -1,0 +1,167 @@
+"""``python -m esper_alloc replay``: its table, its JSON, its plots, and what it refuses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+from histories import MIB, Recorder, snapshot_of, write
+
+from esper_alloc import _core
+from esper_alloc.cli import replay as cli
+from esper_alloc.replay.replay import load_recordings
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples" / "traces").glob("*.pickle.gz"))
+
+
+def command(*arguments) -> int:
+    parser = argparse.ArgumentParser()
+    cli.add_parser(parser.add_subparsers(required=True))
+    args = parser.parse_args(["replay", *map(str, arguments)])
+    return args.run(args)
+
+
+def test_json_is_exactly_the_documented_list(capsys):
+    path = next(one for one in EXAMPLES if "fsdp_like" in one.name)
+    assert command(path, "--policy", "all", "--json") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    loaded = json.loads(out)
+    assert [one["policy"] for one in loaded] == [
+        "gate/mapped",
+        "grow/mapped",
+        "auto/mapped",
+        "gate/classic",
+        "grow/classic",
+        "auto/classic",
+    ]
+    for one in loaded:
+        assert list(one) == [
+            "file",
+            "device",
+            "policy",
+            "recorded",
+            "native",
+            "replayed",
+            "operations",
+            "ns_per_operation",
+            "device_calls",
+        ]
+        assert one["file"] == str(path) and one["device"] == 0
+        peaks = {"peak_allocated": 736 * MIB, "peak_active": 1056 * MIB}
+        assert one["recorded"].items() >= peaks.items()
+        assert one["replayed"].items() >= peaks.items()
+        for column in ("recorded", "replayed"):
+            assert set(one[column]) == {"peak_allocated", "peak_active", "peak_reserved"}
+        assert set(one["native"]) == {"peak_allocated", "peak_active"}
+        assert one["operations"] == 346 + 345
+        assert type(one["ns_per_operation"]) is float and one["ns_per_operation"] > 0
+        mapped = one["policy"].endswith("/mapped")
+        assert one["device_calls"]["page_map" if mapped else "memory_alloc"] > 0
+        assert all(type(count) is int for count in one["device_calls"].values())
+
+
+def test_the_table_has_what_it_should(capsys, tmp_path):
+    recorder = Recorder()
+    recorder.alloc(15 * MIB)
+    path = write(tmp_path / "job", snapshot_of(recorder), compressed=True)
+    assert command(path) == 0
+    out = capsys.readouterr().out
+    assert f"{path}, device 0: 2 entries, 1 operations" in out
+    rows = {line.split("  ")[1]: line.split() for line in out.splitlines() if line.startswith("  ")}
+    assert rows["recorded"][1:] == ["15.0", "MiB", "15.0", "MiB", "16.0", "MiB", "6.2%", "1"]
+    assert rows["replayed gate/mapped"][2:10] == rows["recorded"][1:9]
+    assert rows["native's blocks"][2:] == ["16.0", "MiB", "16.0", "MiB"]
+    [calls] = [line for line in out.splitlines() if "device calls of gate/mapped" in line]
+    assert ", page_create 4," in calls and ", page_map 4," in calls and "alloc" not in calls
+    assert "classic" not in out and "grow" not in out
+
+
+def test_a_bad_file_stops_everything_with_one_line(capsys, tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(cli, "replay", lambda *a: ran.append(a))
+    bad = tmp_path / "bad"
+    bad.write_bytes(b"nothing of the kind")
+    picture = tmp_path / "picture.html"
+    assert command(EXAMPLES[0], bad, "--plot", picture) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and not ran and not picture.exists()
+    assert err.count("\n") == 1 and str(bad) in err
+
+
+def test_wrong_usage(capsys, tmp_path):
+    for arguments in [["x", "--policy", "best"], ["x", "--device", "tpu"], []]:
+        with pytest.raises(SystemExit) as caught:
+            command(*arguments)
+        assert caught.value.code == 2
+    capsys.readouterr()
+    assert command(EXAMPLES[0], "--plot", tmp_path / "picture.gif") == 2
+    assert "must end in .png or .html" in capsys.readouterr().err
+    assert command(EXAMPLES[0], "--plot", tmp_path / "nowhere" / "picture.html") == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_without_a_gpu_cuda_is_refused_in_one_line(capsys):
+    if _core.driver_report()["available"]:
+        pytest.skip("there is a GPU here")
+    assert command(EXAMPLES[0], "--device", "cuda") == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "CUDA" in err
+
+
+# ---- plots -----------------------------------------------------------------------------
+
+
+def test_a_page_that_needs_nothing_else(tmp_path):
+    odd = tmp_path / "<script>alert(1)&.gz"
+    odd.write_bytes(EXAMPLES[0].read_bytes())
+    page = tmp_path / "plot.html"
+    assert command(odd, "--policy", "all", "--plot", page) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    assert (
+        "http://" not in text.replace("http://www.w3.org/2000/svg", "") and "https://" not in text
+    )
+    data = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+    [row] = data["rows"]
+    assert [one["title"] for one in row["panels"]] == [
+        "recorded",
+        "replayed, gate/mapped",
+        "replayed, grow/mapped",
+        "replayed, auto/mapped",
+        "replayed, gate/classic",
+        "replayed, grow/classic",
+        "replayed, auto/classic",
+    ]
+    [recording] = load_recordings(EXAMPLES[0])
+    peaks = recording.recorded
+    for panel in row["panels"]:
+        # Thinning out keeps the peaks.
+        assert max(panel["y"]["allocated"]) == peaks.peak_allocated
+        assert max(panel["y"]["active"]) == peaks.peak_active
+        assert panel["x"] == sorted(panel["x"])
+    assert max(row["panels"][0]["y"]["reserved"]) == peaks.peak_reserved
+
+
+def test_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "plot.png"
+    assert command(*EXAMPLES, "--plot", picture) == 0
+    data = picture.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
+    assert width > 1000 and height > 600
+
+
+def test_a_picture_without_matplotlib_says_how_to_get_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    picture = tmp_path / "plot.png"
+    assert command(EXAMPLES[0], "--plot", picture) == 2
+    assert "python -m pip install matplotlib" in capsys.readouterr().err
+    assert not picture.exists()

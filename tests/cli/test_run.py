@@ -1,0 +1,554 @@
+"""`python -m esper_alloc run`: a program runs as if directly, on esper_alloc,
+and so do the Pythons that it starts.
+
+Most tests use a stand-in for the package that only notes whether its import
+would have enabled it, and a stand-in for torch: then what is tested is how a process is
+reached, on any machine and in milliseconds. The command itself, its startup
+directory and the main module are the real ones. The last tests use the real
+torch and the real package where both are there.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "esper_alloc"
+
+FAKE_PACKAGE = """
+import os
+__version__ = "0.0-fake"
+calls = 0
+if os.environ.get("ESPER_ALLOC") == "1":
+    import torch
+    assert torch.version.cuda, "torch is there, and complete"
+    calls += 1
+"""
+
+FAKE_TORCH = """
+class version:
+    cuda = "13.0"
+"""
+
+# What a script prints when it wants to be asked whether esper_alloc is on.
+REPORT = """
+import sys
+import torch
+package = sys.modules.get("esper_alloc")
+print("enabled", package.calls if package else None)
+"""
+
+
+class Place:
+    """A directory with the package, a torch, and room for scripts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.site = path / "site"
+        package = self.site / "esper_alloc"
+        package.mkdir(parents=True)
+        shutil.copy(PACKAGE / "__main__.py", package / "__main__.py")
+        for folder in ("_startup", "cli", "installation"):
+            shutil.copytree(PACKAGE / folder, package / folder)
+        self.package = self.write("site/esper_alloc/__init__.py", FAKE_PACKAGE)
+        self.torch = self.write("torch_site/torch/__init__.py", FAKE_TORCH)
+        self.built_for("9.9")
+        self.install_torch("9.9.1+cu130")
+        self.environment = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("ESPER_", "PYTHON"))
+        }
+        self.environment["PYTHONPATH"] = f"{self.site}{os.pathsep}{path / 'torch_site'}"
+
+    def write(self, name: str, text: str) -> Path:
+        file = self.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(textwrap.dedent(text))
+        return file
+
+    def built_for(self, torch: str | None) -> None:
+        self.write(
+            "site/esper_alloc/_build.py",
+            f"""
+            TORCH_VERSION, CUDA_VERSION = {torch!r}, "13.0"
+            HAS_SHIM = HAS_KERNELS = {torch is not None}
+            WHAT_IS_MISSING = []
+            """,
+        )
+
+    def install_torch(self, version: str) -> None:
+        metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+        self.write("torch_site/torch-9.dist-info/METADATA", metadata)
+
+    def python(self, *command: object, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *map(str, command)],
+            capture_output=True,
+            text=True,
+            cwd=self.path,
+            timeout=1200,
+            env=self.environment,
+            **options,  # type: ignore[call-overload]
+        )
+
+    def run(self, *command: object, **options: object) -> subprocess.CompletedProcess[str]:
+        return self.python("-m", "esper_alloc", "run", *command, **options)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+# --- as if run directly ----------------------------------------------------
+
+
+def test_script_sees_what_it_sees_when_run_directly(place: Place) -> None:
+    script = place.write(
+        "scripts/show.py",
+        """
+        import json, os, sys
+        import __main__
+        print(json.dumps({
+            "argv": sys.argv, "path": sys.path, "name": __name__, "file": __file__,
+            "main": __main__.__file__, "spec": __spec__, "package": __package__,
+            "flags": [sys.flags.optimize, sys.flags.dev_mode],
+            "modules": sorted(m for m in sys.modules if "esper" in m or "runpy" in m),
+            "customize": "sitecustomize" in sys.modules,
+        }))
+        """,
+    )
+    arguments = ["--lr", "3", "-m", "x", "--", "--reuse", "y", "", "a b"]
+    direct = place.python("-O", "-X", "dev", script, *arguments)
+    ours = place.python("-O", "-X", "dev", "-m", "esper_alloc", "run", script, *arguments)
+    assert direct.returncode == 0, direct.stderr
+    # Some systems bring a sitecustomize of their own: then nothing may differ at all.
+    assert ours.stdout == direct.stdout.replace('"customize": false', '"customize": true')
+    assert ours.stderr == direct.stderr
+
+
+def test_module_sees_what_it_sees_when_run_directly(place: Place) -> None:
+    place.write("kit/__init__.py", "")
+    place.write(
+        "kit/job.py",
+        """
+        import sys
+        print(sys.argv, sys.path, __name__, __package__, __spec__.name)
+        """,
+    )
+    direct = place.python("-m", "kit.job", "-m", "--reuse", "q")
+    ours = place.run("--reuse", "grow", "-m", "kit.job", "-m", "--reuse", "q")
+    assert direct.returncode == 0, direct.stderr
+    assert ours.stdout == direct.stdout
+
+
+def test_script_from_standard_input(place: Place) -> None:
+    done = place.run("-", "one", input="import sys; print(sys.argv)")
+    assert done.stdout == "['-', 'one']\n"
+
+
+@pytest.mark.parametrize(
+    "body, code",
+    [
+        ("pass", 0),
+        ("import sys; sys.exit(7)", 7),
+        ("raise SystemExit('words')", 1),
+        ("def f():\n  return 1 / 0\nf()", 1),
+        ("import os; os._exit(9)", 9),
+        ("def broken(:", 1),
+    ],
+)
+def test_exit_code_and_traceback_are_those_of_a_direct_run(
+    place: Place, body: str, code: int
+) -> None:
+    script = place.write("fails.py", body)
+    direct, ours = place.python(script), place.run(script)
+    assert direct.returncode == code
+    assert (ours.returncode, ours.stdout, ours.stderr) == (
+        code,
+        direct.stdout,
+        direct.stderr,
+    )
+
+
+def test_missing_script_is_reported_by_python_itself(place: Place) -> None:
+    direct, ours = place.python("nowhere.py"), place.run("nowhere.py")
+    assert ours.returncode == direct.returncode == 2
+    assert ours.stderr == direct.stderr
+
+
+def test_a_signal_ends_it_like_a_direct_run(place: Place) -> None:
+    script = place.write("dies.py", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    assert place.run(script).returncode == -signal.SIGTERM
+
+
+def test_interrupt_reaches_the_script(place: Place) -> None:
+    script = place.write(
+        "waits.py",
+        """
+        import os, time
+        try:
+            print("pid", os.getpid(), flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            raise SystemExit(5)
+        """,
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "esper_alloc", "run", str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=place.environment,
+        cwd=place.path,
+        # Jobs in the background inherit an ignored SIGINT, this one must not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"pid {process.pid}\n"  # no process in between
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        assert process.wait(timeout=600) == 5
+
+
+# --- esper_alloc is on, everywhere -----------------------------------------
+
+
+def test_enabled_once_torch_is_imported_and_not_before(place: Place) -> None:
+    script = place.write(
+        "lazy.py",
+        """
+        import sys
+        assert "esper_alloc" not in sys.modules
+        import importlib.util
+        assert importlib.util.find_spec("torch") is not None  # asking is not importing
+        assert "esper_alloc" not in sys.modules
+        import torch
+        import torch as again
+        assert type(torch.__loader__).__name__ == "SourceFileLoader"
+        assert "exec_module" not in vars(torch.__loader__)
+        assert "TorchWatch" not in [type(finder).__name__ for finder in sys.meta_path]
+        print("enabled", sys.modules["esper_alloc"].calls)
+        """,
+    )
+    done = place.run(script)
+    assert (done.stdout, done.stderr) == ("enabled 1\n", "")
+
+
+def test_children_have_it_too(place: Place) -> None:
+    place.write("report.py", REPORT)
+    script = place.write(
+        "parent.py",
+        """
+        import multiprocessing, subprocess, sys, os
+        def work():
+            import report
+            sys.stdout.flush()
+        if __name__ == "__main__":
+            command = [sys.executable, "report.py"]
+            nested = f"import subprocess, sys; subprocess.run({command!r}, check=True)"
+            subprocess.run(command, check=True)
+            subprocess.run([sys.executable, "-c", nested], check=True)  # a grandchild
+            for method in ("spawn", "forkserver", "fork"):
+                context = multiprocessing.get_context(method)
+                process = context.Process(target=work)
+                process.start()
+                process.join()
+                assert process.exitcode == 0, method
+        """,
+    )
+    done = place.run(script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "enabled 1\n" * 5
+    assert done.stderr == ""
+
+
+def test_a_run_within_a_run_adds_nothing(place: Place) -> None:
+    script = place.write("path.py", "import os; print(os.environ['PYTHONPATH'])")
+    once = place.run(script).stdout
+    assert place.run("-m", "esper_alloc", "run", script).stdout == once
+    assert once.count("_startup") == 1
+
+
+def test_a_child_can_be_left_alone(place: Place) -> None:
+    place.write("report.py", REPORT)
+    script = place.write(
+        "parent.py",
+        """
+        import os, subprocess, sys
+        environment = {**os.environ, "ESPER_ALLOC": "0"}
+        subprocess.run([sys.executable, "report.py"], env=environment, check=True)
+        """,
+    )
+    assert place.run(script).stdout == "enabled None\n"
+
+
+def test_reuse_order_is_handed_on(place: Place) -> None:
+    script = place.write(
+        "reuse.py",
+        "import os; print(os.environ.get('ESPER_ALLOC_REUSE'), os.environ['ESPER_ALLOC'])",
+    )
+    assert place.run(script).stdout == "None 1\n"
+    assert place.run("--reuse", "grow", script).stdout == "grow 1\n"
+    place.environment["ESPER_ALLOC_REUSE"] = "grow"
+    assert place.run(script).stdout == "grow 1\n"
+    assert place.run("--reuse", "gate", script).stdout == "gate 1\n"
+
+
+def test_package_of_the_child_python_comes_first_else_the_one_that_ran(place: Place) -> None:
+    script = place.write(
+        "where.py", "import torch, sys; print(sys.modules['esper_alloc'].__file__)"
+    )
+    # Started in a source directory: only the current directory leads to it.
+    place.environment["PYTHONPATH"] = str(place.path / "torch_site")
+    done = subprocess.run(
+        [sys.executable, "-m", "esper_alloc", "run", str(script)],
+        capture_output=True,
+        text=True,
+        cwd=place.site,
+        env=place.environment,
+        timeout=600,
+    )
+    assert done.stdout == f"{place.package}\n", done.stderr
+    other = place.write("other/esper_alloc/__init__.py", FAKE_PACKAGE)
+    place.environment["PYTHONPATH"] += os.pathsep + str(other.parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-m", "esper_alloc", "run", str(script)],
+        capture_output=True,
+        text=True,
+        cwd=place.site,
+        env=place.environment,
+        timeout=600,
+    )
+    assert done.stdout == f"{other}\n", done.stderr
+
+
+# --- and does no harm ------------------------------------------------------
+
+
+def test_importing_the_package_before_torch_is_fine_too(place: Place) -> None:
+    script = place.write("first.py", "import esper_alloc\n" + REPORT)
+    done = place.run(script)
+    assert (done.stdout, done.stderr) == ("enabled 1\n", "")
+
+
+@pytest.mark.parametrize("breakage", ["raise OSError('no such luck')", "import no_such_luck"])
+def test_what_cannot_be_imported_is_said_and_the_program_goes_on(
+    place: Place, breakage: str
+) -> None:
+    script = place.write("report.py", REPORT)
+    place.package.write_text(FAKE_PACKAGE.replace("calls += 1", breakage))
+    done = place.run(script)
+    assert done.returncode == 0
+    assert done.stdout == "enabled None\n"
+    assert "keeps PyTorch's own allocator: " in done.stderr
+    assert "no" in done.stderr and "such" in done.stderr and "luck" in done.stderr
+
+
+def test_a_python_without_the_package_uses_the_one_that_ran(place: Place) -> None:
+    script = place.write("report.py", REPORT)
+    startup = place.package.parent / "_startup"
+    place.environment["PYTHONPATH"] = f"{startup}{os.pathsep}{place.path / 'torch_site'}"
+    place.environment["ESPER_ALLOC"] = "1"
+    done = place.python(script)
+    assert (done.stdout, done.stderr) == ("enabled 1\n", "")
+
+
+def test_torch_without_cuda_is_left_alone(place: Place) -> None:
+    script = place.write("report.py", REPORT)
+    place.torch.write_text("class version:\n    cuda = None\n")
+    done = place.run(script)
+    assert (done.stdout, done.stderr) == ("enabled None\n", "")
+
+
+def test_a_torch_that_fails_to_import_fails_the_same_way(place: Place) -> None:
+    place.torch.write_text("raise ImportError('libsomething.so: cannot open')\n")
+    script = place.write("report.py", "import torch")
+    direct, ours = place.python(script), place.run(script)
+    assert ours.returncode == direct.returncode == 1
+    assert ours.stderr.splitlines()[-1] == direct.stderr.splitlines()[-1]
+
+
+def test_existing_sitecustomize_still_runs(place: Place) -> None:
+    place.write("custom/sitecustomize.py", "import builtins; builtins.custom = __file__")
+    place.environment["PYTHONPATH"] += os.pathsep + str(place.path / "custom")
+    script = place.write(
+        "asks.py",
+        REPORT + "import builtins, sitecustomize\n"
+        "print(builtins.custom == sitecustomize.__file__)\n"
+        "print([entry for entry in sys.path if '_startup' in entry])",
+    )
+    done = place.run(script)
+    assert (done.stdout, done.stderr) == ("enabled 1\nTrue\n[]\n", "")
+
+
+@pytest.mark.parametrize("body", ["raise ValueError('custom')", "import no_such_module"])
+def test_existing_sitecustomize_may_fail_as_before(place: Place, body: str) -> None:
+    place.write("custom/sitecustomize.py", body)
+    place.environment["PYTHONPATH"] += os.pathsep + str(place.path / "custom")
+    script = place.write("report.py", REPORT)
+    direct, ours = place.python(script), place.run(script)
+    assert direct.returncode == ours.returncode
+    assert ours.stdout == direct.stdout.replace("None", "1")
+    assert ours.stderr.splitlines()[:1] == direct.stderr.splitlines()[:1]
+
+
+def test_startup_file_has_no_new_syntax() -> None:
+    source = (PACKAGE / "_startup" / "sitecustomize.py").read_text()
+    ast.parse(source, feature_version=(3, 4))
+    source.encode("ascii")  # Python 2 accepts nothing else without a declaration
+
+
+@pytest.mark.parametrize("name", ["python2", "python2.7", "python3.6", "python3.8", "python3.9"])
+def test_startup_file_is_harmless_in_old_pythons(place: Place, name: str) -> None:
+    python = shutil.which(name)
+    if python is None:
+        pytest.skip(f"no {name} here")
+    environment = {**place.environment, "ESPER_ALLOC": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONPATH"] = f"{PACKAGE / '_startup'}{os.pathsep}{place.path / 'torch_site'}"
+    command = [python, "-c", "import torch, sys; print('esper_alloc' in sys.modules)"]
+    if subprocess.run([python, "-c", ""], capture_output=True).returncode != 0:
+        pytest.skip(f"{name} does not start")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+# --- refusals --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "torch, built_for, why",
+    [
+        ("9.8.0+cu130", "9.9", "built for torch 9.9, and this is torch 9.8.0+cu130"),
+        ("9.10.0", "9.9", "built for torch 9.9, and this is torch 9.10.0"),
+        ("9.9.0+cu130", None, "installed without its PyTorch part"),
+        ("9.9.0+rocm6.4", "9.9", "AMD GPUs"),
+        (
+            "9.9.0+cu130",
+            "nothing was built",
+            "source folder, where nothing was built: `cd` elsewhere",
+        ),
+    ],
+)
+def test_nothing_is_run_where_it_cannot_be_on_esper_alloc(
+    place: Place, torch: str, built_for: str | None, why: str
+) -> None:
+    place.install_torch(torch)
+    place.built_for(built_for)
+    if built_for == "nothing was built":
+        (place.site / "esper_alloc" / "_build.py").unlink()
+    done = place.run(place.write("never.py", "print('ran')"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert why in done.stderr
+    assert "python -m esper_alloc doctor" in done.stderr
+
+
+def test_a_torch_without_cuda_is_no_reason_to_refuse(place: Place) -> None:
+    place.install_torch("9.9.0+cpu")
+    place.built_for(None)
+    place.torch.write_text("class version:\n    cuda = None\n")
+    done = place.run(place.write("report.py", REPORT))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "enabled None\n", "")
+
+
+# --- usage -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"]])
+def test_interpreters_that_hide_the_environment_are_refused(place: Place, flags: list[str]) -> None:
+    script = place.write("never.py", "print('ran')")
+    starter = f"import sys; sys.path.insert(0, {str(place.site)!r}); "
+    starter += f"from esper_alloc.__main__ import main; sys.exit(main(['run', {str(script)!r}]))"
+    done = place.python(*flags, "-c", starter)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "-I, -E and -S" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--reuse", "x", "a.py"], ["--what", "a.py"], ["-m"]])
+def test_wrong_usage(place: Place, arguments: list[str]) -> None:
+    done = place.run(*arguments)
+    assert done.returncode == 2
+    assert "usage: python -m esper_alloc" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "before, options",
+    [
+        (["-m", "esper_alloc"], []),
+        (["-mesper_alloc"], []),
+        (["-u", "-X", "dev", "-m", "esper_alloc"], ["-u", "-X", "dev"]),
+        (["-um", "esper_alloc"], ["-u"]),
+        (["-Oumesper_alloc"], ["-Ou"]),
+        (["/opt/bin/esper-alloc"], []),
+        (["-X", "dev", "/opt/bin/esper-alloc"], ["-X", "dev"]),
+        (["-c", "code"], []),
+        (["esper_alloc"], []),
+        (["/opt/esper_alloc"], []),
+        ([], []),
+    ],
+)
+def test_interpreter_options_are_kept(before: list[str], options: list[str]) -> None:
+    from esper_alloc.cli.run import interpreter_options
+
+    arguments = ["run", "-m", "esper_alloc", "x"]
+    orig_argv = ["python", *before, *arguments]
+    assert interpreter_options(orig_argv, ["__main__.py", *arguments]) == options
+
+
+# --- the real thing --------------------------------------------------------
+
+
+def real_package_is_built() -> bool:
+    try:
+        from esper_alloc import _build
+    except ImportError:
+        return False
+    return bool(_build.HAS_SHIM) and importlib.util.find_spec("torch") is not None
+
+
+@pytest.mark.skipif(not real_package_is_built(), reason="the extension for torch is not built")
+def test_real_torch_has_the_real_allocator_in_parent_and_spawned_child(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing, os, sys
+            import torch
+            def show(who):
+                import esper_alloc
+                assert not torch.cuda.is_initialized()
+                print(who, esper_alloc.is_enabled(), flush=True)
+            if __name__ == "__main__":
+                assert "esper_alloc" in sys.modules, "not enabled by the import of torch"
+                show("parent")
+                child = multiprocessing.get_context("spawn").Process(target=show, args=("child",))
+                child.start()
+                child.join()
+                sys.exit(child.exitcode)
+            """
+        )
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ESPER_")}
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(
+        [sys.executable, "-m", "esper_alloc", "run", str(script)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=3000,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "parent True\nchild True\n", done.stderr

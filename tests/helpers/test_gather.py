@@ -1,0 +1,1246 @@
+"""The gather iterator on the CPU: plans, batches, rings, resuming, CIFAR's files.
+
+Everything here works without a GPU and without the compiled kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import pickle
+import subprocess
+import sys
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+hypothesis = pytest.importorskip("hypothesis")
+
+from hypothesis import (  # noqa: E402
+    given,
+    settings,
+    strategies as st,
+)
+
+from esper_alloc import (  # noqa: E402
+    GatherBatchIterator,
+    ImageTransform,
+    SharedGPUGatherBatchIterator,
+    clear_gpu_dataset_cache,
+)
+from esper_alloc.helpers.gather import cifar, cifar_batches, iterator  # noqa: E402
+from esper_alloc.helpers.gather.plan import (  # noqa: E402
+    GAMMA,
+    Layout,
+    device_index,
+    epoch_seed,
+    mix,
+    plan_epoch,
+)
+from esper_alloc.helpers.gather.transform import crop_and_flip  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+settings.register_profile("quick", max_examples=60, deadline=None)
+settings.load_profile("quick")
+
+
+def permutation(length: int, seed: int) -> list[int]:
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+# Plans: device names, no devices
+
+NAMES = ["cpu", "cuda", "cuda:0", "cuda:1", "cuda:7"]
+names = st.lists(st.sampled_from(NAMES), min_size=1, max_size=6)
+seeds = st.integers(-(2**63), 2**64 - 1)
+
+
+@st.composite
+def layouts(draw, order=None, drop_last=None, world=3):
+    world_size = draw(st.integers(1, world))
+    return Layout(
+        length=draw(st.integers(0, 60)),
+        env_devices=tuple(draw(names)),
+        batch_size_per_env=draw(st.integers(1, 7)),
+        order=order or draw(st.sampled_from(["per_device", "global"])),
+        drop_last=draw(st.booleans()) if drop_last is None else drop_last,
+        rank=draw(st.integers(0, world_size - 1)),
+        world_size=world_size,
+    )
+
+
+def of_rank(layout: Layout, rank: int) -> Layout:
+    values = {name: getattr(layout, name) for name in layout.__dataclass_fields__}
+    return Layout(**{**values, "rank": rank})
+
+
+def taken(layout: Layout, plan) -> list[list[list[int]]]:
+    """By batch, by environment."""
+    return [[x.tolist() for x in plan.indices(batch)] for batch in range(layout.batches)]
+
+
+@given(layout=layouts(order="per_device", world=1), seed=seeds, epoch=st.integers(0, 5))
+def test_per_device_each_device_goes_through_its_own_permutation(layout, seed, epoch) -> None:
+    plan = plan_epoch(layout, seed, epoch)
+    assert plan.permutation is None
+    for device, envs in layout.environments.items():
+        own = epoch_seed(seed + 1009 * device_index(device), epoch)
+        expected = permutation(layout.length, own)
+        step = layout.batch_size_per_env * len(envs)
+        for number, batch in enumerate(taken(layout, plan)):
+            chunk = torch.tensor(expected[number * step : (number + 1) * step])
+            split = [part.tolist() for part in torch.tensor_split(chunk, len(envs))]
+            assert [batch[env] for env in envs] == split
+
+
+@given(layout=layouts(order="global"), seed=seeds, epoch=st.integers(0, 5))
+def test_global_there_is_one_permutation_and_no_sample_comes_twice(layout, seed, epoch) -> None:
+    plans = [plan_epoch(of_rank(layout, r), seed, epoch) for r in range(layout.world_size)]
+    expected = permutation(layout.length, epoch_seed(seed, epoch))
+    envs = len(layout.env_devices) * layout.world_size
+    step = layout.batch_size_per_env * envs
+    for number in range(layout.batches):
+        chunk = torch.tensor(expected[number * step : (number + 1) * step])
+        got = [x.tolist() for plan in plans for x in plan.indices(number)]
+        assert got == [part.tolist() for part in torch.tensor_split(chunk, envs)]
+    everything = [
+        x for plan in plans for batch in taken(plan.layout, plan) for e in batch for x in e
+    ]
+    assert len(everything) == len(set(everything))
+    if not layout.drop_last:
+        assert sorted(everything) == list(range(layout.length))
+    assert plans[0].permutation.tolist() == expected
+
+
+@given(layout=layouts(), seed=seeds)
+def test_epoch_0_is_the_permutation_of_the_plain_seed(layout, seed) -> None:
+    assert epoch_seed(seed, 0) == seed % 2**64
+    if layout.world_size > 1 or not layout.length:
+        return
+    plan = plan_epoch(layout, seed, 0)
+    for share in plan.shares:
+        if layout.order == "per_device":
+            base = (seed + 1009 * device_index(share.device)) % 2**64
+            assert share.order.tolist() == permutation(layout.length, base)
+        else:
+            assert plan.permutation.tolist() == permutation(layout.length, seed)
+
+
+def test_other_epochs_come_from_the_documented_mix() -> None:
+    def documented(x: int) -> int:
+        x ^= x >> 30
+        x = x * 0xBF58476D1CE4E5B9 % 2**64
+        x ^= x >> 27
+        x = x * 0x94D049BB133111EB % 2**64
+        return x ^ x >> 31
+
+    assert GAMMA == 0x9E3779B97F4A7C15
+    # The first outputs of splitmix64 from state 0.
+    assert [mix(k * GAMMA) for k in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    for seed in (0, 1, -5, 2**64 - 1):
+        for epoch in (1, 2, 1000):
+            assert epoch_seed(seed, epoch) == documented((seed + epoch * GAMMA) % 2**64)
+    orders = {tuple(permutation(50, epoch_seed(3, epoch))) for epoch in range(100)}
+    assert len(orders) == 100
+
+
+@given(layout=layouts(order="per_device"), seed=seeds, epoch=st.integers(0, 3))
+def test_ranks_share_an_epoch_without_duplicates(layout, seed, epoch) -> None:
+    """On every device of every rank: what one rank has, no other rank has."""
+    plans = [plan_epoch(of_rank(layout, r), seed, epoch) for r in range(layout.world_size)]
+    assert len({plan.layout.batches for plan in plans}) == 1
+    parts = []
+    for plan in plans:
+        everybody = [set(plan.layout.shard)] if not plan.shares else []
+        for share in plan.shares:
+            order = share.order.tolist()
+            assert len(order) == len(set(order)) == len(plan.layout.shard)
+            everybody.append(set(order))
+        assert all(part == everybody[0] for part in everybody)
+        parts.append(everybody[0])
+    assert sum(map(len, parts)) == layout.length
+    assert set().union(*parts) == set(range(layout.length))
+
+
+@given(layout=layouts())
+def test_not_shuffled_samples_come_in_order(layout) -> None:
+    assert plan_epoch(layout, 5, 0, False).permutation is None
+    plans = [plan_epoch(of_rank(layout, r), 5, 3, False) for r in range(layout.world_size)]
+    if layout.order == "global":
+        got = [
+            x
+            for batch in range(layout.batches)
+            for plan in plans
+            for part in plan.indices(batch)
+            for x in part.tolist()
+        ]
+        assert got == list(range(len(got)))
+        return
+    for plan in plans:
+        for envs in layout.environments.values():
+            got = [x for batch in taken(plan.layout, plan) for env in envs for x in batch[env]]
+            start = plan.layout.shard.start
+            assert got == list(range(start, start + len(got)))
+
+
+@given(layout=layouts(world=1))
+def test_sizes_are_those_of_tensor_split(layout) -> None:
+    for batch in range(layout.batches):
+        sizes = layout.sizes(batch)
+        assert sizes == [len(x) for x in plan_epoch(layout, 1, 0).indices(batch)]
+        if batch < layout.batches - 1 or layout.drop_last:
+            assert set(sizes) == {layout.batch_size_per_env}
+        for envs in layout.environments.values():
+            here = [sizes[env] for env in envs]
+            assert max(here) - min(here) <= 1 and here == sorted(here, reverse=True)
+
+
+@pytest.mark.parametrize("drop_last, batches", [(True, 2), (False, 3)])
+def test_length_is_the_least_over_devices(drop_last, batches) -> None:
+    uneven = ("cuda:0", "cuda:0", "cuda:0", "cuda:1")
+    assert Layout(40, uneven, 5, "per_device", drop_last).batches == batches
+    assert Layout(40, uneven, 5, "global", drop_last).batches == 2
+
+
+def test_names_of_one_device_are_one_device() -> None:
+    layout = Layout(10, ("cuda", "cuda:0", "cuda:00", "cuda:1"), 1)
+    assert layout.environments == {"cuda:0": (0, 1, 2), "cuda:1": (3,)}
+    assert [device_index(name) for name in ("cpu", "cuda", "cuda:3")] == [0, 0, 3]
+
+
+@pytest.mark.parametrize(
+    "name", ["mps", "cuda:", "cuda:-1", "cuda:x", "CPU", "cpu:0", "", "cuda:1 "]
+)
+def test_other_device_names_are_refused(name) -> None:
+    with pytest.raises(ValueError, match="cpu, cuda or cuda:N"):
+        Layout(10, ("cpu", name), 1)
+    with pytest.raises(ValueError, match="cpu, cuda or cuda:N"):
+        iterator(n_envs=1, env_devices=[name])
+
+
+def test_plans_need_arguments_in_range() -> None:
+    layout = Layout(10, ("cpu",), 1)
+    for seed in (2**64, -(2**63) - 1):
+        with pytest.raises(ValueError, match="64 bits"):
+            plan_epoch(layout, seed, 0)
+        with pytest.raises(ValueError, match="64 bits"):
+            iterator(seed=seed)
+    with pytest.raises(TypeError, match="integer"):
+        plan_epoch(layout, 1.5, 0)
+    with pytest.raises(ValueError, match="epoch"):
+        plan_epoch(layout, 0, -1)
+    for wrong in (
+        {"rank": 1},
+        {"rank": -1},
+        {"world_size": 0},
+        {"order": "random"},
+        {"env_devices": ()},
+    ):
+        with pytest.raises(ValueError):
+            Layout(**{"length": 10, "env_devices": ("cpu",), "batch_size_per_env": 1, **wrong})
+
+
+# Batches
+
+
+def data(length: int = 50):
+    inputs = torch.arange(length * 6, dtype=torch.float32).view(length, 2, 3)
+    return inputs, torch.arange(length)
+
+
+def iterator(length: int = 50, **arguments):
+    inputs, targets = data(length)
+    given = {"batch_size_per_env": 4, "n_envs": 2, "seed": 7, **arguments}
+    given.setdefault("env_devices", ["cpu"] * given["n_envs"])
+    return GatherBatchIterator(inputs, targets, **given)
+
+
+def targets_of(batches) -> list[list[list[int]]]:
+    return [[targets.tolist() for _, targets in batch] for batch in batches]
+
+
+@given(
+    length=st.integers(0, 40),
+    n_envs=st.integers(1, 5),
+    size=st.integers(1, 6),
+    order=st.sampled_from(["per_device", "global"]),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    reuse=st.integers(0, 2),
+)
+def test_batches_are_what_the_plan_says(
+    length, n_envs, size, order, shuffle, drop_last, reuse
+) -> None:
+    inputs, targets = data(length)
+    batches = iterator(
+        length, n_envs=n_envs, batch_size_per_env=size, order=order, shuffle=shuffle,
+        drop_last=drop_last, reuse=reuse,
+    )  # fmt: skip
+    layout = Layout(length, ("cpu",) * n_envs, size, order, drop_last)
+    for epoch in range(2):
+        plan = plan_epoch(layout, 7, epoch, shuffle)
+        count = 0
+        for number, batch in enumerate(batches):
+            count += 1
+            assert isinstance(batch, list)
+            wanted = [part for part in plan.indices(number) if len(part)]
+            assert len(batch) == len(wanted)
+            for (x, y), part in zip(batch, wanted):
+                assert torch.equal(x, inputs[part]) and torch.equal(y, targets[part])
+            batch.done()
+        assert count == len(batches) == layout.batches
+
+
+def test_empty_data_and_batches_larger_than_the_data() -> None:
+    for drop_last in (True, False):
+        assert list(iterator(0, drop_last=drop_last)) == []
+    assert list(iterator(5, drop_last=True, shuffle=False)) == []
+    assert targets_of(iterator(5, drop_last=False, shuffle=False)) == [[[0, 1, 2], [3, 4]]]
+    assert targets_of(iterator(1, drop_last=False, n_envs=3, shuffle=False)) == [[[0]]]
+
+
+def test_every_batch_has_storages_of_its_own() -> None:
+    batches = iterator(n_envs=3, shuffle=False)
+    kept = list(batches)
+    tensors = [x for batch in kept for pair in batch for x in pair]
+    assert len({x.untyped_storage().data_ptr() for x in tensors}) == len(tensors)
+    assert all(x._base is None and x.untyped_storage().nbytes() == x.nbytes for x in tensors)
+    before = [x.clone() for x in tensors]
+    tensors[0].add_(1)
+    tensors[0].requires_grad_().sum().backward()
+    assert all(torch.equal(x, y) for x, y in zip(tensors[1:], before[1:]))
+    inputs, _ = data()
+    assert torch.equal(next(iter(iterator(shuffle=False)))[0][0], inputs[:4])
+
+
+def test_batches_are_ordinary_tensors_in_every_mode() -> None:
+    batches = iterator(reuse=1)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with mode():
+            batch = next(iter(batches))
+        (x, _), *_ = batch
+        assert not x.is_inference() and not x.requires_grad and x.is_leaf
+        batch.done()
+    inputs, targets = data()
+    batches = GatherBatchIterator(
+        inputs.requires_grad_(),
+        targets,
+        batch_size_per_env=1,
+        n_envs=1,
+        env_devices=["cpu"],
+        seed=1,
+    )
+    assert not next(iter(batches))[0][0].requires_grad
+
+
+def test_to_the_device_is_the_identity() -> None:
+    (x, y), *_ = next(iter(iterator()))
+    assert x.to("cpu") is x and y.to("cpu") is y
+
+
+def test_dicts_of_tensors() -> None:
+    inputs, targets = data()
+    pairs = GatherBatchIterator(
+        {"image": inputs, "number": targets}, {"a": targets, "b": inputs[:, 0]},
+        batch_size_per_env=4, n_envs=2, env_devices=["cpu"] * 2, seed=3,
+        transform={"image": ImageTransform(dtype=torch.float16)},
+    )  # fmt: skip
+    for batch in pairs:
+        for x, y in batch:
+            assert list(x) == ["image", "number"] and list(y) == ["a", "b"]
+            assert torch.equal(x["number"], y["a"])
+            assert torch.equal(x["image"], inputs[x["number"]].half())
+            assert torch.equal(y["b"], inputs[y["a"], 0])
+        with batch.for_stream(1) as (x, y):
+            assert torch.equal(x["number"], y["a"])
+
+
+def test_bad_arguments_are_refused() -> None:
+    inputs, targets = data()
+    good = {"batch_size_per_env": 1, "n_envs": 1, "env_devices": ["cpu"], "seed": 1}
+
+    def refused(error, match, *columns, **arguments):
+        with pytest.raises(error, match=match):
+            GatherBatchIterator(*(columns or (inputs, targets)), **{**good, **arguments})
+
+    refused(ValueError, "batch_size_per_env must be >= 1", batch_size_per_env=0)
+    refused(ValueError, "n_envs must be >= 1", n_envs=0, env_devices=[])
+    for name in ("batch_size_per_env", "n_envs", "reuse", "rank", "world_size"):
+        for value in (1.5, "1", None):
+            refused(TypeError, f"{name} must be an integer, not {value!r}", **{name: value})
+    refused(TypeError, "env_devices must be a list", env_devices=None)
+    refused(ValueError, "env_devices has 1 entries for n_envs = 2", n_envs=2)
+    refused(TypeError, "env_devices must be a list", env_devices="cpu")
+    refused(ValueError, "different lengths: inputs 50, targets 49", inputs, targets[1:])
+    refused(ValueError, r"inputs\['b'\] 50", {"a": inputs[1:], "b": inputs}, targets)
+    refused(ValueError, "no dimension", torch.tensor(1), targets)
+    refused(TypeError, "tensor or a dict", [1, 2], targets)
+    refused(TypeError, "empty dict", {}, targets)
+    refused(TypeError, "dense", inputs.to_sparse(), targets)
+    refused(ValueError, "only cpu and cuda", inputs.to("meta"), targets)
+    refused(ValueError, "reuse", reuse=-1)
+    refused(
+        ValueError, "transform must be a dict", {"a": inputs}, targets, transform=ImageTransform()
+    )
+    refused(
+        ValueError,
+        "'c', which inputs do not have",
+        {"a": inputs},
+        targets,
+        transform={"c": ImageTransform()},
+    )
+    refused(TypeError, "ImageTransform", transform=3)
+    refused(ValueError, "images of shape", transform=ImageTransform(crop=1))
+    refused(ValueError, "dimension 1", transform=ImageTransform(mean=[0] * 3, std=[1] * 3))
+    refused(
+        TypeError, "int64", targets[:, None], targets, transform=ImageTransform(dtype=torch.half)
+    )
+    if not torch.cuda.is_available():
+        refused(ValueError, "names cuda:0, and PyTorch finds 0", env_devices=["cuda"])
+
+
+@pytest.mark.parametrize(
+    "arguments, match",
+    [
+        ({"dtype": torch.float64}, "dtype must be"),
+        ({"mean": [1.0]}, "together"),
+        ({"mean": [1.0], "std": [1.0, 2.0]}, "mean has 1 channels and std has 2"),
+        ({"mean": [1.0], "std": [0.0]}, "std must be"),
+        ({"mean": [math.inf], "std": [1.0]}, "mean must be"),
+        ({"mean": 0.5, "std": 0.5}, "mean must have a value for each channel"),
+        ({"crop": -1}, "crop must be"),
+        ({"crop": 1.5}, "crop must be an integer"),
+        ({"flip": "0.5"}, "flip must be a number"),
+        ({"channels_last": "yes"}, "channels_last must be"),
+        ({"crop": 1001}, "crop must be"),
+        ({"flip": 1.5}, "flip must be"),
+    ],
+)
+def test_bad_transforms_are_refused(arguments, match) -> None:
+    with pytest.raises((ValueError, TypeError), match=match):
+        ImageTransform(**arguments)
+
+
+def test_next_needs_iter_first() -> None:
+    batches = iterator()
+    with pytest.raises(RuntimeError, match="Iterator not initialized - call __iter__ first"):
+        next(batches)
+    list(batches)
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_environments_without_data_in_the_middle_are_an_error() -> None:
+    """cuda:0 has one sample left for two environments, cuda:1 has enough: on paper,
+    since that takes two devices."""
+    batches = iterator()
+    for order, last in (("per_device", [1, 0, 4]), ("global", [2, 2, 1])):
+        layout = Layout(
+            17 if order == "global" else 9, ("cuda:0", "cuda:0", "cuda:1"), 4, order, False
+        )
+        batches._layout = layout
+        assert layout.batches == 2 and layout.sizes(1) == last
+        if order == "global":
+            assert batches._sizes(1) == last
+        else:
+            with pytest.raises(RuntimeError, match="Non-contiguous per-env batches detected"):
+                batches._sizes(1)
+
+
+@given(
+    devices=st.lists(st.sampled_from(["cuda:0", "cuda:1", "cuda"]), min_size=1, max_size=5),
+    length=st.integers(0, 40),
+    order=st.sampled_from(["per_device", "global"]),
+    drop_last=st.booleans(),
+    reuse=st.integers(0, 2),
+    rank=st.integers(0, 1),
+)
+def test_uneven_devices_on_paper(devices, length, order, drop_last, reuse, rank) -> None:
+    """Several devices whose work is done on the CPU: who gets what stays the same."""
+
+    class OnCpu(iterator.Worker):
+        def __init__(self, device, *arguments) -> None:
+            super().__init__(torch.device("cpu"), *arguments)
+
+    inputs, targets = data(length)
+    layout = Layout(length, tuple(devices), 3, order, drop_last, rank, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(iterator, "Worker", OnCpu)
+        patch.setattr(iterator, "check_device_exists", lambda name: None)
+        batches = GatherBatchIterator(
+            inputs, targets, batch_size_per_env=3, n_envs=len(devices), env_devices=devices, seed=7,
+            order=order, drop_last=drop_last, reuse=reuse, rank=rank, world_size=2,
+        )  # fmt: skip
+    for epoch in range(2):
+        plan = plan_epoch(layout, 7, epoch)
+        steps = iter(batches)
+        for number in range(layout.batches):
+            wanted = [part for part in plan.indices(number) if len(part)]
+            sizes = layout.sizes(number)
+            if any(sizes[sizes.index(0) :] if 0 in sizes else []):
+                before = batches.state_dict()
+                with pytest.raises(RuntimeError, match="Non-contiguous"):
+                    next(steps)
+                assert batches.state_dict() == before
+                break
+            batch = next(steps)
+            assert len(batch) == len(wanted)
+            for (x, y), part in zip(batch, wanted):
+                assert torch.equal(x, inputs[part]) and torch.equal(y, targets[part])
+            batch.done()
+        else:
+            assert next(steps, None) is None
+
+
+def test_data_is_copied_once_for_all_iterators() -> None:
+    inputs = torch.arange(24.0).view(2, 3, 4).permute(2, 0, 1)  # not dense
+    targets = torch.arange(4)
+    arguments = {"batch_size_per_env": 1, "n_envs": 1, "env_devices": ["cpu"], "seed": 1}
+    first, second = (GatherBatchIterator(inputs, targets, **arguments) for _ in range(2))
+    columns = [one._workers[0]._resident for one in (first, second)]
+    assert columns[0] is columns[1]
+    assert columns[0].tensors[1].data_ptr() == targets.data_ptr()  # in place already
+    inputs[0] = 9
+    third = GatherBatchIterator(inputs, targets, **arguments)
+    assert third._workers[0]._resident is not columns[0]
+
+
+# Epochs and resuming
+
+
+@given(
+    stop=st.integers(0, 30),
+    order=st.sampled_from(["per_device", "global"]),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+    seed=seeds,
+)
+def test_resuming_gives_the_remaining_batches(stop, order, drop_last, shuffle, seed) -> None:
+    arguments = {"seed": seed, "order": order, "drop_last": drop_last, "shuffle": shuffle}
+    whole = iterator(**arguments)
+    expected = [targets_of(whole) for _ in range(30 // len(whole) + 2)]
+    half = iterator(**arguments)
+    taken_so_far = 0
+    while taken_so_far < stop:
+        for _ in half:
+            taken_so_far += 1
+            if taken_so_far == stop:
+                break
+    state = half.state_dict()
+    assert set(state) == {"seed", "epoch", "cursor"}
+    assert (state["epoch"], state["cursor"]) == divmod(stop, len(half))
+    loaded = iterator(**{**arguments, "seed": 0})
+    loaded.load_state_dict(pickle.loads(pickle.dumps(state)))
+    assert loaded.state_dict() == state
+    assert loaded.epoch == state["epoch"] and loaded.seed == seed
+    rest = targets_of(loaded)
+    assert rest == expected[state["epoch"]][state["cursor"] :]
+    assert targets_of(loaded) == expected[state["epoch"] + 1]
+
+
+def test_a_state_may_hold_integers_of_any_kind() -> None:
+    """As tensors or NumPy's, which is what some files make of numbers."""
+    batches = iterator()
+    batches.load_state_dict(
+        {name: torch.tensor(n) for name, n in zip(("seed", "epoch", "cursor"), (7, 2, 3))}
+    )
+    assert batches.state_dict() == {"seed": 7, "epoch": 2, "cursor": 3}
+    assert all(type(value) is int for value in batches.state_dict().values())
+
+
+def test_any_epoch_can_be_had_alone() -> None:
+    whole = iterator()
+    epochs = [targets_of(whole) for _ in range(6)]
+    assert len({str(epoch) for epoch in epochs}) == 6
+    for number in (5, 0, 3):
+        alone = iterator()
+        alone.load_state_dict({"seed": 7, "epoch": number, "cursor": 0})
+        assert targets_of(alone) == epochs[number]
+
+
+@pytest.mark.parametrize(
+    "state, error",
+    [
+        ({"seed": 1, "epoch": 0}, ValueError),
+        ({"seed": 1, "epoch": 0, "cursor": 0, "more": 1}, ValueError),
+        ({"seed": 2**64, "epoch": 0, "cursor": 0}, ValueError),
+        ({"seed": 1, "epoch": -1, "cursor": 0}, ValueError),
+        ({"seed": 1, "epoch": 0, "cursor": 7}, ValueError),
+        ({"seed": 1, "epoch": "0", "cursor": 0}, TypeError),
+        ({"seed": None, "epoch": 0, "cursor": 0}, TypeError),
+        ({"seed": 1, "epoch": 1.0, "cursor": 0}, TypeError),
+        (None, TypeError),
+        ([1, 0, 0], TypeError),
+    ],
+)
+def test_a_bad_state_changes_nothing(state, error) -> None:
+    batches = iterator()
+    assert len(batches) == 6
+    first = next(iter(batches))
+    before = batches.state_dict()
+    with pytest.raises(error):
+        batches.load_state_dict(state)
+    assert batches.state_dict() == before
+    assert targets_of([first]) != targets_of([next(batches)])
+
+
+@given(
+    world_size=st.integers(1, 4),
+    order=st.sampled_from(["per_device", "global"]),
+    drop_last=st.booleans(),
+)
+def test_ranks_see_different_samples(world_size, order, drop_last) -> None:
+    ranks = [
+        iterator(rank=rank, world_size=world_size, order=order, drop_last=drop_last)
+        for rank in range(world_size)
+    ]
+    assert len({len(one) for one in ranks}) == 1
+    for _ in range(2):
+        seen = [t for one in ranks for batch in one for _, y in batch for t in y.tolist()]
+        assert len(seen) == len(set(seen))
+        if not drop_last:
+            assert sorted(seen) == list(range(50))
+
+
+# Rings
+
+
+def test_a_ring_reuses_what_was_marked() -> None:
+    batches = iterator(reuse=2)
+    addresses = []
+    for _ in range(2):
+        for batch in batches:
+            addresses.append([x.data_ptr() for pair in batch for x in pair])
+            for env in range(len(batch)):
+                with batch.for_stream(env):
+                    pass
+    assert all(addresses[i] == addresses[i % 2] for i in range(len(addresses)))
+    assert addresses[0] != addresses[1]
+
+
+def test_a_slot_that_was_not_marked_is_never_overwritten() -> None:
+    batches = iterator(reuse=2)
+    with pytest.warns(UserWarning, match="reuse=2: a batch was not marked as done") as seen:
+        kept = list(batches)
+        before = targets_of(kept)
+        list(batches)
+    assert len(seen) == 1 and seen[0].filename == __file__
+    assert targets_of(kept) == before == targets_of(iterator())
+    pointers = [y.data_ptr() for batch in kept for _, y in batch]
+    assert len(set(pointers)) == len(pointers)
+
+
+@pytest.mark.filterwarnings("ignore:reuse=1")
+def test_a_slot_waits_for_every_environment_and_open_scope() -> None:
+    batches = iterator(reuse=1)
+    steps = iter(batches)
+    first = next(steps)
+    expected = targets_of([first])
+    with first.for_stream(0):
+        pass  # environment 1 is missing
+    second = next(steps)
+    assert targets_of([first]) == expected
+    second.done()
+    expected = targets_of([second])
+    with second.for_stream(1):  # marked, and in use again
+        third = next(steps)
+        assert targets_of([second]) == expected
+    third.done(env=0)
+    third.done(env=1)
+    fourth = next(steps)
+    assert fourth[0][1].data_ptr() == third[0][1].data_ptr()
+    # A late mark of a batch whose slot went to another one does nothing to that one.
+    first.done()
+    expected = targets_of([fourth])
+    next(steps)
+    assert targets_of([fourth]) == expected
+
+
+def test_scopes_mark_when_they_fail() -> None:
+    batches = iterator(reuse=1, n_envs=1)
+    steps = iter(batches)
+    first = next(steps)
+    with pytest.raises(ZeroDivisionError), first.for_stream(0):
+        1 / 0  # noqa: B018
+    assert next(steps)[0][1].data_ptr() == first[0][1].data_ptr()
+
+
+def test_slots_serve_shorter_batches_too() -> None:
+    batches = iterator(length=11, reuse=1, drop_last=False)
+    addresses = set()
+    for _ in range(3):
+        got = []
+        for batch in batches:
+            got += [t for _, y in batch for t in y.tolist()]
+            addresses.add(batch[0][0].data_ptr())
+            assert [len(y) for _, y in batch] in ([4, 4], [2, 1])
+            batch.done()
+        assert sorted(got) == list(range(11))
+    assert len(addresses) == 1
+    # The first batch that a slot holds may be the shorter one.
+    batches = iterator(length=5, reuse=1, drop_last=False)
+    for _ in range(2):
+        for batch in batches:
+            assert [len(y) for _, y in batch] == [3, 2]
+            batch.done()
+
+
+def test_a_backward_after_the_slot_was_overwritten_fails() -> None:
+    batches = iterator(reuse=1, n_envs=1)
+    steps = iter(batches)
+    batch = next(steps)
+    weight = torch.ones(2, 3, requires_grad=True)
+    late = (batch[0][0] * weight).sum()
+    batch[0][0].requires_grad_()
+    batch.done()
+    following = next(steps)
+    assert not following[0][0].requires_grad
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        late.backward()
+
+
+def test_environments_that_are_not_there_are_errors() -> None:
+    batch = next(iter(iterator()))
+    for call in (batch.for_stream, batch.ready_event, lambda env: batch.done(env=env)):
+        for env in (2, -1):
+            with pytest.raises(IndexError, match="no data in this batch of 2"):
+                call(env)
+    assert batch.ready_event(0) is None and batch.ready is None
+
+
+def test_what_is_no_environment_or_stream_is_an_error_on_the_cpu_too() -> None:
+    batch = next(iter(iterator(reuse=1)))
+    for call in (batch.for_stream, batch.ready_event, lambda env: batch.done(env=env)):
+        for env in ("a", 0.5):
+            with pytest.raises(TypeError, match="env must be the number of an environment"):
+                call(env)
+    for stream in (7, "x", torch.device("cpu")):
+        with pytest.raises(TypeError, match="stream must be a torch.cuda.Stream or None"):
+            batch.for_stream(0, stream)
+        with pytest.raises(TypeError, match="stream must be a torch.cuda.Stream or None"):
+            batch.done(stream, 0)
+    with batch.for_stream(0, torch.cpu.current_stream()) as (inputs, _):
+        assert len(inputs)
+    batch.done(torch.cpu.current_stream())
+
+
+# Transforms
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def images(length: int = 40, channels: int = 3, height: int = 6, width: int = 5):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(
+        0, 256, (length, channels, height, width), generator=generator, dtype=torch.uint8
+    )
+
+
+def transformed(pictures, transform, **arguments):
+    given = {
+        "batch_size_per_env": 5,
+        "n_envs": 2,
+        "env_devices": ["cpu"] * 2,
+        "seed": 9,
+        **arguments,
+    }
+    return GatherBatchIterator(pictures, torch.arange(len(pictures)), transform=transform, **given)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
+def test_normalisation_is_as_documented(dtype) -> None:
+    pictures = images()
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
+    expected = pictures.float().div(255).sub(mean).div(std).to(dtype or torch.float32)
+    floats = torch.randn(40, 3, 4)
+    for batch in transformed(pictures, ImageTransform(mean=MEAN, std=STD, dtype=dtype)):
+        for x, y in batch:
+            assert torch.equal(x, expected[y])
+    how = ImageTransform(mean=MEAN, std=STD, dtype=dtype)
+    for batch in transformed(floats, how):
+        for x, y in batch:
+            assert torch.equal(x, floats[y].sub(mean[..., 0]).div(std[..., 0]).to(x.dtype))
+
+
+def test_conversion_alone_keeps_values() -> None:
+    pictures = images()
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for batch in transformed(pictures, ImageTransform(dtype=dtype)):
+            for x, y in batch:
+                assert x.dtype == dtype and torch.equal(x, pictures[y].to(dtype))
+
+
+def drawn_by_hand(sample: int, seed: int, crop: int, flip: float) -> tuple[int, int, bool]:
+    h = mix(mix(seed) + (sample + 1) * GAMMA)
+    places = 2 * crop + 1
+    top = ((h % 2**21) * places) >> 21
+    left = (((h >> 21) % 2**21) * places) >> 21
+    return top, left, (h >> 42) < round(flip * 2**22)
+
+
+@given(seed=st.integers(0, 2**64 - 1), crop=st.integers(0, 1000), flip=st.floats(0, 1))
+def test_crops_and_flips_are_the_documented_hash(seed, crop, flip) -> None:
+    samples = [0, 1, 5, 49_999, 2**40]
+    drawn = crop_and_flip(
+        torch.tensor(samples), seed, crop, ImageTransform(flip=flip).flip_threshold
+    )
+    got = list(zip(drawn.top.tolist(), drawn.left.tolist(), drawn.flip.tolist()))
+    assert got == [drawn_by_hand(sample, seed, crop, flip) for sample in samples]
+
+
+@pytest.mark.parametrize("crop, flip", [(0, 0.5), (2, 0.0), (2, 0.5), (7, 1.0)])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_images_are_cropped_and_flipped(crop, flip, shuffle) -> None:
+    pictures = images()
+    batches = transformed(pictures, ImageTransform(crop=crop, flip=flip), shuffle=shuffle)
+    for epoch in range(2):
+        for batch in batches:
+            for x, y in batch:
+                for image, sample in zip(x, y.tolist()):
+                    top, left, flipped = drawn_by_hand(sample, epoch_seed(9, epoch), crop, flip)
+                    padded = torch.zeros(3, 6 + 2 * crop, 5 + 2 * crop, dtype=torch.uint8)
+                    padded[:, crop : crop + 6, crop : crop + 5] = pictures[sample]
+                    window = padded[:, top : top + 6, left : left + 5]
+                    assert torch.equal(image, window.flip(2) if flipped else window)
+
+
+def test_crops_do_not_depend_on_the_split() -> None:
+    pictures = images()
+    how = ImageTransform(mean=MEAN, std=STD, crop=2, flip=0.5)
+    seen = []
+    for n_envs, size, reuse in ((1, 40, 0), (4, 5, 0), (3, 7, 2)):
+        batches = transformed(
+            pictures, how, n_envs=n_envs, env_devices=["cpu"] * n_envs, batch_size_per_env=size,
+            drop_last=False, reuse=reuse,
+        )  # fmt: skip
+        found = torch.empty(40, 3, 6, 5)
+        for batch in batches:
+            for x, y in batch:
+                found[y] = x
+            batch.done()
+        seen.append(found)
+    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
+
+
+def test_draws_are_even() -> None:
+    drawn = crop_and_flip(torch.arange(90_000), 1, 4, ImageTransform(flip=0.5).flip_threshold)
+    for places in (drawn.top, drawn.left):
+        counts = torch.bincount(places, minlength=9)
+        assert counts.numel() == 9 and (counts - 10_000).abs().max() < 500
+    assert abs(drawn.flip.float().mean() - 0.5) < 0.01
+    for a, b in ((drawn.top, drawn.left), (drawn.top, drawn.flip), (drawn.left, drawn.flip)):
+        both = torch.corrcoef(torch.stack([a.float(), b.float()]))[0, 1]
+        assert abs(both) < 0.02
+
+
+@pytest.mark.parametrize("from_last", [False, True])
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_memory_formats(from_last, asked) -> None:
+    pictures = images()
+    if from_last:
+        pictures = pictures.contiguous(memory_format=torch.channels_last)
+    wanted = (
+        torch.channels_last if (from_last if asked is None else asked) else torch.contiguous_format
+    )
+    for shuffle in (True, False):
+        for reuse in (0, 1):
+            batches = transformed(
+                pictures, ImageTransform(channels_last=asked), shuffle=shuffle, reuse=reuse
+            )
+            for batch in batches:
+                for x, y in batch:
+                    assert x.is_contiguous(memory_format=wanted)
+                    assert torch.equal(x, pictures[y])
+                batch.done()
+
+
+# CIFAR's files
+
+
+def published(rows: torch.Tensor, labels: list[int], name: str) -> bytes:
+    """A file of the published layout: protocol 2, byte strings, NumPy's old names."""
+    content = rows.contiguous().numpy().tobytes()
+    out = [b"\x80\x02}(U\x04data"]
+    out.append(b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R")
+    shape = b"".join(b"J" + size.to_bytes(4, "little") for size in rows.shape)
+    out.append(b"(K\x01" + shape + b"\x86")
+    out.append(
+        b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    )
+    out.append(b"\x89T" + len(content).to_bytes(4, "little") + content + b"tb")
+    key = name.encode()
+    out.append(b"U" + bytes([len(key)]) + key + b"]")
+    out.append(b"(" + b"".join(b"K" + bytes([label]) for label in labels) + b"e")
+    out.append(b"U\x0bbatch_labelU\x03abcu.")
+    return b"".join(out)
+
+
+def write_cifar(root: Path, name: str, count: int = 12, seed: int = 0):
+    """A small data set with random pixels: (train images, labels), (test images, labels)."""
+    about = cifar.CIFAR[name]
+    folder = root / about.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    sets = []
+    for files in (about.train, about.test):
+        pixels, labels = [], []
+        for file in files:
+            rows = torch.randint(0, 256, (count, 3072), generator=generator, dtype=torch.uint8)
+            here = torch.randint(0, about.classes, (count,), generator=generator).tolist()
+            (folder / file).write_bytes(published(rows, here, about.labels))
+            pixels.append(rows.view(count, 3, 32, 32))
+            labels += here
+        sets.append((torch.cat(pixels), torch.tensor(labels)))
+    return sets
+
+
+@pytest.fixture
+def root(tmp_path):
+    clear_gpu_dataset_cache()
+    yield tmp_path
+    clear_gpu_dataset_cache()
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_published_files_are_read(root, name) -> None:
+    for train, (pictures, labels) in zip((True, False), write_cifar(root, name)):
+        got = cifar.read(name, root, train)
+        assert torch.equal(got[0], pictures) and torch.equal(got[1], labels)
+        assert got[0].dtype == torch.uint8 and got[1].dtype == torch.int64
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_files_that_todays_numpy_writes_are_read(root, protocol) -> None:
+    numpy = pytest.importorskip("numpy")
+    rows = numpy.random.default_rng(0).integers(0, 256, (6, 3072), dtype=numpy.uint8)
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir()
+    for array in (rows, numpy.asfortranarray(rows)):
+        for key in (bytes, str):
+            entries = {"data": array, "labels": [1, 2, 3, 4, 5, 6], "filenames": ["x"]}
+            entries = {key(k, "ascii") if key is bytes else k: v for k, v in entries.items()}
+            (folder / "test_batch").write_bytes(pickle.dumps(entries, protocol=protocol))
+            pictures, labels = cifar.read("cifar10", root, False)
+            assert pictures.view(6, -1).tolist() == rows.tolist() and labels.tolist() == [
+                1,
+                2,
+                3,
+                4,
+                5,
+                6,
+            ]
+
+
+class Evil:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.mark}",)
+
+
+def test_files_that_ask_for_more_are_refused(root) -> None:
+    write_cifar(root, "cifar10")
+    file = root / "cifar-10-batches-py" / "test_batch"
+    good = file.read_bytes()
+    rows = torch.zeros(2, 3072, dtype=torch.uint8)
+    bad = {
+        "posix.system": pickle.dumps(Evil(root / "touched")),
+        "builtins.eval": b"cbuiltins\neval\n(U\x011tR.",
+        "numpy.load": b"cnumpy\nload\n(U\x011tR.",
+        "no dict": pickle.dumps([1]),
+        "no array 'data'": pickle.dumps({"labels": [1]}),
+        "for 3 labels": published(rows, [1, 2, 3], "labels"),
+        "a label is not": published(rows, [1, 10], "labels"),
+        "no list 'labels'": published(rows, [1, 2], "fine_labels"),
+        "outside": b"\x80\x02K\x01Q.",
+        "another class": b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\ndtype\n"
+        b"K\x00\x85U\x01b\x87R.",
+        "published": good[: len(good) // 2],
+        # Pickles may set attributes of what they name: here of functions and classes.
+        "changes what": b"cnumpy.core.multiarray\n_reconstruct\n}U\x01aK\x01sb.",
+        "only name": b"\x80\x02cnumpy\nndarray\nN}U\x08__call__K\x01s\x86b.",
+    }
+    for words, content in bad.items():
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="test_batch is no file of CIFAR-10") as error:
+            cifar.read("cifar10", root, False)
+        assert words in str(error.value)
+    assert not (root / "touched").exists()
+    assert not vars(cifar._reconstruct) and "__call__" not in vars(cifar._ArrayType)
+    file.write_bytes(good)
+    assert len(cifar.read("cifar10", root, False)[0]) > 0
+
+
+def cifar_iterator(root, **arguments):
+    given = {"batch_size_per_env": 4, "n_envs": 2, "shuffle": True, "seed": 5, "data_root": root}
+    given = {**given, **arguments}
+    given.setdefault("env_devices", ["cpu"] * given["n_envs"])
+    return SharedGPUGatherBatchIterator(**given)
+
+
+def normalised(pictures, name="cifar10"):
+    about = cifar.CIFAR[name]
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (about.mean, about.std))
+    return pictures.float().div(255).sub(mean).div(std)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("order", ["per_device", "global"])
+def test_cifar_batches(root, name, order) -> None:
+    (pictures, labels), (test_pictures, test_labels) = write_cifar(root, name)
+    batches = cifar_iterator(root, dataset=name, order=order)
+    assert batches.drop_last and len(batches) == len(labels) // 8
+    expected = permutation(len(labels), 5)
+    for number, batch in enumerate(batches):
+        for env, (x, y) in enumerate(batch):
+            at = number * 8 + env * 4
+            assert y.tolist() == labels[expected[at : at + 4]].tolist()
+            assert torch.equal(x, normalised(pictures[expected[at : at + 4]], name))
+            assert x.is_contiguous(memory_format=torch.channels_last) and x.dtype == torch.float32
+    test = cifar_iterator(root, dataset=name, is_train=False, shuffle=False, order=order)
+    assert not test.drop_last and test._global_perm is None
+    assert torch.equal(torch.cat([y for batch in test for _, y in batch]), test_labels)
+    assert torch.equal(
+        torch.cat([x for batch in test for x, _ in batch]), normalised(test_pictures, name)
+    )
+
+
+def test_global_perm_is_the_epochs_order(root) -> None:
+    write_cifar(root, "cifar10")
+    batches = cifar_iterator(root, order="global")
+    iter(batches)
+    assert batches._global_perm.tolist() == permutation(60, 5)
+    assert cifar_iterator(root)._global_perm is None
+
+
+def test_the_same_seed_gives_the_same_batches(root) -> None:
+    write_cifar(root, "cifar10")
+    for order in ("per_device", "global"):
+        same = [targets_of(cifar_iterator(root, order=order)) for _ in range(2)]
+        assert same[0] == same[1] != targets_of(cifar_iterator(root, order=order, seed=6))
+
+
+def test_other_forms_of_cifar(root) -> None:
+    (pictures, _), _ = write_cifar(root, "cifar10")
+    plain = cifar_iterator(
+        root, normalize=False, channels_last=False, shuffle=False, dtype=torch.float16
+    )
+    x = torch.cat([x for batch in plain for x, _ in batch])
+    assert torch.equal(x, pictures[: len(x)].half()) and x.is_contiguous()
+    half = cifar_iterator(root, dtype=torch.bfloat16, shuffle=False)
+    assert torch.equal(next(iter(half))[0][0], normalised(pictures[:4]).bfloat16())
+
+
+def test_precomputed_augmentation_is_drawn_once(root) -> None:
+    (pictures, _), (test_pictures, _) = write_cifar(root, "cifar10")
+    batches = cifar_iterator(root, cifar_precompute_aug=True, shuffle=False)
+    epochs = [torch.cat([x for batch in batches for x, _ in batch]) for _ in range(2)]
+    assert torch.equal(epochs[0], epochs[1])
+    expected = normalised(cifar_batches.augment_once(pictures, 5))
+    assert torch.equal(epochs[0], expected[: len(epochs[0])])
+    assert not torch.equal(epochs[0], normalised(pictures)[: len(epochs[0])])
+    # Around an image is black, normalised.
+    black = normalised(torch.zeros(1, 3, 1, 1, dtype=torch.uint8))
+    assert (epochs[0][:, :, :1] == black).all(dim=3).all(dim=1).any()
+    other = cifar_iterator(root, cifar_precompute_aug=True, shuffle=False, seed=6)
+    assert not torch.equal(epochs[0][:4], next(iter(other))[0][0])
+    test = cifar_iterator(root, cifar_precompute_aug=True, is_train=False, shuffle=False)
+    assert torch.equal(next(iter(test))[0][0], normalised(test_pictures[:4]))
+    state = other.state_dict()
+    with pytest.raises(ValueError, match="augmented the images with seed 5"):
+        batches.load_state_dict(state)
+
+
+def test_augmentation_is_drawn_anew_each_epoch(root) -> None:
+    write_cifar(root, "cifar10")
+    batches = cifar_iterator(root, augment=True, shuffle=False)
+    first = torch.cat([x for batch in batches for x, _ in batch])
+    second = torch.cat([x for batch in batches for x, _ in batch])
+    assert not torch.equal(first, second)
+    with pytest.raises(ValueError, match="test images are not augmented"):
+        cifar_iterator(root, augment=True, is_train=False)
+
+
+def test_missing_files_are_named(root) -> None:
+    for name, train, file in (
+        ("cifar10", True, "cifar-10-batches-py/data_batch_1"),
+        ("cifar10", False, "cifar-10-batches-py/test_batch"),
+        ("cifar100", True, "cifar-100-python/train"),
+    ):
+        with pytest.raises(FileNotFoundError) as error:
+            cifar_iterator(root, dataset=name, is_train=train)
+        assert str(root / file) in str(error.value) and "download=True" in str(error.value)
+    assert list(root.iterdir()) == []
+    with pytest.raises(ValueError, match="dataset must be one of cifar10, cifar100"):
+        cifar_iterator(root, dataset="mnist")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"batch_size_per_env": 0},
+        {"n_envs": 0, "env_devices": []},
+        {"n_envs": 2, "env_devices": ["cpu"]},
+        {"env_devices": ["mps", "cpu"]},
+        {"seed": 2**64},
+        {"order": "random"},
+        {"rank": 2, "world_size": 2},
+        {"reuse": -1},
+    ],
+)
+def test_cifar_arguments_are_checked_before_files(root, arguments) -> None:
+    with pytest.raises(ValueError):
+        cifar_iterator(root, **arguments)
+
+
+def test_the_cache_is_filled_once_and_can_be_dropped(root, monkeypatch) -> None:
+    write_cifar(root, "cifar10")
+    reads = []
+    read = cifar.read
+
+    def counted(*arguments):
+        reads.append(arguments)
+        return read(*arguments)
+
+    monkeypatch.setattr(cifar, "read", counted)
+    begin = threading.Barrier(8)
+    made = []
+
+    def work() -> None:
+        begin.wait()
+        made.append(cifar_iterator(root))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(reads) == 1
+    assert len({one._workers[0]._resident.tensors[0].data_ptr() for one in made}) == 1
+    # The same files by other names.
+    os.symlink(root, root / "link")
+    cifar_iterator(str(root / "link"))
+    monkeypatch.chdir(root)
+    cifar_iterator(".")
+    assert len(reads) == 1
+    cifar_iterator(root, is_train=False)
+    cifar_iterator(root, cifar_precompute_aug=True)
+    assert len(reads) == 3
+    assert clear_gpu_dataset_cache(device="cuda:0") == 0
+    assert clear_gpu_dataset_cache(dataset="cifar100") == 0
+    assert clear_gpu_dataset_cache(data_root=root.parent) == 0
+    assert clear_gpu_dataset_cache(device="cpu", dataset="cifar10", data_root=root / "link") == 3
+    assert clear_gpu_dataset_cache() == 0
+    assert targets_of(made[0])  # who has it keeps it
+    cifar_iterator(root)
+    assert len(reads) == 4
+
+
+def test_cuda_and_cuda_0_are_one_key() -> None:
+    assert cifar_batches._index("cuda") == cifar_batches._index("cuda:0") == 0
+    assert cifar_batches._index("cuda:1") == 1 and cifar_batches._index("cpu") == -1
+
+
+def test_a_load_that_fails_leaves_nothing_behind(root) -> None:
+    with pytest.raises(FileNotFoundError):
+        cifar_iterator(root)
+    write_cifar(root, "cifar10")
+    assert len(cifar_iterator(root)) == 7
+
+
+def test_downloading_when_asked(root, tmp_path_factory, monkeypatch) -> None:
+    """From a file of this machine in place of the published address."""
+    source = tmp_path_factory.mktemp("source")
+    sets = write_cifar(source, "cifar10")
+    archive = source / "cifar-10-python.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(source / "cifar-10-batches-py", "cifar-10-batches-py")
+    about = cifar.CIFAR["cifar10"]
+    changes = {"url": archive.as_uri(), "md5": "0" * 32}
+    values = {name: getattr(about, name) for name in about.__dataclass_fields__}
+    monkeypatch.setitem(cifar.CIFAR, "cifar10", cifar.Cifar(**{**values, **changes}))
+    with pytest.raises(ValueError, match="not the published archive"):
+        cifar_iterator(root, download=True)
+    changes["md5"] = hashlib.md5(archive.read_bytes()).hexdigest()
+    monkeypatch.setitem(cifar.CIFAR, "cifar10", cifar.Cifar(**{**values, **changes}))
+    cifar_iterator(root, download=True)
+    assert torch.equal(cifar.read("cifar10", root, True)[0], sets[0][0])
+    archive.unlink()
+    cifar_iterator(root, download=True)  # it is there already
+
+
+# Documents
+
+
+def test_documented_examples_run(tmp_path) -> None:
+    """Every Python block of docs/gather.md, one after another, on the CPU."""
+    text = (ROOT / "docs" / "gather.md").read_text()
+    write_cifar(tmp_path / "data", "cifar10", count=600)
+    blocks = [part.split("\n```")[0] for part in text.split("```python\n")[1:]]
+    assert len(blocks) >= 4
+    program = "\n".join(blocks)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("from_files", [False, True])
+def test_the_example_runs(root, from_files) -> None:
+    """examples/cifar_envs.py, on the CPU."""
+    arguments = ["--batch", "8", "--epochs", "2", "--devices", "cpu", "cpu", "cpu"]
+    if from_files:
+        write_cifar(root, "cifar10", count=20)
+        arguments += ["--data-root", str(root)]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "cifar_envs.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1: 4 batches for 3 environments" in done.stdout
+
+
+def test_constants_are_documented() -> None:
+    text = (ROOT / "docs" / "gather.md").read_text()
+    for about in cifar.CIFAR.values():
+        for values in (about.mean, about.std):
+            assert ", ".join(f"{value:.4f}" for value in values) in text
+    for constant in ("0x9E3779B97F4A7C15", "0xBF58476D1CE4E5B9", "0x94D049BB133111EB", "1009"):
+        assert constant in text
+    assert (cifar_batches.CROP, cifar_batches.FLIP) == (4, 0.5)
+
+
+def test_without_torch_the_error_says_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["torch"] = None
+import esper_alloc
+arguments = dict(batch_size_per_env=1, n_envs=1, env_devices=["cpu"], seed=1)
+for call in (
+    lambda: esper_alloc.GatherBatchIterator([], [], **arguments),
+    lambda: esper_alloc.SharedGPUGatherBatchIterator(shuffle=True, **arguments),
+    lambda: esper_alloc.ImageTransform(),
+):
+    try:
+        call()
+    except esper_alloc.UnavailableError as error:
+        assert "needs PyTorch" in str(error), error
+    else:
+        raise AssertionError
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,101 @@
+"""Formatters and checkers have nothing to say. What they are told stands in
+pyproject.toml, .clang-format and .clang-tidy; which versions, in tools/environment.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+C_ENDINGS = (".c", ".h", ".cpp", ".cu", ".cuh")
+JOBS = 2
+
+
+def pinned(name: str) -> str:
+    """The version that tools/environment.py installs."""
+    text = (ROOT / "tools" / "environment.py").read_text()
+    [version] = re.findall(rf'"{name}==([\d.]+)"', text)
+    return version
+
+
+def tool(name: str) -> str:
+    """The tool of this environment, or of the PATH, in the pinned version. Another version
+    would find other things."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    why = f"{name} {pinned(name)} is not installed"
+    if found is not None:
+        said = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
+        if re.search(rf"\b{re.escape(pinned(name))}\b", said):
+            return found
+        why = f"{why}, but {said.strip() or 'another'}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(why, pytrace=False)
+    pytest.skip(why)
+
+
+def silent(*command: str | Path) -> None:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def sources(endings: tuple[str, ...], folder: str = ".") -> list[str]:
+    """Files that belong to the project, by git."""
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z", folder]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    names = [name for name in listed.stdout.split("\0") if name.endswith(endings)]
+    found = [name for name in names if (ROOT / name).is_file()]
+    assert len(found) > 20
+    return found
+
+
+def test_python_is_formatted() -> None:
+    silent(tool("ruff"), "format", "--check", ".")
+
+
+def test_python_has_no_findings() -> None:
+    silent(tool("ruff"), "check", ".")
+
+
+def test_c_and_cuda_are_formatted() -> None:
+    silent(tool("clang-format"), "--dry-run", "-Werror", *sources(C_ENDINGS))
+
+
+def test_the_core_has_no_findings() -> None:
+    tidy = tool("clang-tidy")
+    files = sources((".c",), "csrc/core")
+    flags = ("--", "-std=c11", "-D_GNU_SOURCE", "-Icsrc")
+
+    def findings(file: str) -> str:
+        done = subprocess.run(
+            [tidy, "--quiet", file, *flags], capture_output=True, text=True, cwd=ROOT, timeout=600
+        )
+        return done.stdout if done.returncode else ""
+
+    with ThreadPoolExecutor(JOBS) as pool:
+        found = "".join(pool.map(findings, files))
+    assert found == "", found
+
+
+def test_a_finding_is_found(tmp_path: Path) -> None:
+    """The checks are on: each tool names a fault."""
+    tidy, ruff, form = tool("clang-tidy"), tool("ruff"), tool("clang-format")
+    (tmp_path / "faulty.c").write_text("int f(int a)\n{\n  return a == a ? 1/0 : 0;\n}\n")
+    (tmp_path / "faulty.py").write_text("import os\n")
+    config = ROOT / ".clang-tidy"
+    for command, said in (
+        ([tidy, f"--config-file={config}", tmp_path / "faulty.c", "--"], "[clang-analyzer-core.DivideZero"),
+        ([form, f"--style=file:{ROOT / '.clang-format'}", "--dry-run", "-Werror", tmp_path / "faulty.c"], "clang-formatted"),
+        ([ruff, "check", f"--config={ROOT / 'pyproject.toml'}", tmp_path / "faulty.py"], "F401"),
+    ):  # fmt: skip
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        assert done.returncode != 0 and said in done.stdout + done.stderr

@@ -1,0 +1,430 @@
+"""The package without a GPU: what it loads, what it refuses, the swap."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import pytest
+
+import esper_alloc
+from esper_alloc.installation.pytorch import UnavailableError, check_torch
+
+#: Makes `import torch` fail as it does where there is none.
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
+
+
+def run(source: str, **env: str) -> str:
+    """Runs source in a fresh process; what it printed, warnings included."""
+    clean = {k: v for k, v in os.environ.items() if k != "ESPER_ALLOC"}
+    # Where this test found the package is where the process finds it.
+    root = str(Path(esper_alloc.__file__).parents[1])
+    clean["PYTHONPATH"] = os.pathsep.join([root, clean.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        env={**clean, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=1200,
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+def has_shim() -> bool:
+    try:
+        esper_alloc.allocator()
+    except UnavailableError:
+        return False
+    return True
+
+
+def has_core() -> bool:
+    try:
+        esper_alloc.library_path()
+    except UnavailableError:
+        return False
+    return True
+
+
+needs_shim = pytest.mark.skipif(
+    not has_shim(), reason="the PyTorch part is not built for this torch"
+)
+needs_core = pytest.mark.skipif(not has_core(), reason="the core is not built")
+
+
+def has_cuda_torch() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.version.cuda is not None
+
+
+needs_cuda_torch = pytest.mark.skipif(not has_cuda_torch(), reason="no torch with CUDA")
+
+
+# Importing
+
+
+def test_import_loads_neither_torch_nor_compiled_modules():
+    run(
+        """
+        import sys
+        import esper_alloc
+        assert "torch" not in sys.modules
+        assert not [n for n in sys.modules if n.startswith("esper_alloc._")]
+        assert not esper_alloc.is_enabled()
+        assert "torch" not in sys.modules
+        """
+    )
+
+
+def test_every_public_name_is_there_without_torch():
+    run(
+        WITHOUT_TORCH
+        + textwrap.dedent(
+            """
+            import esper_alloc
+            without = []
+            for name in esper_alloc.__all__:
+                try:
+                    getattr(esper_alloc, name)
+                except esper_alloc.UnavailableError as error:
+                    assert "needs PyTorch" in str(error)
+                    without.append(name)
+            # These are modules of PyTorch; all else can be asked for.
+            assert without == ["RewardNormalizer", "RunningMeanStd", "ValueNormalizer"], without
+            assert set(esper_alloc.__all__) <= set(dir(esper_alloc))
+            assert callable(esper_alloc.allocator)
+            esper_alloc.record_use([None, 3, "text"])
+            with esper_alloc.using({"x": None}):
+                pass
+            """
+        )
+    )
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no attribute 'alocator'"):
+        esper_alloc.alocator  # noqa: B018
+
+
+def test_no_module_hides_a_public_function():
+    """Not even one of those under whose names pickles look for classes."""
+    run(
+        """
+        import importlib, pkgutil, sys, esper_alloc
+        former = [name for name in sys.modules if name.startswith("esper_alloc.")]
+        names = {one.name for one in pkgutil.iter_modules(esper_alloc.__path__)}
+        assert not names & set(esper_alloc.__all__), names
+        for name in former:
+            importlib.import_module(name)
+        assert "esper_alloc.allocator" in former and callable(esper_alloc.allocator)
+        assert callable(esper_alloc.cudagraph_outputs)
+        """
+    )
+
+
+# Refusals
+
+
+def torch_like(version: str, *, cuda: str | None = "13.0", hip: str | None = None):
+    return types.SimpleNamespace(
+        __version__=version, version=types.SimpleNamespace(cuda=cuda, hip=hip)
+    )
+
+
+@pytest.fixture
+def built_for(monkeypatch):
+    def set_build(torch: str | None, cuda: str | None = "13.0") -> None:
+        build = types.ModuleType("esper_alloc._build")
+        build.TORCH_VERSION = torch
+        build.CUDA_VERSION = cuda
+        monkeypatch.setitem(sys.modules, "esper_alloc._build", build)
+
+    return set_build
+
+
+@pytest.mark.parametrize(
+    ("torch", "built", "told"),
+    [
+        (torch_like("2.11.0+rocm6.4", cuda=None, hip="6.4"), "2.11.0", "not support ROCm"),
+        (torch_like("2.11.0+cpu", cuda=None), "2.11.0", "built without CUDA"),
+        (torch_like("2.11.0+cu130"), None, "installed without its PyTorch part"),
+        (
+            torch_like("2.12.1+cu130"),
+            "2.11.0+cu130",
+            "built for torch 2.11 and this is torch 2.12.1",
+        ),
+        (torch_like("2.1.0"), "2.11.0", "built for torch 2.11 and this is torch 2.1.0"),
+        (torch_like("2.11.0+cu126", cuda="12.6"), "2.11.0", "has CUDA 12.6"),
+    ],
+)
+def test_refusals_are_one_sentence_with_a_remedy(built_for, torch, built, told):
+    built_for(built)
+    with pytest.raises(UnavailableError) as refused:
+        check_torch(torch)
+    text = str(refused.value)
+    assert told in text
+    assert torch.__version__ in text
+    assert "\n" not in text
+    if "ROCm" not in text:
+        assert "pip install --no-build-isolation" in text
+
+
+def test_a_source_folder_where_nothing_was_built_says_so(tmp_path):
+    pytest.importorskip("torch")
+    shutil.copytree(
+        Path(esper_alloc.__file__).parent,
+        tmp_path / "esper_alloc",
+        ignore=shutil.ignore_patterns("*.so", "_build.py", "__pycache__"),
+    )
+    begin = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import esper_alloc
+        """
+    printed = run(
+        begin
+        + """
+        import torch
+        torch.version.cuda = torch.version.cuda or "13.0"
+        try:
+            esper_alloc.enable()
+        except esper_alloc.UnavailableError as error:
+            print(error)
+        """
+    )
+    assert str(tmp_path) in printed and "where nothing was built" in printed, printed
+    assert "`cd` elsewhere" in printed
+
+
+@pytest.mark.parametrize("torch", [torch_like("2.11.0+cu130"), torch_like("2.11.3", cuda="13.2")])
+def test_the_same_minor_is_accepted(built_for, torch):
+    built_for("2.11.0+cu130")
+    check_torch(torch)
+
+
+def test_without_torch_the_error_says_what_to_install():
+    printed = run(
+        WITHOUT_TORCH
+        + textwrap.dedent(
+            """
+            import esper_alloc
+            for call in (esper_alloc.enable, esper_alloc.allocator,
+                         esper_alloc.pluggable_allocator):
+                try:
+                    call()
+                except RuntimeError as error:
+                    assert "needs PyTorch" in str(error), error
+                    assert "pip install" in str(error)
+                else:
+                    raise AssertionError(call)
+            """
+        )
+    )
+    assert printed == ""
+
+
+# ESPER_ALLOC
+
+
+def test_variable_without_torch_warns_and_imports():
+    printed = run(WITHOUT_TORCH + "import esper_alloc", ESPER_ALLOC="1")
+    assert "ESPER_ALLOC=1, but PyTorch keeps its own allocator" in printed
+    assert "needs PyTorch" in printed
+
+
+def test_variable_with_options_that_pytorch_refuses_warns_and_imports():
+    pytest.importorskip("torch")
+    bad = {"ESPER_ALLOC": "1", "PYTORCH_CUDA_ALLOC_CONF": "garbage:1"}
+    printed = run("import esper_alloc", **bad)
+    assert "ESPER_ALLOC=1, but PyTorch keeps its own allocator" in printed
+    assert "garbage" in printed
+
+
+@pytest.mark.parametrize("value", ["0", ""])
+def test_variable_off(value):
+    run(
+        "import sys, esper_alloc; assert 'torch' not in sys.modules",
+        ESPER_ALLOC=value,
+    )
+
+
+def test_variable_with_another_value_is_named():
+    printed = run("import esper_alloc", ESPER_ALLOC="yes")
+    assert "ESPER_ALLOC=yes is neither 0 nor 1" in printed
+
+
+@needs_shim
+def test_variable_enables_at_import():
+    printed = run(
+        """
+        import esper_alloc, torch
+        assert esper_alloc.is_enabled()
+        assert torch.cuda.get_allocator_backend() == "esper_alloc"
+        """,
+        ESPER_ALLOC="1",
+    )
+    assert printed == ""
+
+
+# The swap, which needs no GPU
+
+
+@needs_shim
+def test_swap():
+    run(
+        """
+        import torch, esper_alloc
+        ours = esper_alloc.allocator()
+        assert ours is esper_alloc.allocator()
+        assert not esper_alloc.is_enabled()
+        assert torch.cuda.get_allocator_backend() == "native"
+        torch.cuda.memory.change_current_allocator(ours)
+        assert esper_alloc.is_enabled()
+        esper_alloc.enable()
+        assert torch.cuda.get_allocator_backend() == "esper_alloc"
+        """
+    )
+
+
+@needs_shim
+def test_shim_knows_what_it_was_built_for():
+    import torch
+
+    from esper_alloc.installation.pytorch import load_shim
+
+    assert load_shim().built_for() == ".".join(torch.__version__.split(".")[:2])
+
+
+@needs_shim
+def test_options_naming_the_native_backend_do_not_stop_the_swap():
+    run(
+        "import esper_alloc; esper_alloc.enable()",
+        PYTORCH_CUDA_ALLOC_CONF="backend:native,max_split_size_mb:64",
+    )
+
+
+@needs_shim
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_pytorchs_other_backend_stays_and_the_error_says_so(name):
+    run(
+        """
+        import os, torch, esper_alloc
+        [name] = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & set(os.environ)
+        for ask in (esper_alloc.enable, esper_alloc.allocator):
+            try:
+                ask()
+            except esper_alloc.UnavailableError as error:
+                assert f"take backend:cudaMallocAsync out of {name}." in str(error)
+            else:
+                raise AssertionError("enabled")
+        assert not esper_alloc.is_enabled()
+        assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+        """,
+        **{name: "max_split_size_mb:64,backend:cudaMallocAsync"},
+    )
+
+
+@needs_shim
+def test_variable_beside_pytorchs_other_backend_warns():
+    printed = run(
+        "import esper_alloc, torch; print(torch.cuda.get_allocator_backend())",
+        ESPER_ALLOC="1",
+        PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync",
+    )
+    assert "PyTorch keeps its own allocator: PyTorch was started with" in printed
+    assert printed.split()[-1] == "cudaMallocAsync"
+
+
+@needs_shim
+def test_enable_after_cuda_started_says_so():
+    run(
+        """
+        import torch, esper_alloc
+        torch.cuda.is_initialized = lambda: True
+        try:
+            esper_alloc.enable()
+        except RuntimeError as error:
+            assert "came too late: CUDA is initialised" in str(error)
+            assert "python -m esper_alloc run" in str(error)
+        else:
+            raise AssertionError("enabled")
+        assert not esper_alloc.is_enabled()
+        assert torch.cuda.get_allocator_backend() == "native"
+        """
+    )
+
+
+@needs_shim
+def test_without_a_driver_the_error_names_it():
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    run(
+        """
+        import torch, esper_alloc
+        esper_alloc.enable()
+        for call in (lambda: torch._C._cuda_memoryStats(0),
+                     lambda: torch._C._cuda_emptyCache()):
+            try:
+                call()
+            except RuntimeError as error:
+                assert "esper_alloc cannot serve this process: " in str(error), error
+            else:
+                raise AssertionError("worked without a GPU")
+        """
+    )
+
+
+# The function-pointer way
+
+
+@needs_core
+@needs_cuda_torch
+def test_pluggable_allocator_swaps_in():
+    run(
+        """
+        import torch, esper_alloc
+        pluggable = esper_alloc.pluggable_allocator()
+        assert pluggable is esper_alloc.pluggable_allocator()
+        assert isinstance(pluggable, torch.cuda.memory.CUDAPluggableAllocator)
+        assert not esper_alloc.is_enabled()
+        torch.cuda.memory.change_current_allocator(pluggable)
+        assert torch.cuda.get_allocator_backend() == "pluggable"
+        assert esper_alloc.is_enabled()
+        esper_alloc.record_use(torch.ones(3))
+        """
+    )
+
+
+@needs_core
+def test_library_exports_the_c_functions():
+    library = ctypes.CDLL(esper_alloc.library_path())
+    for name in (
+        "malloc",
+        "free",
+        "record_use",
+        "record_stream",
+        "init",
+        "reset",
+        "set_memory_fraction",
+        "base",
+        "set_record_stream_visible",
+    ):
+        assert getattr(library, f"esper_alloc_{name}")
+
+
+def test_include_folder_has_the_header():
+    header = Path(esper_alloc.get_include()) / "esper_alloc.h"
+    assert "esper_alloc_record_use" in header.read_text()

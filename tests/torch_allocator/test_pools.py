@@ -1,0 +1,557 @@
+"""PyTorch's private pools on esper_alloc, without a GPU.
+
+The allocator runs over a driver made of nothing (``tests/device/fake_cuda.c``), and
+what PyTorch asks of the CUDA runtime on its way there is answered by
+``tests/shim/fake_runtime.c``. Memory is numbers, so nothing is read or written.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CC = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+BUILT = any((ROOT / "esper_alloc").glob("_torch*.so"))
+pytestmark = [
+    pytest.mark.skipif(CC is None, reason="needs a C compiler"),
+    pytest.mark.skipif(not BUILT, reason="the PyTorch part was not built in place"),
+]
+
+BEGIN = """
+import ctypes, gc, os, sys, threading, warnings
+import torch
+import esper_alloc
+from torch import _C
+
+MiB = 1 << 20
+OWN = sys.argv[1]
+own = ctypes.CDLL(OWN)
+class Pieces(ctypes.Structure):
+    _fields_ = [("live", ctypes.c_int), ("calls", ctypes.c_int),
+                ("last_device", ctypes.c_int), ("strict", ctypes.c_int),
+                ("bytes", ctypes.c_size_t)]
+own.own_pieces.restype = Pieces
+own.own_limit.argtypes = [ctypes.c_size_t]
+
+def own_allocator():
+    made = torch.cuda.memory.CUDAPluggableAllocator(OWN, "own_malloc", "own_free")
+    return made.allocator()
+
+def start():
+    # There is no GPU whose runtime could be initialised.
+    torch.cuda._lazy_init = lambda: None
+    torch.cuda._initialized = True
+
+def memory(size, device="cuda:0"):
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+def segment_of(mib):
+    # Bytes that are taken for the first `mib` MiB of a pool.
+    return (20 if os.environ["ESPER_ALLOC_SEGMENTS"] == "classic" else mib) * MiB
+
+def segments(pool=(0, 0)):
+    return _C._cuda_memorySnapshot(tuple(pool))["segments"]
+
+def reserved(pool=None):
+    return sum(s["total_size"] for s in segments()
+               if pool is None or s["segment_pool_id"] == tuple(pool))
+
+def refused(error, text, call, *arguments):
+    try:
+        call(*arguments)
+    except error as raised:
+        assert text in str(raised), raised
+    else:
+        raise AssertionError(f"no {error.__name__}")
+"""
+OURS = BEGIN + "esper_alloc.enable()\nstart()\n"
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("shim")
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    sources = {
+        "driver": (ROOT / "tests" / "device" / "fake_cuda.c", "libfake.so", "-fvisibility=hidden"),
+        "runtime": (ROOT / "tests" / "shim" / "fake_runtime.c", "libcuda.so.1", "-O1"),
+    }
+    built = {}
+    for name, (source, library, flag) in sources.items():
+        command = [str(CC), *flags, flag, str(source), "-o", str(folder / library)]
+        done = subprocess.run([*command, "-pthread", "-ldl"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        built[name] = folder / library
+    return built
+
+
+on_both_kinds = pytest.mark.parametrize("kind", ["classic", "mapped"])
+
+
+def run(libraries: dict[str, Path], scenario: str, begin: str = OURS, **more: str) -> str:
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTORCH_", "ESPER_ALLOC"))
+    }
+    environment.update(
+        ESPER_ALLOC_LIBCUDA=str(libraries["driver"]),
+        LD_PRELOAD=str(libraries["runtime"]),
+        LD_LIBRARY_PATH=str(libraries["runtime"].parent),
+        PYTHONPATH=str(ROOT),
+        **more,
+    )
+    code = begin + textwrap.dedent(scenario)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(libraries["runtime"])],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, f"{done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout + done.stderr
+
+
+# Checkpoints, with the calls that CUDA graph trees make
+
+TREE = """
+POOL = (7, 0)
+
+def inside(sizes):
+    _C._cuda_beginAllocateCurrentThreadToPool(0, POOL)
+    try:
+        return [memory(size) for size in sizes]
+    finally:
+        _C._cuda_endAllocateToPool(0, POOL)
+
+def live():
+    return {block["address"] for segment in segments(POOL) for block in segment["blocks"]
+            if block["state"] == "active_allocated"}
+
+def same(*tensors):
+    addresses = {t.untyped_storage().data_ptr() for t in tensors}
+    assert live() == addresses
+    return _C._cuda_checkPoolLiveAllocations(0, POOL, addresses)
+
+def storage_at(address, size):
+    # What a replayed graph's output is: it owns nothing.
+    return _C._construct_storage_from_data_pointer(address, torch.device("cuda", 0), size)
+"""
+
+
+def announces_captures() -> bool:
+    """Whether this PyTorch tells its allocator when a capture begins."""
+    spec = importlib.util.find_spec("torch")
+    assert spec and spec.origin
+    header = Path(spec.origin).parent / "include" / "c10" / "cuda" / "CUDACachingAllocator.h"
+    return "markCaptureBegin" in header.read_text()
+
+
+def test_a_tree_puts_a_checkpoint_back(libraries: dict[str, Path]) -> None:
+    run(
+        libraries,
+        TREE
+        + """
+a, temporary, b = inside([6 * MiB, 3 * MiB, 5 * MiB])
+assert _C._has_Standard_Deleter(a.untyped_storage()._cdata)
+del temporary
+state = _C._cuda_getCheckpointState(0, POOL)
+assert same(a, b)
+where = a.data_ptr(), b.data_ptr()
+del a, b
+(other,) = inside([12 * MiB])
+assert other.data_ptr() == where[0]  # the memory was one piece in between
+del other
+
+# The graph was replayed: its outputs stand there again, owned by nobody.
+for keep in (2, 1, 0):
+    outputs = [storage_at(where[0], 6 * MiB), storage_at(where[1], 5 * MiB)][:keep]
+    for storage in outputs:
+        assert not _C._has_Standard_Deleter(storage._cdata)
+    _C._cuda_setCheckpointPoolState(0, state, [], [s._cdata for s in outputs])
+    for address in where[keep:]:  # those that have died since
+        _C._cuda_cudaCachingAllocator_raw_delete(address)
+    assert _C._cuda_checkPoolLiveAllocations(0, POOL, set(where[:keep])), keep
+    assert live() == set(where[:keep])
+    for storage in outputs:
+        assert _C._has_Standard_Deleter(storage._cdata)
+    if outputs:
+        _C._free_And_Remove_DeleterFn(outputs[0]._cdata)
+        assert not _C._cuda_checkPoolLiveAllocations(0, POOL, set(where[:keep]))
+    del outputs[:1]
+    (more,) = inside([3 * MiB])  # new memory keeps off what is live
+    ends = {where[0]: 6, where[1]: 5}
+    for address in where[1:keep]:
+        assert not address - 3 * MiB < more.data_ptr() < address + ends[address] * MiB
+    del outputs, more
+assert live() == set()
+""",
+    )
+
+
+def test_a_tensor_that_stays_alive_keeps_its_deleter(libraries: dict[str, Path]) -> None:
+    run(
+        libraries,
+        TREE
+        + """
+a, b = inside([6 * MiB, 5 * MiB])
+view = a[MiB:]
+state = _C._cuda_getCheckpointState(0, POOL)
+_C._cuda_setCheckpointPoolState(0, state, [], [])
+assert same(a, b) and same(view, b)
+del a
+assert same(view, b)
+del view
+assert same(b)
+""",
+    )
+
+
+def test_a_live_tensor_that_the_checkpoint_does_not_know(libraries: dict[str, Path]) -> None:
+    run(
+        libraries,
+        TREE
+        + """
+(a,) = inside([6 * MiB])
+state = _C._cuda_getCheckpointState(0, POOL)
+(late,) = inside([5 * MiB])
+refused(RuntimeError, "stale tensors", _C._cuda_setCheckpointPoolState, 0, state, [], [])
+""",
+    )
+
+
+@on_both_kinds
+def test_checkpoints_refuse_what_is_gone(libraries: dict[str, Path], kind: str) -> None:
+    run(
+        libraries,
+        TREE
+        + """
+refused(RuntimeError, "no pool (7, 0)", _C._cuda_getCheckpointState, 0, POOL)
+(a,) = inside([6 * MiB])
+state = _C._cuda_getCheckpointState(0, POOL)
+del a
+torch.cuda.empty_cache()  # a tree's memory is kept while the tree is
+assert reserved(POOL) == segment_of(6)
+_C._cuda_setCheckpointPoolState(0, state, [], [])
+_C._cuda_cudaCachingAllocator_raw_delete(*live())
+_C._cuda_releasePool(0, POOL)
+torch.cuda.empty_cache()
+assert reserved(POOL) == 0
+refused(RuntimeError, "no pool (7, 0)", _C._cuda_setCheckpointPoolState, 0, state, [], [])
+refused(RuntimeError, "no pool (7, 0)", _C._cuda_checkPoolLiveAllocations, 0, POOL, set())
+del state
+""",
+        ESPER_ALLOC_SEGMENTS=kind,
+    )
+
+
+# MemPool
+
+
+@on_both_kinds
+def test_a_mem_pools_own_allocator(libraries: dict[str, Path], kind: str) -> None:
+    run(
+        libraries,
+        """
+        pool = torch.cuda.MemPool(own_allocator())
+        with torch.cuda.use_mem_pool(pool):
+            a, b = memory(6 * MiB), memory(6 * MiB)
+            small = memory(1000)
+        assert own.own_pieces().live == 2 and own.own_pieces().bytes == 22 * MiB
+        assert b.data_ptr() == a.data_ptr() + 6 * MiB
+        outside = memory(6 * MiB)
+        assert own.own_pieces().calls == 2
+        assert torch.cuda.memory_reserved() == 22 * MiB + segment_of(6)
+        del a, b, small
+        torch.cuda.empty_cache()
+        assert own.own_pieces().live == 2  # while the pool is there it keeps them
+        with torch.cuda.use_mem_pool(pool):
+            a = memory(3 * MiB)
+        assert own.own_pieces().calls == 2
+        del pool  # the tensor outlives it, and so does the allocator
+        gc.collect()
+        assert own.own_pieces().live == 1
+        del a
+        torch.cuda.empty_cache()
+        assert own.own_pieces().live == 0
+        assert own.own_pieces().strict == 0  # some thread may be capturing
+        del outside
+        """,
+        ESPER_ALLOC_SEGMENTS=kind,
+    )
+
+
+@on_both_kinds
+def test_who_only_looks_makes_no_context(libraries: dict[str, Path], kind: str) -> None:
+    # There are two devices.
+    run(
+        libraries,
+        """
+        class Fake(ctypes.Structure):
+            _fields_ = [("fail", ctypes.c_void_p),
+                        ("calls", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p))]
+        fake = Fake.in_dll(ctypes.CDLL(os.environ["ESPER_ALLOC_LIBCUDA"]), "fake")
+        contexts = lambda: fake.calls(b"cuDevicePrimaryCtxRetain")
+        memory(MiB)
+        assert contexts() == 1
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_stats(1)["reserved_bytes.all.peak"] == 0
+        torch.cuda.reset_peak_memory_stats(1)
+        torch.cuda.reset_accumulated_memory_stats(1)
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            memory(MiB)
+        del pool
+        segments()
+        esper_alloc.report()
+        assert contexts() == 1
+        memory(MiB, "cuda:1")
+        assert contexts() == 2
+        """,
+        PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.5",
+        ESPER_ALLOC_SEGMENTS=kind,
+    )
+
+
+def test_a_mem_pools_own_allocator_has_no_more(libraries: dict[str, Path]) -> None:
+    run(
+        libraries,
+        """
+        pool = torch.cuda.MemPool(own_allocator())
+        own.own_limit(25 * MiB)
+        with torch.cuda.use_mem_pool(pool):
+            a = memory(6 * MiB)
+            address = a.data_ptr()
+            refused(torch.cuda.OutOfMemoryError, "Tried to allocate 40.00 MiB", memory, 40 * MiB)
+            assert torch.cuda.memory_stats()["num_ooms"] == 1
+            del a
+            b = memory(18 * MiB)
+            assert b.data_ptr() == address and own.own_pieces().live == 1
+            del b
+        memory(40 * MiB)  # the device has it
+        """,
+    )
+
+
+@on_both_kinds
+def test_a_mem_pool_whose_segments_are_ours(libraries: dict[str, Path], kind: str) -> None:
+    run(
+        libraries,
+        """
+        pool = torch.cuda.MemPool(esper_alloc.allocator().allocator())
+        with torch.cuda.use_mem_pool(pool):
+            a = memory(6 * MiB)
+        assert reserved(pool.id) == segment_of(6) == reserved()
+        del a, pool
+        torch.cuda.empty_cache()
+        assert reserved() == 0
+        """,
+        ESPER_ALLOC_SEGMENTS=kind,
+    )
+
+
+@on_both_kinds
+def test_a_mem_pool_goes_with_its_memory(libraries: dict[str, Path], kind: str) -> None:
+    run(
+        libraries,
+        """
+        pool = torch.cuda.MemPool()
+        assert pool.use_count() == 1
+        with torch.cuda.use_mem_pool(pool):
+            assert pool.use_count() == 2
+            a = memory(6 * MiB)
+        assert pool.use_count() == 1
+        assert {s["segment_pool_id"] for s in pool.snapshot()} == {tuple(pool.id)}
+        b = memory(6 * MiB)
+        assert len(pool.snapshot()) == 1 and len(torch.cuda.memory_snapshot()) == 2
+        del a
+        del pool
+        assert reserved() == segment_of(6)  # gone without empty_cache
+        del b
+        """,
+        ESPER_ALLOC_SEGMENTS=kind,
+    )
+
+
+def test_mem_pools_nest_and_are_their_threads(libraries: dict[str, Path]) -> None:
+    run(
+        libraries,
+        """
+        def pool_of(tensor):
+            (found,) = [s["segment_pool_id"] for s in segments()
+                        if 0 <= tensor.data_ptr() - s["address"] < s["total_size"]]
+            return found
+        outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
+        seen = {}
+        def elsewhere():
+            seen["without"] = pool_of(memory(MiB))
+            with torch.cuda.use_mem_pool(inner):
+                seen["with"] = pool_of(memory(MiB))
+        with torch.cuda.use_mem_pool(outer):
+            assert pool_of(memory(MiB)) == tuple(outer.id)
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            with torch.cuda.use_mem_pool(inner):
+                assert pool_of(memory(MiB)) == tuple(inner.id)
+            assert pool_of(memory(MiB)) == tuple(outer.id)
+            refused(RuntimeError, "already", _C._cuda_beginAllocateCurrentThreadToPool, 0, outer.id)
+        assert seen == {"without": (0, 0), "with": tuple(inner.id)}
+        assert pool_of(memory(MiB)) == (0, 0)
+        """,
+    )
+
+
+@on_both_kinds
+def test_the_default_pools_cache_goes_while_a_mem_pool_is_used_if_captures_are_announced(
+    libraries: dict[str, Path], kind: str
+) -> None:
+    run(
+        libraries,
+        f"""
+        pool = torch.cuda.MemPool()
+        memory(6 * MiB)
+        with torch.cuda.use_mem_pool(pool):
+            torch.cuda.empty_cache()
+            assert reserved() == {"0" if announces_captures() else "segment_of(6)"}
+        torch.cuda.empty_cache()
+        assert reserved() == 0
+        """,
+        ESPER_ALLOC_SEGMENTS=kind,
+    )
+
+
+def test_a_mem_pool_that_does_not_split(libraries: dict[str, Path]) -> None:
+    run(
+        libraries,
+        """
+        pool = torch.cuda.MemPool(no_split=True)
+        with torch.cuda.use_mem_pool(pool):
+            a, b, c = memory(MiB // 2), memory(3 * MiB), memory(3 * MiB)
+        sizes = sorted((s["total_size"], len(s["blocks"])) for s in pool.snapshot())
+        assert sizes == [(2 * MiB, 1), (20 * MiB, 1), (20 * MiB, 1)], sizes
+        address = b.data_ptr()
+        del b
+        with torch.cuda.use_mem_pool(pool):
+            assert memory(5 * MiB).data_ptr() == address
+        """,
+        ESPER_ALLOC_SEGMENTS="classic",
+    )
+
+
+def test_a_mem_pool_serves_when_memory_is_short(libraries: dict[str, Path]) -> None:
+    run(
+        libraries,
+        """
+        total = esper_alloc._core.driver_report()["devices"][0]["total_bytes"]
+        _C._cuda_setMemoryFraction(56 * MiB / total, 0)
+        spare = torch.cuda.MemPool(use_on_oom=True)
+        strict = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(spare):
+            a = memory(12 * MiB)
+            kept = memory(10 * MiB)
+        with torch.cuda.use_mem_pool(strict):
+            b = memory(14 * MiB)
+        address = a.data_ptr()
+        full = memory(16 * MiB)
+        refused(torch.cuda.OutOfMemoryError, "private pools", memory, 11 * MiB)
+        del a, b
+        c = memory(11 * MiB)
+        assert c.data_ptr() == address
+        del c
+        del spare  # with its last tensors alive
+        refused(torch.cuda.OutOfMemoryError, "allocated in private pools", memory, 40 * MiB)
+        """,
+    )
+
+
+# Kinds of segments
+
+
+@pytest.mark.parametrize(("given", "pages"), [(None, 10), ("20", 2)])
+def test_a_size_of_segments_is_that_of_pages(
+    libraries: dict[str, Path], given: str | None, pages: int
+) -> None:
+    """Also the one that PyTorch has where nothing is said."""
+    run(
+        libraries,
+        f"""
+        before = esper_alloc._core.driver_calls()["page_create"]
+        x = memory(40 * MiB)
+        assert esper_alloc._core.driver_calls()["page_create"] - before == {pages}
+        """,
+        **({"PYTORCH_ALLOC_CONF": f"large_segment_size_mb:{given}"} if given else {}),
+    )
+
+
+def cuda(settings: str, general: str) -> dict[str, str]:
+    return {"PYTORCH_CUDA_ALLOC_CONF": settings, "PYTORCH_ALLOC_CONF": general}
+
+
+@pytest.mark.parametrize(
+    ("env", "before", "after", "mapped"),
+    [
+        ({}, None, None, True),
+        ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, None, False),
+        ({}, None, "expandable_segments:False", False),
+        ({}, None, "max_split_size_mb:64", False),
+        ({}, None, "max_split_size_mb:17592186044415", True),  # all the MiB there are: no limit
+        ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}, None, None, False),
+        (
+            {"PYTORCH_ALLOC_CONF": "max_non_split_rounding_mb:40,large_segment_size_mb:40"},
+            None,
+            None,
+            True,
+        ),
+        ({"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:4"}, None, None, True),
+        # PyTorch reads both variables, this one last.
+        (cuda("expandable_segments:True", "expandable_segments:False"), None, None, True),
+        (cuda("expandable_segments:False", "expandable_segments:True"), None, None, False),
+        (cuda("roundup_power2_divisions:4", "expandable_segments:False"), None, None, False),
+        (cuda("max_split_size_mb:64", "roundup_power2_divisions:4"), None, None, False),
+        (cuda("roundup_power2_divisions:4", "max_split_size_mb:64"), None, None, True),
+        ({"ESPER_ALLOC_SEGMENTS": "mapped"}, None, "max_split_size_mb:64", True),
+        ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, "expandable_segments:True", True),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, None, None, False),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            None,
+            "max_split_size_mb:64",
+            True,
+        ),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, "max_split_size_mb:64", None, False),
+        ({}, "expandable_segments:False", "max_split_size_mb:64", False),
+        ({"ESPER_ALLOC_SEGMENTS": "mapped"}, "expandable_segments:False", None, False),
+    ],
+)
+def test_the_kind_of_segments(
+    libraries: dict[str, Path],
+    env: dict[str, str],
+    before: str | None,
+    after: str | None,
+    mapped: bool,
+) -> None:
+    """Settings given before the allocator is there, and between that and its first use."""
+    set_options = "_C._accelerator_setAllocatorSettings"
+    run(
+        libraries,
+        f"{set_options}({after!r})\n" * (after is not None)
+        + f"""
+        x = memory(6 * MiB)
+        assert segments()[0]["is_expandable"] is {mapped}, segments()
+        {set_options}("expandable_segments:{not mapped}")
+        y = memory(30 * MiB)
+        kinds = [s["is_expandable"] for s in segments()]
+        assert sorted(kinds) == [False, True], kinds
+        """.replace("\n        ", "\n"),
+        BEGIN + f"{set_options}({before!r})\n" * (before is not None) + OURS[len(BEGIN) :],
+        **env,
+    )

@@ -1,0 +1,868 @@
+"""Marks and scopes under torch.compile and other tracing, without a GPU.
+
+Graphs are traced with fake CUDA tensors, or with the operators called on CPU
+tensors, for which they do nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import re
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import esper_alloc  # noqa: E402
+from esper_alloc.uses import containers, teaching, tracing, use  # noqa: E402
+
+if use._compiled is None:
+    pytest.skip("the PyTorch part is not built for this torch", allow_module_level=True)
+
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402
+from torch._inductor.utils import run_and_get_code  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+OPS = torch.ops.esper_alloc
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def stream(number: int = 3) -> torch.Stream:
+    """A stream object of a CUDA device, without the device."""
+    return torch.Stream(stream_id=number, device_index=0, device_type=1)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    esper_alloc.install_tensor_method()
+    yield
+    esper_alloc.uninstall_tensor_method()
+    torch._dynamo.reset()
+
+
+class Graphs:
+    """Compiles a function, and keeps the graphs that AOTAutograd made of it."""
+
+    def __init__(self, function, **options):
+        self.dynamo: list = []
+        self.forward: list = []
+        self.backward: list = []
+
+        def keep(graphs):
+            def compiler(module, inputs):
+                graphs.append(module)
+                return module
+
+            return compiler
+
+        aot = aot_autograd(fw_compiler=keep(self.forward), bw_compiler=keep(self.backward))
+
+        def backend(module, inputs):
+            self.dynamo.append(module)
+            return aot(module, inputs)
+
+        self.call = torch.compile(function, backend=backend, fullgraph=True, **options)
+
+    def names(self, which="forward", index=-1):
+        """The operators of a graph, in its order."""
+        return [
+            node.target.__name__ for node in getattr(self, which)[index].graph.nodes
+            if node.op == "call_function"
+        ]  # fmt: skip
+
+    def marks(self, which="forward", index=-1):
+        """Our operators in a graph: (name, arguments after the tensors)."""
+        return [
+            (node.target.__name__, node.args[1:])
+            for node in getattr(self, which)[index].graph.nodes
+            if node.op == "call_function" and node.target.namespace == "esper_alloc"
+        ]
+
+
+def on_fake_cuda(function, *shapes, **options):
+    """The graphs of `function` called once on fake CUDA tensors."""
+    graphs = Graphs(function, **options)
+    with FakeTensorMode(), torch.no_grad():
+        graphs.call(*(torch.ones(*shape, device="cuda") for shape in shapes))
+    return graphs
+
+
+# In the graph
+
+
+def test_the_function_is_one_operator_at_its_place():
+    side = stream(3)
+
+    def f(x):
+        y = x.sin()
+        r = y.cos()
+        esper_alloc.record_use(y, side)
+        return r.exp()
+
+    graphs = on_fake_cuda(f, (4,))
+    assert len(graphs.dynamo) == 1
+    assert graphs.names() == ["sin.default", "cos.default", "record_use.default", "exp.default"]
+    assert graphs.marks() == [("record_use.default", (3, 0, True, False))]
+
+
+def test_the_method_is_the_same():
+    side = stream(5)
+
+    def f(x):
+        r = x.cos()
+        x.record_use(side, gate=False)
+        return r.exp()
+
+    graphs = on_fake_cuda(f, (4,))
+    assert graphs.names() == ["cos.default", "record_use.default", "exp.default"]
+    assert graphs.marks() == [("record_use.default", (5, 0, False, False))]
+
+
+def test_the_method_called_through_the_class_is_the_same():
+    side, method = stream(5), None
+
+    def f(x):
+        torch.Tensor.record_use(x, side, gate=False)
+        method(x, side)
+        type(x).record_use(x, stream=side)
+        functools.partial(torch.Tensor.record_use, stream=side)(x)
+        return x.exp()
+
+    method = torch.Tensor.record_use
+    graphs = on_fake_cuda(f, (4,))
+    assert graphs.names() == ["record_use.default"] * 4 + ["exp.default"]
+    assert [gate for _, (_, _, gate, _) in graphs.marks()] == [False, True, True, True]
+
+
+def test_without_a_stream_the_current_one_is_meant():
+    def f(x):
+        esper_alloc.record_use(x)
+        x.record_use()
+        with esper_alloc.using(x) as scope:
+            y = x + 1
+        return scope.take(y)
+
+    marks = on_fake_cuda(f, (4,)).marks()
+    assert marks == [("record_use.default", (0, -1, True, False))] * 3
+
+
+@dataclasses.dataclass
+class Batch:
+    ids: torch.Tensor
+    rest: dict
+
+
+@dataclasses.dataclass
+class Made:
+    x: torch.Tensor
+    scale: dataclasses.InitVar[int]
+
+
+def test_containers_are_one_operator():
+    side = stream()
+
+    def f(x, y, z):
+        esper_alloc.record_use([x, {"y": (y, None, 3)}, Batch(z, {"x": [x]})], side)
+        return x + 1
+
+    graphs = on_fake_cuda(f, (4,), (5,), (6,))
+    (node,) = [n for n in graphs.forward[0].graph.nodes if "record_use" in str(n.target)]
+    assert [n.meta["val"].shape[0] for n in node.args[0]] == [4, 5, 6, 4]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: collections.deque([x]),
+        lambda x: [collections.deque([x])],
+        lambda x: [collections.UserDict(a=x)],
+        lambda x: [collections.OrderedDict(a=x)],
+        lambda x: (collections.defaultdict(list, {1: [x]}),),
+        lambda x: [types.MappingProxyType({"a": x})],
+        lambda x: {"a": x}.values(),
+        lambda x: [frozenset([x])],
+        lambda x: [3, (None, "x", {"a": [x]})],
+        lambda x: Made(x, 2),
+    ],
+)
+def test_containers_are_searched_as_in_eager_code(make):
+    def f(x):
+        y = x + 1
+        esper_alloc.record_use(make(y))
+        return y * 2
+
+    found = []
+    containers.find_tensors(make(torch.empty(4, device="meta")), found)  # no error
+    (node,) = [
+        n for n in on_fake_cuda(f, (4,)).forward[0].graph.nodes if "record_use" in str(n.target)
+    ]
+    assert [n.meta["val"].shape[0] for n in node.args[0]] == [4]
+
+
+class Opaque:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def test_what_is_not_searched_is_named_while_tracing(monkeypatch):
+    monkeypatch.setattr(containers, "_warned_of", set())
+
+    def f(x):
+        y = x + 1
+        esper_alloc.record_use([Opaque(y), Opaque(x), 3, None])
+        return y * 2
+
+    with pytest.warns(RuntimeWarning, match="inside .*Opaque") as seen:
+        assert on_fake_cuda(f, (4,)).names() == ["add.Tensor", "mul.Tensor"]
+    assert len([w for w in seen if "Opaque" in str(w.message)]) == 1
+
+
+class Functional(torch.Tensor):
+    """A subclass with a __torch_function__ of its own."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Marking(Functional):
+    def record_use(self):
+        return self + 1
+
+
+def test_subclasses_with_torch_function_are_marked(monkeypatch):
+    # AOTAutograd does not take such tensors, so what Dynamo made is looked at.
+    monkeypatch.setattr(tracing, "_MARKED", ("cpu",))
+    counts = []
+
+    def backend(module, inputs):
+        nodes = [n for n in module.graph.nodes if "record_use" in str(n.target)]
+        counts.append([len(n.args[0]) for n in nodes])
+        return module
+
+    def f(x):
+        y = x * 2
+        y.record_use()
+        esper_alloc.record_use([x, y])
+        return y + 1
+
+    x = torch.ones(3).as_subclass(Functional)
+    assert torch.equal(torch.compile(f, fullgraph=True, backend=backend)(x), x * 2 + 1)
+    assert counts == [[1, 2]]
+
+    def own(x):
+        return x.record_use()
+
+    x = torch.ones(3).as_subclass(Marking)
+    with contextlib.suppress(torch._dynamo.exc.Unsupported):
+        assert torch.equal(torch.compile(own, fullgraph=True, backend=backend)(x), x + 1)
+    assert counts in ([[1, 2]], [[1, 2], []])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_jagged_tensors_are_marked_in_their_parts(grad, monkeypatch):
+    monkeypatch.setattr(tracing, "_MARKED", ("cpu",))
+
+    def f(x):
+        y = x * 2
+        esper_alloc.record_use(y)
+        y.record_use(gate=False)
+        return y.sin()
+
+    rows = [torch.randn(2, 3), torch.randn(4, 3)]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=grad)
+    graphs = Graphs(f)
+    with torch.set_grad_enabled(grad):
+        y = graphs.call(x)
+    torch.testing.assert_close(y.values(), (x.values() * 2).sin())
+    assert [args for _, args in graphs.marks()] == [(0, -1, True, grad), (0, -1, False, grad)]
+    values = x.values().shape
+    for node in graphs.forward[0].graph.nodes:
+        if "esper_alloc" in str(node.target):
+            assert values in [n.meta["val"].shape for n in node.args[0]]
+    if grad:
+        y.values().sum().backward()
+        torch.testing.assert_close(x.grad.values(), (x.values() * 2).cos() * 2)
+
+
+def test_transforms_and_branches_keep_their_marks(monkeypatch):
+    monkeypatch.setattr(tracing, "_MARKED", ("cpu",))
+
+    def f(x):
+        y = x * 2
+        esper_alloc.record_use(y)
+        return y + 1
+
+    def branches(x):
+        return torch.cond(x.sum() > 0, f, lambda x: x.clone(), (x,))
+
+    def marks_of(function, x):
+        graphs = Graphs(function)
+        with torch.no_grad():
+            torch.testing.assert_close(graphs.call(x), function(x))
+        nodes = [
+            node for module in graphs.forward[0].modules() if hasattr(module, "graph")
+            for node in module.graph.nodes
+        ]  # fmt: skip
+        return len([n for n in nodes if "esper_alloc" in str(n.target)])
+
+    x = torch.ones(4, 3)
+    assert marks_of(torch.vmap(f), x) == 1
+    assert marks_of(torch.func.grad(lambda x: f(x).sum()), x) == 1
+    assert marks_of(branches, x) == 1
+
+
+def test_a_scope_orders_and_marks():
+    side = stream(7)
+
+    def f(x):
+        with esper_alloc.using(x, stream=side) as scope:
+            y = x.sin()
+        return scope.take(y).cos()
+
+    graphs = on_fake_cuda(f, (4,))
+    assert graphs.names() == [
+        "enter_scope.default", "sin.default", "leave_scope.default", "take.default",
+        "cos.default",
+    ]  # fmt: skip
+    assert [marked for _, marked in graphs.marks()] == [(7, 0), (7, 0, False), (7, 0)]
+
+
+def test_scopes_nest_and_can_be_entered_again():
+    outer_stream, inner_stream = stream(3), stream(5)
+
+    def f(x):
+        outer = esper_alloc.using(x, stream=outer_stream)
+        with outer, esper_alloc.using(x, stream=inner_stream), outer:
+            return x + 1
+
+    marks = on_fake_cuda(f, (4,)).marks()
+    assert [(name.split("_")[0], args[0]) for name, args in marks] == [
+        ("enter", 3), ("enter", 5), ("enter", 3), ("leave", 3), ("leave", 5), ("leave", 3),
+    ]  # fmt: skip
+
+
+def test_an_event_cannot_stand_in_a_graph_so_memory_is_held():
+    event = torch.Event("cpu")
+
+    def f(x):
+        esper_alloc.record_use(x, event=event)
+        return x + 1
+
+    assert on_fake_cuda(f, (4,)).marks() == [("hold.default", ())]
+
+
+def test_cpu_tensors_leave_nothing_in_the_graph():
+    side = stream()
+
+    def f(x):
+        esper_alloc.record_use([x, None], side)
+        x.record_use(side)
+        return x + 1
+
+    graphs = Graphs(f)
+    assert torch.equal(graphs.call(torch.ones(3)), torch.full((3,), 2.0))
+    assert graphs.names() == ["add.Tensor"]
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda x: esper_alloc.record_use(5), "expected a tensor"),
+        (lambda x: esper_alloc.record_use(x, "side"), "stream must be"),
+        (lambda x: esper_alloc.using(x, stream="side"), "stream must be"),
+    ],
+)
+def test_bad_arguments_are_the_same_errors(call, message):
+    def f(x):
+        call(x)
+        return x + 1
+
+    with pytest.raises(Exception, match=message):
+        Graphs(f).call(torch.ones(3))
+
+
+def test_the_same_stream_compiles_once_and_another_again():
+    def f(x, s):
+        y = x + 1
+        esper_alloc.record_use(y, s)
+        y.record_use(s)
+        with esper_alloc.using(x, stream=s):
+            return y * 2
+
+    graphs = Graphs(f)
+    with FakeTensorMode(), torch.no_grad():
+        x = torch.ones(3, device="cuda")
+        for s in (stream(3), stream(3), stream(3)):
+            graphs.call(x, s)
+        assert len(graphs.forward) == 1
+        graphs.call(x, stream(5))
+        assert len(graphs.forward) == 2
+        graphs.call(x, stream(3))
+        graphs.call(x, stream(5))
+    assert len(graphs.forward) == 2
+    for index, number in enumerate((3, 5)):
+        assert {int(args[0]) for _, args in graphs.marks(index=index)} == {number}
+
+
+def test_a_mark_is_not_eliminated_where_nothing_else_is_left():
+    side = stream()
+
+    def f(x):
+        esper_alloc.record_use(x + 1, side)
+
+    assert on_fake_cuda(f, (4,)).names() == ["add.Tensor", "record_use.default"]
+
+
+def test_in_grad_mode_memory_is_protected_until_its_free(monkeypatch):
+    # A backward needs devices that exist: on CPU tensors nothing is done.
+    monkeypatch.setattr(tracing, "_MARKED", ("cpu",))
+
+    def f(x, w):
+        y = x * w
+        esper_alloc.record_use(x)
+        with esper_alloc.using(y):
+            return (y * w).sum()
+
+    graphs = Graphs(f)
+    w = torch.full((4,), 3.0, requires_grad=True)
+    graphs.call(torch.ones(4), w).backward()
+    assert torch.equal(w.grad, torch.full((4,), 6.0))
+    assert graphs.marks() == [("record_use.default", (0, -1, True, True))] * 2
+    with torch.inference_mode():
+        graphs.call(torch.ones(4), w)
+    assert graphs.marks() == [("record_use.default", (0, -1, True, False))] * 2
+
+
+def test_eager_backend_gets_the_calls_in_order():
+    side, seen = stream(), []
+
+    def backend(module, inputs):
+        seen.extend(str(n.target) for n in module.graph.nodes if n.op == "call_function")
+        return module
+
+    def f(x):
+        y = x + 1
+        esper_alloc.record_use(y, side)
+        return y
+
+    with FakeTensorMode():
+        torch.compile(f, backend=backend, fullgraph=True)(torch.ones(3, device="cuda"))
+    assert seen[-1].startswith("esper_alloc.record_use")
+
+
+# Inductor, on CPU tensors: there the operators themselves are called
+
+
+@pytest.fixture(scope="module")
+def read_elsewhere():
+    """An operator that may read its argument on a stream of its own."""
+    library = torch.library.Library("esper_test", "DEF")
+    library.define("read(Tensor x) -> Tensor")
+    library.define("launch(Tensor x) -> ()")
+    library.impl("read", lambda x: x.sum(0), "CompositeExplicitAutograd")
+    library.impl("launch", lambda x: None, "CompositeExplicitAutograd")
+    torch.library.register_fake("esper_test::read", lambda x: x.sum(0), lib=library)
+    torch.library.register_fake("esper_test::launch", lambda x: None, lib=library)
+    torch.fx.node.has_side_effect(torch.ops.esper_test.launch.default)
+    yield torch.ops.esper_test
+    library._destroy()
+
+
+@contextlib.contextmanager
+def compiled_anew():
+    """Graphs of an earlier run are not taken from Inductor's caches."""
+    inductor, aot = torch._inductor.config, torch._functorch.config
+    with inductor.patch(fx_graph_cache=False), aot.patch(enable_autograd_cache=False):
+        yield
+
+
+def inductor_code(function, *arguments):
+    """The statements of the generated function; the results are compared."""
+    with torch.no_grad(), compiled_anew():
+        wanted = function(*arguments)
+        compiled = torch.compile(function, fullgraph=True)
+        found, (code, *_) = run_and_get_code(compiled, *arguments)
+    torch.testing.assert_close(found, wanted)
+    body = code[code.index("def call(") :]
+    lines = [line.strip() for line in body[: body.index("return (")].splitlines()]
+    return [line for line in lines if not line.startswith(("#", "assert"))]
+
+
+def line_of(lines, text):
+    (index,) = [i for i, line in enumerate(lines) if text in line]
+    return index
+
+
+def argument_of(line):
+    return re.search(r"\(\[?(\w+)", line).group(1)
+
+
+def test_inductor_marks_the_buffer_that_was_read_and_uses_it_no_more(read_elsewhere):
+    def f(x, w):
+        y = (x @ w).relu()
+        r = read_elsewhere.read(y)
+        OPS.record_use.default([y], 0, -1, True, False)
+        z = (x + 1) @ w
+        return z @ w, r + 1
+
+    lines = inductor_code(f, torch.randn(32, 32), torch.randn(32, 32))
+    read = line_of(lines, "esper_test.read")
+    mark = line_of(lines, "record_use.pinned")
+    buffer = argument_of(lines[read])
+    assert read < mark
+    assert re.search(rf"pinned\(\[{buffer}\],", lines[mark])
+    assert not [line for line in lines[mark:] if "reuse" in line and f"= {buffer};" in line]
+
+
+def test_without_the_mark_inductor_reuses_that_buffer(read_elsewhere):
+    """The test above would show nothing if Inductor never did."""
+
+    def f(x, w):
+        y = (x @ w).relu()
+        r = read_elsewhere.read(y)
+        z = (x + 1) @ w
+        return z @ w, r + 1
+
+    lines = inductor_code(f, torch.randn(32, 32), torch.randn(32, 32))
+    buffer = argument_of(lines[line_of(lines, "esper_test.read")])
+    assert [line for line in lines if "reuse" in line and f"= {buffer};" in line]
+
+
+def test_inductor_keeps_a_read_without_result_before_the_mark(read_elsewhere):
+    def f(x):
+        y = x + 1
+        read_elsewhere.launch(y)
+        OPS.record_use.default([y], 0, -1, True, False)
+        return x * 2
+
+    lines = inductor_code(f, torch.randn(32))
+    assert line_of(lines, "esper_test.launch") < line_of(lines, "record_use.pinned")
+
+
+def test_inductor_keeps_reads_of_views_before_the_mark(read_elsewhere):
+    def f(x):
+        y = x + 1
+        r = read_elsewhere.read(y.view(8, 4)[1:])
+        OPS.record_use.default([y], 0, -1, True, False)
+        return (y * 3).sum(), r.exp()
+
+    lines = inductor_code(f, torch.randn(4, 8))
+    read, mark = line_of(lines, "esper_test.read"), line_of(lines, "record_use.pinned")
+    assert read < mark
+
+
+def test_inductor_puts_a_scope_between_its_ends():
+    def f(x, w):
+        before = x.sum()
+        OPS.enter_scope.default([x], 0, -1)
+        y = x @ w
+        z = y @ w
+        OPS.leave_scope.default([x], 0, -1, False)
+        OPS.take.default([z], 0, -1)
+        return (z @ w), y, before
+
+    lines = inductor_code(f, torch.randn(16, 16), torch.randn(16, 16))
+    enter = line_of(lines, "enter_scope.pinned")
+    leave = line_of(lines, "leave_scope.pinned")
+    take = line_of(lines, "take.pinned")
+    products = [i for i, line in enumerate(lines) if "extern_kernels.mm" in line]
+    assert [enter < i < leave for i in products] == [True, True, False]
+    assert take < products[2]
+
+
+def test_inductor_trains_through_marks_and_leaves_them_in_the_forward():
+    def f(x, w):
+        y = (x @ w).relu()
+        OPS.enter_scope.default([x], 0, -1)
+        z = y * 2
+        OPS.leave_scope.default([x, w], 0, -1, True)
+        OPS.record_use.default([y, w], 0, -1, True, True)
+        return z.sum()
+
+    def train(x, w):
+        compiled(x, w).backward()
+
+    x = torch.randn(16, 16)
+    w1 = torch.randn(16, 16, requires_grad=True)
+    w2 = w1.detach().clone().requires_grad_()
+    compiled = torch.compile(f, fullgraph=True)
+    with compiled_anew():
+        _, codes = run_and_get_code(train, x, w1)
+    f(x, w2).backward()
+    torch.testing.assert_close(w1.grad, w2.grad)
+    forward, backward = codes
+    for mark in ("enter_scope", "leave_scope", "record_use"):
+        assert forward.count(f"ops.esper_alloc.{mark}.pinned(") == 1
+    assert "esper_alloc" not in backward.split("def call(")[1]
+
+
+def test_inductor_with_dynamic_shapes():
+    def f(x):
+        y = (x + 1).relu()
+        OPS.record_use.default([y], 0, -1, True, False)
+        return y * 2
+
+    with torch.no_grad(), compiled_anew():
+        compiled = torch.compile(f, fullgraph=True, dynamic=True)
+        for n in (8, 12, 20):
+            x = torch.randn(n, 4)
+            torch.testing.assert_close(compiled(x), f(x))
+
+
+# The operators
+
+
+@pytest.mark.parametrize(
+    "operator, arguments",
+    [
+        ("record_use", (0, -1, True, False)),
+        ("record_use.ordered", ([], 0, -1, True, True)),
+        ("enter_scope", (0, -1)),
+        ("leave_scope", (0, -1, False)),
+        ("leave_scope.ordered", ([], 0, -1, False)),
+        ("take", (0, -1)),
+        ("hold", ()),
+    ],
+)
+def test_operators_pass_opcheck(operator, arguments):
+    packet, _, overload = operator.partition(".")
+    op = getattr(getattr(OPS, packet), overload or "default")
+    for tensors in ([torch.ones(3), torch.ones(2, 2)], [torch.ones(3, requires_grad=True)]):
+        torch.library.opcheck(op, (tensors, *arguments))
+
+
+# Modes and transforms
+
+
+class Seen(TorchDispatchMode):
+    """Keeps the names of the operators that pass by."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "esper_alloc":
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_see_the_operators():
+    with FakeTensorMode() as fake:
+        x = torch.ones(3, device="cuda")
+        with Seen() as seen:
+            esper_alloc.record_use([x, {"x": x}], stream())
+            x.record_use(stream(), gate=False)
+    assert seen.names == ["esper_alloc.record_use.default"] * 3
+    assert fake is not None
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu", "meta"])
+def test_fake_tensors_are_marked_without_error(device):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.ones(3, device=device)
+        esper_alloc.record_use(x)
+        esper_alloc.record_use(x, stream())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        esper_alloc.record_use([x, torch.nn.Parameter(torch.ones(1))], stream())
+
+
+def test_make_fx_traces_marks():
+    side = stream(9)
+
+    def f(x):
+        y = x + 1
+        esper_alloc.record_use(y, side)
+        return y * 2
+
+    with FakeTensorMode() as mode, torch.no_grad():
+        x = torch.ones(3, device="cuda")
+    with mode, torch.no_grad():
+        graph = make_fx(f)(x).graph
+    assert [n.target.__name__ for n in graph.nodes if n.op == "call_function"] == [
+        "add.Tensor", "record_use.default", "mul.Tensor",
+    ]  # fmt: skip
+
+
+def test_vmap_and_grad_mark_what_is_below():
+    seen = []
+
+    def f(x):
+        OPS.record_use.default([x], 0, -1, True, False)
+        seen.append(x)
+        return (x * 2).sum()
+
+    x = torch.arange(6.0).reshape(2, 3)
+    with Seen() as mode:
+        torch.testing.assert_close(torch.vmap(f)(x), x.sum(1) * 2)
+        torch.vmap(torch.vmap(f))(x)
+        torch.testing.assert_close(torch.func.grad(f)(x), torch.full((2, 3), 2.0))
+        torch.vmap(torch.func.grad(f))(x)
+        torch.testing.assert_close(torch.func.functionalize(f)(x), f(x))
+    assert mode.names.count("esper_alloc.record_use.default") == 6
+    for value in seen[:1]:
+        assert torch._C._functorch.is_batchedtensor(value)
+
+
+def test_functorch_wrappers_go_through_the_operator():
+    side = stream()
+
+    def f(x):
+        esper_alloc.record_use(x, side)
+        return x * 2
+
+    with FakeTensorMode() as mode:
+        x = torch.ones(2, 3, device="cuda")
+        with Seen() as seen:
+            torch.vmap(f)(x)
+            torch.func.jvp(f, (x,), (x,))
+            torch.func.functionalize(f)(x)
+    assert mode is not None
+    assert seen.names.count("esper_alloc.record_use.default") == 3
+
+
+class Wrapped(torch.Tensor):
+    """A wrapper that does not say what it holds."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, device="cuda")
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.seen = []
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        wrapped = args[0][0] if isinstance(args[0], list) else args[0]
+        wrapped.seen.append(str(func))
+        if cls.knows not in str(func):
+            raise NotImplementedError(func)
+
+
+class Knowing(Wrapped):
+    knows = "esper_alloc.record_use"
+
+
+class Old(Wrapped):
+    knows = "aten.record_stream"
+
+
+class Deaf(Wrapped):
+    knows = "nothing"
+
+
+def test_wrappers_see_the_operator_and_older_ones_record_stream():
+    side = stream()
+    knowing, old, deaf = (kind(torch.ones(3)) for kind in (Knowing, Old, Deaf))
+    esper_alloc.record_use([knowing, old, deaf], side)
+    assert knowing.seen == ["esper_alloc.record_use.default"]
+    assert old.seen == ["esper_alloc.record_use.default", "aten.record_stream.default"]
+    assert deaf.seen == old.seen
+
+
+def test_sharded_and_wrapped_tensors_mark_what_is_inside():
+    program = """
+import torch, torch.distributed as dist
+import esper_alloc
+from esper_alloc.uses import containers, tracing
+from torch._dynamo.backends.common import aot_autograd
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.two_tensor import TwoTensor
+
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+inner = torch.ones(4, 4)
+sharded = DTensor.from_local(inner, init_device_mesh("cpu", (2,)), [Shard(0)])
+found = []
+containers.find_tensors([sharded, TwoTensor(inner, inner)], found)
+esper_alloc.record_use([sharded, TwoTensor(inner, inner)])
+torch.ops.esper_alloc.record_use.default([sharded], 0, -1, True, False)
+tracing._MARKED = ("cpu",)
+graphs = []
+
+def f(x):
+    y = x * 2
+    esper_alloc.record_use(y)
+    return y + 1
+
+for value, count in ((sharded, 1), (TwoTensor(inner, inner), 2)):
+    keep = aot_autograd(fw_compiler=lambda module, inputs: graphs.append(module) or module)
+    with torch.no_grad():
+        torch.compile(f, fullgraph=True, backend=keep)(value)
+    names = [str(node.target) for node in graphs[-1].graph.nodes]
+    assert names.count("esper_alloc.record_use.default") == count, names
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+# Teaching PyTorch
+
+
+def test_nothing_of_the_compiler_is_loaded_before_it_is_needed():
+    program = """
+import sys, torch, esper_alloc
+esper_alloc.record_use(torch.ones(1))
+assert "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
+import torch._dynamo
+from esper_alloc.uses import use
+from torch._dynamo.trace_rules import _polyfilled_function_ids as known
+assert id(use.record_use) in known
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_torch_that_cannot_be_taught_is_said_in_one_warning(monkeypatch):
+    monkeypatch.setattr(teaching, "_said", False)
+
+    def teach(module):
+        raise AttributeError("no such thing")
+
+    with pytest.warns(RuntimeWarning, match="cannot teach inductor of torch") as seen:
+        teaching._teach("inductor", teach, torch)
+        teaching._teach("Dynamo", teach, torch)  # there are several parts to teach
+    assert len(seen) == 1
+
+
+def test_untaught_dynamo_runs_marks_eagerly():
+    """Outside fullgraph the call is a break in the graph, and nothing is lost."""
+    program = """
+import warnings, torch
+from esper_alloc.uses import teaching
+def refuse(*args):
+    raise AttributeError("no such thing")
+for name in ("_teach_dynamo", "_teach_dynamo_method", "_teach_dynamo_subclasses"):
+    setattr(teaching, name, refuse)
+import esper_alloc
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import torch._dynamo
+
+    def f(x):
+        y = x + 1
+        esper_alloc.record_use([y, 3])
+        return y * 2
+
+    graphs = []
+    backend = lambda module, inputs: graphs.append(module) or module
+    assert torch.equal(torch.compile(f, backend=backend)(torch.ones(2)), torch.full((2,), 4.0))
+assert len(graphs) == 2, graphs
+assert len([w for w in seen if "cannot teach" in str(w.message)]) == 1, [str(w.message) for w in seen]
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
