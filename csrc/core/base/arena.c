@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* What nobody used of a chunk takes no memory yet; but malloc wastes a page on each. */
+/* Untouched pages of a chunk take no memory yet, but malloc wastes one page on each chunk. */
 enum { LEAST_CHUNK = 64 << 10, CHUNK_SHARE = 8, LINE = 64, HUGE_PAGE = 2 << 20 };
 
 /* ---- host memory ----------------------------------------------------------- */
@@ -40,14 +40,14 @@ bool host_return(void *pages, size_t size)
   return madvise(pages, round_up(size, page_size()), MADV_DONTNEED) == 0;
 }
 
-/* Not calloc, which may have such memory from before, and clears all of it then. */
+/* Not calloc: where it reuses memory, it writes zeros to all of it. */
 void *host_map(size_t size)
 {
   void *memory =
       mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED)
     return NULL;
-  madvise(memory, size, MADV_NOHUGEPAGE); /* or it may take more */
+  madvise(memory, size, MADV_NOHUGEPAGE); /* a huge page would take more than what is written */
   return memory;
 }
 
@@ -71,7 +71,7 @@ void arena_destroy(arena_t *arena)
   arena_init(arena, arena->piece);
 }
 
-/* How many chunks begin at an address up to `address`. */
+/* How many chunks begin at or before `address`. */
 static size_t chunks_up_to(const arena_t *arena, const void *address)
 {
   size_t low = 0, high = arena->chunk_count;
@@ -95,7 +95,7 @@ static size_t pieces_of(const arena_t *arena, const arena_chunk_t *chunk)
   return chunk->bytes / arena->piece;
 }
 
-/* Of whole huge pages once that adds an eighth at most; NULL: not so, or no memory. */
+/* A chunk of one huge page, once that adds at most an eighth. NULL: too early, or no memory. */
 static char *take_huge(const arena_t *arena)
 {
   if (arena->bytes < 8 * HUGE_PAGE)
@@ -103,7 +103,7 @@ static char *take_huge(const arena_t *arena)
   char *chunk = aligned_alloc(HUGE_PAGE, HUGE_PAGE);
 #ifdef MADV_HUGEPAGE
   if (chunk)
-    madvise(chunk, HUGE_PAGE, MADV_HUGEPAGE); /* or it stays as it is */
+    madvise(chunk, HUGE_PAGE, MADV_HUGEPAGE); /* only a hint */
 #endif
   return chunk;
 }
@@ -116,7 +116,7 @@ static void add_free(arena_t *arena, char *pieces, size_t count)
   }
 }
 
-/* The chunk's pieces can be had: nobody had them since it came. */
+/* Makes the chunk's pieces the fresh ones. */
 static void begin_chunk(arena_t *arena, const arena_chunk_t *chunk)
 {
   add_free(arena, arena->fresh, arena->fresh_count);
@@ -139,7 +139,7 @@ static bool make_room_for_chunk(arena_t *arena)
   return true;
 }
 
-/* One that was returned. */
+/* Uses a chunk again that was returned to the system. */
 static void take_back(arena_t *arena)
 {
   arena_chunk_t *chunk = arena->chunks;
@@ -214,12 +214,12 @@ void arena_give(arena_t *arena, void *piece)
 
 /* ---- giving back ----------------------------------------------------------- */
 
-/* To look at all that is free takes long where that is much, and is in vain where pieces
- * that are out lie scattered. So it waits for enough to be different: many pieces came back,
- * or half of those that held chunks. */
+/* Looking at every free piece can take long, and finds nothing while live pieces lie
+ * scattered. So enough must have changed since the last look: many pieces came back, or
+ * half of the live ones did. */
 static bool is_worth_a_look(const arena_t *arena)
 {
-  enum { MUCH = 4, MANY = 8 }; /* such a part */
+  enum { MUCH = 4, MANY = 8 }; /* a quarter of all pieces; an eighth of the unused ones */
   size_t unused = arena->pieces - arena->live;
   return unused >= arena->pieces / MUCH &&
          (arena->given >= unused / MANY || arena->live < arena->live_then / 2);
@@ -230,7 +230,7 @@ static bool is_unused(const arena_t *arena, const arena_chunk_t *chunk)
   return !chunk->returned && chunk->unused == pieces_of(arena, chunk);
 }
 
-/* Of each chunk. False: none is unused. */
+/* Counts each chunk's unused pieces. False: no chunk is wholly unused. */
 static bool count_unused(const arena_t *arena)
 {
   bool any = false;
@@ -245,7 +245,7 @@ static bool count_unused(const arena_t *arena)
   return any;
 }
 
-/* Their pieces are neither free nor fresh from now on. */
+/* Takes the pieces of unused chunks out of the free list and the fresh ones. */
 static void forget_unused(arena_t *arena)
 {
   void **link = &arena->free;
@@ -261,7 +261,7 @@ static void forget_unused(arena_t *arena)
 static void return_chunk(arena_t *arena, arena_chunk_t *chunk)
 {
   size_t pieces = pieces_of(arena, chunk);
-  if (!host_return(chunk->start, chunk->bytes)) { /* locked into memory, say */
+  if (!host_return(chunk->start, chunk->bytes)) { /* for example, pages locked into memory */
     add_free(arena, chunk->start, pieces);
     return;
   }

@@ -5,7 +5,7 @@ static bool call_begin(core_t *c, int call)
   if (atomic_load_explicit(&c->shut_down, memory_order_relaxed))
     return false;
   lock_order_call_driver();
-  /* A locked instruction would be dearer than the shorter calls. */
+  /* Not atomic as a whole: a locked instruction would cost more than the shorter calls. */
   uint64_t calls = atomic_load_explicit(&c->driver_calls[call], memory_order_relaxed);
   atomic_store_explicit(&c->driver_calls[call], calls + 1, memory_order_relaxed);
   return true;

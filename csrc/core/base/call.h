@@ -1,6 +1,5 @@
-/* call.h: the core's calls to its driver, counted, one wrapper a function.
- * A driver that is being unloaded answers ESPER_SHUT_DOWN once; after that it
- * is not called again. */
+/* call.h: the core's calls to its driver: one wrapper for each function, which counts.
+ * A driver that is being unloaded answers ESPER_SHUT_DOWN, and is not called again. */
 #ifndef ESPER_CALL_H
 #define ESPER_CALL_H
 
@@ -66,7 +65,7 @@ enum {
 
 _Static_assert((int)CALL_COUNT <= (int)DRIVER_CALLS, "room for every counter");
 
-/* What a call of the driver's answered that was made, and counted, elsewhere. */
+/* Notes the status of a driver call that was made and counted elsewhere, and returns it. */
 esper_status call_end(core_t *c, esper_status status);
 
 #define CALL_STRIP(...) __VA_ARGS__

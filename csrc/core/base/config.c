@@ -4,12 +4,11 @@
 
 #include "error.h"
 
-/* These are the native allocator's, so that the sizes users know hold; but for
- * the rest that stays in a large block, which is 1 MiB there: replayed jobs
- * reserve as much or less with a quarter of that. */
+/* These sizes are those of PyTorch's own allocator, which users know. Only LARGE_REST differs:
+ * it is 1 MiB there, and replayed jobs reserve as much or less with a quarter of that. */
 static const size_t SMALL_MOST = 1 * MIB; /* larger blocks are large */
 static const size_t SMALL_SEGMENT = 2 * MIB;
-static const size_t LARGE_SHARED_MOST = 10 * MIB; /* these share a segment */
+static const size_t LARGE_SHARED_MOST = 10 * MIB; /* smaller blocks share a segment */
 static const size_t LARGE_SEGMENT = 20 * MIB;
 static const size_t SEGMENT_ALIGN = 2 * MIB;
 static const size_t LARGE_REST = 256 * KIB; /* a smaller rest stays in the block */
@@ -24,8 +23,8 @@ static bool is_share(double x)
   return x >= 0 && x < 1;
 }
 
-/* What says which blocks of classic segments are cut, or when such segments go back, means
- * nothing for mapped ones: who gives it and leaves the kind open has classic ones. */
+/* max_split_size and garbage_collection_threshold mean nothing for mapped segments. So a
+ * configuration that gives one of them and leaves the kind open gets classic segments. */
 static esper_segments kind_of_segments(const esper_config *given)
 {
   bool concerns_classic = given->max_split_size || given->garbage_collection_threshold > 0;

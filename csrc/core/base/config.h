@@ -1,16 +1,18 @@
-/* config.h: the sizes that the allocator works with. */
+/* config.h: the configuration, and the sizes that follow from it: of blocks, of segments, and
+ * of the rest that makes a split worthwhile. */
 #ifndef ESPER_CONFIG_H
 #define ESPER_CONFIG_H
 
 #include "core.h"
 
-/* Immutable: a new one is put in front, older ones stay for those who read. */
+/* Immutable. A new one is put first in the list; older ones stay for threads that still read
+ * them. */
 typedef struct config {
   esper_config as_given;
   size_t max_split_size; /* SIZE_MAX: unlimited */
   size_t max_non_split_rounding;
   size_t large_segment_size;
-  esper_segments segments; /* of pools of which nothing else is known */
+  esper_segments segments; /* AUTO: mapped ones, but classic ones in MemPools */
   struct config *older;
 } config_t;
 
@@ -25,18 +27,18 @@ static inline const config_t *config_of(const core_t *core)
 /* The size of the block that a request gets. 0: too large to round. */
 size_t config_round(const config_t *config, size_t size);
 
-/* Size class of a block: large blocks live in segments of their own. */
+/* The size class of a block. Small and large blocks lie in different segments. */
 bool config_is_large(size_t size);
 
-/* The segment to get for a block. */
+/* The size of a new segment for a block of `size` bytes. */
 size_t config_segment_size(const config_t *config, size_t size);
 
-/* Whether a block of `have` bytes may serve a request for `size`: oversize
- * blocks (max_split_size and more) are neither split nor wasted. */
+/* Whether a block of `have` bytes may serve a request for `size`. Oversize blocks
+ * (max_split_size and more) serve only requests of about their size. */
 bool config_fits(const config_t *config, size_t have, size_t size);
 
-/* Whether the rest of a block is worth a block of its own; of a `coarse` one a small
- * rest is not. */
+/* Whether the rest of a block becomes a block of its own. A `coarse` block keeps a small
+ * rest. */
 bool config_splits(const config_t *config, size_t have, size_t size, bool coarse);
 
 static inline bool config_is_oversize(const config_t *config, size_t size)

@@ -16,23 +16,23 @@ struct esper_core {
   _Atomic(struct config *) config; /* read without a lock */
   int device_count;
   atomic_bool shut_down;
-  atomic_bool timing; /* records take the time: reuse order `auto` wants it */
+  atomic_bool timing; /* records note the time, for reuse order `auto` */
   atomic_bool tracing;
-  atomic_bool warned; /* that memory was freed which a graph reads */
+  atomic_bool warned; /* that memory which a graph reads was freed */
   int64_t (*clock_us)(void);
-  uint64_t serial; /* of the process's cores, from 1 */
+  uint64_t serial; /* counts the cores of this process, from 1 */
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
   _Atomic(stream_t *) stream_by_id[STREAM_BUCKETS];
   _Atomic(stream_t *) streams;
   _Atomic(struct stream_group *) stream_groups; /* newest first */
 
-  ON_ITS_OWN_LINE _Atomic uint64_t driver_calls[DRIVER_CALLS]; /* fronts have more */
-  mutex_t config_lock; /* setting up devices, and tracing, too */
+  ON_ITS_OWN_LINE _Atomic uint64_t driver_calls[DRIVER_CALLS]; /* block caches count more */
+  mutex_t config_lock; /* also guards setting up devices, and tracing */
   mutex_t streams_lock;
   unsigned stream_count;
   _Atomic uint64_t epoch; /* rises when an obligation may have been satisfied */
   mutex_t captures_lock;
-  capture_t *captures; /* that somebody refers to */
+  capture_t *captures; /* those that somebody refers to */
 };
 
 #endif

@@ -21,9 +21,9 @@ static void pause_briefly(void)
 #endif
 }
 
-enum { TURNS = 200, CYCLES = 128 }; /* after that many turns the holder was interrupted */
+enum { TURNS = 200, CYCLES = 128 }; /* after 200 turns the holder was probably interrupted */
 
-/* Looking again sooner would take the cache line away from the holder, who works on it. */
+/* Looking again sooner would take the cache line away from the holder. */
 void wait_briefly(int turn)
 {
   if (turn >= TURNS)

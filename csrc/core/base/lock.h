@@ -1,6 +1,6 @@
-/* lock.h: a mutex of one word, a latch, a bell. The mutex is taken and released
- * inline: malloc and free hold it for some twenty nanoseconds, so calling a library
- * would show. A thread that finds it held spins for about as long as that, then sleeps. */
+/* lock.h: a mutex of one word, a latch, a bell. The mutex is taken and released inline: malloc
+ * and free hold it for about twenty nanoseconds, so a library call would be noticed. A thread
+ * that finds it held spins briefly, then sleeps. */
 #ifndef ESPER_LOCK_H
 #define ESPER_LOCK_H
 
@@ -18,7 +18,7 @@ typedef struct mutex {
 #endif
 } mutex_t;
 
-/* The rank says when it may be taken: lock_order.h. */
+/* lock_order.h says what the rank means. */
 static inline void mutex_init(mutex_t *mutex, lock_rank rank)
 {
   atomic_init(&mutex->state, LOCK_FREE);
@@ -29,13 +29,13 @@ static inline void mutex_init(mutex_t *mutex, lock_rank rank)
 #endif
 }
 
-/* For what is held for some ten nanoseconds: nobody sleeps on it, and leaving it is a
- * plain store. It is the last lock that a thread takes. Zero is open. */
+/* A lock that is held for about ten nanoseconds: nobody sleeps on it, and leaving it is a plain
+ * store. A thread takes no lock while it holds one. Zero is open. */
 typedef struct latch {
   atomic_bool held;
 } latch_t;
 
-/* Threads that wait for a bell sleep until it has been rung since they looked. */
+/* A thread reads a bell's count, and may then sleep until the bell has been rung again. */
 typedef struct bell {
   atomic_int count, waiting;
 } bell_t;
@@ -48,7 +48,7 @@ static inline int bell_count(bell_t *bell)
   return atomic_load(&bell->count);
 }
 
-/* A thread that waits for a latch calls this in a loop; `turn` counts the calls. */
+/* For loops that wait for a latch; `turn` counts the calls. */
 void wait_briefly(int turn);
 
 void lock_slowly(mutex_t *mutex);

@@ -1,13 +1,13 @@
-/* lock_order.h: in which order a thread may take locks, and a checker of it.
+/* lock_order.h: the order in which a thread may take locks, and a checker for it.
  *
  * Every lock has a rank. A thread takes locks in rising order, and calls the driver only while
- * it holds none from LOCK_DEVICE on. A build with -DESPER_LOCK_ORDER checks both at every lock
- * and driver call, and aborts with a message that names the two ranks. Debug and sanitizer
- * builds have it. In other builds these functions do nothing. */
+ * it holds none from LOCK_DEVICE on. A build with -DESPER_LOCK_ORDER checks both, and aborts
+ * with a message that names what went wrong. Debug and sanitizer builds do that. In other
+ * builds these functions do nothing. */
 #ifndef ESPER_LOCK_ORDER_H
 #define ESPER_LOCK_ORDER_H
 
-/* R(name, what it is called) in the order in which they are taken. */
+/* R(name, its name in messages), in the order in which locks are taken. */
 #define LOCK_RANKS(R)                                                \
   R(UNRANKED, "a lock without a rank")                               \
   R(CONFIG, "the configuration lock")                                \
@@ -27,7 +27,7 @@ typedef enum lock_rank {
 } lock_rank;
 
 #ifdef ESPER_LOCK_ORDER
-/* The calling thread is about to take a lock of this rank; a latch that it only waits for. */
+/* Aborts if the calling thread may not take a lock of this rank now. */
 void lock_order_check(lock_rank rank);
 void lock_order_take(const void *lock, lock_rank rank);
 void lock_order_leave(const void *lock);

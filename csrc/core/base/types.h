@@ -3,24 +3,24 @@
  *   core      devices, streams, the address map
  *   device    one GPU: pools, segments, statistics, trace, one lock
  *   pool      heaps whose memory serves nobody else
- *   heap      the free blocks of (pool, stream, capture), in bins by size
- *   block cache  the few of them that malloc and free reach without the device's lock
- *   statistics shard  what a heap's blocks have yet to add to the statistics
- *   segment   an address range from the driver; has one home heap. A classic
- *             one is one allocation; a mapped one has pages where it needs them
- *   page      memory of the driver's, mapped into a segment
- *   block     a piece of a segment: live or free; tiles it with its neighbours
- *   hole      a piece of a mapped segment where no page is; tiles it, too
+ *   heap      the free blocks of one (pool, stream, capture), in bins by size
+ *   block cache  a few of them, which malloc and free reach without the device's lock
+ *   statistics shard  what a heap has counted and not yet added to the statistics
+ *   segment   an address range from the driver, with one home heap: classic (one allocation)
+ *             or mapped (pages where they are needed)
+ *   page      physical memory of the driver, mapped into a segment
+ *   block     a piece of a segment, live or free
+ *   hole      a piece of a mapped segment without pages; blocks and holes tile their segment
  *   stream    an in-order queue, known by the driver's id
  *   record    an event recorded on a stream, with the stream's next number
  *   use       "that stream may touch the block until this record"
  *
- * What a free block still owes are its obligations: its uses, and its owner
- * order: the work its home stream had enqueued before the free, which events
- * of that stream numbered `stamp` or higher stand for.
+ * A free block may still owe *obligations*: its uses, and its owner order. Owner order is the
+ * work that its home stream had enqueued before the free; events of that stream numbered
+ * `stamp` or higher come after it.
  *
  * lock_order.h has the order of locks. The record lock is held over event_record and
- * stream_wait, and over their counterparts inside a capture, because numbers must follow the
+ * stream_wait, and over their counterparts in a capture, because numbers must follow the
  * driver's order (rule 1). */
 #ifndef ESPER_TYPES_H
 #define ESPER_TYPES_H
@@ -54,7 +54,7 @@ typedef struct branch branch_t;
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 
-/* What different threads write is kept so far apart. */
+/* Data that different threads write is kept on different lines. */
 #define CACHE_LINE 64
 #define ON_ITS_OWN_LINE _Alignas(CACHE_LINE)
 
@@ -62,7 +62,7 @@ enum { BLOCK_ALIGN = 512 }; /* every size is a multiple, every address aligned *
 
 /* ---- asserts ----------------------------------------------------------- */
 
-/* Our own mistakes; the caller's are answered with ESPER_INVALID. */
+/* For mistakes of the core; a caller's mistake gets ESPER_INVALID. */
 void core_assert_failed(const char *what, const char *file, int line);
 #ifdef NDEBUG
 #define core_assert(x) ((void)sizeof(x))

@@ -5,13 +5,12 @@
 
 unsigned bins_index(size_t size)
 {
-  /* No branch: which sizes follow each other cannot be foretold. */
+  /* Without a branch, because sizes are unpredictable. */
   size_t unit = size / BLOCK_ALIGN;
   unsigned shift = 58u - (unsigned)__builtin_clzll(unit | BINS_PER_DOUBLING);
   return shift * BINS_PER_DOUBLING + (unsigned)(unit >> shift);
 }
 
-/* A placed block has it at hand. */
 static inline uint64_t birth_of(const block_t *block, bool placed)
 {
   return placed ? block->birth : block->segment->sequence;
@@ -28,12 +27,12 @@ static inline bool block_before(const block_t *a, const block_t *b, bool placed)
 
 static uint64_t block_priority(const block_t *block)
 {
-  /* One product alone would make blocks at equal distances a list, at some distances. */
+  /* With one multiplication alone, blocks at some equal distances would form a list. */
   uint64_t x = block->address * 0x9e3779b97f4a7c15u;
   return (x ^ x >> 32) * 0x9e3779b97f4a7c15u;
 }
 
-/* `block` (may be NULL) comes to stand where `link` is. */
+/* Makes `link` point to `block`, which may be NULL. */
 static inline void hang(block_t **link, block_t *block, bool placed)
 {
   *link = block;
@@ -117,7 +116,7 @@ void bins_remove(bins_t *bins, block_t *block)
   else
     take_out(place_of(bins, block), block, false);
   bins->count--;
-  /* No branch: whether it was the last one of its bin cannot be foretold. */
+  /* Without a branch, because nothing predicts whether it was the last block of its bin. */
   unsigned doubling = index / BINS_PER_DOUBLING;
   bins->occupied_in[doubling] &= ~((uint32_t)!bins->root[index] << index % BINS_PER_DOUBLING);
   bins->occupied &= ~((uint64_t)!bins->occupied_in[doubling] << doubling);
@@ -130,7 +129,7 @@ static block_t *leftmost(block_t *root)
   return root;
 }
 
-/* The root of the first bin from `index` on that has anything, or NULL. */
+/* The root of the first occupied bin from `index` on, or NULL. */
 static inline block_t *root_from(const bins_t *bins, unsigned index)
 {
   unsigned doubling = index / BINS_PER_DOUBLING;
@@ -147,7 +146,7 @@ static inline block_t *root_from(const bins_t *bins, unsigned index)
   return bins->root[doubling * BINS_PER_DOUBLING + (unsigned)__builtin_ctz(in)];
 }
 
-/* The first block of the first bin after `index`. */
+/* The first block of the first occupied bin after `index`, or NULL. */
 static block_t *first_after(const bins_t *bins, unsigned index)
 {
   return leftmost(root_from(bins, index + 1));

@@ -1,14 +1,12 @@
 /* bins.h: free blocks by size, for best fit.
  *
- * Sizes fall into bins: exact up to 16 KiB, then 32 bins for each power of
- * two. Two levels of bitmaps find the next bin that has anything in two
- * instructions. Within a bin the blocks form a treap in the order (size, birth
- * of the segment, address), so the best fit is found in logarithmic time and
- * does not depend on the addresses that the driver chose. The treap needs
- * only the block's two links; its priorities are hashes of the address. Where two more
- * words are free, a block knows what points to it and leaves without a search, whose
- * branches nobody can foretell, and knows its segment's birth, which is else a cache line
- * that nobody has. */
+ * Sizes fall into bins: one size a bin up to 16 KiB, then 32 bins for each power of two. Two
+ * levels of bitmaps find the next occupied bin in two instructions. Within a bin the blocks
+ * form a treap in the order (size, birth of the segment, address), so the best fit is found in
+ * logarithmic time and does not depend on addresses that the driver chose. Priorities are
+ * hashes of the address. In bins that are `placed`, a block also knows the link that points to
+ * it and its segment's birth: it leaves without a search, and comparing costs fewer cache
+ * misses. */
 #ifndef ESPER_BINS_H
 #define ESPER_BINS_H
 
@@ -25,11 +23,11 @@ enum {
 };
 
 typedef struct bins {
-  uint64_t occupied;                    /* doublings that have anything */
-  uint32_t occupied_in[BINS_DOUBLINGS]; /* bins that have anything */
+  uint64_t occupied;                    /* bit i: doubling i has blocks */
+  uint32_t occupied_in[BINS_DOUBLINGS]; /* the same for the bins of a doubling */
   struct block *root[BINS_COUNT];
   size_t count;
-  bool placed; /* block->place and ->birth are the bins', too: set while they are empty */
+  bool placed; /* block->place and ->birth are used; chosen while the bins are empty */
 } bins_t;
 
 unsigned bins_index(size_t size);

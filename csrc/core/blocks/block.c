@@ -95,11 +95,11 @@ bool block_is_valid(const block_t *block)
                       : block->address + block->size == segment->address + segment->size) &&
          !((block->state == BLOCK_READY || block->state == BLOCK_HOLE) && block->next &&
            block->next->state == block->state) &&
-         /* what is stale still owes owner order, also while it is being unmapped */
+         /* a stale block owes owner order, also while it is being unmapped */
          (block_is_mapped(block) ||
           (segment->pages && !block->uses && (block->state != BLOCK_HOLE || !block->stamp))) &&
          (block->state != BLOCK_LIVE || block->requested <= block->size) &&
          (block->state != BLOCK_PENDING || pending_index_is_valid(block)) &&
-         /* whoever claimed it may be at work on its uses */
+         /* the thread that claimed it may be changing its uses */
          (block->state == BLOCK_CLAIMED || uses_are_valid(block));
 }

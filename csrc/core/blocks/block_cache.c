@@ -21,8 +21,8 @@ static bool is_alone(const block_t *block)
   return !is_ready(block->prev) && !is_ready(block->next);
 }
 
-/* Among the ready blocks, merged, this one need not be the best fit: then handing it
- * out would keep a large range in pieces. Of equals it is. */
+/* Whether a best fit among the ready blocks, with this one merged in, would be taken from where
+ * it begins. If not, handing it out would keep a large range in pieces. Of equals it is best. */
 static bool fits_best(const heap_t *heap, const block_t *block)
 {
   const bins_t *bins = &heap->ready[block->segment->large];
@@ -37,8 +37,8 @@ static bool fits_best(const heap_t *heap, const block_t *block)
   return !other || other->size >= block->size + (rest ? rest->size : 0);
 }
 
-/* What was found holds until the front is emptied. A block with free memory beside it
- * only while no other of its size is there: that may stand alone. */
+/* What choose() found holds for the cache's epoch. For a block with ready neighbours it holds
+ * only while no other block of its size is cached, which might have none. */
 enum { FITS_ALONE = 1 };
 
 static inline bool is_known_to_fit(const block_cache_t *cache, int slot, const block_t *block)
@@ -133,7 +133,7 @@ static inline bool serve(core_t *core, esper_stream as, size_t requested, cache_
     *ptr = (void *)block->address;
   }
   lock_order_leave(cache);
-  /* What missed comes back with the device's lock, and empties the cache. */
+  /* After a miss, malloc comes back with the device's lock and empties the cache. */
   cache_leave(cache, block ? LATCH_OPEN : LATCH_CLOSED);
   return taken;
 }
@@ -144,7 +144,7 @@ bool cache_malloc(core_t *core, esper_stream as, size_t requested, cache_attempt
   cache_attempt_t found = {0};
   if (serve(core, as, requested, &found, ptr))
     return true;
-  *attempt = found; /* not before: a malloc that is served does not read it */
+  *attempt = found; /* only now: a malloc that is served does not read it */
   return false;
 }
 
@@ -158,7 +158,7 @@ bool cache_free(block_t *block, uintptr_t address)
   if ((block->uses && RULE(CACHE_OWES_NOTHING)) || !block->plain || !cache_enter(cache, LATCH_HELD))
     return false;
   lock_order_take(cache, LOCK_CACHE);
-  /* Once more: a caller who frees what is not theirs is found out here. */
+  /* Checked again under the latch, which finds out frees of what is not live. */
   bool kept = block_state_of(block) == BLOCK_LIVE && block->address == address &&
               block->segment == segment && segment_home(segment) == heap &&
               slots_push(cache, block);
@@ -222,7 +222,7 @@ uint64_t caches_queries(device_t *device)
 
 /* ---- counting ---------------------------------------------------------------- */
 
-/* A peak may be passed: all threads stop, and all shards are read. */
+/* Without enough credit: pauses all caches, reads all shards and raises the peaks. */
 static void count_past_credit(device_t *device, block_t *block)
 {
   caches_pause(device);

@@ -1,8 +1,8 @@
 /* cache_latch.h: who may work in a block cache.
  *
- * The latch of a cache can be taken for a moment, and it can be closed. malloc and free hold
- * it for some ten nanoseconds. Whoever holds the device's lock may hold it too, which pauses
- * the cache, or close it. Nobody holds a lock while waiting for a latch, except the device's. */
+ * The latch of a cache is open, held or closed. malloc and free hold it for about ten
+ * nanoseconds. A thread with the device's lock may hold it, which pauses the cache, or close
+ * it. No thread holds another lock than the device's while it waits for the latch. */
 #ifndef ESPER_CACHE_LATCH_H
 #define ESPER_CACHE_LATCH_H
 
@@ -26,7 +26,7 @@ static inline bool cache_enter(block_cache_t *cache, int to)
          cache_enter_slowly(cache, to);
 }
 
-/* The latch, which the caller holds, becomes open or closed. */
+/* The caller's latch becomes open or closed, or stays held. */
 static inline void cache_leave(block_cache_t *cache, int to)
 {
   atomic_store_explicit(&cache->latch, to, memory_order_release);
@@ -39,9 +39,9 @@ static inline bool cache_is_closed(const block_cache_t *cache)
   return cache->state == CACHE_CLOSED;
 }
 
-/* Nobody works in the cache until it resumes; it keeps its blocks. Pauses may be nested. An
- * open cache may have a closed latch: a malloc that missed closes it on its way to the
- * device's lock. Nobody works there either way. */
+/* Nobody works in the cache until it resumes; it keeps its blocks. Pauses may be nested. The
+ * latch of an open cache may be closed, by a malloc that missed and is on its way to the
+ * device's lock: then nobody works in the cache either. */
 static inline void cache_pause(block_cache_t *cache)
 {
   if (!cache->pauses++ && cache->state == CACHE_OPEN)

@@ -1,5 +1,5 @@
-/* cache_slots.h: the block cache of a heap: its fields, and its blocks by size, sixteen slots
- * of one size each. */
+/* cache_slots.h: the fields of a heap's block cache, and its blocks by size: sixteen slots, each
+ * for blocks of one size. */
 #ifndef ESPER_CACHE_SLOTS_H
 #define ESPER_CACHE_SLOTS_H
 
@@ -17,22 +17,22 @@ typedef enum cache_state {
   CACHE_LOCKED, /* serves whoever holds the device's lock, and nobody else */
 } cache_state;
 
-/* block_cache.h says what it is for. `state` and `pauses` are under the device's lock, all
- * else is under the latch. */
+/* block_cache.h says what it is for. `state` and `pauses` are under the device's lock, all else
+ * under the latch. */
 typedef struct block_cache {
   ON_ITS_OWN_LINE atomic_int latch; /* cache_latch.h */
-  uint16_t epoch;                   /* rises when what was found of the blocks is void; never 0 */
-  uint8_t state;                    /* a cache_state */
-  uint8_t pauses;                   /* by whoever holds the device's lock, one in another */
-  uint16_t filled;                  /* bit i: slot i has blocks */
+  uint16_t epoch;  /* changes when `fits_best` of its blocks becomes void; never 0 */
+  uint8_t state;   /* a cache_state */
+  uint8_t pauses;  /* how many pauses are nested */
+  uint16_t filled; /* bit i: slot i has blocks */
   uint8_t count[CACHE_SLOTS];
-  _Atomic uint64_t queries;    /* to the driver, whether the stream is captured */
+  _Atomic uint64_t queries;    /* driver calls: is the stream captured? */
   uint32_t units[CACHE_SLOTS]; /* the size of a slot's blocks, in BLOCK_ALIGN */
   stat_shard_t shard;
   block_t *block[CACHE_SLOTS][CACHE_DEPTH];
 } block_cache_t;
 
-/* A size may be in either of two slots: this one or its neighbour. */
+/* Blocks of a size are in this slot or in its neighbour. */
 static inline unsigned slot_of(uint32_t units)
 {
   return units * 0x9e3779b1u >> 28;
@@ -40,9 +40,8 @@ static inline unsigned slot_of(uint32_t units)
 
 _Static_assert(CACHE_SLOTS == 16, "slot_of gives four bits");
 
-/* How many blocks of a size the cache keeps. Large ones that stay unmerged are missed
- * elsewhere; but a program that makes a batch of tensors while the last batch lives, or whose
- * memory another thread frees, frees a whole batch at once. */
+/* How many blocks of a size the cache keeps. Few large ones, because they stay unmerged. Many
+ * smaller ones, because programs may free a whole batch of tensors at once. */
 static inline unsigned depth_of(uint32_t units)
 {
   static const uint32_t DEEP = 384 * KIB / BLOCK_ALIGN, SMALL = MIB / BLOCK_ALIGN,
@@ -62,7 +61,7 @@ static inline uint32_t units_of(size_t size)
 static inline int slot_with(const block_cache_t *cache, uint32_t units)
 {
   unsigned slot = slot_of(units);
-  if (!(cache->filled >> (slot & ~1u) & 3)) /* the rule where sizes do not repeat */
+  if (!(cache->filled >> (slot & ~1u) & 3)) /* usual where sizes do not repeat */
     return -1;
   if (cache->units[slot] == units && cache->count[slot])
     return (int)slot;
@@ -70,7 +69,7 @@ static inline int slot_with(const block_cache_t *cache, uint32_t units)
   return cache->units[slot] == units && cache->count[slot] ? (int)slot : -1;
 }
 
-/* False: no slot has room for it. */
+/* False: its slots are full or hold other sizes, or it is too large. */
 static inline bool slots_push(block_cache_t *cache, block_t *block)
 {
   uint32_t units = units_of(block->size);
@@ -99,7 +98,7 @@ static inline void slots_take(block_cache_t *cache, int slot, int index)
     cache->block[slot][i] = cache->block[slot][i + 1];
 }
 
-/* What was found of its blocks holds no more. */
+/* `fits_best` of its blocks becomes void. */
 static inline void cache_renew(block_cache_t *cache)
 {
   if (++cache->epoch >> 15)

@@ -4,7 +4,7 @@
 
 #include "../base/types.h"
 
-/* The live block around an address, with its device's lock held; NULL: none,
+/* Finds the live block around an address, and leaves its device's lock held. NULL: there is none,
  * and no lock is held. */
 block_t *find_lock_live(core_t *core, const void *ptr);
 

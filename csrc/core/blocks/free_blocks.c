@@ -38,7 +38,7 @@ static void append_pending(heap_t *heap, block_t *block)
   block->newer = NULL;
   *(block->older ? &block->older->newer : &heap->oldest_pending) = block;
   heap->newest_pending = block;
-  /* No event says anything of a captured graph's replays. */
+  /* Not in a capture, where no event stands for the replays. */
   for (use_t *use = block->uses; use && !heap->capture; use = use->next)
     if (!use->record)
       use_hold(use);
@@ -71,7 +71,7 @@ static void add_pending(block_t *block)
 
 void free_blocks_claim(block_t *block)
 {
-  /* Or a malloc in the cache would count on bins that change. */
+  /* Otherwise the bins would change under a malloc in the cache. */
   core_assert(block->state != BLOCK_READY || cache_is_quiet(&block->segment->heap->cache));
   bins_remove(bins_of(block), block);
   if (block->state == BLOCK_PENDING) {
@@ -83,7 +83,7 @@ void free_blocks_claim(block_t *block)
   block_set_state(block, BLOCK_CLAIMED);
 }
 
-/* Beside a cache that is quiet. */
+/* The heap's cache is quiet. */
 static void add_ready(block_t *block)
 {
   heap_t *heap = block->segment->heap;
@@ -110,7 +110,7 @@ static bool is_satisfied_at_home(const block_t *block)
                       : uses_are_satisfied(block, heap->stream);
 }
 
-/* Beside a cache that is quiet. */
+/* The heap's cache is quiet. */
 static void add(block_t *block)
 {
   heap_t *heap = block->segment->heap;
@@ -135,7 +135,7 @@ void free_blocks_add(block_t *block)
 
 static void empty(block_cache_t *cache)
 {
-  bool unseen = cache->state == CACHE_OPEN; /* a locked cache saw its frees */
+  bool unseen = cache->state == CACHE_OPEN; /* frees into a locked cache set used_at */
   cache_set_state(cache, CACHE_CLOSED);
   for (; cache->filled; cache->filled &= (uint16_t)(cache->filled - 1)) {
     int slot = __builtin_ctz(cache->filled);
@@ -170,8 +170,8 @@ void caches_close(const device_t *device)
     cache_close(heap);
 }
 
-/* Whether every malloc and free counts, in its order: the threshold goes by how long
- * memory was not used. */
+/* Whether every malloc and free must be seen in its order: for tracing, or because the threshold
+ * depends on how long memory was not used. */
 static bool must_see_all(const device_t *device)
 {
   return trace_is_wanted(device) ||
@@ -213,8 +213,8 @@ static bool push(block_cache_t *cache, block_t *block)
   return kept;
 }
 
-/* A claimed block that owes no use goes to the cache. False: the cache may not be open, or the
- * block is not for it. */
+/* Puts a claimed block that owes no use into the cache. False: the cache must stay closed, or
+ * cannot keep this block. */
 static bool keep(block_t *block)
 {
   heap_t *heap = block->segment->heap;
@@ -248,8 +248,8 @@ void free_blocks_add_beside_cache(block_t *block)
 
 /* ---- pending blocks ---------------------------------------------------------- */
 
-/* Inside a capture what was ordered meanwhile needs no edge. Outside most of what is
- * promoted has completed, and nobody tells which waits that spared. */
+/* Counts the edges that a capture did not need. Not outside captures: most promoted blocks have
+ * completed there, and nothing tells whether that spared a gate. */
 static void count_spared(const heap_t *heap, const block_t *block)
 {
   for (const use_t *use = block->uses; use && heap->branch; use = use->next)
@@ -293,8 +293,7 @@ void free_blocks_withhold_none(heap_t *heap)
   }
 }
 
-/* Oversize blocks are those of classic segments: mapped ones come apart and
- * together again page by page. */
+/* Oversize limits apply to classic segments only: mapped ones split and merge page by page. */
 static bool fits(const config_t *config, const block_t *block, size_t size)
 {
   return config_fits(config, block->size, size) || block->segment->pages;
@@ -372,7 +371,7 @@ typedef struct search {
   const stream_t *reader;
   size_t size;
   bool at_free_too;
-  int left; /* blocks that may still be looked at */
+  int left; /* how many blocks may still be looked at */
   run_t best;
 } search_t;
 
@@ -382,8 +381,8 @@ static bool may_join(search_t *search, const block_t *block)
          may_be_gated(block, search->reader, search->at_free_too);
 }
 
-/* Every shortest run among the neighbours that begin with `first`. The end of
- * the last one. */
+/* Looks at every shortest run in the range of neighbours that begins with `first`. Returns the
+ * address where the range ends. */
 static uintptr_t search_neighbours(search_t *search, block_t *first)
 {
   uintptr_t end = first->address;
@@ -404,14 +403,14 @@ static uintptr_t search_neighbours(search_t *search, block_t *first)
 run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size, bool large,
                                bool at_free_too)
 {
-  enum { MOST = 256 }; /* blocks: a longer search would cost more than memory does */
-  int passed_over = 0; /* of the other size class */
+  enum { MOST = 256 }; /* blocks: a longer search would cost more than new memory */
+  int passed_over = 0; /* blocks of the other size class */
   search_t search = {.config = config_of(heap->device->core),
                      .reader = reader,
                      .size = size,
                      .at_free_too = at_free_too,
                      .left = MOST};
-  uintptr_t begin = 0, end = 0; /* where the search has just been */
+  uintptr_t begin = 0, end = 0; /* the range that was searched last */
   if (!heap->pending[large].count || (!at_free_too && pending_are_barred(heap, large)))
     return search.best;
   for (block_t *b = heap->oldest_pending; b && search.left > 0; b = b->newer) {
@@ -439,7 +438,7 @@ void free_blocks_claim_run(run_t run)
   }
 }
 
-/* A block may become part of the one before it, and be gone. */
+/* free_blocks_add may merge a block into the one before it, so `next` is read first. */
 void free_blocks_add_run(run_t run)
 {
   for (block_t *b = run.first, *next;; b = next) {
@@ -451,12 +450,12 @@ void free_blocks_add_run(run_t run)
   }
 }
 
-/* Whoever gets the blocks was made to wait for what they owe. Only the last one
- * keeps it, for the sake of its rest. */
+/* The reader was gated on what the blocks owe. Only the last block keeps what it owes, because
+ * its rest still owes that. */
 block_t *free_blocks_unite(run_t run, size_t size)
 {
   device_t *device = device_of(run.first);
-  size_t before = run.size - run.last->size; /* bytes of the others */
+  size_t before = run.size - run.last->size; /* bytes of the blocks before the last */
   core_assert(before < size);
   cache_close(run.first->segment->heap);
   for (block_t *b = run.first; b != run.last; b = b->next) {
@@ -478,7 +477,7 @@ block_t *free_blocks_unite(run_t run, size_t size)
 
 bool free_blocks_near_gateable(const heap_t *heap, const stream_t *reader, size_t size)
 {
-  enum { MOST = 16 }; /* a question of taste is not worth a long search */
+  enum { MOST = 16 }; /* blocks: a preference is not worth a longer search */
   const bins_t *bins = &heap->pending[true];
   int looked = 0;
   for (block_t *b = bins_best_fit(bins, size); b && looked < MOST; b = bins_next(bins, b)) {

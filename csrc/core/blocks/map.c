@@ -8,27 +8,26 @@
 #include "block.h"
 
 enum {
-  CHUNK = 1024, /* buckets whose memory is used at once */
-  CHUNKS = 16,  /* ... and that comes together: malloc wastes a page on each */
+  CHUNK = 1024, /* buckets whose memory is put to use at once */
+  CHUNKS = 16,  /* chunks that are allocated together, because malloc wastes a page on each */
   FIRST_CHUNKS = 2,
-  FULL_AT = 7,  /* blocks for eight buckets: 9 bytes a block */
-  EMPTY_AT = 6, /* fewer for eight: then buckets may go */
+  FULL_AT = 7,  /* blocks for eight buckets, which makes 9 bytes for each block */
+  EMPTY_AT = 6, /* with fewer blocks for eight buckets, buckets may go */
 };
 
 typedef _Atomic(block_t *) bucket_t;
 
-/* Where the buckets are. An outgrown one is kept for readers that still look there. */
+/* Where the buckets are. Outgrown directories stay for threads that still read them. */
 typedef struct directory {
   struct directory *older;
   size_t capacity;
-  bucket_t *chunk[]; /* those behind the buckets are all zeros */
+  bucket_t *chunk[]; /* entries after the last bucket are zeros */
 } directory_t;
 
 struct map {
-  ON_ITS_OWN_LINE _Atomic(directory_t *) directory; /* both read by every free */
+  ON_ITS_OWN_LINE _Atomic(directory_t *) directory; /* every free reads this and the next */
   _Atomic size_t buckets;
-  ON_ITS_OWN_LINE mutex_t lock; /* of everything that writes, and of the segments;
-                              held for a few instructions, mostly              */
+  ON_ITS_OWN_LINE mutex_t lock; /* for all writes and for the segments; mostly held briefly */
   size_t count;
   segment_t **segments;
   size_t segment_count, segment_capacity;
@@ -37,9 +36,9 @@ struct map {
 
 /* ---- buckets --------------------------------------------------------------- */
 
-/* Of so many buckets, that of the address: the last bits of its hash, one fewer where
- * that bucket is yet to come. So buckets come one by one, each takes from one other only,
- * and there are never more than there is use for. */
+/* The address's bucket among `buckets`: the last bits of its hash, or one bit fewer if that
+ * bucket does not exist yet. So buckets can be added one by one, and a new bucket takes blocks
+ * from one other only (linear hashing). */
 static inline size_t bucket_number(uintptr_t address, size_t buckets)
 {
   uint64_t hash = address / BLOCK_ALIGN * 0x9e3779b97f4a7c15u;
@@ -56,13 +55,13 @@ static inline bucket_t *bucket_at(const directory_t *directory, size_t number)
 
 static inline bucket_t *bucket_of(const map_t *map, uintptr_t address)
 {
-  /* In this order: the directory has at least so many buckets. */
+  /* Read in this order: then the directory has all of these buckets. */
   size_t buckets = atomic_load_explicit(&map->buckets, memory_order_acquire);
   return bucket_at(atomic_load_explicit(&map->directory, memory_order_acquire),
                    bucket_number(address, buckets));
 }
 
-/* Links and addresses are read without a lock. */
+/* Links and addresses may be read without a lock. */
 static inline block_t *next_of(const block_t *block)
 {
   return __atomic_load_n(&block->map_next, __ATOMIC_ACQUIRE);
@@ -110,7 +109,7 @@ static directory_t *directory_create(directory_t *older, size_t capacity)
   return directory;
 }
 
-/* Room for a bucket more. False: no host memory. */
+/* Makes room for one more bucket. False: no host memory. */
 static bool map_extend(map_t *map, size_t buckets)
 {
   directory_t *directory = atomic_load(&map->directory);
@@ -129,20 +128,20 @@ static bool map_extend(map_t *map, size_t buckets)
   return directory->chunk[chunk] != NULL;
 }
 
-/* The bucket that has what the last of so many would have, were it not there: that of the
- * same number but for its first bit. */
+/* The bucket that the last one, `number`, takes its blocks from: the same number without its
+ * highest bit. */
 static bucket_t *bucket_before(const directory_t *directory, size_t number)
 {
   return bucket_at(directory, number & ~(size_t)0 >> 1 >> __builtin_clzll(number));
 }
 
-/* By one bucket, which takes from the one before it. Who misses a block on its way there
- * waits for the lock. */
+/* Adds one bucket. A reader that misses a block on its way to the new bucket waits for the
+ * lock. */
 static void map_grow(map_t *map)
 {
   size_t number = atomic_load(&map->buckets), buckets = number + 1;
   if (!map_extend(map, number))
-    return; /* longer chains, nothing worse */
+    return; /* then chains get longer, nothing worse */
   atomic_store_explicit(&map->buckets, buckets, memory_order_release);
   const directory_t *directory = atomic_load(&map->directory);
   bucket_t *into = bucket_at(directory, number);
@@ -156,7 +155,7 @@ static void map_grow(map_t *map)
   }
 }
 
-/* The last bucket goes: what it has joins the one before it. */
+/* Takes the last bucket away: its blocks go back to the bucket that it took them from. */
 static void map_shrink_by_one(map_t *map)
 {
   size_t number = atomic_load(&map->buckets) - 1;
@@ -170,8 +169,8 @@ static void map_shrink_by_one(map_t *map)
   }
 }
 
-/* By a chunk at most. False: it is small enough. Readers that still look into a chunk
- * which was returned find zeros: they miss. */
+/* Takes at most one chunk of buckets away. False: the map is small enough. A reader that still
+ * looks into a returned chunk finds zeros, and misses. */
 static bool map_shrink_some(map_t *map)
 {
   size_t buckets = atomic_load(&map->buckets);
@@ -190,7 +189,7 @@ void map_shrink(map_t *map)
 {
   bool again = true;
   while (again) {
-    lock(&map->lock); /* who waits for it has a turn now and then */
+    lock(&map->lock); /* taken anew for each chunk, so that others get a turn */
     again = map_shrink_some(map);
     unlock(&map->lock);
   }
@@ -250,7 +249,7 @@ void map_remove(map_t *map, block_t *block)
   unlock(&map->lock);
 }
 
-/* A walk among changing chains may wander, so it gives up after a while. */
+/* A walk along changing chains may go astray, so it gives up after a number of steps. */
 static inline block_t *map_walk(const map_t *map, uintptr_t address, unsigned steps)
 {
   block_t *b = atomic_load_explicit(bucket_of(map, address), memory_order_acquire);
@@ -272,7 +271,7 @@ block_t *map_find(map_t *map, uintptr_t address)
 
 /* ---- segments -------------------------------------------------------------- */
 
-/* Segments with an address up to `address`. */
+/* How many segments begin at or before `address`. */
 static size_t segments_up_to(const map_t *map, uintptr_t address)
 {
   size_t low = 0, high = map->segment_count;

@@ -4,7 +4,7 @@
 #include "block.h"
 #include "use.h"
 
-/* One that bars gates goes before others; NULL: nothing is missing. */
+/* An unsatisfied use of the block, one that bars gates if it has any. NULL: it has none. */
 static const use_t *awaited_use(const block_t *block)
 {
   const stream_t *home = block->segment->heap->stream;
@@ -27,7 +27,7 @@ static void set_barred(pending_index_t *waits, block_t *block, bool barred)
   block->barred = barred;
 }
 
-/* NULL: none. */
+/* The entry for the stream, or NULL. */
 static awaited_t *wait_for(pending_index_t *waits, const stream_t *stream)
 {
   for (unsigned i = 0; i < waits->count; i++)
@@ -53,16 +53,16 @@ void pending_index_add(heap_t *heap, block_t *block)
   const use_t *use = awaited_use(block);
   set_barred(&heap->pending_index, block, use && use_is_barred(use));
   if (block->withheld)
-    return; /* until the pool is sealed */
-  /* What is held gets its record some day. Inside a capture edges count, and no events. */
+    return; /* until the pool is quiesced */
+  /* A held use may get its record at any time. Inside a capture edges count, not events. */
   if (!use || !use->record || heap->capture)
     heap->pending_index.unknown = true;
   else
     await(&heap->pending_index, use);
 }
 
-/* Where a stream gates on the oldest block each time, nothing else becomes ready: others
- * that wait for the same record would refer to it. */
+/* If a stream is gated on its oldest pending block each time, nothing else becomes ready. So the
+ * entry rises past that record, unless other uses refer to it. */
 void pending_index_remove(heap_t *heap, block_t *block)
 {
   set_barred(&heap->pending_index, block, false);
@@ -94,8 +94,8 @@ void pending_index_clear(heap_t *heap)
   heap->pending_index.unknown = false;
 }
 
-/* That a use is over shows a moment before the epoch does, and one that was held may owe
- * more when it gets its record; so what is asked is whether the heap would hear of it. */
+/* That the block still waits cannot be checked: a use may be over a moment before the epoch
+ * rises, and a held use may get its record later. */
 bool pending_index_is_valid(const block_t *block)
 {
   const heap_t *heap = block->segment->heap;

@@ -8,7 +8,7 @@
 #include "heap.h"
 #include "map.h"
 
-/* Out of memory, there is no address, and so no pool. */
+/* The id of the pool around the address. ESPER_TRACE_OOM has no address, and so no pool. */
 static const uint64_t *pool_around(const device_t *device, esper_action action, uintptr_t address)
 {
   static const uint64_t none[2];

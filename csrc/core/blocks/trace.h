@@ -1,4 +1,5 @@
-/* trace.h: the last actions of a device, in a ring kept under its lock. */
+/* trace.h: notes the actions of a device in its ring (trace_ring.h), and tells the watcher. Under
+ * the device's lock. */
 #ifndef ESPER_TRACE_H
 #define ESPER_TRACE_H
 
@@ -7,13 +8,13 @@
 void trace_append(device_t *device, esper_action action, uintptr_t address, size_t size,
                   const stream_t *stream);
 
-/* Whether anybody wants to know what happens. */
+/* Whether the ring is on or somebody watches. */
 static inline bool trace_is_wanted(const device_t *device)
 {
   return device->trace.entries || device->trace.watch;
 }
 
-/* Does nothing when the trace is off and nobody watches. */
+/* Notes an action, if that is wanted. */
 static inline void trace_add(device_t *device, esper_action action, uintptr_t address, size_t size,
                              const stream_t *stream)
 {
@@ -21,7 +22,7 @@ static inline void trace_add(device_t *device, esper_action action, uintptr_t ad
     trace_append(device, action, address, size, stream);
 }
 
-/* The same of a block, on the stream that it was last handed out on. */
+/* The same for a block, with the stream that it was last handed out on. */
 static inline void trace_add_block(device_t *device, esper_action action, const block_t *block,
                                    size_t size)
 {

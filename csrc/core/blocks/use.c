@@ -6,7 +6,7 @@
 #include "block.h"
 #include "heap.h"
 
-/* Empty, so that one nobody needed can be given back. */
+/* Empty, so that use_give can take it back unused. */
 use_t *use_take(device_t *device)
 {
   use_t *use = arena_take(&device->uses);
@@ -44,7 +44,7 @@ void use_cover(use_t *use, record_t *record)
   use->record = record;
 }
 
-/* An event of all of a device's work would end the capture of a stream that nobody has met. */
+/* An event for all of a device's work would end captures of streams that the core has not met. */
 static bool would_end_a_capture(const use_t *use)
 {
   return use->flags & USE_CAPTURED && capturing_is_possible_now(use->stream->device);
@@ -57,7 +57,7 @@ void uses_record_at_free(block_t *block)
       use->record = stream_record_later(use->stream);
 }
 
-/* Of a stream outside captures (`branch` NULL), or of a branch of one. */
+/* The block's use on a stream outside captures (`branch` NULL), or on a branch. */
 static use_t *use_on(const block_t *block, const stream_t *stream, const branch_t *branch)
 {
   use_t *use = block->uses;
@@ -72,7 +72,7 @@ bool use_has_completed(const use_t *use)
   return number && stream_completed(use->stream, number);
 }
 
-/* Takes over the reference. */
+/* Keeps the later of the use's record and this one, and takes over the reference. */
 static void use_take_later(use_t *use, record_t *record)
 {
   if (use->record->number < record->number)
@@ -81,8 +81,8 @@ static void use_take_later(use_t *use, record_t *record)
     record_drop(record);
 }
 
-/* A live block's use on a stream is followed by another there. An event at the
- * free will be later than any; what could not be recorded stays unrecorded. */
+/* A live block's use is followed by a later one on the same stream. An event at the free will be
+ * later than any other. A use that could not be recorded stays unrecorded. */
 static void use_follow(use_t *use, record_t *record, unsigned flags)
 {
   use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
@@ -271,8 +271,8 @@ void uses_drop_captured(device_t *device, block_t *block)
   }
 }
 
-/* Until its device was synchronised: nothing says which of the streams replays are on.
- * False: another use stands for it now. */
+/* Holds the use until its device was synchronised, because nothing tells which streams the
+ * replays run on. False: the block has such a use already; the caller drops this one. */
 static bool use_hold_for_device(block_t *block, use_t *use)
 {
   stream_t *all = use->stream->device->all_streams;
@@ -319,8 +319,8 @@ void uses_drop_unrecorded(device_t *device, block_t *block)
   }
 }
 
-/* Two uses become one that is held, and over when both are. Neither's own stamp
- * will do: it may be of an earlier time when that one was held. */
+/* Makes two uses one held use, which is over when both are. A use with a record counts by that,
+ * because its stamp may be older: of a time when the use was held. */
 static void use_hold_for_both(use_t *use, const use_t *other)
 {
   bool never = (!use->record && !use->stamp) || (!other->record && !other->stamp);
@@ -354,7 +354,7 @@ void uses_unite_points(device_t *device, block_t *block)
 
 void uses_unite_all(device_t *device, block_t *into, block_t *from)
 {
-  /* A held use may have completed since somebody looked. */
+  /* A held use may have completed since anybody looked. */
   uses_drop_completed(device, into);
   uses_drop_completed(device, from);
   while (from->uses) {

@@ -7,10 +7,10 @@
 #include "capturing.h"
 
 enum {
-  SETS = 256,   /* of points remembered by node; a forgotten one is not known to come before */
+  SETS = 256,   /* of remembered points, by node; a forgotten point is not known to come before */
   WAYS = 4,     /* branches at one node, or nodes of one hash */
   VISITS = 128, /* nodes that one walk looks at */
-  BEFORE = 16,  /* nodes that one node may depend on for the walk to go on */
+  BEFORE = 16,  /* dependencies of one node that a walk can follow */
 };
 
 typedef struct known_point {
@@ -22,12 +22,12 @@ typedef struct known_point {
 struct capture {
   core_t *core;
   uint64_t id;
-  int references; /* under the core's captures_lock, like the lists */
+  int references; /* under the core's captures_lock, as are the lists */
   unsigned branch_count;
   branch_t *branches;
   capture_t *next;
   unsigned turn;
-  known_point_t points[SETS][WAYS]; /* by a hash of the node; the newest stay */
+  known_point_t points[SETS][WAYS]; /* by a hash of the node; newer points replace older ones */
 };
 
 /* ---- captures and branches ---------------------------------------------- */
@@ -135,7 +135,8 @@ static void place_remember(branch_t *b)
   unlock(&c->core->captures_lock);
 }
 
-/* Under the stream's record lock: numbers follow the graph's order. */
+/* Makes the branch's last point that of now. Under the stream's record lock, so that numbers
+ * follow the graph's order. */
 static bool point_of_now(branch_t *b, void *handle)
 {
   stream_t *s = b->stream;
@@ -143,7 +144,7 @@ static bool point_of_now(branch_t *b, void *handle)
   if (call_capture_point(s->core, s->device->index, handle, b->capture->id, &node) != ESPER_OK)
     return false;
   if (!node && b->last)
-    return false; /* somebody took the stream out of its order */
+    return false; /* somebody removed the stream's dependencies */
   if (node && node != b->node) {
     b->last++;
     b->node = node;
@@ -170,7 +171,7 @@ void capture_point_drop(capture_point_t *point)
   *point = (capture_point_t){0};
 }
 
-/* ---- the frontier ------------------------------------------------------------ */
+/* ---- the vector clock -------------------------------------------------------- */
 
 static void raise(branch_t *b, const branch_t *of, uint64_t number)
 {
@@ -179,7 +180,7 @@ static void raise(branch_t *b, const branch_t *of, uint64_t number)
   atomic_fetch_add(&b->stream->core->epoch, 1);
 }
 
-/* Other branches' points at the node come before the branch's future. */
+/* Points of other branches at the node come before the branch's future nodes. */
 static void meet(branch_t *b, void *node)
 {
   capture_t *c = b->capture;
@@ -199,7 +200,7 @@ static bool is_among(void *const *nodes, int count, const void *node)
   return false;
 }
 
-/* Breadth first from the branch's last node to where the last walk began. */
+/* Breadth first from the branch's last node back to where the previous walk began. */
 static void walk(branch_t *b, void *handle, void *until)
 {
   void *nodes[VISITS];
@@ -212,7 +213,7 @@ static void walk(branch_t *b, void *handle, void *until)
     size_t found = BEFORE;
     if (call_capture_before(s->core, s->device->index, handle, b->capture->id, nodes[i], before,
                             &found) != ESPER_OK)
-      continue; /* the capture may have ended under our hands */
+      continue; /* for example, the capture has just ended */
     for (size_t k = 0; k < found && count < VISITS; k++)
       if (before[k] != until && !is_among(nodes, count, before[k]))
         nodes[count++] = before[k];
@@ -222,7 +223,7 @@ static void walk(branch_t *b, void *handle, void *until)
 void branch_learn(branch_t *b, void *handle)
 {
   lock(&b->stream->lock);
-  /* A branch that was not there before has points at nodes already walked over. */
+  /* A new branch may have points at nodes that were walked over before: begin anew then. */
   lock(&b->capture->core->captures_lock);
   unsigned branches = b->capture->branch_count;
   unlock(&b->capture->core->captures_lock);
@@ -274,7 +275,7 @@ captured_free_t capture_point_of_free(core_t *core, uint64_t capture, stream_t *
   branch_drop(branch);
   if (inside)
     return FREED_INSIDE;
-  /* A driver that cannot say where knows at least whether. */
+  /* The driver may not know the point and still know the capture. */
   presented_t presented = {.stream = stream, .handle = stream->handle};
   return stream_capture_of(presented, true) == capture ? FREED_UNKNOWN : FREED_OUTSIDE;
 }

@@ -1,17 +1,17 @@
-/* capture.h: what comes before what inside a capture.
+/* capture.h: which work is ordered after which inside a capture.
  *
- * A capture is a graph in the making. A stream inside one is a *branch*: like a
- * stream outside it numbers its *points*, the nodes at which the core looked at
- * it, and has a frontier: the highest point of each other branch that its
- * future nodes come after. The frontier rises when the branch is made to depend
- * on a point, and when a walk back from the branch's last node meets one. What
- * the walk does not reach is not known to come before, which only withholds.
+ * A capture is a graph in the making. A stream inside one is a *branch*. A branch numbers its
+ * *points*, the nodes up to which its stream had recorded when the core looked. Its vector
+ * clock has, for each other branch, the highest point that its future nodes come after. The
+ * clock rises when the branch is made to depend on a point, and when a walk back from its last
+ * node meets one. A point that the walk does not reach is not known to come before, which only
+ * withholds memory.
  *
- * Places are uses (use.h): a mark inside a capture, and a free, which is the
- * owner order of a block that was handed out there. They mean nothing outside.
+ * Inside a capture a use (use.h) has a point in place of a record. A free is a use too, and
+ * stands for owner order. Points mean nothing outside their capture.
  *
- * Captures are counted by the uses and heaps that refer to them and go with the
- * last. A branch's numbers are under its stream's record lock. */
+ * A capture lives as long as a use or heap refers to it. A branch's numbers are under its
+ * stream's record lock. */
 #ifndef ESPER_CAPTURE_H
 #define ESPER_CAPTURE_H
 
@@ -19,52 +19,50 @@
 
 /* A point in a capture: what the branch's stream had recorded by then. */
 typedef struct capture_point {
-  branch_t *branch; /* NULL: none; a reference */
-  uint64_t number;  /* of the branch; 0: before everything */
+  branch_t *branch; /* NULL: no point. A reference */
+  uint64_t number;  /* counted by the branch; 0: before all its nodes */
   void *node;
 } capture_point_t;
 
-enum { BRANCHES = 32 }; /* branches with a higher index have no frontier row */
+enum { BRANCHES = 32 }; /* branches from this index on are in no vector clock */
 
 struct branch {
   capture_t *capture;
   stream_t *stream;
   unsigned index;
   uint64_t last; /* number of the newest point */
-  void *node;    /* and its node */
-  void *learned; /* the node up to which the frontier is known */
-  unsigned seen; /* branches of the capture when it was learned */
+  void *node;    /* the node of that point */
+  void *learned; /* the node that the last walk back began at */
+  unsigned seen; /* how many branches the capture had at that walk */
   _Atomic uint64_t vector_clock[BRANCHES];
   branch_t *next;
 };
 
-/* The branch, made if need be, with a reference for the caller. NULL: no host
- * memory. */
+/* Finds or makes the branch, with a reference for the caller. NULL: no host memory. */
 branch_t *capture_branch(core_t *core, stream_t *stream, uint64_t capture);
 void branch_keep(branch_t *branch);
 void branch_drop(branch_t *branch);
 
-/* Where the presented stream is in its capture now. The point takes its own
- * reference. False: the stream is not in the capture, or the driver will not
- * say. No lock is held. */
+/* The branch's point as of now; it takes a reference of its own. False: the stream is not in
+ * the capture, or the driver does not say. The caller holds no lock. */
 bool branch_point(branch_t *branch, void *handle, capture_point_t *point);
 void capture_point_drop(capture_point_t *point);
 
-/* Finds out what the branch's future nodes come after by now. */
+/* Brings the branch's vector clock up to date. */
 void branch_learn(branch_t *branch, void *handle);
 
-/* Makes the branch's future nodes depend on the point. False: refused. */
+/* Makes the branch's future nodes depend on the point. False: the driver refused. */
 bool branch_gate(branch_t *branch, void *handle, const capture_point_t *point);
 
 /* Whether the branch's future nodes come after the point. */
 bool branch_is_after(const branch_t *branch, const capture_point_t *point);
 
-/* The point of the calling thread's free of a block of the capture, in which
- * the block's user is, or was. */
+/* The point of a free by the calling thread. `capture` is the one that the block was handed
+ * out in; `stream` is the block's user. */
 typedef enum captured_free {
   FREED_INSIDE,  /* the point is stored */
-  FREED_UNKNOWN, /* nobody can say where the user is: it alone knows its order */
-  FREED_OUTSIDE, /* the capture is over, or its user left it */
+  FREED_UNKNOWN, /* the point cannot be found out: only the user's own order is known */
+  FREED_OUTSIDE, /* the capture is over, or the user or the thread has left it */
 } captured_free_t;
 captured_free_t capture_point_of_free(core_t *core, uint64_t capture, stream_t *stream,
                                       capture_point_t *point);

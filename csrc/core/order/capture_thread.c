@@ -2,10 +2,10 @@
 
 #include "capturing.h"
 
-/* The capture that the thread worked in last, and a stream of it. CAPTURE_UNKNOWN: the driver
- * would not say which. No stream: the driver refused to say anything of the stream. */
+/* The capture that the thread worked in last, and a stream of that capture. CAPTURE_UNKNOWN:
+ * the driver did not say which. No stream: capture_thread_refused was called last. */
 static _Thread_local struct {
-  uint64_t core; /* its serial number: the stream goes with it */
+  uint64_t core; /* the serial number of the stream's core */
   uint64_t capture;
   stream_t *stream;
 } thread;

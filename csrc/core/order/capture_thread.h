@@ -1,16 +1,16 @@
 /* capture_thread.h: which capture the calling thread works in, as far as its calls tell.
  *
- * The body of a conditional node is another graph than the node's. What is freed while a
- * body is captured has no point in the outer graph: the body may run after that point. The
+ * The body of a conditional node is a graph of its own. A block that is freed while a body is
+ * captured has no point in the outer graph, because the body may run after that point. The
  * driver cannot be asked which graph a thread is filling, so each call notes what it saw. */
 #ifndef ESPER_CAPTURE_THREAD_H
 #define ESPER_CAPTURE_THREAD_H
 
 #include "stream.h"
 
-/* The calling thread works inside that capture. */
+/* The calling thread works on that stream inside that capture. */
 void capture_thread_works(uint64_t capture, stream_t *stream);
-/* It works on a stream of which the driver would not say anything. */
+/* It works on a stream, and the driver refuses to say whether that is captured. */
 void capture_thread_refused(const core_t *core);
 
 /* Whether the thread may be filling another graph than that of `capture`. */

@@ -1,20 +1,20 @@
-/* capturing.h: whether a stream is being captured, or some stream of a device may be. */
+/* capturing.h: whether a stream is being captured, or whether some stream of a device may be. */
 #ifndef ESPER_CAPTURING_H
 #define ESPER_CAPTURING_H
 
 #include "stream.h"
 
-/* The capture that the stream is in: 0 none; otherwise its id. Never asks the
- * driver for the legacy stream unless `recording`: it cannot be captured, but
- * recording on it can disturb the capture of another. */
+/* The id of the stream's capture; 0: none. The legacy stream cannot be captured, so the driver
+ * is asked about it only if `recording`: that can disturb the capture of another stream. */
 uint64_t stream_capture_of(presented_t presented, bool recording);
 
-/* Whether any stream of the device is, as far as they are known for ever. */
+/* Whether any immortal stream of the device is captured. Others cannot be asked. */
 bool stream_any_is_captured(const device_t *device);
 
-/* Whether a capture may be going on that allocates from a private pool. */
+/* Whether a capture that allocates from a private pool may be going on. Under the device's
+ * lock. */
 bool capturing_is_possible(const device_t *device);
-/* The same for who does not hold the device's lock. */
+/* The same for a caller who does not hold that lock. */
 bool capturing_is_possible_now(device_t *device);
 
 #endif

@@ -4,7 +4,7 @@
 #include "../base/error.h"
 #include "stream.h"
 
-/* A driver may give a process less than all. */
+/* The share is of what the driver says this process can have, which may be less than all. */
 esper_status device_set_limit(device_t *device, double fraction)
 {
   size_t free, total = 0;
@@ -20,7 +20,7 @@ esper_status device_set_limit(device_t *device, double fraction)
   return ESPER_OK;
 }
 
-/* What needs the driver, which must not be woken up by merely making a core. */
+/* Sets up what needs the driver, which merely making a core must not start. */
 static esper_status device_start(core_t *core, device_t *device)
 {
   uint64_t id;
@@ -32,7 +32,7 @@ static esper_status device_start(core_t *core, device_t *device)
     status = call_stream_id(core, device->index, NULL, &id);
   if (status != ESPER_OK)
     return error_from_driver(core, status);
-  /* The driver's ids are small: this one is nobody else's. */
+  /* The driver's ids are small, so no stream has this one. */
   uint64_t all = UINT64_MAX - (uint64_t)device->index;
   if (!device->legacy)
     device->legacy = stream_create(core, device, id, NULL);

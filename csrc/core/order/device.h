@@ -1,4 +1,4 @@
-/* device.h: one GPU, and how a call reaches it. */
+/* device.h: one GPU: everything that the core knows of it, and how a call reaches it. */
 #ifndef ESPER_CORE_DEVICE_H
 #define ESPER_CORE_DEVICE_H
 
@@ -14,7 +14,7 @@
 struct device {
   ON_ITS_OWN_LINE core_t *core;
   int index;
-  atomic_bool ready; /* the rest is set up */
+  atomic_bool ready; /* all that needs the driver is set up */
   atomic_int route_count;
   stream_t *legacy;      /* the default stream */
   stream_t *all_streams; /* stands for every stream: see event_record_all */
@@ -22,40 +22,41 @@ struct device {
   credit_t credit;
 
   ON_ITS_OWN_LINE mutex_t sync_lock; /* one thread synchronises the device at a time */
-  mutex_t lock;                      /* all below, and all heaps, segments, blocks, uses */
+  mutex_t lock;                      /* guards all below, unless it says otherwise, and all
+                                        heaps, segments, blocks, uses */
   heap_t *heaps;                     /* of all pools */
   pool_t *pools;                     /* the default pool is `default_pool` */
   pool_t *default_pool;
   pool_stats_t *pool_stats; /* of private pools, the youngest first */
-  pool_t *gone_pools;       /* to be buried without the lock: their sources are not ours */
-  heap_t *spare_heaps;      /* never given back: a free may still look at one */
+  pool_t *gone_pools;       /* for pool_bury, which calls their sources without the lock */
+  heap_t *spare_heaps;      /* for reuse; never freed, because a free may still look at one */
   route_t *routes;          /* newest first */
-  int captures_announced;   /* that go on */
+  int captures_announced;   /* captures that were announced and go on */
   segment_t *first_segment, *last_segment;
-  block_t *stale; /* blocks that are mapped and have no memory */
+  block_t *stale; /* blocks still mapped to pages that serve elsewhere */
   uint64_t next_sequence;
   size_t total; /* bytes of device memory */
-  /* Asked for when pages are first wanted: classic segments need none of it. */
+  /* The granularity is asked for when pages are first wanted: classic segments need none. */
   atomic_bool granule_known;
   size_t granule;    /* pages are multiples of it; 0: none can be mapped */
   orphan_t *orphans; /* pages that are mapped nowhere */
   size_t orphaned_bytes;
-  pthread_rwlock_t paging; /* peers.h; guards these, and the names of pages */
+  pthread_rwlock_t paging; /* guards the next four, and the names of pages: peers.h */
   size_t shared_count;     /* pages that have a name */
   int *peers;              /* devices that may access all pages */
   int peer_count;
-  import_t *imports; /* pages of other processes; and under the lock, too */
+  import_t *imports; /* pages of other processes; guarded by the lock as well */
   double fraction;
   size_t limit;                /* SIZE_MAX: none */
-  size_t reserving;            /* bytes being obtained, and loose: not in the statistics */
-  uint64_t large_requests;     /* so far: the clock of what is not used for long */
-  int in_flight;               /* calls that hold memory which they may not keep: hands.h */
-  unsigned in_flight_returned; /* so often they left some */
+  size_t reserving;            /* bytes being obtained and orphaned: not in the statistics */
+  uint64_t large_requests;     /* so far; how long memory was not used is counted in these */
+  int in_flight;               /* calls that hold memory in flight: memory/in_flight.h */
+  unsigned in_flight_returned; /* how often such calls gave some back */
   bell_t in_flight_ended;
-  size_t refused;         /* the segment that the driver had no memory for; 0: none */
-  size_t slack_peak;      /* of active bytes, since pages last went back: memory/slack.c */
-  size_t slack_old_peak;  /* that of the statistics when they did */
-  uint64_t slack_ran_out; /* pages that had moved when memory ran out last */
+  size_t refused;         /* bytes that the driver had no memory for; 0: none */
+  size_t slack_peak;      /* peak of active bytes since pages last went back: memory/slack.c */
+  size_t slack_old_peak;  /* the peak of the statistics when they did */
+  uint64_t slack_ran_out; /* how many pages had moved when memory last ran out */
   esper_stats stats;
   esper_counters counters;
   arena_t blocks, segments, uses, orphan_arena;
@@ -63,25 +64,25 @@ struct device {
   logged_wait_t wait_log[WAIT_LOG_ENTRIES]; /* a ring */
   unsigned next_logged_wait;
 
-  /* Streams of our own that carry the uses that come as an event; those that
-     must not be gated on have the second, and delay no others. */
+  /* The core's own streams, for uses that come as an event. Uses that must not be gated on
+     have the second stream, so that they delay no others. */
   _Atomic(stream_t *) carriers[2];
 
   mutex_t events_lock;
-  void **events; /* pooled */
+  void **events; /* out of use */
   size_t event_count, event_capacity;
   uint64_t events_alive, events_created;
   arena_t records;
 };
 
-/* The device, set up at its first use. */
+/* The device, which is set up at its first use. */
 esper_status core_device(core_t *core, int index, device_t **device);
-/* The same, or NULL where it was never used: what only looks, or gives back, finds nothing
- * there, and must not make the driver set the device up for this process. */
+/* The same, or NULL if the device was never used. For calls that only look or give back: they
+ * must not make the driver set the device up for this process. */
 esper_status core_used_device(core_t *core, int index, device_t **device);
 esper_status core_no_device(const core_t *core, int index);
 
-/* The share of the device's memory that the core may reserve; 1: all of it. */
+/* Limits the share of the device's memory that the core may reserve; 1: no limit. */
 esper_status device_set_limit(device_t *device, double fraction);
 
 #endif

@@ -1,4 +1,4 @@
-/* event.h: the pool of a device's events and records. */
+/* event.h: a device's events and records that are out of use, for reuse. */
 #ifndef ESPER_EVENT_H
 #define ESPER_EVENT_H
 
@@ -6,13 +6,13 @@
 
 /* NULL: no event could be created; esper_last_error() says why. */
 void *event_take(device_t *device);
+/* Cannot fail: there is room for every event that exists. */
 void event_give(device_t *device, void *event);
-/* Room is kept for every event alive, so giving one back cannot fail. */
 
-/* NULL: no host memory. Its stream keeps it for the next time. */
+/* NULL: no host memory. */
 record_t *record_take(device_t *device);
 void record_give(device_t *device, record_t *record);
-/* Host memory that no record needs goes back to the system. */
+/* Gives host memory that no record needs back to the system. */
 void records_trim(device_t *device);
 bool records_are_valid(device_t *device);
 

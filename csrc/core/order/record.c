@@ -12,7 +12,7 @@ void record_keep(record_t *record)
   atomic_fetch_add_explicit(&record->references, 1, memory_order_relaxed);
 }
 
-/* The last reference is the caller's alone: nobody can take another meanwhile. */
+/* If the count is 1, it is the caller's own reference, and nobody else can add one. */
 bool record_release(record_t *record)
 {
   if (atomic_load_explicit(&record->references, memory_order_acquire) != 1)
@@ -21,8 +21,8 @@ bool record_release(record_t *record)
   return true;
 }
 
-/* Any lock may be held here, so the record is only put aside; whoever next
- * holds the stream's record lock makes it a spare one. */
+/* Any lock may be held here, so the record only joins the dropped ones. Whoever next works
+ * under the stream's record lock makes it a spare one. */
 void record_drop(record_t *record)
 {
   if (!record_release(record))
@@ -61,8 +61,8 @@ static void unlink_outstanding(stream_t *s, record_t *r)
   atomic_store_explicit(&s->has_outstanding, s->oldest != NULL, memory_order_release);
 }
 
-/* A stream keeps its own events and records for the next time, so that a
- * record takes no lock but its own. */
+/* A stream keeps its own events and records for reuse, so that recording takes no lock but its
+ * own. */
 static void keep_event(stream_t *s, void *event)
 {
   if (s->event_count < STREAM_EVENTS)
@@ -113,8 +113,8 @@ void stream_give_spares(stream_t *s)
   }
 }
 
-/* A record with an event, both out of use; NULL: none can be had. The record
- * lock is held, but not while the driver makes an event. */
+/* A record with an event, both out of use. NULL: none can be had. The record lock is held, but
+ * given up while the driver makes an event. */
 static record_t *take_spare(stream_t *s)
 {
   record_t *r = s->spare;
@@ -180,9 +180,9 @@ static esper_status record_event(presented_t p, void *event)
   return call_event_record(s->core, s->device->index, event, p.handle);
 }
 
-/* Marks of long-lived blocks pin no events: one question now and then, about
- * the record in the middle. If it is not done either there are twice as many
- * before the next one. */
+/* A program that only marks long-lived blocks would collect events. So a mark asks now and then
+ * about the record in the middle. If that has not completed, the next question comes when
+ * twice as many are outstanding. */
 static void ask_now_and_then(stream_t *s)
 {
   if (s->outstanding < s->ask_at)
@@ -196,10 +196,9 @@ static void ask_now_and_then(stream_t *s)
   s->ask_at = s->outstanding + (done ? ASK_AT : s->outstanding);
 }
 
-/* Number and event in one step: otherwise number 6 could be recorded before
- * 5, and a wait for 6 would be taken to cover 5. `wait_for` is a foreign event
- * that the stream waits for in the same step. The record lock stays held unless
- * it failed. */
+/* Takes the number and records the event in one step: otherwise number 6 could be recorded
+ * before 5, and a wait for 6 would be taken to cover 5. `wait_for` may be a foreign event that
+ * the stream waits for in the same step. On success the record lock stays held. */
 static record_t *record_on(presented_t p, void *wait_for)
 {
   stream_t *s = p.stream;
@@ -237,8 +236,8 @@ static record_t *record_on(presented_t p, void *wait_for)
   return r;
 }
 
-/* Whoever waited for an event that was recorded inside would join the capture; one for all
- * of a device's work would end it. */
+/* Whether an event recorded now would disturb a capture: whoever waited for it would join the
+ * capture, and an event for all of a device's work would end it. */
 static bool would_be_inside(presented_t p)
 {
   return p.stream->all_streams ? stream_any_is_captured(p.stream->device)
@@ -275,8 +274,8 @@ record_t *stream_record_later(stream_t *s)
   record_t *record = stream_record_begin(p);
   if (!record)
     return NULL;
-  /* Another thread may have begun a capture since it was asked. Nobody has seen the
-   * record yet. */
+  /* Another thread may have begun a capture since the driver was asked. Nobody has seen the
+   * record yet, so it can be withdrawn. */
   bool inside = RULE(CAPTURE_RECORDS_NOTHING) && would_be_inside(p) && record_release(record);
   stream_record_end(s, inside ? record : NULL);
   return inside ? NULL : record;
@@ -284,7 +283,7 @@ record_t *stream_record_later(stream_t *s)
 
 record_t *stream_record_event(stream_t *carrier, void *event, int device)
 {
-  /* A captured event would drag the carrier into its capture. */
+  /* Waiting for a captured event would draw the carrier into the capture. */
   core_t *core = carrier->core;
   esper_status status = call_event_query(core, device, event);
   if (status != ESPER_OK && status != ESPER_NOT_READY)
@@ -353,7 +352,7 @@ bool stream_is_valid(stream_t *s)
   records_pool_dropped(s);
   uint64_t previous = atomic_load(&s->completed);
   for (record_t *r = s->oldest; r; r = r->newer) {
-    /* No references: somebody is just putting it aside. */
+    /* With no references it is just being dropped. */
     valid &= r->stream == s && r->outstanding && r->event && r->references >= 0;
     valid &= r->number > previous && r->number <= atomic_load(&s->last);
     valid &= r->newer ? r->newer->older == r : s->newest == r;

@@ -1,28 +1,26 @@
-/* record.h: the records of a stream's events: those outstanding, by number, and
- * those out of use, kept for the next time. For stream.c, record.c and retire.c;
- * everybody else finds in stream.h what they need. All of it under the stream's
- * record lock, record_keep and record_drop apart. */
+/* record.h: the records of a stream: the outstanding ones, by number, and those out of use.
+ * Under the stream's record lock. Most callers need no more than stream.h offers. */
 #ifndef ESPER_RECORD_H
 #define ESPER_RECORD_H
 
 #include "stream.h"
 
-/* Immutable once made, but for the event, which is free for another record
- * when this one has completed. */
+/* A record's number never changes. Its event may serve another record once this one has
+ * completed. */
 struct record {
   stream_t *stream;
   uint64_t number;
-  int64_t time_us;       /* the host's clock; 0: nobody needs it */
+  int64_t time_us;       /* by the host's clock; 0: not taken */
   void *event;           /* NULL once completed */
-  atomic_int references; /* uses, and the stream's probe */
-  atomic_int pins;       /* gates being issued on the event just now */
+  atomic_int references; /* by uses, the stream's probe, the wait log */
+  atomic_int pins;       /* calls that are using the event just now */
   bool outstanding;      /* in the stream's list */
-  bool captured;         /* its event: later ones have to stand for it */
+  bool captured;         /* its event was captured and says nothing: later ones stand for it */
   record_t *older, *newer;
-  record_t *next_dropped; /* or the next spare one */
+  record_t *next_dropped; /* the next dropped record, or the next spare one */
 };
 
-/* As many outstanding records need no question whether some have completed. */
+/* A mark asks whether some have completed once this many more records are outstanding. */
 enum { ASK_AT = 64 };
 
 /* The stream's bit in its group. */
@@ -46,11 +44,11 @@ void probes_add(probes_t *probes, stream_t *stream, uint64_t stamp);
 /* Records an event on each stream, and finds out what has completed. */
 void probes_ask(const probes_t *probes, core_t *core);
 
-/* Asks the driver. */
+/* Asks the driver whether the record's event has completed. */
 bool record_is_done(record_t *record);
-/* Every number up to this one has completed. */
+/* Notes that every number up to this one has completed. */
 void records_complete(stream_t *stream, uint64_t number);
-/* Records that nobody refers to become spare ones. */
+/* Dropped records become spare ones. */
 void records_pool_dropped(stream_t *stream);
 
 #endif

@@ -1,11 +1,11 @@
-/* retire.c: finding out what has completed, by asking, by waiting, or because the
- * whole device was synchronised. */
+/* retire.c: finding out which events have completed: by asking, by waiting on the host, or
+ * because the whole device was synchronised. */
 #include "../base/call.h"
 #include "../base/error.h"
 #include "record.h"
 
-/* Events complete in the order of their numbers, so the search gallops: it
- * asks about the oldest, then twice as far ahead each time it was done. */
+/* Events complete in the order of their numbers. So this asks about the oldest event, then
+ * about one twice as far ahead each time the answer was yes. */
 void stream_retire(stream_t *s)
 {
   if (!(atomic_load_explicit(&s->group->listed, memory_order_relaxed) & group_bit(s)) &&
@@ -22,9 +22,9 @@ void stream_retire(stream_t *s)
       records_complete(s, ahead->number);
       step *= 2;
     } else if (ahead->captured && ahead->newer) {
-      continue; /* it never says anything; later ones do, for it too */
+      continue; /* a later event stands for this one */
     } else if (step > 1 && ahead != s->oldest) {
-      step = 1; /* overshot */
+      step = 1; /* too far ahead: begin again with the oldest */
     } else {
       break;
     }

@@ -14,15 +14,14 @@ static bool is_special(const void *handle)
   return (uintptr_t)handle <= 2;
 }
 
-/* What was behind the same handle one after the other is in one bucket. */
+/* Streams that had the same handle one after another are in the same bucket. */
 static _Atomic(stream_t *) *bucket_of_id(core_t *core, uint64_t id, const void *handle)
 {
   uint64_t key = is_special(handle) ? id : (uintptr_t)handle;
   return &core->stream_by_id[key * 0x9e3779b97f4a7c15u >> 56];
 }
 
-/* Streams are found without a lock: they stay where they are until the core goes.
- * Any device: NULL. */
+/* Needs no lock: streams stay where they are until the core goes. `device` NULL: any. */
 static stream_t *find_by_id(core_t *core, const device_t *device, uint64_t id, const void *handle)
 {
   stream_t *s = atomic_load_explicit(bucket_of_id(core, id, handle), memory_order_acquire);
@@ -32,16 +31,15 @@ static stream_t *find_by_id(core_t *core, const device_t *device, uint64_t id, c
   return s;
 }
 
-/* Not the driver's, but made by id_within_capture. */
+/* Whether the id comes from id_within_capture, not from the driver. */
 static bool is_made_up(uint64_t id)
 {
   return id >> 62;
 }
 
-/* A mortal stream that has ended, since its handle has come back with another
- * id, and of which nothing is left: what is known of it serves the next one.
- * Numbers go on, so what frontiers say of the old ones stays true; its own
- * frontier is empty, because it never had memory. */
+/* A mortal stream that has ended and left nothing behind: its handle has come back with
+ * another id. The next stream with the handle takes over its entry. Its numbers go on, so
+ * other vector clocks stay true; its own is empty, because it never had memory. */
 static stream_t *find_ended(core_t *core, const device_t *device, uint64_t id, void *handle)
 {
   if (is_special(handle) || is_made_up(id))
@@ -95,7 +93,7 @@ stream_t *stream_at(core_t *core, unsigned index)
   return group->stream[index % GROUP_STREAMS];
 }
 
-/* What has completed on streams that had the handle before. */
+/* Retires events of the streams that had the handle before. */
 static void retire_ended(core_t *core, uint64_t id, const void *handle)
 {
   stream_t *s = is_special(handle) ? NULL : atomic_load(bucket_of_id(core, id, handle));
@@ -135,10 +133,9 @@ void stream_make_immortal(core_t *core, stream_t *s, void *handle)
   unlock(&core->streams_lock);
 }
 
-/* What stands for the id of a stream that is first met while it is captured: the
- * driver's ids have no high bits. An immortal one is known by its handle from
- * then on (`capture` is 0). Another handle means one stream during a capture: to
- * us another stream than it is outside, which only withholds more. */
+/* An id for a stream that is first met while it is captured; the driver's ids have no high
+ * bits. An immortal stream is known by its handle from then on (`capture` is 0). Any other
+ * counts as a stream of its own during the capture, which only withholds more. */
 static uint64_t id_within_capture(void *handle, uint64_t capture)
 {
   uint64_t id = (uintptr_t)handle * 0x9e3779b97f4a7c15u ^ capture * 0xbf58476d1ce4e5b9u;
@@ -151,7 +148,7 @@ esper_status stream_present(core_t *core, esper_stream as, presented_t *presente
   *presented = stream_presented(stream_immortal(core, device, as.handle), as.handle);
   if (presented->stream)
     return ESPER_OK;
-  /* Asking a capturing stream for its id would end the capture. */
+  /* Asking for the id of a stream that is captured would end the capture. */
   uint64_t id, capture;
   esper_status status = call_stream_capture(core, as.device, as.handle, &capture);
   if (status == ESPER_OK && capture)
@@ -171,7 +168,7 @@ esper_status stream_present(core_t *core, esper_stream as, presented_t *presente
   return ESPER_OK;
 }
 
-/* Some stream that had the handle last time. */
+/* A stream that has or had the handle. */
 static stream_t *find_namesake(core_t *core, const void *handle)
 {
   stream_t *s = atomic_load_explicit(bucket_of_id(core, 0, handle), memory_order_acquire);
@@ -180,8 +177,8 @@ static stream_t *find_namesake(core_t *core, const void *handle)
   return s;
 }
 
-/* The id is asked again every time: a handle may have come back with another
- * stream behind it. Ids are never used again, on no device. */
+/* Asks for the id every time: the handle may have come back with another stream behind it. No
+ * two streams have the same id, even on different devices. */
 bool stream_find(core_t *core, void *handle, presented_t *presented)
 {
   uint64_t id, capture;
@@ -224,8 +221,8 @@ gate_result stream_gate(presented_t p, record_t *record)
 {
   stream_t *r = p.stream, *s = record->stream;
   gate_result result = GATE_NEEDLESS;
-  /* Pinned, the event stays the record's while we use it: stream_retire
-   * raises `completed` first and looks at the pins second. */
+  /* The pin keeps the event with its record: retiring raises `completed` first, and looks at
+   * the pins afterwards. */
   atomic_fetch_add(&record->pins, 1);
   if (!stream_completed(s, record->number)) {
     lock(&r->lock);
@@ -259,7 +256,7 @@ int64_t stream_lag_us(const stream_t *s, int64_t now_us)
   int64_t oldest_us = atomic_load_explicit(&s->oldest_us, memory_order_relaxed);
   if (!oldest_us)
     return INT64_MAX;
-  return oldest_us < now_us ? now_us - oldest_us : 0; /* recorded after the clock was read */
+  return oldest_us < now_us ? now_us - oldest_us : 0; /* it may be younger than `now_us` */
 }
 
 /* ---- traits ------------------------------------------------------------ */

@@ -1,9 +1,9 @@
-/* stream.h: streams, the numbers of their events, and their frontiers.
+/* stream.h: streams, the numbers of their events, and their vector clocks.
  *
- * Each event that the core records on a stream takes the stream's next number;
- * a stream's events complete in the order of their numbers. The frontier of
- * stream R for stream S is the highest number of S that R's future work is
- * ordered after: it rises when R is made to wait (gated). */
+ * Each event that the core records on a stream takes the stream's next number; a stream's
+ * events complete in the order of their numbers. The vector clock of stream R has, for each
+ * other stream S, the highest number of S that R's future work is ordered after. That entry
+ * rises when R is gated on S: made to wait on the GPU. */
 #ifndef ESPER_STREAM_H
 #define ESPER_STREAM_H
 
@@ -11,54 +11,54 @@
 #include "device.h"
 
 enum {
-  CLOCK_ENTRIES = 256, /* streams with a higher index have no frontier row */
-  STREAM_EVENTS = 32,  /* out of use, kept by the stream; more go to the pool */
+  CLOCK_ENTRIES = 256, /* streams from this index on are in no vector clock */
+  STREAM_EVENTS = 32,  /* out of use, kept by the stream; more go to the device */
 };
 
-/* Streams by index, so that the few with records to ask about are found among
- * many. */
+/* Streams by index. The bits find the few streams with outstanding records among many. */
 enum { GROUP_STREAMS = 64 };
 
 typedef struct stream_group {
-  _Atomic uint64_t listed; /* bit i: stream[i] has outstanding records, or had */
+  _Atomic uint64_t listed; /* bit i: stream[i] has outstanding records, or had at the last look */
   stream_t *stream[GROUP_STREAMS];
   struct stream_group *older;
 } stream_group_t;
 
 struct stream {
   /* Read by every malloc and seldom written. */
-  ON_ITS_OWN_LINE void *handle; /* of a mortal stream: for show only */
+  ON_ITS_OWN_LINE void *handle; /* of a mortal stream: only to be shown */
   device_t *device;
   stream_t *next_by_handle; /* immortal ones, by handle */
-  _Atomic(heap_t *) heap;   /* of the default pool, outside captures; or NULL */
-  atomic_bool holds;        /* some free block has a use here, no record */
-  atomic_bool kept;         /* a heap is its own, or a use without record was on it */
+  _Atomic(heap_t *) heap;   /* its heap of the default pool outside captures, or NULL */
+  atomic_bool holds;        /* some free block has a use here without a record */
+  atomic_bool kept;         /* not for another stream once it ended: it had a heap,
+                               or a use without a record */
   atomic_bool immortal;
-  bool all_streams;    /* the stand-in for everything that runs on the device */
-  atomic_uint traits;  /* ESPER_TRAIT_...; the stand-in has those of any stream */
-  _Atomic uint64_t id; /* the driver's; never used again */
+  bool all_streams;    /* stands for all streams of the device */
+  atomic_uint traits;  /* ESPER_TRAIT_...; `all_streams` has those of every stream */
+  _Atomic uint64_t id; /* the driver's, which no later stream gets */
   core_t *core;
 
-  ON_ITS_OWN_LINE _Atomic uint64_t last; /* the last number taken: every free reads it */
-  unsigned index;                        /* of its row in other streams' frontiers */
-  bool listed;                           /* there; under the record lock */
+  ON_ITS_OWN_LINE _Atomic uint64_t last; /* the last number taken; every free reads it */
+  unsigned index;                        /* of its entry in other streams' vector clocks */
+  bool listed;                           /* its bit in the group is set; under the record lock */
   stream_group_t *group;
   stream_t *next;           /* all streams of the core */
   stream_t *next_in_bucket; /* by id */
 
-  ON_ITS_OWN_LINE mutex_t lock; /* the record lock: all below but the atomics, and `last` */
+  ON_ITS_OWN_LINE mutex_t lock; /* the record lock: guards all below but the atomics, and `last` */
   _Atomic uint64_t completed;   /* every number up to this one has completed */
   record_t *oldest, *newest;    /* outstanding records, by number */
-  unsigned outstanding;         /* how many */
-  unsigned ask_at;              /* so many are worth a question */
-  _Atomic int64_t oldest_us;    /* the oldest one's time */
+  unsigned outstanding;         /* how many records are */
+  unsigned ask_at;              /* a mark asks when so many are outstanding */
+  _Atomic int64_t oldest_us;    /* when the oldest of them was recorded */
   record_t *spare;              /* records out of use */
   void *events[STREAM_EVENTS];  /* events out of use: the last event_count */
   unsigned event_count;
   atomic_bool has_outstanding;
-  _Atomic(record_t *) dropped; /* records nobody refers to, to be pooled */
-  uint64_t syncing;            /* what a synchronisation will have completed */
-  record_t *probe;             /* of the owner order, for other streams' sake */
+  _Atomic(record_t *) dropped; /* records that nobody refers to, not yet spare */
+  uint64_t syncing; /* the number that will be completed by the synchronisation under way */
+  record_t *probe;  /* the last record made by stream_probe */
   _Atomic uint64_t vector_clock[CLOCK_ENTRIES];
 };
 
@@ -66,11 +66,11 @@ struct stream {
 typedef struct presented {
   stream_t *stream;
   void *handle;
-  bool asked;       /* the driver was asked already whether it is captured: */
-  uint64_t capture; /* its answer */
+  bool asked;       /* whether the driver was asked about its capture, */
+  uint64_t capture; /* and what it answered */
 } presented_t;
 
-/* Finds or makes the stream. */
+/* Finds or makes the stream that a caller presents. */
 esper_status stream_present(core_t *core, esper_stream as, presented_t *presented);
 
 /* Finds the stream of a driver's handle above 2, whatever its device. False: it is
@@ -82,8 +82,7 @@ static inline _Atomic(stream_t *) *stream_bucket(core_t *core, const void *handl
   return &core->stream_by_handle[(uintptr_t)handle * 0x9e3779b97f4a7c15u >> 56];
 }
 
-/* Immortal streams keep their handle, so it may stand for them, however it is
- * presented. Any device: NULL. */
+/* Finds an immortal stream by its handle, which it keeps for ever. `device` NULL: any. */
 static inline stream_t *stream_with_handle(core_t *core, const device_t *device, const void *handle)
 {
   stream_t *s = atomic_load_explicit(stream_bucket(core, handle), memory_order_acquire);
@@ -97,42 +96,42 @@ static inline bool stream_is_legacy(const void *handle)
   return (uintptr_t)handle <= 1;
 }
 
-/* The stream, if it is known to live for ever; NULL otherwise. */
+/* The stream if it is known to be immortal; NULL otherwise. */
 static inline stream_t *stream_immortal(core_t *core, const device_t *device, void *handle)
 {
   return stream_is_legacy(handle) ? device->legacy : stream_with_handle(core, device, handle);
 }
 
-/* One of those, as it would be presented. */
+/* An immortal stream as it would be presented. */
 static inline presented_t stream_presented(stream_t *stream, void *handle)
 {
   return (presented_t){.stream = stream, .handle = stream_is_legacy(handle) ? NULL : handle};
 }
 
-/* The stream with the driver's id, made if need be. NULL: no host memory. */
+/* Finds or makes the stream with that id. NULL: no host memory. */
 stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handle);
-/* From now on the handle stands for the stream. */
+/* From now on the handle alone identifies the stream. */
 void stream_make_immortal(core_t *core, stream_t *stream, void *handle);
 void stream_destroy_all(core_t *core);
 
-#define CAPTURE_UNKNOWN UINT64_MAX /* the driver would not say */
+#define CAPTURE_UNKNOWN UINT64_MAX /* the driver did not say which capture */
 
-/* Records an event on the stream, now. The caller owns a reference. NULL:
- * it could not be done, or the stream is being captured. */
+/* Records an event on the stream now. The caller gets a reference. NULL: it failed, or the
+ * stream is being captured. */
 record_t *stream_record(presented_t presented);
-/* As stream_record, but the stream's record lock stays held until stream_record_end:
- * `replaced`, if not NULL, is a record of the stream that only the caller refers
- * to, which then needs no other way back. NULL: no lock is held. */
+/* The same, but the record lock stays held until stream_record_end. NULL: no lock is held.
+ * `replaced` (may be NULL) is a record of the stream whose last reference the caller gave up;
+ * it becomes a spare one at once. */
 record_t *stream_record_begin(presented_t presented);
 void stream_record_end(stream_t *stream, record_t *replaced);
-/* As stream_record, of a stream whose handle is nobody's to present now, so that its
- * own thread may be doing anything with it meanwhile. */
+/* As stream_record, for a stream that was not presented to this call: another thread may be
+ * using it meanwhile, and may begin to capture it. */
 record_t *stream_record_later(stream_t *stream);
-/* Makes the stream, one of our own, wait for a foreign event, and records. */
+/* Makes one of the core's own streams wait for a foreign event, then records on it. */
 record_t *stream_record_event(stream_t *carrier, void *event, int device);
 
-/* The work of `stream` so far, for the sake of other streams: makes sure an
- * event numbered `stamp` or higher exists, if it can be recorded. */
+/* A record of the stream numbered `stamp` or higher, so that others can wait for its owner
+ * order; recorded now if there is none. The caller gets a reference. NULL: it failed. */
 record_t *stream_probe(stream_t *stream, uint64_t stamp);
 
 typedef enum gate_result {
@@ -144,14 +143,14 @@ typedef enum gate_result {
 /* Makes the presented stream's future work wait for the record. */
 gate_result stream_gate(presented_t presented, record_t *record);
 
-/* How far the stream is behind the host, as far as its records tell: its oldest
- * outstanding one is so old. Never negative. INT64_MAX: it has no time. */
+/* How far the stream is behind the host: the age of its oldest outstanding record. Never
+ * negative. INT64_MAX: that record has no time. */
 int64_t stream_lag_us(const stream_t *stream, int64_t now_us);
 
-/* What is true of its work from now on. */
+/* Sets what is true of the stream's work from now on. */
 void stream_set_traits(stream_t *stream, unsigned traits);
 
-/* Whether its work may wait for what is not yet enqueued. */
+/* Whether its work may wait for work that is not yet enqueued. */
 static inline bool stream_is_rendezvous(const stream_t *stream)
 {
   return atomic_load_explicit(&stream->traits, memory_order_relaxed) & ESPER_TRAIT_RENDEZVOUS &&
@@ -161,26 +160,25 @@ static inline bool stream_is_rendezvous(const stream_t *stream)
 /* The host waits for the record. */
 esper_status stream_wait_host(record_t *record);
 
-/* Finds out which events have completed. */
+/* Finds out which of the stream's events have completed. */
 void stream_retire(stream_t *stream);
 void stream_retire_all(core_t *core);
-/* Whether its events up to the number have completed, asking for some microseconds,
- * which even an idle stream takes for an event. */
+/* Whether the number has completed. Asks for some microseconds, because even an idle stream
+ * takes so long to complete an event. */
 bool stream_completes_now(stream_t *stream, uint64_t number);
 
-/* Takes a number that stands for all work enqueued so far on the stream, and
- * once the device was synchronised declares it completed. Under the device's
- * sync lock. */
+/* Before the device is synchronised: takes a number that stands for all work enqueued so far
+ * on the stream. Afterwards: notes that it has completed. Under the device's sync lock. */
 void stream_sync_begin(stream_t *stream);
 void stream_sync_done(stream_t *stream);
 
-/* Its records out of use go back to the device. */
+/* Gives the stream's records that are out of use back to the device. */
 void stream_give_spares(stream_t *stream);
 
 void record_keep(record_t *record);
 void record_drop(record_t *record);
-/* Gives the caller's reference up. True: it was the last, and the caller, who
- * holds the stream's record lock, gives the record to stream_record_end. */
+/* Gives up the caller's reference. True: it was the last, and the caller, who holds the
+ * stream's record lock, must pass the record to stream_record_end. */
 bool record_release(record_t *record);
 
 static inline bool stream_completed(const stream_t *stream, uint64_t number)
@@ -194,14 +192,14 @@ static inline uint64_t stream_stamp(const stream_t *stream)
   return atomic_load(&stream->last) + (RULE(STAMP_IS_NEXT) ? 1 : 0);
 }
 
-/* Whether future work of `reader` is ordered after number `number`. */
+/* Whether future work of `reader` is ordered after the number, by its vector clock. */
 static inline bool stream_is_after(const stream_t *reader, const stream_t *stream, uint64_t number)
 {
   return RULE(GATE_IS_REMEMBERED) && stream->index < CLOCK_ENTRIES &&
          atomic_load(&reader->vector_clock[stream->index]) >= number;
 }
 
-/* The one whose index it is. */
+/* The stream with that index. */
 stream_t *stream_at(core_t *core, unsigned index);
 
 bool stream_is_valid(stream_t *stream);

@@ -14,7 +14,7 @@ static bool is_over(const logged_wait_t *gate)
   return !record || stream_completed(record->stream, record->number);
 }
 
-/* The next place, or one shortly after it where nothing is lost. */
+/* The next entry, or a later one close by whose gate is over. */
 static logged_wait_t *place(device_t *device)
 {
   enum { LOOK_AT = 8 };

@@ -89,7 +89,7 @@ bool pool_has_memory(const pool_t *pool)
   return false;
 }
 
-/* In one walk, or many pools that wait for their memory would cost as many. */
+/* Sets `idle` of all pools in one walk over the segments, because there may be many pools. */
 static void find_idle(device_t *device)
 {
   bool any = false;
@@ -129,9 +129,9 @@ void pool_bury(device_t *device)
   }
 }
 
-/* A private pool keeps its memory while anybody refers to it, as with PyTorch's own
- * allocator: graphs touch it, a tree's even what none of them was handed, and networks
- * know its addresses. */
+/* A private pool keeps its memory while anybody refers to it, as with PyTorch's own allocator.
+ * Graphs touch that memory, graphs of a tree even what none of them was handed, and network
+ * libraries know its addresses. */
 bool pool_may_give_back(const segment_t *segment)
 {
   const pool_t *pool = segment->heap->pool;
@@ -176,8 +176,8 @@ pool_t *pool_next_spare(device_t *device, pool_t *pool)
 
 _Static_assert(offsetof(heap_t, cache.latch) == 0, "heap_take leaves the gate alone");
 
-/* Who frees what has got another home meanwhile, or frees twice, may still try the gate
- * of a spare heap: it stays closed. */
+/* A spare heap's latch stays closed, because other threads may still try it: a free of a block
+ * that has just changed its home, or a second free. */
 static heap_t *heap_take(device_t *device)
 {
   heap_t *heap = device->spare_heaps;
@@ -259,7 +259,7 @@ void pool_destroy_heap(heap_t *heap)
       heap->next_on_device;
   if (heap->next_on_device)
     heap->next_on_device->previous_on_device = heap->previous_on_device;
-  core_assert(cache_is_closed(&heap->cache)); /* its gate is closed, and stays so */
+  core_assert(cache_is_closed(&heap->cache)); /* and its latch stays so */
   shard_read(&heap->cache.shard, &device->stats);
   device->core->driver_calls[CALL_stream_capture] += atomic_load(&heap->cache.queries);
   heap->next = device->spare_heaps;
@@ -285,7 +285,7 @@ bool pool_is_valid(const pool_t *pool)
   return valid;
 }
 
-/* ---- what has completed -------------------------------------------------- */
+/* ---- retiring ------------------------------------------------------------ */
 
 void pools_retire(device_t *device)
 {

@@ -1,75 +1,74 @@
-/* pool.h: pools, their references, and the heaps in them. All but the calls of
- * the public interface under the device's lock. */
+/* pool.h: pools, their references, and the heaps in them. Under the device's lock unless said
+ * otherwise. */
 #ifndef ESPER_POOL_H
 #define ESPER_POOL_H
 
 #include "../blocks/heap.h"
 
-/* Goes when nobody refers to it, nobody is at work in it, and its memory went
- * back. The default pool is always referred to. */
+/* A pool goes when nobody refers to it, no call works in it, and its memory went back. The
+ * default pool always has a reference. */
 struct esper_pool {
   device_t *device;
   uint64_t id[2];
-  int references;      /* of captures and pool objects */
-  int busy;            /* calls that are at work in it, without the lock */
-  bool open;           /* has an opening */
-  bool idle;           /* nobody refers to it, and it has no memory: pool_collect */
-  bool checkpointed;   /* for a tree of graphs, which touch all of its memory */
-  uint64_t released;   /* what of all streams' work was there when the last
-                        reference went, or the last block after that          */
-  bool created;        /* by its own call, not by what first allocates to it */
+  int references;      /* by captures and pool objects */
+  int busy;            /* calls that work in it without the lock */
+  bool open;           /* begun and not ended: routing.h */
+  bool idle;           /* may go: set and read by pool_collect */
+  bool checkpointed;   /* for a tree of graphs, which may touch all of its memory */
+  uint64_t released;   /* number of `all_streams`: work before it may touch the memory */
+  bool created;        /* by a call of its own, not by the first allocation to it */
   bool use_on_oom;     /* serves the default pool's requests when memory is short */
-  bool no_split;       /* a segment is one block */
+  bool no_split;       /* each segment is one block */
   esper_source source; /* all zero: the driver */
-  pool_stats_t *stats; /* NULL: the default pool's */
+  pool_stats_t *stats; /* NULL for the default pool */
   heap_t *heaps;
   pool_t *next;
 };
 
 void pool_init(pool_t *pool, device_t *device, uint64_t id_first, uint64_t id_second);
-/* NULL: there is none. */
+/* The pool with the id, or NULL. */
 pool_t *pool_find(device_t *device, uint64_t id_first, uint64_t id_second);
-/* The pool with a reference more, made if need be. NULL: no host memory. */
+/* Finds or makes the pool, and adds a reference. NULL: no host memory. */
 pool_t *pool_refer(device_t *device, uint64_t id_first, uint64_t id_second);
 void pool_let_go(pool_t *pool);
 
-/* A call works in the pool without the lock: it stays meanwhile. */
+/* Between these two a call may work in the pool without the lock: the pool stays. */
 void pool_enter(pool_t *pool);
 void pool_leave(pool_t *pool);
 
-/* Nobody refers to the pool: what runs now may still be its graphs. */
+/* Nobody refers to the pool: notes that work enqueued so far may still be its graphs. */
 void pool_note_work(pool_t *pool);
 bool pool_has_memory(const pool_t *pool);
-/* Pools that nobody refers to and that have no memory any more go. */
+/* Takes away the pools that may go. */
 void pool_collect(device_t *device);
-/* What is left of them. Without the lock. */
+/* Drops their sources and frees them. Without the lock. */
 void pool_bury(device_t *device);
 
-/* The pool after this one (NULL: the first) that may serve a request for the default
- * pool when memory is short: entered, and the one before left. NULL: none. */
+/* Leaves `pool` and enters the next one that may serve the default pool's requests when memory
+ * is short. `pool` NULL: the first. Returns NULL after the last. Without the lock. */
 pool_t *pool_next_spare(device_t *device, pool_t *pool);
 
-/* Whether a segment, wholly free and owing nothing, may go back to the driver, or its
- * pages serve elsewhere: not while a graph may touch it, anybody refers to its private
- * pool, or that is being allocated to. */
+/* Whether a segment may go back to the driver, or its pages serve elsewhere, once it is free and
+ * owes nothing. Not while a graph may touch it, or while its private pool has references or a
+ * route. */
 bool pool_may_give_back(const segment_t *segment);
 
-/* Whether replays may touch memory of the pool, even what is free to the allocator. */
+/* Whether replays may touch memory of the pool, even if it is free. */
 bool pool_has_graphs(const pool_t *pool);
 
-/* The heap of (pool, stream, capture), made if need be. A capture takes over
- * the stream's sealed heap, if there is one. NULL: no host memory. */
+/* Finds or makes the heap of (pool, stream, capture). A capture takes over the stream's quiesced
+ * heap if there is one. NULL: no host memory. */
 heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture);
-/* Whether what the heap hands out has the same addresses in every run: malloc_deterministic.h. */
+/* Whether the heap hands out the same addresses in every run: requests/malloc_deterministic.h. */
 bool pool_is_deterministic(const heap_t *heap);
-/* The heap's capture is over, or was none. */
+/* The heap's capture is over, or there was none. */
 void pool_heap_leave_capture(heap_t *heap);
 void pool_destroy_heap(heap_t *heap);
 void pool_destroy_heaps(pool_t *pool);
 
 bool pool_is_valid(const pool_t *pool);
 
-/* All pending blocks of the device are looked at again. */
+/* Retires events, and makes the pending blocks that became ready so. Without the lock. */
 void pools_retire(device_t *device);
 
 #endif

@@ -81,7 +81,7 @@ esper_status route_choose(device_t *device, void *stream, pool_t **pool)
     return ESPER_OK;
   unsigned long long first = (*pool)->id[0], second = (*pool)->id[1];
   lock(&device->lock);
-  pool_leave(*pool); /* and is gone, maybe */
+  pool_leave(*pool); /* then the pool may be gone */
   unlock(&device->lock);
   return error_set(ESPER_INVALID, "the filter of pool (%llu, %llu) failed", first, second);
 }

@@ -1,17 +1,17 @@
-/* source.h: where a pool's segments come from and go back to: the driver, or an
- * allocator of the pool's own. Called without a lock. */
+/* source.h: where a pool's segments come from and go back to: the driver, or an allocator that
+ * the program gave the pool. Called without a lock. */
 #ifndef ESPER_SOURCE_H
 #define ESPER_SOURCE_H
 
 #include "pool.h"
 
-/* ESPER_OUT_OF_MEMORY: it has no more. */
+/* ESPER_OUT_OF_MEMORY: the source has no more. */
 esper_status source_obtain(const pool_t *pool, size_t size, uintptr_t *address);
 
-/* All that the memory owed has completed. False: it would not take it. */
+/* Gives memory back that owes nothing any more. False: the source did not take it. */
 bool source_give_back(const pool_t *pool, uintptr_t address, size_t size);
 
-/* The pool needs it no more. */
+/* The pool needs its source no more. */
 void source_drop(pool_t *pool);
 
 #endif

@@ -21,15 +21,15 @@ pool_stats_t *pool_stats_open(pool_stats_t **list, uint64_t id_first, uint64_t i
   return stats;
 }
 
-/* Whether they are of a pool that is gone, and all zero. */
+/* Whether the pool is gone and all its statistics are zero. */
 static bool is_empty(const pool_stats_t *stats)
 {
   static const esper_stat none[ESPER_CLASSES];
   return !stats->open && !memcmp(stats->values.reserved_bytes, none, sizeof none);
 }
 
-/* Programs make and drop pools for as long as they run: of those that are gone only the
- * youngest keep their statistics. */
+/* Some programs make and drop pools for as long as they run, so only the youngest of the pools
+ * that are gone keep their statistics. */
 static void forget_old(pool_stats_t **list)
 {
   int gone = 0;

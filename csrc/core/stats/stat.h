@@ -1,5 +1,5 @@
-/* stat.h: one of the statistics: its current value, its peak, and all that was added and
- * taken away. */
+/* stat.h: one statistic: its current value, its peak, and the sums of all that was added and
+ * of all that was taken away. */
 #ifndef ESPER_STAT_H
 #define ESPER_STAT_H
 
@@ -19,7 +19,7 @@ static inline void stat_sub(esper_stat *stat, size_t amount)
   stat->freed += (int64_t)amount;
 }
 
-/* Raises the peak to the current value. False: it was as high. */
+/* Raises the peak to the current value. False: it was high enough. */
 static inline bool stat_raise_peak(esper_stat *stat)
 {
   bool above = stat->current > stat->peak;
@@ -28,7 +28,7 @@ static inline bool stat_raise_peak(esper_stat *stat)
   return above;
 }
 
-/* Takes a stat_sub back. */
+/* Undoes a stat_sub. */
 void stat_unsub(esper_stat *stat, size_t amount);
 void stat_reset_peak(esper_stat *stat);
 void stat_reset_accumulated(esper_stat *stat);

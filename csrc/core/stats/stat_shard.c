@@ -46,11 +46,11 @@ void shard_satisfy(credit_t *credit, stat_shard_t *shard, bool large, amounts_t 
   pair(credit, shard, large);
 }
 
-/* A shard takes and keeps less when the pool has less left. It always keeps one block's:
- * with none a thread that frees what it allocated would go to a pool each time. */
+/* A shard takes and keeps less when the pool has less left. It always keeps credit for one
+ * block: otherwise a thread that frees what it just allocated would go to a pool each time. */
 static void adapt(const credit_pool_t *pool, stat_shard_t *shard, amounts_t amount)
 {
-  enum { MOST = 16, PART = 4 }; /* blocks; of what is left */
+  enum { MOST = 16, PART = 4 }; /* blocks; a quarter of what is left */
   const amounts_t *left = &pool->left[ESPER_ALL];
   int64_t blocks = amount.bytes ? least(left->count, left->bytes / amount.bytes) : left->count;
   int64_t keeps = least(blocks / PART, MOST);
@@ -59,7 +59,7 @@ static void adapt(const credit_pool_t *pool, stat_shard_t *shard, amounts_t amou
 }
 
 /* Moves one figure from the pool into credit that is too small: for several blocks, but at
- * most half of what others may want. False: it is still too small. */
+ * most half of what is left, unless one block needs more. False: it is still too small. */
 static bool draw(int64_t *left, int64_t *granted, int64_t *credit, int64_t amount, int64_t blocks)
 {
   int64_t more = amount * blocks;
@@ -209,7 +209,7 @@ static amounts_t credit_of_class(const esper_stats *s, int class)
                  below_peak(&s->requested_bytes[class])};
 }
 
-/* In equal parts. Whether there is anything. */
+/* Fills the pools in equal parts. False: there is nothing to put in. */
 static bool fill_pools(credit_t *credit, int class, amounts_t left)
 {
   bool any = !amounts_are_zero(left);

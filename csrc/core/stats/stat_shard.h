@@ -1,51 +1,50 @@
-/* stat_shard.h: what the statistics have not yet been told of one heap's blocks.
+/* stat_shard.h: what one heap has counted and not yet added to the statistics.
  *
- * Threads on different streams must not write to a common line, so each heap counts what
- * becomes live, free and satisfied in a shard of its own. The statistics are exact once all
- * shards were read.
+ * Threads on different streams must not write to a common cache line, so each heap counts in a
+ * shard of its own. The statistics are exact once all shards were read.
  *
- * Credit keeps the peaks exact without that. A shard's credit is how much may become active
- * through it before any peak could be passed. All credit together never exceeds the distance
- * between the statistics and their peaks. A shard with more than it needs shares it through
- * one of the device's credit pools, and a shard that runs out draws from them. When no pool
- * has any, the caller stops all threads, reads all shards and raises the peaks, so every peak
- * is that of some order of the calls. */
+ * Credit keeps the peaks exact in between. A shard's credit is how much may become active
+ * through it before any peak could be passed; all credit together never exceeds the distance
+ * between the statistics and their peaks. A shard puts credit that it does not need into one
+ * of the device's credit pools; a shard that runs out draws from them. When they are empty, the
+ * caller pauses all caches, reads all shards and raises the peaks. So every peak is one that
+ * some order of the calls would reach. */
 #ifndef ESPER_STAT_SHARD_H
 #define ESPER_STAT_SHARD_H
 
 #include "../base/lock.h"
 #include "../base/types.h"
 
-/* How much of something: blocks, their bytes, the bytes asked for. */
+/* A number of blocks, their bytes, and the bytes that were asked for. */
 typedef struct amounts {
   int64_t count, bytes, requested;
 } amounts_t;
 
-/* Arrays of two are by size class, small and large; of ESPER_CLASSES, by ESPER_ALL and size
- * class. */
+/* Arrays of two are indexed by size class (small, large); arrays of ESPER_CLASSES, by ESPER_ALL
+ * and size class. */
 typedef struct stat_shard {
   ON_ITS_OWN_LINE amounts_t credit[ESPER_CLASSES];
   amounts_t taken[2];               /* became live */
-  amounts_t freed[2], satisfied[2]; /* became free; stopped being active: in either order */
-  amounts_t paired[2];              /* both: it is credit again */
-  amounts_t granted[ESPER_CLASSES]; /* the credit that came from outside */
-  unsigned number;                  /* it asks the credit pool of this number first */
-  int64_t keeps, most;              /* blocks: beyond credit for `most` it shares all but `keeps` */
+  amounts_t freed[2], satisfied[2]; /* became free; stopped being active. In either order */
+  amounts_t paired[2];              /* did both, and is credit again */
+  amounts_t granted[ESPER_CLASSES]; /* credit that came from the pools or from credit_grant */
+  unsigned number;                  /* of the credit pool that it asks first */
+  int64_t keeps, most; /* blocks: with credit for more than `most` it shares all but `keeps` */
 } stat_shard_t;
 
-/* Credit that no shard has. */
+/* Credit that no shard holds. */
 typedef struct credit_pool {
-  ON_ITS_OWN_LINE latch_t latch; /* taken under a cache's latch */
+  ON_ITS_OWN_LINE latch_t latch; /* may be taken while a cache's latch is held */
   atomic_bool empty;             /* may be read without the latch */
   amounts_t left[ESPER_CLASSES];
 } credit_pool_t;
 
 enum { CREDIT_POOLS = 8 };
 
-/* A device's. */
+/* The credit of a device. */
 typedef struct credit {
   credit_pool_t pools[CREDIT_POOLS];
-  atomic_uint shards; /* that were ever made for the default pool */
+  atomic_uint shards; /* made for the default pool so far */
 } credit_t;
 
 static inline bool amounts_cover(const amounts_t *credit, amounts_t wanted)
@@ -73,9 +72,9 @@ static inline void amounts_sub(amounts_t *rest, amounts_t less)
   rest->requested -= less.requested;
 }
 
-/* ---- counting: whoever owns the shard alone, through its cache's latch ------- */
+/* ---- counting: the caller holds the cache's latch, or the cache is closed ------- */
 
-/* A block becomes live, whether there is credit or not. */
+/* A block becomes live, even without credit for it. */
 static inline void shard_overdraw(stat_shard_t *shard, bool large, amounts_t amount)
 {
   amounts_sub(&shard->credit[ESPER_ALL], amount);
@@ -83,9 +82,9 @@ static inline void shard_overdraw(stat_shard_t *shard, bool large, amounts_t amo
   amounts_add(&shard->taken[large], amount);
 }
 
-/* Credit for some such blocks, from the pools. False: they have none for one. */
+/* Draws credit for some blocks of `amount` from the pools. False: there is not enough for one. */
 bool shard_draw(credit_t *credit, stat_shard_t *shard, bool large, amounts_t amount);
-/* Puts what exceeds the credit for some such blocks into a pool. */
+/* Puts credit into a pool, and keeps enough for some blocks of `amount`. */
 void shard_share(credit_t *credit, stat_shard_t *shard, bool large, amounts_t amount);
 
 /* A block becomes live. False: there is no credit, and nothing has happened. */
@@ -108,25 +107,24 @@ static inline void shard_return(credit_t *credit, stat_shard_t *shard, bool larg
     shard_share(credit, shard, large, amount);
 }
 
-/* A live block becomes free and stays active, until it is satisfied. The one lowers what is
- * allocated, the other what is active: there is credit once both have happened. */
+/* A live block becomes free, and stays active until it is satisfied. Freeing lowers what is
+ * allocated, satisfying what is active: it is credit again once both have happened. */
 void shard_free(credit_t *credit, stat_shard_t *shard, bool large, amounts_t amount);
 void shard_satisfy(credit_t *credit, stat_shard_t *shard, bool large, amounts_t amount);
 
-/* ---- reading: nobody counts meanwhile --------------------------------------- */
+/* ---- reading: all caches are paused or closed --------------------------- */
 
-/* Tells the statistics what the shard counted. Its credit is gone. */
+/* Moves what the shard counted into the statistics. Its credit is gone. */
 void shard_read(stat_shard_t *shard, esper_stats *stats);
 
 /* Empties the pools. */
 void credit_clear(credit_t *credit);
-/* Hands out credit up to the peaks. All shards were read. `first` (may be NULL) gets credit
- * for one block of `amount` if there is that much; the pools get the rest. */
+/* Hands out credit up to the peaks, after all shards were read. `first` (may be NULL) gets
+ * credit for one block of `amount` if there is enough; the pools get the rest. */
 void credit_grant(credit_t *credit, const esper_stats *stats, stat_shard_t *first, bool large,
                   amounts_t amount);
 
-/* Whether no peak could be passed by what was granted: `granted` to the shards, the rest to
- * the pools, by class. */
+/* Whether all credit, `granted` to the shards and left in the pools, is within the peaks. */
 bool credit_is_valid(const credit_t *credit, const esper_stats *stats,
                      const amounts_t granted[ESPER_CLASSES]);
 

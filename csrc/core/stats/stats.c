@@ -80,8 +80,8 @@ void stats_segment_kept(esper_stats *s, pool_stats_t *of_pool, segment_size_t se
   s->num_device_free--;
 }
 
-/* A mapped segment counts, and is shown, as one segment for each stretch of its
- * addresses that has memory. */
+/* A mapped segment counts as one segment for each stretch of its addresses that has memory, and
+ * snapshots show it so. */
 static void count_stretches(esper_stats *s, int class, int stretches)
 {
   if (stretches > 0)
@@ -124,7 +124,7 @@ void stats_stretches_end(esper_stats *s, stretch_peaks_t before)
   }
 }
 
-/* The stats that are an esper_stat stand first in esper_stats. */
+/* The members of esper_stats that are an esper_stat come first. */
 enum { STAT_COUNT = offsetof(esper_stats, num_alloc_retries) / sizeof(esper_stat) };
 
 void stats_reset_peaks(esper_stats *stats)

@@ -1,36 +1,36 @@
-/* stats.h: the figures of torch.cuda.memory_stats(), kept under the device's
- * lock. They are exact when the ledgers were read (ledger.h). */
+/* stats.h: the figures of torch.cuda.memory_stats(), under the device's lock. Those of blocks
+ * are exact once all statistics shards were read (stat_shard.h). */
 #ifndef ESPER_STATS_H
 #define ESPER_STATS_H
 
 #include "../base/types.h"
 
-/* The peaks of what blocks do, after the ledgers were read (ledger.h). Whether one rose. */
+/* Raises the peaks of the figures of blocks, after all shards were read. False: none rose. */
 bool stats_raise_peaks(esper_stats *stats);
 
-/* A ready block that is a part of its segment enters or leaves its bin. */
+/* A free block that is a part of its segment enters or leaves its bin. */
 void stats_split_added(esper_stats *stats, bool large, size_t size);
 void stats_split_removed(esper_stats *stats, bool large, size_t size);
 
-/* A classic segment, of the pool with that account. */
+/* A classic segment comes or goes; `of_pool` is its pool's. */
 typedef struct segment_size {
   size_t bytes;
   bool large, oversize;
 } segment_size_t;
 void stats_segment_added(esper_stats *stats, pool_stats_t *of_pool, segment_size_t segment);
 void stats_segment_removed(esper_stats *stats, pool_stats_t *of_pool, segment_size_t segment);
-/* It was not removed after all. */
+/* Undoes stats_segment_removed: the device did not take it back. */
 void stats_segment_kept(esper_stats *stats, pool_stats_t *of_pool, segment_size_t segment);
 
-/* Pages came to a mapped segment, or left it, which is in so many more stretches
- * now. */
+/* Pages came to a mapped segment, or left it. `stretches` is the change in the number of its
+ * stretches: -1, 0 or 1. */
 void stats_pages_added(esper_stats *stats, pool_stats_t *of_pool, bool large, size_t bytes,
                        int stretches);
 void stats_pages_removed(esper_stats *stats, pool_stats_t *of_pool, bool large, size_t bytes,
                          int stretches);
 
-/* Between the two calls, under one lock, stretches come and go on the way to where they
- * are at the end: nobody sees that, and no peak does. */
+/* What happens to stretches between these two calls, under one lock, raises no peak; only
+ * where they end does. */
 typedef struct stretch_peaks {
   int64_t peak[ESPER_CLASSES];
 } stretch_peaks_t;

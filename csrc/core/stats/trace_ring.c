@@ -4,7 +4,7 @@
 
 bool trace_init(trace_t *trace, size_t capacity)
 {
-  /* The ring starts small: callers ask for "everything" with huge numbers. */
+  /* The ring starts small, because callers ask for a huge one when they want everything. */
   size_t first = capacity < 1024 ? capacity : 1024;
   trace->entries = calloc(first, sizeof *trace->entries);
   trace->capacity = first;
@@ -26,7 +26,7 @@ void trace_clear(trace_t *trace)
   trace->count = 0;
 }
 
-/* While the ring has never wrapped it may still grow. */
+/* The ring can grow only before it wraps for the first time. */
 static void trace_grow(trace_t *trace)
 {
   size_t capacity = trace->capacity < trace->limit / 2 ? 2 * trace->capacity : trace->limit;

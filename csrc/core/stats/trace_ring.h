@@ -5,10 +5,10 @@
 #include "../base/types.h"
 
 typedef struct trace {
-  esper_trace_entry *entries;  /* a ring, NULL when off */
-  size_t capacity, limit;      /* it grows up to the limit before it wraps */
-  uint64_t count;              /* written since the start */
-  esper_trace_watch_fn *watch; /* told of each entry; NULL: nobody is */
+  esper_trace_entry *entries;  /* the ring; NULL when off */
+  size_t capacity, limit;      /* the ring grows up to the limit, then wraps */
+  uint64_t count;              /* entries written since the start */
+  esper_trace_watch_fn *watch; /* is told of each entry; may be NULL */
   void *watch_context;
 } trace_t;
 
@@ -17,7 +17,7 @@ void trace_destroy(trace_t *trace);
 void trace_clear(trace_t *trace);
 void trace_watch(trace_t *trace, esper_trace_watch_fn *watch, void *context);
 
-/* Adds an entry; the ring is on. */
+/* Adds an entry to the ring, which must be on. */
 void trace_keep(trace_t *trace, const esper_trace_entry *entry);
 
 #endif
