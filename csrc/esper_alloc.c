@@ -1,7 +1,6 @@
-/* esper_alloc.c: the allocator of this process: one core over the CUDA driver,
- * made at first use, behind the functions that extensions and
- * torch.cuda.memory.CUDAPluggableAllocator call. It decides nothing but which
- * core and which device a call means. */
+/* esper_alloc.c: the allocator of this process. It has one core over the CUDA driver, made at first
+ * use. Extensions and torch.cuda.memory.CUDAPluggableAllocator call these functions, which only
+ * find the core and the device that a call means. */
 #include "esper_alloc.h"
 
 #include <pthread.h>
@@ -22,7 +21,7 @@ static atomic_bool record_stream_visible;
 
 /* ---- the driver -------------------------------------------------------- */
 
-/* The driver's failure becomes the thread's last error. */
+/* Makes the driver's failure the thread's last error. */
 static esper_status from_cuda(esper_status status)
 {
   return status == ESPER_OK ? ESPER_OK : error_set(status, "%s", esper_cuda_last_error());
@@ -35,7 +34,8 @@ esper_status esper_cuda_driver(const esper_driver **driver)
 
 /* ---- the core ---------------------------------------------------------- */
 
-/* PyTorch's option by which NCCL registers all segments: it follows classic ones only. */
+/* With this option of PyTorch's, NCCL registers all segments. It can do so with classic ones
+ * only. */
 static bool nccl_registers_segments(void)
 {
   const char *given = getenv("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK");
@@ -84,9 +84,8 @@ static esper_core *instance_make(void)
   return core;
 }
 
-/* The core if there is one. In a forked child there is none: its memory
- * belongs to the parent, and a lock that another thread held at the fork
- * stays locked here for ever. */
+/* The core, if it exists. In a forked child it does not: its memory belongs to the parent, and a
+ * lock that another thread held at the fork stays locked for ever. */
 static esper_core *instance_if_made(void)
 {
   esper_core *core = atomic_load_explicit(&the_core, memory_order_acquire);
@@ -100,7 +99,7 @@ esper_core *esper_instance(void)
     return core;
   if (esper_cuda_is_forked()) {
     const esper_driver *driver;
-    esper_cuda_driver(&driver); /* says what is wrong */
+    esper_cuda_driver(&driver); /* sets the last error */
     return NULL;
   }
   pthread_mutex_lock(&making);
@@ -115,8 +114,8 @@ esper_core *esper_instance(void)
 
 /* ---- what a call means ------------------------------------------------- */
 
-/* The legacy default stream lives as long as the process. Of others nothing is
- * known here. */
+/* The legacy default stream lives as long as the process. About other streams nothing is known
+ * here. */
 static esper_stream stream_of(void *handle, int device)
 {
   return (esper_stream){.handle = handle,
@@ -124,8 +123,8 @@ static esper_stream stream_of(void *handle, int device)
                         .flags = (uintptr_t)handle <= 1 ? ESPER_STREAM_IMMORTAL : 0};
 }
 
-/* A bare CUDAPluggableAllocator works, and keeps memory longer than it needs to:
- * that must not go unnoticed, and one line is enough. */
+/* A bare CUDAPluggableAllocator works, but it keeps memory longer than necessary. One warning says
+ * so. */
 static void blindness_say_once(void)
 {
   static atomic_bool said;
@@ -158,7 +157,7 @@ void esper_alloc_free(void *ptr, size_t size, int device, void *stream)
     return;
   if (!atomic_load_explicit(&record_stream_visible, memory_order_relaxed) &&
       esper_free_after_all(core, ptr) != ESPER_OK)
-    return; /* no block of ours, or one that is free already */
+    return; /* not a live block of this core */
   esper_free(core, ptr);
 }
 
@@ -185,7 +184,7 @@ void esper_alloc_record_stream(void *ptr, void *stream)
     return;
   if (from_cuda(esper_cuda_stream_device(stream, &device)) != ESPER_OK ||
       esper_record_stream(core, ptr, stream_of(stream, device)) != ESPER_OK)
-    esper_free_after_all(core, ptr); /* nobody hears of an error here: withhold */
+    esper_free_after_all(core, ptr); /* an error cannot be reported here: be safe */
 }
 
 void esper_alloc_init(int device_count)

@@ -4,10 +4,9 @@
 
 #include "esper_alloc.h"
 
-/* Made by the first call, over the CUDA driver, with the configuration that
- * the environment gives. NULL: there is none, esper_last_error() says why;
- * asked again it tries again. It lives until the process ends: memory may be
- * given back to it by destructors that run last. */
+/* The first call makes the core over the CUDA driver, configured from the environment. NULL: it
+ * could not be made, and esper_last_error() says why; the next call tries again. The core lives
+ * until the process ends, because destructors that run last may still give it memory back. */
 esper_core *esper_instance(void);
 
 #endif

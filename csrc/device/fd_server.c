@@ -17,26 +17,27 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* Who asks says so at once, so others need not wait long for one that does not. */
+/* How long each side waits for the other. An asker sends its number at once, so the server waits
+ * less, because others are queueing. */
 enum { PATIENCE_S = 10, PATIENCE_WITH_ASKERS_S = 2 };
 
 typedef struct offer {
-  uint64_t number; /* 0: a free place */
+  uint64_t number; /* 0: the entry is free */
   fd_server_open *open;
   int device;
   uint64_t object;
 } offer;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all of this */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the following */
 static offer *offers;
 static size_t offer_count;
 static uint64_t own_key;
 static int listening = -1;
 
-/* Of the thread that answers: who asks, and what he gets; or -1. */
+/* The answering thread's socket and file at the moment; -1: none. */
 static atomic_int asker = -1, answered = -1;
 
-/* Not getrandom(3): C libraries before glibc 2.25 have none. */
+/* By system call, because glibc before 2.25 has no getrandom(3). */
 static int make_random(uint64_t *number)
 {
   long got = 0;
@@ -73,7 +74,7 @@ static void set_patience(int s, int seconds)
   setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
 }
 
-/* Both sides ask, so each knows it before anything was said. */
+/* Both sides check this before they send anything. */
 static bool is_own_user(int s)
 {
   struct ucred who;
@@ -81,7 +82,7 @@ static bool is_own_user(int s)
   return getsockopt(s, SOL_SOCKET, SO_PEERCRED, &who, &size) == 0 && who.uid == geteuid();
 }
 
-/* An answer is a word, 0 or an errno, and with 0 a file. There is room for no second one. */
+/* An answer is 0 with a file, or an errno. There is space for one file only. */
 typedef struct message {
   struct msghdr header;
   struct iovec part;
@@ -136,7 +137,7 @@ static int receive_answer(int s, int *file)
   if (got < 0)
     return errno == EAGAIN || errno == EWOULDBLOCK ? ETIMEDOUT : errno;
   int received = file_in(&m), error = got == sizeof word ? word : ECONNRESET;
-  if (!error && received < 0) /* it did not fit into our table */
+  if (!error && received < 0) /* our table of files is full */
     error = m.header.msg_flags & MSG_CTRUNC ? EMFILE : EPROTO;
   if (!error)
     *file = received;
@@ -176,7 +177,7 @@ static void answer(int s)
     close(file);
 }
 
-/* Whether it is no use to accept again. */
+/* Whether accepting again is pointless. */
 static bool is_over(int error)
 {
   return error == EBADF || error == EINVAL || error == ENOTSOCK || error == EOPNOTSUPP;
@@ -189,7 +190,7 @@ static void *answer_all(void *at)
     if (s < 0 && is_over(errno))
       return NULL;
     if (s < 0) {
-      usleep(1000); /* no file descriptor is left, say */
+      usleep(1000); /* for example, no file descriptor is left */
       continue;
     }
     atomic_store(&asker, s);
@@ -225,7 +226,7 @@ static void block_signals(sigset_t *before)
   pthread_sigmask(SIG_SETMASK, &all, before);
 }
 
-/* The program's signals are not for this thread. */
+/* With all signals blocked: this thread must not handle the program's. */
 static int begin_to_answer(void)
 {
   pthread_t thread;
@@ -238,8 +239,8 @@ static int begin_to_answer(void)
   return error;
 }
 
-/* A forked child has nobody who answers, and must not keep what its parent would have
- * closed: whoever asks a parent that has ended would wait for an answer. */
+/* A forked child has no answering thread. It closes the sockets it inherited; otherwise a process
+ * that asks the parent after its end would wait for an answer. */
 static void begin_anew(void)
 {
   int files[] = {listening, atomic_exchange(&asker, -1), atomic_exchange(&answered, -1)};
@@ -247,14 +248,15 @@ static void begin_anew(void)
     if (files[i] >= 0)
       close(files[i]);
   listening = -1;
-  if (pthread_mutex_trylock(&lock) == 0) /* else another thread was at work on them */
+  if (pthread_mutex_trylock(&lock) == 0) /* else another thread was changing them */
     free(offers);
   lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
   offers = NULL;
   offer_count = 0;
 }
 
-/* Before the driver goes, which was there before us: nobody calls it after that. */
+/* Runs at exit before the driver is unloaded, since the driver was loaded first. Afterwards nobody
+ * calls it. */
 static void stop(void)
 {
   pthread_mutex_lock(&lock);
@@ -341,7 +343,7 @@ static int ask(int s, const fd_server_name *name, int *file)
   return receive_answer(s, file);
 }
 
-/* Without signals: a timer would begin our patience anew each time. */
+/* With signals blocked, because each one would restart the timeout. */
 int fd_server_take(const fd_server_name *name, int *file)
 {
   int s = new_socket();

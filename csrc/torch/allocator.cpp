@@ -21,8 +21,8 @@ namespace esper
 namespace
 {
 
-// The profiler wants each allocation with the device's totals. Only while it
-// records memory: the totals cost a walk over the core's counters.
+// Tells the profiler of an allocation or free, with the device's totals. Only while it records
+// memory, because reading the totals is slow.
 void report_to_profiler(const void *ptr, bool allocated)
 {
   esper_block_info block;
@@ -35,7 +35,7 @@ void report_to_profiler(const void *ptr, bool allocated)
   const auto size = static_cast<int64_t>(block.size);
   int64_t live = stats.allocated_bytes[ESPER_ALL].current;
   if (!allocated) {
-    live -= size; // asked before the free, told as after it
+    live -= size; // read before the free, reported as after it
   }
   c10::reportMemoryUsageToProfiler(const_cast<void *>(ptr), allocated ? size : -size,
                                    static_cast<size_t>(live),
@@ -74,14 +74,14 @@ inline void tell_of_free(void *ptr)
   if (status == ESPER_REJECTED) {
     throw_rejection();
   }
-  if (status == ESPER_INVALID) { // which is what callbacks fail with
+  if (status == ESPER_INVALID) { // the status of a failed callback
     rethrow_callback_failure();
   }
   throw_status(status, "allocating memory");
 }
 
-// Asking the runtime costs as much as the rest of an allocation, and with one device
-// there is one answer.
+// Asking the runtime costs as much as the rest of an allocation. With one device there is no need
+// to.
 inline c10::DeviceIndex current_device()
 {
   static const bool only_one = c10::cuda::device_count() == 1;
@@ -106,22 +106,22 @@ void delete_memory(void *ptr)
 {
   esper_core *made = core_if_made();
   if (ptr == nullptr || made == nullptr) {
-    return; // nothing, or a tensor of the parent dies in a forked child
+    return; // null, or the parent's tensor in a forked child
   }
   try {
     tell_of_free(ptr);
   } catch (const std::exception &) {
-    // A tracer raised: the memory goes all the same.
+    // A tracer raised. The memory is freed all the same.
   }
   try {
     const CallContext call(RecordContext::ALL);
-    // Anything else that goes wrong here (a sticky error, a driver that is
-    // going away) is for the next allocation to report.
+    // Any other failure (a sticky error, a driver that is shutting down) is left for the next
+    // allocation to report.
     if (C10_UNLIKELY(capi().free(made, ptr) == ESPER_INVALID)) {
       TORCH_WARN("esper_alloc: invalid free: ", capi().last_error());
     }
   } catch (const std::exception &) {
-    // A destructor is calling. The warning raised.
+    // The warning raised, but a destructor must not throw.
   }
 }
 
@@ -187,7 +187,7 @@ void Allocator::raw_delete(void *ptr)
     return;
   }
   esper_core *made = core_unless_forked();
-  // Caching may have been turned off or on since it was allocated.
+  // Caching may have been turned off or on since the allocation.
   esper_block_info block;
   if (C10_UNLIKELY(!isEnabled()) &&
       (made == nullptr || capi().find_block(made, ptr, &block) != ESPER_OK)) {
@@ -195,7 +195,7 @@ void Allocator::raw_delete(void *ptr)
     return;
   }
   if (C10_UNLIKELY(made == nullptr)) {
-    return; // the parent's, in a forked child
+    return; // the memory is the parent's, in a forked child
   }
   tell_of_free(ptr);
   const CallContext call(RecordContext::ALL);
@@ -211,8 +211,7 @@ void Allocator::copy_data(void *to, const void *from, std::size_t count) const
 
 void Allocator::recordStream(const c10::DataPtr &data, c10::cuda::CUDAStream stream)
 {
-  // Memory of others (an uncached tensor, one from DLPack or IPC) is theirs
-  // to protect.
+  // Others must protect their own memory: an uncached tensor, one from DLPack or IPC.
   if (data.get() == nullptr || data.get_deleter() != &delete_memory) {
     return;
   }
@@ -237,9 +236,8 @@ void Allocator::init(int /*device_count*/)
   if (initialized_.exchange(true)) {
     return;
   }
-  // torch.accelerator.* and c10::GetAllocator() have their own registry, which
-  // a swap of the CUDA allocator does not touch. PyTorch's own allocator
-  // stands there with priority 0.
+  // torch.accelerator.* and c10::GetAllocator() have a registry of their own, which changing the
+  // CUDA allocator does not touch. PyTorch's own allocator is registered there with priority 0.
   c10::SetAllocator(c10::kCUDA, this, /*priority=*/1);
 }
 
@@ -268,7 +266,7 @@ void Allocator::emptyCache(c10::MempoolId_t pool)
   const bool every_pool = pool == c10::MempoolId_t(0, 0);
   esper_core *made = core_unless_forked();
   if (made == nullptr) {
-    return; // it is the parent's
+    return; // the core is the parent's
   }
   forget_unshared();
   const CallContext call(RecordContext::ALL);
@@ -277,8 +275,8 @@ void Allocator::emptyCache(c10::MempoolId_t pool)
     const esper_status status = every_pool
                                     ? capi().empty_cache(made, device, nullptr)
                                     : capi().pool_empty(made, device, pool.first, pool.second);
-    // A MemPool's destructor is calling, which must not throw: what is wrong
-    // with the device is for the next allocation to report.
+    // For a pool the caller may be a MemPool's destructor, which must not throw. The next
+    // allocation will report what is wrong with the device.
     const bool device_failed = status == ESPER_DEVICE_ERROR || status == ESPER_SHUT_DOWN;
     if (every_pool || !device_failed) {
       check(status, "emptying the cache");
@@ -322,7 +320,7 @@ void Allocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer)
   } else {
     C10_CUDA_CHECK(status);
   }
-  // That is for what cudaMalloc gives. Here `device` is who accesses.
+  // This was for memory from cudaMalloc. Pages need the core; `device` is the one that accesses.
   check(capi().add_peer(core(), peer, device), "giving a peer access");
 }
 
@@ -332,7 +330,7 @@ cudaError_t Allocator::memcpyAsync(void *to, int to_device, const void *from, in
   if (peer_access || to_device == from_device) {
     return cudaMemcpyAsync(to, from, count, cudaMemcpyDeviceToDevice, stream);
   }
-  // The one call that works without peer access wherever memory comes from.
+  // The only call that works without peer access, wherever memory comes from.
   return cudaMemcpyPeerAsync(to, to_device, from, from_device, count, stream);
 }
 

@@ -1,15 +1,15 @@
-// The allocator that PyTorch calls. It translates and decides nothing: sizes,
-// streams and answers go to and from the core (core_api.h).
+// The allocator that PyTorch calls. It only translates between PyTorch and the core (core_api.h):
+// sizes, streams and results.
 //
-// One class, its methods in files by subject:
+// It is one class, whose methods are in files by subject:
 //   allocator.cpp    memory, streams, limits, copies
 //   statistics.cpp   memory_stats() and its resets
 //   snapshot.cpp     _snapshot()
 //   pools.cpp        private pools, which graphs and MemPools use
-//   checkpoints.cpp  their blocks written down and put back
-//   history.cpp      _record_memory_history(), annotations, watchers of segments
+//   checkpoints.cpp  checkpoints of their blocks
+//   history.cpp      _record_memory_history(), annotations, trackers
 //   sharing.cpp      memory that other processes open
-//   unsupported.cpp  what raises, naming itself
+//   unsupported.cpp  methods that only raise
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -27,9 +27,9 @@ namespace esper
 
 namespace native = c10::cuda::CUDACachingAllocator;
 
-// Frees memory of the core: the deleter of every DataPtr that allocate()
-// hands out with caching on, and what raw_deleter() answers. Its context is
-// the data pointer itself. Never throws.
+// Frees memory of the core. It is the deleter of every DataPtr that allocate() returns while
+// caching is on, and what raw_deleter() returns. Its context is the data pointer itself. Never
+// throws.
 void delete_memory(void *ptr);
 
 class Allocator final : public native::CUDAAllocator
@@ -37,7 +37,7 @@ class Allocator final : public native::CUDAAllocator
 public:
   Allocator();
 
-  // Memory on the current stream of the current device unless said otherwise.
+  // These use the current stream of the current device unless a parameter says otherwise.
   c10::DataPtr allocate(size_t size) override;
   c10::DeleterFnPtr raw_deleter() const override;
   void *raw_alloc(size_t size) override;
@@ -52,7 +52,7 @@ public:
   bool initialized() override;
   std::string name() override;
 
-  // Off: the CUDA runtime is asked each time (uncached.h).
+  // While off, all memory comes from the CUDA runtime (uncached.h).
   void enable(bool value) override;
   bool isEnabled() const override;
 
@@ -113,9 +113,8 @@ public:
   native::CheckpointDelta setCheckpointPoolState(
       c10::DeviceIndex device, std::shared_ptr<native::AllocatorState> state) override;
 
-  // Virtual in the base only from PyTorch 2.12 on or later, so `override`
-  // cannot stand here. The observer has the type of the one above, under
-  // another name.
+  // Without `override`, because they are virtual in the base only from PyTorch 2.12 on or later.
+  // There the observer's type has another name.
   void markCaptureBegin(c10::DeviceIndex device);
   void markCaptureEnd(c10::DeviceIndex device);
   void attachOomRejectionObserver(native::OutOfMemoryObserver observer);
@@ -130,7 +129,7 @@ private:
   std::atomic<bool> initialized_{false};
 };
 
-// The one instance, which lives until the process ends.
+// The one instance. It lives until the process ends.
 Allocator &allocator();
 
 } // namespace esper

@@ -1,6 +1,5 @@
-// Checkpoints of private pools: what torch.compile(mode="reduce-overhead"), whose
-// graphs share one pool, takes after each recording and puts back before the
-// next one.
+// Checkpoints of private pools. torch.compile(mode="reduce-overhead"), whose graphs share one pool,
+// takes one after each recording and restores it before the next.
 #include <cstdlib>
 #include <memory>
 #include <utility>
@@ -39,7 +38,7 @@ std::shared_ptr<native::AllocatorState> Allocator::getCheckpointState(c10::Devic
 {
   esper_checkpoint *taken = nullptr;
   {
-    const WithoutGil no_gil; // a call at work in the pool may need it
+    const WithoutGil no_gil; // a call that is working in the pool may need it
     check(capi().checkpoint_take(core(), device, pool.first, pool.second, &taken),
           "taking a checkpoint");
   }

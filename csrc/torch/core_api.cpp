@@ -28,14 +28,14 @@ esper_core *make_core()
   core = capi().instance();
   TORCH_CHECK(core != nullptr, "esper_alloc cannot serve this process: ", capi().last_error());
   apply_options(core);
-  // CUDA does not survive a fork, and a lock of the core may be held by a
-  // thread that the child does not have: there the core is not touched again.
+  // CUDA does not survive a fork, and a thread that does not exist in the child may hold a lock of
+  // the core. So the child never uses the core.
   pthread_atfork(nullptr, nullptr, [] {
     the_core.store(nullptr);
     forked.store(true);
   });
   the_core.store(core, std::memory_order_release);
-  apply_options(core); // again: before, nobody would have been told of new ones
+  apply_options(core); // again, because changes until now did not reach the core
   return core;
 }
 
@@ -49,13 +49,13 @@ void set_capi(const esper_capi *table)
 namespace
 {
 
-// What PyTorch's own failed calls throw. "CUDA error" is what programs look for
-// when they decide that the process has to go.
+// What failed calls of PyTorch's own throw. Programs look for the text "CUDA error" when they
+// decide whether to end the process.
 [[noreturn]] void throw_device_error(const char *why, const char *doing)
 {
   cudaError_t code = cudaPeekAtLastError();
   if (code == cudaSuccess) {
-    code = cudaErrorUnknown; // the driver told us, not the runtime
+    code = cudaErrorUnknown; // the driver reported it, not the runtime
   }
   throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
                               static_cast<int32_t>(code),

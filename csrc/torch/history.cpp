@@ -1,4 +1,4 @@
-// torch.cuda.memory._record_memory_history(), annotations, watchers of segments.
+// torch.cuda.memory._record_memory_history(), annotations, trackers.
 #include "history.h"
 
 #include <Python.h>
@@ -30,13 +30,13 @@ namespace
 // ---- what a thread says of itself ------------------------------------------
 
 struct Thread {
-  Context context; // of the call that is going on
+  Context context; // of the current call
   std::stack<std::string> compiling;
   std::string metadata;
 };
 
-// Destructors of other things of a thread may come here after those of ours: what
-// they need then is made anew, and stays.
+// Destructors of other thread-local objects may call this after the destructor here. A new object
+// is then made, and never freed.
 Thread &thread()
 {
   static thread_local Thread *current = nullptr;
@@ -54,7 +54,7 @@ Thread &thread()
   return *current;
 }
 
-// Frames cannot be gathered while the interpreter goes.
+// Frames cannot be gathered while the interpreter finalizes.
 bool python_is_there()
 {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -66,25 +66,25 @@ bool python_is_there()
 
 // ---- what is kept ----------------------------------------------------------
 
-// Of one device. Its lock is taken under the core's lock of that device, so
-// nobody calls the core, or waits for Python, while holding it.
+// The trace of one device. Its lock is taken under the core's lock of that device, so a thread that
+// holds it must not call the core or wait for Python.
 struct Trace {
   std::mutex mutex;
   std::deque<TraceEntry> entries;
   std::unordered_map<uintptr_t, Context> blocks;
-  // By address: what was mapped piece by piece goes as one.
+  // Ordered by address, because memory mapped piece by piece may be unmapped at once.
   std::map<uintptr_t, Context> segments;
 };
 
 using Trackers = std::vector<AllocatorTraceTracker>;
 
 struct History {
-  std::mutex mutex; // of those who change it; and of the annotations
+  std::mutex mutex; // for changes, and for the annotations
   std::atomic<bool> recording{false};
   std::atomic<CreateContextFn> gather{nullptr};
   std::atomic<size_t> max_entries{1};
   std::atomic<unsigned> skipped{0};                // a bit for each action
-  std::atomic<const Trackers *> trackers{nullptr}; // replaced, never changed
+  std::atomic<const Trackers *> trackers{nullptr}; // replaced as a whole, never changed
   std::atomic<size_t> device_count{0};
   std::unique_ptr<Trace[]> devices;
   std::deque<AnnotationEntry> annotations;
@@ -134,8 +134,8 @@ void keep(Contexts &contexts, uintptr_t address, const Context &context)
   }
 }
 
-// What the action stands on: the call that is going on, else where the memory
-// came from. Frames of what is gone are forgotten.
+// The frames for an action: those of the current call, or those that the memory came from. Forgets
+// the frames of memory that is gone.
 Context context_of(Trace &trace, const esper_trace_entry &entry)
 {
   const Context now = thread().context;
@@ -195,7 +195,7 @@ TraceEntry make_entry(TraceEntry::Action action, const esper_trace_entry &from, 
   return entry;
 }
 
-// The trace's lock is held.
+// With the trace's lock held.
 void keep_entry(Trace &trace, TraceEntry entry)
 {
   if (history().skipped.load(std::memory_order_relaxed) & bit_of(entry.action_)) {
@@ -216,7 +216,7 @@ void tell(const Trackers *trackers, const TraceEntry &entry)
   }
 }
 
-// Of what the core does not know of.
+// For actions that the core does not report.
 void keep_and_tell(Trace &trace, bool recording, const Trackers *trackers, const TraceEntry &entry)
 {
   if (recording) {
@@ -250,10 +250,10 @@ void watch(void * /*context*/, const esper_trace_entry *from) noexcept
     if (recording) {
       keep_entry(*trace, entry);
     }
-    lock.unlock(); // the core's keeps the order
+    lock.unlock(); // the core's lock keeps the order
     tell(trackers, entry);
   } catch (...) {
-    // No host memory, or a tracker threw: the allocator goes on.
+    // No host memory, or a tracker threw: the allocator continues.
   }
 }
 
@@ -270,8 +270,8 @@ void watch_core(History &h)
   capi().trace_watch(made, &watch, nullptr);
 }
 
-// Frames of live memory outlive the recording, and need somebody to see when it
-// goes.
+// Whether actions must still be watched. Frames of live memory are kept after the recording has
+// stopped, until that memory goes.
 bool is_needed(History &h)
 {
   if (h.recording.load() || h.trackers.load() != nullptr) {
@@ -286,12 +286,12 @@ bool is_needed(History &h)
   return false;
 }
 
-// A call that was at work when nobody needed to watch any more may have kept its frames
-// after all, and nobody would see when that memory goes.
+// A call that was running when watching ended may still have kept its frames, and nothing would
+// notice when that memory goes.
 void forget_frames(History &h)
 {
   for (size_t i = 0; i < h.device_count.load(); ++i) {
-    std::unordered_map<uintptr_t, Context> blocks; // let go of without the lock
+    std::unordered_map<uintptr_t, Context> blocks; // freed without the lock
     std::map<uintptr_t, Context> segments;
     std::lock_guard<std::mutex> lock(h.devices[i].mutex);
     blocks.swap(h.devices[i].blocks);
@@ -499,12 +499,12 @@ void Allocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracke
   const Trackers *before = h.trackers.load();
   auto *after = before ? new Trackers(*before) : new Trackers();
   after->push_back(std::move(tracker));
-  // Threads may be reading the one before: it stays. There are few.
+  // Threads may still read the old list, so it is never freed. There are few of them.
   h.trackers.store(after, std::memory_order_release);
   watch_core(h);
 }
 
-// An entry of its own kind, from PyTorch 2.15 on.
+// Annotations have an action of their own from PyTorch 2.15 on.
 namespace
 {
 template <class Entry = TraceEntry>
@@ -515,7 +515,7 @@ auto annotation_action(int) -> decltype(Entry::ANNOTATE)
 template <class Entry = TraceEntry>
 TraceEntry::Action annotation_action(long)
 {
-  return TraceEntry::SNAPSHOT; // never asked for there
+  return TraceEntry::SNAPSHOT; // never used there
 }
 } // namespace
 

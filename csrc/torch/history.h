@@ -1,9 +1,9 @@
-// What _record_memory_history() asked for, and who else watches: the trace with
-// the places in the program that it came from.
+// The history that _record_memory_history() records, and its trackers: the trace, with the stack
+// frames of the program for each action.
 //
-// The core tells of every action under its device's lock, where Python must not
-// be asked. So a call gathers its frames before it goes to the core (CallContext)
-// and the watcher takes them from there.
+// The core reports every action under its device's lock, where Python must not be called. So a call
+// gathers its frames before it enters the core (CallContext), and the watcher takes them from
+// there.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -30,11 +30,11 @@ using Context = std::shared_ptr<GatheredContext>;
 
 namespace detail
 {
-extern std::atomic<RecordContext> gathered_from; // NEVER: no frames are wanted
+extern std::atomic<RecordContext> gathered_from; // NEVER: frames are not wanted
 } // namespace detail
 
-// While it lives, what the core does in this thread was asked for here.
-// Gathering frames may take the GIL: no lock is held.
+// While an instance lives, actions of the core in this thread belong to its call. Gathering frames
+// may take the GIL, so no lock is held.
 class CallContext
 {
 public:
@@ -58,26 +58,25 @@ private:
   void gather();
   void leave();
 
-  Context outer_; // of a call that is going on: a callback of it calls us
+  Context outer_; // of the outer call, if a callback made this one
   bool gathered_ = false;
 };
 
-// What the entries' times count.
+// The clock of the entries' times.
 time_t microseconds_since_1970();
 
-// The last entries of a device, oldest first, without those that were to be
-// left out.
+// The last entries of a device, oldest first, without skipped actions.
 std::vector<TraceEntry> copy_trace(int device);
 
-// Notes that a snapshot of the device was taken.
+// Adds an entry for a snapshot of the device.
 void trace_snapshot(int device, size_t active, c10::MempoolId_t pool);
 
-// Where live or pending memory was allocated, and where its segment was
-// obtained; null where nobody recorded it.
+// The frames that allocated live or pending memory, and those that obtained its segment; null if
+// they were not recorded.
 Context context_of_block(int device, uintptr_t address);
 Context context_of_segment(int device, uintptr_t address);
 
-// record_function scopes seen while recording, oldest first.
+// The record_function scopes seen while recording, oldest first.
 std::vector<AnnotationEntry> copy_annotations();
 
 } // namespace esper

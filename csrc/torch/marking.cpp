@@ -21,8 +21,8 @@ esper_core *core_that_serves()
   if (current == &allocator()) {
     return core_if_made();
   }
-  // Beside another allocator the core serves MemPools with whole segments. What
-  // lies in them is that allocator's to protect.
+  // Under another allocator the core may provide segments for its MemPools. That allocator must
+  // protect the memory in them.
   return current->name() == "pluggable" ? core() : nullptr;
 }
 
@@ -36,8 +36,8 @@ bool is_ours(const c10::DataPtr &data)
   if (data.get_deleter() == &delete_memory) {
     return true;
   }
-  // Our memory wears other deleters too: behind DLPack, copy-on-write, the
-  // pluggable allocator.
+  // Memory of the core may also have other deleters: from DLPack, copy-on-write, the pluggable
+  // allocator.
   esper_core *made = core_that_serves();
   esper_block_info block;
   return made != nullptr && capi().find_block(made, data.get(), &block) == ESPER_OK && block.live;
@@ -48,8 +48,8 @@ CUDAStream stream_for(const End &end, c10::DeviceIndex device)
   return end.stream ? *end.stream : c10::cuda::getCurrentCUDAStream(device);
 }
 
-// A stream that ends with `event`, for allocators that know only streams: one
-// of our own for each device, so that no stream of the user waits.
+// A stream whose work ends with `event`, for allocators that know only streams. Each device has one
+// for this purpose, so that no stream of the user waits.
 CUDAStream stream_behind(const RecordedEvent &event)
 {
   static std::mutex mutex;
@@ -73,7 +73,7 @@ void mark_foreign(const at::Tensor &tensor, const End &end)
 
 } // namespace
 
-// With one event for all blocks that share a stream.
+// Uses one event for all blocks that share a stream.
 void Memory::mark_precise(const Blocks &blocks, const End &end)
 {
   if (blocks.empty()) {
@@ -82,7 +82,7 @@ void Memory::mark_precise(const Blocks &blocks, const End &end)
   const unsigned flags = end.gate ? 0u : unsigned{ESPER_USE_NO_GATE};
   esper_core *made = core();
   c10::SmallVector<const void *, 8> group;
-  // Without a stream each device has its own current one.
+  // Without a stream, each device's current stream is meant.
   const bool split = !end.stream && !end.event;
   c10::SmallVector<bool, 8> done(blocks.size(), false);
   for (size_t first = 0; first < blocks.size(); ++first) {
@@ -109,8 +109,7 @@ void Memory::mark_precise(const Blocks &blocks, const End &end)
 void Memory::mark_until_free(const Blocks &blocks, const End &end)
 {
   for (const Block &block : blocks) {
-    // An event does not say which stream it is on, and that stream is where
-    // backward reads.
+    // An event does not tell its stream, which is where backward reads.
     const bool unknown = end.event && !end.stream;
     const esper_status status =
         unknown ? capi().free_after_all(core(), const_cast<void *>(block.ptr))
@@ -137,8 +136,8 @@ void Memory::hold_for_all_streams() const
     }
   }
   for (const at::Tensor &tensor : foreign_) {
-    // Its allocator knows streams alone, and which is meant nobody can say: the
-    // use ends here. (During a capture nothing can be waited for.)
+    // Its allocator knows only streams, and the stream is unknown, so the use is made to end here.
+    // (In a capture nothing can be waited for.)
     const c10::cuda::CUDAGuard guard(tensor.device());
     if (c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) {
       c10::cuda::device_synchronize();

@@ -1,5 +1,5 @@
-// Marking the memory behind tensors, without Python: what record_use() and the
-// operators that stand for it in compiled graphs share.
+// Marks the memory behind tensors, without Python. Used by record_use() and by the operators that
+// represent it in compiled graphs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,27 +11,26 @@
 namespace esper
 {
 
-// When and where the marked use ends.
+// When and where a marked use ends.
 struct End {
-  // Nothing: the current stream of each tensor's device.
+  // None: the current stream of each tensor's device.
   std::optional<c10::cuda::CUDAStream> stream;
-  // If given, the use ends with it, and `stream` only serves what an event
-  // cannot: memory of other allocators, and saved tensors.
+  // If given, the use ends with this event. `stream` is then only for memory that an event cannot
+  // protect: that of other allocators, and of saved tensors.
   std::optional<RecordedEvent> event;
   bool gate = true;
 };
 
-// The core that may know foreign-looking addresses: ours, or the one under
-// torch's CUDAPluggableAllocator. Null: PyTorch does not run on us.
+// The core that may own memory with an unknown deleter: this one, or the one under torch's
+// CUDAPluggableAllocator. Null: PyTorch does not use esper_alloc.
 esper_core *core_that_serves();
 
-// The memory behind tensors of CUDA devices, found first and marked then.
+// The memory behind CUDA tensors: found first, then marked.
 class Memory
 {
 public:
-  // `until_free`: backward may read it, so the use lasts until its free. False:
-  // `tensor` is of another kind of device, CPU and meta apart, which need
-  // nothing.
+  // `until_free`: backward may read the memory, so the use lasts until the free. False: `tensor` is
+  // on another kind of device. CPU and meta tensors are accepted and need nothing.
   bool add(const at::Tensor &tensor, bool until_free);
 
   bool empty() const
@@ -39,11 +38,11 @@ public:
     return precise_.empty() && until_free_.empty() && foreign_.empty();
   }
 
-  // Without the GIL. May be called again, for another end.
+  // To be called without the GIL. May be called again for another end.
   void mark(const End &end) const;
 
-  // For an end that nobody can name: each block is held, after its free, until
-  // all work that its device has by then is done.
+  // For an unknown end: holds each block, after its free, until all work that its device has by
+  // then is done.
   void hold_for_all_streams() const;
 
 private:
@@ -58,7 +57,7 @@ private:
 
   Blocks precise_;
   Blocks until_free_;
-  c10::SmallVector<at::Tensor, 1> foreign_; // CUDA memory that is not ours
+  c10::SmallVector<at::Tensor, 1> foreign_; // CUDA memory of other allocators
 };
 
 } // namespace esper

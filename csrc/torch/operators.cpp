@@ -1,27 +1,24 @@
-// The operators that stand for marks and scopes where PyTorch has to see them:
-// in compiled graphs, under tracing, fake tensors, functorch and other modes.
-// Eager calls never come here; use.cpp says which do.
+// The operators that represent marks and scopes where PyTorch has to see them: in compiled graphs,
+// and under tracing, fake tensors, functorch and other modes. Eager calls do not use them; use.cpp
+// decides.
 //
-// A stream is (id, device index) of c10: they mean the same in every process,
-// so compiled graphs may be cached. Device -1: the current stream.
+// A stream is c10's (id, device index), which means the same in every process, so compiled graphs
+// may be cached. Device -1 means the current stream.
 //
-// None declares that it changes anything, so functionalisation leaves them as
-// they are and autograd does not see them. esper_alloc/uses/teaching.py names them to
-// torch.fx as effects, and gives Inductor two more overloads, because Inductor
-// moves operations that do not depend on each other, and uses its buffers again
-// by itself:
-//   ordered   reads `after` too: what must have been enqueued before
-//   pinned    also declares that it writes what it marks, so that no later
-//             operation on that comes before it
+// No operator declares a mutation, so functionalisation keeps them and autograd ignores them.
+// esper_alloc/uses/teaching.py declares them to torch.fx as effects. Inductor moves independent
+// operations and reuses its buffers itself, so there are two more overloads for it:
+//   ordered   also reads `after`: what must have been enqueued before
+//   pinned    also declares that it writes what it marks, so that no later operation on
+//             that is moved before it
 //
-// `in_memory` is for Inductor too: what it stands for is in one buffer, and not
-// computed again for each reader.
+// `in_memory` is for Inductor, too: its argument gets one buffer and is not computed again for each
+// reader.
 //
-// The code of a compiled graph runs where its compiler puts it, and that need
-// not be the stream that the traced program named: PyTorch up to 2.11 puts
-// everything on the stream that was current when the graph was called. So a
-// mark on a stream holds for the current stream as well, and a scope orders its
-// stream against the current one on both sides, in place of changing it.
+// Compiled code runs on the streams that its compiler chooses, which need not be those that the
+// traced program named: PyTorch up to 2.11 runs everything on the stream that was current when the
+// graph was called. So a mark on a stream also marks the current stream. A scope does not change
+// the current stream, but orders its stream and the current one against each other on both sides.
 #include <ATen/ATen.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <c10/cuda/CUDAStream.h>
@@ -105,7 +102,7 @@ void take(at::TensorList tensors, int64_t stream, int64_t device)
   mark(tensors, std::nullopt, true, true);
 }
 
-// The same with `after`, which is for the compiler's eyes.
+// The same with `after`, which only the compiler looks at.
 void record_use_after(at::TensorList tensors, at::TensorList /*after*/, int64_t stream,
                       int64_t device, bool gate, bool until_free)
 {
@@ -132,7 +129,7 @@ at::Tensor in_memory_of_nothing(const at::Tensor &tensor)
   return at::empty_strided_symint(tensor.sym_sizes(), tensor.sym_strides(), tensor.options());
 }
 
-// vmap: the tensors below the batched ones, at any depth of vmap.
+// vmap: runs the operator on the tensors below the batched ones, at any depth.
 void unbatched(const c10::OperatorHandle &op, torch::jit::Stack *stack)
 {
   const size_t count = op.schema().arguments().size();

@@ -24,7 +24,7 @@ namespace
 using CommonConfig = c10::CachingAllocator::AcceleratorAllocatorConfig;
 using CudaConfig = c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig;
 
-// Newer than the oldest PyTorch supported: asked for only where it exists.
+// Newer than the oldest supported PyTorch, so read only where it exists.
 template <class Config>
 auto rejects_growth(int) -> decltype(Config::throw_on_cudamalloc_oom())
 {
@@ -48,8 +48,7 @@ bool announces_captures(long)
   return false;
 }
 
-// The core is C, and a free may be calling: where warnings are errors, they
-// stop here.
+// The core is C, and the caller may be a free: if warnings are errors, the exception stops here.
 void warn(void * /*context*/, const char *text)
 {
   try {
@@ -58,9 +57,9 @@ void warn(void * /*context*/, const char *text)
   }
 }
 
-// Whether these were ever given. PyTorch's parsed values alone do not tell
-// expandable_segments:False, which asks for classic segments, from silence, which leaves
-// the kind to the core; nor a size of segments that is the default from none.
+// Whether the user ever set these. PyTorch's parsed values do not distinguish
+// expandable_segments:False, which asks for classic segments, from no setting, which leaves the
+// choice to the core. Nor do they distinguish the default segment size from none.
 std::atomic<bool> expandable_was_given{false};
 std::atomic<bool> large_segment_was_given{false};
 
@@ -76,8 +75,8 @@ void look_for_given(const std::string &settings)
   }
 }
 
-// PyTorch holds `backend:` against the name of the current allocator, which is not
-// "native" here, though all that native does is done: without it the rest is accepted.
+// PyTorch compares `backend:` with the name of the current allocator, which is not "native",
+// although everything that native supports works here. Without that entry it accepts the rest.
 std::string without_native_backend(const std::string &settings)
 {
   const c10::CachingAllocator::ConfigTokenizer words(settings);
@@ -105,7 +104,7 @@ esper_segments segments_asked_for(esper_segments otherwise)
 
 void parse_environment()
 {
-  // The last settings may be others by now, given before this allocator was there.
+  // The last settings may no longer be those from the environment.
   for (const char *name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
     if (const char *given = std::getenv(name)) {
       look_for_given(given);
@@ -117,17 +116,17 @@ void parse_environment()
 
 void apply_options(esper_core *core)
 {
-  // Or of two threads the one that read first could be the one that writes last.
+  // Otherwise, of two threads, the one that read first might write last.
   static std::mutex mutex;
   std::lock_guard<std::mutex> lock(mutex);
   esper_config config;
   capi().get_config(core, &config);
-  // So many whole MiB as there are addresses are no limit either.
+  // PyTorch's largest value in whole MiB means no limit, too.
   constexpr size_t kUnlimited = SIZE_MAX / (1024 * 1024) * (1024 * 1024);
   const size_t max_split = CommonConfig::max_split_size();
   config.max_split_size = max_split >= kUnlimited ? 0 : max_split;
   config.max_non_split_rounding = CommonConfig::max_non_split_rounding_size();
-  // What PyTorch has where the user said nothing is the core's own choice here.
+  // PyTorch's default does not apply: without a setting the core chooses.
   config.large_segment_size = large_segment_was_given ? CommonConfig::large_segment_size() : 0;
   config.segments = segments_asked_for(config.segments);
   const auto &divisions = CommonConfig::roundup_power2_divisions();
@@ -135,9 +134,10 @@ void apply_options(esper_core *core)
   std::copy_n(divisions.begin(), std::min<size_t>(divisions.size(), ESPER_ROUNDUP_STEPS),
               config.roundup_power2_divisions);
   config.garbage_collection_threshold = CommonConfig::garbage_collection_threshold();
-  // By the option's own fraction, which need not be the one in force.
+  // The fraction of the option, which may differ from the one in force.
   const double fraction = CudaConfig::per_process_memory_fraction();
-  // Of a fraction of 0 the least there is: to the core 0 means that nothing is rejected.
+  // For a fraction of 0 the smallest positive number, because to the core 0 means that nothing is
+  // rejected.
   config.rejection_share = rejects_growth<CudaConfig>(0) && fraction < 1.0
                                ? std::max(fraction, std::numeric_limits<double>::min())
                                : 0.0;
@@ -164,8 +164,8 @@ void apply_memory_fraction(esper_core *core)
 
 void follow_settings()
 {
-  // PyTorch calls this hook after each parse. Ours runs what stood there,
-  // which parses CUDA's own options, and then hands the result on.
+  // PyTorch calls this hook after each parse. The new one first runs the old one, which parses
+  // CUDA's own options, and then passes the result on.
   auto &hook = CommonConfig::getConfigParserHook();
   hook = [before = std::move(hook)](const std::string &settings) {
     if (before) {

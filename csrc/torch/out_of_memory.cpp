@@ -38,7 +38,7 @@ std::vector<OutOfMemoryObserver> &rejection_observers()
   return *list;
 }
 
-// To be called outside the lock: an observer may take the GIL, and attaching one
+// A copy, so that observers are called without the lock: they may take the GIL, and attaching one
 // happens with the GIL held.
 std::vector<OutOfMemoryObserver> copy_of(const std::vector<OutOfMemoryObserver> &list)
 {
@@ -48,7 +48,8 @@ std::vector<OutOfMemoryObserver> copy_of(const std::vector<OutOfMemoryObserver> 
 
 void tell(const esper_failure &failure)
 {
-  // As native: observers hear of the segment that the driver was to be asked for.
+  // As PyTorch's own allocator does, observers get the size of the segment that would have been
+  // requested from the driver.
   const size_t segment = failure.segment != 0 ? failure.segment : failure.size;
   const size_t total = failure.limit != kNoLimit ? failure.limit : failure.device_total;
   for (const auto &observer : copy_of(observers())) {
@@ -60,8 +61,8 @@ void tell(const esper_failure &failure)
                                                static_cast<c10::DeviceIndex>(failure.device)));
 }
 
-// Native's sentences. A process in a container does not know the driver's
-// number for it, and is then listed like the others.
+// With the sentences of PyTorch's own allocator. A process in a container does not know its process
+// id as the driver sees it, so it is listed like the others.
 void describe_processes(std::ostringstream &text, int device)
 {
   for (const auto &process : processes_on(device)) {
@@ -74,8 +75,7 @@ void describe_processes(std::ostringstream &text, int device)
   }
 }
 
-// The beginning, as far as "reserved by PyTorch but unallocated", is what
-// programs match on; the rest is advice.
+// Programs match the beginning, up to "reserved by PyTorch but unallocated". The rest is advice.
 std::string describe(const esper_failure &failure)
 {
   std::ostringstream text;
@@ -108,9 +108,8 @@ int free_registered_memory(void * /*context*/)
   bool freed = false;
   auto *registry = c10::FreeCudaMemoryCallbacksRegistry();
   for (const auto &name : registry->Keys()) {
-    // The core is C: an exception must not unwind through it. A callback that
-    // fails has freed nothing, and the caller is about to hear of the
-    // shortage anyway.
+    // An exception must not pass through the core, which is C. A callback that fails has freed
+    // nothing, and the caller learns of the shortage anyway.
     try {
       freed |= registry->Create(name)->Execute();
     } catch (const std::exception &error) {

@@ -1,5 +1,4 @@
-// When memory runs out: what is tried through PyTorch, who is told, and what
-// the caller gets.
+// When memory runs out: callbacks that free some, observers, and the exceptions.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -9,25 +8,25 @@
 namespace esper
 {
 
-// Runs every callback of PyTorch's FreeCudaMemoryCallbacksRegistry; nonzero:
-// one of them freed something. The core calls it, holding no lock.
+// Runs every callback in PyTorch's FreeCudaMemoryCallbacksRegistry. Nonzero: one of them freed
+// something. The core calls it with no lock held.
 int free_registered_memory(void *context);
 
 void add_out_of_memory_observer(c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer);
 
-// Told of requests that are rejected before the device was asked, as
-// throw_on_cudamalloc_oom wants: device, bytes that it would have been asked for,
-// bytes reserved, bytes of the device.
+// The observer is called for requests that throw_on_cudamalloc_oom makes the core reject without
+// asking the device. It gets the device, the bytes that would have been requested from it, the
+// bytes reserved, and the device's total bytes.
 void add_rejection_observer(c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer);
 
-// Throws torch.OutOfMemoryError with the figures of this thread's last
-// ESPER_OUT_OF_MEMORY, after telling the observers and the profiler.
+// Calls the observers and the profiler, then throws torch.OutOfMemoryError with the figures of this
+// thread's last ESPER_OUT_OF_MEMORY.
 [[noreturn]] void throw_out_of_memory();
 
 // The same for ESPER_REJECTED.
 [[noreturn]] void throw_rejection();
 
-// No device has an exabyte, and sizes beyond it are overflowed arithmetic.
+// Rejects sizes above an exabyte, which only come from arithmetic overflow.
 void check_size(size_t size);
 
 } // namespace esper

@@ -1,6 +1,5 @@
-// Private pools: the memory of graphs and MemPools. A pool is opened and closed
-// for allocations (begin, end); its filter says which of them it serves. Its
-// segments may come from an allocator of its own.
+// Private pools: the memory of graphs and MemPools. Between begin and end, a pool serves the
+// allocations that its filter claims. Its segments may come from an allocator of its own.
 #include "pools.h"
 
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -21,7 +20,7 @@ namespace
 
 using Filter = std::function<bool(cudaStream_t)>;
 
-// The core is C: what a callback throws is kept until the malloc has failed.
+// A callback's exception is kept until the malloc has failed, because the core is C.
 thread_local std::exception_ptr failure;
 
 int ask(void *filter, void *stream)
@@ -34,13 +33,13 @@ int ask(void *filter, void *stream)
   }
 }
 
-// Another allocator, that a MemPool's segments come from.
+// Another allocator, which provides a MemPool's segments.
 struct Segments {
   std::shared_ptr<native::CUDAAllocator> from;
 };
 
-// What it calls may be what no thread may call while one captures, unless its mode
-// is relaxed.
+// Makes the device current and the capture mode relaxed, because the allocator may make calls that
+// are otherwise forbidden while any thread captures.
 struct OnDevice {
   explicit OnDevice(int device) : guard(static_cast<c10::DeviceIndex>(device))
   {
@@ -51,7 +50,7 @@ struct OnDevice {
 
 esper_status obtain_segment(void *context, int device, size_t size, void **address)
 {
-  failure = nullptr; // of a malloc that was served otherwise in the end
+  failure = nullptr; // from an earlier malloc that succeeded in the end
   try {
     const OnDevice on(device);
     *address = static_cast<Segments *>(context)->from->raw_alloc(size);
@@ -95,17 +94,17 @@ void Allocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t po
   const WithoutGil no_gil;
   check(capi().pool_begin(core(), device, pool.first, pool.second, &ask, kept.get()),
         "beginning allocations to a pool");
-  kept.release(); // the core's until the end
+  kept.release(); // owned by the core until esper_pool_end
 }
 
 void Allocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool)
 {
   esper_core *made = core_unless_forked();
   if (made == nullptr) {
-    return; // the parent's, in a forked child
+    return; // the pool is the parent's, in a forked child
   }
   void *filter = nullptr;
-  const WithoutGil no_gil; // threads may be asking the filter
+  const WithoutGil no_gil; // threads may be calling the filter
   check(capi().pool_end(made, device, pool.first, pool.second, &filter),
         "ending allocations to a pool");
   delete static_cast<Filter *>(filter);
@@ -123,9 +122,8 @@ void Allocator::markCaptureEnd(c10::DeviceIndex device)
   }
 }
 
-// This and the two after it are called by destructors of MemPools and graphs,
-// which must not throw: not in a forked child either, where the pools are the
-// parent's.
+// Destructors of MemPools and graphs call this function and the two after it. They must not throw,
+// nor in a forked child, where the pools are the parent's.
 void Allocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool)
 {
   if (esper_core *made = core_unless_forked()) {
@@ -145,7 +143,7 @@ void Allocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t poo
   esper_pool *made = nullptr;
   check(capi().pool_create(core(), device, pool.first, pool.second, &made), "making a pool");
   if (segments == nullptr || segments.get() == this) {
-    return; // whose segments are ours
+    return; // its segments come from the core
   }
   auto kept = std::make_unique<Segments>(Segments{std::move(segments)});
   const esper_source source{&obtain_segment, &give_segment_back, &drop_segments, kept.get()};
@@ -156,7 +154,7 @@ void Allocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t poo
     capi().pool_release(core(), device, pool.first, pool.second);
     TORCH_CHECK(false, "esper_alloc, making a pool: ", why);
   }
-  kept.release(); // the core's until the pool is gone
+  kept.release(); // owned by the core until the pool is gone
 }
 
 void Allocator::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom)

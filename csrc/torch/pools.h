@@ -1,4 +1,4 @@
-// What private pools need of the process around them.
+// Helpers for private pools: exceptions from callbacks, and the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,12 +8,12 @@
 namespace esper
 {
 
-// Rethrows what a pool's filter, or its own allocator, threw in the calling
-// thread's last malloc, if one did.
+// Rethrows the exception that a pool's filter or allocator threw in the calling thread's last
+// malloc, if any.
 void rethrow_callback_failure();
 
-// Some calls come with the GIL, a capture's without. What they wait for may need
-// another thread of Python to go on.
+// Releases the GIL if the caller holds it; calls from a capture do not. What the call waits for may
+// need another Python thread.
 class WithoutGil
 {
 public:

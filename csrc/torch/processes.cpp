@@ -8,7 +8,7 @@ namespace esper
 namespace
 {
 
-// What we need of NVML, whose header does not come with every toolkit.
+// The part of NVML that is used. Its header does not come with every toolkit.
 struct process_info {
   unsigned pid;
   unsigned long long used_bytes;
@@ -47,12 +47,12 @@ const nvml *library()
   return opened;
 }
 
-// CUDA_VISIBLE_DEVICES renumbers devices; their place on the bus stays.
+// Finds NVML's device by its place on the bus, because CUDA_VISIBLE_DEVICES renumbers devices.
 bool device_of(const nvml &with, int device, void **found)
 {
   char bus[32];
   if (cudaDeviceGetPCIBusId(bus, sizeof bus, device) != cudaSuccess) {
-    cudaGetLastError(); // or the next check of somebody else's would find it
+    cudaGetLastError(); // or somebody else's next check would report it
     return false;
   }
   return with.device_by_bus(bus, found) == SUCCESS;

@@ -1,5 +1,4 @@
-// Who else has memory on a device, as the driver's management library (NVML)
-// tells it.
+// The processes that have memory on a device, according to the driver's management library (NVML).
 #pragma once
 
 #include <sys/types.h>
@@ -11,11 +10,11 @@ namespace esper
 {
 
 struct process_memory {
-  pid_t pid;    // in the namespace of the driver, which need not be ours
-  size_t bytes; // 0: the driver does not tell
+  pid_t pid;    // in the driver's namespace, perhaps not this process's
+  size_t bytes; // 0: unknown
 };
 
-// Processes that compute on the device. Empty where NVML is not to be had.
+// The processes that compute on the device. Empty if NVML is not available.
 std::vector<process_memory> processes_on(int device);
 
 } // namespace esper

@@ -12,10 +12,10 @@ namespace
 
 // torch._C._CudaEventBase. PyTorch does not export the variable that holds it.
 PyTypeObject *cuda_event_type = nullptr;
-// torch.cpu.Stream, a class of Python's.
+// torch.cpu.Stream, which is defined in Python.
 PyTypeObject *cpu_stream_type = nullptr;
 
-// A reference that is kept for good.
+// A class, kept alive for ever.
 PyTypeObject *find_class(const char *module_name, const char *name)
 {
   Reference module(PyImport_ImportModule(module_name));

@@ -1,4 +1,4 @@
-// PyTorch's Python objects, unwrapped without asking Python.
+// Unwraps PyTorch's Python objects without running Python code.
 #pragma once
 
 #include <ATen/cuda/CUDAEvent.h>
@@ -36,26 +36,25 @@ private:
   PyObject *object_;
 };
 
-// Finds the classes that torch.cuda and torch.cpu define. Called once, at import; returns
-// false with a Python exception set where this torch lacks one.
+// Finds the classes that torch.cuda and torch.cpu define. Called once, at import. False, with a
+// Python exception set: this torch lacks one.
 bool find_torch_classes();
 
-// A torch.Stream or torch.cuda.Stream as CUDA stream; nothing for a stream of
-// another kind of device. Throws TypeError for any other object.
+// The CUDA stream of a torch.Stream or torch.cuda.Stream; nothing for a stream of another kind of
+// device. Throws TypeError for any other object.
 std::optional<c10::cuda::CUDAStream> unwrap_stream(PyObject *object);
 
-// Whether it is a torch.cpu.Stream, which is no torch.Stream and does nothing.
+// Whether it is a torch.cpu.Stream, which is not a torch.Stream and does nothing.
 bool is_cpu_stream(PyObject *object);
 
-// An event of CUDA that was recorded.
+// A CUDA event that was recorded.
 struct RecordedEvent {
   cudaEvent_t handle;
   c10::DeviceIndex device;
 };
 
-// From a torch.cuda.Event or torch.Event. Throws TypeError for other objects
-// and ValueError for an event that was never recorded: the driver calls such
-// an event complete.
+// The event of a torch.cuda.Event or torch.Event. Throws TypeError for other objects, and
+// ValueError for an event that was never recorded, because the driver calls such an event complete.
 RecordedEvent unwrap_event(PyObject *object);
 
 } // namespace esper

@@ -22,9 +22,8 @@ namespace
 using at::cuda::CUDAEvent;
 using c10::cuda::CUDAStream;
 
-// Events for waits that are enqueued at once. Pooled: making one can take
-// milliseconds while the device is busy. Never destroyed: at exit there may
-// be no driver left to do it.
+// Events for waits between streams. They are pooled, because creating one can take milliseconds
+// while the device is busy. They are never destroyed, because at exit the driver may be gone.
 class WaitEvents
 {
 public:
@@ -66,8 +65,8 @@ CUDAStream cuda_stream(PyObject *object)
 // What enter_stream() replaced, as a tuple of integers for Python to keep.
 struct Before {
   c10::DeviceIndex device;
-  CUDAStream stream; // the one current on the entered stream's device
-  // Autograd nodes made on this thread by then.
+  CUDAStream stream; // the current stream of the entered stream's device
+  // How many autograd nodes this thread had made.
   uint64_t nodes;
 };
 
@@ -123,7 +122,7 @@ void wait_for(CUDAStream waiter, CUDAStream on)
   auto event = wait_events().take(on.device_index());
   event->record(on);
   event->block(waiter);
-  // The wait holds what the event stood for; it may be recorded again.
+  // The enqueued wait keeps what the event stood for, so it may be recorded again.
   wait_events().give_back(on.device_index(), std::move(event));
 }
 
@@ -137,7 +136,7 @@ PyObject *enter_stream(PyObject * /*module*/, PyObject *stream)
                       at::sequence_number::peek()};
   {
     pybind11::gil_scoped_release no_gil;
-    // The tensors come from either stream when the device changes.
+    // When the device changes, the tensors may come from either stream.
     wait_for(entered, from);
     wait_for(entered, before.stream);
   }
@@ -177,7 +176,7 @@ PyObject *hand_over(PyObject * /*module*/, PyObject *const *args, Py_ssize_t cou
   const CUDAStream from = cuda_stream(args[1]);
   End here, there;
   here.stream = c10::cuda::getCurrentCUDAStream();
-  // What was made on another device is read there, by that device's current stream.
+  // Tensors of another device are read there, on that device's current stream.
   there.stream = c10::cuda::getCurrentCUDAStream(from.device_index());
   Gathering found(Saved::yes);
   gather(found, args[0]);
@@ -188,7 +187,7 @@ PyObject *hand_over(PyObject * /*module*/, PyObject *const *args, Py_ssize_t cou
       wait_for(*there.stream, from);
     }
   }
-  // The current stream, for Python too.
+  // The current stream is meant for what Python marks, too.
   found.mark(here, PythonEnd{});
   if (*there.stream != *here.stream) {
     found.mark(there, PythonEnd{});

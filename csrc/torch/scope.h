@@ -1,5 +1,4 @@
-// The steps of `with esper_alloc.using(...)`, and what is said of a stream, as
-// Python functions.
+// Python functions for the steps of `with esper_alloc.using(...)`, and for a stream's traits.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -11,15 +10,15 @@ namespace esper
 // Orders the future work of `waiter` after the work enqueued on `on` so far.
 void wait_for(c10::cuda::CUDAStream waiter, c10::cuda::CUDAStream on);
 
-// enter_stream(stream) -> state: makes `stream` wait for the current stream
-// and current. A stream of another device makes that device current too.
+// enter_stream(stream) -> state: makes `stream` wait for the current stream, and makes it current.
+// If it is of another device, that device becomes current, too.
 PyObject *enter_stream(PyObject *module, PyObject *stream);
 
-// leave_stream(tensors, stream, state): marks and restores.
+// leave_stream(tensors, stream, state): marks the tensors and restores the state.
 PyObject *leave_stream(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
-// hand_over(tensors, stream): makes the current stream wait for `stream`, and
-// protects `tensors` on it until they are freed.
+// hand_over(tensors, stream): makes the current stream wait for `stream`, and protects `tensors` on
+// the current stream until they are freed.
 PyObject *hand_over(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 // set_stream_traits(stream, rendezvous).

@@ -1,9 +1,9 @@
-// torch.multiprocessing: a handle names memory, as a string that travels to another
-// process, which opens it. Both are esper_alloc there. It names a classic segment, or the
-// pages of a mapped one that the tensor lies on.
+// Sharing for torch.multiprocessing. A handle is a string that names memory: a classic segment, or
+// the pages that a tensor lies on in a mapped one. It travels to another process that runs
+// esper_alloc, too, which opens it.
 //
-// Who may free what is PyTorch's business: the producer's memory stays live until
-// every consumer has closed it. The segment, or the pages, are pinned meanwhile.
+// PyTorch keeps the producer's memory live until every consumer has closed it. Until then the
+// segment or the pages are pinned.
 #include "sharing.h"
 
 #include <c10/cuda/CUDAException.h>
@@ -32,13 +32,13 @@ namespace esper
 namespace
 {
 
-// Another thread's capture is not to suffer.
+// Keeps calls from disturbing another thread's capture.
 using CaptureModeGuard = c10::cuda::CUDAStreamCaptureModeGuard;
 
-// A handle is this, the kind of the segment, and what opens that kind.
+// A handle consists of this, the kind of the segment, and what opens that kind.
 constexpr std::string_view signature = "esper_alloc 1 ";
 constexpr char classic = 'c'; // a cudaIpcMemHandle_t
-constexpr char mapped = 'p';  // esper_page_name, as many as there are pages
+constexpr char mapped = 'p';  // one esper_page_name for each page
 
 // ---- given -----------------------------------------------------------------
 
@@ -88,8 +88,8 @@ native::ShareableHandle share_pages(void *ptr)
 
 // ---- opened ----------------------------------------------------------------
 
-// CUDA opens a classic handle once a process, so tensors of one handle share it. The
-// last that goes closes it.
+// CUDA opens a classic handle only once in a process, so tensors of one handle share it. The last
+// one closes it.
 struct Opened {
   void *base = nullptr;
   bool pages = false;
@@ -150,11 +150,11 @@ Opened open_handle(const std::string &handle)
   return opened;
 }
 
-// A destructor is calling: at the process's end there may be no CUDA any more.
+// Called by destructors. At the process's end CUDA may be gone.
 void close_handle(const std::string &handle) noexcept
 {
   try {
-    const WithoutGil no_gil; // who opens holds the lock, and may wait for a device
+    const WithoutGil no_gil; // a thread that opens one holds the lock and may wait for a device
     std::unique_lock<std::mutex> lock(taken().mutex);
     const auto found = taken().handles.find(handle);
     if (found == taken().handles.end() || --found->second.users != 0) {
@@ -163,7 +163,7 @@ void close_handle(const std::string &handle) noexcept
     const Opened opened = found->second;
     taken().handles.erase(found);
     if (opened.pages) {
-      lock.unlock(); // it waits for the device, and they can be opened again
+      lock.unlock(); // closing may wait for the device; the pages can be opened again meanwhile
       if (esper_core *made = core_unless_forked()) {
         (void)capi().close_shared(made, opened.base);
       }
@@ -187,7 +187,7 @@ bool forget_unshared()
   bool some = false;
   auto &handles = given().handles;
   for (auto at = handles.begin(); made != nullptr && at != handles.end();) {
-    // Not while anything in it is live.
+    // It still has live memory.
     if (capi().unpin(made, at->first) == ESPER_NOT_READY) {
       ++at;
     } else {
@@ -213,7 +213,7 @@ native::ShareableHandle Allocator::shareIpcHandle(void *ptr)
     try {
       found = given().handles.emplace(segment, make_handle(segment)).first;
     } catch (...) {
-      given().handles.emplace(segment, std::string()); // pinned: to be forgotten
+      given().handles.emplace(segment, std::string()); // pinned, so forget_unshared() must find it
       throw;
     }
   } else if (found->second.empty()) {

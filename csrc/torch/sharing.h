@@ -1,13 +1,12 @@
-// Memory that other processes open (torch.multiprocessing).
+// Memory that other processes can open (torch.multiprocessing).
 #pragma once
 
 namespace esper
 {
 
-// Segments of which nothing is live any more are no longer shared: whoever
-// opened them has closed them before the last of their memory was freed, as
-// torch.multiprocessing counts. They may be given back from now on. True: there
-// were some.
+// Ends the sharing of segments and pages without live memory, so that they may go back to the
+// driver. Their consumers have closed them, because torch.multiprocessing keeps the memory live
+// until then. True: there were some.
 bool forget_unshared();
 
 } // namespace esper

@@ -1,5 +1,5 @@
-// torch.cuda.memory._snapshot(): the core's picture in PyTorch's structure,
-// which memory_viz and other viewers read.
+// torch.cuda.memory._snapshot(): the core's snapshot in PyTorch's structure, which memory_viz and
+// other viewers read.
 #include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAAllocatorConfig.h>
 
@@ -22,7 +22,7 @@ using c10::CachingDeviceAllocator::SegmentInfo;
 using CommonConfig = c10::CachingAllocator::AcceleratorAllocatorConfig;
 using CudaConfig = native::CUDAAllocatorConfig;
 
-// A snapshot of the core, given back at the end of the scope.
+// A snapshot of the core, freed at the end of the scope.
 class CoreSnapshot
 {
 public:
@@ -64,8 +64,8 @@ BlockInfo convert(const esper_block_entry &from)
   to.size = from.size;
   to.requested_size = from.requested;
   to.allocated = from.state == ESPER_BLOCK_ALLOCATED;
-  // Shown as "active_pending_free" when not allocated: freed, but a use of it
-  // on another stream has not completed.
+  // Shown as "active_pending_free" unless allocated: freed, but a use on another stream has not
+  // completed.
   to.active = from.state != ESPER_BLOCK_INACTIVE;
   return to;
 }
@@ -115,9 +115,8 @@ const char *name_of(unsigned kind)
   return kind & ESPER_ENTRY_NO_GATE ? "no_gate" : "record_use";
 }
 
-// A block has no room for its uses in PyTorch's structure, so each stands among
-// the annotations, which viewers that do not know them pass over;
-// esper_alloc.snapshot.with_uses() puts them where they belong.
+// PyTorch's structure has no field for a block's uses, so each becomes an annotation, which other
+// viewers ignore. esper_alloc.snapshot.with_uses() attaches them to their blocks.
 AnnotationEntry convert(const esper_segment_entry &segment, const esper_block_entry &block,
                         const esper_use_entry &use)
 {
@@ -133,7 +132,7 @@ AnnotationEntry convert(const esper_segment_entry &segment, const esper_block_en
   return to;
 }
 
-// Options of the host allocator that newer versions list as well.
+// Options of the host allocator, which newer versions list, too.
 template <class Info, class Config = CommonConfig>
 auto describe_host_cache(Info &info, int) -> decltype(info.max_cached_size, void())
 {
@@ -170,7 +169,7 @@ native::SnapshotInfo Allocator::snapshot(c10::MempoolId_t pool, bool include_tra
   native::SnapshotInfo info;
   const int devices = capi().device_count(core());
   info.device_traces.resize(static_cast<size_t>(devices));
-  if (include_traces) { // before this snapshot becomes a part of them
+  if (include_traces) { // before this snapshot is added to them
     for (int device = 0; device < devices; ++device) {
       info.device_traces[static_cast<size_t>(device)] = copy_trace(device);
     }

@@ -29,7 +29,7 @@ StatArray convert(const esper_stat (&from)[ESPER_CLASSES])
   return {convert(from[0]), convert(from[1]), convert(from[2])};
 }
 
-// Newer than the oldest PyTorch supported.
+// Newer than the oldest supported PyTorch.
 template <class Figures>
 auto set_rejections(Figures &to, int64_t count, int) -> decltype(to.num_oom_rejections, void())
 {

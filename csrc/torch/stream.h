@@ -1,4 +1,4 @@
-// PyTorch's streams in the core's terms.
+// Converts PyTorch's streams for the core.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -8,11 +8,10 @@
 namespace esper
 {
 
-// A stream id of PyTorch is 0 for a device's default stream, odd for a stream
-// of its pools, and otherwise the address of an external stream. Default and
-// pool streams live as long as the process; whoever made an external one may
-// destroy it. (cudaStreamLegacy, handle 1, presented as external stream is
-// the default stream again.)
+// PyTorch's stream id is 0 for a device's default stream, odd for a stream of its pools, and
+// otherwise the address of an external stream. Default and pool streams live as long as the
+// process; an external one may be destroyed by its owner. (cudaStreamLegacy, handle 1, as an
+// external stream is the default stream.)
 inline bool is_immortal(c10::StreamId id)
 {
   return id == 0 || (id & 1) != 0;
@@ -29,8 +28,8 @@ inline esper_stream to_esper(c10::cuda::CUDAStream stream)
   return make_stream(stream.stream(), stream.device_index(), is_immortal(stream.id()));
 }
 
-// For callers that hand over a bare handle: it is a pool stream only if it is
-// the current one and that is.
+// For a bare handle. It is known to be a pool stream only if it is the current stream and that is
+// one.
 inline esper_stream to_esper(cudaStream_t handle, c10::DeviceIndex device)
 {
   const auto current = c10::cuda::getCurrentCUDAStream(device);

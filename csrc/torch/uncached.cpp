@@ -40,7 +40,7 @@ void delete_uncached(void *ptr)
   if (C10_UNLIKELY(tracer != nullptr)) {
     (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
   }
-  // A destructor is calling; a sticky error shows at the next call.
+  // Called by destructors, which must not throw. A sticky error shows at the next call.
   C10_CUDA_CHECK_WARN(cudaFree(ptr));
 }
 

@@ -1,6 +1,5 @@
-// Memory straight from the CUDA runtime, for caching_allocator_enable(False)
-// and PYTORCH_NO_CUDA_MEMORY_CACHING, which tools such as compute-sanitizer
-// ask for.
+// Memory directly from the CUDA runtime, for caching_allocator_enable(False) and for
+// PYTORCH_NO_CUDA_MEMORY_CACHING, which tools such as compute-sanitizer need.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +7,7 @@
 namespace esper
 {
 
-// On the current device. Zero bytes: null.
+// Allocates on the current device. Null for zero bytes.
 void *allocate_uncached(size_t size);
 void delete_uncached(void *ptr);
 

@@ -1,5 +1,4 @@
-// What esper_alloc cannot do yet. Each raises, naming itself and what asks for
-// it; none is silently ignored. The list shrinks as the core grows.
+// What esper_alloc cannot do. Each method raises, naming itself and the feature that calls it.
 #include "allocator.h"
 #include "unsupported.h"
 

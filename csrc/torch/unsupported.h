@@ -1,4 +1,4 @@
-// Refusals that name what is missing.
+// Exceptions that name a missing feature.
 #pragma once
 
 namespace esper

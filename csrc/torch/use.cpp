@@ -10,8 +10,8 @@ namespace esper
 namespace
 {
 
-// A call's argument is held by the caller's variable and, before Python 3.14,
-// by the interpreter's stack; an element of a container by the container.
+// Who holds a reference: for an argument the caller's variable and, before Python 3.14, the
+// interpreter's stack; for an element its container.
 #if PY_VERSION_HEX >= 0x030E0000
 constexpr Py_ssize_t references_of_argument = 1;
 #else
@@ -19,7 +19,7 @@ constexpr Py_ssize_t references_of_argument = 2;
 #endif
 constexpr Py_ssize_t references_of_element = 1;
 
-// A function of the folder esper_alloc/uses, which holds what is easier said in Python.
+// A function of the folder esper_alloc/uses, for what is easier to write in Python.
 PyObject *python_helper(const char *module_name, const char *name)
 {
   Reference module(PyImport_ImportModule(module_name));
@@ -54,7 +54,7 @@ void Gathering::add_argument(PyObject *value, Py_ssize_t references)
   }
 }
 
-// Whether it was a tensor or a container.
+// Returns whether it was a tensor or a container.
 bool Gathering::add(PyObject *value, Py_ssize_t references)
 {
   if (C10_LIKELY(THPVariable_CheckExact(value))) {
@@ -84,8 +84,8 @@ void Gathering::add_element(PyObject *value, Py_ssize_t references)
   }
 }
 
-// What others hold, a checkpoint's closure for one, they can reach into: of its
-// elements no reference is the caller's alone.
+// If others hold the container (a checkpoint's closure, for example), they can reach its elements,
+// so the caller does not hold those alone.
 bool Gathering::add_children(PyObject *value, Py_ssize_t references)
 {
   const Py_ssize_t of_element = Py_REFCNT(value) <= references ? references_of_element : -1;
@@ -112,7 +112,7 @@ bool Gathering::add_children(PyObject *value, Py_ssize_t references)
     }
     return true;
   }
-  // Dictionaries, sets, other mappings, dataclasses: listed by Python.
+  // Python lists the elements of dictionaries, sets, other mappings and dataclasses.
   Reference helper(python_helper("esper_alloc.uses.containers", "children"));
   Reference children(helper ? PyObject_CallOneArg(helper.get(), value) : nullptr);
   if (!children) {
@@ -127,7 +127,7 @@ bool Gathering::add_children(PyObject *value, Py_ssize_t references)
   return true;
 }
 
-// A subclass of Tensor: memory of its own, or tensors inside.
+// A subclass of Tensor either has memory of its own or wraps tensors.
 void Gathering::add_wrapper(PyObject *wrapper)
 {
   if (PyObject_HasAttrString(wrapper, "__tensor_flatten__")) {
@@ -148,7 +148,7 @@ void Gathering::add_wrapper(PyObject *wrapper)
       if (!inner) {
         throw python_error();
       }
-      add(inner.get(), 0); // what is no tensor is its own: a device mesh, say
+      add(inner.get(), 0); // what is not a tensor (a device mesh, say) needs no mark
     }
     return;
   }
@@ -166,7 +166,7 @@ void Gathering::add_wrapper(PyObject *wrapper)
 
 void Gathering::add_tensor(PyObject *object, const at::Tensor &tensor, bool may_be_saved)
 {
-  // What functorch and functionalisation wrap has no memory of its own.
+  // Wrappers of functorch and functionalisation have no memory of their own.
   constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::FuncTorchBatched,
                                           c10::DispatchKey::FuncTorchGradWrapper,
                                           c10::DispatchKey::Functionalize});
@@ -189,7 +189,7 @@ bool Gathering::may_be_saved(PyObject *object, const at::Tensor &tensor,
     return false;
   }
 #ifdef Py_GIL_DISABLED
-  // Reference counts are split between threads there and say too little.
+  // There reference counts are split between threads and tell too little.
   (void)object;
   (void)references;
   return true;
@@ -243,19 +243,19 @@ const char record_use_doc[] =
 namespace
 {
 
-// What a call passed, borrowed.
+// The arguments of a call, borrowed.
 struct Arguments {
   PyObject *tensors = nullptr;
   PythonEnd end;
   PyObject *gate = Py_True;
 };
 
-// `self` NULL: the function, whose first argument are the tensors.
+// `self` NULL: the function was called, and its first argument is the tensors.
 Arguments parse_arguments(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
   Arguments parsed;
   parsed.tensors = self;
-  const Py_ssize_t first = self == nullptr ? 1 : 0; // the stream's place
+  const Py_ssize_t first = self == nullptr ? 1 : 0; // position of the stream
   TORCH_CHECK_TYPE(count <= first + 1, "record_use() takes at most ", first + 1,
                    " positional arguments, not ", count);
   if (first == 1 && count > 0) {

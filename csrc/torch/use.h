@@ -1,21 +1,17 @@
-// record_use: finding the memory behind whatever Python hands over, and
-// marking it.
+// record_use: finds the memory behind the values that Python passes, and marks it.
 //
-// Autograd. A mark says that the stream has no further reads coming. But an
-// operation that autograd recorded may have saved the tensor, and its backward
-// reads it later, on the same stream. So memory that may have been saved is
-// marked as record_stream does, until its free, instead of until now.
+// Autograd. A mark says that the stream will not read the tensor again. But an operation that
+// autograd recorded may have saved it, and backward reads it later on the same stream. So memory
+// that may have been saved is marked until its free, as record_stream does.
 //
-// A tensor given to record_use() cannot have been saved when grad mode is off,
-// when it is an inference tensor, or when nobody but the caller holds it: a
-// saved tensor shares its TensorImpl or its storage, and a Python function that
-// keeps it for later (ctx.x = x, a checkpoint's closure) holds a reference.
-// Anything else may have been, and is treated so. One thing no count can show:
-// a function that reads the caller's own variable, or an object's attribute,
-// again in backward. Then the mark belongs after backward.
+// A tensor given to record_use() cannot have been saved when grad mode is off, when it is an
+// inference tensor, or when only the caller holds it: a saved tensor shares its TensorImpl or its
+// storage, and a Python function that keeps it (ctx.x = x, a checkpoint's closure) holds a
+// reference. Every other tensor counts as saved. No count shows a function that reads the caller's
+// own variable or an object's attribute again in backward. Then the mark belongs after backward.
 //
-// A tensor given to using() cannot have been saved when no autograd node was
-// made on this thread inside the scope (scope.cpp counts them).
+// A tensor given to using() cannot have been saved when this thread made no autograd node inside
+// the scope (scope.cpp counts them).
 #pragma once
 
 #include "marking.h"
@@ -23,26 +19,24 @@
 namespace esper
 {
 
-// Whether backward may read what is marked.
+// Whether backward may read the marked tensors.
 enum class Saved {
-  ask_tensor, // by the rule for record_use()
+  ask_tensor, // decided as for record_use()
   no,
   yes
 };
 
-// The end of a use as Python gave it, for what is marked there.
+// The end of a use as Python gave it, for tensors that Python marks.
 struct PythonEnd {
   PyObject *stream = Py_None; // borrowed
   PyObject *event = Py_None;  // borrowed
 };
 
-// The memory behind a value: a tensor, or containers of them to any depth.
-// Nothing is marked before everything was found, so a bad value leaves
-// everything as it was.
+// The memory behind a value, which is a tensor or containers of them, nested to any depth.
+// Everything is found before anything is marked, so a bad value changes nothing.
 //
-// What PyTorch has to see goes through the operators (operators.cpp) instead:
-// everything while a dispatch mode is active (tracing, fake tensors), and at
-// all times tensors that stand for others without saying for which.
+// What PyTorch has to see goes through the operators (operators.cpp): everything while a dispatch
+// mode is active (tracing, fake tensors), and always tensors that wrap others without saying which.
 class Gathering
 {
 public:
@@ -51,11 +45,11 @@ public:
   Gathering(const Gathering &) = delete;
   Gathering &operator=(const Gathering &) = delete;
 
-  // `references`: how many Python references the caller itself accounts for.
-  // A value that is neither tensor nor container is a TypeError.
+  // `references`: how many Python references the caller itself holds. Raises TypeError if the value
+  // is neither a tensor nor a container.
   void add_argument(PyObject *value, Py_ssize_t references);
 
-  // Releases the GIL while it marks.
+  // Releases the GIL while marking.
   void mark(const End &end, const PythonEnd &python_end);
 
 private:
@@ -70,15 +64,15 @@ private:
   Saved saved_;
   bool mode_is_active_;
   Memory memory_;
-  c10::SmallVector<PyObject *, 1> others_; // owned; Python marks them
+  c10::SmallVector<PyObject *, 1> others_; // owned; marked by Python
 };
 
 // The Python function. METH_FASTCALL | METH_KEYWORDS.
 PyObject *record_use(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 extern const char record_use_doc[];
 
-// The same as a method that torch.Tensor does not have yet: a descriptor to be
-// set on that class, where it counts references as the function does.
+// The same as a descriptor to be set on torch.Tensor, which has no such method yet. It counts
+// references as the function does.
 PyObject *make_tensor_method(PyObject *module, PyObject *tensor_class);
 
 } // namespace esper

@@ -52,7 +52,7 @@ static part_t part_of(const block_t *block)
                   .live = live};
 }
 
-/* Addresses without any memory may go at any time. */
+/* Segments without memory are left out, because they may go at any time. */
 static bool has_memory(const pool_t *pool, const segment_t *s)
 {
   return s->heap->pool == pool && s->bytes;

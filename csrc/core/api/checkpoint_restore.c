@@ -1,4 +1,6 @@
-/* checkpoint_restore.c: a checkpoint is put back. */
+/* checkpoint_restore.c: restores a checkpoint. First it makes sure that nothing can fail. Then it
+ * takes every block of the pool back, cuts and merges the blocks as they were, and makes live again
+ * what was live. */
 #include <stdlib.h>
 
 #include "../base/config.h"
@@ -19,12 +21,12 @@
 
 /* ---- uses that end with a free --------------------------------------------- */
 
-enum { ENDINGS = 64 }; /* streams; what is used by more of them is held */
+enum { ENDINGS = 64 }; /* streams; uses on further ones are held */
 
-/* Events for the uses by record_stream of blocks that will be freed. */
+/* Events for uses by record_stream, which end when their blocks are freed here. */
 typedef struct endings {
   stream_t *stream[ENDINGS];
-  record_t *record[ENDINGS]; /* NULL: could not be recorded */
+  record_t *record[ENDINGS]; /* NULL: it could not be recorded */
   int count;
 } endings_t;
 
@@ -41,7 +43,7 @@ static bool ends_with_free(const use_t *use)
   return use->flags & USE_AT_FREE && !use->record && !use->point.branch;
 }
 
-/* Events are recorded without the device's lock, so before anything is freed. */
+/* Records them before anything is freed, because that needs the device's lock not to be held. */
 static void endings_record(device_t *device, const uint64_t id[2], endings_t *endings)
 {
   endings->count = 0;
@@ -65,7 +67,7 @@ static void endings_drop(endings_t *endings)
       record_drop(endings->record[i]);
 }
 
-/* A use that gets none is held, as whatever cannot be recorded. */
+/* A use without an event is held, like every use that cannot be recorded. */
 static void uses_end(block_t *block, const endings_t *endings)
 {
   for (use_t *use = block->uses; use; use = use->next) {
@@ -84,7 +86,7 @@ typedef struct restore {
   const esper_checkpoint *checkpoint;
   const endings_t *endings;
   size_t live_now, live_then; /* blocks */
-  size_t blocks, uses;        /* metadata that it takes, at most */
+  size_t blocks, uses;        /* upper bounds of the metadata needed */
   esper_checkpoint_delta *delta;
 } restore_t;
 
@@ -97,7 +99,7 @@ static segment_t *segment_of(const restore_t *r, const chain_t *chain)
              : NULL;
 }
 
-/* Pages under all that was live. */
+/* Whether there are pages under everything that was live. */
 static bool has_memory(const restore_t *r, const chain_t *chain, const segment_t *segment)
 {
   const block_t *first = segment->first;
@@ -136,8 +138,8 @@ static size_t use_count(const block_t *block)
   return count;
 }
 
-/* A block for each boundary that is not there, and the uses of the block that is
- * cut there once more. */
+/* Counts the blocks and uses needed: one block for each boundary that is missing, and for each a
+ * copy of the uses of the block that is cut there. */
 static void count_cuts(restore_t *r, const chain_t *chain)
 {
   const block_t *b = segment_of(r, chain)->first;
@@ -145,7 +147,7 @@ static void count_cuts(restore_t *r, const chain_t *chain)
   for (size_t k = 0; k < chain->count; k++) {
     const part_t *part = &r->checkpoint->parts[chain->first + k];
     r->live_then += part->live;
-    r->uses += part->live; /* of a borrower */
+    r->uses += part->live; /* for a borrower's use */
     at += part->size;
     while (b->next && b->address + b->size <= at)
       b = b->next;
@@ -156,7 +158,7 @@ static void count_cuts(restore_t *r, const chain_t *chain)
   }
 }
 
-/* Everything that can fail, before anything changes. */
+/* Does everything that can fail, before anything changes. */
 static esper_status prepare(restore_t *r)
 {
   device_t *device = r->pool->device;
@@ -180,8 +182,8 @@ static esper_status prepare(restore_t *r)
 
 /* ---- putting it back -------------------------------------------------------- */
 
-/* A live block is freed, and is as it was but in no bin. Nobody says where inside a
- * capture that happens, so a capture's block waits until its pool is sealed. */
+/* Takes a block out of use, as if it were freed if it was live, but puts it into no bin. Where in a
+ * capture this happens is unknown, so a block of a capture waits until its pool is quiesced. */
 static void take_back(const restore_t *r, block_t *block)
 {
   device_t *device = r->pool->device;
@@ -203,7 +205,7 @@ static void take_back(const restore_t *r, block_t *block)
     uses_drop(device, block);
 }
 
-/* Both halves owe what the whole owed, for nobody has waited for it. */
+/* Cuts a block. Both halves owe what the whole owed, because nobody has waited for it. */
 static void cut(device_t *device, block_t *block, size_t size)
 {
   block_t *rest = block_split(device, block, size);
@@ -248,7 +250,7 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
   block->oversize = config_is_oversize(config_of(device->core), block->size);
   block->plain = part->user == home && !part->capture && !block->oversize;
   for (use_t *use = block->uses; use; use = use->next)
-    use->stamp = 0; /* the next free has a position of its own */
+    use->stamp = 0; /* the next free will have its own stamp */
   if (part->user != home && RULE(LOAN_MAKES_USE)) {
     use_t *use = use_take(device);
     (void)use_attach(block, part->user, NULL, USE_AT_FREE, &use);
@@ -266,7 +268,8 @@ static void put_back(const restore_t *r, block_t *block)
   free_blocks_add(block);
 }
 
-/* The claimed pieces from `block` on that lie before `end`: the first after them. */
+/* Restores one part from the claimed pieces between `block` and `end`. Returns the first piece
+ * after them. */
 static block_t *restore_part(const restore_t *r, block_t *block, uintptr_t end, const part_t *part)
 {
   while (block && block->address < end) {
@@ -274,7 +277,7 @@ static block_t *restore_part(const restore_t *r, block_t *block, uintptr_t end, 
       block->withheld |= block->next->withheld;
       block_merge_next(r->pool->device, block);
     }
-    block_t *next = block->next; /* the block may become part of the one before it */
+    block_t *next = block->next; /* the block may merge with the one before it */
     if (part->live)
       hand_out_again(r, block, part);
     else if (block_is_mapped(block))
@@ -284,7 +287,7 @@ static block_t *restore_part(const restore_t *r, block_t *block, uintptr_t end, 
   return block;
 }
 
-/* `chain` NULL: the segment is younger than the checkpoint, and all of it free. */
+/* `chain` NULL: the segment is newer than the checkpoint, so all of it becomes free. */
 static void restore_segment(const restore_t *r, segment_t *segment, const chain_t *chain)
 {
   static const part_t free_part = {.live = false};

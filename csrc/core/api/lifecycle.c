@@ -1,4 +1,4 @@
-/* lifecycle.c: the core is made, configured and destroyed. */
+/* lifecycle.c: makes, configures and destroys a core. */
 #include <stdlib.h>
 #include <time.h>
 
@@ -74,7 +74,7 @@ static void device_destroy(device_t *device)
   orphans_give_back(device);
   for (pool_t *pool = device->pools, *next; pool; pool = next) {
     next = pool->next;
-    device->pools = next; /* its allocator may ask for pools when it goes */
+    device->pools = next; /* its allocator's `drop` may look for pools */
     pool_destroy_heaps(pool);
     source_drop(pool);
     if (pool != device->default_pool)
@@ -208,7 +208,7 @@ esper_status esper_configure(esper_core *core, const esper_config *config)
   for (int i = 0; status == ESPER_OK && i < core->device_count; i++) {
     device_t *device = &core->devices[i];
     lock(&device->lock);
-    caches_close(device); /* how they serve depends on it */
+    caches_close(device); /* how they serve depends on the configuration */
     unlock(&device->lock);
   }
   return status;

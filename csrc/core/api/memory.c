@@ -1,4 +1,4 @@
-/* memory.c: the public functions that allocate, mark, free, and look at memory. */
+/* memory.c: the public functions that allocate, mark and free memory, and look at it. */
 #include "../base/config.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
@@ -113,7 +113,7 @@ void esper_retire(esper_core *core, int device)
     pools_retire(&core->devices[device]);
 }
 
-/* What blocks, uses and events needed that have gone goes, too. */
+/* Gives back the host memory of blocks, uses and events that are gone. */
 static void trim_metadata(device_t *device)
 {
   for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
@@ -122,7 +122,7 @@ static void trim_metadata(device_t *device)
   records_trim(device);
   lock(&device->lock);
   arena_trim(&device->blocks);
-  unlock(&device->lock); /* others are let in between */
+  unlock(&device->lock); /* lets other threads in */
   lock(&device->lock);
   arena_trim(&device->uses);
   unlock(&device->lock);
@@ -142,7 +142,7 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   imports_reap(device, true);
   release_cached(device, pool, true, SIZE_MAX);
   trim_metadata(device);
-  /* During a capture what has completed was given back, and that is all. */
+  /* In a capture only memory whose uses had completed could go: no error. */
   return status == ESPER_CAPTURING ? ESPER_OK : status;
 }
 

@@ -137,7 +137,7 @@ int esper_pool_use_count(esper_core *core, int index, uint64_t first, uint64_t s
     return 0;
   device_t *device = &core->devices[index];
   lock(&device->lock);
-  /* The default pool is nobody's: who asks for references means a private one. */
+  /* The default pool has no references. */
   const pool_t *pool = first || second ? pool_find(device, first, second) : NULL;
   int references = pool ? pool->references : 0;
   unlock(&device->lock);
@@ -184,7 +184,7 @@ esper_status esper_pool_set_flags(esper_core *core, int index, uint64_t first, u
     pool->use_on_oom = flags & ESPER_POOL_USE_ON_OOM;
   if (pool && which & ESPER_POOL_NO_SPLIT)
     pool->no_split = flags & ESPER_POOL_NO_SPLIT;
-  if (!pool && flags & which) /* nothing to take back is no mistake */
+  if (!pool && flags & which) /* clearing flags of a missing pool is no error */
     status = error_set(ESPER_INVALID, "device %d has no pool (%llu, %llu) to set flags of", index,
                        (unsigned long long)first, (unsigned long long)second);
   unlock(&device->lock);
@@ -256,7 +256,7 @@ static size_t count_used(const device_t *device)
   return count;
 }
 
-/* The list begins with the youngest. */
+/* The list begins with the youngest pool; the copy begins with the oldest. */
 static void copy_used(const device_t *device, esper_pool_stats *to, size_t count)
 {
   for (const pool_stats_t *stats = device->pool_stats; stats; stats = stats->next)

@@ -1,4 +1,4 @@
-/* snapshot.c: a consistent picture of a device, and copies of its trace. */
+/* snapshot.c: takes a consistent picture of a device, and copies its trace. */
 #include <stdlib.h>
 
 #include "../base/error.h"
@@ -13,7 +13,7 @@ typedef struct counts {
   size_t segments, blocks, uses;
 } counts_t;
 
-/* Of a mapped segment each stretch that has memory is shown as a segment. */
+/* In a mapped segment each stretch with memory appears as a segment of its own. */
 static bool begins_stretch(const block_t *block)
 {
   return block_is_mapped(block) && !(block->prev && block_is_mapped(block->prev));
@@ -80,7 +80,7 @@ static esper_block_entry block_entry(const block_t *block, esper_snapshot *snaps
       .stream = block->user ? block_user(block)->handle : NULL,
       .first_use = snapshot->use_count,
   };
-  /* Whoever claimed a block may be at work on its uses. */
+  /* The thread that claimed a block may be changing its uses. */
   for (const use_t *use = block->uses; use && block->state != BLOCK_CLAIMED; use = use->next)
     if (!use_has_completed(use))
       snapshot->uses[snapshot->use_count++] = use_entry(block, use);

@@ -196,14 +196,14 @@ esper_status esper_set_memory_fraction(esper_core *core, int device_index, doubl
   device_t *device;
   if (!(fraction >= 0 && fraction <= 1))
     return error_set(ESPER_INVALID, "memory fraction %g: give at least 0 and at most 1", fraction);
-  lock(&core->config_lock); /* it may be about to be used */
+  lock(&core->config_lock); /* another thread may be setting the device up */
   esper_status status = core_used_device(core, device_index, &device);
   if (status == ESPER_OK && device) {
     status = device_set_limit(device, fraction);
   } else if (status == ESPER_OK) {
     device = &core->devices[device_index];
     lock(&device->lock);
-    device->fraction = fraction; /* its limit comes with its first use */
+    device->fraction = fraction; /* the limit is set when the device is first used */
     unlock(&device->lock);
   }
   unlock(&core->config_lock);

@@ -1,4 +1,4 @@
-/* validity.c: whether every structure of a core is as it should be. */
+/* validity.c: checks that every structure of a core is as it should be. */
 #include "../base/config.h"
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
@@ -20,7 +20,7 @@
 #include "../stats/stat_shard.h"
 #include "../stats/stats.h"
 
-/* Live, pending and ready bytes of the blocks against the statistics. */
+/* Compares the blocks' live, pending and ready bytes with the statistics. */
 static bool figures_are_valid(device_t *device)
 {
   int64_t reserved = 0, allocated = 0, active = 0, split = 0, segments = 0;

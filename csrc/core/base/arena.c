@@ -214,9 +214,9 @@ void arena_give(arena_t *arena, void *piece)
 
 /* ---- giving back ----------------------------------------------------------- */
 
-/* Looking at every free piece can take long, and finds nothing while live pieces lie
- * scattered. So enough must have changed since the last look: many pieces came back, or
- * half of the live ones did. */
+/* Looking at every free piece can take long, and finds nothing while live pieces lie scattered. So
+ * enough must have changed since the last look: many pieces came back, or half of the live ones
+ * did. */
 static bool is_worth_a_look(const arena_t *arena)
 {
   enum { MUCH = 4, MANY = 8 }; /* a quarter of all pieces; an eighth of the unused ones */

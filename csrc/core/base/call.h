@@ -1,5 +1,5 @@
-/* call.h: the core's calls to its driver: one wrapper for each function, which counts.
- * A driver that is being unloaded answers ESPER_SHUT_DOWN, and is not called again. */
+/* call.h: the core's calls to its driver: one wrapper for each function, which counts. A driver
+ * that is being unloaded answers ESPER_SHUT_DOWN, and is not called again. */
 #ifndef ESPER_CALL_H
 #define ESPER_CALL_H
 

@@ -4,8 +4,8 @@
 
 #include "error.h"
 
-/* These sizes are those of PyTorch's own allocator, which users know. Only LARGE_REST differs:
- * it is 1 MiB there, and replayed jobs reserve as much or less with a quarter of that. */
+/* These sizes are those of PyTorch's own allocator, which users know. Only LARGE_REST differs: it
+ * is 1 MiB there, and replayed jobs reserve as much or less with a quarter of that. */
 static const size_t SMALL_MOST = 1 * MIB; /* larger blocks are large */
 static const size_t SMALL_SEGMENT = 2 * MIB;
 static const size_t LARGE_SHARED_MOST = 10 * MIB; /* smaller blocks share a segment */

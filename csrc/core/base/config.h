@@ -1,5 +1,5 @@
-/* config.h: the configuration, and the sizes that follow from it: of blocks, of segments, and
- * of the rest that makes a split worthwhile. */
+/* config.h: the configuration, and the sizes that follow from it: of blocks, of segments, and of
+ * the rest that makes a split worthwhile. */
 #ifndef ESPER_CONFIG_H
 #define ESPER_CONFIG_H
 
@@ -33,12 +33,11 @@ bool config_is_large(size_t size);
 /* The size of a new segment for a block of `size` bytes. */
 size_t config_segment_size(const config_t *config, size_t size);
 
-/* Whether a block of `have` bytes may serve a request for `size`. Oversize blocks
- * (max_split_size and more) serve only requests of about their size. */
+/* Whether a block of `have` bytes may serve a request for `size`. Oversize blocks (max_split_size
+ * and more) serve only requests of about their size. */
 bool config_fits(const config_t *config, size_t have, size_t size);
 
-/* Whether the rest of a block becomes a block of its own. A `coarse` block keeps a small
- * rest. */
+/* Whether the rest of a block becomes a block of its own. A `coarse` block keeps a small rest. */
 bool config_splits(const config_t *config, size_t have, size_t size, bool coarse);
 
 static inline bool config_is_oversize(const config_t *config, size_t size)

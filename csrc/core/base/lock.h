@@ -1,6 +1,6 @@
-/* lock.h: a mutex of one word, a latch, a bell. The mutex is taken and released inline: malloc
- * and free hold it for about twenty nanoseconds, so a library call would be noticed. A thread
- * that finds it held spins briefly, then sleeps. */
+/* lock.h: a mutex of one word, a latch, a bell. The mutex is taken and released inline: malloc and
+ * free hold it for about twenty nanoseconds, so a library call would be noticed. A thread that
+ * finds it held spins briefly, then sleeps. */
 #ifndef ESPER_LOCK_H
 #define ESPER_LOCK_H
 

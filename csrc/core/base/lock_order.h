@@ -1,9 +1,9 @@
 /* lock_order.h: the order in which a thread may take locks, and a checker for it.
  *
- * Every lock has a rank. A thread takes locks in rising order, and calls the driver only while
- * it holds none from LOCK_DEVICE on. A build with -DESPER_LOCK_ORDER checks both, and aborts
- * with a message that names what went wrong. Debug and sanitizer builds do that. In other
- * builds these functions do nothing. */
+ * Every lock has a rank. A thread takes locks in rising order, and calls the driver only while it
+ * holds none from LOCK_DEVICE on. A build with -DESPER_LOCK_ORDER checks both, and aborts with a
+ * message that names what went wrong. Debug and sanitizer builds do that. In other builds these
+ * functions do nothing. */
 #ifndef ESPER_LOCK_ORDER_H
 #define ESPER_LOCK_ORDER_H
 

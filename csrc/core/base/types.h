@@ -15,13 +15,13 @@
  *   record    an event recorded on a stream, with the stream's next number
  *   use       "that stream may touch the block until this record"
  *
- * A free block may still owe *obligations*: its uses, and its owner order. Owner order is the
- * work that its home stream had enqueued before the free; events of that stream numbered
- * `stamp` or higher come after it.
+ * A free block may still owe *obligations*: its uses, and its owner order. Owner order is the work
+ * that its home stream had enqueued before the free; events of that stream numbered `stamp` or
+ * higher come after it.
  *
- * lock_order.h has the order of locks. The record lock is held over event_record and
- * stream_wait, and over their counterparts in a capture, because numbers must follow the
- * driver's order (rule 1). */
+ * lock_order.h has the order of locks. The record lock is held over event_record and stream_wait,
+ * and over their counterparts in a capture, because numbers must follow the driver's order (rule
+ * 1). */
 #ifndef ESPER_TYPES_H
 #define ESPER_TYPES_H
 

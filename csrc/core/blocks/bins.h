@@ -1,12 +1,11 @@
 /* bins.h: free blocks by size, for best fit.
  *
- * Sizes fall into bins: one size a bin up to 16 KiB, then 32 bins for each power of two. Two
- * levels of bitmaps find the next occupied bin in two instructions. Within a bin the blocks
- * form a treap in the order (size, birth of the segment, address), so the best fit is found in
- * logarithmic time and does not depend on addresses that the driver chose. Priorities are
- * hashes of the address. In bins that are `placed`, a block also knows the link that points to
- * it and its segment's birth: it leaves without a search, and comparing costs fewer cache
- * misses. */
+ * Sizes fall into bins: one size a bin up to 16 KiB, then 32 bins for each power of two. Two levels
+ * of bitmaps find the next occupied bin in two instructions. Within a bin the blocks form a treap
+ * in the order (size, birth of the segment, address), so the best fit is found in logarithmic time
+ * and does not depend on addresses that the driver chose. Priorities are hashes of the address. In
+ * bins that are `placed`, a block also knows the link that points to it and its segment's birth: it
+ * leaves without a search, and comparing costs fewer cache misses. */
 #ifndef ESPER_BINS_H
 #define ESPER_BINS_H
 

@@ -60,8 +60,8 @@ struct block {
 _Static_assert(sizeof(block_t) <= 112, "docs/design.md: 112 bytes a block");
 
 struct segment {
-  /* Every malloc and free of a block reads these. Once the segment is gone the first word is
-   * the arena's; a second free of a block may still read the others. */
+  /* Every malloc and free of a block reads these. Once the segment is gone the first word is the
+   * arena's; a second free of a block may still read the others. */
   ON_ITS_OWN_LINE size_t bytes; /* of memory; in a classic segment the same as `size` */
   heap_t *heap;
   device_t *device;
@@ -101,9 +101,8 @@ void block_destroy(device_t *device, block_t *block);
 /* The same for a block that has left the map already. */
 void block_discard(device_t *device, block_t *block);
 
-/* Cuts `block` down to `size` bytes and returns the rest, which owes all that the block owed.
- * The block owes no uses any more: the caller is taking it. NULL: no host memory, nothing
- * changed. */
+/* Cuts `block` down to `size` bytes and returns the rest, which owes all that the block owed. The
+ * block owes no uses any more: the caller is taking it. NULL: no host memory, nothing changed. */
 block_t *block_split(device_t *device, block_t *block, size_t size);
 
 /* `block` takes in its next neighbour. Both are free and in no bin. */
@@ -145,15 +144,15 @@ static inline bool block_is_part(const block_t *block)
   return block->prev || block->next;
 }
 
-/* Whether a block in a bin counts as an inactive split. As in PyTorch, blocks of mapped segments
- * do not: their memory can go back whatever is beside it. */
+/* Whether a block in a bin counts as an inactive split. As in PyTorch, blocks of mapped segments do
+ * not: their memory can go back whatever is beside it. */
 static inline bool block_counts_as_split(const block_t *block)
 {
   return !block->segment->pages && !block->counted_active && block_is_part(block);
 }
 
-/* Somebody will soon ask whether the neighbours are free, and in a large heap their metadata is
- * in no CPU cache. */
+/* Somebody will soon ask whether the neighbours are free, and in a large heap their metadata is in
+ * no CPU cache. */
 static inline void block_expect_neighbours(const block_t *block)
 {
   __builtin_prefetch(block->prev);
@@ -170,8 +169,8 @@ static inline bool segment_is_whole(const block_t *block)
   return block->size == block->segment->bytes;
 }
 
-/* Whether a small rest stays in its block. Not in mapped segments: there the rest will merge
- * with what is freed beside it. */
+/* Whether a small rest stays in its block. Not in mapped segments: there the rest will merge with
+ * what is freed beside it. */
 static inline bool segment_is_coarse(const segment_t *segment)
 {
   return segment->large && !segment->pages;

@@ -21,8 +21,8 @@ static bool is_alone(const block_t *block)
   return !is_ready(block->prev) && !is_ready(block->next);
 }
 
-/* Whether a best fit among the ready blocks, with this one merged in, would be taken from where
- * it begins. If not, handing it out would keep a large range in pieces. Of equals it is best. */
+/* Whether a best fit among the ready blocks, with this one merged in, would be taken from where it
+ * begins. If not, handing it out would keep a large range in pieces. Of equals it is best. */
 static bool fits_best(const heap_t *heap, const block_t *block)
 {
   const bins_t *bins = &heap->ready[block->segment->large];
@@ -37,8 +37,8 @@ static bool fits_best(const heap_t *heap, const block_t *block)
   return !other || other->size >= block->size + (rest ? rest->size : 0);
 }
 
-/* What choose() found holds for the cache's epoch. For a block with ready neighbours it holds
- * only while no other block of its size is cached, which might have none. */
+/* What choose() found holds for the cache's epoch. For a block with ready neighbours it holds only
+ * while no other block of its size is cached, which might have none. */
 enum { FITS_ALONE = 1 };
 
 static inline bool is_known_to_fit(const block_cache_t *cache, int slot, const block_t *block)

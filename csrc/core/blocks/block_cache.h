@@ -1,12 +1,12 @@
 /* block_cache.h: the blocks of a heap that malloc and free reach without the device's lock.
  *
- * The cache keeps what the heap's stream freed last, whole and in no bin, because the same
- * size is often asked for next. Its blocks owe nothing but owner order. Whoever looks for free
- * blocks in other ways closes the cache first (free_blocks.h): its blocks go to their bins.
+ * The cache keeps what the heap's stream freed last, whole and in no bin, because the same size is
+ * often asked for next. Its blocks owe nothing but owner order. Whoever looks for free blocks in
+ * other ways closes the cache first (free_blocks.h): its blocks go to their bins.
  *
- * Whoever works in the cache holds its latch (cache_latch.h). While the latch is open or held,
- * the ready bins of the heap and the neighbours of its blocks do not change. So a malloc can
- * tell whether a best fit among all free blocks, merged, would be taken from the same place.
+ * Whoever works in the cache holds its latch (cache_latch.h). While the latch is open or held, the
+ * ready bins of the heap and the neighbours of its blocks do not change. So a malloc can tell
+ * whether a best fit among all free blocks, merged, would be taken from the same place.
  * docs/design.md, "The block cache". */
 #ifndef ESPER_BLOCK_CACHE_H
 #define ESPER_BLOCK_CACHE_H
@@ -23,8 +23,8 @@ typedef struct cache_attempt {
   bool missed;      /* the cache has no such block; the malloc closed its latch */
 } cache_attempt_t;
 
-/* Serves a malloc on the stream from its heap's cache. The only driver call asks whether the
- * stream is captured. False: the cache cannot serve it, and `attempt` says more. */
+/* Serves a malloc on the stream from its heap's cache. The only driver call asks whether the stream
+ * is captured. False: the cache cannot serve it, and `attempt` says more. */
 bool cache_malloc(core_t *core, esper_stream stream, size_t size, cache_attempt_t *attempt,
                   void **ptr);
 
@@ -35,8 +35,8 @@ bool cache_free(block_t *block, uintptr_t address);
 
 void cache_init(block_cache_t *cache); /* closed */
 
-/* A cached block becomes live; the caller counts it. NULL: there is none for the size. The
- * cache is paused. */
+/* A cached block becomes live; the caller counts it. NULL: there is none for the size. The cache is
+ * paused. */
 block_t *cache_take(heap_t *heap, size_t size, size_t requested);
 
 /* The block that starts at `address` becomes claimed, and counts as freed. False: it is not

@@ -1,8 +1,8 @@
 /* cache_latch.h: who may work in a block cache.
  *
- * The latch of a cache is open, held or closed. malloc and free hold it for about ten
- * nanoseconds. A thread with the device's lock may hold it, which pauses the cache, or close
- * it. No thread holds another lock than the device's while it waits for the latch. */
+ * The latch of a cache is open, held or closed. malloc and free hold it for about ten nanoseconds.
+ * A thread with the device's lock may hold it, which pauses the cache, or close it. No thread holds
+ * another lock than the device's while it waits for the latch. */
 #ifndef ESPER_CACHE_LATCH_H
 #define ESPER_CACHE_LATCH_H
 
@@ -39,9 +39,9 @@ static inline bool cache_is_closed(const block_cache_t *cache)
   return cache->state == CACHE_CLOSED;
 }
 
-/* Nobody works in the cache until it resumes; it keeps its blocks. Pauses may be nested. The
- * latch of an open cache may be closed, by a malloc that missed and is on its way to the
- * device's lock: then nobody works in the cache either. */
+/* Nobody works in the cache until it resumes; it keeps its blocks. Pauses may be nested. The latch
+ * of an open cache may be closed, by a malloc that missed and is on its way to the device's lock:
+ * then nobody works in the cache either. */
 static inline void cache_pause(block_cache_t *cache)
 {
   if (!cache->pauses++ && cache->state == CACHE_OPEN)

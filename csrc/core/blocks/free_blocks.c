@@ -450,8 +450,8 @@ void free_blocks_add_run(run_t run)
   }
 }
 
-/* The reader was gated on what the blocks owe. Only the last block keeps what it owes, because
- * its rest still owes that. */
+/* The reader was gated on what the blocks owe. Only the last block keeps what it owes, because its
+ * rest still owes that. */
 block_t *free_blocks_unite(run_t run, size_t size)
 {
   device_t *device = device_of(run.first);

@@ -2,8 +2,8 @@
  *
  * A free block is *ready* when its heap's stream may have it at once, else *pending*. Ready
  * neighbours merge. Pending blocks do not, so that a long use of a small block does not hold a
- * large one. Some free blocks are in the heap's cache (block_cache.h) instead; whoever changes
- * what is ready closes or pauses the cache first. */
+ * large one. Some free blocks are in the heap's cache (block_cache.h) instead; whoever changes what
+ * is ready closes or pauses the cache first. */
 #ifndef ESPER_FREE_BLOCKS_H
 #define ESPER_FREE_BLOCKS_H
 
@@ -15,8 +15,8 @@ void free_blocks_add(block_t *block);
 /* The same, but the heap's cache is only paused, and keeps its blocks. */
 void free_blocks_add_beside_cache(block_t *block);
 
-/* A claimed block that owes no use goes to the heap's cache if that may be open and has room,
- * else to the bins. */
+/* A claimed block that owes no use goes to the heap's cache if that may be open and has room, else
+ * to the bins. */
 void free_blocks_cache(block_t *block);
 
 /* Puts all cached blocks into their bins. The cache stays closed until it is opened. */
@@ -24,9 +24,9 @@ void cache_close(heap_t *heap);
 void caches_close(const device_t *device);
 void caches_close_pool(const device_t *device, const pool_t *pool);
 
-/* Opens the heap's cache, except in captures and in private pools, whose addresses would depend
- * on it. While actions are traced, or a garbage_collection_threshold is set, it serves only
- * callers that hold the device's lock. */
+/* Opens the heap's cache, except in captures and in private pools, whose addresses would depend on
+ * it. While actions are traced, or a garbage_collection_threshold is set, it serves only callers
+ * that hold the device's lock. */
 void cache_open(heap_t *heap);
 
 /* As cache_malloc, for a caller that holds the lock. `missed`: cache_malloc has just found none.
@@ -39,8 +39,8 @@ void free_blocks_claim(block_t *block);
 /* Pending blocks whose obligations have been satisfied become ready. False: none has. */
 bool free_blocks_promote(heap_t *heap);
 
-/* Blocks that were withheld until the next quiesce serve as soon as they are satisfied: the
- * heap's pool has no graphs, and its stream allocates outside captures. */
+/* Blocks that were withheld until the next quiesce serve as soon as they are satisfied: the heap's
+ * pool has no graphs, and its stream allocates outside captures. */
 void free_blocks_withhold_none(heap_t *heap);
 
 /* The ready block that fits best. NULL: there is none. */
@@ -50,14 +50,14 @@ block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large);
 
 /* In a capture's heap: the block that fits best of those that the reader, a branch of the same
- * capture, may have: as things are; or after edges from marked uses; or also after edges from
- * uses that ended with a free. */
+ * capture, may have: as things are; or after edges from marked uses; or also after edges from uses
+ * that ended with a free. */
 typedef enum inside { INSIDE_ORDERED, INSIDE_GATED, INSIDE_GATED_AT_FREE } inside_t;
 block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
                                  bool large, inside_t how);
 
-/* Whether the reader may be gated on all uses that the block still owes it; with `at_free_too`
- * also on uses that end with the free. */
+/* Whether the reader may be gated on all uses that the block still owes it; with `at_free_too` also
+ * on uses that end with the free. */
 bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too);
 
 /* The pending block that fits best of those that the reader may be gated on. */
@@ -70,8 +70,8 @@ typedef struct run {
   size_t size;           /* of all of them */
 } run_t;
 
-/* A run of ready and pending blocks that is large enough and that the reader may be gated on:
- * the smallest that a short search finds. */
+/* A run of ready and pending blocks that is large enough and that the reader may be gated on: the
+ * smallest that a short search finds. */
 run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size, bool large,
                                bool at_free_too);
 
@@ -79,8 +79,8 @@ run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_
 void free_blocks_claim_run(run_t run);
 void free_blocks_add_run(run_t run);
 
-/* Makes a claimed run one claimed block of `size` bytes, which must end in its last block. The
- * rest is free again, and owes what that last block owed. */
+/* Makes a claimed run one claimed block of `size` bytes, which must end in its last block. The rest
+ * is free again, and owes what that last block owed. */
 block_t *free_blocks_unite(run_t run, size_t size);
 
 /* Whether a large pending block that the reader may be gated on wastes at most an eighth of the

@@ -36,9 +36,9 @@ struct map {
 
 /* ---- buckets --------------------------------------------------------------- */
 
-/* The address's bucket among `buckets`: the last bits of its hash, or one bit fewer if that
- * bucket does not exist yet. So buckets can be added one by one, and a new bucket takes blocks
- * from one other only (linear hashing). */
+/* The address's bucket among `buckets`: the last bits of its hash, or one bit fewer if that bucket
+ * does not exist yet. So buckets can be added one by one, and a new bucket takes blocks from one
+ * other only (linear hashing). */
 static inline size_t bucket_number(uintptr_t address, size_t buckets)
 {
   uint64_t hash = address / BLOCK_ALIGN * 0x9e3779b97f4a7c15u;
@@ -135,8 +135,7 @@ static bucket_t *bucket_before(const directory_t *directory, size_t number)
   return bucket_at(directory, number & ~(size_t)0 >> 1 >> __builtin_clzll(number));
 }
 
-/* Adds one bucket. A reader that misses a block on its way to the new bucket waits for the
- * lock. */
+/* Adds one bucket. A reader that misses a block on its way to the new bucket waits for the lock. */
 static void map_grow(map_t *map)
 {
   size_t number = atomic_load(&map->buckets), buckets = number + 1;

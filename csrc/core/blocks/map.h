@@ -1,11 +1,11 @@
 /* map.h: from an address to its block.
  *
- * A hash table of all blocks, live and free, by their first byte. Finding one takes no lock:
- * chains are walked while others change them. That can make a walk miss, but never mislead,
- * because blocks live in an arena and a hit compares the address. A miss is looked up again
- * under the map's lock. Buckets are added one by one with the blocks, so that the map stays
- * small and never stops to rebuild itself; map_shrink takes them away. Segments are kept
- * sorted, for addresses inside a block. */
+ * A hash table of all blocks, live and free, by their first byte. Finding one takes no lock: chains
+ * are walked while others change them. That can make a walk miss, but never mislead, because blocks
+ * live in an arena and a hit compares the address. A miss is looked up again under the map's lock.
+ * Buckets are added one by one with the blocks, so that the map stays small and never stops to
+ * rebuild itself; map_shrink takes them away. Segments are kept sorted, for addresses inside a
+ * block. */
 #ifndef ESPER_MAP_H
 #define ESPER_MAP_H
 
@@ -27,8 +27,8 @@ void map_insert_reserved(map_t *map, segment_t *segment);
 void map_unreserve_segment(map_t *map);
 /* The segment's entry stays reserved. */
 void map_remove_segment(map_t *map, segment_t *segment);
-/* The segment around an address, or NULL. It may be gone as soon as this returns, unless the
- * caller knows that the address is live. */
+/* The segment around an address, or NULL. It may be gone as soon as this returns, unless the caller
+ * knows that the address is live. */
 segment_t *map_find_segment(map_t *map, uintptr_t address);
 
 /* Gives most of the map's memory back to the system if few blocks are left. */

@@ -271,8 +271,8 @@ void uses_drop_captured(device_t *device, block_t *block)
   }
 }
 
-/* Holds the use until its device was synchronised, because nothing tells which streams the
- * replays run on. False: the block has such a use already; the caller drops this one. */
+/* Holds the use until its device was synchronised, because nothing tells which streams the replays
+ * run on. False: the block has such a use already; the caller drops this one. */
 static bool use_hold_for_device(block_t *block, use_t *use)
 {
   stream_t *all = use->stream->device->all_streams;

@@ -22,10 +22,10 @@ struct use {
   unsigned flags;
 };
 
-/* Adds a use, or replaces the block's use on that stream by this later one (rule 5). Takes over
- * the caller's reference to `record`. That is NULL if the event is recorded at the free
- * (USE_AT_FREE) or could not be recorded. If a new use is needed, *spare becomes it and is set
- * to NULL. False: a new use is needed and *spare is NULL; nothing has happened. */
+/* Adds a use, or replaces the block's use on that stream by this later one (rule 5). Takes over the
+ * caller's reference to `record`. That is NULL if the event is recorded at the free (USE_AT_FREE)
+ * or could not be recorded. If a new use is needed, *spare becomes it and is set to NULL. False: a
+ * new use is needed and *spare is NULL; nothing has happened. */
 bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags, use_t **spare);
 
 /* The same for the most common mark: the block has a use with an earlier record on the stream.
@@ -33,24 +33,24 @@ bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned fla
  * happened. */
 record_t *use_replace(block_t *block, record_t *record, unsigned flags);
 
-/* The same for a use inside a capture. Takes over the caller's reference to the point. A block
- * has at most one use for each stream outside captures, and one for each branch. */
+/* The same for a use inside a capture. Takes over the caller's reference to the point. A block has
+ * at most one use for each stream outside captures, and one for each branch. */
 void use_attach_point(block_t *block, capture_point_t point, unsigned flags, use_t **spare);
-/* A use that ends with the free gets its point, and takes over its reference. Several uses may
- * then be of one branch, until they are united. */
+/* A use that ends with the free gets its point, and takes over its reference. Several uses may then
+ * be of one branch, until they are united. */
 void use_set_point(use_t *use, capture_point_t point);
 void uses_unite_points(device_t *device, block_t *block);
 
 /* Sets the use's record, and takes over the caller's reference. */
 void use_set_record(use_t *use, record_t *record);
 
-/* A block that was just freed is held for a use without a record. The use gets a stamp, as
- * owner order has: an event recorded before the free does not cover it. */
+/* A block that was just freed is held for a use without a record. The use gets a stamp, as owner
+ * order has: an event recorded before the free does not cover it. */
 void use_hold(use_t *use);
 /* Gives the record to a held use if it covers that. */
 void use_cover(use_t *use, record_t *record);
-/* Records the events of the uses that end with the block's free, now. No lock is held: the block
- * is claimed, so its uses are the caller's alone. */
+/* Records the events of the uses that end with the block's free, now. No lock is held: the block is
+ * claimed, so its uses are the caller's alone. */
 void uses_record_at_free(block_t *block);
 
 use_t *use_take(device_t *device); /* NULL: no host memory */
@@ -64,8 +64,8 @@ bool use_is_satisfied(const use_t *use, const stream_t *reader);
 bool uses_are_satisfied(const block_t *block, const stream_t *reader);
 /* Whether all uses of the block have completed. */
 bool uses_have_completed(const block_t *block);
-/* Whether the use may depend on work that is not yet enqueued: then neither a stream nor the
- * host may wait for it. */
+/* Whether the use may depend on work that is not yet enqueued: then neither a stream nor the host
+ * may wait for it. */
 bool use_is_rendezvous(const use_t *use);
 /* Whether the use bars gates, apart from its stream's traits, which may change. */
 bool use_is_barred(const use_t *use);
@@ -101,8 +101,8 @@ void uses_drop_captured(device_t *device, block_t *block);
 /* Holds the uses without a record of a block that was freed in a capture which is over. For a use
  * on another device, the block is held until that device was synchronised. */
 void uses_hold_unrecorded(device_t *device, block_t *block);
-/* Drops the uses without a record: the block's pool is gone, and its device was synchronised
- * since. Uses on other devices stay, because that did not wait for them. */
+/* Drops the uses without a record: the block's pool is gone, and its device was synchronised since.
+ * Uses on other devices stay, because that did not wait for them. */
 void uses_drop_unrecorded(device_t *device, block_t *block);
 /* Moves the uses of `from` to `into`. */
 void uses_unite_all(device_t *device, block_t *into, block_t *from);

@@ -1,8 +1,7 @@
-/* grow.c: a mapped segment grows into one of its holes, of which the memory that is
- * missing between its free neighbours is filled: with pages that are lent (stitch.h) and
- * with new ones, or, where slack allows, with new ones alone. Blocks are claimed under
- * the lock, pages move without it, and then the books are made, for as much as the driver
- * did. */
+/* grow.c: how a heap grows by pages. In one of its holes, the bytes that are missing between free
+ * neighbours are filled: with lent pages (stitch.h) and new ones, or with new ones alone where
+ * slack allows it. Blocks are claimed under the lock, pages are mapped without it, and then the
+ * lists and statistics are updated for as much as the driver did. */
 #include "grow.h"
 
 #include "../base/call.h"
@@ -22,17 +21,17 @@
 #include "slack.h"
 #include "stitch.h"
 
-/* A page of large blocks is at most such a part of the reserved memory, such a part of
- * the request, and so large. */
+/* The size of a page of large blocks is at most 1/PAGE_SHARE of the reserved memory,
+ * 1/REQUEST_SHARE of the request, and LARGE_PAGE. FIRST_PAGE is for the first ones. */
 enum { PAGE_SHARE = 256, REQUEST_SHARE = 5, LARGE_PAGE = 8 << 20, FIRST_PAGE = 4 << 20 };
 
-/* The part of a hole that, filled, makes a block of the wanted size together with
- * the free blocks beside it. */
+/* The part of a hole that makes a block of the wanted size once it is filled, together with the
+ * free blocks beside it. */
 typedef struct window {
   block_t *hole;
-  block_t *before, *after; /* free, at its ends; NULL: not needed */
-  size_t missing;          /* bytes to be filled */
-  bool from_end;           /* they lie at the hole's end */
+  block_t *before, *after; /* the free neighbours it needs, or NULL */
+  size_t missing;          /* bytes to fill */
+  bool from_end;           /* they lie at the end of the hole */
 } window_t;
 
 typedef enum pages_from { NEW_PAGES, LENT_UNLESS_SLACK, LENT_FIRST } pages_from_t;
@@ -44,12 +43,12 @@ typedef struct growth {
   bool large;
   pages_from_t from;
   window_t window;
-  block_t *piece;   /* of the hole */
-  stitch_t stitch;  /* the pages that are lent */
-  size_t created;   /* bytes of the pages that are asked of the driver */
-  size_t page_most; /* ... which are at most so large */
-  bool slack;       /* some of these could have been lent instead */
-  size_t moved;     /* bytes of the lent ones that are in the piece */
+  block_t *piece;   /* cut out of the hole */
+  stitch_t stitch;  /* the lent pages */
+  size_t created;   /* bytes of new pages */
+  size_t page_most; /* the largest size of such a page */
+  bool slack;       /* some new pages could have been lent ones */
+  size_t moved;     /* bytes of lent pages now in the piece */
   void *spare[2];
 } growth_t;
 
@@ -62,8 +61,8 @@ static size_t ready_size(const block_t *block)
 
 static window_t window_at(const growth_t *g, block_t *hole)
 {
-  /* None is as large as the request: then it would have been taken. Which are ready is
-   * not the same in every run. */
+  /* No neighbour is as large as the request, or it would have been taken. In deterministic pools
+   * neighbours are not used, because which of them are ready differs from run to run. */
   bool joins = !pool_is_deterministic(g->heap);
   size_t before = joins ? ready_size(hole->prev) : 0;
   size_t after = joins ? ready_size(hole->next) : 0;
@@ -84,7 +83,7 @@ static window_t window_at(const growth_t *g, block_t *hole)
   return best;
 }
 
-/* The one that misses least, in the smallest hole. */
+/* The window that misses least; of equal ones, that in the smallest hole. */
 static window_t find_window(const growth_t *g)
 {
   window_t best = {0};
@@ -109,8 +108,8 @@ static void claim_neighbours(const window_t *w)
     free_blocks_claim(w->after);
 }
 
-/* Two blocks for what has to be split if the driver refuses halfway, and room for a
- * page that it keeps. */
+/* Reserves two blocks, for splits if the driver refuses halfway, and an entry for a page that it
+ * will not take back. */
 static bool take_spares(growth_t *g)
 {
   if (!(g->stitch.orphan = orphan_reserve(g->device)))
@@ -135,9 +134,9 @@ static size_t least(size_t a, size_t b)
   return a < b ? a : b;
 }
 
-/* Memory beside a block on the same page is lent with nobody, so pages are small; but
- * each costs about as much, whatever its size, so they grow with what there is. A program's
- * start waits for the first. */
+/* A page that a block shares with others cannot be lent, so pages should be small. But each page
+ * costs about the same time, whatever its size, so pages grow with the memory in use. The first
+ * ones are large, because a program's start waits for them. */
 static size_t page_most(const growth_t *g)
 {
   const config_t *config = config_of(g->device->core);
@@ -145,7 +144,7 @@ static size_t page_most(const growth_t *g)
   size_t share = least((reserved + g->size) / PAGE_SHARE, g->size / REQUEST_SHARE);
   if (share < FIRST_PAGE && !g->device->stats.reserved_bytes[ESPER_LARGE].current)
     share = FIRST_PAGE;
-  size_t size = config->as_given.large_segment_size; /* said by the user */
+  size_t size = config->as_given.large_segment_size; /* set by the user */
   size_t granule = g->device->granule;
   if (!size)
     size = least(share, LARGE_PAGE);
@@ -171,7 +170,7 @@ static esper_status cut_piece(growth_t *g)
   return error_set(ESPER_HOST_MEMORY, "no host memory for a block");
 }
 
-/* Blocks that merge may be gone. */
+/* May merge these blocks, so they are not valid afterwards. */
 static void free_neighbours(const window_t *w)
 {
   if (w->before)
@@ -180,7 +179,7 @@ static void free_neighbours(const window_t *w)
     free_blocks_add(w->after);
 }
 
-/* Claims what is lent; or lets it go again, where slack allows as many new pages. */
+/* Claims pages to lend, but releases them if slack allows new pages for all of it. */
 static void claim_pages(growth_t *g)
 {
   const window_t *w = &g->window;
@@ -194,8 +193,8 @@ static void claim_pages(growth_t *g)
   g->slack = true;
 }
 
-/* ESPER_NOT_READY: the heap has no addresses for it. A block that another thread has
- * freed meanwhile is taken. */
+/* Claims a window and pages for it. If another thread freed a block that fits meanwhile, takes that
+ * instead. ESPER_NOT_READY: the heap has no hole for it. */
 static esper_status claim(growth_t *g, block_t **block)
 {
   cache_close(g->heap);
@@ -239,11 +238,11 @@ static esper_status add_page(const growth_t *g, size_t at, size_t size)
   return status;
 }
 
-/* A driver that has not enough would give all it has first, page by page, while
- * everybody else finds none. */
+/* Without this check, a driver that has too little would first give all it has, page by page, while
+ * other threads find none. */
 static esper_status look_for_room(const growth_t *g)
 {
-  enum { FEW = 16 }; /* pages: sooner tried than asked for */
+  enum { FEW = 16 }; /* pages that are tried without asking */
   size_t free, total;
   if (g->created <= FEW * g->page_most)
     return ESPER_OK;
@@ -254,8 +253,8 @@ static esper_status look_for_room(const growth_t *g)
     return error_from_driver(core, status);
   if (free >= g->created)
     return ESPER_OK;
-  /* There may be more than is free, such as caches of the system's: all of it at once,
-   * or nothing. */
+  /* The driver may have more than it reports as free, such as caches of the system. One allocation
+   * of the whole size finds out. */
   status = call_page_create(core, g->device->index, g->created, &whole);
   if (status != ESPER_OK)
     return error_from_driver(core, status);
@@ -264,7 +263,7 @@ static esper_status look_for_room(const growth_t *g)
                                 : ESPER_OK;
 }
 
-/* As far as the driver gives them. */
+/* Adds new pages until the piece is full or the driver refuses. */
 static esper_status add_pages(const growth_t *g, size_t *filled)
 {
   esper_status status = ESPER_OK;
@@ -278,7 +277,7 @@ static esper_status add_pages(const growth_t *g, size_t *filled)
   return status;
 }
 
-/* A request that fails leaves no new pages behind, but those that would not go. */
+/* Gives new pages back after a failure, as far as the driver takes them. */
 static void give_pages_back(const growth_t *g, size_t moved, size_t *filled)
 {
   segment_t *s = g->piece->segment;
@@ -294,7 +293,7 @@ static void give_pages_back(const growth_t *g, size_t moved, size_t *filled)
 
 /* ---- the books --------------------------------------------------------- */
 
-/* The piece and its neighbours become one block. */
+/* Merges the piece and its neighbours into one block. */
 static block_t *unite(const growth_t *g)
 {
   block_t *block = g->piece;
@@ -307,8 +306,8 @@ static block_t *unite(const growth_t *g)
   return block;
 }
 
-/* What was to be created and was not. That there was no memory for new pages alone does
- * not say that the heap cannot grow. */
+/* Notes how much memory the driver refused. If pages could have been lent instead of created, the
+ * refusal does not mean that the heap cannot grow. */
 static void note_refusal(growth_t *g, esper_status status, size_t made)
 {
   device_t *device = g->device;
@@ -320,7 +319,8 @@ static void note_refusal(growth_t *g, esper_status status, size_t made)
     device->refused = 0;
 }
 
-/* NULL: not all of it was filled. What was is free. */
+/* Updates lists and statistics. NULL: the piece was not filled completely, and what was filled is
+ * free. */
 static block_t *keep_books(growth_t *g, esper_status status, size_t filled)
 {
   cache_close(g->heap);
@@ -375,7 +375,7 @@ static esper_status fill(growth_t *g, block_t **block)
   return status;
 }
 
-/* ESPER_OUT_OF_MEMORY, and *slack: pages can be lent instead. */
+/* With ESPER_OUT_OF_MEMORY and *slack, pages can be lent instead. */
 static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool large,
                             block_t **block, bool *slack)
 {
@@ -398,7 +398,7 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
   return status;
 }
 
-/* Where there was no memory for slack, pages are lent. */
+/* If there is no memory for slack, tries again with lent pages. */
 static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone, block_t **block)
 {
   bool slack;
@@ -411,8 +411,8 @@ static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alon
 
 /* ---- which kind -------------------------------------------------------- */
 
-/* Others register the memory of a created pool segment by segment, and hear of no pages:
- * it has these only if asked for. */
+/* Libraries such as NCCL register the memory of a created pool by segment and do not hear of pages,
+ * so such a pool has pages only on request. */
 static bool wants_pages(const pool_t *pool)
 {
   esper_segments segments = config_of(pool->device->core)->segments;
@@ -441,6 +441,6 @@ esper_status grow(heap_t *heap, size_t size, bool large, bool alone, block_t **b
     if (status != ESPER_NOT_READY)
       return status;
   }
-  /* There are no addresses for a mapped one. */
+  /* The device maps no pages, or there are no addresses for a mapped segment. */
   return segment_obtain(heap, config_segment_size(config_of(device->core), size), large, block);
 }

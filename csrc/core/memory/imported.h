@@ -1,4 +1,4 @@
-/* imported.h: a range of addresses with pages of other processes. */
+/* imported.h: a range of addresses into which pages of other processes are mapped. */
 #ifndef ESPER_IMPORTED_H
 #define ESPER_IMPORTED_H
 
@@ -7,10 +7,10 @@
 struct import {
   uintptr_t address;
   size_t size;
-  size_t mapped; /* bytes of it */
-  bool closed;   /* nobody is given the address any more */
+  size_t mapped; /* mapped bytes */
+  bool closed;   /* the user has closed it */
   import_t *next;
-  size_t page_count; /* of those that the driver has not got back */
+  size_t page_count; /* of pages not yet given back to the driver */
   struct {
     uint64_t handle;
     size_t size;

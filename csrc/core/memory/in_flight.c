@@ -4,7 +4,8 @@
 #include "../blocks/block.h"
 #include "../order/device.h"
 
-/* By this thread, on any device: it is differences that count, and a malloc is of one. */
+/* How often this thread returned memory, on any device. Only differences count, and a malloc deals
+ * with one device. */
 static _Thread_local unsigned left_here;
 
 void in_flight_begin(device_t *device)

@@ -49,7 +49,7 @@ static void move_begin(block_t *hole, uintptr_t address)
   __atomic_store_n(&hole->address, address, __ATOMIC_RELAXED);
 }
 
-/* `block` comes to stand between `prev` and the one after that. */
+/* Links `block` in after `prev`. */
 static void link_after(block_t *prev, block_t *block)
 {
   block->prev = prev;
@@ -86,14 +86,14 @@ block_t *hole_cut(block_t *hole, uintptr_t begin, uintptr_t end)
   return piece;
 }
 
-/* The caller left a block in the arena. */
+/* The caller has left a block in the arena, so this cannot fail. */
 static block_t *cut_off(block_t *piece, size_t size)
 {
   cache_close(piece->segment->heap);
   block_t *rest =
       block_make(device_of(piece), piece->segment, piece->address + size, piece->size - size);
   if (!rest)
-    abort(); /* it did not */
+    abort(); /* the caller broke its promise */
   piece->size = size;
   block_set_state(rest, BLOCK_FILLING);
   link_after(piece, rest);
@@ -110,7 +110,7 @@ static bool is_hole(const block_t *block)
   return block && block->state == BLOCK_HOLE;
 }
 
-/* `hole` takes in its next neighbour, a hole as well. */
+/* Merges `hole` with the hole after it. */
 static void unite_holes(block_t *hole)
 {
   block_t *next = hole->next;
@@ -134,7 +134,7 @@ void hole_close(block_t *piece)
 
 /* ---- pages come and go ------------------------------------------------- */
 
-/* Stretches of memory that touch the block. */
+/* How many stretches of memory touch the block. */
 static int stretches_beside(const block_t *block)
 {
   return (block->prev && block_is_mapped(block->prev)) +
@@ -156,7 +156,7 @@ void mapped_arrived(block_t *piece)
   map_insert(s->device->core->map, piece);
 }
 
-/* The block has no memory any more. */
+/* Accounts for a block that no longer has memory. */
 static void lose_memory(block_t *block)
 {
   segment_t *s = block->segment;
@@ -262,7 +262,7 @@ static esper_status unmap_stale(const block_t *block, size_t *gone)
   return status;
 }
 
-/* The first `gone` bytes are a hole, the others stale as before. */
+/* Makes the first `gone` bytes a hole. The others stay stale. */
 static void reaped(block_t *block, size_t gone)
 {
   if (gone < block->size) {
@@ -314,7 +314,7 @@ bool mapped_reap(device_t *device)
   return status == ESPER_OK;
 }
 
-/* The parts of a carved block keep what `block_split` does not know of. */
+/* Copies what `block_split` does not. */
 static block_t *split(block_t *block, size_t size)
 {
   block_t *rest = block_split(device_of(block), block, size);
@@ -352,8 +352,8 @@ block_t *mapped_carve(block_t *block, uintptr_t begin, size_t size)
   return block;
 }
 
-/* The handle first: of a page that stays nothing has happened, and of one whose
- * handle went but which cannot be unmapped, nothing but that it is never lent. */
+/* Gives the handle back first. If the driver refuses, nothing has happened. If it then refuses to
+ * unmap the page, the page stays and is only never lent. */
 bool mapped_give_back(const segment_t *s, page_t *page)
 {
   core_t *core = s->device->core;
@@ -369,7 +369,7 @@ bool mapped_give_back(const segment_t *s, page_t *page)
   return status == ESPER_OK;
 }
 
-/* Room for the split that becomes necessary if the driver refuses halfway. */
+/* A spare block for the split that is needed if the driver refuses halfway. */
 static void *take_spare(device_t *device)
 {
   lock(&device->lock);
@@ -451,7 +451,7 @@ esper_status mapped_reserve(heap_t *heap, bool large, size_t size)
 {
   device_t *device = heap->device;
   core_t *core = device->core;
-  /* Half as much again as there can be: holes come and go. */
+  /* Half as much again as the device has, because holes come and go. */
   size_t usual = device->total + device->total / 2;
   size = round_to_granule(device, size < usual ? usual : size);
   uintptr_t address;
@@ -481,7 +481,7 @@ bool mapped_discard_empty(device_t *device, const pool_t *pool)
   core_t *core = device->core;
   lock(&device->lock);
   segment_t *s = find_empty(device, pool);
-  if (s) { /* out of the books first: see segment_release */
+  if (s) { /* first out of the lists: see segment_release */
     block_set_state(s->first, BLOCK_FILLING);
     map_remove_segment(core->map, s);
     segment_unlink(s);
@@ -527,7 +527,7 @@ void mapped_destroy(segment_t *s)
     call_range_free(core, device, s->address, s->size);
   for (size_t i = 0; i < s->touched; i++)
     if (s->pages[i].granules && s->pages[i].first == i)
-      free(s->pages[i].shared); /* its name could not be taken back */
+      free(s->pages[i].shared); /* its name could not be withdrawn */
   pages_destroy(s);
 }
 

@@ -73,7 +73,7 @@ size_t orphans_give_back(device_t *device)
 
 bool orphans_are_valid(const device_t *device)
 {
-  size_t bytes = 0; /* one may be in the hands of a thread */
+  size_t bytes = 0; /* a thread may hold one at the moment */
   for (const orphan_t *orphan = device->orphans; orphan; orphan = orphan->next) {
     if (!orphan->size)
       return false;

@@ -48,7 +48,7 @@ size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent,
   if (at >= end)
     return 0;
   const page_t *page = page_at(s, at);
-  if (page_address(s, page) < at) /* it begins before the block */
+  if (page_address(s, page) < at) /* the page begins before the block */
     at = page_address(s, page) + page_size(s, page);
   while (at < end && (page = page_at(s, at))->shared)
     at = page_address(s, page) + page_size(s, page);
@@ -101,7 +101,7 @@ bool pages_are_valid(const segment_t *s)
 {
   size_t bytes = 0;
   for (const block_t *b = s->first; b; b = b->next) {
-    /* The pages of what is being filled are another thread's business. */
+    /* Another thread is changing the pages of a piece that is being filled. */
     if (b->state != BLOCK_FILLING && !block_has_pages(s, b))
       return false;
     bytes += block_is_mapped(b) ? b->size : 0;

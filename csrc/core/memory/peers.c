@@ -41,15 +41,16 @@ esper_status peers_map(const device_t *device, uintptr_t address, size_t size, u
                        device->peer_count);
 }
 
-/* Addresses that have pages, from the first to the last. */
+/* Contiguous addresses that have pages. */
 typedef struct stretch {
-  uint64_t sequence;      /* of the segment */
-  const import_t *import; /* or what it is */
+  uint64_t sequence;      /* of its segment */
+  const import_t *import; /* or the import that it is */
   uintptr_t address;
-  size_t size; /* 0: there is none */
+  size_t size; /* 0: none */
 } stretch_t;
 
-/* The first one from `at` on, an address of the segment or 0, without the stale ones. */
+/* The first stretch of a segment from address `at` on (0: from its beginning), without stale
+ * pages. */
 static stretch_t stretch_in(const segment_t *s, uintptr_t at)
 {
   size_t granule = s->device->granule, i = at ? page_granule(s, at) : 0, first;
@@ -68,8 +69,8 @@ static stretch_t next_import(const import_t *import)
   return import ? (stretch_t){0, import, import->address, import->mapped} : (stretch_t){0};
 }
 
-/* The one after `last`, by the segments' births; then the imports. Segments come and go
- * meanwhile, but only such as have no pages. */
+/* The stretch after `last`: the segments in order of their birth, then the imports. Meanwhile
+ * segments can come and go, but only segments without pages. */
 static stretch_t next_stretch(device_t *device, stretch_t last)
 {
   stretch_t next = {0};
@@ -95,8 +96,8 @@ static esper_status set_access(const device_t *device, stretch_t stretch, int pe
   return status == ESPER_OK ? status : error_from_driver(device->core, status);
 }
 
-/* What was given before the driver refused is taken again, as far as it lets us: nobody
- * was told of it. */
+/* Takes back, as far as the driver allows, the access given before it refused, because the caller
+ * reports an error. */
 static void take_access(device_t *device, stretch_t refused, int peer)
 {
   for (stretch_t s = next_stretch(device, (stretch_t){0}); s.size && s.address != refused.address;
@@ -154,12 +155,13 @@ esper_status peers_add(device_t *device, int peer)
   return status;
 }
 
-/* Who shares memory or adds a peer has a turn while the memory of others grows and grows. */
+/* Writers are preferred, so that a thread that shares memory or adds a peer gets its turn while
+ * others keep growing. */
 void peers_init(device_t *device)
 {
   pthread_rwlockattr_t kind;
   pthread_rwlockattr_init(&kind);
-#ifdef __GLIBC__ /* others let them wait, or ask for nothing */
+#ifdef __GLIBC__ /* other C libraries prefer writers anyway, or cannot be told */
   pthread_rwlockattr_setkind_np(&kind, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
 #endif
   pthread_rwlock_init(&device->paging, &kind);

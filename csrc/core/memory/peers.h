@@ -1,27 +1,25 @@
-/* peers.h: the devices that may access the pages of another one.
+/* peers.h: the devices that may access another device's pages.
  *
- * Every mapping gives access to its device and to all peers of that; a peer that is
- * added gets every page that is mapped already. Pages are mapped, unmapped and moved
- * by many threads at a time, without the device's lock, under its paging lock, shared:
- * from before the driver is called until the books are made. Whoever adds a peer has
- * that lock alone, so pages are either mapped after it, or seen by it. */
+ * Every mapping gives access to its device and all its peers. A new peer gets access to every page
+ * that is already mapped. Threads that map, unmap or move pages hold the paging lock shared, from
+ * before they call the driver until the page tables are updated, and not the device's lock. Whoever
+ * adds a peer holds the paging lock alone, so no page is missed. */
 #ifndef ESPER_PEERS_H
 #define ESPER_PEERS_H
 
 #include "../order/device.h"
 
-/* Around whatever changes which pages are where. Taken without the device's lock, and
- * never twice. */
+/* Around whatever changes where pages are. Taken without the device's lock, and never nested. */
 void paging_begin(device_t *device);
 void paging_end(device_t *device);
-/* Around whatever wants to see all pages, and needs them to stay. */
+/* Around whatever needs to see all pages and needs them to stay. */
 void paging_stop(device_t *device);
 void paging_go_on(device_t *device);
 
-/* Maps a page, for the device and its peers. Between paging_begin and paging_end. */
+/* Maps a page for the device and its peers. Between paging_begin and paging_end. */
 esper_status peers_map(const device_t *device, uintptr_t address, size_t size, uint64_t page);
 
-/* Of what esper_add_peer() says. */
+/* See esper_add_peer(). */
 esper_status peers_add(device_t *device, int peer);
 
 bool peers_has(device_t *device, int peer);

@@ -33,9 +33,8 @@ static segment_size_t size_of(const segment_t *segment)
   return (segment_size_t){segment->size, segment->large, segment->oversize};
 }
 
-/* The block of a segment that has no memory yet, but all the host memory that it will
- * need: nothing fails once the driver has given memory. NULL: no host memory. Under the
- * lock. */
+/* Makes a segment without memory and its one block, with all the host memory that they will need:
+ * nothing can fail once the driver has given memory. NULL: no host memory. Under the lock. */
 static block_t *segment_make(heap_t *heap, size_t size, bool large)
 {
   device_t *device = heap->device;
@@ -58,7 +57,7 @@ static block_t *segment_make(heap_t *heap, size_t size, bool large)
   return block;
 }
 
-/* Of a segment whose memory never came, or has gone. Under the lock. */
+/* Discards a segment without memory and its block. Under the lock. */
 static void segment_discard(device_t *device, block_t *block)
 {
   map_unreserve_segment(device->core->map);
@@ -66,7 +65,7 @@ static void segment_discard(device_t *device, block_t *block)
   block_discard(device, block);
 }
 
-/* Puts memory of the driver's under the core's care. Under the lock. */
+/* Adds memory from the driver to the map, lists and statistics. Under the lock. */
 static void segment_add(block_t *block, uintptr_t address)
 {
   segment_t *segment = block->segment;
@@ -133,7 +132,7 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
 
   lock(&device->lock);
   if (status != ESPER_OK && drivers && device->limit < SIZE_MAX)
-    in_flight_note_return(device); /* what it reserved */
+    in_flight_note_return(device); /* of the bytes it had reserved */
   device->reserving -= size;
   if (status == ESPER_OUT_OF_MEMORY && drivers)
     device->refused = size;
@@ -151,7 +150,7 @@ static void segment_leaves(device_t *device, block_t *block)
 {
   segment_t *segment = block->segment;
   trace_add(device, ESPER_TRACE_SEGMENT_FREE, segment->address, segment->size,
-            segment->heap->stream); /* while its pool can be found */
+            segment->heap->stream); /* while its pool can still be found */
   map_remove_segment(device->core->map, segment);
   map_remove(device->core->map, block);
   segment_unlink(segment);
@@ -172,8 +171,8 @@ static void segment_stays(device_t *device, block_t *block)
 
 bool segment_release(device_t *device, block_t *block)
 {
-  /* Out of the books first: the driver may hand the address to another thread
-   * before its function returns. */
+  /* Out of the map and lists first: the driver may hand the address to another thread before its
+   * function returns. */
   lock(&device->lock);
   segment_leaves(device, block);
   unlock(&device->lock);
@@ -211,7 +210,7 @@ static bool has_live_blocks(const segment_t *segment)
   return false;
 }
 
-/* A pinned segment cannot go meanwhile; one that is not is looked for again. */
+/* Looks the segment up again by its address, because it may have gone unless it is pinned. */
 static segment_t *find_pinned(device_t *device, uintptr_t address)
 {
   for (segment_t *s = device->first_segment; s; s = s->next)

@@ -1,34 +1,34 @@
-/* segment.h: segments of the driver's memory. */
+/* segment.h: classic segments, from the driver and back to it; the limits on reserved memory;
+ * pins. */
 #ifndef ESPER_SEGMENT_H
 #define ESPER_SEGMENT_H
 
 #include "../blocks/block.h"
 
-/* Bytes that are to be obtained count in device->reserving, or two threads would pass
- * the limit, until the caller takes them out. ESPER_OUT_OF_MEMORY: the memory fraction
- * does not allow them; ESPER_REJECTED. Under the lock. */
+/* Adds bytes that will be obtained to device->reserving, so that two threads together cannot pass
+ * the limit. The caller subtracts them later. ESPER_OUT_OF_MEMORY: the memory fraction does not
+ * allow them. ESPER_REJECTED: they would pass the rejection share. Under the lock. */
 esper_status segment_reserve(device_t *device, size_t size);
 
-/* Whether the memory fraction and the rejection share let so much more be reserved. */
+/* Whether the memory fraction and the rejection share allow `size` more bytes. */
 bool segment_may_come(const device_t *device, size_t size);
 
-/* Gets a segment from the driver for `heap` and stores its one block, claimed
- * by the caller. Called without the device's lock. ESPER_OUT_OF_MEMORY: the
- * driver has no more, or the memory fraction allows no more; ESPER_REJECTED. */
+/* Gets a segment from the driver for `heap` and stores its one block, claimed by the caller.
+ * ESPER_OUT_OF_MEMORY: the driver has no more, or the memory fraction allows no more.
+ * ESPER_REJECTED: see above. Without the lock. */
 esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block);
 
-/* Gives a classic segment, claimed through its one block, back to the driver. Called
- * without the lock; all that it owes has completed. False: the driver would
- * not take it, and it is a free block again. */
+/* Gives a classic segment back to the driver. Its one block is claimed, and all that it owes has
+ * completed. False: the driver refused, and the block is free again. Without the lock. */
 bool segment_release(device_t *device, block_t *block);
 
-/* The segment changes its home; no front has a block of it. Under the lock. */
+/* Changes the home of a segment, none of whose blocks is in a block cache. Under the lock. */
 void segment_move(segment_t *segment, heap_t *heap);
 
-/* Of what esper_pin() and esper_unpin() say. */
+/* See esper_pin() and esper_unpin(). */
 esper_status segment_pin(core_t *core, const void *ptr, void **address);
 esper_status segment_unpin(core_t *core, void *address);
-/* Into the device's list, and out of it. Under the lock. */
+/* Add to and remove from the device's list. Under the lock. */
 void segment_link(segment_t *segment);
 void segment_unlink(segment_t *segment);
 

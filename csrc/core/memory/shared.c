@@ -13,7 +13,7 @@
 
 /* ---- naming ------------------------------------------------------------ */
 
-/* Every granule of the page says so. */
+/* Sets it in the entries of all granules of the page. */
 static void set_shared(segment_t *s, size_t first, shared_t *shared)
 {
   size_t end = first + s->pages[first].granules;
@@ -21,7 +21,7 @@ static void set_shared(segment_t *s, size_t first, shared_t *shared)
     s->pages[i].shared = shared;
 }
 
-/* Without the device's lock: pages of a live block stay, and nobody else names any. */
+/* Without the device's lock: the pages of a live block stay, and no other thread names pages. */
 static esper_status name_page(segment_t *s, page_t *page)
 {
   device_t *device = s->device;
@@ -47,8 +47,8 @@ static esper_status name_page(segment_t *s, page_t *page)
   return ESPER_OK;
 }
 
-/* The pages from `begin` to `end`; those that were named before one was refused keep their
- * names, until they are forgotten. */
+/* Names the pages from `begin` to `end`. If one is refused, those named before it keep their names
+ * until they are forgotten. */
 static esper_status name_pages(segment_t *s, uintptr_t begin, uintptr_t end, esper_page_name *names,
                                size_t *count)
 {
@@ -63,8 +63,8 @@ static esper_status name_pages(segment_t *s, uintptr_t begin, uintptr_t end, esp
   return status;
 }
 
-/* The segment around a live block, and the whole pages that the block lies on; NULL: there
- * is none. Pages stay while the paging lock is held. */
+/* The segment around a live block and the extent of the pages that the block lies on; NULL: none.
+ * The pages stay while the paging lock is held. */
 static segment_t *find_pages(core_t *core, const void *ptr, uintptr_t *begin, uintptr_t *end)
 {
   const block_t *block = find_lock_live(core, ptr);
@@ -105,7 +105,7 @@ esper_status shared_name(core_t *core, const void *ptr, void **address, esper_pa
   *count = 0;
   segment_t *s = find_pages(core, ptr, &begin, &end);
   device_t *device = s ? s->device : NULL;
-  if (device) { /* again: it may have been freed meanwhile, and its pages gone */
+  if (device) { /* again, since it may have been freed meanwhile */
     paging_stop(device);
     s = find_pages(core, ptr, &begin, &end);
   }
@@ -133,7 +133,7 @@ static bool is_live(const segment_t *s, const page_t *page, const block_t **at)
   return false;
 }
 
-/* Those that may be forgotten, linked. */
+/* A list of the names that may be withdrawn. */
 static shared_t *list_idle(device_t *device, bool always)
 {
   shared_t *list = NULL;
@@ -155,7 +155,7 @@ static shared_t *list_idle(device_t *device, bool always)
   return list;
 }
 
-/* The page stays meanwhile: its name keeps it. */
+/* The page stays until the end, because it still has its name. */
 static bool forget(device_t *device, shared_t *shared)
 {
   if (call_page_unexport(device->core, device->index, &shared->name) != ESPER_OK)

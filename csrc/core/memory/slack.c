@@ -6,10 +6,10 @@
 #include "../stats/stat_shard.h"
 #include "segment.h"
 
-/* FEW_MOVES pages move before any slack is made; then at most 1/SLACK_SHARE of the pages. */
+/* FEW_MOVES pages move before there is any slack. Slack is at most 1/SLACK_SHARE of the peak. */
 enum { FEW_MOVES = 256, SLACK_SHARE = 25 };
 
-/* Of the segments that lend: those of the default pool. */
+/* Only the default pool lends pages. */
 static size_t bytes_of_pages(const device_t *device)
 {
   size_t bytes = 0;
@@ -29,8 +29,8 @@ static size_t active_bytes(device_t *device)
   return bytes;
 }
 
-/* The peak of active memory since pages last went back. That of the statistics may be older:
- * then it is the highest amount that was seen when pages were missing. */
+/* The peak of active memory since pages last went back. If the statistics' peak is from before
+ * that, the highest amount seen whenever pages were missing stands in for it. */
 static size_t recent_peak(device_t *device, size_t missing)
 {
   size_t peak = (size_t)device->stats.active_bytes[ESPER_ALL].peak;

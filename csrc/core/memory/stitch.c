@@ -27,8 +27,8 @@ static bool may_be_lent(const block_t *block)
 
 /* ---- what has completed ------------------------------------------------ */
 
-/* The latest stamp of stale and of large free blocks of the heap whose owner order is
- * not known to have completed. 0: none. */
+/* The latest stamp among the heap's stale blocks and free blocks of at least a granule whose owner
+ * order is not known to have completed. 0: none. */
 static uint64_t owed_stamp(heap_t *heap)
 {
   size_t granule = heap->device->granule;
@@ -64,7 +64,7 @@ void stitch_learn(heap_t *heap)
 
 /* ---- lending ----------------------------------------------------------- */
 
-/* The list that the block would be in; NULL: it may not be lent. */
+/* The list that the block belongs to; NULL: it may not be lent. */
 static lenders_t *list_for(stitch_t *stitch, const heap_t *heap, const block_t *block)
 {
   if (!may_be_lent(block) || !uses_have_completed(block))
@@ -82,7 +82,7 @@ static void add_lender(lenders_t *list, block_t *block)
   list->bytes += block->size;
 }
 
-/* Claims what the free blocks of one size class of `from` have. */
+/* Claims whole pages of the free blocks of one size class of `from`. */
 static void claim_from(stitch_t *stitch, const heap_t *heap, heap_t *from, bool large,
                        size_t enough, size_t most)
 {
@@ -116,8 +116,9 @@ void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most)
       claim_from(stitch, heap, from, large, enough, most);
 }
 
-/* `orphan` NULL: it is not unmapped first. Refused: the page is where it was; or, if the driver would not even have it there
- * again, it is gone, and counts as having left. */
+/* Moves a page. `orphan` NULL: it is not unmapped first. If the driver refuses, the page stays
+ * where it was. If the driver will not even map it there again, the page is lost and counts as
+ * having left. */
 static esper_status move_page(const segment_t *from, const page_t *page, orphan_t *orphan,
                               block_t *into, size_t *left, size_t *moved)
 {
@@ -143,7 +144,7 @@ static esper_status move_page(const segment_t *from, const page_t *page, orphan_
   return status;
 }
 
-/* `orphan` NULL: they are not unmapped first. */
+/* `orphan` NULL: pages are not unmapped first. */
 static esper_status move_all(lenders_t *list, orphan_t *orphan, block_t *into, size_t *moved,
                              size_t *pages)
 {

@@ -1,34 +1,32 @@
-/* stitch.h: lending pages. Where no free block is large enough, free pages that lie
- * scattered over mapped segments are mapped where the heap grows, so that the device
- * need not give more.
+/* stitch.h: lending pages. Where no free block is large enough, free pages scattered over mapped
+ * segments are mapped where the heap grows, so that the device need not provide new ones.
  *
- * Pages of another heap are lent when everything that their block owes has completed,
- * for everybody; they are unmapped there at once. Pages of the heap itself may still
- * owe the heap's own order: what its stream enqueued before comes before whatever it
- * enqueues on the pages' new address. The mapping at the old address, which nobody is
- * given any more, goes when that has completed; until then it is stale. So whether a
- * heap can lend to itself does not depend on how far the GPU has come.
+ * Pages of another heap are lent once everything that their block owes has completed; they are
+ * unmapped there at once. Pages of the heap itself may still owe owner order, because what its
+ * stream enqueued before comes before what it enqueues on the new addresses. Their old mapping is
+ * then stale: nobody is given those addresses, and it goes when that work has completed. So whether
+ * a heap can lend to itself does not depend on how far the GPU has come.
  *
- * Only within the default pool: graphs touch the pages of other pools, and addresses
- * there repeat from run to run, which holes would change. */
+ * Only the default pool lends: graphs touch the pages of other pools, and holes would change the
+ * addresses there, which must repeat. */
 #ifndef ESPER_STITCH_H
 #define ESPER_STITCH_H
 
 #include "../blocks/block.h"
 
-/* Blocks of whole pages, claimed, linked by `newer`. */
+/* Claimed blocks of whole pages, linked by `newer`. */
 typedef struct lenders {
   block_t *first, **end;
   size_t bytes;
-  size_t left; /* bytes of pages that are elsewhere by now, or gone */
+  size_t left; /* bytes of pages that have moved or were lost */
 } lenders_t;
 
 typedef struct stitch {
-  lenders_t completed; /* are unmapped before they serve */
-  lenders_t ordered;   /* ... and these some time after that */
-  size_t pages;        /* that moved */
-  uint64_t stamp;      /* what these owe: their latest one */
-  orphan_t *orphan;    /* room for a page that the driver keeps nowhere */
+  lenders_t completed; /* unmapped before they serve */
+  lenders_t ordered;   /* unmapped some time afterwards */
+  size_t pages;        /* that have moved */
+  uint64_t stamp;      /* the latest stamp in `ordered` */
+  orphan_t *orphan;    /* entry for a page that the driver maps nowhere */
 } stitch_t;
 
 static inline size_t stitch_bytes(const stitch_t *stitch)
@@ -36,19 +34,20 @@ static inline size_t stitch_bytes(const stitch_t *stitch)
   return stitch->completed.bytes + stitch->ordered.bytes;
 }
 
-/* Finds out what has completed of what might be lent to the heap. Without the lock. */
+/* Finds out what has completed among the blocks that could be lent to the heap. Without the
+ * lock. */
 void stitch_learn(heap_t *heap);
 
-/* Claims blocks for the heap, whose stitch it is, until they are `enough` bytes, at most `most` bytes.
+/* Claims pages to lend to the heap, until they are `enough` bytes, but never more than `most`.
  * Under the lock. */
 void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most);
 
-/* Maps their pages to where `into`, a hole that is being filled, begins. *moved are
- * the bytes that came, also if a call was refused. Without the lock. */
+/* Maps the claimed pages to the beginning of `into`, a hole that is being filled. *moved are the
+ * bytes that came, even if a call failed. Without the lock. */
 esper_status stitch_move(stitch_t *stitch, block_t *into, size_t *moved);
 
-/* The books: what was not lent is free again. The caller left a block in the arena.
- * Under the lock. */
+/* Updates lists and statistics; pages that did not move are free again. The caller has left a block
+ * in the arena. Under the lock. */
 void stitch_finish(stitch_t *stitch);
 
 #endif

@@ -135,8 +135,8 @@ static void place_remember(branch_t *b)
   unlock(&c->core->captures_lock);
 }
 
-/* Makes the branch's last point that of now. Under the stream's record lock, so that numbers
- * follow the graph's order. */
+/* Makes the branch's last point that of now. Under the stream's record lock, so that numbers follow
+ * the graph's order. */
 static bool point_of_now(branch_t *b, void *handle)
 {
   stream_t *s = b->stream;

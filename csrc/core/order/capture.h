@@ -7,11 +7,11 @@
  * node meets one. A point that the walk does not reach is not known to come before, which only
  * withholds memory.
  *
- * Inside a capture a use (use.h) has a point in place of a record. A free is a use too, and
- * stands for owner order. Points mean nothing outside their capture.
+ * Inside a capture a use (use.h) has a point in place of a record. A free is a use too, and stands
+ * for owner order. Points mean nothing outside their capture.
  *
- * A capture lives as long as a use or heap refers to it. A branch's numbers are under its
- * stream's record lock. */
+ * A capture lives as long as a use or heap refers to it. A branch's numbers are under its stream's
+ * record lock. */
 #ifndef ESPER_CAPTURE_H
 #define ESPER_CAPTURE_H
 
@@ -43,8 +43,8 @@ branch_t *capture_branch(core_t *core, stream_t *stream, uint64_t capture);
 void branch_keep(branch_t *branch);
 void branch_drop(branch_t *branch);
 
-/* The branch's point as of now; it takes a reference of its own. False: the stream is not in
- * the capture, or the driver does not say. The caller holds no lock. */
+/* The branch's point as of now; it takes a reference of its own. False: the stream is not in the
+ * capture, or the driver does not say. The caller holds no lock. */
 bool branch_point(branch_t *branch, void *handle, capture_point_t *point);
 void capture_point_drop(capture_point_t *point);
 
@@ -57,8 +57,8 @@ bool branch_gate(branch_t *branch, void *handle, const capture_point_t *point);
 /* Whether the branch's future nodes come after the point. */
 bool branch_is_after(const branch_t *branch, const capture_point_t *point);
 
-/* The point of a free by the calling thread. `capture` is the one that the block was handed
- * out in; `stream` is the block's user. */
+/* The point of a free by the calling thread. `capture` is the one that the block was handed out in;
+ * `stream` is the block's user. */
 typedef enum captured_free {
   FREED_INSIDE,  /* the point is stored */
   FREED_UNKNOWN, /* the point cannot be found out: only the user's own order is known */

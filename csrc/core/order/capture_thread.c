@@ -2,8 +2,8 @@
 
 #include "capturing.h"
 
-/* The capture that the thread worked in last, and a stream of that capture. CAPTURE_UNKNOWN:
- * the driver did not say which. No stream: capture_thread_refused was called last. */
+/* The capture that the thread worked in last, and a stream of that capture. CAPTURE_UNKNOWN: the
+ * driver did not say which. No stream: capture_thread_refused was called last. */
 static _Thread_local struct {
   uint64_t core; /* the serial number of the stream's core */
   uint64_t capture;

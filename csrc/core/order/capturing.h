@@ -4,15 +4,14 @@
 
 #include "stream.h"
 
-/* The id of the stream's capture; 0: none. The legacy stream cannot be captured, so the driver
- * is asked about it only if `recording`: that can disturb the capture of another stream. */
+/* The id of the stream's capture; 0: none. The legacy stream cannot be captured, so the driver is
+ * asked about it only if `recording`: that can disturb the capture of another stream. */
 uint64_t stream_capture_of(presented_t presented, bool recording);
 
 /* Whether any immortal stream of the device is captured. Others cannot be asked. */
 bool stream_any_is_captured(const device_t *device);
 
-/* Whether a capture that allocates from a private pool may be going on. Under the device's
- * lock. */
+/* Whether a capture that allocates from a private pool may be going on. Under the device's lock. */
 bool capturing_is_possible(const device_t *device);
 /* The same for a caller who does not hold that lock. */
 bool capturing_is_possible_now(device_t *device);

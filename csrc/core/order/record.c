@@ -21,8 +21,8 @@ bool record_release(record_t *record)
   return true;
 }
 
-/* Any lock may be held here, so the record only joins the dropped ones. Whoever next works
- * under the stream's record lock makes it a spare one. */
+/* Any lock may be held here, so the record only joins the dropped ones. Whoever next works under
+ * the stream's record lock makes it a spare one. */
 void record_drop(record_t *record)
 {
   if (!record_release(record))
@@ -181,8 +181,8 @@ static esper_status record_event(presented_t p, void *event)
 }
 
 /* A program that only marks long-lived blocks would collect events. So a mark asks now and then
- * about the record in the middle. If that has not completed, the next question comes when
- * twice as many are outstanding. */
+ * about the record in the middle. If that has not completed, the next question comes when twice as
+ * many are outstanding. */
 static void ask_now_and_then(stream_t *s)
 {
   if (s->outstanding < s->ask_at)
@@ -196,9 +196,9 @@ static void ask_now_and_then(stream_t *s)
   s->ask_at = s->outstanding + (done ? ASK_AT : s->outstanding);
 }
 
-/* Takes the number and records the event in one step: otherwise number 6 could be recorded
- * before 5, and a wait for 6 would be taken to cover 5. `wait_for` may be a foreign event that
- * the stream waits for in the same step. On success the record lock stays held. */
+/* Takes the number and records the event in one step: otherwise number 6 could be recorded before
+ * 5, and a wait for 6 would be taken to cover 5. `wait_for` may be a foreign event that the stream
+ * waits for in the same step. On success the record lock stays held. */
 static record_t *record_on(presented_t p, void *wait_for)
 {
   stream_t *s = p.stream;
@@ -274,8 +274,8 @@ record_t *stream_record_later(stream_t *s)
   record_t *record = stream_record_begin(p);
   if (!record)
     return NULL;
-  /* Another thread may have begun a capture since the driver was asked. Nobody has seen the
-   * record yet, so it can be withdrawn. */
+  /* Another thread may have begun a capture since the driver was asked. Nobody has seen the record
+   * yet, so it can be withdrawn. */
   bool inside = RULE(CAPTURE_RECORDS_NOTHING) && would_be_inside(p) && record_release(record);
   stream_record_end(s, inside ? record : NULL);
   return inside ? NULL : record;

@@ -1,5 +1,5 @@
-/* record.h: the records of a stream: the outstanding ones, by number, and those out of use.
- * Under the stream's record lock. Most callers need no more than stream.h offers. */
+/* record.h: the records of a stream: the outstanding ones, by number, and those out of use. Under
+ * the stream's record lock. Most callers need no more than stream.h offers. */
 #ifndef ESPER_RECORD_H
 #define ESPER_RECORD_H
 
@@ -29,8 +29,8 @@ static inline uint64_t group_bit(const stream_t *s)
   return 1ull << s->index % GROUP_STREAMS;
 }
 
-/* Positions in the queues of streams that nobody has asked about yet: collected under the
- * device's lock, asked without it. */
+/* Positions in the queues of streams that nobody has asked about yet: collected under the device's
+ * lock, asked without it. */
 enum { PROBES = 16 };
 typedef struct probes {
   stream_t *stream[PROBES];
@@ -38,8 +38,8 @@ typedef struct probes {
   int count;
 } probes_t;
 
-/* Asks for a position; of several on one stream for the latest. Those of more than PROBES
- * streams are not asked. */
+/* Asks for a position; of several on one stream for the latest. Those of more than PROBES streams
+ * are not asked. */
 void probes_add(probes_t *probes, stream_t *stream, uint64_t stamp);
 /* Records an event on each stream, and finds out what has completed. */
 void probes_ask(const probes_t *probes, core_t *core);

@@ -1,11 +1,11 @@
-/* retire.c: finding out which events have completed: by asking, by waiting on the host, or
- * because the whole device was synchronised. */
+/* retire.c: finding out which events have completed: by asking, by waiting on the host, or because
+ * the whole device was synchronised. */
 #include "../base/call.h"
 #include "../base/error.h"
 #include "record.h"
 
-/* Events complete in the order of their numbers. So this asks about the oldest event, then
- * about one twice as far ahead each time the answer was yes. */
+/* Events complete in the order of their numbers. So this asks about the oldest event, then about
+ * one twice as far ahead each time the answer was yes. */
 void stream_retire(stream_t *s)
 {
   if (!(atomic_load_explicit(&s->group->listed, memory_order_relaxed) & group_bit(s)) &&

@@ -37,9 +37,9 @@ static bool is_made_up(uint64_t id)
   return id >> 62;
 }
 
-/* A mortal stream that has ended and left nothing behind: its handle has come back with
- * another id. The next stream with the handle takes over its entry. Its numbers go on, so
- * other vector clocks stay true; its own is empty, because it never had memory. */
+/* A mortal stream that has ended and left nothing behind: its handle has come back with another id.
+ * The next stream with the handle takes over its entry. Its numbers go on, so other vector clocks
+ * stay true; its own is empty, because it never had memory. */
 static stream_t *find_ended(core_t *core, const device_t *device, uint64_t id, void *handle)
 {
   if (is_special(handle) || is_made_up(id))
@@ -133,9 +133,9 @@ void stream_make_immortal(core_t *core, stream_t *s, void *handle)
   unlock(&core->streams_lock);
 }
 
-/* An id for a stream that is first met while it is captured; the driver's ids have no high
- * bits. An immortal stream is known by its handle from then on (`capture` is 0). Any other
- * counts as a stream of its own during the capture, which only withholds more. */
+/* An id for a stream that is first met while it is captured; the driver's ids have no high bits. An
+ * immortal stream is known by its handle from then on (`capture` is 0). Any other counts as a
+ * stream of its own during the capture, which only withholds more. */
 static uint64_t id_within_capture(void *handle, uint64_t capture)
 {
   uint64_t id = (uintptr_t)handle * 0x9e3779b97f4a7c15u ^ capture * 0xbf58476d1ce4e5b9u;
@@ -177,8 +177,8 @@ static stream_t *find_namesake(core_t *core, const void *handle)
   return s;
 }
 
-/* Asks for the id every time: the handle may have come back with another stream behind it. No
- * two streams have the same id, even on different devices. */
+/* Asks for the id every time: the handle may have come back with another stream behind it. No two
+ * streams have the same id, even on different devices. */
 bool stream_find(core_t *core, void *handle, presented_t *presented)
 {
   uint64_t id, capture;
@@ -221,8 +221,8 @@ gate_result stream_gate(presented_t p, record_t *record)
 {
   stream_t *r = p.stream, *s = record->stream;
   gate_result result = GATE_NEEDLESS;
-  /* The pin keeps the event with its record: retiring raises `completed` first, and looks at
-   * the pins afterwards. */
+  /* The pin keeps the event with its record: retiring raises `completed` first, and looks at the
+   * pins afterwards. */
   atomic_fetch_add(&record->pins, 1);
   if (!stream_completed(s, record->number)) {
     lock(&r->lock);

@@ -1,9 +1,9 @@
 /* stream.h: streams, the numbers of their events, and their vector clocks.
  *
- * Each event that the core records on a stream takes the stream's next number; a stream's
- * events complete in the order of their numbers. The vector clock of stream R has, for each
- * other stream S, the highest number of S that R's future work is ordered after. That entry
- * rises when R is gated on S: made to wait on the GPU. */
+ * Each event that the core records on a stream takes the stream's next number; a stream's events
+ * complete in the order of their numbers. The vector clock of stream R has, for each other stream
+ * S, the highest number of S that R's future work is ordered after. That entry rises when R is
+ * gated on S: made to wait on the GPU. */
 #ifndef ESPER_STREAM_H
 #define ESPER_STREAM_H
 
@@ -73,8 +73,8 @@ typedef struct presented {
 /* Finds or makes the stream that a caller presents. */
 esper_status stream_present(core_t *core, esper_stream as, presented_t *presented);
 
-/* Finds the stream of a driver's handle above 2, whatever its device. False: it is
- * not known, or is captured. */
+/* Finds the stream of a driver's handle above 2, whatever its device. False: it is not known, or is
+ * captured. */
 bool stream_find(core_t *core, void *handle, presented_t *presented);
 
 static inline _Atomic(stream_t *) *stream_bucket(core_t *core, const void *handle)
@@ -116,22 +116,22 @@ void stream_destroy_all(core_t *core);
 
 #define CAPTURE_UNKNOWN UINT64_MAX /* the driver did not say which capture */
 
-/* Records an event on the stream now. The caller gets a reference. NULL: it failed, or the
- * stream is being captured. */
+/* Records an event on the stream now. The caller gets a reference. NULL: it failed, or the stream
+ * is being captured. */
 record_t *stream_record(presented_t presented);
 /* The same, but the record lock stays held until stream_record_end. NULL: no lock is held.
- * `replaced` (may be NULL) is a record of the stream whose last reference the caller gave up;
- * it becomes a spare one at once. */
+ * `replaced` (may be NULL) is a record of the stream whose last reference the caller gave up; it
+ * becomes a spare one at once. */
 record_t *stream_record_begin(presented_t presented);
 void stream_record_end(stream_t *stream, record_t *replaced);
-/* As stream_record, for a stream that was not presented to this call: another thread may be
- * using it meanwhile, and may begin to capture it. */
+/* As stream_record, for a stream that was not presented to this call: another thread may be using
+ * it meanwhile, and may begin to capture it. */
 record_t *stream_record_later(stream_t *stream);
 /* Makes one of the core's own streams wait for a foreign event, then records on it. */
 record_t *stream_record_event(stream_t *carrier, void *event, int device);
 
-/* A record of the stream numbered `stamp` or higher, so that others can wait for its owner
- * order; recorded now if there is none. The caller gets a reference. NULL: it failed. */
+/* A record of the stream numbered `stamp` or higher, so that others can wait for its owner order;
+ * recorded now if there is none. The caller gets a reference. NULL: it failed. */
 record_t *stream_probe(stream_t *stream, uint64_t stamp);
 
 typedef enum gate_result {
@@ -143,8 +143,8 @@ typedef enum gate_result {
 /* Makes the presented stream's future work wait for the record. */
 gate_result stream_gate(presented_t presented, record_t *record);
 
-/* How far the stream is behind the host: the age of its oldest outstanding record. Never
- * negative. INT64_MAX: that record has no time. */
+/* How far the stream is behind the host: the age of its oldest outstanding record. Never negative.
+ * INT64_MAX: that record has no time. */
 int64_t stream_lag_us(const stream_t *stream, int64_t now_us);
 
 /* Sets what is true of the stream's work from now on. */
@@ -163,12 +163,12 @@ esper_status stream_wait_host(record_t *record);
 /* Finds out which of the stream's events have completed. */
 void stream_retire(stream_t *stream);
 void stream_retire_all(core_t *core);
-/* Whether the number has completed. Asks for some microseconds, because even an idle stream
- * takes so long to complete an event. */
+/* Whether the number has completed. Asks for some microseconds, because even an idle stream takes
+ * so long to complete an event. */
 bool stream_completes_now(stream_t *stream, uint64_t number);
 
-/* Before the device is synchronised: takes a number that stands for all work enqueued so far
- * on the stream. Afterwards: notes that it has completed. Under the device's sync lock. */
+/* Before the device is synchronised: takes a number that stands for all work enqueued so far on the
+ * stream. Afterwards: notes that it has completed. Under the device's sync lock. */
 void stream_sync_begin(stream_t *stream);
 void stream_sync_done(stream_t *stream);
 
@@ -177,8 +177,8 @@ void stream_give_spares(stream_t *stream);
 
 void record_keep(record_t *record);
 void record_drop(record_t *record);
-/* Gives up the caller's reference. True: it was the last, and the caller, who holds the
- * stream's record lock, must pass the record to stream_record_end. */
+/* Gives up the caller's reference. True: it was the last, and the caller, who holds the stream's
+ * record lock, must pass the record to stream_record_end. */
 bool record_release(record_t *record);
 
 static inline bool stream_completed(const stream_t *stream, uint64_t number)

@@ -1,6 +1,6 @@
-/* wait_log.h: the last gates that were issued for a device's memory: which stream waits for
- * which. The hang report shows them. They are in a ring, so that a gate costs no memory; gates
- * that are over are replaced first. The log refers to their records to know when they are. */
+/* wait_log.h: the last gates that were issued for a device's memory: which stream waits for which.
+ * The hang report shows them. They are in a ring, so that a gate costs no memory; gates that are
+ * over are replaced first. The log refers to their records to know when they are. */
 #ifndef ESPER_WAIT_LOG_H
 #define ESPER_WAIT_LOG_H
 

@@ -176,8 +176,8 @@ pool_t *pool_next_spare(device_t *device, pool_t *pool)
 
 _Static_assert(offsetof(heap_t, cache.latch) == 0, "heap_take leaves the gate alone");
 
-/* A spare heap's latch stays closed, because other threads may still try it: a free of a block
- * that has just changed its home, or a second free. */
+/* A spare heap's latch stays closed, because other threads may still try it: a free of a block that
+ * has just changed its home, or a second free. */
 static heap_t *heap_take(device_t *device)
 {
   heap_t *heap = device->spare_heaps;

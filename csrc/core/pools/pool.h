@@ -5,8 +5,8 @@
 
 #include "../blocks/heap.h"
 
-/* A pool goes when nobody refers to it, no call works in it, and its memory went back. The
- * default pool always has a reference. */
+/* A pool goes when nobody refers to it, no call works in it, and its memory went back. The default
+ * pool always has a reference. */
 struct esper_pool {
   device_t *device;
   uint64_t id[2];
@@ -44,8 +44,8 @@ void pool_collect(device_t *device);
 /* Drops their sources and frees them. Without the lock. */
 void pool_bury(device_t *device);
 
-/* Leaves `pool` and enters the next one that may serve the default pool's requests when memory
- * is short. `pool` NULL: the first. Returns NULL after the last. Without the lock. */
+/* Leaves `pool` and enters the next one that may serve the default pool's requests when memory is
+ * short. `pool` NULL: the first. Returns NULL after the last. Without the lock. */
 pool_t *pool_next_spare(device_t *device, pool_t *pool);
 
 /* Whether a segment may go back to the driver, or its pages serve elsewhere, once it is free and

@@ -29,8 +29,8 @@ void route_add(device_t *device, pool_t *pool, route_t *route);
 /* Takes the pool's route out of the list. NULL: it has none. */
 route_t *route_remove(device_t *device, const pool_t *pool);
 
-/* Chooses and enters the pool for a malloc of the calling thread on the stream. Without the
- * lock, because filters are the program's code. */
+/* Chooses and enters the pool for a malloc of the calling thread on the stream. Without the lock,
+ * because filters are the program's code. */
 esper_status route_choose(device_t *device, void *stream, pool_t **pool);
 
 #endif

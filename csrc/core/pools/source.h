@@ -1,5 +1,5 @@
-/* source.h: where a pool's segments come from and go back to: the driver, or an allocator that
- * the program gave the pool. Called without a lock. */
+/* source.h: where a pool's segments come from and go back to: the driver, or an allocator that the
+ * program gave the pool. Called without a lock. */
 #ifndef ESPER_SOURCE_H
 #define ESPER_SOURCE_H
 

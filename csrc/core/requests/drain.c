@@ -47,8 +47,8 @@ static bool is_rendezvous_itself(const use_t *use)
   return use_is_rendezvous(use) && (!use->stream->all_streams || use->flags & USE_NO_GATE);
 }
 
-/* Whoever claimed a block may be at work on the records of its uses. `idle` (may be NULL)
- * has nothing to do. */
+/* Whoever claimed a block may be at work on the records of its uses. `idle` (may be NULL) has
+ * nothing to do. */
 static bool owes_no_gate(const block_t *block, const stream_t *idle)
 {
   for (const use_t *use = block->uses; use; use = use->next)
@@ -77,8 +77,8 @@ static bool rendezvous_is_at_work(device_t *device)
   return false;
 }
 
-/* What a graph reads is pending for as long as it is live, and whether a replay is under
- * way can be asked of the whole device alone. NULL: one may be. */
+/* What a graph reads is pending for as long as it is live, and whether a replay is under way can be
+ * asked of the whole device alone. NULL: one may be. */
 static const stream_t *all_if_idle(device_t *device)
 {
   stream_t *all = device->all_streams;
@@ -101,8 +101,8 @@ bool drain_may_wait(device_t *device)
   return may;
 }
 
-/* Waits for each stream that can record an event now. *left: some cannot, for
- * want of a handle; *capturing: one is being captured. */
+/* Waits for each stream that can record an event now. *left: some cannot, for want of a handle;
+ * *capturing: one is being captured. */
 static esper_status wait_for_streams(device_t *device, bool *left, bool *capturing)
 {
   for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next) {

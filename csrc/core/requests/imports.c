@@ -141,9 +141,9 @@ esper_status imports_open(device_t *device, const esper_page_name *names, size_t
 
 /* ---- closing ----------------------------------------------------------- */
 
-/* Waits for whoever may be at work on imports: this device, and its peers. False: the host
- * may not wait, unless that is what it was asked for, nor while a stream may be captured
- * that nobody here has met. */
+/* Waits for whoever may be at work on imports: this device, and its peers. False: the host may not
+ * wait, unless that is what it was asked for, nor while a stream may be captured that nobody here
+ * has met. */
 static bool wait_for_users(device_t *device, bool asked)
 {
   core_t *core = device->core;
@@ -158,8 +158,8 @@ static bool wait_for_users(device_t *device, bool asked)
   return true;
 }
 
-/* Takes the closed ones out of the list: what is closed while somebody waits, he has not
- * waited for. */
+/* Takes the closed ones out of the list: what is closed while somebody waits, he has not waited
+ * for. */
 static import_t *take_closed(device_t *device)
 {
   import_t *taken = NULL, *import;

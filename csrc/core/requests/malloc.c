@@ -20,10 +20,9 @@
  * when it was sealed: there gates are edges of the graph, nothing is asked of
  * events, and nobody waits.
  *
- * The steps that gate are told in malloc_gate.c, those inside a capture in
- * malloc_capture.c, those of private pools, where addresses repeat, in malloc_deterministic.c,
- * how a request ends in heap_request.c, and what goes back to the
- * driver in release_cached.c. */
+ * The steps that gate are told in malloc_gate.c, those inside a capture in malloc_capture.c, those
+ * of private pools, where addresses repeat, in malloc_deterministic.c, how a request ends in
+ * heap_request.c, and what goes back to the driver in release_cached.c. */
 #include "malloc.h"
 
 #include "../base/error.h"
@@ -61,8 +60,8 @@ static block_t *take_retired(const request_t *q)
   return block;
 }
 
-/* Steps 2 and 3, in one hold of the lock but for the gates. The ready blocks are searched
- * again only if there are new ones. */
+/* Steps 2 and 3, in one hold of the lock but for the gates. The ready blocks are searched again
+ * only if there are new ones. */
 static block_t *take_retired_or_gate(const request_t *q)
 {
   run_t run = {0};
@@ -79,8 +78,8 @@ static block_t *take_retired_or_gate(const request_t *q)
   return run.first ? malloc_gate_claimed(q, run) : block;
 }
 
-/* A loan is dearer than memory of one's own, of which small blocks need little: who
- * borrows again and again grows instead. True: now. */
+/* A loan is dearer than memory of one's own, of which small blocks need little: who borrows again
+ * and again grows instead. True: now. */
 static bool borrows_too_often(const request_t *q)
 {
   enum { MANY = 32 }; /* loans cost about as much as a small segment */
@@ -92,8 +91,8 @@ static bool borrows_too_often(const request_t *q)
   return often;
 }
 
-/* Step 4. What other heaps owe to their own streams is often done but nobody
- * asked: the first round asks, the second looks again. */
+/* Step 4. What other heaps owe to their own streams is often done but nobody asked: the first round
+ * asks, the second looks again. */
 static block_t *borrow(const request_t *q)
 {
   for (int round = 0; round < 2; round++) {
@@ -148,9 +147,9 @@ static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
   return *status == ESPER_OK ? block : NULL;
 }
 
-/* The record that the oldest pending block of the heap waits for; NULL: none
- * that the host may wait for. A use without gate may depend on what this very
- * thread has still to enqueue, so the host does not wait for it either. */
+/* The record that the oldest pending block of the heap waits for; NULL: none that the host may wait
+ * for. A use without gate may depend on what this very thread has still to enqueue, so the host
+ * does not wait for it either. */
 static record_t *oldest_wait(const request_t *q)
 {
   record_t *oldest = NULL;
@@ -187,8 +186,8 @@ static bool callback_freed_memory(const request_t *q)
 
 /* ---- malloc ------------------------------------------------------------ */
 
-/* Steps 2 to 5 where addresses repeat. Whether something has completed is asked for the
- * sake of memory that may not be gated on. */
+/* Steps 2 to 5 where addresses repeat. Whether something has completed is asked for the sake of
+ * memory that may not be gated on. */
 static block_t *find_or_grow_deterministic(const request_t *q, esper_status *status)
 {
   stream_retire_all(q->core);
@@ -243,8 +242,8 @@ static block_t *find_left(const request_t *q)
   return block ? block : borrow(q);
 }
 
-/* What other threads' calls had in their hands, also the rest of what they needed: so often
- * at most, or who is always too late would never be told. */
+/* What other threads' calls had in their hands, also the rest of what they needed: so often at
+ * most, or who is always too late would never be told. */
 static block_t *take_left(const request_t *q, esper_status *status)
 {
   enum { TIMES = 64 };
@@ -344,8 +343,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
     return error_from_driver(core,
                              atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
   }
-  /* Nothing of an invalidated capture ever runs: what is asked for will be used
-   * after it. */
+  /* Nothing of an invalidated capture ever runs: what is asked for will be used after it. */
   if (q.capture == ESPER_CAPTURE_INVALID)
     q.capture = 0;
   if (q.capture)

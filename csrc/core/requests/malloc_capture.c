@@ -20,8 +20,8 @@ static block_t *take_learned(const request_t *q)
   return block;
 }
 
-/* Makes the request's stream depend on all that a claimed block owes. What its own queue
- * orders needs no edge, and is none that was spared. */
+/* Makes the request's stream depend on all that a claimed block owes. What its own queue orders
+ * needs no edge, and is none that was spared. */
 static bool gate_inside(const request_t *q, const block_t *block)
 {
   branch_t *branch = q->heap->branch;
@@ -112,8 +112,8 @@ block_t *malloc_gate_inside(const request_t *q)
 
 /* ---- free -------------------------------------------------------------- */
 
-/* The same inside the capture that the block was handed out in. The user's own
- * point is the caller's to add. */
+/* The same inside the capture that the block was handed out in. The user's own point is the
+ * caller's to add. */
 static void set_points_at_free(core_t *core, block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next) {
@@ -174,10 +174,10 @@ bool malloc_owe_inside(device_t *device, block_t *block)
   return known;
 }
 
-/* A block of an earlier capture of the pool, freed inside a later one, as what a
- * forward graph saved is inside the backward one: what that graph does with it
- * comes before by the order of replays (rule 8), what its owner did outside was
- * waited for by the seal, and nothing was recorded there since. */
+/* A block of an earlier capture of the pool, freed inside a later one, as what a forward graph
+ * saved is inside the backward one: what that graph does with it comes before by the order of
+ * replays (rule 8), what its owner did outside was waited for by the seal, and nothing was recorded
+ * there since. */
 bool block_joins_capture(block_t *block)
 {
   const heap_t *home = block->segment->heap;

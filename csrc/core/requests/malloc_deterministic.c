@@ -92,8 +92,8 @@ static bool is_out_of_question(const request_t *q, const block_t *block)
          (block->size < q->size && !is_free(block->prev) && !is_free(block->next));
 }
 
-/* Ready blocks are in order of size; those beside pending ones are seen there. False: these
- * are so many that it is quicker to look at everything. */
+/* Ready blocks are in order of size; those beside pending ones are seen there. False: these are so
+ * many that it is quicker to look at everything. */
 static bool find_ready(const request_t *q, run_t *ready)
 {
   enum { MANY = 128 };
@@ -151,8 +151,8 @@ static bool owes(const request_t *q, run_t run)
   }
 }
 
-/* The run's first `size` bytes, which owe nothing any more. The rest, of its last block,
- * is free again, and owes what that one owed. */
+/* The run's first `size` bytes, which owe nothing any more. The rest, of its last block, is free
+ * again, and owes what that one owed. */
 static block_t *take_share(const request_t *q, run_t run, size_t size)
 {
   free_blocks_satisfied(run.last);

@@ -33,8 +33,8 @@ void malloc_note_gating(const request_t *q, const gating_t *gating)
     wait_log_add(q->device, q->stream.stream, gating->log[i].record, gating->log[i].size);
 }
 
-/* The run's latest record on the stream of one of its uses: waiting for that one waits for
- * the others too. */
+/* The run's latest record on the stream of one of its uses: waiting for that one waits for the
+ * others too. */
 static record_t *latest_on_stream(run_t run, const use_t *of)
 {
   record_t *latest = of->record;
@@ -74,8 +74,8 @@ static run_t find_gateable(const request_t *q, const heap_t *heap, bool at_free_
                : free_blocks_gateable_run(heap, q->stream.stream, q->size, q->large, at_free_too);
 }
 
-/* Whether a segment would pass the memory fraction, or the driver had no memory for one of
- * that size when it was asked last. */
+/* Whether a segment would pass the memory fraction, or the driver had no memory for one of that
+ * size when it was asked last. */
 static bool cannot_grow(const request_t *q)
 {
   const device_t *d = q->device;
@@ -84,8 +84,8 @@ static bool cannot_grow(const request_t *q)
   return reserved + size > d->limit || (d->refused && size >= d->refused);
 }
 
-/* Reuse order `auto`: a gate makes the request's stream wait about as long as the other
- * stream is further behind the host. docs/measurements.md has the figures. */
+/* Reuse order `auto`: a gate makes the request's stream wait about as long as the other stream is
+ * further behind the host. docs/measurements.md has the figures. */
 static bool waits_long(const request_t *q, run_t run)
 {
   int64_t now = q->core->clock_us(), own = stream_lag_us(q->stream.stream, now);
@@ -140,8 +140,8 @@ block_t *malloc_gate_own(const request_t *q)
 
 /* ---- other heaps --------------------------------------------------------------- */
 
-/* The free block of another heap that fits best, if a gate makes it ready; else what
- * find_gateable finds there. */
+/* The free block of another heap that fits best, if a gate makes it ready; else what find_gateable
+ * finds there. */
 static run_t find_elsewhere(const request_t *q, heap_t *heap)
 {
   cache_close(heap);
@@ -152,8 +152,8 @@ static run_t find_elsewhere(const request_t *q, heap_t *heap)
   return may ? run_of_one(block) : find_gateable(q, heap, true);
 }
 
-/* Stores the latest owner order of the run's blocks, a position that covers all of them.
- * Whether the request's stream has to wait for it. */
+/* Stores the latest owner order of the run's blocks, a position that covers all of them. Whether
+ * the request's stream has to wait for it. */
 static bool owes_owner_order(const request_t *q, run_t run, uint64_t *stamp)
 {
   bool owes = false;

@@ -1,6 +1,6 @@
 /* malloc_gate.h: the steps of malloc in which the GPU waits. A pending block, or a run of
- * neighbours, is claimed; the request's stream is gated on what it owes; then the block is
- * handed out, or put back if the driver refused a gate. */
+ * neighbours, is claimed; the request's stream is gated on what it owes; then the block is handed
+ * out, or put back if the driver refused a gate. */
 #ifndef ESPER_MALLOC_GATE_H
 #define ESPER_MALLOC_GATE_H
 
@@ -8,16 +8,16 @@
 
 /* ---- in two halves ---------------------------------------------------------- */
 
-/* Claims what the request's stream may be gated on early, of its own heap. No first block:
- * there is nothing, or reuse order `auto` finds the wait too long. Under the device's lock. */
+/* Claims what the request's stream may be gated on early, of its own heap. No first block: there is
+ * nothing, or reuse order `auto` finds the wait too long. Under the device's lock. */
 run_t malloc_claim_gateable(const request_t *q);
 /* Gates on what was claimed, and hands it out. NULL: a gate was refused. Without the lock. */
 block_t *malloc_gate_claimed(const request_t *q, run_t run);
 
 /* ---- in one: no lock is held; NULL: no memory that may be gated on ------------ */
 
-/* A block of the request's own heap, however long the wait, and though its uses end with
- * the free. */
+/* A block of the request's own heap, however long the wait, and though its uses end with the
+ * free. */
 block_t *malloc_gate_own(const request_t *q);
 /* A block of another heap of its pool. */
 block_t *malloc_gate_other(const request_t *q);
@@ -35,8 +35,8 @@ typedef struct gating {
   } log[LOGGED_GATES]; /* of the first that were issued */
 } gating_t;
 
-/* Makes the request's stream wait for all that the blocks of a claimed run owe. False: a
- * gate was refused. Without the lock. */
+/* Makes the request's stream wait for all that the blocks of a claimed run owe. False: a gate was
+ * refused. Without the lock. */
 bool malloc_gate_run(const request_t *q, run_t run, gating_t *gating);
 /* Counts and logs; before the uses are dropped. Under the lock. */
 void malloc_note_gating(const request_t *q, const gating_t *gating);

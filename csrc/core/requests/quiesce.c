@@ -98,8 +98,8 @@ static bool has_live_captured(const heap_t *heap)
   return false;
 }
 
-/* Live memory of captures that are over may be freed inside the next one, where
- * its owner cannot be waited for any more. */
+/* Live memory of captures that are over may be freed inside the next one, where its owner cannot be
+ * waited for any more. */
 static void wait_for_owners(pool_t *pool)
 {
   device_t *device = pool->device;
@@ -124,8 +124,8 @@ static void wait_for_owners(pool_t *pool)
 
 /* ---- sealing ------------------------------------------------------------- */
 
-/* A stream that was in a capture stays in it until it is over. Whether a
- * mortal stream is cannot be asked, and the driver may fail to say. */
+/* A stream that was in a capture stays in it until it is over. Whether a mortal stream is cannot be
+ * asked, and the driver may fail to say. */
 static bool capture_is_over(stream_t *s, uint64_t capture)
 {
   presented_t as = {.stream = s, .handle = s->handle};
@@ -133,8 +133,7 @@ static bool capture_is_over(stream_t *s, uint64_t capture)
   return now != capture && now != CAPTURE_UNKNOWN;
 }
 
-/* Heaps come to the front of the list, and none goes while the pool is being
- * opened. */
+/* Heaps come to the front of the list, and none goes while the pool is being opened. */
 static void find_captures_over(pool_t *pool)
 {
   device_t *device = pool->device;

@@ -40,17 +40,16 @@ static bool needs_use(const block_t *block, const stream_t *stream)
   return !block_is_of(block, stream);
 }
 
-/* A block that starts at the address is the caller's, who alone can free it, so
- * it may be looked at without a lock: who is wrong about that is told when the
- * block is locked. NULL: none that needs a use. */
+/* A block that starts at the address is the caller's, who alone can free it, so it may be looked at
+ * without a lock: who is wrong about that is told when the block is locked. NULL: none that needs a
+ * use. */
 static block_t *peek(core_t *core, const void *ptr, const stream_t *stream)
 {
   block_t *block = ptr ? map_find(core->map, (uintptr_t)ptr) : NULL;
   return block && needs_use(block, stream) ? block : NULL;
 }
 
-/* Whether an event is worth recording; if not, *found of the addresses are in
- * live blocks. */
+/* Whether an event is worth recording; if not, *found of the addresses are in live blocks. */
 static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
                           const stream_t *stream, size_t *found)
 {
@@ -107,8 +106,8 @@ static unsigned use_flags(unsigned flags)
   return flags & ESPER_USE_NO_GATE ? USE_NO_GATE : 0;
 }
 
-/* Records an event for marks on a stream that was just presented. NULL: none;
- * else the record lock is held. */
+/* Records an event for marks on a stream that was just presented. NULL: none; else the record lock
+ * is held. */
 static record_t *record_begin(presented_t *p)
 {
   p->capture = stream_capture_of(*p, true);
@@ -128,9 +127,9 @@ static esper_status attach_point(block_t *block, capture_point_t point, unsigned
   return ESPER_OK;
 }
 
-/* Marks on a stream that is being captured. To memory of the same capture the
- * use is a point in the graph; other memory is held until the whole device has been
- * waited for: the graph may be replayed on any stream. */
+/* Marks on a stream that is being captured. To memory of the same capture the use is a point in the
+ * graph; other memory is held until the whole device has been waited for: the graph may be replayed
+ * on any stream. */
 static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t count, presented_t p,
                                 unsigned flags, size_t *found)
 {
@@ -264,8 +263,8 @@ static esper_status carrier_create(device_t *device, stream_t **carrier)
   return status;
 }
 
-/* Not under the device's sync lock: whoever synchronises may be waiting for
- * what the caller enqueues next. */
+/* Not under the device's sync lock: whoever synchronises may be waiting for what the caller
+ * enqueues next. */
 static esper_status carrier_of(device_t *device, bool gate, stream_t **carrier)
 {
   core_t *core = device->core;
@@ -311,8 +310,8 @@ static esper_status lock_live(core_t *core, const void *ptr, block_t **block)
                 : error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
 }
 
-/* Inside a capture, of memory from outside, until all is done that any stream of the
- * device was given before the free: it may be replayed on any. */
+/* Inside a capture, of memory from outside, until all is done that any stream of the device was
+ * given before the free: it may be replayed on any. */
 esper_status mark_stream(core_t *core, const void *ptr, esper_stream as)
 {
   presented_t p;

@@ -7,12 +7,12 @@
 /* The functions of esper_alloc.h, their arguments checked. */
 esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper_stream as,
                       unsigned flags, size_t *marked);
-/* The same for one block that starts at the address and was found without a lock: it may
- * have gone since, and its metadata too. */
+/* The same for one block that starts at the address and was found without a lock: it may have gone
+ * since, and its metadata too. */
 esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
                               size_t *found);
-/* A mark on a stream of which the caller knows the driver's handle alone, which
- * is above 2. False: that is not enough; nothing has happened. */
+/* A mark on a stream of which the caller knows the driver's handle alone, which is above 2. False:
+ * that is not enough; nothing has happened. */
 bool mark_by_handle(core_t *core, const void *ptr, void *handle, esper_status *status);
 esper_status mark_use_event(core_t *core, const void *const *ptrs, size_t count, void *event,
                             int device, unsigned flags, size_t *marked);

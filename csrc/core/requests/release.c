@@ -1,5 +1,5 @@
-/* release.c: memory that nobody uses goes back to the driver: whole classic
- * segments, and of mapped ones any pages. */
+/* release.c: memory that nobody uses goes back to the driver: whole classic segments, and of mapped
+ * ones any pages. */
 #include <limits.h>
 
 #include "../base/config.h"
@@ -33,8 +33,8 @@ static bool is_idle(const block_t *block)
 
 /* ---- what goes next ------------------------------------------------------ */
 
-/* What of a block could go: the whole of a classic segment's only block, or whole pages;
- * and on how many sides of it memory stays. */
+/* What of a block could go: the whole of a classic segment's only block, or whole pages; and on how
+ * many sides of it memory stays. */
 typedef struct part {
   block_t *block;
   uintptr_t first;
@@ -97,8 +97,8 @@ static bool is_of_interest(const release_t *r, const segment_t *s)
   return (!r->pool || pool == r->pool) && pool != r->but;
 }
 
-/* Whole stretches of memory go first, and what would part one goes last: so few holes are
- * left, and on the way there are never more stretches than before and after. */
+/* Whole stretches of memory go first, and what would part one goes last: so few holes are left, and
+ * on the way there are never more stretches than before and after. */
 static void choose(release_t *r, const part_t *part)
 {
   if (part->beside < r->beside) {
@@ -144,8 +144,8 @@ static block_t *claim(const release_t *r, uintptr_t address)
   return s->pages ? mapped_carve(block, part.first, part.size) : claim_segment(block);
 }
 
-/* What was claimed goes back: a classic segment, or pages. Under the lock, which is
- * dropped. The bytes that went; 0: there was nothing, or the driver did not take it. */
+/* What was claimed goes back: a classic segment, or pages. Under the lock, which is dropped. The
+ * bytes that went; 0: there was nothing, or the driver did not take it. */
 static size_t give_back(device_t *device, block_t *block)
 {
   size_t size = block ? block->size : 0;
@@ -188,8 +188,8 @@ static bool release_one(release_t *r, block_t *block)
   return !block || size;
 }
 
-/* False: there is nothing more, or the driver does not take it. Nobody else can have the
- * first block that was chosen before it is claimed; some of the others may be gone. */
+/* False: there is nothing more, or the driver does not take it. Nobody else can have the first
+ * block that was chosen before it is claimed; some of the others may be gone. */
 static bool release_some(release_t *r)
 {
   begin(r);
@@ -236,16 +236,16 @@ static size_t excess(const device_t *device)
   return reserved > most ? reserved - most : 0;
 }
 
-/* Memory of mapped segments stays, as in PyTorch: it is what the next request grows by,
- * wherever it lies. */
+/* Memory of mapped segments stays, as in PyTorch: it is what the next request grows by, wherever it
+ * lies. */
 static bool is_cached(const segment_t *s)
 {
   return s->large && !s->pages && s->heap->pool == s->device->default_pool && !s->first->next &&
          block_is_free(s->first);
 }
 
-/* That an old segment's own stream is done with it is known once somebody has
- * asked: one event for each stream. A busy one answers the next time. */
+/* That an old segment's own stream is done with it is known once somebody has asked: one event for
+ * each stream. A busy one answers the next time. */
 static void ask_owners(device_t *device)
 {
   probes_t probes = {.count = 0};
@@ -264,8 +264,8 @@ static double age_of(const segment_t *s)
   return (double)(s->device->large_requests - s->used_at);
 }
 
-/* What is cached goes in rounds: what is as old as it is on average, or older.
- * Negative: nothing could go. */
+/* What is cached goes in rounds: what is as old as it is on average, or older. Negative: nothing
+ * could go. */
 static double average_age(device_t *device)
 {
   double sum = 0, count = 0;

@@ -54,8 +54,8 @@ block_t *request_hand_out_run(const request_t *q, run_t run)
   return block;
 }
 
-/* The borrower will be a use when it frees what it got. A segment that is wholly
- * free and owes nothing moves. */
+/* The borrower will be a use when it frees what it got. A segment that is wholly free and owes
+ * nothing moves. */
 block_t *request_lend(const request_t *q, run_t run)
 {
   block_t *block = run.first;
@@ -79,8 +79,8 @@ block_t *request_lend(const request_t *q, run_t run)
   return block;
 }
 
-/* Taking a much larger ready block while a pending one fits nearly exactly
- * would break up memory for the sake of a short wait. */
+/* Taking a much larger ready block while a pending one fits nearly exactly would break up memory
+ * for the sake of a short wait. */
 static bool wastes_ready(const request_t *q, const block_t *ready)
 {
   if (!RULE(READY_FIRST)) { /* whatever fits best */

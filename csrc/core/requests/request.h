@@ -1,5 +1,5 @@
-/* request.h: one malloc on its way, and how it ends: with a block handed out
- * or lent, or with the report that memory is exhausted. For heap*.c alone. */
+/* request.h: one malloc on its way, and how it ends: with a block handed out or lent, or with the
+ * report that memory is exhausted. For heap*.c alone. */
 #ifndef ESPER_REQUEST_H
 #define ESPER_REQUEST_H
 
@@ -40,20 +40,19 @@ static inline bool request_may_borrow(const request_t *q, const heap_t *heap)
   return heap != q->heap && !heap->capture;
 }
 
-/* How much the request takes of `size` free bytes of the segment: what it needs, or all where
- * the rest is not worth a block. */
+/* How much the request takes of `size` free bytes of the segment: what it needs, or all where the
+ * rest is not worth a block. */
 size_t request_share(const request_t *q, const segment_t *segment, size_t size);
 
-/* These three under the device's lock. A claimed block, or run, that is satisfied
- * for the request's stream becomes live; what it owed stays with the part that is
- * not taken. */
+/* These three under the device's lock. A claimed block, or run, that is satisfied for the request's
+ * stream becomes live; what it owed stays with the part that is not taken. */
 void request_hand_out(const request_t *q, block_t *block);
 block_t *request_hand_out_run(const request_t *q, run_t run);
 /* ... of another heap. NULL: no host memory, and nothing has happened. */
 block_t *request_lend(const request_t *q, run_t run);
 
-/* Hands out a ready block of the request's heap; `sparing`, none that a pending
- * one should be taken instead of. NULL: none. Under the device's lock. */
+/* Hands out a ready block of the request's heap; `sparing`, none that a pending one should be taken
+ * instead of. NULL: none. Under the device's lock. */
 block_t *request_take_ready(const request_t *q, bool sparing);
 
 /* The device is out of memory: counted, traced and put in words. */

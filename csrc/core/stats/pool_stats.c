@@ -28,8 +28,8 @@ static bool is_empty(const pool_stats_t *stats)
   return !stats->open && !memcmp(stats->values.reserved_bytes, none, sizeof none);
 }
 
-/* Some programs make and drop pools for as long as they run, so only the youngest of the pools
- * that are gone keep their statistics. */
+/* Some programs make and drop pools for as long as they run, so only the youngest of the pools that
+ * are gone keep their statistics. */
 static void forget_old(pool_stats_t **list)
 {
   int gone = 0;

@@ -1,7 +1,7 @@
 /* pool_stats.h: the bytes that private pools have reserved. Under the device's lock.
  *
- * A pool's statistics outlive the pool until resets have made them all zero, or until many
- * younger pools are gone as well. */
+ * A pool's statistics outlive the pool until resets have made them all zero, or until many younger
+ * pools are gone as well. */
 #ifndef ESPER_POOL_STATS_H
 #define ESPER_POOL_STATS_H
 

@@ -1,5 +1,5 @@
-/* stat.h: one statistic: its current value, its peak, and the sums of all that was added and
- * of all that was taken away. */
+/* stat.h: one statistic: its current value, its peak, and the sums of all that was added and of all
+ * that was taken away. */
 #ifndef ESPER_STAT_H
 #define ESPER_STAT_H
 

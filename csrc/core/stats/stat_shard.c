@@ -46,8 +46,8 @@ void shard_satisfy(credit_t *credit, stat_shard_t *shard, bool large, amounts_t 
   pair(credit, shard, large);
 }
 
-/* A shard takes and keeps less when the pool has less left. It always keeps credit for one
- * block: otherwise a thread that frees what it just allocated would go to a pool each time. */
+/* A shard takes and keeps less when the pool has less left. It always keeps credit for one block:
+ * otherwise a thread that frees what it just allocated would go to a pool each time. */
 static void adapt(const credit_pool_t *pool, stat_shard_t *shard, amounts_t amount)
 {
   enum { MOST = 16, PART = 4 }; /* blocks; a quarter of what is left */
@@ -58,8 +58,8 @@ static void adapt(const credit_pool_t *pool, stat_shard_t *shard, amounts_t amou
   shard->most = keeps > 1 ? 2 * keeps : shard->keeps;
 }
 
-/* Moves one figure from the pool into credit that is too small: for several blocks, but at
- * most half of what is left, unless one block needs more. False: it is still too small. */
+/* Moves one figure from the pool into credit that is too small: for several blocks, but at most
+ * half of what is left, unless one block needs more. False: it is still too small. */
 static bool draw(int64_t *left, int64_t *granted, int64_t *credit, int64_t amount, int64_t blocks)
 {
   int64_t more = amount * blocks;

@@ -3,12 +3,12 @@
  * Threads on different streams must not write to a common cache line, so each heap counts in a
  * shard of its own. The statistics are exact once all shards were read.
  *
- * Credit keeps the peaks exact in between. A shard's credit is how much may become active
- * through it before any peak could be passed; all credit together never exceeds the distance
- * between the statistics and their peaks. A shard puts credit that it does not need into one
- * of the device's credit pools; a shard that runs out draws from them. When they are empty, the
- * caller pauses all caches, reads all shards and raises the peaks. So every peak is one that
- * some order of the calls would reach. */
+ * Credit keeps the peaks exact in between. A shard's credit is how much may become active through
+ * it before any peak could be passed; all credit together never exceeds the distance between the
+ * statistics and their peaks. A shard puts credit that it does not need into one of the device's
+ * credit pools; a shard that runs out draws from them. When they are empty, the caller pauses all
+ * caches, reads all shards and raises the peaks. So every peak is one that some order of the calls
+ * would reach. */
 #ifndef ESPER_STAT_SHARD_H
 #define ESPER_STAT_SHARD_H
 
@@ -20,8 +20,8 @@ typedef struct amounts {
   int64_t count, bytes, requested;
 } amounts_t;
 
-/* Arrays of two are indexed by size class (small, large); arrays of ESPER_CLASSES, by ESPER_ALL
- * and size class. */
+/* Arrays of two are indexed by size class (small, large); arrays of ESPER_CLASSES, by ESPER_ALL and
+ * size class. */
 typedef struct stat_shard {
   ON_ITS_OWN_LINE amounts_t credit[ESPER_CLASSES];
   amounts_t taken[2];               /* became live */
@@ -119,8 +119,8 @@ void shard_read(stat_shard_t *shard, esper_stats *stats);
 
 /* Empties the pools. */
 void credit_clear(credit_t *credit);
-/* Hands out credit up to the peaks, after all shards were read. `first` (may be NULL) gets
- * credit for one block of `amount` if there is enough; the pools get the rest. */
+/* Hands out credit up to the peaks, after all shards were read. `first` (may be NULL) gets credit
+ * for one block of `amount` if there is enough; the pools get the rest. */
 void credit_grant(credit_t *credit, const esper_stats *stats, stat_shard_t *first, bool large,
                   amounts_t amount);
 

@@ -1,5 +1,5 @@
-/* stats.h: the figures of torch.cuda.memory_stats(), under the device's lock. Those of blocks
- * are exact once all statistics shards were read (stat_shard.h). */
+/* stats.h: the figures of torch.cuda.memory_stats(), under the device's lock. Those of blocks are
+ * exact once all statistics shards were read (stat_shard.h). */
 #ifndef ESPER_STATS_H
 #define ESPER_STATS_H
 
@@ -29,8 +29,8 @@ void stats_pages_added(esper_stats *stats, pool_stats_t *of_pool, bool large, si
 void stats_pages_removed(esper_stats *stats, pool_stats_t *of_pool, bool large, size_t bytes,
                          int stretches);
 
-/* What happens to stretches between these two calls, under one lock, raises no peak; only
- * where they end does. */
+/* What happens to stretches between these two calls, under one lock, raises no peak; only where
+ * they end does. */
 typedef struct stretch_peaks {
   int64_t peak[ESPER_CLASSES];
 } stretch_peaks_t;

@@ -1,9 +1,7 @@
-/* api.h: the part of the CUDA driver's interface that we use, said in
- * our own words, so that the core builds where no CUDA toolkit is installed.
- *
- * The driver promises never to change a (name, version) pair, whatever the
- * toolkit's headers make of the plain name. A test compares all of this with
- * the real cuda.h where there is one; it includes cuda.h before this file. */
+/* api.h: the part of the CUDA driver's interface that is used, declared here so that the core
+ * builds without a CUDA toolkit. The driver promises never to change a (name, version) pair,
+ * whatever the toolkit's headers map a plain name to. A test includes the real cuda.h first, if
+ * there is one, and compares everything with it. */
 #ifndef ESPER_CUDA_API_H
 #define ESPER_CUDA_API_H
 
@@ -99,10 +97,9 @@ enum {
 
 #endif /* CUDA_VERSION */
 
-/* The entry points, all returning CUresult. E(name, version, need, parameters):
- * `version` is the driver version that introduced this signature, and what
- * cuGetProcAddress is asked for. `need` is REQUIRED, or OPTIONAL: what depends
- * on a missing one then answers ESPER_UNSUPPORTED. */
+/* The entry points, all returning CUresult. E(name, version, need, parameters): `version` is the
+ * driver version that introduced this signature; cuGetProcAddress is asked for it. `need` is
+ * REQUIRED or OPTIONAL: without an OPTIONAL one, what depends on it returns ESPER_UNSUPPORTED. */
 #define CUDA_ENTRY_POINTS(E)                                                                      \
   E(cuInit, 2000, REQUIRED, (unsigned int))                                                       \
   E(cuDriverGetVersion, 2020, REQUIRED, (int *))                                                  \
@@ -159,7 +156,7 @@ enum {
     (CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType))                          \
   E(cuMemSetAccess, 10020, OPTIONAL, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))
 
-/* The two shapes of the function that gives all others, by symbol name. */
+/* The two versions of the function that finds all others. */
 typedef CUresult (*cuda_get_proc_address_v1)(const char *, void **, int, cuuint64_t);
 typedef CUresult (*cuda_get_proc_address_v2)(const char *, void **, int, cuuint64_t,
                                              CUdriverProcAddressQueryResult *);

@@ -1,12 +1,12 @@
-/* capture.c: the graph of a capture, from inside. */
+/* capture.c: asks about the graph of a capture and adds to it. */
 #include "failure.h"
 #include "functions.h"
 #include "scope.h"
 
-enum { TAILS = 64 }; /* nodes that a stream's next operation may depend on */
+enum { TAILS = 64 }; /* most nodes that a stream's next operation may depend on */
 
-/* What is asked of captures here knows full dependencies only: of a capture with
- * others (programmatic launches) the driver will not speak in these terms. */
+/* These calls know full dependencies only. In a capture with other ones (programmatic launches) the
+ * driver refuses them. */
 static esper_status scope_enter_capture(cuda_scope *s, int device)
 {
   esper_status status = cuda_scope_enter(s, device, SCOPE_PLAIN);
@@ -18,7 +18,7 @@ static esper_status scope_enter_capture(cuda_scope *s, int device)
                                          cuda_version / 1000, cuda_version % 1000 / 10));
 }
 
-/* The driver's array lasts until the next call: it is copied at once. */
+/* Copies the nodes at once, because the driver's array lasts only until the next call. */
 static esper_status tails_of(CUstream stream, uint64_t capture, CUgraph *graph, CUgraphNode *tails,
                              size_t *count)
 {
@@ -40,7 +40,7 @@ static esper_status tails_of(CUstream stream, uint64_t capture, CUgraph *graph, 
   return ESPER_OK;
 }
 
-/* As an empty node does that was added after the others. */
+/* Whether `node` comes after all others, as an empty node does that was added for this purpose. */
 static bool is_after_others(CUgraphNode node, const CUgraphNode *tails, size_t count)
 {
   CUgraphNode before[TAILS];
@@ -57,8 +57,8 @@ static bool is_after_others(CUgraphNode node, const CUgraphNode *tails, size_t c
   return true;
 }
 
-/* The empty node is added to the dependencies and replaces none: somebody may
- * just be capturing another operation. */
+/* Adds the empty node to the dependencies instead of replacing them, because another thread may be
+ * capturing an operation at this moment. */
 static esper_status point_after(CUstream stream, CUgraph graph, CUgraphNode *tails, size_t count,
                                 CUgraphNode *node)
 {
@@ -120,7 +120,7 @@ esper_status cuda_capture_before(void *self, int device, void *stream, uint64_t 
   esper_status status = scope_enter_capture(&s, device);
   if (status != ESPER_OK)
     return status;
-  /* The graph of a capture that somebody ended or spoiled may be gone. */
+  /* If the capture was ended or invalidated, its graph may be gone. */
   status = tails_of(stream, capture, &graph, tails, &tail_count);
   if (status == ESPER_OK)
     status = CALL(cuGraphNodeGetDependencies, node, (CUgraphNode *)before, &found);

@@ -1,8 +1,7 @@
-/* cuda.c: the CUDA driver behind device.h, and what it says about itself.
+/* cuda.c: the CUDA driver behind device.h, and reports about it.
  *
- * libcuda is opened at run time: a machine without a GPU can load us, and the
- * toolkit's stub library is never linked by mistake. Each call of device.h is
- * made in a scope (scope.h). */
+ * libcuda is opened at run time, so a machine without a GPU can load this library, and the
+ * toolkit's stub is never linked by mistake. Each call of device.h is made in a scope (scope.h). */
 #include "cuda.h"
 
 #include "devices.h"
@@ -108,7 +107,7 @@ static esper_status current_device(CUdevice *handle)
   return CALL(cuCtxGetDevice, handle);
 }
 
-/* A thread that has no context is helped to any that is there already. */
+/* If the thread has no context, borrows any that exists already. */
 static esper_status stream_context(CUstream stream, CUcontext *context)
 {
   esper_status status = CALL(cuStreamGetCtx, stream, context);

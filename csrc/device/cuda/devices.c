@@ -22,7 +22,7 @@ esper_status cuda_device_retain(cuda_device *device, CUcontext *context)
   esper_status status = ESPER_OK;
   *context = atomic_load_explicit(&device->context, memory_order_relaxed);
   if (!*context) {
-    /* Making a context allocates. */
+    /* Creating a context allocates memory. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     status = CALL(cuThreadExchangeStreamCaptureMode, &mode);
     if (status == ESPER_OK) {

@@ -8,30 +8,30 @@
 #include "../device.h"
 #include "api.h"
 
-/* Whether pages can be made so that another process can open them. The driver's word is
- * believed when it has made one. */
+/* Whether pages can be created so that another process can open them. The driver's answer (SAID)
+ * counts only after it has created such a page (SEEN). */
 enum sharing { SHARING_IS_REFUSED, SHARING_IS_SAID, SHARING_IS_SEEN };
 
 typedef struct cuda_device {
   CUdevice handle;
-  _Atomic(CUcontext) context; /* the primary one, retained at first use */
+  _Atomic(CUcontext) context; /* the primary context, retained at first use */
   bool virtual_memory;
-  bool rdma; /* pages can be made readable by network cards */
+  bool rdma; /* network cards can be given access to pages */
   _Atomic(enum sharing) sharing;
 } cuda_device;
 
 /* Written once, by load.c. */
 extern cuda_device *cuda_devices;
 extern int cuda_devices_seen;
-extern int cuda_version; /* the driver's: 1000 * major + 10 * minor */
+extern int cuda_version; /* of the driver: 1000 * major + 10 * minor */
 
-/* The device of that number, unless this is a forked child. */
+/* Finds a device by its number; fails in a forked child. */
 esper_status cuda_device_find(int device, cuda_device **found);
 
 /* Its primary context, retained at first use. */
 esper_status cuda_device_retain(cuda_device *device, CUcontext *context);
 
-/* CUDA's state does not survive a fork from here on. */
+/* From now on a fork is noticed. CUDA's state does not survive one. */
 void cuda_watch_forks(void);
 esper_status cuda_refuse_if_forked(void);
 

@@ -1,4 +1,4 @@
-/* entry_points.c: the functions of libcuda that we call, in a table. */
+/* entry_points.c: the table of the functions of libcuda that are called. */
 #include "entry_points.h"
 
 cuda_api libcuda;

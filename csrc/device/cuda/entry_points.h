@@ -1,4 +1,4 @@
-/* entry_points.h: the functions of libcuda that we call. */
+/* entry_points.h: the table of the functions of libcuda that are called. */
 #ifndef ESPER_CUDA_ENTRY_POINTS_H
 #define ESPER_CUDA_ENTRY_POINTS_H
 
@@ -7,7 +7,7 @@
 
 #include "api.h"
 
-/* Filled by load.c; NULL: this driver has no such function. */
+/* load.c fills it. NULL: this driver does not have the function. */
 extern cuda_api libcuda;
 
 typedef struct cuda_entry {
@@ -25,7 +25,7 @@ enum {
 
 extern const cuda_entry cuda_entries[CUDA_ENTRY_COUNT];
 
-/* Where the function's pointer stands in libcuda. */
+/* The address of the function's pointer in `libcuda`. */
 void **cuda_entry_slot(int index);
 
 #endif

@@ -4,10 +4,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* The thread's last failure. Put into words only when somebody asks: "not
- * ready" is an everyday answer. */
+/* The thread's last failure. It is put into words only on demand, because "not ready" is a frequent
+ * answer. */
 static _Thread_local struct {
-  const char *function; /* NULL: text is all there is to say */
+  const char *function; /* NULL: `text` says everything */
   CUresult result;
   char text[CUDA_FAILURE_TEXT];
 } failure;

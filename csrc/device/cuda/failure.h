@@ -7,7 +7,7 @@
 #include "../device.h"
 #include "entry_points.h"
 
-/* Room for a failure in words. */
+/* Bytes for a failure in words. */
 enum { CUDA_FAILURE_TEXT = 320 };
 
 /* Notes that a function of libcuda failed. */
@@ -18,21 +18,21 @@ static inline esper_status cuda_check(const char *function, CUresult result)
   return result == CUDA_SUCCESS ? ESPER_OK : cuda_fail(function, result);
 }
 
-/* cuda_check(name, name(...)), so that no message names the wrong function. */
+/* cuda_check(name, name(...)), so that messages name the right function. */
 #define CALL(name, ...) cuda_check(#name, libcuda.name(__VA_ARGS__))
 
-/* Notes a failure in our own words. */
+/* Notes a failure with a text of the driver layer's own. */
 esper_status cuda_refuse(esper_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Of the calling thread. */
+/* The calling thread's last failure, in words. */
 const char *cuda_last_error(void *self);
 
-/* What libcuda answered when a call of this thread failed last. */
+/* What libcuda answered to this thread's last failed call. */
 CUresult cuda_failed_with(void);
 
-/* A thread that has no context at all may be refused even a handle that names
- * its own. */
+/* Whether a call failed for lack of a context. Without any, libcuda may refuse even a handle that
+ * names its own. */
 bool cuda_lacks_context(esper_status status);
 
 #endif

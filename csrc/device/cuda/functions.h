@@ -1,4 +1,4 @@
-/* functions.h: the functions of device.h, as the CUDA driver has them, file by file. */
+/* functions.h: the CUDA driver's implementations of device.h, file by file. */
 #ifndef ESPER_CUDA_FUNCTIONS_H
 #define ESPER_CUDA_FUNCTIONS_H
 

@@ -1,4 +1,4 @@
-/* load.c: libcuda is opened, and the devices are found, once a process. */
+/* load.c: opens libcuda and finds the devices, once in a process. */
 #include "load.h"
 
 #include <dlfcn.h>
@@ -18,8 +18,8 @@ const char *esper_cuda_library(void)
   return name && *name ? name : "libcuda.so.1";
 }
 
-/* What fills the table: the newer shape where the driver has it, since only
- * that one knows the flags of CUDA 12. */
+/* Finds one entry point, with the newer version of cuGetProcAddress if there is one, because only
+ * that knows the flags of CUDA 12. */
 static void entry_find(void *library, int index)
 {
   cuda_get_proc_address_v2 get_v2;
@@ -27,7 +27,7 @@ static void entry_find(void *library, int index)
   void **slot = cuda_entry_slot(index);
   CUdriverProcAddressQueryResult answer = 0;
   CUresult result = CUDA_ERROR_NOT_FOUND;
-  /* By way of void *: ISO C has no cast from data to function pointers. */
+  /* Through void *, because ISO C cannot cast data to function pointers. */
   *(void **)&get_v2 = dlsym(library, "cuGetProcAddress_v2");
   *(void **)&get_v1 = dlsym(library, "cuGetProcAddress");
   if (get_v2)
@@ -131,8 +131,8 @@ static void driver_load(void)
   if (load_status == ESPER_OK)
     return;
   snprintf(load_error, sizeof load_error, "%s", cuda_last_error(NULL));
-  /* No device, a stub, a driver that does not match its kernel module: for the
-   * process it is all the same, CUDA is not to be had. */
+  /* No device, a stub, a driver that does not match its kernel module: each means that this process
+   * cannot use CUDA. */
   if (load_status != ESPER_HOST_MEMORY)
     load_status = ESPER_UNSUPPORTED;
 }

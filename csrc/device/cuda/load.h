@@ -1,10 +1,10 @@
-/* load.h: libcuda is opened, and the devices are found, once a process. */
+/* load.h: opens libcuda and finds the devices, once in a process. */
 #ifndef ESPER_CUDA_LOAD_H
 #define ESPER_CUDA_LOAD_H
 
 #include "../device.h"
 
-/* Every call answers as the first did. */
+/* The first call does the work; later ones return the same status. */
 esper_status cuda_load(void);
 
 #endif

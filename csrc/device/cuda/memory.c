@@ -1,4 +1,4 @@
-/* memory.c: devices as a whole, and classic segments. */
+/* memory.c: whole devices, and classic segments. */
 #include "failure.h"
 #include "functions.h"
 #include "scope.h"

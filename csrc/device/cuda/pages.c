@@ -1,4 +1,4 @@
-/* pages.c: mapped segments: pages, and the address ranges that they are mapped into. */
+/* pages.c: pages, and the address ranges that they are mapped into. */
 #include "failure.h"
 #include "functions.h"
 #include "scope.h"
@@ -56,8 +56,8 @@ esper_status cuda_range_free(void *self, int device, uintptr_t address, size_t s
   return cuda_scope_leave(&s, CALL(cuMemAddressFree, address, size));
 }
 
-/* Whether a page may have been refused because it was to be shareable: some containers
- * and WSL have the attribute, and no such pages. */
+/* Whether the driver may have refused a page because it was to be shareable. Some containers and
+ * WSL claim to support such pages but do not. */
 static bool may_be_for_sharing(esper_status status)
 {
   return status == ESPER_UNSUPPORTED ||
@@ -66,7 +66,7 @@ static bool may_be_for_sharing(esper_status status)
                                            cuda_failed_with() == CUDA_ERROR_OPERATING_SYSTEM));
 }
 
-/* Of the first page that was made. */
+/* Notes what the first page created has shown. */
 static void note_sharing(cuda_device *device, bool seen)
 {
   enum sharing said = SHARING_IS_SAID;
@@ -114,7 +114,7 @@ static CUmemAccessDesc access_of(const cuda_device *device, bool allowed)
                                             : CU_MEM_ACCESS_FLAGS_PROT_NONE};
 }
 
-/* In one call mostly: each costs about as much as the mapping. */
+/* Usually in one call, because each costs about as much as the mapping. */
 static esper_status give_access(uintptr_t address, size_t size, const cuda_device *owner,
                                 const int *peers, int count)
 {

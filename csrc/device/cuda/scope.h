@@ -1,6 +1,5 @@
-/* scope.h: what each call of device.h is made in. A scope makes the device's primary
- * context current and takes the thread out of the way of other people's captures, and
- * puts both back as they were. */
+/* scope.h: the scope in which each call of device.h is made. It makes the device's primary context
+ * current, keeps the call from disturbing other people's captures, and restores both at the end. */
 #ifndef ESPER_CUDA_SCOPE_H
 #define ESPER_CUDA_SCOPE_H
 
@@ -10,8 +9,8 @@
 #include "failure.h"
 
 typedef enum scope_mode {
-  SCOPE_PLAIN,  /* only the context: calls that no capture minds */
-  SCOPE_RELAXED /* calls that a capture going on elsewhere would be broken by */
+  SCOPE_PLAIN,  /* only the context: for calls that disturb no capture */
+  SCOPE_RELAXED /* for calls that would invalidate a capture elsewhere */
 } scope_mode;
 
 typedef struct cuda_scope {
@@ -19,16 +18,16 @@ typedef struct cuda_scope {
   CUcontext context;
   bool pushed;
   bool relaxed;
-  CUstreamCaptureMode mode; /* the thread's own, while relaxed */
+  CUstreamCaptureMode mode; /* the thread's own mode, while relaxed */
 } cuda_scope;
 
 esper_status cuda_scope_enter(cuda_scope *s, int device, scope_mode mode);
-/* Answers `status`. */
+/* Returns `status`. */
 esper_status cuda_scope_leave(cuda_scope *s, esper_status status);
-/* Where the device has no virtual memory management: ESPER_UNSUPPORTED. */
+/* ESPER_UNSUPPORTED if the device has no virtual memory management. */
 esper_status cuda_scope_enter_virtual(cuda_scope *s, int device);
 
-/* The rest of a function that makes one driver call in a scope. */
+/* The body of a function that makes one driver call in a scope. */
 #define RETURN_SCOPED(device, mode, call)                     \
   do {                                                        \
     cuda_scope s;                                             \
@@ -38,9 +37,9 @@ esper_status cuda_scope_enter_virtual(cuda_scope *s, int device);
     return cuda_scope_leave(&s, call);                        \
   } while (0)
 
-/* The same for a short call on a stream, which the scope would make half as
- * long again: a handle above 2 names its context itself, so the scope is
- * entered only for the others, and where the thread has no context. */
+/* The same for a short call on a stream, which a scope would make half as long again. Handles above
+ * 2 name their context, so the scope is entered only for the others, and if the thread has no
+ * context. */
 #define RETURN_ON_STREAM(device, stream, call)      \
   do {                                              \
     if ((uintptr_t)(stream) > 2) {                  \

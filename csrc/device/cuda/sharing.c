@@ -1,5 +1,5 @@
-/* sharing.c: pages that other processes use, too. A page goes from one to the other as
- * a file, which the driver makes when it is asked for. */
+/* sharing.c: pages that other processes use, too. A page travels as a file descriptor, which the
+ * driver creates on request. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ esper_status cuda_page_export(void *self, int device, uint64_t page, esper_page_
   (void)self;
   int file;
   fd_server_name offered;
-  /* Once now: whoever asks for it later has nobody to complain to. */
+  /* Try once now, because a failure later could not be reported to the caller. */
   esper_status status = export_file(device, page, &file);
   if (status != ESPER_OK)
     return status;

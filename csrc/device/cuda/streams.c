@@ -33,7 +33,7 @@ static esper_status capture_of(CUstream stream, uint64_t *capture)
     status = CALL(cuStreamGetCaptureInfo, stream, &state, &id, NULL, NULL, NULL);
   if (status != ESPER_OK)
     return status;
-  /* An invalidated capture has no id any more, yet the stream is not free. */
+  /* An invalidated capture has no id any more, but the stream is still in it. */
   if (state == CU_STREAM_CAPTURE_STATUS_NONE)
     *capture = 0;
   else

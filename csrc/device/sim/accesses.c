@@ -1,9 +1,9 @@
 /* accesses.c: the accesses to physical memory that may still be running.
  *
- * Physical memory is cut into stretches. A stretch has a set of marks: the
- * accesses that somebody may not be ordered after yet. An access replaces the
- * marks that it is itself ordered after, since whoever comes after it comes
- * after those too; so sets stay small. Sets are shared and counted. */
+ * Physical memory is cut into stretches. Each has a set of marks: the accesses that somebody may
+ * not be ordered after yet. An access replaces the marks that it is ordered after itself, because
+ * whatever comes after it comes after those, too. So sets stay small. Sets are shared and
+ * counted. */
 #include "accesses.h"
 
 #include <stdlib.h>
@@ -53,8 +53,8 @@ sim_owner *sim_owner_slot(const sim *s, uint64_t id)
   return &s->owners[id % SIM_OWNERS];
 }
 
-/* The mark can no longer matter to anybody: the host knows that it is over, or
- * it was a node of a capture that ended, whose replays are launches. */
+/* Whether the mark can no longer matter: the host knows that the access is over, or it was a node
+ * of a capture that has ended, whose replays are operations of their own. */
 int sim_mark_is_over(sim *s, const sim_mark *mark)
 {
   if (mark->slot == SIM_NONE)
@@ -65,7 +65,7 @@ int sim_mark_is_over(sim *s, const sim_mark *mark)
          s->streams[mark->slot]->executed >= mark->index;
 }
 
-/* What the stream does next comes after the mark. */
+/* Whether the stream's next operation comes after the mark. */
 int sim_mark_is_before(sim *s, const sim_mark *mark, const sim_stream *stream)
 {
   if (sim_mark_is_over(s, mark))
@@ -73,13 +73,13 @@ int sim_mark_is_before(sim *s, const sim_mark *mark, const sim_stream *stream)
   const sim_graph *capture = sim_capture_of(stream);
   if (mark->slot == SIM_NONE)
     return capture && sim_capture_is_after(s, stream, mark->index, mark->node);
-  /* Replays within a group come in the order of their captures. That one of these
-   * was invalidated meanwhile does not take its memory out of the group. */
+  /* Replays within a group run in the order of their captures, even if one of the captures was
+   * invalidated meanwhile. */
   const sim_owner *owner = sim_owner_slot(s, mark->owner);
   uint64_t group = stream->capture ? stream->capture->group : 0;
   if (group && mark->node == SIM_REPLAYED && owner->id == mark->owner && owner->group == group)
     return 1;
-  /* Work in a capture runs at some launch: nothing outside orders it. */
+  /* Captured work runs at some later launch, so nothing outside orders it. */
   return !capture && sim_clock_get(&stream->clock, mark->slot) >= mark->index;
 }
 
@@ -154,7 +154,7 @@ size_t sim_stretch_at(const sim_physical *p, size_t offset)
   return low;
 }
 
-/* Makes a stretch begin at `offset`, and says which. */
+/* Makes a stretch begin at `offset` and returns its number. */
 size_t sim_stretch_cut(sim_physical *p, size_t offset)
 {
   if (offset >= p->size)
@@ -172,12 +172,12 @@ size_t sim_stretch_cut(sim_physical *p, size_t offset)
   return i + 1;
 }
 
-/* Joins what is equal in and around the stretches from first to last. */
+/* Joins equal neighbours in and around the stretches from first to last. */
 void sim_stretch_join(sim *s, sim_physical *p, size_t first, size_t last)
 {
   size_t to = first ? first - 1 : 0;
   size_t end = last < p->stretch_count ? last + 1 : p->stretch_count;
-  for (size_t i = to; i < end; i++) /* nobody's any more, in either sense */
+  for (size_t i = to; i < end; i++) /* neither owned nor accessed */
     if (!p->stretches[i].marks && !p->stretches[i].live)
       p->stretches[i].owner = 0;
   size_t from = to + 1;
@@ -196,8 +196,8 @@ void sim_stretch_join(sim *s, sim_physical *p, size_t first, size_t last)
   p->stretch_count -= end - to;
 }
 
-/* The piece that begins at `address`; 0, after a report by `who`, when there is
- * no memory of the device (-1: of any). */
+/* Finds the piece that begins at `address`. Reports, naming `who`, and returns 0 if the device (-1:
+ * any) has no memory there. */
 int sim_piece_at(sim *s, const char *who, int device, uintptr_t address, uintptr_t end,
                  sim_piece *p)
 {
@@ -214,8 +214,8 @@ int sim_piece_at(sim *s, const char *who, int device, uintptr_t address, uintptr
   return 1;
 }
 
-/* Whether the live owner has the page by this address: one that is mapped at
- * several may well be in use by another. */
+/* Whether the live owner has the page at this address. A page mapped at several addresses may be in
+ * use at another one. */
 static int is_behind(const sim *s, const sim_physical *p, uintptr_t address, uint64_t id)
 {
   const sim_owner *owner = sim_owner_slot(s, id);

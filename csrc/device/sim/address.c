@@ -103,16 +103,16 @@ static uintptr_t address_take(sim *s, size_t size)
 static void address_put(sim *s, uintptr_t address, size_t size)
 {
   sim_memory *m = &s->memory;
-  if (m->hole_count == HOLES) /* forget the oldest: nobody gets it again */
+  if (m->hole_count == HOLES) /* forget the oldest, which is then never used again */
     memmove(m->holes, m->holes + 1, --m->hole_count * sizeof *m->holes);
   m->holes = sim_grow(m->holes, m->hole_count, &m->hole_capacity, sizeof *m->holes);
   m->holes[m->hole_count++] = (sim_hole){address, size};
 }
 
-/* Host addresses: usable at once, or reserved only. 0: there are none. */
+/* Takes host addresses, usable at once or only reserved. 0: there are none. */
 static uintptr_t host_take(size_t size, int usable)
 {
-  /* Aligned like the fake ones: map more, give back what sticks out. */
+  /* Aligned like the fake ones: maps more, then unmaps the ends. */
   size_t more = round_up(size, 4096) + ALIGNMENT;
   if (more < size)
     return 0;

@@ -1,4 +1,4 @@
-/* base.c: the simulation's lock, its reports, and room in arrays. */
+/* base.c: the simulation's lock, its reports, and growing arrays. */
 #include "base.h"
 
 #include <stdarg.h>

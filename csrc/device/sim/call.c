@@ -53,7 +53,7 @@ static int fault_happens(sim_fault *fault)
   return 1;
 }
 
-/* Counts the call: ESPER_OK, or the status that it is to answer at once. */
+/* Counts a call. Any status but ESPER_OK is a fault that the call must return at once. */
 esper_status sim_call_count(sim *s, sim_call call)
 {
   s->calls[call]++;

@@ -6,10 +6,9 @@
 
 void sim_calls_init(sim *s);
 void sim_calls_destroy(sim *s);
-/* Counts the call: ESPER_OK, or the status that it is to answer at once. */
+/* Counts a call. Any status but ESPER_OK is a fault that the call must return at once. */
 esper_status sim_call_count(sim *s, sim_call call);
-/* Runs the hook that stands before or after the function, if there is one.
- * Without the lock. */
+/* Runs the hook before or after the function, if there is one. Without the lock. */
 void sim_call_hook(sim *s, sim_call call, int after, int device, void *object);
 
 #endif

@@ -1,5 +1,5 @@
-/* capture.c: captures of streams, from their begin to their end, and what the
- * driver says of them meanwhile. */
+/* capture.c: captures of streams from begin to end, and what the driver says about them
+ * meanwhile. */
 #include "capture.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "graph.h"
 #include "stream.h"
 
-/* No stream is in the capture any more; its nodes mean nothing to others. */
+/* Takes every stream out of the capture; its nodes now mean nothing to others. */
 static void deactivate(sim *s, sim_graph *graph)
 {
   for (uint32_t i = 0; i < s->stream_count; i++)
@@ -31,7 +31,7 @@ static void deactivate(sim *s, sim_graph *graph)
     }
 }
 
-/* Every node comes before the end of the stream that the capture began on. */
+/* Whether every node comes before the end of the stream that the capture began on. */
 static int is_joined(const sim_stream *origin)
 {
   for (uint32_t n = 0; n < origin->capture->count; n++)
@@ -82,7 +82,7 @@ uint64_t sim_capture_body(sim *s, int device, void *outer, void *handle)
   } else if (from && stream) {
     sim_graph *body = capture_on(s, stream);
     id = body->id;
-    body->references += 2; /* the node's, and of the list of bodies */
+    body->references += 2; /* one for the node, one for the list of bodies */
     body->group = from->capture->group;
     body->outer = from->capture;
     body->outer_node = sim_capture_add(s, from, &(sim_op){.kind = SIM_OP_GRAPH, .graph = body});
@@ -164,13 +164,13 @@ void sim_capture_destroy_all(sim *s)
 
 /* ---- what the driver says of captures ------------------------------------ */
 
-/* A node's handle: of its capture, then its number. */
+/* A node's handle consists of its capture and its number. */
 static void *node_handle(const sim_graph *graph, uint32_t node)
 {
   return (void *)(uintptr_t)(graph->id << 36 | (uint64_t)(node + 1) << 4);
 }
 
-/* NULL, after a report: its capture is over, and the driver would crash. */
+/* NULL, after a report: its capture is over, where a real driver would crash. */
 static sim_graph *node_find(sim *s, void *handle, uint32_t *node, const char *who)
 {
   uint64_t bits = (uintptr_t)handle;

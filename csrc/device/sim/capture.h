@@ -1,4 +1,4 @@
-/* capture.h: captures, and what the driver says of them. */
+/* capture.h: captures, and what the driver says about them. */
 #ifndef ESPER_SIM_CAPTURE_H
 #define ESPER_SIM_CAPTURE_H
 

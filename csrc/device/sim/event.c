@@ -1,4 +1,4 @@
-/* event.c: events, and who waits for them. */
+/* event.c: events, and waiting for them. */
 #include "event.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "queue.h"
 #include "stream.h"
 
-/* Handles are places in a table, so that any handle can be looked at safely. */
+/* Handles are positions in a table, so any handle can be checked safely. */
 static const uintptr_t EVENT_BASE = (uintptr_t)0x5 << 40, EVENT_STEP = 16;
 
 void *sim_event_new(sim *s, int device, int of_core)
@@ -87,7 +87,7 @@ void sim_record_now(sim *s, sim_stream *stream, sim_event *event)
     sim_clock_copy(s, &event->clock, &stream->clock);
 }
 
-/* The event stands for what is on every stream of the device. */
+/* Makes the event stand for what is on every stream of the device. */
 esper_status sim_record_all_now(sim *s, int device, sim_event *event)
 {
   if (sim_captures_break(s, device))
@@ -209,8 +209,8 @@ esper_status sim_wait_stream(sim *s, sim_stream *stream, sim_event *event, int o
   }
   sim_graph *from = event->capture ? sim_capture_find(s, event->capture) : NULL;
   if (stream->capture ? stream->capture == from : from && !of_core) {
-    /* Inside one capture; a program's stream that was outside joins it. The
-     * core has no business there: it would drag a stream in. */
+    /* Both are in one capture, or a stream of the program's joins it here. The core must not wait
+     * like that: it would draw a stream into the capture. */
     if (!stream->capture) {
       stream->capture = from;
       stream->tails.count = 0;
@@ -218,7 +218,7 @@ esper_status sim_wait_stream(sim *s, sim_stream *stream, sim_event *event, int o
     sim_nodes_add(&stream->tails, &event->nodes);
     return ESPER_OK;
   }
-  /* Inside and outside, or two captures: nothing orders the two. */
+  /* One is inside a capture and the other is not, or they are in two: they cannot be ordered. */
   if (stream->capture)
     sim_capture_invalidate(s, stream->capture->id);
   if (event->capture)

@@ -1,8 +1,7 @@
-/* graph.c: graphs of nodes, those of active captures among them.
+/* graph.c: graphs of nodes, including those of active captures.
  *
- * While a stream is being captured its operations become nodes that depend on
- * the stream's last ones. A node knows all its ancestors, so whether one comes
- * after another is one look. */
+ * While a stream is being captured, its operations become nodes that depend on the stream's last
+ * ones. A node knows all its ancestors, so whether it comes after another is a single lookup. */
 #include "graph.h"
 
 #include <stdlib.h>
@@ -31,7 +30,7 @@ int sim_graph_is_after(const sim_stream *stream, uint32_t node)
   return 0;
 }
 
-/* A body is ordered as its node is, from inside and from outside. */
+/* A body is ordered like its node, for nodes inside and outside. */
 int sim_capture_is_after(sim *s, const sim_stream *stream, uint64_t capture, uint32_t node)
 {
   const sim_graph *here = stream->capture;

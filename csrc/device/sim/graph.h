@@ -1,17 +1,17 @@
-/* graph.h: graphs of nodes, those of active captures among them. */
+/* graph.h: graphs of nodes, including those of active captures. */
 #ifndef ESPER_SIM_GRAPH_H
 #define ESPER_SIM_GRAPH_H
 
 #include "state.h"
 
-sim_graph *sim_capture_find(sim *s, uint64_t id); /* active, or NULL */
-/* The capture is active, or a body that belongs to an active one; what was
- * recorded in others runs at launches, or never. */
+sim_graph *sim_capture_find(sim *s, uint64_t id); /* NULL: there is no active capture of that id */
+/* Whether the capture is active or a body of an active one. What other captures recorded runs at
+ * launches, or never. */
 int sim_capture_lasts(sim *s, uint64_t id);
-/* The capture that what the stream is given goes into; NULL: it is in none, or
- * in one that was invalidated, where nothing goes anywhere. */
+/* The capture that the stream's operations go into. NULL: it is in none, or in an invalidated one,
+ * where operations are lost. */
 sim_graph *sim_capture_of(const sim_stream *stream);
-/* Adds a node after all that the stream has in its capture: its number. */
+/* Adds a node after everything of the stream in its capture, and returns its number. */
 uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op);
 /* Whether the stream's next node comes after `node` of the capture. */
 int sim_capture_is_after(sim *s, const sim_stream *stream, uint64_t capture, uint32_t node);
@@ -23,7 +23,7 @@ void sim_capture_invalidate(sim *s, uint64_t id);
 int sim_captures_break(sim *s, int device);
 void sim_nodes_copy(sim_nodes *to, const sim_nodes *from);
 void sim_nodes_add(sim_nodes *to, const sim_nodes *from);
-/* Takes back one reference; the graph goes with the last. */
+/* Drops a reference; the last one frees the graph. */
 void sim_graph_drop(sim *s, sim_graph *graph);
 
 #endif

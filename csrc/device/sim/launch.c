@@ -1,5 +1,5 @@
-/* launch.c: what the program launches: kernels and graphs. The oracle hears of
- * the bytes that they access. */
+/* launch.c: the kernels and graphs that the program launches. The oracle is told which bytes they
+ * access. */
 #include "address.h"
 #include "base.h"
 #include "graph.h"
@@ -45,7 +45,7 @@ void sim_kernel(sim *s, int device, void *handle, const void *address, size_t si
   sim_leave(s);
 }
 
-/* The graph's accesses, by an operation or by a node of the stream's capture. */
+/* Notes the graph's accesses, by an operation or by a node of the stream's capture. */
 static void note_accesses(sim *s, const sim_graph *graph, sim_stream *stream, uint64_t index,
                           uint32_t node)
 {

@@ -174,7 +174,7 @@ static void page_forget(sim *s, sim_physical *p)
   physical_free(s, p);
 }
 
-/* The memory goes with the last of who has it. */
+/* Frees the memory when nothing refers to it any more. */
 static void page_settle(sim *s, sim_physical *p)
 {
   if (p->mappings || p->handles)
@@ -250,7 +250,7 @@ esper_status sim_page_name(sim *s, int device, uint64_t page, esper_page_name *n
   return ESPER_OK;
 }
 
-/* Who has a name, and a handle. */
+/* The page that has the name and still has a handle. */
 static sim_physical *named(sim *s, const esper_page_name *name)
 {
   for (uint32_t i = 0; i < s->memory.page_count; i++) {
@@ -366,7 +366,7 @@ esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size)
   esper_status status = check_granularity(s, "page_unmap", size);
   if (status)
     return status;
-  /* First see that all of it can be unmapped, then do it. */
+  /* First check that all of it can be unmapped, then do it. */
   if (!are_pages(s, device, address, size)) {
     sim_report(s, "page_unmap: [0x%zx, +%zu) is not made of whole pages\n", (size_t)address, size);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_unmap: bad addresses");

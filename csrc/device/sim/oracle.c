@@ -1,5 +1,5 @@
-/* oracle.c: who may touch which bytes. It judges every handout and every access,
- * and, where host memory stands behind the addresses, every content. */
+/* oracle.c: the oracle. It checks every handout and every access and, if addresses are host memory,
+ * every content. */
 #include "oracle.h"
 
 #include <stdlib.h>
@@ -38,8 +38,9 @@ uint64_t sim_oracle_owner(sim *s, const char *who, uintptr_t address, size_t siz
   return owner;
 }
 
-/* The access replaces a mark that it comes after; but not one by another of the
- * page's addresses, whose mapping may go before this access is over. */
+/* Whether the access replaces a mark: it must come after it. If the page is mapped at several
+ * addresses, only a mark at the same one is replaced, because the other mapping may go before this
+ * access is over. */
 static int is_replaced(sim *s, const sim_mark *old, const sim_stream *stream, const sim_mark *mark,
                        int aliased)
 {
@@ -48,8 +49,8 @@ static int is_replaced(sim *s, const sim_mark *old, const sim_stream *stream, co
   return sim_mark_is_before(s, old, stream);
 }
 
-/* The old marks that stay, and the access. `common` is the set of the access
- * alone, made when first needed. */
+/* The old marks that stay, plus the access. `common` is the set of only the access, made when first
+ * needed. */
 static sim_marks *marks_after(sim *s, const sim_marks *old, const sim_stream *stream,
                               const sim_mark *mark, int aliased, sim_marks **common)
 {
@@ -73,9 +74,8 @@ static sim_marks *marks_after(sim *s, const sim_marks *old, const sim_stream *st
   return marks;
 }
 
-/* A replay touches memory that its capture was given. Memory that now is
- * somebody else's, who is not of the same capture or group of captures, must
- * not be there. */
+/* A replay touches memory that its capture was given. It is a failure if that memory now has
+ * another owner who is not of the same capture or group of captures. */
 static int replay_may_touch(sim *s, const sim_stretch *t, uint64_t owner)
 {
   if (!t->live || t->owner == owner)
@@ -177,7 +177,7 @@ static int all_is_ordered(sim *s, uintptr_t address, size_t size, const sim_stre
   return 1;
 }
 
-/* Forgets the marks that are over for everybody. */
+/* Drops the marks that are over for everybody. */
 static void prune(sim *s, sim_stretch *t)
 {
   if (!t->marks)
@@ -229,8 +229,8 @@ void sim_owner_begin(sim *s, const void *pointer, size_t size, int device, void 
   sim_leave(s);
 }
 
-/* Ends the owner's stretches of one physical allocation from `offset` on; how
- * many bytes they were, up to the first that is not the owner's. */
+/* Ends the owner's stretches of one physical allocation from `offset` on. Returns the bytes up to
+ * the first that is not the owner's. */
 static size_t owner_end_in(sim *s, sim_physical *p, size_t offset, uint64_t id)
 {
   size_t first = sim_stretch_at(p, offset), i = first;
@@ -283,9 +283,8 @@ int sim_is_ordered(sim *s, const void *address, size_t size, int device, void *h
 
 /* ---- patterns ---------------------------------------------------------- */
 
-/* Every granule holds the number of the owner that wrote it last. Numbers
- * rise with every handout, so a greater one than one's own means that a later
- * owner was there before this access was over. */
+/* Every granule holds the number of the owner that last wrote it. Numbers rise with every handout,
+ * so a higher number means that a later owner wrote before this access was over. */
 void sim_pattern_access(sim *s, const sim_op *op)
 {
   if (!s->options.backed || !op->owner)

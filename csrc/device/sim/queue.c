@@ -1,7 +1,5 @@
-/* queue.c: streams as queues of operations, and the passing of time.
- *
- * Every wait of a stream is for an operation enqueued before, so waits alone
- * form no cycle; flags can. */
+/* queue.c: streams as queues of operations, and the passing of time. A stream waits only for
+ * operations enqueued earlier, so waits alone form no cycle; flags can. */
 #include "queue.h"
 
 #include <stdio.h>
@@ -92,7 +90,7 @@ static void ops_make_room(sim_stream *stream)
   stream->ops_capacity = capacity;
 }
 
-/* The stream's next operation, when it can. */
+/* Executes the stream's next operation if it can run. */
 static int step(sim *s, sim_stream *stream)
 {
   if (stream->executed == stream->enqueued)
@@ -111,7 +109,7 @@ static size_t run_everything(sim *s)
   size_t total = 0, steps;
   do {
     steps = 0;
-    /* From the end: step() puts the last one in the place of one it removes. */
+    /* From the end, because step() moves the last one to the position of one it removes. */
     for (uint32_t i = s->pending_count; i-- > 0;) {
       sim_stream *stream = s->streams[s->pending[i]];
       while (step(s, stream))
@@ -127,7 +125,7 @@ uint64_t sim_enqueue(sim *s, sim_stream *stream, const sim_op *op)
   uint64_t index = stream->enqueued + 1;
   if (s->options.oracle) {
     if (stream->host_version != s->host_version) {
-      /* The host enqueues this after all that it knows to be over. */
+      /* The operation comes after everything that the host knows to be over. */
       sim_clock_join(s, &stream->clock, &s->host);
       stream->host_version = s->host_version;
     }
@@ -149,7 +147,7 @@ uint64_t sim_enqueue(sim *s, sim_stream *stream, const sim_op *op)
   return index;
 }
 
-/* Executes what must be for (stream, index) to be done, and nothing else. */
+/* Executes what (stream, index) depends on, and nothing else. */
 static int run_to(sim *s, sim_stream *stream, uint64_t index)
 {
   if (stream->visiting)
@@ -183,7 +181,7 @@ int sim_run_to(sim *s, sim_stream *stream, uint64_t index)
 {
   if (run_to(s, stream, index))
     return 1;
-  while (run_everything(s)) /* other work may raise the flag it waits for */
+  while (run_everything(s)) /* other work may raise the flag that it waits for */
     if (run_to(s, stream, index))
       return 1;
   sim_report(s,
@@ -205,7 +203,7 @@ void sim_let_time_pass(sim *s)
   if (s->pending_count == 0)
     return;
   if (s->pace_left-- == 0) {
-    /* Quiet and busy stretches find other things than an even pace does. */
+    /* Quiet and busy phases find other bugs than an even pace does. */
     static const uint32_t PACES[] = {0, 1, 2, 4, 16, 64};
     s->pace = PACES[sim_random(&s->random) % 6];
     s->pace_left = (uint32_t)(sim_random(&s->random) % 64);

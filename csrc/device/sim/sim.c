@@ -15,8 +15,8 @@
 
 /* ---- the driver's functions -------------------------------------------- */
 
-/* Begins a call, with the lock held on return: ESPER_OK, or the status that it
- * is to answer at once. */
+/* Begins a call and returns with the lock held. Any status but ESPER_OK must be returned at
+ * once. */
 static esper_status begin(sim *s, sim_call call, int device, void *object)
 {
   sim_call_hook(s, call, 0, device, object);

@@ -1,5 +1,5 @@
-/* state.h: the structures of a simulation. One lock, sim.lock, guards all of them:
- * functions that take them expect it to be held. */
+/* state.h: the structures of a simulation. One lock, sim.lock, guards all of them; functions that
+ * take one expect it to be held. */
 #ifndef ESPER_SIM_STATE_H
 #define ESPER_SIM_STATE_H
 
@@ -8,8 +8,8 @@
 
 #include "sim.h"
 
-/* A vector clock: at[i] is the highest operation of slot i that whoever has
- * the clock is ordered after; 0 past the end. */
+/* A vector clock: at[i] is the highest operation of slot i that the clock's owner is ordered after;
+ * 0 past the end. */
 typedef struct sim_clock {
   uint32_t count, capacity;
   uint64_t *at;
@@ -31,29 +31,29 @@ typedef enum sim_op_kind {
 
 typedef struct sim_op {
   sim_op_kind kind;
-  uint32_t slot;     /* WAIT: of the stream waited for */
+  uint32_t slot;     /* WAIT: slot of the stream waited for */
   uint64_t index;    /* WAIT: operation waited for; flags: the flag */
-  uintptr_t address; /* KERNEL, with host memory behind it */
+  uintptr_t address; /* KERNEL, if addresses are host memory */
   size_t size;
   uint64_t owner;
   sim_access access;
   sim_graph *graph;
 } sim_op;
 
-/* A stream lives in a slot. Operations of a slot are numbered from 1, through
- * all streams that it had in turn, so (slot, number) means one operation for
- * ever. A slot is used again when everybody is ordered after all of it. */
+/* A stream lives in a slot. The operations of a slot are numbered from 1 through all streams that
+ * use it in turn, so (slot, number) always means the same operation. A slot is reused once
+ * everybody is ordered after all of its operations. */
 typedef struct sim_stream {
   uint32_t slot;
   int device;
   uint64_t id;
-  uint32_t handle; /* its place in sim.handles; SIM_NONE: has no handle */
+  uint32_t handle; /* position in sim.handles; SIM_NONE: none */
   int alive;
   uint64_t enqueued, executed;
   sim_op *ops; /* operation i is at i modulo capacity */
   uint64_t ops_capacity;
-  uint32_t pending_at;   /* place in sim.pending; SIM_NONE: nothing pending */
-  int visiting;          /* sim_run_to is at work on it */
+  uint32_t pending_at;   /* position in sim.pending; SIM_NONE: none */
+  int visiting;          /* sim_run_to is visiting it */
   sim_clock clock;       /* what its future is ordered after */
   uint64_t host_version; /* of sim.host when last joined into clock */
   sim_graph *capture;
@@ -64,7 +64,7 @@ typedef struct sim_event {
   int device, alive;
   uint32_t slot;
   uint64_t index; /* 0: never recorded */
-  int all;        /* stands for operations of many slots, `until` */
+  int all;        /* stands for many slots' operations, `until` */
   sim_clock until;
   sim_clock clock;
   uint64_t capture; /* recorded inside this capture */
@@ -75,7 +75,7 @@ typedef struct sim_event {
 #define SIM_NONE UINT32_MAX
 enum { SIM_FLAGS = 64, SIM_REPORT = 8192, SIM_OWNERS = 1 << 16 };
 
-/* Accesses that may still be running, of one stretch of bytes. */
+/* The accesses to one stretch of bytes that may still be running. */
 typedef struct sim_marks sim_marks;
 
 /* The stretches of a physical allocation, in order, without gaps. */
@@ -92,8 +92,8 @@ typedef struct sim_physical {
   size_t size;
   uint64_t page; /* 0: classic */
   size_t mappings;
-  size_t handles;     /* page_create's and page_import's that were not released */
-  uint64_t name;      /* it can be imported by; 0: it cannot */
+  size_t handles;     /* from page_create and page_import, not yet released */
+  uint64_t name;      /* for importing; 0: not exported */
   int kept;           /* it cannot be exported */
   size_t file_offset; /* of a page with host memory behind it */
   sim_stretch *stretches;
@@ -124,17 +124,17 @@ typedef struct sim_memory {
   size_t range_count, range_capacity;
   sim_hole *holes;
   size_t hole_count, hole_capacity;
-  sim_physical **pages; /* by low half of the page's number, less 1 */
+  sim_physical **pages; /* by the low half of the page's number, minus 1 */
   uint32_t page_count, page_capacity, page_turn;
-  uintptr_t next; /* fake addresses handed out so far */
+  uintptr_t next; /* next fake address */
   int file;       /* host memory of pages; -1: not open */
   size_t file_size;
 } sim_memory;
 
 typedef struct sim_node {
   sim_op op;
-  uint64_t *ancestors; /* bit i: node i, for every i below its own number */
-  sim_nodes before;    /* what it depends on directly */
+  uint64_t *ancestors; /* bit i: node i, for every lower number i */
+  sim_nodes before;    /* its direct dependencies */
 } sim_node;
 
 struct sim_graph {
@@ -142,11 +142,11 @@ struct sim_graph {
   uint64_t group; /* 0: none */
   int active, invalid;
   uint32_t origin;  /* slot */
-  sim_graph *outer; /* of a body; valid while that is active */
+  sim_graph *outer; /* of a body; valid while the outer one is active */
   uint32_t outer_node;
   sim_node *nodes;
   uint32_t count, capacity;
-  size_t references; /* the program's, and of launches not yet executed */
+  size_t references; /* of the program and of pending launches */
 };
 
 typedef struct sim_owner { /* for reports */
@@ -164,7 +164,7 @@ typedef struct sim_hook {
 } sim_hook;
 
 typedef struct sim_fault {
-  uint64_t nth; /* calls until it happens; 0: none */
+  uint64_t nth; /* remaining calls until the fault; 0: no fault */
   int sticky;
   esper_status status;
 } sim_fault;
@@ -210,10 +210,10 @@ struct sim {
 
   sim_memory memory;
   int unreachable; /* no device can access another's memory */
-  int keeps;       /* pages are made that cannot be exported */
+  int keeps;       /* new pages cannot be exported */
   uint64_t last_name;
 
-  sim_graph **captures; /* that are active */
+  sim_graph **captures; /* active ones */
   uint32_t capture_count, capture_capacity;
   sim_graph **bodies; /* of active captures */
   uint32_t body_count, body_capacity;
@@ -222,7 +222,7 @@ struct sim {
   sim_clock host;
   uint64_t host_version;
   uint64_t owner_count;
-  sim_owner *owners; /* the last ones, by id modulo SIM_OWNERS */
+  sim_owner *owners; /* the latest ones, by id modulo SIM_OWNERS */
   sim_marks *free_marks[8];
 
   /* Faults, hooks, counts. */

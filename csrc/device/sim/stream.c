@@ -1,5 +1,5 @@
-/* stream.c: streams and their handles. A destroyed stream's handle, and at last its
- * slot, serve another one. */
+/* stream.c: streams and their handles. A destroyed stream's handle, and later its slot, is used for
+ * another one. */
 #include "stream.h"
 
 #include <stdatomic.h>
@@ -8,7 +8,7 @@
 #include "base.h"
 #include "clock.h"
 
-/* Handles are places in a table, so that any handle can be looked at safely. */
+/* Handles are positions in a table, so any handle can be checked safely. */
 static const uintptr_t STREAM_BASE = 0x10000, STREAM_STEP = 64;
 
 void *sim_stream_handle(const sim_stream *stream)
@@ -18,8 +18,8 @@ void *sim_stream_handle(const sim_stream *stream)
   return (void *)(STREAM_BASE + stream->handle * STREAM_STEP);
 }
 
-/* Whether a destroyed stream's slot can carry another stream: nobody has to
- * ask any more whether its operations are done. */
+/* Whether a destroyed stream's slot can be reused, because nobody needs to ask any more whether its
+ * operations are done. */
 static int slot_is_reusable(const sim *s, const sim_stream *stream)
 {
   return !stream->alive && stream->executed == stream->enqueued &&
@@ -175,7 +175,7 @@ uint64_t sim_stream_id(sim *s, int device, void *handle)
 
 void sim_streams_init(sim *s)
 {
-  s->next_stream_id = 100; /* ids are not handles; make mixing them up show */
+  s->next_stream_id = 100; /* ids are not handles: this makes confusing them visible */
   for (int d = 0; d < s->options.devices; d++)
     s->devices[d].legacy = stream_make(s, d)->slot;
 }

@@ -8,7 +8,7 @@
 void sim_streams_init(sim *s);
 void sim_streams_destroy(sim *s);
 void *sim_stream_new(sim *s, int device);
-/* NULL, with a report when `who` is given: no such stream. */
+/* NULL: there is no such stream; reported if `who` is given. */
 sim_stream *sim_stream_find(sim *s, int device, void *handle, const char *who);
 void sim_stream_kill(sim *s, sim_stream *stream);
 void *sim_stream_handle(const sim_stream *stream);
