@@ -30,11 +30,9 @@ from esper_alloc import (  # noqa: E402
     GatherBatchIterator,
     ImageTransform,
     SharedGPUGatherBatchIterator,
-    cifar,
     clear_gpu_dataset_cache,
-    gather,
-    gather_cifar,
 )
+from esper_alloc.helpers.gather import cifar, cifar_batches, iterator as iteration  # noqa: E402
 from esper_alloc.helpers.gather.plan import (  # noqa: E402
     GAMMA,
     Layout,
@@ -464,15 +462,15 @@ def test_environments_without_data_in_the_middle_are_an_error() -> None:
 def test_uneven_devices_on_paper(devices, length, order, drop_last, reuse, rank) -> None:
     """Several devices whose work is done on the CPU: who gets what stays the same."""
 
-    class OnCpu(gather._Worker):
+    class OnCpu(iteration.Worker):
         def __init__(self, device, *arguments) -> None:
             super().__init__(torch.device("cpu"), *arguments)
 
     inputs, targets = data(length)
     layout = Layout(length, tuple(devices), 3, order, drop_last, rank, 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gather, "_Worker", OnCpu)
-        patch.setattr(gather, "check_device_exists", lambda name: None)
+        patch.setattr(iteration, "Worker", OnCpu)
+        patch.setattr(iteration, "check_device_exists", lambda name: None)
         batches = GatherBatchIterator(
             inputs, targets, batch_size_per_env=3, n_envs=len(devices), env_devices=devices, seed=7,
             order=order, drop_last=drop_last, reuse=reuse, rank=rank, world_size=2,
@@ -1043,7 +1041,7 @@ def test_precomputed_augmentation_is_drawn_once(root) -> None:
     batches = cifar_iterator(root, cifar_precompute_aug=True, shuffle=False)
     epochs = [torch.cat([x for batch in batches for x, _ in batch]) for _ in range(2)]
     assert torch.equal(epochs[0], epochs[1])
-    expected = normalised(gather_cifar.augment_once(pictures, 5))
+    expected = normalised(cifar_batches.augment_once(pictures, 5))
     assert torch.equal(epochs[0], expected[: len(epochs[0])])
     assert not torch.equal(epochs[0], normalised(pictures)[: len(epochs[0])])
     # Around an image is black, normalised.
@@ -1144,8 +1142,8 @@ def test_the_cache_is_filled_once_and_can_be_dropped(root, monkeypatch) -> None:
 
 
 def test_cuda_and_cuda_0_are_one_key() -> None:
-    assert gather_cifar._index("cuda") == gather_cifar._index("cuda:0") == 0
-    assert gather_cifar._index("cuda:1") == 1 and gather_cifar._index("cpu") == -1
+    assert cifar_batches._index("cuda") == cifar_batches._index("cuda:0") == 0
+    assert cifar_batches._index("cuda:1") == 1 and cifar_batches._index("cpu") == -1
 
 
 def test_a_load_that_fails_leaves_nothing_behind(root) -> None:
@@ -1222,7 +1220,7 @@ def test_constants_are_documented() -> None:
             assert ", ".join(f"{value:.4f}" for value in values) in text
     for constant in ("0x9E3779B97F4A7C15", "0xBF58476D1CE4E5B9", "0x94D049BB133111EB", "1009"):
         assert constant in text
-    assert (gather_cifar.CROP, gather_cifar.FLIP) == (4, 0.5)
+    assert (cifar_batches.CROP, cifar_batches.FLIP) == (4, 0.5)
 
 
 def test_without_torch_the_error_says_what_to_install() -> None:
