@@ -12,7 +12,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 # Cheap: loads nothing but the standard library.
-from . import former_modules
 from .helpers.cudagraph_outputs.wrapper import CloneCounts, cudagraph_outputs
 from .installation.files import get_include, library_path
 from .installation.pytorch import UnavailableError, need_torch as _need_torch
@@ -108,5 +107,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-former_modules.serve()
 _enable_from_environment()

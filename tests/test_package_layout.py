@@ -29,9 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 #: The modules beside the folders: the public names, and ``python -m esper_alloc``.
 TOP = {
-    "__init__": {"installation", "torch_allocator", "uses", "helpers", "former_modules"},
+    "__init__": {"installation", "torch_allocator", "uses", "helpers"},
     "__main__": {"cli"},
-    "former_modules": set(),
     "mypy_plugin": set(),
 }
 COMPILED = {"_core", "_torch", "_kernels", "_build"}

@@ -32,7 +32,7 @@ from esper_alloc import (  # noqa: E402
     SharedGPUGatherBatchIterator,
     clear_gpu_dataset_cache,
 )
-from esper_alloc.helpers.gather import cifar, cifar_batches, iterator  # noqa: E402
+from esper_alloc.helpers.gather import cifar, cifar_batches, iterator as iteration  # noqa: E402
 from esper_alloc.helpers.gather.plan import (  # noqa: E402
     GAMMA,
     Layout,
@@ -462,15 +462,15 @@ def test_environments_without_data_in_the_middle_are_an_error() -> None:
 def test_uneven_devices_on_paper(devices, length, order, drop_last, reuse, rank) -> None:
     """Several devices whose work is done on the CPU: who gets what stays the same."""
 
-    class OnCpu(iterator.Worker):
+    class OnCpu(iteration.Worker):
         def __init__(self, device, *arguments) -> None:
             super().__init__(torch.device("cpu"), *arguments)
 
     inputs, targets = data(length)
     layout = Layout(length, tuple(devices), 3, order, drop_last, rank, 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(iterator, "Worker", OnCpu)
-        patch.setattr(iterator, "check_device_exists", lambda name: None)
+        patch.setattr(iteration, "Worker", OnCpu)
+        patch.setattr(iteration, "check_device_exists", lambda name: None)
         batches = GatherBatchIterator(
             inputs, targets, batch_size_per_env=3, n_envs=len(devices), env_devices=devices, seed=7,
             order=order, drop_last=drop_last, reuse=reuse, rank=rank, world_size=2,

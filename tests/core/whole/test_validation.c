@@ -3,7 +3,7 @@
  *
  * The batch's memory is reused while the repeat still reads it, unless the
  * batch carries a use. The oracle must notice the step that was written wrong,
- * and be content with each that is right; see esper_alloc/validation.py. */
+ * and be content with each that is right; see esper_alloc/helpers/validation.py. */
 #include "world.h"
 
 static world w;

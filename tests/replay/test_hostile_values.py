@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from esper_alloc import replay
-from esper_alloc.snapshot import SnapshotError
+from esper_alloc.replay import replay
+from esper_alloc.replay.snapshot import SnapshotError
 
 #: Enough to be seen in a message. With three times as many no memory would do.
 DOUBLINGS = 20

@@ -17,10 +17,11 @@ from histories import Recorder, snapshot_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from esper_alloc import _core, snapshot
-from esper_alloc.snapshot import SnapshotError, load_snapshot
+from esper_alloc import _core
+from esper_alloc.replay import snapshot
+from esper_alloc.replay.snapshot import SnapshotError, load_snapshot
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TRACES = sorted(ROOT.glob("examples/traces/*.gz")) + sorted(ROOT.glob("tests/traces/*.gz"))
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 LIMIT = 100
