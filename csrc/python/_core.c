@@ -1,6 +1,6 @@
-/* _core.c: the CPython module esper_alloc._core: the core and its drivers,
- * without PyTorch. It also is the library that extensions and
- * CUDAPluggableAllocator load: esper_alloc_* are exported from it. */
+/* _core.c: the CPython module esper_alloc._core, with the core and its drivers, without PyTorch. It
+ * is also the library that extensions and CUDAPluggableAllocator load: it exports the functions
+ * esper_alloc_*. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -17,7 +17,7 @@
 
 /* ---- small helpers ----------------------------------------------------- */
 
-/* Steals `value`; NULL stands for a failure before. */
+/* Steals `value`; NULL means that an earlier call failed. */
 static int dict_take(PyObject *dict, const char *key, PyObject *value)
 {
   int failed = !value || PyDict_SetItemString(dict, key, value) < 0;
@@ -46,8 +46,8 @@ static PyObject *raise_status(esper_status status)
   return raise_words(status, esper_last_error());
 }
 
-/* The core of the process, or NULL with an exception. Making it starts CUDA,
- * which takes a while. */
+/* The core of the process, or NULL with an exception. Making it initialises CUDA, which takes a
+ * while. */
 static esper_core *core_or_raise(void)
 {
   esper_core *core;

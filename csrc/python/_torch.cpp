@@ -1,6 +1,6 @@
-// esper_alloc._torch: the PyTorch side of esper_alloc, built for one minor
-// version of torch. Import torch first; esper_alloc/installation/pytorch.py does, and
-// refuses to load this module under another version.
+// The module esper_alloc._torch, the PyTorch side of esper_alloc, built for one minor version of
+// torch. torch must be imported first. esper_alloc/installation/pytorch.py does that, and refuses
+// to load this module with another version.
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/version.h>
@@ -20,8 +20,8 @@ namespace
 
 namespace native = c10::cuda::CUDACachingAllocator;
 
-// A torch._C._cuda_CUDAAllocator. It does not own: the allocator outlives the
-// interpreter, as c10 requires.
+// A torch._C._cuda_CUDAAllocator. It does not own the allocator, which outlives the interpreter, as
+// c10 requires.
 PyObject *make_allocator(PyObject * /*module*/, PyObject * /*none*/)
 {
   HANDLE_TH_ERRORS
@@ -33,7 +33,7 @@ PyObject *make_allocator(PyObject * /*module*/, PyObject * /*none*/)
 
 PyObject *is_current(PyObject * /*module*/, PyObject * /*none*/)
 {
-  // Making ours parses PyTorch's options, which may raise: asking makes none.
+  // Calling allocator() here would make one and parse PyTorch's options, which may raise.
   return PyBool_FromLong(dynamic_cast<esper::Allocator *>(native::get()) != nullptr);
 }
 

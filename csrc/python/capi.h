@@ -1,14 +1,13 @@
-/* capi.h: the C interface that esper_alloc._core offers to other extension
- * modules, above all to the PyTorch shim, as the capsule named below. Through
- * it they share the one core of the process, whatever the dynamic linker made
- * of the symbols. Valid C11 and C++ (GNU: for __typeof__).
+/* capi.h: the C interface that esper_alloc._core offers to other extension modules, above all to
+ * the PyTorch shim, as the capsule named below. It gives them the one core of the process, however
+ * the dynamic linker resolved their symbols. Valid C11 and C++ (GNU: for __typeof__).
  *
  *   const struct esper_capi *esper = esper_capi_import();
  *   if (!esper)
  *     return NULL; // a Python exception is set
  *   esper->malloc(esper->instance(), size, stream, &ptr);
  *
- * A member is named as its function in esper_alloc.h, without the "esper_". */
+ * A member has the name of its function in esper_alloc.h, without "esper_". */
 #ifndef ESPER_CAPI_H
 #define ESPER_CAPI_H
 
@@ -16,7 +15,7 @@
 
 #define ESPER_CAPI_NAME "esper_alloc._core.capi"
 
-/* Raised by every change to the list below or to a type in esper_alloc.h. */
+/* Increased with every change of the list below or of a type in esper_alloc.h. */
 #define ESPER_CAPI_VERSION 8u
 
 /* F(name) for each public function esper_<name> */
@@ -52,9 +51,8 @@ struct esper_capi {
   unsigned version; /* ESPER_CAPI_VERSION of the _core that made this */
   size_t size;      /* sizeof(struct esper_capi) there */
 
-  /* The core of this process over the CUDA driver, made by the first call.
-   * NULL: there is none, esper_last_error() says why; asked again it tries
-   * again. */
+  /* The core of this process over the CUDA driver, made by the first call. NULL: it could not be
+   * made, and esper_last_error() says why; the next call tries again. */
   esper_core *(*instance)(void);
 
 #define ESPER_CAPI_MEMBER(name) esper_capi_##name name;
@@ -63,11 +61,11 @@ struct esper_capi {
 };
 
 #ifdef Py_PYTHON_H
-/* The interface of the _core that is installed. NULL with a Python exception:
- * it could not be imported, or is not the one that this header belongs to. */
+/* The interface of the installed _core. NULL with a Python exception: it could not be imported, or
+ * this header belongs to another one. */
 static inline const struct esper_capi *esper_capi_import(void)
 {
-  /* PyCapsule_Import itself imports the package only, not the submodule. */
+  /* PyCapsule_Import imports only the package, not the submodule. */
   PyObject *core = PyImport_ImportModule("esper_alloc._core");
   if (!core)
     return NULL;

@@ -1,4 +1,4 @@
-/* pickle_check.c: the verdict on a pickle as a number or an error in words. */
+/* pickle_check.c: returns a pickle's cost as a number, or raises what is wrong with it. */
 #define PY_SSIZE_T_CLEAN
 #include "pickle_check.h"
 
@@ -12,12 +12,11 @@ const char esper_py_check_pickle_doc[] =
     "many bytes loading it would take. Stops as soon as these are more than\n"
     "`limit`. Raises ValueError, saying which byte is wrong and why.";
 
-/* What to do about a file that is refused for its shape. */
+/* What to do about a file whose structure is refused. */
 #define REMEDY "write the snapshot again with torch.cuda.memory._dump_snapshot()"
 
-/* Raises ValueError for a pickle that is not admitted. marked: it begins as
- * those of protocol 2 and later do, and snapshots always. What does not is
- * rather no pickle than a hostile one. */
+/* Raises ValueError for a refused pickle. `marked`: it begins as those of protocol 2 and later do,
+ * and snapshots always. A file that does not is probably no pickle rather than a hostile one. */
 static PyObject *verdict_raise(const pickle_verdict *v, int marked)
 {
   PyObject *error = PyExc_ValueError;

@@ -1,4 +1,4 @@
-/* pickle_check.h: whether a pickle holds nothing but plain data, for Python. */
+/* pickle_check.h: the Python function that checks that a pickle has nothing but plain data. */
 #ifndef ESPER_PY_PICKLE_CHECK_H
 #define ESPER_PY_PICKLE_CHECK_H
 

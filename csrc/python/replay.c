@@ -1,17 +1,14 @@
-/* replay.c: runs a recorded history through a fresh core.
+/* replay.c: runs a recorded history through a new core.
  *
- * The history comes as an array of operations, each naming an allocation by
- * its slot. It is run twice, each time on a core of its own: with a trace that
- * is read after every operation and added up, then without, against the clock.
- * Runs too short to time are repeated.
+ * The history is an array of operations, each naming an allocation by its slot. It runs twice, on a
+ * new core each time: first with a trace, which is read and added up after every operation, then
+ * without, to measure the time. Runs too short to measure are repeated.
  *
- * A free may be pending: its memory is used on another stream until a later
- * operation says that the use is done. Such a use lies on a stream of its own
- * that is stalled until then (replay/stalled_driver.h). Everything else is taken
- * to be done at once: how far the GPU had come is not recorded. The core finds out late
- * what is done, while a recording says when; so wherever a free completes in
- * the recording and not yet in the core (it was memory lent between streams),
- * the core is told to look, at the same place in every run. */
+ * A free may be pending: another stream uses the memory until a later operation ends that use. Such
+ * a use is put on a stream of its own that is stalled until then (replay/stalled_driver.h). All
+ * other work counts as done at once, because a recording does not tell how far the GPU was. A core
+ * may find out later than the recording that a free has completed (of memory lent between streams).
+ * There the replay makes the core look, at the same operation in every run. */
 #define PY_SSIZE_T_CLEAN
 #include "replay.h"
 
@@ -27,12 +24,12 @@
 typedef enum operation_kind {
   OPERATION_ALLOC,        /* slot: size bytes on stream, from pool */
   OPERATION_FREE,         /* slot */
-  OPERATION_FREE_PENDING, /* slot, used until stream (of the uses) is done */
-  OPERATION_DONE,         /* the use on stream (of the uses) is over */
+  OPERATION_FREE_PENDING, /* slot, used until this stream of the uses is done */
+  OPERATION_DONE,         /* the use on this stream of the uses is over */
   OPERATION_KINDS
 } operation_kind;
 
-/* As packed in Python: "=IIIIQ". */
+/* Packed in Python as "=IIIIQ". */
 typedef struct operation {
   uint32_t kind;
   uint32_t slot;
@@ -41,11 +38,11 @@ typedef struct operation {
   uint64_t size;
 } operation;
 
-/* What is asked for, checked. */
+/* What to replay; checked. */
 typedef struct history {
   const operation *operations;
   size_t count;
-  size_t start; /* the first operations only build the state at the start */
+  size_t start; /* the operations before it only build the initial state */
   size_t slots, streams, uses, pools;
   uint64_t (*pool_ids)[2];
   esper_reuse_order order;
@@ -57,28 +54,28 @@ typedef struct usage {
   int64_t allocated, active, reserved; /* bytes */
 } usage;
 
-/* One core over one driver, and what the history names in it. */
+/* One core over one driver, and the objects that the history names. */
 typedef struct stage {
   sim *simulation; /* NULL on CUDA */
   stalled_driver *driver;
   esper_core *core;
-  esper_stream *streams; /* the history's, then the unnamed ones of uses */
+  esper_stream *streams; /* the history's, then those of uses */
   size_t streams_made;
   esper_pool **pools;
   void **slots;
   unsigned char *late; /* operations after which the core must look; shared */
-  char failure[512];   /* what went wrong first; empty: nothing */
+  char failure[512];   /* the first failure; empty: none */
   esper_status status;
   size_t failed_at; /* the operation, or SIZE_MAX */
 } stage;
 
 typedef struct result {
-  double nanoseconds; /* of one run's operations */
-  size_t operations;  /* that were timed */
-  uint64_t *calls;    /* by function, made by the operations */
+  double nanoseconds; /* time of one run's operations */
+  size_t operations;  /* number of timed operations */
+  uint64_t *calls;    /* calls of each function by the operations */
   size_t call_count;
   usage peak;
-  int64_t segments;    /* at their most */
+  int64_t segments;    /* the highest number */
   usage *curve;        /* after each operation */
   unsigned char *late; /* see stage */
 } result;
@@ -123,7 +120,7 @@ static int open_driver(stage *s, const history *h)
     if (status != ESPER_OK)
       return fail(s, SIZE_MAX, status, "the CUDA driver");
   } else {
-    /* Memory without end: a request that failed when recorded is no entry. */
+    /* Practically unlimited memory, because recordings leave out requests that failed. */
     sim_options options = {.capacity = (size_t)1 << 46, .virtual_memory = 1};
     s->simulation = sim_create(&options);
     if (!s->simulation)
@@ -239,15 +236,15 @@ static int run_operations(stage *s, const history *h, size_t first, size_t end)
   return !s->failure[0];
 }
 
-/* The driver's calls so far, minus those in `calls`, into `calls`. */
+/* Replaces each number in `calls` by the driver's calls so far minus that number. */
 static void count_calls(const stage *s, result *r)
 {
   for (size_t i = 0; i < r->call_count; i++)
     r->calls[i] = esper_driver_calls(s->core, (int)i) - r->calls[i];
 }
 
-/* Times the operations; the fastest of several runs, since what slows one down
- * is the machine. On CUDA one run: getting the memory is real work there. */
+/* Measures the operations, taking the fastest of several runs, because only the machine slows one
+ * down. On CUDA there is one run, because obtaining memory is real work there. */
 static int run_timed(stage *s, const history *h, result *r)
 {
   int64_t total = 0;
@@ -275,7 +272,7 @@ static int run_timed(stage *s, const history *h, result *r)
 
 /* ---- the trace ---------------------------------------------------------- */
 
-/* Sizes are added up as those of the recording are. */
+/* Rounds a size as it is rounded when the recording is added up. */
 static int64_t round_size(uint64_t size)
 {
   return (int64_t)((size + 511) & ~UINT64_C(511));
@@ -308,8 +305,8 @@ static void add_entry(usage *now, usage *peak, const esper_trace_entry *entry)
   raise_peak(&peak->active, now->active);
 }
 
-/* Adds up what the core traced since the last call; *completed becomes how
- * many frees completed. */
+/* Adds up what the core traced since the last call. *completed becomes the number of frees that
+ * completed. */
 static int read_trace(stage *s, size_t at, usage *now, usage *peak, size_t *completed)
 {
   esper_trace_entry *entries = NULL;
@@ -327,8 +324,8 @@ static int read_trace(stage *s, size_t at, usage *now, usage *peak, size_t *comp
   return 1;
 }
 
-/* Makes the core look for the free that completes here. On CUDA the event of
- * a stream that has nothing to do still takes some microseconds. */
+/* Makes the core look for the free that completes here. On CUDA even an idle stream's event takes
+ * some microseconds. */
 static int complete_late(stage *s, const history *h, size_t at, usage *now, usage *peak)
 {
   enum { PATIENCE_NANOSECONDS = 10 * 1000 * 1000 };
@@ -358,7 +355,7 @@ static int run_traced(stage *s, const history *h, result *r)
 {
   if (!stage_open(s, h, r->late))
     return 0;
-  /* One operation completes at most what all others left pending. */
+  /* One operation completes at most the frees that all others left pending. */
   esper_status status = esper_trace_start(s->core, h->count + 1024);
   if (status != ESPER_OK)
     return fail(s, SIZE_MAX, status, "tracing");
@@ -384,8 +381,8 @@ static int run_traced(stage *s, const history *h, result *r)
 
 /* ---- Python ------------------------------------------------------------- */
 
-/* Names the first operation that is out of bounds or out of turn. A slot is
- * allocated once and freed once; a use is over before it serves again. */
+/* Finds the first operation that is out of bounds or out of order. A slot is allocated and freed
+ * once; a use ends before its stream serves another. */
 static const char *find_fault(const history *h, size_t *at)
 {
   enum { UNBORN, LIVE, DEAD };

@@ -1,4 +1,4 @@
-/* replay.h: runs a recorded history through a fresh core. */
+/* replay.h: the Python function that runs a recorded history through a new core. */
 #ifndef ESPER_REPLAY_H
 #define ESPER_REPLAY_H
 

@@ -5,7 +5,7 @@
 #include "../esper_alloc.h"
 #include "../instance.h"
 
-/* The core and a device of it, or NULL with an exception. */
+/* The core and the number of a device, or NULL with an exception. */
 static esper_core *core_with_device(PyObject *argument, int *device)
 {
   long index = PyLong_AsLong(argument);
@@ -39,7 +39,7 @@ static PyObject *address_of(const void *handle)
   return PyLong_FromUnsignedLongLong((uintptr_t)handle);
 }
 
-/* Appends `value`, which it steals; NULL stands for a failure before. */
+/* Appends and steals `value`; NULL means that an earlier call failed. */
 static int list_take(PyObject *list, PyObject *value)
 {
   int failed = !value || PyList_Append(list, value) < 0;

@@ -1,4 +1,4 @@
-/* report.h: what a program that hangs waits for, as Python objects. */
+/* report.h: what a program that hangs may be waiting for, as Python objects. */
 #ifndef ESPER_PYTHON_REPORT_H
 #define ESPER_PYTHON_REPORT_H
 
