@@ -1,4 +1,4 @@
-/* check.c: reads one opcode after the other, and lets the machine take the step. */
+/* check.c: reads the opcodes one by one and makes the machine execute them. */
 #include "check.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@ typedef struct reader {
   size_t size, at;
 } reader;
 
-/* A little-endian number; 0 when the data ends before it does. */
+/* Reads a little-endian number; 0 if the data ends too early. */
 static int read_number(reader *r, unsigned width, uint64_t *number)
 {
   if (r->size - r->at < width)
@@ -31,7 +31,7 @@ static int skip_bytes(reader *r, uint64_t count)
   return 1;
 }
 
-/* Leaves *line at the text before the next newline. */
+/* Stores the text up to the next newline. */
 static int read_line(reader *r, const char **line, size_t *length)
 {
   const unsigned char *start = r->data + r->at;
@@ -44,7 +44,7 @@ static int read_line(reader *r, const char **line, size_t *length)
   return 1;
 }
 
-/* Decimal digits; anything else, and what would overflow, is UINT64_MAX. */
+/* Parses decimal digits. UINT64_MAX: something else, or an overflow. */
 static uint64_t parse_index(const char *text, size_t length)
 {
   uint64_t value = 0;
@@ -58,7 +58,7 @@ static uint64_t parse_index(const char *text, size_t length)
   return value;
 }
 
-/* Reads what follows an opcode; 0 when the data ends before it does. */
+/* Reads an opcode's argument; 0 if the data ends too early. */
 static int read_argument(reader *r, opcode op, uint64_t *index, uint64_t *cost)
 {
   uint64_t number = 0;

@@ -1,15 +1,13 @@
-/* limits.h: how much a pickle may ask of the one who loads it. */
+/* limits.h: how much a pickle may demand of its loader. */
 #ifndef ESPER_PICKLE_LIMITS_H
 #define ESPER_PICKLE_LIMITS_H
 
-/* Levels of containers in each other. Python hashes and frees nested tuples by
- * recursion, and enough of them end the process. PyTorch's snapshots have fewer
- * than 20 levels. */
+/* Levels of nested containers. Python hashes and frees nested tuples recursively, and too many
+ * levels crash the process. PyTorch's snapshots have fewer than 20. */
 #define PICKLE_DEPTH_LIMIT 100
 
-/* Values in a dictionary's key, those of nested tuples included. A small file
- * can describe a tuple that holds the same tuples again and again, and would
- * take years to hash. */
+/* Values in a dictionary's key, including those of nested tuples. A small file can describe a tuple
+ * that contains the same tuples again and again and takes years to hash. */
 #define PICKLE_KEY_LIMIT 1000
 
 #endif

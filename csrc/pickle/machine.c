@@ -1,10 +1,10 @@
-/* machine.c: each step does to the shadows what the loader does to the values. */
+/* machine.c: does to the shadows what the loader does to the values. */
 #include "machine.h"
 
 #include <stdlib.h>
 
-/* A value on the stack or in the memo: one of these two, or that many more than
- * the number of its shadow. */
+/* A value on the stack or in the memo is one of these, or CONTAINER plus the number of its
+ * shadow. */
 enum { ABSENT = 0, SCALAR = 1, CONTAINER = 2 };
 
 enum { TUPLE, LIST, DICT };
@@ -43,19 +43,19 @@ static shadow *shadow_of(const machine *m, size_t value)
   return value < CONTAINER ? NULL : (shadow *)m->shadows.items + (value - CONTAINER);
 }
 
-/* How low the stack may sink: to its height at the last mark. */
+/* The lowest height that the stack may have: that at the last mark. */
 static size_t machine_floor(const machine *m)
 {
   return m->marks.count ? row_numbers(&m->marks)[m->marks.count - 1] : 0;
 }
 
-/* Values above the last mark. */
+/* The number of values above the last mark. */
 static size_t machine_above(const machine *m)
 {
   return m->stack.count - machine_floor(m);
 }
 
-/* Takes the last mark away, and leaves *start at the height that it had. */
+/* Removes the last mark; *start becomes the height of the stack there. */
 static bool mark_take(machine *m, size_t *start)
 {
   if (m->marks.count == 0)
@@ -71,7 +71,7 @@ static size_t key_size(const machine *m, size_t value)
   return s && s->kind == TUPLE ? s->size : 1;
 }
 
-/* Puts the values from `start` up into the container. */
+/* Puts the values from `start` on into the container. */
 static outcome machine_fill(machine *m, shadow *into, size_t start)
 {
   size_t size = into->size;
@@ -95,7 +95,7 @@ static outcome machine_fill(machine *m, shadow *into, size_t start)
   return DONE;
 }
 
-/* Of the values from `start` up every second one is a key. */
+/* Checks the keys, which are every second value from `start` on. */
 static outcome machine_check_pairs(const machine *m, size_t start)
 {
   if ((m->stack.count - start) % 2 != 0)
@@ -107,7 +107,7 @@ static outcome machine_check_pairs(const machine *m, size_t start)
   return DONE;
 }
 
-/* Replaces the values from `start` up by a container that holds them. */
+/* Replaces the values from `start` on by a container of them. */
 static outcome machine_make(machine *m, unsigned char kind, size_t start)
 {
   outcome done = kind == DICT ? machine_check_pairs(m, start) : DONE;
@@ -125,13 +125,13 @@ static outcome machine_make(machine *m, unsigned char kind, size_t start)
   return row_push(&m->stack, CONTAINER + number);
 }
 
-/* Moves the values from `start` up into the list or dict below them. */
+/* Moves the values from `start` on into the list or dict below them. */
 static outcome machine_add(machine *m, unsigned char kind, size_t start)
 {
   if (start <= machine_floor(m) || start > m->stack.count)
     return NOT_POSSIBLE;
   if (start == m->stack.count)
-    return DONE; /* the loader does not even look at what is below */
+    return DONE; /* the loader does not look at the container then */
   shadow *into = shadow_of(m, row_numbers(&m->stack)[start - 1]);
   if (!into || into->kind != kind)
     return NOT_POSSIBLE;

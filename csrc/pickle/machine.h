@@ -1,12 +1,11 @@
-/* machine.h: the loader's stack, marks and memo, with shadows for values.
+/* machine.h: the loader's stack, marks and memo, with a shadow in place of each container.
  *
- * A container's shadow knows how deep it is nested: 1 when it is empty or holds
- * only scalars, else one more than the deepest container in it.
+ * A shadow knows how deep its container is nested: 1 if it is empty or has only scalars, otherwise
+ * one more than the deepest container in it.
  *
- * A list or dict that another container holds may not change any more. So the
- * depth of what holds it stays true, and nothing can hold itself. Python's
- * pickler fills a container before it puts it into another one, except where
- * data has circles. */
+ * A list or dict in another container must not change any more. So the depth of the outer one stays
+ * right, and nothing can contain itself. Python's pickler fills a container before it puts it into
+ * another, unless the data is circular. */
 #ifndef ESPER_PICKLE_MACHINE_H
 #define ESPER_PICKLE_MACHINE_H
 
@@ -21,20 +20,20 @@ typedef struct shadow {
   unsigned char kind;
   unsigned char depth;
   bool held;           /* another container holds it */
-  unsigned short size; /* of a tuple, as a key; at most one more than PICKLE_KEY_LIMIT */
+  unsigned short size; /* of a tuple as a key; PICKLE_KEY_LIMIT + 1 at most */
 } shadow;
 
-/* An array that grows. */
+/* A growing array. */
 typedef struct row {
   void *items;
   size_t count, room;
 } row;
 
 typedef struct machine {
-  row stack;   /* size_t: what the value is, see machine.c */
-  row marks;   /* size_t: how high the stack was */
-  row memo;    /* size_t, as in the stack */
-  row shadows; /* of all containers made */
+  row stack;   /* of size_t: the values, see machine.c */
+  row marks;   /* of size_t: heights of the stack */
+  row memo;    /* of size_t, as in the stack */
+  row shadows; /* one for each container made */
   size_t memo_filled;
 } machine;
 
@@ -42,17 +41,17 @@ typedef enum outcome {
   DONE,
   NOT_POSSIBLE, /* the loader would raise */
   TOO_DEEP,
-  CIRCULAR, /* changes what is held */
+  CIRCULAR, /* changes a container that is in another */
   HUGE_KEY,
-  MEMO_GAP, /* stores far from all other indexes, and the loader's memo is an array */
+  MEMO_GAP, /* skips indices; the loader's memo is an array */
   NO_MEMORY
 } outcome;
 
-/* Obeys one opcode, neither REFUSED nor UNKNOWN. index: its argument, for the
- * memo. STOP needs a value on top of the stack. */
+/* Executes one opcode, neither REFUSED nor UNKNOWN. `index` is its argument, for the memo. STOP
+ * needs a value on top of the stack. */
 outcome machine_step(machine *m, opcode op, uint64_t index);
 
-/* A machine of zeros is ready to step. */
+/* Frees what the machine has. A machine of zeros is ready to use. */
 void machine_free(machine *m);
 
 #endif

@@ -1,4 +1,4 @@
-/* opcodes.c: the table of all opcodes, protocols 0 to 5. */
+/* opcodes.c: the table of all opcodes of protocols 0 to 5. */
 #include "opcodes.h"
 
 enum { CONTAINER_COST = 72, SCALAR_COST = 32, ITEM_COST = 8 };
@@ -15,7 +15,7 @@ static const opcode table[256] = {
     ['t'] = {MARK_TUPLE, NONE, 0, CONTAINER_COST},
     ['l'] = {MARK_LIST, NONE, 0, CONTAINER_COST},
     ['d'] = {MARK_DICT, NONE, 0, CONTAINER_COST},
-    /* What fills them. */
+    /* What fills containers. */
     ['a'] = {APPEND_ONE, NONE, 0, 0},
     ['e'] = {APPEND_MARKED, NONE, 0, 0},
     ['s'] = {SET_ONE, NONE, 0, 0},
@@ -58,7 +58,7 @@ static const opcode table[256] = {
     [0x8c] = {PUSH_SCALAR, COUNTED, 1, SCALAR_COST},
     [0x8d] = {PUSH_SCALAR, COUNTED, 8, SCALAR_COST},
     [0x8e] = {PUSH_SCALAR, COUNTED, 8, SCALAR_COST},
-    /* The format itself: its version, and how long the next stretch is. */
+    /* The format itself: its version, and the length of a frame. */
     [0x80] = {NOTHING, FIXED, 1, 0},
     [0x95] = {NOTHING, FIXED, 8, 0},
     /* Globals, calls, and objects' state. */

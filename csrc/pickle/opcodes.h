@@ -5,15 +5,15 @@
 /* What an opcode does to the loader's stack and memo. */
 typedef enum effect {
   UNKNOWN = 0, /* there is no such opcode */
-  REFUSED,     /* would look up or call something, or make something other than plain data */
+  REFUSED,     /* looks up or calls something, or makes more than plain data */
   NOTHING,
   STOP,
   PUSH_SCALAR,
-  PUSH_TUPLE, /* an empty one, and so are the next two */
+  PUSH_TUPLE, /* an empty one; so do the next two */
   PUSH_LIST,
   PUSH_DICT,
-  TAKE_TUPLE, /* of the `width` values on top */
-  MARK_TUPLE, /* of all values above the mark, and so are the next two */
+  TAKE_TUPLE, /* of the topmost `width` values */
+  MARK_TUPLE, /* of all values above the mark; so do the next two */
   MARK_LIST,
   MARK_DICT,
   APPEND_ONE,
@@ -21,7 +21,7 @@ typedef enum effect {
   SET_ONE,
   SET_MARKED,
   PUSH_MARK,
-  POP_VALUE, /* or the mark, when it is on top */
+  POP_VALUE, /* or the mark if that is on top */
   POP_MARKED,
   DUPLICATE,
   MEMO_GET,
@@ -32,8 +32,8 @@ typedef enum effect {
 /* What follows an opcode. */
 typedef enum argument {
   NONE = 0,
-  FIXED,   /* `width` bytes that do not matter here */
-  COUNTED, /* a length of `width` bytes, then as many bytes */
+  FIXED,   /* `width` bytes, ignored here */
+  COUNTED, /* a length in `width` bytes, then that many bytes */
   LINE,    /* up to the next newline */
   INDEX,   /* an index of `width` bytes */
   INDEX_LINE
@@ -43,12 +43,12 @@ typedef struct opcode {
   unsigned char effect;
   unsigned char argument;
   unsigned char width;
-  unsigned char cost; /* bytes that loading takes for it, beside its contents */
+  unsigned char cost; /* bytes that loading it takes, besides its contents */
 } opcode;
 
 opcode opcode_describe(unsigned char code);
 
-/* Says what a refused opcode asks for, as the end of a sentence. */
+/* What a refused opcode does, as the end of a sentence. */
 const char *opcode_refusal(unsigned char code);
 
 #endif
