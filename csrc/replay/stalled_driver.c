@@ -2,16 +2,15 @@
 
 #include <stdlib.h>
 
-/* Every stall has a number of its own, so that a stream that is stalled again
- * does not bring back what an earlier stall kept pending. */
+/* Every stall has its own number, so that stalling a stream again does not make earlier events
+ * pending again. */
 typedef struct stall {
   void *stream;
   uint64_t number;
 } stall;
 
-/* Streams or events to stalls; open addressing. Empty slots have a NULL key,
- * removed ones the address of the map itself. The legacy stream, NULL, is
- * never stalled. */
+/* A hash map from streams or events to stalls, with open addressing. Empty slots have a NULL key,
+ * removed ones the address of the map itself. The legacy stream, NULL, is never stalled. */
 typedef struct map {
   const void **keys;
   stall *values;
@@ -47,7 +46,7 @@ static void map_place(map *m, const void *key, stall value)
   m->filled++;
 }
 
-/* Twice the room that the keys need; removed slots are dropped on the way. */
+/* Makes the map large enough and drops removed slots. */
 static int map_rebuild(map *m)
 {
   size_t alive = 0;
@@ -73,7 +72,7 @@ static int map_rebuild(map *m)
   return 1;
 }
 
-/* Makes sure that one more key fits; 0: no host memory. */
+/* Makes sure that one more key fits. 0: no host memory. */
 static int map_reserve(map *m)
 {
   return 2 * (m->filled + 1) <= m->capacity || map_rebuild(m);
@@ -96,7 +95,7 @@ struct stalled_driver {
   esper_driver face;
   const esper_driver *below;
   map streams; /* streams that are stalled now */
-  map events;  /* events that were recorded on a stream while it was stalled */
+  map events;  /* events recorded on a stalled stream */
   uint64_t stalls;
 };
 
@@ -126,7 +125,7 @@ void stalled_driver_release(stalled_driver *d, void *stream)
   map_remove(&d->streams, stream);
 }
 
-/* Waiting for an event lasts until its stall is over. */
+/* Releases the stream whose stall keeps the event pending. */
 static void release_event(stalled_driver *d, const void *event)
 {
   void *stream;
@@ -151,7 +150,8 @@ static esper_status stalled_event_record(void *self, int device, void *event, vo
   return ESPER_OK;
 }
 
-/* Several stalls at once are more than an event can be put down to here. */
+/* An event here can depend on one stall only, so this is unsupported while any stream is
+ * stalled. */
 static esper_status stalled_event_record_all(void *self, int device, void *event)
 {
   stalled_driver *d = self;
