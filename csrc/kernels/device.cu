@@ -11,7 +11,7 @@ extern "C" cudaError_t esper_kernels_run_here(void)
   cudaFuncAttributes attributes;
   cudaError_t error = cudaFuncGetAttributes(&attributes, esper_any_kernel);
   if (error != cudaSuccess) {
-    cudaGetLastError(); // it is the answer, and not to be met again by the next call
+    cudaGetLastError(); // it is returned, so the next call must not see it again
   }
   return error;
 }

@@ -1,9 +1,8 @@
-/* Which GPUs the kernels here can run on.
+/* device.h: whether a GPU can run the kernels in this folder.
  *
- * Kernels are compiled for the GPUs that were known when they were built; another one
- * has no code that it can run. Asked once a device, so that the helpers can fall back
- * to PyTorch's own operations and say so.
- */
+ * Kernels are compiled for the GPUs known at the time, and other GPUs have no code to run. The
+ * helpers ask once for each device, so that they can use PyTorch's own operations instead and say
+ * so. */
 #ifndef ESPER_KERNELS_DEVICE_H
 #define ESPER_KERNELS_DEVICE_H
 
@@ -13,8 +12,8 @@
 extern "C" {
 #endif
 
-/* cudaSuccess if the current device can run what was compiled here,
- * cudaErrorNoKernelImageForDevice or another error if not. Launches nothing. */
+/* cudaSuccess if the current device can run these kernels, otherwise
+ * cudaErrorNoKernelImageForDevice or another error. Launches nothing. */
 cudaError_t esper_kernels_run_here(void);
 
 #ifdef __cplusplus

@@ -14,10 +14,11 @@ typedef esper_divisor Divisor;
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kUnitsEach = 4; // loads that a thread has in flight
 constexpr uint32_t kTile = kThreads * kUnitsEach;
-// Tables of so many channels are kept in shared memory, others are read where they are.
+// Tables of up to this many channels are copied to shared memory.
 constexpr uint32_t kSharedChannels = 8;
 
-// Everything that a launch needs, as its parameter. Constant memory serves all threads.
+// Everything that a launch needs, as its parameter, so that all threads read it from constant
+// memory.
 struct Parameters {
   Batch batch;
   Column columns[ESPER_GATHER_COLUMNS];
@@ -37,7 +38,7 @@ __device__ __forceinline__ uint32_t divide(uint32_t x, const Divisor &d)
   return (__umulhi(x, d.multiplier) + x) >> d.shift;
 }
 
-// The quotient; x becomes the remainder.
+// Returns the quotient; x becomes the remainder.
 __device__ __forceinline__ uint32_t split(uint32_t &x, const Divisor &d)
 {
   const uint32_t quotient = divide(x, d);
@@ -51,7 +52,7 @@ __device__ __forceinline__ int64_t sample_of(const Batch &batch, uint32_t row)
   return batch.order != nullptr ? __ldg(batch.order + at) : batch.offset + at;
 }
 
-// Where a row of a column goes to.
+// Where a row of a column goes.
 template <typename P>
 __device__ __forceinline__ char *destination(const P &p, uint32_t column, uint32_t row,
                                              uint32_t row_bytes)
@@ -126,11 +127,11 @@ __device__ __forceinline__ float result<float>(float x)
   return x;
 }
 
-// What a value of the source becomes before the conversion. Every operation is rounded as
-// PyTorch rounds it.
+// What a value of the source becomes before its conversion. Every operation is rounded as PyTorch
+// rounds it.
 struct Bytes {
   const uint8_t *image;
-  const float *table; // [channels, 256], or null: values are kept
+  const float *table; // [channels, 256]; null: values are kept
 
   __device__ __forceinline__ float operator()(uint32_t at, uint32_t channel) const
   {
@@ -148,7 +149,7 @@ struct Bytes {
 
 struct Floats {
   const void *image;
-  const float *constants; // mean of each channel, then std; or null
+  const float *constants; // the channels' means, then their stds; or null
   uint32_t channels;
   uint8_t type;
 
@@ -188,7 +189,7 @@ __device__ __forceinline__ Floats source_of(const Column &column, const char *im
   return {image, constants, column.channels.by, column.source_type};
 }
 
-// The finaliser of splitmix64: esper_alloc/helpers/gather/plan.py's mix().
+// The finaliser of splitmix64, as mix() in esper_alloc/helpers/gather/plan.py.
 __device__ __forceinline__ uint64_t mix(uint64_t x)
 {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -196,7 +197,7 @@ __device__ __forceinline__ uint64_t mix(uint64_t x)
   return x ^ (x >> 31);
 }
 
-// Where a sample's window lies, and whether it is flipped: transform.py's crop_and_flip().
+// A sample's window and whether it is flipped, as crop_and_flip() in transform.py.
 struct Window {
   int32_t top, left;
   bool flip;
@@ -215,7 +216,7 @@ __device__ __forceinline__ Window window_of(const Column &column, uint64_t seed,
   return window;
 }
 
-// A place in an image, moving on as the result's elements lie in memory.
+// A position in an image, which advances in the order of the result's elements.
 struct Place {
   uint32_t channel, height, width;
 
@@ -259,7 +260,7 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
   T values[N];
 };
 
-// S: uint8_t, or float for the three types of floats.
+// S is uint8_t, or float for all three types of floats.
 template <typename S, typename R, int N, typename P>
 __device__ __forceinline__ void convert_tile(const P &p, uint32_t index, uint32_t tile,
                                              const float *constants)
@@ -298,7 +299,7 @@ __device__ __forceinline__ void convert_tile(const P &p, uint32_t index, uint32_
       const Window window = moves ? window_of(column, p.batch.seed, sample) : Window{0, 0, false};
 #pragma unroll
       for (int j = 0; j < N; j++) {
-        // Below 0 is a large number, and outside as well.
+        // A negative number becomes a large one, so it is outside, too.
         const uint32_t h = place.height + window.top - column.crop;
         const uint32_t across = window.flip ? width - 1 - place.width : place.width;
         const uint32_t w = across + window.left - column.crop;
@@ -386,7 +387,7 @@ __global__ void __launch_bounds__(kThreads, 4) gather(const __grid_constant__ P 
   }
 }
 
-// Gives each column its blocks; their number, and what shared memory they need.
+// Assigns blocks to each column. Returns their number, and how much shared memory they need.
 uint32_t deal_blocks(const Batch &batch, Column *columns, uint32_t &shared_bytes)
 {
   uint32_t blocks = 0;

@@ -1,10 +1,9 @@
-// One device's gatherer: the columns of a data set, an epoch's order, and one call
-// that allocates the tensors of all environments, launches the kernel and records
-// the event after which they are ready.
+// The gatherer of one device. It has the columns of a data set and an epoch's order. One call
+// allocates the tensors of all environments, launches the kernel and records the event after which
+// they are ready. esper_alloc/helpers/gather/compiled.py drives it and checks the user's arguments.
 //
-// esper_alloc/helpers/gather/compiled.py drives it and checks what the user gave. It is plain
-// CPython, not an operator: a batch of 64 environments has 128 new tensors, and
-// every call through the dispatcher would show.
+// It is a plain CPython object and not an operator, because a batch of 64 environments has 128 new
+// tensors, and the dispatcher's cost for each would show.
 #include "gather_op.h"
 
 #include <ATen/Functions.h>
@@ -34,20 +33,20 @@ namespace esper
 namespace
 {
 
-// A column of the data set, and what its batches are like.
+// A column of the data set, and the layout of its batches.
 struct Column {
   at::Tensor source;
   std::optional<at::Tensor> constants;
   at::ScalarType type;
   c10::MemoryFormat format;
-  std::vector<int64_t> sizes; // of a batch; the first is set for each
+  std::vector<int64_t> sizes; // of a batch; the first is set for each environment
   c10::DimVector strides;     // the same for every batch size
   int64_t row_bytes;          // of the result
   esper_gather_column description;
 };
 
-// A tensor in fresh memory, as at::empty() makes it. Sizes and strides are known, and whoever
-// makes a hundred of them notices what it takes to work them out.
+// A tensor in new memory, as from at::empty(), but with known sizes and strides: computing them for
+// a hundred tensors takes noticeable time.
 at::Tensor fresh(Column &column, int64_t rows, c10::Allocator *allocator)
 {
   auto storage =
@@ -62,8 +61,8 @@ at::Tensor fresh(Column &column, int64_t rows, c10::Allocator *allocator)
   return made;
 }
 
-// A tensor over the memory of another, as detach() makes it: new, so that what was done to the
-// last one (a gradient, say) is not found on it, with the same version counter.
+// A new tensor over another's memory, as from detach(). It shares the version counter but nothing
+// that was done to earlier tensors over it, such as a gradient.
 at::Tensor renewed(const at::Tensor &memory)
 {
   const c10::TensorImpl *impl = memory.unsafeGetTensorImpl();
@@ -100,7 +99,7 @@ public:
     seed_ = seed;
   }
 
-  // New references to the list of tuples and to the event; null with an exception set.
+  // New references to the list of tuples and to the event. Null with an exception set.
   PyObject *gather(int64_t start, uint32_t environments, uint32_t size, uint32_t larger,
                    PyObject *into);
 
@@ -112,7 +111,7 @@ private:
               const c10::cuda::CUDAStream &stream);
   PyObject *idle_event();
 
-  // Events that are kept for later batches: as many as a consumer usually holds batches.
+  // Events kept for later batches, as many as the batches that a consumer usually holds.
   static constexpr size_t kEvents = 4;
 
   std::vector<Column> columns_;
@@ -126,8 +125,8 @@ private:
   c10::DeviceIndex device_;
 };
 
-// The tensors of every environment, as the entries of a list: in fresh memory, or over that of
-// the caller's tensors. False with an exception set.
+// Fills the list with the tensors of every environment, in new memory or over that of the caller's
+// tensors. False with an exception set.
 bool Gatherer::fill(uint32_t environments, uint32_t size, uint32_t larger, PyObject *memory,
                     PyObject *list)
 {
@@ -153,7 +152,7 @@ bool Gatherer::fill(uint32_t environments, uint32_t size, uint32_t larger, PyObj
   return true;
 }
 
-// A new tensor over one of the caller's: a list of tuples, of a batch's shapes.
+// A new tensor over one of the caller's, which come as a list of tuples with a batch's shapes.
 at::Tensor Gatherer::taken(PyObject *memory, uint32_t env, size_t column, int64_t rows)
 {
   PyObject *entry = PyList_GET_ITEM(memory, env);
@@ -167,7 +166,7 @@ at::Tensor Gatherer::taken(PyObject *memory, uint32_t env, size_t column, int64_
                         tensor.scalar_type() == columns_[column].type && tensor.dim() > 0 &&
                         tensor.size(0) == rows && tensor.is_contiguous(columns_[column].format),
                     "into holds a tensor of another kind");
-  // A backward that saved what is overwritten here must notice.
+  // So that a backward that saved the overwritten memory notices.
   tensor.unsafeGetTensorImpl()->bump_version();
   return renewed(tensor);
 }
@@ -197,17 +196,15 @@ void Gatherer::launch(int64_t start, uint32_t environments, uint32_t size, uint3
   C10_CUDA_CHECK(esper_gather_launch(&batch, descriptions_.data(), destinations_.data(),
                                      remote.mutable_data_ptr(), staging.mutable_data_ptr(),
                                      stream.stream()));
-  // Not handed out again before the copy is done.
+  // Keeps the memory from being reused before the copy is done.
   const c10::DataPtr &pinned = staging.storage().data_ptr();
   at::getHostAllocator(at::kCUDA)->record_event(pinned.get(), pinned.get_context(),
                                                 stream.unwrap());
 }
 
-// A new reference to a torch.cuda.Event that nobody else has; null with an exception set.
-//
-// Creating and destroying one takes longer than recording it, so some are kept, and serve again
-// once their batches are gone. A stream that waits for one waits for what had been recorded when
-// it began to.
+// A new reference to a torch.cuda.Event that nobody else has. Null with an exception set. Creating
+// and destroying an event takes longer than recording it, so some are kept and reused once their
+// batches are gone. A stream that already waits for one keeps waiting for what was recorded then.
 PyObject *Gatherer::idle_event()
 {
   for (PyObject *event : events_) {
@@ -219,7 +216,7 @@ PyObject *Gatherer::idle_event()
   if (none == nullptr) {
     return nullptr;
   }
-  // The class in Python only adds defaults, which are those of its base.
+  // The Python class only adds defaults, which are those of its base.
   PyObject *event = event_type_->tp_base->tp_new(event_type_, none, nullptr);
   Py_DECREF(none);
   if (event != nullptr && events_.size() < kEvents) {
@@ -236,7 +233,7 @@ PyObject *Gatherer::gather(int64_t start, uint32_t environments, uint32_t size, 
                     "into has another number of environments");
   const c10::cuda::CUDAGuard device(device_);
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device_);
-  // Batches are ordinary tensors, whatever mode they are asked for in.
+  // Batches are ordinary tensors, even if requested in inference mode.
   const c10::InferenceMode ordinary(false);
   destinations_.clear();
   THPObjectPtr list(PyList_New(environments));
@@ -252,8 +249,8 @@ PyObject *Gatherer::gather(int64_t start, uint32_t environments, uint32_t size, 
   return PyTuple_Pack(2, list.get(), event.get());
 }
 
-// From (source, constants or None, dtype, channels_last, description): see
-// esper_alloc/helpers/gather/compiled.py, which describes columns and knows what fits.
+// From (source, constants or None, dtype, channels_last, description).
+// esper_alloc/helpers/gather/compiled.py makes these and checks what fits.
 std::optional<Column> column_of(PyObject *item)
 {
   PyObject *source, *constants, *type;

@@ -1,4 +1,4 @@
-// The gatherer: see gather_op.cpp.
+// The Python functions of the gatherer, for methods.h.
 #pragma once
 
 #include <Python.h>

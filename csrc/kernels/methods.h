@@ -1,7 +1,6 @@
-// The Python functions of each helper: module.cpp puts them into the module.
-//
-// Operators are for torch.compile, for traces and for whoever calls torch.ops.
-// Eager code calls these functions instead, which cost less.
+// The Python functions of all helpers, which module.cpp adds to the module. Eager code calls these,
+// because they cost less than operators. Operators are for torch.compile, for traces and for
+// callers of torch.ops.
 #pragma once
 
 #include <Python.h>
@@ -14,7 +13,7 @@
 namespace esper
 {
 
-// One table for each helper, ended by an empty entry. A new helper adds its own.
+// One table for each helper, which ends with an empty entry. A new helper adds its own.
 inline std::vector<PyMethodDef *> helper_methods()
 {
   return {gather_methods, normalize_methods};

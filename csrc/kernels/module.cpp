@@ -1,12 +1,6 @@
-// esper_alloc._kernels: the helpers' CUDA kernels and the operators in front of
-// them, built for one minor version of torch. esper_alloc/helpers/kernels.py loads it,
-// and refuses to under another version.
-//
-// Files here: NAME.cu holds kernels and an extern "C" function that launches
-// them, includes nothing of torch's and is compiled by nvcc alone; NAME.h
-// declares that function; NAME_op.cpp registers operators in the namespace
-// esper_alloc by TORCH_LIBRARY_FRAGMENT (the shim has operators in it too) and
-// may offer Python functions for eager calls, listed in methods.h.
+// The module esper_alloc._kernels: the helpers' CUDA kernels and their operators, built for one
+// minor version of torch. esper_alloc/helpers/kernels.py loads it, and refuses to with another
+// version. README.md lists the files.
 #include <torch/csrc/Exceptions.h>
 #include <torch/version.h>
 

@@ -1,19 +1,16 @@
-/* Weight, mean and spread of a set of numbers, in double precision, and how they combine.
+/* moments.h: weight, mean and spread of a set of numbers in double precision, and how sets are
+ * merged. For host and device.
  *
- * For host and device. Sums are of deviations from a number K close to the mean, so
- * that no two large sums of squares are subtracted, and nothing has to be divided
- * before the end. (Shifted data: T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for
- * computing the sample variance", The American Statistician 37, 1983.)
+ * Sums are of deviations from a number K close to the mean, so that no two large sums of squares
+ * are subtracted, and nothing is divided before the end. (Shifted data: T. F. Chan, G. H. Golub, R.
+ * J. LeVeque, "Algorithms for computing the sample variance", The American Statistician 37, 1983.)
  *
- * - Numbers of equal weight: K is one of them. Then the sum of squares about K is at
- *   most n + 1 times that about the mean, and the last subtraction loses at most
- *   log2(n + 1) bits of 53.
- * - Weighted numbers are added one at a time, K being their mean so far (D. H. D. West,
- *   "Updating mean and variance estimates: an improved method", Communications of the
- *   ACM 22, 1979).
- * - Merged sets: K is that of the heavier one. With K at its set's mean that loses at
- *   most one bit for each merge on the way to the whole set.
- */
+ * - Numbers of equal weight: K is one of them. The sum of squares about K is at most n + 1 times
+ * that about the mean, so the last subtraction loses at most log2(n + 1) of 53 bits. - Weighted
+ * numbers are added one at a time, with their mean so far as K (D. H. D. West, "Updating mean and
+ * variance estimates: an improved method", Communications of the ACM 22, 1979). - Merged sets: K is
+ * that of the heavier set. If that is its mean, each merge on the way to the whole set loses at
+ * most one bit. */
 #ifndef ESPER_KERNELS_MOMENTS_H
 #define ESPER_KERNELS_MOMENTS_H
 
@@ -31,8 +28,8 @@ namespace esper
 struct Moments {
   double weight;  // how many numbers, or the sum of their weights
   double about;   // K
-  double sum;     // of weight * (number - K)
-  double squares; // of weight * (number - K)^2
+  double sum;     // sum of weight * (number - K)
+  double squares; // sum of weight * (number - K)^2
 };
 
 ESPER_BOTH Moments no_moments()
@@ -51,7 +48,7 @@ ESPER_BOTH Moments merge(const Moments &a, const Moments &b)
                  heavy.squares + (light.squares + shift * (light.sum + sum))};
 }
 
-// The same about their mean: `about` is the mean, `squares` the spread.
+// The same set about its mean: `about` is the mean and `squares` the spread.
 ESPER_BOTH Moments centered(const Moments &given)
 {
   if (!(given.weight > 0.0)) {
@@ -64,12 +61,12 @@ ESPER_BOTH Moments centered(const Moments &given)
 
 // Adds numbers of equal weight.
 struct Sum {
-  int count = 0; // of one thread's numbers
+  int count = 0; // the numbers of one thread
   double first = 0.0;
   double sum = 0.0;     // of deviations from the first
-  double squares = 0.0; // of the same
+  double squares = 0.0; // of their squares
 
-  // Without a branch, for kernels: what does not count deviates by nothing.
+  // Without a branch, for kernels: a number that does not count has deviation 0.
   ESPER_BOTH void add(double x, bool counts)
   {
     const double value = counts ? x : first;
@@ -114,17 +111,17 @@ struct Remembered {
   double weight;
 };
 
-// Between a and b; exact at both ends, and precise near each.
+// A value between a and b. It is exact at both ends and precise near each.
 ESPER_BOTH double blend(double a, double b, double keep, double share)
 {
   return share < 0.5 ? a + share * (b - a) : b + keep * (a - b);
 }
 
-// Takes a batch in. The variance is moved and not rebuilt from a sum of squares, so it
-// keeps its precision however large the weight grows.
+// Merges a batch into the state. The variance is moved and not rebuilt from a sum of squares, so it
+// stays precise however large the weight grows.
 //
-// momentum < 0: the batch counts by its weight, as if all had come at once. Else it
-// counts 1 - momentum, once the weight so far has reached warm_up.
+// momentum < 0: the batch counts by its weight, as if all values had come at once. Otherwise it
+// counts 1 - momentum once the earlier weight has reached warm_up.
 ESPER_BOTH Remembered take_in(const Remembered &old, const Moments &batch, double momentum,
                               double warm_up)
 {

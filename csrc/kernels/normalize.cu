@@ -1,17 +1,16 @@
-// The normalisers' kernels: moments of a batch, their merge into the state, and the
-// batch normalised by it, in one launch.
+// The normalisers' kernels. One launch computes the moments of a batch, merges them into the state
+// and normalises the batch by the new state.
 //
-// A block looks after a group of neighbouring columns, each thread after `vector`
-// columns of every height-th row. The first rows of a thread stay in its registers, so
-// that up to some megabytes a batch is read once. Batches of few rows have one block for
-// each group of columns: no block waits for another. Batches of many rows are cut into
-// parts too; such a launch is cooperative, each block writes its part's moments, and
-// after a barrier of the whole grid each merges all parts of its columns by itself, in
-// the same order, so all come to the same result. Column groups stay narrow there as
-// well: what is read after the barrier grows with the square of a group's blocks.
+// A block handles a group of neighbouring columns, each thread `vector` columns of every height-th
+// row. A thread keeps its first rows in registers, so batches of up to some megabytes are read
+// once. Batches with few rows have one block for each group of columns, and no block waits for
+// another. Batches with many rows are also cut into parts. That launch is cooperative: each block
+// writes the moments of its part and, after a barrier of the whole grid, merges all parts of its
+// columns itself, in the same order, so all blocks get the same result. There, too, column groups
+// stay narrow, because what is read after the barrier grows with the square of a group's blocks.
 //
-// Double-precision divisions are long chains of dependent instructions, so there are
-// none before a column's moments are complete. Rows are counted by integers alone.
+// Double-precision divisions are long chains of dependent instructions, so there are none before a
+// column's moments are complete. Rows are counted with integers only.
 #include "normalize.h"
 
 #include <atomic>
@@ -35,13 +34,13 @@ using esper::Scaler;
 using esper::store;
 
 constexpr int kThreads = 256;
-constexpr int kBlocks = 2;         // of an update, at once on a processor
+constexpr int kBlocks = 2;         // of an update, at once on a multiprocessor
 constexpr int kMaxColumns = 64;    // of a block
 constexpr int kNarrowColumns = 8;  // the values of a sector of memory
-constexpr int kHeldBytes = 256;    // of values that a thread of an update keeps
-constexpr int kMostHeld = 16;      // rows of them
-constexpr int kUnroll = 4;         // further rows that a thread loads at once
-constexpr int64_t kFewRows = 2048; // up to here a column group is one block's
+constexpr int kHeldBytes = 256;    // bytes of values that a thread of an update keeps
+constexpr int kMostHeld = 16;      // the most rows of them
+constexpr int kUnroll = 4;         // later rows that a thread loads at once
+constexpr int64_t kFewRows = 2048; // with up to this many, a column group has one block
 constexpr int kMaxDevices = 64;
 
 // --- what a launch is given --------------------------------------------------
@@ -50,12 +49,12 @@ struct Job {
   esper_normalizer_state state;
   esper_normalizer_batch batch;
   esper_normalizer_rule rule;
-  void *out;      // NULL: only the state is wanted
+  void *out;      // NULL: only update the state
   double *parts;  // moments of each block's columns: 4 x padded columns x parts
   int log2_width; // threads beside each other in a row
 };
 
-// Which values a thread has.
+// The values that a thread handles.
 template <int V>
 struct Place {
   int width, height, lane, row_of_block, columns;
@@ -108,8 +107,8 @@ constexpr int kFitting = kHeldBytes / (int)sizeof(Pack<T, V>);
 template <typename T, int V>
 constexpr int kHeld = kFitting<T, V> < kMostHeld ? kFitting<T, V> : kMostHeld;
 
-// The first N rows of a thread are loaded once, all at the same time; each visit loads
-// what comes after them.
+// A thread's rows. The first N are loaded once, all at the same time; each visit loads the later
+// ones.
 template <typename T, int V, int N>
 class Rows
 {
@@ -135,7 +134,7 @@ public:
   }
 
 private:
-  // Returns how many rows there were.
+  // Returns the number of rows loaded.
   template <int M>
   __device__ int load(int64_t row, Pack<T, V> (&packs)[M]) const
   {
@@ -170,7 +169,7 @@ private:
 
 // --- moments of a thread's values, of a block's, of the grid's ----------------
 
-// Returns how many of its rows count, in the threads that have their first values.
+// Returns how many of its rows count, in threads that have the first values of rows.
 template <typename T, int V, bool Weighted, int N>
 __device__ int64_t add_up(const Job &job, const Place<V> &place, const Rows<T, V, N> &rows,
                           Moments (&moments)[V])
@@ -228,11 +227,11 @@ struct Table {
   }
 };
 
-// For merging, and for what is done once a column: as many neighbouring threads for each
-// column of the block as there are, but of one warp.
+// The threads that merge a column of the block and do its other work: neighbouring threads of one
+// warp, as many as there are for each column.
 struct Team {
   int size, member;
-  int column; // of the block; some threads may be left over, and have none of its columns
+  int column; // in the block; too high in threads that are left over
 
   __device__ explicit Team(int columns)
   {
@@ -249,7 +248,7 @@ __device__ Moments from_lane(const Moments &mine, int offset)
                  __shfl_xor_sync(~0u, mine.squares, offset)};
 }
 
-// Merges what the table has from `begin` on. The team's member 0 gets the result.
+// Merges `count` entries of the table from `begin` on. Member 0 of the team gets the result.
 __device__ Moments merge_all(const Team &team, const Table &table, int64_t begin, int count)
 {
   Moments all = esper::no_moments();
@@ -261,14 +260,14 @@ __device__ Moments merge_all(const Team &team, const Table &table, int64_t begin
   return all;
 }
 
-// The block's moments of the team's column.
+// Merges the block's moments of the team's column.
 template <int V>
 __device__ Moments merge_block(const Place<V> &place, const Team &team, const Moments (&moments)[V],
                                const Table &table)
 {
-  const int stride = place.height + 1; // odd, and neighbouring lanes' next to each other:
+  const int stride = place.height + 1; // odd, with neighbouring lanes side by side,
 #pragma unroll
-  for (int v = 0; v < V; v++) // so each gets banks of its own
+  for (int v = 0; v < V; v++) // so that each has its own memory banks
     table.write((v * place.width + place.lane) * stride + place.row_of_block, moments[v]);
   __syncthreads();
   if (team.column >= place.columns)
@@ -277,7 +276,7 @@ __device__ Moments merge_block(const Place<V> &place, const Team &team, const Mo
   return merge_all(team, table, at * stride, place.height);
 }
 
-// The grid's moments of the team's column. `moments` are the block's.
+// Merges the grid's moments of the team's column. `moments` are the block's.
 __device__ Moments merge_grid(const Job &job, const Team &team, int columns, const Moments &moments)
 {
   const int64_t parts = gridDim.y;
@@ -291,7 +290,7 @@ __device__ Moments merge_grid(const Job &job, const Team &team, int columns, con
   return merge_all(team, table, begin, (int)parts);
 }
 
-// Adds the warp's rows to the state's count: integers, so in any order.
+// Adds the warp's rows to the state's count. They are integers, so any order will do.
 __device__ void count_rows(const Job &job, int64_t rows)
 {
   for (int offset = 16; offset > 0; offset /= 2)
@@ -358,7 +357,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) update_kernel(const Job job
   const Rows<T, V, kHeld<T, V>> rows(job, place);
   Moments moments[V];
   const int64_t counted = add_up<T, V, Weighted>(job, place, rows, moments);
-  // The state is read before the barrier of the grid, and written behind it.
+  // The state is read before the grid's barrier and written after it.
   Remembered old = {0.0, 1.0, 0.0};
   if (keeper)
     old = remembered(job.state, column);
@@ -403,7 +402,7 @@ using Kernel = void (*)(Job);
 struct Layout {
   Kernel update, apply;
   int vector;
-  std::atomic<int> *resident; // blocks of `update` that fit at once, by device; 0: not asked
+  std::atomic<int> *resident; // for each device, blocks of `update` that fit at once; 0: unknown
 };
 
 template <typename T, int V, bool Weighted>
@@ -443,7 +442,7 @@ int64_t divide_up(int64_t a, int64_t b)
   return (a + b - 1) / b;
 }
 
-// Threads beside each other for this many columns, or for all features if they are fewer.
+// The log2 of a row's threads for this many columns, or for all features if they are fewer.
 int choose_log2_width(const Layout &chosen, int64_t features, int columns)
 {
   const int64_t wanted = features < columns ? features : columns;
@@ -464,7 +463,7 @@ int choose_columns(const Layout &chosen, int64_t rows)
   return columns;
 }
 
-// Blocks of the kernel that run at once on the current device; 1 if it has no barrier.
+// The blocks of the kernel that run at once on the current device; 1 if it has no grid barrier.
 cudaError_t ask_resident(const Layout &chosen, int *blocks)
 {
   int device = 0;
@@ -515,7 +514,7 @@ extern "C" size_t esper_normalizer_scratch(const esper_normalizer_state *state,
   const Layout chosen = choose_layout(*state, *batch);
   Grid grid;
   if (plan_update(chosen, state->features, batch->rows, &grid) != cudaSuccess || grid.blocks.y == 1)
-    return 0; // the launch meets the same error, and returns it
+    return 0; // the launch will return the same error
   const size_t padded = (size_t)grid.blocks.x * ((size_t)chosen.vector << grid.log2_width);
   return 4 * padded * grid.blocks.y;
 }
@@ -541,7 +540,7 @@ extern "C" cudaError_t esper_normalizer_update(const esper_normalizer_state *sta
                                                            dim3(kThreads), arguments, 0, stream);
     if (failed != cudaErrorCooperativeLaunchTooLarge)
       return failed;
-    cudaGetLastError(); // part of the device is not ours to use: one block a column group
+    cudaGetLastError(); // part of the device is in use: one block for each column group
     grid.blocks.y = 1;
   }
   chosen.update<<<grid.blocks, kThreads, 0, stream>>>(job);

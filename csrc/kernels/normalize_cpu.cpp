@@ -16,10 +16,11 @@ namespace esper
 namespace
 {
 
-// Rows are added up in parts of fixed bounds, merged in order.
+// Rows are added up in parts with fixed bounds and merged in order, so that the number of threads
+// does not matter.
 constexpr int64_t kPartRows = 1024;
 constexpr int64_t kMostParts = 64;
-constexpr int64_t kGrain = 32768; // values worth a thread
+constexpr int64_t kGrain = 32768; // values that are worth a thread
 
 double weight_of(const esper_normalizer_state &state, const esper_normalizer_batch &batch,
                  int64_t row, int64_t column, double x)

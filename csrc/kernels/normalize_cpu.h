@@ -1,4 +1,4 @@
-// The normalisers on the CPU: the same promises as normalize.h, for host memory.
+// The normalisers on the CPU, with the same behaviour as in normalize.h, for host memory.
 #pragma once
 
 #include "normalize.h"

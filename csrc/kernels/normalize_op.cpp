@@ -1,10 +1,9 @@
-// The normalisers' operators, and what eager code calls in their place.
+// The normalisers' operators, and the functions that eager code calls instead.
+//   esper_alloc::normalizer_update_  merges a batch into a state
+//   esper_alloc::normalizer_apply    normalises by a state, or undoes it
+//   esper_alloc::normalizer_step_    both, in that order and in one launch
 //
-// esper_alloc::normalizer_update_  takes a batch into a state
-// esper_alloc::normalizer_apply    normalises by a state, or undoes it
-// esper_alloc::normalizer_step_    both, in that order and in one launch
-//
-// normalize.h says what state, mask and weights are. A momentum below 0 means none.
+// normalize.h explains state, mask and weights. A momentum below 0 means none.
 #include "normalize_op.h"
 
 #include <atomic>
@@ -40,7 +39,7 @@ struct State {
   const Tensor &moments;
   const Tensor &mean;
   const Tensor &variance;
-  const Tensor *count; // null where nothing is taken in
+  const Tensor *count; // null if the state is not updated
 };
 
 at::ScalarType result_type(at::ScalarType type)
@@ -77,7 +76,7 @@ int64_t leading(at::IntArrayRef sizes, size_t trailing)
   return product;
 }
 
-// Everything that the kernels take for granted.
+// Checks everything that the kernels rely on.
 void check(const State &state, const Tensor &x)
 {
   const auto fits = [&](const Tensor &one, at::ScalarType type, int64_t count) {
@@ -115,7 +114,8 @@ esper_normalizer_batch batch_of(const State &state, const Tensor &dense)
   return batch;
 }
 
-// One for each value, or one for each row? Dense, or an error.
+// Whether there is one for each value, or else one for each row. Raises if the shape or the device
+// is wrong.
 bool one_each(const Tensor &given, const Tensor &x, const State &state, const char *name)
 {
   const auto rows = x.sizes().slice(0, x.dim() - state.mean.dim());
@@ -127,7 +127,7 @@ bool one_each(const Tensor &given, const Tensor &x, const State &state, const ch
   return each;
 }
 
-// Holds what has to live until the launch is made.
+// Keeps alive what the launch needs.
 struct Selection {
   Tensor mask, weights;
 
@@ -295,8 +295,8 @@ TORCH_LIBRARY_IMPL(esper_alloc, Meta, library)
   library.impl("normalizer_step_", step_meta);
 }
 
-// The modules compose differentiable operations where a gradient is wanted; whoever
-// asks an operator for one gets an error and not silence.
+// For gradients the modules compose differentiable operations. An operator that is asked for one
+// must raise rather than give a wrong result.
 TORCH_LIBRARY_IMPL(esper_alloc, Autograd, library)
 {
   for (const char *name : {"normalizer_update_", "normalizer_apply", "normalizer_step_"}) {
@@ -309,7 +309,8 @@ TORCH_LIBRARY_IMPL(esper_alloc, Autograd, library)
 namespace
 {
 
-// Anything between Python and a plain tensor's memory: such calls go the long way.
+// Whether nothing stands between Python and a plain tensor's memory. Otherwise the Python code
+// takes the slower way through the operators.
 bool is_plain(PyObject *object)
 {
   static const c10::DispatchKeySet extra({
@@ -335,11 +336,11 @@ bool is_plain(PyObject *object)
   return (keys & extra).empty() && tensor.layout() == at::kStrided;
 }
 
-// Whether a device's kernels were found to run, by normalizer_allow().
+// Devices that can run the kernels, as normalizer_allow() was told.
 std::atomic<bool> allowed[C10_COMPILE_TIME_MAX_GPUS];
 
-// Whether `x` may go straight to the kernels; anything odd goes the long way, which
-// has the words for it.
+// Whether `x` may go straight to the kernels. Anything unusual takes the slower way, which has the
+// error messages.
 bool may_go_straight(const State &state, const Tensor &x)
 {
   const at::Device device = x.device();
@@ -359,7 +360,7 @@ void bump_versions(const State &state)
   }
 }
 
-// One number, with a state of one feature on the CPU: rewards come that way.
+// Handles a single number with a state of one feature on the CPU, which is how rewards come.
 PyObject *step_number(const State &state, double x, const esper_normalizer_rule &rule)
 {
   esper_normalizer_batch batch{};
@@ -384,7 +385,7 @@ PyObject *normalizer_step(PyObject * /*module*/, PyObject *const *args, Py_ssize
   }
   const State state{THPVariable_Unpack(args[0]), THPVariable_Unpack(args[1]),
                     THPVariable_Unpack(args[2]), &THPVariable_Unpack(args[3])};
-  // The moments are float64 as a number is, and of the device that counts.
+  // The moments stand in for a number: they are float64, too, and on the right device.
   const Tensor &x = is_number ? state.moments : THPVariable_Unpack(args[4]);
   if (!may_go_straight(state, x) || (is_number && !(x.is_cpu() && state.mean.numel() == 1))) {
     Py_RETURN_NOTIMPLEMENTED;

@@ -1,4 +1,5 @@
-/* From what is remembered of a feature to the line that normalises it. Host and device. */
+/* scaling.h: computes the line that normalises a feature from what is remembered of it. For host
+ * and device. */
 #ifndef ESPER_KERNELS_SCALING_H
 #define ESPER_KERNELS_SCALING_H
 
@@ -10,13 +11,13 @@
 namespace esper
 {
 
-// Normalised: (x - center) * factor. Its inverse: x * factor + center.
+// Normalising is (x - center) * factor; the inverse is x * factor + center.
 struct Line {
   double center;
   double factor;
 };
 
-// A rounded moment that does not fit the exact one was written by the user.
+// A rounded moment that does not match the exact one was written by the user, and counts.
 ESPER_BOTH double believed(double exact, float rounded)
 {
   return static_cast<float>(exact) == rounded || exact != exact ? exact
@@ -38,8 +39,8 @@ ESPER_BOTH Line line_of(const Remembered &known, const esper_normalizer_rule &ru
               rule.inverse ? deviation : 1.0 / deviation};
 }
 
-// One line for arithmetic in T: the center in two parts, so that nothing of it is lost
-// in single precision.
+// A line for arithmetic in T. The center is in two parts, so that single precision loses nothing of
+// it.
 template <typename T>
 struct Scaler {
   T high, low, factor, clip;
@@ -57,7 +58,7 @@ struct Scaler {
   {
   }
 
-  // NaN stays NaN: no comparison with it holds.
+  // NaN stays NaN, because comparisons with it are false.
   ESPER_BOTH T normalized(T x) const
   {
     const T z = ((x - high) - low) * factor;

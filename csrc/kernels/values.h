@@ -1,4 +1,4 @@
-// The values of a batch: their arithmetic type, and how neighbouring ones are stored.
+// The values of a batch: their arithmetic type, and storing neighbouring ones.
 #ifndef ESPER_VALUES_H
 #define ESPER_VALUES_H
 
@@ -40,7 +40,7 @@ struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Pack {
   T of[N];
 };
 
-// In words of 16 bytes: of an assignment the compiler makes one store for each value.
+// Stores in words of 16 bytes. From an assignment the compiler would make one store for each value.
 template <typename T, int N>
 __device__ void store(T *to, const Pack<T, N> &pack)
 {
