@@ -117,7 +117,7 @@ static int may_call(void)
   return malloc_calls != 0;
 }
 
-/* The linker puts these in the place of malloc, realloc, aligned_alloc and mmap. */
+/* The linker replaces malloc, realloc, aligned_alloc and mmap with these. */
 void *__real_malloc(size_t size);
 void *__wrap_malloc(size_t size);
 void *__wrap_malloc(size_t size)

@@ -1,10 +1,10 @@
-/* check.h: the smallest test harness that serves.
+/* check.h: a small test harness.
  *
  *   TEST(queues_are_first_in_first_out) { CHECK(...); }
  *
- * Tests register themselves. A program runs the tests that its arguments
- * name, or all, and prints each name; --list prints the names alone. The first
- * failed check ends the program with status 1, saying where. */
+ * Tests register themselves. A program runs the tests that its arguments name, or all of them, and
+ * prints their names; --list only prints them. The first failed check ends the program with status
+ * 1 and prints its place. */
 #ifndef ESPER_CHECK_H
 #define ESPER_CHECK_H
 
@@ -24,23 +24,22 @@ typedef struct check_test {
 void check_register(check_test *test);
 _Noreturn void check_failed(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* The test that is running. */
+/* The name of the running test. */
 const char *check_name(void);
 /* Every test of the program, in order. */
 const check_test *check_first(void);
-/* Runs a test in a process of its own, silently; whether it passed. */
+/* Runs a test silently in a process of its own; returns whether it passed. */
 int check_passes(const check_test *test);
 
-/* Runs the function in a process of its own; whether that one aborts, having said `message` on
- * its standard error. */
+/* Runs the function in a process of its own; returns whether it aborted with `message` on its
+ * standard error. */
 int check_aborts(void (*run)(void), const char *message);
-/* Runs the function on another thread, and waits for it. What a hook does for "meanwhile,
- * another thread" goes through this. */
+/* Runs the function on another thread and waits for it, for hooks in which another thread does
+ * something meanwhile. */
 void check_on_another_thread(void (*run)(void *context), void *context);
 
-/* Host memory runs out after so many more calls of malloc, realloc, aligned_alloc
- * and mmap; -1:
- * never. */
+/* Makes host memory run out after `calls` more calls of malloc, realloc, aligned_alloc and mmap;
+ * -1: never. */
 void check_limit_malloc(long calls);
 
 #define TEST(name)                                               \

@@ -7,7 +7,7 @@ static void note_failure(void *context, const char *report)
     snprintf(w->failure, sizeof w->failure, "%s", report);
 }
 
-/* A failed oracle is a failed check, naming the test. */
+/* A failure of the simulation is a failed check, which names the test. */
 static void fail(void *context, const char *report)
 {
   (void)context;
@@ -16,7 +16,7 @@ static void fail(void *context, const char *report)
 
 void world_begin_with(world *w, const sim_options *options, const esper_config *config)
 {
-  /* By name, so that created pools have them, too. */
+  /* Set explicitly, so that created pools have mapped segments, too. */
   esper_config mapped = {.segments = ESPER_SEGMENTS_MAPPED};
   if (!config && options->virtual_memory)
     config = &mapped;

@@ -1,6 +1,5 @@
-/* world.h: what most tests need: a simulated device, a core over it, streams,
- * and memory whose owners the oracle knows. Every helper checks that it
- * succeeded. */
+/* world.h: what most tests need: a simulated device, a core over it, streams, and memory whose
+ * owners the oracle knows. Every helper checks that it succeeded. */
 #ifndef ESPER_WORLD_H
 #define ESPER_WORLD_H
 
@@ -13,45 +12,45 @@ typedef struct world {
   sim *s;
   esper_core *core;
   esper_stream stream[WORLD_STREAMS]; /* immortal, of device 0 */
-  char failure[512];                  /* what the oracle said first, if world_expect_failure */
+  char failure[512];                  /* the first report, after world_note_failures */
   int failures;
 } world;
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 
-/* Oracle on, operations complete when told. */
+/* Begins with the oracle on and operations that complete when told. */
 void world_begin(world *w);
 void world_begin_with(world *w, const sim_options *options, const esper_config *config);
-/* Ends every owner, destroys the core, and checks that nothing is left. */
+/* Frees all memory, destroys the core, and checks that the driver got everything back. */
 void world_end(world *w);
 
-/* From now on failures of the simulation are noted, not fatal. */
+/* From now on failures of the simulation are counted and not fatal. */
 void world_note_failures(world *w);
 
-/* An immortal stream of a device, or one that may be destroyed. */
+/* Makes an immortal stream of a device, or one that may be destroyed. */
 esper_stream world_stream(world *w, int device);
 esper_stream world_mortal(world *w, int device);
 void world_destroy_stream(world *w, esper_stream stream);
 
 void *world_malloc(world *w, size_t size, esper_stream stream);
 void world_free(world *w, void *ptr);
-/* A kernel over a whole block. */
+/* Launches a kernel that reads and writes a whole block. */
 void world_kernel(world *w, esper_stream stream, const void *ptr);
-/* The same on another stream than the block's, which first waits for it. */
+/* Launches a kernel that reads it on another stream, which first waits for the owner's. */
 void world_read_on(world *w, esper_stream reader, const void *ptr, esper_stream owner);
 void world_use(world *w, const void *ptr, esper_stream stream, unsigned flags);
 void world_record_stream(world *w, const void *ptr, esper_stream stream);
-/* `waiter` waits for all that is on `other`. */
+/* Makes `waiter` wait for everything on `other`. */
 void world_wait(world *w, esper_stream waiter, esper_stream other);
-/* Executes everything on the stream that can. */
+/* Executes everything on the stream that can run. */
 void world_run(world *w, esper_stream stream);
 
 size_t world_size(world *w, const void *ptr);
 esper_stats world_stats(world *w, int device);
 esper_counters world_counters(world *w, int device);
 
-/* Every invariant holds, the figures agree with the snapshot. */
+/* Checks that every invariant holds and that the figures agree with the snapshot. */
 void world_check(world *w);
 
 #endif

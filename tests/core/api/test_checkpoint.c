@@ -1,4 +1,4 @@
-/* Checkpoints of a pool, as trees of graphs take them and put them back. */
+/* Checkpoints of a pool, as graph trees take and restore them. */
 #include "core/api/checkpoint.h"
 
 #include <stdbool.h>

@@ -1,4 +1,4 @@
-/* The public interface: life of a core, errors, figures. */
+/* The public interface: lifetime of a core, errors, figures. */
 #include <pthread.h>
 
 #include "core/base/types.h"

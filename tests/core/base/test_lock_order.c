@@ -1,4 +1,4 @@
-/* The checker of lock order, and how many locks a malloc takes. */
+/* The checker of the lock order, and how many locks a malloc takes. */
 #include "check.h"
 #include "core/base/lock.h"
 #include "world.h"

@@ -1,4 +1,4 @@
-/* Blocks on their own: how they split and merge, and what they owe then. */
+/* Single blocks: how they split and merge, and what they owe then. */
 #include "core/blocks/block.h"
 
 #include "core/blocks/block_cache.h"

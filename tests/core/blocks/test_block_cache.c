@@ -1,5 +1,5 @@
-/* The front of a heap: what malloc and free reach without the device's lock, its
- * figures, and several threads at once. */
+/* The block cache of a heap: malloc and free without the device's lock, its figures, and several
+ * threads at once. */
 #include "core/blocks/block_cache.h"
 
 #include <pthread.h>

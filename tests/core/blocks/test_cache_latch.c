@@ -1,4 +1,4 @@
-/* Waiting at the latch of a cache, and what the shards do when credit is short. */
+/* Waiting for the latch of a block cache, and statistics shards when credit is short. */
 #include "core/blocks/cache_latch.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* Marks: record_use, record_stream and their kin. */
+/* Marks: record_use, record_stream and related calls. */
 #include "core/base/types.h"
 #include "world.h"
 

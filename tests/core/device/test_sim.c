@@ -1,5 +1,5 @@
-/* The simulated device itself: a simulator that accepts too much would make
- * every other test pass. */
+/* The simulated device itself. A simulation that accepts too much would make every other test
+ * pass. */
 #include "device/sim/sim.h"
 
 #include <pthread.h>

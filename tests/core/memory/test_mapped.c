@@ -1,4 +1,4 @@
-/* Mapped segments: what is mapped where, what is lent, and what goes back. */
+/* Mapped segments: where pages are mapped, which are lent, and which go back. */
 #include <time.h>
 
 #include "core/api/testing.h"

@@ -1,5 +1,5 @@
-/* Devices that access the pages of others. The oracle complains of a kernel on a page
- * that its device was given no access to. */
+/* Devices that access other devices' pages. The simulation reports a kernel on a page that its
+ * device has no access to. */
 #include <pthread.h>
 #include <unistd.h>
 

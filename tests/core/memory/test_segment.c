@@ -1,4 +1,4 @@
-/* Segments: what is asked of the driver, and when it is given back. */
+/* Segments: what the driver is asked for, and when it gets memory back. */
 #include <math.h>
 
 #include "core/base/types.h"

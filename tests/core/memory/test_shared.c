@@ -1,5 +1,5 @@
-/* Pages that two processes have: one core names them, another opens them. Both lie over
- * one simulated device, which knows what is mapped where and who still touches it. */
+/* Pages that two processes share: one core names them, another opens them. Both are over one
+ * simulated device, which knows where each page is mapped and who still accesses it. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-/* What comes before what inside a capture: marks, frees and reuse by nodes of
- * the graph. Captures are begun behind the core's back, as CuPy does. */
+/* What comes before what inside a capture: marks, frees and reuse by nodes of the graph. The core
+ * is not told of the captures, as with CuPy. */
 #include "core/order/capture.h"
 
 #include "world.h"

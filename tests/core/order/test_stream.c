@@ -1,4 +1,4 @@
-/* Streams, their numbers and frontiers, seen from inside. */
+/* Streams, their numbers and vector clocks, tested from inside. */
 #include "core/order/stream.h"
 
 #include <pthread.h>

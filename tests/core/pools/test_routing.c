@@ -1,4 +1,4 @@
-/* Private pools as graphs use them: begun, captured into, ended, released. */
+/* Private pools as graphs use them: begun, captured into, ended and released. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
-/* Uses that no event stands for: they are held until their stream presents
- * itself, or the device was synchronised. */
+/* Uses without an event: they hold their blocks until their stream presents itself or the device
+ * was synchronised. */
 #include "world.h"
 
 static world w;

@@ -1,4 +1,4 @@
-/* malloc and free, step by step as heap.c tells them. */
+/* malloc and free, in the order of the steps of requests/malloc.c. */
 #include "core/api/testing.h"
 #include "world.h"
 

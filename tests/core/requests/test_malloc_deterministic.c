@@ -1,8 +1,8 @@
-/* Addresses within a private pool repeat from run to run, whenever events complete.
+/* Addresses in a private pool repeat from run to run, whenever events complete.
  *
- * Programs of random sizes, frees and marks are run in several ways, with events that
- * complete at once, now and then, or when the host waits, and with others who ask,
- * look and allocate in between. What the pool answers has to be the same in all. */
+ * Programs of random sizes, frees and marks run in several ways: events complete at once, now and
+ * then, or when the host waits, and other calls query, look and allocate in between. The pool has
+ * to return the same addresses in all of them. */
 #include <stdbool.h>
 
 #include "core/blocks/map.h"

@@ -1,4 +1,4 @@
-/* Marks: what they promise about gates, and about running out of memory. */
+/* Marks: gates, and what happens when memory runs out. */
 #include "core/blocks/block.h"
 #include "core/requests/record_use.h"
 #include "world.h"

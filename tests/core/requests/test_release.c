@@ -1,5 +1,5 @@
-/* garbage_collection_threshold: before memory grows beyond a share of the limit,
- * cached segments that have not been used for long go back. */
+/* garbage_collection_threshold: before memory grows beyond a share of the limit, cached segments
+ * that have not been used for long go back. */
 #include <stdbool.h>
 
 #include "world.h"

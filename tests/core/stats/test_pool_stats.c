@@ -1,4 +1,4 @@
-/* What private pools have reserved, while they are there and after. */
+/* The figures of private pools, while the pools exist and afterwards. */
 #include <stdbool.h>
 #include <stdlib.h>
 

@@ -1,13 +1,10 @@
-/* The fault loop: one scenario that touches everything, run again and again.
- * For every function of the driver and every status that it may answer, its
- * first call fails, then its second, and so on, until the scenario comes
- * through without reaching the fault. Whatever failed: the core stays valid,
- * the oracle content, nothing leaks, and memory can be had again.
+/* The fault loop runs one scenario that uses everything again and again. For every function of the
+ * driver and every status that it may return, the first call fails, then the second, and so on,
+ * until the scenario ends before the fault. After every failure the core must be valid, the oracle
+ * satisfied, nothing leaked, and memory available again.
  *
- * All of it with classic segments, and with mapped ones.
- *
- * With a sticky fault the function fails from its Nth call on, as after a
- * broken context, until the scenario is over. */
+ * It runs with classic and with mapped segments. With a sticky fault the function fails from its
+ * Nth call on until the scenario is over, as after a broken context. */
 #include <stdbool.h>
 
 #include "core/api/testing.h"
@@ -693,7 +690,8 @@ TEST(the_driver_may_go_at_any_time)
   walk(ESPER_SHUT_DOWN, false);
 }
 
-/* The functions that mapped segments need, without a core: what one of them refuses has had no effect, and the rest can be taken back. */
+/* The functions that mapped segments need, without a core: a refused call has no effect, and the
+ * rest can be undone. */
 static const sim_call PAGE_CALLS[] = {SIM_CALL_page_granularity, SIM_CALL_range_reserve,
                                       SIM_CALL_page_create,      SIM_CALL_page_map,
                                       SIM_CALL_page_unmap,       SIM_CALL_page_release,

@@ -1,18 +1,17 @@
-/* Seeded random programs over the simulated device, its oracle on.
+/* Seeded random programs over the simulated device, with its oracle on.
  *
  *   random_programs [--seed S] [--operations N] [--threads T] [--programs P]
  *
- * Each program draws a machine, a configuration, and then operations: memory
- * handed out, used on its own and on other streams and marked in every way
- * there is, freed; streams destroyed and made again; captures begun without a
- * word to the core, or into a private pool, and replayed; caches emptied, limits changed, time let
- * pass. The programs are correct: their kernels wait for the data they read,
- * and marks stand after the last read. So whatever the oracle finds is ours.
+ * Each program draws a machine, a configuration, and then operations. It allocates memory, uses it
+ * on its own and on other streams, marks it in every possible way and frees it. It destroys and
+ * makes streams, begins captures without telling the core or into a private pool, replays them,
+ * empties caches, changes limits and lets time pass. The programs are correct: kernels wait for the
+ * data they read, and marks come after the last read. So whatever the oracle finds is a mistake of
+ * the core.
  *
- * Programs follow one another until N operations are done, each with the next
- * seed. A failure prints the seed of its program; --seed S --programs 1 runs
- * that one alone. With more than one thread the order of things is the
- * machine's, and a seed only makes a failure likely again. */
+ * Programs run one after another until N operations are done, each with the next seed. A failure
+ * prints the seed of its program; --seed S --programs 1 runs only that one. With more than one
+ * thread the schedule differs from run to run, so a seed only makes a failure likely again. */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>

@@ -1,13 +1,12 @@
-/* Long runs whose sizes drift do not fragment more and more.
+/* Long runs with drifting sizes do not fragment more and more.
  *
- * The usual size wanders from 4 KiB to 8 MiB and back, eight times over; blocks live
- * for a random time, some of them for very long. Reserved at its peak over live at
- * its peak is taken for each of the eight cycles. The first sets the stage; after
- * that it may not grow. One run's figures vary by a hundredth with the sizes that it
- * happens to draw, so those of eight runs are averaged.
+ * The usual size moves from 4 KiB to 8 MiB and back eight times. Blocks live for a random time,
+ * some of them very long. For each of the eight cycles the ratio of the peak of reserved to the
+ * peak of live memory is taken. It may not grow after the first cycle. One run's figures vary by
+ * about a hundredth with the sizes drawn, so those of eight runs are averaged.
  *
- * ESPER_DRIFT_OPERATIONS sets the number of mallocs and frees, 2,000,000 by default;
- * of a hundred million there is one run, half a minute a test:
+ * ESPER_DRIFT_OPERATIONS sets the number of mallocs and frees, 2,000,000 by default. With a hundred
+ * million there is one run, half a minute a test:
  *
  *   ESPER_DRIFT_OPERATIONS=100000000 build/plain/test_drift */
 #include <stdbool.h>

@@ -1,7 +1,6 @@
-/* The seven holes that an earlier attempt at precise lifetimes had
- * (docs/holes.md), each with the programs that fell into it. A test's name
- * begins with its hole's number. walk_rules.c builds cores that have the holes,
- * and sees to it that these tests fail on them. */
+/* The seven holes that earlier attempts at precise lifetimes had (docs/holes.md), with programs
+ * that fall into each. A test's name begins with the number of its hole. walk_rules.c builds cores
+ * that have the holes, and makes sure that these tests fail on them. */
 #include <pthread.h>
 #include <stdbool.h>
 

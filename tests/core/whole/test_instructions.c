@@ -1,11 +1,10 @@
-/* How many instructions the hot path executes, on the simulated device: bounds, a few
- * percent above what gcc 12 gives, that a change may not exceed unseen. Times depend on the
- * machine, these nearly only on the compiler. Assertions count too, and what the
- * simulated driver executes where it is asked. Single steps and no valgrind: what callgrind
- * counts is the same, and so nothing needs to be installed.
+/* How many instructions the hot path executes on the simulated device. The bounds are a few percent
+ * above what gcc 12 needs, so that no change exceeds them unnoticed. Times depend on the machine,
+ * but instructions almost only on the compiler. Assertions count, too, and so does the simulated
+ * driver where it is called. Valgrind would count the same, but would have to be installed.
  *
- * A child runs each step; the parent lets it go one instruction at a time between two
- * breakpoints. Only in the plain build, and where processes may be traced so. */
+ * A child executes each step, and the parent lets it go one instruction at a time between two
+ * breakpoints. Only in the plain build, and where processes may be traced like that. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdbool.h>

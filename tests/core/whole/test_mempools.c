@@ -1,4 +1,4 @@
-/* MemPools: an allocator of their own, flags, and memory that runs short. */
+/* MemPools: their own allocators, their flags, and shortage of memory. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -1,14 +1,13 @@
-/* Peaks do not depend on when events complete, nor on how often anybody asks.
+/* Peaks depend neither on when events complete nor on how often the core is asked to look.
  *
- * With reuse order gate a program is run in several ways: with events that
- * complete at once, now and then, or only after its last operation, and with
- * somebody who asks before each malloc, or nobody. Reserved bytes, and active ones
- * (counted until a block is satisfied or handed out again), may differ by 2% at
- * their peaks. With reuse order grow they differ much, which shows that the
- * programs would notice.
+ * With reuse order gate a program runs in several ways: events complete at once, now and then, or
+ * only after the last operation, and before each malloc the core retires events or not. The peaks
+ * of reserved bytes, and of active ones (counted until a block is satisfied or handed out again),
+ * may differ by 2%. With reuse order grow they differ much, which shows that the programs are
+ * sensitive.
  *
- * In these programs what one stream allocates and others read is of few sizes,
- * as gathered weights and batches are. */
+ * In these programs memory that one stream allocates and others read has few sizes, as gathered
+ * weights and batches do. */
 #include <stdbool.h>
 
 #include "world.h"

@@ -1,6 +1,6 @@
-/* One test for each lifetime rule: the smallest program that goes wrong when
- * the rule is missing. walk_rules.c switches every rule off in turn, and some
- * test of this file or of test_holes.c must notice. */
+/* One test for each lifetime rule: the smallest program that goes wrong without the rule.
+ * walk_rules.c switches off every rule in turn, and some test in this file or in test_holes.c must
+ * fail. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -1,5 +1,5 @@
-/* Every figure equals the sum over the snapshot, after many random operations on
- * two devices; peaks are what the figures were at their highest. */
+/* Every figure equals the sum over the snapshot, after many random operations on two devices. Peaks
+ * are the highest values that the figures had. */
 #include "world.h"
 
 enum { OPERATIONS = 10000, LIVE = 300, DEVICES = 2, STREAMS = 4 };

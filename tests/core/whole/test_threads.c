@@ -1,5 +1,5 @@
-/* What one thread does while another is in the middle of something else. Most of it is
- * for ThreadSanitizer; test_block_cache.c and random_programs.c have more threads. */
+/* One thread acts while another is in the middle of a call. Most of it is for ThreadSanitizer;
+ * test_block_cache.c and random_programs.c use more threads. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>

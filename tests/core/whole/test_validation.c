@@ -1,9 +1,9 @@
-/* A validation step on an environment's stream: a batch is moved to the
- * device, repeated for each configuration by that stream, and dropped.
+/* A validation step on an environment's stream: a batch is moved to the device, repeated for each
+ * configuration on that stream, and freed.
  *
- * The batch's memory is reused while the repeat still reads it, unless the
- * batch carries a use. The oracle must notice the step that was written wrong,
- * and be content with each that is right; see esper_alloc/helpers/validation.py. */
+ * The batch's memory would be reused while the repeat still reads it unless the batch carries a
+ * use. The oracle must report the step that is written wrong and accept each that is right; see
+ * esper_alloc/helpers/validation.py. */
 #include "world.h"
 
 static world w;

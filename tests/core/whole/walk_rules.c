@@ -1,7 +1,7 @@
-/* Turns each rule off and prints which tests noticed; then the same for the
- * seven holes (docs/holes.md). Built with the rule switches, and linked with the
- * tests of test_rules.c and test_holes.c. A rule that no test misses fails the
- * walk, and so does a hole that none of its own tests sees. */
+/* Turns off each rule and prints which tests fail, then does the same for the seven holes
+ * (docs/holes.md). It is built with the rule switches and linked with the tests of test_rules.c and
+ * test_holes.c. The walk fails if a missing rule makes no test fail, or a hole none of its own
+ * tests. */
 #include <stdbool.h>
 
 #include "core/base/rules.h"
