@@ -19,29 +19,70 @@
 #define ESPER_CAPI_VERSION 8u
 
 /* F(name) for each public function esper_<name> */
-#define ESPER_CAPI_FUNCTIONS(F)                                                                    \
-  F(status_name)                                                                                   \
-  F(last_error)                                                                                    \
-  F(alloc_malloc)                                                                                  \
-  F(alloc_free) F(alloc_record_use) F(alloc_record_stream) F(alloc_init) F(alloc_reset)            \
-      F(alloc_set_memory_fraction) F(alloc_base) F(alloc_set_record_stream_visible) F(core_create) \
-          F(core_destroy) F(core_is_valid) F(device_count) F(stream_set_traits) F(gates_copy) F(   \
-              malloc) F(malloc_from) F(free) F(record_use) F(record_use_event) F(record_stream)    \
-              F(free_after_all) F(retire) F(empty_cache) F(pool_create) F(pool_begin) F(pool_end)  \
-                  F(pool_release) F(pool_use_count) F(pool_empty) F(pool_live_are)                 \
-                      F(pool_set_flags) F(pool_set_source) F(checkpoint_take) F(checkpoint_free)   \
-                          F(checkpoint_restore) F(set_memory_fraction) F(get_memory_fraction)      \
-                              F(configure) F(get_config) F(capture_begin) F(capture_end)           \
-                                  F(get_pool_stats) F(get_stats) F(reset_peak_stats)               \
-                                      F(reset_accumulated_stats) F(get_counters)                   \
-                                          F(driver_call_name) F(driver_calls) F(get_failure)       \
-                                              F(memory_info) F(largest_available) F(find_block)    \
-                                                  F(find_base) F(snapshot_take) F(snapshot_free)   \
-                                                      F(trace_start) F(trace_is_on) F(trace_clear) \
-                                                          F(trace_copy) F(trace_watch) F(pin)      \
-                                                              F(unpin) F(add_peer) F(share)        \
-                                                                  F(unshare) F(open_shared)        \
-                                                                      F(close_shared)
+#define ESPER_CAPI_FUNCTIONS(F)      \
+  F(status_name)                     \
+  F(last_error)                      \
+  F(alloc_malloc)                    \
+  F(alloc_free)                      \
+  F(alloc_record_use)                \
+  F(alloc_record_stream)             \
+  F(alloc_init)                      \
+  F(alloc_reset)                     \
+  F(alloc_set_memory_fraction)       \
+  F(alloc_base)                      \
+  F(alloc_set_record_stream_visible) \
+  F(core_create)                     \
+  F(core_destroy)                    \
+  F(core_is_valid)                   \
+  F(device_count)                    \
+  F(stream_set_traits)               \
+  F(gates_copy)                      \
+  F(malloc)                          \
+  F(malloc_from)                     \
+  F(free)                            \
+  F(record_use)                      \
+  F(record_use_event)                \
+  F(record_stream)                   \
+  F(free_after_all)                  \
+  F(retire)                          \
+  F(empty_cache)                     \
+  F(pool_create)                     \
+  F(pool_begin)                      \
+  F(pool_end)                        \
+  F(pool_release)                    \
+  F(pool_use_count)                  \
+  F(pool_empty)                      \
+  F(pool_live_are)                   \
+  F(pool_set_flags)                  \
+  F(pool_set_source)                 \
+  F(checkpoint_take)                 \
+  F(checkpoint_free)                 \
+  F(checkpoint_restore)              \
+  F(set_memory_fraction)             \
+  F(get_memory_fraction)             \
+  F(configure)                       \
+  F(get_config)                      \
+  F(capture_begin)                   \
+  F(capture_end)                     \
+  F(get_pool_stats)                  \
+  F(get_stats)                       \
+  F(reset_peak_stats)                \
+  F(reset_accumulated_stats)         \
+  F(get_counters)                    \
+  F(driver_call_name)                \
+  F(driver_calls)                    \
+  F(get_failure)                     \
+  F(memory_info)                     \
+  F(largest_available)               \
+  F(find_block)                      \
+  F(find_base)                       \
+  F(snapshot_take)                   \
+  F(snapshot_free)                   \
+  F(trace_start)                     \
+  F(trace_is_on)                     \
+  F(trace_clear)                     \
+  F(trace_copy)                      \
+  F(trace_watch) F(pin) F(unpin) F(add_peer) F(share) F(unshare) F(open_shared) F(close_shared)
 
 #define ESPER_CAPI_TYPE(name) typedef __typeof__(esper_##name) *esper_capi_##name;
 ESPER_CAPI_FUNCTIONS(ESPER_CAPI_TYPE)

@@ -167,16 +167,35 @@ uint64_t sim_failures(sim *s);
  * Faults, hooks, counts: about the driver's functions
  * ---------------------------------------------------------------------- */
 
-#define SIM_CALLS(C)                                                                               \
-  C(device_count)                                                                                  \
-  C(memory_info)                                                                                   \
-  C(memory_total)                                                                                  \
-  C(device_synchronize) C(memory_alloc) C(memory_free) C(page_granularity) C(range_reserve)        \
-      C(range_free) C(page_create) C(page_release) C(page_map) C(page_unmap) C(page_access)        \
-          C(peer_check) C(page_export) C(page_unexport) C(page_import) C(stream_id)                \
-              C(stream_capture) C(stream_create) C(stream_destroy) C(stream_wait) C(capture_point) \
-                  C(capture_depend) C(capture_before) C(event_create) C(event_destroy)             \
-                      C(event_record) C(event_query) C(event_record_all) C(event_synchronize)
+#define SIM_CALLS(C)    \
+  C(device_count)       \
+  C(memory_info)        \
+  C(memory_total)       \
+  C(device_synchronize) \
+  C(memory_alloc)       \
+  C(memory_free)        \
+  C(page_granularity)   \
+  C(range_reserve)      \
+  C(range_free)         \
+  C(page_create)        \
+  C(page_release)       \
+  C(page_map)           \
+  C(page_unmap)         \
+  C(page_access)        \
+  C(peer_check)         \
+  C(page_export)        \
+  C(page_unexport)      \
+  C(page_import)        \
+  C(stream_id)          \
+  C(stream_capture)     \
+  C(stream_create)      \
+  C(stream_destroy)     \
+  C(stream_wait)        \
+  C(capture_point)      \
+  C(capture_depend)     \
+  C(capture_before)     \
+  C(event_create)       \
+  C(event_destroy) C(event_record) C(event_query) C(event_record_all) C(event_synchronize)
 
 typedef enum sim_call {
 #define SIM_CALL_ENUM(name) SIM_CALL_##name,
