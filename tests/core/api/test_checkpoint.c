@@ -399,8 +399,8 @@ TEST(a_graphs_output_is_there_when_the_next_is_recorded)
   end();
 }
 
-/* What is freed by a restore was nobody's choice inside a capture: it waits for
- * the seal, which waits for whoever read it. */
+/* Where in a capture a restore frees is unknown, so the memory waits for the next quiesce, which
+ * waits for its readers. */
 TEST(what_a_restore_frees_waits_for_the_next_capture)
 {
   begin();

@@ -288,7 +288,7 @@ static void *written(size_t size, esper_stream stream)
   return p;
 }
 
-/* Blocks of 4 MiB, every other one free and in the stream's front. */
+/* Blocks of 4 MiB, every other one free and in the stream's block cache. */
 static void keep_every_other(void **p, int count, esper_stream stream)
 {
   for (int i = 0; i < count; i++)
@@ -330,7 +330,7 @@ TEST(pages_of_what_is_kept_go_back_to_the_driver)
   end();
 }
 
-/* A hole is filled for what one of its neighbours misses, also when the front has it. */
+/* A hole is filled by what one of its neighbours misses, also if that is in the block cache. */
 TEST(a_heap_grows_by_what_the_kept_blocks_beside_a_hole_miss)
 {
   begin_on_pages();
@@ -412,7 +412,7 @@ TEST(what_one_stream_gives_up_another_takes_and_nobody_is_stopped)
   const esper_stat *known = &w.core->devices[0].stats.allocation[ESPER_ALL];
   int64_t before = known->allocated;
   fill(others, 16, s);
-  CHECK_EQ(known->allocated, before); /* no ledger was read */
+  CHECK_EQ(known->allocated, before); /* no shard was read */
   fill(others + 16, 32, s);
   CHECK_EQ(figures().allocation[ESPER_ALL].peak, 48);
   one = world_malloc(&w, 4 * KIB, r);

@@ -10,7 +10,7 @@
 static world w;
 static esper_stream r, s;
 
-/* A device that can map pages and holds so many MiB. */
+/* A device that can map pages and has `mib` MiB. */
 static void begin_with(size_t mib, const esper_config *config)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
@@ -512,7 +512,7 @@ TEST(what_was_mapped_and_does_not_go_back_is_free)
   end();
 }
 
-/* A page that can be neither mapped nor released is nobody's, but is not forgotten. */
+/* An orphaned page, which can be neither mapped nor released, is not forgotten. */
 TEST(a_loose_page_is_tried_again)
 {
   begin();
@@ -523,7 +523,7 @@ TEST(a_loose_page_is_tried_again)
   CHECK_STATUS(esper_malloc(w.core, 10 * MIB, r, &p), ESPER_DEVICE_ERROR);
   CHECK_EQ(reserved(), 0);
   CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 10 * MIB);
-  world_check(&w); /* the device has given so much more */
+  world_check(&w); /* the orphaned page counts */
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 10 * MIB);
   CHECK_STATUS(esper_malloc(w.core, 56 * MIB, r, &p), ESPER_OUT_OF_MEMORY);

@@ -505,8 +505,8 @@ TEST(what_a_graph_reads_ends_no_capture_when_it_is_freed)
     free_first_inside(i & 1, i & 2);
 }
 
-/* A graph of device 0's pool reads x on a stream of device 1, and is replayed there by
- * another one; the use has no place in it. The pool was begun again in between. */
+/* A graph of device 0's pool reads x on a stream of device 1, and is replayed there by another one.
+ * The use has no point in the graph. The pool was begun again in between. */
 TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
 {
   sim_options options = {.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
@@ -651,8 +651,8 @@ TEST(a_child_graph_is_a_node)
   end();
 }
 
-/* Inside the body of a conditional node only the body's memory is reused; what
- * is freed of the outer capture meanwhile has no place in it. */
+/* Inside the body of a conditional node only the body's memory is reused. What is freed of the
+ * outer capture meanwhile has no point in it. */
 TEST(a_body_keeps_to_itself)
 {
   begin();
@@ -718,9 +718,9 @@ TEST(a_body_that_cannot_be_asked_about_is_not_taken_for_over)
   end_without_y_again(y);
 }
 
-/* The driver does not say in what capture the thread asks for memory, so the thread is
- * refused: it may work in a body all the same. What it frees of the outer capture then
- * has no place there, whether or not the core has met the stream. */
+/* The driver does not tell in which capture the thread allocates, so the thread is refused,
+ * although it may be working in a body. What it then frees of the outer capture has no point there,
+ * whether or not the core knows the stream. */
 TEST(a_thread_that_was_refused_inside_a_body_may_be_inside)
 {
   for (int met = 0; met < 2; met++) {
@@ -736,8 +736,8 @@ TEST(a_thread_that_was_refused_inside_a_body_may_be_inside)
   }
 }
 
-/* Nor does it say in what capture the thread marks a use: of a stream that the core has
- * met the mark is held, of another one it is refused. */
+/* Nor does it tell in which capture the thread marks a use. On a stream that the core knows the
+ * mark is held; on another one it is refused. */
 TEST(a_thread_whose_mark_nobody_can_place_may_be_inside_a_body)
 {
   for (int met = 0; met < 2; met++) {

@@ -72,7 +72,7 @@ TEST(who_waits_for_whom)
   end();
 }
 
-/* The frontier made it needless: nobody waits there. */
+/* The vector clock made it unnecessary, so nothing waits there. */
 TEST(a_wait_that_was_not_issued_is_not_reported)
 {
   begin();
@@ -108,7 +108,7 @@ TEST(a_gate_on_another_devices_stream)
   end();
 }
 
-/* What is over makes room for what is not, so one that hangs stays in sight. */
+/* Gates that are over are overwritten first, so one that hangs stays visible. */
 TEST(a_gate_that_hangs_outlasts_a_thousand_others)
 {
   begin();
@@ -127,7 +127,7 @@ TEST(a_gate_that_hangs_outlasts_a_thousand_others)
   end();
 }
 
-/* More than there is room for: the newest are there. */
+/* If there are more than entries, the newest are kept. */
 TEST(the_report_is_bounded)
 {
   begin();

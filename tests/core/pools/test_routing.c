@@ -611,9 +611,9 @@ static void wait_for_frees(other_thread *other)
     sched_yield();
 }
 
-/* Heaps of one stream become one then, and the others go: ThreadSanitizer sees
- * who still looks at those. What is freed then was allocated a capture ago: its
- * segment is about to get another home. */
+/* Heaps of one stream are united then, and the others go: ThreadSanitizer sees who still reads
+ * those. What is freed then was allocated in an earlier capture, and its segment is about to change
+ * its home. */
 TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_sealed)
 {
   enum { TIMES = 20 };
@@ -779,7 +779,7 @@ static void owe_again_and_again(owing how)
     if (how.earlier_capture)
       sim_graph_destroy(w.s, earlier);
   }
-  for (int i = 0; i < 2; i++) { /* what is held from the first seal on ends with the next */
+  for (int i = 0; i < 2; i++) { /* a use held from the first quiesce on ends with the next */
     CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
     CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
     CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
@@ -840,13 +840,13 @@ TEST(memory_of_an_earlier_capture_serves_the_later_that_frees_it)
   world_kernel(&w, r, read);
   sim_graph *forward = capture_end(ID);
   sim_graph_launch(w.s, forward, 0, r.handle);
-  world_kernel(&w, r, saved); /* outside, by its owner: the seal waits for it */
+  world_kernel(&w, r, saved); /* outside, by its owner: the quiesce waits for it */
   world_read_on(&w, s, read, r);
   world_use(&w, read, s, 0);
   capture_begin(ID);
   world_free(&w, world_malloc(&w, 512, r)); /* the heap is this capture's now */
   sim_kernel(w.s, 0, s.handle, read, 512, SIM_READ);
-  world_use(&w, read, s, 0); /* since the seal: not waited for */
+  world_use(&w, read, s, 0); /* since the quiesce: not waited for */
   world_kernel(&w, r, saved);
   world_free(&w, saved);
   world_free(&w, used);
@@ -863,7 +863,7 @@ TEST(memory_of_an_earlier_capture_serves_the_later_that_frees_it)
   end();
 }
 
-/* Something was recorded on the owner's stream between the seal and the capture. */
+/* Something was recorded on the owner's stream between the quiesce and the capture. */
 TEST(memory_that_its_owner_used_since_the_seal_waits_for_the_next)
 {
   begin();

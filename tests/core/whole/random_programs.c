@@ -32,7 +32,7 @@ enum {
   POOL_ID = 7,       /* the first half of pools' */
 };
 
-/* As in core/core.h, whose other names are in the way. */
+/* As in core/api/testing.h, whose other names would clash. */
 void core_set_clock(esper_core *core, int64_t (*clock_us)(void));
 void core_set_pages_moved(esper_core *core, uint64_t pages);
 

@@ -67,7 +67,7 @@ static void pair_of_a_batch(void)
   esper_malloc(w.core, 300 * KIB, (esper_stream){0}, place);
 }
 
-/* Always another size: no front has it. */
+/* Always another size, which no block cache has. */
 static void pair_that_misses(void)
 {
   static size_t size;

@@ -318,7 +318,7 @@ TEST(a_pool_with_graphs_has_nothing_to_spare)
   world_free(&w, a);
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
   CHECK_OK(esper_pool_end(w.core, 0, 0, ID, NULL));
-  /* The pool's memory is everybody's again once the pool is sealed. */
+  /* The pool's memory serves everybody again once the pool is quiesced. */
   CHECK_OK(esper_pool_begin(w.core, 0, 0, ID, on_r, NULL));
   CHECK_OK(esper_pool_end(w.core, 0, 0, ID, NULL));
   sim_graph_launch(w.s, graph, 0, r.handle);

@@ -182,7 +182,7 @@ TEST(an_event_from_before_the_free_does_not_cover_it)
   end();
 }
 
-/* The last malloc of o opens the front, so that the free after it takes no lock. */
+/* The last malloc of o opens the block cache, so the free after it takes no lock. */
 TEST(a_free_without_the_lock_is_not_covered_by_an_earlier_event)
 {
   begin(X + 2);

@@ -83,7 +83,7 @@ static void *set_and_unset_threshold(void *unused)
     config.garbage_collection_threshold = 0.001;
     CHECK_OK(esper_configure(w.core, &config));
     usleep(10);
-    config.garbage_collection_threshold = 0; /* fronts may open */
+    config.garbage_collection_threshold = 0; /* block caches may open */
     CHECK_OK(esper_configure(w.core, &config));
     usleep(200);
   }
@@ -113,7 +113,7 @@ TEST(memory_is_collected_while_the_threshold_comes_and_goes)
   world_end(&w);
 }
 
-/* Another thread's malloc, while what a call has in its hands is nobody's. */
+/* Another thread's malloc, while a call has memory in flight. */
 static struct {
   size_t size;
   int stream;
@@ -250,7 +250,7 @@ static void grow_beside(void *context, sim_call call, int device, void *object)
   world_free(&w, p);
 }
 
-/* Nor does it wait until all hands are empty, which they may never be. */
+/* Nor does it wait until no memory is in flight, which may never be so. */
 TEST(what_comes_meanwhile_is_not_waited_for_any_longer)
 {
   begin_beside(2 * MIB, ESPER_SEGMENTS_CLASSIC, SIM_CALL_memory_free);
