@@ -16,7 +16,10 @@ from types import ModuleType
 FOLDER = Path(__file__).parent
 HEADERS = [
     FOLDER / "loops.h",
-    *(FOLDER.parent / "csrc" / name for name in ("python/capi.h", "esper_alloc.h", "esper_report.h")),
+    *(
+        FOLDER.parent / "csrc" / name
+        for name in ("python/capi.h", "esper_alloc.h", "esper_report.h")
+    ),
 ]
 
 

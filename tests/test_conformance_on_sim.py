@@ -16,10 +16,11 @@ torch = pytest.importorskip("torch")
 if torch.version.cuda is None or torch.cuda.is_available():
     pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
 
-import build  # noqa: E402
 import driver  # noqa: E402
 import ground  # noqa: E402
 import mapped  # noqa: E402
+
+import build  # noqa: E402
 
 Answers = dict[tuple[str, str], dict[str, Any]]
 

@@ -118,7 +118,9 @@ def test_random_programs(variant: str, threads: int) -> None:
     assert "the oracle is content" in output
 
 
-@pytest.mark.parametrize("header", ["esper_alloc.h", "esper_report.h", "device/device.h", "device/sim/sim.h"])
+@pytest.mark.parametrize(
+    "header", ["esper_alloc.h", "esper_report.h", "device/device.h", "device/sim/sim.h"]
+)
 @pytest.mark.parametrize("language, standard", [("c", "c11"), ("c++", "c++11"), ("c++", "c++20")])
 def test_header_compiles_alone(header: str, language: str, standard: str) -> None:
     source = f'#include "{CSRC / header}"\nint main() {{ return 0; }}\n'

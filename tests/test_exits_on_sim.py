@@ -15,8 +15,9 @@ torch = pytest.importorskip("torch")
 if torch.version.cuda is None or torch.cuda.is_available():
     pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
 
-import build  # noqa: E402
 import exits  # noqa: E402
+
+import build  # noqa: E402
 
 NAMES = [name for name, one in exits.SCENARIOS.items() if "gpu" not in one.needs]
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@lru_cache(maxsize=None)
+@cache
 def can_build(engine: str) -> bool:
     compiler, sanitizers = COMPILERS[engine]
     if shutil.which(compiler) is None:

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from histories import Recorder, snapshot_of
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from esper_alloc import _core
 from esper_alloc.replay import snapshot

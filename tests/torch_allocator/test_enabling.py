@@ -118,16 +118,12 @@ def test_unknown_names_are_attribute_errors():
 
 
 def test_no_module_hides_a_public_function():
-    """Not even one of those under whose names pickles look for classes."""
     run(
         """
-        import importlib, pkgutil, sys, esper_alloc
-        former = [name for name in sys.modules if name.startswith("esper_alloc.")]
+        import pkgutil, esper_alloc
         names = {one.name for one in pkgutil.iter_modules(esper_alloc.__path__)}
         assert not names & set(esper_alloc.__all__), names
-        for name in former:
-            importlib.import_module(name)
-        assert "esper_alloc.allocator" in former and callable(esper_alloc.allocator)
+        assert callable(esper_alloc.allocator)
         assert callable(esper_alloc.cudagraph_outputs)
         """
     )

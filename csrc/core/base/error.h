@@ -8,7 +8,7 @@
 esper_status error_set(esper_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* The driver's last error becomes ours. */
+/* Makes the driver's last error the core's, and returns `status`. */
 esper_status error_from_driver(const core_t *core, esper_status status);
 
 #endif

@@ -5,7 +5,8 @@
 __attribute__((noinline)) bool cache_enter_slowly(block_cache_t *cache, int to)
 {
   for (int turn = 0;; turn++) {
-    int state = atomic_load_explicit(&cache->latch, memory_order_relaxed);
+    /* Whoever finds the latch closed sees what those who held it did. */
+    int state = atomic_load_explicit(&cache->latch, memory_order_acquire);
     if (state == LATCH_CLOSED)
       return false;
     if (state == LATCH_OPEN && cache_latch_change(cache, LATCH_OPEN, to))

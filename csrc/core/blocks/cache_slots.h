@@ -57,7 +57,7 @@ static inline uint32_t units_of(size_t size)
   return units <= UINT32_MAX ? (uint32_t)units : 0; /* 0: too large for the cache */
 }
 
-/* -1: no slot has such a block. */
+/* The slot that has blocks of this size; -1: none. */
 static inline int slot_with(const block_cache_t *cache, uint32_t units)
 {
   unsigned slot = slot_of(units);

@@ -48,7 +48,8 @@ static uint64_t owed_stamp(heap_t *heap)
 
 void stitch_learn(heap_t *heap)
 {
-  probes_t probes = {.count = 0};
+  probes_t probes;
+  probes.count = 0;
   device_t *device = heap->device;
   if (heap->pool != device->default_pool || heap->capture)
     return;

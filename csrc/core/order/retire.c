@@ -86,3 +86,31 @@ void stream_sync_done(stream_t *s)
 {
   declare_completed(s, s->syncing);
 }
+
+/* ---- positions that nobody has asked about ---------------------------------- */
+
+void probes_add(probes_t *probes, stream_t *stream, uint64_t stamp)
+{
+  int i = 0;
+  while (i < probes->count && probes->stream[i] != stream)
+    i++;
+  if (i == PROBES)
+    return;
+  if (i == probes->count) {
+    probes->stream[probes->count++] = stream;
+    probes->stamp[i] = 0;
+  }
+  if (probes->stamp[i] < stamp)
+    probes->stamp[i] = stamp;
+}
+
+void probes_ask(const probes_t *probes, core_t *core)
+{
+  for (int i = 0; i < probes->count; i++) {
+    record_t *record = stream_probe(probes->stream[i], probes->stamp[i]);
+    if (record)
+      record_drop(record);
+  }
+  if (probes->count)
+    stream_retire_all(core);
+}

@@ -50,7 +50,7 @@ struct stream {
   _Atomic uint64_t completed;   /* every number up to this one has completed */
   record_t *oldest, *newest;    /* outstanding records, by number */
   unsigned outstanding;         /* how many records are */
-  unsigned ask_at;              /* a mark asks when so many are outstanding */
+  unsigned ask_at;              /* how many outstanding records make a mark ask */
   _Atomic int64_t oldest_us;    /* when the oldest of them was recorded */
   record_t *spare;              /* records out of use */
   void *events[STREAM_EVENTS];  /* events out of use: the last event_count */

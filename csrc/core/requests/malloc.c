@@ -96,7 +96,8 @@ static bool borrows_too_often(const request_t *q)
 static block_t *borrow(const request_t *q)
 {
   for (int round = 0; round < 2; round++) {
-    probes_t probes = {.count = 0};
+    probes_t probes;
+    probes.count = 0;
     lock(&q->device->lock);
     for (heap_t *heap = q->pool->heaps; heap; heap = heap->next) {
       if (!request_may_borrow(q, heap))

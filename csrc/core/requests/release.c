@@ -248,7 +248,8 @@ static bool is_cached(const segment_t *s)
  * each stream. A busy one answers the next time. */
 static void ask_owners(device_t *device)
 {
-  probes_t probes = {.count = 0};
+  probes_t probes;
+  probes.count = 0;
   lock(&device->lock);
   caches_close(device);
   for (const segment_t *s = device->first_segment; s; s = s->next) {
