@@ -27,15 +27,6 @@ static void check(esper_stat stat, long long c, long long p, long long a, long l
   CHECK_EQ(stat.freed, f);
 }
 
-TEST(a_stat_keeps_its_peak)
-{
-  esper_stat stat = {0};
-  stat_add(&stat, 5);
-  stat_sub(&stat, 3);
-  stat_add(&stat, 2);
-  check(stat, 4, 5, 7, 3);
-}
-
 TEST(figures_of_a_short_life)
 {
   begin();

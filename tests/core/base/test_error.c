@@ -1,0 +1,50 @@
+/* The calling thread's last failure, in words. */
+#include "core/base/error.h"
+
+#include "check.h"
+#include "world.h"
+
+TEST(the_sentence_is_kept_and_the_status_returned)
+{
+  CHECK_EQ(error_set(ESPER_INVALID, "there is no device %d", 7), ESPER_INVALID);
+  CHECK(!strcmp(esper_last_error(), "there is no device 7"));
+}
+
+TEST(a_sentence_that_is_too_long_is_cut_off)
+{
+  CHECK_EQ(error_set(ESPER_INVALID, "%0*d", 2000, 0), ESPER_INVALID);
+  CHECK(strlen(esper_last_error()) > 200);
+  CHECK(strlen(esper_last_error()) < 2000);
+}
+
+static void fail_elsewhere(void *unused)
+{
+  (void)unused;
+  error_set(ESPER_INVALID, "another thread's");
+}
+
+TEST(each_thread_has_its_own)
+{
+  error_set(ESPER_INVALID, "mine");
+  check_on_another_thread(fail_elsewhere, NULL);
+  CHECK(!strcmp(esper_last_error(), "mine"));
+}
+
+TEST(the_drivers_last_error_becomes_the_cores)
+{
+  world w;
+  void *p;
+  world_begin(&w);
+  sim_fail_call(w.s, SIM_CALL_memory_alloc, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, 1 * MIB, w.stream[0], &p), ESPER_DEVICE_ERROR);
+  const esper_driver *driver = sim_driver(w.s);
+  CHECK(!strcmp(esper_last_error(), driver->last_error(driver->self)));
+  world_end(&w);
+}
+
+TEST(every_status_has_a_name)
+{
+  for (int status = ESPER_OK; status <= ESPER_REJECTED; status++)
+    CHECK(!strncmp(esper_status_name((esper_status)status), "ESPER_", 6));
+  CHECK(!strcmp(esper_status_name((esper_status)99), "unknown esper_status"));
+}

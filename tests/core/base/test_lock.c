@@ -1,0 +1,99 @@
+/* The mutex, the latch and the bell between threads. */
+#include "core/base/lock.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include "check.h"
+
+enum { THREADS = 4, TIMES = 20000 };
+
+static mutex_t mutex;
+static latch_t latch;
+static bell_t bell;
+static long plain; /* guarded by the lock in question */
+
+static void run_threads(void *(*run)(void *))
+{
+  pthread_t threads[THREADS];
+  plain = 0;
+  for (int i = 0; i < THREADS; i++)
+    CHECK_EQ(pthread_create(&threads[i], NULL, run, NULL), 0);
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(threads[i], NULL);
+  CHECK_EQ(plain, (long)THREADS * TIMES);
+}
+
+static void *count_under_mutex(void *unused)
+{
+  for (int i = 0; i < TIMES; i++) {
+    lock(&mutex);
+    plain++;
+    unlock(&mutex);
+  }
+  return unused;
+}
+
+TEST(a_mutex_is_held_by_one_thread_at_a_time)
+{
+  mutex_init(&mutex, LOCK_LEAF);
+  run_threads(count_under_mutex);
+  CHECK_EQ(atomic_load(&mutex.state), LOCK_FREE);
+}
+
+/* Holds the mutex for longer than the others spin, so they sleep and have to be woken. */
+static void *count_slowly(void *unused)
+{
+  for (int i = 0; i < TIMES; i++) {
+    lock(&mutex);
+    long before = plain;
+    if (i % 1000 == 0)
+      sched_yield();
+    plain = before + 1;
+    unlock(&mutex);
+  }
+  return unused;
+}
+
+TEST(threads_that_sleep_on_a_mutex_are_woken)
+{
+  mutex_init(&mutex, LOCK_LEAF);
+  run_threads(count_slowly);
+}
+
+static void *count_under_latch(void *unused)
+{
+  for (int i = 0; i < TIMES; i++) {
+    latch_take(&latch);
+    plain++;
+    latch_leave(&latch);
+  }
+  return unused;
+}
+
+TEST(a_latch_is_held_by_one_thread_at_a_time)
+{
+  run_threads(count_under_latch);
+  CHECK(latch_try(&latch));
+  CHECK(!latch_try(&latch));
+  atomic_store(&latch.held, false);
+}
+
+static void *ring(void *unused)
+{
+  bell_ring(&bell);
+  return unused;
+}
+
+TEST(a_thread_waits_for_a_bell_until_it_is_rung)
+{
+  for (int i = 0; i < 100; i++) {
+    pthread_t thread;
+    int count = bell_count(&bell);
+    CHECK_EQ(pthread_create(&thread, NULL, ring, NULL), 0);
+    bell_wait(&bell, count); /* returns at once if it was rung since */
+    CHECK_EQ(bell_count(&bell), count + 1);
+    pthread_join(thread, NULL);
+  }
+  CHECK_EQ(atomic_load(&bell.waiting), 0);
+}

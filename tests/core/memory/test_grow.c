@@ -1,0 +1,504 @@
+/* How a heap of mapped segments grows: into which hole, and with which pages. */
+#include "pages_world.h"
+
+TEST(a_heap_grows_by_what_is_missing)
+{
+  begin();
+  void *p = get(5, r);
+  CHECK_EQ(reserved(), 6);
+  void *q = get(3, r);
+  CHECK_EQ((char *)q - (char *)p, 5 * MIB);
+  CHECK_EQ(reserved(), 8);
+  world_free(&w, q);
+  CHECK(get(40, r) == q); /* the free memory at the end is a part of it */
+  CHECK_EQ(reserved(), 46);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 1);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 0);
+  CHECK_EQ(calls(SIM_CALL_range_reserve), 1);
+  end();
+}
+
+TEST(small_and_large_blocks_have_segments_of_their_own)
+{
+  begin();
+  world_malloc(&w, 512, r);
+  get(2, r);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_SMALL].current, 2 * MIB);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_LARGE].current, 2 * MIB);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_SMALL].current, 1);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_LARGE].current, 1);
+  CHECK_EQ(calls(SIM_CALL_range_reserve), 2);
+  end();
+}
+
+TEST(a_large_request_takes_few_pages)
+{
+  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
+  begin_with(1024, &defaults);
+  get(512, r);
+  CHECK_EQ(calls(SIM_CALL_page_create), 128);
+  CHECK_EQ(reserved(), 512);
+  end();
+}
+
+/* What is beside a block on its last page is small then. */
+TEST(a_small_heap_has_small_pages)
+{
+  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
+  begin_with(1024, &defaults);
+  get(4, r); /* the first page of large blocks is what a program starts with */
+  CHECK_EQ(calls(SIM_CALL_page_create), 1);
+  get(20, r);
+  CHECK_EQ(calls(SIM_CALL_page_create), 11);
+  end();
+}
+
+TEST(the_rest_of_a_block_is_free_however_small)
+{
+  begin();
+  world_malloc(&w, 5 * MIB + 512, r);
+  CHECK_EQ(world_stats(&w, 0).allocated_bytes[ESPER_ALL].current, 5 * MIB + 512);
+  world_free(&w, world_malloc(&w, 3 * MIB, r));
+  void *p = world_malloc(&w, 3 * MIB - 1024, r);
+  CHECK_EQ(world_size(&w, p), 3 * MIB - 1024);
+  end();
+}
+
+TEST(pages_are_as_large_as_large_segments)
+{
+  esper_config config = {.large_segment_size = 4 * MIB};
+  begin_with(256, &config);
+  get(40, r);
+  CHECK_EQ(calls(SIM_CALL_page_create), 10);
+  end();
+}
+
+/* Options that mean nothing for mapped segments keep their meaning. */
+TEST(what_concerns_classic_segments_asks_for_them)
+{
+  esper_config given[] = {{.max_split_size = 64 * MIB},
+                          {.garbage_collection_threshold = 0.8},
+                          {.max_non_split_rounding = 40 * MIB}, /* without the first, nothing */
+                          {.segments = ESPER_SEGMENTS_AUTO},
+                          {.large_segment_size = 20 * MIB}};
+  for (int i = 0; i < 5; i++)
+    for (int asked = 0; asked < 2; asked++) {
+      if (asked)
+        given[i].segments = ESPER_SEGMENTS_MAPPED;
+      begin_with(256, &given[i]);
+      get(5, r);
+      CHECK_EQ(calls(SIM_CALL_page_create) > 0, asked || i >= 2);
+      end();
+    }
+}
+
+static uint64_t state = 1;
+
+static size_t draw(size_t below)
+{
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  return (size_t)(state >> 33) % below;
+}
+
+/* docs/design.md, Sizes: what of a block nobody asked for, of 1 byte to 64 MiB. */
+TEST(no_block_wastes_more_than_its_share)
+{
+  for (int mapped = 0; mapped < 2; mapped++) {
+    esper_config config = {.segments = mapped ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC};
+    begin_with(16 * 1024, &config);
+    size_t most = 0;
+    for (int i = 0; i < 3000; i++) {
+      size_t size = 1 + draw((size_t)1 << (4 + draw(23)));
+      world_free(&w, world_malloc(&w, size + draw(512 * KIB), r)); /* for the rest to stay in */
+      void *p = world_malloc(&w, size, r);
+      size_t rest = world_size(&w, p) - size;
+      CHECK(rest < 512 || (!mapped && size > MIB - 512 && rest < 256 * KIB + 512));
+      if (rest > most)
+        most = rest;
+      world_free(&w, p);
+      if (i % 100 == 99)
+        CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+    }
+    CHECK(mapped ? most == 511 || most == 510 || most == 509 : most > 128 * KIB);
+    end();
+  }
+}
+
+TEST(classic_segments_are_to_be_had)
+{
+  esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
+  begin_with(256, &config);
+  void *p = get(5, r);
+  CHECK_EQ(reserved(), 20);
+  CHECK_EQ(calls(SIM_CALL_range_reserve) + calls(SIM_CALL_page_create), 0);
+  config.segments = ESPER_SEGMENTS_MAPPED; /* from now on */
+  CHECK_OK(esper_configure(w.core, &config));
+  get(22, r);
+  CHECK_EQ(reserved(), 42);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
+  world_free(&w, p);
+  CHECK(get(16, r) == p);
+  config.segments = (esper_segments)3;
+  CHECK_STATUS(esper_configure(w.core, &config), ESPER_INVALID);
+  end();
+}
+
+/* A program with a bit of everything; how often each function of the driver was
+ * called. */
+static int any_stream(void *context, void *handle)
+{
+  (void)context, (void)handle;
+  return 1;
+}
+
+/* Whoever creates a pool may have its segments registered elsewhere, which cannot follow
+ * pages; a pool that a capture makes has them. */
+TEST(created_pools_have_classic_segments_unless_mapped_ones_are_asked_for)
+{
+  for (int asked = 0; asked < 2; asked++) {
+    esper_config config = {.segments = asked ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_AUTO};
+    begin_with(256, &config);
+    esper_pool *pool, *again;
+    void *p, *q;
+    CHECK_OK(esper_pool_create(w.core, 0, 0, 1, &pool));
+    CHECK_OK(esper_malloc_from(w.core, pool, 5 * MIB, r, &p));
+    sim_owner_begin(w.s, p, 5 * MIB, 0, r.handle);
+    CHECK_EQ(reserved(), asked ? 6 : 20);
+    CHECK_OK(esper_pool_begin(w.core, 0, 2, 0, any_stream, NULL));
+    CHECK_OK(esper_pool_create(w.core, 0, 2, 0, &again)); /* there already */
+    CHECK_OK(esper_malloc_from(w.core, again, 5 * MIB, r, &q));
+    sim_owner_begin(w.s, q, 5 * MIB, 0, r.handle);
+    CHECK_OK(esper_pool_end(w.core, 0, 2, 0, NULL));
+    CHECK_EQ(reserved(), asked ? 12 : 26);
+    esper_snapshot snapshot;
+    CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
+    CHECK_EQ(snapshot.segment_count, 2);
+    for (int i = 0; i < 2; i++) { /* by birth, which is all that orders them the same
+                                     in every process */
+      const esper_segment_entry *segment = &snapshot.segments[i];
+      CHECK_EQ(segment->mapped, asked || segment->pool[0] == 2);
+      CHECK_EQ(segment->birth < snapshot.segments[!i].birth, segment->pool[0] == 0);
+    }
+    esper_snapshot_free(&snapshot);
+    end();
+  }
+}
+
+static void count_calls(int virtual_memory, esper_segments kind, uint64_t *counts)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = virtual_memory,
+                         .capacity = 256 * MIB};
+  esper_config config = {.segments = kind};
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+  s = w.stream[1];
+  void *p = used(30, r), *q = used(3, s), *small = world_malloc(&w, 700, r), *none;
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_free(&w, p);
+  p = used(24, r);
+  world_free(&w, q);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.5));
+  CHECK_STATUS(esper_malloc(w.core, 200 * MIB, s, &none), ESPER_OUT_OF_MEMORY);
+  sim_capture_begin(w.s, 0, r.handle);
+  world_free(&w, used(12, r));
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  sim_graph_destroy(w.s, graph);
+  esper_pool *pool;
+  CHECK_OK(esper_pool_create(w.core, 0, 3, 1, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 5 * MIB, r, &q));
+  CHECK_OK(esper_free(w.core, q));
+  CHECK_OK(esper_pool_release(w.core, 0, 3, 1));
+  world_free(&w, p);
+  world_free(&w, small);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  world_check(&w);
+  for (int call = 0; call < SIM_CALL_COUNT; call++)
+    counts[call] = calls((sim_call)call);
+  world_end(&w);
+}
+
+/* A classic program has nothing to do with virtual memory, whatever the device can. */
+TEST(classic_segments_ask_the_driver_for_nothing_more)
+{
+  uint64_t without[SIM_CALL_COUNT], with[SIM_CALL_COUNT], asked[SIM_CALL_COUNT];
+  count_calls(0, ESPER_SEGMENTS_CLASSIC, without);
+  count_calls(1, ESPER_SEGMENTS_CLASSIC, with);
+  for (int call = 0; call < SIM_CALL_COUNT; call++)
+    CHECK_EQ(with[call], without[call]);
+  CHECK_EQ(with[SIM_CALL_page_granularity], 0);
+  CHECK(with[SIM_CALL_memory_alloc] > 3);
+  count_calls(0, ESPER_SEGMENTS_MAPPED, asked); /* one question, and the answer is no */
+  CHECK_EQ(asked[SIM_CALL_page_granularity], 1);
+  asked[SIM_CALL_page_granularity] = 0;
+  for (int call = 0; call < SIM_CALL_COUNT; call++)
+    CHECK_EQ(asked[call], without[call]);
+}
+
+/* ... and a device that does not say is asked again. */
+TEST(where_the_granule_is_not_known_segments_are_classic)
+{
+  begin();
+  sim_fail_call(w.s, SIM_CALL_page_granularity, 1, ESPER_DEVICE_ERROR);
+  get(5, r);
+  CHECK_EQ(reserved(), 20);
+  get(60, r);
+  CHECK_EQ(reserved(), 80);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
+  CHECK_EQ(calls(SIM_CALL_page_granularity), 2);
+  end();
+}
+
+TEST(where_pages_cannot_be_mapped_segments_are_classic)
+{
+  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN};
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+  get(5, r);
+  CHECK_EQ(reserved(), 20);
+  CHECK_EQ(calls(SIM_CALL_range_reserve), 0);
+  end();
+}
+
+TEST(without_addresses_segments_are_classic)
+{
+  begin();
+  sim_fail_call(w.s, SIM_CALL_range_reserve, 1, ESPER_OUT_OF_MEMORY);
+  get(5, r);
+  CHECK_EQ(reserved(), 20);
+  get(60, r);
+  CHECK_EQ(reserved(), 80);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
+  end();
+}
+
+static void host_memory_runs_out(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)device, (void)object;
+  check_limit_malloc(call == SIM_CALL_range_reserve ? 0 : -1);
+}
+
+/* No page table: the addresses go back. */
+TEST(without_host_memory_segments_are_classic)
+{
+  begin();
+  void *p = world_malloc(&w, 512, r); /* what comes next has but its table to get */
+  CHECK_EQ(reserved(), 2);
+  sim_after_call(w.s, SIM_CALL_range_reserve, host_memory_runs_out, NULL);
+  sim_before_call(w.s, SIM_CALL_range_free, host_memory_runs_out, NULL);
+  get(5, r);
+  CHECK_EQ(reserved(), 2 + 20);
+  sim_alive alive;
+  sim_count_alive(w.s, 0, &alive);
+  CHECK_EQ(alive.ranges, 1);
+  sim_after_call(w.s, SIM_CALL_range_reserve, NULL, NULL);
+  get(60, r);
+  CHECK_EQ(reserved(), 22 + 60);
+  sim_count_alive(w.s, 0, &alive);
+  CHECK_EQ(alive.ranges, 2);
+  world_free(&w, p);
+  end();
+}
+
+TEST(a_segment_without_room_is_followed_by_another)
+{
+  begin();
+  get(200, r);
+  sim_set_capacity(w.s, 0, 1024 * MIB);
+  get(500, r);
+  CHECK_EQ(calls(SIM_CALL_range_reserve), 2);
+  CHECK_EQ(reserved(), 700);
+  end();
+}
+
+TEST(max_split_size_is_no_matter_of_mapped_segments)
+{
+  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED, .max_split_size = 20 * MIB};
+  begin_with(256, &config);
+  world_free(&w, get(64, r)); /* oversize, and would be left alone */
+  get(2, r);
+  get(30, r);
+  CHECK_EQ(reserved(), 64);
+  end();
+}
+
+TEST(the_memory_fraction_limits_pages)
+{
+  begin();
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
+  void *p = get(60, r), *q;
+  CHECK_STATUS(esper_malloc(w.core, 5 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
+  CHECK_EQ(calls(SIM_CALL_page_create), 3);
+  get(4, r);
+  CHECK_EQ(reserved(), 64);
+  world_free(&w, p);
+  get(30, s);
+  CHECK_EQ(reserved(), 64);
+  end();
+}
+
+TEST(what_was_mapped_before_memory_ran_out_goes_back)
+{
+  begin();
+  void *p;
+  get(200, r);
+  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK(calls(SIM_CALL_page_map) > 10); /* some of it was there */
+  CHECK_EQ(reserved(), 200);
+  world_check(&w);
+  get(56, r);
+  CHECK_EQ(reserved(), 256);
+  end();
+}
+
+/* Pages of what there is, made one by one until there is none, would leave nothing to
+ * other processes meanwhile. */
+TEST(what_the_device_does_not_have_is_not_tried)
+{
+  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
+  begin_with(256, &defaults);
+  void *p, *q = get(100, r);
+  uint64_t created = calls(SIM_CALL_page_create);
+  CHECK_STATUS(esper_malloc(w.core, 200 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_EQ(calls(SIM_CALL_page_map), created);       /* of those there were */
+  CHECK(calls(SIM_CALL_page_create) <= created + 3); /* all of it as one, in each try */
+  CHECK_EQ(reserved(), 100);
+  world_free(&w, q);
+  get(200, r); /* the 100 are a part of it */
+  CHECK_EQ(reserved(), 200);
+  world_check(&w);
+  end();
+}
+
+/* The system may keep caches in what is not free, and give them up when it is asked. */
+TEST(a_device_may_have_more_than_it_says)
+{
+  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
+  begin_with(256, &defaults);
+  sim_set_caches(w.s, 0, 216 * MIB);
+  get(200, r);
+  CHECK_EQ(reserved(), 200);
+  CHECK_EQ(calls(SIM_CALL_page_release), 1); /* of the one that asked */
+  world_check(&w);
+  end();
+}
+
+/* A page that asked and does not go back is not forgotten. */
+TEST(a_page_that_only_asked_may_stay)
+{
+  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
+  begin_with(256, &defaults);
+  void *p;
+  sim_set_caches(w.s, 0, 216 * MIB);
+  sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_DEVICE_ERROR);
+  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 100 * MIB);
+  world_check(&w);
+  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
+  get(200, r);
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 0);
+  world_check(&w);
+  end();
+}
+
+/* A device that has failed says so, as it does where a classic segment is asked for. */
+TEST(a_device_that_cannot_say_what_it_has_is_not_asked_for_more)
+{
+  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
+  begin_with(256, &defaults);
+  void *p;
+  get(2, r);
+  sim_fail_call(w.s, SIM_CALL_memory_info, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_DEVICE_ERROR);
+  CHECK_EQ(reserved(), 2);
+  world_check(&w);
+  get(100, r);
+  end();
+}
+
+/* ... as far as it will. */
+TEST(what_was_mapped_and_does_not_go_back_is_free)
+{
+  begin();
+  void *p;
+  get(200, r);
+  sim_fail_calls_from(w.s, SIM_CALL_page_release, 2, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_EQ(reserved(), 220);
+  world_check(&w);
+  CHECK_EQ(get(56, r) != NULL, 1);
+  CHECK_EQ(reserved(), 256);
+  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
+  end();
+}
+
+/* An orphaned page, which can be neither mapped nor released, is not forgotten. */
+TEST(a_loose_page_is_tried_again)
+{
+  begin();
+  void *p;
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
+  sim_fail_call(w.s, SIM_CALL_page_map, 1, ESPER_DEVICE_ERROR);
+  sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, 10 * MIB, r, &p), ESPER_DEVICE_ERROR);
+  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 10 * MIB);
+  world_check(&w); /* the orphaned page counts */
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 10 * MIB);
+  CHECK_STATUS(esper_malloc(w.core, 56 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  world_check(&w);
+  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
+  get(56, r); /* of the fraction's 64 */
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 0);
+  world_check(&w);
+  end();
+}
+
+TEST(loose_pages_go_back_when_the_cache_is_emptied_or_the_core_ends)
+{
+  void *p;
+  for (int i = 0; i < 2; i++) {
+    begin();
+    sim_fail_call(w.s, SIM_CALL_page_map, 1, ESPER_DEVICE_ERROR);
+    sim_fail_call(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
+    CHECK_STATUS(esper_malloc(w.core, 10 * MIB, r, &p), ESPER_DEVICE_ERROR);
+    if (i == 0) {
+      CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+      CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 0);
+    }
+    world_check(&w);
+    end();
+  }
+}
+
+/* Another thread wants memory of the same heap while pages are being mapped. */
+static void *meanwhile;
+static void get_30_mib(void *context)
+{
+  (void)context;
+  world_check(&w);
+  meanwhile = get(30, r);
+}
+static void get_meanwhile(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  sim_before_call(w.s, SIM_CALL_page_create, NULL, NULL);
+  check_on_another_thread(get_30_mib, NULL);
+}
+
+TEST(two_threads_may_grow_one_heap_at_once)
+{
+  begin();
+  world_free(&w, get(10, r));
+  sim_before_call(w.s, SIM_CALL_page_create, get_meanwhile, NULL);
+  char *p = get(40, r);
+  CHECK((char *)meanwhile >= p + 40 * MIB);
+  CHECK_EQ(reserved(), 70);
+  world_check(&w);
+  end();
+}

@@ -1,0 +1,263 @@
+/* New pages instead of lent ones, up to a 25th over the recent peak. */
+#include "core/api/testing.h"
+#include "pages_world.h"
+
+/* Seven blocks of a page each, every other one free, the last one among them; and pages
+ * have moved often. */
+static void comb_after_many_moves(void)
+{
+  comb(20, 7, r);
+  core_set_pages_moved(w.core, 256);
+}
+
+/* Where there is slack, this takes 2 MiB of it. */
+static void a_page_moves_instead(void)
+{
+  uint64_t moved = world_counters(&w, 0).pages_moved;
+  get(22, r);
+  CHECK_EQ(reserved(), 140);
+  CHECK_EQ(world_counters(&w, 0).pages_moved, moved + 1);
+}
+
+TEST(with_a_little_slack_nothing_moves)
+{
+  begin();
+  comb_after_many_moves();
+  void *last = get(22, r);
+  CHECK_EQ(reserved(), 142);
+  world_free(&w, last);
+  last = get(24, r);
+  CHECK_EQ(reserved(), 144);
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
+  world_free(&w, last);
+  get(26, r); /* 6 MiB would be more than a 25th of 140 */
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 257);
+  CHECK_EQ(reserved(), 144);
+  end();
+}
+
+TEST(what_takes_more_than_the_slack_moves)
+{
+  begin();
+  comb_after_many_moves();
+  get(43, r);
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 258);
+  CHECK_EQ(reserved(), 140);
+  end();
+}
+
+TEST(slack_comes_back_with_memory)
+{
+  begin();
+  comb_after_many_moves();
+  get(22, r);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end();
+}
+
+/* As after a phase that needed more, and gave nothing back. */
+TEST(what_is_reserved_beyond_the_peak_is_slack_enough)
+{
+  begin();
+  comb_after_many_moves();
+  CHECK_OK(esper_reset_peak_stats(w.core, 0));
+  a_page_moves_instead();
+  end();
+}
+
+TEST(few_moves_need_no_slack)
+{
+  begin();
+  comb_after_many_moves();
+  core_set_pages_moved(w.core, 255);
+  a_page_moves_instead();
+  end();
+}
+
+TEST(pages_move_where_the_memory_fraction_leaves_no_room)
+{
+  begin();
+  comb_after_many_moves();
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 140.0 / 256));
+  a_page_moves_instead();
+  end();
+}
+
+TEST(pages_move_where_the_device_has_no_room)
+{
+  begin_with(140, NULL);
+  comb_after_many_moves();
+  a_page_moves_instead();
+  CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 0);
+  end();
+}
+
+TEST(pages_move_where_requests_are_rejected)
+{
+  esper_config config = {.large_segment_size = 20 * MIB,
+                         .rejection_share = 141.0 / 256,
+                         .segments = ESPER_SEGMENTS_MAPPED};
+  begin_with(256, &config);
+  comb_after_many_moves();
+  a_page_moves_instead();
+  CHECK_EQ(world_stats(&w, 0).num_oom_rejections, 0);
+  end();
+}
+
+/* A device that has no pages for slack is not asked for more until as many have moved again;
+ * and that it had none does not say that the heap cannot grow. */
+TEST(a_device_without_room_is_asked_once)
+{
+  begin_with(140, NULL);
+  comb_after_many_moves();
+  world_free(&w, get(22, r));
+  uint64_t asked = calls(SIM_CALL_page_create);
+  CHECK_EQ(w.core->devices[0].refused, 0);
+  world_free(&w, get(42, r));
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 258);
+  CHECK_EQ(calls(SIM_CALL_page_create), asked);
+  sim_set_capacity(w.s, 0, 256 * MIB);
+  core_set_pages_moved(w.core, 511);
+  world_free(&w, get(62, r)); /* the 512th moves */
+  CHECK_EQ(reserved(), 140);
+  get(82, r);
+  CHECK_EQ(reserved(), 142);
+  end();
+}
+
+/* Nor is one on which a request had to wait for memory. */
+TEST(after_a_request_that_waited_there_is_no_slack)
+{
+  begin_with(160, NULL);
+  comb_after_many_moves();
+  get(100, r); /* all that is free, at its end */
+  CHECK_EQ(w.core->devices[0].slack_ran_out, 0);
+  void *none;
+  CHECK_STATUS(esper_malloc(w.core, 60 * MIB, r, &none), ESPER_OUT_OF_MEMORY);
+  CHECK(w.core->devices[0].slack_ran_out >= 256);
+  end();
+}
+
+/* 74 blocks of 2 MiB, one page each, of which three are free; and pages have moved often.
+ * A private pool's 20 MiB let the peak allow more than 148. */
+static void *aside;
+static void many_small_blocks(void)
+{
+  static void *small[74];
+  esper_pool *pool;
+  esper_config config = {.large_segment_size = 2 * MIB, .segments = ESPER_SEGMENTS_MAPPED};
+  begin_with(1024, &config);
+  CHECK_OK(esper_pool_create(w.core, 0, 0, 1, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &aside));
+  sim_owner_begin(w.s, aside, 20 * MIB, 0, r.handle);
+  for (int i = 0; i < 74; i++)
+    small[i] = get(2, r);
+  for (int i = 10; i < 40; i += 10)
+    world_free(&w, small[i]);
+  core_set_pages_moved(w.core, 256);
+}
+
+static void get_14_mib(void *context)
+{
+  (void)context;
+  get(14, r);
+}
+static void grow_meanwhile(void *often, sim_call call, int device, void *object)
+{
+  (void)call, (void)device, (void)object;
+  if ((*(int *)often)-- > 0)
+    check_on_another_thread(get_14_mib, NULL);
+}
+
+/* Memory may grow to 174 MiB, a 25th more than the peak of 168; three free pages can be lent. */
+TEST(what_grows_at_once_shares_the_slack)
+{
+  int often = 1;
+  many_small_blocks();
+  sim_before_call(w.s, SIM_CALL_page_create, grow_meanwhile, &often);
+  get(14, r);
+  CHECK(often < 1);
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 259);
+  sim_before_call(w.s, SIM_CALL_page_create, NULL, NULL);
+  end();
+}
+
+/* The peak of 168 MiB counts until pages of the default pool go back. */
+TEST(a_private_pool_gives_no_slack_back)
+{
+  many_small_blocks();
+  world_free(&w, aside);
+  CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
+  CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
+  get(14, r);
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
+  end();
+}
+
+/* What was the peak of active memory once says nothing of what is needed now. */
+TEST(a_peak_of_long_ago_is_no_slack)
+{
+  enum { MOST_BLOCKS = 8192 };
+  static struct {
+    void *memory;
+    size_t size;
+  } live[MOST_BLOCKS];
+  esper_config mapped = {.segments = ESPER_SEGMENTS_MAPPED};
+  size_t count = 0, bytes = 0, top = 8192 * MIB;
+  begin_with(65536, &mapped);
+  core_set_pages_moved(w.core, 256);
+  world_free(&w, get(30000, r));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  for (size_t size = 4 * MIB; size <= 256 * MIB; size *= 2) {
+    for (; bytes + size <= top; bytes += size, count++) {
+      live[count].memory = world_malloc(&w, size, r);
+      live[count].size = size;
+    }
+    size_t kept = 0; /* every other one */
+    for (size_t i = 0; i < count; i++) {
+      if (i % 2)
+        world_free(&w, live[i].memory), bytes -= live[i].size;
+      else
+        live[kept++] = live[i];
+    }
+    count = kept;
+  }
+  CHECK(reserved() * 100 <= (int64_t)(top / MIB) * 105);
+  end();
+}
+
+/* Memory that the private pool of a graph has free is nobody's slack. */
+TEST(an_idle_private_pool_takes_no_slack)
+{
+  void *p;
+  esper_pool *pool;
+  begin();
+  CHECK_OK(esper_pool_create(w.core, 0, 0, 1, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 60 * MIB, r, &p));
+  CHECK_OK(esper_free(w.core, p));
+  comb_after_many_moves();
+  get(22, r);
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
+  CHECK_EQ(reserved(), 202);
+  end();
+}
+
+/* It lends nothing, so what it cannot have is asked for no more often than without slack. */
+TEST(a_private_pool_has_no_second_try)
+{
+  uint64_t asked[2];
+  for (int often = 0; often < 2; often++) {
+    void *p;
+    esper_pool *pool;
+    begin_with(160, NULL);
+    get(140, r);
+    core_set_pages_moved(w.core, often ? 256 : 0);
+    CHECK_OK(esper_pool_create(w.core, 0, 0, 1, &pool));
+    asked[often] = calls(SIM_CALL_page_create);
+    CHECK_STATUS(esper_malloc_from(w.core, pool, 60 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+    asked[often] = calls(SIM_CALL_page_create) - asked[often];
+    end();
+  }
+  CHECK(asked[0] > 0);
+  CHECK_EQ(asked[1], asked[0]);
+}

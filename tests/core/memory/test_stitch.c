@@ -1,0 +1,245 @@
+/* Pages that are lent to another heap, or move within one. */
+#include "pages_world.h"
+
+TEST(scattered_pages_serve_a_large_request)
+{
+  begin();
+  comb(20, 8, r);
+  CHECK_EQ(reserved(), 160);
+  void *p = used(80, r);
+  CHECK_EQ(reserved(), 160);
+  CHECK_EQ(calls(SIM_CALL_page_create), 8);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 4);
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].peak, 160 * MIB);
+  CHECK_STATUS(esper_free(w.core, pieces[0]), ESPER_INVALID); /* a hole */
+  world_check(&w);
+  world_free(&w, p);
+  end();
+}
+
+TEST(the_trace_shows_pages_that_move)
+{
+  begin();
+  comb(20, 4, r);
+  CHECK_OK(esper_trace_start(w.core, 100));
+  void *p = get(40, r);
+  esper_trace_entry *entries;
+  size_t count, unmapped = 0, mapped = 0;
+  CHECK_OK(esper_trace_copy(w.core, 0, &entries, &count));
+  for (size_t i = 0; i < count; i++) {
+    if (entries[i].action == ESPER_TRACE_SEGMENT_UNMAP) {
+      CHECK_EQ(mapped, 0); /* so that sums never pass the peak */
+      CHECK_EQ(entries[i].size, 20 * MIB);
+      unmapped++;
+    } else if (entries[i].action == ESPER_TRACE_SEGMENT_MAP) {
+      CHECK(entries[i].address == (uintptr_t)p);
+      CHECK_EQ(entries[i].size, 40 * MIB);
+      mapped++;
+    }
+  }
+  CHECK_EQ(unmapped, 2);
+  CHECK_EQ(mapped, 1);
+  free(entries);
+  end();
+}
+
+/* A heap's own pages serve at once, whatever its stream is still doing with them. */
+TEST(pages_of_the_own_stream_are_lent_while_it_is_at_work)
+{
+  begin();
+  for (int i = 0; i < 4; i++)
+    pieces[i] = used(20, r);
+  world_free(&w, pieces[0]);
+  world_free(&w, pieces[2]);
+  void *p = used(40, r);
+  CHECK_EQ(reserved(), 80);
+  CHECK_EQ(calls(SIM_CALL_page_unmap), 0);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
+  CHECK_STATUS(esper_free(w.core, pieces[0]), ESPER_INVALID);
+  CHECK(sim_pending(w.s, 0, r.handle) >= 5);
+  world_check(&w);
+  /* The old mappings go when the stream is done with them. */
+  get(8, r);
+  CHECK_EQ(calls(SIM_CALL_page_unmap), 0);
+  world_run(&w, r);
+  get(8, r);
+  CHECK_EQ(calls(SIM_CALL_page_unmap), 2);
+  world_free(&w, p);
+  end();
+}
+
+TEST(pages_go_back_although_they_moved)
+{
+  begin();
+  for (int i = 0; i < 4; i++)
+    pieces[i] = used(20, r);
+  world_free(&w, pieces[0]);
+  world_free(&w, pieces[2]);
+  world_free(&w, used(40, r));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 40);
+  world_check(&w); /* the device agrees */
+  sim_alive alive;
+  sim_count_alive(w.s, 0, &alive);
+  CHECK_EQ(alive.mappings, 2);
+  end();
+}
+
+TEST(a_stale_page_that_cannot_be_unmapped_is_tried_again)
+{
+  begin();
+  for (int i = 0; i < 4; i++)
+    pieces[i] = used(20, r);
+  void *p = used(40, r);
+  for (int i = 0; i < 4; i++)
+    world_free(&w, pieces[i]);
+  used(100, r);
+  CHECK_EQ(reserved(), 140);
+  world_free(&w, p);
+  sim_fail_calls_from(w.s, SIM_CALL_page_unmap, 3, ESPER_DEVICE_ERROR);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  world_check(&w);
+  CHECK_EQ(reserved(), 140);
+  sim_fail_call(w.s, SIM_CALL_page_unmap, 0, ESPER_OK);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 100);
+  end();
+}
+
+TEST(other_streams_lend_pages_that_have_completed)
+{
+  begin();
+  comb(20, 8, s);
+  get(10, r);
+  CHECK_EQ(reserved(), 170); /* nobody knows yet that they have */
+  world_run(&w, s);
+  get(70, r);
+  CHECK_EQ(reserved(), 170);
+  end();
+}
+
+TEST(what_is_missing_besides_is_new)
+{
+  begin();
+  comb(20, 4, r);
+  get(70, r);
+  CHECK_EQ(reserved(), 110);
+  end();
+}
+
+TEST(pages_that_are_still_read_are_not_lent)
+{
+  begin();
+  comb(20, 4, r);
+  void *p = get(20, r);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_free(&w, p);
+  world_run(&w, r);
+  get(30, r);
+  CHECK_EQ(reserved(), 90); /* one page of 20 MiB could be had */
+  end();
+}
+
+/* Before a request fails the host waits, and then they are. */
+TEST(pages_are_lent_before_memory_runs_out)
+{
+  begin_with(80, NULL);
+  for (int i = 0; i < 4; i++)
+    pieces[i] = used(20, s);
+  world_free(&w, pieces[0]);
+  world_free(&w, pieces[2]);
+  get(40, r);
+  CHECK_EQ(reserved(), 80);
+  end();
+}
+
+TEST(pinned_segments_lend_nothing)
+{
+  begin();
+  comb(20, 4, r);
+  first_segment()->pinned = true;
+  get(40, r);
+  CHECK_EQ(reserved(), 120);
+  CHECK_EQ(calls(SIM_CALL_page_unmap), 0);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(calls(SIM_CALL_page_unmap), 0);
+  first_segment()->pinned = false;
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 80);
+  end();
+}
+
+TEST(other_pools_lend_nothing)
+{
+  esper_pool *pool;
+  void *p[4], *q;
+  begin();
+  CHECK_OK(esper_pool_create(w.core, 0, 3, 1, &pool));
+  for (int i = 0; i < 4; i++)
+    CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &p[i]));
+  CHECK_OK(esper_free(w.core, p[0]));
+  CHECK_OK(esper_free(w.core, p[2]));
+  get(40, r);
+  CHECK_EQ(reserved(), 120);
+  CHECK_OK(esper_malloc_from(w.core, pool, 40 * MIB, r, &q)); /* nor to themselves */
+  CHECK_EQ(reserved(), 160);
+  CHECK_EQ(calls(SIM_CALL_page_unmap), 0);
+  CHECK_OK(esper_free(w.core, p[1]));
+  CHECK_OK(esper_free(w.core, p[3]));
+  CHECK_OK(esper_free(w.core, q));
+  CHECK_OK(esper_pool_release(w.core, 0, 3, 1));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 40);
+  end();
+}
+
+TEST(a_page_that_cannot_be_mapped_goes_home)
+{
+  begin();
+  comb(20, 8, r);
+  void *p;
+  sim_fail_call(w.s, SIM_CALL_page_map, 2, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, 80 * MIB, r, &p), ESPER_DEVICE_ERROR);
+  CHECK_EQ(reserved(), 160);
+  world_check(&w);
+  get(80, r);
+  CHECK_EQ(reserved(), 160);
+  end();
+}
+
+TEST(a_page_that_has_no_home_any_more_is_loose)
+{
+  begin();
+  comb(20, 8, s);
+  void *p;
+  get(10, r);
+  world_run(&w, s);
+  sim_fail_calls_from(w.s, SIM_CALL_page_map, 2, ESPER_DEVICE_ERROR);
+  sim_fail_call(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, 80 * MIB, r, &p), ESPER_DEVICE_ERROR);
+  CHECK_EQ(reserved(), 150);
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 20 * MIB);
+  world_check(&w);
+  sim_fail_call(w.s, SIM_CALL_page_map, 0, ESPER_OK);
+  get(80, r);
+  CHECK_EQ(reserved(), 170);
+  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 0);
+  world_check(&w);
+  end();
+}
+
+/* A whole segment is one stream's memory, and would be all of it. */
+TEST(a_mapped_segment_is_lent_and_does_not_move)
+{
+  begin();
+  world_free(&w, get(64, r));
+  const heap_t *home = first_segment()->heap;
+  get(4, s);
+  CHECK_EQ(world_counters(&w, 0).loans, 0); /* that asked */
+  world_run(&w, r);
+  get(4, s);
+  CHECK_EQ(world_counters(&w, 0).loans, 1);
+  CHECK(first_segment()->heap == home);
+  end();
+}

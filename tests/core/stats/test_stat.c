@@ -1,0 +1,49 @@
+/* One statistic. */
+#include "core/stats/stat.h"
+
+#include "check.h"
+
+static void check_stat(const esper_stat *stat, long current, long peak, long allocated, long freed)
+{
+  CHECK_EQ(stat->current, current);
+  CHECK_EQ(stat->peak, peak);
+  CHECK_EQ(stat->allocated, allocated);
+  CHECK_EQ(stat->freed, freed);
+}
+
+TEST(it_keeps_its_peak_and_its_sums)
+{
+  esper_stat stat = {0};
+  stat_add(&stat, 5);
+  stat_sub(&stat, 3);
+  stat_add(&stat, 1);
+  check_stat(&stat, 3, 5, 6, 3);
+}
+
+TEST(what_was_taken_away_by_mistake_comes_back)
+{
+  esper_stat stat = {0};
+  stat_add(&stat, 5);
+  stat_sub(&stat, 5);
+  stat_unsub(&stat, 5);
+  check_stat(&stat, 5, 5, 5, 0);
+}
+
+TEST(a_peak_is_raised_to_the_current_value)
+{
+  esper_stat stat = {.current = 7, .peak = 4};
+  CHECK(stat_raise_peak(&stat));
+  CHECK(!stat_raise_peak(&stat));
+  CHECK_EQ(stat.peak, 7);
+}
+
+TEST(peaks_and_sums_are_reset_apart)
+{
+  esper_stat stat = {0};
+  stat_add(&stat, 9);
+  stat_sub(&stat, 7);
+  stat_reset_peak(&stat);
+  check_stat(&stat, 2, 2, 9, 7);
+  stat_reset_accumulated(&stat);
+  check_stat(&stat, 2, 2, 0, 0);
+}
