@@ -41,7 +41,7 @@ DRIFT_GOAL = 1.02
 #: The test of the long run, by the kind of segments.
 DRIFT_TESTS = {
     "classic": "drifting_sizes_do_not_fragment_more_and_more",
-    "mapped": "nor_do_they_on_a_device_that_maps_pages",
+    "mapped": "drifting_sizes_on_pages_do_not_fragment_more_and_more",
 }
 
 

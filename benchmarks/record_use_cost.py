@@ -43,18 +43,18 @@ HELD_UP = (1000, 10_000)  # tensors
 BESIDE = 200  # allocations
 
 
-def nanoseconds(call: Callable[[], object], settle: Callable[[], object]) -> float:
-    """Median ns of `call`; `settle` empties the device's queues between repeats."""
+def nanoseconds(call: Callable[[], object], drain: Callable[[], object]) -> float:
+    """Median ns of `call`; `drain` empties the device's queues between repeats."""
     for _ in range(200):
         call()
-    settle()
+    drain()
     figures = []
     for _ in range(REPEATS):
         begin = time.perf_counter_ns()
         for _ in range(CALLS):
             call()
         figures.append((time.perf_counter_ns() - begin) / CALLS)
-        settle()
+        drain()
     return statistics.median(figures)
 
 

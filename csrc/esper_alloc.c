@@ -53,7 +53,8 @@ static esper_status segments_from_environment(esper_config *config)
     config->segments = ESPER_SEGMENTS_MAPPED;
   else
     return error_set(ESPER_INVALID,
-                     "ESPER_ALLOC_SEGMENTS=%s is no kind of segments: use classic or mapped", kind);
+                     "ESPER_ALLOC_SEGMENTS=%s is not a kind of segments: use classic or mapped",
+                     kind);
   return ESPER_OK;
 }
 
@@ -69,7 +70,7 @@ static esper_status config_from_environment(esper_config *config)
     config->reuse_order = ESPER_REUSE_AUTO;
   else
     return error_set(ESPER_INVALID,
-                     "ESPER_ALLOC_REUSE=%s is no reuse order: use gate, grow or auto", order);
+                     "ESPER_ALLOC_REUSE=%s is not a reuse order: use gate, grow or auto", order);
   return segments_from_environment(config);
 }
 
@@ -125,14 +126,14 @@ static esper_stream stream_of(void *handle, int device)
 
 /* A bare CUDAPluggableAllocator works, but it keeps memory longer than necessary. One warning says
  * so. */
-static void blindness_say_once(void)
+static void warn_of_bare_allocator(void)
 {
   static atomic_bool said;
   if (atomic_load_explicit(&said, memory_order_relaxed) || atomic_exchange(&said, true))
     return;
-  fputs("esper_alloc: calls of record_stream do not arrive here, so each free waits for all "
-        "earlier work of its device; use esper_alloc.pluggable_allocator() in place of a bare "
-        "CUDAPluggableAllocator\n",
+  fputs("esper_alloc: PyTorch does not pass calls of record_stream to this allocator, so freed "
+        "memory is reused only after all earlier work of its device; use "
+        "esper_alloc.pluggable_allocator() in place of a bare CUDAPluggableAllocator\n",
         stderr);
 }
 
@@ -143,7 +144,7 @@ void *esper_alloc_malloc(size_t size, int device, void *stream)
   void *pointer = NULL;
   esper_core *core = esper_instance();
   if (core && !atomic_load_explicit(&record_stream_visible, memory_order_relaxed))
-    blindness_say_once();
+    warn_of_bare_allocator();
   if (!core || esper_malloc(core, size, stream_of(stream, device), &pointer) != ESPER_OK)
     return NULL;
   return pointer;

@@ -134,7 +134,7 @@ typedef struct esper_config {
   esper_segments segments;
   size_t max_split_size;         /* 0: unlimited */
   size_t max_non_split_rounding; /* 0: 20 MiB */
-  size_t large_segment_size;     /* 0: 20 MiB, and page sizes are chosen */
+  size_t large_segment_size;     /* also of pages. 0: 20 MiB, and pages as in grow.c */
   /* Into how many steps each power of two is divided when a size is rounded up. Entry i is for
    * sizes in [1 MiB << i, 1 MiB << (i + 1)). Entry 0 is also for smaller sizes, the last for larger
    * ones. 0 and 1: no rounding. */

@@ -101,7 +101,8 @@ typedef enum esper_block_state {
 enum {
   ESPER_ENTRY_NO_GATE = 1u, /* no stream is ever made to wait for it */
   ESPER_ENTRY_AT_FREE = 2u, /* from record_stream: ends with the free */
-  ESPER_ENTRY_HELD = 4u,    /* has no event: held until the device has been synchronised */
+  ESPER_ENTRY_HELD = 4u,    /* has no event: held until its stream is seen again, or its device has
+                               been synchronised */
   ESPER_ENTRY_CAPTURED = 8u /* ends at a point in a captured graph, for whatever comes after that
                                point */
 };
@@ -110,7 +111,8 @@ enum {
 typedef struct esper_use_entry {
   int device;      /* of the stream */
   void *stream;    /* handle; NULL: the legacy stream, or all streams of the device */
-  uint64_t number; /* number of the stream's event that ends it; 0: none yet */
+  uint64_t number; /* number of the stream's event that ends it; held: the first number that an
+                      event which ends it may have; 0: none */
   unsigned kind;   /* ESPER_ENTRY_... */
 } esper_use_entry;
 

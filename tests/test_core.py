@@ -154,3 +154,15 @@ def test_a_public_header_includes_neither_cuda_nor_torch(header: str, ours: set[
     text = (CSRC / header).read_text()
     includes = {line.split()[1] for line in text.splitlines() if line.startswith("#include")}
     assert includes == {"<stddef.h>", "<stdint.h>", *ours}
+
+
+def test_every_file_of_the_core_has_a_test_of_its_name() -> None:
+    sources = {path.relative_to(CSRC / "core") for path in CSRC.glob("core/*/*.c")}
+    tested = {
+        path.parent.relative_to(HERE) / f"{path.stem.removeprefix('test_')}.c"
+        for path in HERE.glob("*/test_*.c")
+    }
+    assert not sorted(map(str, sources - tested))
+    assert len({path.name for path in HERE.glob("*/test_*.c")}) == len(
+        list(HERE.glob("*/test_*.c"))
+    ), "the programs of two folders would have the same name"

@@ -4,8 +4,13 @@ Folders are layers: a file may call and include what stands in its own folder or
 lower one. The devices are the lowest layer, the core's folders follow, then the replay,
 then all else. The core knows no driver, only what every driver offers, ``device.h``, and
 no driver knows another. Within all of csrc no files call or include each other in a
-circle. The calls are read from the symbols of compiled objects, so this needs a C
-compiler and ``nm``.
+circle. Headers of the core declare what the source beside them defines.
+
+The calls of C files are read from the symbols of compiled objects, so this needs a C
+compiler and ``nm``. The C++ files include PyTorch's headers, and compiling them takes
+minutes. So their includes are checked, a header counting as one with its source: whoever
+calls a function includes its header. The objects that the last build left are read too,
+where they are newer than the sources.
 """
 
 from __future__ import annotations
@@ -29,6 +34,8 @@ PUBLIC = ("esper_alloc.h", "esper_report.h")
 CORE = ("base", "stats", "order", "blocks", "pools", "memory", "requests", "api")
 #: All folders that are layers, from the lowest to the highest.
 LAYERS = ("device", *(f"core/{folder}" for folder in CORE), "replay")
+#: The C++ files of the PyTorch module.
+SHIM = ("torch/", "python/")
 #: Where the drivers stand, each in a folder of its own.
 DRIVERS = ("device/cuda", "device/sim")
 
@@ -41,31 +48,37 @@ pytestmark = pytest.mark.skipif(
 
 
 def symbols(object_file: Path) -> tuple[set[str], set[str]]:
-    """The names that an object defines for others, and those that it takes from others."""
+    """The names that an object defines for others, and those that it takes from others.
+    What C++ defines in a header is weak in many objects, and belongs to none."""
     lines = subprocess.run(
         ["nm", "--extern-only", str(object_file)], check=True, capture_output=True, text=True
     ).stdout.splitlines()
-    defined = {line.split()[-1] for line in lines if line.split()[-2] not in "Uw"}
+    defined = {line.split()[-1] for line in lines if line.split()[-2] not in "UuVvWw"}
     return defined, {line.split()[-1] for line in lines if line.split()[-2] == "U"}
 
 
-def calls(csrc: Path, sources: Iterable[Path], folder: Path) -> Edges:
-    """Which file calls which, by the symbols of their objects."""
+def compile_all(csrc: Path, sources: Iterable[Path], folder: Path) -> dict[str, Path]:
+    """The objects of C files, by the name of their source."""
 
-    def compile_one(source: Path) -> tuple[str, set[str], set[str]]:
+    def compile_one(source: Path) -> tuple[str, Path]:
         name = str(source.relative_to(csrc))
         object_file = folder / (name.replace("/", "_") + ".o")
         # Without optimisation: no call is inlined away.
         command = [CC, "-std=gnu11", "-D_GNU_SOURCE", "-O0", f"-I{PYTHON_HEADERS}"]
         command += ['-DESPER_VERSION=""']
         subprocess.run([*command, "-c", str(source), "-o", str(object_file)], check=True)
-        return name, *symbols(object_file)
+        return name, object_file
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile_one, sources))
-    home = {symbol: name for name, defined, _ in objects for symbol in defined}
+        return dict(pool.map(compile_one, sources))
+
+
+def calls(objects: Mapping[str, Path]) -> Edges:
+    """Which file calls which, by the symbols of their objects."""
+    known = {name: symbols(object_file) for name, object_file in objects.items()}
+    home = {symbol: name for name, (defined, _) in known.items() for symbol in defined}
     edges: dict[tuple[str, str], set[str]] = {}
-    for name, _, taken in objects:
+    for name, (_, taken) in known.items():
         for symbol in taken:
             if home.get(symbol, name) != name:
                 edges.setdefault((name, home[symbol]), set()).add(symbol)
@@ -84,6 +97,48 @@ def includes(csrc: Path) -> Edges:
                 pair = (str(file.relative_to(csrc)), str(target.relative_to(csrc)))
                 edges.setdefault(pair, set()).add("#include")
     return edges
+
+
+def units(edges: Edges, folders: tuple[str, ...]) -> Edges:
+    """The edges within these folders, a header and the source beside it taken as one."""
+    joined: dict[tuple[str, str], set[str]] = {}
+    for (start, end), names in edges.items():
+        pair = (start.rpartition(".")[0], end.rpartition(".")[0])
+        if pair[0] != pair[1] and all(name.startswith(folders) for name in pair):
+            joined.setdefault(pair, set()).update(names)
+    return joined
+
+
+def built_objects(csrc: Path, build: Path) -> dict[str, Path]:
+    """The objects of the C++ files by the name of their source. Empty: some are missing, or
+    older than a source or header."""
+    sources = [path for folder in SHIM for path in (csrc / folder).glob("*.cpp")]
+    headers = [path for folder in ("", *SHIM) for path in (csrc / folder).glob("*.h")]
+    newest = max(path.stat().st_mtime for path in [*sources, *headers])
+    found: dict[str, Path] = {}
+    for source in sources:
+        name = source.relative_to(csrc)
+        objects = list(build.glob(f"temp*/csrc/{name.with_suffix('.o')}"))
+        if len(objects) != 1 or objects[0].stat().st_mtime < newest:
+            return {}
+        found[str(name)] = objects[0]
+    return found
+
+
+def declared_elsewhere(csrc: Path, defined: Mapping[str, set[str]]) -> list[str]:
+    """A line for each function of the core that another header than its source's declares."""
+    public = "".join((csrc / name).read_text() for name in PUBLIC if (csrc / name).is_file())
+    found = []
+    for header in sorted((csrc / "core").rglob("*.h")):
+        text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.S)
+        # A declaration begins its line; a function that the header defines is static.
+        for line in re.findall(r"^(?!static|typedef|#|\s)[^;{}]*\([^{}]*?\)[^;{}]*;", text, re.M):
+            name = re.search(r"(\w+)\s*\(", line)
+            homes = [source for source, names in defined.items() if name and name[1] in names]
+            beside = str(header.relative_to(csrc).with_suffix(".c"))
+            if name and homes and homes != [beside] and name[1] not in public:
+                found.append(f"{header.relative_to(csrc)} declares {name[1]} of {homes[0]}")
+    return found
 
 
 def folder_in(name: str, folders: Iterable[str]) -> str | None:
@@ -150,9 +205,14 @@ def c_sources(csrc: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def all_calls(tmp_path_factory: pytest.TempPathFactory) -> Edges:
+def all_objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     csrc = ROOT / "csrc"
-    return calls(csrc, c_sources(csrc), tmp_path_factory.mktemp("objects"))
+    return compile_all(csrc, c_sources(csrc), tmp_path_factory.mktemp("objects"))
+
+
+@pytest.fixture(scope="module")
+def all_calls(all_objects: dict[str, Path]) -> Edges:
+    return calls(all_objects)
 
 
 def test_every_folder_of_the_core_is_a_layer_and_says_so() -> None:
@@ -183,6 +243,27 @@ def test_no_files_include_each_other_in_a_circle() -> None:
     assert circle(includes(ROOT / "csrc")) == []
 
 
+def test_no_files_of_the_shim_include_each_others_headers_in_a_circle() -> None:
+    """A source is above each header that it includes, and above that header's source."""
+    found = units(includes(ROOT / "csrc"), SHIM)
+    assert ("torch/allocator", "torch/the_core") in found
+    assert circle(found) == []
+
+
+def test_no_files_of_the_shim_call_each_other_in_a_circle(all_objects: dict[str, Path]) -> None:
+    built = built_objects(ROOT / "csrc", ROOT / "build")
+    if not built:
+        pytest.skip("the last build left no objects of the shim, or the sources are newer")
+    found = calls({**all_objects, **built})
+    assert ("torch/allocator.cpp", "torch/the_core.cpp") in found
+    assert circle(found) == []
+
+
+def test_headers_of_the_core_declare_what_stands_beside_them(all_objects: dict[str, Path]) -> None:
+    defined = {name: symbols(object_file)[0] for name, object_file in all_objects.items()}
+    assert declared_elsewhere(ROOT / "csrc", defined) == []
+
+
 def test_an_edge_that_is_put_in_is_named(tmp_path: Path) -> None:
     base, api = tmp_path / "core" / "base", tmp_path / "core" / "api"
     base.mkdir(parents=True)
@@ -191,7 +272,7 @@ def test_an_edge_that_is_put_in_is_named(tmp_path: Path) -> None:
     (api / "top.c").write_text('#include "../base/low.h"\nint top(void) { return low(); }\n')
     (base / "low.h").write_text("int low(void);\n")
     (base / "low.c").write_text('#include "../api/top.h"\nint low(void) { return top(); }\n')
-    found = calls(tmp_path, c_sources(tmp_path), tmp_path)
+    found = calls(compile_all(tmp_path, c_sources(tmp_path), tmp_path))
     assert edges_up(found) == ["core/base/low.c -> core/api/top.c: top"]
     assert edges_up(includes(tmp_path)) == ["core/base/low.c -> core/api/top.h: #include"]
     assert circle(found) == ["core/api/top.c", "core/base/low.c", "core/api/top.c"]
@@ -239,3 +320,62 @@ def test_a_circle_in_any_folder_is_named() -> None:
     there, back = ("device/sim/a.c", "device/sim/b.c"), ("device/sim/b.c", "device/sim/a.c")
     assert circle({there: {"b"}, back: {"a"}}) == ["device/sim/a.c", "device/sim/b.c", there[0]]
     assert circle({there: {"b"}}) == []
+
+
+@pytest.fixture
+def shim(tmp_path: Path) -> Path:
+    """A shim made up, whose options call the allocator that calls them."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "python").mkdir()
+    for name, text in {
+        "torch/allocator.h": "int allocator();\n",
+        "torch/allocator.cpp": '#include "options.h"\nint allocator() { return options(); }\n',
+        "torch/options.h": "int options();\n",
+        "torch/options.cpp": '#include "allocator.h"\nint options() { return allocator(); }\n',
+        "python/_torch.cpp": '#include "../torch/allocator.h"\nint module = allocator();\n',
+    }.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_a_circle_through_headers_is_named(shim: Path) -> None:
+    assert circle(includes(shim)) == []  # no two files include each other
+    found = units(includes(shim), SHIM)
+    assert circle(found) == ["torch/allocator", "torch/options", "torch/allocator"]
+    (shim / "torch" / "options.cpp").write_text("int options() { return 0; }\n")
+    assert circle(units(includes(shim), SHIM)) == []
+
+
+def test_a_circle_of_calls_in_built_objects_is_named(shim: Path) -> None:
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        pytest.skip("needs a C++ compiler")
+    assert built_objects(shim, shim / "build") == {}
+    for source in shim.rglob("*.cpp"):
+        name = source.relative_to(shim)
+        target = shim / "build" / "temp.machine" / "csrc" / name.with_suffix(".o")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([compiler, "-c", str(source), "-o", str(target)], check=True)
+    found = calls(built_objects(shim, shim / "build"))
+    assert circle(found) == ["torch/allocator.cpp", "torch/options.cpp", "torch/allocator.cpp"]
+    os.utime(shim / "torch" / "options.h", (2**32, 2**32))
+    assert built_objects(shim, shim / "build") == {}  # older than a header: they say nothing
+
+
+def test_a_declaration_in_another_header_is_named(tmp_path: Path) -> None:
+    order = tmp_path / "core" / "order"
+    order.mkdir(parents=True)
+    (order / "stream.h").write_text(
+        "/* About streams(); */\nint stream(int a,\n           int b);\n"
+        "struct retired *retire(void);\nstatic inline int near(void)\n{\n  return far();\n}\n"
+    )
+    (order / "stream.c").write_text(
+        '#include "stream.h"\nint stream(int a, int b) { return a + b; }\n'
+    )
+    (order / "retire.c").write_text(
+        '#include "stream.h"\nstruct retired *retire(void) { return 0; }\n'
+    )
+    defined = {"core/order/stream.c": {"stream"}, "core/order/retire.c": {"retire"}}
+    assert declared_elsewhere(tmp_path, defined) == [
+        "core/order/stream.h declares retire of core/order/retire.c"
+    ]

@@ -158,14 +158,14 @@ at::Tensor Gatherer::taken(PyObject *memory, uint32_t env, size_t column, int64_
   PyObject *entry = PyList_GET_ITEM(memory, env);
   TORCH_CHECK_TYPE(PyTuple_Check(entry) &&
                        PyTuple_GET_SIZE(entry) == static_cast<Py_ssize_t>(columns_.size()),
-                   "into has another number of columns");
+                   "an entry of into must be a tuple with a tensor for each column");
   PyObject *item = PyTuple_GET_ITEM(entry, static_cast<Py_ssize_t>(column));
-  TORCH_CHECK_TYPE(THPVariable_Check(item), "into holds something that is no tensor");
+  TORCH_CHECK_TYPE(THPVariable_Check(item), "into must contain tensors only");
   const at::Tensor &tensor = THPVariable_Unpack(item);
   TORCH_CHECK_VALUE(tensor.get_device() == device_ &&
                         tensor.scalar_type() == columns_[column].type && tensor.dim() > 0 &&
                         tensor.size(0) == rows && tensor.is_contiguous(columns_[column].format),
-                    "into holds a tensor of another kind");
+                    "a tensor of into must have the shape, dtype and device of its column");
   // So that a backward that saved the overwritten memory notices.
   tensor.unsafeGetTensorImpl()->bump_version();
   return renewed(tensor);
@@ -230,7 +230,7 @@ PyObject *Gatherer::gather(int64_t start, uint32_t environments, uint32_t size, 
 {
   TORCH_CHECK_TYPE(into == nullptr || PyList_Check(into), "into must be a list");
   TORCH_CHECK_VALUE(into == nullptr || PyList_GET_SIZE(into) == environments,
-                    "into has another number of environments");
+                    "into must have an entry for each environment");
   const c10::cuda::CUDAGuard device(device_);
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device_);
   // Batches are ordinary tensors, even if requested in inference mode.
@@ -263,12 +263,12 @@ std::optional<Column> column_of(PyObject *item)
     return std::nullopt;
   }
   TORCH_CHECK_TYPE(THPVariable_Check(source) && THPDtype_Check(type),
-                   "a column has a tensor and a dtype");
+                   "a column must have a tensor and a dtype");
   Column column = {};
   column.source = THPVariable_Unpack(source);
   TORCH_CHECK_VALUE(column.source.is_cuda() && column.source.dim() > 0 &&
                         column.source.is_non_overlapping_and_dense(),
-                    "a column is a dense CUDA tensor of samples");
+                    "a column must be a dense CUDA tensor with a dimension of samples");
   esper_gather_column &d = column.description;
   if (constants != Py_None) {
     TORCH_CHECK_TYPE(THPVariable_Check(constants), "constants must be a tensor or None");
@@ -331,7 +331,7 @@ PyObject *start(PyObject *self, PyObject *args)
     tensor = THPVariable_Unpack(order);
     TORCH_CHECK_VALUE(tensor->is_cuda() && tensor->scalar_type() == at::kLong &&
                           tensor->is_contiguous(),
-                      "order must be int64 on the columns' device");
+                      "order must be a contiguous int64 tensor on the columns' device");
   }
   gatherer_of(self).start(std::move(tensor), offset, seed);
   Py_RETURN_NONE;
@@ -349,7 +349,7 @@ PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count)
       return nullptr;
     }
     TORCH_CHECK_VALUE(numbers[i] >= 0 && (i == 0 || numbers[i] < ESPER_GATHER_MAX_UNITS),
-                      "a count out of range");
+                      "start, environments, size or larger is out of range");
   }
   return gatherer_of(self).gather(numbers[0], static_cast<uint32_t>(numbers[1]),
                                   static_cast<uint32_t>(numbers[2]),

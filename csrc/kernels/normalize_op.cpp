@@ -84,17 +84,17 @@ void check(const State &state, const Tensor &x)
            one.device() == x.device();
   };
   const int64_t features = state.mean.numel();
-  TORCH_CHECK(fits(state.moments, at::kDouble, 3 * features) &&
-                  fits(state.mean, at::kFloat, features) &&
-                  fits(state.variance, at::kFloat, features) &&
-                  (state.count == nullptr || fits(*state.count, at::kLong, 1)),
-              "esper_alloc: a normaliser's state is dense, on the device of the values: moments "
-              "(3 x features, float64), mean and variance (features, float32), count (int64)");
+  TORCH_CHECK(
+      fits(state.moments, at::kDouble, 3 * features) && fits(state.mean, at::kFloat, features) &&
+          fits(state.variance, at::kFloat, features) &&
+          (state.count == nullptr || fits(*state.count, at::kLong, 1)),
+      "esper_alloc: a normaliser's state must be dense, on the device of the values: moments "
+      "(3 x features, float64), mean and variance (features, float32), count (int64)");
   TORCH_CHECK(is_supported(x.scalar_type()),
               "esper_alloc: a normaliser takes float32, float64, float16 or bfloat16, not ",
               x.scalar_type());
   TORCH_CHECK(ends_with(x.sizes(), state.mean.sizes()), "esper_alloc: values of shape ", x.sizes(),
-              " do not end with the normaliser's shape ", state.mean.sizes());
+              " must end with the normaliser's shape ", state.mean.sizes());
 }
 
 esper_normalizer_state state_of(const State &state)
@@ -136,7 +136,7 @@ struct Selection {
   {
     if (given_mask) {
       TORCH_CHECK(given_mask->scalar_type() == at::kBool, "esper_alloc: the mask is of ",
-                  given_mask->scalar_type(), "; give booleans, true where a value counts");
+                  given_mask->scalar_type(), "; use booleans, true for each value that counts");
       batch.mask_each = one_each(*given_mask, x, state, "the mask");
       mask = given_mask->contiguous();
       batch.mask = static_cast<const unsigned char *>(mask.const_data_ptr());
@@ -465,7 +465,8 @@ PyObject *normalizer_allow(PyObject * /*module*/, PyObject *index)
   if (device == -1 && PyErr_Occurred()) {
     return nullptr;
   }
-  TORCH_CHECK_INDEX(device >= 0 && device < C10_COMPILE_TIME_MAX_GPUS, "no such device: ", device);
+  TORCH_CHECK_INDEX(device >= 0 && device < C10_COMPILE_TIME_MAX_GPUS,
+                    "there is no such device: ", device);
   allowed[device] = true;
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

@@ -95,11 +95,12 @@ static pickle_verdict judge_outcome(outcome done, size_t at, uint64_t cost)
   case HUGE_KEY: return (pickle_verdict){PICKLE_HUGE_KEY, at, NULL, cost};
   case NO_MEMORY: return (pickle_verdict){PICKLE_NO_MEMORY, at, NULL, cost};
   case MEMO_GAP:
-    return (pickle_verdict){PICKLE_NOT_PLAIN, at, "stores under an index out of order", cost};
+    return (pickle_verdict){PICKLE_NOT_PLAIN, at,
+                            "stores an object under an index that skips earlier ones", cost};
   case DONE:
   case NOT_POSSIBLE: break;
   }
-  return (pickle_verdict){PICKLE_DAMAGED, at, "does not fit what stands before it", cost};
+  return (pickle_verdict){PICKLE_DAMAGED, at, "cannot follow what comes before it", cost};
 }
 
 static pickle_verdict check_opcodes(reader *r, machine *m, uint64_t cost_limit)
@@ -110,7 +111,7 @@ static pickle_verdict check_opcodes(reader *r, machine *m, uint64_t cost_limit)
     unsigned char code = r->data[r->at++];
     opcode op = opcode_describe(code);
     if (op.effect == UNKNOWN)
-      return (pickle_verdict){PICKLE_DAMAGED, at, "is no part of a pickle", cost};
+      return (pickle_verdict){PICKLE_DAMAGED, at, "is not a pickle opcode", cost};
     if (op.effect == REFUSED)
       return (pickle_verdict){PICKLE_NOT_PLAIN, at, opcode_refusal(code), cost};
     uint64_t index = 0;

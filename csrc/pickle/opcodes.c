@@ -106,6 +106,6 @@ const char *opcode_refusal(unsigned char code)
   case 0x82:
   case 0x83:
   case 0x84: return "asks for a registered extension";
-  default: return "holds something other than plain containers and scalars";
+  default: return "contains something other than plain containers and scalars";
   }
 }

@@ -99,8 +99,8 @@ static PyObject *report_devices(const esper_driver *driver)
 
 PyDoc_STRVAR(driver_report_doc,
              "driver_report()\n--\n\n"
-             "What was found of the CUDA driver, as a dict; loads and initialises it, but\n"
-             "starts no device. Never raises for what is missing: that is the report.");
+             "Loads and initialises the CUDA driver, without starting a device, and returns\n"
+             "what was found as a dict. Whatever is missing is reported there, not raised.");
 
 static PyObject *driver_report(PyObject *self, PyObject *ignored)
 {
@@ -177,8 +177,8 @@ static const struct esper_capi capi = {.version = ESPER_CAPI_VERSION,
 
 PyDoc_STRVAR(addresses_doc,
              "addresses()\n--\n\n"
-             "Addresses of the exported esper_alloc_* functions, by name: what the setters\n"
-             "of torch.cuda.memory.CUDAPluggableAllocator take.");
+             "The addresses of the exported esper_alloc_* functions, by name, for the setters\n"
+             "of torch.cuda.memory.CUDAPluggableAllocator.");
 
 static PyObject *addresses(PyObject *self, PyObject *ignored)
 {
@@ -219,15 +219,15 @@ static PyObject *addresses(PyObject *self, PyObject *ignored)
   F(events_created) \
   F(metadata_bytes) F(captured_uses) F(captured_frees) F(bytes_orphaned) F(pages_moved)
 
-#define FIGURE(name) +1
-_Static_assert(sizeof(esper_counters) == (0 COUNTERS(FIGURE)) * sizeof(uint64_t),
-               "a figure is missing above");
-#undef FIGURE
+#define COUNTER(name) +1
+_Static_assert(sizeof(esper_counters) == (0 COUNTERS(COUNTER)) * sizeof(uint64_t),
+               "a counter is missing above");
+#undef COUNTER
 
 PyDoc_STRVAR(counters_doc,
              "counters(device, /)\n--\n\n"
-             "Figures of this process's allocator on a device, as a dict; they are described\n"
-             "at struct esper_counters in esper_alloc.h. RuntimeError: there is no CUDA.");
+             "The counters of this process's allocator on a device, as a dict. struct\n"
+             "esper_counters in esper_report.h describes them. RuntimeError: there is no CUDA.");
 
 static PyObject *counters(PyObject *self, PyObject *argument)
 {
@@ -239,7 +239,7 @@ static PyObject *counters(PyObject *self, PyObject *argument)
   if (!core)
     return NULL;
   if (device < 0 || device >= esper_device_count(core))
-    return PyErr_Format(PyExc_ValueError, "there is no device %ld, only %d", device,
+    return PyErr_Format(PyExc_ValueError, "there is no device %ld: this process has %d", device,
                         esper_device_count(core));
   esper_counters figures;
   esper_status status;
@@ -247,10 +247,10 @@ static PyObject *counters(PyObject *self, PyObject *argument)
   Py_END_ALLOW_THREADS if (status != ESPER_OK) return raise_status(status);
   PyObject *dict = PyDict_New();
   int failed = !dict;
-#define FIGURE(name) \
+#define COUNTER(name) \
   failed = failed || dict_take(dict, #name, PyLong_FromUnsignedLongLong(figures.name)) < 0;
-  COUNTERS(FIGURE)
-#undef FIGURE
+  COUNTERS(COUNTER)
+#undef COUNTER
   if (failed)
     Py_CLEAR(dict);
   return dict;
@@ -259,9 +259,9 @@ static PyObject *counters(PyObject *self, PyObject *argument)
 /* The names of these figures, in their order. */
 static PyObject *counter_names(void)
 {
-#define FIGURE(name) #name,
-  static const char *const names[] = {COUNTERS(FIGURE)};
-#undef FIGURE
+#define COUNTER(name) #name,
+  static const char *const names[] = {COUNTERS(COUNTER)};
+#undef COUNTER
   Py_ssize_t count = (Py_ssize_t)(sizeof names / sizeof *names);
   PyObject *tuple = PyTuple_New(count);
   for (Py_ssize_t i = 0; tuple && i < count; i++) {

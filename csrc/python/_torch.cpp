@@ -7,6 +7,7 @@
 
 #include "../torch/allocator.h"
 #include "../torch/core_api.h"
+#include "../torch/current.h"
 #include "../torch/python_objects.h"
 #include "../torch/scope.h"
 #include "../torch/use.h"
@@ -33,8 +34,7 @@ PyObject *make_allocator(PyObject * /*module*/, PyObject * /*none*/)
 
 PyObject *is_current(PyObject * /*module*/, PyObject * /*none*/)
 {
-  // Calling allocator() here would make one and parse PyTorch's options, which may raise.
-  return PyBool_FromLong(dynamic_cast<esper::Allocator *>(native::get()) != nullptr);
+  return PyBool_FromLong(esper::is_current());
 }
 
 PyObject *built_for(PyObject * /*module*/, PyObject * /*none*/)
@@ -48,26 +48,25 @@ PyCFunction method(Function *function)
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-PyMethodDef methods[] = {{"allocator", make_allocator, METH_NOARGS,
-                          "The allocator, as torch._C._cuda_CUDAAllocator."},
-                         {"is_current", is_current, METH_NOARGS,
-                          "Whether PyTorch allocates CUDA memory through it."},
-                         {"built_for", built_for, METH_NOARGS,
-                          "The torch version, major.minor, that this module was built for."},
-                         {"record_use", method(&esper::record_use), METH_FASTCALL | METH_KEYWORDS,
-                          esper::record_use_doc},
-                         {"make_tensor_method", esper::make_tensor_method, METH_O,
-                          "make_tensor_method(Tensor) -> record_use as a method of that class."},
-                         {"enter_stream", esper::enter_stream, METH_O,
-                          "enter_stream(stream) -> state for leave_stream()."},
-                         {"leave_stream", method(&esper::leave_stream), METH_FASTCALL,
-                          "leave_stream(tensors, stream, state): mark, and restore the stream."},
-                         {"hand_over", method(&esper::hand_over), METH_FASTCALL,
-                          "hand_over(tensors, stream): make the current stream wait for `stream` "
-                          "and protect `tensors` on it."},
-                         {"set_stream_traits", method(&esper::set_stream_traits), METH_FASTCALL,
-                          "set_stream_traits(stream, rendezvous): replace what is known of it."},
-                         {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {
+    {"allocator", make_allocator, METH_NOARGS, "The allocator, as torch._C._cuda_CUDAAllocator."},
+    {"is_current", is_current, METH_NOARGS, "Whether PyTorch allocates CUDA memory through it."},
+    {"built_for", built_for, METH_NOARGS,
+     "The torch version, major.minor, that this module was built for."},
+    {"record_use", method(&esper::record_use), METH_FASTCALL | METH_KEYWORDS,
+     nullptr}, // esper_alloc/uses/use.py sets its docstring
+    {"make_tensor_method", esper::make_tensor_method, METH_O,
+     "make_tensor_method(Tensor) -> record_use as a method of that class."},
+    {"enter_stream", esper::enter_stream, METH_O,
+     "enter_stream(stream) -> state for leave_stream()."},
+    {"leave_stream", method(&esper::leave_stream), METH_FASTCALL,
+     "leave_stream(tensors, stream, state): mark the tensors and restore the state."},
+    {"hand_over", method(&esper::hand_over), METH_FASTCALL,
+     "hand_over(tensors, stream): make the current stream wait for `stream` "
+     "and protect `tensors` on it."},
+    {"set_stream_traits", method(&esper::set_stream_traits), METH_FASTCALL,
+     "set_stream_traits(stream, rendezvous): replace the stream's traits."},
+    {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                           "esper_alloc._torch",

@@ -7,10 +7,10 @@
 
 const char esper_py_check_pickle_doc[] =
     "check_pickle(data, limit=2**64 - 1, /) -> int\n--\n\n"
-    "Makes sure that `data` starts with a whole pickle of plain containers and\n"
-    "scalars, nested at most 100 deep, without loading it, and returns about how\n"
-    "many bytes loading it would take. Stops as soon as these are more than\n"
-    "`limit`. Raises ValueError, saying which byte is wrong and why.";
+    "Makes sure that `data` starts with a complete pickle of plain containers and\n"
+    "scalars, nested at most 100 deep, without loading it. Returns about how many\n"
+    "bytes of memory loading it would take, and stops early if these are more than\n"
+    "`limit`. Raises ValueError, which names the byte that is wrong, and why.";
 
 /* What to do about a file whose structure is refused. */
 #define REMEDY "write the snapshot again with torch.cuda.memory._dump_snapshot()"
@@ -24,7 +24,7 @@ static PyObject *verdict_raise(const pickle_verdict *v, int marked)
   case PICKLE_TRUNCATED:
     if (marked)
       return PyErr_Format(error, "truncated: it ends at byte %zu, before its pickle does", v->at);
-    return PyErr_Format(error, "not a memory snapshot: it is no whole pickle");
+    return PyErr_Format(error, "not a memory snapshot: it is not a complete pickle");
   case PICKLE_TOO_DEEP:
     return PyErr_Format(error,
                         "refused: byte %zu nests containers more than %d deep, and PyTorch's "
@@ -32,17 +32,17 @@ static PyObject *verdict_raise(const pickle_verdict *v, int marked)
                         v->at, PICKLE_DEPTH_LIMIT);
   case PICKLE_CIRCULAR:
     return PyErr_Format(error,
-                        "refused: byte %zu changes a container that stands in another already, "
-                        "or in itself; " REMEDY,
+                        "refused: byte %zu changes a container that already is part of another, "
+                        "or of itself; " REMEDY,
                         v->at);
   case PICKLE_HUGE_KEY:
-    return PyErr_Format(
-        error, "refused: byte %zu makes a key of a tuple with more than %d values; " REMEDY, v->at,
-        PICKLE_KEY_LIMIT);
+    return PyErr_Format(error,
+                        "refused: byte %zu uses a tuple with more than %d values as a key; " REMEDY,
+                        v->at, PICKLE_KEY_LIMIT);
   case PICKLE_NOT_PLAIN:
     if (marked)
       return PyErr_Format(error,
-                          "refused: byte %zu %s; a memory snapshot has only plain "
+                          "refused: byte %zu %s; a memory snapshot contains only plain "
                           "containers and scalars",
                           v->at, v->why);
     break;

@@ -394,18 +394,18 @@ static const char *find_fault(const history *h, size_t *at)
     int by_slot = op->kind != OPERATION_DONE;
     int by_use = op->kind == OPERATION_FREE_PENDING || op->kind == OPERATION_DONE;
     if (op->kind >= OPERATION_KINDS)
-      fault = "unknown kind";
+      fault = "its kind is unknown";
     else if (by_slot && op->slot >= h->slots)
-      fault = "no such slot";
+      fault = "its slot is beyond the number of slots";
     else if (by_use && op->stream >= h->uses)
-      fault = "no such use";
+      fault = "its use is beyond the number of uses";
     else if (op->kind == OPERATION_ALLOC &&
              (op->stream >= h->streams || op->pool >= h->pools || !op->size))
-      fault = "no such stream or pool, or no bytes";
+      fault = "its stream or pool does not exist, or it has no bytes";
     else if (by_slot && slots[op->slot] != (op->kind == OPERATION_ALLOC ? UNBORN : LIVE))
-      fault = "the slot is not in that state";
+      fault = "its slot is allocated twice, or freed without being live";
     else if (by_use && uses[op->stream] != (op->kind == OPERATION_DONE))
-      fault = "the use is not in that state";
+      fault = "its use begins twice, or ends without having begun";
     else {
       if (by_slot)
         slots[op->slot] = op->kind == OPERATION_ALLOC ? LIVE : DEAD;
@@ -438,7 +438,7 @@ static int read_pool_ids(history *h, PyObject *pools)
       h->pool_ids[i][0] = first;
       h->pool_ids[i][1] = second;
     } else if (!PyErr_Occurred()) {
-      PyErr_SetString(PyExc_TypeError, "a pool is a pair of numbers");
+      PyErr_SetString(PyExc_TypeError, "pools must be pairs of numbers");
     }
   }
   Py_DECREF(items);
@@ -520,17 +520,17 @@ const char esper_py_replay_doc[] =
     "       device)\n"
     "--\n\n"
     "Runs a history through a fresh core and returns a dict: operations,\n"
-    "nanoseconds (all of them together), device_calls, peak_allocated,\n"
-    "peak_active, peak_reserved (bytes), segments (at their most), and curve:\n"
+    "nanoseconds (for all together), device_calls, peak_allocated,\n"
+    "peak_active, peak_reserved (bytes), segments (the largest number), and curve:\n"
     "bytes of three int64 (allocated, active, reserved) after each operation.\n\n"
     "operations: packed \"=IIIIQ\" each: kind (0 alloc, 1 free, 2 free while used,\n"
-    "3 that use is over), slot, stream or use, pool, bytes. The first `start`\n"
-    "build the state at the start and count for nothing. slots, streams, uses:\n"
-    "how many there are. pools: their ids, pairs of numbers. order: \"gate\",\n"
+    "3 that use ends), slot, stream or use, pool, bytes. The first `start` ones\n"
+    "build the state at the start and are not counted. slots, streams, uses: how\n"
+    "many there are. pools: their ids, pairs of numbers. order: \"gate\",\n"
     "\"grow\" or \"auto\". segments: \"classic\" or \"mapped\". device: \"sim\" or\n"
     "\"cuda\".\n\n"
-    "Raises ValueError for operations that make no sense, and RuntimeError\n"
-    "(message, status, index of the operation or None) when one failed.";
+    "Raises ValueError for impossible operations, and RuntimeError\n"
+    "(message, status, index of the operation or None) if one failed.";
 
 PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -562,13 +562,16 @@ PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
   const char *fault = NULL;
   if ((size_t)view.len % sizeof(operation) || start < 0 || h.start > h.count || slots < 0 ||
       streams < 0 || uses < 0 || slots > UINT32_MAX || streams > UINT32_MAX || uses > UINT32_MAX)
-    PyErr_SetString(PyExc_ValueError, "replay: counts that make no sense");
+    PyErr_SetString(PyExc_ValueError,
+                    "replay: start, slots, streams or uses is negative or too large");
   else if (strcmp(order, "gate") && strcmp(order, "grow") && strcmp(order, "auto"))
-    PyErr_Format(PyExc_ValueError, "replay: order is 'gate', 'grow' or 'auto', not '%s'", order);
+    PyErr_Format(PyExc_ValueError, "replay: order must be 'gate', 'grow' or 'auto', not '%s'",
+                 order);
   else if (strcmp(segments, "classic") && strcmp(segments, "mapped"))
-    PyErr_Format(PyExc_ValueError, "replay: segments is 'classic' or 'mapped', not '%s'", segments);
+    PyErr_Format(PyExc_ValueError, "replay: segments must be 'classic' or 'mapped', not '%s'",
+                 segments);
   else if (strcmp(device, "sim") && strcmp(device, "cuda"))
-    PyErr_Format(PyExc_ValueError, "replay: device is 'sim' or 'cuda', not '%s'", device);
+    PyErr_Format(PyExc_ValueError, "replay: device must be 'sim' or 'cuda', not '%s'", device);
   else if (!read_pool_ids(&h, pools))
     ;
   else if ((fault = find_fault(&h, &at)))

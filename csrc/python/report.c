@@ -19,7 +19,7 @@ static esper_core *core_with_device(PyObject *argument, int *device)
   }
   else if (index < 0 || index >= esper_device_count(core))
   {
-    PyErr_Format(PyExc_ValueError, "there is no device %ld, only %d", index,
+    PyErr_Format(PyExc_ValueError, "there is no device %ld: this process has %d", index,
                  esper_device_count(core));
     core = NULL;
   }
@@ -51,8 +51,8 @@ static int list_take(PyObject *list, PyObject *value)
 
 const char esper_py_gates_doc[] =
     "gates(device, /)\n--\n\n"
-    "The gates that are not known to be over, oldest first, as dicts: struct\n"
-    "esper_gate_entry in esper_alloc.h. Streams are handles. RuntimeError: there is\n"
+    "The gates that may still be waiting, oldest first, as dicts with the members of\n"
+    "struct esper_gate_entry in esper_report.h. Streams are handles. RuntimeError: there is\n"
     "no CUDA.";
 
 static PyObject *gate_dict(const esper_gate_entry *gate)

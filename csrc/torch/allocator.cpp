@@ -1,70 +1,32 @@
 #include "allocator.h"
 
-#include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/env.h>
 
 #include <algorithm>
 
-#include "core_api.h"
+#include "checkpoints.h"
+#include "current.h"
+#include "deleter.h"
+#include "gil.h"
 #include "history.h"
 #include "options.h"
 #include "out_of_memory.h"
 #include "pools.h"
+#include "profiler.h"
 #include "sharing.h"
+#include "snapshot.h"
+#include "statistics.h"
 #include "stream.h"
+#include "the_core.h"
 #include "uncached.h"
+#include "unsupported.h"
 
 namespace esper
 {
 namespace
 {
-
-// Tells the profiler of an allocation or free, with the device's totals. Only while it records
-// memory, because reading the totals is slow.
-void report_to_profiler(const void *ptr, bool allocated)
-{
-  esper_block_info block;
-  esper_stats stats;
-  esper_core *made = core();
-  if (capi().find_block(made, ptr, &block) != ESPER_OK ||
-      capi().get_stats(made, block.device, &stats) != ESPER_OK) {
-    return;
-  }
-  const auto size = static_cast<int64_t>(block.size);
-  int64_t live = stats.allocated_bytes[ESPER_ALL].current;
-  if (!allocated) {
-    live -= size; // read before the free, reported as after it
-  }
-  c10::reportMemoryUsageToProfiler(const_cast<void *>(ptr), allocated ? size : -size,
-                                   static_cast<size_t>(live),
-                                   static_cast<size_t>(stats.reserved_bytes[ESPER_ALL].current),
-                                   c10::Device(c10::kCUDA,
-                                               static_cast<c10::DeviceIndex>(block.device)));
-}
-
-inline void tell_of_allocation(void *ptr)
-{
-  const c10::impl::PyInterpreter *tracer = c10::impl::GPUTrace::get_trace();
-  if (C10_UNLIKELY(tracer != nullptr)) {
-    (*tracer)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
-  }
-  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-    report_to_profiler(ptr, true);
-  }
-}
-
-inline void tell_of_free(void *ptr)
-{
-  const c10::impl::PyInterpreter *tracer = c10::impl::GPUTrace::get_trace();
-  if (C10_UNLIKELY(tracer != nullptr)) {
-    (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
-  }
-  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-    report_to_profiler(ptr, false);
-  }
-}
 
 [[noreturn]] C10_NOINLINE void throw_malloc_failure(esper_status status)
 {
@@ -102,29 +64,6 @@ inline void *allocate_on(esper_stream stream, size_t size)
 
 } // namespace
 
-void delete_memory(void *ptr)
-{
-  esper_core *made = core_if_made();
-  if (ptr == nullptr || made == nullptr) {
-    return; // null, or the parent's tensor in a forked child
-  }
-  try {
-    tell_of_free(ptr);
-  } catch (const std::exception &) {
-    // A tracer raised. The memory is freed all the same.
-  }
-  try {
-    const CallContext call(RecordContext::ALL);
-    // Any other failure (a sticky error, a driver that is shutting down) is left for the next
-    // allocation to report.
-    if (C10_UNLIKELY(capi().free(made, ptr) == ESPER_INVALID)) {
-      TORCH_WARN("esper_alloc: invalid free: ", capi().last_error());
-    }
-  } catch (const std::exception &) {
-    // The warning raised, but a destructor must not throw.
-  }
-}
-
 Allocator &allocator()
 {
   static auto *instance = new Allocator();
@@ -133,9 +72,11 @@ Allocator &allocator()
 
 Allocator::Allocator() : uncached_(c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true)
 {
-  parse_environment();
-  follow_settings();
+  begin_options();
+  set_our_allocator(this);
 }
+
+// ---- memory ------------------------------------------------------------------
 
 c10::DataPtr Allocator::allocate(size_t size)
 {
@@ -229,6 +170,8 @@ void *Allocator::getBaseAllocation(void *ptr, size_t *size)
   }
   return base;
 }
+
+// ---- starting, limits, copies ------------------------------------------------
 
 void Allocator::init(int /*device_count*/)
 {
@@ -332,6 +275,180 @@ cudaError_t Allocator::memcpyAsync(void *to, int to_device, const void *from, in
   }
   // The only call that works without peer access, wherever memory comes from.
   return cudaMemcpyPeerAsync(to, to_device, from, from_device, count, stream);
+}
+
+// ---- statistics.h, snapshot.h ------------------------------------------------
+
+c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIndex device)
+{
+  return device_stats(device);
+}
+
+void Allocator::resetAccumulatedStats(c10::DeviceIndex device)
+{
+  reset_accumulated_stats(device);
+}
+
+void Allocator::resetPeakStats(c10::DeviceIndex device)
+{
+  reset_peak_stats(device);
+}
+
+native::SnapshotInfo Allocator::snapshot(c10::MempoolId_t pool, bool include_traces)
+{
+  return take_snapshot(pool, include_traces);
+}
+
+std::vector<native::StreamSegmentSize> Allocator::getExpandableSegmentSizes(c10::DeviceIndex device)
+{
+  return mapped_segment_sizes(device);
+}
+
+// ---- history.h ---------------------------------------------------------------
+
+bool Allocator::isHistoryEnabled()
+{
+  return history_is_recorded();
+}
+
+void Allocator::recordHistory(bool enabled, native::CreateContextFn context_recorder,
+                              size_t max_entries, native::RecordContext when, bool clear_history,
+                              const std::vector<std::string> &skip_actions)
+{
+  record_history(enabled, context_recorder, max_entries, when, clear_history, skip_actions);
+}
+
+void Allocator::recordAnnotation(const std::vector<std::pair<std::string, std::string>> &annotation)
+{
+  record_annotation(annotation);
+}
+
+void Allocator::pushCompileContext(std::string &context)
+{
+  push_compile_context(context);
+}
+
+void Allocator::popCompileContext()
+{
+  pop_compile_context();
+}
+
+bool Allocator::supportsUserMetadata()
+{
+  return true;
+}
+
+void Allocator::setUserMetadata(const std::string &metadata)
+{
+  set_user_metadata(metadata);
+}
+
+std::string Allocator::getUserMetadata()
+{
+  return user_metadata();
+}
+
+void Allocator::annotateMemory(const void *ptr, const std::string &metadata)
+{
+  annotate_memory(ptr, metadata);
+}
+
+std::shared_ptr<c10::GatheredContext> Allocator::getContextForPointer(const void *ptr)
+{
+  return context_of_pointer(ptr);
+}
+
+void Allocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker)
+{
+  add_tracker(std::move(tracker));
+}
+
+// ---- sharing.h ---------------------------------------------------------------
+
+native::ShareableHandle Allocator::shareIpcHandle(void *ptr)
+{
+  return share_memory(core(), ptr);
+}
+
+std::shared_ptr<void> Allocator::getIpcDevPtr(std::string handle)
+{
+  return open_memory(core(), handle);
+}
+
+// ---- pools.h, checkpoints.h --------------------------------------------------
+
+void Allocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                    std::function<bool(cudaStream_t)> filter)
+{
+  begin_pool(device, pool, std::move(filter));
+}
+
+void Allocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool)
+{
+  end_pool(device, pool);
+}
+
+void Allocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool)
+{
+  release_pool(device, pool);
+}
+
+int Allocator::getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool)
+{
+  return pool_use_count(device, pool);
+}
+
+void Allocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                   std::shared_ptr<native::CUDAAllocator> segments)
+{
+  create_pool(device, pool, segments.get() == this ? nullptr : std::move(segments));
+}
+
+void Allocator::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom)
+{
+  set_use_on_oom(device, pool, use_on_oom);
+}
+
+void Allocator::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool)
+{
+  set_no_split(device, pool);
+}
+
+bool Allocator::checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                         const std::unordered_set<void *> &expected)
+{
+  return pool_live_are(device, pool, expected);
+}
+
+std::shared_ptr<native::AllocatorState> Allocator::getCheckpointState(c10::DeviceIndex device,
+                                                                      c10::MempoolId_t pool)
+{
+  return take_checkpoint(device, pool);
+}
+
+native::CheckpointDelta Allocator::setCheckpointPoolState(
+    c10::DeviceIndex device, std::shared_ptr<native::AllocatorState> state)
+{
+  return restore_checkpoint(device, state);
+}
+
+// ---- virtual from PyTorch 2.12 on or later -----------------------------------
+
+void Allocator::markCaptureBegin(c10::DeviceIndex device)
+{
+  check(capi().capture_begin(core(), device), "noting that a capture begins");
+}
+
+void Allocator::markCaptureEnd(c10::DeviceIndex device)
+{
+  if (esper_core *made = core_unless_forked()) {
+    check(capi().capture_end(made, device), "noting that a capture has ended");
+  }
+}
+
+c10::DataPtr Allocator::allocateWithAddress(size_t /*size*/, void * /*address*/)
+{
+  throw_unsupported("allocateWithAddress", "placed allocations");
 }
 
 } // namespace esper

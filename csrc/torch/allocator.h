@@ -1,15 +1,6 @@
-// The allocator that PyTorch calls. It only translates between PyTorch and the core (core_api.h):
-// sizes, streams and results.
-//
-// It is one class, whose methods are in files by subject:
-//   allocator.cpp    memory, streams, limits, copies
-//   statistics.cpp   memory_stats() and its resets
-//   snapshot.cpp     _snapshot()
-//   pools.cpp        private pools, which graphs and MemPools use
-//   checkpoints.cpp  checkpoints of their blocks
-//   history.cpp      _record_memory_history(), annotations, trackers
-//   sharing.cpp      memory that other processes open
-//   unsupported.cpp  methods that only raise
+// The allocator that PyTorch calls. It only translates between PyTorch and the core (the_core.h):
+// sizes, streams and results. Memory, streams, limits and copies are translated in allocator.cpp,
+// all else in files by subject, which do not know this class.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -26,11 +17,6 @@ namespace esper
 {
 
 namespace native = c10::cuda::CUDACachingAllocator;
-
-// Frees memory of the core. It is the deleter of every DataPtr that allocate() returns while
-// caching is on, and what raw_deleter() returns. Its context is the data pointer itself. Never
-// throws.
-void delete_memory(void *ptr);
 
 class Allocator final : public native::CUDAAllocator
 {
@@ -66,18 +52,18 @@ public:
   cudaError_t memcpyAsync(void *to, int to_device, const void *from, int from_device, size_t count,
                           cudaStream_t stream, bool peer_access) override;
 
-  // statistics.cpp
+  // statistics.h
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
 
-  // snapshot.cpp
+  // snapshot.h
   native::SnapshotInfo snapshot(c10::MempoolId_t pool = {0, 0},
                                 bool include_traces = true) override;
   std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(
       c10::DeviceIndex device) override;
 
-  // history.cpp
+  // history.h
   bool isHistoryEnabled() override;
   void recordHistory(bool enabled, native::CreateContextFn context_recorder, size_t max_entries,
                      native::RecordContext when, bool clear_history,
@@ -90,11 +76,11 @@ public:
   std::string getUserMetadata() override;
   void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
 
-  // sharing.cpp
+  // sharing.h
   native::ShareableHandle shareIpcHandle(void *ptr) override;
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
 
-  // pools.cpp
+  // pools.h
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
@@ -105,7 +91,7 @@ public:
   void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) override;
   void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) override;
 
-  // checkpoints.cpp
+  // checkpoints.h
   bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
                                 const std::unordered_set<void *> &expected) override;
   std::shared_ptr<native::AllocatorState> getCheckpointState(c10::DeviceIndex device,

@@ -1,18 +1,20 @@
-// Checkpoints of private pools. torch.compile(mode="reduce-overhead"), whose graphs share one pool,
-// takes one after each recording and restores it before the next.
+#include "checkpoints.h"
+
 #include <cstdlib>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "allocator.h"
-#include "core_api.h"
-#include "pools.h"
+#include "deleter.h"
+#include "gil.h"
+#include "the_core.h"
 
 namespace esper
 {
 namespace
 {
+
+namespace native = c10::cuda::CUDACachingAllocator;
 
 class CheckpointState final : public native::AllocatorState
 {
@@ -33,8 +35,8 @@ private:
 
 } // namespace
 
-std::shared_ptr<native::AllocatorState> Allocator::getCheckpointState(c10::DeviceIndex device,
-                                                                      c10::MempoolId_t pool)
+std::shared_ptr<native::AllocatorState> take_checkpoint(c10::DeviceIndex device,
+                                                        c10::MempoolId_t pool)
 {
   esper_checkpoint *taken = nullptr;
   {
@@ -45,12 +47,12 @@ std::shared_ptr<native::AllocatorState> Allocator::getCheckpointState(c10::Devic
   return std::make_shared<CheckpointState>(taken);
 }
 
-native::CheckpointDelta Allocator::setCheckpointPoolState(
-    c10::DeviceIndex device, std::shared_ptr<native::AllocatorState> state)
+native::CheckpointDelta restore_checkpoint(c10::DeviceIndex device,
+                                           const std::shared_ptr<native::AllocatorState> &state)
 {
   const auto *ours = dynamic_cast<const CheckpointState *>(state.get());
   TORCH_CHECK(ours != nullptr,
-              "esper_alloc, restoring a checkpoint: this one is not esper_alloc's");
+              "esper_alloc, restoring a checkpoint: it was taken by another allocator");
   esper_checkpoint_delta raw{};
   {
     const WithoutGil no_gil;
@@ -67,8 +69,8 @@ native::CheckpointDelta Allocator::setCheckpointPoolState(
   return delta;
 }
 
-bool Allocator::checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
-                                         const std::unordered_set<void *> &expected)
+bool pool_live_are(c10::DeviceIndex device, c10::MempoolId_t pool,
+                   const std::unordered_set<void *> &expected)
 {
   const std::vector<const void *> addresses(expected.begin(), expected.end());
   int same = 0;

@@ -1,5 +1,5 @@
-// The shim's access to the core: the table of functions that esper_alloc._core publishes, the
-// process's one core, and exceptions for failed calls.
+// The shim's access to the core: the table of functions that esper_alloc._core publishes, and
+// exceptions for failed calls. Most files need the core itself, too: the_core.h.
 #pragma once
 
 #include <c10/macros/Macros.h>
@@ -15,9 +15,7 @@ namespace esper
 namespace detail
 {
 extern const esper_capi *table;
-extern std::atomic<esper_core *> the_core;
-extern std::atomic<bool> forked; // since it was made
-esper_core *make_core();
+extern std::atomic<esper_core *> the_core; // set by the_core.cpp
 } // namespace detail
 
 // Called once, when the Python module is imported, before anything else in this file.
@@ -28,22 +26,8 @@ inline const esper_capi &capi()
   return *detail::table;
 }
 
-// The process's core. The first call makes it and gives it PyTorch's options. Throws if CUDA's
-// driver does not work.
-inline esper_core *core()
-{
-  esper_core *made = detail::the_core.load(std::memory_order_acquire);
-  return C10_LIKELY(made != nullptr) ? made : detail::make_core();
-}
-
-// For destructors, which must not throw. Null in a child that was forked after the core was made:
-// what is to be freed there belongs to the parent.
-inline esper_core *core_unless_forked()
-{
-  return C10_LIKELY(!detail::forked.load(std::memory_order_relaxed)) ? core() : nullptr;
-}
-
-// The core if it was made; null until PyTorch has used it.
+// The process's core if it was made. Null until PyTorch has used it, and in a child that was forked
+// after that.
 inline esper_core *core_if_made()
 {
   return detail::the_core.load(std::memory_order_acquire);

@@ -13,8 +13,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "allocator.h"
-#include "core_api.h"
+#include "the_core.h"
 
 namespace esper
 {
@@ -401,26 +400,27 @@ std::vector<AnnotationEntry> copy_annotations()
   return {history().annotations.begin(), history().annotations.end()};
 }
 
-// ---- the allocator's methods -----------------------------------------------
+// ---- recording --------------------------------------------------------------
 
-bool Allocator::isHistoryEnabled()
+bool history_is_recorded()
 {
   return history().recording.load();
 }
 
-void Allocator::recordHistory(bool enabled, native::CreateContextFn context_recorder,
-                              size_t max_entries, native::RecordContext when, bool clear_history,
-                              const std::vector<std::string> &skip_actions)
+void record_history(bool enabled, CreateContextFn gather_frames, size_t max_entries,
+                    RecordContext when, bool clear_history,
+                    const std::vector<std::string> &skip_actions)
 {
-  TORCH_CHECK(when == native::RecordContext::NEVER || context_recorder != nullptr,
-              "esper_alloc records stack frames only with a function that gathers them");
+  TORCH_CHECK(when == RecordContext::NEVER || gather_frames != nullptr,
+              "recording stack frames needs a function that gathers them: pass context_recorder, "
+              "or record without context");
   const unsigned skipped = parse_actions(skip_actions);
   auto &h = history();
   std::lock_guard<std::mutex> lock(h.mutex);
   if (enabled) {
     watch_core(h);
   }
-  h.gather.store(enabled ? context_recorder : nullptr);
+  h.gather.store(enabled ? gather_frames : nullptr);
   h.skipped.store(skipped);
   h.max_entries.store(std::max<size_t>(max_entries, 1));
   h.recording.store(enabled);
@@ -435,7 +435,7 @@ void Allocator::recordHistory(bool enabled, native::CreateContextFn context_reco
   }
 }
 
-void Allocator::recordAnnotation(const std::vector<std::pair<std::string, std::string>> &annotation)
+void record_annotation(const std::vector<std::pair<std::string, std::string>> &annotation)
 {
   auto &h = history();
   if (!h.recording.load()) {
@@ -453,36 +453,31 @@ void Allocator::recordAnnotation(const std::vector<std::pair<std::string, std::s
   }
 }
 
-void Allocator::pushCompileContext(std::string &context)
+void push_compile_context(const std::string &context)
 {
-  if (isHistoryEnabled()) {
+  if (history_is_recorded()) {
     thread().compiling.push(context);
   }
 }
 
-void Allocator::popCompileContext()
+void pop_compile_context()
 {
-  if (isHistoryEnabled() && !thread().compiling.empty()) {
+  if (history_is_recorded() && !thread().compiling.empty()) {
     thread().compiling.pop();
   }
 }
 
-bool Allocator::supportsUserMetadata()
-{
-  return true;
-}
-
-void Allocator::setUserMetadata(const std::string &metadata)
+void set_user_metadata(const std::string &metadata)
 {
   thread().metadata = metadata;
 }
 
-std::string Allocator::getUserMetadata()
+std::string user_metadata()
 {
   return thread().metadata;
 }
 
-std::shared_ptr<GatheredContext> Allocator::getContextForPointer(const void *ptr)
+Context context_of_pointer(const void *ptr)
 {
   esper_block_info block;
   esper_core *made = core_if_made();
@@ -492,7 +487,7 @@ std::shared_ptr<GatheredContext> Allocator::getContextForPointer(const void *ptr
   return context_of_block(block.device, reinterpret_cast<uintptr_t>(ptr));
 }
 
-void Allocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker)
+void add_tracker(AllocatorTraceTracker tracker)
 {
   auto &h = history();
   std::lock_guard<std::mutex> lock(h.mutex);
@@ -519,14 +514,14 @@ TraceEntry::Action annotation_action(long)
 }
 } // namespace
 
-void Allocator::annotateMemory(const void *ptr, const std::string &metadata)
+void annotate_memory(const void *ptr, const std::string &metadata)
 {
   esper_block_info block;
   esper_core *made = core_if_made();
   TORCH_CHECK(made != nullptr && capi().find_block(made, ptr, &block) == ESPER_OK &&
                   block.address == ptr,
               "annotateMemory: no live allocation found at pointer ", ptr);
-  const bool recording = isHistoryEnabled();
+  const bool recording = history_is_recorded();
   const Trackers *trackers = history().trackers.load(std::memory_order_acquire);
   Trace *trace = trace_of(block.device);
   if (trace == nullptr || (!recording && trackers == nullptr)) {

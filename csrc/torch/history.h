@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../esper_alloc.h"
@@ -62,6 +63,32 @@ private:
   bool gathered_ = false;
 };
 
+// ---- recording ---------------------------------------------------------------
+
+bool history_is_recorded();
+
+// What _record_memory_history() asks for. `when`: for which actions frames are gathered.
+void record_history(bool enabled, CreateContextFn gather_frames, size_t max_entries,
+                    RecordContext when, bool clear_history,
+                    const std::vector<std::string> &skip_actions);
+
+void record_annotation(const std::vector<std::pair<std::string, std::string>> &annotation);
+
+// Annotates the live memory at that address. Throws if there is none.
+void annotate_memory(const void *ptr, const std::string &metadata);
+
+// What the calling thread's entries say besides: the region that it compiles, and a text of the
+// program's.
+void push_compile_context(const std::string &context);
+void pop_compile_context();
+void set_user_metadata(const std::string &metadata);
+std::string user_metadata();
+
+// Called with each entry from now on, recorded or not.
+void add_tracker(AllocatorTraceTracker tracker);
+
+// ---- reading -----------------------------------------------------------------
+
 // The clock of the entries' times.
 time_t microseconds_since_1970();
 
@@ -75,6 +102,9 @@ void trace_snapshot(int device, size_t active, c10::MempoolId_t pool);
 // they were not recorded.
 Context context_of_block(int device, uintptr_t address);
 Context context_of_segment(int device, uintptr_t address);
+
+// The frames that allocated the live memory at that address; null if they were not recorded.
+Context context_of_pointer(const void *ptr);
 
 // The record_function scopes seen while recording, oldest first.
 std::vector<AnnotationEntry> copy_annotations();

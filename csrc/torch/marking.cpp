@@ -8,22 +8,22 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "allocator.h"
-#include "core_api.h"
+#include "current.h"
+#include "deleter.h"
 #include "stream.h"
+#include "the_core.h"
 
 namespace esper
 {
 
 esper_core *core_that_serves()
 {
-  native::CUDAAllocator *current = native::get();
-  if (current == &allocator()) {
+  if (is_current()) {
     return core_if_made();
   }
   // Under another allocator the core may provide segments for its MemPools. That allocator must
   // protect the memory in them.
-  return current->name() == "pluggable" ? core() : nullptr;
+  return c10::cuda::CUDACachingAllocator::name() == "pluggable" ? core() : nullptr;
 }
 
 namespace

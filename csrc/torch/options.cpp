@@ -12,8 +12,8 @@
 #include <mutex>
 #include <string>
 
-#include "allocator.h"
 #include "core_api.h"
+#include "current.h"
 #include "out_of_memory.h"
 
 namespace esper
@@ -102,7 +102,7 @@ esper_segments segments_asked_for(esper_segments otherwise)
 
 } // namespace
 
-void parse_environment()
+static void parse_environment()
 {
   // The last settings may no longer be those from the environment.
   for (const char *name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
@@ -162,21 +162,29 @@ void apply_memory_fraction(esper_core *core)
   }
 }
 
-void follow_settings()
+static void follow_settings()
 {
   // PyTorch calls this hook after each parse. The new one first runs the old one, which parses
   // CUDA's own options, and then passes the result on.
   auto &hook = CommonConfig::getConfigParserHook();
   hook = [before = std::move(hook)](const std::string &settings) {
     if (before) {
-      const bool is_ours = native::get() == &allocator();
-      before(is_ours ? without_native_backend(settings) : settings);
+      before(is_current() ? without_native_backend(settings) : settings);
     }
     look_for_given(settings);
     if (esper_core *made = core_if_made()) {
       apply_options(made);
     }
   };
+}
+
+void begin_options()
+{
+  static std::once_flag begun;
+  std::call_once(begun, [] {
+    parse_environment();
+    follow_settings();
+  });
 }
 
 } // namespace esper

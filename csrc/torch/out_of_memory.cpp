@@ -95,9 +95,8 @@ std::string describe(const esper_failure &failure)
          << " allocated in private pools (e.g., CUDA Graphs), ";
   }
   text << "and " << format_size(idle) << " is reserved by PyTorch but unallocated."
-       << " esper_alloc waited for every pending use and gave every free"
-       << " segment back before it gave up; torch.cuda.memory_summary() shows"
-       << " what is live.";
+       << " Before it gave up, esper_alloc waited for what it may wait for and gave"
+       << " back what it may give back; torch.cuda.memory_summary() shows what is live.";
   return std::move(text).str();
 }
 

@@ -1,5 +1,3 @@
-// Private pools: the memory of graphs and MemPools. Between begin and end, a pool serves the
-// allocations that its filter claims. Its segments may come from an allocator of its own.
 #include "pools.h"
 
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -10,13 +8,15 @@
 #include <string>
 #include <utility>
 
-#include "allocator.h"
-#include "core_api.h"
+#include "gil.h"
+#include "the_core.h"
 
 namespace esper
 {
 namespace
 {
+
+namespace native = c10::cuda::CUDACachingAllocator;
 
 using Filter = std::function<bool(cudaStream_t)>;
 
@@ -87,8 +87,8 @@ void rethrow_callback_failure()
   }
 }
 
-void Allocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
-                                    std::function<bool(cudaStream_t)> filter)
+void begin_pool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                std::function<bool(cudaStream_t)> filter)
 {
   auto kept = std::make_unique<Filter>(std::move(filter));
   const WithoutGil no_gil;
@@ -97,7 +97,7 @@ void Allocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t po
   kept.release(); // owned by the core until esper_pool_end
 }
 
-void Allocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool)
+void end_pool(c10::DeviceIndex device, c10::MempoolId_t pool)
 {
   esper_core *made = core_unless_forked();
   if (made == nullptr) {
@@ -110,40 +110,26 @@ void Allocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool
   delete static_cast<Filter *>(filter);
 }
 
-void Allocator::markCaptureBegin(c10::DeviceIndex device)
-{
-  check(capi().capture_begin(core(), device), "noting that a capture begins");
-}
-
-void Allocator::markCaptureEnd(c10::DeviceIndex device)
-{
-  if (esper_core *made = core_unless_forked()) {
-    check(capi().capture_end(made, device), "noting that a capture has ended");
-  }
-}
-
-// Destructors of MemPools and graphs call this function and the two after it. They must not throw,
-// nor in a forked child, where the pools are the parent's.
-void Allocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool)
+void release_pool(c10::DeviceIndex device, c10::MempoolId_t pool)
 {
   if (esper_core *made = core_unless_forked()) {
     check(capi().pool_release(made, device, pool.first, pool.second), "releasing a pool");
   }
 }
 
-int Allocator::getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool)
+int pool_use_count(c10::DeviceIndex device, c10::MempoolId_t pool)
 {
   esper_core *made = core_unless_forked();
   return made != nullptr ? capi().pool_use_count(made, device, pool.first, pool.second) : 0;
 }
 
-void Allocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
-                                   std::shared_ptr<native::CUDAAllocator> segments)
+void create_pool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                 std::shared_ptr<native::CUDAAllocator> segments)
 {
   esper_pool *made = nullptr;
   check(capi().pool_create(core(), device, pool.first, pool.second, &made), "making a pool");
-  if (segments == nullptr || segments.get() == this) {
-    return; // its segments come from the core
+  if (segments == nullptr) {
+    return;
   }
   auto kept = std::make_unique<Segments>(Segments{std::move(segments)});
   const esper_source source{&obtain_segment, &give_segment_back, &drop_segments, kept.get()};
@@ -157,7 +143,7 @@ void Allocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t poo
   kept.release(); // owned by the core until the pool is gone
 }
 
-void Allocator::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom)
+void set_use_on_oom(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom)
 {
   if (esper_core *made = core_unless_forked()) {
     check(capi().pool_set_flags(made, device, pool.first, pool.second, ESPER_POOL_USE_ON_OOM,
@@ -166,7 +152,7 @@ void Allocator::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool
   }
 }
 
-void Allocator::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool)
+void set_no_split(c10::DeviceIndex device, c10::MempoolId_t pool)
 {
   check(capi().pool_set_flags(core(), device, pool.first, pool.second, ESPER_POOL_NO_SPLIT,
                               ESPER_POOL_NO_SPLIT),

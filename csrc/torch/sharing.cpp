@@ -22,15 +22,15 @@
 #include <utility>
 #include <vector>
 
-#include "allocator.h"
 #include "core_api.h"
-#include "history.h"
-#include "pools.h"
+#include "gil.h"
 
 namespace esper
 {
 namespace
 {
+
+namespace native = c10::cuda::CUDACachingAllocator;
 
 // Keeps calls from disturbing another thread's capture.
 using CaptureModeGuard = c10::cuda::CUDAStreamCaptureModeGuard;
@@ -70,12 +70,12 @@ std::string make_handle(void *segment)
   return text;
 }
 
-native::ShareableHandle share_pages(void *ptr)
+native::ShareableHandle share_pages(esper_core *core, void *ptr)
 {
   void *base = nullptr;
   esper_page_name *pages = nullptr;
   size_t count = 0;
-  TORCH_CHECK(capi().share(core(), ptr, &base, &pages, &count) == ESPER_OK,
+  TORCH_CHECK(capi().share(core, ptr, &base, &pages, &count) == ESPER_OK,
               "CUDA cannot share this memory with another process: ", capi().last_error(),
               "; share a copy on the CPU, or use classic segments"
               " (ESPER_ALLOC_SEGMENTS=classic, or expandable_segments:False)");
@@ -118,17 +118,17 @@ void *open_segment(std::string_view rest)
   return base;
 }
 
-void *open_pages(std::string_view rest, c10::DeviceIndex device)
+void *open_pages(esper_core *core, std::string_view rest, c10::DeviceIndex device)
 {
   std::vector<esper_page_name> pages(rest.size() / sizeof(esper_page_name));
   std::memcpy(pages.data(), rest.data(), rest.size());
   void *base = nullptr;
-  TORCH_CHECK(capi().open_shared(core(), device, pages.data(), pages.size(), &base) == ESPER_OK,
+  TORCH_CHECK(capi().open_shared(core, device, pages.data(), pages.size(), &base) == ESPER_OK,
               "this CUDA tensor cannot be opened here: ", capi().last_error());
   return base;
 }
 
-Opened open_handle(const std::string &handle)
+Opened open_handle(esper_core *core, const std::string &handle)
 {
   const std::string_view text(handle);
   TORCH_CHECK(text.substr(0, signature.size()) == signature,
@@ -140,13 +140,13 @@ Opened open_handle(const std::string &handle)
   const size_t size = rest.empty() ? 0 : rest.size() - 1;
   TORCH_CHECK((kind == classic && size == sizeof(cudaIpcMemHandle_t)) ||
                   (kind == mapped && size != 0 && size % sizeof(esper_page_name) == 0),
-              "this CUDA tensor was shared in a way that this version of esper_alloc "
-              "does not know: use the same version in every process");
+              "this CUDA tensor was shared by another version of esper_alloc, in a way "
+              "that this one cannot read: use the same version in every process");
   Opened opened;
   opened.pages = kind == mapped;
   opened.device = c10::cuda::current_device();
   opened.base =
-      opened.pages ? open_pages(rest.substr(1), opened.device) : open_segment(rest.substr(1));
+      opened.pages ? open_pages(core, rest.substr(1), opened.device) : open_segment(rest.substr(1));
   return opened;
 }
 
@@ -164,7 +164,7 @@ void close_handle(const std::string &handle) noexcept
     taken().handles.erase(found);
     if (opened.pages) {
       lock.unlock(); // closing may wait for the device; the pages can be opened again meanwhile
-      if (esper_core *made = core_unless_forked()) {
+      if (esper_core *made = core_if_made()) {
         (void)capi().close_shared(made, opened.base);
       }
       return;
@@ -198,15 +198,15 @@ bool forget_unshared()
   return (made != nullptr && capi().unshare(made) > 0) || some;
 }
 
-native::ShareableHandle Allocator::shareIpcHandle(void *ptr)
+native::ShareableHandle share_memory(esper_core *core, void *ptr)
 {
   void *segment = nullptr;
   esper_block_info info{};
-  if (capi().find_block(core(), ptr, &info) == ESPER_OK && info.mapped != 0) {
-    return share_pages(ptr);
+  if (capi().find_block(core, ptr, &info) == ESPER_OK && info.mapped != 0) {
+    return share_pages(core, ptr);
   }
   std::lock_guard<std::mutex> lock(given().mutex);
-  TORCH_CHECK(capi().pin(core(), ptr, &segment) == ESPER_OK, "invalid device pointer: ", ptr,
+  TORCH_CHECK(capi().pin(core, ptr, &segment) == ESPER_OK, "invalid device pointer: ", ptr,
               " is in no live block of esper_alloc");
   auto found = given().handles.find(segment);
   if (found == given().handles.end()) {
@@ -222,7 +222,7 @@ native::ShareableHandle Allocator::shareIpcHandle(void *ptr)
   return {static_cast<char *>(ptr) - static_cast<char *>(segment), found->second};
 }
 
-std::shared_ptr<void> Allocator::getIpcDevPtr(std::string handle)
+std::shared_ptr<void> open_memory(esper_core *core, const std::string &handle)
 {
   void *base = nullptr;
   {
@@ -230,7 +230,7 @@ std::shared_ptr<void> Allocator::getIpcDevPtr(std::string handle)
     std::lock_guard<std::mutex> lock(taken().mutex);
     auto found = taken().handles.find(handle);
     if (found == taken().handles.end()) {
-      found = taken().handles.emplace(handle, open_handle(handle)).first;
+      found = taken().handles.emplace(handle, open_handle(core, handle)).first;
     }
     found->second.users++;
     base = found->second.base;

@@ -1,5 +1,5 @@
-// torch.cuda.memory._snapshot(): the core's snapshot in PyTorch's structure, which memory_viz and
-// other viewers read.
+#include "snapshot.h"
+
 #include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAAllocatorConfig.h>
 
@@ -8,14 +8,15 @@
 #include <limits>
 #include <memory>
 
-#include "allocator.h"
-#include "core_api.h"
 #include "history.h"
+#include "the_core.h"
 
 namespace esper
 {
 namespace
 {
+
+namespace native = c10::cuda::CUDACachingAllocator;
 
 using c10::CachingDeviceAllocator::BlockInfo;
 using c10::CachingDeviceAllocator::SegmentInfo;
@@ -116,7 +117,7 @@ const char *name_of(unsigned kind)
 }
 
 // PyTorch's structure has no field for a block's uses, so each becomes an annotation, which other
-// viewers ignore. esper_alloc.snapshot.with_uses() attaches them to their blocks.
+// viewers ignore. with_uses() of esper_alloc.replay.snapshot attaches them to their blocks.
 AnnotationEntry convert(const esper_segment_entry &segment, const esper_block_entry &block,
                         const esper_use_entry &use)
 {
@@ -162,7 +163,7 @@ native::AllocatorConfigInfo describe_options()
 
 } // namespace
 
-native::SnapshotInfo Allocator::snapshot(c10::MempoolId_t pool, bool include_traces)
+native::SnapshotInfo take_snapshot(c10::MempoolId_t pool, bool include_traces)
 {
   constexpr int every_device = -1;
   const bool every_pool = pool == c10::MempoolId_t{0, 0};
@@ -199,7 +200,7 @@ native::SnapshotInfo Allocator::snapshot(c10::MempoolId_t pool, bool include_tra
   return info;
 }
 
-std::vector<native::StreamSegmentSize> Allocator::getExpandableSegmentSizes(c10::DeviceIndex device)
+std::vector<native::StreamSegmentSize> mapped_segment_sizes(c10::DeviceIndex device)
 {
   std::vector<native::StreamSegmentSize> sizes;
   const CoreSnapshot picture(device);

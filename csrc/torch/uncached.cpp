@@ -1,10 +1,11 @@
 #include "uncached.h"
 
 #include <c10/core/Allocator.h>
-#include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
+
+#include "profiler.h"
 
 namespace esper
 {
@@ -24,10 +25,7 @@ void *allocate_uncached(size_t size)
                      " refused, and esper_alloc's cache is disabled.");
   }
   C10_CUDA_CHECK(status);
-  const c10::impl::PyInterpreter *tracer = c10::impl::GPUTrace::get_trace();
-  if (C10_UNLIKELY(tracer != nullptr)) {
-    (*tracer)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
-  }
+  tell_tracer_of_allocation(ptr);
   return ptr;
 }
 
@@ -36,10 +34,7 @@ void delete_uncached(void *ptr)
   if (ptr == nullptr) {
     return;
   }
-  const c10::impl::PyInterpreter *tracer = c10::impl::GPUTrace::get_trace();
-  if (C10_UNLIKELY(tracer != nullptr)) {
-    (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
-  }
+  tell_tracer_of_free(ptr);
   // Called by destructors, which must not throw. A sticky error shows at the next call.
   C10_CUDA_CHECK_WARN(cudaFree(ptr));
 }

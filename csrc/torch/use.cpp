@@ -235,11 +235,6 @@ void Gathering::mark_others(const End &end, const PythonEnd &python_end)
   }
 }
 
-const char record_use_doc[] =
-    "record_use(tensors, stream=None, *, event=None, gate=True)\n"
-    "--\n\n"
-    "Mark the end of use of `tensors` on `stream`. See esper_alloc.uses.use.";
-
 namespace
 {
 
@@ -341,7 +336,7 @@ PyObject *record_use(PyObject * /*module*/, PyObject *const *args, Py_ssize_t co
 PyObject *make_tensor_method(PyObject * /*module*/, PyObject *tensor_class)
 {
   if (!PyType_Check(tensor_class)) {
-    PyErr_SetString(PyExc_TypeError, "a class is needed");
+    PyErr_SetString(PyExc_TypeError, "make_tensor_method() takes a class");
     return nullptr;
   }
   return PyDescr_NewMethod(reinterpret_cast<PyTypeObject *>(tensor_class), &tensor_method);

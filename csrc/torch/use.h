@@ -69,7 +69,6 @@ private:
 
 // The Python function. METH_FASTCALL | METH_KEYWORDS.
 PyObject *record_use(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
-extern const char record_use_doc[];
 
 // The same as a descriptor to be set on torch.Tensor, which has no such method yet. It counts
 // references as the function does.

@@ -101,7 +101,7 @@ def check_plot(path: str) -> None:
     except ImportError:
         raise BenchError(
             f"--plot {path}: needs matplotlib: python -m pip install matplotlib "
-            "(without --plot the table needs nothing)"
+            "(the table without --plot does not need it)"
         ) from None
 
 
@@ -228,7 +228,7 @@ def draw(measured: Measured, path: str) -> None:
 # ---- the command --------------------------------------------------------------
 
 _EPILOG = """\
-Takes about 15 seconds an allocator and round. Nothing else should run on the GPU
+Takes about 15 seconds for each allocator and round. Nothing else should run on the GPU
 meanwhile. docs/benchmarks.md says what is measured.
 
 Exit codes: 0 measured; 1 nothing could be measured or drawn, and why.
@@ -245,16 +245,20 @@ def add_parser(subparsers: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=_count, default=3, help="processes each (default: 3)")
+    parser.add_argument(
+        "--rounds", type=_count, default=3, help="processes for each allocator (default: 3)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--plot", metavar="FILE.svg|png", help="draw the figures")
-    parser.add_argument("--small", action="store_true", help="tiny work: to see that it runs")
+    parser.add_argument(
+        "--small", action="store_true", help="little work, only to see that everything runs"
+    )
     parser.set_defaults(run=run)
 
 
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of rounds, 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rounds: use 1 or more")
     return int(text)
 
 

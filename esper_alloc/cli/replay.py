@@ -146,9 +146,9 @@ class _Progress:
 _EPILOG = """\
 Exit codes: 0 everything was replayed; 1 the replay failed (no GPU, out of
 memory, a plot that cannot be written in the end); 2 wrong usage, a plot's name
-that cannot be, or a file that is no whole snapshot with a consistent trace.
-Files are checked before any is run. docs/replay.md says what the figures mean
-and what a recording cannot tell.
+that cannot be used, or a file that is not a complete snapshot with a consistent
+trace. All files are checked before any is replayed. docs/replay.md says what the
+figures mean and what a recording cannot tell.
 """
 
 

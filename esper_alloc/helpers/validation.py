@@ -212,7 +212,9 @@ def _check_configs(num_configs: Any) -> int:
             f"num_configs must be an integer, not {type(num_configs).__name__}"
         ) from None
     if configs < 1:
-        raise ValueError(f"num_configs is {configs}: give the number of configurations, 1 or more")
+        raise ValueError(
+            f"num_configs is {configs}: it must be the number of configurations, 1 or more"
+        )
     return configs
 
 
@@ -242,15 +244,15 @@ def _batch_size(inputs: Any, targets: Any) -> int:
     for name, part in (("inputs", inputs), ("targets", targets)):
         tensors = _tensors(part, name)
         if not tensors:
-            raise ValueError(f"{name} hold no tensor")
+            raise ValueError(f"{name} contain no tensor")
         for tensor in tensors:
             if tensor.layout != torch.strided:
                 raise TypeError(
-                    f"{name} hold a tensor of {tensor.layout}: only dense ones can be repeated"
+                    f"{name} contain a tensor of {tensor.layout}: only dense ones can be repeated"
                 )
             if tensor.dim() == 0:
                 raise ValueError(
-                    f"{name} hold a tensor without dimensions: the first "
+                    f"{name} contain a tensor without dimensions: the first "
                     "dimension must be the batch"
                 )
             sizes.setdefault(tensor.shape[0], name)
@@ -261,7 +263,7 @@ def _batch_size(inputs: Any, targets: Any) -> int:
         )
     (size,) = sizes
     if size == 0:
-        raise ValueError("the batch is empty: skip it, there is nothing to validate")
+        raise ValueError("the batch is empty: skip it")
     return size
 
 

@@ -82,7 +82,7 @@ def _require_matplotlib(path: str) -> None:
     except ImportError:
         raise PlotError(
             f"--plot {path}: PNG needs matplotlib: python -m pip install matplotlib "
-            "(a name that ends in .html needs nothing)"
+            "(a name that ends in .html does not need it)"
         ) from None
 
 

@@ -1,5 +1,5 @@
 """Snapshots: reading the files that ``torch.cuda.memory._dump_snapshot`` writes,
-and putting the uses that are pending to their blocks (:func:`with_uses`).
+and attaching pending uses to their blocks (:func:`with_uses`).
 
 A snapshot is a pickle, plain or gzip-compressed, and a pickle may ask to run
 anything. Nothing of that kind is admitted here, twice over: the bytes are
@@ -71,7 +71,8 @@ def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
     ``torch.cuda.memory._snapshot()`` lists them among ``external_annotations``.
     In what this returns each block that owes some has a key ``uses``, a list of
     dicts: ``stream`` (its handle), ``device`` (the stream's), ``number`` (of the
-    stream's event that ends the use; 0: there is none yet) and ``kind``:
+    stream's event that ends the use; ``held``: the first event number that would
+    end it; 0: there is none) and ``kind``:
     ``record_use``, ``no_gate``, ``record_stream``, ``held``, or ``captured``. Viewers that do
     not know the key pass over it.
 
@@ -160,10 +161,14 @@ class _PlainUnpickler(pickle.Unpickler):
     """Builds containers and scalars; whatever has a name is refused."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(
+            f"it asks for {module}.{name}, which no memory snapshot contains"
+        )
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("it asks for an object outside the file")
+        raise pickle.UnpicklingError(
+            "it asks for an object outside the file, which no memory snapshot does"
+        )
 
 
 def _unpickled(data: bytes) -> Any:

@@ -28,7 +28,7 @@ def _check_backend(torch: ModuleType) -> None:
     variables = " and ".join(names) or "the allocator options"
     raise UnavailableError(
         f"PyTorch was started with its cudaMallocAsync back end, and only one allocator "
-        f"can be current: take backend:cudaMallocAsync out of {variables}."
+        f"can be current: remove backend:cudaMallocAsync from {variables}."
     )
 
 

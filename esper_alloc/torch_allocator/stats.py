@@ -21,7 +21,7 @@ __all__ = ["memory_stats", "report"]
 def memory_stats(device: torch.device | str | int | None = None) -> dict[str, int]:
     """Figures of uses and gates on a device; None: the current device.
 
-    What has completed is found out first, so that it counts no more. Since the
+    Uses of freed memory that have completed are not counted any more. Since the
     process began:
 
     - ``gates_issued``: waits that were put on streams, so that memory could be
@@ -29,22 +29,26 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
     - ``gates_skipped``: waits that were not needed, because the stream waited
       for that point or a later one already;
     - ``loans``: blocks that were handed out on another stream than their own;
-    - ``events_created``: in a steady loop this stands still;
+    - ``events_created``: events that were created; in a steady loop this does not grow;
     - ``pages_moved``: pages that moved from where they were free to where memory
-      was wanted; in most steady loops this stands still;
-    - ``captured_uses``: marks inside captures, of memory from outside them;
-    - ``captured_frees``: frees of memory so marked, which replays may still read.
+      was wanted; in most steady loops this does not grow;
+    - ``captured_uses``: marks made inside a capture, of memory that was handed out outside
+      it; in a snapshot such a use is ``held``, and ``captured`` is one of the capture's
+      own memory;
+    - ``captured_frees``: frees of memory from outside that was marked in a capture; replays
+      may still read it.
 
     At this moment:
 
-    - ``uses_pending``: uses that memory still owes, live memory included;
+    - ``uses_pending``: uses that memory still owes; of live memory also completed ones, until
+      its next mark;
     - ``bytes_pending``: bytes that were freed and still owe a use;
-    - ``blocks_held``: freed blocks with a use that no event stands for; they
-      come back when the device was synchronised;
+    - ``blocks_held``: freed blocks with a use for which no event could be recorded; they can
+      be reused once its stream is seen again, or its device has been synchronised;
     - ``events_alive``: events that exist, in use or in the pool;
-    - ``bytes_orphaned``: bytes of pages that the driver would neither map nor take back;
-      0 on a device that is well;
-    - ``metadata_bytes``: host memory of the allocator's own records.
+    - ``bytes_orphaned``: bytes of pages that the driver neither mapped nor took back;
+      0 unless the driver fails;
+    - ``metadata_bytes``: host memory that the allocator uses for itself.
 
     All are 0 while PyTorch does not run on esper_alloc, or has not used CUDA.
 
@@ -57,19 +61,19 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
 
 
 def report() -> str:
-    """What streams wait for on the allocator's account, as text.
+    """The waits that the allocator added to streams, as text.
 
-    For a program that hangs: if a gate is the reason, it stands here, with the
-    two streams and since when. Waits for nothing and uses no stream, so it may
+    For a program that hangs: if a gate is the reason, it is listed here, with the
+    two streams and its age. Waits for nothing and uses no stream, so it may
     be called from any thread, or from a signal handler that Python runs::
 
         signal.signal(signal.SIGUSR1, lambda *_: print(esper_alloc.report()))
 
-    Three lists for each device: the gates that are not over; the freed blocks
-    that no event stands for, which come back when the device was synchronised;
-    and the uses that nobody is made to wait for (``gate=False``, or on a stream
-    with the trait ``rendezvous``). Streams are named by their handles, as in
-    ``stream.cuda_stream``; a block's size is in bytes of the device.
+    Three lists for each device: the gates that may still be waiting; the freed blocks
+    for whose uses no event could be recorded, which can be reused once the uses' streams are
+    seen again or their devices have been synchronised; and the uses that nobody is made to wait
+    for (``gate=False``, or on a stream with the trait ``rendezvous``). Streams are named by
+    their handles, as in ``stream.cuda_stream``; a block's size is in bytes of the device.
     """
     if not _is_running():
         return "esper_alloc: PyTorch does not run on it, or has not used CUDA yet\n"
@@ -113,7 +117,7 @@ def _of_device(device: int, gates: list[Any], blocks: list[Any], now: float) -> 
             f"{_size(gate['size'])}"
         )
     if held:
-        yield "  held until the device was synchronised:"
+        yield "  held until its stream is seen again, or its device has been synchronised:"
     for block, use in held:
         yield _of_use(block, use)
     if ungated:
@@ -125,7 +129,7 @@ def _of_device(device: int, gates: list[Any], blocks: list[Any], now: float) -> 
 def _of_use(block: Any, use: Any) -> str:
     state = "live" if block["live"] else "freed"
     by = ", by record_stream" if use["at_free"] else ""
-    event = f", event {use['number']}" if use["number"] else ""
+    event = f", event {use['number']}" if use["number"] and not use["held"] else ""
     return (
         f"    block {block['address']:#x} of {_size(block['size'])}, {state}, used on "
         f"{_stream(use['stream'], use['stream_device'])}{event}{by}"

@@ -60,7 +60,7 @@ def _warn_of(kind: type) -> None:
     _warned_of.add(kind)
     warnings.warn(
         f"esper_alloc does not look for tensors inside {kind.__module__}."
-        f"{kind.__qualname__}: if it holds some, pass those.",
+        f"{kind.__qualname__}: if it contains some, pass those.",
         RuntimeWarning,
         stacklevel=user_stacklevel(),
     )

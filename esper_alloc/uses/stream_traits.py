@@ -16,7 +16,7 @@ __all__ = ["set_stream_traits"]
 
 
 def set_stream_traits(stream: torch.Stream, *, rendezvous: bool) -> None:
-    """Says what is true of all work on `stream`; it replaces what was said.
+    """Sets the traits of all work on `stream`, in place of earlier ones.
 
     Args:
         stream: a ``torch.cuda.Stream``.
@@ -24,9 +24,9 @@ def set_stream_traits(stream: torch.Stream, *, rendezvous: bool) -> None:
             here or on another rank: sends and receives, collectives, kernels
             that spin on a flag. No other stream is then ever made to wait for
             it, as if each use on it were marked with ``gate=False``; memory that
-            it uses comes back when the GPU has passed the mark. Set it for the
+            it uses can be reused once the GPU has passed the mark. Set it for the
             streams of communication that use marked memory. A stream whose work
-            completes by itself is better without: its memory is reused sooner.
+            completes by itself should not have it: its memory is then reused sooner.
 
     Does nothing while PyTorch does not run on esper_alloc. On
     :func:`pluggable_allocator` it needs the part that is built for this torch, and

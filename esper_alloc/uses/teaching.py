@@ -157,8 +157,8 @@ def _teach(what: str, teach: Callable[[Any], None], module: ModuleType) -> None:
         warnings.warn(
             f"esper_alloc cannot teach {what} of torch {torch.__version__} what "
             f"a mark is ({type(error).__name__}: {error}): keep record_use and "
-            f"using out of compiled functions, or put them into one that "
-            f"torch.compiler.disable() takes out.",
+            f"using out of compiled functions, or put them into a function under "
+            f"torch.compiler.disable().",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -193,7 +193,7 @@ def _say_not_traced() -> None:
     if not _said:
         _said = True
         warnings.warn(
-            f"{_NOT_TRACED}. Here they are a break in the graph, and run as in eager code.",
+            f"{_NOT_TRACED}. Here they break the graph, and run as in eager code.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -18,7 +18,7 @@ def install_tensor_method() -> None:
 
     PyTorch's own class is changed, for every user of it in the process, which
     is why nothing but this call does it. Calling it again changes nothing;
-    :func:`uninstall_tensor_method` takes the method away.
+    :func:`uninstall_tensor_method` removes the method.
 
     mypy learns of the method from the plugin ``esper_alloc.mypy_plugin``.
 
@@ -43,7 +43,7 @@ def install_tensor_method() -> None:
 
 
 def uninstall_tensor_method() -> None:
-    """Takes away what :func:`install_tensor_method` added, if it did."""
+    """Removes the method that :func:`install_tensor_method` added, if any."""
     tensor: Any = need_torch().Tensor
     if _is_ours(vars(tensor).get(_NAME)):
         delattr(tensor, _NAME)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +20,7 @@ from ..installation.pytorch import UnavailableError, load_shim, untyped
 from ..torch_allocator.enabling import is_current, pluggable_allocator
 from . import teaching, tracing
 from .containers import find_tensors
-from .streams import check_event, check_stream, is_cpu_stream
+from .streams import check_event, check_no_streams, check_stream, is_cpu_stream
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +39,17 @@ def _load_compiled() -> Any | None:
 
 
 _compiled: Any | None = _load_compiled()
+
+
+def _document(compiled: Any, written: Callable[..., None]) -> None:
+    """Gives a compiled function the docstring and signature of the one in Python."""
+    if not compiled.__doc__ and written.__doc__:  # it can be given one only once
+        import torch
+
+        signature = inspect.signature(written)
+        bare = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+        line = f"{written.__name__}{inspect.Signature(bare)}"
+        untyped(torch._C)._add_docstr(compiled, f"{line}\n--\n\n{inspect.getdoc(written)}\n")
 
 
 def record_use(
@@ -103,8 +116,9 @@ def record_use(
 
 if _compiled is not None and not TYPE_CHECKING:
     _python_record_use = record_use
-    # Compiled: as fast as Tensor.record_stream. Its docstring points here.
+    # Compiled: as fast as Tensor.record_stream.
     record_use = _compiled.record_use
+    _document(record_use, _python_record_use)
 
 
 class using:
@@ -132,12 +146,16 @@ class using:
     Args:
         tensors: what the scope uses, as for :func:`record_use`.
         stream: where; None: the current stream, which then waits for nothing.
+
+    Raises:
+        TypeError: `stream` is none, or a stream is among `tensors`.
     """
 
     __slots__ = ("_entered", "_made_on", "_stream", "_tensors")
 
     def __init__(self, *tensors: Any, stream: torch.Stream | None = None) -> None:
         check_stream(stream)
+        check_no_streams(tensors)
         self._tensors = tensors
         self._stream = stream
         self._entered: list[_Entered] = []

@@ -90,6 +90,14 @@ def test_healthy_machine_has_no_findings() -> None:
         assert said in text
 
 
+def test_variables_that_are_set_to_nothing_count_as_unset() -> None:
+    empty = dict.fromkeys(("ESPER_ALLOC", "ESPER_ALLOC_REUSE", "ESPER_ALLOC_SEGMENTS"), "")
+    facts = facts_with(environment=empty)
+    assert doctor.diagnose(facts) == []
+    assert words.paths(facts) == words.paths(facts_with(environment={}))
+    assert "reuse order: gate" in words.paths(facts)
+
+
 SICK = [
     # changes, what the finding says, what the remedy says
     ({"package__system": "Windows"}, "Windows is not supported", "Linux"),
@@ -108,7 +116,7 @@ SICK = [
     (
         {"torch__error": "OSError: libcudart.so.13", "torch__cuda": None},
         "torch cannot be imported: OSError: libcudart.so.13",
-        "mend that first",
+        "fix that import first",
     ),
     ({"torch__hip": "6.4", "torch__cuda": None}, "AMD GPUs are not supported", "NVIDIA GPU"),
     ({"torch__cuda": None}, "is built without CUDA", "CUDA build of PyTorch"),
@@ -143,12 +151,12 @@ SICK = [
     (
         {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "backend: cudaMallocAsync"}},
         "PYTORCH_CUDA_ALLOC_CONF asks for PyTorch's cudaMallocAsync back end",
-        "take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF",
+        "remove backend:cudaMallocAsync from PYTORCH_CUDA_ALLOC_CONF",
     ),
     (
         {"environment": {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,backend:cudaMallocAsync"}},
         "PYTORCH_ALLOC_CONF asks for PyTorch's cudaMallocAsync back end",
-        "take backend:cudaMallocAsync out of PYTORCH_ALLOC_CONF",
+        "remove backend:cudaMallocAsync from PYTORCH_ALLOC_CONF",
     ),
     (
         {"environment": {"ESPER_ALLOC": "yes"}},

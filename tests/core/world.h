@@ -50,7 +50,7 @@ size_t world_size(world *w, const void *ptr);
 esper_stats world_stats(world *w, int device);
 esper_counters world_counters(world *w, int device);
 
-/* Checks that every invariant holds and that the figures agree with the snapshot. */
+/* Checks that every invariant holds and that the statistics agree with the snapshot. */
 void world_check(world *w);
 
 #endif

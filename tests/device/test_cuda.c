@@ -279,7 +279,7 @@ static void scenario_graphs(void)
     CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_INVALID);
     CHECK(driver->capture_depend(SELF, 1, stream, 42, b) == ESPER_INVALID);
     CHECK(driver->capture_before(SELF, 1, stream, 42, b, before, &count) == ESPER_INVALID);
-    CHECK(strstr(driver->last_error(SELF), "not in capture 42"));
+    CHECK(strstr(driver->last_error(SELF), "no longer in capture 42"));
   }
   CHECK(fake->calls("cuGraphNodeGetDependencies") == reads);
   CHECK(fake->tails(stream, tails) == 1);
@@ -604,7 +604,8 @@ static void scenario_no_sharing(void)
     CHECK(driver->page_create(SELF, 1, 2 << 20, &a_page) == ESPER_OK);
   CHECK(fake->calls("cuMemCreate") <= calls + 4);
   CHECK(driver->page_export(SELF, 1, a_page, &a_name) == ESPER_UNSUPPORTED);
-  CHECK(strstr(driver->last_error(SELF), "makes no pages on CUDA device 1 that can be shared"));
+  CHECK(strstr(driver->last_error(SELF),
+               "cannot make pages on CUDA device 1 that other processes can open"));
 }
 
 /* What is refused later, or for another reason, says nothing of other pages. */
@@ -689,7 +690,7 @@ static void scenario_bad_reuse_order(void)
 {
   CHECK(!esper_instance());
   CHECK(strcmp(esper_last_error(),
-               "ESPER_ALLOC_REUSE=sometimes is no reuse order: use gate, grow or auto") == 0);
+               "ESPER_ALLOC_REUSE=sometimes is not a reuse order: use gate, grow or auto") == 0);
   CHECK(!esper_alloc_malloc(512, 0, NULL));
   setenv("ESPER_ALLOC_REUSE", "gate", 1);
   CHECK(esper_instance()); /* it tries again */
@@ -699,7 +700,7 @@ static void scenario_segments(void)
 {
   esper_config config;
   CHECK(!esper_instance());
-  CHECK(strcmp(esper_last_error(), "ESPER_ALLOC_SEGMENTS=big is no kind of segments: use "
+  CHECK(strcmp(esper_last_error(), "ESPER_ALLOC_SEGMENTS=big is not a kind of segments: use "
                                    "classic or mapped") == 0);
   setenv("ESPER_ALLOC_SEGMENTS", "mapped", 1);
   CHECK(esper_instance()); /* it tries again */

@@ -464,8 +464,8 @@ def test_migration_warns_and_changes_no_result(method: str) -> None:
     right.update(x[:100])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        line = inspect.currentframe().f_lineno + 1
         ours = getattr(moved, method)(x)
-        line = inspect.currentframe().f_lineno
         getattr(moved, method)(x)
     (warning,) = caught
     assert (warning.filename, warning.lineno) == (__file__, line)

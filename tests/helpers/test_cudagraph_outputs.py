@@ -389,7 +389,7 @@ def test_a_warning_when_steps_never_end(trees) -> None:
             step(torch.ones(3))
     assert [str(one.message).split(":")[0] for one in seen] == [
         "16 steps of cudagraph_outputs in a row began with 1 tensors of earlier steps' CUDA "
-        "graphs alive, so PyTorch records graphs anew. Somebody holds what an unwrapped compiled "
+        "graphs alive, so PyTorch records graphs again each time. The program keeps what an unwrapped compiled "
         "function returned, or results whose backward never ran"
     ]
     assert seen[0].filename == __file__

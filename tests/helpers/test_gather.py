@@ -388,7 +388,7 @@ def test_bad_arguments_are_refused() -> None:
     )
     refused(
         ValueError,
-        "'c', which inputs do not have",
+        "'c', which is not one of the inputs",
         {"a": inputs},
         targets,
         transform={"c": ImageTransform()},
@@ -400,7 +400,7 @@ def test_bad_arguments_are_refused() -> None:
         TypeError, "int64", targets[:, None], targets, transform=ImageTransform(dtype=torch.half)
     )
     if not torch.cuda.is_available():
-        refused(ValueError, "names cuda:0, and PyTorch finds 0", env_devices=["cuda"])
+        refused(ValueError, "names cuda:0, but PyTorch finds 0", env_devices=["cuda"])
 
 
 @pytest.mark.parametrize(
@@ -962,12 +962,12 @@ def test_files_that_ask_for_more_are_refused(root) -> None:
         b"K\x00\x85U\x01b\x87R.",
         "published": good[: len(good) // 2],
         # Pickles may set attributes of what they name: here of functions and classes.
-        "changes what": b"cnumpy.core.multiarray\n_reconstruct\n}U\x01aK\x01sb.",
+        "sets the state": b"cnumpy.core.multiarray\n_reconstruct\n}U\x01aK\x01sb.",
         "only name": b"\x80\x02cnumpy\nndarray\nN}U\x08__call__K\x01s\x86b.",
     }
     for words, content in bad.items():
         file.write_bytes(content)
-        with pytest.raises(ValueError, match="test_batch is no file of CIFAR-10") as error:
+        with pytest.raises(ValueError, match="test_batch is not a file of CIFAR-10") as error:
             cifar.read("cifar10", root, False)
         assert words in str(error.value)
     assert not (root / "touched").exists()

@@ -399,11 +399,11 @@ def test_bad_constructor_arguments(arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "shape, error, words",
     [
-        (1.5, TypeError, "shape is an integer or a tuple of integers, not 1.5"),
-        ((2, 1.5), TypeError, "shape is an integer or a tuple"),
-        ("3", TypeError, "shape is an integer or a tuple"),
-        ((2, -1), ValueError, r"shape has sizes from 0 on, not \(2, -1\)"),
-        (-1, ValueError, "shape has sizes from 0 on"),
+        (1.5, TypeError, "shape must be an integer or a tuple of integers, not 1.5"),
+        ((2, 1.5), TypeError, "shape must be an integer or a tuple"),
+        ("3", TypeError, "shape must be an integer or a tuple"),
+        ((2, -1), ValueError, r"the sizes in shape must be 0 or more, not \(2, -1\)"),
+        (-1, ValueError, "the sizes in shape must be 0 or more"),
     ],
 )
 def test_bad_shapes(shape: Any, error: Any, words: str) -> None:
@@ -605,16 +605,16 @@ def test_assigned_and_written_statistics_are_believed() -> None:
 @pytest.mark.parametrize(
     "name, value, error, words",
     [
-        ("count", -5, ValueError, "count must be a number from 0 on"),
-        ("count", math.nan, ValueError, "count must be a number from 0 on"),
-        ("count", torch.tensor(math.inf), ValueError, "count must be a number from 0 on"),
+        ("count", -5, ValueError, "count must be at least 0"),
+        ("count", math.nan, ValueError, "count must be at least 0"),
+        ("count", torch.tensor(math.inf), ValueError, "count must be at least 0"),
         ("count", 1e30, ValueError, r"below 2\*\*63"),
         ("count", 2**63, ValueError, r"below 2\*\*63"),
         ("count", torch.zeros(2), ValueError, "count must be one number"),
         ("count", None, TypeError, "count must be numbers, not None"),
         ("mean", "zero", TypeError, "mean must be numbers, not 'zero'"),
         ("var", torch.ones(3) * 1j, ValueError, "var must be real numbers"),
-        ("var", [1.0, -1.0, 1.0], ValueError, "holds numbers that are no var"),
+        ("var", [1.0, -1.0, 1.0], ValueError, "values that a var cannot have"),
     ],
 )
 def test_what_is_no_statistic_is_not_assigned(
@@ -649,7 +649,7 @@ def test_rewards_statistics_can_be_assigned() -> None:
     assert float(reward.m2) == pytest.approx(36.0)
     assert reward.normalize_only(4.0) == pytest.approx(4.0)
     before = state_of(reward)
-    with pytest.raises(ValueError, match="holds numbers that are no m2"):
+    with pytest.raises(ValueError, match="values that a m2 cannot have"):
         reward.m2 = -1.0
     assert unchanged(reward, before)
     fresh = RewardNormalizer()
@@ -768,20 +768,20 @@ def test_statistics_of_others_load() -> None:
 BAD_STATES = [
     ({"mean": torch.zeros(2)}, r"mean has shape \(2,\), and the normaliser \(3,\)"),
     ({"var": torch.ones(3, 1)}, "var has shape"),
-    ({"var": -torch.ones(3)}, "var holds numbers that are no var"),
-    ({"mean": torch.full((3,), math.nan)}, "mean holds numbers that are no mean"),
+    ({"var": -torch.ones(3)}, "var has values that a var cannot have"),
+    ({"mean": torch.full((3,), math.nan)}, "mean has values that a mean cannot have"),
     ({"count": torch.zeros(2)}, "count must be one number"),
-    ({"count": torch.tensor(-1)}, "count must be a number from 0 on"),
-    ({"count": torch.tensor(math.nan)}, "count must be a number from 0 on"),
-    ({"count": 1e30}, "count must be a number from 0 on"),
+    ({"count": torch.tensor(-1)}, "count must be at least 0"),
+    ({"count": torch.tensor(math.nan)}, "count must be at least 0"),
+    ({"count": 1e30}, "count must be at least 0"),
     ({"mean": None, "var": None, "count": None}, "Missing key"),
     ({"var": "one"}, "var must be numbers"),
     ({"mean": torch.zeros(3, device="meta")}, "mean must be real numbers"),
     ({"_extra_state": torch.zeros(3)}, "extra state is not one that this version"),
     ({"_extra_state": {"epsilon": 1.0}}, "extra state is not one that this version"),
-    ({"_extra_state": torch.tensor([1, -1, 0.9, 0] + [1.0] * 9)}, "epsilon is a number"),
-    ({"_extra_state": torch.tensor([1, 0, 5.0, 0] + [1.0] * 9)}, "momentum is None or"),
-    ({"_extra_state": torch.tensor([1, 0, 0.9, 0] + [1.0] * 8 + [-1.0])}, "that are no moments"),
+    ({"_extra_state": torch.tensor([1, -1, 0.9, 0] + [1.0] * 9)}, "epsilon must be 0 or more"),
+    ({"_extra_state": torch.tensor([1, 0, 5.0, 0] + [1.0] * 9)}, "momentum must be None, or"),
+    ({"_extra_state": torch.tensor([1, 0, 0.9, 0] + [1.0] * 8 + [-1.0])}, "cannot be moments"),
     ({"surprise": torch.zeros(3)}, 'Unexpected key.*"surprise"'),
     ({"count": None}, 'Missing key.*"count"'),
 ]
@@ -970,7 +970,7 @@ def test_statistics_are_not_lost_to_values_that_hold_nothing() -> None:
     rms.update(torch.randn(8, 3))
     before = state_of(rms)
     for mode in (rms.eval(), rms.train()):
-        with pytest.raises(RuntimeError, match="values on meta, where they would be lost"):
+        with pytest.raises(RuntimeError, match="values on meta, which has no data"):
             mode(torch.zeros(4, 3, device="meta"))
         assert unchanged(rms, before) and rms.device.type == "cpu"
     assigned = RunningMeanStd(3)
@@ -1108,7 +1108,7 @@ def test_operators_check_what_they_get(route: str) -> None:
     for moments_, x, words in [
         (rms._moments[:2], torch.zeros(2, 4), "3 x features, float64"),
         (rms._moments.float(), torch.zeros(2, 4), "3 x features, float64"),
-        (rms._moments, torch.zeros(2, 3), "do not end with the normaliser's shape"),
+        (rms._moments, torch.zeros(2, 3), "must end with the normaliser's shape"),
         (rms._moments, torch.zeros(2, 4, dtype=torch.int32), "not Int"),
     ]:
         with pytest.raises(RuntimeError, match=words):
@@ -1318,7 +1318,7 @@ def test_odd_rewards() -> None:
     assert int(ours.count) == 1
     ours.update(100)
     assert ours.normalize_only(np.float32(1e-9)) == pytest.approx(0.1)  # by epsilon, not by 0
-    with pytest.raises(TypeError, match="a reward is a number or a tensor, not str"):
+    with pytest.raises(TypeError, match="a reward must be a number or a tensor, not str"):
         ours.update_and_normalize("1.0")  # type: ignore[arg-type]
     loaded = RewardNormalizer()
     loaded.load_state_dict(saved_and_loaded(ours.state_dict()))

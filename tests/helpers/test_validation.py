@@ -321,8 +321,8 @@ def test_bad_batches() -> None:
         (x.tolist()[0], y, TypeError, "inputs must be tensors"),
         (x, "y", TypeError, "targets must be tensors"),
         (x, None, TypeError, "targets must be tensors"),
-        ([], y, ValueError, "inputs hold no tensor"),
-        (x, torch.tensor(1), ValueError, "targets hold a tensor without dimensions"),
+        ([], y, ValueError, "inputs contain no tensor"),
+        (x, torch.tensor(1), ValueError, "targets contain a tensor without dimensions"),
         (
             x,
             y[1:],
@@ -331,7 +331,7 @@ def test_bad_batches() -> None:
         ),
         ({"a": x, "b": x[2:]}, y, ValueError, "differ in their first dimension"),
         (x[:0], y[:0], ValueError, "the batch is empty"),
-        (x.to_sparse(), y, TypeError, "inputs hold a tensor of torch.sparse_coo"),
+        (x.to_sparse(), y, TypeError, "inputs contain a tensor of torch.sparse_coo"),
     ):
         with pytest.raises(error, match=message):
             fused_validation_batch(inputs, targets, K, evaluate=never)

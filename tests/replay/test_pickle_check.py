@@ -26,9 +26,9 @@ PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 LIMIT = 100
 
 TOO_DEEP = f"nests containers more than {LIMIT} deep"
-CIRCULAR = "changes a container that stands in another already, or in itself"
-HUGE_KEY = "makes a key of a tuple with more than 1000 values"
-DAMAGED = "does not fit what stands before it"
+CIRCULAR = "changes a container that already is part of another, or of itself"
+HUGE_KEY = "uses a tuple with more than 1000 values as a key"
+DAMAGED = "cannot follow what comes before it"
 
 
 def small_snapshot() -> dict[str, Any]:

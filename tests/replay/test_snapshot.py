@@ -141,9 +141,9 @@ def test_a_memo_index_out_of_order_is_refused(tmp_path):
     """The loader's memo is an array: this index alone would take 64 GiB."""
     path = tmp_path / "memo"
     path.write_bytes(b"\x80\x02Nr\xff\xff\xff\xff.")
-    assert "index out of order" in refusal(path)
+    assert "index that skips earlier ones" in refusal(path)
     path.write_bytes(b"\x80\x02Np99999999999\n.")
-    assert "index out of order" in refusal(path)
+    assert "index that skips earlier ones" in refusal(path)
 
 
 @pytest.mark.parametrize("opcode", [b"\x8d", b"\x8e"])

@@ -321,7 +321,7 @@ def test_pytorchs_other_backend_stays_and_the_error_says_so(name):
             try:
                 ask()
             except esper_alloc.UnavailableError as error:
-                assert f"take backend:cudaMallocAsync out of {name}." in str(error)
+                assert f"remove backend:cudaMallocAsync from {name}." in str(error)
             else:
                 raise AssertionError("enabled")
         assert not esper_alloc.is_enabled()

@@ -88,9 +88,11 @@ def test_the_report_lists_what_is_held_and_what_has_no_gate(running):
     text = esper_alloc.report()
     assert "device 1: 0 gates pending, 1 block held, 2 uses without gate" in text
     assert "block 0x1000 of 2.0 MiB, freed, used on stream 0x20 of device 0\n" in text
-    assert "block 0x1000 of 2.0 MiB, freed, used on stream 0x30 of device 0, event 3\n" in text
+    assert "block 0x1000 of 2.0 MiB, freed, used on stream 0x30 of device 0\n" in text
+    assert "held until its stream is seen again, or its device has been synchronised:\n" in text
     assert "block 0x2000 of 512 bytes, live, used on stream 0x20 of device 0, event 4\n" in text
     assert "event 6, by record_stream\n" in text
+    assert "event 3" not in text  # a held use has no event: its number is the first that would do
     assert "0x4000" not in text and "event 5" not in text
 
 

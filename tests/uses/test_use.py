@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import inspect
 import subprocess
 import sys
 import threading
@@ -525,3 +526,19 @@ def test_without_the_part_marks_are_breaks_in_the_graph_which_is_said_once():
         [sys.executable, "-c", WITHOUT_THE_PART], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_using_refuses_a_stream_among_its_tensors_before_the_body_runs(kind):
+    side = cuda_stream() if kind == "cuda" else torch.cpu.Stream()
+    with pytest.raises(TypeError, match=r"using\(x, stream=side\)"):
+        use.using(torch.ones(2), side)
+
+
+@pytest.mark.skipif(use._compiled is None, reason="the shim was not built for this torch")
+def test_the_compiled_function_has_the_documentation_and_signature_of_the_one_in_python():
+    compiled, written = esper_alloc.record_use, use._python_record_use
+    assert inspect.getdoc(compiled) == inspect.getdoc(written)
+    ours, theirs = inspect.signature(written), inspect.signature(compiled)
+    bare = [one.replace(annotation=one.empty) for one in ours.parameters.values()]
+    assert [*theirs.parameters.values()] == bare

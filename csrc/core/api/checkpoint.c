@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <stdlib.h>
 
+#include "../base/core_assert.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
 #include "../order/device.h"
@@ -15,14 +16,12 @@ pool_t *checkpoint_lock_pool(device_t *device, const uint64_t id[2])
   for (;;) {
     lock(&device->lock);
     pool_t *pool = id[0] || id[1] ? pool_find(device, id[0], id[1]) : NULL;
-    if (!pool || !pool->references || !pool->busy) {
-      if (!pool || !pool->references) {
-        unlock(&device->lock);
-        return NULL;
-      }
+    bool there = pool && pool->references;
+    if (there && !pool->busy)
       return pool;
-    }
     unlock(&device->lock);
+    if (!there)
+      return NULL;
     sched_yield();
   }
 }
@@ -30,8 +29,8 @@ pool_t *checkpoint_lock_pool(device_t *device, const uint64_t id[2])
 esper_status checkpoint_no_pool(const device_t *device, const uint64_t id[2])
 {
   return error_set(ESPER_INVALID,
-                   "device %d has no pool (%llu, %llu) that anybody refers to: a checkpoint "
-                   "is of a graph's pool or a MemPool that is still there",
+                   "device %d has no pool (%llu, %llu) with references: take checkpoints of the "
+                   "pool of a graph or a MemPool, while that exists",
                    device->index, (unsigned long long)id[0], (unsigned long long)id[1]);
 }
 

@@ -12,79 +12,16 @@
 #include "../blocks/trace.h"
 #include "../blocks/use.h"
 #include "../order/capture.h"
-#include "../order/stream.h"
+#include "../order/record.h"
 #include "../pools/pool.h"
 #include "../stats/stat.h"
-#include "../stats/stat_shard.h"
-#include "../stats/stats.h"
 #include "checkpoint.h"
-
-/* ---- uses that end with a free --------------------------------------------- */
-
-enum { ENDINGS = 64 }; /* streams; uses on further ones are held */
-
-/* Events for uses by record_stream, which end when their blocks are freed here. */
-typedef struct endings {
-  stream_t *stream[ENDINGS];
-  record_t *record[ENDINGS]; /* NULL: it could not be recorded */
-  int count;
-} endings_t;
-
-static int ending_on(const endings_t *endings, const stream_t *stream)
-{
-  int i = 0;
-  while (i < endings->count && endings->stream[i] != stream)
-    i++;
-  return i;
-}
-
-static bool ends_with_free(const use_t *use)
-{
-  return use->flags & USE_AT_FREE && !use->record && !use->point.branch;
-}
-
-/* Records them before anything is freed, because that needs the device's lock not to be held. */
-static void endings_record(device_t *device, const uint64_t id[2], endings_t *endings)
-{
-  endings->count = 0;
-  lock(&device->lock);
-  pool_t *pool = pool_find(device, id[0], id[1]);
-  for (const segment_t *s = device->first_segment; s; s = s->next)
-    for (const block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
-      for (const use_t *use = b->state == BLOCK_LIVE ? b->uses : NULL; use; use = use->next)
-        if (ends_with_free(use) && ending_on(endings, use->stream) == endings->count &&
-            endings->count < ENDINGS)
-          endings->stream[endings->count++] = use->stream;
-  unlock(&device->lock);
-  for (int i = 0; i < endings->count; i++)
-    endings->record[i] = stream_record_later(endings->stream[i]);
-}
-
-static void endings_drop(endings_t *endings)
-{
-  for (int i = 0; i < endings->count; i++)
-    if (endings->record[i])
-      record_drop(endings->record[i]);
-}
-
-/* A use without an event is held, like every use that cannot be recorded. */
-static void uses_end(block_t *block, const endings_t *endings)
-{
-  for (use_t *use = block->uses; use; use = use->next) {
-    int i = ends_with_free(use) && !use->stamp ? ending_on(endings, use->stream) : ENDINGS;
-    if (i < endings->count && endings->record[i]) {
-      record_keep(endings->record[i]);
-      use_set_record(use, endings->record[i]);
-    }
-  }
-}
 
 /* ---- what putting it back takes --------------------------------------------- */
 
 typedef struct restore {
   pool_t *pool;
   const esper_checkpoint *checkpoint;
-  const endings_t *endings;
   size_t live_now, live_then; /* blocks */
   size_t blocks, uses;        /* upper bounds of the metadata needed */
   esper_checkpoint_delta *delta;
@@ -123,9 +60,9 @@ static esper_status find_segments(const restore_t *r)
     const segment_t *segment = segment_of(r, chain);
     if (!segment || !has_memory(r, chain, segment))
       return error_set(ESPER_INVALID,
-                       "the pool's segment at %p, %zu bytes, was given back after the "
+                       "the pool's segment of %zu bytes at %p was given back after the "
                        "checkpoint was taken: keep the pool while you need its checkpoints",
-                       (void *)chain->address, chain->size);
+                       chain->size, (void *)chain->address);
   }
   return ESPER_OK;
 }
@@ -262,9 +199,12 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
   r->delta->live[r->delta->live_count++] = (void *)block->address;
 }
 
-static void put_back(const restore_t *r, block_t *block)
+/* The restore is the free that a use by record_stream ends with. Such a use is held. */
+static void put_back(block_t *block)
 {
-  uses_end(block, r->endings);
+  for (use_t *use = block->uses; use; use = use->next)
+    if (use->flags & USE_AT_FREE && !use->record && !use->stamp && !use->point.branch)
+      use_hold(use);
   free_blocks_add(block);
 }
 
@@ -281,7 +221,7 @@ static block_t *restore_part(const restore_t *r, block_t *block, uintptr_t end, 
     if (part->live)
       hand_out_again(r, block, part);
     else if (block_is_mapped(block))
-      put_back(r, block);
+      put_back(block);
     block = next;
   }
   return block;
@@ -320,8 +260,8 @@ static esper_status restore_pool(restore_t *r)
 {
   if (r->pool->open)
     return error_set(ESPER_INVALID,
-                     "allocations go to pool (%llu, %llu): end that before its checkpoint is "
-                     "restored",
+                     "allocations go to pool (%llu, %llu): end that before restoring its "
+                     "checkpoint",
                      (unsigned long long)r->pool->id[0], (unsigned long long)r->pool->id[1]);
   esper_status status = prepare(r);
   if (status != ESPER_OK)
@@ -337,15 +277,13 @@ esper_status esper_checkpoint_restore(esper_core *core, const esper_checkpoint *
 {
   *delta = (esper_checkpoint_delta){0};
   if (checkpoint->core != core->serial)
-    return error_set(ESPER_INVALID, "the checkpoint is of another allocator");
+    return error_set(ESPER_INVALID,
+                     "the checkpoint was taken by another allocator: restore it there");
   device_t *device = &core->devices[checkpoint->device];
-  endings_t endings;
-  endings_record(device, checkpoint->id, &endings);
-  restore_t r = {.checkpoint = checkpoint, .endings = &endings, .delta = delta};
+  restore_t r = {.checkpoint = checkpoint, .delta = delta};
   r.pool = checkpoint_lock_pool(device, checkpoint->id);
   esper_status status = r.pool ? restore_pool(&r) : checkpoint_no_pool(device, checkpoint->id);
   if (r.pool)
     unlock(&device->lock);
-  endings_drop(&endings);
   return status;
 }

@@ -4,9 +4,8 @@
 
 #include "../base/call.h"
 #include "../base/config.h"
+#include "../base/core_assert.h"
 #include "../base/error.h"
-#include "../blocks/block.h"
-#include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
 #include "../blocks/use.h"
@@ -14,10 +13,8 @@
 #include "../memory/orphan.h"
 #include "../memory/peers.h"
 #include "../memory/shared.h"
-#include "../order/capture.h"
 #include "../order/device.h"
 #include "../order/event.h"
-#include "../order/record.h"
 #include "../order/stream.h"
 #include "../order/wait_log.h"
 #include "../pools/pool.h"
@@ -25,8 +22,6 @@
 #include "../pools/source.h"
 #include "../requests/imports.h"
 #include "../stats/pool_stats.h"
-#include "../stats/stat_shard.h"
-#include "testing.h"
 
 /* ---- devices ----------------------------------------------------------- */
 
@@ -59,13 +54,7 @@ static void device_destroy(device_t *device)
   imports_destroy(device);
   for (segment_t *s = device->first_segment; s; s = s->next) {
     for (block_t *b = s->first; b; b = b->next)
-      while (b->uses) {
-        use_t *use = b->uses;
-        b->uses = use->next;
-        if (use->record)
-          record_drop(use->record);
-        capture_point_drop(&use->point);
-      }
+      uses_drop(device, b);
     if (s->pages)
       mapped_destroy(s);
     else
@@ -156,17 +145,6 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
   return ESPER_OK;
 }
 
-void core_set_clock(core_t *core, int64_t (*clock_us)(void))
-{
-  core->clock_us = clock_us;
-}
-
-void core_set_pages_moved(core_t *core, uint64_t pages)
-{
-  for (int d = 0; d < core->device_count; d++)
-    core->devices[d].counters.pages_moved = pages;
-}
-
 void esper_core_destroy(esper_core *core)
 {
   if (!core)
@@ -193,7 +171,8 @@ esper_status esper_stream_set_traits(esper_core *core, esper_stream stream, unsi
   device_t *device;
   presented_t p;
   if (traits & ~ESPER_TRAIT_RENDEZVOUS)
-    return error_set(ESPER_INVALID, "stream traits %#x: give 0 or ESPER_TRAIT_RENDEZVOUS", traits);
+    return error_set(ESPER_INVALID, "stream traits are %#x: use 0 or ESPER_TRAIT_RENDEZVOUS",
+                     traits);
   esper_status status = core_device(core, stream.device, &device);
   if (status == ESPER_OK)
     status = stream_present(core, stream, &p);

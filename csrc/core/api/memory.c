@@ -1,30 +1,22 @@
 /* memory.c: the public functions that allocate, mark and free memory, and look at it. */
-#include "../base/config.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
 #include "../blocks/find.h"
 #include "../blocks/map.h"
-#include "../blocks/use.h"
-#include "../memory/orphan.h"
 #include "../memory/peers.h"
 #include "../memory/segment.h"
 #include "../memory/shared.h"
-#include "../order/capture.h"
 #include "../order/device.h"
 #include "../order/event.h"
 #include "../order/record.h"
-#include "../order/stream.h"
-#include "../order/wait_log.h"
 #include "../pools/pool.h"
 #include "../pools/routing.h"
 #include "../requests/drain.h"
 #include "../requests/imports.h"
 #include "../requests/malloc.h"
 #include "../requests/record_use.h"
-#include "../stats/pool_stats.h"
-#include "../stats/stat_shard.h"
-#include "../stats/stats.h"
+#include "../requests/release.h"
 
 static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream stream, void **ptr)
 {
@@ -65,7 +57,9 @@ esper_status esper_malloc_from(esper_core *core, esper_pool *pool, size_t size, 
 {
   *ptr = NULL;
   if (pool->device->core != core || pool->device->index != stream.device)
-    return error_set(ESPER_INVALID, "the pool belongs to device %d, the stream to device %d",
+    return error_set(ESPER_INVALID,
+                     "the pool belongs to device %d and the stream to device %d: use a stream of "
+                     "the pool's device",
                      pool->device->index, stream.device);
   lock(&pool->device->lock);
   pool_enter(pool);
@@ -116,14 +110,16 @@ void esper_retire(esper_core *core, int device)
 /* Gives back the host memory of blocks, uses and events that are gone. */
 static void trim_metadata(device_t *device)
 {
-  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
-    if (s->device == device)
-      stream_give_spares(s);
-  records_trim(device);
+  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next) {
+    lock(&s->lock);
+    records_pool_dropped(s);
+    unlock(&s->lock);
+  }
+  lock(&device->events_lock);
+  arena_trim(&device->records);
+  unlock(&device->events_lock);
   lock(&device->lock);
   arena_trim(&device->blocks);
-  unlock(&device->lock); /* lets other threads in */
-  lock(&device->lock);
   arena_trim(&device->uses);
   unlock(&device->lock);
   map_shrink(device->core->map);
@@ -135,7 +131,7 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   esper_status status = core_used_device(core, device_index, &device);
   if (!device)
     return status;
-  status = drain_device(device);
+  status = drain_device(device, false);
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
   unlock(&device->lock);
@@ -235,9 +231,10 @@ esper_status esper_add_peer(esper_core *core, int device, int peer)
   if (wrong < 0 || wrong >= core->device_count)
     return core_no_device(core, wrong);
   if (device == peer)
-    return error_set(ESPER_INVALID,
-                     "device %d is no peer of its own: it always has access to "
-                     "its memory",
-                     device);
+    return error_set(
+        ESPER_INVALID,
+        "device %d cannot be its own peer: it always has access to its memory, so leave "
+        "this call out",
+        device);
   return peers_add(&core->devices[device], peer);
 }

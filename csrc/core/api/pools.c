@@ -2,7 +2,6 @@
 #include <stdlib.h>
 
 #include "../base/error.h"
-#include "../blocks/block.h"
 #include "../order/device.h"
 #include "../pools/pool.h"
 #include "../pools/routing.h"
@@ -24,7 +23,8 @@ static esper_status private_pool_device(core_t *core, int index, uint64_t first,
                                         device_t **device)
 {
   if (!first && !second)
-    return error_set(ESPER_INVALID, "pool (0, 0) is the default pool, which is always there");
+    return error_set(ESPER_INVALID,
+                     "pool (0, 0) is the default pool, which always exists: use another id");
   return core_device(core, index, device);
 }
 
@@ -67,15 +67,15 @@ esper_status esper_pool_begin(esper_core *core, int index, uint64_t first, uint6
   unlock(&device->lock);
   if (open || full || !pool) {
     route_discard(route);
-    return open   ? error_set(ESPER_INVALID,
-                              "allocations go to pool (%llu, %llu) of device %d already: end "
-                              "that first",
-                              (unsigned long long)first, (unsigned long long)second, index)
-           : full ? error_set(ESPER_INVALID,
-                              "allocations go to %d pools of device %d at once "
-                              "already: end one first",
-                              ROUTES, index)
-                  : no_host_memory();
+    if (open)
+      return error_set(ESPER_INVALID,
+                       "allocations already go to pool (%llu, %llu) of device %d: end that first",
+                       (unsigned long long)first, (unsigned long long)second, index);
+    if (full)
+      return error_set(ESPER_INVALID,
+                       "allocations already go to %d pools of device %d at once: end one first",
+                       ROUTES, index);
+    return no_host_memory();
   }
   quiesce_pool(pool);
   lock(&device->lock);
@@ -98,10 +98,11 @@ esper_status esper_pool_end(esper_core *core, int index, uint64_t first, uint64_
   route_t *route = pool ? route_remove(device, pool) : NULL;
   unlock(&device->lock);
   if (!route)
-    return error_set(ESPER_INVALID,
-                     "allocations do not go to pool (%llu, %llu) of device %d: it was not begun, "
-                     "or has been ended",
-                     (unsigned long long)first, (unsigned long long)second, index);
+    return error_set(
+        ESPER_INVALID,
+        "allocations do not go to pool (%llu, %llu) of device %d: that was never begun, "
+        "or has ended already",
+        (unsigned long long)first, (unsigned long long)second, index);
   route_wait(route);
   if (context)
     *context = route->context;
@@ -175,8 +176,7 @@ esper_status esper_pool_set_flags(esper_core *core, int index, uint64_t first, u
     return status;
   if (which & ~(ESPER_POOL_USE_ON_OOM | ESPER_POOL_NO_SPLIT))
     return error_set(ESPER_INVALID,
-                     "pool flags %#x: there are ESPER_POOL_USE_ON_OOM and "
-                     "ESPER_POOL_NO_SPLIT",
+                     "pool flags are %#x: use ESPER_POOL_USE_ON_OOM and ESPER_POOL_NO_SPLIT only",
                      which);
   lock(&device->lock);
   pool_t *pool = first || second ? pool_find(device, first, second) : NULL;
@@ -185,8 +185,9 @@ esper_status esper_pool_set_flags(esper_core *core, int index, uint64_t first, u
   if (pool && which & ESPER_POOL_NO_SPLIT)
     pool->no_split = flags & ESPER_POOL_NO_SPLIT;
   if (!pool && flags & which) /* clearing flags of a missing pool is no error */
-    status = error_set(ESPER_INVALID, "device %d has no pool (%llu, %llu) to set flags of", index,
-                       (unsigned long long)first, (unsigned long long)second);
+    status = error_set(ESPER_INVALID,
+                       "device %d has no pool (%llu, %llu): make it before setting its flags",
+                       index, (unsigned long long)first, (unsigned long long)second);
   unlock(&device->lock);
   return status;
 }
@@ -199,7 +200,8 @@ esper_status esper_pool_set_source(esper_core *core, int index, uint64_t first, 
   if (status != ESPER_OK)
     return status;
   if (!source->obtain || !source->give_back)
-    return error_set(ESPER_INVALID, "a pool's allocator needs obtain and give_back");
+    return error_set(ESPER_INVALID,
+                     "a pool's allocator has no obtain or no give_back function: set both");
   lock(&device->lock);
   pool_t *pool = first || second ? pool_find(device, first, second) : NULL;
   bool free_to_choose =
@@ -209,10 +211,11 @@ esper_status esper_pool_set_source(esper_core *core, int index, uint64_t first, 
   unlock(&device->lock);
   return free_to_choose
              ? ESPER_OK
-             : error_set(ESPER_INVALID,
-                         "pool (%llu, %llu) of device %d is not there, or has memory or an "
-                         "allocator already: give it one when it is made",
-                         (unsigned long long)first, (unsigned long long)second, index);
+             : error_set(
+                   ESPER_INVALID,
+                   "pool (%llu, %llu) of device %d does not exist, or already has memory or an "
+                   "allocator: set the allocator right after making the pool",
+                   (unsigned long long)first, (unsigned long long)second, index);
 }
 
 /* ---- captures ------------------------------------------------------------ */
@@ -239,11 +242,12 @@ esper_status esper_capture_end(esper_core *core, int index)
   bool known = device->captures_announced > 0;
   device->captures_announced -= known;
   unlock(&device->lock);
-  return known ? ESPER_OK
-               : error_set(ESPER_INVALID,
-                           "no capture was announced that goes on on device %d: it was not "
-                           "begun, or has ended",
-                           index);
+  return known
+             ? ESPER_OK
+             : error_set(ESPER_INVALID,
+                         "esper_capture_end: no announced capture is going on on device %d: it was "
+                         "never begun, or has ended already",
+                         index);
 }
 
 /* ---- statistics ---------------------------------------------------------- */
@@ -281,7 +285,7 @@ esper_status esper_get_pool_stats(esper_core *core, int index, esper_pool_stats 
   unlock(&device->lock);
   if (*count && !*pools) {
     *count = 0;
-    return error_set(ESPER_HOST_MEMORY, "no host memory for the figures of pools");
+    return error_set(ESPER_HOST_MEMORY, "no host memory for the statistics of pools");
   }
   return ESPER_OK;
 }

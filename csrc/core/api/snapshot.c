@@ -3,7 +3,6 @@
 
 #include "../base/error.h"
 #include "../blocks/block.h"
-#include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
 #include "../order/device.h"
@@ -33,24 +32,21 @@ static counts_t count(const device_t *device)
   return counts;
 }
 
-static bool reserve(esper_snapshot *snapshot, counts_t more)
+/* Enlarges an array of `count` elements. */
+static void *grow(void *array, size_t count, size_t element, bool *room)
 {
-  size_t segments = snapshot->segment_count + more.segments;
-  size_t blocks = snapshot->block_count + more.blocks;
-  size_t uses = snapshot->use_count + more.uses;
-  void *grown = realloc(snapshot->segments, (segments + 1) * sizeof *snapshot->segments);
-  if (!grown)
-    return false;
-  snapshot->segments = grown;
-  grown = realloc(snapshot->blocks, (blocks + 1) * sizeof *snapshot->blocks);
-  if (!grown)
-    return false;
-  snapshot->blocks = grown;
-  grown = realloc(snapshot->uses, (uses + 1) * sizeof *snapshot->uses);
-  if (!grown)
-    return false;
-  snapshot->uses = grown;
-  return true;
+  void *grown = realloc(array, (count + 1) * element);
+  *room &= grown != NULL;
+  return grown ? grown : array;
+}
+
+static bool reserve(esper_snapshot *s, counts_t more)
+{
+  bool room = true;
+  s->segments = grow(s->segments, s->segment_count + more.segments, sizeof *s->segments, &room);
+  s->blocks = grow(s->blocks, s->block_count + more.blocks, sizeof *s->blocks, &room);
+  s->uses = grow(s->uses, s->use_count + more.uses, sizeof *s->uses, &room);
+  return room;
 }
 
 static esper_use_entry use_entry(const block_t *block, const use_t *use)

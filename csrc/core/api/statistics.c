@@ -9,16 +9,11 @@
 #include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
 #include "../blocks/use.h"
-#include "../memory/orphan.h"
-#include "../memory/shared.h"
 #include "../order/capture.h"
 #include "../order/device.h"
-#include "../order/record.h"
-#include "../order/stream.h"
 #include "../order/wait_log.h"
 #include "../pools/pool.h"
 #include "../stats/pool_stats.h"
-#include "../stats/stat_shard.h"
 #include "../stats/stats.h"
 
 esper_status esper_get_stats(esper_core *core, int device_index, esper_stats *stats)
@@ -31,11 +26,8 @@ esper_status esper_get_stats(esper_core *core, int device_index, esper_stats *st
   if (device) {
     pools_retire(device);
     lock(&device->lock);
-    caches_pause(device);
-    shards_read(device);
+    shards_collect(device);
     *stats = device->stats;
-    shards_grant(device, NULL);
-    caches_resume(device);
     unlock(&device->lock);
   }
   size_t max_split = config_of(core)->max_split_size;
@@ -67,12 +59,9 @@ esper_status esper_reset_accumulated_stats(esper_core *core, int device_index)
   if (!device)
     return status;
   lock(&device->lock);
-  caches_pause(device);
-  shards_read(device);
+  shards_collect(device);
   stats_reset_accumulated(&device->stats);
   pool_stats_reset_accumulated(&device->pool_stats);
-  shards_grant(device, NULL);
-  caches_resume(device);
   unlock(&device->lock);
   return ESPER_OK;
 }
@@ -195,7 +184,7 @@ esper_status esper_set_memory_fraction(esper_core *core, int device_index, doubl
 {
   device_t *device;
   if (!(fraction >= 0 && fraction <= 1))
-    return error_set(ESPER_INVALID, "memory fraction %g: give at least 0 and at most 1", fraction);
+    return error_set(ESPER_INVALID, "memory fraction is %g: use a number from 0 to 1", fraction);
   lock(&core->config_lock); /* another thread may be setting the device up */
   esper_status status = core_used_device(core, device_index, &device);
   if (status == ESPER_OK && device) {

@@ -1,27 +1,20 @@
 /* validity.c: checks that every structure of a core is as it should be. */
-#include "../base/config.h"
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
-#include "../blocks/use.h"
 #include "../memory/mapped.h"
 #include "../memory/orphan.h"
-#include "../memory/shared.h"
 #include "../memory/slack.h"
 #include "../order/capture.h"
-#include "../order/device.h"
 #include "../order/event.h"
-#include "../order/stream.h"
+#include "../order/record.h"
 #include "../order/wait_log.h"
 #include "../pools/pool.h"
-#include "../pools/routing.h"
 #include "../stats/pool_stats.h"
-#include "../stats/stat_shard.h"
-#include "../stats/stats.h"
 
 /* Compares the blocks' live, pending and ready bytes with the statistics. */
-static bool figures_are_valid(device_t *device)
+static bool statistics_are_valid(device_t *device)
 {
   int64_t reserved = 0, allocated = 0, active = 0, split = 0, segments = 0;
   for (const segment_t *s = device->first_segment; s; s = s->next) {
@@ -74,7 +67,7 @@ static bool device_is_valid(device_t *device)
     valid = segment_is_valid(s);
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
     valid = pool_is_valid(pool);
-  valid = valid && figures_are_valid(device) && wait_log_is_valid(device) &&
+  valid = valid && statistics_are_valid(device) && wait_log_is_valid(device) &&
           slack_is_valid(device) && orphans_are_valid(device) && pool_stats_are_valid(device);
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);
@@ -89,6 +82,5 @@ int esper_core_is_valid(esper_core *core)
     valid = device_is_valid(&core->devices[i]);
   for (stream_t *s = atomic_load(&core->streams); s && valid; s = s->next)
     valid = stream_is_valid(s);
-  valid = valid && capture_is_valid(core);
-  return valid;
+  return valid && capture_is_valid(core);
 }

@@ -9,8 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Untouched pages of a chunk take no memory yet, but malloc wastes one page on each chunk. */
-enum { LEAST_CHUNK = 64 << 10, CHUNK_SHARE = 8, LINE = 64, HUGE_PAGE = 2 << 20 };
+/* malloc wastes a page on each slab, so slabs grow with the arena. */
+enum { CHUNK = 64 << 10, SLAB_SHARE = 8, LINE = 64, HUGE_PAGE = 2 << 20 };
 
 /* ---- host memory ----------------------------------------------------------- */
 
@@ -58,6 +58,23 @@ void host_unmap(void *memory, size_t size)
 
 /* ---- chunks ---------------------------------------------------------------- */
 
+/* Begins a chunk, whose address is a multiple of its size. The pieces come after it. */
+struct arena_chunk {
+  _Alignas(LINE) arena_chunk_t *next;
+  arena_chunk_t *next_slab;
+  size_t unused; /* pieces, while arena_trim counts */
+};
+
+static arena_chunk_t *chunk_of(const void *piece)
+{
+  return (arena_chunk_t *)((uintptr_t)piece & ~(uintptr_t)(CHUNK - 1));
+}
+
+static size_t pieces_of_chunk(const arena_t *arena)
+{
+  return (CHUNK - sizeof(arena_chunk_t)) / arena->piece;
+}
+
 void arena_init(arena_t *arena, size_t piece)
 {
   *arena = (arena_t){.piece = (piece + sizeof(void *) - 1) & ~(sizeof(void *) - 1)};
@@ -65,111 +82,65 @@ void arena_init(arena_t *arena, size_t piece)
 
 void arena_destroy(arena_t *arena)
 {
-  for (size_t i = 0; i < arena->chunk_count; i++)
-    free(arena->chunks[i].start);
-  free(arena->chunks);
+  for (arena_chunk_t *slab = arena->slabs, *next; slab; slab = next) {
+    next = slab->next_slab;
+    free(slab);
+  }
   arena_init(arena, arena->piece);
 }
 
-/* How many chunks begin at or before `address`. */
-static size_t chunks_up_to(const arena_t *arena, const void *address)
+/* An eighth of the arena, and at most a huge page. */
+static bool take_slab(arena_t *arena)
 {
-  size_t low = 0, high = arena->chunk_count;
-  while (low < high) {
-    size_t middle = (low + high) / 2;
-    if (arena->chunks[middle].start <= (const char *)address)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  return low;
-}
-
-static arena_chunk_t *chunk_of(const arena_t *arena, const void *piece)
-{
-  return &arena->chunks[chunks_up_to(arena, piece) - 1];
-}
-
-static size_t pieces_of(const arena_t *arena, const arena_chunk_t *chunk)
-{
-  return chunk->bytes / arena->piece;
-}
-
-/* A chunk of one huge page, once that adds at most an eighth. NULL: too early, or no memory. */
-static char *take_huge(const arena_t *arena)
-{
-  if (arena->bytes < 8 * HUGE_PAGE)
-    return NULL;
-  char *chunk = aligned_alloc(HUGE_PAGE, HUGE_PAGE);
-#ifdef MADV_HUGEPAGE
-  if (chunk)
-    madvise(chunk, HUGE_PAGE, MADV_HUGEPAGE); /* only a hint */
-#endif
-  return chunk;
-}
-
-static void add_free(arena_t *arena, char *pieces, size_t count)
-{
-  for (; count; count--, pieces += arena->piece) {
-    *(void **)pieces = arena->free;
-    arena->free = pieces;
-  }
-}
-
-/* Makes the chunk's pieces the fresh ones. */
-static void begin_chunk(arena_t *arena, const arena_chunk_t *chunk)
-{
-  add_free(arena, arena->fresh, arena->fresh_count);
-  arena->fresh = chunk->start;
-  arena->fresh_count = pieces_of(arena, chunk);
-  arena->pieces += arena->fresh_count;
-  arena->bytes += chunk->bytes;
-}
-
-static bool make_room_for_chunk(arena_t *arena)
-{
-  if (arena->chunk_count < arena->chunk_capacity)
-    return true;
-  size_t capacity = arena->chunk_capacity ? 2 * arena->chunk_capacity : 4;
-  arena_chunk_t *chunks = realloc(arena->chunks, capacity * sizeof *chunks);
-  if (!chunks)
+  size_t share = arena->bytes / SLAB_SHARE / CHUNK * CHUNK;
+  size_t size = share > HUGE_PAGE ? HUGE_PAGE : share > CHUNK ? share : CHUNK;
+  arena_chunk_t *slab = aligned_alloc(size == HUGE_PAGE ? HUGE_PAGE : CHUNK, size);
+  if (!slab)
     return false;
-  arena->chunks = chunks;
-  arena->chunk_capacity = capacity;
+  if (size == HUGE_PAGE)
+    madvise(slab, size, MADV_HUGEPAGE); /* only a hint */
+  slab->next_slab = arena->slabs;
+  arena->slabs = slab;
+  arena->unopened = (char *)slab;
+  arena->unopened_count = size / CHUNK;
   return true;
 }
 
-/* Uses a chunk again that was returned to the system. */
-static void take_back(arena_t *arena)
+static arena_chunk_t *take_chunk(arena_t *arena)
 {
-  arena_chunk_t *chunk = arena->chunks;
-  while (!chunk->returned)
-    chunk++;
-  chunk->returned = false;
-  arena->returned_count--;
-  begin_chunk(arena, chunk);
+  arena_chunk_t *chunk = arena->returned;
+  if (chunk) {
+    arena->returned = chunk->next;
+    return chunk;
+  }
+  if (!arena->unopened_count && !take_slab(arena))
+    return NULL;
+  chunk = (arena_chunk_t *)arena->unopened;
+  arena->unopened += CHUNK;
+  arena->unopened_count--;
+  return chunk;
+}
+
+static void free_fresh(arena_t *arena)
+{
+  for (; arena->fresh_count; arena->fresh_count--, arena->fresh += arena->piece) {
+    *(void **)arena->fresh = arena->free;
+    arena->free = arena->fresh;
+  }
 }
 
 static bool arena_grow(arena_t *arena)
 {
-  if (arena->returned_count) {
-    take_back(arena);
-    return true;
-  }
-  if (!make_room_for_chunk(arena))
+  arena_chunk_t *chunk = take_chunk(arena);
+  if (!chunk)
     return false;
-  arena_chunk_t chunk = {.start = take_huge(arena), .bytes = HUGE_PAGE};
-  if (!chunk.start) {
-    size_t page = page_size(), share = arena->bytes / CHUNK_SHARE;
-    chunk.bytes = round_up(share > LEAST_CHUNK ? share : LEAST_CHUNK, page);
-    chunk.start = aligned_alloc(page, chunk.bytes);
-  }
-  if (!chunk.start)
-    return false;
-  arena_chunk_t *at = &arena->chunks[chunks_up_to(arena, chunk.start)];
-  memmove(at + 1, at, (size_t)(&arena->chunks[arena->chunk_count++] - at) * sizeof *at);
-  *at = chunk;
-  begin_chunk(arena, at);
+  chunk->next = arena->chunks;
+  arena->chunks = chunk;
+  free_fresh(arena);
+  arena->fresh = (char *)(chunk + 1);
+  arena->fresh_count = pieces_of_chunk(arena);
+  arena->pieces += arena->fresh_count;
+  arena->bytes += CHUNK;
   return true;
 }
 
@@ -221,54 +192,33 @@ static bool is_worth_a_look(const arena_t *arena)
 {
   enum { MUCH = 4, MANY = 8 }; /* a quarter of all pieces; an eighth of the unused ones */
   size_t unused = arena->pieces - arena->live;
-  return unused >= arena->pieces / MUCH &&
+  return page_size() < CHUNK && unused >= arena->pieces / MUCH &&
          (arena->given >= unused / MANY || arena->live < arena->live_then / 2);
 }
 
-static bool is_unused(const arena_t *arena, const arena_chunk_t *chunk)
-{
-  return !chunk->returned && chunk->unused == pieces_of(arena, chunk);
-}
-
 /* Counts each chunk's unused pieces. False: no chunk is wholly unused. */
-static bool count_unused(const arena_t *arena)
+static bool count_unused(arena_t *arena)
 {
   bool any = false;
-  for (size_t i = 0; i < arena->chunk_count; i++)
-    arena->chunks[i].unused = 0;
-  for (void *p = arena->free; p; p = *(void **)p)
-    chunk_of(arena, p)->unused++;
+  for (arena_chunk_t *chunk = arena->chunks; chunk; chunk = chunk->next)
+    chunk->unused = 0;
   if (arena->fresh_count)
-    chunk_of(arena, arena->fresh)->unused += arena->fresh_count;
-  for (size_t i = 0; i < arena->chunk_count && !any; i++)
-    any = is_unused(arena, &arena->chunks[i]);
+    any = (chunk_of(arena->fresh)->unused = arena->fresh_count) == pieces_of_chunk(arena);
+  for (void *p = arena->free; p; p = *(void **)p)
+    any |= ++chunk_of(p)->unused == pieces_of_chunk(arena);
   return any;
 }
 
-/* Takes the pieces of unused chunks out of the free list and the fresh ones. */
-static void forget_unused(arena_t *arena)
-{
-  void **link = &arena->free;
-  while (*link)
-    if (is_unused(arena, chunk_of(arena, *link)))
-      *link = *(void **)*link;
-    else
-      link = *link;
-  if (arena->fresh_count && is_unused(arena, chunk_of(arena, arena->fresh)))
-    arena->fresh_count = 0;
-}
-
+/* The chunk's first page stays, because the chunk's own fields are there. No huge page may come back
+ * around it. */
 static void return_chunk(arena_t *arena, arena_chunk_t *chunk)
 {
-  size_t pieces = pieces_of(arena, chunk);
-  if (!host_return(chunk->start, chunk->bytes)) { /* for example, pages locked into memory */
-    add_free(arena, chunk->start, pieces);
-    return;
-  }
-  chunk->returned = true;
-  arena->returned_count++;
-  arena->pieces -= pieces;
-  arena->bytes -= chunk->bytes;
+  madvise(chunk, CHUNK, MADV_NOHUGEPAGE);
+  host_return((char *)chunk + page_size(), CHUNK - page_size());
+  chunk->next = arena->returned;
+  arena->returned = chunk;
+  arena->pieces -= pieces_of_chunk(arena);
+  arena->bytes -= CHUNK;
 }
 
 void arena_trim(arena_t *arena)
@@ -279,10 +229,20 @@ void arena_trim(arena_t *arena)
   arena->live_then = arena->live;
   if (!count_unused(arena))
     return;
-  forget_unused(arena);
-  for (size_t i = 0; i < arena->chunk_count; i++)
-    if (is_unused(arena, &arena->chunks[i]))
-      return_chunk(arena, &arena->chunks[i]);
+  if (arena->fresh_count && chunk_of(arena->fresh)->unused == pieces_of_chunk(arena))
+    arena->fresh_count = 0;
+  for (void **link = &arena->free; *link;)
+    if (chunk_of(*link)->unused == pieces_of_chunk(arena))
+      *link = *(void **)*link;
+    else
+      link = *link;
+  for (arena_chunk_t **link = &arena->chunks, *chunk; (chunk = *link);)
+    if (chunk->unused == pieces_of_chunk(arena)) {
+      *link = chunk->next;
+      return_chunk(arena, chunk);
+    } else {
+      link = &chunk->next;
+    }
 }
 
 /* ---- checking -------------------------------------------------------------- */
@@ -294,20 +254,11 @@ size_t arena_used_bytes(const arena_t *arena)
 
 bool arena_is_valid(const arena_t *arena)
 {
-  size_t free_pieces = 0, pieces = 0, bytes = 0, returned = 0;
-  bool valid = true;
-  for (size_t i = 0; i < arena->chunk_count; i++) {
-    const arena_chunk_t *chunk = &arena->chunks[i];
-    valid &= !i || chunk[-1].start + chunk[-1].bytes <= chunk->start;
-    pieces += chunk->returned ? 0 : pieces_of(arena, chunk);
-    bytes += chunk->returned ? 0 : chunk->bytes;
-    returned += chunk->returned;
-  }
-  for (void *p = arena->free; p; p = *(void **)p) {
+  size_t free_pieces = 0, chunks = 0;
+  for (void *p = arena->free; p; p = *(void **)p)
     free_pieces++;
-    valid &= !chunk_of(arena, p)->returned;
-  }
-  return valid && pieces == arena->pieces && bytes == arena->bytes &&
-         returned == arena->returned_count &&
+  for (const arena_chunk_t *chunk = arena->chunks; chunk; chunk = chunk->next)
+    chunks++;
+  return arena->pieces == chunks * pieces_of_chunk(arena) && arena->bytes == chunks * CHUNK &&
          arena->live + free_pieces + arena->fresh_count == arena->pieces;
 }

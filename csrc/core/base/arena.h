@@ -2,7 +2,7 @@
  * free list, so the steady state allocates nothing. A stale pointer still points at a piece of the
  * same type: a free piece has only its first word overwritten. Pieces whose size is a multiple of a
  * cache line begin one. A large arena grows by huge pages, which saves TLB misses. arena_trim gives
- * chunks without live pieces back to the system; their addresses stay and read as zeros. Not
+ * chunks without live pieces back to the system; their addresses stay, and mostly read as zeros. Not
  * thread-safe. */
 #ifndef ESPER_ARENA_H
 #define ESPER_ARENA_H
@@ -10,25 +10,22 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-typedef struct arena_chunk {
-  char *start;
-  size_t bytes;
-  size_t unused; /* pieces, while arena_trim counts */
-  bool returned; /* to the system: no memory is behind it */
-} arena_chunk_t;
+typedef struct arena_chunk arena_chunk_t;
 
 typedef struct arena {
   size_t piece; /* bytes, a multiple of the pointer size */
   void *free;   /* list through the first word */
   char *fresh;  /* the untouched pieces of the newest chunk */
   size_t fresh_count;
-  size_t pieces;         /* of all chunks but returned ones */
-  size_t live;           /* pieces handed out */
-  size_t given;          /* pieces that came back since arena_trim last looked at all of them */
-  size_t live_then;      /* `live` at that time */
-  size_t bytes;          /* of all chunks but returned ones */
-  arena_chunk_t *chunks; /* by address */
-  size_t chunk_count, chunk_capacity, returned_count;
+  size_t pieces;                    /* of `chunks` */
+  size_t live;                      /* pieces handed out */
+  size_t given;                     /* pieces that came back since arena_trim last looked */
+  size_t live_then;                 /* `live` at that time */
+  size_t bytes;                     /* of `chunks` */
+  arena_chunk_t *chunks, *returned; /* the memory of `returned` went back to the system */
+  arena_chunk_t *slabs;             /* the first chunk of each allocation */
+  char *unopened;                   /* the newest slab's chunks that were not used yet */
+  size_t unopened_count;
 } arena_t;
 
 void arena_init(arena_t *arena, size_t piece);

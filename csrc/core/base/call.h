@@ -7,52 +7,42 @@
 
 /* D(function, parameters, arguments) */
 /* clang-format off */
-#define ESPER_DRIVER_FUNCTIONS(D)                                                     \
-  D(memory_info, (core_t *c, int d, size_t *free, size_t *total), (d, free, total))   \
-  D(memory_total, (core_t *c, int d, size_t *total), (d, total))                      \
-  D(device_synchronize, (core_t *c, int d), (d))                                      \
-  D(memory_alloc, (core_t *c, int d, size_t size, uintptr_t *address),                \
-    (d, size, address))                                                               \
-  D(memory_free, (core_t *c, int d, uintptr_t address), (d, address))                 \
-  D(page_granularity, (core_t *c, int d, size_t *bytes), (d, bytes))                  \
-  D(range_reserve, (core_t *c, int d, size_t size, uintptr_t *address),               \
-    (d, size, address))                                                               \
-  D(range_free, (core_t *c, int d, uintptr_t address, size_t size),                   \
-    (d, address, size))                                                               \
-  D(page_create, (core_t *c, int d, size_t size, uint64_t *page), (d, size, page))    \
-  D(page_release, (core_t *c, int d, uint64_t page), (d, page))                       \
-  D(page_map, (core_t *c, int d, uintptr_t address, size_t size, uint64_t page,       \
-               const int *peers, int count),                                          \
-    (d, address, size, page, peers, count))                                           \
-  D(page_unmap, (core_t *c, int d, uintptr_t address, size_t size),                   \
-    (d, address, size))                                                               \
-  D(page_access, (core_t *c, int d, uintptr_t address, size_t size, int peer,         \
-                  int allowed),                                                       \
-    (d, address, size, peer, allowed))                                                \
-  D(peer_check, (core_t *c, int d, int peer), (d, peer))                              \
-  D(page_export, (core_t *c, int d, uint64_t page, esper_page_name *name),            \
-    (d, page, name))                                                                  \
-  D(page_unexport, (core_t *c, int d, const esper_page_name *name), (d, name))        \
-  D(page_import, (core_t *c, int d, const esper_page_name *name, uint64_t *page),     \
-    (d, name, page))                                                                  \
-  D(stream_id, (core_t *c, int d, void *stream, uint64_t *id), (d, stream, id))       \
-  D(stream_capture, (core_t *c, int d, void *stream, uint64_t *capture),              \
-    (d, stream, capture))                                                             \
-  D(stream_create, (core_t *c, int d, void **stream), (d, stream))                    \
-  D(stream_destroy, (core_t *c, int d, void *stream), (d, stream))                    \
-  D(stream_wait, (core_t *c, int d, void *stream, void *event), (d, stream, event))   \
-  D(capture_point, (core_t *c, int d, void *stream, uint64_t capture, void **node),   \
-    (d, stream, capture, node))                                                       \
-  D(capture_depend, (core_t *c, int d, void *stream, uint64_t capture, void *node),   \
-    (d, stream, capture, node))                                                       \
-  D(capture_before, (core_t *c, int d, void *stream, uint64_t capture, void *node,    \
-                     void **before, size_t *count),                                   \
-    (d, stream, capture, node, before, count))                                        \
-  D(event_create, (core_t *c, int d, void **event), (d, event))                       \
-  D(event_destroy, (core_t *c, int d, void *event), (d, event))                       \
-  D(event_record, (core_t *c, int d, void *event, void *stream), (d, event, stream))  \
-  D(event_record_all, (core_t *c, int d, void *event), (d, event))                    \
-  D(event_query, (core_t *c, int d, void *event), (d, event))                         \
+#define ESPER_DRIVER_FUNCTIONS(D)                                                                  \
+  D(memory_info, (core_t *c, int d, size_t *free, size_t *total), (d, free, total))                \
+  D(memory_total, (core_t *c, int d, size_t *total), (d, total))                                   \
+  D(device_synchronize, (core_t *c, int d), (d))                                                   \
+  D(memory_alloc, (core_t *c, int d, size_t size, uintptr_t *address), (d, size, address))         \
+  D(memory_free, (core_t *c, int d, uintptr_t address), (d, address))                              \
+  D(page_granularity, (core_t *c, int d, size_t *bytes), (d, bytes))                               \
+  D(range_reserve, (core_t *c, int d, size_t size, uintptr_t *address), (d, size, address))        \
+  D(range_free, (core_t *c, int d, uintptr_t address, size_t size), (d, address, size))            \
+  D(page_create, (core_t *c, int d, size_t size, uint64_t *page), (d, size, page))                 \
+  D(page_release, (core_t *c, int d, uint64_t page), (d, page))                                    \
+  D(page_map, (core_t *c, int d, uintptr_t address, size_t size, uint64_t page, const int *peers,  \
+    int count), (d, address, size, page, peers, count))                                            \
+  D(page_unmap, (core_t *c, int d, uintptr_t address, size_t size), (d, address, size))            \
+  D(page_access, (core_t *c, int d, uintptr_t address, size_t size, int peer, int allowed),        \
+    (d, address, size, peer, allowed))                                                             \
+  D(peer_check, (core_t *c, int d, int peer), (d, peer))                                           \
+  D(page_export, (core_t *c, int d, uint64_t page, esper_page_name *name), (d, page, name))        \
+  D(page_unexport, (core_t *c, int d, const esper_page_name *name), (d, name))                     \
+  D(page_import, (core_t *c, int d, const esper_page_name *name, uint64_t *page), (d, name, page)) \
+  D(stream_id, (core_t *c, int d, void *stream, uint64_t *id), (d, stream, id))                    \
+  D(stream_capture, (core_t *c, int d, void *stream, uint64_t *capture), (d, stream, capture))     \
+  D(stream_create, (core_t *c, int d, void **stream), (d, stream))                                 \
+  D(stream_destroy, (core_t *c, int d, void *stream), (d, stream))                                 \
+  D(stream_wait, (core_t *c, int d, void *stream, void *event), (d, stream, event))                \
+  D(capture_point, (core_t *c, int d, void *stream, uint64_t capture, void **node),                \
+    (d, stream, capture, node))                                                                    \
+  D(capture_depend, (core_t *c, int d, void *stream, uint64_t capture, void *node),                \
+    (d, stream, capture, node))                                                                    \
+  D(capture_before, (core_t *c, int d, void *stream, uint64_t capture, void *node, void **before,  \
+    size_t *count), (d, stream, capture, node, before, count))                                     \
+  D(event_create, (core_t *c, int d, void **event), (d, event))                                    \
+  D(event_destroy, (core_t *c, int d, void *event), (d, event))                                    \
+  D(event_record, (core_t *c, int d, void *event, void *stream), (d, event, stream))               \
+  D(event_record_all, (core_t *c, int d, void *event), (d, event))                                 \
+  D(event_query, (core_t *c, int d, void *event), (d, event))                                      \
   D(event_synchronize, (core_t *c, int d, void *event), (d, event))
 /* clang-format on */
 

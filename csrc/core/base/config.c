@@ -39,28 +39,34 @@ esper_status config_set(core_t *core, const esper_config *given)
     given = &defaults;
   if (given->reuse_order > ESPER_REUSE_AUTO)
     return error_set(ESPER_INVALID,
-                     "reuse_order %d: choose ESPER_REUSE_GATE, ESPER_REUSE_GROW or "
+                     "reuse_order is %d: use ESPER_REUSE_GATE, ESPER_REUSE_GROW or "
                      "ESPER_REUSE_AUTO",
                      (int)given->reuse_order);
   if (given->segments > ESPER_SEGMENTS_MAPPED)
     return error_set(ESPER_INVALID,
-                     "segments %d: choose ESPER_SEGMENTS_AUTO, ESPER_SEGMENTS_CLASSIC or "
+                     "segments is %d: use ESPER_SEGMENTS_AUTO, ESPER_SEGMENTS_CLASSIC or "
                      "ESPER_SEGMENTS_MAPPED",
                      (int)given->segments);
   if (!is_share(given->garbage_collection_threshold))
-    return error_set(ESPER_INVALID,
-                     "garbage_collection_threshold %g: give 0, for none, or a share below 1",
-                     given->garbage_collection_threshold);
+    return error_set(
+        ESPER_INVALID,
+        "garbage_collection_threshold is %g: use 0 to turn it off, or a number above 0 "
+        "and below 1",
+        given->garbage_collection_threshold);
   if (!is_share(given->rejection_share))
-    return error_set(ESPER_INVALID, "rejection_share %g: give 0, for none, or a share below 1",
+    return error_set(ESPER_INVALID,
+                     "rejection_share is %g: use 0 to turn it off, or a number above 0 and below 1",
                      given->rejection_share);
   if (given->large_segment_size > SIZE_MAX / 4)
-    return error_set(ESPER_INVALID, "large_segment_size %zu: give 0, for the usual, or some MiB",
-                     given->large_segment_size);
+    return error_set(
+        ESPER_INVALID,
+        "large_segment_size is %zu bytes, which is too large: use 0 for the default, or "
+        "some MiB",
+        given->large_segment_size);
   for (int i = 0; i < ESPER_ROUNDUP_STEPS; i++) {
     size_t divisions = given->roundup_power2_divisions[i];
     if (divisions & (divisions - 1))
-      return error_set(ESPER_INVALID, "roundup_power2_divisions %zu: give a power of two",
+      return error_set(ESPER_INVALID, "roundup_power2_divisions has %zu: use powers of two",
                        divisions);
   }
   config_t *config = malloc(sizeof *config);

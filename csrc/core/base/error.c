@@ -2,7 +2,6 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "core.h"
 
@@ -42,10 +41,4 @@ const char *esper_status_name(esper_status status)
   case ESPER_REJECTED: return "ESPER_REJECTED";
   }
   return "unknown esper_status";
-}
-
-void core_assert_failed(const char *what, const char *file, int line)
-{
-  fprintf(stderr, "esper_alloc: internal error: %s does not hold (%s:%d)\n", what, file, line);
-  abort();
 }

@@ -57,9 +57,7 @@ void unlock_and_wake(mutex_t *mutex);
 static inline void lock(mutex_t *mutex)
 {
   int state = LOCK_FREE;
-#ifdef ESPER_LOCK_ORDER
-  lock_order_take(mutex, mutex->rank);
-#endif
+  lock_order_take(mutex->rank);
   if (!atomic_compare_exchange_strong_explicit(&mutex->state, &state, LOCK_HELD,
                                                memory_order_acquire, memory_order_relaxed))
     lock_slowly(mutex);
@@ -67,7 +65,7 @@ static inline void lock(mutex_t *mutex)
 
 static inline void unlock(mutex_t *mutex)
 {
-  lock_order_leave(mutex);
+  lock_order_leave(mutex->rank);
   if (atomic_exchange_explicit(&mutex->state, LOCK_FREE, memory_order_release) == LOCK_AWAITED)
     unlock_and_wake(mutex);
 }
@@ -80,14 +78,14 @@ static inline bool latch_try(latch_t *latch)
 
 static inline void latch_take(latch_t *latch)
 {
-  lock_order_take(latch, LOCK_CREDIT);
+  lock_order_take(LOCK_CREDIT);
   for (int turn = 0; !latch_try(latch); turn++)
     wait_briefly(turn);
 }
 
 static inline void latch_leave(latch_t *latch)
 {
-  lock_order_leave(latch);
+  lock_order_leave(LOCK_CREDIT);
   atomic_store_explicit(&latch->held, false, memory_order_release);
 }
 

@@ -4,14 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MOST = LOCK_RANK_COUNT }; /* each rank at most once */
-
 static _Thread_local struct {
-  struct {
-    const void *lock;
-    lock_rank rank;
-  } held[MOST];
-  int count;
+  unsigned held; /* a bit for each rank */
   unsigned long taken[LOCK_RANK_COUNT];
 } mine;
 
@@ -21,51 +15,40 @@ static const char *const rank_names[] = {
 #undef LOCK_RANK_NAME
 };
 
-static void fail(const char *what, lock_rank held)
-{
-  fprintf(stderr, "lock order: %s while the thread holds %s\n", what, rank_names[held]);
-  abort();
-}
-
 static lock_rank highest(void)
 {
-  lock_rank rank = LOCK_UNRANKED;
-  for (int i = 0; i < mine.count; i++)
-    if (mine.held[i].rank > rank)
-      rank = mine.held[i].rank;
-  return rank;
+  return mine.held ? (lock_rank)(31 - __builtin_clz(mine.held)) : LOCK_UNRANKED;
+}
+
+static void expect(int holds, const char *what)
+{
+  if (holds)
+    return;
+  fprintf(stderr, "lock order: %s while the thread holds %s\n", what, rank_names[highest()]);
+  abort();
 }
 
 void lock_order_check(lock_rank rank)
 {
-  lock_rank held = highest();
-  if (rank == LOCK_UNRANKED || rank <= held)
-    fail(rank_names[rank], held);
+  expect(rank > highest(), rank_names[rank]);
 }
 
-void lock_order_take(const void *lock, lock_rank rank)
+void lock_order_take(lock_rank rank)
 {
   lock_order_check(rank);
-  mine.held[mine.count].lock = lock;
-  mine.held[mine.count++].rank = rank;
+  mine.held |= 1u << rank;
   mine.taken[rank]++;
 }
 
-void lock_order_leave(const void *lock)
+void lock_order_leave(lock_rank rank)
 {
-  for (int i = 0; i < mine.count; i++)
-    if (mine.held[i].lock == lock) {
-      mine.held[i] = mine.held[--mine.count];
-      return;
-    }
-  fail("a lock is released that the thread does not hold", highest());
+  expect((int)(mine.held >> rank & 1), "a lock is released that the thread does not hold");
+  mine.held &= ~(1u << rank);
 }
 
 void lock_order_call_driver(void)
 {
-  lock_rank held = highest();
-  if (held >= LOCK_DEVICE)
-    fail("a driver call", held);
+  expect(highest() < LOCK_DEVICE, "a driver call");
 }
 
 unsigned long lock_order_taken(lock_rank rank)

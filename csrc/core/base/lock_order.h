@@ -2,8 +2,7 @@
  *
  * Every lock has a rank. A thread takes locks in rising order, and calls the driver only while it
  * holds none from LOCK_DEVICE on. A build with -DESPER_LOCK_ORDER checks both, and aborts with a
- * message that names what went wrong. Debug and sanitizer builds do that. In other builds these
- * functions do nothing. */
+ * message that names what went wrong. Debug and sanitizer builds do that. */
 #ifndef ESPER_LOCK_ORDER_H
 #define ESPER_LOCK_ORDER_H
 
@@ -29,27 +28,16 @@ typedef enum lock_rank {
 #ifdef ESPER_LOCK_ORDER
 /* Aborts if the calling thread may not take a lock of this rank now. */
 void lock_order_check(lock_rank rank);
-void lock_order_take(const void *lock, lock_rank rank);
-void lock_order_leave(const void *lock);
+void lock_order_take(lock_rank rank);
+void lock_order_leave(lock_rank rank);
 void lock_order_call_driver(void);
 /* How many locks of this rank the calling thread has taken so far. */
 unsigned long lock_order_taken(lock_rank rank);
 #else
-static inline void lock_order_check(lock_rank rank)
-{
-  (void)rank;
-}
-static inline void lock_order_take(const void *lock, lock_rank rank)
-{
-  (void)lock, (void)rank;
-}
-static inline void lock_order_leave(const void *lock)
-{
-  (void)lock;
-}
-static inline void lock_order_call_driver(void)
-{
-}
+#define lock_order_check(rank) ((void)0)
+#define lock_order_take(rank) ((void)0)
+#define lock_order_leave(rank) ((void)0)
+#define lock_order_call_driver() ((void)0)
 #endif
 
 #endif

@@ -19,15 +19,13 @@
   R(LOAN_MAKES_USE, "4d", "the free of a lent block makes the borrower a use")                     \
   R(LOAN_NEEDS_COMPLETION, "4e", "another stream gets only memory that has completed or is gated") \
   R(RELEASE_NEEDS_COMPLETION, "4f", "memory goes back only when all that it owes has completed")   \
-  R(MOVE_NEEDS_COMPLETION, "4g",                                                                   \
-    "a segment changes its home only when all that it owes has completed")                         \
+  R(MOVE_NEEDS_COMPLETION, "4g", "a segment changes its home only when it owes nothing")           \
   R(MARK_FROM_ANY_DEVICE, "4h", "a stream of another device is a use like any other")              \
   R(RUN_REST_KEEPS_USES, "4i", "the rest of a run owes what its last block owed")                  \
   R(CHECKPOINT_KEEPS_USES, "4j", "restoring a checkpoint drops no obligation")                     \
-  R(UNMAP_NEEDS_COMPLETION, "4k",                                                                  \
-    "pages are unmapped only when all that their block owes has completed")                        \
+  R(UNMAP_NEEDS_COMPLETION, "4k", "pages are unmapped only when their block owes nothing")         \
   R(LENT_PAGES_NEED_COMPLETION, "4l",                                                              \
-    "pages are lent to another stream only when all that their block owes has completed")          \
+    "another stream gets pages only of a block that owes nothing")                                 \
   R(LENT_PAGES_KEEP_STAMP, "4m", "pages that move within a heap still owe what they owed")         \
   R(CACHE_OWES_NOTHING, "4n", "a block that owes a use does not enter the block cache")            \
   R(ONE_USE_A_STREAM, "5a", "a block has at most one use for each stream")                         \
@@ -38,26 +36,21 @@
   R(CAPTURE_RECORDS_NOTHING, "7a", "on a capturing stream no event is recorded")                   \
   R(CAPTURE_KEEPS_APART, "7b", "queue order counts only within one capture")                       \
   R(QUIESCE_NEEDS_COMPLETION, "7c", "a capture gets from its pool only what has completed")        \
-  R(QUIESCE_BEFORE_REUSE, "7d",                                                                    \
-    "what is freed to a pool outside the capture waits for the next quiesce")                      \
+  R(QUIESCE_BEFORE_REUSE, "7d", "what is freed outside the capture waits for the next quiesce")    \
   R(GRAPHS_KEEP_MEMORY, "7e", "memory that a graph may touch is not given back")                   \
   R(MARK_DESPITE_CAPTURES, "7f", "a capture of another stream takes nothing from a mark")          \
-  R(CAPTURED_USE_HOLDS, "7g",                                                                      \
-    "inside a capture a use holds its block until its point comes before")                         \
+  R(CAPTURED_USE_HOLDS, "7g", "in a capture a use holds its block until its point comes before")   \
   R(CAPTURED_FREE_HAS_POINT, "7h", "inside a capture owner order is a point in the graph")         \
-  R(OUTSIDE_STAYS_OUTSIDE, "7i",                                                                   \
-    "nothing inside a capture satisfies what is owed to work outside")                             \
+  R(OUTSIDE_STAYS_OUTSIDE, "7i", "nothing in a capture satisfies what is owed to work outside")    \
   R(BODY_KEEPS_APART, "7j", "a block that is freed while another graph is captured has no point")  \
   R(UNRECORDED_HOLDS, "9a", "a use that cannot be recorded holds its block")                       \
   R(MORTAL_HANDLES, "9b", "a mortal stream's handle serves only the call that presents it")        \
-  R(ENDED_OWES_NOTHING, "9c",                                                                      \
-    "an ended stream's entry is used again only if nothing refers to it")                          \
+  R(ENDED_OWES_NOTHING, "9c", "an ended stream's entry serves again only if nothing refers to it") \
   R(GATE_ON_REQUEST, "10a", "a use with gate=False is never gated on")                             \
   R(GATE_NOT_AT_FREE, "10b", "uses by record_stream are not gated on while memory can grow")       \
   R(RENDEZVOUS_NOT_GATED, "10c", "nobody waits for a stream with the rendezvous trait")            \
   R(READY_FIRST, "10d", "no stream waits for a pending block while a ready one serves")            \
-  R(OWNER_NOT_GATED_EARLY, "10e",                                                                  \
-    "another stream's owner order is not gated on while memory can grow")
+  R(OWNER_NOT_GATED_EARLY, "10e", "owner order elsewhere is not gated on while memory can grow")
 
 enum {
 #define RULE_ENUM(name, number, says) RULE_##name,

@@ -60,14 +60,4 @@ typedef struct branch branch_t;
 
 enum { BLOCK_ALIGN = 512 }; /* every size is a multiple, every address aligned */
 
-/* ---- asserts ----------------------------------------------------------- */
-
-/* For mistakes of the core; a caller's mistake gets ESPER_INVALID. */
-void core_assert_failed(const char *what, const char *file, int line);
-#ifdef NDEBUG
-#define core_assert(x) ((void)sizeof(x))
-#else
-#define core_assert(x) ((x) ? (void)0 : core_assert_failed(#x, __FILE__, __LINE__))
-#endif
-
 #endif

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "../base/core_assert.h"
 #include "../order/stream.h"
 #include "block_cache.h"
 #include "map.h"

@@ -121,7 +121,7 @@ static inline bool serve(core_t *core, esper_stream as, size_t requested, cache_
   block_cache_t *cache = &heap->cache;
   if (!cache_enter(cache, LATCH_HELD))
     return false;
-  lock_order_take(cache, LOCK_CACHE);
+  lock_order_take(LOCK_CACHE);
   int slot, index;
   block_t *block = find(heap, size, &slot, &index);
   attempt->missed = !block;
@@ -132,7 +132,7 @@ static inline bool serve(core_t *core, esper_stream as, size_t requested, cache_
     make_live(block, requested);
     *ptr = (void *)block->address;
   }
-  lock_order_leave(cache);
+  lock_order_leave(LOCK_CACHE);
   /* After a miss, malloc comes back with the device's lock and empties the cache. */
   cache_leave(cache, block ? LATCH_OPEN : LATCH_CLOSED);
   return taken;
@@ -157,7 +157,7 @@ bool cache_free(block_t *block, uintptr_t address)
   block_cache_t *cache = &heap->cache;
   if ((block->uses && RULE(CACHE_OWES_NOTHING)) || !block->plain || !cache_enter(cache, LATCH_HELD))
     return false;
-  lock_order_take(cache, LOCK_CACHE);
+  lock_order_take(LOCK_CACHE);
   /* Checked again under the latch, which finds out frees of what is not live. */
   bool kept = block_state_of(block) == BLOCK_LIVE && block->address == address &&
               block->segment == segment && segment_home(segment) == heap &&
@@ -170,7 +170,7 @@ bool cache_free(block_t *block, uintptr_t address)
       block->stamp = stream_stamp(heap->stream);
     block_set_state(block, BLOCK_CACHED);
   }
-  lock_order_leave(cache);
+  lock_order_leave(LOCK_CACHE);
   cache_leave(cache, LATCH_OPEN);
   return kept;
 }

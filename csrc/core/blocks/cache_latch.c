@@ -1,7 +1,5 @@
 #include "cache_latch.h"
 
-#include "../order/device.h"
-
 __attribute__((noinline)) bool cache_enter_slowly(block_cache_t *cache, int to)
 {
   for (int turn = 0;; turn++) {
@@ -25,12 +23,4 @@ void caches_resume(const device_t *device)
 {
   for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
     cache_resume(&heap->cache);
-}
-
-void cache_set_state(block_cache_t *cache, cache_state state)
-{
-  if (!cache_is_quiet(cache))
-    cache_enter(cache, LATCH_CLOSED);
-  cache->state = (uint8_t)state;
-  cache_leave(cache, state != CACHE_OPEN ? LATCH_CLOSED : cache->pauses ? LATCH_HELD : LATCH_OPEN);
 }

@@ -6,6 +6,7 @@
 #ifndef ESPER_CACHE_LATCH_H
 #define ESPER_CACHE_LATCH_H
 
+#include "../base/core_assert.h"
 #include "heap.h"
 
 enum { LATCH_OPEN, LATCH_HELD, LATCH_CLOSED };
@@ -66,6 +67,12 @@ static inline bool cache_is_quiet(const block_cache_t *cache)
 }
 
 /* Changes the state, and the latch with it. The caller empties a cache that it closes. */
-void cache_set_state(block_cache_t *cache, cache_state state);
+static inline void cache_set_state(block_cache_t *cache, cache_state state)
+{
+  if (!cache_is_quiet(cache))
+    cache_enter(cache, LATCH_CLOSED);
+  cache->state = (uint8_t)state;
+  cache_leave(cache, state != CACHE_OPEN ? LATCH_CLOSED : cache->pauses ? LATCH_HELD : LATCH_OPEN);
+}
 
 #endif

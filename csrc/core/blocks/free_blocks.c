@@ -1,8 +1,8 @@
 #include "free_blocks.h"
 
 #include "../base/config.h"
+#include "../base/core_assert.h"
 #include "../order/capture.h"
-#include "../stats/stat_shard.h"
 #include "../stats/stats.h"
 #include "block.h"
 #include "block_cache.h"
@@ -299,24 +299,24 @@ static bool fits(const config_t *config, const block_t *block, size_t size)
   return config_fits(config, block->size, size) || block->segment->pages;
 }
 
-block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large)
+static inline block_t *best_ready(const heap_t *heap, size_t size, bool large, bool whole)
 {
   const bins_t *bins = &heap->ready[large];
   const config_t *config = config_of(heap->device->core);
-  for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
-    if (fits(config, b, size))
-      return b;
-  return NULL;
+  block_t *b = bins_best_fit(bins, size);
+  while (b && !(fits(config, b, size) && (!whole || segment_is_whole(b))))
+    b = bins_next(bins, b);
+  return b;
+}
+
+block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large)
+{
+  return best_ready(heap, size, large, false);
 }
 
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
 {
-  const bins_t *bins = &heap->ready[large];
-  const config_t *config = config_of(heap->device->core);
-  for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
-    if (segment_is_whole(b) && fits(config, b, size))
-      return b;
-  return NULL;
+  return best_ready(heap, size, large, true);
 }
 
 block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
@@ -336,7 +336,7 @@ block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, siz
   return NULL;
 }
 
-static bool may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too)
+bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too)
 {
   if (block->withheld)
     return false;
@@ -344,11 +344,6 @@ static bool may_be_gated(const block_t *block, const stream_t *reader, bool at_f
     if (!use_is_satisfied(use, reader) && !use_may_be_gated(use, at_free_too))
       return false;
   return true;
-}
-
-bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too)
-{
-  return may_be_gated(block, reader, at_free_too);
 }
 
 block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, size_t size,
@@ -359,7 +354,7 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, s
   if (!at_free_too && pending_are_barred(heap, large))
     return NULL;
   for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
-    if (fits(config, b, size) && may_be_gated(b, reader, at_free_too))
+    if (fits(config, b, size) && free_blocks_may_be_gated(b, reader, at_free_too))
       return b;
   return NULL;
 }
@@ -378,7 +373,7 @@ typedef struct search {
 static bool may_join(search_t *search, const block_t *block)
 {
   return block && block_is_free(block) && search->left-- > 0 &&
-         may_be_gated(block, search->reader, search->at_free_too);
+         free_blocks_may_be_gated(block, search->reader, search->at_free_too);
 }
 
 /* Looks at every shortest run in the range of neighbours that begins with `first`. Returns the
@@ -483,7 +478,7 @@ bool free_blocks_near_gateable(const heap_t *heap, const stream_t *reader, size_
   for (block_t *b = bins_best_fit(bins, size); b && looked < MOST; b = bins_next(bins, b)) {
     if (b->size - size > size / 8)
       break;
-    if (may_be_gated(b, reader, false))
+    if (free_blocks_may_be_gated(b, reader, false))
       return true;
     looked++;
   }

@@ -1,6 +1,6 @@
 #include "heap.h"
 
-#include "../order/device.h"
+#include "cache_latch.h"
 
 void shards_read(device_t *device)
 {
@@ -16,6 +16,14 @@ void shards_grant(device_t *device, const block_t *block)
                  block->segment->large, amounts_of(block));
   else
     credit_grant(&device->credit, &device->stats, NULL, false, (amounts_t){0});
+}
+
+void shards_collect(device_t *device)
+{
+  caches_pause(device);
+  shards_read(device);
+  shards_grant(device, NULL);
+  caches_resume(device);
 }
 
 /* ---- checking -------------------------------------------------------------- */

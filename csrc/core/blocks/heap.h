@@ -54,6 +54,8 @@ void shards_read(device_t *device);
 /* Hands out credit again: for one block like `block` (may be NULL) to the shard of its heap, if
  * there is enough, and the rest to the credit pools. */
 void shards_grant(device_t *device, const block_t *block);
+/* The statistics become exact, and credit is handed out again. */
+void shards_collect(device_t *device);
 bool shards_are_valid(const device_t *device);
 
 bool heap_is_valid(const heap_t *heap);

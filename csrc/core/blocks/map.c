@@ -154,8 +154,9 @@ static void map_grow(map_t *map)
   }
 }
 
-/* Takes the last bucket away: its blocks go back to the bucket that it took them from. */
-static void map_shrink_by_one(map_t *map)
+/* Takes the last bucket away: its blocks go back to the bucket that it took them from. A reader that
+ * still looks into returned memory finds zeros, and misses. */
+static void take_last_bucket(map_t *map)
 {
   size_t number = atomic_load(&map->buckets) - 1;
   const directory_t *directory = atomic_load(&map->directory);
@@ -166,30 +167,18 @@ static void map_shrink_by_one(map_t *map)
     bucket_remove(from, b);
     bucket_insert(into, b);
   }
-}
-
-/* Takes at most one chunk of buckets away. False: the map is small enough. A reader that still
- * looks into a returned chunk finds zeros, and misses. */
-static bool map_shrink_some(map_t *map)
-{
-  size_t buckets = atomic_load(&map->buckets);
-  bool many = buckets > FIRST_CHUNKS * CHUNK && map->count < buckets / 8 * EMPTY_AT;
-  size_t fewer = (buckets - 1) / CHUNK * CHUNK;
-  while (many && buckets > fewer) {
-    map_shrink_by_one(map);
-    buckets--;
-  }
-  if (many)
-    host_return(atomic_load(&map->directory)->chunk[fewer / CHUNK], CHUNK * sizeof(bucket_t));
-  return many;
+  if (number % CHUNK == 0)
+    host_return(directory->chunk[number / CHUNK], CHUNK * sizeof(bucket_t));
 }
 
 void map_shrink(map_t *map)
 {
-  bool again = true;
-  while (again) {
-    lock(&map->lock); /* taken anew for each chunk, so that others get a turn */
-    again = map_shrink_some(map);
+  for (bool many = true; many;) {
+    lock(&map->lock); /* taken anew for each bucket, so that others get a turn */
+    size_t buckets = atomic_load(&map->buckets);
+    many = buckets > FIRST_CHUNKS * CHUNK && map->count < buckets / 8 * EMPTY_AT;
+    if (many)
+      take_last_bucket(map);
     unlock(&map->lock);
   }
 }

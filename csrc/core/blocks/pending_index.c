@@ -20,32 +20,32 @@ static const use_t *awaited_use(const block_t *block)
   return first;
 }
 
-static void set_barred(pending_index_t *waits, block_t *block, bool barred)
+static void set_barred(pending_index_t *index, block_t *block, bool barred)
 {
-  size_t *count = &waits->barred[block->segment->large];
+  size_t *count = &index->barred[block->segment->large];
   *count = *count - block->barred + barred;
   block->barred = barred;
 }
 
 /* The entry for the stream, or NULL. */
-static awaited_t *wait_for(pending_index_t *waits, const stream_t *stream)
+static awaited_t *wait_for(pending_index_t *index, const stream_t *stream)
 {
-  for (unsigned i = 0; i < waits->count; i++)
-    if (waits->on[i].stream == stream)
-      return &waits->on[i];
+  for (unsigned i = 0; i < index->count; i++)
+    if (index->on[i].stream == stream)
+      return &index->on[i];
   return NULL;
 }
 
-static void await(pending_index_t *waits, const use_t *use)
+static void await(pending_index_t *index, const use_t *use)
 {
   uint64_t number = use->record->number;
-  awaited_t *wait = wait_for(waits, use->stream);
+  awaited_t *wait = wait_for(index, use->stream);
   if (wait && wait->from > number)
     wait->from = number;
-  else if (!wait && waits->count < INDEXED_STREAMS)
-    waits->on[waits->count++] = (awaited_t){use->stream, number};
+  else if (!wait && index->count < INDEXED_STREAMS)
+    index->on[index->count++] = (awaited_t){use->stream, number};
   else if (!wait)
-    waits->unknown = true;
+    index->unknown = true;
 }
 
 void pending_index_add(heap_t *heap, block_t *block)
@@ -81,10 +81,10 @@ static bool is_over(const heap_t *heap, const awaited_t *wait)
 
 bool pending_index_may_be_ready(const heap_t *heap)
 {
-  const pending_index_t *waits = &heap->pending_index;
-  bool over = waits->unknown;
-  for (unsigned i = 0; i < waits->count && !over; i++)
-    over = is_over(heap, &waits->on[i]);
+  const pending_index_t *index = &heap->pending_index;
+  bool over = index->unknown;
+  for (unsigned i = 0; i < index->count && !over; i++)
+    over = is_over(heap, &index->on[i]);
   return over;
 }
 

@@ -4,7 +4,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "block.h"
 #include "heap.h"
 #include "map.h"
 

@@ -2,6 +2,7 @@
 
 #include "../order/capture.h"
 #include "../order/capturing.h"
+#include "../order/record.h"
 #include "../order/stream.h"
 #include "block.h"
 #include "heap.h"
@@ -47,7 +48,7 @@ void use_cover(use_t *use, record_t *record)
 /* An event for all of a device's work would end captures of streams that the core has not met. */
 static bool would_end_a_capture(const use_t *use)
 {
-  return use->flags & USE_CAPTURED && capturing_is_possible_now(use->stream->device);
+  return use->flags & USE_READ_BY_GRAPH && capturing_is_possible_now(use->stream->device);
 }
 
 void uses_record_at_free(block_t *block)
@@ -99,12 +100,10 @@ static void use_follow(use_t *use, record_t *record, unsigned flags)
 bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags, use_t **spare)
 {
   use_t *use = RULE(ONE_USE_A_STREAM) ? use_on(block, stream, NULL) : NULL;
-  if (use && RULE(LATER_USE_REPLACES)) {
-    use_follow(use, record, flags);
-    return true;
-  }
   if (use) {
-    if (record)
+    if (RULE(LATER_USE_REPLACES))
+      use_follow(use, record, flags);
+    else if (record)
       record_drop(record);
     return true;
   }
@@ -245,30 +244,26 @@ void uses_drop_all(device_t *device, block_t *block)
   }
 }
 
+static bool goes_if_completed(block_t *block, use_t *use)
+{
+  (void)block;
+  return use_has_completed(use) && RULE(COMPLETED_USES_LEAVE);
+}
+
 void uses_drop_some(device_t *device, block_t *block)
 {
-  for (use_t **link = &block->uses; *link;) {
-    use_t *use = *link;
-    if (use_has_completed(use) && RULE(COMPLETED_USES_LEAVE)) {
-      *link = use->next;
-      use_give(device, use);
-    } else {
-      link = &use->next;
-    }
-  }
+  uses_drop_if(device, block, goes_if_completed);
+}
+
+static bool goes_if_captured(block_t *block, use_t *use)
+{
+  (void)block;
+  return use->point.branch;
 }
 
 void uses_drop_captured(device_t *device, block_t *block)
 {
-  for (use_t **link = &block->uses; *link;) {
-    use_t *use = *link;
-    if (use->point.branch) {
-      *link = use->next;
-      use_give(device, use);
-    } else {
-      link = &use->next;
-    }
-  }
+  uses_drop_if(device, block, goes_if_captured);
 }
 
 /* Holds the use until its device was synchronised, because nothing tells which streams the replays
@@ -288,35 +283,36 @@ static bool use_hold_for_device(block_t *block, use_t *use)
   return stays;
 }
 
+static bool is_elsewhere(const block_t *block, const use_t *use)
+{
+  return use->stream->device != block->segment->device && RULE(RELEASE_NEEDS_COMPLETION);
+}
+
+static bool goes_or_is_held(block_t *block, use_t *use)
+{
+  if (use->record || use->stamp)
+    return false;
+  if (is_elsewhere(block, use))
+    return !use_hold_for_device(block, use);
+  use_hold(use);
+  return false;
+}
+
 void uses_hold_unrecorded(device_t *device, block_t *block)
 {
-  for (use_t **link = &block->uses; *link;) {
-    use_t *use = *link;
-    bool elsewhere = use->stream->device != device && RULE(RELEASE_NEEDS_COMPLETION);
-    bool unheld = !use->record && !use->stamp;
-    if (unheld && elsewhere && !use_hold_for_device(block, use)) {
-      *link = use->next;
-      use_give(device, use);
-    } else {
-      if (unheld && !elsewhere)
-        use_hold(use);
-      link = &use->next;
-    }
-  }
+  uses_drop_if(device, block, goes_or_is_held);
+}
+
+static bool goes_if_unrecorded(block_t *block, use_t *use)
+{
+  if (use->record)
+    return false;
+  return !is_elsewhere(block, use) || (!use->stamp && !use_hold_for_device(block, use));
 }
 
 void uses_drop_unrecorded(device_t *device, block_t *block)
 {
-  for (use_t **link = &block->uses; *link;) {
-    use_t *use = *link;
-    bool elsewhere = use->stream->device != device && RULE(RELEASE_NEEDS_COMPLETION);
-    if (use->record || (elsewhere && (use->stamp || use_hold_for_device(block, use)))) {
-      link = &use->next;
-    } else {
-      *link = use->next;
-      use_give(device, use);
-    }
-  }
+  uses_drop_if(device, block, goes_if_unrecorded);
 }
 
 /* Makes two uses one held use, which is over when both are. A use with a record counts by that,

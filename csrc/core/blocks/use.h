@@ -8,16 +8,16 @@
 #include "block.h"
 
 enum {
-  USE_AT_FREE = 1u,  /* record_stream: the event is recorded at the free */
-  USE_NO_GATE = 2u,  /* it may depend on work that is not yet enqueued */
-  USE_CAPTURED = 4u, /* by a graph, of memory that was not handed out in its capture */
+  USE_AT_FREE = 1u,       /* record_stream: the event is recorded at the free */
+  USE_NO_GATE = 2u,       /* it may depend on work that is not yet enqueued */
+  USE_READ_BY_GRAPH = 4u, /* by a graph, of memory that was not handed out in its capture */
 };
 
 struct use {
   use_t *next;
   stream_t *stream;
   record_t *record;      /* NULL: none was recorded, and the use holds its block */
-  uint64_t stamp;        /* held, of a free block: events from this number on cover it; 0: none */
+  uint64_t stamp;        /* held, of a freed block: the first event number that ends it; 0: none */
   capture_point_t point; /* of a use inside a capture, in place of a record */
   unsigned flags;
 };
@@ -81,6 +81,18 @@ bool owner_order_has_completed(const block_t *block);
 bool block_owes_nothing(const block_t *block);
 /* Whether another stream may be gated on the home stream's work before the free. */
 bool owner_order_may_be_gated(const block_t *block);
+
+/* Drops the uses for which `goes` is true. */
+static inline void uses_drop_if(device_t *device, block_t *block, bool (*goes)(block_t *, use_t *))
+{
+  for (use_t **link = &block->uses, *use; (use = *link);)
+    if (goes(block, use)) {
+      *link = use->next;
+      use_give(device, use);
+    } else {
+      link = &use->next;
+    }
+}
 
 void uses_drop_all(device_t *device, block_t *block);
 static inline void uses_drop(device_t *device, block_t *block)

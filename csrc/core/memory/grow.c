@@ -8,14 +8,13 @@
 #include "../base/config.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
-#include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../pools/pool.h"
 #include "../stats/stats.h"
 #include "in_flight.h"
 #include "mapped.h"
 #include "orphan.h"
-#include "page.h"
+#include "page_table.h"
 #include "peers.h"
 #include "segment.h"
 #include "slack.h"
@@ -43,12 +42,12 @@ typedef struct growth {
   bool large;
   pages_from_t from;
   window_t window;
-  block_t *piece;   /* cut out of the hole */
-  stitch_t stitch;  /* the lent pages */
-  size_t created;   /* bytes of new pages */
-  size_t page_most; /* the largest size of such a page */
-  bool slack;       /* some new pages could have been lent ones */
-  size_t moved;     /* bytes of lent pages now in the piece */
+  block_t *piece;           /* cut out of the hole */
+  stitch_t stitch;          /* the lent pages */
+  size_t created;           /* bytes of new pages */
+  size_t largest_page_size; /* of such a page */
+  bool slack;               /* some new pages could have been lent ones */
+  size_t moved;             /* bytes of lent pages now in the piece */
   void *spare[2];
 } growth_t;
 
@@ -137,7 +136,7 @@ static size_t least(size_t a, size_t b)
 /* A page that a block shares with others cannot be lent, so pages should be small. But each page
  * costs about the same time, whatever its size, so pages grow with the memory in use. The first
  * ones are large, because a program's start waits for them. */
-static size_t page_most(const growth_t *g)
+static size_t largest_page_size(const growth_t *g)
 {
   const config_t *config = config_of(g->device->core);
   size_t reserved = (size_t)g->device->stats.reserved_bytes[ESPER_ALL].current;
@@ -160,7 +159,7 @@ static esper_status cut_piece(growth_t *g)
   esper_status status = segment_reserve(g->device, created);
   if (status != ESPER_OK)
     return status;
-  g->page_most = page_most(g);
+  g->largest_page_size = largest_page_size(g);
   g->piece = take_spares(g) ? hole_cut(w->hole, begin, begin + size) : NULL;
   if (g->piece) {
     g->created = created;
@@ -244,7 +243,7 @@ static esper_status look_for_room(const growth_t *g)
 {
   enum { FEW = 16 }; /* pages that are tried without asking */
   size_t free, total;
-  if (g->created <= FEW * g->page_most)
+  if (g->created <= FEW * g->largest_page_size)
     return ESPER_OK;
   core_t *core = g->device->core;
   uint64_t whole;
@@ -259,15 +258,16 @@ static esper_status look_for_room(const growth_t *g)
   if (status != ESPER_OK)
     return error_from_driver(core, status);
   orphan_release_page(g->device, whole, g->created, g->stitch.orphan);
-  return g->stitch.orphan->size ? error_set(ESPER_DEVICE_ERROR, "a page could not be given back")
-                                : ESPER_OK;
+  return g->stitch.orphan->size
+             ? error_set(ESPER_DEVICE_ERROR, "the driver did not take a page of device memory back")
+             : ESPER_OK;
 }
 
 /* Adds new pages until the piece is full or the driver refuses. */
 static esper_status add_pages(const growth_t *g, size_t *filled)
 {
   esper_status status = ESPER_OK;
-  size_t most = g->page_most;
+  size_t most = g->largest_page_size;
   while (status == ESPER_OK && *filled < g->piece->size) {
     size_t left = g->piece->size - *filled, size = left < most ? left : most;
     status = add_page(g, *filled, size);

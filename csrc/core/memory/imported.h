@@ -11,7 +11,7 @@ struct import {
   bool closed;   /* the user has closed it */
   import_t *next;
   size_t page_count; /* of pages not yet given back to the driver */
-  struct {
+  struct imported_page {
     uint64_t handle;
     size_t size;
     bool mapped;

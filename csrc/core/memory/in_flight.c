@@ -1,12 +1,12 @@
 #include "in_flight.h"
 
+#include "../base/core_assert.h"
 #include "../base/lock.h"
 #include "../blocks/block.h"
-#include "../order/device.h"
 
 /* How often this thread returned memory, on any device. Only differences count, and a malloc deals
  * with one device. */
-static _Thread_local unsigned left_here;
+static _Thread_local unsigned returned_here;
 
 void in_flight_begin(device_t *device)
 {
@@ -17,7 +17,7 @@ void in_flight_note_return(device_t *device)
 {
   core_assert(device->in_flight > 0);
   device->in_flight_returned++;
-  left_here++;
+  returned_here++;
 }
 
 void in_flight_end(device_t *device)
@@ -29,10 +29,10 @@ void in_flight_end(device_t *device)
 
 unsigned in_flight_returned_by_others(const device_t *device)
 {
-  return device->in_flight_returned - left_here;
+  return device->in_flight_returned - returned_here;
 }
 
-bool in_flight_wait(device_t *device, unsigned *left)
+bool in_flight_wait(device_t *device, unsigned *returned_before)
 {
   for (;;) {
     lock(&device->lock);
@@ -40,8 +40,8 @@ bool in_flight_wait(device_t *device, unsigned *left)
     bool empty = !device->in_flight;
     int rung = bell_count(&device->in_flight_ended);
     unlock(&device->lock);
-    if (now != *left) {
-      *left = now;
+    if (now != *returned_before) {
+      *returned_before = now;
       return true;
     }
     if (empty)

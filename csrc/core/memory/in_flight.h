@@ -19,9 +19,9 @@ void in_flight_end(device_t *device);
 /* How often threads other than the caller's have returned memory. Under the device's lock. */
 unsigned in_flight_returned_by_others(const device_t *device);
 
-/* Waits until other threads return memory, that is, until their count differs from *left, and
- * stores the new count there. False: no call holds memory any more, and none was returned. Without
- * the lock. */
-bool in_flight_wait(device_t *device, unsigned *left);
+/* Waits until other threads return memory, that is, until their count differs from
+ * *returned_before, and stores the new count there. False: no call holds memory any more, and none
+ * was returned. Without the lock. */
+bool in_flight_wait(device_t *device, unsigned *returned_before);
 
 #endif

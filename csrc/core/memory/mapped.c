@@ -5,14 +5,13 @@
 #include "../base/call.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
-#include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
 #include "../blocks/trace.h"
 #include "../blocks/use.h"
 #include "../pools/pool.h"
 #include "../stats/stats.h"
-#include "page.h"
+#include "page_table.h"
 #include "peers.h"
 #include "segment.h"
 #include "slack.h"
@@ -24,23 +23,28 @@ static device_t *device_of(const block_t *block)
 
 /* ---- holes ------------------------------------------------------------- */
 
-static void link_hole(block_t *hole)
+/* Holes and stale blocks are in lists through `older` and `newer`. */
+static void list_add(block_t **list, block_t *block, block_state state)
 {
-  segment_t *s = hole->segment;
-  block_set_state(hole, BLOCK_HOLE);
-  hole->older = NULL;
-  hole->newer = s->holes;
-  if (s->holes)
-    s->holes->older = hole;
-  s->holes = hole;
+  block_set_state(block, state);
+  block->older = NULL;
+  block->newer = *list;
+  if (*list)
+    (*list)->older = block;
+  *list = block;
 }
 
-static void unlink_hole(block_t *hole)
+static void list_remove(block_t **list, block_t *block)
 {
-  *(hole->older ? &hole->older->newer : &hole->segment->holes) = hole->newer;
-  if (hole->newer)
-    hole->newer->older = hole->older;
-  hole->older = hole->newer = NULL;
+  *(block->older ? &block->older->newer : list) = block->newer;
+  if (block->newer)
+    block->newer->older = block->older;
+  block->older = block->newer = NULL;
+}
+
+static void link_hole(block_t *hole)
+{
+  list_add(&hole->segment->holes, hole, BLOCK_HOLE);
 }
 
 static void move_begin(block_t *hole, uintptr_t address)
@@ -65,7 +69,7 @@ block_t *hole_cut(block_t *hole, uintptr_t begin, uintptr_t end)
   uintptr_t hole_end = hole->address + hole->size;
   cache_close(s->heap);
   if (begin == hole->address && end == hole_end) {
-    unlink_hole(hole);
+    list_remove(&s->holes, hole);
     block_set_state(hole, BLOCK_FILLING);
     return hole;
   }
@@ -114,7 +118,7 @@ static bool is_hole(const block_t *block)
 static void unite_holes(block_t *hole)
 {
   block_t *next = hole->next;
-  unlink_hole(next);
+  list_remove(&hole->segment->holes, next);
   hole->size += next->size;
   hole->next = next->next;
   if (hole->next)
@@ -171,25 +175,6 @@ static void lose_memory(block_t *block)
   block->withheld = false;
 }
 
-static void link_stale(block_t *block)
-{
-  device_t *device = device_of(block);
-  block_set_state(block, BLOCK_STALE);
-  block->older = NULL;
-  block->newer = device->stale;
-  if (device->stale)
-    device->stale->older = block;
-  device->stale = block;
-}
-
-static void unlink_stale(block_t *block)
-{
-  *(block->older ? &block->older->newer : &device_of(block)->stale) = block->newer;
-  if (block->newer)
-    block->newer->older = block->older;
-  block->older = block->newer = NULL;
-}
-
 static void forget_pages(const block_t *block, size_t size)
 {
   segment_t *s = block->segment;
@@ -206,7 +191,7 @@ static void make_stale(block_t *block)
   size_t first = page_granule(s, block->address);
   for (size_t i = first; i < first + block->size / s->device->granule; i++)
     s->pages[i].stale = true;
-  link_stale(block);
+  list_add(&s->device->stale, block, BLOCK_STALE);
 }
 
 void mapped_left(block_t *block, size_t size, bool stale)
@@ -271,7 +256,7 @@ static void reaped(block_t *block, size_t gone)
       rest = cut_off(block, gone);
       rest->stamp = block->stamp;
     }
-    link_stale(rest);
+    list_add(&device_of(rest)->stale, rest, BLOCK_STALE);
   }
   if (gone) {
     forget_pages(block, gone);
@@ -289,7 +274,7 @@ bool mapped_reap(device_t *device)
     void *spare = arena_take(&device->blocks);
     block_t *block = spare ? find_reapable(device) : NULL;
     if (block) {
-      unlink_stale(block);
+      list_remove(&device->stale, block);
       block_set_state(block, BLOCK_FILLING);
       pool_enter(block->segment->heap->pool);
     } else if (spare) {
@@ -327,29 +312,20 @@ static block_t *split(block_t *block, size_t size)
 
 block_t *mapped_carve(block_t *block, uintptr_t begin, size_t size)
 {
-  block_t *front = NULL, *rest = NULL;
+  block_t *front = begin > block->address ? block : NULL, *rest = NULL;
   free_blocks_claim(block);
   free_blocks_satisfied(block);
   uses_drop_completed(device_of(block), block);
-  if (begin > block->address) {
-    front = block;
+  if (front)
     block = split(front, begin - front->address);
-    if (!block) {
-      free_blocks_add(front);
-      return NULL;
-    }
-  }
-  if (block->size > size && !(rest = split(block, size))) {
+  bool cut = block && (block->size == size || (rest = split(block, size)));
+  if (block && !cut)
     free_blocks_add(block);
-    if (front)
-      free_blocks_add(front);
-    return NULL;
-  }
   if (front)
     free_blocks_add(front);
   if (rest)
     free_blocks_add(rest);
-  return block;
+  return cut ? block : NULL;
 }
 
 /* Gives the handle back first. If the driver refuses, nothing has happened. If it then refuses to

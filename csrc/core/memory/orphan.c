@@ -2,7 +2,6 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
-#include "../blocks/block.h"
 
 orphan_t *orphan_reserve(device_t *device)
 {

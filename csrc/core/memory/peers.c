@@ -7,31 +7,24 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
-#include "../blocks/block.h"
 #include "imported.h"
-#include "page.h"
+#include "page_table.h"
 
 void paging_begin(device_t *device)
 {
-  lock_order_take(&device->paging, LOCK_PAGING);
+  lock_order_take(LOCK_PAGING);
   pthread_rwlock_rdlock(&device->paging);
-}
-
-void paging_end(device_t *device)
-{
-  lock_order_leave(&device->paging);
-  pthread_rwlock_unlock(&device->paging);
 }
 
 void paging_stop(device_t *device)
 {
-  lock_order_take(&device->paging, LOCK_PAGING);
+  lock_order_take(LOCK_PAGING);
   pthread_rwlock_wrlock(&device->paging);
 }
 
-void paging_go_on(device_t *device)
+void paging_end(device_t *device)
 {
-  lock_order_leave(&device->paging);
+  lock_order_leave(LOCK_PAGING);
   pthread_rwlock_unlock(&device->paging);
 }
 
@@ -151,7 +144,7 @@ esper_status peers_add(device_t *device, int peer)
 {
   paging_stop(device);
   esper_status status = is_peer(device, peer) ? ESPER_OK : add(device, peer);
-  paging_go_on(device);
+  paging_end(device);
   return status;
 }
 

@@ -9,12 +9,12 @@
 
 #include "../order/device.h"
 
-/* Around whatever changes where pages are. Taken without the device's lock, and never nested. */
+/* Before whatever changes where pages are. Called without the device's lock, and never nested. */
 void paging_begin(device_t *device);
-void paging_end(device_t *device);
-/* Around whatever needs to see all pages and needs them to stay. */
+/* Before whatever needs to see all pages and needs them to stay. */
 void paging_stop(device_t *device);
-void paging_go_on(device_t *device);
+/* After either of them. */
+void paging_end(device_t *device);
 
 /* Maps a page for the device and its peers. Between paging_begin and paging_end. */
 esper_status peers_map(const device_t *device, uintptr_t address, size_t size, uint64_t page);

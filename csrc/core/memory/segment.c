@@ -3,7 +3,6 @@
 #include "../base/config.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
-#include "../blocks/block_cache.h"
 #include "../blocks/find.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
@@ -105,7 +104,7 @@ esper_status segment_reserve(device_t *device, size_t size)
     return error_set(ESPER_OUT_OF_MEMORY, "the memory fraction allows %zu bytes on device %d",
                      device->limit, device->index);
   if (size && passes_share(device, then))
-    return error_set(ESPER_REJECTED, "%zu bytes more would pass %g%% of the memory of device %d",
+    return error_set(ESPER_REJECTED, "%zu bytes more would exceed %g%% of the memory of device %d",
                      size, share * 100, device->index);
   device->reserving += size;
   return ESPER_OK;
@@ -231,7 +230,8 @@ esper_status segment_unpin(core_t *core, void *address)
       segment->pinned = false;
     unlock(&device->lock);
     if (live)
-      return error_set(ESPER_NOT_READY, "memory of the segment at %p is live", address);
+      return error_set(ESPER_NOT_READY, "the segment at %p still has live memory: free that first",
+                       address);
     if (segment)
       return ESPER_OK;
   }

@@ -5,10 +5,9 @@
 #include "../base/call.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
-#include "../blocks/block_cache.h"
 #include "../blocks/find.h"
 #include "../blocks/free_blocks.h"
-#include "page.h"
+#include "page_table.h"
 #include "peers.h"
 
 /* ---- naming ------------------------------------------------------------ */
@@ -28,8 +27,11 @@ static esper_status name_page(segment_t *s, page_t *page)
   if (page->shared)
     return ESPER_OK;
   if (page->released)
-    return error_set(ESPER_UNSUPPORTED, "the driver has half taken back the page at %p",
-                     (void *)page_address(s, page));
+    return error_set(
+        ESPER_UNSUPPORTED,
+        "the page at %p cannot be shared: the driver has taken back its handle, but not "
+        "the page; allocate the memory again",
+        (void *)page_address(s, page));
   shared_t *shared = malloc(sizeof *shared);
   if (!shared)
     return error_set(ESPER_HOST_MEMORY, "no host memory for the name of a page");
@@ -114,7 +116,7 @@ esper_status shared_name(core_t *core, const void *ptr, void **address, esper_pa
           ? name_all(s, begin, end, pages, count)
           : error_set(ESPER_INVALID, "%p is in no live block of a mapped segment", ptr);
   if (device)
-    paging_go_on(device);
+    paging_end(device);
   if (status == ESPER_OK)
     *address = (void *)begin;
   return status;
@@ -176,6 +178,6 @@ size_t shared_forget(device_t *device, bool always)
     next = shared->next;
     forgotten += forget(device, shared);
   }
-  paging_go_on(device);
+  paging_end(device);
   return forgotten;
 }

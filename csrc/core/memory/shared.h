@@ -4,7 +4,7 @@
 #ifndef ESPER_SHARED_H
 #define ESPER_SHARED_H
 
-#include "page.h"
+#include "page_table.h"
 
 struct shared {
   esper_page_name name;

@@ -1,9 +1,6 @@
 #include "slack.h"
 
-#include "../blocks/block_cache.h"
-#include "../blocks/cache_latch.h"
 #include "../pools/pool.h"
-#include "../stats/stat_shard.h"
 #include "segment.h"
 
 /* FEW_MOVES pages move before there is any slack. Slack is at most 1/SLACK_SHARE of the peak. */
@@ -21,12 +18,8 @@ static size_t bytes_of_pages(const device_t *device)
 
 static size_t active_bytes(device_t *device)
 {
-  caches_pause(device);
-  shards_read(device);
-  size_t bytes = (size_t)device->stats.active_bytes[ESPER_ALL].current;
-  shards_grant(device, NULL);
-  caches_resume(device);
-  return bytes;
+  shards_collect(device);
+  return (size_t)device->stats.active_bytes[ESPER_ALL].current;
 }
 
 /* The peak of active memory since pages last went back. If the statistics' peak is from before

@@ -3,15 +3,13 @@
 #include "../base/call.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
-#include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
-#include "../order/record.h"
-#include "../order/stream.h"
+#include "../order/retire.h"
 #include "../pools/pool.h"
 #include "mapped.h"
 #include "orphan.h"
-#include "page.h"
+#include "page_table.h"
 #include "peers.h"
 
 static bool may_lend(const heap_t *heap)
@@ -60,7 +58,7 @@ void stitch_learn(heap_t *heap)
       probes_add(&probes, h->stream, stamp);
   }
   unlock(&device->lock);
-  probes_ask(&probes, device->core);
+  probes_ask(&probes, device->core, false);
 }
 
 /* ---- lending ----------------------------------------------------------- */

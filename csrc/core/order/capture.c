@@ -122,16 +122,16 @@ void branch_drop(branch_t *b)
 
 /* ---- points ---------------------------------------------------------------- */
 
-static known_point_t *places_at(capture_t *c, void *node)
+static known_point_t *known_points_at(capture_t *c, void *node)
 {
   return c->points[((uintptr_t)node >> 4) * 0x9e3779b97f4a7c15u >> 56];
 }
 
-static void place_remember(branch_t *b)
+static void point_remember(branch_t *b)
 {
   capture_t *c = b->capture;
   lock(&c->core->captures_lock);
-  places_at(c, b->node)[c->turn++ % WAYS] = (known_point_t){b->node, b, b->last};
+  known_points_at(c, b->node)[c->turn++ % WAYS] = (known_point_t){b->node, b, b->last};
   unlock(&c->core->captures_lock);
 }
 
@@ -148,7 +148,7 @@ static bool point_of_now(branch_t *b, void *handle)
   if (node && node != b->node) {
     b->last++;
     b->node = node;
-    place_remember(b);
+    point_remember(b);
   }
   return true;
 }
@@ -185,7 +185,7 @@ static void meet(branch_t *b, void *node)
 {
   capture_t *c = b->capture;
   lock(&c->core->captures_lock);
-  const known_point_t *known = places_at(c, node);
+  const known_point_t *known = known_points_at(c, node);
   for (int i = 0; i < WAYS; i++)
     if (known[i].node == node && known[i].branch != b)
       raise(b, known[i].branch, known[i].number);

@@ -1,11 +1,11 @@
 /* capture.h: which work is ordered after which inside a capture.
  *
  * A capture is a graph in the making. A stream inside one is a *branch*. A branch numbers its
- * *points*, the nodes up to which its stream had recorded when the core looked. Its vector
- * clock has, for each other branch, the highest point that its future nodes come after. The
- * clock rises when the branch is made to depend on a point, and when a walk back from its last
- * node meets one. A point that the walk does not reach is not known to come before, which only
- * withholds memory.
+ * *points*. A point is a node: all that the stream had recorded when the core looked is that node
+ * or comes before it. A branch's vector clock has, for each other branch, the highest point that
+ * its future nodes come after. The clock rises when the branch is made to depend on a point, and
+ * when a walk back from its last node meets one. A point that the walk does not reach is not known
+ * to come before, which only keeps memory longer.
  *
  * Inside a capture a use (use.h) has a point in place of a record. A free is a use too, and stands
  * for owner order. Points mean nothing outside their capture.

@@ -10,7 +10,7 @@ static _Thread_local struct {
   stream_t *stream;
 } thread;
 
-void capture_thread_works(uint64_t capture, stream_t *stream)
+void capture_thread_note(uint64_t capture, stream_t *stream)
 {
   thread.core = stream->core->serial;
   thread.capture = capture;

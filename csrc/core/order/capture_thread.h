@@ -8,9 +8,9 @@
 
 #include "stream.h"
 
-/* The calling thread works on that stream inside that capture. */
-void capture_thread_works(uint64_t capture, stream_t *stream);
-/* It works on a stream, and the driver refuses to say whether that is captured. */
+/* Notes that the calling thread works on that stream inside that capture. */
+void capture_thread_note(uint64_t capture, stream_t *stream);
+/* Notes that it works on a stream, and that the driver refuses to say whether that is captured. */
 void capture_thread_refused(const core_t *core);
 
 /* Whether the thread may be filling another graph than that of `capture`. */

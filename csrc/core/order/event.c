@@ -74,13 +74,6 @@ void record_give(device_t *device, record_t *record)
   unlock(&device->events_lock);
 }
 
-void records_trim(device_t *device)
-{
-  lock(&device->events_lock);
-  arena_trim(&device->records);
-  unlock(&device->events_lock);
-}
-
 bool records_are_valid(device_t *device)
 {
   lock(&device->events_lock);

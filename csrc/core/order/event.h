@@ -12,8 +12,6 @@ void event_give(device_t *device, void *event);
 /* NULL: no host memory. */
 record_t *record_take(device_t *device);
 void record_give(device_t *device, record_t *record);
-/* Gives host memory that no record needs back to the system. */
-void records_trim(device_t *device);
 bool records_are_valid(device_t *device);
 
 void event_destroy_all(device_t *device);

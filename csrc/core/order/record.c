@@ -73,6 +73,11 @@ static void keep_event(stream_t *s, void *event)
 
 static void keep_spare(stream_t *s, record_t *r)
 {
+  if (s->spare_count == STREAM_EVENTS) {
+    record_give(s->device, r);
+    return;
+  }
+  s->spare_count++;
   r->next_dropped = s->spare;
   s->spare = r;
 }
@@ -99,28 +104,16 @@ void records_pool_dropped(stream_t *s)
   }
 }
 
-void stream_give_spares(stream_t *s)
-{
-  lock(&s->lock);
-  records_pool_dropped(s);
-  record_t *spare = s->spare;
-  s->spare = NULL;
-  unlock(&s->lock);
-  while (spare) {
-    record_t *next = spare->next_dropped;
-    record_give(s->device, spare);
-    spare = next;
-  }
-}
-
 /* A record with an event, both out of use. NULL: none can be had. The record lock is held, but
  * given up while the driver makes an event. */
 static record_t *take_spare(stream_t *s)
 {
   record_t *r = s->spare;
   void *event = s->event_count ? s->events[--s->event_count] : NULL;
-  if (r)
+  if (r) {
     s->spare = r->next_dropped;
+    s->spare_count--;
+  }
   if (!r || !event) {
     unlock(&s->lock);
     if (!r)

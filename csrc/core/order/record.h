@@ -1,5 +1,5 @@
-/* record.h: the records of a stream: the outstanding ones, by number, and those out of use. Under
- * the stream's record lock. Most callers need no more than stream.h offers. */
+/* record.h: recording events on a stream, and the records: the outstanding ones, by number, and
+ * those out of use. Under the stream's record lock. */
 #ifndef ESPER_RECORD_H
 #define ESPER_RECORD_H
 
@@ -20,6 +20,36 @@ struct record {
   record_t *next_dropped; /* the next dropped record, or the next spare one */
 };
 
+/* ---- recording --------------------------------------------------------- */
+
+/* Records an event on the stream now. The caller gets a reference. NULL: it failed, or the stream
+ * is being captured. */
+record_t *stream_record(presented_t presented);
+/* The same, but the record lock stays held until stream_record_end. NULL: no lock is held.
+ * `replaced` (may be NULL) is a record of the stream whose last reference the caller gave up; it
+ * becomes a spare one at once. */
+record_t *stream_record_begin(presented_t presented);
+void stream_record_end(stream_t *stream, record_t *replaced);
+/* As stream_record, for a stream that was not presented to this call: another thread may be using
+ * it meanwhile, and may begin to capture it. */
+record_t *stream_record_later(stream_t *stream);
+/* Makes one of the core's own streams wait for a foreign event, then records on it. */
+record_t *stream_record_event(stream_t *carrier, void *event, int device);
+
+/* A record of the stream numbered `stamp` or higher, so that others can wait for its owner order;
+ * recorded now if there is none. The caller gets a reference. NULL: it failed. */
+record_t *stream_probe(stream_t *stream, uint64_t stamp);
+
+/* ---- references -------------------------------------------------------- */
+
+void record_keep(record_t *record);
+void record_drop(record_t *record);
+/* Gives up the caller's reference. True: it was the last, and the caller, who holds the stream's
+ * record lock, must pass the record to stream_record_end. */
+bool record_release(record_t *record);
+
+/* ---- for retire.c ------------------------------------------------------ */
+
 /* A mark asks whether some have completed once this many more records are outstanding. */
 enum { ASK_AT = 64 };
 
@@ -29,26 +59,13 @@ static inline uint64_t group_bit(const stream_t *s)
   return 1ull << s->index % GROUP_STREAMS;
 }
 
-/* Positions in the queues of streams that nobody has asked about yet: collected under the device's
- * lock, asked without it. */
-enum { PROBES = 16 };
-typedef struct probes {
-  stream_t *stream[PROBES];
-  uint64_t stamp[PROBES];
-  int count;
-} probes_t;
-
-/* Asks for a position; of several on one stream for the latest. Those of more than PROBES streams
- * are not asked. */
-void probes_add(probes_t *probes, stream_t *stream, uint64_t stamp);
-/* Records an event on each stream, and finds out what has completed. */
-void probes_ask(const probes_t *probes, core_t *core);
-
 /* Asks the driver whether the record's event has completed. */
 bool record_is_done(record_t *record);
 /* Notes that every number up to this one has completed. */
 void records_complete(stream_t *stream, uint64_t number);
 /* Dropped records become spare ones. */
 void records_pool_dropped(stream_t *stream);
+
+bool stream_is_valid(stream_t *stream);
 
 #endif

@@ -1,5 +1,5 @@
-/* retire.c: finding out which events have completed: by asking, by waiting on the host, or because
- * the whole device was synchronised. */
+#include "retire.h"
+
 #include "../base/call.h"
 #include "../base/error.h"
 #include "record.h"
@@ -46,7 +46,7 @@ void stream_retire_all(core_t *core)
 
 bool stream_completes_now(stream_t *s, uint64_t number)
 {
-  enum { QUESTIONS = 256 };
+  enum { QUESTIONS = 256 }; /* together they take longer than an event on an idle stream */
   for (int i = 0; i < QUESTIONS && !stream_completed(s, number); i++)
     stream_retire(s);
   return stream_completed(s, number);
@@ -104,12 +104,16 @@ void probes_add(probes_t *probes, stream_t *stream, uint64_t stamp)
     probes->stamp[i] = stamp;
 }
 
-void probes_ask(const probes_t *probes, core_t *core)
+void probes_ask(const probes_t *probes, core_t *core, bool patient)
 {
+  record_t *record[PROBES];
+  for (int i = 0; i < probes->count; i++)
+    record[i] = stream_probe(probes->stream[i], probes->stamp[i]);
   for (int i = 0; i < probes->count; i++) {
-    record_t *record = stream_probe(probes->stream[i], probes->stamp[i]);
-    if (record)
-      record_drop(record);
+    if (record[i] && patient) /* until one is busy: the others had that moment, too */
+      patient = stream_completes_now(probes->stream[i], record[i]->number);
+    if (record[i])
+      record_drop(record[i]);
   }
   if (probes->count)
     stream_retire_all(core);

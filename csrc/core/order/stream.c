@@ -3,9 +3,11 @@
 #include <stdlib.h>
 
 #include "../base/call.h"
+#include "../base/core_assert.h"
 #include "../base/error.h"
 #include "event.h"
 #include "record.h"
+#include "retire.h"
 
 /* ---- finding streams --------------------------------------------------- */
 

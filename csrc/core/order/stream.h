@@ -12,7 +12,7 @@
 
 enum {
   CLOCK_ENTRIES = 256, /* streams from this index on are in no vector clock */
-  STREAM_EVENTS = 32,  /* out of use, kept by the stream; more go to the device */
+  STREAM_EVENTS = 32,  /* and records, out of use, kept by the stream; more go to the device */
 };
 
 /* Streams by index. The bits find the few streams with outstanding records among many. */
@@ -53,7 +53,8 @@ struct stream {
   unsigned ask_at;              /* how many outstanding records make a mark ask */
   _Atomic int64_t oldest_us;    /* when the oldest of them was recorded */
   record_t *spare;              /* records out of use */
-  void *events[STREAM_EVENTS];  /* events out of use: the last event_count */
+  unsigned spare_count;
+  void *events[STREAM_EVENTS]; /* events out of use: the last event_count */
   unsigned event_count;
   atomic_bool has_outstanding;
   _Atomic(record_t *) dropped; /* records that nobody refers to, not yet spare */
@@ -116,24 +117,6 @@ void stream_destroy_all(core_t *core);
 
 #define CAPTURE_UNKNOWN UINT64_MAX /* the driver did not say which capture */
 
-/* Records an event on the stream now. The caller gets a reference. NULL: it failed, or the stream
- * is being captured. */
-record_t *stream_record(presented_t presented);
-/* The same, but the record lock stays held until stream_record_end. NULL: no lock is held.
- * `replaced` (may be NULL) is a record of the stream whose last reference the caller gave up; it
- * becomes a spare one at once. */
-record_t *stream_record_begin(presented_t presented);
-void stream_record_end(stream_t *stream, record_t *replaced);
-/* As stream_record, for a stream that was not presented to this call: another thread may be using
- * it meanwhile, and may begin to capture it. */
-record_t *stream_record_later(stream_t *stream);
-/* Makes one of the core's own streams wait for a foreign event, then records on it. */
-record_t *stream_record_event(stream_t *carrier, void *event, int device);
-
-/* A record of the stream numbered `stamp` or higher, so that others can wait for its owner order;
- * recorded now if there is none. The caller gets a reference. NULL: it failed. */
-record_t *stream_probe(stream_t *stream, uint64_t stamp);
-
 typedef enum gate_result {
   GATE_REFUSED, /* by the driver: nothing changed */
   GATE_NEEDLESS,
@@ -157,30 +140,6 @@ static inline bool stream_is_rendezvous(const stream_t *stream)
          RULE(RENDEZVOUS_NOT_GATED);
 }
 
-/* The host waits for the record. */
-esper_status stream_wait_host(record_t *record);
-
-/* Finds out which of the stream's events have completed. */
-void stream_retire(stream_t *stream);
-void stream_retire_all(core_t *core);
-/* Whether the number has completed. Asks for some microseconds, because even an idle stream takes
- * so long to complete an event. */
-bool stream_completes_now(stream_t *stream, uint64_t number);
-
-/* Before the device is synchronised: takes a number that stands for all work enqueued so far on the
- * stream. Afterwards: notes that it has completed. Under the device's sync lock. */
-void stream_sync_begin(stream_t *stream);
-void stream_sync_done(stream_t *stream);
-
-/* Gives the stream's records that are out of use back to the device. */
-void stream_give_spares(stream_t *stream);
-
-void record_keep(record_t *record);
-void record_drop(record_t *record);
-/* Gives up the caller's reference. True: it was the last, and the caller, who holds the stream's
- * record lock, must pass the record to stream_record_end. */
-bool record_release(record_t *record);
-
 static inline bool stream_completed(const stream_t *stream, uint64_t number)
 {
   return atomic_load(&stream->completed) >= number;
@@ -201,7 +160,5 @@ static inline bool stream_is_after(const stream_t *reader, const stream_t *strea
 
 /* The stream with that index. */
 stream_t *stream_at(core_t *core, unsigned index);
-
-bool stream_is_valid(stream_t *stream);
 
 #endif

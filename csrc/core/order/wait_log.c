@@ -6,6 +6,7 @@
 
 #include "../base/error.h"
 #include "record.h"
+#include "retire.h"
 #include "stream.h"
 
 static bool is_over(const logged_wait_t *gate)
@@ -15,26 +16,23 @@ static bool is_over(const logged_wait_t *gate)
 }
 
 /* The next entry, or a later one close by whose gate is over. */
-static logged_wait_t *place(device_t *device)
+static unsigned next_entry(const device_t *device)
 {
   enum { LOOK_AT = 8 };
-  for (unsigned i = 0; i < LOOK_AT; i++) {
-    logged_wait_t *gate = &device->wait_log[(device->next_logged_wait + i) % WAIT_LOG_ENTRIES];
-    if (is_over(gate)) {
-      device->next_logged_wait = (device->next_logged_wait + i + 1) % WAIT_LOG_ENTRIES;
-      return gate;
-    }
-  }
-  logged_wait_t *oldest = &device->wait_log[device->next_logged_wait];
-  device->next_logged_wait = (device->next_logged_wait + 1) % WAIT_LOG_ENTRIES;
-  return oldest;
+  unsigned next = device->next_logged_wait;
+  for (unsigned i = next; i < next + LOOK_AT; i++)
+    if (is_over(&device->wait_log[i % WAIT_LOG_ENTRIES]))
+      return i % WAIT_LOG_ENTRIES;
+  return next;
 }
 
 void wait_log_add(device_t *device, const stream_t *waiting, record_t *record, size_t size)
 {
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  logged_wait_t *gate = place(device);
+  unsigned entry = next_entry(device);
+  logged_wait_t *gate = &device->wait_log[entry];
+  device->next_logged_wait = (entry + 1) % WAIT_LOG_ENTRIES;
   if (gate->record)
     record_drop(gate->record);
   record_keep(record);

@@ -5,10 +5,11 @@
 
 #include "../base/call.h"
 #include "../base/config.h"
-#include "../blocks/block.h"
+#include "../base/core_assert.h"
 #include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../order/capture.h"
+#include "../order/retire.h"
 #include "../order/stream.h"
 #include "../stats/pool_stats.h"
 #include "../stats/stat_shard.h"
@@ -174,7 +175,7 @@ pool_t *pool_next_spare(device_t *device, pool_t *pool)
 
 /* ---- heaps ------------------------------------------------------------- */
 
-_Static_assert(offsetof(heap_t, cache.latch) == 0, "heap_take leaves the gate alone");
+_Static_assert(offsetof(heap_t, cache.latch) == 0, "heap_take clears what is behind the latch");
 
 /* A spare heap's latch stays closed, because other threads may still try it: a free of a block that
  * has just changed its home, or a second free. */
@@ -190,7 +191,7 @@ static heap_t *heap_take(device_t *device)
 
 heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
 {
-  heap_t *sealed = NULL;
+  heap_t *quiesced = NULL;
   for (heap_t *heap = pool->heaps; heap; heap = heap->next) {
     if (heap->stream != stream)
       continue;
@@ -201,12 +202,12 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
       return heap;
     }
     if (heap->quiesced)
-      sealed = heap;
+      quiesced = heap;
   }
-  if (sealed) {
-    sealed->capture = capture;
-    sealed->quiesced = false;
-    return sealed;
+  if (quiesced) {
+    quiesced->capture = capture;
+    quiesced->quiesced = false;
+    return quiesced;
   }
   heap_t *heap = heap_take(pool->device);
   if (!heap)

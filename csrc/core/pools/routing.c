@@ -3,9 +3,7 @@
 #include <sched.h>
 #include <stdlib.h>
 
-#include "../base/config.h"
 #include "../base/error.h"
-#include "../blocks/block.h"
 #include "pool.h"
 
 esper_status route_make(esper_pool_filter *filter, void *context, route_t **route)

@@ -2,7 +2,6 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
-#include "../blocks/block.h"
 
 static esper_status obtain_from(const pool_t *pool, size_t size, uintptr_t *address)
 {
@@ -11,17 +10,17 @@ static esper_status obtain_from(const pool_t *pool, size_t size, uintptr_t *addr
   esper_status status = source->obtain(source->context, pool->device->index, size, &given);
   if (status != ESPER_OK || !given)
     return error_set(status == ESPER_OK ? ESPER_OUT_OF_MEMORY : status,
-                     "the allocator of pool (%llu, %llu) gave no segment of %zu bytes on "
+                     "the allocator of pool (%llu, %llu) did not provide a segment of %zu bytes on "
                      "device %d",
                      (unsigned long long)pool->id[0], (unsigned long long)pool->id[1], size,
                      pool->device->index);
   if ((uintptr_t)given % BLOCK_ALIGN) {
     source->give_back(source->context, pool->device->index, given, size);
-    return error_set(ESPER_INVALID,
-                     "the allocator of pool (%llu, %llu) gave memory at %p: make it start at a "
-                     "multiple of %d bytes",
-                     (unsigned long long)pool->id[0], (unsigned long long)pool->id[1], given,
-                     (int)BLOCK_ALIGN);
+    return error_set(
+        ESPER_INVALID,
+        "the allocator of pool (%llu, %llu) provided memory at %p: its addresses must be "
+        "multiples of %d",
+        (unsigned long long)pool->id[0], (unsigned long long)pool->id[1], given, (int)BLOCK_ALIGN);
   }
   *address = (uintptr_t)given;
   return ESPER_OK;

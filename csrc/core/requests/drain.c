@@ -4,15 +4,16 @@
 #include "../base/config.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
-#include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
 #include "../order/capturing.h"
+#include "../order/record.h"
+#include "../order/retire.h"
 #include "../pools/pool.h"
 
 /* ---- a stream presents itself ------------------------------------------ */
 
-/* The device's held uses that the record covers get it. */
+/* Gives the record to those held uses on the device's blocks that it covers. */
 static void cover_uses(device_t *device, record_t *record)
 {
   lock(&device->lock);
@@ -31,7 +32,7 @@ void drain_held_uses(core_t *core, presented_t p)
     atomic_store(&p.stream->holds, true);
     return;
   }
-  /* Uses on one device's streams may lie on blocks of any device. */
+  /* A stream of one device may have uses on blocks of any device. */
   for (int d = 0; d < core->device_count; d++)
     if (atomic_load(&core->devices[d].ready))
       cover_uses(&core->devices[d], record);
@@ -41,14 +42,16 @@ void drain_held_uses(core_t *core, presented_t p)
 
 /* ---- a device is waited for -------------------------------------------- */
 
-/* That of all streams has every trait, but each of them is asked for itself. */
+/* A use by `all_streams` counts only if it was marked without gate: that stream has the traits of
+ * all streams, and each stream with the rendezvous trait is asked about separately. */
 static bool is_rendezvous_itself(const use_t *use)
 {
   return use_is_rendezvous(use) && (!use->stream->all_streams || use->flags & USE_NO_GATE);
 }
 
-/* Whoever claimed a block may be at work on the records of its uses. `idle` (may be NULL) has
- * nothing to do. */
+/* Whether the block has an unfinished use that nobody may wait for. The uses of a claimed block
+ * count as unfinished, because the thread that claimed it may be changing them. `idle` (may be
+ * NULL) is a stream that is known to have finished. */
 static bool owes_no_gate(const block_t *block, const stream_t *idle)
 {
   for (const use_t *use = block->uses; use; use = use->next)
@@ -58,7 +61,7 @@ static bool owes_no_gate(const block_t *block, const stream_t *idle)
   return false;
 }
 
-/* A mortal one cannot be asked, so it counts as at work. */
+/* Whether the stream has unfinished work. A mortal stream cannot be asked, so the answer is yes. */
 static bool is_at_work(stream_t *s)
 {
   record_t *record = stream_record_later(s);
@@ -77,8 +80,9 @@ static bool rendezvous_is_at_work(device_t *device)
   return false;
 }
 
-/* What a graph reads is pending for as long as it is live, and whether a replay is under way can be
- * asked of the whole device alone. NULL: one may be. */
+/* Memory that a graph reads has a use by `all_streams`, which stays unfinished because the graph
+ * may be replayed at any time. But while the whole device is idle, no replay is under way. Returns
+ * `all_streams` then, and NULL otherwise. */
 static const stream_t *all_if_idle(device_t *device)
 {
   stream_t *all = device->all_streams;
@@ -101,8 +105,8 @@ bool drain_may_wait(device_t *device)
   return may;
 }
 
-/* Waits for each stream that can record an event now. *left: some cannot, for want of a handle;
- * *capturing: one is being captured. */
+/* Waits for each stream that can record an event now. Sets *left if some stream cannot, and
+ * *capturing if a stream is being captured. */
 static esper_status wait_for_streams(device_t *device, bool *left, bool *capturing)
 {
   for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next) {
@@ -138,7 +142,7 @@ static esper_status wait_for_streams(device_t *device, bool *left, bool *capturi
 static esper_status wait_for_device(device_t *device)
 {
   core_t *core = device->core;
-  atomic_bool *holds = &device->all_streams->holds; /* again from now on, maybe */
+  atomic_bool *holds = &device->all_streams->holds; /* a mark may set it again meanwhile */
   bool held = atomic_exchange(holds, false);
   for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
     if (s->device == device)
@@ -155,29 +159,30 @@ static esper_status wait_for_device(device_t *device)
   return ESPER_OK;
 }
 
-/* Where captures are not announced, an open pool may be one without any. */
+/* If captures are not announced, a pool that was begun does not prove that one is going on. */
 static bool is_captured(device_t *device)
 {
   bool announced = config_of(device->core)->as_given.captures_are_announced;
   return (announced && capturing_is_possible_now(device)) || stream_any_is_captured(device);
 }
 
-/* `left`: there may be streams that nobody here has met. */
+/* Drains this device only. `left`: streams that the core has never met must be waited for, too. */
 static esper_status drain_alone(device_t *device, bool left)
 {
   lock(&device->sync_lock);
   bool capturing = false;
   esper_status status = wait_for_streams(device, &left, &capturing);
   if (status == ESPER_OK && left)
-    status =
-        capturing || is_captured(device) /* one that began meanwhile */
-            ? error_set(ESPER_CAPTURING, "a stream of device %d is being captured", device->index)
-            : wait_for_device(device);
+    status = capturing || is_captured(device) /* a capture may have begun meanwhile */
+                 ? error_set(ESPER_CAPTURING,
+                             "a stream of device %d is being captured: end the capture first",
+                             device->index)
+                 : wait_for_device(device);
   unlock(&device->sync_lock);
   return status;
 }
 
-/* Whether free memory of the device waits for a stream of the other one. */
+/* Whether free memory of the device has an unfinished use by a stream of the other device. */
 static bool waits_for(device_t *device, const device_t *other)
 {
   bool waits = false;
@@ -190,10 +195,10 @@ static bool waits_for(device_t *device, const device_t *other)
   return waits;
 }
 
-static esper_status drain_with(device_t *device, bool strangers)
+esper_status drain_device(device_t *device, bool unknown)
 {
   core_t *core = device->core;
-  esper_status status = drain_alone(device, strangers);
+  esper_status status = drain_alone(device, unknown);
   for (int d = 0; d < core->device_count; d++) {
     device_t *other = &core->devices[d];
     if (other != device && atomic_load(&other->ready) && waits_for(device, other) &&
@@ -202,14 +207,4 @@ static esper_status drain_with(device_t *device, bool strangers)
   }
   pools_retire(device);
   return status;
-}
-
-esper_status drain_device(device_t *device)
-{
-  return drain_with(device, false);
-}
-
-esper_status drain_device_and_unknown_streams(device_t *device)
-{
-  return drain_with(device, true);
 }

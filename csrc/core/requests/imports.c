@@ -4,7 +4,6 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
-#include "../blocks/block.h"
 #include "../memory/mapped.h"
 #include "../memory/peers.h"
 #include "../order/capturing.h"
@@ -20,12 +19,14 @@ static esper_status check_names(const device_t *device, const esper_page_name *n
   for (size_t i = 0; i < count; i++) {
     if (!names[i].size || names[i].size % device->granule || names[i].size > SIZE_MAX / 2 - *size)
       return error_set(ESPER_INVALID,
-                       "a shared page of %llu bytes: pages of device %d are "
-                       "multiples of %zu",
+                       "a shared page has %llu bytes, but the size of a page on device %d is a "
+                       "multiple of %zu: pass page names as esper_share() gave them",
                        (unsigned long long)names[i].size, device->index, device->granule);
     *size += names[i].size;
   }
-  return count ? ESPER_OK : error_set(ESPER_INVALID, "no page is named: name one at least");
+  return count ? ESPER_OK
+               : error_set(ESPER_INVALID,
+                           "there are no page names: pass at least one, from esper_share()");
 }
 
 static esper_status import_one(device_t *device, import_t *import, const esper_page_name *name)
@@ -34,10 +35,8 @@ static esper_status import_one(device_t *device, import_t *import, const esper_p
   esper_status status = call_page_import(device->core, device->index, name, &handle);
   if (status != ESPER_OK)
     return error_from_driver(device->core, status);
-  size_t last = import->page_count++;
-  import->pages[last].handle = handle;
-  import->pages[last].size = name->size;
-  import->pages[last].mapped = false;
+  import->pages[import->page_count++] =
+      (struct imported_page){.handle = handle, .size = name->size};
   return ESPER_OK;
 }
 
@@ -61,7 +60,7 @@ static void link_import(device_t *device, import_t *import)
   unlock(&device->lock);
 }
 
-/* Nobody uses it. False: the driver would not take all of it. */
+/* Returns an import that nobody uses to the driver. False: the driver did not take all of it. */
 static bool give_back(const device_t *device, import_t *import)
 {
   core_t *core = device->core;
@@ -94,7 +93,7 @@ static esper_status map_all(device_t *device, import_t *import, const esper_page
 {
   esper_status status = ESPER_OK;
   for (size_t i = 0; i < count && status == ESPER_OK; i++)
-    status = import_one(device, import, &names[i]); /* another process may take its time */
+    status = import_one(device, import, &names[i]); /* may wait for the other process */
   paging_begin(device);
   for (size_t i = 0; i < count && status == ESPER_OK; i++)
     status = map_one(device, import, i);
@@ -115,10 +114,11 @@ esper_status imports_open(device_t *device, const esper_page_name *names, size_t
   *address = NULL;
   imports_reap(device, false);
   if (!mapped_granule(device))
-    return error_set(ESPER_UNSUPPORTED,
-                     "device %d cannot map the pages that this memory has: "
-                     "share memory of classic segments with it",
-                     device->index);
+    return error_set(
+        ESPER_UNSUPPORTED,
+        "device %d cannot map pages, and this memory consists of pages: share memory of "
+        "classic segments with it",
+        device->index);
   size_t size;
   esper_status status = check_names(device, names, count, &size);
   if (status != ESPER_OK)
@@ -141,9 +141,9 @@ esper_status imports_open(device_t *device, const esper_page_name *names, size_t
 
 /* ---- closing ----------------------------------------------------------- */
 
-/* Waits for whoever may be at work on imports: this device, and its peers. False: the host may not
- * wait, unless that is what it was asked for, nor while a stream may be captured that nobody here
- * has met. */
+/* Waits for all that may use imports: this device and its peers. False: the host may not wait. It
+ * may not while a capture may be going on, because the captured stream may be one that the core has
+ * never met. It may not wait for rendezvous work either, unless the caller `asked` for that. */
 static bool wait_for_users(device_t *device, bool asked)
 {
   core_t *core = device->core;
@@ -152,14 +152,14 @@ static bool wait_for_users(device_t *device, bool asked)
     if (d != device->index && !peers_has(device, d))
       continue;
     if (core_device(core, d, &user) != ESPER_OK || capturing_is_possible_now(user) ||
-        (!asked && !drain_may_wait(user)) || drain_device_and_unknown_streams(user) != ESPER_OK)
+        (!asked && !drain_may_wait(user)) || drain_device(user, true) != ESPER_OK)
       return false;
   }
   return true;
 }
 
-/* Takes the closed ones out of the list: what is closed while somebody waits, he has not waited
- * for. */
+/* Takes the closed imports out of the list before the wait: the wait does not cover an import that
+ * is closed while it goes on. */
 static import_t *take_closed(device_t *device)
 {
   import_t *taken = NULL, *import;
@@ -214,7 +214,9 @@ esper_status imports_close(core_t *core, void *address)
       imports_reap(&core->devices[d], false);
       return ESPER_OK;
     }
-  return error_set(ESPER_INVALID, "no shared memory that was opened begins at %p", address);
+  return error_set(ESPER_INVALID,
+                   "no opened shared memory begins at %p: pass an address from esper_open_shared()",
+                   address);
 }
 
 void imports_destroy(device_t *device)

@@ -1,28 +1,29 @@
 /* malloc.c: malloc and free.
  *
- * malloc looks for memory in this order, and stops at the first that serves:
+ * malloc tries these steps in order, and stops at the first that serves:
  *   1. a ready block of its own heap
- *   2. the same, after finding out what has completed
- *   3. reuse order `gate`, or `auto` and the wait looks short: a pending block
- *      of its own heap, the GPU waiting
+ *   2. the same, after retiring events
+ *   3. a pending block of its own heap, for which the GPU waits: with reuse order `gate`, or
+ *      with `auto` if the wait looks short
  *   4. a completed block of another heap, lent
- *   5. a new segment; before that loan, if there were many small ones. First, beyond
- *      the garbage_collection_threshold, cached ones long unused go back
- *   6. what the embedder's callback frees
- *   7. any block that a gate can make ready, other heaps included, and then those
- *      of pools that may be used when memory is short
- *   8. a pending block, the host waiting for it; then whatever a synchronised
- *      device leaves free; then a new segment after giving cached ones back; then
- *      what other threads' calls hold and may not keep
- * and then reports that memory is exhausted. Each step takes the device's lock
- * for itself: driver calls are made on claimed blocks, without it. Inside a
- * capture only what the capture itself freed is reusable, and what its pool had
- * when it was sealed: there gates are edges of the graph, nothing is asked of
- * events, and nobody waits.
+ *   5. new memory. This comes before step 4 if the heap has borrowed many small blocks, and where
+ *      addresses repeat. Beyond the garbage_collection_threshold, segments that were unused for
+ *      long go back first
+ *   6. memory that registered callbacks free
+ *   7. any block that a gate can make ready: of its own heap, of other heaps, then of pools that
+ *      may be used when memory is short
+ *   8. the host waits: for one event after the other, then for the whole device. Then cached
+ *      memory goes back and new memory is tried again. The last hope is memory in flight
+ * After that, memory is exhausted.
  *
- * The steps that gate are told in malloc_gate.c, those inside a capture in malloc_capture.c, those
- * of private pools, where addresses repeat, in malloc_deterministic.c, how a request ends in
- * heap_request.c, and what goes back to the driver in release_cached.c. */
+ * Each step takes the device's lock for itself. Driver calls are made without it, on claimed
+ * blocks. Inside a capture only two kinds of memory serve: what the capture itself freed, and what
+ * its pool had when it was quiesced. There a gate is an edge of the graph, no event is asked about,
+ * and nobody waits.
+ *
+ * malloc_gate.c has the steps that gate, malloc_capture.c those inside a capture,
+ * malloc_deterministic.c those of private pools, where addresses repeat. request.c has the ends of
+ * a request, and release.c gives memory back to the driver. */
 #include "malloc.h"
 
 #include "../base/error.h"
@@ -38,18 +39,19 @@
 #include "../order/capture_thread.h"
 #include "../order/capturing.h"
 #include "../order/record.h"
+#include "../order/retire.h"
 #include "../pools/pool.h"
 #include "../stats/stat.h"
-#include "../stats/stats.h"
 #include "drain.h"
 #include "malloc_capture.h"
 #include "malloc_deterministic.h"
 #include "malloc_gate.h"
+#include "release.h"
 #include "request.h"
 
 /* ---- the steps of malloc ----------------------------------------------- */
 
-/* A ready block, whatever it wastes, after finding out what has completed. */
+/* Step 2: a ready block, even one much larger than the request, after retiring events. */
 static block_t *take_retired(const request_t *q)
 {
   stream_retire_all(q->core);
@@ -60,7 +62,7 @@ static block_t *take_retired(const request_t *q)
   return block;
 }
 
-/* Steps 2 and 3, in one hold of the lock but for the gates. The ready blocks are searched again
+/* Steps 2 and 3. They take the lock once, apart from the gates. The ready blocks are searched again
  * only if there are new ones. */
 static block_t *take_retired_or_gate(const request_t *q)
 {
@@ -73,26 +75,26 @@ static block_t *take_retired_or_gate(const request_t *q)
   if (!block)
     run = malloc_claim_gateable(q);
   if (!block && !run.first && q->heap->ready[q->large].count)
-    block = request_take_ready(q, false); /* there is no better one to wait for */
+    block = request_take_ready(q, false); /* no pending block fits better */
   unlock(&q->device->lock);
   return run.first ? malloc_gate_claimed(q, run) : block;
 }
 
-/* A loan is dearer than memory of one's own, of which small blocks need little: who borrows again
- * and again grows instead. True: now. */
+/* A loan costs more time than a block of the heap's own, and a small segment costs little memory.
+ * So a heap that has borrowed many small blocks grows instead. */
 static bool borrows_too_often(const request_t *q)
 {
   enum { MANY = 32 }; /* loans cost about as much as a small segment */
   lock(&q->device->lock);
   bool often = !q->large && q->heap->borrowed >= MANY;
   if (often)
-    q->heap->borrowed = 0; /* whether or not it can */
+    q->heap->borrowed = 0; /* even if it cannot grow */
   unlock(&q->device->lock);
   return often;
 }
 
-/* Step 4. What other heaps owe to their own streams is often done but nobody asked: the first round
- * asks, the second looks again. */
+/* Step 4. The owner order that blocks of other heaps owe has often completed unnoticed. So the
+ * first round asks about it, and the second round looks again. */
 static block_t *borrow(const request_t *q)
 {
   for (int round = 0; round < 2; round++) {
@@ -121,7 +123,7 @@ static block_t *borrow(const request_t *q)
     unlock(&q->device->lock);
     if (!probes.count)
       return NULL;
-    probes_ask(&probes, q->core);
+    probes_ask(&probes, q->core, false);
   }
   return NULL;
 }
@@ -134,7 +136,7 @@ static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
     release_old(q->device);
   lock(&q->device->lock);
   if (drivers)
-    in_flight_begin(q->device); /* until what is too much is free */
+    in_flight_begin(q->device); /* growth may bring more than the request keeps */
   unlock(&q->device->lock);
   *status = grow(q->heap, q->size, q->large, alone, &block);
   lock(&q->device->lock);
@@ -148,9 +150,9 @@ static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
   return *status == ESPER_OK ? block : NULL;
 }
 
-/* The record that the oldest pending block of the heap waits for; NULL: none that the host may wait
- * for. A use without gate may depend on what this very thread has still to enqueue, so the host
- * does not wait for it either. */
+/* The record that the heap's oldest pending block waits for. NULL: there is none that the host may
+ * wait for. The host never waits for a use without gate, which may depend on work that this very
+ * thread has still to enqueue. */
 static record_t *oldest_wait(const request_t *q)
 {
   record_t *oldest = NULL;
@@ -163,7 +165,7 @@ static record_t *oldest_wait(const request_t *q)
   return oldest;
 }
 
-/* Step 8a: one event at a time, until there is enough. */
+/* The beginning of step 8: the host waits for one event after the other, until a block is ready. */
 static block_t *wait_for_pending(const request_t *q)
 {
   record_t *oldest;
@@ -187,8 +189,8 @@ static bool callback_freed_memory(const request_t *q)
 
 /* ---- malloc ------------------------------------------------------------ */
 
-/* Steps 2 to 5 where addresses repeat. Whether something has completed is asked for the sake of
- * memory that may not be gated on. */
+/* Steps 2 to 5 where addresses repeat. Events are retired for the sake of memory that may not be
+ * gated on, which serves only once it has completed. */
 static block_t *find_or_grow_deterministic(const request_t *q, esper_status *status)
 {
   stream_retire_all(q->core);
@@ -216,7 +218,7 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
   return take_grown(q, false, status);
 }
 
-/* What other pools have to spare when memory is short. */
+/* The end of step 7: memory of pools that may be used when memory is short. */
 static block_t *find_in_spare_pools(const request_t *q)
 {
   block_t *block = NULL;
@@ -235,7 +237,7 @@ static block_t *find_in_spare_pools(const request_t *q)
   return block;
 }
 
-static block_t *find_left(const request_t *q)
+static block_t *find_returned(const request_t *q)
 {
   if (q->capture)
     return malloc_find_inside(q);
@@ -243,17 +245,17 @@ static block_t *find_left(const request_t *q)
   return block ? block : borrow(q);
 }
 
-/* What other threads' calls had in their hands, also the rest of what they needed: so often at
- * most, or who is always too late would never be told. */
-static block_t *take_left(const request_t *q, esper_status *status)
+/* The end of step 8: waits for memory in flight, and takes what other calls give back or do not
+ * need. At most TIMES times: a thread that always comes too late must get its error in the end. */
+static block_t *take_returned(const request_t *q, esper_status *status)
 {
   enum { TIMES = 64 };
   block_t *block = NULL;
-  unsigned left = q->left;
+  unsigned returned_before = q->returned_before;
   bool more = true;
   for (int i = 0; i < TIMES && more && !block && *status == ESPER_OUT_OF_MEMORY; i++) {
-    more = in_flight_wait(q->device, &left);
-    if (!(block = find_left(q)) && more)
+    more = in_flight_wait(q->device, &returned_before);
+    if (!(block = find_returned(q)) && more)
       block = take_grown(q, false, status);
   }
   return block;
@@ -270,10 +272,10 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   q->device->stats.num_sync_all_streams++;
   slack_ran_out(q->device);
   unlock(&q->device->lock);
-  /* Giving memory back waits for the device too. */
+  /* Giving memory back to the driver waits for the device, too, so the host must be allowed to. */
   bool may_wait = drain_may_wait(q->device);
   if (may_wait)
-    drain_device(q->device);
+    drain_device(q->device, false);
   if ((block = take_retired(q)) || (block = borrow(q)) || !may_wait ||
       (block = find_in_spare_pools(q)))
     return block;
@@ -282,7 +284,7 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
     return block;
   if (release_cached(q->device, NULL, false, SIZE_MAX) && (block = take_grown(q, false, status)))
     return block;
-  return take_left(q, status);
+  return take_returned(q, status);
 }
 
 static block_t *find_slowly(const request_t *q, esper_status *status)
@@ -293,7 +295,7 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
   if (block || *status != ESPER_OUT_OF_MEMORY)
     return block;
   if (q->capture)
-    return (block = malloc_gate_inside(q)) ? block : take_left(q, status);
+    return (block = malloc_gate_inside(q)) ? block : take_returned(q, status);
   if ((block = malloc_gate_own(q)) || (block = malloc_gate_other(q)) ||
       (block = find_in_spare_pools(q)))
     return block;
@@ -333,28 +335,28 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
     capture_thread_refused(core);
     return status;
   }
-  q.stream.asked |= try.asked; /* `capture` is 0 */
+  q.stream.asked |= try.asked; /* the answer was: no capture */
   if (!q.size)
     return request_fail(&q);
   q.large = config_is_large(q.size);
   q.capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q.stream, false) : 0;
-  /* Memory of the wrong side of a capture's border would be reused there. */
+  /* Without an answer, memory from inside a capture might be reused outside, or the reverse. */
   if (q.capture == CAPTURE_UNKNOWN) {
-    capture_thread_works(q.capture, q.stream.stream);
+    capture_thread_note(q.capture, q.stream.stream);
     return error_from_driver(core,
                              atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
   }
-  /* Nothing of an invalidated capture ever runs: what is asked for will be used after it. */
+  /* An invalidated capture never runs, so the memory will be used after it. */
   if (q.capture == ESPER_CAPTURE_INVALID)
     q.capture = 0;
   if (q.capture)
-    capture_thread_works(q.capture, q.stream.stream);
+    capture_thread_note(q.capture, q.stream.stream);
   else if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed))
     drain_held_uses(core, q.stream);
 
   lock(&device->lock);
   device->large_requests += q.large;
-  q.left = in_flight_returned_by_others(device);
+  q.returned_before = in_flight_returned_by_others(device);
   q.heap = heap_of(&q);
   q.deterministic = q.heap && pool_is_deterministic(q.heap);
   block_t *block = q.heap && !q.deterministic ? request_take_ready(&q, true) : NULL;
@@ -384,7 +386,7 @@ static bool has_uses_at_free(const block_t *block)
   return false;
 }
 
-/* What a claimed block owes from now on; the device's lock is dropped meanwhile. */
+/* Sets what a claimed block owes after its free. The device's lock is dropped meanwhile. */
 static void owe_outside(device_t *device, block_t *block)
 {
   owner_order_stamp(block);
@@ -398,7 +400,7 @@ static void owe_outside(device_t *device, block_t *block)
 static bool count_reads_by_graphs(device_t *device, const block_t *block)
 {
   for (const use_t *use = block->uses; use; use = use->next)
-    if (use->flags & USE_CAPTURED) {
+    if (use->flags & USE_READ_BY_GRAPH) {
       device->counters.captured_frees++;
       return true;
     }
@@ -409,23 +411,24 @@ static void warn_of_graph(core_t *core)
 {
   const esper_config *given = &config_of(core)->as_given;
   if (given->warn && !atomic_exchange(&core->warned, true))
-    given->warn(given->warn_context,
-                "memory was freed that a CUDA graph reads, as a mark inside its capture says: "
-                "unless that graph is gone, a replay reads what may be somebody else's by then. "
-                "Keep such tensors for as long as the graph.");
+    given->warn(
+        given->warn_context,
+        "memory was freed that a CUDA graph reads: it was marked inside the capture. If the "
+        "graph is replayed again, it may read other data there. Keep such tensors for as "
+        "long as the graph.");
 }
 
-/* A call of its own, so that who needs none of it saves no registers for it. */
+/* Not inlined, so that the fast path of free need not save registers for this. */
 __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t *block, void *ptr)
 {
   segment_t *segment = block ? block_segment_if_any(block) : NULL;
   if (!segment)
-    return error_set(ESPER_INVALID, "%p does not start a block of this allocator", ptr);
+    return error_set(ESPER_INVALID, "%p is not the start of a block of this allocator", ptr);
   device_t *device = segment->device;
   lock(&device->lock);
   if (!cache_claim_live(block, (uintptr_t)ptr)) {
     unlock(&device->lock);
-    return error_set(ESPER_INVALID, "%p was freed before", ptr);
+    return error_set(ESPER_INVALID, "%p has been freed already", ptr);
   }
   if (block->oversize)
     stat_sub(&device->stats.oversize_allocations, 1);
@@ -435,9 +438,9 @@ __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t 
   const heap_t *home = block->segment->heap;
   pool_t *pool = home->pool;
   bool at_home = !home->quiesced && home->capture == block->capture;
-  pool_enter(pool); /* which is not sealed meanwhile */
+  pool_enter(pool); /* so that it is not quiesced meanwhile */
   if (block->capture && !at_home) {
-    uses_drop_captured(device, block); /* the heap left that capture: it is over */
+    uses_drop_captured(device, block); /* the heap has left that capture, so it is over */
     at_home = block_joins_capture(block);
   }
   if (block->capture && at_home)

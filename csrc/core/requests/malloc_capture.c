@@ -1,15 +1,15 @@
 #include "malloc_capture.h"
 
 #include "../blocks/block.h"
-#include "../blocks/block_cache.h"
 #include "../blocks/use.h"
 #include "../memory/segment.h"
 #include "../order/capture.h"
+#include "../order/record.h"
 #include "../pools/pool.h"
 
 /* ---- malloc ------------------------------------------------------------ */
 
-/* Step 2: what has been ordered since, by the program's own edges. */
+/* Step 2: a block whose points the program's own edges have ordered before the request. */
 static block_t *take_learned(const request_t *q)
 {
   branch_learn(q->heap->branch, q->stream.handle);
@@ -20,8 +20,8 @@ static block_t *take_learned(const request_t *q)
   return block;
 }
 
-/* Makes the request's stream depend on all that a claimed block owes. What its own queue orders
- * needs no edge, and is none that was spared. */
+/* Makes the request's stream depend on everything that a claimed block owes. A point of the
+ * stream's own branch needs no edge, and does not count as a gate that was skipped. */
 static bool gate_inside(const request_t *q, const block_t *block)
 {
   branch_t *branch = q->heap->branch;
@@ -69,7 +69,7 @@ static block_t *take_inside(const request_t *q, heap_t *heap, inside_t how)
 static block_t *take_from_branches(const request_t *q, inside_t how)
 {
   lock(&q->device->lock);
-  heap_t *heap = q->pool->heaps; /* new ones come in front; none goes meanwhile */
+  heap_t *heap = q->pool->heaps; /* new heaps are put first; none goes meanwhile */
   unlock(&q->device->lock);
   block_t *block = NULL;
   for (; heap && !block; heap = heap->next)
@@ -78,7 +78,7 @@ static block_t *take_from_branches(const request_t *q, inside_t how)
   return block;
 }
 
-/* Step 4: a segment that another stream freed before the pool was sealed. */
+/* Step 4: a segment that another stream had freed when the pool was quiesced. */
 static block_t *take_quiesced(const request_t *q)
 {
   block_t *block = NULL;
@@ -112,8 +112,8 @@ block_t *malloc_gate_inside(const request_t *q)
 
 /* ---- free -------------------------------------------------------------- */
 
-/* The same inside the capture that the block was handed out in. The user's own point is the
- * caller's to add. */
+/* Sets the points of uses that end with this free, inside the capture that the block was handed out
+ * in. The caller adds the point of the block's own user. */
 static void set_points_at_free(core_t *core, block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next) {
@@ -131,21 +131,12 @@ static void set_points_at_free(core_t *core, block_t *block)
   }
 }
 
-/* The loan's use is over: the borrower's point stands for it. */
-static void drop_use_of_user(device_t *device, block_t *block)
+/* A lent block has a use by its borrower. The point of the free replaces it. */
+static bool is_loan(block_t *block, use_t *use)
 {
-  for (use_t **link = &block->uses; *link;) {
-    use_t *use = *link;
-    if (block_is_of(block, use->stream) && !use->record && !use->point.branch) {
-      *link = use->next;
-      use_give(device, use);
-    } else {
-      link = &use->next;
-    }
-  }
+  return block_is_of(block, use->stream) && !use->record && !use->point.branch;
 }
 
-/* False: its capture is over, or it cannot be said what the block owes there. */
 bool malloc_owe_inside(device_t *device, block_t *block)
 {
   capture_point_t point;
@@ -162,7 +153,7 @@ bool malloc_owe_inside(device_t *device, block_t *block)
   if (how != FREED_INSIDE) {
     owner_order_stamp(block);
   } else if (spare && RULE(CAPTURED_FREE_HAS_POINT)) {
-    drop_use_of_user(device, block);
+    uses_drop_if(device, block, is_loan);
     use_attach_point(block, point, USE_AT_FREE, &spare);
     uses_unite_points(device, block);
   } else {
@@ -174,10 +165,11 @@ bool malloc_owe_inside(device_t *device, block_t *block)
   return known;
 }
 
-/* A block of an earlier capture of the pool, freed inside a later one, as what a forward graph
- * saved is inside the backward one: what that graph does with it comes before by the order of
- * replays (rule 8), what its owner did outside was waited for by the seal, and nothing was recorded
- * there since. */
+/* The block was handed out in an earlier capture of the pool and is freed inside a later one: for
+ * example, a tensor that a forward graph saved is freed in the backward graph. What the earlier
+ * graph does with it comes first, because replays keep the order of captures (rule 8). What its
+ * owner did outside was waited for when the pool was quiesced, and its stream has recorded nothing
+ * since. */
 bool block_joins_capture(block_t *block)
 {
   const heap_t *home = block->segment->heap;

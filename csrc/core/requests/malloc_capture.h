@@ -1,6 +1,6 @@
-/* malloc_capture.h: malloc and free inside a capture. What is freed there gets a place in the graph
- * instead of an event, and malloc looks for blocks whose places come before the request's, by the
- * program's own edges or by one that is added. */
+/* malloc_capture.h: malloc and free inside a capture. A free there gets a point in the graph
+ * instead of an event. malloc looks for blocks whose points come before the request's point, by the
+ * program's own edges or by an edge that it adds. */
 #ifndef ESPER_MALLOC_CAPTURE_H
 #define ESPER_MALLOC_CAPTURE_H
 
@@ -11,11 +11,12 @@ block_t *malloc_find_inside(const request_t *q);
 /* Step 7, when memory ran out. */
 block_t *malloc_gate_inside(const request_t *q);
 
-/* What a claimed block that was handed out inside a capture owes from now on; the device's lock is
- * dropped meanwhile. False: its capture is over, or it cannot be said what the block owes there. */
+/* Sets what a claimed block owes after its free, if it was handed out inside a capture. The
+ * device's lock is dropped meanwhile. False: the capture is over, or what the block owes there is
+ * unknown. */
 bool malloc_owe_inside(device_t *device, block_t *block);
-/* A block of an earlier capture joins the one that its heap is in now. False: it may not. Under the
- * device's lock. */
+/* Makes a block of an earlier capture one of the capture that its heap is in now. False: it may not
+ * be reused there. Under the device's lock. */
 bool block_joins_capture(block_t *block);
 
 #endif

@@ -3,12 +3,12 @@
 #include "../blocks/block.h"
 #include "../blocks/pending_index.h"
 #include "../blocks/use.h"
-#include "../pools/pool.h"
+#include "../order/retire.h"
 #include "malloc_gate.h"
 
 /* ---- the choice ---------------------------------------------------------- */
 
-/* A ready block, or one that a gate makes ready: the same to whoever chooses. */
+/* Whether the block belongs to a range: it is ready, or a gate can make it ready. */
 static bool joins(const request_t *q, const block_t *block)
 {
   return block && (block->state == BLOCK_READY ||
@@ -21,7 +21,7 @@ static bool joins_pending(const request_t *q, const block_t *block)
   return joins(q, block) && block->state == BLOCK_PENDING;
 }
 
-/* Best-fit order. */
+/* The order of best fit: the smaller one first, then that in the older segment. */
 static bool range_before(run_t a, run_t b)
 {
   if (a.size != b.size)
@@ -42,7 +42,7 @@ static void consider(const request_t *q, run_t *best, run_t range)
     *best = range;
 }
 
-/* All that is joined with the block and lies behind it. */
+/* Extends a range by the blocks behind it. */
 static run_t range_after(const request_t *q, run_t range)
 {
   while (joins(q, range.last->next)) {
@@ -52,7 +52,8 @@ static run_t range_after(const request_t *q, run_t range)
   return range;
 }
 
-/* All that is joined with the pending block, if it is the first such one there. */
+/* The range around a pending block. Empty if the block is not the range's first pending one, so
+ * that each range is found once. */
 static run_t range_from(const request_t *q, block_t *block)
 {
   run_t range = run_of_one(block), none = {0};
@@ -66,7 +67,7 @@ static run_t range_from(const request_t *q, block_t *block)
   return joins(q, block) ? range_after(q, range) : none;
 }
 
-/* Every range, in the order of addresses. */
+/* Looks at every range. */
 static run_t best_of_all(const request_t *q)
 {
   run_t best = {0};
@@ -85,15 +86,16 @@ static bool is_free(const block_t *neighbour)
   return neighbour && block_is_free(neighbour);
 }
 
-/* A block that stands alone and does not fit: what it owes need not be looked at. */
+/* Whether the block need not be looked at: it is too small, and no free block is beside it. */
 static bool is_out_of_question(const request_t *q, const block_t *block)
 {
   return block->segment->large != q->large ||
          (block->size < q->size && !is_free(block->prev) && !is_free(block->next));
 }
 
-/* Ready blocks are in order of size; those beside pending ones are seen there. False: these are so
- * many that it is quicker to look at everything. */
+/* Finds the best ready block that is a range by itself. Ready blocks beside pending ones are passed
+ * over, because the walk over pending blocks finds their ranges. False: there are so many of them
+ * that it is quicker to look at every range. */
 static bool find_ready(const request_t *q, run_t *ready)
 {
   enum { MANY = 128 };
@@ -110,7 +112,7 @@ static bool find_ready(const request_t *q, run_t *ready)
   return true;
 }
 
-/* The same whichever way it is looked for. */
+/* Both ways of looking find the same range. */
 static run_t best_range(const request_t *q)
 {
   run_t best = {0}, ready;
@@ -151,8 +153,8 @@ static bool owes(const request_t *q, run_t run)
   }
 }
 
-/* The run's first `size` bytes, which owe nothing any more. The rest, of its last block, is free
- * again, and owes what that one owed. */
+/* Takes the run's first `size` bytes, which owe nothing any more. The rest of its last block is
+ * free again, and owes what that block owed. */
 static block_t *take_share(const request_t *q, run_t run, size_t size)
 {
   free_blocks_satisfied(run.last);

@@ -2,17 +2,16 @@
 
 #include "../blocks/use.h"
 #include "../memory/grow.h"
-#include "../order/device.h"
-#include "../order/record.h"
 #include "../order/wait_log.h"
 #include "../pools/pool.h"
 
-/* Reuse order `auto` lets a stream wait for one that is at most this much further behind. */
+/* With reuse order `auto`, a stream waits for another one if the oldest unfinished event of that is
+ * at most this much older than its own. */
 static const int64_t AUTO_LAG_US = 3000;
 
 /* ---- gates ------------------------------------------------------------------ */
 
-/* Makes the request's stream wait for the record, for the sake of a block. */
+/* Makes the request's stream wait for the record. `size`: of the block that it waits for. */
 static bool gate_record(const request_t *q, record_t *record, size_t size, gating_t *gating)
 {
   gate_result result = stream_gate(q->stream, record);
@@ -33,8 +32,8 @@ void malloc_note_gating(const request_t *q, const gating_t *gating)
     wait_log_add(q->device, q->stream.stream, gating->log[i].record, gating->log[i].size);
 }
 
-/* The run's latest record on the stream of one of its uses: waiting for that one waits for the
- * others too. */
+/* The latest record in the run on the stream of this use. Waiting for it waits for the earlier
+ * ones, too. */
 static record_t *latest_on_stream(run_t run, const use_t *of)
 {
   record_t *latest = of->record;
@@ -65,7 +64,7 @@ bool malloc_gate_run(const request_t *q, run_t run, gating_t *gating)
 
 /* ---- the request's own heap -------------------------------------------------- */
 
-/* One pending block; if none serves, several neighbours. */
+/* One pending block, or a run of neighbours if no single block serves. */
 static run_t find_gateable(const request_t *q, const heap_t *heap, bool at_free_too)
 {
   block_t *block =
@@ -74,8 +73,8 @@ static run_t find_gateable(const request_t *q, const heap_t *heap, bool at_free_
                : free_blocks_gateable_run(heap, q->stream.stream, q->size, q->large, at_free_too);
 }
 
-/* Whether a segment would pass the memory fraction, or the driver had no memory for one of that
- * size when it was asked last. */
+/* Whether a new segment would exceed the memory fraction, or the driver lately refused one of that
+ * size. */
 static bool cannot_grow(const request_t *q)
 {
   const device_t *d = q->device;
@@ -84,8 +83,9 @@ static bool cannot_grow(const request_t *q)
   return reserved + size > d->limit || (d->refused && size >= d->refused);
 }
 
-/* Reuse order `auto`: a gate makes the request's stream wait about as long as the other stream is
- * further behind the host. docs/measurements.md has the figures. */
+/* For reuse order `auto`: whether a gate would make the request's stream wait for long. That takes
+ * about as long as the other stream is further behind the host. docs/measurements.md has the
+ * measurements. */
 static bool waits_long(const request_t *q, run_t run)
 {
   int64_t now = q->core->clock_us(), own = stream_lag_us(q->stream.stream, now);
@@ -140,8 +140,8 @@ block_t *malloc_gate_own(const request_t *q)
 
 /* ---- other heaps --------------------------------------------------------------- */
 
-/* The free block of another heap that fits best, if a gate makes it ready; else what find_gateable
- * finds there. */
+/* Of another heap: the best-fitting ready block, if a gate makes it ready for the request's stream.
+ * Otherwise a pending block or a run. */
 static run_t find_elsewhere(const request_t *q, heap_t *heap)
 {
   cache_close(heap);
@@ -152,8 +152,8 @@ static run_t find_elsewhere(const request_t *q, heap_t *heap)
   return may ? run_of_one(block) : find_gateable(q, heap, true);
 }
 
-/* Stores the latest owner order of the run's blocks, a position that covers all of them. Whether
- * the request's stream has to wait for it. */
+/* Whether the request's stream must wait for owner order of the run's blocks. Stores the latest
+ * stamp of these blocks, which covers all of them. */
 static bool owes_owner_order(const request_t *q, run_t run, uint64_t *stamp)
 {
   bool owes = false;

@@ -6,39 +6,40 @@
 
 #include "request.h"
 
-/* ---- in two halves ---------------------------------------------------------- */
+/* ---- in two steps ------------------------------------------------------------ */
 
-/* Claims what the request's stream may be gated on early, of its own heap. No first block: there is
- * nothing, or reuse order `auto` finds the wait too long. Under the device's lock. */
+/* Claims a block or run of the request's own heap that its stream may be gated on early. Empty:
+ * there is none, or reuse order `auto` finds the wait too long. Under the device's lock. */
 run_t malloc_claim_gateable(const request_t *q);
-/* Gates on what was claimed, and hands it out. NULL: a gate was refused. Without the lock. */
+/* Gates the request's stream on the claimed run, and hands it out. NULL: a gate was refused.
+ * Without the lock. */
 block_t *malloc_gate_claimed(const request_t *q, run_t run);
 
-/* ---- in one: no lock is held; NULL: no memory that may be gated on ------------ */
+/* ---- in one step, without the lock; NULL: no memory that may be gated on ------ */
 
-/* A block of the request's own heap, however long the wait, and though its uses end with the
- * free. */
+/* A block of the request's own heap, however long the wait. Uses by record_stream are gated on,
+ * too. */
 block_t *malloc_gate_own(const request_t *q);
 /* A block of another heap of its pool. */
 block_t *malloc_gate_other(const request_t *q);
 
 /* ---- gates ------------------------------------------------------------------- */
 
-/* What was gated on for one malloc: counted and logged in one go. */
+/* The gates of one malloc, which are counted and logged together. */
 enum { LOGGED_GATES = 8 };
 
 typedef struct gating {
   uint64_t issued, skipped;
   struct {
-    record_t *record;  /* a use keeps it, or the caller */
+    record_t *record;  /* a use or the caller has a reference */
     size_t size;       /* of the block */
-  } log[LOGGED_GATES]; /* of the first that were issued */
+  } log[LOGGED_GATES]; /* the first gates that were issued */
 } gating_t;
 
-/* Makes the request's stream wait for all that the blocks of a claimed run owe. False: a gate was
- * refused. Without the lock. */
+/* Makes the request's stream wait for everything that the blocks of a claimed run owe. False: a
+ * gate was refused. Without the lock. */
 bool malloc_gate_run(const request_t *q, run_t run, gating_t *gating);
-/* Counts and logs; before the uses are dropped. Under the lock. */
+/* Counts and logs the gates. To be called before the uses are dropped, under the lock. */
 void malloc_note_gating(const request_t *q, const gating_t *gating);
 
 #endif

@@ -5,27 +5,29 @@
 #include "../blocks/pending_index.h"
 #include "../blocks/use.h"
 #include "../memory/segment.h"
-#include "../order/capture.h"
 #include "../order/capturing.h"
+#include "../order/record.h"
+#include "../order/retire.h"
 #include "../order/stream.h"
 #include "../pools/pool.h"
 
 /* ---- waiting ------------------------------------------------------------ */
 
-enum { REFUSED = 64 }; /* streams that cannot be waited for, and are not asked again */
+enum { REFUSED = 64 }; /* at most so many streams that cannot be waited for are remembered */
 
-/* Where no event can be recorded now, older ones may still be waited for. */
+/* A stream that cannot be waited for, and is not tried again. If no event could be recorded on it,
+ * events recorded earlier may still be waited for. */
 typedef struct refused {
   const stream_t *stream;
-  bool owner_order; /* and nothing else */
+  bool owner_order; /* only its owner order cannot be waited for */
 } refused_t;
 
-/* One wait for each stream, for the last of its work that somebody owes. */
+/* One wait for one stream, up to the last of its work that some block owes. */
 typedef struct wait {
   stream_t *stream;         /* NULL: nothing to wait for */
   uint64_t number;          /* its work up to here */
-  record_t *record;         /* whose number it is; NULL: owner order */
-  const refused_t *refused; /* what cannot be waited for */
+  record_t *record;         /* the record with that number; NULL: the wait is for owner order */
+  const refused_t *refused; /* streams that cannot be waited for */
   int count;
 } wait_t;
 
@@ -37,7 +39,7 @@ static bool is_refused(const wait_t *wait, const stream_t *stream, const record_
   return false;
 }
 
-/* The first stream that comes is the one that is waited for. */
+/* Adds work to the wait. The first call decides the stream; work of other streams is ignored. */
 static void need(wait_t *wait, stream_t *stream, uint64_t number, record_t *record)
 {
   if (wait->stream && (wait->stream != stream || wait->number >= number))
@@ -57,9 +59,14 @@ static void need_all(wait_t *wait, const block_t *block)
 {
   if (!owner_order_has_completed(block) && owner_order_may_be_gated(block))
     need(wait, block->segment->heap->stream, block->stamp, NULL);
-  for (const use_t *use = block->uses; use; use = use->next)
-    if (use->record && !use_has_completed(use) && !use_is_rendezvous(use))
+  for (const use_t *use = block->uses; use; use = use->next) {
+    if (use_has_completed(use) || use_is_rendezvous(use))
+      continue;
+    if (use->record)
       need(wait, use->stream, use->record->number, use->record);
+    else if (use->stamp && !use->stream->all_streams)
+      need(wait, use->stream, use->stamp, NULL);
+  }
 }
 
 static bool find_wait(wait_t *wait, pool_t *pool)
@@ -98,8 +105,8 @@ static bool has_live_captured(const heap_t *heap)
   return false;
 }
 
-/* Live memory of captures that are over may be freed inside the next one, where its owner cannot be
- * waited for any more. */
+/* Live memory of captures that are over may be freed inside the next capture, where its owner
+ * cannot be waited for. So the host waits for the owners now. */
 static void wait_for_owners(pool_t *pool)
 {
   device_t *device = pool->device;
@@ -122,10 +129,10 @@ static void wait_for_owners(pool_t *pool)
   }
 }
 
-/* ---- sealing ------------------------------------------------------------- */
+/* ---- quiescing ----------------------------------------------------------- */
 
-/* A stream that was in a capture stays in it until it is over. Whether a mortal stream is cannot be
- * asked, and the driver may fail to say. */
+/* A stream stays in its capture until that is over. A mortal stream cannot be asked, and the driver
+ * may fail to answer; then the capture counts as going on. */
 static bool capture_is_over(stream_t *s, uint64_t capture)
 {
   presented_t as = {.stream = s, .handle = s->handle};
@@ -133,7 +140,7 @@ static bool capture_is_over(stream_t *s, uint64_t capture)
   return now != capture && now != CAPTURE_UNKNOWN;
 }
 
-/* Heaps come to the front of the list, and none goes while the pool is being opened. */
+/* New heaps are put first in the list, and none goes while the pool is being begun. */
 static void find_captures_over(pool_t *pool)
 {
   device_t *device = pool->device;
@@ -180,7 +187,8 @@ static void quiesce_heap(heap_t *heap)
     newer = b->newer;
     uses_hold_unrecorded(device, b);
     if (!block_owes_nothing(b) && RULE(QUIESCE_NEEDS_COMPLETION)) {
-      b->withheld = true; /* its uses may complete before its owner order does */
+      b->withheld =
+          true; /* or it would serve once its uses, but not its owner order, have completed */
       continue;
     }
     free_blocks_claim(b);
@@ -190,7 +198,7 @@ static void quiesce_heap(heap_t *heap)
   heap->quiesced = true;
 }
 
-/* All memory of `from` moves to `into`, a heap of the same stream. */
+/* Moves all memory of `from` to `into`, a heap of the same stream. */
 static void unite(heap_t *into, heap_t *from)
 {
   device_t *device = into->pool->device;
@@ -201,14 +209,14 @@ static void unite(heap_t *into, heap_t *from)
       if (block_is_free(b))
         free_blocks_claim(b);
     segment_move(s, into);
-    /* A block may become part of the one before it, and be gone. */
+    /* A block may merge with the one before it, and is gone then. */
     for (block_t *b = s->first, *next; b; b = next) {
       next = b->next;
       if (b->state == BLOCK_CLAIMED)
         free_blocks_add(b);
     }
   }
-  into->quiesced_at = 0; /* two waits, at two numbers */
+  into->quiesced_at = 0; /* the two heaps were waited for at different numbers */
   pool_destroy_heap(from);
 }
 
@@ -220,8 +228,8 @@ static heap_t *heap_like(heap_t *heap)
   return NULL;
 }
 
-/* A stream that was in several captures has one heap again. */
-static void unite_sealed(pool_t *pool)
+/* Gives a stream that was in several captures one heap again. */
+static void unite_quiesced(pool_t *pool)
 {
   for (heap_t *heap = pool->heaps, *like; heap; heap = heap->next)
     while (heap->quiesced && (like = heap_like(heap)))
@@ -236,14 +244,14 @@ void quiesce_pool(pool_t *pool)
   wait_for_owners(pool);
   if (RULE(QUIESCE_NEEDS_COMPLETION))
     wait_for_obligations(pool);
-  stream_retire_all(device->core); /* what could not be waited for may be over by now */
+  stream_retire_all(device->core); /* work that could not be waited for may be over by now */
   lock(&device->lock);
-  /* Not under the hands of a call at work in the pool: then nothing is sealed. */
+  /* A call that is working in the pool must not lose its heap: then nothing is quiesced. */
   if (!pool->busy) {
     for (heap_t *heap = pool->heaps; heap; heap = heap->next)
       if (!heap->capture || heap->over)
         quiesce_heap(heap);
-    unite_sealed(pool);
+    unite_quiesced(pool);
   }
   unlock(&device->lock);
 }
@@ -261,7 +269,7 @@ static void release_memory(pool_t *pool)
       }
   for (heap_t *heap = pool->heaps; heap; heap = heap->next)
     quiesce_heap(heap);
-  unite_sealed(pool);
+  unite_quiesced(pool);
 }
 
 void quiesce_released(device_t *device, const pool_t *ours)

@@ -1,19 +1,19 @@
-/* quiesce.h: sealing a pool, before captures take their memory from it. */
+/* quiesce.h: quiescing a pool, before captures take their memory from it. */
 #ifndef ESPER_QUIESCE_H
 #define ESPER_QUIESCE_H
 
 #include "../base/types.h"
 
-/* Work outside a capture cannot be waited for inside it, so the pool's free memory is made to owe
- * nothing: the host waits, one event for each stream that freed to it. What cannot be waited for is
- * withheld until the next time. Memory of captures that are over becomes memory of the pool again:
- * the graphs of one pool are replayed in the order in which they were captured (rule 8). Without
- * the lock; the pool is open, without a filter yet. */
+/* Makes the pool's free memory owe nothing, because inside a capture no work outside can be waited
+ * for. The host waits for one event of each stream that freed memory to the pool. Memory that
+ * cannot be waited for is withheld until the next quiesce. Memory of captures that are over becomes
+ * memory of the pool again, because the graphs of one pool are replayed in the order in which they
+ * were captured (rule 8). Without the lock. The pool was begun but has no filter yet. */
 void quiesce_pool(pool_t *pool);
 
-/* The memory of pools that nobody refers to owes their graphs nothing once the device was
- * synchronised after that: it comes together again. Where a call is at work, other than the
- * caller's in `ours`, nothing happens. */
+/* Makes the memory of pools that nobody refers to owe their graphs nothing, and merges it. That is
+ * allowed once the device was synchronised after the last reference went. A pool in which a call is
+ * working is left alone, apart from the caller's own call in `ours`. */
 void quiesce_released(device_t *device, const pool_t *ours);
 
 #endif

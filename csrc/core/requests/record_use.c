@@ -9,6 +9,8 @@
 #include "../order/capture.h"
 #include "../order/capture_thread.h"
 #include "../order/capturing.h"
+#include "../order/record.h"
+#include "../order/retire.h"
 #include "../order/stream.h"
 
 static device_t *device_of(const block_t *block)
@@ -32,7 +34,7 @@ static esper_status attach(block_t *block, stream_t *stream, record_t *record, u
   return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
 }
 
-/* Whether `stream` must be a use of the block: its own stream need not. */
+/* Whether a mark on `stream` must become a use of the block. The block's own stream needs none. */
 static bool needs_use(const block_t *block, const stream_t *stream)
 {
   if (!RULE(MARK_FROM_ANY_DEVICE) && stream->device != device_of(block))
@@ -40,16 +42,16 @@ static bool needs_use(const block_t *block, const stream_t *stream)
   return !block_is_of(block, stream);
 }
 
-/* A block that starts at the address is the caller's, who alone can free it, so it may be looked at
- * without a lock: who is wrong about that is told when the block is locked. NULL: none that needs a
- * use. */
+/* Finds a block that needs a use, without a lock. If the address starts a live block, only the
+ * caller may free it, so looking is safe. A wrong address is noticed later, under the lock. NULL:
+ * there is no such block. */
 static block_t *peek(core_t *core, const void *ptr, const stream_t *stream)
 {
   block_t *block = ptr ? map_find(core->map, (uintptr_t)ptr) : NULL;
   return block && needs_use(block, stream) ? block : NULL;
 }
 
-/* Whether an event is worth recording; if not, *found of the addresses are in live blocks. */
+/* Whether an event must be recorded. If not, *found is the number of addresses in live blocks. */
 static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
                           const stream_t *stream, size_t *found)
 {
@@ -106,8 +108,8 @@ static unsigned use_flags(unsigned flags)
   return flags & ESPER_USE_NO_GATE ? USE_NO_GATE : 0;
 }
 
-/* Records an event for marks on a stream that was just presented. NULL: none; else the record lock
- * is held. */
+/* Records an event for marks on a stream that was just presented, and keeps the record lock. NULL:
+ * it failed, and the lock is not held. */
 static record_t *record_begin(presented_t *p)
 {
   p->capture = stream_capture_of(*p, true);
@@ -127,9 +129,9 @@ static esper_status attach_point(block_t *block, capture_point_t point, unsigned
   return ESPER_OK;
 }
 
-/* Marks on a stream that is being captured. To memory of the same capture the use is a point in the
- * graph; other memory is held until the whole device has been waited for: the graph may be replayed
- * on any stream. */
+/* Marks on a stream that is being captured. For memory of the same capture, the use is a point in
+ * the graph. Other memory is held until the whole device has been waited for, because the graph may
+ * be replayed on any stream. */
 static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t count, presented_t p,
                                 unsigned flags, size_t *found)
 {
@@ -139,7 +141,7 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
   branch_t *branch = active ? capture_branch(core, p.stream, p.capture) : NULL;
   bool has_point = branch && branch_point(branch, p.handle, &point), outside = false;
   if (p.capture != ESPER_CAPTURE_INVALID)
-    capture_thread_works(p.capture, p.stream);
+    capture_thread_note(p.capture, p.stream);
   *found = 0;
   for (size_t i = 0; i < count && status == ESPER_OK; i++) {
     block_t *block = find_lock_live(core, ptrs[i]);
@@ -149,7 +151,7 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
     bool own = has_point && block->capture == p.capture;
     if (needs_use(block, p.stream))
       status = own ? attach_point(block, point, flags)
-                   : attach(block, p.stream->device->all_streams, NULL, flags | USE_CAPTURED);
+                   : attach(block, p.stream->device->all_streams, NULL, flags | USE_READ_BY_GRAPH);
     outside |= !own && needs_use(block, p.stream);
     unlock(&device_of(block)->lock);
   }
@@ -175,7 +177,7 @@ static esper_status mark(core_t *core, const void *const *ptrs, size_t count, pr
   return attach_all(core, ptrs, count, p.stream, record, use_flags(flags), found);
 }
 
-/* The record that is replaced goes back to its stream under the lock that is held anyway. */
+/* A record that is replaced goes back to its stream under the record lock, which is held anyway. */
 esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
                               size_t *found)
 {
@@ -203,7 +205,16 @@ esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, un
   return status;
 }
 
-/* Who marks on a stream works on it, and frees there. */
+static esper_status mark_on(core_t *core, const void *const *ptrs, size_t count, presented_t p,
+                            unsigned flags, size_t *found)
+{
+  block_t *block = count == 1 ? peek(core, ptrs[0], p.stream) : NULL;
+  return block ? mark_found_block(block, ptrs[0], p, use_flags(flags), found)
+               : mark(core, ptrs, count, p, flags, found);
+}
+
+/* Presents a stream that the caller marks on. If that fails, notes that the thread may be filling an
+ * unknown graph (capture_thread.h). */
 static esper_status present(core_t *core, esper_stream as, presented_t *p)
 {
   esper_status status = stream_present(core, as, p);
@@ -222,11 +233,7 @@ esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper
     return status;
   if (!RULE(MARK_DESPITE_CAPTURES) && stream_any_is_captured(p.stream->device))
     return ESPER_OK;
-  block_t *block = count == 1 ? peek(core, ptrs[0], p.stream) : NULL;
-  if (block)
-    status = mark_found_block(block, ptrs[0], p, use_flags(flags), &found);
-  else
-    status = mark(core, ptrs, count, p, flags, &found);
+  status = mark_on(core, ptrs, count, p, flags, &found);
   if (status == ESPER_OK && marked)
     *marked = found;
   return status;
@@ -238,8 +245,7 @@ bool mark_by_handle(core_t *core, const void *ptr, void *handle, esper_status *s
   presented_t p;
   if (!stream_find(core, handle, &p))
     return false;
-  block_t *block = peek(core, ptr, p.stream);
-  *status = block ? mark_found_block(block, ptr, p, 0, &found) : mark(core, &ptr, 1, p, 0, &found);
+  *status = mark_on(core, &ptr, 1, p, 0, &found);
   return true;
 }
 
@@ -263,8 +269,9 @@ static esper_status carrier_create(device_t *device, stream_t **carrier)
   return status;
 }
 
-/* Not under the device's sync lock: whoever synchronises may be waiting for what the caller
- * enqueues next. */
+/* The carrier is the core's own stream that waits for foreign events. It is not made under the
+ * device's sync lock: the thread that synchronises may be waiting for work that the caller enqueues
+ * next. */
 static esper_status carrier_of(device_t *device, bool gate, stream_t **carrier)
 {
   core_t *core = device->core;
@@ -292,7 +299,7 @@ esper_status mark_use_event(core_t *core, const void *const *ptrs, size_t count,
     return status;
   if (any_needs_use(core, ptrs, count, carrier, &found)) {
     record_t *record = stream_record_event(carrier, event, device);
-    /* Without the event the carrier knows nothing of that work: any stream's it may be. */
+    /* If the event cannot be waited for, its work may be on any stream. */
     stream_t *user = record ? carrier : core->devices[device].all_streams;
     status = attach_all(core, ptrs, count, user, record, use_flags(flags), &found);
     stream_retire(carrier);
@@ -302,7 +309,7 @@ esper_status mark_use_event(core_t *core, const void *const *ptrs, size_t count,
   return status;
 }
 
-/* The live block around the address, whose device is locked. */
+/* Finds the live block around the address, and leaves its device locked. */
 static esper_status lock_live(core_t *core, const void *ptr, block_t **block)
 {
   *block = find_lock_live(core, ptr);
@@ -310,8 +317,8 @@ static esper_status lock_live(core_t *core, const void *ptr, block_t **block)
                 : error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
 }
 
-/* Inside a capture, of memory from outside, until all is done that any stream of the device was
- * given before the free: it may be replayed on any. */
+/* A mark inside a capture on memory from outside lasts until all work is done that the device's
+ * streams had at the free, because the graph may be replayed on any stream. */
 esper_status mark_stream(core_t *core, const void *ptr, esper_stream as)
 {
   presented_t p;
@@ -325,7 +332,7 @@ esper_status mark_stream(core_t *core, const void *ptr, esper_stream as)
   device_t *device = device_of(block);
   bool needs = needs_use(block, p.stream), outside = capture && capture != block->capture;
   if (needs && outside)
-    status = attach(block, p.stream->device->all_streams, NULL, USE_AT_FREE | USE_CAPTURED);
+    status = attach(block, p.stream->device->all_streams, NULL, USE_AT_FREE | USE_READ_BY_GRAPH);
   else if (needs)
     status = attach(block, p.stream, NULL, USE_AT_FREE);
   unlock(&device->lock);

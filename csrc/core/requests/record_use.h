@@ -4,15 +4,15 @@
 
 #include "../order/stream.h"
 
-/* The functions of esper_alloc.h, their arguments checked. */
+/* The functions of esper_alloc.h, after their arguments were checked. */
 esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper_stream as,
                       unsigned flags, size_t *marked);
-/* The same for one block that starts at the address and was found without a lock: it may have gone
- * since, and its metadata too. */
+/* The same for one block that starts at the address and was found without a lock. The block, and
+ * even its metadata, may have gone since. */
 esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
                               size_t *found);
-/* A mark on a stream of which the caller knows the driver's handle alone, which is above 2. False:
- * that is not enough; nothing has happened. */
+/* Marks a use on a stream of which the caller knows only the driver's handle, which is above 2.
+ * False: the handle is not enough, and nothing has happened. */
 bool mark_by_handle(core_t *core, const void *ptr, void *handle, esper_status *status);
 esper_status mark_use_event(core_t *core, const void *const *ptrs, size_t count, void *event,
                             int device, unsigned flags, size_t *marked);

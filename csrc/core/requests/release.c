@@ -1,23 +1,20 @@
-/* release.c: memory that nobody uses goes back to the driver: whole classic segments, and of mapped
- * ones any pages. */
+#include "release.h"
+
 #include <limits.h>
 
 #include "../base/config.h"
 #include "../blocks/block.h"
-#include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
 #include "../blocks/use.h"
 #include "../memory/in_flight.h"
 #include "../memory/mapped.h"
 #include "../memory/orphan.h"
-#include "../memory/page.h"
+#include "../memory/page_table.h"
 #include "../memory/segment.h"
 #include "../order/capturing.h"
-#include "../order/record.h"
-#include "../order/stream.h"
+#include "../order/retire.h"
 #include "../pools/pool.h"
-#include "malloc.h"
 #include "quiesce.h"
 
 static bool is_idle(const block_t *block)
@@ -33,28 +30,28 @@ static bool is_idle(const block_t *block)
 
 /* ---- what goes next ------------------------------------------------------ */
 
-/* What of a block could go: the whole of a classic segment's only block, or whole pages; and on how
- * many sides of it memory stays. */
+/* The part of a block that could go back: a whole classic segment, or whole pages of a mapped
+ * one. */
 typedef struct part {
   block_t *block;
   uintptr_t first;
   size_t size; /* 0: none */
-  int beside;
+  int beside;  /* on how many sides of the part memory stays */
 } part_t;
 
-/* So many blocks are chosen in one walk over all of them. */
+/* At most so many blocks are chosen in one walk over all blocks. */
 enum { CHOSEN = 64 };
 
 typedef struct release {
   device_t *device;
   const pool_t *pool; /* NULL: all */
   bool mind_captures;
-  const pool_t *but; /* NULL: none */
+  const pool_t *but; /* keeps its memory; NULL: none does */
   size_t enough, released;
-  /* By address, since others are at work while the driver is. */
+  /* Blocks by address: they may change while the lock is dropped for a driver call. */
   uintptr_t chosen[CHOSEN];
   int count, beside;
-  size_t bytes; /* of all of them */
+  size_t bytes; /* of all chosen blocks */
 } release_t;
 
 static int count_beside(const part_t *p)
@@ -83,7 +80,7 @@ static block_t *claim_segment(block_t *block)
   return block;
 }
 
-/* Looked at each time: a capture may have begun since. */
+/* Takes the lock. Asks about captures each time, because one may have begun meanwhile. */
 static void begin(release_t *r)
 {
   lock(&r->device->lock);
@@ -97,8 +94,8 @@ static bool is_of_interest(const release_t *r, const segment_t *s)
   return (!r->pool || pool == r->pool) && pool != r->but;
 }
 
-/* Whole stretches of memory go first, and what would part one goes last: so few holes are left, and
- * on the way there are never more stretches than before and after. */
+/* Parts with memory on no side go first, and those with memory on both sides last. So few holes are
+ * left, and at no time there are more stretches of memory than before or after. */
 static void choose(release_t *r, const part_t *part)
 {
   if (part->beside < r->beside) {
@@ -121,7 +118,7 @@ static void choose_next(release_t *r)
 {
   r->count = 0;
   r->bytes = 0;
-  r->beside = INT_MAX; /* more than any has */
+  r->beside = INT_MAX; /* more than any part has */
   for (segment_t *s = r->device->first_segment; s && !is_done(r); s = s->next)
     for (block_t *b = is_of_interest(r, s) ? s->first : NULL; b && !is_done(r);
          b = s->pages ? b->next : NULL) {
@@ -131,7 +128,7 @@ static void choose_next(release_t *r)
     }
 }
 
-/* NULL: it cannot go any more. Under the lock. */
+/* Claims a chosen part. NULL: it cannot go any more. Under the lock. */
 static block_t *claim(const release_t *r, uintptr_t address)
 {
   block_t *block = map_find(r->device->core->map, address);
@@ -144,8 +141,9 @@ static block_t *claim(const release_t *r, uintptr_t address)
   return s->pages ? mapped_carve(block, part.first, part.size) : claim_segment(block);
 }
 
-/* What was claimed goes back: a classic segment, or pages. Under the lock, which is dropped. The
- * bytes that went; 0: there was nothing, or the driver did not take it. */
+/* Gives a claimed block (may be NULL) back: a classic segment, or pages. Called under the lock,
+ * which it drops. Returns the bytes that went; 0: there was nothing, or the driver did not take
+ * it. */
 static size_t give_back(device_t *device, block_t *block)
 {
   size_t size = block ? block->size : 0;
@@ -171,7 +169,8 @@ static size_t give_back(device_t *device, block_t *block)
   return size;
 }
 
-/* Of pages that moved, or they would stay mapped where they were, and take room. */
+/* Unmaps the old mappings of pages that have moved, or those pages could not go back. False: the
+ * driver refused. */
 static bool reap(device_t *device)
 {
   lock(&device->lock);
@@ -180,7 +179,8 @@ static bool reap(device_t *device)
   return !found || mapped_reap(device);
 }
 
-/* Under the lock, which is dropped. False: the driver does not take it. */
+/* Gives a claimed block (may be NULL) back. Called under the lock, which it drops. False: the
+ * driver did not take it. */
 static bool release_one(release_t *r, block_t *block)
 {
   size_t size = give_back(r->device, block);
@@ -188,8 +188,9 @@ static bool release_one(release_t *r, block_t *block)
   return !block || size;
 }
 
-/* False: there is nothing more, or the driver does not take it. Nobody else can have the first
- * block that was chosen before it is claimed; some of the others may be gone. */
+/* Gives one round of chosen blocks back. False: there is nothing more, or the driver did not take
+ * it. The first block is claimed under the lock under which it was chosen; later ones may be
+ * gone. */
 static bool release_some(release_t *r)
 {
   begin(r);
@@ -205,12 +206,12 @@ static bool release_some(release_t *r)
 
 size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, size_t enough)
 {
-  size_t loose = orphans_give_back(device);
+  size_t orphaned = orphans_give_back(device);
   release_t r = {.device = device,
                  .pool = pool,
                  .mind_captures = mind_captures,
                  .enough = enough,
-                 .released = loose};
+                 .released = orphaned};
   quiesce_released(device, pool);
   while (r.released < enough && reap(device) && release_some(&r))
     ;
@@ -236,16 +237,16 @@ static size_t excess(const device_t *device)
   return reserved > most ? reserved - most : 0;
 }
 
-/* Memory of mapped segments stays, as in PyTorch: it is what the next request grows by, wherever it
- * lies. */
+/* Whether the segment is wholly free and may go back early. Memory of mapped segments stays, as
+ * with PyTorch's own allocator, because its pages serve the next growth wherever that is. */
 static bool is_cached(const segment_t *s)
 {
   return s->large && !s->pages && s->heap->pool == s->device->default_pool && !s->first->next &&
          block_is_free(s->first);
 }
 
-/* That an old segment's own stream is done with it is known once somebody has asked: one event for
- * each stream. A busy one answers the next time. */
+/* Finds out which cached segments their own streams have finished with, by one event for each
+ * stream. A stream that is busy now will have answered by the next call. */
 static void ask_owners(device_t *device)
 {
   probes_t probes;
@@ -257,7 +258,7 @@ static void ask_owners(device_t *device)
       probes_add(&probes, s->heap->stream, s->first->stamp);
   }
   unlock(&device->lock);
-  probes_ask(&probes, device->core);
+  probes_ask(&probes, device->core, true);
 }
 
 static double age_of(const segment_t *s)
@@ -265,8 +266,8 @@ static double age_of(const segment_t *s)
   return (double)(s->device->large_requests - s->used_at);
 }
 
-/* What is cached goes in rounds: what is as old as it is on average, or older. Negative: nothing
- * could go. */
+/* The average age of the cached segments that could go back: each round gives back those of at
+ * least that age. Negative: none could. */
 static double average_age(device_t *device)
 {
   double sum = 0, count = 0;
@@ -281,7 +282,7 @@ static double average_age(device_t *device)
   return count > 0 ? sum / count : -1;
 }
 
-/* Bytes that went; 0: nothing is so old. */
+/* Gives back one segment of at least that age. Returns its bytes; 0: there is none. */
 static size_t give_back_one(device_t *device, double age)
 {
   lock(&device->lock);
@@ -292,7 +293,7 @@ static size_t give_back_one(device_t *device, double age)
   return give_back(device, s ? claim_segment(s->first) : NULL);
 }
 
-/* Nobody waits: what has not completed stays, for the next time. */
+/* Waits for nothing: memory whose work has not completed stays until a later call. */
 void release_old(device_t *device)
 {
   lock(&device->lock);

@@ -9,7 +9,6 @@
 #include "../memory/grow.h"
 #include "../memory/segment.h"
 #include "../pools/pool.h"
-#include "../stats/stat_shard.h"
 
 /* ---- handing out ------------------------------------------------------- */
 
@@ -54,8 +53,8 @@ block_t *request_hand_out_run(const request_t *q, run_t run)
   return block;
 }
 
-/* The borrower will be a use when it frees what it got. A segment that is wholly free and owes
- * nothing moves. */
+/* The borrower becomes a use of the block when it frees the block. A classic segment that is wholly
+ * free and owes nothing moves to the request's heap instead. */
 block_t *request_lend(const request_t *q, run_t run)
 {
   block_t *block = run.first;
@@ -79,8 +78,8 @@ block_t *request_lend(const request_t *q, run_t run)
   return block;
 }
 
-/* Taking a much larger ready block while a pending one fits nearly exactly would break up memory
- * for the sake of a short wait. */
+/* Whether a pending block should be taken instead: it fits nearly exactly, and the ready one is
+ * much larger. Taking the ready one would save a short wait, but break up memory. */
 static bool wastes_ready(const request_t *q, const block_t *ready)
 {
   if (!RULE(READY_FIRST)) { /* whatever fits best */
@@ -116,19 +115,16 @@ void esper_get_failure(esper_failure *failure)
   *failure = last_failure;
 }
 
-/* What the request would have been handed out. */
+/* The size of the block that the request would have got. */
 static size_t wanted(const request_t *q)
 {
-  return q->size ? q->size : q->asked; /* too much to round */
+  return q->size ? q->size : q->asked; /* no size: the request is too large to round */
 }
 
 static void note_failure(const request_t *q, size_t device_free, size_t device_total)
 {
   device_t *device = q->device;
-  caches_pause(device);
-  shards_read(device);
-  shards_grant(device, NULL);
-  caches_resume(device);
+  shards_collect(device);
   size_t in_pools = 0;
   for (const segment_t *s = device->first_segment; s; s = s->next)
     if (s->heap->pool != device->default_pool)
@@ -156,14 +152,15 @@ esper_status request_fail(const request_t *q)
   trace_add(q->device, ESPER_TRACE_OOM, device_free, wanted(q), q->stream.stream);
   note_failure(q, device_free, device_total);
   unlock(&q->device->lock);
-  return error_set(ESPER_OUT_OF_MEMORY,
-                   "out of memory on device %d: %zu bytes asked for, %zu of %zu free there, "
-                   "%zu allocated, %zu reserved",
-                   q->device->index, q->asked, device_free, device_total, last_failure.allocated,
-                   last_failure.reserved);
+  return error_set(
+      ESPER_OUT_OF_MEMORY,
+      "out of memory on device %d: %zu bytes requested, %zu of %zu are free there, %zu "
+      "are allocated, %zu reserved",
+      q->device->index, q->asked, device_free, device_total, last_failure.allocated,
+      last_failure.reserved);
 }
 
-/* The error says why already. */
+/* The error is set already. */
 esper_status request_reject(const request_t *q)
 {
   lock(&q->device->lock);

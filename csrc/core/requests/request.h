@@ -1,5 +1,5 @@
-/* request.h: one malloc on its way, and how it ends: with a block handed out or lent, or with the
- * report that memory is exhausted. For heap*.c alone. */
+/* request.h: one malloc while it looks for memory, and its ends: a block is handed out or lent, or
+ * memory is exhausted. Only for malloc*.c. */
 #ifndef ESPER_REQUEST_H
 #define ESPER_REQUEST_H
 
@@ -11,17 +11,17 @@ typedef struct request {
   core_t *core;
   device_t *device;
   pool_t *pool;
-  heap_t *heap; /* home of what is handed out, unless it is lent */
+  heap_t *heap; /* the stream's heap: home of the block, unless it is lent */
   const config_t *config;
   presented_t stream;
   uint64_t capture; /* 0: none */
   size_t asked;     /* bytes */
   size_t size;      /* of the block */
   bool large;
-  unsigned left;      /* by others, when it began: hands.h */
-  size_t ready_seen;  /* ready blocks of the heap and size class when none served */
-  bool missed;        /* its heap's front was looked at, and had nothing */
-  bool deterministic; /* what serves it depends on the calls alone: malloc_deterministic.h */
+  unsigned returned_before; /* how often other threads had returned memory before: in_flight.h */
+  size_t ready_seen;        /* how many ready blocks the heap had when none of them served */
+  bool missed;              /* its heap's block cache had nothing that serves */
+  bool deterministic;       /* its address repeats in every run: malloc_deterministic.h */
 } request_t;
 
 static inline run_t run_of_one(block_t *block)
@@ -40,24 +40,24 @@ static inline bool request_may_borrow(const request_t *q, const heap_t *heap)
   return heap != q->heap && !heap->capture;
 }
 
-/* How much the request takes of `size` free bytes of the segment: what it needs, or all where the
- * rest is not worth a block. */
+/* How much of `size` free bytes of the segment the request takes: what it needs, or everything if
+ * the rest would not make a block. */
 size_t request_share(const request_t *q, const segment_t *segment, size_t size);
 
-/* These three under the device's lock. A claimed block, or run, that is satisfied for the request's
- * stream becomes live; what it owed stays with the part that is not taken. */
+/* These three are called under the device's lock. They make a claimed block or run live, which is
+ * satisfied for the request's stream. The part that is not taken still owes what the block owed. */
 void request_hand_out(const request_t *q, block_t *block);
 block_t *request_hand_out_run(const request_t *q, run_t run);
-/* ... of another heap. NULL: no host memory, and nothing has happened. */
+/* Hands out a block or run of another heap. NULL: no host memory, and nothing has happened. */
 block_t *request_lend(const request_t *q, run_t run);
 
-/* Hands out a ready block of the request's heap; `sparing`, none that a pending one should be taken
- * instead of. NULL: none. Under the device's lock. */
+/* Hands out a ready block of the request's heap. `sparing`: not if a pending block should be taken
+ * instead. NULL: none. Under the device's lock. */
 block_t *request_take_ready(const request_t *q, bool sparing);
 
-/* The device is out of memory: counted, traced and put in words. */
+/* Counts and traces that the device is out of memory, and sets the error. */
 esper_status request_fail(const request_t *q);
-/* It was rejected before the device was asked: counted. */
+/* Counts that the request was rejected before the device was asked. */
 esper_status request_reject(const request_t *q);
 
 #endif

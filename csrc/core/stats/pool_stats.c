@@ -59,30 +59,6 @@ void pool_stats_destroy(pool_stats_t **list)
   *list = NULL;
 }
 
-static void change(pool_stats_t *stats, bool large, size_t bytes, void (*by)(esper_stat *, size_t))
-{
-  if (!stats)
-    return;
-  stats->used = true;
-  by(&stats->values.reserved_bytes[ESPER_ALL], bytes);
-  by(&stats->values.reserved_bytes[large ? ESPER_LARGE : ESPER_SMALL], bytes);
-}
-
-void pool_stats_add(pool_stats_t *stats, bool large, size_t bytes)
-{
-  change(stats, large, bytes, stat_add);
-}
-
-void pool_stats_remove(pool_stats_t *stats, bool large, size_t bytes)
-{
-  change(stats, large, bytes, stat_sub);
-}
-
-void pool_stats_kept(pool_stats_t *stats, bool large, size_t bytes)
-{
-  change(stats, large, bytes, stat_unsub);
-}
-
 void pool_stats_reset_peaks(pool_stats_t **list)
 {
   for (pool_stats_t *stats = *list; stats; stats = stats->next)

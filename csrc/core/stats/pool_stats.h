@@ -25,12 +25,6 @@ pool_stats_t *pool_stats_open(pool_stats_t **list, uint64_t id_first, uint64_t i
 void pool_stats_close(pool_stats_t **list, pool_stats_t *stats);
 void pool_stats_destroy(pool_stats_t **list);
 
-/* Bytes came from the device, or went back. `stats` is NULL for the default pool. */
-void pool_stats_add(pool_stats_t *stats, bool large, size_t bytes);
-void pool_stats_remove(pool_stats_t *stats, bool large, size_t bytes);
-/* Undoes pool_stats_remove: the device did not take the bytes back. */
-void pool_stats_kept(pool_stats_t *stats, bool large, size_t bytes);
-
 void pool_stats_reset_peaks(pool_stats_t **list);
 void pool_stats_reset_accumulated(pool_stats_t **list);
 

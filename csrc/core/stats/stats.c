@@ -8,16 +8,13 @@ static int class_of(bool large)
   return large ? ESPER_LARGE : ESPER_SMALL;
 }
 
-static void class_add(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
-{
-  stat_add(&stat[ESPER_ALL], amount);
-  stat_add(&stat[class], amount);
-}
+/* stat_add, stat_sub or stat_unsub. */
+typedef void change_t(esper_stat *stat, size_t amount);
 
-static void class_sub(esper_stat stat[ESPER_CLASSES], int class, size_t amount)
+static void change(esper_stat stat[ESPER_CLASSES], int class, size_t amount, change_t *by)
 {
-  stat_sub(&stat[ESPER_ALL], amount);
-  stat_sub(&stat[class], amount);
+  by(&stat[ESPER_ALL], amount);
+  by(&stat[class], amount);
 }
 
 bool stats_raise_peaks(esper_stats *s)
@@ -36,75 +33,75 @@ bool stats_raise_peaks(esper_stats *s)
 void stats_split_added(esper_stats *s, bool large, size_t size)
 {
   int class = class_of(large);
-  class_add(s->inactive_split, class, 1);
-  class_add(s->inactive_split_bytes, class, size);
+  change(s->inactive_split, class, 1, stat_add);
+  change(s->inactive_split_bytes, class, size, stat_add);
 }
 
 void stats_split_removed(esper_stats *s, bool large, size_t size)
 {
   int class = class_of(large);
-  class_sub(s->inactive_split, class, 1);
-  class_sub(s->inactive_split_bytes, class, size);
+  change(s->inactive_split, class, 1, stat_sub);
+  change(s->inactive_split_bytes, class, size, stat_sub);
+}
+
+static void change_reserved(esper_stats *s, pool_stats_t *of_pool, bool large, size_t bytes,
+                            change_t *by)
+{
+  change(s->reserved_bytes, class_of(large), bytes, by);
+  if (of_pool) {
+    change(of_pool->values.reserved_bytes, class_of(large), bytes, by);
+    of_pool->used = true;
+  }
+}
+
+static void change_segment(esper_stats *s, pool_stats_t *of_pool, segment_size_t segment,
+                           change_t *by)
+{
+  change(s->segment, class_of(segment.large), 1, by);
+  change_reserved(s, of_pool, segment.large, segment.bytes, by);
+  if (segment.oversize)
+    by(&s->oversize_segments, 1);
 }
 
 void stats_segment_added(esper_stats *s, pool_stats_t *of_pool, segment_size_t segment)
 {
-  class_add(s->segment, class_of(segment.large), 1);
-  class_add(s->reserved_bytes, class_of(segment.large), segment.bytes);
-  pool_stats_add(of_pool, segment.large, segment.bytes);
-  if (segment.oversize)
-    stat_add(&s->oversize_segments, 1);
+  change_segment(s, of_pool, segment, stat_add);
   s->num_device_alloc++;
 }
 
 void stats_segment_removed(esper_stats *s, pool_stats_t *of_pool, segment_size_t segment)
 {
-  class_sub(s->segment, class_of(segment.large), 1);
-  class_sub(s->reserved_bytes, class_of(segment.large), segment.bytes);
-  pool_stats_remove(of_pool, segment.large, segment.bytes);
-  if (segment.oversize)
-    stat_sub(&s->oversize_segments, 1);
+  change_segment(s, of_pool, segment, stat_sub);
   s->num_device_free++;
 }
 
 void stats_segment_kept(esper_stats *s, pool_stats_t *of_pool, segment_size_t segment)
 {
-  int class = class_of(segment.large);
-  stat_unsub(&s->segment[ESPER_ALL], 1);
-  stat_unsub(&s->segment[class], 1);
-  stat_unsub(&s->reserved_bytes[ESPER_ALL], segment.bytes);
-  stat_unsub(&s->reserved_bytes[class], segment.bytes);
-  pool_stats_kept(of_pool, segment.large, segment.bytes);
-  if (segment.oversize)
-    stat_unsub(&s->oversize_segments, 1);
+  change_segment(s, of_pool, segment, stat_unsub);
   s->num_device_free--;
 }
 
 /* A mapped segment counts as one segment for each stretch of its addresses that has memory, and
  * snapshots show it so. */
-static void count_stretches(esper_stats *s, int class, int stretches)
+static void count_stretches(esper_stats *s, bool large, int stretches)
 {
-  if (stretches > 0)
-    class_add(s->segment, class, 1);
-  else if (stretches < 0)
-    class_sub(s->segment, class, 1);
+  if (stretches)
+    change(s->segment, class_of(large), 1, stretches > 0 ? stat_add : stat_sub);
 }
 
 void stats_pages_added(esper_stats *s, pool_stats_t *of_pool, bool large, size_t bytes,
                        int stretches)
 {
-  count_stretches(s, class_of(large), stretches);
-  class_add(s->reserved_bytes, class_of(large), bytes);
-  pool_stats_add(of_pool, large, bytes);
+  count_stretches(s, large, stretches);
+  change_reserved(s, of_pool, large, bytes, stat_add);
   s->num_device_alloc++;
 }
 
 void stats_pages_removed(esper_stats *s, pool_stats_t *of_pool, bool large, size_t bytes,
                          int stretches)
 {
-  count_stretches(s, class_of(large), stretches);
-  class_sub(s->reserved_bytes, class_of(large), bytes);
-  pool_stats_remove(of_pool, large, bytes);
+  count_stretches(s, large, stretches);
+  change_reserved(s, of_pool, large, bytes, stat_sub);
   s->num_device_free++;
 }
 

@@ -13,9 +13,10 @@ static esper_status scope_enter_capture(cuda_scope *s, int device)
   if (status != ESPER_OK || (libcuda.cuStreamUpdateCaptureDependencies &&
                              libcuda.cuGraphAddEmptyNode && libcuda.cuGraphNodeGetDependencies))
     return status;
-  return cuda_scope_leave(s, cuda_refuse(ESPER_UNSUPPORTED,
-                                         "this driver, %d.%d, does not show the graph of a capture",
-                                         cuda_version / 1000, cuda_version % 1000 / 10));
+  return cuda_scope_leave(
+      s, cuda_refuse(ESPER_UNSUPPORTED,
+                     "the CUDA driver, version %d.%d, cannot show the graph of a capture",
+                     cuda_version / 1000, cuda_version % 1000 / 10));
 }
 
 /* Copies the nodes at once, because the driver's array lasts only until the next call. */
@@ -30,7 +31,7 @@ static esper_status tails_of(CUstream stream, uint64_t capture, CUgraph *graph, 
   if (status != ESPER_OK)
     return status;
   if (state != CU_STREAM_CAPTURE_STATUS_ACTIVE || id != capture)
-    return cuda_refuse(ESPER_INVALID, "the stream is not in capture %llu any more",
+    return cuda_refuse(ESPER_INVALID, "the stream is no longer in capture %llu",
                        (unsigned long long)capture);
   if (*count > TAILS)
     return cuda_refuse(ESPER_UNSUPPORTED, "the stream's next operation depends on %zu nodes",

@@ -151,5 +151,5 @@ esper_status esper_cuda_stream_device(void *stream, int *device)
       *device = i;
       return ESPER_OK;
     }
-  return cuda_refuse(ESPER_INVALID, "the stream's device is not one that this process sees");
+  return cuda_refuse(ESPER_INVALID, "the stream belongs to a device that this process cannot use");
 }

@@ -16,11 +16,10 @@ static esper_status export_file(int device, uint64_t page, int *file)
   if (status != ESPER_OK)
     return status;
   if (atomic_load(&s.device->sharing) == SHARING_IS_REFUSED)
-    return cuda_scope_leave(&s,
-                            cuda_refuse(ESPER_UNSUPPORTED,
-                                        "the driver makes no pages on CUDA device %d that can be "
-                                        "shared",
-                                        device));
+    return cuda_scope_leave(&s, cuda_refuse(ESPER_UNSUPPORTED,
+                                            "the driver cannot make pages on CUDA device %d that "
+                                            "other processes can open",
+                                            device));
   *file = -1;
   return cuda_scope_leave(&s, CALL(cuMemExportToShareableHandle, file, page,
                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
@@ -61,12 +60,12 @@ esper_status cuda_page_unexport(void *self, int device, const esper_page_name *n
 static const char *why_not_taken(int error)
 {
   switch (error) {
-  case ECONNREFUSED: return "it has ended, or runs in a network of its own (another container?)";
-  case ECONNRESET: return "it ended when it was asked";
-  case EACCES: return "it belongs to another user";
+  case ECONNREFUSED: return "it has ended, or runs in another network (in another container?)";
+  case ECONNRESET: return "it ended while it was asked";
+  case EACCES: return "it runs as another user";
   case ENOENT: return "the memory was freed there";
-  case EIO: return "the driver refused there (has it a file descriptor left?)";
-  case EMFILE: return "this process has no file descriptor left (raise the limit: ulimit -n)";
+  case EIO: return "its driver refused, perhaps because it has no file descriptors left";
+  case EMFILE: return "this process has no file descriptors left (raise the limit: ulimit -n)";
   case ETIMEDOUT: return "it does not answer (is it stopped, or in a debugger?)";
   default: return strerror(error);
   }
@@ -79,7 +78,7 @@ static esper_status take_file(const esper_page_name *name, int *file)
   if (!error)
     return ESPER_OK;
   return cuda_refuse(ESPER_INVALID,
-                     "process %llu, which shared this memory, does not hand it out: %s",
+                     "process %llu, which shared this memory, did not provide it: %s",
                      (unsigned long long)name->process, why_not_taken(error));
 }
 

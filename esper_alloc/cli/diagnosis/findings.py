@@ -118,7 +118,7 @@ def torch_findings(facts: Facts) -> list[Finding]:
             )
         ]
     if torch["error"]:
-        return [problem(f"torch cannot be imported: {torch['error']}", "mend that first")]
+        return [problem(f"torch cannot be imported: {torch['error']}", "fix that import first")]
     if torch["hip"]:
         return [
             problem(
@@ -217,7 +217,7 @@ def environment_findings(facts: Facts) -> list[Finding]:
                 problem(
                     f"{name} asks for PyTorch's cudaMallocAsync back end, and only one "
                     "allocator can be current",
-                    f"take backend:cudaMallocAsync out of {name}",
+                    f"remove backend:cudaMallocAsync from {name}",
                 )
             )
     if environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
@@ -236,14 +236,14 @@ def environment_findings(facts: Facts) -> list[Finding]:
                 "set ESPER_ALLOC=1, or unset it",
             )
         )
-    if environment.get("ESPER_ALLOC_REUSE", "gate") not in ("gate", "grow", "auto"):
+    if environment.get("ESPER_ALLOC_REUSE", "") not in ("", "gate", "grow", "auto"):
         findings.append(
             problem(
                 f"ESPER_ALLOC_REUSE is {environment['ESPER_ALLOC_REUSE']!r}",
                 "set it to gate, grow or auto, or unset it",
             )
         )
-    if environment.get("ESPER_ALLOC_SEGMENTS", "classic") not in ("", *SEGMENTS):
+    if environment.get("ESPER_ALLOC_SEGMENTS", "") not in ("", *SEGMENTS):
         findings.append(
             problem(
                 f"ESPER_ALLOC_SEGMENTS is {environment['ESPER_ALLOC_SEGMENTS']!r}",
@@ -277,7 +277,7 @@ def trial_findings(facts: Facts) -> list[Finding]:
         return [
             problem(
                 f"enabling it in a new process failed: {trial['error']}",
-                "docs/troubleshooting.md goes by error message",
+                "look the message up in docs/troubleshooting.md",
             )
         ]
     if trial.get("before") not in (None, "native"):

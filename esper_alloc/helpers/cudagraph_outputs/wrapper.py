@@ -89,7 +89,7 @@ class cudagraph_outputs:
     not while a tensor of an earlier step's graphs is alive: what a backward is
     still to read, or what an unwrapped compiled function returned. That call
     would invalidate it. PyTorch then keeps its memory apart and records the
-    graphs once more, which is right and slow; a warning says so when it goes on.
+    graphs once more, which is correct but slow; a warning says so if it continues.
     PyTorch counts steps for the whole process, and from the first one on does
     not begin any by itself: do not mix wrapped and unwrapped functions.
 
@@ -248,7 +248,7 @@ class cudagraph_outputs:
         warnings.warn(
             f"{_PATIENCE} steps of cudagraph_outputs in a row began with "
             f"{outputs} tensors of earlier steps' CUDA graphs alive, so "
-            "PyTorch records graphs anew. Somebody holds what an unwrapped "
+            "PyTorch records graphs again each time. The program keeps what an unwrapped "
             "compiled function returned, or results whose backward never ran: "
             "wrap, drop or detach them, or call under torch.no_grad().",
             RuntimeWarning,

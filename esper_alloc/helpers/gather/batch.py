@@ -97,13 +97,15 @@ class GatherBatch(list[tuple[Any, Any]]):
 
     @property
     def ready(self) -> torch.cuda.Event | None:
-        """The same for all environments, where these are on one device.
+        """The same for all environments, if they are on one device.
 
         Raises:
             ValueError: they are on several devices, which have an event each.
         """
         if len(self._ready) > 1:
-            raise ValueError("environments on several devices: ask ready_event(env)")
+            raise ValueError(
+                "the environments are on several devices: use ready_event(env) for each"
+            )
         return self._ready[0]
 
     def for_stream(self, env: int, stream: torch.cuda.Stream | None = None) -> _StreamScope:

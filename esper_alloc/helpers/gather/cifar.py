@@ -156,7 +156,7 @@ def _unpack(packed: tarfile.TarFile, member: str, target: Path) -> None:
     """One file of the archive, by its name alone: no path in it is followed."""
     source = packed.extractfile(member)
     if source is None:
-        raise ValueError(f"{member} is no file in the archive")
+        raise ValueError(f"{member} is missing in the archive, or not a file")
     # Under its name only when complete, so that nobody reads half a file.
     scratch = target.with_name(f"{target.name}.{os.getpid()}.new")
     scratch.write_bytes(source.read())
@@ -167,7 +167,7 @@ def _read_file(dataset: Cifar, path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
 
     def odd(why: str) -> NoReturn:
-        raise ValueError(f"{path} is no file of {dataset.name} as it was published: {why}")
+        raise ValueError(f"{path} is not a file of {dataset.name} as it was published: {why}")
 
     try:
         with path.open("rb") as file:
@@ -225,7 +225,7 @@ class _Array:
 
     def _fill(self, content: Any, dtype: Any, shape: Any, fortran: bool) -> None:
         if not isinstance(dtype, _Dtype) or not isinstance(content, (bytes, bytearray)):
-            raise pickle.UnpicklingError("an array that is none of bytes")
+            raise pickle.UnpicklingError("it contains an array that is not of bytes")
         self.shape = tuple(shape)
         self.dtype, self.content, self.fortran = dtype.name, bytes(content), fortran
 
@@ -240,7 +240,7 @@ class _ArrayType:
 
 def _reconstruct(kind: Any, *_: Any) -> _Array:
     if kind is not _array_type:
-        raise pickle.UnpicklingError("an array of another class")
+        raise pickle.UnpicklingError("it contains an array of another class than numpy.ndarray")
     return _Array()
 
 
@@ -253,7 +253,9 @@ def _frombuffer(content: Any, dtype: Any, shape: Any, order: Any) -> _Array:
 def _encode(text: Any, encoding: Any) -> bytes:
     """_codecs.encode, by which Python 3 writes bytes in old protocols."""
     if not isinstance(text, str) or _text(encoding) != "latin1":
-        raise pickle.UnpicklingError("text in another encoding")
+        raise pickle.UnpicklingError(
+            "it contains text in another encoding than the published files"
+        )
     return text.encode("latin-1")
 
 
@@ -270,7 +272,7 @@ class _Admitted:
         return self._what(*arguments)
 
     def __setstate__(self, state: Any) -> NoReturn:
-        raise pickle.UnpicklingError("it changes what it may only name")
+        raise pickle.UnpicklingError("it sets the state of an object that these files only name")
 
 
 _array_type = _Admitted(_ArrayType)
@@ -299,4 +301,4 @@ class _Unpickler(pickle.Unpickler):
             ) from None
 
     def persistent_load(self, identity: Any) -> NoReturn:
-        raise pickle.UnpicklingError("it refers to something outside")
+        raise pickle.UnpicklingError("it refers to an object outside the file")

@@ -83,7 +83,7 @@ def clear_gpu_dataset_cache(
     device: str | torch.device | None = None,
     data_root: str | os.PathLike[str] | None = None,
 ) -> int:
-    """Drops data sets that iterators share: all, or those that fit what is given.
+    """Drops data sets that iterators share: all, or those that match the arguments.
 
     Iterators keep what they have; the memory is free when the last one is gone.
 
@@ -243,7 +243,7 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
         seed = state.get("seed") if isinstance(state, Mapping) else None
         if self._augmented_with is not None and seed not in (None, self._augmented_with):
             raise ValueError(
-                f"state has seed {seed!r}, and cifar_precompute_aug augmented the "
+                f"state has seed {seed!r}, but cifar_precompute_aug augmented the "
                 f"images with seed {self._augmented_with}: make an iterator with the state's seed"
             )
         super().load_state_dict(state)

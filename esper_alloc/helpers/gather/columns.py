@@ -49,12 +49,12 @@ class Columns:
         if isinstance(transform, Mapping):
             unknown = [name for name in transform if name not in inputs]
             if unknown:
-                raise ValueError(f"transform names {unknown[0]!r}, which inputs do not have")
+                raise ValueError(f"transform names {unknown[0]!r}, which is not one of the inputs")
             found = [None if name is None else transform.get(name) for name in inputs]
         elif transform is None or self._input_names is None:
             found = [transform]
         else:
-            raise ValueError("inputs have names: transform must be a dict with some of them")
+            raise ValueError("inputs is a dict: transform must be a dict with some of its names")
         for how in found:
             if how is not None and not isinstance(how, ImageTransform):
                 raise TypeError(f"transform must be an ImageTransform, not {type(how).__name__}")
@@ -95,6 +95,6 @@ def _check_column(name: str, tensor: Any) -> None:
         kind = getattr(tensor, "layout", type(tensor).__name__)
         raise TypeError(f"{name} must be a dense tensor, not {kind}")
     if tensor.dim() == 0:
-        raise ValueError(f"{name} has no dimension of samples")
+        raise ValueError(f"{name} has no dimensions: the first one must be the samples")
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name} is on {tensor.device}: only cpu and cuda are supported")

@@ -166,7 +166,7 @@ class CompiledGather:
         size = sizes[-1]
         larger = sizes.index(size)
         if size == 0:
-            raise ValueError("an environment without rows")
+            raise ValueError("an environment has no rows: leave it out")
         rows: tuple[list[tuple[torch.Tensor, ...]], torch.cuda.Event]
         rows = self._compiled.gather(start, len(sizes), size, larger, into)
         return rows

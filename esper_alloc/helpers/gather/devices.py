@@ -43,7 +43,7 @@ def check_device_exists(name: str) -> None:
         return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device_index(name) >= count:
-        raise ValueError(f"env_devices names {name}, and PyTorch finds {count} CUDA devices")
+        raise ValueError(f"env_devices names {name}, but PyTorch finds {count} CUDA devices")
 
 
 def raw_stream(index: int | None) -> int:

@@ -47,11 +47,11 @@ class GatherBatchIterator:
         n_envs: the number of environments.
         env_devices: the device of each: "cpu", "cuda" (that is "cuda:0") or
             "cuda:N".
-        shuffle: a new order each epoch; else as the samples stand.
+        shuffle: True: a new order in each epoch; False: the order of the data set.
         seed: of the orders, crops and flips: 64 bits, see `plan_epoch`.
         order: "per_device": each device goes through all samples in an order of
             its own; "global": no sample comes twice in an epoch.
-        drop_last: leave out a batch that is not full. Else it is split as
+        drop_last: True: leave out a last batch that is not full. False: it is split as
             torch.tensor_split splits, and environments without data are left off
             at the end of the list.
         transform: for the inputs: an :class:`ImageTransform`, or for a dict of
@@ -178,8 +178,8 @@ class GatherBatchIterator:
         return GatherBatch(self._entries(parts), ready, self._worker_of, lease)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the iterator stands: {"seed", "epoch", "cursor"}, the cursor counting
-        the batches of the epoch that were handed out."""
+        """The iterator's position: {"seed", "epoch", "cursor"}. The cursor is the number
+        of batches of the epoch that were handed out."""
         epoch, cursor = self._position()
         return {"seed": self._seed, "epoch": epoch, "cursor": cursor}
 
@@ -201,7 +201,7 @@ class GatherBatchIterator:
         epoch, cursor = (_count(name, state[name]) for name in ("epoch", "cursor"))
         if cursor > self._layout.batches:
             raise ValueError(
-                f"state has cursor {cursor}, and an epoch has {self._layout.batches} batches: "
+                f"state has cursor {cursor}, but an epoch has {self._layout.batches} batches: "
                 f"it was saved with other arguments"
             )
         self._seed, self._epoch, self._cursor = seed, epoch, cursor
@@ -290,5 +290,5 @@ def check_reuse(reuse: int) -> int:
 def _count(name: str, value: Any) -> int:
     number = check_integer(f"{name} of the state", value)
     if number < 0:
-        raise ValueError(f"state has {name} {number}, which is below 0")
+        raise ValueError(f"state has {name} {number}, which must be 0 or more")
     return number

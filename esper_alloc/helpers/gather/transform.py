@@ -45,7 +45,7 @@ class ImageTransform:
 
     Attributes:
         dtype: torch.float32, float16 or bfloat16; None: float32 for uint8 that is
-            normalised, else the source's. A conversion alone keeps values: 0 to 255
+            normalised, otherwise the source's. A conversion alone keeps values: 0 to 255
             of uint8.
         mean, std: a value for each channel, both or neither.
         crop: pixels, 0 to 1000.
@@ -99,11 +99,11 @@ class ImageTransform:
 
     @property
     def flip_threshold(self) -> int:
-        """Of 2^22 values of a hash's last bits, those that flip."""
+        """How many of the 2^22 values of a hash's last bits flip the image."""
         return round(self.flip * (1 << FLIP_BITS))
 
     def check(self, source: torch.Tensor, name: str) -> None:
-        """Raises unless samples of `source` can be treated so.
+        """Raises unless this transform can be applied to samples of `source`.
 
         Raises:
             ValueError: it has another shape; TypeError: another dtype.
@@ -118,8 +118,8 @@ class ImageTransform:
             )
         if self.mean is not None and (source.dim() < 2 or shape[1] != len(self.mean)):
             raise ValueError(
-                f"{name}: mean and std have {len(self.mean)} channels, and dimension 1 of "
-                f"shape {shape} does not"
+                f"{name}: mean and std have {len(self.mean)} channels, but dimension 1 of "
+                f"shape {shape} has another size"
             )
         convertible = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
         if (self.mean is not None or self.dtype is not None) and source.dtype not in convertible:

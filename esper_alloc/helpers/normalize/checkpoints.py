@@ -118,7 +118,7 @@ class SavedStatistics(Statistics):
         full = values[_HEADER:].reshape(3, *self.shape)
         possible = torch.isfinite(full).all() and (full[1:] >= 0).all() and 0 <= prior < math.inf
         if not possible:
-            raise ValueError(f"{odd}: it holds numbers that are no moments")
+            raise ValueError(f"{odd}: its numbers cannot be moments")
         return (
             checked_epsilon(epsilon),
             checked_momentum(None if math.isnan(momentum) else momentum),

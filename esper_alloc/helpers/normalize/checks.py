@@ -35,7 +35,7 @@ def checked_count(count: Any) -> Tensor:
             raise ValueError(f"count must be one number, not {count!r}")
         number = given.detach().reshape(()).item()
     if not 0 <= number < 2**63:
-        raise ValueError(f"count must be a number from 0 on, and below 2**63, not {number}")
+        raise ValueError(f"count must be at least 0 and below 2**63, not {number}")
     if isinstance(number, numbers.Integral):
         return torch.tensor(int(number), dtype=torch.int64)
     return torch.tensor(float(number), dtype=torch.float64)
@@ -50,20 +50,20 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
     try:
         checked = tuple(operator.index(size) for size in sizes)
     except TypeError:
-        raise TypeError(f"shape is an integer or a tuple of integers, not {shape!r}") from None
+        raise TypeError(f"shape must be an integer or a tuple of integers, not {shape!r}") from None
     if any(size < 0 for size in checked):
-        raise ValueError(f"shape has sizes from 0 on, not {shape!r}")
+        raise ValueError(f"the sizes in shape must be 0 or more, not {shape!r}")
     return checked
 
 
 def check_clip(clip: float) -> None:
     if clip is None or not clip > 0:
-        raise ValueError(f"clip must be above 0, not {clip}: float('inf') clips nothing")
+        raise ValueError(f"clip must be above 0, not {clip}: use float('inf') to clip nothing")
 
 
 def checked_epsilon(epsilon: float) -> float:
     if not (is_number(epsilon) and 0 <= epsilon < math.inf):
-        raise ValueError(f"epsilon is a number from 0 on, not {epsilon!r}")
+        raise ValueError(f"epsilon must be 0 or more, not {epsilon!r}")
     return float(epsilon)
 
 
@@ -71,5 +71,5 @@ def checked_momentum(momentum: float | None) -> float | None:
     if momentum is None:
         return None
     if not (is_number(momentum) and 0 <= momentum < 1):
-        raise ValueError(f"momentum is None or a number from 0 to below 1, not {momentum!r}")
+        raise ValueError(f"momentum must be None, or at least 0 and below 1, not {momentum!r}")
     return float(momentum)

@@ -59,8 +59,8 @@ class RunningMeanStd(Normalizer):
                 float16 or bfloat16. An empty batch changes nothing. Of NaN and
                 infinity see :mod:`esper_alloc.helpers.normalize`.
             mask: bool, of the leading dimensions or like x; false: does not count.
-            weights: floating-point, of the leading dimensions or like x. A value
-                counts as so many; not at all unless finite and above 0.
+            weights: floating-point, of the leading dimensions or like x. A value counts
+                as many times as its weight says; not at all unless that is finite and above 0.
 
         Raises:
             TypeError, ValueError: not such a tensor; the state is as it was.

@@ -29,7 +29,9 @@ class SharedStatistics(SavedStatistics):
         if other.shape != self.shape:
             raise ValueError(f"cannot merge shape {tuple(other.shape)} into {tuple(self.shape)}")
         if self.momentum is not None or other.momentum is not None:
-            raise ValueError("normalisers with a momentum cannot be merged: samples have no weight")
+            raise ValueError(
+                "normalisers with a momentum cannot be merged: they do not know how much each saw"
+            )
         with torch.no_grad():
             theirs = other._known().to(self.device)
             base = torch.zeros_like(theirs)

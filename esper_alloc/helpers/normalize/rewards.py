@@ -23,7 +23,7 @@ class RewardNormalizer(Normalizer):
 
     Args:
         clip: results are held within -clip and clip.
-        epsilon: the least that rewards are divided by.
+        epsilon: the smallest number that rewards are divided by.
         device: of the statistics.
         strict_device: see :class:`RunningMeanStd`.
 
@@ -126,7 +126,7 @@ class RewardNormalizer(Normalizer):
         return self.update_and_normalize(reward)
 
     def denormalize(self, reward: Tensor | float) -> Any:
-        """Undoes the scaling."""
+        """Reverses the scaling."""
         result = self._normalize(self._as_tensor(reward), ANY_CLIP, inverse=True)
         return result if isinstance(reward, Tensor) else result.item()
 
@@ -141,7 +141,7 @@ class RewardNormalizer(Normalizer):
                 self._moments_are_set()
 
     def reset(self) -> None:
-        """Back to before the first reward, in place."""
+        """Forgets all rewards, in place."""
         self._m2_without_count = 0.0
         super().reset()
 
@@ -149,7 +149,7 @@ class RewardNormalizer(Normalizer):
         if isinstance(reward, Tensor):
             return reward
         if not is_number(reward):
-            raise TypeError(f"a reward is a number or a tensor, not {type(reward).__name__}")
+            raise TypeError(f"a reward must be a number or a tensor, not {type(reward).__name__}")
         return torch.tensor(float(reward), dtype=torch.float64, device=self._moments.device)
 
     def _named_state(self) -> dict[str, Tensor]:

@@ -198,8 +198,8 @@ class Statistics(nn.Module):
             raise RuntimeError(f"{found}; they cannot be moved while a graph is captured. {remedy}")
         if device.type == "meta" and not self._is_at_start():
             raise RuntimeError(
-                f"{found}, where they would be lost: it holds no data. Give it values that have "
-                "memory, or these to a copy.deepcopy() of it that was moved .to('meta')"
+                f"{found}, which has no data: they would be lost. Pass values that have memory, or "
+                "pass these to a copy.deepcopy() of it that was moved .to('meta')"
             )
         if (str(here), str(device)) not in self._warned:
             self._warned.add((str(here), str(device)))
@@ -234,7 +234,7 @@ class Statistics(nn.Module):
                 f"{name} has shape {tuple(found.shape)}, and the normaliser {tuple(self.shape)}"
             )
         if not bool(torch.isfinite(found).all()) or (name != "mean" and bool((found < 0).any())):
-            raise ValueError(f"{name} holds numbers that are no {name}")
+            raise ValueError(f"{name} has values that a {name} cannot have")
         return found
 
     # --- writing attributes ---------------------------------------------------------------

@@ -99,7 +99,7 @@ TEST(a_bad_configuration_is_refused_and_nothing_changes)
   CHECK(strstr(esper_last_error(), "reuse_order"));
   bad = (esper_config){.roundup_power2_divisions = {3}};
   CHECK_STATUS(esper_configure(w.core, &bad), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "power of two"));
+  CHECK(strstr(esper_last_error(), "powers of two"));
   CHECK_STATUS(esper_configure(w.core, &(esper_config){.large_segment_size = SIZE_MAX}),
                ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "large_segment_size"));

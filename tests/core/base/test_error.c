@@ -46,5 +46,7 @@ TEST(every_status_has_a_name)
 {
   for (int status = ESPER_OK; status <= ESPER_REJECTED; status++)
     CHECK(!strncmp(esper_status_name((esper_status)status), "ESPER_", 6));
+  CHECK(!strcmp(esper_status_name(ESPER_OK), "ESPER_OK"));
+  CHECK(!strcmp(esper_status_name(ESPER_SHUT_DOWN), "ESPER_SHUT_DOWN"));
   CHECK(!strcmp(esper_status_name((esper_status)99), "unknown esper_status"));
 }

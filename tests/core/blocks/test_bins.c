@@ -149,7 +149,7 @@ TEST(random_operations_agree_with_a_list)
   agree_with_a_list(false);
 }
 
-TEST(so_they_do_where_a_block_knows_its_place)
+TEST(random_operations_agree_with_a_list_where_blocks_know_their_link)
 {
   agree_with_a_list(true);
 }

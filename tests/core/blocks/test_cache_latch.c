@@ -1,14 +1,11 @@
-/* Waiting for the latch of a block cache, and statistics shards when credit is short. */
+/* Waiting for the latch of a block cache. */
 #include "core/blocks/cache_latch.h"
 
 #include <pthread.h>
 #include <sched.h>
 
 #include "core/blocks/block.h"
-#include "core/api/testing.h"
 #include "core/blocks/block_cache.h"
-#include "core/stats/stat_shard.h"
-#include "core/blocks/map.h"
 #include "core/pools/pool.h"
 #include "core/order/stream.h"
 #include "world.h"
@@ -228,43 +225,5 @@ TEST(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
   }
   atomic_store(&over, true);
   pthread_join(thread, NULL);
-  end();
-}
-
-/* ---- little credit ----------------------------------------------------------- */
-
-static int64_t sum_of_peaks(void)
-{
-  const esper_stats *stats = &w.core->devices[0].stats;
-  int64_t sum = 0;
-  for (int class = 0; class < ESPER_CLASSES; class++)
-    sum += stats->allocation[class].peak + stats->allocated_bytes[class].peak +
-           stats->active[class].peak + stats->active_bytes[class].peak +
-           stats->requested_bytes[class].peak;
-  return sum;
-}
-
-/* Credit for blocks, for their bytes and for what was asked for do not end together. */
-TEST(a_single_stream_stops_for_credit_only_where_a_peak_rises)
-{
-  enum { LIVE = 64, CHANGES = 20000 };
-  begin();
-  void *p[LIVE] = {0};
-  uint64_t state = 1;
-  const esper_stat *known = &w.core->devices[0].stats.allocation[ESPER_ALL];
-  int64_t told = known->allocated, peaks = sum_of_peaks();
-  for (int i = 0; i < CHANGES; i++) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    int k = (int)(state >> 33) % LIVE;
-    if (p[k])
-      world_free(&w, p[k]);
-    p[k] = i % 5 ? world_malloc(&w, 1 + (state >> 40) % (4 * MIB), r) : NULL;
-    if (known->allocated != told)
-      CHECK(sum_of_peaks() > peaks);
-    told = known->allocated;
-    peaks = sum_of_peaks();
-  }
-  for (int k = 0; k < LIVE; k++)
-    world_free(&w, p[k]);
   end();
 }

@@ -304,18 +304,3 @@ TEST(marks_on_a_capturing_stream_are_counted)
   sim_capture_abort(w.s, 0, s.handle);
   end();
 }
-
-TEST(bad_arguments_are_refused)
-{
-  begin();
-  void *p = block(r);
-  const void *ptr = p;
-  esper_stream nowhere = {NULL, 7, 0};
-  CHECK_STATUS(esper_record_use(w.core, &ptr, 1, nowhere, 0, NULL), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "device 7"));
-  CHECK_STATUS(esper_record_stream(w.core, p, nowhere), ESPER_INVALID);
-  CHECK_STATUS(esper_record_stream(w.core, &w, s), ESPER_INVALID);
-  CHECK_STATUS(esper_free_after_all(w.core, &w), ESPER_INVALID);
-  CHECK_EQ(uses(), 0);
-  end();
-}

@@ -1,4 +1,5 @@
-/* pages_world.h: what the tests of mapped segments share: a world on a device that can map pages. */
+/* pages_world.h: what the tests of mapped segments share: a world on a device that can map
+ * pages. */
 #ifndef ESPER_PAGES_WORLD_H
 #define ESPER_PAGES_WORLD_H
 

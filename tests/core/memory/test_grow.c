@@ -143,8 +143,6 @@ TEST(classic_segments_are_to_be_had)
   end();
 }
 
-/* A program with a bit of everything; how often each function of the driver was
- * called. */
 static int any_stream(void *context, void *handle)
 {
   (void)context, (void)handle;
@@ -184,6 +182,7 @@ TEST(created_pools_have_classic_segments_unless_mapped_ones_are_asked_for)
   }
 }
 
+/* A program with a bit of everything; how often each function of the driver was called. */
 static void count_calls(int virtual_memory, esper_segments kind, uint64_t *counts)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
@@ -436,46 +435,6 @@ TEST(what_was_mapped_and_does_not_go_back_is_free)
   end();
 }
 
-/* An orphaned page, which can be neither mapped nor released, is not forgotten. */
-TEST(a_loose_page_is_tried_again)
-{
-  begin();
-  void *p;
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
-  sim_fail_call(w.s, SIM_CALL_page_map, 1, ESPER_DEVICE_ERROR);
-  sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_malloc(w.core, 10 * MIB, r, &p), ESPER_DEVICE_ERROR);
-  CHECK_EQ(reserved(), 0);
-  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 10 * MIB);
-  world_check(&w); /* the orphaned page counts */
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 10 * MIB);
-  CHECK_STATUS(esper_malloc(w.core, 56 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
-  world_check(&w);
-  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
-  get(56, r); /* of the fraction's 64 */
-  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 0);
-  world_check(&w);
-  end();
-}
-
-TEST(loose_pages_go_back_when_the_cache_is_emptied_or_the_core_ends)
-{
-  void *p;
-  for (int i = 0; i < 2; i++) {
-    begin();
-    sim_fail_call(w.s, SIM_CALL_page_map, 1, ESPER_DEVICE_ERROR);
-    sim_fail_call(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
-    CHECK_STATUS(esper_malloc(w.core, 10 * MIB, r, &p), ESPER_DEVICE_ERROR);
-    if (i == 0) {
-      CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-      CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 0);
-    }
-    world_check(&w);
-    end();
-  }
-}
-
 /* Another thread wants memory of the same heap while pages are being mapped. */
 static void *meanwhile;
 static void get_30_mib(void *context)
@@ -484,6 +443,7 @@ static void get_30_mib(void *context)
   world_check(&w);
   meanwhile = get(30, r);
 }
+
 static void get_meanwhile(void *context, sim_call call, int device, void *object)
 {
   (void)context, (void)call, (void)device, (void)object;

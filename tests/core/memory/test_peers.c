@@ -182,7 +182,7 @@ TEST(what_makes_no_sense_is_refused)
   CHECK(strstr(esper_last_error(), "no device 3"));
   CHECK_STATUS(esper_add_peer(w.core, -1, 0), ESPER_INVALID);
   CHECK_STATUS(esper_add_peer(w.core, 1, 1), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "no peer of its own"));
+  CHECK(strstr(esper_last_error(), "cannot be its own peer"));
   end();
 }
 

@@ -208,7 +208,7 @@ TEST(a_page_that_cannot_be_mapped_goes_home)
   end();
 }
 
-TEST(a_page_that_has_no_home_any_more_is_loose)
+TEST(a_page_that_has_no_home_any_more_is_an_orphan)
 {
   begin();
   comb(20, 8, s);

@@ -1,39 +1,8 @@
-/* Streams, their numbers and vector clocks, tested from inside. */
+/* Streams: how they are found again, gates, and vector clocks. */
 #include "core/order/stream.h"
 
-#include <pthread.h>
-
-#include "core/order/event.h"
-#include "world.h"
-#include "core/order/capturing.h"
-#include "core/order/record.h"
-
-static world w;
-static device_t *device;
-
-static void begin(void)
-{
-  world_begin(&w);
-  world_free(&w, world_malloc(&w, 512, w.stream[0]));
-  device = &w.core->devices[0];
-}
-
-static void end(void)
-{
-  world_end(&w);
-}
-
-static presented_t present(esper_stream as)
-{
-  presented_t p;
-  CHECK_OK(stream_present(w.core, as, &p));
-  return p;
-}
-
-static uint64_t queries(void)
-{
-  return sim_calls(w.s, SIM_CALL_event_query);
-}
+#include "core/order/retire.h"
+#include "streams_world.h"
 
 TEST(a_stream_is_known_by_its_id)
 {
@@ -106,37 +75,12 @@ TEST(streams_that_come_and_go_take_no_memory)
   end();
 }
 
-/* Of thousands that were there once only the busy ones are asked. */
-TEST(retiring_asks_only_streams_with_outstanding_records)
-{
-  begin();
-  enum { MANY = 300 };
-  for (int i = 0; i < MANY; i++)
-    record_drop(stream_record(present(world_stream(&w, 0))));
-  sim_run_all(w.s);
-  stream_retire_all(w.core);
-  uint64_t listed = 0;
-  for (stream_group_t *g = w.core->stream_groups; g; g = g->older)
-    listed |= g->listed;
-  CHECK_EQ(listed, 0);
-  presented_t s = present(w.stream[1]);
-  record_t *record = stream_record(s);
-  for (stream_group_t *g = w.core->stream_groups; g; g = g->older)
-    CHECK_EQ(g->listed, g == s.stream->group ? 1ull << s.stream->index % GROUP_STREAMS : 0);
-  uint64_t before = queries();
-  stream_retire_all(w.core);
-  CHECK_EQ(queries(), before + 1);
-  record_drop(record);
-  end();
-}
-
-static void *present_own(void *stream)
+static void present_own(void *stream)
 {
   *(stream_t **)stream = present((esper_stream){(void *)2, 0, 0}).stream;
-  return NULL;
 }
 
-TEST(special_handles)
+TEST(a_special_handle_is_the_legacy_stream_or_the_threads_own)
 {
   begin();
   CHECK(present((esper_stream){NULL, 0, 0}).stream == device->legacy);
@@ -145,75 +89,12 @@ TEST(special_handles)
   present_own(&mine);
   present_own(&again);
   CHECK(mine == again && mine != device->legacy);
-  pthread_t thread;
-  pthread_create(&thread, NULL, present_own, &others);
-  pthread_join(thread, NULL);
+  check_on_another_thread(present_own, &others);
   CHECK(others != mine);
   end();
 }
 
-TEST(records_are_numbered_and_complete_in_order)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  record_t *r[9];
-  for (int i = 0; i < 9; i++) {
-    sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ);
-    r[i] = stream_record(s);
-    CHECK_EQ(r[i]->number, i + 1);
-  }
-  stream_retire(s.stream);
-  CHECK_EQ(s.stream->completed, 0);
-  sim_run_stream(w.s, 0, s.handle, 10);
-  stream_retire(s.stream);
-  CHECK_EQ(s.stream->completed, 5);
-  CHECK(stream_completed(s.stream, 5) && !stream_completed(s.stream, 6));
-  CHECK(!r[4]->event && r[5]->event); /* back in the pool */
-  CHECK(stream_is_valid(s.stream));
-  sim_run_all(w.s);
-  stream_retire(s.stream);
-  CHECK_EQ(s.stream->completed, 9);
-  CHECK(!s.stream->oldest);
-  for (int i = 0; i < 9; i++)
-    record_drop(r[i]);
-  end();
-}
-
-/* With a thousand events done, far fewer are asked about. */
-TEST(retiring_gallops)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  record_t *r[1000];
-  for (int i = 0; i < 1000; i++)
-    r[i] = stream_record(s);
-  sim_run_stream(w.s, 0, s.handle, 700);
-  uint64_t before = queries();
-  stream_retire(s.stream);
-  CHECK_EQ(s.stream->completed, 700);
-  CHECK(queries() - before < 60);
-  before = queries();
-  stream_retire(s.stream); /* one question when nothing has changed */
-  CHECK_EQ(queries() - before, 1);
-  for (int i = 0; i < 1000; i++)
-    record_drop(r[i]);
-  end();
-}
-
-TEST(a_dropped_record_gives_its_event_back)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  sim_wait_flag(w.s, 0, s.handle, 0); /* nothing completes */
-  for (int i = 0; i < 100; i++)
-    record_drop(stream_record(s));
-  CHECK(device->events_created < 10);
-  CHECK(stream_is_valid(s.stream));
-  sim_raise_flag_now(w.s, 0);
-  end();
-}
-
-TEST(a_gate_raises_the_frontier_once_the_wait_succeeded)
+TEST(a_gate_raises_the_vector_clock_once_the_wait_succeeded)
 {
   begin();
   presented_t r = present(w.stream[0]), s = present(w.stream[1]);
@@ -246,98 +127,46 @@ TEST(a_completed_record_needs_no_gate)
   end();
 }
 
-TEST(the_stamp_is_after_all_that_was_recorded)
+TEST(how_far_a_stream_is_behind_its_oldest_event_tells)
 {
   begin();
   presented_t s = present(w.stream[0]);
-  CHECK_EQ(stream_stamp(s.stream), 1);
-  record_drop(stream_record(s));
-  CHECK_EQ(stream_stamp(s.stream), 2);
-  record_t *probe = stream_probe(s.stream, 2);
-  CHECK_EQ(probe->number, 2);
-  record_t *same = stream_probe(s.stream, 2); /* serves again */
-  CHECK(same == probe);
-  record_t *later = stream_probe(s.stream, 3);
-  CHECK(later->number >= 3);
-  record_drop(probe);
-  record_drop(same);
-  record_drop(later);
-  end();
-}
-
-TEST(a_mortal_streams_handle_is_not_used_later)
-{
-  begin();
-  presented_t s = present(world_mortal(&w, 0));
-  CHECK(!stream_record_later(s.stream));
-  CHECK(!stream_probe(s.stream, 1));
-  record_t *record = stream_record(s); /* but now */
-  CHECK(record);
-  record_drop(record);
-  end();
-}
-
-TEST(on_a_capturing_stream_nothing_is_recorded)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  sim_capture_begin(w.s, 0, s.handle);
-  CHECK(stream_capture_of(s, true) != 0);
-  CHECK(!stream_record(s));
-  CHECK(!stream_record_later(s.stream));
-  sim_capture_abort(w.s, 0, s.handle);
-  CHECK_EQ(stream_capture_of(s, true), 0);
-  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
-  CHECK(!stream_record(s)); /* when in doubt, not */
-  end();
-}
-
-TEST(a_failed_record_takes_its_number_and_nothing_else)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
-  CHECK(!stream_record(s));
-  sim_fail_call(w.s, SIM_CALL_event_create, 1, ESPER_OUT_OF_MEMORY);
-  stream_t *other = present(w.stream[1]).stream;
-  CHECK(stream_is_valid(s.stream) && stream_is_valid(other));
-  sim_fail_call(w.s, SIM_CALL_event_create, 0, ESPER_OK);
+  CHECK_EQ(stream_lag_us(s.stream, 1000), 0); /* nothing is outstanding */
   record_t *record = stream_record(s);
-  CHECK(record && stream_is_valid(s.stream));
-  CHECK_EQ(device->events_created, 1);
+  CHECK_EQ(stream_lag_us(s.stream, 1000), INT64_MAX); /* nobody took the time */
+  s.stream->oldest_us = 400;
+  CHECK_EQ(stream_lag_us(s.stream, 1000), 600);
+  CHECK_EQ(stream_lag_us(s.stream, 300), 0); /* it is younger than that */
+  sim_run_all(w.s);
+  stream_retire(s.stream);
+  CHECK_EQ(stream_lag_us(s.stream, 1000), 0);
   record_drop(record);
   end();
 }
 
-TEST(a_host_wait_completes_the_record)
+TEST(the_trait_of_one_stream_is_one_of_all_streams)
 {
   begin();
-  presented_t s = present(w.stream[0]);
-  record_t *record = stream_record(s);
-  CHECK_OK(stream_wait_host(record));
-  CHECK(stream_completed(s.stream, 1));
-  record_drop(record);
-  record = stream_record(s);
-  sim_fail_call(w.s, SIM_CALL_event_synchronize, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(stream_wait_host(record), ESPER_DEVICE_ERROR);
-  CHECK(!stream_completed(s.stream, 2));
-  record_drop(record);
+  stream_t *a = present(w.stream[0]).stream, *b = present(w.stream[1]).stream;
+  stream_set_traits(a, ESPER_TRAIT_RENDEZVOUS);
+  stream_set_traits(b, ESPER_TRAIT_RENDEZVOUS);
+  CHECK(stream_is_rendezvous(a) && stream_is_rendezvous(device->all_streams));
+  CHECK(!stream_is_rendezvous(device->legacy));
+  stream_set_traits(a, 0);
+  CHECK(!stream_is_rendezvous(a) && stream_is_rendezvous(device->all_streams));
+  stream_set_traits(b, 0);
+  CHECK(!stream_is_rendezvous(device->all_streams));
   end();
 }
 
-TEST(events_are_pooled)
+TEST(a_stream_is_found_by_its_index)
 {
+  enum { MANY = 3 * GROUP_STREAMS };
   begin();
-  void *a = event_take(device), *b = event_take(device);
-  CHECK(a != b);
-  event_give(device, a);
-  CHECK(event_take(device) == a);
-  CHECK_EQ(device->events_created, 2);
-  sim_fail_call(w.s, SIM_CALL_event_create, 1, ESPER_OUT_OF_MEMORY);
-  CHECK(!event_take(device));
-  CHECK(strstr(esper_last_error(), "event_create"));
-  CHECK_EQ(device->events_alive, 2);
-  event_give(device, a);
-  event_give(device, b);
+  stream_t *made[MANY];
+  for (int i = 0; i < MANY; i++)
+    made[i] = present(world_stream(&w, 0)).stream;
+  for (int i = 0; i < MANY; i++)
+    CHECK(stream_at(w.core, made[i]->index) == made[i]);
   end();
 }

@@ -231,3 +231,60 @@ TEST(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device)
   let_the_pool_go();
   world_end(&w);
 }
+
+/* ---- what graphs read ------------------------------------------------------- */
+
+static void *used(size_t size, esper_stream stream)
+{
+  void *p = world_malloc(&w, size, stream);
+  world_kernel(&w, stream, p);
+  return p;
+}
+
+/* The device can be waited for all the same when no replay is under way. */
+TEST(what_a_graph_reads_is_no_stream_that_nobody_may_wait_for)
+{
+  for (int kept = 0; kept < 3; kept++) {
+    sim_options options = {.capacity = 100 * MIB,
+                           .oracle = SIM_ORACLE_KNOWN,
+                           .completion = SIM_AT_ONCE};
+    esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
+    world_begin_with(&w, &options, &config);
+    esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2], o = w.stream[3];
+    CHECK_OK(esper_stream_set_traits(w.core, o, ESPER_TRAIT_RENDEZVOUS)); /* and is idle */
+    void *x = used(2 * MIB, s);
+    sim_capture_begin(w.s, 0, r.handle);
+    if (kept == 1)
+      world_record_stream(&w, x, r);
+    else
+      world_use(&w, x, r, kept ? ESPER_USE_NO_GATE : 0);
+    sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
+    if (!kept)
+      world_free(&w, x);
+    world_free(&w, used(60 * MIB, t));
+    sim_run_all(w.s);
+    used(70 * MIB, s);
+    world_end(&w);
+  }
+}
+
+/* It may depend on what this thread has still to enqueue. */
+TEST(a_replay_under_way_that_bars_gates_is_not_waited_for)
+{
+  begin(100);
+  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2], o = w.stream[3];
+  void *x = world_malloc(&w, 2 * MIB, s), *p;
+  sim_capture_begin(w.s, 0, r.handle);
+  sim_kernel(w.s, 0, r.handle, x, 512, SIM_READ);
+  world_use(&w, x, r, ESPER_USE_NO_GATE);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  world_free(&w, world_malloc(&w, 60 * MIB, s));
+  sim_wait_flag(w.s, 0, o.handle, 0);
+  sim_graph_launch(w.s, graph, 0, o.handle);
+  sim_graph_destroy(w.s, graph);
+  CHECK_STATUS(esper_malloc(w.core, 70 * MIB, t, &p), ESPER_OUT_OF_MEMORY);
+  sim_raise_flag_now(w.s, 0);
+  sim_run_all(w.s);
+  world_malloc(&w, 70 * MIB, t);
+  world_end(&w);
+}

@@ -1,90 +1,5 @@
 /* malloc and free, in the order of the steps of requests/malloc.c. */
-#include "core/api/testing.h"
-#include "world.h"
-
-static world w;
-static esper_stream r, s, t;
-
-static void begin_as(size_t capacity, esper_reuse_order order, sim_completion completion)
-{
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = completion,
-                         .capacity = capacity};
-  esper_config config = {.reuse_order = order};
-  world_begin_with(&w, &options, &config);
-  r = w.stream[0];
-  s = w.stream[1];
-  t = w.stream[2];
-}
-
-static void begin_with(size_t capacity, esper_reuse_order order)
-{
-  begin_as(capacity, order, SIM_WHEN_TOLD);
-}
-
-static void begin(void)
-{
-  begin_with(1024 * MIB, ESPER_REUSE_GATE);
-}
-static void end(void)
-{
-  world_end(&w);
-}
-
-static uint64_t calls(sim_call call)
-{
-  return sim_calls(w.s, call);
-}
-
-static void *block(size_t size, esper_stream stream)
-{
-  void *p = world_malloc(&w, size, stream);
-  world_kernel(&w, stream, p);
-  return p;
-}
-
-/* p was read on s, which has not got there yet, and is free. */
-static void *pending(size_t size)
-{
-  void *p = block(size, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
-  world_free(&w, p);
-  return p;
-}
-
-/* The part goes back to its range first: the block that stands alone fits as
- * well, and the range stays whole. */
-TEST(the_warm_block_is_not_preferred_to_a_better_fit)
-{
-  begin();
-  void *range = world_malloc(&w, 32 * MIB, r);
-  world_free(&w, range);
-  void *part = world_malloc(&w, 26 * MIB, r);
-  CHECK(part == range);
-  void *alone = world_malloc(&w, 26 * MIB, r);
-  world_free(&w, alone);
-  world_free(&w, part);
-  CHECK(world_malloc(&w, 26 * MIB, r) == alone);
-  CHECK(world_malloc(&w, 32 * MIB, r) == range);
-  end();
-}
-
-TEST(a_small_warm_block_is_not_preferred_either)
-{
-  begin();
-  void *alone = world_malloc(&w, 64 * KIB, r);
-  void *guard = world_malloc(&w, 512, r);
-  void *part = world_malloc(&w, 64 * KIB, r); /* the rest of the segment follows */
-  world_free(&w, alone);
-  world_free(&w, part);
-  CHECK(world_malloc(&w, 64 * KIB, r) == alone);
-  CHECK(world_malloc(&w, 64 * KIB, r) == part);
-  world_free(&w, part);
-  CHECK(world_malloc(&w, 64 * KIB, r) == part);
-  world_free(&w, guard);
-  end();
-}
+#include "malloc_world.h"
 
 TEST(zero_bytes_are_null)
 {
@@ -154,382 +69,6 @@ TEST(a_pending_block_is_ready_as_soon_as_its_use_has_completed)
   sim_run_all(w.s);
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
   CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
-  end();
-}
-
-TEST(gate_order_waits_on_the_gpu_not_on_the_host)
-{
-  begin();
-  void *p = pending(12 * MIB);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
-  CHECK_EQ(calls(SIM_CALL_event_synchronize) + calls(SIM_CALL_device_synchronize), 0);
-  CHECK(sim_pending(w.s, 0, s.handle) > 0);
-  end();
-}
-
-TEST(a_gate_serves_for_all_earlier_uses_of_the_stream)
-{
-  begin();
-  void *p = pending(12 * MIB), *q = pending(14 * MIB);
-  CHECK(world_malloc(&w, 14 * MIB, r) == q); /* the later use */
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
-  CHECK_EQ(calls(SIM_CALL_stream_wait), 1);
-  end();
-}
-
-TEST(grow_order_takes_new_memory_first)
-{
-  begin_with(1024 * MIB, ESPER_REUSE_GROW);
-  void *p = pending(12 * MIB), *q = world_malloc(&w, 12 * MIB, r);
-  CHECK(p != q);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
-  end();
-}
-
-TEST(grow_order_gates_when_memory_is_short)
-{
-  begin_with(12 * MIB, ESPER_REUSE_GROW);
-  void *p = pending(12 * MIB);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
-  CHECK_EQ(calls(SIM_CALL_event_synchronize) + calls(SIM_CALL_device_synchronize), 0);
-  end();
-}
-
-/* ---- runs ----------------------------------------------------------------- */
-
-/* p was read on the reader, which has not got there yet, and is free. */
-static void read_and_free(void *p, esper_stream reader)
-{
-  world_read_on(&w, reader, p, r);
-  world_use(&w, p, reader, 0);
-  world_free(&w, p);
-}
-
-TEST(neighbours_that_are_pending_serve_together)
-{
-  begin();
-  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);
-  read_and_free(a, s);
-  read_and_free(b, t);
-  CHECK(world_malloc(&w, 10 * MIB, r) == a);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 2);
-  world_check(&w);
-  CHECK(world_malloc(&w, 2 * MIB, r) == (char *)b + 4 * MIB); /* the rest */
-  world_kernel(&w, r, c);
-  end();
-}
-
-TEST(a_single_block_is_preferred_to_a_run)
-{
-  begin();
-  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = pending(30 * MIB);
-  read_and_free(a, s);
-  read_and_free(b, s);
-  CHECK(world_malloc(&w, 11 * MIB, r) == c);
-  end();
-}
-
-TEST(a_run_may_have_ready_blocks)
-{
-  begin();
-  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);
-  world_free(&w, a);
-  read_and_free(b, s);
-  world_free(&w, c);
-  CHECK(world_malloc(&w, 20 * MIB, r) == a);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
-  world_check(&w);
-  end();
-}
-
-TEST(a_live_block_ends_a_run)
-{
-  begin();
-  void *a = block(6 * MIB, r), *b = block(2 * MIB, r), *c = block(12 * MIB, r);
-  read_and_free(a, s);
-  read_and_free(c, s);
-  CHECK(world_malloc(&w, 14 * MIB, r) != a);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
-  world_kernel(&w, r, b);
-  end();
-}
-
-TEST(a_block_that_may_not_be_gated_ends_a_run)
-{
-  begin();
-  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);
-  read_and_free(a, s);
-  world_read_on(&w, t, b, r);
-  world_use(&w, b, t, ESPER_USE_NO_GATE);
-  world_free(&w, b);
-  read_and_free(c, s);
-  CHECK(world_malloc(&w, 11 * MIB, r) != a);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
-  sim_run_all(w.s);
-  end();
-}
-
-TEST(the_smallest_run_is_taken)
-{
-  begin();
-  static const size_t SIZE[2][3] = {{6, 7, 7}, {5, 5, 10}}; /* two segments */
-  void *p[2][3];
-  for (int i = 0; i < 6; i++)
-    p[i / 3][i % 3] = block(SIZE[i / 3][i % 3] * MIB, r);
-  for (int i = 0; i < 5; i++)
-    read_and_free(p[i / 3][i % 3], s);
-  CHECK(world_malloc(&w, 10 * MIB, r) == p[1][0]);
-  CHECK(world_malloc(&w, 13 * MIB, r) == p[0][0]);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
-  end();
-}
-
-/* Asking the driver for memory takes tens of microseconds; a search may not. */
-TEST(the_search_for_a_run_is_short)
-{
-  begin();
-  enum { MANY = 4096 }; /* they fill a segment */
-  void *p[MANY];
-  for (int i = 0; i < MANY; i++)
-    p[i] = block(512, r);
-  for (int i = 0; i < MANY; i++)
-    read_and_free(p[i], s);
-  CHECK(world_malloc(&w, 64 * KIB, r) == p[0]);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
-  CHECK(world_malloc(&w, 256 * KIB, r));
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
-  world_check(&w);
-  end();
-}
-
-/* Many small blocks that have been pending for longer are not in the way. */
-TEST(a_run_of_large_blocks_is_found_among_small_ones)
-{
-  begin();
-  enum { MANY = 600 };
-  void *small[MANY];
-  for (int i = 0; i < MANY; i++)
-    small[i] = block(512, r);
-  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);
-  for (int i = 0; i < MANY; i++)
-    read_and_free(small[i], s);
-  read_and_free(a, s);
-  read_and_free(b, s);
-  CHECK(world_malloc(&w, 12 * MIB, r) == a);
-  world_kernel(&w, r, c);
-  end();
-}
-
-TEST(a_run_whose_wait_is_refused_stays_as_it_was)
-{
-  begin();
-  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);
-  read_and_free(a, s);
-  read_and_free(b, t);
-  read_and_free(c, t);
-  size_t pending_bytes = world_counters(&w, 0).bytes_pending;
-  sim_fail_call(w.s, SIM_CALL_stream_wait, 2, ESPER_DEVICE_ERROR);
-  CHECK(world_malloc(&w, 16 * MIB, r) != a);
-  CHECK_EQ(sim_faults(w.s), 1);
-  world_check(&w);
-  /* The first wait stands, and made one ready. */
-  CHECK_EQ(world_counters(&w, 0).bytes_pending, pending_bytes - 6 * MIB);
-  CHECK(world_malloc(&w, 20 * MIB, r) == a);
-  end();
-}
-
-TEST(a_run_of_another_heap_is_gated_on_when_memory_is_short)
-{
-  begin_with(20 * MIB, ESPER_REUSE_GATE);
-  void *a = block(6 * MIB, r), *b = block(6 * MIB, r), *c = block(8 * MIB, r);
-  read_and_free(a, s);
-  read_and_free(b, s);
-  CHECK(world_malloc(&w, 10 * MIB, t) == a);
-  CHECK_EQ(calls(SIM_CALL_device_synchronize) + calls(SIM_CALL_event_synchronize), 0);
-  CHECK_EQ(world_counters(&w, 0).loans, 1);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 2); /* s, and r's owner order */
-  world_kernel(&w, r, c);
-  end();
-}
-
-/* ---- reuse order auto ----------------------------------------------------- */
-
-static int64_t time_us;
-
-static int64_t fake_clock(void)
-{
-  return time_us;
-}
-
-static void begin_auto(size_t capacity)
-{
-  begin_with(capacity, ESPER_REUSE_AUTO);
-  core_set_clock(w.core, fake_clock);
-  time_us = 1000000;
-}
-
-/* 3 ms: docs/design.md says where that comes from. */
-TEST(auto_order_gates_while_the_other_stream_is_hardly_behind)
-{
-  begin_auto(1024 * MIB);
-  void *p = pending(12 * MIB);
-  time_us += 3000;
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
-  end();
-}
-
-TEST(auto_order_grows_when_the_other_stream_is_far_behind)
-{
-  begin_auto(1024 * MIB);
-  void *p = pending(12 * MIB), *q = pending(14 * MIB);
-  time_us += 3001;
-  /* The stream's oldest mark counts, not that of the block. */
-  CHECK(world_malloc(&w, 14 * MIB, r) != q);
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
-  sim_run_all(w.s);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p); /* ready */
-  end();
-}
-
-/* Who is as far behind as the other one does not wait for long. */
-TEST(auto_order_gates_when_both_streams_are_far_behind)
-{
-  begin_auto(1024 * MIB);
-  void *p = pending(12 * MIB), *q = block(4 * MIB, t);
-  world_read_on(&w, r, q, t);
-  world_use(&w, q, r, 0); /* shows how far r is */
-  time_us += 50000;
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
-  end();
-}
-
-TEST(auto_order_gates_when_growth_would_pass_the_memory_fraction)
-{
-  begin_auto(64 * MIB);
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
-  void *p = pending(12 * MIB);
-  time_us += 50000;
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
-  end();
-}
-
-/* The driver is asked once, not each time. */
-TEST(auto_order_gates_when_the_device_is_full)
-{
-  begin_auto(20 * MIB);
-  void *p = pending(12 * MIB);
-  time_us += 50000;
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2); /* the second was refused */
-  for (int i = 0; i < 5; i++) {
-    world_read_on(&w, s, p, r);
-    world_use(&w, p, s, 0);
-    world_free(&w, p);
-    time_us += 50000;
-    CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  }
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 6);
-  /* What is given back makes it worth asking again. */
-  world_free(&w, p);
-  sim_run_all(w.s);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  sim_set_capacity(w.s, 0, 64 * MIB);
-  p = pending(12 * MIB);
-  time_us += 50000;
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  end();
-}
-
-/* Marks that were made before the order was chosen have no time: when in
- * doubt, nobody is made to wait. */
-TEST(auto_order_does_not_guess)
-{
-  begin();
-  void *p = pending(12 * MIB);
-  esper_config config = {.reuse_order = ESPER_REUSE_AUTO};
-  CHECK_OK(esper_configure(w.core, &config));
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  end();
-}
-
-/* Another thread may mark a use on the malloc's own stream after the malloc read the
- * clock: the mark is then newer than "now". */
-TEST(auto_order_does_not_guess_beside_a_mark_newer_than_the_clock)
-{
-  begin();
-  core_set_clock(w.core, fake_clock);
-  time_us = 1000000;
-  void *p = pending(12 * MIB), *q = block(4 * MIB, t); /* p's mark has no time */
-  esper_config config = {.reuse_order = ESPER_REUSE_AUTO};
-  CHECK_OK(esper_configure(w.core, &config));
-  world_read_on(&w, r, q, t);
-  world_use(&w, q, r, 0);
-  time_us -= 10;
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
-  end();
-}
-
-TEST(a_ready_block_is_preferred_to_a_pending_one)
-{
-  begin();
-  void *p = block(14 * MIB, r), *q = pending(12 * MIB);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK(p != q);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
-  end();
-}
-
-TEST(a_large_ready_block_is_not_broken_up_beside_a_pending_fit)
-{
-  begin();
-  void *p = block(512 * MIB, r), *q = pending(12 * MIB);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 12 * MIB, r) == q);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
-  end();
-}
-
-/* What a heap owes to its own stream is done, and only has to be asked for. */
-TEST(completed_memory_is_lent_to_other_streams)
-{
-  begin_as(1024 * MIB, ESPER_REUSE_GATE, SIM_AT_ONCE);
-  void *p = block(9 * MIB, r), *stays = block(9 * MIB, r);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 9 * MIB, t) == p);
-  CHECK_EQ(world_counters(&w, 0).loans, 1);
-  sim_wait_flag(w.s, 0, t.handle, 0);
-  world_kernel(&w, t, p);
-  world_free(&w, p);
-  CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
-  CHECK(world_malloc(&w, 9 * MIB, r) != p); /* home again, it owes t's work */
-  sim_raise_flag_now(w.s, 0);
-  esper_retire(w.core, 0);
-  CHECK(world_malloc(&w, 9 * MIB, r) == p);
-  world_kernel(&w, r, stays);
-  end();
-}
-
-TEST(a_wholly_free_segment_changes_its_home)
-{
-  begin_as(1024 * MIB, ESPER_REUSE_GATE, SIM_AT_ONCE);
-  void *p = block(12 * MIB, r);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 12 * MIB, t) == p);
-  CHECK_EQ(world_counters(&w, 0).loans, 0);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 12 * MIB, t) == p);
   end();
 }
 
@@ -603,17 +142,6 @@ TEST(who_cannot_grow_goes_on_borrowing)
   world_end(&w);
 }
 
-TEST(other_heaps_are_gated_on_when_memory_is_short)
-{
-  begin_with(12 * MIB, ESPER_REUSE_GATE);
-  void *p = block(12 * MIB, r);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 12 * MIB, t) == p);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
-  CHECK_EQ(calls(SIM_CALL_device_synchronize), 0);
-  end();
-}
-
 TEST(cached_segments_go_back_when_memory_is_short)
 {
   begin_with(40 * MIB, ESPER_REUSE_GATE);
@@ -670,29 +198,44 @@ TEST(a_use_without_gate_is_not_waited_for_by_the_host_either)
   end();
 }
 
-TEST(out_of_memory_says_what_there_is)
+/* On r; `pool` NULL: the default pool. */
+static void *malloc_from(esper_pool *pool, size_t size)
 {
-  begin_with(64 * MIB, ESPER_REUSE_GATE);
-  void *p = block(20 * MIB, r), *q = &w;
-  CHECK_STATUS(esper_malloc(w.core, 50 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
-  CHECK(!q);
-  esper_failure failure;
-  esper_get_failure(&failure);
-  CHECK_EQ(failure.device, 0);
-  CHECK_EQ(failure.requested, 50 * MIB);
-  CHECK_EQ(failure.device_total, 64 * MIB);
-  CHECK_EQ(failure.device_free, 44 * MIB);
-  CHECK_EQ(failure.allocated, 20 * MIB);
-  CHECK_EQ(failure.reserved, 20 * MIB);
-  CHECK_EQ(failure.limit, SIZE_MAX);
-  CHECK(strstr(esper_last_error(), "out of memory"));
-  CHECK_EQ(world_stats(&w, 0).num_ooms, 1);
-  /* The process goes on. */
-  CHECK(world_malloc(&w, 40 * MIB, r));
-  world_kernel(&w, r, p);
-  CHECK_STATUS(esper_malloc(w.core, SIZE_MAX, r, &q), ESPER_OUT_OF_MEMORY);
-  CHECK_STATUS(esper_malloc(w.core, (size_t)1 << 60, r, &q), ESPER_OUT_OF_MEMORY);
-  end();
+  if (!pool)
+    return world_malloc(&w, size, r);
+  void *p;
+  CHECK_OK(esper_malloc_from(w.core, pool, size, r, &p));
+  sim_owner_begin(w.s, p, world_size(&w, p), 0, r.handle);
+  return p;
+}
+
+/* Memory in hand, all of it pending: waited for, not given up on. */
+TEST(nothing_is_out_of_memory_with_memory_in_hand)
+{
+  for (int private_pool = 0; private_pool < 2; private_pool++) {
+    begin_with(20 * MIB, ESPER_REUSE_GATE);
+    esper_pool *pool = NULL;
+    if (private_pool)
+      CHECK_OK(esper_pool_create(w.core, 0, 0, 5, &pool));
+    void *p[3];
+    for (int i = 0; i < 3; i++) {
+      p[i] = malloc_from(pool, 6 * MIB);
+      world_kernel(&w, r, p[i]);
+      world_read_on(&w, s, p[i], r);
+      if (i == 1)
+        world_record_stream(&w, p[i], s);
+      else
+        world_use(&w, p[i], s, i ? ESPER_USE_NO_GATE : 0);
+    }
+    for (int i = 0; i < 3; i++)
+      world_free(&w, p[i]);
+    world_run(&w, r);
+    world_run(&w, s);
+    void *q = malloc_from(pool, 18 * MIB);
+    CHECK(q == p[0]);
+    CHECK_EQ(world_stats(&w, 0).num_ooms, 0);
+    end();
+  }
 }
 
 TEST(only_the_start_of_a_live_block_is_freed_and_only_once)
@@ -838,34 +381,5 @@ TEST(marks_do_not_pile_up)
   }
   CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
   CHECK(world_counters(&w, 0).events_created < 200);
-  end();
-}
-
-/* Up to 511 bytes to round, and in a large block a rest of up to 256 KiB that stays: a
- * quarter of the smallest large block, 2.6% of 10 MiB. */
-TEST(a_block_has_little_more_than_was_asked_for)
-{
-  begin_as((size_t)8 << 30, ESPER_REUSE_GATE, SIM_AT_ONCE);
-  enum { LIVE = 100, OPERATIONS = 20000 };
-  void *live[LIVE] = {NULL};
-  uint64_t state = 1;
-  size_t worst[2] = {0, 0};
-  for (int i = 0; i < OPERATIONS; i++) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    void **p = &live[(state >> 33) % LIVE];
-    if (*p)
-      world_free(&w, *p);
-    size_t base = (size_t)1 << (state >> 40) % 26, asked = base + (state >> 20) % base;
-    *p = world_malloc(&w, asked, r);
-    size_t size = world_size(&w, *p), more = size - asked;
-    CHECK(more < 512 || (asked > MIB && more < 512 + 256 * KIB));
-    if (more > worst[asked > MIB])
-      worst[asked > MIB] = more;
-  }
-  CHECK_EQ(worst[0], 511);
-  CHECK(worst[1] > 200 * KIB); /* or the bound is not tried */
-  for (int i = 0; i < LIVE; i++)
-    if (live[i])
-      world_free(&w, live[i]);
   end();
 }

@@ -267,7 +267,7 @@ TEST(addresses_repeat_in_mapped_segments)
 }
 
 /* The program would notice. */
-TEST(with_reuse_order_grow_they_do_not)
+TEST(addresses_do_not_repeat_with_reuse_order_grow)
 {
   program grows = {.seed = 1, .owners = 1, .config = {.reuse_order = ESPER_REUSE_GROW}};
   CHECK(ways_that_differ(&grows) > 0);

@@ -1,6 +1,7 @@
-/* Marks: gates, and what happens when memory runs out. */
-#include "core/blocks/block.h"
+/* Marks: gates, what graphs read, and what happens when memory runs out. */
 #include "core/requests/record_use.h"
+
+#include "core/blocks/block.h"
 #include "world.h"
 
 static world w;
@@ -226,4 +227,98 @@ TEST(a_handle_of_another_device_and_of_a_captured_stream)
   CHECK(sim_capture_is_valid(w.s, 1, far.handle));
   sim_capture_abort(w.s, 1, far.handle);
   world_end(&w);
+}
+
+/* ---- what graphs read ------------------------------------------------------- */
+
+static void begin_configured(const esper_config *config)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, config);
+}
+
+static void note_warning(void *context, const char *text)
+{
+  CHECK(strstr(text, "a CUDA graph reads"));
+  ++*(int *)context;
+}
+
+TEST(marks_of_memory_from_outside_are_counted_and_held)
+{
+  int warnings = 0;
+  esper_config config = {.warn = note_warning, .warn_context = &warnings};
+  begin_configured(&config);
+  esper_stream r = w.stream[0], s = w.stream[1];
+  void *x = world_malloc(&w, 12 * MIB, s);
+  world_kernel(&w, s, x);
+  sim_run_all(w.s);
+  esper_retire(w.core, 0);
+  sim_capture_begin(w.s, 0, r.handle);
+  sim_kernel(w.s, 0, r.handle, x, 512, SIM_READ);
+  world_use(&w, x, r, 0);
+  CHECK_EQ(world_counters(&w, 0).captured_uses, 1);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  world_free(&w, x);
+  CHECK(world_malloc(&w, 12 * MIB, s) != x);
+  sim_graph_destroy(w.s, graph);
+  CHECK_EQ(world_counters(&w, 0).captured_frees, 1);
+  CHECK_EQ(warnings, 1);
+  for (int i = 0; i < 2; i++) { /* said once */
+    x = world_malloc(&w, 512, s);
+    sim_capture_begin(w.s, 0, r.handle);
+    if (i)
+      world_record_stream(&w, x, r);
+    else
+      world_use(&w, x, r, 0);
+    sim_capture_abort(w.s, 0, r.handle);
+    world_free(&w, x);
+  }
+  CHECK_EQ(world_counters(&w, 0).captured_frees, 3);
+  CHECK_EQ(warnings, 1);
+  world_end(&w);
+}
+
+/* A graph captured on s reads x, and is replayed on t. Nothing on s says when that is over. */
+typedef enum { NOTHING, A_MALLOC, A_MARK, A_RECORD_STREAM, A_RECORD_STREAM_INSIDE } on_s;
+
+static void replay_elsewhere(on_s what)
+{
+  begin(1024);
+  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
+  void *x = world_malloc(&w, 3 * MIB, r), *other = world_malloc(&w, 512, r);
+  world_kernel(&w, r, x);
+  if (what == A_RECORD_STREAM)
+    world_record_stream(&w, x, s);
+  sim_capture_begin(w.s, 0, s.handle);
+  sim_kernel(w.s, 0, s.handle, x, 3 * MIB, SIM_READ);
+  if (what == A_RECORD_STREAM_INSIDE)
+    world_record_stream(&w, x, s);
+  else
+    world_use(&w, x, s, 0);
+  CHECK_EQ(world_counters(&w, 0).captured_uses, 1);
+  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
+  world_wait(&w, t, r);
+  sim_graph_launch(w.s, graph, 0, t.handle);
+  sim_graph_destroy(w.s, graph);
+  world_free(&w, x);
+  if (what == A_MALLOC)
+    world_malloc(&w, 512, s);
+  if (what == A_MARK)
+    world_use(&w, other, s, 0);
+  world_run(&w, s);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, 3 * MIB, r) != x);
+  CHECK_OK(sim_device_synchronize(w.s, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  world_end(&w);
+}
+
+TEST(what_a_graph_reads_is_held_wherever_the_graph_is_replayed)
+{
+  replay_elsewhere(NOTHING);
+  replay_elsewhere(A_MALLOC);
+  replay_elsewhere(A_MARK);
+  replay_elsewhere(A_RECORD_STREAM);
+  replay_elsewhere(A_RECORD_STREAM_INSIDE);
 }

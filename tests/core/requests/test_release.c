@@ -92,7 +92,7 @@ TEST(how_long_is_told_by_the_frees_not_by_the_births)
 
 /* The first round takes what is older than the average, of one that is very old; that is
  * not enough, and the next goes by the average of the others. */
-TEST(there_are_rounds_until_enough_went)
+TEST(segments_go_back_in_rounds_until_enough_is_free)
 {
   begin(0.5, SIM_AT_ONCE);
   set_threshold(0.2); /* of 500 MiB */
@@ -124,7 +124,7 @@ TEST(a_threshold_that_is_set_later_counts_from_there)
   world_end(&w);
 }
 
-TEST(use_makes_a_segment_young)
+TEST(using_a_segment_makes_it_young)
 {
   begin(0.5, SIM_AT_ONCE);
   set_threshold(0.2);
@@ -150,7 +150,7 @@ TEST(nothing_goes_while_what_there_is_serves)
   world_end(&w);
 }
 
-TEST(it_needs_a_limit_and_a_threshold)
+TEST(segments_go_back_early_only_with_a_limit_and_a_threshold)
 {
   for (int i = 0; i < 2; i++) {
     begin(i ? 0.5 : 1, SIM_AT_ONCE);
@@ -173,6 +173,29 @@ TEST(what_is_still_used_stays)
   world_run(&w, r);
   get(90, r); /* that it is done with them, an event of the last time says */
   CHECK_EQ(reserved(), 20 + 80 + 90);
+  world_end(&w);
+}
+
+/* An idle stream takes a moment for the event by which it is asked. */
+static void run_after_a_moment(void *questions, sim_call call, int device, void *object)
+{
+  (void)call, (void)device, (void)object;
+  if (++*(int *)questions == 20)
+    world_run(&w, r);
+}
+
+TEST(an_idle_stream_is_given_a_moment_to_answer)
+{
+  int questions = 0;
+  begin(0.5, SIM_WHEN_TOLD);
+  cache_three();
+  set_threshold(0.2);
+  world_run(&w, r);
+  sim_before_call(w.s, SIM_CALL_event_query, run_after_a_moment, &questions);
+  get(80, r);
+  sim_before_call(w.s, SIM_CALL_event_query, NULL, NULL);
+  CHECK(questions >= 20);
+  CHECK_EQ(reserved(), 20 + 80); /* nothing is cached any more */
   world_end(&w);
 }
 
@@ -238,7 +261,7 @@ static int never(void *context, void *stream)
   return 0;
 }
 
-TEST(it_is_not_done_while_a_pool_is_open)
+TEST(segments_do_not_go_back_early_while_a_pool_is_begun)
 {
   begin(0.5, SIM_AT_ONCE);
   cache_three();
@@ -252,76 +275,16 @@ TEST(it_is_not_done_while_a_pool_is_open)
   world_end(&w);
 }
 
-/* Not memory that runs short, but a share that is not to be passed. */
-TEST(growth_can_be_rejected)
-{
-  begin(1, SIM_WHEN_TOLD);
-  esper_config config = {.rejection_share = 0.3};
-  CHECK_OK(esper_configure(w.core, &config));
-  void *a = get(100, r), *b = get(150, r), *refused;
-  world_free(&w, b);
-  CHECK_STATUS(esper_malloc(w.core, 200 * MIB + 1, r, &refused), ESPER_REJECTED);
-  CHECK(!refused && strstr(esper_last_error(), "30%"));
-  esper_failure failure;
-  esper_get_failure(&failure);
-  CHECK_EQ(failure.requested, 200 * MIB + 1);
-  CHECK_EQ(failure.segment, 202 * MIB);
-  CHECK_EQ(failure.reserved, 250 * MIB);
-  CHECK_EQ(failure.device_total, CAPACITY * MIB);
-  esper_stats stats = world_stats(&w, 0);
-  CHECK_EQ(stats.num_oom_rejections, 1);
-  CHECK_EQ(stats.num_ooms, 0);
-  CHECK_EQ(stats.num_alloc_retries, 0);
-  CHECK_EQ(reserved(), 250);
-  CHECK(get(150, r) == b); /* what there is serves */
-  get(50, r);
-  world_kernel(&w, r, a);
-  /* The fraction comes first: there memory is given back for the request. */
-  config.rejection_share = 0.9;
-  CHECK_OK(esper_configure(w.core, &config));
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.4));
-  world_free(&w, b);
-  world_free(&w, get(200, r));
-  CHECK_EQ(reserved(), 100 + 50 + 200);
-  CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 1);
-  world_check(&w);
-  world_end(&w);
-}
-
-/* What pages that move cannot give. */
-TEST(growth_by_pages_can_be_rejected)
-{
-  begin_with(1, SIM_WHEN_TOLD, true);
-  esper_config config = {.rejection_share = 0.3};
-  CHECK_OK(esper_configure(w.core, &config));
-  get(100, r);
-  void *b = get(150, r), *refused;
-  world_free(&w, b);
-  CHECK_STATUS(esper_malloc(w.core, 202 * MIB, r, &refused), ESPER_REJECTED);
-  CHECK(!refused && strstr(esper_last_error(), "30%"));
-  esper_failure failure;
-  esper_get_failure(&failure);
-  CHECK_EQ(failure.segment, 202 * MIB);
-  CHECK_EQ(failure.reserved, 250 * MIB);
-  CHECK_EQ(world_stats(&w, 0).num_oom_rejections, 1);
-  CHECK_EQ(world_stats(&w, 0).num_ooms, 0);
-  CHECK_EQ(reserved(), 250);
-  CHECK(get(200, r) == b); /* 50 more */
-  CHECK_EQ(reserved(), 300);
-  world_check(&w);
-  world_end(&w);
-}
-
 TEST(a_threshold_is_a_share)
 {
   begin(1, SIM_AT_ONCE);
   esper_config config = {.garbage_collection_threshold = 1};
   CHECK_STATUS(esper_configure(w.core, &config), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "garbage_collection_threshold 1"));
+  CHECK(strstr(esper_last_error(), "garbage_collection_threshold is 1"));
   config.garbage_collection_threshold = -0.5;
   CHECK_STATUS(esper_configure(w.core, &config), ESPER_INVALID);
   config = (esper_config){.rejection_share = 1.5};
   CHECK_STATUS(esper_configure(w.core, &config), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "rejection_share 1.5"));
+  CHECK(strstr(esper_last_error(), "rejection_share is 1.5"));
   world_end(&w);
 }

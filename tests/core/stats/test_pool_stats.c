@@ -60,7 +60,7 @@ static void check(esper_stat stat, size_t current, size_t peak, size_t allocated
   CHECK_EQ(stat.freed, freed);
 }
 
-TEST(each_private_pool_has_figures_once_it_had_memory)
+TEST(each_private_pool_has_statistics_once_it_had_memory)
 {
   for (int mapped = 0; mapped < 2; mapped++) {
     begin(mapped);
@@ -86,7 +86,7 @@ TEST(each_private_pool_has_figures_once_it_had_memory)
   }
 }
 
-TEST(figures_outlive_their_pool_until_they_are_reset)
+TEST(statistics_outlive_their_pool_until_they_are_reset)
 {
   begin(false);
   esper_pool *a = make(1);
@@ -103,7 +103,7 @@ TEST(figures_outlive_their_pool_until_they_are_reset)
   end();
 }
 
-TEST(figures_of_a_pool_that_is_there_are_reset_and_stay)
+TEST(statistics_of_an_existing_pool_are_reset_and_stay)
 {
   begin(false);
   esper_pool *a = make(1);
@@ -131,7 +131,7 @@ TEST(a_pool_with_the_id_of_one_that_is_gone_goes_on)
 }
 
 /* Or a program that makes a pool in every step would need more and more host memory. */
-TEST(of_the_pools_that_are_gone_the_youngest_have_figures)
+TEST(of_the_pools_that_are_gone_the_youngest_have_statistics)
 {
   enum { POOLS = 300, MOST = 256 };
   begin(false);
@@ -159,15 +159,5 @@ TEST(a_segment_that_stays_counts)
   CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
   CHECK_EQ(sim_faults(w.s), 1);
   check(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 12 * MIB, 12 * MIB, 0);
-  end();
-}
-
-TEST(there_are_figures_of_devices_only)
-{
-  begin(false);
-  esper_pool_stats *pools;
-  size_t count;
-  CHECK_STATUS(esper_get_pool_stats(w.core, 9, &pools, &count), ESPER_INVALID);
-  CHECK(!pools && !count);
   end();
 }

@@ -1,7 +1,7 @@
+/* The figures of memory_stats(): what each event changes, and what programs read. */
 #include "core/stats/stats.h"
 
 #include "world.h"
-#include "core/stats/stat.h"
 
 static world w;
 static esper_stream r, s;
@@ -27,7 +27,7 @@ static void check(esper_stat stat, long long c, long long p, long long a, long l
   CHECK_EQ(stat.freed, f);
 }
 
-TEST(figures_of_a_short_life)
+TEST(statistics_count_allocations_frees_and_peaks)
 {
   begin();
   void *p = world_malloc(&w, 1000, r), *q = world_malloc(&w, 3 * MIB, r);
@@ -96,28 +96,6 @@ TEST(a_gated_block_is_not_counted_twice)
   end();
 }
 
-TEST(peaks_and_totals_are_reset)
-{
-  begin();
-  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 512, r);
-  world_free(&w, p);
-  CHECK_OK(esper_reset_peak_stats(w.core, 0));
-  esper_stats now = world_stats(&w, 0);
-  CHECK_EQ(now.allocated_bytes[ESPER_ALL].peak, 512);
-  CHECK_EQ(now.active_bytes[ESPER_ALL].peak, 512);
-  CHECK_EQ(now.allocated_bytes[ESPER_ALL].allocated, 12 * MIB + 512);
-  CHECK_OK(esper_reset_accumulated_stats(w.core, 0));
-  now = world_stats(&w, 0);
-  check(now.allocated_bytes[ESPER_ALL], 512, 512, 0, 0);
-  CHECK_EQ(now.num_device_alloc, 0);
-  world_free(&w, q);
-  CHECK_EQ(world_stats(&w, 0).allocated_bytes[ESPER_ALL].freed, 512);
-  CHECK_STATUS(esper_reset_peak_stats(w.core, 3), ESPER_INVALID);
-  CHECK_STATUS(esper_reset_accumulated_stats(w.core, -1), ESPER_INVALID);
-  CHECK_STATUS(esper_get_stats(w.core, 3, &now), ESPER_INVALID);
-  end();
-}
-
 TEST(oversize_blocks_are_counted_by_the_limit_of_their_birth)
 {
   begin();
@@ -134,4 +112,136 @@ TEST(oversize_blocks_are_counted_by_the_limit_of_their_birth)
   CHECK_EQ(now.oversize_allocations.current, 0);
   CHECK_EQ(now.oversize_segments.current, 0);
   end();
+}
+
+/* ---- asked directly ------------------------------------------------------------- */
+
+static esper_stats stats;
+
+static void clear(void)
+{
+  memset(&stats, 0, sizeof stats);
+}
+
+TEST(a_segment_that_the_device_did_not_take_back_never_went)
+{
+  clear();
+  segment_size_t segment = {.bytes = 20 * MIB, .large = true, .oversize = true};
+  stats_segment_added(&stats, NULL, segment);
+  check(stats.segment[ESPER_LARGE], 1, 1, 1, 0);
+  check(stats.reserved_bytes[ESPER_ALL], 20 * MIB, 20 * MIB, 20 * MIB, 0);
+  check(stats.oversize_segments, 1, 1, 1, 0);
+  esper_stats before = stats;
+  stats_segment_removed(&stats, NULL, segment);
+  check(stats.segment[ESPER_ALL], 0, 1, 1, 1);
+  check(stats.reserved_bytes[ESPER_LARGE], 0, 20 * MIB, 20 * MIB, 20 * MIB);
+  check(stats.oversize_segments, 0, 1, 1, 1);
+  CHECK_EQ(stats.num_device_free, 1);
+  stats_segment_kept(&stats, NULL, segment);
+  CHECK(!memcmp(&stats, &before, sizeof stats));
+}
+
+/* Another segment came meanwhile. */
+TEST(a_segment_that_stays_raises_the_peak)
+{
+  clear();
+  segment_size_t segment = {.bytes = 2 * MIB};
+  stats_segment_added(&stats, NULL, segment);
+  stats_segment_removed(&stats, NULL, segment);
+  stats_segment_added(&stats, NULL, segment);
+  CHECK_EQ(stats.segment[ESPER_SMALL].peak, 1);
+  stats_segment_kept(&stats, NULL, segment);
+  check(stats.segment[ESPER_SMALL], 2, 2, 2, 0);
+  CHECK_EQ(stats.reserved_bytes[ESPER_ALL].peak, 4 * MIB);
+  CHECK_EQ(stats.segment[ESPER_LARGE].peak, 0);
+}
+
+TEST(pages_count_by_their_bytes_and_segments_by_their_stretches)
+{
+  clear();
+  stats_pages_added(&stats, NULL, true, 4 * MIB, 1);
+  stats_pages_added(&stats, NULL, true, 4 * MIB, 0); /* beside the others */
+  check(stats.segment[ESPER_LARGE], 1, 1, 1, 0);
+  CHECK_EQ(stats.reserved_bytes[ESPER_LARGE].current, 8 * MIB);
+  CHECK_EQ(stats.num_device_alloc, 2);
+  stats_pages_removed(&stats, NULL, true, 2 * MIB, 1); /* out of the middle */
+  check(stats.segment[ESPER_ALL], 2, 2, 2, 0);
+  stats_pages_added(&stats, NULL, true, 2 * MIB, -1); /* and there again */
+  check(stats.segment[ESPER_ALL], 1, 2, 2, 1);
+  stats_pages_removed(&stats, NULL, true, 8 * MIB, -1);
+  check(stats.segment[ESPER_ALL], 0, 2, 2, 2);
+  check(stats.reserved_bytes[ESPER_ALL], 0, 8 * MIB, 10 * MIB, 10 * MIB);
+  CHECK_EQ(stats.num_device_free, 2);
+}
+
+TEST(stretches_in_between_raise_no_peak)
+{
+  clear();
+  stats_pages_added(&stats, NULL, true, 4 * MIB, 1);
+  stretch_peaks_t before = stats_stretches_begin(&stats);
+  for (int i = 0; i < 5; i++)
+    stats_pages_removed(&stats, NULL, true, 512, 1);
+  for (int i = 0; i < 4; i++)
+    stats_pages_added(&stats, NULL, true, 512, -1);
+  CHECK_EQ(stats.segment[ESPER_LARGE].peak, 6);
+  stats_stretches_end(&stats, before);
+  CHECK_EQ(stats.segment[ESPER_LARGE].current, 2);
+  CHECK_EQ(stats.segment[ESPER_LARGE].peak, 2); /* where they end */
+  CHECK_EQ(stats.segment[ESPER_ALL].peak, 2);
+  CHECK_EQ(stats.segment[ESPER_SMALL].peak, 0);
+  before = stats_stretches_begin(&stats);
+  stats_pages_added(&stats, NULL, true, 512, -1);
+  stats_stretches_end(&stats, before);
+  CHECK_EQ(stats.segment[ESPER_ALL].peak, 2);
+}
+
+TEST(splits_are_counted_by_size_class)
+{
+  clear();
+  stats_split_added(&stats, true, 3 * MIB);
+  stats_split_added(&stats, false, 512);
+  stats_split_removed(&stats, true, 3 * MIB);
+  check(stats.inactive_split[ESPER_ALL], 1, 2, 2, 1);
+  check(stats.inactive_split_bytes[ESPER_LARGE], 0, 3 * MIB, 3 * MIB, 3 * MIB);
+  check(stats.inactive_split_bytes[ESPER_SMALL], 512, 512, 512, 0);
+}
+
+TEST(peaks_are_raised_to_what_the_shards_added)
+{
+  clear();
+  CHECK(!stats_raise_peaks(&stats));
+  for (int class = 0; class < ESPER_CLASSES; class++) {
+    esper_stat *figures[] = {&stats.allocation[class], &stats.allocated_bytes[class],
+                             &stats.active[class], &stats.active_bytes[class],
+                             &stats.requested_bytes[class]};
+    for (int i = 0; i < 5; i++) {
+      figures[i]->current = 7;
+      CHECK(stats_raise_peaks(&stats));
+      CHECK_EQ(figures[i]->peak, 7);
+      CHECK(!stats_raise_peaks(&stats));
+      figures[i]->current = 3;
+      CHECK(!stats_raise_peaks(&stats)); /* peaks do not fall */
+    }
+  }
+}
+
+/* All that is an esper_stat, and no more. */
+TEST(a_reset_reaches_every_figure)
+{
+  clear();
+  enum { COUNT = offsetof(esper_stats, num_alloc_retries) / sizeof(esper_stat) };
+  esper_stat *figure = (esper_stat *)&stats;
+  for (int i = 0; i < COUNT; i++)
+    figure[i] = (esper_stat){.current = i, .peak = i + 5, .allocated = i + 9, .freed = 9};
+  stats.num_ooms = stats.num_alloc_retries = stats.num_device_alloc = 4;
+  stats.max_split_size = -1;
+  stats_reset_peaks(&stats);
+  for (int i = 0; i < COUNT; i++)
+    check(figure[i], i, i, i + 9, 9);
+  CHECK_EQ(stats.num_ooms, 4);
+  stats_reset_accumulated(&stats);
+  for (int i = 0; i < COUNT; i++)
+    check(figure[i], i, i, 0, 0);
+  CHECK_EQ(stats.num_ooms + stats.num_alloc_retries + stats.num_device_alloc, 0);
+  CHECK_EQ(stats.max_split_size, -1);
 }

@@ -319,7 +319,7 @@ static void do_malloc(thread *t)
     esper_failure failure;
     esper_get_failure(&failure);
     if (failure.requested != size || failure.device != es.device)
-      fail("the failure's figures are of another request");
+      fail("the failure's statistics belong to another request");
     p->ran_out++;
     check_that_memory_ran_out(t, size, pool_id);
     /* Pools that stay may hold all that the fraction allows, for the rest of the

@@ -152,7 +152,7 @@ TEST(drifting_sizes_do_not_fragment_more_and_more)
   run_all(false, MOST_CLASSIC);
 }
 
-TEST(nor_do_they_on_a_device_that_maps_pages)
+TEST(drifting_sizes_on_pages_do_not_fragment_more_and_more)
 {
   run_all(true, MOST_MAPPED);
 }

@@ -358,7 +358,7 @@ TEST(hole_4_pages_that_are_read_are_not_unmapped)
   end();
 }
 
-TEST(hole_4_nor_when_memory_runs_out)
+TEST(hole_4_memory_that_is_read_is_not_given_back_when_memory_runs_out)
 {
   begin(X + Y + 2 + 4);
   leave_a_ready_block_that_is_read(NULL);
@@ -378,7 +378,7 @@ TEST(hole_5_a_pools_memory_that_is_read_is_not_given_back)
   end();
 }
 
-TEST(hole_5_nor_when_memory_runs_out)
+TEST(hole_5_a_pools_memory_that_is_read_is_not_given_back_when_memory_runs_out)
 {
   esper_pool *pool;
   begin(X + Y + 2 + 4);
@@ -412,7 +412,7 @@ static esper_pool *pool_with_an_allocator(void)
   return pool;
 }
 
-TEST(hole_5_nor_to_an_allocator_of_its_own)
+TEST(hole_5_memory_that_is_read_does_not_go_back_to_the_pools_own_allocator)
 {
   begin(64);
   esper_pool *pool = pool_with_an_allocator();
@@ -423,7 +423,7 @@ TEST(hole_5_nor_to_an_allocator_of_its_own)
   end();
 }
 
-TEST(hole_5_nor_to_that_when_memory_runs_out)
+TEST(hole_5_memory_that_is_read_stays_out_of_the_pools_allocator_when_memory_runs_out)
 {
   begin(X + Y + 2 + 4);
   leave_a_ready_block_that_is_read(pool_with_an_allocator());
@@ -496,7 +496,7 @@ TEST(hole_7_inside_a_capture_nothing_outside_is_waited_for)
   end();
 }
 
-TEST(hole_7_not_even_when_memory_runs_out)
+TEST(hole_7_inside_a_capture_nothing_outside_is_waited_for_when_memory_runs_out)
 {
   begin(X);
   void *x = block(X, r), *p;

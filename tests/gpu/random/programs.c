@@ -578,7 +578,7 @@ static void record_something(int stream, int other)
   give(&b);
 }
 
-static void settle(int one, int other)
+static void drain_both(int one, int other)
 {
   machine_sync(handle(one));
   machine_sync(handle(other));
@@ -691,7 +691,7 @@ static void stale_owner_order(thread *t)
   begin(ESPER_REUSE_GATE, X + 2);
   block x = take(X * MIB, O);
   record_something(O, R);
-  settle(R, O);
+  drain_both(R, O);
   write_late(&x);
   give(&x);
   esper_retire(p.core, 0);
@@ -700,14 +700,14 @@ static void stale_owner_order(thread *t)
 }
 
 /* 3b: the same where the block was handed out and freed without a lock. */
-static void stale_front(thread *t)
+static void stale_cache(thread *t)
 {
   (void)t;
   begin(ESPER_REUSE_GATE, X + 2);
   block x = take(X * MIB, O);
   give(&x);
   record_something(O, R);
-  settle(R, O);
+  drain_both(R, O);
   x = take(X * MIB, O);
   write_late(&x);
   give(&x);
@@ -717,7 +717,7 @@ static void stale_front(thread *t)
 }
 
 /* 4n: S still reads what R gets again. */
-static void read_in_front(thread *t)
+static void read_in_cache(thread *t)
 {
   (void)t;
   begin(ESPER_REUSE_GATE, X);
@@ -739,7 +739,7 @@ static void rest_of_a_block(thread *t)
   read_and_mark(&x, S, LATE);
   give(&x);
   record_something(R, T);
-  settle(T, R);
+  drain_both(T, R);
   block b[] = {take_written(16 * MIB, R), {0}};
   b[1] = take_written(20 * MIB, T);
   end_of(b, 2);
@@ -758,7 +758,7 @@ static void rest_of_a_run(thread *t)
   for (int i = 0; i < 3; i++)
     give(&b[i]);
   record_something(R, O);
-  settle(O, R);
+  drain_both(O, R);
   b[0] = take_written(16 * MIB, R);
   b[1] = take_written(4 * MIB, T);
   end_of(b, 2);
@@ -778,7 +778,7 @@ static void merged_block(thread *t)
   for (int i = 0; i < 4; i++)
     give(&b[i]);
   record_something(R, O);
-  settle(O, R);
+  drain_both(O, R);
   b[0] = take_written(X * MIB, R);
   b[1] = take_written(Y * MIB, R);
   b[2] = take_written(18 * MIB, O);
@@ -793,7 +793,7 @@ static void merged_stamp(thread *t)
   block a = take(9 * MIB, R), b = take(9 * MIB, R);
   give(&a);
   record_something(R, O);
-  settle(O, R);
+  drain_both(O, R);
   write_late(&b);
   give(&b);
   a = take_written(18 * MIB, O);
@@ -1427,8 +1427,8 @@ static const struct {
     EPISODE(unmapped),
     EPISODE(lent_pages),
     EPISODE(moved_pages),
-    EPISODE(stale_front),
-    EPISODE(read_in_front),
+    EPISODE(stale_cache),
+    EPISODE(read_in_cache),
     EPISODE(rest_of_a_run),
 #undef EPISODE
 };

@@ -1,4 +1,4 @@
-#include "page.h"
+#include "page_table.h"
 
 #include "../base/arena.h"
 #include "../blocks/block.h"

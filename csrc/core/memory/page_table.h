@@ -1,10 +1,10 @@
-/* page.h: the page table of a mapped segment. It has an entry for each granule of the segment's
- * addresses; entries that were never used cost no host memory.
+/* page_table.h: the page table of a mapped segment. It has an entry for each granule of the
+ * segment's addresses; entries that were never used cost no host memory.
  *
  * A thread that has claimed a block, or is filling a hole, owns the entries there. The device's
  * lock guards all others. */
-#ifndef ESPER_PAGE_H
-#define ESPER_PAGE_H
+#ifndef ESPER_PAGE_TABLE_H
+#define ESPER_PAGE_TABLE_H
 
 #include "../blocks/block.h"
 

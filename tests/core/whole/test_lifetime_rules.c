@@ -77,7 +77,7 @@ static void record_something(esper_stream stream, esper_stream other)
   world_free(&w, p);
 }
 
-/* ---- 1, 2: numbers and frontiers ----------------------------------------- */
+/* ---- 1, 2: numbers and vector clocks -------------------------------------- */
 
 static atomic_int others_event_recorded;
 static pthread_t slow_thread;
@@ -726,7 +726,7 @@ TEST(inside_a_capture_a_use_holds_until_its_nodes_come_before)
   end();
 }
 
-TEST(inside_a_capture_owner_order_is_a_place_in_the_graph)
+TEST(inside_a_capture_owner_order_is_a_point_in_the_graph)
 {
   begin(64);
   sim_capture_begin(w.s, 0, r.handle);
@@ -761,7 +761,7 @@ TEST(nothing_inside_a_capture_satisfies_what_is_owed_outside)
 }
 
 /* The body reads y and is a node that t does not come after. */
-TEST(what_is_freed_while_another_graph_is_captured_has_no_place)
+TEST(what_is_freed_while_another_graph_is_captured_has_no_point)
 {
   begin(128);
   sim_capture_begin(w.s, 0, r.handle);

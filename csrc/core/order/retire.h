@@ -1,0 +1,39 @@
+/* retire.h: finding out which events have completed: by asking, by waiting on the host, or because
+ * the whole device was synchronised. */
+#ifndef ESPER_RETIRE_H
+#define ESPER_RETIRE_H
+
+#include "stream.h"
+
+/* The host waits for the record. */
+esper_status stream_wait_host(record_t *record);
+
+/* Finds out which of the stream's events have completed. */
+void stream_retire(stream_t *stream);
+void stream_retire_all(core_t *core);
+/* Whether the number has completed. Asks for some microseconds, because an idle stream needs some
+ * microseconds too until an event has completed. */
+bool stream_completes_now(stream_t *stream, uint64_t number);
+
+/* Before the device is synchronised: takes a number that stands for all work enqueued so far on the
+ * stream. Afterwards: notes that it has completed. Under the device's sync lock. */
+void stream_sync_begin(stream_t *stream);
+void stream_sync_done(stream_t *stream);
+
+/* Positions in the queues of streams that nobody has asked about yet: collected under the device's
+ * lock, asked without it. */
+enum { PROBES = 16 };
+typedef struct probes {
+  stream_t *stream[PROBES];
+  uint64_t stamp[PROBES];
+  int count;
+} probes_t;
+
+/* Asks for a position; of several on one stream for the latest. Those of more than PROBES streams
+ * are not asked. */
+void probes_add(probes_t *probes, stream_t *stream, uint64_t stamp);
+/* Records an event on each stream, and finds out what has completed. `patient`: gives each event
+ * the moment that it takes on an idle stream. */
+void probes_ask(const probes_t *probes, core_t *core, bool patient);
+
+#endif

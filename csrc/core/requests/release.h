@@ -1,0 +1,17 @@
+/* release.h: memory that nobody uses goes back to the driver: whole classic segments, and any pages
+ * of mapped ones. */
+#ifndef ESPER_RELEASE_H
+#define ESPER_RELEASE_H
+
+#include "../base/types.h"
+
+/* Gives wholly free segments that owe nothing back to the driver, those of one pool or (NULL) of
+ * all, until at least `enough` bytes were given back. `mind_captures`: while a capture goes on, the
+ * default pool keeps its segments. */
+size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, size_t enough);
+
+/* Called before the device's memory grows. If that would exceed a garbage_collection_threshold,
+ * gives back the large cached segments that have been unused for at least the average time. */
+void release_old(device_t *device);
+
+#endif

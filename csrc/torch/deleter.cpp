@@ -1,0 +1,33 @@
+#include "deleter.h"
+
+#include "core_api.h"
+#include "history.h"
+#include "profiler.h"
+
+namespace esper
+{
+
+void delete_memory(void *ptr)
+{
+  esper_core *made = core_if_made();
+  if (ptr == nullptr || made == nullptr) {
+    return; // null, or the parent's tensor in a forked child
+  }
+  try {
+    tell_of_free(ptr);
+  } catch (const std::exception &) {
+    // A tracer raised. The memory is freed all the same.
+  }
+  try {
+    const CallContext call(RecordContext::ALL);
+    // Any other failure (a sticky error, a driver that is shutting down) is left for the next
+    // allocation to report.
+    if (C10_UNLIKELY(capi().free(made, ptr) == ESPER_INVALID)) {
+      TORCH_WARN("esper_alloc: invalid free: ", capi().last_error());
+    }
+  } catch (const std::exception &) {
+    // The warning raised, but a destructor must not throw.
+  }
+}
+
+} // namespace esper

@@ -1,0 +1,177 @@
+/* The public functions that allocate, mark and free memory, and look at it. */
+#include "core/base/types.h"
+#include "world.h"
+
+static world w;
+static esper_stream r, s;
+
+static void begin_with(sim_options options)
+{
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+}
+
+static void begin(void)
+{
+  begin_with((sim_options){.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
+}
+
+static void end(void)
+{
+  world_end(&w);
+}
+
+/* ---- arguments ------------------------------------------------------------------ */
+
+TEST(devices_that_are_not_there_are_refused)
+{
+  begin();
+  void *live = world_malloc(&w, 512, r), *event = sim_event_create(w.s, 0), *p;
+  const void *marked = live;
+  for (int device = -2; device < 8; device += 4) {
+    esper_stream stream = {NULL, device, 0};
+    p = &w;
+    CHECK_STATUS(esper_malloc(w.core, 512, stream, &p), ESPER_INVALID);
+    CHECK(!p);
+    CHECK(strstr(esper_last_error(), "no device"));
+    CHECK_STATUS(esper_record_use(w.core, &marked, 1, stream, 0, NULL), ESPER_INVALID);
+    CHECK_STATUS(esper_record_use_event(w.core, &marked, 1, event, device, 0, NULL), ESPER_INVALID);
+    CHECK_STATUS(esper_record_stream(w.core, live, stream), ESPER_INVALID);
+    CHECK_STATUS(esper_empty_cache(w.core, device, NULL), ESPER_INVALID);
+    CHECK_STATUS(esper_open_shared(w.core, device, NULL, 0, &p), ESPER_INVALID);
+    esper_retire(w.core, device);
+  }
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
+  sim_event_destroy(w.s, 0, event);
+  end();
+}
+
+TEST(addresses_outside_live_blocks_are_refused)
+{
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r), *base;
+  size_t size;
+  esper_block_info info;
+  world_free(&w, p);
+  const void *bad[] = {&w, p, (char *)p + 5, NULL};
+  for (int i = 0; i < 4; i++) {
+    memset(&info, 1, sizeof info);
+    CHECK_STATUS(esper_find_block(w.core, bad[i], &info), ESPER_INVALID);
+    CHECK(!info.address && !info.size && !info.live);
+    CHECK_STATUS(esper_find_base(w.core, bad[i], &base, &size), ESPER_INVALID);
+    CHECK_STATUS(esper_record_stream(w.core, bad[i], s), ESPER_INVALID);
+    CHECK_STATUS(esper_free_after_all(w.core, (void *)bad[i]), ESPER_INVALID);
+    CHECK_STATUS(esper_pin(w.core, bad[i], NULL), ESPER_INVALID);
+  }
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
+  end();
+}
+
+TEST(only_the_start_of_a_live_block_is_freed)
+{
+  begin();
+  char *p = world_malloc(&w, 4096, r);
+  CHECK_STATUS(esper_free(w.core, p + 512), ESPER_INVALID);
+  CHECK_STATUS(esper_free(w.core, p - 512), ESPER_INVALID);
+  CHECK_STATUS(esper_free(w.core, p + 4096), ESPER_INVALID); /* the rest of the segment */
+  CHECK_STATUS(esper_free(w.core, &w), ESPER_INVALID);
+  CHECK_OK(esper_free(w.core, NULL));
+  world_free(&w, p);
+  CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
+  end();
+}
+
+TEST(no_bytes_are_no_memory)
+{
+  begin();
+  esper_pool *pool;
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  for (int warm = 0; warm < 2; warm++) {
+    void *p = &w, *q = &w;
+    CHECK_OK(esper_malloc(w.core, 0, r, &p));
+    CHECK_OK(esper_malloc_from(w.core, pool, 0, r, &q));
+    CHECK(!p && !q);
+    CHECK_EQ(world_stats(&w, 0).allocation[ESPER_ALL].allocated, warm);
+    if (!warm)
+      world_malloc(&w, 512, r);
+  }
+  end();
+}
+
+/* ---- looking at memory ----------------------------------------------------------- */
+
+TEST(find_block_knows_any_address_inside)
+{
+  begin();
+  esper_pool *pool;
+  char *p = world_malloc(&w, 5000, w.stream[2]);
+  void *q;
+  esper_block_info info;
+  CHECK_OK(esper_find_block(w.core, p + 4999, &info));
+  CHECK(info.address == p && info.live && info.stream == w.stream[2].handle);
+  CHECK_EQ(info.device, 0);
+  CHECK_EQ(info.size, 5120);
+  CHECK_EQ(info.requested, 5000);
+  CHECK(info.segment_address == p);
+  CHECK_EQ(info.segment_size, 2 * MIB);
+  CHECK(!info.mapped && !info.pool[0] && !info.pool[1]);
+  CHECK_OK(esper_pool_create(w.core, 1, 11, 22, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 512, world_stream(&w, 1), &q));
+  CHECK_OK(esper_find_block(w.core, q, &info));
+  CHECK_EQ(info.device, 1);
+  CHECK(info.pool[0] == 11 && info.pool[1] == 22);
+  CHECK_OK(esper_free(w.core, q));
+  end();
+}
+
+TEST(the_base_of_a_block_is_its_classic_segment)
+{
+  begin();
+  char *first = world_malloc(&w, 6 * MIB, r), *p = world_malloc(&w, 6 * MIB, r);
+  void *base;
+  size_t size;
+  CHECK(p == first + 6 * MIB);
+  world_free(&w, first); /* free memory belongs to it as well */
+  CHECK_OK(esper_find_base(w.core, p + 5, &base, &size));
+  CHECK(base == first);
+  CHECK_EQ(size, 20 * MIB);
+  end();
+}
+
+/* ---- giving back ------------------------------------------------------------------ */
+
+/* What is held would have to wait for the whole device, which would end the capture. */
+TEST(empty_cache_is_no_error_in_a_capture)
+{
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_record_stream(&w, p, world_mortal(&w, 0));
+  world_free(&w, p);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(sim_capture_is_valid(w.s, 0, r.handle));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 12 * MIB);
+  sim_capture_abort(w.s, 0, r.handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
+  end();
+}
+
+TEST(retire_finds_out_what_is_over)
+{
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_free(&w, p);
+  sim_run_all(w.s);
+  uint64_t asked = sim_calls(w.s, SIM_CALL_event_query);
+  esper_retire(w.core, 1); /* that device was never used */
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_query), asked);
+  esper_retire(w.core, 0);
+  CHECK(sim_calls(w.s, SIM_CALL_event_query) > asked);
+  CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
+  end();
+}

@@ -1,0 +1,305 @@
+/* The public functions of pools and captures. */
+#include <stdbool.h>
+
+#include "core/base/types.h"
+#include "pools/graph_pools.h"
+
+static void *get(esper_pool *pool, size_t size, esper_stream stream)
+{
+  void *p;
+  CHECK_OK(esper_malloc_from(w.core, pool, size, stream, &p));
+  sim_owner_begin(w.s, p, world_size(&w, p), stream.device, stream.handle);
+  return p;
+}
+
+/* A cached segment of the default pool; whether it is still there. */
+static bool is_cached(void)
+{
+  return world_stats(&w, 0).segment[ESPER_ALL].current > 0;
+}
+
+/* ---- pools ------------------------------------------------------------------ */
+
+TEST(misuse_is_refused_and_changes_nothing)
+{
+  begin();
+  CHECK_STATUS(esper_pool_begin(w.core, 0, 0, 0, all, NULL), ESPER_INVALID);
+  CHECK_STATUS(esper_pool_begin(w.core, 9, ID, 0, all, NULL), ESPER_INVALID);
+  CHECK_STATUS(esper_pool_end(w.core, 0, ID, 0, NULL), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "never begun"));
+  CHECK_STATUS(esper_pool_release(w.core, 0, ID, 0), ESPER_INVALID);
+  CHECK_EQ(references(ID), 0);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  CHECK_STATUS(esper_pool_begin(w.core, 0, ID, 0, all, NULL), ESPER_INVALID);
+  CHECK_EQ(references(ID), 1);
+  for (uint64_t id = 100; id < 131; id++)
+    CHECK_OK(esper_pool_begin(w.core, 0, id, 0, none, &w.failures));
+  CHECK_STATUS(esper_pool_begin(w.core, 0, 200, 0, all, NULL), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "32 pools"));
+  CHECK_EQ(references(200), 0);
+  end(); /* with routes: they go with the core */
+}
+
+TEST(references_are_counted)
+{
+  begin();
+  esper_pool *pool, *same;
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &same));
+  CHECK(pool == same);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  CHECK_EQ(references(ID), 3);
+  void *p = world_malloc(&w, 12 * MIB, r);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  for (int i = 2; i >= 0; i--) {
+    CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+    CHECK_EQ(references(ID), i);
+  }
+  world_kernel(&w, r, p); /* a block outlives its pool's references */
+  CHECK_OK(esper_pool_empty(w.core, 0, ID, 0));
+  CHECK_EQ(reserved(), 12 * MIB);
+  world_free(&w, p);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  CHECK_EQ(references(ID), 1);
+  end();
+}
+
+TEST(references_are_of_private_pools)
+{
+  begin();
+  esper_pool *a;
+  CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &a));
+  CHECK_EQ(esper_pool_use_count(w.core, 0, 1, 2), 1);
+  CHECK_EQ(esper_pool_use_count(w.core, 0, 0, 0), 0);
+  CHECK_EQ(esper_pool_use_count(w.core, 0, 3, 4), 0);
+  CHECK_EQ(esper_pool_use_count(w.core, 7, 1, 2), 0);
+  end();
+}
+
+TEST(pools_belong_to_a_device)
+{
+  begin();
+  esper_pool *a, *none;
+  void *p;
+  CHECK_OK(esper_pool_create(w.core, 1, 1, 2, &a));
+  CHECK_STATUS(esper_malloc_from(w.core, a, 512, r, &p), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "device 1"));
+  CHECK_STATUS(esper_pool_create(w.core, 2, 1, 2, &none), ESPER_INVALID);
+  CHECK(!none);
+  end();
+}
+
+TEST(one_pool_can_be_emptied_when_nobody_refers_to_it)
+{
+  begin();
+  esper_pool *a;
+  CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &a));
+  world_free(&w, get(a, 12 * MIB, r));
+  world_free(&w, world_malloc(&w, 14 * MIB, r));
+  CHECK_OK(esper_empty_cache(w.core, 0, a));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 26 * MIB);
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 2));
+  CHECK_OK(esper_pool_empty(w.core, 0, 1, 2));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 14 * MIB);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
+  end();
+}
+
+TEST(flags_can_be_taken_back_and_are_checked)
+{
+  begin();
+  esper_pool *pool;
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  CHECK_OK(esper_pool_set_flags(w.core, 0, ID, 0, ESPER_POOL_NO_SPLIT, ESPER_POOL_NO_SPLIT));
+  CHECK_OK(esper_pool_set_flags(w.core, 0, ID, 0, ESPER_POOL_USE_ON_OOM, 0)); /* another one */
+  CHECK_EQ(world_size(&w, get(pool, 512, r)), 2 * MIB);
+  CHECK_OK(esper_pool_set_flags(w.core, 0, ID, 0, ESPER_POOL_NO_SPLIT, 0));
+  CHECK_EQ(world_size(&w, get(pool, 512, r)), 512);
+  CHECK_STATUS(esper_pool_set_flags(w.core, 0, ID, 0, 8, 8), ESPER_INVALID);
+  CHECK_STATUS(esper_pool_set_flags(w.core, 3, ID, 0, 1, 1), ESPER_INVALID);
+  CHECK_STATUS(esper_pool_set_flags(w.core, 0, 9, 0, 1, 1), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "(9, 0)"));
+  CHECK_OK(esper_pool_set_flags(w.core, 0, 9, 0, 1, 0)); /* as pools that go do */
+  CHECK_STATUS(esper_pool_set_flags(w.core, 0, 0, 0, 1, 1), ESPER_INVALID);
+  end();
+}
+
+static esper_status give_nothing(void *context, int device, size_t size, void **address)
+{
+  (void)context, (void)device, (void)size, (void)address;
+  return ESPER_OUT_OF_MEMORY;
+}
+
+static void take_back(void *context, int device, void *address, size_t size)
+{
+  (void)context, (void)device, (void)address, (void)size;
+  CHECK(false); /* nothing was given */
+}
+
+TEST(an_allocator_is_chosen_once_and_early)
+{
+  begin();
+  esper_pool *pool, *other;
+  esper_source half = {.obtain = give_nothing}, source = {give_nothing, take_back, NULL, NULL};
+  void *p;
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  CHECK_OK(esper_pool_create(w.core, 0, 6, 0, &other));
+  CHECK_STATUS(esper_pool_set_source(w.core, 0, ID, 0, &half), ESPER_INVALID);
+  CHECK_STATUS(esper_pool_set_source(w.core, 0, 9, 0, &source), ESPER_INVALID);
+  CHECK_STATUS(esper_pool_set_source(w.core, 0, 0, 0, &source), ESPER_INVALID);
+  CHECK_STATUS(esper_pool_set_source(w.core, 7, ID, 0, &source), ESPER_INVALID);
+  CHECK_OK(esper_pool_set_source(w.core, 0, ID, 0, &source));
+  CHECK_STATUS(esper_pool_set_source(w.core, 0, ID, 0, &source), ESPER_INVALID);
+  get(other, 512, r);
+  CHECK_STATUS(esper_pool_set_source(w.core, 0, 6, 0, &source), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "right after making the pool"));
+  CHECK_STATUS(esper_malloc_from(w.core, pool, 512, r, &p), ESPER_OUT_OF_MEMORY);
+  end();
+}
+
+TEST(without_host_memory_no_pool_is_made_or_begun)
+{
+  begin();
+  world_malloc(&w, 512, r); /* the device starts */
+  esper_pool *pool;
+  check_limit_malloc(0);
+  esper_status made = esper_pool_create(w.core, 0, ID, 0, &pool);
+  esper_status begun = esper_pool_begin(w.core, 0, ID, 0, all, NULL);
+  check_limit_malloc(-1);
+  CHECK_EQ(made, ESPER_HOST_MEMORY);
+  CHECK_EQ(begun, ESPER_HOST_MEMORY);
+  CHECK(!pool);
+  CHECK_EQ(references(ID), 0);
+  CHECK_STATUS(esper_pool_end(w.core, 0, ID, 0, NULL), ESPER_INVALID);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  end();
+}
+
+TEST(figures_of_pools_are_of_devices_only)
+{
+  begin();
+  esper_pool *pool;
+  esper_pool_stats *pools;
+  size_t count;
+  CHECK_STATUS(esper_get_pool_stats(w.core, 9, &pools, &count), ESPER_INVALID);
+  CHECK(!pools && !count);
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  get(pool, 512, r);
+  check_limit_malloc(0);
+  esper_status status = esper_get_pool_stats(w.core, 0, &pools, &count);
+  check_limit_malloc(-1);
+  CHECK_EQ(status, ESPER_HOST_MEMORY);
+  CHECK(!pools && !count);
+  end();
+}
+
+/* ---- the default pool meanwhile ---------------------------------------------- */
+
+TEST(the_default_pool_stays_while_allocations_go_to_another)
+{
+  begin();
+  int count = 0;
+  world_free(&w, world_malloc(&w, 12 * MIB, r));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, none, &count));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(is_cached());
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(!is_cached());
+  end();
+}
+
+TEST(the_cache_of_others_stays_while_a_pool_is_allocated_to)
+{
+  begin();
+  world_free(&w, world_malloc(&w, 12 * MIB, r));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  world_free(&w, world_malloc(&w, 16 * MIB, r));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 28 * MIB);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 16 * MIB);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  end();
+}
+
+static void begin_pool_once(void *context, sim_call call, int device, void *object)
+{
+  (void)call, (void)device, (void)object;
+  if (!(*(int *)context)++)
+    CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+}
+
+/* What is there stays there from the moment on when a capture may begin. */
+TEST(a_capture_begins_while_the_cache_goes)
+{
+  begin();
+  void *p[3];
+  int times = 0;
+  for (int i = 0; i < 3; i++)
+    p[i] = world_malloc(&w, 20 * MIB, r);
+  for (int i = 0; i < 3; i++)
+    world_free(&w, p[i]);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 3);
+  sim_before_call(w.s, SIM_CALL_memory_free, begin_pool_once, &times);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* in another thread */
+  CHECK_EQ(times, 1);                           /* that one was on its way */
+  sim_before_call(w.s, SIM_CALL_memory_free, NULL, NULL);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  end();
+}
+
+/* Who announces captures says by that when there are none. */
+TEST(the_default_pool_stays_while_an_announced_capture_goes_on)
+{
+  begin();
+  int count = 0;
+  esper_config config;
+  esper_get_config(w.core, &config);
+  config.captures_are_announced = 1;
+  CHECK_OK(esper_configure(w.core, &config));
+  world_free(&w, world_malloc(&w, 12 * MIB, r));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, none, &count));
+  CHECK_OK(esper_capture_begin(w.core, 0));
+  CHECK_OK(esper_capture_begin(w.core, 0));
+  CHECK_OK(esper_capture_end(w.core, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(is_cached());
+  CHECK_OK(esper_capture_end(w.core, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(!is_cached());
+  CHECK_STATUS(esper_capture_end(w.core, 0), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "device 0"));
+  CHECK_STATUS(esper_capture_begin(w.core, 9), ESPER_INVALID);
+  CHECK_STATUS(esper_capture_end(w.core, 9), ESPER_INVALID);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  end();
+}
+
+/* Nor is anything of it collected, nor before memory grows. */
+TEST(nothing_is_collected_while_an_announced_capture_goes_on)
+{
+  for (int announced = 0; announced < 2; announced++) {
+    sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                           .completion = SIM_AT_ONCE,
+                           .capacity = 100 * MIB};
+    esper_config config = {.garbage_collection_threshold = 0.1, .captures_are_announced = 1};
+    world_begin_with(&w, &options, &config);
+    CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.9));
+    world_free(&w, world_malloc(&w, 12 * MIB, w.stream[0]));
+    if (announced)
+      CHECK_OK(esper_capture_begin(w.core, 0));
+    world_malloc(&w, 30 * MIB, w.stream[0]);
+    CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, announced ? 2 : 1);
+    end();
+  }
+}

@@ -1,0 +1,397 @@
+/* Snapshots of memory, and the public functions of the trace. */
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "core/base/types.h"
+#include "world.h"
+
+static world w;
+static esper_stream r, s;
+static esper_snapshot snapshot;
+
+static void begin_with(sim_options options)
+{
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+}
+
+static void begin(void)
+{
+  begin_with((sim_options){
+      .oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD, .capacity = 64 * MIB});
+}
+
+static void end(void)
+{
+  world_end(&w);
+}
+
+static void take(int device)
+{
+  esper_snapshot_free(&snapshot);
+  CHECK_OK(esper_snapshot_take(w.core, device, &snapshot));
+}
+
+static void end_with_snapshot(void)
+{
+  esper_snapshot_free(&snapshot);
+  end();
+}
+
+/* The entry of the block at an address. */
+static const esper_block_entry *entry_of(const void *p)
+{
+  for (size_t i = 0; i < snapshot.block_count; i++)
+    if (snapshot.blocks[i].address == (uintptr_t)p)
+      return &snapshot.blocks[i];
+  CHECK(!"in the snapshot");
+  return NULL;
+}
+
+/* The kind of the only use of the block there. */
+static unsigned kind_of(const void *p)
+{
+  const esper_block_entry *entry = entry_of(p);
+  CHECK_EQ(entry->uses, 1);
+  return snapshot.uses[entry->first_use].kind;
+}
+
+/* ---- segments and blocks ---------------------------------------------------------- */
+
+TEST(a_snapshot_shows_segments_and_blocks_by_address)
+{
+  begin();
+  CHECK_OK(esper_snapshot_take(w.core, -1, &snapshot));
+  CHECK_EQ(snapshot.segment_count, 0);
+  esper_snapshot_free(&snapshot);
+  void *a = world_malloc(&w, 1000, r), *b = world_malloc(&w, 12 * MIB, s),
+       *c = world_malloc(&w, 2000, r);
+  esper_stream far = world_stream(&w, 1);
+  world_malloc(&w, 512, far);
+  world_read_on(&w, s, a, r);
+  world_use(&w, a, s, 0);
+  world_free(&w, a);
+  CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
+  CHECK_EQ(snapshot.segment_count, 2);
+  int seen = 0;
+  for (size_t i = 0; i < snapshot.segment_count; i++) {
+    const esper_segment_entry *g = &snapshot.segments[i];
+    const esper_block_entry *e = &snapshot.blocks[g->first_block];
+    CHECK(i == 0 || g->address > g[-1].address);
+    CHECK_EQ(g->device, 0);
+    CHECK_EQ(g->mapped, 0);
+    CHECK_EQ(g->pool[0] + g->pool[1], 0);
+    if (g->large) {
+      CHECK(g->address == (uintptr_t)b && g->stream == s.handle);
+      CHECK_EQ(g->block_count, 1);
+      CHECK_EQ(e->state, ESPER_BLOCK_ALLOCATED);
+      CHECK_EQ(e->requested, 12 * MIB);
+    } else {
+      CHECK(g->address == (uintptr_t)a && g->stream == r.handle);
+      CHECK_EQ(g->block_count, 3);
+      CHECK_EQ(e[0].state, ESPER_BLOCK_PENDING_FREE);
+      CHECK_EQ(e[0].uses, 1);
+      const esper_use_entry *use = &snapshot.uses[e[0].first_use];
+      CHECK(use->stream == s.handle && use->device == 0);
+      CHECK(use->number > 0);
+      CHECK_EQ(use->kind, 0);
+      CHECK_EQ(e[1].uses, 0);
+      CHECK_EQ(e[0].size, 1024);
+      CHECK_EQ(e[0].requested, 1000);
+      CHECK(e[1].address == (uintptr_t)c);
+      CHECK_EQ(e[1].state, ESPER_BLOCK_ALLOCATED);
+      CHECK_EQ(e[2].state, ESPER_BLOCK_INACTIVE);
+      CHECK_EQ(e[2].requested, 0);
+    }
+    seen++;
+  }
+  CHECK_EQ(seen, 2);
+  esper_snapshot_free(&snapshot);
+  CHECK_OK(esper_snapshot_take(w.core, -1, &snapshot));
+  CHECK_EQ(snapshot.segment_count, 3);
+  esper_snapshot_free(&snapshot);
+  esper_snapshot_free(&snapshot); /* twice is fine */
+  end();
+}
+
+TEST(segments_of_all_devices_come_by_address)
+{
+  begin_with((sim_options){.devices = 2});
+  for (int i = 0; i < 6; i++)
+    world_malloc(&w, 24 * MIB, world_stream(&w, i % 2));
+  for (int i = 0; i < 3; i++)
+    world_malloc(&w, 6 * MIB - 1000, r);
+  take(-1);
+  CHECK_EQ(snapshot.segment_count, 7);
+  int seen[2] = {0};
+  for (size_t i = 0; i < 7; i++) {
+    const esper_segment_entry *segment = &snapshot.segments[i];
+    uintptr_t at = segment->address;
+    seen[segment->device]++;
+    CHECK(i == 0 || segment[-1].address + segment[-1].size <= segment->address);
+    for (size_t k = 0; k < segment->block_count; k++) {
+      CHECK_EQ(snapshot.blocks[segment->first_block + k].address, at);
+      at += snapshot.blocks[segment->first_block + k].size;
+    }
+    CHECK_EQ(at, segment->address + segment->size);
+  }
+  CHECK(seen[0] == 4 && seen[1] == 3);
+  take(1);
+  CHECK_EQ(snapshot.segment_count, 3);
+  for (size_t i = 0; i < 3; i++)
+    CHECK_EQ(snapshot.segments[i].device, 1);
+  end_with_snapshot();
+}
+
+/* In a mapped segment, addresses without memory belong to nobody. */
+TEST(each_stretch_with_memory_is_a_segment_of_its_own)
+{
+  begin_with((sim_options){.virtual_memory = 1, .completion = SIM_AT_ONCE});
+  char *p[3];
+  for (int i = 0; i < 3; i++)
+    p[i] = world_malloc(&w, 4 * MIB, r);
+  take(0);
+  CHECK_EQ(snapshot.segment_count, 1);
+  uint64_t birth = snapshot.segments[0].birth;
+  CHECK_EQ(snapshot.segments[0].size, 12 * MIB);
+  world_free(&w, p[1]);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  take(0);
+  CHECK_EQ(snapshot.segment_count, 2);
+  CHECK_EQ(snapshot.block_count, 2);
+  for (int i = 0; i < 2; i++) {
+    const esper_segment_entry *segment = &snapshot.segments[i];
+    CHECK(segment->address == (uintptr_t)p[2 * i] && segment->mapped);
+    CHECK_EQ(segment->size, 4 * MIB);
+    CHECK_EQ(segment->birth, birth); /* one segment after all */
+  }
+  end_with_snapshot();
+}
+
+/* The driver would make a context there. */
+TEST(a_device_that_was_never_used_is_not_woken)
+{
+  begin();
+  world_malloc(&w, 512, r);
+  uint64_t calls = sim_calls(w.s, SIM_CALL_memory_total);
+  take(1);
+  CHECK_EQ(snapshot.segment_count + snapshot.block_count, 0);
+  take(-1);
+  CHECK_EQ(snapshot.segment_count, 1);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_total), calls);
+  end_with_snapshot();
+}
+
+TEST(a_pools_id_is_in_the_snapshot)
+{
+  begin();
+  esper_pool *pool;
+  void *p;
+  CHECK_OK(esper_pool_create(w.core, 0, 11, 22, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &p));
+  take(0);
+  CHECK_EQ(snapshot.segments[0].pool[0], 11);
+  CHECK_EQ(snapshot.segments[0].pool[1], 22);
+  CHECK_OK(esper_free(w.core, p));
+  end_with_snapshot();
+}
+
+/* It is the same state whether a block lies in the block cache or in a bin. */
+TEST(what_is_cached_is_inactive_and_merged)
+{
+  begin();
+  void *p = world_malloc(&w, 3 * MIB, r);
+  world_free(&w, p);
+  take(0);
+  CHECK_EQ(snapshot.block_count, 1);
+  CHECK_EQ(entry_of(p)->state, ESPER_BLOCK_INACTIVE);
+  CHECK_EQ(entry_of(p)->size, 20 * MIB);
+  CHECK_EQ(entry_of(p)->requested, 0);
+  end_with_snapshot();
+}
+
+/* ---- uses --------------------------------------------------------------------------- */
+
+TEST(uses_tell_their_kind)
+{
+  begin();
+  enum { PLAIN, NO_GATE, AT_FREE, UNRECORDED, CAPTURED, KINDS };
+  esper_stream t = w.stream[2];
+  void *p[KINDS];
+  for (int i = 0; i < KINDS; i++)
+    p[i] = world_malloc(&w, 512, i == CAPTURED ? t : r);
+  world_use(&w, p[PLAIN], s, 0);
+  world_use(&w, p[NO_GATE], s, ESPER_USE_NO_GATE);
+  world_record_stream(&w, p[AT_FREE], s);
+  sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
+  world_use(&w, p[UNRECORDED], s, 0);
+  take(0);
+  CHECK_EQ(kind_of(p[PLAIN]), 0);
+  CHECK_EQ(kind_of(p[NO_GATE]), ESPER_ENTRY_NO_GATE);
+  CHECK_EQ(kind_of(p[AT_FREE]), ESPER_ENTRY_AT_FREE);
+  CHECK_EQ(snapshot.uses[entry_of(p[AT_FREE])->first_use].number, 0); /* none yet */
+  CHECK(kind_of(p[UNRECORDED]) & ESPER_ENTRY_HELD);
+  sim_capture_begin(w.s, 0, t.handle);
+  void *inside = world_malloc(&w, 512, t);
+  world_wait(&w, s, t);
+  world_use(&w, inside, s, 0);
+  take(0);
+  CHECK_EQ(kind_of(inside), ESPER_ENTRY_CAPTURED);
+  world_wait(&w, t, s);
+  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, t.handle));
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  take(0);
+  CHECK_EQ(kind_of(p[PLAIN]), ESPER_ENTRY_NO_GATE); /* a trait counts for earlier uses */
+  CHECK_OK(esper_stream_set_traits(w.core, s, 0));
+  end_with_snapshot();
+}
+
+TEST(what_was_freed_is_pending_and_what_is_over_is_not_shown)
+{
+  begin();
+  void *p = world_malloc(&w, 12 * MIB - 100, r);
+  world_use(&w, p, s, 0);
+  world_use(&w, p, w.stream[2], 0);
+  world_record_stream(&w, p, w.stream[3]);
+  world_free(&w, p);
+  take(0);
+  CHECK_EQ(entry_of(p)->state, ESPER_BLOCK_PENDING_FREE);
+  CHECK_EQ(entry_of(p)->requested, 12 * MIB - 100);
+  CHECK_EQ(entry_of(p)->uses, 3);
+  CHECK_EQ(snapshot.use_count, 3);
+  world_run(&w, w.stream[2]);
+  take(0); /* finds out */
+  CHECK_EQ(entry_of(p)->uses, 2);
+  for (int i = 0; i < 2; i++) {
+    const esper_use_entry *use = &snapshot.uses[entry_of(p)->first_use + (size_t)i];
+    CHECK(use->stream != w.stream[2].handle && use->number > 0);
+  }
+  sim_run_all(w.s);
+  take(0);
+  CHECK_EQ(entry_of(p)->state, ESPER_BLOCK_INACTIVE);
+  CHECK_EQ(snapshot.use_count, 0);
+  end_with_snapshot();
+}
+
+/* A live block's use goes, too, although its block stays. */
+TEST(a_live_blocks_use_that_is_over_is_not_shown)
+{
+  begin();
+  void *p = world_malloc(&w, 512, r);
+  world_use(&w, p, s, 0);
+  sim_run_all(w.s);
+  take(0);
+  CHECK_EQ(entry_of(p)->state, ESPER_BLOCK_ALLOCATED);
+  CHECK_EQ(entry_of(p)->uses, 0);
+  CHECK(entry_of(p)->stream == r.handle);
+  end_with_snapshot();
+}
+
+TEST(without_host_memory_there_is_no_snapshot)
+{
+  begin();
+  world_malloc(&w, 512, r);
+  world_malloc(&w, 512, world_stream(&w, 1));
+  for (long calls = 0; calls < 6; calls++) { /* three arrays for each device */
+    check_limit_malloc(calls);
+    esper_status status = esper_snapshot_take(w.core, -1, &snapshot);
+    check_limit_malloc(-1);
+    CHECK_EQ(status, ESPER_HOST_MEMORY);
+    CHECK(!snapshot.segments && !snapshot.blocks && !snapshot.uses);
+    CHECK_EQ(snapshot.segment_count + snapshot.block_count + snapshot.use_count, 0);
+  }
+  take(-1);
+  CHECK_EQ(snapshot.segment_count, 2);
+  end_with_snapshot();
+}
+
+/* ---- the trace ---------------------------------------------------------------------- */
+
+static esper_trace_entry *entries;
+static size_t count;
+
+static void copy(int device)
+{
+  free(entries);
+  entries = NULL;
+  CHECK_OK(esper_trace_copy(w.core, device, &entries, &count));
+}
+
+TEST(each_device_has_a_trace_of_its_own)
+{
+  begin();
+  esper_stream far = world_stream(&w, 1);
+  CHECK_OK(esper_trace_start(w.core, 2));
+  for (int i = 0; i < 4; i++)
+    world_malloc(&w, 512, r);
+  world_malloc(&w, 512, far);
+  copy(0);
+  CHECK_EQ(count, 2); /* the last two */
+  CHECK(entries[0].device == 0 && entries[0].address + 512 == entries[1].address);
+  copy(1);
+  CHECK_EQ(count, 2); /* segment_alloc, alloc */
+  CHECK_EQ(entries[1].device, 1);
+  CHECK_EQ(entries[1].action, ESPER_TRACE_ALLOC);
+  esper_trace_clear(w.core);
+  for (int device = 0; device < 2; device++) {
+    copy(device);
+    CHECK_EQ(count, 0);
+  }
+  CHECK(esper_trace_is_on(w.core));
+  free(entries);
+  entries = NULL;
+  end();
+}
+
+TEST(a_trace_that_is_started_again_is_empty)
+{
+  begin();
+  CHECK_OK(esper_trace_start(w.core, 10));
+  world_malloc(&w, 512, r);
+  CHECK_OK(esper_trace_start(w.core, 10));
+  copy(0);
+  CHECK_EQ(count, 0);
+  CHECK_OK(esper_trace_start(w.core, 0));
+  CHECK(!esper_trace_is_on(w.core));
+  free(entries);
+  entries = NULL;
+  end();
+}
+
+TEST(without_host_memory_there_is_no_copy_of_the_trace)
+{
+  begin();
+  CHECK_OK(esper_trace_start(w.core, 10));
+  world_malloc(&w, 512, r);
+  esper_trace_entry *none = (void *)&w;
+  check_limit_malloc(0);
+  esper_status status = esper_trace_copy(w.core, 0, &none, &count);
+  check_limit_malloc(-1);
+  CHECK_EQ(status, ESPER_HOST_MEMORY);
+  CHECK(!none && !count);
+  CHECK_STATUS(esper_trace_copy(w.core, 7, &none, &count), ESPER_INVALID);
+  end();
+}
+
+static void *start_and_stop(void *unused)
+{
+  (void)unused;
+  for (int i = 0; i < 100; i++)
+    CHECK_OK(esper_trace_start(w.core, 10 + i % 3));
+  return NULL;
+}
+
+TEST(anybody_may_start_the_trace_at_any_time)
+{
+  world_begin(&w);
+  pthread_t threads[2];
+  for (int i = 0; i < 2; i++)
+    CHECK(!pthread_create(&threads[i], NULL, start_and_stop, NULL));
+  for (int i = 0; i < 2000; i++)
+    world_free(&w, world_malloc(&w, 4096, w.stream[0]));
+  for (int i = 0; i < 2; i++)
+    pthread_join(threads[i], NULL);
+  CHECK(esper_trace_is_on(w.core));
+  world_end(&w);
+}

@@ -1,0 +1,243 @@
+/* The check of all structures: a core at work passes it, and one broken figure or link anywhere
+ * does not. What each structure's own check notices is tested with that structure. */
+#include "core/blocks/block_cache.h"
+#include "core/blocks/map.h"
+#include "core/order/capture.h"
+#include "core/order/record.h"
+#include "core/pools/pool.h"
+#include "core/stats/pool_stats.h"
+#include "world.h"
+
+static world w;
+static esper_stream r, s;
+static device_t *device;
+
+/* A core with memory of each kind: live, cached, pending, in a private pool and in a graph. */
+static void begin(void)
+{
+  sim_options options = {.devices = 2, .completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  device = &w.core->devices[0];
+  esper_pool *pool;
+  void *p;
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 12 * MIB, r, &p));
+  sim_owner_begin(w.s, p, 12 * MIB, 0, r.handle);
+  void *live = world_malloc(&w, 6 * MIB, r), *pending = world_malloc(&w, 6 * MIB, r);
+  world_use(&w, live, s, 0);
+  world_use(&w, pending, s, 0);
+  world_free(&w, pending);
+  world_free(&w, world_malloc(&w, 512, r));
+  CHECK(esper_core_is_valid(w.core));
+}
+
+static void end(void)
+{
+  CHECK(esper_core_is_valid(w.core));
+  world_end(&w);
+}
+
+/* The check fails while the integer differs by one. */
+#define CHECK_NOTICED(integer)           \
+  do {                                   \
+    (integer)++;                         \
+    CHECK(!esper_core_is_valid(w.core)); \
+    (integer)--;                         \
+    CHECK(esper_core_is_valid(w.core));  \
+  } while (0)
+
+TEST(a_core_at_work_is_valid)
+{
+  begin();
+  CHECK(esper_core_is_valid(w.core));
+  sim_capture_begin(w.s, 0, r.handle);
+  world_malloc(&w, 512, r);
+  CHECK(esper_core_is_valid(w.core));
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(esper_core_is_valid(w.core));
+  sim_graph_destroy(w.s, graph);
+  world_malloc(&w, 20 * MIB, world_stream(&w, 1));
+  end();
+}
+
+/* The check itself closes the caches, and what is counted there is no mistake. */
+TEST(it_may_be_called_at_any_time)
+{
+  begin();
+  for (int i = 0; i < 100; i++) {
+    void *p = world_malloc(&w, (size_t)(i % 7 + 1) * 4096, i % 2 ? r : s);
+    CHECK(esper_core_is_valid(w.core));
+    world_free(&w, p);
+    CHECK(esper_core_is_valid(w.core));
+  }
+  end();
+}
+
+TEST(figures_that_are_not_those_of_the_blocks_are_noticed)
+{
+  begin();
+  esper_stats *stats = &device->stats;
+  CHECK_NOTICED(stats->segment[ESPER_ALL].current);
+  CHECK_NOTICED(stats->reserved_bytes[ESPER_ALL].current);
+  CHECK_NOTICED(stats->allocated_bytes[ESPER_ALL].current);
+  CHECK_NOTICED(stats->active_bytes[ESPER_ALL].current);
+  CHECK_NOTICED(stats->inactive_split_bytes[ESPER_ALL].current);
+  end();
+}
+
+TEST(a_pools_figures_that_are_not_those_of_its_segments_are_noticed)
+{
+  begin();
+  pool_stats_t *stats = device->pool_stats;
+  CHECK(stats && !stats->next);
+  CHECK_NOTICED(stats->values.reserved_bytes[ESPER_ALL].current);
+  CHECK_NOTICED(stats->values.reserved_bytes[ESPER_LARGE].current);
+  stats->used = false;
+  CHECK(!esper_core_is_valid(w.core));
+  stats->used = true;
+  end();
+}
+
+TEST(a_broken_segment_is_noticed)
+{
+  begin();
+  for (segment_t *segment = device->first_segment; segment; segment = segment->next) {
+    CHECK_NOTICED(segment->bytes);
+    for (block_t *block = segment->first; block; block = block->next) {
+      CHECK_NOTICED(block->size);
+      if (block->next) {
+        block->next->prev = NULL;
+        CHECK(!esper_core_is_valid(w.core));
+        block->next->prev = block;
+      }
+    }
+  }
+  end();
+}
+
+TEST(a_broken_pool_or_heap_is_noticed)
+{
+  begin();
+  for (pool_t *pool = device->pools; pool; pool = pool->next) {
+    int references = pool->references;
+    pool->references = -1;
+    CHECK(!esper_core_is_valid(w.core));
+    pool->references = references;
+    for (heap_t *heap = pool->heaps; heap; heap = heap->next)
+      for (int large = 0; large < 2; large++) {
+        CHECK_NOTICED(heap->ready[large].count);
+        CHECK_NOTICED(heap->pending[large].count);
+        CHECK_NOTICED(heap->pending_index.barred[large]);
+      }
+  }
+  end();
+}
+
+TEST(a_broken_block_cache_is_noticed_before_it_is_closed)
+{
+  begin();
+  world_free(&w, world_malloc(&w, 512, r)); /* cached */
+  stream_t *stream = stream_immortal(w.core, device, r.handle);
+  block_cache_t *cache = &atomic_load(&stream->heap)->cache;
+  CHECK(cache->filled);
+  cache->units[__builtin_ctz(cache->filled)]++;
+  CHECK(!esper_core_is_valid(w.core));
+  CHECK(!cache->filled); /* the check closed it, so the mistake is gone */
+  end();
+}
+
+TEST(credit_beyond_the_peaks_is_noticed)
+{
+  begin();
+  void *p = world_malloc(&w, 512, r);
+  stream_t *stream = stream_immortal(w.core, device, r.handle);
+  stat_shard_t *shard = &atomic_load(&stream->heap)->cache.shard;
+  amounts_t granted = shard->granted[ESPER_ALL];
+  shard->granted[ESPER_ALL].bytes += (int64_t)MIB * 1000;
+  CHECK(!esper_core_is_valid(w.core)); /* found before the shards are read */
+  shard->granted[ESPER_ALL] = granted;
+  world_free(&w, p);
+  end();
+}
+
+TEST(a_broken_stream_is_noticed)
+{
+  begin();
+  stream_t *stream = stream_immortal(w.core, device, s.handle);
+  CHECK(stream->oldest);
+  CHECK_NOTICED(stream->outstanding);
+  unsigned events = stream->event_count;
+  stream->event_count = STREAM_EVENTS + 1;
+  CHECK(!esper_core_is_valid(w.core));
+  stream->event_count = events;
+  end();
+}
+
+TEST(a_lost_piece_of_metadata_is_noticed)
+{
+  begin();
+  CHECK_NOTICED(device->blocks.live);
+  CHECK_NOTICED(device->segments.live);
+  CHECK_NOTICED(device->uses.live);
+  CHECK_NOTICED(device->records.live);
+  CHECK_NOTICED(device->orphan_arena.live);
+  end();
+}
+
+TEST(what_the_device_keeps_beside_its_memory_is_looked_at)
+{
+  begin();
+  CHECK_NOTICED(device->orphaned_bytes); /* more than is being obtained */
+  CHECK_NOTICED(device->slack_ran_out);  /* after more moves than there were */
+  CHECK_NOTICED(device->slack_peak);     /* without any */
+  device->next_logged_wait += WAIT_LOG_ENTRIES;
+  CHECK(!esper_core_is_valid(w.core));
+  device->next_logged_wait -= WAIT_LOG_ENTRIES;
+  end();
+}
+
+/* Every device counts. */
+TEST(the_second_device_is_looked_at)
+{
+  begin();
+  world_malloc(&w, 512, world_stream(&w, 1));
+  CHECK_NOTICED(w.core->devices[1].stats.reserved_bytes[ESPER_ALL].current);
+  end();
+}
+
+/* Blocks of no segment, so that nothing else looks at them. */
+TEST(a_block_in_the_wrong_place_of_the_map_is_noticed)
+{
+  enum { MADE = 8 };
+  static block_t made[MADE];
+  begin();
+  for (uintptr_t i = 0; i < MADE; i++) {
+    made[i] = (block_t){.address = 0x10000000 + i * 4096};
+    map_insert(w.core->map, &made[i]);
+  }
+  CHECK(esper_core_is_valid(w.core));
+  for (int i = 0; i < MADE; i++)
+    made[i].address += 512;
+  CHECK(!esper_core_is_valid(w.core));
+  for (int i = 0; i < MADE; i++) {
+    made[i].address -= 512;
+    map_remove(w.core->map, &made[i]);
+  }
+  end();
+}
+
+TEST(a_broken_capture_is_noticed)
+{
+  begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  world_malloc(&w, 512, r);
+  branch_t *branch = NULL;
+  for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+    branch = heap->branch ? heap->branch : branch;
+  CHECK(branch);
+  CHECK_NOTICED(branch->index); /* there is one branch */
+  sim_capture_abort(w.s, 0, r.handle);
+  end();
+}

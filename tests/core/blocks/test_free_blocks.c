@@ -1,0 +1,411 @@
+/* The free blocks of a heap: which of them are ready, which one is taken, and what the heap's block
+ * cache keeps. */
+#include "core/blocks/free_blocks.h"
+
+#include "core/base/config.h"
+#include "made_blocks.h"
+
+static void add(int first, int last)
+{
+  for (int i = first; i <= last; i++)
+    free_blocks_add(block[i]);
+}
+
+/* ---- ready and pending -------------------------------------------------------- */
+
+TEST(ready_neighbours_merge)
+{
+  BEGIN_MADE(4, 8, 4, 8);
+  add(0, 0);
+  add(2, 2);
+  CHECK_EQ(heap->ready[0].count, 2);
+  add(1, 1); /* between the two */
+  CHECK_EQ(heap->ready[0].count, 1);
+  CHECK_EQ(segment.first->size, 16 * KIB);
+  CHECK(segment.first->state == BLOCK_READY && segment.first->next == block[3]);
+  add(3, 3);
+  CHECK_EQ(segment.first->size, segment.size);
+  CHECK(!segment.first->next && heap_is_valid(heap));
+  end_made();
+}
+
+TEST(pending_blocks_merge_with_nobody)
+{
+  BEGIN_MADE(4, 8, 4, 8);
+  owe(block[1], s, 0);
+  owe(block[2], s, 0);
+  add(0, 3);
+  CHECK_EQ(heap->ready[0].count, 2);
+  CHECK_EQ(heap->pending[0].count, 2);
+  for (int i = 0; i < 4; i++) {
+    CHECK_EQ(block[i]->state, i == 1 || i == 2 ? BLOCK_PENDING : BLOCK_READY);
+    CHECK(block_is_valid(block[i]));
+  }
+  CHECK(heap->oldest_pending == block[1] && heap->newest_pending == block[2]);
+  end_made();
+}
+
+TEST(what_the_home_stream_has_waited_for_is_ready)
+{
+  BEGIN_MADE(4, 8, 4);
+  record_t *record = record_on(s);
+  record_keep(record);
+  owe_until(block[0], s, record, 0);
+  CHECK_EQ(stream_gate(presented(r), record), GATE_ISSUED);
+  record_drop(record);
+  owe(block[2], r, 0); /* its own stream */
+  add(0, 0);
+  add(2, 2);
+  CHECK_EQ(heap->ready[0].count, 2);
+  CHECK(block[0]->uses); /* another stream has not waited */
+  end_made();
+}
+
+TEST(a_pending_block_becomes_ready_when_its_use_is_over_and_merges)
+{
+  BEGIN_MADE(4, 8, 4);
+  owe(block[1], s, 0);
+  add(0, 2);
+  CHECK(!free_blocks_promote(heap));
+  complete(s);
+  CHECK(free_blocks_promote(heap));
+  CHECK_EQ(heap->pending[0].count, 0);
+  CHECK_EQ(segment.first->size, 16 * KIB);
+  CHECK(!free_blocks_promote(heap)); /* nothing is left */
+  end_made();
+}
+
+/* The index holds one event of each stream, so what is left is noted again. */
+TEST(promoting_passes_over_what_still_owes)
+{
+  BEGIN_MADE(4, 8, 4, 8);
+  owe(block[0], s, 0);
+  owe(block[1], w.stream[2], 0);
+  owe(block[2], s, 0);
+  owe(block[2], w.stream[3], 0);
+  add(0, 2);
+  complete(s);
+  CHECK(free_blocks_promote(heap));
+  CHECK_EQ(block[0]->state, BLOCK_READY);
+  CHECK_EQ(block[1]->state, BLOCK_PENDING);
+  CHECK_EQ(block[2]->state, BLOCK_PENDING); /* of its two uses, one is over */
+  complete(w.stream[2]);
+  CHECK(free_blocks_promote(heap));
+  complete(w.stream[3]);
+  CHECK(free_blocks_promote(heap));
+  CHECK_EQ(segment.first->size, 16 * KIB);
+  end_made();
+}
+
+TEST(a_withheld_block_serves_nobody_though_it_owes_nothing)
+{
+  BEGIN_MADE(4, 8);
+  block[0]->withheld = true;
+  add(0, 0);
+  CHECK_EQ(block[0]->state, BLOCK_PENDING);
+  CHECK(!free_blocks_best_ready(heap, 4 * KIB, false));
+  CHECK(!free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, true));
+  CHECK(!free_blocks_may_be_gated(block[0], heap->stream, true));
+  CHECK(!free_blocks_promote(heap));
+  free_blocks_withhold_none(heap);
+  CHECK(free_blocks_best_ready(heap, 4 * KIB, false) == block[0]);
+  end_made();
+}
+
+/* What is not withheld any more still owes what it owed. */
+TEST(a_block_that_is_withheld_no_more_waits_for_its_use)
+{
+  BEGIN_MADE(4, 8);
+  block[0]->withheld = true;
+  owe(block[0], s, 0);
+  add(0, 0);
+  free_blocks_withhold_none(heap);
+  CHECK_EQ(block[0]->state, BLOCK_PENDING);
+  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, false) == block[0]);
+  end_made();
+}
+
+/* ---- which one is taken --------------------------------------------------------- */
+
+TEST(the_best_of_the_ready_blocks_is_the_smallest_that_is_large_enough)
+{
+  BEGIN_MADE(12, 4, 8, 4, 4, 4);
+  add(0, 0); /* 12 */
+  add(2, 2); /* 8 */
+  add(4, 4); /* 4 */
+  CHECK(free_blocks_best_ready(heap, 512, false) == block[4]);
+  CHECK(free_blocks_best_ready(heap, 4 * KIB, false) == block[4]);
+  CHECK(free_blocks_best_ready(heap, 4 * KIB + 512, false) == block[2]);
+  CHECK(free_blocks_best_ready(heap, 12 * KIB, false) == block[0]);
+  CHECK(!free_blocks_best_ready(heap, 12 * KIB + 512, false));
+  CHECK(!free_blocks_best_ready(heap, 4 * KIB, true)); /* of the other size class */
+  free_blocks_claim(block[4]);
+  CHECK_EQ(block[4]->state, BLOCK_CLAIMED);
+  CHECK(free_blocks_best_ready(heap, 512, false) == block[2]);
+  end_made();
+}
+
+TEST(ready_and_pending_blocks_are_looked_for_apart)
+{
+  BEGIN_MADE(4, 8, 4);
+  owe(block[0], s, 0);
+  add(0, 0);
+  add(2, 2);
+  CHECK(free_blocks_best_ready(heap, 4 * KIB, false) == block[2]);
+  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, false) == block[0]);
+  free_blocks_claim(block[2]);
+  CHECK(!free_blocks_best_ready(heap, 512, false));
+  free_blocks_claim(block[0]);
+  CHECK(!free_blocks_best_gateable(heap, heap->stream, 512, false, false));
+  CHECK(!heap->oldest_pending && !heap->newest_pending);
+  end_made();
+}
+
+TEST(a_block_is_whole_if_it_is_all_of_its_segment)
+{
+  BEGIN_MADE(4, 8);
+  add(0, 0);
+  CHECK(!free_blocks_best_whole(heap, 4 * KIB, false));
+  add(1, 1);
+  CHECK(free_blocks_best_whole(heap, 4 * KIB, false) == segment.first);
+  CHECK(!free_blocks_best_whole(heap, 16 * KIB, false));
+  end_made();
+}
+
+TEST(an_oversize_block_serves_no_small_request)
+{
+  BEGIN_MADE_LARGE(64 * KIB, 30 * KIB);
+  CHECK_OK(esper_configure(w.core, &(esper_config){.max_split_size = 40 * MIB}));
+  add(0, 0);
+  CHECK(!free_blocks_best_ready(heap, 2 * MIB, true));
+  CHECK(free_blocks_best_ready(heap, 60 * MIB, true) == block[0]);
+  add(1, 1);
+  CHECK(!free_blocks_best_whole(heap, 2 * MIB, true));
+  end_made();
+}
+
+TEST(of_the_pending_blocks_the_best_is_one_that_may_be_gated_on)
+{
+  BEGIN_MADE(4, 4, 8, 4, 12, 4, 16, 4);
+  owe(block[0], s, USE_NO_GATE);
+  owe(block[2], s, USE_AT_FREE);
+  owe(block[4], s, 0);
+  owe(block[6], s, 0);
+  owe(block[6], w.stream[2], USE_NO_GATE); /* one of two */
+  for (int i = 0; i < 8; i += 2)
+    add(i, i);
+  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, false) == block[4]);
+  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, true) == block[2]);
+  CHECK(!free_blocks_best_gateable(heap, heap->stream, 16 * KIB, false, true));
+  CHECK(!free_blocks_may_be_gated(block[0], heap->stream, true));
+  CHECK(!free_blocks_may_be_gated(block[6], heap->stream, true));
+  complete(w.stream[2]);
+  CHECK(free_blocks_may_be_gated(block[6], heap->stream, false)); /* that one is over */
+  CHECK(free_blocks_may_be_gated(block[0], stream_of(s), false)); /* its own use */
+  end_made();
+}
+
+TEST(a_pending_block_is_near_if_it_wastes_an_eighth_at_most)
+{
+  BEGIN_MADE_LARGE(9 * KIB, 4 * KIB);
+  owe(block[0], s, 0);
+  add(0, 0);
+  CHECK(free_blocks_near_gateable(heap, heap->stream, 9 * MIB));
+  CHECK(free_blocks_near_gateable(heap, heap->stream, 8 * MIB));
+  CHECK(!free_blocks_near_gateable(heap, heap->stream, 8 * MIB - 512));
+  CHECK(!free_blocks_near_gateable(heap, heap->stream, 9 * MIB + 512));
+  stream_set_traits(stream_of(s), ESPER_TRAIT_RENDEZVOUS);
+  CHECK(!free_blocks_near_gateable(heap, heap->stream, 9 * MIB));
+  end_made();
+}
+
+/* ---- runs ------------------------------------------------------------------------ */
+
+TEST(the_smallest_run_that_is_large_enough_is_taken)
+{
+  BEGIN_MADE(16, 4, 16, 4, 4, 8, 8, 4);
+  owe(block[0], s, 0);
+  owe(block[1], s, 0); /* block 2 stays taken */
+  owe(block[3], s, 0);
+  owe(block[5], s, 0);
+  add(0, 1);
+  add(3, 5); /* block 4 is ready */
+  run_t run = free_blocks_gateable_run(heap, heap->stream, 12 * KIB, false, false);
+  CHECK(run.first == block[4] && run.last == block[5]); /* its range begins with block 3 */
+  CHECK_EQ(run.size, 12 * KIB);
+  run = free_blocks_gateable_run(heap, heap->stream, 18 * KIB, false, false);
+  CHECK(run.first == block[0] && run.last == block[1]);
+  CHECK_EQ(run.size, 20 * KIB);
+  CHECK(!free_blocks_gateable_run(heap, heap->stream, 24 * KIB, false, false).first);
+  end_made();
+}
+
+TEST(a_run_ends_at_what_may_not_be_gated_on)
+{
+  BEGIN_MADE(4, 4, 4, 4);
+  owe(block[0], s, 0);
+  owe(block[1], s, 0);
+  owe(block[2], s, USE_AT_FREE);
+  owe(block[3], s, 0);
+  add(0, 3);
+  CHECK(free_blocks_gateable_run(heap, heap->stream, 8 * KIB, false, false).last == block[1]);
+  CHECK(!free_blocks_gateable_run(heap, heap->stream, 12 * KIB, false, false).first);
+  CHECK(free_blocks_gateable_run(heap, heap->stream, 16 * KIB, false, true).last == block[3]);
+  end_made();
+}
+
+/* The reader waits for all of them, so only the rest, which somebody else may get, owes. */
+TEST(a_united_run_owes_nothing_and_its_rest_what_the_last_block_owed)
+{
+  BEGIN_MADE(4, 4, 8, 4);
+  owe(block[0], s, 0);
+  owe(block[2], w.stream[2], 0);
+  add(0, 2);
+  run_t run = free_blocks_gateable_run(heap, heap->stream, 14 * KIB, false, false);
+  CHECK(run.first == block[0] && run.last == block[2]);
+  free_blocks_claim_run(run);
+  CHECK_EQ(heap->ready[0].count + heap->pending[0].count, 0);
+  block_t *one = free_blocks_unite(run, 14 * KIB);
+  CHECK(one == block[0] && one->state == BLOCK_CLAIMED);
+  CHECK_EQ(one->size, 14 * KIB);
+  CHECK(!one->uses);
+  CHECK_EQ(one->next->size, 2 * KIB);
+  CHECK_EQ(one->next->state, BLOCK_PENDING);
+  CHECK(one->next->uses->stream == stream_of(w.stream[2]) && !one->next->uses->next);
+  end_made();
+}
+
+TEST(a_run_that_is_put_back_is_as_it_was)
+{
+  BEGIN_MADE(4, 4, 8, 4);
+  owe(block[0], s, 0);
+  owe(block[2], w.stream[2], 0);
+  add(0, 2);
+  run_t run = free_blocks_gateable_run(heap, heap->stream, 16 * KIB, false, false);
+  free_blocks_claim_run(run);
+  free_blocks_add_run(run);
+  CHECK_EQ(heap->ready[0].count, 1);
+  CHECK_EQ(heap->pending[0].count, 2);
+  CHECK_EQ(block[0]->state, BLOCK_PENDING);
+  CHECK_EQ(block[1]->state, BLOCK_READY);
+  CHECK_EQ(block[2]->state, BLOCK_PENDING);
+  end_made();
+}
+
+/* ---- the heap's cache ---------------------------------------------------------- */
+
+TEST(a_miss_merges_what_was_kept)
+{
+  begin();
+  void *p[8];
+  for (int i = 0; i < 8; i++)
+    p[i] = world_malloc(&w, 256 * KIB, r);
+  for (int i = 0; i < 8; i++)
+    world_free(&w, p[i]);
+  CHECK_EQ(kept(r), 8);
+  void *all = world_malloc(&w, MIB, r);
+  CHECK(all == p[0]);
+  CHECK_EQ(kept(r), 0);
+  end();
+}
+
+TEST(many_blocks_of_a_size_are_kept_and_then_none)
+{
+  begin();
+  enum { MANY = 200 };
+  void *p[MANY];
+  for (int i = 0; i < MANY; i++)
+    p[i] = world_malloc(&w, 512, r);
+  for (int i = 0; i < MANY; i++) {
+    world_free(&w, p[i]);
+    CHECK(kept(r) >= 1 && kept(r) <= CACHE_DEPTH);
+    CHECK(esper_core_is_valid(w.core));
+  }
+  end();
+}
+
+TEST(a_marked_block_a_lent_one_and_a_captured_one_are_not_kept)
+{
+  begin();
+  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 12 * MIB, r);
+  world_use(&w, p, s, 0);
+  world_free(&w, p);
+  CHECK_EQ(kept(r), 0);
+  world_free(&w, q);
+  CHECK_EQ(kept(r), 1);
+  void *a = world_malloc(&w, 2 * MIB, r), *b = world_malloc(&w, 2 * MIB, r);
+  world_free(&w, a);
+  esper_retire(w.core, 0);
+  esper_set_memory_fraction(w.core, 0, 0.001);
+  CHECK(world_malloc(&w, 2 * MIB, s) == a);
+  world_free(&w, a);
+  CHECK(kept(r) <= 0);
+  world_free(&w, b);
+  end();
+}
+
+TEST(while_actions_are_traced_none_is_missed)
+{
+  begin();
+  void *p = world_malloc(&w, MIB, r);
+  world_free(&w, p);
+  CHECK_OK(esper_trace_start(w.core, 100));
+  for (int i = 0; i < 3; i++) {
+    p = world_malloc(&w, MIB, r);
+    world_free(&w, p);
+    CHECK_EQ(kept(r), -1);
+  }
+  esper_trace_entry *entries;
+  size_t count;
+  CHECK_OK(esper_trace_copy(w.core, 0, &entries, &count));
+  CHECK_EQ(count, 9); /* alloc, free_requested, free_completed */
+  free(entries);
+  CHECK_OK(esper_trace_start(w.core, 0));
+  p = world_malloc(&w, MIB, r);
+  world_free(&w, p);
+  CHECK_EQ(kept(r), 1);
+  end();
+}
+
+static size_t told;
+
+static void hear(void *context, const esper_trace_entry *entry)
+{
+  (void)context, (void)entry;
+  told++;
+}
+
+TEST(who_watches_is_told_of_everything)
+{
+  begin();
+  world_free(&w, world_malloc(&w, MIB, r));
+  esper_trace_watch(w.core, hear, NULL);
+  told = 0;
+  for (int i = 0; i < 3; i++)
+    world_free(&w, world_malloc(&w, MIB, r));
+  CHECK_EQ(told, 9);
+  esper_trace_watch(w.core, NULL, NULL);
+  world_free(&w, world_malloc(&w, MIB, r));
+  CHECK_EQ(told, 9);
+  CHECK_EQ(kept(r), 1);
+  end();
+}
+
+/* Where addresses repeat from run to run: test_malloc_deterministic.c. */
+TEST(a_private_pool_has_no_block_cache)
+{
+  begin();
+  esper_pool *pool;
+  void *p, *q, *again;
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 3 * MIB, r, &p));
+  CHECK_OK(esper_malloc_from(w.core, pool, 3 * MIB, r, &q));
+  CHECK_OK(esper_free(w.core, q));
+  CHECK_OK(esper_free(w.core, p));
+  CHECK(!pool->heaps->cache.filled && cache_is_closed(&pool->heaps->cache));
+  CHECK_OK(esper_malloc_from(w.core, pool, 6 * MIB, r, &again));
+  CHECK(again == p);
+  CHECK_OK(esper_free(w.core, p));
+  CHECK(esper_core_is_valid(w.core));
+  end();
+}

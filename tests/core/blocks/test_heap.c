@@ -1,0 +1,235 @@
+/* The statistics shards of a device's heaps, and the lists of a heap. */
+#include "core/blocks/heap.h"
+
+#include "made_blocks.h"
+
+/* ---- the lists of a heap ---------------------------------------------------------- */
+
+TEST(a_broken_heap_is_noticed)
+{
+  BEGIN_MADE(4, 4, 4, 4, 4, 4);
+  for (int i = 0; i < 5; i += 2) {
+    owe(block[i], s, i ? 0 : USE_NO_GATE);
+    free_blocks_add(block[i]);
+  }
+  CHECK(heap_is_valid(heap));
+  CHECK(heap->oldest_pending == block[0] && heap->newest_pending == block[4]);
+  block[2]->state = BLOCK_READY;
+  CHECK(!heap_is_valid(heap));
+  block[2]->state = BLOCK_PENDING;
+  block[4]->older = block[0];
+  CHECK(!heap_is_valid(heap));
+  block[4]->older = block[2];
+  heap->newest_pending = block[2];
+  CHECK(!heap_is_valid(heap));
+  block[2]->newer = NULL; /* the last one is in its bin alone */
+  CHECK(!heap_is_valid(heap));
+  block[2]->newer = block[4];
+  heap->newest_pending = block[4];
+  heap->oldest_pending = block[2];
+  CHECK(!heap_is_valid(heap));
+  heap->oldest_pending = block[0];
+  block[4]->barred = true;
+  CHECK(!heap_is_valid(heap));
+  block[4]->barred = false;
+  segment.heap = heap_of(s);
+  CHECK(!heap_is_valid(heap));
+  segment.heap = heap;
+  heap->ready[0].count++;
+  CHECK(!heap_is_valid(heap));
+  heap->ready[0].count--;
+  end_made();
+}
+
+/* ---- statistics shards ------------------------------------------------------------- */
+
+static device_t *first_device(void)
+{
+  return &w.core->devices[0];
+}
+
+/* What was counted without the lock is not in the statistics before. */
+TEST(reading_the_shards_adds_what_all_heaps_counted)
+{
+  begin();
+  const esper_stats *stats = &first_device()->stats;
+  void *p[2];
+  for (int i = 0; i < 2; i++) /* each stream has a block that the next malloc finds cached */
+    world_free(&w, world_malloc(&w, 64 * KIB, w.stream[i]));
+  world_stats(&w, 0);
+  int64_t before = stats->allocation[ESPER_ALL].allocated;
+  for (int i = 0; i < 2; i++)
+    CHECK_OK(esper_malloc(w.core, 64 * KIB, w.stream[i], &p[i]));
+  CHECK_OK(esper_free(w.core, p[0]));
+  lock(&first_device()->lock);
+  caches_pause(first_device());
+  shards_read(first_device());
+  CHECK_EQ(stats->allocation[ESPER_ALL].allocated, before + 2);
+  CHECK_EQ(stats->allocation[ESPER_ALL].current, 1);
+  CHECK_EQ(stats->active_bytes[ESPER_SMALL].current, 64 * KIB);
+  for (const heap_t *h = first_device()->heaps; h; h = h->next_on_device)
+    CHECK(amounts_are_zero(h->cache.shard.credit[ESPER_ALL]) &&
+          amounts_are_zero(h->cache.shard.taken[0]));
+  CHECK(shards_are_valid(first_device()));
+  caches_resume(first_device());
+  unlock(&first_device()->lock);
+  CHECK_OK(esper_free(w.core, p[1]));
+  end();
+}
+
+static int64_t credit_in_pools(void)
+{
+  int64_t bytes = 0;
+  for (int i = 0; i < CREDIT_POOLS; i++)
+    bytes += first_device()->credit.pools[i].left[ESPER_ALL].bytes;
+  return bytes;
+}
+
+TEST(credit_reaches_up_to_the_peak)
+{
+  begin();
+  void *p = world_malloc(&w, 256 * KIB, r), *q = world_malloc(&w, 64 * KIB, r);
+  world_free(&w, q);
+  block_t like = {.size = 64 * KIB, .requested = 60 * KIB};
+  segment_t small = {.heap = heap_of(r)};
+  like.segment = &small;
+  lock(&first_device()->lock);
+  caches_pause(first_device());
+  shards_read(first_device());
+  CHECK_EQ(credit_in_pools(), 0);
+  shards_grant(first_device(), NULL);
+  CHECK_EQ(credit_in_pools(), 64 * KIB);
+  CHECK_EQ(heap_of(r)->cache.shard.credit[ESPER_ALL].bytes, 0);
+  shards_read(first_device());
+  shards_grant(first_device(), &like); /* the first goes to the heap */
+  CHECK_EQ(credit_in_pools(), 0);
+  CHECK_EQ(heap_of(r)->cache.shard.credit[ESPER_ALL].bytes, 64 * KIB);
+  CHECK(shards_are_valid(first_device()));
+  like.size = 128 * KIB; /* more than there is */
+  shards_read(first_device());
+  shards_grant(first_device(), &like);
+  CHECK_EQ(credit_in_pools(), 64 * KIB);
+  CHECK_EQ(heap_of(r)->cache.shard.credit[ESPER_ALL].bytes, 0);
+  caches_resume(first_device());
+  unlock(&first_device()->lock);
+  world_free(&w, p);
+  end();
+}
+
+TEST(credit_beyond_a_peak_is_noticed)
+{
+  begin();
+  world_free(&w, world_malloc(&w, MIB, r));
+  stat_shard_t *shard = &heap_of(r)->cache.shard;
+  credit_pool_t *pool = &first_device()->credit.pools[0];
+  CHECK(shards_are_valid(first_device()));
+  shard->granted[ESPER_ALL].bytes += MIB;
+  CHECK(!shards_are_valid(first_device()));
+  shard->granted[ESPER_ALL].bytes -= MIB;
+  pool->left[ESPER_ALL].bytes += MIB;
+  CHECK(!shards_are_valid(first_device()));
+  pool->left[ESPER_ALL].bytes -= MIB;
+  int64_t count = shard->credit[ESPER_SMALL].count;
+  shard->credit[ESPER_SMALL].count = -1;
+  CHECK(!shards_are_valid(first_device()));
+  shard->credit[ESPER_SMALL].count = count;
+  end();
+}
+
+TEST(a_peak_of_several_streams_is_their_sum)
+{
+  begin();
+  void *p[WORLD_STREAMS];
+  for (int round = 0; round < 3; round++) {
+    for (int i = 0; i < WORLD_STREAMS; i++) {
+      p[i] = world_malloc(&w, (size_t)(i + 1) * 64 * KIB, w.stream[i]);
+      world_free(&w, p[i]);
+    }
+    CHECK_EQ(figures().active_bytes[ESPER_ALL].peak, 8 * 64 * KIB);
+    CHECK_EQ(figures().allocation[ESPER_ALL].peak, 1);
+  }
+  for (int i = 0; i < WORLD_STREAMS; i++)
+    p[i] = world_malloc(&w, (size_t)(i + 1) * 64 * KIB, w.stream[i]);
+  CHECK_EQ(figures().active_bytes[ESPER_ALL].peak, 36 * 64 * KIB);
+  for (int i = 0; i < WORLD_STREAMS; i++)
+    world_free(&w, p[i]);
+  CHECK_OK(esper_reset_peak_stats(w.core, 0));
+  CHECK_EQ(figures().active_bytes[ESPER_ALL].peak, 0);
+  p[0] = world_malloc(&w, 64 * KIB, r);
+  CHECK_EQ(figures().active_bytes[ESPER_ALL].peak, 64 * KIB);
+  world_free(&w, p[0]);
+  end();
+}
+
+static void fill(void **p, int count, esper_stream stream)
+{
+  for (int i = 0; i < count; i++)
+    p[i] = world_malloc(&w, 4 * KIB, stream);
+}
+
+static void clear(void **p, int count)
+{
+  for (int i = 0; i < count; i++)
+    world_free(&w, p[i]);
+}
+
+TEST(what_one_stream_gives_up_another_takes_and_nobody_is_stopped)
+{
+  begin();
+  void *mine[48], *others[48], *one;
+  fill(mine, 48, r); /* both have memory of their own */
+  fill(others, 48, s);
+  clear(mine, 48);
+  clear(others, 48);
+  CHECK_OK(esper_reset_peak_stats(w.core, 0));
+  fill(mine, 48, r);
+  clear(mine, 48);
+  const esper_stat *known = &w.core->devices[0].stats.allocation[ESPER_ALL];
+  int64_t before = known->allocated;
+  fill(others, 16, s);
+  CHECK_EQ(known->allocated, before); /* no shard was read */
+  fill(others + 16, 32, s);
+  CHECK_EQ(figures().allocation[ESPER_ALL].peak, 48);
+  one = world_malloc(&w, 4 * KIB, r);
+  CHECK_EQ(figures().allocation[ESPER_ALL].peak, 49);
+  world_free(&w, one);
+  clear(others, 48);
+  CHECK_EQ(figures().allocation[ESPER_ALL].current, 0);
+  end();
+}
+
+static int64_t sum_of_peaks(void)
+{
+  const esper_stats *stats = &w.core->devices[0].stats;
+  int64_t sum = 0;
+  for (int class = 0; class < ESPER_CLASSES; class++)
+    sum += stats->allocation[class].peak + stats->allocated_bytes[class].peak +
+           stats->active[class].peak + stats->active_bytes[class].peak +
+           stats->requested_bytes[class].peak;
+  return sum;
+}
+
+/* Credit for blocks, for their bytes and for what was asked for do not end together. */
+TEST(a_single_stream_stops_for_credit_only_where_a_peak_rises)
+{
+  enum { LIVE = 64, CHANGES = 20000 };
+  begin();
+  void *p[LIVE] = {0};
+  uint64_t state = 1;
+  const esper_stat *known = &w.core->devices[0].stats.allocation[ESPER_ALL];
+  int64_t told = known->allocated, peaks = sum_of_peaks();
+  for (int i = 0; i < CHANGES; i++) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    int k = (int)(state >> 33) % LIVE;
+    if (p[k])
+      world_free(&w, p[k]);
+    p[k] = i % 5 ? world_malloc(&w, 1 + (state >> 40) % (4 * MIB), r) : NULL;
+    if (known->allocated != told)
+      CHECK(sum_of_peaks() > peaks);
+    told = known->allocated;
+    peaks = sum_of_peaks();
+  }
+  for (int k = 0; k < LIVE; k++)
+    world_free(&w, p[k]);
+  end();
+}

@@ -1,0 +1,309 @@
+/* The page table of a mapped segment: a segment made up here, whose pages no driver has. */
+#include "core/memory/page_table.h"
+
+#include "core/base/core.h"
+#include "check.h"
+
+enum { GRANULES = 64, PIECES = 8 };
+
+static const size_t G = 2 * MIB; /* a granule */
+static device_t device;
+static segment_t segment;
+static block_t piece[PIECES];
+
+static void begin(void)
+{
+  device = (device_t){.granule = G};
+  segment = (segment_t){.device = &device, .address = 0x7000000000, .size = GRANULES * G};
+  CHECK(pages_create(&segment));
+}
+
+static void end(void)
+{
+  pages_destroy(&segment);
+}
+
+static uintptr_t at(size_t granule)
+{
+  return segment.address + granule * G;
+}
+
+static void add(size_t granule, size_t granules, uint64_t handle)
+{
+  page_add(&segment, at(granule), granules * G, handle);
+}
+
+static page_t *on(size_t granule)
+{
+  return page_at(&segment, at(granule));
+}
+
+/* ---- the table ----------------------------------------------------------------- */
+
+TEST(where_no_page_was_added_there_is_none)
+{
+  begin();
+  CHECK(!on(0) && !on(GRANULES - 1));
+  CHECK(!page_at(&segment, at(GRANULES) - 1));
+  end();
+}
+
+TEST(every_address_of_a_page_leads_to_it)
+{
+  begin();
+  add(4, 3, 77);
+  const page_t *page = on(4);
+  CHECK_EQ(page->handle, 77);
+  CHECK_EQ(page_address(&segment, page), at(4));
+  CHECK_EQ(page_size(&segment, page), 3 * G);
+  CHECK(!page->released && !page->stale && !page->shared);
+  CHECK(on(5) == page && on(6) == page);
+  CHECK(page_at(&segment, at(4) + 1) == page && page_at(&segment, at(7) - 1) == page);
+  CHECK(!page_at(&segment, at(4) - 1) && !on(7));
+  end();
+}
+
+TEST(the_last_granule_may_have_a_page)
+{
+  begin();
+  add(GRANULES - 1, 1, 5);
+  CHECK_EQ(page_at(&segment, at(GRANULES) - 1)->handle, 5);
+  end();
+}
+
+TEST(a_page_that_is_removed_leaves_its_neighbours)
+{
+  begin();
+  add(0, 2, 1);
+  add(2, 3, 2);
+  add(5, 1, 3);
+  page_remove(&segment, on(3));
+  CHECK(!on(2) && !on(3) && !on(4));
+  CHECK_EQ(on(1)->handle, 1);
+  CHECK_EQ(on(5)->handle, 3);
+  add(3, 1, 4); /* where a part of it was */
+  CHECK(on(3)->handle == 4 && on(3)->granules == 1 && !on(2) && !on(4));
+  end();
+}
+
+TEST(only_the_used_part_of_a_table_counts_as_metadata)
+{
+  segment_t classic = {.touched = 7};
+  CHECK_EQ(pages_metadata(&classic), 0);
+  begin();
+  CHECK_EQ(pages_metadata(&segment), 0);
+  segment.touched = 7;
+  CHECK_EQ(pages_metadata(&segment), 7 * sizeof(page_t));
+  end();
+}
+
+TEST(without_host_memory_there_is_no_table)
+{
+  device = (device_t){.granule = G};
+  segment_t none = {.device = &device, .size = GRANULES * G};
+  check_limit_malloc(0);
+  bool made = pages_create(&none);
+  check_limit_malloc(-1);
+  CHECK(!made && !none.pages);
+}
+
+/* ---- pages in a block ------------------------------------------------------------ */
+
+/* The pages in [begin, end), as bytes from the segment's beginning. */
+static size_t within(size_t begin_at, size_t end_at, size_t enough, size_t most, bool lent,
+                     size_t *from)
+{
+  block_t block = {.segment = &segment,
+                   .address = segment.address + begin_at,
+                   .size = end_at - begin_at};
+  uintptr_t first = 0;
+  size_t size = pages_within(&block, enough, most, lent, &first);
+  *from = size ? first - segment.address : SIZE_MAX;
+  return size;
+}
+
+static void check_within(size_t begin_at, size_t end_at, size_t expected_from, size_t expected)
+{
+  size_t from;
+  CHECK_EQ(within(begin_at, end_at, SIZE_MAX, SIZE_MAX, false, &from), expected);
+  CHECK(!expected || from == expected_from);
+}
+
+TEST(a_page_that_a_block_has_a_part_of_is_not_within_it)
+{
+  begin();
+  for (size_t i = 0; i < 4; i++)
+    add(i, 1, i);
+  check_within(0, 4 * G, 0, 4 * G);
+  check_within(512, 4 * G, G, 3 * G);
+  check_within(0, 4 * G - 512, 0, 3 * G);
+  check_within(512, 4 * G - 512, G, 2 * G);
+  check_within(512, 2 * G - 512, 0, 0);
+  check_within(512, 1024, 0, 0);
+  check_within(G + 512, 2 * G, 0, 0);
+  end();
+}
+
+TEST(pages_of_several_granules_are_within_a_block_as_a_whole)
+{
+  begin();
+  add(0, 3, 1);
+  add(3, 2, 2);
+  add(5, 3, 3);
+  check_within(0, 8 * G, 0, 8 * G);
+  check_within(G, 8 * G, 3 * G, 5 * G);
+  check_within(G, 7 * G, 3 * G, 2 * G);
+  check_within(G, 4 * G, 0, 0);
+  end();
+}
+
+TEST(no_more_pages_are_taken_than_enough)
+{
+  size_t from;
+  begin();
+  for (size_t i = 0; i < 4; i++)
+    add(2 * i, 2, i);
+  CHECK_EQ(within(0, 8 * G, 0, SIZE_MAX, false, &from), 0);
+  CHECK_EQ(within(0, 8 * G, 1, SIZE_MAX, false, &from), 2 * G);
+  CHECK_EQ(within(0, 8 * G, 2 * G, SIZE_MAX, false, &from), 2 * G);
+  CHECK_EQ(within(0, 8 * G, 2 * G + 1, SIZE_MAX, false, &from), 4 * G);
+  CHECK_EQ(within(0, 8 * G, SIZE_MAX, 5 * G, false, &from), 4 * G); /* a third is too much */
+  CHECK_EQ(within(0, 8 * G, SIZE_MAX, 2 * G - 1, false, &from), 0);
+  CHECK_EQ(within(512, 8 * G, SIZE_MAX, 2 * G, false, &from), 2 * G);
+  CHECK_EQ(from, 2 * G);
+  end();
+}
+
+/* Shared pages stay where they are. */
+TEST(shared_pages_are_passed_over_at_the_beginning_and_end_the_stretch)
+{
+  shared_t *shared = (shared_t *)&device; /* any but none */
+  begin();
+  for (size_t i = 0; i < 6; i++)
+    add(i, 1, i);
+  on(0)->shared = shared;
+  on(1)->shared = shared;
+  on(4)->shared = shared;
+  check_within(0, 6 * G, 2 * G, 2 * G);
+  check_within(4 * G, 6 * G, 5 * G, G);
+  check_within(0, 2 * G, 0, 0);
+  check_within(4 * G, 5 * G, 0, 0);
+  end();
+}
+
+/* A page that was released cannot be mapped elsewhere; it can still be unmapped. */
+TEST(a_page_without_its_handle_is_not_lent)
+{
+  size_t from;
+  begin();
+  for (size_t i = 0; i < 4; i++)
+    add(i, 1, i);
+  on(2)->released = true;
+  CHECK_EQ(within(0, 4 * G, SIZE_MAX, SIZE_MAX, true, &from), 2 * G);
+  CHECK_EQ(within(2 * G, 4 * G, SIZE_MAX, SIZE_MAX, true, &from), 0);
+  CHECK_EQ(within(0, 4 * G, SIZE_MAX, SIZE_MAX, false, &from), 4 * G);
+  end();
+}
+
+/* ---- checking ---------------------------------------------------------------------- */
+
+/* Blocks and holes tile the segment: a block of 2 pages, of which the second is shared with the
+ * next block; a hole; a stale block; a piece that is being filled; and the hole at the end. */
+static void begin_tiled(void)
+{
+  static const struct {
+    size_t end;
+    block_state state;
+  } TILES[] = {{3 * MIB, BLOCK_LIVE},     {4 * MIB, BLOCK_READY},    {8 * MIB, BLOCK_HOLE},
+               {12 * MIB, BLOCK_STALE},   {16 * MIB, BLOCK_FILLING}, {20 * MIB, BLOCK_PENDING},
+               {GRANULES * G, BLOCK_HOLE}};
+  begin();
+  size_t from = 0;
+  for (int i = 0; i < 7; i++) {
+    piece[i] = (block_t){.segment = &segment,
+                         .address = segment.address + from,
+                         .size = TILES[i].end - from,
+                         .state = (uint8_t)TILES[i].state,
+                         .prev = i ? &piece[i - 1] : NULL,
+                         .next = i < 6 ? &piece[i + 1] : NULL};
+    from = TILES[i].end;
+  }
+  segment.first = piece;
+  segment.touched = 10;
+  segment.bytes = 8 * MIB;
+  add(0, 1, 1);
+  add(1, 1, 2);
+  add(4, 2, 3);
+  on(4)->stale = true;
+  add(8, 2, 4);
+  CHECK(pages_are_valid(&segment));
+}
+
+static void end_invalid(void)
+{
+  CHECK(!pages_are_valid(&segment));
+  end();
+}
+
+TEST(a_block_without_a_page_is_noticed)
+{
+  begin_tiled();
+  page_remove(&segment, on(1));
+  end_invalid();
+  begin_tiled();
+  segment.touched = 9; /* of its last page */
+  end_invalid();
+}
+
+TEST(a_hole_with_a_page_is_noticed)
+{
+  begin_tiled();
+  add(3, 1, 9);
+  end_invalid();
+  begin_tiled();
+  add(6, 1, 9); /* but not where another thread is filling one */
+  CHECK(pages_are_valid(&segment));
+  end();
+}
+
+TEST(a_page_whose_entries_differ_is_noticed)
+{
+  begin_tiled();
+  segment.pages[9].granules = 1;
+  end_invalid();
+  begin_tiled();
+  segment.pages[9].first = 9;
+  end_invalid();
+  begin_tiled();
+  segment.pages[9].shared = (shared_t *)&device;
+  end_invalid();
+}
+
+TEST(a_page_that_is_stale_in_the_wrong_place_is_noticed)
+{
+  begin_tiled();
+  on(4)->stale = false;
+  end_invalid();
+  begin_tiled();
+  on(0)->stale = true;
+  end_invalid();
+}
+
+TEST(bytes_that_do_not_add_up_are_noticed)
+{
+  begin_tiled();
+  segment.bytes += 512;
+  end_invalid();
+}
+
+TEST(a_hole_that_begins_within_a_granule_is_noticed)
+{
+  block_t *hole = &piece[2], *half = &piece[7];
+  begin_tiled();
+  *half = *hole;
+  half->address += MIB;
+  half->size -= MIB;
+  hole->size = MIB;
+  hole->next = half;
+  end_invalid();
+}

@@ -1,0 +1,74 @@
+/* captures_world.h: what the tests of captures share: a world with streams that are captured, and
+ * memory on them. The core is not told of the captures, as with CuPy. */
+#ifndef ESPER_CAPTURES_WORLD_H
+#define ESPER_CAPTURES_WORLD_H
+
+#include "core/order/capture.h"
+#include "world.h"
+
+__attribute__((unused)) static world w;
+__attribute__((unused)) static esper_stream r, s, t, o;
+
+enum { X = 12, Y = 14 }; /* MiB: each has a segment of its own */
+
+static inline void begin_with(const esper_config *config, size_t capacity)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .capacity = capacity};
+  world_begin_with(&w, &options, config);
+  r = w.stream[0];
+  s = w.stream[1];
+  t = w.stream[2];
+  o = w.stream[3];
+}
+
+static inline void begin(void)
+{
+  begin_with(NULL, 0);
+}
+
+static inline void end(void)
+{
+  CHECK(capture_is_valid(w.core));
+  world_end(&w);
+}
+
+static inline presented_t present(esper_stream as)
+{
+  device_t *device;
+  presented_t p;
+  CHECK_OK(core_device(w.core, as.device, &device));
+  CHECK_OK(stream_present(w.core, as, &p));
+  return p;
+}
+
+static inline uint64_t capture_begin(void)
+{
+  return sim_capture_begin(w.s, 0, r.handle);
+}
+
+/* Ends it, replays the graph twice, and throws it away. */
+static inline void capture_end(void)
+{
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_launch(w.s, graph, 0, o.handle);
+  sim_graph_launch(w.s, graph, 0, o.handle);
+  sim_run_all(w.s);
+  sim_graph_destroy(w.s, graph);
+}
+
+static inline void *block(size_t mib, esper_stream stream)
+{
+  void *p = world_malloc(&w, mib * MIB, stream);
+  world_kernel(&w, stream, p);
+  return p;
+}
+
+static inline uint64_t gates(void)
+{
+  return world_counters(&w, 0).gates_issued;
+}
+
+#endif

@@ -1,0 +1,254 @@
+/* Which capture a thread works in: several at once, and bodies of conditional nodes. */
+#include "core/order/capture_thread.h"
+
+#include "captures_world.h"
+
+static bool may_be_elsewhere(uint64_t capture)
+{
+  return capture_thread_may_be_elsewhere(w.core, capture);
+}
+
+/* ---- what its calls tell ----------------------------------------------------- */
+
+static void work_nowhere(void *unused)
+{
+  (void)unused;
+  CHECK(!may_be_elsewhere(7));
+}
+
+TEST(a_thread_that_did_nothing_yet_is_nowhere_else)
+{
+  begin();
+  uint64_t capture = capture_begin();
+  capture_thread_note(capture, present(r).stream); /* this thread */
+  check_on_another_thread(work_nowhere, NULL);
+  sim_capture_abort(w.s, 0, r.handle);
+  end();
+}
+
+TEST(a_thread_is_elsewhere_while_its_capture_goes_on)
+{
+  begin();
+  uint64_t outer = capture_begin(), body = sim_capture_begin(w.s, 0, s.handle);
+  capture_thread_note(body, present(s).stream);
+  CHECK(!may_be_elsewhere(body));
+  CHECK(may_be_elsewhere(outer));
+  sim_capture_abort(w.s, 0, s.handle);
+  CHECK(!may_be_elsewhere(outer)); /* that one is over */
+  capture_thread_note(outer, present(r).stream);
+  CHECK(!may_be_elsewhere(outer));
+  sim_capture_abort(w.s, 0, r.handle);
+  end();
+}
+
+/* The driver does not say whether the thread's capture is over. */
+TEST(a_thread_whose_capture_cannot_be_asked_about_may_be_elsewhere)
+{
+  begin();
+  uint64_t outer = capture_begin(), body = sim_capture_begin(w.s, 0, s.handle);
+  capture_thread_note(body, present(s).stream);
+  sim_capture_abort(w.s, 0, s.handle);
+  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+  CHECK(may_be_elsewhere(outer));
+  CHECK(!may_be_elsewhere(outer));
+  sim_capture_abort(w.s, 0, r.handle);
+  end();
+}
+
+/* Which capture its stream was in was not known: it is known now. */
+TEST(a_thread_in_an_unknown_capture_is_where_its_stream_is_now)
+{
+  begin();
+  stream_t *stream = present(s).stream;
+  uint64_t outer = capture_begin();
+  capture_thread_note(CAPTURE_UNKNOWN, stream);
+  CHECK(!may_be_elsewhere(outer)); /* s is in no capture */
+  world_wait(&w, s, r);
+  CHECK(!may_be_elsewhere(outer)); /* s is in this one */
+  sim_capture_abort(w.s, 0, r.handle);
+  outer = capture_begin();
+  sim_capture_begin(w.s, 0, s.handle);
+  CHECK(may_be_elsewhere(outer));
+  sim_capture_abort(w.s, 0, s.handle);
+  sim_capture_abort(w.s, 0, r.handle);
+  end();
+}
+
+TEST(a_thread_that_was_refused_may_be_anywhere_until_it_works_again)
+{
+  begin();
+  uint64_t capture = capture_begin();
+  capture_thread_refused(w.core);
+  CHECK(may_be_elsewhere(capture));
+  capture_thread_note(capture, present(r).stream);
+  CHECK(!may_be_elsewhere(capture));
+  sim_capture_abort(w.s, 0, r.handle);
+  end();
+}
+
+/* What a thread saw of one core tells another core nothing. */
+TEST(where_a_thread_works_is_remembered_for_one_core)
+{
+  begin();
+  esper_core *other;
+  CHECK_OK(esper_core_create(sim_driver(w.s), NULL, &other));
+  capture_thread_refused(w.core);
+  CHECK(may_be_elsewhere(7));
+  CHECK(!capture_thread_may_be_elsewhere(other, 7));
+  esper_core_destroy(other);
+  end();
+}
+
+/* Whether it is captured cannot be asked later. */
+TEST(a_mortal_streams_capture_keeps_no_thread_elsewhere)
+{
+  begin();
+  esper_stream mortal = world_mortal(&w, 0);
+  uint64_t outer = capture_begin(), body = sim_capture_begin(w.s, 0, mortal.handle);
+  capture_thread_note(body, present(mortal).stream);
+  CHECK(!may_be_elsewhere(outer));
+  sim_capture_abort(w.s, 0, mortal.handle);
+  sim_capture_abort(w.s, 0, r.handle);
+  end();
+}
+
+/* ---- frees -------------------------------------------------------------------- */
+
+TEST(two_captures_at_once_keep_apart)
+{
+  begin();
+  capture_begin();
+  void *x = block(X, r);
+  world_free(&w, x);
+  sim_capture_begin(w.s, 0, s.handle);
+  void *y = block(X, s);
+  CHECK(y != x);
+  world_free(&w, y);
+  CHECK(block(X, s) == y);
+  world_free(&w, y);
+  CHECK(block(X, r) == x);
+  world_free(&w, x); /* freed while the thread's other capture is open */
+  sim_graph *other = sim_capture_end(w.s, 0, s.handle);
+  CHECK(other);
+  sim_graph_launch(w.s, other, 0, t.handle);
+  sim_graph_destroy(w.s, other);
+  capture_end();
+  end();
+}
+
+/* Inside the body of a conditional node only the body's memory is reused. What is freed of the
+ * outer capture meanwhile has no point in it. */
+TEST(a_body_keeps_to_itself)
+{
+  begin();
+  capture_begin();
+  void *x = block(X, r), *y = block(Y, r), *z = block(18, r);
+  world_wait(&w, t, r);
+  world_free(&w, x);
+  sim_capture_body(w.s, 0, r.handle, s.handle);
+  void *inside = block(X, s);
+  CHECK(inside != x);
+  sim_kernel(w.s, 0, s.handle, y, 512, SIM_WRITE);
+  world_free(&w, inside);
+  CHECK(block(X, s) == inside);
+  world_free(&w, y);
+  CHECK(block(Y, t) != y);
+  CHECK(!sim_capture_end(w.s, 0, s.handle));
+  world_free(&w, z);
+  CHECK(block(18, r) == z);
+  world_free(&w, inside);
+  CHECK(block(X, r) == x);
+  world_wait(&w, r, t);
+  capture_end();
+  end();
+}
+
+/* A body goes on in s; y is of the outer capture, on a branch that t has joined to r. */
+static void *begin_beside_a_body(void)
+{
+  capture_begin();
+  world_wait(&w, t, r);
+  void *y = block(Y, t);
+  world_wait(&w, r, t);
+  sim_capture_body(w.s, 0, r.handle, s.handle);
+  return y;
+}
+
+/* The body reads y and is a node that t does not come after. Next time the driver does
+ * not say what is captured. */
+static void read_in_the_body_unasked(const void *y)
+{
+  sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
+  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+}
+
+static void end_without_y_again(void *y)
+{
+  world_free(&w, y);
+  CHECK_EQ(sim_faults(w.s), 1);
+  CHECK(block(Y, t) != y);
+  CHECK(!sim_capture_end(w.s, 0, s.handle));
+  world_wait(&w, r, t);
+  capture_end();
+  end();
+}
+
+/* The driver does not say whether the body is still being captured: it may be. */
+TEST(a_body_that_cannot_be_asked_about_is_not_taken_for_over)
+{
+  begin();
+  void *y = begin_beside_a_body();
+  block(X, s);
+  read_in_the_body_unasked(y);
+  end_without_y_again(y);
+}
+
+/* The driver does not tell in which capture the thread allocates, so the thread is refused,
+ * although it may be working in a body. What it then frees of the outer capture has no point there,
+ * whether or not the core knows the stream. */
+TEST(a_thread_that_was_refused_inside_a_body_may_be_inside)
+{
+  for (int met = 0; met < 2; met++) {
+    begin();
+    void *x = block(X, r), *p;
+    if (met)
+      world_use(&w, x, s, 0);
+    void *y = begin_beside_a_body();
+    read_in_the_body_unasked(y);
+    CHECK_STATUS(esper_malloc(w.core, X * MIB, s, &p), ESPER_DEVICE_ERROR);
+    CHECK_EQ(sim_faults(w.s), 1);
+    end_without_y_again(y);
+  }
+}
+
+/* Nor does it tell in which capture the thread marks a use. On a stream that the core knows the
+ * mark is held; on another one it is refused. */
+TEST(a_thread_whose_mark_nobody_can_place_may_be_inside_a_body)
+{
+  for (int met = 0; met < 2; met++) {
+    begin();
+    const void *marked = block(X, r);
+    if (met)
+      world_use(&w, marked, s, 0);
+    void *y = begin_beside_a_body();
+    read_in_the_body_unasked(y);
+    esper_status status = esper_record_use(w.core, &marked, 1, s, 0, NULL);
+    CHECK_STATUS(status, met ? ESPER_OK : ESPER_DEVICE_ERROR);
+    CHECK_EQ(sim_faults(w.s), 1);
+    end_without_y_again(y);
+  }
+}
+
+/* A thread that was refused outside any body frees where it always did. */
+TEST(a_thread_that_was_refused_in_the_capture_frees_there)
+{
+  begin();
+  capture_begin();
+  void *x = block(X, r), *p;
+  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &p), ESPER_DEVICE_ERROR);
+  world_free(&w, x);
+  CHECK(block(X, r) == x);
+  capture_end();
+  end();
+}

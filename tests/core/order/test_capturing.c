@@ -1,0 +1,169 @@
+/* Whether a stream, or some stream of a device, is being captured. */
+#include "core/order/capturing.h"
+
+#include "captures_world.h"
+
+static uint64_t questions(void)
+{
+  return sim_calls(w.s, SIM_CALL_stream_capture);
+}
+
+/* ---- one stream ------------------------------------------------------------ */
+
+TEST(a_stream_is_in_the_capture_that_the_driver_tells_of)
+{
+  begin();
+  presented_t p = present(r);
+  p = stream_presented(p.stream, p.handle);
+  CHECK_EQ(stream_capture_of(p, false), 0);
+  uint64_t capture = capture_begin();
+  CHECK_EQ(stream_capture_of(p, false), capture);
+  sim_capture_abort(w.s, 0, r.handle);
+  CHECK_EQ(stream_capture_of(p, false), 0);
+  end();
+}
+
+/* A call asks once, and goes on with that answer. */
+TEST(what_the_driver_was_asked_already_is_not_asked_again)
+{
+  begin();
+  uint64_t capture = capture_begin();
+  presented_t p = present(r); /* not met before, so the driver was asked */
+  CHECK(p.asked);
+  uint64_t before = questions();
+  CHECK_EQ(stream_capture_of(p, true), capture);
+  sim_capture_abort(w.s, 0, r.handle);
+  CHECK_EQ(stream_capture_of(p, true), capture);
+  CHECK_EQ(questions(), before);
+  end();
+}
+
+TEST(a_driver_that_does_not_answer_is_no_answer)
+{
+  begin();
+  presented_t p = present(r);
+  p = stream_presented(p.stream, p.handle);
+  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+  CHECK_EQ(stream_capture_of(p, false), CAPTURE_UNKNOWN);
+  CHECK_EQ(stream_capture_of(p, false), 0);
+  end();
+}
+
+/* The question can disturb the capture of another stream. */
+TEST(the_legacy_stream_is_asked_about_only_before_recording)
+{
+  begin();
+  presented_t legacy = present((esper_stream){0}),
+              all = {.stream = legacy.stream->device->all_streams};
+  uint64_t before = questions();
+  CHECK_EQ(stream_capture_of(legacy, false), 0);
+  CHECK_EQ(stream_capture_of(all, true), 0); /* no stream of the driver */
+  CHECK_EQ(questions(), before);
+  CHECK_EQ(stream_capture_of(legacy, true), 0);
+  CHECK_EQ(questions(), before + 1);
+  end();
+}
+
+/* ---- some stream of a device ------------------------------------------------- */
+
+TEST(a_capture_of_a_stream_that_lives_for_ever_is_seen)
+{
+  sim_options options = {.devices = 2};
+  world_begin_with(&w, &options, NULL);
+  esper_stream mortal = world_mortal(&w, 0), far = world_stream(&w, 1);
+  r = w.stream[0];
+  present(mortal);
+  present(r);
+  present(far);
+  const device_t *devices = w.core->devices;
+  CHECK(!stream_any_is_captured(&devices[0]) && !stream_any_is_captured(&devices[1]));
+  sim_capture_begin(w.s, 0, mortal.handle); /* its handle may be another stream's by now */
+  CHECK(!stream_any_is_captured(&devices[0]));
+  sim_capture_begin(w.s, 1, far.handle);
+  CHECK(!stream_any_is_captured(&devices[0]) && stream_any_is_captured(&devices[1]));
+  capture_begin();
+  CHECK(stream_any_is_captured(&devices[0]));
+  sim_capture_abort(w.s, 0, r.handle);
+  sim_capture_abort(w.s, 0, mortal.handle);
+  sim_capture_abort(w.s, 1, far.handle);
+  end();
+}
+
+/* When in doubt, a capture goes on. */
+TEST(a_stream_that_cannot_be_asked_about_may_be_captured)
+{
+  begin();
+  presented_t p = present(r);
+  sim_fail_calls_from(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+  CHECK(stream_any_is_captured(p.stream->device));
+  sim_fail_call(w.s, SIM_CALL_stream_capture, 0, ESPER_OK);
+  CHECK(!stream_any_is_captured(p.stream->device));
+  end();
+}
+
+static int is_handle(void *context, void *stream)
+{
+  return stream == context;
+}
+
+/* A pool that allocations go to is a sign of a capture, unless captures are announced. */
+TEST(a_capture_is_possible_while_a_pool_is_open_or_one_is_announced)
+{
+  for (int announced = 0; announced < 2; announced++) {
+    begin_with(&(esper_config){.captures_are_announced = announced}, 0);
+    device_t *device = present(r).stream->device;
+    CHECK(!capturing_is_possible_now(device));
+    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, is_handle, r.handle));
+    CHECK_EQ(capturing_is_possible_now(device), !announced);
+    CHECK_OK(esper_capture_begin(w.core, 0));
+    CHECK_OK(esper_capture_begin(w.core, 0));
+    CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+    CHECK_EQ(capturing_is_possible_now(device), announced);
+    CHECK_OK(esper_capture_end(w.core, 0));
+    CHECK_EQ(capturing_is_possible_now(device), announced); /* the other one goes on */
+    CHECK_OK(esper_capture_end(w.core, 0));
+    CHECK(!capturing_is_possible_now(device));
+    CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+    end();
+  }
+}
+
+/* x was read by a graph, and is freed inside the next capture before that allocates. */
+static void free_first_inside(bool record_stream, bool announced)
+{
+  begin_with(&(esper_config){.captures_are_announced = announced}, 0);
+  void *x = block(2, s);
+  capture_begin();
+  sim_kernel(w.s, 0, r.handle, x, 512, SIM_READ);
+  if (record_stream)
+    world_record_stream(&w, x, r);
+  else
+    world_use(&w, x, r, 0);
+  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
+  esper_stream u = w.stream[4]; /* the core has not met it */
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, is_handle, u.handle));
+  if (announced)
+    CHECK_OK(esper_capture_begin(w.core, 0));
+  sim_capture_begin(w.s, 0, u.handle);
+  world_free(&w, x);
+  if (announced)
+    CHECK_STATUS(esper_empty_cache(w.core, 0, NULL), ESPER_OK);
+  sim_kernel(w.s, 0, u.handle, NULL, 0, SIM_READ);
+  sim_graph *graph = sim_capture_end(w.s, 0, u.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  if (announced)
+    CHECK_OK(esper_capture_end(w.core, 0));
+  CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+  sim_run_all(w.s);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  end();
+}
+
+TEST(what_a_graph_reads_ends_no_capture_when_it_is_freed)
+{
+  for (int i = 0; i < 4; i++)
+    free_first_inside(i & 1, i & 2);
+}

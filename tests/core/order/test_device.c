@@ -1,0 +1,153 @@
+/* How a call reaches a device: set up at its first use, with a limit or without. */
+#include "core/order/device.h"
+
+#include "core/order/stream.h"
+#include "world.h"
+
+static world w;
+
+static void begin(void)
+{
+  sim_options options = {.devices = 2, .capacity = 256 * MIB};
+  world_begin_with(&w, &options, NULL);
+}
+
+static void end(void)
+{
+  world_end(&w);
+}
+
+static uint64_t calls(sim_call call)
+{
+  return sim_calls(w.s, call);
+}
+
+TEST(a_device_that_does_not_exist_is_refused)
+{
+  static const int NONE[] = {-1, 2, 1000};
+  begin();
+  for (int i = 0; i < 3; i++) {
+    device_t *device = NULL;
+    char says[64];
+    snprintf(says, sizeof says, "no device %d: this process has 2", NONE[i]);
+    CHECK_STATUS(core_device(w.core, NONE[i], &device), ESPER_INVALID);
+    CHECK(strstr(esper_last_error(), says));
+    CHECK_STATUS(core_used_device(w.core, NONE[i], &device), ESPER_INVALID);
+    CHECK(strstr(esper_last_error(), says));
+    CHECK(!device);
+  }
+  end();
+}
+
+/* Whoever only looks must not make the driver set a device up. */
+TEST(a_device_is_set_up_at_its_first_use)
+{
+  device_t *device;
+  begin();
+  uint64_t before = calls(SIM_CALL_any);
+  CHECK_OK(core_used_device(w.core, 1, &device));
+  CHECK(!device);
+  CHECK_EQ(calls(SIM_CALL_any), before);
+  CHECK_OK(core_device(w.core, 1, &device));
+  CHECK(device == &w.core->devices[1]);
+  CHECK_EQ(device->total, 256 * MIB);
+  CHECK(calls(SIM_CALL_any) > before);
+  CHECK_OK(core_used_device(w.core, 1, &device));
+  CHECK(device == &w.core->devices[1]);
+  before = calls(SIM_CALL_any);
+  CHECK_OK(core_device(w.core, 1, &device)); /* once is enough */
+  CHECK_EQ(calls(SIM_CALL_any), before);
+  CHECK_OK(core_used_device(w.core, 0, &device));
+  CHECK(!device);
+  end();
+}
+
+TEST(a_device_has_two_streams_from_the_start)
+{
+  device_t *device;
+  begin();
+  CHECK_OK(core_device(w.core, 0, &device));
+  CHECK_EQ(device->legacy->id, sim_stream_id(w.s, 0, NULL));
+  CHECK(device->legacy->immortal && !device->legacy->all_streams);
+  CHECK(device->all_streams->immortal && device->all_streams->all_streams);
+  CHECK_EQ(w.core->stream_count, 2);
+  end();
+}
+
+TEST(a_device_that_could_not_be_set_up_is_tried_again)
+{
+  static const sim_call CALLS[] = {SIM_CALL_memory_info, SIM_CALL_memory_total, SIM_CALL_stream_id};
+  for (int i = 0; i < 3; i++) {
+    device_t *device;
+    begin();
+    CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.5)); /* what memory_info is asked for */
+    sim_fail_call(w.s, CALLS[i], 1, ESPER_DEVICE_ERROR);
+    CHECK_STATUS(core_device(w.core, 0, &device), ESPER_DEVICE_ERROR);
+    CHECK(strstr(esper_last_error(), sim_call_name(CALLS[i])));
+    CHECK_OK(core_used_device(w.core, 0, &device));
+    CHECK(!device);
+    CHECK_OK(core_device(w.core, 0, &device));
+    CHECK_EQ(w.core->stream_count, 2);
+    end();
+  }
+}
+
+TEST(without_host_memory_a_device_is_not_set_up)
+{
+  device_t *device;
+  begin();
+  for (long calls_left = 0;; calls_left++) {
+    CHECK(calls_left < 20);
+    check_limit_malloc(calls_left);
+    esper_status status = core_device(w.core, 0, &device);
+    check_limit_malloc(-1);
+    if (status == ESPER_OK)
+      break;
+    CHECK_STATUS(status, ESPER_HOST_MEMORY);
+    CHECK(strstr(esper_last_error(), "device 0"));
+  }
+  CHECK_EQ(w.core->stream_count, 2); /* what there was memory for was kept */
+  end();
+}
+
+TEST(a_limit_is_a_share_of_what_the_driver_says)
+{
+  device_t *device;
+  begin();
+  CHECK_OK(core_device(w.core, 0, &device));
+  CHECK_EQ(device->limit, SIZE_MAX);
+  CHECK_OK(device_set_limit(device, 0.25));
+  CHECK_EQ(device->limit, 64 * MIB);
+  CHECK_OK(device_set_limit(device, 0));
+  CHECK_EQ(device->limit, 0);
+  uint64_t asked = calls(SIM_CALL_memory_info);
+  CHECK_OK(device_set_limit(device, 1));
+  CHECK_EQ(device->limit, SIZE_MAX);
+  CHECK_EQ(calls(SIM_CALL_memory_info), asked); /* nothing to ask */
+  end();
+}
+
+TEST(a_limit_from_before_the_first_use_holds_from_the_first_use_on)
+{
+  device_t *device;
+  void *p;
+  begin();
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
+  CHECK_OK(core_device(w.core, 0, &device));
+  CHECK_EQ(device->limit, 64 * MIB);
+  CHECK_STATUS(esper_malloc(w.core, 65 * MIB, w.stream[0], &p), ESPER_OUT_OF_MEMORY);
+  end();
+}
+
+TEST(a_limit_that_the_driver_cannot_help_with_changes_nothing)
+{
+  device_t *device;
+  begin();
+  CHECK_OK(core_device(w.core, 0, &device));
+  CHECK_OK(device_set_limit(device, 0.5));
+  sim_fail_call(w.s, SIM_CALL_memory_info, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(device_set_limit(device, 0.25), ESPER_DEVICE_ERROR);
+  CHECK_EQ(device->limit, 128 * MIB);
+  CHECK_EQ(esper_get_memory_fraction(w.core, 0) * 100, 50);
+  end();
+}

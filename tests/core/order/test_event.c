@@ -1,0 +1,131 @@
+/* Events and records that are out of use. */
+#include "core/order/event.h"
+
+#include "streams_world.h"
+
+static int by_address(const void *a, const void *b)
+{
+  const char *x = *(void *const *)a, *y = *(void *const *)b;
+  return (x > y) - (x < y);
+}
+
+TEST(an_event_that_was_given_back_serves_again)
+{
+  begin();
+  void *a = event_take(device), *b = event_take(device);
+  CHECK(a != b);
+  event_give(device, a);
+  CHECK(event_take(device) == a);
+  CHECK_EQ(device->events_created, 2);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_create), 2);
+  event_give(device, a);
+  event_give(device, b);
+  end();
+}
+
+TEST(an_event_that_the_driver_refuses_is_none)
+{
+  begin();
+  void *a = event_take(device);
+  sim_fail_call(w.s, SIM_CALL_event_create, 1, ESPER_OUT_OF_MEMORY);
+  CHECK(!event_take(device));
+  CHECK(strstr(esper_last_error(), "event_create"));
+  CHECK_EQ(device->events_alive, 1);
+  CHECK_EQ(device->events_created, 1);
+  void *b = event_take(device);
+  CHECK(b && b != a);
+  event_give(device, a);
+  event_give(device, b);
+  end();
+}
+
+/* All events come back at once, and there is no host memory left by then. */
+TEST(there_is_room_for_every_event_that_exists)
+{
+  enum { MANY = 300 };
+  begin();
+  void *taken[MANY], *again[MANY];
+  for (int i = 0; i < MANY; i++)
+    taken[i] = event_take(device);
+  check_limit_malloc(0);
+  for (int i = 0; i < MANY; i++)
+    event_give(device, taken[i]);
+  check_limit_malloc(-1);
+  for (int i = 0; i < MANY; i++)
+    again[i] = event_take(device);
+  CHECK_EQ(device->events_created, MANY);
+  qsort(taken, MANY, sizeof *taken, by_address);
+  qsort(again, MANY, sizeof *again, by_address);
+  CHECK(!memcmp(taken, again, sizeof taken));
+  for (int i = 0; i < MANY; i++)
+    event_give(device, again[i]);
+  end(); /* which looks for events that are left */
+}
+
+/* An event that could not be given back without host memory is not made. */
+TEST(without_host_memory_the_driver_makes_no_event)
+{
+  begin();
+  check_limit_malloc(0);
+  void *event = event_take(device);
+  check_limit_malloc(-1);
+  CHECK(!event);
+  CHECK(strstr(esper_last_error(), "no host memory for an event"));
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_create), 0);
+  CHECK_EQ(device->events_alive, 0);
+  event_give(device, event_take(device));
+  end();
+}
+
+TEST(a_record_that_was_given_back_serves_again)
+{
+  begin();
+  record_t *a = record_take(device), *b = record_take(device);
+  CHECK(a && b && a != b);
+  record_give(device, a);
+  CHECK(record_take(device) == a);
+  record_give(device, a);
+  record_give(device, b);
+  CHECK_EQ(device->records.live, 0);
+  CHECK(records_are_valid(device));
+  end();
+}
+
+TEST(records_that_nobody_needs_go_back_to_the_system)
+{
+  enum { MANY = 50000 };
+  static record_t *taken[MANY];
+  begin();
+  for (int i = 0; i < MANY; i++)
+    taken[i] = record_take(device);
+  size_t most = device->records.bytes;
+  CHECK(most >= MANY * sizeof(record_t));
+  arena_trim(&device->records);
+  CHECK_EQ(device->records.bytes, most); /* all of them are needed */
+  for (int i = 1; i < MANY; i++)
+    record_give(device, taken[i]);
+  arena_trim(&device->records);
+  CHECK(device->records.bytes < most / 4);
+  CHECK(records_are_valid(device));
+  record_give(device, taken[0]);
+  end();
+}
+
+TEST(without_host_memory_there_is_no_record)
+{
+  enum { MOST = 8192 };
+  static record_t *taken[MOST];
+  begin();
+  int count = 0;
+  check_limit_malloc(0);
+  while (count < MOST && (taken[count] = record_take(device)))
+    count++;
+  check_limit_malloc(-1);
+  CHECK(count < MOST); /* those that there was memory for */
+  while (count)
+    record_give(device, taken[--count]);
+  record_t *record = record_take(device);
+  CHECK(record);
+  record_give(device, record);
+  end();
+}

@@ -1,0 +1,260 @@
+/* The records of a stream: their numbers and references, and when none is made. */
+#include "core/order/record.h"
+
+#include "core/order/capturing.h"
+#include "core/order/event.h"
+#include "core/order/retire.h"
+#include "streams_world.h"
+
+TEST(records_are_numbered_and_complete_in_order)
+{
+  begin();
+  presented_t s = present(w.stream[0]);
+  record_t *r[9];
+  for (int i = 0; i < 9; i++) {
+    sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ);
+    r[i] = stream_record(s);
+    CHECK_EQ(r[i]->number, i + 1);
+  }
+  stream_retire(s.stream);
+  CHECK_EQ(s.stream->completed, 0);
+  sim_run_stream(w.s, 0, s.handle, 10);
+  stream_retire(s.stream);
+  CHECK_EQ(s.stream->completed, 5);
+  CHECK(stream_completed(s.stream, 5) && !stream_completed(s.stream, 6));
+  CHECK(!r[4]->event && r[5]->event); /* back in the pool */
+  CHECK(stream_is_valid(s.stream));
+  sim_run_all(w.s);
+  stream_retire(s.stream);
+  CHECK_EQ(s.stream->completed, 9);
+  CHECK(!s.stream->oldest);
+  for (int i = 0; i < 9; i++)
+    record_drop(r[i]);
+  end();
+}
+
+TEST(a_dropped_record_gives_its_event_back)
+{
+  begin();
+  presented_t s = present(w.stream[0]);
+  sim_wait_flag(w.s, 0, s.handle, 0); /* nothing completes */
+  for (int i = 0; i < 100; i++)
+    record_drop(stream_record(s));
+  CHECK(device->events_created < 10);
+  CHECK(stream_is_valid(s.stream));
+  sim_raise_flag_now(w.s, 0);
+  end();
+}
+
+TEST(the_stamp_is_after_all_that_was_recorded)
+{
+  begin();
+  presented_t s = present(w.stream[0]);
+  CHECK_EQ(stream_stamp(s.stream), 1);
+  record_drop(stream_record(s));
+  CHECK_EQ(stream_stamp(s.stream), 2);
+  record_t *probe = stream_probe(s.stream, 2);
+  CHECK_EQ(probe->number, 2);
+  record_t *same = stream_probe(s.stream, 2); /* serves again */
+  CHECK(same == probe);
+  record_t *later = stream_probe(s.stream, 3);
+  CHECK(later->number >= 3);
+  record_drop(probe);
+  record_drop(same);
+  record_drop(later);
+  end();
+}
+
+TEST(a_mortal_streams_handle_is_not_used_later)
+{
+  begin();
+  presented_t s = present(world_mortal(&w, 0));
+  CHECK(!stream_record_later(s.stream));
+  CHECK(!stream_probe(s.stream, 1));
+  record_t *record = stream_record(s); /* but now */
+  CHECK(record);
+  record_drop(record);
+  end();
+}
+
+TEST(on_a_capturing_stream_nothing_is_recorded)
+{
+  begin();
+  presented_t s = present(w.stream[0]);
+  sim_capture_begin(w.s, 0, s.handle);
+  CHECK(stream_capture_of(s, true) != 0);
+  CHECK(!stream_record(s));
+  CHECK(!stream_record_later(s.stream));
+  sim_capture_abort(w.s, 0, s.handle);
+  CHECK_EQ(stream_capture_of(s, true), 0);
+  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+  CHECK(!stream_record(s)); /* when in doubt, not */
+  end();
+}
+
+TEST(a_failed_record_takes_its_number_and_nothing_else)
+{
+  begin();
+  presented_t s = present(w.stream[0]);
+  sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
+  CHECK(!stream_record(s));
+  sim_fail_call(w.s, SIM_CALL_event_create, 1, ESPER_OUT_OF_MEMORY);
+  stream_t *other = present(w.stream[1]).stream;
+  CHECK(stream_is_valid(s.stream) && stream_is_valid(other));
+  sim_fail_call(w.s, SIM_CALL_event_create, 0, ESPER_OK);
+  record_t *record = stream_record(s);
+  CHECK(record && stream_is_valid(s.stream));
+  CHECK_EQ(device->events_created, 1);
+  record_drop(record);
+  end();
+}
+
+TEST(an_event_that_somebody_is_using_stays_with_its_record)
+{
+  begin();
+  presented_t s = present(w.stream[0]);
+  record_t *pinned = stream_record(s), *other = stream_record(s);
+  atomic_fetch_add(&pinned->pins, 1);
+  sim_run_all(w.s);
+  stream_retire(s.stream);
+  CHECK(stream_completed(s.stream, 2));
+  CHECK(pinned->event && !other->event);
+  record_t *next = stream_record(s);
+  CHECK(next->event != pinned->event);
+  atomic_fetch_sub(&pinned->pins, 1);
+  void *event = pinned->event;
+  record_drop(pinned);
+  record_drop(other);
+  record_drop(next);
+  next = stream_record(s);
+  CHECK_EQ(device->events_created, 2);
+  record_t *last = stream_record(s);
+  CHECK(next->event == event || last->event == event); /* it was not lost */
+  record_drop(next);
+  record_drop(last);
+  end();
+}
+
+static void record_until(unsigned outstanding, presented_t s, record_t **r, int *count)
+{
+  while (s.stream->outstanding < outstanding)
+    r[(*count)++] = stream_record(s);
+}
+
+/* Of many outstanding records a mark asks about the one in the middle. */
+TEST(a_mark_asks_now_and_then_what_has_completed)
+{
+  enum { MOST = 8 * ASK_AT };
+  begin();
+  presented_t s = present(w.stream[0]);
+  record_t *r[MOST];
+  int count = 0;
+  record_until(ASK_AT, s, r, &count);
+  CHECK_EQ(queries(), 0);
+  record_until(2 * ASK_AT, s, r, &count);
+  CHECK_EQ(queries(), 1);
+  record_until(4 * ASK_AT, s, r, &count); /* the answer was no: twice as many, then */
+  CHECK_EQ(queries(), 2);
+  sim_run_all(w.s);
+  r[count++] = stream_record(s);
+  CHECK_EQ(queries(), 3);
+  CHECK_EQ(s.stream->completed, 2 * ASK_AT);
+  record_until(3 * ASK_AT, s, r, &count);
+  CHECK_EQ(queries(), 3);
+  r[count++] = stream_record(s); /* the answer was yes: so many more are enough */
+  CHECK_EQ(queries(), 4);
+  CHECK(stream_is_valid(s.stream));
+  while (count)
+    record_drop(r[--count]);
+  end();
+}
+
+TEST(a_foreign_event_becomes_a_number_of_the_carrier)
+{
+  begin();
+  presented_t carrier = present(w.stream[0]), s = present(w.stream[1]);
+  void *event = sim_event_create(w.s, 0);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  CHECK_OK(sim_event_record(w.s, 0, event, s.handle));
+  record_t *record = stream_record_event(carrier.stream, event, 0);
+  CHECK_EQ(record->number, 1);
+  sim_run_all(w.s);
+  stream_retire(carrier.stream);
+  CHECK(!stream_completed(carrier.stream, 1)); /* the event has not */
+  sim_raise_flag_now(w.s, 0);
+  sim_run_all(w.s);
+  stream_retire(carrier.stream);
+  CHECK(stream_completed(carrier.stream, 1));
+  record_drop(record);
+  sim_event_destroy(w.s, 0, event);
+  end();
+}
+
+TEST(a_captured_event_does_not_draw_the_carrier_into_the_capture)
+{
+  begin();
+  presented_t carrier = present(w.stream[0]), s = present(w.stream[1]);
+  void *event = sim_event_create(w.s, 0);
+  sim_capture_begin(w.s, 0, s.handle);
+  CHECK_OK(sim_event_record(w.s, 0, event, s.handle));
+  CHECK(!stream_record_event(carrier.stream, event, 0));
+  CHECK_EQ(stream_capture_of(carrier, true), 0);
+  CHECK(sim_capture_is_valid(w.s, 0, s.handle));
+  CHECK_EQ(carrier.stream->last, 0);
+  sim_capture_abort(w.s, 0, s.handle);
+  sim_event_destroy(w.s, 0, event);
+  end();
+}
+
+TEST(a_foreign_event_that_cannot_be_waited_for_leaves_no_record)
+{
+  begin();
+  presented_t carrier = present(w.stream[0]);
+  void *event = sim_event_create(w.s, 0);
+  sim_fail_call(w.s, SIM_CALL_stream_wait, 1, ESPER_DEVICE_ERROR);
+  CHECK(!stream_record_event(carrier.stream, event, 0));
+  CHECK(!carrier.stream->oldest);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 0);
+  CHECK(stream_is_valid(carrier.stream));
+  sim_event_destroy(w.s, 0, event);
+  end();
+}
+
+/* An event for all work of the device would end a capture, whichever stream's it is. */
+TEST(beside_a_capture_no_event_stands_for_all_streams)
+{
+  begin();
+  presented_t all = {.stream = device->all_streams};
+  record_t *record = stream_record(all);
+  CHECK(record);
+  record_drop(record);
+  present(w.stream[3]);
+  sim_capture_begin(w.s, 0, w.stream[3].handle);
+  CHECK(!stream_record(all));
+  CHECK(sim_capture_is_valid(w.s, 0, w.stream[3].handle));
+  sim_capture_abort(w.s, 0, w.stream[3].handle);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record_all), 1);
+  end();
+}
+
+TEST(a_stream_keeps_some_spare_records_and_the_device_gets_the_others)
+{
+  enum { MANY = STREAM_EVENTS + 10 };
+  begin();
+  presented_t s = present(w.stream[0]);
+  record_t *record[MANY];
+  for (int i = 0; i < MANY; i++)
+    CHECK((record[i] = stream_record(s)));
+  CHECK_EQ(device->records.live, MANY);
+  for (int i = 0; i < MANY; i++)
+    record_drop(record[i]);
+  lock(&s.stream->lock);
+  records_pool_dropped(s.stream);
+  unlock(&s.stream->lock);
+  CHECK_EQ(device->records.live, STREAM_EVENTS);
+  CHECK_EQ(s.stream->spare_count, STREAM_EVENTS);
+  CHECK(stream_is_valid(s.stream) && records_are_valid(device));
+  record_drop(stream_record(s)); /* a spare one */
+  CHECK_EQ(device->records.live, STREAM_EVENTS);
+  end();
+}

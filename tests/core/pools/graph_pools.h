@@ -1,0 +1,83 @@
+/* graph_pools.h: what the tests of private pools share: a world, filters, and captures into a pool
+ * as torch.cuda.graph makes them. */
+#ifndef ESPER_GRAPH_POOLS_H
+#define ESPER_GRAPH_POOLS_H
+
+#include "world.h"
+
+__attribute__((unused)) static world w;
+__attribute__((unused)) static esper_stream r, s;
+
+enum { ID = 7 };
+
+static inline void begin(void)
+{
+  sim_options options = {.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+}
+
+static inline void end(void)
+{
+  world_end(&w);
+}
+
+/* Filters: everything; nothing; a stream that is being captured. */
+static inline int all(void *context, void *stream)
+{
+  (void)stream;
+  if (context)
+    ++*(int *)context;
+  return 1;
+}
+
+static inline int none(void *context, void *stream)
+{
+  (void)stream;
+  ++*(int *)context;
+  return 0;
+}
+
+static inline int captured(void *context, void *stream)
+{
+  world *of = context;
+  uint64_t capture;
+  const esper_driver *driver = sim_driver(of->s);
+  CHECK_OK(driver->stream_capture(driver->self, 0, stream, &capture));
+  return capture != 0;
+}
+
+static inline int references(uint64_t id)
+{
+  return esper_pool_use_count(w.core, 0, id, 0);
+}
+
+static inline int64_t reserved(void)
+{
+  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
+}
+
+/* A capture on r into a pool, as torch.cuda.graph makes it. */
+static inline void capture_begin(uint64_t id)
+{
+  CHECK_OK(esper_pool_begin(w.core, 0, id, 0, captured, &w));
+  sim_capture_begin(w.s, 0, r.handle);
+  sim_capture_group(w.s, 0, r.handle, id);
+}
+
+static inline sim_graph *capture_end(uint64_t id)
+{
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  CHECK_OK(esper_pool_end(w.core, 0, id, 0, NULL));
+  return graph;
+}
+
+static inline void drop(sim_graph *graph, uint64_t id)
+{
+  sim_graph_destroy(w.s, graph);
+  CHECK_OK(esper_pool_release(w.core, 0, id, 0));
+}
+
+#endif

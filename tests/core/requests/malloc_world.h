@@ -1,0 +1,68 @@
+/* malloc_world.h: what the tests of malloc share: a world of a given size and reuse order, and
+ * blocks that are pending. */
+#ifndef ESPER_MALLOC_WORLD_H
+#define ESPER_MALLOC_WORLD_H
+
+#include "world.h"
+
+__attribute__((unused)) static world w;
+__attribute__((unused)) static esper_stream r, s, t;
+
+static inline void begin_as(size_t capacity, esper_reuse_order order, sim_completion completion)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = completion,
+                         .capacity = capacity};
+  esper_config config = {.reuse_order = order};
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+  s = w.stream[1];
+  t = w.stream[2];
+}
+
+static inline void begin_with(size_t capacity, esper_reuse_order order)
+{
+  begin_as(capacity, order, SIM_WHEN_TOLD);
+}
+
+static inline void begin(void)
+{
+  begin_with(1024 * MIB, ESPER_REUSE_GATE);
+}
+
+static inline void end(void)
+{
+  world_end(&w);
+}
+
+static inline uint64_t calls(sim_call call)
+{
+  return sim_calls(w.s, call);
+}
+
+static inline void *block(size_t size, esper_stream stream)
+{
+  void *p = world_malloc(&w, size, stream);
+  world_kernel(&w, stream, p);
+  return p;
+}
+
+/* p was read on s, which has not got there yet, and is free. */
+static inline void *pending(size_t size)
+{
+  void *p = block(size, r);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_free(&w, p);
+  return p;
+}
+
+/* p was read on the reader, which has not got there yet, and is free. */
+static inline void read_and_free(void *p, esper_stream reader)
+{
+  world_read_on(&w, reader, p, r);
+  world_use(&w, p, reader, 0);
+  world_free(&w, p);
+}
+
+#endif

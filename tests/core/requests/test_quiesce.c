@@ -1,0 +1,387 @@
+/* Quiescing: a pool's free memory owes nothing when a capture begins to take from it. */
+#include "core/requests/quiesce.h"
+
+#include "core/blocks/block.h"
+#include "core/blocks/use.h"
+#include "core/pools/pool.h"
+#include "core/requests/drain.h"
+#include "order/captures_world.h"
+
+enum { ID = 7 };
+
+static int any_stream(void *context, void *stream)
+{
+  (void)context, (void)stream;
+  return 1;
+}
+
+/* From here on allocations go to the pool, which is quiesced first. */
+static void open_pool(void)
+{
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, any_stream, NULL));
+}
+
+static void close_pool(void)
+{
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+}
+
+/* Gives `references` back, so that the pool may go. */
+static void release_pool(int references)
+{
+  while (references--)
+    CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+}
+
+static device_t *device(void)
+{
+  return &w.core->devices[0];
+}
+
+static pool_t *pool(void)
+{
+  lock(&device()->lock);
+  pool_t *found = pool_find(device(), ID, 0);
+  unlock(&device()->lock);
+  return found;
+}
+
+/* x was used on the reader by work that has not run, and is free. */
+static void *owe_use(size_t mib, esper_stream reader, unsigned flags)
+{
+  void *x = block(mib, r);
+  world_read_on(&w, reader, x, r);
+  world_use(&w, x, reader, flags);
+  world_free(&w, x);
+  return x;
+}
+
+static const block_t *find(const void *address)
+{
+  for (const segment_t *at = device()->first_segment; at; at = at->next)
+    for (const block_t *b = at->first; b; b = b->next)
+      if (b->address == (uintptr_t)address)
+        return b;
+  return NULL;
+}
+
+/* How many free blocks of the pool owe something. */
+static int owing(void)
+{
+  int count = 0;
+  for (const segment_t *at = device()->first_segment; at; at = at->next)
+    for (const block_t *b = at->first; b && at->heap->pool == pool(); b = b->next)
+      count += block_is_free(b) && (b->uses || b->stamp || b->withheld || b->state != BLOCK_READY);
+  return count;
+}
+
+static uint64_t waits(void)
+{
+  return sim_calls(w.s, SIM_CALL_event_synchronize);
+}
+
+/* ---- what is waited for -------------------------------------------------------- */
+
+TEST(a_pools_free_memory_owes_nothing_afterwards)
+{
+  begin();
+  open_pool();
+  owe_use(X, s, 0);
+  world_free(&w, block(Y, t)); /* owner order alone */
+  void *z = block(16, r);
+  world_record_stream(&w, z, s);
+  world_read_on(&w, s, z, r);
+  world_free(&w, z);
+  CHECK_EQ(owing(), 3);
+  close_pool();
+  uint64_t before = waits();
+  open_pool();
+  CHECK_EQ(owing(), 0);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
+  CHECK_EQ(waits() - before, 3); /* for r, s and t */
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 0);
+  close_pool();
+  end();
+}
+
+TEST(live_memory_keeps_its_uses_and_is_not_waited_for)
+{
+  begin();
+  open_pool();
+  void *x = block(X, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  close_pool();
+  open_pool();
+  CHECK(sim_pending(w.s, 0, s.handle) > 0);
+  CHECK(find(x)->state == BLOCK_LIVE && find(x)->uses);
+  close_pool();
+  end();
+}
+
+TEST(memory_of_other_pools_is_left_alone)
+{
+  begin();
+  void *x = owe_use(X, s, 0);
+  open_pool();
+  CHECK(sim_pending(w.s, 0, s.handle) > 0);
+  CHECK(find(x)->uses);
+  CHECK_EQ(world_counters(&w, 0).bytes_pending, X * MIB);
+  close_pool();
+  end();
+}
+
+/* What s waits for is enqueued when the pool has been begun. */
+TEST(what_may_not_be_waited_for_is_withheld_until_the_next_time)
+{
+  begin();
+  open_pool();
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  void *x = owe_use(X, s, ESPER_USE_NO_GATE);
+  close_pool();
+  open_pool();
+  CHECK(find(x)->withheld && find(x)->uses);
+  sim_raise_flag_now(w.s, 0);
+  sim_run_all(w.s);
+  esper_retire(w.core, 0);
+  CHECK(find(x)->withheld); /* though it owes no use any more */
+  capture_begin();
+  CHECK(block(X, r) != x);
+  capture_end();
+  close_pool();
+  open_pool();
+  CHECK_EQ(owing(), 0);
+  close_pool();
+  end();
+}
+
+/* Each stream is tried once, and of very many not all. */
+static void fail_to_wait_for(int readers, uint64_t tried)
+{
+  begin();
+  open_pool();
+  void *x = block(X, r);
+  for (int i = 0; i < readers; i++) {
+    esper_stream reader = world_stream(&w, 0);
+    world_read_on(&w, reader, x, r);
+    world_use(&w, x, reader, 0);
+  }
+  world_free(&w, x);
+  close_pool();
+  uint64_t before = waits();
+  sim_fail_calls_from(w.s, SIM_CALL_event_synchronize, 1, ESPER_DEVICE_ERROR);
+  open_pool();
+  CHECK_EQ(waits() - before, tried);
+  CHECK(find(x)->withheld && find(x)->uses);
+  sim_fail_call(w.s, SIM_CALL_event_synchronize, 0, ESPER_OK);
+  close_pool();
+  open_pool();
+  CHECK_EQ(owing(), 0);
+  close_pool();
+  end();
+}
+
+TEST(waits_that_fail_end_and_withhold)
+{
+  fail_to_wait_for(5, 5 + 1); /* for r, too */
+  fail_to_wait_for(70, 64);
+}
+
+/* A call at work in the pool may have claimed some of its memory. */
+TEST(a_pool_that_a_call_works_in_stays_as_it_is)
+{
+  begin();
+  open_pool();
+  owe_use(X, s, 0);
+  close_pool();
+  lock(&device()->lock);
+  pool_t *found = pool_find(device(), ID, 0);
+  pool_enter(found);
+  unlock(&device()->lock);
+  quiesce_pool(found);
+  CHECK_EQ(owing(), 1);
+  CHECK(!found->heaps->quiesced);
+  lock(&device()->lock);
+  pool_leave(found);
+  unlock(&device()->lock);
+  quiesce_pool(found);
+  CHECK_EQ(owing(), 0);
+  CHECK(found->heaps->quiesced);
+  end();
+}
+
+/* ---- captures that are over ------------------------------------------------------ */
+
+static int heaps(void)
+{
+  int count = 0;
+  for (const heap_t *heap = pool()->heaps; heap; heap = heap->next)
+    count++;
+  return count;
+}
+
+TEST(captures_that_are_over_leave_one_heap_to_a_stream)
+{
+  begin();
+  open_pool();
+  void *x[2];
+  for (int i = 0; i < 2; i++) {
+    capture_begin();
+    sim_capture_group(w.s, 0, r.handle, ID);
+    x[i] = block(X, r);
+    world_free(&w, x[i]);
+    capture_end();
+  }
+  CHECK(x[0] != x[1]);
+  CHECK_EQ(heaps(), 2);
+  close_pool();
+  open_pool();
+  CHECK_EQ(heaps(), 1);
+  CHECK_EQ(owing(), 0);
+  capture_begin();
+  sim_capture_group(w.s, 0, r.handle, ID);
+  void *a = block(X, r), *b = block(X, r);
+  CHECK((a == x[0] && b == x[1]) || (a == x[1] && b == x[0]));
+  capture_end();
+  close_pool();
+  end();
+}
+
+/* Whether it is over, nobody can ask. */
+TEST(a_capture_of_a_mortal_stream_is_not_taken_for_over)
+{
+  begin();
+  esper_stream mortal = world_mortal(&w, 0);
+  open_pool();
+  uint64_t capture = sim_capture_begin(w.s, 0, mortal.handle);
+  void *x = block(X, mortal);
+  world_free(&w, x);
+  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, mortal.handle));
+  close_pool();
+  open_pool();
+  CHECK_EQ(find(x)->segment->heap->capture, capture);
+  CHECK(block(X, r) != x);
+  close_pool();
+  end();
+}
+
+/* What a forward graph saved serves inside the next capture where that frees it, but not if its
+ * owner may still be using it outside. */
+TEST(live_memory_serves_the_next_capture_only_if_its_owner_was_waited_for)
+{
+  for (int waited = 0; waited < 2; waited++) {
+    begin();
+    open_pool();
+    capture_begin();
+    sim_capture_group(w.s, 0, r.handle, ID);
+    void *saved = block(X, r);
+    capture_end();
+    close_pool();
+    world_kernel(&w, r, saved);
+    sim_fail_call(w.s, SIM_CALL_event_synchronize, !waited, ESPER_DEVICE_ERROR);
+    open_pool();
+    capture_begin();
+    sim_capture_group(w.s, 0, r.handle, ID);
+    world_free(&w, world_malloc(&w, 512, r)); /* the heap is this capture's now */
+    world_free(&w, saved);
+    CHECK_EQ(world_malloc(&w, X * MIB, r) == saved, waited);
+    sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
+    close_pool();
+    end();
+  }
+}
+
+/* A graph of device 0's pool reads x on a stream of device 1, and is replayed there by another one.
+ * The use has no point in the graph. The pool was begun again in between. */
+TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
+{
+  sim_options options = {.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  esper_stream far = world_stream(&w, 1), on = world_stream(&w, 1);
+  world_free(&w, world_malloc(&w, 512, far));
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, any_stream, NULL));
+  capture_begin();
+  void *x = world_malloc(&w, X * MIB, r);
+  world_read_on(&w, far, x, r);
+  world_record_stream(&w, x, far);
+  sim_fail_calls_from(w.s, SIM_CALL_capture_point, 2, ESPER_DEVICE_ERROR);
+  world_free(&w, x);
+  sim_fail_calls_from(w.s, SIM_CALL_capture_point, 0, ESPER_OK);
+  world_wait(&w, r, far);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+  sim_graph_launch(w.s, graph, 1, on.handle);
+  sim_graph_destroy(w.s, graph);
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  world_malloc(&w, 512, far); /* it presents itself */
+  world_run(&w, far);
+  esper_retire(w.core, 1);
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  CHECK_OK(esper_pool_empty(w.core, 0, 1, 0)); /* or the oracle complains */
+  sim_run_all(w.s);
+  end();
+}
+
+/* ---- pools that are gone ----------------------------------------------------------- */
+
+/* r captures into the pool; then the graph is destroyed and nobody refers to the pool. */
+static void *leave_memory_of_a_graph(void)
+{
+  open_pool();
+  capture_begin();
+  void *x = block(X, r);
+  world_free(&w, x);
+  capture_end();
+  close_pool();
+  release_pool(1);
+  CHECK_EQ(pool()->references, 0);
+  return x;
+}
+
+TEST(memory_of_a_pool_that_is_gone_waits_for_the_device)
+{
+  begin();
+  const block_t *x = find(leave_memory_of_a_graph());
+  quiesce_released(device(), NULL);
+  CHECK(x->segment->heap->capture);
+  CHECK_OK(drain_device(device(), false));
+  quiesce_released(device(), NULL);
+  CHECK(!x->segment->heap->capture);
+  CHECK_EQ(owing(), 0);
+  end();
+}
+
+TEST(memory_of_a_pool_that_is_open_or_referred_to_stays_its_graphs)
+{
+  begin();
+  const block_t *x = find(leave_memory_of_a_graph());
+  CHECK_OK(drain_device(device(), false));
+  esper_pool *again;
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &again));
+  quiesce_released(device(), NULL);
+  CHECK(x->segment->heap->capture);
+  end();
+}
+
+TEST(nothing_happens_under_the_hands_of_another_call)
+{
+  begin();
+  const block_t *x = find(leave_memory_of_a_graph());
+  CHECK_OK(drain_device(device(), false));
+  pool_t *found = pool();
+  lock(&device()->lock);
+  pool_enter(found);
+  unlock(&device()->lock);
+  quiesce_released(device(), NULL);
+  CHECK(x->segment->heap->capture);
+  quiesce_released(device(), found); /* its own is no other call */
+  CHECK(!x->segment->heap->capture);
+  lock(&device()->lock);
+  pool_leave(found);
+  unlock(&device()->lock);
+  end();
+}

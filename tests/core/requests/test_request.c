@@ -1,0 +1,350 @@
+/* How a malloc ends: with a ready block, a loan, or the report that memory is exhausted. */
+#include "core/requests/request.h"
+
+#include "core/base/arena.h"
+#include "core/order/device.h"
+#include "malloc_world.h"
+
+/* ---- ready blocks --------------------------------------------------------------- */
+
+/* The part goes back to its range first: the block that stands alone fits as
+ * well, and the range stays whole. */
+TEST(a_cached_block_is_not_preferred_to_a_better_fit)
+{
+  begin();
+  void *range = world_malloc(&w, 32 * MIB, r);
+  world_free(&w, range);
+  void *part = world_malloc(&w, 26 * MIB, r);
+  CHECK(part == range);
+  void *alone = world_malloc(&w, 26 * MIB, r);
+  world_free(&w, alone);
+  world_free(&w, part);
+  CHECK(world_malloc(&w, 26 * MIB, r) == alone);
+  CHECK(world_malloc(&w, 32 * MIB, r) == range);
+  end();
+}
+
+TEST(a_small_cached_block_is_not_preferred_either)
+{
+  begin();
+  void *alone = world_malloc(&w, 64 * KIB, r);
+  void *guard = world_malloc(&w, 512, r);
+  void *part = world_malloc(&w, 64 * KIB, r); /* the rest of the segment follows */
+  world_free(&w, alone);
+  world_free(&w, part);
+  CHECK(world_malloc(&w, 64 * KIB, r) == alone);
+  CHECK(world_malloc(&w, 64 * KIB, r) == part);
+  world_free(&w, part);
+  CHECK(world_malloc(&w, 64 * KIB, r) == part);
+  world_free(&w, guard);
+  end();
+}
+
+TEST(a_ready_block_is_preferred_to_a_pending_one)
+{
+  begin();
+  void *p = block(14 * MIB, r), *q = pending(12 * MIB);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK(p != q);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  end();
+}
+
+TEST(a_large_ready_block_is_not_broken_up_beside_a_pending_fit)
+{
+  begin();
+  void *p = block(512 * MIB, r), *q = pending(12 * MIB);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, r) == q);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  end();
+}
+
+/* Up to 511 bytes to round, and in a large block a rest of up to 256 KiB that stays: a
+ * quarter of the smallest large block, 2.6% of 10 MiB. */
+TEST(a_block_has_little_more_than_was_asked_for)
+{
+  begin_as((size_t)8 << 30, ESPER_REUSE_GATE, SIM_AT_ONCE);
+  enum { LIVE = 100, OPERATIONS = 20000 };
+  void *live[LIVE] = {NULL};
+  uint64_t state = 1;
+  size_t worst[2] = {0, 0};
+  for (int i = 0; i < OPERATIONS; i++) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    void **p = &live[(state >> 33) % LIVE];
+    if (*p)
+      world_free(&w, *p);
+    size_t base = (size_t)1 << (state >> 40) % 26, asked = base + (state >> 20) % base;
+    *p = world_malloc(&w, asked, r);
+    size_t size = world_size(&w, *p), more = size - asked;
+    CHECK(more < 512 || (asked > MIB && more < 512 + 256 * KIB));
+    if (more > worst[asked > MIB])
+      worst[asked > MIB] = more;
+  }
+  CHECK_EQ(worst[0], 511);
+  CHECK(worst[1] > 200 * KIB); /* or the bound is not tried */
+  for (int i = 0; i < LIVE; i++)
+    if (live[i])
+      world_free(&w, live[i]);
+  end();
+}
+
+/* ---- loans ---------------------------------------------------------------------- */
+
+/* What a heap owes to its own stream is done, and only has to be asked for. */
+TEST(completed_memory_is_lent_to_other_streams)
+{
+  begin_as(1024 * MIB, ESPER_REUSE_GATE, SIM_AT_ONCE);
+  void *p = block(9 * MIB, r), *stays = block(9 * MIB, r);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 9 * MIB, t) == p);
+  CHECK_EQ(world_counters(&w, 0).loans, 1);
+  sim_wait_flag(w.s, 0, t.handle, 0);
+  world_kernel(&w, t, p);
+  world_free(&w, p);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
+  CHECK(world_malloc(&w, 9 * MIB, r) != p); /* home again, it owes t's work */
+  sim_raise_flag_now(w.s, 0);
+  esper_retire(w.core, 0);
+  CHECK(world_malloc(&w, 9 * MIB, r) == p);
+  world_kernel(&w, r, stays);
+  end();
+}
+
+TEST(a_wholly_free_segment_changes_its_home)
+{
+  begin_as(1024 * MIB, ESPER_REUSE_GATE, SIM_AT_ONCE);
+  void *p = block(12 * MIB, r);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, t) == p);
+  CHECK_EQ(world_counters(&w, 0).loans, 0);
+  world_free(&w, p);
+  CHECK(world_malloc(&w, 12 * MIB, t) == p);
+  end();
+}
+
+static void host_memory_comes_back(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  check_limit_malloc(-1);
+}
+
+/* The borrower becomes a use at its free. The host memory for that has to be there before. */
+TEST(without_host_memory_for_the_borrowers_use_nothing_is_lent)
+{
+  begin_as(1024 * MIB, ESPER_REUSE_GATE, SIM_AT_ONCE);
+  void *p = block(9 * MIB, r), *stays = block(9 * MIB, r);
+  void *small = world_malloc(&w, 512, t);
+  world_free(&w, p);
+  world_read_on(&w, r, small, t);
+  world_use(&w, small, r, 0); /* an event after the free */
+  esper_retire(w.core, 0);
+  sim_before_call(w.s, SIM_CALL_memory_alloc, host_memory_comes_back, NULL);
+  arena_t *uses = &w.core->devices[0].uses;
+  void *taken = NULL, *piece;
+  check_limit_malloc(0);
+  while ((piece = arena_take(uses))) {
+    *(void **)piece = taken;
+    taken = piece;
+  }
+  void *other = world_malloc(&w, 9 * MIB, t);
+  for (; taken; taken = piece) {
+    piece = *(void **)taken;
+    arena_give(uses, taken);
+  }
+  CHECK(other != p);
+  CHECK_EQ(world_counters(&w, 0).loans, 0);
+  world_check(&w);
+  world_malloc(&w, 9 * MIB, s);
+  CHECK_EQ(world_counters(&w, 0).loans, 1);
+  world_kernel(&w, r, stays);
+  end();
+}
+
+/* ---- out of memory -------------------------------------------------------------- */
+
+TEST(out_of_memory_says_what_there_is)
+{
+  begin_with(64 * MIB, ESPER_REUSE_GATE);
+  void *p = block(20 * MIB, r), *q = &w;
+  CHECK_STATUS(esper_malloc(w.core, 50 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
+  CHECK(!q);
+  esper_failure failure;
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.device, 0);
+  CHECK_EQ(failure.requested, 50 * MIB);
+  CHECK_EQ(failure.device_total, 64 * MIB);
+  CHECK_EQ(failure.device_free, 44 * MIB);
+  CHECK_EQ(failure.allocated, 20 * MIB);
+  CHECK_EQ(failure.reserved, 20 * MIB);
+  CHECK_EQ(failure.limit, SIZE_MAX);
+  CHECK(strstr(esper_last_error(), "out of memory"));
+  CHECK_EQ(world_stats(&w, 0).num_ooms, 1);
+  /* The process goes on. */
+  CHECK(world_malloc(&w, 40 * MIB, r));
+  world_kernel(&w, r, p);
+  CHECK_STATUS(esper_malloc(w.core, SIZE_MAX, r, &q), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(esper_malloc(w.core, (size_t)1 << 60, r, &q), ESPER_OUT_OF_MEMORY);
+  end();
+}
+
+TEST(a_size_that_is_too_much_to_round_is_reported_as_it_was_asked_for)
+{
+  begin();
+  void *p;
+  esper_failure failure;
+  CHECK_STATUS(esper_malloc(w.core, SIZE_MAX - 5, r, &p), ESPER_OUT_OF_MEMORY);
+  esper_get_failure(&failure);
+  CHECK(failure.requested == SIZE_MAX - 5 && failure.size == SIZE_MAX - 5);
+  CHECK_EQ(failure.segment, 0); /* none would do */
+  CHECK_STATUS(esper_malloc(w.core, 2048 * MIB - 5, r, &p), ESPER_OUT_OF_MEMORY);
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.requested, 2048 * MIB - 5);
+  CHECK_EQ(failure.size, 2048 * MIB);
+  CHECK_EQ(failure.segment, 2048 * MIB);
+  end();
+}
+
+TEST(the_message_of_out_of_memory_tells_the_sizes)
+{
+  begin_with(64 * MIB, ESPER_REUSE_GATE);
+  void *p;
+  block(20 * MIB, r);
+  CHECK_STATUS(esper_malloc(w.core, 50 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK(strstr(esper_last_error(),
+               "on device 0: 52428800 bytes requested, 46137344 of 67108864 are "
+               "free there, 20971520 are allocated, 20971520 reserved"));
+  end();
+}
+
+TEST(out_of_memory_tells_what_private_pools_have)
+{
+  begin_with(64 * MIB, ESPER_REUSE_GATE);
+  esper_pool *pool;
+  esper_failure failure;
+  void *p, *q;
+  CHECK_OK(esper_pool_create(w.core, 0, 3, 0, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 12 * MIB, r, &p));
+  block(20 * MIB, r);
+  CHECK_STATUS(esper_malloc(w.core, 40 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.private_pools, 12 * MIB);
+  CHECK_EQ(failure.reserved, 32 * MIB);
+  CHECK_OK(esper_free(w.core, p));
+  end();
+}
+
+static void look_at_failure(void *failure)
+{
+  esper_get_failure(failure);
+}
+
+TEST(a_failure_is_told_to_the_thread_that_had_it)
+{
+  begin_with(64 * MIB, ESPER_REUSE_GATE);
+  void *p;
+  esper_failure here, there;
+  CHECK_STATUS(esper_malloc(w.core, 80 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  check_on_another_thread(look_at_failure, &there);
+  esper_get_failure(&here);
+  CHECK_EQ(here.requested, 80 * MIB);
+  CHECK_EQ(there.requested, 0);
+  end();
+}
+
+TEST(the_trace_shows_a_request_that_failed)
+{
+  begin_with(64 * MIB, ESPER_REUSE_GATE);
+  CHECK_OK(esper_trace_start(w.core, 64));
+  esper_trace_entry *entries;
+  size_t count, failed = 0;
+  void *p;
+  block(20 * MIB, r);
+  CHECK_STATUS(esper_malloc(w.core, 50 * MIB - 1, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_OK(esper_trace_copy(w.core, 0, &entries, &count));
+  for (size_t i = 0; i < count; i++)
+    if (entries[i].action == ESPER_TRACE_OOM) {
+      failed++;
+      CHECK_EQ(entries[i].address, 44 * MIB); /* what the device had free */
+      CHECK_EQ(entries[i].size, 50 * MIB);
+      CHECK(entries[i].stream == r.handle);
+    }
+  CHECK_EQ(failed, 1);
+  free(entries);
+  end();
+}
+
+/* ---- growth that is rejected ------------------------------------------------------ */
+
+static void begin_of_1000_mib(const esper_config *config, int pages)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = pages,
+                         .capacity = 1000 * MIB};
+  world_begin_with(&w, &options, config);
+  r = w.stream[0];
+}
+
+static int64_t reserved(void)
+{
+  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
+}
+
+/* Not memory that runs short, but a share that is not to be passed. */
+TEST(growth_can_be_rejected)
+{
+  esper_config config = {.rejection_share = 0.3};
+  begin_of_1000_mib(&config, 0);
+  void *a = block(100 * MIB, r), *b = block(150 * MIB, r), *refused;
+  world_free(&w, b);
+  CHECK_STATUS(esper_malloc(w.core, 200 * MIB + 1, r, &refused), ESPER_REJECTED);
+  CHECK(!refused && strstr(esper_last_error(), "30%"));
+  esper_failure failure;
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.requested, 200 * MIB + 1);
+  CHECK_EQ(failure.segment, 202 * MIB);
+  CHECK_EQ(failure.reserved, 250 * MIB);
+  CHECK_EQ(failure.device_total, 1000 * MIB);
+  esper_stats stats = world_stats(&w, 0);
+  CHECK_EQ(stats.num_oom_rejections, 1);
+  CHECK_EQ(stats.num_ooms, 0);
+  CHECK_EQ(stats.num_alloc_retries, 0);
+  CHECK_EQ(reserved(), 250 * MIB);
+  CHECK(block(150 * MIB, r) == b); /* what there is serves */
+  block(50 * MIB, r);
+  world_kernel(&w, r, a);
+  /* The fraction comes first: there memory is given back for the request. */
+  config.rejection_share = 0.9;
+  CHECK_OK(esper_configure(w.core, &config));
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.4));
+  world_free(&w, b);
+  world_free(&w, block(200 * MIB, r));
+  CHECK_EQ(reserved(), (100 + 50 + 200) * MIB);
+  CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 1);
+  world_check(&w);
+  world_end(&w);
+}
+
+/* What pages that move cannot give. */
+TEST(growth_by_pages_can_be_rejected)
+{
+  begin_of_1000_mib(&(esper_config){.rejection_share = 0.3}, 1);
+  block(100 * MIB, r);
+  void *b = block(150 * MIB, r), *refused;
+  world_free(&w, b);
+  CHECK_STATUS(esper_malloc(w.core, 202 * MIB, r, &refused), ESPER_REJECTED);
+  CHECK(!refused && strstr(esper_last_error(), "30%"));
+  esper_failure failure;
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.segment, 202 * MIB);
+  CHECK_EQ(failure.reserved, 250 * MIB);
+  CHECK_EQ(world_stats(&w, 0).num_oom_rejections, 1);
+  CHECK_EQ(world_stats(&w, 0).num_ooms, 0);
+  CHECK_EQ(reserved(), 250 * MIB);
+  CHECK(block(200 * MIB, r) == b); /* 50 more */
+  CHECK_EQ(reserved(), 300 * MIB);
+  world_check(&w);
+  world_end(&w);
+}

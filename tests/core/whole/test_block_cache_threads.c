@@ -1,0 +1,216 @@
+/* Several threads and the block caches of their streams, also while others look on. */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "blocks/heap_world.h"
+#include "core/api/checkpoint.h"
+
+enum { THREADS = 4, TURNS = 4000, SHELF = 16 };
+
+static _Atomic(void *) shelf[SHELF]; /* blocks on their way to another thread */
+static atomic_bool running;
+
+static uint64_t next(uint64_t *state)
+{
+  uint64_t x = *state += 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  return x ^ x >> 31;
+}
+
+/* Blocks of a few sizes, on its own stream and on a common one; freed by whoever
+ * finds them. */
+static void *work(void *argument)
+{
+  uint64_t state = (uint64_t)(uintptr_t)argument;
+  int self = (int)(state % THREADS);
+  static const size_t SIZES[] = {512, 512, 4096, 4096, MIB, 3 * MIB, 300 * KIB};
+  for (int i = 0; i < TURNS; i++) {
+    uint64_t x = next(&state);
+    void *p;
+    esper_stream stream = w.stream[x % 8 ? self : THREADS];
+    CHECK_OK(esper_malloc(w.core, SIZES[x / 8 % 7], stream, &p));
+    CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[x / 64 % SHELF], p)));
+  }
+  return NULL;
+}
+
+static void *look(void *argument)
+{
+  (void)argument;
+  esper_stats stats;
+  esper_snapshot snapshot;
+  while (atomic_load(&running)) {
+    CHECK(esper_core_is_valid(w.core));
+    CHECK_OK(esper_get_stats(w.core, 0, &stats));
+    CHECK(stats.active_bytes[ESPER_ALL].current <= stats.active_bytes[ESPER_ALL].peak);
+    CHECK(stats.allocation[ESPER_ALL].current >= 0 &&
+          stats.allocation[ESPER_ALL].current <= SHELF + THREADS);
+    CHECK_EQ(stats.active_bytes[ESPER_ALL].current,
+             stats.active_bytes[ESPER_SMALL].current + stats.active_bytes[ESPER_LARGE].current);
+    CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
+    size_t live = 0;
+    for (size_t i = 0; i < snapshot.block_count; i++)
+      live += snapshot.blocks[i].state == ESPER_BLOCK_ALLOCATED;
+    CHECK(live <= SHELF + THREADS);
+    esper_snapshot_free(&snapshot);
+  }
+  return NULL;
+}
+
+/* Pages go back and come again under those who work. */
+static void *look_and_empty(void *argument)
+{
+  while (atomic_load(&running)) {
+    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+    CHECK(esper_core_is_valid(w.core));
+    sched_yield();
+  }
+  return look(argument);
+}
+
+/* As work(), of sizes that leave holes, so that pages move. */
+static void *work_on_pages(void *argument)
+{
+  uint64_t state = (uint64_t)(uintptr_t)argument;
+  int self = (int)(state % THREADS);
+  for (int i = 0; i < TURNS; i++) {
+    uint64_t x = next(&state);
+    void *p;
+    size_t size = x % 3 ? (x / 8 % 3 + 1) * 2 * MIB : (x / 8 % 12 + 1) * MIB;
+    CHECK_OK(esper_malloc(w.core, size, w.stream[x % 5 ? self : THREADS], &p));
+    CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[x / 64 % SHELF], p)));
+  }
+  return NULL;
+}
+
+static esper_pool *pool;
+
+/* As work(), in a pool. */
+static void *work_in_pool(void *argument)
+{
+  uint64_t state = (uint64_t)(uintptr_t)argument;
+  int self = (int)(state % THREADS);
+  for (int i = 0; i < TURNS; i++) {
+    uint64_t x = next(&state);
+    void *p;
+    CHECK_OK(esper_malloc_from(w.core, pool, x % 3 ? 4096 : MIB, w.stream[self], &p));
+    CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[x / 64 % SHELF], p)));
+  }
+  return NULL;
+}
+
+static void *write_down(void *argument)
+{
+  (void)argument;
+  while (atomic_load(&running)) {
+    esper_checkpoint *checkpoint;
+    CHECK_OK(esper_checkpoint_take(w.core, 0, 7, 0, &checkpoint));
+    CHECK(checkpoint_is_valid(checkpoint));
+    size_t live = 0;
+    for (size_t i = 0; i < checkpoint->part_count; i++)
+      live += checkpoint->parts[i].live;
+    CHECK(live <= SHELF + THREADS);
+    esper_checkpoint_free(checkpoint);
+  }
+  return NULL;
+}
+
+static void free_shelf(void)
+{
+  for (int i = 0; i < SHELF; i++)
+    CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[i], NULL)));
+}
+
+/* `looker` may be NULL: nobody looks on. */
+static void run_threads(void *worker(void *), void *looker(void *))
+{
+  pthread_t threads[THREADS + 1];
+  atomic_store(&running, true);
+  for (int i = 0; i < THREADS; i++)
+    CHECK(!pthread_create(&threads[i], NULL, worker, (void *)(uintptr_t)(100 * THREADS + i)));
+  if (looker)
+    CHECK(!pthread_create(&threads[THREADS], NULL, looker, NULL));
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(threads[i], NULL);
+  atomic_store(&running, false);
+  if (looker)
+    pthread_join(threads[THREADS], NULL);
+}
+
+TEST(threads_hand_memory_to_each_other)
+{
+  begin();
+  run_threads(work, NULL);
+  CHECK(esper_core_is_valid(w.core));
+  esper_stats stats = figures();
+  CHECK_EQ(stats.allocation[ESPER_ALL].allocated, THREADS * TURNS);
+  CHECK(stats.allocation[ESPER_ALL].peak <= SHELF + THREADS);
+  CHECK(stats.allocation[ESPER_ALL].peak >= SHELF);
+  free_shelf();
+  CHECK_EQ(figures().active_bytes[ESPER_ALL].current, 0);
+  end();
+}
+
+TEST(statistics_and_snapshots_are_right_while_threads_allocate)
+{
+  begin();
+  run_threads(work, look);
+  free_shelf();
+  CHECK_EQ(figures().allocation[ESPER_ALL].freed, THREADS * TURNS);
+  end();
+}
+
+TEST(statistics_and_snapshots_are_right_while_pages_move)
+{
+  begin_on_pages();
+  run_threads(work_on_pages, look_and_empty);
+  CHECK(sim_calls(w.s, SIM_CALL_page_unmap) > 0);
+  free_shelf();
+  CHECK_EQ(figures().allocation[ESPER_ALL].freed, THREADS * TURNS);
+  CHECK_EQ(figures().active_bytes[ESPER_ALL].current, 0);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(figures().reserved_bytes[ESPER_ALL].current, 0);
+  end();
+}
+
+TEST(checkpoints_are_of_one_moment_while_threads_allocate)
+{
+  begin();
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  run_threads(work_in_pool, write_down);
+  free_shelf();
+  CHECK_EQ(figures().active_bytes[ESPER_ALL].current, 0);
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+  end();
+}
+
+/* One block a thread: the peak cannot be more than all at once. */
+static void *pairs(void *argument)
+{
+  int self = (int)(intptr_t)argument;
+  for (int i = 0; i < TURNS; i++) {
+    void *p;
+    CHECK_OK(esper_malloc(w.core, 4096, w.stream[self], &p));
+    CHECK_OK(esper_free(w.core, p));
+  }
+  return NULL;
+}
+
+TEST(peaks_of_threads_with_a_block_each_are_no_more_than_that)
+{
+  begin();
+  pthread_t threads[THREADS];
+  for (int i = 0; i < THREADS; i++)
+    CHECK(!pthread_create(&threads[i], NULL, pairs, (void *)(intptr_t)i));
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(threads[i], NULL);
+  esper_stats stats = figures();
+  CHECK_EQ(stats.allocation[ESPER_ALL].allocated, THREADS * TURNS);
+  CHECK(stats.allocation[ESPER_ALL].peak >= 1 && stats.allocation[ESPER_ALL].peak <= THREADS);
+  CHECK_EQ(stats.allocated_bytes[ESPER_ALL].peak, stats.allocation[ESPER_ALL].peak * 4096);
+  /* What was lent stays active for a moment after its free. */
+  CHECK(stats.active[ESPER_ALL].peak >= stats.allocation[ESPER_ALL].peak);
+  CHECK_EQ(stats.active_bytes[ESPER_ALL].peak, stats.active[ESPER_ALL].peak * 4096);
+  end();
+}

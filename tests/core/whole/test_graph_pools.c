@@ -1,0 +1,509 @@
+/* Private pools as graphs use them: quiesced when they are begun, captured into, ended. */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "pools/graph_pools.h"
+
+/* Rule 8 holds for it as for a capture that goes well: a replay of the first graph may
+ * still be at work. */
+TEST(an_invalidated_capture_has_memory_of_its_pool)
+{
+  begin();
+  capture_begin(ID);
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, p);
+  world_free(&w, p);
+  sim_graph *graph = capture_end(ID);
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  sim_graph_destroy(w.s, graph);
+  capture_begin(ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  sim_stream_wait_stream(w.s, 0, r.handle, 0, s.handle);
+  CHECK(!sim_capture_is_valid(w.s, 0, r.handle));
+  void *q = world_malloc(&w, 12 * MIB, r);
+  CHECK(q == p);
+  world_free(&w, q);
+  sim_capture_abort(w.s, 0, r.handle);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  end();
+}
+
+/* ---- what a begin waits for --------------------------------------------------- */
+
+/* Warm-up memory serves the capture: the host waits for it at the begin. */
+TEST(a_capture_gets_from_its_pool_only_what_has_completed)
+{
+  begin();
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, p);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_free(&w, p);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  capture_begin(ID);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  sim_graph *graph = capture_end(ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+/* However many blocks owe how many uses: each of the two streams is waited for once. That
+ * the reader is done its events say, if they are asked. */
+static void begin_behind_many(bool done)
+{
+  enum { MANY = 64 };
+  const void *block[MANY];
+  begin();
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  for (int i = 0; i < MANY; i++) {
+    block[i] = world_malloc(&w, 4 * KIB, r);
+    world_read_on(&w, s, block[i], r);
+    world_use(&w, block[i], s, 0);
+  }
+  for (int i = 0; i < MANY; i++)
+    world_free(&w, (void *)block[(i * 7) % MANY]);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  if (done)
+    sim_device_synchronize(w.s, 0);
+  uint64_t before = sim_calls(w.s, SIM_CALL_event_synchronize);
+  capture_begin(ID);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), before + (done ? 1 : 2));
+  CHECK(world_malloc(&w, 4 * KIB, r) != NULL);
+  sim_graph *graph = capture_end(ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+TEST(a_begin_waits_once_for_each_stream)
+{
+  begin_behind_many(false);
+  begin_behind_many(true);
+}
+
+/* What may not be waited for is done when the host has waited for what comes after it. */
+static void begin_behind_rendezvous(unsigned traits, unsigned flags)
+{
+  begin();
+  CHECK_OK(esper_stream_set_traits(w.core, s, traits));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
+  world_kernel(&w, r, x);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, flags);
+  world_wait(&w, r, s);
+  world_kernel(&w, r, y);
+  world_free(&w, x);
+  world_free(&w, y);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  capture_begin(ID);
+  CHECK(world_malloc(&w, 12 * MIB, r) == x);
+  CHECK(world_malloc(&w, 14 * MIB, r) == y);
+  sim_graph *graph = capture_end(ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+TEST(what_is_over_after_the_waits_is_not_passed_over)
+{
+  begin_behind_rendezvous(0, ESPER_USE_NO_GATE);
+  begin_behind_rendezvous(ESPER_TRAIT_RENDEZVOUS, 0);
+}
+
+/* s is being captured, so no event says when it is done with what it freed; when its use
+ * of p was over an older one does. */
+TEST(older_events_of_a_captured_stream_are_waited_for)
+{
+  begin();
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
+  world_kernel(&w, r, p);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_kernel(&w, s, q);
+  world_free(&w, p);
+  world_free(&w, q);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  sim_capture_begin(w.s, 0, s.handle);
+  capture_begin(ID);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK(world_malloc(&w, 16 * MIB, r) != q);
+  sim_graph *graph = capture_end(ID);
+  sim_capture_abort(w.s, 0, s.handle);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+/* s is being captured and cannot be waited for: what it freed is passed over. */
+TEST(what_cannot_be_waited_for_is_passed_over)
+{
+  begin();
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
+  world_kernel(&w, r, p);
+  world_kernel(&w, s, q);
+  world_free(&w, p);
+  world_free(&w, q);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  sim_capture_begin(w.s, 0, s.handle);
+  capture_begin(ID);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK(world_malloc(&w, 16 * MIB, r) != q);
+  sim_graph *graph = capture_end(ID);
+  CHECK(sim_capture_is_valid(w.s, 0, s.handle));
+  sim_capture_abort(w.s, 0, s.handle);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+/* The reader of m's memory has been waited for, m itself cannot be. */
+TEST(memory_stays_withheld_when_only_its_uses_have_completed)
+{
+  begin();
+  esper_stream m = world_mortal(&w, 0);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, m);
+  world_kernel(&w, m, p);
+  world_read_on(&w, s, p, m);
+  world_use(&w, p, s, 0);
+  sim_kernel(w.s, 0, m.handle, p, 12 * MIB, SIM_READ);
+  world_free(&w, p);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  capture_begin(ID);
+  (void)world_stats(&w, 0); /* finds out what has completed */
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  sim_graph *graph = capture_end(ID);
+  world_run(&w, m);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+/* What s waits for is enqueued when the pool has been begun. */
+TEST(nobody_waits_for_rendezvous_work_when_a_pool_is_begun)
+{
+  begin();
+  capture_begin(ID);
+  world_wait(&w, s, r);
+  void *output = world_malloc(&w, 20 * MIB, s);
+  world_kernel(&w, s, output);
+  world_wait(&w, r, s);
+  sim_graph *first = capture_end(ID);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  world_kernel(&w, r, p);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_kernel(&w, s, q);
+  world_free(&w, p);
+  world_free(&w, q);
+  capture_begin(ID);
+  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  CHECK(world_malloc(&w, 16 * MIB, r) != q);
+  sim_graph *second = capture_end(ID);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  world_free(&w, output);
+  drop(first, ID);
+  drop(second, ID);
+  end();
+}
+
+/* ---- what is freed meanwhile ---------------------------------------------------- */
+
+enum { FREED_AT_ONCE = 32 };
+
+typedef struct other_thread {
+  void *kept;
+  void **freed;     /* FREED_AT_ONCE of them */
+  atomic_int count; /* of those that it has still to free */
+  atomic_bool over;
+} other_thread;
+
+static void *look_and_free(void *argument)
+{
+  other_thread *other = argument;
+  esper_block_info info;
+  while (!atomic_load(&other->over)) {
+    CHECK_OK(esper_find_block(w.core, other->kept, &info));
+    CHECK(info.live && info.address == other->kept);
+    for (int count = atomic_load(&other->count); count; count--) {
+      CHECK_OK(esper_free(w.core, other->freed[count - 1]));
+      atomic_store(&other->count, count - 1);
+    }
+  }
+  return NULL;
+}
+
+static void wait_for_frees(other_thread *other)
+{
+  while (atomic_load(&other->count))
+    sched_yield();
+}
+
+/* Heaps of one stream are united then, and the others go: ThreadSanitizer sees who still reads
+ * those. What is freed then was allocated in an earlier capture, and its segment is about to change
+ * its home. */
+TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_quiesced)
+{
+  enum { TIMES = 20 };
+  begin();
+  pthread_t id;
+  esper_pool *pool;
+  other_thread other = {0};
+  sim_graph *graphs[TIMES];
+  void *outside[TIMES][FREED_AT_ONCE]; /* of other heaps than the captures' */
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &other.kept));
+  CHECK(pthread_create(&id, NULL, look_and_free, &other) == 0);
+  for (int i = 0; i < TIMES; i++) {
+    capture_begin(ID);
+    world_kernel(&w, r, world_malloc(&w, 512, r));
+    graphs[i] = capture_end(ID);
+    wait_for_frees(&other);
+    for (int k = 0; k < FREED_AT_ONCE; k++)
+      CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &outside[i][k]));
+    other.freed = outside[i ? i - 1 : 0];
+    if (i)
+      atomic_store(&other.count, FREED_AT_ONCE);
+  }
+  wait_for_frees(&other);
+  other.freed = outside[TIMES - 1];
+  atomic_store(&other.count, FREED_AT_ONCE);
+  wait_for_frees(&other);
+  atomic_store(&other.over, true);
+  CHECK(pthread_join(id, NULL) == 0);
+  CHECK_OK(esper_free(w.core, other.kept));
+  world_check(&w);
+  for (int i = 0; i < TIMES; i++)
+    drop(graphs[i], ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  end();
+}
+
+/* A warm-up tensor dies during the capture: its last reader is outside. */
+TEST(what_is_freed_from_outside_waits_for_the_next_quiesce)
+{
+  begin();
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+  void *p = world_malloc(&w, 12 * MIB, r);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  world_kernel(&w, r, p);
+  capture_begin(ID);
+  world_free(&w, world_malloc(&w, 512, r));
+  world_free(&w, p);
+  void *q = world_malloc(&w, 12 * MIB, r);
+  CHECK(q != p);
+  world_free(&w, q);
+  sim_graph *first = capture_end(ID);
+  capture_begin(ID); /* now it has been waited for */
+  void *a = world_malloc(&w, 12 * MIB, r), *b = world_malloc(&w, 12 * MIB, r);
+  CHECK((a == p && b == q) || (a == q && b == p));
+  sim_graph *second = capture_end(ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(first, ID);
+  drop(second, ID);
+  end();
+}
+
+/* A pool is begun again while a capture still works in it, and the driver does not
+ * say so: what that capture marked counts on. */
+TEST(a_capture_that_cannot_be_asked_about_is_not_taken_for_over)
+{
+  begin();
+  capture_begin(ID);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, x);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, ESPER_USE_NO_GATE);
+  world_free(&w, x);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  CHECK_EQ(sim_faults(w.s), 1);
+  void *y = world_malloc(&w, 12 * MIB, r);
+  CHECK(y != x); /* s may still read it */
+  world_kernel(&w, r, y);
+  world_wait(&w, r, s);
+  sim_graph *graph = capture_end(ID);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  drop(graph, ID);
+  end();
+}
+
+/* Memory of a graph's pool with a use that has no event, freed while a capture goes on
+ * in its heap, where nothing could be held. */
+typedef struct {
+  bool earlier_capture, use_inside, freed_inside;
+} owing;
+
+static void owe_again_and_again(owing how)
+{
+  sim_options options = {.oracle = SIM_ORACLE_OFF, .completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  esper_pool *pool;
+  void *x, *y;
+  sim_graph *earlier = NULL;
+  CHECK_OK(esper_pool_create(w.core, 0, 1, 0, &pool));
+  for (int i = 0; i < 4; i++) {
+    CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
+    if (how.earlier_capture)
+      sim_capture_begin(w.s, 0, r.handle);
+    CHECK_OK(esper_malloc(w.core, 3 * MIB, r, &x));
+    if (how.earlier_capture)
+      earlier = sim_capture_end(w.s, 0, r.handle);
+    CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+    CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+    if (!how.use_inside)
+      world_record_stream(&w, x, s);
+    CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
+    sim_capture_begin(w.s, 0, r.handle);
+    CHECK_OK(esper_malloc(w.core, 512, r, &y));
+    world_wait(&w, s, r);
+    sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ);
+    if (how.use_inside)
+      world_use(&w, x, s, 0);
+    world_wait(&w, r, s);
+    if (how.freed_inside)
+      world_free(&w, x);
+    world_free(&w, y);
+    sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+    CHECK(graph);
+    CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+    CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+    if (!how.freed_inside)
+      world_free(&w, x);
+    sim_graph_destroy(w.s, graph);
+    if (how.earlier_capture)
+      sim_graph_destroy(w.s, earlier);
+  }
+  for (int i = 0; i < 2; i++) { /* a use held from the first quiesce on ends with the next */
+    CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
+    CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+    CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+    CHECK_OK(sim_device_synchronize(w.s, 0));
+    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  }
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
+  CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  world_end(&w);
+}
+
+TEST(memory_that_owes_what_has_no_event_is_not_lost_to_its_pool)
+{
+  owe_again_and_again((owing){.freed_inside = true});
+  owe_again_and_again((owing){.earlier_capture = true, .freed_inside = true});
+  owe_again_and_again((owing){.earlier_capture = true, .use_inside = true, .freed_inside = true});
+  owe_again_and_again((owing){.use_inside = true});
+}
+
+/* What a forward graph saved is freed while the backward one is captured. */
+TEST(memory_of_an_earlier_capture_serves_the_later_that_frees_it)
+{
+  begin();
+  capture_begin(ID);
+  void *saved = world_malloc(&w, 12 * MIB, r), *used = world_malloc(&w, 14 * MIB, r),
+       *read = world_malloc(&w, 16 * MIB, r);
+  world_kernel(&w, r, saved);
+  world_kernel(&w, r, used);
+  world_kernel(&w, r, read);
+  sim_graph *forward = capture_end(ID);
+  sim_graph_launch(w.s, forward, 0, r.handle);
+  world_kernel(&w, r, saved); /* outside, by its owner: the quiesce waits for it */
+  world_read_on(&w, s, read, r);
+  world_use(&w, read, s, 0);
+  capture_begin(ID);
+  world_free(&w, world_malloc(&w, 512, r)); /* the heap is this capture's now */
+  sim_kernel(w.s, 0, s.handle, read, 512, SIM_READ);
+  world_use(&w, read, s, 0); /* since the quiesce: not waited for */
+  world_kernel(&w, r, saved);
+  world_free(&w, saved);
+  world_free(&w, used);
+  world_free(&w, read);
+  CHECK(world_malloc(&w, 12 * MIB, r) == saved);
+  CHECK(world_malloc(&w, 14 * MIB, r) == used);
+  CHECK(world_malloc(&w, 16 * MIB, r) != read);
+  world_kernel(&w, r, saved);
+  sim_graph *backward = capture_end(ID);
+  sim_graph_launch(w.s, forward, 0, s.handle);
+  sim_graph_launch(w.s, backward, 0, s.handle);
+  drop(forward, ID);
+  drop(backward, ID);
+  end();
+}
+
+/* Something was recorded on the owner's stream between the quiesce and the capture. */
+TEST(memory_that_its_owner_used_since_the_quiesce_waits_for_the_next)
+{
+  begin();
+  capture_begin(ID);
+  void *saved = world_malloc(&w, 12 * MIB, r);
+  sim_graph *first = capture_end(ID);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  world_kernel(&w, r, saved);
+  void *x = world_malloc(&w, 512, s);
+  world_read_on(&w, r, x, s);
+  world_use(&w, x, r, 0);
+  sim_capture_begin(w.s, 0, r.handle);
+  sim_capture_group(w.s, 0, r.handle, ID);
+  world_free(&w, world_malloc(&w, 512, r));
+  world_free(&w, saved);
+  CHECK(world_malloc(&w, 12 * MIB, r) != saved);
+  sim_graph *second = capture_end(ID);
+  drop(first, ID);
+  drop(second, ID);
+  end();
+}
+
+/* The same calls give the same memory, whatever has completed by then. */
+TEST(the_addresses_chosen_depend_on_the_calls_alone)
+{
+  uintptr_t got[2][6];
+  for (int late = 0; late < 2; late++) {
+    begin();
+    CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
+    void *warm[3];
+    for (int i = 0; i < 3; i++) {
+      warm[i] = world_malloc(&w, (size_t)(12 + i) * MIB, i == 1 ? s : r);
+      world_kernel(&w, i == 1 ? s : r, warm[i]);
+    }
+    for (int i = 0; i < 3; i++)
+      world_free(&w, warm[i]);
+    CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+    if (!late)
+      sim_run_all(w.s);
+    capture_begin(ID);
+    for (int i = 0; i < 6; i++) {
+      void *p = world_malloc(&w, (size_t)(11 + i % 3) * MIB, r);
+      got[late][i] = (uintptr_t)p;
+      world_kernel(&w, r, p);
+      if (i % 2)
+        world_free(&w, p);
+      if (late)
+        sim_run_all(w.s);
+    }
+    sim_graph *graph = capture_end(ID);
+    CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+    drop(graph, ID);
+    end();
+  }
+  CHECK(!memcmp(got[0], got[1], sizeof got[0]));
+}
