@@ -35,7 +35,7 @@ from growth import GrowthError, compiler
 from replay_peaks import traces
 
 CORE = Path("csrc") / "core"
-BOTH, MAPPED, CLASSIC = ("gate/mapped", "gate/classic"), ("gate/mapped",), ("gate/classic",)
+BOTH, MAPPED, CLASSIC = ("auto/mapped", "auto/classic"), ("auto/mapped",), ("auto/classic",)
 
 
 class ChoiceError(RuntimeError):

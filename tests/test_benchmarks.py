@@ -487,11 +487,11 @@ def test_differing_outputs_are_counted(a: str, b: str, count: int) -> None:
 
 def test_the_policy_that_is_replayed_is_what_ran() -> None:
     jobs = load("jobs")
-    policies = ("gate/mapped", "gate/classic")
-    assert jobs.policy_of(policies, "mapped") == "gate/mapped"
-    assert jobs.policy_of(policies, "classic") == "gate/classic"
-    with pytest.raises(SystemExit, match="gate/mapped"):
-        jobs.policy_of(("gate/classic",), "mapped")
+    policies = ("auto/mapped", "auto/classic")
+    assert jobs.policy_of(policies, "mapped") == "auto/mapped"
+    assert jobs.policy_of(policies, "classic") == "auto/classic"
+    with pytest.raises(SystemExit, match="auto/mapped"):
+        jobs.policy_of(("auto/classic",), "mapped")
 
 
 def test_a_replayed_peak_is_compared_with_the_run_of_ours(

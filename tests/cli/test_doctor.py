@@ -166,7 +166,7 @@ SICK = [
     (
         {"environment": {"ESPER_ALLOC_REUSE": "fast"}},
         "ESPER_ALLOC_REUSE is 'fast'",
-        "gate, grow or auto",
+        "auto, gate or grow",
     ),
     (
         {"environment": {"ESPER_ALLOC_SEGMENTS": "big"}},

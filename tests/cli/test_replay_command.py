@@ -33,12 +33,12 @@ def test_json_is_exactly_the_documented_list(capsys):
     assert err == ""
     loaded = json.loads(out)
     assert [one["policy"] for one in loaded] == [
+        "auto/mapped",
         "gate/mapped",
         "grow/mapped",
-        "auto/mapped",
+        "auto/classic",
         "gate/classic",
         "grow/classic",
-        "auto/classic",
     ]
     for one in loaded:
         assert list(one) == [
@@ -75,9 +75,9 @@ def test_the_table_has_what_it_should(capsys, tmp_path):
     assert f"{path}, device 0: 2 entries, 1 operations" in out
     rows = {line.split("  ")[1]: line.split() for line in out.splitlines() if line.startswith("  ")}
     assert rows["recorded"][1:] == ["15.0", "MiB", "15.0", "MiB", "16.0", "MiB", "6.2%", "1"]
-    assert rows["replayed gate/mapped"][2:10] == rows["recorded"][1:9]
+    assert rows["replayed auto/mapped"][2:10] == rows["recorded"][1:9]
     assert rows["native's blocks"][2:] == ["16.0", "MiB", "16.0", "MiB"]
-    [calls] = [line for line in out.splitlines() if "device calls of gate/mapped" in line]
+    [calls] = [line for line in out.splitlines() if "device calls of auto/mapped" in line]
     assert ", page_create 4," in calls and ", page_map 4," in calls and "alloc" not in calls
     assert "classic" not in out and "grow" not in out
 
@@ -131,12 +131,12 @@ def test_a_page_that_needs_nothing_else(tmp_path):
     [row] = data["rows"]
     assert [one["title"] for one in row["panels"]] == [
         "recorded",
+        "replayed, auto/mapped",
         "replayed, gate/mapped",
         "replayed, grow/mapped",
-        "replayed, auto/mapped",
+        "replayed, auto/classic",
         "replayed, gate/classic",
         "replayed, grow/classic",
-        "replayed, auto/classic",
     ]
     [recording] = load_recordings(EXAMPLES[0])
     peaks = recording.recorded

@@ -236,11 +236,11 @@ def environment_findings(facts: Facts) -> list[Finding]:
                 "set ESPER_ALLOC=1, or unset it",
             )
         )
-    if environment.get("ESPER_ALLOC_REUSE", "") not in ("", "gate", "grow", "auto"):
+    if environment.get("ESPER_ALLOC_REUSE", "") not in ("", "auto", "gate", "grow"):
         findings.append(
             problem(
                 f"ESPER_ALLOC_REUSE is {environment['ESPER_ALLOC_REUSE']!r}",
-                "set it to gate, grow or auto, or unset it",
+                "set it to auto, gate or grow, or unset it",
             )
         )
     if environment.get("ESPER_ALLOC_SEGMENTS", "") not in ("", *SEGMENTS):

@@ -84,7 +84,7 @@ def paths(facts: Facts) -> list[str]:
             chosen.append("PyTorch through the extension (enable, allocator, run)")
         chosen.append("PyTorch through function pointers (pluggable_allocator)")
     chosen.append(f"segments: {segments_chosen(facts)}")
-    reuse = facts["environment"].get("ESPER_ALLOC_REUSE") or "gate"
+    reuse = facts["environment"].get("ESPER_ALLOC_REUSE") or "auto"
     chosen.append(f"reuse order: {reuse}")
     return chosen
 
