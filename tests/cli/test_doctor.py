@@ -95,7 +95,7 @@ def test_variables_that_are_set_to_nothing_count_as_unset() -> None:
     facts = facts_with(environment=empty)
     assert doctor.diagnose(facts) == []
     assert words.paths(facts) == words.paths(facts_with(environment={}))
-    assert "reuse order: gate" in words.paths(facts)
+    assert "reuse order: auto" in words.paths(facts)
 
 
 SICK = [

@@ -78,7 +78,7 @@ def test_the_table_has_what_it_should(capsys, tmp_path):
     assert rows["replayed auto/mapped"][2:10] == rows["recorded"][1:9]
     assert rows["native's blocks"][2:] == ["16.0", "MiB", "16.0", "MiB"]
     [calls] = [line for line in out.splitlines() if "device calls of auto/mapped" in line]
-    assert ", page_create 4," in calls and ", page_map 4," in calls and "alloc" not in calls
+    assert ", page_create 2," in calls and ", page_map 2," in calls and "alloc" not in calls
     assert "classic" not in out and "grow" not in out
 
 

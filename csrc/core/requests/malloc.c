@@ -270,7 +270,7 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   lock(&q->device->lock);
   q->device->stats.num_alloc_retries++;
   q->device->stats.num_sync_all_streams++;
-  slack_ran_out(q->device);
+  slack_was_refused(q->device);
   unlock(&q->device->lock);
   /* Giving memory back to the driver waits for the device, too, so the host must be allowed to. */
   bool may_wait = drain_may_wait(q->device);
