@@ -128,7 +128,7 @@ def _real_path(root: str | os.PathLike[str]) -> str:
 # The iterator
 
 
-class SharedGPUGatherBatchIterator(GatherBatchIterator):
+class SharedGPUGatherBatchIterator(GatherBatchIterator["torch.Tensor", "torch.Tensor"]):
     """Batches of CIFAR images and labels, see :class:`GatherBatchIterator`.
 
     Inputs are [n, 3, 32, 32] in channels_last, normalised; targets [n] int64. The
