@@ -39,6 +39,7 @@ NEEDED = {
 # What more of them can do with these; only in an environment of our own.
 OPTIONAL = {
     "matplotlib": "matplotlib",
+    "torchvision": "torchvision",
     # tests/test_style.py runs these, and other versions find other things. basedpyright is
     # pyright in a package that does not load its interpreter from elsewhere.
     "mypy": "mypy==2.4.1",

@@ -169,6 +169,7 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator["torch.Tensor", "torch.Te
 
     Raises:
         FileNotFoundError: the files are not there; says where they are expected.
+        UnavailableError: torchvision, which reads them, is not installed.
         ValueError, TypeError: as for `GatherBatchIterator`, or a file is not what was
             published.
     """
