@@ -70,6 +70,10 @@ class Trainer:
         return x
 
 
+def any_step(step: cudagraph_outputs) -> None:
+    step(x)
+
+
 def outputs() -> None:
     assert_type(step(x, scale=2.0), tuple[Tensor, int])
     step(x, factor=2.0)  # type: ignore[call-arg]
@@ -88,6 +92,12 @@ def outputs() -> None:
 
 
 # --- batches
+
+
+def plain_batches(batches: GatherBatchIterator, first: GatherBatch) -> None:
+    for batch in batches:
+        assert_type(batch[0], tuple[Tensor, Tensor])
+    assert_type(first[0], tuple[Tensor, Tensor])
 
 
 def batches() -> None:

@@ -37,9 +37,12 @@ from .trees import graph_storages, live_outputs, managers_with_live_outputs, ste
 
 if TYPE_CHECKING:
     import torch
+    import typing_extensions
 
-P = ParamSpec("P")
-R = TypeVar("R")
+    P = typing_extensions.ParamSpec("P", default=...)
+    R = typing_extensions.TypeVar("R", default=Any)
+else:
+    P, R = ParamSpec("P"), TypeVar("R")
 OtherP = ParamSpec("OtherP")
 OtherR = TypeVar("OtherR")
 Module = TypeVar("Module", bound="torch.nn.Module")

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...installation.pytorch import untyped
 from ...uses.streams import check_stream
@@ -19,8 +19,14 @@ with suppress(ImportError):
 
 __all__ = ["GatherBatch"]
 
-X = TypeVar("X")  # inputs: a tensor, or tensors by name
-Y = TypeVar("Y")  # targets
+# Inputs and targets: tensors, or tensors by name.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
+
+    X = WithDefault("X", default=torch.Tensor)
+    Y = WithDefault("Y", default=torch.Tensor)
+else:
+    X, Y = TypeVar("X"), TypeVar("Y")
 
 
 class Lease:
