@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 STUB = Path(__file__).resolve().parent / "stub"
 CLASSES = {"cifar10": 10, "cifar100": 100}
+
+
+def use_stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the test ends; an installed torchvision, imported or not, is itself then."""
+    for name, file in (
+        ("torchvision", "torchvision/__init__.py"),
+        ("torchvision.datasets", "torchvision/datasets.py"),
+    ):
+        spec = importlib.util.spec_from_file_location(name, STUB / file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setitem(sys.modules, name, module)
 
 
 def reader(name: str):

@@ -23,7 +23,7 @@ from hypothesis import (  # noqa: E402
     settings,
     strategies as st,
 )
-from published_cifar import STUB, write_cifar  # noqa: E402
+from published_cifar import STUB, use_stub, write_cifar  # noqa: E402
 
 from esper_alloc import (  # noqa: E402
     GatherBatchIterator,
@@ -862,9 +862,7 @@ def test_memory_formats(from_last, asked) -> None:
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    for name in ("torchvision", "torchvision.datasets"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(str(STUB))
+    use_stub(monkeypatch)
     clear_gpu_dataset_cache()
     yield tmp_path
     clear_gpu_dataset_cache()
