@@ -43,14 +43,15 @@ def test_help_names_every_command_and_the_exit_codes() -> None:
 def test_the_installed_command_names_itself(tmp_path: Path) -> None:
     script = tmp_path / "esper-alloc"  # as pip writes it
     script.write_text("import sys\nfrom esper_alloc.__main__ import main\nsys.exit(main())\n")
-    for arguments in (["--help"], ["replay", "--help"]):
+    for arguments in (["--help"], *([name, "--help"] for name in cli.COMMANDS)):
         done = subprocess.run(
             [sys.executable, script, *arguments],
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
-        assert done.stdout.startswith("usage: esper-alloc ") and "python -m" not in done.stdout
+        assert done.stdout.startswith(f"usage: {' '.join(['esper-alloc', *arguments[:-1]])} ")
+        assert "python -m esper_alloc" not in done.stdout
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
