@@ -1164,6 +1164,29 @@ def test_growth_is_drawn_where_matplotlib_is(
     assert drawn.rstrip().endswith("</svg>")
 
 
+def test_streams_are_drawn_where_matplotlib_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cifar_envs = load("cifar_envs")
+    events = [
+        [0, stream, 100.0 * stream, 50.0, kind]
+        for stream in range(3)
+        for kind in ("gather", "train")
+    ]
+    panels = {"Plain PyTorch, one GPU": events, "esper_alloc, one GPU": []}
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "matplotlib", None)
+        cifar_envs.draw(panels, tmp_path / "none.svg")
+    assert "python -m pip install matplotlib" in capsys.readouterr().out
+    assert not (tmp_path / "none.svg").exists()
+    pytest.importorskip("matplotlib")
+    for name in ("envs.svg", "again.svg"):
+        cifar_envs.draw(panels, tmp_path / name)
+    drawn = (tmp_path / "envs.svg").read_text()
+    assert drawn == (tmp_path / "again.svg").read_text()
+    assert drawn.rstrip().endswith("</svg>")
+
+
 def test_choices_name_what_the_core_has_written_into_it() -> None:
     """Or the script would measure nothing, and say so only when it is run."""
     choices = load("choices")

@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "1: esper_alloc cannot work with this PyTorch; nothing was run. 2: wrong usage.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="python -m esper_alloc run [--reuse {auto,gate,grow}] (SCRIPT | -m MODULE) [ARGS...]",
+        usage="%(prog)s [--reuse {auto,gate,grow}] (SCRIPT | -m MODULE) [ARGS...]",
     )
     parser.add_argument(
         "--reuse",

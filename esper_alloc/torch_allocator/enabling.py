@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 
 _VARIABLE = "ESPER_ALLOC"
 _OPTIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+#: What the core takes from the environment, as csrc/esper_alloc.c has it.
+CHOICES = {
+    "ESPER_ALLOC_REUSE": ("a reuse order", ("auto", "gate", "grow")),
+    "ESPER_ALLOC_SEGMENTS": ("a kind of segments", ("classic", "mapped")),
+}
+
+
+def _check_environment() -> None:
+    """Raises for what the core would refuse, which without a GPU it is never asked."""
+    for name, (what, choices) in CHOICES.items():
+        value = os.environ.get(name, "")
+        if value and value not in choices:
+            wanted = " or ".join((", ".join(choices[:-1]), choices[-1]))
+            raise ValueError(f"{name}={value} is not {what}: use {wanted}")
 
 
 def _check_backend(torch: ModuleType) -> None:
@@ -42,7 +56,9 @@ def allocator() -> _CUDAAllocator:
     Raises:
         UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
             started with ``backend:cudaMallocAsync``.
+        ValueError: a variable of the environment has a value that nobody knows.
     """
+    _check_environment()
     shim = load_shim()
     _check_backend(need_torch())
     from torch.cuda.memory import _CUDAAllocator
@@ -57,7 +73,11 @@ def pluggable_allocator() -> CUDAPluggableAllocator:
     It needs no part that was built for this torch, so it works with any
     version. PyTorch's pluggable allocators have no statistics, snapshots or
     ``torch.cuda.OutOfMemoryError``; :func:`allocator` has.
+
+    Raises:
+        ValueError: a variable of the environment has a value that nobody knows.
     """
+    _check_environment()
     need_torch()
     from torch.cuda.memory import CUDAPluggableAllocator
 
@@ -87,7 +107,8 @@ def is_current(candidate: Any) -> bool:
 
 
 def is_enabled() -> bool:
-    """Whether PyTorch allocates CUDA memory through esper_alloc."""
+    """Whether PyTorch allocates CUDA memory through esper_alloc, or would if there were
+    a GPU."""
     if "torch" not in sys.modules:
         return False
     shim = sys.modules.get("esper_alloc._torch")
@@ -100,12 +121,15 @@ def is_enabled() -> bool:
 
 
 def enable() -> None:
-    """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process.
+    """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process. Without a
+    GPU too, where it has nothing to do.
 
     Raises:
         RuntimeError: CUDA is initialised already; nothing has changed.
         UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
             started with ``backend:cudaMallocAsync``.
+        ValueError: a variable of the environment, or an option of PyTorch's, has a value
+            that nobody knows; the message names it.
     """
     if is_enabled():
         return

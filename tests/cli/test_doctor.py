@@ -242,6 +242,15 @@ def test_no_gpu_leaves_replay() -> None:
     assert words.paths(facts) == ["replay on the simulated device"]
 
 
+def test_without_a_gpu_it_says_what_enable_says() -> None:
+    """enable() succeeds there, and is_enabled() is true."""
+    trial = {"enabled": True, "before": "native", "backend": "native", "allocated": None}
+    facts = facts_with(driver__available=False, driver__error="no libcuda", trial=trial)
+    text = doctor.render(facts, doctor.diagnose(facts))
+    assert text.endswith("esper_alloc can be enabled here, with no GPU to serve: 1 problem(s)")
+    assert "trial:        enabled; no GPU to allocate on" in text
+
+
 def test_source_directory_gets_the_command_for_it() -> None:
     facts = facts_with(
         package__source_directory=True,
