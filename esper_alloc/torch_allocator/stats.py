@@ -36,7 +36,10 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
       it; in a snapshot such a use is ``held``, and ``captured`` is one of the capture's
       own memory;
     - ``captured_frees``: frees of memory from outside that was marked in a capture; replays
-      may still read it.
+      may still read it;
+    - ``marks_exact``: uses that were marked and end at the mark;
+    - ``marks_until_free``: uses that were marked and last until the free, because others could
+      reach the memory. Uses by ``record_stream`` are not counted.
 
     At this moment:
 
@@ -128,7 +131,7 @@ def _of_device(device: int, gates: list[Any], blocks: list[Any], now: float) -> 
 
 def _of_use(block: Any, use: Any) -> str:
     state = "live" if block["live"] else "freed"
-    by = ", by record_stream" if use["at_free"] else ""
+    by = ", by record_stream" if use["at_free"] else ", until its free" if use["until_free"] else ""
     event = f", event {use['number']}" if use["number"] and not use["held"] else ""
     return (
         f"    block {block['address']:#x} of {_size(block['size'])}, {state}, used on "
