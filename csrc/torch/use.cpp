@@ -10,8 +10,14 @@ namespace esper
 namespace
 {
 
-// Who holds a reference: for an argument the caller's variable and, before Python 3.14, the
-// interpreter's stack; for an element its container.
+// Who holds a reference: for an argument the caller's variable and the interpreter's stack; for an
+// element its container.
+//
+// From Python 3.14 on the stack borrows a local variable's reference. Where it does not (a global
+// variable, one of a closure, obj.x, items[i]), it has one of its own, and the argument seems to be
+// held by others: that is safe. Up to 3.13 the stack has a reference of its own in every case. So one
+// cannot tell the caller's variable from an object or container that holds what is passed as obj.x
+// or items[i].
 #if PY_VERSION_HEX >= 0x030E0000
 constexpr Py_ssize_t references_of_argument = 1;
 #else
@@ -48,18 +54,17 @@ Gathering::~Gathering()
 
 void Gathering::add_argument(PyObject *value, Py_ssize_t references)
 {
-  if (!add(value, references) && value != Py_None) {
+  if (!add(value, References{references}) && value != Py_None) {
     TORCH_CHECK_TYPE(false, "expected a tensor, or a container of tensors, not ",
                      Py_TYPE(value)->tp_name);
   }
 }
 
 // Returns whether it was a tensor or a container.
-bool Gathering::add(PyObject *value, Py_ssize_t references)
+bool Gathering::add(PyObject *value, const References &references)
 {
   if (C10_LIKELY(THPVariable_CheckExact(value))) {
-    const at::Tensor &tensor = THPVariable_Unpack(value);
-    add_tensor(value, tensor, may_be_saved(value, tensor, references));
+    add_tensor(value, THPVariable_Unpack(value), references);
     return true;
   }
   if (is_scalar(value)) {
@@ -72,7 +77,7 @@ bool Gathering::add(PyObject *value, Py_ssize_t references)
   return add_children(value, references);
 }
 
-void Gathering::add_element(PyObject *value, Py_ssize_t references)
+void Gathering::add_element(PyObject *value, const References &references)
 {
   if (add(value, references) || is_scalar(value)) {
     return;
@@ -86,9 +91,14 @@ void Gathering::add_element(PyObject *value, Py_ssize_t references)
 
 // If others hold the container (a checkpoint's closure, for example), they can reach its elements,
 // so the caller does not hold those alone.
-bool Gathering::add_children(PyObject *value, Py_ssize_t references)
+bool Gathering::add_children(PyObject *value, const References &references)
 {
-  const Py_ssize_t of_element = Py_REFCNT(value) <= references ? references_of_element : -1;
+  References of_element{references_of_element};
+  if (references.unknown != Why::nobody_else || Py_REFCNT(value) > references.now()) {
+    of_element.unknown = Why::container;
+  }
+  References with_ours = of_element;
+  with_ours.passing = 1;
   if (Py_EnterRecursiveCall(" while looking for tensors") != 0) {
     throw python_error();
   }
@@ -108,7 +118,7 @@ bool Gathering::add_children(PyObject *value, Py_ssize_t references)
     // A tensor subclass may run Python, which may change the list.
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
       Reference item(Py_NewRef(PyList_GET_ITEM(value, i)));
-      add_element(item.get(), of_element + 1);
+      add_element(item.get(), with_ours);
     }
     return true;
   }
@@ -122,7 +132,7 @@ bool Gathering::add_children(PyObject *value, Py_ssize_t references)
     return false;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(children.get()); ++i) {
-    add_element(PyTuple_GET_ITEM(children.get(), i), of_element + 1);
+    add_element(PyTuple_GET_ITEM(children.get(), i), with_ours);
   }
   return true;
 }
@@ -130,6 +140,7 @@ bool Gathering::add_children(PyObject *value, Py_ssize_t references)
 // A subclass of Tensor either has memory of its own or wraps tensors.
 void Gathering::add_wrapper(PyObject *wrapper)
 {
+  const References of_wrapped{0, 0, Why::subclass};
   if (PyObject_HasAttrString(wrapper, "__tensor_flatten__")) {
     Reference flat(PyObject_CallMethod(wrapper, "__tensor_flatten__", nullptr));
     if (!flat) {
@@ -148,7 +159,7 @@ void Gathering::add_wrapper(PyObject *wrapper)
       if (!inner) {
         throw python_error();
       }
-      add(inner.get(), 0); // what is not a tensor (a device mesh, say) needs no mark
+      add(inner.get(), of_wrapped); // what is not a tensor (a device mesh, say) needs no mark
     }
     return;
   }
@@ -158,13 +169,13 @@ void Gathering::add_wrapper(PyObject *wrapper)
       impl->has_storage() && impl->unsafe_storage() &&
       impl->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
   if (has_memory || tensor.layout() != at::kStrided) {
-    add_tensor(wrapper, tensor, may_be_saved(wrapper, tensor, 0));
+    add_tensor(wrapper, tensor, of_wrapped);
   } else if (tensor.numel() != 0 && !tensor.device().is_cpu() && !tensor.device().is_meta()) {
     others_.push_back(Py_NewRef(wrapper));
   }
 }
 
-void Gathering::add_tensor(PyObject *object, const at::Tensor &tensor, bool may_be_saved)
+void Gathering::add_tensor(PyObject *object, const at::Tensor &tensor, const References &references)
 {
   // Wrappers of functorch and functionalisation have no memory of their own.
   constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::FuncTorchBatched,
@@ -174,35 +185,40 @@ void Gathering::add_tensor(PyObject *object, const at::Tensor &tensor, bool may_
     if (!tensor.device().is_cpu() && !tensor.device().is_meta()) {
       others_.push_back(Py_NewRef(object));
     }
-  } else if (C10_UNLIKELY(!memory_.add(tensor, may_be_saved))) {
+    return;
+  }
+  const Why why = why_saved(object, tensor, references);
+  if (why == Why::uncounted) {
+    holders_.add(object, tensor, references.lasting);
+  } else {
+    add_memory(object, tensor, why);
+  }
+}
+
+void Gathering::add_memory(PyObject *object, const at::Tensor &tensor, Why why)
+{
+  if (C10_UNLIKELY(!memory_.add(tensor, why != Why::nobody_else))) {
     others_.push_back(Py_NewRef(object));
   }
 }
 
-bool Gathering::may_be_saved(PyObject *object, const at::Tensor &tensor,
-                             Py_ssize_t references) const
+Why Gathering::why_saved(PyObject *object, const at::Tensor &tensor,
+                         const References &references) const
 {
   if (saved_ != Saved::ask_tensor) {
-    return saved_ == Saved::yes;
+    return saved_ == Saved::yes ? Why::scope : Why::nobody_else;
   }
-  if (!at::GradMode::is_enabled() || tensor.is_inference()) {
-    return false;
+  if (!at::GradMode::is_enabled() || tensor.is_inference() || !tensor.is_cuda()) {
+    return Why::nobody_else;
   }
-#ifdef Py_GIL_DISABLED
-  // There reference counts are split between threads and tell too little.
-  (void)object;
-  (void)references;
-  return true;
-#else
-  const auto *impl = tensor.unsafeGetTensorImpl();
-  const bool callers_alone = Py_REFCNT(object) <= references && tensor.use_count() == 1 &&
-                             impl->has_storage() && impl->unsafe_storage().use_count() == 1;
-  return !callers_alone;
-#endif
+  return look_at(object, tensor, references);
 }
 
 void Gathering::mark(const End &end, const PythonEnd &python_end)
 {
+  holders_.decide([&](PyObject *object, const at::Tensor &tensor, Why why) {
+    add_memory(object, tensor, why);
+  });
   if (!memory_.empty()) {
     TORCH_CHECK_VALUE(python_end.stream == Py_None || end.stream,
                       "a CUDA tensor cannot be marked on a stream of another kind of device");

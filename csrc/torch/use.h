@@ -2,18 +2,17 @@
 //
 // Autograd. A mark says that the stream will not read the tensor again. But an operation that
 // autograd recorded may have saved it, and backward reads it later on the same stream. So memory
-// that may have been saved is marked until its free, as record_stream does.
+// that may have been saved is marked until its free.
 //
 // A tensor given to record_use() cannot have been saved when grad mode is off, when it is an
-// inference tensor, or when only the caller holds it: a saved tensor shares its TensorImpl or its
-// storage, and a Python function that keeps it (ctx.x = x, a checkpoint's closure) holds a
-// reference. Every other tensor counts as saved. No count shows a function that reads the caller's
-// own variable or an object's attribute again in backward. Then the mark belongs after backward.
+// inference tensor, or when only the caller can reach its memory, which holders.h finds out. Every
+// other tensor counts as saved.
 //
 // A tensor given to using() cannot have been saved when this thread made no autograd node inside
 // the scope (scope.cpp counts them).
 #pragma once
 
+#include "holders.h"
 #include "marking.h"
 
 namespace esper
@@ -49,21 +48,23 @@ public:
   // is neither a tensor nor a container.
   void add_argument(PyObject *value, Py_ssize_t references);
 
-  // Releases the GIL while marking.
+  // To be called when all are added. Releases the GIL while marking.
   void mark(const End &end, const PythonEnd &python_end);
 
 private:
-  bool add(PyObject *value, Py_ssize_t references);
-  void add_element(PyObject *value, Py_ssize_t references);
+  bool add(PyObject *value, const References &references);
+  void add_element(PyObject *value, const References &references);
   void add_wrapper(PyObject *wrapper);
-  bool add_children(PyObject *value, Py_ssize_t references);
-  void add_tensor(PyObject *object, const at::Tensor &tensor, bool may_be_saved);
-  bool may_be_saved(PyObject *object, const at::Tensor &tensor, Py_ssize_t references) const;
+  bool add_children(PyObject *value, const References &references);
+  void add_tensor(PyObject *object, const at::Tensor &tensor, const References &references);
+  void add_memory(PyObject *object, const at::Tensor &tensor, Why why);
+  Why why_saved(PyObject *object, const at::Tensor &tensor, const References &references) const;
   void mark_others(const End &end, const PythonEnd &python_end);
 
   Saved saved_;
   bool mode_is_active_;
   Memory memory_;
+  Holders holders_;                        // of tensors that are marked when all are known
   c10::SmallVector<PyObject *, 1> others_; // owned; marked by Python
 };
 
