@@ -73,21 +73,19 @@ Why count_storage(const at::Tensor &tensor, size_t tensors)
 }
 
 // Whether the tensor is held by just so many views, and by its Python object with just so many
-// references. `object` null: it has none, or one that nothing but its TensorImpl refers to.
+// references. `object` null: it has none.
 Why count_tensor(const at::Tensor &tensor, size_t views, PyObject *object, Py_ssize_t references)
 {
-  PyObject *of_impl = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
-  if (object == nullptr) {
-    object = of_impl;
-    references = 0;
-  } else if (object != of_impl) {
+  if (object != tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj()) {
     return Why::references;
   }
-  const Py_ssize_t preserved = views != 0 ? 1 : 0;
-  if (object != nullptr && Py_REFCNT(object) > references + preserved) {
+  const Py_ssize_t found = object != nullptr ? Py_REFCNT(object) : 0;
+  const bool is_saved = tensor.use_count() != views + (object != nullptr ? 1 : 0);
+  const Py_ssize_t preserved = views != 0 || is_saved ? 1 : 0;
+  if (found > references + preserved) {
     return Why::references;
   }
-  if (tensor.use_count() != views + (object != nullptr ? 1 : 0)) {
+  if (is_saved) {
     return Why::saved;
   }
   if (tensor.weak_use_count() != 1 || (object != nullptr && has_weak_references(object))) {
@@ -104,7 +102,9 @@ const char *words_for(Why why)
   case Why::references: return "other Python references to the tensor exist";
   case Why::saved: return "autograd saved the tensor, or other C++ code holds it";
   case Why::container: return "others hold the container that the tensor is in";
-  case Why::base: return "others hold the tensor that it is a view of, or autograd saved that";
+  case Why::base:
+    return "others hold the tensor that it is a view of, or other views of that, or autograd "
+           "saved one of them";
   case Why::storage:
     return "others share its memory: views that were not marked in the same call, a storage "
            "object, or what autograd saved";
@@ -119,7 +119,8 @@ const char *words_for(Why why)
   }
 }
 
-Why look_at(PyObject *object, const at::Tensor &tensor, const References &references)
+Why look_at(PyObject *object, const at::Tensor &tensor, const References &references,
+            const CallersFrame &caller)
 {
   if (references.unknown != Why::nobody_else) {
     return references.unknown;
@@ -127,6 +128,7 @@ Why look_at(PyObject *object, const at::Tensor &tensor, const References &refere
 #ifdef Py_GIL_DISABLED
   (void)object;
   (void)tensor;
+  (void)caller;
   return Why::no_gil;
 #else
   const auto *impl = tensor.unsafeGetTensorImpl();
@@ -136,8 +138,10 @@ Why look_at(PyObject *object, const at::Tensor &tensor, const References &refere
   if (Py_IS_TYPE(object, reinterpret_cast<PyTypeObject *>(ParameterClass))) {
     return Why::parameter;
   }
-  const bool alone = count_tensor(tensor, 0, object, references.now()) == Why::nobody_else &&
-                     count_storage(tensor, 1) == Why::nobody_else;
+  const bool alone =
+      count_tensor(tensor, 0, object, references.now() + caller.references(object)) ==
+          Why::nobody_else &&
+      count_storage(tensor, 1) == Why::nobody_else;
   return alone ? Why::nobody_else : Why::uncounted;
 #endif
 }
@@ -181,7 +185,7 @@ size_t Holders::end_of_storage(size_t first) const
   return last;
 }
 
-Why Holders::count(size_t first, size_t last)
+Why Holders::count(size_t first, size_t last, const CallersFrame &caller)
 {
   struct Base {
     const at::Tensor *tensor;
@@ -195,7 +199,7 @@ Why Holders::count(size_t first, size_t last)
   size_t tensors = 0;
   for (size_t i = first, next; i < last; i = next, ++tensors) {
     const Given &given = given_[i];
-    Py_ssize_t references = 0;
+    Py_ssize_t references = caller.references(given.object);
     for (next = i; next < last && given_[next].object == given.object; ++next) {
       references += given_[next].references;
     }
@@ -219,7 +223,8 @@ Why Holders::count(size_t first, size_t last)
     }
   }
   for (const Base &base : bases) {
-    const Why why = count_tensor(*base.tensor, base.views, nullptr, 0);
+    PyObject *object = base.tensor->unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+    const Why why = count_tensor(*base.tensor, base.views, object, caller.references(object));
     if (why != Why::nobody_else) {
       return why == Why::weak_references ? why : Why::base;
     }

@@ -2,16 +2,17 @@
 //
 // A mark says that the stream will not read the memory again. But autograd may have saved it, or
 // another function may keep it, and read it later on the same stream. Then the mark must last until
-// the free. A wrong count that finds too few holders would silently corrupt data. So whatever is not
-// accounted for below means that others can reach the memory.
+// the free. A count that missed a holder would silently corrupt data. So whatever is not accounted
+// for below means that others can reach the memory.
 //
 // What holds memory, in torch 2.11:
 //   a StorageImpl   has the memory. Each TensorImpl over it has a strong reference, and so has the
-//                   storage's Python object, which untyped_storage() makes. Other storages with the same memory (copy-on-write, DLPack,
-//                   __cuda_array_interface__) have another deleter than the allocator's.
-//   a TensorImpl    is referred to by its Python object; by each view of it, whose autograd metadata
-//                   names the base (always the root: views of views name the same one); by what
-//                   autograd saved (SavedVariable), accumulates into (AccumulateGrad) or wraps
+//                   storage's Python object, which untyped_storage() makes. Other storages with the
+//                   same memory (copy-on-write, DLPack, __cuda_array_interface__) have another
+//                   deleter than the allocator's.
+//   a TensorImpl    is referred to by its Python object; by each view of it, whose autograd
+//                   metadata names the base (always the root: views of views name the same one); by
+//                   what autograd saved (SavedVariable), accumulates into (AccumulateGrad) or wraps
 //                   (functorch); by C++ code.
 //                   An output that an operation saved, what detach() and .data return, and a view
 //                   that backward makes again are TensorImpls of their own over the same storage.
@@ -23,21 +24,22 @@
 // So others cannot reach a storage if
 //   - each tensor that the caller passes has just the Python references that the caller accounts
 //     for, and its TensorImpl just its Python object and the passed views of it;
-//   - each base of those has just these views, and its Python object, if it has one, nothing else;
+//   - each base of those has just these views, and its Python object, if it has one, just the
+//     caller's variables;
 //   - the storage has just these TensorImpls, and its Python object, if it has one, nothing else;
 //     and it has the allocator's deleter.
 //
 // The order matters, because other threads drop and copy C++ references without the GIL. From a
 // Python object one gets to its TensorImpl, from a view to its base, from each to the storage, and
-// never back. So views are counted first, then other tensors, then bases, then storages: who was not
-// seen at one count cannot have come to hold what is counted afterwards.
+// never back. So views are counted first, then other tensors, then bases, then storages: who was
+// not seen at one count cannot have come to hold what is counted afterwards.
 //
-// No count shows a function that reads the caller's own variable again in backward. Nor, before
-// Python 3.14, what is passed as obj.x or items[i] (use.cpp says why). Then the mark belongs after
-// backward. Parameters are passed and read in this way as a rule, and count as reachable.
+// Which Python references the caller accounts for, use.cpp says. Where it cannot tell the caller's
+// variable from an object that holds what is passed as obj.x, no count shows a function that reads
+// obj.x again in backward. Parameters are read in this way as a rule, and count as reachable.
 //
-// Python without a GIL: other threads take references at any moment, and each object's count is split
-// between threads, so no count is exact and every tensor counts as reachable.
+// Python without a GIL: other threads take references at any moment, and each object's count is
+// split between threads, so no count is exact and every tensor counts as reachable.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,6 +47,8 @@
 #include <torch/csrc/python_headers.h>
 
 #include <cstdint>
+
+#include "callers_frame.h"
 
 namespace esper
 {
@@ -70,7 +74,7 @@ enum class Why : uint8_t {
 // In words, for a warning.
 const char *words_for(Why why);
 
-// The Python references to a value for which the caller accounts.
+// The Python references to a value for which the caller accounts, beside those in its frame.
 struct References {
   Py_ssize_t lasting;             // for the whole call
   Py_ssize_t passing = 0;         // further ones, while the value is looked at
@@ -83,7 +87,8 @@ struct References {
 };
 
 // Decides for one tensor of a CUDA device, in grad mode. Why::uncounted: add it to Holders.
-Why look_at(PyObject *object, const at::Tensor &tensor, const References &references);
+Why look_at(PyObject *object, const at::Tensor &tensor, const References &references,
+            const CallersFrame &caller);
 
 // Tensors that one call marks, to be counted together.
 class Holders
@@ -98,12 +103,12 @@ public:
 
   // Calls decided(object, tensor, why) once for each storage, and forgets the tensors.
   template <class Decided>
-  void decide(Decided decided)
+  void decide(const CallersFrame &caller, Decided decided)
   {
     sort();
     for (size_t first = 0, last; first < given_.size(); first = last) {
       last = end_of_storage(first);
-      decided(given_[first].object, *given_[first].tensor, count(first, last));
+      decided(given_[first].object, *given_[first].tensor, count(first, last, caller));
     }
     forget();
   }
@@ -118,7 +123,7 @@ private:
 
   void sort();
   size_t end_of_storage(size_t first) const;
-  Why count(size_t first, size_t last);
+  Why count(size_t first, size_t last, const CallersFrame &caller);
   void forget();
 
   c10::SmallVector<Given, 4> given_;

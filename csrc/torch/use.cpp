@@ -5,19 +5,25 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <atomic>
+#include <string>
+
 namespace esper
 {
 namespace
 {
 
 // Who holds a reference: for an argument the caller's variable and the interpreter's stack; for an
-// element its container.
+// element its container, and the caller's variables.
 //
-// From Python 3.14 on the stack borrows a local variable's reference. Where it does not (a global
-// variable, one of a closure, obj.x, items[i]), it has one of its own, and the argument seems to be
-// held by others: that is safe. Up to 3.13 the stack has a reference of its own in every case. So one
-// cannot tell the caller's variable from an object or container that holds what is passed as obj.x
-// or items[i].
+// Up to Python 3.13 variables and the stack each have a reference of their own, and those of the
+// caller's frame are counted. Where that is not known, one variable and the stack are assumed. Then
+// one cannot tell the variable from an object or container that holds what is passed as obj.x or
+// items[i].
+//
+// From 3.14 on the stack borrows a local variable's reference, so one is all that there is. Where it
+// does not borrow (a global variable, one of a closure, obj.x, items[i]), it has one more, and the
+// argument seems to be held by others: that is safe.
 #if PY_VERSION_HEX >= 0x030E0000
 constexpr Py_ssize_t references_of_argument = 1;
 #else
@@ -25,12 +31,14 @@ constexpr Py_ssize_t references_of_argument = 2;
 #endif
 constexpr Py_ssize_t references_of_element = 1;
 
-// A function of the folder esper_alloc/uses, for what is easier to write in Python.
+// A function of the package, for what is easier to write in Python.
 PyObject *python_helper(const char *module_name, const char *name)
 {
   Reference module(PyImport_ImportModule(module_name));
   return module ? PyObject_GetAttrString(module.get(), name) : nullptr;
 }
+
+std::atomic<bool> is_watched{false};
 
 bool is_scalar(PyObject *value)
 {
@@ -52,8 +60,9 @@ Gathering::~Gathering()
   }
 }
 
-void Gathering::add_argument(PyObject *value, Py_ssize_t references)
+void Gathering::add_argument(PyObject *value, Py_ssize_t references, const CallersFrame &caller)
 {
+  caller_ = caller;
   if (!add(value, References{references}) && value != Py_None) {
     TORCH_CHECK_TYPE(false, "expected a tensor, or a container of tensors, not ",
                      Py_TYPE(value)->tp_name);
@@ -94,7 +103,8 @@ void Gathering::add_element(PyObject *value, const References &references)
 bool Gathering::add_children(PyObject *value, const References &references)
 {
   References of_element{references_of_element};
-  if (references.unknown != Why::nobody_else || Py_REFCNT(value) > references.now()) {
+  if (references.unknown != Why::nobody_else ||
+      Py_REFCNT(value) > references.now() + caller_.references(value)) {
     of_element.unknown = Why::container;
   }
   References with_ours = of_element;
@@ -199,6 +209,8 @@ void Gathering::add_memory(PyObject *object, const at::Tensor &tensor, Why why)
 {
   if (C10_UNLIKELY(!memory_.add(tensor, why != Why::nobody_else))) {
     others_.push_back(Py_NewRef(object));
+  } else if (why != Why::nobody_else && tensor.is_cuda()) {
+    whys_ |= 1u << static_cast<unsigned>(why);
   }
 }
 
@@ -211,12 +223,12 @@ Why Gathering::why_saved(PyObject *object, const at::Tensor &tensor,
   if (!at::GradMode::is_enabled() || tensor.is_inference() || !tensor.is_cuda()) {
     return Why::nobody_else;
   }
-  return look_at(object, tensor, references);
+  return look_at(object, tensor, references, caller_);
 }
 
 void Gathering::mark(const End &end, const PythonEnd &python_end)
 {
-  holders_.decide([&](PyObject *object, const at::Tensor &tensor, Why why) {
+  holders_.decide(caller_, [&](PyObject *object, const at::Tensor &tensor, Why why) {
     add_memory(object, tensor, why);
   });
   if (!memory_.empty()) {
@@ -228,12 +240,35 @@ void Gathering::mark(const End &end, const PythonEnd &python_end)
   if (!others_.empty()) {
     mark_others(end, python_end);
   }
+  // take() means until the free, and says so.
+  if (C10_UNLIKELY(whys_ != 0) && end.gate_early && is_watched.load(std::memory_order_relaxed)) {
+    note_whys();
+  }
+}
+
+void Gathering::note_whys() const
+{
+  std::string words;
+  for (unsigned why = 0; whys_ >> why != 0; ++why) {
+    if ((whys_ >> why & 1u) != 0) {
+      words += words.empty() ? "" : "; ";
+      words += words_for(static_cast<Why>(why));
+    }
+  }
+  Reference helper(python_helper("esper_alloc.torch_allocator.lasting_marks", "note"));
+  Reference done(helper ? PyObject_CallFunction(helper.get(), "s", words.c_str()) : nullptr);
+  if (!done) {
+    throw python_error();
+  }
 }
 
 void Gathering::mark_others(const End &end, const PythonEnd &python_end)
 {
   const bool until_free =
       saved_ == Saved::yes || (saved_ == Saved::ask_tensor && at::GradMode::is_enabled());
+  if (until_free && saved_ == Saved::ask_tensor) {
+    whys_ |= 1u << static_cast<unsigned>(Why::traced);
+  }
   Reference tensors(PyList_New(0));
   for (PyObject *other : others_) {
     if (!tensors || PyList_Append(tensors.get(), other) < 0) {
@@ -259,6 +294,7 @@ struct Arguments {
   PyObject *tensors = nullptr;
   PythonEnd end;
   PyObject *gate = Py_True;
+  PyObject *const *behind = nullptr; // the last argument
 };
 
 // `self` NULL: the function was called, and its first argument is the tensors.
@@ -276,6 +312,7 @@ Arguments parse_arguments(PyObject *self, PyObject *const *args, Py_ssize_t coun
     parsed.end.stream = args[first];
   }
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  parsed.behind = args + count + named;
   for (Py_ssize_t i = 0; i < named; ++i) {
     const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i));
     if (name == nullptr) {
@@ -318,7 +355,9 @@ void mark(Arguments arguments)
   end.gate = truth != 0;
 
   Gathering found(Saved::ask_tensor);
-  found.add_argument(arguments.tensors, references_of_argument);
+  const CallersFrame caller =
+      at::GradMode::is_enabled() ? CallersFrame::of_call(arguments.behind) : CallersFrame();
+  found.add_argument(arguments.tensors, caller.is_known() ? 0 : references_of_argument, caller);
   found.mark(end, arguments.end);
 }
 
@@ -347,6 +386,16 @@ PyObject *record_use(PyObject * /*module*/, PyObject *const *args, Py_ssize_t co
   mark(parse_arguments(nullptr, args, count, names));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
+}
+
+PyObject *watch_marks(PyObject * /*module*/, PyObject *on)
+{
+  const int truth = PyObject_IsTrue(on);
+  if (truth < 0) {
+    return nullptr;
+  }
+  is_watched.store(truth != 0, std::memory_order_relaxed);
+  Py_RETURN_NONE;
 }
 
 PyObject *make_tensor_method(PyObject * /*module*/, PyObject *tensor_class)

@@ -44,9 +44,9 @@ public:
   Gathering(const Gathering &) = delete;
   Gathering &operator=(const Gathering &) = delete;
 
-  // `references`: how many Python references the caller itself holds. Raises TypeError if the value
-  // is neither a tensor nor a container.
-  void add_argument(PyObject *value, Py_ssize_t references);
+  // `references`: how many Python references the caller itself holds, beside those in its frame.
+  // Raises TypeError if the value is neither a tensor nor a container.
+  void add_argument(PyObject *value, Py_ssize_t references, const CallersFrame &caller = {});
 
   // To be called when all are added. Releases the GIL while marking.
   void mark(const End &end, const PythonEnd &python_end);
@@ -60,11 +60,14 @@ private:
   void add_memory(PyObject *object, const at::Tensor &tensor, Why why);
   Why why_saved(PyObject *object, const at::Tensor &tensor, const References &references) const;
   void mark_others(const End &end, const PythonEnd &python_end);
+  void note_whys() const;
 
   Saved saved_;
+  CallersFrame caller_;
   bool mode_is_active_;
   Memory memory_;
   Holders holders_;                        // of tensors that are marked when all are known
+  uint32_t whys_ = 0;                      // bit i: a mark lasts until the free for reason i
   c10::SmallVector<PyObject *, 1> others_; // owned; marked by Python
 };
 
@@ -74,5 +77,8 @@ PyObject *record_use(PyObject *module, PyObject *const *args, Py_ssize_t count, 
 // The same as a descriptor to be set on torch.Tensor, which has no such method yet. It counts
 // references as the function does.
 PyObject *make_tensor_method(PyObject *module, PyObject *tensor_class);
+
+// watch_marks(on): whether Python is told of marks that last until the free.
+PyObject *watch_marks(PyObject *module, PyObject *on);
 
 } // namespace esper

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..installation.pytorch import untyped
+from . import lasting_marks
 from .enabling import is_enabled
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def report() -> str:
     Three lists for each device: the gates that may still be waiting; the freed blocks
     for whose uses no event could be recorded, which can be reused once the uses' streams are
     seen again or their devices have been synchronised; and the uses that nobody is made to wait
-    for (``gate=False``, or on a stream with the trait ``rendezvous``). Streams are named by
+    for (``gate=False``, or on a stream with the trait ``rendezvous``). After
+    :func:`warn_about_marks` also the lines whose marks last until the free. Streams are named by
     their handles, as in ``stream.cuda_stream``; a block's size is in bytes of the device.
     """
     if not _is_running():
@@ -85,6 +87,7 @@ def report() -> str:
     lines = [f"esper_alloc: report of process {os.getpid()}, {when}"]
     for device in range(untyped(sys.modules["torch"]).cuda.device_count()):
         lines += _of_device(device, _core.gates(device), _core.pending(device), now)
+    lines += lasting_marks.lines()
     return "\n".join(lines) + "\n"
 
 

@@ -32,12 +32,12 @@ def names(program: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def kinds(library: Path) -> Any:
-    """Of every case."""
+def found(library: Path) -> Any:
+    """Of every case the kinds of the uses, and the report's lines."""
     return {
-        name: found
+        name: answer
         for program in ("alone", "reached")
-        for name, found in build.answer(
+        for name, answer in build.answer(
             library,
             f"import runpy, sys; sys.path.insert(0, {str(CASES)!r})\n"
             f"runpy.run_path({str(CASES / program)!r} + '.py', run_name='__main__')",
@@ -46,13 +46,39 @@ def kinds(library: Path) -> Any:
 
 
 @pytest.mark.parametrize("case", names("alone"))
-def test_what_only_the_caller_can_reach_is_marked_exactly(kinds: Any, case: str) -> None:
-    assert kinds[case] == ["record_use"]
+def test_what_only_the_caller_can_reach_is_marked_exactly(found: Any, case: str) -> None:
+    assert found[case] == [["record_use"], []]
 
 
 @pytest.mark.parametrize("case", names("reached"))
-def test_what_others_can_reach_is_marked_until_the_free(kinds: Any, case: str) -> None:
-    assert kinds[case] == ["until_free"]
+def test_what_others_can_reach_is_marked_until_the_free(found: Any, case: str) -> None:
+    kinds, lines = found[case]
+    assert kinds == ["until_free"]
+    assert len(lines) == 1 and "reached.py" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "case, why",
+    {
+        "saved": "autograd saved the tensor",
+        "saved_output": "others share its memory",
+        "view_whose_base_is_saved": "others hold the tensor that it is a view of",
+        "attribute_of_a_context": "other Python references to the tensor",
+        "list_that_others_hold": "others hold the container",
+        "view_that_is_missing": "or other views of that",
+        "base_that_others_hold": "others hold the tensor that it is a view of",
+        "storage": "others share its memory",
+        "parameter": "it is a Parameter",
+        "weak_reference": "weak references",
+        "weak_reference_to_the_base": "weak references",
+        "weak_reference_to_the_storage": "weak references",
+        "dlpack": "a storage that cannot be counted",
+        "subclass": "a subclass of Tensor",
+        "vmap": "a transform wraps the tensor",
+    }.items(),
+)
+def test_the_report_says_why(found: Any, case: str, why: str) -> None:
+    assert why in found[case][1][0]
 
 
 HEAD = """
@@ -124,3 +150,64 @@ esper_alloc.set_stream_traits(side, rendezvous=True)
 say(reused=is_reused(address))
 """
     assert build.answer(library, HEAD + code) == {"reused": False}
+
+
+def test_each_line_is_named_once_while_it_is_asked_for(library: Path) -> None:
+    code = """
+import warnings
+from esper_alloc.torch_allocator import lasting_marks
+
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    marked()
+    esper_alloc.warn_about_marks()
+    for _ in range(3):
+        marked()
+    marked(how="using")
+    marked(how="take")  # which says until the free
+    lines = list(lasting_marks.lines())
+    esper_alloc.warn_about_marks(False)
+    marked(event=True)
+code = open("/proc/self/cmdline", "rb").read().split(b"\\0")[2].decode().splitlines()
+say(
+    warned=[(code[w.lineno - 1].strip(), w.category.__name__, str(w.message)) for w in seen],
+    lines=lines,
+)
+"""
+    found = build.answer(library, HEAD + code)
+    assert found["warned"] == [
+        [
+            "esper_alloc.record_use(x, side, gate=gate)",
+            "RuntimeWarning",
+            "this mark lasts until the memory is freed: other Python references to the tensor exist",
+        ],
+        [
+            "with esper_alloc.using(x, stream=side):",
+            "RuntimeWarning",
+            "this mark lasts until the memory is freed: autograd recorded an operation in the scope",
+        ],
+    ]
+    assert found["lines"][0] == "marks that last until the free:"
+    assert sorted(line.split("(")[1].split(")")[0] for line in found["lines"][1:]) == [
+        "1 mark",
+        "3 marks",
+    ]
+
+
+def test_a_warning_that_is_an_error_comes_after_the_mark(library: Path) -> None:
+    code = """
+import warnings
+
+warnings.simplefilter("error")
+esper_alloc.warn_about_marks()
+try:
+    marked()
+except RuntimeWarning:
+    raised = True
+annotations = torch.cuda.memory._snapshot()["external_annotations"]
+say(raised=raised, kinds=[one["kind"] for one in annotations if one["name"] == "esper_alloc.use"])
+"""
+    assert build.answer(library, HEAD + code) == {
+        "raised": True,
+        "kinds": ["until_free"],
+    }

@@ -240,8 +240,8 @@ static esper_status present(core_t *core, esper_stream as, presented_t *p)
   return status;
 }
 
-/* Marks that last until the free. A mark inside a capture on memory from outside lasts until all work
- * is done that the device's streams had at the free, because the graph may be replayed on any
+/* Marks that last until the free. A mark inside a capture on memory from outside lasts until all
+ * work is done that the device's streams had at the free, because the graph may be replayed on any
  * stream. Nobody said that all this completes on its own. */
 static esper_status mark_until_free(core_t *core, const void *const *ptrs, size_t count,
                                     presented_t p, unsigned flags, size_t *found)

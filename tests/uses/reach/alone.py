@@ -204,6 +204,63 @@ def one_tensor_twice_in_a_list():
     return pair[0]
 
 
+@case
+def two_variables():
+    x = y = empty().view(1024, 1024)
+    mark(x, side())
+    return y
+
+
+@case
+def list_of_variables():
+    flat = empty()
+    x, y = flat.split(N // 2)
+    mark([x, y, flat], side())
+    return x
+
+
+@case
+def tensor_in_a_list_and_a_variable():
+    x = empty().view(1024, 1024)
+    pair = [x, x]
+    mark(pair, side())
+    return x
+
+
+@case
+def base_in_a_variable():
+    flat = empty()
+    x = flat.view(1024, 1024)
+    mark(x, side())
+    return flat
+
+
+@case
+def views_whose_base_is_in_a_variable():
+    flat = gathered()
+    views = list(flat.split(N // 8))
+    mark(views, stream=side(), gate=True)
+    return flat
+
+
+@case
+def variable_of_a_method_call():
+    flat = empty()
+    x = flat.view(1024, 1024)
+    x.record_use(stream=side())
+    return flat
+
+
+@case
+def variable_of_a_generator():
+    def generate():
+        x = empty().view(1024, 1024)
+        mark(x, side())
+        yield kinds(x)
+
+    return next(generate())
+
+
 @dataclasses.dataclass
 class Batch:
     left: torch.Tensor

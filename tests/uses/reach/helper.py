@@ -1,14 +1,15 @@
 """Who can reach a marked tensor's memory: what alone.py and reached.py share.
 
 Each of them is a program for the simulated device or a GPU. In each of its cases, in grad mode and
-without kernels, one tensor is marked, or several over one storage; it prints {case: kinds of the
-uses that the memory then owes}.
+without kernels, one tensor is marked, or several over one storage; it prints {case: [kinds of the
+uses that the memory then owes, reasons why a mark lasts until the free]}.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ if "ESPER_SIMULATED" in os.environ:
 import torch
 
 import esper_alloc
+from esper_alloc.torch_allocator import lasting_marks
 
 N = 1 << 20
 KEPT: list[Any] = []  #: what others hold
@@ -68,13 +70,15 @@ def main() -> None:
     if "ESPER_SIMULATED" not in os.environ:
         esper_alloc.enable()
     esper_alloc.install_tensor_method()
+    warnings.simplefilter("ignore")
     found: dict[str, Any] = {}
     for name, function in CASES.items():
         _streams.append(torch.cuda.Stream())
         keep_busy(side())
+        esper_alloc.warn_about_marks()
         try:
             x = function()
-            found[name] = x if isinstance(x, list) else kinds(x)
+            found[name] = x if isinstance(x, list) else kinds(x), list(lasting_marks.lines())[1:]
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
         KEPT.clear()

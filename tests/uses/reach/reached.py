@@ -301,6 +301,7 @@ def view_that_is_missing():
 @case
 def base_that_others_hold():
     flat = empty()
+    KEPT.append(flat)
     x = flat.view(1024, 1024)
     mark(x, side())
     return flat
@@ -309,6 +310,7 @@ def base_that_others_hold():
 @case
 def base_that_others_hold_of_all_views():
     flat = empty()
+    KEPT.append(flat)
     views = list(flat.split(N // 8))
     mark(views, side())
     return flat
@@ -364,6 +366,73 @@ def closure():
     KEPT.append(hook_with(x))
     mark(x, side())
     return x
+
+
+@case
+def variable_that_a_closure_reads():
+    x = empty()
+    KEPT.append(lambda grad: grad * x)
+    mark(x, side())
+    return x
+
+
+@case
+def attribute():
+    layer = torch.nn.Module()
+    layer.register_buffer("x", empty())
+    KEPT.append(layer)
+    mark(layer.x, side())
+    return layer.x
+
+
+@case
+def method_of_an_attribute():
+    layer = torch.nn.Module()
+    layer.register_buffer("x", empty())
+    KEPT.append(layer)
+    layer.x.record_use(side())
+    return layer.x
+
+
+@case
+def list_in_an_attribute():
+    layer = torch.nn.Module()
+    layer.views = list(empty().split(N // 8))
+    KEPT.append(layer)
+    mark(layer.views, side())
+    return layer.views[0]
+
+
+@case
+def item_of_a_list_that_others_hold():
+    views = [empty()]
+    KEPT.append(views)
+    mark(views[0], side())
+    return views[0]
+
+
+@case
+def items_of_a_list_that_others_hold():
+    views = list(empty().split(N // 2))
+    KEPT.append(views)
+    mark([views[0], views[1]], side())
+    return views[0]
+
+
+@case
+def twice_in_a_list_and_held_by_others():
+    x = empty()
+    KEPT.append(x)
+    mark([x, x], side())
+    return x
+
+
+@case
+def global_variable():
+    global shared
+    shared = empty()
+    mark(shared, side())
+    return kinds(shared)
 
 
 @case
@@ -444,6 +513,17 @@ def weak_reference_to_the_storage():
 
     x = empty()
     KEPT.append(StorageWeakRef(x.untyped_storage()))
+    mark(x, side())
+    return x
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+@case
+def subclass():
+    x = empty().as_subclass(Tagged)
     mark(x, side())
     return x
 
