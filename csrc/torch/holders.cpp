@@ -146,11 +146,6 @@ Why look_at(PyObject *object, const at::Tensor &tensor, const References &refere
 #endif
 }
 
-Holders::~Holders()
-{
-  forget();
-}
-
 void Holders::forget()
 {
   for (const Given &given : given_) {

@@ -95,7 +95,12 @@ class Holders
 {
 public:
   Holders() = default;
-  ~Holders();
+  ~Holders()
+  {
+    if (!given_.empty()) {
+      forget();
+    }
+  }
   Holders(const Holders &) = delete;
   Holders &operator=(const Holders &) = delete;
 
@@ -105,6 +110,9 @@ public:
   template <class Decided>
   void decide(const CallersFrame &caller, Decided decided)
   {
+    if (C10_LIKELY(given_.empty())) {
+      return;
+    }
     sort();
     for (size_t first = 0, last; first < given_.size(); first = last) {
       last = end_of_storage(first);

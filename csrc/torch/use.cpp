@@ -49,7 +49,8 @@ bool is_scalar(PyObject *value)
 } // namespace
 
 Gathering::Gathering(Saved saved)
-    : saved_(saved), mode_is_active_(c10::impl::dispatch_mode_enabled())
+    : saved_(saved), counts_(saved == Saved::ask_tensor && at::GradMode::is_enabled()),
+      mode_is_active_(c10::impl::dispatch_mode_enabled())
 {
 }
 
@@ -60,10 +61,12 @@ Gathering::~Gathering()
   }
 }
 
-void Gathering::add_argument(PyObject *value, Py_ssize_t references, const CallersFrame &caller)
+void Gathering::add_argument(PyObject *value, Py_ssize_t references, PyObject *const *behind)
 {
-  caller_ = caller;
-  if (!add(value, References{references}) && value != Py_None) {
+  if (counts_ && behind != nullptr) {
+    caller_ = CallersFrame::of_call(behind);
+  }
+  if (!add(value, References{caller_.is_known() ? 0 : references}) && value != Py_None) {
     TORCH_CHECK_TYPE(false, "expected a tensor, or a container of tensors, not ",
                      Py_TYPE(value)->tp_name);
   }
@@ -217,11 +220,8 @@ void Gathering::add_memory(PyObject *object, const at::Tensor &tensor, Why why)
 Why Gathering::why_saved(PyObject *object, const at::Tensor &tensor,
                          const References &references) const
 {
-  if (saved_ != Saved::ask_tensor) {
+  if (!counts_ || tensor.is_inference() || !tensor.is_cuda()) {
     return saved_ == Saved::yes ? Why::scope : Why::nobody_else;
-  }
-  if (!at::GradMode::is_enabled() || tensor.is_inference() || !tensor.is_cuda()) {
-    return Why::nobody_else;
   }
   return look_at(object, tensor, references, caller_);
 }
@@ -264,9 +264,8 @@ void Gathering::note_whys() const
 
 void Gathering::mark_others(const End &end, const PythonEnd &python_end)
 {
-  const bool until_free =
-      saved_ == Saved::yes || (saved_ == Saved::ask_tensor && at::GradMode::is_enabled());
-  if (until_free && saved_ == Saved::ask_tensor) {
+  const bool until_free = saved_ == Saved::yes || counts_;
+  if (counts_) {
     whys_ |= 1u << static_cast<unsigned>(Why::traced);
   }
   Reference tensors(PyList_New(0));
@@ -355,9 +354,7 @@ void mark(Arguments arguments)
   end.gate = truth != 0;
 
   Gathering found(Saved::ask_tensor);
-  const CallersFrame caller =
-      at::GradMode::is_enabled() ? CallersFrame::of_call(arguments.behind) : CallersFrame();
-  found.add_argument(arguments.tensors, caller.is_known() ? 0 : references_of_argument, caller);
+  found.add_argument(arguments.tensors, references_of_argument, arguments.behind);
   found.mark(end, arguments.end);
 }
 

@@ -44,9 +44,10 @@ public:
   Gathering(const Gathering &) = delete;
   Gathering &operator=(const Gathering &) = delete;
 
-  // `references`: how many Python references the caller itself holds, beside those in its frame.
-  // Raises TypeError if the value is neither a tensor nor a container.
-  void add_argument(PyObject *value, Py_ssize_t references, const CallersFrame &caller = {});
+  // `references`: how many Python references the caller itself holds. They are counted instead if
+  // the argument before `behind` is on the stack of a Python function. Raises TypeError if the value
+  // is neither a tensor nor a container.
+  void add_argument(PyObject *value, Py_ssize_t references, PyObject *const *behind = nullptr);
 
   // To be called when all are added. Releases the GIL while marking.
   void mark(const End &end, const PythonEnd &python_end);
@@ -63,8 +64,9 @@ private:
   void note_whys() const;
 
   Saved saved_;
-  CallersFrame caller_;
+  bool counts_; // who can reach a tensor
   bool mode_is_active_;
+  CallersFrame caller_;
   Memory memory_;
   Holders holders_;                        // of tensors that are marked when all are known
   uint32_t whys_ = 0;                      // bit i: a mark lasts until the free for reason i

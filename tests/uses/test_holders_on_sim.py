@@ -138,9 +138,8 @@ def say(**answer):
 def test_a_mark_until_the_free_is_gated_on_as_its_caller_allowed(
     library: Path, how: str, reused: bool
 ) -> None:
-    assert build.answer(library, HEAD + f"say(reused=is_reused(marked({how})))\n") == {
-        "reused": reused
-    }
+    code = HEAD + f"say(reused=is_reused(marked({how})))\n"
+    assert build.answer(library, code) == {"reused": reused}
 
 
 def test_the_trait_keeps_streams_from_waiting_for_a_mark_until_the_free(library: Path) -> None:
