@@ -1,11 +1,11 @@
 """A mark of one tensor, and a delayed backward pass that reads its memory through another.
 
-Usage: reach.py HOW MARK TRIES
+Usage: reach.py MARK TRIES
 
 The memory belongs to one stream, and is read on another. Autograd keeps it there through something
-else than the marked tensor: HOW is one of HOLDERS below. Then all is dropped, backward is
-enqueued behind a delay, and the memory is wanted. MARK: grad, where the holders are counted; or
-exact, in no_grad, which is what a count that misses one holder comes to.
+else than the marked tensor: each of HOLDERS below. Then all is dropped, backward is enqueued
+behind a delay, and the memory is wanted. MARK: grad, where the holders are counted; or exact, in
+no_grad, which is what a count that misses one holder comes to.
 """
 
 from __future__ import annotations
@@ -150,24 +150,26 @@ def attempt(
     return wrong_elements(w.grad[:PART], float(value)) > 0, reused
 
 
-def main(how: str, mark: str, tries: int) -> None:
+def main(mark: str, tries: int) -> None:
     use_allocator(OURS)
     warm_up()
-    holder, exact = HOLDERS[how], {"grad": False, "exact": True}[mark]
+    exact = {"grad": False, "exact": True}[mark]
     (owner,) = other_streams(1)
+    found = {}
     with torch.cuda.stream(owner):
         (side,) = other_streams(1, beside=owner)
         w = torch.ones(ELEMENTS, device="cuda", requires_grad=True)
         torch.cuda.synchronize()
-        for value in (1, 2):  # everything warm, its outcome not counted
-            attempt(holder, value, w, side, exact)
-        outcomes = [attempt(holder, value, w, side, exact) for value in range(3, tries + 3)]
-    report(
-        tries=len(outcomes),
-        wrong=sum(wrong for wrong, _ in outcomes),
-        reused=sum(reused for _, reused in outcomes),
-    )
+        for name, holder in HOLDERS.items():
+            for value in (1, 2):  # everything warm, its outcome not counted
+                attempt(holder, value, w, side, exact)
+            outcomes = [attempt(holder, value, w, side, exact) for value in range(3, tries + 3)]
+            found[name] = {
+                "wrong": sum(wrong for wrong, _ in outcomes),
+                "reused": sum(reused for _, reused in outcomes),
+            }
+    report(**found)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]))
