@@ -6,7 +6,7 @@ import dataclasses
 import weakref
 
 import torch
-from helper import N, case, empty, gathered, kinds, main, side
+from helper import N, case, case_of_variables, empty, gathered, kinds, main, side
 from torch.autograd import forward_ad
 
 from esper_alloc import record_use as mark
@@ -204,14 +204,14 @@ def one_tensor_twice_in_a_list():
     return pair[0]
 
 
-@case
+@case_of_variables
 def two_variables():
     x = y = empty().view(1024, 1024)
     mark(x, side())
     return y
 
 
-@case
+@case_of_variables
 def list_of_variables():
     flat = empty()
     x, y = flat.split(N // 2)
@@ -219,7 +219,7 @@ def list_of_variables():
     return x
 
 
-@case
+@case_of_variables
 def tensor_in_a_list_and_a_variable():
     x = empty().view(1024, 1024)
     pair = [x, x]
@@ -227,7 +227,7 @@ def tensor_in_a_list_and_a_variable():
     return x
 
 
-@case
+@case_of_variables
 def base_in_a_variable():
     flat = empty()
     x = flat.view(1024, 1024)
@@ -235,7 +235,7 @@ def base_in_a_variable():
     return flat
 
 
-@case
+@case_of_variables
 def views_whose_base_is_in_a_variable():
     flat = gathered()
     views = list(flat.split(N // 8))
@@ -243,7 +243,7 @@ def views_whose_base_is_in_a_variable():
     return flat
 
 
-@case
+@case_of_variables
 def variable_of_a_method_call():
     flat = empty()
     x = flat.view(1024, 1024)
