@@ -19,6 +19,8 @@ if torch.version.cuda is None or torch.cuda.is_available():
 
 import build  # noqa: E402
 
+#: Pending memory serves at once, whatever the default is.
+GATE = {"ESPER_ALLOC_REUSE": "gate"}
 CASES = TESTS / "uses" / "reach"
 
 
@@ -141,7 +143,7 @@ def test_a_mark_until_the_free_is_gated_on_as_its_caller_allowed(
     library: Path, how: str, reused: bool
 ) -> None:
     code = HEAD + f"say(reused=is_reused(marked({how})))\n"
-    assert build.answer(library, code) == {"reused": reused}
+    assert build.answer(library, code, **GATE) == {"reused": reused}
 
 
 def test_the_trait_keeps_streams_from_waiting_for_a_mark_until_the_free(library: Path) -> None:
@@ -150,7 +152,7 @@ address = marked()
 esper_alloc.set_stream_traits(side, rendezvous=True)
 say(reused=is_reused(address))
 """
-    assert build.answer(library, HEAD + code) == {"reused": False}
+    assert build.answer(library, HEAD + code, **GATE) == {"reused": False}
 
 
 def test_each_line_is_named_once_while_it_is_asked_for(library: Path) -> None:
