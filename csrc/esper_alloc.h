@@ -191,8 +191,14 @@ ESPER_API esper_status esper_malloc_from(esper_core *core, esper_pool *pool, siz
 ESPER_API esper_status esper_free(esper_core *core, void *ptr);
 
 enum {
-  ESPER_USE_NO_GATE = 1u /* never make another stream wait for this use, because it may depend on
-                            work that is not yet enqueued */
+  ESPER_USE_NO_GATE = 1u, /* never make another stream wait for this use, because it may depend on
+                               work that is not yet enqueued */
+  ESPER_USE_UNTIL_FREE =
+      2u /* the use ends with everything enqueued on the stream by the time of the
+                               free, as by esper_record_stream, because the stream may read the
+                               memory again. Without ESPER_USE_NO_GATE the caller says that all of
+                               this completes on its own: other streams may be made to wait for
+                               it. */
 };
 
 /* Marks the end of a use of `count` allocations on `stream`, with one event. Any address inside an
@@ -204,7 +210,8 @@ ESPER_API esper_status esper_record_use(esper_core *core, const void *const *ptr
                                         esper_stream stream, unsigned flags, size_t *marked);
 
 /* The same with an event that was already recorded on a stream of `device`. The event may be
- * recorded again or destroyed as soon as this returns. */
+ * recorded again or destroyed as soon as this returns. ESPER_INVALID: `flags` has
+ * ESPER_USE_UNTIL_FREE, but an event does not tell its stream. */
 ESPER_API esper_status esper_record_use_event(esper_core *core, const void *const *ptrs,
                                               size_t count, void *event, int device, unsigned flags,
                                               size_t *marked);

@@ -58,6 +58,8 @@ typedef struct esper_counters {
   uint64_t bytes_orphaned; /* bytes of pages that the driver would neither map nor take back; in no
                               segment, and tried again */
   uint64_t pages_moved;    /* pages moved from free memory to where a heap grew */
+  uint64_t marks_exact;    /* marked uses that end at the mark, on the block's device */
+  uint64_t marks_until_free; /* marked uses that last until the free; not those by record_stream */
 } esper_counters;
 
 /* A gate: a stream was made to wait for another stream's work because it got memory that this work
@@ -99,12 +101,13 @@ typedef enum esper_block_state {
 
 /* The kind of a use; 0 for a plain mark. */
 enum {
-  ESPER_ENTRY_NO_GATE = 1u, /* no stream is ever made to wait for it */
-  ESPER_ENTRY_AT_FREE = 2u, /* from record_stream: ends with the free */
-  ESPER_ENTRY_HELD = 4u,    /* has no event: held until its stream is seen again, or its device has
+  ESPER_ENTRY_NO_GATE = 1u,  /* no stream is ever made to wait for it */
+  ESPER_ENTRY_AT_FREE = 2u,  /* from record_stream: ends with the free */
+  ESPER_ENTRY_HELD = 4u,     /* has no event: held until its stream is seen again, or its device has
                                been synchronised */
-  ESPER_ENTRY_CAPTURED = 8u /* ends at a point in a captured graph, for whatever comes after that
-                               point */
+  ESPER_ENTRY_CAPTURED = 8u, /* ends at a point in a captured graph, for whatever comes after that
+                                point */
+  ESPER_ENTRY_UNTIL_FREE = 16u /* a mark that ends with the free */
 };
 
 /* A use that is not known to be over. */

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .helpers.normalize.rewards import RewardNormalizer
     from .helpers.normalize.values import ValueNormalizer
     from .helpers.validation import fused_validation_batch
+    from .torch_allocator.lasting_marks import warn_about_marks
     from .torch_allocator.stats import memory_stats, report
     from .uses.stream_traits import set_stream_traits
     from .uses.tensor_method import install_tensor_method, uninstall_tensor_method
@@ -66,6 +67,7 @@ __all__ = [
     "set_stream_traits",
     "uninstall_tensor_method",
     "using",
+    "warn_about_marks",
 ]
 
 #: What loads when it is asked for, since it needs PyTorch or the core.
@@ -86,6 +88,7 @@ _LATER = {
     "set_stream_traits": "uses.stream_traits",
     "uninstall_tensor_method": "uses.tensor_method",
     "using": "uses.use",
+    "warn_about_marks": "torch_allocator.lasting_marks",
 }
 
 

@@ -60,6 +60,7 @@ class Use(TypedDict):
     number: int
     no_gate: bool
     at_free: bool
+    until_free: bool
     held: bool
 
 @type_check_only

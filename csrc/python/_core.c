@@ -217,7 +217,13 @@ static PyObject *addresses(PyObject *self, PyObject *ignored)
   F(blocks_held)    \
   F(events_alive)   \
   F(events_created) \
-  F(metadata_bytes) F(captured_uses) F(captured_frees) F(bytes_orphaned) F(pages_moved)
+  F(metadata_bytes) \
+  F(captured_uses)  \
+  F(captured_frees) \
+  F(bytes_orphaned) \
+  F(pages_moved)    \
+  F(marks_exact)    \
+  F(marks_until_free)
 
 #define COUNTER(name) +1
 _Static_assert(sizeof(esper_counters) == (0 COUNTERS(COUNTER)) * sizeof(uint64_t),

@@ -57,6 +57,8 @@ PyMethodDef methods[] = {
      nullptr}, // esper_alloc/uses/use.py sets its docstring
     {"make_tensor_method", esper::make_tensor_method, METH_O,
      "make_tensor_method(Tensor) -> record_use as a method of that class."},
+    {"watch_marks", esper::watch_marks, METH_O,
+     "watch_marks(on): tell lasting_marks.note() of marks that last until the free."},
     {"enter_stream", esper::enter_stream, METH_O,
      "enter_stream(stream) -> state for leave_stream()."},
     {"leave_stream", method(&esper::leave_stream), METH_FASTCALL,

@@ -88,16 +88,17 @@ PyObject *esper_py_gates(PyObject *module, PyObject *argument)
 const char esper_py_pending_doc[] =
     "pending(device, /)\n--\n\n"
     "The blocks that owe uses, as dicts: address, size, live, stream (a handle) and\n"
-    "uses, a list of dicts: stream_device, stream, number, no_gate, at_free, held.\n"
+    "uses, a list of dicts: stream_device, stream, number, no_gate, at_free, until_free,\n"
+    "held.\n"
     "RuntimeError: there is no CUDA.";
 
 static PyObject *use_dict(const esper_use_entry *use)
 {
 #define KIND(flag) (use->kind & (flag) ? Py_True : Py_False)
-  return Py_BuildValue("{s:i,s:N,s:K,s:O,s:O,s:O}", "stream_device", use->device, "stream",
+  return Py_BuildValue("{s:i,s:N,s:K,s:O,s:O,s:O,s:O}", "stream_device", use->device, "stream",
                        address_of(use->stream), "number", (unsigned long long)use->number,
                        "no_gate", KIND(ESPER_ENTRY_NO_GATE), "at_free", KIND(ESPER_ENTRY_AT_FREE),
-                       "held", KIND(ESPER_ENTRY_HELD));
+                       "until_free", KIND(ESPER_ENTRY_UNTIL_FREE), "held", KIND(ESPER_ENTRY_HELD));
 #undef KIND
 }
 

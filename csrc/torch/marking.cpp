@@ -74,12 +74,11 @@ void mark_foreign(const at::Tensor &tensor, const End &end)
 } // namespace
 
 // Uses one event for all blocks that share a stream.
-void Memory::mark_precise(const Blocks &blocks, const End &end)
+void Memory::mark_blocks(const Blocks &blocks, const End &end, unsigned flags)
 {
   if (blocks.empty()) {
     return;
   }
-  const unsigned flags = end.gate ? 0u : unsigned{ESPER_USE_NO_GATE};
   esper_core *made = core();
   c10::SmallVector<const void *, 8> group;
   // Without a stream, each device's current stream is meant.
@@ -106,11 +105,17 @@ void Memory::mark_precise(const Blocks &blocks, const End &end)
   }
 }
 
-void Memory::mark_until_free(const Blocks &blocks, const End &end)
+void Memory::mark_until_free(const Blocks &blocks, const End &end, unsigned flags)
 {
+  // An event does not tell its stream, which is where backward reads.
+  const bool unknown = end.event && !end.stream;
+  if (!unknown && end.gate_early) {
+    End at_free = end;
+    at_free.event.reset();
+    mark_blocks(blocks, at_free, flags | ESPER_USE_UNTIL_FREE);
+    return;
+  }
   for (const Block &block : blocks) {
-    // An event does not tell its stream, which is where backward reads.
-    const bool unknown = end.event && !end.stream;
     const esper_status status =
         unknown ? capi().free_after_all(core(), const_cast<void *>(block.ptr))
                 : capi().record_stream(core(), block.ptr, to_esper(stream_for(end, block.device)));
@@ -120,8 +125,9 @@ void Memory::mark_until_free(const Blocks &blocks, const End &end)
 
 void Memory::mark(const End &end) const
 {
-  mark_precise(precise_, end);
-  mark_until_free(until_free_, end);
+  const unsigned flags = end.gate ? 0u : unsigned{ESPER_USE_NO_GATE};
+  mark_blocks(precise_, end, flags);
+  mark_until_free(until_free_, end, flags);
   for (const at::Tensor &tensor : foreign_) {
     mark_foreign(tensor, end);
   }

@@ -19,6 +19,9 @@ struct End {
   // protect: that of other allocators, and of saved tensors.
   std::optional<RecordedEvent> event;
   bool gate = true;
+  // False: uses until the free are gated on only when memory cannot grow, as by record_stream,
+  // because the caller said nothing of other work of the stream.
+  bool gate_early = true;
 };
 
 // The core that may own memory with an unknown deleter: this one, or the one under torch's
@@ -52,8 +55,8 @@ private:
   };
   using Blocks = c10::SmallVector<Block, 8>;
 
-  static void mark_precise(const Blocks &blocks, const End &end);
-  static void mark_until_free(const Blocks &blocks, const End &end);
+  static void mark_blocks(const Blocks &blocks, const End &end, unsigned flags);
+  static void mark_until_free(const Blocks &blocks, const End &end, unsigned flags);
 
   Blocks precise_;
   Blocks until_free_;

@@ -99,7 +99,12 @@ void leave_scope(at::TensorList tensors, int64_t stream, int64_t device, bool un
 void take(at::TensorList tensors, int64_t stream, int64_t device)
 {
   enter_scope(tensors, stream, device);
-  mark(tensors, std::nullopt, true, true);
+  const Memory memory = memory_of(tensors, true);
+  if (!memory.empty()) {
+    End end;
+    end.gate_early = false;
+    memory.mark(end);
+  }
 }
 
 // The same with `after`, which only the compiler looks at.

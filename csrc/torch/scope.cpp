@@ -178,6 +178,7 @@ PyObject *hand_over(PyObject * /*module*/, PyObject *const *args, Py_ssize_t cou
   here.stream = c10::cuda::getCurrentCUDAStream();
   // Tensors of another device are read there, on that device's current stream.
   there.stream = c10::cuda::getCurrentCUDAStream(from.device_index());
+  here.gate_early = there.gate_early = false;
   Gathering found(Saved::yes);
   gather(found, args[0]);
   {

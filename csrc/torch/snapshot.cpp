@@ -113,6 +113,9 @@ const char *name_of(unsigned kind)
   if (kind & ESPER_ENTRY_AT_FREE) {
     return "record_stream";
   }
+  if (kind & ESPER_ENTRY_UNTIL_FREE) {
+    return "until_free";
+  }
   return kind & ESPER_ENTRY_NO_GATE ? "no_gate" : "record_use";
 }
 

@@ -5,13 +5,25 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <atomic>
+#include <string>
+
 namespace esper
 {
 namespace
 {
 
-// Who holds a reference: for an argument the caller's variable and, before Python 3.14, the
-// interpreter's stack; for an element its container.
+// Who holds a reference: for an argument the caller's variable and the interpreter's stack; for an
+// element its container, and the caller's variables.
+//
+// Up to Python 3.13 variables and the stack each have a reference of their own, and those of the
+// caller's frame are counted. Where that is not known, one variable and the stack are assumed. Then
+// one cannot tell the variable from an object or container that holds what is passed as obj.x or
+// items[i].
+//
+// From 3.14 on the stack borrows a local variable's reference, so one is all that there is. Where it
+// does not borrow (a global variable, one of a closure, obj.x, items[i]), it has one more, and the
+// argument seems to be held by others: that is safe.
 #if PY_VERSION_HEX >= 0x030E0000
 constexpr Py_ssize_t references_of_argument = 1;
 #else
@@ -19,12 +31,14 @@ constexpr Py_ssize_t references_of_argument = 2;
 #endif
 constexpr Py_ssize_t references_of_element = 1;
 
-// A function of the folder esper_alloc/uses, for what is easier to write in Python.
+// A function of the package, for what is easier to write in Python.
 PyObject *python_helper(const char *module_name, const char *name)
 {
   Reference module(PyImport_ImportModule(module_name));
   return module ? PyObject_GetAttrString(module.get(), name) : nullptr;
 }
+
+std::atomic<bool> is_watched{false};
 
 bool is_scalar(PyObject *value)
 {
@@ -35,7 +49,8 @@ bool is_scalar(PyObject *value)
 } // namespace
 
 Gathering::Gathering(Saved saved)
-    : saved_(saved), mode_is_active_(c10::impl::dispatch_mode_enabled())
+    : saved_(saved), counts_(saved == Saved::ask_tensor && at::GradMode::is_enabled()),
+      mode_is_active_(c10::impl::dispatch_mode_enabled())
 {
 }
 
@@ -46,20 +61,22 @@ Gathering::~Gathering()
   }
 }
 
-void Gathering::add_argument(PyObject *value, Py_ssize_t references)
+void Gathering::add_argument(PyObject *value, Py_ssize_t references, PyObject *const *behind)
 {
-  if (!add(value, references) && value != Py_None) {
+  if (counts_ && behind != nullptr) {
+    caller_ = CallersFrame::of_call(behind);
+  }
+  if (!add(value, References{caller_.is_known() ? 0 : references}) && value != Py_None) {
     TORCH_CHECK_TYPE(false, "expected a tensor, or a container of tensors, not ",
                      Py_TYPE(value)->tp_name);
   }
 }
 
 // Returns whether it was a tensor or a container.
-bool Gathering::add(PyObject *value, Py_ssize_t references)
+bool Gathering::add(PyObject *value, const References &references)
 {
   if (C10_LIKELY(THPVariable_CheckExact(value))) {
-    const at::Tensor &tensor = THPVariable_Unpack(value);
-    add_tensor(value, tensor, may_be_saved(value, tensor, references));
+    add_tensor(value, THPVariable_Unpack(value), references);
     return true;
   }
   if (is_scalar(value)) {
@@ -72,7 +89,7 @@ bool Gathering::add(PyObject *value, Py_ssize_t references)
   return add_children(value, references);
 }
 
-void Gathering::add_element(PyObject *value, Py_ssize_t references)
+void Gathering::add_element(PyObject *value, const References &references)
 {
   if (add(value, references) || is_scalar(value)) {
     return;
@@ -86,9 +103,15 @@ void Gathering::add_element(PyObject *value, Py_ssize_t references)
 
 // If others hold the container (a checkpoint's closure, for example), they can reach its elements,
 // so the caller does not hold those alone.
-bool Gathering::add_children(PyObject *value, Py_ssize_t references)
+bool Gathering::add_children(PyObject *value, const References &references)
 {
-  const Py_ssize_t of_element = Py_REFCNT(value) <= references ? references_of_element : -1;
+  References of_element{references_of_element};
+  if (references.unknown != Why::nobody_else ||
+      Py_REFCNT(value) > references.now() + caller_.references(value)) {
+    of_element.unknown = Why::container;
+  }
+  References with_ours = of_element;
+  with_ours.passing = 1;
   if (Py_EnterRecursiveCall(" while looking for tensors") != 0) {
     throw python_error();
   }
@@ -108,7 +131,7 @@ bool Gathering::add_children(PyObject *value, Py_ssize_t references)
     // A tensor subclass may run Python, which may change the list.
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
       Reference item(Py_NewRef(PyList_GET_ITEM(value, i)));
-      add_element(item.get(), of_element + 1);
+      add_element(item.get(), with_ours);
     }
     return true;
   }
@@ -122,7 +145,7 @@ bool Gathering::add_children(PyObject *value, Py_ssize_t references)
     return false;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(children.get()); ++i) {
-    add_element(PyTuple_GET_ITEM(children.get(), i), of_element + 1);
+    add_element(PyTuple_GET_ITEM(children.get(), i), with_ours);
   }
   return true;
 }
@@ -130,6 +153,7 @@ bool Gathering::add_children(PyObject *value, Py_ssize_t references)
 // A subclass of Tensor either has memory of its own or wraps tensors.
 void Gathering::add_wrapper(PyObject *wrapper)
 {
+  const References of_wrapped{0, 0, Why::subclass};
   if (PyObject_HasAttrString(wrapper, "__tensor_flatten__")) {
     Reference flat(PyObject_CallMethod(wrapper, "__tensor_flatten__", nullptr));
     if (!flat) {
@@ -148,7 +172,7 @@ void Gathering::add_wrapper(PyObject *wrapper)
       if (!inner) {
         throw python_error();
       }
-      add(inner.get(), 0); // what is not a tensor (a device mesh, say) needs no mark
+      add(inner.get(), of_wrapped); // what is not a tensor (a device mesh, say) needs no mark
     }
     return;
   }
@@ -158,13 +182,13 @@ void Gathering::add_wrapper(PyObject *wrapper)
       impl->has_storage() && impl->unsafe_storage() &&
       impl->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
   if (has_memory || tensor.layout() != at::kStrided) {
-    add_tensor(wrapper, tensor, may_be_saved(wrapper, tensor, 0));
+    add_tensor(wrapper, tensor, of_wrapped);
   } else if (tensor.numel() != 0 && !tensor.device().is_cpu() && !tensor.device().is_meta()) {
     others_.push_back(Py_NewRef(wrapper));
   }
 }
 
-void Gathering::add_tensor(PyObject *object, const at::Tensor &tensor, bool may_be_saved)
+void Gathering::add_tensor(PyObject *object, const at::Tensor &tensor, const References &references)
 {
   // Wrappers of functorch and functionalisation have no memory of their own.
   constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::FuncTorchBatched,
@@ -174,35 +198,39 @@ void Gathering::add_tensor(PyObject *object, const at::Tensor &tensor, bool may_
     if (!tensor.device().is_cpu() && !tensor.device().is_meta()) {
       others_.push_back(Py_NewRef(object));
     }
-  } else if (C10_UNLIKELY(!memory_.add(tensor, may_be_saved))) {
-    others_.push_back(Py_NewRef(object));
+    return;
+  }
+  const Why why = why_saved(object, tensor, references);
+  if (why == Why::uncounted) {
+    holders_.add(object, tensor, references.lasting);
+  } else {
+    add_memory(object, tensor, why);
   }
 }
 
-bool Gathering::may_be_saved(PyObject *object, const at::Tensor &tensor,
-                             Py_ssize_t references) const
+void Gathering::add_memory(PyObject *object, const at::Tensor &tensor, Why why)
 {
-  if (saved_ != Saved::ask_tensor) {
-    return saved_ == Saved::yes;
+  if (C10_UNLIKELY(!memory_.add(tensor, why != Why::nobody_else))) {
+    others_.push_back(Py_NewRef(object));
+  } else if (why != Why::nobody_else && tensor.is_cuda()) {
+    whys_ |= 1u << static_cast<unsigned>(why);
   }
-  if (!at::GradMode::is_enabled() || tensor.is_inference()) {
-    return false;
+}
+
+Why Gathering::why_saved(PyObject *object, const at::Tensor &tensor,
+                         const References &references) const
+{
+  if (!counts_ || tensor.is_inference() || !tensor.is_cuda()) {
+    return saved_ == Saved::yes ? Why::scope : Why::nobody_else;
   }
-#ifdef Py_GIL_DISABLED
-  // There reference counts are split between threads and tell too little.
-  (void)object;
-  (void)references;
-  return true;
-#else
-  const auto *impl = tensor.unsafeGetTensorImpl();
-  const bool callers_alone = Py_REFCNT(object) <= references && tensor.use_count() == 1 &&
-                             impl->has_storage() && impl->unsafe_storage().use_count() == 1;
-  return !callers_alone;
-#endif
+  return look_at(object, tensor, references, caller_);
 }
 
 void Gathering::mark(const End &end, const PythonEnd &python_end)
 {
+  holders_.decide(caller_, [&](PyObject *object, const at::Tensor &tensor, Why why) {
+    add_memory(object, tensor, why);
+  });
   if (!memory_.empty()) {
     TORCH_CHECK_VALUE(python_end.stream == Py_None || end.stream,
                       "a CUDA tensor cannot be marked on a stream of another kind of device");
@@ -212,12 +240,34 @@ void Gathering::mark(const End &end, const PythonEnd &python_end)
   if (!others_.empty()) {
     mark_others(end, python_end);
   }
+  // take() means until the free, and says so.
+  if (C10_UNLIKELY(whys_ != 0) && end.gate_early && is_watched.load(std::memory_order_relaxed)) {
+    note_whys();
+  }
+}
+
+void Gathering::note_whys() const
+{
+  std::string words;
+  for (unsigned why = 0; whys_ >> why != 0; ++why) {
+    if ((whys_ >> why & 1u) != 0) {
+      words += words.empty() ? "" : "; ";
+      words += words_for(static_cast<Why>(why));
+    }
+  }
+  Reference helper(python_helper("esper_alloc.torch_allocator.lasting_marks", "note"));
+  Reference done(helper ? PyObject_CallFunction(helper.get(), "s", words.c_str()) : nullptr);
+  if (!done) {
+    throw python_error();
+  }
 }
 
 void Gathering::mark_others(const End &end, const PythonEnd &python_end)
 {
-  const bool until_free =
-      saved_ == Saved::yes || (saved_ == Saved::ask_tensor && at::GradMode::is_enabled());
+  const bool until_free = saved_ == Saved::yes || counts_;
+  if (counts_) {
+    whys_ |= 1u << static_cast<unsigned>(Why::traced);
+  }
   Reference tensors(PyList_New(0));
   for (PyObject *other : others_) {
     if (!tensors || PyList_Append(tensors.get(), other) < 0) {
@@ -243,6 +293,7 @@ struct Arguments {
   PyObject *tensors = nullptr;
   PythonEnd end;
   PyObject *gate = Py_True;
+  PyObject *const *behind = nullptr; // the last argument
 };
 
 // `self` NULL: the function was called, and its first argument is the tensors.
@@ -260,6 +311,7 @@ Arguments parse_arguments(PyObject *self, PyObject *const *args, Py_ssize_t coun
     parsed.end.stream = args[first];
   }
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  parsed.behind = args + count + named;
   for (Py_ssize_t i = 0; i < named; ++i) {
     const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i));
     if (name == nullptr) {
@@ -302,7 +354,7 @@ void mark(Arguments arguments)
   end.gate = truth != 0;
 
   Gathering found(Saved::ask_tensor);
-  found.add_argument(arguments.tensors, references_of_argument);
+  found.add_argument(arguments.tensors, references_of_argument, arguments.behind);
   found.mark(end, arguments.end);
 }
 
@@ -331,6 +383,16 @@ PyObject *record_use(PyObject * /*module*/, PyObject *const *args, Py_ssize_t co
   mark(parse_arguments(nullptr, args, count, names));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
+}
+
+PyObject *watch_marks(PyObject * /*module*/, PyObject *on)
+{
+  const int truth = PyObject_IsTrue(on);
+  if (truth < 0) {
+    return nullptr;
+  }
+  is_watched.store(truth != 0, std::memory_order_relaxed);
+  Py_RETURN_NONE;
 }
 
 PyObject *make_tensor_method(PyObject * /*module*/, PyObject *tensor_class)

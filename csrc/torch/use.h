@@ -2,18 +2,17 @@
 //
 // Autograd. A mark says that the stream will not read the tensor again. But an operation that
 // autograd recorded may have saved it, and backward reads it later on the same stream. So memory
-// that may have been saved is marked until its free, as record_stream does.
+// that may have been saved is marked until its free.
 //
 // A tensor given to record_use() cannot have been saved when grad mode is off, when it is an
-// inference tensor, or when only the caller holds it: a saved tensor shares its TensorImpl or its
-// storage, and a Python function that keeps it (ctx.x = x, a checkpoint's closure) holds a
-// reference. Every other tensor counts as saved. No count shows a function that reads the caller's
-// own variable or an object's attribute again in backward. Then the mark belongs after backward.
+// inference tensor, or when only the caller can reach its memory, which holders.h finds out. Every
+// other tensor counts as saved.
 //
 // A tensor given to using() cannot have been saved when this thread made no autograd node inside
 // the scope (scope.cpp counts them).
 #pragma once
 
+#include "holders.h"
 #include "marking.h"
 
 namespace esper
@@ -45,25 +44,32 @@ public:
   Gathering(const Gathering &) = delete;
   Gathering &operator=(const Gathering &) = delete;
 
-  // `references`: how many Python references the caller itself holds. Raises TypeError if the value
+  // `references`: how many Python references the caller itself holds. They are counted instead if
+  // the argument before `behind` is on the stack of a Python function. Raises TypeError if the value
   // is neither a tensor nor a container.
-  void add_argument(PyObject *value, Py_ssize_t references);
+  void add_argument(PyObject *value, Py_ssize_t references, PyObject *const *behind = nullptr);
 
-  // Releases the GIL while marking.
+  // To be called when all are added. Releases the GIL while marking.
   void mark(const End &end, const PythonEnd &python_end);
 
 private:
-  bool add(PyObject *value, Py_ssize_t references);
-  void add_element(PyObject *value, Py_ssize_t references);
+  bool add(PyObject *value, const References &references);
+  void add_element(PyObject *value, const References &references);
   void add_wrapper(PyObject *wrapper);
-  bool add_children(PyObject *value, Py_ssize_t references);
-  void add_tensor(PyObject *object, const at::Tensor &tensor, bool may_be_saved);
-  bool may_be_saved(PyObject *object, const at::Tensor &tensor, Py_ssize_t references) const;
+  bool add_children(PyObject *value, const References &references);
+  void add_tensor(PyObject *object, const at::Tensor &tensor, const References &references);
+  void add_memory(PyObject *object, const at::Tensor &tensor, Why why);
+  Why why_saved(PyObject *object, const at::Tensor &tensor, const References &references) const;
   void mark_others(const End &end, const PythonEnd &python_end);
+  void note_whys() const;
 
   Saved saved_;
+  bool counts_; // who can reach a tensor
   bool mode_is_active_;
+  CallersFrame caller_;
   Memory memory_;
+  Holders holders_;                        // of tensors that are marked when all are known
+  uint32_t whys_ = 0;                      // bit i: a mark lasts until the free for reason i
   c10::SmallVector<PyObject *, 1> others_; // owned; marked by Python
 };
 
@@ -73,5 +79,8 @@ PyObject *record_use(PyObject *module, PyObject *const *args, Py_ssize_t count, 
 // The same as a descriptor to be set on torch.Tensor, which has no such method yet. It counts
 // references as the function does.
 PyObject *make_tensor_method(PyObject *module, PyObject *tensor_class);
+
+// watch_marks(on): whether Python is told of marks that last until the free.
+PyObject *watch_marks(PyObject *module, PyObject *on);
 
 } // namespace esper

@@ -73,8 +73,8 @@ def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
     dicts: ``stream`` (its handle), ``device`` (the stream's), ``number`` (of the
     stream's event that ends the use; ``held``: the first event number that would
     end it; 0: there is none) and ``kind``:
-    ``record_use``, ``no_gate``, ``record_stream``, ``held``, or ``captured``. Viewers that do
-    not know the key pass over it.
+    ``record_use``, ``until_free``, ``no_gate``, ``record_stream``, ``held``, or ``captured``.
+    Viewers that do not know the key pass over it.
 
     Args:
         snapshot: of ``torch.cuda.memory._snapshot()``; it is not changed, and

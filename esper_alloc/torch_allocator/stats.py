@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..installation.pytorch import untyped
+from . import lasting_marks
 from .enabling import is_enabled
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
       it; in a snapshot such a use is ``held``, and ``captured`` is one of the capture's
       own memory;
     - ``captured_frees``: frees of memory from outside that was marked in a capture; replays
-      may still read it.
+      may still read it;
+    - ``marks_exact``: uses that were marked and end at the mark;
+    - ``marks_until_free``: uses that were marked and last until the free, because others could
+      reach the memory. Uses by ``record_stream`` are not counted.
 
     At this moment:
 
@@ -72,7 +76,8 @@ def report() -> str:
     Three lists for each device: the gates that may still be waiting; the freed blocks
     for whose uses no event could be recorded, which can be reused once the uses' streams are
     seen again or their devices have been synchronised; and the uses that nobody is made to wait
-    for (``gate=False``, or on a stream with the trait ``rendezvous``). Streams are named by
+    for (``gate=False``, or on a stream with the trait ``rendezvous``). After
+    :func:`warn_about_marks` also the lines whose marks last until the free. Streams are named by
     their handles, as in ``stream.cuda_stream``; a block's size is in bytes of the device.
     """
     if not _is_running():
@@ -82,6 +87,7 @@ def report() -> str:
     lines = [f"esper_alloc: report of process {os.getpid()}, {when}"]
     for device in range(untyped(sys.modules["torch"]).cuda.device_count()):
         lines += _of_device(device, _core.gates(device), _core.pending(device), now)
+    lines += lasting_marks.lines()
     return "\n".join(lines) + "\n"
 
 
@@ -128,7 +134,7 @@ def _of_device(device: int, gates: list[Any], blocks: list[Any], now: float) -> 
 
 def _of_use(block: Any, use: Any) -> str:
     state = "live" if block["live"] else "freed"
-    by = ", by record_stream" if use["at_free"] else ""
+    by = ", by record_stream" if use["at_free"] else ", until its free" if use["until_free"] else ""
     event = f", event {use['number']}" if use["number"] and not use["held"] else ""
     return (
         f"    block {block['address']:#x} of {_size(block['size'])}, {state}, used on "

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..installation.files import library_path
 from ..installation.pytorch import UnavailableError, load_shim, untyped
+from ..torch_allocator import lasting_marks
 from ..torch_allocator.enabling import is_current, pluggable_allocator
 from . import teaching, tracing
 from .containers import find_tensors
@@ -75,9 +76,11 @@ def record_use(
     allocated on there is nothing to do, and nothing is done.
 
     In grad mode a tensor may have been saved for backward, which reads it on
-    the same stream later. A tensor that anything but its caller holds is
-    therefore protected until it is freed, as ``record_stream`` would. Under
-    ``torch.no_grad()`` the mark is always exact.
+    the same stream later. Memory that anybody but the caller can reach is
+    therefore protected until it is freed. The holders are counted exactly: a view
+    whose base nobody else holds, or all views of a buffer in one call, are marked
+    exactly. Under ``torch.no_grad()`` the mark always is. ``warn_about_marks()``
+    names the lines whose marks last until the free.
 
     Args:
         tensors: a tensor, or lists, tuples, dicts, sets and dataclasses of
@@ -90,7 +93,12 @@ def record_use(
         gate: False if the work on `stream` waits for something that is not
             enqueued yet (a send whose peer answers later, a kernel that spins
             on a flag): the memory is then reused when the GPU has passed the
-            mark, and no other stream is ever made to wait for it.
+            mark, and no other stream is ever made to wait for it. True says that
+            it completes by itself: up to the mark, and up to the free for memory that
+            others can reach. If `stream` will also get work in between that waits for
+            something not enqueued yet, and a stream that wants this memory has to enqueue
+            it, both wait for ever. Then pass False, or give `stream` the trait
+            ``rendezvous``.
 
     In a function that is compiled, and where PyTorch traces otherwise, the call
     becomes an operator; docs/uses.md says what is different there.
@@ -338,6 +346,8 @@ def _mark_cuda(
     # Autograd may have saved it: see record_use(). References are not counted
     # here; the shim does.
     may_be_saved = torch.is_grad_enabled() and not tensor.is_inference()
+    if may_be_saved and lasting_marks.is_on():
+        lasting_marks.note("the PyTorch part, which counts who can reach it, is missing")
     exact = gate and event is None and not may_be_saved
     if exact and _mark_through_library(tensor, stream):
         return

@@ -11,16 +11,18 @@ from scenario import run_program
 
 TRIES = 20
 MARKS = ["gate_false", "record_stream", "trait"]
+UNTIL_FREE = ["gate_false_until_free", "trait_until_free"]
+CONTROLS = ["gate", "gate_until_free"]
 
 
 def need_traits(mark: str) -> None:
     import esper_alloc
 
-    if mark == "trait" and not hasattr(esper_alloc, "set_stream_traits"):
+    if mark.startswith("trait") and not hasattr(esper_alloc, "set_stream_traits"):
         pytest.skip("esper_alloc has no set_stream_traits()")
 
 
-@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("mark", MARKS + UNTIL_FREE)
 @pytest.mark.parametrize("scenario", ["value", "ring_on_one"])
 def test_rendezvous_on_one_device_completes(scenario: str, mark: str) -> None:
     need_traits(mark)
@@ -29,16 +31,17 @@ def test_rendezvous_on_one_device_completes(scenario: str, mark: str) -> None:
     assert found["wrong"] == 0
 
 
+@pytest.mark.parametrize("mark", CONTROLS)
 @pytest.mark.parametrize("scenario", ["value", "ring_on_one"])
-def test_a_gate_would_hang_it(scenario: str) -> None:
+def test_a_gate_would_hang_it(scenario: str, mark: str) -> None:
     """The control: a plain mark is the caller's word that this is not so."""
-    found = run_program("hangs", scenario, "gate", "2")
+    found = run_program("hangs", scenario, mark, "2")
     assert found["reused"] == found["hung"] == 2
     assert found["wrong"] == 0
 
 
 @pytest.mark.two_gpus
-@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("mark", MARKS + UNTIL_FREE)
 def test_a_ring_of_flags_over_two_devices_completes(mark: str) -> None:
     need_traits(mark)
     found = run_program("hangs", "ring", mark, str(TRIES))
@@ -54,7 +57,7 @@ def test_a_gate_would_hang_the_ring() -> None:
 
 
 @pytest.mark.two_gpus
-@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("mark", MARKS + UNTIL_FREE)
 def test_a_ring_over_nccl_completes(mark: str) -> None:
     need_traits(mark)
     found = run_program("nccl_ring", mark, "10")

@@ -70,8 +70,12 @@ static void fork_child(void)
 /* A forked child has none, as it has no CUDA. */
 static esper_core *instance(void)
 {
+  const char *order = getenv("ESPER_ALLOC_REUSE"); /* esper_alloc.c reads it for its own core */
+  esper_config config = {0};
+  if (order && !strcmp(order, "gate"))
+    config.reuse_order = ESPER_REUSE_GATE;
   if (!core)
-    table.core_create(sim_driver(s()), NULL, &core);
+    table.core_create(sim_driver(s()), &config, &core);
   return forked ? NULL : core;
 }
 

@@ -38,7 +38,7 @@ GATE = dict(device=0, waiting=0x10, stream_device=0, stream=0, number=7, size=64
 
 
 def use(stream, number, **kind):
-    kind = {"no_gate": False, "at_free": False, "held": False, **kind}
+    kind = {"no_gate": False, "at_free": False, "until_free": False, "held": False, **kind}
     return {"stream_device": 0, "stream": stream, "number": number, **kind}
 
 
@@ -83,15 +83,17 @@ def test_the_report_lists_what_is_held_and_what_has_no_gate(running):
         block(0x1000, 2 * MIB, False, use(0x20, 0, held=True), use(0x30, 3, held=True)),
         block(0x2000, 512, True, use(0x20, 4, no_gate=True), use(0x30, 5)),
         block(0x3000, 512, False, use(0x20, 6, no_gate=True, at_free=True)),
+        block(0x5000, 512, False, use(0x20, 8, no_gate=True, until_free=True)),
         block(0x4000, 512, True, use(0x20, 0, held=True)),  # not freed: holds nothing
     ]
     text = esper_alloc.report()
-    assert "device 1: 0 gates pending, 1 block held, 2 uses without gate" in text
+    assert "device 1: 0 gates pending, 1 block held, 3 uses without gate" in text
     assert "block 0x1000 of 2.0 MiB, freed, used on stream 0x20 of device 0\n" in text
     assert "block 0x1000 of 2.0 MiB, freed, used on stream 0x30 of device 0\n" in text
     assert "held until its stream is seen again, or its device has been synchronised:\n" in text
     assert "block 0x2000 of 512 bytes, live, used on stream 0x20 of device 0, event 4\n" in text
     assert "event 6, by record_stream\n" in text
+    assert "event 8, until its free\n" in text
     assert "event 3" not in text  # a held use has no event: its number is the first that would do
     assert "0x4000" not in text and "event 5" not in text
 

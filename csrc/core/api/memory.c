@@ -84,6 +84,9 @@ esper_status esper_record_use_event(esper_core *core, const void *const *ptrs, s
                                     void *event, int device_index, unsigned flags, size_t *marked)
 {
   device_t *device;
+  if (flags & ESPER_USE_UNTIL_FREE)
+    return error_set(ESPER_INVALID, "a use that ends with an event cannot last until the free: "
+                                    "leave out ESPER_USE_UNTIL_FREE, or the event");
   esper_status status = core_device(core, device_index, &device);
   return status == ESPER_OK ? mark_use_event(core, ptrs, count, event, device_index, flags, marked)
                             : status;

@@ -31,6 +31,7 @@
   R(ONE_USE_A_STREAM, "5a", "a block has at most one use for each stream")                         \
   R(LATER_USE_REPLACES, "5b", "the later use on a stream replaces the earlier")                    \
   R(COMPLETED_USES_LEAVE, "5c", "a use that has completed is dropped")                             \
+  R(MARK_LASTS_UNTIL_FREE, "5d", "a mark until the free has its event made at the free")           \
   R(EVENTS_IMMUTABLE, "6a", "an event is not recorded again while a use refers to it")             \
   R(FAILED_QUERY_HOLDS, "6b", "a failed query satisfies nothing")                                  \
   R(CAPTURE_RECORDS_NOTHING, "7a", "on a capturing stream no event is recorded")                   \

@@ -51,13 +51,13 @@ block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large);
 
 /* In a capture's heap: the block that fits best of those that the reader, a branch of the same
  * capture, may have: as things are; or after edges from marked uses; or also after edges from uses
- * that ended with a free. */
+ * by record_stream and from frees. */
 typedef enum inside { INSIDE_ORDERED, INSIDE_GATED, INSIDE_GATED_AT_FREE } inside_t;
 block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
                                  bool large, inside_t how);
 
 /* Whether the reader may be gated on all uses that the block still owes it; with `at_free_too` also
- * on uses that end with the free. */
+ * on uses by record_stream and the like (USE_GATE_LATE). */
 bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too);
 
 /* The pending block that fits best of those that the reader may be gated on. */

@@ -43,6 +43,7 @@ void use_cover(use_t *use, record_t *record)
     return;
   record_keep(record);
   use->record = record;
+  use->flags |= USE_GATE_LATE;
 }
 
 /* An event for all of a device's work would end captures of streams that the core has not met. */
@@ -191,19 +192,19 @@ bool use_is_rendezvous(const use_t *use)
   return (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST)) || stream_is_rendezvous(use->stream);
 }
 
-static bool is_until_free(const use_t *use)
+static bool is_gated_late(const use_t *use)
 {
-  return use->flags & USE_AT_FREE && RULE(GATE_NOT_AT_FREE);
+  return use->flags & USE_GATE_LATE && RULE(GATE_NOT_AT_FREE);
 }
 
 bool use_is_barred(const use_t *use)
 {
-  return !use->record || is_until_free(use) || (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST));
+  return !use->record || is_gated_late(use) || (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST));
 }
 
 bool use_may_be_gated(const use_t *use, bool at_free_too)
 {
-  return use->record && !use_is_rendezvous(use) && (at_free_too || !is_until_free(use));
+  return use->record && !use_is_rendezvous(use) && (at_free_too || !is_gated_late(use));
 }
 
 void owner_order_stamp(block_t *block)
@@ -409,7 +410,7 @@ bool branch_may_be_gated(const branch_t *b, const block_t *block, bool at_free_t
     if (branch_is_after(b, &use->point))
       continue;
     if (!use->point.branch || use->point.branch->capture != b->capture || use_is_rendezvous(use) ||
-        (use->flags & USE_AT_FREE && !at_free_too))
+        (use->flags & USE_GATE_LATE && !at_free_too))
       return false;
   }
   return true;

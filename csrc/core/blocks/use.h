@@ -8,9 +8,12 @@
 #include "block.h"
 
 enum {
-  USE_AT_FREE = 1u,       /* record_stream: the event is recorded at the free */
+  USE_AT_FREE = 1u,       /* it lasts until the free, where its event is recorded */
   USE_NO_GATE = 2u,       /* it may depend on work that is not yet enqueued */
   USE_READ_BY_GRAPH = 4u, /* by a graph, of memory that was not handed out in its capture */
+  USE_GATE_LATE = 8u,     /* nobody said that it completes on its own: gated on only when memory
+                             cannot grow */
+  USE_BY_RECORD_STREAM = USE_AT_FREE | USE_GATE_LATE,
 };
 
 struct use {
@@ -47,7 +50,8 @@ void use_set_record(use_t *use, record_t *record);
 /* A block that was just freed is held for a use without a record. The use gets a stamp, as owner
  * order has: an event recorded before the free does not cover it. */
 void use_hold(use_t *use);
-/* Gives the record to a held use if it covers that. */
+/* Gives the record to a held use if it covers that. The record also covers later work, of which
+ * nobody said that it completes on its own. */
 void use_cover(use_t *use, record_t *record);
 /* Records the events of the uses that end with the block's free, now. No lock is held: the block is
  * claimed, so its uses are the caller's alone. */
@@ -69,7 +73,7 @@ bool uses_have_completed(const block_t *block);
 bool use_is_rendezvous(const use_t *use);
 /* Whether the use bars gates, apart from its stream's traits, which may change. */
 bool use_is_barred(const use_t *use);
-/* Whether a stream may be gated on the use. */
+/* Whether a stream may be gated on the use; with `at_free_too` also on one by record_stream. */
 bool use_may_be_gated(const use_t *use, bool at_free_too);
 
 /* Stamps a block that its home stream frees now. */

@@ -154,7 +154,7 @@ bool malloc_owe_inside(device_t *device, block_t *block)
     owner_order_stamp(block);
   } else if (spare && RULE(CAPTURED_FREE_HAS_POINT)) {
     uses_drop_if(device, block, is_loan);
-    use_attach_point(block, point, USE_AT_FREE, &spare);
+    use_attach_point(block, point, USE_BY_RECORD_STREAM, &spare);
     uses_unite_points(device, block);
   } else {
     known = spare != NULL;

@@ -70,6 +70,23 @@ static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
   return false;
 }
 
+static unsigned use_flags(unsigned flags)
+{
+  return (flags & ESPER_USE_NO_GATE ? USE_NO_GATE : 0u) |
+         (flags & ESPER_USE_UNTIL_FREE ? USE_AT_FREE : 0u);
+}
+
+/* Counts a mark of the block, unless it is by record_stream. Under the lock of the block's
+ * device. */
+static void count_mark(const block_t *block, unsigned flags)
+{
+  esper_counters *counters = &device_of(block)->counters;
+  if (!(flags & USE_AT_FREE))
+    counters->marks_exact++;
+  else if (!(flags & USE_GATE_LATE))
+    counters->marks_until_free++;
+}
+
 /* Takes over the reference to the record. */
 static esper_status attach_all(core_t *core, const void *const *ptrs, size_t count,
                                stream_t *stream, record_t *record, unsigned flags, size_t *found)
@@ -88,6 +105,7 @@ static esper_status attach_all(core_t *core, const void *const *ptrs, size_t cou
       else if (record)
         record_keep(record);
       status = attach(block, stream, given, flags);
+      count_mark(block, flags);
     }
     unlock(&device_of(block)->lock);
   }
@@ -101,11 +119,6 @@ static void count_captured(device_t *device)
   lock(&device->lock);
   device->counters.captured_uses++;
   unlock(&device->lock);
-}
-
-static unsigned use_flags(unsigned flags)
-{
-  return flags & ESPER_USE_NO_GATE ? USE_NO_GATE : 0;
 }
 
 /* Records an event for marks on a stream that was just presented, and keeps the record lock. NULL:
@@ -149,6 +162,8 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
       continue;
     ++*found;
     bool own = has_point && block->capture == p.capture;
+    if (own && needs_use(block, p.stream))
+      count_mark(block, flags);
     if (needs_use(block, p.stream))
       status = own ? attach_point(block, point, flags)
                    : attach(block, p.stream->device->all_streams, NULL, flags | USE_READ_BY_GRAPH);
@@ -196,6 +211,8 @@ esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, un
     replaced = use_replace(block, record, flags);
   if (*found && !replaced)
     status = attach(block, p.stream, record, flags);
+  if (*found)
+    count_mark(block, flags);
   unlock(&device->lock);
   if (!*found && record)
     record_drop(record);
@@ -223,6 +240,36 @@ static esper_status present(core_t *core, esper_stream as, presented_t *p)
   return status;
 }
 
+/* Marks that last until the free. A mark inside a capture on memory from outside lasts until all
+ * work is done that the device's streams had at the free, because the graph may be replayed on any
+ * stream. Nobody said that all this completes on its own. */
+static esper_status mark_until_free(core_t *core, const void *const *ptrs, size_t count,
+                                    presented_t p, unsigned flags, size_t *found)
+{
+  uint64_t capture = stream_capture_of(p, true);
+  esper_status status = ESPER_OK;
+  bool any_outside = false;
+  *found = 0;
+  for (size_t i = 0; i < count && status == ESPER_OK; i++) {
+    block_t *block = find_lock_live(core, ptrs[i]);
+    if (!block)
+      continue;
+    ++*found;
+    if (needs_use(block, p.stream)) {
+      bool outside = capture && capture != block->capture;
+      stream_t *user = outside ? p.stream->device->all_streams : p.stream;
+      unsigned more = outside ? USE_READ_BY_GRAPH | USE_GATE_LATE : 0u;
+      status = attach(block, user, NULL, flags | more);
+      count_mark(block, flags | more);
+      any_outside |= outside;
+    }
+    unlock(&device_of(block)->lock);
+  }
+  if (any_outside)
+    count_captured(p.stream->device);
+  return status;
+}
+
 esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper_stream as,
                       unsigned flags, size_t *marked)
 {
@@ -233,7 +280,10 @@ esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper
     return status;
   if (!RULE(MARK_DESPITE_CAPTURES) && stream_any_is_captured(p.stream->device))
     return ESPER_OK;
-  status = mark_on(core, ptrs, count, p, flags, &found);
+  if (flags & ESPER_USE_UNTIL_FREE && RULE(MARK_LASTS_UNTIL_FREE))
+    status = mark_until_free(core, ptrs, count, p, use_flags(flags), &found);
+  else
+    status = mark_on(core, ptrs, count, p, flags & ESPER_USE_NO_GATE, &found);
   if (status == ESPER_OK && marked)
     *marked = found;
   return status;
@@ -309,46 +359,29 @@ esper_status mark_use_event(core_t *core, const void *const *ptrs, size_t count,
   return status;
 }
 
-/* Finds the live block around the address, and leaves its device locked. */
-static esper_status lock_live(core_t *core, const void *ptr, block_t **block)
+static esper_status error_not_live(const void *ptr)
 {
-  *block = find_lock_live(core, ptr);
-  return *block ? ESPER_OK
-                : error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
+  return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
 }
 
-/* A mark inside a capture on memory from outside lasts until all work is done that the device's
- * streams had at the free, because the graph may be replayed on any stream. */
 esper_status mark_stream(core_t *core, const void *ptr, esper_stream as)
 {
+  size_t found = 0;
   presented_t p;
-  block_t *block;
   esper_status status = present(core, as, &p);
-  if (status != ESPER_OK)
-    return status;
-  uint64_t capture = stream_capture_of(p, true);
-  if ((status = lock_live(core, ptr, &block)) != ESPER_OK)
-    return status;
-  device_t *device = device_of(block);
-  bool needs = needs_use(block, p.stream), outside = capture && capture != block->capture;
-  if (needs && outside)
-    status = attach(block, p.stream->device->all_streams, NULL, USE_AT_FREE | USE_READ_BY_GRAPH);
-  else if (needs)
-    status = attach(block, p.stream, NULL, USE_AT_FREE);
-  unlock(&device->lock);
-  if (needs && outside)
-    count_captured(p.stream->device);
-  return status;
+  if (status == ESPER_OK)
+    status = mark_until_free(core, &ptr, 1, p, USE_BY_RECORD_STREAM, &found);
+  return status == ESPER_OK && !found ? error_not_live(ptr) : status;
 }
 
 esper_status mark_until_all_done(core_t *core, const void *ptr)
 {
-  block_t *block;
-  esper_status status = lock_live(core, ptr, &block);
-  if (status != ESPER_OK)
-    return status;
+  block_t *block = find_lock_live(core, ptr);
+  if (!block)
+    return error_not_live(ptr);
   device_t *device = device_of(block);
-  status = attach(block, device->all_streams, NULL, USE_AT_FREE);
+  esper_status status = attach(block, device->all_streams, NULL, USE_BY_RECORD_STREAM);
+  device->counters.marks_until_free++;
   unlock(&device->lock);
   return status;
 }

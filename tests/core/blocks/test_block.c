@@ -88,7 +88,7 @@ TEST(split_and_merge_undo_each_other)
 TEST(the_rest_of_a_split_takes_the_uses)
 {
   block_t *a = begin();
-  owe(a, any_stream(0), USE_AT_FREE);
+  owe(a, any_stream(0), USE_BY_RECORD_STREAM);
   block_t *b = block_split(device, a, 4096);
   CHECK(!a->uses);
   CHECK_EQ(uses_of(b, any_stream(0)), 1);

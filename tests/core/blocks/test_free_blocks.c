@@ -188,7 +188,7 @@ TEST(of_the_pending_blocks_the_best_is_one_that_may_be_gated_on)
 {
   BEGIN_MADE(4, 4, 8, 4, 12, 4, 16, 4);
   owe(block[0], s, USE_NO_GATE);
-  owe(block[2], s, USE_AT_FREE);
+  owe(block[2], s, USE_BY_RECORD_STREAM);
   owe(block[4], s, 0);
   owe(block[6], s, 0);
   owe(block[6], w.stream[2], USE_NO_GATE); /* one of two */
@@ -245,7 +245,7 @@ TEST(a_run_ends_at_what_may_not_be_gated_on)
   BEGIN_MADE(4, 4, 4, 4);
   owe(block[0], s, 0);
   owe(block[1], s, 0);
-  owe(block[2], s, USE_AT_FREE);
+  owe(block[2], s, USE_BY_RECORD_STREAM);
   owe(block[3], s, 0);
   add(0, 3);
   CHECK(free_blocks_gateable_run(heap, heap->stream, 8 * KIB, false, false).last == block[1]);

@@ -225,7 +225,7 @@ TEST(blocks_that_bar_gates_are_counted)
 {
   begin_index();
   owe(block[0], s, USE_NO_GATE);
-  owe(block[2], s, USE_AT_FREE);
+  owe(block[2], s, USE_BY_RECORD_STREAM);
   owe_until(block[4], s, NULL, 0);
   owe(block[6], s, 0);
   for (int i = 0; i < 6; i += 2) {

@@ -84,6 +84,21 @@ TEST(a_mark_without_gate_is_not_depended_on)
   end();
 }
 
+TEST(a_mark_until_the_free_is_depended_on_from_the_free)
+{
+  begin();
+  capture_begin();
+  void *x = block(X, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, ESPER_USE_UNTIL_FREE);
+  world_read_on(&w, s, x, r);
+  world_free(&w, x);
+  CHECK(block(X, r) == x);
+  CHECK_EQ(gates(), 1);
+  capture_end();
+  end();
+}
+
 TEST(reuse_order_grow_takes_more_memory_inside_too)
 {
   esper_config config = {.reuse_order = ESPER_REUSE_GROW};

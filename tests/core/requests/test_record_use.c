@@ -153,6 +153,155 @@ TEST(a_mark_without_host_memory_is_an_error)
   world_end(&w);
 }
 
+/* ---- marks until the free ---------------------------------------------------- */
+
+static uint64_t gates(void)
+{
+  return world_counters(&w, 0).gates_issued;
+}
+
+TEST(a_mark_until_the_free_records_its_event_there)
+{
+  begin(64);
+  esper_stream r = w.stream[0], s = w.stream[1];
+  const void *x[2] = {world_malloc(&w, 12 * MIB, r), world_malloc(&w, 14 * MIB, r)};
+  size_t marked = 0;
+  CHECK_OK(esper_record_use(w.core, x, 2, s, ESPER_USE_UNTIL_FREE, &marked));
+  CHECK_OK(esper_record_use(w.core, x, 1, r, ESPER_USE_UNTIL_FREE, NULL)); /* its own stream */
+  CHECK_EQ(marked, 2);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 0);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 2);
+  for (int i = 0; i < 2; i++) {
+    world_read_on(&w, s, x[i], r);
+    world_free(&w, (void *)x[i]);
+  }
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 2);
+  for (int i = 0; i < 2; i++) /* the memory could grow, but r waits */
+    CHECK(world_malloc(&w, (12 + 2 * (size_t)i) * MIB, r) == x[i]);
+  CHECK(gates() > 0);
+  world_end(&w);
+}
+
+/* record_stream's caller did not say that s may be waited for. */
+TEST(record_stream_on_the_same_stream_bars_the_gate)
+{
+  for (int first = 0; first < 2; first++) {
+    begin(64);
+    esper_stream r = w.stream[0], s = w.stream[1];
+    void *x = world_malloc(&w, 12 * MIB, r);
+    if (first)
+      world_record_stream(&w, x, s);
+    world_read_on(&w, s, x, r);
+    world_use(&w, x, s, ESPER_USE_UNTIL_FREE);
+    if (!first)
+      world_record_stream(&w, x, s);
+    world_free(&w, x);
+    CHECK(world_malloc(&w, 12 * MIB, r) != x);
+    CHECK_EQ(gates(), 0);
+    world_end(&w);
+  }
+}
+
+TEST(marks_are_counted_by_when_they_end)
+{
+  begin(64);
+  esper_stream r = w.stream[0], s = w.stream[1];
+  const void *x[2] = {world_malloc(&w, 12 * MIB, r), world_malloc(&w, 14 * MIB, r)};
+  world_use(&w, x[0], s, 0);
+  world_use(&w, x[0], s, 0); /* replaces the earlier one */
+  CHECK_OK(esper_record_use(w.core, x, 2, w.stream[2], 0, NULL));
+  CHECK_OK(esper_record_use(w.core, x, 2, r, 0, NULL));
+  use_until_event((void *)x[0], s, 0);
+  CHECK_EQ(world_counters(&w, 0).marks_exact, 5);
+  CHECK_EQ(world_counters(&w, 0).marks_until_free, 0);
+  world_use(&w, x[1], s, ESPER_USE_UNTIL_FREE);
+  world_use(&w, x[1], s, ESPER_USE_UNTIL_FREE | ESPER_USE_NO_GATE);
+  CHECK_OK(esper_free_after_all(w.core, (void *)x[1]));
+  world_record_stream(&w, x[1], s);
+  CHECK_EQ(world_counters(&w, 0).marks_exact, 5);
+  CHECK_EQ(world_counters(&w, 0).marks_until_free, 3);
+  world_end(&w);
+}
+
+TEST(an_event_cannot_last_until_the_free)
+{
+  begin(64);
+  const void *x = world_malloc(&w, 12 * MIB, w.stream[0]);
+  void *event = sim_event_create(w.s, 0);
+  size_t marked = 7;
+  CHECK_OK(sim_event_record(w.s, 0, event, w.stream[1].handle));
+  CHECK_STATUS(esper_record_use_event(w.core, &x, 1, event, 0, ESPER_USE_UNTIL_FREE, &marked),
+               ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "leave out ESPER_USE_UNTIL_FREE"));
+  CHECK_EQ(marked, 7);
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
+  sim_event_destroy(w.s, 0, event);
+  world_end(&w);
+}
+
+/* Nobody can ask a mortal stream anything at the free, so the block is held. An event at the
+ * stream's next malloc ends that, but comes after work of which the mark said nothing: here it waits for what r enqueues
+ * after its next malloc. */
+TEST(a_mark_until_the_free_on_a_mortal_stream_is_held)
+{
+  begin(64);
+  esper_stream r = w.stream[0], mortal = world_mortal(&w, 0);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_read_on(&w, mortal, x, r);
+  world_use(&w, x, mortal, ESPER_USE_UNTIL_FREE);
+  world_free(&w, x);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  sim_wait_flag(w.s, 0, mortal.handle, 0);
+  world_malloc(&w, 512, mortal);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  CHECK(world_malloc(&w, 12 * MIB, r) != x);
+  CHECK_EQ(gates(), 0);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  world_end(&w);
+}
+
+/* Rule 10's argument, where it ends. On each of two ranks, c computes what r produced, and then
+ * receives: it waits for a flag that the other rank's r raises after its next malloc. Whoever waits
+ * for c up to the mark waits for nothing that is to come. Up to the free it does, so r must not. */
+static bool the_ring_goes_round(unsigned flags, unsigned traits)
+{
+  enum { RANKS = 2 };
+  begin(1024);
+  for (unsigned rank = 0; rank < RANKS; rank++) {
+    esper_stream r = w.stream[2 * rank], c = w.stream[2 * rank + 1];
+    CHECK_OK(esper_stream_set_traits(w.core, c, traits));
+    void *x = world_malloc(&w, (12 + 2 * rank) * MIB, r);
+    world_kernel(&w, r, x);
+    world_read_on(&w, c, x, r);
+    world_use(&w, x, c, flags);
+    sim_wait_flag(w.s, 0, c.handle, (rank + 1) % RANKS);
+    if (flags & ESPER_USE_UNTIL_FREE) /* an exact mark says that there are no more reads */
+      sim_kernel(w.s, 0, c.handle, x, 512, SIM_READ);
+    world_free(&w, x);
+    world_kernel(&w, r, world_malloc(&w, (12 + 2 * rank) * MIB, r));
+    sim_raise_flag(w.s, 0, r.handle, rank);
+  }
+  sim_run_all(w.s);
+  bool done = sim_pending_all(w.s) == 0;
+  for (unsigned rank = 0; rank < RANKS; rank++)
+    sim_raise_flag_now(w.s, rank);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  world_end(&w);
+  return done;
+}
+
+TEST(a_ring_of_streams_that_wait_for_what_is_to_come)
+{
+  CHECK(the_ring_goes_round(0, 0));
+  CHECK(the_ring_goes_round(ESPER_USE_UNTIL_FREE | ESPER_USE_NO_GATE, 0));
+  CHECK(the_ring_goes_round(ESPER_USE_UNTIL_FREE, ESPER_TRAIT_RENDEZVOUS));
+  /* The caller said that c completes on its own, which is not true. */
+  CHECK(!the_ring_goes_round(ESPER_USE_UNTIL_FREE, 0));
+}
+
 /* ---- marks by a handle alone ----------------------------------------------- */
 
 static uint64_t records(void)
@@ -279,7 +428,14 @@ TEST(marks_of_memory_from_outside_are_counted_and_held)
 }
 
 /* A graph captured on s reads x, and is replayed on t. Nothing on s says when that is over. */
-typedef enum { NOTHING, A_MALLOC, A_MARK, A_RECORD_STREAM, A_RECORD_STREAM_INSIDE } on_s;
+typedef enum {
+  NOTHING,
+  A_MALLOC,
+  A_MARK,
+  A_RECORD_STREAM,
+  A_RECORD_STREAM_INSIDE,
+  UNTIL_FREE_INSIDE
+} on_s;
 
 static void replay_elsewhere(on_s what)
 {
@@ -294,7 +450,7 @@ static void replay_elsewhere(on_s what)
   if (what == A_RECORD_STREAM_INSIDE)
     world_record_stream(&w, x, s);
   else
-    world_use(&w, x, s, 0);
+    world_use(&w, x, s, what == UNTIL_FREE_INSIDE ? ESPER_USE_UNTIL_FREE : 0u);
   CHECK_EQ(world_counters(&w, 0).captured_uses, 1);
   sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
   world_wait(&w, t, r);
@@ -321,4 +477,5 @@ TEST(what_a_graph_reads_is_held_wherever_the_graph_is_replayed)
   replay_elsewhere(A_MARK);
   replay_elsewhere(A_RECORD_STREAM);
   replay_elsewhere(A_RECORD_STREAM_INSIDE);
+  replay_elsewhere(UNTIL_FREE_INSIDE);
 }

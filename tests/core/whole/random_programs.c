@@ -49,7 +49,8 @@ typedef struct block {
   size_t size;
   int device;
   int owner;        /* place of its stream; -1: that is gone */
-  uint64_t at_free; /* bit i: record_stream on stream i, which may read on */
+  uint64_t at_free; /* bit i: a use on stream i until the free, which may read on */
+  uint64_t gated;   /* those that streams may be gated on while memory can grow */
   bool after_all;   /* any stream of the device may read on */
   bool pinned;      /* read by the graph */
   bool captured;    /* handed out, or read, in a capture */
@@ -441,13 +442,21 @@ static void do_record_stream(thread *t)
   int on = draw_stream(t);
   if (!b || b->captured || b->owner < 0 || on == b->owner)
     return;
-  MUST_AT_LAST(esper_record_stream(t->p->core, b->ptr, t->streams[on].es), "record_stream");
+  if (chance(t, 2)) {
+    MUST_AT_LAST(esper_record_stream(t->p->core, b->ptr, t->streams[on].es), "record_stream");
+  } else {
+    const void *ptr = b->ptr;
+    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, t->streams[on].es,
+                                  ESPER_USE_UNTIL_FREE | draw_flags(t), NULL),
+                 "record_use");
+    b->gated |= (uint64_t)1 << on;
+  }
   b->at_free |= (uint64_t)1 << on;
   if (chance(t, 2))
     read_elsewhere(t, on, b);
 }
 
-/* Reads that an earlier record_stream covers. */
+/* Reads that an earlier use until the free covers. */
 static void do_read_on(thread *t)
 {
   block *b = draw_block(t);
@@ -486,6 +495,7 @@ static void forget_stream(thread *t, int gone)
     if (b->owner == gone)
       b->owner = -1;
     b->at_free &= ~((uint64_t)1 << gone);
+    b->gated &= ~((uint64_t)1 << gone);
   }
 }
 
@@ -601,7 +611,9 @@ static void read_inside(thread *t, int a, int b)
   kernel(t, on, c);
   switch (draw(t, 3)) {
   case 0:
-    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, reader, draw_flags(t), &marked),
+    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, reader,
+                                  draw_flags(t) | (chance(t, 2) ? ESPER_USE_UNTIL_FREE : 0u),
+                                  &marked),
                  "record_use");
     break;
   case 1: MUST_AT_LAST(esper_record_stream(t->p->core, ptr, reader), "record_stream"); break;
@@ -795,8 +807,11 @@ static void do_stall(thread *t)
     sim_set_capacity(s, d, (size_t)1 << 40);
     MUST_AT_LAST(esper_set_memory_fraction(t->p->core, d, 1), "set_memory_fraction");
   }
-  /* The stream's trait says it for all marks, or each mark for itself. */
+  /* The stream's trait says it for all marks, or each mark for itself. Earlier marks until the free
+   * said nothing. */
   bool rendezvous = chance(t, 3);
+  for (int k = 0; k < t->block_count; k++)
+    rendezvous |= t->blocks[k].gated >> on & 1;
   if (rendezvous)
     MUST_AT_LAST(esper_stream_set_traits(t->p->core, st->es, ESPER_TRAIT_RENDEZVOUS),
                  "stream_set_traits");
@@ -811,7 +826,9 @@ static void do_stall(thread *t)
       MUST_AT_LAST(esper_record_stream(t->p->core, ptrs[i], st->es), "record_stream");
     else
       MUST_AT_LAST(esper_record_use(t->p->core, &ptrs[i], 1, st->es,
-                                    rendezvous ? 0 : ESPER_USE_NO_GATE, NULL),
+                                    (rendezvous ? 0u : ESPER_USE_NO_GATE) |
+                                        (chance(t, 2) ? ESPER_USE_UNTIL_FREE : 0u),
+                                    NULL),
                    "record_use");
   }
   for (int i = 0; i < count; i++)

@@ -413,6 +413,28 @@ TEST(the_later_use_on_a_stream_replaces_the_earlier)
   end();
 }
 
+/* Backward, for example, reads it again after the mark. */
+static void check_lasts_until_free(bool marked_again)
+{
+  begin(64);
+  void *x = block(X, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, ESPER_USE_UNTIL_FREE);
+  if (marked_again) /* as exact: the first mark still stands */
+    read_and_mark(x, r, s);
+  world_read_on(&w, s, x, r);
+  world_free(&w, x);
+  CHECK(block(X, r) == x);
+  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  end();
+}
+
+TEST(a_mark_until_the_free_lasts_until_the_free)
+{
+  check_lasts_until_free(false);
+  check_lasts_until_free(true);
+}
+
 TEST(an_event_is_not_recorded_again_while_referenced)
 {
   begin(X + Y);
@@ -836,17 +858,24 @@ TEST(a_stream_that_has_ended_keeps_what_it_is_owed)
 
 /* s waits for a flag that r raises after its next malloc: with r waiting for
  * s, both wait for ever. */
-static void check_no_gate(esper_reuse_order order, bool at_free)
+typedef enum { BY_MARK, BY_MARK_UNTIL_FREE, BY_RECORD_STREAM } marked_t;
+
+static void mark_by(marked_t how, void *x, unsigned flags)
+{
+  if (how == BY_RECORD_STREAM)
+    world_record_stream(&w, x, s);
+  else
+    world_use(&w, x, s, flags | (how == BY_MARK ? 0u : ESPER_USE_UNTIL_FREE));
+}
+
+static void check_no_gate(esper_reuse_order order, marked_t how)
 {
   begin_with(64, order);
   void *x = block(X, r);
   world_wait(&w, s, r);
   sim_wait_flag(w.s, 0, s.handle, 0);
   sim_kernel(w.s, 0, s.handle, x, X * MIB, SIM_READ);
-  if (at_free)
-    world_record_stream(&w, x, s);
-  else
-    world_use(&w, x, s, ESPER_USE_NO_GATE);
+  mark_by(how, x, ESPER_USE_NO_GATE);
   world_free(&w, x);
   void *y = block(X, r);
   CHECK(y != x);
@@ -859,16 +888,18 @@ static void check_no_gate(esper_reuse_order order, bool at_free)
 
 TEST(a_use_marked_without_gate_is_not_gated_on)
 {
-  check_no_gate(ESPER_REUSE_GATE, false);
-  check_no_gate(ESPER_REUSE_GROW, false);
-  check_no_gate(ESPER_REUSE_AUTO, false);
+  for (marked_t how = BY_MARK; how <= BY_MARK_UNTIL_FREE; how++) {
+    check_no_gate(ESPER_REUSE_GATE, how);
+    check_no_gate(ESPER_REUSE_GROW, how);
+    check_no_gate(ESPER_REUSE_AUTO, how);
+  }
 }
 
 TEST(record_stream_is_not_gated_on_while_memory_can_grow)
 {
-  check_no_gate(ESPER_REUSE_GATE, true);
-  check_no_gate(ESPER_REUSE_GROW, true);
-  check_no_gate(ESPER_REUSE_AUTO, true);
+  check_no_gate(ESPER_REUSE_GATE, BY_RECORD_STREAM);
+  check_no_gate(ESPER_REUSE_GROW, BY_RECORD_STREAM);
+  check_no_gate(ESPER_REUSE_AUTO, BY_RECORD_STREAM);
 }
 
 /* Work that its own stream orders has no mark, and may be of any kind. */
@@ -911,16 +942,13 @@ static void raise_and_finish(void)
 }
 
 /* Whether memory can grow or not, and however the use was marked. */
-static void check_rendezvous(size_t mib, unsigned at_free)
+static void check_rendezvous(size_t mib, marked_t how)
 {
   begin(mib);
   CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
   void *x = block(X, r), *y = NULL;
   spin(s, x);
-  if (at_free)
-    world_record_stream(&w, x, s);
-  else
-    world_use(&w, x, s, 0);
+  mark_by(how, x, 0);
   world_free(&w, x);
   CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), mib < 2 * X ? ESPER_OUT_OF_MEMORY : ESPER_OK);
   CHECK(y != x);
@@ -936,10 +964,10 @@ static void check_rendezvous(size_t mib, unsigned at_free)
 
 TEST(nobody_waits_for_a_use_on_a_rendezvous_stream)
 {
-  check_rendezvous(64, false);
-  check_rendezvous(64, true);
-  check_rendezvous(X, false);
-  check_rendezvous(X, true);
+  for (marked_t how = BY_MARK; how <= BY_RECORD_STREAM; how++) {
+    check_rendezvous(64, how);
+    check_rendezvous(X, how);
+  }
 }
 
 /* Nor for what such a stream freed itself, nor by an event of all streams. */

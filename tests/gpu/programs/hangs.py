@@ -10,7 +10,8 @@ rank receives into memory that it asks for after the drop.
 
 MARK is how the reading is marked: gate_false, trait (the reader's stream is
 declared to do rendezvous work), record_stream, or gate: the control, which may
-hang. What hangs is let go by the host and counted.
+hang. With _until_free behind it, the mark is made in grad mode while others hold the block, so it
+lasts until the free. What hangs is let go by the host and counted.
 """
 
 from __future__ import annotations
@@ -41,15 +42,18 @@ PATIENCE = 5.0  # seconds
 
 def declare(stream: torch.cuda.Stream, mark: str) -> None:
     """Says of the stream what `mark` needs to be said beforehand."""
-    if mark == "trait":
+    if mark.startswith("trait"):
         esper_alloc.set_stream_traits(stream, rendezvous=True)
 
 
 def protect(x: torch.Tensor, stream: torch.cuda.Stream, mark: str) -> None:
     if mark == "record_stream":
         x.record_stream(stream)
-    else:
-        esper_alloc.record_use(x, stream, gate=mark != "gate_false")
+        return
+    others = [x]
+    with torch.set_grad_enabled(mark.endswith("_until_free")):
+        esper_alloc.record_use(x, stream, gate=not mark.startswith("gate_false"))
+    others.clear()
 
 
 def finished(streams: Sequence[torch.cuda.Stream]) -> bool:
@@ -137,7 +141,7 @@ def ring(devices: tuple[int, int], mark: str, tries: int) -> dict[str, Any]:
             with torch.cuda.device(rank.device):
                 wrong += wrong_elements(rank.sent, value) + wrong_elements(y, -value) > 0
         del into, y
-        if hung and mark != "gate":
+        if hung and mark not in ("gate", "gate_until_free"):
             break
     return {"hung": hung, "wrong": wrong, "reused": reused}
 
@@ -169,7 +173,7 @@ def value_wait(mark: str, tries: int) -> dict[str, Any]:
             flag.fill_(value)
         wrong += wrong_elements(out, value) + wrong_elements(y, -value) > 0
         del y
-        if hung and mark != "gate":
+        if hung and mark not in ("gate", "gate_until_free"):
             break
     return {"hung": hung, "wrong": wrong, "reused": reused}
 

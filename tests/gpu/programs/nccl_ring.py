@@ -3,7 +3,7 @@
 Usage: nccl_ring.py MARK [TRIES]            (needs two GPUs)
 
 Two processes, a GPU each. Each sends a block on a stream of its own, marks it
-there as MARK says (gate_false, trait, record_stream), drops it, and only then
+there as MARK says (as hangs.py does, without the control), drops it, and only then
 asks for the memory that it receives into. A send of this size ends when the
 other rank receives, so an allocation that waits for the sending waits for
 itself, around the ring.
@@ -54,7 +54,7 @@ def rank_main(rank: int, store: str, mark: str, tries: int) -> None:
     other = 1 - rank
     main = torch.cuda.current_stream()
     sender = torch.cuda.Stream()
-    if mark == "trait":
+    if mark.startswith("trait"):
         esper_alloc.set_stream_traits(sender, rendezvous=True)
 
     def blank() -> torch.Tensor:
@@ -70,8 +70,11 @@ def rank_main(rank: int, store: str, mark: str, tries: int) -> None:
             dist.isend(x, other, group=outgoing).wait()
         if how == "record_stream":
             x.record_stream(sender)
-        else:
-            esper_alloc.record_use(x, sender, gate=how != "gate_false")
+            return x.data_ptr()
+        others = [x]
+        with torch.set_grad_enabled(how.endswith("_until_free")):
+            esper_alloc.record_use(x, sender, gate=not how.startswith("gate_false"))
+        others.clear()
         return x.data_ptr()
 
     def finished() -> bool:

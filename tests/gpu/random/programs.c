@@ -47,7 +47,7 @@ typedef struct block {
   size_t size;
   int owner;        /* place of its stream; -1: that is gone */
   uint32_t tag;     /* of the pattern in it */
-  unsigned at_free; /* bit i: record_stream on stream i, which may read on */
+  unsigned at_free; /* bit i: a use on stream i until the free, which may read on */
   bool after_all;   /* any stream may read on */
 } block;
 
@@ -371,7 +371,10 @@ static void mark_somehow(thread *t, block *b, int reader)
   case 0: mark(b, reader, ESPER_USE_NO_GATE); break;
   case 1: mark_event(b, reader, draw_stream(t)); break;
   case 2:
-    mark_until_free(b, reader);
+    if (chance(t, 2))
+      mark_until_free(b, reader);
+    else
+      mark(b, reader, ESPER_USE_UNTIL_FREE);
     if (!unmarked)
       b->at_free |= 1u << reader;
     break;
@@ -961,6 +964,20 @@ static void later_use(thread *t)
   end_of(&x, 1);
 }
 
+/* 5d: S reads again after the mark, as backward does. */
+static void later_read(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X);
+  block x = take_written(X * MIB, R);
+  read_on(&x, S, 0);
+  mark(&x, S, ESPER_USE_UNTIL_FREE);
+  read_on(&x, S, LATE);
+  give(&x);
+  x = take_written(X * MIB, R);
+  end_of(&x, 1);
+}
+
 /* 6a: the event that stands for S's use must not come to stand for T's. */
 static void event_used_again(thread *t)
 {
@@ -1401,6 +1418,7 @@ static const struct {
     EPISODE(given_back),
     EPISODE(marks_in_a_loop),
     EPISODE(later_use),
+    EPISODE(later_read),
     EPISODE(event_used_again),
     EPISODE(refused_queries),
     EPISODE(mark_in_a_capture),

@@ -1,0 +1,50 @@
+#include "callers_frame.h"
+
+#include <frameobject.h>
+
+namespace esper
+{
+
+#if PY_VERSION_HEX >= 0x030E0000 || defined(Py_GIL_DISABLED)
+
+CallersFrame CallersFrame::of_call(PyObject *const * /*end*/)
+{
+  return {};
+}
+
+#else
+
+// A frame has its local variables, cells and free variables first, then its evaluation stack. From
+// Python 3.11 on the frame of a running function is the last thing on its thread's data stack; a
+// generator's frame is elsewhere. Whether this is the frame is checked: the arguments must lie on its
+// evaluation stack.
+CallersFrame CallersFrame::of_call(PyObject *const *end)
+{
+  CallersFrame found;
+  PyFrameObject *frame = PyEval_GetFrame();
+  if (frame == nullptr) {
+    return found;
+  }
+#if PY_VERSION_HEX >= 0x030B0000
+  PyCodeObject *code = PyFrame_GetCode(frame);
+  const Py_ssize_t variables = code->co_nlocalsplus;
+  const Py_ssize_t slots = variables + code->co_stacksize;
+  Py_DECREF(code);
+  PyObject *const *first = PyThreadState_Get()->datastack_top - slots;
+#else
+  const PyCodeObject *code = frame->f_code;
+  const Py_ssize_t variables =
+      code->co_nlocals + PyTuple_GET_SIZE(code->co_cellvars) + PyTuple_GET_SIZE(code->co_freevars);
+  const Py_ssize_t slots = variables + code->co_stacksize;
+  PyObject *const *first = frame->f_localsplus;
+#endif
+  if (end > first + variables && end <= first + slots) {
+    found.first_ = first;
+    found.end_ = end;
+  }
+  return found;
+}
+
+#endif
+
+} // namespace esper

@@ -1,0 +1,44 @@
+// The references that the calling Python function itself holds: in its local variables, and on its
+// evaluation stack, where the arguments of the call are.
+//
+// Nobody but the function reads these, so they are the caller's own. A variable that a closure reads
+// too is in a cell, a global one in a dictionary, and obj.x and items[i] in an object: those hold a
+// reference of their own, which is not counted here. So they show as holders.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+namespace esper
+{
+
+class CallersFrame
+{
+public:
+  // Of an unknown caller: no references.
+  CallersFrame() = default;
+
+  // `end` is behind the last argument that the interpreter passed. Unknown: the arguments are not on
+  // the stack of a Python function (C code calls, a generator runs), or Python is 3.14 or newer,
+  // where the stack borrows.
+  static CallersFrame of_call(PyObject *const *end);
+
+  bool is_known() const
+  {
+    return first_ != nullptr;
+  }
+
+  Py_ssize_t references(PyObject *object) const
+  {
+    Py_ssize_t count = 0;
+    for (PyObject *const *slot = first_; slot != end_; ++slot) {
+      count += *slot == object ? 1 : 0;
+    }
+    return count;
+  }
+
+private:
+  PyObject *const *first_ = nullptr; // the first local variable
+  PyObject *const *end_ = nullptr;
+};
+
+} // namespace esper

@@ -1,0 +1,74 @@
+"""The lines whose marks last until the free, and why: recorded on request."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+
+from ..installation.callers import user_stacklevel
+from ..installation.pytorch import UnavailableError, load_shim
+
+__all__ = ["is_on", "lines", "note", "warn_about_marks"]
+
+_is_on = False
+_lock = threading.Lock()
+#: By file and line: how often for each set of reasons.
+_lines: dict[tuple[str, int], dict[str, int]] = {}
+
+
+def warn_about_marks(on: bool = True) -> None:
+    """From now on names the lines whose marks last longer than they say.
+
+    In grad mode a mark by ``record_use`` or ``using`` lasts until its memory is freed if
+    anybody but the caller can reach that. While this is on, each such line gives one
+    warning, which says who that may be, and :func:`report` lists all of them with
+    how often it happened. Compiled functions are not looked at. Turning it on forgets the lines
+    of before.
+
+    Args:
+        on: False: from now on nothing is recorded. That is how a process begins, and
+            costs nothing.
+    """
+    global _is_on
+    with _lock:
+        if on:
+            _lines.clear()
+        _is_on = on
+    try:
+        load_shim().watch_marks(on)
+    except UnavailableError:
+        pass  # marks are made in Python, which asks is_on()
+
+
+def is_on() -> bool:
+    return _is_on
+
+
+def note(reasons: str) -> None:
+    """A mark on the user's line lasts until the free, for these reasons."""
+    level = user_stacklevel()
+    frame = sys._getframe(level - 1)
+    place = frame.f_code.co_filename, frame.f_lineno
+    with _lock:
+        is_new = place not in _lines
+        counts = _lines.setdefault(place, {})
+        counts[reasons] = counts.get(reasons, 0) + 1
+    if is_new:
+        warnings.warn(
+            f"this mark lasts until the memory is freed: {reasons}",
+            RuntimeWarning,
+            stacklevel=level,
+        )
+
+
+def lines() -> Iterator[str]:
+    """What was recorded, as lines for a report."""
+    with _lock:
+        found = sorted((place, sorted(counts.items())) for place, counts in _lines.items())
+    if found:
+        yield "marks that last until the free:"
+    for (file, line), counts in found:
+        for reasons, count in counts:
+            yield f"  {file}:{line} ({count} {'mark' if count == 1 else 'marks'}): {reasons}"

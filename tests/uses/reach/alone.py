@@ -1,0 +1,280 @@
+"""Cases in which only the caller can reach the marked memory: the mark is exact."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+
+import torch
+from helper import N, case, case_of_variables, empty, gathered, kinds, main, side
+from torch.autograd import forward_ad
+
+from esper_alloc import record_use as mark
+
+
+@case
+def plain():
+    x = empty()
+    mark(x, side())
+    return x
+
+
+@case
+def leaf_that_wants_a_gradient():
+    x = empty(requires_grad=True)
+    mark(x, side())
+    return x
+
+
+@case
+def output_of_an_operation():
+    x = gathered()
+    mark(x, side())
+    return x
+
+
+@case
+def view():
+    x = empty().view(1024, 1024)
+    mark(x, side())
+    return x
+
+
+@case
+def view_of_gathered_shards():
+    w = gathered().view(1024, 1024)
+    mark(w, side())
+    return w
+
+
+@case
+def view_of_a_view():
+    x = empty().view(1024, 1024).t()[3:7, 5]
+    mark(x, side())
+    return x
+
+
+@case
+def view_whose_base_never_had_an_object():
+    with torch.no_grad():
+        x = torch.ops.aten.split.Tensor(empty(), N)[0].view(1024, 1024)
+    mark(x, side())
+    return x
+
+
+@case
+def view_made_without_grad_mode():
+    with torch.no_grad():
+        x = empty().view(1024, 1024)
+    mark(x, side())
+    return x
+
+
+@case
+def detached():
+    x = gathered().detach()
+    mark(x, side())
+    return x
+
+
+@case
+def detached_view():
+    x = gathered().view(1024, 1024).detach()
+    mark(x, side())
+    return x
+
+
+@case
+def view_of_what_was_detached():
+    x = gathered().detach().view(1024, 1024)
+    mark(x, side())
+    return x
+
+
+@case
+def data():
+    x = gathered().view(1024, 1024).data
+    mark(x, side())
+    return x
+
+
+@case
+def other_data():
+    """What `.data` replaces is no longer behind the base."""
+    x = empty(N // 2)
+    x.data = empty()
+    mark(x, side())
+    return x
+
+
+@case
+def storage_object_that_is_gone():
+    x = empty().view(1024, 1024)
+    assert x.untyped_storage().nbytes() == 4 * N
+    mark(x, side())
+    return x
+
+
+@case
+def weak_reference_that_is_gone():
+    x = empty()
+    assert weakref.ref(x)() is x
+    mark(x, side())
+    return x
+
+
+@case
+def method():
+    x = empty().view(1024, 1024)
+    x.record_use(side())
+    return x
+
+
+@case
+def dual_number():
+    """The tangent has memory of its own."""
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(empty(), empty())
+        mark(x, side())
+        return kinds(x)
+
+
+@case
+def all_views_in_a_list():
+    views = list(empty().split(N // 8))
+    mark(views, side())
+    return views[0]
+
+
+@case
+def all_views_in_a_tuple():
+    views = gathered().chunk(4)
+    mark(views, side())
+    return views[0]
+
+
+@case
+def all_views_in_a_dict():
+    views = {i: one for i, one in enumerate(empty(16, N // 16).unbind())}
+    one = None  # noqa: F841
+    mark(views, side())
+    return views[0]
+
+
+@case
+def all_views_with_their_base():
+    flat = empty()
+    views = [flat, *flat.split(N // 8)]
+    del flat
+    mark(views, side())
+    return views[0]
+
+
+@case
+def views_of_views_with_their_base():
+    flat = gathered()
+    views = [one.view(-1, 2).t() for one in flat.split(N // 8)]
+    views.append(flat)
+    del flat
+    mark(views, side())
+    return views[0]
+
+
+@case
+def views_of_two_bases_over_one_storage():
+    flat = empty()
+    views = [flat.view(1024, 1024), flat.detach().view(1024, 1024), flat.data]
+    del flat
+    mark(views, side())
+    return views[0]
+
+
+@case
+def several_storages_in_one_call():
+    views = [one for _ in range(3) for one in empty().split(N // 2)]
+    mark(views, side())
+    assert kinds(views[2]) == kinds(views[4]) == kinds(views[0])
+    return views[0]
+
+
+@case
+def one_tensor_twice_in_a_list():
+    pair = [empty().view(1024, 1024)] * 2
+    mark(pair, side())
+    return pair[0]
+
+
+@case_of_variables
+def two_variables():
+    x = y = empty().view(1024, 1024)
+    mark(x, side())
+    return y
+
+
+@case_of_variables
+def list_of_variables():
+    flat = empty()
+    x, y = flat.split(N // 2)
+    mark([x, y, flat], side())
+    return x
+
+
+@case_of_variables
+def tensor_in_a_list_and_a_variable():
+    x = empty().view(1024, 1024)
+    pair = [x, x]
+    mark(pair, side())
+    return x
+
+
+@case_of_variables
+def base_in_a_variable():
+    flat = empty()
+    x = flat.view(1024, 1024)
+    mark(x, side())
+    return flat
+
+
+@case_of_variables
+def views_whose_base_is_in_a_variable():
+    flat = gathered()
+    views = list(flat.split(N // 8))
+    mark(views, stream=side(), gate=True)
+    return flat
+
+
+@case_of_variables
+def variable_of_a_method_call():
+    flat = empty()
+    x = flat.view(1024, 1024)
+    x.record_use(stream=side())
+    return flat
+
+
+@case
+def variable_of_a_generator():
+    def generate():
+        x = empty().view(1024, 1024)
+        mark(x, side())
+        yield kinds(x)
+
+    return next(generate())
+
+
+@dataclasses.dataclass
+class Batch:
+    left: torch.Tensor
+    rest: list[torch.Tensor]
+
+
+@case
+def all_views_in_a_dataclass():
+    views = empty().split(N // 4)
+    batch = Batch(views[0], list(views[1:]))
+    del views
+    mark(batch, side())
+    return batch.left
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,600 @@
+"""Cases in which somebody else can reach the marked memory, and might read it again: the mark
+lasts until the free."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+import torch.utils.dlpack
+from helper import KEPT, N, case, empty, gathered, kinds, main, side
+from torch.autograd import forward_ad
+
+from esper_alloc import record_use as mark
+
+
+def save(x: torch.Tensor) -> torch.Tensor:
+    """Autograd saves x, of shape (n, 1), in a product without elements."""
+    y = x * empty(0, requires_grad=True)
+    assert y.grad_fn is not None
+    KEPT.append(y)
+    return y
+
+
+# Saved by autograd
+
+
+@case
+def saved():
+    x = empty(N, 1)
+    save(x)
+    mark(x, side())
+    return x
+
+
+@case
+def saved_view():
+    x = empty().view(N, 1)
+    save(x)
+    mark(x, side())
+    return x
+
+
+@case
+def view_whose_base_is_saved():
+    base = empty(N, 1)
+    save(base)
+    x = base.view(1024, 1024)
+    del base
+    mark(x, side())
+    return x
+
+
+@case
+def view_whose_sibling_is_saved():
+    base = empty()
+    save(base.view(N, 1))
+    x = base.view(1024, 1024)
+    del base
+    mark(x, side())
+    return x
+
+
+@case
+def views_of_which_one_is_saved():
+    views = list(empty(8, N // 8, 1).unbind())
+    save(views[3])
+    mark(views, side())
+    return views[0]
+
+
+@case
+def all_views_and_the_base_is_saved():
+    base = empty(N, 1)
+    save(base)
+    views = list(base.split(N // 8))
+    del base
+    mark(views, side())
+    return views[0]
+
+
+@case
+def saved_after_detach():
+    x = gathered().view(N, 1)
+    save(x.detach())
+    mark(x, side())
+    return x
+
+
+class Saves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, how):
+        if how == "saved":
+            ctx.save_for_backward(x)
+        elif how == "attribute":
+            ctx.x = x
+        elif how == "base":
+            ctx.x = x._base
+        elif how == "output":
+            y = empty()
+            ctx.save_for_backward(y)
+            return y
+        return torch.empty(1, device="cuda")
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None
+
+
+def custom(x: torch.Tensor, how: str) -> torch.Tensor:
+    y = Saves.apply(x, how)
+    if how != "output":
+        KEPT.append(y)
+    return y
+
+
+@case
+def save_for_backward():
+    x = gathered()
+    custom(x, "saved")
+    mark(x, side())
+    return x
+
+
+@case
+def attribute_of_a_context():
+    x = gathered()
+    custom(x, "attribute")
+    mark(x, side())
+    return x
+
+
+@case
+def base_in_a_context():
+    x = gathered().view(1024, 1024)
+    custom(x, "base")
+    mark(x, side())
+    return x
+
+
+@case
+def saved_output():
+    x = custom(empty(1, requires_grad=True), "output")
+    mark(x, side())
+    return x
+
+
+@case
+def view_of_a_saved_output():
+    x = custom(empty(1, requires_grad=True), "output").view(1024, 1024)
+    mark(x, side())
+    return x
+
+
+def checkpointed(reentrant: bool) -> torch.Tensor:
+    x = gathered().view(N, 1)
+    w = empty(0, requires_grad=True)
+    KEPT.append(torch.utils.checkpoint.checkpoint(torch.mul, x, w, use_reentrant=reentrant))
+    mark(x, side())
+    return x
+
+
+@case
+def checkpoint():
+    return checkpointed(False)
+
+
+@case
+def reentrant_checkpoint():
+    return checkpointed(True)
+
+
+@case
+def inside_a_checkpoint():
+    """The checkpoint holds what its function marks, to compute it again."""
+    marked = []
+
+    def function(x, w):
+        mark(x, side())
+        marked.append(kinds(x))
+        return x * w
+
+    args = gathered().view(N, 1), empty(0, requires_grad=True)
+    KEPT.append(torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False))
+    return marked[0]
+
+
+@case
+def hooks_of_saved_tensors():
+    x = empty(N, 1)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (t,), lambda t: t[0]):
+        save(x)
+    mark(x, side())
+    return x
+
+
+@case
+def hooks_that_keep_a_view():
+    x = empty(N, 1)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.view(-1), lambda t: t.view(N, 1)):
+        save(x)
+    mark(x, side())
+    return x
+
+
+@case
+def hooks_that_keep_a_weak_reference():
+    x = empty(N, 1)
+    with torch.autograd.graph.saved_tensors_hooks(weakref.ref, lambda t: t()):
+        save(x)
+    mark(x, side())
+    return x
+
+
+def hook_with(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda grad: grad * x
+
+
+@case
+def tensor_hook():
+    x, y = empty(), gathered()
+    y.register_hook(hook_with(x))
+    KEPT.append(y)
+    mark(x, side())
+    return x
+
+
+@case
+def accumulated():
+    x = empty(requires_grad=True)
+    KEPT.append(x[:0] * 2)
+    mark(x, side())
+    return x
+
+
+@case
+def a_gradient():
+    p, x = torch.nn.Parameter(empty()), empty()
+    p.grad = x
+    KEPT.append(p)
+    mark(x, side())
+    return x
+
+
+@case
+def tangent():
+    with forward_ad.dual_level():
+        x = empty()
+        KEPT.append(forward_ad.make_dual(empty(), x))
+        mark(x, side())
+        return kinds(x)
+
+
+# Held by others in Python
+
+
+@case
+def list_that_others_hold():
+    views = list(empty().split(N // 8))
+    KEPT.append(views)
+    mark(views, side())
+    return views[0]
+
+
+@case
+def copy_of_a_list_that_others_hold():
+    views = list(empty().split(N // 8))
+    mark(list(views), side())
+    return views[0]
+
+
+@case
+def element_that_others_hold():
+    views = list(empty().split(N // 8))
+    KEPT.append(views[3])
+    mark(views, side())
+    return views[0]
+
+
+@case
+def inner_list_that_others_hold():
+    lists = [list(empty().split(N // 8))]
+    KEPT.append(lists[0])
+    mark(lists, side())
+    return lists[0][0]
+
+
+@case
+def view_that_is_missing():
+    views = list(empty().split(N // 8))
+    KEPT.append(views.pop())
+    mark(views, side())
+    return views[0]
+
+
+@case
+def base_that_others_hold():
+    flat = empty()
+    KEPT.append(flat)
+    x = flat.view(1024, 1024)
+    mark(x, side())
+    return flat
+
+
+@case
+def base_that_others_hold_of_all_views():
+    flat = empty()
+    KEPT.append(flat)
+    views = list(flat.split(N // 8))
+    mark(views, side())
+    return flat
+
+
+@case
+def detached_that_others_hold():
+    x = gathered().view(1024, 1024)
+    KEPT.append(x.detach())
+    mark(x, side())
+    return x
+
+
+@case
+def data_that_others_hold():
+    x = empty()
+    KEPT.append(x.data)
+    mark(x, side())
+    return x
+
+
+@case
+def parameter():
+    layer = torch.nn.Linear(1024, 1024, device="meta")
+    layer.weight = torch.nn.Parameter(empty(1024, 1024))
+    KEPT.append(layer)
+    mark(layer.weight, side())
+    return layer.weight
+
+
+@case
+def view_of_a_parameter():
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(empty(1024, 1024))
+    KEPT.append(layer)
+    x = layer.weight.view(-1)
+    mark(x, side())
+    return x
+
+
+@case
+def attribute_of_a_module():
+    layer, x = torch.nn.Module(), empty()
+    layer.register_buffer("x", x)
+    KEPT.append(layer)
+    mark(x, side())
+    return x
+
+
+@case
+def closure():
+    x = empty()
+    KEPT.append(hook_with(x))
+    mark(x, side())
+    return x
+
+
+@case
+def variable_that_a_closure_reads():
+    x = empty()
+    KEPT.append(lambda grad: grad * x)
+    mark(x, side())
+    return x
+
+
+@case
+def attribute():
+    layer = torch.nn.Module()
+    layer.register_buffer("x", empty())
+    KEPT.append(layer)
+    mark(layer.x, side())
+    return layer.x
+
+
+@case
+def method_of_an_attribute():
+    layer = torch.nn.Module()
+    layer.register_buffer("x", empty())
+    KEPT.append(layer)
+    layer.x.record_use(side())
+    return layer.x
+
+
+@case
+def list_in_an_attribute():
+    layer = torch.nn.Module()
+    layer.views = list(empty().split(N // 8))
+    KEPT.append(layer)
+    mark(layer.views, side())
+    return layer.views[0]
+
+
+@case
+def item_of_a_list_that_others_hold():
+    views = [empty()]
+    KEPT.append(views)
+    mark(views[0], side())
+    return views[0]
+
+
+@case
+def items_of_a_list_that_others_hold():
+    views = list(empty().split(N // 2))
+    KEPT.append(views)
+    mark([views[0], views[1]], side())
+    return views[0]
+
+
+@case
+def twice_in_a_list_and_held_by_others():
+    x = empty()
+    KEPT.append(x)
+    mark([x, x], side())
+    return x
+
+
+@case
+def global_variable():
+    global shared
+    shared = empty()
+    mark(shared, side())
+    return kinds(shared)
+
+
+@case
+def partial():
+    x = empty().view(1024, 1024)
+    KEPT.append(functools.partial(torch.mul, x))
+    mark(x, side())
+    return x
+
+
+@case
+def generator():
+    def generate(x: torch.Tensor) -> Iterator[int]:
+        yield 1
+        yield x.numel()
+
+    x = empty()
+    waiting = generate(x)
+    next(waiting)
+    KEPT.append(waiting)
+    mark(x, side())
+    return x
+
+
+@case
+def queue():
+    x = empty()
+    KEPT.append(collections.deque([x]))
+    mark(x, side())
+    return x
+
+
+@case
+def other_thread():
+    def work(x: torch.Tensor) -> None:
+        begun.set()
+        go_on.wait()
+
+    begun, go_on, x = threading.Event(), threading.Event(), empty()
+    thread = threading.Thread(target=work, args=(x,))
+    thread.start()
+    begun.wait()
+    mark(x, side())
+    go_on.set()
+    thread.join()
+    return x
+
+
+@case
+def weak_reference():
+    x = empty()
+    KEPT.append(weakref.ref(x))
+    mark(x, side())
+    return x
+
+
+@case
+def weak_reference_to_the_base():
+    flat = empty()
+    KEPT.append(weakref.ref(flat))
+    x = flat.view(1024, 1024)
+    del flat
+    mark(x, side())
+    return x
+
+
+@case
+def storage():
+    x = empty()
+    KEPT.append(x.untyped_storage())
+    mark(x, side())
+    return x
+
+
+@case
+def weak_reference_to_the_storage():
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    x = empty()
+    KEPT.append(StorageWeakRef(x.untyped_storage()))
+    mark(x, side())
+    return x
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+@case
+def subclass():
+    x = empty().as_subclass(Tagged)
+    mark(x, side())
+    return x
+
+
+# Memory behind two storages
+
+
+@case
+def dlpack():
+    x = empty()
+    y = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))
+    KEPT.append(x)
+    mark(y, side())
+    return y
+
+
+@case
+def copy_on_write():
+    x = empty()
+    address = x.data_ptr()  # asked for later, it makes the copy
+    KEPT.append(torch._lazy_clone(x))
+    mark(x, side())
+    return kinds(address)
+
+
+@case
+def array_interface():
+    x = empty()
+    y = torch.as_tensor(Array(x), device="cuda")
+    assert y.data_ptr() == x.data_ptr()
+    KEPT.append(x)
+    mark(y, side())
+    return y
+
+
+class Array:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self.x.__cuda_array_interface__
+
+
+# Transforms
+
+
+@case
+def grad_transform():
+    return transformed(lambda f: torch.func.grad(lambda x: f(x)[0]))
+
+
+@case
+def vmap():
+    return transformed(lambda f: torch.func.vmap(f), empty(1, N))
+
+
+@case
+def jvp():
+    return transformed(lambda f: lambda x: torch.func.jvp(f, (x,), (empty(),)))
+
+
+def transformed(transform: Callable[..., Any], x: torch.Tensor | None = None) -> torch.Tensor:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        mark(x, side())
+        return x.view(-1)
+
+    x = empty() if x is None else x
+    transform(function)(x)
+    return x
+
+
+if __name__ == "__main__":
+    main()
