@@ -48,7 +48,7 @@ void use_cover(use_t *use, record_t *record)
 /* An event for all of a device's work would end captures of streams that the core has not met. */
 static bool would_end_a_capture(const use_t *use)
 {
-  return use->flags & USE_READ_BY_GRAPH && capturing_is_possible_now(use->stream->device);
+  return use->stream->all_streams && capturing_is_possible_now(use->stream->device);
 }
 
 void uses_record_at_free(block_t *block)

@@ -18,8 +18,7 @@ static device_t *device_of(const block_t *block)
   return block->segment->device;
 }
 
-/* Takes over the reference to the record. */
-static esper_status attach(block_t *block, stream_t *stream, record_t *record, unsigned flags)
+esper_status mark_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags)
 {
   use_t *use = NULL;
   if (use_attach(block, stream, record, flags, &use))
@@ -87,7 +86,7 @@ static esper_status attach_all(core_t *core, const void *const *ptrs, size_t cou
         record = NULL;
       else if (record)
         record_keep(record);
-      status = attach(block, stream, given, flags);
+      status = mark_attach(block, stream, given, flags);
     }
     unlock(&device_of(block)->lock);
   }
@@ -150,8 +149,9 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
     ++*found;
     bool own = has_point && block->capture == p.capture;
     if (needs_use(block, p.stream))
-      status = own ? attach_point(block, point, flags)
-                   : attach(block, p.stream->device->all_streams, NULL, flags | USE_READ_BY_GRAPH);
+      status =
+          own ? attach_point(block, point, flags)
+              : mark_attach(block, p.stream->device->all_streams, NULL, flags | USE_READ_BY_GRAPH);
     outside |= !own && needs_use(block, p.stream);
     unlock(&device_of(block)->lock);
   }
@@ -195,7 +195,7 @@ esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, un
   if (*found && record)
     replaced = use_replace(block, record, flags);
   if (*found && !replaced)
-    status = attach(block, p.stream, record, flags);
+    status = mark_attach(block, p.stream, record, flags);
   unlock(&device->lock);
   if (!*found && record)
     record_drop(record);
@@ -213,9 +213,7 @@ static esper_status mark_on(core_t *core, const void *const *ptrs, size_t count,
                : mark(core, ptrs, count, p, flags, found);
 }
 
-/* Presents a stream that the caller marks on. If that fails, notes that the thread may be filling an
- * unknown graph (capture_thread.h). */
-static esper_status present(core_t *core, esper_stream as, presented_t *p)
+esper_status mark_present(core_t *core, esper_stream as, presented_t *p)
 {
   esper_status status = stream_present(core, as, p);
   if (status != ESPER_OK)
@@ -228,7 +226,7 @@ esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper
 {
   size_t found = 0;
   presented_t p;
-  esper_status status = present(core, as, &p);
+  esper_status status = mark_present(core, as, &p);
   if (status != ESPER_OK)
     return status;
   if (!RULE(MARK_DESPITE_CAPTURES) && stream_any_is_captured(p.stream->device))
@@ -323,7 +321,7 @@ esper_status mark_stream(core_t *core, const void *ptr, esper_stream as)
 {
   presented_t p;
   block_t *block;
-  esper_status status = present(core, as, &p);
+  esper_status status = mark_present(core, as, &p);
   if (status != ESPER_OK)
     return status;
   uint64_t capture = stream_capture_of(p, true);
@@ -332,9 +330,10 @@ esper_status mark_stream(core_t *core, const void *ptr, esper_stream as)
   device_t *device = device_of(block);
   bool needs = needs_use(block, p.stream), outside = capture && capture != block->capture;
   if (needs && outside)
-    status = attach(block, p.stream->device->all_streams, NULL, USE_AT_FREE | USE_READ_BY_GRAPH);
+    status =
+        mark_attach(block, p.stream->device->all_streams, NULL, USE_AT_FREE | USE_READ_BY_GRAPH);
   else if (needs)
-    status = attach(block, p.stream, NULL, USE_AT_FREE);
+    status = mark_attach(block, p.stream, NULL, USE_AT_FREE);
   unlock(&device->lock);
   if (needs && outside)
     count_captured(p.stream->device);
@@ -348,7 +347,7 @@ esper_status mark_until_all_done(core_t *core, const void *ptr)
   if (status != ESPER_OK)
     return status;
   device_t *device = device_of(block);
-  status = attach(block, device->all_streams, NULL, USE_AT_FREE);
+  status = mark_attach(block, device->all_streams, NULL, USE_AT_FREE);
   unlock(&device->lock);
   return status;
 }
