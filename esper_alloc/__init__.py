@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .torch_allocator.stats import memory_stats, report
     from .uses.stream_traits import set_stream_traits
     from .uses.tensor_method import install_tensor_method, uninstall_tensor_method
-    from .uses.use import record_use, using
+    from .uses.use import record_use, touch, using
 
 __version__ = "0.1.0"
 
@@ -64,6 +64,7 @@ __all__ = [
     "record_use",
     "report",
     "set_stream_traits",
+    "touch",
     "uninstall_tensor_method",
     "using",
 ]
@@ -84,6 +85,7 @@ _LATER = {
     "record_use": "uses.use",
     "report": "torch_allocator.stats",
     "set_stream_traits": "uses.stream_traits",
+    "touch": "uses.use",
     "uninstall_tensor_method": "uses.tensor_method",
     "using": "uses.use",
 }

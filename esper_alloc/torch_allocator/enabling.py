@@ -8,10 +8,12 @@ import os
 import sys
 import warnings
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..installation.files import library_path
 from ..installation.pytorch import UnavailableError, load_shim, need_torch, untyped
+from . import automatic_uses
+from .choices import REUSE, SEGMENTS, USES
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
@@ -99,16 +101,68 @@ def is_enabled() -> bool:
     return is_current(pluggable_allocator())
 
 
-def enable() -> None:
+def enable(
+    *,
+    uses: Literal["marked", "automatic"] | None = None,
+    reuse: Literal["gate", "grow", "auto"] | None = None,
+    segments: Literal["auto", "mapped", "classic"] | None = None,
+) -> None:
     """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process.
 
+    Args:
+        uses: how the allocator learns that another stream uses memory. ``"marked"``:
+            the program says so, by ``record_use``, ``using`` or ``record_stream``.
+            ``"automatic"``: every operator of PyTorch's is seen too, so that nothing has
+            to be marked (docs/automatic.md). May be changed by a later call.
+        reuse: what malloc tries first when no free memory is ready: let the GPU wait for
+            memory that is about to be (``"gate"``), get more (``"grow"``), or the first
+            while the wait looks short (``"auto"``).
+        segments: where memory comes from: pages at reserved addresses (``"mapped"``), one
+            allocation of the driver's each (``"classic"``), or the first where it can be
+            had (``"auto"``).
+
+    What is None stays as the environment says (``ESPER_ALLOC_USES``, ``ESPER_ALLOC_REUSE``,
+    ``ESPER_ALLOC_SEGMENTS``) or else is the default, which is named first above. What is
+    given becomes part of the environment, so that child processes have it too.
+
     Raises:
+        ValueError: there is no such choice; nothing has changed.
         RuntimeError: CUDA is initialised already; nothing has changed.
         UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
             started with ``backend:cudaMallocAsync``.
     """
+    chosen = {REUSE: REUSE.given(reuse), SEGMENTS: SEGMENTS.given(segments)}
+    given_uses = USES.given(uses)
+    wanted_uses = given_uses or USES.in_environment()
     if is_enabled():
-        return
+        for choice, name in chosen.items():
+            if name is not None and name != choice.in_environment():
+                raise RuntimeError(
+                    f"esper_alloc is enabled already, with {choice.argument}="
+                    f"{choice.in_environment()!r}: give {choice.argument} to the first "
+                    f"call of esper_alloc.enable(), or set {choice.variable}."
+                )
+        if given_uses is None:
+            return
+        if pluggable_allocator.cache_info().currsize and is_current(pluggable_allocator()):
+            if wanted_uses == "automatic":
+                raise RuntimeError(
+                    "uses cannot be automatic on pluggable_allocator(), which PyTorch tells "
+                    "too little: use esper_alloc.enable() in place of it."
+                )
+            return
+    else:
+        _swap()
+    for choice, name in (*chosen.items(), (USES, given_uses)):
+        if name is not None:
+            os.environ[choice.variable] = name
+    compiled = load_shim()
+    compiled.automatic_uses(wanted_uses == "automatic")
+    if wanted_uses == "automatic":
+        automatic_uses.install(compiled)
+
+
+def _swap() -> None:
     ours = allocator()
     import torch
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...installation.pytorch import minor
+from ...torch_allocator.choices import REUSE, SEGMENTS, USES
 from .facts import Facts
 from .words import cuda_version
 
@@ -21,9 +22,6 @@ WITHOUT = {
     "hold freed memory until the device is synchronised",
 }
 WITHOUT_OTHERS = "pages cannot be mapped, so segments are classic"
-
-# What ESPER_ALLOC_SEGMENTS may say.
-SEGMENTS = ("classic", "mapped")
 
 
 @dataclass(frozen=True)
@@ -236,20 +234,16 @@ def environment_findings(facts: Facts) -> list[Finding]:
                 "set ESPER_ALLOC=1, or unset it",
             )
         )
-    if environment.get("ESPER_ALLOC_REUSE", "") not in ("", "gate", "grow", "auto"):
-        findings.append(
-            problem(
-                f"ESPER_ALLOC_REUSE is {environment['ESPER_ALLOC_REUSE']!r}",
-                "set it to gate, grow or auto, or unset it",
+    for choice in (REUSE, SEGMENTS, USES):
+        value = environment.get(choice.variable, "")
+        if value not in ("", *choice.names):
+            *others, last = choice.names
+            findings.append(
+                problem(
+                    f"{choice.variable} is {value!r}",
+                    f"set it to {', '.join(others)} or {last}, or unset it",
+                )
             )
-        )
-    if environment.get("ESPER_ALLOC_SEGMENTS", "") not in ("", *SEGMENTS):
-        findings.append(
-            problem(
-                f"ESPER_ALLOC_SEGMENTS is {environment['ESPER_ALLOC_SEGMENTS']!r}",
-                "set it to classic or mapped, or unset it",
-            )
-        )
     if "torch_memory_saver" in environment.get("LD_PRELOAD", ""):
         findings.append(
             note(
