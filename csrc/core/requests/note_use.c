@@ -5,8 +5,8 @@
 #include "../blocks/find.h"
 #include "../blocks/map.h"
 #include "../blocks/use.h"
-#include "../order/capture.h"
 #include "../order/capturing.h"
+#include "drain.h"
 #include "record_use.h"
 
 /* An observer notes the inputs of every operator, so almost every note says nothing new: the block
@@ -37,37 +37,50 @@ static esper_status note_on(block_t *block, stream_t *stream)
   return status;
 }
 
-/* A graph that reads memory from outside its capture may be replayed on any stream, so its use is
- * on all of them, even if the block is the capturing stream's own. */
+/* A graph that reads memory from outside may be replayed on any stream, so its use is on all of
+ * them, even if the memory is the capturing stream's own. Memory of an earlier graph on the same
+ * stream needs nothing: such graphs are replayed in order. */
+static esper_status note_inside(block_t *block, presented_t p)
+{
+  bool own = block_is_of(block, p.stream);
+  if (p.capture != block->capture && (!own || !block->capture))
+    return mark_attach(block, p.stream->device->all_streams, NULL, USE_AT_FREE);
+  return own ? ESPER_OK : mark_attach(block, p.stream, NULL, USE_AT_FREE);
+}
+
 static esper_status note_slowly(core_t *core, const void *ptr, esper_stream as)
 {
   presented_t p;
   esper_status status = mark_present(core, as, &p);
   if (status != ESPER_OK)
     return status;
-  uint64_t capture = stream_capture_of(p, false);
+  p.capture = stream_capture_of(p, false);
+  p.asked = true;
+  /* A stream that may be destroyed is often seen by no other call. */
+  if (!p.capture && atomic_load_explicit(&p.stream->holds, memory_order_relaxed))
+    drain_held_uses(core, p);
   block_t *block = find_lock_live(core, ptr);
   if (!block)
     return ESPER_OK;
   device_t *device = block->segment->device;
-  if (!capture)
-    status = note_on(block, p.stream);
-  else if (capture != block->capture)
-    status = mark_attach(block, p.stream->device->all_streams, NULL, USE_AT_FREE);
-  else if (!block_is_of(block, p.stream))
-    status = mark_attach(block, p.stream, NULL, USE_AT_FREE);
+  status = p.capture ? note_inside(block, p) : note_on(block, p.stream);
   unlock(&device->lock);
   return status;
 }
 
-/* While some requests are routed to a pool, a capture may go on, and the driver must be asked. */
+/* While some requests are routed to a pool, a capture may go on. */
+static bool may_be_captured(const device_t *device, stream_t *stream, void *handle)
+{
+  return atomic_load_explicit(&device->route_count, memory_order_relaxed) &&
+         stream_capture_of(stream_presented(stream, handle), false);
+}
+
 esper_status note_use(core_t *core, const void *ptr, esper_stream as)
 {
   const device_t *device = &core->devices[as.device];
-  const stream_t *stream = stream_immortal(core, device, as.handle);
+  stream_t *stream = stream_immortal(core, device, as.handle);
   const block_t *block = stream && ptr ? map_find(core->map, (uintptr_t)ptr) : NULL;
-  if (block && !atomic_load_explicit(&device->route_count, memory_order_relaxed) &&
-      is_noted(block, stream))
+  if (block && is_noted(block, stream) && !may_be_captured(device, stream, as.handle))
     return ESPER_OK;
   return ptr ? note_slowly(core, ptr, as) : ESPER_OK;
 }

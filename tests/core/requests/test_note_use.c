@@ -149,6 +149,26 @@ TEST(any_stream_can_be_noted)
   end();
 }
 
+/* It has no handle to record on at the free, so its block is held until it is seen again. */
+TEST(a_note_on_a_stream_that_may_be_destroyed_ends_what_it_holds)
+{
+  begin();
+  esper_stream mortal = world_mortal(&w, 0);
+  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, x);
+  note(x, mortal);
+  world_read_on(&w, mortal, x, r);
+  world_free(&w, x);
+  sim_run_all(w.s);
+  CHECK(!comes_back(x, r));
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  note(y, mortal);
+  sim_run_all(w.s);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  CHECK(comes_back(x, r));
+  end();
+}
+
 /* ---- captures --------------------------------------------------------------- */
 
 /* The graph reads x, which is the capturing stream's own, and is replayed on t. */
@@ -180,6 +200,47 @@ TEST(what_a_graph_reads_waits_for_every_stream)
   sim_run_all(w.s);
   sim_graph_destroy(w.s, graph);
   CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end();
+}
+
+/* Graphs of a pool are replayed in the order of their captures. */
+TEST(memory_of_an_earlier_graph_of_the_stream_needs_no_note)
+{
+  begin();
+  capture_begin(1);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  sim_graph *first = capture_end(1);
+  capture_begin(1);
+  note(x, r);
+  CHECK_EQ(uses(), 0);
+  note(x, s); /* outside the capture, beside it */
+  CHECK_EQ(uses(), 1);
+  sim_graph *second = capture_end(1);
+  world_free(&w, x);
+  sim_graph_destroy(w.s, first);
+  sim_graph_destroy(w.s, second);
+  for (int i = 0; i < 2; i++)
+    CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end();
+}
+
+/* Memory of the capture itself, used by another branch of it. */
+TEST(a_note_inside_a_capture_is_a_point_of_its_branch)
+{
+  begin();
+  capture_begin(1);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  sim_kernel(w.s, 0, r.handle, x, 512, SIM_WRITE);
+  world_wait(&w, s, r);
+  note(x, s);
+  sim_kernel(w.s, 0, s.handle, x, 512, SIM_READ);
+  world_free(&w, x);
+  CHECK(!comes_back(x, r)); /* not ordered after s */
+  world_wait(&w, r, s);
+  CHECK(comes_back(x, r));
+  drop(capture_end(1), 1);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   end();
 }
