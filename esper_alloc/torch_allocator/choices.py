@@ -13,14 +13,14 @@ class Choice(NamedTuple):
     argument: str
     variable: str
     names: tuple[str, ...]  # the first is the default
-    kind: str  # what a name is one of
+    refusal: str  # what is said of any other name, before the names
 
     def check(self, name: Any, source: str) -> None:
         """Raises ValueError unless it is one of the names; `source` says who gave it."""
         if name not in self.names:
             *others, last = self.names
             names = f"{', '.join(others)} or {last}"
-            raise ValueError(f"{source} is not {self.kind}: use {names}")
+            raise ValueError(f"{source} {self.refusal} {names}")
 
     def given(self, argument: str | None) -> str | None:
         """The name that the argument gives, after a check. None: it gives none."""
@@ -35,10 +35,16 @@ class Choice(NamedTuple):
         return value
 
 
-REUSE = Choice("reuse", "ESPER_ALLOC_REUSE", ("gate", "grow", "auto"), "a reuse order")
+REUSE = Choice("reuse", "ESPER_ALLOC_REUSE", ("gate", "grow", "auto"), "is not a reuse order: use")
 SEGMENTS = Choice(
-    "segments", "ESPER_ALLOC_SEGMENTS", ("auto", "mapped", "classic"), "a kind of segments"
+    "segments",
+    "ESPER_ALLOC_SEGMENTS",
+    ("auto", "mapped", "classic"),
+    "is not a kind of segments: use",
 )
 USES = Choice(
-    "uses", "ESPER_ALLOC_USES", ("marked", "automatic"), "a way in which uses become known"
+    "uses",
+    "ESPER_ALLOC_USES",
+    ("marked", "automatic"),
+    "is not a way in which uses become known: use",
 )
