@@ -182,7 +182,7 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
   block_set_user(block, part->user);
   block->capture = part->capture;
   block->withheld = false;
-  block_set_live(block);
+  block_set_state(block, BLOCK_LIVE);
   block->counted_active = true;
   block->oversize = config_is_oversize(config_of(device->core), block->size);
   block->plain = part->user == home && !part->capture && !block->oversize;

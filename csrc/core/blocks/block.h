@@ -27,7 +27,9 @@ struct block {
     block_t *left; /* in its bin */
     struct {
       uint16_t fits_best; /* cached: the cache's epoch in which it was found to fit best */
-      uint32_t noted;     /* live: bit i: stream i has a use that lasts until the free */
+      /* live: bit i: stream i has a use that lasts until the free. Zero at first: a block with uses
+       * is not cached, and one that leaves its bin has no link. */
+      uint32_t noted;
     };
   };
   union {
@@ -115,13 +117,6 @@ void block_merge_next(device_t *device, block_t *block);
 static inline segment_t *block_segment_if_any(const block_t *block)
 {
   return __atomic_load_n(&block->segment, __ATOMIC_RELAXED);
-}
-
-/* The block becomes live. */
-static inline void block_set_live(block_t *block)
-{
-  __atomic_store_n(&block->noted, 0, __ATOMIC_RELAXED);
-  block_set_state(block, BLOCK_LIVE);
 }
 
 static inline bool block_is_free(const block_t *block)

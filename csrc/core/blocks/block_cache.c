@@ -84,7 +84,7 @@ static inline void make_live(block_t *block, size_t asked)
 {
   block->requested = asked;
   block->counted_active = true;
-  block_set_live(block);
+  block_set_state(block, BLOCK_LIVE);
 }
 
 /* ---- malloc and free ----------------------------------------------------- */

@@ -377,8 +377,22 @@ void uses_unite_all(device_t *device, block_t *into, block_t *from)
   }
 }
 
+/* Whether the block has a use that lasts until the free for each stream that it noted. */
+static bool notes_are_valid(const block_t *block)
+{
+  core_t *core = block->segment->device->core;
+  for (uint32_t left = block->noted; left; left &= left - 1) {
+    const use_t *use = use_on(block, stream_at(core, (unsigned)__builtin_ctz(left)), NULL);
+    if (!use || !(use->flags & USE_AT_FREE) || use->record)
+      return false;
+  }
+  return true;
+}
+
 bool uses_are_valid(const block_t *block)
 {
+  if (block->state == BLOCK_LIVE && !notes_are_valid(block))
+    return false;
   for (const use_t *use = block->uses; use; use = use->next) {
     if (use->record && use->record->stream != use->stream)
       return false;

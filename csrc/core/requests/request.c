@@ -35,7 +35,7 @@ void request_hand_out(const request_t *q, block_t *block)
   block->capture = q->capture;
   if (q->capture)
     block->segment->captured = true;
-  block_set_live(block);
+  block_set_state(block, BLOCK_LIVE);
   block->counted_active = true;
   block->oversize = config_is_oversize(q->config, block->size);
   block->plain = q->stream.stream == segment->heap->stream && !q->capture && !block->oversize;

@@ -100,6 +100,34 @@ TEST(a_note_lasts_for_one_owner)
   end();
 }
 
+/* Free blocks are in a tree, whose links are where live ones remember their notes. */
+TEST(what_a_free_block_was_is_no_note)
+{
+  begin();
+  enum { BLOCKS = 15, STREAMS = 31 };
+  esper_stream streams[STREAMS];
+  void *x[BLOCKS];
+  for (int i = 0; i < STREAMS; i++)
+    streams[i] = world_stream(&w, 0);
+  for (int i = 0; i < BLOCKS; i++) {
+    x[i] = world_malloc(&w, (size_t)(i * 7 % BLOCKS + 2) * MIB, r);
+    world_malloc(&w, 2 * MIB, r); /* between them */
+    note(x[i], s);
+  }
+  for (int i = 0; i < BLOCKS; i++)
+    world_free(&w, x[i]);
+  sim_run_all(w.s);
+  esper_retire(w.core, 0);
+  for (int i = 0; i < BLOCKS; i++) {
+    void *y = world_malloc(&w, (size_t)(i + 2) * MIB, r);
+    for (int k = 0; k < STREAMS; k++)
+      note(y, streams[k]);
+    CHECK_EQ(uses(), STREAMS * (i + 1));
+  }
+  world_check(&w);
+  end();
+}
+
 TEST(a_mark_does_not_shorten_a_note)
 {
   begin();

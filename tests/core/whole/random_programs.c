@@ -442,13 +442,20 @@ static void do_record_use_event(thread *t)
   sim_event_destroy(s, es.device, event);
 }
 
+/* A use that lasts until the free: marked, or noted by an observer. */
+static esper_status use_until_free(thread *t, const void *ptr, esper_stream reader)
+{
+  return chance(t, 2) ? esper_record_stream(t->p->core, ptr, reader)
+                      : esper_note_use(t->p->core, ptr, reader);
+}
+
 static void do_record_stream(thread *t)
 {
   block *b = draw_block(t);
   int on = draw_stream(t);
   if (!b || b->captured || b->owner < 0 || on == b->owner)
     return;
-  MUST_AT_LAST(esper_record_stream(t->p->core, b->ptr, t->streams[on].es), "record_stream");
+  MUST_AT_LAST(use_until_free(t, b->ptr, t->streams[on].es), "record_stream or note_use");
   b->at_free |= (uint64_t)1 << on;
   if (chance(t, 2))
     read_elsewhere(t, on, b);
@@ -611,7 +618,7 @@ static void read_inside(thread *t, int a, int b)
     MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, reader, draw_flags(t), &marked),
                  "record_use");
     break;
-  case 1: MUST_AT_LAST(esper_record_stream(t->p->core, ptr, reader), "record_stream"); break;
+  case 1: MUST_AT_LAST(use_until_free(t, ptr, reader), "record_stream or note_use"); break;
   default: sim_stream_wait_stream(s, owner.device, owner.handle, reader.device, reader.handle);
   }
   if (chance(t, 2))
