@@ -43,7 +43,7 @@ static esper_status note_on(block_t *block, stream_t *stream)
 static esper_status note_inside(block_t *block, presented_t p)
 {
   bool own = block_is_of(block, p.stream);
-  if (p.capture != block->capture && (!own || !block->capture))
+  if (p.capture != block->capture && (!own || !block->capture) && RULE(GRAPH_READS_ANYWHERE))
     return mark_attach(block, p.stream->device->all_streams, NULL, USE_AT_FREE);
   return own ? ESPER_OK : mark_attach(block, p.stream, NULL, USE_AT_FREE);
 }
@@ -104,7 +104,7 @@ static esper_status note_live_blocks(device_t *device)
   caches_pause(device);
   for (segment_t *segment = device->first_segment; segment; segment = segment->next)
     for (block_t *block = segment->first; block && status == ESPER_OK; block = block->next)
-      if (block_state_of(block) == BLOCK_LIVE)
+      if (block_state_of(block) == BLOCK_LIVE && RULE(UNSEEN_USES_COUNT))
         status = note_on_all_streams(block);
   caches_resume(device);
   unlock(&device->lock);
