@@ -117,9 +117,9 @@ def enable(
         reuse: what malloc tries first when no free memory is ready: let the GPU wait for
             memory that is about to be (``"gate"``), get more (``"grow"``), or the first
             while the wait looks short (``"auto"``).
-        segments: where memory comes from: pages at reserved addresses (``"mapped"``), one
-            allocation of the driver's each (``"classic"``), or the first where it can be
-            had (``"auto"``).
+        segments: where memory comes from. ``"auto"``: pages at reserved addresses
+            (``"mapped"``) where they can be had, else one allocation of the driver's each
+            (``"classic"``).
 
     What is None stays as the environment says (``ESPER_ALLOC_USES``, ``ESPER_ALLOC_REUSE``,
     ``ESPER_ALLOC_SEGMENTS``) or else is the default, which is named first above. What is
@@ -127,7 +127,9 @@ def enable(
 
     Raises:
         ValueError: there is no such choice; nothing has changed.
-        RuntimeError: CUDA is initialised already; nothing has changed.
+        RuntimeError: CUDA is initialised already; or esper_alloc is enabled with another
+            reuse order or kind of segments, or through :func:`pluggable_allocator`, which
+            cannot have automatic uses. Nothing has changed.
         UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
             started with ``backend:cudaMallocAsync``.
     """
