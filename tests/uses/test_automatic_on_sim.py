@@ -272,17 +272,17 @@ say(observing=_torch.is_observing())
 
 
 @pytest.mark.parametrize(
-    "begin, all_streams",
+    "begin",
     [
-        ("torch.cuda.Stream(); del y", True),
-        ("torch.cuda.Stream(1); del y", True),
-        ("torch.Stream('cuda'); del y", True),
-        ("torch.cuda.Stream(); torch._C._cuda_cudaCachingAllocator_raw_delete(raw)", True),
-        ("torch.cuda.set_stream(torch.cuda.Stream()); z = empty()", True),
-        ("torch.cuda.ExternalStream(torch._C._cuda_getCurrentRawStream(0))", True),
+        "torch.cuda.Stream(); del y",
+        "torch.cuda.Stream(1); del y",
+        "torch.Stream('cuda'); del y",
+        "torch.cuda.Stream(); torch._C._cuda_cudaCachingAllocator_raw_delete(raw)",
+        "torch.cuda.set_stream(torch.cuda.Stream()); z = empty()",
+        "torch.cuda.ExternalStream(torch._C._cuda_getCurrentRawStream(0))",
     ],
 )
-def test_the_first_other_stream_begins_it(library: Path, begin: str, all_streams: bool) -> None:
+def test_the_first_other_stream_begins_it(library: Path, begin: str) -> None:
     """What was live by then may have been used on the stream already."""
     found = run(
         library,
