@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## set up, replay recorded jobs, and train where there is a GPU
+demo: ## set up, show a mark at work, replay recorded jobs, and train
 	@python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" tools/demo.py
 
 test: ## set up and run every test that this machine can run (PYTEST_ARGS=...)

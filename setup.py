@@ -5,7 +5,8 @@
     esper_alloc._kernels where nvcc is there besides: the kernels of the helpers
 
 Environment:
-    ESPER_ALLOC_SHIM=0          leave the PyTorch part out; =1: fail without it
+    ESPER_ALLOC_SHIM=0          leave the PyTorch part out; =1: fail without it, as
+                                installing does unless it is left out
     ESPER_ALLOC_KERNELS=0       leave the kernels out; =1: fail without them
     TORCH_CUDA_ARCH_LIST=9.0    the GPUs to compile kernels for, as PyTorch has it
     ESPER_ALLOC_DEBUG=1         no optimisation, asserts on
@@ -27,15 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import setuptools
-from setuptools import Extension, setup
-from setuptools.command.build_ext import build_ext
-from setuptools.errors import CompileError
-from setuptools.modified import newer_group
-
-ROOT = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT / "tools"))
-
-import torch_build  # noqa: E402
 
 if not sys.platform.startswith("linux"):
     raise SystemExit(
@@ -50,6 +42,17 @@ if int(setuptools.__version__.split(".")[0]) < 77:
         f"esper_alloc is built with setuptools 77 or newer, and this is {setuptools.__version__}: "
         "run `pip install 'setuptools>=77,<82'`, then the same command again"
     )
+
+# Older ones do not have all of these.
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+from setuptools.modified import newer_group
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import torch_build  # noqa: E402
 
 DEBUG = os.environ.get("ESPER_ALLOC_DEBUG", "0") == "1"
 SANITIZE = os.environ.get("ESPER_ALLOC_SANITIZE", "")
@@ -225,6 +228,13 @@ class BuildExtensions(build_ext):
     """Builds the core plainly and the PyTorch part the way torch wants it."""
 
     def run(self) -> None:
+        if SHIM == "" and not FOUND.possible and (self.editable_mode or not self.inplace):
+            # pip shows no output of builds that succeed: half of the package would be missing
+            # and nobody told.
+            raise SystemExit(
+                f"esper_alloc: {'; '.join(FOUND.missing)}. For the core and `replay` alone, "
+                "install with ESPER_ALLOC_SHIM=0 in the environment"
+            )
         self.given_up: list[str] = []
         self.notice_other_circumstances()
         built = {extension.name for extension in WITH_TORCH}

@@ -35,7 +35,7 @@ from growth import GrowthError, compiler
 from replay_peaks import traces
 
 CORE = Path("csrc") / "core"
-BOTH, MAPPED, CLASSIC = ("gate/mapped", "gate/classic"), ("gate/mapped",), ("gate/classic",)
+BOTH, MAPPED, CLASSIC = ("auto/mapped", "auto/classic"), ("auto/mapped",), ("auto/classic",)
 
 
 class ChoiceError(RuntimeError):
@@ -83,12 +83,16 @@ CHOICES = (
         ("5 * MIB", "20 * MIB"), CLASSIC,
     ),
     Choice(
-        "a page is such a part of the reserved memory", "memory/grow.c", "PAGE_SHARE = {},", "256",
-        ("64", "128", "512"),
+        "a page takes one part in this many of the slack that is left", "memory/grow.c",
+        "slack_left(g->device, created) / {} ", "2", ("1", "4", "8"),
     ),
-    Choice("and of the request", "memory/grow.c", "REQUEST_SHARE = {},", "5", ("2", "10")),
-    Choice("largest page", "memory/grow.c", "LARGE_PAGE = {},", "8 << 20", ("2 << 20", "32 << 20")),
-    Choice("one part in this many is slack once pages move", "memory/slack.c", "SLACK_SHARE = {} ", "25", ("10", "100")),
+    Choice("least slack", "memory/slack.c", "SLACK_LEAST = {} ", "256 << 20", ("0", "64 << 20", "1024 << 20")),
+    Choice("one part in this many is slack", "memory/slack.c", "SLACK_SHARE = {},", "25", ("10", "100")),
+    Choice(
+        "a page without slack is such a part of the request", "memory/grow.c",
+        "SMALL_PAGE_SHARE = {} ", "5", ("2", "10"),
+    ),
+    Choice("largest page without slack", "memory/grow.c", "SMALL_PAGE = {},", "8 << 20", ("2 << 20", "32 << 20")),
 )  # fmt: skip
 
 

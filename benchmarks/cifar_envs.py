@@ -7,7 +7,7 @@ record_stream. Ours: esper_alloc, the gather iterator, protected uses. With two 
 or more, a second pass spreads the environments 10 and 6 over two of them.
 
 Two steps of each are drawn as a picture of the GPU's streams, cifar_envs.svg beside
-the result file.
+the result file, where matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -156,38 +156,43 @@ def timeline(seen: Any, batches: int) -> list[list[Any]]:
     return [[d, s, round(at - low, 1), round(took, 1), kind] for d, s, at, took, kind in chosen]
 
 
-def picture(panels: dict[str, list[list[Any]]]) -> str:
-    """An SVG: for each panel a line a stream, kernels as bars."""
-    width, line, margin, top = 1100, 12, 110, 34
+def draw(panels: dict[str, list[list[Any]]], path: Path) -> None:
+    """For each panel a line a stream, kernels as bars."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError:
+        print(f"{path} is not drawn: python -m pip install matplotlib")
+        return
+    matplotlib.rcParams["svg.hashsalt"] = "cifar_envs"  # the same bytes for the same figures
     colours = {"gather": "#d1495b", "train": "#30638e"}
-    longest = max((one[2] + one[3] for events in panels.values() for one in events), default=1.0)
-    body, y = [], 8
-    for title, events in panels.items():
+    streams = [sorted({(one[0], one[1]) for one in events}) for events in panels.values()]
+    lines = [max(1, len(found)) for found in streams]
+    figure = Figure(figsize=(11, 0.14 * sum(lines) + 0.7 * len(panels) + 0.5), layout="constrained")
+    axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True, height_ratios=lines)[:, 0]
+    for axis, (title, events), found in zip(axes, panels.items(), streams):
         span = max((one[2] + one[3] for one in events), default=0.0)
-        body.append(
-            f'<text x="8" y="{y + 14}" font-size="13">{title}: two steps, {span / 1e3:.1f} ms</text>'
-        )
-        y += top - 8
-        streams = sorted({(one[0], one[1]) for one in events})
-        for number, (device, stream) in enumerate(streams):
-            at = y + number * line
-            body.append(
-                f'<text x="8" y="{at + 9}" font-size="9">GPU {device}, stream {stream}</text>'
-            )
-            for d, s, start, took, kind in events:
-                if (d, s) == (device, stream):
-                    x = margin + start / longest * (width - margin - 10)
-                    w = max(took / longest * (width - margin - 10), 0.4)
-                    body.append(
-                        f'<rect x="{x:.1f}" y="{at}" width="{w:.1f}" height="{line - 2}" fill="{colours[kind]}"/>'
-                    )
-        y += len(streams) * line + 14
-    legend = "red: gathers and copies of indices; blue: the networks"
-    body.append(f'<text x="8" y="{y + 6}" font-size="11">{legend}</text>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y + 16}" font-family="sans-serif">'
-    return (
-        "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *body, "</svg>"]) + "\n"
-    )
+        for number, where in enumerate(found):
+            for kind, colour in colours.items():
+                bars = [
+                    (e[2] / 1e3, e[3] / 1e3) for e in events if (*e[:2], e[4]) == (*where, kind)
+                ]
+                # The outline keeps kernels visible that are shorter than a pixel.
+                axis.broken_barh(bars, (number - 0.4, 0.8), color=colour, linewidth=0.3)
+        axis.set_title(f"{title}: two steps, {span / 1e3:.1f} ms", fontsize=10, loc="left")
+        axis.set_yticks(range(len(found)), [f"GPU {d}, stream {s}" for d, s in found], fontsize=6)
+        axis.invert_yaxis()
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("ms")
+    figure.legend(
+        handles=[
+            Patch(color=colours["gather"], label="gathers and copies of indices"),
+            Patch(color=colours["train"], label="the networks"),
+        ],
+        loc="outside lower center", ncols=2, frameon=False,
+    )  # fmt: skip
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def main() -> int:
@@ -236,7 +241,7 @@ def main() -> int:
         panels[f"Plain PyTorch, {where}"] = plain[-1]["timeline"]
         panels[f"esper_alloc, {where}"] = ours[-1]["timeline"]
         results.save()
-        Path(results.path).with_name("cifar_envs.svg").write_text(picture(panels))
+        draw(panels, Path(results.path).with_name("cifar_envs.svg"))
     return 0
 
 

@@ -346,7 +346,7 @@ def add_rows(
 
 def policy_of(policies: Sequence[str], segments: str) -> str:
     """The replay's policy that does what ours did on the GPU with such segments."""
-    wanted = f"gate/{segments}"
+    wanted = f"auto/{segments}"
     if wanted not in policies:
         raise SystemExit(f"the replay has no policy {wanted}; it has {', '.join(policies)}")
     return wanted

@@ -1,4 +1,4 @@
-"""The reuse orders gate, grow and auto beside each other, on jobs with cross-stream uses.
+"""The reuse orders auto, gate and grow beside each other, on jobs with cross-stream uses.
 
   pipeline  the FSDP-like steps of pipeline.py
   prefetch  the batches of prefetch.py, compute-bound
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import torch
 
 MIB = 1 << 20
-ORDERS = ("gate", "grow", "auto")
+ORDERS = ("auto", "gate", "grow")
 CHURN_STREAMS = 4
 CHURN_LIVE = 40
 CHURN_MALLOCS = 12_000
@@ -280,7 +280,7 @@ def main() -> int:
             return 1
         if results.run is None:
             results.describe(found[0]["machine"])
-        for ours, peer in (("gate", "grow"), ("auto", "gate"), ("auto", "grow")):
+        for ours, peer in (("auto", "gate"), ("auto", "grow"), ("gate", "grow")):
             if ours not in orders or peer not in orders:
                 continue
             for name, unit, key in (

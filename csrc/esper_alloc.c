@@ -63,15 +63,15 @@ static esper_status config_from_environment(esper_config *config)
 {
   *config = (esper_config){0};
   const char *order = getenv("ESPER_ALLOC_REUSE");
-  if (!order || !*order || strcmp(order, "gate") == 0)
+  if (!order || !*order || strcmp(order, "auto") == 0)
+    config->reuse_order = ESPER_REUSE_AUTO;
+  else if (strcmp(order, "gate") == 0)
     config->reuse_order = ESPER_REUSE_GATE;
   else if (strcmp(order, "grow") == 0)
     config->reuse_order = ESPER_REUSE_GROW;
-  else if (strcmp(order, "auto") == 0)
-    config->reuse_order = ESPER_REUSE_AUTO;
   else
     return error_set(ESPER_INVALID,
-                     "ESPER_ALLOC_REUSE=%s is not a reuse order: use gate, grow or auto", order);
+                     "ESPER_ALLOC_REUSE=%s is not a reuse order: use auto, gate or grow", order);
   return segments_from_environment(config);
 }
 

@@ -109,9 +109,9 @@ enum {
 
 /* What malloc tries first when no free block is ready. */
 typedef enum esper_reuse_order {
-  ESPER_REUSE_GATE = 0, /* reuse pending memory: the GPU waits, not the host */
-  ESPER_REUSE_GROW = 1, /* get more memory from the device first */
-  ESPER_REUSE_AUTO = 2  /* gate while the wait looks short, grow otherwise */
+  ESPER_REUSE_AUTO = 0, /* grow up to a small allowance of pending memory, then gate */
+  ESPER_REUSE_GATE = 1, /* reuse pending memory: the GPU waits, not the host */
+  ESPER_REUSE_GROW = 2  /* get more memory from the device first */
 } esper_reuse_order;
 
 /* Properties of a stream's work that the allocator cannot find out. */

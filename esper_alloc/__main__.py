@@ -1,4 +1,4 @@
-"""``python -m esper_alloc``: see cli/main.py."""
+"""``python -m esper_alloc`` and ``esper-alloc``: see cli/main.py."""
 
 from __future__ import annotations
 

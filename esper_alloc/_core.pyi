@@ -90,7 +90,7 @@ def replay(
     streams: int,
     uses: int,
     pools: Sequence[tuple[int, int]],
-    order: Literal["gate", "grow", "auto"],
+    order: Literal["auto", "gate", "grow"],
     segments: Literal["classic", "mapped"],
     device: Literal["sim", "cuda"],
 ) -> ReplayResult: ...

@@ -155,7 +155,7 @@ def test_help_needs_no_gpu(script: str) -> None:
 
 
 #: They measure on the simulated device, work on files, or serve another script.
-NEED_NO_GPU = {"choices", "growth", "neighbour", "pending", "replay_peaks", "take"}
+NEED_NO_GPU = {"choices", "growth", "neighbour", "replay_peaks", "take"}
 
 
 @pytest.mark.parametrize("script", sorted({Path(one).stem for one in SCRIPTS} - NEED_NO_GPU))
@@ -488,11 +488,11 @@ def test_differing_outputs_are_counted(a: str, b: str, count: int) -> None:
 
 def test_the_policy_that_is_replayed_is_what_ran() -> None:
     jobs = load("jobs")
-    policies = ("gate/mapped", "gate/classic")
-    assert jobs.policy_of(policies, "mapped") == "gate/mapped"
-    assert jobs.policy_of(policies, "classic") == "gate/classic"
-    with pytest.raises(SystemExit, match="gate/mapped"):
-        jobs.policy_of(("gate/classic",), "mapped")
+    policies = ("auto/mapped", "auto/classic")
+    assert jobs.policy_of(policies, "mapped") == "auto/mapped"
+    assert jobs.policy_of(policies, "classic") == "auto/classic"
+    with pytest.raises(SystemExit, match="auto/mapped"):
+        jobs.policy_of(("auto/classic",), "mapped")
 
 
 def test_a_replayed_peak_is_compared_with_the_run_of_ours(
@@ -1194,6 +1194,29 @@ def test_growth_is_drawn_where_matplotlib_is(
     assert drawn.rstrip().endswith("</svg>")
 
 
+def test_streams_are_drawn_where_matplotlib_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cifar_envs = load("cifar_envs")
+    events = [
+        [0, stream, 100.0 * stream, 50.0, kind]
+        for stream in range(3)
+        for kind in ("gather", "train")
+    ]
+    panels = {"Plain PyTorch, one GPU": events, "esper_alloc, one GPU": []}
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "matplotlib", None)
+        cifar_envs.draw(panels, tmp_path / "none.svg")
+    assert "python -m pip install matplotlib" in capsys.readouterr().out
+    assert not (tmp_path / "none.svg").exists()
+    pytest.importorskip("matplotlib")
+    for name in ("envs.svg", "again.svg"):
+        cifar_envs.draw(panels, tmp_path / name)
+    drawn = (tmp_path / "envs.svg").read_text()
+    assert drawn == (tmp_path / "again.svg").read_text()
+    assert drawn.rstrip().endswith("</svg>")
+
+
 def test_choices_name_what_the_core_has_written_into_it() -> None:
     """Or the script would measure nothing, and say so only when it is run."""
     choices = load("choices")
@@ -1213,7 +1236,7 @@ def test_a_choice_is_replayed(tmp_path: Path) -> None:
         choices.compiler()
     except choices.GrowthError as error:
         pytest.skip(str(error))
-    [large] = [choice for choice in choices.CHOICES if choice.name == "largest page"]
+    [large] = [choice for choice in choices.CHOICES if choice.name == "largest page without slack"]
     files = [ROOT / "examples" / "traces" / "gpt_train.pickle.gz"]
     ours = choices.replayed(None, "what it has", choices.MAPPED, files)
     other = choices.replayed(large, "2 << 20", choices.MAPPED, files)

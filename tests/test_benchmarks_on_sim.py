@@ -63,7 +63,7 @@ def test_pairs_are_measured(library: Path, allocator: str) -> None:
 
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_threads_are_measured(library: Path, allocator: str) -> None:
-    found = measured(library, "threads", allocator, "--most", "4", "--milliseconds", "20")
+    found = measured(library, "threads", allocator, "--most", "4", "--milliseconds", "500")
     assert found["cores"] >= 1 and found["machine"]["gpu"] == "simulated device 0"
     assert sorted(found["figures"]) == sorted(
         f"{kind}, {size}, {threads} threads"

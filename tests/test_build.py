@@ -193,6 +193,44 @@ runpy.run_path("setup.py")
     assert words in line
 
 
+def test_an_old_setuptools_is_named_whatever_it_lacks(tmp_path: Path) -> None:
+    package = tmp_path / "setuptools"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '65.5.0'\n")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--version"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "this is 65.5.0: run `pip install 'setuptools>=77,<82'`" in line
+
+
+WITHOUT_TORCH = """
+import importlib.util, runpy, sys
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find_spec(name, *rest)
+sys.argv = ["setup.py", "--quiet", *sys.argv[1:]]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+def test_installing_without_torch_fails_with_the_command(tmp_path: Path) -> None:
+    """pip's isolated builds see no torch, and pip shows nothing of a build that succeeds."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, "build", f"--build-base={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and list(tmp_path.rglob("*.o")) == []
+    said = done.stderr.splitlines()[-1]
+    assert "run `pip install --no-build-isolation .` in that environment" in said
+    assert "install with ESPER_ALLOC_SHIM=0" in said
+    # The metadata and the sources can be had without.
+    command[3:] = ["egg_info", f"--egg-base={tmp_path}"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+
+
 def test_what_is_missing_comes_with_the_command() -> None:
     """A build that must have the PyTorch part and cannot says what to do."""
     program = """

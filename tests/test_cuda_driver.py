@@ -109,7 +109,8 @@ def test_blindness_is_said_once(built: Path) -> None:
 
 def test_reuse_order_from_environment(built: Path) -> None:
     run_scenario(built, "reuse_order", ESPER_ALLOC_REUSE="grow")
-    run_scenario(built, "reuse_order_auto", ESPER_ALLOC_REUSE="auto")
+    run_scenario(built, "reuse_order_default", ESPER_ALLOC_REUSE="auto")
+    run_scenario(built, "reuse_order_default")
     run_scenario(built, "bad_reuse_order", ESPER_ALLOC_REUSE="sometimes")
 
 

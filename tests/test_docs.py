@@ -166,7 +166,8 @@ def test_public_names_exist(path: Path) -> None:
 def documented_commands() -> list[str]:
     found = set()
     for path in DOCUMENTS:
-        for command in re.findall(r"python -m esper_alloc ([^`\n]+)", path.read_text()):
+        asked = r"(?:python -m esper_alloc|(?:`|\$ |^)esper-alloc) ([^`\n]+)"
+        for command in re.findall(asked, path.read_text(), flags=re.M):
             found.add(re.sub(r"\s*(#.*|\.\.\.)$", "", command).rstrip(" ,.:;)|"))
     return sorted(found)
 

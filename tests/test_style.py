@@ -86,6 +86,14 @@ def test_the_core_has_no_findings() -> None:
     assert found == "", found
 
 
+def test_users_see_the_types_that_they_pass() -> None:
+    silent(tool("mypy"), "--strict", "tests/types/user.py")
+
+
+def test_users_of_pyright_see_them_too() -> None:
+    silent(tool("basedpyright"), "--pythonpath", sys.executable)
+
+
 def test_a_finding_is_found(tmp_path: Path) -> None:
     """The checks are on: each tool names a fault."""
     tidy, ruff, form = tool("clang-tidy"), tool("ruff"), tool("clang-format")

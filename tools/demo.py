@@ -1,21 +1,50 @@
-"""`make demo`: replays the recorded jobs in examples/traces, then trains where there is a GPU."""
+"""`make demo`: shows a mark at work, replays the recorded jobs in examples/traces, and trains.
+
+Without a GPU the mark works on the simulated device, and training is of a tiny model on the CPU.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACES = sorted((ROOT / "examples" / "traces").glob("*.pickle*"))
-TRAINING = ROOT / "examples" / "train_gpt2.py"
+PICTURE = ROOT / "build" / "demo.png"
 
 
-def run(*arguments: str) -> None:
+def run(*arguments: str, **environment: str) -> None:
     print("\n$ python " + " ".join(arguments), flush=True)
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT)
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env={**os.environ, **environment})
     if done.returncode != 0:
         raise SystemExit(f"demo: that ended with exit code {done.returncode}")
+
+
+def show_a_mark(gpu: bool, picture: Path = PICTURE) -> None:
+    command = ["tools/mark_at_work.py"]
+    if importlib.util.find_spec("matplotlib"):
+        picture.parent.mkdir(exist_ok=True)
+        command.append(os.path.relpath(picture, ROOT))
+    if gpu:
+        run(*command)
+        return
+    sys.path.insert(0, str(ROOT / "tests" / "shim"))
+    import pytest
+
+    simulation = importlib.import_module("build")
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            library = simulation.build(Path(folder))
+        except pytest.skip.Exception as error:
+            print(f"\nNo mark is shown: the simulated device cannot be built: {error}.")
+            return
+        run(*command, **simulation.environment(library))
 
 
 def main() -> None:
@@ -23,13 +52,9 @@ def main() -> None:
 
     if not TRACES:
         raise SystemExit("demo: examples/traces holds no recorded job")
-    traces = [str(path.relative_to(ROOT)) for path in TRACES]
-    run("-m", "esper_alloc", "replay", *traces)
-    report = _core.driver_report()
-    if report["available"]:
-        run(str(TRAINING.relative_to(ROOT)))
-    else:
-        print(f"\nNo training: {report['error']}.")
+    show_a_mark(_core.driver_report()["available"])
+    run("-m", "esper_alloc", "replay", *(str(path.relative_to(ROOT)) for path in TRACES))
+    run("examples/train_gpt2.py")
 
 
 if __name__ == "__main__":

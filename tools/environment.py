@@ -39,8 +39,11 @@ NEEDED = {
 # What more of them can do with these; only in an environment of our own.
 OPTIONAL = {
     "matplotlib": "matplotlib",
-    "mypy": "mypy>=1.10",
-    # tests/test_style.py runs these, and other versions find other things.
+    "torchvision": "torchvision",
+    # tests/test_style.py runs these, and other versions find other things. basedpyright is
+    # pyright in a package that does not load its interpreter from elsewhere.
+    "mypy": "mypy==2.4.1",
+    "basedpyright": "basedpyright==1.40.2",
     "ruff": "ruff==0.17.6",
     "clang_format": "clang-format==23.1.5",
     "clang_tidy": "clang-tidy==23.1.4",

@@ -25,6 +25,21 @@
 namespace esper
 {
 
+// Larger values do not count, as infinities do not: the square of their deviation would be infinite
+// and later leave a variance of NaN. 1e140 squared leaves room for a sum of 1e28 of them.
+constexpr double kLargest = 1e140;
+
+// Whether a value contributes to the statistics. A float does if it is finite.
+ESPER_BOTH bool contributes(double x)
+{
+  return x >= -kLargest && x <= kLargest;
+}
+
+ESPER_BOTH bool contributes(float x)
+{
+  return x - x == 0.0F;
+}
+
 struct Moments {
   double weight;  // how many numbers, or the sum of their weights
   double about;   // K

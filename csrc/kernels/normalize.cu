@@ -82,7 +82,7 @@ __device__ double weight_of(const Job &job, int64_t row, int64_t column, T x)
 {
   const esper_normalizer_batch &batch = job.batch;
   const int64_t each = row * job.state.features + column;
-  if (!isfinite(number(x)) || (batch.mask && !batch.mask[batch.mask_each ? each : row]))
+  if (!esper::contributes(number(x)) || (batch.mask && !batch.mask[batch.mask_each ? each : row]))
     return 0.0;
   if (!batch.weights)
     return 1.0;
@@ -189,7 +189,7 @@ __device__ int64_t add_up(const Job &job, const Place<V> &place, const Rows<T, V
         if (counts)
           sums[v].add(x, weight);
       } else {
-        counts = isfinite(x);
+        counts = esper::contributes(x);
         sums[v].add(x, counts);
       }
       by_first &= counts || v > 0;

@@ -26,8 +26,7 @@ double weight_of(const esper_normalizer_state &state, const esper_normalizer_bat
                  int64_t row, int64_t column, double x)
 {
   const int64_t each = row * state.features + column;
-  if (!std::isfinite(x) ||
-      (batch.mask != nullptr && batch.mask[batch.mask_each ? each : row] == 0)) {
+  if (!contributes(x) || (batch.mask != nullptr && batch.mask[batch.mask_each ? each : row] == 0)) {
     return 0.0;
   }
   if (batch.weights == nullptr) {
@@ -61,8 +60,8 @@ Part add_up(const esper_normalizer_state &state, const esper_normalizer_batch &b
           counts = true;
         }
       } else {
-        sums[column].add(x, std::isfinite(x));
-        counts |= std::isfinite(x);
+        sums[column].add(x, contributes(x));
+        counts |= contributes(x);
       }
     }
     part.rows += counts;

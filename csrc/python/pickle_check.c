@@ -24,7 +24,7 @@ static PyObject *verdict_raise(const pickle_verdict *v, int marked)
   case PICKLE_TRUNCATED:
     if (marked)
       return PyErr_Format(error, "truncated: it ends at byte %zu, before its pickle does", v->at);
-    return PyErr_Format(error, "not a memory snapshot: it is not a complete pickle");
+    break;
   case PICKLE_TOO_DEEP:
     return PyErr_Format(error,
                         "refused: byte %zu nests containers more than %d deep, and PyTorch's "
@@ -48,6 +48,8 @@ static PyObject *verdict_raise(const pickle_verdict *v, int marked)
     break;
   default: break;
   }
+  if (!marked)
+    return PyErr_Format(error, "not a memory snapshot: the file is not a pickle");
   return PyErr_Format(error, "not a memory snapshot: byte %zu %s", v->at, v->why);
 }
 

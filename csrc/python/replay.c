@@ -553,8 +553,8 @@ PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
                .streams = (size_t)streams,
                .uses = (size_t)uses,
                .order = !strcmp(order, "grow")   ? ESPER_REUSE_GROW
-                        : !strcmp(order, "auto") ? ESPER_REUSE_AUTO
-                                                 : ESPER_REUSE_GATE,
+                        : !strcmp(order, "gate") ? ESPER_REUSE_GATE
+                                                 : ESPER_REUSE_AUTO,
                .segments =
                    !strcmp(segments, "mapped") ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC,
                .on_cuda = !strcmp(device, "cuda")};
@@ -565,7 +565,7 @@ PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
     PyErr_SetString(PyExc_ValueError,
                     "replay: start, slots, streams or uses is negative or too large");
   else if (strcmp(order, "gate") && strcmp(order, "grow") && strcmp(order, "auto"))
-    PyErr_Format(PyExc_ValueError, "replay: order must be 'gate', 'grow' or 'auto', not '%s'",
+    PyErr_Format(PyExc_ValueError, "replay: order must be 'auto', 'gate' or 'grow', not '%s'",
                  order);
   else if (strcmp(segments, "classic") && strcmp(segments, "mapped"))
     PyErr_Format(PyExc_ValueError, "replay: segments must be 'classic' or 'mapped', not '%s'",

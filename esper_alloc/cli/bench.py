@@ -15,10 +15,12 @@ import os
 import statistics
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
 from .bench_worker import MARK, OURS
+from .plots import PlotError, check_plot
 
 #: The allocators, and what each needs in the environment before torch is imported.
 ALLOCATORS: dict[str, dict[str, str]] = {
@@ -61,7 +63,7 @@ FIGURES = (
 
 
 class BenchError(Exception):
-    """Nothing can be measured, or drawn; the message is one line with the remedy."""
+    """Nothing can be measured; the message is one line with the remedy."""
 
 
 Measured = dict[str, list[dict[str, Any]]]  # by allocator, what each round's process said
@@ -87,22 +89,6 @@ def check_machine() -> None:
             "this needs an NVIDIA GPU, and the CUDA driver finds none; "
             "`python -m esper_alloc doctor` says more"
         )
-
-
-def check_plot(path: str) -> None:
-    """Raises BenchError where a plot could not be drawn in the end."""
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise BenchError(f"--plot {path}: there is no folder {folder}")
-    if os.path.splitext(path)[1].lower() not in (".svg", ".png"):
-        raise BenchError(f"--plot {path}: the name must end in .svg or .png")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise BenchError(
-            f"--plot {path}: needs matplotlib: python -m pip install matplotlib "
-            "(the table without --plot does not need it)"
-        ) from None
 
 
 # ---- measuring ----------------------------------------------------------------
@@ -204,25 +190,31 @@ def as_json(measured: Measured) -> dict[str, Any]:
 
 
 def draw(measured: Measured, path: str) -> None:
-    """Bars, a panel for each figure: a bar for each allocator."""
+    picture(measured).savefig(path, dpi=130)
+
+
+def picture(measured: Measured) -> Any:
+    """The matplotlib figure: a panel for each figure, with a bar for each allocator."""
     from matplotlib.figure import Figure as Drawing
 
     found = medians(measured)
     columns = 3
     rows = -(-len(FIGURES) // columns)
-    drawing = Drawing(figsize=(12, 2.3 * rows), layout="constrained")
+    drawing = Drawing(figsize=(12, 2.5 * rows), layout="constrained")
     axes = drawing.subplots(rows, columns, squeeze=False).flat
     colours = ["#2f6fb0", "#c9d3e0", "#9fb2c8", "#f0a35e"]
     for axis, figure in zip(axes, FIGURES):
         values = [found[allocator][figure.key] for allocator in found]
         bars = axis.barh(list(found), values, color=colours[: len(found)])
         axis.bar_label(bars, [_number(value) for value in values], padding=3, fontsize=8)
-        axis.set_title(f"{figure.title}, {figure.unit}", fontsize=9, loc="left")
+        # A panel is about 40 letters wide beside the names of the allocators.
+        title = textwrap.fill(f"{figure.title},\u00a0{figure.unit}", 40)
+        axis.set_title(title, fontsize=9, loc="left")
         axis.set_xlim(0, max(values) * 1.2 or 1)
         axis.invert_yaxis()
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-    drawing.savefig(path, dpi=130)
+    return drawing
 
 
 # ---- the command --------------------------------------------------------------
@@ -231,7 +223,8 @@ _EPILOG = """\
 Takes about 15 seconds for each allocator and round. Nothing else should run on the GPU
 meanwhile. docs/benchmarks.md says what is measured.
 
-Exit codes: 0 measured; 1 nothing could be measured or drawn, and why.
+Exit codes: 0 measured; 1 nothing could be measured, or the plot not be written, and
+why; 2 wrong usage, or a plot that cannot be drawn.
 """
 
 
@@ -249,7 +242,9 @@ def add_parser(subparsers: Any) -> None:
         "--rounds", type=_count, default=3, help="processes for each allocator (default: 3)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--plot", metavar="FILE.svg|png", help="draw the figures")
+    parser.add_argument(
+        "--plot", metavar="FILE.png|svg", help="draw the figures (needs matplotlib)"
+    )
     parser.add_argument(
         "--small", action="store_true", help="little work, only to see that everything runs"
     )
@@ -272,8 +267,8 @@ def run(args: Any) -> int:
         measured = measure(args.rounds, args.small)
         if plot is not None:
             draw(measured, plot)
-    except (BenchError, OSError) as error:
+    except (PlotError, BenchError, OSError) as error:
         print(f"esper_alloc bench: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, PlotError) else 1
     print(json.dumps(as_json(measured), indent=2) if args.json else as_table(measured))
     return 0

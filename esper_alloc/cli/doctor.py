@@ -48,7 +48,14 @@ def render(facts: Facts, findings: list[Finding]) -> str:
         mark = "PROBLEM" if finding.level == "problem" else "note"
         lines += ["", f"{mark}: {finding.what}", f"  remedy: {finding.remedy}"]
     problems = sum(finding.level == "problem" for finding in findings)
-    if problems:
+    trial = facts["trial"] or {}
+    if problems and trial.get("enabled") and trial.get("allocated") is None:
+        # What enable() and is_enabled() say here, too.
+        lines += [
+            "",
+            f"esper_alloc can be enabled here, with no GPU to serve: {problems} problem(s)",
+        ]
+    elif problems:
         lines += ["", f"esper_alloc cannot work here: {problems} problem(s)"]
     else:
         lines += ["", "esper_alloc works here"]

@@ -1,4 +1,4 @@
-"""The command line: ``python -m esper_alloc {run,replay,bench,doctor}``.
+"""The command line: ``esper-alloc {run,replay,bench,doctor}``, or ``python -m esper_alloc``.
 
 Each command is a module with ``add_parser(subparsers)``; the namespace it
 parses has ``run(args) -> int``, the exit code. Only the module of the command
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -30,6 +31,12 @@ exit codes:
 """
 
 
+def program() -> str:
+    """What the user typed to come here."""
+    typed = os.path.basename(sys.argv[0])
+    return typed if typed == "esper-alloc" else "python -m esper_alloc"
+
+
 def build_parser(command: str | None) -> argparse.ArgumentParser:
     """The parser, complete for `command` and in outline for the others.
 
@@ -38,7 +45,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
     from esper_alloc import __version__
 
     parser = argparse.ArgumentParser(
-        prog="python -m esper_alloc",
+        prog=program(),
         description="A CUDA allocator for PyTorch that knows when memory was last used.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -65,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(
             f"esper_alloc {command}: cannot be loaded: {error}\n"
-            "`python -m esper_alloc doctor` says what is missing.",
+            f"`{program()} doctor` says what is missing.",
             file=sys.stderr,
         )
         return 1

@@ -22,6 +22,7 @@ from ..replay.replay import (
     replay,
 )
 from ..replay.snapshot import SnapshotError
+from .plots import PlotError, check_plot
 
 # ---- what is printed ----------------------------------------------------------
 
@@ -60,8 +61,8 @@ _COLUMNS = (
     "peak reserved",
     "fragmentation",
     "segments",
-    "device calls",
     "ns/operation",
+    "device calls",  # with --verbose
 )
 
 
@@ -85,20 +86,19 @@ def _rows(recording: Recording, runs: Sequence[Replayed]) -> Iterator[Sequence[s
     yield "recorded", *_peak_cells(recorded), "", ""
     for run in runs:
         calls = sum(run.device_calls.values())
-        yield (
-            f"replayed {run.policy}",
-            *_peak_cells(run),
-            f"{calls:,}",
-            f"{run.ns_per_operation:,.0f}",
-        )
+        time_each = f"{run.ns_per_operation:,.0f}"
+        yield f"replayed {run.policy}", *_peak_cells(run), time_each, f"{calls:,}"
     yield ("native's blocks", _mib(native.allocated), _mib(native.active), "", "", "", "", "")
 
 
-def as_table(recording: Recording, runs: Sequence[Replayed], device: str) -> str:
-    """A heading, a row for the recording, one for each run, and native's."""
+def as_table(
+    recording: Recording, runs: Sequence[Replayed], device: str, verbose: bool = False
+) -> str:
+    """A heading, a row for the recording, one for each run, and native's. The calls of
+    the driver only if `verbose`."""
     history = recording.history
-    rows = list(_rows(recording, runs))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    rows = [row if verbose else row[:-1] for row in _rows(recording, runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         f"{history.path}, device {history.device}: {len(history.steps):,} entries, "
         f"{runs[0].operations if runs else 0:,} operations"
@@ -108,7 +108,7 @@ def as_table(recording: Recording, runs: Sequence[Replayed], device: str) -> str
         cells = [cell.rjust(width) for cell, width in zip(row, widths)]
         cells[0] = row[0].ljust(widths[0])
         lines.append(("  " + "  ".join(cells)).rstrip())
-    for run in runs:
+    for run in runs if verbose else ():
         calls = ", ".join(f"{name} {count:,}" for name, count in sorted(run.device_calls.items()))
         lines.append(f"  device calls of {run.policy}: {calls or 'none'}")
     return "\n".join(lines)
@@ -145,8 +145,8 @@ class _Progress:
 
 _EPILOG = """\
 Exit codes: 0 everything was replayed; 1 the replay failed (no GPU, out of
-memory, a plot that cannot be written in the end); 2 wrong usage, a plot's name
-that cannot be used, or a file that is not a complete snapshot with a consistent
+memory, a plot that cannot be written in the end); 2 wrong usage, a plot that
+cannot be drawn, or a file that is not a complete snapshot with a consistent
 trace. All files are checked before any is replayed. docs/replay.md says what the
 figures mean and what a recording cannot tell.
 """
@@ -178,9 +178,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
         "--plot",
-        metavar="FILE.png|html",
-        help="draw allocated, active and reserved over time, recorded beside replayed",
+        metavar="FILE.png|svg",
+        help="draw allocated, active and reserved over time, recorded beside replayed "
+        "(needs matplotlib)",
     )
+    parser.add_argument("--verbose", action="store_true", help="also count the driver's calls")
     parser.set_defaults(run=run)
 
 
@@ -194,8 +196,9 @@ def run(args: argparse.Namespace) -> int:
     """The command; returns its exit code."""
     progress = _Progress()
     try:
-        draw = _drawer(args.plot)
-    except ReplayError as error:
+        if args.plot is not None:
+            check_plot(args.plot)
+    except PlotError as error:
         return _complain(error, progress, 2)
     recordings: list[Recording] = []
     try:
@@ -215,27 +218,16 @@ def run(args: argparse.Namespace) -> int:
             results.append((recording, runs))
             if not args.json:
                 progress.clear()
-                print(as_table(recording, runs, args.device), end="\n\n", flush=True)
-        if draw:
+                print(as_table(recording, runs, args.device, args.verbose), end="\n\n", flush=True)
+        if args.plot is not None:
             progress.step(f"drawing {args.plot}")
-            draw(results)
+            plot.draw(results, args.plot)
     except (ReplayError, OSError) as error:
         return _complain(error, progress, 1)
     progress.clear()
     if args.json:
         print(json.dumps([as_json(one, ran) for one, runs in results for ran in runs], indent=2))
     return 0
-
-
-def _drawer(path: str | None) -> Any:
-    """The function that draws results into the file, or None. What stands in
-    the way is said before anything is read."""
-    if path is None:
-        return None
-    try:
-        return plot.drawer(path)
-    except plot.PlotError as error:
-        raise ReplayError(str(error)) from None
 
 
 def _complain(error: Exception, progress: _Progress, code: int) -> int:

@@ -45,15 +45,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "1: esper_alloc cannot work with this PyTorch; nothing was run. 2: wrong usage.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="python -m esper_alloc run [--reuse ORDER] [--uses HOW] "
-        "(SCRIPT | -m MODULE) [ARGS...]",
+        usage="%(prog)s [--reuse ORDER] [--uses HOW] (SCRIPT | -m MODULE) [ARGS...]",
     )
     parser.add_argument(
         "--reuse",
         choices=REUSE.names,
-        help="what to try first when no free memory is ready: let the GPU wait for memory "
-        "that is about to be (gate, the default), get more (grow), or the first while the wait "
-        "looks short (auto); the same as ESPER_ALLOC_REUSE",
+        help="what to do when no free memory is ready: get more memory (grow), let the GPU wait "
+        "for memory that is about to be ready (gate), or get more up to a small allowance and "
+        "then wait (auto, the default); the same as ESPER_ALLOC_REUSE",
     )
     parser.add_argument(
         "--uses",

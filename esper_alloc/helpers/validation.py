@@ -86,7 +86,8 @@ def fused_validation_batch(
               configuration side by side (``[K*B]``, ``[K*B, T]``, ``[K*B*T]``);
               or a scalar, which then stands for every configuration;
             - which elements are correct, likewise, but no scalar;
-            - the number of elements of all configurations together.
+            - the number of elements of all configurations together: K divides it,
+              and it is at most the number of elements of the second.
         device: where to evaluate. None: the device of `stream`, else the one
             that `inputs` are on.
         reads: tensors, or containers of them, that `evaluate` reads besides
@@ -123,13 +124,16 @@ def fused_validation_batch(
     # device already, and what evaluate() reads. What is made inside belongs to
     # the stream itself.
     scope = using(inputs, targets, reads, stream=stream)
-    with torch.inference_mode():
+    # Results are ordinary tensors, whatever mode the caller is in.
+    with torch.inference_mode(False), torch.no_grad():
         with scope:
-            repeated = [
-                _map(part, lambda x: _repeat(_move(x, where), configs))
-                for part in (inputs, targets)
-            ]
-            found = _split(evaluate(*repeated), configs)
+            with torch.inference_mode():
+                repeated = [
+                    _map(part, lambda x: _repeat(_move(x, where), configs))
+                    for part in (inputs, targets)
+                ]
+                scored = evaluate(*repeated)
+            found = _split(scored, configs)
         if take and stream is not None:
             scope.take(found.loss, found.correct)
     return found
@@ -357,22 +361,21 @@ def _split(found: Any, configs: int) -> FusedValidation:
         elements = operator.index(total)
     except TypeError:
         raise TypeError(f"evaluate must return total as an integer, not {total!r}") from None
-    if elements < 0:
-        raise ValueError(
-            f"evaluate returned a total of {elements}: return the number of "
-            "elements of all configurations"
-        )
     if not (loss.is_floating_point() or loss.is_complex()):
         raise TypeError(f"evaluate must return a floating-point loss, not {loss.dtype}")
     if loss.dim() == 0 or loss.numel() == 1:
-        per_loss = loss.reshape(1).expand(configs)
+        per_loss = loss.reshape(1).repeat(configs)
     else:
         per_loss = _rows(loss, configs, "loss").mean(dim=1)
-    return FusedValidation(
-        per_loss,
-        _rows(correct, configs, "correct").sum(dim=1),
-        max(1, elements // configs),
-    )
+    rows = _rows(correct, configs, "correct")
+    # Elements may be left out (padding), but of each configuration the same.
+    if not 0 <= elements <= rows.numel() or elements % configs:
+        raise ValueError(
+            f"evaluate returned a total of {elements} for {rows.numel()} elements of correct and "
+            f"{configs} configurations: return the number of elements of all configurations "
+            "together"
+        )
+    return FusedValidation(per_loss, rows.sum(dim=1), max(1, elements // configs))
 
 
 def _rows(tensor: torch.Tensor, configs: int, name: str) -> torch.Tensor:

@@ -24,14 +24,14 @@ Device = Literal["sim", "cuda"]
 DEVICES: tuple[Device, ...] = ("sim", "cuda")
 
 # The reuse order and the kind of segments.
-_Policy = tuple[Literal["gate", "grow", "auto"], Literal["classic", "mapped"]]
+_Policy = tuple[Literal["auto", "gate", "grow"], Literal["classic", "mapped"]]
 _POLICIES: dict[str, _Policy] = {
+    "auto/mapped": ("auto", "mapped"),
     "gate/mapped": ("gate", "mapped"),
     "grow/mapped": ("grow", "mapped"),
-    "auto/mapped": ("auto", "mapped"),
+    "auto/classic": ("auto", "classic"),
     "gate/classic": ("gate", "classic"),
     "grow/classic": ("grow", "classic"),
-    "auto/classic": ("auto", "classic"),
 }
 POLICIES = tuple(_POLICIES)
 

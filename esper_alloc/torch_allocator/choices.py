@@ -35,7 +35,7 @@ class Choice(NamedTuple):
         return value
 
 
-REUSE = Choice("reuse", "ESPER_ALLOC_REUSE", ("gate", "grow", "auto"), "is not a reuse order: use")
+REUSE = Choice("reuse", "ESPER_ALLOC_REUSE", ("auto", "gate", "grow"), "is not a reuse order: use")
 SEGMENTS = Choice(
     "segments",
     "ESPER_ALLOC_SEGMENTS",
@@ -48,3 +48,4 @@ USES = Choice(
     ("marked", "automatic"),
     "is not a way in which uses become known: use",
 )
+ALL = (REUSE, SEGMENTS, USES)

@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..installation.files import library_path
 from ..installation.pytorch import UnavailableError, load_shim, need_torch, untyped
 from . import automatic_uses
-from .choices import REUSE, SEGMENTS, USES
+from .choices import ALL, REUSE, SEGMENTS, USES
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
 
 _VARIABLE = "ESPER_ALLOC"
 _OPTIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def _check_environment() -> None:
+    """Raises for what the core would refuse, which without a GPU it is never asked."""
+    for choice in ALL:
+        choice.in_environment()
 
 
 def _check_backend(torch: ModuleType) -> None:
@@ -44,7 +50,9 @@ def allocator() -> _CUDAAllocator:
     Raises:
         UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
             started with ``backend:cudaMallocAsync``.
+        ValueError: a variable of the environment has a value that nobody knows.
     """
+    _check_environment()
     shim = load_shim()
     _check_backend(need_torch())
     from torch.cuda.memory import _CUDAAllocator
@@ -59,7 +67,11 @@ def pluggable_allocator() -> CUDAPluggableAllocator:
     It needs no part that was built for this torch, so it works with any
     version. PyTorch's pluggable allocators have no statistics, snapshots or
     ``torch.cuda.OutOfMemoryError``; :func:`allocator` has.
+
+    Raises:
+        ValueError: a variable of the environment has a value that nobody knows.
     """
+    _check_environment()
     need_torch()
     from torch.cuda.memory import CUDAPluggableAllocator
 
@@ -89,7 +101,8 @@ def is_current(candidate: Any) -> bool:
 
 
 def is_enabled() -> bool:
-    """Whether PyTorch allocates CUDA memory through esper_alloc."""
+    """Whether PyTorch allocates CUDA memory through esper_alloc, or would if there were
+    a GPU."""
     if "torch" not in sys.modules:
         return False
     shim = sys.modules.get("esper_alloc._torch")
@@ -104,19 +117,20 @@ def is_enabled() -> bool:
 def enable(
     *,
     uses: Literal["marked", "automatic"] | None = None,
-    reuse: Literal["gate", "grow", "auto"] | None = None,
+    reuse: Literal["auto", "gate", "grow"] | None = None,
     segments: Literal["auto", "mapped", "classic"] | None = None,
 ) -> None:
-    """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process.
+    """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process. Without a
+    GPU too, where it has nothing to do.
 
     Args:
         uses: how the allocator learns that another stream uses memory. ``"marked"``:
             the program says so, by ``record_use``, ``using`` or ``record_stream``.
             ``"automatic"``: every operator of PyTorch's is seen too, so that nothing has
             to be marked (docs/automatic.md). May be changed by a later call.
-        reuse: what malloc tries first when no free memory is ready: let the GPU wait for
-            memory that is about to be (``"gate"``), get more (``"grow"``), or the first
-            while the wait looks short (``"auto"``).
+        reuse: what malloc does when no free memory is ready. ``"auto"``: it gets more up to
+            a small allowance, and then lets the GPU wait for memory that is about to be
+            ready. ``"gate"``: it lets the GPU wait. ``"grow"``: it gets more.
         segments: where memory comes from. ``"auto"``: pages at reserved addresses
             (``"mapped"``) where they can be had, else one allocation of the driver's each
             (``"classic"``).
@@ -126,12 +140,15 @@ def enable(
     given becomes part of the environment, so that child processes have it too.
 
     Raises:
-        ValueError: there is no such choice; nothing has changed.
+        ValueError: there is no such choice; or a variable of the environment, or an option
+            of PyTorch's, has a value that nobody knows; the message names it.
         RuntimeError: CUDA is initialised already; or esper_alloc is enabled with another
             reuse order or kind of segments, or through :func:`pluggable_allocator`, which
-            cannot have automatic uses. Nothing has changed.
+            cannot have automatic uses.
         UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
             started with ``backend:cudaMallocAsync``.
+
+    After an error nothing has changed.
     """
     chosen = {REUSE: REUSE.given(reuse), SEGMENTS: SEGMENTS.given(segments)}
     given_uses = USES.given(uses)

@@ -13,7 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..installation.files import library_path
 from ..installation.pytorch import UnavailableError, load_shim, untyped
@@ -24,6 +24,9 @@ from .streams import check_event, check_no_streams, check_stream, is_cpu_stream
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import TypeVarTuple, Unpack
+
+    Several = TypeVarTuple("Several")
 
 __all__ = ["record_use", "touch", "using"]
 
@@ -205,7 +208,11 @@ class using:
     ) -> None:
         self._entered.pop().leave(self._tensors)
 
-    def take(self, *tensors: _T) -> _T | tuple[_T, ...]:
+    @overload
+    def take(self, tensors: _T, /) -> _T: ...
+    @overload
+    def take(self, *tensors: Unpack[Several]) -> tuple[Unpack[Several]]: ...
+    def take(self, *tensors: Unpack[Several]) -> Any:
         """Makes the current stream wait for the scope's stream, and protects
         `tensors` on it until they are freed. Where the scope's stream is on
         another device, the same goes for the stream that is current there.
@@ -215,7 +222,8 @@ class using:
         """
         if self._made_on is not None:
             _hand_over(tensors, self._made_on)
-        return tensors[0] if len(tensors) == 1 else tensors
+        taken: tuple[Any, ...] = tensors
+        return taken[0] if len(taken) == 1 else taken
 
 
 # Entering and leaving streams

@@ -87,12 +87,12 @@ def test_a_plot_that_cannot_be_drawn_is_refused_first(
     tmp_path: Any,
 ) -> None:
     def message(path: str) -> str:
-        assert command("--plot", path) == 1
+        assert command("--plot", path) == 2
         assert measured == []  # nothing was measured
         return capsys.readouterr().err
 
     assert "there is no folder" in message(str(tmp_path / "nowhere" / "x.svg"))
-    assert "must end in .svg or .png" in message(str(tmp_path / "x.pdf"))
+    assert "must end in .png or .svg" in message(str(tmp_path / "x.pdf"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "needs matplotlib: python -m pip install matplotlib" in message(str(tmp_path / "x.svg"))
@@ -176,6 +176,24 @@ def test_the_plot_is_drawn(measured: list[tuple[str, bool]], tmp_path: Any) -> N
     path = tmp_path / "bench.svg"
     assert command("--rounds", "1", "--plot", str(path)) == 0
     assert path.read_text().rstrip().endswith("</svg>")
+    picture = tmp_path / "bench.png"
+    assert command("--rounds", "1", "--plot", str(picture)) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_title_of_the_plot_is_cut(measured: list[tuple[str, bool]]) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = bench.picture(bench.measure(1, True))
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    boxes = [axis._left_title.get_window_extent(renderer) for axis in figure.axes]
+    assert len(boxes) == len(bench.FIGURES)
+    for number, box in enumerate(boxes):
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+        assert not any(box.overlaps(other) for other in boxes[:number])
 
 
 # --- the worker ----------------------------------------------------------------

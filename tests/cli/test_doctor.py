@@ -96,7 +96,7 @@ def test_variables_that_are_set_to_nothing_count_as_unset() -> None:
     facts = facts_with(environment=empty)
     assert doctor.diagnose(facts) == []
     assert words.paths(facts) == words.paths(facts_with(environment={}))
-    assert "reuse order: gate" in words.paths(facts)
+    assert "reuse order: auto" in words.paths(facts)
 
 
 SICK = [
@@ -167,7 +167,7 @@ SICK = [
     (
         {"environment": {"ESPER_ALLOC_REUSE": "fast"}},
         "ESPER_ALLOC_REUSE is 'fast'",
-        "gate, grow or auto",
+        "auto, gate or grow",
     ),
     (
         {"environment": {"ESPER_ALLOC_SEGMENTS": "big"}},
@@ -246,6 +246,15 @@ def test_the_native_backend_may_be_named() -> None:
 def test_no_gpu_leaves_replay() -> None:
     facts = facts_with(driver__available=False, driver__error="no libcuda", trial=None)
     assert words.paths(facts) == ["replay on the simulated device"]
+
+
+def test_without_a_gpu_it_says_what_enable_says() -> None:
+    """enable() succeeds there, and is_enabled() is true."""
+    trial = {"enabled": True, "before": "native", "backend": "native", "allocated": None}
+    facts = facts_with(driver__available=False, driver__error="no libcuda", trial=trial)
+    text = doctor.render(facts, doctor.diagnose(facts))
+    assert text.endswith("esper_alloc can be enabled here, with no GPU to serve: 1 problem(s)")
+    assert "trial:        enabled; no GPU to allocate on" in text
 
 
 def test_source_directory_gets_the_command_for_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,20 @@ def test_help_names_every_command_and_the_exit_codes() -> None:
         assert summary.split()[0] in done.stdout
     for code in ("0  ", "1  ", "2  ", "130  "):
         assert f"\n  {code}" in done.stdout
+
+
+def test_the_installed_command_names_itself(tmp_path: Path) -> None:
+    script = tmp_path / "esper-alloc"  # as pip writes it
+    script.write_text("import sys\nfrom esper_alloc.__main__ import main\nsys.exit(main())\n")
+    for arguments in (["--help"], *([name, "--help"] for name in cli.COMMANDS)):
+        done = subprocess.run(
+            [sys.executable, script, *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert done.stdout.startswith(f"usage: {' '.join(['esper-alloc', *arguments[:-1]])} ")
+        assert "python -m esper_alloc" not in done.stdout
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

@@ -16,10 +16,13 @@ static void fail(void *context, const char *report)
 
 void world_begin_with(world *w, const sim_options *options, const esper_config *config)
 {
-  /* Set explicitly, so that created pools have mapped segments, too. */
-  esper_config mapped = {.segments = ESPER_SEGMENTS_MAPPED};
-  if (!config && options->virtual_memory)
-    config = &mapped;
+  /* Most tests are about what happens when a stream waits for memory. Segments are set explicitly,
+   * so that created pools have mapped ones, too. */
+  esper_config gate = {.reuse_order = ESPER_REUSE_GATE,
+                       .segments =
+                           options->virtual_memory ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_AUTO};
+  if (!config)
+    config = &gate;
   memset(w, 0, sizeof *w);
   w->s = sim_create(options);
   CHECK(w->s);

@@ -678,7 +678,7 @@ static void scenario_reuse_order(void)
   CHECK(config.reuse_order == ESPER_REUSE_GROW);
 }
 
-static void scenario_reuse_order_auto(void)
+static void scenario_reuse_order_default(void)
 {
   esper_config config;
   CHECK(esper_instance());
@@ -690,7 +690,7 @@ static void scenario_bad_reuse_order(void)
 {
   CHECK(!esper_instance());
   CHECK(strcmp(esper_last_error(),
-               "ESPER_ALLOC_REUSE=sometimes is not a reuse order: use gate, grow or auto") == 0);
+               "ESPER_ALLOC_REUSE=sometimes is not a reuse order: use auto, gate or grow") == 0);
   CHECK(!esper_alloc_malloc(512, 0, NULL));
   setenv("ESPER_ALLOC_REUSE", "gate", 1);
   CHECK(esper_instance()); /* it tries again */
@@ -779,7 +779,7 @@ static const struct {
     SCENARIO(sharing),
     SCENARIO(no_sharing),
     SCENARIO(sharing_again),
-    SCENARIO(reuse_order_auto),
+    SCENARIO(reuse_order_default),
     SCENARIO(mark_cost),
     SCENARIO(bad_reuse_order),
     SCENARIO(refused),

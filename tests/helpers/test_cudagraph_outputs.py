@@ -8,6 +8,7 @@ really does is in tests/gpu/test_graph_outputs.py.
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import inspect
 import sys
@@ -552,6 +553,24 @@ def test_a_module_stays_wrapped_where_its_methods_return_it() -> None:
         assert step.train() is step and net.training
         assert step.state_dict().keys() == function.state_dict().keys()
         assert step.to.__name__ == "to"
+
+
+def test_a_wrapped_module_is_a_module() -> None:
+    net = torch.nn.Linear(2, 2)
+    step = cudagraph_outputs(net)
+    assert isinstance(step, torch.nn.Linear) and isinstance(step, cudagraph_outputs)
+    assert not isinstance(cudagraph_outputs(print), torch.nn.Module)
+    model = torch.nn.Sequential(step, torch.nn.ReLU())
+    assert list(model.parameters()) == [net.weight, net.bias]
+    assert set(model.state_dict()) == {"0.weight", "0.bias"}
+    model.double().eval()
+    assert net.weight.dtype == torch.float64 and not net.training
+    x = torch.randn(3, 2, dtype=torch.float64)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(model(x), net(x).relu()) and torch.equal(compiled(x), model(x))
+    copied = copy.deepcopy(model)
+    assert isinstance(copied[0], cudagraph_outputs) and copied[0].weight is not net.weight
+    assert torch.equal(copied(x), model(x))
 
 
 def test_what_is_written_to_a_wrapper_is_its_functions() -> None:

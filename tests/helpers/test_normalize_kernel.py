@@ -238,6 +238,19 @@ def test_holes_masks_and_weights(
     check(library, x, mask, weights)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_values_whose_squares_are_infinite_do_not_count(
+    library: ctypes.CDLL, weighted: bool
+) -> None:
+    x = torch.randn(60, 3, dtype=torch.float64)
+    x[5, 1], x[7] = 1e200, -1e155
+    weights = torch.rand(60, dtype=torch.float64) + 0.5 if weighted else None
+    check(library, x, None, weights)
+    device = Device(library, 3)
+    device.update(x, None, weights, Rule(-1.0, 0.0, 1e-4, 3.0, moments.CENTERED, 0), None)
+    assert bool(torch.isfinite(device.moments).all()) and int(device.count) == 5 + 59
+
+
 @pytest.mark.parametrize("scaling", [moments.CENTERED, moments.SCALED, moments.SAMPLE])
 @pytest.mark.parametrize("momentum", [-1.0, 0.9])
 def test_rules(library: ctypes.CDLL, scaling: int, momentum: float) -> None:

@@ -89,7 +89,7 @@ def test_evaluate_gets_the_batch_once_for_each_configuration() -> None:
     def evaluate(x, y):
         assert torch.is_inference_mode_enabled()
         seen.update(x=x, y=y)
-        return x.sum(), y, 1
+        return x.sum(), y, len(y)
 
     fused_validation_batch(inputs.half(), targets.int(), K, evaluate=evaluate)
     assert seen["x"].dtype == torch.float16 and seen["y"].dtype == torch.int32
@@ -182,7 +182,7 @@ def test_a_single_configuration_and_a_single_element() -> None:
 
 def test_the_total_never_divides_by_zero() -> None:
     inputs, targets = batch()
-    found = fused_validation_batch(inputs, targets, K, evaluate=lambda x, y: (x.mean(), y == y, 3))
+    found = fused_validation_batch(inputs, targets, K, evaluate=lambda x, y: (x.mean(), y == y, 0))
     assert found.total == 1
 
 
@@ -374,6 +374,8 @@ def test_device_and_stream_must_agree() -> None:
         ((torch.ones(()), torch.ones(K), 1.5), TypeError, "return total as an integer, not 1.5"),
         ((torch.ones(()), torch.ones(K), None), TypeError, "return total as an integer, not None"),
         ((torch.ones(()), torch.ones(K), -K), ValueError, "returned a total of -"),
+        ((torch.ones(()), torch.ones(K * B), K * B + K), ValueError, "together"),
+        ((torch.ones(()), torch.ones(K * B), B + 1), ValueError, "a total of 7 for 24 elements"),
         (
             (torch.ones(K).long(), torch.ones(K), 1),
             TypeError,

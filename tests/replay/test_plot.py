@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from pathlib import Path
+
+import pytest
 
 from esper_alloc.replay import plot
 from esper_alloc.replay.recorded import Usage
+from esper_alloc.replay.replay import POLICIES, load_recordings, replay
+
+TRACES = Path(__file__).resolve().parents[2] / "examples" / "traces"
 
 
 def test_thinning_keeps_what_lasts():
@@ -23,3 +29,40 @@ def test_a_clock_that_goes_back_gives_way_to_entry_numbers():
     assert plot._axis([1_000_000, 3_500_000]) == ([0.0, 2.5], "seconds")
     assert plot._axis([5, 4, 6]) == ([0.0, 1.0, 2.0], "entries")
     assert plot._axis([5, 5]) == ([0.0, 1.0], "entries")
+
+
+def test_all_policies_stand_in_a_grid_on_common_scales():
+    pytest.importorskip("matplotlib")
+    [recording] = load_recordings(TRACES / "fsdp_like.pickle.gz")
+    runs = [replay(recording, policy) for policy in POLICIES]
+    figure = plot.picture([(recording, runs), (recording, runs[:1])])
+    width, height = figure.get_size_inches()
+    assert width <= 20 and height <= 12
+    groups = figure.subfigs
+    panels = [[axis for axis in group.axes if axis.axison] for group in groups]
+    titles = [axis.get_title(loc="left").splitlines()[0] for axis in panels[0]]
+    assert titles == ["recorded", *(f"replayed, {policy}" for policy in POLICIES)]
+    assert len(panels[1]) == 2
+    for axis in panels[0]:
+        assert axis.get_xlim() == panels[0][0].get_xlim()
+        assert axis.get_ylim() == panels[0][0].get_ylim()
+    assert_no_text_is_cut_or_covered(figure)
+
+
+def assert_no_text_is_cut_or_covered(figure):
+    """Titles lie inside the picture, and none over another."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    boxes = []
+    for axis in figure.findobj(lambda one: hasattr(one, "get_title") and hasattr(one, "axison")):
+        text = axis._left_title
+        if axis.axison and text.get_text():
+            boxes.append(text.get_window_extent(renderer))
+    assert boxes
+    for number, box in enumerate(boxes):
+        assert box.x0 >= 0 and box.y0 >= 0
+        assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+        assert not any(box.overlaps(other) for other in boxes[:number])

@@ -746,11 +746,11 @@ RESERVED_PER_ACTIVE = {
     },
     "mapped": {
         "fsdp_like": 1.0001,
-        "gpt_train": 1.0125,
-        "expandable": 1.0084,
+        "gpt_train": 1.0215,
+        "expandable": 1.0631,
         "graphs": 1.1184,
         "llama_decode": 1.0041,
-        "llama_varlen": 1.0158,
+        "llama_varlen": 1.0374,
         "ppo": 1.0346,
         "two_devices": 1.0561,
     },
@@ -764,6 +764,22 @@ def test_no_policy_reserves_more_than_before(path, policy):
     for recording in replay.load_recordings(path):
         ran = replay.replay(recording, policy)
         assert ran.peak_reserved <= bound * recording.recorded.peak_active
+
+
+#: The most pages that a job's replay may map. What they cost is a malloc's time.
+PAGES_MAPPED = {
+    "fsdp_like": 50, "gpt_train": 480, "expandable": 70, "graphs": 70, "llama_decode": 120,
+    "llama_varlen": 1130, "ppo": 8, "two_devices": 80,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", traces())
+def test_large_pages_save_calls_and_take_a_25th_or_256_mib_at_most(path):
+    for recording in replay.load_recordings(path):
+        ran = replay.replay(recording)
+        assert ran.device_calls["page_map"] <= PAGES_MAPPED[path.name.split(".")[0]]
+        active = recording.recorded.peak_active
+        assert ran.peak_reserved <= active + max(active / 25, 256 * MIB)
 
 
 def page_maps_of_passes(recording: replay.Recording, passes: int) -> list[int]:
@@ -803,7 +819,7 @@ def page_maps_of_passes(recording: replay.Recording, passes: int) -> list[int]:
 def test_a_job_that_runs_again_and_again_comes_to_rest(name):
     [recording] = replay.load_recordings(ROOT / "examples" / "traces" / f"{name}.pickle.gz")
     mapped = page_maps_of_passes(recording, 10)
-    assert mapped[0] > 500 and mapped[-3:] == [0, 0, 0]
+    assert mapped[0] > 40 and mapped[-3:] == [0, 0, 0]
 
 
 def test_the_wrapped_ring():

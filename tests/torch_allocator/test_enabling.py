@@ -273,6 +273,38 @@ def test_variable_enables_at_import():
     assert printed == ""
 
 
+@needs_shim
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("ESPER_ALLOC_REUSE", "fast", "is not a reuse order: use auto, gate or grow"),
+        ("ESPER_ALLOC_SEGMENTS", "big", "is not a kind of segments: use auto, mapped or classic"),
+    ],
+)
+def test_values_that_nobody_knows_are_named_at_once(name, value, words):
+    """Not when CUDA starts, which without a GPU it never does."""
+    run(
+        f"""
+        import esper_alloc
+        for call in (esper_alloc.enable, esper_alloc.allocator, esper_alloc.pluggable_allocator):
+            try:
+                call()
+            except ValueError as error:
+                assert str(error) == "{name}={value} {words}", error
+            else:
+                raise AssertionError("enabled")
+        assert not esper_alloc.is_enabled()
+        import torch
+        assert torch.cuda.get_allocator_backend() == "native"
+        """,
+        **{name: value},
+    )
+    printed = run("import esper_alloc", ESPER_ALLOC="1", **{name: value})
+    assert f"PyTorch keeps its own allocator: {name}={value} {words}" in printed
+    for good in ("", "classic" if "SEGMENTS" in name else "auto"):
+        run("import esper_alloc; esper_alloc.enable()", **{name: good})
+
+
 # The swap, which needs no GPU
 
 
@@ -368,7 +400,7 @@ def test_enable_after_cuda_started_says_so():
     "argument, names",
     [
         ("uses", "marked or automatic"),
-        ("reuse", "gate, grow or auto"),
+        ("reuse", "auto, gate or grow"),
         ("segments", "auto, mapped or classic"),
     ],
 )

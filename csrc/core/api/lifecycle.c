@@ -98,13 +98,6 @@ static void device_destroy_rest(device_t *device)
 
 /* ---- life -------------------------------------------------------------- */
 
-static int64_t monotonic_us(void)
-{
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * INT64_C(1000000) + now.tv_nsec / 1000;
-}
-
 esper_status esper_core_create(const esper_driver *driver, const esper_config *config,
                                esper_core **core)
 {
@@ -117,7 +110,6 @@ esper_status esper_core_create(const esper_driver *driver, const esper_config *c
   mutex_init(&c->captures_lock, LOCK_LEAF);
   static _Atomic uint64_t serials;
   c->driver = driver;
-  c->clock_us = monotonic_us;
   c->serial = atomic_fetch_add(&serials, 1) + 1;
   esper_status status = driver->device_count(driver->self, &c->device_count);
   if (status != ESPER_OK)

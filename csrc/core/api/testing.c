@@ -2,11 +2,6 @@
 
 #include "../order/device.h"
 
-void core_set_clock(core_t *core, int64_t (*clock_us)(void))
-{
-  core->clock_us = clock_us;
-}
-
 void core_set_pages_moved(core_t *core, uint64_t pages)
 {
   for (int d = 0; d < core->device_count; d++)

@@ -37,10 +37,10 @@ esper_status config_set(core_t *core, const esper_config *given)
   static const esper_config defaults;
   if (!given)
     given = &defaults;
-  if (given->reuse_order > ESPER_REUSE_AUTO)
+  if (given->reuse_order > ESPER_REUSE_GROW)
     return error_set(ESPER_INVALID,
-                     "reuse_order is %d: use ESPER_REUSE_GATE, ESPER_REUSE_GROW or "
-                     "ESPER_REUSE_AUTO",
+                     "reuse_order is %d: use ESPER_REUSE_AUTO, ESPER_REUSE_GATE or "
+                     "ESPER_REUSE_GROW",
                      (int)given->reuse_order);
   if (given->segments > ESPER_SEGMENTS_MAPPED)
     return error_set(ESPER_INVALID,
@@ -82,7 +82,6 @@ esper_status config_set(core_t *core, const esper_config *given)
   lock(&core->config_lock);
   config->older = atomic_load(&core->config);
   atomic_store_explicit(&core->config, config, memory_order_release);
-  atomic_store(&core->timing, given->reuse_order == ESPER_REUSE_AUTO);
   unlock(&core->config_lock);
   return ESPER_OK;
 }

@@ -16,11 +16,9 @@ struct esper_core {
   _Atomic(struct config *) config; /* read without a lock */
   int device_count;
   atomic_bool shut_down;
-  atomic_bool timing; /* records note the time, for reuse order `auto` */
   atomic_bool tracing;
   atomic_bool warned; /* that memory which a graph reads was freed */
-  int64_t (*clock_us)(void);
-  uint64_t serial; /* counts the cores of this process, from 1 */
+  uint64_t serial;    /* counts the cores of this process, from 1 */
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
   _Atomic(stream_t *) stream_by_id[STREAM_BUCKETS];
   _Atomic(stream_t *) streams;

@@ -66,6 +66,7 @@ static void add_pending(block_t *block)
   insert(block, heap->pending, BLOCK_PENDING);
   append_pending(heap, block);
   block->barred = false;
+  heap->pending_index.bytes += block->size;
   pending_index_add(heap, block);
 }
 
@@ -76,6 +77,7 @@ void free_blocks_claim(block_t *block)
   bins_remove(bins_of(block), block);
   if (block->state == BLOCK_PENDING) {
     pending_index_remove(block->segment->heap, block);
+    block->segment->heap->pending_index.bytes -= block->size;
     remove_pending(block->segment->heap, block);
   }
   if (block_counts_as_split(block))
@@ -349,14 +351,23 @@ bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool
 block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, size_t size,
                                    bool large, bool at_free_too)
 {
+  enum { MOST = 64 }; /* blocks: the best fit is good enough for a short wait */
   const bins_t *bins = &heap->pending[large];
   const config_t *config = config_of(heap->device->core);
   if (!at_free_too && pending_are_barred(heap, large))
     return NULL;
-  for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b))
-    if (fits(config, b, size) && free_blocks_may_be_gated(b, reader, at_free_too))
-      return b;
-  return NULL;
+  block_t *best = bins_best_fit(bins, size);
+  while (best && !(fits(config, best, size) && free_blocks_may_be_gated(best, reader, at_free_too)))
+    best = bins_next(bins, best);
+  if (!best)
+    return NULL;
+  size_t limit = best->size + best->size / 8;
+  block_t *oldest = heap->oldest_pending;
+  for (int i = 0; oldest && oldest != best && i < MOST; i++, oldest = oldest->newer)
+    if (oldest->segment->large == large && oldest->size >= size && oldest->size <= limit &&
+        fits(config, oldest, size) && free_blocks_may_be_gated(oldest, reader, at_free_too))
+      return oldest;
+  return best;
 }
 
 /* ---- runs -------------------------------------------------------------- */

@@ -16,6 +16,7 @@ typedef struct awaited {
 
 typedef struct pending_index {
   size_t barred[2]; /* by size class: how many blocks owe a use that bars gates */
+  size_t bytes;     /* of the other blocks */
   unsigned count;
   bool unknown; /* some block waits for something that `on` does not have */
   awaited_t on[INDEXED_STREAMS];

@@ -24,6 +24,7 @@ static void set_barred(pending_index_t *index, block_t *block, bool barred)
 {
   size_t *count = &index->barred[block->segment->large];
   *count = *count - block->barred + barred;
+  index->bytes = index->bytes + block->barred * block->size - barred * block->size;
   block->barred = barred;
 }
 

@@ -20,9 +20,8 @@
 #include "slack.h"
 #include "stitch.h"
 
-/* The size of a page of large blocks is at most 1/PAGE_SHARE of the reserved memory,
- * 1/REQUEST_SHARE of the request, and LARGE_PAGE. FIRST_PAGE is for the first ones. */
-enum { PAGE_SHARE = 256, REQUEST_SHARE = 5, LARGE_PAGE = 8 << 20, FIRST_PAGE = 4 << 20 };
+/* Pages for large blocks may always have this size, and be this share of the request. */
+enum { SMALL_PAGE = 8 << 20, SMALL_PAGE_SHARE = 5 };
 
 /* The part of a hole that makes a block of the wanted size once it is filled, together with the
  * free blocks beside it. */
@@ -42,12 +41,12 @@ typedef struct growth {
   bool large;
   pages_from_t from;
   window_t window;
-  block_t *piece;           /* cut out of the hole */
-  stitch_t stitch;          /* the lent pages */
-  size_t created;           /* bytes of new pages */
-  size_t largest_page_size; /* of such a page */
-  bool slack;               /* some new pages could have been lent ones */
-  size_t moved;             /* bytes of lent pages now in the piece */
+  block_t *piece;       /* cut out of the hole */
+  stitch_t stitch;      /* the lent pages */
+  size_t created;       /* bytes of new pages */
+  size_t new_page_size; /* the last one may be smaller */
+  bool slack;           /* some new pages could have been lent ones */
+  size_t moved;         /* bytes of lent pages now in the piece */
   void *spare[2];
 } growth_t;
 
@@ -133,21 +132,21 @@ static size_t least(size_t a, size_t b)
   return a < b ? a : b;
 }
 
-/* A page that a block shares with others cannot be lent, so pages should be small. But each page
- * costs about the same time, whatever its size, so pages grow with the memory in use. The first
- * ones are large, because a program's start waits for them. */
-static size_t largest_page_size(const growth_t *g)
+/* Each page costs about the same time, whatever its size. But a page that a block shares with others
+ * cannot be lent, so large pages waste memory. A new page may waste half of the slack that is left.
+ * Pages of private pools are never lent. Pages of small blocks are one granule. */
+static size_t new_page_size(const growth_t *g, size_t created)
 {
-  const config_t *config = config_of(g->device->core);
-  size_t reserved = (size_t)g->device->stats.reserved_bytes[ESPER_ALL].current;
-  size_t share = least((reserved + g->size) / PAGE_SHARE, g->size / REQUEST_SHARE);
-  if (share < FIRST_PAGE && !g->device->stats.reserved_bytes[ESPER_LARGE].current)
-    share = FIRST_PAGE;
-  size_t size = config->as_given.large_segment_size; /* set by the user */
   size_t granule = g->device->granule;
-  if (!size)
-    size = least(share, LARGE_PAGE);
-  return g->large && size > granule ? size / granule * granule : granule;
+  size_t size = config_of(g->device->core)->as_given.large_segment_size; /* if set by the user */
+  if (!g->large)
+    return granule;
+  if (!size) {
+    size_t small = least(g->size / SMALL_PAGE_SHARE, SMALL_PAGE);
+    size = slack_is_for(g->heap->pool) ? slack_left(g->device, created) / 2 : g->size;
+    size = least(size > small ? size : small, g->size);
+  }
+  return size > granule ? size / granule * granule : granule;
 }
 
 static esper_status cut_piece(growth_t *g)
@@ -155,16 +154,15 @@ static esper_status cut_piece(growth_t *g)
   const window_t *w = &g->window;
   size_t lent = stitch_bytes(&g->stitch), size = lent > w->missing ? lent : w->missing;
   uintptr_t begin = w->hole->address + (w->from_end ? w->hole->size - size : 0);
-  size_t created = size - lent;
+  size_t created = size - lent, page_size = new_page_size(g, created);
   esper_status status = segment_reserve(g->device, created);
   if (status != ESPER_OK)
     return status;
-  g->largest_page_size = largest_page_size(g);
+  g->created = created;
+  g->new_page_size = page_size;
   g->piece = take_spares(g) ? hole_cut(w->hole, begin, begin + size) : NULL;
-  if (g->piece) {
-    g->created = created;
+  if (g->piece)
     return ESPER_OK;
-  }
   g->device->reserving -= created;
   return error_set(ESPER_HOST_MEMORY, "no host memory for a block");
 }
@@ -185,7 +183,7 @@ static void claim_pages(growth_t *g)
   size_t most = w->before && w->after ? w->missing : w->hole->size;
   stitch_claim(&g->stitch, g->heap, g->from == NEW_PAGES ? 0 : w->missing, most);
   if (g->from != LENT_UNLESS_SLACK ||
-      !slack_take(g->device, w->missing, stitch_bytes(&g->stitch) > 0))
+      !slack_allows_new_pages(g->device, w->missing, stitch_bytes(&g->stitch) > 0))
     return;
   stitch_finish(&g->stitch);
   stitch_claim(&g->stitch, g->heap, 0, 0);
@@ -243,7 +241,7 @@ static esper_status look_for_room(const growth_t *g)
 {
   enum { FEW = 16 }; /* pages that are tried without asking */
   size_t free, total;
-  if (g->created <= FEW * g->largest_page_size)
+  if (g->created <= FEW * g->new_page_size)
     return ESPER_OK;
   core_t *core = g->device->core;
   uint64_t whole;
@@ -267,7 +265,7 @@ static esper_status look_for_room(const growth_t *g)
 static esper_status add_pages(const growth_t *g, size_t *filled)
 {
   esper_status status = ESPER_OK;
-  size_t most = g->largest_page_size;
+  size_t most = g->new_page_size;
   while (status == ESPER_OK && *filled < g->piece->size) {
     size_t left = g->piece->size - *filled, size = left < most ? left : most;
     status = add_page(g, *filled, size);
@@ -312,7 +310,7 @@ static void note_refusal(growth_t *g, esper_status status, size_t made)
 {
   device_t *device = g->device;
   if (status == ESPER_OUT_OF_MEMORY && g->slack)
-    slack_ran_out(device);
+    slack_was_refused(device);
   else if (status == ESPER_OUT_OF_MEMORY)
     device->refused = g->created - made;
   else if (status == ESPER_OK && g->created >= device->refused)

@@ -370,7 +370,7 @@ size_t mapped_unmap(device_t *device, block_t *block)
   mapped_left(block, gone, false);
   if (gone) {
     device->refused = 0;
-    slack_given_back(s->heap->pool);
+    slack_begin_anew(s->heap->pool);
   }
   unlock(&device->lock);
   paging_end(device);

@@ -3,15 +3,20 @@
 #include "../pools/pool.h"
 #include "segment.h"
 
-/* FEW_MOVES pages move before there is any slack. Slack is at most 1/SLACK_SHARE of the peak. */
-enum { FEW_MOVES = 256, SLACK_SHARE = 25 };
+/* Slack is 1/SLACK_SHARE of the peak. Large pages may have SLACK_LEAST, too. MANY_MOVES pages move
+ * before new ones are created instead. */
+enum { MANY_MOVES = 256, SLACK_SHARE = 25, SLACK_LEAST = 256 << 20 };
 
-/* Only the default pool lends pages. */
+bool slack_is_for(const pool_t *pool)
+{
+  return pool == pool->device->default_pool;
+}
+
 static size_t bytes_of_pages(const device_t *device)
 {
   size_t bytes = 0;
   for (const segment_t *s = device->first_segment; s; s = s->next)
-    if (s->pages && s->heap->pool == device->default_pool)
+    if (s->pages && slack_is_for(s->heap->pool))
       bytes += s->bytes;
   return bytes;
 }
@@ -33,24 +38,46 @@ static size_t recent_peak(device_t *device, size_t missing)
   return peak > device->slack_old_peak ? peak : device->slack_peak;
 }
 
-bool slack_take(device_t *device, size_t missing, bool lendable)
+static size_t pages_with(const device_t *device, size_t missing)
 {
-  if (!lendable || device->counters.pages_moved - device->slack_ran_out < FEW_MOVES)
+  return bytes_of_pages(device) + device->reserving + missing;
+}
+
+bool slack_allows_new_pages(device_t *device, size_t missing, bool lendable)
+{
+  if (!lendable || device->counters.pages_moved - device->slack_refused_at < MANY_MOVES)
     return false;
   size_t peak = recent_peak(device, missing);
-  size_t pages = bytes_of_pages(device) + device->reserving + missing;
-  return pages <= peak + peak / SLACK_SHARE && segment_may_come(device, missing);
+  return pages_with(device, missing) <= peak + peak / SLACK_SHARE &&
+         segment_may_come(device, missing);
 }
 
-void slack_ran_out(device_t *device)
+static bool is_plentiful(const device_t *device, size_t missing)
 {
-  device->slack_ran_out = device->counters.pages_moved;
+  size_t all = device->limit < device->total ? device->limit : device->total;
+  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current + device->reserving;
+  return !device->refused && reserved + missing <= all - all / 8 &&
+         segment_may_come(device, missing + all / 8);
 }
 
-void slack_given_back(const pool_t *pool)
+size_t slack_left(device_t *device, size_t missing)
+{
+  size_t peak = recent_peak(device, missing), pages = pages_with(device, missing);
+  if (peak < device->slack_peak) /* it rises with this request */
+    peak = device->slack_peak;
+  size_t most = peak + (peak / SLACK_SHARE > SLACK_LEAST ? peak / SLACK_SHARE : SLACK_LEAST);
+  return pages < most && is_plentiful(device, missing) ? most - pages : 0;
+}
+
+void slack_was_refused(device_t *device)
+{
+  device->slack_refused_at = device->counters.pages_moved;
+}
+
+void slack_begin_anew(const pool_t *pool)
 {
   device_t *device = pool->device;
-  if (pool != device->default_pool)
+  if (!slack_is_for(pool))
     return;
   device->slack_old_peak = (size_t)device->stats.active_bytes[ESPER_ALL].peak;
   device->slack_peak = 0;
@@ -58,6 +85,5 @@ void slack_given_back(const pool_t *pool)
 
 bool slack_is_valid(const device_t *device)
 {
-  uint64_t moved = device->counters.pages_moved;
-  return device->slack_ran_out <= moved && (!device->slack_peak || moved >= FEW_MOVES);
+  return device->slack_refused_at <= device->counters.pages_moved;
 }

@@ -1,25 +1,33 @@
-/* slack.h: a little more memory than is needed, so that pages stop moving.
+/* slack.h: a little more memory than is needed, so that growing takes few calls of the driver.
  *
  * Moving a page costs as much as creating one, and the page is then missing where it was. A program
- * with repeating requests and hardly any spare memory would move pages in every round, for ever. A
- * little slack ends that for most programs. So after many moves, new pages are created although
- * others could be lent, until all pages together exceed the recent peak of active memory by a small
- * share. */
+ * with repeating requests and hardly any spare memory would move pages in every round, for ever. So
+ * after many moves the heap creates new pages instead, until all pages together exceed the recent
+ * peak of active memory by a small share. While memory is plentiful, new pages are also larger than
+ * the least that would do. */
 #ifndef ESPER_SLACK_H
 #define ESPER_SLACK_H
 
 #include "../base/types.h"
 
-/* Asks whether `missing` bytes of pages may all be created, although some could be lent
- * (`lendable`). May pause the block caches. */
-bool slack_take(device_t *device, size_t missing, bool lendable);
+/* Only the default pool has slack: other pools keep their pages. */
+bool slack_is_for(const pool_t *pool);
 
-/* The device had no memory for slack or for a request: there is no slack until FEW_MOVES more pages
- * have moved. */
-void slack_ran_out(device_t *device);
+/* Whether `missing` bytes of pages may all be created, although some could be lent (`lendable`).
+ * May pause the block caches. */
+bool slack_allows_new_pages(device_t *device, size_t missing, bool lendable);
 
-/* The pool gave pages back to the device, so slack starts anew. */
-void slack_given_back(const pool_t *pool);
+/* How many bytes the pages may still exceed the recent peak by, once `missing` bytes are created. 0
+ * while memory is short: an eighth of the device, or of the memory fraction, is kept free of slack.
+ * May pause the block caches. */
+size_t slack_left(device_t *device, size_t missing);
+
+/* The device had no memory for slack or for a request. No new pages are created instead of lent ones
+ * until many more pages have moved. */
+void slack_was_refused(device_t *device);
+
+/* The pool gave pages back to the driver, so slack begins anew. */
+void slack_begin_anew(const pool_t *pool);
 
 bool slack_is_valid(const device_t *device);
 

@@ -53,10 +53,10 @@ struct device {
   int in_flight;               /* calls that hold memory in flight: memory/in_flight.h */
   unsigned in_flight_returned; /* how often such calls gave some back */
   bell_t in_flight_ended;
-  size_t refused;         /* bytes that the driver had no memory for; 0: none */
-  size_t slack_peak;      /* peak of active bytes since pages last went back: memory/slack.c */
-  size_t slack_old_peak;  /* the peak of the statistics when they did */
-  uint64_t slack_ran_out; /* how many pages had moved when memory last ran out */
+  size_t refused;            /* bytes that the driver had no memory for; 0: none */
+  size_t slack_peak;         /* peak of active bytes since pages last went back: memory/slack.c */
+  size_t slack_old_peak;     /* the peak of the statistics when they did */
+  uint64_t slack_refused_at; /* how many pages had moved when there was no memory for slack */
   esper_stats stats;
   esper_counters counters;
   arena_t blocks, segments, uses, orphan_arena;

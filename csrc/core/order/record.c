@@ -38,8 +38,6 @@ static void link_outstanding(stream_t *s, record_t *r)
   r->newer = NULL;
   r->older = s->newest;
   *(s->newest ? &s->newest->newer : &s->oldest) = r;
-  if (s->oldest == r)
-    atomic_store_explicit(&s->oldest_us, r->time_us, memory_order_relaxed);
   s->newest = r;
   r->outstanding = true;
   s->outstanding++;
@@ -53,8 +51,6 @@ static void unlink_outstanding(stream_t *s, record_t *r)
 {
   *(r->older ? &r->older->newer : &s->oldest) = r->newer;
   *(r->newer ? &r->newer->older : &s->newest) = r->older;
-  if (s->oldest)
-    atomic_store_explicit(&s->oldest_us, s->oldest->time_us, memory_order_relaxed);
   r->older = r->newer = NULL;
   r->outstanding = false;
   s->outstanding--;
@@ -203,8 +199,6 @@ static record_t *record_on(presented_t p, void *wait_for)
     unlock(&s->lock);
     return NULL;
   }
-  r->time_us =
-      atomic_load_explicit(&s->core->timing, memory_order_relaxed) ? s->core->clock_us() : 0;
   r->number = atomic_load_explicit(&s->last, memory_order_relaxed) + 1;
   atomic_store_explicit(&s->last, r->number, memory_order_release);
   if (!RULE(NUMBER_WITH_RECORD))

@@ -10,7 +10,6 @@
 struct record {
   stream_t *stream;
   uint64_t number;
-  int64_t time_us;       /* by the host's clock; 0: not taken */
   void *event;           /* NULL once completed */
   atomic_int references; /* by uses, the stream's probe, the wait log */
   atomic_int pins;       /* calls that are using the event just now */

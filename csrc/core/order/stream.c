@@ -251,16 +251,6 @@ gate_result stream_gate(presented_t p, record_t *record)
   return result;
 }
 
-int64_t stream_lag_us(const stream_t *s, int64_t now_us)
-{
-  if (!atomic_load_explicit(&s->has_outstanding, memory_order_acquire))
-    return 0;
-  int64_t oldest_us = atomic_load_explicit(&s->oldest_us, memory_order_relaxed);
-  if (!oldest_us)
-    return INT64_MAX;
-  return oldest_us < now_us ? now_us - oldest_us : 0; /* it may be younger than `now_us` */
-}
-
 /* ---- traits ------------------------------------------------------------ */
 
 void stream_set_traits(stream_t *stream, unsigned traits)

@@ -51,7 +51,6 @@ struct stream {
   record_t *oldest, *newest;    /* outstanding records, by number */
   unsigned outstanding;         /* how many records are */
   unsigned ask_at;              /* how many outstanding records make a mark ask */
-  _Atomic int64_t oldest_us;    /* when the oldest of them was recorded */
   record_t *spare;              /* records out of use */
   unsigned spare_count;
   void *events[STREAM_EVENTS]; /* events out of use: the last event_count */
@@ -125,10 +124,6 @@ typedef enum gate_result {
 
 /* Makes the presented stream's future work wait for the record. */
 gate_result stream_gate(presented_t presented, record_t *record);
-
-/* How far the stream is behind the host: the age of its oldest outstanding record. Never negative.
- * INT64_MAX: that record has no time. */
-int64_t stream_lag_us(const stream_t *stream, int64_t now_us);
 
 /* Sets what is true of the stream's work from now on. */
 void stream_set_traits(stream_t *stream, unsigned traits);

@@ -237,7 +237,7 @@ bool pool_is_deterministic(const heap_t *heap)
 {
   const device_t *device = heap->device;
   return heap->pool != device->default_pool && !heap->capture &&
-         config_of(device->core)->as_given.reuse_order == ESPER_REUSE_GATE;
+         config_of(device->core)->as_given.reuse_order != ESPER_REUSE_GROW;
 }
 
 void pool_heap_leave_capture(heap_t *heap)

@@ -72,7 +72,7 @@ static block_t *take_retired_or_gate(const request_t *q)
   lock(&q->device->lock);
   if (free_blocks_promote(q->heap) || q->heap->ready[q->large].count != q->ready_seen)
     block = request_take_ready(q, true);
-  if (!block)
+  if (!block && request_gates_first(q))
     run = malloc_claim_gateable(q);
   if (!block && !run.first && q->heap->ready[q->large].count)
     block = request_take_ready(q, false); /* no pending block fits better */
@@ -208,7 +208,7 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
     return find_or_grow_deterministic(q, status);
   if (q->capture)
     return (block = malloc_find_inside(q)) ? block : take_grown(q, false, status);
-  if ((block = request_gates_first(q) ? take_retired_or_gate(q) : take_retired(q)))
+  if ((block = take_retired_or_gate(q)))
     return block;
   bool own_first = borrows_too_often(q);
   if (own_first && (block = take_grown(q, true, status)))
@@ -270,7 +270,7 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   lock(&q->device->lock);
   q->device->stats.num_alloc_retries++;
   q->device->stats.num_sync_all_streams++;
-  slack_ran_out(q->device);
+  slack_was_refused(q->device);
   unlock(&q->device->lock);
   /* Giving memory back to the driver waits for the device, too, so the host must be allowed to. */
   bool may_wait = drain_may_wait(q->device);

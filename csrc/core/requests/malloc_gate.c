@@ -5,10 +5,6 @@
 #include "../order/wait_log.h"
 #include "../pools/pool.h"
 
-/* With reuse order `auto`, a stream waits for another one if the oldest unfinished event of that is
- * at most this much older than its own. */
-static const int64_t AUTO_LAG_US = 3000;
-
 /* ---- gates ------------------------------------------------------------------ */
 
 /* Makes the request's stream wait for the record. `size`: of the block that it waits for. */
@@ -73,39 +69,10 @@ static run_t find_gateable(const request_t *q, const heap_t *heap, bool at_free_
                : free_blocks_gateable_run(heap, q->stream.stream, q->size, q->large, at_free_too);
 }
 
-/* Whether a new segment would exceed the memory fraction, or the driver lately refused one of that
- * size. */
-static bool cannot_grow(const request_t *q)
-{
-  const device_t *d = q->device;
-  size_t size = grow_size(q->pool, q->size);
-  size_t reserved = (size_t)d->stats.reserved_bytes[ESPER_ALL].current + d->reserving;
-  return reserved + size > d->limit || (d->refused && size >= d->refused);
-}
-
-/* For reuse order `auto`: whether a gate would make the request's stream wait for long. That takes
- * about as long as the other stream is further behind the host. docs/measurements.md has the
- * measurements. */
-static bool waits_long(const request_t *q, run_t run)
-{
-  int64_t now = q->core->clock_us(), own = stream_lag_us(q->stream.stream, now);
-  for (const block_t *b = run.first;; b = b->next) {
-    for (const use_t *use = b->uses; use; use = use->next) {
-      int64_t lag = stream_lag_us(use->stream, now);
-      if (lag > AUTO_LAG_US && (own == INT64_MAX || lag - own > AUTO_LAG_US) &&
-          !use_is_satisfied(use, q->stream.stream))
-        return true;
-    }
-    if (b == run.last)
-      return false;
-  }
-}
-
 run_t malloc_claim_gateable(const request_t *q)
 {
   run_t run = find_gateable(q, q->heap, false);
-  if (run.first && q->config->as_given.reuse_order == ESPER_REUSE_AUTO && !cannot_grow(q) &&
-      waits_long(q, run))
+  if (run.first && request_rather_grows(q, run))
     run.first = NULL;
   if (run.first)
     free_blocks_claim_run(run);

@@ -10,6 +10,61 @@
 #include "../memory/segment.h"
 #include "../pools/pool.h"
 
+/* ---- to wait or to grow ------------------------------------------------ */
+
+/* With reuse order `auto` a stream waits for memory only while its heap has more than ALLOWANCE
+ * bytes pending, and only for a block with YOUNGER later ones. The GPU works on those meanwhile, so
+ * a pipeline that is this deep loses nothing. More than 1/DEVICE_SHARE of the device is never left
+ * pending, and nothing is while memory is short. */
+enum { ALLOWANCE = 256 << 20, YOUNGER = 2, DEVICE_SHARE = 25 };
+
+/* Whether a new segment would exceed the memory fraction, or the driver lately refused one of that
+ * size. */
+static bool cannot_grow(const request_t *q)
+{
+  const device_t *d = q->device;
+  size_t size = grow_size(q->pool, q->size);
+  size_t reserved = (size_t)d->stats.reserved_bytes[ESPER_ALL].current + d->reserving;
+  return reserved + size > d->limit || (d->refused && size >= d->refused);
+}
+
+/* Whether the heap may have as much pending memory as it would if this request grows. */
+static bool may_leave_pending(const request_t *q)
+{
+  const device_t *d = q->device;
+  size_t most = (d->limit < d->total ? d->limit : d->total) / DEVICE_SHARE;
+  return q->heap->pending_index.bytes + q->size <= most && !cannot_grow(q);
+}
+
+bool request_gates_first(const request_t *q)
+{
+  esper_reuse_order order = q->config->as_given.reuse_order;
+  if (order != ESPER_REUSE_AUTO || q->capture)
+    return order != ESPER_REUSE_GROW;
+  return q->heap->pending_index.bytes + q->size > ALLOWANCE || !may_leave_pending(q);
+}
+
+/* Whether enough blocks became pending after all of the run's. */
+static bool has_younger(const request_t *q, run_t run)
+{
+  enum { MOST = 64 }; /* blocks that are looked at */
+  int looked = 0, younger = 0;
+  for (const block_t *b = q->heap->newest_pending; b && looked++ < MOST; b = b->older) {
+    if (b->address >= run.first->address && b->address < run.first->address + run.size)
+      return false;
+    younger += b->segment->large == q->large && !b->barred;
+    if (younger == YOUNGER)
+      return true;
+  }
+  return false;
+}
+
+bool request_rather_grows(const request_t *q, run_t run)
+{
+  return q->config->as_given.reuse_order == ESPER_REUSE_AUTO && may_leave_pending(q) &&
+         !has_younger(q, run);
+}
+
 /* ---- handing out ------------------------------------------------------- */
 
 size_t request_share(const request_t *q, const segment_t *segment, size_t size)

@@ -29,11 +29,12 @@ static inline run_t run_of_one(block_t *block)
   return block ? (run_t){block, block, block->size} : (run_t){0};
 }
 
-/* Reuse orders `gate` and `auto`. */
-static inline bool request_gates_first(const request_t *q)
-{
-  return q->config->as_given.reuse_order != ESPER_REUSE_GROW;
-}
+/* Whether pending memory comes before new memory: by the reuse order, and with `auto` by how much
+ * memory is pending. Under the device's lock. */
+bool request_gates_first(const request_t *q);
+/* With reuse order `auto`: whether the stream would wait for its latest pending work, and may get
+ * new memory instead of the run. */
+bool request_rather_grows(const request_t *q, run_t run);
 
 static inline bool request_may_borrow(const request_t *q, const heap_t *heap)
 {

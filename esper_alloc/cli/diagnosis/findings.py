@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...installation.pytorch import minor
-from ...torch_allocator.choices import REUSE, SEGMENTS, USES
+from ...torch_allocator.choices import ALL
 from .facts import Facts
 from .words import cuda_version
 
@@ -234,7 +234,7 @@ def environment_findings(facts: Facts) -> list[Finding]:
                 "set ESPER_ALLOC=1, or unset it",
             )
         )
-    for choice in (REUSE, SEGMENTS, USES):
+    for choice in ALL:
         value = environment.get(choice.variable, "")
         if value not in ("", *choice.names):
             *others, last = choice.names

@@ -12,11 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import threading
 import types
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    overload,
+)
 
 from ...installation.callers import user_stacklevel
 from ...installation.pytorch import untyped
@@ -28,6 +37,16 @@ from .trees import graph_storages, live_outputs, managers_with_live_outputs, ste
 
 if TYPE_CHECKING:
     import torch
+    import typing_extensions
+
+    P = typing_extensions.ParamSpec("P", default=...)
+    R = typing_extensions.TypeVar("R", default=Any)
+else:
+    P, R = ParamSpec("P"), TypeVar("R")
+OtherP = ParamSpec("OtherP")
+OtherR = TypeVar("OtherR")
+Module = TypeVar("Module", bound="torch.nn.Module")
+Value = TypeVar("Value")
 
 __all__ = ["CloneCounts", "cudagraph_outputs"]
 
@@ -58,7 +77,7 @@ _PATIENCE = 16
 _OWN = frozenset(("_function", "_clone", "_mark", "_unmarked_in_a_row", "_to_hook", "counts"))
 
 
-class cudagraph_outputs:
+class cudagraph_outputs(Generic[P, R]):
     """Makes the outputs of CUDA graphs the caller's own.
 
     As a wrapper around a compiled function or module, or around a plain
@@ -93,6 +112,9 @@ class cudagraph_outputs:
     PyTorch counts steps for the whole process, and from the first one on does
     not begin any by itself: do not mix wrapped and unwrapped functions.
 
+    Type checkers see what is wrapped: the signature of a function, the class of a
+    module. ``isinstance`` too takes a wrapped module for one of its class.
+
     Steps nest: an inner one copies, and marks nothing. Where there is no GPU,
     and inside ``torch.compile``, the function is simply called.
 
@@ -114,13 +136,27 @@ class cudagraph_outputs:
         ValueError: `clone` or `mark` is none of the above.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any] | None = None,
-        *,
-        clone: str = "graphs",
-        mark: str = "auto",
-    ) -> None:
+    counts: CloneCounts
+    _function: Callable[..., Any] | None
+    _clone: str
+    _mark: str
+    _unmarked_in_a_row: int
+    _to_hook: list[torch.Tensor] | None  # None: not looked for yet
+
+    @overload
+    def __new__(
+        cls, function: None = None, *, clone: str = "graphs", mark: str = "auto"
+    ) -> cudagraph_outputs[[], None]: ...
+    @overload
+    def __new__(  # type: ignore[misc, overload-overlap]  # no subclass of this, but see __class__
+        cls, function: Module, *, clone: str = "graphs", mark: str = "auto"
+    ) -> Module: ...
+    @overload
+    def __new__(
+        cls, function: Callable[P, R], *, clone: str = "graphs", mark: str = "auto"
+    ) -> cudagraph_outputs[P, R]: ...
+    # Everything is done here, since type checkers would look at an __init__ instead.
+    def __new__(cls, function: Any = None, *, clone: str = "graphs", mark: str = "auto") -> Any:
         if function is not None and not callable(function):
             raise TypeError(
                 "cudagraph_outputs wraps a function or module, not "
@@ -131,15 +167,29 @@ class cudagraph_outputs:
             raise ValueError(f"clone={clone!r}: use 'graphs' or 'all'")
         if mark not in ("auto", "always", "never"):
             raise ValueError(f"mark={mark!r}: use 'auto', 'always' or 'never'")
+        self = super().__new__(cls)
         if function is not None:
             functools.update_wrapper(self, function, updated=())
         self._function = function
         self._clone = clone
         self._mark = mark
         self._unmarked_in_a_row = 0
-        self._to_hook: list[torch.Tensor] | None = None  # None: not looked for yet
+        self._to_hook = None
         self.counts = CloneCounts()
+        return self
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        # What asks isinstance(..., torch.nn.Module) wants the parameters, which are there.
+        function = self.__dict__.get("_function")
+        return type(function) if is_module(function) else cudagraph_outputs
+
+    @overload
+    def __call__(
+        self: cudagraph_outputs[[], None], function: Callable[OtherP, OtherR], /
+    ) -> cudagraph_outputs[OtherP, OtherR]: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         import torch
 
@@ -159,7 +209,7 @@ class cudagraph_outputs:
             result = function(*args, **kwargs)
             return self._keep(result, (args, kwargs))
 
-    def __enter__(self) -> cudagraph_outputs:
+    def __enter__(self) -> cudagraph_outputs[P, R]:
         if _graphs_are_possible():
             if _thread.depth == 0:
                 self._begin_step()
@@ -172,15 +222,24 @@ class cudagraph_outputs:
             if _thread.depth == 0:
                 _steps.leave()
 
-    def keep(self, value: Any) -> Any:
+    def keep(self, value: Value) -> Value:
         """`value` with copies of the tensors in it that belong to a graph.
 
         For ``with`` blocks: call it in the block, before the compiled function
         that made them runs again. A value that needs no copy is returned
         itself.
         """
-        return self._keep(value, ()) if _graphs_are_possible() else value
+        kept: Value = self._keep(value, ()) if _graphs_are_possible() else value
+        return kept
 
+    @overload
+    def __get__(self, instance: None, owner: type) -> cudagraph_outputs[P, R]: ...
+    @overload
+    def __get__(
+        self: cudagraph_outputs[Concatenate[Any, OtherP], OtherR],
+        instance: object,
+        owner: type | None = None,
+    ) -> Callable[OtherP, OtherR]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         # A wrapped method is bound as any function.
         return self if instance is None else types.MethodType(self, instance)
@@ -194,12 +253,12 @@ class cudagraph_outputs:
             return value
 
         @functools.wraps(value)
-        def method(*args: Any, **kwargs: Any) -> Any:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = value(*args, **kwargs)
             # to(), eval() and the like return their module: that is still wrapped.
             return self if result is self._function else result
 
-        return method
+        return types.MethodType(method, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Written where it would be read.
@@ -285,8 +344,8 @@ class cudagraph_outputs:
                 if isinstance(value, torch.Tensor):
                     self._hook(value)
         if self._to_hook is None:
-            is_module = isinstance(self._function, torch.nn.Module)
-            self._to_hook = list(untyped(self._function).parameters()) if is_module else []
+            modules = [self._function] if is_module(self._function) else []
+            self._to_hook = [one for each in modules for one in untyped(each).parameters()]
         if self._to_hook:  # frozen ones stay, for when they are no longer
             self._to_hook = [one for one in self._to_hook if not self._hook(one)]
 
@@ -311,6 +370,11 @@ class cudagraph_outputs:
         self.counts.gradient_clones += 1
         self.counts.gradient_bytes += size
         return kept
+
+
+def is_module(function: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(function, torch.nn.Module)
 
 
 # Steps

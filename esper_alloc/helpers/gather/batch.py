@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...installation.pytorch import untyped
 from ...uses.streams import check_stream
@@ -18,6 +18,15 @@ with suppress(ImportError):
     import torch
 
 __all__ = ["GatherBatch"]
+
+# Inputs and targets: tensors, or tensors by name.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
+
+    X = WithDefault("X", default=torch.Tensor)
+    Y = WithDefault("Y", default=torch.Tensor)
+else:
+    X, Y = TypeVar("X"), TypeVar("Y")
 
 
 class Lease:
@@ -67,7 +76,7 @@ class Lease:
         return {key: self.events[key] for key in self.marked}
 
 
-class GatherBatch(list[tuple[Any, Any]]):
+class GatherBatch(list[tuple[X, Y]], Generic[X, Y]):
     """A batch: the list of (inputs, targets), an entry for each environment with data.
 
     Gathering was enqueued on the stream that was current for each device. On that
@@ -79,7 +88,7 @@ class GatherBatch(list[tuple[Any, Any]]):
 
     def __init__(
         self,
-        entries: Sequence[tuple[Any, Any]],
+        entries: Sequence[tuple[X, Y]],
         ready: Sequence[torch.cuda.Event | None],
         workers: Sequence[int],
         lease: Lease | None,
@@ -108,7 +117,7 @@ class GatherBatch(list[tuple[Any, Any]]):
             )
         return self._ready[0]
 
-    def for_stream(self, env: int, stream: torch.cuda.Stream | None = None) -> _StreamScope:
+    def for_stream(self, env: int, stream: torch.cuda.Stream | None = None) -> _StreamScope[X, Y]:
         """The use of an environment's batch on a stream.
 
         ::
@@ -183,17 +192,19 @@ class GatherBatch(list[tuple[Any, Any]]):
         return torch.cuda.current_stream(ready.device) if stream is None else stream
 
 
-class _StreamScope:
+class _StreamScope(Generic[X, Y]):
     """See GatherBatch.for_stream."""
 
     __slots__ = ("_batch", "_context", "_env", "_stream", "_wanted")
 
-    def __init__(self, batch: GatherBatch, env: int, stream: torch.cuda.Stream | None) -> None:
+    def __init__(
+        self, batch: GatherBatch[X, Y], env: int, stream: torch.cuda.Stream | None
+    ) -> None:
         self._batch = batch
         self._env = env
         self._wanted = stream
 
-    def __enter__(self) -> tuple[Any, Any]:
+    def __enter__(self) -> tuple[X, Y]:
         batch, env = self._batch, self._env
         self._stream = batch._stream(batch._workers[env], self._wanted)
         if self._stream is not None:

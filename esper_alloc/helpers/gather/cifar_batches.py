@@ -82,6 +82,7 @@ def clear_gpu_dataset_cache(
     dataset: str | None = None,
     device: str | torch.device | None = None,
     data_root: str | os.PathLike[str] | None = None,
+    augment_mode: str | None = None,
 ) -> int:
     """Drops data sets that iterators share: all, or those that match the arguments.
 
@@ -91,10 +92,17 @@ def clear_gpu_dataset_cache(
         dataset: "cifar10" or "cifar100".
         device: "cpu", "cuda" or "cuda:N"; "cuda" is "cuda:0".
         data_root: as it was given to the iterators.
+        augment_mode: "precompute", those of cifar_precompute_aug=True; "base", the
+            others.
 
     Returns:
         how many were dropped.
+
+    Raises:
+        ValueError: `device` or `augment_mode` is none of these.
     """
+    if augment_mode not in (None, "base", "precompute"):
+        raise ValueError(f'augment_mode must be "base" or "precompute" (got {augment_mode!r})')
     index = None if device is None else _index(str(device))
     path = None if data_root is None else _real_path(data_root)
 
@@ -103,6 +111,7 @@ def clear_gpu_dataset_cache(
             dataset in (None, key.dataset)
             and index in (None, key.device)
             and path in (None, key.path)
+            and (augment_mode is None or (key.augmented is None) == (augment_mode == "base"))
         )
 
     return _cache.drop(fits)
@@ -119,7 +128,7 @@ def _real_path(root: str | os.PathLike[str]) -> str:
 # The iterator
 
 
-class SharedGPUGatherBatchIterator(GatherBatchIterator):
+class SharedGPUGatherBatchIterator(GatherBatchIterator["torch.Tensor", "torch.Tensor"]):
     """Batches of CIFAR images and labels, see :class:`GatherBatchIterator`.
 
     Inputs are [n, 3, 32, 32] in channels_last, normalised; targets [n] int64. The
@@ -143,8 +152,9 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
     memory. Test images are never augmented.
 
     Args:
-        batch_size_per_env, n_envs, env_devices, shuffle, seed, order, reuse, rank,
+        batch_size_per_env, n_envs, env_devices, shuffle, seed, reuse, rank,
             world_size: see `GatherBatchIterator`.
+        order: likewise, but "global" unless it is given.
         data_root: the folder that holds ``cifar-10-batches-py`` or
             ``cifar-100-python``.
         is_train: the training set, without a last batch that is not full; else the
@@ -159,6 +169,7 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
 
     Raises:
         FileNotFoundError: the files are not there; says where they are expected.
+        UnavailableError: torchvision, which reads them, is not installed.
         ValueError, TypeError: as for `GatherBatchIterator`, or a file is not what was
             published.
     """
@@ -175,7 +186,7 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator):
         seed: int,
         cifar_precompute_aug: bool = False,
         dataset: str = "cifar10",
-        order: Order = "per_device",
+        order: Order = "global",
         augment: bool = False,
         normalize: bool = True,
         dtype: torch.dtype | None = None,
@@ -258,11 +269,16 @@ def _on_device(
 ) -> _Dataset:
     """images [N, 3, 32, 32] uint8 in channels_last and labels [N] int64 on a device."""
     key = _Key(_index(device), _real_path(root), dataset, train, augmented)
+    base = key._replace(augmented=None)
 
     def load() -> _Dataset:
         images, labels = cifar.read(dataset, root, train)
         if augmented is not None:
             images = augment_once(images, augmented)
+            # A seed is seldom asked for again, and each takes as much memory as the last.
+            _cache.drop(
+                lambda one: one not in (key, base) and one._replace(augmented=augmented) == key
+            )
         images = images.contiguous(memory_format=torch.channels_last)
         return images.to(canonical_device(device)), labels.to(canonical_device(device))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from .transform import ImageTransform
 
@@ -13,6 +13,18 @@ with suppress(ImportError):
 
 #: A tensor of samples, or several by name.
 Samples = Union["torch.Tensor", Mapping[str, "torch.Tensor"]]
+#: What a batch has of inputs and of targets: a tensor, or those by name.
+if TYPE_CHECKING:
+    # Who writes GatherBatchIterator alone means one of tensors.
+    from torch import Tensor
+    from typing_extensions import TypeVar as WithDefault
+
+    Inputs = WithDefault("Inputs", Tensor, dict[str, Tensor], Mapping[str, Tensor], default=Tensor)
+    Targets = WithDefault(
+        "Targets", Tensor, dict[str, Tensor], Mapping[str, Tensor], default=Tensor
+    )
+else:
+    Inputs, Targets = TypeVar("Inputs"), TypeVar("Targets")
 #: How samples are treated: all alike, or those with a name.
 Transforms = ImageTransform | Mapping[str, ImageTransform] | None
 #: What one environment gets of each column.

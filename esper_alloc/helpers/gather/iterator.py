@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Generic
 
 from ...installation.pytorch import need_torch
 from .batch import GatherBatch, Lease
-from .columns import Columns, Rows, Samples, Transforms
+from .columns import Columns, Inputs, Rows, Targets, Transforms
 from .devices import check_device_exists, check_environments
 from .plan import EpochPlan, Layout, Order, check_integer, check_seed, plan_epoch
 from .worker import Worker
@@ -20,7 +20,7 @@ with suppress(ImportError):
 __all__ = ["GatherBatchIterator"]
 
 
-class GatherBatchIterator:
+class GatherBatchIterator(Generic[Inputs, Targets]):
     """Iterates over a data set for several environments at once.
 
     ::
@@ -71,8 +71,8 @@ class GatherBatchIterator:
 
     def __init__(
         self,
-        inputs: Samples,
-        targets: Samples,
+        inputs: Inputs,
+        targets: Targets,
         *,
         batch_size_per_env: int,
         n_envs: int,
@@ -139,7 +139,7 @@ class GatherBatchIterator:
         """The order of all samples, where there is one: order global, shuffled."""
         return None if self._plan is None else self._plan.permutation
 
-    def __iter__(self) -> Iterator[GatherBatch]:
+    def __iter__(self) -> Iterator[GatherBatch[Inputs, Targets]]:
         """Starts the next epoch, or the rest of the one that was loaded."""
         epoch = self._epoch if self._resumed else self._epoch + 1
         cursor = self._cursor if self._resumed else 0
@@ -150,7 +150,7 @@ class GatherBatchIterator:
         self._plan, self._epoch, self._cursor, self._resumed = plan, epoch, cursor, False
         return self
 
-    def __next__(self) -> GatherBatch:
+    def __next__(self) -> GatherBatch[Inputs, Targets]:
         """The next batch.
 
         Raises:

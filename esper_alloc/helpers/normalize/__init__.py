@@ -11,8 +11,9 @@ Moments are kept in float64 and counts in int64; formulas and their sources stan
 moved, is written in place, and nothing here waits for a device, so updates can be
 captured into CUDA graphs and compiled.
 
-What contributes to the statistics: values that are finite, that the mask does not
-leave out, and whose weight is a finite number above 0. So NaN and infinity never
-reach them. Normalised, NaN stays NaN and an infinity becomes the clip bound. A row
-counts when at least one of its values contributes.
+What contributes to the statistics: values that are finite and at most 1e140 in size
+(so that their squares are finite), that the mask does not leave out, and whose weight
+is a finite number above 0. So NaN and infinity never reach them. Normalised, NaN stays
+NaN and an infinity becomes the clip bound. A row counts when at least one of its
+values contributes.
 """

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...installation.callers import user_stacklevel
 from . import moments
-from .checks import checked_count, checked_epsilon, checked_momentum
+from .checks import checked_count
 from .statistics import Statistics
 
 _STATE_VERSION = 1.0  # of the extra state
@@ -22,7 +24,8 @@ class SavedStatistics(Statistics):
 
     def get_extra_state(self) -> Tensor:
         """What the keys of the state do not hold, as one float64 tensor: epsilon,
-        momentum, the weight before the first sample, the moments."""
+        momentum, the weight before the first sample, the moments. Loading keeps the
+        constructor's epsilon and momentum."""
         header = [
             _STATE_VERSION,
             self.epsilon,
@@ -46,7 +49,7 @@ class SavedStatistics(Statistics):
             metadata.setdefault("", {})["extra_state"] = destination.pop("_extra_state")
 
     def _named_state(self) -> dict[str, Tensor]:
-        return {name: self._rounded(name) for name in ("mean", "var")} | {"count": self.count}
+        return {name: self._held(name) for name in ("mean", "var")} | {"count": self._held("count")}
 
     def _load_from_state_dict(
         self,
@@ -63,7 +66,16 @@ class SavedStatistics(Statistics):
         extra = state_dict.get(prefix + "_extra_state", local_metadata.get("extra_state"))
         if strict:
             known = {*wanted, "_extra_state"}
-            unexpected_keys.extend(key for name, key in keys.items() if name not in known)
+            others = [key for name, key in keys.items() if name not in known]
+            if prefix == "" and others:
+                warnings.warn(
+                    f"the state of a {type(self).__name__} has keys that it does not know, which "
+                    f"are ignored: {', '.join(others)}",
+                    UserWarning,
+                    stacklevel=user_stacklevel(),
+                )
+            else:  # part of a model, where torch's rule holds
+                unexpected_keys.extend(others)
         missing = [prefix + name for name in wanted if name not in keys]
         if missing:
             missing_keys.extend(missing)
@@ -95,18 +107,17 @@ class SavedStatistics(Statistics):
         of_samples = exact and not from_games
         weight = torch.full_like(mean64, float(total.item()) + (prior if of_samples else 0.0))
         samples = total.round().to(torch.int64)
-        epsilon, momentum = self.epsilon, self.momentum
         now = torch.stack([mean64, var64, weight])
         if extra is not None:
-            epsilon, momentum, prior, full = self._parsed_extra(extra)
+            prior, full = self._parsed_extra(extra)
             now = moments.known(full, mean64.to(torch.float32), var64.to(torch.float32))
         with torch.no_grad():
-            self.epsilon, self.momentum, self._prior = epsilon, momentum, prior
+            self._prior = prior
             self._moments.copy_(now)
-            self.count.copy_(samples)
+            self._held("count").copy_(samples)
             self._moments_are_set()
 
-    def _parsed_extra(self, extra: Any) -> tuple[float, float | None, float, Tensor]:
+    def _parsed_extra(self, extra: Any) -> tuple[float, Tensor]:
         odd = "the extra state is not one that this version of esper_alloc wrote for this shape"
         if not isinstance(extra, Tensor) or extra.is_meta or extra.is_complex():
             raise ValueError(odd)
@@ -114,17 +125,12 @@ class SavedStatistics(Statistics):
         size = 3 * self.shape.numel()
         if values.dim() != 1 or values.numel() != _HEADER + size or values[0] != _STATE_VERSION:
             raise ValueError(odd)
-        _, epsilon, momentum, prior = values[:_HEADER].tolist()
+        prior = float(values[_HEADER - 1])
         full = values[_HEADER:].reshape(3, *self.shape)
         possible = torch.isfinite(full).all() and (full[1:] >= 0).all() and 0 <= prior < math.inf
         if not possible:
             raise ValueError(f"{odd}: its numbers cannot be moments")
-        return (
-            checked_epsilon(epsilon),
-            checked_momentum(None if math.isnan(momentum) else momentum),
-            prior,
-            full,
-        )
+        return prior, full
 
     def load_statistics(self, source: Any) -> None:
         """Takes over statistics from elsewhere: an object with ``mean``, ``var`` and

@@ -57,8 +57,8 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
 
 
 def check_clip(clip: float) -> None:
-    if clip is None or not clip > 0:
-        raise ValueError(f"clip must be above 0, not {clip}: use float('inf') to clip nothing")
+    if clip is None or not clip >= 0:
+        raise ValueError(f"clip must be 0 or more, not {clip}: use float('inf') to clip nothing")
 
 
 def checked_epsilon(epsilon: float) -> float:
@@ -70,6 +70,6 @@ def checked_epsilon(epsilon: float) -> float:
 def checked_momentum(momentum: float | None) -> float | None:
     if momentum is None:
         return None
-    if not (is_number(momentum) and 0 <= momentum < 1):
-        raise ValueError(f"momentum must be None, or at least 0 and below 1, not {momentum!r}")
+    if not (is_number(momentum) and 0 <= momentum <= 1):
+        raise ValueError(f"momentum must be None, or from 0 to 1, not {momentum!r}")
     return float(momentum)

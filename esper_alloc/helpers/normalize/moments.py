@@ -24,6 +24,9 @@ from torch import Tensor
 
 #: How a normaliser scales; csrc/kernels/normalize.h has the same numbers.
 CENTERED, SCALED, SAMPLE = 0, 1, 2
+#: Values beyond it do not count: their squares would be infinite, and the variance then
+#: NaN. csrc/kernels/moments.h has the same number.
+LARGEST = 1e140
 
 
 @dataclass
@@ -36,13 +39,14 @@ class Batch:
 
 
 def contributions(x: Tensor, dim: int, mask: Tensor | None, weights: Tensor | None) -> Tensor:
-    """The weight of each value, float64: 0 where the value is not finite, where the
-    mask says so, or where the weight given is not a finite number above 0.
+    """The weight of each value, float64: 0 where the value is not finite or beyond
+    LARGEST, where the mask says so, or where the weight given is not a finite number
+    above 0.
 
     x: [..., *shape], where shape has `dim` dimensions. mask (bool), weights: like
     x, or of its leading dimensions.
     """
-    counts = torch.isfinite(x)
+    counts = x.abs() <= LARGEST if x.dtype == torch.float64 else torch.isfinite(x)
     if mask is not None:
         counts = counts & _like(mask, x, dim)
     if weights is None:

@@ -13,7 +13,8 @@ from . import moments
 from .checks import ANY_CLIP, check_clip
 from .ranks import SharedStatistics
 
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def _call(function: Any, *arguments: Any) -> Any:
@@ -43,25 +44,56 @@ _outside_graphs: Any = untyped(torch.compiler).disable(
 class Normalizer(SharedStatistics):
     """Values go through the kernels where there are some, else through `moments`."""
 
-    def _admit(self, x: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> None:
-        """Raises unless x can be served; then moves the statistics to it if they must."""
+    def _check_values(self, x: Tensor) -> None:
         name = type(self).__name__
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} takes a tensor, not {type(x).__name__}")
-        if x.dtype not in _DTYPES or x.layout != torch.strided:
+        if x.dtype not in (*_FLOATS, *_INTEGERS) or x.layout != torch.strided:
             raise TypeError(
-                f"{name} takes dense values of float32, float64, float16 or bfloat16, not "
-                f"{x.dtype} ({x.layout}); convert them, for example with .float()"
+                f"{name} takes dense values of float32, float64, float16, bfloat16 or integers, "
+                f"not {x.dtype} ({x.layout}); convert them, for example with .float()"
             )
-        first = x.dim() - len(self.shape)
-        if first < 0 or x.shape[first:] != self.shape:
-            raise ValueError(
-                f"{name} of shape {tuple(self.shape)} was given values of shape {tuple(x.shape)}: "
-                f"its last dimensions must be the normaliser's shape"
-            )
+
+    def _samples(self, x: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
+        """[..., *shape]: values to be taken in, checked. What does not end in the shape is
+        [rows, ...] and is broadcast to [rows, *shape]."""
+        self._check_values(x)
+        dims = len(self.shape)
+        if not self._ends_in_shape(x):
+            if not 1 <= x.dim() <= dims + 1:
+                raise self._other_shape(x)
+            rows = x.reshape(len(x), *[1] * (dims + 1 - x.dim()), *x.shape[1:])
+            try:
+                x = rows.expand(len(x), *self.shape)
+            except RuntimeError:
+                raise self._other_shape(x) from None
         self._check_selection(x, mask, weights)
+        return self._admitted(x)
+
+    def _admitted(self, x: Tensor) -> Tensor:
+        """Moves the statistics to x if they must. Returns x; integers as float64, which has
+        all of them up to 2**53."""
         if x.device != self._moments.device:
             self._move_to_values(x.device)
+        return x.to(torch.float64) if x.dtype in _INTEGERS else x
+
+    def _ends_in_shape(self, x: Tensor) -> bool:
+        first = x.dim() - len(self.shape)
+        return first >= 0 and x.shape[first:] == self.shape
+
+    def _check_broadcasts(self, x: Tensor) -> None:
+        """Raises ValueError unless values of this shape can be normalised."""
+        try:
+            untyped(torch).broadcast_shapes(x.shape, self.shape)
+        except RuntimeError:
+            raise self._other_shape(x) from None
+
+    def _other_shape(self, x: Tensor) -> ValueError:
+        return ValueError(
+            f"{type(self).__name__} of shape {tuple(self.shape)} was given values of shape "
+            f"{tuple(x.shape)}: its last dimensions must be the normaliser's shape, or broadcast "
+            f"with it"
+        )
 
     def _check_selection(self, x: Tensor, mask: Tensor | None, weights: Tensor | None) -> None:
         rows = x.shape[: x.dim() - len(self.shape)]
@@ -112,13 +144,13 @@ class Normalizer(SharedStatistics):
             )
             if done is not NotImplemented:
                 return
-        self._admit(x, mask, weights)
+        x = self._samples(x, mask, weights)
         operators = torch.ops.esper_alloc if self._has_kernels else moments
         operators.normalizer_update_(
             self._moments,
-            self._rounded("mean"),
-            self._rounded("var"),
-            self.count,
+            self._held("mean"),
+            self._held("var"),
+            self._held("count"),
             x.detach(),
             mask,
             None if weights is None else weights.detach(),
@@ -149,22 +181,24 @@ class Normalizer(SharedStatistics):
             )
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
-        self._admit(x)
-        # The operators have no gradient; the composition has all of them.
-        by_operator = self._has_kernels and not _wants_gradient(x)
+        self._check_values(x)
+        self._check_broadcasts(x)
+        values = self._admitted(x)
+        # The operators have no gradient and do not broadcast; the composition does both.
+        by_operator = self._has_kernels and self._ends_in_shape(x) and not _wants_gradient(x)
         operators = torch.ops.esper_alloc if by_operator else moments
         normalized: Tensor = operators.normalizer_apply(
             self._moments,
-            self._rounded("mean"),
-            self._rounded("var"),
-            x,
+            self._held("mean"),
+            self._held("var"),
+            values,
             self._warm_up,
             self.epsilon,
             float(clip),
             self._scaling,
             inverse,
         )
-        return normalized
+        return normalized.to(torch.float32) if x.dtype in _INTEGERS else normalized
 
     def _step(
         self, x: Tensor, clip: float, mask: Tensor | None = None, weights: Tensor | None = None
@@ -197,15 +231,17 @@ class Normalizer(SharedStatistics):
             )
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
-        self._admit(x, mask, weights)
-        if not self._has_kernels or _wants_gradient(x):
+        self._check_values(x)
+        self._check_broadcasts(x)
+        values = self._samples(x, mask, weights)
+        if not self._has_kernels or _wants_gradient(x) or values is not x:
             self._update(x, mask, weights)
             return self._normalize(x, clip)
         normalized: Tensor = torch.ops.esper_alloc.normalizer_step_(
             self._moments,
-            self._rounded("mean"),
-            self._rounded("var"),
-            self.count,
+            self._held("mean"),
+            self._held("var"),
+            self._held("count"),
             x,
             mask,
             None if weights is None else weights.detach(),

@@ -26,16 +26,13 @@ class RunningMeanStd(Normalizer):
             move to them, with a warning.
 
     Attributes:
-        mean, var: of what was seen, ``[*shape]``, float32. Assigning to them, or
-            writing into them, sets the statistics.
-        count: how many observations were seen, int64, ``[]``.
+        mean, var: of what was seen, ``[*shape]``, float32.
+        count: how many observations were seen, int64, ``[]``. Reading any of the three
+            gives a copy, assigning to it sets the statistics.
 
     Moments are float64 inside and merged by the formulas in `moments`.
     ``eval()`` and :meth:`freeze` keep the statistics as they are in every method.
     """
-
-    mean: Tensor
-    var: Tensor
 
     def __init__(
         self,
@@ -56,7 +53,9 @@ class RunningMeanStd(Normalizer):
 
         Args:
             x: ``[..., *shape]``, any number of leading dimensions; float32, float64,
-                float16 or bfloat16. An empty batch changes nothing. Of NaN and
+                float16, bfloat16 or integers. Other shapes are ``[rows, ...]``, which
+                is broadcast to ``[rows, *shape]``: ``[N]`` gives N samples to a
+                normaliser of shape ``(1,)``. An empty batch changes nothing. Of NaN and
                 infinity see :mod:`esper_alloc.helpers.normalize`.
             mask: bool, of the leading dimensions or like x; false: does not count.
             weights: floating-point, of the leading dimensions or like x. A value counts
@@ -72,10 +71,12 @@ class RunningMeanStd(Normalizer):
         """``clamp((x - mean) / sqrt(var + epsilon), -clip, clip)``.
 
         Args:
-            x: ``[..., *shape]``, as for :meth:`update`. Gradients pass.
+            x: ``[..., *shape]``, or what broadcasts with the shape; dtypes as for
+                :meth:`update`. Gradients pass.
+            clip: 0 or more.
 
         Returns:
-            Like x; float64 for float64, else float32.
+            Like x, broadcast; float64 for float64, else float32.
         """
         return self._normalize(x, clip)
 

@@ -38,9 +38,9 @@ class SharedStatistics(SavedStatistics):
             base[1] = 1.0
             base[2] = other._prior
             self._moments.copy_(moments.merged(self._known(), moments.difference(theirs, base)))
-            self.count.add_(other.count.to(self.device))
-            self._rounded("mean").copy_(self._moments[0])
-            self._rounded("var").copy_(self._moments[1])
+            self._held("count").add_(other._held("count").to(self.device))
+            self._held("mean").copy_(self._moments[0])
+            self._held("var").copy_(self._moments[1])
 
     def all_reduce(self, group: Any = None) -> None:
         """Gives every rank of a process group the statistics of all ranks' samples.
@@ -72,10 +72,10 @@ class SharedStatistics(SavedStatistics):
                 now = self._reduced(mine, base, group)
             else:
                 now = self._averaged(mine, group)
-            seen = self.count - self._shared_count
+            seen = self._held("count") - self._shared_count
             dist.all_reduce(seen, group=group)
             self._moments.copy_(now)
-            self.count.copy_(self._shared_count + seen)
+            self._held("count").copy_(self._shared_count + seen)
             self._moments_are_set()
 
     def _reduced(self, mine: Tensor, base: Tensor, group: Any) -> Tensor:

@@ -28,13 +28,15 @@ class RewardNormalizer(Normalizer):
         strict_device: see :class:`RunningMeanStd`.
 
     Attributes:
-        mean: of the rewards, ``[]``, float64.
-        m2: sum of squared deviations from it, ``[]``, float64.
-        count: how many there were, int64, ``[]``. All three can be assigned to.
+        mean: of the rewards, a float, or ``[]``, float64.
+        m2: sum of squared deviations from it, likewise.
+        count: how many there were, an int, or int64, ``[]``.
 
     A reward is a number, and the result then a float (which waits for the device),
     or a tensor of any shape: all of its elements are taken in before the first is
-    scaled.
+    scaled. The attributes and the state of a normaliser by itself are Python numbers
+    too (which waits for the device) until it took in a tensor; from then on they are
+    tensors. Attributes are copies, and all three can be assigned to.
     """
 
     _scaling = SAMPLE
@@ -53,19 +55,19 @@ class RewardNormalizer(Normalizer):
         check_clip(clip)
         self.clip = float(clip)
         self._m2_without_count = 0.0  # assigned before the count was
+        self._numbers = True  # no tensor came in
 
     @property
-    def mean(self) -> Tensor:
-        return self._moments[0].clone()
+    def mean(self) -> Any:
+        return self._shown("mean")
 
     @mean.setter
     def mean(self, value: Any) -> None:
         self._write("mean", value)
 
     @property
-    def m2(self) -> Tensor:
-        total = self._moments[2]
-        return torch.where(total > 0, self._moments[1] * total, self._m2_without_count)
+    def m2(self) -> Any:
+        return self._shown("m2")
 
     @m2.setter
     def m2(self, value: Any) -> None:
@@ -76,6 +78,18 @@ class RewardNormalizer(Normalizer):
         else:
             self._m2_without_count = float(found.item())
 
+    @property
+    def count(self) -> Any:
+        return self._shown("count")
+
+    @count.setter
+    def count(self, value: Any) -> None:
+        self._write("count", value)
+
+    def _shown(self, name: str) -> Any:
+        held = self._named_state()[name]
+        return held.item() if self._numbers else held
+
     def update(
         self,
         reward: Tensor | float,
@@ -84,6 +98,8 @@ class RewardNormalizer(Normalizer):
         weights: Tensor | None = None,
     ) -> None:
         """Takes rewards in. See :meth:`RunningMeanStd.update`."""
+        if isinstance(reward, Tensor):
+            self._numbers = False
         self._update(self._as_tensor(reward), mask, weights)
 
     def update_and_normalize(
@@ -95,6 +111,7 @@ class RewardNormalizer(Normalizer):
     ) -> Any:
         """Takes rewards in and scales them. A number gives a float, a tensor one."""
         if isinstance(reward, Tensor):
+            self._numbers = False
             return self._step(reward, self.clip, mask, weights)
         if mask is None and weights is None and self.training and not self.frozen:
             held = self._buffers
@@ -131,7 +148,7 @@ class RewardNormalizer(Normalizer):
         return result if isinstance(reward, Tensor) else result.item()
 
     def _write(self, name: str, value: Any) -> None:
-        m2 = self.m2
+        m2 = self._named_state()["m2"]
         super()._write(name, value)
         if name == "count":
             self._m2_without_count = 0.0
@@ -143,6 +160,7 @@ class RewardNormalizer(Normalizer):
     def reset(self) -> None:
         """Forgets all rewards, in place."""
         self._m2_without_count = 0.0
+        self._numbers = True
         super().reset()
 
     def _as_tensor(self, reward: Tensor | float) -> Tensor:
@@ -153,7 +171,14 @@ class RewardNormalizer(Normalizer):
         return torch.tensor(float(reward), dtype=torch.float64, device=self._moments.device)
 
     def _named_state(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "m2": self.m2, "count": self.count}
+        total = self._moments[2]
+        m2 = torch.where(total > 0, self._moments[1] * total, self._m2_without_count)
+        return {"mean": self._moments[0].clone(), "m2": m2, "count": self._held("count").clone()}
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if prefix == "" and self._numbers:  # a model's state holds tensors
+            destination.update({name: self._shown(name) for name in ("mean", "m2", "count")})
 
     def _state_names(self, keys: Mapping[str, Any]) -> tuple[str, str, str]:
         if "m2" not in keys and ("var" in keys or "running_var" in keys):

@@ -33,7 +33,6 @@ class Statistics(nn.Module):
     momentum: float | None
     strict_device: bool
     frozen: bool
-    count: Tensor
     _prior: float
     _has_kernels: bool
     _moments: Tensor
@@ -63,7 +62,7 @@ class Statistics(nn.Module):
             zeros = torch.zeros(self.shape, dtype=torch.float64, device=device)
             start = torch.stack([zeros, zeros + 1.0, zeros + prior])
             count = torch.zeros((), dtype=torch.int64, device=device)
-            # register_buffer() would take `mean` for an attribute that is there.
+            # register_buffer() refuses the names of properties.
             self._buffers[self._mean_name] = zeros.to(torch.float32)
             self._buffers[self._var_name] = start[1].to(torch.float32)
             self._buffers["count"] = count
@@ -77,6 +76,32 @@ class Statistics(nn.Module):
         self._choose_kernels()
 
     # --- what there is to know ------------------------------------------------
+
+    # Reading copies, since updates write into the buffers.
+
+    @property
+    def mean(self) -> Tensor:
+        return self._held("mean").clone()
+
+    @mean.setter
+    def mean(self, value: Any) -> None:
+        self._write("mean", value)
+
+    @property
+    def var(self) -> Tensor:
+        return self._held("var").clone()
+
+    @var.setter
+    def var(self, value: Any) -> None:
+        self._write("var", value)
+
+    @property
+    def count(self) -> Tensor:
+        return self._held("count").clone()
+
+    @count.setter
+    def count(self, value: Any) -> None:
+        self._write("count", value)
 
     @property
     def device(self) -> torch.device:
@@ -116,7 +141,7 @@ class Statistics(nn.Module):
             self._moments[0].zero_()
             self._moments[1].fill_(1.0)
             self._moments[2].fill_(self._prior)
-            self.count.zero_()
+            self._held("count").zero_()
             self._moments_are_set()
 
     def reset_parameters(self) -> None:
@@ -125,10 +150,10 @@ class Statistics(nn.Module):
 
     def _moments_are_set(self) -> None:
         """Brings the rest of the state in line with moments and count."""
-        self._rounded("mean").copy_(self._moments[0])
-        self._rounded("var").copy_(self._moments[1])
+        self._held("mean").copy_(self._moments[0])
+        self._held("var").copy_(self._moments[1])
         self._shared.copy_(self._moments)
-        self._shared_count.copy_(self.count)
+        self._shared_count.copy_(self._held("count"))
 
     # --- devices ------------------------------------------------------------------
 
@@ -215,11 +240,12 @@ class Statistics(nn.Module):
 
     def _known(self) -> Tensor:
         """The moments, float64, after what the user may have written."""
-        return moments.known(self._moments, self._rounded("mean"), self._rounded("var"))
+        return moments.known(self._moments, self._held("mean"), self._held("var"))
 
-    def _rounded(self, name: str) -> Tensor:
-        """The buffer of the mean or the variance, float32."""
-        held = self._buffers[self._mean_name if name == "mean" else self._var_name]
+    def _held(self, name: str) -> Tensor:
+        """The buffer of the "mean" or the "var", float32, or of the "count", int64."""
+        names = {"mean": self._mean_name, "var": self._var_name}
+        held = self._buffers[names.get(name, name)]
         assert held is not None
         return held
 
@@ -240,8 +266,9 @@ class Statistics(nn.Module):
     # --- writing attributes ---------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("mean", "var", "count") and name in self.__dict__.get("_buffers", ()):
-            self._write(name, value)
+        if isinstance(getattr(type(self), name, None), property):
+            # nn.Module would put another tensor into the buffer of that name.
+            object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
 
@@ -253,11 +280,11 @@ class Statistics(nn.Module):
                 prior = 0.0 if total.is_floating_point() else self._prior
                 self._moments[2].copy_(total + prior)
                 self._shared[2].copy_(self._moments[2])
-                self.count.copy_(total.round())
-                self._shared_count.copy_(self.count)
+                self._held("count").copy_(total.round())
+                self._shared_count.copy_(self._held("count"))
             else:
                 row = ("mean", "var").index(name)
                 found = self._moment(name, value)
                 for one in (self._moments, self._shared):
                     one[row].copy_(found)
-                self._rounded(name).copy_(found)
+                self._held(name).copy_(found)

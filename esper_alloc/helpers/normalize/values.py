@@ -32,9 +32,6 @@ class ValueNormalizer(Normalizer):
     Values may have any shape: each element is a sample.
     """
 
-    mean: Tensor
-    var: Tensor
-
     _scaling = SCALED
     _warm_up = 32.0
 
@@ -73,20 +70,25 @@ class ValueNormalizer(Normalizer):
     def normalize(self, returns: Tensor) -> Tensor:
         """``returns / sqrt(var + epsilon)``; the returns during the first 32 samples.
 
-        Gradients pass. Returns float64 for float64, else float32.
+        Gradients pass. Returns the dtype of the returns; float32 for integers.
         """
-        return self._normalize(returns, ANY_CLIP)
+        return _like(returns, self._normalize(returns, ANY_CLIP))
 
     def denormalize(self, values: Tensor) -> Tensor:
         """``values * sqrt(var + epsilon)``; the values during the first 32 samples."""
-        return self._normalize(values, ANY_CLIP, inverse=True)
+        return _like(values, self._normalize(values, ANY_CLIP, inverse=True))
 
     def update_and_normalize(
         self, returns: Tensor, *, mask: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor:
         """:meth:`update`, then :meth:`normalize`: on CUDA one launch for both."""
-        return self._step(returns, ANY_CLIP, mask, weights)
+        return _like(returns, self._step(returns, ANY_CLIP, mask, weights))
 
     def forward(self, returns: Tensor) -> Tensor:
         """:meth:`update_and_normalize` in training mode, :meth:`normalize` else."""
-        return self._step(returns, ANY_CLIP)
+        return _like(returns, self._step(returns, ANY_CLIP))
+
+
+def _like(given: Tensor, result: Tensor) -> Tensor:
+    """The result in the dtype of half-precision values that it came from."""
+    return result.to(given.dtype) if given.dtype in (torch.float16, torch.bfloat16) else result

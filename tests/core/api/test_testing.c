@@ -5,22 +5,6 @@
 #include "core/order/device.h"
 #include "world.h"
 
-static int64_t fixed_clock(void)
-{
-  return 42;
-}
-
-TEST(a_core_reads_the_clock_that_it_was_given)
-{
-  world w;
-  world_begin(&w);
-  int64_t before = w.core->clock_us();
-  CHECK(w.core->clock_us() >= before); /* the machine's never falls */
-  core_set_clock(w.core, fixed_clock);
-  CHECK_EQ(w.core->clock_us(), 42);
-  world_end(&w);
-}
-
 TEST(the_number_of_moved_pages_is_set_on_each_device)
 {
   world w;

@@ -189,9 +189,8 @@ TEST(a_lost_piece_of_metadata_is_noticed)
 TEST(what_the_device_keeps_beside_its_memory_is_looked_at)
 {
   begin();
-  CHECK_NOTICED(device->orphaned_bytes); /* more than is being obtained */
-  CHECK_NOTICED(device->slack_ran_out);  /* after more moves than there were */
-  CHECK_NOTICED(device->slack_peak);     /* without any */
+  CHECK_NOTICED(device->orphaned_bytes);   /* more than is being obtained */
+  CHECK_NOTICED(device->slack_refused_at); /* after more moves than there were */
   device->next_logged_wait += WAIT_LOG_ENTRIES;
   CHECK(!esper_core_is_valid(w.core));
   device->next_logged_wait -= WAIT_LOG_ENTRIES;

@@ -31,25 +31,67 @@ TEST(small_and_large_blocks_have_segments_of_their_own)
   end();
 }
 
-TEST(a_large_request_takes_few_pages)
+/* ---- the size of pages -------------------------------------------------------- */
+
+static const esper_config DEFAULTS = {.segments = ESPER_SEGMENTS_MAPPED};
+
+static uint64_t pages_for(size_t mib)
 {
-  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
-  begin_with(1024, &defaults);
-  get(512, r);
-  CHECK_EQ(calls(SIM_CALL_page_create), 128);
-  CHECK_EQ(reserved(), 512);
+  uint64_t before = calls(SIM_CALL_page_create);
+  get(mib, r);
+  return calls(SIM_CALL_page_create) - before;
+}
+
+TEST(while_memory_is_plentiful_a_request_takes_few_pages)
+{
+  begin_with(16384, &DEFAULTS);
+  CHECK_EQ(pages_for(4), 1);
+  CHECK_EQ(pages_for(100), 1);
+  CHECK_EQ(pages_for(512), 4); /* half of 256 MiB each */
+  CHECK_EQ(reserved(), 616);
   end();
 }
 
-/* What is beside a block on its last page is small then. */
-TEST(a_small_heap_has_small_pages)
+TEST(pages_are_smaller_when_less_slack_is_left)
 {
-  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
-  begin_with(1024, &defaults);
-  get(4, r); /* the first page of large blocks is what a program starts with */
+  begin_with(16384, &DEFAULTS);
+  void *p = get(200, r);
+  CHECK_EQ(calls(SIM_CALL_page_create), 2); /* 128 MiB and 72 */
+  world_free(&w, p);
+  CHECK_EQ(pages_for(300), 2); /* 300 MiB, 256 over the peak of 200: 156 are left, so 78 and 22 */
+  CHECK_EQ(reserved(), 300);
+  end();
+}
+
+TEST(while_memory_is_short_pages_are_small)
+{
+  begin_with(512, &DEFAULTS);
+  get(440, r); /* an eighth of the device, 64 MiB, is to stay free of slack */
+  CHECK_EQ(pages_for(20), 5);
+  CHECK_EQ(pages_for(40), 5);
+  CHECK_EQ(reserved(), 500);
+  end();
+}
+
+TEST(after_a_refusal_pages_are_small)
+{
+  void *none;
+  begin_with(16384, &DEFAULTS);
+  CHECK_STATUS(esper_malloc(w.core, 20000 * MIB, r, &none), ESPER_OUT_OF_MEMORY);
+  CHECK_EQ(pages_for(40), 5);
+  end();
+}
+
+/* They are never lent, so large ones waste nothing. */
+TEST(pages_of_private_pools_are_as_large_as_the_request)
+{
+  begin_with(1024, &DEFAULTS);
+  esper_pool *pool;
+  void *p;
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 1, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 900 * MIB, r, &p));
   CHECK_EQ(calls(SIM_CALL_page_create), 1);
-  get(20, r);
-  CHECK_EQ(calls(SIM_CALL_page_create), 11);
+  CHECK_OK(esper_free(w.core, p));
   end();
 }
 
@@ -353,12 +395,14 @@ TEST(what_was_mapped_before_memory_ran_out_goes_back)
   end();
 }
 
+static const esper_config SMALL_PAGES = {.large_segment_size = 4 * MIB,
+                                         .segments = ESPER_SEGMENTS_MAPPED};
+
 /* Pages of what there is, made one by one until there is none, would leave nothing to
  * other processes meanwhile. */
 TEST(what_the_device_does_not_have_is_not_tried)
 {
-  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
-  begin_with(256, &defaults);
+  begin_with(256, &SMALL_PAGES);
   void *p, *q = get(100, r);
   uint64_t created = calls(SIM_CALL_page_create);
   CHECK_STATUS(esper_malloc(w.core, 200 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
@@ -375,8 +419,7 @@ TEST(what_the_device_does_not_have_is_not_tried)
 /* The system may keep caches in what is not free, and give them up when it is asked. */
 TEST(a_device_may_have_more_than_it_says)
 {
-  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
-  begin_with(256, &defaults);
+  begin_with(256, &SMALL_PAGES);
   sim_set_caches(w.s, 0, 216 * MIB);
   get(200, r);
   CHECK_EQ(reserved(), 200);
@@ -388,8 +431,7 @@ TEST(a_device_may_have_more_than_it_says)
 /* A page that asked and does not go back is not forgotten. */
 TEST(a_page_that_only_asked_may_stay)
 {
-  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
-  begin_with(256, &defaults);
+  begin_with(256, &SMALL_PAGES);
   void *p;
   sim_set_caches(w.s, 0, 216 * MIB);
   sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
@@ -407,8 +449,7 @@ TEST(a_page_that_only_asked_may_stay)
 /* A device that has failed says so, as it does where a classic segment is asked for. */
 TEST(a_device_that_cannot_say_what_it_has_is_not_asked_for_more)
 {
-  esper_config defaults = {.segments = ESPER_SEGMENTS_AUTO};
-  begin_with(256, &defaults);
+  begin_with(256, &SMALL_PAGES);
   void *p;
   get(2, r);
   sim_fail_call(w.s, SIM_CALL_memory_info, 1, ESPER_DEVICE_ERROR);

@@ -131,10 +131,10 @@ TEST(after_a_request_that_waited_there_is_no_slack)
   begin_with(160, NULL);
   comb_after_many_moves();
   get(100, r); /* all that is free, at its end */
-  CHECK_EQ(w.core->devices[0].slack_ran_out, 0);
+  CHECK_EQ(w.core->devices[0].slack_refused_at, 0);
   void *none;
   CHECK_STATUS(esper_malloc(w.core, 60 * MIB, r, &none), ESPER_OUT_OF_MEMORY);
-  CHECK(w.core->devices[0].slack_ran_out >= 256);
+  CHECK(w.core->devices[0].slack_refused_at >= 256);
   end();
 }
 

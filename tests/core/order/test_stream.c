@@ -127,23 +127,6 @@ TEST(a_completed_record_needs_no_gate)
   end();
 }
 
-TEST(how_far_a_stream_is_behind_its_oldest_event_tells)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  CHECK_EQ(stream_lag_us(s.stream, 1000), 0); /* nothing is outstanding */
-  record_t *record = stream_record(s);
-  CHECK_EQ(stream_lag_us(s.stream, 1000), INT64_MAX); /* nobody took the time */
-  s.stream->oldest_us = 400;
-  CHECK_EQ(stream_lag_us(s.stream, 1000), 600);
-  CHECK_EQ(stream_lag_us(s.stream, 300), 0); /* it is younger than that */
-  sim_run_all(w.s);
-  stream_retire(s.stream);
-  CHECK_EQ(stream_lag_us(s.stream, 1000), 0);
-  record_drop(record);
-  end();
-}
-
 TEST(the_trait_of_one_stream_is_one_of_all_streams)
 {
   begin();

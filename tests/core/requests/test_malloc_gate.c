@@ -2,7 +2,6 @@
  * `auto`. */
 #include "core/requests/malloc_gate.h"
 
-#include "core/api/testing.h"
 #include "core/order/device.h"
 #include "malloc_world.h"
 
@@ -263,64 +262,98 @@ TEST(a_run_of_another_heap_is_gated_on_when_memory_is_short)
 
 /* ---- reuse order auto ----------------------------------------------------- */
 
-static int64_t time_us;
-
-static int64_t fake_clock(void)
-{
-  return time_us;
-}
+static const size_t LARGE = (size_t)64 << 30; /* a 25th of it is far more than the allowance */
 
 static void begin_auto(size_t capacity)
 {
   begin_with(capacity, ESPER_REUSE_AUTO);
-  core_set_clock(w.core, fake_clock);
-  time_us = 1000000;
 }
 
-/* 3 ms: docs/design.md says where that comes from. */
-TEST(auto_order_gates_while_the_other_stream_is_hardly_behind)
+static uint64_t gates(void)
 {
-  begin_auto(1024 * MIB);
-  void *p = pending(12 * MIB);
-  time_us += 3000;
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  return world_counters(&w, 0).gates_issued;
+}
+
+TEST(auto_order_grows_while_little_is_pending)
+{
+  begin_auto(LARGE);
+  void *p = pending(100 * MIB), *q = pending(100 * MIB);
+  CHECK(p != q);
+  CHECK(world_malloc(&w, 56 * MIB, r) != p); /* 256 MiB with the request */
+  CHECK_EQ(gates(), 0);
   end();
 }
 
-TEST(auto_order_grows_when_the_other_stream_is_far_behind)
+TEST(auto_order_gates_on_the_oldest_block_once_much_is_pending)
 {
-  begin_auto(1024 * MIB);
-  void *p = pending(12 * MIB), *q = pending(14 * MIB);
-  time_us += 3001;
-  /* The stream's oldest mark counts, not that of the block. */
-  CHECK(world_malloc(&w, 14 * MIB, r) != q);
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
-  sim_run_all(w.s);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p); /* ready */
+  begin_auto(LARGE);
+  void *p[3];
+  for (int i = 0; i < 3; i++)
+    p[i] = pending(100 * MIB);
+  CHECK_EQ(gates(), 0);
+  CHECK(world_malloc(&w, 98 * MIB, r) == p[0]);
+  CHECK_EQ(gates(), 1);
   end();
 }
 
-/* Who is as far behind as the other one does not wait for long. */
-TEST(auto_order_gates_when_both_streams_are_far_behind)
+/* The stream would wait for all that is enqueued, and the GPU would do one thing at a time. */
+TEST(auto_order_does_not_wait_for_the_latest_work)
 {
-  begin_auto(1024 * MIB);
-  void *p = pending(12 * MIB), *q = block(4 * MIB, t);
-  world_read_on(&w, r, q, t);
-  world_use(&w, q, r, 0); /* shows how far r is */
-  time_us += 50000;
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
+  begin_auto(LARGE);
+  void *oldest = pending(300 * MIB), *second = pending(300 * MIB);
+  CHECK(second != oldest);
+  void *p = world_malloc(&w, 300 * MIB, r); /* only one block is younger than the oldest */
+  CHECK(p != oldest && p != second);
+  CHECK_EQ(gates(), 0);
+  read_and_free(p, s);
+  CHECK(world_malloc(&w, 300 * MIB, r) == oldest);
+  CHECK_EQ(gates(), 1);
+  end();
+}
+
+TEST(auto_order_leaves_no_more_than_a_25th_of_the_device_pending)
+{
+  begin_auto(25 * 100 * MIB);
+  void *p = pending(50 * MIB);
+  CHECK(world_malloc(&w, 50 * MIB, r) != p);
+  CHECK_EQ(gates(), 0);
+  CHECK(world_malloc(&w, 51 * MIB, r) != p); /* too large for p */
+  void *q = pending(52 * MIB);
+  CHECK(world_malloc(&w, 50 * MIB, r) == p);
+  CHECK_EQ(gates(), 1);
+  CHECK(world_malloc(&w, 50 * MIB, r) == q);
+  end();
+}
+
+TEST(auto_order_leaves_no_more_than_a_25th_of_the_memory_fraction_pending)
+{
+  begin_auto(100 * 100 * MIB);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
+  void *p = pending(52 * MIB);
+  CHECK(world_malloc(&w, 50 * MIB, r) == p);
+  CHECK_EQ(gates(), 1);
+  end();
+}
+
+/* It serves nobody before it has completed, so waiting for other memory would not help. */
+TEST(auto_order_does_not_count_memory_that_it_may_not_gate_on)
+{
+  begin_auto(LARGE);
+  void *p = block(300 * MIB, r), *q;
+  world_record_stream(&w, p, s);
+  world_free(&w, p);
+  for (int i = 0; i < 3; i++)
+    q = pending(60 * MIB);
+  CHECK(world_malloc(&w, 60 * MIB, r) != q);
+  CHECK_EQ(gates(), 0);
   end();
 }
 
 TEST(auto_order_gates_when_growth_would_pass_the_memory_fraction)
 {
-  begin_auto(64 * MIB);
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
+  begin_auto(640 * MIB);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 1.0 / 32)); /* 20 MiB */
   void *p = pending(12 * MIB);
-  time_us += 50000;
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
   CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
   end();
@@ -329,57 +362,50 @@ TEST(auto_order_gates_when_growth_would_pass_the_memory_fraction)
 /* The driver is asked once, not each time. */
 TEST(auto_order_gates_when_the_device_is_full)
 {
-  begin_auto(20 * MIB);
+  begin_auto(1000 * MIB);
+  void *neighbour = block(980 * MIB, t);
   void *p = pending(12 * MIB);
-  time_us += 50000;
+  uint64_t asked = calls(SIM_CALL_memory_alloc);
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2); /* the second was refused */
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), asked + 1); /* that was refused */
   for (int i = 0; i < 5; i++) {
-    world_read_on(&w, s, p, r);
-    world_use(&w, p, s, 0);
-    world_free(&w, p);
-    time_us += 50000;
+    read_and_free(p, s);
     CHECK(world_malloc(&w, 12 * MIB, r) == p);
   }
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 6);
+  CHECK_EQ(calls(SIM_CALL_memory_alloc), asked + 1);
+  CHECK_EQ(gates(), 6);
   /* What is given back makes it worth asking again. */
   world_free(&w, p);
+  world_free(&w, neighbour);
   sim_run_all(w.s);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  sim_set_capacity(w.s, 0, 64 * MIB);
   p = pending(12 * MIB);
-  time_us += 50000;
   CHECK(world_malloc(&w, 12 * MIB, r) != p);
   end();
 }
 
-/* Marks that were made before the order was chosen have no time: when in
- * doubt, nobody is made to wait. */
-TEST(auto_order_does_not_guess)
+/* ---- which block ------------------------------------------------------------ */
+
+TEST(of_blocks_that_fit_about_equally_well_the_oldest_is_gated_on)
 {
   begin();
-  void *p = pending(12 * MIB);
-  esper_config config = {.reuse_order = ESPER_REUSE_AUTO};
-  CHECK_OK(esper_configure(w.core, &config));
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
+  void *p[3];
+  size_t mib[] = {13, 12, 14};
+  for (int i = 0; i < 3; i++)
+    p[i] = block(mib[i] * MIB, r);
+  for (int i = 0; i < 3; i++)
+    read_and_free(p[i], s);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p[0]); /* within an eighth of the best fit */
+  CHECK(world_malloc(&w, 12 * MIB, r) == p[1]); /* p[2] is not, and younger */
   end();
 }
 
-/* Another thread may mark a use on the malloc's own stream after the malloc read the
- * clock: the mark is then newer than "now". */
-TEST(auto_order_does_not_guess_beside_a_mark_newer_than_the_clock)
+TEST(a_much_better_fit_is_gated_on_though_it_is_younger)
 {
   begin();
-  core_set_clock(w.core, fake_clock);
-  time_us = 1000000;
-  void *p = pending(12 * MIB), *q = block(4 * MIB, t); /* p's mark has no time */
-  esper_config config = {.reuse_order = ESPER_REUSE_AUTO};
-  CHECK_OK(esper_configure(w.core, &config));
-  world_read_on(&w, r, q, t);
-  world_use(&w, q, r, 0);
-  time_us -= 10;
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  void *large = block(16 * MIB, r), *fits = block(12 * MIB, r);
+  read_and_free(large, s);
+  read_and_free(fits, s);
+  CHECK(world_malloc(&w, 12 * MIB, r) == fits);
   end();
 }

@@ -32,8 +32,7 @@ enum {
   POOL_ID = 7,       /* the first half of pools' */
 };
 
-/* As in core/api/testing.h, whose other names would clash. */
-void core_set_clock(esper_core *core, int64_t (*clock_us)(void));
+/* As in core/api/testing.h, which includes names that would clash. */
 void core_set_pages_moved(esper_core *core, uint64_t pages);
 
 typedef struct stream {
@@ -98,12 +97,6 @@ struct program {
 };
 
 static _Thread_local thread *current;
-
-/* What reuse order `auto` goes by: about a tenth of its limit an operation. */
-static int64_t program_clock(void)
-{
-  return current ? 1 + (int64_t)current->done * 300 : 1;
-}
 
 static _Noreturn void fail(const char *format, ...)
 {
@@ -1232,7 +1225,6 @@ static uint64_t run_program(uint64_t seed, int threads)
     fail("no simulation");
   sim_on_failure(p.s, oracle_failed, NULL);
   must(esper_core_create(sim_driver(p.s), &config, &p.core), "core_create");
-  core_set_clock(p.core, program_clock);
   if (p.operations % 2)
     core_set_pages_moved(p.core, 256); /* slack before lent pages */
   for (int d = 0; d < p.devices; d++) {

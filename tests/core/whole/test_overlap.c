@@ -1,0 +1,151 @@
+/* Waiting for memory must not cost overlap: programs that copy and compute on several streams, on a
+ * device where work takes time. */
+#include "timed_device.h"
+
+static uint64_t state;
+
+static uint64_t draw(uint64_t below)
+{
+  uint64_t x = state += 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return (x ^ x >> 31) % below;
+}
+
+typedef struct cost {
+  double step_us;
+  size_t reserved; /* peak, in MiB */
+} cost;
+
+static size_t least_mib, most_mib;
+static int compute_streams;
+static double copy_us_mib = 17, compute_us_mib = 26;
+
+/* A tensor is copied in on one stream, read by one or two others, and the result is copied out on
+ * another. Each is marked and dropped at once; the host waits after every 8 batches. */
+static void pipeline_step(void)
+{
+  esper_stream in = timed.w.stream[0], out = timed.w.stream[1];
+  for (int batch = 0; batch < 8; batch++) {
+    size_t mib = least_mib + draw(most_mib - least_mib + 1);
+    esper_stream compute = timed.w.stream[2 + batch % compute_streams];
+    void *x = world_malloc(&timed.w, mib * MIB, in);
+    timed_kernel(in, copy_us_mib * (double)mib);
+    timed_wait(compute, in);
+    void *y = world_malloc(&timed.w, mib * MIB, compute);
+    for (int i = 0; i < 6; i++)
+      timed_kernel(compute, compute_us_mib * (double)mib / 6);
+    timed_mark_free(x, compute);
+    timed_wait(out, compute);
+    timed_kernel(out, copy_us_mib * (double)mib);
+    timed_mark_free(y, out);
+  }
+  timed_host_waits();
+}
+
+/* Weights gathered a layer ahead on one stream and used on another. */
+static void fsdp_step(void)
+{
+  enum { LAYERS = 48 };
+  esper_stream comm = timed.w.stream[0], compute = timed.w.stream[1];
+  size_t size = least_mib * MIB;
+  void *ahead = world_malloc(&timed.w, size, comm);
+  timed_kernel(comm, 200);
+  for (int i = 0; i < LAYERS; i++) {
+    void *weight = ahead;
+    timed_wait(compute, comm);
+    if (i + 1 < LAYERS) {
+      ahead = world_malloc(&timed.w, size, comm);
+      timed_kernel(comm, 200);
+    }
+    timed_kernel(compute, 450);
+    timed_mark_free(weight, compute);
+  }
+}
+
+/* ---- what they cost ------------------------------------------------------------- */
+
+static const size_t CAPACITY = (size_t)140 << 30;
+static const esper_segments KINDS[] = {ESPER_SEGMENTS_MAPPED, ESPER_SEGMENTS_CLASSIC};
+
+static cost run(void step(void), esper_reuse_order order, esper_segments segments, double fraction)
+{
+  enum { WARM_UP = 20, STEPS = 60 };
+  esper_config config = {.reuse_order = order, .segments = segments};
+  state = 1;
+  timed_begin(CAPACITY, &config);
+  CHECK_OK(esper_set_memory_fraction(timed.w.core, 0, fraction));
+  for (int i = 0; i < WARM_UP; i++)
+    step();
+  timed_host_waits();
+  double begun = timed.now;
+  for (int i = 0; i < STEPS; i++)
+    step();
+  timed_host_waits();
+  cost c = {(timed.now - begun) / STEPS,
+            (size_t)world_stats(&timed.w, 0).reserved_bytes[ESPER_ALL].peak / MIB};
+  timed_end();
+  return c;
+}
+
+/* Reuse order grow never waits; gate always does, which costs most on mapped segments. */
+static void check_pipeline(size_t least, size_t most, int streams)
+{
+  least_mib = least, most_mib = most, compute_streams = streams;
+  for (int kind = 0; kind < 2; kind++) {
+    cost by_default = run(pipeline_step, ESPER_REUSE_AUTO, KINDS[kind], 1);
+    cost gate = run(pipeline_step, ESPER_REUSE_GATE, KINDS[kind], 1);
+    cost grow = run(pipeline_step, ESPER_REUSE_GROW, KINDS[kind], 1);
+    CHECK(by_default.step_us < 1.02 * grow.step_us);
+    CHECK(by_default.reserved < grow.reserved);
+    CHECK(kind != 0 || gate.step_us > 1.2 * grow.step_us);
+  }
+}
+
+TEST(a_pipeline_over_three_streams_loses_no_overlap)
+{
+  check_pipeline(4, 64, 1);
+}
+
+TEST(a_pipeline_over_four_streams_loses_no_overlap)
+{
+  check_pipeline(4, 64, 2);
+}
+
+TEST(pipelines_of_large_tensors_lose_no_overlap)
+{
+  check_pipeline(256, 1024, 1);
+  check_pipeline(256, 1024, 2);
+}
+
+/* Two layers are needed; the allowance is 256 MiB, or two layers if those are larger. */
+TEST(gathered_weights_take_the_allowance_at_most)
+{
+  for (int kind = 0; kind < 2; kind++)
+    for (least_mib = 32; least_mib <= 512; least_mib *= 4) {
+      cost by_default = run(fsdp_step, ESPER_REUSE_AUTO, KINDS[kind], 1);
+      cost gate = run(fsdp_step, ESPER_REUSE_GATE, KINDS[kind], 1);
+      CHECK_EQ(gate.reserved, 2 * least_mib);
+      CHECK(by_default.reserved <= gate.reserved + (least_mib > 128 ? 2 * least_mib : 256));
+      CHECK(by_default.step_us <= gate.step_us);
+    }
+}
+
+/* Then a program runs in the least memory that it needs, as with gate. */
+static void check_in_little_memory(void step(void))
+{
+  for (int kind = 0; kind < 2; kind++) {
+    cost gate = run(step, ESPER_REUSE_GATE, KINDS[kind], 1);
+    double fraction = 1.05 * (double)gate.reserved * MIB / (double)CAPACITY;
+    CHECK(run(step, ESPER_REUSE_AUTO, KINDS[kind], fraction).step_us < 1.05 * gate.step_us);
+  }
+}
+
+TEST(the_allowance_goes_first_when_memory_is_short)
+{
+  least_mib = 32;
+  check_in_little_memory(fsdp_step);
+  least_mib = 4, most_mib = 64;
+  for (compute_streams = 1; compute_streams <= 2; compute_streams++)
+    check_in_little_memory(pipeline_step);
+}

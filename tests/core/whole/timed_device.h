@@ -1,0 +1,186 @@
+/* timed_device.h: a device on which work takes time, to see what waiting for memory costs.
+ *
+ * Its driver is the simulated device's, but streams, events and the host have clocks. A kernel
+ * makes its stream busy; an event has the time at which its stream gets there; a wait makes a
+ * stream, or the host, as late as the event. So the time that a program takes is exact, the same in
+ * every run, and independent of the machine. */
+#ifndef ESPER_TIMED_DEVICE_H
+#define ESPER_TIMED_DEVICE_H
+
+#include "world.h"
+
+enum { TIMED_STREAMS = 16 };
+
+/* What the host spends on a call, in microseconds. */
+static const double ENQUEUE_US = 4, EVENT_US = 1, QUERY_US = 0.2, PAGE_US = 40, ALLOC_US = 300;
+
+static struct {
+  world w;
+  const esper_driver *sim;
+  esper_driver driver;
+  double now; /* the host's clock, in microseconds */
+  double busy_until[TIMED_STREAMS];
+  void *handle[TIMED_STREAMS];
+  int streams;
+} timed;
+
+static double *busy_until(void *handle)
+{
+  for (int i = 0; i < timed.streams; i++)
+    if (timed.handle[i] == handle)
+      return &timed.busy_until[i];
+  CHECK(timed.streams < TIMED_STREAMS);
+  timed.handle[timed.streams] = handle;
+  return &timed.busy_until[timed.streams++];
+}
+
+static double later(double a, double b)
+{
+  return a > b ? a : b;
+}
+
+static double all_busy_until(void)
+{
+  double last = 0;
+  for (int i = 0; i < timed.streams; i++)
+    last = later(last, timed.busy_until[i]);
+  return last;
+}
+
+/* ---- the driver -------------------------------------------------------------- */
+
+static esper_status timed_event_create(void *self, int device, void **event)
+{
+  (void)self, (void)device;
+  double *time = calloc(1, sizeof *time);
+  *event = time;
+  return time ? ESPER_OK : ESPER_HOST_MEMORY;
+}
+
+static esper_status timed_event_destroy(void *self, int device, void *event)
+{
+  (void)self, (void)device;
+  free(event);
+  return ESPER_OK;
+}
+
+static esper_status timed_event_record(void *self, int device, void *event, void *stream)
+{
+  (void)self, (void)device;
+  timed.now += EVENT_US;
+  *(double *)event = later(*busy_until(stream), timed.now);
+  return ESPER_OK;
+}
+
+static esper_status timed_event_record_all(void *self, int device, void *event)
+{
+  (void)self, (void)device;
+  timed.now += EVENT_US;
+  *(double *)event = later(all_busy_until(), timed.now);
+  return ESPER_OK;
+}
+
+static esper_status timed_event_query(void *self, int device, void *event)
+{
+  (void)self, (void)device;
+  timed.now += QUERY_US;
+  return *(double *)event <= timed.now ? ESPER_OK : ESPER_NOT_READY;
+}
+
+static esper_status timed_event_synchronize(void *self, int device, void *event)
+{
+  (void)self, (void)device;
+  timed.now = later(timed.now, *(double *)event);
+  return ESPER_OK;
+}
+
+static esper_status timed_stream_wait(void *self, int device, void *stream, void *event)
+{
+  (void)self, (void)device;
+  timed.now += EVENT_US;
+  double *busy = busy_until(stream);
+  *busy = later(*busy, *(double *)event);
+  return ESPER_OK;
+}
+
+static esper_status timed_device_synchronize(void *self, int device)
+{
+  (void)self, (void)device;
+  timed.now = later(timed.now, all_busy_until());
+  return ESPER_OK;
+}
+
+static esper_status timed_memory_alloc(void *self, int device, size_t size, uintptr_t *address)
+{
+  timed.now += ALLOC_US;
+  return timed.sim->memory_alloc(self, device, size, address);
+}
+
+static esper_status timed_page_map(void *self, int device, uintptr_t address, size_t size,
+                                   uint64_t page, const int *peers, int count)
+{
+  timed.now += PAGE_US;
+  return timed.sim->page_map(self, device, address, size, page, peers, count);
+}
+
+/* ---- the program ------------------------------------------------------------- */
+
+static void timed_begin(size_t capacity, const esper_config *config)
+{
+  sim_options options = {.capacity = capacity, .virtual_memory = 1};
+  memset(&timed, 0, sizeof timed);
+  timed.w.s = sim_create(&options);
+  CHECK(timed.w.s);
+  timed.sim = sim_driver(timed.w.s);
+  timed.driver = *timed.sim;
+  timed.driver.event_create = timed_event_create;
+  timed.driver.event_destroy = timed_event_destroy;
+  timed.driver.event_record = timed_event_record;
+  timed.driver.event_record_all = timed_event_record_all;
+  timed.driver.event_query = timed_event_query;
+  timed.driver.event_synchronize = timed_event_synchronize;
+  timed.driver.stream_wait = timed_stream_wait;
+  timed.driver.device_synchronize = timed_device_synchronize;
+  timed.driver.memory_alloc = timed_memory_alloc;
+  timed.driver.page_map = timed_page_map;
+  CHECK_OK(esper_core_create(&timed.driver, config, &timed.w.core));
+  for (int i = 0; i < WORLD_STREAMS; i++)
+    timed.w.stream[i] = world_stream(&timed.w, 0);
+}
+
+static void timed_end(void)
+{
+  world_check(&timed.w);
+  esper_core_destroy(timed.w.core);
+  sim_destroy(timed.w.s);
+}
+
+/* Enqueues work that takes `us` microseconds. */
+static void timed_kernel(esper_stream stream, double us)
+{
+  timed.now += ENQUEUE_US;
+  double *busy = busy_until(stream.handle);
+  *busy = later(*busy, timed.now) + us;
+}
+
+/* Future work of `waiter` starts when `other` has done what it has now. */
+static void timed_wait(esper_stream waiter, esper_stream other)
+{
+  double *busy = busy_until(waiter.handle);
+  timed.now += 2 * EVENT_US;
+  *busy = later(*busy, *busy_until(other.handle));
+}
+
+static void timed_host_waits(void)
+{
+  timed.now = later(timed.now, all_busy_until());
+}
+
+/* The owner frees what `reader` used last. */
+static void timed_mark_free(void *p, esper_stream reader)
+{
+  world_use(&timed.w, p, reader, 0);
+  CHECK_OK(esper_free(timed.w.core, p));
+}
+
+#endif

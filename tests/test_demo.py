@@ -1,0 +1,45 @@
+"""What `make demo` shows without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("demo")
+
+
+def test_a_mark_is_shown_at_work(
+    library: Path, demo: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """record_stream keeps every layer's weight, record_use one."""
+    picture = tmp_path / "demo.png"
+    demo.show_a_mark(False, picture)
+    out = capfd.readouterr().out
+    assert "12 layers' weights of 64 MiB, used on another stream, on the simulated device" in out
+    reserved = {line.split()[0]: line.split()[1] for line in out.splitlines() if "reserved" in line}
+    assert reserved == {"record_stream": "768", "record_use": "64"}
+    if importlib.util.find_spec("matplotlib"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_it_trains_where_there_is_no_gpu(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(demo, "show_a_mark", lambda gpu: ran.append(("mark", str(gpu))))
+    monkeypatch.setattr(demo, "run", lambda *arguments: ran.append(arguments))
+    demo.main()
+    assert ran[0] == ("mark", "False") and ran[-1] == ("examples/train_gpt2.py",)
+    assert ran[1][:3] == ("-m", "esper_alloc", "replay")
