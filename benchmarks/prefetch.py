@@ -9,6 +9,7 @@ until it was read is what is compared:
   record_stream  native's own
   by hand        the copy stream waits for the compute stream before each copy
   record_use     one line, after the last read
+  automatic uses no line: every operator is seen
 
 Nobody waits within a measurement. Peaks are of active_bytes over what was
 active before the first batch. Afterwards batches run once more, and the figure
@@ -20,6 +21,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from common import (
@@ -49,6 +51,12 @@ CASES = [
     Case("native, record_stream", NATIVE, ("--protection", "record_stream")),
     Case("native, by hand", NATIVE, ("--protection", "by_hand")),
     Case("esper_alloc, record_use", OURS, ("--protection", "record_use")),
+    Case(
+        "esper_alloc, automatic uses",
+        OURS,
+        ("--protection", "none"),
+        {"ESPER_ALLOC_USES": "automatic"},
+    ),
 ]
 
 
@@ -175,7 +183,7 @@ def main() -> int:
     results = Results("prefetch", options.out)
     for job in jobs:
         extra = ("--job", job, *(("--small",) if options.small else ()))
-        cases = [Case(case.name, case.allocator, (*case.args, *extra)) for case in CASES]
+        cases = [replace(case, args=(*case.args, *extra)) for case in CASES]
         seconds = options.seconds / len(jobs)
         rounds = turns_of_children(__file__, cases, options.rounds, seconds=seconds)
         found = [one for measured in rounds for one in measured.values()]
@@ -201,6 +209,22 @@ def main() -> int:
                 key,
                 "esper_alloc, record_use",
                 f"native, {peer}",
+                goal,
+                judged,
+            )
+        for name, unit, key, goal, judged in (
+            ("time a batch", "ms", "batch_ms", 1.01, "mean_ratio"),
+            ("peak active over base", "MiB", "peak_over_base_mib", None, "ratio"),
+            ("reserved over base", "MiB", "reserved_mib", None, "ratio"),
+            ("figures that differ from a run that waited", "figures", "wrong", 0.0, "ours"),
+        ):
+            results.compare(
+                f"{job}, nothing marked: {name}",
+                unit,
+                rounds,
+                key,
+                "esper_alloc, automatic uses",
+                "esper_alloc, record_use",
                 goal,
                 judged,
             )

@@ -45,7 +45,7 @@ static bool nccl_registers_segments(void)
 static esper_status segments_from_environment(esper_config *config)
 {
   const char *kind = getenv("ESPER_ALLOC_SEGMENTS");
-  if (!kind || !*kind)
+  if (!kind || !*kind || strcmp(kind, "auto") == 0)
     config->segments = nccl_registers_segments() ? ESPER_SEGMENTS_CLASSIC : ESPER_SEGMENTS_AUTO;
   else if (strcmp(kind, "classic") == 0)
     config->segments = ESPER_SEGMENTS_CLASSIC;
@@ -53,7 +53,8 @@ static esper_status segments_from_environment(esper_config *config)
     config->segments = ESPER_SEGMENTS_MAPPED;
   else
     return error_set(ESPER_INVALID,
-                     "ESPER_ALLOC_SEGMENTS=%s is not a kind of segments: use classic or mapped",
+                     "ESPER_ALLOC_SEGMENTS=%s is not a kind of segments: use auto, mapped or "
+                     "classic",
                      kind);
   return ESPER_OK;
 }
@@ -186,6 +187,16 @@ void esper_alloc_record_stream(void *ptr, void *stream)
   if (from_cuda(esper_cuda_stream_device(stream, &device)) != ESPER_OK ||
       esper_record_stream(core, ptr, stream_of(stream, device)) != ESPER_OK)
     esper_free_after_all(core, ptr); /* an error cannot be reported here: be safe */
+}
+
+esper_status esper_alloc_touch(const void *ptr, void *stream)
+{
+  int device;
+  esper_core *core = esper_instance();
+  if (!core)
+    return ESPER_UNSUPPORTED;
+  esper_status status = from_cuda(esper_cuda_stream_device(stream, &device));
+  return status == ESPER_OK ? esper_note_use(core, ptr, stream_of(stream, device)) : status;
 }
 
 void esper_alloc_init(int device_count)

@@ -70,6 +70,11 @@ ESPER_API esper_status esper_alloc_record_use(const void *ptr, void *stream);
 /* The imprecise form: the use on `stream` ends when the memory is freed. */
 ESPER_API void esper_alloc_record_stream(void *ptr, void *stream);
 
+/* The same for work that automatic uses do not see, such as a kernel that is launched outside
+ * PyTorch's operators. May come before or after the work is enqueued. Cheap if `ptr` is the first
+ * address and the use is known already. Addresses outside the allocations are skipped. */
+ESPER_API esper_status esper_alloc_touch(const void *ptr, void *stream);
+
 /* Further hooks, with the signatures that CUDAPluggableAllocator's setters expect. */
 ESPER_API void esper_alloc_init(int device_count);
 ESPER_API void esper_alloc_reset(void);
@@ -221,6 +226,17 @@ ESPER_API esper_status esper_record_use_event(esper_core *core, const void *cons
  * all streams of its device, because the graph may be replayed on any of them. ESPER_INVALID: `ptr`
  * is not within a live block of this core. */
 ESPER_API esper_status esper_record_stream(esper_core *core, const void *ptr, esper_stream stream);
+
+/* For embedders that observe what is used: the same, before or after the work is enqueued, as long
+ * as `ptr` is live. Takes no lock if `ptr` is the first address of a block that is the stream's own,
+ * or has such a use already. Memory from outside the capture that the stream is in counts as used,
+ * even if it is the stream's own. Addresses outside the live blocks are skipped. */
+ESPER_API esper_status esper_note_use(esper_core *core, const void *ptr, esper_stream stream);
+
+/* Makes the later free of all memory that is live now wait for everything enqueued by then on any
+ * stream of any device. For embedders that begin to observe: streams may have been used before.
+ * ESPER_HOST_MEMORY: possibly only some of it will wait. */
+ESPER_API esper_status esper_note_unseen_uses(esper_core *core);
 
 /* Makes the later free of `ptr` wait for everything enqueued on any stream of its device by then.
  * For embedders that do not report who reads the memory. */

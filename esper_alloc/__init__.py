@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .torch_allocator.stats import memory_stats, report
     from .uses.stream_traits import set_stream_traits
     from .uses.tensor_method import install_tensor_method, uninstall_tensor_method
-    from .uses.use import record_use, using
+    from .uses.use import record_use, touch, using
 
 __version__ = "0.1.0"
 
@@ -65,6 +65,7 @@ __all__ = [
     "record_use",
     "report",
     "set_stream_traits",
+    "touch",
     "uninstall_tensor_method",
     "using",
     "warn_about_marks",
@@ -86,6 +87,7 @@ _LATER = {
     "record_use": "uses.use",
     "report": "torch_allocator.stats",
     "set_stream_traits": "uses.stream_traits",
+    "touch": "uses.use",
     "uninstall_tensor_method": "uses.tensor_method",
     "using": "uses.use",
     "warn_about_marks": "torch_allocator.lasting_marks",

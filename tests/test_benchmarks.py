@@ -36,6 +36,7 @@ MODULES = (
     "growth",
     "malloc_times",
     "pair",
+    "automatic_uses",
     "threads",
     "churn",
     "pages",
@@ -940,6 +941,35 @@ def test_rows_of_pair(tmp_path: Path) -> None:
     assert rows["raw_alloc + raw_delete, 1 MiB", "native"]["met"] is False
     assert rows["raw_alloc + raw_delete, 1 MiB", "cudaMallocAsync"]["goal"] is None
     assert made.complete is False  # the other of native's modes has goals, too
+
+
+def test_rows_of_automatic_uses(tmp_path: Path) -> None:
+    module, made = load("automatic_uses"), results(tmp_path)
+    names = [f"{name}, one stream" for name in module.ONE_STREAM]
+    names += [f"{name}, {where}" for where in ("at home", "elsewhere") for name in module.OPERATORS]
+    names.append("add, dropped")
+    ours = {f"{name}, {kind}": 1000.0 for name in names for kind in module.KINDS}
+    ours["add, one stream, automatic"] = 1011.0
+    ours["view, at home, automatic"] = 1150.0
+    ours["view, elsewhere, automatic"] = 1151.0
+    module.add_rows(made, [ours])
+    rows = {name: row for (name, _), row in rows_of(made).items()}
+    assert list(rows) == names and made.complete
+    missed = [name for name, row in rows.items() if row["met"] is False]
+    assert missed == ["add, one stream", "view, elsewhere"]
+    assert rows["add, dropped"]["goal"] is None
+
+
+def test_automatic_uses_and_marked_ones_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("automatic_uses")
+    monkeypatch.setattr(module, "REPEATS", 3)
+    monkeypatch.setattr(module, "CALLS", 2)
+    chosen: list[str] = []
+    calls: list[str] = []
+    found = module.by_turns(chosen.append, lambda: calls.append(chosen[-1]), lambda: None)
+    assert set(found) == set(module.KINDS) and all(ns > 0 for ns in found.values())
+    assert chosen == ["automatic", "marked", "marked", "automatic"] * 2
+    assert calls.count("marked") == calls.count("automatic") == 8
 
 
 def test_rows_of_threads(tmp_path: Path) -> None:

@@ -20,7 +20,12 @@ HERE = ROOT / "tests" / "gpu" / "random"
 RULES = re.findall(r"R\((\w+), \"", (ROOT / "csrc" / "core" / "base" / "rules.h").read_text())
 #: Rules that need what these programs do not have: a second device, and the body
 #: of a conditional node.
-NOT_HERE = {"MARK_FROM_ANY_DEVICE", "BODY_KEEPS_APART"}
+NOT_HERE = {
+    "MARK_FROM_ANY_DEVICE",
+    "BODY_KEEPS_APART",
+    "GRAPH_READS_ANYWHERE",
+    "UNSEEN_USES_COUNT",
+}
 COMPILER = os.environ.get("CC", "cc").split()[0]
 pytestmark = pytest.mark.skipif(not shutil.which(COMPILER), reason="needs a C compiler")
 

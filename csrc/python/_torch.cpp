@@ -6,6 +6,7 @@
 #include <torch/version.h>
 
 #include "../torch/allocator.h"
+#include "../torch/automatic.h"
 #include "../torch/core_api.h"
 #include "../torch/current.h"
 #include "../torch/python_objects.h"
@@ -68,6 +69,15 @@ PyMethodDef methods[] = {
      "and protect `tensors` on it."},
     {"set_stream_traits", method(&esper::set_stream_traits), METH_FASTCALL,
      "set_stream_traits(stream, rendezvous): replace the stream's traits."},
+    {"automatic_uses", esper::automatic_uses, METH_O,
+     "automatic_uses(on): turn automatic uses on or off."},
+    {"observe_now", esper::observe_now, METH_NOARGS,
+     "observe_now(): there is a stream that the allocator cannot notice."},
+    {"is_observing", esper::is_observing, METH_NOARGS, "Whether operators note their inputs."},
+    {"note_uses", esper::note_uses, METH_O,
+     "note_uses(values): note uses of the tensors in a tuple or list on the current streams."},
+    {"touch", method(&esper::touch), METH_FASTCALL,
+     "touch(tensors, stream): mark uses that last until the free."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT,

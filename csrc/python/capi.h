@@ -26,6 +26,7 @@
   F(alloc_free)                      \
   F(alloc_record_use)                \
   F(alloc_record_stream)             \
+  F(alloc_touch)                     \
   F(alloc_init)                      \
   F(alloc_reset)                     \
   F(alloc_set_memory_fraction)       \
@@ -43,6 +44,8 @@
   F(record_use)                      \
   F(record_use_event)                \
   F(record_stream)                   \
+  F(note_use)                        \
+  F(note_unseen_uses)                \
   F(free_after_all)                  \
   F(retire)                          \
   F(empty_cache)                     \

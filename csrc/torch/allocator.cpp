@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "automatic.h"
 #include "checkpoints.h"
 #include "current.h"
 #include "deleter.h"
@@ -62,6 +63,12 @@ inline void *allocate_on(esper_stream stream, size_t size)
   return ptr;
 }
 
+inline void *allocate_on(c10::cuda::CUDAStream stream, size_t size)
+{
+  expect_allocation(stream);
+  return allocate_on(to_esper(stream), size);
+}
+
 } // namespace
 
 Allocator &allocator()
@@ -87,8 +94,7 @@ c10::DataPtr Allocator::allocate(size_t size)
     void *ptr = allocate_uncached(size);
     return {ptr, ptr, &delete_uncached, where};
   }
-  void *ptr =
-      size == 0 ? nullptr : allocate_on(to_esper(c10::cuda::getCurrentCUDAStream(device)), size);
+  void *ptr = size == 0 ? nullptr : allocate_on(c10::cuda::getCurrentCUDAStream(device), size);
   return {ptr, ptr, &delete_memory, where};
 }
 
@@ -107,7 +113,7 @@ void *Allocator::raw_alloc(size_t size)
     return allocate_uncached(size);
   }
   const c10::DeviceIndex device = current_device();
-  return allocate_on(to_esper(c10::cuda::getCurrentCUDAStream(device)), size);
+  return allocate_on(c10::cuda::getCurrentCUDAStream(device), size);
 }
 
 void *Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream)
@@ -138,6 +144,7 @@ void Allocator::raw_delete(void *ptr)
   if (C10_UNLIKELY(made == nullptr)) {
     return; // the memory is the parent's, in a forked child
   }
+  expect_free();
   tell_of_free(ptr);
   const CallContext call(RecordContext::ALL);
   const esper_status status = capi().free(made, ptr);

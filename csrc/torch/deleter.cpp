@@ -1,5 +1,6 @@
 #include "deleter.h"
 
+#include "automatic.h"
 #include "core_api.h"
 #include "history.h"
 #include "profiler.h"
@@ -13,6 +14,7 @@ void delete_memory(void *ptr)
   if (ptr == nullptr || made == nullptr) {
     return; // null, or the parent's tensor in a forked child
   }
+  expect_free();
   try {
     tell_of_free(ptr);
   } catch (const std::exception &) {

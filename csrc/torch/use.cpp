@@ -395,6 +395,24 @@ PyObject *watch_marks(PyObject * /*module*/, PyObject *on)
   Py_RETURN_NONE;
 }
 
+PyObject *touch(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
+{
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(count == 2, "touch() takes 2 arguments");
+  End end;
+  end.gate_early = false;
+  PythonEnd python_end;
+  python_end.stream = is_cpu_stream(args[1]) ? Py_None : args[1];
+  if (python_end.stream != Py_None) {
+    end.stream = unwrap_stream(python_end.stream);
+  }
+  Gathering found(Saved::yes);
+  found.add_argument(args[0], references_of_argument);
+  found.mark(end, python_end);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject *make_tensor_method(PyObject * /*module*/, PyObject *tensor_class)
 {
   if (!PyType_Check(tensor_class)) {

@@ -76,11 +76,14 @@ private:
 // The Python function. METH_FASTCALL | METH_KEYWORDS.
 PyObject *record_use(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 
-// The same as a descriptor to be set on torch.Tensor, which has no such method yet. It counts
+// record_use() as a descriptor to be set on torch.Tensor, which has no such method yet. It counts
 // references as the function does.
 PyObject *make_tensor_method(PyObject *module, PyObject *tensor_class);
 
 // watch_marks(on): whether Python is told of marks that last until the free.
 PyObject *watch_marks(PyObject *module, PyObject *on);
+
+// touch(tensors, stream): marks uses that last until the free.
+PyObject *touch(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 } // namespace esper

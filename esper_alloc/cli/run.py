@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..installation.pytorch import minor
+from ..torch_allocator.choices import REUSE, USES
 from .diagnosis.facts import Facts, gather_shim
 
 STARTUP = Path(__file__).resolve().parents[1] / "_startup"
@@ -44,14 +45,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "1: esper_alloc cannot work with this PyTorch; nothing was run. 2: wrong usage.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="%(prog)s [--reuse {auto,gate,grow}] (SCRIPT | -m MODULE) [ARGS...]",
+        usage="%(prog)s [--reuse ORDER] [--uses HOW] (SCRIPT | -m MODULE) [ARGS...]",
     )
     parser.add_argument(
         "--reuse",
-        choices=("auto", "gate", "grow"),
+        choices=REUSE.names,
         help="what to do when no free memory is ready: get more memory (grow), let the GPU wait "
         "for memory that is about to be ready (gate), or get more up to a small allowance and "
         "then wait (auto, the default); the same as ESPER_ALLOC_REUSE",
+    )
+    parser.add_argument(
+        "--uses",
+        choices=USES.names,
+        help="how uses on other streams become known: the program marks them (marked, the "
+        "default), or every operator of PyTorch's is seen (automatic); the same as "
+        "ESPER_ALLOC_USES",
     )
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
@@ -86,7 +94,9 @@ def interpreter_options(orig_argv: Sequence[str], argv: Sequence[str]) -> list[s
     return options
 
 
-def child_environment(environment: Mapping[str, str], reuse: str | None) -> dict[str, str]:
+def child_environment(
+    environment: Mapping[str, str], reuse: str | None, uses: str | None
+) -> dict[str, str]:
     """`environment` changed so that Pythons that inherit it use esper_alloc."""
     child = dict(environment)
     startup = str(STARTUP)
@@ -96,8 +106,9 @@ def child_environment(environment: Mapping[str, str], reuse: str | None) -> dict
     elif startup not in inherited.split(os.pathsep):
         child["PYTHONPATH"] = startup + os.pathsep + inherited
     child["ESPER_ALLOC"] = "1"
-    if reuse is not None:
-        child["ESPER_ALLOC_REUSE"] = reuse
+    for choice, name in ((REUSE, reuse), (USES, uses)):
+        if name is not None:
+            child[choice.variable] = name
     return child
 
 
@@ -158,4 +169,4 @@ def run(args: argparse.Namespace) -> int:
     command += args.arguments
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, command, child_environment(os.environ, args.reuse))
+    os.execve(sys.executable, command, child_environment(os.environ, args.reuse, args.uses))

@@ -8,30 +8,24 @@ import os
 import sys
 import warnings
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..installation.files import library_path
 from ..installation.pytorch import UnavailableError, load_shim, need_torch, untyped
+from . import automatic_uses
+from .choices import ALL, REUSE, SEGMENTS, USES
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
 
 _VARIABLE = "ESPER_ALLOC"
 _OPTIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-#: What the core takes from the environment, as csrc/esper_alloc.c has it.
-CHOICES = {
-    "ESPER_ALLOC_REUSE": ("a reuse order", ("auto", "gate", "grow")),
-    "ESPER_ALLOC_SEGMENTS": ("a kind of segments", ("classic", "mapped")),
-}
 
 
 def _check_environment() -> None:
     """Raises for what the core would refuse, which without a GPU it is never asked."""
-    for name, (what, choices) in CHOICES.items():
-        value = os.environ.get(name, "")
-        if value and value not in choices:
-            wanted = " or ".join((", ".join(choices[:-1]), choices[-1]))
-            raise ValueError(f"{name}={value} is not {what}: use {wanted}")
+    for choice in ALL:
+        choice.in_environment()
 
 
 def _check_backend(torch: ModuleType) -> None:
@@ -120,19 +114,74 @@ def is_enabled() -> bool:
     return is_current(pluggable_allocator())
 
 
-def enable() -> None:
+def enable(
+    *,
+    uses: Literal["marked", "automatic"] | None = None,
+    reuse: Literal["auto", "gate", "grow"] | None = None,
+    segments: Literal["auto", "mapped", "classic"] | None = None,
+) -> None:
     """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process. Without a
     GPU too, where it has nothing to do.
 
+    Args:
+        uses: how the allocator learns that another stream uses memory. ``"marked"``:
+            the program says so, by ``record_use``, ``using`` or ``record_stream``.
+            ``"automatic"``: every operator of PyTorch's is seen too, so that nothing has
+            to be marked (docs/automatic.md). May be changed by a later call.
+        reuse: what malloc does when no free memory is ready. ``"auto"``: it gets more up to
+            a small allowance, and then lets the GPU wait for memory that is about to be
+            ready. ``"gate"``: it lets the GPU wait. ``"grow"``: it gets more.
+        segments: where memory comes from. ``"auto"``: pages at reserved addresses
+            (``"mapped"``) where they can be had, else one allocation of the driver's each
+            (``"classic"``).
+
+    What is None stays as the environment says (``ESPER_ALLOC_USES``, ``ESPER_ALLOC_REUSE``,
+    ``ESPER_ALLOC_SEGMENTS``) or else is the default, which is named first above. What is
+    given becomes part of the environment, so that child processes have it too.
+
     Raises:
-        RuntimeError: CUDA is initialised already; nothing has changed.
+        ValueError: there is no such choice; or a variable of the environment, or an option
+            of PyTorch's, has a value that nobody knows; the message names it.
+        RuntimeError: CUDA is initialised already; or esper_alloc is enabled with another
+            reuse order or kind of segments, or through :func:`pluggable_allocator`, which
+            cannot have automatic uses.
         UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
             started with ``backend:cudaMallocAsync``.
-        ValueError: a variable of the environment, or an option of PyTorch's, has a value
-            that nobody knows; the message names it.
+
+    After an error nothing has changed.
     """
+    chosen = {REUSE: REUSE.given(reuse), SEGMENTS: SEGMENTS.given(segments)}
+    given_uses = USES.given(uses)
+    wanted_uses = given_uses or USES.in_environment()
     if is_enabled():
-        return
+        for choice, name in chosen.items():
+            if name is not None and name != choice.in_environment():
+                raise RuntimeError(
+                    f"esper_alloc is enabled already, with {choice.argument}="
+                    f"{choice.in_environment()!r}: give {choice.argument} to the first "
+                    f"call of esper_alloc.enable(), or set {choice.variable}."
+                )
+        if given_uses is None:
+            return
+        if pluggable_allocator.cache_info().currsize and is_current(pluggable_allocator()):
+            if wanted_uses == "automatic":
+                raise RuntimeError(
+                    "uses cannot be automatic on pluggable_allocator(), which PyTorch tells "
+                    "too little: use esper_alloc.enable() in place of it."
+                )
+            return
+    else:
+        _swap()
+    for choice, name in (*chosen.items(), (USES, given_uses)):
+        if name is not None:
+            os.environ[choice.variable] = name
+    compiled = load_shim()
+    compiled.automatic_uses(wanted_uses == "automatic")
+    if wanted_uses == "automatic":
+        automatic_uses.install(compiled)
+
+
+def _swap() -> None:
     ours = allocator()
     import torch
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from ..installation.import_watch import when_imported
 from . import inductor, tracing
-from .import_watch import when_imported
 
 
 def _teach_fx(fx_node: Any) -> None:
@@ -33,12 +33,15 @@ class Calls(NamedTuple):
     """The functions that Dynamo must not trace, or the ones to trace in their places."""
 
     record_use: Callable[..., Any]
+    touch: Callable[..., Any]
     enter: Callable[..., Any]
     hand_over: Callable[..., Any]
     check_stream: Callable[..., Any]
 
 
-_TRACED = Calls(tracing.record_use, tracing.enter, tracing.hand_over, tracing.check_stream)
+_TRACED = Calls(
+    tracing.record_use, tracing.touch, tracing.enter, tracing.hand_over, tracing.check_stream
+)
 
 
 def _teach_dynamo(calls: Calls, instead: Calls, decorators: Any) -> None:

@@ -47,6 +47,18 @@ def record_use(tensors: Any, stream: Any = None, *, event: Any = None, gate: boo
     import torch
 
     # (Dynamo cannot be asked of what type an event is.)
+    # Nobody's references can be counted here: in grad mode any tensor may have been saved
+    # for backward.
+    _mark_found(tensors, stream, event, bool(gate), torch.is_grad_enabled())
+
+
+def touch(tensors: Any, stream: Any = None) -> None:
+    _mark_found(tensors, stream, None, True, True)
+
+
+def _mark_found(tensors: Any, stream: Any, event: Any, gate: bool, until_free: bool) -> None:
+    import torch
+
     _fix_stream(stream)
     found: list[Any] = []
     if not _search(tensors, found) and tensors is not None:
@@ -54,10 +66,8 @@ def record_use(tensors: Any, stream: Any = None, *, event: Any = None, gate: boo
             f"expected a tensor, or a container of tensors, not {type(tensors).__name__}"
         )
     if len(found) != 0:
-        # Nobody's references can be counted here: in grad mode any tensor may
-        # have been saved for backward.
         stream = stream if isinstance(stream, torch.Stream) else None
-        mark(found, stream, event, bool(gate), torch.is_grad_enabled())
+        mark(found, stream, event, gate, until_free)
 
 
 def _fix_stream(stream: Any) -> None:

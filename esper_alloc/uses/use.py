@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Several = TypeVarTuple("Several")
 
-__all__ = ["record_use", "using"]
+__all__ = ["record_use", "touch", "using"]
 
 _T = TypeVar("_T")
 
@@ -130,6 +130,34 @@ if _compiled is not None and not TYPE_CHECKING:
     # Compiled: as fast as Tensor.record_stream.
     record_use = _compiled.record_use
     _document(record_use, _python_record_use)
+
+
+def touch(tensors: Any, stream: torch.Stream | None = None) -> None:
+    """Notes that work on `stream` uses `tensors`, until they are freed.
+
+    For work that automatic uses do not see (docs/automatic.md lists it): kernels that
+    are launched through ctypes or an extension, consumers of DLPack. It may come before
+    or after the work is enqueued, as long as `tensors` are held. Works without automatic
+    uses too: it is ``record_stream`` for anything that :func:`record_use` takes.
+
+    Args:
+        tensors: as for :func:`record_use`.
+        stream: where they are used; None, or a ``torch.cpu.Stream``: the current stream
+            of each tensor's device.
+
+    Raises:
+        TypeError: `tensors` is neither tensor nor container, or `stream` is no stream.
+    """
+    check_stream(stream)
+    if is_cpu_stream(stream):
+        stream = None
+    if _compiled is not None:
+        _compiled.touch(tensors, stream)
+        return
+    found: list[torch.Tensor] = []
+    find_tensors(tensors, found)
+    for tensor in found:
+        _record_stream(tensor, stream)
 
 
 class using:
@@ -407,7 +435,7 @@ def _record_stream(tensor: torch.Tensor, stream: torch.Stream | None) -> None:
         pass
 
 
-_calls = teaching.Calls(record_use, _enter, _hand_over, check_stream)
+_calls = teaching.Calls(record_use, touch, _enter, _hand_over, check_stream)
 if _compiled is not None:
     teaching.install(_calls)
 else:

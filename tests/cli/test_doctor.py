@@ -91,7 +91,8 @@ def test_healthy_machine_has_no_findings() -> None:
 
 
 def test_variables_that_are_set_to_nothing_count_as_unset() -> None:
-    empty = dict.fromkeys(("ESPER_ALLOC", "ESPER_ALLOC_REUSE", "ESPER_ALLOC_SEGMENTS"), "")
+    ours = [name for name in gathering.ENVIRONMENT if name.startswith("ESPER_ALLOC")]
+    empty = dict.fromkeys(ours, "")
     facts = facts_with(environment=empty)
     assert doctor.diagnose(facts) == []
     assert words.paths(facts) == words.paths(facts_with(environment={}))
@@ -171,7 +172,12 @@ SICK = [
     (
         {"environment": {"ESPER_ALLOC_SEGMENTS": "big"}},
         "ESPER_ALLOC_SEGMENTS is 'big'",
-        "classic or mapped",
+        "auto, mapped or classic",
+    ),
+    (
+        {"environment": {"ESPER_ALLOC_USES": "some"}},
+        "ESPER_ALLOC_USES is 'some'",
+        "marked or automatic",
     ),
     (
         {"trial__error": "RuntimeError: words"},

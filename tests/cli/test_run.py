@@ -58,7 +58,7 @@ class Place:
         package = self.site / "esper_alloc"
         package.mkdir(parents=True)
         shutil.copy(PACKAGE / "__main__.py", package / "__main__.py")
-        for folder in ("_startup", "cli", "installation"):
+        for folder in ("_startup", "cli", "installation", "torch_allocator"):
             shutil.copytree(PACKAGE / folder, package / folder)
         self.package = self.write("site/esper_alloc/__init__.py", FAKE_PACKAGE)
         self.torch = self.write("torch_site/torch/__init__.py", FAKE_TORCH)
@@ -294,16 +294,25 @@ def test_a_child_can_be_left_alone(place: Place) -> None:
     assert place.run(script).stdout == "enabled None\n"
 
 
-def test_reuse_order_is_handed_on(place: Place) -> None:
+@pytest.mark.parametrize(
+    "option, variable, names",
+    [
+        ("--reuse", "ESPER_ALLOC_REUSE", ("grow", "gate")),
+        ("--uses", "ESPER_ALLOC_USES", ("automatic", "marked")),
+    ],
+)
+def test_choices_are_handed_on(
+    place: Place, option: str, variable: str, names: tuple[str, str]
+) -> None:
     script = place.write(
-        "reuse.py",
-        "import os; print(os.environ.get('ESPER_ALLOC_REUSE'), os.environ['ESPER_ALLOC'])",
+        "chosen.py",
+        f"import os; print(os.environ.get({variable!r}), os.environ['ESPER_ALLOC'])",
     )
     assert place.run(script).stdout == "None 1\n"
-    assert place.run("--reuse", "grow", script).stdout == "grow 1\n"
-    place.environment["ESPER_ALLOC_REUSE"] = "grow"
-    assert place.run(script).stdout == "grow 1\n"
-    assert place.run("--reuse", "gate", script).stdout == "gate 1\n"
+    assert place.run(option, names[0], script).stdout == f"{names[0]} 1\n"
+    place.environment[variable] = names[0]
+    assert place.run(script).stdout == f"{names[0]} 1\n"
+    assert place.run(option, names[1], script).stdout == f"{names[1]} 1\n"
 
 
 def test_package_of_the_child_python_comes_first_else_the_one_that_ran(place: Place) -> None:
@@ -476,7 +485,9 @@ def test_interpreters_that_hide_the_environment_are_refused(place: Place, flags:
     assert "-I, -E and -S" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["--reuse", "x", "a.py"], ["--what", "a.py"], ["-m"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--reuse", "x", "a.py"], ["--uses", "x", "a.py"], ["--what", "a.py"], ["-m"]]
+)
 def test_wrong_usage(place: Place, arguments: list[str]) -> None:
     done = place.run(*arguments)
     assert done.returncode == 2

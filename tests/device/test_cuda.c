@@ -701,7 +701,7 @@ static void scenario_segments(void)
   esper_config config;
   CHECK(!esper_instance());
   CHECK(strcmp(esper_last_error(), "ESPER_ALLOC_SEGMENTS=big is not a kind of segments: use "
-                                   "classic or mapped") == 0);
+                                   "auto, mapped or classic") == 0);
   setenv("ESPER_ALLOC_SEGMENTS", "mapped", 1);
   CHECK(esper_instance()); /* it tries again */
   esper_get_config(esper_instance(), &config);

@@ -26,6 +26,8 @@ NOT_SHOWN = {
     "capture: what is given back too early cannot be handed out early",
     "MARK_FROM_ANY_DEVICE": "the programs run on one device",
     "BODY_KEEPS_APART": "the programs capture no conditional nodes",
+    "GRAPH_READS_ANYWHERE": "the programs have no observer",
+    "UNSEEN_USES_COUNT": "the programs have no observer",
 }
 #: Without these the driver is given handles that are not alive, and may crash.
 MAY_CRASH = {"EVENTS_IMMUTABLE", "MORTAL_HANDLES"}

@@ -278,7 +278,7 @@ def test_variable_enables_at_import():
     "name, value, words",
     [
         ("ESPER_ALLOC_REUSE", "fast", "is not a reuse order: use auto, gate or grow"),
-        ("ESPER_ALLOC_SEGMENTS", "big", "is not a kind of segments: use classic or mapped"),
+        ("ESPER_ALLOC_SEGMENTS", "big", "is not a kind of segments: use auto, mapped or classic"),
     ],
 )
 def test_values_that_nobody_knows_are_named_at_once(name, value, words):
@@ -393,6 +393,106 @@ def test_enable_after_cuda_started_says_so():
     )
 
 
+# Choices
+
+
+@pytest.mark.parametrize(
+    "argument, names",
+    [
+        ("uses", "marked or automatic"),
+        ("reuse", "auto, gate or grow"),
+        ("segments", "auto, mapped or classic"),
+    ],
+)
+@pytest.mark.parametrize("value", ["x", "", 3, []])
+def test_a_choice_that_there_is_not_is_an_error_at_once(argument, names, value, monkeypatch):
+    """Before anything else is looked at: without torch, too."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    before = dict(os.environ)
+    with pytest.raises(ValueError) as caught:
+        esper_alloc.enable(**{argument: value})
+    assert str(caught.value).startswith(f"{argument}={value!r} is not a ")
+    assert str(caught.value).endswith(f": use {names}")
+    assert dict(os.environ) == before
+
+
+@needs_shim
+def test_what_the_environment_says_of_uses_is_checked_at_once():
+    printed = run(
+        """
+        import torch, esper_alloc
+        try:
+            esper_alloc.enable()
+        except ValueError as error:
+            print(error)
+        print(esper_alloc.is_enabled())
+        """,
+        ESPER_ALLOC_USES="some",
+    )
+    assert printed == (
+        "ESPER_ALLOC_USES=some is not a way in which uses become known: use marked or "
+        "automatic\nFalse\n"
+    )
+
+
+@needs_shim
+def test_choices_are_handed_to_the_core_and_to_children_and_kept():
+    run(
+        """
+        import os, torch, esper_alloc
+        esper_alloc.enable(reuse="grow", segments="classic")
+        assert os.environ["ESPER_ALLOC_REUSE"] == "grow"
+        assert os.environ["ESPER_ALLOC_SEGMENTS"] == "classic"
+        assert "ESPER_ALLOC_USES" not in os.environ
+        esper_alloc.enable()
+        esper_alloc.enable(reuse="grow")
+        for late in ({"reuse": "gate"}, {"segments": "auto"}):
+            try:
+                esper_alloc.enable(**late, uses="automatic")
+            except RuntimeError as error:
+                assert "enabled already, with " in str(error)
+            else:
+                raise AssertionError("changed")
+        assert os.environ["ESPER_ALLOC_REUSE"] == "grow"
+        assert "ESPER_ALLOC_USES" not in os.environ
+        """
+    )
+
+
+@needs_shim
+def test_a_choice_that_comes_too_late_changes_nothing():
+    run(
+        """
+        import os, torch, esper_alloc
+        torch.cuda.is_initialized = lambda: True
+        try:
+            esper_alloc.enable(reuse="grow", uses="automatic")
+        except RuntimeError as error:
+            assert "came too late" in str(error)
+        else:
+            raise AssertionError("enabled")
+        assert not {"ESPER_ALLOC_REUSE", "ESPER_ALLOC_USES"} & set(os.environ)
+        """
+    )
+
+
+@needs_shim
+def test_uses_cannot_be_automatic_behind_function_pointers():
+    run(
+        """
+        import torch, esper_alloc
+        torch.cuda.memory.change_current_allocator(esper_alloc.pluggable_allocator())
+        esper_alloc.enable(uses="marked")
+        try:
+            esper_alloc.enable(uses="automatic")
+        except RuntimeError as error:
+            assert "cannot be automatic on pluggable_allocator()" in str(error)
+        else:
+            raise AssertionError("enabled")
+        """
+    )
+
+
 @needs_shim
 def test_without_a_driver_the_error_names_it():
     import torch
@@ -444,6 +544,7 @@ def test_library_exports_the_c_functions():
         "free",
         "record_use",
         "record_stream",
+        "touch",
         "init",
         "reset",
         "set_memory_fraction",

@@ -393,6 +393,19 @@ def test_bad_arguments_are_the_same_errors(call, message):
         Graphs(f).call(torch.ones(3))
 
 
+def test_touch_is_a_mark_until_the_free():
+    side = stream(3)
+
+    def f(x):
+        y = x.sin()
+        esper_alloc.touch([y], side)
+        return y.cos()
+
+    graphs = on_fake_cuda(f, (4,))
+    assert graphs.names() == ["sin.default", "record_use.default", "cos.default"]
+    assert graphs.marks() == [("record_use.default", (3, 0, True, True))]
+
+
 def test_the_same_stream_compiles_once_and_another_again():
     def f(x, s):
         y = x + 1

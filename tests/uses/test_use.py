@@ -292,6 +292,23 @@ def test_without_the_shim_grad_mode_means_record_stream(monkeypatch):
         assert (len(held), len(exact)) == (2, 1)
 
 
+def test_without_the_shim_touch_is_record_stream(monkeypatch):
+    monkeypatch.setattr(use, "_compiled", None)
+    held = []
+    monkeypatch.setattr(use, "_record_stream", lambda t, s: held.append((t, s)))
+    x, y, stream = pretend(3), pretend(4), cuda_stream()
+    use.touch({"x": x, "more": (y, None)}, stream)
+    use.touch(x)
+    use.touch(x, torch.cpu.Stream())
+    assert [(id(t), s) for t, s in held] == [
+        (id(x), stream), (id(y), stream), (id(x), None), (id(x), None)
+    ]  # fmt: skip
+    with pytest.raises(TypeError, match="expected a tensor"):
+        use.touch(3)
+    with pytest.raises(TypeError, match="stream must be"):
+        use.touch(x, 3)
+
+
 def test_tensors_of_other_devices_get_their_own_record_stream():
     calls = []
     tensor = types.SimpleNamespace(

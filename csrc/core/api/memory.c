@@ -15,6 +15,7 @@
 #include "../requests/drain.h"
 #include "../requests/imports.h"
 #include "../requests/malloc.h"
+#include "../requests/note_use.h"
 #include "../requests/record_use.h"
 #include "../requests/release.h"
 
@@ -97,6 +98,18 @@ esper_status esper_record_stream(esper_core *core, const void *ptr, esper_stream
   device_t *device;
   esper_status status = core_device(core, stream.device, &device);
   return status == ESPER_OK ? mark_stream(core, ptr, stream) : status;
+}
+
+esper_status esper_note_use(esper_core *core, const void *ptr, esper_stream stream)
+{
+  device_t *device;
+  esper_status status = core_device(core, stream.device, &device);
+  return status == ESPER_OK ? note_use(core, ptr, stream) : status;
+}
+
+esper_status esper_note_unseen_uses(esper_core *core)
+{
+  return note_unseen_uses(core);
 }
 
 esper_status esper_free_after_all(esper_core *core, void *ptr)

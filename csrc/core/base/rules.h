@@ -44,9 +44,11 @@
   R(CAPTURED_FREE_HAS_POINT, "7h", "inside a capture owner order is a point in the graph")         \
   R(OUTSIDE_STAYS_OUTSIDE, "7i", "nothing in a capture satisfies what is owed to work outside")    \
   R(BODY_KEEPS_APART, "7j", "a block that is freed while another graph is captured has no point")  \
+  R(GRAPH_READS_ANYWHERE, "7k", "a note in a capture of memory from outside is on all streams")    \
   R(UNRECORDED_HOLDS, "9a", "a use that cannot be recorded holds its block")                       \
   R(MORTAL_HANDLES, "9b", "a mortal stream's handle serves only the call that presents it")        \
   R(ENDED_OWES_NOTHING, "9c", "an ended stream's entry serves again only if nothing refers to it") \
+  R(UNSEEN_USES_COUNT, "9d", "what is live when an observer begins is used on all streams")        \
   R(GATE_ON_REQUEST, "10a", "a use with gate=False is never gated on")                             \
   R(GATE_NOT_AT_FREE, "10b", "uses by record_stream are not gated on while memory can grow")       \
   R(RENDEZVOUS_NOT_GATED, "10c", "nobody waits for a stream with the rendezvous trait")            \

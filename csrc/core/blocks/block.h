@@ -24,8 +24,13 @@ struct block {
   uintptr_t address;
   block_t *map_next;
   union {
-    block_t *left;      /* in its bin */
-    uint16_t fits_best; /* cached: the cache's epoch in which it was found to fit best */
+    block_t *left; /* in its bin */
+    struct {
+      uint16_t fits_best; /* cached: the cache's epoch in which it was found to fit best */
+      /* live: bit i: stream i has a use that lasts until the free. Zero at first: a block with uses
+       * is not cached, and one that leaves its bin has no link. */
+      uint32_t noted;
+    };
   };
   union {
     block_t *right; /* in its bin */

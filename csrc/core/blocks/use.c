@@ -49,7 +49,7 @@ void use_cover(use_t *use, record_t *record)
 /* An event for all of a device's work would end captures of streams that the core has not met. */
 static bool would_end_a_capture(const use_t *use)
 {
-  return use->flags & USE_READ_BY_GRAPH && capturing_is_possible_now(use->stream->device);
+  return use->stream->all_streams && capturing_is_possible_now(use->stream->device);
 }
 
 void uses_record_at_free(block_t *block)
@@ -378,8 +378,22 @@ void uses_unite_all(device_t *device, block_t *into, block_t *from)
   }
 }
 
+/* Whether the block has a use that lasts until the free for each stream that it noted. */
+static bool notes_are_valid(const block_t *block)
+{
+  core_t *core = block->segment->device->core;
+  for (uint32_t left = block->noted; left; left &= left - 1) {
+    const use_t *use = use_on(block, stream_at(core, (unsigned)__builtin_ctz(left)), NULL);
+    if (!use || !(use->flags & USE_AT_FREE) || use->record)
+      return false;
+  }
+  return true;
+}
+
 bool uses_are_valid(const block_t *block)
 {
+  if (block->state == BLOCK_LIVE && !notes_are_valid(block))
+    return false;
   for (const use_t *use = block->uses; use; use = use->next) {
     if (use->record && use->record->stream != use->stream)
       return false;

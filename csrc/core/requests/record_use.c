@@ -18,8 +18,7 @@ static device_t *device_of(const block_t *block)
   return block->segment->device;
 }
 
-/* Takes over the reference to the record. */
-static esper_status attach(block_t *block, stream_t *stream, record_t *record, unsigned flags)
+esper_status mark_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags)
 {
   use_t *use = NULL;
   if (use_attach(block, stream, record, flags, &use))
@@ -104,7 +103,7 @@ static esper_status attach_all(core_t *core, const void *const *ptrs, size_t cou
         record = NULL;
       else if (record)
         record_keep(record);
-      status = attach(block, stream, given, flags);
+      status = mark_attach(block, stream, given, flags);
       count_mark(block, flags);
     }
     unlock(&device_of(block)->lock);
@@ -165,8 +164,9 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
     if (own && needs_use(block, p.stream))
       count_mark(block, flags);
     if (needs_use(block, p.stream))
-      status = own ? attach_point(block, point, flags)
-                   : attach(block, p.stream->device->all_streams, NULL, flags | USE_READ_BY_GRAPH);
+      status =
+          own ? attach_point(block, point, flags)
+              : mark_attach(block, p.stream->device->all_streams, NULL, flags | USE_READ_BY_GRAPH);
     outside |= !own && needs_use(block, p.stream);
     unlock(&device_of(block)->lock);
   }
@@ -210,7 +210,7 @@ esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, un
   if (*found && record)
     replaced = use_replace(block, record, flags);
   if (*found && !replaced)
-    status = attach(block, p.stream, record, flags);
+    status = mark_attach(block, p.stream, record, flags);
   if (*found)
     count_mark(block, flags);
   unlock(&device->lock);
@@ -230,9 +230,7 @@ static esper_status mark_on(core_t *core, const void *const *ptrs, size_t count,
                : mark(core, ptrs, count, p, flags, found);
 }
 
-/* Presents a stream that the caller marks on. If that fails, notes that the thread may be filling an
- * unknown graph (capture_thread.h). */
-static esper_status present(core_t *core, esper_stream as, presented_t *p)
+esper_status mark_present(core_t *core, esper_stream as, presented_t *p)
 {
   esper_status status = stream_present(core, as, p);
   if (status != ESPER_OK)
@@ -259,7 +257,7 @@ static esper_status mark_until_free(core_t *core, const void *const *ptrs, size_
       bool outside = capture && capture != block->capture;
       stream_t *user = outside ? p.stream->device->all_streams : p.stream;
       unsigned more = outside ? USE_READ_BY_GRAPH | USE_GATE_LATE : 0u;
-      status = attach(block, user, NULL, flags | more);
+      status = mark_attach(block, user, NULL, flags | more);
       count_mark(block, flags | more);
       any_outside |= outside;
     }
@@ -275,7 +273,7 @@ esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper
 {
   size_t found = 0;
   presented_t p;
-  esper_status status = present(core, as, &p);
+  esper_status status = mark_present(core, as, &p);
   if (status != ESPER_OK)
     return status;
   if (!RULE(MARK_DESPITE_CAPTURES) && stream_any_is_captured(p.stream->device))
@@ -368,7 +366,7 @@ esper_status mark_stream(core_t *core, const void *ptr, esper_stream as)
 {
   size_t found = 0;
   presented_t p;
-  esper_status status = present(core, as, &p);
+  esper_status status = mark_present(core, as, &p);
   if (status == ESPER_OK)
     status = mark_until_free(core, &ptr, 1, p, USE_BY_RECORD_STREAM, &found);
   return status == ESPER_OK && !found ? error_not_live(ptr) : status;
@@ -380,7 +378,7 @@ esper_status mark_until_all_done(core_t *core, const void *ptr)
   if (!block)
     return error_not_live(ptr);
   device_t *device = device_of(block);
-  esper_status status = attach(block, device->all_streams, NULL, USE_BY_RECORD_STREAM);
+  esper_status status = mark_attach(block, device->all_streams, NULL, USE_BY_RECORD_STREAM);
   device->counters.marks_until_free++;
   unlock(&device->lock);
   return status;

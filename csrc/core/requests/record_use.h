@@ -19,4 +19,13 @@ esper_status mark_use_event(core_t *core, const void *const *ptrs, size_t count,
 esper_status mark_stream(core_t *core, const void *ptr, esper_stream as);
 esper_status mark_until_all_done(core_t *core, const void *ptr);
 
+/* ---- for note_use.c ------------------------------------------------------ */
+
+/* Presents a stream that the caller marks on. If that fails, notes that the thread may be filling an
+ * unknown graph (capture_thread.h). */
+esper_status mark_present(core_t *core, esper_stream as, presented_t *p);
+/* Adds a use to a live block, under the lock of its device. Takes over the reference to the
+ * record. */
+esper_status mark_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags);
+
 #endif

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...installation.pytorch import minor
-from ...torch_allocator.enabling import CHOICES
+from ...torch_allocator.choices import ALL
 from .facts import Facts
 from .words import cuda_version
 
@@ -234,11 +234,15 @@ def environment_findings(facts: Facts) -> list[Finding]:
                 "set ESPER_ALLOC=1, or unset it",
             )
         )
-    for name, (_, choices) in CHOICES.items():
-        if environment.get(name, "") not in ("", *choices):
-            wanted = " or ".join((", ".join(choices[:-1]), choices[-1]))
+    for choice in ALL:
+        value = environment.get(choice.variable, "")
+        if value not in ("", *choice.names):
+            *others, last = choice.names
             findings.append(
-                problem(f"{name} is {environment[name]!r}", f"set it to {wanted}, or unset it")
+                problem(
+                    f"{choice.variable} is {value!r}",
+                    f"set it to {', '.join(others)} or {last}, or unset it",
+                )
             )
     if "torch_memory_saver" in environment.get("LD_PRELOAD", ""):
         findings.append(

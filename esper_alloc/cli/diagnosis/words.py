@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ...torch_allocator.choices import REUSE, USES
 from .facts import Facts
 
 
@@ -84,8 +85,8 @@ def paths(facts: Facts) -> list[str]:
             chosen.append("PyTorch through the extension (enable, allocator, run)")
         chosen.append("PyTorch through function pointers (pluggable_allocator)")
     chosen.append(f"segments: {segments_chosen(facts)}")
-    reuse = facts["environment"].get("ESPER_ALLOC_REUSE") or "auto"
-    chosen.append(f"reuse order: {reuse}")
+    for choice, what in ((REUSE, "reuse order"), (USES, "uses")):
+        chosen.append(f"{what}: {facts['environment'].get(choice.variable) or choice.names[0]}")
     return chosen
 
 
@@ -109,7 +110,7 @@ def segments_wanted(environment: dict[str, str]) -> tuple[str, str]:
         kind = "mapped" if given[-1] == "True" else "classic"
         return kind, f", as expandable_segments:{given[-1]} asks for"
     wanted = environment.get("ESPER_ALLOC_SEGMENTS")
-    if wanted:
+    if wanted and wanted != "auto":
         return wanted, f", as ESPER_ALLOC_SEGMENTS={wanted} asks for"
     for option in ("max_split_size_mb", "garbage_collection_threshold"):
         if re.search(rf"{option}:[0-9.]*[1-9]", settings[-1] if settings else ""):

@@ -436,6 +436,13 @@ static void do_record_use_event(thread *t)
   sim_event_destroy(s, es.device, event);
 }
 
+/* A use that lasts until the free: marked, or noted by an observer. */
+static esper_status use_until_free(thread *t, const void *ptr, esper_stream reader)
+{
+  return chance(t, 2) ? esper_record_stream(t->p->core, ptr, reader)
+                      : esper_note_use(t->p->core, ptr, reader);
+}
+
 static void do_record_stream(thread *t)
 {
   block *b = draw_block(t);
@@ -443,7 +450,7 @@ static void do_record_stream(thread *t)
   if (!b || b->captured || b->owner < 0 || on == b->owner)
     return;
   if (chance(t, 2)) {
-    MUST_AT_LAST(esper_record_stream(t->p->core, b->ptr, t->streams[on].es), "record_stream");
+    MUST_AT_LAST(use_until_free(t, b->ptr, t->streams[on].es), "record_stream or note_use");
   } else {
     const void *ptr = b->ptr;
     MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, t->streams[on].es,
@@ -616,7 +623,7 @@ static void read_inside(thread *t, int a, int b)
                                   &marked),
                  "record_use");
     break;
-  case 1: MUST_AT_LAST(esper_record_stream(t->p->core, ptr, reader), "record_stream"); break;
+  case 1: MUST_AT_LAST(use_until_free(t, ptr, reader), "record_stream or note_use"); break;
   default: sim_stream_wait_stream(s, owner.device, owner.handle, reader.device, reader.handle);
   }
   if (chance(t, 2))

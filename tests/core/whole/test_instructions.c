@@ -127,10 +127,25 @@ static void malloc_beside_news(void)
   malloc_beside_pending();
 }
 
-static void hold_up_and_keep_one(void)
+static void keep_one(void)
 {
   kept[0] = world_malloc(&w, 1 * MIB, w.stream[4]);
+}
+
+static void hold_up_and_keep_one(void)
+{
+  keep_one();
   hold_up();
+}
+
+/* As an observer makes them for every operator. */
+static void note_on_own_stream(void)
+{
+  esper_note_use(w.core, kept[0], w.stream[4]);
+}
+static void note_once_more(void)
+{
+  esper_note_use(w.core, kept[0], w.stream[5]);
 }
 
 static const struct step {
@@ -149,6 +164,8 @@ static const struct step {
     {"the same, a mark on another stream and its end", malloc_beside_news, 4800,
      hold_up_and_keep_one},
     {"a malloc that gates on one of 1,000 blocks", malloc_beside_pending, 4350, mark_and_free},
+    {"a note on the block's own stream", note_on_own_stream, 180, keep_one},
+    {"a note that was made before", note_once_more, 180, keep_one},
 };
 
 /* ---- counting --------------------------------------------------------------- */

@@ -1011,3 +1011,38 @@ TEST(the_host_waits_for_no_device_with_a_rendezvous_stream_at_work)
   raise_and_finish();
   end();
 }
+
+/* ---- observers -------------------------------------------------------------- */
+
+/* r captures a graph that reads its own x. The graph is replayed on t, and x is wanted again. */
+TEST(what_a_graph_reads_waits_for_the_stream_of_the_replay)
+{
+  begin(64);
+  void *x = block(X, r);
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+  sim_capture_begin(w.s, 0, r.handle);
+  sim_kernel(w.s, 0, r.handle, x, X * MIB, SIM_READ);
+  CHECK_OK(esper_note_use(w.core, x, r));
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+  world_wait(&w, t, r);
+  sim_graph_launch(w.s, graph, 0, t.handle);
+  sim_graph_destroy(w.s, graph);
+  world_free(&w, x);
+  world_kernel(&w, r, world_malloc(&w, X * MIB, r));
+  sim_run_all(w.s);
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+  end();
+}
+
+/* s reads x before anybody looks. */
+TEST(what_is_live_when_an_observer_begins_waits_for_every_stream)
+{
+  begin(64);
+  void *x = block(X, r);
+  world_read_on(&w, s, x, r);
+  CHECK_OK(esper_note_unseen_uses(w.core));
+  world_free(&w, x);
+  world_kernel(&w, r, world_malloc(&w, X * MIB, r));
+  end();
+}

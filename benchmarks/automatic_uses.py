@@ -1,0 +1,175 @@
+"""What automatic uses cost an operator, beside the same process with marked uses.
+
+``one stream``: no other stream exists, so nothing is registered (goal: within 1%).
+``at home``: there is another stream, and the operator's tensors belong to the current one.
+``elsewhere``: they belong to another one, and were noted before.
+``dropped``: the same with a new tensor each time, which is dropped at once: its event is
+recorded at the drop.
+
+Marked and automatic uses take turns in one process. Goal: 150 ns an operator.
+
+``--cpu`` measures without a GPU what the callback costs an operator on CPU tensors, and prints
+it; there is no result file.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+from common import OURS, Results, alternate, column, machine, nothing_measurable, parser, report
+
+REPEATS, CALLS = 31, 2000
+MOST_NS = 150.0  # an operator
+MOST_OF_ONE_STREAM = 1.01
+KINDS = ("marked", "automatic")
+OPERATORS = ("add", "view", "add of lists, a tensor")
+LIST = 100  # tensors
+ONE_STREAM = ("torch.empty and drop", "add")
+
+Loop = Callable[[], object]
+
+
+def by_turns(choose: Callable[[str], None], call: Loop, drain: Loop) -> dict[str, float]:
+    """Median ns of `call` with each kind of uses; `drain` empties the device's queues."""
+    figures: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for repeat in range(REPEATS + 1):
+        for kind in KINDS if repeat % 2 else reversed(KINDS):
+            choose(kind)
+            drain()
+            begin = time.perf_counter_ns()
+            for _ in range(CALLS):
+                call()
+            taken = (time.perf_counter_ns() - begin) / CALLS
+            drain()
+            if repeat:  # the first is to warm up
+                figures[kind].append(taken)
+    return {kind: statistics.median(taken) for kind, taken in figures.items()}
+
+
+def operators(device: str) -> dict[str, Loop]:
+    """Calls of one operator each, on tensors that are made here."""
+    import torch
+
+    a, b, out = (torch.ones(16, device=device) for _ in range(3))
+    many = [torch.ones(16, device=device) for _ in range(LIST)]
+
+    def add_lists() -> None:
+        torch._foreach_add_(many, 1.0)
+
+    loops: tuple[Loop, ...] = (lambda: torch.add(a, b, out=out), lambda: a.view(4, 4), add_lists)
+    return dict(zip(OPERATORS, loops, strict=True))
+
+
+def observe(kind: str) -> None:
+    """From now on operators are seen, or not."""
+    from esper_alloc import _torch
+
+    _torch.automatic_uses(kind == "automatic")
+    if kind == "automatic":
+        _torch.observe_now()
+
+
+def measure_operators(
+    figures: dict[str, float], where: str, calls: dict[str, Loop], drain: Loop
+) -> None:
+    for name, call in calls.items():
+        for kind, ns in by_turns(observe, call, drain).items():
+            figures[f"{name}, {where}, {kind}"] = ns / (LIST if "lists" in name else 1)
+
+
+def measure() -> dict:
+    """Every figure, in this process, as {name: value}."""
+    import torch
+
+    import esper_alloc
+    from esper_alloc import _torch
+
+    esper_alloc.enable(uses="automatic")
+    torch.cuda.init()
+    gc.disable()
+    figures: dict[str, float] = {}
+    synchronize = torch.cuda.synchronize
+    with torch.no_grad():
+        calls = operators("cuda")
+        alone: dict[str, Loop] = {
+            ONE_STREAM[0]: lambda: torch.empty(1024, device="cuda"),
+            ONE_STREAM[1]: calls["add"],
+        }
+
+        def choose(kind: str) -> None:
+            _torch.automatic_uses(kind == "automatic")
+
+        for name, call in alone.items():
+            for kind, ns in by_turns(choose, call, synchronize).items():
+                figures[f"{name}, one stream, {kind}"] = ns
+        assert not _torch.is_observing()
+
+        side = torch.cuda.Stream()
+        measure_operators(figures, "at home", calls, synchronize)
+        with torch.cuda.stream(side):
+            measure_operators(figures, "elsewhere", calls, synchronize)
+
+        x = torch.ones(16, device="cuda")
+
+        def use_and_drop() -> None:
+            y = torch.empty(16, device="cuda")
+            with torch.cuda.stream(side):
+                torch.add(x, x, out=y)
+
+        measure_operators(figures, "dropped", {"add": use_and_drop}, synchronize)
+    return {"machine": machine(), "figures": figures}
+
+
+def add_rows(results: Results, ours: list[dict[str, float]]) -> None:
+    def row(name: str, goal: float | None, judged: str = "difference") -> None:
+        automatic, marked = (column(ours, f"{name}, {kind}") for kind in reversed(KINDS))
+        results.row(name, "ns", automatic, marked, "marked uses", goal, judged)
+
+    for name in ONE_STREAM:
+        row(f"{name}, one stream", MOST_OF_ONE_STREAM, "ratio")
+    for where in ("at home", "elsewhere"):
+        for name in OPERATORS:
+            row(f"{name}, {where}", MOST_NS)
+    row("add, dropped", None)
+
+
+def on_the_cpu() -> None:
+    """Prints what the callback costs where no tensor has memory of the GPU."""
+    import torch
+
+    figures: dict[str, float] = {}
+    with torch.no_grad():
+        measure_operators(figures, "CPU", operators("cpu"), lambda: None)
+    for name in OPERATORS:
+        marked, automatic = (figures[f"{name}, CPU, {kind}"] for kind in KINDS)
+        print(f"{name}: {automatic:.0f} ns, marked {marked:.0f}, more {automatic - marked:.0f}")
+
+
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("--cpu", action="store_true", help="without a GPU; no result file")
+    options = arguments.parse_args()
+    if options.cpu:
+        on_the_cpu()
+        return 0
+    if options.worker:
+        report(measure())
+        return 0
+
+    if nothing_measurable():
+        return 1
+    found = alternate(__file__, (OURS,), options.rounds, seconds=options.seconds)
+    if OURS not in found:
+        print("nothing was measured under esper_alloc")
+        return 1
+    results = Results("automatic_uses", options.out)
+    results.describe(found[OURS][0]["machine"])
+    add_rows(results, [one["figures"] for one in found[OURS]])
+    return 0 if results.save() else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,121 @@
+#include "note_use.h"
+
+#include "../blocks/block.h"
+#include "../blocks/cache_latch.h"
+#include "../blocks/find.h"
+#include "../blocks/map.h"
+#include "../blocks/use.h"
+#include "../order/capturing.h"
+#include "drain.h"
+#include "record_use.h"
+
+/* An observer notes the inputs of every operator, so almost every note says nothing new: the block
+ * is the stream's own, or the same note was made before. Both can be seen without a lock. Only the
+ * caller may free the block, so it stays what it is meanwhile. */
+
+enum { NOTED_STREAMS = 32 }; /* streams from this index on have no bit in block->noted */
+
+static uint32_t noted_bit(const stream_t *stream)
+{
+  return stream->index < NOTED_STREAMS ? 1u << stream->index : 0;
+}
+
+/* Whether the stream's use lasts until the free already. */
+static bool is_noted(const block_t *block, const stream_t *stream)
+{
+  return block_is_of(block, stream) ||
+         __atomic_load_n(&block->noted, __ATOMIC_RELAXED) & noted_bit(stream);
+}
+
+static esper_status note_on(block_t *block, stream_t *stream)
+{
+  if (is_noted(block, stream))
+    return ESPER_OK;
+  esper_status status = mark_attach(block, stream, NULL, USE_BY_RECORD_STREAM);
+  if (status == ESPER_OK)
+    __atomic_store_n(&block->noted, block->noted | noted_bit(stream), __ATOMIC_RELAXED);
+  return status;
+}
+
+/* A graph that reads memory from outside may be replayed on any stream, so its use is on all of
+ * them, even if the memory is the capturing stream's own. Memory of an earlier graph on the same
+ * stream needs nothing: such graphs are replayed in order. */
+static esper_status note_inside(block_t *block, presented_t p)
+{
+  bool own = block_is_of(block, p.stream);
+  if (p.capture != block->capture && (!own || !block->capture) && RULE(GRAPH_READS_ANYWHERE))
+    return mark_attach(block, p.stream->device->all_streams, NULL, USE_BY_RECORD_STREAM);
+  return own ? ESPER_OK : mark_attach(block, p.stream, NULL, USE_BY_RECORD_STREAM);
+}
+
+static esper_status note_slowly(core_t *core, const void *ptr, esper_stream as)
+{
+  presented_t p;
+  esper_status status = mark_present(core, as, &p);
+  if (status != ESPER_OK)
+    return status;
+  p.capture = stream_capture_of(p, false);
+  p.asked = true;
+  /* A stream that may be destroyed is often seen by no other call. */
+  if (!p.capture && atomic_load_explicit(&p.stream->holds, memory_order_relaxed))
+    drain_held_uses(core, p);
+  block_t *block = find_lock_live(core, ptr);
+  if (!block)
+    return ESPER_OK;
+  device_t *device = block->segment->device;
+  status = p.capture ? note_inside(block, p) : note_on(block, p.stream);
+  unlock(&device->lock);
+  return status;
+}
+
+/* While some requests are routed to a pool, a capture may go on. */
+static bool may_be_captured(const device_t *device, stream_t *stream, void *handle)
+{
+  return atomic_load_explicit(&device->route_count, memory_order_relaxed) &&
+         stream_capture_of(stream_presented(stream, handle), false);
+}
+
+esper_status note_use(core_t *core, const void *ptr, esper_stream as)
+{
+  const device_t *device = &core->devices[as.device];
+  stream_t *stream = stream_immortal(core, device, as.handle);
+  const block_t *block = stream && ptr ? map_find(core->map, (uintptr_t)ptr) : NULL;
+  if (block && is_noted(block, stream) && !may_be_captured(device, stream, as.handle))
+    return ESPER_OK;
+  return ptr ? note_slowly(core, ptr, as) : ESPER_OK;
+}
+
+static esper_status note_on_all_streams(block_t *block)
+{
+  core_t *core = block->segment->device->core;
+  esper_status status = ESPER_OK;
+  for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
+    if (atomic_load(&core->devices[i].ready))
+      status = mark_attach(block, core->devices[i].all_streams, NULL, USE_BY_RECORD_STREAM);
+  return status;
+}
+
+/* The caches are paused, so that what becomes live later does so in threads that see what the
+ * caller did before. */
+static esper_status note_live_blocks(device_t *device)
+{
+  esper_status status = ESPER_OK;
+  lock(&device->lock);
+  caches_pause(device);
+  for (segment_t *segment = device->first_segment; segment; segment = segment->next)
+    for (block_t *block = segment->first; block && status == ESPER_OK; block = block->next)
+      if (block_state_of(block) == BLOCK_LIVE && RULE(UNSEEN_USES_COUNT))
+        status = note_on_all_streams(block);
+  caches_resume(device);
+  unlock(&device->lock);
+  return status;
+}
+
+esper_status note_unseen_uses(core_t *core)
+{
+  esper_status status = ESPER_OK;
+  for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
+    if (atomic_load(&core->devices[i].ready))
+      status = note_live_blocks(&core->devices[i]);
+  return status;
+}

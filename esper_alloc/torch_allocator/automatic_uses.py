@@ -1,0 +1,102 @@
+"""Automatic uses where PyTorch's operators do not show them.
+
+The compiled half sees every operator (csrc/torch/automatic.h). Compiled graphs and
+Triton kernels are launched beside the operators, so their arguments are noted here,
+just before the launch; a stream that only Python knows of is announced.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ..installation.import_watch import when_imported
+from ..installation.pytorch import untyped
+
+_Note = Callable[[Any], None]
+
+
+def _before(owner: Any, name: str, first: Callable[..., None]) -> None:
+    """Lets ``owner.name`` call `first` with its arguments before it does its work."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+def _note_graph_inputs(note: _Note, output_code: Any) -> None:
+    """Of what Inductor makes: forward and backward graphs, in Python or in C++."""
+
+    def note_inputs(self: Any, inputs: Any) -> None:
+        note(inputs)
+
+    for kind in (output_code.CompiledFxGraph, output_code.CompiledAOTI):
+        _before(kind, "__call__", note_inputs)
+
+
+def _tensor_behind(argument: Any) -> Any:
+    """A Triton descriptor, or a tensor with another type, has its tensor as `base`."""
+    return getattr(argument, "base", argument)
+
+
+def _note_kernel_arguments(note: _Note, jit: Any) -> None:
+    import torch
+
+    def note_arguments(self: Any, *args: Any, **kwargs: Any) -> None:
+        values = [*args, *kwargs.values()]
+        note([v if isinstance(v, torch.Tensor) else _tensor_behind(v) for v in values])
+
+    _before(jit.JITFunction, "run", note_arguments)
+
+
+def _announce_external_streams(observe_now: Callable[[], None], streams: Any) -> None:
+    make = streams.ExternalStream.__new__
+
+    @functools.wraps(make)
+    def make_announced(*args: Any, **kwargs: Any) -> Any:
+        observe_now()
+        return make(*args, **kwargs)
+
+    streams.ExternalStream.__new__ = make_announced
+
+
+def _teach(what: str, teach: Callable[[ModuleType], None], module: ModuleType) -> None:
+    try:
+        teach(module)
+    except Exception as error:
+        import torch
+
+        warnings.warn(
+            f"esper_alloc cannot see the uses of {what} of torch {torch.__version__} "
+            f"({type(error).__name__}: {error}): call esper_alloc.touch() before them.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+_installed = False
+
+
+def install(compiled: Any) -> None:
+    """Called when automatic uses are turned on; `compiled` is the compiled half, which
+    ignores the notes while they are off."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    import torch
+
+    _announce_external_streams(compiled.observe_now, untyped(torch.cuda))
+    note = compiled.note_uses
+    for what, module, teach in (
+        ("compiled graphs", "torch._inductor.output_code", _note_graph_inputs),
+        ("Triton kernels", "triton.runtime.jit", _note_kernel_arguments),
+    ):
+        when_imported(module, functools.partial(_teach, what, functools.partial(teach, note)))

@@ -1,0 +1,341 @@
+/* Uses that an observer notes: which of them the free waits for, and which cost nothing. */
+#include "core/requests/note_use.h"
+
+#include "core/blocks/block.h"
+#include "core/blocks/map.h"
+#include "pools/graph_pools.h"
+
+static void note(const void *ptr, esper_stream stream)
+{
+  CHECK_OK(esper_note_use(w.core, ptr, stream));
+}
+
+static uint64_t uses(void)
+{
+  return world_counters(&w, 0).uses_pending;
+}
+
+/* Whether the next malloc on `stream` gets x. */
+static bool comes_back(void *x, esper_stream stream)
+{
+  return world_malloc(&w, 12 * MIB, stream) == x;
+}
+
+TEST(a_note_before_the_work_protects_it)
+{
+  begin();
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, x);
+  note(x, s);
+  world_read_on(&w, s, x, r); /* enqueued after the note */
+  world_free(&w, x);
+  CHECK(!comes_back(x, r));
+  sim_run_all(w.s);
+  CHECK(comes_back(x, r));
+  world_check(&w);
+  end();
+}
+
+TEST(a_note_costs_no_event_until_the_free)
+{
+  begin();
+  esper_stream t = w.stream[2];
+  void *x = world_malloc(&w, 12 * MIB, r);
+  for (int i = 0; i < 3; i++) {
+    note(x, s);
+    note(x, t);
+    note(x, r);
+  }
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 0);
+  CHECK_EQ(uses(), 2);
+  world_free(&w, x);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 2);
+  end();
+}
+
+static device_t *held;
+
+static void note_meanwhile(void *x)
+{
+  note(x, r);
+  note(x, s);
+}
+
+TEST(a_note_that_says_nothing_new_takes_no_lock)
+{
+  begin();
+  void *x = world_malloc(&w, 12 * MIB, r);
+  note(x, s);
+  held = &w.core->devices[0];
+  lock(&held->lock);
+  check_on_another_thread(note_meanwhile, x); /* it ends */
+  unlock(&held->lock);
+  CHECK_EQ(uses(), 1);
+  end();
+}
+
+/* The memory serves again, from the block cache and from the bins: earlier notes are forgotten. */
+TEST(a_note_lasts_for_one_owner)
+{
+  begin();
+  const size_t sizes[] = {4 * KIB, 12 * MIB};
+  for (int i = 0; i < 2; i++) {
+    void *x = world_malloc(&w, sizes[i], r);
+    note(x, s);
+    world_free(&w, x);
+    sim_run_all(w.s);
+    esper_retire(w.core, 0);
+    for (int again = 0; again < 2; again++) {
+      CHECK(world_malloc(&w, sizes[i], r) == x);
+      CHECK_EQ(uses(), 0);
+      note(x, s);
+      CHECK_EQ(uses(), 1);
+      world_free(&w, x);
+      sim_run_all(w.s);
+      esper_retire(w.core, 0);
+      CHECK(world_malloc(&w, sizes[i], r) == x);
+      world_free(&w, x); /* owes nothing: into the block cache */
+    }
+  }
+  end();
+}
+
+/* Free blocks are in a tree, whose links are where live ones remember their notes. */
+TEST(what_a_free_block_was_is_no_note)
+{
+  begin();
+  enum { BLOCKS = 15, STREAMS = 31 };
+  esper_stream streams[STREAMS];
+  void *x[BLOCKS];
+  for (int i = 0; i < STREAMS; i++)
+    streams[i] = world_stream(&w, 0);
+  for (int i = 0; i < BLOCKS; i++) {
+    x[i] = world_malloc(&w, (size_t)(i * 7 % BLOCKS + 2) * MIB, r);
+    world_malloc(&w, 2 * MIB, r); /* between them */
+    note(x[i], s);
+  }
+  for (int i = 0; i < BLOCKS; i++)
+    world_free(&w, x[i]);
+  sim_run_all(w.s);
+  esper_retire(w.core, 0);
+  for (int i = 0; i < BLOCKS; i++) {
+    void *y = world_malloc(&w, (size_t)(i + 2) * MIB, r);
+    for (int k = 0; k < STREAMS; k++)
+      note(y, streams[k]);
+    CHECK_EQ(uses(), STREAMS * (i + 1));
+  }
+  world_check(&w);
+  end();
+}
+
+TEST(a_mark_does_not_shorten_a_note)
+{
+  begin();
+  void *x = world_malloc(&w, 12 * MIB, r);
+  note(x, s);
+  world_use(&w, x, s, 0);
+  note(x, s);
+  world_read_on(&w, s, x, r);
+  world_free(&w, x);
+  CHECK(!comes_back(x, r));
+  end();
+}
+
+TEST(an_address_inside_and_one_outside)
+{
+  begin();
+  char *x = world_malloc(&w, 12 * MIB, r);
+  note(x + 512, s);
+  CHECK_EQ(uses(), 1);
+  note(&w, s);
+  note(NULL, s);
+  CHECK_EQ(uses(), 1);
+  CHECK_STATUS(esper_note_use(w.core, x, (esper_stream){.device = 7}), ESPER_INVALID);
+  end();
+}
+
+/* A stream that may be destroyed, one of another device, and more streams than have a bit. */
+TEST(any_stream_can_be_noted)
+{
+  begin();
+  esper_stream mortal = world_mortal(&w, 0), far = world_stream(&w, 1);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  for (int i = 0; i < 2; i++) {
+    note(x, mortal);
+    note(x, far);
+  }
+  CHECK_EQ(uses(), 2);
+  for (int i = 0; i < 100; i++) {
+    esper_stream more = world_stream(&w, 0);
+    note(x, more);
+    note(x, more);
+  }
+  CHECK_EQ(uses(), 102);
+  world_read_on(&w, far, x, r);
+  world_free(&w, x);
+  CHECK(!comes_back(x, r));
+  end();
+}
+
+/* It has no handle to record on at the free, so its block is held until it is seen again. */
+TEST(a_note_on_a_stream_that_may_be_destroyed_ends_what_it_holds)
+{
+  begin();
+  esper_stream mortal = world_mortal(&w, 0);
+  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, x);
+  note(x, mortal);
+  world_read_on(&w, mortal, x, r);
+  world_free(&w, x);
+  sim_run_all(w.s);
+  CHECK(!comes_back(x, r));
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  note(y, mortal);
+  sim_run_all(w.s);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  CHECK(comes_back(x, r));
+  end();
+}
+
+/* ---- captures --------------------------------------------------------------- */
+
+/* The graph reads x, which is the capturing stream's own, and is replayed on t. */
+TEST(what_a_graph_reads_waits_for_every_stream)
+{
+  begin();
+  esper_stream t = w.stream[2];
+  void *own = world_malloc(&w, 12 * MIB, r), *other = world_malloc(&w, 12 * MIB, s);
+  world_kernel(&w, r, own);
+  world_kernel(&w, s, other);
+  sim_run_all(w.s);
+  note(other, r); /* before the capture: not enough for the graph */
+  capture_begin(1);
+  void *inside = world_malloc(&w, 512, r);
+  sim_kernel(w.s, 0, r.handle, own, 512, SIM_READ);
+  sim_kernel(w.s, 0, r.handle, other, 512, SIM_READ);
+  note(own, r);
+  note(other, r);
+  note(inside, r); /* of the same capture: nothing to do */
+  CHECK_EQ(uses(), 3);
+  world_free(&w, inside);
+  sim_graph *graph = capture_end(1);
+  sim_graph_launch(w.s, graph, 0, t.handle);
+  world_free(&w, own);
+  world_free(&w, other);
+  CHECK(!comes_back(own, r));
+  CHECK(!comes_back(other, s));
+  CHECK_EQ(world_counters(&w, 0).captured_frees, 0); /* nobody marked it: nothing is said */
+  sim_run_all(w.s);
+  sim_graph_destroy(w.s, graph);
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end();
+}
+
+/* Graphs of a pool are replayed in the order of their captures. */
+TEST(memory_of_an_earlier_graph_of_the_stream_needs_no_note)
+{
+  begin();
+  capture_begin(1);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  sim_graph *first = capture_end(1);
+  capture_begin(1);
+  note(x, r);
+  CHECK_EQ(uses(), 0);
+  note(x, s); /* outside the capture, beside it */
+  CHECK_EQ(uses(), 1);
+  sim_graph *second = capture_end(1);
+  world_free(&w, x);
+  sim_graph_destroy(w.s, first);
+  sim_graph_destroy(w.s, second);
+  for (int i = 0; i < 2; i++)
+    CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end();
+}
+
+/* Memory of the capture itself, used by another branch of it. */
+TEST(a_note_inside_a_capture_is_a_point_of_its_branch)
+{
+  begin();
+  capture_begin(1);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  sim_kernel(w.s, 0, r.handle, x, 512, SIM_WRITE);
+  world_wait(&w, s, r);
+  note(x, s);
+  sim_kernel(w.s, 0, s.handle, x, 512, SIM_READ);
+  world_free(&w, x);
+  CHECK(!comes_back(x, r)); /* not ordered after s */
+  world_wait(&w, r, s);
+  CHECK(comes_back(x, r));
+  drop(capture_end(1), 1);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end();
+}
+
+/* An event for all of the device's work would end the capture. */
+TEST(a_free_during_a_capture_leaves_the_capture_alone)
+{
+  begin();
+  void *x = world_malloc(&w, 12 * MIB, s);
+  CHECK_OK(esper_note_unseen_uses(w.core));
+  capture_begin(1);
+  world_free(&w, x);
+  CHECK(sim_capture_is_valid(w.s, 0, r.handle));
+  CHECK(!comes_back(x, s));
+  sim_graph_destroy(w.s, capture_end(1));
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  end();
+}
+
+/* ---- beginning to observe ------------------------------------------------------ */
+
+TEST(what_is_live_waits_for_streams_that_were_not_seen)
+{
+  begin();
+  esper_stream far = world_stream(&w, 1);
+  world_free(&w, world_malloc(&w, 512, far)); /* the second device is in use */
+  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 8 * MIB, r);
+  void *gone = world_malloc(&w, 4 * KIB, r);
+  world_free(&w, gone); /* in the block cache */
+  world_kernel(&w, r, x);
+  world_kernel(&w, r, y);
+  world_read_on(&w, s, x, r);
+  world_read_on(&w, far, y, r);
+  CHECK_OK(esper_note_unseen_uses(w.core));
+  CHECK_EQ(uses(), 4); /* of two blocks, on all streams of two devices */
+  CHECK(world_malloc(&w, 4 * KIB, r) == gone);
+  world_free(&w, x);
+  world_free(&w, y);
+  world_free(&w, gone);
+  CHECK(world_malloc(&w, 4 * KIB, r) == gone); /* it owes nothing */
+  CHECK(!comes_back(x, r));
+  CHECK(world_malloc(&w, 8 * MIB, r) != y);
+  world_malloc(&w, 12 * MIB, r); /* the rest of that segment */
+  sim_run_all(w.s);
+  CHECK(comes_back(x, r));
+  world_check(&w);
+  end();
+}
+
+TEST(a_note_without_host_memory_is_an_error)
+{
+  begin();
+  void *x = world_malloc(&w, 512, r);
+  note(x, s); /* the stream is known from here on */
+  size_t many = w.core->devices[0].uses.pieces;
+  for (size_t i = 1; i < many; i++)
+    note(world_malloc(&w, 512, r), s);
+  void *y = world_malloc(&w, 512, r);
+  check_limit_malloc(0);
+  esper_status status = esper_note_use(w.core, y, s);
+  esper_status all = esper_note_unseen_uses(w.core);
+  check_limit_malloc(-1);
+  CHECK_STATUS(status, ESPER_HOST_MEMORY);
+  CHECK_STATUS(all, ESPER_HOST_MEMORY);
+  note(y, s); /* the failed one left no trace */
+  CHECK_EQ(uses(), many + 1);
+  end();
+}

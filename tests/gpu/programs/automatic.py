@@ -1,0 +1,222 @@
+"""Patterns in which memory is dropped while another stream still uses it, without a mark.
+
+Usage: automatic.py USES PATTERN TRIES
+
+USES: marked (nothing is marked, so tries go wrong) or automatic. PATTERN: one of PATTERNS.
+Each is what a program did that had to be mended after its results were wrong. Reports in how
+many tries the result was wrong, and in how many the dropped memory served again at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+
+import torch
+from device import OURS, other_streams, report, sleep, use_allocator, warm_up, wrong_elements
+
+import esper_alloc
+
+ELEMENTS = 4 << 20  # 16 MiB of int32
+DELAY_MS = 10.0
+
+
+class Attempts:
+    """Everything the tries share, so that nothing but the input is allocated in one."""
+
+    def __init__(self) -> None:
+        self.main = torch.cuda.current_stream()
+        (self.side,) = other_streams(1, beside=self.main)
+        self.host = torch.empty(ELEMENTS, dtype=torch.int32).pin_memory()
+        self.out = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
+        self.ones = torch.ones(ELEMENTS, device="cuda", requires_grad=True)
+        self.pressure: list[torch.Tensor] = []
+        self.compiled = torch.compile(_double, dynamic=False)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        torch.cuda.synchronize()
+
+    def input(self, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.full((ELEMENTS,), value, dtype=dtype, device="cuda")
+
+    def press(self, address: int, value: int) -> bool:
+        """Asks for the dropped memory on the current stream, and overwrites it: was it had?"""
+        for _ in range(4):
+            other = self.input(-value)
+            self.pressure.append(other)
+            if other.data_ptr() == address:
+                return True
+        return False
+
+    def on_side(self, late: Callable[[], object]) -> None:
+        """Enqueues `late` on the side stream, ordered after the main stream, behind a delay."""
+        self.side.wait_stream(self.main)
+        with torch.cuda.stream(self.side):
+            sleep(self.side, DELAY_MS)
+            late()
+
+
+def reader(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
+    """B8-PT-01: a tensor is read late on a side stream. What to check, what it must be, and
+    the dropped address."""
+    x = a.input(value)
+    a.on_side(lambda: a.out.copy_(x))
+    return a.out, value, x.data_ptr()
+
+
+def resized(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
+    """TorchRec: a storage is emptied while it is copied to the host."""
+    x = a.input(value)
+    address = x.data_ptr()
+    a.on_side(lambda: a.host.copy_(x, non_blocking=True))
+    x.untyped_storage().resize_(0)
+    return a.host, value, address
+
+
+def handed_over(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
+    """TensorRT-LLM: the consumer waits for the producer's event; the producer goes on."""
+    with torch.cuda.stream(a.side):
+        x = a.input(value)
+        ready = torch.cuda.Event()
+        ready.record()
+    a.main.wait_event(ready)
+    sleep(a.main, DELAY_MS)
+    a.out.copy_(x)
+    return a.out, value, x.data_ptr()
+
+
+def in_place(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
+    """vllm-ascend: a sequence of operations in place runs late on another stream."""
+
+    def late() -> None:
+        x.add_(1).sub_(1)
+        a.out.copy_(x)
+
+    x = a.input(value)
+    a.on_side(late)
+    return a.out, value, x.data_ptr()
+
+
+def stash(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
+    """A pipeline keeps what the side stream reads for one step, and that takes two."""
+    kept = [a.input(value)]
+    address = kept[0].data_ptr()
+    a.on_side(lambda: a.out.copy_(kept[0]))
+    kept.pop()  # the next step begins; the side stream is still reading
+    return a.out, value, address
+
+
+def backward(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
+    """Backward reads what forward saved on the side stream, then drops it."""
+    a.ones.grad = None
+    x = a.input(value, torch.float32)
+    address = x.data_ptr()
+    a.side.wait_stream(a.main)
+    with torch.cuda.stream(a.side):
+        y = (x * a.ones).sum()
+        del x
+        torch.cuda.synchronize()
+        sleep(a.side, DELAY_MS)
+        y.backward()
+    assert a.ones.grad is not None
+    return a.ones.grad, value, address
+
+
+def _double(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(2 * x)
+
+
+def compiled(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
+    """A compiled function reads late on a side stream."""
+    x = a.input(value)
+    a.on_side(lambda: a.compiled(x, a.out))
+    return a.out, 2 * value, x.data_ptr()
+
+
+def triton(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
+    """So does a Triton kernel that is launched by hand."""
+    from double_kernel import double
+
+    x = a.input(value)
+    a.on_side(lambda: double[(ELEMENTS // 1024,)](x, a.out, BLOCK=1024))
+    return a.out, 2 * value, x.data_ptr()
+
+
+def graph(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
+    """A captured graph reads its input, which is dropped after the last replay."""
+    x = a.input(value)
+    a.graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(a.graph):
+        a.out.copy_(x)
+    a.on_side(a.graph.replay)
+    return a.out, value, x.data_ptr()
+
+
+def touched(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
+    """The driver copies beside the operators, and touch() says so."""
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def late() -> None:
+        status = driver.cuMemcpyDtoDAsync_v2(
+            ctypes.c_void_p(a.out.data_ptr()),
+            ctypes.c_void_p(x.data_ptr()),
+            ctypes.c_size_t(4 * ELEMENTS),
+            ctypes.c_void_p(a.side.cuda_stream),
+        )
+        assert status == 0, status
+
+    x = a.input(value)
+    a.on_side(late)
+    if USES == "automatic":
+        esper_alloc.touch(x, a.side)
+    return a.out, value, x.data_ptr()
+
+
+PATTERNS = {
+    one.__name__: one
+    for one in (
+        reader, resized, handed_over, in_place, stash, backward, compiled, triton, graph, touched,
+    )
+}  # fmt: skip
+
+
+def attempt(a: Attempts, pattern: str, value: int) -> tuple[bool, bool]:
+    """One try: was anything wrong, did the memory serve again at once?"""
+    torch.cuda.empty_cache()  # memory is short: nothing else is there to be taken
+    result, expected, address = PATTERNS[pattern](a, value)
+    if pattern == "handed_over":  # the producer's next tensor
+        with torch.cuda.stream(a.side):
+            reused = a.press(address, value)
+    else:
+        reused = a.press(address, value)
+    wrong = wrong_elements(result, expected) > 0
+    wrong |= any(wrong_elements(other, -value) > 0 for other in a.pressure)
+    a.pressure.clear()
+    a.graph = None
+    return wrong, reused
+
+
+USES = ""
+
+
+def main(uses: str, pattern: str, tries: int) -> None:
+    global USES
+    USES = uses
+    use_allocator(OURS)
+    esper_alloc.enable(uses=uses)  # type: ignore[arg-type]
+    warm_up()
+    (owner,) = other_streams(1)
+    torch.cuda.set_stream(owner)  # autograd makes the default stream wait
+    a = Attempts()
+    for value in (1, 2):  # everything warm, its outcome not counted
+        attempt(a, pattern, value)
+    outcomes = [attempt(a, pattern, value) for value in range(3, tries + 3)]
+    report(
+        tries=len(outcomes),
+        corrupted=sum(wrong for wrong, _ in outcomes),
+        reused_early=sum(reused for _, reused in outcomes),
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
