@@ -476,7 +476,7 @@ def test_a_mem_pool_serves_when_memory_is_short(libraries: dict[str, Path]) -> N
 # Kinds of segments
 
 
-@pytest.mark.parametrize(("given", "pages"), [(None, 10), ("20", 2)])
+@pytest.mark.parametrize(("given", "pages"), [(None, 1), ("20", 2)])
 def test_a_size_of_segments_is_that_of_pages(
     libraries: dict[str, Path], given: str | None, pages: int
 ) -> None:
