@@ -137,7 +137,7 @@ static void take_back(const restore_t *r, block_t *block)
   } else {
     free_blocks_claim(block);
   }
-  free_blocks_satisfied(block);
+  block_count_inactive(block);
   if (!RULE(CHECKPOINT_KEEPS_USES))
     uses_drop(device, block);
 }

@@ -112,7 +112,7 @@ static void trim_metadata(device_t *device)
 {
   for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next) {
     lock(&s->lock);
-    records_pool_dropped(s);
+    records_reclaim(s);
     unlock(&s->lock);
   }
   lock(&device->events_lock);

@@ -114,7 +114,7 @@ static inline segment_t *block_segment_if_any(const block_t *block)
   return __atomic_load_n(&block->segment, __ATOMIC_RELAXED);
 }
 
-static inline bool block_is_free(const block_t *block)
+static inline bool block_is_in_bin(const block_t *block)
 {
   return block->state == BLOCK_READY || block->state == BLOCK_PENDING;
 }
@@ -164,7 +164,7 @@ bool block_is_valid(const block_t *block);
 /* ---- segments ------------------------------------------------------------- */
 
 /* Whether the block is all the memory of its segment. */
-static inline bool segment_is_whole(const block_t *block)
+static inline bool block_is_whole_segment(const block_t *block)
 {
   return block->size == block->segment->bytes;
 }

@@ -41,7 +41,7 @@ bool free_blocks_promote(heap_t *heap);
 
 /* Blocks that were withheld until the next quiesce serve as soon as they are satisfied: the heap's
  * pool has no graphs, and its stream allocates outside captures. */
-void free_blocks_withhold_none(heap_t *heap);
+void free_blocks_release_withheld(heap_t *heap);
 
 /* The ready block that fits best. NULL: there is none. */
 block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
@@ -49,19 +49,19 @@ block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
 /* The same among blocks that are a whole segment. */
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large);
 
-/* In a capture's heap: the block that fits best of those that the reader, a branch of the same
+/* In a capture's heap: the block that fits best of those that the taker, a branch of the same
  * capture, may have: as things are; or after edges from marked uses; or also after edges from uses
  * that ended with a free. */
 typedef enum inside { INSIDE_ORDERED, INSIDE_GATED, INSIDE_GATED_AT_FREE } inside_t;
-block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
-                                 bool large, inside_t how);
+block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *taker, size_t size, bool large,
+                                 inside_t how);
 
-/* Whether the reader may be gated on all uses that the block still owes it; with `at_free_too` also
+/* Whether the taker may be gated on all uses that the block still owes it; with `at_free_too` also
  * on uses that end with the free. */
-bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too);
+bool free_blocks_may_be_gated(const block_t *block, const stream_t *taker, bool at_free_too);
 
-/* The pending block that fits best of those that the reader may be gated on. */
-block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, size_t size,
+/* The pending block that fits best of those that the taker may be gated on. */
+block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *taker, size_t size,
                                    bool large, bool at_free_too);
 
 /* Neighbouring free blocks of one segment, from `first` to `last`. */
@@ -70,9 +70,9 @@ typedef struct run {
   size_t size;           /* of all of them */
 } run_t;
 
-/* A run of ready and pending blocks that is large enough and that the reader may be gated on: the
+/* A run of ready and pending blocks that is large enough and that the taker may be gated on: the
  * smallest that a short search finds. */
-run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size, bool large,
+run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *taker, size_t size, bool large,
                                bool at_free_too);
 
 /* free_blocks_claim and free_blocks_add for each block of the run. */
@@ -83,11 +83,11 @@ void free_blocks_add_run(run_t run);
  * is free again, and owes what that last block owed. */
 block_t *free_blocks_unite(run_t run, size_t size);
 
-/* Whether a large pending block that the reader may be gated on wastes at most an eighth of the
+/* Whether a large pending block that the taker may be gated on wastes at most an eighth of the
  * request. */
-bool free_blocks_near_gateable(const heap_t *heap, const stream_t *reader, size_t size);
+bool free_blocks_near_gateable(const heap_t *heap, const stream_t *taker, size_t size);
 
 /* The block's bytes stop counting as active. */
-void free_blocks_satisfied(block_t *block);
+void block_count_inactive(block_t *block);
 
 #endif

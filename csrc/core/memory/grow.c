@@ -32,7 +32,7 @@ typedef struct window {
   bool from_end;           /* they lie at the end of the hole */
 } window_t;
 
-typedef enum pages_from { NEW_PAGES, LENT_UNLESS_SLACK, LENT_FIRST } pages_from_t;
+typedef enum pages_from { NEW_PAGES, NEW_WHILE_SLACK, LENT_FIRST } pages_from_t;
 
 typedef struct growth {
   device_t *device;
@@ -182,7 +182,7 @@ static void claim_pages(growth_t *g)
   const window_t *w = &g->window;
   size_t most = w->before && w->after ? w->missing : w->hole->size;
   stitch_claim(&g->stitch, g->heap, g->from == NEW_PAGES ? 0 : w->missing, most);
-  if (g->from != LENT_UNLESS_SLACK ||
+  if (g->from != NEW_WHILE_SLACK ||
       !slack_allows_new_pages(g->device, w->missing, stitch_bytes(&g->stitch) > 0))
     return;
   stitch_finish(&g->stitch);
@@ -400,7 +400,7 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
 static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone, block_t **block)
 {
   bool slack;
-  pages_from_t from = alone ? NEW_PAGES : LENT_UNLESS_SLACK;
+  pages_from_t from = alone ? NEW_PAGES : NEW_WHILE_SLACK;
   esper_status status = grow_by(from, heap, size, large, block, &slack);
   if (status == ESPER_OUT_OF_MEMORY && slack)
     status = grow_by(LENT_FIRST, heap, size, large, block, &slack);

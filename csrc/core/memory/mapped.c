@@ -314,7 +314,7 @@ block_t *mapped_carve(block_t *block, uintptr_t begin, size_t size)
 {
   block_t *front = begin > block->address ? block : NULL, *rest = NULL;
   free_blocks_claim(block);
-  free_blocks_satisfied(block);
+  block_count_inactive(block);
   uses_drop_completed(device_of(block), block);
   if (front)
     block = split(front, begin - front->address);

@@ -88,7 +88,7 @@ static void reuse(stream_t *s, record_t *r)
   keep_spare(s, r);
 }
 
-void records_pool_dropped(stream_t *s)
+void records_reclaim(stream_t *s)
 {
   if (!atomic_load_explicit(&s->dropped, memory_order_relaxed))
     return;
@@ -192,7 +192,7 @@ static record_t *record_on(presented_t p, void *wait_for)
 {
   stream_t *s = p.stream;
   lock(&s->lock);
-  records_pool_dropped(s);
+  records_reclaim(s);
   ask_now_and_then(s);
   record_t *r = take_spare(s);
   if (!r) {
@@ -253,7 +253,7 @@ record_t *stream_record(presented_t p)
   return record;
 }
 
-record_t *stream_record_later(stream_t *s)
+record_t *stream_record_unpresented(stream_t *s)
 {
   if (RULE(MORTAL_HANDLES) && !s->immortal)
     return NULL;
@@ -292,7 +292,7 @@ record_t *stream_probe(stream_t *s, uint64_t stamp)
     return probe;
   if (probe)
     record_drop(probe);
-  probe = stream_record_later(s);
+  probe = stream_record_unpresented(s);
   if (!probe)
     return NULL;
   record_keep(probe);
@@ -310,7 +310,7 @@ bool stream_is_valid(stream_t *s)
   bool valid = true;
   unsigned outstanding = 0;
   lock(&s->lock);
-  records_pool_dropped(s);
+  records_reclaim(s);
   uint64_t previous = atomic_load(&s->completed);
   for (record_t *r = s->oldest; r; r = r->newer) {
     /* With no references it is just being dropped. */

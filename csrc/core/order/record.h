@@ -31,7 +31,7 @@ record_t *stream_record_begin(presented_t presented);
 void stream_record_end(stream_t *stream, record_t *replaced);
 /* As stream_record, for a stream that was not presented to this call: another thread may be using
  * it meanwhile, and may begin to capture it. */
-record_t *stream_record_later(stream_t *stream);
+record_t *stream_record_unpresented(stream_t *stream);
 /* Makes one of the core's own streams wait for a foreign event, then records on it. */
 record_t *stream_record_event(stream_t *carrier, void *event, int device);
 
@@ -63,7 +63,7 @@ bool record_is_done(record_t *record);
 /* Notes that every number up to this one has completed. */
 void records_complete(stream_t *stream, uint64_t number);
 /* Dropped records become spare ones. */
-void records_pool_dropped(stream_t *stream);
+void records_reclaim(stream_t *stream);
 
 bool stream_is_valid(stream_t *stream);
 

@@ -6,7 +6,7 @@
 #include "stream.h"
 
 /* The host waits for the record. */
-esper_status stream_wait_host(record_t *record);
+esper_status record_wait(record_t *record);
 
 /* Finds out which of the stream's events have completed. */
 void stream_retire(stream_t *stream);

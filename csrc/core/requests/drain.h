@@ -10,7 +10,7 @@
 
 /* The stream presents itself: records an event for the uses that are held for it. Uses on memory of
  * a capture stay held, because an event says nothing about replays. */
-void drain_held_uses(core_t *core, presented_t presented);
+void held_uses_record(core_t *core, presented_t presented);
 
 /* Waits for everything enqueued on the device's streams, and notes what has completed. It goes
  * stream by stream as far as possible, because the driver's way of waiting for a whole device ends

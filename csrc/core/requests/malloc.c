@@ -170,7 +170,7 @@ static block_t *wait_for_pending(const request_t *q)
 {
   record_t *oldest;
   while ((oldest = oldest_wait(q))) {
-    esper_status status = stream_wait_host(oldest);
+    esper_status status = record_wait(oldest);
     record_drop(oldest);
     block_t *block = take_retired(q);
     if (block)
@@ -207,7 +207,7 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
   if (q->deterministic)
     return find_or_grow_deterministic(q, status);
   if (q->capture)
-    return (block = malloc_find_inside(q)) ? block : take_grown(q, false, status);
+    return (block = malloc_take_inside(q)) ? block : take_grown(q, false, status);
   if ((block = take_retired_or_gate(q)))
     return block;
   bool own_first = borrows_too_often(q);
@@ -240,7 +240,7 @@ static block_t *find_in_spare_pools(const request_t *q)
 static block_t *find_returned(const request_t *q)
 {
   if (q->capture)
-    return malloc_find_inside(q);
+    return malloc_take_inside(q);
   block_t *block = take_retired(q);
   return block ? block : borrow(q);
 }
@@ -352,7 +352,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   if (q.capture)
     capture_thread_note(q.capture, q.stream.stream);
   else if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed))
-    drain_held_uses(core, q.stream);
+    held_uses_record(core, q.stream);
 
   lock(&device->lock);
   device->large_requests += q.large;
@@ -437,18 +437,18 @@ __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t 
   bool read_by_graph = count_reads_by_graphs(device, block);
   const heap_t *home = block->segment->heap;
   pool_t *pool = home->pool;
-  bool at_home = !home->quiesced && home->capture == block->capture;
+  bool serves_at_once = !home->quiesced && home->capture == block->capture;
   pool_enter(pool); /* so that it is not quiesced meanwhile */
-  if (block->capture && !at_home) {
+  if (block->capture && !serves_at_once) {
     uses_drop_captured(device, block); /* the heap has left that capture, so it is over */
-    at_home = block_joins_capture(block);
+    serves_at_once = block_join_capture(block);
   }
-  if (block->capture && at_home)
-    at_home = malloc_owe_inside(device, block);
+  if (block->capture && serves_at_once)
+    serves_at_once = malloc_owe_inside(device, block);
   else
     owe_outside(device, block);
   pool_leave(pool);
-  block->withheld = !at_home && RULE(QUIESCE_BEFORE_REUSE);
+  block->withheld = !serves_at_once && RULE(QUIESCE_BEFORE_REUSE);
   if (!pool->references)
     pool_note_work(pool);
   if (block->uses || block->withheld)

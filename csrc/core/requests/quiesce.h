@@ -14,6 +14,6 @@ void quiesce_pool(pool_t *pool);
 /* Makes the memory of pools that nobody refers to owe their graphs nothing, and merges it. That is
  * allowed once the device was synchronised after the last reference went. A pool in which a call is
  * working is left alone, apart from the caller's own call in `ours`. */
-void quiesce_released(device_t *device, const pool_t *ours);
+void quiesce_unreferenced(device_t *device, const pool_t *ours);
 
 #endif

@@ -20,7 +20,7 @@
 static bool is_idle(const block_t *block)
 {
   const segment_t *s = block->segment;
-  if (s->pinned || !block_is_free(block)) /* pinned: another process may still use it */
+  if (s->pinned || !block_is_in_bin(block)) /* pinned: another process may still use it */
     return false;
   if (s->captured && !RULE(GRAPHS_KEEP_MEMORY))
     return true;
@@ -64,7 +64,7 @@ static int count_beside(const part_t *p)
 static part_t part_of(block_t *b, size_t enough)
 {
   part_t part = {.block = b, .first = b->address};
-  if (!(b->segment->pages || segment_is_whole(b)) || !is_idle(b))
+  if (!(b->segment->pages || block_is_whole_segment(b)) || !is_idle(b))
     return part;
   part.size = b->size;
   if (b->segment->pages)
@@ -76,7 +76,7 @@ static part_t part_of(block_t *b, size_t enough)
 static block_t *claim_segment(block_t *block)
 {
   free_blocks_claim(block);
-  free_blocks_satisfied(block);
+  block_count_inactive(block);
   return block;
 }
 
@@ -212,7 +212,7 @@ size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, 
                  .mind_captures = mind_captures,
                  .enough = enough,
                  .released = orphaned};
-  quiesce_released(device, pool);
+  quiesce_unreferenced(device, pool);
   while (r.released < enough && reap(device) && release_some(&r))
     ;
   while (mapped_discard_empty(device, pool))
@@ -242,7 +242,7 @@ static size_t excess(const device_t *device)
 static bool is_cached(const segment_t *s)
 {
   return s->large && !s->pages && s->heap->pool == s->device->default_pool && !s->first->next &&
-         block_is_free(s->first);
+         block_is_in_bin(s->first);
 }
 
 /* Finds out which cached segments their own streams have finished with, by one event for each
