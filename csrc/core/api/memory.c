@@ -8,7 +8,6 @@
 #include "../memory/segment.h"
 #include "../memory/shared.h"
 #include "../order/device.h"
-#include "../order/event.h"
 #include "../order/record.h"
 #include "../pools/pool.h"
 #include "../pools/routing.h"

@@ -15,13 +15,6 @@ static device_t *device_of(const block_t *block)
   return block->segment->device;
 }
 
-static bins_t *bins_of(const block_t *block)
-{
-  heap_t *heap = block->segment->heap;
-  return block->state == BLOCK_READY ? &heap->ready[block->segment->large]
-                                     : &heap->pending[block->segment->large];
-}
-
 void block_count_inactive(block_t *block)
 {
   if (!block->counted_active)
@@ -72,16 +65,18 @@ static void add_pending(block_t *block)
 
 void free_blocks_claim(block_t *block)
 {
+  heap_t *heap = block->segment->heap;
+  bool large = block->segment->large, ready = block->state == BLOCK_READY;
   /* Otherwise the bins would change under a malloc in the cache. */
-  core_assert(block->state != BLOCK_READY || cache_is_quiet(&block->segment->heap->cache));
-  bins_remove(bins_of(block), block);
-  if (block->state == BLOCK_PENDING) {
-    pending_index_remove(block->segment->heap, block);
-    block->segment->heap->pending_index.bytes -= block->size;
-    remove_pending(block->segment->heap, block);
+  core_assert(!ready || cache_is_quiet(&heap->cache));
+  bins_remove(ready ? &heap->ready[large] : &heap->pending[large], block);
+  if (!ready) {
+    pending_index_remove(heap, block);
+    heap->pending_index.bytes -= block->size;
+    remove_pending(heap, block);
   }
   if (block_counts_as_split(block))
-    stats_split_removed(&device_of(block)->stats, block->segment->large, block->size);
+    stats_split_removed(&device_of(block)->stats, large, block->size);
   block_set_state(block, BLOCK_CLAIMED);
 }
 

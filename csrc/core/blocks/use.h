@@ -9,7 +9,7 @@
 
 enum {
   USE_AT_FREE = 1u,       /* record_stream: the event is recorded at the free */
-  USE_NO_GATE = 2u,       /* it may depend on work that is not yet enqueued */
+  USE_NO_GATE = 2u,       /* gate=False: it may depend on work that is not yet enqueued */
   USE_READ_BY_GRAPH = 4u, /* by a graph, of memory that was not handed out in its capture */
 };
 
@@ -64,8 +64,8 @@ bool use_is_satisfied(const use_t *use, const stream_t *reader);
 bool uses_are_satisfied(const block_t *block, const stream_t *reader);
 /* Whether all uses of the block have completed. */
 bool uses_have_completed(const block_t *block);
-/* Whether the use may depend on work that is not yet enqueued: then neither a stream nor the host
- * may wait for it. */
+/* Whether the use may depend on work that is not yet enqueued: it was marked with gate=False, or its
+ * stream has the rendezvous trait. Then neither a stream nor the host may wait for it. */
 bool use_is_rendezvous(const use_t *use);
 /* Whether the use bars gates, apart from its stream's traits, which may change. */
 bool use_is_barred(const use_t *use);

@@ -213,15 +213,10 @@ void mapped_left(block_t *block, size_t size, bool stale)
     free_blocks_add(rest);
 }
 
-static bool may_be_reaped(const block_t *block)
-{
-  return owner_order_has_completed(block) || !RULE(UNMAP_NEEDS_COMPLETION);
-}
-
 static block_t *find_reapable(const device_t *device)
 {
   block_t *block = device->stale;
-  while (block && !may_be_reaped(block))
+  while (block && !owner_order_has_completed(block) && RULE(UNMAP_NEEDS_COMPLETION))
     block = block->newer;
   return block;
 }

@@ -24,10 +24,10 @@ struct record {
 /* Records an event on the stream now. The caller gets a reference. NULL: it failed, or the stream
  * is being captured. */
 record_t *stream_record(presented_t presented);
-/* The same, but the record lock stays held until stream_record_end. NULL: no lock is held.
- * `replaced` (may be NULL) is a record of the stream whose last reference the caller gave up; it
- * becomes a spare one at once. */
+/* As stream_record, but the record lock stays held until stream_record_end. NULL: no lock is held. */
 record_t *stream_record_begin(presented_t presented);
+/* Unlocks the stream. `replaced` (may be NULL) is a record of the stream whose last reference the
+ * caller gave up; it becomes a spare one at once. */
 void stream_record_end(stream_t *stream, record_t *replaced);
 /* As stream_record, for a stream that was not presented to this call: another thread may be using
  * it meanwhile, and may begin to capture it. */

@@ -11,7 +11,7 @@
 #include "../order/retire.h"
 #include "../pools/pool.h"
 
-/* ---- a stream presents itself ------------------------------------------ */
+/* ---- held uses ----------------------------------------------------------- */
 
 /* Gives the record to those held uses on the device's blocks that it covers. */
 static void cover_uses(device_t *device, record_t *record)

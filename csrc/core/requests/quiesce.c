@@ -187,8 +187,7 @@ static void quiesce_heap(heap_t *heap)
     newer = b->newer;
     uses_hold_unrecorded(device, b);
     if (!block_owes_nothing(b) && RULE(QUIESCE_NEEDS_COMPLETION)) {
-      b->withheld =
-          true; /* or it would serve once its uses, but not its owner order, have completed */
+      b->withheld = true; /* its owner order may complete after its uses */
       continue;
     }
     free_blocks_claim(b);
@@ -258,6 +257,7 @@ void quiesce_pool(pool_t *pool)
 
 /* ---- pools that are gone ------------------------------------------------- */
 
+/* Drops what the pool's memory owes to its graphs, and quiesces it. Frees nothing. */
 static void forget_obligations(pool_t *pool)
 {
   for (const segment_t *s = pool->device->first_segment; s; s = s->next)

@@ -179,8 +179,7 @@ static bool reap(device_t *device)
   return !found || mapped_reap(device);
 }
 
-/* Gives a claimed block (may be NULL) back. Called under the lock, which it drops. False: the
- * driver did not take it. */
+/* As give_back, but counts the bytes. False: the driver did not take them. */
 static bool release_one(release_t *r, block_t *block)
 {
   size_t size = give_back(r->device, block);
@@ -206,12 +205,11 @@ static bool release_some(release_t *r)
 
 size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, size_t enough)
 {
-  size_t orphaned = orphans_give_back(device);
   release_t r = {.device = device,
                  .pool = pool,
                  .mind_captures = mind_captures,
                  .enough = enough,
-                 .released = orphaned};
+                 .released = orphans_give_back(device)};
   quiesce_unreferenced(device, pool);
   while (r.released < enough && reap(device) && release_some(&r))
     ;

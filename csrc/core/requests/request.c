@@ -108,7 +108,7 @@ block_t *request_hand_out_run(const request_t *q, run_t run)
   return block;
 }
 
-/* The borrower becomes a use of the block when it frees the block. A classic segment that is wholly
+/* The block gets a use by the borrower now, which ends at the free. A classic segment that is wholly
  * free and owes nothing moves to the request's heap instead. */
 block_t *request_lend(const request_t *q, run_t run)
 {
