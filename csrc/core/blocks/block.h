@@ -7,9 +7,9 @@
 typedef enum block_state {
   BLOCK_GONE, /* its metadata was returned to the system, and reads as zeros */
   BLOCK_LIVE,
-  BLOCK_READY,  /* free, satisfied for its home stream, in heap->ready */
-  BLOCK_CACHED, /* free, owes no use, in heap->cache */
-  BLOCK_PENDING, /* free, but not yet for its own stream: owes uses or is withheld; in heap->pending */
+  BLOCK_READY,   /* free, satisfied for its home stream, in heap->ready */
+  BLOCK_CACHED,  /* free, owes no use, in heap->cache */
+  BLOCK_PENDING, /* free, not for its own stream yet: owes uses or is withheld; in heap->pending */
   BLOCK_CLAIMED, /* free or becoming free; one thread works on it without the lock */
   BLOCK_HOLE,    /* without pages: in no bin, not in the map, owes nothing */
   BLOCK_FILLING, /* a hole into which one thread maps pages without the lock */
@@ -40,7 +40,7 @@ struct block {
     bool plain;  /* live: at home, outside captures, not oversize */
     bool barred; /* pending: counted in heap->pending_index.barred */
   };
-  bool withheld;       /* free, but serves nobody until its pool is quiesced */
+  bool withheld;       /* free, but serves no request until its pool is quiesced */
   bool counted_active; /* the statistics count it as active */
   uint32_t user;       /* the stream that it was last handed out on; see block_user */
 

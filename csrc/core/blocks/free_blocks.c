@@ -117,7 +117,7 @@ static void add(block_t *block)
     add_ready(block);
     return;
   }
-  if (!block->uses) /* withheld, but nobody is known to use it */
+  if (!block->uses) /* withheld, but no stream is known to use it */
     block_count_inactive(block);
   add_pending(block);
 }

@@ -56,16 +56,16 @@ void uses_record_at_free(block_t *block);
 use_t *use_take(device_t *device); /* NULL: no host memory */
 void use_give(device_t *device, use_t *use);
 
-/* Whether the use has completed, which satisfies it for everybody. */
+/* Whether the use has completed, which satisfies it for every stream. */
 bool use_has_completed(const use_t *use);
 /* Whether future work of `reader` is ordered after the use. */
 bool use_is_satisfied(const use_t *use, const stream_t *reader);
-/* Whether that is so for all uses of the block. */
+/* Whether future work of `reader` is ordered after all uses of the block. */
 bool uses_are_satisfied(const block_t *block, const stream_t *reader);
 /* Whether all uses of the block have completed. */
 bool uses_have_completed(const block_t *block);
-/* Whether the use may depend on work that is not yet enqueued: it was marked with gate=False, or its
- * stream has the rendezvous trait. Then neither a stream nor the host may wait for it. */
+/* Whether the use may depend on work that is not yet enqueued: it was marked with gate=False, or
+ * its stream has the rendezvous trait. Then neither a stream nor the host may wait for it. */
 bool use_is_rendezvous(const use_t *use);
 /* Whether the use bars gates, apart from its stream's traits, which may change. */
 bool use_is_barred(const use_t *use);
@@ -77,7 +77,7 @@ void owner_order_stamp(block_t *block);
 /* Whether future work of `reader` is ordered after the home stream's work before the free. */
 bool owner_order_is_satisfied(const block_t *block, const stream_t *reader);
 bool owner_order_has_completed(const block_t *block);
-/* Whether the free block owes nothing to anybody: its uses and its owner order have completed. */
+/* Whether a free block owes nothing to any stream: its uses and owner order have completed. */
 bool block_owes_nothing(const block_t *block);
 /* Whether another stream may be gated on the home stream's work before the free. */
 bool owner_order_may_be_gated(const block_t *block);

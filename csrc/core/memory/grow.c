@@ -136,8 +136,8 @@ static size_t least(size_t a, size_t b)
   return a < b ? a : b;
 }
 
-/* Each page costs about the same time, whatever its size. But a page can be lent only when all of it
- * is free, so large pages waste memory. A new page may waste half of the slack that is left.
+/* Each page costs about the same time, whatever its size. But a page can be lent only when all of
+ * it is free, so large pages waste memory. A new page may waste half of the slack that is left.
  * Pages of private pools are never lent. Pages of small blocks are one granule. */
 static size_t new_page_size(const growth_t *g, size_t created)
 {
@@ -194,8 +194,8 @@ static void claim_pages(growth_t *g)
   g->slack = true;
 }
 
-/* Claims a window and pages for it. If another thread freed a block that fits meanwhile, claims that
- * block instead, and stores it. NO_HOLE: there is no window. */
+/* Claims a window and pages for it. If another thread freed a block that fits meanwhile, claims
+ * that block instead, and stores it. NO_HOLE: there is no window. */
 static esper_status claim(growth_t *g, block_t **block)
 {
   cache_close(g->heap);

@@ -12,7 +12,7 @@ void record_keep(record_t *record)
   atomic_fetch_add_explicit(&record->references, 1, memory_order_relaxed);
 }
 
-/* If the count is 1, it is the caller's own reference, and nobody else can add one. */
+/* If the count is 1, it is the caller's own reference, and no other thread can add one. */
 bool record_release(record_t *record)
 {
   if (atomic_load_explicit(&record->references, memory_order_acquire) != 1)
@@ -21,7 +21,7 @@ bool record_release(record_t *record)
   return true;
 }
 
-/* Any lock may be held here, so the record only joins the dropped ones. Whoever next works under
+/* Any lock may be held here, so the record only joins the dropped ones. The next work under
  * the stream's record lock makes it a spare one. */
 void record_drop(record_t *record)
 {
@@ -261,8 +261,8 @@ record_t *stream_record_unpresented(stream_t *s)
   record_t *record = stream_record_begin(p);
   if (!record)
     return NULL;
-  /* Another thread may have begun a capture since the driver was asked. Nobody has seen the record
-   * yet, so it can be withdrawn. */
+  /* Another thread may have begun a capture since the driver was asked. No other thread has seen
+   * the record yet, so it can be withdrawn. */
   bool inside = RULE(CAPTURE_RECORDS_NOTHING) && would_be_inside(p) && record_release(record);
   stream_record_end(s, inside ? record : NULL);
   return inside ? NULL : record;

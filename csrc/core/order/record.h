@@ -24,7 +24,7 @@ struct record {
 /* Records an event on the stream now. The caller gets a reference. NULL: it failed, or the stream
  * is being captured. */
 record_t *stream_record(presented_t presented);
-/* As stream_record, but the record lock stays held until stream_record_end. NULL: no lock is held. */
+/* As stream_record, but keeps the record lock until stream_record_end. NULL: no lock is held. */
 record_t *stream_record_begin(presented_t presented);
 /* Unlocks the stream. `replaced` (may be NULL) is a record of the stream whose last reference the
  * caller gave up; it becomes a spare one at once. */
@@ -62,7 +62,7 @@ static inline uint64_t group_bit(const stream_t *s)
 bool record_is_done(record_t *record);
 /* Notes that every number up to this one has completed. */
 void records_complete(stream_t *stream, uint64_t number);
-/* Dropped records become spare ones. */
+/* Makes dropped records spare ones. */
 void records_reclaim(stream_t *stream);
 
 bool stream_is_valid(stream_t *stream);

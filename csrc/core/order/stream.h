@@ -56,7 +56,7 @@ struct stream {
   void *events[STREAM_EVENTS]; /* events out of use: the last event_count */
   unsigned event_count;
   atomic_bool has_outstanding;
-  _Atomic(record_t *) dropped; /* records that nobody refers to, not yet spare */
+  _Atomic(record_t *) dropped; /* records without references, not yet spare */
   uint64_t syncing; /* the number that will be completed by the synchronisation under way */
   record_t *probe;  /* the last record made by stream_probe */
   _Atomic uint64_t vector_clock[CLOCK_ENTRIES];

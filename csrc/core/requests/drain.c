@@ -49,7 +49,7 @@ static bool is_rendezvous_itself(const use_t *use)
   return use_is_rendezvous(use) && (!use->stream->all_streams || use->flags & USE_NO_GATE);
 }
 
-/* Whether the block has an unfinished use that nobody may wait for. The uses of a claimed block
+/* Whether the block has an unfinished use that must not be waited for. The uses of a claimed block
  * count as unfinished, because the thread that claimed it may be changing them. `idle` (may be
  * NULL) is a stream that is known to have finished. */
 static bool owes_no_gate(const block_t *block, const stream_t *idle)

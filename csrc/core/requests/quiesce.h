@@ -4,12 +4,12 @@
 
 #include "../base/types.h"
 
-/* The host waits for what the pool's free memory owes, by one event of each stream that freed memory
- * to the pool, because inside a capture no work outside can be waited for. What cannot be waited for
- * still owes, and is withheld until the next quiesce. Memory of captures that are over becomes
- * memory of the pool again, because the graphs of one pool are replayed in the order in which they
- * were captured (rule 8). Call it after the pool was begun and before its filter is set. Without
- * the lock. */
+/* The host waits for what the pool's free memory owes, by one event of each stream that freed
+ * memory to the pool, because inside a capture no work outside can be waited for. What cannot be
+ * waited for still owes, and is withheld until the next quiesce. Memory of captures that are over
+ * becomes memory of the pool again, because the graphs of one pool are replayed in the order in
+ * which they were captured (rule 8). Call it after the pool was begun and before its filter is set.
+ * Without the lock. */
 void quiesce_pool(pool_t *pool);
 
 /* Lets memory of pools without references owe their graphs nothing, and merges it. That is allowed

@@ -213,8 +213,8 @@ static esper_status mark_on(core_t *core, const void *const *ptrs, size_t count,
                : mark(core, ptrs, count, p, flags, found);
 }
 
-/* Presents a stream that the caller marks on. If that fails, notes that the thread may be filling an
- * unknown graph (capture_thread.h). */
+/* Presents a stream that the caller marks on. If that fails, notes that the thread may be filling
+ * an unknown graph (capture_thread.h). */
 static esper_status present(core_t *core, esper_stream as, presented_t *p)
 {
   esper_status status = stream_present(core, as, p);

@@ -108,8 +108,8 @@ block_t *request_hand_out_run(const request_t *q, run_t run)
   return block;
 }
 
-/* The block gets a use by the borrower now, which ends at the free. A classic segment that is wholly
- * free and owes nothing moves to the request's heap instead. */
+/* The block gets a use by the borrower now, which ends at the free. A classic segment that is
+ * wholly free and owes nothing moves to the request's heap instead. */
 block_t *request_lend(const request_t *q, run_t run)
 {
   block_t *block = run.first;

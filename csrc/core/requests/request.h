@@ -45,8 +45,8 @@ static inline bool request_may_borrow(const request_t *q, const heap_t *heap)
  * the rest would not make a block. */
 size_t request_share(const request_t *q, const segment_t *segment, size_t size);
 
-/* Hands out a claimed block or run whose obligations are satisfied for the request's stream: makes it
- * live. The part that is not taken still owes what the block owed. Under the device's lock. */
+/* Hands out a claimed block or run whose obligations are satisfied for the request's stream: makes
+ * it live. The part that is not taken still owes what the block owed. Under the device's lock. */
 void request_hand_out(const request_t *q, block_t *block);
 block_t *request_hand_out_run(const request_t *q, run_t run);
 /* Lends a claimed block or run of another heap. NULL: no host memory, and nothing has happened.
