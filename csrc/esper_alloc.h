@@ -203,7 +203,7 @@ enum {
 ESPER_API esper_status esper_record_use(esper_core *core, const void *const *ptrs, size_t count,
                                         esper_stream stream, unsigned flags, size_t *marked);
 
-/* The same with an event that was already recorded on a stream of `device`. The event may be
+/* As esper_record_use, with an event recorded already on a stream of `device`. The event may be
  * recorded again or destroyed as soon as this returns. */
 ESPER_API esper_status esper_record_use_event(esper_core *core, const void *const *ptrs,
                                               size_t count, void *event, int device, unsigned flags,

@@ -28,13 +28,13 @@ struct use {
  * new use is needed and *spare is NULL; nothing has happened. */
 bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags, use_t **spare);
 
-/* The same for the most common mark: the block has a use with an earlier record on the stream.
- * Returns the earlier record with its reference. NULL: this is another case, and nothing has
- * happened. */
+/* As use_attach, for the most common mark: the block has a use with an earlier record on the
+ * stream. Returns the earlier record with its reference. NULL: this is another case, and nothing
+ * has happened. */
 record_t *use_replace(block_t *block, record_t *record, unsigned flags);
 
-/* The same for a use inside a capture. Takes over the caller's reference to the point. A block has
- * at most one use for each stream outside captures, and one for each branch. */
+/* As use_attach, for a use inside a capture. Takes over the caller's reference to the point. A
+ * block has at most one use for each stream outside captures, and one for each branch. */
 void use_attach_point(block_t *block, capture_point_t point, unsigned flags, use_t **spare);
 /* A use that ends with the free gets its point, and takes over its reference. Several uses may then
  * be of one branch, until they are united. */

@@ -35,7 +35,7 @@ typedef struct window {
   bool from_end;           /* they lie at the end of the hole */
 } window_t;
 
-/* New pages only; new ones while slack allows it, then lent ones; lent ones before new ones. */
+/* New pages only; new ones if slack allows all of them, else lent ones first; lent ones first. */
 typedef enum pages_from { NEW_PAGES, NEW_WHILE_SLACK, LENT_FIRST } pages_from_t;
 
 typedef struct growth {
