@@ -35,8 +35,11 @@ typedef struct window {
   bool from_end;           /* they lie at the end of the hole */
 } window_t;
 
-/* New pages only; new ones if slack allows all of them, else lent ones first; lent ones first. */
-typedef enum pages_from { NEW_PAGES, NEW_WHILE_SLACK, LENT_FIRST } pages_from_t;
+typedef enum pages_from {
+  NEW_PAGES,       /* lends none */
+  NEW_WHILE_SLACK, /* all new if slack allows it, else as LENT_FIRST */
+  LENT_FIRST       /* creates pages only for what lent ones leave missing */
+} pages_from_t;
 
 typedef struct growth {
   device_t *device;
