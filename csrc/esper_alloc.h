@@ -145,7 +145,7 @@ typedef struct esper_config {
    * ones. 0 and 1: no rounding. */
   size_t roundup_power2_divisions[ESPER_ROUNDUP_STEPS];
   /* A share, below 1, of what the memory fraction allows. Before reserved memory passes it, unused
-   * large segments of the default pool go back to the device, the least recently used first. 0, or
+   * large segments of the default pool go back to the driver, the least recently used first. 0, or
    * no memory fraction: they stay until memory runs out. */
   double garbage_collection_threshold;
   /* A share, below 1, of the device's memory. A request is rejected with ESPER_REJECTED at once if
@@ -214,7 +214,7 @@ enum {
 ESPER_API esper_status esper_record_use(esper_core *core, const void *const *ptrs, size_t count,
                                         esper_stream stream, unsigned flags, size_t *marked);
 
-/* The same with an event that was already recorded on a stream of `device`. The event may be
+/* As esper_record_use, with an event recorded already on a stream of `device`. The event may be
  * recorded again or destroyed as soon as this returns. ESPER_INVALID: `flags` has
  * ESPER_USE_UNTIL_FREE, but an event does not tell its stream. */
 ESPER_API esper_status esper_record_use_event(esper_core *core, const void *const *ptrs,
@@ -245,7 +245,7 @@ ESPER_API esper_status esper_free_after_all(esper_core *core, void *ptr);
 /* Finds out which uses have completed. malloc does so when it needs to; this does it now. */
 ESPER_API void esper_retire(esper_core *core, int device);
 
-/* Gives free memory back to the device: wholly free segments, and pages. Waits for the device
+/* Gives free memory back to the driver: wholly free segments, and pages. Waits for the device
  * first, unless one of its streams is being captured. `pool` NULL: all pools. Some memory stays:
  * what a graph may still touch, and what is in a private pool that has references. Memory of the
  * default pool stays while a capture is in progress, as far as the core was told

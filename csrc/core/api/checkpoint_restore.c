@@ -137,12 +137,12 @@ static void take_back(const restore_t *r, block_t *block)
   } else {
     free_blocks_claim(block);
   }
-  free_blocks_satisfied(block);
+  block_count_inactive(block);
   if (!RULE(CHECKPOINT_KEEPS_USES))
     uses_drop(device, block);
 }
 
-/* Cuts a block. Both halves owe what the whole owed, because nobody has waited for it. */
+/* Cuts a block. Both halves owe what the whole owed, because no stream has waited for it. */
 static void cut(device_t *device, block_t *block, size_t size)
 {
   block_t *rest = block_split(device, block, size);

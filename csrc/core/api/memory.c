@@ -8,7 +8,6 @@
 #include "../memory/segment.h"
 #include "../memory/shared.h"
 #include "../order/device.h"
-#include "../order/event.h"
 #include "../order/record.h"
 #include "../pools/pool.h"
 #include "../pools/routing.h"
@@ -128,7 +127,7 @@ static void trim_metadata(device_t *device)
 {
   for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next) {
     lock(&s->lock);
-    records_pool_dropped(s);
+    records_reclaim(s);
     unlock(&s->lock);
   }
   lock(&device->events_lock);

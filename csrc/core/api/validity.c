@@ -25,7 +25,7 @@ static bool statistics_are_valid(device_t *device)
         allocated += (int64_t)b->size;
       if (b->counted_active)
         active += (int64_t)b->size;
-      if (block_is_free(b) && block_counts_as_split(b))
+      if (block_is_in_bin(b) && block_counts_as_split(b))
         split += (int64_t)b->size;
     }
   }

@@ -209,8 +209,8 @@ static bool count_unused(arena_t *arena)
   return any;
 }
 
-/* The chunk's first page stays, because the chunk's own fields are there. No huge page may come back
- * around it. */
+/* The chunk's first page stays, because the chunk's own fields are there. No huge page may come
+ * back around it. */
 static void return_chunk(arena_t *arena, arena_chunk_t *chunk)
 {
   madvise(chunk, CHUNK, MADV_NOHUGEPAGE);

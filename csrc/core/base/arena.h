@@ -2,8 +2,8 @@
  * free list, so the steady state allocates nothing. A stale pointer still points at a piece of the
  * same type: a free piece has only its first word overwritten. Pieces whose size is a multiple of a
  * cache line begin one. A large arena grows by huge pages, which saves TLB misses. arena_trim gives
- * chunks without live pieces back to the system; their addresses stay, and mostly read as zeros. Not
- * thread-safe. */
+ * chunks without live pieces back to the system; their addresses stay, and mostly read as zeros.
+ * Not thread-safe. */
 #ifndef ESPER_ARENA_H
 #define ESPER_ARENA_H
 

@@ -94,18 +94,13 @@ void config_destroy_all(core_t *core)
   }
 }
 
-static unsigned log2_of(size_t size)
-{
-  return 63u - (unsigned)__builtin_clzll(size);
-}
-
 size_t config_round(const config_t *config, size_t size)
 {
   if (size > SIZE_MAX / 4)
     return 0;
   if (size <= BLOCK_ALIGN)
     return BLOCK_ALIGN;
-  unsigned power = log2_of(size);
+  unsigned power = 63u - (unsigned)__builtin_clzll(size);
   unsigned step = power < 20 ? 0 : power - 20;
   if (step >= ESPER_ROUNDUP_STEPS)
     step = ESPER_ROUNDUP_STEPS - 1;

@@ -30,7 +30,7 @@ struct esper_core {
   unsigned stream_count;
   _Atomic uint64_t epoch; /* rises when an obligation may have been satisfied */
   mutex_t captures_lock;
-  capture_t *captures; /* those that somebody refers to */
+  capture_t *captures; /* those with references */
 };
 
 #endif

@@ -29,7 +29,7 @@ static inline void mutex_init(mutex_t *mutex, lock_rank rank)
 #endif
 }
 
-/* A lock that is held for about ten nanoseconds: nobody sleeps on it, and leaving it is a plain
+/* A lock that is held for about ten nanoseconds: no thread sleeps on it, and leaving it is a plain
  * store. A thread takes no lock while it holds one. Zero is open. */
 typedef struct latch {
   atomic_bool held;

@@ -16,11 +16,11 @@
   R(SPLIT_KEEPS_USES, "4a", "the rest of a split block owes what the block owed")                  \
   R(MERGE_UNITES_USES, "4b", "a merged block owes what both parts owed")                           \
   R(MERGE_TAKES_LATER_STAMP, "4c", "a merged block has the later stamp")                           \
-  R(LOAN_MAKES_USE, "4d", "the free of a lent block makes the borrower a use")                     \
+  R(LOAN_MAKES_USE, "4d", "a lent block has a use by its borrower, which ends at the free")        \
   R(LOAN_NEEDS_COMPLETION, "4e", "another stream gets only memory that has completed or is gated") \
   R(RELEASE_NEEDS_COMPLETION, "4f", "memory goes back only when all that it owes has completed")   \
   R(MOVE_NEEDS_COMPLETION, "4g", "a segment changes its home only when it owes nothing")           \
-  R(MARK_FROM_ANY_DEVICE, "4h", "a stream of another device is a use like any other")              \
+  R(MARK_FROM_ANY_DEVICE, "4h", "a mark on a stream of another device adds a use, too")            \
   R(RUN_REST_KEEPS_USES, "4i", "the rest of a run owes what its last block owed")                  \
   R(CHECKPOINT_KEEPS_USES, "4j", "restoring a checkpoint drops no obligation")                     \
   R(UNMAP_NEEDS_COMPLETION, "4k", "pages are unmapped only when their block owes nothing")         \
@@ -39,7 +39,7 @@
   R(QUIESCE_NEEDS_COMPLETION, "7c", "a capture gets from its pool only what has completed")        \
   R(QUIESCE_BEFORE_REUSE, "7d", "what is freed outside the capture waits for the next quiesce")    \
   R(GRAPHS_KEEP_MEMORY, "7e", "memory that a graph may touch is not given back")                   \
-  R(MARK_DESPITE_CAPTURES, "7f", "a capture of another stream takes nothing from a mark")          \
+  R(MARK_DESPITE_CAPTURES, "7f", "a mark works while another stream is being captured")            \
   R(CAPTURED_USE_HOLDS, "7g", "in a capture a use holds its block until its point comes before")   \
   R(CAPTURED_FREE_HAS_POINT, "7h", "inside a capture owner order is a point in the graph")         \
   R(OUTSIDE_STAYS_OUTSIDE, "7i", "nothing in a capture satisfies what is owed to work outside")    \

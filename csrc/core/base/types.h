@@ -2,7 +2,7 @@
  *
  *   core      devices, streams, the address map
  *   device    one GPU: pools, segments, statistics, trace, one lock
- *   pool      heaps whose memory serves nobody else
+ *   pool      heaps whose memory is kept apart
  *   heap      the free blocks of one (pool, stream, capture), in bins by size
  *   block cache  a few of them, which malloc and free reach without the device's lock
  *   statistics shard  what a heap has counted and not yet added to the statistics

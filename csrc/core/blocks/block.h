@@ -8,8 +8,8 @@ typedef enum block_state {
   BLOCK_GONE, /* its metadata was returned to the system, and reads as zeros */
   BLOCK_LIVE,
   BLOCK_READY,   /* free, satisfied for its home stream, in heap->ready */
-  BLOCK_CACHED,  /* the same, but in heap->cache */
-  BLOCK_PENDING, /* free, owes uses, in heap->pending */
+  BLOCK_CACHED,  /* free, owes no use, in heap->cache */
+  BLOCK_PENDING, /* free, not for its own stream yet: owes uses or is withheld; in heap->pending */
   BLOCK_CLAIMED, /* free or becoming free; one thread works on it without the lock */
   BLOCK_HOLE,    /* without pages: in no bin, not in the map, owes nothing */
   BLOCK_FILLING, /* a hole into which one thread maps pages without the lock */
@@ -45,7 +45,7 @@ struct block {
     bool plain;  /* live: at home, outside captures, not oversize */
     bool barred; /* pending: counted in heap->pending_index.barred */
   };
-  bool withheld;       /* free, but serves nobody until its pool is quiesced */
+  bool withheld;       /* free, but serves no request until its pool is quiesced */
   bool counted_active; /* the statistics count it as active */
   uint32_t user;       /* the stream that it was last handed out on; see block_user */
 
@@ -86,7 +86,7 @@ struct segment {
   segment_t *prev, *next; /* of the device, by birth */
 };
 
-/* Whoever holds a cache's latch reads the states of neighbours while a thread with the device's
+/* A thread with a cache's latch reads the states of neighbours while a thread with the device's
  * lock may change them, though never to or from BLOCK_READY. */
 static inline void block_set_state(block_t *block, block_state state)
 {
@@ -100,10 +100,10 @@ static inline block_state block_state_of(const block_t *block)
 
 /* A new block that is not in the map. NULL: no host memory. */
 block_t *block_make(device_t *device, segment_t *segment, uintptr_t address, size_t size);
-/* The same, in the map. */
+/* A new block in the map. NULL: no host memory. */
 block_t *block_create(device_t *device, segment_t *segment, uintptr_t address, size_t size);
 void block_destroy(device_t *device, block_t *block);
-/* The same for a block that has left the map already. */
+/* Destroys a block that has left the map already. */
 void block_discard(device_t *device, block_t *block);
 
 /* Cuts `block` down to `size` bytes and returns the rest, which owes all that the block owed. The
@@ -119,7 +119,8 @@ static inline segment_t *block_segment_if_any(const block_t *block)
   return __atomic_load_n(&block->segment, __ATOMIC_RELAXED);
 }
 
-static inline bool block_is_free(const block_t *block)
+/* Whether the block is free and in a bin: neither cached nor claimed. */
+static inline bool block_is_in_bin(const block_t *block)
 {
   return block->state == BLOCK_READY || block->state == BLOCK_PENDING;
 }
@@ -156,8 +157,8 @@ static inline bool block_counts_as_split(const block_t *block)
   return !block->segment->pages && !block->counted_active && block_is_part(block);
 }
 
-/* Somebody will soon ask whether the neighbours are free, and in a large heap their metadata is in
- * no CPU cache. */
+/* The caller will soon ask whether the neighbours are free; in a large heap their metadata is in no
+ * CPU cache. */
 static inline void block_expect_neighbours(const block_t *block)
 {
   __builtin_prefetch(block->prev);
@@ -169,7 +170,7 @@ bool block_is_valid(const block_t *block);
 /* ---- segments ------------------------------------------------------------- */
 
 /* Whether the block is all the memory of its segment. */
-static inline bool segment_is_whole(const block_t *block)
+static inline bool block_is_whole_segment(const block_t *block)
 {
   return block->size == block->segment->bytes;
 }

@@ -16,11 +16,6 @@ static bool is_ready(const block_t *neighbour)
   return neighbour && block_state_of(neighbour) == BLOCK_READY;
 }
 
-static bool is_alone(const block_t *block)
-{
-  return !is_ready(block->prev) && !is_ready(block->next);
-}
-
 /* Whether a best fit among the ready blocks, with this one merged in, would be taken from where it
  * begins. If not, handing it out would keep a large range in pieces. Of equals it is best. */
 static bool fits_best(const heap_t *heap, const block_t *block)
@@ -55,7 +50,7 @@ __attribute__((noinline)) static int choose(heap_t *heap, int slot)
   int top = cache->count[slot] - 1, chosen = -1;
   for (int i = top; i >= 0 && top - i < LOOK_AT; i--) {
     block_t *block = cache->block[slot][i];
-    bool alone = is_alone(block);
+    bool alone = !is_ready(block->prev) && !is_ready(block->next);
     if ((chosen >= 0 && !alone) || !fits_best(heap, block))
       continue;
     block->fits_best = (uint16_t)(cache->epoch << 1 | (alone ? FITS_ALONE : 0));

@@ -1,10 +1,10 @@
 /* block_cache.h: the blocks of a heap that malloc and free reach without the device's lock.
  *
  * The cache keeps what the heap's stream freed last, whole and in no bin, because the same size is
- * often asked for next. Its blocks owe nothing but owner order. Whoever looks for free blocks in
+ * often asked for next. Its blocks owe nothing but owner order. Code that looks for free blocks in
  * other ways closes the cache first (free_blocks.h): its blocks go to their bins.
  *
- * Whoever works in the cache holds its latch (cache_latch.h). While the latch is open or held, the
+ * A thread in the cache holds its latch (cache_latch.h). While the latch is open or held, the
  * ready bins of the heap and the neighbours of its blocks do not change. So a malloc can tell
  * whether a best fit among all free blocks, merged, would be taken from the same place.
  * docs/design.md, "The block cache". */

@@ -3,7 +3,7 @@
 __attribute__((noinline)) bool cache_enter_slowly(block_cache_t *cache, int to)
 {
   for (int turn = 0;; turn++) {
-    /* Whoever finds the latch closed sees what those who held it did. */
+    /* A thread that finds the latch closed sees what its holders did. */
     int state = atomic_load_explicit(&cache->latch, memory_order_acquire);
     if (state == LATCH_CLOSED)
       return false;

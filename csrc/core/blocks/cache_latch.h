@@ -40,9 +40,9 @@ static inline bool cache_is_closed(const block_cache_t *cache)
   return cache->state == CACHE_CLOSED;
 }
 
-/* Nobody works in the cache until it resumes; it keeps its blocks. Pauses may be nested. The latch
+/* No thread works in the cache until it resumes; it keeps its blocks. Pauses may nest. The latch
  * of an open cache may be closed, by a malloc that missed and is on its way to the device's lock:
- * then nobody works in the cache either. */
+ * then no thread works in the cache either. */
 static inline void cache_pause(block_cache_t *cache)
 {
   if (!cache->pauses++ && cache->state == CACHE_OPEN)
@@ -56,11 +56,11 @@ static inline void cache_resume(block_cache_t *cache)
     cache_leave(cache, LATCH_OPEN);
 }
 
-/* The same for all caches of the device. */
+/* Pause or resume all caches of the device. */
 void caches_pause(const device_t *device);
 void caches_resume(const device_t *device);
 
-/* Whether nobody can be at work in the cache. */
+/* Whether no thread can be at work in the cache. */
 static inline bool cache_is_quiet(const block_cache_t *cache)
 {
   return cache->state != CACHE_OPEN || cache->pauses;

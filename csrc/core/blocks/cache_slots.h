@@ -12,9 +12,9 @@ enum {
 };
 
 typedef enum cache_state {
-  CACHE_CLOSED, /* empty; nobody works in it */
+  CACHE_CLOSED, /* empty; no thread works in it */
   CACHE_OPEN,
-  CACHE_LOCKED, /* serves whoever holds the device's lock, and nobody else */
+  CACHE_LOCKED, /* serves only the thread with the device's lock */
 } cache_state;
 
 /* block_cache.h says what it is for. `state` and `pauses` are under the device's lock, all else

@@ -3,14 +3,6 @@
 #include "block.h"
 #include "map.h"
 
-static block_t *block_around(segment_t *segment, uintptr_t address)
-{
-  block_t *block = segment->first;
-  while (block && block->address + block->size <= address)
-    block = block->next;
-  return block;
-}
-
 block_t *find_lock_live(core_t *core, const void *ptr)
 {
   uintptr_t address = (uintptr_t)ptr;
@@ -21,7 +13,8 @@ block_t *find_lock_live(core_t *core, const void *ptr)
   device_t *device = segment->device;
   lock(&device->lock);
   if (!block)
-    block = block_around(segment, address);
+    for (block = segment->first; block && block->address + block->size <= address;)
+      block = block->next;
   if (block && block_state_of(block) == BLOCK_LIVE)
     return block;
   unlock(&device->lock);

@@ -15,14 +15,7 @@ static device_t *device_of(const block_t *block)
   return block->segment->device;
 }
 
-static bins_t *bins_of(const block_t *block)
-{
-  heap_t *heap = block->segment->heap;
-  return block->state == BLOCK_READY ? &heap->ready[block->segment->large]
-                                     : &heap->pending[block->segment->large];
-}
-
-void free_blocks_satisfied(block_t *block)
+void block_count_inactive(block_t *block)
 {
   if (!block->counted_active)
     return;
@@ -72,16 +65,18 @@ static void add_pending(block_t *block)
 
 void free_blocks_claim(block_t *block)
 {
+  heap_t *heap = block->segment->heap;
+  bool large = block->segment->large, ready = block->state == BLOCK_READY;
   /* Otherwise the bins would change under a malloc in the cache. */
-  core_assert(block->state != BLOCK_READY || cache_is_quiet(&block->segment->heap->cache));
-  bins_remove(bins_of(block), block);
-  if (block->state == BLOCK_PENDING) {
-    pending_index_remove(block->segment->heap, block);
-    block->segment->heap->pending_index.bytes -= block->size;
-    remove_pending(block->segment->heap, block);
+  core_assert(!ready || cache_is_quiet(&heap->cache));
+  bins_remove(ready ? &heap->ready[large] : &heap->pending[large], block);
+  if (!ready) {
+    pending_index_remove(heap, block);
+    heap->pending_index.bytes -= block->size;
+    remove_pending(heap, block);
   }
   if (block_counts_as_split(block))
-    stats_split_removed(&device_of(block)->stats, block->segment->large, block->size);
+    stats_split_removed(&device_of(block)->stats, large, block->size);
   block_set_state(block, BLOCK_CLAIMED);
 }
 
@@ -90,7 +85,7 @@ static void add_ready(block_t *block)
 {
   heap_t *heap = block->segment->heap;
   device_t *device = heap->device;
-  free_blocks_satisfied(block);
+  block_count_inactive(block);
   if (block->next && block->next->state == BLOCK_READY) {
     free_blocks_claim(block->next);
     block_merge_next(device, block);
@@ -122,8 +117,8 @@ static void add(block_t *block)
     add_ready(block);
     return;
   }
-  if (!block->uses) /* withheld, but nobody is known to use it */
-    free_blocks_satisfied(block);
+  if (!block->uses) /* withheld, but no stream is known to use it */
+    block_count_inactive(block);
   add_pending(block);
 }
 
@@ -234,7 +229,7 @@ static bool keep(block_t *block)
 
 void free_blocks_cache(block_t *block)
 {
-  free_blocks_satisfied(block);
+  block_count_inactive(block);
   if (!keep(block))
     free_blocks_add(block);
 }
@@ -283,7 +278,7 @@ bool free_blocks_promote(heap_t *heap)
   return any;
 }
 
-void free_blocks_withhold_none(heap_t *heap)
+void free_blocks_release_withheld(heap_t *heap)
 {
   for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
     newer = block->newer;
@@ -306,7 +301,7 @@ static inline block_t *best_ready(const heap_t *heap, size_t size, bool large, b
   const bins_t *bins = &heap->ready[large];
   const config_t *config = config_of(heap->device->core);
   block_t *b = bins_best_fit(bins, size);
-  while (b && !(fits(config, b, size) && (!whole || segment_is_whole(b))))
+  while (b && !(fits(config, b, size) && (!whole || block_is_whole_segment(b))))
     b = bins_next(bins, b);
   return b;
 }
@@ -321,8 +316,8 @@ block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
   return best_ready(heap, size, large, true);
 }
 
-block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
-                                 bool large, inside_t how)
+block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *taker, size_t size, bool large,
+                                 inside_t how)
 {
   const config_t *config = config_of(heap->device->core);
   for (int ready = 1; ready >= 0; ready--) {
@@ -330,25 +325,25 @@ block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, siz
     for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b)) {
       if (!fits(config, b, size) || b->withheld || b->stamp)
         continue;
-      if (how == INSIDE_ORDERED ? branch_is_after_all(reader, b)
-                                : branch_may_be_gated(reader, b, how == INSIDE_GATED_AT_FREE))
+      if (how == INSIDE_ORDERED ? branch_is_after_all(taker, b)
+                                : branch_may_be_gated(taker, b, how == INSIDE_GATED_AT_FREE))
         return b;
     }
   }
   return NULL;
 }
 
-bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too)
+bool free_blocks_may_be_gated(const block_t *block, const stream_t *taker, bool at_free_too)
 {
   if (block->withheld)
     return false;
   for (const use_t *use = block->uses; use; use = use->next)
-    if (!use_is_satisfied(use, reader) && !use_may_be_gated(use, at_free_too))
+    if (!use_is_satisfied(use, taker) && !use_may_be_gated(use, at_free_too))
       return false;
   return true;
 }
 
-block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, size_t size,
+block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *taker, size_t size,
                                    bool large, bool at_free_too)
 {
   enum { MOST = 64 }; /* blocks: the best fit is good enough for a short wait */
@@ -357,7 +352,7 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, s
   if (!at_free_too && pending_are_barred(heap, large))
     return NULL;
   block_t *best = bins_best_fit(bins, size);
-  while (best && !(fits(config, best, size) && free_blocks_may_be_gated(best, reader, at_free_too)))
+  while (best && !(fits(config, best, size) && free_blocks_may_be_gated(best, taker, at_free_too)))
     best = bins_next(bins, best);
   if (!best)
     return NULL;
@@ -365,7 +360,7 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, s
   block_t *oldest = heap->oldest_pending;
   for (int i = 0; oldest && oldest != best && i < MOST; i++, oldest = oldest->newer)
     if (oldest->segment->large == large && oldest->size >= size && oldest->size <= limit &&
-        fits(config, oldest, size) && free_blocks_may_be_gated(oldest, reader, at_free_too))
+        fits(config, oldest, size) && free_blocks_may_be_gated(oldest, taker, at_free_too))
       return oldest;
   return best;
 }
@@ -374,7 +369,7 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, s
 
 typedef struct search {
   const config_t *config;
-  const stream_t *reader;
+  const stream_t *taker;
   size_t size;
   bool at_free_too;
   int left; /* how many blocks may still be looked at */
@@ -383,8 +378,8 @@ typedef struct search {
 
 static bool may_join(search_t *search, const block_t *block)
 {
-  return block && block_is_free(block) && search->left-- > 0 &&
-         free_blocks_may_be_gated(block, search->reader, search->at_free_too);
+  return block && block_is_in_bin(block) && search->left-- > 0 &&
+         free_blocks_may_be_gated(block, search->taker, search->at_free_too);
 }
 
 /* Looks at every shortest run in the range of neighbours that begins with `first`. Returns the
@@ -406,13 +401,13 @@ static uintptr_t search_neighbours(search_t *search, block_t *first)
   return end;
 }
 
-run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size, bool large,
+run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *taker, size_t size, bool large,
                                bool at_free_too)
 {
   enum { MOST = 256 }; /* blocks: a longer search would cost more than new memory */
   int passed_over = 0; /* blocks of the other size class */
   search_t search = {.config = config_of(heap->device->core),
-                     .reader = reader,
+                     .taker = taker,
                      .size = size,
                      .at_free_too = at_free_too,
                      .left = MOST};
@@ -456,7 +451,7 @@ void free_blocks_add_run(run_t run)
   }
 }
 
-/* The reader was gated on what the blocks owe. Only the last block keeps what it owes, because its
+/* The taker was gated on what the blocks owe. Only the last block keeps what it owes, because its
  * rest still owes that. */
 block_t *free_blocks_unite(run_t run, size_t size)
 {
@@ -465,10 +460,10 @@ block_t *free_blocks_unite(run_t run, size_t size)
   core_assert(before < size);
   cache_close(run.first->segment->heap);
   for (block_t *b = run.first; b != run.last; b = b->next) {
-    free_blocks_satisfied(b);
+    block_count_inactive(b);
     uses_drop(device, b);
   }
-  free_blocks_satisfied(run.last);
+  block_count_inactive(run.last);
   if (!RULE(RUN_REST_KEEPS_USES) && run.first != run.last)
     uses_drop(device, run.last);
   block_t *rest = size < run.size ? block_split(device, run.last, size - before) : NULL;
@@ -481,7 +476,7 @@ block_t *free_blocks_unite(run_t run, size_t size)
   return run.first;
 }
 
-bool free_blocks_near_gateable(const heap_t *heap, const stream_t *reader, size_t size)
+bool free_blocks_near_gateable(const heap_t *heap, const stream_t *taker, size_t size)
 {
   enum { MOST = 16 }; /* blocks: a preference is not worth a longer search */
   const bins_t *bins = &heap->pending[true];
@@ -489,7 +484,7 @@ bool free_blocks_near_gateable(const heap_t *heap, const stream_t *reader, size_
   for (block_t *b = bins_best_fit(bins, size); b && looked < MOST; b = bins_next(bins, b)) {
     if (b->size - size > size / 8)
       break;
-    if (free_blocks_may_be_gated(b, reader, false))
+    if (free_blocks_may_be_gated(b, taker, false))
       return true;
     looked++;
   }

@@ -2,8 +2,10 @@
  *
  * A free block is *ready* when its heap's stream may have it at once, else *pending*. Ready
  * neighbours merge. Pending blocks do not, so that a long use of a small block does not hold a
- * large one. Some free blocks are in the heap's cache (block_cache.h) instead; whoever changes what
- * is ready closes or pauses the cache first. */
+ * large one. Some free blocks are in the heap's cache (block_cache.h) instead; a function that
+ * changes what is ready closes or pauses the cache first.
+ *
+ * The *taker* is the stream, or branch, that wants the memory. */
 #ifndef ESPER_FREE_BLOCKS_H
 #define ESPER_FREE_BLOCKS_H
 
@@ -12,7 +14,7 @@
 /* A claimed block becomes a free one. */
 void free_blocks_add(block_t *block);
 
-/* The same, but the heap's cache is only paused, and keeps its blocks. */
+/* As free_blocks_add, but the heap's cache is only paused, and keeps its blocks. */
 void free_blocks_add_beside_cache(block_t *block);
 
 /* A claimed block that owes no use goes to the heap's cache if that may be open and has room, else
@@ -39,29 +41,33 @@ void free_blocks_claim(block_t *block);
 /* Pending blocks whose obligations have been satisfied become ready. False: none has. */
 bool free_blocks_promote(heap_t *heap);
 
-/* Blocks that were withheld until the next quiesce serve as soon as they are satisfied: the heap's
- * pool has no graphs, and its stream allocates outside captures. */
-void free_blocks_withhold_none(heap_t *heap);
+/* Withheld blocks serve as soon as they are satisfied, and need no quiesce: the heap's pool has no
+ * graphs, and its stream allocates outside captures. */
+void free_blocks_release_withheld(heap_t *heap);
 
 /* The ready block that fits best. NULL: there is none. */
 block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
 
-/* The same among blocks that are a whole segment. */
+/* The ready block that fits best of those that are a whole segment. NULL: there is none. */
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large);
 
-/* In a capture's heap: the block that fits best of those that the reader, a branch of the same
- * capture, may have: as things are; or after edges from marked uses; or also after edges from uses
- * by record_stream and from frees. */
-typedef enum inside { INSIDE_ORDERED, INSIDE_GATED, INSIDE_GATED_AT_FREE } inside_t;
-block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *reader, size_t size,
-                                 bool large, inside_t how);
+/* Which blocks of a capture's heap a branch of the capture may have. */
+typedef enum inside {
+  INSIDE_ORDERED,      /* those that its future nodes come after already */
+  INSIDE_GATED,        /* also those that need edges from marked uses */
+  INSIDE_GATED_AT_FREE /* also those that need edges from uses by record_stream and from
+                          frees */
+} inside_t;
+/* The block that fits best of those that the taker may have. NULL: there is none. */
+block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *taker, size_t size, bool large,
+                                 inside_t how);
 
-/* Whether the reader may be gated on all uses that the block still owes it; with `at_free_too` also
+/* Whether the taker may be gated on all uses that the block still owes it; with `at_free_too` also
  * on uses by record_stream and the like (USE_GATE_LATE). */
-bool free_blocks_may_be_gated(const block_t *block, const stream_t *reader, bool at_free_too);
+bool free_blocks_may_be_gated(const block_t *block, const stream_t *taker, bool at_free_too);
 
-/* The pending block that fits best of those that the reader may be gated on. */
-block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *reader, size_t size,
+/* The pending block that fits best of those that the taker may be gated on. */
+block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *taker, size_t size,
                                    bool large, bool at_free_too);
 
 /* Neighbouring free blocks of one segment, from `first` to `last`. */
@@ -70,9 +76,9 @@ typedef struct run {
   size_t size;           /* of all of them */
 } run_t;
 
-/* A run of ready and pending blocks that is large enough and that the reader may be gated on: the
+/* A run of ready and pending blocks that is large enough and that the taker may be gated on: the
  * smallest that a short search finds. */
-run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *reader, size_t size, bool large,
+run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *taker, size_t size, bool large,
                                bool at_free_too);
 
 /* free_blocks_claim and free_blocks_add for each block of the run. */
@@ -83,11 +89,11 @@ void free_blocks_add_run(run_t run);
  * is free again, and owes what that last block owed. */
 block_t *free_blocks_unite(run_t run, size_t size);
 
-/* Whether a large pending block that the reader may be gated on wastes at most an eighth of the
+/* Whether a large pending block that the taker may be gated on wastes at most an eighth of the
  * request. */
-bool free_blocks_near_gateable(const heap_t *heap, const stream_t *reader, size_t size);
+bool free_blocks_near_gateable(const heap_t *heap, const stream_t *taker, size_t size);
 
 /* The block's bytes stop counting as active. */
-void free_blocks_satisfied(block_t *block);
+void block_count_inactive(block_t *block);
 
 #endif

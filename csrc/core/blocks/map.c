@@ -154,8 +154,8 @@ static void map_grow(map_t *map)
   }
 }
 
-/* Takes the last bucket away: its blocks go back to the bucket that it took them from. A reader that
- * still looks into returned memory finds zeros, and misses. */
+/* Takes the last bucket away: its blocks go back to the bucket that it took them from. A reader
+ * that still looks into returned memory finds zeros, and misses. */
 static void take_last_bucket(map_t *map)
 {
   size_t number = atomic_load(&map->buckets) - 1;

@@ -74,18 +74,13 @@ void pending_index_remove(heap_t *heap, block_t *block)
   }
 }
 
-static bool is_over(const heap_t *heap, const awaited_t *wait)
-{
-  return stream_completed(wait->stream, wait->from) ||
-         stream_is_after(heap->stream, wait->stream, wait->from);
-}
-
 bool pending_index_may_be_ready(const heap_t *heap)
 {
   const pending_index_t *index = &heap->pending_index;
   bool over = index->unknown;
-  for (unsigned i = 0; i < index->count && !over; i++)
-    over = is_over(heap, &index->on[i]);
+  for (const awaited_t *wait = index->on; wait < index->on + index->count && !over; wait++)
+    over = stream_completed(wait->stream, wait->from) ||
+           stream_is_after(heap->stream, wait->stream, wait->from);
   return over;
 }
 

@@ -8,7 +8,7 @@
 void trace_append(device_t *device, esper_action action, uintptr_t address, size_t size,
                   const stream_t *stream);
 
-/* Whether the ring is on or somebody watches. */
+/* Whether the ring or a watcher is on. */
 static inline bool trace_is_wanted(const device_t *device)
 {
   return device->trace.entries || device->trace.watch;
@@ -22,7 +22,7 @@ static inline void trace_add(device_t *device, esper_action action, uintptr_t ad
     trace_append(device, action, address, size, stream);
 }
 
-/* The same for a block, with the stream that it was last handed out on. */
+/* As trace_add, for a block, with the stream that it was last handed out on. */
 static inline void trace_add_block(device_t *device, esper_action action, const block_t *block,
                                    size_t size)
 {

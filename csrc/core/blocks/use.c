@@ -56,7 +56,7 @@ void uses_record_at_free(block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next)
     if (use->flags & USE_AT_FREE && !use->record && !would_end_a_capture(use))
-      use->record = stream_record_later(use->stream);
+      use->record = stream_record_unpresented(use->stream);
 }
 
 /* The block's use on a stream outside captures (`branch` NULL), or on a branch. */

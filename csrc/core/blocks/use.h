@@ -9,7 +9,7 @@
 
 enum {
   USE_AT_FREE = 1u,       /* it lasts until the free, where its event is recorded */
-  USE_NO_GATE = 2u,       /* it may depend on work that is not yet enqueued */
+  USE_NO_GATE = 2u,       /* gate=False: it may depend on work that is not yet enqueued */
   USE_READ_BY_GRAPH = 4u, /* by a graph, of memory that was not handed out in its capture */
   USE_GATE_LATE = 8u,     /* nobody said that it completes on its own: gated on only when memory
                              cannot grow */
@@ -31,13 +31,13 @@ struct use {
  * new use is needed and *spare is NULL; nothing has happened. */
 bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags, use_t **spare);
 
-/* The same for the most common mark: the block has a use with an earlier record on the stream.
- * Returns the earlier record with its reference. NULL: this is another case, and nothing has
- * happened. */
+/* As use_attach, for the most common mark: the block has a use with an earlier record on the
+ * stream. Returns the earlier record with its reference. NULL: this is another case, and nothing
+ * has happened. */
 record_t *use_replace(block_t *block, record_t *record, unsigned flags);
 
-/* The same for a use inside a capture. Takes over the caller's reference to the point. A block has
- * at most one use for each stream outside captures, and one for each branch. */
+/* As use_attach, for a use inside a capture. Takes over the caller's reference to the point. A
+ * block has at most one use for each stream outside captures, and one for each branch. */
 void use_attach_point(block_t *block, capture_point_t point, unsigned flags, use_t **spare);
 /* A use that ends with the free gets its point, and takes over its reference. Several uses may then
  * be of one branch, until they are united. */
@@ -60,16 +60,16 @@ void uses_record_at_free(block_t *block);
 use_t *use_take(device_t *device); /* NULL: no host memory */
 void use_give(device_t *device, use_t *use);
 
-/* Whether the use has completed, which satisfies it for everybody. */
+/* Whether the use has completed, which satisfies it for every stream. */
 bool use_has_completed(const use_t *use);
 /* Whether future work of `reader` is ordered after the use. */
 bool use_is_satisfied(const use_t *use, const stream_t *reader);
-/* Whether that is so for all uses of the block. */
+/* Whether future work of `reader` is ordered after all uses of the block. */
 bool uses_are_satisfied(const block_t *block, const stream_t *reader);
 /* Whether all uses of the block have completed. */
 bool uses_have_completed(const block_t *block);
-/* Whether the use may depend on work that is not yet enqueued: then neither a stream nor the host
- * may wait for it. */
+/* Whether the use may depend on work that is not yet enqueued: it was marked with gate=False, or
+ * its stream has the rendezvous trait. Then neither a stream nor the host may wait for it. */
 bool use_is_rendezvous(const use_t *use);
 /* Whether the use bars gates, apart from its stream's traits, which may change. */
 bool use_is_barred(const use_t *use);
@@ -81,7 +81,7 @@ void owner_order_stamp(block_t *block);
 /* Whether future work of `reader` is ordered after the home stream's work before the free. */
 bool owner_order_is_satisfied(const block_t *block, const stream_t *reader);
 bool owner_order_has_completed(const block_t *block);
-/* Whether the free block owes nothing to anybody: its uses and its owner order have completed. */
+/* Whether a free block owes nothing to any stream: its uses and owner order have completed. */
 bool block_owes_nothing(const block_t *block);
 /* Whether another stream may be gated on the home stream's work before the free. */
 bool owner_order_may_be_gated(const block_t *block);

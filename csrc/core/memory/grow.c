@@ -23,6 +23,9 @@
 /* Pages for large blocks may always have this size, and be this share of the request. */
 enum { SMALL_PAGE = 8 << 20, SMALL_PAGE_SHARE = 5 };
 
+/* Inside this file: no hole of the heap is large enough. Not an error; grow() handles it. */
+#define NO_HOLE ESPER_NOT_READY
+
 /* The part of a hole that makes a block of the wanted size once it is filled, together with the
  * free blocks beside it. */
 typedef struct window {
@@ -32,7 +35,11 @@ typedef struct window {
   bool from_end;           /* they lie at the end of the hole */
 } window_t;
 
-typedef enum pages_from { NEW_PAGES, LENT_UNLESS_SLACK, LENT_FIRST } pages_from_t;
+typedef enum pages_from {
+  NEW_PAGES,       /* lends none */
+  NEW_WHILE_SLACK, /* all new if slack allows it, else as LENT_FIRST */
+  LENT_FIRST       /* creates pages only for what lent ones leave missing */
+} pages_from_t;
 
 typedef struct growth {
   device_t *device;
@@ -106,8 +113,8 @@ static void claim_neighbours(const window_t *w)
     free_blocks_claim(w->after);
 }
 
-/* Reserves two blocks, for splits if the driver refuses halfway, and an entry for a page that it
- * will not take back. */
+/* Reserves two blocks, for splits if the driver refuses halfway, and an entry for a page that the
+ * driver does not take back. */
 static bool take_spares(growth_t *g)
 {
   if (!(g->stitch.orphan = orphan_reserve(g->device)))
@@ -132,8 +139,8 @@ static size_t least(size_t a, size_t b)
   return a < b ? a : b;
 }
 
-/* Each page costs about the same time, whatever its size. But a page that a block shares with others
- * cannot be lent, so large pages waste memory. A new page may waste half of the slack that is left.
+/* Each page costs about the same time, whatever its size. But a page can be lent only when all of
+ * it is free, so large pages waste memory. A new page may waste half of the slack that is left.
  * Pages of private pools are never lent. Pages of small blocks are one granule. */
 static size_t new_page_size(const growth_t *g, size_t created)
 {
@@ -182,7 +189,7 @@ static void claim_pages(growth_t *g)
   const window_t *w = &g->window;
   size_t most = w->before && w->after ? w->missing : w->hole->size;
   stitch_claim(&g->stitch, g->heap, g->from == NEW_PAGES ? 0 : w->missing, most);
-  if (g->from != LENT_UNLESS_SLACK ||
+  if (g->from != NEW_WHILE_SLACK ||
       !slack_allows_new_pages(g->device, w->missing, stitch_bytes(&g->stitch) > 0))
     return;
   stitch_finish(&g->stitch);
@@ -190,8 +197,8 @@ static void claim_pages(growth_t *g)
   g->slack = true;
 }
 
-/* Claims a window and pages for it. If another thread freed a block that fits meanwhile, takes that
- * instead. ESPER_NOT_READY: the heap has no hole for it. */
+/* Claims a window and pages for it. If another thread freed a block that fits meanwhile, claims
+ * that block instead, and stores it. NO_HOLE: there is no window. */
 static esper_status claim(growth_t *g, block_t **block)
 {
   cache_close(g->heap);
@@ -203,7 +210,7 @@ static esper_status claim(growth_t *g, block_t **block)
   window_t *w = &g->window;
   *w = find_window(g);
   if (!w->hole)
-    return ESPER_NOT_READY;
+    return NO_HOLE;
   claim_neighbours(w);
   claim_pages(g);
   esper_status status = cut_piece(g);
@@ -235,8 +242,8 @@ static esper_status add_page(const growth_t *g, size_t at, size_t size)
   return status;
 }
 
-/* Without this check, a driver that has too little would first give all it has, page by page, while
- * other threads find none. */
+/* Without this check, a driver that has too little would first give all it has, page by page, and
+ * other threads would find no memory meanwhile. */
 static esper_status look_for_room(const growth_t *g)
 {
   enum { FEW = 16 }; /* pages that are tried without asking */
@@ -317,8 +324,7 @@ static void note_refusal(growth_t *g, esper_status status, size_t made)
     device->refused = 0;
 }
 
-/* Updates lists and statistics. NULL: the piece was not filled completely, and what was filled is
- * free. */
+/* Updates lists and statistics. NULL: the piece was filled in part only, and that part is free. */
 static block_t *keep_books(growth_t *g, esper_status status, size_t filled)
 {
   cache_close(g->heap);
@@ -373,7 +379,7 @@ static esper_status fill(growth_t *g, block_t **block)
   return status;
 }
 
-/* With ESPER_OUT_OF_MEMORY and *slack, pages can be lent instead. */
+/* ESPER_OUT_OF_MEMORY and *slack: pages can be lent instead. NO_HOLE: see claim. */
 static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool large,
                             block_t **block, bool *slack)
 {
@@ -400,7 +406,7 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
 static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone, block_t **block)
 {
   bool slack;
-  pages_from_t from = alone ? NEW_PAGES : LENT_UNLESS_SLACK;
+  pages_from_t from = alone ? NEW_PAGES : NEW_WHILE_SLACK;
   esper_status status = grow_by(from, heap, size, large, block, &slack);
   if (status == ESPER_OUT_OF_MEMORY && slack)
     status = grow_by(LENT_FIRST, heap, size, large, block, &slack);
@@ -434,9 +440,9 @@ esper_status grow(heap_t *heap, size_t size, bool large, bool alone, block_t **b
   *block = NULL;
   if (wants_pages(heap->pool) && mapped_granule(device)) {
     esper_status status = grow_mapped(heap, size, large, alone, block);
-    while (status == ESPER_NOT_READY && mapped_reserve(heap, large, size) == ESPER_OK)
+    while (status == NO_HOLE && mapped_reserve(heap, large, size) == ESPER_OK)
       status = grow_mapped(heap, size, large, alone, block);
-    if (status != ESPER_NOT_READY)
+    if (status != NO_HOLE)
       return status;
   }
   /* The device maps no pages, or there are no addresses for a mapped segment. */

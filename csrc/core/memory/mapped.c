@@ -213,15 +213,10 @@ void mapped_left(block_t *block, size_t size, bool stale)
     free_blocks_add(rest);
 }
 
-static bool may_be_reaped(const block_t *block)
-{
-  return owner_order_has_completed(block) || !RULE(UNMAP_NEEDS_COMPLETION);
-}
-
 static block_t *find_reapable(const device_t *device)
 {
   block_t *block = device->stale;
-  while (block && !may_be_reaped(block))
+  while (block && !owner_order_has_completed(block) && RULE(UNMAP_NEEDS_COMPLETION))
     block = block->newer;
   return block;
 }
@@ -314,7 +309,7 @@ block_t *mapped_carve(block_t *block, uintptr_t begin, size_t size)
 {
   block_t *front = begin > block->address ? block : NULL, *rest = NULL;
   free_blocks_claim(block);
-  free_blocks_satisfied(block);
+  block_count_inactive(block);
   uses_drop_completed(device_of(block), block);
   if (front)
     block = split(front, begin - front->address);

@@ -4,8 +4,8 @@
  * usually has one such segment for each size class. It grows into a hole, and free memory at the
  * hole's ends becomes part of the new block.
  *
- * Under the device's lock unless a comment says otherwise. Whoever changes what is beside a block
- * closes the heap's block cache first. */
+ * Under the device's lock unless a comment says otherwise. A function that changes what is beside
+ * a block closes the heap's block cache first. */
 #ifndef ESPER_MAPPED_H
 #define ESPER_MAPPED_H
 

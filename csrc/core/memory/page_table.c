@@ -63,11 +63,6 @@ size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent,
   return sum;
 }
 
-size_t pages_metadata(const segment_t *s)
-{
-  return s->pages ? s->touched * sizeof(page_t) : 0;
-}
-
 static bool page_is_valid(const segment_t *s, size_t at, bool stale)
 {
   const page_t *page = &s->pages[s->pages[at].first];

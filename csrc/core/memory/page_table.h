@@ -48,9 +48,6 @@ void page_remove(segment_t *s, page_t *page);
  * begin; returns their bytes, 0 for none. */
 size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent, uintptr_t *first);
 
-/* Host memory that the used part of the table takes. */
-size_t pages_metadata(const segment_t *s);
-
 /* Checks that blocks have pages, that holes have none, and that the segment's bytes add up. */
 bool pages_are_valid(const segment_t *s);
 

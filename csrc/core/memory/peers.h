@@ -2,8 +2,8 @@
  *
  * Every mapping gives access to its device and all its peers. A new peer gets access to every page
  * that is already mapped. Threads that map, unmap or move pages hold the paging lock shared, from
- * before they call the driver until the page tables are updated, and not the device's lock. Whoever
- * adds a peer holds the paging lock alone, so no page is missed. */
+ * before they call the driver until the page tables are updated, and not the device's lock. A
+ * thread that adds a peer holds the paging lock alone, so no page is missed. */
 #ifndef ESPER_PEERS_H
 #define ESPER_PEERS_H
 

@@ -12,19 +12,14 @@ bool slack_is_for(const pool_t *pool)
   return pool == pool->device->default_pool;
 }
 
-static size_t bytes_of_pages(const device_t *device)
+/* Bytes of all pages once `missing` bytes are created. */
+static size_t pages_with(const device_t *device, size_t missing)
 {
-  size_t bytes = 0;
+  size_t bytes = device->reserving + missing;
   for (const segment_t *s = device->first_segment; s; s = s->next)
     if (s->pages && slack_is_for(s->heap->pool))
       bytes += s->bytes;
   return bytes;
-}
-
-static size_t active_bytes(device_t *device)
-{
-  shards_collect(device);
-  return (size_t)device->stats.active_bytes[ESPER_ALL].current;
 }
 
 /* The peak of active memory since pages last went back. If the statistics' peak is from before
@@ -32,15 +27,11 @@ static size_t active_bytes(device_t *device)
 static size_t recent_peak(device_t *device, size_t missing)
 {
   size_t peak = (size_t)device->stats.active_bytes[ESPER_ALL].peak;
-  size_t needed = active_bytes(device) + missing;
+  shards_collect(device);
+  size_t needed = (size_t)device->stats.active_bytes[ESPER_ALL].current + missing;
   if (device->slack_peak < needed)
     device->slack_peak = needed;
   return peak > device->slack_old_peak ? peak : device->slack_peak;
-}
-
-static size_t pages_with(const device_t *device, size_t missing)
-{
-  return bytes_of_pages(device) + device->reserving + missing;
 }
 
 bool slack_allows_new_pages(device_t *device, size_t missing, bool lendable)

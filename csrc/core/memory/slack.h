@@ -22,8 +22,8 @@ bool slack_allows_new_pages(device_t *device, size_t missing, bool lendable);
  * May pause the block caches. */
 size_t slack_left(device_t *device, size_t missing);
 
-/* The device had no memory for slack or for a request. No new pages are created instead of lent ones
- * until many more pages have moved. */
+/* The device had no memory for slack or for a request. No new pages are created instead of lent
+ * ones until many more pages have moved. */
 void slack_was_refused(device_t *device);
 
 /* The pool gave pages back to the driver, so slack begins anew. */

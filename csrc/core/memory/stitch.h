@@ -4,8 +4,8 @@
  * Pages of another heap are lent once everything that their block owes has completed; they are
  * unmapped there at once. Pages of the heap itself may still owe owner order, because what its
  * stream enqueued before comes before what it enqueues on the new addresses. Their old mapping is
- * then stale: nobody is given those addresses, and it goes when that work has completed. So whether
- * a heap can lend to itself does not depend on how far the GPU has come.
+ * then stale: no request is given those addresses, and it goes when that work has completed. So
+ * whether a heap can lend to itself does not depend on how far the GPU has come.
  *
  * Only the default pool lends: graphs touch the pages of other pools, and holes would change the
  * addresses there, which must repeat. */

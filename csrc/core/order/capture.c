@@ -144,7 +144,7 @@ static bool point_of_now(branch_t *b, void *handle)
   if (call_capture_point(s->core, s->device->index, handle, b->capture->id, &node) != ESPER_OK)
     return false;
   if (!node && b->last)
-    return false; /* somebody removed the stream's dependencies */
+    return false; /* the stream's dependencies were removed */
   if (node && node != b->node) {
     b->last++;
     b->node = node;

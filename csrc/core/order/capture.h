@@ -61,8 +61,11 @@ bool branch_is_after(const branch_t *branch, const capture_point_t *point);
  * `stream` is the block's user. */
 typedef enum captured_free {
   FREED_INSIDE,  /* the point is stored */
-  FREED_UNKNOWN, /* the point cannot be found out: only the user's own order is known */
-  FREED_OUTSIDE, /* the capture is over, or the user or the thread has left it */
+  FREED_UNKNOWN, /* no point, because the user is mortal, or the driver says that it is in the
+                    capture but not where: the block gets the user's stamp */
+  FREED_OUTSIDE, /* no point, and the block waits for a quiesce: the capture is over, the user has
+                    left it or may have, there is no host memory, or this thread may be filling
+                    another graph */
 } captured_free_t;
 captured_free_t capture_point_of_free(core_t *core, uint64_t capture, stream_t *stream,
                                       capture_point_t *point);

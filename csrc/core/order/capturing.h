@@ -13,7 +13,7 @@ bool stream_any_is_captured(const device_t *device);
 
 /* Whether a capture that allocates from a private pool may be going on. Under the device's lock. */
 bool capturing_is_possible(const device_t *device);
-/* The same for a caller who does not hold that lock. */
+/* As capturing_is_possible, for a caller who does not hold that lock. */
 bool capturing_is_possible_now(device_t *device);
 
 #endif

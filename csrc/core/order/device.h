@@ -77,8 +77,8 @@ struct device {
 
 /* The device, which is set up at its first use. */
 esper_status core_device(core_t *core, int index, device_t **device);
-/* The same, or NULL if the device was never used. For calls that only look or give back: they must
- * not make the driver set the device up for this process. */
+/* As core_device, but NULL if the device was never used. For calls that only look or give back:
+ * they must not make the driver set the device up for this process. */
 esper_status core_used_device(core_t *core, int index, device_t **device);
 esper_status core_no_device(const core_t *core, int index);
 

@@ -12,7 +12,7 @@ void record_keep(record_t *record)
   atomic_fetch_add_explicit(&record->references, 1, memory_order_relaxed);
 }
 
-/* If the count is 1, it is the caller's own reference, and nobody else can add one. */
+/* If the count is 1, it is the caller's own reference, and no other thread can add one. */
 bool record_release(record_t *record)
 {
   if (atomic_load_explicit(&record->references, memory_order_acquire) != 1)
@@ -21,7 +21,7 @@ bool record_release(record_t *record)
   return true;
 }
 
-/* Any lock may be held here, so the record only joins the dropped ones. Whoever next works under
+/* Any lock may be held here, so the record only joins the dropped ones. The next work under
  * the stream's record lock makes it a spare one. */
 void record_drop(record_t *record)
 {
@@ -88,7 +88,7 @@ static void reuse(stream_t *s, record_t *r)
   keep_spare(s, r);
 }
 
-void records_pool_dropped(stream_t *s)
+void records_reclaim(stream_t *s)
 {
   if (!atomic_load_explicit(&s->dropped, memory_order_relaxed))
     return;
@@ -192,7 +192,7 @@ static record_t *record_on(presented_t p, void *wait_for)
 {
   stream_t *s = p.stream;
   lock(&s->lock);
-  records_pool_dropped(s);
+  records_reclaim(s);
   ask_now_and_then(s);
   record_t *r = take_spare(s);
   if (!r) {
@@ -253,7 +253,7 @@ record_t *stream_record(presented_t p)
   return record;
 }
 
-record_t *stream_record_later(stream_t *s)
+record_t *stream_record_unpresented(stream_t *s)
 {
   if (RULE(MORTAL_HANDLES) && !s->immortal)
     return NULL;
@@ -261,8 +261,8 @@ record_t *stream_record_later(stream_t *s)
   record_t *record = stream_record_begin(p);
   if (!record)
     return NULL;
-  /* Another thread may have begun a capture since the driver was asked. Nobody has seen the record
-   * yet, so it can be withdrawn. */
+  /* Another thread may have begun a capture since the driver was asked. No other thread has seen
+   * the record yet, so it can be withdrawn. */
   bool inside = RULE(CAPTURE_RECORDS_NOTHING) && would_be_inside(p) && record_release(record);
   stream_record_end(s, inside ? record : NULL);
   return inside ? NULL : record;
@@ -292,7 +292,7 @@ record_t *stream_probe(stream_t *s, uint64_t stamp)
     return probe;
   if (probe)
     record_drop(probe);
-  probe = stream_record_later(s);
+  probe = stream_record_unpresented(s);
   if (!probe)
     return NULL;
   record_keep(probe);
@@ -310,7 +310,7 @@ bool stream_is_valid(stream_t *s)
   bool valid = true;
   unsigned outstanding = 0;
   lock(&s->lock);
-  records_pool_dropped(s);
+  records_reclaim(s);
   uint64_t previous = atomic_load(&s->completed);
   for (record_t *r = s->oldest; r; r = r->newer) {
     /* With no references it is just being dropped. */

@@ -24,14 +24,14 @@ struct record {
 /* Records an event on the stream now. The caller gets a reference. NULL: it failed, or the stream
  * is being captured. */
 record_t *stream_record(presented_t presented);
-/* The same, but the record lock stays held until stream_record_end. NULL: no lock is held.
- * `replaced` (may be NULL) is a record of the stream whose last reference the caller gave up; it
- * becomes a spare one at once. */
+/* As stream_record, but keeps the record lock until stream_record_end. NULL: no lock is held. */
 record_t *stream_record_begin(presented_t presented);
+/* Unlocks the stream. `replaced` (may be NULL) is a record of the stream whose last reference the
+ * caller gave up; it becomes a spare one at once. */
 void stream_record_end(stream_t *stream, record_t *replaced);
 /* As stream_record, for a stream that was not presented to this call: another thread may be using
  * it meanwhile, and may begin to capture it. */
-record_t *stream_record_later(stream_t *stream);
+record_t *stream_record_unpresented(stream_t *stream);
 /* Makes one of the core's own streams wait for a foreign event, then records on it. */
 record_t *stream_record_event(stream_t *carrier, void *event, int device);
 
@@ -62,8 +62,8 @@ static inline uint64_t group_bit(const stream_t *s)
 bool record_is_done(record_t *record);
 /* Notes that every number up to this one has completed. */
 void records_complete(stream_t *stream, uint64_t number);
-/* Dropped records become spare ones. */
-void records_pool_dropped(stream_t *stream);
+/* Makes dropped records spare ones. */
+void records_reclaim(stream_t *stream);
 
 bool stream_is_valid(stream_t *stream);
 

@@ -12,7 +12,7 @@ void stream_retire(stream_t *s)
       !atomic_load_explicit(&s->dropped, memory_order_relaxed))
     return;
   lock(&s->lock);
-  records_pool_dropped(s);
+  records_reclaim(s);
   size_t step = 1;
   while (s->oldest) {
     record_t *ahead = s->oldest;
@@ -55,12 +55,12 @@ bool stream_completes_now(stream_t *s, uint64_t number)
 static void declare_completed(stream_t *s, uint64_t number)
 {
   lock(&s->lock);
-  records_pool_dropped(s);
+  records_reclaim(s);
   records_complete(s, number);
   unlock(&s->lock);
 }
 
-esper_status stream_wait_host(record_t *record)
+esper_status record_wait(record_t *record)
 {
   stream_t *s = record->stream;
   esper_status status = ESPER_OK;

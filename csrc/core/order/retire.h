@@ -6,7 +6,7 @@
 #include "stream.h"
 
 /* The host waits for the record. */
-esper_status stream_wait_host(record_t *record);
+esper_status record_wait(record_t *record);
 
 /* Finds out which of the stream's events have completed. */
 void stream_retire(stream_t *stream);
@@ -20,8 +20,8 @@ bool stream_completes_now(stream_t *stream, uint64_t number);
 void stream_sync_begin(stream_t *stream);
 void stream_sync_done(stream_t *stream);
 
-/* Positions in the queues of streams that nobody has asked about yet: collected under the device's
- * lock, asked without it. */
+/* Positions in the queues of streams that the driver was not asked about yet: collected under the
+ * device's lock, asked without it. */
 enum { PROBES = 16 };
 typedef struct probes {
   stream_t *stream[PROBES];

@@ -205,7 +205,7 @@ void stream_destroy_all(core_t *core)
     next = s->next;
     if (s->probe)
       record_drop(s->probe);
-    records_pool_dropped(s);
+    records_reclaim(s);
     while (s->event_count)
       event_give(s->device, s->events[--s->event_count]);
     free(s);

@@ -12,7 +12,7 @@
 
 enum {
   CLOCK_ENTRIES = 256, /* streams from this index on are in no vector clock */
-  STREAM_EVENTS = 32,  /* and records, out of use, kept by the stream; more go to the device */
+  STREAM_EVENTS = 32, /* kept for reuse, and so many records; the device keeps the rest (event.h) */
 };
 
 /* Streams by index. The bits find the few streams with outstanding records among many. */
@@ -35,7 +35,7 @@ struct stream {
                                or a use without a record */
   atomic_bool immortal;
   bool all_streams;    /* stands for all streams of the device */
-  atomic_uint traits;  /* ESPER_TRAIT_...; `all_streams` has those of every stream */
+  atomic_uint traits;  /* ESPER_TRAIT_...; of `all_streams`: all traits that any stream has */
   _Atomic uint64_t id; /* the driver's, which no later stream gets */
   core_t *core;
 
@@ -49,14 +49,14 @@ struct stream {
   ON_ITS_OWN_LINE mutex_t lock; /* the record lock: guards all below but the atomics, and `last` */
   _Atomic uint64_t completed;   /* every number up to this one has completed */
   record_t *oldest, *newest;    /* outstanding records, by number */
-  unsigned outstanding;         /* how many records are */
+  unsigned outstanding;         /* how many records that list has */
   unsigned ask_at;              /* how many outstanding records make a mark ask */
   record_t *spare;              /* records out of use */
   unsigned spare_count;
   void *events[STREAM_EVENTS]; /* events out of use: the last event_count */
   unsigned event_count;
   atomic_bool has_outstanding;
-  _Atomic(record_t *) dropped; /* records that nobody refers to, not yet spare */
+  _Atomic(record_t *) dropped; /* records without references, not yet spare */
   uint64_t syncing; /* the number that will be completed by the synchronisation under way */
   record_t *probe;  /* the last record made by stream_probe */
   _Atomic uint64_t vector_clock[CLOCK_ENTRIES];

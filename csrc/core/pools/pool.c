@@ -197,7 +197,7 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
       continue;
     if (heap->capture == capture) {
       if (heap->quiesced && !pool_has_graphs(pool))
-        free_blocks_withhold_none(heap);
+        free_blocks_release_withheld(heap);
       heap->quiesced = false;
       return heap;
     }

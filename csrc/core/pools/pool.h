@@ -5,7 +5,7 @@
 
 #include "../blocks/heap.h"
 
-/* A pool goes when nobody refers to it, no call works in it, and its memory went back. The default
+/* A pool goes when it has no references, no call works in it, and its memory went back. The default
  * pool always has a reference. */
 struct esper_pool {
   device_t *device;
@@ -36,7 +36,7 @@ void pool_let_go(pool_t *pool);
 void pool_enter(pool_t *pool);
 void pool_leave(pool_t *pool);
 
-/* Nobody refers to the pool: notes that work enqueued so far may still be its graphs. */
+/* The pool has no references: notes that work enqueued so far may still be its graphs. */
 void pool_note_work(pool_t *pool);
 bool pool_has_memory(const pool_t *pool);
 /* Takes away the pools that may go. */

@@ -11,7 +11,7 @@
 #include "../order/retire.h"
 #include "../pools/pool.h"
 
-/* ---- a stream presents itself ------------------------------------------ */
+/* ---- held uses ----------------------------------------------------------- */
 
 /* Gives the record to those held uses on the device's blocks that it covers. */
 static void cover_uses(device_t *device, record_t *record)
@@ -24,7 +24,7 @@ static void cover_uses(device_t *device, record_t *record)
   unlock(&device->lock);
 }
 
-void drain_held_uses(core_t *core, presented_t p)
+void held_uses_record(core_t *core, presented_t p)
 {
   atomic_store(&p.stream->holds, false);
   record_t *record = stream_record(p);
@@ -49,7 +49,7 @@ static bool is_rendezvous_itself(const use_t *use)
   return use_is_rendezvous(use) && (!use->stream->all_streams || use->flags & USE_NO_GATE);
 }
 
-/* Whether the block has an unfinished use that nobody may wait for. The uses of a claimed block
+/* Whether the block has an unfinished use that must not be waited for. The uses of a claimed block
  * count as unfinished, because the thread that claimed it may be changing them. `idle` (may be
  * NULL) is a stream that is known to have finished. */
 static bool owes_no_gate(const block_t *block, const stream_t *idle)
@@ -64,7 +64,7 @@ static bool owes_no_gate(const block_t *block, const stream_t *idle)
 /* Whether the stream has unfinished work. A mortal stream cannot be asked, so the answer is yes. */
 static bool is_at_work(stream_t *s)
 {
-  record_t *record = stream_record_later(s);
+  record_t *record = stream_record_unpresented(s);
   if (!record)
     return true;
   bool done = stream_completes_now(s, record->number);
@@ -120,7 +120,7 @@ static esper_status wait_for_streams(device_t *device, bool *left, bool *capturi
       *left = true;
       continue;
     }
-    record_t *record = stream_record_later(s);
+    record_t *record = stream_record_unpresented(s);
     esper_status status;
     if (!record) {
       uint64_t capture = 0;
@@ -131,7 +131,7 @@ static esper_status wait_for_streams(device_t *device, bool *left, bool *capturi
       *left = true;
       continue;
     }
-    status = stream_wait_host(record);
+    status = record_wait(record);
     record_drop(record);
     if (status != ESPER_OK)
       return status;

@@ -1,16 +1,16 @@
-/* drain.h: waiting for a device, and the uses that no event stands for.
+/* drain.h: waiting for a device, and held uses.
  *
  * A use is held when no event could be recorded for it: its stream was being captured, was a mortal
- * stream that was not presented, or the driver refused. Its block waits until the stream presents
- * itself again, or the device was synchronised. */
+ * stream that was not presented, or the driver refused. Its block stays pending until the stream is
+ * presented again, or the device was synchronised. */
 #ifndef ESPER_DRAIN_H
 #define ESPER_DRAIN_H
 
 #include "../order/stream.h"
 
-/* The stream presents itself: records an event for the uses that are held for it. Uses on memory of
- * a capture stay held, because an event says nothing about replays. */
-void drain_held_uses(core_t *core, presented_t presented);
+/* Records an event for the held uses of a stream that was presented. Uses on memory of a capture
+ * stay held, because an event says nothing about replays. */
+void held_uses_record(core_t *core, presented_t presented);
 
 /* Waits for everything enqueued on the device's streams, and notes what has completed. It goes
  * stream by stream as far as possible, because the driver's way of waiting for a whole device ends

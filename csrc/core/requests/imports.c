@@ -60,7 +60,7 @@ static void link_import(device_t *device, import_t *import)
   unlock(&device->lock);
 }
 
-/* Returns an import that nobody uses to the driver. False: the driver did not take all of it. */
+/* Returns an unused import to the driver. False: the driver did not take all of it. */
 static bool give_back(const device_t *device, import_t *import)
 {
   core_t *core = device->core;

@@ -1,25 +1,26 @@
 /* malloc.c: malloc and free.
  *
- * malloc tries these steps in order, and stops at the first that serves:
- *   1. a ready block of its own heap
- *   2. the same, after retiring events
- *   3. a pending block of its own heap, for which the GPU waits: with reuse order `gate`, or
- *      with `auto` if the wait looks short
- *   4. a completed block of another heap, lent
- *   5. new memory. This comes before step 4 if the heap has borrowed many small blocks, and where
- *      addresses repeat. Beyond the garbage_collection_threshold, segments that were unused for
- *      long go back first
- *   6. memory that registered callbacks free
- *   7. any block that a gate can make ready: of its own heap, of other heaps, then of pools that
- *      may be used when memory is short
- *   8. the host waits: for one event after the other, then for the whole device. Then cached
- *      memory goes back and new memory is tried again. The last hope is memory in flight
- * After that, memory is exhausted.
+ * cache_malloc, called in api/memory.c, tries the heap's block cache without the device's lock. If
+ * that has nothing, malloc_block tries these steps in order, and stops at the first that serves:
+ *   1. request_take_ready: a ready block of its own heap, but not a far too large one if a pending
+ *      block fits well
+ *   2. take_retired_or_gate: the same after retiring events
+ *   3. malloc_claim_gateable: a pending block of its own heap, for which the GPU waits: with reuse
+ *      order `gate`, or with `auto` if the wait looks short. Otherwise a ready block of any size
+ *   4. borrow: a completed block of another heap, lent
+ *   5. take_grown: new memory. This comes before step 4 if the heap has borrowed many small blocks,
+ *      and where addresses repeat. Beyond the garbage_collection_threshold, segments that were
+ *      unused for long go back first
+ *   6. callback_freed_memory: memory that registered callbacks free, by steps 2 to 5 again
+ *   7. malloc_gate_own, malloc_gate_other, find_in_spare_pools: any block that a gate can make
+ *      ready: of its own heap, of other heaps, then of pools that may be used when memory is short
+ *   8. wait_and_release: the host waits for one event after the other, then for the whole device.
+ *      Then cached memory goes back and new memory is tried again, and at last memory in flight
  *
  * Each step takes the device's lock for itself. Driver calls are made without it, on claimed
- * blocks. Inside a capture only two kinds of memory serve: what the capture itself freed, and what
- * its pool had when it was quiesced. There a gate is an edge of the graph, no event is asked about,
- * and nobody waits.
+ * blocks. Inside a capture three kinds of memory serve: what the capture itself freed, what its
+ * pool had when it was quiesced, and new memory. There a gate is an edge of the graph, and the host
+ * waits for nothing but memory in flight.
  *
  * malloc_gate.c has the steps that gate, malloc_capture.c those inside a capture,
  * malloc_deterministic.c those of private pools, where addresses repeat. request.c has the ends of
@@ -51,7 +52,7 @@
 
 /* ---- the steps of malloc ----------------------------------------------- */
 
-/* Step 2: a ready block, even one much larger than the request, after retiring events. */
+/* Step 2: a ready block of any size, after retiring events. */
 static block_t *take_retired(const request_t *q)
 {
   stream_retire_all(q->core);
@@ -128,6 +129,7 @@ static block_t *borrow(const request_t *q)
   return NULL;
 }
 
+/* Step 5. `alone`: by new pages only. */
 static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
 {
   block_t *block = NULL;
@@ -151,8 +153,7 @@ static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
 }
 
 /* The record that the heap's oldest pending block waits for. NULL: there is none that the host may
- * wait for. The host never waits for a use without gate, which may depend on work that this very
- * thread has still to enqueue. */
+ * wait for. */
 static record_t *oldest_wait(const request_t *q)
 {
   record_t *oldest = NULL;
@@ -170,7 +171,7 @@ static block_t *wait_for_pending(const request_t *q)
 {
   record_t *oldest;
   while ((oldest = oldest_wait(q))) {
-    esper_status status = stream_wait_host(oldest);
+    esper_status status = record_wait(oldest);
     record_drop(oldest);
     block_t *block = take_retired(q);
     if (block)
@@ -181,6 +182,7 @@ static block_t *wait_for_pending(const request_t *q)
   return NULL;
 }
 
+/* Step 6. */
 static bool callback_freed_memory(const request_t *q)
 {
   const esper_config *given = &q->config->as_given;
@@ -207,7 +209,7 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
   if (q->deterministic)
     return find_or_grow_deterministic(q, status);
   if (q->capture)
-    return (block = malloc_find_inside(q)) ? block : take_grown(q, false, status);
+    return (block = malloc_take_inside(q)) ? block : take_grown(q, false, status);
   if ((block = take_retired_or_gate(q)))
     return block;
   bool own_first = borrows_too_often(q);
@@ -240,7 +242,7 @@ static block_t *find_in_spare_pools(const request_t *q)
 static block_t *find_returned(const request_t *q)
 {
   if (q->capture)
-    return malloc_find_inside(q);
+    return malloc_take_inside(q);
   block_t *block = take_retired(q);
   return block ? block : borrow(q);
 }
@@ -287,6 +289,7 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   return take_returned(q, status);
 }
 
+/* Steps 2 to 8. */
 static block_t *find_slowly(const request_t *q, esper_status *status)
 {
   block_t *block = find_or_grow(q, status);
@@ -352,14 +355,14 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   if (q.capture)
     capture_thread_note(q.capture, q.stream.stream);
   else if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed))
-    drain_held_uses(core, q.stream);
+    held_uses_record(core, q.stream);
 
   lock(&device->lock);
   device->large_requests += q.large;
   q.returned_before = in_flight_returned_by_others(device);
   q.heap = heap_of(&q);
   q.deterministic = q.heap && pool_is_deterministic(q.heap);
-  block_t *block = q.heap && !q.deterministic ? request_take_ready(&q, true) : NULL;
+  block_t *block = q.heap && !q.deterministic ? request_take_ready(&q, true) : NULL; /* step 1 */
   q.ready_seen = q.heap ? q.heap->ready[q.large].count : 0;
   unlock(&device->lock);
   if (!q.heap)
@@ -413,9 +416,9 @@ static void warn_of_graph(core_t *core)
   if (given->warn && !atomic_exchange(&core->warned, true))
     given->warn(
         given->warn_context,
-        "memory was freed that a CUDA graph reads: it was marked inside the capture. If the "
-        "graph is replayed again, it may read other data there. Keep such tensors for as "
-        "long as the graph.");
+        "memory was freed that a CUDA graph reads: a tensor from outside the capture was marked "
+        "inside it. If the graph is replayed again, it may read other data at that address. Keep "
+        "such tensors for as long as the graph.");
 }
 
 /* Not inlined, so that the fast path of free need not save registers for this. */
@@ -437,18 +440,18 @@ __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t 
   bool read_by_graph = count_reads_by_graphs(device, block);
   const heap_t *home = block->segment->heap;
   pool_t *pool = home->pool;
-  bool at_home = !home->quiesced && home->capture == block->capture;
+  bool serves_at_once = !home->quiesced && home->capture == block->capture;
   pool_enter(pool); /* so that it is not quiesced meanwhile */
-  if (block->capture && !at_home) {
+  if (block->capture && !serves_at_once) {
     uses_drop_captured(device, block); /* the heap has left that capture, so it is over */
-    at_home = block_joins_capture(block);
+    serves_at_once = block_join_capture(block);
   }
-  if (block->capture && at_home)
-    at_home = malloc_owe_inside(device, block);
+  if (block->capture && serves_at_once)
+    serves_at_once = malloc_owe_inside(device, block);
   else
     owe_outside(device, block);
   pool_leave(pool);
-  block->withheld = !at_home && RULE(QUIESCE_BEFORE_REUSE);
+  block->withheld = !serves_at_once && RULE(QUIESCE_BEFORE_REUSE);
   if (!pool->references)
     pool_note_work(pool);
   if (block->uses || block->withheld)

@@ -93,7 +93,7 @@ static block_t *take_quiesced(const request_t *q)
   return block;
 }
 
-block_t *malloc_find_inside(const request_t *q)
+block_t *malloc_take_inside(const request_t *q)
 {
   block_t *block = take_learned(q);
   if (!block && request_gates_first(q))
@@ -125,7 +125,7 @@ static void set_points_at_free(core_t *core, block_t *block)
     if (branch && branch_point(branch, s->handle, &point))
       use_set_point(use, point);
     else
-      use->record = stream_record_later(s);
+      use->record = stream_record_unpresented(s);
     if (branch)
       branch_drop(branch);
   }
@@ -170,7 +170,7 @@ bool malloc_owe_inside(device_t *device, block_t *block)
  * graph does with it comes first, because replays keep the order of captures (rule 8). What its
  * owner did outside was waited for when the pool was quiesced, and its stream has recorded nothing
  * since. */
-bool block_joins_capture(block_t *block)
+bool block_join_capture(block_t *block)
 {
   const heap_t *home = block->segment->heap;
   if (!home->capture || !home->quiesced_at || !block_is_of(block, home->stream) ||

@@ -7,7 +7,7 @@
 #include "request.h"
 
 /* Steps 2 to 4 of malloc; NULL: none. No lock is held. */
-block_t *malloc_find_inside(const request_t *q);
+block_t *malloc_take_inside(const request_t *q);
 /* Step 7, when memory ran out. */
 block_t *malloc_gate_inside(const request_t *q);
 
@@ -17,6 +17,6 @@ block_t *malloc_gate_inside(const request_t *q);
 bool malloc_owe_inside(device_t *device, block_t *block);
 /* Makes a block of an earlier capture one of the capture that its heap is in now. False: it may not
  * be reused there. Under the device's lock. */
-bool block_joins_capture(block_t *block);
+bool block_join_capture(block_t *block);
 
 #endif

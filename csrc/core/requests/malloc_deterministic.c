@@ -83,7 +83,7 @@ static run_t best_of_all(const request_t *q)
 
 static bool is_free(const block_t *neighbour)
 {
-  return neighbour && block_is_free(neighbour);
+  return neighbour && block_is_in_bin(neighbour);
 }
 
 /* Whether the block need not be looked at: it is too small, and no free block is beside it. */
@@ -157,7 +157,7 @@ static bool owes(const request_t *q, run_t run)
  * free again, and owes what that block owed. */
 static block_t *take_share(const request_t *q, run_t run, size_t size)
 {
-  free_blocks_satisfied(run.last);
+  block_count_inactive(run.last);
   size_t extra = run.size - size;
   block_t *rest = extra ? block_split(q->device, run.last, run.last->size - extra) : NULL;
   if (rest) {

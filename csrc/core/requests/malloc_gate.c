@@ -1,7 +1,6 @@
 #include "malloc_gate.h"
 
 #include "../blocks/use.h"
-#include "../memory/grow.h"
 #include "../order/wait_log.h"
 #include "../pools/pool.h"
 

@@ -8,8 +8,8 @@
 
 /* ---- in two steps ------------------------------------------------------------ */
 
-/* Claims a block or run of the request's own heap that its stream may be gated on early. Empty:
- * there is none, or reuse order `auto` finds the wait too long. Under the device's lock. */
+/* Step 3: claims a block or run of the request's own heap that its stream may be gated on early.
+ * Empty: there is none, or reuse order `auto` finds the wait too long. Under the device's lock. */
 run_t malloc_claim_gateable(const request_t *q);
 /* Gates the request's stream on the claimed run, and hands it out. NULL: a gate was refused.
  * Without the lock. */
@@ -17,10 +17,10 @@ block_t *malloc_gate_claimed(const request_t *q, run_t run);
 
 /* ---- in one step, without the lock; NULL: no memory that may be gated on ------ */
 
-/* A block of the request's own heap, however long the wait. Uses by record_stream are gated on,
- * too. */
+/* Step 7: a block of the request's own heap, however long the wait. Uses by record_stream are gated
+ * on, too. */
 block_t *malloc_gate_own(const request_t *q);
-/* A block of another heap of its pool. */
+/* Step 7: a block of another heap of its pool. */
 block_t *malloc_gate_other(const request_t *q);
 
 /* ---- gates ------------------------------------------------------------------- */

@@ -58,7 +58,7 @@ static esper_status note_slowly(core_t *core, const void *ptr, esper_stream as)
   p.asked = true;
   /* A stream that may be destroyed is often seen by no other call. */
   if (!p.capture && atomic_load_explicit(&p.stream->holds, memory_order_relaxed))
-    drain_held_uses(core, p);
+    held_uses_record(core, p);
   block_t *block = find_lock_live(core, ptr);
   if (!block)
     return ESPER_OK;

@@ -88,7 +88,7 @@ static void wait_for_obligations(pool_t *pool)
   while (wait.count < REFUSED && find_wait(&wait, pool)) {
     if (!wait.record)
       wait.record = stream_probe(wait.stream, wait.number);
-    if (!wait.record || stream_wait_host(wait.record) != ESPER_OK)
+    if (!wait.record || record_wait(wait.record) != ESPER_OK)
       refused[wait.count++] = (refused_t){wait.stream, !wait.record};
     if (wait.record)
       record_drop(wait.record);
@@ -120,7 +120,7 @@ static void wait_for_owners(pool_t *pool)
     stream_t *s = heap->stream;
     needed = needed && !stream_is_rendezvous(s);
     record_t *record = needed ? stream_probe(s, stream_stamp(s)) : NULL;
-    bool waited = record && stream_wait_host(record) == ESPER_OK;
+    bool waited = record && record_wait(record) == ESPER_OK;
     lock(&device->lock);
     heap->quiesced_at = waited ? record->number : 0;
     unlock(&device->lock);
@@ -187,8 +187,7 @@ static void quiesce_heap(heap_t *heap)
     newer = b->newer;
     uses_hold_unrecorded(device, b);
     if (!block_owes_nothing(b) && RULE(QUIESCE_NEEDS_COMPLETION)) {
-      b->withheld =
-          true; /* or it would serve once its uses, but not its owner order, have completed */
+      b->withheld = true; /* its owner order may complete after its uses */
       continue;
     }
     free_blocks_claim(b);
@@ -206,7 +205,7 @@ static void unite(heap_t *into, heap_t *from)
     if (s->heap != from)
       continue;
     for (block_t *b = s->first; b; b = b->next)
-      if (block_is_free(b))
+      if (block_is_in_bin(b))
         free_blocks_claim(b);
     segment_move(s, into);
     /* A block may merge with the one before it, and is gone then. */
@@ -258,11 +257,12 @@ void quiesce_pool(pool_t *pool)
 
 /* ---- pools that are gone ------------------------------------------------- */
 
-static void release_memory(pool_t *pool)
+/* Drops what the pool's memory owes to its graphs, and quiesces it. Frees nothing. */
+static void forget_obligations(pool_t *pool)
 {
   for (const segment_t *s = pool->device->first_segment; s; s = s->next)
     for (block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
-      if (block_is_free(b)) {
+      if (block_is_in_bin(b)) {
         uses_drop_unrecorded(pool->device, b);
         if (b->state == BLOCK_PENDING)
           pending_index_add(s->heap, b);
@@ -272,12 +272,12 @@ static void release_memory(pool_t *pool)
   unite_quiesced(pool);
 }
 
-void quiesce_released(device_t *device, const pool_t *ours)
+void quiesce_unreferenced(device_t *device, const pool_t *ours)
 {
   lock(&device->lock);
   for (pool_t *pool = device->pools; pool; pool = pool->next)
     if (!pool->references && !pool->open && pool->busy <= (pool == ours) &&
         stream_completed(device->all_streams, pool->released))
-      release_memory(pool);
+      forget_obligations(pool);
   unlock(&device->lock);
 }

@@ -4,16 +4,17 @@
 
 #include "../base/types.h"
 
-/* Makes the pool's free memory owe nothing, because inside a capture no work outside can be waited
- * for. The host waits for one event of each stream that freed memory to the pool. Memory that
- * cannot be waited for is withheld until the next quiesce. Memory of captures that are over becomes
- * memory of the pool again, because the graphs of one pool are replayed in the order in which they
- * were captured (rule 8). Without the lock. The pool was begun but has no filter yet. */
+/* The host waits for what the pool's free memory owes, by one event of each stream that freed
+ * memory to the pool, because inside a capture no work outside can be waited for. What cannot be
+ * waited for still owes, and is withheld until the next quiesce. Memory of captures that are over
+ * becomes memory of the pool again, because the graphs of one pool are replayed in the order in
+ * which they were captured (rule 8). Call it after the pool was begun and before its filter is set.
+ * Without the lock. */
 void quiesce_pool(pool_t *pool);
 
-/* Makes the memory of pools that nobody refers to owe their graphs nothing, and merges it. That is
- * allowed once the device was synchronised after the last reference went. A pool in which a call is
- * working is left alone, apart from the caller's own call in `ours`. */
-void quiesce_released(device_t *device, const pool_t *ours);
+/* Lets memory of pools without references owe their graphs nothing, and merges it. That is allowed
+ * once the device was synchronised after the last reference went. A pool in which a call is working
+ * is left alone, apart from the caller's own call in `ours`. */
+void quiesce_unreferenced(device_t *device, const pool_t *ours);
 
 #endif

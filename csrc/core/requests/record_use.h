@@ -7,8 +7,8 @@
 /* The functions of esper_alloc.h, after their arguments were checked. */
 esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper_stream as,
                       unsigned flags, size_t *marked);
-/* The same for one block that starts at the address and was found without a lock. The block, and
- * even its metadata, may have gone since. */
+/* As mark_use, for one block that starts at the address and was found without a lock. The block,
+ * and even its metadata, may have gone since. */
 esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
                               size_t *found);
 /* Marks a use on a stream of which the caller knows only the driver's handle, which is above 2.

@@ -20,7 +20,7 @@
 static bool is_idle(const block_t *block)
 {
   const segment_t *s = block->segment;
-  if (s->pinned || !block_is_free(block)) /* pinned: another process may still use it */
+  if (s->pinned || !block_is_in_bin(block)) /* pinned: another process may still use it */
     return false;
   if (s->captured && !RULE(GRAPHS_KEEP_MEMORY))
     return true;
@@ -64,7 +64,7 @@ static int count_beside(const part_t *p)
 static part_t part_of(block_t *b, size_t enough)
 {
   part_t part = {.block = b, .first = b->address};
-  if (!(b->segment->pages || segment_is_whole(b)) || !is_idle(b))
+  if (!(b->segment->pages || block_is_whole_segment(b)) || !is_idle(b))
     return part;
   part.size = b->size;
   if (b->segment->pages)
@@ -76,7 +76,7 @@ static part_t part_of(block_t *b, size_t enough)
 static block_t *claim_segment(block_t *block)
 {
   free_blocks_claim(block);
-  free_blocks_satisfied(block);
+  block_count_inactive(block);
   return block;
 }
 
@@ -179,8 +179,7 @@ static bool reap(device_t *device)
   return !found || mapped_reap(device);
 }
 
-/* Gives a claimed block (may be NULL) back. Called under the lock, which it drops. False: the
- * driver did not take it. */
+/* As give_back, but counts the bytes. False: the driver did not take them. */
 static bool release_one(release_t *r, block_t *block)
 {
   size_t size = give_back(r->device, block);
@@ -206,13 +205,12 @@ static bool release_some(release_t *r)
 
 size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, size_t enough)
 {
-  size_t orphaned = orphans_give_back(device);
   release_t r = {.device = device,
                  .pool = pool,
                  .mind_captures = mind_captures,
                  .enough = enough,
-                 .released = orphaned};
-  quiesce_released(device, pool);
+                 .released = orphans_give_back(device)};
+  quiesce_unreferenced(device, pool);
   while (r.released < enough && reap(device) && release_some(&r))
     ;
   while (mapped_discard_empty(device, pool))
@@ -242,7 +240,7 @@ static size_t excess(const device_t *device)
 static bool is_cached(const segment_t *s)
 {
   return s->large && !s->pages && s->heap->pool == s->device->default_pool && !s->first->next &&
-         block_is_free(s->first);
+         block_is_in_bin(s->first);
 }
 
 /* Finds out which cached segments their own streams have finished with, by one event for each

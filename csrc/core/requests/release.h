@@ -1,4 +1,4 @@
-/* release.h: memory that nobody uses goes back to the driver: whole classic segments, and any pages
+/* release.h: unused memory goes back to the driver: whole classic segments, and any pages
  * of mapped ones. */
 #ifndef ESPER_RELEASE_H
 #define ESPER_RELEASE_H

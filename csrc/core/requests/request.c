@@ -76,7 +76,7 @@ size_t request_share(const request_t *q, const segment_t *segment, size_t size)
 
 void request_hand_out(const request_t *q, block_t *block)
 {
-  free_blocks_satisfied(block);
+  block_count_inactive(block);
   const segment_t *segment = block->segment;
   if (request_share(q, segment, block->size) < block->size) {
     cache_close(segment->heap);
@@ -108,12 +108,12 @@ block_t *request_hand_out_run(const request_t *q, run_t run)
   return block;
 }
 
-/* The borrower becomes a use of the block when it frees the block. A classic segment that is wholly
- * free and owes nothing moves to the request's heap instead. */
+/* The block gets a use by the borrower now, which ends at the free. A classic segment that is
+ * wholly free and owes nothing moves to the request's heap instead. */
 block_t *request_lend(const request_t *q, run_t run)
 {
   block_t *block = run.first;
-  if (segment_is_whole(block) && !block->segment->pages &&
+  if (block_is_whole_segment(block) && !block->segment->pages &&
       (block_owes_nothing(block) || !RULE(MOVE_NEEDS_COMPLETION))) {
     uses_drop(q->device, block);
     block->stamp = 0;

@@ -45,11 +45,12 @@ static inline bool request_may_borrow(const request_t *q, const heap_t *heap)
  * the rest would not make a block. */
 size_t request_share(const request_t *q, const segment_t *segment, size_t size);
 
-/* These three are called under the device's lock. They make a claimed block or run live, which is
- * satisfied for the request's stream. The part that is not taken still owes what the block owed. */
+/* Hands out a claimed block or run whose obligations are satisfied for the request's stream: makes
+ * it live. The part that is not taken still owes what the block owed. Under the device's lock. */
 void request_hand_out(const request_t *q, block_t *block);
 block_t *request_hand_out_run(const request_t *q, run_t run);
-/* Hands out a block or run of another heap. NULL: no host memory, and nothing has happened. */
+/* Lends a claimed block or run of another heap. NULL: no host memory, and nothing has happened.
+ * Under the device's lock. */
 block_t *request_lend(const request_t *q, run_t run);
 
 /* Hands out a ready block of the request's heap. `sparing`: not if a pending block should be taken

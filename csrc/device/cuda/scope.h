@@ -37,8 +37,8 @@ esper_status cuda_scope_enter_virtual(cuda_scope *s, int device);
     return cuda_scope_leave(&s, call);                        \
   } while (0)
 
-/* The same for a short call on a stream, which a scope would make half as long again. Handles above
- * 2 name their context, so the scope is entered only for the others, and if the thread has no
+/* RETURN_SCOPED for a short call on a stream. A scope would make it half as long again. Handles
+ * above 2 name their context, so the scope is entered only for the others, and if the thread has no
  * context. */
 #define RETURN_ON_STREAM(device, stream, call)      \
   do {                                              \

@@ -15,7 +15,7 @@ sim_graph *sim_capture_of(const sim_stream *stream);
 uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op);
 /* Whether the stream's next node comes after `node` of the capture. */
 int sim_capture_is_after(sim *s, const sim_stream *stream, uint64_t capture, uint32_t node);
-/* The same within the stream's own capture. */
+/* Whether the stream's next node comes after `node` of its own capture. */
 int sim_graph_is_after(const sim_stream *stream, uint32_t node);
 int sim_graph_has_ancestor(const sim_graph *graph, uint32_t node, uint32_t ancestor);
 void sim_capture_invalidate(sim *s, uint64_t id);

@@ -210,7 +210,7 @@ const char *sim_call_name(sim_call call);
 /* Makes the nth call of the function from now on (1: the next) return `status` and have no effect.
  * A function can have one fault; nth 0 removes it. */
 void sim_fail_call(sim *s, sim_call call, uint64_t nth, esper_status status);
-/* The same for that call and all after it, until removed: a sticky error. */
+/* Makes the nth call and all after it fail, until removed: a sticky error. */
 void sim_fail_calls_from(sim *s, sim_call call, uint64_t nth, esper_status status);
 /* Faults that have happened. */
 uint64_t sim_faults(sim *s);

@@ -43,7 +43,7 @@ static inline void end_made(void)
   CHECK(heap_is_valid(heap));
   while (segment.first) {
     block_t *b = segment.first;
-    if (block_is_free(b))
+    if (block_is_in_bin(b))
       free_blocks_claim(b);
     segment.first = b->next;
     block_destroy(device, b);

@@ -107,7 +107,7 @@ TEST(a_withheld_block_serves_nobody_though_it_owes_nothing)
   CHECK(!free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, true));
   CHECK(!free_blocks_may_be_gated(block[0], heap->stream, true));
   CHECK(!free_blocks_promote(heap));
-  free_blocks_withhold_none(heap);
+  free_blocks_release_withheld(heap);
   CHECK(free_blocks_best_ready(heap, 4 * KIB, false) == block[0]);
   end_made();
 }
@@ -119,7 +119,7 @@ TEST(a_block_that_is_withheld_no_more_waits_for_its_use)
   block[0]->withheld = true;
   owe(block[0], s, 0);
   add(0, 0);
-  free_blocks_withhold_none(heap);
+  free_blocks_release_withheld(heap);
   CHECK_EQ(block[0]->state, BLOCK_PENDING);
   CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, false) == block[0]);
   end_made();

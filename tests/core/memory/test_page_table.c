@@ -86,17 +86,6 @@ TEST(a_page_that_is_removed_leaves_its_neighbours)
   end();
 }
 
-TEST(only_the_used_part_of_a_table_counts_as_metadata)
-{
-  segment_t classic = {.touched = 7};
-  CHECK_EQ(pages_metadata(&classic), 0);
-  begin();
-  CHECK_EQ(pages_metadata(&segment), 0);
-  segment.touched = 7;
-  CHECK_EQ(pages_metadata(&segment), 7 * sizeof(page_t));
-  end();
-}
-
 TEST(without_host_memory_there_is_no_table)
 {
   device = (device_t){.granule = G};

@@ -69,7 +69,7 @@ TEST(a_mortal_streams_handle_is_not_used_later)
 {
   begin();
   presented_t s = present(world_mortal(&w, 0));
-  CHECK(!stream_record_later(s.stream));
+  CHECK(!stream_record_unpresented(s.stream));
   CHECK(!stream_probe(s.stream, 1));
   record_t *record = stream_record(s); /* but now */
   CHECK(record);
@@ -84,7 +84,7 @@ TEST(on_a_capturing_stream_nothing_is_recorded)
   sim_capture_begin(w.s, 0, s.handle);
   CHECK(stream_capture_of(s, true) != 0);
   CHECK(!stream_record(s));
-  CHECK(!stream_record_later(s.stream));
+  CHECK(!stream_record_unpresented(s.stream));
   sim_capture_abort(w.s, 0, s.handle);
   CHECK_EQ(stream_capture_of(s, true), 0);
   sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
@@ -249,7 +249,7 @@ TEST(a_stream_keeps_some_spare_records_and_the_device_gets_the_others)
   for (int i = 0; i < MANY; i++)
     record_drop(record[i]);
   lock(&s.stream->lock);
-  records_pool_dropped(s.stream);
+  records_reclaim(s.stream);
   unlock(&s.stream->lock);
   CHECK_EQ(device->records.live, STREAM_EVENTS);
   CHECK_EQ(s.stream->spare_count, STREAM_EVENTS);

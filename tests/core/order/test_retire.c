@@ -53,12 +53,12 @@ TEST(a_host_wait_completes_the_record)
   begin();
   presented_t s = present(w.stream[0]);
   record_t *record = stream_record(s);
-  CHECK_OK(stream_wait_host(record));
+  CHECK_OK(record_wait(record));
   CHECK(stream_completed(s.stream, 1));
   record_drop(record);
   record = stream_record(s);
   sim_fail_call(w.s, SIM_CALL_event_synchronize, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(stream_wait_host(record), ESPER_DEVICE_ERROR);
+  CHECK_STATUS(record_wait(record), ESPER_DEVICE_ERROR);
   CHECK(!stream_completed(s.stream, 2));
   record_drop(record);
   end();
@@ -71,7 +71,7 @@ TEST(a_later_number_stands_for_the_earlier_ones_and_for_no_later_one)
   record_t *r[5];
   for (int i = 0; i < 5; i++)
     r[i] = stream_record(s);
-  CHECK_OK(stream_wait_host(r[2]));
+  CHECK_OK(record_wait(r[2]));
   CHECK_EQ(s.stream->completed, 3);
   CHECK_EQ(s.stream->outstanding, 2);
   CHECK(!r[0]->event && !r[2]->event && r[3]->event);
@@ -95,7 +95,7 @@ TEST(what_has_completed_is_news_once)
   CHECK_EQ(w.core->epoch, epoch + 1);
   uint64_t asked = queries();
   stream_retire(s.stream);
-  CHECK_OK(stream_wait_host(record));
+  CHECK_OK(record_wait(record));
   CHECK_EQ(w.core->epoch, epoch + 1);
   CHECK_EQ(s.stream->completed, 1);
   CHECK_EQ(queries(), asked);
@@ -115,7 +115,7 @@ TEST(an_event_is_retired_once)
   stream_retire(s.stream);
   record_t *second = stream_record(s);
   CHECK(second->event == event && !first->event);
-  CHECK_OK(stream_wait_host(first)); /* says nothing of the second */
+  CHECK_OK(record_wait(first)); /* says nothing of the second */
   record_drop(first);
   stream_retire(s.stream);
   CHECK(second->event == event);

@@ -71,7 +71,8 @@ static int owing(void)
   int count = 0;
   for (const segment_t *at = device()->first_segment; at; at = at->next)
     for (const block_t *b = at->first; b && at->heap->pool == pool(); b = b->next)
-      count += block_is_free(b) && (b->uses || b->stamp || b->withheld || b->state != BLOCK_READY);
+      count +=
+          block_is_in_bin(b) && (b->uses || b->stamp || b->withheld || b->state != BLOCK_READY);
   return count;
 }
 
@@ -346,10 +347,10 @@ TEST(memory_of_a_pool_that_is_gone_waits_for_the_device)
 {
   begin();
   const block_t *x = find(leave_memory_of_a_graph());
-  quiesce_released(device(), NULL);
+  quiesce_unreferenced(device(), NULL);
   CHECK(x->segment->heap->capture);
   CHECK_OK(drain_device(device(), false));
-  quiesce_released(device(), NULL);
+  quiesce_unreferenced(device(), NULL);
   CHECK(!x->segment->heap->capture);
   CHECK_EQ(owing(), 0);
   end();
@@ -362,7 +363,7 @@ TEST(memory_of_a_pool_that_is_open_or_referred_to_stays_its_graphs)
   CHECK_OK(drain_device(device(), false));
   esper_pool *again;
   CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &again));
-  quiesce_released(device(), NULL);
+  quiesce_unreferenced(device(), NULL);
   CHECK(x->segment->heap->capture);
   end();
 }
@@ -376,9 +377,9 @@ TEST(nothing_happens_under_the_hands_of_another_call)
   lock(&device()->lock);
   pool_enter(found);
   unlock(&device()->lock);
-  quiesce_released(device(), NULL);
+  quiesce_unreferenced(device(), NULL);
   CHECK(x->segment->heap->capture);
-  quiesce_released(device(), found); /* its own is no other call */
+  quiesce_unreferenced(device(), found); /* its own is no other call */
   CHECK(!x->segment->heap->capture);
   lock(&device()->lock);
   pool_leave(found);

@@ -171,7 +171,7 @@ def nested_scopes() -> Try:
 
 @scenario
 def empty_cache() -> Try:
-    """Giving memory back to the device waits for readers."""
+    """Giving memory back to the driver waits for readers."""
     (side,) = other_streams(1)
     out = blank()
 

@@ -854,7 +854,7 @@ static void given_back_of(bool mapped, const char *complaint)
 static void given_back(thread *t)
 {
   (void)t;
-  given_back_of(false, "memory that is still read was given back to the device");
+  given_back_of(false, "memory that is still read was given back to the driver");
 }
 
 static void unmapped(thread *t)
