@@ -21,6 +21,7 @@ HANG_S = 1200.0
 #: Variables that would choose or tune an allocator behind a test's back.
 FOREIGN = (
     "ESPER_ALLOC",
+    "ESPER_ALLOC_REUSE",
     "ESPER_ALLOC_SEGMENTS",
     "ESPER_ALLOC_USES",
     "PYTORCH_ALLOC_CONF",
@@ -43,6 +44,9 @@ def environment(env: Mapping[str, str] | None) -> dict[str, str]:
         )
     # A pool of compiling processes costs more than the small functions of the tests.
     full.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # The programs are too small to wait for memory by themselves: auto, the default, would let each
+    # grow. Tests of the default say so.
+    full["ESPER_ALLOC_REUSE"] = "gate"
     full.update(env or {})
     return full
 

@@ -8,9 +8,11 @@ from scenario import run_program
 PROGRAMS = 300
 
 
+@pytest.mark.parametrize("order", ["gate", "auto"])
 @pytest.mark.parametrize("limit_mib", [0, 320], ids=["roomy", "short of memory"])
-def test_marked_programs_read_what_was_written(limit_mib: int) -> None:
-    found = run_program("stress", "marked", "1", str(PROGRAMS), str(limit_mib))
+def test_marked_programs_read_what_was_written(limit_mib: int, order: str) -> None:
+    env = {"ESPER_ALLOC_REUSE": order}
+    found = run_program("stress", "marked", "1", str(PROGRAMS), str(limit_mib), env=env)
     assert found["programs"] == PROGRAMS
     assert found["reads"] > 10 * PROGRAMS
     assert found["wrong"] == 0

@@ -16,7 +16,8 @@ MODELS = ["mlp", "convolutions", "recurrent", "attention"]
 
 
 def train(allocator: str, **env: str) -> dict[str, Any]:
-    return run_program("training", allocator, env={**DETERMINISTIC, **env})["losses"]
+    default = {"ESPER_ALLOC_REUSE": "auto"}
+    return run_program("training", allocator, env={**DETERMINISTIC, **default, **env})["losses"]
 
 
 @pytest.fixture(scope="module")
