@@ -261,7 +261,7 @@ ESPER_API esper_status esper_empty_cache(esper_core *core, int device, esper_poo
  * memory. Afterwards its memory goes back with the next esper_empty_cache or when memory runs
  * short.
  *
- * Addresses repeat from run to run inside a capture, and with ESPER_REUSE_GATE in private pools
+ * Addresses repeat from run to run inside a capture, and but for ESPER_REUSE_GROW in private pools
  * outside captures: the choice of memory then depends only on the calls for a stream, not on what
  * has completed. docs/design.md lists the exceptions. */
 

@@ -56,6 +56,7 @@ def run(library: Path, code: str, pages: bool = True, **env: str) -> Any:
 def test_both_have_the_same_memory(library: Path) -> None:
     found = run(library, """
 host = torch.arange(3 * MIB, dtype=torch.int32)
+on_device(host[: 2 * MIB])  # is freed at once, so x begins on its page
 x = on_device(host)
 before = simulated.mappings()
 shared = x.untyped_storage()._share_cuda_()

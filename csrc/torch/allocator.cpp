@@ -125,6 +125,7 @@ void *Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream)
   if (C10_UNLIKELY(!isEnabled())) {
     return allocate_uncached(size);
   }
+  expect_allocation(stream);
   return allocate_on(to_esper(stream, current_device()), size);
 }
 

@@ -38,8 +38,16 @@ void note(const Access &access)
 
 std::unique_ptr<at::ObserverContext> note_inputs(const at::RecordFunction &operation)
 {
+  std::exception_ptr failure;
   for (const c10::IValue &input : operation.inputs()) {
-    each_access(input, note);
+    try {
+      each_access(input, note);
+    } catch (...) { // no host memory; the others are noted
+      failure = std::current_exception();
+    }
+  }
+  if (C10_UNLIKELY(failure != nullptr)) {
+    std::rethrow_exception(failure);
   }
   return nullptr;
 }
@@ -55,11 +63,25 @@ void note_object(PyObject *value)
 {
   if (THPVariable_Check(value)) {
     each_access(*THPVariable_Unpack(value).unsafeGetTensorImpl(), note);
-  } else if (PyTuple_Check(value)) {
+    return;
+  }
+  if (!PyTuple_Check(value) && !PyList_Check(value)) {
+    return;
+  }
+  if (Py_EnterRecursiveCall(" while looking for tensors") != 0) {
+    throw python_error();
+  }
+  struct Leave {
+    ~Leave()
+    {
+      Py_LeaveRecursiveCall();
+    }
+  } leave;
+  if (PyTuple_Check(value)) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) {
       note_object(PyTuple_GET_ITEM(value, i));
     }
-  } else if (PyList_Check(value)) {
+  } else {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
       note_object(PyList_GET_ITEM(value, i));
     }
@@ -106,7 +128,9 @@ void set_automatic_uses(bool on)
 {
   std::lock_guard<std::mutex> lock(switching);
   if (on) {
-    detail::waiting_for_stream.store(!has_callback());
+    if (!has_callback()) {
+      detail::waiting_for_stream.store(true);
+    }
     return;
   }
   detail::waiting_for_stream.store(false);

@@ -37,6 +37,13 @@ inline void expect_allocation(c10::cuda::CUDAStream stream)
     detail::begin_observing();
   }
 }
+inline void expect_allocation(cudaStream_t stream)
+{
+  if (C10_UNLIKELY(detail::waiting_for_stream.load(std::memory_order_relaxed)) &&
+      stream != nullptr && stream != cudaStreamLegacy) {
+    detail::begin_observing();
+  }
+}
 inline void expect_free()
 {
   if (C10_UNLIKELY(detail::waiting_for_stream.load(std::memory_order_relaxed))) {

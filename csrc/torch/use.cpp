@@ -21,9 +21,9 @@ namespace
 // one cannot tell the variable from an object or container that holds what is passed as obj.x or
 // items[i].
 //
-// From 3.14 on the stack borrows a local variable's reference, so one is all that there is. Where it
-// does not borrow (a global variable, one of a closure, obj.x, items[i]), it has one more, and the
-// argument seems to be held by others: that is safe.
+// From 3.14 on the stack borrows references, and so do the parameters of a function from the
+// variables of its caller. One reference may then mean several variables, each in another function.
+// Only an argument that is in no variable is known to have one: what an expression returned.
 #if PY_VERSION_HEX >= 0x030E0000
 constexpr Py_ssize_t references_of_argument = 1;
 #else
@@ -66,7 +66,13 @@ void Gathering::add_argument(PyObject *value, Py_ssize_t references, PyObject *c
   if (counts_ && behind != nullptr) {
     caller_ = CallersFrame::of_call(behind);
   }
-  if (!add(value, References{caller_.is_known() ? 0 : references}) && value != Py_None) {
+  References given{caller_.is_known() ? 0 : references};
+#if PY_VERSION_HEX >= 0x030E0000
+  if (counts_ && !PyUnstable_Object_IsUniqueReferencedTemporary(value)) {
+    given.unknown = Why::references;
+  }
+#endif
+  if (!add(value, given) && value != Py_None) {
     TORCH_CHECK_TYPE(false, "expected a tensor, or a container of tensors, not ",
                      Py_TYPE(value)->tp_name);
   }

@@ -41,30 +41,36 @@ def _note_graph_inputs(note: _Note, output_code: Any) -> None:
         _before(kind, "__call__", note_inputs)
 
 
-def _tensor_behind(argument: Any) -> Any:
-    """A Triton descriptor, or a tensor with another type, has its tensor as `base`."""
-    return getattr(argument, "base", argument)
+def _tensors_behind(argument: Any) -> Any:
+    """A Triton descriptor, or a tensor with another type, has its tensor as `base`. Tuples and
+    lists may have some of them."""
+    import torch
+
+    if isinstance(argument, torch.Tensor):
+        return argument
+    if isinstance(argument, (tuple, list)):
+        return [_tensors_behind(one) for one in argument]
+    return getattr(argument, "base", None)
 
 
 def _note_kernel_arguments(note: _Note, jit: Any) -> None:
-    import torch
-
     def note_arguments(self: Any, *args: Any, **kwargs: Any) -> None:
-        values = [*args, *kwargs.values()]
-        note([v if isinstance(v, torch.Tensor) else _tensor_behind(v) for v in values])
+        note(_tensors_behind([*args, *kwargs.values()]))
 
     _before(jit.JITFunction, "run", note_arguments)
 
 
 def _announce_external_streams(observe_now: Callable[[], None], streams: Any) -> None:
-    make = streams.ExternalStream.__new__
+    """Those of PyTorch's pools have odd ids, and the default stream has 0."""
+    make = streams.Stream.__new__
 
     @functools.wraps(make)
     def make_announced(*args: Any, **kwargs: Any) -> Any:
-        observe_now()
+        if "stream_ptr" in kwargs or (kwargs.get("stream_id") or 1) % 2 == 0:
+            observe_now()
         return make(*args, **kwargs)
 
-    streams.ExternalStream.__new__ = make_announced
+    streams.Stream.__new__ = make_announced
 
 
 def _teach(what: str, teach: Callable[[ModuleType], None], module: ModuleType) -> None:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
 
 _VARIABLE = "ESPER_ALLOC"
+_NOT_AUTOMATIC = (
+    "uses cannot be automatic on pluggable_allocator(), which PyTorch tells "
+    "too little: use esper_alloc.enable() in place of it."
+)
 _OPTIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -57,6 +61,9 @@ def allocator() -> _CUDAAllocator:
     _check_backend(need_torch())
     from torch.cuda.memory import _CUDAAllocator
 
+    if USES.in_environment() == "automatic":
+        shim.automatic_uses(True)
+        automatic_uses.install(shim)
     return _CUDAAllocator(shim.allocator())
 
 
@@ -70,8 +77,11 @@ def pluggable_allocator() -> CUDAPluggableAllocator:
 
     Raises:
         ValueError: a variable of the environment has a value that nobody knows.
+        RuntimeError: ``ESPER_ALLOC_USES`` asks for automatic uses, which it cannot have.
     """
     _check_environment()
+    if USES.in_environment() == "automatic":
+        raise RuntimeError(_NOT_AUTOMATIC)
     need_torch()
     from torch.cuda.memory import CUDAPluggableAllocator
 
@@ -165,10 +175,7 @@ def enable(
             return
         if pluggable_allocator.cache_info().currsize and is_current(pluggable_allocator()):
             if wanted_uses == "automatic":
-                raise RuntimeError(
-                    "uses cannot be automatic on pluggable_allocator(), which PyTorch tells "
-                    "too little: use esper_alloc.enable() in place of it."
-                )
+                raise RuntimeError(_NOT_AUTOMATIC)
             return
     else:
         _swap()

@@ -69,11 +69,12 @@ def test_arguments_of_triton_kernels_are_noted(compiled: Compiled) -> None:
     )
     x, y, z = torch.ones(1), torch.ones(2), torch.ones(3)
     descriptor = types.SimpleNamespace(base=y)
-    given = (x, 3, descriptor, x[:0])
+    given = (x, 3, (descriptor, 4), x[:0])
     answer = JITFunction().run(*given, grid=(1,), warmup=False, out=z, BLOCK=4)
     assert answer == (given, (1,), False, {"out": z, "BLOCK": 4})
     (noted,) = compiled.noted
-    tensors = [one for one in noted if isinstance(one, torch.Tensor)]
+    flat = [part for one in noted for part in (one if isinstance(one, list) else [one])]
+    tensors = [one for one in flat if isinstance(one, torch.Tensor)]
     assert [id(one) for one in tensors] == [id(x), id(y), id(given[3]), id(z)]
 
 
@@ -98,19 +99,26 @@ def test_the_installed_triton_can_be_seen(
 
 def test_external_streams_are_announced(compiled: Compiled) -> None:
     class Stream:
-        pass
+        def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
+            made = super().__new__(cls)
+            made.given = kwargs
+            return made
 
     class ExternalStream(Stream):
         def __new__(cls, pointer: int, device: Any = None) -> Any:
-            made = super().__new__(cls)
-            made.pointer = pointer
-            return made
+            return super().__new__(cls, device, stream_ptr=pointer)
 
     automatic_uses._announce_external_streams(
-        compiled.observe_now, types.SimpleNamespace(ExternalStream=ExternalStream)
+        compiled.observe_now, types.SimpleNamespace(Stream=Stream)
     )
-    stream: Any = ExternalStream(7, device=0)
-    assert type(stream) is ExternalStream and stream.pointer == 7 and compiled.streams == 1
+    made: Any = ExternalStream(7, device=0)
+    assert type(made) is ExternalStream and made.given == {"stream_ptr": 7}
+    assert compiled.streams == 1
+    Stream(stream_id=4096, device_index=0, device_type=1)  # as get_stream_from_external() makes it
+    assert compiled.streams == 2
+    for of_pytorch in ({"stream_id": 3}, {"stream_id": 0}, {}):
+        Stream(**of_pytorch)
+    assert compiled.streams == 2
 
 
 def test_a_torch_of_another_make_is_a_warning() -> None:
@@ -126,7 +134,7 @@ def test_everything_is_installed_once(compiled: Compiled, monkeypatch: pytest.Mo
     waits: list[str] = []
     monkeypatch.setattr(automatic_uses, "_installed", False)
     monkeypatch.setattr(automatic_uses, "when_imported", lambda name, then: waits.append(name))
-    monkeypatch.setattr(torch.cuda.ExternalStream, "__new__", torch.cuda.ExternalStream.__new__)
+    monkeypatch.setattr(torch.cuda.Stream, "__new__", torch.cuda.Stream.__new__)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         automatic_uses.install(compiled)

@@ -15,6 +15,7 @@ import pytest
 
 import esper_alloc
 from esper_alloc.installation.pytorch import UnavailableError, check_torch
+from esper_alloc.torch_allocator import enabling
 
 #: Makes `import torch` fail as it does where there is none.
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
@@ -557,3 +558,17 @@ def test_library_exports_the_c_functions():
 def test_include_folder_has_the_header():
     header = Path(esper_alloc.get_include()) / "esper_alloc.h"
     assert "esper_alloc_record_use" in header.read_text()
+
+
+def test_automatic_uses_of_the_environment_come_with_the_allocator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turned: list[bool] = []
+    shim = types.SimpleNamespace(automatic_uses=turned.append, allocator=object)
+    monkeypatch.setenv("ESPER_ALLOC_USES", "automatic")
+    monkeypatch.setattr(enabling, "load_shim", lambda: shim)
+    monkeypatch.setattr(enabling.automatic_uses, "install", lambda compiled: turned.append(False))
+    enabling.allocator.__wrapped__()
+    assert turned == [True, False]
+    with pytest.raises(RuntimeError, match=r"cannot be automatic on pluggable_allocator"):
+        enabling.pluggable_allocator.__wrapped__()

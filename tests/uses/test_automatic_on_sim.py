@@ -280,6 +280,8 @@ say(observing=_torch.is_observing())
         "torch.cuda.Stream(); torch._C._cuda_cudaCachingAllocator_raw_delete(raw)",
         "torch.cuda.set_stream(torch.cuda.Stream()); z = empty()",
         "torch.cuda.ExternalStream(torch._C._cuda_getCurrentRawStream(0))",
+        "torch.cuda.get_stream_from_external(4096, 0)",
+        "torch._C._cuda_cudaCachingAllocator_raw_alloc(512, 2)",
     ],
 )
 def test_the_first_other_stream_begins_it(library: Path, begin: str) -> None:

@@ -153,10 +153,11 @@ bool cache_free(block_t *block, uintptr_t address)
   if ((block->uses && RULE(CACHE_OWES_NOTHING)) || !block->plain || !cache_enter(cache, LATCH_HELD))
     return false;
   lock_order_take(LOCK_CACHE);
-  /* Checked again under the latch, which finds out frees of what is not live. */
+  /* Checked again under the latch, which finds out frees of what is not live. An observer that begins
+   * adds uses to blocks that it does not hold. */
   bool kept = block_state_of(block) == BLOCK_LIVE && block->address == address &&
-              block->segment == segment && segment_home(segment) == heap &&
-              slots_push(cache, block);
+              !(block->uses && RULE(CACHE_OWES_NOTHING)) && block->segment == segment &&
+              segment_home(segment) == heap && slots_push(cache, block);
   if (kept) {
     block_expect_neighbours(block);
     shard_return(&segment->device->credit, &cache->shard, segment->large, amounts_of(block));

@@ -53,7 +53,10 @@ static bool is_plentiful(const device_t *device, size_t missing)
 
 size_t slack_left(device_t *device, size_t missing)
 {
-  size_t peak = recent_peak(device, missing), pages = pages_with(device, missing);
+  /* Private pools' memory is part of the peak, so it is part of this, too. */
+  size_t pages =
+      (size_t)device->stats.reserved_bytes[ESPER_ALL].current + device->reserving + missing;
+  size_t peak = recent_peak(device, missing);
   if (peak < device->slack_peak) /* it rises with this request */
     peak = device->slack_peak;
   size_t most = peak + (peak / SLACK_SHARE > SLACK_LEAST ? peak / SLACK_SHARE : SLACK_LEAST);

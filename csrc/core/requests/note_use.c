@@ -5,6 +5,7 @@
 #include "../blocks/find.h"
 #include "../blocks/map.h"
 #include "../blocks/use.h"
+#include "../order/capture_thread.h"
 #include "../order/capturing.h"
 #include "drain.h"
 #include "record_use.h"
@@ -56,6 +57,8 @@ static esper_status note_slowly(core_t *core, const void *ptr, esper_stream as)
     return status;
   p.capture = stream_capture_of(p, false);
   p.asked = true;
+  if (p.capture && p.capture != ESPER_CAPTURE_INVALID)
+    capture_thread_note(p.capture, p.stream);
   /* A stream that may be destroyed is often seen by no other call. */
   if (!p.capture && atomic_load_explicit(&p.stream->holds, memory_order_relaxed))
     held_uses_record(core, p);

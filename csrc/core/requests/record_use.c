@@ -104,7 +104,8 @@ static esper_status attach_all(core_t *core, const void *const *ptrs, size_t cou
       else if (record)
         record_keep(record);
       status = mark_attach(block, stream, given, flags);
-      count_mark(block, flags);
+      if (status == ESPER_OK)
+        count_mark(block, flags);
     }
     unlock(&device_of(block)->lock);
   }
@@ -211,7 +212,7 @@ esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, un
     replaced = use_replace(block, record, flags);
   if (*found && !replaced)
     status = mark_attach(block, p.stream, record, flags);
-  if (*found)
+  if (*found && status == ESPER_OK)
     count_mark(block, flags);
   unlock(&device->lock);
   if (!*found && record)
@@ -248,6 +249,8 @@ static esper_status mark_until_free(core_t *core, const void *const *ptrs, size_
   esper_status status = ESPER_OK;
   bool any_outside = false;
   *found = 0;
+  if (capture && capture != ESPER_CAPTURE_INVALID)
+    capture_thread_note(capture, p.stream);
   for (size_t i = 0; i < count && status == ESPER_OK; i++) {
     block_t *block = find_lock_live(core, ptrs[i]);
     if (!block)
@@ -258,7 +261,8 @@ static esper_status mark_until_free(core_t *core, const void *const *ptrs, size_
       stream_t *user = outside ? p.stream->device->all_streams : p.stream;
       unsigned more = outside ? USE_READ_BY_GRAPH | USE_GATE_LATE : 0u;
       status = mark_attach(block, user, NULL, flags | more);
-      count_mark(block, flags | more);
+      if (status == ESPER_OK)
+        count_mark(block, flags | more);
       any_outside |= outside;
     }
     unlock(&device_of(block)->lock);

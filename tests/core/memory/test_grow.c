@@ -82,6 +82,19 @@ TEST(after_a_refusal_pages_are_small)
   end();
 }
 
+/* What private pools have is part of the peak, and no slack. */
+TEST(memory_of_private_pools_is_no_slack)
+{
+  begin_with(16384, &DEFAULTS);
+  esper_pool *pool;
+  void *p;
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 1, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 2000 * MIB, r, &p));
+  CHECK_EQ(pages_for(400), 4); /* half of 256 MiB each */
+  CHECK_OK(esper_free(w.core, p));
+  end();
+}
+
 /* They are never lent, so large ones waste nothing. */
 TEST(pages_of_private_pools_are_as_large_as_the_request)
 {
