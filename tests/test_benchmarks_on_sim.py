@@ -97,7 +97,7 @@ def test_the_pipelines_memory_is_what_the_result_file_says(tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stdout + done.stderr
     [row] = json.loads(out.read_text())["rows"]
-    assert row["peer"] > 20 * row["ours"] and row["peer_by_layer"][-1] > row["peer_by_layer"][0]
+    assert row["peer"] > 10 * row["ours"] and row["peer_by_layer"][-1] > row["peer_by_layer"][0]
     recorded = json.loads((BENCHMARKS / "results" / "pipeline.json").read_text())["rows"]
     [same] = [one for one in recorded if one["name"] == row["name"]]
     assert row["ours_by_layer"] == same["ours_by_layer"], (
