@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import re
 import shutil
@@ -19,10 +19,8 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 @pytest.fixture
 def readme(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """benchmarks/readme.py."""
-    found = importlib.util.spec_from_file_location("readme", ROOT / "benchmarks" / "readme.py")
-    assert found and found.loader
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.import_module("readme")
     monkeypatch.setattr(sys, "argv", ["readme.py", "--check"])
     return module
 
