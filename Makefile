@@ -6,7 +6,7 @@ PYTHON := $(shell PYTHON='$(PYTHON)' tools/find-python)
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup clean
+.PHONY: help demo test docs setup clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,11 +17,15 @@ demo: ## set up, show a mark at work, replay recorded jobs, and train
 test: ## set up and run every test that this machine can run (PYTEST_ARGS=...)
 	@python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
 
+docs: ## build the documents as a site, in build/site (needs neither torch nor a build)
+	@python=$$(test -n '$(PYTHON)' && '$(PYTHON)' tools/environment.py docs) && \
+	  NO_MKDOCS_2_WARNING=1 "$$python" -m mkdocs build --strict
+
 setup: ## find or make an environment, and build the extensions in place
 	@$(SETUP)
 
 clean: ## remove all that was built, and the environment
-	rm -rf build dist .venv *.egg-info esper_alloc/_build.py esper_alloc/include
+	rm -rf build dist .venv .venv-docs *.egg-info esper_alloc/_build.py esper_alloc/include
 	rm -f esper_alloc/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@if [ -f tests/core/Makefile ]; then $(MAKE) -s -C tests/core clean; fi

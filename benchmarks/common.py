@@ -22,7 +22,8 @@ shows that ours is more, and the interval is narrow enough to have shown it (at
 most 0.05 either way). ``mean_ratio`` is the mean of the rounds' ratios and
 ``interval`` its 95% confidence interval (Student's t), where both sides were
 measured in the same rounds. ``left_out`` names peers that could not be measured,
-and why. A later run replaces the rows it measured again.
+and why. A later run replaces the rows it measured again. ``ours_by_layer`` and
+``peer_by_layer`` of pipeline.py's rows are MiB after each layer, in one worker.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The measuring loops of benchmarks/pair.py, threads.py and churn.py, under PyTorch's own
-allocator and esper_alloc, both on the simulated device."""
+"""The measuring loops of benchmarks/pair.py, threads.py and churn.py, and pipeline.py's memory by
+layer, under PyTorch's own allocator and esper_alloc, both on the simulated device."""
 
 from __future__ import annotations
 
@@ -88,6 +88,22 @@ def test_churn_is_measured(library: Path, allocator: str) -> None:
         f"{n} live blocks up to 8 MiB" for n in ("10,000", "100,000")
     ]
     assert all("are free" in why for why in found["left_out"].values())
+
+
+def test_the_pipelines_memory_is_what_the_result_file_says(tmp_path: Path) -> None:
+    """On the simulated device, where the same program takes the same memory every time."""
+    out = tmp_path / "pipeline.json"
+    command = [sys.executable, str(BENCHMARKS / "pipeline.py"), "--simulated", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [row] = json.loads(out.read_text())["rows"]
+    assert row["peer"] > 10 * row["ours"] and row["peer_by_layer"][-1] > row["peer_by_layer"][0]
+    recorded = json.loads((BENCHMARKS / "results" / "pipeline.json").read_text())["rows"]
+    [same] = [one for one in recorded if one["name"] == row["name"]]
+    assert row["ours_by_layer"] == same["ours_by_layer"], (
+        "the allocator takes other memory now: run `python benchmarks/pipeline.py --simulated`, "
+        "and benchmarks/readme.py, which draws it"
+    )
 
 
 #: Twenty million replacements would take seconds, of which each round gets a hundredth.

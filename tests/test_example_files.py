@@ -79,9 +79,9 @@ def test_without_a_gpu_it_says_so(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_readme_lists_it(name: str) -> None:
+def test_the_documents_list_it(name: str) -> None:
     place = str(Path(name).parent) if "/" in name else name
-    assert f"(examples/{place})" in (ROOT / "README.md").read_text()
+    assert f"(../examples/{place})" in (ROOT / "docs" / "start.md").read_text()
 
 
 def test_the_extension_compiles_and_finds_the_one_core(tmp_path: Path) -> None:
