@@ -41,6 +41,7 @@ NEEDED = {
 # What more of them can do with these; only in an environment of our own.
 OPTIONAL = {
     "matplotlib": "matplotlib",
+    "tqdm": "tqdm",
     "torchvision": "torchvision==0.26.0",  # of the torch above: a newer one brings its own torch
     # tests/test_style.py runs these, and other versions find other things. basedpyright is
     # pyright in a package that does not load its interpreter from elsewhere.
