@@ -253,7 +253,7 @@ def test_without_a_gpu_it_says_what_enable_says() -> None:
     trial = {"enabled": True, "before": "native", "backend": "native", "allocated": None}
     facts = facts_with(driver__available=False, driver__error="no libcuda", trial=trial)
     text = doctor.render(facts, doctor.diagnose(facts))
-    assert text.endswith("esper_alloc can be enabled here, with no GPU to serve: 1 problem(s)")
+    assert text.endswith("esper_alloc loads here, but there is no GPU to allocate on: 1 problem(s)")
     assert "trial:        enabled; no GPU to allocate on" in text
 
 

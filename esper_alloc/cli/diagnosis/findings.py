@@ -171,7 +171,7 @@ def driver_findings(facts: Facts) -> list[Finding]:
             problem(
                 f"no GPU can be used: {driver['error']}",
                 "`nvidia-smi` must list the GPU: install NVIDIA's driver, or in Docker add "
-                "--gpus all. `python -m esper_alloc replay` needs no GPU",
+                "--gpus all. `python -m esper_alloc replay FILE` needs no GPU",
             )
         ]
     findings = []
