@@ -187,15 +187,13 @@ CORE, WITH_TORCH, FOUND = decide()
 
 def write_build_facts(package: Path) -> None:
     """esper_alloc/_build.py: what the loader compares with the torch it finds."""
-    built = bool(WITH_TORCH)
     facts = {
-        "TORCH_VERSION": FOUND.torch_version if built else None,
-        "CUDA_VERSION": FOUND.cuda_version if built else None,
-        "HAS_SHIM": built,
+        # The minor version of torch: its version of CUDA. A wheel has several.
+        "BUILT_FOR": {FOUND.torch_version: FOUND.cuda_version} if WITH_TORCH else {},
         "HAS_KERNELS": FOUND.kernels_possible,
         "WHAT_IS_MISSING": [*FOUND.missing, *FOUND.kernels_missing],
     }
-    types = ("str | None", "str | None", "bool", "bool", "list[str]")
+    types = ("dict[str, str]", "bool", "list[str]")
     lines = ['"""Written by setup.py: what this installation was built for."""', ""]
     lines += [f"{name}: {kind} = {value!r}" for (name, value), kind in zip(facts.items(), types)]
     (package / "_build.py").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -74,7 +74,7 @@ sys.modules["torch"] = None  # importing it fails
 import esper_alloc
 from esper_alloc import _build, _core
 assert _core.__version__ == esper_alloc.__version__ == _core.build_info()["version"]
-assert not _build.HAS_SHIM and not _build.HAS_KERNELS and _build.TORCH_VERSION is None
+assert _build.BUILT_FOR == {} and not _build.HAS_KERNELS
 report = _core.driver_report()
 assert report["available"] == (report["error"] is None)
 assert report["entry_points"].keys() >= {"cuInit", "cuStreamGetId", "cuMemMap"}
@@ -138,7 +138,7 @@ def test_stubs_match_the_module(module: str, tmp_path: Path) -> None:
     if module != "_core":
         from esper_alloc import _build
 
-        if not (HAS_TORCH and {"_torch": _build.HAS_SHIM, "_kernels": _build.HAS_KERNELS}[module]):
+        if not (HAS_TORCH and {"_torch": _build.BUILT_FOR, "_kernels": _build.HAS_KERNELS}[module]):
             pytest.skip("the extension for torch is not built")
         first = "import torch"  # loads the libraries that the extension needs
     # Checking torch itself takes ten times as long as all the rest.
@@ -358,7 +358,7 @@ setuptools.setup = lambda **k: print([e.name for e in k["ext_modules"]])
 found = runpy.run_path("setup.py")
 print(found["FOUND"].kernels_missing)
 """
-    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").HAS_SHIM):
+    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
         pytest.skip("the extension for torch is not built")
     said = run(sys.executable, "-c", program, ESPER_ALLOC_KERNELS="0")
     assert "'esper_alloc._torch'" in said and "'esper_alloc._kernels'" not in said
@@ -367,7 +367,7 @@ print(found["FOUND"].kernels_missing)
 
 def test_an_nvcc_that_fails_leaves_the_rest(tmp_path: Path) -> None:
     """It refuses the C++ compiler, say: no kernels, and a sentence that says why."""
-    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").HAS_SHIM):
+    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
         pytest.skip("the extension for torch is not built")
     program = """
 import runpy, sys
@@ -392,7 +392,7 @@ print(build.kernels_missing)
 
 def test_kernels_are_built_where_they_can_be(torch_build: Any) -> None:
     """Without this, a mistake in a kernel would only make everything slower."""
-    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").HAS_SHIM):
+    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
         pytest.skip("the extension for torch is not built")
     build = importlib.import_module("esper_alloc._build")
     if os.environ.get("ESPER_ALLOC_KERNELS") != "0":
@@ -474,8 +474,7 @@ import torch, esper_alloc
 from esper_alloc import _build, _torch
 minor = ".".join(torch.__version__.split(".")[:2])
 assert torch.version.cuda is not None, "a torch without CUDA: nothing was tested"
-assert _build.HAS_SHIM and _build.TORCH_VERSION == _torch.built_for() == minor
-assert _build.CUDA_VERSION == torch.version.cuda
+assert _build.BUILT_FOR == {minor: torch.version.cuda} and _torch.built_for() == minor
 esper_alloc.allocator()
 print("loaded for", torch.__version__)
 """
