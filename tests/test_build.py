@@ -390,6 +390,40 @@ print(build.kernels_missing)
     assert "CXX=... names another C++ compiler" in said
 
 
+def test_kernels_are_compiled_again_where_something_differs(tmp_path: Path) -> None:
+    """Another torch does not concern them: nvcc is what takes longest."""
+    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
+        pytest.skip("the extension for torch is not built")
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text('#!/bin/sh\nfor last; do :; done\necho "$last" >> "$0.log"\n: > "$last"\n')
+    nvcc.chmod(0o755)
+    program = """
+import pathlib, runpy, sys
+sys.path.insert(0, "tools")
+import setuptools
+setuptools.setup = lambda **k: None
+found = runpy.run_path("setup.py", run_name="setup")
+command = found["BuildExtensions"](setuptools.Distribution())
+command.build_temp, command.force = sys.argv[1], False
+log = pathlib.Path(sys.argv[1], "nvcc.log")
+def count(change):
+    log.write_text("")
+    change()
+    objects = command.compile_kernels(found["kernels_extension"](build).depends)
+    assert len(objects) == len(found["sources"]("kernels/*.cu")) > 1
+    return len(log.read_text().split()) / len(objects)
+build = found["FOUND"]
+build.nvcc, build.kernels_missing = sys.argv[1] + "/nvcc", []
+print(count(lambda: None), end=" ")
+print(count(lambda: setattr(build, "torch_version", "2.99")), end=" ")
+print(count(lambda: build.nvcc_flags.append("-lineinfo")), end=" ")
+(gather,) = pathlib.Path(sys.argv[1]).rglob("gather.cu.o")
+print(count(gather.unlink))
+"""
+    said = run(sys.executable, "-c", program, tmp_path).split()
+    assert said[-4:-1] == ["1.0", "0.0", "1.0"] and 0 < float(said[-1]) < 1
+
+
 def test_kernels_are_built_where_they_can_be(torch_build: Any) -> None:
     """Without this, a mistake in a kernel would only make everything slower."""
     if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
