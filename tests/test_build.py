@@ -67,6 +67,7 @@ def python_there(installed: Path, program: str) -> str:
     return run(sys.executable, "-c", program, cwd=installed.parent, PYTHONPATH=str(installed))
 
 
+@pytest.mark.slow
 def test_core_imports_without_torch_and_without_a_gpu(installed_core: Path) -> None:
     program = """
 import sys
@@ -86,6 +87,7 @@ print(_build.WHAT_IS_MISSING)
     assert "ESPER_ALLOC_SHIM=0" in missing
 
 
+@pytest.mark.slow
 def test_c_extensions_find_headers_and_symbols(installed_core: Path, tmp_path: Path) -> None:
     cc = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if cc is None:
@@ -107,6 +109,7 @@ def test_c_extensions_find_headers_and_symbols(installed_core: Path, tmp_path: P
     assert not foreign, f"exported, though nobody's business: {foreign}"
 
 
+@pytest.mark.slow
 def test_the_typed_package_is_complete(installed_core: Path) -> None:
     there = {
         str(path.relative_to(installed_core))
@@ -153,6 +156,7 @@ sys.exit(stubtest.main())
     assert "no issues" in run(sys.executable, "-c", program, PYTHONPATH=str(ROOT))
 
 
+@pytest.mark.slow
 def test_what_an_earlier_build_left_is_not_packed(installed_core: Path) -> None:
     """One folder may see builds with and without torch, and for several torches."""
     source = installed_core.parent / "source"
@@ -496,6 +500,7 @@ print(count, "rows")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TORCHES, reason="downloads torch; runs with CI=true")
 @pytest.mark.parametrize("requirement", ["torch==2.11.0", "torch"])
 def test_shim_builds_for(requirement: str, tmp_path: Path) -> None:
@@ -523,3 +528,15 @@ print("loaded for", torch.__version__)
 def torch_version(python: str) -> str:
     program = "import torch; print(torch.__version__.split('+')[0])"
     return run(python, "-c", program).split()[-1]
+
+
+def test_quick_leaves_out_what_is_slow() -> None:
+    command = (sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider")
+
+    def collected(*options: str) -> set[str]:
+        said = run(*command, "tests/test_core.py", *options)
+        return {line for line in said.splitlines() if line.startswith("tests/test_core.py::")}
+
+    everything, slow = collected(), collected("-m", "slow")
+    assert any("[test_free_blocks-tsan]" in name for name in slow)
+    assert collected("--quick") == everything - slow

@@ -51,6 +51,7 @@ def test_the_answer_is_natives(answers: Answers, group: str, name: str) -> None:
     assert wrong is None, wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), rows())
 def test_the_answer_is_natives_with_mapped_segments_too(
     answers: Answers, mapped_answers: Answers, group: str, name: str

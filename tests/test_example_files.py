@@ -84,6 +84,7 @@ def test_the_readme_lists_it(name: str) -> None:
     assert f"(examples/{place})" in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_extension_compiles_and_finds_the_one_core(tmp_path: Path) -> None:
     build = pytest.importorskip("esper_alloc._build")
     if torch.version.cuda is None or not build.BUILT_FOR:
