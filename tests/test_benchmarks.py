@@ -635,6 +635,7 @@ def test_workers_measure_together_where_nothing_is_timed(script: Path) -> None:
     pytest.fail("none of fifty rounds began before the other one's measurement was over")
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_or_hangs_is_left_out(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1229,6 +1230,7 @@ def test_choices_name_what_the_core_has_written_into_it() -> None:
         gone.source("1 * MIB")
 
 
+@pytest.mark.slow
 def test_a_choice_is_replayed(tmp_path: Path) -> None:
     """A core with pages of 2 MiB maps more of them."""
     choices = load("choices")
@@ -1247,6 +1249,7 @@ def test_a_choice_is_replayed(tmp_path: Path) -> None:
     assert pages["ours"] < pages["peer"]
 
 
+@pytest.mark.slow
 def test_growth_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     growth = load("growth")
     try:

@@ -50,6 +50,7 @@ def measured(library: Path, script: str, allocator: str, *arguments: str) -> dic
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_pairs_are_measured(library: Path, allocator: str) -> None:
     figures = measured(library, "pair", allocator)["figures"]
@@ -61,6 +62,7 @@ def test_pairs_are_measured(library: Path, allocator: str) -> None:
     assert all(ns > 0 for ns in figures.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_threads_are_measured(library: Path, allocator: str) -> None:
     found = measured(library, "threads", allocator, "--most", "4", "--milliseconds", "500")
@@ -74,6 +76,7 @@ def test_threads_are_measured(library: Path, allocator: str) -> None:
     assert all(rate > 0 for rate in found["figures"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_churn_is_measured(library: Path, allocator: str) -> None:
     found = measured(library, "churn", allocator, "--most", "100000", "--operations", "2000")
@@ -121,6 +124,7 @@ print(ns[0] * count / 1e9, time.monotonic() - begin)
 """
 
 
+@pytest.mark.slow
 def test_a_round_of_churn_ends_when_its_time_is_over(library: Path) -> None:
     env = {**os.environ, **build.environment(library), "SIM_CAPACITY_MB": "4096"}
     done = subprocess.run(

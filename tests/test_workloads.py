@@ -29,6 +29,7 @@ def outputs(workloads, name: str, passes: int) -> list[float]:
     return [float(step(number)) for _ in range(passes) for number in range(job.small_steps)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama_varlen", "llama_decode", "ppo"])
 def test_a_job_repeats_bit_for_bit(workloads, name):
     first, second = outputs(workloads, name, 1), outputs(workloads, name, 1)
@@ -45,6 +46,7 @@ def test_strict_jobs_have_nothing_that_is_refused(workloads):
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.slow
 def test_training_learns(workloads):
     torch.manual_seed(0)
     step = workloads.llama_trainer(workloads.SMALL)
@@ -125,6 +127,7 @@ def script(monkeypatch: pytest.MonkeyPatch, workloads, name: str):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama_varlen", "llama_decode", "ppo"])
 def test_a_measured_job_gives_every_figure(monkeypatch, workloads, card, name):
     jobs = script(monkeypatch, workloads, "jobs")
