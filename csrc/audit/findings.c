@@ -10,7 +10,6 @@ static uint64_t mixed(uint64_t hash, uint64_t value)
 uint64_t finding_key(const audit_finding *f)
 {
   uint64_t key = mixed(1, f->kind);
-  key = mixed(key, f->allocated);
   key = mixed(key, f->earlier.place.site);
   key = mixed(key, f->freed);
   key = mixed(key, f->marked);
