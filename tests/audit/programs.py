@@ -15,6 +15,7 @@ import re
 import runpy
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,13 @@ def main() -> None:
     import torch
 
     torch.cuda.init()
-    look = sanitized if "--sanitizer" in sys.argv else audited
     chosen = arguments or names("ESPER_SIMULATED" not in os.environ)
-    print(json.dumps({name: [expected(name), look(name)] for name in chosen}))
+    if "--sanitizer" in sys.argv:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(sanitized, chosen))
+    else:
+        found = [audited(name) for name in chosen]
+    print(json.dumps({name: [expected(name), one] for name, one in zip(chosen, found)}))
 
 
 if __name__ == "__main__":
