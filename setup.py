@@ -102,7 +102,7 @@ def core_extension(headers_version: str | None) -> Extension:
         macros.append(("ESPER_BUILD_SANITIZE", f'"{SANITIZE}"'))
     if headers_version:
         macros.append(("ESPER_BUILD_CUDA_HEADERS", f'"{headers_version}"'))
-    folders = ("", "core/*/", "device/", "device/*/", "pickle/", "python/", "replay/")
+    folders = ("", "audit/", "core/*/", "device/", "device/*/", "pickle/", "python/", "replay/")
     return Extension(
         "esper_alloc._core",
         sources(*(f"{folder}*.c" for folder in folders)),
@@ -136,7 +136,8 @@ def torch_extension(
 
 def shim_extension(build: torch_build.TorchBuild) -> Extension:
     files, depends = sources("torch/*.cpp", "python/*.cpp"), sources("*.h", "torch/*.h")
-    return torch_extension(build, "esper_alloc._torch", files, [*depends, "csrc/python/capi.h"])
+    depends += ["csrc/audit/audit.h", "csrc/python/audit_capi.h", "csrc/python/capi.h"]
+    return torch_extension(build, "esper_alloc._torch", files, depends)
 
 
 def kernels_extension(build: torch_build.TorchBuild) -> Extension:

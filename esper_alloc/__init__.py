@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 # Cheap: loads nothing but the standard library.
+from .auditor.auditing import AuditError, AuditWarning, audit
 from .helpers.cudagraph_outputs.wrapper import CloneCounts, cudagraph_outputs
 from .installation.files import get_include, library_path
 from .installation.pytorch import UnavailableError, need_torch as _need_torch
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AuditError",
+    "AuditWarning",
     "CloneCounts",
     "GatherBatch",
     "GatherBatchIterator",
@@ -52,6 +55,7 @@ __all__ = [
     "ValueNormalizer",
     "__version__",
     "allocator",
+    "audit",
     "clear_gpu_dataset_cache",
     "cudagraph_outputs",
     "enable",
