@@ -230,7 +230,7 @@ static block_t *find_in_spare_pools(const request_t *q)
     request_t there = *q;
     there.pool = pool;
     lock(&q->device->lock);
-    there.heap = block ? NULL : pool_heap(pool, q->stream.stream, 0);
+    there.heap = block ? NULL : pool_heap(pool, q->stream.stream, 0, q->tag);
     unlock(&q->device->lock);
     if (there.heap && !(block = take_retired(&there)) && !(block = borrow(&there)) &&
         !(block = malloc_gate_own(&there)))
@@ -307,7 +307,7 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
 
 static heap_t *heap_of(const request_t *q)
 {
-  heap_t *heap = pool_heap(q->pool, q->stream.stream, q->capture);
+  heap_t *heap = pool_heap(q->pool, q->stream.stream, q->capture, q->tag);
   if (heap && q->capture && !heap->branch)
     heap->branch = capture_branch(q->core, q->stream.stream, q->capture);
   return heap && q->capture && !heap->branch ? NULL : heap;
@@ -326,6 +326,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
                  .device = device,
                  .pool = pool,
                  .config = config_of(core),
+                 .tag = tag_current(),
                  .asked = size,
                  .missed = try.missed};
   q.size = try.size ? try.size : config_round(q.config, size);
