@@ -34,6 +34,7 @@
   C(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 110)     \
   C(CU_EVENT_DISABLE_TIMING, 2)                                           \
   C(CU_STREAM_NON_BLOCKING, 1)                                            \
+  C(CU_MEMHOSTALLOC_PORTABLE, 1)                                          \
   C(CU_STREAM_CAPTURE_MODE_RELAXED, 2)                                    \
   C(CU_STREAM_CAPTURE_STATUS_NONE, 0)                                     \
   C(CU_STREAM_CAPTURE_STATUS_ACTIVE, 1)                                   \
@@ -120,6 +121,11 @@ enum {
   E(cuMemGetInfo, 3020, REQUIRED, (size_t *, size_t *))                                           \
   E(cuMemAlloc, 3020, REQUIRED, (CUdeviceptr *, size_t))                                          \
   E(cuMemFree, 3020, REQUIRED, (CUdeviceptr))                                                     \
+  E(cuMemHostAlloc, 2020, REQUIRED, (void **, size_t, unsigned int))                              \
+  E(cuMemFreeHost, 2000, REQUIRED, (void *))                                                      \
+  E(cuMemcpyDtoHAsync, 3020, REQUIRED, (void *, CUdeviceptr, size_t, CUstream))                   \
+  E(cuMemcpyHtoDAsync, 3020, REQUIRED, (CUdeviceptr, const void *, size_t, CUstream))             \
+  E(cuMemsetD8Async, 3020, REQUIRED, (CUdeviceptr, unsigned char, size_t, CUstream))              \
   E(cuStreamIsCapturing, 10000, REQUIRED, (CUstream, CUstreamCaptureStatus *))                    \
   E(cuStreamGetCaptureInfo, 11030, REQUIRED,                                                      \
     (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, size_t *)) \
