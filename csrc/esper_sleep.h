@@ -95,6 +95,11 @@ ESPER_API esper_status esper_sleep(esper_core *core, int device, const char *con
 ESPER_API esper_status esper_wake(esper_core *core, int device, const char *const *tags,
                                   size_t count, size_t *woken);
 
+/* The bytes of a pool on `device` (-1: on all devices) that sleep. A graph with memory in the pool
+ * must not be replayed while there are any. 0: none do, or there is no such pool. */
+ESPER_API size_t esper_pool_asleep(esper_core *core, int device, uint64_t id_first,
+                                   uint64_t id_second);
+
 /* Gives back the host memory that is kept for the next sleep. */
 ESPER_API void esper_sleep_trim(esper_core *core);
 

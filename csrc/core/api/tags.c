@@ -140,6 +140,23 @@ esper_status esper_wake(esper_core *core, int device, const char *const *tags, s
   return status;
 }
 
+size_t esper_pool_asleep(esper_core *core, int index, uint64_t id_first, uint64_t id_second)
+{
+  size_t bytes = 0;
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *device = &core->devices[i];
+    if (index >= 0 && i != index)
+      continue;
+    lock(&device->lock);
+    for (const segment_t *s = device->first_segment; s; s = s->next) {
+      const uint64_t *id = s->heap->pool_id;
+      bytes += id[0] == id_first && id[1] == id_second ? s->asleep : 0;
+    }
+    unlock(&device->lock);
+  }
+  return bytes;
+}
+
 void esper_sleep_trim(esper_core *core)
 {
   for (int i = 0; i < core->device_count; i++) {

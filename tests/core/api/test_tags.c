@@ -136,3 +136,20 @@ TEST(a_captures_memory_has_the_tag)
   world_check(&w);
   end();
 }
+
+TEST(a_pool_tells_how_much_of_it_sleeps)
+{
+  begin();
+  esper_pool *pool;
+  void *p;
+  CHECK_OK(esper_pool_create(w.core, 0, 5, 6, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &p));
+  sim_owner_begin(w.s, p, 20 * MIB, 0, r.handle);
+  CHECK_EQ(esper_pool_asleep(w.core, 0, 5, 6), 0);
+  CHECK_OK(esper_sleep(w.core, -1, NULL, 0, ESPER_KEEP_HOST, NULL));
+  CHECK_EQ(esper_pool_asleep(w.core, -1, 5, 6), 20 * MIB);
+  CHECK_EQ(esper_pool_asleep(w.core, 0, 5, 7), 0);
+  CHECK_OK(esper_wake(w.core, -1, NULL, 0, NULL));
+  CHECK_EQ(esper_pool_asleep(w.core, -1, 5, 6), 0);
+  end();
+}

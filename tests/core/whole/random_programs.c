@@ -1107,15 +1107,13 @@ static void do_sleep(thread *t)
   sim_allow_loss(p->s, keep == ESPER_KEEP_NOTHING);
   esper_status status = esper_sleep(p->core, -1, name ? &name : NULL, name ? 1 : 0, keep, NULL);
   sim_allow_loss(p->s, 0);
-  if (status != ESPER_OK) {
-    if (!p->faults && !(status == ESPER_NOT_READY && p->no_gate))
-      must(status, "sleep");
-    return;
-  }
-  do_asleep(t, tag);
+  if (status == ESPER_OK)
+    do_asleep(t, tag);
+  else if (!p->faults && status != ESPER_NOT_READY) /* uses without gate may be left of a stall */
+    must(status, "sleep");
   if (chance(t, 4)) /* a second one changes nothing */
     (void)esper_sleep(p->core, -1, name ? &name : NULL, name ? 1 : 0, ESPER_KEEP_HOST, NULL);
-  enum { TRIES = 64 };
+  enum { TRIES = 64 }; /* after an error a device before the one that failed may sleep */
   for (int tries = 0; tries < 2 * TRIES; tries++) {
     status = esper_wake(p->core, -1, name ? &name : NULL, name ? 1 : 0, NULL);
     if (status == ESPER_OUT_OF_MEMORY)
