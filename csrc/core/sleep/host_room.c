@@ -40,6 +40,11 @@ static esper_status add_chunk(host_room_t *room, device_t *device, size_t size)
   if (!reserve_entry(room))
     return error_set(ESPER_HOST_MEMORY, "no host memory for a list of chunks");
   esper_status status = call_host_alloc(device->core, device->index, size, &memory);
+  if (status == ESPER_OUT_OF_MEMORY) /* which would speak of the device's */
+    return error_set(ESPER_HOST_MEMORY,
+                     "the host has no %zu bytes of pinned memory to keep what goes to sleep: keep "
+                     "nothing, or let less sleep",
+                     size);
   if (status != ESPER_OK)
     return error_from_driver(device->core, status);
   room->chunks[room->count++] = (host_chunk_t){memory, size};

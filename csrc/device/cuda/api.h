@@ -34,7 +34,6 @@
   C(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 110)     \
   C(CU_EVENT_DISABLE_TIMING, 2)                                           \
   C(CU_STREAM_NON_BLOCKING, 1)                                            \
-  C(CU_MEMHOSTALLOC_PORTABLE, 1)                                          \
   C(CU_STREAM_CAPTURE_MODE_RELAXED, 2)                                    \
   C(CU_STREAM_CAPTURE_STATUS_NONE, 0)                                     \
   C(CU_STREAM_CAPTURE_STATUS_ACTIVE, 1)                                   \

@@ -11,12 +11,9 @@ esper_status cuda_host_alloc(void *self, int device, size_t size, void **memory)
   if (status != ESPER_OK)
     return status;
   void *pinned = NULL;
-  status = CALL(cuMemHostAlloc, &pinned, size, CU_MEMHOSTALLOC_PORTABLE);
+  status = CALL(cuMemHostAlloc, &pinned, size, 0);
   if (status == ESPER_OK)
     *memory = pinned;
-  /* For libcuda it is the same error, whichever memory is short. */
-  if (status == ESPER_OUT_OF_MEMORY)
-    status = ESPER_HOST_MEMORY;
   return cuda_scope_leave(&s, status);
 }
 

@@ -50,7 +50,7 @@ esper_status sim_host_new(sim *s, int device, size_t size, void **memory)
 {
   char *taken = size ? malloc(size) : NULL;
   if (!taken)
-    return sim_refuse(ESPER_HOST_MEMORY, "sim: no host memory for %zu bytes", size);
+    return sim_refuse(ESPER_OUT_OF_MEMORY, "sim: no host memory for %zu bytes", size);
   s->host_blocks = sim_grow(s->host_blocks, s->host_block_count, &s->host_block_capacity,
                             sizeof *s->host_blocks);
   s->host_blocks[s->host_block_count++] = (sim_host_block){taken, size};

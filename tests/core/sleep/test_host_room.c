@@ -57,7 +57,7 @@ TEST(a_room_that_cannot_grow_keeps_what_fits)
   begin();
   get(4, r);
   fit(256 * MIB);
-  sim_fail_call(w.s, SIM_CALL_host_alloc, 2, ESPER_HOST_MEMORY);
+  sim_fail_call(w.s, SIM_CALL_host_alloc, 2, ESPER_OUT_OF_MEMORY);
   CHECK_STATUS(host_room_fit(&room, &w.core->devices[0], 800 * MIB), ESPER_HOST_MEMORY);
   CHECK_EQ(room.bytes, 256 * MIB);
   CHECK_EQ(alive().host_bytes, 256 * MIB);

@@ -229,7 +229,7 @@ TEST(without_host_memory_nothing_sleeps)
 {
   begin();
   void *p = used_as("weights", 20 * MIB, r);
-  sim_fail_call(w.s, SIM_CALL_host_alloc, 1, ESPER_HOST_MEMORY);
+  sim_fail_call(w.s, SIM_CALL_host_alloc, 1, ESPER_OUT_OF_MEMORY);
   CHECK_STATUS(try_sleep("weights", ESPER_KEEP_HOST, NULL), ESPER_HOST_MEMORY);
   world_kernel(&w, r, p);
   CHECK(get_as("weights", 512, r));

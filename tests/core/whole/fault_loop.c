@@ -684,7 +684,8 @@ static bool is_plausible(sim_call call, esper_status status)
   case ESPER_OUT_OF_MEMORY:
     return call == SIM_CALL_memory_alloc || call == SIM_CALL_page_create ||
            call == SIM_CALL_page_map || call == SIM_CALL_range_reserve ||
-           call == SIM_CALL_event_create || call == SIM_CALL_stream_create;
+           call == SIM_CALL_host_alloc || call == SIM_CALL_event_create ||
+           call == SIM_CALL_stream_create;
   case ESPER_CAPTURING:
     return call == SIM_CALL_device_synchronize || call == SIM_CALL_event_record_all ||
            call == SIM_CALL_event_query || call == SIM_CALL_stream_wait ||
