@@ -61,7 +61,13 @@ SHIM = os.environ.get("ESPER_ALLOC_SHIM", "")
 KERNELS = os.environ.get("ESPER_ALLOC_KERNELS", "")
 
 # What C and C++ users compile against, as esper_alloc.get_include() serves it.
-PUBLIC_HEADERS = ("esper_alloc.h", "esper_report.h", "device/device.h", "python/capi.h")
+PUBLIC_HEADERS = (
+    "esper_alloc.h",
+    "esper_report.h",
+    "esper_sleep.h",
+    "device/device.h",
+    "python/capi.h",
+)
 
 
 def sources(*patterns: str) -> list[str]:

@@ -39,7 +39,8 @@ typedef enum esper_status {
   ESPER_HOST_MEMORY,   /* no host memory for metadata */
   ESPER_DEVICE_ERROR,  /* the driver failed; later calls may fail, too */
   ESPER_SHUT_DOWN,     /* the driver is shutting down: the process exits */
-  ESPER_REJECTED       /* reserved memory would pass rejection_share */
+  ESPER_REJECTED,      /* reserved memory would pass rejection_share */
+  ESPER_ASLEEP         /* refused because memory sleeps: esper_sleep.h */
 } esper_status;
 
 /* "ESPER_OUT_OF_MEMORY" and so on. Never NULL. */

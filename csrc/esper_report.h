@@ -136,7 +136,9 @@ typedef struct esper_segment_entry {
   int mapped; /* pages in reserved addresses */
   void *stream;
   uint64_t pool[2];
-  uint64_t birth; /* orders a device's segments; entries of one mapped segment share it */
+  uint64_t birth;  /* orders a device's segments; entries of one mapped segment share it */
+  size_t asleep;   /* bytes without device memory, because they sleep: esper_sleep.h */
+  const char *tag; /* "": none. Lives as long as the process */
   size_t first_block, block_count; /* indices into blocks */
 } esper_segment_entry;
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .helpers.normalize.values import ValueNormalizer
     from .helpers.validation import fused_validation_batch
     from .torch_allocator.lasting_marks import warn_about_marks
+    from .torch_allocator.sleep import SleepResult, asleep, sleep, tag, tag_stats, trim_sleep, wake
     from .torch_allocator.stats import memory_stats, report
     from .uses.stream_traits import set_stream_traits
     from .uses.tensor_method import install_tensor_method, uninstall_tensor_method
@@ -51,10 +52,12 @@ __all__ = [
     "RewardNormalizer",
     "RunningMeanStd",
     "SharedGPUGatherBatchIterator",
+    "SleepResult",
     "UnavailableError",
     "ValueNormalizer",
     "__version__",
     "allocator",
+    "asleep",
     "audit",
     "clear_gpu_dataset_cache",
     "cudagraph_outputs",
@@ -69,9 +72,14 @@ __all__ = [
     "record_use",
     "report",
     "set_stream_traits",
+    "sleep",
+    "tag",
+    "tag_stats",
     "touch",
+    "trim_sleep",
     "uninstall_tensor_method",
     "using",
+    "wake",
     "warn_about_marks",
 ]
 
@@ -83,7 +91,9 @@ _LATER = {
     "RewardNormalizer": "helpers.normalize.rewards",
     "RunningMeanStd": "helpers.normalize.observations",
     "SharedGPUGatherBatchIterator": "helpers.gather.cifar_batches",
+    "SleepResult": "torch_allocator.sleep",
     "ValueNormalizer": "helpers.normalize.values",
+    "asleep": "torch_allocator.sleep",
     "clear_gpu_dataset_cache": "helpers.gather.cifar_batches",
     "fused_validation_batch": "helpers.validation",
     "install_tensor_method": "uses.tensor_method",
@@ -91,9 +101,14 @@ _LATER = {
     "record_use": "uses.use",
     "report": "torch_allocator.stats",
     "set_stream_traits": "uses.stream_traits",
+    "sleep": "torch_allocator.sleep",
+    "tag": "torch_allocator.sleep",
+    "tag_stats": "torch_allocator.sleep",
     "touch": "uses.use",
+    "trim_sleep": "torch_allocator.sleep",
     "uninstall_tensor_method": "uses.tensor_method",
     "using": "uses.use",
+    "wake": "torch_allocator.sleep",
     "warn_about_marks": "torch_allocator.lasting_marks",
 }
 

@@ -130,7 +130,8 @@ def test_random_programs(variant: str, threads: int, pytestconfig: pytest.Config
 
 
 @pytest.mark.parametrize(
-    "header", ["esper_alloc.h", "esper_report.h", "device/device.h", "device/sim/sim.h"]
+    "header",
+    ["esper_alloc.h", "esper_report.h", "esper_sleep.h", "device/device.h", "device/sim/sim.h"],
 )
 @pytest.mark.parametrize("language, standard", [("c", "c11"), ("c++", "c++11"), ("c++", "c++20")])
 def test_header_compiles_alone(header: str, language: str, standard: str) -> None:

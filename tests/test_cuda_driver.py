@@ -189,7 +189,8 @@ def test_our_declarations_are_nvidias(tmp_path: Path) -> None:
 def test_public_header_is_c_and_cxx(tmp_path: Path) -> None:
     """Every public header compiles alone, in both languages."""
     cxx = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    for header in ("esper_alloc.h", "esper_report.h", "device/device.h", "python/capi.h"):
+    names = "esper_alloc.h", "esper_report.h", "esper_sleep.h", "device/device.h", "python/capi.h"
+    for header in names:
         for compiler, language in ((CC, "c"), (cxx, "c++")):
             if compiler is None:
                 pytest.skip("needs a C++ compiler")

@@ -29,9 +29,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CC = os.environ.get("CC", "cc")
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
-PUBLIC = ("esper_alloc.h", "esper_report.h")
+PUBLIC = ("esper_alloc.h", "esper_report.h", "esper_sleep.h")
 #: The core's folders, from the lowest to the highest. Each has a README that says so.
-CORE = ("base", "stats", "order", "blocks", "pools", "memory", "requests", "api")
+CORE = ("base", "stats", "order", "blocks", "pools", "memory", "requests", "sleep", "api")
 #: All folders that are layers, from the lowest to the highest.
 LAYERS = ("device", *(f"core/{folder}" for folder in CORE), "replay")
 #: The C++ files of the PyTorch module.

@@ -73,6 +73,18 @@ typedef struct esper_driver {
   esper_status (*page_unexport)(void *self, int device, const esper_page_name *name);
   esper_status (*page_import)(void *self, int device, const esper_page_name *name, uint64_t *page);
 
+  /* Host memory that the device can copy to and from without a detour. host_alloc:
+   * ESPER_OUT_OF_MEMORY: the host has not so much. host_free may wait until the
+   * device is idle. The copies are enqueued on a stream of the device that is not capturing;
+   * memory_zero enqueues a fill with zeros. The host memory stays as it is until the copy is done. */
+  esper_status (*host_alloc)(void *self, int device, size_t size, void **memory);
+  esper_status (*host_free)(void *self, int device, void *memory);
+  esper_status (*copy_to_host)(void *self, int device, void *stream, void *to, uintptr_t from,
+                               size_t size);
+  esper_status (*copy_to_device)(void *self, int device, void *stream, uintptr_t to,
+                                 const void *from, size_t size);
+  esper_status (*memory_zero)(void *self, int device, void *stream, uintptr_t address, size_t size);
+
   /* Streams. stream_id stores an id that is unique in the process and, unlike the handle, never
    * used again. stream_capture stores the id of the stream's capture, or 0 if it is not being
    * captured. An id is never 0 or UINT64_MAX and never used again. Between invalidation and end of

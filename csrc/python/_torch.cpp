@@ -12,6 +12,7 @@
 #include "../torch/current.h"
 #include "../torch/python_objects.h"
 #include "../torch/scope.h"
+#include "../torch/sleep.h"
 #include "../torch/use.h"
 #include "audit_capi.h"
 #include "capi.h"
@@ -101,6 +102,17 @@ PyMethodDef methods[] = {
     {"audit_graph_gone", esper::audit_graph_gone, METH_O, "audit_graph_gone(graph)."},
     {"audit_launch", esper::audit_launch, METH_O,
      "audit_launch(values): a kernel beside the operators reads these tensors."},
+    {"push_tag", esper::push_tag, METH_O,
+     "push_tag(name): what this thread allocates has the tag."},
+    {"pop_tag", esper::pop_tag, METH_NOARGS, "pop_tag(): takes back the last push_tag()."},
+    {"sleep", method(&esper::put_to_sleep), METH_FASTCALL,
+     "sleep(tags, keep_host, device) -> (bytes given back, bytes kept, what stays and why)."},
+    {"wake", method(&esper::wake_up), METH_FASTCALL, "wake(tags, device) -> bytes."},
+    {"trim_sleep", esper::trim_sleep, METH_NOARGS,
+     "trim_sleep(): gives back host memory that is kept for the next sleep."},
+    {"pool_asleep", esper::pool_asleep, METH_O,
+     "pool_asleep((first, second)): bytes of that pool that sleep."},
+    {"tag_stats", esper::tag_stats, METH_O, "tag_stats(device) -> a dict for each tag."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT,

@@ -7,16 +7,16 @@
  *     return NULL; // a Python exception is set
  *   esper->malloc(esper->instance(), size, stream, &ptr);
  *
- * A member has the name of its function in esper_alloc.h, without "esper_". */
+ * A member has the name of its function in esper_alloc.h or esper_sleep.h, without "esper_". */
 #ifndef ESPER_CAPI_H
 #define ESPER_CAPI_H
 
-#include "../esper_alloc.h"
+#include "../esper_sleep.h"
 
 #define ESPER_CAPI_NAME "esper_alloc._core.capi"
 
-/* Increased with every change of the list below or of a type in esper_alloc.h. */
-#define ESPER_CAPI_VERSION 9u
+/* Increased with every change of the list below or of a type in these headers. */
+#define ESPER_CAPI_VERSION 10u
 
 /* F(name) for each public function esper_<name> */
 #define ESPER_CAPI_FUNCTIONS(F)      \
@@ -85,7 +85,23 @@
   F(trace_is_on)                     \
   F(trace_clear)                     \
   F(trace_copy)                      \
-  F(trace_watch) F(pin) F(unpin) F(add_peer) F(share) F(unshare) F(open_shared) F(close_shared)
+  F(trace_watch)                     \
+  F(pin)                             \
+  F(unpin)                           \
+  F(add_peer)                        \
+  F(share)                           \
+  F(unshare)                         \
+  F(open_shared)                     \
+  F(close_shared)                    \
+  F(tag_push)                        \
+  F(tag_pop)                         \
+  F(tag_current)                     \
+  F(get_tag_stats)                   \
+  F(stays_advice)                    \
+  F(sleep)                           \
+  F(wake)                            \
+  F(sleep_trim)                      \
+  F(pool_asleep)
 
 #define ESPER_CAPI_TYPE(name) typedef __typeof__(esper_##name) *esper_capi_##name;
 ESPER_CAPI_FUNCTIONS(ESPER_CAPI_TYPE)

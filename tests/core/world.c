@@ -168,7 +168,7 @@ static void check_device(world *w, int device)
   for (size_t i = 0; i < snapshot.segment_count; i++) {
     const esper_segment_entry *segment = &snapshot.segments[i];
     uintptr_t at = segment->address;
-    reserved += segment->size;
+    reserved += segment->size - segment->asleep;
     for (size_t k = 0; k < segment->block_count; k++) {
       const esper_block_entry *b = &snapshot.blocks[segment->first_block + k];
       CHECK_EQ(b->address, at); /* blocks tile their segment */

@@ -313,6 +313,46 @@ static CUresult cuMemFree(CUdeviceptr pointer)
   return result;
 }
 
+static CUresult cuMemHostAlloc(void **memory, size_t size, unsigned int flags)
+{
+  (void)flags;
+  BEGIN(NEEDS_CONTEXT | UNSAFE);
+  *memory = malloc(size);
+  return *memory ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult cuMemFreeHost(void *memory)
+{
+  BEGIN(NEEDS_CONTEXT | UNSAFE);
+  free(memory);
+  return CUDA_SUCCESS;
+}
+
+/* Device memory has no contents here. */
+static CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t size, CUstream stream)
+{
+  (void)to, (void)from, (void)size;
+  BEGIN(NEEDS_CONTEXT);
+  return resolve(stream)->status == CU_STREAM_CAPTURE_STATUS_NONE ? CUDA_SUCCESS
+                                                                  : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t size, CUstream stream)
+{
+  (void)to, (void)from, (void)size;
+  BEGIN(NEEDS_CONTEXT);
+  return resolve(stream)->status == CU_STREAM_CAPTURE_STATUS_NONE ? CUDA_SUCCESS
+                                                                  : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t size, CUstream stream)
+{
+  (void)to, (void)value, (void)size;
+  BEGIN(NEEDS_CONTEXT);
+  return resolve(stream)->status == CU_STREAM_CAPTURE_STATUS_NONE ? CUDA_SUCCESS
+                                                                  : CUDA_ERROR_INVALID_VALUE;
+}
+
 static CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 {
   BEGIN(NEEDS_CONTEXT);

@@ -45,7 +45,7 @@ static void load(void)
 
 /* ---- every function of the interface, as one line each ------------------ */
 
-static void *a_stream, *an_event;
+static void *a_stream, *an_event, *host_memory;
 static uintptr_t an_address, a_range;
 static uint64_t a_page, a_number;
 static esper_page_name a_name;
@@ -62,40 +62,46 @@ static void *captured_stream(void **node)
 static void *a_node, *some_nodes[8];
 
 #define SELF driver->self
-#define FUNCTIONS(F)                                                                       \
-  F(memory_info, driver->memory_info(SELF, 1, &(size_t){0}, &(size_t){0}))                 \
-  F(memory_total, driver->memory_total(SELF, 1, &(size_t){0}))                             \
-  F(device_synchronize, driver->device_synchronize(SELF, 1))                               \
-  F(memory_alloc, driver->memory_alloc(SELF, 1, 1 << 20, &an_address))                     \
-  F(memory_free, driver->memory_free(SELF, 1, an_address))                                 \
-  F(page_granularity, driver->page_granularity(SELF, 1, &(size_t){0}))                     \
-  F(range_reserve, driver->range_reserve(SELF, 1, 2 << 20, &a_range))                      \
-  F(page_create, driver->page_create(SELF, 1, 2 << 20, &a_page))                           \
-  F(page_map, driver->page_map(SELF, 1, a_range, 2 << 20, a_page, NULL, 0))                \
-  F(page_access, driver->page_access(SELF, 1, a_range, 2 << 20, 0, 1))                     \
-  F(peer_check, driver->peer_check(SELF, 1, 0))                                            \
-  F(page_export, driver->page_export(SELF, 1, a_page, &a_name))                            \
-  F(page_unexport, driver->page_unexport(SELF, 1, &a_name))                                \
-  F(page_unmap, driver->page_unmap(SELF, 1, a_range, 2 << 20))                             \
-  F(page_release, driver->page_release(SELF, 1, a_page))                                   \
-  F(range_free, driver->range_free(SELF, 1, a_range, 2 << 20))                             \
-  F(stream_create, driver->stream_create(SELF, 1, &a_stream))                              \
-  F(stream_id, driver->stream_id(SELF, 1, a_stream, &a_number))                            \
-  F(legacy_stream_id, driver->stream_id(SELF, 1, NULL, &a_number))                         \
-  F(stream_capture, driver->stream_capture(SELF, 1, a_stream, &a_number))                  \
-  F(legacy_stream_capture, driver->stream_capture(SELF, 1, NULL, &a_number))               \
-  F(capture_point, driver->capture_point(SELF, 1, captured_stream(&a_node), 42, &a_node))  \
-  F(capture_depend, driver->capture_depend(SELF, 1, captured_stream(&a_node), 42, a_node)) \
-  F(capture_before, driver->capture_before(SELF, 1, captured_stream(&a_node), 42, a_node,  \
-                                           some_nodes, &(size_t){8}))                      \
-  F(event_create, driver->event_create(SELF, 1, &an_event))                                \
-  F(event_record, driver->event_record(SELF, 1, an_event, a_stream))                       \
-  F(legacy_event_record, driver->event_record(SELF, 1, an_event, NULL))                    \
-  F(event_record_all, driver->event_record_all(SELF, 1, an_event))                         \
-  F(stream_wait, driver->stream_wait(SELF, 1, a_stream, an_event))                         \
-  F(event_query, driver->event_query(SELF, 1, an_event))                                   \
-  F(event_synchronize, driver->event_synchronize(SELF, 1, an_event))                       \
-  F(event_destroy, driver->event_destroy(SELF, 1, an_event))                               \
+#define FUNCTIONS(F)                                                                            \
+  F(memory_info, driver->memory_info(SELF, 1, &(size_t){0}, &(size_t){0}))                      \
+  F(memory_total, driver->memory_total(SELF, 1, &(size_t){0}))                                  \
+  F(device_synchronize, driver->device_synchronize(SELF, 1))                                    \
+  F(memory_alloc, driver->memory_alloc(SELF, 1, 1 << 20, &an_address))                          \
+  F(memory_free, driver->memory_free(SELF, 1, an_address))                                      \
+  F(page_granularity, driver->page_granularity(SELF, 1, &(size_t){0}))                          \
+  F(range_reserve, driver->range_reserve(SELF, 1, 2 << 20, &a_range))                           \
+  F(page_create, driver->page_create(SELF, 1, 2 << 20, &a_page))                                \
+  F(page_map, driver->page_map(SELF, 1, a_range, 2 << 20, a_page, NULL, 0))                     \
+  F(page_access, driver->page_access(SELF, 1, a_range, 2 << 20, 0, 1))                          \
+  F(peer_check, driver->peer_check(SELF, 1, 0))                                                 \
+  F(page_export, driver->page_export(SELF, 1, a_page, &a_name))                                 \
+  F(page_unexport, driver->page_unexport(SELF, 1, &a_name))                                     \
+  F(page_unmap, driver->page_unmap(SELF, 1, a_range, 2 << 20))                                  \
+  F(page_release, driver->page_release(SELF, 1, a_page))                                        \
+  F(range_free, driver->range_free(SELF, 1, a_range, 2 << 20))                                  \
+  F(host_alloc, driver->host_alloc(SELF, 1, 1 << 20, &host_memory))                             \
+  F(copy_to_host, driver->copy_to_host(SELF, 1, fake->stream(1), host_memory, an_address, 512)) \
+  F(copy_to_device,                                                                             \
+    driver->copy_to_device(SELF, 1, fake->stream(1), an_address, host_memory, 512))             \
+  F(memory_zero, driver->memory_zero(SELF, 1, fake->stream(1), an_address, 512))                \
+  F(host_free, driver->host_free(SELF, 1, host_memory))                                         \
+  F(stream_create, driver->stream_create(SELF, 1, &a_stream))                                   \
+  F(stream_id, driver->stream_id(SELF, 1, a_stream, &a_number))                                 \
+  F(legacy_stream_id, driver->stream_id(SELF, 1, NULL, &a_number))                              \
+  F(stream_capture, driver->stream_capture(SELF, 1, a_stream, &a_number))                       \
+  F(legacy_stream_capture, driver->stream_capture(SELF, 1, NULL, &a_number))                    \
+  F(capture_point, driver->capture_point(SELF, 1, captured_stream(&a_node), 42, &a_node))       \
+  F(capture_depend, driver->capture_depend(SELF, 1, captured_stream(&a_node), 42, a_node))      \
+  F(capture_before, driver->capture_before(SELF, 1, captured_stream(&a_node), 42, a_node,       \
+                                           some_nodes, &(size_t){8}))                           \
+  F(event_create, driver->event_create(SELF, 1, &an_event))                                     \
+  F(event_record, driver->event_record(SELF, 1, an_event, a_stream))                            \
+  F(legacy_event_record, driver->event_record(SELF, 1, an_event, NULL))                         \
+  F(event_record_all, driver->event_record_all(SELF, 1, an_event))                              \
+  F(stream_wait, driver->stream_wait(SELF, 1, a_stream, an_event))                              \
+  F(event_query, driver->event_query(SELF, 1, an_event))                                        \
+  F(event_synchronize, driver->event_synchronize(SELF, 1, an_event))                            \
+  F(event_destroy, driver->event_destroy(SELF, 1, an_event))                                    \
   F(stream_destroy, driver->stream_destroy(SELF, 1, a_stream))
 
 #define DEFINE(name, call)            \

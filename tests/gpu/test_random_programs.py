@@ -28,6 +28,11 @@ NOT_SHOWN = {
     "BODY_KEEPS_APART": "the programs capture no conditional nodes",
     "GRAPH_READS_ANYWHERE": "the programs have no observer",
     "UNSEEN_USES_COUNT": "the programs have no observer",
+    "SLEEP_NEEDS_COMPLETION": "the programs put no memory to sleep",
+    "SLEEP_KEEPS_GRAPHS": "the programs put no memory to sleep",
+    "UNMAP_AFTER_COPY": "the programs put no memory to sleep",
+    "WAKE_BEFORE_USE": "the programs put no memory to sleep",
+    "ASLEEP_SERVES_NOTHING": "the programs put no memory to sleep",
 }
 #: Without these the driver is given handles that are not alive, and may crash.
 MAY_CRASH = {"EVENTS_IMMUTABLE", "MORTAL_HANDLES"}

@@ -263,6 +263,10 @@ static esper_status restore_pool(restore_t *r)
                      "allocations go to pool (%llu, %llu): end that before restoring its "
                      "checkpoint",
                      (unsigned long long)r->pool->id[0], (unsigned long long)r->pool->id[1]);
+  for (const segment_t *s = r->pool->device->first_segment; s; s = s->next)
+    if (s->heap->pool == r->pool && s->asleep)
+      return error_set(ESPER_ASLEEP, "memory of pool (%llu, %llu) sleeps: wake it first",
+                       (unsigned long long)r->pool->id[0], (unsigned long long)r->pool->id[1]);
   esper_status status = prepare(r);
   if (status != ESPER_OK)
     return status;

@@ -21,6 +21,7 @@
 #include "../pools/routing.h"
 #include "../pools/source.h"
 #include "../requests/imports.h"
+#include "../sleep/sleeper.h"
 #include "../stats/pool_stats.h"
 
 /* ---- devices ----------------------------------------------------------- */
@@ -30,6 +31,7 @@ static void device_init(core_t *core, int index)
   device_t *device = &core->devices[index];
   device->core = core;
   device->index = index;
+  mutex_init(&device->sleep_lock, LOCK_SLEEP);
   mutex_init(&device->sync_lock, LOCK_SYNC);
   mutex_init(&device->lock, LOCK_DEVICE);
   mutex_init(&device->events_lock, LOCK_LEAF);
@@ -51,6 +53,9 @@ static void device_destroy(device_t *device)
   caches_close(device);
   wait_log_clear(device);
   shared_forget(device, true);
+  sleepers_trim(device, true);
+  if (device->copier)
+    call_stream_destroy(core, device->index, device->copier->handle);
   imports_destroy(device);
   for (segment_t *s = device->first_segment; s; s = s->next) {
     for (block_t *b = s->first; b; b = b->next)

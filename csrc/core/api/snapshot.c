@@ -5,6 +5,7 @@
 #include "../blocks/block.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
+#include "../memory/page_table.h"
 #include "../order/device.h"
 #include "../pools/pool.h"
 
@@ -99,6 +100,7 @@ static void add_stretch(const block_t *first, esper_snapshot *snapshot)
       .stream = heap->stream->handle,
       .pool = {heap->pool->id[0], heap->pool->id[1]},
       .birth = s->sequence,
+      .tag = tag_name(heap->tag),
       .first_block = snapshot->block_count,
   };
   for (const block_t *b = first; b && block_is_mapped(b); b = b->next) {
@@ -106,6 +108,8 @@ static void add_stretch(const block_t *first, esper_snapshot *snapshot)
     entry->size += b->size;
   }
   entry->block_count = snapshot->block_count - entry->first_block;
+  for (size_t at = 0; s->absent && at < entry->size; at += s->device->granule)
+    entry->asleep += page_at(s, entry->address + at)->absent ? s->device->granule : 0;
 }
 
 static void add_device(const device_t *device, esper_snapshot *snapshot)

@@ -18,7 +18,7 @@ static bool statistics_are_valid(device_t *device)
 {
   int64_t reserved = 0, allocated = 0, active = 0, split = 0, segments = 0;
   for (const segment_t *s = device->first_segment; s; s = s->next) {
-    reserved += (int64_t)s->bytes;
+    reserved += (int64_t)(s->bytes - s->absent);
     for (const block_t *b = s->first; b; b = b->next) {
       segments += block_is_mapped(b) && !(b->prev && block_is_mapped(b->prev));
       if (b->state == BLOCK_LIVE)
@@ -45,7 +45,7 @@ static bool pool_stats_are_valid(const device_t *device)
     int64_t bytes = 0;
     for (const segment_t *s = device->first_segment; s; s = s->next)
       if (s->heap->pool->stats == stats)
-        bytes += (int64_t)s->bytes;
+        bytes += (int64_t)(s->bytes - s->absent);
     valid = reserved[ESPER_ALL].current == bytes &&
             reserved[ESPER_SMALL].current + reserved[ESPER_LARGE].current == bytes &&
             (stats->used || !bytes);

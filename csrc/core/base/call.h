@@ -27,6 +27,14 @@
   D(page_export, (core_t *c, int d, uint64_t page, esper_page_name *name), (d, page, name))        \
   D(page_unexport, (core_t *c, int d, const esper_page_name *name), (d, name))                     \
   D(page_import, (core_t *c, int d, const esper_page_name *name, uint64_t *page), (d, name, page)) \
+  D(host_alloc, (core_t *c, int d, size_t size, void **memory), (d, size, memory))                 \
+  D(host_free, (core_t *c, int d, void *memory), (d, memory))                                      \
+  D(copy_to_host, (core_t *c, int d, void *stream, void *to, uintptr_t from, size_t size),         \
+    (d, stream, to, from, size))                                                                   \
+  D(copy_to_device, (core_t *c, int d, void *stream, uintptr_t to, const void *from, size_t size), \
+    (d, stream, to, from, size))                                                                   \
+  D(memory_zero, (core_t *c, int d, void *stream, uintptr_t address, size_t size),                 \
+    (d, stream, address, size))                                                                    \
   D(stream_id, (core_t *c, int d, void *stream, uint64_t *id), (d, stream, id))                    \
   D(stream_capture, (core_t *c, int d, void *stream, uint64_t *capture), (d, stream, capture))     \
   D(stream_create, (core_t *c, int d, void **stream), (d, stream))                                 \

@@ -5,7 +5,7 @@
 #include "lock.h"
 #include "types.h"
 
-enum { STREAM_BUCKETS = 256, DRIVER_CALLS = 32 };
+enum { STREAM_BUCKETS = 256, DRIVER_CALLS = 40 };
 
 struct esper_core {
   /* Read by every malloc and free, and seldom written. */
@@ -17,6 +17,7 @@ struct esper_core {
   int device_count;
   atomic_bool shut_down;
   atomic_bool tracing;
+  atomic_int asleep;  /* how many tags sleep, counted on each device */
   atomic_bool warned; /* that memory which a graph reads was freed */
   uint64_t serial;    /* counts the cores of this process, from 1 */
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];

@@ -39,6 +39,7 @@ const char *esper_status_name(esper_status status)
   case ESPER_DEVICE_ERROR: return "ESPER_DEVICE_ERROR";
   case ESPER_SHUT_DOWN: return "ESPER_SHUT_DOWN";
   case ESPER_REJECTED: return "ESPER_REJECTED";
+  case ESPER_ASLEEP: return "ESPER_ASLEEP";
   }
   return "unknown esper_status";
 }

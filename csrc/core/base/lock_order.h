@@ -10,6 +10,7 @@
 #define LOCK_RANKS(R)                                                \
   R(UNRANKED, "a lock without a rank")                               \
   R(CONFIG, "the configuration lock")                                \
+  R(SLEEP, "a device's sleep lock")                                  \
   R(SYNC, "a device's sync lock")                                    \
   R(PAGING, "a device's paging lock")                                \
   R(RECORD, "a stream's record lock")                                \

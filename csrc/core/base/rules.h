@@ -53,7 +53,12 @@
   R(GATE_NOT_AT_FREE, "10b", "uses by record_stream are not gated on while memory can grow")       \
   R(RENDEZVOUS_NOT_GATED, "10c", "nobody waits for a stream with the rendezvous trait")            \
   R(READY_FIRST, "10d", "no stream waits for a pending block while a ready one serves")            \
-  R(OWNER_NOT_GATED_EARLY, "10e", "owner order elsewhere is not gated on while memory can grow")
+  R(OWNER_NOT_GATED_EARLY, "10e", "owner order elsewhere is not gated on while memory can grow")   \
+  R(SLEEP_NEEDS_COMPLETION, "11a", "pages go to sleep only when all work before has completed")    \
+  R(SLEEP_KEEPS_GRAPHS, "11b", "free memory that a graph may read keeps its contents, too")        \
+  R(UNMAP_AFTER_COPY, "11c", "a page that sleeps is unmapped only when its copy has completed")    \
+  R(WAKE_BEFORE_USE, "11d", "whoever wakes memory returns when its contents are back")             \
+  R(ASLEEP_SERVES_NOTHING, "11e", "memory on pages that sleep is not handed out")
 
 enum {
 #define RULE_ENUM(name, number, says) RULE_##name,

@@ -11,6 +11,7 @@ typedef enum block_state {
   BLOCK_CACHED,  /* free, owes no use, in heap->cache */
   BLOCK_PENDING, /* free, not for its own stream yet: owes uses or is withheld; in heap->pending */
   BLOCK_CLAIMED, /* free or becoming free; one thread works on it without the lock */
+  BLOCK_ASLEEP,  /* free, on pages that sleep; serves nothing until they wake */
   BLOCK_HOLE,    /* without pages: in no bin, not in the map, owes nothing */
   BLOCK_FILLING, /* a hole into which one thread maps pages without the lock */
   BLOCK_STALE,   /* its pages moved but are still mapped here, for work enqueued before */
@@ -81,6 +82,8 @@ struct segment {
   uintptr_t address;
   size_t size; /* of the addresses */
   block_t *first;
+  size_t asleep;  /* bytes of its pages that sleep, a part of `bytes` */
+  size_t absent;  /* and of those whose memory went back to the driver, a part of `asleep` */
   size_t touched; /* entries of `pages`, from the first on, that may have been used */
   block_t *holes;
   segment_t *prev, *next; /* of the device, by birth */

@@ -97,6 +97,8 @@ static bool is_captured(core_t *core, heap_t *heap, void *handle)
 static inline bool serve(core_t *core, esper_stream as, size_t requested, cache_attempt_t *attempt,
                          void **ptr)
 {
+  if (tag_current() != TAG_NONE)
+    return false;
   stream_t *stream = stream_immortal(core, &core->devices[as.device], as.handle);
   heap_t *heap = stream ? atomic_load_explicit(&stream->heap, memory_order_acquire) : NULL;
   attempt->stream = stream;

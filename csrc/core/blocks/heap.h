@@ -1,7 +1,8 @@
-/* heap.h: the free blocks of one (pool, stream, capture). */
+/* heap.h: the free blocks of one (pool, stream, capture, tag). */
 #ifndef ESPER_HEAP_H
 #define ESPER_HEAP_H
 
+#include "../base/tag.h"
 #include "bins.h"
 #include "block.h"
 #include "cache_slots.h"
@@ -29,6 +30,7 @@ struct heap {
   const uint64_t *pool_id;
   stream_t *stream;
   uint64_t capture;     /* the capture that its memory was handed out in; 0: none */
+  tag_t tag;            /* of all its memory, so that no page has memory of two tags */
   bool quiesced;        /* what is ready owes nothing: any capture may take the heap over */
   bool over;            /* its capture is over; set during a quiesce */
   uint64_t quiesced_at; /* the number that the last quiesce waited for; 0: none */

@@ -294,8 +294,7 @@ bool mapped_reap(device_t *device)
   return status == ESPER_OK;
 }
 
-/* Copies what `block_split` does not. */
-static block_t *split(block_t *block, size_t size)
+block_t *mapped_split(block_t *block, size_t size)
 {
   block_t *rest = block_split(device_of(block), block, size);
   if (rest) {
@@ -312,8 +311,8 @@ block_t *mapped_carve(block_t *block, uintptr_t begin, size_t size)
   block_count_inactive(block);
   uses_drop_completed(device_of(block), block);
   if (front)
-    block = split(front, begin - front->address);
-  bool cut = block && (block->size == size || (rest = split(block, size)));
+    block = mapped_split(front, begin - front->address);
+  bool cut = block && (block->size == size || (rest = mapped_split(block, size)));
   if (block && !cut)
     free_blocks_add(block);
   if (front)
@@ -487,7 +486,7 @@ void mapped_destroy(segment_t *s)
   bool empty = true;
   for (size_t i = 0; i < s->touched; i++) {
     const page_t *page = &s->pages[i];
-    if (!page->granules || page->first != i)
+    if (!page->granules || page->first != i || page->absent)
       continue;
     if (call_page_unmap(core, device, page_address(s, page), page_size(s, page)) != ESPER_OK)
       empty = false;

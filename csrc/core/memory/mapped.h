@@ -55,6 +55,9 @@ bool mapped_has_reapable(const device_t *device);
  * keeps what the block owed. NULL: no host memory, nothing changed. */
 block_t *mapped_carve(block_t *block, uintptr_t begin, size_t size);
 
+/* As block_split, and the rest is withheld like the block. */
+block_t *mapped_split(block_t *block, size_t size);
+
 /* Unmaps the pages of a claimed block that owes nothing and gives them back to the driver. The
  * block becomes a hole, or free again from where the driver refused. Returns the bytes that went.
  * Without the lock. */

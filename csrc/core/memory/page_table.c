@@ -32,6 +32,12 @@ void page_add(segment_t *s, uintptr_t address, size_t size, uint64_t handle)
         (page_t){.handle = handle, .first = (uint32_t)first, .granules = (uint32_t)granules};
 }
 
+void page_store(segment_t *s, page_t page)
+{
+  for (size_t i = page.first; i < page.first + (size_t)page.granules; i++)
+    s->pages[i] = page;
+}
+
 void page_remove(segment_t *s, page_t *page)
 {
   size_t first = page->first, end = first + page->granules;
@@ -63,6 +69,26 @@ size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent,
   return sum;
 }
 
+bool pages_sleep_under(const block_t *block)
+{
+  const segment_t *s = block->segment;
+  uintptr_t end = block->address + block->size;
+  for (uintptr_t at = block->address; s->asleep && at < end;) {
+    const page_t *page = page_at(s, at);
+    if (page->asleep)
+      return true;
+    at = page_address(s, page) + page_size(s, page);
+  }
+  return false;
+}
+
+/* Whether free blocks on pages that sleep are so marked, and no others. */
+static bool block_sleeps_rightly(const block_t *b)
+{
+  return b->state == BLOCK_LIVE || b->state == BLOCK_CLAIMED || !block_is_mapped(b) ||
+         (b->state == BLOCK_ASLEEP) == pages_sleep_under(b);
+}
+
 static bool page_is_valid(const segment_t *s, size_t at, bool stale)
 {
   const page_t *page = &s->pages[s->pages[at].first];
@@ -70,7 +96,8 @@ static bool page_is_valid(const segment_t *s, size_t at, bool stale)
     return false;
   for (size_t i = page->first; i < page->first + (size_t)page->granules; i++)
     if (s->pages[i].first != page->first || s->pages[i].granules != page->granules ||
-        s->pages[i].shared != page->shared)
+        s->pages[i].shared != page->shared || s->pages[i].asleep != page->asleep ||
+        s->pages[i].absent != page->absent)
       return false;
   return true;
 }
@@ -97,9 +124,14 @@ bool pages_are_valid(const segment_t *s)
   size_t bytes = 0;
   for (const block_t *b = s->first; b; b = b->next) {
     /* Another thread is changing the pages of a piece that is being filled. */
-    if (b->state != BLOCK_FILLING && !block_has_pages(s, b))
+    if (b->state != BLOCK_FILLING && !(block_has_pages(s, b) && block_sleeps_rightly(b)))
       return false;
     bytes += block_is_mapped(b) ? b->size : 0;
   }
-  return bytes == s->bytes;
+  size_t asleep = 0, absent = 0;
+  for (size_t i = 0; i < s->touched; i++) {
+    asleep += s->pages[i].asleep ? s->device->granule : 0;
+    absent += s->pages[i].absent ? s->device->granule : 0;
+  }
+  return bytes == s->bytes && asleep == s->asleep && absent == s->absent;
 }

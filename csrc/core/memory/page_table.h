@@ -15,6 +15,9 @@ struct page {
   uint32_t granules; /* 0: there is no page */
   bool released;     /* its handle was given back; unmapping ends the page */
   bool stale;        /* the page moved away from here */
+  bool asleep;       /* put to sleep: nothing may touch its addresses until it wakes */
+  bool absent;       /* asleep: its memory went back to the driver */
+  bool empty;        /* asleep: its contents were not kept, and it wakes full of zeros */
   shared_t *shared;  /* NULL, or: other processes may have the page, so it stays */
 };
 
@@ -42,11 +45,16 @@ page_t *page_at(const segment_t *s, uintptr_t address);
 
 void page_add(segment_t *s, uintptr_t address, size_t size, uint64_t handle);
 void page_remove(segment_t *s, page_t *page);
+/* Gives the entries of all granules of a page a new value. */
+void page_store(segment_t *s, page_t page);
 
 /* Finds adjoining pages that lie wholly in the block and are not shared, up to `enough` bytes and
  * never over `most`. With `lent`, only pages that still have their handle. *first is where they
  * begin; returns their bytes, 0 for none. */
 size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent, uintptr_t *first);
+
+/* Whether the block lies on a page that sleeps. */
+bool pages_sleep_under(const block_t *block);
 
 /* Checks that blocks have pages, that holes have none, and that the segment's bytes add up. */
 bool pages_are_valid(const segment_t *s);

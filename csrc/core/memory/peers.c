@@ -42,15 +42,20 @@ typedef struct stretch {
   size_t size; /* 0: none */
 } stretch_t;
 
-/* The first stretch of a segment from address `at` on (0: from its beginning), without stale
- * pages. */
+static bool has_page(const segment_t *s, size_t i)
+{
+  return s->pages[i].granules && !s->pages[i].stale && !s->pages[i].absent;
+}
+
+/* The first stretch of a segment from address `at` on (0: from its beginning), without pages that
+ * are stale, or absent because they sleep. */
 static stretch_t stretch_in(const segment_t *s, uintptr_t at)
 {
   size_t granule = s->device->granule, i = at ? page_granule(s, at) : 0, first;
-  while (i < s->touched && (!s->pages[i].granules || s->pages[i].stale))
+  while (i < s->touched && !has_page(s, i))
     i++;
   first = i;
-  while (i < s->touched && s->pages[i].granules && !s->pages[i].stale)
+  while (i < s->touched && has_page(s, i))
     i++;
   return (stretch_t){s->sequence, NULL, s->address + first * granule, (i - first) * granule};
 }

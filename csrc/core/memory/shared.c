@@ -26,6 +26,9 @@ static esper_status name_page(segment_t *s, page_t *page)
   device_t *device = s->device;
   if (page->shared)
     return ESPER_OK;
+  if (page->asleep)
+    return error_set(ESPER_ASLEEP, "the page at %p sleeps: wake it before it is shared",
+                     (void *)page_address(s, page));
   if (page->released)
     return error_set(
         ESPER_UNSUPPORTED,

@@ -7,6 +7,7 @@
 #include "../base/arena.h"
 #include "../base/core.h"
 #include "../base/lock.h"
+#include "../base/tag.h"
 #include "../stats/stat_shard.h"
 #include "../stats/trace_ring.h"
 #include "wait_log.h"
@@ -21,6 +22,10 @@ struct device {
 
   credit_t credit;
 
+  mutex_t sleep_lock;       /* one thread puts memory to sleep or wakes it at a time */
+  struct sleeper *sleepers; /* what it has put to sleep; guarded by it */
+  stream_t *copier;         /* the core's own stream for copies; guarded by it */
+
   ON_ITS_OWN_LINE mutex_t sync_lock; /* one thread synchronises the device at a time */
   mutex_t lock;                      /* guards all below, unless it says otherwise, and all
                                         heaps, segments, blocks, uses */
@@ -33,7 +38,8 @@ struct device {
   route_t *routes;          /* newest first */
   int captures_announced;   /* captures that were announced and go on */
   segment_t *first_segment, *last_segment;
-  block_t *stale; /* blocks still mapped to pages that serve elsewhere */
+  block_t *stale;    /* blocks still mapped to pages that serve elsewhere */
+  bool asleep[TAGS]; /* the tags under which no memory is handed out */
   uint64_t next_sequence;
   size_t total; /* bytes of device memory */
   /* The granularity is asked for when pages are first wanted: classic segments need none. */

@@ -29,7 +29,7 @@ struct stream {
   ON_ITS_OWN_LINE void *handle; /* of a mortal stream: only to be shown */
   device_t *device;
   stream_t *next_by_handle; /* immortal ones, by handle */
-  _Atomic(heap_t *) heap;   /* its heap of the default pool outside captures, or NULL */
+  _Atomic(heap_t *) heap;   /* its heap of the default pool outside captures and tags, or NULL */
   atomic_bool holds;        /* some free block has a use here without a record */
   atomic_bool kept;         /* not for another stream once it ended: it had a heap,
                                or a use without a record */

@@ -189,11 +189,11 @@ static heap_t *heap_take(device_t *device)
   return heap;
 }
 
-heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
+heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture, tag_t tag)
 {
   heap_t *quiesced = NULL;
   for (heap_t *heap = pool->heaps; heap; heap = heap->next) {
-    if (heap->stream != stream)
+    if (heap->stream != stream || heap->tag != tag)
       continue;
     if (heap->capture == capture) {
       if (heap->quiesced && !pool_has_graphs(pool))
@@ -222,13 +222,15 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture)
   pool->device->heaps = heap;
   heap->stream = stream;
   heap->capture = capture;
+  heap->tag = tag;
   heap->ready[0].placed = heap->ready[1].placed = true;
   heap->next = pool->heaps;
   pool->heaps = heap;
   atomic_store_explicit(&stream->kept, true, memory_order_release);
   if (pool == pool->device->default_pool && !capture) {
     heap->cache.shard.number = atomic_fetch_add(&pool->device->credit.shards, 1);
-    atomic_store_explicit(&stream->heap, heap, memory_order_release);
+    if (tag == TAG_NONE)
+      atomic_store_explicit(&stream->heap, heap, memory_order_release);
   }
   return heap;
 }
@@ -281,7 +283,8 @@ bool pool_is_valid(const pool_t *pool)
   for (const heap_t *heap = pool->heaps; heap && valid; heap = heap->next) {
     valid = heap->pool == pool && heap_is_valid(heap) && !(heap->quiesced && heap->capture);
     for (const heap_t *other = heap->next; other && valid; other = other->next)
-      valid = heap->stream != other->stream || heap->capture != other->capture;
+      valid = heap->stream != other->stream || heap->capture != other->capture ||
+              heap->tag != other->tag;
   }
   return valid;
 }

@@ -139,7 +139,24 @@ static esper_status wait_for_streams(device_t *device, bool *left, bool *capturi
   return ESPER_OK;
 }
 
-static esper_status wait_for_device(device_t *device)
+static esper_status synchronize(device_t *device)
+{
+  esper_status status = call_device_synchronize(device->core, device->index);
+  return status == ESPER_OK ? status : error_from_driver(device->core, status);
+}
+
+/* One event for the work of all streams. */
+static esper_status wait_for_event(device_t *device)
+{
+  record_t *record = stream_record_unpresented(device->all_streams);
+  esper_status status = record ? record_wait(record) : ESPER_UNSUPPORTED;
+  if (record)
+    record_drop(record);
+  return status;
+}
+
+/* `wait` waits for everything that was enqueued on the device before. */
+static esper_status wait_for_device(device_t *device, esper_status wait(device_t *))
 {
   core_t *core = device->core;
   atomic_bool *holds = &device->all_streams->holds; /* a mark may set it again meanwhile */
@@ -147,11 +164,11 @@ static esper_status wait_for_device(device_t *device)
   for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
     if (s->device == device)
       stream_sync_begin(s);
-  esper_status status = call_device_synchronize(core, device->index);
+  esper_status status = wait(device);
   if (status != ESPER_OK) {
     if (held)
       atomic_store(holds, true);
-    return error_from_driver(core, status);
+    return status;
   }
   for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
     if (s->device == device)
@@ -177,7 +194,7 @@ static esper_status drain_alone(device_t *device, bool left)
                  ? error_set(ESPER_CAPTURING,
                              "a stream of device %d is being captured: end the capture first",
                              device->index)
-                 : wait_for_device(device);
+                 : wait_for_device(device, synchronize);
   unlock(&device->sync_lock);
   return status;
 }
@@ -206,5 +223,24 @@ esper_status drain_device(device_t *device, bool unknown)
       drain_alone(other, false);
   }
   pools_retire(device);
+  return status;
+}
+
+esper_status drain_by_event(device_t *device)
+{
+  lock(&device->sync_lock);
+  esper_status status = wait_for_device(device, wait_for_event);
+  unlock(&device->sync_lock);
+  if (status != ESPER_OK)
+    return drain_device(device, true);
+  pools_retire(device);
+  return ESPER_OK;
+}
+
+esper_status drain_at_any_cost(device_t *device)
+{
+  lock(&device->sync_lock);
+  esper_status status = wait_for_device(device, synchronize);
+  unlock(&device->sync_lock);
   return status;
 }

@@ -20,6 +20,14 @@ void held_uses_record(core_t *core, presented_t presented);
  * captured; everything else has been waited for. */
 esper_status drain_device(device_t *device, bool unknown);
 
+/* As drain_device with `unknown`, but by one event for the work of all streams, where the driver can
+ * record one. */
+esper_status drain_by_event(device_t *device);
+
+/* The same by synchronising the device, which ends the captures that are going on. For a caller who
+ * has tried all else, and may not go on before the work is done. */
+esper_status drain_at_any_cost(device_t *device);
+
 /* Whether the host may wait for the whole device. Not while a use without gate, or a stream with
  * the rendezvous trait, is unfinished: it may wait for work that this very thread has still to
  * enqueue. */

@@ -35,6 +35,7 @@
 #include "../blocks/use.h"
 #include "../memory/grow.h"
 #include "../memory/in_flight.h"
+#include "../memory/page_table.h"
 #include "../memory/slack.h"
 #include "../order/capture.h"
 #include "../order/capture_thread.h"
@@ -230,7 +231,7 @@ static block_t *find_in_spare_pools(const request_t *q)
     request_t there = *q;
     there.pool = pool;
     lock(&q->device->lock);
-    there.heap = block ? NULL : pool_heap(pool, q->stream.stream, 0);
+    there.heap = block ? NULL : pool_heap(pool, q->stream.stream, 0, q->tag);
     unlock(&q->device->lock);
     if (there.heap && !(block = take_retired(&there)) && !(block = borrow(&there)) &&
         !(block = malloc_gate_own(&there)))
@@ -307,10 +308,23 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
 
 static heap_t *heap_of(const request_t *q)
 {
-  heap_t *heap = pool_heap(q->pool, q->stream.stream, q->capture);
+  heap_t *heap = pool_heap(q->pool, q->stream.stream, q->capture, q->tag);
   if (heap && q->capture && !heap->branch)
     heap->branch = capture_branch(q->core, q->stream.stream, q->capture);
   return heap && q->capture && !heap->branch ? NULL : heap;
+}
+
+static esper_status refuse_asleep(const device_t *device, tag_t tag)
+{
+  if (tag == TAG_NONE)
+    return error_set(ESPER_ASLEEP,
+                     "memory without a tag sleeps on device %d, so none is handed out: wake it "
+                     "first, or allocate under a tag that is awake",
+                     device->index);
+  return error_set(ESPER_ASLEEP,
+                   "memory tagged '%s' sleeps on device %d, so none is handed out: wake it first, "
+                   "or allocate under another tag",
+                   tag_name(tag), device->index);
 }
 
 esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t try,
@@ -326,6 +340,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
                  .device = device,
                  .pool = pool,
                  .config = config_of(core),
+                 .tag = tag_current(),
                  .asked = size,
                  .missed = try.missed};
   q.size = try.size ? try.size : config_round(q.config, size);
@@ -358,6 +373,10 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
     held_uses_record(core, q.stream);
 
   lock(&device->lock);
+  if (device->asleep[q.tag]) {
+    unlock(&device->lock);
+    return refuse_asleep(device, q.tag);
+  }
   device->large_requests += q.large;
   q.returned_before = in_flight_returned_by_others(device);
   q.heap = heap_of(&q);
@@ -421,6 +440,13 @@ static void warn_of_graph(core_t *core)
         "such tensors for as long as the graph.");
 }
 
+/* Its owner's work was waited for before the memory went to sleep, and nothing touched it since. */
+static void keep_asleep(block_t *block)
+{
+  block->stamp = 0;
+  block_set_state(block, BLOCK_ASLEEP);
+}
+
 /* Not inlined, so that the fast path of free need not save registers for this. */
 __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t *block, void *ptr)
 {
@@ -454,7 +480,9 @@ __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t 
   block->withheld = !serves_at_once && RULE(QUIESCE_BEFORE_REUSE);
   if (!pool->references)
     pool_note_work(pool);
-  if (block->uses || block->withheld)
+  if (pages_sleep_under(block) && RULE(ASLEEP_SERVES_NOTHING))
+    keep_asleep(block);
+  else if (block->uses || block->withheld)
     free_blocks_add_beside_cache(block);
   else
     free_blocks_cache(block);

@@ -1,10 +1,12 @@
 #include "note_use.h"
 
+#include "../base/error.h"
 #include "../blocks/block.h"
 #include "../blocks/cache_latch.h"
 #include "../blocks/find.h"
 #include "../blocks/map.h"
 #include "../blocks/use.h"
+#include "../memory/page_table.h"
 #include "../order/capture_thread.h"
 #include "../order/capturing.h"
 #include "drain.h"
@@ -66,6 +68,10 @@ static esper_status note_slowly(core_t *core, const void *ptr, esper_stream as)
   if (!block)
     return ESPER_OK;
   device_t *device = block->segment->device;
+  if (pages_sleep_under(block)) {
+    unlock(&device->lock);
+    return error_set(ESPER_ASLEEP, "memory at %p is used while it sleeps: wake it first", ptr);
+  }
   status = p.capture ? note_inside(block, p) : note_on(block, p.stream);
   unlock(&device->lock);
   return status;
@@ -82,7 +88,8 @@ esper_status note_use(core_t *core, const void *ptr, esper_stream as)
 {
   const device_t *device = &core->devices[as.device];
   stream_t *stream = stream_immortal(core, device, as.handle);
-  const block_t *block = stream && ptr ? map_find(core->map, (uintptr_t)ptr) : NULL;
+  bool awake = !atomic_load_explicit(&core->asleep, memory_order_relaxed);
+  const block_t *block = stream && ptr && awake ? map_find(core->map, (uintptr_t)ptr) : NULL;
   if (block && is_noted(block, stream) && !may_be_captured(device, stream, as.handle))
     return ESPER_OK;
   return ptr ? note_slowly(core, ptr, as) : ESPER_OK;

@@ -222,7 +222,7 @@ static void unite(heap_t *into, heap_t *from)
 static heap_t *heap_like(heap_t *heap)
 {
   for (heap_t *other = heap->next; other; other = other->next)
-    if (other->stream == heap->stream && other->quiesced)
+    if (other->stream == heap->stream && other->tag == heap->tag && other->quiesced)
       return other;
   return NULL;
 }

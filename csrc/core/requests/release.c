@@ -46,6 +46,7 @@ typedef struct release {
   device_t *device;
   const pool_t *pool; /* NULL: all */
   bool mind_captures;
+  const bool *tags;  /* NULL: all */
   const pool_t *but; /* keeps its memory; NULL: none does */
   size_t enough, released;
   /* Blocks by address: they may change while the lock is dropped for a driver call. */
@@ -91,7 +92,7 @@ static void begin(release_t *r)
 static bool is_of_interest(const release_t *r, const segment_t *s)
 {
   const pool_t *pool = s->heap->pool;
-  return (!r->pool || pool == r->pool) && pool != r->but;
+  return (!r->pool || pool == r->pool) && pool != r->but && (!r->tags || r->tags[s->heap->tag]);
 }
 
 /* Parts with memory on no side go first, and those with memory on both sides last. So few holes are
@@ -203,23 +204,31 @@ static bool release_some(release_t *r)
   return first && taken;
 }
 
-size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, size_t enough)
+static size_t release(release_t r)
 {
-  release_t r = {.device = device,
-                 .pool = pool,
-                 .mind_captures = mind_captures,
-                 .enough = enough,
-                 .released = orphans_give_back(device)};
-  quiesce_unreferenced(device, pool);
-  while (r.released < enough && reap(device) && release_some(&r))
+  device_t *device = r.device;
+  r.released = orphans_give_back(device);
+  quiesce_unreferenced(device, r.pool);
+  while (r.released < r.enough && reap(device) && release_some(&r))
     ;
-  while (mapped_discard_empty(device, pool))
+  while (mapped_discard_empty(device, r.pool))
     ;
   lock(&device->lock);
   pool_collect(device);
   unlock(&device->lock);
   pool_bury(device);
   return r.released;
+}
+
+size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, size_t enough)
+{
+  return release((
+      release_t){.device = device, .pool = pool, .mind_captures = mind_captures, .enough = enough});
+}
+
+size_t release_tagged(device_t *device, const bool tags[TAGS])
+{
+  return release((release_t){.device = device, .tags = tags, .enough = SIZE_MAX});
 }
 
 /* ---- before memory grows ------------------------------------------------- */

@@ -3,12 +3,15 @@
 #ifndef ESPER_RELEASE_H
 #define ESPER_RELEASE_H
 
-#include "../base/types.h"
+#include "../base/tag.h"
 
 /* Gives wholly free segments that owe nothing back to the driver, those of one pool or (NULL) of
  * all, until at least `enough` bytes were given back. `mind_captures`: while a capture goes on, the
  * default pool keeps its segments. */
 size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, size_t enough);
+
+/* The same for the memory of the tags for which `tags` is true. */
+size_t release_tagged(device_t *device, const bool tags[TAGS]);
 
 /* Called before the device's memory grows. If that would exceed a garbage_collection_threshold,
  * gives back the large cached segments that have been unused for at least the average time. */

@@ -182,7 +182,7 @@ static void note_failure(const request_t *q, size_t device_free, size_t device_t
   size_t in_pools = 0;
   for (const segment_t *s = device->first_segment; s; s = s->next)
     if (s->heap->pool != device->default_pool)
-      in_pools += s->bytes;
+      in_pools += s->bytes - s->absent;
   last_failure = (esper_failure){
       .device = device->index,
       .requested = q->asked,

@@ -15,6 +15,7 @@ typedef struct request {
   const config_t *config;
   presented_t stream;
   uint64_t capture; /* 0: none */
+  tag_t tag;        /* the thread's */
   size_t asked;     /* bytes */
   size_t size;      /* of the block */
   bool large;
@@ -38,7 +39,7 @@ bool request_rather_grows(const request_t *q, run_t run);
 
 static inline bool request_may_borrow(const request_t *q, const heap_t *heap)
 {
-  return heap != q->heap && !heap->capture;
+  return heap != q->heap && !heap->capture && heap->tag == q->tag;
 }
 
 /* How much of `size` free bytes of the segment the request takes: what it needs, or everything if

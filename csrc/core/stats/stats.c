@@ -105,6 +105,16 @@ void stats_pages_removed(esper_stats *s, pool_stats_t *of_pool, bool large, size
   s->num_device_free++;
 }
 
+void stats_pages_slept(esper_stats *s, pool_stats_t *of_pool, bool large, size_t bytes)
+{
+  change_reserved(s, of_pool, large, bytes, stat_sub);
+}
+
+void stats_pages_woke(esper_stats *s, pool_stats_t *of_pool, bool large, size_t bytes)
+{
+  change_reserved(s, of_pool, large, bytes, stat_add);
+}
+
 stretch_peaks_t stats_stretches_begin(const esper_stats *s)
 {
   stretch_peaks_t before;

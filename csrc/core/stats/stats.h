@@ -29,6 +29,10 @@ void stats_pages_added(esper_stats *stats, pool_stats_t *of_pool, bool large, si
 void stats_pages_removed(esper_stats *stats, pool_stats_t *of_pool, bool large, size_t bytes,
                          int stretches);
 
+/* Pages of a mapped segment went to sleep, or woke. */
+void stats_pages_slept(esper_stats *stats, pool_stats_t *of_pool, bool large, size_t bytes);
+void stats_pages_woke(esper_stats *stats, pool_stats_t *of_pool, bool large, size_t bytes);
+
 /* What happens to stretches between these two calls, under one lock, raises no peak; only where
  * they end does. */
 typedef struct stretch_peaks {

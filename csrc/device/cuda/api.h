@@ -120,6 +120,11 @@ enum {
   E(cuMemGetInfo, 3020, REQUIRED, (size_t *, size_t *))                                           \
   E(cuMemAlloc, 3020, REQUIRED, (CUdeviceptr *, size_t))                                          \
   E(cuMemFree, 3020, REQUIRED, (CUdeviceptr))                                                     \
+  E(cuMemHostAlloc, 2020, REQUIRED, (void **, size_t, unsigned int))                              \
+  E(cuMemFreeHost, 2000, REQUIRED, (void *))                                                      \
+  E(cuMemcpyDtoHAsync, 3020, REQUIRED, (void *, CUdeviceptr, size_t, CUstream))                   \
+  E(cuMemcpyHtoDAsync, 3020, REQUIRED, (CUdeviceptr, const void *, size_t, CUstream))             \
+  E(cuMemsetD8Async, 3020, REQUIRED, (CUdeviceptr, unsigned char, size_t, CUstream))              \
   E(cuStreamIsCapturing, 10000, REQUIRED, (CUstream, CUstreamCaptureStatus *))                    \
   E(cuStreamGetCaptureInfo, 11030, REQUIRED,                                                      \
     (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, size_t *)) \

@@ -12,6 +12,15 @@ esper_status cuda_device_synchronize(void *self, int device);
 esper_status cuda_memory_alloc(void *self, int device, size_t size, uintptr_t *address);
 esper_status cuda_memory_free(void *self, int device, uintptr_t address);
 
+/* copies.c */
+esper_status cuda_host_alloc(void *self, int device, size_t size, void **memory);
+esper_status cuda_host_free(void *self, int device, void *memory);
+esper_status cuda_copy_to_host(void *self, int device, void *stream, void *to, uintptr_t from,
+                               size_t size);
+esper_status cuda_copy_to_device(void *self, int device, void *stream, uintptr_t to,
+                                 const void *from, size_t size);
+esper_status cuda_memory_zero(void *self, int device, void *stream, uintptr_t address, size_t size);
+
 /* pages.c */
 esper_status cuda_page_granularity(void *self, int device, size_t *bytes);
 esper_status cuda_range_reserve(void *self, int device, size_t size, uintptr_t *address);

@@ -127,7 +127,7 @@ void sim_physical_init(sim *s, sim_physical *p)
 {
   (void)s;
   p->stretches = sim_grow(NULL, 0, &p->stretch_capacity, sizeof *p->stretches);
-  p->stretches[0] = (sim_stretch){0, p->size, NULL, 0, 0};
+  p->stretches[0] = (sim_stretch){.end = p->size};
   p->stretch_count = 1;
 }
 
@@ -167,9 +167,20 @@ size_t sim_stretch_cut(sim_physical *p, size_t offset)
   memmove(&p->stretches[i + 1], &p->stretches[i], (p->stretch_count - i) * sizeof *p->stretches);
   p->stretch_count++;
   p->stretches[i].end = p->stretches[i + 1].begin = offset;
+  if (p->stretches[i].copy)
+    p->stretches[i + 1].copy += offset - p->stretches[i].begin;
   if (p->stretches[i].marks)
     p->stretches[i].marks->references++;
   return i + 1;
+}
+
+static int is_like(const sim_stretch *a, const sim_stretch *b)
+{
+  uintptr_t copy = a->copy ? a->copy + (a->end - a->begin) : 0;
+  return a->marks == b->marks && a->owner == b->owner && a->live == b->live &&
+         a->absent == b->absent && copy == b->copy && a->copy_slot == b->copy_slot &&
+         a->copy_index == b->copy_index && a->fill_slot == b->fill_slot &&
+         a->fill_index == b->fill_index;
 }
 
 /* Joins equal neighbours in and around the stretches from first to last. */
@@ -183,7 +194,7 @@ void sim_stretch_join(sim *s, sim_physical *p, size_t first, size_t last)
   size_t from = to + 1;
   for (; from < end; from++) {
     sim_stretch *a = &p->stretches[to], *b = &p->stretches[from];
-    if (a->marks == b->marks && a->owner == b->owner && a->live == b->live) {
+    if (is_like(a, b)) {
       a->end = b->end;
       sim_marks_drop(s, b->marks);
     } else {
@@ -214,6 +225,30 @@ int sim_piece_at(sim *s, const char *who, int device, uintptr_t address, uintptr
   return 1;
 }
 
+/* ---- contents ---------------------------------------------------------- */
+
+/* Whether a live stretch may lose its page: the host has a copy and knows it, or the program allows
+ * the loss. */
+static int contents_are_safe(const sim *s, const sim_stretch *t)
+{
+  int zero = t->copy_index && !t->copy; /* it was lost before */
+  return t->absent || s->may_lose || zero ||
+         (t->copy && sim_clock_get(&s->host, t->copy_slot) >= t->copy_index);
+}
+
+int sim_contents_are_there(sim *s, const char *who, const sim_stretch *t, const sim_stream *stream,
+                           uintptr_t address)
+{
+  sim_mark fill = {.slot = t->fill_slot, .node = SIM_NONE, .index = t->fill_index};
+  if (!t->absent && (!t->fill_index || sim_mark_is_before(s, &fill, stream)))
+    return 1;
+  sim_report(s, "%s of memory at 0x%zx before its contents are back from their sleep: ", who,
+             (size_t)address);
+  sim_report_owner(s, t->owner);
+  sim_report(s, "\n");
+  return 0;
+}
+
 /* Whether the live owner has the page at this address. A page mapped at several addresses may be in
  * use at another one. */
 static int is_behind(const sim *s, const sim_physical *p, uintptr_t address, uint64_t id)
@@ -227,7 +262,8 @@ int sim_physical_is_busy(sim *s, sim_physical *p, uintptr_t address, const char 
 {
   for (size_t i = 0; i < p->stretch_count; i++) {
     const sim_stretch *t = &p->stretches[i];
-    if (t->live && is_behind(s, p, address, t->owner)) {
+    int sleeps = p->page && p->mappings == 1 && contents_are_safe(s, t);
+    if (t->live && !sleeps && is_behind(s, p, address, t->owner)) {
       sim_report(s, "%s of memory at 0x%zx that is live: ", who, (size_t)(address + t->begin));
       sim_report_owner(s, t->owner);
       sim_report(s, "\n");

@@ -48,6 +48,10 @@ void sim_physical_destroy(sim *s, sim_physical *physical);
 /* Nonzero: the memory has a live owner, or the host does not know that an access to it is over.
  * Reports that, naming `who`. */
 int sim_physical_is_busy(sim *s, sim_physical *physical, uintptr_t address, const char *who);
+/* Reports, naming `who`, and returns 0 if the stream's next operation may find the stretch's bytes
+ * not back yet. */
+int sim_contents_are_there(sim *s, const char *who, const sim_stretch *t, const sim_stream *stream,
+                           uintptr_t address);
 /* The stretch that holds `offset`. */
 size_t sim_stretch_at(const sim_physical *p, size_t offset);
 /* Makes a stretch begin at `offset` and returns its number. */

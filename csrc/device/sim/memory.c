@@ -13,6 +13,7 @@
 #include "accesses.h"
 #include "address.h"
 #include "base.h"
+#include "contents.h"
 
 static int capacity_left(sim *s, int device, size_t size)
 {
@@ -316,6 +317,8 @@ esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size, ui
            (off_t)p->file_offset) == MAP_FAILED)
     return out_of_memory(s, device, size);
   sim_span_insert(s, address, p, access);
+  if (s->options.oracle)
+    sim_contents_return(s, p, address);
   p->mappings++;
   s->devices[device].alive.mappings++;
   return ESPER_OK;
@@ -383,6 +386,8 @@ esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size)
     if (s->options.backed)
       mmap((void *)a, p->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
            -1, 0);
+    if (s->options.oracle && p->mappings == 1)
+      sim_contents_leave(s, p, a);
     a = span->end;
     sim_span_remove(s, span);
     s->devices[device].alive.mappings--;

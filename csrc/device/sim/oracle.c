@@ -7,6 +7,7 @@
 #include "accesses.h"
 #include "address.h"
 #include "base.h"
+#include "contents.h"
 #include "graph.h"
 #include "stream.h"
 
@@ -86,8 +87,9 @@ static int replay_may_touch(sim *s, const sim_stretch *t, uint64_t owner)
          (now->group && now->group == then->group);
 }
 
-int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index, uint32_t node, uintptr_t address,
-                      size_t size, uint64_t owner)
+/* `own`: an operation of the driver, which moves contents rather than changes them. */
+static int note_access(sim *s, sim_stream *stream, uint64_t index, uint32_t node, uintptr_t address,
+                       size_t size, uint64_t owner, int own)
 {
   sim_mark mark = {stream->slot, owner && node == SIM_NONE ? SIM_REPLAYED : node, index, owner, 0};
   if (node != SIM_NONE) {
@@ -119,6 +121,15 @@ int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index, uint32_t node,
         fine = 0;
         break;
       }
+      if (!own) {
+        if (t->live &&
+            !sim_contents_are_there(s, "an access", t, stream, p.address + (t->begin - p.offset))) {
+          fine = 0;
+          break;
+        }
+        t->copy = 0;
+        t->copy_index = 0;
+      }
       mark.owner = owner ? owner : t->owner;
       if (common && (common_owner != mark.owner || common_mapping != mark.mapping)) {
         sim_marks_drop(s, common);
@@ -134,6 +145,17 @@ int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index, uint32_t node,
   }
   sim_marks_drop(s, common);
   return fine;
+}
+
+int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index, uint32_t node, uintptr_t address,
+                      size_t size, uint64_t owner)
+{
+  return note_access(s, stream, index, node, address, size, owner, 0);
+}
+
+void sim_oracle_mark(sim *s, sim_stream *stream, uint64_t index, uintptr_t address, size_t size)
+{
+  note_access(s, stream, index, SIM_NONE, address, size, 0, 1);
 }
 
 /* ---- owners ------------------------------------------------------------ */
@@ -222,6 +244,9 @@ void sim_owner_begin(sim *s, const void *pointer, size_t size, int device, void 
         prune(s, &p.physical->stretches[i]);
         p.physical->stretches[i].owner = id;
         p.physical->stretches[i].live = 1;
+        p.physical->stretches[i].absent = 0;
+        p.physical->stretches[i].copy = 0;
+        p.physical->stretches[i].copy_index = 0;
       }
       sim_stretch_join(s, p.physical, first, last);
     }
@@ -239,12 +264,25 @@ static size_t owner_end_in(sim *s, sim_physical *p, size_t offset, uint64_t id)
     if (!t->live || t->owner != id)
       break;
     t->live = 0;
+    t->absent = 0;
   }
   if (i == first)
     return 0;
   size_t size = p->stretches[i - 1].end - offset;
   sim_stretch_join(s, p, first, i);
   return size;
+}
+
+/* Ends an owner some of whose memory sleeps. */
+static void end_asleep(sim *s, uint64_t id)
+{
+  const sim_owner *owner = sim_owner_slot(s, id);
+  sim_parked_forget(s, id);
+  for (uintptr_t a = owner->address; a < owner->address + owner->size;) {
+    const sim_span *span = sim_span_find(s, a);
+    size_t size = span ? owner_end_in(s, span->physical, a - span->begin, id) : 0;
+    a += size ? size : GRANULE;
+  }
 }
 
 void sim_owner_end(sim *s, const void *pointer)
@@ -258,8 +296,12 @@ void sim_owner_end(sim *s, const void *pointer)
   if (span)
     t = &span->physical->stretches[sim_stretch_at(span->physical, a - span->begin)];
   uint64_t id = t && t->live && t->begin == a - span->begin ? t->owner : 0;
+  if (!span)
+    id = sim_parked_owner(s, a);
   if (id == 0 || (sim_owner_slot(s, id)->id == id && sim_owner_slot(s, id)->address != a))
     sim_report(s, "sim_owner_end: no live allocation begins at %p\n", pointer);
+  else if (sim_is_parked(s, id))
+    end_asleep(s, id);
   else
     for (size_t size; span; span = sim_span_find(s, a)) {
       size = owner_end_in(s, span->physical, a - span->begin, id);

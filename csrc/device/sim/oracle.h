@@ -10,6 +10,8 @@ void sim_oracle_destroy(sim *s);
  * owner, otherwise the owner for whom a replay accesses them. */
 int sim_oracle_access(sim *s, sim_stream *stream, uint64_t index, uint32_t node, uintptr_t address,
                       size_t size, uint64_t owner);
+/* Notes an access by an operation of the driver. */
+void sim_oracle_mark(sim *s, sim_stream *stream, uint64_t index, uintptr_t address, size_t size);
 /* The live owner of all the bytes. 0, after a report: there is none. */
 uint64_t sim_oracle_owner(sim *s, const char *who, uintptr_t address, size_t size);
 /* Checks the bytes' content, or writes it, when an operation executes. */

@@ -7,6 +7,7 @@
 
 #include "base.h"
 #include "clock.h"
+#include "contents.h"
 #include "graph.h"
 #include "oracle.h"
 #include "stream.h"
@@ -43,6 +44,9 @@ static void execute(sim *s, const sim_op *op)
     if (op->size)
       sim_pattern_access(s, op);
     break;
+  case SIM_OP_TO_HOST:
+  case SIM_OP_TO_DEVICE:
+  case SIM_OP_ZERO: sim_copy_execute(s, op); break;
   case SIM_OP_RAISE_FLAG: s->flags |= (uint64_t)1 << op->index; break;
   case SIM_OP_GRAPH:
     execute_nodes(s, op->graph);

@@ -7,6 +7,8 @@
 #include "base.h"
 #include "call.h"
 #include "capture.h"
+#include "contents.h"
+#include "copies.h"
 #include "event.h"
 #include "memory.h"
 #include "oracle.h"
@@ -185,6 +187,47 @@ static esper_status page_import(void *self, int device, const esper_page_name *n
   END(page_import, NULL);
 }
 
+static esper_status host_alloc(void *self, int device, size_t size, void **memory)
+{
+  BEGIN(host_alloc, NULL)
+  status = sim_host_new(s, device, size, memory);
+  END(host_alloc, NULL);
+}
+
+static esper_status host_free(void *self, int device, void *memory)
+{
+  BEGIN(host_free, NULL)
+  status = sim_host_give_back(s, device, memory);
+  END(host_free, NULL);
+}
+
+static esper_status copy_to_host(void *self, int device, void *stream, void *to, uintptr_t from,
+                                 size_t size)
+{
+  BEGIN(copy_to_host, stream)
+  sim_stream *st = sim_stream_find(s, device, stream, "copy_to_host");
+  status = st ? sim_copy(s, SIM_OP_TO_HOST, st, from, to, size) : ESPER_DEVICE_ERROR;
+  END(copy_to_host, stream);
+}
+
+static esper_status copy_to_device(void *self, int device, void *stream, uintptr_t to,
+                                   const void *from, size_t size)
+{
+  BEGIN(copy_to_device, stream)
+  sim_stream *st = sim_stream_find(s, device, stream, "copy_to_device");
+  status = st ? sim_copy(s, SIM_OP_TO_DEVICE, st, to, (void *)from, size) : ESPER_DEVICE_ERROR;
+  END(copy_to_device, stream);
+}
+
+static esper_status memory_zero(void *self, int device, void *stream, uintptr_t address,
+                                size_t size)
+{
+  BEGIN(memory_zero, stream)
+  sim_stream *st = sim_stream_find(s, device, stream, "memory_zero");
+  status = st ? sim_copy(s, SIM_OP_ZERO, st, address, NULL, size) : ESPER_DEVICE_ERROR;
+  END(memory_zero, stream);
+}
+
 static esper_status stream_id(void *self, int device, void *stream, uint64_t *id)
 {
   BEGIN(stream_id, stream)
@@ -351,6 +394,13 @@ void sim_set_caches(sim *s, int device, size_t bytes)
   sim_leave(s);
 }
 
+void sim_allow_loss(sim *s, int allowed)
+{
+  sim_enter(s);
+  s->may_lose = allowed;
+  sim_leave(s);
+}
+
 void sim_set_reach(sim *s, int reach)
 {
   sim_enter(s);
@@ -426,6 +476,7 @@ void sim_destroy(sim *s)
   sim_events_destroy(s);
   sim_streams_destroy(s);
   sim_memory_destroy(s);
+  sim_contents_destroy(s);
   sim_oracle_destroy(s);
   sim_calls_destroy(s);
   free(s->devices);

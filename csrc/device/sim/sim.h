@@ -156,6 +156,11 @@ void sim_owner_end(sim *s, const void *address);
 /* Whether sim_owner_begin would find every earlier access ordered. */
 int sim_is_ordered(sim *s, const void *address, size_t size, int device, void *stream);
 
+/* Pages with live memory may be unmapped only if the host has a copy of that memory, and the memory
+ * must get the same contents back. With allowed 1, contents may be lost instead: the memory comes
+ * back full of zeros. */
+void sim_allow_loss(sim *s, int allowed);
+
 /* Called with a report of every failure, with no lock held. */
 typedef void sim_failure_fn(void *context, const char *report);
 /* NULL: print and abort. If the handler returns, the call that failed has had no effect or has
@@ -186,6 +191,11 @@ uint64_t sim_failures(sim *s);
   C(page_export)        \
   C(page_unexport)      \
   C(page_import)        \
+  C(host_alloc)         \
+  C(host_free)          \
+  C(copy_to_host)       \
+  C(copy_to_device)     \
+  C(memory_zero)        \
   C(stream_id)          \
   C(stream_capture)     \
   C(stream_create)      \
@@ -230,6 +240,7 @@ typedef struct sim_alive {
   size_t allocations, ranges, pages, mappings, streams, events;
   size_t names; /* of exported pages */
   size_t bytes; /* physical: allocations and pages */
+  size_t host_blocks, host_bytes;
 } sim_alive;
 void sim_count_alive(sim *s, int device, sim_alive *alive);
 

@@ -26,6 +26,9 @@ typedef enum sim_op_kind {
   SIM_OP_WAIT,
   SIM_OP_WAIT_FLAG,
   SIM_OP_RAISE_FLAG,
+  SIM_OP_TO_HOST,
+  SIM_OP_TO_DEVICE,
+  SIM_OP_ZERO,
   SIM_OP_GRAPH
 } sim_op_kind;
 
@@ -33,7 +36,8 @@ typedef struct sim_op {
   sim_op_kind kind;
   uint32_t slot;     /* WAIT: slot of the stream waited for */
   uint64_t index;    /* WAIT: operation waited for; flags: the flag */
-  uintptr_t address; /* KERNEL, if addresses are host memory */
+  uintptr_t address; /* copies; KERNEL, if addresses are host memory */
+  void *host;        /* copies */
   size_t size;
   uint64_t owner;
   sim_access access;
@@ -84,7 +88,26 @@ typedef struct sim_stretch {
   sim_marks *marks; /* NULL: none */
   uint64_t owner;
   int live;
+  int absent;          /* live, but its contents have not come back to this page */
+  uintptr_t copy;      /* host memory that has the same contents; 0: none */
+  uint32_t copy_slot;  /* the copy, in either direction: stream's slot */
+  uint64_t copy_index; /* and the slot's operation; 0: the bytes were accessed since */
+  uint32_t fill_slot;  /* the operation that brought its contents back; index 0: none */
+  uint64_t fill_index;
 } sim_stretch;
+
+/* Contents of live memory whose page is unmapped. */
+typedef struct sim_parked {
+  uintptr_t address;
+  size_t size;
+  uint64_t owner;
+  uintptr_t host; /* 0: lost */
+} sim_parked;
+
+typedef struct sim_host_block {
+  char *memory;
+  size_t size;
+} sim_host_block;
 
 /* Physical memory: a classic allocation or a page. */
 typedef struct sim_physical {
@@ -224,6 +247,11 @@ struct sim {
   uint64_t owner_count;
   sim_owner *owners; /* the latest ones, by id modulo SIM_OWNERS */
   sim_marks *free_marks[8];
+  sim_parked *parked;
+  size_t parked_count, parked_capacity;
+  sim_host_block *host_blocks;
+  size_t host_block_count, host_block_capacity;
+  int may_lose; /* contents of live memory */
 
   /* Faults, hooks, counts. */
   uint64_t calls[SIM_CALL_COUNT + 1];

@@ -28,7 +28,8 @@ static void begin(void)
   for (int i = 0; i < 2; i++)
     q[i] = world_malloc(&w, SIZE, s);
   device_t *device = &w.core->devices[0];
-  cache = &pool_heap(device->default_pool, stream_immortal(w.core, device, r.handle), 0)->cache;
+  cache = &pool_heap(device->default_pool, stream_immortal(w.core, device, r.handle), 0, TAG_NONE)
+               ->cache;
   for (int i = 0; i < 2; i++)
     world_free(&w, q[i]);
   world_free(&w, p);
@@ -147,7 +148,8 @@ TEST(a_cache_that_is_opened_while_it_is_paused_opens_when_it_resumes)
   lock(&device->lock);
   caches_close(device);
   caches_pause(device);
-  cache_open(pool_heap(device->default_pool, stream_immortal(w.core, device, r.handle), 0));
+  cache_open(
+      pool_heap(device->default_pool, stream_immortal(w.core, device, r.handle), 0, TAG_NONE));
   CHECK_EQ(atomic_load(&cache->latch), LATCH_HELD);
   caches_resume(device);
   CHECK_EQ(atomic_load(&cache->latch), LATCH_OPEN);
@@ -212,7 +214,7 @@ TEST(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
   esper_pool *pool;
   CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
   lock(&device->lock);
-  heap_t *heap = pool_heap(pool, stream, 0);
+  heap_t *heap = pool_heap(pool, stream, 0, TAG_NONE);
   unlock(&device->lock);
   cache = &heap->cache;
   CHECK(!pthread_create(&thread, NULL, try_latch, &over));
@@ -220,7 +222,7 @@ TEST(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
     lock(&device->lock);
     heap->borrowed = 1;
     pool_destroy_heap(heap);
-    CHECK(pool_heap(pool, stream, 0) == heap && !heap->borrowed);
+    CHECK(pool_heap(pool, stream, 0, TAG_NONE) == heap && !heap->borrowed);
     unlock(&device->lock);
   }
   atomic_store(&over, true);

@@ -40,10 +40,10 @@ TEST(a_heap_is_of_a_stream_and_a_capture)
   presented_t a, b;
   CHECK_OK(stream_present(w.core, r, &a));
   CHECK_OK(stream_present(w.core, s, &b));
-  heap_t *heap = pool_heap(device->default_pool, a.stream, 0);
-  CHECK(heap && heap == pool_heap(device->default_pool, a.stream, 0));
-  CHECK(heap != pool_heap(device->default_pool, b.stream, 0));
-  CHECK(heap != pool_heap(device->default_pool, a.stream, 5));
+  heap_t *heap = pool_heap(device->default_pool, a.stream, 0, TAG_NONE);
+  CHECK(heap && heap == pool_heap(device->default_pool, a.stream, 0, TAG_NONE));
+  CHECK(heap != pool_heap(device->default_pool, b.stream, 0, TAG_NONE));
+  CHECK(heap != pool_heap(device->default_pool, a.stream, 5, TAG_NONE));
   CHECK(heap_is_valid(heap));
   end();
 }

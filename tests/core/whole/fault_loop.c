@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "core/api/testing.h"
+#include "esper_sleep.h"
 #include "world.h"
 
 enum { DEVICES = 2, LIVE = 64, CAPACITY = 64 };
@@ -351,6 +352,76 @@ static void share(esper_stream r, esper_stream far)
   esper_unshare(core);
 }
 
+static void *get_as(const char *tag, size_t size, esper_stream stream)
+{
+  EXPECT(esper_tag_push(tag) == ESPER_OK);
+  void *ptr = get(size, stream);
+  EXPECT(esper_tag_pop() == ESPER_OK);
+  return ptr;
+}
+
+/* False, after checking that nothing is lost: the driver refused. */
+static bool wake(const char *tag)
+{
+  esper_status status = ESPER_OK;
+  for (int tries = 0; tries < 3; tries++) {
+    status = esper_wake(core, -1, tag ? &tag : NULL, tag ? 1 : 0, NULL);
+    if (status == ESPER_OK)
+      return true;
+    EXPECT(esper_last_error()[0]);
+    EXPECT(esper_core_is_valid(core));
+  }
+  return false;
+}
+
+/* Memory sleeps, some of it is freed meanwhile, and what woke is as it was. */
+static void sleep_and_wake(esper_stream r, esper_stream a, esper_stream far)
+{
+  void *x = get_as("weights", 7 * MIB, r), *y = get_as("weights", 3 * MIB, a);
+  void *z = get_as("weights", 3000, r), *v = get_as("weights", 5000, far);
+  void *k = get_as("kv", 4 * MIB, r), *ptr;
+  const char *weights = "weights", *kv = "kv";
+  use(a, x, 0);
+  esper_sleep_result result;
+  bool woke = true;
+  if (esper_sleep(core, -1, &weights, 1, ESPER_KEEP_HOST, &result) == ESPER_OK) {
+    EXPECT(esper_tag_push(weights) == ESPER_OK);
+    EXPECT(esper_malloc(core, 512, r, &ptr) != ESPER_OK);
+    EXPECT(esper_tag_pop() == ESPER_OK);
+    put(y);
+    put(get(9 * MIB, a));
+    EXPECT(esper_core_is_valid(core));
+    woke = wake(weights);
+  } else {
+    EXPECT(esper_last_error()[0]);
+    woke = wake(weights); /* on a device before the one that failed */
+  }
+  if (woke) {
+    use(far, x, 0);
+    use(a, z, 0);
+    use(r, v, 0);
+  }
+  sim_allow_loss(s, 1);
+  esper_status status = esper_sleep(core, 0, &kv, 1, ESPER_KEEP_NOTHING, NULL);
+  sim_allow_loss(s, 0);
+  if (status != ESPER_OK || wake(kv))
+    use(a, k, 0);
+  /* All of it, twice, and then for good. */
+  for (int i = 0; i < 2; i++) {
+    (void)esper_sleep(core, -1, NULL, 0, ESPER_KEEP_HOST, NULL);
+    EXPECT(esper_core_is_valid(core));
+    woke = wake(NULL);
+  }
+  if (woke)
+    use(a, x, 0);
+  put(x);
+  put(z);
+  put(v);
+  put(k);
+  esper_sleep_trim(core);
+  EXPECT(esper_core_is_valid(core));
+}
+
 /* ---- the scenario ---------------------------------------------------------- */
 
 static esper_stream new_stream(int device, unsigned flags)
@@ -444,6 +515,7 @@ static void scenario(void)
   EXPECT(esper_core_is_valid(core));
 
   share(r, far);
+  sleep_and_wake(r, a, far);
 
   /* A stream goes, its handle comes back; what it reads is held. */
   void *m = get(3 * MIB, r);
@@ -526,6 +598,7 @@ static void check_usable(void)
 {
   void *ptr;
   esper_unshare(core);
+  EXPECT(esper_wake(core, -1, NULL, 0, NULL) == ESPER_OK);
   for (int d = 0; d < DEVICES; d++) {
     EXPECT(sim_device_synchronize(s, d) == ESPER_OK);
     EXPECT(esper_empty_cache(core, d, NULL) == ESPER_OK);
@@ -546,7 +619,7 @@ static void check_nothing_left(uint64_t refused_in_destroy)
     sim_alive alive;
     sim_count_alive(s, d, &alive);
     left += alive.allocations + alive.events + alive.streams + alive.ranges + alive.pages +
-            alive.mappings + alive.names;
+            alive.mappings + alive.names + alive.host_blocks;
   }
   /* What the driver would not take back is the driver's. */
   EXPECT(left <= 2 * refused_in_destroy); /* a mapping stays in its range */
@@ -614,7 +687,8 @@ static bool is_plausible(sim_call call, esper_status status)
   case ESPER_OUT_OF_MEMORY:
     return call == SIM_CALL_memory_alloc || call == SIM_CALL_page_create ||
            call == SIM_CALL_page_map || call == SIM_CALL_range_reserve ||
-           call == SIM_CALL_event_create || call == SIM_CALL_stream_create;
+           call == SIM_CALL_host_alloc || call == SIM_CALL_event_create ||
+           call == SIM_CALL_stream_create;
   case ESPER_CAPTURING:
     return call == SIM_CALL_device_synchronize || call == SIM_CALL_event_record_all ||
            call == SIM_CALL_event_query || call == SIM_CALL_stream_wait ||

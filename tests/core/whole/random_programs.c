@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "esper_sleep.h"
 #include "world.h"
 
 #ifdef ESPER_RULE_SWITCHES
@@ -77,8 +78,13 @@ typedef struct thread { /* of one program */
   uint64_t own_pool_ids[2];
   int ran_out_on; /* device; -1: none since */
   int stalled;    /* place of the stream; -1: none */
+  int tag;        /* of what it allocates, a place in TAG_NAMES; -1: any */
+  int tag_now;    /* of its last malloc */
   uint64_t done;
 } thread;
+
+/* "": none. */
+static const char *const TAG_NAMES[] = {"", "weights", "kv"};
 
 struct program {
   uint64_t seed, operations;
@@ -88,7 +94,7 @@ struct program {
   esper_core *core;
   esper_pool *pools[2];      /* of each device, for all threads and to the end */
   _Atomic uint64_t pool_ids; /* second halves */
-  bool captures, slow_time, faults, no_gate, mapped, classic_pools;
+  bool captures, slow_time, faults, no_gate, mapped, classic_pools, tags;
   size_t capacity, max_split;
   pthread_mutex_t shelf_lock; /* blocks that go from thread to thread */
   block shelf[16];
@@ -271,7 +277,8 @@ static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool)
       fail("out of memory, with a wholly free segment of %zu bytes", g->size);
     for (size_t k = 0; k < g->block_count; k++)
       if (g->pool[1] == pool && g->large == (rounded > MIB) && !p->max_split &&
-          b[k].state == ESPER_BLOCK_INACTIVE && b[k].size >= rounded)
+          !strcmp(g->tag, TAG_NAMES[t->tag_now]) && b[k].state == ESPER_BLOCK_INACTIVE &&
+          b[k].size >= rounded)
         fail("out of memory for %zu bytes, with a free block of %zu", rounded, b[k].size);
   }
   esper_snapshot_free(&snapshot);
@@ -306,10 +313,15 @@ static void do_malloc(thread *t)
   }
   if (pool && t->streams[on].capturing)
     t->unannounced++;
+  t->tag_now = t->tag >= 0 ? t->tag : p->tags ? draw(t, 3) : 0;
+  if (t->tag_now)
+    must(esper_tag_push(TAG_NAMES[t->tag_now]), "tag_push");
   if (pool)
     status = esper_malloc_from(p->core, pool, size, es, &ptr);
   else
     status = esper_malloc(p->core, size, es, &ptr);
+  if (t->tag_now)
+    must(esper_tag_pop(), "tag_pop");
   p->mallocs++;
   if (status == ESPER_OUT_OF_MEMORY) {
     t->ran_out_on = es.device;
@@ -770,6 +782,8 @@ static void do_fault(thread *t)
       SIM_CALL_page_unmap,        SIM_CALL_page_release,   SIM_CALL_range_reserve,
       SIM_CALL_range_free,        SIM_CALL_page_access,    SIM_CALL_peer_check,
       SIM_CALL_page_export,       SIM_CALL_page_unexport,  SIM_CALL_page_import,
+      SIM_CALL_host_alloc,        SIM_CALL_host_free,      SIM_CALL_copy_to_host,
+      SIM_CALL_copy_to_device,    SIM_CALL_memory_zero,
   };
   if (!t->p->faults || t->stalled >= 0)
     return;
@@ -1040,6 +1054,84 @@ static void do_pool_phase(thread *t)
     let_phases_go(t, device);
 }
 
+/* A malloc under a tag that sleeps. */
+static void malloc_asleep(thread *t, int tag)
+{
+  void *ptr;
+  esper_stream es = t->streams[draw_stream(t)].es;
+  if (tag)
+    must(esper_tag_push(TAG_NAMES[tag]), "tag_push");
+  esper_status status = esper_malloc(t->p->core, draw_size(t), es, &ptr);
+  if (tag)
+    must(esper_tag_pop(), "tag_pop");
+  if (status != ESPER_ASLEEP && !t->p->faults)
+    fail("a malloc under a tag that sleeps: %s", esper_status_name(status));
+}
+
+static void free_any(thread *t)
+{
+  int i = t->block_count ? draw(t, t->block_count) : 0;
+  if (i < t->block_count && !t->blocks[i].pinned)
+    free_at(t, i);
+}
+
+static void do_asleep(thread *t, int tag)
+{
+  for (int left = draw(t, 12); left; left--) {
+    switch (draw(t, 4)) {
+    case 0: free_any(t); break;
+    case 1: malloc_asleep(t, tag < 0 ? draw(t, 3) : tag); break;
+    case 2:
+      t->tag = tag < 0 ? -1 : (tag + 1) % 3;
+      if (t->tag >= 0)
+        do_malloc(t);
+      t->tag = -1;
+      break;
+    default: do_time(t);
+    }
+    if (chance(t, 16) && !esper_core_is_valid(t->p->core))
+      fail("the core is not valid while memory sleeps");
+  }
+}
+
+/* Memory of a tag, or all, sleeps for a while. What the program does not touch meanwhile must be as
+ * it was, or zero where it asked for that. */
+static void do_sleep(thread *t)
+{
+  program *p = t->p;
+  int tag = draw(t, 4) - 1;
+  const char *name = tag < 0 ? NULL : TAG_NAMES[tag];
+  esper_keep keep = chance(t, 4) ? ESPER_KEEP_NOTHING : ESPER_KEEP_HOST;
+  if (!p->tags || p->threads > 1 || t->capturing >= 0 || t->stalled >= 0)
+    return;
+  sim_allow_loss(p->s, keep == ESPER_KEEP_NOTHING);
+  esper_status status = esper_sleep(p->core, -1, name ? &name : NULL, name ? 1 : 0, keep, NULL);
+  sim_allow_loss(p->s, 0);
+  if (status == ESPER_OK)
+    do_asleep(t, tag);
+  else if (!p->faults && status != ESPER_NOT_READY) /* uses without gate may be left of a stall */
+    must(status, "sleep");
+  if (chance(t, 4)) /* a second one changes nothing */
+    (void)esper_sleep(p->core, -1, name ? &name : NULL, name ? 1 : 0, ESPER_KEEP_HOST, NULL);
+  enum { TRIES = 64 }; /* after an error a device before the one that failed may sleep */
+  for (int tries = 0; tries < 2 * TRIES; tries++) {
+    status = esper_wake(p->core, -1, name ? &name : NULL, name ? 1 : 0, NULL);
+    if (status == ESPER_OUT_OF_MEMORY)
+      free_any(t);
+    else if (status == ESPER_OK || !p->faults)
+      break;
+    for (int d = 0; d < p->devices && tries == TRIES; d++) { /* graphs keep too much of it */
+      sim_set_capacity(p->s, d, 4 * p->capacity);
+      MUST_AT_LAST(esper_set_memory_fraction(p->core, d, 1), "set_memory_fraction");
+    }
+  }
+  must(status, "wake");
+  for (int d = 0; d < p->devices; d++)
+    sim_set_capacity(p->s, d, p->capacity);
+  if (chance(t, 8))
+    esper_sleep_trim(p->core);
+}
+
 static void operation(thread *t)
 {
   int kind = draw(t, 100);
@@ -1082,6 +1174,8 @@ static void operation(thread *t)
     do_limits(t);
   else if (chance(t, 6))
     do_share(t);
+  else if (chance(t, 6))
+    do_sleep(t);
   else if (chance(t, 4))
     do_stall(t);
   else
@@ -1210,7 +1304,8 @@ static void check_the_end(program *p, bool captured)
 static uint64_t run_program(uint64_t seed, int threads)
 {
   program p = {.seed = seed, .threads = threads};
-  thread maker = {.p = &p, .random = seed, .capturing = -1, .stalled = -1, .ran_out_on = -1};
+  thread maker = {
+      .p = &p, .random = seed, .capturing = -1, .stalled = -1, .ran_out_on = -1, .tag = -1};
   current = &maker;
   p.devices = 1 + chance(&maker, 3);
   p.captures = chance(&maker, 3);
@@ -1227,6 +1322,11 @@ static uint64_t run_program(uint64_t seed, int threads)
       .seed = draw64(&maker),
   };
   options.virtual_memory = chance(&maker, 2);
+  p.tags = chance(&maker, 2);
+  for (int i = 1; i < 3; i++) { /* so that they are known */
+    must(esper_tag_push(TAG_NAMES[i]), "tag_push");
+    must(esper_tag_pop(), "tag_pop");
+  }
   p.slow_time = chance(&maker, 3);
   esper_config config = {
       .reuse_order = (esper_reuse_order)draw(&maker, 3),
@@ -1267,8 +1367,12 @@ static uint64_t run_program(uint64_t seed, int threads)
   if (!all || !ids)
     fail("no host memory");
   for (int i = 0; i < threads; i++) {
-    all[i] = (thread){
-        .p = &p, .random = draw64(&maker), .capturing = -1, .stalled = -1, .ran_out_on = -1};
+    all[i] = (thread){.p = &p,
+                      .random = draw64(&maker),
+                      .capturing = -1,
+                      .stalled = -1,
+                      .ran_out_on = -1,
+                      .tag = -1};
     make_streams(&all[i], shared, 4);
     for (int d = 0; d < p.devices; d++)
       make_own_pool(&all[i], d);

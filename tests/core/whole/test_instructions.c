@@ -160,7 +160,7 @@ static const struct step {
     {"a malloc and free in a batch of 64", pair_of_a_batch, 510, NULL},
     {"a malloc and free of a new size", pair_that_misses, 2200, NULL},
     {"a malloc, a mark on another stream and a free", marked_pair, 4700, NULL},
-    {"a malloc beside 1,000 blocks that are held up", malloc_beside_pending, 2200, hold_up},
+    {"a malloc beside 1,000 blocks that are held up", malloc_beside_pending, 2300, hold_up},
     {"the same, a mark on another stream and its end", malloc_beside_news, 4800,
      hold_up_and_keep_one},
     {"a malloc that gates on one of 1,000 blocks", malloc_beside_pending, 4350, mark_and_free},

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "core/base/rules.h"
+#include "esper_sleep.h"
 #include "world.h"
 
 static world w;
@@ -1044,5 +1045,78 @@ TEST(what_is_live_when_an_observer_begins_waits_for_every_stream)
   CHECK_OK(esper_note_unseen_uses(w.core));
   world_free(&w, x);
   world_kernel(&w, r, world_malloc(&w, X * MIB, r));
+  end();
+}
+
+/* ---- sleep -------------------------------------------------------------------- */
+
+static void sleep_and_wake(void)
+{
+  CHECK_OK(esper_sleep(w.core, -1, NULL, 0, ESPER_KEEP_HOST, NULL));
+  CHECK_OK(esper_wake(w.core, -1, NULL, 0, NULL));
+}
+
+/* s reads x, and nobody has marked that. */
+TEST(what_an_unmarked_stream_reads_does_not_go_to_sleep_early)
+{
+  begin_mapped(256);
+  void *x = block(X, r);
+  world_wait(&w, s, r);
+  world_kernel(&w, s, x);
+  sleep_and_wake();
+  end();
+}
+
+/* The second graph reads what the first one left in memory that is free by now. */
+TEST(free_memory_of_a_graph_sleeps_with_its_contents)
+{
+  sim_options options = {.virtual_memory = 1, .backed = 1, .capacity = 64 * MIB};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  sim_capture_begin(w.s, 0, r.handle);
+  char *x = world_malloc(&w, X * MIB, r);
+  world_free(&w, x);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  memset(x, 'x', 4096); /* as a replay does */
+  sleep_and_wake();
+  for (int i = 0; i < 4096; i++)
+    CHECK_EQ(x[i], 'x');
+  sim_graph_destroy(w.s, graph);
+  end();
+}
+
+TEST(a_page_is_not_unmapped_while_it_is_copied)
+{
+  begin_mapped(256);
+  block(X, r);
+  sleep_and_wake();
+  end();
+}
+
+TEST(what_woke_may_be_used_on_a_stream_that_nobody_knows)
+{
+  begin_mapped(256);
+  void *x = block(X, r);
+  sleep_and_wake();
+  esper_stream fresh = world_mortal(&w, 0);
+  world_kernel(&w, fresh, x);
+  end();
+}
+
+/* x is freed asleep. Its pages are not there to be lent. */
+TEST(what_is_freed_asleep_is_not_lent)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 64 * MIB};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  CHECK_OK(esper_tag_push("weights"));
+  void *x = block(Y, r);
+  CHECK_OK(esper_tag_pop());
+  const char *weights = "weights";
+  CHECK_OK(esper_sleep(w.core, -1, &weights, 1, ESPER_KEEP_HOST, NULL));
+  world_free(&w, x);
+  block(Y, r);
+  CHECK_OK(esper_wake(w.core, -1, &weights, 1, NULL));
+  world_check(&w);
   end();
 }

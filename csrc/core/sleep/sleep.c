@@ -1,0 +1,308 @@
+#include "sleep.h"
+
+#include "../base/call.h"
+#include "../base/error.h"
+#include "../blocks/free_blocks.h"
+#include "../memory/asleep.h"
+#include "../memory/in_flight.h"
+#include "../memory/mapped.h"
+#include "../memory/page_table.h"
+#include "../memory/peers.h"
+#include "../order/capturing.h"
+#include "../order/record.h"
+#include "../order/retire.h"
+#include "../requests/drain.h"
+#include "../requests/release.h"
+#include "choose.h"
+#include "sleeper.h"
+
+/* Copies of about BATCH bytes are followed by an event. While the host unmaps the pages of one
+ * batch, the copies of the next WINDOW - 1 are under way. */
+enum { WINDOW = 4 };
+static const size_t BATCH = 32 * MIB;
+
+/* ---- before ------------------------------------------------------------ */
+
+static esper_status wait_for_devices(core_t *core)
+{
+  esper_status status = ESPER_OK;
+  for (int i = 0; i < core->device_count && status == ESPER_OK; i++) {
+    device_t *device = &core->devices[i];
+    if (!atomic_load(&device->ready))
+      continue;
+    if (capturing_is_possible_now(device) || stream_any_is_captured(device))
+      return error_set(ESPER_CAPTURING,
+                       "memory cannot go to sleep while a stream of device %d is being captured: "
+                       "end the capture first",
+                       i);
+    if (!drain_may_wait(device))
+      return error_set(ESPER_NOT_READY,
+                       "memory cannot go to sleep while device %d runs work that may wait for work "
+                       "that is not yet enqueued (gate=False, or a stream with the rendezvous "
+                       "trait): wait for that work first",
+                       i);
+    if (RULE(SLEEP_NEEDS_COMPLETION))
+      status = drain_by_event(device);
+  }
+  return status;
+}
+
+/* From now on no memory is handed out under the tags. *before becomes what slept already. */
+static void refuse_mallocs(device_t *device, const bool tags[TAGS], bool before[TAGS])
+{
+  lock(&device->lock);
+  caches_close(device);
+  for (int i = 0; i < TAGS; i++) {
+    before[i] = device->asleep[i];
+    device->asleep[i] |= tags[i];
+    if (tags[i] && !before[i])
+      atomic_fetch_add(&device->core->asleep, 1);
+  }
+  unlock(&device->lock);
+}
+
+static void allow_mallocs(device_t *device, const bool tags[TAGS], const bool before[TAGS])
+{
+  lock(&device->lock);
+  for (int i = 0; i < TAGS; i++)
+    if (tags[i] && !before[i]) {
+      device->asleep[i] = false;
+      atomic_fetch_sub(&device->core->asleep, 1);
+    }
+  unlock(&device->lock);
+}
+
+static esper_status fit_rooms(const choice_t *c)
+{
+  esper_status status = ESPER_OK;
+  for (int i = 0; i < TAGS && status == ESPER_OK; i++)
+    if (c->of[i])
+      status = host_room_fit(&c->of[i]->room, c->device, c->of[i]->kept);
+  return status;
+}
+
+/* ---- page by page ------------------------------------------------------ */
+
+/* Pages from `begin` to `end` of one sleeper, whose copies the record comes after. */
+typedef struct batch {
+  sleeper_t *sleeper;
+  size_t begin, end;
+  record_t *record; /* NULL: nothing was copied */
+} batch_t;
+
+typedef struct going {
+  device_t *device;
+  presented_t copier;
+  batch_t batch[WINDOW]; /* a ring */
+  unsigned first, count;
+  size_t given_back;
+  bool unsettled;      /* nothing says when some copies are done */
+  esper_status status; /* the first failure */
+} going_t;
+
+static esper_status copy_to_host(device_t *device, uintptr_t address, char *host, size_t size)
+{
+  return call_copy_to_host(device->core, device->index, device->copier->handle, host, address,
+                           size);
+}
+
+static esper_status copy_page(const going_t *g, const sleeper_t *s, size_t parcel, size_t end)
+{
+  esper_status status = ESPER_OK;
+  for (; parcel < end && status == ESPER_OK; parcel++)
+    status = sleeper_copy(g->device, s, &s->parcels[parcel], copy_to_host);
+  return status;
+}
+
+static void note_failure(going_t *g, esper_status status)
+{
+  if (g->status == ESPER_OK)
+    g->status = status;
+}
+
+static void unmap_page(going_t *g, sleeping_page_t *page)
+{
+  page_t *entry = sleeping_page_entry(page);
+  if (mapped_give_back(page->segment, entry)) {
+    g->given_back += page_size(page->segment, entry);
+    sleeping_page_set(page, 0, true);
+  } else {
+    page->awake = true;
+    note_failure(g, ESPER_DEVICE_ERROR);
+  }
+}
+
+/* Waits for the copies of the oldest batch, and unmaps its pages. */
+static void finish_batch(going_t *g)
+{
+  batch_t *b = &g->batch[g->first];
+  esper_status status = ESPER_OK;
+  if (b->record && RULE(UNMAP_AFTER_COPY))
+    status = record_wait(b->record);
+  if (b->record)
+    record_drop(b->record);
+  if (status != ESPER_OK) {
+    g->unsettled = true;
+    note_failure(g, status);
+  }
+  for (size_t i = b->begin; i < b->end; i++) {
+    sleeping_page_t *page = &b->sleeper->pages[i];
+    if (status != ESPER_OK)
+      page->awake = true;
+    else if (!page->awake)
+      unmap_page(g, page);
+  }
+  g->first = (g->first + 1) % WINDOW;
+  g->count--;
+}
+
+static void add_batch(going_t *g, batch_t batch, bool copied)
+{
+  if (g->count == WINDOW)
+    finish_batch(g);
+  if (copied && !(batch.record = stream_record(g->copier))) {
+    g->unsettled = true; /* so the pages stay */
+    for (size_t i = batch.begin; i < batch.end; i++)
+      batch.sleeper->pages[i].awake = true;
+    note_failure(g, ESPER_DEVICE_ERROR);
+  }
+  g->batch[(g->first + g->count++) % WINDOW] = batch;
+}
+
+static void send_pages(going_t *g, sleeper_t *s, size_t first_page, size_t first_parcel)
+{
+  batch_t batch = {.sleeper = s, .begin = first_page};
+  size_t bytes = 0, parcel = first_parcel;
+  bool copied = false;
+  for (size_t i = first_page; i < s->page_count; i++) {
+    sleeping_page_t *page = &s->pages[i];
+    esper_status status = copy_page(g, s, parcel, parcel + page->parcels);
+    if (status != ESPER_OK) {
+      page->awake = true;
+      note_failure(g, status);
+    }
+    copied |= page->parcels > 0;
+    parcel += page->parcels;
+    bytes += page_size(page->segment, sleeping_page_entry(page));
+    if (bytes < BATCH && i + 1 < s->page_count)
+      continue;
+    batch.end = i + 1;
+    add_batch(g, batch, copied);
+    batch.begin = batch.end;
+    bytes = 0;
+    copied = false;
+  }
+}
+
+static esper_status send_all(const choice_t *c, going_t *g)
+{
+  esper_status status = c->keeps ? sleeper_stream(c->device, &g->copier) : ESPER_OK;
+  if (status != ESPER_OK)
+    return status;
+  lock(&c->device->lock);
+  in_flight_begin(c->device);
+  unlock(&c->device->lock);
+  paging_begin(c->device);
+  for (int i = 0; i < TAGS; i++)
+    if (c->of[i])
+      send_pages(g, c->of[i], 0, 0);
+  while (g->count)
+    finish_batch(g);
+  paging_end(c->device);
+  if (g->unsettled) /* soon the memory may be freed, and the room given back */
+    drain_at_any_cost(c->device);
+  lock(&c->device->lock);
+  in_flight_note_return(c->device);
+  in_flight_end(c->device);
+  unlock(&c->device->lock);
+  return ESPER_OK;
+}
+
+/* ---- sleep ------------------------------------------------------------- */
+
+/* Free blocks that lie on no page that sleeps are free again. */
+static void wake_free_blocks(segment_t *s)
+{
+  for (block_t *b = s->first, *after; b; b = after) {
+    after = b->next;
+    if (after && after->state == BLOCK_READY) /* it may become one with the block */
+      after = after->next;
+    if (b->state == BLOCK_ASLEEP && !pages_sleep_under(b))
+      asleep_free_wakes(b);
+  }
+}
+
+/* The pages of a sleeper that stay are awake again. Returns their bytes. */
+static size_t keep_awake(const choice_t *c, sleeper_t *s, bool all)
+{
+  size_t bytes = 0;
+  lock(&c->device->lock);
+  caches_close(c->device);
+  for (size_t i = 0; i < s->page_count; i++) {
+    sleeping_page_t *page = &s->pages[i];
+    page->awake |= all;
+    if (!page->awake)
+      continue;
+    page_t entry = *sleeping_page_entry(page);
+    entry.empty = false;
+    bytes += page_size(page->segment, &entry);
+    asleep_set(page->segment, entry, false);
+  }
+  for (segment_t *segment = c->device->first_segment; segment && bytes; segment = segment->next)
+    if (segment->pages && segment->heap->tag == s->tag)
+      wake_free_blocks(segment);
+  unlock(&c->device->lock);
+  sleeper_forget_awake(s);
+  return bytes;
+}
+
+static esper_status put_to_sleep(choice_t *c, going_t *g)
+{
+  esper_status status = wait_for_devices(c->device->core);
+  if (status != ESPER_OK)
+    return status;
+  mapped_reap(c->device);
+  size_t released = release_tagged(c->device, c->tags);
+  status = choose_pages(c);
+  if (status == ESPER_OK)
+    status = fit_rooms(c);
+  if (status == ESPER_OK)
+    status = send_all(c, g);
+  if (status == ESPER_OK && g->status != ESPER_OK && !g->given_back)
+    status = g->status; /* the driver does nothing at all: it is better to say so */
+  size_t stayed = 0;
+  for (int i = 0; i < TAGS; i++)
+    stayed += c->of[i] ? keep_awake(c, c->of[i], status != ESPER_OK) : 0;
+  if (status != ESPER_OK)
+    return status;
+  c->result->stays[ESPER_STAYS_REFUSED] += stayed;
+  c->result->given_back += released + g->given_back;
+  for (int i = 0; i < TAGS; i++)
+    c->result->kept += c->of[i] ? c->of[i]->kept : 0;
+  return ESPER_OK;
+}
+
+esper_status sleep_device(device_t *device, const bool tags[TAGS], esper_keep keep,
+                          esper_sleep_result *result)
+{
+  bool before[TAGS];
+  esper_sleep_result here = {0};
+  choice_t choice = {.device = device,
+                     .tags = tags,
+                     .keeps = keep == ESPER_KEEP_HOST,
+                     .result = &here};
+  going_t going = {.device = device};
+  lock(&device->sleep_lock);
+  refuse_mallocs(device, tags, before);
+  esper_status status = put_to_sleep(&choice, &going);
+  if (status != ESPER_OK)
+    allow_mallocs(device, tags, before);
+  unlock(&device->sleep_lock);
+  if (status != ESPER_OK)
+    return status;
+  result->given_back += here.given_back;
+  result->kept += here.kept;
+  for (int i = 0; i < ESPER_STAYS_COUNT; i++)
+    result->stays[i] += here.stays[i];
+  return ESPER_OK;
+}

@@ -1,0 +1,136 @@
+#include "sleeper.h"
+
+#include <stdlib.h>
+
+#include "../base/call.h"
+#include "../base/error.h"
+#include "../memory/asleep.h"
+#include "../order/stream.h"
+
+sleeper_t *sleeper_of(device_t *device, tag_t tag)
+{
+  sleeper_t *s = device->sleepers;
+  while (s && (s->tag != tag || s->page_count))
+    s = s->next;
+  if (s || !(s = calloc(1, sizeof *s)))
+    return s;
+  s->tag = tag;
+  s->next = device->sleepers;
+  device->sleepers = s;
+  return s;
+}
+
+static bool enlarge(void **array, size_t *room, size_t needed, size_t element)
+{
+  if (needed <= *room)
+    return true;
+  void *larger = realloc(*array, needed * element);
+  if (!larger)
+    return false;
+  *array = larger;
+  *room = needed;
+  return true;
+}
+
+bool sleeper_reserve(sleeper_t *s, size_t pages, size_t parcels)
+{
+  void *page_array = s->pages, *parcel_array = s->parcels;
+  bool done = enlarge(&page_array, &s->page_room, s->page_count + pages, sizeof *s->pages);
+  s->pages = page_array;
+  done = done &&
+         enlarge(&parcel_array, &s->parcel_room, s->parcel_count + parcels, sizeof *s->parcels);
+  s->parcels = parcel_array;
+  return done;
+}
+
+void sleeping_page_set(const sleeping_page_t *page, uint64_t handle, bool absent)
+{
+  device_t *device = page->segment->device;
+  lock(&device->lock);
+  page_t entry = *sleeping_page_entry(page);
+  entry.handle = handle;
+  entry.released = false;
+  absent_set(page->segment, entry, absent);
+  if (absent)
+    device->refused = 0;
+  unlock(&device->lock);
+}
+
+void sleeper_forget_awake(sleeper_t *s)
+{
+  size_t pages = 0, parcels = 0, parcel = 0;
+  s->kept = 0;
+  for (size_t i = 0; i < s->page_count; i++) {
+    const sleeping_page_t *page = &s->pages[i];
+    size_t end = parcel + page->parcels;
+    for (; parcel < end; parcel++)
+      if (!page->awake) {
+        s->kept += s->parcels[parcel].size;
+        s->parcels[parcels++] = s->parcels[parcel];
+      }
+    if (!page->awake)
+      s->pages[pages++] = *page;
+  }
+  s->page_count = pages;
+  s->parcel_count = parcels;
+}
+
+void sleepers_trim(device_t *device, bool always)
+{
+  for (sleeper_t **link = &device->sleepers, *s; (s = *link);) {
+    if (!always && (s->page_count || !host_room_free(&s->room, device))) {
+      link = &s->next;
+      continue;
+    }
+    *link = s->next;
+    if (always)
+      host_room_free(&s->room, device);
+    free(s->room.chunks);
+    free(s->pages);
+    free(s->parcels);
+    free(s);
+  }
+}
+
+esper_status sleeper_copy(device_t *device, const sleeper_t *s, const parcel_t *parcel,
+                          sleeper_copy_t *copy)
+{
+  esper_status status = ESPER_OK;
+  for (size_t at = 0, most; at < parcel->size && status == ESPER_OK; at += most) {
+    char *host = host_room_at(&s->room, parcel->offset + at, &most);
+    if (most > parcel->size - at)
+      most = parcel->size - at;
+    status = copy(device, parcel->address + at, host, most);
+    if (status != ESPER_OK)
+      error_from_driver(device->core, status);
+  }
+  return status;
+}
+
+static esper_status create_copier(device_t *device)
+{
+  core_t *core = device->core;
+  void *handle;
+  uint64_t id;
+  esper_status status = call_stream_create(core, device->index, &handle);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  status = call_stream_id(core, device->index, handle, &id);
+  if (status != ESPER_OK)
+    error_from_driver(core, status);
+  else if (!(device->copier = stream_create(core, device, id, handle)))
+    status = error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
+  if (status == ESPER_OK)
+    stream_make_immortal(core, device->copier, handle);
+  else
+    call_stream_destroy(core, device->index, handle);
+  return status;
+}
+
+esper_status sleeper_stream(device_t *device, presented_t *copier)
+{
+  esper_status status = device->copier ? ESPER_OK : create_copier(device);
+  if (status == ESPER_OK)
+    *copier = stream_presented(device->copier, device->copier->handle);
+  return status;
+}

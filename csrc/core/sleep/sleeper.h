@@ -1,0 +1,65 @@
+/* sleeper.h: what one call has put to sleep of one tag: its pages, and where the host keeps their
+ * bytes. Under the device's sleep lock. */
+#ifndef ESPER_SLEEPER_H
+#define ESPER_SLEEPER_H
+
+#include "../memory/page_table.h"
+#include "host_room.h"
+
+/* Bytes of one page that are kept. */
+typedef struct parcel {
+  uintptr_t address;
+  size_t size;
+  size_t offset; /* in the room */
+} parcel_t;
+
+typedef struct sleeping_page {
+  segment_t *segment;
+  size_t first;   /* its first granule in the segment */
+  size_t parcels; /* how many of the parcels are its own; they are in the order of the pages */
+  bool awake;     /* it stayed, or has woken */
+  bool unneeded;  /* all of it was freed meanwhile, so it need not wake */
+} sleeping_page_t;
+
+/* After its pages woke, a sleeper is empty, and keeps its room for the next sleep of its tag. */
+typedef struct sleeper {
+  tag_t tag;
+  sleeping_page_t *pages;
+  size_t page_count, page_room;
+  parcel_t *parcels;
+  size_t parcel_count, parcel_room;
+  size_t kept; /* bytes of all parcels */
+  host_room_t room;
+  struct sleeper *next;
+} sleeper_t;
+
+/* An empty sleeper of the tag. NULL: no host memory. */
+sleeper_t *sleeper_of(device_t *device, tag_t tag);
+
+/* Makes room for so many more pages and parcels. False: no host memory. */
+bool sleeper_reserve(sleeper_t *sleeper, size_t pages, size_t parcels);
+
+static inline page_t *sleeping_page_entry(const sleeping_page_t *page)
+{
+  return &page->segment->pages[page->first];
+}
+
+/* Notes that the page was unmapped, or that it was mapped again with a new handle. It still
+ * sleeps. Without the lock: takes it, because frees read the table of pages that sleep. */
+void sleeping_page_set(const sleeping_page_t *page, uint64_t handle, bool absent);
+
+/* Forgets pages that are awake, and their parcels. */
+void sleeper_forget_awake(sleeper_t *sleeper);
+
+/* Frees the rooms of all empty sleepers, with `always` all sleepers. */
+void sleepers_trim(device_t *device, bool always);
+
+/* Calls `copy` for each piece of a parcel that adjoins in the room. */
+typedef esper_status sleeper_copy_t(device_t *device, uintptr_t address, char *host, size_t size);
+esper_status sleeper_copy(device_t *device, const sleeper_t *sleeper, const parcel_t *parcel,
+                          sleeper_copy_t *copy);
+
+/* The core's own stream for copies, as presented. NULL stream: the driver refused. */
+esper_status sleeper_stream(device_t *device, presented_t *copier);
+
+#endif

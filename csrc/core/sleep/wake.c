@@ -1,0 +1,314 @@
+#include "wake.h"
+
+#include "../base/call.h"
+#include "../base/error.h"
+#include "../blocks/free_blocks.h"
+#include "../blocks/use.h"
+#include "../memory/asleep.h"
+#include "../memory/in_flight.h"
+#include "../memory/mapped.h"
+#include "../memory/orphan.h"
+#include "../memory/peers.h"
+#include "../memory/segment.h"
+#include "../order/record.h"
+#include "../order/retire.h"
+#include "../pools/pool.h"
+#include "../requests/drain.h"
+#include "../requests/release.h"
+
+typedef struct waking {
+  device_t *device;
+  const bool *tags;
+  presented_t copier;
+  orphan_t *orphan; /* entry for a page that the driver neither maps nor takes back */
+  void *spares;     /* blocks for the splits at the end, linked by their first word */
+  size_t bytes;     /* of the pages that come back */
+  size_t reserved;  /* of those that are absent; they count as being obtained */
+  bool enqueued;    /* copies are under way */
+  bool released;    /* unused memory was given back already, to make room */
+} waking_t;
+
+static sleeper_t *chosen_from(const waking_t *w, sleeper_t *s)
+{
+  while (s && !(w->tags[s->tag] && s->page_count))
+    s = s->next;
+  return s;
+}
+
+/* The chosen sleepers that have pages. */
+static sleeper_t *first_chosen(const waking_t *w)
+{
+  return chosen_from(w, w->device->sleepers);
+}
+
+static sleeper_t *next_chosen(const waking_t *w, const sleeper_t *s)
+{
+  return chosen_from(w, s->next);
+}
+
+/* ---- before ------------------------------------------------------------ */
+
+/* Two splits may be needed to cut the page out of its block. */
+static bool take_spares(waking_t *w)
+{
+  void **spare[2] = {arena_take(&w->device->blocks), arena_take(&w->device->blocks)};
+  for (int i = 0; i < 2; i++)
+    if (spare[i]) {
+      *spare[i] = w->spares;
+      w->spares = spare[i];
+    }
+  return spare[0] && spare[1];
+}
+
+static void give_spares(waking_t *w)
+{
+  while (w->spares) {
+    void **spare = w->spares;
+    w->spares = *spare;
+    arena_give(&w->device->blocks, spare);
+  }
+}
+
+/* Whether all of a page was freed and owes nothing, so that it may become a hole. *last is a block
+ * before the page, if it is one of the same segment. */
+static bool is_unneeded(const segment_t *s, const page_t *page, const block_t **last)
+{
+  uintptr_t begin = page_address(s, page);
+  const block_t *b = *last && (*last)->segment == s && (*last)->address <= begin ? *last : s->first;
+  while (b->address + b->size <= begin)
+    b = b->next;
+  *last = b;
+  return b->state == BLOCK_ASLEEP && b->address + b->size >= begin + page_size(s, page) &&
+         page->absent && pool_may_give_back(s) && block_owes_nothing(b);
+}
+
+static esper_status prepare(waking_t *w)
+{
+  const block_t *last = NULL;
+  lock(&w->device->lock);
+  for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
+    for (size_t i = 0; i < s->page_count; i++) {
+      sleeping_page_t *page = &s->pages[i];
+      const page_t *entry = sleeping_page_entry(page);
+      page->unneeded = is_unneeded(page->segment, entry, &last) && take_spares(w);
+      w->bytes += page->unneeded ? 0 : page_size(page->segment, entry);
+      w->reserved += page->unneeded || !entry->absent ? 0 : page_size(page->segment, entry);
+    }
+  esper_status status = segment_reserve(w->device, w->reserved);
+  if (status == ESPER_OK && !(w->orphan = orphan_reserve(w->device))) {
+    w->device->reserving -= w->reserved;
+    status = error_set(ESPER_HOST_MEMORY, "no host memory for a page");
+  }
+  if (status == ESPER_OK)
+    in_flight_begin(w->device);
+  else
+    give_spares(w);
+  unlock(&w->device->lock);
+  return status;
+}
+
+/* ---- page by page ------------------------------------------------------ */
+
+static esper_status create_page(waking_t *w, size_t size, uint64_t *handle)
+{
+  core_t *core = w->device->core;
+  esper_status status = call_page_create(core, w->device->index, size, handle);
+  if (status == ESPER_OUT_OF_MEMORY && !w->released) {
+    w->released = true;
+    paging_end(w->device);
+    if (drain_may_wait(w->device))
+      drain_device(w->device, false);
+    release_cached(w->device, NULL, true, SIZE_MAX);
+    paging_begin(w->device);
+    status = call_page_create(core, w->device->index, size, handle);
+  }
+  return status == ESPER_OK ? status : error_from_driver(core, status);
+}
+
+static esper_status map_page(waking_t *w, const sleeping_page_t *page)
+{
+  const page_t *entry = sleeping_page_entry(page);
+  size_t size = page_size(page->segment, entry);
+  uint64_t handle;
+  if (!entry->absent) /* the driver did not take it back when an earlier wake failed */
+    return ESPER_OK;
+  esper_status status = create_page(w, size, &handle);
+  if (status != ESPER_OK)
+    return status;
+  status = peers_map(w->device, page_address(page->segment, entry), size, handle);
+  if (status == ESPER_OK) {
+    sleeping_page_set(page, handle, false);
+    lock(&w->device->lock);
+    w->device->reserving -= size; /* the statistics count it now */
+    unlock(&w->device->lock);
+    w->reserved -= size;
+    return ESPER_OK;
+  }
+  error_from_driver(w->device->core, status);
+  orphan_release_page(w->device, handle, size, w->orphan);
+  return status;
+}
+
+static esper_status copy_to_device(device_t *device, uintptr_t address, char *host, size_t size)
+{
+  return call_copy_to_device(device->core, device->index, device->copier->handle, address, host,
+                             size);
+}
+
+static esper_status fill_page(waking_t *w, const sleeper_t *s, const sleeping_page_t *page,
+                              size_t parcel)
+{
+  const page_t *entry = sleeping_page_entry(page);
+  device_t *device = w->device;
+  esper_status status = ESPER_OK;
+  w->enqueued |= entry->empty || page->parcels;
+  if (entry->empty) {
+    status = call_memory_zero(device->core, device->index, w->copier.handle,
+                              page_address(page->segment, entry), page_size(page->segment, entry));
+    if (status != ESPER_OK)
+      error_from_driver(device->core, status);
+  }
+  for (size_t i = parcel; i < parcel + page->parcels && status == ESPER_OK; i++)
+    status = sleeper_copy(device, s, &s->parcels[i], copy_to_device);
+  return status;
+}
+
+static esper_status bring_back(waking_t *w, const sleeper_t *s)
+{
+  esper_status status = ESPER_OK;
+  for (size_t i = 0, parcel = 0; i < s->page_count && status == ESPER_OK; i++) {
+    const sleeping_page_t *page = &s->pages[i];
+    if (!page->unneeded) {
+      status = map_page(w, page);
+      if (status == ESPER_OK)
+        status = fill_page(w, s, page, parcel);
+    }
+    parcel += page->parcels;
+  }
+  return status;
+}
+
+static esper_status wait_for_copies(const waking_t *w)
+{
+  record_t *record = stream_record(w->copier);
+  if (!record)
+    return ESPER_DEVICE_ERROR;
+  esper_status status = RULE(WAKE_BEFORE_USE) ? record_wait(record) : ESPER_OK;
+  record_drop(record);
+  return status;
+}
+
+/* Waits for the copies: by an event, or else for the device. */
+static esper_status settle(const waking_t *w)
+{
+  if (!w->enqueued || wait_for_copies(w) == ESPER_OK)
+    return ESPER_OK;
+  paging_end(w->device);
+  esper_status status = drain_at_any_cost(w->device);
+  paging_begin(w->device);
+  return status;
+}
+
+/* What the driver does not take back stays mapped, asleep, for the next attempt. So does all of it
+ * if nobody can say whether the copies are over. */
+static void undo(const waking_t *w)
+{
+  for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
+    for (size_t i = 0; i < s->page_count; i++) {
+      page_t *entry = sleeping_page_entry(&s->pages[i]);
+      if (!entry->absent && mapped_give_back(s->pages[i].segment, entry))
+        sleeping_page_set(&s->pages[i], 0, true);
+    }
+}
+
+/* ---- afterwards -------------------------------------------------------- */
+
+/* The free blocks of the segment are free again. */
+static void wake_free_blocks(segment_t *s)
+{
+  for (block_t *b = s->first, *after; b; b = after) {
+    /* What is beside the block may become one with it. */
+    after = b->next;
+    if (after && (after->state == BLOCK_READY || after->state == BLOCK_HOLE))
+      after = after->next;
+    if (b->state == BLOCK_ASLEEP)
+      asleep_free_wakes(b);
+  }
+}
+
+static void note_awake(waking_t *w)
+{
+  device_t *device = w->device;
+  caches_close(device);
+  for (int i = 0; i < TAGS; i++)
+    if (w->tags[i] && device->asleep[i]) {
+      device->asleep[i] = false;
+      atomic_fetch_sub(&device->core->asleep, 1);
+    }
+  for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
+    for (size_t i = 0; i < s->page_count; i++) {
+      sleeping_page_t *page = &s->pages[i];
+      page->awake = true;
+      page_t entry = *sleeping_page_entry(page);
+      entry.empty = false;
+      if (!page->unneeded)
+        asleep_set(page->segment, entry, false);
+    }
+  for (segment_t *s = device->first_segment; s; s = s->next)
+    if (s->pages && w->tags[s->heap->tag])
+      wake_free_blocks(s);
+}
+
+static void finish(waking_t *w, esper_status status)
+{
+  lock(&w->device->lock);
+  give_spares(w);
+  orphan_keep(w->device, w->orphan);
+  w->device->reserving -= w->reserved;
+  if (status == ESPER_OK)
+    note_awake(w);
+  in_flight_note_return(w->device);
+  in_flight_end(w->device);
+  unlock(&w->device->lock);
+  if (status != ESPER_OK)
+    return;
+  for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
+    sleeper_forget_awake(s);
+}
+
+static esper_status wake(waking_t *w)
+{
+  esper_status status = sleeper_stream(w->device, &w->copier);
+  if (status == ESPER_OK)
+    status = prepare(w);
+  if (status != ESPER_OK)
+    return status;
+  paging_begin(w->device);
+  for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
+    if (status == ESPER_OK)
+      status = bring_back(w, s);
+  esper_status settled = settle(w);
+  if (status == ESPER_OK)
+    status = settled;
+  if (status != ESPER_OK && settled == ESPER_OK)
+    undo(w);
+  paging_end(w->device);
+  finish(w, status);
+  return status;
+}
+
+esper_status wake_device(device_t *device, const bool tags[TAGS], size_t *woken)
+{
+  waking_t w = {.device = device, .tags = tags};
+  esper_status status = ESPER_OK;
+  bool any = false;
+  lock(&device->sleep_lock);
+  for (int i = 0; i < TAGS; i++)
+    any |= tags[i] && device->asleep[i]; /* changes only under the sleep lock */
+  if (any)
+    status = wake(&w);
+  unlock(&device->sleep_lock);
+  if (status == ESPER_OK)
+    *woken += w.bytes;
+  return status;
+}

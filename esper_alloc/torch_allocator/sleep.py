@@ -1,0 +1,200 @@
+"""Tags, and memory that sleeps: the GPU's memory is given away, and comes back at the same
+addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ..installation.pytorch import load_shim, untyped
+from .enabling import is_enabled
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["SleepResult", "Stay", "asleep", "sleep", "tag", "tag_stats", "trim_sleep", "wake"]
+
+Keep = Literal["host", "nothing"]
+Tags = str | Sequence[str] | None
+
+
+class Stay(NamedTuple):
+    """Device memory that did not go to sleep."""
+
+    bytes: int
+    #: A sentence: why, and how to avoid it.
+    reason: str
+
+
+class SleepResult(NamedTuple):
+    """What a sleep did, in bytes."""
+
+    #: Of device memory, which went back to the driver.
+    given_back: int
+    #: Copied to the host.
+    kept: int
+    #: What could not go, and why. Empty: everything went.
+    stays: tuple[Stay, ...]
+
+
+class tag:  # a context manager, like torch.no_grad
+    """``with tag("weights"):`` labels what this thread allocates on CUDA devices inside.
+
+    Tags nest, and the innermost counts. What backward allocates on PyTorch's own threads has no
+    tag. Does nothing while PyTorch does not run on esper_alloc. An object may be entered more
+    than once.
+
+    Args:
+        name: 1 to 63 bytes of UTF-8; a process may have 255 names.
+
+    Raises:
+        ValueError: on entering: there is something wrong with the name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._pushed: list[bool] = []
+
+    def __enter__(self) -> tag:
+        running = is_enabled()
+        if running:
+            load_shim().push_tag(self.name)
+        self._pushed.append(running)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._pushed.pop():
+            load_shim().pop_tag()
+
+
+def sleep(
+    tags: Tags = None, keep: Keep = "host", *, device: torch.device | str | int | None = None
+) -> SleepResult:
+    """Gives the device memory of `tags` back to the driver, and keeps its addresses.
+
+    Waits for everything that was enqueued before. Until :func:`wake`, tensors in that memory must
+    not be used, graphs that use it must not be replayed, and nothing is allocated under these
+    tags; freeing is allowed. What cannot go stays usable and is named in the result.
+
+    Args:
+        tags: a name, or several; ``""`` is memory without a tag. None: all memory.
+        keep: ``"host"`` copies live bytes to pinned host memory. ``"nothing"`` drops them: the
+            memory wakes full of zeros.
+        device: None: all devices.
+
+    Raises:
+        ValueError: no thread ever used such a tag, or there is no such `keep` or device.
+        RuntimeError: PyTorch does not run on esper_alloc; a capture is going on, or work that may
+            wait for other work; or there is not enough host memory. Nothing sleeps then.
+    """
+    if keep not in ("host", "nothing"):
+        raise ValueError(f"keep={keep!r}: use 'host' or 'nothing'")
+    shim = _shim_that_runs("sleep")
+    _watch_replays()
+    given_back, kept, stays = shim.sleep(_names(tags), keep == "host", _index(device))
+    return SleepResult(given_back, kept, tuple(Stay(*stay) for stay in stays if stay[0]))
+
+
+def wake(tags: Tags = None, *, device: torch.device | str | int | None = None) -> int:
+    """Brings the memory of `tags` back, at the same addresses and with its contents.
+
+    Returns the bytes of device memory that came back. Afterwards every stream may use it. Tags
+    that are awake are left as they are.
+
+    Args:
+        tags: as for :func:`sleep`.
+        device: None: all devices.
+
+    Raises:
+        ValueError: as for :func:`sleep`.
+        torch.OutOfMemoryError: the device has not enough memory now.
+        RuntimeError: PyTorch does not run on esper_alloc, or the driver refused something.
+
+    After an error everything still sleeps, and the call can be repeated.
+    """
+    return int(_shim_that_runs("wake").wake(_names(tags), _index(device)))
+
+
+@contextlib.contextmanager
+def asleep(
+    tags: Tags = None, keep: Keep = "host", *, device: torch.device | str | int | None = None
+) -> Iterator[SleepResult]:
+    """``with asleep("weights") as result:`` puts memory to sleep, and wakes it at the end, also
+    after an exception. The arguments and errors are those of :func:`sleep` and :func:`wake`."""
+    result = sleep(tags, keep, device=device)
+    try:
+        yield result
+    finally:
+        wake(tags, device=device)
+
+
+def trim_sleep() -> None:
+    """Gives back the pinned host memory that is kept for the next sleep. Pinning it again makes
+    that one slower."""
+    if is_enabled():
+        load_shim().trim_sleep()
+
+
+def tag_stats(device: torch.device | str | int | None = None) -> dict[str, dict[str, Any]]:
+    """Figures of the tags with memory on a device (None: the current one), by name; ``""`` is
+    memory without a tag. In bytes, but ``asleep``, which is a bool:
+
+    - ``asleep``: nothing is allocated under the tag;
+    - ``allocated_bytes``: live, whether it sleeps or not;
+    - ``reserved_bytes``: of device memory, free memory included;
+    - ``sleeping_bytes``: of device memory that waking needs;
+    - ``host_bytes``: of pinned host memory, which keeps contents or stays for the next sleep.
+
+    Empty while PyTorch does not run on esper_alloc, or has not used CUDA.
+    """
+    if not is_enabled() or not untyped(sys.modules["torch"]).cuda.is_initialized():
+        return {}
+    from torch.cuda._utils import _get_device_index
+
+    index = int(untyped(_get_device_index)(device, optional=True))
+    return {one.pop("tag"): one for one in load_shim().tag_stats(index)}
+
+
+def _shim_that_runs(doing: str) -> Any:
+    if not is_enabled():
+        raise RuntimeError(
+            f"esper_alloc.{doing}() needs PyTorch to run on esper_alloc: call "
+            f"esper_alloc.enable() before CUDA is used"
+        )
+    return load_shim()
+
+
+def _names(tags: Tags) -> tuple[str, ...] | None:
+    return (tags,) if isinstance(tags, str) else None if tags is None else tuple(tags)
+
+
+def _index(device: torch.device | str | int | None) -> int:
+    from torch.cuda._utils import _get_device_index
+
+    return -1 if device is None else int(untyped(_get_device_index)(device))
+
+
+@functools.cache
+def _watch_replays() -> None:
+    """From the first sleep on a graph whose private pool sleeps is not replayed: its kernels
+    would touch addresses without memory."""
+    import torch
+
+    graph = untyped(torch.cuda.CUDAGraph)
+    replay = graph.replay
+    pool_asleep = load_shim().pool_asleep
+
+    @functools.wraps(replay)
+    def replay_awake(self: Any) -> None:
+        sleeping = pool_asleep(self.pool())
+        if sleeping:
+            raise RuntimeError(
+                f"this CUDA graph cannot be replayed while {sleeping} bytes of its private pool "
+                f"sleep: call esper_alloc.wake() first"
+            )
+        replay(self)
+
+    graph.replay = replay_awake

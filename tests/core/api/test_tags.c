@@ -1,0 +1,155 @@
+/* Memory of different tags: it shares no page, free memory serves its own tag only, and whole pages
+ * move. */
+#include "core/base/tag.h"
+#include "core/blocks/heap.h"
+#include "esper_sleep.h"
+#include "memory/pages_world.h"
+
+static void *get_as(const char *tag, size_t mib, esper_stream stream)
+{
+  CHECK_OK(esper_tag_push(tag));
+  void *p = get(mib, stream);
+  CHECK_OK(esper_tag_pop());
+  return p;
+}
+
+static const char *tag_of(const void *ptr)
+{
+  for (const segment_t *seg = first_segment(); seg; seg = seg->next)
+    if ((uintptr_t)ptr >= seg->address && (uintptr_t)ptr < seg->address + seg->size)
+      return tag_name(seg->heap->tag);
+  return NULL;
+}
+
+static void begin_at_once(size_t mib)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = mib * MIB};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+}
+
+TEST(memory_has_the_threads_tag)
+{
+  begin();
+  void *none = get(4, r), *weights = get_as("weights", 4, r), *kv = get_as("kv", 4, r);
+  CHECK(!strcmp(tag_of(none), ""));
+  CHECK(!strcmp(tag_of(weights), "weights"));
+  CHECK(!strcmp(tag_of(kv), "kv"));
+  void *other = get_as("weights", 4, s);
+  CHECK(!strcmp(tag_of(other), "weights"));
+  world_check(&w);
+  end();
+}
+
+TEST(free_memory_serves_its_own_tag)
+{
+  begin();
+  void *p = get_as("weights", 4, r);
+  world_free(&w, p);
+  void *q = get(4, r);
+  CHECK(q != p && strcmp(tag_of(q), "weights"));
+  CHECK(get_as("weights", 4, r) == p);
+  end();
+}
+
+TEST(free_memory_of_another_stream_is_lent_within_a_tag)
+{
+  begin_at_once(256);
+  CHECK_OK(esper_tag_push("weights"));
+  void *p = world_malloc(&w, 1024, r);
+  world_malloc(&w, 1024, r); /* so that the page does not move */
+  CHECK_OK(esper_tag_pop());
+  world_free(&w, p);
+  world_check(&w); /* empties the block caches */
+  world_malloc(&w, 1024, s);
+  CHECK_EQ(world_counters(&w, 0).loans, 0);
+  CHECK_OK(esper_tag_push("weights"));
+  CHECK(world_malloc(&w, 1024, s) == p);
+  CHECK_OK(esper_tag_pop());
+  CHECK_EQ(world_counters(&w, 0).loans, 1);
+  end();
+}
+
+TEST(whole_pages_move_between_tags)
+{
+  begin_at_once(64);
+  void *p = get_as("weights", 40, r);
+  world_free(&w, p);
+  CHECK(get_as("kv", 40, r)); /* more than is left */
+  CHECK(world_counters(&w, 0).pages_moved > 0);
+  world_check(&w);
+  end();
+}
+
+TEST(classic_segments_have_one_tag)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  void *p = get_as("weights", 30, r);
+  world_free(&w, p);
+  CHECK(get(30, r) != p);
+  CHECK(get_as("weights", 30, r) == p);
+  end();
+}
+
+TEST(figures_are_by_tag)
+{
+  begin();
+  esper_tag_stats *tags;
+  size_t count;
+  CHECK_OK(esper_get_tag_stats(w.core, 0, &tags, &count));
+  free(tags);
+  CHECK_EQ(count, 0);
+  get(4, r);
+  void *p = get_as("weights", 20, r);
+  get_as("weights", 20, s);
+  world_free(&w, p);
+  CHECK_OK(esper_get_tag_stats(w.core, 0, &tags, &count));
+  CHECK_EQ(count, 2);
+  CHECK(!strcmp(tags[0].name, "") && !strcmp(tags[1].name, "weights"));
+  CHECK_EQ(tags[0].allocated, 4 * MIB);
+  CHECK_EQ(tags[1].allocated, 20 * MIB);
+  CHECK_EQ(tags[1].reserved, 40 * MIB);
+  CHECK_EQ(tags[0].reserved + tags[1].reserved, reserved() * (int64_t)MIB);
+  free(tags);
+  CHECK_STATUS(esper_get_tag_stats(w.core, 7, &tags, &count), ESPER_INVALID);
+  CHECK(!tags && !count);
+  end();
+}
+
+TEST(a_captures_memory_has_the_tag)
+{
+  begin();
+  CHECK_OK(esper_tag_push("kv"));
+  sim_capture_begin(w.s, 0, r.handle);
+  void *p = get(4, r);
+  world_kernel(&w, r, p);
+  CHECK_OK(esper_tag_pop());
+  void *q = get(4, r);
+  world_kernel(&w, r, q);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph && !strcmp(tag_of(p), "kv") && !strcmp(tag_of(q), ""));
+  sim_graph_destroy(w.s, graph);
+  world_check(&w);
+  end();
+}
+
+TEST(a_pool_tells_how_much_of_it_sleeps)
+{
+  begin();
+  esper_pool *pool;
+  void *p;
+  CHECK_OK(esper_pool_create(w.core, 0, 5, 6, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &p));
+  sim_owner_begin(w.s, p, 20 * MIB, 0, r.handle);
+  CHECK_EQ(esper_pool_asleep(w.core, 0, 5, 6), 0);
+  CHECK_OK(esper_sleep(w.core, -1, NULL, 0, ESPER_KEEP_HOST, NULL));
+  CHECK_EQ(esper_pool_asleep(w.core, -1, 5, 6), 20 * MIB);
+  CHECK_EQ(esper_pool_asleep(w.core, 0, 5, 7), 0);
+  CHECK_OK(esper_wake(w.core, -1, NULL, 0, NULL));
+  CHECK_EQ(esper_pool_asleep(w.core, -1, 5, 6), 0);
+  end();
+}

@@ -1,0 +1,93 @@
+/* Pages that sleep, in the books: what their free memory serves, and what the figures say. */
+#include "core/memory/asleep.h"
+
+#include "sleep/sleep_world.h"
+
+static const segment_t *segment_of(const void *ptr)
+{
+  for (const segment_t *seg = first_segment(); seg; seg = seg->next)
+    if ((uintptr_t)ptr >= seg->address && (uintptr_t)ptr < seg->address + seg->size)
+      return seg;
+  return NULL;
+}
+
+static block_state state_at(const void *ptr)
+{
+  const block_t *b = segment_of(ptr)->first;
+  while (b->address != (uintptr_t)ptr)
+    b = b->next;
+  return (block_state)b->state;
+}
+
+TEST(figures_follow_the_memory)
+{
+  begin();
+  void *p = used_as("weights", 20 * MIB, r);
+  const segment_t *seg = segment_of(p);
+  sleep_all_of("weights");
+  CHECK_EQ(seg->asleep, 20 * MIB);
+  CHECK_EQ(seg->absent, 20 * MIB);
+  CHECK_EQ(seg->bytes, 20 * MIB);
+  CHECK_EQ(reserved(), 0);
+  CHECK(page_at(seg, (uintptr_t)p)->asleep);
+  wake("weights");
+  CHECK(!seg->asleep && !seg->absent);
+  CHECK(!page_at(seg, (uintptr_t)p)->asleep);
+  CHECK_EQ(reserved(), 20);
+  end();
+}
+
+TEST(free_memory_beside_live_memory_sleeps_with_it)
+{
+  begin();
+  void *p = used_as("weights", 1024, r), *q = used_as("weights", 1024, r);
+  world_free(&w, q);
+  sleep_all_of("weights");
+  CHECK_EQ(state_at(q), BLOCK_ASLEEP);
+  CHECK_EQ(state_at(p), BLOCK_LIVE);
+  world_check(&w);
+  wake("weights");
+  CHECK(get_as("weights", 1024, r) == q);
+  end();
+}
+
+TEST(what_is_freed_asleep_becomes_holes)
+{
+  begin();
+  void *p[4];
+  for (int i = 0; i < 4; i++)
+    p[i] = used_as("weights", 20 * MIB, r);
+  sleep_all_of("weights");
+  world_free(&w, p[1]);
+  world_free(&w, p[2]);
+  CHECK_EQ(state_at(p[1]), BLOCK_ASLEEP);
+  world_check(&w);
+  wake("weights");
+  CHECK_EQ(state_at(p[1]), BLOCK_HOLE);
+  CHECK_EQ(reserved(), 40);
+  world_check(&w);
+  sleep_all_of("weights");
+  world_free(&w, p[0]);
+  world_free(&w, p[3]);
+  wake("weights");
+  CHECK_EQ(reserved(), 0);
+  world_check(&w);
+  end();
+}
+
+TEST(a_peer_gets_access_to_pages_that_wake)
+{
+  sim_options options = {.devices = 2,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = 1,
+                         .capacity = 256 * MIB};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  void *p = used_as("weights", 20 * MIB, r);
+  sleep_all_of("weights");
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  wake("weights");
+  CHECK(sim_may_access(w.s, 1, p, 20 * MIB));
+  end();
+}

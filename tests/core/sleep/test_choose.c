@@ -1,0 +1,136 @@
+/* Which memory can go to sleep, which stays and why, and what of it is kept. */
+#include "core/sleep/choose.h"
+
+#include "sleep_world.h"
+
+TEST(only_live_bytes_are_kept)
+{
+  begin();
+  void *p[8];
+  for (int i = 0; i < 8; i++)
+    p[i] = used_as("weights", 64 * KIB, r);
+  world_run(&w, r);
+  for (int i = 0; i < 8; i += 2)
+    world_free(&w, p[i]);
+  esper_sleep_result result = sleep_all_of("weights");
+  CHECK_EQ(result.kept, 4 * 64 * KIB);
+  CHECK_EQ(calls(SIM_CALL_copy_to_host), 4);
+  wake("weights");
+  world_check(&w);
+  end();
+}
+
+TEST(neighbours_are_copied_together)
+{
+  begin();
+  for (int i = 0; i < 8; i++)
+    used_as("weights", 64 * KIB, r);
+  sleep_all_of("weights");
+  CHECK_EQ(calls(SIM_CALL_copy_to_host), 1);
+  wake("weights");
+  end();
+}
+
+TEST(classic_segments_stay_and_are_told)
+{
+  esper_config classic = {.segments = ESPER_SEGMENTS_CLASSIC};
+  begin_with(256, &classic);
+  void *p = used_as("weights", 20 * MIB, r), *q = used_as("weights", 30 * MIB, r);
+  world_free(&w, p); /* a whole segment, which goes */
+  esper_sleep_result result;
+  CHECK_OK(try_sleep("weights", ESPER_KEEP_HOST, &result));
+  CHECK_EQ(result.stays[ESPER_STAYS_CLASSIC], 30 * MIB);
+  CHECK_EQ(result.given_back, 20 * MIB);
+  CHECK(strstr(esper_stays_advice(ESPER_STAYS_CLASSIC), "ESPER_ALLOC_SEGMENTS=mapped"));
+  world_kernel(&w, r, q); /* it is where it was */
+  CHECK_OK(esper_tag_push("weights"));
+  void *none;
+  CHECK_STATUS(esper_malloc(w.core, 512, r, &none), ESPER_ASLEEP);
+  CHECK_OK(esper_tag_pop());
+  wake("weights");
+  world_check(&w);
+  end();
+}
+
+TEST(shared_pages_stay_and_are_told)
+{
+  begin();
+  void *p = used_as("weights", 20 * MIB, r), *address;
+  void *q = used_as("weights", 20 * MIB, r);
+  esper_page_name *names;
+  size_t count;
+  CHECK_OK(esper_share(w.core, p, &address, &names, &count));
+  free(names);
+  esper_sleep_result result;
+  CHECK_OK(try_sleep("weights", ESPER_KEEP_HOST, &result));
+  CHECK_EQ(result.stays[ESPER_STAYS_SHARED], 20 * MIB);
+  CHECK_EQ(result.given_back, 20 * MIB);
+  world_kernel(&w, s, p);
+  CHECK_STATUS(esper_share(w.core, q, &address, &names, &count), ESPER_ASLEEP);
+  CHECK(strstr(esper_last_error(), "wake it"));
+  wake("weights");
+  world_kernel(&w, s, q);
+  world_check(&w);
+  end();
+}
+
+TEST(pinned_segments_stay_and_are_told)
+{
+  begin();
+  void *p = used_as("weights", 20 * MIB, r), *segment;
+  CHECK_OK(esper_pin(w.core, p, &segment));
+  esper_sleep_result result;
+  CHECK_OK(try_sleep("weights", ESPER_KEEP_HOST, &result));
+  CHECK_EQ(result.stays[ESPER_STAYS_PINNED], 20 * MIB);
+  CHECK_EQ(result.given_back, 0);
+  world_kernel(&w, s, p);
+  wake("weights");
+  end();
+}
+
+TEST(memory_of_captures_sleeps_with_all_its_bytes)
+{
+  begin();
+  CHECK_OK(esper_tag_push("rollout"));
+  sim_capture_begin(w.s, 0, r.handle);
+  void *p = world_malloc(&w, 20 * MIB, r), *q = world_malloc(&w, 20 * MIB, r);
+  world_kernel(&w, r, p);
+  world_kernel(&w, r, q);
+  world_free(&w, p); /* the graph still uses it */
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK_OK(esper_tag_pop());
+  CHECK(graph);
+  sim_graph_launch(w.s, graph, 0, r.handle);
+  esper_sleep_result result = sleep_all_of("rollout");
+  CHECK_EQ(result.kept, 40 * MIB);
+  CHECK_EQ(alive().bytes, 0);
+  wake("rollout");
+  sim_graph_launch(w.s, graph, 0, s.handle);
+  sim_run_all(w.s);
+  sim_graph_destroy(w.s, graph);
+  world_check(&w);
+  end();
+}
+
+TEST(a_list_of_pages_needs_host_memory)
+{
+  begin();
+  void *p = used_as("weights", 20 * MIB, r);
+  esper_sleep_result result = {0};
+  bool tags[TAGS] = {false};
+  tags[tag_find("weights")] = true;
+  device_t *device = &w.core->devices[0];
+  choice_t choice = {.device = device, .tags = tags, .keeps = true, .result = &result};
+  lock(&device->sleep_lock);
+  check_limit_malloc(0);
+  CHECK_STATUS(choose_pages(&choice), ESPER_HOST_MEMORY);
+  check_limit_malloc(1); /* the list of pages, not that of parcels */
+  CHECK_STATUS(choose_pages(&choice), ESPER_HOST_MEMORY);
+  check_limit_malloc(-1);
+  unlock(&device->sleep_lock);
+  world_check(&w);
+  sleep_all_of("weights");
+  wake("weights");
+  world_kernel(&w, r, p);
+  end();
+}

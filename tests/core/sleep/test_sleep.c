@@ -1,0 +1,272 @@
+/* Putting memory to sleep: what goes, what is waited for, and that nothing is lost whatever the
+ * driver refuses. */
+#include "core/sleep/sleep.h"
+
+#include "sleep_world.h"
+
+TEST(device_memory_goes_and_live_bytes_are_kept)
+{
+  begin();
+  void *p = used_as("weights", 20 * MIB, r), *q = used_as("weights", 3000, r);
+  get_as("weights", 512, s);
+  size_t live = world_size(&w, q) + 20 * MIB + 512;
+  size_t before = alive().bytes;
+  esper_sleep_result result = sleep_all_of("weights");
+  CHECK_EQ(alive().bytes, 0);
+  CHECK_EQ(result.given_back, before);
+  CHECK_EQ(result.kept, live);
+  CHECK_EQ(alive().host_bytes, live);
+  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(world_stats(&w, 0).allocated_bytes[ESPER_ALL].current, live);
+  esper_tag_stats stats = stats_of("weights");
+  CHECK(stats.asleep && !stats.reserved);
+  CHECK_EQ(stats.sleeping, before);
+  CHECK_EQ(stats.host, live);
+  CHECK_EQ(stats.allocated, live);
+  world_check(&w);
+  wake("weights");
+  CHECK_EQ(alive().bytes, before);
+  world_kernel(&w, r, p);
+  world_kernel(&w, s, q);
+  world_check(&w);
+  end();
+}
+
+TEST(free_memory_goes_for_good)
+{
+  begin();
+  used_as("weights", 20 * MIB, r);
+  void *p = used_as("weights", 40 * MIB, r);
+  world_free(&w, p);
+  esper_sleep_result result = sleep_all_of("weights");
+  CHECK_EQ(result.given_back, 60 * MIB);
+  CHECK_EQ(result.kept, 20 * MIB);
+  CHECK_EQ(stats_of("weights").sleeping, 20 * MIB);
+  wake("weights");
+  CHECK_EQ(reserved(), 20);
+  world_check(&w);
+  end();
+}
+
+TEST(other_tags_stay_awake)
+{
+  begin();
+  void *kv = used_as("kv", 4 * MIB, r), *none = used(4, r);
+  used_as("weights", 4 * MIB, r);
+  size_t before = alive().bytes;
+  sleep_all_of("weights");
+  CHECK(alive().bytes < before && alive().bytes > 0);
+  world_kernel(&w, s, kv);
+  world_kernel(&w, s, none);
+  CHECK(get_as("kv", 20 * MIB, r) && get(20, r));
+  wake(NULL);
+  world_check(&w);
+  end();
+}
+
+TEST(no_memory_is_handed_out_under_a_tag_that_sleeps)
+{
+  begin();
+  void *p = NULL;
+  get_as("weights", 4 * MIB, r);
+  get_as("weights", 512, r);
+  sleep_all_of("weights");
+  CHECK_OK(esper_tag_push("weights"));
+  CHECK_STATUS(esper_malloc(w.core, 512, r, &p), ESPER_ASLEEP);
+  CHECK(!p && strstr(esper_last_error(), "'weights' sleeps on device 0"));
+  CHECK_STATUS(esper_malloc(w.core, 40 * MIB, s, &p), ESPER_ASLEEP);
+  wake("weights");
+  CHECK(world_malloc(&w, 512, r));
+  CHECK_OK(esper_tag_pop());
+  end();
+}
+
+TEST(everything_sleeps_if_no_tag_is_named)
+{
+  begin();
+  void *p = NULL;
+  used_as("weights", 4 * MIB, r);
+  used(4, r);
+  sleep_all_of(NULL);
+  CHECK_EQ(alive().bytes, 0);
+  CHECK_STATUS(esper_malloc(w.core, 512, r, &p), ESPER_ASLEEP);
+  CHECK(strstr(esper_last_error(), "without a tag"));
+  CHECK_OK(esper_tag_push("made while all sleeps"));
+  CHECK(world_malloc(&w, 512, r));
+  CHECK_OK(esper_tag_pop());
+  wake(NULL);
+  world_check(&w);
+  end();
+}
+
+TEST(sleep_waits_for_work_on_every_stream)
+{
+  begin();
+  void *p = used_as("weights", 4 * MIB, r);
+  world_wait(&w, s, r);
+  world_kernel(&w, s, p); /* nobody has marked it */
+  uint64_t whole = calls(SIM_CALL_device_synchronize);
+  sleep_all_of("weights");
+  CHECK_EQ(calls(SIM_CALL_device_synchronize), whole);
+  wake("weights");
+  esper_stream mortal = world_mortal(&w, 0);
+  world_kernel(&w, mortal, p);
+  sleep_all_of("weights");
+  wake("weights");
+  end();
+}
+
+TEST(without_an_event_for_all_streams_the_device_is_synchronised)
+{
+  begin();
+  used_as("weights", 4 * MIB, r);
+  sim_fail_calls_from(w.s, SIM_CALL_event_record_all, 1, ESPER_UNSUPPORTED);
+  esper_stream mortal = world_mortal(&w, 0);
+  world_kernel(&w, mortal, world_malloc(&w, 512, mortal));
+  sleep_all_of("weights");
+  CHECK_EQ(alive().host_bytes, 4 * MIB);
+  wake("weights");
+  end();
+}
+
+TEST(pending_memory_goes_once_its_uses_are_over)
+{
+  begin();
+  void *p = used_as("weights", 4 * MIB, r);
+  get_as("weights", 20 * MIB, r);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_free(&w, p);
+  sleep_all_of("weights");
+  CHECK_EQ(alive().bytes, 0);
+  wake("weights");
+  world_check(&w);
+  end();
+}
+
+TEST(captures_and_rendezvous_work_refuse_it)
+{
+  begin();
+  used_as("weights", 4 * MIB, r);
+  size_t before = alive().bytes;
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK_STATUS(try_sleep(NULL, ESPER_KEEP_HOST, NULL), ESPER_CAPTURING);
+  CHECK(strstr(esper_last_error(), "end the capture first"));
+  sim_capture_abort(w.s, 0, r.handle);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  sim_wait_flag(w.s, 0, s.handle, 1);
+  CHECK_STATUS(try_sleep(NULL, ESPER_KEEP_HOST, NULL), ESPER_NOT_READY);
+  CHECK(strstr(esper_last_error(), "rendezvous"));
+  CHECK_EQ(alive().bytes, before);
+  CHECK(get_as("weights", 512, r)); /* it is awake */
+  sim_raise_flag_now(w.s, 1);
+  CHECK_OK(esper_stream_set_traits(w.core, s, 0));
+  sleep_all_of(NULL);
+  wake(NULL);
+  end();
+}
+
+TEST(a_second_sleep_takes_what_is_still_awake)
+{
+  begin();
+  void *p = used_as("weights", 4 * MIB, r);
+  sleep_all_of("weights");
+  esper_sleep_result again = sleep_all_of("weights");
+  CHECK_EQ(again.given_back, 0);
+  CHECK_EQ(again.kept, 0);
+  sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
+  void *q = used_as("kv", 4 * MIB, r);
+  CHECK_STATUS(try_sleep("kv", ESPER_KEEP_HOST, NULL), ESPER_DEVICE_ERROR);
+  world_kernel(&w, r, q);
+  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
+  CHECK_EQ(sleep_all_of(NULL).kept, 4 * MIB);
+  wake(NULL);
+  world_kernel(&w, r, p);
+  world_kernel(&w, r, q);
+  world_check(&w);
+  end();
+}
+
+TEST(a_page_that_the_driver_keeps_stays_and_is_told)
+{
+  begin();
+  void *p[4];
+  for (int i = 0; i < 4; i++)
+    p[i] = used_as("weights", 20 * MIB, r);
+  sim_fail_call(w.s, SIM_CALL_page_unmap, 2, ESPER_DEVICE_ERROR);
+  esper_sleep_result result;
+  CHECK_OK(try_sleep("weights", ESPER_KEEP_HOST, &result));
+  CHECK_EQ(result.stays[ESPER_STAYS_REFUSED], 20 * MIB);
+  CHECK_EQ(result.given_back, 60 * MIB);
+  CHECK_EQ(result.kept, 60 * MIB);
+  CHECK(strstr(esper_stays_advice(ESPER_STAYS_REFUSED), "driver"));
+  world_check(&w);
+  sleep_all_of("weights"); /* now it goes */
+  CHECK_EQ(alive().bytes, 0);
+  wake("weights");
+  for (int i = 0; i < 4; i++)
+    world_kernel(&w, s, p[i]);
+  world_check(&w);
+  end();
+}
+
+TEST(a_copy_that_fails_keeps_its_page)
+{
+  begin();
+  void *p = used_as("weights", 20 * MIB, r), *q = used_as("weights", 20 * MIB, r);
+  sim_fail_call(w.s, SIM_CALL_copy_to_host, 1, ESPER_DEVICE_ERROR);
+  esper_sleep_result result;
+  CHECK_OK(try_sleep("weights", ESPER_KEEP_HOST, &result));
+  CHECK_EQ(result.stays[ESPER_STAYS_REFUSED], 20 * MIB);
+  wake("weights");
+  world_kernel(&w, r, p);
+  world_kernel(&w, r, q);
+  world_check(&w);
+  end();
+}
+
+TEST(without_host_memory_nothing_sleeps)
+{
+  begin();
+  void *p = used_as("weights", 20 * MIB, r);
+  sim_fail_call(w.s, SIM_CALL_host_alloc, 1, ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_sleep("weights", ESPER_KEEP_HOST, NULL), ESPER_HOST_MEMORY);
+  world_kernel(&w, r, p);
+  CHECK(get_as("weights", 512, r));
+  CHECK(!stats_of("weights").asleep);
+  world_check(&w);
+  end();
+}
+
+TEST(contents_may_be_lost_on_request)
+{
+  begin();
+  sim_allow_loss(w.s, 1);
+  void *p = used_as("kv", 20 * MIB, r);
+  esper_sleep_result result;
+  CHECK_OK(try_sleep("kv", ESPER_KEEP_NOTHING, &result));
+  CHECK_EQ(result.kept, 0);
+  CHECK_EQ(result.given_back, 20 * MIB);
+  CHECK_EQ(alive().host_bytes, 0);
+  CHECK_EQ(calls(SIM_CALL_copy_to_host), 0);
+  wake("kv");
+  CHECK_EQ(calls(SIM_CALL_memory_zero), 1);
+  world_kernel(&w, r, p);
+  world_check(&w);
+  end();
+}
+
+TEST(bad_arguments_are_refused)
+{
+  begin();
+  get_as("weights", 512, r);
+  CHECK_STATUS(try_sleep("weigths", ESPER_KEEP_HOST, NULL), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "'weigths'"));
+  CHECK_STATUS(try_wake("weigths"), ESPER_INVALID);
+  CHECK_STATUS(try_sleep("weights", (esper_keep)7, NULL), ESPER_INVALID);
+  const char *name = "weights";
+  CHECK_STATUS(esper_sleep(w.core, 9, &name, 1, ESPER_KEEP_HOST, NULL), ESPER_INVALID);
+  CHECK_STATUS(esper_wake(w.core, -2, &name, 1, NULL), ESPER_INVALID);
+  CHECK(!stats_of("weights").asleep);
+  end();
+}

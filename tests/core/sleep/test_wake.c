@@ -1,0 +1,210 @@
+/* Waking: the same addresses and contents, for every stream; and if the driver refuses anything,
+ * everything still sleeps. */
+#include "core/sleep/wake.h"
+
+#include "sleep_world.h"
+
+TEST(contents_are_back_for_every_stream)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = 1,
+                         .capacity = 64 * MIB,
+                         .backed = 1};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  enum { COUNT = 40 };
+  unsigned char *p[COUNT];
+  for (int i = 0; i < COUNT; i++) {
+    p[i] = get_as("weights", 700 * (size_t)(i + 1) * (i % 7 ? 1 : 512), r);
+    memset(p[i] + 8, 'a' + i, 500);
+  }
+  for (int cycle = 0; cycle < 3; cycle++) {
+    sleep_all_of("weights");
+    CHECK_EQ(alive().bytes, 0);
+    wake("weights");
+    esper_stream fresh = world_mortal(&w, 0); /* that the core has never met */
+    for (int i = 0; i < COUNT; i++) {
+      for (int k = 8; k < 508; k++)
+        CHECK(p[i][k] == 'a' + i);
+      world_kernel(&w, i % 2 ? fresh : s, p[i]);
+      sim_run_all(w.s);
+      memset(p[i] + 8, 'a' + i, 500);
+    }
+  }
+  end();
+}
+
+TEST(what_was_kept_as_nothing_wakes_as_zeros)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .virtual_memory = 1,
+                         .capacity = 64 * MIB,
+                         .backed = 1};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  sim_allow_loss(w.s, 1);
+  unsigned char *p = get_as("kv", 4 * MIB, r);
+  memset(p, 'x', 4 * MIB);
+  CHECK_OK(try_sleep("kv", ESPER_KEEP_NOTHING, NULL));
+  wake("kv");
+  for (size_t i = 0; i < 4 * MIB; i++)
+    CHECK(!p[i]);
+  end();
+}
+
+TEST(host_memory_serves_the_next_sleep_and_can_be_given_back)
+{
+  begin();
+  used_as("weights", 20 * MIB, r);
+  sleep_all_of("weights");
+  wake("weights");
+  CHECK_EQ(stats_of("weights").host, 20 * MIB);
+  uint64_t before = calls(SIM_CALL_host_alloc);
+  sleep_all_of("weights");
+  CHECK_EQ(calls(SIM_CALL_host_alloc), before);
+  esper_sleep_trim(w.core); /* not what keeps contents */
+  CHECK_EQ(alive().host_bytes, 20 * MIB);
+  wake("weights");
+  esper_sleep_trim(w.core);
+  CHECK_EQ(alive().host_bytes, 0);
+  sleep_all_of("weights");
+  wake("weights");
+  end();
+}
+
+TEST(memory_can_be_freed_asleep_and_does_not_wake)
+{
+  begin();
+  void *p = used_as("weights", 20 * MIB, r), *q = used_as("weights", 20 * MIB, r);
+  void *a = used_as("weights", 1024, r), *b = used_as("weights", 1024, r);
+  sleep_all_of("weights");
+  world_free(&w, p);
+  world_free(&w, a);
+  world_check(&w);
+  CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
+  size_t woken;
+  CHECK_OK(esper_wake(w.core, 0, NULL, 0, &woken));
+  CHECK_EQ(woken, 20 * MIB + 2 * MIB);
+  CHECK_EQ(reserved(), 22);
+  world_kernel(&w, s, q);
+  world_kernel(&w, s, b);
+  world_check(&w);
+  CHECK(get_as("weights", 1024, r) == a); /* free memory on a page that woke */
+  end();
+}
+
+TEST(if_memory_is_short_everything_still_sleeps)
+{
+  begin_with(64, NULL);
+  void *p[3];
+  for (int i = 0; i < 3; i++)
+    p[i] = used_as("weights", 16 * MIB, r);
+  sleep_all_of("weights");
+  void *other = used_as("other", 40 * MIB, r);
+  CHECK_STATUS(try_wake("weights"), ESPER_OUT_OF_MEMORY);
+  CHECK_EQ(alive().bytes, 40 * MIB);
+  CHECK(stats_of("weights").asleep);
+  world_check(&w);
+  world_free(&w, other);
+  wake("weights"); /* gives the free memory of the other tag back */
+  for (int i = 0; i < 3; i++)
+    world_kernel(&w, s, p[i]);
+  world_check(&w);
+  end();
+}
+
+TEST(a_wake_keeps_to_the_memory_fraction)
+{
+  begin();
+  used_as("weights", 40 * MIB, r);
+  sleep_all_of("weights");
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.1));
+  CHECK_STATUS(try_wake("weights"), ESPER_OUT_OF_MEMORY);
+  CHECK(strstr(esper_last_error(), "memory fraction"));
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
+  wake("weights");
+  world_check(&w);
+  end();
+}
+
+static void fail_at(sim_call call, uint64_t nth, bool then_unmap)
+{
+  begin();
+  void *p[3];
+  for (int i = 0; i < 3; i++)
+    p[i] = used_as("weights", 16 * MIB, r);
+  sleep_all_of("weights");
+  sim_fail_call(w.s, call, nth, ESPER_DEVICE_ERROR);
+  if (then_unmap)
+    sim_fail_calls_from(w.s, SIM_CALL_page_unmap, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_wake("weights"), ESPER_DEVICE_ERROR);
+  CHECK(esper_last_error()[0]);
+  CHECK(stats_of("weights").asleep);
+  CHECK_EQ(stats_of("weights").sleeping + alive().bytes, 48 * MIB);
+  CHECK(then_unmap || !alive().bytes);
+  world_check(&w);
+  sim_fail_call(w.s, SIM_CALL_page_unmap, 0, ESPER_OK);
+  wake("weights");
+  for (int i = 0; i < 3; i++)
+    world_kernel(&w, s, p[i]);
+  world_check(&w);
+  sleep_all_of("weights");
+  wake("weights");
+  end();
+}
+
+TEST(whatever_the_driver_refuses_nothing_is_lost)
+{
+  for (uint64_t nth = 1; nth <= 3; nth++)
+    for (int then_unmap = 0; then_unmap < 2; then_unmap++) {
+      fail_at(SIM_CALL_page_create, nth, then_unmap);
+      fail_at(SIM_CALL_page_map, nth, then_unmap);
+      fail_at(SIM_CALL_copy_to_device, nth, then_unmap);
+    }
+}
+
+TEST(without_an_event_for_its_copies_the_device_is_waited_for)
+{
+  sim_call without[] = {SIM_CALL_event_record, SIM_CALL_event_synchronize};
+  for (int i = 0; i < 2; i++) {
+    begin();
+    void *p = used_as("weights", 16 * MIB, r);
+    sleep_all_of("weights");
+    sim_fail_call(w.s, without[i], 1, ESPER_DEVICE_ERROR);
+    wake("weights");
+    CHECK_EQ(calls(SIM_CALL_device_synchronize), 1);
+    world_kernel(&w, s, p);
+    end();
+  }
+}
+
+TEST(waking_what_is_awake_does_nothing)
+{
+  begin();
+  used_as("weights", 4 * MIB, r);
+  size_t woken = 7;
+  CHECK_OK(esper_wake(w.core, -1, NULL, 0, &woken));
+  CHECK_EQ(woken, 0);
+  CHECK_EQ(calls(SIM_CALL_stream_create), 0);
+  end();
+}
+
+TEST(tags_sleep_and_wake_apart)
+{
+  begin();
+  void *p = used_as("weights", 20 * MIB, r), *q = used_as("kv", 20 * MIB, r);
+  sleep_all_of(NULL);
+  wake("kv");
+  world_kernel(&w, r, q);
+  CHECK(stats_of("weights").asleep && !stats_of("kv").asleep);
+  sleep_all_of("kv");
+  wake("weights");
+  world_kernel(&w, r, p);
+  CHECK_EQ(stats_of("kv").host, 20 * MIB);
+  wake(NULL);
+  world_kernel(&w, r, q);
+  world_check(&w);
+  end();
+}

@@ -1,0 +1,236 @@
+"""Memory that sleeps on a GPU. Usage: sleep.py SCENARIO"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from device import report
+from torch import nn
+from torch.nn import functional
+
+import esper_alloc
+
+MIB = 2**20
+
+
+def used_on_device() -> int:
+    """What this process and all others have on the device, as the driver says."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def digests(tensors: list[torch.Tensor]) -> list[int]:
+    return [int(t.view(torch.uint8).long().sum()) for t in tensors]
+
+
+def contents() -> None:
+    """Tensors of many sizes and dtypes, on two streams, through several cycles."""
+    side = torch.cuda.Stream()
+    torch.manual_seed(0)
+    kept: list[torch.Tensor] = []
+    with esper_alloc.tag("weights"):
+        for i in range(200):
+            size = (i * i * 37) % (3 * MIB) + 1
+            with torch.cuda.stream(side if i % 3 else torch.cuda.current_stream()):
+                kept.append(torch.randint(256, (size,), device="cuda", dtype=torch.uint8))
+        dropped = [torch.empty(size, device="cuda") for size in (10, 10**6, 10**7)]
+    other = torch.full((MIB,), 7.0, device="cuda")
+    torch.cuda.synchronize()
+    before, addresses = digests(kept), [t.data_ptr() for t in kept]
+    live = esper_alloc.tag_stats()["weights"]["allocated_bytes"]
+    wrong, given_back, host = 0, [], []
+    for cycle in range(4):
+        if cycle == 1:
+            dropped.clear()
+        result = esper_alloc.sleep("weights")
+        given_back.append(result.given_back)
+        host.append(esper_alloc.tag_stats()["weights"]["host_bytes"])
+        wrong += len(result.stays) + int(other.sum().item() != 7.0 * MIB)
+        esper_alloc.wake("weights")
+        wrong += digests(kept) != before
+        wrong += [t.data_ptr() for t in kept] != addresses
+    report(wrong=wrong, given_back=given_back, host=host, live=live)
+
+
+def device_memory() -> None:
+    """What stays on the device beside the context."""
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    esper_alloc.sleep()
+    context = used_on_device()
+    esper_alloc.wake()
+    kept = [torch.ones(256 * MIB, device="cuda", dtype=torch.uint8) for _ in range(8)]
+    full = used_on_device()
+    result = esper_alloc.sleep()
+    asleep = used_on_device()
+    esper_alloc.wake()
+    report(context=context, full=full, asleep=asleep, given_back=result.given_back,
+           sum=sum(int(t.sum()) for t in kept))  # fmt: skip
+
+
+def graphs() -> None:
+    """A captured graph with a pool of its own is replayed after many cycles, bit for bit."""
+    torch.manual_seed(0)
+    with esper_alloc.tag("rollout"):
+        model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
+        x = torch.randn(256, 512, device="cuda")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), torch.no_grad():
+            for _ in range(3):
+                model(x)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            y = model(x)
+            state = y * 2
+            y2 = state + x
+    graph.replay()
+    expected = y.clone(), y2.clone()
+    refused = ""
+    wrong = 0
+    for _ in range(100):
+        with esper_alloc.asleep("rollout") as result:
+            wrong += len(result.stays)
+            if not refused:
+                try:
+                    graph.replay()
+                except RuntimeError as error:
+                    refused = str(error)
+        graph.replay()
+        wrong += not (torch.equal(y, expected[0]) and torch.equal(y2, expected[1]))
+    report(wrong=wrong, refused=refused)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            part.view(*x.shape[:2], 8, -1).transpose(1, 2)
+            for part in self.qkv(self.norm(x)).chunk(3, -1)
+        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+        return x + self.mlp(x)
+
+
+def train(sleeps: bool) -> list[str]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(512, 256), *(Block(256) for _ in range(4)),
+                          nn.Linear(256, 512)).cuda()  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(12):
+        tokens = torch.randint(512, (8, 129), generator=torch.Generator().manual_seed(step))
+        tokens = tokens.cuda(non_blocking=True)
+        loss = functional.cross_entropy(
+            model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+        )
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if sleeps and step % 2:  # with gradients and without step
+            esper_alloc.sleep()
+            esper_alloc.wake()
+        optimizer.step()
+        losses.append(loss.detach())
+        if sleeps:
+            esper_alloc.sleep()
+            esper_alloc.wake()
+    return [float(loss).hex() for loss in losses]
+
+
+def training() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    report(plain=train(False), sleeping=train(True))
+
+
+def errors() -> None:
+    """What is refused in words."""
+    said = {}
+
+    def note(what: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+            said[what] = ""
+        except (RuntimeError, ValueError) as error:
+            said[what] = str(error).splitlines()[0]
+
+    with esper_alloc.tag("weights"):
+        x = torch.ones(MIB, device="cuda")
+    note("unknown tag", lambda: esper_alloc.sleep("weigths"))
+    esper_alloc.sleep("weights")
+    with esper_alloc.tag("weights"):
+        note("malloc", lambda: torch.ones(MIB, device="cuda"))
+    esper_alloc.wake("weights")
+    x.add_(1)
+    report(said=said, sum=int(x.sum()))
+
+
+def wait_for(file: Path, number: int) -> None:
+    while not (file.exists() and int(file.read_text()) >= number):
+        time.sleep(0.001)
+
+
+def turns(folder: str, me: str, other: str) -> None:
+    """Takes turns with another process. The device has room for one of them: `a` fills the
+    rest of it once both have their contexts."""
+    first = me < other
+    mine, theirs = Path(folder, me), Path(folder, other)
+
+    def tell(number: int) -> None:
+        partial = mine.with_suffix(".new")
+        partial.write_text(str(number))
+        os.replace(partial, mine)
+
+    torch.zeros(1, device="cuda")
+    tell(0)
+    wait_for(theirs, 0)
+    if first:
+        with esper_alloc.tag("ballast"):
+            free = torch.cuda.mem_get_info()[0] - 3 * 1024 * MIB
+            ballast = torch.empty(max(free, 0), device="cuda", dtype=torch.uint8)  # noqa: F841
+    kept: list[torch.Tensor] = []
+    out_of_memory = wrong = 0
+    for turn in range(50):
+        wait_for(theirs, turn if first else turn + 1)
+        if not kept:
+            with esper_alloc.tag("kept"):
+                kept = [torch.full((64 * MIB,), float(i), device="cuda") for i in range(8)]
+        else:
+            try:
+                esper_alloc.wake("kept")
+            except torch.OutOfMemoryError:
+                out_of_memory += 1
+                break
+        wrong += sum(int(not bool((t == float(i)).all())) for i, t in enumerate(kept))
+        wrong += len(esper_alloc.sleep("kept").stays)
+        torch.cuda.empty_cache()
+        tell(turn + 1)
+    report(wrong=wrong, out_of_memory=out_of_memory)
+
+
+if __name__ == "__main__":
+    esper_alloc.enable()
+    {
+        "contents": contents,
+        "device_memory": device_memory,
+        "graphs": graphs,
+        "training": training,
+        "errors": errors,
+        "turns": turns,
+    }[sys.argv[1]](*sys.argv[2:])

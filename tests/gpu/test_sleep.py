@@ -1,0 +1,58 @@
+"""Memory that sleeps and wakes on a GPU: contents, addresses, graphs, training, and two processes
+on one device."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from scenario import run_program
+
+MIB = 2**20
+
+
+def test_contents_and_addresses_come_back() -> None:
+    found = run_program("sleep", "contents")
+    assert found["wrong"] == 0
+    assert all(found["given_back"])
+    assert found["host"][0] == found["live"]
+    assert found["host"][-1] < found["live"]  # some was freed
+
+
+def test_the_device_has_the_context_left() -> None:
+    found = run_program("sleep", "device_memory")
+    assert found["sum"] == 8 * 256 * MIB
+    assert found["given_back"] >= 2048 * MIB
+    assert found["full"] - found["asleep"] >= 2048 * MIB
+    assert found["asleep"] - found["context"] <= 64 * MIB
+
+
+def test_graphs_replay_bit_for_bit_after_a_hundred_cycles() -> None:
+    found = run_program("sleep", "graphs", env={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    assert found["wrong"] == 0
+    assert "wake() first" in found["refused"]
+
+
+def test_training_that_sleeps_has_the_same_losses() -> None:
+    found = run_program("sleep", "training", env={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    assert len(set(found["plain"])) > 6
+    assert found["sleeping"] == found["plain"]
+
+
+def test_what_is_seen_is_refused_in_words() -> None:
+    found = run_program("sleep", "errors")
+    said = found["said"]
+    assert "no tag 'weigths'" in said["unknown tag"]
+    assert "'weights' sleeps" in said["malloc"]
+    assert found["sum"] == 2 * MIB
+
+
+def test_two_processes_take_turns(tmp_path: Path) -> None:
+    """Each has two thirds of what a third one leaves, while it is awake."""
+    with ThreadPoolExecutor(2) as pool:
+        both = [
+            pool.submit(run_program, "sleep", "turns", str(tmp_path), me, other)
+            for me, other in (("a", "b"), ("b", "a"))
+        ]
+        for one in both:
+            assert one.result() == {"wrong": 0, "out_of_memory": 0}

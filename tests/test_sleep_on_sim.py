@@ -1,0 +1,242 @@
+"""Tags, sleep and wake through PyTorch, on the simulated device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "shim"))
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+import build  # noqa: E402
+
+HEAD = """
+import json
+import simulated
+import torch
+import esper_alloc
+
+MIB = 2**20
+
+
+def on_device(values):
+    return values.to("cuda")
+
+
+def say(**answer):
+    print(json.dumps(answer))
+
+
+def error_of(call, *arguments, **keywords):
+    try:
+        call(*arguments, **keywords)
+    except Exception as error:
+        return type(error).__name__ + ": " + str(error).splitlines()[0]
+"""
+
+
+def run(library: Path, code: str, pages: bool = True, **env: str) -> Any:
+    if pages:
+        env["SIM_MAPS_PAGES"] = "1"
+    return build.answer(library, HEAD + code, **env)
+
+
+def test_contents_come_back_to_the_same_addresses(library: Path) -> None:
+    found = run(library, """
+host = torch.arange(3 * MIB, dtype=torch.int32)
+with esper_alloc.tag("weights"):
+    x, small = on_device(host), on_device(host[:5])
+other = on_device(host[:100])
+before = simulated.mappings()
+address = x.data_ptr()
+result = esper_alloc.sleep("weights")
+asleep = simulated.mappings()
+readable = other.cpu().equal(host[:100])
+stats = esper_alloc.tag_stats()
+reserved, allocated = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+woken = esper_alloc.wake("weights")
+say(same=x.cpu().equal(host) and small.cpu().equal(host[:5]), moved=x.data_ptr() != address,
+    readable=readable, before=before, asleep=asleep, after=simulated.mappings(), woken=woken,
+    result=result, stats=stats, reserved=reserved, allocated=allocated,
+    awake=esper_alloc.tag_stats()["weights"], valid=simulated.core_is_valid())
+""")  # fmt: skip
+    assert found["same"] and not found["moved"] and found["readable"] and found["valid"]
+    assert found["asleep"] < found["before"] == found["after"]
+    given_back, kept, stays = found["result"]
+    assert kept == 12 * 2**20 + 512 and stays == []
+    assert given_back == found["woken"] == found["stats"]["weights"]["sleeping_bytes"]
+    assert found["stats"]["weights"]["asleep"] and not found["stats"][""]["asleep"]
+    assert found["stats"]["weights"]["host_bytes"] == kept
+    assert found["allocated"] > found["reserved"] == found["stats"][""]["reserved_bytes"]
+    assert found["awake"]["sleeping_bytes"] == 0 and not found["awake"]["asleep"]
+
+
+def test_everything_may_sleep_and_wake_after_an_exception(library: Path) -> None:
+    found = run(library, """
+x = on_device(torch.arange(MIB))
+try:
+    with esper_alloc.asleep() as result:
+        asleep = simulated.mappings()
+        refused = error_of(on_device, torch.zeros(5))
+        raise KeyError("mine")
+except KeyError as error:
+    seen = str(error)
+say(asleep=asleep, refused=refused, seen=seen, kept=result.kept,
+    same=x.cpu().equal(torch.arange(MIB)))
+""")  # fmt: skip
+    assert found["asleep"] == 0 and found["same"] and found["seen"] == "'mine'"
+    assert found["kept"] == 8 * 2**20
+    assert "memory without a tag sleeps on device 0" in found["refused"]
+
+
+def test_keep_nothing_wakes_as_zeros(library: Path) -> None:
+    found = run(library, """
+with esper_alloc.tag("kv"):
+    x = on_device(torch.ones(MIB))
+result = esper_alloc.sleep("kv", keep="nothing")
+esper_alloc.wake()
+say(kept=result.kept, sum=float(x.cpu().sum()))
+""")  # fmt: skip
+    assert found == {"kept": 0, "sum": 0.0}
+
+
+def test_tags_nest_and_can_be_entered_again(library: Path) -> None:
+    found = run(library, """
+weights = esper_alloc.tag("weights")
+with weights:
+    a = on_device(torch.ones(5))
+    with esper_alloc.tag("kv"), weights:
+        b = on_device(torch.ones(5))
+    with esper_alloc.tag("kv"):
+        c = on_device(torch.ones(5))
+d = on_device(torch.ones(5))
+say(stats={tag: one["allocated_bytes"] for tag, one in esper_alloc.tag_stats().items()})
+""")  # fmt: skip
+    assert found["stats"] == {"": 512, "weights": 1024, "kv": 512}
+
+
+def test_what_is_freed_asleep_does_not_wake(library: Path) -> None:
+    found = run(library, """
+with esper_alloc.tag("weights"):
+    x, y = on_device(torch.ones(4 * MIB)), on_device(torch.ones(4 * MIB))
+esper_alloc.sleep("weights")
+del x
+woken = esper_alloc.wake("weights")
+say(woken=woken, sum=float(y.cpu().sum()), valid=simulated.core_is_valid())
+""")  # fmt: skip
+    assert found["woken"] < 24 * 2**20 and found["valid"]
+    assert found["sum"] == 4 * 2**20
+
+
+def test_a_wake_without_memory_can_be_repeated(library: Path) -> None:
+    found = run(library, """
+with esper_alloc.tag("weights"):
+    x = on_device(torch.ones(10 * MIB))
+esper_alloc.sleep("weights")
+y = on_device(torch.ones(10 * MIB))
+refused = error_of(esper_alloc.wake, "weights")
+del y
+esper_alloc.wake("weights")
+say(refused=refused, sum=float(x.cpu().sum()), valid=simulated.core_is_valid())
+""", SIM_CAPACITY_MB="64")  # fmt: skip
+    assert found["refused"].startswith("OutOfMemoryError: esper_alloc, waking memory: ")
+    assert "Everything still sleeps" in found["refused"] and found["valid"]
+    assert found["sum"] == 10 * 2**20
+
+
+def test_classic_segments_are_named(library: Path) -> None:
+    found = run(library, """
+x = on_device(torch.ones(10 * MIB))
+result = esper_alloc.sleep()
+esper_alloc.wake()
+say(result=result, sum=float(x.cpu().sum()))
+""", pages=False)  # fmt: skip
+    (stay,) = found["result"][2]
+    assert stay[0] >= 40 * 2**20 and "ESPER_ALLOC_SEGMENTS=mapped" in stay[1]
+    assert found["sum"] == 10 * 2**20
+
+
+def test_bad_arguments_are_refused(library: Path) -> None:
+    found = run(library, """
+x = on_device(torch.ones(5))
+def entered(name):
+    with esper_alloc.tag(name):
+        pass
+say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, keep="disk"),
+          error_of(esper_alloc.wake, ["nobody"]), error_of(esper_alloc.sleep, device=7),
+          error_of(entered, ""), error_of(entered, "x" * 64), error_of(entered, 5),
+          error_of(esper_alloc.sleep, (5,))],
+    same=x.cpu().equal(torch.ones(5)))
+""")  # fmt: skip
+    said = found["said"]
+    assert (
+        said[0]
+        == said[2]
+        == ("ValueError: there is no tag 'nobody': no memory was ever allocated under it")
+    )
+    assert said[1] == "ValueError: keep='disk': use 'host' or 'nothing'"
+    assert "ValueError: there is no device 7" in said[3]
+    assert said[4].startswith("ValueError: a tag needs a name") and said[5] == said[4]
+    assert said[6] == said[7] == "TypeError: a tag is a str, not int"
+    assert found["same"]
+
+
+def test_host_memory_is_given_back_on_request(library: Path) -> None:
+    found = run(library, """
+x = on_device(torch.ones(5))
+with esper_alloc.asleep():
+    pass
+kept = esper_alloc.tag_stats()[""]["host_bytes"]
+esper_alloc.trim_sleep()
+say(kept=kept, after=esper_alloc.tag_stats()[""]["host_bytes"])
+""")  # fmt: skip
+    assert found == {"kept": 512, "after": 0}
+
+
+def test_a_process_may_exit_while_its_memory_sleeps(library: Path) -> None:
+    found = run(library, """
+x = on_device(torch.ones(MIB))
+esper_alloc.sleep()
+say(asleep=esper_alloc.tag_stats()[""]["asleep"])
+""")  # fmt: skip
+    assert found["asleep"]
+
+
+def test_a_forked_child_can_neither_sleep_nor_wake(library: Path) -> None:
+    found = run(library, """
+import os
+x = on_device(torch.arange(5))
+esper_alloc.sleep()
+read, write = os.pipe()
+if os.fork() == 0:
+    said = [error_of(esper_alloc.wake), error_of(esper_alloc.sleep)]
+    os.write(write, json.dumps(said).encode())
+    os._exit(0)
+os.wait()
+said = json.loads(os.read(read, 65536))
+esper_alloc.wake()
+say(said=said, same=x.cpu().equal(torch.arange(5)))
+""")  # fmt: skip
+    assert found["same"]
+    assert all("forked" in words for words in found["said"])
+
+
+def test_without_the_allocator_tags_do_nothing_and_sleep_refuses() -> None:
+    import esper_alloc
+
+    if esper_alloc.is_enabled():
+        pytest.skip("this process runs on esper_alloc")
+    with esper_alloc.tag("weights"):
+        assert esper_alloc.tag_stats() == {}
+    with pytest.raises(RuntimeError, match="enable"):
+        esper_alloc.sleep()
+    with pytest.raises(RuntimeError, match="enable"):
+        esper_alloc.wake()
+    esper_alloc.trim_sleep()
