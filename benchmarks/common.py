@@ -67,6 +67,8 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
 }
 
 MIB = 1 << 20
+#: How far the high end of the interval may be above a goal of the kind "no_more".
+NO_MORE_ABOVE = 0.02
 
 #: Variables that would choose or tune an allocator behind our back.
 _FOREIGN = (
@@ -585,7 +587,7 @@ def verdict(row: Mapping[str, Any]) -> bool | None:
             return False  # one round shows nothing
         low, high = row["interval"]
         if judged == "no_more":
-            return bool(row["mean_ratio"] <= row["goal"] and high <= row["goal"] + 0.02)
+            return bool(row["mean_ratio"] <= row["goal"] and high <= row["goal"] + NO_MORE_ABOVE)
         return bool(low <= row["goal"] and (high - low) / 2 <= 0.05)
     if judged == "difference":
         value = row["ours"] - row["peer"]

@@ -20,6 +20,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common import NO_MORE_ABOVE
 from shown import ALL, BULLETS, FEW, SAID, Names
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,8 +85,12 @@ def goal_of(row: dict[str, Any]) -> str:
         "no_worse": "no worse",
         "ours": f"at most {goal:.3g} {row['unit']}",
     }.get(how, f"at most {goal:.3g}")
-    if how == "mean_ratio" and "mean_ratio" in row:
+    if how == "no_more":
+        said += f", {goal + NO_MORE_ABOVE:.3g} at the interval's upper end"
+    if how in ("mean_ratio", "no_more") and "mean_ratio" in row:
         said += f"; the rounds' mean is {row['mean_ratio']:.3f}"
+    if how == "no_more" and "interval" in row:
+        said += " (95% interval: {:.3f} to {:.3f})".format(*row["interval"])
     return said + (", missed" if row.get("met") is False else "")
 
 

@@ -202,6 +202,10 @@ def row(**more: Any) -> dict[str, Any]:
         (row(judged="no_worse", interval=[0.98, 1.04]), True),
         (row(judged="no_worse", interval=[1.001, 1.04]), False),
         (row(judged="no_worse", interval=[0.8, 1.2]), False),  # too wide to tell
+        (row(judged="no_more", mean_ratio=0.9), False),
+        (row(judged="no_more", mean_ratio=1.0, interval=[0.99, 1.02]), True),
+        (row(judged="no_more", mean_ratio=1.001, interval=[0.99, 1.012]), False),
+        (row(judged="no_more", mean_ratio=0.98, interval=[0.93, 1.03]), False),
         (row(ours=1030.0, peer=1001.0, goal=30.0, judged="difference"), True),
         (row(ours=1032.0, peer=1001.0, goal=30.0, judged="difference"), False),
         (row(ours=0, peer=0, ratio=None, goal=0.0, judged="ours"), True),

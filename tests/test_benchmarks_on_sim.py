@@ -1,5 +1,6 @@
-"""The measuring loops of benchmarks/pair.py, threads.py and churn.py, and pipeline.py's memory by
-layer, under PyTorch's own allocator and esper_alloc, both on the simulated device."""
+"""The measuring loops of benchmarks/pair.py, threads.py, churn.py and malloc_times.py, and
+pipeline.py's memory by layer, under PyTorch's own allocator and esper_alloc, both on the
+simulated device."""
 
 from __future__ import annotations
 
@@ -91,6 +92,18 @@ def test_churn_is_measured(library: Path, allocator: str) -> None:
         f"{n} live blocks up to 8 MiB" for n in ("10,000", "100,000")
     ]
     assert all("are free" in why for why in found["left_out"].values())
+
+
+@pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
+def test_a_recorded_jobs_mallocs_and_frees_are_timed(library: Path, allocator: str) -> None:
+    trace = HERE / "traces" / "expandable.pickle.gz"
+    jobs = measured(library, "malloc_times", allocator, str(trace))["jobs"]
+    assert list(jobs) == ["expandable"]
+    for when in ("whole", "warm"):
+        median, slow, mallocs, inside = (
+            jobs["expandable"][f"{when}_{what}_us"] for what in ("median", "slow", "sum", "inside")
+        )
+        assert 0 < median <= slow <= mallocs < inside  # frees take some time too
 
 
 def test_the_pipelines_memory_is_what_the_result_file_says(tmp_path: Path) -> None:

@@ -129,3 +129,13 @@ def test_each_row_names_its_run(path: Path) -> None:
         assert row["run"] in runs
         if row["peer"]:
             assert row["ratio"] == pytest.approx(row["ours"] / row["peer"], rel=1e-6)
+
+
+def test_a_goal_of_the_mean_says_its_interval(readme: ModuleType) -> None:
+    row = {"goal": 1.0, "judged": "no_more", "unit": "ms", "met": False}
+    rounds = {"mean_ratio": 0.998, "interval": [0.96, 1.036]}
+    assert readme.goal_of({**row, **rounds}) == (
+        "at most 1, 1.02 at the interval's upper end; the rounds' mean is 0.998 "
+        "(95% interval: 0.960 to 1.036), missed"
+    )
+    assert readme.goal_of(row) == "at most 1, 1.02 at the interval's upper end, missed"
