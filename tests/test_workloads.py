@@ -188,6 +188,7 @@ def test_a_history_is_recorded(monkeypatch, workloads, card, tmp_path):
     assert found["peak_reserved_mib"] == 5 * 1024
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_bisected(monkeypatch, workloads, card):
     limits = script(monkeypatch, workloads, "limits")
     monkeypatch.setattr(limits, "MOST", 16)
