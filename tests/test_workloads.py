@@ -381,6 +381,7 @@ def test_a_history_is_recorded(monkeypatch, workloads, card, tmp_path):
     assert steps == [0, 1, 2, 0, 1, 2]
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_bisected(monkeypatch, workloads, card):
     limits = script(monkeypatch, workloads, "limits")
     monkeypatch.setattr(limits, "MOST", 16)

@@ -188,6 +188,7 @@ def enable(
             return
         if _is_pluggable():
             if wanted_uses == "automatic":
+                load_shim()  # raises what stands in the way, if it is another torch
                 raise RuntimeError(_NOT_AUTOMATIC)
             return
     else:

@@ -257,6 +257,12 @@ esper_alloc.enable(uses="marked")
 assert torch.cuda.get_allocator_backend() == "pluggable"
 assert esper_alloc.is_enabled()
 esper_alloc.record_use(torch.ones(3))
+try:
+    esper_alloc.enable(uses="automatic")
+except esper_alloc.UnavailableError as error:
+    assert "was built for torch 1.0" in str(error)
+else:
+    raise AssertionError("automatic uses")
 """
     printed = run(OTHER_TORCH + program, ESPER_ALLOC=variable)
     (said,) = [line for line in printed.splitlines() if "Warning" in line]
