@@ -60,6 +60,7 @@ def test_a_free_names_all_that_belongs_to_it() -> None:
         ("read-early", 9),
         ("write-early", 9),
         ("stale-output", 9),
+        ("late-write", 3),
     ],
 )
 def test_each_kind_has_its_line(kind: str, line: int) -> None:
@@ -73,6 +74,7 @@ def test_each_kind_has_its_line(kind: str, line: int) -> None:
 def test_every_kind_has_a_title() -> None:
     assert set(TITLES) == {
         "freed-in-use", "marked-early", "read-early", "write-early", "stale-output",
+        "late-write",
     }  # fmt: skip
 
 
