@@ -45,7 +45,7 @@ PyObject *audit_capture_ended(PyObject *module, PyObject *graph); // 0: it faile
 PyObject *audit_replayed(PyObject *module, PyObject *graph);
 PyObject *audit_graph_gone(PyObject *module, PyObject *graph);
 
-// audit_launch(values, name): a kernel beside the operators reads the tensors in a tuple or list,
+// audit_launch(values): a kernel beside the operators reads the tensors in a tuple or list,
 // nested to any depth.
 PyObject *audit_launch(PyObject *module, PyObject *values);
 

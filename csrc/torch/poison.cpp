@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core_api.h"
+#include "gil.h"
 #include "sites.h"
 #include "stream.h"
 
@@ -249,6 +250,7 @@ void detail::after_malloc(void *ptr, cudaStream_t stream, int device)
   if (report == nullptr || is_captured(stream)) {
     return;
   }
+  const WithoutGil released;
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   for (Piece &piece : pieces) {
     piece.history.address = first_written(piece.begin, piece.end, stream);

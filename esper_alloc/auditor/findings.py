@@ -35,8 +35,7 @@ class Place:
     def __str__(self) -> str:
         if not self.frames:
             return "an unknown place"
-        said = " in the backward of" if self.in_backward else ""
-        return f"{said} {self.frames[0]}".strip()
+        return f"{self.frames[0]}, in its backward" if self.in_backward else str(self.frames[0])
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def test_what_is_unknown_is_said_to_be() -> None:
 
 def test_backward_is_named_by_its_forward() -> None:
     one = finding("read-early", later=access(9, 0, site=at(9, backward=True)))
-    assert "in the backward of /jobs/train.py:9 in f9" in one.text()
+    assert "/jobs/train.py:9 in f9, in its backward" in one.text()
 
 
 def test_memory_that_was_only_allocated() -> None:

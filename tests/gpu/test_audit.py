@@ -59,7 +59,9 @@ def test_beside_the_sanitizer(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("allocator", [OURS, NATIVE])
-@pytest.mark.parametrize("name", ["eager", "prefetching", "compiled", "captured", "checkpointed"])
+@pytest.mark.parametrize(
+    "name", ["eager", "prefetching", "compiled", "captured", "checkpointed", "branches"]
+)
 def test_a_correct_program_has_no_finding(name: str, allocator: str) -> None:
     found = run_program("audit", allocator, "clean", name)
     assert found["complete"]

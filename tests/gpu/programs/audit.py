@@ -167,7 +167,29 @@ def checkpointed() -> None:
         assert host.isfinite()
 
 
-CLEAN = {one.__name__: one for one in (eager, prefetching, compiled, captured, checkpointed)}
+def branches() -> None:
+    """One layer runs on a stream of its own, forward and backward."""
+    first, second = nn.Linear(256, 256).cuda(), nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=1e-3)
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    x = torch.ones(64, 256, device="cuda")
+    for _ in range(4):
+        h = first(x)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            y = second(h)
+        main.wait_stream(side)
+        h.record_stream(side)
+        y.record_stream(main)
+        loss = (y + h).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+CLEAN = {
+    one.__name__: one for one in (eager, prefetching, compiled, captured, checkpointed, branches)
+}
 
 
 def clean(name: str) -> None:
