@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helper import run_python
+from helper import ROOT, run_python
 from scenario import NATIVE, OURS, run_program
 
 AUDIT = Path(__file__).resolve().parents[1] / "audit"
@@ -66,6 +66,18 @@ def test_a_correct_program_has_no_finding(name: str, allocator: str) -> None:
     found = run_program("audit", allocator, "clean", name)
     assert found["complete"]
     assert found["findings"] == 0, found["text"]
+
+
+@pytest.mark.parametrize("name", ["offload_activations.py", "prefetch.py", "side_stream.py"])
+def test_an_example_has_no_finding(name: str) -> None:
+    """Through the command, whose exit code would say so."""
+    path = str(ROOT / "examples" / name)
+    run_python(
+        "import sys\n"
+        "from esper_alloc.cli.main import main\n"
+        f"code = main(['audit', {path!r}])\n"
+        "assert code == 0, code\n"
+    )
 
 
 @pytest.mark.parametrize("allocator", [OURS, NATIVE])
