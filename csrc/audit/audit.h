@@ -47,6 +47,7 @@ typedef enum audit_kind {
   AUDIT_READ_EARLY,   /* a read that is not ordered after a write */
   AUDIT_WRITE_EARLY,  /* a write that is not ordered after a read or a write */
   AUDIT_STALE_OUTPUT, /* a graph's output, read after the graph's next replay */
+  AUDIT_LATE_WRITE,   /* memory that was written after it was freed: see audit_report() */
   AUDIT_KINDS
 } audit_kind;
 
@@ -125,6 +126,9 @@ uint64_t audit_generation(const audit *a, uintptr_t address);
 
 /* Judges the frees that nothing has followed yet. */
 void audit_settle(audit *a);
+
+/* Adds what somebody else has found. */
+void audit_report(audit *a, const audit_finding *finding);
 
 size_t audit_finding_count(const audit *a);
 const audit_finding *audit_finding_at(const audit *a, size_t index);

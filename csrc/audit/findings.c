@@ -36,6 +36,11 @@ void finding_add(audit *a, const audit_finding *finding)
   a->findings[a->finding_count++] = *finding;
 }
 
+void audit_report(audit *a, const audit_finding *finding)
+{
+  finding_add(a, finding);
+}
+
 size_t audit_finding_count(const audit *a)
 {
   return a->finding_count;

@@ -4,17 +4,21 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/hash.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
+#include "automatic.h"
 #include "footprints.h"
 #include "gpu_trace.h"
 #include "mark_watch.h"
 #include "observer.h"
 #include "operations.h"
+#include "poison.h"
 #include "python_objects.h"
 #include "sites.h"
 
@@ -40,7 +44,8 @@ struct Auditor {
   std::vector<std::string> tensors{std::string()}; // descriptions; number 0 is unknown
   std::unordered_map<size_t, uint32_t> tensor_numbers;
   std::unordered_map<const c10::TensorImpl *, View> views;
-  size_t told = 0; // findings that `notify` knows
+  std::unordered_set<uintptr_t> gradients; // live blocks that backward allocated
+  size_t told = 0;                         // findings that `notify` knows
 };
 
 Auditor &auditor()
@@ -51,6 +56,7 @@ Auditor &auditor()
 
 std::atomic<bool> running{false};
 std::atomic<bool> has_graphs{false};
+std::atomic<bool> is_poisoning{false};
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE; // with the GIL
 std::atomic<PyObject *> notify{nullptr};
 std::atomic<bool> notify_is_due{false};
@@ -150,14 +156,14 @@ uint32_t tensor_number(Auditor &a, const c10::TensorImpl &tensor)
 struct Seen {
   audit_access access;
   const c10::TensorImpl *tensor;
+  CUDAStream stream;
 };
 using AllSeen = c10::SmallVector<Seen, 8>;
 
 void add_seen(AllSeen &all, const Access &access, bool writes)
 {
   const c10::StorageImpl *storage = access.tensor.unsafe_storage().unsafeGetStorageImpl();
-  Seen seen{};
-  seen.tensor = &access.tensor;
+  Seen seen{{}, &access.tensor, access.stream};
   seen.access.address = reinterpret_cast<uintptr_t>(access.data);
   seen.access.size = storage_size(*storage);
   if (!footprint_of(access.tensor, seen.access.address, seen.access.size, seen.access.bytes)) {
@@ -182,12 +188,24 @@ void tell_accesses(AllSeen &all, uint32_t operation)
   if (all.empty()) {
     return;
   }
+  if (C10_UNLIKELY(is_poisoning.load(std::memory_order_relaxed)) && are_uses_noted()) {
+    for (const Seen &seen : all) {
+      poison::marked(reinterpret_cast<const void *>(seen.access.address), seen.stream);
+    }
+  }
   const uint32_t site = site_now();
+  const bool is_backward = torch::autograd::get_current_node() != nullptr;
   with_engine([&](Auditor &a, audit *engine) {
     for (Seen &seen : all) {
+      const audit_access &access = seen.access;
       seen.access.place = {site, operation, tensor_number(a, *seen.tensor)};
       seen.access.born = born_of(a, seen.tensor);
-      functions->accessed(engine, &seen.access);
+      functions->accessed(engine, &access);
+      // Autograd hands gradients from stream to stream, and calls the allocator's recordStream() by
+      // itself, which PyTorch's own allocator does not show.
+      if (is_backward && a.gradients.count(access.address) != 0) {
+        functions->marked(engine, access.address, access.stream, 1, site);
+      }
     }
   });
 }
@@ -302,15 +320,22 @@ void memory_allocated(uintptr_t address)
 {
   const audit_stream stream = name_of(c10::cuda::getCurrentCUDAStream());
   const uint32_t site = site_now();
-  with_engine([&](Auditor & /*a*/, audit *engine) {
+  const bool is_gradient = torch::autograd::get_current_node() != nullptr;
+  with_engine([&](Auditor &a, audit *engine) {
     functions->allocated(engine, address, 0, &stream, site);
+    if (is_gradient) {
+      a.gradients.insert(address);
+    }
   });
 }
 
 void memory_freed(uintptr_t address)
 {
   const uint32_t site = site_now();
-  with_engine([&](Auditor & /*a*/, audit *engine) { functions->freed(engine, address, site); });
+  with_engine([&](Auditor &a, audit *engine) {
+    functions->freed(engine, address, site);
+    a.gradients.erase(address);
+  });
 }
 
 template <class Tell>
@@ -347,6 +372,7 @@ const GpuTraceListener listener = {
 
 const MarkWatcher watcher = {
     [](const void *ptr, CUDAStream stream, bool until_free) {
+      poison::marked(ptr, stream);
       const uint32_t site = site_now();
       tell_order([&](audit *engine) {
         functions->marked(engine, reinterpret_cast<uintptr_t>(ptr), name_of(stream),
@@ -354,6 +380,7 @@ const MarkWatcher watcher = {
       });
     },
     [](const void *ptr, const RecordedEvent &event) {
+      poison::marked_for_unknown(ptr);
       const uint32_t site = site_now();
       tell_order([&](audit *engine) {
         functions->marked_by_event(engine, reinterpret_cast<uintptr_t>(ptr),
@@ -361,8 +388,29 @@ const MarkWatcher watcher = {
       });
     },
     [](const void *ptr) {
+      poison::marked_for_unknown(ptr);
       tell_order([&](audit *engine) { functions->held(engine, reinterpret_cast<uintptr_t>(ptr)); });
     }};
+
+// ---- poison ------------------------------------------------------------------
+
+void late_write(const poison::LateWrite &late)
+{
+  audit_finding f{};
+  f.kind = AUDIT_LATE_WRITE;
+  f.count = 1;
+  f.address = late.address;
+  f.size = late.size;
+  f.allocated = late.allocated;
+  f.home_is_known = 1;
+  f.home = {late.device, reinterpret_cast<uint64_t>(late.home)};
+  f.earlier.stream = f.home;
+  f.earlier.writes = 1;
+  f.later = {{late.handed_out, 0, 0}, f.home, 0, 1};
+  f.has_later = 1;
+  f.freed = late.freed;
+  tell_order([&](audit *engine) { functions->report(engine, &f); });
+}
 
 // ---- findings for Python -----------------------------------------------------
 
@@ -383,35 +431,42 @@ PyObject *describe_stream(const audit_stream &stream)
   return Py_BuildValue("(iK)", stream.device, static_cast<unsigned long long>(stream.handle));
 }
 
-PyObject *describe_point(const Auditor &a, const audit_point &point)
+PyObject *describe_point(const audit_point &point, const std::string &tensor)
 {
   Reference dict(PyDict_New());
   const std::string name = operation_name(point.place.operation);
-  const bool fine =
-      dict && put(dict.get(), "site", sites::describe(point.place.site)) &&
-      put(dict.get(), "operator", PyUnicode_FromString(name.c_str())) &&
-      put(dict.get(), "tensor", PyUnicode_FromString(a.tensors[point.place.tensor].c_str())) &&
-      put(dict.get(), "stream", describe_stream(point.stream)) &&
-      put(dict.get(), "writes", PyBool_FromLong(point.writes)) &&
-      put(dict.get(), "is_allocation", PyBool_FromLong(point.is_allocation));
+  const bool fine = dict && put(dict.get(), "site", sites::describe(point.place.site)) &&
+                    put(dict.get(), "operator", PyUnicode_FromString(name.c_str())) &&
+                    put(dict.get(), "tensor", PyUnicode_FromString(tensor.c_str())) &&
+                    put(dict.get(), "stream", describe_stream(point.stream)) &&
+                    put(dict.get(), "writes", PyBool_FromLong(point.writes)) &&
+                    put(dict.get(), "is_allocation", PyBool_FromLong(point.is_allocation));
   return fine ? Py_NewRef(dict.get()) : nullptr;
 }
 
-PyObject *describe_finding(const Auditor &a, const audit_finding &f)
+// A finding, with what the auditor's tables say of it.
+struct Found {
+  audit_finding finding;
+  std::string earlier, later; // tensors
+};
+
+PyObject *describe_finding(const Found &found)
 {
+  const audit_finding &f = found.finding;
   static const char *const kinds[AUDIT_KINDS] = {"freed-in-use", "marked-early", "read-early",
-                                                 "write-early", "stale-output"};
+                                                 "write-early",  "stale-output", "late-write"};
   Reference dict(PyDict_New());
-  const bool fine = dict && put(dict.get(), "kind", PyUnicode_FromString(kinds[f.kind])) &&
-                    put(dict.get(), "count", PyLong_FromUnsignedLongLong(f.count)) &&
-                    put(dict.get(), "address", PyLong_FromUnsignedLongLong(f.address)) &&
-                    put(dict.get(), "size", PyLong_FromSize_t(f.size)) &&
-                    put(dict.get(), "allocated", sites::describe(f.allocated)) &&
-                    put(dict.get(), "home", f.home_is_known ? describe_stream(f.home) : none()) &&
-                    put(dict.get(), "earlier", describe_point(a, f.earlier)) &&
-                    put(dict.get(), "later", f.has_later ? describe_point(a, f.later) : none()) &&
-                    put(dict.get(), "freed", sites::describe(f.freed)) &&
-                    put(dict.get(), "marked", sites::describe(f.marked));
+  const bool fine =
+      dict && put(dict.get(), "kind", PyUnicode_FromString(kinds[f.kind])) &&
+      put(dict.get(), "count", PyLong_FromUnsignedLongLong(f.count)) &&
+      put(dict.get(), "address", PyLong_FromUnsignedLongLong(f.address)) &&
+      put(dict.get(), "size", PyLong_FromSize_t(f.size)) &&
+      put(dict.get(), "allocated", sites::describe(f.allocated)) &&
+      put(dict.get(), "home", f.home_is_known ? describe_stream(f.home) : none()) &&
+      put(dict.get(), "earlier", describe_point(f.earlier, found.earlier)) &&
+      put(dict.get(), "later", f.has_later ? describe_point(f.later, found.later) : none()) &&
+      put(dict.get(), "freed", sites::describe(f.freed)) &&
+      put(dict.get(), "marked", sites::describe(f.marked));
   return fine ? Py_NewRef(dict.get()) : nullptr;
 }
 
@@ -459,8 +514,8 @@ void set_audit_capi(const esper_audit_capi *table)
 PyObject *audit_start(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
 {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(count == 2 && PyList_Check(args[0]),
-                   "audit_start() takes a list and a function");
+  TORCH_CHECK_TYPE(count == 3 && PyList_Check(args[0]),
+                   "audit_start() takes a list, a function and a flag");
   TORCH_CHECK(!running.load(), "an audit is running in this process already: end it first");
   std::vector<std::string> folders;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
@@ -480,6 +535,7 @@ PyObject *audit_start(PyObject * /*module*/, PyObject *const *args, Py_ssize_t c
     a.engine = engine;
     a.told = 0;
     a.views.clear();
+    a.gradients.clear();
   }
   has_graphs.store(false);
   PyObject *function = args[1] == Py_None ? nullptr : Py_NewRef(args[1]);
@@ -488,6 +544,10 @@ PyObject *audit_start(PyObject * /*module*/, PyObject *const *args, Py_ssize_t c
   register_callback(false);
   listen_to_gpu_trace(&listener);
   watch_marks_with(&watcher);
+  is_poisoning.store(args[2] == Py_True);
+  if (args[2] == Py_True) {
+    poison::turn_on(late_write);
+  }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -498,6 +558,8 @@ PyObject *audit_stop(PyObject * /*module*/, PyObject * /*none*/)
   if (!running.load()) {
     Py_RETURN_NONE;
   }
+  is_poisoning.store(false);
+  poison::turn_on(nullptr);
   watch_marks_with(nullptr);
   listen_to_gpu_trace(nullptr);
   at::removeCallback(callback);
@@ -515,17 +577,19 @@ PyObject *audit_stop(PyObject * /*module*/, PyObject * /*none*/)
 PyObject *audit_findings(PyObject * /*module*/, PyObject * /*none*/)
 {
   HANDLE_TH_ERRORS
+  // Making Python objects may collect garbage and free tensors, so the lock is not held for that.
   Auditor &a = auditor();
-  std::vector<audit_finding> found;
+  std::vector<Found> all;
   {
     std::lock_guard<std::mutex> lock(a.mutex);
     for (size_t i = 0; a.engine != nullptr && i < functions->finding_count(a.engine); ++i) {
-      found.push_back(*functions->finding_at(a.engine, i));
+      const audit_finding &f = *functions->finding_at(a.engine, i);
+      all.push_back({f, a.tensors[f.earlier.place.tensor], a.tensors[f.later.place.tensor]});
     }
   }
   Reference list(PyList_New(0));
-  for (const audit_finding &f : found) {
-    const Reference finding(list ? describe_finding(a, f) : nullptr);
+  for (const Found &found : all) {
+    const Reference finding(list ? describe_finding(found) : nullptr);
     if (!finding || PyList_Append(list.get(), finding.get()) != 0) {
       throw python_error();
     }

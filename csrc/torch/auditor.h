@@ -19,9 +19,9 @@ void set_audit_capi(const esper_audit_capi *table);
 
 // Python functions.
 //
-// audit_start(folders, notify): begins an audit. Files in `folders` are not the user's. `notify` is
-// called without arguments in the main thread, soon after something new was found, and may raise;
-// None: nobody is told. RuntimeError: one is running.
+// audit_start(folders, notify, poison): begins an audit. Files in `folders` are not the user's.
+// `notify` is called without arguments in the main thread, soon after something new was found, and
+// may raise; None: nobody is told. `poison`: see poison.h. RuntimeError: one is running.
 PyObject *audit_start(PyObject *module, PyObject *const *args, Py_ssize_t count);
 // audit_stop(): judges what is left, and ends the audit. audit_findings() still works.
 PyObject *audit_stop(PyObject *module, PyObject *none);
@@ -45,7 +45,7 @@ PyObject *audit_capture_ended(PyObject *module, PyObject *graph); // 0: it faile
 PyObject *audit_replayed(PyObject *module, PyObject *graph);
 PyObject *audit_graph_gone(PyObject *module, PyObject *graph);
 
-// audit_launch(values, name): a kernel beside the operators reads the tensors in a tuple or list,
+// audit_launch(values): a kernel beside the operators reads the tensors in a tuple or list,
 // nested to any depth.
 PyObject *audit_launch(PyObject *module, PyObject *values);
 

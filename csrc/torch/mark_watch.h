@@ -1,5 +1,5 @@
-// Tells whoever wants to know of marks by record_use(), using() and touch(). Those by record_stream
-// of PyTorch's are operators.
+// Tells whoever wants to know of marks: by record_use(), using() and touch(), and those that
+// PyTorch asks this allocator for.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <unordered_map>
 
 #include "python_objects.h"
@@ -72,28 +73,43 @@ int line_of(const Frame &frame)
 #endif
 }
 
+bool is_users_file(const Book &b, std::string_view file)
+{
+  if (!file.empty() && file[0] == '<' && file != "<stdin>" && file != "<string>") {
+    return false;
+  }
+  for (const std::string &folder : b.foreign) {
+    if (file.substr(0, folder.size()) == folder) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool is_users(Book &b, PyCodeObject *code)
 {
-  const auto found = b.is_users.find(code);
-  if (C10_LIKELY(found != b.is_users.end())) {
-    return found->second;
+  {
+    std::lock_guard<std::mutex> lock(b.mutex);
+    const auto found = b.is_users.find(code);
+    if (C10_LIKELY(found != b.is_users.end())) {
+      return found->second;
+    }
   }
   const char *file = PyUnicode_AsUTF8(code->co_filename);
   if (file == nullptr) {
     PyErr_Clear();
     file = "";
   }
-  bool users =
-      file[0] != '<' || std::string_view(file) == "<stdin>" || std::string_view(file) == "<string>";
-  for (const std::string &folder : b.foreign) {
-    users = users && std::string_view(file).substr(0, folder.size()) != folder;
+  std::lock_guard<std::mutex> lock(b.mutex);
+  const auto [known, is_new] = b.is_users.emplace(code, is_users_file(b, file));
+  if (is_new) {
+    Py_INCREF(code); // so that the address is never another one's
   }
-  Py_INCREF(code); // so that the address is never another one's
-  b.is_users.emplace(code, users);
-  return users;
+  return known->second;
 }
 
-// The user's innermost frames. Without any, the innermost ones.
+// The user's innermost frames. Without any, the innermost ones. Frames are objects, so asking for them
+// may collect garbage, free tensors and come back to here(): no lock may be held.
 Frames gather(Book &b)
 {
   Frames users;
@@ -177,8 +193,9 @@ uint32_t here()
     gil.emplace();
   }
   Book &b = book();
+  const Frames frames = gather(b);
   std::lock_guard<std::mutex> lock(b.mutex);
-  return number_of(b, gather(b));
+  return number_of(b, frames);
 }
 
 uint32_t of_backward()

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ..installation.pytorch import load_shim
+from ..torch_allocator.choices import SEGMENTS
 from . import observation
 from .findings import Finding, json_of, parse, text_of
 
@@ -64,6 +65,18 @@ class Report:
         self._final = self._read()
 
 
+def _check_poison(compiled: Any) -> None:
+    if not compiled.is_current():
+        raise RuntimeError(
+            "poison=True works on esper_alloc's memory only: call esper_alloc.enable() first."
+        )
+    if SEGMENTS.in_environment() != "classic":
+        raise RuntimeError(
+            "poison=True needs classic segments, whose memory stays at its addresses: call "
+            'esper_alloc.enable(segments="classic"), or set ESPER_ALLOC_SEGMENTS=classic.'
+        )
+
+
 class audit:
     """Watches what the program does with GPU memory on several streams, and finds accesses
     that nothing orders, whichever allocator PyTorch uses.
@@ -74,25 +87,38 @@ class audit:
         mode: ``"collect"`` only collects findings in the report. ``"warn"`` also gives an
             :class:`AuditWarning` for each, ``"raise"`` raises an :class:`AuditError`, both in
             the main thread soon after the line that the finding is about, or at the end.
+        poison: freed memory is filled with 0xff, which is NaN, as soon as it may be reused, and
+            checked when it is handed out again, so that writes after the free are found. Only
+            with esper_alloc as the allocator and classic segments. The host waits at each
+            allocation.
 
     Raises:
         ValueError: there is no such mode.
-        RuntimeError: an audit is running already.
+        RuntimeError: an audit is running already; or memory cannot be poisoned.
         UnavailableError: esper_alloc's PyTorch part does not work with this torch.
     """
 
-    def __init__(self, *, mode: Literal["raise", "warn", "collect"] = "collect") -> None:
+    def __init__(
+        self,
+        *,
+        mode: Literal["raise", "warn", "collect"] = "collect",
+        poison: bool = False,
+    ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: there are {', '.join(map(repr, MODES))}")
         self._mode = mode
+        self._poison = bool(poison)
         self._told = 0
         self._report: Report | None = None
 
     def __enter__(self) -> Report:
         compiled = load_shim()
+        if self._poison:
+            _check_poison(compiled)
         observation.install(compiled)
         collects = self._mode == "collect"
-        compiled.audit_start(observation.foreign_folders(), None if collects else self._tell)
+        notify = None if collects else self._tell
+        compiled.audit_start(observation.foreign_folders(), notify, self._poison)
         try:
             observation.tell_what_is_live(compiled)
         except BaseException:

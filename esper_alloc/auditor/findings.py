@@ -35,8 +35,7 @@ class Place:
     def __str__(self) -> str:
         if not self.frames:
             return "an unknown place"
-        said = " in the backward of" if self.in_backward else ""
-        return f"{said} {self.frames[0]}".strip()
+        return f"{self.frames[0]}, in its backward" if self.in_backward else str(self.frames[0])
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,7 @@ TITLES = {
     "read-early": "read before it is written",
     "write-early": "written while it may still be in use",
     "stale-output": "output of a CUDA graph, read after the graph's next replay",
+    "late-write": "written after it was freed",
 }
 
 
@@ -114,7 +114,7 @@ class Finding:
     @property
     def place(self) -> Place:
         """The place to look at first: where memory is freed, marked or used too early."""
-        if self.kind == "freed-in-use":
+        if self.kind in ("freed-in-use", "late-write"):
             chosen = self.freed
         elif self.kind == "marked-early":
             chosen = self.marked
@@ -130,6 +130,8 @@ class Finding:
     @property
     def certainty(self) -> str:
         """How sure it is, with the reason."""
+        if self.kind == "late-write":
+            return f"certain: the byte at {self.address:#x} is no poison any more"
         if self.kind == "stale-output":
             return "likely: the view was made after an earlier replay"
         if self.kind == "write-early" and self.earlier.is_allocation:
@@ -145,6 +147,8 @@ class Finding:
         if self.kind in ("freed-in-use", "marked-early"):
             mark = f"record_use(x, s) or x.record_stream(s) after {used.place}"
             return f"{mark}, s being {used.stream}; or {home} waits for it before {self.place}"
+        if self.kind == "late-write":
+            return f"whoever writes it must do so before {self.place}, or it must be marked"
         if self.kind == "stale-output":
             return f"a copy (clone) of the output before the replay at {used.place}"
         assert self.later is not None
@@ -160,12 +164,14 @@ class Finding:
         lines = [f"{TITLES[self.kind]}{times}: {self.place}"]
         home = f" on {self.home}" if self.home else ""
         lines.append(f"{what or 'memory'}, allocated at {self.allocated}{home}")
-        if not self.earlier.is_allocation:
+        if not self.earlier.is_allocation and self.kind != "late-write":
             lines.append(str(self.earlier))
         for said, place in (("marked", self.marked), ("freed", self.freed)):
             if place is not None:
                 lines.append(f"{said} at {place}")
-        if self.later is not None:
+        if self.kind == "late-write" and self.later is not None:
+            lines.append(f"found when it was handed out again, at {self.later.place}")
+        elif self.later is not None:
             following = "memory of that stream is next " if self.freed else ""
             lines.append(f"{following}{self.later}")
         lines += [f"missing: {self.missing}", f"sure: {self.certainty}"]
@@ -212,7 +218,7 @@ def json_of(findings: Sequence[Finding], complete: bool = True) -> str:
 
 
 def _is_about_free(found: Mapping[str, Any]) -> bool:
-    return found["kind"] in ("freed-in-use", "marked-early")
+    return found["kind"] in ("freed-in-use", "marked-early", "late-write")
 
 
 def _place(said: tuple[bool, Sequence[tuple[str, int, str]]]) -> Place:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,9 @@ def foreign_folders() -> list[str]:
             folders.append(os.path.dirname(file))
         elif file:
             files.append(file)
-    return [*(folder + os.sep for folder in folders), *files]
+    # What Inductor generates for the user's functions.
+    generated = os.path.join(tempfile.gettempdir(), "torchinductor_")
+    return [*(folder + os.sep for folder in folders), *files, generated]
 
 
 def tell_what_is_live(compiled: Any) -> None:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
-MARKER = (
-    "esper_audit: fail the test if esper_alloc.audit() finds unordered uses of GPU memory in it"
-)
+MARKER = "esper_audit: fail the test if esper_alloc.audit() finds unordered uses of GPU memory"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+# The older kind of wrapper, because every pytest in an environment with esper_alloc loads this.
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     if item.get_closest_marker("esper_audit") is None:
-        return (yield)
+        yield
+        return
     from .auditing import audit
 
     with audit() as report:
-        result = yield
-    if report.findings:
-        pytest.fail(report.text(), pytrace=False)
-    return result
+        outcome = yield
+    if outcome.excinfo is None and report.findings:
+        outcome.force_exception(pytest.fail.Exception(report.text(), pytrace=False))

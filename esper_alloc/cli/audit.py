@@ -35,7 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "2: wrong usage.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="%(prog)s [--mode MODE] [--json] [--output FILE] (SCRIPT | -m MODULE) [ARGS...]",
+        usage="%(prog)s [--mode MODE] [--poison] [--json] [--output FILE] "
+        "(SCRIPT | -m MODULE) [ARGS...]",
     )
     parser.add_argument(
         "--mode",
@@ -43,6 +44,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="collect",
         help="say everything at the end (collect, the default), warn as soon as something is "
         "found, or raise an exception in the program (raise)",
+    )
+    parser.add_argument(
+        "--poison",
+        action="store_true",
+        help="also fill freed memory with NaN, and check it when it is handed out again; enables "
+        "esper_alloc with classic segments",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument(
@@ -108,7 +115,7 @@ def _write(said: str, output: str | None) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the program; returns the exit code."""
     from ..auditor.auditing import audit
-    from ..installation.pytorch import UnavailableError
+    from ..torch_allocator.enabling import enable
 
     if not args.is_module and not os.path.exists(args.program):
         print(f"esper_alloc audit: there is no file {args.program}", file=sys.stderr)
@@ -120,10 +127,11 @@ def run(args: argparse.Namespace) -> int:
             print(f"esper_alloc audit: --output: {error}", file=sys.stderr)
             return 2
     try:
-        # What goes wrong in the program is not raised here, so that findings are complete.
-        auditing = audit(mode=args.mode)
+        if args.poison:
+            enable(segments="classic")
+        auditing = audit(mode=args.mode, poison=args.poison)
         report = auditing.__enter__()
-    except UnavailableError as error:
+    except RuntimeError as error:  # UnavailableError is one
         print(f"esper_alloc audit: {error}", file=sys.stderr)
         return 1
     code, kept = 0, None

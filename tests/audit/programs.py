@@ -50,7 +50,10 @@ def audited(name: str) -> list[list[Any]]:
 
     file = str(CORPUS / f"{name}.py")
     with esper_alloc.audit() as report:
-        kept = runpy.run_path(file, run_name="__main__")
+        try:
+            kept = runpy.run_path(file, run_name="__main__")
+        except Exception as error:
+            return [["error", f"{type(error).__name__}: {error}"[:300]]]
     assert report.complete
     kept.clear()
     gc.collect()

@@ -60,6 +60,7 @@ def test_a_free_names_all_that_belongs_to_it() -> None:
         ("read-early", 9),
         ("write-early", 9),
         ("stale-output", 9),
+        ("late-write", 3),
     ],
 )
 def test_each_kind_has_its_line(kind: str, line: int) -> None:
@@ -73,6 +74,7 @@ def test_each_kind_has_its_line(kind: str, line: int) -> None:
 def test_every_kind_has_a_title() -> None:
     assert set(TITLES) == {
         "freed-in-use", "marked-early", "read-early", "write-early", "stale-output",
+        "late-write",
     }  # fmt: skip
 
 
@@ -86,7 +88,7 @@ def test_what_is_unknown_is_said_to_be() -> None:
 
 def test_backward_is_named_by_its_forward() -> None:
     one = finding("read-early", later=access(9, 0, site=at(9, backward=True)))
-    assert "in the backward of /jobs/train.py:9 in f9" in one.text()
+    assert "/jobs/train.py:9 in f9, in its backward" in one.text()
 
 
 def test_memory_that_was_only_allocated() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helper import run_python
+from helper import ROOT, run_python
 from scenario import NATIVE, OURS, run_program
 
 AUDIT = Path(__file__).resolve().parents[1] / "audit"
@@ -59,11 +59,25 @@ def test_beside_the_sanitizer(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("allocator", [OURS, NATIVE])
-@pytest.mark.parametrize("name", ["eager", "prefetching", "compiled", "captured", "checkpointed"])
+@pytest.mark.parametrize(
+    "name", ["eager", "prefetching", "compiled", "captured", "checkpointed", "branches"]
+)
 def test_a_correct_program_has_no_finding(name: str, allocator: str) -> None:
     found = run_program("audit", allocator, "clean", name)
     assert found["complete"]
     assert found["findings"] == 0, found["text"]
+
+
+@pytest.mark.parametrize("name", ["offload_activations.py", "prefetch.py", "side_stream.py"])
+def test_an_example_has_no_finding(name: str) -> None:
+    """Through the command, whose exit code would say so."""
+    path = str(ROOT / "examples" / name)
+    run_python(
+        "import sys\n"
+        "from esper_alloc.cli.main import main\n"
+        f"code = main(['audit', {path!r}])\n"
+        "assert code == 0, code\n"
+    )
 
 
 @pytest.mark.parametrize("allocator", [OURS, NATIVE])
@@ -79,3 +93,16 @@ def test_its_memory_is_bounded() -> None:
     found = run_program("audit", OURS, "bound")
     assert found["operators"] >= 1_000_000
     assert found["late"] <= 1.1 * found["early"], found
+
+
+def test_poison_shows_late_reads_and_finds_late_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_program("audit", OURS, "poison", env={"ESPER_ALLOC_SEGMENTS": "classic"})
+    answers = found["answers"]
+    assert "late-write" in answers["write unmarked"][0]
+    assert answers["write marked"][0] == []
+    assert answers["read unmarked"] == [["freed-in-use"], True]
+    assert answers["read marked"] == [[], False]
+    assert answers["training False"][0] == answers["training True"][0] == []
+    assert found["losses"][0] == found["losses"][1]
+    with capsys.disabled():
+        print(f"\neager step: {found['seconds'][0]} s, with poison {found['seconds'][1]} s")

@@ -1,5 +1,5 @@
 /* The happens-before engine against the simulated device, whose oracle knows which accesses are
- * ordered: random programs of streams, events, host waits, marks and frees. For every access and
+ * ordered: random programs of streams, events, host waits, marks, frees and graphs. For every access and
  * every free the engine must say what the oracle says. ESPER_AUDIT_PROGRAMS is how
  * many (100,000), ESPER_AUDIT_SEED the first one's seed. */
 #include "audit/audit.h"
@@ -11,6 +11,7 @@
 #include "device/sim/stream.h"
 
 enum { DEVICES = 2, STREAMS = 4, EVENTS = 5, BLOCKS = 40, STEPS = 70, UNITS = 2, UNIT = 512 };
+enum { GRAPHS = 3, CAPTURED = 4 };
 
 /* For each block the simulated device has memory of its own for what the oracle is asked. */
 enum { ALL, WRITTEN, UNMARKED, REGIONS = UNMARKED + STREAMS };
@@ -22,7 +23,19 @@ typedef struct model_block {
   unsigned marked;           /* bit i: nothing on stream i is unmarked */
 } model_block;
 
+/* A graph, which is always replayed on the same stream. */
+typedef struct model_graph {
+  sim_graph *graph; /* NULL: there is none */
+  int stream, count;
+  struct {
+    int block, first, count, writes;
+  } accesses[CAPTURED];
+} model_graph;
+
 static sim *s;
+static model_graph graphs[GRAPHS];
+static void *join[DEVICES]; /* events for the branches of captures */
+static unsigned replays;
 static void *streams[STREAMS];
 static void *events[EVENTS];
 static int recorded[EVENTS];
@@ -124,11 +137,18 @@ static int races_since(size_t first)
   return found;
 }
 
-static int free_was_found(size_t first, unsigned freed)
+/* Two blocks may be freed in one step. */
+static unsigned free_site(const model_block *b)
+{
+  return b->freed * BLOCKS + (unsigned)(b - blocks);
+}
+
+static int free_was_found(size_t first, const model_block *b)
 {
   for (size_t i = first; i < audit_finding_count(a); i++) {
     const audit_finding *f = audit_finding_at(a, i);
-    if ((f->kind == AUDIT_FREED_IN_USE || f->kind == AUDIT_MARKED_EARLY) && f->freed == freed)
+    if ((f->kind == AUDIT_FREED_IN_USE || f->kind == AUDIT_MARKED_EARLY) &&
+        f->freed == free_site(b))
       return 1;
   }
   return 0;
@@ -144,7 +164,7 @@ static void compare_frees(size_t first, int home, unsigned allocated, int stream
     int in_use = 0;
     for (int user = 0; user < STREAMS; user++)
       in_use |= b->freed < allocated && !unmarked_are_ordered(b, user, stream);
-    AGREE(free_was_found(first, b->freed) == in_use);
+    AGREE(free_was_found(first, b) == in_use);
     hazards += (unsigned)in_use;
     b->reported = in_use;
   }
@@ -178,9 +198,21 @@ static void allocate(void)
   touch_units(block, WRITTEN, 0, UNITS, stream);
 }
 
+static void drop_graph(model_graph *g)
+{
+  if (g->graph)
+    sim_graph_destroy(s, g->graph);
+  g->graph = NULL;
+  audit_graph_destroyed(a, (uint64_t)(g - graphs) + 1);
+}
+
 static void free_block(int block)
 {
   model_block *b = &blocks[block];
+  for (model_graph *g = graphs; g < graphs + GRAPHS; g++)
+    for (int i = 0; g->graph && i < g->count; i++)
+      if (g->accesses[i].block == block)
+        drop_graph(g); /* its replays may not touch the memory any more */
   b->live = 0;
   b->freed = step;
   for (int marker = 0; marker < STREAMS; marker++)
@@ -190,7 +222,18 @@ static void free_block(int block)
   for (int user = 0; user < STREAMS; user++)
     b->is_hazard |= !unmarked_are_ordered(b, user, b->home);
   silent += !b->is_hazard;
-  audit_freed(a, address_of(block), step);
+  audit_freed(a, address_of(block), free_site(b));
+}
+
+static void tell_access(int block, int first, int count, int writes, int stream)
+{
+  const audit_access access = {.address = address_of(block),
+                               .bytes = {address_of(block) + (uintptr_t)first * UNIT,
+                                         (size_t)count * UNIT, 0, 0},
+                               .stream = name_of(stream),
+                               .writes = writes,
+                               .place = {step, 0, 0}};
+  audit_accessed(a, &access);
 }
 
 static void touch(int block)
@@ -204,13 +247,7 @@ static void touch(int block)
     race = !units_are_ordered(block, writes ? ALL : WRITTEN, first, count, stream);
   } while (race && --tries > 0);
   const size_t before = audit_finding_count(a);
-  const audit_access access = {.address = address_of(block),
-                               .bytes = {address_of(block) + (uintptr_t)first * UNIT,
-                                         (size_t)count * UNIT, 0, 0},
-                               .stream = name_of(stream),
-                               .writes = writes,
-                               .place = {step, 0, 0}};
-  audit_accessed(a, &access);
+  tell_access(block, first, count, writes, stream);
   AGREE(races_since(before) == race);
   compare_frees(before, b->home, b->allocated, stream);
   touch_units(block, ALL, first, count, stream);
@@ -221,6 +258,75 @@ static void touch(int block)
   races += (unsigned)race;
   if (race)
     free_block(block); /* a second race with the same access would not be named */
+}
+
+/* Captures a few accesses on a stream, some of them in a branch on another one. */
+static void capture(void)
+{
+  model_graph *g = &graphs[draw(GRAPHS)];
+  const int stream = (int)draw(STREAMS), branch = (stream + DEVICES) % STREAMS;
+  const int device = device_of(stream);
+  drop_graph(g);
+  *g = (model_graph){.stream = stream};
+  audit_capture_began(a, name_of(stream));
+  sim_capture_begin(s, device, streams[stream]);
+  sim_event_record(s, device, join[device], streams[stream]);
+  audit_record(a, 1000, name_of(stream));
+  sim_stream_wait(s, device, streams[branch], join[device]);
+  audit_wait(a, name_of(branch), 1000);
+  for (int i = 0; i < CAPTURED; i++) {
+    const int block = (int)draw((unsigned)block_count), on = draw(2) ? branch : stream;
+    const int writes = draw(3) == 0, first = (int)draw(UNITS);
+    const int count = 1 + (int)draw((unsigned)(UNITS - first));
+    if (!blocks[block].live)
+      continue;
+    tell_access(block, first, count, writes, on);
+    touch_units(block, ALL, first, count, on);
+    touch_units(block, UNMARKED + stream, first, count, on);
+    if (writes)
+      touch_units(block, WRITTEN, first, count, on);
+    g->accesses[g->count].block = block;
+    g->accesses[g->count].first = first;
+    g->accesses[g->count].count = count;
+    g->accesses[g->count++].writes = writes;
+  }
+  sim_event_record(s, device, join[device], streams[branch]);
+  audit_record(a, 1000, name_of(branch));
+  sim_stream_wait(s, device, streams[stream], join[device]);
+  audit_wait(a, name_of(stream), 1000);
+  g->graph = sim_capture_end(s, device, streams[stream]);
+  CHECK(g->graph);
+  audit_capture_ended(a, name_of(stream), (uint64_t)(g - graphs) + 1);
+}
+
+static void replay(void)
+{
+  model_graph *g = &graphs[draw(GRAPHS)];
+  unsigned raced = 0;
+  if (!g->graph)
+    return;
+  const model_graph was = *g; /* freeing a block drops it */
+  for (int i = 0; i < was.count; i++)
+    if (!units_are_ordered(was.accesses[i].block, was.accesses[i].writes ? ALL : WRITTEN,
+                           was.accesses[i].first, was.accesses[i].count, was.stream))
+      raced |= 1u << i;
+  const size_t before = audit_finding_count(a);
+  audit_replayed(a, (uint64_t)(g - graphs) + 1, name_of(was.stream), (audit_place){step, 0, 0});
+  AGREE((races_since(before) > 0) == (raced != 0));
+  unsigned latest[STREAMS] = {0}; /* allocation of what is touched, by its stream */
+  for (int i = 0; i < was.count; i++) {
+    model_block *b = &blocks[was.accesses[i].block];
+    if (latest[b->home] < b->allocated)
+      latest[b->home] = b->allocated;
+    b->marked &= ~(1u << was.stream);
+  }
+  for (int home = 0; home < STREAMS; home++)
+    compare_frees(before, home, latest[home], was.stream);
+  sim_graph_launch(s, was.graph, device_of(was.stream), streams[was.stream]);
+  replays++;
+  for (int i = 0; i < was.count; i++)
+    if ((raced >> i & 1) && blocks[was.accesses[i].block].live)
+      free_block(was.accesses[i].block);
 }
 
 static void mark_block(int block)
@@ -302,12 +408,16 @@ static void one_program(void)
   memset(blocks, 0, sizeof blocks);
   memset(recorded, 0, sizeof recorded);
   for (step = 1; step <= STEPS; step++) {
-    const unsigned what = draw(20);
+    const unsigned what = draw(22);
     int block = block_count ? (int)draw((unsigned)block_count) : 0;
     if (what < 3)
       allocate();
     else if (what < 11)
       order();
+    else if (what == 20 && block_count)
+      capture();
+    else if (what == 21)
+      replay();
     else if (block_count && blocks[block].live) {
       if (what < 17)
         touch(block);
@@ -323,8 +433,10 @@ static void one_program(void)
     int in_use = 0;
     for (int user = 0; user < STREAMS; user++)
       in_use |= b->is_hazard && !b->reported && !unmarked_are_ordered(b, user, b->home);
-    AGREE(free_was_found(before, b->freed) == in_use || !b->is_hazard || b->reported);
+    AGREE(free_was_found(before, b) == in_use || !b->is_hazard || b->reported);
   }
+  for (model_graph *g = graphs; g < graphs + GRAPHS; g++)
+    drop_graph(g);
   CHECK(audit_is_complete(a));
   audit_destroy(a);
   /* The next program begins where everything is over. */
@@ -352,13 +464,17 @@ TEST(the_engine_says_what_the_oracle_says)
     streams[i] = sim_stream_create(s, device_of(i));
   for (int i = 0; i < EVENTS; i++)
     events[i] = sim_event_create(s, i % DEVICES);
+  for (int i = 0; i < DEVICES; i++)
+    join[i] = sim_event_create(s, i);
   for (int i = 0; i < BLOCKS; i++) {
     CHECK_OK(d->memory_alloc(d->self, 0, REGIONS * UNITS * UNIT, &memory[i]));
     sim_owner_begin(s, (const void *)memory[i], REGIONS * UNITS * UNIT, 0, streams[0]);
   }
   for (program = seed; program < seed + programs; program++)
     one_program();
-  printf("  %u races, %u frees in use, %u frees that are fine\n", races, hazards, silent);
+  printf("  %u races, %u frees in use, %u frees that are fine, %u replays\n", races, hazards,
+         silent, replays);
   CHECK(races >= programs && hazards > programs / 10 && silent > programs);
+  CHECK(replays > programs / 10);
   sim_destroy(s);
 }

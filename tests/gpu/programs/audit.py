@@ -167,7 +167,29 @@ def checkpointed() -> None:
         assert host.isfinite()
 
 
-CLEAN = {one.__name__: one for one in (eager, prefetching, compiled, captured, checkpointed)}
+def branches() -> None:
+    """One layer runs on a stream of its own, forward and backward."""
+    first, second = nn.Linear(256, 256).cuda(), nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=1e-3)
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    x = torch.ones(64, 256, device="cuda")
+    for _ in range(4):
+        h = first(x)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            y = second(h)
+        main.wait_stream(side)
+        h.record_stream(side)
+        y.record_stream(main)
+        loss = (y + h).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+CLEAN = {
+    one.__name__: one for one in (eager, prefetching, compiled, captured, checkpointed, branches)
+}
 
 
 def clean(name: str) -> None:
@@ -235,9 +257,61 @@ def bound() -> None:
     report(early=early, late=late, operators=operators, seconds=seconds, text=found.text())
 
 
+def poison() -> None:
+    """A side stream writes, or reads, a tensor late: unmarked, and marked. With and without poison
+    a training step gives the same loss."""
+    import esper_alloc
+
+    side = torch.cuda.Stream()
+    main = torch.cuda.current_stream()
+
+    def late(act: Callable[[torch.Tensor], object], marks: bool) -> tuple[list[str], object]:
+        with esper_alloc.audit(poison=True) as found:
+            x = torch.ones(1 << 20, device="cuda")
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(200_000_000)
+                result = act(x)
+            if marks:
+                x.record_stream(side)
+            del x
+            main.synchronize()
+            time.sleep(1.0)  # the side stream is through by now, which nobody knows
+            y = torch.empty(1 << 20, device="cuda")
+        torch.cuda.synchronize()
+        del y
+        kinds = [one.kind for one in found.findings]
+        return kinds, bool(result.isnan().all()) if isinstance(result, torch.Tensor) else None
+
+    def write(x: torch.Tensor) -> object:
+        return x.fill_(2.0) is None
+
+    def read(x: torch.Tensor) -> object:
+        return x * 1.0
+
+    answers = {
+        f"{act.__name__} {'marked' if marks else 'unmarked'}": late(act, marks)
+        for act in (write, read)
+        for marks in (False, True)
+    }
+    losses, seconds = [], []
+    for poisons in (False, True):
+        torch.manual_seed(0)
+        model = Gpt(layers=4).cuda()
+        step = training(model, model.parameters(), resident())
+        step()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        with esper_alloc.audit(poison=poisons) as found:
+            losses.append([float(step()) for _ in range(4)])  # type: ignore[arg-type]
+        seconds.append((time.perf_counter() - begin) / 4)
+        answers[f"training {poisons}"] = ([one.kind for one in found.findings], None)
+    report(answers=answers, losses=losses, seconds=seconds)
+
+
 if __name__ == "__main__":
     use_allocator(sys.argv[1])
     if sys.argv[2] == "clean":
         clean(sys.argv[3])
     else:
-        {"cost": cost, "bound": bound}[sys.argv[2]]()
+        {"cost": cost, "bound": bound, "poison": poison}[sys.argv[2]]()
