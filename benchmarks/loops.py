@@ -18,7 +18,7 @@ HEADERS = [
     FOLDER / "loops.h",
     *(
         FOLDER.parent / "csrc" / name
-        for name in ("python/capi.h", "esper_alloc.h", "esper_report.h")
+        for name in ("python/capi.h", "esper_alloc.h", "esper_report.h", "esper_sleep.h")
     ),
 ]
 

@@ -40,6 +40,7 @@ MODULES = (
     "threads",
     "churn",
     "pages",
+    "sleep",
     "take",
 )
 ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2"}
@@ -789,6 +790,35 @@ def test_rows_of_startup(tmp_path: Path) -> None:
     startup.add_rows(slow, rounds, rounds)
     missed = {row["name"] for row in slow.rows if row["met"] is False}
     assert missed == {"import torch and esper_alloc", "idle device memory"}
+
+
+# --- sleep ---------------------------------------------------------------------
+
+
+def test_rows_of_sleep(tmp_path: Path) -> None:
+    sleep, made = load("sleep"), results(tmp_path)
+    one = {
+        "sleep_gib_s": 50.0, "wake_gib_s": 48.0, "out_gib_s": 52.0, "back_gib_s": 53.0,
+        "first_sleep_s": 9.0, "nothing_sleep_s": 0.01, "nothing_wake_s": 0.02,
+        "left_mib": 10.0, "host_share": 1.0,
+    }  # fmt: skip
+    saver = {"sleep_gib_s": 20.0, "wake_gib_s": 21.0, "first_sleep_s": 12.0}
+    sleep.add_rows(made, [{"esper_alloc": one, "torch_memory_saver": saver}] * 2)
+    rows = rows_of(made)
+    assert rows["sleep", "plain pinned copy"]["met"] is True
+    assert rows["wake", "plain pinned copy"]["met"] is True
+    assert rows["sleep", "torch_memory_saver"]["ratio"] == 2.5
+    slow = results(tmp_path)
+    bad = {**one, "wake_gib_s": 30.0, "left_mib": 100.0, "host_share": 1.1}
+    sleep.add_rows(slow, [{"esper_alloc": bad}])
+    missed = {row["name"] for row in slow.rows if row["met"] is False}
+    assert missed == {"wake", "device memory left asleep", "host memory over live bytes"}
+
+
+def test_rates_of_sleep_leave_out_the_first_cycle() -> None:
+    found = {"sleep": [100.0, 2.0, 2.0], "out": [50.0, 1.0, 1.0]}
+    rates = load("sleep").rates(found, live=float(4 << 30), copied=float(3 << 30))
+    assert rates == {"sleep_gib_s": 2.0, "out_gib_s": 3.0}
 
 
 # --- limits --------------------------------------------------------------------

@@ -240,3 +240,36 @@ def test_without_the_allocator_tags_do_nothing_and_sleep_refuses() -> None:
     with pytest.raises(RuntimeError, match="enable"):
         esper_alloc.wake()
     esper_alloc.trim_sleep()
+
+
+def test_the_memory_savers_interface(library: Path) -> None:
+    found = run(library, """
+from esper_alloc.torch_allocator.memory_saver import torch_memory_saver as saver
+
+with saver.region(tag="weights", enable_cpu_backup=True):
+    x = on_device(torch.arange(MIB))
+with saver.region(tag="kv"):
+    y = on_device(torch.ones(MIB))
+z = on_device(torch.ones(5))
+before = simulated.mappings()
+saver.pause("kv")
+one = simulated.mappings()
+saver.pause()
+both, readable = simulated.mappings(), z.cpu().equal(torch.ones(5))
+saver.resume("weights")
+weights = x.cpu().equal(torch.arange(MIB))
+saver.resume()
+saver.pause("nobody")
+
+def spill():
+    with saver.region(enable_disk_backup=True):
+        pass
+
+say(before=before, one=one, both=both, after=simulated.mappings(), readable=readable,
+    weights=weights, kv=float(y.cpu().sum()), refused=error_of(spill))
+""")  # fmt: skip
+    assert found["both"] < found["one"] < found["before"] == found["after"]
+    assert found["weights"] and found["readable"] and found["kv"] == 0
+    assert found["refused"].startswith("NotImplementedError") and (
+        "enable_disk_backup" in found["refused"]
+    )

@@ -84,3 +84,12 @@ def test_fsdp2_under_torchrun(native: list[str]) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     printed = run_fresh(*torchrun, path, env=DETERMINISTIC)
     assert f"losses {' '.join(native)}" in printed
+
+
+def test_a_trainer_and_an_engine_take_turns() -> None:
+    printed = example("ppo_sleep.py")
+    assert number(r"mean reward (\d+) percent", printed) >= 90, printed
+    last = printed.splitlines()[-2]
+    decoding = number(r"(\d+) MiB while the engine", last)
+    training = number(r"(\d+) MiB while the trainer", last)
+    assert decoding < training, printed

@@ -143,7 +143,8 @@ esper_status esper_wake(esper_core *core, int device, const char *const *tags, s
 size_t esper_pool_asleep(esper_core *core, int index, uint64_t id_first, uint64_t id_second)
 {
   size_t bytes = 0;
-  for (int i = 0; i < core->device_count; i++) {
+  bool any = atomic_load(&core->asleep) > 0; /* a replay asks each time */
+  for (int i = 0; any && i < core->device_count; i++) {
     device_t *device = &core->devices[i];
     if (index >= 0 && i != index)
       continue;

@@ -23,10 +23,10 @@ static const size_t BATCH = 32 * MIB;
 
 /* ---- before ------------------------------------------------------------ */
 
-static esper_status wait_for_devices(core_t *core)
+/* Asked before mallocs are refused: those of a capture must not fail for nothing. */
+static esper_status check_devices(core_t *core)
 {
-  esper_status status = ESPER_OK;
-  for (int i = 0; i < core->device_count && status == ESPER_OK; i++) {
+  for (int i = 0; i < core->device_count; i++) {
     device_t *device = &core->devices[i];
     if (!atomic_load(&device->ready))
       continue;
@@ -41,9 +41,16 @@ static esper_status wait_for_devices(core_t *core)
                        "that is not yet enqueued (gate=False, or a stream with the rendezvous "
                        "trait): wait for that work first",
                        i);
-    if (RULE(SLEEP_NEEDS_COMPLETION))
-      status = drain_by_event(device);
   }
+  return ESPER_OK;
+}
+
+static esper_status wait_for_devices(core_t *core)
+{
+  esper_status status = ESPER_OK;
+  for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
+    if (atomic_load(&core->devices[i].ready) && RULE(SLEEP_NEEDS_COMPLETION))
+      status = drain_by_event(&core->devices[i]);
   return status;
 }
 
@@ -293,10 +300,13 @@ esper_status sleep_device(device_t *device, const bool tags[TAGS], esper_keep ke
                      .result = &here};
   going_t going = {.device = device};
   lock(&device->sleep_lock);
-  refuse_mallocs(device, tags, before);
-  esper_status status = put_to_sleep(&choice, &going);
-  if (status != ESPER_OK)
-    allow_mallocs(device, tags, before);
+  esper_status status = check_devices(device->core);
+  if (status == ESPER_OK) {
+    refuse_mallocs(device, tags, before);
+    status = put_to_sleep(&choice, &going);
+    if (status != ESPER_OK)
+      allow_mallocs(device, tags, before);
+  }
   unlock(&device->sleep_lock);
   if (status != ESPER_OK)
     return status;

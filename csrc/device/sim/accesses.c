@@ -249,9 +249,7 @@ int sim_contents_are_there(sim *s, const char *who, const sim_stretch *t, const 
   return 0;
 }
 
-/* Whether the live owner has the page at this address. A page mapped at several addresses may be in
- * use at another one. */
-static int is_behind(const sim *s, const sim_physical *p, uintptr_t address, uint64_t id)
+int sim_is_behind(const sim *s, const sim_physical *p, uintptr_t address, uint64_t id)
 {
   const sim_owner *owner = sim_owner_slot(s, id);
   return p->mappings <= 1 || owner->id != id ||
@@ -262,8 +260,8 @@ int sim_physical_is_busy(sim *s, sim_physical *p, uintptr_t address, const char 
 {
   for (size_t i = 0; i < p->stretch_count; i++) {
     const sim_stretch *t = &p->stretches[i];
-    int sleeps = p->page && p->mappings == 1 && contents_are_safe(s, t);
-    if (t->live && !sleeps && is_behind(s, p, address, t->owner)) {
+    int sleeps = p->page && contents_are_safe(s, t);
+    if (t->live && !sleeps && sim_is_behind(s, p, address, t->owner)) {
       sim_report(s, "%s of memory at 0x%zx that is live: ", who, (size_t)(address + t->begin));
       sim_report_owner(s, t->owner);
       sim_report(s, "\n");

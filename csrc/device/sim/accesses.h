@@ -45,6 +45,9 @@ void sim_report_mark(sim *s, const sim_mark *mark, const sim_stream *stream);
 
 void sim_physical_init(sim *s, sim_physical *physical);
 void sim_physical_destroy(sim *s, sim_physical *physical);
+/* Whether the live owner has the page at this address. A page mapped at several addresses may be in
+ * use at another one. */
+int sim_is_behind(const sim *s, const sim_physical *p, uintptr_t address, uint64_t owner);
 /* Nonzero: the memory has a live owner, or the host does not know that an access to it is over.
  * Reports that, naming `who`. */
 int sim_physical_is_busy(sim *s, sim_physical *physical, uintptr_t address, const char *who);

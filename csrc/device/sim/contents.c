@@ -157,12 +157,18 @@ void sim_parked_forget(sim *s, uint64_t owner)
       s->parked[i] = s->parked[--s->parked_count];
 }
 
-void sim_contents_leave(sim *s, const sim_physical *p, uintptr_t address)
+void sim_contents_leave(sim *s, sim_physical *p, uintptr_t address)
 {
   for (size_t i = 0; i < p->stretch_count; i++) {
-    const sim_stretch *t = &p->stretches[i];
-    if (t->live && !t->absent)
-      *park(s) = (sim_parked){address + t->begin, t->end - t->begin, t->owner, t->copy};
+    sim_stretch *t = &p->stretches[i];
+    if (!t->live || !sim_is_behind(s, p, address, t->owner))
+      continue;
+    uintptr_t host = s->may_lose ? 0 : t->copy;
+    if (!t->absent)
+      *park(s) = (sim_parked){address + t->begin, t->end - t->begin, t->owner, host};
+    t->live = 0; /* of the page, which may be mapped elsewhere, too */
+    t->absent = 0;
+    t->copy = 0;
   }
 }
 

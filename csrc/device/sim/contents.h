@@ -21,7 +21,7 @@ void sim_copy_execute(const sim *s, const sim_op *op);
 /* ---- pages ------------------------------------------------------------------ */
 
 /* The page at `address` is unmapped, or was mapped again. */
-void sim_contents_leave(sim *s, const sim_physical *p, uintptr_t address);
+void sim_contents_leave(sim *s, sim_physical *p, uintptr_t address);
 void sim_contents_return(sim *s, sim_physical *p, uintptr_t address);
 
 /* The owner of the live allocation that begins at `address` and sleeps there; 0: none. */

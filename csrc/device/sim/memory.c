@@ -386,7 +386,7 @@ esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size)
     if (s->options.backed)
       mmap((void *)a, p->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
            -1, 0);
-    if (s->options.oracle && p->mappings == 1)
+    if (s->options.oracle)
       sim_contents_leave(s, p, a);
     a = span->end;
     sim_span_remove(s, span);

@@ -273,7 +273,8 @@ static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool)
   for (size_t i = 0; may_wait && i < snapshot.segment_count; i++) {
     const esper_segment_entry *g = &snapshot.segments[i];
     const esper_block_entry *b = &snapshot.blocks[g->first_block];
-    if (g->block_count == 1 && b->state == ESPER_BLOCK_INACTIVE && !g->pool[0])
+    /* With tags it may have to go back first, for which the host may have had to wait. */
+    if (g->block_count == 1 && b->state == ESPER_BLOCK_INACTIVE && !g->pool[0] && !p->tags)
       fail("out of memory, with a wholly free segment of %zu bytes", g->size);
     for (size_t k = 0; k < g->block_count; k++)
       if (g->pool[1] == pool && g->large == (rounded > MIB) && !p->max_split &&

@@ -1,0 +1,104 @@
+"""The interface of the package ``torch_memory_saver``, over tags and sleep.
+
+A program that says ``from torch_memory_saver import torch_memory_saver`` can say
+``from esper_alloc.torch_allocator.memory_saver import torch_memory_saver`` instead, and enable
+esper_alloc. No library is preloaded, and memory keeps its contents through captured graphs, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from ..installation.pytorch import untyped
+from .sleep import sleep, tag as tagged, wake
+
+__all__ = ["MemorySaver", "torch_memory_saver"]
+
+_HOST, _NOTHING = "host", "nothing"
+
+
+class MemorySaver:
+    """Regions of memory that are paused and resumed by their tag."""
+
+    def __init__(self) -> None:
+        #: By the regions' tag: the tags of esper_alloc that stand for it, and what each keeps.
+        self._regions: dict[str, dict[str, str]] = {}
+
+    @property
+    def enabled(self) -> bool:
+        return True
+
+    @contextlib.contextmanager
+    def region(
+        self, tag: str = "default", enable_cpu_backup: bool = False, **others: Any
+    ) -> Iterator[None]:
+        """What this thread allocates inside can be paused.
+
+        Args:
+            tag: whose memory is paused together.
+            enable_cpu_backup: keeps the contents in host memory while it is paused. Without it
+                the memory is full of zeros afterwards.
+
+        Raises:
+            NotImplementedError: another option than these is given and not false.
+        """
+        _refuse(others)
+        with tagged(self._name(tag, enable_cpu_backup)):
+            yield
+
+    @contextlib.contextmanager
+    def cuda_graph(
+        self,
+        cuda_graph: Any,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        tag: str = "default",
+        enable_cpu_backup: bool = False,
+        **others: Any,
+    ) -> Iterator[None]:
+        """``torch.cuda.graph(cuda_graph, ...)`` whose memory can be paused. Raises: as region()."""
+        import torch
+
+        _refuse(others)
+        graph = untyped(torch.cuda.graph)
+        with (
+            tagged(self._name(tag, enable_cpu_backup)),
+            graph(cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode),
+        ):
+            yield
+
+    def pause(self, tag: str | None = None) -> None:
+        """Puts the memory of the regions with this tag (None: all regions) to sleep. Raises: as
+        :func:`esper_alloc.sleep`."""
+        for name, keep in self._names(tag).items():
+            sleep(name, "host" if keep == _HOST else "nothing")
+
+    def resume(self, tag: str | None = None) -> None:
+        """Wakes it. Raises: as :func:`esper_alloc.wake`."""
+        names = tuple(self._names(tag))
+        if names:
+            wake(names)
+
+    def _name(self, tag: str, enable_cpu_backup: bool) -> str:
+        keep = _HOST if enable_cpu_backup else _NOTHING
+        name = f"{tag}, keeps {keep}"
+        self._regions.setdefault(tag, {})[name] = keep
+        return name
+
+    def _names(self, tag: str | None) -> dict[str, str]:
+        found = self._regions.values() if tag is None else [self._regions.get(tag, {})]
+        return {name: keep for region in found for name, keep in region.items()}
+
+
+def _refuse(others: dict[str, Any]) -> None:
+    given = sorted(name for name, value in others.items() if value)
+    if given:
+        raise NotImplementedError(
+            f"esper_alloc's memory saver has no {', '.join(given)}: leave it out"
+        )
+
+
+torch_memory_saver = MemorySaver()

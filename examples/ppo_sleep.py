@@ -1,0 +1,162 @@
+"""PPO whose trainer and engine take turns on one GPU: one sleeps while the other works.
+
+    python examples/ppo_sleep.py
+
+The engine decodes answers with one captured CUDA graph, from a copy of the policy. The trainer has
+the policy, a value head, gradients and AdamW's moments. Each has a tag, so the device memory of
+the one is free while the other works, and the graph is replayed after every wake as it was. The
+task: answer a digit with its multiples, one after the other. Prints for each round how much device
+memory is held in either half, and the mean reward.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import nn
+from torch.distributions import Categorical
+
+import esper_alloc
+
+DIGITS, LENGTH, BATCH, WIDTH = 10, 6, 512, 1024
+MIB = 2**20
+
+
+class Policy(nn.Module):
+    """The next digit, from the question, the place and the digit before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.question = nn.Embedding(DIGITS, WIDTH)
+        self.place = nn.Embedding(LENGTH, WIDTH)
+        self.before = nn.Embedding(DIGITS + 1, WIDTH)
+        self.body = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.GELU()
+        )
+        self.head = nn.Linear(WIDTH, DIGITS)
+
+    def forward(
+        self, question: torch.Tensor, place: torch.Tensor, before: torch.Tensor
+    ) -> torch.Tensor:
+        x = self.question(question) + self.place(place) + self.before(before)
+        return self.body(x)
+
+
+class Engine:
+    """Decodes with a graph. All of it, the graph's private pool included, has one tag."""
+
+    def __init__(self) -> None:
+        with esper_alloc.tag("engine"), torch.no_grad():
+            self.policy = Policy().cuda()
+            self.question = torch.zeros(BATCH, dtype=torch.long, device="cuda")
+            self.places = torch.arange(LENGTH, device="cuda").expand(BATCH, LENGTH).contiguous()
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.decode()
+            torch.cuda.current_stream().wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.answer = self.decode()
+
+    def decode(self) -> torch.Tensor:
+        before = torch.full_like(self.question, DIGITS)
+        answer = []
+        for place in range(LENGTH):
+            hidden = self.policy(self.question, self.places[:, place], before)
+            logits = self.policy.head(hidden)
+            noise = -torch.empty_like(logits).exponential_().log()
+            before = (logits + noise).argmax(-1)  # a sample, by Gumbel noise
+            answer.append(before)
+        return torch.stack(answer, 1)
+
+    def generate(self, question: torch.Tensor) -> torch.Tensor:
+        self.question.copy_(question)
+        self.graph.replay()
+        return self.answer.clone()
+
+
+class Trainer:
+    def __init__(self) -> None:
+        with esper_alloc.tag("trainer"):
+            self.policy = Policy().cuda()
+            self.value = nn.Linear(WIDTH, 1).cuda()
+            parameters = [*self.policy.parameters(), *self.value.parameters()]
+            self.optimizer = torch.optim.AdamW(parameters, lr=3e-4)
+            # What backward allocates has no tag, so gradients are allocated here and kept.
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def evaluate(
+        self, question: torch.Tensor, answer: torch.Tensor
+    ) -> tuple[Categorical, torch.Tensor]:
+        place = torch.arange(LENGTH, device="cuda").expand(BATCH, LENGTH)
+        start = torch.full((BATCH, 1), DIGITS, device="cuda")
+        before = torch.cat([start, answer[:, :-1]], 1)
+        hidden = self.policy(question[:, None].expand(BATCH, LENGTH), place, before)
+        return Categorical(logits=self.policy.head(hidden)), self.value(hidden)[..., 0]
+
+    def train(self, question: torch.Tensor, answer: torch.Tensor, reward: torch.Tensor) -> None:
+        with torch.no_grad():
+            chosen, value = self.evaluate(question, answer)
+            old = chosen.log_prob(answer)
+            advantage = reward - value
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
+        for _ in range(4):
+            chosen, value = self.evaluate(question, answer)
+            ratio = (chosen.log_prob(answer) - old).exp()
+            clipped = ratio.clamp(0.8, 1.2) * advantage
+            loss = -torch.minimum(ratio * advantage, clipped).mean()
+            loss = loss + 0.5 * (reward - value).square().mean() - 0.01 * chosen.entropy().mean()
+            self.optimizer.zero_grad(set_to_none=False)
+            loss.backward()
+            self.optimizer.step()
+
+
+def rewards(question: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+    wanted = question[:, None] * torch.arange(1, LENGTH + 1, device="cuda") % DIGITS
+    return (answer == wanted).float()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=120)
+    options = parser.parse_args()
+    esper_alloc.enable()
+    torch.manual_seed(0)
+    trainer, engine = Trainer(), Engine()
+    esper_alloc.sleep("trainer")
+    mean = torch.zeros(())
+    for number in range(options.rounds):
+        # The engine has the GPU.
+        question = torch.randint(DIGITS, (BATCH,), device="cuda")
+        answer = engine.generate(question)
+        reward = rewards(question, answer)
+        decoding = torch.cuda.memory_reserved() // MIB
+        # The trainer has it. Only while the weights are copied are both awake.
+        esper_alloc.sleep("engine")
+        esper_alloc.wake("trainer")
+        with esper_alloc.tag("trainer"):
+            trainer.train(question, answer, reward)
+        torch.cuda.empty_cache()
+        training = torch.cuda.memory_reserved() // MIB
+        esper_alloc.wake("engine")
+        with torch.no_grad():
+            for mine, theirs in zip(
+                engine.policy.parameters(), trainer.policy.parameters(), strict=True
+            ):
+                mine.copy_(theirs)
+        result = esper_alloc.sleep("trainer")
+        mean = reward.mean()
+        if number % 20 == 0 or number + 1 == options.rounds:
+            print(
+                f"round {number}: reward {float(mean):.2f}; {decoding} MiB while the engine "
+                f"decodes, {training} MiB while the trainer trains, "
+                f"{result.kept // MIB} MiB of the trainer on the host"
+            )
+    print(f"mean reward {round(100 * float(mean))} percent")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+/* One thread puts memory to sleep and wakes it, while others allocate, use and free memory under
+ * tags that stay awake, and free memory that sleeps. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "esper_sleep.h"
+#include "world.h"
+
+enum { THREADS = 3, CYCLES = 30, KEPT = 24 };
+
+static world w;
+static atomic_bool done;
+
+/* What one thread allocates sleeps, and another one frees it. */
+static void *_Atomic shelf[KEPT];
+
+static void *work(void *argument)
+{
+  esper_stream stream = w.stream[(int)(intptr_t)argument];
+  char tag[16];
+  snprintf(tag, sizeof tag, "thread %d", (int)(intptr_t)argument);
+  CHECK_OK(esper_tag_push(tag));
+  for (unsigned turn = 0; !atomic_load(&done); turn++) {
+    void *p = world_malloc(&w, (turn * 7919) % (3 * MIB) + 1, stream);
+    world_kernel(&w, stream, p);
+    void *q = atomic_exchange(&shelf[turn % KEPT], NULL);
+    if (q && turn % 5 == 0)
+      world_free(&w, q);
+    else if (q)
+      atomic_store(&shelf[turn % KEPT], q);
+    world_free(&w, p);
+    if (turn % 64 == 0)
+      CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  }
+  CHECK_OK(esper_tag_pop());
+  return NULL;
+}
+
+TEST(others_go_on_while_memory_sleeps)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_SEEDED,
+                         .virtual_memory = 1,
+                         .capacity = 256 * MIB};
+  pthread_t thread[THREADS];
+  world_begin_with(&w, &options, NULL);
+  for (int i = 0; i < THREADS; i++)
+    CHECK(!pthread_create(&thread[i], NULL, work, (void *)(intptr_t)i));
+  const char *cold = "cold";
+  CHECK_OK(esper_tag_push(cold));
+  for (int cycle = 0; cycle < CYCLES; cycle++) {
+    for (int i = 0; i < KEPT; i++) {
+      void *none = NULL, *p = world_malloc(&w, (size_t)(i + 1) * 100000, w.stream[THREADS]);
+      world_kernel(&w, w.stream[THREADS], p);
+      if (!atomic_compare_exchange_strong(&shelf[i], &none, p))
+        world_free(&w, p);
+    }
+    CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
+    void *refused;
+    CHECK_STATUS(esper_malloc(w.core, 512, w.stream[THREADS], &refused), ESPER_ASLEEP);
+    CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
+  }
+  CHECK_OK(esper_tag_pop());
+  atomic_store(&done, true);
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(thread[i], NULL);
+  world_check(&w);
+  world_end(&w);
+}
