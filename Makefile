@@ -6,25 +6,34 @@ PYTHON := $(shell PYTHON='$(PYTHON)' tools/find-python)
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup clean
+.PHONY: help demo test test-all docs setup clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## set up, show a mark at work, replay recorded jobs, and train
 	@python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" tools/demo.py
 
-test: ## set up and run every test that this machine can run (PYTEST_ARGS=...)
-	@python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
+test: PYTEST_TIER := --quick
+test: ## set up and run the tests that find most in five minutes (PYTEST_ARGS=...)
+	@$(RUN_TESTS)
+
+test-all: ## set up and run every test that this machine can run, as CI does
+	@$(RUN_TESTS)
+
+docs: ## build the documents as a site, in build/site (needs neither torch nor a build)
+	@python=$$(test -n '$(PYTHON)' && '$(PYTHON)' tools/environment.py docs) && \
+	  NO_MKDOCS_2_WARNING=1 "$$python" -m mkdocs build --strict
 
 setup: ## find or make an environment, and build the extensions in place
 	@$(SETUP)
 
 clean: ## remove all that was built, and the environment
-	rm -rf build dist .venv *.egg-info esper_alloc/_build.py esper_alloc/include
+	rm -rf build dist .venv .venv-docs *.egg-info esper_alloc/_build.py esper_alloc/include
 	rm -f esper_alloc/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@if [ -f tests/core/Makefile ]; then $(MAKE) -s -C tests/core clean; fi
 	@if [ -f tests/fuzz/Makefile ]; then $(MAKE) -s -C tests/fuzz clean; fi
 
+RUN_TESTS = python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest -n auto --dist loadfile $(PYTEST_TIER) $(PYTEST_ARGS)
 SETUP = test -n '$(PYTHON)' && '$(PYTHON)' tools/environment.py

@@ -108,7 +108,7 @@ def core_extension(headers_version: str | None) -> Extension:
         macros.append(("ESPER_BUILD_SANITIZE", f'"{SANITIZE}"'))
     if headers_version:
         macros.append(("ESPER_BUILD_CUDA_HEADERS", f'"{headers_version}"'))
-    folders = ("", "core/*/", "device/", "device/*/", "pickle/", "python/", "replay/")
+    folders = ("", "audit/", "core/*/", "device/", "device/*/", "pickle/", "python/", "replay/")
     return Extension(
         "esper_alloc._core",
         sources(*(f"{folder}*.c" for folder in folders)),
@@ -142,7 +142,8 @@ def torch_extension(
 
 def shim_extension(build: torch_build.TorchBuild) -> Extension:
     files, depends = sources("torch/*.cpp", "python/*.cpp"), sources("*.h", "torch/*.h")
-    return torch_extension(build, "esper_alloc._torch", files, [*depends, "csrc/python/capi.h"])
+    depends += ["csrc/audit/audit.h", "csrc/python/audit_capi.h", "csrc/python/capi.h"]
+    return torch_extension(build, "esper_alloc._torch", files, depends)
 
 
 def kernels_extension(build: torch_build.TorchBuild) -> Extension:
@@ -193,15 +194,13 @@ CORE, WITH_TORCH, FOUND = decide()
 
 def write_build_facts(package: Path) -> None:
     """esper_alloc/_build.py: what the loader compares with the torch it finds."""
-    built = bool(WITH_TORCH)
     facts = {
-        "TORCH_VERSION": FOUND.torch_version if built else None,
-        "CUDA_VERSION": FOUND.cuda_version if built else None,
-        "HAS_SHIM": built,
+        # The minor version of torch: its version of CUDA. A wheel has several.
+        "BUILT_FOR": {FOUND.torch_version: FOUND.cuda_version} if WITH_TORCH else {},
         "HAS_KERNELS": FOUND.kernels_possible,
         "WHAT_IS_MISSING": [*FOUND.missing, *FOUND.kernels_missing],
     }
-    types = ("str | None", "str | None", "bool", "bool", "list[str]")
+    types = ("dict[str, str]", "bool", "list[str]")
     lines = ['"""Written by setup.py: what this installation was built for."""', ""]
     lines += [f"{name}: {kind} = {value!r}" for (name, value), kind in zip(facts.items(), types)]
     (package / "_build.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -304,21 +303,25 @@ class BuildExtensions(build_ext):
         build_ext.build_extension(self, extension)
 
     def compile_kernels(self, depends: list[str]) -> list[str]:
-        """Object files of csrc/kernels/*.cu, those that are up to date left alone."""
+        """Object files of csrc/kernels/*.cu, those that are up to date left alone: they do not
+        depend on torch, but on how they are compiled."""
         files = sources("kernels/*.cu")
-        headers = [file for file in depends if not file.endswith(".cu")]
+        headers = [file for file in depends if file.endswith((".h", ".cuh"))]
         folder = Path(self.build_temp) / "csrc" / "kernels"
         folder.mkdir(parents=True, exist_ok=True)
 
         def compile_one(file: str) -> str:
             target = folder / (Path(file).stem + ".cu.o")
-            if self.force or newer_group([file, *headers], str(target)):
-                command = [*nvcc_command(FOUND), "-c", file, "-o", str(target)]
+            command = [*nvcc_command(FOUND), "-c", file, "-o", str(target)]
+            how, made_by = shlex.join(command), target.with_suffix(".txt")
+            same = made_by.is_file() and made_by.read_text(encoding="utf-8") == how
+            if self.force or not same or newer_group([file, *headers], str(target)):
                 done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
                 sys.stderr.write(done.stdout + done.stderr)
                 if done.returncode != 0:
                     target.unlink(missing_ok=True)
                     raise CompileError(f"{FOUND.nvcc} could not compile {file}")
+                made_by.write_text(how, encoding="utf-8")
             return str(target)
 
         with ThreadPoolExecutor(parallel_jobs()) as pool:

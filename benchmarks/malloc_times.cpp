@@ -1,5 +1,5 @@
 // The measuring loop of malloc_times.py: runs a recorded job's allocations and frees
-// and takes the time of each malloc.
+// and takes the time of each.
 #include "loops.h"
 
 #include <c10/cuda/CUDAGuard.h>
@@ -21,18 +21,28 @@ struct Operation {
 static_assert(sizeof(Operation) == 24);
 enum : uint32_t { ALLOC, FREE, FREE_PENDING, DONE };
 
-// ns of each malloc, in order. What a stream of the job still used when it was freed
-// is freed like the rest: the streams are idle here. What is left live at the end is
-// freed, untimed.
-std::vector<uint32_t> malloc_ns(const std::vector<Operation> &operations, size_t slots,
-                                size_t stream_count)
+// ns, in order.
+struct Times {
+  std::vector<uint32_t> mallocs, frees;
+};
+
+uint32_t ns_since(Clock::time_point begin)
+{
+  const auto took = std::chrono::nanoseconds(Clock::now() - begin).count();
+  return uint32_t(std::min<int64_t>(took, UINT32_MAX));
+}
+
+// What a stream of the job still used when it was freed is freed like the rest: the
+// streams are idle here. What is left live at the end is freed, untimed.
+Times measure(const std::vector<Operation> &operations, size_t slots, size_t stream_count)
 {
   std::vector<c10::cuda::CUDAStream> streams{c10::cuda::getDefaultCUDAStream()};
   while (streams.size() < stream_count)
     streams.push_back(c10::cuda::getStreamFromPool(false, 0));
   std::vector<void *> blocks(slots, nullptr);
-  std::vector<uint32_t> times;
-  times.reserve(operations.size());
+  Times times;
+  times.mallocs.reserve(operations.size());
+  times.frees.reserve(operations.size());
   for (const Operation &one : operations) {
     if (one.code == DONE)
       continue;
@@ -41,10 +51,11 @@ std::vector<uint32_t> malloc_ns(const std::vector<Operation> &operations, size_t
       const cudaStream_t stream = streams.at(one.stream).stream();
       const auto begin = Clock::now();
       block = allocator::raw_alloc_with_stream(one.size, stream);
-      const auto took = std::chrono::nanoseconds(Clock::now() - begin).count();
-      times.push_back(uint32_t(std::min<int64_t>(took, UINT32_MAX)));
+      times.mallocs.push_back(ns_since(begin));
     } else {
+      const auto begin = Clock::now();
       allocator::raw_delete(block);
+      times.frees.push_back(ns_since(begin));
       block = nullptr;
     }
   }
@@ -54,7 +65,13 @@ std::vector<uint32_t> malloc_ns(const std::vector<Operation> &operations, size_t
   return times;
 }
 
-PyObject *py_malloc_ns(PyObject *, PyObject *args)
+PyObject *bytes_of(const std::vector<uint32_t> &times)
+{
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(times.data()),
+                                   Py_ssize_t(times.size() * sizeof(uint32_t)));
+}
+
+PyObject *py_times_ns(PyObject *, PyObject *args)
 {
   Py_buffer packed;
   Py_ssize_t slots, streams;
@@ -63,16 +80,16 @@ PyObject *py_malloc_ns(PyObject *, PyObject *args)
   std::vector<Operation> operations(size_t(packed.len) / sizeof(Operation));
   std::memcpy(operations.data(), packed.buf, operations.size() * sizeof(Operation));
   PyBuffer_Release(&packed);
-  std::vector<uint32_t> times;
-  if (!without_gil([&] { times = malloc_ns(operations, size_t(slots), size_t(streams)); }))
+  Times times;
+  if (!without_gil([&] { times = measure(operations, size_t(slots), size_t(streams)); }))
     return nullptr;
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(times.data()),
-                                   Py_ssize_t(times.size() * sizeof(uint32_t)));
+  return Py_BuildValue("NN", bytes_of(times.mallocs), bytes_of(times.frees));
 }
 
 PyMethodDef methods[] = {
-    {"malloc_ns", py_malloc_ns, METH_VARARGS,
-     "malloc_ns(packed operations, slots, streams) -> bytes: ns of each malloc, uint32"},
+    {"times_ns", py_times_ns, METH_VARARGS,
+     "times_ns(packed operations, slots, streams) -> (bytes, bytes): ns of each malloc and of "
+     "each free, uint32"},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT,

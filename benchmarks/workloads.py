@@ -1,8 +1,9 @@
 """Whole jobs that jobs.py and limits.py run: models with random weights, nothing downloaded.
 
 Each job is a *schedule* of steps that is gone through several times. What a step
-computes depends on its number and the seed alone, so every allocator gets the same
-sequence of requests, and the outputs can be compared bit for bit.
+computes depends on its number, the steps before it and the seed alone, so every allocator
+gets the same sequence of requests, and the outputs of the same pass can be compared bit for
+bit. In the jobs of random_sizes.py no step has the sizes of another.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Job:
     """make(small) builds the model and returns the step. `steps` are in a schedule, and
     going through all of them is a pass. `strict`:
     PyTorch may refuse what is not deterministic, as attention's backward needs to be
-    told; otherwise it warns. `anew`: a pass does not go on from the one before."""
+    told; otherwise it warns. `by_place`: what it computes may depend on where tensors lie."""
 
     make: Callable[[bool], Step]
     steps: int
     small_steps: int
     strict: bool
     schedule: str
-    anew: bool = False
+    by_place: bool = False
 
 
 # --- a Llama, in plain PyTorch -----------------------------------------------
@@ -289,6 +290,15 @@ def ppo(small: bool) -> Step:
     return step
 
 
+def of_random_sizes(name: str) -> Callable[[bool], Step]:
+    """A job of random_sizes.py, which imports torch."""
+
+    def make(small: bool) -> Step:
+        return getattr(importlib.import_module("random_sizes"), name)(small)
+
+    return make
+
+
 JOBS: dict[str, Job] = {
     "gpt2": Job(gpt2, 10, 4, True, "batches of 8 x 1024 tokens, bf16 autocast, AdamW"),
     "llama_varlen": Job(
@@ -303,7 +313,23 @@ JOBS: dict[str, Job] = {
     "ppo": Job(
         ppo, 10, 3, False, "64 environments, 128 steps each, 4 epochs of 4 minibatches, Adam"
     ),
-}
+    "moe": Job(
+        of_random_sizes("moe"), 30, 3, True,
+        "4 sequences of 512 to 2048 tokens, 8 experts, 2 for each token, bf16 autocast, AdamW",
+    ),
+    "resolutions": Job(
+        of_random_sizes("resolutions"), 16, 3, False,
+        "8 images of 160 to 512 pixels either way, a U-Net, bf16 autocast, AdamW",
+    ),
+    "serving": Job(
+        of_random_sizes("serving"), 80, 12, False,
+        "up to 32 requests, prompts of 128 to 3072 tokens and 8 to 128 more, bf16", True,
+    ),
+    "packed": Job(
+        of_random_sizes("packed"), 50, 3, True,
+        "rows of 2048 to 8192 tokens, sequences of up to 2048, bf16 autocast, AdamW",
+    ),
+}  # fmt: skip
 
 
 def import_job(name: str) -> None:

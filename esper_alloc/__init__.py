@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 # Cheap: loads nothing but the standard library.
+from .auditor.auditing import AuditError, AuditWarning, audit
 from .helpers.cudagraph_outputs.wrapper import CloneCounts, cudagraph_outputs
 from .installation.files import get_include, library_path
 from .installation.pytorch import UnavailableError, need_torch as _need_torch
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AuditError",
+    "AuditWarning",
     "CloneCounts",
     "GatherBatch",
     "GatherBatchIterator",
@@ -55,6 +58,7 @@ __all__ = [
     "__version__",
     "allocator",
     "asleep",
+    "audit",
     "clear_gpu_dataset_cache",
     "cudagraph_outputs",
     "enable",

@@ -73,6 +73,7 @@ class PendingBlock(TypedDict):
 
 __version__: Final[str]
 capi: Final[object]
+audit: Final[object]
 COUNTERS: Final[tuple[str, ...]]
 
 def driver_report() -> DriverReport: ...

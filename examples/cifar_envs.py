@@ -65,12 +65,23 @@ class Environment:
 def train(environments: Sequence[Environment], batches: Iterable[esper_alloc.GatherBatch]) -> int:
     """One epoch: the number of batches. Does not wait for the GPU."""
     count = 0
-    for batch in batches:
+    for batch in with_progress(batches):
         for env, (_, environment) in enumerate(zip(batch, environments)):
             with batch.for_stream(env, environment.stream) as (inputs, targets):
                 environment.step(inputs, targets)
         count += 1
     return count
+
+
+def with_progress(
+    batches: Iterable[esper_alloc.GatherBatch],
+) -> Iterable[esper_alloc.GatherBatch]:
+    """A bar on a terminal, where tqdm is installed."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return batches
+    return tqdm(batches, unit="batch", disable=None, leave=False)
 
 
 def random_batches(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -89,6 +89,15 @@ def on_gpu(batches: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
         del batch
 
 
+def with_progress(batches: Iterator[torch.Tensor], steps: int) -> Iterable[torch.Tensor]:
+    """A bar on a terminal, where tqdm is installed."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return batches
+    return tqdm(batches, total=steps, unit="step", disable=None, leave=False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -120,7 +129,7 @@ def main() -> None:
 
     begin, timed_from = 0.0, min(10, steps // 2)
     device = "cuda" if gpu else "cpu"
-    for step, ids in enumerate(on_gpu(batches) if gpu else batches):
+    for step, ids in enumerate(with_progress(on_gpu(batches) if gpu else batches, steps)):
         if step == timed_from:
             if gpu:
                 torch.cuda.synchronize()

@@ -1,5 +1,5 @@
-"""How many processes the tests are spread over by `make test`, a file each; and what
-several of them need."""
+"""What --quick leaves out, how many processes the tests are spread over by `make test`, a
+file each, and what several of them need."""
 
 from __future__ import annotations
 
@@ -18,6 +18,21 @@ else:  # the machine may be slow, or busy
         "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("patient")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="leave out the tests marked slow; fewer random programs and failing calls",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,5 +1,6 @@
-"""The measuring loops of benchmarks/pair.py, threads.py and churn.py, under PyTorch's own
-allocator and esper_alloc, both on the simulated device."""
+"""The measuring loops of benchmarks/pair.py, threads.py, churn.py and malloc_times.py, and
+pipeline.py's memory by layer, under PyTorch's own allocator and esper_alloc, both on the
+simulated device."""
 
 from __future__ import annotations
 
@@ -50,6 +51,7 @@ def measured(library: Path, script: str, allocator: str, *arguments: str) -> dic
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_pairs_are_measured(library: Path, allocator: str) -> None:
     figures = measured(library, "pair", allocator)["figures"]
@@ -61,6 +63,7 @@ def test_pairs_are_measured(library: Path, allocator: str) -> None:
     assert all(ns > 0 for ns in figures.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_threads_are_measured(library: Path, allocator: str) -> None:
     found = measured(library, "threads", allocator, "--most", "4", "--milliseconds", "500")
@@ -74,6 +77,7 @@ def test_threads_are_measured(library: Path, allocator: str) -> None:
     assert all(rate > 0 for rate in found["figures"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_churn_is_measured(library: Path, allocator: str) -> None:
     found = measured(library, "churn", allocator, "--most", "100000", "--operations", "2000")
@@ -88,6 +92,34 @@ def test_churn_is_measured(library: Path, allocator: str) -> None:
         f"{n} live blocks up to 8 MiB" for n in ("10,000", "100,000")
     ]
     assert all("are free" in why for why in found["left_out"].values())
+
+
+@pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
+def test_a_recorded_jobs_mallocs_and_frees_are_timed(library: Path, allocator: str) -> None:
+    trace = HERE / "traces" / "expandable.pickle.gz"
+    jobs = measured(library, "malloc_times", allocator, str(trace))["jobs"]
+    assert list(jobs) == ["expandable"]
+    for when in ("whole", "warm"):
+        median, slow, mallocs, inside = (
+            jobs["expandable"][f"{when}_{what}_us"] for what in ("median", "slow", "sum", "inside")
+        )
+        assert 0 < median <= slow <= mallocs < inside  # frees take some time too
+
+
+def test_the_pipelines_memory_is_what_the_result_file_says(tmp_path: Path) -> None:
+    """On the simulated device, where the same program takes the same memory every time."""
+    out = tmp_path / "pipeline.json"
+    command = [sys.executable, str(BENCHMARKS / "pipeline.py"), "--simulated", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [row] = json.loads(out.read_text())["rows"]
+    assert row["peer"] > 10 * row["ours"] and row["peer_by_layer"][-1] > row["peer_by_layer"][0]
+    recorded = json.loads((BENCHMARKS / "results" / "pipeline.json").read_text())["rows"]
+    [same] = [one for one in recorded if one["name"] == row["name"]]
+    assert row["ours_by_layer"] == same["ours_by_layer"], (
+        "the allocator takes other memory now: run `python benchmarks/pipeline.py --simulated`, "
+        "and benchmarks/readme.py, which draws it"
+    )
 
 
 #: Twenty million replacements would take seconds, of which each round gets a hundredth.
@@ -105,6 +137,7 @@ print(ns[0] * count / 1e9, time.monotonic() - begin)
 """
 
 
+@pytest.mark.slow
 def test_a_round_of_churn_ends_when_its_time_is_over(library: Path) -> None:
     env = {**os.environ, **build.environment(library), "SIM_CAPACITY_MB": "4096"}
     done = subprocess.run(

@@ -67,6 +67,7 @@ def python_there(installed: Path, program: str) -> str:
     return run(sys.executable, "-c", program, cwd=installed.parent, PYTHONPATH=str(installed))
 
 
+@pytest.mark.slow
 def test_core_imports_without_torch_and_without_a_gpu(installed_core: Path) -> None:
     program = """
 import sys
@@ -74,7 +75,7 @@ sys.modules["torch"] = None  # importing it fails
 import esper_alloc
 from esper_alloc import _build, _core
 assert _core.__version__ == esper_alloc.__version__ == _core.build_info()["version"]
-assert not _build.HAS_SHIM and not _build.HAS_KERNELS and _build.TORCH_VERSION is None
+assert _build.BUILT_FOR == {} and not _build.HAS_KERNELS
 report = _core.driver_report()
 assert report["available"] == (report["error"] is None)
 assert report["entry_points"].keys() >= {"cuInit", "cuStreamGetId", "cuMemMap"}
@@ -86,6 +87,7 @@ print(_build.WHAT_IS_MISSING)
     assert "ESPER_ALLOC_SHIM=0" in missing
 
 
+@pytest.mark.slow
 def test_c_extensions_find_headers_and_symbols(installed_core: Path, tmp_path: Path) -> None:
     cc = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if cc is None:
@@ -107,6 +109,7 @@ def test_c_extensions_find_headers_and_symbols(installed_core: Path, tmp_path: P
     assert not foreign, f"exported, though nobody's business: {foreign}"
 
 
+@pytest.mark.slow
 def test_the_typed_package_is_complete(installed_core: Path) -> None:
     there = {
         str(path.relative_to(installed_core))
@@ -138,7 +141,7 @@ def test_stubs_match_the_module(module: str, tmp_path: Path) -> None:
     if module != "_core":
         from esper_alloc import _build
 
-        if not (HAS_TORCH and {"_torch": _build.HAS_SHIM, "_kernels": _build.HAS_KERNELS}[module]):
+        if not (HAS_TORCH and {"_torch": _build.BUILT_FOR, "_kernels": _build.HAS_KERNELS}[module]):
             pytest.skip("the extension for torch is not built")
         first = "import torch"  # loads the libraries that the extension needs
     # Checking torch itself takes ten times as long as all the rest.
@@ -153,6 +156,7 @@ sys.exit(stubtest.main())
     assert "no issues" in run(sys.executable, "-c", program, PYTHONPATH=str(ROOT))
 
 
+@pytest.mark.slow
 def test_what_an_earlier_build_left_is_not_packed(installed_core: Path) -> None:
     """One folder may see builds with and without torch, and for several torches."""
     source = installed_core.parent / "source"
@@ -358,7 +362,7 @@ setuptools.setup = lambda **k: print([e.name for e in k["ext_modules"]])
 found = runpy.run_path("setup.py")
 print(found["FOUND"].kernels_missing)
 """
-    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").HAS_SHIM):
+    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
         pytest.skip("the extension for torch is not built")
     said = run(sys.executable, "-c", program, ESPER_ALLOC_KERNELS="0")
     assert "'esper_alloc._torch'" in said and "'esper_alloc._kernels'" not in said
@@ -367,7 +371,7 @@ print(found["FOUND"].kernels_missing)
 
 def test_an_nvcc_that_fails_leaves_the_rest(tmp_path: Path) -> None:
     """It refuses the C++ compiler, say: no kernels, and a sentence that says why."""
-    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").HAS_SHIM):
+    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
         pytest.skip("the extension for torch is not built")
     program = """
 import runpy, sys
@@ -390,9 +394,43 @@ print(build.kernels_missing)
     assert "CXX=... names another C++ compiler" in said
 
 
+def test_kernels_are_compiled_again_where_something_differs(tmp_path: Path) -> None:
+    """Another torch does not concern them: nvcc is what takes longest."""
+    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
+        pytest.skip("the extension for torch is not built")
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text('#!/bin/sh\nfor last; do :; done\necho "$last" >> "$0.log"\n: > "$last"\n')
+    nvcc.chmod(0o755)
+    program = """
+import pathlib, runpy, sys
+sys.path.insert(0, "tools")
+import setuptools
+setuptools.setup = lambda **k: None
+found = runpy.run_path("setup.py", run_name="setup")
+command = found["BuildExtensions"](setuptools.Distribution())
+command.build_temp, command.force = sys.argv[1], False
+log = pathlib.Path(sys.argv[1], "nvcc.log")
+def count(change):
+    log.write_text("")
+    change()
+    objects = command.compile_kernels(found["kernels_extension"](build).depends)
+    assert len(objects) == len(found["sources"]("kernels/*.cu")) > 1
+    return len(log.read_text().split()) / len(objects)
+build = found["FOUND"]
+build.nvcc, build.kernels_missing = sys.argv[1] + "/nvcc", []
+print(count(lambda: None), end=" ")
+print(count(lambda: setattr(build, "torch_version", "2.99")), end=" ")
+print(count(lambda: build.nvcc_flags.append("-lineinfo")), end=" ")
+(gather,) = pathlib.Path(sys.argv[1]).rglob("gather.cu.o")
+print(count(gather.unlink))
+"""
+    said = run(sys.executable, "-c", program, tmp_path).split()
+    assert said[-4:-1] == ["1.0", "0.0", "1.0"] and 0 < float(said[-1]) < 1
+
+
 def test_kernels_are_built_where_they_can_be(torch_build: Any) -> None:
     """Without this, a mistake in a kernel would only make everything slower."""
-    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").HAS_SHIM):
+    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
         pytest.skip("the extension for torch is not built")
     build = importlib.import_module("esper_alloc._build")
     if os.environ.get("ESPER_ALLOC_KERNELS") != "0":
@@ -462,6 +500,7 @@ print(count, "rows")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TORCHES, reason="downloads torch; runs with CI=true")
 @pytest.mark.parametrize("requirement", ["torch==2.11.0", "torch"])
 def test_shim_builds_for(requirement: str, tmp_path: Path) -> None:
@@ -474,8 +513,7 @@ import torch, esper_alloc
 from esper_alloc import _build, _torch
 minor = ".".join(torch.__version__.split(".")[:2])
 assert torch.version.cuda is not None, "a torch without CUDA: nothing was tested"
-assert _build.HAS_SHIM and _build.TORCH_VERSION == _torch.built_for() == minor
-assert _build.CUDA_VERSION == torch.version.cuda
+assert _build.BUILT_FOR == {minor: torch.version.cuda} and _torch.built_for() == minor
 esper_alloc.allocator()
 print("loaded for", torch.__version__)
 """
@@ -490,3 +528,15 @@ print("loaded for", torch.__version__)
 def torch_version(python: str) -> str:
     program = "import torch; print(torch.__version__.split('+')[0])"
     return run(python, "-c", program).split()[-1]
+
+
+def test_quick_leaves_out_what_is_slow() -> None:
+    command = (sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider")
+
+    def collected(*options: str) -> set[str]:
+        said = run(*command, "tests/test_core.py", *options)
+        return {line for line in said.splitlines() if line.startswith("tests/test_core.py::")}
+
+    everything, slow = collected(), collected("-m", "slow")
+    assert any("[test_free_blocks-tsan]" in name for name in slow)
+    assert collected("--quick") == everything - slow

@@ -24,10 +24,14 @@ import build  # noqa: E402
 
 Answers = dict[tuple[str, str], dict[str, Any]]
 
+#: The others take most of the time, a process each for two allocators.
+QUICK = ("pools", "figures", "snapshot", "collect-run-time", "history", "memory", "shortage")
+
 
 @pytest.fixture(scope="module")
-def answers(library: Path) -> Answers:
-    return driver.run_all(ground.GROUPS, build.environment(library), workers=4)
+def answers(library: Path, pytestconfig: pytest.Config) -> Answers:
+    groups = QUICK if pytestconfig.getoption("quick") else ground.GROUPS
+    return driver.run_all(groups, build.environment(library), workers=4)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +43,12 @@ def mapped_answers(library: Path) -> Answers:
 
 def rows() -> list[Any]:
     return [
-        pytest.param(group, one.name, id=f"{group}-{one.name}")
+        pytest.param(
+            group,
+            one.name,
+            id=f"{group}-{one.name}",
+            marks=() if group in QUICK else pytest.mark.slow,
+        )
         for group, one in ground.every_scenario()
         if "gpu" not in one.needs
     ]
@@ -51,6 +60,7 @@ def test_the_answer_is_natives(answers: Answers, group: str, name: str) -> None:
     assert wrong is None, wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), rows())
 def test_the_answer_is_natives_with_mapped_segments_too(
     answers: Answers, mapped_answers: Answers, group: str, name: str
@@ -71,3 +81,4 @@ def test_what_is_collected_is_natives_where_the_device_is_large(library: Path) -
 
 def test_the_lists_name_rows() -> None:
     assert {str(row.id) for row in rows()} >= mapped.OTHERWISE
+    assert set(QUICK) <= {row.values[0] for row in rows()}

@@ -4,6 +4,7 @@ switches. ``make -C tests/core`` does the same without Python.
 
 ``ESPER_CORE_OPERATIONS`` scales the random programs: their number of
 operations in the plain build (default 10 million; a tenth under sanitizers).
+With ``--quick`` it is a fifth of that, and the fault loop visits every 16th call.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ HERE = Path(__file__).resolve().parent / "core"
 CSRC = HERE.parent.parent / "csrc"
 CC = os.environ.get("CC", "cc")
 OPERATIONS = int(os.environ.get("ESPER_CORE_OPERATIONS", 10_000_000))
+QUICK_STEP = "16"
 
 PROGRAMS = sorted(p.stem for p in HERE.glob("*/test_*.c")) + ["fault_loop"]
 
@@ -33,10 +35,11 @@ pytestmark = pytest.mark.skipif(
 LIMIT = 36_000
 
 
-def run(*command: object) -> str:
-    """The output of a command that must succeed."""
+def run(*command: object, **environment: str) -> str:
+    """The output of a command that must succeed. `environment` is added to what there is."""
     done = subprocess.run(
         [str(part) for part in command],
+        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -85,10 +88,12 @@ CASES = [(program, name) for program in PROGRAMS for name in names(program)]
 
 
 @pytest.mark.parametrize("program, name", CASES, ids=[f"{p}-{n}" for p, n in CASES])
-def test_plain(program: str, name: str) -> None:
-    assert name in run(build("plain") / program, name)
+def test_plain(program: str, name: str, pytestconfig: pytest.Config) -> None:
+    shorter = {"ESPER_FAULT_STEP": QUICK_STEP} if pytestconfig.getoption("quick") else {}
+    assert name in run(build("plain") / program, name, **shorter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["asan", "tsan"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_sanitized(variant: str, program: str) -> None:
@@ -96,6 +101,7 @@ def test_sanitized(variant: str, program: str) -> None:
     assert all(name in output for name in names(program))
 
 
+@pytest.mark.slow
 def test_each_rule_and_each_hole_is_caught(capsys: pytest.CaptureFixture[str]) -> None:
     output = run(build("rules") / "walk_rules")
     rules = [line for line in output.splitlines() if line.startswith(("rule ", "hole "))]
@@ -107,9 +113,14 @@ def test_each_rule_and_each_hole_is_caught(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("variant", ["plain", "asan", "tsan"])
-def test_random_programs(variant: str, threads: int) -> None:
+@pytest.mark.parametrize(
+    "variant",
+    ["plain", *(pytest.param(one, marks=pytest.mark.slow) for one in ("asan", "tsan"))],
+)
+def test_random_programs(variant: str, threads: int, pytestconfig: pytest.Config) -> None:
     operations = OPERATIONS // (1 if variant == "plain" else 10)
+    if pytestconfig.getoption("quick"):
+        operations //= 5
     if variant == "tsan" and threads == 1:
         operations //= 10  # one thread has no races
     output = run(

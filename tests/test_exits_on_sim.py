@@ -30,6 +30,7 @@ def ends(library: Path) -> dict[tuple[str, str], exits.End]:
     return exits.run_all(jobs, build.environment(library), workers=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_ends_as_it_should(ends: dict[tuple[str, str], exits.End], name: str) -> None:
     wrong = exits.judge(name, ends[exits.OURS, name], ends.get((exits.NATIVE, name)))

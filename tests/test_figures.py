@@ -1,12 +1,14 @@
-"""The README's figures are those of the result files, and result files are complete."""
+"""The figures that documents show are those of the result files, and result files are complete."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-import subprocess
+import re
+import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,19 +16,94 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
 
-def test_readme_shows_the_results() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "readme.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture
+def readme(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmarks/readme.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.import_module("readme")
+    monkeypatch.setattr(sys, "argv", ["readme.py", "--check"])
+    return module
+
+
+def test_documents_show_the_results(readme: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert readme.main() == 0, capsys.readouterr().out
+
+
+def test_stale_figures_are_named(
+    readme: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Somebody measured the pipeline again, and the README has not been written since."""
+    for path in RESULTS:
+        (tmp_path / path.name).write_text(path.read_text())
+    shutil.copy(ROOT / "benchmarks" / "results" / readme.PICTURE, tmp_path)
+    results = json.loads((tmp_path / "pipeline.json").read_text())
+    for row in results["rows"]:
+        if row["name"] == "peak active over base" and row["peer_name"] == "native, record_stream":
+            row.update(ours=512.0, ours_by_layer=[512.0] * 8, peer_by_layer=[9000.0] * 8)
+    (tmp_path / "pipeline.json").write_text(json.dumps(results))
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    assert readme.main() == 1
+    said = capsys.readouterr().out
+    label = readme.FEW[0][3]
+    assert (
+        re.search(rf"README.md: \[{re.escape(label)}\]\S+: shows 352 MiB and is 512 MiB\n", said)
+        and "and is 0.06\n" in said
+    )  # the ratio of that row, too
+    assert re.search(r"README.md: shows .*352 MiB.*\n    and is .*512 MiB", said)  # a sentence
+    assert "pipeline.svg: shows other figures than: 8 layers" in said
+    assert "docs/results.md: FSDP-like pipeline" in said
+
+
+def test_ratios_are_those_of_the_figures_beside_them() -> None:
+    rows = re.findall(
+        r"^\| [^|]+ \| ([\d.,]+) \S+ \| [^|]+ \| ([\d.,]+) \S+ \| ([\d.]+) \|$",
+        (ROOT / "README.md").read_text(), re.M,
+    )  # fmt: skip
+    assert len(rows) == 8
+    for ours, peer, ratio in rows:
+        exact = float(ours.replace(",", "")) / float(peer.replace(",", ""))
+        assert float(ratio) == pytest.approx(exact, abs=0.006 if exact < 10 else 0.06)
+
+
+def test_what_the_readme_shows_may_not_be_missing(
+    readme: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    with pytest.raises(SystemExit, match=r"precision.json has no row .* measure it"):
+        readme.main()
+
+
+def test_the_picture_is_a_gpus_where_there_is_one(
+    readme: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    runs = [{"id": "1", "time": "2", "gpu": "none: the simulated device", "torch": "3"}]
+    runs.append({"id": "2", "time": "1", "gpu": "a GPU", "torch": "3"})
+    rows = [
+        {
+            "name": name, "peer_name": "native, record_stream", "run": run, "unit": "MiB",
+            "ours": 1.0, "peer": 3.0, "ours_by_layer": [1.0, 1.0], "peer_by_layer": [1.0, 3.0],
+        }
+        for name, run in (
+            ("peak active over base, simulated device", "1"), ("peak active over base", "2"),
+        )
+    ]  # fmt: skip
+    (tmp_path / "pipeline.json").write_text(json.dumps({"runs": runs, "rows": rows[:1]}))
+    assert "on the simulated device" in readme.caption(readme.layers())
+    (tmp_path / "pipeline.json").write_text(json.dumps({"runs": runs, "rows": rows}))
+    assert "on a GPU, torch 3" in readme.caption(readme.layers())
+    pytest.importorskip("matplotlib")
+    for name in ("one.svg", "again.svg"):
+        readme.draw(readme.layers(), tmp_path / name)
+    drawn = (tmp_path / "one.svg").read_text()
+    assert drawn == (tmp_path / "again.svg").read_text()
+    assert readme.caption(readme.layers()) in drawn
 
 
 def test_of_several_names_the_newest_row_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    readme: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = importlib.util.spec_from_file_location("readme", ROOT / "benchmarks" / "readme.py")
-    assert found and found.loader
-    readme = importlib.util.module_from_spec(found)
-    found.loader.exec_module(readme)
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
     for newest in ("own", "asked"):
         runs = [
@@ -52,3 +129,13 @@ def test_each_row_names_its_run(path: Path) -> None:
         assert row["run"] in runs
         if row["peer"]:
             assert row["ratio"] == pytest.approx(row["ours"] / row["peer"], rel=1e-6)
+
+
+def test_a_goal_of_the_mean_says_its_interval(readme: ModuleType) -> None:
+    row = {"goal": 1.0, "judged": "no_more", "unit": "ms", "met": False}
+    rounds = {"mean_ratio": 0.998, "interval": [0.96, 1.036]}
+    assert readme.goal_of({**row, **rounds}) == (
+        "at most 1, 1.02 at the interval's upper end; the rounds' mean is 0.998 "
+        "(95% interval: 0.960 to 1.036), missed"
+    )
+    assert readme.goal_of(row) == "at most 1, 1.02 at the interval's upper end, missed"

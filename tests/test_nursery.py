@@ -86,6 +86,7 @@ def test_what_runs_at_exit_runs(nursery: helper.Nursery) -> None:
     assert run(nursery, "import atexit; atexit.register(print, 'at exit')") == (0, "at exit\n", "")
 
 
+@pytest.mark.slow
 def test_a_hang_is_ended_with_its_children(nursery: helper.Nursery) -> None:
     code = """
     import subprocess, sys, time
@@ -116,6 +117,7 @@ def test_environment_and_spawned_processes(nursery: helper.Nursery, tmp_path: Pa
     assert run(nursery, code, OUT_FOLDER="here") == (0, "here [2, 4]\n", "")
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_does_not_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helper, "_nurseries", helper.threading.local())
     first = helper.in_nursery("print(1)", {}, 600)

@@ -23,13 +23,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "installation": set(),
     "torch_allocator": {"installation"},
     "uses": {"installation", "torch_allocator"},
+    "auditor": {"installation", "torch_allocator"},
     "helpers": {"installation", "uses"},
     "replay": set(),
-    "cli": {"installation", "torch_allocator", "uses", "helpers", "replay", "esper_alloc"},
+    "cli": {
+        "installation",
+        "torch_allocator",
+        "uses",
+        "auditor",
+        "helpers",
+        "replay",
+        "esper_alloc",
+    },
 }
 #: The modules beside the folders: the public names, and ``python -m esper_alloc``.
 TOP = {
-    "__init__": {"installation", "torch_allocator", "uses", "helpers"},
+    "__init__": {"installation", "torch_allocator", "uses", "auditor", "helpers"},
     "__main__": {"cli"},
     "mypy_plugin": set(),
 }

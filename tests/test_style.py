@@ -70,6 +70,7 @@ def test_c_and_cuda_are_formatted() -> None:
     silent(tool("clang-format"), "--dry-run", "-Werror", *sources(C_ENDINGS))
 
 
+@pytest.mark.slow
 def test_the_core_has_no_findings() -> None:
     tidy = tool("clang-tidy")
     files = sources((".c",), "csrc/core")

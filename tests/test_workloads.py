@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -14,12 +15,25 @@ torch = pytest.importorskip("torch")
 @pytest.fixture
 def workloads(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("common", "train", "workloads"):
+    for name in ("common", "train", "workloads", "random_sizes"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import workloads
 
     monkeypatch.setattr(workloads, "DEVICE", "cpu")
     return workloads
+
+
+@pytest.fixture
+def random_sizes(workloads):
+    import random_sizes
+
+    torch.manual_seed(0)
+    return random_sizes
+
+
+#: The jobs that run on a CPU, and those of them whose sizes never repeat.
+NEVER_TWICE = ("moe", "resolutions", "serving", "packed")
+ON_CPU = ("llama_varlen", "llama_decode", "ppo", *NEVER_TWICE)
 
 
 def outputs(workloads, name: str, passes: int) -> list[float]:
@@ -29,22 +43,26 @@ def outputs(workloads, name: str, passes: int) -> list[float]:
     return [float(step(number)) for _ in range(passes) for number in range(job.small_steps)]
 
 
-@pytest.mark.parametrize("name", ["llama_varlen", "llama_decode", "ppo"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_CPU)
 def test_a_job_repeats_bit_for_bit(workloads, name):
-    first, second = outputs(workloads, name, 1), outputs(workloads, name, 1)
+    first, second = outputs(workloads, name, 2), outputs(workloads, name, 2)
     assert first == second
     assert len(set(first)) > 1 and all(one == one for one in first)
 
 
-def test_strict_jobs_have_nothing_that_is_refused(workloads):
+@pytest.mark.parametrize("name", ["llama_varlen", "moe", "packed"])
+def test_strict_jobs_have_nothing_that_is_refused(workloads, name):
     """As far as the CPU can tell."""
+    assert workloads.JOBS[name].strict
     torch.use_deterministic_algorithms(True)
     try:
-        outputs(workloads, "llama_varlen", 1)
+        outputs(workloads, name, 1)
     finally:
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.slow
 def test_training_learns(workloads):
     torch.manual_seed(0)
     step = workloads.llama_trainer(workloads.SMALL)
@@ -74,9 +92,181 @@ def test_the_schedule_of_lengths_reaches_its_most_and_stays_within(workloads):
 
 
 def test_every_job_says_its_schedule(workloads):
-    assert set(workloads.JOBS) == {"gpt2", "llama_varlen", "llama_decode", "resnet50", "ppo"}
+    assert set(workloads.JOBS) == {"gpt2", "resnet50", *ON_CPU}
     for job in workloads.JOBS.values():
         assert job.schedule and job.steps >= job.small_steps > 1
+
+
+# --- the jobs whose sizes never repeat -----------------------------------------------
+
+
+class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+    """The shapes that one operator is given and gives, in order."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.seen = name, []
+
+    def __torch_dispatch__(self, function, types, arguments=(), more=None):
+        found = function(*arguments, **(more or {}))
+        if self.name in str(function):
+            self.seen.append((tuple(arguments[0].shape), tuple(found.shape)))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"), [("resolutions", "mse_loss."), ("packed", "embedding.")]
+)
+def test_no_step_has_the_size_of_another(workloads, name, operator):
+    sizes = Sizes(operator)
+    with sizes:
+        outputs(workloads, name, 3)
+    steps = 3 * workloads.JOBS[name].small_steps
+    assert len(sizes.seen) == len(set(sizes.seen)) == steps
+
+
+def test_what_was_drawn_is_not_given_again(random_sizes):
+    drawn = iter([3, 1, 3, 3, 2, 1, 4])
+    fresh = random_sizes.never_twice(lambda: next(drawn))
+    assert [next(fresh) for _ in range(4)] == [3, 1, 2, 4]
+
+
+def test_packed_rows_are_within_their_bounds(random_sizes):
+    draw = random_sizes.random.Random(1)
+    rows = [random_sizes.packing(draw, 2048, 8192, 2048) for _ in range(300)]
+    sums = [sum(row) for row in rows]
+    assert min(sums) >= 2048 and max(sums) <= 8192 and max(sums) - min(sums) > 5000
+    assert all(1 <= length <= 2048 for row in rows for length in row)
+    assert all(length >= 64 for row in rows for length in row[:-1])
+    assert len({len(row) for row in rows}) > 4
+
+
+def decoder_of(random_sizes, workloads):
+    return random_sizes.decoder(workloads.SMALL).eval()
+
+
+def alone(random_sizes, model, ids):
+    """The logits of one sequence with nothing beside it."""
+    lengths = [len(ids)]
+    positions = random_sizes.positions_of(lengths)
+    return model.logits(model(ids, positions, random_sizes.each_apart(lengths)))
+
+
+@torch.no_grad()
+def test_packed_sequences_do_not_see_each_other(random_sizes, workloads):
+    model, lengths = decoder_of(random_sizes, workloads), [7, 1, 20, 12]
+    ids = torch.randint(256, (40,))
+    positions = random_sizes.positions_of(lengths)
+    row = model.logits(model(ids, positions, random_sizes.each_apart(lengths)))
+    parts = [alone(random_sizes, model, part) for part in ids.split(lengths)]
+    assert torch.allclose(row, torch.cat(parts), atol=1e-4)
+    assert not torch.allclose(row, alone(random_sizes, model, ids), atol=1e-2)
+
+
+def test_each_packed_token_is_followed_by_its_own_sequences(random_sizes, workloads):
+    texts = random_sizes.Texts(workloads.SMALL, random_sizes.random.Random(2))
+    taken = []
+    take = texts.take
+    texts.take = lambda length: taken.append(take(length)) or taken[-1]
+    ids, targets = texts.pack([3, 5])
+    assert [len(one) for one in taken] == [4, 6]
+    assert ids.tolist() == [*taken[0][:-1].tolist(), *taken[1][:-1].tolist()]
+    assert targets.tolist() == [*taken[0][1:].tolist(), *taken[1][1:].tolist()]
+
+
+@torch.no_grad()
+def test_a_served_request_gets_what_it_would_get_alone(random_sizes, workloads):
+    """Requests that join and leave while others run; each token is the likeliest after the
+    sequence so far."""
+    model = decoder_of(random_sizes, workloads)
+    prompts = [torch.randint(256, (length,)) for length in (9, 30, 4)]
+    requests = [random_sizes.Request(prompt, left) for prompt, left in zip(prompts, (3, 6, 4))]
+    got = [list(prompt) for prompt in prompts]
+    for number in range(6):
+        running = [one for one in requests[: 2 + (number > 0)] if one.left]
+        for one, token in zip(running, random_sizes.serve(model, running)):
+            got[requests.index(one)].append(token)
+    assert [one.left for one in requests] == [0, 0, 0]
+    for ids, prompt, request in zip(got, prompts, requests):
+        for end in range(len(prompt), len(ids)):
+            assert alone(random_sizes, model, torch.stack(ids[:end]))[-1].argmax() == ids[end]
+        assert request.seen == len(ids) - 1
+        assert {len(k) for k, _ in request.caches.values()} == {request.seen}
+
+
+def test_served_requests_come_and_go_with_caches_of_their_own(random_sizes, workloads, monkeypatch):
+    steps = []
+    serve = random_sizes.serve
+
+    def watched(model, requests):
+        before = [len(one.latest) for one in requests]
+        tokens = serve(model, requests)
+        steps.append((before, list(requests)))
+        for one in requests:  # no view of the whole step's
+            for cached in itertools.chain(*one.caches.values()):
+                assert cached.untyped_storage().nbytes() == cached.nbytes
+        return tokens
+
+    monkeypatch.setattr(random_sizes, "serve", watched)
+    outputs(workloads, "serving", 3)
+    assert any(1 in before and max(before) > 1 for before, _ in steps)  # prefill beside decoding
+    assert all(1 <= len(before) <= 4 for before, _ in steps)
+    requests = {id(one): one for _, running in steps for one in running}.values()
+    assert sum(not one.left for one in requests) > 5
+
+
+def test_experts_give_what_all_of_them_would_give_weighted(random_sizes):
+    experts = random_sizes.Experts(16, 24, 6, 2)
+    x = torch.randn(50, 16)
+    found = experts(x)
+    likes = experts.router(x).softmax(dim=-1)
+    kept = torch.zeros_like(likes).scatter(1, likes.topk(2).indices, 1.0) * likes
+    dense = sum(kept[:, n, None] * expert(x) for n, expert in enumerate(experts.experts))
+    assert torch.allclose(found, dense, atol=1e-5)
+    assert sum(experts.loads) == 100 and experts.loads == (kept > 0).sum(dim=0).tolist()
+    wanted = torch.autograd.grad(dense.square().sum(), list(experts.parameters()))
+    given = torch.autograd.grad(found.square().sum(), list(experts.parameters()))
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(given, wanted))
+
+
+def test_an_expert_may_get_nothing_and_imbalance_is_seen(random_sizes):
+    experts = random_sizes.Experts(8, 8, 4, 1)
+    x = torch.rand(32, 8)
+    with torch.no_grad():
+        experts.router.weight.zero_()
+        experts.router.weight[2] = 50.0
+    assert experts(x).shape == x.shape
+    assert experts.loads == [0, 0, 32, 0]
+    assert experts.imbalance.item() == pytest.approx(4.0, abs=1e-3)
+
+
+def test_loads_of_experts_differ_from_step_to_step(random_sizes, workloads, monkeypatch):
+    loads = []
+    forward = random_sizes.Experts.forward
+
+    def watched(self, x):
+        found = forward(self, x)
+        loads.append(tuple(self.loads))
+        return found
+
+    monkeypatch.setattr(random_sizes.Experts, "forward", watched)
+    outputs(workloads, "moe", 2)
+    assert len(loads) == len(set(loads)) == 2 * 3 * workloads.SMALL.layers
+
+
+@pytest.mark.parametrize("size", [(16, 16), (17, 31), (33, 20)])
+def test_a_unet_keeps_any_size(random_sizes, size):
+    model = random_sizes.UNet((4, 8, 16))
+    assert model(torch.randn(2, 3, *size)).shape == (2, 3, *size)
+
+
+@pytest.mark.parametrize("job", ["moe", "packed"])
+def test_what_is_never_the_same_learns_too(random_sizes, workloads, job, monkeypatch):
+    """Texts of one stretch, so that there is something to learn."""
+    monkeypatch.setattr(random_sizes.Texts, "take", lambda self, length: self.tokens[:length])
+    step = getattr(random_sizes, job)(True)
+    losses = [float(step(number)) for number in range(25)]
+    assert sum(losses[-3:]) < sum(losses[:3]) - 1
 
 
 # --- the measuring side of jobs.py, limits.py and startup.py, on a CPU ---------------
@@ -125,7 +315,8 @@ def script(monkeypatch: pytest.MonkeyPatch, workloads, name: str):
     return module
 
 
-@pytest.mark.parametrize("name", ["llama_varlen", "llama_decode", "ppo"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_CPU)
 def test_a_measured_job_gives_every_figure(monkeypatch, workloads, card, name):
     jobs = script(monkeypatch, workloads, "jobs")
     monkeypatch.setattr(jobs, "nvidia_smi_used_mib", lambda: 81925.0)
@@ -183,8 +374,14 @@ def test_a_history_is_recorded(monkeypatch, workloads, card, tmp_path):
     assert found["segments"] == "mapped"
     assert said == [("on", ("all",), {"context": None, "stacks": "python"}), "here"]
     assert found["peak_reserved_mib"] == 5 * 1024
+    steps = []
+    counted = workloads.Job(lambda small: steps.append, 9, 3, False, "counted")
+    monkeypatch.setitem(workloads.JOBS, "ppo", counted)
+    jobs.record("native", "ppo", True, "there", 2)
+    assert steps == [0, 1, 2, 0, 1, 2]
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_bisected(monkeypatch, workloads, card):
     limits = script(monkeypatch, workloads, "limits")
     monkeypatch.setattr(limits, "MOST", 16)

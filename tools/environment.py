@@ -1,6 +1,7 @@
 """Sets up what `make demo` and `make test` run in, and prints that Python.
 
-    python tools/environment.py
+    python tools/environment.py         # for make demo and make test
+    python tools/environment.py docs    # for make docs, which needs no torch
 
 The active Python serves when it has a torch for CUDA that is new enough: as it
 is when nothing else is missing (then no network is needed), else through a
@@ -21,6 +22,7 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
+DOCS_ENVIRONMENT = ROOT / ".venv-docs"
 STAMP = ROOT / "build" / "built_for.json"
 
 OLDEST_TORCH = (2, 11)
@@ -39,6 +41,7 @@ NEEDED = {
 # What more of them can do with these; only in an environment of our own.
 OPTIONAL = {
     "matplotlib": "matplotlib",
+    "tqdm": "tqdm",
     "torchvision": "torchvision==0.26.0",  # of the torch above: a newer one brings its own torch
     # tests/test_style.py runs these, and other versions find other things. basedpyright is
     # pyright in a package that does not load its interpreter from elsewhere.
@@ -47,7 +50,12 @@ OPTIONAL = {
     "ruff": "ruff==0.17.6",
     "clang_format": "clang-format==23.1.5",
     "clang_tidy": "clang-tidy==23.1.4",
+    # tests/test_site.py builds the documents as a site.
+    "material": "mkdocs-material==9.8.2",
+    "mkdocstrings": "mkdocstrings-python==2.0.11",
 }
+# What `make docs` needs; ruff formats signatures.
+DOCS = {name: OPTIONAL[name] for name in ("material", "mkdocstrings", "ruff")}
 
 PROBE = """
 import importlib.util, json, os, site, sys, sysconfig
@@ -104,13 +112,13 @@ def missing_from(found: dict[str, Any]) -> list[str]:
     return [what for module, what in NEEDED.items() if not found["modules"][module]]
 
 
-def make_environment(folders: list[str]) -> str:
-    """A virtual environment in .venv; it sees the packages in `folders` too."""
-    python = ENVIRONMENT / "bin" / "python"
+def make_environment(folders: list[str], place: Path = ENVIRONMENT) -> str:
+    """A virtual environment; it sees the packages in `folders` too."""
+    python = place / "bin" / "python"
     if not python.exists() or probe(str(python))["version"] != list(sys.version_info[:2]):
-        say(f"making a virtual environment in {ENVIRONMENT.relative_to(ROOT)}/")
+        say(f"making a virtual environment in {place.relative_to(ROOT)}/")
         try:
-            venv.create(ENVIRONMENT, with_pip=True, clear=True, symlinks=True)
+            venv.create(place, with_pip=True, clear=True, symlinks=True)
         except (subprocess.CalledProcessError, OSError, ModuleNotFoundError) as error:
             fail(
                 f"{sys.executable} cannot make a virtual environment ({error}); on Debian and "
@@ -118,7 +126,7 @@ def make_environment(folders: list[str]) -> str:
             )
     # Through a .pth file: `--system-site-packages` would mean the base Python's
     # packages, which are not the active ones when a virtual environment is active.
-    packages = ENVIRONMENT / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = place / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
     pth = packages / "site-packages" / "active_python.pth"
     if folders:
         lines = [f"import site; site.addsitedir({folder!r})" for folder in folders]
@@ -128,15 +136,15 @@ def make_environment(folders: list[str]) -> str:
     return str(python)
 
 
-def install(python: str, what: list[str]) -> None:
+def install(python: str, what: list[str], instead: str) -> None:
+    """`instead` says in what case there would have been nothing to install."""
     say("installing " + ", ".join(what))
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what]
     done = subprocess.run(command, stdout=sys.stderr, cwd="/")
     if done.returncode != 0:
         fail(
-            f"pip could not install {', '.join(what)} (see above). With a torch {TORCH[7:]} or "
-            "newer for CUDA, pytest, hypothesis, numpy and setuptools>=77 in the active Python "
-            "no download is needed"
+            f"pip could not install {', '.join(what)} (see above). With {instead} in the active "
+            "Python no download is needed"
         )
 
 
@@ -165,11 +173,24 @@ def choose_python() -> str:
         if not torch_serves(found):
             missing.append(TORCH)
     if missing:
-        install(python, missing)
+        alternative = f"a torch {TORCH[7:]} or newer for CUDA, pytest, hypothesis, numpy and "
+        install(python, missing, alternative + "setuptools>=77")
     found = probe(python)
     if missing_from(found) or not torch_serves(found):
         fail(f"{python} still lacks {', '.join(missing_from(found)) or 'a torch for CUDA'}")
     say(f"using {python} with torch {found['torch']}")
+    return python
+
+
+def docs_python() -> str:
+    """A Python that can build the site: nothing of the project's is imported for that."""
+    if all(probe(sys.executable)["modules"][module] for module in DOCS):
+        return sys.executable
+    python = make_environment([], DOCS_ENVIRONMENT)
+    found = probe(python)
+    missing = [what for module, what in DOCS.items() if not found["modules"][module]]
+    if missing:
+        install(python, missing, " and ".join(DOCS.values()))
     return python
 
 
@@ -205,6 +226,9 @@ def build(python: str) -> None:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["docs"]:
+        print(docs_python())
+        return
     python = choose_python()
     build(python)
     print(python)

@@ -6,6 +6,7 @@
 
 #include "../device/cuda/cuda.h"
 #include "../instance.h"
+#include "audit_capi.h"
 #include "capi.h"
 #include "pickle_check.h"
 #include "replay.h"
@@ -175,6 +176,12 @@ static const struct esper_capi capi = {.version = ESPER_CAPI_VERSION,
 #undef MEMBER
 };
 
+static const struct esper_audit_capi audit_capi = {.size = sizeof(struct esper_audit_capi),
+#define AUDIT_MEMBER(name) .name = audit_##name,
+                                                   ESPER_AUDIT_FUNCTIONS(AUDIT_MEMBER)
+#undef AUDIT_MEMBER
+};
+
 PyDoc_STRVAR(addresses_doc,
              "addresses()\n--\n\n"
              "The addresses of the exported esper_alloc_* functions, by name, for the setters\n"
@@ -321,6 +328,9 @@ static int module_exec(PyObject *module)
   PyObject *names = failed ? NULL : counter_names();
   failed = failed || !names || PyModule_AddObjectRef(module, "COUNTERS", names) < 0;
   Py_XDECREF(names);
+  Py_XDECREF(capsule);
+  capsule = failed ? NULL : PyCapsule_New((void *)&audit_capi, ESPER_AUDIT_CAPI_NAME, NULL);
+  failed = !capsule || PyModule_AddObjectRef(module, "audit", capsule) < 0;
   Py_XDECREF(capsule);
   return failed ? -1 : 0;
 }

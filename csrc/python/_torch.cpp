@@ -6,6 +6,7 @@
 #include <torch/version.h>
 
 #include "../torch/allocator.h"
+#include "../torch/auditor.h"
 #include "../torch/automatic.h"
 #include "../torch/core_api.h"
 #include "../torch/current.h"
@@ -13,6 +14,7 @@
 #include "../torch/scope.h"
 #include "../torch/sleep.h"
 #include "../torch/use.h"
+#include "audit_capi.h"
 #include "capi.h"
 
 #define ESPER_TEXT_(x) #x
@@ -79,6 +81,27 @@ PyMethodDef methods[] = {
      "note_uses(values): note uses of the tensors in a tuple or list on the current streams."},
     {"touch", method(&esper::touch), METH_FASTCALL,
      "touch(tensors, stream): mark uses that last until the free."},
+    {"audit_start", method(&esper::audit_start), METH_FASTCALL,
+     "audit_start(folders, notify, poison): begin an audit."},
+    {"audit_stop", esper::audit_stop, METH_NOARGS, "audit_stop(): end the audit."},
+    {"audit_findings", esper::audit_findings, METH_NOARGS, "The findings, as dicts."},
+    {"audit_state", esper::audit_state, METH_NOARGS,
+     "(running, complete, number of findings, bytes of host memory)"},
+    {"audit_known", method(&esper::audit_known), METH_FASTCALL,
+     "audit_known(address, size, device, stream): a block that is live already."},
+    {"audit_all_done", esper::audit_all_done, METH_O,
+     "audit_all_done(devices): everything so far is over."},
+    {"audit_waited", esper::audit_waited, METH_O, "audit_waited(event): the event is over."},
+    {"audit_waited_stream", method(&esper::audit_waited_stream), METH_FASTCALL,
+     "audit_waited_stream(device, stream): all work of the stream is over."},
+    {"audit_capture_began", esper::audit_capture_began, METH_NOARGS,
+     "audit_capture_began(): the current stream is captured."},
+    {"audit_capture_ended", esper::audit_capture_ended, METH_O,
+     "audit_capture_ended(graph): the capture made this graph; 0: it failed."},
+    {"audit_replayed", esper::audit_replayed, METH_O, "audit_replayed(graph)."},
+    {"audit_graph_gone", esper::audit_graph_gone, METH_O, "audit_graph_gone(graph)."},
+    {"audit_launch", esper::audit_launch, METH_O,
+     "audit_launch(values): a kernel beside the operators reads these tensors."},
     {"push_tag", esper::push_tag, METH_O,
      "push_tag(name): what this thread allocates has the tag."},
     {"pop_tag", esper::pop_tag, METH_NOARGS, "pop_tag(): takes back the last push_tag()."},
@@ -110,6 +133,19 @@ PyMODINIT_FUNC PyInit__torch()
   if (table == nullptr || !esper::find_torch_classes()) {
     return nullptr;
   }
+  // The package's _core is imported by now.
+  const auto *audit =
+      static_cast<const esper_audit_capi *>(PyCapsule_Import(ESPER_AUDIT_CAPI_NAME, 0));
+  if (audit == nullptr) {
+    return nullptr;
+  }
+  if (audit->size != sizeof(esper_audit_capi)) {
+    PyErr_SetString(PyExc_ImportError,
+                    "esper_alloc._core and esper_alloc._torch are of different builds: rebuild and "
+                    "reinstall esper_alloc");
+    return nullptr;
+  }
   esper::set_capi(table);
+  esper::set_audit_capi(audit);
   return PyModule_Create(&definition);
 }

@@ -12,9 +12,11 @@
 #include "deleter.h"
 #include "gil.h"
 #include "history.h"
+#include "mark_watch.h"
 #include "options.h"
 #include "out_of_memory.h"
 #include "pools.h"
+#include "poison.h"
 #include "profiler.h"
 #include "sharing.h"
 #include "snapshot.h"
@@ -60,6 +62,7 @@ inline void *allocate_on(esper_stream stream, size_t size)
     throw_malloc_failure(status);
   }
   tell_of_allocation(ptr);
+  poison::after_malloc(ptr, static_cast<cudaStream_t>(stream.handle), stream.device);
   return ptr;
 }
 
@@ -147,6 +150,7 @@ void Allocator::raw_delete(void *ptr)
   }
   expect_free();
   tell_of_free(ptr);
+  poison::before_free(ptr);
   const CallContext call(RecordContext::ALL);
   const esper_status status = capi().free(made, ptr);
   TORCH_CHECK(status != ESPER_INVALID, "invalid device pointer: ", ptr, " (", capi().last_error(),
@@ -165,6 +169,9 @@ void Allocator::recordStream(const c10::DataPtr &data, c10::cuda::CUDAStream str
     return;
   }
   check(capi().record_stream(core(), data.get(), to_esper(stream)), "record_stream");
+  if (const MarkWatcher *watcher = mark_watcher()) {
+    watcher->marked(data.get(), stream, true);
+  }
 }
 
 void *Allocator::getBaseAllocation(void *ptr, size_t *size)

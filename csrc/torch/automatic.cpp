@@ -124,6 +124,11 @@ void detail::begin_if_streams_exist() noexcept
   }
 }
 
+bool are_uses_noted()
+{
+  return has_callback();
+}
+
 void set_automatic_uses(bool on)
 {
   std::lock_guard<std::mutex> lock(switching);

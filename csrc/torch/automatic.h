@@ -28,6 +28,8 @@ void begin_observing() noexcept;
 
 // Turns automatic uses on or off.
 void set_automatic_uses(bool on);
+// Whether operators note their inputs.
+bool are_uses_noted();
 
 // To be called before memory is allocated on the stream, and before memory is freed.
 inline void expect_allocation(c10::cuda::CUDAStream stream)

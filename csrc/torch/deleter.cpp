@@ -3,6 +3,7 @@
 #include "automatic.h"
 #include "core_api.h"
 #include "history.h"
+#include "poison.h"
 #include "profiler.h"
 
 namespace esper
@@ -19,6 +20,11 @@ void delete_memory(void *ptr)
     tell_of_free(ptr);
   } catch (const std::exception &) {
     // A tracer raised. The memory is freed all the same.
+  }
+  try {
+    poison::before_free(ptr);
+  } catch (const std::exception &) {
+    // The next allocation reports what CUDA has.
   }
   try {
     const CallContext call(RecordContext::ALL);

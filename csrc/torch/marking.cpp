@@ -10,6 +10,7 @@
 
 #include "current.h"
 #include "deleter.h"
+#include "mark_watch.h"
 #include "stream.h"
 #include "the_core.h"
 
@@ -71,6 +72,32 @@ void mark_foreign(const at::Tensor &tensor, const End &end)
   tensor.record_stream(stream.unwrap());
 }
 
+template <class Blocks>
+void tell_watcher(const Blocks &blocks, const End &end, bool until_free)
+{
+  const MarkWatcher *watcher = mark_watcher();
+  if (C10_LIKELY(watcher == nullptr)) {
+    return;
+  }
+  for (const auto &block : blocks) {
+    if (end.event) {
+      watcher->marked_by_event(block.ptr, *end.event);
+    } else {
+      watcher->marked(block.ptr, stream_for(end, block.device), until_free);
+    }
+  }
+}
+
+template <class Blocks>
+void tell_watcher_of_held(const Blocks &blocks)
+{
+  if (const MarkWatcher *watcher = mark_watcher()) {
+    for (const auto &block : blocks) {
+      watcher->held(block.ptr);
+    }
+  }
+}
+
 } // namespace
 
 // Uses one event for all blocks that share a stream.
@@ -103,6 +130,7 @@ void Memory::mark_blocks(const Blocks &blocks, const End &end, unsigned flags)
                                       to_esper(stream_for(end, device)), flags, nullptr);
     check(status, "record_use");
   }
+  tell_watcher(blocks, end, (flags & ESPER_USE_UNTIL_FREE) != 0);
 }
 
 void Memory::mark_until_free(const Blocks &blocks, const End &end, unsigned flags)
@@ -120,6 +148,11 @@ void Memory::mark_until_free(const Blocks &blocks, const End &end, unsigned flag
         unknown ? capi().free_after_all(core(), const_cast<void *>(block.ptr))
                 : capi().record_stream(core(), block.ptr, to_esper(stream_for(end, block.device)));
     check(status, "record_use of a tensor that autograd may have saved");
+  }
+  if (unknown) {
+    tell_watcher_of_held(blocks);
+  } else {
+    tell_watcher(blocks, {end.stream, std::nullopt}, true);
   }
 }
 
@@ -140,6 +173,7 @@ void Memory::hold_for_all_streams() const
       check(capi().free_after_all(core(), const_cast<void *>(block.ptr)),
             "record_use until the free");
     }
+    tell_watcher_of_held(*blocks);
   }
   for (const at::Tensor &tensor : foreign_) {
     // Its allocator knows only streams, and the stream is unknown, so the use is made to end here.

@@ -21,6 +21,7 @@ from typing import Any
 
 from .bench_worker import MARK, OURS
 from .plots import PlotError, check_plot
+from .progress import Progress
 
 #: The allocators, and what each needs in the environment before torch is imported.
 ALLOCATORS: dict[str, dict[str, str]] = {
@@ -118,18 +119,25 @@ def measure(rounds: int, small: bool) -> Measured:
     and left out from then on; raises BenchError where ours fails."""
     measured: Measured = {allocator: [] for allocator in ALLOCATORS}
     failed: set[str] = set()
-    for turn in range(rounds):
-        for allocator in ALLOCATORS:
-            if allocator in failed:
-                continue
-            print(f"round {turn + 1} of {rounds}: {allocator}", file=sys.stderr, flush=True)
-            try:
-                measured[allocator].append(run_worker(allocator, small))
-            except BenchError as error:
-                if allocator == OURS:
-                    raise
-                failed.add(allocator)
-                print(f"left out: {error}", file=sys.stderr, flush=True)
+    progress = Progress(rounds * len(ALLOCATORS), every_s=0)
+    try:
+        for turn in range(rounds):
+            for allocator in ALLOCATORS:
+                if allocator in failed:
+                    progress.end()
+                    continue
+                progress.begin(f"round {turn + 1} of {rounds}: {allocator}")
+                try:
+                    measured[allocator].append(run_worker(allocator, small))
+                except BenchError as error:
+                    if allocator == OURS:
+                        raise
+                    failed.add(allocator)
+                    progress.clear()
+                    print(f"left out: {error}", file=sys.stderr, flush=True)
+                progress.end()
+    finally:
+        progress.close()
     return {allocator: found for allocator, found in measured.items() if found}
 
 

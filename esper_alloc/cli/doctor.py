@@ -53,7 +53,7 @@ def render(facts: Facts, findings: list[Finding]) -> str:
         # What enable() and is_enabled() say here, too.
         lines += [
             "",
-            f"esper_alloc can be enabled here, with no GPU to serve: {problems} problem(s)",
+            f"esper_alloc loads here, but there is no GPU to allocate on: {problems} problem(s)",
         ]
     elif problems:
         lines += ["", f"esper_alloc cannot work here: {problems} problem(s)"]

@@ -1,4 +1,4 @@
-"""The command line: ``esper-alloc {run,replay,bench,doctor}``, or ``python -m esper_alloc``.
+"""The command line: ``esper-alloc {run,audit,replay,bench,doctor}``, or ``python -m esper_alloc``.
 
 Each command is a module with ``add_parser(subparsers)``; the namespace it
 parses has ``run(args) -> int``, the exit code. Only the module of the command
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "run": "run a Python script or module, unmodified, on esper_alloc",
+    "audit": "run a Python script or module, and find unordered uses of GPU memory",
     "replay": "run recorded memory histories through the allocator",
     "bench": "measure this allocator beside PyTorch's own on this machine",
     "doctor": "say what esper_alloc found on this machine and what is wrong",
@@ -27,7 +28,8 @@ exit codes:
   1    the command found or met a problem, which it names
   2    wrong usage, or an input file that cannot be used
   130  interrupted
-  `run` ends with the exit code, or by the signal, of what it runs.
+  `run` ends with the exit code, or by the signal, of what it runs; so does `audit`,
+  except that 0 becomes 1 if something was found.
 """
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from ..replay.replay import (
 )
 from ..replay.snapshot import SnapshotError
 from .plots import PlotError, check_plot
+from .progress import Progress
 
 # ---- what is printed ----------------------------------------------------------
 
@@ -114,33 +114,6 @@ def as_table(
     return "\n".join(lines)
 
 
-class _Progress:
-    """One line on stderr, rewritten; plain lines for long work without a
-    terminal, and nothing for short work."""
-
-    INTERVAL_S = 0.1
-    LONG_S = 5.0
-
-    def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty()
-        self.last = self.begun = time.monotonic()
-        self.shown = False
-
-    def step(self, what: str) -> None:
-        now = time.monotonic()
-        if self.terminal and now - self.begun > self.INTERVAL_S:
-            print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
-            self.shown = True
-        elif not self.terminal and now - self.last > self.LONG_S:
-            print(what, file=sys.stderr, flush=True)
-            self.last = now
-
-    def clear(self) -> None:
-        if self.shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-            self.shown = False
-
-
 # ---- the command --------------------------------------------------------------
 
 _EPILOG = """\
@@ -194,43 +167,52 @@ def _chosen(policies: Sequence[str] | None) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """The command; returns its exit code."""
-    progress = _Progress()
     try:
         if args.plot is not None:
             check_plot(args.plot)
-    except PlotError as error:
-        return _complain(error, progress, 2)
-    recordings: list[Recording] = []
-    try:
-        for path in args.files:
-            recordings += load_recordings(path, progress.step)
-    except SnapshotError as error:
-        return _complain(error, progress, 2)
+        recordings = _load(args.files)
+    except (PlotError, SnapshotError) as error:
+        return _complain(error, 2)
     policies = _chosen(args.policy)
     results: list[tuple[Recording, list[Replayed]]] = []
+    progress = Progress(len(recordings) * len(policies))
     try:
         for recording in recordings:
             runs = []
             for policy in policies:
                 history = recording.history
-                progress.step(f"replaying {history.path}, device {history.device}, {policy}")
+                progress.begin(f"replaying {history.path}, device {history.device}, {policy}")
                 runs.append(replay(recording, policy, args.device))
+                progress.end()
             results.append((recording, runs))
             if not args.json:
                 progress.clear()
                 print(as_table(recording, runs, args.device, args.verbose), end="\n\n", flush=True)
         if args.plot is not None:
-            progress.step(f"drawing {args.plot}")
+            progress.begin(f"drawing {args.plot}")
             plot.draw(results, args.plot)
     except (ReplayError, OSError) as error:
-        return _complain(error, progress, 1)
-    progress.clear()
+        progress.close()
+        return _complain(error, 1)
+    progress.close()
     if args.json:
         print(json.dumps([as_json(one, ran) for one, runs in results for ran in runs], indent=2))
     return 0
 
 
-def _complain(error: Exception, progress: _Progress, code: int) -> int:
-    progress.clear()
+def _load(files: Sequence[str]) -> list[Recording]:
+    """What the files have recorded. Raises SnapshotError."""
+    recordings: list[Recording] = []
+    progress = Progress(len(files))
+    try:
+        for path in files:
+            recordings += load_recordings(path, progress.begin)
+            progress.end()
+    finally:
+        progress.close()
+    return recordings
+
+
+def _complain(error: Exception, code: int) -> int:
     print(f"esper_alloc replay: {error}", file=sys.stderr)
     return code

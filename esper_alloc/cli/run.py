@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..installation.pytorch import minor
+from ..installation.pytorch import difference
 from ..torch_allocator.choices import REUSE, USES
 from .diagnosis.facts import Facts, gather_shim
 
@@ -122,9 +122,10 @@ def installed_torch() -> str | None:
         return None
 
 
-def mismatch(torch: str | None, shim: Facts) -> str | None:
+def mismatch(torch: str | None, shim: Facts, uses: str | None) -> str | None:
     """Why esper_alloc cannot serve this torch; None when it can, or when there
-    is no GPU memory to serve."""
+    is no GPU memory to serve. Marked uses can be had without the PyTorch part that fits,
+    and enable() warns then."""
     _, _, variant = (torch or "").partition("+")
     if torch is None or variant.startswith("cpu"):
         return None
@@ -134,8 +135,9 @@ def mismatch(torch: str | None, shim: Facts) -> str | None:
         return "this is its source folder, where nothing was built: `cd` elsewhere"
     if not shim["built"]:
         return f"it was installed without its PyTorch part, and this is torch {torch}"
-    if minor(shim["torch"]) != minor(torch):
-        return f"it was built for torch {minor(shim['torch'])}, and this is torch {torch}"
+    differs = difference(shim["built_for"], torch, None)
+    if differs is not None and uses == "automatic":
+        return f"it {differs}, where uses cannot be automatic"
     return None
 
 
@@ -157,7 +159,8 @@ def run(args: argparse.Namespace) -> int:
     if problem is not None:
         print(f"esper_alloc run: {problem}", file=sys.stderr)
         return 2
-    problem = mismatch(installed_torch(), gather_shim())
+    uses = args.uses or os.environ.get(USES.variable)
+    problem = mismatch(installed_torch(), gather_shim(), uses)
     if problem is not None:
         print(
             f"esper_alloc run: {problem}; `python -m esper_alloc doctor` has the remedy",

@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 from ..installation.callers import user_stacklevel
-from ..installation.pytorch import REINSTALL, minor
+from ..installation.pytorch import REINSTALL, difference, import_part
 
 
 @functools.cache
@@ -28,13 +28,11 @@ def _loaded() -> tuple[Any, str]:
         missing = [text for text in build.WHAT_IS_MISSING if text.startswith("the kernels: ")]
         why = missing[0].partition(": ")[2] if missing else "the PyTorch part was not built either"
         return None, why
-    if minor(build.TORCH_VERSION) != minor(torch.__version__):
-        return (
-            None,
-            f"they were built for torch {build.TORCH_VERSION}, and this is {torch.__version__}",
-        )
+    differs = difference(build.BUILT_FOR, torch.__version__, torch.version.cuda)
+    if differs is not None:
+        return None, f"the build that has them {differs}"
     try:
-        return importlib.import_module("esper_alloc._kernels"), ""
+        return import_part("_kernels", torch.__version__), ""
     except ImportError as error:
         return None, f"they do not load ({error})"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-_waiting: dict[str, Callable[[ModuleType], None]] = {}
+_waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
 
 
 def when_imported(name: str, then: Callable[[ModuleType], None]) -> None:
@@ -20,7 +20,7 @@ def when_imported(name: str, then: Callable[[ModuleType], None]) -> None:
         return
     if not _waiting:
         sys.meta_path.insert(0, _Watch())
-    _waiting[name] = then
+    _waiting.setdefault(name, []).append(then)
 
 
 class _Watch(importlib.abc.MetaPathFinder):
@@ -53,10 +53,10 @@ class _Watch(importlib.abc.MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             execute(module)
             vars(loader).pop("exec_module", None)
-            then = _waiting.pop(name, None)
+            waiting = _waiting.pop(name, [])
             if not _waiting and self in sys.meta_path:
                 sys.meta_path.remove(self)
-            if then is not None:
+            for then in waiting:
                 then(module)
 
         loader.exec_module = exec_module

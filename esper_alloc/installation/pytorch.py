@@ -1,9 +1,10 @@
-"""The PyTorch that is here, and the compiled part that was built for one."""
+"""The PyTorch that is here, and the compiled parts that were built for it or for another."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,9 +12,24 @@ from typing import Any
 REINSTALL = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
 class UnavailableError(RuntimeError):
     """A part of esper_alloc cannot work here; the message says why and how to
     change that."""
+
+
+class OtherTorchError(UnavailableError):
+    """The compiled parts are for other torches than the one that is here, which
+    :func:`esper_alloc.pluggable_allocator` can serve. `difference` says how they differ."""
+
+    def __init__(self, difference: str) -> None:
+        super().__init__(
+            f"esper_alloc {difference}: run `{REINSTALL}` in its source folder. "
+            f"(esper_alloc.pluggable_allocator() works with any torch.)"
+        )
+        self.difference = difference
 
 
 def need_torch() -> ModuleType:
@@ -37,22 +53,28 @@ def minor(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def build_fact(name: str) -> str | None:
-    """A constant that setup.py wrote into esper_alloc/_build.py."""
-    try:
-        build = importlib.import_module("esper_alloc._build")
-    except ImportError:
-        return None
-    return getattr(build, name, None)
+def difference(built_for: Mapping[str, str], version: str, cuda: str | None) -> str | None:
+    """How torch `version`, which has CUDA `cuda`, differs from those that the compiled parts
+    were built for (`BUILT_FOR` of esper_alloc/_build.py); None if they fit."""
+    if minor(version) not in built_for:
+        return f"was built for torch {', '.join(built_for)}, and this is torch {version}"
+    built_cuda = built_for[minor(version)]
+    if cuda and built_cuda.split(".")[0] != cuda.split(".")[0]:
+        return f"was built for a torch with CUDA {built_cuda}, and torch {version} has CUDA {cuda}"
+    return None
 
 
-def _is_unbuilt() -> bool:
-    """Whether this is a clone, which hides an installed package from who works in it."""
-    try:
-        importlib.import_module("esper_alloc._build")
-    except ImportError:
-        return True
-    return False
+def import_part(name: str, version: str) -> Any:
+    """The compiled module `esper_alloc.<name>` for torch `version`.
+
+    A wheel has one for each minor version of torch, in a folder of its own, which
+    becomes part of the package here. A build from source has one, in the package.
+    """
+    folder = _PACKAGE / f"torch_{minor(version).replace('.', '_')}"
+    search_path = importlib.import_module("esper_alloc").__path__
+    if folder.is_dir() and str(folder) not in search_path:
+        search_path.append(str(folder))
+    return importlib.import_module(f"esper_alloc.{name}")
 
 
 def check_torch(torch: ModuleType) -> None:
@@ -70,31 +92,23 @@ def check_torch(torch: ModuleType) -> None:
             f"CUDA, then esper_alloc again with `{REINSTALL}` in its source "
             f"folder."
         )
-    if _is_unbuilt():
+    try:
+        build = importlib.import_module("esper_alloc._build")
+    except ImportError as error:  # a clone, which hides an installed package from who works in it
         raise UnavailableError(
-            f"this is the source folder of esper_alloc, {Path(__file__).resolve().parents[2]}, "
+            f"this is the source folder of esper_alloc, {_PACKAGE.parent}, "
             f"where nothing was built: `cd` elsewhere to use the one that is installed, or build "
             f"here with `python setup.py build_ext --inplace`."
-        )
-    built_for = build_fact("TORCH_VERSION")
-    if built_for is None:
+        ) from error
+    if not build.BUILT_FOR:
         raise UnavailableError(
             f"esper_alloc was installed without its PyTorch part, because no "
             f"torch with CUDA was there at build time: run `{REINSTALL}` in "
             f"its source folder in an environment with torch {version}."
         )
-    if minor(built_for) != minor(version):
-        raise UnavailableError(
-            f"esper_alloc was built for torch {minor(built_for)} and this is "
-            f"torch {version}: run `{REINSTALL}` in its source folder. "
-            f"(esper_alloc.pluggable_allocator() works with any torch.)"
-        )
-    built_cuda = build_fact("CUDA_VERSION")
-    if built_cuda and built_cuda.split(".")[0] != cuda.split(".")[0]:
-        raise UnavailableError(
-            f"esper_alloc was built for a torch with CUDA {built_cuda} and torch "
-            f"{version} has CUDA {cuda}: run `{REINSTALL}` in its source folder."
-        )
+    differs = difference(build.BUILT_FOR, version, cuda)
+    if differs is not None:
+        raise OtherTorchError(differs)
 
 
 @functools.cache
@@ -102,11 +116,13 @@ def load_shim() -> Any:
     """The compiled module `esper_alloc._torch`.
 
     Raises:
-        UnavailableError: it was not built, or not for this torch.
+        UnavailableError: it was not built.
+        OtherTorchError: it was not built for this torch.
     """
-    check_torch(need_torch())
+    torch = need_torch()
+    check_torch(torch)
     try:
-        return importlib.import_module("esper_alloc._torch")
+        return import_part("_torch", torch.__version__)
     except ImportError as error:
         raise UnavailableError(
             f"esper_alloc's PyTorch part does not load ({error}): run "

@@ -87,6 +87,15 @@ def _teach(what: str, teach: Callable[[ModuleType], None], module: ModuleType) -
         )
 
 
+def before_launches(note: _Note) -> None:
+    """Lets what is launched beside the operators call ``note([...])`` with its tensors first."""
+    for what, module, teach in (
+        ("compiled graphs", "torch._inductor.output_code", _note_graph_inputs),
+        ("Triton kernels", "triton.runtime.jit", _note_kernel_arguments),
+    ):
+        when_imported(module, functools.partial(_teach, what, functools.partial(teach, note)))
+
+
 _installed = False
 
 
@@ -100,9 +109,4 @@ def install(compiled: Any) -> None:
     import torch
 
     _announce_external_streams(compiled.observe_now, untyped(torch.cuda))
-    note = compiled.note_uses
-    for what, module, teach in (
-        ("compiled graphs", "torch._inductor.output_code", _note_graph_inputs),
-        ("Triton kernels", "triton.runtime.jit", _note_kernel_arguments),
-    ):
-        when_imported(module, functools.partial(_teach, what, functools.partial(teach, note)))
+    before_launches(compiled.note_uses)

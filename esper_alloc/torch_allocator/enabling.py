@@ -10,8 +10,16 @@ import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..installation.callers import user_stacklevel
 from ..installation.files import library_path
-from ..installation.pytorch import UnavailableError, load_shim, need_torch, untyped
+from ..installation.pytorch import (
+    REINSTALL,
+    OtherTorchError,
+    UnavailableError,
+    load_shim,
+    need_torch,
+    untyped,
+)
 from . import automatic_uses
 from .choices import ALL, REUSE, SEGMENTS, USES
 
@@ -118,10 +126,12 @@ def is_enabled() -> bool:
     shim = sys.modules.get("esper_alloc._torch")
     if shim is not None and shim.is_current():
         return True
-    # Asking must not make one.
-    if pluggable_allocator.cache_info().currsize == 0:
-        return False
-    return is_current(pluggable_allocator())
+    return _is_pluggable()
+
+
+def _is_pluggable() -> bool:
+    """Whether PyTorch allocates through :func:`pluggable_allocator`. Asking must not make one."""
+    return pluggable_allocator.cache_info().currsize != 0 and is_current(pluggable_allocator())
 
 
 def enable(
@@ -145,6 +155,9 @@ def enable(
             (``"mapped"``) where they can be had, else one allocation of the driver's each
             (``"classic"``).
 
+    A torch that the installed parts were not built for is served through
+    :func:`pluggable_allocator`, and a warning says so.
+
     What is None stays as the environment says (``ESPER_ALLOC_USES``, ``ESPER_ALLOC_REUSE``,
     ``ESPER_ALLOC_SEGMENTS``) or else is the default, which is named first above. What is
     given becomes part of the environment, so that child processes have it too.
@@ -155,8 +168,8 @@ def enable(
         RuntimeError: CUDA is initialised already; or esper_alloc is enabled with another
             reuse order or kind of segments, or through :func:`pluggable_allocator`, which
             cannot have automatic uses.
-        UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
-            started with ``backend:cudaMallocAsync``.
+        UnavailableError: esper_alloc cannot serve this torch, or not with automatic uses; or
+            PyTorch was started with ``backend:cudaMallocAsync``.
 
     After an error nothing has changed.
     """
@@ -173,23 +186,35 @@ def enable(
                 )
         if given_uses is None:
             return
-        if pluggable_allocator.cache_info().currsize and is_current(pluggable_allocator()):
+        if _is_pluggable():
             if wanted_uses == "automatic":
+                load_shim()  # raises what stands in the way, if it is another torch
                 raise RuntimeError(_NOT_AUTOMATIC)
             return
     else:
-        _swap()
+        _swap(wanted_uses == "automatic")
     for choice, name in (*chosen.items(), (USES, given_uses)):
         if name is not None:
             os.environ[choice.variable] = name
+    if _is_pluggable():
+        return
     compiled = load_shim()
     compiled.automatic_uses(wanted_uses == "automatic")
     if wanted_uses == "automatic":
         automatic_uses.install(compiled)
 
 
-def _swap() -> None:
-    ours = allocator()
+def _swap(automatic: bool) -> None:
+    other_torch = None
+    ours: _CUDAAllocator
+    try:
+        ours = allocator()
+    except OtherTorchError as error:
+        if automatic:  # function pointers cannot have them
+            raise
+        other_torch = error.difference
+        _check_backend(need_torch())
+        ours = pluggable_allocator()
     import torch
 
     if untyped(torch.cuda).is_initialized():
@@ -201,6 +226,14 @@ def _swap() -> None:
             "esper_alloc run script.py`."
         )
     torch.cuda.memory.change_current_allocator(ours)
+    if other_torch is not None:
+        warnings.warn(
+            f"esper_alloc {other_torch}: until you run `{REINSTALL}` in its source folder, it "
+            "works through PyTorch's pluggable allocator, without statistics, snapshots and "
+            "automatic uses.",
+            RuntimeWarning,
+            stacklevel=user_stacklevel(),
+        )
 
 
 def enable_from_environment() -> None:

@@ -37,8 +37,7 @@ HEALTHY: dict[str, Any] = {
     },
     "shim": {
         "built": True,
-        "torch": "2.11",
-        "cuda": "13.0",
+        "built_for": {"2.11": "13.0", "2.15": "13.2"},
         "kernels": True,
         "missing": [],
         "error": None,
@@ -127,16 +126,6 @@ SICK = [
         "pip install --no-build-isolation",
     ),
     (
-        {"torch__version": "2.12.1"},
-        "built for torch 2.11, but this is torch 2.12.1",
-        "pip install --no-build-isolation",
-    ),
-    (
-        {"torch__cuda": "12.8"},
-        "built for CUDA 13.0, but this torch is built for CUDA 12.8",
-        "pip install --no-build-isolation",
-    ),
-    (
         {"driver__available": False, "driver__error": "libcuda.so.1 cannot be loaded"},
         "no GPU can be used: libcuda.so.1 cannot be loaded",
         "nvidia-smi",
@@ -208,6 +197,14 @@ def test_each_problem_is_found_and_has_a_remedy(
 
 
 WORTH_A_NOTE = [
+    (
+        {"torch__version": "2.12.1"},
+        "the extension was built for torch 2.11, 2.15, and this is torch 2.12.1: enable() uses",
+    ),
+    (
+        {"torch__cuda": "12.8"},
+        "built for a torch with CUDA 13.0, and torch 2.11.0+cu130 has CUDA 12.8: enable() uses",
+    ),
     ({"shim__missing": ["the kernels: nvcc was not found"]}, "not built: the kernels"),
     (
         {"driver__entry_points": {"cuStreamGetId": True, "cuCtxRecordEvent": False}},
@@ -253,8 +250,15 @@ def test_without_a_gpu_it_says_what_enable_says() -> None:
     trial = {"enabled": True, "before": "native", "backend": "native", "allocated": None}
     facts = facts_with(driver__available=False, driver__error="no libcuda", trial=trial)
     text = doctor.render(facts, doctor.diagnose(facts))
-    assert text.endswith("esper_alloc can be enabled here, with no GPU to serve: 1 problem(s)")
+    assert text.endswith("esper_alloc loads here, but there is no GPU to allocate on: 1 problem(s)")
     assert "trial:        enabled; no GPU to allocate on" in text
+
+
+def test_another_torch_goes_through_function_pointers() -> None:
+    text = doctor.render(facts_with(torch__version="2.14.1"), [])
+    assert "through the extension" not in text
+    assert "through function pointers (enable, run, pluggable_allocator)" in text
+    assert "built for torch 2.11 (CUDA 13.0), 2.15 (CUDA 13.2), with kernels" in text
 
 
 def test_source_directory_gets_the_command_for_it() -> None:
@@ -273,7 +277,9 @@ def test_problems_come_before_notes() -> None:
 
 
 def test_newer_driver_than_torch_is_fine() -> None:
-    facts = facts_with(torch__cuda="12.8", shim__cuda="12.8", driver__driver_version=13020)
+    facts = facts_with(
+        torch__cuda="12.8", shim__built_for={"2.11": "12.6"}, driver__driver_version=13020
+    )
     assert doctor.diagnose(facts) == []
 
 

@@ -77,12 +77,12 @@ class Place:
         file.write_text(textwrap.dedent(text))
         return file
 
-    def built_for(self, torch: str | None) -> None:
+    def built_for(self, *torches: str) -> None:
         self.write(
             "site/esper_alloc/_build.py",
             f"""
-            TORCH_VERSION, CUDA_VERSION = {torch!r}, "13.0"
-            HAS_SHIM = HAS_KERNELS = {torch is not None}
+            BUILT_FOR = {{torch: "13.0" for torch in {torches!r}}}
+            HAS_KERNELS = {torches != ()}
             WHAT_IS_MISSING = []
             """,
         )
@@ -439,23 +439,21 @@ def test_startup_file_is_harmless_in_old_pythons(place: Place, name: str) -> Non
 @pytest.mark.parametrize(
     "torch, built_for, why",
     [
-        ("9.8.0+cu130", "9.9", "built for torch 9.9, and this is torch 9.8.0+cu130"),
-        ("9.10.0", "9.9", "built for torch 9.9, and this is torch 9.10.0"),
-        ("9.9.0+cu130", None, "installed without its PyTorch part"),
-        ("9.9.0+rocm6.4", "9.9", "AMD GPUs"),
+        ("9.9.0+cu130", [], "installed without its PyTorch part"),
+        ("9.9.0+rocm6.4", ["9.9"], "AMD GPUs"),
         (
             "9.9.0+cu130",
-            "nothing was built",
+            ["nothing was built"],
             "source folder, where nothing was built: `cd` elsewhere",
         ),
     ],
 )
 def test_nothing_is_run_where_it_cannot_be_on_esper_alloc(
-    place: Place, torch: str, built_for: str | None, why: str
+    place: Place, torch: str, built_for: list[str], why: str
 ) -> None:
     place.install_torch(torch)
-    place.built_for(built_for)
-    if built_for == "nothing was built":
+    place.built_for(*built_for)
+    if built_for == ["nothing was built"]:
         (place.site / "esper_alloc" / "_build.py").unlink()
     done = place.run(place.write("never.py", "print('ran')"))
     assert (done.returncode, done.stdout) == (1, "")
@@ -463,9 +461,27 @@ def test_nothing_is_run_where_it_cannot_be_on_esper_alloc(
     assert "python -m esper_alloc doctor" in done.stderr
 
 
+@pytest.mark.parametrize("torch", ["9.8.0+cu130", "9.10.0"])
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_another_torch_is_refused_automatic_uses_only(place: Place, torch: str, by: str) -> None:
+    place.install_torch(torch)
+    place.built_for("9.9", "9.11")
+    script = place.write("report.py", REPORT)
+    done = place.run(script)  # enable() warns of it
+    assert (done.returncode, done.stdout) == (0, "enabled 1\n")
+    options = ["--uses", "automatic"] if by == "option" else []
+    if by == "variable":
+        place.environment["ESPER_ALLOC_USES"] = "automatic"
+    done = place.run(*options, script)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"it was built for torch 9.9, 9.11, and this is torch {torch}" in done.stderr
+    place.install_torch("9.11.2")
+    assert place.run(*options, script).returncode == 0
+
+
 def test_a_torch_without_cuda_is_no_reason_to_refuse(place: Place) -> None:
     place.install_torch("9.9.0+cpu")
-    place.built_for(None)
+    place.built_for()
     place.torch.write_text("class version:\n    cuda = None\n")
     done = place.run(place.write("report.py", REPORT))
     assert (done.returncode, done.stdout, done.stderr) == (0, "enabled None\n", "")
@@ -526,7 +542,7 @@ def real_package_is_built() -> bool:
         from esper_alloc import _build
     except ImportError:
         return False
-    return bool(_build.HAS_SHIM) and importlib.util.find_spec("torch") is not None
+    return bool(_build.BUILT_FOR) and importlib.util.find_spec("torch") is not None
 
 
 @pytest.mark.skipif(not real_package_is_built(), reason="the extension for torch is not built")

@@ -1404,8 +1404,8 @@ def test_missing_kernels_are_said_once_with_the_command(monkeypatch: pytest.Monk
         ),
         ({"HAS_KERNELS": False, "WHAT_IS_MISSING": []}, "the PyTorch part was not built either"),
         (
-            {"HAS_KERNELS": True, "TORCH_VERSION": "1.0", "WHAT_IS_MISSING": []},
-            "built for torch 1.0",
+            {"HAS_KERNELS": True, "BUILT_FOR": {"1.0": "9.0"}, "WHAT_IS_MISSING": []},
+            "the build that has them was built for torch 1.0, and this is torch 2.",
         ),
     ],
 )

@@ -33,6 +33,7 @@ def compiled() -> Compiled:
     return Compiled()
 
 
+@pytest.mark.slow
 def test_inputs_of_compiled_graphs_are_noted_forward_and_backward(
     compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:

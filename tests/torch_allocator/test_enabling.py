@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import esper_alloc
-from esper_alloc.installation.pytorch import UnavailableError, check_torch
+from esper_alloc.installation import pytorch
+from esper_alloc.installation.pytorch import OtherTorchError, UnavailableError, check_torch
 from esper_alloc.torch_allocator import enabling
 
 #: Makes `import torch` fail as it does where there is none.
@@ -141,10 +142,9 @@ def torch_like(version: str, *, cuda: str | None = "13.0", hip: str | None = Non
 
 @pytest.fixture
 def built_for(monkeypatch):
-    def set_build(torch: str | None, cuda: str | None = "13.0") -> None:
+    def set_build(*torches: str) -> None:
         build = types.ModuleType("esper_alloc._build")
-        build.TORCH_VERSION = torch
-        build.CUDA_VERSION = cuda
+        build.BUILT_FOR = dict.fromkeys(torches, "13.0")
         monkeypatch.setitem(sys.modules, "esper_alloc._build", build)
 
     return set_build
@@ -153,23 +153,29 @@ def built_for(monkeypatch):
 @pytest.mark.parametrize(
     ("torch", "built", "told"),
     [
-        (torch_like("2.11.0+rocm6.4", cuda=None, hip="6.4"), "2.11.0", "not support ROCm"),
-        (torch_like("2.11.0+cpu", cuda=None), "2.11.0", "built without CUDA"),
-        (torch_like("2.11.0+cu130"), None, "installed without its PyTorch part"),
+        (torch_like("2.11.0+rocm6.4", cuda=None, hip="6.4"), ["2.11"], "not support ROCm"),
+        (torch_like("2.11.0+cpu", cuda=None), ["2.11"], "built without CUDA"),
+        (torch_like("2.11.0+cu130"), [], "installed without its PyTorch part"),
         (
             torch_like("2.12.1+cu130"),
-            "2.11.0+cu130",
-            "built for torch 2.11 and this is torch 2.12.1",
+            ["2.11"],
+            "built for torch 2.11, and this is torch 2.12.1",
         ),
-        (torch_like("2.1.0"), "2.11.0", "built for torch 2.11 and this is torch 2.1.0"),
-        (torch_like("2.11.0+cu126", cuda="12.6"), "2.11.0", "has CUDA 12.6"),
+        (
+            torch_like("2.1.0"),
+            ["2.11", "2.12"],
+            "built for torch 2.11, 2.12, and this is torch 2.1.0",
+        ),
+        (torch_like("2.11.0+cu126", cuda="12.6"), ["2.11"], "has CUDA 12.6"),
     ],
 )
 def test_refusals_are_one_sentence_with_a_remedy(built_for, torch, built, told):
-    built_for(built)
+    built_for(*built)
     with pytest.raises(UnavailableError) as refused:
         check_torch(torch)
     text = str(refused.value)
+    # What function pointers can serve is told apart.
+    assert isinstance(refused.value, OtherTorchError) == ("pluggable_allocator" in text)
     assert told in text
     assert torch.__version__ in text
     assert "\n" not in text
@@ -206,8 +212,87 @@ def test_a_source_folder_where_nothing_was_built_says_so(tmp_path):
 
 @pytest.mark.parametrize("torch", [torch_like("2.11.0+cu130"), torch_like("2.11.3", cuda="13.2")])
 def test_the_same_minor_is_accepted(built_for, torch):
-    built_for("2.11.0+cu130")
+    built_for("2.11", "2.12")
     check_torch(torch)
+
+
+# What a wheel has for each torch
+
+
+@pytest.mark.parametrize("first", ["2.11", "2.12"])
+def test_the_part_for_this_torch_is_chosen(first, tmp_path, monkeypatch):
+    for version in ("2.11", "2.12"):
+        folder = tmp_path / f"torch_{version.replace('.', '_')}"
+        folder.mkdir()
+        (folder / "_part.py").write_text(f"BUILT_FOR = {version!r}\n")
+    monkeypatch.setattr(pytorch, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(esper_alloc, "__path__", [*esper_alloc.__path__])
+    monkeypatch.delitem(sys.modules, "esper_alloc._part", raising=False)
+    with pytest.raises(ImportError):
+        pytorch.import_part("_part", "2.1.1")
+    part = pytorch.import_part("_part", f"{first}.3+cu130")
+    monkeypatch.setitem(sys.modules, "esper_alloc._part", part)  # gone after the test
+    assert first == part.BUILT_FOR
+    assert pytorch.import_part("_part", f"{first}.3+cu130") is part
+    assert len([entry for entry in esper_alloc.__path__ if "torch_2" in entry]) == 1
+
+
+OTHER_TORCH = """
+import sys, types
+import torch
+build = types.ModuleType("esper_alloc._build")
+build.BUILT_FOR, build.HAS_KERNELS, build.WHAT_IS_MISSING = {"1.0": "13.0"}, False, []
+sys.modules["esper_alloc._build"] = build
+"""
+
+
+@needs_core
+@needs_cuda_torch
+@pytest.mark.parametrize("variable", ["0", "1"])
+def test_another_torch_is_served_through_function_pointers_and_a_sentence_says_so(variable):
+    program = """
+import esper_alloc
+esper_alloc.enable()
+esper_alloc.enable(uses="marked")
+assert torch.cuda.get_allocator_backend() == "pluggable"
+assert esper_alloc.is_enabled()
+esper_alloc.record_use(torch.ones(3))
+try:
+    esper_alloc.enable(uses="automatic")
+except esper_alloc.UnavailableError as error:
+    assert "was built for torch 1.0" in str(error)
+else:
+    raise AssertionError("automatic uses")
+"""
+    printed = run(OTHER_TORCH + program, ESPER_ALLOC=variable)
+    (said,) = [line for line in printed.splitlines() if "Warning" in line]
+    assert "RuntimeWarning: esper_alloc was built for torch 1.0, and this is torch 2." in said
+    assert said.endswith("without statistics, snapshots and automatic uses.")
+
+
+@needs_core
+@needs_cuda_torch
+@pytest.mark.parametrize(
+    "uses, conf, words",
+    [
+        ("automatic", "", "was built for torch 1.0"),
+        ("marked", "backend:cudaMallocAsync", "remove backend:cudaMallocAsync"),
+    ],
+)
+def test_what_function_pointers_cannot_serve_is_refused_and_nothing_changes(uses, conf, words):
+    program = """
+import esper_alloc
+before = torch.cuda.get_allocator_backend()
+try:
+    esper_alloc.enable(uses=USES)
+except esper_alloc.UnavailableError as error:
+    print(error)
+assert torch.cuda.get_allocator_backend() == before and not esper_alloc.is_enabled()
+assert "ESPER_ALLOC_USES" not in __import__("os").environ
+"""
+    program = program.replace("USES)", f"{uses!r})")
+    printed = run(OTHER_TORCH + program, PYTORCH_CUDA_ALLOC_CONF=conf)
+    assert words in printed and "Warning" not in printed
 
 
 def test_without_torch_the_error_says_what_to_install():

@@ -496,6 +496,7 @@ def cuda(settings: str, general: str) -> dict[str, str]:
     return {"PYTORCH_CUDA_ALLOC_CONF": settings, "PYTORCH_ALLOC_CONF": general}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "before", "after", "mapped"),
     [

@@ -148,3 +148,13 @@ def helpers() -> None:
     reward: float = RewardNormalizer().update_and_normalize(1.0)
     round(RewardNormalizer().mean + reward, 2)
     assert_type(esper_alloc.is_enabled(), bool)
+
+
+def audits() -> None:
+    with esper_alloc.audit(mode="warn", poison=False) as report:
+        assert_type(report.complete, bool)
+    for finding in report.findings:
+        assert_type(finding.place.frames[0].line, int)
+        assert_type(finding.freed is None, bool)
+    assert_type(report.text() + report.json(), str)
+    esper_alloc.audit(mode="loud")  # type: ignore[arg-type]

@@ -522,6 +522,7 @@ def argument_of(line):
     return re.search(r"\(\[?(\w+)", line).group(1)
 
 
+@pytest.mark.slow
 def test_inductor_marks_the_buffer_that_was_read_and_uses_it_no_more(read_elsewhere):
     def f(x, w):
         y = (x @ w).relu()

@@ -13,10 +13,10 @@
 /* ---- to wait or to grow ------------------------------------------------ */
 
 /* With reuse order `auto` a stream waits for memory only while its heap has more than ALLOWANCE
- * bytes pending, and only for a block with YOUNGER later ones. The GPU works on those meanwhile, so
- * a pipeline that is this deep loses nothing. More than 1/DEVICE_SHARE of the device is never left
+ * bytes pending, and never for the block that became pending last: the GPU works on that one
+ * meanwhile, so a pipeline keeps its overlap. More than 1/DEVICE_SHARE of the device is never left
  * pending, and nothing is while memory is short. */
-enum { ALLOWANCE = 256 << 20, YOUNGER = 2, DEVICE_SHARE = 25 };
+enum { ALLOWANCE = 128 << 20, DEVICE_SHARE = 16 };
 
 /* Whether a new segment would exceed the memory fraction, or the driver lately refused one of that
  * size. */
@@ -44,16 +44,15 @@ bool request_gates_first(const request_t *q)
   return q->heap->pending_index.bytes + q->size > ALLOWANCE || !may_leave_pending(q);
 }
 
-/* Whether enough blocks became pending after all of the run's. */
+/* Whether a block like the run's became pending after all of them. */
 static bool has_younger(const request_t *q, run_t run)
 {
   enum { MOST = 64 }; /* blocks that are looked at */
-  int looked = 0, younger = 0;
+  int looked = 0;
   for (const block_t *b = q->heap->newest_pending; b && looked++ < MOST; b = b->older) {
     if (b->address >= run.first->address && b->address < run.first->address + run.size)
       return false;
-    younger += b->segment->large == q->large && !b->barred;
-    if (younger == YOUNGER)
+    if (b->segment->large == q->large && !b->barred)
       return true;
   }
   return false;

@@ -142,16 +142,14 @@ def gather_shim() -> Facts:
     except Exception as error:
         return {
             "built": False,
-            "torch": None,
-            "cuda": None,
+            "built_for": {},
             "kernels": False,
             "missing": [],
             "error": describe(error),
         }
     return {
-        "built": bool(build.HAS_SHIM),
-        "torch": build.TORCH_VERSION,
-        "cuda": build.CUDA_VERSION,
+        "built": bool(build.BUILT_FOR),
+        "built_for": dict(build.BUILT_FOR),
         "kernels": bool(build.HAS_KERNELS),
         "missing": as_sentences(build.WHAT_IS_MISSING),
         "error": None,

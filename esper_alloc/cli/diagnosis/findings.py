@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from ...installation.pytorch import minor
+from ...installation.pytorch import difference
 from ...torch_allocator.choices import ALL
 from .facts import Facts
 from .words import cuda_version
@@ -141,19 +141,12 @@ def torch_findings(facts: Facts) -> list[Finding]:
                 rebuild(facts),
             )
         ]
-    if shim["torch"] and minor(shim["torch"]) != minor(torch["version"]):
+    differs = difference(shim["built_for"], torch["version"], torch["cuda"])
+    if differs is not None:
         return [
-            problem(
-                f"the extension was built for torch {minor(shim['torch'])}, "
-                f"but this is torch {torch['version']}",
-                rebuild(facts),
-            )
-        ]
-    if shim["cuda"] and shim["cuda"].split(".")[0] != torch["cuda"].split(".")[0]:
-        return [
-            problem(
-                f"the extension was built for CUDA {shim['cuda']}, "
-                f"but this torch is built for CUDA {torch['cuda']}",
+            note(
+                f"the extension {differs}: enable() uses PyTorch's pluggable allocator, without "
+                "statistics, snapshots and automatic uses",
                 rebuild(facts),
             )
         ]
@@ -171,7 +164,7 @@ def driver_findings(facts: Facts) -> list[Finding]:
             problem(
                 f"no GPU can be used: {driver['error']}",
                 "`nvidia-smi` must list the GPU: install NVIDIA's driver, or in Docker add "
-                "--gpus all. `python -m esper_alloc replay` needs no GPU",
+                "--gpus all. `python -m esper_alloc replay FILE` needs no GPU",
             )
         ]
     findings = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ...installation.pytorch import difference
 from ...torch_allocator.choices import REUSE, USES
 from .facts import Facts
 
@@ -49,7 +50,8 @@ def shim_text(shim: Facts) -> str:
     if not shim["built"]:
         return "not built"
     kernels = ", with kernels" if shim["kernels"] else ""
-    return f"built for torch {shim['torch']}, CUDA {shim['cuda']}{kernels}"
+    torches = ", ".join(f"{torch} (CUDA {cuda})" for torch, cuda in shim["built_for"].items())
+    return f"built for torch {torches}{kernels}"
 
 
 def driver_lines(driver: Facts) -> list[tuple[str, str]]:
@@ -80,10 +82,14 @@ def paths(facts: Facts) -> list[str]:
     chosen = ["replay on the simulated device"]
     if not facts["driver"]["available"]:
         return chosen
-    if facts["torch"]["cuda"]:
-        if facts["shim"]["built"]:
+    torch, shim = facts["torch"], facts["shim"]
+    if torch["cuda"]:
+        pointers = "pluggable_allocator"
+        if shim["built"] and difference(shim["built_for"], torch["version"], torch["cuda"]):
+            pointers = f"enable, run, {pointers}"
+        elif shim["built"]:
             chosen.append("PyTorch through the extension (enable, allocator, run)")
-        chosen.append("PyTorch through function pointers (pluggable_allocator)")
+        chosen.append(f"PyTorch through function pointers ({pointers})")
     chosen.append(f"segments: {segments_chosen(facts)}")
     for choice, what in ((REUSE, "reuse order"), (USES, "uses")):
         chosen.append(f"{what}: {facts['environment'].get(choice.variable) or choice.names[0]}")

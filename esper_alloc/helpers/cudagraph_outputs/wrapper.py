@@ -119,13 +119,13 @@ class cudagraph_outputs(Generic[P, R]):
     and inside ``torch.compile``, the function is simply called.
 
     Args:
-        function: what to wrap. None: a context manager, or a decorator with
+        function (Callable | None): what to wrap. None: a context manager, or a decorator with
             options.
-        clone: "graphs", to copy what belongs to a graph of ``torch.compile``;
+        clone (str): "graphs", to copy what belongs to a graph of ``torch.compile``;
             "all", to copy every CUDA tensor that shares no memory with the
             arguments, and every gradient: for ``torch.cuda.make_graphed_callables`` and graphs
             replayed by hand, which PyTorch does not keep an account of.
-        mark: "auto", as above; "always", to begin each step even if that
+        mark (str): "auto", as above; "always", to begin each step even if that
             invalidates tensors; "never", where the program marks its steps.
 
     Attributes:

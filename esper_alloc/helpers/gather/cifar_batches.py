@@ -136,14 +136,10 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator["torch.Tensor", "torch.Te
     (:func:`clear_gpu_dataset_cache` drops them). They are read from the files of the
     published archive, unpacked in `data_root`.
 
-    Normalised means (x / 255 - mean[c]) / std[c], with, for red, green and blue:
+    Normalised means (x / 255 - mean[c]) / std[c], with, for red, green and blue,
 
-    ======== ======================== ========================
-    dataset  mean                     std
-    ======== ======================== ========================
-    cifar10  0.4914, 0.4822, 0.4465   0.2470, 0.2435, 0.2616
-    cifar100 0.5071, 0.4865, 0.4409   0.2673, 0.2564, 0.2762
-    ======== ======================== ========================
+    - cifar10: mean 0.4914, 0.4822, 0.4465 and std 0.2470, 0.2435, 0.2616;
+    - cifar100: mean 0.5071, 0.4865, 0.4409 and std 0.2673, 0.2564, 0.2762.
 
     ``cifar_precompute_aug=True`` augments the training images once, when they are
     loaded: each gets a random crop (4 pixels of black around it) and with
@@ -151,10 +147,10 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator["torch.Tensor", "torch.Te
     augmented images. ``augment=True`` draws them anew each epoch, at no cost in
     memory. Test images are never augmented.
 
+    Arguments that are not listed here are those of `GatherBatchIterator`.
+
     Args:
-        batch_size_per_env, n_envs, env_devices, shuffle, seed, reuse, rank,
-            world_size: see `GatherBatchIterator`.
-        order: likewise, but "global" unless it is given.
+        order: as there, but "global" unless it is given.
         data_root: the folder that holds ``cifar-10-batches-py`` or
             ``cifar-100-python``.
         is_train: the training set, without a last batch that is not full; else the

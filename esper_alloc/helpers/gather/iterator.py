@@ -40,9 +40,10 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
     operations give the same to the bit.
 
     Args:
-        inputs, targets: a tensor of samples [N, ...] or a dict of them, on the CPU
+        inputs: a tensor of samples [N, ...] or a dict of them, on the CPU
             or a GPU. They are copied to each device once, and shared between
             iterators; later changes of what was copied are not seen.
+        targets: likewise, of the same length N.
         batch_size_per_env: samples for each environment in a batch.
         n_envs: the number of environments.
         env_devices: the device of each: "cpu", "cuda" (that is "cuda:0") or
@@ -61,8 +62,9 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
             marked as done (:meth:`GatherBatch.for_stream`, :meth:`GatherBatch.done`);
             the device waits for those uses, the host does not. A slot that
             was not marked is never overwritten: it gets fresh memory.
-        rank, world_size: this process's part where several share an epoch: no
-            sample goes to two ranks.
+        rank: this process's number where several share an epoch: no sample goes
+            to two ranks.
+        world_size: how many processes share an epoch.
 
     Raises:
         ValueError: an argument is out of its range, or the lengths of inputs and

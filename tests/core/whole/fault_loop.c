@@ -4,8 +4,11 @@
  * satisfied, nothing leaked, and memory available again.
  *
  * It runs with classic and with mapped segments. With a sticky fault the function fails from its
- * Nth call on until the scenario is over, as after a broken context. */
+ * Nth call on until the scenario is over, as after a broken context.
+ *
+ * ESPER_FAULT_STEP=64 lets only every 64th call fail. */
 #include <stdbool.h>
+#include <stdlib.h>
 
 #include "core/api/testing.h"
 #include "esper_sleep.h"
@@ -708,9 +711,17 @@ static bool is_plausible(sim_call call, esper_status status)
 #define FAULT_STEP 1 /* from one failing call of a function to the next */
 #endif
 
+static uint64_t fault_step(void)
+{
+  const char *given = getenv("ESPER_FAULT_STEP");
+  uint64_t step = given ? strtoull(given, NULL, 10) : FAULT_STEP;
+  return step ? step : 1;
+}
+
 static void walk(esper_status status, bool sticky)
 {
   static const sim_completion COMPLETIONS[] = {SIM_WHEN_TOLD, SIM_SEEDED, SIM_AT_ONCE};
+  const uint64_t step = fault_step();
   uint64_t runs = 0;
   for (int c = 0; c < SIM_CALL_COUNT; c++) {
     sim_call call = (sim_call)c;
@@ -719,7 +730,7 @@ static void walk(esper_status status, bool sticky)
     for (int k = 0; k < 6; k++) {
       mapped = k >= 3;
       runs++;
-      for (uint64_t nth = 1; run(call, nth, status, sticky, COMPLETIONS[k % 3]); nth += FAULT_STEP)
+      for (uint64_t nth = 1; run(call, nth, status, sticky, COMPLETIONS[k % 3]); nth += step)
         runs++;
     }
   }

@@ -132,6 +132,7 @@ def attempt(
 ) -> tuple[bool, bool]:
     """One try: was the gradient wrong, was the memory handed out while backward was to come?"""
     w.grad = None
+    torch.cuda.empty_cache()  # what the attempt before has dropped would fit as well
     address, total = forward(holder, value, w, side, exact)
     torch.cuda.synchronize()  # the forward pass and its mark are over
     with torch.cuda.stream(side):

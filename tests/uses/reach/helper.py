@@ -76,6 +76,7 @@ def keep_busy(stream: torch.cuda.Stream) -> None:
 def main() -> None:
     if "ESPER_SIMULATED" not in os.environ:
         esper_alloc.enable()
+        gathered()  # loading a kernel waits for the GPU
     esper_alloc.install_tensor_method()
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {}

@@ -1,0 +1,123 @@
+#include "footprints.h"
+
+#include <c10/util/hash.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+
+namespace esper
+{
+
+namespace
+{
+
+// Sizes and strides as they are stored. Asking a subclass may run Python. False: they are symbolic,
+// or mean something else.
+bool is_plain(const c10::TensorImpl &tensor)
+{
+  return !tensor.key_set().has(c10::DispatchKey::NestedTensorCUDA) &&
+         tensor.sym_sizes_default().size() == tensor.sym_strides_default().size() &&
+         c10::asIntArrayRefSlowOpt(tensor.sym_sizes_default()).has_value() &&
+         c10::asIntArrayRefSlowOpt(tensor.sym_strides_default()).has_value();
+}
+
+// Rows that repeat: the innermost dimensions are dense, and every other stride is a multiple of the
+// smallest of them. Otherwise all from the first to the last byte.
+void find_rows(c10::IntArrayRef sizes, c10::IntArrayRef strides, size_t item,
+               audit_footprint &bytes)
+{
+  int64_t dense = 1; // elements
+  for (bool more = true; more;) {
+    more = false;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (sizes[i] > 1 && strides[i] == dense) {
+        dense *= sizes[i];
+        more = true;
+        break;
+      }
+    }
+  }
+  int64_t period = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1 && strides[i] >= dense && (period == 0 || strides[i] < period)) {
+      period = strides[i];
+    }
+  }
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1 && period > 0 && strides[i] >= dense && strides[i] % period != 0) {
+      period = 0;
+    }
+  }
+  if (period > dense) {
+    bytes.period = static_cast<size_t>(period) * item;
+    bytes.run = static_cast<size_t>(dense) * item;
+  }
+}
+
+} // namespace
+
+size_t storage_size(const c10::StorageImpl &storage)
+{
+  const auto bytes = storage.sym_nbytes().maybe_as_int();
+  return bytes && *bytes > 0 ? static_cast<size_t>(*bytes) : 0;
+}
+
+bool footprint_of(const c10::TensorImpl &tensor, uintptr_t address, size_t size,
+                  audit_footprint &bytes)
+{
+  bytes = {address, size, 0, 0};
+  if (!is_plain(tensor)) {
+    return size > 0;
+  }
+  const auto sizes = tensor.sizes_default();
+  const auto strides = tensor.strides_default();
+  int64_t last = 0; // element
+  int64_t elements = 1;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    elements *= sizes[i];
+    last += (sizes[i] - 1) * strides[i];
+  }
+  if (elements == 0) {
+    return false;
+  }
+  const size_t item = tensor.dtype().itemsize();
+  bytes.begin = address + static_cast<size_t>(tensor.storage_offset_default()) * item;
+  bytes.size = static_cast<size_t>(last + 1) * item;
+  if (last + 1 > elements) {
+    find_rows(sizes, strides, item, bytes);
+  }
+  return true;
+}
+
+TensorShape shape_of(const c10::TensorImpl &tensor)
+{
+  TensorShape shape{c10::typeMetaToScalarType(tensor.dtype()), {}, is_plain(tensor)};
+  if (shape.is_known) {
+    const auto sizes = tensor.sizes_default();
+    shape.sizes.append(sizes.begin(), sizes.end());
+  }
+  return shape;
+}
+
+size_t TensorShape::hash() const
+{
+  size_t hash = c10::hash_combine(static_cast<size_t>(dtype) + 1, is_known ? sizes.size() + 1 : 0);
+  for (const int64_t size : sizes) {
+    hash = c10::hash_combine(hash, static_cast<size_t>(size));
+  }
+  return hash;
+}
+
+std::string TensorShape::text() const
+{
+  std::string text = torch::getTHPDtype(dtype)->name;
+  if (is_known) {
+    text += " [";
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      text += (i ? ", " : "") + std::to_string(sizes[i]);
+    }
+    text += "]";
+  }
+  return text;
+}
+
+} // namespace esper

@@ -1,0 +1,130 @@
+#include "operations.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <mutex>
+#include <shared_mutex>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace esper
+{
+
+namespace
+{
+
+struct Book {
+  std::shared_mutex mutex;
+  // By where the operator's registration has its name, which is as good as the operator and quicker
+  // to look up.
+  std::unordered_map<const char *, const Operation *> by_name;
+  std::vector<const Operation *> all;
+};
+
+Book &book()
+{
+  static auto *instance = new Book();
+  return *instance;
+}
+
+bool begins_with(std::string_view text, std::string_view with)
+{
+  return text.substr(0, with.size()) == with;
+}
+
+bool ends_with(std::string_view text, std::string_view with)
+{
+  return text.size() >= with.size() && text.substr(text.size() - with.size()) == with;
+}
+
+// Operators that look at shapes, flags or storages, not at contents.
+bool touches_nothing(std::string_view name, const c10::OperatorName &operator_name)
+{
+  static constexpr std::string_view names[] = {
+      "aten::requires_grad_",   "aten::retain_grad",     "aten::set_data",  "aten::is_pinned",
+      "aten::result_type",      "aten::can_cast",        "aten::is_set_to", "aten::is_same_size",
+      "aten::resize_",          "aten::_resize_output_", "aten::set_",      "aten::resize_as_",
+      "aten::record_stream",    "aten::_version",        "aten::output_nr", "aten::is_leaf",
+      "aten::broadcast_tensors"};
+  for (const std::string_view one : names) {
+    if (name == one) {
+      return true;
+    }
+  }
+  if (begins_with(name, "aten::new_") || ends_with(name, "_like") ||
+      begins_with(name, "esper_alloc::")) {
+    return true;
+  }
+  const auto handle = c10::Dispatcher::singleton().findSchema(operator_name);
+  return handle && handle->hasTag(at::Tag::inplace_view);
+}
+
+const Operation *make(Book &b, const c10::FunctionSchema &schema)
+{
+  auto *made = new Operation{schema.name(),
+                             static_cast<uint32_t>(b.all.size() + 1),
+                             schema.name() == "aten::record_stream",
+                             false,
+                             {}};
+  const bool nothing = touches_nothing(schema.name(), schema.operator_name());
+  for (size_t i = 0; i < Operation::known; ++i) {
+    Argument &what = made->arguments[i];
+    what = Argument::read;
+    if (nothing) {
+      what = Argument::none;
+    } else if (i < schema.arguments().size()) {
+      if (const c10::AliasInfo *alias = schema.arguments()[i].alias_info()) {
+        what = alias->isWrite() ? Argument::write : Argument::none;
+      }
+    }
+  }
+  for (const c10::Argument &result : schema.returns()) {
+    made->makes_views = made->makes_views || result.alias_info() != nullptr;
+  }
+  b.all.push_back(made);
+  return made;
+}
+
+} // namespace
+
+const Operation *find_operation(const at::RecordFunction &function)
+{
+  const char *name = function.name();
+  Book &b = book();
+  {
+    std::shared_lock<std::shared_mutex> lock(b.mutex);
+    const auto found = b.by_name.find(name);
+    // A registration may have gone, and something else be at its place.
+    if (C10_LIKELY(found != b.by_name.end() && found->second->name == name)) {
+      return found->second;
+    }
+  }
+  const auto schema = function.operator_schema();
+  if (!schema) {
+    return nullptr;
+  }
+  std::unique_lock<std::shared_mutex> lock(b.mutex);
+  return b.by_name[name] = make(b, *schema);
+}
+
+std::string operation_name(uint32_t number)
+{
+  Book &b = book();
+  std::shared_lock<std::shared_mutex> lock(b.mutex);
+  return number == 0 || number > b.all.size() ? std::string() : b.all[number - 1]->name;
+}
+
+uint32_t operation_number(const char *name)
+{
+  Book &b = book();
+  std::unique_lock<std::shared_mutex> lock(b.mutex);
+  const Operation *&found = b.by_name[name];
+  if (found == nullptr) {
+    found = new Operation{name, static_cast<uint32_t>(b.all.size() + 1), false, false, {}};
+    b.all.push_back(found);
+  }
+  return found->number;
+}
+
+} // namespace esper

@@ -1,0 +1,1 @@
+"""Finds accesses to GPU memory that nothing orders: ``esper_alloc.audit()``."""

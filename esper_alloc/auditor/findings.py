@@ -1,0 +1,251 @@
+"""What an audit found, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A line of Python that was running: the innermost one of a function's call."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{_shown(self.file)}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something happened.
+
+    `frames` are the user's, the innermost first; of code without any, the innermost of all.
+    With `in_backward` they are those of the forward operator.
+    """
+
+    frames: tuple[Frame, ...]
+    in_backward: bool = False
+
+    def __str__(self) -> str:
+        if not self.frames:
+            return "an unknown place"
+        return f"{self.frames[0]}, in its backward" if self.in_backward else str(self.frames[0])
+
+
+@dataclass(frozen=True)
+class Stream:
+    """`handle` is ``torch.cuda.Stream.cuda_stream``; 0: the default stream."""
+
+    device: int
+    handle: int
+
+    def __str__(self) -> str:
+        which = f"stream {self.handle:#x}" if self.handle else "the default stream"
+        return f"{which} of device {self.device}"
+
+
+@dataclass(frozen=True)
+class Access:
+    """One of two accesses that nothing orders.
+
+    `tensor` has dtype and shape, as in ``"float32 [128, 64]"``; empty: unknown. With
+    `is_allocation` the stream allocated the memory there; its earlier work may still use what
+    the memory was before.
+    """
+
+    place: Place
+    operator: str
+    tensor: str
+    stream: Stream
+    writes: bool
+    is_allocation: bool
+
+    def __str__(self) -> str:
+        if self.is_allocation:
+            return f"allocated on {self.stream}, at {self.place}"
+        how = "written" if self.writes else "read"
+        by = f" by {self.operator}" if self.operator else ""
+        return f"{how}{by} on {self.stream}, at {self.place}"
+
+
+#: What each kind of finding is called.
+TITLES = {
+    "freed-in-use": "freed while another stream may still use it",
+    "marked-early": "marked before the last use on that stream",
+    "read-early": "read before it is written",
+    "write-early": "written while it may still be in use",
+    "stale-output": "output of a CUDA graph, read after the graph's next replay",
+    "late-write": "written after it was freed",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Memory that is used in two ways that nothing orders.
+
+    Attributes:
+        kind: a key of :data:`TITLES`.
+        count: how often it happened; all else is of the first time.
+        address, size: of the memory, in bytes; size 0: unknown.
+        allocated: where, and `home` on which stream (None: before the audit, or in a graph).
+        earlier: the access that nothing orders before `later`.
+        later: what is not ordered after it. Of memory that was freed: the first access to
+            memory that its stream was given afterwards, or None.
+        freed, marked: where, or None.
+    """
+
+    kind: str
+    count: int
+    address: int
+    size: int
+    allocated: Place
+    home: Stream | None
+    earlier: Access
+    later: Access | None
+    freed: Place | None
+    marked: Place | None
+
+    @property
+    def place(self) -> Place:
+        """The place to look at first: where memory is freed, marked or used too early."""
+        if self.kind in ("freed-in-use", "late-write"):
+            chosen = self.freed
+        elif self.kind == "marked-early":
+            chosen = self.marked
+        else:
+            chosen = self.later.place if self.later else None
+        return chosen or self.earlier.place
+
+    @property
+    def tensor(self) -> str:
+        """Dtype and shape, of the access that is known best."""
+        return self.earlier.tensor or (self.later.tensor if self.later else "")
+
+    @property
+    def certainty(self) -> str:
+        """How sure it is, with the reason."""
+        if self.kind == "late-write":
+            return f"certain: the byte at {self.address:#x} is no poison any more"
+        if self.kind == "stale-output":
+            return "likely: the view was made after an earlier replay"
+        if self.kind == "write-early" and self.earlier.is_allocation:
+            return "likely: it does harm if the memory was in use before its allocation"
+        if self.kind in ("freed-in-use", "marked-early") and self.later is None:
+            return "likely: it does harm if the stream's next work gets this memory"
+        return "certain: nothing in the program orders the two"
+
+    @property
+    def missing(self) -> str:
+        """What would mend it, and where."""
+        used, home = self.earlier, self.home
+        if self.kind in ("freed-in-use", "marked-early"):
+            mark = f"record_use(x, s) or x.record_stream(s) after {used.place}"
+            return f"{mark}, s being {used.stream}; or {home} waits for it before {self.place}"
+        if self.kind == "late-write":
+            return f"whoever writes it must do so before {self.place}, or it must be marked"
+        if self.kind == "stale-output":
+            return f"a copy (clone) of the output before the replay at {used.place}"
+        assert self.later is not None
+        return (
+            f"{self.later.stream} must wait for {used.stream} after {used.place} and before "
+            f"{self.later.place}"
+        )
+
+    def text(self) -> str:
+        """Several lines, without an end of line."""
+        times = f", {self.count} times" if self.count > 1 else ""
+        what = ", ".join(part for part in (self.tensor, _bytes(self.size)) if part)
+        lines = [f"{TITLES[self.kind]}{times}: {self.place}"]
+        home = f" on {self.home}" if self.home else ""
+        lines.append(f"{what or 'memory'}, allocated at {self.allocated}{home}")
+        if not self.earlier.is_allocation and self.kind != "late-write":
+            lines.append(str(self.earlier))
+        for said, place in (("marked", self.marked), ("freed", self.freed)):
+            if place is not None:
+                lines.append(f"{said} at {place}")
+        if self.kind == "late-write" and self.later is not None:
+            lines.append(f"found when it was handed out again, at {self.later.place}")
+        elif self.later is not None:
+            following = "memory of that stream is next " if self.freed else ""
+            lines.append(f"{following}{self.later}")
+        lines += [f"missing: {self.missing}", f"sure: {self.certainty}"]
+        lines += [f"called from {frame}" for frame in self.place.frames[1:]]
+        return "\n    ".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: all attributes, and what the properties say."""
+        said = {name: getattr(self, name) for name in ("tensor", "certainty", "missing")}
+        return {**asdict(self), **said, "place": asdict(self.place)}
+
+
+def parse(found: Mapping[str, Any]) -> Finding:
+    """One of ``_torch.audit_findings()``."""
+    later = found["later"]
+    return Finding(
+        kind=found["kind"],
+        count=found["count"],
+        address=found["address"],
+        size=found["size"],
+        allocated=_place(found["allocated"]),
+        home=Stream(*found["home"]) if found["home"] else None,
+        earlier=_access(found["earlier"]),
+        later=_access(later) if later else None,
+        freed=_place(found["freed"]) if _is_about_free(found) else None,
+        marked=_place(found["marked"]) if found["kind"] == "marked-early" else None,
+    )
+
+
+def text_of(findings: Sequence[Finding], complete: bool = True) -> str:
+    """All of them, numbered."""
+    parts = [f"{i}. {finding.text()}" for i, finding in enumerate(findings, 1)]
+    number = len(findings)
+    head = f"esper_alloc audit: {number} finding{'s' if number != 1 else ''}"
+    if not complete:
+        head += " (host memory ran out, so some may be missing)"
+    return "\n".join([head, *parts])
+
+
+def json_of(findings: Sequence[Finding], complete: bool = True) -> str:
+    """An object with the list `findings` and the flag `complete`."""
+    said = {"complete": complete, "findings": [finding.as_dict() for finding in findings]}
+    return json.dumps(said, indent=2)
+
+
+def _is_about_free(found: Mapping[str, Any]) -> bool:
+    return found["kind"] in ("freed-in-use", "marked-early", "late-write")
+
+
+def _place(said: tuple[bool, Sequence[tuple[str, int, str]]]) -> Place:
+    return Place(tuple(Frame(*frame) for frame in said[1]), said[0])
+
+
+def _access(said: Mapping[str, Any]) -> Access:
+    return Access(
+        place=_place(said["site"]),
+        operator=said["operator"],
+        tensor=said["tensor"],
+        stream=Stream(*said["stream"]),
+        writes=said["writes"],
+        is_allocation=said["is_allocation"],
+    )
+
+
+def _bytes(size: int) -> str:
+    if size < 1 << 20:
+        return f"{size} bytes" if size else ""
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def _shown(file: str) -> str:
+    """Relative to the current folder, where that is shorter."""
+    try:
+        relative = os.path.relpath(file)
+    except (OSError, ValueError):
+        return file
+    return relative if len(relative) < len(file) else file

@@ -1,0 +1,145 @@
+"""``python -m esper_alloc audit``: a program under the auditor.
+
+The program runs in this process, as ``python SCRIPT`` would run it; processes that it starts are
+not audited. What it finds is printed to the standard error output when the program has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+DESCRIPTION = """\
+Runs SCRIPT, or with -m a module, with ARGS, and finds accesses to GPU memory that
+nothing orders: memory that is freed while another stream still uses it, marks before
+the last use, reads and writes that come too early, outputs of CUDA graphs that are
+read too late. The program keeps its allocator: PyTorch's own, or the one that it
+enables itself. ESPER_ALLOC=1 in the environment enables esper_alloc.
+
+Options of this command come before SCRIPT. Processes that the program starts are not
+audited: under torchrun, start each one with `torchrun ... -m esper_alloc audit SCRIPT`.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "audit",
+        help="run a Python script or module, and find unordered uses of GPU memory",
+        description=DESCRIPTION,
+        epilog="The exit code is the program's; 1 if that is 0 and something was found.\n"
+        "2: wrong usage.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        usage="%(prog)s [--mode MODE] [--poison] [--json] [--output FILE] "
+        "(SCRIPT | -m MODULE) [ARGS...]",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=("collect", "warn", "raise"),
+        default="collect",
+        help="say everything at the end (collect, the default), warn as soon as something is "
+        "found, or raise an exception in the program (raise)",
+    )
+    parser.add_argument(
+        "--poison",
+        action="store_true",
+        help="also fill freed memory with NaN, and check it when it is handed out again; enables "
+        "esper_alloc with classic segments",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write the findings to FILE, not to standard error"
+    )
+    parser.add_argument(
+        "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
+    )
+    parser.add_argument("program", metavar="SCRIPT", help="file, directory or zip file")
+    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+    parser.set_defaults(run=run)
+
+
+def _exit_code(error: SystemExit) -> int:
+    """As the interpreter has it."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _run_program(start: Callable[[], Any]) -> tuple[int, Any]:
+    """The program's exit code, and what keeps its variables alive."""
+    try:
+        return 0, start()
+    except SystemExit as error:
+        return _exit_code(error), error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        kept = error.__traceback__
+        # Without the frames of this command and of runpy.
+        while kept is not None and kept.tb_next is not None and _is_ours(kept):
+            kept = kept.tb_next
+        traceback.print_exception(type(error), error, kept)
+        return 1, error
+
+
+def _is_ours(entry: Any) -> bool:
+    file = entry.tb_frame.f_code.co_filename
+    return file == __file__ or "runpy" in file
+
+
+def _starter(args: argparse.Namespace) -> Callable[[], Any]:
+    """What runs the program. sys.argv and sys.path are as it expects them."""
+    sys.argv = [args.program, *args.arguments]
+    if args.is_module:
+        sys.path[0] = os.getcwd()
+        return lambda: runpy.run_module(args.program, run_name="__main__", alter_sys=True)
+    if os.path.isfile(args.program):
+        sys.path[0] = os.path.dirname(os.path.abspath(args.program))
+    return lambda: runpy.run_path(args.program, run_name="__main__")
+
+
+def _write(said: str, output: str | None) -> None:
+    if output is None:
+        print(said, file=sys.stderr)
+    else:
+        with open(output, "w", encoding="utf-8") as file:
+            file.write(said + "\n")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the program; returns the exit code."""
+    from ..auditor.auditing import audit
+    from ..torch_allocator.enabling import enable
+
+    if not args.is_module and not os.path.exists(args.program):
+        print(f"esper_alloc audit: there is no file {args.program}", file=sys.stderr)
+        return 2
+    if args.output is not None:
+        try:
+            open(args.output, "w").close()
+        except OSError as error:
+            print(f"esper_alloc audit: --output: {error}", file=sys.stderr)
+            return 2
+    try:
+        if args.poison:
+            enable(segments="classic")
+        auditing = audit(mode=args.mode, poison=args.poison)
+        report = auditing.__enter__()
+    except RuntimeError as error:  # UnavailableError is one
+        print(f"esper_alloc audit: {error}", file=sys.stderr)
+        return 1
+    code, kept = 0, None
+    try:
+        code, kept = _run_program(_starter(args))
+    finally:
+        auditing.stop()
+        del kept
+    if report.findings or args.json or args.output:
+        _write(report.json() if args.json else report.text(), args.output)
+    return code or int(bool(report.findings))

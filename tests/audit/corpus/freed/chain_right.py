@@ -1,0 +1,18 @@
+"""A tensor goes from stream to stream, and the last of them is marked, which comes after the first."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+third = torch.cuda.Stream()
+x = torch.empty(1 << 16, device="cuda").zero_()
+side.wait_stream(main)
+with torch.cuda.stream(side):
+    y = x.clone()
+third.wait_stream(side)
+with torch.cuda.stream(third):
+    z = x.clone()
+x.record_stream(third)
+del x
+w = torch.empty(1 << 16, device="cuda").zero_()
+torch.cuda.synchronize()

@@ -1,0 +1,18 @@
+"""A weight's data is replaced after the host has seen that the copy is done."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+weight = torch.nn.Parameter(torch.empty(1 << 16, device="cuda").zero_())
+host = torch.empty(1 << 16)
+side.wait_stream(main)
+with torch.cuda.stream(side), torch.no_grad():
+    host.copy_(weight, non_blocking=True)
+done = side.record_event()
+if not done.query():
+    done.synchronize()
+weight.data = torch.empty(1 << 16, device="cuda")
+weight.data.zero_()
+y = torch.empty(1 << 16, device="cuda").zero_()
+torch.cuda.synchronize()

@@ -1,0 +1,16 @@
+"""The storage is resized to nothing after the copy's event was waited for."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+x = torch.empty(1 << 16, device="cuda").zero_()
+host = torch.empty(1 << 16)
+side.wait_stream(main)
+with torch.cuda.stream(side):
+    host.copy_(x, non_blocking=True)
+    copied = side.record_event()
+main.wait_event(copied)
+x.untyped_storage().resize_(0)
+y = torch.empty(1 << 16, device="cuda").zero_()
+torch.cuda.synchronize()

@@ -1,0 +1,20 @@
+"""A stash drops a tensor when the step before it has been waited for."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+stash = []
+before = main.record_event()
+for _step in range(6):
+    x = torch.empty(1 << 16, device="cuda").zero_()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        out = x.clone()
+    stash.append((x, side.record_event()))
+    del x
+    if len(stash) == 3:
+        main.wait_event(before)
+        before = stash[0][1]
+        del stash[0]  # BUG: freed-in-use
+torch.cuda.synchronize()

@@ -1,0 +1,15 @@
+"""The side stream reads a view, and the last reference is the view's."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+base = torch.empty(4, 1 << 16, device="cuda").zero_()
+row = base[2]
+del base
+side.wait_stream(main)
+with torch.cuda.stream(side):
+    y = row.clone()
+del row  # BUG: freed-in-use
+z = torch.empty(4, 1 << 16, device="cuda").zero_()
+torch.cuda.synchronize()

@@ -1,0 +1,26 @@
+"""The output itself is read after each replay, and shows the newest."""
+
+import torch
+
+
+def captured(function):
+    """The graph of a call, after a warm-up, and its result."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+    return graph, result
+
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+x = torch.ones(1 << 16, device="cuda")
+graph, out = captured(lambda: x * 2)
+
+for _ in range(3):
+    graph.replay()
+    y = out + 1
+torch.cuda.synchronize()

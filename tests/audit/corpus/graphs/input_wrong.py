@@ -1,0 +1,28 @@
+"""The graph's input is filled on the side stream while the graph may still read it."""
+
+import torch
+
+
+def captured(function):
+    """The graph of a call, after a warm-up, and its result."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+    return graph, result
+
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+x = torch.ones(1 << 16, device="cuda")
+graph, out = captured(lambda: x * 2)
+
+host = torch.ones(1 << 16).pin_memory()
+side.wait_stream(main)
+graph.replay()
+with torch.cuda.stream(side):
+    x.copy_(host, non_blocking=True)  # BUG: write-early
+torch.cuda.synchronize()

@@ -1,0 +1,29 @@
+"""The side stream reads a graph's output, and the next replay comes after that."""
+
+import torch
+
+
+def captured(function):
+    """The graph of a call, after a warm-up, and its result."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+    return graph, result
+
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+x = torch.ones(1 << 16, device="cuda")
+graph, out = captured(lambda: x * 2)
+
+for _ in range(3):
+    graph.replay()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        y = out.clone()
+    main.wait_stream(side)
+torch.cuda.synchronize()

@@ -1,0 +1,17 @@
+"""A scope marks the tensor at its end, and the side stream reads it after the scope."""
+
+import torch
+
+import esper_alloc
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+with torch.no_grad():
+    x = torch.empty(1 << 16, device="cuda").zero_()
+    with esper_alloc.using(x, stream=side):  # BUG: marked-early
+        y = x.clone()
+    with torch.cuda.stream(side):
+        z = x.clone()
+    del x
+    w = torch.empty(1 << 16, device="cuda").zero_()
+torch.cuda.synchronize()

@@ -1,0 +1,11 @@
+"""A batch is copied in on the side stream, and used before the copy is waited for."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+host = torch.ones(1 << 16)
+with torch.cuda.stream(side):
+    x = host.to("cuda", non_blocking=True)
+y = x.clone()  # BUG: read-early
+torch.cuda.synchronize()

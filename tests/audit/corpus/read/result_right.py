@@ -1,0 +1,13 @@
+"""The main stream waits for the side stream's result."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+x = torch.empty(1 << 16, device="cuda").zero_()
+side.wait_stream(main)
+with torch.cuda.stream(side):
+    y = x.clone()
+main.wait_stream(side)
+z = y.clone()
+torch.cuda.synchronize()

@@ -1,0 +1,11 @@
+"""The side stream waits for the main stream before it reads."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+x = torch.empty(1 << 16, device="cuda").zero_()
+side.wait_stream(main)
+with torch.cuda.stream(side):
+    y = x.clone()
+torch.cuda.synchronize()

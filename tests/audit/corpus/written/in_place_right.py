@@ -1,0 +1,13 @@
+"""The main stream changes a tensor in place after the side stream's read."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+x = torch.empty(1 << 16, device="cuda").zero_()
+side.wait_stream(main)
+with torch.cuda.stream(side):
+    y = x.clone()
+main.wait_stream(side)
+x.zero_()
+torch.cuda.synchronize()

@@ -1,0 +1,12 @@
+"""The main stream changes a tensor in place while the side stream may still read it."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+x = torch.empty(1 << 16, device="cuda").zero_()
+side.wait_stream(main)
+with torch.cuda.stream(side):
+    y = x.clone()
+x.zero_()  # BUG: write-early
+torch.cuda.synchronize()

@@ -1,0 +1,12 @@
+"""Two streams write the same tensor."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+x = torch.empty(1 << 16, device="cuda")
+side.wait_stream(main)
+with torch.cuda.stream(side):
+    x.zero_()
+x.copy_(torch.ones(1 << 16))  # BUG: write-early
+torch.cuda.synchronize()

@@ -1,0 +1,58 @@
+"""The programs of corpus/ under the auditor, on the simulated device: each bug is found at its line,
+and nothing else is. (tests/gpu/test_audit.py runs all of them on a GPU.)"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "shim"), str(TESTS / "audit")]
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+import programs  # noqa: E402
+
+import build  # noqa: E402
+
+
+@cache
+def results(library: Path, allocator: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "audit" / "programs.py")],
+        env={
+            **os.environ,
+            **build.environment(library),
+            "ESPER_SIMULATED_ALLOCATOR": allocator,
+        },
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
+@pytest.mark.parametrize("name", programs.names(on_gpu=False))
+def test_a_bug_is_found_where_it_is(library: Path, name: str, allocator: str) -> None:
+    said, found = results(library, allocator)[name]
+    assert len(said) == name.endswith("_wrong")
+    assert found == (said if programs.is_bug(name, allocator) else [])
+
+
+def test_half_of_the_programs_have_a_bug() -> None:
+    names = programs.names(on_gpu=True)
+    wrong = [name for name in names if name.endswith("_wrong")]
+    assert len(names) >= 40 and 2 * len(wrong) <= len(names)
+    kinds = {programs.expected(name)[0][0] for name in wrong}
+    assert kinds == {"freed-in-use", "marked-early", "read-early", "write-early", "stale-output"}

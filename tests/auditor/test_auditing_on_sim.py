@@ -1,0 +1,387 @@
+"""esper_alloc.audit() on the simulated device: modes, reports, what is seen and what is not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS / "shim"))
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+import build  # noqa: E402
+
+HEAD = """
+import gc, json, threading, warnings
+import simulated
+import torch
+import esper_alloc
+from esper_alloc import _torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+N = 1 << 16
+
+
+def empty():
+    return torch.empty(N, device="cuda")
+
+
+def race():
+    "Reads on the side stream what the main stream has just written."
+    x = empty().zero_()
+    with torch.cuda.stream(side):
+        y = x.clone()
+    torch.cuda.synchronize()
+
+
+def kinds(report):
+    return [finding.kind for finding in report.findings]
+
+
+def say(**answer):
+    print(json.dumps(answer))
+"""
+
+EACH = pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
+
+
+def run(library: Path, code: str, allocator: str = "esper_alloc") -> Any:
+    return build.answer(library, HEAD + code, ESPER_SIMULATED_ALLOCATOR=allocator)
+
+
+@EACH
+def test_raise_comes_from_near_the_line(library: Path, allocator: str) -> None:
+    found = run(
+        library,
+        """
+try:
+    with esper_alloc.audit(mode="raise"):
+        race()
+        reached = 1
+        for _ in range(100000):
+            pass
+        reached = 2
+except esper_alloc.AuditError as error:
+    said, kind = str(error), error.findings[0].kind
+with esper_alloc.audit() as report:
+    race()
+say(said=said, kind=kind, again=kinds(report), early="reached" not in globals() or reached < 2)
+""",
+        allocator,
+    )
+    assert found["kind"] == "read-early" and "1 finding" in found["said"]
+    assert found["again"] == ["read-early"]
+    assert found["early"]
+
+
+def test_warn_warns_once_for_each(library: Path) -> None:
+    found = run(
+        library,
+        """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with esper_alloc.audit(mode="warn") as report:
+        race()
+        for _ in range(3):
+            race()
+        x = empty().zero_()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            y = x.clone()
+        del x
+say(
+    warned=[str(w.message).splitlines()[0] for w in caught],
+    category=sorted({w.category.__name__ for w in caught}),
+    kinds=kinds(report),
+)
+""",
+    )
+    assert len(found["warned"]) == len(found["kinds"]) == 3  # the calls of race() are at two lines
+    assert found["category"] == ["AuditWarning"]
+    assert found["kinds"] == ["read-early", "read-early", "freed-in-use"]
+
+
+def test_an_error_of_the_program_stays_what_it_is(library: Path) -> None:
+    found = run(
+        library,
+        """
+try:
+    with esper_alloc.audit() as report:
+        race()
+        raise KeyError("mine")
+except KeyError as error:
+    say(error=str(error), kinds=kinds(report), running=_torch.audit_state()[0])
+""",
+    )
+    assert found == {"error": "'mine'", "kinds": ["read-early"], "running": False}
+
+
+def test_one_audit_at_a_time(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit() as report:
+    try:
+        with esper_alloc.audit():
+            pass
+    except RuntimeError as error:
+        said = str(error)
+    race()
+say(said=said, kinds=kinds(report))
+""",
+    )
+    assert "an audit is running in this process already" in found["said"]
+    assert found["kinds"] == ["read-early"]
+
+
+def test_there_is_no_other_mode(library: Path) -> None:
+    found = run(
+        library,
+        """
+try:
+    esper_alloc.audit(mode="loud")
+except ValueError as error:
+    say(said=str(error))
+""",
+    )
+    assert found["said"] == "mode='loud': there are 'raise', 'warn', 'collect'"
+
+
+@EACH
+def test_what_was_before_counts_as_over(library: Path, allocator: str) -> None:
+    found = run(
+        library,
+        """
+x, z = empty().zero_(), empty().zero_()
+with torch.cuda.stream(side):
+    y = x.clone()
+with esper_alloc.audit() as report:
+    with torch.cuda.stream(side):
+        y = x.clone()
+    early = kinds(report)
+    del x  # its stream is known
+    w = empty().zero_()
+    late = kinds(report)
+    main.wait_stream(side)
+say(early=early, late=late)
+""",
+        allocator,
+    )
+    assert found == {"early": [], "late": ["freed-in-use"]}
+
+
+@EACH
+def test_nothing_is_observed_afterwards(library: Path, allocator: str) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit() as report:
+    pass
+race()
+say(kinds=kinds(report), count=_torch.audit_state()[2])
+""",
+        allocator,
+    )
+    assert found == {"kinds": [], "count": 0}
+
+
+@EACH
+def test_threads_share_what_the_host_has_waited_for(library: Path, allocator: str) -> None:
+    found = run(
+        library,
+        """
+def fill(x):
+    with torch.cuda.stream(side):
+        x.zero_()
+
+with esper_alloc.audit() as report:
+    for waits in (True, False):
+        x = empty()
+        side.wait_stream(main)
+        thread = threading.Thread(target=fill, args=(x,))
+        thread.start()
+        thread.join()
+        if waits:
+            side.synchronize()
+        x.clone()
+        torch.cuda.synchronize()
+[finding] = report.findings
+say(kind=finding.kind, frame=finding.earlier.place.frames[0].function)
+""",
+        allocator,
+    )
+    assert found == {"kind": "read-early", "frame": "fill"}
+
+
+def test_a_finding_says_what_the_memory_is(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit() as report:
+    x = torch.empty(4, 1 << 14, dtype=torch.float16, device="cuda").zero_()
+    with torch.cuda.stream(side):
+        y = x[1].clone()
+    torch.cuda.synchronize()
+[finding] = report.findings
+say(
+    tensor=finding.later.tensor, size=finding.size, home=finding.home.handle,
+    stream=finding.later.stream.handle == side.cuda_stream, text=report.text(),
+    json=json.loads(report.json())["findings"][0]["kind"], operator=finding.later.operator,
+)
+""",
+    )
+    assert found["tensor"] == "float16 [16384]"
+    assert found["size"] >= 4 * (1 << 14) * 2
+    assert found["home"] == 0 and found["stream"]
+    assert found["json"] == "read-early" and found["operator"] == "aten::clone"
+    assert "float16" in found["text"]
+
+
+#: What orders the main stream after the side stream's read of x, or protects x.
+ORDERS = (
+    "main.wait_stream(side)",
+    "side.record_event().wait()",
+    "side.record_event().wait(main)",
+    "main.wait_event(side.record_event())",
+    "e = torch.Event('cuda'); e.record(side); e.wait(main)",
+    "side.synchronize()",
+    "side.record_event().synchronize()",
+    "torch.cuda.synchronize()",
+    "side.query() or side.synchronize()",
+    "x.record_stream(side)",
+    "esper_alloc.record_use(x, side)",
+    "esper_alloc.touch(x, side)",
+    "kept.append(x)",
+    "kept.append(x.view(2, -1)[1])",
+)
+
+
+@EACH
+def test_it_is_silent_on_whatever_orders(library: Path, allocator: str) -> None:
+    found = run(
+        library,
+        f"""
+answers = {{}}
+kept = []
+for order in ["pass", *{ORDERS!r}]:
+    with esper_alloc.audit() as report:
+        for _ in range(3):
+            x = empty().zero_()
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                y = x.clone()
+            exec(order)
+            del x
+            w = empty().zero_()
+            main.wait_stream(side)
+            kept.clear()
+    answers[order] = kinds(report)
+say(**answers)
+""",
+        allocator,
+    )
+    assert found.pop("pass") == ["freed-in-use"]
+    assert len(found) == len(ORDERS)
+    assert {order: kinds for order, kinds in found.items() if kinds} == {}
+
+
+def test_a_copy_to_the_host_that_waits_orders(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit() as report:
+    x = empty().zero_()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        x.cpu()
+    del x
+    w = empty().zero_()
+say(kinds=kinds(report))
+""",
+    )
+    assert found["kinds"] == []
+
+
+def test_columns_of_a_matrix_are_apart(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit() as report:
+    x = torch.empty(64, 64, device="cuda")
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        _torch.audit_launch([x[:, 32:]])  # reads
+    x[5, :32].zero_()
+    apart = kinds(report)
+    x[5, 30:40].zero_()
+    torch.cuda.synchronize()
+say(apart=apart, meeting=kinds(report))
+""",
+    )
+    assert found == {"apart": [], "meeting": ["write-early"]}
+
+
+def test_a_kernel_beside_the_operators_reads_its_arguments(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit() as report:
+    x = empty().zero_()
+    with torch.cuda.stream(side):
+        _torch.audit_launch([(x, 3), "name"])
+    torch.cuda.synchronize()
+[finding] = report.findings
+say(kind=finding.kind, operator=finding.later.operator)
+""",
+    )
+    assert found == {"kind": "read-early", "operator": "a compiled kernel"}
+
+
+@EACH
+def test_its_memory_is_bounded(library: Path, allocator: str) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit() as report:
+    for turn in range(3000):
+        x = empty().zero_()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            y = x.clone()
+        main.wait_stream(side)
+        if turn == 300:
+            early = _torch.audit_state()[3]
+    late = _torch.audit_state()[3]
+say(early=early, late=late)
+""",
+        allocator,
+    )
+    assert found["late"] <= found["early"] * 1.1
+
+
+def test_the_tracer_that_was_there_goes_on(library: Path) -> None:
+    found = run(
+        library,
+        """
+import torch.cuda._gpu_trace as trace
+
+seen = []
+torch._C._activate_gpu_trace()
+trace.register_callback_for_event_record(lambda event, stream: seen.append(event))
+main.record_event()
+before = len(seen)
+with esper_alloc.audit() as report:
+    race()
+    main.record_event()
+during = len(seen)
+main.record_event()
+say(before=before, during=during - before, after=len(seen) - during, kinds=kinds(report))
+""",
+    )
+    assert found == {"before": 1, "during": 1, "after": 1, "kinds": ["read-early"]}

@@ -1,0 +1,212 @@
+"""audit(poison=True) on the simulated device, where device memory is host memory: what is freed is
+filled, and what is written after that is found. Fills and copies run at once there, so when they
+run is tried on a GPU only."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS / "shim"))
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+import build  # noqa: E402
+
+HEAD = """
+import ctypes, json
+import simulated
+import torch
+import esper_alloc
+from esper_alloc import _torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+SIZE = 1 << 20
+
+
+def block(size=SIZE):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def bytes_at(address, size=SIZE):
+    return set(ctypes.string_at(address, size))
+
+
+def write(address, value=7, size=1):
+    ctypes.memset(address, value, size)
+
+
+def clear(x):
+    x.copy_(torch.zeros(x.shape, dtype=torch.uint8))
+    return x
+
+
+def say(**answer):
+    print(json.dumps(answer))
+"""
+
+
+def run(library: Path, code: str, **env: str) -> Any:
+    return build.answer(library, HEAD + code, **{"ESPER_ALLOC_SEGMENTS": "classic", **env})
+
+
+def test_freed_memory_is_filled_and_handed_out_as_it_is(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit(poison=True) as report:
+    x = clear(block())
+    at = x.data_ptr()
+    before = bytes_at(at)
+    del x
+    after = bytes_at(at)
+    x = block()
+    same, contents = x.data_ptr() == at, bytes_at(at)
+    clear(x)
+    mine = bytes_at(at)
+say(before=[*before], after=[*after], same=same, contents=[*contents], mine=[*mine],
+    found=report.text())
+""",
+    )
+    assert found == {
+        "before": [0], "after": [255], "same": True, "contents": [255], "mine": [0],
+        "found": "esper_alloc audit: 0 findings",
+    }  # fmt: skip
+
+
+def test_a_late_write_is_found_with_its_history(library: Path) -> None:
+    found = run(
+        library,
+        """
+def use():
+    x = clear(block())
+    at = x.data_ptr()
+    del x
+    return at
+
+with esper_alloc.audit(poison=True) as report:
+    at = use()
+    write(at + SIZE - 5)
+    y = block()
+    again = block()
+[finding] = report.findings
+say(
+    kind=finding.kind, offset=finding.address - at, size=finding.size,
+    allocated=finding.allocated.frames[1].function, freed=finding.place.frames[0].function,
+    handed_out=finding.later.place.frames[1].function, text=finding.text(),
+)
+""",
+    )
+    text = found.pop("text")
+    assert found == {
+        "kind": "late-write", "offset": (1 << 20) - 5, "size": 1 << 20, "allocated": "use",
+        "freed": "use", "handed_out": "<module>",
+    }  # fmt: skip
+    assert text.startswith("written after it was freed")
+    assert "found when it was handed out again" in text
+
+
+def test_a_piece_is_checked_when_it_is_handed_out(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit(poison=True) as report:
+    x = block(4 * SIZE)
+    at = x.data_ptr()
+    del x
+    write(at + 3 * SIZE)
+    pieces = [block(SIZE // 2) for _ in range(4)]
+    early = len(report.findings)
+    pieces += [block(SIZE // 2) for _ in range(4)]
+say(early=early, late=[f.address - at for f in report.findings])
+""",
+    )
+    assert found["late"] in ([3 << 20], []) and found["early"] <= len(found["late"])
+
+
+def test_marked_memory_is_filled_too(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit(poison=True) as report:
+    x = clear(block())
+    at = x.data_ptr()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        y = x.clone()
+    x.record_stream(side)
+    del x
+    marked = bytes_at(at)
+    x = clear(block())
+    where = x.data_ptr()
+    esper_alloc.touch(x, side)
+    del x
+    touched = bytes_at(where)
+    simulated.time_passes()
+    torch.cuda.synchronize()
+say(marked=[*marked], touched=[*touched], found=report.text())
+""",
+    )
+    assert found["marked"] == [255] and found["touched"] == [255]
+    assert found["found"] == "esper_alloc audit: 0 findings"
+
+
+def test_memory_that_went_back_to_the_driver_is_not_taken_for_poison(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit(poison=True) as report:
+    x = block(32 * SIZE)
+    at = x.data_ptr()
+    del x
+    torch.cuda.empty_cache()
+    x = block(32 * SIZE)
+    same = x.data_ptr() == at
+say(same=same, found=report.text())
+""",
+    )
+    assert found["found"] == "esper_alloc audit: 0 findings"
+
+
+def test_nothing_is_filled_afterwards(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit(poison=True) as report:
+    pass
+x = clear(block())
+at = x.data_ptr()
+del x
+say(contents=[*bytes_at(at)])
+""",
+    )
+    assert found["contents"] == [0]
+
+
+@pytest.mark.parametrize(
+    "env, said",
+    [
+        ({"ESPER_SIMULATED_ALLOCATOR": "native"}, "on esper_alloc's memory only"),
+        ({"ESPER_ALLOC_SEGMENTS": "auto"}, "needs classic segments"),
+    ],
+)
+def test_where_memory_cannot_be_poisoned_it_says_so(
+    library: Path, env: dict[str, str], said: str
+) -> None:
+    found = run(
+        library,
+        """
+try:
+    esper_alloc.audit(poison=True).__enter__()
+except RuntimeError as error:
+    say(said=str(error), running=_torch.audit_state()[0])
+""",
+        **env,
+    )
+    assert said in found["said"] and not found["running"]

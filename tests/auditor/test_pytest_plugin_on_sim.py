@@ -1,0 +1,73 @@
+"""The marker esper_audit: a marked test fails for what is found in it, others do not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS / "shim"))
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+import build  # noqa: E402
+
+CODE = """
+import pytest, torch
+
+
+def race():
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    x = torch.empty(1 << 16, device="cuda").zero_()
+    with torch.cuda.stream(side):
+        y = x.clone()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.esper_audit
+def test_marked():
+    race()
+
+
+def test_not_marked():
+    race()
+
+
+@pytest.mark.esper_audit
+def test_correct():
+    torch.empty(1 << 16, device="cuda").zero_()
+
+
+@pytest.mark.esper_audit
+def test_fails_itself():
+    race()
+    assert 1 == 2
+"""
+
+
+def test_a_marked_test_fails_for_what_is_found(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(CODE)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p"]
+    command += ["esper_alloc.auditor.pytest_plugin", "--strict-markers", "-rA", "-v", "test_it.py"]
+    env = {**os.environ, **build.environment(library), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1200
+    )
+    said = done.stdout
+    assert "2 failed, 2 passed" in said, said + done.stderr
+    for name in ("test_marked", "test_fails_itself"):
+        assert f"FAILED test_it.py::{name}" in said
+    assert "read before it is written" in said and "test_it.py:9 in race" in said
+    assert "assert 1 == 2" in said
+
+
+def test_it_is_installed_for_pytest() -> None:
+    text = (TESTS.parent / "pyproject.toml").read_text()
+    entry = 'esper_alloc = "esper_alloc.auditor.pytest_plugin"'
+    assert f"[project.entry-points.pytest11]\n{entry}\n" in text

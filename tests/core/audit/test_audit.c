@@ -1,0 +1,525 @@
+/* What the happens-before engine finds, and what it says of it. Which accesses are ordered is tried
+ * in test_random_order.c. */
+#include "audit/audit.h"
+
+#include "check.h"
+
+enum { MAIN = 10, SIDE = 20, THIRD = 30 };
+enum { X = 0x10000, Y = 0x20000, SIZE = 4096 };
+
+static audit *a;
+
+static void begin(void)
+{
+  a = audit_create();
+  CHECK(a);
+}
+
+static void end(void)
+{
+  CHECK(audit_is_complete(a));
+  audit_destroy(a);
+}
+
+static audit_stream on(int handle)
+{
+  return (audit_stream){0, (uint64_t)handle};
+}
+
+static void allocate(uintptr_t address, int stream, uint32_t site)
+{
+  const audit_stream name = on(stream);
+  audit_allocated(a, address, SIZE, &name, site);
+}
+
+static void touch_part(uintptr_t address, size_t first, size_t size, int stream, int writes,
+                       uint32_t site)
+{
+  const audit_access access = {.address = address,
+                               .bytes = {address + first, size, 0, 0},
+                               .stream = on(stream),
+                               .writes = writes,
+                               .place = {site, 7, 8}};
+  audit_accessed(a, &access);
+}
+
+static void read_by(uintptr_t address, int stream, uint32_t site)
+{
+  touch_part(address, 0, SIZE, stream, 0, site);
+}
+
+static void write_by(uintptr_t address, int stream, uint32_t site)
+{
+  touch_part(address, 0, SIZE, stream, 1, site);
+}
+
+/* `later` waits for all that `earlier` has. */
+static void wait_for(int later, int earlier)
+{
+  audit_record(a, 1000, on(earlier));
+  audit_wait(a, on(later), 1000);
+}
+
+static const audit_finding *only(audit_kind kind)
+{
+  CHECK_EQ(audit_finding_count(a), 1);
+  CHECK_EQ(audit_finding_at(a, 0)->kind, kind);
+  return audit_finding_at(a, 0);
+}
+
+static void check_silent(void)
+{
+  audit_settle(a);
+  CHECK_EQ(audit_finding_count(a), 0);
+}
+
+/* ---- frees ----------------------------------------------------------------- */
+
+/* x of MAIN is read by SIDE, properly. */
+static void begin_read(void)
+{
+  begin();
+  allocate(X, MAIN, 1);
+  wait_for(SIDE, MAIN);
+  read_by(X, SIDE, 2);
+}
+
+TEST(a_free_without_order_is_found_when_memory_is_touched_that_may_be_the_same)
+{
+  begin_read();
+  audit_freed(a, X, 3);
+  write_by(X + SIZE, MAIN, 4); /* other memory, of unknown age */
+  CHECK_EQ(audit_finding_count(a), 0);
+  allocate(Y, MAIN, 5);
+  CHECK_EQ(audit_finding_count(a), 0);
+  write_by(Y, MAIN, 6);
+  const audit_finding *f = only(AUDIT_FREED_IN_USE);
+  CHECK_EQ(f->address, X);
+  CHECK_EQ(f->size, SIZE);
+  CHECK_EQ(f->allocated, 1);
+  CHECK(f->home_is_known && f->home.handle == MAIN);
+  CHECK_EQ(f->earlier.place.site, 2);
+  CHECK_EQ(f->earlier.place.operation, 7);
+  CHECK_EQ(f->earlier.place.tensor, 8);
+  CHECK(f->earlier.stream.handle == SIDE && !f->earlier.writes);
+  CHECK_EQ(f->freed, 3);
+  CHECK(f->has_later && f->later.place.site == 6);
+  end();
+}
+
+TEST(no_memory_has_to_follow)
+{
+  begin_read();
+  audit_freed(a, X, 3);
+  audit_settle(a);
+  CHECK(!only(AUDIT_FREED_IN_USE)->has_later);
+  end();
+}
+
+TEST(order_may_come_after_the_free_but_before_the_next_work)
+{
+  begin_read();
+  audit_freed(a, X, 3);
+  allocate(Y, MAIN, 4);
+  wait_for(MAIN, SIDE);
+  write_by(Y, MAIN, 5);
+  check_silent();
+  end();
+}
+
+TEST(a_wait_of_the_host_orders_what_follows)
+{
+  for (int how = 0; how < 3; how++) {
+    begin_read();
+    audit_record(a, 5, on(SIDE));
+    if (how == 0)
+      audit_event_synchronized(a, 5);
+    else if (how == 1)
+      audit_stream_synchronized(a, on(SIDE));
+    else
+      audit_device_synchronized(a, 0);
+    audit_freed(a, X, 3);
+    allocate(Y, MAIN, 4);
+    write_by(Y, MAIN, 5);
+    check_silent();
+    end();
+  }
+}
+
+TEST(synchronising_another_device_orders_nothing)
+{
+  begin_read();
+  audit_device_synchronized(a, 1);
+  audit_freed(a, X, 3);
+  audit_settle(a);
+  only(AUDIT_FREED_IN_USE);
+  end();
+}
+
+TEST(a_mark_protects_what_came_before_it)
+{
+  for (int until_free = 0; until_free < 2; until_free++) {
+    begin_read();
+    audit_marked(a, X, on(SIDE), until_free, 3);
+    audit_freed(a, X, 4);
+    check_silent();
+    end();
+  }
+}
+
+TEST(a_mark_before_the_last_access_is_named)
+{
+  begin_read();
+  audit_marked(a, X, on(SIDE), 0, 3);
+  read_by(X, SIDE, 4);
+  audit_freed(a, X, 5);
+  audit_settle(a);
+  const audit_finding *f = only(AUDIT_MARKED_EARLY);
+  CHECK_EQ(f->marked, 3);
+  CHECK_EQ(f->earlier.place.site, 4);
+  end();
+}
+
+TEST(a_mark_until_the_free_protects_later_accesses)
+{
+  begin_read();
+  audit_marked(a, X, on(SIDE), 1, 3);
+  read_by(X, SIDE, 4);
+  audit_freed(a, X, 5);
+  check_silent();
+  end();
+}
+
+TEST(an_event_as_a_mark_protects_what_came_before_the_event)
+{
+  begin_read();
+  audit_record(a, 5, on(SIDE));
+  audit_marked_by_event(a, X, 5, 3);
+  audit_freed(a, X, 4);
+  check_silent();
+  end();
+
+  begin_read();
+  audit_record(a, 5, on(SIDE));
+  read_by(X, SIDE, 3);
+  audit_marked_by_event(a, X, 5, 4);
+  audit_freed(a, X, 5);
+  audit_settle(a);
+  CHECK_EQ(only(AUDIT_MARKED_EARLY)->earlier.place.site, 3);
+  end();
+}
+
+TEST(memory_that_is_held_for_all_streams_is_safe)
+{
+  begin_read();
+  audit_held(a, X);
+  audit_freed(a, X, 3);
+  check_silent();
+  end();
+}
+
+TEST(of_accesses_in_order_the_last_is_named)
+{
+  begin_read();
+  wait_for(THIRD, SIDE);
+  read_by(X, THIRD, 3);
+  audit_freed(a, X, 4);
+  audit_settle(a);
+  CHECK_EQ(only(AUDIT_FREED_IN_USE)->earlier.place.site, 3);
+  end();
+}
+
+TEST(each_of_two_streams_is_named)
+{
+  begin_read();
+  wait_for(THIRD, MAIN);
+  read_by(X, THIRD, 3);
+  audit_freed(a, X, 4);
+  audit_settle(a);
+  CHECK_EQ(audit_finding_count(a), 2);
+  end();
+}
+
+TEST(equal_findings_count)
+{
+  begin();
+  for (int i = 0; i < 100; i++) {
+    allocate(X, MAIN, 1);
+    wait_for(SIDE, MAIN);
+    read_by(X, SIDE, 2);
+    audit_freed(a, X, 3);
+    if (i % 10 == 9)
+      audit_settle(a);
+  }
+  CHECK_EQ(only(AUDIT_FREED_IN_USE)->count, 100);
+  end();
+}
+
+TEST(memory_from_before_the_audit_has_no_stream)
+{
+  begin();
+  audit_allocated(a, X, SIZE, NULL, 0);
+  read_by(X, MAIN, 1);
+  read_by(X, SIDE, 2);
+  read_by(Y, SIDE, 3); /* never heard of */
+  audit_freed(a, X, 4);
+  audit_freed(a, Y, 5);
+  check_silent();
+  end();
+}
+
+/* ---- order of accesses ------------------------------------------------------- */
+
+TEST(a_read_before_the_producer_is_found)
+{
+  begin();
+  allocate(X, MAIN, 1);
+  write_by(X, MAIN, 2);
+  read_by(X, SIDE, 3);
+  const audit_finding *f = only(AUDIT_READ_EARLY);
+  CHECK_EQ(f->earlier.place.site, 2);
+  CHECK(f->earlier.writes && !f->earlier.is_allocation);
+  CHECK_EQ(f->later.place.site, 3);
+  CHECK(f->later.stream.handle == SIDE);
+  read_by(X, SIDE, 4); /* what is found once is not found again */
+  CHECK_EQ(audit_finding_count(a), 1);
+  end();
+}
+
+TEST(memory_that_was_only_allocated_is_not_another_streams_yet)
+{
+  begin();
+  allocate(X, MAIN, 1);
+  write_by(X, SIDE, 2);
+  CHECK(only(AUDIT_WRITE_EARLY)->earlier.is_allocation);
+  end();
+}
+
+TEST(a_write_before_the_readers_are_done_is_found)
+{
+  begin_read();
+  write_by(X, MAIN, 3);
+  CHECK_EQ(only(AUDIT_WRITE_EARLY)->earlier.place.site, 2);
+  end();
+}
+
+TEST(reads_need_no_order)
+{
+  begin_read();
+  read_by(X, MAIN, 3);
+  CHECK_EQ(audit_finding_count(a), 0);
+  end();
+}
+
+TEST(pieces_of_a_block_are_apart)
+{
+  begin();
+  allocate(X, MAIN, 1);
+  wait_for(SIDE, MAIN);
+  touch_part(X, 0, SIZE / 2, MAIN, 1, 2);
+  touch_part(X, SIZE / 2, SIZE / 2, SIDE, 1, 3);
+  CHECK_EQ(audit_finding_count(a), 0);
+  touch_part(X, SIZE / 2 - 1, 2, MAIN, 0, 4);
+  CHECK_EQ(only(AUDIT_READ_EARLY)->earlier.place.site, 3);
+  end();
+}
+
+TEST(an_event_that_is_recorded_again_is_another_one)
+{
+  begin();
+  allocate(X, MAIN, 1);
+  audit_record(a, 5, on(MAIN));
+  audit_record(a, 5, on(THIRD));
+  audit_wait(a, on(SIDE), 5);
+  audit_event_destroyed(a, 5);
+  audit_wait(a, on(SIDE), 5);
+  read_by(X, SIDE, 2);
+  only(AUDIT_READ_EARLY);
+  end();
+}
+
+/* ---- graphs -------------------------------------------------------------------- */
+
+/* A graph that reads x and allocates y, captured on SIDE. */
+static void capture(void)
+{
+  begin();
+  allocate(X, MAIN, 1);
+  audit_capture_began(a, on(SIDE));
+  read_by(X, SIDE, 2);
+  allocate(Y, SIDE, 3);
+  write_by(Y, SIDE, 4);
+  audit_capture_ended(a, on(SIDE), 77);
+}
+
+static void replay(int stream, uint32_t site)
+{
+  audit_replayed(a, 77, on(stream), (audit_place){site, 0, 0});
+}
+
+static void read_output(int stream, uint32_t site, uint64_t born)
+{
+  const audit_access access = {.address = Y,
+                               .bytes = {Y, SIZE, 0, 0},
+                               .stream = on(stream),
+                               .place = {site, 0, 0},
+                               .born = born};
+  audit_accessed(a, &access);
+}
+
+TEST(what_is_captured_happens_at_the_replay)
+{
+  capture();
+  CHECK_EQ(audit_finding_count(a), 0);
+  replay(THIRD, 5);
+  const audit_finding *f = only(AUDIT_READ_EARLY);
+  CHECK_EQ(f->address, X);
+  CHECK_EQ(f->later.place.site, 5);
+  end();
+}
+
+TEST(a_replay_reads_its_inputs_and_writes_its_outputs)
+{
+  capture();
+  replay(MAIN, 5);
+  CHECK_EQ(audit_finding_count(a), 0);
+  read_by(Y, SIDE, 6);
+  CHECK_EQ(only(AUDIT_READ_EARLY)->earlier.place.site, 5);
+  wait_for(SIDE, MAIN);
+  wait_for(THIRD, SIDE);
+  read_by(Y, THIRD, 7);
+  CHECK_EQ(audit_finding_count(a), 1);
+  replay(MAIN, 8); /* over what THIRD still reads */
+  CHECK_EQ(audit_finding_count(a), 2);
+  CHECK_EQ(audit_finding_at(a, 1)->kind, AUDIT_WRITE_EARLY);
+  CHECK_EQ(audit_finding_at(a, 1)->earlier.place.site, 7);
+  end();
+}
+
+TEST(a_view_of_an_output_lasts_until_the_next_replay)
+{
+  capture();
+  CHECK_EQ(audit_generation(a, Y), 0);
+  replay(MAIN, 5);
+  const uint64_t born = audit_generation(a, Y);
+  CHECK_EQ(born, 1);
+  read_output(MAIN, 6, born);
+  replay(MAIN, 7);
+  read_output(MAIN, 8, 0); /* a tensor that always shows the newest */
+  CHECK_EQ(audit_finding_count(a), 0);
+  read_output(MAIN, 9, born);
+  const audit_finding *f = only(AUDIT_STALE_OUTPUT);
+  CHECK_EQ(f->earlier.place.site, 7);
+  CHECK_EQ(f->later.place.site, 9);
+  end();
+}
+
+TEST(branches_of_a_capture_are_ordered_by_its_events)
+{
+  for (int joined = 0; joined < 2; joined++) {
+    begin();
+    audit_capture_began(a, on(MAIN));
+    allocate(X, MAIN, 1);
+    wait_for(SIDE, MAIN); /* joins */
+    write_by(X, SIDE, 2);
+    if (joined)
+      wait_for(MAIN, SIDE);
+    read_by(X, MAIN, 3);
+    CHECK_EQ(audit_finding_count(a), !joined);
+    audit_capture_ended(a, on(MAIN), 77);
+    /* Outside they are two streams again, of which a capture says nothing. */
+    allocate(Y, MAIN, 4);
+    write_by(Y, SIDE, 5);
+    CHECK_EQ(audit_finding_count(a), 1 + !joined);
+    end();
+  }
+}
+
+TEST(memory_freed_inside_a_capture_may_serve_its_other_branch)
+{
+  begin();
+  audit_capture_began(a, on(MAIN));
+  allocate(X, MAIN, 1);
+  wait_for(SIDE, MAIN);
+  read_by(X, SIDE, 2);
+  audit_freed(a, X, 3);
+  allocate(Y, MAIN, 4);
+  write_by(Y, MAIN, 5);
+  CHECK_EQ(only(AUDIT_FREED_IN_USE)->freed, 3);
+  audit_capture_ended(a, on(MAIN), 0);
+  end();
+}
+
+TEST(a_capture_that_is_discarded_leaves_nothing)
+{
+  begin();
+  audit_capture_began(a, on(MAIN));
+  allocate(X, MAIN, 1);
+  wait_for(SIDE, MAIN);
+  read_by(X, SIDE, 2);
+  audit_capture_ended(a, on(MAIN), 0);
+  audit_freed(a, X, 3);
+  audit_replayed(a, 77, on(MAIN), (audit_place){0, 0, 0});
+  check_silent();
+  end();
+}
+
+TEST(what_others_find_counts_too)
+{
+  begin();
+  const audit_finding late = {.kind = AUDIT_LATE_WRITE, .count = 1, .address = X, .freed = 3};
+  audit_report(a, &late);
+  audit_report(a, &late);
+  CHECK_EQ(only(AUDIT_LATE_WRITE)->count, 2);
+  end();
+}
+
+/* ---- memory --------------------------------------------------------------------- */
+
+TEST(memory_is_bounded)
+{
+  begin();
+  size_t early = 0;
+  for (uint64_t i = 0; i < 1000000; i++) {
+    const int stream = MAIN + (int)(i % 3) * 10;
+    const uintptr_t address = X + (i % 64) * 65536;
+    allocate(address, stream, (uint32_t)(i % 5));
+    audit_record(a, i, on(stream));
+    audit_wait(a, on(MAIN), i);
+    audit_wait(a, on(SIDE), i);
+    touch_part(address, i % 7 * 100, 100, stream, 1, 2);
+    touch_part(address, i % 7 * 100, 100, SIDE, 0, 3);
+    audit_event_destroyed(a, i);
+    audit_freed(a, address, 4);
+    if (i == 10000)
+      early = audit_memory(a);
+  }
+  CHECK(audit_memory(a) <= early);
+  end();
+}
+
+TEST(without_host_memory_it_says_so)
+{
+  begin();
+  allocate(X, MAIN, 1);
+  for (long calls = 0; calls < 40; calls++) {
+    check_limit_malloc(calls);
+    allocate(Y, SIDE, 2);
+    wait_for(MAIN, SIDE);
+    read_by(Y, MAIN, 3);
+    audit_marked(a, Y, on(MAIN), 0, 4);
+    read_by(Y, MAIN, 5);
+    audit_freed(a, Y, 6);
+    audit_capture_began(a, on(THIRD));
+    read_by(X, THIRD, 7);
+    allocate(Y, THIRD, 8);
+    audit_capture_ended(a, on(THIRD), 77);
+    audit_replayed(a, 77, on(MAIN), (audit_place){9, 0, 0});
+    audit_settle(a);
+    check_limit_malloc(-1);
+    CHECK(calls > 0 || !audit_is_complete(a));
+    audit_destroy(a);
+    begin();
+  }
+  end();
+}

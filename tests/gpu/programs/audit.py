@@ -1,0 +1,317 @@
+"""Correct programs under the auditor: what it finds (nothing), what it costs, what it keeps.
+
+audit.py ALLOCATOR clean PROGRAM
+audit.py ALLOCATOR cost
+audit.py ALLOCATOR bound
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from device import report, use_allocator
+from torch import nn
+from torch.nn import functional
+
+WIDTH, LAYERS, HEADS, WORDS, LENGTH, BATCH = 768, 12, 12, 50257, 256, 4
+Step = Callable[[], object]
+
+
+class Block(nn.Module):
+    """A transformer's layer: (batch, length, WIDTH) in and out."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.all, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.all(self.first(x)).view(batch, length, 3, self.heads, -1)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(functional.gelu(self.up(self.second(x))))
+
+
+class Gpt(nn.Module):
+    """GPT-2's shape: words (batch, length) in, the loss of predicting the next one out."""
+
+    def __init__(self, width: int = WIDTH, layers: int = LAYERS, heads: int = HEADS) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(LENGTH, width)
+        self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.last = nn.LayerNorm(width)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.words(words) + self.places.weight
+        for layer in self.layers:
+            x = layer(x)
+        scores = functional.linear(self.last(x), self.words.weight)
+        return functional.cross_entropy(scores[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
+
+def training(model: Callable[[torch.Tensor], torch.Tensor], parameters: Iterator[nn.Parameter],
+             batches: Iterator[torch.Tensor]) -> Step:  # fmt: skip
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+
+    def step() -> object:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(next(batches))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def resident() -> Iterator[torch.Tensor]:
+    words = torch.randint(WORDS, (BATCH, LENGTH), device="cuda")
+    while True:
+        yield words
+
+
+def prefetched() -> Iterator[torch.Tensor]:
+    """Batches of a DataLoader, copied a step ahead on a stream of their own, and marked."""
+    data = torch.utils.data.TensorDataset(torch.randint(WORDS, (BATCH * 64, LENGTH)))
+    loader = torch.utils.data.DataLoader(data, batch_size=BATCH, pin_memory=True)
+    copies, compute = torch.cuda.Stream(), torch.cuda.current_stream()
+    ahead: torch.Tensor | None = None
+    while True:
+        for (host,) in loader:
+            compute.wait_stream(copies)
+            now = ahead
+            with torch.cuda.stream(copies):
+                ahead = host.to("cuda", non_blocking=True)
+            if now is not None:
+                now.record_stream(compute)
+                yield now
+
+
+def eager() -> None:
+    model = Gpt().cuda()
+    step = training(model, model.parameters(), resident())
+    for _ in range(4):
+        step()
+
+
+def prefetching() -> None:
+    model = Gpt(layers=4).cuda()
+    step = training(model, model.parameters(), prefetched())
+    for _ in range(12):
+        step()
+
+
+def compiled() -> None:
+    model = Gpt(layers=2).cuda()
+    step = training(torch.compile(model), model.parameters(), prefetched())
+    for _ in range(4):
+        step()
+
+
+def captured() -> None:
+    """A whole training step as a graph; its input is filled by a stream of its own."""
+    model = Gpt(layers=2).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=True)
+    words = torch.randint(WORDS, (BATCH, LENGTH), device="cuda")
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(words)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    main.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    batches = prefetched()
+    for _ in range(6):
+        words.copy_(next(batches))
+        graph.replay()
+        loss.clone()
+    torch.cuda.synchronize()
+
+
+def checkpointed() -> None:
+    """Recomputation and hooks in backward, and a copy of the loss to the host beside it."""
+    from torch.utils.checkpoint import checkpoint
+
+    model = Gpt(layers=3).cuda()
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    words = next(resident())
+    for _ in range(3):
+        x = model.words(words) + model.places.weight
+        for layer in model.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        loss = x.float().square().mean()
+        loss.backward()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            host = loss.detach().to("cpu", non_blocking=True)
+            loss.record_stream(side)
+        side.synchronize()
+        assert host.isfinite()
+
+
+def branches() -> None:
+    """One layer runs on a stream of its own, forward and backward."""
+    first, second = nn.Linear(256, 256).cuda(), nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=1e-3)
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    x = torch.ones(64, 256, device="cuda")
+    for _ in range(4):
+        h = first(x)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            y = second(h)
+        main.wait_stream(side)
+        h.record_stream(side)
+        y.record_stream(main)
+        loss = (y + h).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+CLEAN = {
+    one.__name__: one for one in (eager, prefetching, compiled, captured, checkpointed, branches)
+}
+
+
+def clean(name: str) -> None:
+    import esper_alloc
+
+    with esper_alloc.audit() as found:
+        CLEAN[name]()
+        torch.cuda.synchronize()
+    report(findings=len(found.findings), text=found.text(), complete=found.complete)
+
+
+def cost() -> None:
+    """The eager step, alone and under the auditor, by turns; seconds."""
+    import esper_alloc
+
+    model = Gpt().cuda()
+    step = training(model, model.parameters(), resident())
+
+    def seconds() -> float:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(5):
+            step()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / 5
+
+    taken: dict[str, list[float]] = {"alone": [], "audited": []}
+    seconds()
+    for _ in range(7):
+        taken["alone"].append(seconds())
+        with esper_alloc.audit():
+            taken["audited"].append(seconds())
+    medians = {name: statistics.median(figures) for name, figures in taken.items()}
+    report(**medians, ratio=medians["audited"] / medians["alone"])
+
+
+def bound() -> None:
+    """The auditor's host memory after 50,000 operators on three streams, and after a million."""
+    import esper_alloc
+    from esper_alloc import _torch
+
+    main = torch.cuda.current_stream()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    x = torch.ones(64, device="cuda")
+    operators, early = 0, 0
+    begin = time.perf_counter()
+    with esper_alloc.audit() as found:
+        while operators < 1_000_000:
+            for stream in streams:
+                stream.wait_stream(main)
+                with torch.cuda.stream(stream):
+                    y = x + 1
+                    for _ in range(20):
+                        y = y * 2
+                    y.add_(x)
+                main.wait_stream(stream)
+                x = x.clone()
+                operators += 23
+            if operators % 4600 == 0:
+                torch.cuda.synchronize()
+            if early == 0 and operators >= 50_000:
+                early = _torch.audit_state()[3]
+        late = _torch.audit_state()[3]
+    seconds = time.perf_counter() - begin
+    report(early=early, late=late, operators=operators, seconds=seconds, text=found.text())
+
+
+def poison() -> None:
+    """A side stream writes, or reads, a tensor late: unmarked, and marked. With and without poison
+    a training step gives the same loss."""
+    import esper_alloc
+
+    side = torch.cuda.Stream()
+    main = torch.cuda.current_stream()
+
+    def late(act: Callable[[torch.Tensor], object], marks: bool) -> tuple[list[str], object]:
+        with esper_alloc.audit(poison=True) as found:
+            x = torch.ones(1 << 20, device="cuda")
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(200_000_000)
+                result = act(x)
+            if marks:
+                x.record_stream(side)
+            del x
+            main.synchronize()
+            time.sleep(1.0)  # the side stream is through by now, which nobody knows
+            y = torch.empty(1 << 20, device="cuda")
+        torch.cuda.synchronize()
+        del y
+        kinds = [one.kind for one in found.findings]
+        return kinds, bool(result.isnan().all()) if isinstance(result, torch.Tensor) else None
+
+    def write(x: torch.Tensor) -> object:
+        return x.fill_(2.0) is None
+
+    def read(x: torch.Tensor) -> object:
+        return x * 1.0
+
+    answers = {
+        f"{act.__name__} {'marked' if marks else 'unmarked'}": late(act, marks)
+        for act in (write, read)
+        for marks in (False, True)
+    }
+    losses, seconds = [], []
+    for poisons in (False, True):
+        torch.manual_seed(0)
+        model = Gpt(layers=4).cuda()
+        step = training(model, model.parameters(), resident())
+        step()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        with esper_alloc.audit(poison=poisons) as found:
+            losses.append([float(step()) for _ in range(4)])  # type: ignore[arg-type]
+        seconds.append((time.perf_counter() - begin) / 4)
+        answers[f"training {poisons}"] = ([one.kind for one in found.findings], None)
+    report(answers=answers, losses=losses, seconds=seconds)
+
+
+if __name__ == "__main__":
+    use_allocator(sys.argv[1])
+    if sys.argv[2] == "clean":
+        clean(sys.argv[3])
+    else:
+        {"cost": cost, "bound": bound, "poison": poison}[sys.argv[2]]()

@@ -1,0 +1,108 @@
+"""The auditor on a GPU: every bug of tests/audit/corpus at its line and nothing else, correct
+programs without a finding, and what an audit costs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helper import ROOT, run_python
+from scenario import NATIVE, OURS, run_program
+
+AUDIT = Path(__file__).resolve().parents[1] / "audit"
+sys.path.insert(0, str(AUDIT))
+
+import programs  # noqa: E402
+
+NAMES = programs.names(on_gpu=True)
+MOST_TIMES = 3.0
+
+
+def run_corpus(allocator: str, *options: str) -> dict[str, Any]:
+    env = {"ESPER_ALLOC": "1"} if allocator == OURS else {}
+    code = (
+        "import runpy, sys, esper_alloc\n"
+        f"sys.argv = {['programs.py', *options]!r}\n"
+        f"runpy.run_path({str(AUDIT / 'programs.py')!r}, run_name='__main__')\n"
+    )
+    return json.loads(run_python(code, env=env).strip().splitlines()[-1])
+
+
+@cache
+def results(allocator: str) -> dict[str, Any]:
+    return run_corpus(allocator)
+
+
+@pytest.mark.parametrize("allocator", [OURS, NATIVE])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bug_is_found_where_it_is(name: str, allocator: str) -> None:
+    said, found = results(allocator)[name]
+    assert found == (said if programs.is_bug(name, allocator) else [])
+
+
+def test_beside_the_sanitizer(capsys: pytest.CaptureFixture[str]) -> None:
+    """What torch.cuda._sanitizer says of the same programs, as a table. Those that use esper_alloc
+    itself are none for it."""
+    names = [name for name in NAMES if not name.startswith("marked/")]
+    said = run_corpus(NATIVE, "--sanitizer", *names)
+    rows = [f"{'program':28} {'bug':20} {'audit':20} sanitizer"]
+    for name in names:
+        bug, found = said[name]
+        rows.append(f"{name:28} {bug!s:20} {results(NATIVE)[name][1]!s:20} {found}")
+    with capsys.disabled():
+        print("\n" + "\n".join(rows))
+    assert set(said) == set(names)
+
+
+@pytest.mark.parametrize("allocator", [OURS, NATIVE])
+@pytest.mark.parametrize(
+    "name", ["eager", "prefetching", "compiled", "captured", "checkpointed", "branches"]
+)
+def test_a_correct_program_has_no_finding(name: str, allocator: str) -> None:
+    found = run_program("audit", allocator, "clean", name)
+    assert found["complete"]
+    assert found["findings"] == 0, found["text"]
+
+
+@pytest.mark.parametrize("name", ["offload_activations.py", "prefetch.py", "side_stream.py"])
+def test_an_example_has_no_finding(name: str) -> None:
+    """Through the command, whose exit code would say so."""
+    path = str(ROOT / "examples" / name)
+    run_python(
+        "import sys\n"
+        "from esper_alloc.cli.main import main\n"
+        f"code = main(['audit', {path!r}])\n"
+        "assert code == 0, code\n"
+    )
+
+
+@pytest.mark.parametrize("allocator", [OURS, NATIVE])
+def test_what_it_costs(allocator: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A figure to look at: a slow or busy machine fails no test."""
+    found = run_program("audit", allocator, "cost")
+    with capsys.disabled():
+        print(f"\n{allocator}: eager step {found} (goal: {MOST_TIMES})")
+    assert found["ratio"] > 0
+
+
+def test_its_memory_is_bounded() -> None:
+    found = run_program("audit", OURS, "bound")
+    assert found["operators"] >= 1_000_000
+    assert found["late"] <= 1.1 * found["early"], found
+
+
+def test_poison_shows_late_reads_and_finds_late_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_program("audit", OURS, "poison", env={"ESPER_ALLOC_SEGMENTS": "classic"})
+    answers = found["answers"]
+    assert "late-write" in answers["write unmarked"][0]
+    assert answers["write marked"][0] == []
+    assert answers["read unmarked"] == [["freed-in-use"], True]
+    assert answers["read marked"] == [[], False]
+    assert answers["training False"][0] == answers["training True"][0] == []
+    assert found["losses"][0] == found["losses"][1]
+    with capsys.disabled():
+        print(f"\neager step: {found['seconds'][0]} s, with poison {found['seconds'][1]} s")

@@ -1,0 +1,29 @@
+"""Doing something once a module has been imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper_alloc.installation.import_watch import when_imported
+
+
+def test_all_that_wait_are_told_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "awaited_module.py").write_text("value = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = list(sys.meta_path)
+    told: list[tuple[str, int]] = []
+    when_imported("awaited_module", lambda module: told.append(("first", module.value)))
+    when_imported("awaited_module", lambda module: told.append(("second", module.value)))
+    assert told == []
+    importlib.import_module("awaited_module")
+    assert told == [("first", 7), ("second", 7)]
+    assert sys.meta_path == before
+    when_imported("awaited_module", lambda module: told.append(("now", module.value)))
+    assert told[-1] == ("now", 7)
+    del sys.modules["awaited_module"]
