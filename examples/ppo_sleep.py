@@ -12,6 +12,7 @@ memory is held in either half, and the mean reward.
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 from torch import nn
@@ -120,11 +121,18 @@ def rewards(question: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=120)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("this example needs a CUDA GPU")
     esper_alloc.enable()
     torch.manual_seed(0)
+    # cuBLAS keeps a workspace for each stream. This one shall have no tag: both halves need it.
+    square = torch.ones(64, 64, device="cuda")
+    torch.mm(square, square)
     trainer, engine = Trainer(), Engine()
     esper_alloc.sleep("trainer")
     mean = torch.zeros(())
