@@ -151,9 +151,9 @@ PyObject *wake_up(PyObject * /*module*/, PyObject *const *arguments, Py_ssize_t 
     PyErr_SetString(PyExc_ValueError, capi().last_error());
     return nullptr;
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, status != ESPER_OUT_OF_MEMORY,
+  TORCH_CHECK_WITH(OutOfMemoryError, status != ESPER_OUT_OF_MEMORY && status != ESPER_REJECTED,
                    "esper_alloc, waking memory: ", capi().last_error(),
-                   ". Everything still sleeps; free memory and wake it again");
+                   ". Everything on this device still sleeps; free memory and wake it again");
   check(status, "waking memory");
   return PyLong_FromSize_t(woken);
   END_HANDLE_TH_ERRORS
@@ -181,7 +181,14 @@ PyObject *tag_stats(PyObject * /*module*/, PyObject *device)
   };
   esper_tag_stats *figures = nullptr;
   size_t count = 0;
-  check(capi().get_tag_stats(core(), device_of(device), &figures, &count), "reading tags");
+  const int index = device_of(device);
+  esper_core *the_core = core();
+  esper_status status = ESPER_OK;
+  {
+    const WithoutGil no_gil; // a sleep or wake in another thread takes seconds
+    status = capi().get_tag_stats(the_core, index, &figures, &count);
+  }
+  check(status, "reading tags");
   const std::unique_ptr<esper_tag_stats, Free> owned(figures);
   PyObject *list = expect(PyList_New(0));
   for (size_t i = 0; list != nullptr && i < count; ++i) {

@@ -113,7 +113,8 @@ def wake(tags: Tags = None, *, device: torch.device | str | int | None = None) -
         torch.OutOfMemoryError: the device has not enough memory now.
         RuntimeError: PyTorch does not run on esper_alloc, or the driver refused something.
 
-    After an error everything still sleeps, and the call can be repeated.
+    After an error everything on that device still sleeps, and the call can be repeated. Of several
+    devices, those with lower numbers are awake then.
     """
     return int(_shim_that_runs("wake").wake(_names(tags), _index(device)))
 

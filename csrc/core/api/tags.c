@@ -96,13 +96,14 @@ static esper_status on_devices(core_t *core, int index, const bool tags[TAGS], e
 
 typedef struct sleep_call {
   esper_keep keep;
-  esper_sleep_result *result;
+  esper_sleep_result result;
+  bool (*slept)[TAGS]; /* by device: what this call put to sleep */
 } sleep_call_t;
 
 static esper_status sleep_one(device_t *device, const bool tags[TAGS], void *context)
 {
-  const sleep_call_t *call = context;
-  return sleep_device(device, tags, call->keep, call->result);
+  sleep_call_t *call = context;
+  return sleep_device(device, tags, call->keep, &call->result, call->slept[device->index]);
 }
 
 static esper_status wake_one(device_t *device, const bool tags[TAGS], void *context)
@@ -114,16 +115,24 @@ esper_status esper_sleep(esper_core *core, int device, const char *const *tags, 
                          esper_keep keep, esper_sleep_result *result)
 {
   bool chosen[TAGS];
-  esper_sleep_result here = {0};
-  sleep_call_t call = {keep, &here};
+  sleep_call_t call = {.keep = keep};
   if (keep != ESPER_KEEP_HOST && keep != ESPER_KEEP_NOTHING)
     return error_set(ESPER_INVALID, "keep is %d: use ESPER_KEEP_HOST or ESPER_KEEP_NOTHING",
                      (int)keep);
   esper_status status = choose(tags, count, chosen);
-  if (status == ESPER_OK)
-    status = on_devices(core, device, chosen, sleep_one, &call);
+  if (status != ESPER_OK)
+    return status;
+  if (!(call.slept = calloc((size_t)core->device_count, sizeof *call.slept)))
+    return error_set(ESPER_HOST_MEMORY, "no host memory for the tags of %d devices",
+                     core->device_count);
+  status = on_devices(core, device, chosen, sleep_one, &call);
+  size_t woken = 0;
+  for (int i = 0; i < core->device_count && status != ESPER_OK; i++)
+    if (atomic_load(&core->devices[i].ready))
+      wake_device(&core->devices[i], call.slept[i], &woken);
+  free(call.slept);
   if (status == ESPER_OK && result)
-    *result = here;
+    *result = call.result;
   return status;
 }
 

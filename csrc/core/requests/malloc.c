@@ -444,7 +444,12 @@ static void warn_of_graph(core_t *core)
 static void keep_asleep(block_t *block)
 {
   block->stamp = 0;
+  block->left = NULL; /* what was noted ends with the free */
   block_set_state(block, BLOCK_ASLEEP);
+  if (block->uses)
+    uses_drop_completed(block->segment->device, block);
+  if (!block->uses)
+    block_count_inactive(block);
 }
 
 /* Not inlined, so that the fast path of free need not save registers for this. */

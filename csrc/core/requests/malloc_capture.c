@@ -46,7 +46,7 @@ static block_t *take_inside(const request_t *q, heap_t *heap, inside_t how)
 {
   block_t *block = NULL;
   lock(&q->device->lock);
-  if (heap->capture == q->capture) {
+  if (heap->capture == q->capture && heap->tag == q->tag) {
     cache_close(heap);
     block = free_blocks_best_inside(heap, q->heap->branch, q->size, q->large, how);
   }
@@ -84,7 +84,8 @@ static block_t *take_quiesced(const request_t *q)
   block_t *block = NULL;
   lock(&q->device->lock);
   for (heap_t *heap = q->pool->heaps; heap && !block; heap = heap->next)
-    if (heap->quiesced && (block = free_blocks_best_whole(heap, q->size, q->large))) {
+    if (heap->quiesced && heap->tag == q->tag &&
+        (block = free_blocks_best_whole(heap, q->size, q->large))) {
       free_blocks_claim(block);
       segment_move(block->segment, q->heap);
       request_hand_out(q, block);

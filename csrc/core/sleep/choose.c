@@ -4,6 +4,7 @@
 #include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
 #include "../memory/asleep.h"
+#include "../memory/peers.h"
 
 /* Inside this file: why a page stays. */
 enum { GOES = -1, SLEEPS_ALREADY = -2 };
@@ -169,11 +170,15 @@ static bool make_room(choice_t *c, const missing_t *missing)
   return true;
 }
 
+/* No other thread names pages meanwhile, so none that is about to be shared is chosen. */
 esper_status choose_pages(choice_t *c)
 {
   missing_t missing;
-  for (look(c, &missing); missing.any; look(c, &missing))
+  esper_status status = ESPER_OK;
+  paging_stop(c->device);
+  for (look(c, &missing); missing.any && status == ESPER_OK; look(c, &missing))
     if (!make_room(c, &missing))
-      return error_set(ESPER_HOST_MEMORY, "no host memory for a list of pages");
-  return ESPER_OK;
+      status = error_set(ESPER_HOST_MEMORY, "no host memory for a list of pages");
+  paging_end(c->device);
+  return status;
 }

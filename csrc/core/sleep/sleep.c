@@ -290,7 +290,7 @@ static esper_status put_to_sleep(choice_t *c, going_t *g)
 }
 
 esper_status sleep_device(device_t *device, const bool tags[TAGS], esper_keep keep,
-                          esper_sleep_result *result)
+                          esper_sleep_result *result, bool slept[TAGS])
 {
   bool before[TAGS];
   esper_sleep_result here = {0};
@@ -310,6 +310,8 @@ esper_status sleep_device(device_t *device, const bool tags[TAGS], esper_keep ke
   unlock(&device->sleep_lock);
   if (status != ESPER_OK)
     return status;
+  for (int i = 0; i < TAGS; i++)
+    slept[i] = tags[i] && !before[i];
   result->given_back += here.given_back;
   result->kept += here.kept;
   for (int i = 0; i < ESPER_STAYS_COUNT; i++)

@@ -16,9 +16,9 @@
 #include "../../esper_sleep.h"
 #include "../order/device.h"
 
-/* Puts the memory of these tags on the device to sleep, and adds to the figures of *result. What
- * esper_sleep() promises. Without the lock. */
+/* Puts the memory of these tags on the device to sleep, and adds to the figures of *result. `slept`
+ * becomes those of them that did not sleep before. What esper_sleep() promises. Without the lock. */
 esper_status sleep_device(device_t *device, const bool tags[TAGS], esper_keep keep,
-                          esper_sleep_result *result);
+                          esper_sleep_result *result, bool slept[TAGS]);
 
 #endif

@@ -7,11 +7,13 @@
 #include "../memory/asleep.h"
 #include "../order/stream.h"
 
+/* Of the tag's empty ones that with the most host memory. */
 sleeper_t *sleeper_of(device_t *device, tag_t tag)
 {
-  sleeper_t *s = device->sleepers;
-  while (s && (s->tag != tag || s->page_count))
-    s = s->next;
+  sleeper_t *s = NULL;
+  for (sleeper_t *one = device->sleepers; one; one = one->next)
+    if (one->tag == tag && !one->page_count && (!s || one->room.bytes > s->room.bytes))
+      s = one;
   if (s || !(s = calloc(1, sizeof *s)))
     return s;
   s->tag = tag;

@@ -85,6 +85,8 @@ static bool is_unneeded(const segment_t *s, const page_t *page, const block_t **
 static esper_status prepare(waking_t *w)
 {
   const block_t *last = NULL;
+  w->bytes = w->reserved = 0;
+  stream_retire_all(w->device->core); /* so that what is over is known to be */
   lock(&w->device->lock);
   for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
     for (size_t i = 0; i < s->page_count; i++) {
@@ -107,6 +109,15 @@ static esper_status prepare(waking_t *w)
   return status;
 }
 
+/* Gives back what nobody uses, once. */
+static void make_room(waking_t *w)
+{
+  w->released = true;
+  if (drain_may_wait(w->device))
+    drain_device(w->device, false);
+  release_cached(w->device, NULL, true, SIZE_MAX);
+}
+
 /* ---- page by page ------------------------------------------------------ */
 
 static esper_status create_page(waking_t *w, size_t size, uint64_t *handle)
@@ -114,11 +125,8 @@ static esper_status create_page(waking_t *w, size_t size, uint64_t *handle)
   core_t *core = w->device->core;
   esper_status status = call_page_create(core, w->device->index, size, handle);
   if (status == ESPER_OUT_OF_MEMORY && !w->released) {
-    w->released = true;
     paging_end(w->device);
-    if (drain_may_wait(w->device))
-      drain_device(w->device, false);
-    release_cached(w->device, NULL, true, SIZE_MAX);
+    make_room(w);
     paging_begin(w->device);
     status = call_page_create(core, w->device->index, size, handle);
   }
@@ -281,6 +289,10 @@ static esper_status wake(waking_t *w)
   esper_status status = sleeper_stream(w->device, &w->copier);
   if (status == ESPER_OK)
     status = prepare(w);
+  if (status == ESPER_OUT_OF_MEMORY || status == ESPER_REJECTED) { /* the memory fraction */
+    make_room(w);
+    status = prepare(w);
+  }
   if (status != ESPER_OK)
     return status;
   paging_begin(w->device);

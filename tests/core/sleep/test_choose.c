@@ -1,6 +1,9 @@
 /* Which memory can go to sleep, which stays and why, and what of it is kept. */
 #include "core/sleep/choose.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
 #include "sleep_world.h"
 
 TEST(only_live_bytes_are_kept)
@@ -132,5 +135,42 @@ TEST(a_list_of_pages_needs_host_memory)
   sleep_all_of("weights");
   wake("weights");
   world_kernel(&w, r, p);
+  end();
+}
+
+static pthread_t sleeping;
+
+static void *put_to_sleep_now(void *result)
+{
+  CHECK_OK(try_sleep("t", ESPER_KEEP_HOST, result));
+  return NULL;
+}
+
+static esper_sleep_result found;
+
+static void when_exported(void *begun, sim_call call, int device, void *object)
+{
+  (void)call, (void)device, (void)object;
+  if (*(bool *)begun)
+    return;
+  *(bool *)begun = true;
+  CHECK(!pthread_create(&sleeping, NULL, put_to_sleep_now, &found));
+  usleep(100000); /* if it does not wait, it goes wrong in this time */
+}
+
+TEST(pages_that_are_being_shared_stay)
+{
+  begin();
+  void *p = used_as("t", 20 * MIB, r), *address;
+  bool begun = false;
+  esper_page_name *pages;
+  size_t count;
+  sim_before_call(w.s, SIM_CALL_page_export, when_exported, &begun);
+  CHECK_OK(esper_share(w.core, p, &address, &pages, &count));
+  CHECK(!pthread_join(sleeping, NULL));
+  sim_before_call(w.s, SIM_CALL_page_export, NULL, NULL);
+  CHECK(count && found.stays[ESPER_STAYS_SHARED] >= 20 * MIB);
+  wake("t");
+  free(pages);
   end();
 }

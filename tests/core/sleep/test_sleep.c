@@ -270,3 +270,83 @@ TEST(bad_arguments_are_refused)
   CHECK(!stats_of("weights").asleep);
   end();
 }
+
+TEST(what_is_freed_asleep_is_not_active)
+{
+  begin();
+  void *p = used_as("t", 20 * MIB, r);
+  sleep_all_of("t");
+  CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, 20 * MIB);
+  world_free(&w, p);
+  CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, 0);
+  wake("t");
+  end();
+}
+
+TEST(of_several_devices_none_sleeps_after_an_error)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = 1,
+                         .devices = 2,
+                         .capacity = 256 * MIB};
+  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+  used_as("t", 20 * MIB, r);
+  used_as("t", 20 * MIB, world_stream(&w, 1));
+  used_as("before", 20 * MIB, r);
+  CHECK_OK(try_sleep("before", ESPER_KEEP_HOST, NULL));
+  sim_fail_call(w.s, SIM_CALL_host_alloc, 2, ESPER_OUT_OF_MEMORY);
+  CHECK(try_sleep(NULL, ESPER_KEEP_HOST, NULL) != ESPER_OK);
+  CHECK_EQ(stats_of("t").asleep, 0);
+  CHECK_EQ(stats_of("before").asleep, 1);
+  wake(NULL);
+  end();
+}
+
+/* Or a tag would sleep with live memory of another. */
+TEST(in_a_capture_no_memory_of_another_tag_serves)
+{
+  begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  void *p = get_as("a", 4 * MIB, r);
+  world_kernel(&w, r, p);
+  world_free(&w, p);
+  CHECK(get_as("b", 4 * MIB, r) != p);
+  CHECK(get_as("a", 4 * MIB, r) == p);
+  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
+  end();
+}
+
+static int all_of_them(void *context, void *stream)
+{
+  (void)context, (void)stream;
+  return 1;
+}
+
+static sim_graph *graph_of_pool(esper_stream stream, const char *tag, void **p)
+{
+  void *filter;
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 1, all_of_them, NULL));
+  sim_capture_begin(w.s, 0, stream.handle);
+  sim_capture_group(w.s, 0, stream.handle, 1);
+  *p = get_as(tag, 20 * MIB, stream);
+  world_kernel(&w, stream, *p);
+  world_free(&w, *p);
+  sim_graph *graph = sim_capture_end(w.s, 0, stream.handle);
+  CHECK_OK(esper_pool_end(w.core, 0, 7, 1, &filter));
+  return graph;
+}
+
+TEST(graphs_of_one_pool_share_no_memory_across_tags)
+{
+  begin();
+  void *p, *q;
+  sim_graph *first = graph_of_pool(r, "a", &p), *second = graph_of_pool(s, "b", &q);
+  CHECK(p != q);
+  CHECK_EQ(stats_of("a").reserved, 20 * MIB);
+  sim_graph_destroy(w.s, first);
+  sim_graph_destroy(w.s, second);
+  end();
+}

@@ -66,3 +66,20 @@ TEST(a_parcel_is_copied_in_the_pieces_of_the_room)
   CHECK_OK(sleeper_copy(NULL, &list, &parcel, see));
   CHECK_EQ(pieces_seen, 25);
 }
+
+/* One page is refused, and goes later: two lists of pages, each with host memory. */
+TEST(the_next_sleep_uses_the_larger_host_memory)
+{
+  begin();
+  used_as("t", 60 * MIB, r);
+  used_as("t", 4096, r);
+  sim_fail_call(w.s, SIM_CALL_page_unmap, 1, ESPER_DEVICE_ERROR);
+  CHECK_OK(try_sleep("t", ESPER_KEEP_HOST, NULL));
+  CHECK_OK(try_sleep("t", ESPER_KEEP_HOST, NULL));
+  size_t pinned = stats_of("t").host;
+  wake("t");
+  CHECK_OK(try_sleep("t", ESPER_KEEP_HOST, NULL));
+  CHECK(stats_of("t").host <= pinned + 8 * MIB);
+  wake("t");
+  end();
+}

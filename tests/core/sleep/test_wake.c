@@ -208,3 +208,53 @@ TEST(tags_sleep_and_wake_apart)
   world_check(&w);
   end();
 }
+
+/* Notes are part of the block, which lives on as a hole and as what fills it. */
+TEST(what_was_noted_does_not_outlive_a_block_that_is_freed_asleep)
+{
+  begin();
+  used_as("t", 20 * MIB, r);
+  void *p = used_as("t", 20 * MIB, r);
+  used_as("t", 20 * MIB, r);
+  CHECK_OK(esper_note_use(w.core, p, s));
+  sleep_all_of("t");
+  world_free(&w, p);
+  world_run(&w, s);
+  wake("t");
+  void *q = get_as("t", 20 * MIB, r);
+  CHECK(q == p);
+  world_kernel(&w, r, q);
+  world_run(&w, r);
+  CHECK_OK(esper_note_use(w.core, q, s));
+  world_read_on(&w, s, q, r);
+  world_free(&w, q);
+  CHECK(get_as("t", 20 * MIB, r) != q); /* which s may still read */
+  end();
+}
+
+TEST(what_was_freed_asleep_and_is_over_does_not_come_back)
+{
+  begin();
+  void *p = used_as("t", 20 * MIB, r);
+  world_run(&w, r);
+  CHECK_OK(esper_note_use(w.core, p, s));
+  sleep_all_of("t");
+  world_free(&w, p);
+  sim_run_all(w.s);
+  wake("t");
+  CHECK_EQ(alive().bytes, 0);
+  end();
+}
+
+TEST(a_wake_takes_the_place_of_memory_that_is_only_cached)
+{
+  begin_with(256, NULL);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
+  used_as("t", 40 * MIB, r);
+  sleep_all_of("t");
+  void *other = used_as("other", 40 * MIB, r);
+  world_run(&w, r);
+  world_free(&w, other);
+  wake("t");
+  end();
+}
