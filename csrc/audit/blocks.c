@@ -320,7 +320,8 @@ static void add_hazard(audit *a, lane *home, const block *b, const use *u, uint3
   f.marked = m ? m->site : 0;
   const uint64_t key = finding_key(&f);
   hazard *h = home->hazards;
-  while (h && finding_key(&h->finding) != key)
+  /* Work of another stream is another danger: the home stream may wait for one of them only. */
+  while (h && (h->slot != u->slot || finding_key(&h->finding) != key))
     h = h->next;
   if (h) {
     f.count += h->finding.count;

@@ -7,6 +7,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <pthread.h>
+
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
@@ -48,10 +50,11 @@ struct Auditor {
   size_t told = 0;                         // findings that `notify` knows
 };
 
+Auditor *the_auditor = new Auditor(); // never destroyed: operators may run until the very end
+
 Auditor &auditor()
 {
-  static auto *instance = new Auditor();
-  return *instance;
+  return *the_auditor;
 }
 
 std::atomic<bool> running{false};
@@ -63,9 +66,21 @@ std::atomic<bool> notify_is_due{false};
 
 // What a thread is doing.
 struct Thread {
-  int depth = 0; // of operators
+  // The functions that run, the innermost last. Null: one without a schema, such as the forward of an
+  // autograd.Function.
+  c10::SmallVector<const Operation *, 16> running;
   bool site_is_known = false;
-  uint32_t site = 0; // of the outermost operator
+  uint32_t site = 0; // of the outermost of those that run no Python between them
+
+  const Operation *innermost() const
+  {
+    return running.empty() ? nullptr : running.back();
+  }
+  // Whether what runs now is at the same line as what was asked for last.
+  bool keeps_site() const
+  {
+    return innermost() != nullptr && !innermost()->may_run_python;
+  }
 };
 thread_local Thread thread;
 
@@ -84,7 +99,7 @@ audit_stream name_of(uintptr_t handle)
 
 uint32_t site_now()
 {
-  if (thread.depth > 0 && thread.site_is_known) {
+  if (thread.keeps_site() && thread.site_is_known) {
     return thread.site;
   }
   uint32_t site = sites::here();
@@ -227,10 +242,11 @@ void tell_record_stream(const at::RecordFunction &function)
 
 std::unique_ptr<at::ObserverContext> operator_starts(const at::RecordFunction &function)
 {
-  if (thread.depth++ == 0) {
-    thread.site_is_known = false;
-  }
-  const Operation *operation = find_operation(function);
+  // A forked child takes no lock here: another thread may have held it.
+  const Operation *operation =
+      running.load(std::memory_order_relaxed) ? find_operation(function) : nullptr;
+  thread.site_is_known = thread.site_is_known && thread.keeps_site();
+  thread.running.push_back(operation);
   if (operation == nullptr) {
     return nullptr;
   }
@@ -295,12 +311,14 @@ void note_views(const at::RecordFunction &function)
 
 void operator_ends(const at::RecordFunction &function, at::ObserverContext * /*none*/)
 {
-  if (has_graphs.load(std::memory_order_relaxed)) {
+  if (has_graphs.load(std::memory_order_relaxed) && running.load(std::memory_order_relaxed)) {
     note_views(function);
   }
-  if (thread.depth > 0 && --thread.depth == 0) {
-    thread.site_is_known = false;
+  thread.site_is_known = thread.site_is_known && thread.keeps_site();
+  if (!thread.running.empty()) {
+    thread.running.pop_back();
   }
+  thread.site_is_known = thread.site_is_known && thread.keeps_site();
 }
 
 void register_callback(bool with_outputs)
@@ -318,11 +336,25 @@ void register_callback(bool with_outputs)
 
 void memory_allocated(uintptr_t address)
 {
+  if (!running.load(std::memory_order_relaxed)) {
+    return;
+  }
   const audit_stream stream = name_of(c10::cuda::getCurrentCUDAStream());
   const uint32_t site = site_now();
+  const Operation *operation = thread.innermost();
   const bool is_gradient = torch::autograd::get_current_node() != nullptr;
   with_engine([&](Auditor &a, audit *engine) {
     functions->allocated(engine, address, 0, &stream, site);
+    // An operator's outputs are no arguments, so this is the only sign that it writes them.
+    if (operation != nullptr && operation->writes_what_it_allocates) {
+      audit_access access{};
+      access.address = address;
+      access.bytes = {address, UINTPTR_MAX - address, 0, 0};
+      access.stream = stream;
+      access.writes = 1;
+      access.place = {site, operation->number, 0};
+      functions->accessed(engine, &access);
+    }
     if (is_gradient) {
       a.gradients.insert(address);
     }
@@ -331,6 +363,9 @@ void memory_allocated(uintptr_t address)
 
 void memory_freed(uintptr_t address)
 {
+  if (!running.load(std::memory_order_relaxed)) {
+    return;
+  }
   const uint32_t site = site_now();
   with_engine([&](Auditor &a, audit *engine) {
     functions->freed(engine, address, site);
@@ -504,6 +539,15 @@ void see_object(AllSeen &all, PyObject *value)
   }
 }
 
+// A forked child is not audited. Threads that it does not have may have held locks.
+void end_in_child()
+{
+  running.store(false);
+  is_poisoning.store(false);
+  poison::detail::is_on.store(false);
+  the_auditor = new Auditor();
+}
+
 } // namespace
 
 void set_audit_capi(const esper_audit_capi *table)
@@ -525,6 +569,8 @@ PyObject *audit_start(PyObject * /*module*/, PyObject *const *args, Py_ssize_t c
     }
     folders.emplace_back(folder);
   }
+  static const int in_child = pthread_atfork(nullptr, nullptr, end_in_child);
+  TORCH_CHECK(in_child == 0, "no host memory for an audit");
   audit *engine = functions->create();
   TORCH_CHECK(engine != nullptr, "no host memory for an audit");
   sites::set_foreign_folders(std::move(folders));
@@ -601,13 +647,22 @@ PyObject *audit_findings(PyObject * /*module*/, PyObject * /*none*/)
 PyObject *audit_state(PyObject * /*module*/, PyObject * /*none*/)
 {
   HANDLE_TH_ERRORS
+  // As above: without the lock.
+  bool is_complete = true;
+  size_t found = 0;
+  size_t bytes = 0;
   Auditor &a = auditor();
-  std::lock_guard<std::mutex> lock(a.mutex);
-  const bool made = a.engine != nullptr;
+  {
+    std::lock_guard<std::mutex> lock(a.mutex);
+    if (a.engine != nullptr) {
+      is_complete = functions->is_complete(a.engine) != 0;
+      found = functions->finding_count(a.engine);
+      bytes = functions->memory(a.engine);
+    }
+  }
   return Py_BuildValue("(OOnn)", running.load() ? Py_True : Py_False,
-                       !made || functions->is_complete(a.engine) != 0 ? Py_True : Py_False,
-                       static_cast<Py_ssize_t>(made ? functions->finding_count(a.engine) : 0),
-                       static_cast<Py_ssize_t>(made ? functions->memory(a.engine) : 0));
+                       is_complete ? Py_True : Py_False, static_cast<Py_ssize_t>(found),
+                       static_cast<Py_ssize_t>(bytes));
   END_HANDLE_TH_ERRORS
 }
 

@@ -1,5 +1,6 @@
 #include "footprints.h"
 
+#include <c10/util/SmallVector.h>
 #include <c10/util/hash.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -21,19 +22,26 @@ bool is_plain(const c10::TensorImpl &tensor)
 }
 
 // Rows that repeat: the innermost dimensions are dense, and every other stride is a multiple of the
-// smallest of them. Otherwise all from the first to the last byte.
+// smallest of them. Otherwise, as with windows that overlap, all from the first to the last byte.
 void find_rows(c10::IntArrayRef sizes, c10::IntArrayRef strides, size_t item,
                audit_footprint &bytes)
 {
   int64_t dense = 1; // elements
+  c10::SmallVector<bool, 8> is_inner(sizes.size(), false);
   for (bool more = true; more;) {
     more = false;
     for (size_t i = 0; i < sizes.size(); ++i) {
       if (sizes[i] > 1 && strides[i] == dense) {
         dense *= sizes[i];
+        is_inner[i] = true;
         more = true;
         break;
       }
+    }
+  }
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1 && !is_inner[i] && strides[i] > 0 && strides[i] < dense) {
+      return;
     }
   }
   int64_t period = 0;

@@ -41,12 +41,27 @@ bool ends_with(std::string_view text, std::string_view with)
 // Operators that look at shapes, flags or storages, not at contents.
 bool touches_nothing(std::string_view name, const c10::OperatorName &operator_name)
 {
-  static constexpr std::string_view names[] = {
-      "aten::requires_grad_",   "aten::retain_grad",     "aten::set_data",  "aten::is_pinned",
-      "aten::result_type",      "aten::can_cast",        "aten::is_set_to", "aten::is_same_size",
-      "aten::resize_",          "aten::_resize_output_", "aten::set_",      "aten::resize_as_",
-      "aten::record_stream",    "aten::_version",        "aten::output_nr", "aten::is_leaf",
-      "aten::broadcast_tensors"};
+  static constexpr std::string_view names[] = {"aten::requires_grad_",
+                                               "aten::retain_grad",
+                                               "aten::set_data",
+                                               "aten::is_pinned",
+                                               "aten::result_type",
+                                               "aten::can_cast",
+                                               "aten::is_set_to",
+                                               "aten::is_same_size",
+                                               "aten::resize_",
+                                               "aten::_resize_output_",
+                                               "aten::set_",
+                                               "aten::resize_as_",
+                                               "aten::record_stream",
+                                               "aten::_version",
+                                               "aten::output_nr",
+                                               "aten::is_leaf",
+                                               "aten::broadcast_tensors",
+                                               "aten::expand_as",
+                                               "aten::view_as",
+                                               "aten::reshape_as",
+                                               "aten::_assert_tensor_metadata"};
   for (const std::string_view one : names) {
     if (name == one) {
       return true;
@@ -66,8 +81,14 @@ const Operation *make(Book &b, const c10::FunctionSchema &schema)
                              static_cast<uint32_t>(b.all.size() + 1),
                              schema.name() == "aten::record_stream",
                              false,
+                             false,
+                             !begins_with(schema.name(), "aten::"),
                              {}};
   const bool nothing = touches_nothing(schema.name(), schema.operator_name());
+  made->writes_what_it_allocates = !nothing && !begins_with(schema.name(), "aten::empty") &&
+                                   !begins_with(schema.name(), "aten::_empty");
+  const bool has_model = schema.name() == "aten::type_as" ||
+                         (schema.name() == "aten::to" && schema.overload_name() == "other");
   for (size_t i = 0; i < Operation::known; ++i) {
     Argument &what = made->arguments[i];
     what = Argument::read;
@@ -76,6 +97,8 @@ const Operation *make(Book &b, const c10::FunctionSchema &schema)
     } else if (i < schema.arguments().size()) {
       if (const c10::AliasInfo *alias = schema.arguments()[i].alias_info()) {
         what = alias->isWrite() ? Argument::write : Argument::none;
+      } else if (has_model && schema.arguments()[i].name() == "other") {
+        what = Argument::none; // only its type and device are asked for
       }
     }
   }
@@ -121,7 +144,8 @@ uint32_t operation_number(const char *name)
   std::unique_lock<std::shared_mutex> lock(b.mutex);
   const Operation *&found = b.by_name[name];
   if (found == nullptr) {
-    found = new Operation{name, static_cast<uint32_t>(b.all.size() + 1), false, false, {}};
+    found = new Operation{name, static_cast<uint32_t>(b.all.size() + 1), false, false, false, false,
+                          {}};
     b.all.push_back(found);
   }
   return found->number;

@@ -21,6 +21,8 @@ struct Operation {
   uint32_t number;                    // in the order of discovery, from 1
   bool is_record_stream;
   bool makes_views;
+  bool writes_what_it_allocates; // itself, not by operators that it calls
+  bool may_run_python;           // it is none of PyTorch's own
   Argument arguments[known];
 
   Argument argument(size_t index) const

@@ -276,8 +276,14 @@ void detail::before_free(void *ptr)
   if (found == p.live.end()) {
     return; // from before
   }
-  const Live live = found->second;
+  Live live = found->second;
   p.live.erase(found);
+  // A mark of its own stream says nothing new, and the fill is in that stream's order anyway.
+  auto *own = std::remove_if(live.marks.begin(), live.marks.end(), [&](const CUDAStream &mark) {
+    return mark.stream() == static_cast<cudaStream_t>(block.stream) &&
+           mark.device_index() == block.device;
+  });
+  live.marks.erase(own, live.marks.end());
   if (!may_fill(block, live)) {
     return;
   }

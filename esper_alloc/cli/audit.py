@@ -10,6 +10,7 @@ import argparse
 import os
 import runpy
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -104,6 +105,17 @@ def _starter(args: argparse.Namespace) -> Callable[[], Any]:
     return lambda: runpy.run_path(args.program, run_name="__main__")
 
 
+def _join_threads() -> None:
+    """Waits for the program's threads, as the interpreter does when a program ends."""
+    # Idle threads of concurrent.futures end only when they are told to.
+    for tell in reversed(getattr(threading, "_threading_atexits", ())):
+        tell()
+    me = threading.current_thread()
+    while others := [one for one in threading.enumerate() if one is not me and not one.daemon]:
+        for thread in others:
+            thread.join()
+
+
 def _write(said: str, output: str | None) -> None:
     if output is None:
         print(said, file=sys.stderr)
@@ -134,12 +146,18 @@ def run(args: argparse.Namespace) -> int:
     except RuntimeError as error:  # UnavailableError is one
         print(f"esper_alloc audit: {error}", file=sys.stderr)
         return 1
-    code, kept = 0, None
+    process, code, kept = os.getpid(), 0, None
     try:
         code, kept = _run_program(_starter(args))
+        if os.getpid() == process:
+            _join_threads()
     finally:
-        auditing.stop()
-        del kept
-    if report.findings or args.json or args.output:
-        _write(report.json() if args.json else report.text(), args.output)
+        # A child that the program forked comes here too. It is not audited.
+        if os.getpid() == process:
+            auditing.stop()
+            del kept
+            if report.findings or args.json or args.output:
+                _write(report.json() if args.json else report.text(), args.output)
+    if os.getpid() != process:
+        return code
     return code or int(bool(report.findings))

@@ -385,3 +385,78 @@ say(before=before, during=during - before, after=len(seen) - during, kinds=kinds
 """,
     )
     assert found == {"before": 1, "during": 1, "after": 1, "kinds": ["read-early"]}
+
+
+def test_asking_for_the_state_may_free_tensors(library: Path) -> None:
+    found = run(
+        library,
+        """
+class Cycle:
+    pass
+
+
+def garbage():
+    one = Cycle()
+    one.itself, one.memory = one, empty()
+
+
+gc.disable()
+with esper_alloc.audit() as report:
+    garbage()
+    kept = [[] for _ in range(5000)]
+    gc.enable()
+    gc.set_threshold(1)
+    state = _torch.audit_state()
+say(running=state[0])
+""",
+    )
+    assert found == {"running": True}
+
+
+def test_a_forked_child_takes_no_lock(library: Path) -> None:
+    found = run(
+        library,
+        """
+import os, time
+torch.set_num_threads(1)
+ended = False
+
+
+def work():
+    one = torch.ones(4)
+    while not ended:
+        torch.add(one, one)
+
+
+def ends(child):
+    "Whether it does: it has next to nothing to do."
+    for _ in range(6000):
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return True
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return False
+
+
+with esper_alloc.audit() as report:
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    hung = 0
+    for _ in range(100):
+        child = os.fork()
+        if child == 0:
+            torch.xlogy(torch.ones(3), torch.ones(3))
+            os._exit(_torch.audit_state()[0] or len(report.findings))
+        if not ends(child):
+            hung += 1
+            break
+    ended = True
+    for thread in threads:
+        thread.join()
+    race()
+say(hung=hung, kinds=kinds(report))
+""",
+    )
+    assert found == {"hung": 0, "kinds": ["read-early"]}

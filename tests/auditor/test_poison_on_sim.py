@@ -210,3 +210,21 @@ except RuntimeError as error:
         **env,
     )
     assert said in found["said"] and not found["running"]
+
+
+def test_a_mark_of_its_own_stream_does_not_keep_memory(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit(poison=True) as report:
+    x = clear(block())
+    x.record_stream(main)
+    at = x.data_ptr()
+    del x
+    y = block()
+    say(same=y.data_ptr() == at, contents=[*bytes_at(y.data_ptr())], found=report.text())
+""",
+    )
+    assert found == {
+        "same": True, "contents": [255], "found": "esper_alloc audit: 0 findings",
+    }  # fmt: skip

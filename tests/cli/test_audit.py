@@ -114,3 +114,55 @@ def test_a_file_that_is_not_there(library: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == "esper_alloc audit: there is no file none.py\n"
+
+
+def test_a_forked_child_says_nothing_and_keeps_its_exit_code(library: Path, tmp_path: Path) -> None:
+    fork = """
+import os
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = audit(library, tmp_path, RACE + fork)
+    assert (done.returncode, done.stdout) == (1, "child 0\n")
+    assert done.stderr.count("1 finding") == 1
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "threading.Thread(target=work).start()",
+        "pool = concurrent.futures.ThreadPoolExecutor(1); pool.submit(work)",
+    ],
+)
+def test_threads_of_the_program_are_audited_to_their_end(
+    library: Path, tmp_path: Path, start: str
+) -> None:
+    program = f"""
+import concurrent.futures, sys, threading, time
+import torch
+side, main, file = torch.cuda.Stream(), threading.main_thread(), __file__
+def is_running():
+    frame = sys._current_frames()[main.ident]
+    while frame and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return frame is not None
+def work():
+    while is_running():
+        time.sleep(0.01)
+    time.sleep(0.3)  # for the command to end too early, if it does
+    x = torch.empty(1 << 16, device="cuda").zero_()
+    with torch.cuda.stream(side):
+        y = x.clone()
+    torch.cuda.synchronize()
+{start}
+"""
+    done = audit(library, tmp_path, program)
+    assert done.returncode == 1 and "1 finding" in done.stderr
+
+
+def test_an_interrupt_leaves_the_report(library: Path, tmp_path: Path) -> None:
+    done = audit(library, tmp_path, RACE + "raise KeyboardInterrupt\n")
+    assert done.returncode == 130
+    assert "1 finding" in done.stderr

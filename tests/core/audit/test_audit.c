@@ -127,6 +127,21 @@ TEST(order_may_come_after_the_free_but_before_the_next_work)
   end();
 }
 
+TEST(a_wait_for_one_of_two_streams_helps_that_one_only)
+{
+  for (int waited = 0; waited < 2; waited++) {
+    begin_read();
+    wait_for(THIRD, MAIN);
+    read_by(X, THIRD, 2); /* at the same line */
+    audit_freed(a, X, 3);
+    allocate(Y, MAIN, 4);
+    wait_for(MAIN, waited ? THIRD : SIDE);
+    write_by(Y, MAIN, 5);
+    CHECK_EQ(only(AUDIT_FREED_IN_USE)->earlier.stream.handle, waited ? SIDE : THIRD);
+    end();
+  }
+}
+
 TEST(a_wait_of_the_host_orders_what_follows)
 {
   for (int how = 0; how < 3; how++) {

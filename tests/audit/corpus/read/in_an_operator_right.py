@@ -1,0 +1,21 @@
+"""An operator that is written in Python reads on the side stream after it has waited."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+
+@torch.library.custom_op("corpus_right::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    y = torch.mul(x, 2.0)
+    z = torch.empty(1 << 16, device="cuda").zero_()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        t = z.clone()
+    main.wait_stream(side)
+    return y
+
+
+x = torch.empty(1 << 16, device="cuda").zero_()
+y = twice(x)
+torch.cuda.synchronize()

@@ -1,0 +1,13 @@
+"""A stream writes what overlapping windows show, after it has waited for their reader."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+x = torch.empty(8, 64, device="cuda")
+torch.cuda.synchronize()
+y = x[:, 0:11].unfold(1, 5, 3).clone()
+side.wait_stream(main)
+with torch.cuda.stream(side):
+    x[:, 6:10].zero_()
+torch.cuda.synchronize()

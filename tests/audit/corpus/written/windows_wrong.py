@@ -1,0 +1,12 @@
+"""A stream writes columns that lie between the first elements of overlapping windows, which another reads."""
+
+import torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+x = torch.empty(8, 64, device="cuda")
+torch.cuda.synchronize()
+y = x[:, 0:11].unfold(1, 5, 3).clone()
+with torch.cuda.stream(side):
+    x[:, 6:10].zero_()  # BUG: write-early
+torch.cuda.synchronize()
