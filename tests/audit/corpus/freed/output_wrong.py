@@ -12,5 +12,5 @@ with torch.cuda.stream(side):
 del x  # BUG: freed-in-use
 z = torch.mul(w, 2.0)
 main.wait_stream(side)
-t = z.clone()
+z.clone()
 torch.cuda.synchronize()

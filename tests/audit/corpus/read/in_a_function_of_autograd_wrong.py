@@ -11,7 +11,7 @@ class Twice(torch.autograd.Function):
         y = torch.mul(x, 2.0)
         z = torch.empty(1 << 16, device="cuda").zero_()
         with torch.cuda.stream(side):
-            t = z.clone()  # BUG: read-early
+            z.clone()  # BUG: read-early
         main.wait_stream(side)
         return y
 
