@@ -200,7 +200,7 @@ uint32_t here()
 
 uint32_t of_backward()
 {
-  const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();
+  const auto node = torch::autograd::get_current_node();
   if (node == nullptr) {
     return 0;
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from typing import Any
@@ -17,7 +18,7 @@ class Progress:
         self._last = time.monotonic()
         if sys.stderr.isatty():
             try:
-                from tqdm import tqdm
+                tqdm = importlib.import_module("tqdm").tqdm
             except ImportError:
                 return
             self._bar = tqdm(total=total, leave=False, delay=0.2, file=sys.stderr)

@@ -1,5 +1,5 @@
 """The programs of corpus/ under the auditor, on the simulated device: each bug is found at its line,
-and nothing else is. (tests/gpu/test_audit.py runs all of them on a GPU.)"""
+and nothing else is. (tests/gpu/test_audit_gpu.py runs all of them on a GPU.)"""
 
 from __future__ import annotations
 

@@ -121,17 +121,20 @@ static bool block_has_pages(const segment_t *s, const block_t *b)
 
 bool pages_are_valid(const segment_t *s)
 {
-  size_t bytes = 0;
+  size_t granule = s->device->granule, bytes = 0, asleep = 0, absent = 0, seen = 0;
   for (const block_t *b = s->first; b; b = b->next) {
-    /* Another thread is changing the pages of a piece that is being filled. */
-    if (b->state != BLOCK_FILLING && !(block_has_pages(s, b) && block_sleeps_rightly(b)))
-      return false;
     bytes += block_is_mapped(b) ? b->size : 0;
-  }
-  size_t asleep = 0, absent = 0;
-  for (size_t i = 0; i < s->touched; i++) {
-    asleep += s->pages[i].asleep ? s->device->granule : 0;
-    absent += s->pages[i].absent ? s->device->granule : 0;
+    if (b->state == BLOCK_FILLING) /* another thread is changing the pages of this piece */
+      continue;
+    if (!block_has_pages(s, b) || !block_sleeps_rightly(b))
+      return false;
+    size_t i = page_granule(s, b->address),
+           end = page_granule(s, b->address + b->size + granule - 1);
+    for (i = i > seen ? i : seen; i < end && i < s->touched; i++) {
+      asleep += s->pages[i].asleep ? granule : 0;
+      absent += s->pages[i].absent ? granule : 0;
+    }
+    seen = end;
   }
   return bytes == s->bytes && asleep == s->asleep && absent == s->absent;
 }
