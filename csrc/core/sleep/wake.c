@@ -287,8 +287,9 @@ static void finish(waking_t *w, esper_status status)
 static esper_status wake(waking_t *w)
 {
   esper_status status = sleeper_stream(w->device, &w->copier);
-  if (status == ESPER_OK)
-    status = prepare(w);
+  if (status != ESPER_OK)
+    return status;
+  status = prepare(w);
   if (status == ESPER_OUT_OF_MEMORY || status == ESPER_REJECTED) { /* the memory fraction */
     make_room(w);
     status = prepare(w);
