@@ -1,5 +1,7 @@
 #include "marking.h"
 
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/core/impl/PyInterpreter.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -62,6 +64,11 @@ CUDAStream stream_behind(const RecordedEvent &event)
     C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   }
   C10_CUDA_CHECK(cudaStreamWaitEvent(stream, event.handle, 0));
+  // Who traces the order of streams, such as the auditor, is told as of PyTorch's own waits.
+  if (const c10::impl::PyInterpreter *tracer = c10::impl::GPUTrace::get_trace()) {
+    (*tracer)->trace_gpu_event_wait(c10::kCUDA, reinterpret_cast<uintptr_t>(event.handle),
+                                    reinterpret_cast<uintptr_t>(stream));
+  }
   return c10::cuda::getStreamFromExternal(stream, event.device);
 }
 

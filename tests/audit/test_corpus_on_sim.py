@@ -45,9 +45,8 @@ def results(library: Path, allocator: str) -> Any:
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 @pytest.mark.parametrize("name", programs.names(on_gpu=False))
 def test_a_bug_is_found_where_it_is(library: Path, name: str, allocator: str) -> None:
-    said, found = results(library, allocator)[name]
-    assert len(said) == name.endswith("_wrong")
-    assert found == (said if programs.is_bug(name, allocator) else [])
+    assert len(programs.expected(name)) == name.endswith("_wrong")
+    assert results(library, allocator)[name] == programs.expected(name, allocator)
 
 
 def test_half_of_the_programs_have_a_bug() -> None:

@@ -15,7 +15,7 @@ def wording(message: str) -> str:
     """Without figures, other processes, and the advice at its end."""
     message = re.sub(r"(reserved by PyTorch but unallocated\.).*", r"\1", message, flags=re.S)
     message = re.sub(
-        r"(Process \d+|Including non-PyTorch memory, this process) has [^.]*\.\d+ \w+ memory in use\. ",
+        r"(Process \d+|Including non-PyTorch memory, this process) has [\d.]+ \w+ memory in use\. ",
         "",
         message,
     )

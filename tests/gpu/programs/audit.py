@@ -7,6 +7,7 @@ audit.py ALLOCATOR bound
 
 from __future__ import annotations
 
+import ctypes
 import statistics
 import sys
 import time
@@ -264,19 +265,29 @@ def poison() -> None:
 
     side = torch.cuda.Stream()
     main = torch.cuda.current_stream()
+    driver = ctypes.CDLL("libcuda.so.1")
+    stream = ctypes.c_void_p(side.cuda_stream)
 
     def late(act: Callable[[torch.Tensor], object], marks: bool) -> tuple[list[str], object]:
+        word = torch.zeros(1, dtype=torch.int32).pin_memory()
+        address = ctypes.c_uint64(word.data_ptr())
+        with torch.cuda.stream(side):  # loading a kernel later would wait for the stream
+            act(torch.ones(1 << 20, device="cuda"))
+        torch.cuda.synchronize()
         with esper_alloc.audit(poison=True) as found:
             x = torch.ones(1 << 20, device="cuda")
             side.wait_stream(main)
             with torch.cuda.stream(side):
-                torch.cuda._sleep(200_000_000)
+                # It waits for the host, however slow that is.
+                one, at_least = ctypes.c_uint32(1), ctypes.c_uint(0)
+                assert driver.cuStreamWaitValue32_v2(stream, address, one, at_least) == 0
                 result = act(x)
             if marks:
                 x.record_stream(side)
             del x
             main.synchronize()
-            time.sleep(1.0)  # the side stream is through by now, which nobody knows
+            word[0] = 1
+            assert driver.cuStreamSynchronize(stream) == 0  # nobody is told
             y = torch.empty(1 << 20, device="cuda")
         torch.cuda.synchronize()
         del y

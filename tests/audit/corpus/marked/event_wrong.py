@@ -15,6 +15,6 @@ with torch.no_grad():
         done.record()
         z = x.clone()
     esper_alloc.record_use(x, event=done)  # BUG: marked-early
-    del x
+    del x  # BUG on native: freed-in-use
     w = torch.empty(1 << 16, device="cuda").zero_()
 torch.cuda.synchronize()
