@@ -23,7 +23,8 @@ def test_the_device_has_the_context_left() -> None:
     found = run_program("sleep", "device_memory")
     assert found["sum"] == 8 * 256 * MIB
     assert found["given_back"] >= 2048 * MIB
-    assert found["full"] - found["asleep"] >= 2048 * MIB
+    # What the driver needs for itself comes off: streams, and tables of pages.
+    assert found["full"] - found["asleep"] >= (2048 - 64) * MIB
     assert found["asleep"] - found["context"] <= 64 * MIB
 
 

@@ -1,10 +1,10 @@
 """Patterns in which memory is dropped while another stream still uses it, without a mark.
 
-Usage: automatic.py USES PATTERN TRIES
+Usage: automatic.py USES TRIES PATTERN...
 
 USES: marked (nothing is marked, so tries go wrong) or automatic. PATTERN: one of PATTERNS.
-Each is what a program did that had to be mended after its results were wrong. Reports in how
-many tries the result was wrong, and in how many the dropped memory served again at once.
+Each is what a program did that had to be mended after its results were wrong. Reports for each
+in how many tries the result was wrong, and in how many the dropped memory served again at once.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def attempt(a: Attempts, pattern: str, value: int) -> tuple[bool, bool]:
 USES = ""
 
 
-def main(uses: str, pattern: str, tries: int) -> None:
+def main(uses: str, tries: int, *patterns: str) -> None:
     global USES
     USES = uses
     use_allocator(OURS)
@@ -207,16 +207,20 @@ def main(uses: str, pattern: str, tries: int) -> None:
     warm_up()
     (owner,) = other_streams(1)
     torch.cuda.set_stream(owner)  # autograd makes the default stream wait
-    a = Attempts()
-    for value in (1, 2):  # everything warm, its outcome not counted
-        attempt(a, pattern, value)
-    outcomes = [attempt(a, pattern, value) for value in range(3, tries + 3)]
-    report(
-        tries=len(outcomes),
-        corrupted=sum(wrong for wrong, _ in outcomes),
-        reused_early=sum(reused for _, reused in outcomes),
-    )
+    found = {}
+    for pattern in patterns:
+        a = Attempts()
+        for value in (1, 2):  # everything warm, its outcome not counted
+            attempt(a, pattern, value)
+        outcomes = [attempt(a, pattern, value) for value in range(3, tries + 3)]
+        found[pattern] = {
+            "tries": len(outcomes),
+            "corrupted": sum(wrong for wrong, _ in outcomes),
+            "reused_early": sum(reused for _, reused in outcomes),
+        }
+        del a
+    report(**found)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
