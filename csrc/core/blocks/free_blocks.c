@@ -344,16 +344,55 @@ bool free_blocks_may_be_gated(const block_t *block, const stream_t *taker, bool 
   return true;
 }
 
+enum { SPARED = 2 };
+
+/* The blocks that a search leaves alone. */
+typedef struct spared {
+  const block_t *block[SPARED]; /* NULL: none */
+} spared_t;
+
+static spared_t spare_newest(const heap_t *heap, bool large, gate_choice_t choice)
+{
+  enum { MOST = 64 }; /* blocks that are looked at */
+  spared_t spared = {{NULL}};
+  if (choice != GATE_ALL_BUT_NEWEST)
+    return spared;
+  const block_t *b = heap->newest_pending;
+  for (int found = 0, i = 0; b && found < SPARED && i < MOST; i++, b = b->older)
+    if (b->segment->large == large && !b->barred)
+      spared.block[found++] = b;
+  return spared;
+}
+
+static bool is_spared(const spared_t *spared, const block_t *block)
+{
+  for (int i = 0; i < SPARED; i++)
+    if (spared->block[i] == block)
+      return true;
+  return false;
+}
+
+/* Without a search: no pending block can be gated on. */
+static bool none_is_gateable(const heap_t *heap, bool large, gate_choice_t choice)
+{
+  size_t spared = choice == GATE_ALL_BUT_NEWEST ? SPARED : 0;
+  return choice != GATE_AT_LAST &&
+         heap->pending[large].count <= heap->pending_index.barred[large] + spared;
+}
+
 block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *taker, size_t size,
-                                   bool large, bool at_free_too)
+                                   bool large, gate_choice_t choice)
 {
   enum { MOST = 64 }; /* blocks: the best fit is good enough for a short wait */
   const bins_t *bins = &heap->pending[large];
   const config_t *config = config_of(heap->device->core);
-  if (!at_free_too && pending_are_barred(heap, large))
+  const bool late_too = choice == GATE_AT_LAST;
+  if (none_is_gateable(heap, large, choice))
     return NULL;
+  const spared_t spared = spare_newest(heap, large, choice);
   block_t *best = bins_best_fit(bins, size);
-  while (best && !(fits(config, best, size) && free_blocks_may_be_gated(best, taker, at_free_too)))
+  while (best && !(fits(config, best, size) && !is_spared(&spared, best) &&
+                   free_blocks_may_be_gated(best, taker, late_too)))
     best = bins_next(bins, best);
   if (!best)
     return NULL;
@@ -361,7 +400,8 @@ block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *taker, si
   block_t *oldest = heap->oldest_pending;
   for (int i = 0; oldest && oldest != best && i < MOST; i++, oldest = oldest->newer)
     if (oldest->segment->large == large && oldest->size >= size && oldest->size <= limit &&
-        fits(config, oldest, size) && free_blocks_may_be_gated(oldest, taker, at_free_too))
+        fits(config, oldest, size) && !is_spared(&spared, oldest) &&
+        free_blocks_may_be_gated(oldest, taker, late_too))
       return oldest;
   return best;
 }
@@ -372,7 +412,8 @@ typedef struct search {
   const config_t *config;
   const stream_t *taker;
   size_t size;
-  bool at_free_too;
+  bool late_too;
+  spared_t spared;
   int left; /* how many blocks may still be looked at */
   run_t best;
 } search_t;
@@ -380,7 +421,8 @@ typedef struct search {
 static bool may_join(search_t *search, const block_t *block)
 {
   return block && block_is_in_bin(block) && search->left-- > 0 &&
-         free_blocks_may_be_gated(block, search->taker, search->at_free_too);
+         !is_spared(&search->spared, block) &&
+         free_blocks_may_be_gated(block, search->taker, search->late_too);
 }
 
 /* Looks at every shortest run in the range of neighbours that begins with `first`. Returns the
@@ -403,18 +445,19 @@ static uintptr_t search_neighbours(search_t *search, block_t *first)
 }
 
 run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *taker, size_t size, bool large,
-                               bool at_free_too)
+                               gate_choice_t choice)
 {
   enum { MOST = 256 }; /* blocks: a longer search would cost more than new memory */
   int passed_over = 0; /* blocks of the other size class */
   search_t search = {.config = config_of(heap->device->core),
                      .taker = taker,
                      .size = size,
-                     .at_free_too = at_free_too,
+                     .late_too = choice == GATE_AT_LAST,
                      .left = MOST};
   uintptr_t begin = 0, end = 0; /* the range that was searched last */
-  if (!heap->pending[large].count || (!at_free_too && pending_are_barred(heap, large)))
+  if (!heap->pending[large].count || none_is_gateable(heap, large, choice))
     return search.best;
+  search.spared = spare_newest(heap, large, choice);
   for (block_t *b = heap->oldest_pending; b && search.left > 0; b = b->newer) {
     if (b->segment->large != large && ++passed_over > 4 * MOST)
       break;

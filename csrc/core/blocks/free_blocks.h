@@ -66,9 +66,16 @@ block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *taker, size
  * on uses by record_stream and the like (USE_GATE_LATE). */
 bool free_blocks_may_be_gated(const block_t *block, const stream_t *taker, bool at_free_too);
 
+/* Which pending blocks a search may find. */
+typedef enum gate_choice {
+  GATE_NOW,            /* those whose uses may be gated on at any time */
+  GATE_ALL_BUT_NEWEST, /* the same, but the two that became pending last are spared */
+  GATE_AT_LAST,        /* also those with uses by record_stream and the like (USE_GATE_LATE) */
+} gate_choice_t;
+
 /* The pending block that fits best of those that the taker may be gated on. */
 block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *taker, size_t size,
-                                   bool large, bool at_free_too);
+                                   bool large, gate_choice_t choice);
 
 /* Neighbouring free blocks of one segment, from `first` to `last`. */
 typedef struct run {
@@ -79,7 +86,7 @@ typedef struct run {
 /* A run of ready and pending blocks that is large enough and that the taker may be gated on: the
  * smallest that a short search finds. */
 run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *taker, size_t size, bool large,
-                               bool at_free_too);
+                               gate_choice_t choice);
 
 /* free_blocks_claim and free_blocks_add for each block of the run. */
 void free_blocks_claim_run(run_t run);

@@ -60,19 +60,16 @@ bool malloc_gate_run(const request_t *q, run_t run, gating_t *gating)
 /* ---- the request's own heap -------------------------------------------------- */
 
 /* One pending block, or a run of neighbours if no single block serves. */
-static run_t find_gateable(const request_t *q, const heap_t *heap, bool at_free_too)
+static run_t find_gateable(const request_t *q, const heap_t *heap, gate_choice_t choice)
 {
-  block_t *block =
-      free_blocks_best_gateable(heap, q->stream.stream, q->size, q->large, at_free_too);
+  block_t *block = free_blocks_best_gateable(heap, q->stream.stream, q->size, q->large, choice);
   return block ? run_of_one(block)
-               : free_blocks_gateable_run(heap, q->stream.stream, q->size, q->large, at_free_too);
+               : free_blocks_gateable_run(heap, q->stream.stream, q->size, q->large, choice);
 }
 
 run_t malloc_claim_gateable(const request_t *q)
 {
-  run_t run = find_gateable(q, q->heap, false);
-  if (run.first && request_rather_grows(q, run))
-    run.first = NULL;
+  run_t run = find_gateable(q, q->heap, request_gate_choice(q));
   if (run.first)
     free_blocks_claim_run(run);
   return run;
@@ -97,7 +94,7 @@ block_t *malloc_gate_own(const request_t *q)
 {
   lock(&q->device->lock);
   cache_close(q->heap);
-  run_t run = find_gateable(q, q->heap, true);
+  run_t run = find_gateable(q, q->heap, GATE_AT_LAST);
   if (run.first)
     free_blocks_claim_run(run);
   unlock(&q->device->lock);
@@ -115,7 +112,7 @@ static run_t find_elsewhere(const request_t *q, heap_t *heap)
   bool may = block != NULL;
   for (const use_t *use = block ? block->uses : NULL; use; use = use->next)
     may = may && (use_is_satisfied(use, q->stream.stream) || use_may_be_gated(use, true));
-  return may ? run_of_one(block) : find_gateable(q, heap, true);
+  return may ? run_of_one(block) : find_gateable(q, heap, GATE_AT_LAST);
 }
 
 /* Whether the request's stream must wait for owner order of the run's blocks. Stores the latest

@@ -13,7 +13,7 @@
 /* ---- to wait or to grow ------------------------------------------------ */
 
 /* With reuse order `auto` a stream waits for memory only while its heap has more than ALLOWANCE
- * bytes pending, and never for the block that became pending last: the GPU works on that one
+ * bytes pending, and never for the two blocks that became pending last: the GPU works on these
  * meanwhile, so a pipeline keeps its overlap. More than 1/DEVICE_SHARE of the device is never left
  * pending, and nothing is while memory is short. */
 enum { ALLOWANCE = 128 << 20, DEVICE_SHARE = 16 };
@@ -44,24 +44,10 @@ bool request_gates_first(const request_t *q)
   return q->heap->pending_index.bytes + q->size > ALLOWANCE || !may_leave_pending(q);
 }
 
-/* Whether a block like the run's became pending after all of them. */
-static bool has_younger(const request_t *q, run_t run)
+gate_choice_t request_gate_choice(const request_t *q)
 {
-  enum { MOST = 64 }; /* blocks that are looked at */
-  int looked = 0;
-  for (const block_t *b = q->heap->newest_pending; b && looked++ < MOST; b = b->older) {
-    if (b->address >= run.first->address && b->address < run.first->address + run.size)
-      return false;
-    if (b->segment->large == q->large && !b->barred)
-      return true;
-  }
-  return false;
-}
-
-bool request_rather_grows(const request_t *q, run_t run)
-{
-  return q->config->as_given.reuse_order == ESPER_REUSE_AUTO && may_leave_pending(q) &&
-         !has_younger(q, run);
+  bool spares = q->config->as_given.reuse_order == ESPER_REUSE_AUTO && may_leave_pending(q);
+  return spares ? GATE_ALL_BUT_NEWEST : GATE_NOW;
 }
 
 /* ---- handing out ------------------------------------------------------- */
@@ -138,7 +124,7 @@ static bool wastes_ready(const request_t *q, const block_t *ready)
 {
   if (!RULE(READY_FIRST)) { /* whatever fits best */
     const block_t *pending =
-        free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large, false);
+        free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large, GATE_NOW);
     return pending && pending->size <= ready->size;
   }
   return request_gates_first(q) && q->large && ready->size / 4 > q->size &&

@@ -33,9 +33,8 @@ static inline run_t run_of_one(block_t *block)
 /* Whether pending memory comes before new memory: by the reuse order, and with `auto` by how much
  * memory is pending. Under the device's lock. */
 bool request_gates_first(const request_t *q);
-/* With reuse order `auto`: whether the stream would wait for its latest pending work, and may get
- * new memory instead of the run. */
-bool request_rather_grows(const request_t *q, run_t run);
+/* Which pending blocks the stream may then wait for. Under the device's lock. */
+gate_choice_t request_gate_choice(const request_t *q);
 
 static inline bool request_may_borrow(const request_t *q, const heap_t *heap)
 {

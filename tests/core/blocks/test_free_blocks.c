@@ -104,7 +104,7 @@ TEST(a_withheld_block_serves_nobody_though_it_owes_nothing)
   add(0, 0);
   CHECK_EQ(block[0]->state, BLOCK_PENDING);
   CHECK(!free_blocks_best_ready(heap, 4 * KIB, false));
-  CHECK(!free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, true));
+  CHECK(!free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_AT_LAST));
   CHECK(!free_blocks_may_be_gated(block[0], heap->stream, true));
   CHECK(!free_blocks_promote(heap));
   free_blocks_release_withheld(heap);
@@ -121,7 +121,7 @@ TEST(a_block_that_is_withheld_no_more_waits_for_its_use)
   add(0, 0);
   free_blocks_release_withheld(heap);
   CHECK_EQ(block[0]->state, BLOCK_PENDING);
-  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, false) == block[0]);
+  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_NOW) == block[0]);
   end_made();
 }
 
@@ -152,11 +152,11 @@ TEST(ready_and_pending_blocks_are_looked_for_apart)
   add(0, 0);
   add(2, 2);
   CHECK(free_blocks_best_ready(heap, 4 * KIB, false) == block[2]);
-  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, false) == block[0]);
+  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_NOW) == block[0]);
   free_blocks_claim(block[2]);
   CHECK(!free_blocks_best_ready(heap, 512, false));
   free_blocks_claim(block[0]);
-  CHECK(!free_blocks_best_gateable(heap, heap->stream, 512, false, false));
+  CHECK(!free_blocks_best_gateable(heap, heap->stream, 512, false, GATE_NOW));
   CHECK(!heap->oldest_pending && !heap->newest_pending);
   end_made();
 }
@@ -194,14 +194,34 @@ TEST(of_the_pending_blocks_the_best_is_one_that_may_be_gated_on)
   owe(block[6], w.stream[2], USE_NO_GATE); /* one of two */
   for (int i = 0; i < 8; i += 2)
     add(i, i);
-  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, false) == block[4]);
-  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, true) == block[2]);
-  CHECK(!free_blocks_best_gateable(heap, heap->stream, 16 * KIB, false, true));
+  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_NOW) == block[4]);
+  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_AT_LAST) == block[2]);
+  CHECK(!free_blocks_best_gateable(heap, heap->stream, 16 * KIB, false, GATE_AT_LAST));
   CHECK(!free_blocks_may_be_gated(block[0], heap->stream, true));
   CHECK(!free_blocks_may_be_gated(block[6], heap->stream, true));
   complete(w.stream[2]);
   CHECK(free_blocks_may_be_gated(block[6], heap->stream, false)); /* that one is over */
   CHECK(free_blocks_may_be_gated(block[0], stream_of(s), false)); /* its own use */
+  end_made();
+}
+
+TEST(the_two_newest_pending_blocks_can_be_spared)
+{
+  BEGIN_MADE(4, 4, 8, 4, 12, 4, 16, 4);
+  owe(block[6], s, USE_NO_GATE); /* could not be gated on anyway, so it is none of the two */
+  for (int i = 0; i < 6; i += 2)
+    owe(block[i], s, 0);
+  add(4, 4);
+  add(0, 0);
+  CHECK(!free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_ALL_BUT_NEWEST));
+  CHECK(!free_blocks_gateable_run(heap, heap->stream, 4 * KIB, false, GATE_ALL_BUT_NEWEST).first);
+  add(2, 2);
+  add(6, 6);
+  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_NOW) == block[0]);
+  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_ALL_BUT_NEWEST) ==
+        block[4]);
+  run_t run = free_blocks_gateable_run(heap, heap->stream, 4 * KIB, false, GATE_ALL_BUT_NEWEST);
+  CHECK(run.first == block[4] && run.last == block[4]);
   end_made();
 }
 
@@ -230,13 +250,13 @@ TEST(the_smallest_run_that_is_large_enough_is_taken)
   owe(block[5], s, 0);
   add(0, 1);
   add(3, 5); /* block 4 is ready */
-  run_t run = free_blocks_gateable_run(heap, heap->stream, 12 * KIB, false, false);
+  run_t run = free_blocks_gateable_run(heap, heap->stream, 12 * KIB, false, GATE_NOW);
   CHECK(run.first == block[4] && run.last == block[5]); /* its range begins with block 3 */
   CHECK_EQ(run.size, 12 * KIB);
-  run = free_blocks_gateable_run(heap, heap->stream, 18 * KIB, false, false);
+  run = free_blocks_gateable_run(heap, heap->stream, 18 * KIB, false, GATE_NOW);
   CHECK(run.first == block[0] && run.last == block[1]);
   CHECK_EQ(run.size, 20 * KIB);
-  CHECK(!free_blocks_gateable_run(heap, heap->stream, 24 * KIB, false, false).first);
+  CHECK(!free_blocks_gateable_run(heap, heap->stream, 24 * KIB, false, GATE_NOW).first);
   end_made();
 }
 
@@ -248,9 +268,10 @@ TEST(a_run_ends_at_what_may_not_be_gated_on)
   owe(block[2], s, USE_BY_RECORD_STREAM);
   owe(block[3], s, 0);
   add(0, 3);
-  CHECK(free_blocks_gateable_run(heap, heap->stream, 8 * KIB, false, false).last == block[1]);
-  CHECK(!free_blocks_gateable_run(heap, heap->stream, 12 * KIB, false, false).first);
-  CHECK(free_blocks_gateable_run(heap, heap->stream, 16 * KIB, false, true).last == block[3]);
+  CHECK(free_blocks_gateable_run(heap, heap->stream, 8 * KIB, false, GATE_NOW).last == block[1]);
+  CHECK(!free_blocks_gateable_run(heap, heap->stream, 12 * KIB, false, GATE_NOW).first);
+  CHECK(free_blocks_gateable_run(heap, heap->stream, 16 * KIB, false, GATE_AT_LAST).last ==
+        block[3]);
   end_made();
 }
 
@@ -261,7 +282,7 @@ TEST(a_united_run_owes_nothing_and_its_rest_what_the_last_block_owed)
   owe(block[0], s, 0);
   owe(block[2], w.stream[2], 0);
   add(0, 2);
-  run_t run = free_blocks_gateable_run(heap, heap->stream, 14 * KIB, false, false);
+  run_t run = free_blocks_gateable_run(heap, heap->stream, 14 * KIB, false, GATE_NOW);
   CHECK(run.first == block[0] && run.last == block[2]);
   free_blocks_claim_run(run);
   CHECK_EQ(heap->ready[0].count + heap->pending[0].count, 0);
@@ -281,7 +302,7 @@ TEST(a_run_that_is_put_back_is_as_it_was)
   owe(block[0], s, 0);
   owe(block[2], w.stream[2], 0);
   add(0, 2);
-  run_t run = free_blocks_gateable_run(heap, heap->stream, 16 * KIB, false, false);
+  run_t run = free_blocks_gateable_run(heap, heap->stream, 16 * KIB, false, GATE_NOW);
   free_blocks_claim_run(run);
   free_blocks_add_run(run);
   CHECK_EQ(heap->ready[0].count, 1);

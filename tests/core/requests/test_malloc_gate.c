@@ -300,12 +300,27 @@ TEST(auto_order_gates_on_the_oldest_block_once_much_is_pending)
 TEST(auto_order_does_not_wait_for_the_latest_work)
 {
   begin_auto(LARGE);
-  void *latest = pending(300 * MIB);
-  void *p = world_malloc(&w, 300 * MIB, r);
-  CHECK(p != latest);
-  CHECK_EQ(gates(), 0);
-  read_and_free(p, s);
-  CHECK(world_malloc(&w, 300 * MIB, r) == latest); /* which no longer is */
+  void *p[3];
+  for (int i = 0; i < 3; i++) {
+    p[i] = world_malloc(&w, 300 * MIB, r);
+    CHECK(i < 1 || p[i] != p[0]);
+    CHECK(i < 2 || p[i] != p[1]);
+    CHECK_EQ(gates(), 0);
+    read_and_free(p[i], s);
+  }
+  CHECK(world_malloc(&w, 300 * MIB, r) == p[0]); /* two are younger now */
+  CHECK_EQ(gates(), 1);
+  end();
+}
+
+/* A better fit among the latest does not make the heap grow while an older block fits. */
+TEST(auto_order_waits_for_an_older_block_rather_than_grow)
+{
+  begin_auto(LARGE);
+  void *oldest = pending(320 * MIB);
+  pending(310 * MIB);
+  pending(300 * MIB);
+  CHECK(world_malloc(&w, 300 * MIB, r) == oldest);
   CHECK_EQ(gates(), 1);
   end();
 }

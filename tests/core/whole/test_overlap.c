@@ -97,7 +97,7 @@ static void check_pipeline(size_t least, size_t most, int streams)
     cost gate = run(pipeline_step, ESPER_REUSE_GATE, KINDS[kind], 1);
     cost grow = run(pipeline_step, ESPER_REUSE_GROW, KINDS[kind], 1);
     CHECK(by_default.step_us < 1.02 * grow.step_us);
-    CHECK(by_default.reserved < grow.reserved);
+    CHECK(by_default.reserved < (kind ? 1.0 : 0.8) * (double)grow.reserved);
     CHECK(kind != 0 || gate.step_us > 1.2 * grow.step_us);
   }
 }
@@ -118,7 +118,7 @@ TEST(pipelines_of_large_tensors_lose_no_overlap)
   check_pipeline(256, 1024, 2);
 }
 
-/* Two layers are needed; the allowance is 128 MiB, or one layer if that is larger. */
+/* Two layers are needed; the allowance is 128 MiB, or two layers if these are larger. */
 TEST(gathered_weights_take_the_allowance_at_most)
 {
   for (int kind = 0; kind < 2; kind++)
@@ -126,7 +126,7 @@ TEST(gathered_weights_take_the_allowance_at_most)
       cost by_default = run(fsdp_step, ESPER_REUSE_AUTO, KINDS[kind], 1);
       cost gate = run(fsdp_step, ESPER_REUSE_GATE, KINDS[kind], 1);
       CHECK_EQ(gate.reserved, 2 * least_mib);
-      CHECK(by_default.reserved <= gate.reserved + (least_mib > 128 ? least_mib : 128));
+      CHECK(by_default.reserved <= gate.reserved + (2 * least_mib > 128 ? 2 * least_mib : 128));
       CHECK(by_default.step_us <= gate.step_us);
     }
 }
