@@ -23,7 +23,7 @@ from typing import Any
 
 RANKS = 2
 LIMIT = 200.0  # seconds until a rank is taken to hang
-LOST_S = 10.0  # after which the process group takes a rank for lost
+LOST_S = 10.0  # after which a process group takes a rank for lost
 KILLED_LIMIT = 100.0  # the same as LIMIT where a rank is lost: native may hang, too
 MIB = 1 << 20
 OURS = "esper_alloc"
@@ -237,10 +237,12 @@ def killed(rank: int, how: str) -> Found:
     import torch
     import torch.distributed as dist
 
+    group = dist.new_group(timeout=timedelta(seconds=LOST_S))
     x = torch.ones(16 * MIB, device="cuda")
     side = torch.cuda.Stream()
+    dist.barrier()  # which has all the time that it needs
     for _ in range(20):
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=group)
     torch.cuda.synchronize()
     if rank == 1:
         time.sleep(2)  # so that rank 0 has done all that was, too, and waits for the next
@@ -249,7 +251,7 @@ def killed(rank: int, how: str) -> Found:
     side.wait_stream(torch.cuda.current_stream())
     try:
         with torch.cuda.stream(side):
-            work = dist.all_reduce(y, async_op=True)
+            work = dist.all_reduce(y, group=group, async_op=True)
             work.wait()
             y.record_stream(side)
             del y
@@ -282,7 +284,7 @@ def rank_main(rank: int, store: str, name: str, allocator: str, arguments: list[
         rank=rank,
         world_size=RANKS,
         device_id=torch.device("cuda", rank),
-        timeout=timedelta(seconds=LOST_S if name == "killed" else LIMIT),
+        timeout=timedelta(seconds=LIMIT),
     )
     torch.use_deterministic_algorithms(True, warn_only=True)
     found = SCENARIOS[name](rank, *arguments)
