@@ -1,5 +1,5 @@
 """Two ranks of torch.distributed, a GPU each: training that sleeps, tensor parallelism with
-registered memory, symmetric memory, and a rank that dies."""
+registered memory, symmetric memory, and a rank that dies. And NCCL within one process."""
 
 from __future__ import annotations
 
@@ -57,6 +57,14 @@ def test_collectives_in_a_graph_are_right_after_sleep() -> None:
     for found in ranks("captured_collective_sleeps", OURS, NCCL_GRAPH_REGISTER="0"):
         assert found["wrong"] == 0
         assert found["given_back"] > 0
+
+
+def test_one_process_with_two_gpus_gives_natives_losses() -> None:
+    env = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_NVLS_ENABLE": "0"}
+    native, ours = (run_program("data_parallel", one, env=env) for one in (NATIVE, OURS))
+    assert len(set(native["losses"])) > 5
+    assert ours == native
+    assert native["wrong"] == 0
 
 
 @pytest.mark.parametrize("how", ["watchdog", "blocking"])
