@@ -335,6 +335,20 @@ TEST(what_a_peer_reads_goes_when_it_has_read)
   }
 }
 
+TEST(beside_a_peer_that_cannot_be_asked_nothing_sleeps)
+{
+  begin_with_peers();
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  used_as("t", 20 * MIB, r);
+  sim_fail_call(w.s, SIM_CALL_memory_total, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_sleep("t", ESPER_KEEP_HOST, NULL), ESPER_DEVICE_ERROR);
+  CHECK_EQ(stats_of("t").asleep, 0);
+  get_as("t", 4 * MIB, r);
+  CHECK_OK(try_sleep("t", ESPER_KEEP_HOST, NULL));
+  wake("t");
+  end();
+}
+
 TEST(devices_that_wake_are_peers_as_before)
 {
   begin_with_peers();

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -270,6 +271,7 @@ def killed(rank: int, how: str) -> Found:
 
 def rank_main(rank: int, store: str, name: str, allocator: str, arguments: list[str]) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a rank that is ended leaves no dump
     import torch
     import torch.distributed as dist
 
