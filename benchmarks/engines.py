@@ -22,8 +22,8 @@ A step of the first two has 2 sequences for each GPU, all of one length: a multi
   memory    peak reserved of the GPU that has more (goal: 0.95 of native's, or 1.02 of what is
             live where native has no more than that to spare)
 
-All variants take about 300 seconds on two H100. A variant is left out where --seconds leaves
-less than the longest one took.
+Allow half a minute for each variant. One is left out where --seconds leaves less than the longest
+variant of its engine took.
 """
 
 from __future__ import annotations
