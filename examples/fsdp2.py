@@ -2,12 +2,13 @@
 
     python examples/fsdp2.py                     # FSDP2's own recipe, untouched
     python examples/fsdp2.py --record-use        # reduce-scatter inputs marked instead
+    python examples/fsdp2.py --automatic         # nothing kept and nothing marked
     python examples/fsdp2.py --native            # on PyTorch's own allocator
     torchrun --nproc-per-node 2 examples/fsdp2.py
 
 FSDP2 gathers weights and reduces gradients on streams of its own. It keeps their
 tensors alive by hand, until an event says that nobody reads them. That works on
-every allocator. The losses of all three must be the same.
+every allocator. The losses of all four must be the same.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import weakref
 from typing import Any
 
 import torch
@@ -28,7 +30,14 @@ import esper_alloc
 GPUS, LAYERS, WIDTH, BATCH, STEPS = 2, 8, 1024, 512, 10
 
 
-class MarkedReduceScatter:
+class Allocates:
+    """Where FSDP2 gets the buffers of a collective from."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class EmptiedReduceScatter(Allocates):
     """FSDP2's reduce-scatter, its input dropped right after the last read.
 
     FSDP2 would keep the input until the next layer's gradients are done. What it
@@ -36,8 +45,8 @@ class MarkedReduceScatter:
     what reads it and for how long.
     """
 
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+    def __init__(self, mark: bool) -> None:
+        self.mark = mark
 
     @torch.no_grad()
     def __call__(
@@ -50,10 +59,48 @@ class MarkedReduceScatter:
     ) -> Any:
         assert not async_op, "the current stream must be the one that reduces"
         dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op)
-        # The reduction needs nothing but what each rank has enqueued before it, so
-        # other streams may be made to wait for it.
-        esper_alloc.record_use(input_tensor, torch.cuda.current_stream())
+        if self.mark:
+            # The reduction needs nothing but what each rank has enqueued before it, so
+            # other streams may be made to wait for it.
+            esper_alloc.record_use(input_tensor, torch.cuda.current_stream())
         input_tensor.untyped_storage().resize_(0)
+
+
+class EmptiedAllGather(Allocates):
+    """FSDP2's all-gather, its output dropped as soon as the weights are copied out of it.
+
+    In forward FSDP2 would keep the output until the next layer's weights are copied out.
+    """
+
+    def __init__(self) -> None:
+        self.gathered: weakref.ref[torch.Tensor] | None = None
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Any:
+        assert not async_op, "the current stream must be the one that gathers"
+        self.gathered = weakref.ref(output_tensor)
+        dist.all_gather_into_tensor(output_tensor, input_tensor, group=group)
+
+    def empty(self, *_: Any) -> None:
+        """Called before a layer's forward, after FSDP2 has copied its weights out."""
+        output = self.gathered and self.gathered()
+        if output is not None:
+            output.untyped_storage().resize_(0)
+
+
+def keep_nothing(model: nn.Module) -> None:
+    """FSDP2 keeps no memory for other streams. Only automatic uses make this safe."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            gather = EmptiedAllGather()
+            module.set_custom_all_gather(gather)
+            module.set_custom_reduce_scatter(EmptiedReduceScatter(mark=False))
+            module.register_forward_pre_hook(gather.empty)  # FSDP2's own hook comes first
 
 
 class Block(nn.Module):
@@ -72,7 +119,8 @@ class Block(nn.Module):
 def train(gpu: int, options: argparse.Namespace, **rendezvous: Any) -> None:
     """One process: one GPU, one shard of the model."""
     if not options.native:
-        esper_alloc.enable()  # in each process, before anything touches the GPU
+        # In each process, before anything touches the GPU.
+        esper_alloc.enable(uses="automatic" if options.automatic else None)
     torch.cuda.set_device(gpu)
     dist.init_process_group("nccl", **rendezvous)
     torch.manual_seed(0)  # the same model everywhere
@@ -83,7 +131,9 @@ def train(gpu: int, options: argparse.Namespace, **rendezvous: Any) -> None:
     if options.record_use:
         for module in model.modules():
             if isinstance(module, FSDPModule):
-                module.set_custom_reduce_scatter(MarkedReduceScatter())
+                module.set_custom_reduce_scatter(EmptiedReduceScatter(mark=True))
+    if options.automatic:
+        keep_nothing(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     torch.manual_seed(1 + gpu)  # other data everywhere
@@ -117,6 +167,7 @@ def main() -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--native", action="store_true", help="PyTorch's own allocator")
     how.add_argument("--record-use", action="store_true", help="mark reduce-scatter inputs")
+    how.add_argument("--automatic", action="store_true", help="keep nothing, mark nothing")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"default: {STEPS}")
     options = parser.parse_args()
     if options.steps < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -41,6 +42,7 @@ MODULES = (
     "churn",
     "pages",
     "sleep",
+    "engines",
     "take",
 )
 ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2"}
@@ -819,6 +821,129 @@ def test_rates_of_sleep_leave_out_the_first_cycle() -> None:
     found = {"sleep": [100.0, 2.0, 2.0], "out": [50.0, 1.0, 1.0]}
     rates = load("sleep").rates(found, live=float(4 << 30), copied=float(3 << 30))
     assert rates == {"sleep_gib_s": 2.0, "out_gib_s": 3.0}
+
+
+# --- engines -------------------------------------------------------------------
+
+
+def ran(losses: list[float], **figures: float) -> dict[str, Any]:
+    usual = {"tokens_s": 1000.0, "peak_reserved_mib": 1000.0, "peak_allocated_mib": 800.0}
+    return {"losses": losses, **usual, **figures}
+
+
+def engine_rows(where: Path, engine: str, **cases: dict[str, Any]) -> dict[str, Any]:
+    engines, made = load("engines"), results(where)
+    names = {
+        "native": engines.NATIVE, "ours": engines.OURS, "again": engines.AGAIN,
+        "bare": engines.BARE, "registered": engines.REGISTERED,
+        "native_registered": engines.NATIVE_REGISTERED,
+    }  # fmt: skip
+    engines.add_rows(made, engine, [{names[key]: one for key, one in cases.items()}])
+    return {row["name"]: row for row in made.rows}
+
+
+LOSSES = "losses, largest relative difference from native's"
+
+
+@pytest.mark.parametrize(
+    ("ours", "again", "met"),
+    [
+        ([2.0, 1.0], [2.0, 1.0], True),
+        ([2.0, 1.0 + 1e-9], [2.0, 1.0], False),  # where native repeats, ours must
+        ([2.0, 1.02], [2.0, 1.01], True),
+        ([2.0, 0.97], [2.0, 1.01], False),
+    ],
+)
+def test_losses_of_engines_are_judged_by_natives_own_spread(
+    ours: list[float], again: list[float], met: bool, tmp_path: Path
+) -> None:
+    rows = engine_rows(tmp_path, "ddp", native=ran([2.0, 1.0]), ours=ran(ours), again=ran(again))
+    assert rows[f"ddp: {LOSSES}"]["met"] is met
+
+
+@pytest.mark.parametrize(
+    ("ours", "live", "met"),
+    [
+        (950.0, 800.0, True),
+        (960.0, 800.0, False),
+        (1000.0, 985.0, True),  # native has nothing to spare
+        (1010.0, 985.0, False),
+    ],
+)
+def test_engines_may_reserve_what_is_live(
+    ours: float, live: float, met: bool, tmp_path: Path
+) -> None:
+    native = ran([1.0], peak_allocated_mib=live)
+    rows = engine_rows(
+        tmp_path, "ddp", native=native, ours=ran([1.0], peak_reserved_mib=ours), again=native
+    )
+    assert rows["ddp: peak reserved"]["met"] is met
+
+
+def test_rows_of_engines(tmp_path: Path) -> None:
+    slow = ran([1.0], tokens_s=980.0)
+    both = {"native": ran([1.0]), "ours": ran([1.0], peak_reserved_mib=900.0), "again": ran([1.0])}
+    rows = engine_rows(tmp_path, "fsdp2", **both, bare=slow)
+    assert rows["fsdp2: tokens"]["met"] is True
+    bare = "fsdp2, automatic uses, nothing kept: "
+    assert rows[bare + LOSSES]["met"] is True
+    assert rows[bare + "tokens"]["met"] is rows[bare + "peak reserved"]["met"] is None
+    registered = {"registered": slow, "native_registered": ran([1.0], tokens_s=990.0)}
+    rows = engine_rows(tmp_path, "tensor_parallel", **both, **registered)
+    row = rows["tensor_parallel, registered: tokens"]
+    assert row["peer_name"] == "native, registered" and row["ratio"] == pytest.approx(980 / 990)
+    assert row["met"] is False
+
+
+def test_engines_leave_out_what_there_is_no_time_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines = load("engines")
+    now = 0.0
+
+    def run_worker(script: str, allocator: str, *_: Any) -> dict[str, Any]:
+        nonlocal now
+        now += 40.0
+        if now == 80.0:
+            raise engines.WorkerFailed("a rank died")
+        return ran([1.0])
+
+    monkeypatch.setattr(engines, "run_worker", run_worker)
+    monkeypatch.setattr(engines.time, "monotonic", lambda: now)
+    cases = engines.cases_of("tensor_parallel", [])
+    (found,) = engines.measure_cases(cases, 1, end=150.0)
+    assert list(found) == [engines.NATIVE, engines.AGAIN]
+    said = capsys.readouterr().out
+    assert "esper_alloc: a rank died" in said
+    assert "esper_alloc, registered: left out, no time is left" in said
+
+
+def test_engines_have_one_schedule_and_no_multicast() -> None:
+    engines = load("engines")
+    made = engines.lengths(200, 1024, 2048)
+    assert made == engines.lengths(200, 1024, 2048)
+    assert {1024, 2048} <= set(made) <= set(range(1024, 2049, 64))
+    assert set(engines.lengths(20, 1024, 128)) == {128}
+    for engine in engines.ENGINES:
+        for case in engines.cases_of(engine, []):
+            assert case.environment["NCCL_NVLS_ENABLE"] == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "tensor_parallel"])
+def test_engines_train_on_the_cpu(engine: str, tmp_path: Path) -> None:
+    out = tmp_path / "engines.json"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "engines.py"), "--cpu", "--steps", "3",
+         "--engine", engine, "--out", str(out)],
+        capture_output=True, text=True, timeout=2400,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert out.exists(), done.stdout + done.stderr
+    rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows[f"{engine}: {LOSSES}"]["ours"] == 0.0
+    assert "was not measured" not in done.stdout
 
 
 # --- limits --------------------------------------------------------------------

@@ -26,7 +26,7 @@ EXAMPLES = sorted(
 #: Arguments that an example refuses, and what it says.
 REFUSED = {
     "prefetch.py": (["--batches", "0"], "--batches must be at least 1"),
-    "fsdp2.py": (["--native", "--record-use"], "not allowed with argument"),
+    "fsdp2.py": (["--native", "--automatic"], "not allowed with argument"),
     "cpp_extension/run.py": (["--folder", "/nonexistent"], "there is no such folder"),
 }
 

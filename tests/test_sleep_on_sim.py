@@ -96,6 +96,44 @@ say(asleep=asleep, refused=refused, seen=seen, kept=result.kept,
     assert "memory without a tag sleeps on device 0" in found["refused"]
 
 
+def test_devices_sleep_together_and_wake_one_by_one(library: Path) -> None:
+    """Before and after, each device copies from the other."""
+    found = run(library, """
+host = torch.arange(6 * MIB)
+with esper_alloc.tag("weights"):
+    here, there = host.to("cuda:0"), host.to("cuda:1")
+def across():
+    return all(x.to(other).cpu().equal(host) for x, other in ((here, 1), (there, 0)))
+before = across()
+result = esper_alloc.sleep("weights")
+torch.cuda.empty_cache()
+def asleep():
+    return [esper_alloc.tag_stats(d)["weights"]["asleep"] for d in (0, 1)]
+def reserved():
+    return [torch.cuda.memory_reserved(d) for d in (0, 1)]
+steps = [[asleep(), reserved()]]
+with esper_alloc.tag("weights"):
+    refused = error_of(torch.empty, 5, device="cuda:1")
+esper_alloc.wake("weights", device=1)
+steps.append([asleep(), reserved()])
+one = there.cpu().equal(host)
+woken = esper_alloc.wake()
+steps.append([asleep(), reserved()])
+say(before=before, after=across(), one=one, kept=result.kept, woken=woken, steps=steps,
+    refused=refused, none=esper_alloc.sleep(device=1).stays, valid=simulated.core_is_valid())
+""")  # fmt: skip
+    size = 48 * 2**20
+    assert found["before"] and found["one"] and found["after"] and found["valid"]
+    assert found["kept"] == 2 * size and found["woken"] == size
+    assert found["steps"] == [
+        [[True, True], [0, 0]],
+        [[True, False], [0, size]],
+        [[False, False], [size, size]],
+    ]
+    assert "'weights' sleeps on device 1" in found["refused"]
+    assert found["none"] == []
+
+
 def test_keep_nothing_wakes_as_zeros(library: Path) -> None:
     found = run(library, """
 with esper_alloc.tag("kv"):

@@ -160,7 +160,9 @@ def enable(
 
     What is None stays as the environment says (``ESPER_ALLOC_USES``, ``ESPER_ALLOC_REUSE``,
     ``ESPER_ALLOC_SEGMENTS``) or else is the default, which is named first above. What is
-    given becomes part of the environment, so that child processes have it too.
+    given becomes part of the environment, so that child processes have it too. So does
+    ``NCCL_P2P_DIRECT_DISABLE=1``, if segments may be mapped and the variable is not set
+    (docs/limits.md).
 
     Raises:
         ValueError: there is no such choice; or a variable of the environment, or an option
@@ -196,6 +198,10 @@ def enable(
     for choice, name in (*chosen.items(), (USES, given_uses)):
         if name is not None:
             os.environ[choice.variable] = name
+    if SEGMENTS.in_environment() != "classic":
+        # NCCL would let the GPUs of one process reach into each other's tensors. Pages allow that
+        # to nobody who did not ask PyTorch for it.
+        os.environ.setdefault("NCCL_P2P_DIRECT_DISABLE", "1")
     if _is_pluggable():
         return
     compiled = load_shim()

@@ -11,7 +11,7 @@ TRIES = 100
 #: What is dropped on the host's word alone, so that each try goes wrong without a mark.
 PATTERNS = (
     "reader", "resized", "handed_over", "in_place", "stash", "backward", "compiled", "triton",
-    "graph", "touched",
+    "graph", "touched", pytest.param("across", marks=pytest.mark.two_gpus),
 )  # fmt: skip
 #: So that control runs read other data, and not addresses without pages.
 CLASSIC = {"ESPER_ALLOC_SEGMENTS": "classic"}

@@ -71,6 +71,12 @@ def test_results_can_be_taken_to_the_current_stream(allocator: str) -> None:
     assert run_program("fused_validation", allocator, "take") == {"wrong": 0}
 
 
+@pytest.mark.two_gpus
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_an_environment_may_be_on_the_other_device(allocator: str) -> None:
+    assert run_program("fused_validation", allocator, "far") == {"wrong": 0, "current": 0}
+
+
 def test_blocking_launches_never_fail() -> None:
     env = {"CUDA_LAUNCH_BLOCKING": "1"}
     races = run_program("fused_validation", OURS, "race", "5", env=env)

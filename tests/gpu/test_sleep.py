@@ -6,6 +6,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from scenario import run_program
 
 MIB = 2**20
@@ -46,6 +47,13 @@ def test_what_is_seen_is_refused_in_words() -> None:
     assert "no tag 'weigths'" in said["unknown tag"]
     assert "'weights' sleeps" in said["malloc"]
     assert found["sum"] == 2 * MIB
+
+
+@pytest.mark.two_gpus
+def test_two_devices_sleep_and_are_peers_again() -> None:
+    found = run_program("sleep", "two_devices")
+    assert found["wrong"] == 0
+    assert min(found["given_back"]) >= found["least"]
 
 
 def test_two_processes_take_turns(tmp_path: Path) -> None:

@@ -546,6 +546,27 @@ def test_choices_are_handed_to_the_core_and_to_children_and_kept():
 
 
 @needs_shim
+@pytest.mark.parametrize(
+    "segments, set_before, found",
+    [("", None, "1"), ("mapped", None, "1"), ("classic", None, None), ("", "0", "0")],
+)
+def test_nccl_leaves_pages_to_their_device(segments, set_before, found, monkeypatch):
+    """Within one process; what the user says of it stands."""
+    monkeypatch.delenv("NCCL_P2P_DIRECT_DISABLE", raising=False)
+    before = {} if set_before is None else {"NCCL_P2P_DIRECT_DISABLE": set_before}
+    printed = run(
+        """
+        import os, esper_alloc
+        esper_alloc.enable()
+        print(os.environ.get("NCCL_P2P_DIRECT_DISABLE"))
+        """,
+        ESPER_ALLOC_SEGMENTS=segments,
+        **before,
+    )
+    assert printed == f"{found}\n"
+
+
+@needs_shim
 def test_a_choice_that_comes_too_late_changes_nothing():
     run(
         """

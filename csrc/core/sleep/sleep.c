@@ -23,6 +23,19 @@ static const size_t BATCH = 32 * MIB;
 
 /* ---- before ------------------------------------------------------------ */
 
+/* A peer may be at work on this device's memory without having any of its own. From now on it is
+ * asked and waited for as devices with memory are. */
+static esper_status start_peers(device_t *device)
+{
+  core_t *core = device->core;
+  esper_status status = ESPER_OK;
+  device_t *peer;
+  for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
+    if (peers_has(device, i))
+      status = core_device(core, i, &peer);
+  return status;
+}
+
 /* Asked before mallocs are refused: those of a capture must not fail for nothing. */
 static esper_status check_devices(core_t *core)
 {
@@ -299,8 +312,11 @@ esper_status sleep_device(device_t *device, const bool tags[TAGS], esper_keep ke
                      .keeps = keep == ESPER_KEEP_HOST,
                      .result = &here};
   going_t going = {.device = device};
+  esper_status status = start_peers(device);
+  if (status != ESPER_OK)
+    return status;
   lock(&device->sleep_lock);
-  esper_status status = check_devices(device->core);
+  status = check_devices(device->core);
   if (status == ESPER_OK) {
     refuse_mallocs(device, tags, before);
     status = put_to_sleep(&choice, &going);

@@ -305,6 +305,70 @@ TEST(of_several_devices_none_sleeps_after_an_error)
   end();
 }
 
+static void begin_with_peers(void)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = 1,
+                         .devices = 2,
+                         .capacity = 512 * MIB};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+}
+
+/* The second has no memory of its own, so nothing but its access says that it may be at work. */
+TEST(what_a_peer_reads_goes_when_it_has_read)
+{
+  for (int has_memory = 0; has_memory < 2; has_memory++) {
+    begin_with_peers();
+    esper_stream far = world_stream(&w, 1);
+    if (has_memory)
+      used_as("there", 4 * MIB, far);
+    CHECK_OK(esper_add_peer(w.core, 0, 1));
+    void *p = used_as("t", 20 * MIB, r);
+    world_read_on(&w, far, p, r);
+    const char *tag = "t";
+    CHECK_OK(esper_sleep(w.core, 0, &tag, 1, ESPER_KEEP_HOST, NULL));
+    CHECK_EQ(sim_pending(w.s, 1, far.handle), 0);
+    wake("t");
+    end();
+  }
+}
+
+TEST(beside_a_peer_that_cannot_be_asked_nothing_sleeps)
+{
+  begin_with_peers();
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  used_as("t", 20 * MIB, r);
+  sim_fail_call(w.s, SIM_CALL_memory_total, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_sleep("t", ESPER_KEEP_HOST, NULL), ESPER_DEVICE_ERROR);
+  CHECK_EQ(stats_of("t").asleep, 0);
+  get_as("t", 4 * MIB, r);
+  CHECK_OK(try_sleep("t", ESPER_KEEP_HOST, NULL));
+  wake("t");
+  end();
+}
+
+TEST(devices_that_wake_are_peers_as_before)
+{
+  begin_with_peers();
+  esper_stream far = world_stream(&w, 1);
+  void *here = used_as("t", 150 * MIB, r), *there = used_as("t", 150 * MIB, far);
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  CHECK_OK(esper_add_peer(w.core, 1, 0));
+  CHECK(page_size(first_segment(), page_at(first_segment(), (uintptr_t)here)) > 2 * MIB);
+  esper_sleep_result result = sleep_all_of(NULL);
+  CHECK_EQ(result.kept, 300 * MIB);
+  CHECK(!sim_may_access(w.s, 1, here, 1) && !sim_may_access(w.s, 1, there, 1));
+  wake(NULL);
+  CHECK(sim_may_access(w.s, 1, here, 150 * MIB) && sim_may_access(w.s, 0, there, 150 * MIB));
+  world_read_on(&w, far, here, r);
+  world_read_on(&w, r, there, far);
+  sim_run_all(w.s);
+  world_check(&w);
+  end();
+}
+
 /* Or a tag would sleep with live memory of another. */
 TEST(in_a_capture_no_memory_of_another_tag_serves)
 {

@@ -31,6 +31,7 @@ class Attempts:
         self.host = torch.empty(ELEMENTS, dtype=torch.int32).pin_memory()
         self.out = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
         self.ones = torch.ones(ELEMENTS, device="cuda", requires_grad=True)
+        self.far: torch.Tensor | None = None
         self.pressure: list[torch.Tensor] = []
         self.compiled = torch.compile(_double, dynamic=False)
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -172,10 +173,20 @@ def touched(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
     return a.out, value, x.data_ptr()
 
 
+def across(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
+    """The other device's copy is made late, by a side stream of this one."""
+    if a.far is None:
+        a.far = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda:1")
+    far, x = a.far, a.input(value)
+    a.on_side(lambda: far.copy_(x, non_blocking=True))
+    return far, value, x.data_ptr()
+
+
 PATTERNS = {
     one.__name__: one
     for one in (
         reader, resized, handed_over, in_place, stash, backward, compiled, triton, graph, touched,
+        across,
     )
 }  # fmt: skip
 

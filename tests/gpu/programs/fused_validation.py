@@ -306,6 +306,28 @@ def take() -> None:
     report(wrong=wrong)
 
 
+def far() -> None:
+    """An environment of the second device, the first one being current."""
+    stream = torch.cuda.Stream("cuda:1")
+    wrong = 0
+    for number in range(20):
+        value = float(number + 1)
+        where = ("cuda:0", "cuda:1", "cpu")[number % 3]
+        inputs = torch.full((ROWS, WIDTH), value, device=where)
+        targets = torch.full((ROWS,), value, device=where)
+        sleep(stream, 2.0)
+        found = fused_validation_batch(
+            inputs, targets, CONFIGS, stream, evaluate=evaluate, take=True
+        )
+        del inputs, targets
+        if where != "cpu":
+            torch.full((ROWS, WIDTH), -value, device=where)
+        wrong += found.loss.device != stream.device
+        wrong += found.loss.tolist() != [value] * CONFIGS
+        wrong += found.correct.tolist() != [found.total] * CONFIGS
+    report(wrong=wrong, current=torch.cuda.current_device())
+
+
 def main(allocator: str, scenario: str, *args: str) -> None:
     use_allocator(allocator)
     warm_up()
@@ -314,7 +336,7 @@ def main(allocator: str, scenario: str, *args: str) -> None:
     elif scenario == "stress":
         stress(int(args[0]), int(args[1]))
     else:
-        take()
+        {"take": take, "far": far}[scenario]()
 
 
 if __name__ == "__main__":

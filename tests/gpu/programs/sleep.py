@@ -181,6 +181,43 @@ def errors() -> None:
     report(said=said, sum=int(x.sum()))
 
 
+def two_devices() -> None:
+    """Pages of several sizes on both devices, which each may access, sleep together and wake one
+    by one; then each device copies from the other again."""
+    sizes = [MIB // 2, 3 * MIB, 40 * MIB, 300 * MIB]
+    wrong = 0
+
+    def across() -> int:
+        """Copies of everything on the other device that are not what they must be."""
+        return sum(
+            int((x.to(f"cuda:{1 - x.device.index}") != 7 + x.device.index).sum().item())
+            for x in kept
+        )
+
+    kept = [
+        torch.full((size,), 7 + d, device=f"cuda:{d}", dtype=torch.uint8)
+        for d in range(2)
+        for size in sizes
+    ]
+    wrong += across()
+    addresses = [x.data_ptr() for x in kept]
+    given_back = []
+    for _ in range(3):
+        slow = torch.empty_like(kept[3], device="cuda:1")
+        with torch.cuda.device(0):
+            torch.cuda._sleep(50_000_000)  # device 0 copies to device 1 when the sleep begins
+            slow.copy_(kept[3], non_blocking=True)
+        result = esper_alloc.sleep()
+        given_back.append(result.given_back)
+        wrong += len(result.stays)
+        for device in (1, 0):
+            esper_alloc.wake(device=device)
+        wrong += int((slow != 7).sum().item()) + across()
+        wrong += [x.data_ptr() for x in kept] != addresses
+        del slow
+    report(wrong=wrong, given_back=given_back, least=2 * sum(sizes))
+
+
 def wait_for(file: Path, number: int) -> None:
     while not (file.exists() and int(file.read_text()) >= number):
         time.sleep(0.001)
@@ -232,5 +269,6 @@ if __name__ == "__main__":
         "graphs": graphs,
         "training": training,
         "errors": errors,
+        "two_devices": two_devices,
         "turns": turns,
     }[sys.argv[1]](*sys.argv[2:])

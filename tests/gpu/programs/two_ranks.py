@@ -1,0 +1,346 @@
+"""Two processes, a GPU each, that work together through torch.distributed.
+
+Usage: two_ranks.py SCENARIO ALLOCATOR [ARGUMENT...]            (needs two GPUs)
+
+The scenarios are the functions below; each gives what its rank found. The program
+prints a list of both ranks' answers, and in `killed` how each rank ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+RANKS = 2
+LIMIT = 200.0  # seconds until a rank is taken to hang
+LOST_S = 10.0  # after which a process group takes a rank for lost
+KILLED_LIMIT = 100.0  # the same as LIMIT where a rank is lost: native may hang, too
+MIB = 1 << 20
+OURS = "esper_alloc"
+
+Found = dict[str, Any]
+SCENARIOS: dict[str, Callable[..., Found]] = {}
+
+
+def scenario(function: Callable[..., Found]) -> Callable[..., Found]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+# --- training ----------------------------------------------------------------
+
+
+def train(model: Any, rank: int, between: Callable[[int], None], steps: int = 10) -> list[str]:
+    """The losses of a model of WIDTH inputs and outputs, exactly."""
+    import torch
+    from torch.nn import functional
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    draw = torch.Generator().manual_seed(7 + rank)
+    losses = []
+    for number in range(steps):
+        x = torch.randn(64, WIDTH, generator=draw).cuda()
+        loss = functional.mse_loss(model(x), x.flip(1))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+        between(number)
+    return [loss.item().hex() for loss in losses]
+
+
+WIDTH = 512
+
+
+def blocks(count: int) -> Any:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(WIDTH)
+            self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+            self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+    torch.manual_seed(0)  # the same everywhere
+    return nn.Sequential(*(Block() for _ in range(count))).cuda()
+
+
+@scenario
+def fsdp2_sleeps(rank: int) -> Found:
+    """Ten steps; then the same, where each rank's memory sleeps after each step."""
+    from torch.distributed.fsdp import fully_shard
+
+    import esper_alloc
+
+    stays: list[Any] = []
+    given_back = []
+
+    def nap(number: int) -> None:
+        result = esper_alloc.sleep()
+        stays.extend(result.stays)
+        given_back.append(result.given_back)
+        esper_alloc.wake()
+
+    losses = []
+    for between in (lambda number: None, nap):
+        model = blocks(4)
+        for block in model:
+            fully_shard(block)
+        fully_shard(model)
+        losses.append(train(model, rank, between))
+        del model
+    return {"plain": losses[0], "sleeping": losses[1], "stays": stays, "given_back": given_back}
+
+
+@scenario
+def tensor_parallel(rank: int, how: str) -> Found:
+    """`how`: plain; registered: with TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK; pool: what
+    the forward makes lies in NCCL's own memory, which is registered after the second step."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cuda", (RANKS,))
+    backend = dist.group.WORLD._get_backend(torch.device("cuda", rank))
+    pool = None
+    if how == "pool":
+        own = backend.supports_tensor_alloc(torch.device("cuda", rank))
+        pool = torch.cuda.MemPool(backend.mem_allocator) if own else torch.cuda.MemPool()
+    model = blocks(4)
+    for block in model:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+    class InPool(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.cuda.use_mem_pool(pool) if pool else nullcontext():
+                return model(x)
+
+        def parameters(self, recurse: bool = True) -> Any:
+            return model.parameters(recurse)
+
+    def register(number: int) -> None:
+        if pool is not None and number == 1:
+            backend.register_mem_pool(pool)
+
+    losses = train(InPool(), 0, register)  # the same data everywhere
+    torch.cuda.synchronize()
+    kinds = sorted({bool(one.get("is_expandable")) for one in torch.cuda.memory_snapshot()})
+    if pool is not None:
+        backend.deregister_mem_pool(pool)
+    return {"losses": losses, "expandable": kinds}
+
+
+# --- memory that the other rank maps ------------------------------------------
+
+
+@scenario
+def symmetric_memory(rank: int) -> Found:
+    """One-shot sums of symmetric memory, beside memory that comes and goes, and after a nap."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._symmetric_memory as symmetric
+
+    group = dist.group.WORLD.group_name
+    gpu = torch.device("cuda", rank)
+    wrong = 0
+    multicast = False
+
+    def check(x: torch.Tensor, value: int) -> None:
+        nonlocal wrong
+        x.fill_(value + rank)
+        total = torch.ops.symm_mem.one_shot_all_reduce(x, "sum", group)
+        noise = torch.full((MIB,), -1.0, device=gpu)
+        wrong += int((total != 2 * value + 1).sum())
+        del noise, total
+
+    buffers = []
+    for size in (1024, 256 * 1024, 3 * MIB):
+        x = symmetric.empty(size, dtype=torch.float32, device=gpu)
+        handle = symmetric.rendezvous(x, group)
+        multicast |= bool(handle.multicast_ptr)
+        buffers.append(x)
+    for value in range(5):
+        for x in buffers:
+            check(x, value)
+    torch.cuda.synchronize()
+    slept = -1
+    if "esper_alloc" in sys.modules and sys.modules["esper_alloc"].is_enabled():
+        esper_alloc = sys.modules["esper_alloc"]
+        dist.barrier()
+        kept = torch.full((MIB,), 3.0, device=gpu)
+        slept = esper_alloc.sleep().given_back
+        esper_alloc.wake()
+        wrong += int((kept != 3.0).sum())
+        dist.barrier()
+        for x in buffers:
+            check(x, 9)
+    return {"wrong": wrong, "multicast": multicast, "slept": slept}
+
+
+@scenario
+def captured_collective_sleeps(rank: int) -> Found:
+    """An all-reduce inside a CUDA graph, whose memory sleeps between replays."""
+    import torch
+    import torch.distributed as dist
+
+    import esper_alloc
+
+    x = torch.zeros(4 * MIB, device="cuda")
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        y = x * 2
+        dist.all_reduce(y)
+        z = y + 1
+    wrong = given_back = 0
+    for turn in range(4):
+        x.fill_(turn + rank)
+        graph.replay()
+        wrong += int((z != 2 * (2 * turn + 1) + 1).sum())
+        torch.cuda.synchronize()
+        dist.barrier()  # no rank sleeps while the other still reads its memory
+        given_back += esper_alloc.sleep().given_back
+        esper_alloc.wake()
+        dist.barrier()
+    return {"wrong": wrong, "given_back": given_back}
+
+
+# --- a rank that dies ----------------------------------------------------------
+
+
+@scenario
+def killed(rank: int, how: str) -> Found:
+    """Rank 1 is killed in the middle of an all-reduce. `how` rank 0 learns of it: the watchdog
+    ends the process, or with blocking waits an exception is raised, and rank 0 goes on alone."""
+    import torch
+    import torch.distributed as dist
+
+    group = dist.new_group(timeout=timedelta(seconds=LOST_S))
+    x = torch.ones(16 * MIB, device="cuda")
+    side = torch.cuda.Stream()
+    dist.barrier()  # which has all the time that it needs
+    for _ in range(20):
+        dist.all_reduce(x, group=group)
+    torch.cuda.synchronize()
+    if rank == 1:
+        time.sleep(2)  # so that rank 0 has done all that was, too, and waits for the next
+        os.kill(os.getpid(), signal.SIGKILL)
+    y = torch.ones(16 * MIB, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(side):
+            work = dist.all_reduce(y, group=group, async_op=True)
+            work.wait()
+            y.record_stream(side)
+            del y
+        torch.cuda.synchronize()
+        said = "done"
+    except RuntimeError as error:
+        said = type(error).__name__
+        del x
+        torch.cuda.empty_cache()
+        said += f", {int(torch.full((MIB,), 3, device='cuda')[-1])}"
+    return {"said": said}
+
+
+# --- both ranks ----------------------------------------------------------------
+
+
+def rank_main(rank: int, store: str, name: str, allocator: str, arguments: list[str]) -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a rank that is ended leaves no dump
+    import torch
+    import torch.distributed as dist
+
+    if allocator == OURS:
+        import esper_alloc
+
+        esper_alloc.enable()
+    torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=RANKS,
+        device_id=torch.device("cuda", rank),
+        timeout=timedelta(seconds=LIMIT),
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    found = SCENARIOS[name](rank, *arguments)
+    print(json.dumps(found), flush=True)
+    if name != "killed":
+        dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # NCCL's way out can take long
+
+
+def conduct(name: str, allocator: str, arguments: list[str]) -> None:
+    """Starts both ranks, ends them when they take too long, and prints what they found."""
+    import torch
+
+    if torch.cuda.device_count() < RANKS:
+        raise SystemExit("needs two GPUs")
+    environment = {
+        **os.environ,
+        "NCCL_NVLS_ENABLE": "0",  # nothing here is multicast
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--rank", str(rank), f"{folder}/store", name, allocator,
+                 *arguments],
+                env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            for rank in range(RANKS)
+        ]  # fmt: skip
+        limit = time.monotonic() + (KILLED_LIMIT if name == "killed" else LIMIT)
+        outputs, ends = [], []
+        for process in reversed(ranks):
+            try:
+                outputs.append(process.communicate(timeout=max(1.0, limit - time.monotonic()))[0])
+                ends.append(str(process.returncode))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                outputs.append(process.communicate()[0])
+                ends.append("hung")
+    answers = []
+    for rank, (output, end) in enumerate(zip(reversed(outputs), reversed(ends), strict=True)):
+        lines = [line for line in output.splitlines() if line.startswith("{")]
+        answer = json.loads(lines[-1]) if lines else {}
+        if name != "killed" and (end != "0" or not lines):
+            raise SystemExit(f"rank {rank} ended with {end}:\n{output[-4000:]}")
+        answers.append({**answer, "end": end})
+    print(json.dumps({"ranks": answers}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--rank":
+        rank_main(int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5], sys.argv[6:])
+    else:
+        conduct(sys.argv[1], sys.argv[2], sys.argv[3:])

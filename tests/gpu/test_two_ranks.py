@@ -1,0 +1,80 @@
+"""Two ranks of torch.distributed, a GPU each: training that sleeps, tensor parallelism with
+registered memory, symmetric memory, and a rank that dies. And NCCL within one process."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from scenario import NATIVE, OURS, run_program
+
+pytestmark = pytest.mark.two_gpus
+HOOK = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1"}
+
+
+def ranks(name: str, allocator: str, *arguments: str, **env: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = run_program("two_ranks", name, allocator, *arguments, env=env)[
+        "ranks"
+    ]
+    return found
+
+
+def test_fsdp2_that_sleeps_has_the_same_losses() -> None:
+    for found in ranks("fsdp2_sleeps", OURS):
+        assert len(set(found["plain"])) > 5
+        assert found["sleeping"] == found["plain"]
+        assert found["stays"] == []
+        assert min(found["given_back"]) > 0
+
+
+@pytest.fixture(scope="module")
+def native_losses() -> list[str]:
+    first, second = ranks("tensor_parallel", NATIVE, "plain")
+    assert first["losses"] == second["losses"]
+    assert len(set(first["losses"])) > 5
+    losses: list[str] = first["losses"]
+    return losses
+
+
+@pytest.mark.parametrize("how", ["plain", "registered", "pool"])
+def test_tensor_parallel_training_gives_natives_losses(how: str, native_losses: list[str]) -> None:
+    for found in ranks("tensor_parallel", OURS, how, **(HOOK if how == "registered" else {})):
+        assert found["losses"] == native_losses
+        # NCCL hears of whole segments only.
+        assert (False in found["expandable"]) == (how != "plain")
+
+
+def test_sums_of_symmetric_memory_are_right() -> None:
+    for found in ranks("symmetric_memory", OURS):
+        assert found["wrong"] == 0
+        assert not found["multicast"]
+        assert found["slept"] > 0
+
+
+def test_collectives_in_a_graph_are_right_after_sleep() -> None:
+    """Without NCCL's own registration of what a graph uses, which names pages to the peer."""
+    for found in ranks("captured_collective_sleeps", OURS, NCCL_GRAPH_REGISTER="0"):
+        assert found["wrong"] == 0
+        assert found["given_back"] > 0
+
+
+def test_one_process_with_two_gpus_gives_natives_losses() -> None:
+    env = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_NVLS_ENABLE": "0"}
+    native, ours = (run_program("data_parallel", one, env=env) for one in (NATIVE, OURS))
+    assert len(set(native["losses"])) > 5
+    assert ours == native
+    assert native["wrong"] == 0
+
+
+@pytest.mark.parametrize("how", ["watchdog", "blocking"])
+def test_a_rank_that_dies_leaves_no_other_end_than_natives(how: str) -> None:
+    env = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    if how == "blocking":
+        env["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(ranks, "killed", allocator, how, **env) for allocator in (NATIVE, OURS)]
+        native, ours = (one.result() for one in both)
+    assert ours == native
+    assert native[1] == {"end": "-9"}
+    assert native[0] != {"said": "done", "end": "0"}
