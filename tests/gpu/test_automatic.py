@@ -11,28 +11,36 @@ TRIES = 100
 #: What is dropped on the host's word alone, so that each try goes wrong without a mark.
 PATTERNS = (
     "reader", "resized", "handed_over", "in_place", "stash", "backward", "compiled", "triton",
-    "graph", "touched", pytest.param("across", marks=pytest.mark.two_gpus),
+    "graph", "touched",
 )  # fmt: skip
+ACROSS = ("across",)
+every_pattern = pytest.mark.parametrize(
+    "pattern", [*PATTERNS, *(pytest.param(one, marks=pytest.mark.two_gpus) for one in ACROSS)]
+)
 #: So that control runs read other data, and not addresses without pages.
 CLASSIC = {"ESPER_ALLOC_SEGMENTS": "classic"}
 
 
 @cache
-def found(uses: str, segments: str) -> dict[str, dict[str, int]]:
+def found(uses: str, segments: str, patterns: tuple[str, ...]) -> dict[str, dict[str, int]]:
     env = {"ESPER_ALLOC_SEGMENTS": segments}
-    return run_program("automatic", uses, str(TRIES), *PATTERNS, env=env)
+    return run_program("automatic", uses, str(TRIES), *patterns, env=env)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+def of(pattern: str, uses: str, segments: str) -> dict[str, int]:
+    return found(uses, segments, ACROSS if pattern in ACROSS else PATTERNS)[pattern]
+
+
+@every_pattern
 def test_without_a_mark_every_try_goes_wrong(pattern: str) -> None:
     """On classic segments: else control runs would meet addresses without pages."""
-    assert found("marked", "classic")[pattern]["corrupted"] == TRIES
+    assert of(pattern, "marked", "classic")["corrupted"] == TRIES
 
 
 @pytest.mark.parametrize("segments", ["classic", "mapped"])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@every_pattern
 def test_with_automatic_uses_none_does(pattern: str, segments: str) -> None:
-    answer = found("automatic", segments)[pattern]
+    answer = of(pattern, "automatic", segments)
     assert answer["tries"] == TRIES
     assert answer["corrupted"] == 0
 

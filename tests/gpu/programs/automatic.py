@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable
 
 import torch
-from device import OURS, other_streams, report, sleep, use_allocator, warm_up, wrong_elements
+from device import OURS, other_streams, report, use_allocator, warm_up, wrong_elements
 
 import esper_alloc
 
 ELEMENTS = 4 << 20  # 16 MiB of int32
-DELAY_MS = 10.0
+DRIVER = ctypes.CDLL("libcuda.so.1")
+HELD_S = 5.0  # at most, if a call of the host waits for the stream that is held up
 
 
 class Attempts:
@@ -33,6 +35,8 @@ class Attempts:
         self.ones = torch.ones(ELEMENTS, device="cuda", requires_grad=True)
         self.far: torch.Tensor | None = None
         self.pressure: list[torch.Tensor] = []
+        self.word = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self.timer: threading.Timer | None = None
         self.compiled = torch.compile(_double, dynamic=False)
         self.graph: torch.cuda.CUDAGraph | None = None
         torch.cuda.synchronize()
@@ -49,11 +53,27 @@ class Attempts:
                 return True
         return False
 
+    def hold(self, stream: torch.cuda.Stream) -> None:
+        """What `stream` is given from now on waits for release(), however slow the host is."""
+        self.word[0] = 0
+        address, one = ctypes.c_uint64(self.word.data_ptr()), ctypes.c_uint32(1)
+        wait = DRIVER.cuStreamWaitValue32_v2  # until the word is at least 1
+        status = wait(ctypes.c_void_p(stream.cuda_stream), address, one, ctypes.c_uint(0))
+        assert status == 0, status
+        self.timer = threading.Timer(HELD_S, self.word.fill_, (1,))
+        self.timer.start()
+
+    def release(self) -> None:
+        assert self.timer is not None
+        self.timer.cancel()
+        self.timer.join()
+        self.word[0] = 1
+
     def on_side(self, late: Callable[[], object]) -> None:
-        """Enqueues `late` on the side stream, ordered after the main stream, behind a delay."""
+        """Enqueues `late` on the side stream, ordered after the main stream, and holds it up."""
         self.side.wait_stream(self.main)
         with torch.cuda.stream(self.side):
-            sleep(self.side, DELAY_MS)
+            self.hold(self.side)
             late()
 
 
@@ -81,7 +101,7 @@ def handed_over(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
         ready = torch.cuda.Event()
         ready.record()
     a.main.wait_event(ready)
-    sleep(a.main, DELAY_MS)
+    a.hold(a.main)
     a.out.copy_(x)
     return a.out, value, x.data_ptr()
 
@@ -117,7 +137,7 @@ def backward(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
         y = (x * a.ones).sum()
         del x
         torch.cuda.synchronize()
-        sleep(a.side, DELAY_MS)
+        a.hold(a.side)
         y.backward()
     assert a.ones.grad is not None
     return a.ones.grad, value, address
@@ -155,10 +175,9 @@ def graph(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
 
 def touched(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
     """The driver copies beside the operators, and touch() says so."""
-    driver = ctypes.CDLL("libcuda.so.1")
 
     def late() -> None:
-        status = driver.cuMemcpyDtoDAsync_v2(
+        status = DRIVER.cuMemcpyDtoDAsync_v2(
             ctypes.c_void_p(a.out.data_ptr()),
             ctypes.c_void_p(x.data_ptr()),
             ctypes.c_size_t(4 * ELEMENTS),
@@ -195,11 +214,10 @@ def attempt(a: Attempts, pattern: str, value: int) -> tuple[bool, bool]:
     """One try: was anything wrong, did the memory serve again at once?"""
     torch.cuda.empty_cache()  # memory is short: nothing else is there to be taken
     result, expected, address = PATTERNS[pattern](a, value)
-    if pattern == "handed_over":  # the producer's next tensor
-        with torch.cuda.stream(a.side):
-            reused = a.press(address, value)
-    else:
-        reused = a.press(address, value)
+    with torch.cuda.stream(a.side if pattern == "handed_over" else a.main):
+        reused = a.press(address, value)  # handed_over: it is the producer's next tensor
+        torch.cuda.current_stream().synchronize()
+    a.release()
     wrong = wrong_elements(result, expected) > 0
     wrong |= any(wrong_elements(other, -value) > 0 for other in a.pressure)
     a.pressure.clear()
