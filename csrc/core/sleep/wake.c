@@ -125,9 +125,7 @@ static esper_status create_page(waking_t *w, size_t size, uint64_t *handle)
   core_t *core = w->device->core;
   esper_status status = call_page_create(core, w->device->index, size, handle);
   if (status == ESPER_OUT_OF_MEMORY && !w->released) {
-    paging_end(w->device);
     make_room(w);
-    paging_begin(w->device);
     status = call_page_create(core, w->device->index, size, handle);
   }
   return status == ESPER_OK ? status : error_from_driver(core, status);
@@ -143,9 +141,12 @@ static esper_status map_page(waking_t *w, const sleeping_page_t *page)
   esper_status status = create_page(w, size, &handle);
   if (status != ESPER_OK)
     return status;
+  paging_begin(w->device); /* not while memory is copied: others wait for the lock */
   status = peers_map(w->device, page_address(page->segment, entry), size, handle);
-  if (status == ESPER_OK) {
+  if (status == ESPER_OK)
     sleeping_page_set(page, handle, false);
+  paging_end(w->device);
+  if (status == ESPER_OK) {
     lock(&w->device->lock);
     w->device->reserving -= size; /* the statistics count it now */
     unlock(&w->device->lock);
@@ -211,22 +212,21 @@ static esper_status settle(const waking_t *w)
 {
   if (!w->enqueued || wait_for_copies(w) == ESPER_OK)
     return ESPER_OK;
-  paging_end(w->device);
-  esper_status status = drain_at_any_cost(w->device);
-  paging_begin(w->device);
-  return status;
+  return drain_at_any_cost(w->device);
 }
 
 /* What the driver does not take back stays mapped, asleep, for the next attempt. So does all of it
  * if nobody can say whether the copies are over. */
 static void undo(const waking_t *w)
 {
+  paging_begin(w->device);
   for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
     for (size_t i = 0; i < s->page_count; i++) {
       page_t *entry = sleeping_page_entry(&s->pages[i]);
       if (!entry->absent && mapped_give_back(s->pages[i].segment, entry))
         sleeping_page_set(&s->pages[i], 0, true);
     }
+  paging_end(w->device);
 }
 
 /* ---- afterwards -------------------------------------------------------- */
@@ -296,7 +296,6 @@ static esper_status wake(waking_t *w)
   }
   if (status != ESPER_OK)
     return status;
-  paging_begin(w->device);
   for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
     if (status == ESPER_OK)
       status = bring_back(w, s);
@@ -305,7 +304,6 @@ static esper_status wake(waking_t *w)
     status = settled;
   if (status != ESPER_OK && settled == ESPER_OK)
     undo(w);
-  paging_end(w->device);
   finish(w, status);
   return status;
 }
