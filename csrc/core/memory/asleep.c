@@ -7,11 +7,16 @@
 #include "../stats/stats.h"
 #include "mapped.h"
 
+static void set_asleep(segment_t *s, size_t bytes)
+{
+  __atomic_store_n(&s->asleep, bytes, __ATOMIC_RELAXED);
+}
+
 void asleep_set(segment_t *s, page_t page, bool asleep)
 {
   size_t size = page_size(s, &page);
   page.asleep = asleep;
-  s->asleep = asleep ? s->asleep + size : s->asleep - size;
+  set_asleep(s, asleep ? s->asleep + size : s->asleep - size);
   page_store(s, page);
 }
 
@@ -49,7 +54,7 @@ static void drop_absent(block_t *block)
   segment_t *s = block->segment;
   size_t size = block->size;
   stretch_peaks_t peaks = stats_stretches_begin(&s->device->stats);
-  s->asleep -= size;
+  set_asleep(s, s->asleep - size);
   s->absent -= size;
   mapped_left(block, size, false); /* the block may be a part of another hole now */
   stats_pages_woke(&s->device->stats, s->heap->pool->stats, s->large, size);

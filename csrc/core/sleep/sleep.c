@@ -268,7 +268,8 @@ static esper_status put_to_sleep(choice_t *c, going_t *g)
   esper_status status = wait_for_devices(c->device->core);
   if (status != ESPER_OK)
     return status;
-  mapped_reap(c->device);
+  if (!mapped_reap(c->device)) /* pages would be mapped elsewhere, too, and keep their memory */
+    return ESPER_DEVICE_ERROR;
   size_t released = release_tagged(c->device, c->tags);
   status = choose_pages(c);
   if (status == ESPER_OK)
