@@ -16,6 +16,10 @@
 #include "../requests/drain.h"
 #include "../requests/release.h"
 
+/* Mapping a page takes as long as copying 3 MiB, whatever the page's size. So large pages wake
+ * first, and the others are mapped while copies of large ones are still under way. */
+static const size_t LARGE_PAGE = 8 * MIB;
+
 typedef struct waking {
   device_t *device;
   const bool *tags;
@@ -182,12 +186,17 @@ static esper_status fill_page(waking_t *w, const sleeper_t *s, const sleeping_pa
   return status;
 }
 
-static esper_status bring_back(waking_t *w, const sleeper_t *s)
+static bool is_large(const sleeping_page_t *page)
+{
+  return page_size(page->segment, sleeping_page_entry(page)) >= LARGE_PAGE;
+}
+
+static esper_status bring_back(waking_t *w, const sleeper_t *s, bool large)
 {
   esper_status status = ESPER_OK;
   for (size_t i = 0, parcel = 0; i < s->page_count && status == ESPER_OK; i++) {
     const sleeping_page_t *page = &s->pages[i];
-    if (!page->unneeded) {
+    if (!page->unneeded && is_large(page) == large) {
       status = map_page(w, page);
       if (status == ESPER_OK)
         status = fill_page(w, s, page, parcel);
@@ -296,9 +305,10 @@ static esper_status wake(waking_t *w)
   }
   if (status != ESPER_OK)
     return status;
-  for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
-    if (status == ESPER_OK)
-      status = bring_back(w, s);
+  for (int large = 1; large >= 0; large--)
+    for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
+      if (status == ESPER_OK)
+        status = bring_back(w, s, large);
   esper_status settled = settle(w);
   if (status == ESPER_OK)
     status = settled;
