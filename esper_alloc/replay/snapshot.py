@@ -70,10 +70,10 @@ def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
     """A snapshot whose blocks say which uses they still owe, and whose segments say what sleeps.
 
     PyTorch's structure has no room for that, so ``torch.cuda.memory._snapshot()``
-    lists it among ``external_annotations``. In what this returns each block that owes some has a key ``uses``, a list of
-    dicts: ``stream`` (its handle), ``device`` (the stream's), ``number`` (of the
-    stream's event that ends the use; ``held``: the first event number that would
-    end it; 0: there is none) and ``kind``:
+    lists it among ``external_annotations``. In what this returns each block that owes
+    some has a key ``uses``, a list of dicts: ``stream`` (its handle), ``device`` (the
+    stream's), ``number`` (of the stream's event that ends the use; ``held``: the first
+    event number that would end it; 0: there is none) and ``kind``:
     ``record_use``, ``until_free``, ``no_gate``, ``record_stream``, ``held``, or ``captured``.
     Each segment with a tag, or with memory that sleeps, has the keys ``tag`` (``""``: none) and
     ``asleep_size``, the bytes of it that are not on the device. Its ``total_size`` contains them.
