@@ -2,6 +2,7 @@
 
     python benchmarks/sleep.py [--part bandwidth] [--gib 20] [--cycles 6]
     python benchmarks/sleep.py --part bandwidth --saver-wheel torch_memory_saver-....whl
+    python benchmarks/sleep.py --rounds 0 --plot sleep.svg  # draws what the result file has
 
 Each part can be measured alone; by default all are.
 
@@ -24,6 +25,9 @@ bit (goal: none).
 training: GPT-2 that sleeps after each step, beside one that does not: losses that differ (goal:
 none), pinned host memory over live bytes (goal: 1.02 at most), and seconds of a sleep and a wake.
 
+picture: examples/ppo_sleep.py, device memory over time: the most that its halves hold at a time,
+over what both are together. --plot draws it (needs matplotlib).
+
 turns: two processes take 50 turns on a device that has room for one of them: turns without memory
 (goal: none), and what a turn takes.
 """
@@ -32,8 +36,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import zipfile
@@ -46,6 +53,8 @@ from common import (
     MIB,
     NATIVE,
     OURS,
+    RESULTS,
+    ROOT,
     Case,
     Results,
     WorkerFailed,
@@ -57,6 +66,7 @@ from common import (
     nothing_measurable,
     nvidia_smi_used_mib,
     parser,
+    read,
     report,
     run_worker,
 )
@@ -69,7 +79,10 @@ GRAPHS = 2
 GRAPH_CYCLES = 100
 STEPS = 12  # of training
 TURNS = 50
-PARTS = ("bandwidth", "graphs", "training", "turns")
+PARTS = ("bandwidth", "graphs", "training", "turns", "picture")
+EXAMPLE = ROOT / "examples" / "ppo_sleep.py"
+PICTURE_ROUNDS, PICTURE_SAMPLES = 12, 500
+PICTURE_ROW = "PPO in turns: device memory of trainer and engine"
 
 
 def seconds_of(work: Any) -> float:
@@ -396,6 +409,24 @@ def add_rows(results: Results, rounds: list[dict[str, dict[str, Any]]]) -> None:
         results.compare("first sleep", "s", rounds, "first_sleep_s", OURS, SAVER)
 
 
+def measure_picture() -> dict[str, Any]:
+    """What the example says of its memory over time."""
+    import torch
+
+    torch.zeros(1, device="cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "samples.json")
+        command = [sys.executable, str(EXAMPLE), "--rounds", str(PICTURE_ROUNDS)]
+        subprocess.run([*command, "--samples", str(path)], check=True, stdout=sys.stderr)
+        samples: list[dict[str, float]] = json.loads(path.read_text())
+    return {
+        "machine": machine(),
+        "halves_mib": max(one["engine"] + one["trainer"] for one in samples),
+        "both_mib": max(one["engine"] + one["trainer"] + one["asleep"] for one in samples),
+        "samples": samples[:: len(samples) // PICTURE_SAMPLES + 1],
+    }
+
+
 def unpack(wheel: Path, folder: str) -> None:
     """Makes the package in a wheel importable for the workers."""
     with zipfile.ZipFile(wheel) as archive:
@@ -466,6 +497,32 @@ def turns(options: Any, results: Results) -> bool:
     return True
 
 
+def picture(options: Any, results: Results) -> bool:
+    found = alternate_cases(__file__, [Case(OURS, OURS, ("--part", "picture"))], 1)[0]
+    if not found:
+        return False
+    one = found[OURS]
+    results.describe(one["machine"])
+    results.row(PICTURE_ROW, "MiB", [one["halves_mib"]], [one["both_mib"]], "both awake")
+    results.rows[-1]["over_time"] = one["samples"]
+    return True
+
+
+def draw(options: Any) -> bool:
+    """The picture of the result file's samples, as the example draws it."""
+    rows, _ = read(options.out or RESULTS / "sleep.json")
+    samples = [row["over_time"] for row in rows if row["name"] == PICTURE_ROW]
+    if not samples:
+        print("nothing is drawn: the result file has no samples (--part picture takes them)")
+        return False
+    spec = importlib.util.spec_from_file_location("ppo_sleep", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    example.draw(samples[0], options.plot)
+    return True
+
+
 def work(options: Any) -> dict[str, Any]:
     """What a worker reports."""
     size = int(options.gib * GIB)
@@ -473,6 +530,8 @@ def work(options: Any) -> dict[str, Any]:
         return measure_graphs()
     if options.part == "training":
         return measure_training()
+    if options.part == "picture":
+        return measure_picture()
     if options.part == "turns":
         return measure_turns(int(options.turn_gib * GIB), options.folder, options.me)
     return (measure_saver if options.saver else measure_ours)(size, options.cycles)
@@ -491,6 +550,7 @@ def main() -> int:
     arguments.add_argument("--gib", type=float, default=20.0, help="of tensors")
     arguments.add_argument("--cycles", type=int, default=6, help="of sleep and wake, two at least")
     arguments.add_argument("--turn-gib", type=float, default=8.0, help="of each of two processes")
+    arguments.add_argument("--plot", type=Path, metavar="FILE", help="draws memory over time")
     arguments.add_argument("--saver-wheel", type=Path, metavar="FILE", help=f"of {SAVER}")
     for what in ("--saver", "--folder", "--me"):  # what a worker is told
         how: Any = {"action": "store_true"} if what == "--saver" else {}
@@ -503,14 +563,22 @@ def main() -> int:
     if options.worker:
         report(work(options))
         return 0
-    if nothing_measurable():
+    parts = () if options.plot and not options.rounds else PARTS
+    if parts and nothing_measurable():
         return 1
-    return 0 if measure_parts(options, PARTS if not options.part else (options.part,)) else 1
+    good = measure_parts(options, (options.part,) if parts and options.part else parts)
+    return 0 if (not options.plot or draw(options)) and good else 1
 
 
 def measure_parts(options: Any, parts: Sequence[str]) -> bool:
     """Each part's rows are saved as soon as it is over."""
-    measure = {"bandwidth": bandwidth, "graphs": graphs, "training": training, "turns": turns}
+    measure = {
+        "bandwidth": bandwidth,
+        "graphs": graphs,
+        "training": training,
+        "turns": turns,
+        "picture": picture,
+    }
     good = True
     for part in parts:
         results, lacking = Results("sleep", options.out), missing(part)

@@ -843,6 +843,25 @@ def test_parts_of_sleep_miss_their_goals_for_one_failure(
     assert not sleep.measure_parts(options, [part])
 
 
+def test_memory_over_time_is_drawn_from_the_result_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("torch")
+    sleep = load("sleep")
+    options = SimpleNamespace(out=tmp_path / "sleep.json", plot=tmp_path / "sleep.svg")
+    assert not sleep.draw(options)
+    assert "no samples" in capsys.readouterr().out
+    samples = [
+        {"seconds": i / 10, "engine": 9.0 * (i % 2), "trainer": 9.0, "other": 1.0, "asleep": 9.0}
+        for i in range(4)
+    ]
+    one = {"machine": {"gpu": "a GPU"}, "halves_mib": 18.0, "both_mib": 27.0, "samples": samples}
+    monkeypatch.setattr(sleep, "alternate_cases", lambda *_, **__: [{"esper_alloc": one}])
+    assert sleep.measure_parts(options, ["picture"]) and sleep.draw(options)
+    assert options.plot.read_text().rstrip().endswith("</svg>")
+
+
 def test_a_wheel_of_the_saver_is_importable_for_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
