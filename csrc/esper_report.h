@@ -59,7 +59,9 @@ typedef struct esper_counters {
                               segment, and tried again */
   uint64_t pages_moved;    /* pages moved from free memory to where a heap grew */
   uint64_t marks_exact;    /* marked uses that end at the mark, on the block's device */
-  uint64_t marks_until_free; /* marked uses that last until the free; not those by record_stream */
+  uint64_t marks_until_free;  /* marked uses that last until the free; not those by record_stream */
+  uint64_t bytes_asleep;      /* of device memory that waking needs: esper_sleep.h */
+  uint64_t bytes_asleep_peak; /* since peaks were reset */
 } esper_counters;
 
 /* A gate: a stream was made to wait for another stream's work because it got memory that this work

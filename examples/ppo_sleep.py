@@ -1,18 +1,25 @@
 """PPO whose trainer and engine take turns on one GPU: one sleeps while the other works.
 
-    python examples/ppo_sleep.py
+    python examples/ppo_sleep.py [--plot turns.svg]
 
 The engine decodes answers with one captured CUDA graph, from a copy of the policy. The trainer has
 the policy, a value head, gradients and AdamW's moments. Each has a tag, so the device memory of
 the one is free while the other works, and the graph is replayed after every wake as it was. The
 task: answer a digit with its multiples, one after the other. Prints for each round how much device
-memory is held in either half, and the mean reward.
+memory is held in either half, and the mean reward. --plot draws the memory of both over time
+(needs matplotlib), --samples writes it down.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -120,23 +127,74 @@ def rewards(question: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
     return (answer == wanted).float()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=120)
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("this example needs a CUDA GPU")
-    esper_alloc.enable()
-    torch.manual_seed(0)
-    # cuBLAS keeps a workspace for each stream. This one shall have no tag: both halves need it.
-    square = torch.ones(64, 64, device="cuda")
-    torch.mm(square, square)
-    trainer, engine = Trainer(), Engine()
-    esper_alloc.sleep("trainer")
+class Samples:
+    """Device memory every few milliseconds, in MiB: of each half, of what has no tag, what the
+    driver says is in use by everybody, and what sleeps."""
+
+    def __init__(self, every: float = 0.002) -> None:
+        self.rows: list[dict[str, float]] = []
+        self._every, self._begin = every, time.perf_counter()
+        self._over = threading.Event()
+
+    def take(self) -> None:
+        tags = esper_alloc.tag_stats()
+        free, total = torch.cuda.mem_get_info()
+        held = {tag: one["reserved_bytes"] for tag, one in tags.items()}
+        of = {
+            "engine": held.pop("engine", 0),
+            "trainer": held.pop("trainer", 0),
+            "other": sum(held.values()),
+            "device": total - free,
+            "asleep": sum(one["sleeping_bytes"] for one in tags.values()),
+        }
+        seconds = time.perf_counter() - self._begin
+        self.rows.append({"seconds": seconds, **{name: size / MIB for name, size in of.items()}})
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """A thread takes them inside. Figures can be read while memory goes to sleep or wakes."""
+
+        def run() -> None:
+            while not self._over.wait(self._every):
+                self.take()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+
+def draw(rows: list[dict[str, float]], path: Path) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams["svg.hashsalt"] = "turns"  # the same bytes for the same samples
+    sheet = Figure(figsize=(8, 3.6), layout="constrained")
+    axis = sheet.subplots()
+    seconds = [row["seconds"] for row in rows]
+    shares = {"other": "#bbbbbb", "engine": "#2f6fb0", "trainer": "#c4612b"}
+    axis.stackplot(
+        seconds, *([row[name] for row in rows] for name in shares),
+        colors=list(shares.values()), labels=["without a tag", "engine", "trainer"], step="post",
+    )  # fmt: skip
+    both = [sum(row[name] for name in shares) + row["asleep"] for row in rows]
+    axis.step(seconds, both, "k--", where="post", linewidth=1, label="what sleeps on top")
+    axis.set_title("A trainer and an engine take turns: device memory", loc="left")
+    axis.set_xlabel("seconds")
+    axis.set_ylabel("MiB")
+    axis.set_xlim(seconds[0], seconds[-1])
+    axis.set_ylim(0)
+    axis.legend(loc="lower right", ncols=4, fontsize=9)
+    axis.spines[["top", "right"]].set_visible(False)
+    sheet.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def take_turns(trainer: Trainer, engine: Engine, rounds: int) -> None:
     mean = torch.zeros(())
-    for number in range(options.rounds):
+    for number in range(rounds):
         # The engine has the GPU.
         question = torch.randint(DIGITS, (BATCH,), device="cuda")
         answer = engine.generate(question)
@@ -157,13 +215,39 @@ def main() -> None:
                 mine.copy_(theirs)
         result = esper_alloc.sleep("trainer")
         mean = reward.mean()
-        if number % 20 == 0 or number + 1 == options.rounds:
+        if number % 20 == 0 or number + 1 == rounds:
             print(
                 f"round {number}: reward {float(mean):.2f}; {decoding} MiB while the engine "
                 f"decodes, {training} MiB while the trainer trains, "
                 f"{result.kept // MIB} MiB of the trainer on the host"
             )
     print(f"mean reward {round(100 * float(mean))} percent")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=120)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture of memory over time")
+    parser.add_argument("--samples", type=Path, metavar="FILE", help="the same as JSON")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("this example needs a CUDA GPU")
+    esper_alloc.enable()
+    torch.manual_seed(0)
+    # cuBLAS keeps a workspace for each stream. This one shall have no tag: both halves need it.
+    square = torch.ones(64, 64, device="cuda")
+    torch.mm(square, square)
+    trainer, engine = Trainer(), Engine()
+    esper_alloc.sleep("trainer")
+    samples = Samples()
+    with samples.taken() if options.plot or options.samples else nullcontext():
+        take_turns(trainer, engine, options.rounds)
+    if options.samples:
+        options.samples.write_text(json.dumps(samples.rows))
+    if options.plot:
+        draw(samples.rows, options.plot)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -801,7 +802,7 @@ def test_rows_of_sleep(tmp_path: Path) -> None:
     sleep, made = load("sleep"), results(tmp_path)
     one = {
         "sleep_gib_s": 50.0, "wake_gib_s": 48.0, "out_gib_s": 52.0, "back_gib_s": 53.0,
-        "first_sleep_s": 9.0, "nothing_sleep_s": 0.01, "nothing_wake_s": 0.02,
+        "first_sleep_s": 9.0, "nothing_sleep_s": 0.01, "nothing_wake_s": 0.02, "unmap_s": 0.01,
         "left_mib": 10.0, "host_share": 1.0,
     }  # fmt: skip
     saver = {"sleep_gib_s": 20.0, "wake_gib_s": 21.0, "first_sleep_s": 12.0}
@@ -811,10 +812,68 @@ def test_rows_of_sleep(tmp_path: Path) -> None:
     assert rows["wake", "plain pinned copy"]["met"] is True
     assert rows["sleep", "torch_memory_saver"]["ratio"] == 2.5
     slow = results(tmp_path)
-    bad = {**one, "wake_gib_s": 30.0, "left_mib": 100.0, "host_share": 1.1}
+    bad = {**one, "wake_gib_s": 30.0, "left_mib": 100.0, "host_share": 1.1, "unmap_s": 0.005}
     sleep.add_rows(slow, [{"esper_alloc": bad}])
     missed = {row["name"] for row in slow.rows if row["met"] is False}
-    assert missed == {"wake", "device memory left asleep", "host memory over live bytes"}
+    assert missed == {
+        "wake", "device memory left asleep", "host memory over live bytes",
+        "sleep with keep='nothing'",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "bad"),
+    [("graphs", {"wrong": 1.0}), ("training", {"differing": 2.0}), ("turns", {"short": 1.0})],
+)
+def test_parts_of_sleep_miss_their_goals_for_one_failure(
+    part: str, bad: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep = load("sleep")
+    good = {
+        "machine": {"gpu": "a GPU"}, "wrong": 0.0, "differing": 0.0, "host_share": 1.0,
+        "sleep_s": 0.1, "wake_s": 0.1, "short": 0.0, "turn_s": 0.5, "longest_s": 0.6,
+    }  # fmt: skip
+    monkeypatch.setattr(sleep, "missing", lambda _: None)
+    for found, met in ((good, True), ({**good, **bad}, False)):
+        monkeypatch.setattr(sleep, "run_worker", lambda *_, found=found: found)
+        monkeypatch.setattr(
+            sleep, "alternate_cases", lambda *_, found=found, **__: [{"esper_alloc": found}]
+        )
+        options = SimpleNamespace(out=tmp_path / "sleep.json", turn_gib=8.0)
+        assert sleep.measure_parts(options, [part]) is met
+    monkeypatch.setattr(sleep, "missing", lambda _: "nothing is here")
+    assert not sleep.measure_parts(options, [part])
+
+
+def test_memory_over_time_is_drawn_from_the_result_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("torch")
+    sleep = load("sleep")
+    options = SimpleNamespace(out=tmp_path / "sleep.json", plot=tmp_path / "sleep.svg")
+    assert not sleep.draw(options)
+    assert "no samples" in capsys.readouterr().out
+    samples = [
+        {"seconds": i / 10, "engine": 9.0 * (i % 2), "trainer": 9.0, "other": 1.0, "asleep": 9.0}
+        for i in range(4)
+    ]
+    one = {"machine": {"gpu": "a GPU"}, "halves_mib": 18.0, "both_mib": 27.0, "samples": samples}
+    monkeypatch.setattr(sleep, "alternate_cases", lambda *_, **__: [{"esper_alloc": one}])
+    assert sleep.measure_parts(options, ["picture"]) and sleep.draw(options)
+    assert options.plot.read_text().rstrip().endswith("</svg>")
+
+
+def test_a_wheel_of_the_saver_is_importable_for_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "saver.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("saver_of_a_wheel/__init__.py", "here = True")
+    monkeypatch.setenv("PYTHONPATH", "")
+    load("sleep").unpack(wheel, str(tmp_path / "unpacked"))
+    command = [sys.executable, "-c", "import saver_of_a_wheel"]
+    assert subprocess.run(command, timeout=1200).returncode == 0
 
 
 def test_rates_of_sleep_leave_out_the_first_cycle() -> None:

@@ -311,3 +311,67 @@ say(before=before, one=one, both=both, after=simulated.mappings(), readable=read
     assert found["refused"].startswith("NotImplementedError") and (
         "enable_disk_backup" in found["refused"]
     )
+
+
+def test_snapshots_show_what_sleeps(library: Path) -> None:
+    found = run(library, """
+from esper_alloc.replay.snapshot import with_uses
+
+with esper_alloc.tag("weights"):
+    x, small = on_device(torch.ones(3 * MIB)), on_device(torch.ones(5))
+other = on_device(torch.ones(5))
+
+def look():
+    plain = torch.cuda.memory._snapshot()
+    for one in plain["segments"]:
+        assert one["total_size"] == sum(block["size"] for block in one["blocks"])
+        assert one["active_size"] <= one["total_size"]
+    segments = with_uses(plain)["segments"]
+    return {
+        "total": sum(one["total_size"] for one in segments),
+        "tagged": sum(one["total_size"] for one in segments if one.get("tag") == "weights"),
+        "untold": sum("tag" not in one for one in segments),
+        "asleep": sum(one.get("asleep_size", 0) for one in segments),
+        "reserved": torch.cuda.memory_reserved(),
+    }
+
+before = look()
+esper_alloc.sleep("weights")
+asleep = look()
+esper_alloc.wake("weights")
+say(before=before, asleep=asleep, after=look())
+""")  # fmt: skip
+    before, asleep, after = found["before"], found["asleep"], found["after"]
+    assert before["asleep"] == after["asleep"] == 0
+    assert before["total"] == asleep["total"] == after["total"] == before["reserved"]
+    assert asleep["asleep"] == asleep["tagged"] == before["tagged"] > 12 * 2**20
+    assert asleep["reserved"] == asleep["total"] - asleep["asleep"]
+    assert before["untold"] == asleep["untold"] > 0
+
+
+def test_the_example_samples_memory_by_tag_while_it_sleeps(library: Path) -> None:
+    example = HERE.parent / "examples" / "ppo_sleep.py"
+    found = run(library, f"""
+import importlib.util
+spec = importlib.util.spec_from_file_location("ppo_sleep", {str(example)!r})
+ppo_sleep = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(ppo_sleep)
+with esper_alloc.tag("trainer"):
+    x = on_device(torch.ones(4 * MIB))
+with esper_alloc.tag("engine"):
+    y = on_device(torch.ones(2 * MIB))
+samples = ppo_sleep.Samples(every=0)
+with samples.taken():
+    for _ in range(5):
+        with esper_alloc.asleep("trainer"):
+            samples.take()
+        with esper_alloc.asleep("engine"):
+            samples.take()
+say(rows=samples.rows)
+""")  # fmt: skip
+    rows = found["rows"]
+    assert len(rows) >= 10
+    assert any(row["trainer"] == 0 and row["engine"] >= 8 for row in rows)
+    assert any(row["engine"] == 0 and row["trainer"] >= 16 for row in rows)
+    both = [row["trainer"] + row["engine"] + row["asleep"] for row in rows]
+    assert max(both) >= 24 and both.count(max(both)) >= 9  # free pages go with the first sleep

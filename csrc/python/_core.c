@@ -215,22 +215,24 @@ static PyObject *addresses(PyObject *self, PyObject *ignored)
 }
 
 /* F(name) for each figure of struct esper_counters, in its order */
-#define COUNTERS(F) \
-  F(gates_issued)   \
-  F(gates_skipped)  \
-  F(loans)          \
-  F(uses_pending)   \
-  F(bytes_pending)  \
-  F(blocks_held)    \
-  F(events_alive)   \
-  F(events_created) \
-  F(metadata_bytes) \
-  F(captured_uses)  \
-  F(captured_frees) \
-  F(bytes_orphaned) \
-  F(pages_moved)    \
-  F(marks_exact)    \
-  F(marks_until_free)
+#define COUNTERS(F)   \
+  F(gates_issued)     \
+  F(gates_skipped)    \
+  F(loans)            \
+  F(uses_pending)     \
+  F(bytes_pending)    \
+  F(blocks_held)      \
+  F(events_alive)     \
+  F(events_created)   \
+  F(metadata_bytes)   \
+  F(captured_uses)    \
+  F(captured_frees)   \
+  F(bytes_orphaned)   \
+  F(pages_moved)      \
+  F(marks_exact)      \
+  F(marks_until_free) \
+  F(bytes_asleep)     \
+  F(bytes_asleep_peak)
 
 #define COUNTER(name) +1
 _Static_assert(sizeof(esper_counters) == (0 COUNTERS(COUNTER)) * sizeof(uint64_t),

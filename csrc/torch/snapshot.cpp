@@ -136,6 +136,19 @@ AnnotationEntry convert(const esper_segment_entry &segment, const esper_block_en
   return to;
 }
 
+// The tag of a segment, and how much of it sleeps. Its sizes are as if it were awake.
+AnnotationEntry describe_tag(const esper_segment_entry &segment)
+{
+  AnnotationEntry to(static_cast<c10::DeviceIndex>(segment.device), c10::approx_time_t{});
+  to.time_.t_ = microseconds_since_1970();
+  to.recordUserMetadata("name", "esper_alloc.tag");
+  to.recordUserMetadata("stage", segment.asleep != 0 ? "ASLEEP" : "AWAKE");
+  to.recordUserMetadata("address", std::to_string(segment.address));
+  to.recordUserMetadata("tag", segment.tag);
+  to.recordUserMetadata("asleep_size", std::to_string(segment.asleep));
+  return to;
+}
+
 // Options of the host allocator, which newer versions list, too.
 template <class Info, class Config = CommonConfig>
 auto describe_host_cache(Info &info, int) -> decltype(info.max_cached_size, void())
@@ -181,7 +194,7 @@ native::SnapshotInfo take_snapshot(c10::MempoolId_t pool, bool include_traces)
   }
   const CoreSnapshot picture(every_device);
   std::vector<size_t> active(static_cast<size_t>(devices), 0);
-  std::vector<AnnotationEntry> uses;
+  std::vector<AnnotationEntry> more;
   for (const esper_segment_entry &segment : picture) {
     if (!every_pool && pool != c10::MempoolId_t{segment.pool[0], segment.pool[1]}) {
       continue;
@@ -189,16 +202,19 @@ native::SnapshotInfo take_snapshot(c10::MempoolId_t pool, bool include_traces)
     const esper_block_entry *blocks = picture.blocks_of(segment);
     info.segments.push_back(convert(segment, blocks));
     active[static_cast<size_t>(segment.device)] += info.segments.back().active_size;
+    if (segment.asleep != 0 || *segment.tag != '\0') {
+      more.push_back(describe_tag(segment));
+    }
     for (size_t i = 0; i < segment.block_count; ++i) {
       for (unsigned j = 0; j < blocks[i].uses; ++j) {
-        uses.push_back(convert(segment, blocks[i], picture.uses_of(blocks[i])[j]));
+        more.push_back(convert(segment, blocks[i], picture.uses_of(blocks[i])[j]));
       }
     }
   }
   for (int device = 0; device < devices; ++device) {
     trace_snapshot(device, active[static_cast<size_t>(device)], pool);
   }
-  std::move(uses.begin(), uses.end(), std::back_inserter(info.external_annotations));
+  std::move(more.begin(), more.end(), std::back_inserter(info.external_annotations));
   info.config_metadata = describe_options();
   return info;
 }

@@ -1,5 +1,5 @@
 """Snapshots: reading the files that ``torch.cuda.memory._dump_snapshot`` writes,
-and attaching pending uses to their blocks (:func:`with_uses`).
+and attaching pending uses to their blocks and tags to their segments (:func:`with_uses`).
 
 A snapshot is a pickle, plain or gzip-compressed, and a pickle may ask to run
 anything. Nothing of that kind is admitted here, twice over: the bytes are
@@ -26,6 +26,8 @@ _CHUNK_BYTES = 1 << 20
 
 #: The name of an annotation that stands for a use (csrc/torch/snapshot.cpp).
 _USE = "esper_alloc.use"
+#: And of one that stands for a segment's tag, and how much of it sleeps.
+_TAG = "esper_alloc.tag"
 
 NO_TRACE_REMEDY = (
     "call torch.cuda.memory._record_memory_history() before the job and _dump_snapshot() after it"
@@ -65,22 +67,24 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
 
 
 def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """A snapshot whose blocks say which uses they still owe.
+    """A snapshot whose blocks say which uses they still owe, and whose segments say what sleeps.
 
-    PyTorch's structure has no room for them in a block, so
-    ``torch.cuda.memory._snapshot()`` lists them among ``external_annotations``.
-    In what this returns each block that owes some has a key ``uses``, a list of
-    dicts: ``stream`` (its handle), ``device`` (the stream's), ``number`` (of the
-    stream's event that ends the use; ``held``: the first event number that would
-    end it; 0: there is none) and ``kind``:
+    PyTorch's structure has no room for that, so ``torch.cuda.memory._snapshot()``
+    lists it among ``external_annotations``. In what this returns each block that owes
+    some has a key ``uses``, a list of dicts: ``stream`` (its handle), ``device`` (the
+    stream's), ``number`` (of the stream's event that ends the use; ``held``: the first
+    event number that would end it; 0: there is none) and ``kind``:
     ``record_use``, ``until_free``, ``no_gate``, ``record_stream``, ``held``, or ``captured``.
+    Each segment with a tag, or with memory that sleeps, has the keys ``tag`` (``""``: none) and
+    ``asleep_size``, the bytes of it that are not on the device. Its ``total_size`` contains them.
     Viewers that do not know the key pass over it.
 
     Args:
         snapshot: of ``torch.cuda.memory._snapshot()``; it is not changed, and
-            what has no uses is shared with the result.
+            what has neither is shared with the result.
     """
     uses: dict[int, list[dict[str, Any]]] = {}
+    tags: dict[int, dict[str, Any]] = {}
     others = []
     for entry in snapshot.get("external_annotations", ()):
         if entry.get("name") == _USE:
@@ -92,11 +96,19 @@ def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
                     "kind": entry["kind"],
                 }
             )
+        elif entry.get("name") == _TAG:
+            tags[int(entry["address"])] = {
+                "tag": entry["tag"],
+                "asleep_size": int(entry["asleep_size"]),
+            }
         else:
             others.append(entry)
     return {
         **snapshot,
-        "segments": [_segment_with(segment, uses) for segment in snapshot["segments"]],
+        "segments": [
+            {**_segment_with(segment, uses), **tags.get(segment["address"], {})}
+            for segment in snapshot["segments"]
+        ],
         "external_annotations": others,
     }
 

@@ -12,6 +12,7 @@ from .. import _core
 from ..installation.pytorch import untyped
 from . import lasting_marks
 from .enabling import is_enabled
+from .sleep import tag_stats
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +53,8 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
     - ``events_alive``: events that exist, in use or in the pool;
     - ``bytes_orphaned``: bytes of pages that the driver neither mapped nor took back;
       0 unless the driver fails;
+    - ``bytes_asleep``: bytes of device memory that waking needs, and ``bytes_asleep_peak``, their
+      peak since peaks were reset;
     - ``metadata_bytes``: host memory that the allocator uses for itself.
 
     All are 0 while PyTorch does not run on esper_alloc, or has not used CUDA.
@@ -76,9 +79,10 @@ def report() -> str:
     Three lists for each device: the gates that may still be waiting; the freed blocks
     for whose uses no event could be recorded, which can be reused once the uses' streams are
     seen again or their devices have been synchronised; and the uses that nobody is made to wait
-    for (``gate=False``, or on a stream with the trait ``rendezvous``). After
-    :func:`warn_about_marks` also the lines whose marks last until the free. Streams are named by
-    their handles, as in ``stream.cuda_stream``; a block's size is in bytes of the device.
+    for (``gate=False``, or on a stream with the trait ``rendezvous``). While memory sleeps, also
+    its tags. After :func:`warn_about_marks` also the lines whose marks last until the free. Streams
+    are named by their handles, as in ``stream.cuda_stream``; a block's size is in bytes of the
+    device.
     """
     if not _is_running():
         return "esper_alloc: PyTorch does not run on it, or has not used CUDA yet\n"
@@ -87,6 +91,8 @@ def report() -> str:
     lines = [f"esper_alloc: report of process {os.getpid()}, {when}"]
     for device in range(untyped(sys.modules["torch"]).cuda.device_count()):
         lines += _of_device(device, _core.gates(device), _core.pending(device), now)
+        if "esper_alloc._torch" in sys.modules:  # without it nothing sleeps
+            lines += _asleep(tag_stats(device))
     lines += lasting_marks.lines()
     return "\n".join(lines) + "\n"
 
@@ -130,6 +136,18 @@ def _of_device(device: int, gates: list[Any], blocks: list[Any], now: float) -> 
         yield "  uses that nobody is made to wait for:"
     for block, use in ungated:
         yield _of_use(block, use)
+
+
+def _asleep(tags: dict[str, dict[str, Any]]) -> Iterator[str]:
+    asleep = {tag: one for tag, one in tags.items() if one["asleep"] or one["sleeping_bytes"]}
+    if asleep:
+        yield "  asleep:"
+    for tag, one in asleep.items():
+        name = f"tag {tag!r}" if tag else "memory without a tag"
+        yield (
+            f"    {name}: waking needs {_size(one['sleeping_bytes'])}, "
+            f"{_size(one['host_bytes'])} on the host"
+        )
 
 
 def _of_use(block: Any, use: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -90,8 +91,11 @@ def test_fsdp2_under_torchrun(native: list[str]) -> None:
     assert f"losses {' '.join(native)}" in printed
 
 
-def test_a_trainer_and_an_engine_take_turns() -> None:
-    printed = example("ppo_sleep.py")
+def test_a_trainer_and_an_engine_take_turns(tmp_path: Path) -> None:
+    printed = example("ppo_sleep.py", "--samples", str(tmp_path / "samples.json"))
+    samples = json.loads((tmp_path / "samples.json").read_text())
+    for asleep, awake in (("engine", "trainer"), ("trainer", "engine")):
+        assert any(one[asleep] == 0 < one[awake] for one in samples)
     assert number(r"mean reward (\d+) percent", printed) >= 90, printed
     last = printed.splitlines()[-2]
     decoding = number(r"(\d+) MiB while the engine", last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 import types
 import warnings
 from pathlib import Path
@@ -53,6 +54,9 @@ def running(monkeypatch):
     found = types.SimpleNamespace(gates={0: [], 1: []}, pending={0: [], 1: []})
     core = types.SimpleNamespace(gates=found.gates.__getitem__, pending=found.pending.__getitem__)
     monkeypatch.setattr(stats, "_core", core)
+    found.tags = {0: {}, 1: {}}
+    monkeypatch.setattr(stats, "tag_stats", found.tags.__getitem__)
+    monkeypatch.setitem(sys.modules, "esper_alloc._torch", types.SimpleNamespace())
     monkeypatch.setattr(stats, "_is_running", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(stats.time, "time", lambda: 1000.5)
@@ -96,6 +100,21 @@ def test_the_report_lists_what_is_held_and_what_has_no_gate(running):
     assert "event 8, until its free\n" in text
     assert "event 3" not in text  # a held use has no event: its number is the first that would do
     assert "0x4000" not in text and "event 5" not in text
+
+
+def test_the_report_says_what_sleeps(running):
+    awake = {"asleep": False, "sleeping_bytes": 0, "host_bytes": MIB}
+    running.tags[1] = {
+        "": awake,
+        "kv": {"asleep": True, "sleeping_bytes": 64 * MIB, "host_bytes": 0},
+        "weights": {"asleep": True, "sleeping_bytes": 2 * MIB, "host_bytes": MIB},
+    }
+    assert esper_alloc.report().splitlines()[2:] == [
+        "device 1: 0 gates pending, 0 blocks held, 0 uses without gate",
+        "  asleep:",
+        "    tag 'kv': waking needs 64.0 MiB, 0 bytes on the host",
+        "    tag 'weights': waking needs 2.0 MiB, 1.0 MiB on the host",
+    ]
 
 
 def test_traits_want_a_stream():
@@ -173,6 +192,8 @@ def picture():
             {"device": 0, "time_us": 3, "name": "forward", "stage": "START"},
             annotation(5120, stream="48", number="7", kind="record_use"),
             annotation(5120, stream="64", number="0", kind="held"),
+            {"device": 0, "time_us": 9, "name": "esper_alloc.tag", "stage": "ASLEEP",
+             "address": "4096", "tag": "kv", "asleep_size": "2097152"},
         ],
         "allocator_settings": {},
     }  # fmt: skip
@@ -189,6 +210,7 @@ def test_uses_are_put_to_their_blocks():
         {"stream": 64, "device": 0, "number": 0, "kind": "held"},
     ]
     assert "uses" not in first and "uses" not in third
+    assert (found["segments"][0]["tag"], found["segments"][0]["asleep_size"]) == ("kv", 2 * MIB)
     assert [entry["name"] for entry in found["external_annotations"]] == ["forward"]
     assert snapshot.with_uses(found) == found
     without = {key: given[key] for key in ("segments", "device_traces")}

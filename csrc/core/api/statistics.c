@@ -47,6 +47,7 @@ esper_status esper_reset_peak_stats(esper_core *core, int device_index)
   shards_read(device);
   stats_reset_peaks(&device->stats);
   pool_stats_reset_peaks(&device->pool_stats);
+  device->counters.bytes_asleep_peak = device->counters.bytes_asleep;
   caches_resume(device);
   unlock(&device->lock);
   return ESPER_OK;

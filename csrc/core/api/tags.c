@@ -44,17 +44,15 @@ esper_status esper_get_tag_stats(esper_core *core, int device_index, esper_tag_s
   esper_tag_stats *all = calloc(TAGS, sizeof *all);
   if (!all)
     return error_set(ESPER_HOST_MEMORY, "no host memory for the figures of %d tags", TAGS);
-  lock(&device->sleep_lock);
-  for (const sleeper_t *s = device->sleepers; s; s = s->next)
-    all[s->tag].host += s->room.bytes;
   lock(&device->lock);
+  for (const sleeper_t *s = device->sleepers; s; s = s->next)
+    all[s->tag].host += atomic_load(&s->room.bytes);
   caches_close(device);
   for (const segment_t *s = device->first_segment; s; s = s->next)
     add_segment(s, &all[s->heap->tag]);
   for (int i = 0; i < TAGS; i++)
     all[i].asleep = device->asleep[i];
   unlock(&device->lock);
-  unlock(&device->sleep_lock);
   *tags = all;
   *count = pack(all, TAGS);
   return ESPER_OK;

@@ -40,11 +40,32 @@ const char *tag_name(tag_t tag)
   return names[tag];
 }
 
+/* A forked child has no thread that could give the lock back. */
+static void before_fork(void)
+{
+  pthread_mutex_lock(&names_lock);
+}
+
+static void after_fork(void)
+{
+  pthread_mutex_unlock(&names_lock);
+}
+
+static void watch_forks(void)
+{
+  pthread_atfork(before_fork, after_fork, after_fork);
+}
+
 /* Finds or makes the tag with that name; -1: there are too many. */
 static int intern(const char *name)
 {
-  pthread_mutex_lock(&names_lock);
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, watch_forks);
   int tag = tag_find(name);
+  if (tag >= 0)
+    return tag;
+  pthread_mutex_lock(&names_lock);
+  tag = tag_find(name);
   unsigned end = tag_count();
   if (tag < 0 && end < TAGS) {
     strcpy(names[end], name);

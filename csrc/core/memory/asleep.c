@@ -7,12 +7,27 @@
 #include "../stats/stats.h"
 #include "mapped.h"
 
+static void set_asleep(segment_t *s, size_t bytes)
+{
+  __atomic_store_n(&s->asleep, bytes, __ATOMIC_RELAXED);
+}
+
 void asleep_set(segment_t *s, page_t page, bool asleep)
 {
   size_t size = page_size(s, &page);
   page.asleep = asleep;
-  s->asleep = asleep ? s->asleep + size : s->asleep - size;
+  set_asleep(s, asleep ? s->asleep + size : s->asleep - size);
   page_store(s, page);
+}
+
+/* Changes the figures of memory that is not on the device, in bytes. */
+static void count_absent(segment_t *s, size_t gone, size_t came)
+{
+  esper_counters *counters = &s->device->counters;
+  s->absent += gone - came;
+  counters->bytes_asleep += gone - came;
+  if (counters->bytes_asleep_peak < counters->bytes_asleep)
+    counters->bytes_asleep_peak = counters->bytes_asleep;
 }
 
 void absent_set(segment_t *s, page_t page, bool absent)
@@ -20,7 +35,7 @@ void absent_set(segment_t *s, page_t page, bool absent)
   size_t size = page_size(s, &page);
   esper_stats *stats = &s->device->stats;
   page.absent = absent;
-  s->absent = absent ? s->absent + size : s->absent - size;
+  count_absent(s, absent ? size : 0, absent ? 0 : size);
   page_store(s, page);
   if (absent)
     stats_pages_slept(stats, s->heap->pool->stats, s->large, size);
@@ -49,8 +64,8 @@ static void drop_absent(block_t *block)
   segment_t *s = block->segment;
   size_t size = block->size;
   stretch_peaks_t peaks = stats_stretches_begin(&s->device->stats);
-  s->asleep -= size;
-  s->absent -= size;
+  set_asleep(s, s->asleep - size);
+  count_absent(s, 0, size);
   mapped_left(block, size, false); /* the block may be a part of another hole now */
   stats_pages_woke(&s->device->stats, s->heap->pool->stats, s->large, size);
   stats_stretches_end(&s->device->stats, peaks);

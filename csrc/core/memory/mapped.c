@@ -276,8 +276,10 @@ bool mapped_reap(device_t *device)
       arena_give(&device->blocks, spare);
     }
     unlock(&device->lock);
-    if (!spare)
+    if (!spare) {
+      error_set(ESPER_HOST_MEMORY, "no host memory for a block");
       return false;
+    }
     more = block != NULL;
     if (!more)
       continue;

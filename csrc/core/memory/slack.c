@@ -53,9 +53,11 @@ static bool is_plentiful(const device_t *device, size_t missing)
 
 size_t slack_left(device_t *device, size_t missing)
 {
-  /* Private pools' memory is part of the peak, so it is part of this, too. */
+  /* Private pools' memory and what sleeps are part of the peak, so they are part of this, too. */
   size_t pages =
       (size_t)device->stats.reserved_bytes[ESPER_ALL].current + device->reserving + missing;
+  for (const segment_t *s = device->first_segment; s; s = s->next)
+    pages += s->absent;
   size_t peak = recent_peak(device, missing);
   if (peak < device->slack_peak) /* it rises with this request */
     peak = device->slack_peak;

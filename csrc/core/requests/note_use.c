@@ -84,13 +84,20 @@ static bool may_be_captured(const device_t *device, stream_t *stream, void *hand
          stream_capture_of(stream_presented(stream, handle), false);
 }
 
+/* Memory of other tags than those that sleep has segments of its own, which are known to be awake. */
+static bool may_sleep(const core_t *core, const block_t *block)
+{
+  return atomic_load_explicit(&core->asleep, memory_order_relaxed) &&
+         __atomic_load_n(&block->segment->asleep, __ATOMIC_RELAXED);
+}
+
 esper_status note_use(core_t *core, const void *ptr, esper_stream as)
 {
   const device_t *device = &core->devices[as.device];
   stream_t *stream = stream_immortal(core, device, as.handle);
-  bool awake = !atomic_load_explicit(&core->asleep, memory_order_relaxed);
-  const block_t *block = stream && ptr && awake ? map_find(core->map, (uintptr_t)ptr) : NULL;
-  if (block && is_noted(block, stream) && !may_be_captured(device, stream, as.handle))
+  const block_t *block = stream && ptr ? map_find(core->map, (uintptr_t)ptr) : NULL;
+  if (block && is_noted(block, stream) && !may_sleep(core, block) &&
+      !may_be_captured(device, stream, as.handle))
     return ESPER_OK;
   return ptr ? note_slowly(core, ptr, as) : ESPER_OK;
 }

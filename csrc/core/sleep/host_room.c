@@ -83,6 +83,7 @@ bool host_room_free(host_room_t *room, device_t *device)
   if (room->count)
     return false;
   free(room->chunks);
-  *room = (host_room_t){0};
+  room->chunks = NULL;
+  room->count = room->room = 0;
   return true;
 }

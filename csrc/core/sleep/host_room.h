@@ -4,6 +4,8 @@
 #ifndef ESPER_HOST_ROOM_H
 #define ESPER_HOST_ROOM_H
 
+#include <stdatomic.h>
+
 #include "../order/device.h"
 
 typedef struct host_chunk {
@@ -14,7 +16,7 @@ typedef struct host_chunk {
 typedef struct host_room {
   host_chunk_t *chunks;
   size_t count, room;
-  size_t bytes; /* of all chunks */
+  atomic_size_t bytes; /* of all chunks; statistics read it meanwhile */
 } host_room_t;
 
 /* Makes the room `bytes` large. Chunks that fit in stay, and those that the driver does not take

@@ -165,6 +165,7 @@ static void finish_batch(going_t *g)
     g->unsettled = true;
     note_failure(g, status);
   }
+  paging_begin(g->device); /* not while copies are waited for: others wait for the lock */
   for (size_t i = b->begin; i < b->end; i++) {
     sleeping_page_t *page = &b->sleeper->pages[i];
     if (status != ESPER_OK)
@@ -172,6 +173,7 @@ static void finish_batch(going_t *g)
     else if (!page->awake)
       unmap_page(g, page);
   }
+  paging_end(g->device);
   g->first = (g->first + 1) % WINDOW;
   g->count--;
 }
@@ -222,13 +224,11 @@ static esper_status send_all(const choice_t *c, going_t *g)
   lock(&c->device->lock);
   in_flight_begin(c->device);
   unlock(&c->device->lock);
-  paging_begin(c->device);
   for (int i = 0; i < TAGS; i++)
     if (c->of[i])
       send_pages(g, c->of[i], 0, 0);
   while (g->count)
     finish_batch(g);
-  paging_end(c->device);
   if (g->unsettled) /* soon the memory may be freed, and the room given back */
     drain_at_any_cost(c->device);
   lock(&c->device->lock);
@@ -281,7 +281,8 @@ static esper_status put_to_sleep(choice_t *c, going_t *g)
   esper_status status = wait_for_devices(c->device->core);
   if (status != ESPER_OK)
     return status;
-  mapped_reap(c->device);
+  if (!mapped_reap(c->device)) /* pages would be mapped elsewhere, too, and keep their memory */
+    return ESPER_DEVICE_ERROR;
   size_t released = release_tagged(c->device, c->tags);
   status = choose_pages(c);
   if (status == ESPER_OK)

@@ -17,8 +17,10 @@ sleeper_t *sleeper_of(device_t *device, tag_t tag)
   if (s || !(s = calloc(1, sizeof *s)))
     return s;
   s->tag = tag;
+  lock(&device->lock);
   s->next = device->sleepers;
   device->sleepers = s;
+  unlock(&device->lock);
   return s;
 }
 
@@ -84,7 +86,9 @@ void sleepers_trim(device_t *device, bool always)
       link = &s->next;
       continue;
     }
+    lock(&device->lock);
     *link = s->next;
+    unlock(&device->lock);
     if (always)
       host_room_free(&s->room, device);
     free(s->room.chunks);

@@ -21,7 +21,9 @@ typedef struct sleeping_page {
   bool unneeded;  /* all of it was freed meanwhile, so it need not wake */
 } sleeping_page_t;
 
-/* After its pages woke, a sleeper is empty, and keeps its room for the next sleep of its tag. */
+/* After its pages woke, a sleeper is empty, and keeps its room for the next sleep of its tag. The
+ * list of sleepers changes under the device's lock, too, so that statistics need not wait for a
+ * sleep to end. */
 typedef struct sleeper {
   tag_t tag;
   sleeping_page_t *pages;

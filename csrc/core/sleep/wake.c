@@ -16,6 +16,10 @@
 #include "../requests/drain.h"
 #include "../requests/release.h"
 
+/* Mapping a page takes as long as copying 3 MiB, whatever the page's size. So large pages wake
+ * first, and the others are mapped while copies of large ones are still under way. */
+static const size_t LARGE_PAGE = 8 * MIB;
+
 typedef struct waking {
   device_t *device;
   const bool *tags;
@@ -125,9 +129,7 @@ static esper_status create_page(waking_t *w, size_t size, uint64_t *handle)
   core_t *core = w->device->core;
   esper_status status = call_page_create(core, w->device->index, size, handle);
   if (status == ESPER_OUT_OF_MEMORY && !w->released) {
-    paging_end(w->device);
     make_room(w);
-    paging_begin(w->device);
     status = call_page_create(core, w->device->index, size, handle);
   }
   return status == ESPER_OK ? status : error_from_driver(core, status);
@@ -143,9 +145,12 @@ static esper_status map_page(waking_t *w, const sleeping_page_t *page)
   esper_status status = create_page(w, size, &handle);
   if (status != ESPER_OK)
     return status;
+  paging_begin(w->device); /* not while memory is copied: others wait for the lock */
   status = peers_map(w->device, page_address(page->segment, entry), size, handle);
-  if (status == ESPER_OK) {
+  if (status == ESPER_OK)
     sleeping_page_set(page, handle, false);
+  paging_end(w->device);
+  if (status == ESPER_OK) {
     lock(&w->device->lock);
     w->device->reserving -= size; /* the statistics count it now */
     unlock(&w->device->lock);
@@ -181,12 +186,17 @@ static esper_status fill_page(waking_t *w, const sleeper_t *s, const sleeping_pa
   return status;
 }
 
-static esper_status bring_back(waking_t *w, const sleeper_t *s)
+static bool is_large(const sleeping_page_t *page)
+{
+  return page_size(page->segment, sleeping_page_entry(page)) >= LARGE_PAGE;
+}
+
+static esper_status bring_back(waking_t *w, const sleeper_t *s, bool large)
 {
   esper_status status = ESPER_OK;
   for (size_t i = 0, parcel = 0; i < s->page_count && status == ESPER_OK; i++) {
     const sleeping_page_t *page = &s->pages[i];
-    if (!page->unneeded) {
+    if (!page->unneeded && is_large(page) == large) {
       status = map_page(w, page);
       if (status == ESPER_OK)
         status = fill_page(w, s, page, parcel);
@@ -211,22 +221,21 @@ static esper_status settle(const waking_t *w)
 {
   if (!w->enqueued || wait_for_copies(w) == ESPER_OK)
     return ESPER_OK;
-  paging_end(w->device);
-  esper_status status = drain_at_any_cost(w->device);
-  paging_begin(w->device);
-  return status;
+  return drain_at_any_cost(w->device);
 }
 
 /* What the driver does not take back stays mapped, asleep, for the next attempt. So does all of it
  * if nobody can say whether the copies are over. */
 static void undo(const waking_t *w)
 {
+  paging_begin(w->device);
   for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
     for (size_t i = 0; i < s->page_count; i++) {
       page_t *entry = sleeping_page_entry(&s->pages[i]);
       if (!entry->absent && mapped_give_back(s->pages[i].segment, entry))
         sleeping_page_set(&s->pages[i], 0, true);
     }
+  paging_end(w->device);
 }
 
 /* ---- afterwards -------------------------------------------------------- */
@@ -296,16 +305,15 @@ static esper_status wake(waking_t *w)
   }
   if (status != ESPER_OK)
     return status;
-  paging_begin(w->device);
-  for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
-    if (status == ESPER_OK)
-      status = bring_back(w, s);
+  for (int large = 1; large >= 0; large--)
+    for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
+      if (status == ESPER_OK)
+        status = bring_back(w, s, large);
   esper_status settled = settle(w);
   if (status == ESPER_OK)
     status = settled;
   if (status != ESPER_OK && settled == ESPER_OK)
     undo(w);
-  paging_end(w->device);
   finish(w, status);
   return status;
 }

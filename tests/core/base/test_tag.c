@@ -1,6 +1,12 @@
 /* Tags of a thread: they nest, other threads do not see them, and bad ones are refused. */
 #include "core/base/tag.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "check.h"
 #include "esper_sleep.h"
 
@@ -80,4 +86,34 @@ TEST(a_process_has_at_most_255_tags)
   CHECK_EQ(tag_current(), TAG_NONE);
   CHECK_OK(esper_tag_push(name));
   CHECK_OK(esper_tag_pop());
+}
+
+static atomic_bool enough;
+
+/* There are 255 tags now, so a new one is looked for under the lock each time. */
+static void *look_for_tags(void *context)
+{
+  while (!atomic_load(&enough))
+    CHECK_STATUS(esper_tag_push("one more"), ESPER_INVALID);
+  return context;
+}
+
+TEST(a_child_can_push_tags_whatever_others_did_at_the_fork)
+{
+  pthread_t other;
+  atomic_store(&enough, false);
+  CHECK(!pthread_create(&other, NULL, look_for_tags, NULL));
+  for (int i = 0; i < 50; i++) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      alarm(60); /* ends a child that waits for ever */
+      _exit(esper_tag_push("one more") != ESPER_INVALID);
+    }
+    int status;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+  }
+  atomic_store(&enough, true);
+  pthread_join(other, NULL);
 }

@@ -30,7 +30,12 @@ TEST(figures_follow_the_memory)
   CHECK_EQ(seg->bytes, 20 * MIB);
   CHECK_EQ(reserved(), 0);
   CHECK(page_at(seg, (uintptr_t)p)->asleep);
+  CHECK_EQ(world_counters(&w, 0).bytes_asleep, 20 * MIB);
   wake("weights");
+  CHECK_EQ(world_counters(&w, 0).bytes_asleep, 0);
+  CHECK_EQ(world_counters(&w, 0).bytes_asleep_peak, 20 * MIB);
+  CHECK_OK(esper_reset_peak_stats(w.core, 0));
+  CHECK_EQ(world_counters(&w, 0).bytes_asleep_peak, 0);
   CHECK(!seg->asleep && !seg->absent);
   CHECK(!page_at(seg, (uintptr_t)p)->asleep);
   CHECK_EQ(reserved(), 20);

@@ -3,6 +3,7 @@
 
 #include "core/blocks/block.h"
 #include "core/blocks/map.h"
+#include "esper_sleep.h"
 #include "pools/graph_pools.h"
 
 static void note(const void *ptr, esper_stream stream)
@@ -71,6 +72,31 @@ TEST(a_note_that_says_nothing_new_takes_no_lock)
   check_on_another_thread(note_meanwhile, x); /* it ends */
   unlock(&held->lock);
   CHECK_EQ(uses(), 1);
+  end();
+}
+
+TEST(a_note_on_memory_that_is_awake_takes_no_lock_while_other_memory_sleeps)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 64 * MIB};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  s = w.stream[1];
+  const char *cold = "cold";
+  CHECK_OK(esper_tag_push(cold));
+  void *asleep = world_malloc(&w, 12 * MIB, r);
+  CHECK_OK(esper_tag_pop());
+  void *x = world_malloc(&w, 12 * MIB, r);
+  note(x, s);
+  note(asleep, s);
+  CHECK_OK(esper_sleep(w.core, 0, &cold, 1, ESPER_KEEP_HOST, NULL));
+  held = &w.core->devices[0];
+  lock(&held->lock);
+  check_on_another_thread(note_meanwhile, x); /* it ends */
+  unlock(&held->lock);
+  CHECK_STATUS(esper_note_use(w.core, asleep, s), ESPER_ASLEEP);
+  CHECK_STATUS(esper_note_use(w.core, asleep, r), ESPER_ASLEEP);
+  CHECK_OK(esper_wake(w.core, 0, &cold, 1, NULL));
+  CHECK_OK(esper_note_use(w.core, asleep, s));
   end();
 }
 

@@ -210,6 +210,32 @@ TEST(a_page_that_the_driver_keeps_stays_and_is_told)
   end();
 }
 
+/* Pages that moved are still mapped where they were, and would keep their memory. */
+TEST(a_stale_page_that_the_driver_keeps_is_an_error)
+{
+  begin();
+  void *p[4];
+  for (int i = 0; i < 4; i++)
+    p[i] = used_as("weights", 20 * MIB, r);
+  get_as("weights", 20 * MIB, r);
+  for (int i = 0; i < 4; i++)
+    world_free(&w, p[i]);
+  void *q = used_as("weights", 100 * MIB, r);
+  CHECK_EQ(reserved(), 120);
+  CHECK(w.core->devices[0].stale);
+  size_t before = alive().bytes;
+  sim_fail_call(w.s, SIM_CALL_page_unmap, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_sleep("weights", ESPER_KEEP_HOST, NULL), ESPER_DEVICE_ERROR);
+  CHECK(!stats_of("weights").asleep);
+  CHECK_EQ(alive().bytes, before);
+  world_kernel(&w, r, q);
+  sleep_all_of("weights");
+  CHECK_EQ(alive().bytes, 0);
+  wake("weights");
+  world_check(&w);
+  end();
+}
+
 TEST(a_copy_that_fails_keeps_its_page)
 {
   begin();

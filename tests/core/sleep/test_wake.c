@@ -258,3 +258,63 @@ TEST(a_wake_takes_the_place_of_memory_that_is_only_cached)
   wake("t");
   end();
 }
+
+/* Of many sizes, on pages with much free memory. */
+TEST(host_memory_is_that_of_the_live_bytes_and_no_device_is_synchronised)
+{
+  begin_with(1024, &(esper_config){.segments = ESPER_SEGMENTS_MAPPED});
+  enum { COUNT = 300 };
+  void *p[COUNT];
+  size_t live = 0;
+  for (int i = 0; i < COUNT; i++)
+    p[i] = used_as("t", (size_t)(i * i * 37) % (3 * MIB) + 1, i % 3 ? r : s);
+  for (int i = 0; i < COUNT; i++)
+    if (i % 4 == 0)
+      world_free(&w, p[i]);
+    else
+      live += world_size(&w, p[i]);
+  uint64_t synchronised = calls(SIM_CALL_device_synchronize);
+  for (int cycle = 0; cycle < 3; cycle++) {
+    uint64_t waits = calls(SIM_CALL_event_synchronize), copies = calls(SIM_CALL_copy_to_host);
+    uint64_t pinned = calls(SIM_CALL_host_alloc);
+    size_t pages = alive().bytes;
+    CHECK_EQ(sleep_all_of("t").kept, live);
+    CHECK_EQ(alive().host_bytes, live);
+    CHECK_EQ(alive().bytes, 0);
+    CHECK(cycle == 0 || calls(SIM_CALL_host_alloc) == pinned);
+    /* For what came before, and for each batch of copies, of 32 MiB or more: not for each copy. */
+    CHECK(calls(SIM_CALL_copy_to_host) - copies > 100);
+    CHECK(calls(SIM_CALL_event_synchronize) - waits <= 1 + pages / (32 * MIB) + 1);
+    waits = calls(SIM_CALL_event_synchronize);
+    wake("t");
+    CHECK(calls(SIM_CALL_event_synchronize) - waits <= 1);
+    CHECK_EQ(alive().host_bytes, live);
+  }
+  CHECK_EQ(calls(SIM_CALL_device_synchronize), synchronised);
+  end();
+}
+
+/* The host never waits for the copies of all pages before it unmaps the first. */
+static uint64_t copies_at_first_unmap;
+
+static void note_first_unmap(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  if (!copies_at_first_unmap)
+    copies_at_first_unmap = calls(SIM_CALL_copy_to_host);
+}
+
+TEST(pages_are_unmapped_while_others_are_copied)
+{
+  begin_with(1024, NULL);
+  for (int i = 0; i < 20; i++)
+    used_as("t", 20 * MIB, r);
+  copies_at_first_unmap = 0;
+  sim_before_call(w.s, SIM_CALL_page_unmap, note_first_unmap, NULL);
+  sleep_all_of("t");
+  sim_before_call(w.s, SIM_CALL_page_unmap, NULL, NULL);
+  CHECK(calls(SIM_CALL_copy_to_host) >= 20);
+  CHECK(copies_at_first_unmap > 2 && copies_at_first_unmap <= 10);
+  wake("t");
+  end();
+}

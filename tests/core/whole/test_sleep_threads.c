@@ -68,3 +68,79 @@ TEST(others_go_on_while_memory_sleeps)
   world_check(&w);
   world_end(&w);
 }
+
+/* ---- what others may do while memory is copied ---------------------------- */
+
+static esper_stream r;
+static int looked;
+static bool looking; /* calls within calls */
+
+static void begin_copying(void)
+{
+  sim_options options = {.devices = 3,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = 1,
+                         .capacity = 1024 * MIB};
+  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+  looked = 0;
+  CHECK_OK(esper_tag_push("cold"));
+  for (int i = 0; i < 8; i++)
+    world_kernel(&w, r, world_malloc(&w, 40 * MIB, r));
+  CHECK_OK(esper_tag_pop());
+}
+
+static void end_copying(sim_call call)
+{
+  sim_after_call(w.s, call, NULL, NULL);
+  CHECK(looked > 1);
+  world_check(&w);
+  world_end(&w);
+}
+
+/* What needs all pages to stay, and then what changes them, which waits behind it. */
+static void live_on(void *context)
+{
+  (void)context;
+  esper_tag_stats *tags;
+  size_t count;
+  CHECK_OK(esper_add_peer(w.core, 0, looked % 2 + 1));
+  void *p = world_malloc(&w, (size_t)(looked + 1) * 20 * MIB, w.stream[1]);
+  world_free(&w, p);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_OK(esper_get_tag_stats(w.core, 0, &tags, &count));
+  free(tags);
+}
+
+static void look(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  if (looking || looked == 4)
+    return;
+  looking = true;
+  looked++;
+  check_on_another_thread(live_on, NULL); /* it ends */
+  looking = false;
+}
+
+TEST(nobody_else_waits_while_memory_is_copied_out)
+{
+  const char *cold = "cold";
+  begin_copying();
+  sim_after_call(w.s, SIM_CALL_copy_to_host, look, NULL);
+  CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
+  CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
+  end_copying(SIM_CALL_copy_to_host);
+}
+
+TEST(nobody_else_waits_while_memory_is_copied_back)
+{
+  const char *cold = "cold";
+  begin_copying();
+  CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
+  sim_after_call(w.s, SIM_CALL_copy_to_device, look, NULL);
+  CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
+  end_copying(SIM_CALL_copy_to_device);
+}

@@ -13,6 +13,10 @@ enum { TIMED_STREAMS = 16 };
 
 /* What the host spends on a call, in microseconds. */
 static const double ENQUEUE_US = 4, EVENT_US = 1, QUERY_US = 0.2, PAGE_US = 40, ALLOC_US = 300;
+static const double CREATE_US = 14, RELEASE_US = 10, UNMAP_US = 20;
+
+/* What a copy between the host and the device takes for a MiB, in microseconds: 50 GiB/s. */
+static const double COPY_US_MIB = 20;
 
 static struct {
   world w;
@@ -116,6 +120,46 @@ static esper_status timed_memory_alloc(void *self, int device, size_t size, uint
   return timed.sim->memory_alloc(self, device, size, address);
 }
 
+static esper_status timed_page_create(void *self, int device, size_t size, uint64_t *page)
+{
+  timed.now += CREATE_US;
+  return timed.sim->page_create(self, device, size, page);
+}
+
+static esper_status timed_page_release(void *self, int device, uint64_t page)
+{
+  timed.now += RELEASE_US;
+  return timed.sim->page_release(self, device, page);
+}
+
+static esper_status timed_page_unmap(void *self, int device, uintptr_t address, size_t size)
+{
+  timed.now += UNMAP_US;
+  return timed.sim->page_unmap(self, device, address, size);
+}
+
+static esper_status timed_copy(void *stream, size_t size)
+{
+  timed.now += ENQUEUE_US;
+  double *busy = busy_until(stream);
+  *busy = later(*busy, timed.now) + COPY_US_MIB * (double)size / MIB;
+  return ESPER_OK;
+}
+
+static esper_status timed_copy_to_host(void *self, int device, void *stream, void *to,
+                                       uintptr_t from, size_t size)
+{
+  (void)self, (void)device, (void)to, (void)from;
+  return timed_copy(stream, size);
+}
+
+static esper_status timed_copy_to_device(void *self, int device, void *stream, uintptr_t to,
+                                         const void *from, size_t size)
+{
+  (void)self, (void)device, (void)to, (void)from;
+  return timed_copy(stream, size);
+}
+
 static esper_status timed_page_map(void *self, int device, uintptr_t address, size_t size,
                                    uint64_t page, const int *peers, int count)
 {
@@ -143,6 +187,11 @@ static void timed_begin(size_t capacity, const esper_config *config)
   timed.driver.device_synchronize = timed_device_synchronize;
   timed.driver.memory_alloc = timed_memory_alloc;
   timed.driver.page_map = timed_page_map;
+  timed.driver.page_create = timed_page_create;
+  timed.driver.page_release = timed_page_release;
+  timed.driver.page_unmap = timed_page_unmap;
+  timed.driver.copy_to_host = timed_copy_to_host;
+  timed.driver.copy_to_device = timed_copy_to_device;
   CHECK_OK(esper_core_create(&timed.driver, config, &timed.w.core));
   for (int i = 0; i < WORLD_STREAMS; i++)
     timed.w.stream[i] = world_stream(&timed.w, 0);
@@ -156,7 +205,7 @@ static void timed_end(void)
 }
 
 /* Enqueues work that takes `us` microseconds. */
-static void timed_kernel(esper_stream stream, double us)
+static inline void timed_kernel(esper_stream stream, double us)
 {
   timed.now += ENQUEUE_US;
   double *busy = busy_until(stream.handle);
@@ -164,20 +213,20 @@ static void timed_kernel(esper_stream stream, double us)
 }
 
 /* Future work of `waiter` starts when `other` has done what it has now. */
-static void timed_wait(esper_stream waiter, esper_stream other)
+static inline void timed_wait(esper_stream waiter, esper_stream other)
 {
   double *busy = busy_until(waiter.handle);
   timed.now += 2 * EVENT_US;
   *busy = later(*busy, *busy_until(other.handle));
 }
 
-static void timed_host_waits(void)
+static inline void timed_host_waits(void)
 {
   timed.now = later(timed.now, all_busy_until());
 }
 
 /* The owner frees what `reader` used last. */
-static void timed_mark_free(void *p, esper_stream reader)
+static inline void timed_mark_free(void *p, esper_stream reader)
 {
   world_use(&timed.w, p, reader, 0);
   CHECK_OK(esper_free(timed.w.core, p));

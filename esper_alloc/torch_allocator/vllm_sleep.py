@@ -1,0 +1,150 @@
+"""vLLM's sleep mode over tags and sleep.
+
+vLLM allocates weights, the KV cache and the like under tags of an allocator of its own,
+``CuMemAllocator``, and puts that to sleep. Where a process runs on esper_alloc, :func:`register`,
+which vLLM calls as a plug-in (entry point group ``vllm.general_plugins``), puts
+:class:`SleepAllocator` in its place. Elsewhere nothing changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+from ..installation.pytorch import untyped
+from .enabling import is_enabled
+from .sleep import Keep, sleep, tag as tagged, tag_stats, wake
+
+__all__ = ["SleepAllocator", "register"]
+
+_MODULE = "vllm.device_allocator.cumem"
+_GRAPHS = "cudagraph"
+
+
+class SleepAllocator:
+    """The interface of vLLM's ``CuMemAllocator``. Its tags are esper_alloc's tags.
+
+    Memory keeps to the streams and graphs that use it as any of esper_alloc's, free memory is
+    shared with what has no tag, and live bytes are kept, not whole allocations.
+    """
+
+    instance: ClassVar[SleepAllocator | None] = None
+    default_tag: ClassVar[str] = "default"
+
+    def __init__(self) -> None:
+        self._tags: set[str] = set()
+        self._graph_pool: tuple[int, int] | None = None
+
+    @staticmethod
+    def get_instance() -> SleepAllocator:
+        if SleepAllocator.instance is None:
+            SleepAllocator.instance = SleepAllocator()
+        return SleepAllocator.instance
+
+    @contextlib.contextmanager
+    def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
+        """What this thread allocates inside has the tag."""
+        tag = self.default_tag if tag is None else tag
+        with tagged(tag):
+            self._tags.add(tag)
+            yield
+
+    @contextlib.contextmanager
+    def cudagraph_pool(self) -> Iterator[tuple[int, int]]:
+        """The pool of all graphs that are captured inside; their memory has a tag, too."""
+        import torch
+
+        if self._graph_pool is None:
+            self._graph_pool = untyped(torch.cuda.graph_pool_handle)()
+        with self.use_memory_pool(_GRAPHS):
+            yield self._graph_pool
+
+    def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
+        """Puts all tags to sleep. The contents of `offload_tags` are kept, others are dropped."""
+        kept = self._tags & set(
+            _names((self.default_tag,) if offload_tags is None else offload_tags)
+        )
+        self._put_to_sleep(kept, "host")
+        self._put_to_sleep(self._tags - kept, "nothing")
+        _give_back()
+
+    def discard(self, tags: tuple[str, ...] | str) -> None:
+        """Puts tags to sleep and drops their contents. What sleeps already stays as it is."""
+        self._put_to_sleep(self._tags & set(_names(tags)), "nothing")
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Wakes these tags (None: all), and those that vLLM does not wake one by one. What was
+        dropped is full of zeros."""
+        _give_back()
+        deferrable = getattr(
+            importlib.import_module("vllm.device_allocator"), "DEFERRABLE_TAGS", self._tags
+        )
+        wanted = [one for one in self._tags if tags is None or one in tags or one not in deferrable]
+        if wanted:
+            wake(wanted)
+
+    def get_current_usage(self) -> int:
+        """Live bytes of all tags on the current device, whether they sleep or not."""
+        stats = tag_stats()
+        return sum(stats[one]["allocated_bytes"] for one in self._tags if one in stats)
+
+    def release_pools(self) -> None:
+        """Nothing to do: there are no pools that could outlive their allocator."""
+
+    def close(self) -> None:
+        """As release_pools()."""
+
+    def _put_to_sleep(self, tags: Iterable[str], keep: Keep) -> None:
+        chosen = sorted(tags)
+        for stay in sleep(chosen, keep).stays if chosen else ():
+            warnings.warn(
+                f"esper_alloc: {stay.bytes} bytes do not go to sleep: {stay.reason}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def register() -> None:
+    """Lets vLLM's sleep mode use esper_alloc, if this process runs on it. Warns where this vLLM
+    asks for what is not known here; then its own sleep mode stays."""
+    if not is_enabled():
+        return
+    try:
+        cumem: Any = importlib.import_module(_MODULE)
+        theirs = cumem.CuMemAllocator
+    except (ImportError, AttributeError) as error:
+        _leave(f"it has no {_MODULE}.CuMemAllocator ({error})")
+        return
+    unknown = sorted(_public(theirs) - _public(SleepAllocator))
+    if unknown:
+        _leave(f"its allocator has {', '.join(unknown)}, which esper_alloc does not know")
+    elif theirs is not SleepAllocator and theirs.instance is not None:
+        _leave("its allocator is in use already")
+    else:
+        cumem.CuMemAllocator = SleepAllocator
+        cumem.cumem_available = True
+
+
+def _leave(why: str) -> None:
+    warnings.warn(
+        f"vLLM's sleep mode does not use esper_alloc: {why}", RuntimeWarning, stacklevel=3
+    )
+
+
+def _public(of: type) -> set[str]:
+    return {name for name in vars(of) if not name.startswith("_")}
+
+
+def _names(tags: Iterable[str] | str) -> tuple[str, ...]:
+    return (tags,) if isinstance(tags, str) else tuple(tags)
+
+
+def _give_back() -> None:
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -1,0 +1,222 @@
+"""vLLM's sleep mode over esper_alloc, on the simulated device. vLLM is not needed: a stand-in has
+the names that the plug-in looks for, and calls what vLLM's GPU worker calls."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "shim"))
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+import build  # noqa: E402
+from esper_alloc.torch_allocator import vllm_sleep  # noqa: E402
+
+DEVICE_ALLOCATOR = """
+DEFERRABLE_TAGS = ("weights", "kv_cache")
+
+
+def get_mem_allocator_instance():
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    return CuMemAllocator.get_instance()
+"""
+CUMEM = """
+cumem_available = False
+
+
+class CuMemAllocator:
+    instance = None
+    default_tag = "default"
+
+    @staticmethod
+    def get_instance():
+        raise AssertionError("vLLM's own allocator is asked")
+
+    def use_memory_pool(self, tag=None): ...
+    def cudagraph_pool(self): ...
+    def sleep(self, offload_tags=None): ...
+    def discard(self, tags): ...
+    def wake_up(self, tags=None): ...
+    def get_current_usage(self): ...
+    def release_pools(self): ...
+    def close(self): ...
+"""
+WORKER = """
+import json
+import simulated
+import torch
+import esper_alloc
+from esper_alloc.torch_allocator.vllm_sleep import register
+from vllm.device_allocator import get_mem_allocator_instance
+
+MIB = 2**20
+register()
+register()  # in each process, perhaps more than once
+from vllm.device_allocator import cumem
+
+allocator = get_mem_allocator_instance()
+assert cumem.cumem_available and allocator.get_current_usage() == 0
+host = torch.arange(3 * MIB, dtype=torch.int32)
+with allocator.use_memory_pool(tag="weights"):
+    weights = host.to("cuda")
+with allocator.use_memory_pool(tag="runtime"):
+    table = host[:100].to("cuda")
+    with allocator.use_memory_pool(tag="kv_cache"):
+        cache = torch.ones(MIB).to("cuda")
+with allocator.cudagraph_pool() as pool, allocator.cudagraph_pool() as again:
+    graph = host[:200].to("cuda")
+outside = host[:100].to("cuda")
+
+
+def look():
+    return {tag: one["asleep"] for tag, one in esper_alloc.tag_stats().items() if tag}
+
+
+def say(**answer):
+    print(json.dumps(answer))
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    folder = tmp_path / "vllm" / "device_allocator"
+    folder.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text("")
+    (folder / "__init__.py").write_text(DEVICE_ALLOCATOR)
+    (folder / "cumem.py").write_text(CUMEM)
+    return tmp_path
+
+
+def run(library: Path, stand_in: Path, code: str) -> Any:
+    code = f"import sys\nsys.path.insert(0, {str(stand_in)!r})\n{WORKER}{code}"
+    return build.answer(library, code, SIM_MAPS_PAGES="1")
+
+
+def test_level_1_keeps_weights_and_drops_the_cache(library: Path, stand_in: Path) -> None:
+    found = run(library, stand_in, """
+used = allocator.get_current_usage()
+before = simulated.mappings()
+allocator.sleep(offload_tags=("weights", "runtime", "cudagraph"))
+asleep, mapped = look(), simulated.mappings()
+readable = outside.cpu().equal(host[:100])
+allocator.wake_up(["weights"])
+partly = look()
+allocator.wake_up(["kv_cache"])
+say(used=used, before=before, mapped=mapped, asleep=asleep, readable=readable, partly=partly,
+    after=look(), weights=weights.cpu().equal(host), table=table.cpu().equal(host[:100]),
+    graph=graph.cpu().equal(host[:200]), cache=float(cache.cpu().sum()), pools=[pool, again])
+""")  # fmt: skip
+    tags = ("weights", "runtime", "kv_cache", "cudagraph")
+    assert found["used"] >= 16 * 2**20
+    assert 0 < found["mapped"] < found["before"]
+    assert found["asleep"] == dict.fromkeys(tags, True) and found["readable"]
+    # What vLLM does not wake by itself wakes with whatever wakes first.
+    assert found["partly"] == {**dict.fromkeys(tags, False), "kv_cache": True}
+    assert found["after"] == dict.fromkeys(tags, False)
+    assert found["weights"] and found["table"] and found["graph"] and found["cache"] == 0
+    assert found["pools"][0] == found["pools"][1]
+
+
+def test_level_2_drops_weights_and_a_tag_can_be_dropped_alone(
+    library: Path, stand_in: Path
+) -> None:
+    found = run(library, stand_in, """
+allocator.discard(("kv_cache", "nobody's"))
+one = look()
+allocator.sleep(offload_tags=("runtime", "cudagraph"))
+asleep = look()
+allocator.wake_up()
+allocator.release_pools()
+say(one=one, asleep=asleep, after=look(), weights=float(weights.cpu().sum()),
+    table=table.cpu().equal(host[:100]))
+""")  # fmt: skip
+    assert [tag for tag, asleep in found["one"].items() if asleep] == ["kv_cache"]
+    assert all(found["asleep"].values()) and not any(found["after"].values())
+    assert found["weights"] == 0 and found["table"]
+
+
+def test_what_stays_is_told(library: Path, stand_in: Path) -> None:
+    code = (
+        f"import sys\nsys.path.insert(0, {str(stand_in)!r})\n{WORKER}"
+        + """
+import warnings
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    allocator.sleep("weights")
+say(said=[str(one.message) for one in seen])
+"""
+    )
+    found = build.answer(library, code)  # classic segments
+    assert any("do not go to sleep" in one and "classic" in one for one in found["said"])
+
+
+# --- registering ----------------------------------------------------------------
+
+
+def made(source: str) -> types.ModuleType:
+    module = types.ModuleType("vllm.device_allocator.cumem")
+    exec(source, vars(module))
+    return module
+
+
+def test_nothing_changes_where_esper_alloc_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = made(CUMEM)
+    theirs = module.CuMemAllocator
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", module)
+    monkeypatch.setattr(vllm_sleep, "is_enabled", lambda: False)
+    vllm_sleep.register()
+    assert module.CuMemAllocator is theirs and not module.cumem_available
+    monkeypatch.setattr(vllm_sleep, "is_enabled", lambda: True)
+    vllm_sleep.register()
+    assert module.CuMemAllocator is vllm_sleep.SleepAllocator and module.cumem_available
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (CUMEM + "    def hibernate(self): ...\n", "its allocator has hibernate"),
+        (CUMEM + "    instance = 5\n", "in use already"),
+        ("cumem_available = False", "it has no vllm.device_allocator.cumem.CuMemAllocator"),
+    ],
+)
+def test_a_vllm_that_is_not_known_keeps_its_own(
+    source: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = made(source)
+    theirs = getattr(module, "CuMemAllocator", None)
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", module)
+    monkeypatch.setattr(vllm_sleep, "is_enabled", lambda: True)
+    with pytest.warns(RuntimeWarning, match=said):
+        vllm_sleep.register()
+    assert getattr(module, "CuMemAllocator", None) is theirs and not module.cumem_available
+
+
+def test_arguments_have_vllms_names() -> None:
+    theirs = made(CUMEM).CuMemAllocator
+    for name in ("use_memory_pool", "sleep", "discard", "wake_up"):
+        ours, expected = (
+            {
+                one.name: one.default
+                for one in inspect.signature(getattr(of, name)).parameters.values()
+            }
+            for of in (vllm_sleep.SleepAllocator, theirs)
+        )
+        assert ours == expected
+
+
+def test_the_entry_point_is_there() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())
+    (target,) = project["project"]["entry-points"]["vllm.general_plugins"].values()
+    module, name = target.split(":")
+    assert getattr(sys.modules[module], name) is vllm_sleep.register
