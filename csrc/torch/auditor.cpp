@@ -1,6 +1,6 @@
 #include "auditor.h"
 
-#include <c10/cuda/CUDAFunctions.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <pthread.h>
@@ -48,6 +48,13 @@ uint64_t number_of(PyObject *object)
   return number;
 }
 
+// A thread that has run no operator since the audit began takes a lock of PyTorch's for the next one.
+// In a child another thread may hold it for ever, so this one does so before the fork.
+void fork_begins()
+{
+  at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+}
+
 // A forked child is not audited.
 void child_begins()
 {
@@ -76,7 +83,7 @@ PyObject *audit_start(PyObject * /*module*/, PyObject *const *args, Py_ssize_t c
     }
     folders.emplace_back(folder);
   }
-  static const int in_child = pthread_atfork(nullptr, nullptr, child_begins);
+  static const int in_child = pthread_atfork(fork_begins, nullptr, child_begins);
   TORCH_CHECK(in_child == 0, "no host memory for an audit");
   audit *engine = functions->create();
   TORCH_CHECK(engine != nullptr, "no host memory for an audit");

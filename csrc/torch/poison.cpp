@@ -202,6 +202,9 @@ void turn_on(void (*report)(const LateWrite &))
 
 void marked(const void *ptr, CUDAStream stream)
 {
+  if (!is_on()) {
+    return; // also in a forked child, where the lock may be held for ever
+  }
   Poison &p = state();
   std::lock_guard<std::mutex> lock(p.mutex);
   const auto found = p.live.find(reinterpret_cast<uintptr_t>(ptr));
@@ -216,6 +219,9 @@ void marked(const void *ptr, CUDAStream stream)
 
 void marked_for_unknown(const void *ptr)
 {
+  if (!is_on()) {
+    return;
+  }
   Poison &p = state();
   std::lock_guard<std::mutex> lock(p.mutex);
   const auto found = p.live.find(reinterpret_cast<uintptr_t>(ptr));
