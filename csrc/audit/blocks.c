@@ -341,6 +341,9 @@ static void add_hazard(audit *a, lane *home, const block *b, const use *u, uint3
   f.earlier = point_of(a, u);
   f.freed = site;
   f.marked = m ? m->site : 0;
+  if (a->last_free_at != a->steps)
+    a->last_free = f; /* the latest use comes first */
+  a->last_free_at = a->steps;
   hazard *h = find_hazard(a, home, u, finding_key(&f));
   if (h) {
     f.count += h->finding.count;
@@ -390,6 +393,11 @@ void audit_freed(audit *a, uintptr_t address, uint32_t site)
   if (home)
     judge_free(a, b, home, site);
   watched_destroy(a, b);
+}
+
+const audit_finding *audit_last_free(const audit *a)
+{
+  return a->last_free_at == a->steps && a->steps ? &a->last_free : NULL;
 }
 
 void watched_disown(audit *a, block *b)

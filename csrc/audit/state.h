@@ -126,7 +126,9 @@ struct audit {
   table captures; /* active ones, by id */
   table owners;   /* graphs by the id of their capture */
   uint64_t capture_ids;
-  uint64_t steps; /* allocations and frees so far */
+  uint64_t steps;          /* allocations and frees so far */
+  audit_finding last_free; /* see audit_last_free() */
+  uint64_t last_free_at;   /* audit.steps then */
   audit_finding *findings;
   size_t finding_count, finding_capacity;
   table finding_keys;

@@ -53,8 +53,9 @@ struct Found {
 PyObject *describe_finding(const Found &found)
 {
   const audit_finding &f = found.finding;
-  static const char *const kinds[AUDIT_KINDS] = {"freed-in-use", "marked-early", "read-early",
-                                                 "write-early",  "stale-output", "late-write"};
+  static const char *const kinds[AUDIT_KINDS] = {"freed-in-use",   "marked-early", "read-early",
+                                                 "write-early",    "stale-output", "late-write",
+                                                 "used-after-free"};
   Reference dict(PyDict_New());
   const bool fine =
       dict && put(dict.get(), "kind", PyUnicode_FromString(kinds[f.kind])) &&
@@ -71,6 +72,52 @@ PyObject *describe_finding(const Found &found)
 }
 
 } // namespace
+
+namespace
+{
+
+PyObject *describe_use(const std::optional<audit_finding> &use)
+{
+  if (!use) {
+    return none();
+  }
+  Found found{*use, {}, {}};
+  {
+    Auditor &a = auditor();
+    std::lock_guard<std::mutex> lock(a.mutex);
+    found.earlier = a.tensors[use->earlier.place.tensor];
+  }
+  return describe_finding(found);
+}
+
+} // namespace
+
+PyObject *describe_freed(const fence::Freed &freed)
+{
+  Reference dict(PyDict_New());
+  const bool fine =
+      dict && put(dict.get(), "address", PyLong_FromUnsignedLongLong(freed.address)) &&
+      put(dict.get(), "size", PyLong_FromSize_t(freed.size)) &&
+      put(dict.get(), "home", describe_stream({freed.device, freed.home})) &&
+      put(dict.get(), "allocated", sites::describe(freed.allocated)) &&
+      put(dict.get(), "freed", sites::describe(freed.freed)) &&
+      put(dict.get(), "frees_ago", PyLong_FromUnsignedLongLong(fence::frees() - freed.number)) &&
+      put(dict.get(), "seconds", PyFloat_FromDouble(freed.seconds)) &&
+      put(dict.get(), "in_use", describe_use(freed.in_use));
+  return fine ? Py_NewRef(dict.get()) : nullptr;
+}
+
+PyObject *describe_last_freed(size_t most, bool only_in_use)
+{
+  Reference list(PyList_New(0));
+  for (const fence::Freed &freed : fence::last_freed(most, only_in_use)) {
+    const Reference entry(list ? describe_freed(freed) : nullptr);
+    if (!entry || PyList_Append(list.get(), entry.get()) != 0) {
+      return nullptr;
+    }
+  }
+  return Py_XNewRef(list.get());
+}
 
 PyObject *describe_findings()
 {

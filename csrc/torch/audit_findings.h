@@ -3,6 +3,8 @@
 
 #include <torch/csrc/python_headers.h>
 
+#include "fence.h"
+
 namespace esper
 {
 
@@ -11,6 +13,11 @@ namespace auditing
 
 // A list of dicts: a new reference, or null with a Python exception.
 PyObject *describe_findings();
+
+// What is known of memory that was freed behind a fence, as a dict; of the last frees a list, the
+// latest first. New references, or null with a Python exception.
+PyObject *describe_freed(const fence::Freed &freed);
+PyObject *describe_last_freed(size_t most, bool only_in_use);
 
 } // namespace auditing
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "automatic.h"
+#include "fence.h"
 #include "footprints.h"
 #include "poison.h"
 #include "sites.h"
@@ -180,13 +181,9 @@ uint32_t site_now()
   if (thread.keeps_site() && thread.site_is_known) {
     return thread.site;
   }
-  uint32_t site = sites::here();
-  if (site == 0) {
-    site = sites::of_backward();
-  }
+  thread.site = sites::now();
   thread.site_is_known = true;
-  thread.site = site;
-  return site;
+  return thread.site;
 }
 
 const Operation *operation_now()
@@ -232,6 +229,32 @@ void see_object(AllSeen &all, PyObject *value)
   }
 }
 
+namespace
+{
+
+// Only whoever keeps an address without its tensor can access memory after its free.
+void report_use_after_free(audit *engine, const audit_access &access)
+{
+  const auto freed = fence::is_on() ? fence::freed_at(access.address) : std::nullopt;
+  if (!freed) {
+    return;
+  }
+  audit_finding f{};
+  f.kind = AUDIT_USED_AFTER_FREE;
+  f.count = 1;
+  f.address = freed->address;
+  f.size = freed->size;
+  f.allocated = freed->allocated;
+  f.home_is_known = 1;
+  f.home = {freed->device, freed->home};
+  f.later = {access.place, access.stream, access.writes, 0};
+  f.has_later = 1;
+  f.freed = freed->freed;
+  functions->report(engine, &f);
+}
+
+} // namespace
+
 void tell_accesses(AllSeen &all, uint32_t operation)
 {
   if (all.empty()) {
@@ -250,6 +273,7 @@ void tell_accesses(AllSeen &all, uint32_t operation)
       seen.access.place = {site, operation, tensor_number(a, *seen.tensor)};
       seen.access.born = born_of(a, seen.tensor);
       functions->accessed(engine, &access);
+      report_use_after_free(engine, access);
       // Autograd hands gradients from stream to stream, and calls the allocator's recordStream() by
       // itself, which PyTorch's own allocator does not show.
       if (is_backward && a.gradients.count(access.address) != 0) {

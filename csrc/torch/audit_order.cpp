@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "audit_operators.h"
+#include "fence.h"
 #include "gpu_trace.h"
 #include "mark_watch.h"
 #include "poison.h"
@@ -54,6 +55,10 @@ void memory_freed(uintptr_t address)
   const uint32_t site = site_now();
   with_engine([&](Auditor &a, audit *engine) {
     functions->freed(engine, address, site);
+    const audit_finding *in_use = fence::is_on() ? functions->last_free(engine) : nullptr;
+    if (in_use != nullptr) {
+      fence::is_freed_in_use(address, *in_use);
+    }
     a.gradients.erase(address);
   });
 }

@@ -9,6 +9,8 @@
 #include "audit_findings.h"
 #include "audit_operators.h"
 #include "audit_order.h"
+#include "core_api.h"
+#include "fence.h"
 #include "poison.h"
 #include "python_objects.h"
 #include "sites.h"
@@ -60,6 +62,7 @@ void child_begins()
 {
   end_in_child();
   poison::detail::is_on.store(false);
+  fence::detail::is_on.store(false);
 }
 
 } // namespace
@@ -72,8 +75,8 @@ void set_audit_capi(const esper_audit_capi *table)
 PyObject *audit_start(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
 {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(count == 3 && PyList_Check(args[0]),
-                   "audit_start() takes a list, a function and a flag");
+  TORCH_CHECK_TYPE(count == 4 && PyList_Check(args[0]),
+                   "audit_start() takes a list, a function and two flags");
   TORCH_CHECK(!running.load(), "an audit is running in this process already: end it first");
   std::vector<std::string> folders;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
@@ -97,6 +100,9 @@ PyObject *audit_start(PyObject * /*module*/, PyObject *const *args, Py_ssize_t c
     a.views.clear();
     a.gradients.clear();
   }
+  if (args[3] == Py_True) {
+    fence::turn_on();
+  }
   set_notify(args[1] == Py_None ? nullptr : args[1]);
   running.store(true, std::memory_order_release);
   observe_operators();
@@ -115,6 +121,7 @@ PyObject *audit_stop(PyObject * /*module*/, PyObject * /*none*/)
     Py_RETURN_NONE;
   }
   poison::turn_on(nullptr);
+  fence::turn_off();
   stop_watching_order();
   stop_observing();
   set_notify(nullptr);
@@ -157,6 +164,41 @@ PyObject *audit_state(PyObject * /*module*/, PyObject * /*none*/)
   return Py_BuildValue("(OOnn)", running.load() ? Py_True : Py_False,
                        is_complete ? Py_True : Py_False, static_cast<Py_ssize_t>(found),
                        static_cast<Py_ssize_t>(bytes));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject *audit_freed(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
+{
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(count == 2, "audit_freed() takes 2 arguments");
+  PyObject *freed = describe_last_freed(number_of(args[0]), args[1] == Py_True);
+  if (freed == nullptr) {
+    throw python_error();
+  }
+  return freed;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject *audit_freed_at(PyObject * /*module*/, PyObject *address)
+{
+  HANDLE_TH_ERRORS
+  const auto freed = fence::freed_at(number_of(address));
+  if (!freed) {
+    Py_RETURN_NONE;
+  }
+  PyObject *described = describe_freed(*freed);
+  if (described == nullptr) {
+    throw python_error();
+  }
+  return described;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject *audit_fence_rounds(PyObject * /*module*/, PyObject * /*none*/)
+{
+  HANDLE_TH_ERRORS
+  esper_core *made = core_if_made();
+  return PyLong_FromUnsignedLongLong(made != nullptr ? capi().fence_rounds(made) : 0);
   END_HANDLE_TH_ERRORS
 }
 

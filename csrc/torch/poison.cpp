@@ -60,12 +60,6 @@ Poison &state()
   return *instance;
 }
 
-uint32_t site_now()
-{
-  const uint32_t site = sites::here();
-  return site != 0 ? site : sites::of_backward();
-}
-
 // How often memory of a segment has gone back to the driver. Its addresses may come again.
 uint64_t segment_frees(const esper_core *made)
 {
@@ -238,7 +232,7 @@ void detail::after_malloc(void *ptr, cudaStream_t stream, int device)
     return;
   }
   Live live;
-  live.allocated = site_now();
+  live.allocated = sites::now();
   const auto begin = reinterpret_cast<uintptr_t>(block.address);
   std::vector<Piece> pieces;
   void (*report)(const LateWrite &) = nullptr;
@@ -274,7 +268,7 @@ void detail::before_free(void *ptr)
   if (made == nullptr || capi().find_block(made, ptr, &block) != ESPER_OK || block.live == 0) {
     return;
   }
-  const uint32_t freed = site_now();
+  const uint32_t freed = sites::now();
   const auto begin = reinterpret_cast<uintptr_t>(block.address);
   Poison &p = state();
   std::lock_guard<std::mutex> lock(p.mutex);
