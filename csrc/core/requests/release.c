@@ -227,7 +227,7 @@ static void ask_about_fences(device_t *device)
       if (is_freed_fence(b) && uses_have_completed(b) && !owner_order_has_completed(b))
         probes_add(&probes, heap->stream, b->stamp);
   unlock(&device->lock);
-  probes_ask(&probes, device->core, true);
+  probes_ask(&probes, device->core, false);
 }
 
 static block_t *claim_fence(device_t *device)

@@ -1,6 +1,7 @@
 /* Fences: pages of its own for each allocation, gone after its end. */
 #include "core/memory/fence.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "memory/pages_world.h"
@@ -251,5 +252,43 @@ TEST(random_programs_work_behind_fences)
     if (i % 500 == 0)
       world_check(&w);
   }
+  end();
+}
+
+/* ---- threads ----------------------------------------------------------------- */
+
+enum { THREADS = 4, TURNS = 3000 };
+
+/* Each thread has a stream; what it does not free itself the next thread frees. */
+static _Atomic(void *) handed_over[THREADS];
+
+static void *allocate_and_free(void *number)
+{
+  int i = (int)(intptr_t)number;
+  for (int turn = 0; turn < TURNS; turn++) {
+    void *p = NULL;
+    CHECK_OK(esper_malloc(w.core, (size_t)(turn % 700 + 1) * 4096, w.stream[i], &p));
+    void *old = turn % 3 ? p : atomic_exchange(&handed_over[i], p);
+    CHECK_OK(esper_free(w.core, old));
+    old = atomic_exchange(&handed_over[(i + 1) % THREADS], NULL);
+    CHECK_OK(esper_free(w.core, old));
+    if (turn % 100 == 0)
+      CHECK_OK(esper_fence(w.core, turn % 200 == 0));
+  }
+  return NULL;
+}
+
+TEST(threads_share_the_addresses)
+{
+  sim_options options = {.virtual_memory = 1, .capacity = 256 * MIB};
+  pthread_t threads[THREADS];
+  world_begin_with(&w, &options, NULL);
+  for (int i = 0; i < THREADS; i++)
+    CHECK(!pthread_create(&threads[i], NULL, allocate_and_free, (void *)(intptr_t)i));
+  for (int i = 0; i < THREADS; i++)
+    CHECK(!pthread_join(threads[i], NULL));
+  for (int i = 0; i < THREADS; i++)
+    CHECK_OK(esper_free(w.core, atomic_exchange(&handed_over[i], NULL)));
+  CHECK(esper_core_is_valid(w.core));
   end();
 }

@@ -19,7 +19,7 @@ from device import OURS, report, use_allocator
 SIZE = 1 << 20
 
 KERNEL = """
-extern "C" __global__ void stray(float *at, long offset) { at[offset] = 1.0f; }
+extern "C" __global__ void stray(float *at, int offset) { at[offset] = 1.0f; }
 """
 
 
