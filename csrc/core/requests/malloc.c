@@ -22,6 +22,8 @@
  * pool had when it was quiesced, and new memory. There a gate is an edge of the graph, and the host
  * waits for nothing but memory in flight.
  *
+ * Memory with a fence (esper_fence) is always new: take_fenced instead of all these steps.
+ *
  * malloc_gate.c has the steps that gate, malloc_capture.c those inside a capture,
  * malloc_deterministic.c those of private pools, where addresses repeat. request.c has the ends of
  * a request, and release.c gives memory back to the driver. */
