@@ -253,6 +253,15 @@ ESPER_API void esper_retire(esper_core *core, int device);
  * (captures_are_announced). */
 ESPER_API esper_status esper_empty_cache(esper_core *core, int device, esper_pool *pool);
 
+/* A fence, to find accesses to memory that is not there any more. While it is on, memory of the
+ * default pools that is asked for outside captures gets pages of its own, and lies at their end.
+ * After the free, as soon as an allocation or a free finds that all that the memory owes is over, the
+ * pages are unmapped, so that an access faults. Their addresses are not used again until very many
+ * others have been: esper_fence_rounds() says how often they have come round.
+ * ESPER_UNSUPPORTED: a device cannot map pages. */
+ESPER_API esper_status esper_fence(esper_core *core, int on);
+ESPER_API uint64_t esper_fence_rounds(esper_core *core);
+
 /* ------------------------------------------------------------------------
  * Pools
  * ---------------------------------------------------------------------- */
@@ -435,6 +444,7 @@ typedef struct esper_block_info {
   void *segment_address;
   size_t segment_size; /* of a mapped segment: all its addresses */
   int mapped;          /* it is in a mapped segment: see esper_share() */
+  int fenced;          /* it has a fence: see esper_fence() */
   uint64_t pool[2];    /* id of its pool; 0, 0: the default pool */
 } esper_block_info;
 ESPER_API esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_info *info);

@@ -44,6 +44,7 @@ MODULES = (
     "pages",
     "sleep",
     "engines",
+    "fence",
     "take",
 )
 ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2"}
@@ -1274,6 +1275,18 @@ def test_rows_of_automatic_uses(tmp_path: Path) -> None:
     missed = [name for name, row in rows.items() if row["met"] is False]
     assert missed == ["add, one stream", "view, elsewhere"]
     assert rows["add, dropped"]["goal"] is None
+
+
+def test_rows_of_fences(tmp_path: Path) -> None:
+    module, made = load("fence"), results(tmp_path)
+    one = {"no audit": {"step_ms": 10.0, "mib": 100.0}, "audit": {"step_ms": 20.0, "mib": 100.0}}
+    one["fence"] = {"step_ms": 50.0, "mib": 300.0}
+    module.add_rows(made, [one, one])
+    ratios = {name: row["ratio"] for (name, _), row in rows_of(made).items()}
+    assert ratios == {
+        "step, audit": 2, "step, fence": 5, "peak reserved, audit": 1, "peak reserved, fence": 3,
+    }  # fmt: skip
+    assert made.complete and {peer for _, peer in rows_of(made)} == {"no audit"}
 
 
 def test_automatic_uses_and_marked_ones_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

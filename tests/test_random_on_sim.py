@@ -30,6 +30,9 @@ NOT_HERE = {
     "UNMAP_AFTER_COPY",
     "WAKE_BEFORE_USE",
     "ASLEEP_SERVES_NOTHING",
+    "FENCED_SERVES_ONCE",
+    "FENCE_NEEDS_COMPLETION",
+    "FENCE_ADDRESSES_ONCE",
 }
 COMPILER = os.environ.get("CC", "cc").split()[0]
 pytestmark = pytest.mark.skipif(not shutil.which(COMPILER), reason="needs a C compiler")

@@ -42,12 +42,13 @@ typedef struct audit_place {
 } audit_place;
 
 typedef enum audit_kind {
-  AUDIT_FREED_IN_USE, /* freed, and another stream's access is neither ordered nor marked */
-  AUDIT_MARKED_EARLY, /* the same, but an earlier access of that stream was marked */
-  AUDIT_READ_EARLY,   /* a read that is not ordered after a write */
-  AUDIT_WRITE_EARLY,  /* a write that is not ordered after a read or a write */
-  AUDIT_STALE_OUTPUT, /* a graph's output, read after the graph's next replay */
-  AUDIT_LATE_WRITE,   /* memory that was written after it was freed: see audit_report() */
+  AUDIT_FREED_IN_USE,    /* freed, and another stream's access is neither ordered nor marked */
+  AUDIT_MARKED_EARLY,    /* the same, but an earlier access of that stream was marked */
+  AUDIT_READ_EARLY,      /* a read that is not ordered after a write */
+  AUDIT_WRITE_EARLY,     /* a write that is not ordered after a read or a write */
+  AUDIT_STALE_OUTPUT,    /* a graph's output, read after the graph's next replay */
+  AUDIT_LATE_WRITE,      /* memory that was written after it was freed: see audit_report() */
+  AUDIT_USED_AFTER_FREE, /* memory that is accessed after it was freed: the same */
   AUDIT_KINDS
 } audit_kind;
 
@@ -123,6 +124,11 @@ void audit_replayed(audit *a, uint64_t graph, audit_stream stream, audit_place p
 void audit_graph_destroyed(audit *a, uint64_t graph);
 /* How often the graph that the block belongs to was replayed; 0: never, or it belongs to none. */
 uint64_t audit_generation(const audit *a, uintptr_t address);
+
+/* Of the block that was freed last: a use that nothing orders before what its stream does next, and
+ * that nothing protects, as a finding without `later`. NULL: there is none. A wait after the free
+ * may still make it harmless. */
+const audit_finding *audit_last_free(const audit *a);
 
 /* Judges the frees that nothing has followed yet. */
 void audit_settle(audit *a);

@@ -11,6 +11,8 @@
 /* Uses that a block keeps at most. An access to pieces of a block replaces no access to other pieces;
  * beyond this many the oldest is forgotten. */
 enum { USES = 32 };
+/* Hazards of a stream with the same lines and the same user, at most; the same. */
+enum { HAZARDS = 32 };
 
 static audit_finding finding_of(const audit *a, const block *b, audit_kind kind)
 {
@@ -217,6 +219,7 @@ void audit_allocated(audit *a, uintptr_t address, size_t size, const audit_strea
   lane *l = order_lane(a, s);
   order_prune_hazards(a, l);
   b->home = s->number;
+  l->allocated_at = b->serial;
   if (s->capture) {
     b->capture = s->capture->id;
     graph_own(a, s->capture, b);
@@ -311,6 +314,26 @@ static const mark *mark_on(const block *b, uint32_t slot)
   return NULL;
 }
 
+/* The hazard that the free is a part of. NULL: it is a new one, for which there is room now. Work of
+ * another stream is another danger: the home stream may wait for one of them only. */
+static hazard *find_hazard(audit *a, lane *home, const use *u, uint64_t key)
+{
+  size_t count = 0;
+  for (hazard **at = &home->hazards, *h; (h = *at); at = &h->next) {
+    if (h->slot != u->slot || finding_key(&h->finding) != key)
+      continue;
+    if (h->freed_at > home->allocated_at)
+      return h;
+    if (++count < HAZARDS)
+      continue;
+    *at = h->next; /* the oldest is forgotten: they are in the order of their frees */
+    a->bytes -= sizeof *h;
+    free(h);
+    break;
+  }
+  return NULL;
+}
+
 static void add_hazard(audit *a, lane *home, const block *b, const use *u, uint32_t site)
 {
   const mark *m = mark_on(b, u->slot);
@@ -318,27 +341,25 @@ static void add_hazard(audit *a, lane *home, const block *b, const use *u, uint3
   f.earlier = point_of(a, u);
   f.freed = site;
   f.marked = m ? m->site : 0;
-  const uint64_t key = finding_key(&f);
-  hazard *h = home->hazards;
-  /* Work of another stream is another danger: the home stream may wait for one of them only. */
-  while (h && (h->slot != u->slot || finding_key(&h->finding) != key))
-    h = h->next;
+  if (a->last_free_at != a->steps)
+    a->last_free = f; /* the latest use comes first */
+  a->last_free_at = a->steps;
+  hazard *h = find_hazard(a, home, u, finding_key(&f));
   if (h) {
     f.count += h->finding.count;
-  } else {
-    h = audit_new(sizeof *h);
-    if (!h) {
-      a->lost = 1;
-      return;
-    }
-    a->bytes += sizeof *h;
-    h->next = home->hazards;
-    home->hazards = h;
+    h->finding = f;
+    if (h->epoch < u->epoch)
+      h->epoch = u->epoch;
+    return;
   }
-  h->slot = u->slot;
-  h->epoch = u->epoch;
-  h->freed_at = a->steps;
-  h->finding = f;
+  h = audit_new(sizeof *h);
+  if (!h) {
+    a->lost = 1;
+    return;
+  }
+  a->bytes += sizeof *h;
+  *h = (hazard){home->hazards, u->slot, u->epoch, a->steps, f};
+  home->hazards = h;
 }
 
 /* Uses that the home stream does not come after and that nothing protects. One that another such use
@@ -372,6 +393,11 @@ void audit_freed(audit *a, uintptr_t address, uint32_t site)
   if (home)
     judge_free(a, b, home, site);
   watched_destroy(a, b);
+}
+
+const audit_finding *audit_last_free(const audit *a)
+{
+  return a->last_free_at == a->steps && a->steps ? &a->last_free : NULL;
 }
 
 void watched_disown(audit *a, block *b)

@@ -11,7 +11,8 @@
 
 /* A freed block whose memory its stream may get while another stream still uses it. It becomes a
  * finding when somebody touches memory allocated after the free without being ordered after the use,
- * and nothing once the stream is ordered. */
+ * and nothing once the stream is ordered. Frees at one line between two allocations of the stream
+ * are one hazard: whatever follows one of them follows all. */
 typedef struct hazard {
   struct hazard *next;
   uint32_t slot; /* of the use */
@@ -27,6 +28,7 @@ typedef struct lane {
   clock_vector after;    /* what that comes after */
   clock_copy *copy;      /* of `after`; NULL: it has changed since */
   uint64_t host_version; /* of the host's clock when it was last joined into `after` */
+  uint64_t allocated_at; /* audit.steps when the stream was given memory last */
   hazard *hazards;
 } lane;
 
@@ -124,7 +126,9 @@ struct audit {
   table captures; /* active ones, by id */
   table owners;   /* graphs by the id of their capture */
   uint64_t capture_ids;
-  uint64_t steps; /* allocations and frees so far */
+  uint64_t steps;          /* allocations and frees so far */
+  audit_finding last_free; /* see audit_last_free() */
+  uint64_t last_free_at;   /* audit.steps then */
   audit_finding *findings;
   size_t finding_count, finding_capacity;
   table finding_keys;

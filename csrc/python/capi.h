@@ -16,7 +16,7 @@
 #define ESPER_CAPI_NAME "esper_alloc._core.capi"
 
 /* Increased with every change of the list below or of a type in these headers. */
-#define ESPER_CAPI_VERSION 10u
+#define ESPER_CAPI_VERSION 11u
 
 /* F(name) for each public function esper_<name> */
 #define ESPER_CAPI_FUNCTIONS(F)      \
@@ -49,6 +49,8 @@
   F(free_after_all)                  \
   F(retire)                          \
   F(empty_cache)                     \
+  F(fence)                           \
+  F(fence_rounds)                    \
   F(pool_create)                     \
   F(pool_begin)                      \
   F(pool_end)                        \

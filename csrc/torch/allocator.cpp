@@ -10,6 +10,7 @@
 #include "checkpoints.h"
 #include "current.h"
 #include "deleter.h"
+#include "fence.h"
 #include "gil.h"
 #include "history.h"
 #include "mark_watch.h"
@@ -63,6 +64,7 @@ inline void *allocate_on(esper_stream stream, size_t size)
   }
   tell_of_allocation(ptr);
   poison::after_malloc(ptr, static_cast<cudaStream_t>(stream.handle), stream.device);
+  fence::after_malloc(ptr);
   return ptr;
 }
 
@@ -151,6 +153,7 @@ void Allocator::raw_delete(void *ptr)
   expect_free();
   tell_of_free(ptr);
   poison::before_free(ptr);
+  fence::before_free(ptr);
   const CallContext call(RecordContext::ALL);
   const esper_status status = capi().free(made, ptr);
   TORCH_CHECK(status != ESPER_INVALID, "invalid device pointer: ", ptr, " (", capi().last_error(),

@@ -19,9 +19,10 @@ void set_audit_capi(const esper_audit_capi *table);
 
 // Python functions.
 //
-// audit_start(folders, notify, poison): begins an audit. Files in `folders` are not the user's.
+// audit_start(folders, notify, poison, fence): begins an audit. Files in `folders` are not the user's.
 // `notify` is called without arguments in the main thread, soon after something new was found, and
-// may raise; None: nobody is told. `poison`: see poison.h. RuntimeError: one is running.
+// may raise; None: nobody is told. `poison`, `fence`: see poison.h and fence.h. RuntimeError: one is running, or
+// a device cannot have fences.
 PyObject *audit_start(PyObject *module, PyObject *const *args, Py_ssize_t count);
 // audit_stop(): judges what is left, and ends the audit. audit_findings() still works.
 PyObject *audit_stop(PyObject *module, PyObject *none);
@@ -29,6 +30,14 @@ PyObject *audit_stop(PyObject *module, PyObject *none);
 PyObject *audit_findings(PyObject *module, PyObject *none);
 // audit_state() -> (running, complete, findings, bytes of host memory).
 PyObject *audit_state(PyObject *module, PyObject *none);
+
+// audit_freed(most, only_in_use) -> list of dicts: what was freed last behind a fence, the latest
+// first; or only what was in use then.
+// audit_freed_at(address) -> dict: what was freed there, or None. audit_fence_rounds() -> how often
+// the addresses of fences have come round.
+PyObject *audit_freed(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *audit_freed_at(PyObject *module, PyObject *address);
+PyObject *audit_fence_rounds(PyObject *module, PyObject *none);
 
 // audit_known(address, size, device, stream): a block that is live already.
 PyObject *audit_known(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -2,6 +2,7 @@
 
 #include "automatic.h"
 #include "core_api.h"
+#include "fence.h"
 #include "history.h"
 #include "poison.h"
 #include "profiler.h"
@@ -23,6 +24,7 @@ void delete_memory(void *ptr)
   }
   try {
     poison::before_free(ptr);
+    fence::before_free(ptr);
   } catch (const std::exception &) {
     // The next allocation reports what CUDA has.
   }

@@ -60,12 +60,6 @@ Poison &state()
   return *instance;
 }
 
-uint32_t site_now()
-{
-  const uint32_t site = sites::here();
-  return site != 0 ? site : sites::of_backward();
-}
-
 // How often memory of a segment has gone back to the driver. Its addresses may come again.
 uint64_t segment_frees(const esper_core *made)
 {
@@ -202,6 +196,9 @@ void turn_on(void (*report)(const LateWrite &))
 
 void marked(const void *ptr, CUDAStream stream)
 {
+  if (!is_on()) {
+    return; // also in a forked child, where the lock may be held for ever
+  }
   Poison &p = state();
   std::lock_guard<std::mutex> lock(p.mutex);
   const auto found = p.live.find(reinterpret_cast<uintptr_t>(ptr));
@@ -216,6 +213,9 @@ void marked(const void *ptr, CUDAStream stream)
 
 void marked_for_unknown(const void *ptr)
 {
+  if (!is_on()) {
+    return;
+  }
   Poison &p = state();
   std::lock_guard<std::mutex> lock(p.mutex);
   const auto found = p.live.find(reinterpret_cast<uintptr_t>(ptr));
@@ -232,7 +232,7 @@ void detail::after_malloc(void *ptr, cudaStream_t stream, int device)
     return;
   }
   Live live;
-  live.allocated = site_now();
+  live.allocated = sites::now();
   const auto begin = reinterpret_cast<uintptr_t>(block.address);
   std::vector<Piece> pieces;
   void (*report)(const LateWrite &) = nullptr;
@@ -268,7 +268,7 @@ void detail::before_free(void *ptr)
   if (made == nullptr || capi().find_block(made, ptr, &block) != ESPER_OK || block.live == 0) {
     return;
   }
-  const uint32_t freed = site_now();
+  const uint32_t freed = sites::now();
   const auto begin = reinterpret_cast<uintptr_t>(block.address);
   Poison &p = state();
   std::lock_guard<std::mutex> lock(p.mutex);

@@ -40,6 +40,11 @@ void after_malloc(void *ptr, cudaStream_t stream, int device);
 void before_free(void *ptr);
 } // namespace detail
 
+inline bool is_on()
+{
+  return C10_UNLIKELY(detail::is_on.load(std::memory_order_relaxed));
+}
+
 // A live block is marked for another stream. `unknown`: until an event, or for all streams; its
 // memory is not filled then.
 void marked(const void *ptr, c10::cuda::CUDAStream stream);
@@ -48,13 +53,13 @@ void marked_for_unknown(const void *ptr);
 // To be called when the core has handed out a block, and before it is given one back.
 inline void after_malloc(void *ptr, cudaStream_t stream, int device)
 {
-  if (C10_UNLIKELY(detail::is_on.load(std::memory_order_relaxed))) {
+  if (is_on()) {
     detail::after_malloc(ptr, stream, device);
   }
 }
 inline void before_free(void *ptr)
 {
-  if (C10_UNLIKELY(detail::is_on.load(std::memory_order_relaxed))) {
+  if (is_on()) {
     detail::before_free(ptr);
   }
 }

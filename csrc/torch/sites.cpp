@@ -211,6 +211,12 @@ uint32_t of_backward()
   return is_its && site != 0 ? site | in_backward : 0;
 }
 
+uint32_t now()
+{
+  const uint32_t site = here();
+  return site != 0 ? site : of_backward();
+}
+
 void note_forward(int64_t sequence_number, uint32_t site)
 {
   if (sequence_number < 0 || site == 0) {

@@ -19,6 +19,8 @@ uint32_t here();
 
 // The place of the forward operator whose backward node the thread runs, if that was told. 0: none.
 uint32_t of_backward();
+// here() or, if that is unknown, of_backward().
+uint32_t now();
 // The operator that starts now, at `site`, makes the node of that sequence number.
 void note_forward(int64_t sequence_number, uint32_t site);
 

@@ -9,17 +9,22 @@ from typing import Any, Literal
 from ..installation.pytorch import load_shim
 from ..torch_allocator.choices import SEGMENTS
 from . import observation
+from .fence import Fault, Freed, explain, fault_in, parse_freed
 from .findings import Finding, json_of, parse, text_of
 
 MODES = ("raise", "warn", "collect")
 
 
 class AuditError(RuntimeError):
-    """An audit with ``mode="raise"`` found something. `findings` has what is new."""
+    """An audit with ``mode="raise"`` found something, or an access faulted at a fence.
 
-    def __init__(self, findings: list[Finding]) -> None:
-        super().__init__(text_of(findings))
+    `findings` has what is new, or all there is after a fault; `fault` is a ``Fault`` or None.
+    """
+
+    def __init__(self, findings: list[Finding], fault: Fault | None = None) -> None:
+        super().__init__(fault.text() if fault else text_of(findings))
         self.findings = findings
+        self.fault = fault
 
 
 class AuditWarning(UserWarning):
@@ -33,11 +38,13 @@ class Report:
         findings: one for each combination of places, in the order of discovery. During the
             audit, frees that nothing has followed yet are not among them.
         complete: False if host memory ran out, so that something may be missing.
+        fault: with a fence, what is known of an access that faulted; None during the audit.
     """
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
         self._final: tuple[list[Finding], bool] | None = None
+        self.fault: Fault | None = None
 
     def _read(self) -> tuple[list[Finding], bool]:
         if self._final is not None:
@@ -55,14 +62,22 @@ class Report:
 
     def text(self) -> str:
         """For people."""
-        return text_of(*self._read())
+        said = text_of(*self._read())
+        return f"{self.fault.text()}\n{said}" if self.fault else said
 
     def json(self) -> str:
-        """For programs: ``{"complete": bool, "findings": [...]}``."""
-        return json_of(*self._read())
+        """For programs: ``{"complete": bool, "findings": [...]}``, and ``"fault"`` after one."""
+        return json_of(*self._read(), fault=self.fault.as_dict() if self.fault else None)
 
-    def _end(self) -> None:
+    def freed_at(self, address: int) -> Freed | None:
+        """With a fence, what was freed at the address last, for an address that a debugger or the
+        kernel's log names. None: it is live, was never behind a fence, or was freed long ago."""
+        return parse_freed(self._compiled.audit_freed_at(address))
+
+    def _end(self, error: BaseException | None) -> None:
         self._final = self._read()
+        if error is not None:
+            self.fault = explain(self._compiled, error, self._final[0])
 
 
 def _check_poison(compiled: Any) -> None:
@@ -75,6 +90,24 @@ def _check_poison(compiled: Any) -> None:
             "poison=True needs classic segments, whose memory stays at its addresses: call "
             'esper_alloc.enable(segments="classic"), or set ESPER_ALLOC_SEGMENTS=classic.'
         )
+
+
+def _check_fence(compiled: Any) -> None:
+    if not compiled.is_current():
+        raise RuntimeError(
+            "fence=True works on esper_alloc's memory only: call esper_alloc.enable() first."
+        )
+
+
+def _fault_in_what_is_enqueued() -> BaseException | None:
+    import torch
+
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError as error:
+        return fault_in(error)
+    return None
 
 
 class audit:
@@ -91,10 +124,15 @@ class audit:
             checked when it is handed out again, so that writes after the free are found. Only
             with esper_alloc as the allocator and classic segments. The host waits at each
             allocation.
+        fence: memory that is allocated from now on gets pages of its own, which are unmapped
+            after the free, so that a later access faults. CUDA then raises an error, and the
+            audit an :class:`AuditError` from it, which names the memory. Only with esper_alloc
+            as the allocator. Each allocation takes whole pages of 2 MiB.
 
     Raises:
-        ValueError: there is no such mode.
-        RuntimeError: an audit is running already; or memory cannot be poisoned.
+        ValueError: there is no such mode; or both `poison` and `fence`.
+        RuntimeError: an audit is running already; or memory can get no poison, or no fence.
+        AuditError: at the end, if an access faulted, with each mode.
         UnavailableError: esper_alloc's PyTorch part does not work with this torch.
     """
 
@@ -103,11 +141,18 @@ class audit:
         *,
         mode: Literal["raise", "warn", "collect"] = "collect",
         poison: bool = False,
+        fence: bool = False,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: there are {', '.join(map(repr, MODES))}")
         self._mode = mode
+        if poison and fence:
+            raise ValueError(
+                "poison=True and fence=True exclude each other: poison is looked at when memory is "
+                "handed out again, and memory with a fence never is. Leave one of them out."
+            )
         self._poison = bool(poison)
+        self._fence = bool(fence)
         self._told = 0
         self._report: Report | None = None
 
@@ -115,10 +160,12 @@ class audit:
         compiled = load_shim()
         if self._poison:
             _check_poison(compiled)
+        if self._fence:
+            _check_fence(compiled)
         observation.install(compiled)
         collects = self._mode == "collect"
         notify = None if collects else self._tell
-        compiled.audit_start(observation.foreign_folders(), notify, self._poison)
+        compiled.audit_start(observation.foreign_folders(), notify, self._poison, self._fence)
         try:
             observation.tell_what_is_live(compiled)
         except BaseException:
@@ -145,12 +192,19 @@ class audit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop()
+        self.stop(error)
+        assert self._report is not None
+        if self._report.fault is not None:
+            raise AuditError(self._report.findings, self._report.fault) from error
         if kind is None:
             self._tell()
 
-    def stop(self) -> None:
-        """Ends the audit without warnings and errors; the report is complete then."""
+    def stop(self, error: BaseException | None = None) -> None:
+        """Ends the audit without warnings and errors; the report is complete then. `error`: what
+        has ended the program."""
         assert self._report is not None
         load_shim().audit_stop()
-        self._report._end()
+        fault: BaseException | None = None
+        if self._fence:
+            fault = fault_in(error) or _fault_in_what_is_enqueued()
+        self._report._end(fault)

@@ -82,6 +82,7 @@ TITLES = {
     "write-early": "written while it may still be in use",
     "stale-output": "output of a CUDA graph, read after the graph's next replay",
     "late-write": "written after it was freed",
+    "used-after-free": "used after it was freed",
 }
 
 
@@ -98,6 +99,8 @@ class Finding:
         later: what is not ordered after it. Of memory that was freed: the first access to
             memory that its stream was given afterwards, or None.
         freed, marked: where, or None.
+
+    Of the kinds ``"late-write"`` and ``"used-after-free"``, `earlier` says nothing.
     """
 
     kind: str
@@ -130,6 +133,8 @@ class Finding:
     @property
     def certainty(self) -> str:
         """How sure it is, with the reason."""
+        if self.kind == "used-after-free":
+            return "certain: the operator was called after the free"
         if self.kind == "late-write":
             return f"certain: the byte at {self.address:#x} is no poison any more"
         if self.kind == "stale-output":
@@ -147,6 +152,8 @@ class Finding:
         if self.kind in ("freed-in-use", "marked-early"):
             mark = f"record_use(x, s) or x.record_stream(s) after {used.place}"
             return f"{mark}, s being {used.stream}; or {home} waits for it before {self.place}"
+        if self.kind == "used-after-free":
+            return f"a reference to the tensor until after {self.place}"
         if self.kind == "late-write":
             return f"whoever writes it must do so before {self.place}, or it must be marked"
         if self.kind == "stale-output":
@@ -164,7 +171,7 @@ class Finding:
         lines = [f"{TITLES[self.kind]}{times}: {self.place}"]
         home = f" on {self.home}" if self.home else ""
         lines.append(f"{what or 'memory'}, allocated at {self.allocated}{home}")
-        if not self.earlier.is_allocation and self.kind != "late-write":
+        if not self.earlier.is_allocation and self.kind not in ("late-write", "used-after-free"):
             lines.append(str(self.earlier))
         for said, place in (("marked", self.marked), ("freed", self.freed)):
             if place is not None:
@@ -172,7 +179,8 @@ class Finding:
         if self.kind == "late-write" and self.later is not None:
             lines.append(f"found when it was handed out again, at {self.later.place}")
         elif self.later is not None:
-            following = "memory of that stream is next " if self.freed else ""
+            is_next = self.kind in ("freed-in-use", "marked-early")
+            following = "memory of that stream is next " if is_next else ""
             lines.append(f"{following}{self.later}")
         lines += [f"missing: {self.missing}", f"sure: {self.certainty}"]
         lines += [f"called from {frame}" for frame in self.place.frames[1:]]
@@ -192,12 +200,12 @@ def parse(found: Mapping[str, Any]) -> Finding:
         count=found["count"],
         address=found["address"],
         size=found["size"],
-        allocated=_place(found["allocated"]),
+        allocated=parse_place(found["allocated"]),
         home=Stream(*found["home"]) if found["home"] else None,
         earlier=_access(found["earlier"]),
         later=_access(later) if later else None,
-        freed=_place(found["freed"]) if _is_about_free(found) else None,
-        marked=_place(found["marked"]) if found["kind"] == "marked-early" else None,
+        freed=parse_place(found["freed"]) if _is_about_free(found) else None,
+        marked=parse_place(found["marked"]) if found["kind"] == "marked-early" else None,
     )
 
 
@@ -211,23 +219,29 @@ def text_of(findings: Sequence[Finding], complete: bool = True) -> str:
     return "\n".join([head, *parts])
 
 
-def json_of(findings: Sequence[Finding], complete: bool = True) -> str:
-    """An object with the list `findings` and the flag `complete`."""
-    said = {"complete": complete, "findings": [finding.as_dict() for finding in findings]}
+def json_of(
+    findings: Sequence[Finding], complete: bool = True, fault: Mapping[str, Any] | None = None
+) -> str:
+    """An object with the list `findings`, the flag `complete` and, if there is one, the `fault`."""
+    said: dict[str, Any] = {"complete": complete}
+    said["findings"] = [finding.as_dict() for finding in findings]
+    if fault is not None:
+        said["fault"] = fault
     return json.dumps(said, indent=2)
 
 
 def _is_about_free(found: Mapping[str, Any]) -> bool:
-    return found["kind"] in ("freed-in-use", "marked-early", "late-write")
+    return found["kind"] in ("freed-in-use", "marked-early", "late-write", "used-after-free")
 
 
-def _place(said: tuple[bool, Sequence[tuple[str, int, str]]]) -> Place:
+def parse_place(said: tuple[bool, Sequence[tuple[str, int, str]]]) -> Place:
+    """A place of ``_torch``'s."""
     return Place(tuple(Frame(*frame) for frame in said[1]), said[0])
 
 
 def _access(said: Mapping[str, Any]) -> Access:
     return Access(
-        place=_place(said["site"]),
+        place=parse_place(said["site"]),
         operator=said["operator"],
         tensor=said["tensor"],
         stream=Stream(*said["stream"]),

@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "2: wrong usage.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="%(prog)s [--mode MODE] [--poison] [--json] [--output FILE] "
+        usage="%(prog)s [--mode MODE] [--poison | --fence] [--json] [--output FILE] "
         "(SCRIPT | -m MODULE) [ARGS...]",
     )
     parser.add_argument(
@@ -46,11 +46,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="say everything at the end (collect, the default), warn as soon as something is "
         "found, or raise an exception in the program (raise)",
     )
-    parser.add_argument(
+    ends = parser.add_mutually_exclusive_group()
+    ends.add_argument(
         "--poison",
         action="store_true",
         help="also fill freed memory with NaN, and check it when it is handed out again; enables "
         "esper_alloc with classic segments",
+    )
+    ends.add_argument(
+        "--fence",
+        action="store_true",
+        help="also unmap memory after its free, so that a later access faults and is named; "
+        "enables esper_alloc",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument(
@@ -141,7 +148,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.poison:
             enable(segments="classic")
-        auditing = audit(mode=args.mode, poison=args.poison)
+        elif args.fence:
+            enable()
+        auditing = audit(mode=args.mode, poison=args.poison, fence=args.fence)
         report = auditing.__enter__()
     except RuntimeError as error:  # UnavailableError is one
         print(f"esper_alloc audit: {error}", file=sys.stderr)
@@ -154,10 +163,10 @@ def run(args: argparse.Namespace) -> int:
     finally:
         # A child that the program forked comes here too. It is not audited.
         if os.getpid() == process:
-            auditing.stop()
+            auditing.stop(kept if isinstance(kept, BaseException) else None)
             del kept
-            if report.findings or args.json or args.output:
+            if report.findings or report.fault or args.json or args.output:
                 _write(report.json() if args.json else report.text(), args.output)
     if os.getpid() != process:
         return code
-    return code or int(bool(report.findings))
+    return code or int(bool(report.findings or report.fault))

@@ -61,6 +61,7 @@ def test_a_free_names_all_that_belongs_to_it() -> None:
         ("write-early", 9),
         ("stale-output", 9),
         ("late-write", 3),
+        ("used-after-free", 9),
     ],
 )
 def test_each_kind_has_its_line(kind: str, line: int) -> None:
@@ -71,10 +72,19 @@ def test_each_kind_has_its_line(kind: str, line: int) -> None:
     assert one.missing in one.text() and one.certainty in one.text()
 
 
+def test_a_use_after_the_free_names_the_use_and_the_free() -> None:
+    said = finding("used-after-free", count=1).text().splitlines()
+    assert said[0] == "used after it was freed: /jobs/train.py:9 in f9"
+    assert said[2:4] == [
+        "    freed at /jobs/train.py:3 in f3",
+        "    read by aten::mm on the default stream of device 0, at /jobs/train.py:9 in f9",
+    ]
+
+
 def test_every_kind_has_a_title() -> None:
     assert set(TITLES) == {
         "freed-in-use", "marked-early", "read-early", "write-early", "stale-output",
-        "late-write",
+        "late-write", "used-after-free",
     }  # fmt: skip
 
 

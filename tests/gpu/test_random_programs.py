@@ -33,6 +33,9 @@ NOT_SHOWN = {
     "UNMAP_AFTER_COPY": "the programs put no memory to sleep",
     "WAKE_BEFORE_USE": "the programs put no memory to sleep",
     "ASLEEP_SERVES_NOTHING": "the programs put no memory to sleep",
+    "FENCED_SERVES_ONCE": "the programs have no fences",
+    "FENCE_NEEDS_COMPLETION": "the programs have no fences",
+    "FENCE_ADDRESSES_ONCE": "the programs have no fences",
 }
 #: Without these the driver is given handles that are not alive, and may crash.
 MAY_CRASH = {"EVENTS_IMMUTABLE", "MORTAL_HANDLES"}

@@ -147,6 +147,16 @@ SHOWN int core_is_valid(void)
   return table.core_is_valid(instance());
 }
 
+/* An access to addresses without pages. As on a GPU it is enqueued all the same, and whatever asks
+ * later gets the error. */
+static int faulted;
+static int faults(const void *p, size_t n)
+{
+  int would = sim_would_fault(s(), p, n);
+  faulted |= would;
+  return would;
+}
+
 /* ---- devices ------------------------------------------------------------- */
 
 SHOWN cudaError_t cudaGetDeviceCount(int *count)
@@ -212,7 +222,7 @@ SHOWN cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 SHOWN cudaError_t cudaDeviceSynchronize(void)
 {
   sim_device_synchronize(s(), current);
-  return cudaSuccess;
+  return faulted ? fail(cudaErrorIllegalAddress) : cudaSuccess;
 }
 SHOWN cudaError_t cudaGetLastError(void)
 {
@@ -287,6 +297,10 @@ SHOWN cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cud
                                   cudaStream_t stream)
 {
   (void)kind, (void)stream;
+  if (faulted)
+    return fail(cudaErrorIllegalAddress);
+  if (faults(to, n) || faults(from, n))
+    return cudaSuccess;
   if (is_closed(to, n) || is_closed(from, n))
     return fail(cudaErrorInvalidValue);
   memcpy(to, from, n);
@@ -306,7 +320,10 @@ SHOWN cudaError_t cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, 
 SHOWN cudaError_t cudaMemsetAsync(void *ptr, int value, size_t n, cudaStream_t stream)
 {
   (void)stream;
-  memset(ptr, value, n);
+  if (faulted)
+    return fail(cudaErrorIllegalAddress);
+  if (!faults(ptr, n))
+    memset(ptr, value, n);
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *ptr)
@@ -392,7 +409,7 @@ SHOWN cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
 SHOWN cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
   sim_stream_synchronize(s(), current, stream);
-  return cudaSuccess;
+  return faulted ? fail(cudaErrorIllegalAddress) : cudaSuccess;
 }
 SHOWN cudaError_t cudaStreamQuery(cudaStream_t stream)
 {

@@ -157,4 +157,11 @@ def audits() -> None:
         assert_type(finding.place.frames[0].line, int)
         assert_type(finding.freed is None, bool)
     assert_type(report.text() + report.json(), str)
+    with esper_alloc.audit(fence=True) as fenced:
+        pass
+    freed = fenced.freed_at(1 << 40)
+    if freed is not None:
+        assert_type(freed.frees_ago, int)
+    if fenced.fault is not None:
+        assert_type(fenced.fault.text(), str)
     esper_alloc.audit(mode="loud")  # type: ignore[arg-type]

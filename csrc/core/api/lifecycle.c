@@ -9,6 +9,7 @@
 #include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
 #include "../blocks/use.h"
+#include "../memory/fence.h"
 #include "../memory/mapped.h"
 #include "../memory/orphan.h"
 #include "../memory/peers.h"
@@ -62,9 +63,12 @@ static void device_destroy(device_t *device)
       uses_drop(device, b);
     if (s->pages)
       mapped_destroy(s);
+    else if (s->fenced)
+      fence_lower(s);
     else
       source_give_back(s->heap->pool, s->address, s->size);
   }
+  fences_destroy(device);
   orphans_give_back(device);
   for (pool_t *pool = device->pools, *next; pool; pool = next) {
     next = pool->next;

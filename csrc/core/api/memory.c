@@ -4,6 +4,8 @@
 #include "../blocks/block_cache.h"
 #include "../blocks/find.h"
 #include "../blocks/map.h"
+#include "../memory/fence.h"
+#include "../memory/mapped.h"
 #include "../memory/peers.h"
 #include "../memory/segment.h"
 #include "../memory/shared.h"
@@ -33,7 +35,9 @@ static esper_status malloc_default(device_t *device, size_t size, esper_stream s
   cache_attempt_t try;
   if (!size)
     return ESPER_OK;
-  if (cache_malloc(device->core, stream, size, &try, ptr))
+  if (atomic_load_explicit(&device->core->fenced, memory_order_relaxed))
+    try = (cache_attempt_t){0};
+  else if (cache_malloc(device->core, stream, size, &try, ptr))
     return ESPER_OK;
   return malloc_block(device->default_pool, size, stream, try, ptr);
 }
@@ -157,6 +161,34 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   return status == ESPER_CAPTURING ? ESPER_OK : status;
 }
 
+esper_status esper_fence(esper_core *core, int on)
+{
+  for (int i = 0; on && i < core->device_count; i++) {
+    device_t *device = &core->devices[i];
+    if (atomic_load(&device->ready) && !mapped_granule(device))
+      return error_set(
+          ESPER_UNSUPPORTED,
+          "device %d cannot map pages, so its memory gets no fence: use a device and a "
+          "driver with virtual memory management",
+          i);
+  }
+  atomic_store(&core->fenced, on != 0);
+  return ESPER_OK;
+}
+
+uint64_t esper_fence_rounds(esper_core *core)
+{
+  uint64_t most = 0;
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *device = &core->devices[i];
+    lock(&device->lock);
+    uint64_t rounds = fence_rounds(device);
+    unlock(&device->lock);
+    most = rounds > most ? rounds : most;
+  }
+  return most;
+}
+
 /* ---- looking at memory ---------------------------------------------------- */
 
 esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_info *info)
@@ -178,6 +210,7 @@ esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_inf
       .segment_address = (void *)block->segment->address,
       .segment_size = block->segment->size,
       .mapped = block->segment->pages != NULL,
+      .fenced = block->segment->fenced,
   };
   unlock(&device->lock);
   return ESPER_OK;

@@ -17,6 +17,7 @@ struct esper_core {
   int device_count;
   atomic_bool shut_down;
   atomic_bool tracing;
+  atomic_bool fenced; /* new memory of the default pools gets a fence */
   atomic_int asleep;  /* how many tags sleep, counted on each device */
   atomic_bool warned; /* that memory which a graph reads was freed */
   uint64_t serial;    /* counts the cores of this process, from 1 */

@@ -58,7 +58,10 @@
   R(SLEEP_KEEPS_GRAPHS, "11b", "free memory that a graph may read keeps its contents, too")        \
   R(UNMAP_AFTER_COPY, "11c", "a page that sleeps is unmapped only when its copy has completed")    \
   R(WAKE_BEFORE_USE, "11d", "whoever wakes memory returns when its contents are back")             \
-  R(ASLEEP_SERVES_NOTHING, "11e", "memory on pages that sleep is not handed out")
+  R(ASLEEP_SERVES_NOTHING, "11e", "memory on pages that sleep is not handed out")                  \
+  R(FENCED_SERVES_ONCE, "12a", "memory with a fence is handed out once")                           \
+  R(FENCE_NEEDS_COMPLETION, "12b", "a fence is unmapped only when its block owes nothing")         \
+  R(FENCE_ADDRESSES_ONCE, "12c", "addresses of a fence serve again after all others have")
 
 enum {
 #define RULE_ENUM(name, number, says) RULE_##name,

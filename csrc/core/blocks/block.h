@@ -75,16 +75,19 @@ struct segment {
   uint64_t sequence; /* its number by birth: orders blocks the same in every run */
   uint64_t used_at;  /* device->large_requests when memory in it was last freed */
   bool large;
-  bool oversize; /* counted as oversize */
-  bool captured; /* some of it was handed out in a capture: replays may touch it */
-  bool pinned;   /* its addresses are known elsewhere: no page is unmapped */
+  bool oversize;       /* counted as oversize */
+  bool captured;       /* some of it was handed out in a capture: replays may touch it */
+  bool pinned;         /* its addresses are known elsewhere: no page is unmapped */
+  bool fenced;         /* pages of its own: see fence.h */
+  bool fence_released; /* the handle of these pages was given back; unmapping ends them */
 
   uintptr_t address;
   size_t size; /* of the addresses */
   block_t *first;
-  size_t asleep;  /* bytes of its pages that sleep, a part of `bytes`; notes read it unlocked */
-  size_t absent;  /* and of those whose memory went back to the driver, a part of `asleep` */
-  size_t touched; /* entries of `pages`, from the first on, that may have been used */
+  size_t asleep;       /* bytes of its pages that sleep, a part of `bytes`; notes read it unlocked */
+  size_t absent;       /* and of those whose memory went back to the driver, a part of `asleep` */
+  uint64_t fence_page; /* the driver's handle */
+  size_t touched;      /* entries of `pages`, from the first on, that may have been used */
   block_t *holes;
   segment_t *prev, *next; /* of the device, by birth */
 };

@@ -51,6 +51,8 @@ static bool has_page(const segment_t *s, size_t i)
  * are stale, or absent because they sleep. */
 static stretch_t stretch_in(const segment_t *s, uintptr_t at)
 {
+  if (s->fenced)
+    return (stretch_t){s->sequence, NULL, s->address, at ? 0 : s->size};
   size_t granule = s->device->granule, i = at ? page_granule(s, at) : 0, first;
   while (i < s->touched && !has_page(s, i))
     i++;
@@ -77,7 +79,7 @@ static stretch_t next_stretch(device_t *device, stretch_t last)
   lock(&device->lock);
   for (const segment_t *s = device->first_segment; s; s = s->next) {
     bool again = last.size && s->sequence == last.sequence;
-    if (!s->pages || (last.size && s->sequence < last.sequence))
+    if ((!s->pages && !s->fenced) || (last.size && s->sequence < last.sequence))
       continue;
     stretch_t found = stretch_in(s, again ? last.address + last.size : 0);
     if (found.size && (!next.size || found.sequence < next.sequence))

@@ -32,9 +32,7 @@ static segment_size_t size_of(const segment_t *segment)
   return (segment_size_t){segment->size, segment->large, segment->oversize};
 }
 
-/* Makes a segment without memory and its one block, with all the host memory that they will need:
- * nothing can fail once the driver has given memory. NULL: no host memory. Under the lock. */
-static block_t *segment_make(heap_t *heap, size_t size, bool large)
+block_t *segment_make(heap_t *heap, size_t size, bool large)
 {
   device_t *device = heap->device;
   segment_t *segment = arena_take(&device->segments);
@@ -56,27 +54,29 @@ static block_t *segment_make(heap_t *heap, size_t size, bool large)
   return block;
 }
 
-/* Discards a segment without memory and its block. Under the lock. */
-static void segment_discard(device_t *device, block_t *block)
+void segment_discard(device_t *device, block_t *block)
 {
   map_unreserve_segment(device->core->map);
+  if (block->next)
+    block_discard(device, block->next);
   arena_give(&device->segments, block->segment);
   block_discard(device, block);
 }
 
-/* Adds memory from the driver to the map, lists and statistics. Under the lock. */
-static void segment_add(block_t *block, uintptr_t address)
+void segment_add(block_t *block, uintptr_t address)
 {
   segment_t *segment = block->segment;
   device_t *device = segment->device;
   segment->address = address;
   segment->sequence = device->next_sequence++;
-  __atomic_store_n(&block->address, address, __ATOMIC_RELAXED);
+  for (block_t *b = segment->first; b; address += b->size, b = b->next)
+    __atomic_store_n(&b->address, address, __ATOMIC_RELAXED);
   map_insert_reserved(device->core->map, segment);
   map_insert(device->core->map, block);
   segment_link(segment);
   stats_segment_added(&device->stats, segment->heap->pool->stats, size_of(segment));
-  trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, address, segment->size, segment->heap->stream);
+  trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
+            segment->heap->stream);
 }
 
 static size_t reserved_with(const device_t *device, size_t size)
@@ -145,7 +145,7 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
   return status;
 }
 
-static void segment_leaves(device_t *device, block_t *block)
+void segment_leaves(device_t *device, block_t *block)
 {
   segment_t *segment = block->segment;
   trace_add(device, ESPER_TRACE_SEGMENT_FREE, segment->address, segment->size,

@@ -22,6 +22,16 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
  * completed. False: the driver refused, and the block is free again. Without the lock. */
 bool segment_release(device_t *device, block_t *block);
 
+/* For fence.c, under the lock. Makes a segment without memory and its one block; nothing can fail
+ * once the driver has given memory. NULL: no host memory. */
+block_t *segment_make(heap_t *heap, size_t size, bool large);
+/* Discards a segment without memory and its blocks, of which this is the first. */
+void segment_discard(device_t *device, block_t *block);
+/* Adds memory to the map, lists and statistics, and takes it out again: the segment and its block,
+ * or the only one of its blocks that is ever handed out. */
+void segment_add(block_t *block, uintptr_t address);
+void segment_leaves(device_t *device, block_t *block);
+
 /* Changes the home of a segment, none of whose blocks is in a block cache. Under the lock. */
 void segment_move(segment_t *segment, heap_t *heap);
 

@@ -12,6 +12,18 @@
 #include "../stats/trace_ring.h"
 #include "wait_log.h"
 
+/* Addresses for fences: memory/fence.c. */
+enum { FENCE_RANGES = 64 };
+typedef struct fences {
+  struct {
+    uintptr_t address;
+    size_t size;
+  } range[FENCE_RANGES];
+  int count, current; /* the range that is handed out */
+  size_t used;        /* bytes of it */
+  uint64_t rounds;    /* how often all of them have been used */
+} fences_t;
+
 struct device {
   ON_ITS_OWN_LINE core_t *core;
   int index;
@@ -65,6 +77,7 @@ struct device {
   uint64_t slack_refused_at; /* how many pages had moved when there was no memory for slack */
   esper_stats stats;
   esper_counters counters;
+  fences_t fences;
   arena_t blocks, segments, uses, orphan_arena;
   trace_t trace;
   logged_wait_t wait_log[WAIT_LOG_ENTRIES]; /* a ring */

@@ -22,6 +22,8 @@
  * pool had when it was quiesced, and new memory. There a gate is an edge of the graph, and the host
  * waits for nothing but memory in flight.
  *
+ * Memory with a fence (esper_fence) is always new: take_fenced instead of all these steps.
+ *
  * malloc_gate.c has the steps that gate, malloc_capture.c those inside a capture,
  * malloc_deterministic.c those of private pools, where addresses repeat. request.c has the ends of
  * a request, and release.c gives memory back to the driver. */
@@ -33,6 +35,7 @@
 #include "../blocks/map.h"
 #include "../blocks/trace.h"
 #include "../blocks/use.h"
+#include "../memory/fence.h"
 #include "../memory/grow.h"
 #include "../memory/in_flight.h"
 #include "../memory/page_table.h"
@@ -306,6 +309,37 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
   return wait_and_release(q, status);
 }
 
+/* ---- with a fence ------------------------------------------------------ */
+
+static block_t *raise_fence(const request_t *q, esper_status *status)
+{
+  block_t *block;
+  release_fenced(q->device);
+  *status = fence_obtain(q->heap, q->size, q->large, &block);
+  if (*status != ESPER_OK)
+    return NULL;
+  lock(&q->device->lock);
+  request_hand_out(q, block);
+  unlock(&q->device->lock);
+  return block;
+}
+
+/* All steps for memory with a fence, which is always new. */
+static block_t *take_fenced(const request_t *q, esper_status *status)
+{
+  block_t *block = raise_fence(q, status);
+  if (!block && *status == ESPER_OUT_OF_MEMORY && callback_freed_memory(q))
+    block = raise_fence(q, status);
+  if (*status != ESPER_OUT_OF_MEMORY)
+    return block;
+  if (drain_may_wait(q->device))
+    drain_device(q->device, false);
+  if (!(block = raise_fence(q, status)) && *status == ESPER_OUT_OF_MEMORY &&
+      release_cached(q->device, NULL, false, SIZE_MAX))
+    block = raise_fence(q, status);
+  return block;
+}
+
 static heap_t *heap_of(const request_t *q)
 {
   heap_t *heap = pool_heap(q->pool, q->stream.stream, q->capture, q->tag);
@@ -381,14 +415,20 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   q.returned_before = in_flight_returned_by_others(device);
   q.heap = heap_of(&q);
   q.deterministic = q.heap && pool_is_deterministic(q.heap);
-  block_t *block = q.heap && !q.deterministic ? request_take_ready(&q, true) : NULL; /* step 1 */
+  bool fenced = pool == device->default_pool && !q.capture &&
+                atomic_load_explicit(&core->fenced, memory_order_relaxed);
+  block_t *block = NULL;
+  if (q.heap && !q.deterministic && !fenced)
+    block = request_take_ready(&q, true); /* step 1 */
   q.ready_seen = q.heap ? q.heap->ready[q.large].count : 0;
   unlock(&device->lock);
   if (!q.heap)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a heap");
   if (q.deterministic)
     block = malloc_take_deterministic(&q);
-  if (!block)
+  if (fenced)
+    block = take_fenced(&q, &status);
+  else if (!block)
     block = find_slowly(&q, &status);
   if (!block)
     return status == ESPER_OUT_OF_MEMORY ? request_fail(&q)
@@ -482,7 +522,9 @@ __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t 
   else
     owe_outside(device, block);
   pool_leave(pool);
-  block->withheld = !serves_at_once && RULE(QUIESCE_BEFORE_REUSE);
+  bool fenced = segment->fenced;
+  block->withheld =
+      (!serves_at_once && RULE(QUIESCE_BEFORE_REUSE)) || (fenced && RULE(FENCED_SERVES_ONCE));
   if (!pool->references)
     pool_note_work(pool);
   if (pages_sleep_under(block) && RULE(ASLEEP_SERVES_NOTHING))
@@ -494,6 +536,8 @@ __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t 
   unlock(&device->lock);
   if (read_by_graph)
     warn_of_graph(core);
+  if (fenced)
+    release_fenced(device);
   return ESPER_OK;
 }
 

@@ -7,6 +7,7 @@
 #include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
 #include "../blocks/use.h"
+#include "../memory/fence.h"
 #include "../memory/in_flight.h"
 #include "../memory/mapped.h"
 #include "../memory/orphan.h"
@@ -157,6 +158,8 @@ static size_t give_back(device_t *device, block_t *block)
   unlock(&device->lock);
   if (block && block->segment->pages)
     size = mapped_unmap(device, block);
+  else if (block && block->segment->fenced)
+    size = fence_release(device, block) ? size : 0;
   else if (block && !segment_release(device, block))
     size = 0;
   lock(&device->lock);
@@ -204,10 +207,55 @@ static bool release_some(release_t *r)
   return first && taken;
 }
 
+/* ---- fences --------------------------------------------------------------- */
+
+static bool is_freed_fence(const block_t *block)
+{
+  const segment_t *s = block->segment;
+  return s->fenced && !s->pinned && block_is_in_bin(block) && pool_may_give_back(s);
+}
+
+/* Asks about the work that freed blocks behind fences wait for. */
+static void ask_about_fences(device_t *device)
+{
+  probes_t probes;
+  probes.count = 0;
+  stream_retire_all(device->core);
+  lock(&device->lock);
+  for (const heap_t *heap = device->default_pool->heaps; heap; heap = heap->next)
+    for (const block_t *b = heap->capture ? NULL : heap->oldest_pending; b; b = b->newer)
+      if (is_freed_fence(b) && uses_have_completed(b) && !owner_order_has_completed(b))
+        probes_add(&probes, heap->stream, b->stamp);
+  unlock(&device->lock);
+  probes_ask(&probes, device->core, false);
+}
+
+static block_t *claim_fence(device_t *device)
+{
+  for (const heap_t *heap = device->default_pool->heaps; heap; heap = heap->next)
+    for (block_t *b = heap->oldest_pending; b; b = b->newer)
+      if (is_freed_fence(b) && (block_owes_nothing(b) || !RULE(FENCE_NEEDS_COMPLETION)))
+        return claim_segment(b);
+  return NULL;
+}
+
+size_t release_fenced(device_t *device)
+{
+  size_t released = 0, one;
+  if (capturing_is_possible_now(device))
+    return 0;
+  ask_about_fences(device);
+  do {
+    lock(&device->lock);
+    released += one = give_back(device, claim_fence(device));
+  } while (one);
+  return released;
+}
+
 static size_t release(release_t r)
 {
   device_t *device = r.device;
-  r.released = orphans_give_back(device);
+  r.released = orphans_give_back(device) + release_fenced(device);
   quiesce_unreferenced(device, r.pool);
   while (r.released < r.enough && reap(device) && release_some(&r))
     ;

@@ -78,7 +78,8 @@ void request_hand_out(const request_t *q, block_t *block)
   block_set_state(block, BLOCK_LIVE);
   block->counted_active = true;
   block->oversize = config_is_oversize(q->config, block->size);
-  block->plain = q->stream.stream == segment->heap->stream && !q->capture && !block->oversize;
+  block->plain = q->stream.stream == segment->heap->stream && !q->capture && !block->oversize &&
+                 !segment->fenced;
   cache_count_allocated(block);
   cache_open(q->heap);
   trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, q->stream.stream);

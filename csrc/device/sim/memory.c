@@ -154,6 +154,15 @@ esper_status sim_range_give_back(sim *s, int device, uintptr_t address, size_t s
   return ESPER_OK;
 }
 
+int sim_lacks_pages(sim *s, uintptr_t address, size_t size)
+{
+  size_t at;
+  for (uintptr_t a = address; a < address + size; a = (a / 4096 + 1) * 4096)
+    if (range_find(&s->memory, a, &at) && !sim_span_find(s, a))
+      return 1;
+  return 0;
+}
+
 /* ---- pages -------------------------------------------------------------- */
 
 static sim_physical *page_find(sim *s, uint64_t page)

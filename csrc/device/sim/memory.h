@@ -9,6 +9,8 @@ esper_status sim_memory_new(sim *s, int device, size_t size, uintptr_t *address)
 esper_status sim_memory_give_back(sim *s, int device, uintptr_t address);
 esper_status sim_range_new(sim *s, int device, size_t size, uintptr_t *address);
 esper_status sim_range_give_back(sim *s, int device, uintptr_t address, size_t size);
+/* Whether some of these addresses are reserved, and have no page. */
+int sim_lacks_pages(sim *s, uintptr_t address, size_t size);
 esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page);
 esper_status sim_page_give_back(sim *s, int device, uint64_t page);
 esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size, uint64_t page,

@@ -423,6 +423,14 @@ int sim_may_access(sim *s, int device, const void *address, size_t size)
   return may;
 }
 
+int sim_would_fault(sim *s, const void *address, size_t size)
+{
+  sim_enter(s);
+  int would = sim_lacks_pages(s, (uintptr_t)address, size);
+  sim_leave(s);
+  return would;
+}
+
 /* ---- lifetime ---------------------------------------------------------- */
 
 sim *sim_create(const sim_options *options)

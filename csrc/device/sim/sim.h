@@ -257,6 +257,9 @@ void sim_set_reach(sim *s, int reach);
 void sim_set_sharing(sim *s, int able);
 /* Whether kernels of `device` may access all of [address, address + size). */
 int sim_may_access(sim *s, int device, const void *address, size_t size);
+/* Whether an access to [address, address + size) would fault: some of it is reserved, and has no
+ * page. */
+int sim_would_fault(sim *s, const void *address, size_t size);
 
 #ifdef __cplusplus
 }

@@ -538,3 +538,60 @@ TEST(without_host_memory_it_says_so)
   }
   end();
 }
+
+/* ---- frees at one line ----------------------------------------------------- */
+
+/* x was read by SIDE and is freed at line 3, as in a loop. */
+static void read_and_free(uintptr_t address)
+{
+  allocate(address, MAIN, 1);
+  wait_for(SIDE, MAIN);
+  read_by(address, SIDE, 2);
+  audit_freed(a, address, 3);
+}
+
+/* Memory that was allocated between two frees may be that of the first. */
+TEST(a_later_free_at_the_line_does_not_hide_an_earlier_one)
+{
+  begin();
+  read_and_free(X);
+  allocate(Y, MAIN, 5);
+  read_and_free(X + SIZE);
+  write_by(Y, MAIN, 6);
+  CHECK_EQ(only(AUDIT_FREED_IN_USE)->count, 1);
+  CHECK_EQ(only(AUDIT_FREED_IN_USE)->address, X);
+  wait_for(MAIN, SIDE);
+  audit_settle(a);
+  CHECK_EQ(only(AUDIT_FREED_IN_USE)->count, 1);
+  end();
+}
+
+/* MAIN waits for what was used first, which is freed last. */
+TEST(the_latest_use_counts_whichever_was_freed_last)
+{
+  begin();
+  allocate(X, MAIN, 1);
+  allocate(X + SIZE, MAIN, 1);
+  wait_for(SIDE, MAIN);
+  read_by(X, SIDE, 2);
+  audit_record(a, 1000, on(SIDE));
+  read_by(X + SIZE, SIDE, 2);
+  audit_freed(a, X + SIZE, 3);
+  audit_freed(a, X, 3);
+  audit_wait(a, on(MAIN), 1000);
+  audit_settle(a);
+  only(AUDIT_FREED_IN_USE);
+  end();
+}
+
+TEST(what_one_line_keeps_is_bounded)
+{
+  begin();
+  for (int i = 0; i < 1000; i++)
+    read_and_free(X);
+  const size_t before = audit_memory(a);
+  for (int i = 0; i < 1000; i++)
+    read_and_free(X);
+  CHECK_EQ(audit_memory(a), before);
+  end();
+}

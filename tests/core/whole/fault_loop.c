@@ -429,6 +429,29 @@ static esper_stream new_stream(int device, unsigned flags)
   return (esper_stream){sim_stream_create(s, device), device, flags};
 }
 
+/* Memory that goes after its end, at once, late, and after the fence. */
+static void behind_fences(esper_stream r, esper_stream a)
+{
+  if (esper_fence(core, 1) != ESPER_OK) {
+    EXPECT(esper_last_error()[0]);
+    return;
+  }
+  void *x = get(MIB, r), *y = get(3 * MIB, r), *z = get(2 * MIB, a);
+  use(a, x, 0);
+  use_at_free(a, y);
+  put(x);
+  put(y);
+  sim_run_stream(s, 0, r.handle, 2);
+  void *u = get(512, r);
+  put(get((size_t)CAPACITY * MIB, r)); /* too much, unless all is given back first */
+  put(z);
+  sim_device_synchronize(s, 0);
+  put(get(MIB, a));
+  EXPECT(esper_fence(core, 0) == ESPER_OK);
+  put(u);
+  EXPECT(esper_core_is_valid(core));
+}
+
 static void scenario(void)
 {
   const unsigned immortal = ESPER_STREAM_IMMORTAL;
@@ -495,6 +518,8 @@ static void scenario(void)
     put(rest);
     EXPECT(esper_core_is_valid(core));
   }
+
+  behind_fences(r, a);
 
   /* Mapped segments: pages are lent where no free block is large enough, to a
    * hole between free blocks and to the end, and go back. */

@@ -1120,3 +1120,43 @@ TEST(what_is_freed_asleep_is_not_lent)
   world_check(&w);
   end();
 }
+
+/* ---- fences ------------------------------------------------------------------- */
+
+static void begin_fenced(void)
+{
+  begin_mapped(256);
+  CHECK_OK(esper_fence(w.core, 1));
+}
+
+/* An access after the free is noticed, whatever the stream asks for next. */
+TEST(memory_with_a_fence_serves_once)
+{
+  begin_fenced();
+  void *x = block(X, r);
+  CHECK_OK(esper_fence(w.core, 0));
+  world_free(&w, x);
+  CHECK(world_malloc(&w, X * MIB, r) != x);
+  end();
+}
+
+/* s reads x, and has marked that. */
+TEST(a_fence_is_not_unmapped_early)
+{
+  begin_fenced();
+  void *x = block(X, r);
+  read_and_mark(x, r, s);
+  world_free(&w, x);
+  block(Y, r);
+  end();
+}
+
+TEST(addresses_of_a_fence_do_not_serve_again)
+{
+  begin_fenced();
+  void *x = block(X, r);
+  world_free(&w, x);
+  world_run(&w, r);
+  CHECK(block(X, r) != x); /* finds that x has completed */
+  end();
+}

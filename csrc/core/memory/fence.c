@@ -1,0 +1,276 @@
+#include "fence.h"
+
+#include "../base/call.h"
+#include "../base/error.h"
+#include "../blocks/free_blocks.h"
+#include "mapped.h"
+#include "orphan.h"
+#include "peers.h"
+#include "segment.h"
+
+/* Addresses are reserved in ranges of this many times the device's memory. */
+enum { RANGE_SHARE = 4 };
+
+/* Pages and a granule that stays empty, so that the pages of two fences never touch. */
+static size_t room_of(const device_t *device, size_t size)
+{
+  return size + device->granule;
+}
+
+/* ---- addresses ----------------------------------------------------------- */
+
+/* How far a fence that is still there reaches into the addresses; 0: none does. */
+static size_t occupied(const device_t *device, uintptr_t address, size_t room)
+{
+  for (const segment_t *s = device->first_segment; s; s = s->next)
+    if (s->fenced && s->address < address + room && address < s->address + s->size)
+      return room_of(device, s->address + s->size - address);
+  return 0;
+}
+
+/* 0: the end of the last range was reached. Under the lock. */
+static uintptr_t take_addresses(device_t *device, size_t room)
+{
+  fences_t *f = &device->fences;
+  while (f->current < f->count) {
+    size_t left = f->range[f->current].size - f->used, taken;
+    if (left < room) {
+      f->current++;
+      f->used = 0;
+      continue;
+    }
+    uintptr_t address = f->range[f->current].address + f->used;
+    taken = f->rounds || !RULE(FENCE_ADDRESSES_ONCE) ? occupied(device, address, room) : 0;
+    f->used += taken && taken < left ? taken : taken ? left : room;
+    if (!taken)
+      return address;
+  }
+  return 0;
+}
+
+/* Begins with the oldest addresses again. Under the lock. */
+static uintptr_t come_round(device_t *device, size_t room)
+{
+  device->fences.current = 0;
+  device->fences.used = 0;
+  device->fences.rounds++;
+  return take_addresses(device, room);
+}
+
+static void add_range(device_t *device, uintptr_t address, size_t size)
+{
+  fences_t *f = &device->fences;
+  lock(&device->lock);
+  bool has_room = f->count < FENCE_RANGES;
+  if (has_room) {
+    f->range[f->count].address = address;
+    f->range[f->count++].size = size;
+  }
+  unlock(&device->lock);
+  if (!has_room) /* other threads were faster */
+    call_range_free(device->core, device->index, address, size);
+}
+
+static esper_status place(device_t *device, size_t room, uintptr_t *address)
+{
+  size_t usual = round_to_granule(device, RANGE_SHARE * device->total);
+  for (esper_status status = ESPER_OK;;) {
+    lock(&device->lock);
+    *address = take_addresses(device, room);
+    bool is_last = device->fences.count == FENCE_RANGES || status != ESPER_OK;
+    if (!*address && is_last && device->fences.count)
+      *address = come_round(device, room);
+    unlock(&device->lock);
+    if (*address)
+      return ESPER_OK;
+    if (is_last)
+      return status != ESPER_OK
+                 ? error_from_driver(device->core, status)
+                 : error_set(ESPER_OUT_OF_MEMORY,
+                             "live memory leaves no addresses for a fence of %zu bytes on device "
+                             "%d: free some, or end the fence",
+                             room, device->index);
+    uintptr_t range;
+    size_t size = room > usual ? room : usual;
+    status = call_range_reserve(device->core, device->index, size, &range);
+    if (status == ESPER_OK)
+      add_range(device, range, size);
+  }
+}
+
+/* ---- pages --------------------------------------------------------------- */
+
+/* Maps new pages at the next addresses, for the device and its peers. `orphan`: for pages that the
+ * driver neither maps nor takes back. */
+static esper_status fence_raise(device_t *device, size_t size, uintptr_t *address, uint64_t *page,
+                                orphan_t *orphan)
+{
+  core_t *core = device->core;
+  esper_status status = place(device, room_of(device, size), address);
+  if (status != ESPER_OK)
+    return status;
+  status = call_page_create(core, device->index, size, page);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  status = peers_map(device, *address, size, *page);
+  if (status == ESPER_OK)
+    return ESPER_OK;
+  error_from_driver(core, status);
+  orphan_release_page(device, *page, size, orphan);
+  return status;
+}
+
+/* The handle first: see mapped_give_back. */
+bool fence_lower(segment_t *s)
+{
+  core_t *core = s->device->core;
+  int device = s->device->index;
+  esper_status status =
+      s->fence_released ? ESPER_OK : call_page_release(core, device, s->fence_page);
+  if (status == ESPER_OK) {
+    s->fence_released = true;
+    status = call_page_unmap(core, device, s->address, s->size);
+  }
+  if (status != ESPER_OK)
+    error_from_driver(core, status);
+  else if (!RULE(FENCE_ADDRESSES_ONCE))
+    s->device->fences.current = 0, s->device->fences.used = 0;
+  return status == ESPER_OK;
+}
+
+/* ---- segments ------------------------------------------------------------ */
+
+/* What is in front of the block is never handed out. NULL: no host memory. */
+static block_t *cut_front(block_t *whole, size_t size)
+{
+  block_t *block = block_make(whole->segment->device, whole->segment, 0, size);
+  if (!block)
+    return NULL;
+  block_set_state(block, BLOCK_CLAIMED);
+  whole->size -= size;
+  whole->next = block;
+  block->prev = whole;
+  return block;
+}
+
+/* Makes a segment without memory, and what can be needed later. Stores the block that will be handed
+ * out. NULL: no host memory. Under the lock. */
+static segment_t *make(heap_t *heap, size_t size, bool large, block_t **block, orphan_t **orphan)
+{
+  device_t *device = heap->device;
+  size_t pages = round_to_granule(device, size);
+  block_t *whole = segment_make(heap, pages, large);
+  if (!whole)
+    return NULL;
+  block_set_state(whole, BLOCK_CLAIMED);
+  *orphan = orphan_reserve(device);
+  *block = *orphan && size < pages ? cut_front(whole, size) : whole;
+  if (*orphan && *block) {
+    whole->segment->fenced = true;
+    return whole->segment;
+  }
+  if (*orphan)
+    orphan_keep(device, *orphan);
+  segment_discard(device, whole);
+  return NULL;
+}
+
+esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block)
+{
+  device_t *device = heap->device;
+  block_t *made = NULL;
+  orphan_t *orphan = NULL;
+  *block = NULL;
+  if (!mapped_granule(device))
+    return error_set(ESPER_UNSUPPORTED,
+                     "device %d cannot map pages, so its memory gets no fence: end the fence",
+                     device->index);
+  size_t pages = round_to_granule(device, size);
+  lock(&device->lock);
+  esper_status status = segment_reserve(device, pages);
+  segment_t *s = status == ESPER_OK ? make(heap, size, large, &made, &orphan) : NULL;
+  if (status == ESPER_OK && !s) {
+    device->reserving -= pages;
+    status = error_set(ESPER_HOST_MEMORY, "no host memory for a segment");
+  }
+  unlock(&device->lock);
+  if (status != ESPER_OK)
+    return status;
+
+  uintptr_t address = 0;
+  paging_begin(device);
+  status = fence_raise(device, pages, &address, &s->fence_page, orphan);
+  lock(&device->lock);
+  device->reserving -= pages;
+  orphan_keep(device, orphan);
+  if (status == ESPER_OK)
+    segment_add(*block = made, address);
+  else
+    segment_discard(device, s->first);
+  unlock(&device->lock);
+  paging_end(device);
+  return status;
+}
+
+/* The segment stays in the lists until its pages are gone, so that no other fence gets its
+ * addresses. */
+bool fence_release(device_t *device, block_t *block)
+{
+  segment_t *s = block->segment;
+  paging_begin(device);
+  bool gone = fence_lower(s);
+  lock(&device->lock);
+  if (gone) {
+    device->refused = 0;
+    segment_leaves(device, block);
+    segment_discard(device, s->first);
+  } else {
+    free_blocks_add(block);
+  }
+  unlock(&device->lock);
+  paging_end(device);
+  return gone;
+}
+
+uint64_t fence_rounds(const device_t *device)
+{
+  return device->fences.rounds;
+}
+
+void fences_destroy(device_t *device)
+{
+  for (int i = 0; i < device->fences.count; i++)
+    call_range_free(device->core, device->index, device->fences.range[i].address,
+                    device->fences.range[i].size);
+}
+
+/* Whether some range has these addresses and a granule behind them. */
+static bool is_in_range(const device_t *device, const segment_t *s)
+{
+  for (int i = 0; i < device->fences.count; i++) {
+    uintptr_t begin = device->fences.range[i].address;
+    if (s->address >= begin &&
+        s->address - begin + room_of(device, s->size) <= device->fences.range[i].size)
+      return true;
+  }
+  return false;
+}
+
+bool fences_are_valid(const device_t *device)
+{
+  const fences_t *f = &device->fences;
+  for (const segment_t *s = device->first_segment; s; s = s->next) {
+    if (!s->fenced)
+      continue;
+    const block_t *last = s->first->next ? s->first->next : s->first;
+    bool is_right = !s->pages && s->size % device->granule == 0 && is_in_range(device, s) &&
+                    !last->next && last->size + device->granule > s->size &&
+                    (last == s->first || s->first->state == BLOCK_CLAIMED) &&
+                    last->state != BLOCK_READY && last->state != BLOCK_CACHED &&
+                    (last->state != BLOCK_PENDING || last->withheld || !RULE(FENCED_SERVES_ONCE));
+    if (!is_right)
+      return false;
+  }
+  return f->current <= f->count && f->count <= FENCE_RANGES &&
+         (f->current == f->count || f->used <= f->range[f->current].size);
+}

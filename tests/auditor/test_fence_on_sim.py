@@ -1,0 +1,335 @@
+"""audit(fence=True) on the simulated device: what is freed is unmapped, and an access to it faults
+and is named. No kernel runs there: accesses are copies and fills of the CUDA runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS / "shim"))
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+import build  # noqa: E402
+
+HEAD = """
+import ctypes, json, random
+import simulated
+import torch
+import esper_alloc
+from esper_alloc import _torch
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+SIZE = 1 << 20
+PAGE = 2 << 20
+runtime = ctypes.CDLL(None)
+runtime.cudaMemsetAsync.argtypes = [
+    ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
+]
+
+
+def block(size=SIZE):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def write(address, size=1):
+    "What a stray kernel does, which PyTorch does not see."
+    runtime.cudaMemsetAsync(address, 7, size, None)
+
+
+def settle():
+    "What was enqueued is over, and the allocator finds that."
+    simulated.time_passes()
+    torch.cuda.synchronize()
+    x = block(512)
+    del x
+
+
+def fault_of(run):
+    "What AuditError says of a part of a program."
+    try:
+        with esper_alloc.audit(fence=True) as report:
+            run()
+    except esper_alloc.AuditError as error:
+        assert error.fault is report.fault and str(error) == error.fault.text()
+        return error
+    return None
+
+
+def say(**answer):
+    print(json.dumps(answer))
+"""
+
+
+def run(library: Path, code: str, **env: str) -> Any:
+    return build.answer(library, HEAD + code, **{"SIM_MAPS_PAGES": "1", **env})
+
+
+def test_a_stray_write_after_the_free_faults_and_the_memory_is_named(library: Path) -> None:
+    found = run(
+        library,
+        """
+def use():
+    x = block()
+    at = x.data_ptr()
+    del x
+    return at
+
+
+def program():
+    at = use()
+    settle()
+    for _ in range(3):
+        block()
+    write(at)
+    torch.cuda.synchronize()
+
+
+error = fault_of(program)
+last = error.fault.freed
+mine = [one for one in last if one.freed.frames[0].function == "use"]
+say(cause=str(error.__cause__).splitlines()[0], suspects=len(error.fault.suspects),
+    functions=[one.allocated.frames[1].function for one in mine], size=mine[0].size,
+    ago=mine[0].frees_ago, order=[one.frees_ago for one in last], text=str(error))
+""",
+    )
+    assert "illegal memory access" in found["cause"]
+    assert found["functions"] == ["use"] and found["size"] == 1 << 20
+    assert found["ago"] == 4 and found["order"] == [0, 1, 2, 3, 4]
+    assert found["suspects"] == 0
+    assert "an access faulted" in found["text"] and "4 frees later" in found["text"]
+
+
+def test_a_stray_read_and_an_overrun_fault_too(library: Path) -> None:
+    for stray in (
+        "torch.cuda.cudart(); runtime.cudaMemcpyAsync(ctypes.c_void_p(host.data_ptr()), "
+        "ctypes.c_void_p(at), ctypes.c_size_t(4), 2, None)",
+        "write(y.data_ptr() + SIZE)",
+    ):
+        found = run(
+            library,
+            f"""
+host = torch.empty(4)
+y = None
+
+def program():
+    global y
+    x = block()
+    at = x.data_ptr()
+    y = block()
+    del x
+    settle()
+    {stray}
+
+
+say(fault=fault_of(program) is not None)
+""",
+        )
+        assert found == {"fault": True}
+
+
+def test_an_operator_on_freed_memory_is_a_suspect_before_cuda_knows(library: Path) -> None:
+    found = run(
+        library,
+        """
+class Borrowed:
+    "Memory that nothing keeps, as by another library."
+    def __init__(self, address):
+        self.__cuda_array_interface__ = {
+            "shape": (SIZE,), "typestr": "|u1", "data": (address, False), "version": 3,
+        }
+
+
+def program():
+    x = block()
+    y = torch.as_tensor(Borrowed(x.data_ptr()), device="cuda")
+    z = block()
+    del x
+    settle()
+    z.copy_(y)
+
+
+error = fault_of(program)
+[[finding, freed]] = error.fault.suspects
+say(kind=finding.kind, line=finding.place.frames[0].function, operator=finding.later.operator,
+    freed=finding.freed.frames[0].function, same=freed.address == finding.address,
+    text=error.fault.text(), found=[f.kind for f in error.findings])
+""",
+    )
+    text = found.pop("text")
+    assert found == {
+        "kind": "used-after-free", "line": "program", "operator": "aten::copy_",
+        "freed": "program", "same": True, "found": ["used-after-free"],
+    }  # fmt: skip
+    assert "Suspects, the likeliest first" in text and "used after it was freed" in text
+
+
+def test_unordered_work_before_the_free_is_a_suspect(library: Path) -> None:
+    found = run(
+        library,
+        """
+def later():
+    x = block()
+    y = block()
+    at = x.data_ptr()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        y.copy_(x)
+    del x
+    settle()
+    write(at)
+
+
+error = fault_of(later)
+say(suspects=[[f.kind, f.freed.frames[0].function, freed is not None]
+              for f, freed in error.fault.suspects])
+""",
+    )
+    assert found["suspects"] == [["freed-in-use", "later", True]]
+
+
+def test_a_correct_program_with_many_frees_does_not_fault(library: Path) -> None:
+    found = run(
+        library,
+        """
+live, seen = {}, set()
+random.seed(1)
+
+
+def program():
+    for step in range(3000):
+        k = random.randrange(40)
+        if k in live:
+            x, value = live.pop(k)
+            stream = random.choice([main, side])
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                assert bool((x[:8].cpu() == value).all()) and int(x[-1].cpu()) == value
+            if stream is side:
+                x.record_stream(side)
+        else:
+            value = step % 256
+            x = block(random.choice([100, 5000, SIZE, 3 * SIZE]))
+            assert x.data_ptr() not in seen
+            seen.add(x.data_ptr())
+            x.copy_(torch.full(x.shape, value, dtype=torch.uint8))
+            live[k] = x, value
+        if step % 10 == 0:
+            simulated.time_passes()
+
+
+error = fault_of(program)
+live.clear()
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+say(error=str(error), valid=simulated.core_is_valid(), mappings=simulated.mappings(),
+    frees=len(seen) > 1000)
+""",
+    )
+    assert found == {"error": "None", "valid": True, "mappings": 0, "frees": True}
+
+
+def test_an_address_from_elsewhere_is_looked_up(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit(fence=True) as report:
+    x = block()
+    at = x.data_ptr()
+    live = report.freed_at(at)
+    del x
+    found = report.freed_at(at + 100)
+say(live=live, address=found.address == at, beyond=report.freed_at(at + SIZE),
+    text=str(found), fault=report.fault)
+""",
+    )
+    assert found["live"] is None and found["beyond"] is None and found["fault"] is None
+    assert found["address"] and "the last free" in found["text"]
+
+
+def test_the_records_of_frees_are_bounded(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit(fence=True) as report:
+    x = block(512)
+    first = x.data_ptr()
+    del x
+    for _ in range((1 << 16) - 1):
+        block(512)
+    kept = report.freed_at(first) is not None
+    block(512)
+    gone = report.freed_at(first) is None
+say(kept=kept, gone=gone, most=len(_torch.audit_freed(1 << 20, False)))
+""",
+        SIM_CAPACITY_MB="4096",  # so that the addresses do not come round
+    )
+    assert found == {"kept": True, "gone": True, "most": 1 << 16}
+
+
+@pytest.mark.parametrize(
+    "env, arguments, said",
+    [
+        ({"ESPER_SIMULATED_ALLOCATOR": "native"}, "fence=True", "on esper_alloc's memory only"),
+        ({}, "fence=True, poison=True", "exclude each other"),
+        ({"SIM_MAPS_PAGES": ""}, "fence=True", "cannot map pages"),
+    ],
+)
+def test_where_there_can_be_no_fence_it_says_so(
+    library: Path, env: dict[str, str], arguments: str, said: str
+) -> None:
+    code = f"""
+before = block()
+try:
+    esper_alloc.audit({arguments}).__enter__()
+except (RuntimeError, ValueError) as error:
+    say(said=str(error), running=_torch.audit_state()[0])
+block()
+"""
+    if env == {"SIM_MAPS_PAGES": ""}:
+        code = HEAD + code
+        found = build.answer(library, code)
+    else:
+        found = run(library, code, **env)
+    assert said in found["said"] and not found["running"]
+
+
+def test_the_command_tells_of_the_fault_at_its_end(library: Path, tmp_path: Path) -> None:
+    script = tmp_path / "stray.py"
+    script.write_text(
+        HEAD
+        + """
+def use():
+    x = block()
+    at = x.data_ptr()
+    del x
+    return at
+
+at = use()
+settle()
+write(at)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "import simulated, runpy, sys; sys.argv[0] = 'esper_alloc'; "
+         "from esper_alloc.cli.main import main; sys.exit(main(sys.argv[1:]))",
+         "audit", "--fence", "--json", str(script)],
+        env={**os.environ, **build.environment(library), "SIM_MAPS_PAGES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    said = json.loads(done.stderr[done.stderr.index("{") :])
+    assert "illegal memory access" in said["fault"]["error"]
+    functions = [one["freed"]["frames"][0]["function"] for one in said["fault"]["freed"]]
+    assert functions == ["settle", "use"]

@@ -1,0 +1,294 @@
+/* Fences: pages of its own for each allocation, gone after its end. */
+#include "core/memory/fence.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "memory/pages_world.h"
+
+static const size_t PAGE = 2 * MIB;
+
+static void begin_fenced(size_t mib)
+{
+  begin_with(mib, NULL);
+  CHECK_OK(esper_fence(w.core, 1));
+}
+
+/* The work of r and of s is over, and the next free finds that. */
+static void time_passes(void)
+{
+  sim_run_all(w.s);
+  world_free(&w, get(1, w.stream[3]));
+}
+
+static bool is_mapped(const void *p)
+{
+  return sim_may_access(w.s, 0, p, 512);
+}
+
+static bool is_fenced(const void *p)
+{
+  esper_block_info info;
+  CHECK_OK(esper_find_block(w.core, p, &info));
+  return info.fenced;
+}
+
+TEST(an_allocation_ends_with_its_pages)
+{
+  begin_fenced(256);
+  static const size_t SIZES[] = {1, 512, 700, 2 * MIB - 512, 2 * MIB, 2 * MIB + 1, 20 * MIB};
+  for (size_t i = 0; i < sizeof SIZES / sizeof *SIZES; i++) {
+    char *p = world_malloc(&w, SIZES[i], r);
+    size_t size = world_size(&w, p);
+    CHECK(is_fenced(p));
+    CHECK_EQ(((uintptr_t)p + size) % PAGE, 0);
+    CHECK(is_mapped(p) && is_mapped(p + size - 512) && !is_mapped(p + size));
+    world_check(&w);
+  }
+  CHECK_EQ(reserved(), 2 + 2 + 2 + 2 + 2 + 4 + 20);
+  end();
+}
+
+TEST(freed_memory_is_unmapped_and_its_addresses_stay_unused)
+{
+  begin_fenced(64);
+  char *seen[100];
+  for (int i = 0; i < 100; i++) {
+    seen[i] = used(1, r);
+    for (int k = 0; k < i; k++)
+      CHECK(seen[i] != seen[k] && !is_mapped(seen[k]));
+    world_free(&w, seen[i]);
+    CHECK(is_mapped(seen[i]));
+    time_passes();
+    CHECK(!is_mapped(seen[i]));
+  }
+  CHECK_EQ(reserved(), 2); /* what time_passes() has freed last */
+  CHECK_EQ(esper_fence_rounds(w.core), 0);
+  world_check(&w);
+  end();
+}
+
+TEST(work_of_the_owner_and_marked_work_keep_the_pages)
+{
+  begin_fenced(64);
+  char *p = used(1, r), *q = used(1, r);
+  world_read_on(&w, s, p, r);
+  world_use(&w, p, s, 0);
+  world_free(&w, p);
+  world_free(&w, q);
+  CHECK(is_mapped(p) && is_mapped(q));
+  world_run(&w, r);
+  world_free(&w, get(1, r));
+  CHECK(is_mapped(p) && !is_mapped(q));
+  time_passes();
+  CHECK(!is_mapped(p));
+  world_check(&w);
+  end();
+}
+
+TEST(a_short_device_waits_for_freed_memory)
+{
+  begin_fenced(8);
+  for (int i = 0; i < 20; i++)
+    world_free(&w, used(3, r)); /* two pages: the third must wait for the first */
+  world_check(&w);
+  void *p;
+  CHECK_STATUS(esper_malloc(w.core, 16 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  end();
+}
+
+TEST(what_was_cached_makes_room)
+{
+  begin_with(24, NULL);
+  world_free(&w, used(20, r));
+  CHECK_OK(esper_fence(w.core, 1));
+  char *p = get(20, r);
+  CHECK(is_fenced(p));
+  world_check(&w);
+  end();
+}
+
+TEST(pools_captures_and_what_is_live_have_none)
+{
+  begin();
+  void *before = get(1, r);
+  CHECK_OK(esper_fence(w.core, 1));
+  sim_capture_begin(w.s, 0, s.handle);
+  void *captured = get(1, s);
+  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
+  esper_pool *pool;
+  void *pooled;
+  CHECK_OK(esper_pool_create(w.core, 0, 1, 0, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, MIB, r, &pooled));
+  CHECK(!is_fenced(before) && !is_fenced(captured) && !is_fenced(pooled));
+  world_free(&w, before);
+  CHECK(is_mapped(before));
+  CHECK_OK(esper_free(w.core, pooled));
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  sim_graph_destroy(w.s, graph);
+  CHECK_OK(esper_fence(w.core, 0));
+  CHECK(!is_fenced(get(1, r)));
+  world_check(&w);
+  end();
+}
+
+TEST(memory_freed_after_the_fence_goes_too)
+{
+  begin_fenced(64);
+  char *p = used(1, r);
+  CHECK_OK(esper_fence(w.core, 0));
+  world_free(&w, p);
+  CHECK(is_mapped(p));
+  world_run(&w, r);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(!is_mapped(p));
+  end();
+}
+
+TEST(a_peer_sees_memory_behind_a_fence)
+{
+  sim_options options = {.devices = 2,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .virtual_memory = 1,
+                         .capacity = 64 * MIB};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  CHECK_OK(esper_fence(w.core, 1));
+  void *p = get(1, r);
+  CHECK(!sim_may_access(w.s, 1, p, MIB));
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  CHECK(sim_may_access(w.s, 1, p, MIB));
+  CHECK(sim_may_access(w.s, 1, get(1, r), MIB));
+  end();
+}
+
+/* The addresses of a device of 4 MiB are soon used up. */
+TEST(addresses_come_round_the_oldest_first)
+{
+  sim_options options = {.virtual_memory = 1, .oracle = SIM_ORACLE_KNOWN, .capacity = 4 * MIB};
+  world_begin_with(&w, &options, NULL);
+  r = w.stream[0];
+  CHECK_OK(esper_fence(w.core, 1));
+  char *stays = get(1, r), *first = get(1, r), *p = first;
+  uint64_t count = 0;
+  world_free(&w, first);
+  while (!esper_fence_rounds(w.core)) {
+    p = get(1, r);
+    world_free(&w, p);
+    CHECK(p != first || esper_fence_rounds(w.core));
+    CHECK(++count < 1000000);
+  }
+  CHECK(count > 200);
+  CHECK(p == first); /* past the live one */
+  CHECK(is_mapped(stays));
+  world_check(&w);
+  end();
+}
+
+TEST(without_pages_there_is_no_fence)
+{
+  world_begin(&w);
+  world_malloc(&w, MIB, w.stream[0]);
+  CHECK_STATUS(esper_fence(w.core, 1), ESPER_UNSUPPORTED);
+  CHECK(strstr(esper_last_error(), "cannot map pages"));
+  CHECK(!is_fenced(world_malloc(&w, MIB, w.stream[0])));
+  world_end(&w);
+
+  world_begin(&w); /* a device that nobody has used yet */
+  CHECK_OK(esper_fence(w.core, 1));
+  void *p;
+  CHECK_STATUS(esper_malloc(w.core, MIB, w.stream[0], &p), ESPER_UNSUPPORTED);
+  CHECK(strstr(esper_last_error(), "gets no fence"));
+  world_end(&w);
+}
+
+TEST(an_access_after_the_end_fails)
+{
+  begin_fenced(64);
+  world_note_failures(&w);
+  char *p = used(1, r);
+  world_free(&w, p);
+  time_passes();
+  sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ);
+  CHECK_EQ(w.failures, 1);
+  char *q = get(1, r);
+  sim_kernel(w.s, 0, r.handle, q + MIB, 512, SIM_WRITE);
+  CHECK_EQ(w.failures, 2);
+  world_free(&w, q);
+  end();
+}
+
+/* Streams allocate, write, mark, read and free at random; the oracle watches every unmapping. */
+TEST(random_programs_work_behind_fences)
+{
+  enum { LIVE = 24, STEPS = 20000 };
+  static struct {
+    char *p;
+    esper_stream owner;
+  } live[LIVE];
+  begin_fenced(256);
+  memset(live, 0, sizeof live);
+  srand(1);
+  for (int i = 0; i < STEPS; i++) {
+    int k = rand() % LIVE;
+    esper_stream other = w.stream[rand() % 4];
+    if (!live[k].p) {
+      live[k].owner = w.stream[rand() % 4];
+      live[k].p = world_malloc(&w, (size_t)(rand() % 5000 + 1) * KIB, live[k].owner);
+      world_kernel(&w, live[k].owner, live[k].p);
+      CHECK(is_fenced(live[k].p));
+    } else if (rand() % 3 == 0) {
+      world_read_on(&w, other, live[k].p, live[k].owner);
+      if (rand() % 2)
+        world_use(&w, live[k].p, other, 0);
+      else
+        world_record_stream(&w, live[k].p, other);
+    } else {
+      world_free(&w, live[k].p);
+      live[k].p = NULL;
+    }
+    if (rand() % 4 == 0)
+      world_run(&w, other);
+    if (i % 500 == 0)
+      world_check(&w);
+  }
+  end();
+}
+
+/* ---- threads ----------------------------------------------------------------- */
+
+enum { THREADS = 4, TURNS = 3000 };
+
+/* Each thread has a stream; what it does not free itself the next thread frees. */
+static _Atomic(void *) handed_over[THREADS];
+
+static void *allocate_and_free(void *number)
+{
+  int i = (int)(intptr_t)number;
+  for (int turn = 0; turn < TURNS; turn++) {
+    void *p = NULL;
+    CHECK_OK(esper_malloc(w.core, (size_t)(turn % 700 + 1) * 4096, w.stream[i], &p));
+    void *old = turn % 3 ? p : atomic_exchange(&handed_over[i], p);
+    CHECK_OK(esper_free(w.core, old));
+    old = atomic_exchange(&handed_over[(i + 1) % THREADS], NULL);
+    CHECK_OK(esper_free(w.core, old));
+    if (turn % 100 == 0)
+      CHECK_OK(esper_fence(w.core, turn % 200 == 0));
+  }
+  return NULL;
+}
+
+TEST(threads_share_the_addresses)
+{
+  sim_options options = {.virtual_memory = 1, .capacity = 256 * MIB};
+  pthread_t threads[THREADS];
+  world_begin_with(&w, &options, NULL);
+  for (int i = 0; i < THREADS; i++)
+    CHECK(!pthread_create(&threads[i], NULL, allocate_and_free, (void *)(intptr_t)i));
+  for (int i = 0; i < THREADS; i++)
+    CHECK(!pthread_join(threads[i], NULL));
+  for (int i = 0; i < THREADS; i++)
+    CHECK_OK(esper_free(w.core, atomic_exchange(&handed_over[i], NULL)));
+  CHECK(esper_core_is_valid(w.core));
+  end();
+}

@@ -1,0 +1,173 @@
+"""A fence on a GPU: stray accesses fault and are named, correct programs work.
+
+fence.py read | write | beside | unordered | overrun
+fence.py correct
+fence.py training
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from audit import Gpt, resident, training
+from device import OURS, report, use_allocator
+
+SIZE = 1 << 20
+
+KERNEL = """
+extern "C" __global__ void stray(float *at, int offset) { at[offset] = 1.0f; }
+"""
+
+
+class Borrowed:
+    """Memory that nothing keeps, as another library may hand it over."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(x.shape),
+            "typestr": "<f4",
+            "data": (x.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def borrow(x: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(Borrowed(x), device="cuda")
+
+
+def wait_and_let_the_allocator_look() -> None:
+    """What was freed is unmapped: nothing that it waits for is left."""
+    torch.cuda.current_stream().synchronize()
+    x = torch.empty(128, device="cuda")
+    del x
+
+
+def freed() -> torch.Tensor:
+    """Borrowed memory whose tensor is gone."""
+    x = torch.ones(SIZE, device="cuda")
+    y = borrow(x)
+    del x
+    wait_and_let_the_allocator_look()
+    return y
+
+
+def read() -> None:
+    y = freed()
+    torch.empty(SIZE, device="cuda").copy_(y)
+
+
+def write() -> None:
+    freed().fill_(2.0)
+
+
+def beside() -> None:
+    """A kernel that is no operator."""
+    stray = torch.cuda._compile_kernel(KERNEL, "stray")
+    stray((1, 1, 1), (1, 1, 1), (freed(), 0))
+
+
+def overrun() -> None:
+    stray = torch.cuda._compile_kernel(KERNEL, "stray")
+    x = torch.ones(SIZE, device="cuda")
+    stray((1, 1, 1), (1, 1, 1), (x, SIZE))
+
+
+def unordered() -> None:
+    """A side stream reads late, unmarked, what the idle main stream frees."""
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    x, y = torch.ones(SIZE, device="cuda"), torch.empty(SIZE, device="cuda")
+    side.wait_stream(main)
+    main.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(2_000_000_000)
+        y.copy_(x)
+    del x
+    wait_and_let_the_allocator_look()
+    torch.cuda.synchronize()
+
+
+def faults(program: Callable[[], None]) -> None:
+    import esper_alloc
+
+    try:
+        with esper_alloc.audit(fence=True):
+            program()
+    except esper_alloc.AuditError as error:
+        fault = error.fault
+        assert fault is not None, error
+        report(
+            fault=fault.error,
+            suspects=[
+                [finding.kind, finding.place.frames[0].function] for finding, _ in fault.suspects
+            ],
+            freed=[one.freed.frames[0].function for one in fault.freed],
+            text=fault.text(),
+        )
+    else:
+        report(fault=None)
+
+
+def correct() -> None:
+    """Many allocations with patterns, on two streams, and frees of all of them."""
+    import esper_alloc
+
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    random.seed(1)
+    live: dict[int, tuple[torch.Tensor, float]] = {}
+    seen: set[int] = set()
+    wrong = torch.zeros((), device="cuda")
+    with esper_alloc.audit(fence=True) as found:
+        for step in range(5000):
+            k = random.randrange(50)
+            if k in live:
+                x, value = live.pop(k)
+                side.wait_stream(main)
+                with torch.cuda.stream(side):
+                    wrong += (x != value).sum()
+                esper_alloc.record_use(x, side)
+                del x
+            else:
+                size = random.choice([10, 1000, SIZE, 5 * SIZE])
+                x = torch.full((size,), float(step % 1000), device="cuda")
+                live[k] = x, float(step % 1000)
+                seen.add(x.data_ptr())
+        main.wait_stream(side)
+        live.clear()
+    report(fault=found.fault, wrong=float(wrong), findings=len(found.findings),
+           addresses=len(seen), allocated=step, text=found.text())  # fmt: skip
+
+
+def trained(fences: bool) -> dict[str, object]:
+    import esper_alloc
+
+    torch.manual_seed(0)
+    model = Gpt().cuda()
+    step = training(model, model.parameters(), resident())
+    with esper_alloc.audit(fence=fences) as found:
+        step()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        losses = [float(step()) for _ in range(6)]  # type: ignore[arg-type]
+        seconds = (time.perf_counter() - begin) / 6
+        peak = torch.cuda.max_memory_reserved() >> 20
+    return {
+        "losses": losses, "seconds": seconds, "reserved": peak, "fault": str(found.fault),
+        "findings": len(found.findings),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    use_allocator(OURS)
+    name = sys.argv[1]
+    if name == "training":
+        report(plain=trained(False), fenced=trained(True))
+    elif name == "correct":
+        correct()
+    else:
+        faults({"read": read, "write": write, "beside": beside, "overrun": overrun,
+                "unordered": unordered}[name])  # fmt: skip

@@ -1,0 +1,43 @@
+"""audit(fence=True) on a GPU: stray accesses fault at once and are named; correct programs end."""
+
+from __future__ import annotations
+
+import pytest
+from scenario import run_program
+
+
+@pytest.mark.parametrize(
+    "stray, suspects",
+    [
+        ("read", [["used-after-free", "read"]]),
+        ("write", [["used-after-free", "write"]]),
+        ("beside", []),
+        ("overrun", []),
+        ("unordered", [["freed-in-use", "unordered"]]),
+    ],
+)
+def test_a_stray_access_faults_and_is_named(stray: str, suspects: list[list[str]]) -> None:
+    found = run_program("fence", stray)
+    assert found["fault"] and "illegal memory access" in found["fault"]
+    assert found["suspects"] == suspects, found["text"]
+    if stray in ("read", "write", "beside"):
+        assert "freed" in found["freed"], found["text"]
+    if stray == "unordered":
+        assert "unordered" in found["freed"], found["text"]
+
+
+def test_a_correct_program_with_many_frees_does_not_fault() -> None:
+    found = run_program("fence", "correct")
+    assert found["fault"] is None and found["findings"] == 0, found["text"]
+    assert found["wrong"] == 0
+    assert found["addresses"] > 2000  # every one is new
+
+
+def test_training_behind_fences(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_program("fence", "training", env={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    plain, fenced = found["plain"], found["fenced"]
+    assert fenced["fault"] == "None" and fenced["findings"] == 0
+    assert fenced["losses"] == pytest.approx(plain["losses"], rel=1e-2)
+    with capsys.disabled():
+        print(f"\nstep {plain['seconds']:.3f} s, behind fences {fenced['seconds']:.3f} s; reserved "
+              f"{plain['reserved']} MiB, {fenced['reserved']} MiB")  # fmt: skip
