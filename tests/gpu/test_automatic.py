@@ -35,13 +35,19 @@ PROGRAMS = 200
 
 
 @pytest.mark.parametrize("segments", ["classic", "mapped"])
-def test_random_programs_without_a_mark_find_what_was_written(segments: str) -> None:
+@pytest.mark.parametrize("limit_mib", [0, 256], ids=["roomy", "short of memory"])
+def test_random_programs_without_a_mark_find_what_was_written(
+    limit_mib: int, segments: str
+) -> None:
+    """Of 10,000 with other seeds: tools/gpu --part automatic-programs."""
     env = {"ESPER_ALLOC_SEGMENTS": segments}
-    found = run_program("random_streams", "automatic", "1", str(PROGRAMS), env=env)
+    options = ("--programs", str(PROGRAMS), "--limit", str(limit_mib))
+    found = run_program("random_streams", *options, env=env)
     assert found["programs"] == PROGRAMS and found["checks"] > PROGRAMS
     assert found["failed"] == 0, found["first"]
 
 
 def test_without_automatic_uses_most_do_not() -> None:
-    found = run_program("random_streams", "marked", "1", "60", env=CLASSIC)
+    options = ("--uses", "marked", "--programs", "60")
+    found = run_program("random_streams", *options, env=CLASSIC)
     assert found["failed"] > 30
