@@ -173,10 +173,9 @@ void detail::expect_memory_on(c10::DeviceIndex device) noexcept
 // Every free comes here, and each question costs it some nanoseconds.
 void detail::begin_if_streams_exist() noexcept
 {
-  const uint64_t devices = devices_with_memory.load(std::memory_order_relaxed);
-  const auto count = std::min(c10::cuda::device_count(), most_devices);
-  for (c10::DeviceIndex device = 0; device < count && devices >> device != 0; ++device) {
-    if ((devices >> device & 1) && pools_have_streams(device)) {
+  uint64_t left = devices_with_memory.load(std::memory_order_relaxed);
+  for (; left != 0; left &= left - 1) {
+    if (pools_have_streams(static_cast<c10::DeviceIndex>(__builtin_ctzll(left)))) {
       begin_observing();
       return;
     }
@@ -193,8 +192,9 @@ void set_automatic_uses(bool on)
   std::lock_guard<std::mutex> lock(switching);
   if (on) {
     if (!has_callback() && !detail::waiting_for_stream.load()) {
-      if (core_if_made() != nullptr) {
-        devices_with_memory.store(~uint64_t{0}); // nobody knows which
+      const int devices = std::min(c10::cuda::device_count(), most_devices);
+      if (core_if_made() != nullptr && devices > 0) {
+        devices_with_memory.store(~uint64_t{0} >> (most_devices - devices)); // nobody knows which
       }
       detail::waiting_for_stream.store(true);
     }
