@@ -218,7 +218,8 @@ def main() -> int:
         left = max(options.seconds - (time.monotonic() - begin), 1.0)
         for one in alternate_cases(__file__, cases, rounds, timeout=400.0, seconds=left / 2):
             for name, result in one.items():
-                results.run or results.describe(result["machine"])
+                if results.run is None:
+                    results.describe(result["machine"])
                 found.setdefault(name, []).append(result["figures"])
     if not found:
         print("nothing was measured")
