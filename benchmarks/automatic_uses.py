@@ -6,6 +6,8 @@
 ``dropped``: the same with a new tensor each time, which is dropped at once: its event is
 recorded at the drop.
 
+``GPT-2 step``: train.py's, each batch copied on a stream of its own (goal: within 1%).
+
 Marked and automatic uses take turns in one process. Goal: 150 ns an operator.
 
 ``--cpu`` measures without a GPU what the callback costs an operator on CPU tensors, and prints
@@ -22,27 +24,35 @@ from collections.abc import Callable
 from common import OURS, Results, alternate, column, machine, nothing_measurable, parser, report
 
 REPEATS, CALLS = 31, 2000
+STEP_REPEATS, STEPS = 15, 5
 MOST_NS = 150.0  # an operator
-MOST_OF_ONE_STREAM = 1.01
+MOST_TIMES = 1.01  # of one stream, and of a step
 KINDS = ("marked", "automatic")
 OPERATORS = ("add", "view", "add of lists, a tensor")
 LIST = 100  # tensors
 ONE_STREAM = ("torch.empty and drop", "add")
+STEP = "prefetching GPT-2 step"
 
 Loop = Callable[[], object]
 
 
-def by_turns(choose: Callable[[str], None], call: Loop, drain: Loop) -> dict[str, float]:
-    """Median ns of `call` with each kind of uses; `drain` empties the device's queues."""
+def by_turns(
+    choose: Callable[[str], None], call: Loop, drain: Loop, whole: bool = False
+) -> dict[str, float]:
+    """Median ns of `call` with each kind of uses; `drain` empties the device's queues. `whole`:
+    `call` is a step of a job, and is over when the queues are empty."""
     figures: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for repeat in range(REPEATS + 1):
+    repeats, calls = (STEP_REPEATS, STEPS) if whole else (REPEATS, CALLS)
+    for repeat in range(repeats + 1):
         for kind in KINDS if repeat % 2 else reversed(KINDS):
             choose(kind)
             drain()
             begin = time.perf_counter_ns()
-            for _ in range(CALLS):
+            for _ in range(calls):
                 call()
-            taken = (time.perf_counter_ns() - begin) / CALLS
+            if whole:
+                drain()
+            taken = (time.perf_counter_ns() - begin) / calls
             drain()
             if repeat:  # the first is to warm up
                 figures[kind].append(taken)
@@ -78,6 +88,31 @@ def measure_operators(
     for name, call in calls.items():
         for kind, ns in by_turns(observe, call, drain).items():
             figures[f"{name}, {where}, {kind}"] = ns / (LIST if "lists" in name else 1)
+
+
+def prefetching() -> Loop:
+    """A training step whose batch is copied on a stream of its own, and marked."""
+    import torch
+    from train import gpt2
+
+    import esper_alloc
+    from esper_alloc import _torch
+
+    step = gpt2(False)
+    host = torch.randint(50257, (8, 1024)).pin_memory()
+    tokens = torch.empty_like(host, device="cuda")
+    copies, compute = torch.cuda.Stream(), torch.cuda.current_stream()
+
+    def call() -> None:
+        with torch.cuda.stream(copies):
+            batch = host.to("cuda", non_blocking=True)
+        compute.wait_stream(copies)
+        tokens.copy_(batch)
+        step()
+        if not _torch.is_observing():
+            esper_alloc.record_use(batch, compute)
+
+    return call
 
 
 def measure() -> dict:
@@ -120,20 +155,23 @@ def measure() -> dict:
                 torch.add(x, x, out=y)
 
         measure_operators(figures, "dropped", {"add": use_and_drop}, synchronize)
+    for kind, ns in by_turns(observe, prefetching(), synchronize, whole=True).items():
+        figures[f"{STEP}, {kind}"] = ns / 1e6
     return {"machine": machine(), "figures": figures}
 
 
 def add_rows(results: Results, ours: list[dict[str, float]]) -> None:
-    def row(name: str, goal: float | None, judged: str = "difference") -> None:
+    def row(name: str, goal: float | None, judged: str = "difference", unit: str = "ns") -> None:
         automatic, marked = (column(ours, f"{name}, {kind}") for kind in reversed(KINDS))
-        results.row(name, "ns", automatic, marked, "marked uses", goal, judged)
+        results.row(name, unit, automatic, marked, "marked uses", goal, judged)
 
     for name in ONE_STREAM:
-        row(f"{name}, one stream", MOST_OF_ONE_STREAM, "ratio")
+        row(f"{name}, one stream", MOST_TIMES, "ratio")
     for where in ("at home", "elsewhere"):
         for name in OPERATORS:
             row(f"{name}, {where}", MOST_NS)
     row("add, dropped", None)
+    row(STEP, MOST_TIMES, "ratio", "ms")
 
 
 def on_the_cpu() -> None:

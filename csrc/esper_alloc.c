@@ -196,7 +196,7 @@ esper_status esper_alloc_touch(const void *ptr, void *stream)
   if (!core)
     return ESPER_UNSUPPORTED;
   esper_status status = from_cuda(esper_cuda_stream_device(stream, &device));
-  return status == ESPER_OK ? esper_note_use(core, ptr, stream_of(stream, device)) : status;
+  return status == ESPER_OK ? esper_note_use(core, &ptr, 1, stream_of(stream, device)) : status;
 }
 
 void esper_alloc_init(int device_count)

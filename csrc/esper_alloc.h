@@ -228,11 +228,13 @@ ESPER_API esper_status esper_record_use_event(esper_core *core, const void *cons
  * is not within a live block of this core. */
 ESPER_API esper_status esper_record_stream(esper_core *core, const void *ptr, esper_stream stream);
 
-/* For embedders that observe what is used: the same, before or after the work is enqueued, as long
- * as `ptr` is live. Takes no lock if `ptr` is the first address of a block that is the stream's own,
- * or has such a use already. Memory from outside the capture that the stream is in counts as used,
- * even if it is the stream's own. Addresses outside the live blocks are skipped. */
-ESPER_API esper_status esper_note_use(esper_core *core, const void *ptr, esper_stream stream);
+/* For embedders that observe what is used: the same for `count` addresses, before or after the work
+ * is enqueued, as long as they are live. Takes no lock for the first address of a block that is the
+ * stream's own, or has such a use already. Memory from outside the capture that the stream is in
+ * counts as used, even if it is the stream's own. Addresses outside the live blocks are skipped. The
+ * status is that of the first address that could not be noted; the others are noted all the same. */
+ESPER_API esper_status esper_note_use(esper_core *core, const void *const *ptrs, size_t count,
+                                      esper_stream stream);
 
 /* Makes the later free of all memory that is live now wait for everything enqueued by then on any
  * stream of any device. For embedders that begin to observe: streams may have been used before.

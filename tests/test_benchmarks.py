@@ -39,6 +39,7 @@ MODULES = (
     "malloc_times",
     "pair",
     "automatic_uses",
+    "auditor",
     "threads",
     "churn",
     "pages",
@@ -1269,11 +1270,13 @@ def test_rows_of_automatic_uses(tmp_path: Path) -> None:
     ours["add, one stream, automatic"] = 1011.0
     ours["view, at home, automatic"] = 1150.0
     ours["view, elsewhere, automatic"] = 1151.0
+    ours |= {f"{module.STEP}, marked": 60.0, f"{module.STEP}, automatic": 61.0}
     module.add_rows(made, [ours])
     rows = {name: row for (name, _), row in rows_of(made).items()}
-    assert list(rows) == names and made.complete
+    assert list(rows) == [*names, module.STEP] and made.complete
     missed = [name for name, row in rows.items() if row["met"] is False]
-    assert missed == ["add, one stream", "view, elsewhere"]
+    assert missed == ["add, one stream", "view, elsewhere", module.STEP]
+    assert rows[module.STEP]["unit"] == "ms"
     assert rows["add, dropped"]["goal"] is None
 
 
@@ -1299,6 +1302,52 @@ def test_automatic_uses_and_marked_ones_take_turns(monkeypatch: pytest.MonkeyPat
     assert set(found) == set(module.KINDS) and all(ns > 0 for ns in found.values())
     assert chosen == ["automatic", "marked", "marked", "automatic"] * 2
     assert calls.count("marked") == calls.count("automatic") == 8
+    drained: list[int] = []
+    monkeypatch.setattr(module, "STEP_REPEATS", 1)
+    calls.clear()
+    module.by_turns(
+        chosen.append,
+        lambda: calls.append(chosen[-1]),
+        lambda: drained.append(len(calls)),
+        whole=True,
+    )
+    assert drained == [0, 5, 5, 5, 10, 10, 10, 15, 15, 15, 20, 20]  # after each measurement, too
+
+
+def test_rows_of_the_auditor(tmp_path: Path) -> None:
+    module, made = load("auditor"), results(tmp_path)
+    bug, race = ["freed-in-use", 9], ["race", 9]
+    audit = {"a_wrong": [[bug], [bug]], "b_wrong": [[bug], []], "a_right": [[], []]}
+    sanitizer = {"a_wrong": [[bug], []], "b_wrong": [[bug], [race]], "a_right": [[], [race]]}
+    module.add_rows(
+        made,
+        {
+            "step, ours": [{"audited": 290.0, "alone": 100.0}],
+            "step, native": [{"audited": 310.0, "alone": 100.0}],
+            "poison": [{"audited": 900.0, "alone": 100.0}],
+            "memory": [{"late": 109.0, "early": 100.0}],
+            "corpus": [{"audit": audit, "sanitizer": sanitizer}],
+        },
+    )
+    rows = {name: row for (name, _), row in rows_of(made).items()}
+    assert {name: (row["ours"], row["peer"]) for name, row in rows.items() if ":" in name} == {
+        "missed: a_wrong": (0, 1),
+        "missed: b_wrong": (1, 0),
+        "reports: a_right": (0, 1),
+    }
+    assert rows["bugs missed, of 2"]["ours"] == 1
+    assert rows["correct programs reported, of 1"]["peer"] == 1
+    missed = [name for name, row in rows.items() if row["met"] is False]
+    assert missed == ["GPT-2 step under native, audited", "missed: b_wrong", "bugs missed, of 2"]
+    assert rows["GPT-2 step, audited with poison"]["goal"] is None
+    assert rows["host memory after 1,000,000 operators"]["met"]
+
+
+def test_the_corpus_of_the_auditor_is_what_is_run() -> None:
+    module = load("auditor")
+    names = module.names()
+    assert len(names) > 40 and not any(name.startswith("marked/") for name in names)
+    assert all((module.PROGRAMS.parent / "corpus" / f"{name}.py").is_file() for name in names)
 
 
 def test_rows_of_threads(tmp_path: Path) -> None:

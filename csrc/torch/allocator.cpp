@@ -130,8 +130,9 @@ void *Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream)
   if (C10_UNLIKELY(!isEnabled())) {
     return allocate_uncached(size);
   }
-  expect_allocation(stream);
-  return allocate_on(to_esper(stream, current_device()), size);
+  const c10::DeviceIndex device = current_device();
+  expect_allocation(stream, device);
+  return allocate_on(to_esper(stream, device), size);
 }
 
 void Allocator::raw_delete(void *ptr)

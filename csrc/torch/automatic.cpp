@@ -5,6 +5,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "core_api.h"
@@ -21,6 +22,10 @@ namespace
 
 using c10::cuda::CUDAStream;
 
+// Devices that may have memory, a bit each. Known only while a stream is waited for.
+std::atomic<uint64_t> devices_with_memory{0};
+constexpr c10::DeviceIndex most_devices = 64;
+
 std::mutex switching;
 std::atomic<at::CallbackHandle> callback{at::INVALID_CALLBACK_HANDLE};
 
@@ -29,26 +34,66 @@ bool has_callback()
   return callback.load(std::memory_order_relaxed) != at::INVALID_CALLBACK_HANDLE;
 }
 
-void note(const Access &access)
+// What an operator uses. Its tensors are mostly on one device, so they are noted together, and the
+// current stream is asked for once.
+class Uses
 {
-  if (esper_core *made = core_if_made()) {
-    check(capi().note_use(made, access.data, to_esper(access.stream)), "noting a use");
+  static constexpr size_t most = 16;
+  const void *addresses_[most];
+  size_t count_ = 0;
+  c10::DeviceIndex device_ = -1;
+  std::exception_ptr failure_;
+
+  void note()
+  {
+    esper_core *made = core_if_made();
+    try {
+      if (made != nullptr) {
+        const esper_stream stream = to_esper(c10::cuda::getCurrentCUDAStream(device_));
+        check(capi().note_use(made, addresses_, count_, stream), "noting a use");
+      }
+    } catch (...) { // no host memory; the others are noted
+      failure_ = std::current_exception();
+    }
+    count_ = 0;
   }
-}
+
+public:
+  template <class Value>
+  void add(const Value &value)
+  {
+    each_storage(value, [this](const void *data, c10::DeviceIndex device, const c10::TensorImpl &) {
+      if (C10_UNLIKELY(count_ == most || device != device_)) {
+        note_added();
+        device_ = device;
+      }
+      addresses_[count_++] = data;
+    });
+  }
+
+  void note_added()
+  {
+    if (count_ > 0) {
+      note();
+    }
+  }
+
+  void finish()
+  {
+    note_added();
+    if (C10_UNLIKELY(failure_ != nullptr)) {
+      std::rethrow_exception(failure_);
+    }
+  }
+};
 
 std::unique_ptr<at::ObserverContext> note_inputs(const at::RecordFunction &operation)
 {
-  std::exception_ptr failure;
+  Uses uses;
   for (const c10::IValue &input : operation.inputs()) {
-    try {
-      each_access(input, note);
-    } catch (...) { // no host memory; the others are noted
-      failure = std::current_exception();
-    }
+    uses.add(input);
   }
-  if (C10_UNLIKELY(failure != nullptr)) {
-    std::rethrow_exception(failure);
-  }
+  uses.finish();
   return nullptr;
 }
 
@@ -59,10 +104,10 @@ bool pools_have_streams(c10::DeviceIndex device)
   return CUDAStream::unpack3(first_of_pool, device, c10::DeviceType::CUDA).stream() != nullptr;
 }
 
-void note_object(PyObject *value)
+void add_object(PyObject *value, Uses &uses)
 {
   if (THPVariable_Check(value)) {
-    each_access(*THPVariable_Unpack(value).unsafeGetTensorImpl(), note);
+    uses.add(*THPVariable_Unpack(value).unsafeGetTensorImpl());
     return;
   }
   if (!PyTuple_Check(value) && !PyList_Check(value)) {
@@ -79,11 +124,11 @@ void note_object(PyObject *value)
   } leave;
   if (PyTuple_Check(value)) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) {
-      note_object(PyTuple_GET_ITEM(value, i));
+      add_object(PyTuple_GET_ITEM(value, i), uses);
     }
   } else {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
-      note_object(PyList_GET_ITEM(value, i));
+      add_object(PyList_GET_ITEM(value, i), uses);
     }
   }
 }
@@ -113,11 +158,24 @@ void detail::begin_observing() noexcept
   }
 }
 
+void detail::expect_memory_on(c10::DeviceIndex device) noexcept
+{
+  if (device >= most_devices) {
+    begin_observing(); // as if there were a stream
+    return;
+  }
+  const uint64_t bit = uint64_t{1} << device;
+  if (!(devices_with_memory.load(std::memory_order_relaxed) & bit)) {
+    devices_with_memory.fetch_or(bit);
+  }
+}
+
+// Every free comes here, and each question costs it some nanoseconds.
 void detail::begin_if_streams_exist() noexcept
 {
-  static const c10::DeviceIndex devices = c10::cuda::device_count();
-  for (c10::DeviceIndex device = 0; device < devices; ++device) {
-    if (pools_have_streams(device)) {
+  uint64_t left = devices_with_memory.load(std::memory_order_relaxed);
+  for (; left != 0; left &= left - 1) {
+    if (pools_have_streams(static_cast<c10::DeviceIndex>(__builtin_ctzll(left)))) {
       begin_observing();
       return;
     }
@@ -133,7 +191,11 @@ void set_automatic_uses(bool on)
 {
   std::lock_guard<std::mutex> lock(switching);
   if (on) {
-    if (!has_callback()) {
+    if (!has_callback() && !detail::waiting_for_stream.load()) {
+      const int devices = std::min(c10::cuda::device_count(), most_devices);
+      if (core_if_made() != nullptr && devices > 0) {
+        devices_with_memory.store(~uint64_t{0} >> (most_devices - devices)); // nobody knows which
+      }
       detail::waiting_for_stream.store(true);
     }
     return;
@@ -173,7 +235,9 @@ PyObject *note_uses(PyObject * /*module*/, PyObject *values)
 {
   HANDLE_TH_ERRORS
   if (has_callback()) {
-    note_object(values);
+    Uses uses;
+    add_object(values, uses);
+    uses.finish();
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

@@ -6,8 +6,8 @@
 //
 // A program that never leaves the default streams pays nothing for operators. The callback is
 // registered when there is another stream to run on, which the allocator's calls notice: at an
-// allocation on such a stream, and at a free once PyTorch has made the streams of its pools. Until
-// then no memory was reused too early, because nothing has been freed since the stream was made. But
+// allocation on such a stream, and at a free once PyTorch has made the streams of its pools, on a
+// device that has memory: operators run on a stream of the device of their tensors. Until then no memory was reused too early, because nothing has been freed since the stream was made. But
 // operators may have run on it, so memory that is live at that moment counts as used on all streams.
 #pragma once
 
@@ -24,6 +24,13 @@ namespace detail
 extern std::atomic<bool> waiting_for_stream; // automatic uses are on, but there is no callback yet
 void begin_if_streams_exist() noexcept;
 void begin_observing() noexcept;
+void expect_memory_on(c10::DeviceIndex device) noexcept;
+inline void expect_allocation(c10::DeviceIndex device, bool on_default_stream)
+{
+  if (C10_UNLIKELY(waiting_for_stream.load(std::memory_order_relaxed))) {
+    on_default_stream ? expect_memory_on(device) : begin_observing();
+  }
+}
 } // namespace detail
 
 // Turns automatic uses on or off.
@@ -34,17 +41,11 @@ bool are_uses_noted();
 // To be called before memory is allocated on the stream, and before memory is freed.
 inline void expect_allocation(c10::cuda::CUDAStream stream)
 {
-  if (C10_UNLIKELY(detail::waiting_for_stream.load(std::memory_order_relaxed)) &&
-      stream.id() != 0) {
-    detail::begin_observing();
-  }
+  detail::expect_allocation(stream.device_index(), stream.id() == 0);
 }
-inline void expect_allocation(cudaStream_t stream)
+inline void expect_allocation(cudaStream_t stream, c10::DeviceIndex device)
 {
-  if (C10_UNLIKELY(detail::waiting_for_stream.load(std::memory_order_relaxed)) &&
-      stream != nullptr && stream != cudaStreamLegacy) {
-    detail::begin_observing();
-  }
+  detail::expect_allocation(device, stream == nullptr || stream == cudaStreamLegacy);
 }
 inline void expect_free()
 {

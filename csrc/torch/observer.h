@@ -2,7 +2,7 @@
 // run on. Runs no Python and calls no operator.
 //
 // What wants to know registers a callback of at::RecordFunction for the start of each operator that
-// asks for the inputs, and passes them to each_access(). PyTorch calls it for nested operators too,
+// asks for the inputs, and passes them to each_storage() or each_access(). PyTorch calls it for nested operators too,
 // and for those of backward, on the thread and with the current stream that they run on. Results
 // that an operator allocates are not among its inputs: they belong to the current stream. Results
 // that it writes in place or to `out` are.
@@ -38,10 +38,11 @@ SparseParts sparse_parts(const c10::TensorImpl &tensor);
 
 } // namespace detail
 
-// Calls `see` with an Access to the tensor's memory, if it is a CUDA tensor with memory. Wrappers (of
-// functorch, functionalisation and subclasses) have none: operators on what they wrap follow.
+// Calls `see` with the first byte of the tensor's storage, its device and the tensor, if it is a CUDA
+// tensor with memory. Wrappers (of functorch, functionalisation and subclasses) have none: operators
+// on what they wrap follow.
 template <class See>
-void each_access(const c10::TensorImpl &tensor, const See &see)
+void each_storage(const c10::TensorImpl &tensor, const See &see)
 {
   if (!detail::is_cuda(tensor)) {
     return;
@@ -50,32 +51,42 @@ void each_access(const c10::TensorImpl &tensor, const See &see)
   if (C10_LIKELY(storage != nullptr)) {
     const c10::DataPtr &data = storage->_mutable_data_ptr_no_checks();
     if (data.get() != nullptr && data.device().is_cuda()) {
-      see(Access{data.get(), c10::cuda::getCurrentCUDAStream(data.device().index()), tensor});
+      see(data.get(), data.device().index(), tensor);
     }
     return;
   }
   for (const at::Tensor &part : detail::sparse_parts(tensor).part) {
     if (part.defined()) {
-      each_access(*part.unsafeGetTensorImpl(), see);
+      each_storage(*part.unsafeGetTensorImpl(), see);
     }
   }
 }
 
 // The same for an argument of an operator: a tensor, or a list of tensors or of lists.
 template <class See>
-void each_access(const c10::IValue &value, const See &see)
+void each_storage(const c10::IValue &value, const See &see)
 {
   if (value.isTensor()) {
-    each_access(*value.unsafeToTensorImpl(), see);
+    each_storage(*value.unsafeToTensorImpl(), see);
   } else if (value.isList()) {
     for (const c10::IValue &element : value.toListRef()) {
       if (element.isTensor() || element.isList()) {
-        each_access(element, see);
+        each_storage(element, see);
       } else if (!element.isNone()) {
         return; // a list of numbers
       }
     }
   }
+}
+
+// Calls `see` with an Access to the memory of a tensor or an argument, as each_storage does.
+template <class Value, class See>
+void each_access(const Value &value, const See &see)
+{
+  each_storage(value,
+               [&see](const void *data, c10::DeviceIndex device, const c10::TensorImpl &tensor) {
+                 see(Access{data, c10::cuda::getCurrentCUDAStream(device), tensor});
+               });
 }
 
 } // namespace esper

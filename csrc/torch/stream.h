@@ -25,7 +25,9 @@ inline esper_stream make_stream(cudaStream_t handle, c10::DeviceIndex device, bo
 
 inline esper_stream to_esper(c10::cuda::CUDAStream stream)
 {
-  return make_stream(stream.stream(), stream.device_index(), is_immortal(stream.id()));
+  // stream() is slow even for the default stream, whose handle is null.
+  cudaStream_t handle = stream.id() == 0 ? nullptr : stream.stream();
+  return make_stream(handle, stream.device_index(), is_immortal(stream.id()));
 }
 
 // For a bare handle. It is known to be a pool stream only if it is the current stream and that is

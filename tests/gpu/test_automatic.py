@@ -49,13 +49,19 @@ PROGRAMS = 200
 
 
 @pytest.mark.parametrize("segments", ["classic", "mapped"])
-def test_random_programs_without_a_mark_find_what_was_written(segments: str) -> None:
+@pytest.mark.parametrize("limit_mib", [0, 256], ids=["roomy", "short of memory"])
+def test_random_programs_without_a_mark_find_what_was_written(
+    limit_mib: int, segments: str
+) -> None:
+    """Of 10,000 with other seeds: tools/gpu --part automatic-programs."""
     env = {"ESPER_ALLOC_SEGMENTS": segments}
-    answer = run_program("random_streams", "automatic", "1", str(PROGRAMS), env=env)
+    options = ("--programs", str(PROGRAMS), "--limit", str(limit_mib))
+    answer = run_program("random_streams", *options, env=env)
     assert answer["programs"] == PROGRAMS and answer["checks"] > PROGRAMS
     assert answer["failed"] == 0, answer["first"]
 
 
 def test_without_automatic_uses_most_do_not() -> None:
-    answer = run_program("random_streams", "marked", "1", "60", env=CLASSIC)
+    options = ("--uses", "marked", "--programs", "60")
+    answer = run_program("random_streams", *options, env=CLASSIC)
     assert answer["failed"] > 30

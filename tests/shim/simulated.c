@@ -38,6 +38,11 @@ static void event_recorded(void *context, sim_call call, int device, void *strea
     sim_run_stream(device_of_all, device, stream, 1);
 }
 
+static void count_only(void *context, const char *report)
+{
+  (void)context, (void)report; /* sim_failures() counts */
+}
+
 void make(void)
 {
   const char *capacity = getenv("SIM_CAPACITY_MB");
@@ -45,11 +50,14 @@ void make(void)
   sim_options options = {.devices = 2,
                          .backed = 1,
                          .completion = SIM_WHEN_TOLD,
+                         .oracle = getenv("SIM_HAS_ORACLE") ? SIM_ORACLE_KNOWN : SIM_ORACLE_OFF,
                          .virtual_memory = getenv("SIM_MAPS_PAGES") != NULL,
                          .capacity = (size_t)(capacity ? atoi(capacity) : 1024) << 20};
   device_of_all = sim_create(&options);
   sim_set_sharing(device_of_all, getenv("SIM_KEEPS_PAGES") == NULL);
   sim_after_call(device_of_all, SIM_CALL_event_record, event_recorded, NULL);
+  if (options.oracle)
+    sim_on_failure(device_of_all, count_only, NULL);
 }
 
 static cudaError_t fail(cudaError_t error)
@@ -98,6 +106,23 @@ SHOWN const struct esper_capi *esper_on_sim(const struct esper_capi *original)
 SHOWN void sim_work(int device, void *stream)
 {
   sim_kernel(s(), device, stream, NULL, 0, SIM_READ);
+}
+/* Work that writes or reads memory, and who owns it: for the oracle. */
+SHOWN void sim_reach(int device, void *stream, const void *address, size_t size, int writes)
+{
+  sim_kernel(s(), device, stream, address, size, writes ? SIM_WRITE : SIM_READ);
+}
+SHOWN void sim_own(const void *address, size_t size, int device, void *stream)
+{
+  sim_owner_begin(s(), address, size, device, stream);
+}
+SHOWN void sim_disown(const void *address)
+{
+  sim_owner_end(s(), address);
+}
+SHOWN int sim_failed(void)
+{
+  return (int)sim_failures(s());
 }
 SHOWN void sim_pass(void)
 {

@@ -47,6 +47,34 @@ def work(stream: torch.cuda.Stream) -> None:
     library.sim_work(stream.device_index, stream.cuda_stream)
 
 
+library.sim_reach.argtypes = [ctypes.c_int, *2 * [ctypes.c_void_p], ctypes.c_size_t, ctypes.c_int]
+library.sim_own.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+library.sim_disown.argtypes = [ctypes.c_void_p]
+
+
+# For the oracle, which a process with SIM_HAS_ORACLE in its environment has.
+
+
+def reach(stream: torch.cuda.Stream, address: int, size: int, writes: bool) -> None:
+    """Enqueues work that reads or writes memory."""
+    library.sim_reach(stream.device_index, stream.cuda_stream, address, size, writes)
+
+
+def own(stream: torch.cuda.Stream, address: int, size: int) -> None:
+    """Memory was allocated on the stream: it fails if earlier work may still reach it."""
+    library.sim_own(address, size, stream.device_index, stream.cuda_stream)
+
+
+def disown(address: int) -> None:
+    """Memory is about to be freed."""
+    library.sim_disown(address)
+
+
+def failures() -> int:
+    """What the oracle found."""
+    return int(library.sim_failed())
+
+
 def time_passes() -> None:
     library.sim_pass()
 

@@ -275,7 +275,7 @@ say(observing=_torch.is_observing())
     "begin",
     [
         "torch.cuda.Stream(); del y",
-        "torch.cuda.Stream(1); del y",
+        "far = empty(1); torch.cuda.Stream(1); del y",
         "torch.Stream('cuda'); del y",
         "torch.cuda.Stream(); torch._C._cuda_cudaCachingAllocator_raw_delete(raw)",
         "torch.cuda.set_stream(torch.cuda.Stream()); z = empty()",
@@ -293,10 +293,45 @@ x, y = empty(), empty()
 raw = torch._C._cuda_cudaCachingAllocator_raw_alloc(512, 0)
 before = _torch.is_observing()
 {begin}
-say(before=before, after=_torch.is_observing(), x=uses_of(x), again=uses_of(empty()))
+say(before=before, after=_torch.is_observing(), x=sorted(set(uses_of(x))),
+    again=uses_of(empty()))
 """,
     )
     assert found == {"before": False, "after": True, "x": ["all"], "again": []}
+
+
+def test_streams_of_a_device_without_memory_begin_nothing(library: Path) -> None:
+    """Until it has memory, and something is freed."""
+    found = run(
+        library,
+        """
+x, y, z = empty(), empty(), empty()
+torch.cuda.Stream(1)
+del x
+before = _torch.is_observing()
+far = empty(1)
+allocated = _torch.is_observing()
+del y
+say(before=before, allocated=allocated, freed=_torch.is_observing(), z=uses_of(z))
+""",
+        ESPER_ALLOC_USES="automatic",
+    )
+    assert found == {"before": False, "allocated": False, "freed": True, "z": ["all", "all"]}
+
+
+def test_memory_from_before_automatic_uses_counts(library: Path) -> None:
+    found = run(
+        library,
+        """
+esper_alloc.enable(uses="marked")
+far, y = empty(1), empty()
+esper_alloc.enable(uses="automatic")
+torch.cuda.Stream(1)
+del y
+say(observing=_torch.is_observing())
+""",
+    )
+    assert found == {"observing": True}
 
 
 def test_work_before_the_callback_is_protected(library: Path) -> None:

@@ -103,11 +103,12 @@ esper_status esper_record_stream(esper_core *core, const void *ptr, esper_stream
   return status == ESPER_OK ? mark_stream(core, ptr, stream) : status;
 }
 
-esper_status esper_note_use(esper_core *core, const void *ptr, esper_stream stream)
+esper_status esper_note_use(esper_core *core, const void *const *ptrs, size_t count,
+                            esper_stream stream)
 {
   device_t *device;
   esper_status status = core_device(core, stream.device, &device);
-  return status == ESPER_OK ? note_use(core, ptr, stream) : status;
+  return status == ESPER_OK ? note_uses(core, ptrs, count, stream) : status;
 }
 
 esper_status esper_note_unseen_uses(esper_core *core)

@@ -246,15 +246,18 @@ static inline block_t *map_walk(const map_t *map, uintptr_t address, unsigned st
   return b && address_of(b) == address ? b : NULL;
 }
 
+__attribute__((noinline)) static block_t *find_locked(map_t *map, uintptr_t address)
+{
+  lock(&map->lock);
+  block_t *block = map_walk(map, address, ~0u);
+  unlock(&map->lock);
+  return block;
+}
+
 block_t *map_find(map_t *map, uintptr_t address)
 {
   block_t *block = map_walk(map, address, 64);
-  if (block)
-    return block;
-  lock(&map->lock);
-  block = map_walk(map, address, ~0u);
-  unlock(&map->lock);
-  return block;
+  return block ? block : find_locked(map, address);
 }
 
 /* ---- segments -------------------------------------------------------------- */

@@ -51,7 +51,8 @@ static esper_status note_inside(block_t *block, presented_t p)
   return own ? ESPER_OK : mark_attach(block, p.stream, NULL, USE_BY_RECORD_STREAM);
 }
 
-static esper_status note_slowly(core_t *core, const void *ptr, esper_stream as)
+__attribute__((noinline)) static esper_status note_slowly(core_t *core, const void *ptr,
+                                                          esper_stream as)
 {
   presented_t p;
   esper_status status = mark_present(core, as, &p);
@@ -91,15 +92,26 @@ static bool may_sleep(const core_t *core, const block_t *block)
          __atomic_load_n(&block->segment->asleep, __ATOMIC_RELAXED);
 }
 
-esper_status note_use(core_t *core, const void *ptr, esper_stream as)
+/* Whether a note says nothing new. `stream` NULL: nobody knows. */
+static inline bool says_nothing(core_t *core, const void *ptr, const stream_t *stream)
+{
+  const block_t *block = stream && ptr ? map_find(core->map, (uintptr_t)ptr) : NULL;
+  return block ? is_noted(block, stream) && !may_sleep(core, block) : !ptr;
+}
+
+esper_status note_uses(core_t *core, const void *const *ptrs, size_t count, esper_stream as)
 {
   const device_t *device = &core->devices[as.device];
   stream_t *stream = stream_immortal(core, device, as.handle);
-  const block_t *block = stream && ptr ? map_find(core->map, (uintptr_t)ptr) : NULL;
-  if (block && is_noted(block, stream) && !may_sleep(core, block) &&
-      !may_be_captured(device, stream, as.handle))
-    return ESPER_OK;
-  return ptr ? note_slowly(core, ptr, as) : ESPER_OK;
+  if (stream && may_be_captured(device, stream, as.handle))
+    stream = NULL;
+  esper_status status = ESPER_OK;
+  for (size_t i = 0; i < count; i++) {
+    esper_status one =
+        says_nothing(core, ptrs[i], stream) ? ESPER_OK : note_slowly(core, ptrs[i], as);
+    status = status == ESPER_OK ? one : status;
+  }
+  return status;
 }
 
 static esper_status note_on_all_streams(block_t *block)

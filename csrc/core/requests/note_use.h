@@ -5,7 +5,7 @@
 #include "../base/types.h"
 
 /* The functions of esper_alloc.h, after their arguments were checked. */
-esper_status note_use(core_t *core, const void *ptr, esper_stream as);
+esper_status note_uses(core_t *core, const void *const *ptrs, size_t count, esper_stream as);
 esper_status note_unseen_uses(core_t *core);
 
 #endif

@@ -8,7 +8,7 @@
 
 static void note(const void *ptr, esper_stream stream)
 {
-  CHECK_OK(esper_note_use(w.core, ptr, stream));
+  CHECK_OK(esper_note_use(w.core, &ptr, 1, stream));
 }
 
 static uint64_t uses(void)
@@ -176,7 +176,23 @@ TEST(an_address_inside_and_one_outside)
   note(&w, s);
   note(NULL, s);
   CHECK_EQ(uses(), 1);
-  CHECK_STATUS(esper_note_use(w.core, x, (esper_stream){.device = 7}), ESPER_INVALID);
+  const void *ptr = x;
+  CHECK_STATUS(esper_note_use(w.core, &ptr, 1, (esper_stream){.device = 7}), ESPER_INVALID);
+  end();
+}
+
+TEST(several_addresses_at_once)
+{
+  begin();
+  const void *ptrs[] = {world_malloc(&w, 12 * MIB, s), world_malloc(&w, 12 * MIB, r), NULL, &w,
+                        world_malloc(&w, 12 * MIB, r)};
+  CHECK_OK(esper_note_use(w.core, ptrs, 5, s));
+  CHECK_EQ(uses(), 2);
+  CHECK_OK(esper_note_use(w.core, ptrs, 5, s));
+  CHECK_EQ(uses(), 2);
+  CHECK_OK(esper_note_use(w.core, ptrs, 5, r));
+  CHECK_EQ(uses(), 3);
+  CHECK_OK(esper_note_use(w.core, NULL, 0, r));
   end();
 }
 
@@ -349,14 +365,14 @@ TEST(what_is_live_waits_for_streams_that_were_not_seen)
 TEST(a_note_without_host_memory_is_an_error)
 {
   begin();
-  void *x = world_malloc(&w, 512, r);
+  void *own = world_malloc(&w, 12 * MIB, s), *x = world_malloc(&w, 512, r);
   note(x, s); /* the stream is known from here on */
   size_t many = w.core->devices[0].uses.pieces;
   for (size_t i = 1; i < many; i++)
     note(world_malloc(&w, 512, r), s);
   void *y = world_malloc(&w, 512, r);
   check_limit_malloc(0);
-  esper_status status = esper_note_use(w.core, y, s);
+  esper_status status = esper_note_use(w.core, (const void *[]){own, y, own}, 3, s);
   esper_status all = esper_note_unseen_uses(w.core);
   check_limit_malloc(-1);
   CHECK_STATUS(status, ESPER_HOST_MEMORY);

@@ -216,7 +216,7 @@ TEST(what_was_noted_does_not_outlive_a_block_that_is_freed_asleep)
   used_as("t", 20 * MIB, r);
   void *p = used_as("t", 20 * MIB, r);
   used_as("t", 20 * MIB, r);
-  CHECK_OK(esper_note_use(w.core, p, s));
+  CHECK_OK(esper_note_use(w.core, (const void *[]){p}, 1, s));
   sleep_all_of("t");
   world_free(&w, p);
   world_run(&w, s);
@@ -225,7 +225,7 @@ TEST(what_was_noted_does_not_outlive_a_block_that_is_freed_asleep)
   CHECK(q == p);
   world_kernel(&w, r, q);
   world_run(&w, r);
-  CHECK_OK(esper_note_use(w.core, q, s));
+  CHECK_OK(esper_note_use(w.core, (const void *[]){q}, 1, s));
   world_read_on(&w, s, q, r);
   world_free(&w, q);
   CHECK(get_as("t", 20 * MIB, r) != q); /* which s may still read */
@@ -237,7 +237,7 @@ TEST(what_was_freed_asleep_and_is_over_does_not_come_back)
   begin();
   void *p = used_as("t", 20 * MIB, r);
   world_run(&w, r);
-  CHECK_OK(esper_note_use(w.core, p, s));
+  CHECK_OK(esper_note_use(w.core, (const void *[]){p}, 1, s));
   sleep_all_of("t");
   world_free(&w, p);
   sim_run_all(w.s);

@@ -456,7 +456,7 @@ static void do_record_use_event(thread *t)
 static esper_status use_until_free(thread *t, const void *ptr, esper_stream reader)
 {
   return chance(t, 2) ? esper_record_stream(t->p->core, ptr, reader)
-                      : esper_note_use(t->p->core, ptr, reader);
+                      : esper_note_use(t->p->core, &ptr, 1, reader);
 }
 
 static void do_record_stream(thread *t)

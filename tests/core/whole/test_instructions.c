@@ -141,11 +141,15 @@ static void hold_up_and_keep_one(void)
 /* As an observer makes them for every operator. */
 static void note_on_own_stream(void)
 {
-  esper_note_use(w.core, kept[0], w.stream[4]);
+  esper_note_use(w.core, (const void *[]){kept[0]}, 1, w.stream[4]);
+}
+static void note_three(void)
+{
+  esper_note_use(w.core, (const void *[]){kept[0], kept[0], kept[0]}, 3, w.stream[4]);
 }
 static void note_once_more(void)
 {
-  esper_note_use(w.core, kept[0], w.stream[5]);
+  esper_note_use(w.core, (const void *[]){kept[0]}, 1, w.stream[5]);
 }
 
 static const struct step {
@@ -165,7 +169,8 @@ static const struct step {
      hold_up_and_keep_one},
     {"a malloc that gates on one of 1,000 blocks", malloc_beside_pending, 4350, mark_and_free},
     {"a note on the block's own stream", note_on_own_stream, 180, keep_one},
-    {"a note that was made before", note_once_more, 180, keep_one},
+    {"three notes on their own stream", note_three, 330, keep_one},
+    {"a note that was made before", note_once_more, 190, keep_one},
 };
 
 /* ---- counting --------------------------------------------------------------- */

@@ -1023,7 +1023,7 @@ TEST(what_a_graph_reads_waits_for_the_stream_of_the_replay)
   CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
   sim_capture_begin(w.s, 0, r.handle);
   sim_kernel(w.s, 0, r.handle, x, X * MIB, SIM_READ);
-  CHECK_OK(esper_note_use(w.core, x, r));
+  CHECK_OK(esper_note_use(w.core, (const void *[]){x}, 1, r));
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
   CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
   world_wait(&w, t, r);

@@ -205,7 +205,7 @@ static void put_on_shelf(worker *t, void *p)
   if (q && !draw(t, 4))
     CHECK_OK(esper_record_stream(w.core, q, draw_stream(t)));
   if (q && !draw(t, 2))
-    CHECK_OK(esper_note_use(w.core, q, draw_stream(t)));
+    CHECK_OK(esper_note_use(w.core, (const void *[]){q}, 1, draw_stream(t)));
   if (q && !draw(t, 4))
     CHECK_OK(
         esper_record_use(w.core, &q, 1, draw_stream(t), draw(t, 8) ? 0 : ESPER_USE_NO_GATE, NULL));

@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from device import report, use_allocator
@@ -188,9 +189,46 @@ def branches() -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
+def hugging_face() -> None:
+    """GPT-2 of 124 M parameters as transformers has it, as in the benchmarks."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+    from train import gpt2
+
+    step = gpt2(small=False)
+    for _ in range(4):
+        step()
+
+
+def sharded() -> None:
+    """FSDP2 as its tutorial has it, which gathers and reduces on streams of its own; one rank."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = Gpt(layers=4).cuda()
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for layer in model.layers:
+            fully_shard(layer, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        batches = resident()
+        for _ in range(4):
+            model(next(batches)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.synchronize()
+    finally:
+        dist.destroy_process_group()
+
+
 CLEAN = {
-    one.__name__: one for one in (eager, prefetching, compiled, captured, checkpointed, branches)
-}
+    one.__name__: one
+    for one in (
+        eager, hugging_face, prefetching, compiled, captured, checkpointed, branches, sharded,
+    )
+}  # fmt: skip
 
 
 def clean(name: str) -> None:

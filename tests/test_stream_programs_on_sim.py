@@ -1,0 +1,46 @@
+"""Random programs over several streams, without a mark, on the simulated device: with automatic
+uses no memory is handed out while a program may still use it, and without them it mostly is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHIM = Path(__file__).resolve().parent / "shim"
+sys.path.insert(0, str(SHIM))
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+import build  # noqa: E402
+
+PROGRAMS = 200
+
+
+def run(library: Path, uses: str, **env: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, str(SHIM / "stream_programs_on_sim.py"), uses, "1", str(PROGRAMS)],
+        env={**os.environ, **build.environment(library), "SIM_HAS_ORACLE": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("env", [{}, {"SIM_MAPS_PAGES": "1"}], ids=["classic", "mapped"])
+def test_with_automatic_uses_none_goes_wrong(library: Path, env: dict[str, str]) -> None:
+    found = run(library, "automatic", **env)
+    assert found == {"programs": PROGRAMS, "failed": 0, "first": []}
+
+
+def test_without_them_most_do(library: Path) -> None:
+    assert run(library, "marked")["failed"] > PROGRAMS / 2
