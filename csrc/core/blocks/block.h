@@ -84,8 +84,8 @@ struct segment {
   uintptr_t address;
   size_t size; /* of the addresses */
   block_t *first;
-  size_t asleep;       /* bytes of its pages that sleep, a part of `bytes`; notes read it unlocked */
-  size_t absent;       /* and of those whose memory went back to the driver, a part of `asleep` */
+  size_t asleep; /* bytes of its pages that sleep, a part of `bytes`; notes read it unlocked */
+  size_t absent; /* and of those whose memory went back to the driver, a part of `asleep` */
   uint64_t fence_page; /* the driver's handle */
   size_t touched;      /* entries of `pages`, from the first on, that may have been used */
   block_t *holes;
