@@ -93,10 +93,10 @@ TEST(a_note_on_memory_that_is_awake_takes_no_lock_while_other_memory_sleeps)
   lock(&held->lock);
   check_on_another_thread(note_meanwhile, x); /* it ends */
   unlock(&held->lock);
-  CHECK_STATUS(esper_note_use(w.core, asleep, s), ESPER_ASLEEP);
-  CHECK_STATUS(esper_note_use(w.core, asleep, r), ESPER_ASLEEP);
+  CHECK_STATUS(esper_note_use(w.core, (const void *[]){asleep}, 1, s), ESPER_ASLEEP);
+  CHECK_STATUS(esper_note_use(w.core, (const void *[]){asleep}, 1, r), ESPER_ASLEEP);
   CHECK_OK(esper_wake(w.core, 0, &cold, 1, NULL));
-  CHECK_OK(esper_note_use(w.core, asleep, s));
+  CHECK_OK(esper_note_use(w.core, (const void *[]){asleep}, 1, s));
   end();
 }
 
