@@ -48,7 +48,7 @@ class Choice:
 
     name: str
     file: str
-    text: str  # stands there once; {} is the value
+    text: str  # stands there once; each {} is the value
     chosen: str
     alternatives: tuple[str, ...]
     policies: tuple[str, ...] = MAPPED
@@ -56,13 +56,13 @@ class Choice:
     def source(self, value: str) -> str:
         """The file with this value. Raises ChoiceError where it has no such text."""
         source = (ROOT / CORE / self.file).read_text()
-        now = self.text.format(self.chosen)
+        now = self.text.replace("{}", self.chosen)
         if source.count(now) != 1:
             raise ChoiceError(
                 f"{self.name}: {CORE / self.file} does not say {now!r} once: choices.py names "
                 "values that are there no more"
             )
-        return source.replace(now, self.text.format(value))
+        return source.replace(now, self.text.replace("{}", value))
 
 
 CHOICES = (
@@ -84,7 +84,11 @@ CHOICES = (
     ),
     Choice(
         "a page takes one part in this many of the slack that is left", "memory/grow.c",
-        "slack_left(g->device, created) / {} ", "2", ("1", "4", "8"),
+        "size = slack / {} > quarter ? slack / {} : quarter;", "2", ("1", "4", "8"),
+    ),
+    Choice(
+        "a page may take twice the slack up to such a part of the request", "memory/grow.c",
+        "least(2 * slack, g->size / {});", "4", ("2", "8", "SIZE_MAX"),
     ),
     Choice("least slack", "memory/slack.c", "SLACK_LEAST = {} ", "256 << 20", ("0", "64 << 20", "1024 << 20")),
     Choice("one part in this many is slack", "memory/slack.c", "SLACK_SHARE = {},", "25", ("10", "100")),
