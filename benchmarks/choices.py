@@ -48,7 +48,7 @@ class Choice:
 
     name: str
     file: str
-    text: str  # stands there once; each {} is the value
+    text: str  # stands there once; {} is the value
     chosen: str
     alternatives: tuple[str, ...]
     policies: tuple[str, ...] = MAPPED
@@ -56,13 +56,13 @@ class Choice:
     def source(self, value: str) -> str:
         """The file with this value. Raises ChoiceError where it has no such text."""
         source = (ROOT / CORE / self.file).read_text()
-        now = self.text.replace("{}", self.chosen)
+        now = self.text.format(self.chosen)
         if source.count(now) != 1:
             raise ChoiceError(
                 f"{self.name}: {CORE / self.file} does not say {now!r} once: choices.py names "
                 "values that are there no more"
             )
-        return source.replace(now, self.text.replace("{}", value))
+        return source.replace(now, self.text.format(value))
 
 
 CHOICES = (
@@ -84,7 +84,7 @@ CHOICES = (
     ),
     Choice(
         "a page takes one part in this many of the slack that is left", "memory/grow.c",
-        "size = slack / {} > quarter ? slack / {} : quarter;", "2", ("1", "4", "8"),
+        "half = slack / {};", "2", ("1", "4", "8"),
     ),
     Choice(
         "a page may take twice the slack up to such a part of the request", "memory/grow.c",

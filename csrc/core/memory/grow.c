@@ -154,8 +154,9 @@ static size_t new_page_size(const growth_t *g, size_t created)
     size_t small = least(g->size / SMALL_PAGE_SHARE, SMALL_PAGE);
     size = g->size;
     if (slack_is_for(g->heap->pool)) {
-      size_t slack = slack_left(g->device, created), quarter = least(2 * slack, g->size / 4);
-      size = slack / 2 > quarter ? slack / 2 : quarter;
+      size_t slack = slack_left(g->device, created), half = slack / 2;
+      size_t quarter = least(2 * slack, g->size / 4);
+      size = half > quarter ? half : quarter;
     }
     size = least(size > small ? size : small, g->size);
   }
