@@ -34,7 +34,7 @@ LAUNCHES = 20_000
 DRAIN = 200  # launches between two waits for the GPU: its queue never fills
 
 #: A kernel that does nothing.
-PTX = b".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry nothing() { ret; }\n"
+PTX = b".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n"
 
 
 class Launcher:
