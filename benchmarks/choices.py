@@ -84,7 +84,11 @@ CHOICES = (
     ),
     Choice(
         "a page takes one part in this many of the slack that is left", "memory/grow.c",
-        "slack_left(g->device, created) / {} ", "2", ("1", "4", "8"),
+        "half = slack / {};", "2", ("1", "4", "8"),
+    ),
+    Choice(
+        "a page may take twice the slack up to such a part of the request", "memory/grow.c",
+        "least(2 * slack, g->size / {});", "4", ("2", "8", "SIZE_MAX"),
     ),
     Choice("least slack", "memory/slack.c", "SLACK_LEAST = {} ", "256 << 20", ("0", "64 << 20", "1024 << 20")),
     Choice("one part in this many is slack", "memory/slack.c", "SLACK_SHARE = {},", "25", ("10", "100")),

@@ -493,6 +493,10 @@ def main() -> int:
                 compare_replay(results, name, options.small, kind)
             continue
         left = options.seconds - (time.monotonic() - begin)
+        if left <= 0:
+            print(f"{name}: not begun, {options.seconds:.0f} s are over")
+            complete = False
+            continue
         cases, left_out = cases_of(name, options.small, kinds)
         measured = turns(__file__, cases, 1 + options.rounds, seconds=left / (len(names) - index))
         for case in cases:

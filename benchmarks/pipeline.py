@@ -1,8 +1,11 @@
 """An FSDP-like pipeline: weights are gathered on one stream and used on another.
 
-48 layers. Each layer's weight, 4096 x 4096 in bf16 (32 MiB), is concatenated
-from two shards on a communication stream, layer i+1's before layer i is used.
-The compute stream waits for it and computes x = tanh(x @ w), x of 8192 x 4096.
+    pipeline.py                  # layers of 32 MiB, then layers of 512 MiB
+    pipeline.py --layers large   # those of 512 MiB alone
+
+48 layers, or 8 large ones. Each layer's weight, 4096 x 4096 in bf16 (32 MiB; large:
+16384 x 16384, 512 MiB), is concatenated from two shards on a communication stream, layer i+1's before layer i is used.
+The compute stream waits for it and computes x = tanh(x @ w), x of 8192 x 4096 (large: 2048 x 16384).
 The weight is dropped right after; what keeps its memory until it was read is
 what is compared:
 
@@ -15,6 +18,7 @@ what is compared:
   views          the same in grad mode, where the weight is a view of what was gathered
   none           no protection: wrong, for reference
 
+A round takes about 40 s with either, beside 15 s to start, and 40 GiB of the GPU.
 Nobody waits within a measurement, so the host runs far ahead of the GPU. Peaks
 are of PyTorch's active_bytes over what was active with only the shards there;
 they include x and cuBLAS's workspace. Afterwards steps are run with x compared,
@@ -65,6 +69,13 @@ MIB = 1 << 20
 LAYERS = 48
 WIDTH = 4096
 ROWS = 8192
+#: Layers, width and rows of x: as they are measured, and to try the script.
+SHAPES = {
+    "small": ((LAYERS, WIDTH, ROWS), (4, 256, 512)),
+    "large": ((8, 16384, 2048), (3, 512, 128)),
+}
+LARGE_MIB = 512  # of a layer
+ALLOWANCE = 128  # MiB that a stream may leave pending before it waits for memory
 WARM_STEPS = 2
 TIMED_STEPS = 6
 BLOCKS = 10  # of TIMED_STEPS steps each
@@ -229,7 +240,7 @@ class SimulatedPipeline(Pipeline):
         importlib.import_module("simulated").work(stream)
 
 
-def measure(allocator: str, protection: str, small: bool) -> dict:
+def measure(allocator: str, protection: str, layers: str, small: bool) -> dict:
     """One process: ms a step, and MiB.
 
     step_ms: median over the blocks of steps.
@@ -242,7 +253,7 @@ def measure(allocator: str, protection: str, small: bool) -> dict:
     import torch
 
     with torch.set_grad_enabled(protection == "views"):
-        job = Pipeline(protection, *((4, 256, 512) if small else (LAYERS, WIDTH, ROWS)))
+        job = Pipeline(protection, *SHAPES[layers][small])
         for _ in range(WARM_STEPS):
             job.step()
         torch.cuda.synchronize()
@@ -280,7 +291,7 @@ def measure_simulated(protection: str, small: bool) -> dict:
     import torch
 
     with torch.no_grad():
-        job = SimulatedPipeline(protection, *((4, 256, 512) if small else (LAYERS, WIDTH, ROWS)))
+        job = SimulatedPipeline(protection, *SHAPES["small"][small])
         by_layer = job.by_layer(TIMED_STEPS)
         stats = torch.cuda.memory_stats()
     return {
@@ -326,89 +337,105 @@ def compare_peaks(results: Results, name: str, rounds: Sequence[dict[str, Any]])
         results.rows[-1]["peer_by_layer"] = both[0][peer]["by_layer"]
 
 
+Rounds = Sequence[dict[str, dict[str, Any]]]
+OURS_MARKED, RECIPE = "esper_alloc, record_use", "native, recipe"
+VIEWS, GATE = "esper_alloc, record_use of views", "esper_alloc, record_use, gate"
+#: Title, figure and unit.
+STEP = ("step time", "step_ms", "ms")
+ACTIVE = (PEAK, "peak_over_base_mib", "MiB")
+RESERVED = ("reserved over base", "reserved_mib", "MiB")
+WRONG = ("elements of x that differ from those of a step that waited", "wrong", "elements")
+#: What is compared of which case with which peer, and the goal. Rows of the case that says
+#: record_use alone have no title of their own.
+Wanted = tuple[str, str, tuple[str, str, str], str, float | None, str]
+WANTED: dict[str, list[Wanted]] = {
+    "small": [
+        ("", OURS_MARKED, STEP, RECIPE, 1.0, "mean_ratio"),
+        ("", OURS_MARKED, STEP, "native, record_stream", None, "ratio"),
+        ("", OURS_MARKED, STEP, "native, no protection", None, "ratio"),
+        ("", OURS_MARKED, STEP, "esper_alloc, recipe", None, "ratio"),
+        # What the recipe takes, and the allowance.
+        ("", OURS_MARKED, ACTIVE, RECIPE, 384 + ALLOWANCE, "ours"),
+        ("", OURS_MARKED, ACTIVE, "native, no protection", None, "ratio"),
+        ("", OURS_MARKED, ACTIVE, "esper_alloc, recipe", None, "ratio"),
+        ("", OURS_MARKED, RESERVED, RECIPE, ALLOWANCE, "difference"),
+        ("", OURS_MARKED, RESERVED, "native, record_stream", None, "ratio"),
+        ("", OURS_MARKED, RESERVED, "esper_alloc, recipe", None, "ratio"),
+        ("", OURS_MARKED, WRONG, RECIPE, 0, "ours"),
+        ("", OURS_MARKED, WRONG, "native, record_stream", 0, "ours"),
+        ("", OURS_MARKED, WRONG, "native, no protection", None, "ratio"),
+        ("views, grad mode: ", VIEWS, STEP, RECIPE, 1.0, "mean_ratio"),
+        ("views, grad mode: ", VIEWS, ACTIVE, RECIPE, 384 + ALLOWANCE, "ours"),
+        ("views, grad mode: ", VIEWS, RESERVED, RECIPE, ALLOWANCE, "difference"),
+        ("reuse order gate: ", GATE, STEP, RECIPE, 1.01, "mean_ratio"),
+        ("reuse order gate: ", GATE, ACTIVE, RECIPE, 384, "ours"),
+        # The recipe as it stands, on ours beside on native.
+        ("recipe untouched: ", "esper_alloc, recipe", STEP, RECIPE, None, "ratio"),
+        ("recipe untouched: ", "esper_alloc, recipe", ACTIVE, RECIPE, None, "ratio"),
+        ("recipe untouched: ", "esper_alloc, recipe", RESERVED, RECIPE, None, "ratio"),
+    ],
+    "large": [
+        *(
+            (f"layers of {LARGE_MIB} MiB{title}: ", case, figure, RECIPE, goal, of)
+            for title, case in (("", OURS_MARKED), (", views", VIEWS), (", gate", GATE))
+            for figure, goal, of in (
+                (STEP, None, "ratio"),
+                (ACTIVE, LARGE_MIB if case != GATE else None, "difference"),
+                (RESERVED, None, "ratio"),
+                (WRONG, 0, "ours"),
+            )
+        ),
+        (f"layers of {LARGE_MIB} MiB: ", OURS_MARKED, STEP, "native, record_stream", None, "ratio"),
+        (f"layers of {LARGE_MIB} MiB: ", OURS_MARKED, ACTIVE, "native, record_stream", None, "ratio"),
+    ],
+}  # fmt: skip
+
+
+def add_rows(results: Results, layers: str, rounds: Rounds) -> None:
+    for title, case, (name, key, unit), peer, goal, of in WANTED[layers]:
+        results.compare(title + name, unit, rounds, key, case, peer, goal, of)
+    if layers == "small":
+        compare_peaks(results, PEAK, rounds)
+
+
 def main() -> int:
     arguments = parser(__doc__)
     arguments.set_defaults(rounds=6)
     arguments.add_argument("--protection", default="record_use")
+    arguments.add_argument("--layers", choices=SHAPES, action="append", help="default: both")
     arguments.add_argument("--small", action="store_true", help="tiny layers: to try the script")
     arguments.add_argument(
         "--simulated", action="store_true", help="only memory by layer, on the simulated device"
     )
     options = arguments.parse_args()
     extra = ("--small",) if options.small else ()
+    sizes = options.layers or list(SHAPES)
     if options.worker and options.simulated:
         report(measure_simulated(options.protection, options.small))
         return 0
     if options.worker:
-        take_turns(
-            in_children(
-                options.worker, lambda: measure(options.worker, options.protection, options.small)
-            )
-        )
+        asked = (options.worker, options.protection, sizes[0], options.small)
+        take_turns(in_children(options.worker, lambda: measure(*asked)))
         return 0
 
     if options.simulated:
         return 0 if conduct_simulated(options.out, extra) else 1
     if nothing_measurable():
         return 1
-    cases = [dataclasses.replace(case, args=(*case.args, *extra)) for case in CASES]
-    rounds = turns_of_children(__file__, cases, options.rounds, seconds=options.seconds)
-    found = [one["esper_alloc, record_use"] for one in rounds if "esper_alloc, record_use" in one]
-    if not found:
-        print("nothing was measured with record_use under esper_alloc")
-        return 1
     results = Results("pipeline", options.out)
-    results.describe(found[0]["machine"])
-    peak, reserved, step = PEAK, "reserved over base", "step time"
-
-    allowance = 128 + 384  # what the recipe takes, and what stays pending before a stream waits
-
-    def compare(name: str, key: str, peer: str, goal: float | None = None, of: str = "") -> None:
-        unit = {"step_ms": "ms", "wrong": "elements"}.get(key, "MiB")
-        results.compare(
-            name, unit, rounds, key, "esper_alloc, record_use", peer, goal, of or "ratio"
-        )
-
-    compare(step, "step_ms", "native, recipe", 1.01, "mean_ratio")
-    compare(step, "step_ms", "native, record_stream")
-    compare(step, "step_ms", "native, no protection")
-    compare(step, "step_ms", "esper_alloc, recipe")
-    compare(peak, "peak_over_base_mib", "native, recipe", allowance, "ours")
-    compare_peaks(results, peak, rounds)
-    compare(peak, "peak_over_base_mib", "native, no protection")
-    compare(peak, "peak_over_base_mib", "esper_alloc, recipe")
-    views = "esper_alloc, record_use of views"
-    for name, key, unit, goal, of in (
-        (step, "step_ms", "ms", 1.0, "mean_ratio"),
-        (peak, "peak_over_base_mib", "MiB", allowance, "ours"),
-        (reserved, "reserved_mib", "MiB", None, "ratio"),
-    ):
-        results.compare(
-            f"views, grad mode: {name}", unit, rounds, key, views, "native, recipe", goal, of
-        )
-    for peer in ("native, recipe", "native, record_stream", "esper_alloc, recipe"):
-        compare(reserved, "reserved_mib", peer)
-    wrong = "elements of x that differ from those of a step that waited"
-    compare(wrong, "wrong", "native, recipe", 0, "ours")
-    compare(wrong, "wrong", "native, record_stream", 0, "ours")
-    compare(wrong, "wrong", "native, no protection")
-    for name, key, unit, goal, of in (
-        (step, "step_ms", "ms", 1.01, "mean_ratio"),
-        (peak, "peak_over_base_mib", "MiB", 384, "ours"),
-    ):
-        results.compare(
-            f"reuse order gate: {name}", unit, rounds, key, "esper_alloc, record_use, gate",
-            "native, recipe", goal, of,
-        )  # fmt: skip
-    # The recipe as it stands, on ours beside on native.
-    for name, key, unit in (
-        (step, "step_ms", "ms"),
-        (peak, "peak_over_base_mib", "MiB"),
-        (reserved, "reserved_mib", "MiB"),
-    ):
-        results.compare(
-            f"recipe untouched: {name}", unit, rounds, key, "esper_alloc, recipe", "native, recipe"
-        )
+    begin = time.monotonic()
+    for index, layers in enumerate(sizes):
+        more = ("--layers", layers, *extra)
+        cases = [dataclasses.replace(case, args=(*case.args, *more)) for case in CASES]
+        left = (options.seconds - (time.monotonic() - begin)) / (len(sizes) - index)
+        rounds = turns_of_children(__file__, cases, options.rounds, seconds=left)
+        found = [one[OURS_MARKED] for one in rounds if OURS_MARKED in one]
+        if not found:
+            print(f"layers {layers}: nothing was measured with record_use under esper_alloc")
+            return 1
+        if results.run is None:
+            results.describe(found[0]["machine"])
+        add_rows(results, layers, rounds)
     return 0 if results.save() else 1
 
 

@@ -68,8 +68,10 @@ def figure(value: float) -> str:
 
 
 def ratio(row: dict[str, Any]) -> str:
-    """Of the two figures as they are shown, so that whoever divides them finds it."""
+    """Of the two figures as they are shown, so that whoever divides them finds it. None of zero."""
     ours, peer = (float(figure(row[side]).replace(",", "")) for side in ("ours", "peer"))
+    if not peer:
+        return ""
     found = ours / peer
     return f"{found:.1f}" if found >= 10 else f"{found:.2f}"
 

@@ -20,6 +20,10 @@ ALL: list[tuple[str, Names, str, str]] = [
             ("llama_decode", "Llama decoding with a growing cache"),
             ("resnet50", "ResNet-50 training (`cudnn.benchmark` off)"),
             ("ppo", "PPO with small networks"),
+            ("moe", "a mixture of experts, training, sizes that never repeat"),
+            ("resolutions", "U-Net training on images of random sizes"),
+            ("serving", "serving with continuous batching"),
+            ("packed", "Llama training on packed sequences"),
         )
         for figure, peer in (
             ("peak reserved", "least peak allocated of any peer"),
@@ -91,6 +95,24 @@ ALL: list[tuple[str, Names, str, str]] = [
     ("pipeline", "peak active over base", "native, recipe", "the same"),
     ("pipeline", "step time", "native, record_stream", "the same, step time"),
     ("pipeline", "step time", "native, recipe", "the same"),
+    (
+        "pipeline",
+        "layers of 512 MiB: peak active over base",
+        "native, recipe",
+        "the same with 8 layers of 512 MiB, peak memory",
+    ),
+    *(
+        (
+            "least",
+            f"{name}, within 1.05 of what gate reserves: failed",
+            "native, record_stream",
+            f"{label} within 1.05 of the memory that `gate` takes, runs that fail",
+        )
+        for name, label in (
+            ("fsdp", "the pipeline of 48 layers"),
+            ("three", "a pipeline over three streams"),
+        )
+    ),
     (
         "prefetch",
         "compute-bound: peak active over base",

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -32,7 +33,10 @@ MODULES = (
     "workloads",
     "jobs",
     "neighbour",
+    "pipeline",
+    "overlap",
     "limits",
+    "least",
     "startup",
     "replay_peaks",
     "growth",
@@ -43,6 +47,7 @@ MODULES = (
     "threads",
     "churn",
     "pages",
+    "mapping_threads",
     "sleep",
     "engines",
     "fence",
@@ -1051,6 +1056,115 @@ def test_rows_of_limits(tmp_path: Path) -> None:
     assert rows["gpt2, beside a neighbour: step time", limits.BEST]["peer"] == 20.0
 
 
+# --- pipelines -------------------------------------------------------------------
+
+
+def pipeline_figures(step: float, active: float, reserved: float, wrong: int = 0) -> dict[str, Any]:
+    return {"step_ms": step, "peak_over_base_mib": active, "reserved_mib": reserved,
+            "wrong": wrong, "by_layer": [active]}  # fmt: skip
+
+
+def test_rows_of_pipelines(tmp_path: Path) -> None:
+    pipeline, made = load("pipeline"), results(tmp_path)
+    one = {case.name: pipeline_figures(10.0, 384, 400) for case in pipeline.CASES}
+    one[pipeline.OURS_MARKED] = pipeline_figures(9.9, 512, 528)
+    one[pipeline.VIEWS] = pipeline_figures(10.1, 513, 529)
+    pipeline.add_rows(made, "small", [one, one])
+    rows = rows_of(made)
+    for title, met in (("", True), ("views, grad mode: ", False)):
+        for name in ("step time", "peak active over base", "reserved over base"):
+            assert rows[title + name, pipeline.RECIPE]["met"] is met, title + name
+    assert rows["peak active over base", "native, record_stream"]["ours_by_layer"] == [512]
+    large = {case.name: pipeline_figures(10.0, 2000, 2000) for case in pipeline.CASES}
+    large[pipeline.OURS_MARKED] = pipeline_figures(11.0, 2512, 9000)
+    large[pipeline.VIEWS] = pipeline_figures(11.0, 2513, 9000, 1)
+    made = results(tmp_path)
+    pipeline.add_rows(made, "large", [large, large])
+    rows = rows_of(made)
+    for title, met in (("", True), (", views", False)):
+        for name in ("peak active over base", pipeline.WRONG[0]):
+            row = rows[f"layers of 512 MiB{title}: {name}", pipeline.RECIPE]
+            assert row["met"] is met, row
+    assert not any("by_layer" in key for row in made.rows for key in row)
+
+
+def test_large_layers_have_as_many_mib_as_their_rows_say() -> None:
+    pipeline = load("pipeline")
+    for size, mib in (("small", 32), ("large", pipeline.LARGE_MIB)):
+        layers, width, _ = pipeline.SHAPES[size][False]
+        assert width * width * 2 == mib * pipeline.MIB
+        assert layers * mib <= 16 << 10  # record_stream holds the layers of six steps
+
+
+def least_figures(failed: int, step: float | None, reserved: int = 100 << 20) -> dict[str, Any]:
+    return {"machine": ABOUT, "failed": failed, "why": "no memory" if failed else None,
+            "step_ms": step, "reserved": reserved, "retries": failed, "ooms": failed}  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_pipelines_run_within_what_gate_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    least, out = load("least"), tmp_path / "least.json"
+    asked: list[dict[str, tuple[str, ...]]] = []
+
+    def turns(script: str, cases: Any, rounds: int, **how: Any) -> list[dict[str, Any]]:
+        asked.append({case.name: case.args for case in cases})
+        ours = least_figures(int(fails and len(cases) > 1), None if fails else 9.0)
+        names = [case.name for case in cases]
+        return [{name: least_figures(1, None) if name == least.PEER else ours for name in names}]
+
+    monkeypatch.setattr(least, "nothing_measurable", lambda: False)
+    monkeypatch.setattr(least, "turns_of_children", turns)
+    command = ["least.py", "--pipeline", "fsdp", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", command)
+    assert least.main() == int(fails)
+    first, then = asked
+    assert list(first) == [least.GATE] and "--limit" not in first[least.GATE]
+    limit = ("--limit", str(105 << 20))
+    assert len(then) == 3 and all(args[-2:] == limit for args in then.values())
+    rows = {(row["name"], row["peer_name"]): row for row in json.loads(out.read_text())["rows"]}
+    title = "fsdp, within 1.05 of what gate reserves"
+    for case in ("", ", gate"):
+        row = rows[f"{title}{case}: failed", least.PEER]
+        assert (row["ours"], row["peer"], row["met"]) == (fails, 1, not fails)
+    assert ((f"{title}: step time", least.GATE) in rows) is not fails
+
+
+def test_without_gates_peak_pipelines_are_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    least = load("least")
+    monkeypatch.setattr(least, "nothing_measurable", lambda: False)
+    monkeypatch.setattr(least, "turns_of_children", lambda *_: [{}])
+    monkeypatch.setattr(sys, "argv", ["least.py", "--out", str(tmp_path / "least.json")])
+    assert least.main() == 1
+    assert "fsdp: gate did not go through without a limit" in capsys.readouterr().out
+
+
+def test_no_job_begins_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = load("jobs")
+    begun: list[str] = []
+    now = [0.0]
+
+    def turns(script: str, cases: Any, rounds: int, *, seconds: float) -> list[dict[str, Any]]:
+        begun.append(cases[0].args[1])
+        assert seconds == 50.0  # half of what is left
+        now[0] += 100.0
+        return [{}, {}]
+
+    monkeypatch.setattr(jobs, "nothing_measurable", lambda: False)
+    monkeypatch.setattr(jobs, "turns", turns)
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    command = "jobs.py --job moe --job packed --rounds 5 --seconds 100 --out".split()
+    monkeypatch.setattr(sys, "argv", [*command, str(tmp_path / "jobs.json")])
+    assert jobs.main() == 1
+    assert begun == ["moe"]
+    assert "packed: not begun, 100 s are over" in capsys.readouterr().out
+
+
 # --- outputs of graphs -----------------------------------------------------------
 
 
@@ -1507,6 +1621,60 @@ def test_pages_are_measured_and_all_are_given_back(tmp_path: Path) -> None:
     assert rows["opening pages of 8 MiB again, four threads"] == (10.0, 0.5)
     assert rows["to open a page of 8 MiB"][0] == 22.0
     assert all(row["goal"] is None for row in made.rows)
+
+
+class SlowPagesDriver(PagesDriver):
+    """Lets other threads work while it makes a page."""
+
+    def make(self, size: int) -> int:
+        time.sleep(0.0005)
+        return super().make(size)
+
+
+class Launcher:
+    """Stands for launches, and notes how many pages there were at each."""
+
+    def __init__(self, driver: PagesDriver) -> None:
+        self.driver = driver
+        self.waits = 0
+        self.beside: list[int] = []
+
+    def launch(self) -> None:
+        self.beside.append(len(self.driver.pages))
+
+    def wait(self) -> None:
+        self.waits += 1
+
+
+def test_launches_are_timed_while_another_thread_makes_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, driver, made = load("mapping_threads"), SlowPagesDriver(), results(tmp_path)
+    monkeypatch.setattr(threads, "LAUNCHES", 300)
+    launcher = Launcher(driver)
+    found = threads.measure(driver, launcher, 600.0)
+    assert not (driver.reserved or driver.pages or driver.mapped or driver.opened)
+    assert driver.entered and threading.get_ident() not in driver.entered
+    assert not any(launcher.beside[:300]) and any(launcher.beside[300:])
+    assert launcher.waits >= 6 and all(us > 0 for us in found.values())
+    threads.add_rows(made, [found, found])
+    assert len(rows_of(made)) == 6 and all(row["goal"] is None for row in made.rows)
+
+
+def test_launches_count_only_while_pages_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, launcher = load("mapping_threads"), Launcher(PagesDriver())
+    monkeypatch.setattr(threads, "LAUNCHES", 4)
+    answers = iter([True, True, True, False, False] + [True] * 6)  # before and after launches
+    assert len(threads.launches(launcher, lambda: next(answers), 600.0)) == 4
+    assert len(launcher.beside) == 6  # during the second pages ended, the third had none
+
+
+def test_a_mapping_thread_that_fails_says_so() -> None:
+    threads, driver = load("mapping_threads"), PagesDriver()
+    driver.make = None  # type: ignore[assignment,method-assign]
+    with pytest.raises(TypeError, match="not callable"), threads.Mapper(driver, 4096):
+        pass
+    assert not driver.reserved
 
 
 def test_live_blocks_take_what_is_expected() -> None:

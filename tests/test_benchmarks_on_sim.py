@@ -122,6 +122,39 @@ def test_the_pipelines_memory_is_what_the_result_file_says(tmp_path: Path) -> No
     )
 
 
+#: Steps that take 32 MiB on each of two streams, beside 64 MiB that stay, with so many MiB at the most.
+WITHIN = """
+import simulated, sys, json
+sys.path.insert(0, sys.argv.pop(1))
+import torch
+from least import run_within
+
+def make():
+    base, side = torch.empty(64 << 20, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
+    def step(stays=base):
+        for stream in (torch.cuda.current_stream(), side):
+            with torch.cuda.stream(stream):
+                torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
+    return step
+
+print(json.dumps(run_within(make, (1, 2), int(sys.argv[1]) << 20)))
+"""
+
+
+@pytest.mark.parametrize(("mib", "failed"), [(160, 0), (80, 1)])
+def test_a_pipeline_has_no_more_than_its_limit(library: Path, mib: int, failed: int) -> None:
+    env = {**os.environ, **build.environment(library), "SIM_CAPACITY_MB": "1024"}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHIN, str(BENCHMARKS), str(mib)],
+        env=env, capture_output=True, text=True, timeout=3000,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["failed"] == failed and (found["step_ms"] is None) == bool(failed)
+    assert (found["ooms"] > 0) == bool(failed) and (found["why"] is not None) == bool(failed)
+    assert found["reserved"] <= mib << 20
+
+
 #: Twenty million replacements would take seconds, of which each round gets a hundredth.
 SHORT_ROUNDS = """
 import simulated, sys, time

@@ -66,6 +66,12 @@ def test_ratios_are_those_of_the_figures_beside_them() -> None:
         assert float(ratio) == pytest.approx(exact, abs=0.006 if exact < 10 else 0.06)
 
 
+def test_a_ratio_to_nothing_is_not_shown(readme: ModuleType) -> None:
+    """As where neither side had a run that failed."""
+    assert readme.ratio({"ours": 0.0, "peer": 0.0}) == ""
+    assert readme.ratio({"ours": 0.0, "peer": 1.0}) == "0.00"
+
+
 def test_what_the_readme_shows_may_not_be_missing(
     readme: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

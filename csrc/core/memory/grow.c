@@ -141,6 +141,8 @@ static size_t least(size_t a, size_t b)
 
 /* Each page costs about the same time, whatever its size. But a page can be lent only when all of
  * it is free, so large pages waste memory. A new page may waste half of the slack that is left.
+ * The largest requests would take the most pages, so while slack is left a page may have twice as
+ * much, up to a quarter of the request.
  * Pages of private pools are never lent. Pages of small blocks are one granule. */
 static size_t new_page_size(const growth_t *g, size_t created)
 {
@@ -150,7 +152,12 @@ static size_t new_page_size(const growth_t *g, size_t created)
     return granule;
   if (!size) {
     size_t small = least(g->size / SMALL_PAGE_SHARE, SMALL_PAGE);
-    size = slack_is_for(g->heap->pool) ? slack_left(g->device, created) / 2 : g->size;
+    size = g->size;
+    if (slack_is_for(g->heap->pool)) {
+      size_t slack = slack_left(g->device, created), half = slack / 2;
+      size_t quarter = least(2 * slack, g->size / 4);
+      size = half > quarter ? half : quarter;
+    }
     size = least(size > small ? size : small, g->size);
   }
   return size > granule ? size / granule * granule : granule;

@@ -63,6 +63,15 @@ TEST(pages_are_smaller_when_less_slack_is_left)
   end();
 }
 
+TEST(while_slack_is_left_a_page_may_be_a_quarter_of_the_request)
+{
+  begin_with(16384, &DEFAULTS);
+  CHECK_EQ(pages_for(800), 4);  /* 200 MiB each, where half of 256 MiB would be 7 */
+  CHECK_EQ(pages_for(4096), 8); /* twice 256 MiB each */
+  CHECK_EQ(reserved(), 4896);
+  end();
+}
+
 TEST(while_memory_is_short_pages_are_small)
 {
   begin_with(512, &DEFAULTS);
