@@ -231,8 +231,8 @@ _EPILOG = """\
 Takes about 15 seconds for each allocator and round. Nothing else should run on the GPU
 meanwhile. docs/benchmarks.md says what is measured.
 
-Exit codes: 0 measured; 1 nothing could be measured, or the plot not be written, and
-why; 2 wrong usage, or a plot that cannot be drawn.
+Exit codes: 0 measured; 1 nothing could be measured, or the plot could not be written
+(the message says why); 2 wrong usage, or a plot that cannot be drawn.
 """
 
 
@@ -242,7 +242,7 @@ def add_parser(subparsers: Any) -> None:
         "bench",
         help="measure this allocator beside PyTorch's own on this machine",
         description="Measures esper_alloc, PyTorch's own allocator with and without "
-        "expandable_segments, and cudaMallocAsync, each in fresh processes, in turn.",
+        "expandable_segments, and cudaMallocAsync, in turn, each in fresh processes.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -254,7 +254,7 @@ def add_parser(subparsers: Any) -> None:
         "--plot", metavar="FILE.png|svg", help="draw the figures (needs matplotlib)"
     )
     parser.add_argument(
-        "--small", action="store_true", help="little work, only to see that everything runs"
+        "--small", action="store_true", help="do little work, only to see that everything runs"
     )
     parser.set_defaults(run=run)
 

@@ -24,7 +24,7 @@ COMMANDS = {
 
 EXIT_CODES = """\
 exit codes:
-  0    fine
+  0    success
   1    the command found or met a problem, which it names
   2    wrong usage, or an input file that cannot be used
   130  interrupted

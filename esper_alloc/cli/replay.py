@@ -118,10 +118,10 @@ def as_table(
 
 _EPILOG = """\
 Exit codes: 0 everything was replayed; 1 the replay failed (no GPU, out of
-memory, a plot that cannot be written in the end); 2 wrong usage, a plot that
+memory, a plot that could not be written at the end); 2 wrong usage, a plot that
 cannot be drawn, or a file that is not a complete snapshot with a consistent
 trace. All files are checked before any is replayed. docs/replay.md says what the
-figures mean and what a recording cannot tell.
+figures mean and what a recording cannot show.
 """
 
 
@@ -140,7 +140,8 @@ def add_parser(subparsers: Any) -> None:
         "--policy",
         action="append",
         choices=(*POLICIES, "all"),
-        help=f"what malloc tries first; may be repeated (default: {POLICIES[0]})",
+        help=f"what malloc tries first when no memory is ready; may be repeated "
+        f"(default: {POLICIES[0]})",
     )
     parser.add_argument(
         "--device",

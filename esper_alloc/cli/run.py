@@ -30,9 +30,9 @@ Python processes that it starts: subprocesses, multiprocessing and DataLoader
 workers, torchrun's workers, those of a Ray cluster that it starts itself.
 Options of this command come before SCRIPT.
 
-A process is reached through its environment (PYTHONPATH, ESPER_ALLOC): one
-that is started with another environment, or with python -I, -E or -S, is not.
-Set ESPER_ALLOC=0 in a child's environment to leave that child alone.
+`run` reaches a process through its environment (PYTHONPATH, ESPER_ALLOC). It does
+not reach one that is started with another environment, or with python -I, -E or
+-S. Set ESPER_ALLOC=0 in a child's environment to leave that child alone.
 """
 
 
@@ -50,9 +50,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--reuse",
         choices=REUSE.names,
-        help="what to do when no free memory is ready: get more memory (grow), let the GPU wait "
-        "for memory that is about to be ready (gate), or get more up to a small allowance and "
-        "then wait (auto, the default); the same as ESPER_ALLOC_REUSE",
+        help="what to do when no free memory is ready: get more memory (grow), let the stream "
+        "wait on the GPU for memory that others still use (gate), or get more up to a small "
+        "allowance and then wait (auto, the default); the same as ESPER_ALLOC_REUSE",
     )
     parser.add_argument(
         "--uses",

@@ -69,9 +69,9 @@ def fused_validation_batch(
     order, with dtype and memory format (channels_last) kept.
 
     On return the work may not have begun. The inputs, the targets and `reads`
-    may be dropped, and host memory that is not pinned may be written; *pinned*
-    memory that is not dropped must not be written before `stream` has got
-    there, as with any non-blocking copy.
+    may be dropped, and host memory that is not pinned may be written. *Pinned*
+    memory that is not dropped must not be written before `stream` has copied it,
+    as with any non-blocking copy.
 
     Args:
         inputs: ``[B, ...]``, any dtype, on the CPU or on a device; or dicts,
@@ -90,10 +90,9 @@ def fused_validation_batch(
               and it is at most the number of elements of the second.
         device: where to evaluate. None: the device of `stream`, else the one
             that `inputs` are on.
-        reads: tensors, or containers of them, that `evaluate` reads besides
-            and that may be dropped before `stream` has got there: overrides
-            made for this batch; ``list(model.parameters())`` of a model that
-            may be gone.
+        reads: further tensors, or containers of them, that `evaluate` reads and
+            that may be dropped before `stream` has read them: overrides made for
+            this batch; ``list(model.parameters())`` of a model that may be gone.
         take: make the current stream wait for the results, and protect them
             on it. Without it they belong to `stream`: read them there, or
             after synchronising with it.
@@ -102,8 +101,8 @@ def fused_validation_batch(
         TypeError: something is not of the type asked for above.
         ValueError: `num_configs` is below 1, the batch is empty, its parts
             differ in B, `device` is not that of `stream`, or what `evaluate`
-            returned cannot be split into K parts. Nothing was copied, but for
-            the last.
+            returned cannot be split into K parts. Only in the last case was
+            anything copied.
     """
     import torch
 

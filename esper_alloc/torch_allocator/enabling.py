@@ -140,8 +140,8 @@ def enable(
     reuse: Literal["auto", "gate", "grow"] | None = None,
     segments: Literal["auto", "mapped", "classic"] | None = None,
 ) -> None:
-    """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process. Without a
-    GPU too, where it has nothing to do.
+    """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process. It works
+    without a GPU, too, and then has nothing to do.
 
     Args:
         uses: how the allocator learns that another stream uses memory. ``"marked"``:
@@ -149,24 +149,24 @@ def enable(
             ``"automatic"``: every operator of PyTorch's is seen too, so that nothing has
             to be marked (docs/automatic.md). May be changed by a later call.
         reuse: what malloc does when no free memory is ready. ``"auto"``: it gets more up to
-            a small allowance, and then lets the GPU wait for memory that is about to be
-            ready. ``"gate"``: it lets the GPU wait. ``"grow"``: it gets more.
-        segments: where memory comes from. ``"auto"``: pages at reserved addresses
-            (``"mapped"``) where they can be had, else one allocation of the driver's each
-            (``"classic"``).
+            a small allowance, and then makes the stream wait on the GPU for memory that
+            others still use. ``"gate"``: it makes the stream wait. ``"grow"``: it gets more.
+        segments: where memory comes from. ``"mapped"``: pages at reserved addresses.
+            ``"classic"``: one allocation of the driver for each segment. ``"auto"``: mapped
+            where the driver supports it, else classic.
 
-    A torch that the installed parts were not built for is served through
-    :func:`pluggable_allocator`, and a warning says so.
+    If the installed parts were not built for this torch, :func:`pluggable_allocator` serves
+    it, and a warning says so.
 
-    What is None stays as the environment says (``ESPER_ALLOC_USES``, ``ESPER_ALLOC_REUSE``,
-    ``ESPER_ALLOC_SEGMENTS``) or else is the default, which is named first above. What is
-    given becomes part of the environment, so that child processes have it too. So does
-    ``NCCL_P2P_DIRECT_DISABLE=1``, if segments may be mapped and the variable is not set
-    (docs/limits.md).
+    An argument that is None is taken from the environment (``ESPER_ALLOC_USES``,
+    ``ESPER_ALLOC_REUSE``, ``ESPER_ALLOC_SEGMENTS``). The defaults are ``"marked"``,
+    ``"auto"`` and ``"auto"``. Arguments that are given become part of the environment, so
+    that child processes have them too. So does ``NCCL_P2P_DIRECT_DISABLE=1``, if segments
+    may be mapped and the variable is not set (docs/limits.md).
 
     Raises:
-        ValueError: there is no such choice; or a variable of the environment, or an option
-            of PyTorch's, has a value that nobody knows; the message names it.
+        ValueError: there is no such choice; or an environment variable, or an option of
+            PyTorch, has an unknown value; the message names it.
         RuntimeError: CUDA is initialised already; or esper_alloc is enabled with another
             reuse order or kind of segments, or through :func:`pluggable_allocator`, which
             cannot have automatic uses.

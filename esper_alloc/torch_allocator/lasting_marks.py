@@ -19,17 +19,17 @@ _lines: dict[tuple[str, int], dict[str, int]] = {}
 
 
 def warn_about_marks(on: bool = True) -> None:
-    """From now on names the lines whose marks last longer than they say.
+    """From now on names the lines whose marks last until the free.
 
     In grad mode a mark by ``record_use`` or ``using`` lasts until its memory is freed if
-    anybody but the caller can reach that. While this is on, each such line gives one
+    anybody but the caller can reach that memory. While this is on, each such line gives one
     warning, which says who that may be, and :func:`report` lists all of them with
-    how often it happened. Compiled functions are not looked at. Turning it on forgets the lines
-    of before.
+    how often it happened. It does not look at compiled functions. Turning it on forgets
+    earlier lines.
 
     Args:
-        on: False: from now on nothing is recorded. That is how a process begins, and
-            costs nothing.
+        on: False: from now on nothing is recorded, which costs nothing. A process begins
+            that way.
     """
     global _is_on
     with _lock:

@@ -88,7 +88,8 @@ def sleep(
     Raises:
         ValueError: no thread ever used such a tag, or there is no such `keep` or device.
         RuntimeError: PyTorch does not run on esper_alloc; a capture is going on, or work that may
-            wait for other work; or there is not enough host memory. Nothing sleeps then.
+            wait for other work is not finished; or there is not enough host memory. After an error
+            nothing sleeps.
     """
     if keep not in ("host", "nothing"):
         raise ValueError(f"keep={keep!r}: use 'host' or 'nothing'")
@@ -113,8 +114,8 @@ def wake(tags: Tags = None, *, device: torch.device | str | int | None = None) -
         torch.OutOfMemoryError: the device has not enough memory now.
         RuntimeError: PyTorch does not run on esper_alloc, or the driver refused something.
 
-    After an error everything on that device still sleeps, and the call can be repeated. Of several
-    devices, those with lower numbers are awake then.
+    After an error everything on that device still sleeps, and the call can be repeated. If there
+    are several devices, those with lower numbers are awake then.
     """
     return int(_shim_that_runs("wake").wake(_names(tags), _index(device)))
 
@@ -133,8 +134,8 @@ def asleep(
 
 
 def trim_sleep() -> None:
-    """Gives back the pinned host memory that is kept for the next sleep. Pinning it again makes
-    that one slower."""
+    """Gives back the pinned host memory that is kept for the next sleep. The next sleep is
+    slower then, because it has to pin memory again."""
     if is_enabled():
         load_shim().trim_sleep()
 

@@ -35,22 +35,22 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
     - ``pages_moved``: pages that moved from where they were free to where memory
       was wanted; in most steady loops this does not grow;
     - ``captured_uses``: marks made inside a capture, of memory that was handed out outside
-      it; in a snapshot such a use is ``held``, and ``captured`` is one of the capture's
-      own memory;
+      it; a snapshot shows such a use as ``held``, and a use of the capture's own memory as
+      ``captured``;
     - ``captured_frees``: frees of memory from outside that was marked in a capture; replays
       may still read it;
-    - ``marks_exact``: uses that were marked and end at the mark;
-    - ``marks_until_free``: uses that were marked and last until the free, because others could
-      reach the memory. Uses by ``record_stream`` are not counted.
+    - ``marks_exact``: marks whose use ends at the mark;
+    - ``marks_until_free``: marks whose use lasts until the free, because others could reach the
+      memory. Calls of ``record_stream`` are not counted.
 
     At this moment:
 
-    - ``uses_pending``: uses that memory still owes; of live memory also completed ones, until
-      its next mark;
-    - ``bytes_pending``: bytes that were freed and still owe a use;
+    - ``uses_pending``: uses that may not be over; those of live memory are counted until the
+      memory's next mark, even if they have completed;
+    - ``bytes_pending``: bytes that were freed while a use of them was not over;
     - ``blocks_held``: freed blocks with a use for which no event could be recorded; they can
       be reused once its stream is seen again, or its device has been synchronised;
-    - ``events_alive``: events that exist, in use or in the pool;
+    - ``events_alive``: events that exist, in use or kept for later marks;
     - ``bytes_orphaned``: bytes of pages that the driver neither mapped nor took back;
       0 unless the driver fails;
     - ``bytes_asleep``: bytes of device memory that waking needs, and ``bytes_asleep_peak``, their
@@ -72,17 +72,17 @@ def report() -> str:
 
     For a program that hangs: if a gate is the reason, it is listed here, with the
     two streams and its age. Waits for nothing and uses no stream, so it may
-    be called from any thread, or from a signal handler that Python runs::
+    be called from any thread, or from a Python signal handler::
 
         signal.signal(signal.SIGUSR1, lambda *_: print(esper_alloc.report()))
 
-    Three lists for each device: the gates that may still be waiting; the freed blocks
+    It has three lists for each device: the gates that may still be waiting; the freed blocks
     for whose uses no event could be recorded, which can be reused once the uses' streams are
-    seen again or their devices have been synchronised; and the uses that nobody is made to wait
-    for (``gate=False``, or on a stream with the trait ``rendezvous``). While memory sleeps, also
-    its tags. After :func:`warn_about_marks` also the lines whose marks last until the free. Streams
-    are named by their handles, as in ``stream.cuda_stream``; a block's size is in bytes of the
-    device.
+    seen again or their devices have been synchronised; and the uses that no stream is made to
+    wait for (``gate=False``, or on a stream with the trait ``rendezvous``). While memory sleeps,
+    the report also lists its tags. After :func:`warn_about_marks` it lists the lines whose marks
+    last until the free. Streams are named by their handles, as in ``stream.cuda_stream``. Sizes of
+    blocks are in bytes.
     """
     if not _is_running():
         return "esper_alloc: PyTorch does not run on it, or has not used CUDA yet\n"

@@ -20,17 +20,17 @@ def set_stream_traits(stream: torch.Stream, *, rendezvous: bool) -> None:
 
     Args:
         stream: a ``torch.cuda.Stream``.
-        rendezvous: the work may wait for something that is not enqueued yet,
+        rendezvous: True: the work may wait for something that is not enqueued yet,
             here or on another rank: sends and receives, collectives, kernels
             that spin on a flag. No other stream is then ever made to wait for
-            it, as if each use on it were marked with ``gate=False``; memory that
-            it uses can be reused once the GPU has passed the mark. Set it for the
-            streams of communication that use marked memory. A stream whose work
-            completes by itself should not have it: its memory is then reused sooner.
+            `stream`, as if each use on it were marked with ``gate=False``; memory that
+            it uses can be reused once the GPU has passed the mark. Set it for
+            communication streams that use marked memory. Do not set it for a stream
+            whose work completes by itself: without it, its memory is reused sooner.
 
     Does nothing while PyTorch does not run on esper_alloc. On
-    :func:`pluggable_allocator` it needs the part that is built for this torch, and
-    a warning says so where that is missing.
+    :func:`pluggable_allocator` it needs the PyTorch part that is built for this torch;
+    if that is missing, a warning says so.
 
     Raises:
         TypeError: `stream` is no stream of a CUDA device.

@@ -73,14 +73,14 @@ def record_use(
     the other.
 
     Marks accumulate, one for each stream. On the stream that a tensor was
-    allocated on there is nothing to do, and nothing is done.
+    allocated on a mark does nothing: that stream's order protects the memory.
 
     In grad mode a tensor may have been saved for backward, which reads it on
-    the same stream later. Memory that anybody but the caller can reach is
-    therefore protected until it is freed. The holders are counted exactly: a view
-    whose base nobody else holds, or all views of a buffer in one call, are marked
-    exactly. Under ``torch.no_grad()`` the mark always is. ``warn_about_marks()``
-    names the lines whose marks last until the free.
+    the same stream later. So a mark of memory that anybody but the caller can
+    reach lasts until the memory is freed. Otherwise it is exact, and ends here.
+    Marks of a view whose base nobody else holds are exact, and so are those of all
+    views of a buffer in one call. Under ``torch.no_grad()`` every mark is.
+    ``warn_about_marks()`` names the lines whose marks last until the free.
 
     Args:
         tensors: a tensor, or lists, tuples, dicts, sets and dataclasses of
@@ -94,21 +94,21 @@ def record_use(
             enqueued yet (a send whose peer answers later, a kernel that spins
             on a flag): the memory is then reused when the GPU has passed the
             mark, and no other stream is ever made to wait for it. True says that
-            it completes by itself: up to the mark, and up to the free for memory that
-            others can reach. If `stream` will also get work in between that waits for
-            something not enqueued yet, and a stream that wants this memory has to enqueue
-            it, both wait for ever. Then pass False, or give `stream` the trait
-            ``rendezvous``.
+            the work completes by itself: up to the mark, and up to the free for memory
+            that others can reach. If `stream` gets other work before the free, which
+            waits for something that is enqueued later on a stream that wants this
+            memory, both streams wait for ever. Then pass False, or give `stream` the
+            trait ``rendezvous``.
 
-    In a function that is compiled, and where PyTorch traces otherwise, the call
-    becomes an operator; docs/uses.md says what is different there.
+    In a compiled function, and wherever else PyTorch traces, the call becomes an
+    operator; docs/uses.md says what is different there.
 
     Memory of another allocator gets ``record_stream``; CPU tensors need
     nothing; tensors of other devices get their own ``record_stream``.
 
     Raises:
-        TypeError: `tensors` is neither tensor nor container, or `stream` or
-            `event` are none.
+        TypeError: `tensors` is neither tensor nor container, `stream` is no stream,
+            or `event` no event.
         ValueError: `event` was never recorded.
     """
     check_stream(stream)
@@ -175,9 +175,8 @@ class using:
     and restores the stream. Scopes nest, and one object can be entered again, by
     the thread that made it: another thread needs one of its own.
 
-    When autograd recorded an operation inside the scope, which then may have
-    saved the tensors, they are protected until they are freed, so that a
-    backward that comes later still finds them.
+    If autograd recorded an operation inside the scope, it may have saved the
+    tensors for backward. Then they are protected until they are freed.
 
     What is made inside belongs to `stream`: to use it elsewhere, :meth:`take`
     it.
@@ -187,7 +186,7 @@ class using:
         stream: where; None: the current stream, which then waits for nothing.
 
     Raises:
-        TypeError: `stream` is none, or a stream is among `tensors`.
+        TypeError: `stream` is no stream, or a stream is among `tensors`.
     """
 
     __slots__ = ("_entered", "_made_on", "_stream", "_tensors")

@@ -6,7 +6,7 @@
  *      block fits well
  *   2. take_retired_or_gate: the same after retiring events
  *   3. malloc_claim_gateable: a pending block of its own heap, for which the GPU waits: with reuse
- *      order `gate`, or with `auto` if the wait looks short. Otherwise a ready block of any size
+ *      order `gate`, or with `auto` beyond its allowance. Otherwise a ready block of any size
  *   4. borrow: a completed block of another heap, lent
  *   5. take_grown: new memory. This comes before step 4 if the heap has borrowed many small blocks,
  *      and where addresses repeat. Beyond the garbage_collection_threshold, segments that were

@@ -104,16 +104,16 @@ class cudagraph_outputs(Generic[P, R]):
     Outputs that share memory go on sharing it, unless they require gradients:
     then each gets its own.
 
-    A step begins with ``torch.compiler.cudagraph_mark_step_begin()``. It does
-    not while a tensor of an earlier step's graphs is alive: what a backward is
-    still to read, or what an unwrapped compiled function returned. That call
-    would invalidate it. PyTorch then keeps its memory apart and records the
-    graphs once more, which is correct but slow; a warning says so if it continues.
-    PyTorch counts steps for the whole process, and from the first one on does
-    not begin any by itself: do not mix wrapped and unwrapped functions.
+    A step begins with a call of ``torch.compiler.cudagraph_mark_step_begin()``. That
+    call would invalidate tensors of earlier steps' graphs that are still alive: what a
+    backward has yet to read, or what an unwrapped compiled function returned. So the
+    step leaves the call out while there are such tensors. PyTorch then keeps their
+    memory apart and records the graphs once more, which is correct but slow; a warning
+    says so if it continues. PyTorch counts steps for the whole process, and once it was
+    called, begins no step by itself: do not mix wrapped and unwrapped functions.
 
     Type checkers see what is wrapped: the signature of a function, the class of a
-    module. ``isinstance`` too takes a wrapped module for one of its class.
+    module. ``isinstance`` also takes a wrapped module for one of its class.
 
     Steps nest: an inner one copies, and marks nothing. Where there is no GPU,
     and inside ``torch.compile``, the function is simply called.

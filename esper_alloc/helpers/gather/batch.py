@@ -79,9 +79,9 @@ class Lease:
 class GatherBatch(list[tuple[X, Y]], Generic[X, Y]):
     """A batch: the list of (inputs, targets), an entry for each environment with data.
 
-    Gathering was enqueued on the stream that was current for each device. On that
-    stream the batch can be read at once; on another one, inside
-    :meth:`for_stream`, or after ``stream.wait_event(batch.ready_event(env))``.
+    Gathering was enqueued on each device's current stream. On that stream the batch
+    can be read at once. On another stream read it inside :meth:`for_stream`, or after
+    ``stream.wait_event(batch.ready_event(env))``.
     """
 
     __slots__ = ("_lease", "_ready", "_workers")

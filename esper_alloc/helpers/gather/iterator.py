@@ -35,9 +35,9 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
 
     Each batch is a :class:`GatherBatch`, a list of (inputs, targets) by
     environment, in memory that is shared with nobody. Nothing waits for the GPU
-    but the constructor, once for each device. On CUDA a batch is one kernel a
-    device; where the kernels were not built, and on the CPU, PyTorch's own
-    operations give the same to the bit.
+    but the constructor, once for each device. On CUDA a batch is one kernel for each
+    device. Where the kernels were not built, and on the CPU, PyTorch's own
+    operations give bitwise the same result.
 
     Args:
         inputs: a tensor of samples [N, ...] or a dict of them, on the CPU
