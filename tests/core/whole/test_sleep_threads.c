@@ -69,6 +69,48 @@ TEST(others_go_on_while_memory_sleeps)
   world_end(&w);
 }
 
+/* ---- memory is shared as soon as it is awake ------------------------------ */
+
+static atomic_bool tried;
+
+static void *share_when_awake(void *block)
+{
+  void *address;
+  esper_page_name *pages;
+  size_t count;
+  esper_status status;
+  while ((status = esper_share(w.core, block, &address, &pages, &count)) == ESPER_ASLEEP)
+    atomic_store(&tried, true);
+  CHECK_OK(status);
+  free(pages);
+  return NULL;
+}
+
+TEST(another_thread_shares_memory_while_it_wakes)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 256 * MIB};
+  const char *cold = "cold";
+  world_begin_with(&w, &options, NULL);
+  for (int cycle = 0; cycle < CYCLES; cycle++) {
+    pthread_t other;
+    CHECK_OK(esper_tag_push(cold));
+    void *p = world_malloc(&w, 50 * MIB, w.stream[0]);
+    CHECK_OK(esper_tag_pop());
+    world_kernel(&w, w.stream[0], p);
+    CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
+    atomic_store(&tried, false);
+    CHECK(!pthread_create(&other, NULL, share_when_awake, p));
+    while (!atomic_load(&tried))
+      ;
+    CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
+    pthread_join(other, NULL);
+    world_check(&w);
+    world_free(&w, p);
+    CHECK(esper_unshare(w.core) > 0);
+  }
+  world_end(&w);
+}
+
 /* ---- what others may do while memory is copied ---------------------------- */
 
 static esper_stream r;
