@@ -73,8 +73,8 @@ static void give_spares(waking_t *w)
   }
 }
 
-/* Whether all of a page was freed and owes nothing, so that it may become a hole. *last is a block
- * before the page, if it is one of the same segment. */
+/* Whether one freed block fills the page and owes nothing, so that it may become a hole. *last is a
+ * block before the page, if it is one of the same segment. */
 static bool is_unneeded(const segment_t *s, const page_t *page, const block_t **last)
 {
   uintptr_t begin = page_address(s, page);
