@@ -109,8 +109,8 @@ def make_tensors(size: int) -> list[Any]:
     return made
 
 
-def make_graphs() -> list[tuple[Any, Any, Any]]:
-    """Graphs with private pools of their own: (graph, output, what a replay gave)."""
+def make_graphs() -> list[tuple[Any, Any, Any, Any]]:
+    """Graphs with private pools of their own: (graph, input, output, what a replay gave)."""
     import torch
 
     made = []
@@ -120,7 +120,7 @@ def make_graphs() -> list[tuple[Any, Any, Any]]:
         with torch.cuda.graph(graph):
             y = (x * 2 + 1).sqrt()
         graph.replay()
-        made.append((graph, y, y.clone()))
+        made.append((graph, x, y, y.clone()))
     return made
 
 
@@ -165,10 +165,10 @@ def warm_up() -> None:
         kept, graphs = make_tensors(64 * MIB), make_graphs()
     esper_alloc.sleep("warm")
     esper_alloc.wake("warm")
-    for graph, y, before in graphs:
+    for graph, _, y, before in graphs:
         graph.replay()
         torch.equal(y, before)
-    del kept, graphs, graph, y, before
+    del kept, graphs, graph, _, y, before
     torch.cuda.empty_cache()
     esper_alloc.trim_sleep()
 
@@ -201,7 +201,7 @@ def measure_ours(size: int, cycles: int) -> dict[str, Any]:
         found["back"].append(seconds_of(plain.back))
         for one in graphs:
             one[0].replay()
-        same = all(torch.equal(y, before) for _, y, before in graphs)
+        same = all(torch.equal(y, before) for _, _, y, before in graphs)
         if not same or [float(x[-1]) for x in kept] != expected:
             raise RuntimeError("contents are not what they were")
     host = esper_alloc.tag_stats()["kept"]["host_bytes"]

@@ -77,7 +77,7 @@ typedef struct esper_sleep_result {
  *   - The addresses stay. Nothing may touch the memory: kernels and copies that do fail. Where that
  *     is seen (esper_note_use), it is refused with ESPER_ASLEEP.
  *   - malloc under the tags fails with ESPER_ASLEEP.
- *   - esper_free works. What is freed does not wake, as far as it fills whole pages.
+ *   - esper_free works. Pages that one freed block fills do not wake.
  *   - Memory that was already asleep stays as it is, and what is still awake goes.
  * The call first waits, by an event, for all work on the devices. What cannot go stays as it was,
  * and is counted in *result (may be NULL). Memory that a captured graph may use keeps all its bytes,

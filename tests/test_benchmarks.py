@@ -12,10 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -850,6 +853,25 @@ def test_parts_of_sleep_miss_their_goals_for_one_failure(
         assert sleep.measure_parts(options, [part]) is met
     monkeypatch.setattr(sleep, "missing", lambda _: "nothing is here")
     assert not sleep.measure_parts(options, [part])
+
+
+def test_graphs_that_sleep_have_their_inputs_as_long_as_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    inputs: list[Any] = []
+
+    def full(*_: Any, **__: Any) -> Any:
+        x = torch.ones(3)
+        inputs.append(weakref.ref(x))
+        return x
+
+    monkeypatch.setattr(torch, "full", full)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock)
+    monkeypatch.setattr(torch.cuda, "graph", nullcontext)
+    graphs = load("sleep").make_graphs()
+    assert len(graphs) == len(inputs) > 1
+    assert all(x() is not None for x in inputs)
 
 
 def test_memory_over_time_is_drawn_from_the_result_file(

@@ -256,6 +256,7 @@ static void wake_free_blocks(segment_t *s)
 static size_t keep_awake(const choice_t *c, sleeper_t *s, bool all)
 {
   size_t bytes = 0;
+  paging_begin(c->device); /* not while another thread names pages */
   lock(&c->device->lock);
   caches_close(c->device);
   for (size_t i = 0; i < s->page_count; i++) {
@@ -272,6 +273,7 @@ static size_t keep_awake(const choice_t *c, sleeper_t *s, bool all)
     if (segment->pages && segment->heap->tag == s->tag)
       wake_free_blocks(segment);
   unlock(&c->device->lock);
+  paging_end(c->device);
   sleeper_forget_awake(s);
   return bytes;
 }

@@ -18,7 +18,7 @@ typedef struct sleeping_page {
   size_t first;   /* its first granule in the segment */
   size_t parcels; /* how many of the parcels are its own; they are in the order of the pages */
   bool awake;     /* it stayed, or has woken */
-  bool unneeded;  /* all of it was freed meanwhile, so it need not wake */
+  bool unneeded;  /* one freed block fills it, so it need not wake */
 } sleeping_page_t;
 
 /* After its pages woke, a sleeper is empty, and keeps its room for the next sleep of its tag. The

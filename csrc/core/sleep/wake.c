@@ -73,8 +73,8 @@ static void give_spares(waking_t *w)
   }
 }
 
-/* Whether all of a page was freed and owes nothing, so that it may become a hole. *last is a block
- * before the page, if it is one of the same segment. */
+/* Whether one freed block fills the page and owes nothing, so that it may become a hole. *last is a
+ * block before the page, if it is one of the same segment. */
 static bool is_unneeded(const segment_t *s, const page_t *page, const block_t **last)
 {
   uintptr_t begin = page_address(s, page);
@@ -278,6 +278,7 @@ static void note_awake(waking_t *w)
 
 static void finish(waking_t *w, esper_status status)
 {
+  paging_begin(w->device); /* not while another thread names pages */
   lock(&w->device->lock);
   give_spares(w);
   orphan_keep(w->device, w->orphan);
@@ -287,6 +288,7 @@ static void finish(waking_t *w, esper_status status)
   in_flight_note_return(w->device);
   in_flight_end(w->device);
   unlock(&w->device->lock);
+  paging_end(w->device);
   if (status != ESPER_OK)
     return;
   for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))

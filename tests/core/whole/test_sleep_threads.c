@@ -69,6 +69,62 @@ TEST(others_go_on_while_memory_sleeps)
   world_end(&w);
 }
 
+/* ---- memory is shared as soon as it is awake ------------------------------ */
+
+static atomic_bool tried;
+static pthread_t sharer;
+
+static void *share_when_awake(void *block)
+{
+  void *address;
+  esper_page_name *pages;
+  size_t count;
+  esper_status status;
+  while ((status = esper_share(w.core, block, &address, &pages, &count)) == ESPER_ASLEEP)
+    atomic_store(&tried, true);
+  CHECK_OK(status);
+  free(pages);
+  return NULL;
+}
+
+static void start_sharing(void *block, sim_call call, int device, void *object)
+{
+  (void)call, (void)device, (void)object;
+  if (atomic_exchange(&tried, true))
+    return;
+  atomic_store(&tried, false);
+  CHECK(!pthread_create(&sharer, NULL, share_when_awake, block));
+  while (!atomic_load(&tried))
+    ;
+}
+
+/* It looks at the pages when the first, which the driver keeps, is awake again, and when the others
+ * are. */
+TEST(another_thread_shares_memory_while_it_wakes)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 256 * MIB};
+  esper_config pages_of_4_mib = {.large_segment_size = 4 * MIB};
+  const char *cold = "cold";
+  world_begin_with(&w, &options, &pages_of_4_mib);
+  for (int cycle = 0; cycle < CYCLES; cycle++) {
+    CHECK_OK(esper_tag_push(cold));
+    void *p = world_malloc(&w, 50 * MIB, w.stream[0]);
+    CHECK_OK(esper_tag_pop());
+    world_kernel(&w, w.stream[0], p);
+    atomic_store(&tried, false);
+    sim_after_call(w.s, SIM_CALL_copy_to_host, start_sharing, p);
+    sim_fail_call(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
+    CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
+    sim_after_call(w.s, SIM_CALL_copy_to_host, NULL, NULL);
+    CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
+    pthread_join(sharer, NULL);
+    world_check(&w);
+    world_free(&w, p);
+    CHECK(esper_unshare(w.core) > 0);
+  }
+  world_end(&w);
+}
+
 /* ---- what others may do while memory is copied ---------------------------- */
 
 static esper_stream r;

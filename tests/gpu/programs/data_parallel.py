@@ -12,6 +12,7 @@ import sys
 import torch
 from device import report, use_allocator
 from torch import nn
+from torch.cuda import comm, nccl
 from torch.nn import functional
 
 MIB = 1 << 20
@@ -41,12 +42,12 @@ def collectives() -> int:
     wrong = 0
     for size in (1000, MIB, 64 * MIB):
         both = [torch.full((size,), float(d + 1), device=f"cuda:{d}") for d in range(2)]
-        torch.cuda.nccl.all_reduce(both)
+        nccl.all_reduce(both)
         wrong += sum(int((x != 3.0).sum().item()) for x in both)
         sent = torch.full((size,), 5.0, device="cuda:0")
-        received = torch.cuda.comm.broadcast(sent, [0, 1])[1]
+        received = comm.broadcast(sent, [0, 1])[1]
         wrong += int((received != 5.0).sum().item())
-        total = torch.cuda.comm.reduce_add([sent, received], destination=0)
+        total = comm.reduce_add([sent, received], destination=0)
         wrong += int((total != 10.0).sum().item())
     return wrong
 
