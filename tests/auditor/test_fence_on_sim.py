@@ -106,7 +106,7 @@ say(cause=str(error.__cause__).splitlines()[0], suspects=len(error.fault.suspect
     assert found["functions"] == ["use"] and found["size"] == 1 << 20
     assert found["ago"] == 4 and found["order"] == [0, 1, 2, 3, 4]
     assert found["suspects"] == 0
-    assert "an access faulted" in found["text"] and "4 frees later" in found["text"]
+    assert "an access faulted" in found["text"] and "4 frees and " in found["text"]
 
 
 def test_a_stray_read_and_an_overrun_fault_too(library: Path) -> None:
