@@ -173,6 +173,19 @@ say(kind=finding.kind, line=finding.place.frames[0].function, operator=finding.l
     assert "Suspects, the likeliest first" in text and "used after it was freed" in text
 
 
+def test_a_fault_on_another_device_is_found_at_the_end(library: Path) -> None:
+    found = run(
+        library,
+        """
+def program():
+    with torch.cuda.device(1):
+        x = block()
+        at = x.data_ptr()
+        del x
+        settle()
+        write(at)
+
+
 def test_unordered_work_before_the_free_is_a_suspect(library: Path) -> None:
     found = run(
         library,
