@@ -251,6 +251,25 @@ say(error=str(error), valid=simulated.core_is_valid(), mappings=simulated.mappin
     assert found == {"error": "None", "valid": True, "mappings": 0, "frees": True}
 
 
+def test_memory_with_a_fence_is_not_shared_and_still_goes(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit(fence=True):
+    x = block()
+    try:
+        x.untyped_storage()._share_cuda_()
+    except RuntimeError as error:
+        said = str(error).splitlines()[0]
+    del x
+    settle()
+say(said=said, mappings=simulated.mappings())
+""",
+    )
+    assert found["said"].startswith("memory with a fence cannot be shared with another process: ")
+    assert found["mappings"] == 0
+
+
 def test_an_address_from_elsewhere_is_looked_up(library: Path) -> None:
     found = run(
         library,
