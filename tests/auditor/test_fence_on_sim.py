@@ -186,9 +186,19 @@ def program():
         write(at)
 
 
-def test_unordered_work_before_the_free_is_a_suspect(library: Path) -> None:
+error = fault_of(program)
+say(fault=error is not None, device=error.fault.freed[-1].home.device)
+""",
+    )
+    assert found == {"fault": True, "device": 1}
+
+
+@pytest.mark.parametrize("uses, count", [("marked", 1), ("automatic", 0)])
+def test_unordered_work_before_the_free_is_a_suspect(library: Path, uses: str, count: int) -> None:
+    """Automatic uses keep the memory until that work is over, so it is none then."""
     found = run(
         library,
+        f"esper_alloc.enable(uses={uses!r})"
         """
 def later():
     x = block()
@@ -202,12 +212,13 @@ def later():
     write(at)
 
 
+block(512)
 error = fault_of(later)
 say(suspects=[[f.kind, f.freed.frames[0].function, freed is not None]
               for f, freed in error.fault.suspects])
 """,
     )
-    assert found["suspects"] == [["freed-in-use", "later", True]]
+    assert found["suspects"] == [["freed-in-use", "later", True]] * count
 
 
 def test_a_correct_program_with_many_frees_does_not_fault(library: Path) -> None:
