@@ -386,9 +386,9 @@ static void judge_free(audit *a, const block *b, lane *home, uint32_t site)
 void audit_freed(audit *a, uintptr_t address, uint32_t site)
 {
   block *b = table_remove(&a->blocks, address);
+  a->steps++; /* before the question: what an earlier free found says nothing of this one */
   if (!b)
     return;
-  a->steps++;
   lane *home = b->is_held ? NULL : home_of(a, b);
   if (home)
     judge_free(a, b, home, site);

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "audit_operators.h"
+#include "automatic.h"
 #include "fence.h"
 #include "gpu_trace.h"
 #include "mark_watch.h"
@@ -55,7 +56,9 @@ void memory_freed(uintptr_t address)
   const uint32_t site = site_now();
   with_engine([&](Auditor &a, audit *engine) {
     functions->freed(engine, address, site);
-    const audit_finding *in_use = fence::is_on() ? functions->last_free(engine) : nullptr;
+    // With automatic uses the memory keeps its pages until that use is over.
+    const bool may_fault = fence::is_on() && !are_uses_noted();
+    const audit_finding *in_use = may_fault ? functions->last_free(engine) : nullptr;
     if (in_use != nullptr) {
       fence::is_freed_in_use(address, *in_use);
     }

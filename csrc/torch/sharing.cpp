@@ -205,6 +205,10 @@ native::ShareableHandle share_memory(esper_core *core, void *ptr)
   if (capi().find_block(core, ptr, &info) == ESPER_OK && info.mapped != 0) {
     return share_pages(core, ptr);
   }
+  TORCH_CHECK(
+      info.fenced == 0,
+      "memory with a fence cannot be shared with another process: send a copy on the CPU, or "
+      "audit without fence=True");
   std::lock_guard<std::mutex> lock(given().mutex);
   TORCH_CHECK(capi().pin(core, ptr, &segment) == ESPER_OK, "invalid device pointer: ", ptr,
               " is in no live block of esper_alloc");

@@ -6,7 +6,7 @@ import warnings
 from types import TracebackType
 from typing import Any, Literal
 
-from ..installation.pytorch import load_shim
+from ..installation.pytorch import load_shim, untyped
 from ..torch_allocator.choices import SEGMENTS
 from . import observation
 from .fence import Fault, Freed, explain, fault_in, parse_freed
@@ -100,13 +100,18 @@ def _check_fence(compiled: Any) -> None:
 
 
 def _fault_in_what_is_enqueued() -> BaseException | None:
+    """Waits for each device that has had memory; others would be initialised by that."""
     import torch
 
-    try:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-    except RuntimeError as error:
-        return fault_in(error)
+    if not untyped(torch.cuda).is_initialized():
+        return None
+    for device in range(torch.cuda.device_count()):
+        try:
+            if torch.cuda.memory_stats(device).get("segment.all.allocated"):
+                torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            if fault := fault_in(error):
+                return fault
     return None
 
 

@@ -42,8 +42,8 @@ class Freed:
 
     @property
     def when(self) -> str:
-        later = f"{self.frees_ago} free{'s' if self.frees_ago != 1 else ''} later"
-        return f"{later} and {self.seconds:.3f} s ago" if self.frees_ago else "the last free"
+        frees = f"{self.frees_ago} free{'s' if self.frees_ago != 1 else ''}"
+        return f"{frees} and {self.seconds:.3f} s ago" if self.frees_ago else "the last free"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Fault:
         for number, (finding, freed) in enumerate(self.suspects, 1):
             lines.append(f"{number}. {finding.text()}")
             if freed is not None:
-                lines.append(f"    {freed.when}")
+                lines.append(f"    freed {freed.when}" if freed.frees_ago else "    the last free")
         if not self.suspects:
             lines.append(
                 "No operator was seen that touches freed memory, and no use that was not over at "

@@ -52,7 +52,11 @@ def test_calls_with_freed_memory_come_first_then_the_latest_free() -> None:
     assert said.index("1. used after it was freed, 3 times: /jobs/train.py:9") < said.index(
         "2. freed while"
     )
-    assert "2 frees later and 0.250 s ago" in said and "No operator" not in said
+    assert (
+        "\n    freed 2 frees and 0.250 s ago" in said
+        and ", 1 free and 0.250 s ago" in said
+        and "No operator" not in said
+    )
 
 
 def test_frees_at_one_line_are_one_suspect() -> None:

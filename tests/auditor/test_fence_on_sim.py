@@ -106,7 +106,7 @@ say(cause=str(error.__cause__).splitlines()[0], suspects=len(error.fault.suspect
     assert found["functions"] == ["use"] and found["size"] == 1 << 20
     assert found["ago"] == 4 and found["order"] == [0, 1, 2, 3, 4]
     assert found["suspects"] == 0
-    assert "an access faulted" in found["text"] and "4 frees later" in found["text"]
+    assert "an access faulted" in found["text"] and "4 frees and " in found["text"]
 
 
 def test_a_stray_read_and_an_overrun_fault_too(library: Path) -> None:
@@ -173,9 +173,32 @@ say(kind=finding.kind, line=finding.place.frames[0].function, operator=finding.l
     assert "Suspects, the likeliest first" in text and "used after it was freed" in text
 
 
-def test_unordered_work_before_the_free_is_a_suspect(library: Path) -> None:
+def test_a_fault_on_another_device_is_found_at_the_end(library: Path) -> None:
     found = run(
         library,
+        """
+def program():
+    with torch.cuda.device(1):
+        x = block()
+        at = x.data_ptr()
+        del x
+        settle()
+        write(at)
+
+
+error = fault_of(program)
+say(fault=error is not None, device=error.fault.freed[-1].home.device)
+""",
+    )
+    assert found == {"fault": True, "device": 1}
+
+
+@pytest.mark.parametrize("uses, count", [("marked", 1), ("automatic", 0)])
+def test_unordered_work_before_the_free_is_a_suspect(library: Path, uses: str, count: int) -> None:
+    """Automatic uses keep the memory until that work is over, so it is none then."""
+    found = run(
+        library,
+        f"esper_alloc.enable(uses={uses!r})"
         """
 def later():
     x = block()
@@ -189,12 +212,13 @@ def later():
     write(at)
 
 
+block(512)
 error = fault_of(later)
 say(suspects=[[f.kind, f.freed.frames[0].function, freed is not None]
               for f, freed in error.fault.suspects])
 """,
     )
-    assert found["suspects"] == [["freed-in-use", "later", True]]
+    assert found["suspects"] == [["freed-in-use", "later", True]] * count
 
 
 def test_a_correct_program_with_many_frees_does_not_fault(library: Path) -> None:
@@ -236,6 +260,25 @@ say(error=str(error), valid=simulated.core_is_valid(), mappings=simulated.mappin
 """,
     )
     assert found == {"error": "None", "valid": True, "mappings": 0, "frees": True}
+
+
+def test_memory_with_a_fence_is_not_shared_and_still_goes(library: Path) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit(fence=True):
+    x = block()
+    try:
+        x.untyped_storage()._share_cuda_()
+    except RuntimeError as error:
+        said = str(error).splitlines()[0]
+    del x
+    settle()
+say(said=said, mappings=simulated.mappings())
+""",
+    )
+    assert found["said"].startswith("memory with a fence cannot be shared with another process: ")
+    assert found["mappings"] == 0
 
 
 def test_an_address_from_elsewhere_is_looked_up(library: Path) -> None:

@@ -173,12 +173,12 @@ SHOWN int core_is_valid(void)
 }
 
 /* An access to addresses without pages. As on a GPU it is enqueued all the same, and whatever asks
- * later gets the error. */
-static int faulted;
+ * later, on the same device, gets the error. */
+static int faulted[2]; /* devices */
 static int faults(const void *p, size_t n)
 {
   int would = sim_would_fault(s(), p, n);
-  faulted |= would;
+  faulted[current] |= would;
   return would;
 }
 
@@ -247,7 +247,7 @@ SHOWN cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 SHOWN cudaError_t cudaDeviceSynchronize(void)
 {
   sim_device_synchronize(s(), current);
-  return faulted ? fail(cudaErrorIllegalAddress) : cudaSuccess;
+  return faulted[current] ? fail(cudaErrorIllegalAddress) : cudaSuccess;
 }
 SHOWN cudaError_t cudaGetLastError(void)
 {
@@ -322,7 +322,7 @@ SHOWN cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cud
                                   cudaStream_t stream)
 {
   (void)kind, (void)stream;
-  if (faulted)
+  if (faulted[current])
     return fail(cudaErrorIllegalAddress);
   if (faults(to, n) || faults(from, n))
     return cudaSuccess;
@@ -345,7 +345,7 @@ SHOWN cudaError_t cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, 
 SHOWN cudaError_t cudaMemsetAsync(void *ptr, int value, size_t n, cudaStream_t stream)
 {
   (void)stream;
-  if (faulted)
+  if (faulted[current])
     return fail(cudaErrorIllegalAddress);
   if (!faults(ptr, n))
     memset(ptr, value, n);
@@ -434,7 +434,7 @@ SHOWN cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
 SHOWN cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
   sim_stream_synchronize(s(), current, stream);
-  return faulted ? fail(cudaErrorIllegalAddress) : cudaSuccess;
+  return faulted[current] ? fail(cudaErrorIllegalAddress) : cudaSuccess;
 }
 SHOWN cudaError_t cudaStreamQuery(cudaStream_t stream)
 {

@@ -106,16 +106,17 @@ static esper_status fence_raise(device_t *device, size_t size, uintptr_t *addres
                                 orphan_t *orphan)
 {
   core_t *core = device->core;
-  esper_status status = place(device, room_of(device, size), address);
-  if (status != ESPER_OK)
-    return status;
-  status = call_page_create(core, device->index, size, page);
+  esper_status status = call_page_create(core, device->index, size, page);
   if (status != ESPER_OK)
     return error_from_driver(core, status);
-  status = peers_map(device, *address, size, *page);
-  if (status == ESPER_OK)
-    return ESPER_OK;
-  error_from_driver(core, status);
+  /* Addresses last, so that a request without memory uses none up. */
+  status = place(device, room_of(device, size), address);
+  if (status == ESPER_OK) {
+    status = peers_map(device, *address, size, *page);
+    if (status == ESPER_OK)
+      return ESPER_OK;
+    error_from_driver(core, status);
+  }
   orphan_release_page(device, *page, size, orphan);
   return status;
 }

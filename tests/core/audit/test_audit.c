@@ -595,3 +595,21 @@ TEST(what_one_line_keeps_is_bounded)
   CHECK_EQ(audit_memory(a), before);
   end();
 }
+
+TEST(the_last_free_is_the_one_that_is_asked_about)
+{
+  begin();
+  CHECK(!audit_last_free(a));
+  allocate(X, MAIN, 1);
+  wait_for(SIDE, MAIN);
+  read_by(X, SIDE, 2);
+  allocate(Y, MAIN, 3);
+  audit_freed(a, X, 4);
+  CHECK(audit_last_free(a));
+  CHECK_EQ(audit_last_free(a)->earlier.place.site, 2);
+  audit_freed(a, X, 5); /* of which nothing is known */
+  CHECK(!audit_last_free(a));
+  audit_freed(a, Y, 6);
+  CHECK(!audit_last_free(a));
+  end();
+}

@@ -185,6 +185,20 @@ TEST(addresses_come_round_the_oldest_first)
   end();
 }
 
+TEST(a_request_without_memory_uses_no_addresses_up)
+{
+  begin_fenced(8);
+  get(1, r);
+  uint64_t ranges = calls(SIM_CALL_range_reserve);
+  void *p;
+  for (int i = 0; i < 1000; i++)
+    CHECK_STATUS(esper_malloc(w.core, 16 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_EQ(calls(SIM_CALL_range_reserve), ranges);
+  CHECK_EQ(esper_fence_rounds(w.core), 0);
+  world_check(&w);
+  end();
+}
+
 TEST(without_pages_there_is_no_fence)
 {
   world_begin(&w);
