@@ -25,6 +25,7 @@ from typing import Any
 RANKS = 2
 LIMIT = 200.0  # seconds until a rank is taken to hang
 LOST_S = 10.0  # after which a process group takes a rank for lost
+ALONE_LIMIT = 10.0  # seconds that a rank may go on after the other has failed
 KILLED_LIMIT = 100.0  # the same as LIMIT where a rank is lost: native may hang, too
 MIB = 1 << 20
 OURS = "esper_alloc"
@@ -311,30 +312,35 @@ def conduct(name: str, allocator: str, arguments: list[str]) -> None:
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     with tempfile.TemporaryDirectory() as folder:
+        files = [open(f"{folder}/rank-{rank}", "w+") for rank in range(RANKS)]  # noqa: SIM115
         ranks = [
             subprocess.Popen(
                 [sys.executable, __file__, "--rank", str(rank), f"{folder}/store", name, allocator,
                  *arguments],
-                env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env=environment, stdout=files[rank], stderr=subprocess.STDOUT,
             )
             for rank in range(RANKS)
         ]  # fmt: skip
         limit = time.monotonic() + (KILLED_LIMIT if name == "killed" else LIMIT)
-        outputs, ends = [], []
-        for process in reversed(ranks):
-            try:
-                outputs.append(process.communicate(timeout=max(1.0, limit - time.monotonic()))[0])
-                ends.append(str(process.returncode))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                outputs.append(process.communicate()[0])
-                ends.append("hung")
+        while any(process.poll() is None for process in ranks) and time.monotonic() < limit:
+            if name != "killed" and any(process.poll() for process in ranks):
+                limit = min(limit, time.monotonic() + ALONE_LIMIT)  # the other waits for it
+            time.sleep(0.1)
+        ends = [str(process.poll()) if process.poll() is not None else "hung" for process in ranks]
+        outputs = []
+        for process, file in zip(ranks, files, strict=True):
+            process.kill()
+            process.wait()
+            file.seek(0)
+            outputs.append(file.read())
+            file.close()
     answers = []
-    for rank, (output, end) in enumerate(zip(reversed(outputs), reversed(ends), strict=True)):
+    for output, end in zip(outputs, ends, strict=True):
         lines = [line for line in output.splitlines() if line.startswith("{")]
         answer = json.loads(lines[-1]) if lines else {}
         if name != "killed" and (end != "0" or not lines):
-            raise SystemExit(f"rank {rank} ended with {end}:\n{output[-4000:]}")
+            said = (f"rank {i} ended with {ends[i]}:\n{outputs[i][-3000:]}" for i in range(RANKS))
+            raise SystemExit("\n".join(said))
         answers.append({**answer, "end": end})
     print(json.dumps({"ranks": answers}))
 
