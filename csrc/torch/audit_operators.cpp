@@ -1,8 +1,6 @@
 #include "audit_operators.h"
 
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include "automatic.h"
 #include "fence.h"
@@ -203,30 +201,6 @@ void add_seen(AllSeen &all, const Access &access, bool writes)
   seen.access.stream = name_of(access.stream);
   seen.access.writes = writes ? 1 : 0;
   all.push_back(seen);
-}
-
-void see_object(AllSeen &all, PyObject *value)
-{
-  if (THPVariable_Check(value)) {
-    each_access(*THPVariable_Unpack(value).unsafeGetTensorImpl(),
-                [&](const Access &access) { add_seen(all, access, false); });
-    return;
-  }
-  if (!PyTuple_Check(value) && !PyList_Check(value)) {
-    return;
-  }
-  if (Py_EnterRecursiveCall(" while looking for tensors") != 0) {
-    throw python_error();
-  }
-  struct Leave {
-    ~Leave()
-    {
-      Py_LeaveRecursiveCall();
-    }
-  } leave;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
-    see_object(all, PySequence_Fast_GET_ITEM(value, i));
-  }
 }
 
 namespace

@@ -22,8 +22,6 @@ struct Seen {
 using AllSeen = c10::SmallVector<Seen, 8>;
 
 void add_seen(AllSeen &all, const Access &access, bool writes);
-// Adds reads of the tensors in tuples and lists, to any depth.
-void see_object(AllSeen &all, PyObject *value);
 // The operation accesses them now.
 void tell_accesses(AllSeen &all, uint32_t operation);
 

@@ -293,7 +293,9 @@ PyObject *audit_launch(PyObject * /*module*/, PyObject *values)
   HANDLE_TH_ERRORS
   if (running.load(std::memory_order_acquire)) {
     AllSeen all;
-    see_object(all, values);
+    each_tensor(values, [&](const c10::TensorImpl &tensor) {
+      each_access(tensor, [&](const Access &access) { add_seen(all, access, false); });
+    });
     tell_accesses(all, operation_number("a compiled kernel"));
   }
   Py_RETURN_NONE;

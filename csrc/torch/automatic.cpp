@@ -3,13 +3,13 @@
 #include <ATen/record_function.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <mutex>
 
 #include "core_api.h"
 #include "observer.h"
+#include "python_objects.h"
 #include "stream.h"
 
 namespace esper
@@ -102,35 +102,6 @@ bool pools_have_streams(c10::DeviceIndex device)
 {
   constexpr c10::StreamId first_of_pool = 3; // number 0, of priority 0, from a pool
   return CUDAStream::unpack3(first_of_pool, device, c10::DeviceType::CUDA).stream() != nullptr;
-}
-
-void add_object(PyObject *value, Uses &uses)
-{
-  if (THPVariable_Check(value)) {
-    uses.add(*THPVariable_Unpack(value).unsafeGetTensorImpl());
-    return;
-  }
-  if (!PyTuple_Check(value) && !PyList_Check(value)) {
-    return;
-  }
-  if (Py_EnterRecursiveCall(" while looking for tensors") != 0) {
-    throw python_error();
-  }
-  struct Leave {
-    ~Leave()
-    {
-      Py_LeaveRecursiveCall();
-    }
-  } leave;
-  if (PyTuple_Check(value)) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) {
-      add_object(PyTuple_GET_ITEM(value, i), uses);
-    }
-  } else {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
-      add_object(PyList_GET_ITEM(value, i), uses);
-    }
-  }
 }
 
 } // namespace
@@ -236,7 +207,7 @@ PyObject *note_uses(PyObject * /*module*/, PyObject *values)
   HANDLE_TH_ERRORS
   if (has_callback()) {
     Uses uses;
-    add_object(values, uses);
+    each_tensor(values, [&](const c10::TensorImpl &tensor) { uses.add(tensor); });
     uses.finish();
   }
   Py_RETURN_NONE;

@@ -3,6 +3,7 @@
 #include <torch/csrc/Event.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Stream.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/cuda/Event.h>
 
 namespace esper
@@ -24,6 +25,18 @@ PyTypeObject *find_class(const char *module_name, const char *name)
 }
 
 } // namespace
+
+Descent::Descent()
+{
+  if (Py_EnterRecursiveCall(" while looking for tensors") != 0) {
+    throw python_error();
+  }
+}
+
+Descent::~Descent()
+{
+  Py_LeaveRecursiveCall();
+}
 
 bool find_torch_classes()
 {
@@ -70,6 +83,21 @@ RecordedEvent unwrap_event(PyObject *object)
                    "event must be an event of a CUDA device, not of ", event.device_type());
   TORCH_CHECK_VALUE(event.was_marked_for_recording(), unrecorded);
   return {static_cast<cudaEvent_t>(event.eventId()), event.device_index()};
+}
+
+void each_tensor(PyObject *value, c10::function_ref<void(const c10::TensorImpl &)> show)
+{
+  if (THPVariable_Check(value)) {
+    show(*THPVariable_Unpack(value).unsafeGetTensorImpl());
+    return;
+  }
+  if (!PyTuple_Check(value) && !PyList_Check(value)) {
+    return;
+  }
+  const Descent descent;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+    each_tensor(PySequence_Fast_GET_ITEM(value, i), show);
+  }
 }
 
 } // namespace esper

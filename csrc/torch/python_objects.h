@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/cuda/CUDAEvent.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/python_headers.h>
 
 #include <optional>
@@ -36,6 +37,16 @@ private:
   PyObject *object_;
 };
 
+// Goes one level deeper into nested containers. Throws if Python's limit is reached.
+class Descent
+{
+public:
+  Descent();
+  ~Descent();
+  Descent(const Descent &) = delete;
+  Descent &operator=(const Descent &) = delete;
+};
+
 // Finds the classes that torch.cuda and torch.cpu define. Called once, at import. False, with a
 // Python exception set: this torch lacks one.
 bool find_torch_classes();
@@ -56,5 +67,8 @@ struct RecordedEvent {
 // The event of a torch.cuda.Event or torch.Event. Throws TypeError for other objects, and
 // ValueError for an event that was never recorded, because the driver calls such an event complete.
 RecordedEvent unwrap_event(PyObject *object);
+
+// Shows the tensors in tuples and lists, to any depth. Other objects are passed over.
+void each_tensor(PyObject *value, c10::function_ref<void(const c10::TensorImpl &)> show);
 
 } // namespace esper

@@ -118,15 +118,7 @@ bool Gathering::add_children(PyObject *value, const References &references)
   }
   References with_ours = of_element;
   with_ours.passing = 1;
-  if (Py_EnterRecursiveCall(" while looking for tensors") != 0) {
-    throw python_error();
-  }
-  struct Leave {
-    ~Leave()
-    {
-      Py_LeaveRecursiveCall();
-    }
-  } leave;
+  const Descent descent;
   if (PyTuple_Check(value)) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) {
       add_element(PyTuple_GET_ITEM(value, i), of_element);

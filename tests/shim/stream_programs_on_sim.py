@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -50,24 +49,10 @@ class Product(torch.autograd.Function):
         return None, torch.empty_like(x)
 
 
-class Sim:
-    device = "cuda"
-
+class Sim(stream_programs.CudaStreams):
     def __init__(self) -> None:
         first = torch.cuda.current_stream()
         self.streams = [first, *(torch.cuda.Stream() for _ in range(stream_programs.STREAMS - 1))]
-
-    def on(self, stream: int) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = torch.cuda.stream(self.streams[stream])
-        return context
-
-    def record(self, stream: int) -> torch.cuda.Event:
-        event = torch.cuda.Event()
-        event.record(self.streams[stream])
-        return event
-
-    def wait(self, stream: int, event: torch.cuda.Event) -> None:
-        self.streams[stream].wait_event(event)
 
     def delay(self, stream: int, milliseconds: int) -> None:
         if milliseconds == 3:

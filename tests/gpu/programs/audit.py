@@ -1,14 +1,12 @@
-"""Correct programs under the auditor: what it finds (nothing), what it costs, what it keeps.
+"""Correct programs under the auditor: what it finds (nothing), and what it keeps.
 
 audit.py ALLOCATOR clean PROGRAM
-audit.py ALLOCATOR cost
 audit.py ALLOCATOR bound
 """
 
 from __future__ import annotations
 
 import ctypes
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -240,60 +238,12 @@ def clean(name: str) -> None:
     report(findings=len(found.findings), text=found.text(), complete=found.complete)
 
 
-def cost() -> None:
-    """The eager step, alone and under the auditor, by turns; seconds."""
-    import esper_alloc
-
-    model = Gpt().cuda()
-    step = training(model, model.parameters(), resident())
-
-    def seconds() -> float:
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(5):
-            step()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - begin) / 5
-
-    taken: dict[str, list[float]] = {"alone": [], "audited": []}
-    seconds()
-    for _ in range(7):
-        taken["alone"].append(seconds())
-        with esper_alloc.audit():
-            taken["audited"].append(seconds())
-    medians = {name: statistics.median(figures) for name, figures in taken.items()}
-    report(**medians, ratio=medians["audited"] / medians["alone"])
-
-
 def bound() -> None:
-    """The auditor's host memory after 50,000 operators on three streams, and after a million."""
-    import esper_alloc
-    from esper_alloc import _torch
+    """KiB that the auditor keeps after 50,000 operators on three streams, and after a million."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+    from auditor import memory_kept
 
-    main = torch.cuda.current_stream()
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    x = torch.ones(64, device="cuda")
-    operators, early = 0, 0
-    begin = time.perf_counter()
-    with esper_alloc.audit() as found:
-        while operators < 1_000_000:
-            for stream in streams:
-                stream.wait_stream(main)
-                with torch.cuda.stream(stream):
-                    y = x + 1
-                    for _ in range(20):
-                        y = y * 2
-                    y.add_(x)
-                main.wait_stream(stream)
-                x = x.clone()
-                operators += 23
-            if operators % 4600 == 0:
-                torch.cuda.synchronize()
-            if early == 0 and operators >= 50_000:
-                early = _torch.audit_state()[3]
-        late = _torch.audit_state()[3]
-    seconds = time.perf_counter() - begin
-    report(early=early, late=late, operators=operators, seconds=seconds, text=found.text())
+    report(**memory_kept(1_000_000, 50_000))
 
 
 def poison() -> None:
@@ -363,4 +313,4 @@ if __name__ == "__main__":
     if sys.argv[2] == "clean":
         clean(sys.argv[3])
     else:
-        {"cost": cost, "bound": bound, "poison": poison}[sys.argv[2]]()
+        {"bound": bound, "poison": poison}[sys.argv[2]]()

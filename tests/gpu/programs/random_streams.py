@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from typing import Any
 
 import stream_programs
@@ -30,9 +29,7 @@ from device import OURS, other_streams, report, sleep, use_allocator, warm_up
 import esper_alloc
 
 
-class Gpu:
-    device = "cuda"
-
+class Gpu(stream_programs.CudaStreams):
     def __init__(self, delay: float, alone: bool) -> None:
         self.milliseconds = delay
         count = stream_programs.STREAMS - 1
@@ -44,18 +41,6 @@ class Gpu:
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.compiled = torch.compile(stream_programs._add, dynamic=False)
         torch.cuda.synchronize()
-
-    def on(self, stream: int) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = torch.cuda.stream(self.streams[stream])
-        return context
-
-    def record(self, stream: int) -> torch.cuda.Event:
-        event = torch.cuda.Event()
-        event.record(self.streams[stream])
-        return event
-
-    def wait(self, stream: int, event: torch.cuda.Event) -> None:
-        self.streams[stream].wait_event(event)
 
     def delay(self, stream: int, milliseconds: int) -> None:
         sleep(self.streams[stream], milliseconds * self.milliseconds)

@@ -156,6 +156,25 @@ class Machine(Protocol):
     ) -> None: ...
 
 
+class CudaStreams:
+    """The part of a Machine that orders CUDA streams."""
+
+    device = "cuda"
+    streams: list[torch.cuda.Stream]
+
+    def on(self, stream: int) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = torch.cuda.stream(self.streams[stream])
+        return context
+
+    def record(self, stream: int) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(self.streams[stream])
+        return event
+
+    def wait(self, stream: int, event: torch.cuda.Event) -> None:
+        self.streams[stream].wait_event(event)
+
+
 @dataclass(eq=False)
 class Storage:
     """What data order needs to know of a tensor's memory."""
