@@ -15,7 +15,7 @@ demo: ## set up, show a mark at work, replay recorded jobs, and train
 	@python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" tools/demo.py
 
 test: PYTEST_TIER := --quick
-test: ## set up and run the tests that find most in five minutes (PYTEST_ARGS=...)
+test: ## set up and run the tests that find most in a few minutes (PYTEST_ARGS=...)
 	@$(RUN_TESTS)
 
 test-all: ## set up and run every test that this machine can run, as CI does

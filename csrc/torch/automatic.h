@@ -7,8 +7,10 @@
 // A program that never leaves the default streams pays nothing for operators. The callback is
 // registered when there is another stream to run on, which the allocator's calls notice: at an
 // allocation on such a stream, and at a free once PyTorch has made the streams of its pools, on a
-// device that has memory: operators run on a stream of the device of their tensors. Until then no memory was reused too early, because nothing has been freed since the stream was made. But
-// operators may have run on it, so memory that is live at that moment counts as used on all streams.
+// device that has memory: operators run on a stream of the device of their tensors. Until then no
+// memory was reused too early, because nothing has been freed since the stream was made. But
+// operators may have run on it, so memory that is live at that moment counts as used on all
+// streams.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>

@@ -2,10 +2,10 @@
 // run on. Runs no Python and calls no operator.
 //
 // What wants to know registers a callback of at::RecordFunction for the start of each operator that
-// asks for the inputs, and passes them to each_storage() or each_access(). PyTorch calls it for nested operators too,
-// and for those of backward, on the thread and with the current stream that they run on. Results
-// that an operator allocates are not among its inputs: they belong to the current stream. Results
-// that it writes in place or to `out` are.
+// asks for the inputs, and passes them to each_storage() or each_access(). PyTorch calls it for
+// nested operators too, and for those of backward, on the thread and with the current stream that
+// they run on. Results that an operator allocates are not among its inputs: they belong to the
+// current stream. Results that it writes in place or to `out` are.
 #pragma once
 
 #include <ATen/core/ivalue.h>

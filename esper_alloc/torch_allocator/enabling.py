@@ -199,8 +199,8 @@ def enable(
         if name is not None:
             os.environ[choice.variable] = name
     if SEGMENTS.in_environment() != "classic":
-        # NCCL would let the GPUs of one process reach into each other's tensors. Pages allow that
-        # to nobody who did not ask PyTorch for it.
+        # NCCL would let the GPUs of one process reach into each other's tensors. But pages are open
+        # to another GPU only after PyTorch has asked for it, and NCCL does not ask PyTorch.
         os.environ.setdefault("NCCL_P2P_DIRECT_DISABLE", "1")
     if _is_pluggable():
         return

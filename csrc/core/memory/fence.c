@@ -41,18 +41,25 @@ static uintptr_t take_addresses(device_t *device, size_t room)
     }
     uintptr_t address = f->range[f->current].address + f->used;
     taken = f->rounds || !RULE(FENCE_ADDRESSES_ONCE) ? occupied(device, address, room) : 0;
-    f->used += taken && taken < left ? taken : taken ? left : room;
-    if (!taken)
+    if (!taken) {
+      f->used += room;
       return address;
+    }
+    f->used += taken < left ? taken : left;
   }
   return 0;
+}
+
+static void begin_again(device_t *device)
+{
+  device->fences.current = 0;
+  device->fences.used = 0;
 }
 
 /* Begins with the oldest addresses again. Under the lock. */
 static uintptr_t come_round(device_t *device, size_t room)
 {
-  device->fences.current = 0;
-  device->fences.used = 0;
+  begin_again(device);
   device->fences.rounds++;
   return take_addresses(device, room);
 }
@@ -135,7 +142,7 @@ bool fence_lower(segment_t *s)
   if (status != ESPER_OK)
     error_from_driver(core, status);
   else if (!RULE(FENCE_ADDRESSES_ONCE))
-    s->device->fences.current = 0, s->device->fences.used = 0;
+    begin_again(s->device);
   return status == ESPER_OK;
 }
 

@@ -394,7 +394,7 @@ size_t mapped_granule(device_t *device)
   return device->granule;
 }
 
-static segment_t *make_segment(heap_t *heap, bool large, uintptr_t address, size_t size)
+static segment_t *make_mapped(heap_t *heap, bool large, uintptr_t address, size_t size)
 {
   device_t *device = heap->device;
   segment_t *s = arena_take(&device->segments);
@@ -431,7 +431,7 @@ esper_status mapped_reserve(heap_t *heap, bool large, size_t size)
   if (status != ESPER_OK)
     return error_from_driver(core, status);
   lock(&device->lock);
-  const segment_t *s = make_segment(heap, large, address, size);
+  const segment_t *s = make_mapped(heap, large, address, size);
   unlock(&device->lock);
   if (s)
     return ESPER_OK;
