@@ -90,7 +90,8 @@ CHOICES = (
         "a page may take twice the slack up to such a part of the request", "memory/grow.c",
         "least(2 * slack, g->size / {});", "4", ("2", "8", "SIZE_MAX"),
     ),
-    Choice("least slack", "memory/slack.c", "SLACK_LEAST = {} ", "256 << 20", ("0", "64 << 20", "1024 << 20")),
+    Choice("least slack of large pages", "memory/slack.c", "LARGE_LEAST = {} ", "256 << 20", ("0", "64 << 20", "1024 << 20")),
+    Choice("one part in this many is slack of large pages", "memory/slack.c", "LARGE_SHARE = {},", "50", ("25", "100")),
     Choice("one part in this many is slack", "memory/slack.c", "SLACK_SHARE = {},", "25", ("10", "100")),
     Choice(
         "a page without slack is such a part of the request", "memory/grow.c",

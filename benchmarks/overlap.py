@@ -44,8 +44,8 @@ PRODUCTS = 6
 PIPELINES = {
     "small": (4, 64, 1, 40, 3),
     "four": (4, 64, 2, 40, 3),
-    "large": (256, 1024, 1, 4, 3),
-    "four-large": (256, 1024, 2, 4, 3),
+    "large": (256, 1024, 1, 12, 3),
+    "four-large": (256, 1024, 2, 12, 3),
 }
 DEFAULT, GATE, GROW = "esper_alloc", "esper_alloc, gate", "esper_alloc, grow"
 NATIVE_MARKS = "native, record_stream"

@@ -3,9 +3,9 @@
 #include "../pools/pool.h"
 #include "segment.h"
 
-/* Slack is 1/SLACK_SHARE of the peak. Large pages may have SLACK_LEAST, too. MANY_MOVES pages move
- * before new ones are created instead. */
-enum { MANY_MOVES = 256, SLACK_SHARE = 25, SLACK_LEAST = 256 << 20 };
+/* Slack is 1/SLACK_SHARE of the peak; that of large pages is 1/LARGE_SHARE of it, or LARGE_LEAST if
+ * that is more. MANY_MOVES pages move before new ones are created instead. */
+enum { MANY_MOVES = 256, SLACK_SHARE = 25, LARGE_SHARE = 50, LARGE_LEAST = 256 << 20 };
 
 bool slack_is_for(const pool_t *pool)
 {
@@ -61,7 +61,7 @@ size_t slack_left(device_t *device, size_t missing)
   size_t peak = recent_peak(device, missing);
   if (peak < device->slack_peak) /* it rises with this request */
     peak = device->slack_peak;
-  size_t most = peak + (peak / SLACK_SHARE > SLACK_LEAST ? peak / SLACK_SHARE : SLACK_LEAST);
+  size_t most = peak + (peak / LARGE_SHARE > LARGE_LEAST ? peak / LARGE_SHARE : LARGE_LEAST);
   return pages < most && is_plentiful(device, missing) ? most - pages : 0;
 }
 

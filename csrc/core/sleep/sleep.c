@@ -287,7 +287,7 @@ static esper_status put_to_sleep(choice_t *c, going_t *g)
     return ESPER_DEVICE_ERROR;
   size_t released = release_tagged(c->device, c->tags);
   status = choose_pages(c);
-  if (status == ESPER_OK)
+  if (status == ESPER_OK && c->keeps) /* else a room stays as it is, because pinning is slow */
     status = fit_rooms(c);
   if (status == ESPER_OK)
     status = send_all(c, g);

@@ -82,7 +82,8 @@ void sleeper_forget_awake(sleeper_t *s)
 void sleepers_trim(device_t *device, bool always)
 {
   for (sleeper_t **link = &device->sleepers, *s; (s = *link);) {
-    if (!always && (s->page_count || !host_room_free(&s->room, device))) {
+    /* A room may go although pages sleep, if nothing of them is kept. */
+    if (!always && (s->kept || !host_room_free(&s->room, device) || s->page_count)) {
       link = &s->next;
       continue;
     }

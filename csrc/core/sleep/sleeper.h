@@ -53,7 +53,8 @@ void sleeping_page_set(const sleeping_page_t *page, uint64_t handle, bool absent
 /* Forgets pages that are awake, and their parcels. */
 void sleeper_forget_awake(sleeper_t *sleeper);
 
-/* Frees the rooms of all empty sleepers, with `always` all sleepers. */
+/* Frees the rooms of all sleepers that keep no bytes, and the empty sleepers; with `always` all of
+ * them. */
 void sleepers_trim(device_t *device, bool always);
 
 /* Calls `copy` for each piece of a parcel that adjoins in the room. */

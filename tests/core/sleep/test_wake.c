@@ -74,6 +74,25 @@ TEST(host_memory_serves_the_next_sleep_and_can_be_given_back)
   end();
 }
 
+/* Giving it back takes longer than unmapping, and the next sleep may need it. */
+TEST(a_sleep_that_keeps_nothing_leaves_host_memory_as_it_is)
+{
+  begin();
+  void *p = used_as("weights", 20 * MIB, r);
+  sleep_all_of("weights");
+  wake("weights");
+  sim_allow_loss(w.s, 1);
+  uint64_t before = calls(SIM_CALL_host_free);
+  CHECK_OK(try_sleep("weights", ESPER_KEEP_NOTHING, NULL));
+  CHECK_EQ(calls(SIM_CALL_host_free), before);
+  CHECK_EQ(stats_of("weights").host, 20 * MIB);
+  esper_sleep_trim(w.core); /* although the pages sleep */
+  CHECK_EQ(alive().host_bytes, 0);
+  wake("weights");
+  world_kernel(&w, r, p);
+  end();
+}
+
 TEST(memory_can_be_freed_asleep_and_does_not_wake)
 {
   begin();
