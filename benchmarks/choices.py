@@ -82,22 +82,10 @@ CHOICES = (
         "largest block that shares a segment", "base/config.c", "LARGE_SHARED_MOST = {};", "10 * MIB",
         ("5 * MIB", "20 * MIB"), CLASSIC,
     ),
-    Choice(
-        "a page takes one part in this many of the slack that is left", "memory/grow.c",
-        "half = slack / {};", "2", ("1", "4", "8"),
-    ),
-    Choice(
-        "a page may take twice the slack up to such a part of the request", "memory/grow.c",
-        "least(2 * slack, g->size / {});", "4", ("2", "8", "SIZE_MAX"),
-    ),
-    Choice("least slack of large pages", "memory/slack.c", "LARGE_LEAST = {} ", "256 << 20", ("0", "64 << 20", "1024 << 20")),
-    Choice("one part in this many is slack of large pages", "memory/slack.c", "LARGE_SHARE = {},", "50", ("25", "100")),
-    Choice("one part in this many is slack", "memory/slack.c", "SLACK_SHARE = {},", "25", ("10", "100")),
-    Choice(
-        "a page without slack is such a part of the request", "memory/grow.c",
-        "SMALL_PAGE_SHARE = {} ", "5", ("2", "10"),
-    ),
-    Choice("largest page without slack", "memory/grow.c", "SMALL_PAGE = {},", "8 << 20", ("2 << 20", "32 << 20")),
+    Choice("one part in this many is slack", "memory/slack.c", "SLACK_SHARE = {} ", "25", ("10", "100")),
+    Choice("largest page", "memory/grow.c", "LARGE_PAGE = {},", "32 << 20", ("16 << 20", "64 << 20")),
+    Choice("largest page while memory is short", "memory/grow.c", "TIGHT_PAGE = {},", "8 << 20", ("2 << 20", "32 << 20")),
+    Choice("while memory is short a page is such a part of the request", "memory/grow.c", "PAGES = {} ", "5", ("2", "10")),
 )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ until it was read is what is compared:
 
   record_stream  native's own
   by hand        the copy stream waits for the compute stream before each copy
-  record_use     one line, after the last read
+  record_use     one line, after the last read; also under the reuse order gate, without the
+                 allowance of 128 MiB
   automatic uses no line: every operator is seen
 
 Nobody waits within a measurement. Peaks are of active_bytes over what was
@@ -45,12 +46,15 @@ ROWS, WIDTH = 4096, 8192
 PINNED = 4  # different batches in host memory
 BATCHES = 100  # a measurement
 REPEATS = 5
+GATE = "esper_alloc, record_use, gate"
+ALLOWANCE = 128  # MiB that auto, the default order, may take rather than wait
 JOBS = {"compute-bound": 4, "copy-bound": 0}  # layers between the first read and the last
 
 CASES = [
     Case("native, record_stream", NATIVE, ("--protection", "record_stream")),
     Case("native, by hand", NATIVE, ("--protection", "by_hand")),
     Case("esper_alloc, record_use", OURS, ("--protection", "record_use")),
+    Case(GATE, OURS, ("--protection", "record_use"), {"ESPER_ALLOC_REUSE": "gate"}),
     Case(
         "esper_alloc, automatic uses",
         OURS,
@@ -196,7 +200,8 @@ def main() -> int:
             ("time a batch", "ms", "batch_ms", "record_stream", 1.02, "mean_ratio"),
             ("time a batch", "ms", "batch_ms", "by hand", None, "ratio"),
             ("peak active over base", "MiB", "peak_over_base_mib", "record_stream", 1.0, "ratio"),
-            ("peak active over base", "MiB", "peak_over_base_mib", "by hand", 1.05, "ratio"),
+            ("peak active over base", "MiB", "peak_over_base_mib", "by hand")
+            + (ALLOWANCE, "difference"),
             ("reserved over base", "MiB", "reserved_mib", "record_stream", None, "ratio"),
             ("reserved over base", "MiB", "reserved_mib", "by hand", None, "ratio"),
             ("figures that differ from a run that waited", "figures", "wrong", "record_stream")
@@ -212,6 +217,14 @@ def main() -> int:
                 goal,
                 judged,
             )
+        for name, unit, key, goal, judged in (
+            ("time a batch", "ms", "batch_ms", 1.02, "mean_ratio"),
+            ("peak active over base", "MiB", "peak_over_base_mib", 1.05, "ratio"),
+            ("reserved over base", "MiB", "reserved_mib", None, "ratio"),
+        ):
+            peer = "native, by hand"
+            title = f"{job}, reuse order gate: {name}"
+            results.compare(title, unit, rounds, key, GATE, peer, goal, judged)
         for name, unit, key, goal, judged in (
             ("time a batch", "ms", "batch_ms", 1.01, "mean_ratio"),
             ("peak active over base", "MiB", "peak_over_base_mib", None, "ratio"),

@@ -113,6 +113,49 @@ ALL: list[tuple[str, Names, str, str]] = [
             ("three", "a pipeline over three streams"),
         )
     ),
+    *(
+        ("overlap", f"{pipeline}: {figure}", "native, record_stream", f"{label}, {figure}")
+        for pipeline, label in (
+            ("small", "copies and computation on three streams, tensors of 4 to 64 MiB"),
+            ("four", "the same on four streams"),
+            ("large", "the same on three, tensors of 256 MiB to 1 GiB"),
+            ("four-large", "the same on four"),
+        )
+        for figure in ("step time", "peak reserved")
+    ),
+    ("sleep", "sleep", "plain pinned copy", "20 GiB go to sleep (more is better)"),
+    ("sleep", "wake", "plain pinned copy", "they wake (more is better)"),
+    (
+        "sleep",
+        "sleep with keep='nothing'",
+        "giving free memory back",
+        "they go to sleep, and nothing is kept",
+    ),
+    ("sleep", "device memory left asleep", "nothing", "device memory that they leave"),
+    (
+        "sleep",
+        "host memory over live bytes",
+        "live bytes",
+        "host memory that they take, over their size",
+    ),
+    (
+        "sleep",
+        "graph replays that differ, of 100 after a sleep",
+        "nothing",
+        "replays of CUDA graphs that differ after a sleep, of 100",
+    ),
+    (
+        "sleep",
+        "GPT-2 asleep after each step: losses that differ, of 12",
+        "GPT-2 awake",
+        "GPT-2 asleep after each of 12 steps, losses that differ",
+    ),
+    (
+        "sleep",
+        "two processes, 8 GiB each, turns without memory, of 50",
+        "nothing",
+        "two processes on memory for one, turns without memory, of 50",
+    ),
     (
         "prefetch",
         "compute-bound: peak active over base",

@@ -1805,7 +1805,7 @@ def test_a_choice_is_replayed(tmp_path: Path) -> None:
         choices.compiler()
     except choices.GrowthError as error:
         pytest.skip(str(error))
-    [large] = [choice for choice in choices.CHOICES if choice.name == "largest page without slack"]
+    [large] = [choice for choice in choices.CHOICES if choice.name == "largest page"]
     files = [ROOT / "examples" / "traces" / "gpt_train.pickle.gz"]
     ours = choices.replayed(None, "what it has", choices.MAPPED, files)
     other = choices.replayed(large, "2 << 20", choices.MAPPED, files)

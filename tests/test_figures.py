@@ -40,17 +40,17 @@ def test_stale_figures_are_named(
     results = json.loads((tmp_path / "pipeline.json").read_text())
     for row in results["rows"]:
         if row["name"] == "peak active over base" and row["peer_name"] == "native, record_stream":
-            row.update(ours=512.0, ours_by_layer=[512.0] * 8, peer_by_layer=[9000.0] * 8)
+            before = f"{row['ours']:,.0f} MiB"
+            row.update(ours=1024.0, ours_by_layer=[1024.0] * 8, peer_by_layer=[9000.0] * 8)
     (tmp_path / "pipeline.json").write_text(json.dumps(results))
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
     assert readme.main() == 1
     said = capsys.readouterr().out
     label = readme.FEW[0][3]
-    assert (
-        re.search(rf"README.md: \[{re.escape(label)}\]\S+: shows 352 MiB and is 512 MiB\n", said)
-        and "and is 0.06\n" in said
-    )  # the ratio of that row, too
-    assert re.search(r"README.md: shows .*352 MiB.*\n    and is .*512 MiB", said)  # a sentence
+    row = rf"README.md: \[{re.escape(label)}\]\S+: shows {before} and is 1,024 MiB\n"
+    assert re.search(row, said)
+    assert re.search(r"README.md: .* shows 0\.\d\d and is 0\.\d\d\n", said)  # the ratio of that row
+    assert re.search(rf"README.md: shows .*{before}.*\n    and is .*1,024 MiB", said)  # a sentence
     assert "pipeline.svg: shows other figures than: 8 layers" in said
     assert "docs/results.md: FSDP-like pipeline" in said
 

@@ -81,7 +81,7 @@ def test_the_table_has_what_it_should(capsys, tmp_path):
     verbose = capsys.readouterr().out
     assert verbose.splitlines()[1].endswith("  device calls")
     [calls] = [line for line in verbose.splitlines() if "device calls of auto/mapped" in line]
-    assert ", page_create 2," in calls and ", page_map 2," in calls and "alloc" not in calls
+    assert ", page_create 1," in calls and ", page_map 1," in calls and "alloc" not in calls
     assert "classic" not in out and "grow" not in out
 
 

@@ -20,8 +20,9 @@
 #include "slack.h"
 #include "stitch.h"
 
-/* Pages for large blocks may always have this size, and be this share of the request. */
-enum { SMALL_PAGE = 8 << 20, SMALL_PAGE_SHARE = 5 };
+/* A page costs the same up to LARGE_PAGE, whatever its size; a larger one costs as much as several.
+ * While memory is short it has TIGHT_PAGE at most, and a PAGES-th of the request. */
+enum { LARGE_PAGE = 32 << 20, TIGHT_PAGE = 8 << 20, PAGES = 5 };
 
 /* Inside this file: no hole of the heap is large enough. Not an error; grow() handles it. */
 #define NO_HOLE ESPER_NOT_READY
@@ -139,27 +140,28 @@ static size_t least(size_t a, size_t b)
   return a < b ? a : b;
 }
 
-/* Each page costs about the same time, whatever its size. But a page can be lent only when all of
- * it is free, so large pages waste memory. A new page may waste half of the slack that is left.
- * The largest requests would take the most pages, so while slack is left a page may have twice as
- * much, up to a quarter of the request.
- * Pages of private pools are never lent. Pages of small blocks are one granule. */
+/* Whether an eighth of the device, or of the memory fraction, stays free. */
+static bool memory_is_plentiful(const device_t *device, size_t missing)
+{
+  size_t all = least(device->limit, device->total);
+  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current + device->reserving;
+  return !device->refused && reserved + missing <= all - all / 8 &&
+         segment_may_come(device, missing + all / 8);
+}
+
+/* A page can be lent only when all of it is free, so large pages waste memory. Those of private
+ * pools are never lent. Pages of small blocks are one granule. */
 static size_t new_page_size(const growth_t *g, size_t created)
 {
   size_t granule = g->device->granule;
   size_t size = config_of(g->device->core)->as_given.large_segment_size; /* if set by the user */
   if (!g->large)
     return granule;
-  if (!size) {
-    size_t small = least(g->size / SMALL_PAGE_SHARE, SMALL_PAGE);
+  if (!size && !slack_is_for(g->heap->pool))
     size = g->size;
-    if (slack_is_for(g->heap->pool)) {
-      size_t slack = slack_left(g->device, created), half = slack / 2;
-      size_t quarter = least(2 * slack, g->size / 4);
-      size = half > quarter ? half : quarter;
-    }
-    size = least(size > small ? size : small, g->size);
-  }
+  else if (!size)
+    size =
+        memory_is_plentiful(g->device, created) ? LARGE_PAGE : least(g->size / PAGES, TIGHT_PAGE);
   return size > granule ? size / granule * granule : granule;
 }
 

@@ -3,9 +3,9 @@
 #include "../pools/pool.h"
 #include "segment.h"
 
-/* Slack is 1/SLACK_SHARE of the peak; that of large pages is 1/LARGE_SHARE of it, or LARGE_LEAST if
- * that is more. MANY_MOVES pages move before new ones are created instead. */
-enum { MANY_MOVES = 256, SLACK_SHARE = 25, LARGE_SHARE = 50, LARGE_LEAST = 256 << 20 };
+/* MANY_MOVES pages move before new ones are created instead, until 1/SLACK_SHARE of the peak is
+ * slack. */
+enum { MANY_MOVES = 256, SLACK_SHARE = 25 };
 
 bool slack_is_for(const pool_t *pool)
 {
@@ -41,28 +41,6 @@ bool slack_allows_new_pages(device_t *device, size_t missing, bool lendable)
   size_t peak = recent_peak(device, missing);
   return pages_with(device, missing) <= peak + peak / SLACK_SHARE &&
          segment_may_come(device, missing);
-}
-
-static bool is_plentiful(const device_t *device, size_t missing)
-{
-  size_t all = device->limit < device->total ? device->limit : device->total;
-  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current + device->reserving;
-  return !device->refused && reserved + missing <= all - all / 8 &&
-         segment_may_come(device, missing + all / 8);
-}
-
-size_t slack_left(device_t *device, size_t missing)
-{
-  /* Private pools' memory and what sleeps are part of the peak, so they are part of this, too. */
-  size_t pages =
-      (size_t)device->stats.reserved_bytes[ESPER_ALL].current + device->reserving + missing;
-  for (const segment_t *s = device->first_segment; s; s = s->next)
-    pages += s->absent;
-  size_t peak = recent_peak(device, missing);
-  if (peak < device->slack_peak) /* it rises with this request */
-    peak = device->slack_peak;
-  size_t most = peak + (peak / LARGE_SHARE > LARGE_LEAST ? peak / LARGE_SHARE : LARGE_LEAST);
-  return pages < most && is_plentiful(device, missing) ? most - pages : 0;
 }
 
 void slack_was_refused(device_t *device)

@@ -3,8 +3,7 @@
  * Moving a page costs as much as creating one, and the page is then missing where it was. A program
  * with repeating requests and hardly any spare memory would move pages in every round, for ever. So
  * after many moves the heap creates new pages instead, until all pages together exceed the recent
- * peak of active memory by a small share. While memory is plentiful, new pages are also larger than
- * the least that would do. */
+ * peak of active memory by a small share. */
 #ifndef ESPER_SLACK_H
 #define ESPER_SLACK_H
 
@@ -16,11 +15,6 @@ bool slack_is_for(const pool_t *pool);
 /* Whether `missing` bytes of pages may all be created, although some could be lent (`lendable`).
  * May pause the block caches. */
 bool slack_allows_new_pages(device_t *device, size_t missing, bool lendable);
-
-/* How many bytes the pages may still exceed the recent peak by, once `missing` bytes are created. 0
- * while memory is short: an eighth of the device, or of the memory fraction, is kept free of slack.
- * May pause the block caches. */
-size_t slack_left(device_t *device, size_t missing);
 
 /* The device had no memory for slack or for a request. No new pages are created instead of lent
  * ones until many more pages have moved. */

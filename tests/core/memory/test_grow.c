@@ -46,36 +46,16 @@ TEST(while_memory_is_plentiful_a_request_takes_few_pages)
 {
   begin_with(16384, &DEFAULTS);
   CHECK_EQ(pages_for(4), 1);
-  CHECK_EQ(pages_for(100), 1);
-  CHECK_EQ(pages_for(512), 4); /* half of 256 MiB each */
-  CHECK_EQ(reserved(), 616);
-  end();
-}
-
-TEST(pages_are_smaller_when_less_slack_is_left)
-{
-  begin_with(16384, &DEFAULTS);
-  void *p = get(200, r);
-  CHECK_EQ(calls(SIM_CALL_page_create), 2); /* 128 MiB and 72 */
-  world_free(&w, p);
-  CHECK_EQ(pages_for(300), 2); /* 300 MiB, 256 over the peak of 200: 156 are left, so 78 and 22 */
-  CHECK_EQ(reserved(), 300);
-  end();
-}
-
-TEST(while_slack_is_left_a_page_may_be_a_quarter_of_the_request)
-{
-  begin_with(16384, &DEFAULTS);
-  CHECK_EQ(pages_for(800), 4);  /* 200 MiB each, where half of 256 MiB would be 7 */
-  CHECK_EQ(pages_for(4096), 8); /* twice 256 MiB each */
-  CHECK_EQ(reserved(), 4896);
+  CHECK_EQ(pages_for(30), 1);
+  CHECK_EQ(pages_for(512), 16); /* 32 MiB each: larger ones take the driver as long */
+  CHECK_EQ(reserved(), 546);
   end();
 }
 
 TEST(while_memory_is_short_pages_are_small)
 {
   begin_with(512, &DEFAULTS);
-  get(440, r); /* an eighth of the device, 64 MiB, is to stay free of slack */
+  get(440, r); /* an eighth of the device, 64 MiB, is not free */
   CHECK_EQ(pages_for(20), 5);
   CHECK_EQ(pages_for(40), 5);
   CHECK_EQ(reserved(), 500);
@@ -88,19 +68,6 @@ TEST(after_a_refusal_pages_are_small)
   begin_with(16384, &DEFAULTS);
   CHECK_STATUS(esper_malloc(w.core, 20000 * MIB, r, &none), ESPER_OUT_OF_MEMORY);
   CHECK_EQ(pages_for(40), 5);
-  end();
-}
-
-/* What private pools have is part of the peak, and no slack. */
-TEST(memory_of_private_pools_is_no_slack)
-{
-  begin_with(16384, &DEFAULTS);
-  esper_pool *pool;
-  void *p;
-  CHECK_OK(esper_pool_create(w.core, 0, 7, 1, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 2000 * MIB, r, &p));
-  CHECK_EQ(pages_for(400), 4); /* half of 256 MiB each */
-  CHECK_OK(esper_free(w.core, p));
   end();
 }
 

@@ -265,29 +265,3 @@ TEST(a_private_pool_has_no_second_try)
   CHECK(asked[0] > 0);
   CHECK_EQ(asked[1], asked[0]);
 }
-
-/* Or half of the memory would sleep, and all of that were slack for the other half. */
-TEST(what_sleeps_is_no_slack)
-{
-  begin_with(4096, &(esper_config){.segments = ESPER_SEGMENTS_MAPPED});
-  device_t *device = &w.core->devices[0];
-  const char *cold = "cold";
-  CHECK_OK(esper_tag_push(cold));
-  for (int i = 0; i < 10; i++)
-    used(100, r);
-  CHECK_OK(esper_tag_pop());
-  size_t left[3];
-  for (int i = 0; i < 3; i++) {
-    lock(&device->lock);
-    left[i] = slack_left(device, 2 * MIB);
-    unlock(&device->lock);
-    if (i == 0)
-      CHECK_OK(esper_sleep(w.core, 0, &cold, 1, ESPER_KEEP_HOST, NULL));
-    if (i == 1)
-      CHECK_OK(esper_wake(w.core, 0, &cold, 1, NULL));
-  }
-  CHECK(left[0] > 0);
-  CHECK_EQ(left[1], left[0]);
-  CHECK_EQ(left[2], left[0]);
-  end();
-}
