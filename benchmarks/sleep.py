@@ -582,7 +582,7 @@ def main() -> int:
         arguments.error(f"--saver-wheel: there is no file {options.saver_wheel}")
     if options.worker:
         report(work(options))
-        if options.saver:  # at the interpreter's exit the library would end the process with an error
+        if options.saver:  # at the interpreter's exit the library would fail
             sys.stderr.flush()
             os._exit(0)
         return 0
