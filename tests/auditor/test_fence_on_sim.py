@@ -230,7 +230,7 @@ random.seed(1)
 
 
 def program():
-    for step in range(3000):
+    for step in range(1500):
         k = random.randrange(40)
         if k in live:
             x, value = live.pop(k)
