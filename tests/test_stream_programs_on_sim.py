@@ -21,6 +21,7 @@ if torch.version.cuda is None or torch.cuda.is_available():
 
 import build  # noqa: E402
 
+
 @pytest.fixture
 def programs(pytestconfig: pytest.Config) -> int:
     return 60 if pytestconfig.getoption("quick") else 200

@@ -28,13 +28,10 @@ FOREIGN = (
 sys.path.insert(0, str(HERE))
 import ground  # noqa: E402
 
-
 Run = Callable[[Sequence[str], Mapping[str, str]], "subprocess.CompletedProcess[str]"]
 
 
-def run_fresh(
-    arguments: Sequence[str], env: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
+def run_fresh(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200)
 
