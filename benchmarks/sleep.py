@@ -8,9 +8,10 @@ Each part can be measured alone; by default all are.
 
 bandwidth: weights and optimizer state of a few hundred tensors, and the private pools of two CUDA
 graphs, together --gib, sleep and wake --cycles times in one process. Between the cycles the same
-process copies as many bytes from the device to pinned memory and back: the plain copy. Where the
-package torch_memory_saver is installed, or its wheel is named, a process of its own pauses and
-resumes the same tensors, and keeps its host memory for the next time, too.
+process copies as many bytes from the device to pinned memory and back: the plain copy, through
+--plain-gib of pinned memory. Where the package torch_memory_saver is installed, or its wheel is
+named, a process of its own pauses and resumes the same tensors, and keeps its host memory for the
+next time, too.
 
   sleep, wake    GiB/s of live bytes from the second cycle on, over the plain copy (goal: 90%)
   first sleep    which pins the host memory
@@ -44,8 +45,9 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +76,7 @@ from common import (
 SAVER = "torch_memory_saver"
 PLAIN = "plain pinned copy"
 GIB = 1 << 30
-PIECE = 256 * MIB  # of the plain copy
+PIECE = 256 * MIB  # of the plain copy: a chunk of sleep's pinned memory
 GRAPHS = 2
 GRAPH_CYCLES = 100
 STEPS = 12  # of training
@@ -125,28 +127,38 @@ def make_graphs() -> list[tuple[Any, Any, Any, Any]]:
 
 
 class PlainCopy:
-    """As many bytes out and in again, through as much pinned memory."""
+    """As many bytes out and in again, through `room` bytes of pinned memory, a piece after the other.
 
-    def __init__(self, size: int) -> None:
+    Pinning takes far longer than copying, so there is less of it than of tensors. That makes the
+    copies no faster as long as it is several times as large as the processor's caches, 1 GiB at
+    most: by the time that a piece has its turn again, the others have taken its place there. It is
+    pinned in chunks as large as those of sleep, by the same thread, so it lies as near to the GPU.
+    """
+
+    def __init__(self, size: int, room: int) -> None:
         import torch
 
         self.device = torch.empty(PIECE, device="cuda", dtype=torch.uint8)
+        self.count = max(size // PIECE, 1)
         self.host = [
             torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
-            for _ in range(max(size // PIECE, 1))
+            for _ in range(min(max(room // PIECE, 1), self.count))
         ]
 
+    def pieces(self) -> Iterator[Any]:
+        return islice(cycle(self.host), self.count)
+
     def out(self) -> None:
-        for piece in self.host:
+        for piece in self.pieces():
             piece.copy_(self.device, non_blocking=True)
 
     def back(self) -> None:
-        for piece in self.host:
+        for piece in self.pieces():
             self.device.copy_(piece, non_blocking=True)
 
     @property
     def bytes(self) -> int:
-        return len(self.host) * PIECE
+        return self.count * PIECE
 
 
 def used_mib() -> float:
@@ -173,14 +185,14 @@ def warm_up() -> None:
     esper_alloc.trim_sleep()
 
 
-def measure_ours(size: int, cycles: int) -> dict[str, Any]:
+def measure_ours(size: int, cycles: int, room: int) -> dict[str, Any]:
     import torch
 
     import esper_alloc
 
     choose_allocator(OURS)
     torch.zeros(1, device="cuda")
-    plain = PlainCopy(size)
+    plain = PlainCopy(size, room)
     warm_up()
     torch.cuda.synchronize()
     beside_mib = used_mib()
@@ -232,7 +244,11 @@ def rates(found: dict[str, list[float]], live: float, copied: float) -> dict[str
 
 
 def measure_saver(size: int, cycles: int) -> dict[str, Any]:
-    """The same tensors in a region of torch_memory_saver's. Its graphs do not keep contents."""
+    """The same tensors in a region of torch_memory_saver's. Its graphs do not keep contents.
+
+    A block of the region that goes back to the driver while its thread is in no region ends the
+    process. So nothing here empties PyTorch's cache, and the worker leaves before the region does.
+    """
     from torch_memory_saver import torch_memory_saver as saver
 
     saver.hook_mode = "torch"  # no library is preloaded
@@ -437,6 +453,7 @@ def unpack(wheel: Path, folder: str) -> None:
 
 def bandwidth(options: Any, results: Results) -> bool:
     how = ("--part", "bandwidth", "--gib", str(options.gib), "--cycles", str(options.cycles))
+    how += ("--plain-gib", str(options.plain_gib))
     cases, left_out = [Case(OURS, OURS, how)], {}
     with tempfile.TemporaryDirectory() as folder:
         if options.saver_wheel:
@@ -534,7 +551,9 @@ def work(options: Any) -> dict[str, Any]:
         return measure_picture()
     if options.part == "turns":
         return measure_turns(int(options.turn_gib * GIB), options.folder, options.me)
-    return (measure_saver if options.saver else measure_ours)(size, options.cycles)
+    if options.saver:
+        return measure_saver(size, options.cycles)
+    return measure_ours(size, options.cycles, int(options.plain_gib * GIB))
 
 
 def missing(part: str) -> str | None:
@@ -548,6 +567,7 @@ def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--part", choices=PARTS, help="this one alone")
     arguments.add_argument("--gib", type=float, default=20.0, help="of tensors")
+    arguments.add_argument("--plain-gib", type=float, default=5.0, help="pinned for the plain copy")
     arguments.add_argument("--cycles", type=int, default=6, help="of sleep and wake, two at least")
     arguments.add_argument("--turn-gib", type=float, default=8.0, help="of each of two processes")
     arguments.add_argument("--plot", type=Path, metavar="FILE", help="draws memory over time")
@@ -562,6 +582,9 @@ def main() -> int:
         arguments.error(f"--saver-wheel: there is no file {options.saver_wheel}")
     if options.worker:
         report(work(options))
+        if options.saver:  # at the interpreter's exit the library would fail
+            sys.stderr.flush()
+            os._exit(0)
         return 0
     parts = () if options.plot and not options.rounds else PARTS
     if parts and nothing_measurable():

@@ -88,7 +88,8 @@ typedef struct esper_failure {
   size_t allocated;     /* live bytes */
   size_t private_pools; /* reserved bytes of private pools */
   size_t reserved;
-  size_t segment; /* bytes wanted from the device */
+  size_t segment;           /* bytes wanted from the device */
+  size_t addresses_missing; /* for a fence, because of live memory; 0: memory is missing */
 } esper_failure;
 
 /* ------------------------------------------------------------------------

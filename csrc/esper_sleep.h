@@ -83,8 +83,9 @@ typedef struct esper_sleep_result {
  * and is counted in *result (may be NULL). Memory that a captured graph may use keeps all its bytes,
  * live or not. ESPER_INVALID: no thread has ever pushed a tag of that name. ESPER_CAPTURING,
  * ESPER_NOT_READY: a capture, or work that may wait for other work, is going on. ESPER_HOST_MEMORY:
- * there is no host memory for the contents. After an error with more than one device, the devices
- * before the one that failed sleep. */
+ * there is no host memory for the contents. ESPER_DEVICE_ERROR: the driver took nothing back, or
+ * failed before. After any error nothing more sleeps than before on any device, and no contents are
+ * lost; memory that was free may have gone back. */
 ESPER_API esper_status esper_sleep(esper_core *core, int device, const char *const *tags,
                                    size_t count, esper_keep keep, esper_sleep_result *result);
 

@@ -855,6 +855,43 @@ def test_parts_of_sleep_miss_their_goals_for_one_failure(
     assert not sleep.measure_parts(options, [part])
 
 
+def test_the_plain_copy_moves_all_bytes_through_the_room_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    made: list[Mock] = []
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: made.append(Mock()) or made[-1])
+    sleep = load("sleep")
+    plain = sleep.PlainCopy(20 << 30, 5 << 30)
+    assert plain.bytes == 20 << 30
+    device, *host = made
+    assert len(host) * sleep.PIECE == 5 << 30
+    plain.out()
+    plain.back()
+    assert [piece.copy_.call_count for piece in host] == [4] * len(host)
+    assert [call.args[0] for call in device.copy_.call_args_list] == host * 4
+    small = sleep.PlainCopy(1 << 30, 5 << 30)
+    assert small.bytes == len(small.host) * sleep.PIECE == 1 << 30
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_savers_worker_ends_well_once_it_has_reported_and_not_before(fails: bool) -> None:
+    pytest.importorskip("torch")
+    worker = f"""
+import atexit, os, sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import sleep
+atexit.register(os._exit, 3)  # as the library ends a process
+sleep.measure_saver = lambda size, cycles: {{"size": size // {0 if fails else 1}}}
+sys.argv = "sleep.py --worker native --part bandwidth --saver --gib 1".split()
+sys.exit(sleep.main())
+"""
+    done = subprocess.run([sys.executable, "-c", worker], capture_output=True, text=True)
+    assert done.returncode == (3 if fails else 0), done.stderr
+    assert ("ZeroDivisionError" in done.stderr) is fails
+    assert ('benchmark-result: {"size": 1073741824}' in done.stdout) is not fails
+
+
 def test_graphs_that_sleep_have_their_inputs_as_long_as_themselves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -94,6 +94,7 @@ def test_churn_is_measured(library: Path, allocator: str) -> None:
     assert all("are free" in why for why in found["left_out"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_a_recorded_jobs_mallocs_and_frees_are_timed(library: Path, allocator: str) -> None:
     trace = HERE / "traces" / "expandable.pickle.gz"

@@ -129,6 +129,7 @@ def test_the_typed_package_is_complete(installed_core: Path) -> None:
 needs_mypy = pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="needs mypy")
 
 
+@pytest.mark.slow
 @needs_mypy
 def test_the_package_is_typed() -> None:
     run(sys.executable, "-m", "mypy", "esper_alloc")

@@ -4,7 +4,7 @@ switches. ``make -C tests/core`` does the same without Python.
 
 ``ESPER_CORE_OPERATIONS`` scales the random programs: their number of
 operations in the plain build (default 10 million; a tenth under sanitizers).
-With ``--quick`` it is a fifth of that, and the fault loop visits every 16th call. Under
+With ``--quick`` it is a tenth of that, and the fault loop visits every 16th call. Under
 sanitizers, where it takes ten times as long, it visits every 8th, and for races, which
 one thread cannot have, every 64th.
 """
@@ -123,7 +123,7 @@ def test_each_rule_and_each_hole_is_caught(capsys: pytest.CaptureFixture[str]) -
 def test_random_programs(variant: str, threads: int, pytestconfig: pytest.Config) -> None:
     operations = OPERATIONS // (1 if variant == "plain" else 10)
     if pytestconfig.getoption("quick"):
-        operations //= 5
+        operations //= 10
     if variant == "tsan" and threads == 1:
         operations //= 10  # one thread has no races
     output = run(

@@ -21,12 +21,15 @@ if torch.version.cuda is None or torch.cuda.is_available():
 
 import build  # noqa: E402
 
-PROGRAMS = 200
+
+@pytest.fixture
+def programs(pytestconfig: pytest.Config) -> int:
+    return 60 if pytestconfig.getoption("quick") else 200
 
 
-def run(library: Path, uses: str, **env: str) -> Any:
+def run(library: Path, uses: str, programs: int, **env: str) -> Any:
     done = subprocess.run(
-        [sys.executable, str(SHIM / "stream_programs_on_sim.py"), uses, "1", str(PROGRAMS)],
+        [sys.executable, str(SHIM / "stream_programs_on_sim.py"), uses, "1", str(programs)],
         env={**os.environ, **build.environment(library), "SIM_HAS_ORACLE": "1", **env},
         capture_output=True,
         text=True,
@@ -37,10 +40,12 @@ def run(library: Path, uses: str, **env: str) -> Any:
 
 
 @pytest.mark.parametrize("env", [{}, {"SIM_MAPS_PAGES": "1"}], ids=["classic", "mapped"])
-def test_with_automatic_uses_none_goes_wrong(library: Path, env: dict[str, str]) -> None:
-    found = run(library, "automatic", **env)
-    assert found == {"programs": PROGRAMS, "failed": 0, "first": []}
+def test_with_automatic_uses_none_goes_wrong(
+    library: Path, programs: int, env: dict[str, str]
+) -> None:
+    found = run(library, "automatic", programs, **env)
+    assert found == {"programs": programs, "failed": 0, "first": []}
 
 
-def test_without_them_most_do(library: Path) -> None:
-    assert run(library, "marked")["failed"] > PROGRAMS / 2
+def test_without_them_most_do(library: Path, programs: int) -> None:
+    assert run(library, "marked", programs)["failed"] > programs / 2

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../python/audit_capi.h"
+#include "footprints.h"
 
 namespace esper
 {
@@ -33,14 +34,17 @@ struct View {
 struct Auditor {
   std::mutex mutex; // guards all that follows; nobody waits for the GIL with it
   audit *engine = nullptr;
-  std::vector<std::string> tensors{std::string()}; // descriptions; number 0 is unknown
-  std::unordered_map<size_t, uint32_t> tensor_numbers;
+  ShapeNumbers shapes;
+  std::vector<std::pair<std::string, std::string>> found_tensors; // earlier and later, by finding
   std::unordered_map<const c10::TensorImpl *, View> views;
   std::unordered_set<uintptr_t> gradients; // live blocks that backward allocated
   size_t told = 0;                         // findings that `notify` knows
 };
 
 Auditor &auditor();
+
+// Keeps what the tensors of new findings look like, before that is forgotten. Under the lock.
+void keep_tensors(Auditor &a);
 
 // A forked child is not audited. Threads that it does not have may have held locks.
 void end_in_child();
@@ -72,6 +76,9 @@ void with_engine(const Call &call) noexcept
     const size_t found = functions->finding_count(a.engine);
     is_news = found != a.told;
     a.told = found;
+    if (C10_UNLIKELY(is_news)) {
+      keep_tensors(a);
+    }
   }
   if (C10_UNLIKELY(is_news)) {
     detail::tell_python_soon();

@@ -85,7 +85,7 @@ PyObject *describe_use(const std::optional<audit_finding> &use)
   {
     Auditor &a = auditor();
     std::lock_guard<std::mutex> lock(a.mutex);
-    found.earlier = a.tensors[use->earlier.place.tensor];
+    found.earlier = a.shapes.text(use->earlier.place.tensor);
   }
   return describe_finding(found);
 }
@@ -119,6 +119,15 @@ PyObject *describe_last_freed(size_t most, bool only_in_use)
   return Py_XNewRef(list.get());
 }
 
+void keep_tensors(Auditor &a)
+{
+  for (size_t i = a.found_tensors.size(); i < functions->finding_count(a.engine); ++i) {
+    const audit_finding &f = *functions->finding_at(a.engine, i);
+    a.found_tensors.emplace_back(a.shapes.text(f.earlier.place.tensor),
+                                 a.shapes.text(f.later.place.tensor));
+  }
+}
+
 PyObject *describe_findings()
 {
   // Making Python objects may collect garbage and free tensors, so the lock is not held for that.
@@ -128,7 +137,7 @@ PyObject *describe_findings()
     std::lock_guard<std::mutex> lock(a.mutex);
     for (size_t i = 0; a.engine != nullptr && i < functions->finding_count(a.engine); ++i) {
       const audit_finding &f = *functions->finding_at(a.engine, i);
-      all.push_back({f, a.tensors[f.earlier.place.tensor], a.tensors[f.later.place.tensor]});
+      all.push_back({f, a.found_tensors[i].first, a.found_tensors[i].second});
     }
   }
   Reference list(PyList_New(0));

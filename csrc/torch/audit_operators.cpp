@@ -42,20 +42,6 @@ struct Thread {
 };
 thread_local Thread thread;
 
-uint32_t tensor_number(Auditor &a, const c10::TensorImpl &tensor)
-{
-  const TensorShape shape = shape_of(tensor);
-  const size_t hash = shape.hash();
-  const auto found = a.tensor_numbers.find(hash);
-  if (C10_LIKELY(found != a.tensor_numbers.end())) {
-    return found->second;
-  }
-  const auto number = static_cast<uint32_t>(a.tensors.size());
-  a.tensors.push_back(shape.text());
-  a.tensor_numbers.emplace(hash, number);
-  return number;
-}
-
 uint64_t born_of(Auditor &a, const c10::TensorImpl *tensor)
 {
   if (C10_LIKELY(a.views.empty())) {
@@ -244,7 +230,7 @@ void tell_accesses(AllSeen &all, uint32_t operation)
   with_engine([&](Auditor &a, audit *engine) {
     for (Seen &seen : all) {
       const audit_access &access = seen.access;
-      seen.access.place = {site, operation, tensor_number(a, *seen.tensor)};
+      seen.access.place = {site, operation, a.shapes.number_of(shape_of(*seen.tensor))};
       seen.access.born = born_of(a, seen.tensor);
       functions->accessed(engine, &access);
       report_use_after_free(engine, access);

@@ -97,6 +97,8 @@ PyObject *audit_start(PyObject * /*module*/, PyObject *const *args, Py_ssize_t c
     functions->destroy(a.engine);
     a.engine = engine;
     a.told = 0;
+    a.shapes = {};
+    a.found_tensors.clear();
     a.views.clear();
     a.gradients.clear();
   }
@@ -129,6 +131,7 @@ PyObject *audit_stop(PyObject * /*module*/, PyObject * /*none*/)
   std::lock_guard<std::mutex> lock(a.mutex);
   running.store(false);
   functions->settle(a.engine);
+  keep_tensors(a);
   a.views.clear();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

@@ -115,6 +115,33 @@ size_t TensorShape::hash() const
   return hash;
 }
 
+uint32_t ShapeNumbers::number_of(const TensorShape &shape)
+{
+  const size_t hash = shape.hash();
+  const auto found = numbers_.find(hash);
+  if (C10_LIKELY(found != numbers_.end())) {
+    return found->second;
+  }
+  if (entries_.empty()) {
+    entries_.resize(most);
+  }
+  last_ = last_ == UINT32_MAX ? 1 : last_ + 1;
+  Entry &entry = entries_[last_ % most];
+  if (entry.number != 0) {
+    numbers_.erase(entry.hash);
+  }
+  entry = {hash, last_, shape.text()};
+  numbers_.emplace(hash, last_);
+  return last_;
+}
+
+std::string ShapeNumbers::text(uint32_t number) const
+{
+  const bool is_known =
+      number != 0 && !entries_.empty() && entries_[number % most].number == number;
+  return is_known ? entries_[number % most].text : std::string();
+}
+
 std::string TensorShape::text() const
 {
   std::string text = torch::getTHPDtype(dtype)->name;

@@ -97,6 +97,10 @@ std::string describe(const esper_failure &failure)
   text << "and " << format_size(idle) << " is reserved by PyTorch but unallocated."
        << " Before it gave up, esper_alloc waited for what it may wait for and gave"
        << " back what it may give back; torch.cuda.memory_summary() shows what is live.";
+  if (failure.addresses_missing != 0) {
+    text << " What is missing are addresses: live memory leaves none for a fence of "
+         << format_size(failure.addresses_missing) << ". Free some, or audit without the fence.";
+  }
   return std::move(text).str();
 }
 

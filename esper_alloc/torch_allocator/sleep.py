@@ -89,7 +89,7 @@ def sleep(
         ValueError: no thread ever used such a tag, or there is no such `keep` or device.
         RuntimeError: PyTorch does not run on esper_alloc; a capture is going on, or work that may
             wait for other work is not finished; or there is not enough host memory. After an error
-            nothing sleeps.
+            nothing more sleeps than before, on any device, and no contents are lost.
     """
     if keep not in ("host", "nothing"):
         raise ValueError(f"keep={keep!r}: use 'host' or 'nothing'")

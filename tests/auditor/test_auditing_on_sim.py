@@ -366,6 +366,29 @@ say(early=early, late=late)
     assert found["late"] <= found["early"] * 1.1
 
 
+def test_shapes_that_never_repeat_are_forgotten_but_not_those_of_findings(library: Path) -> None:
+    found = run(
+        library,
+        """
+def read_early(x):
+    with torch.cuda.stream(side):
+        x.clone()
+
+long = torch.empty(1 << 15, dtype=torch.uint8, device="cuda")
+with esper_alloc.audit() as report:
+    x, y = empty()[:7], empty()[:9]
+    x.zero_()
+    y.zero_()
+    read_early(x)
+    for i in range(1, (1 << 14) + 100):  # more shapes than are kept
+        long[-i:].zero_()
+    read_early(y)
+say(tensors=[[f.earlier.tensor, f.later.tensor] for f in report.findings if f.kind == "read-early"])
+""",
+    )
+    assert found["tensors"] == [["float32 [7]", "float32 [7]"], ["", "float32 [9]"]]
+
+
 def test_the_tracer_that_was_there_goes_on(library: Path) -> None:
     found = run(
         library,

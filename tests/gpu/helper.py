@@ -54,10 +54,10 @@ def environment(env: Mapping[str, str] | None) -> dict[str, str]:
 class Nursery:
     """Runs code in forked children of one process that has imported torch: nursery.py."""
 
-    def __init__(self) -> None:
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("nursery.py"))],
-            env=environment(None), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=environment(None) if env is None else env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         atexit.register(self.close)
 

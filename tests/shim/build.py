@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+
+sys.path.append(str(ROOT / "tests" / "gpu"))
+import helper  # noqa: E402
 
 
 def cuda_headers() -> Path | None:
@@ -56,15 +60,25 @@ def build(folder: Path) -> Path:
     return library
 
 
+#: Variables that may differ between programs: nothing reads them while torch is imported.
+READ_LATE = ("SIM_", "ESPER_", "PYTEST_CURRENT_TEST")
+
+
+@cache
+def nursery(early: frozenset[tuple[str, str]]) -> helper.Nursery:
+    return helper.Nursery(dict(early))
+
+
+def program(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """As subprocess.run() of `python -c code`, in a process that has imported torch already, which
+    takes most of the time of a short program."""
+    early = frozenset(one for one in env.items() if not one[0].startswith(READ_LATE))
+    return nursery(early).run(code, env, helper.HANG_S)
+
+
 def answer(library: Path, code: str, **env: str) -> Any:
     """What a process on the simulated device prints last, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment(library), **env},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
+    done = program(code, {**os.environ, **environment(library), **env})
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -18,6 +18,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "shim"))
+import build  # noqa: E402
+
 CC = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 BUILT = any((ROOT / "esper_alloc").glob("_torch*.so"))
 pytestmark = [
@@ -32,7 +35,7 @@ import esper_alloc
 from torch import _C
 
 MiB = 1 << 20
-OWN = sys.argv[1]
+OWN = os.environ["LD_PRELOAD"]
 own = ctypes.CDLL(OWN)
 class Pieces(ctypes.Structure):
     _fields_ = [("live", ctypes.c_int), ("calls", ctypes.c_int),
@@ -108,14 +111,7 @@ def run(libraries: dict[str, Path], scenario: str, begin: str = OURS, **more: st
         PYTHONPATH=str(ROOT),
         **more,
     )
-    code = begin + textwrap.dedent(scenario)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(libraries["runtime"])],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
+    done = build.program(begin + textwrap.dedent(scenario), environment)
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout + done.stderr
 

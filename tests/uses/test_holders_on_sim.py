@@ -171,14 +171,11 @@ with warnings.catch_warnings(record=True) as seen:
     lines = list(lasting_marks.lines())
     esper_alloc.warn_about_marks(False)
     marked(event=True)
-code = open("/proc/self/cmdline", "rb").read().split(b"\\0")[2].decode().splitlines()
-say(
-    warned=[(code[w.lineno - 1].strip(), w.category.__name__, str(w.message)) for w in seen],
-    lines=lines,
-)
+say(warned=[(w.lineno, w.category.__name__, str(w.message)) for w in seen], lines=lines)
 """
     found = build.answer(library, HEAD + code)
-    assert found["warned"] == [
+    source = (HEAD + code).splitlines()
+    assert [[source[line - 1].strip(), *said] for line, *said in found["warned"]] == [
         [
             "esper_alloc.record_use(x, side, gate=gate)",
             "RuntimeWarning",

@@ -92,45 +92,27 @@ static esper_status on_devices(core_t *core, int index, const bool tags[TAGS], e
   return status;
 }
 
-typedef struct sleep_call {
-  esper_keep keep;
-  esper_sleep_result result;
-  bool (*slept)[TAGS]; /* by device: what this call put to sleep */
-} sleep_call_t;
-
-static esper_status sleep_one(device_t *device, const bool tags[TAGS], void *context)
-{
-  sleep_call_t *call = context;
-  return sleep_device(device, tags, call->keep, &call->result, call->slept[device->index]);
-}
-
 static esper_status wake_one(device_t *device, const bool tags[TAGS], void *context)
 {
   return wake_device(device, tags, context);
 }
 
-esper_status esper_sleep(esper_core *core, int device, const char *const *tags, size_t count,
+esper_status esper_sleep(esper_core *core, int index, const char *const *tags, size_t count,
                          esper_keep keep, esper_sleep_result *result)
 {
   bool chosen[TAGS];
-  sleep_call_t call = {.keep = keep};
+  device_t *only = NULL;
+  esper_sleep_result sum = {0};
   if (keep != ESPER_KEEP_HOST && keep != ESPER_KEEP_NOTHING)
     return error_set(ESPER_INVALID, "keep is %d: use ESPER_KEEP_HOST or ESPER_KEEP_NOTHING",
                      (int)keep);
   esper_status status = choose(tags, count, chosen);
-  if (status != ESPER_OK)
-    return status;
-  if (!(call.slept = calloc((size_t)core->device_count, sizeof *call.slept)))
-    return error_set(ESPER_HOST_MEMORY, "no host memory for the tags of %d devices",
-                     core->device_count);
-  status = on_devices(core, device, chosen, sleep_one, &call);
-  size_t woken = 0;
-  for (int i = 0; i < core->device_count && status != ESPER_OK; i++)
-    if (atomic_load(&core->devices[i].ready))
-      wake_device(&core->devices[i], call.slept[i], &woken);
-  free(call.slept);
+  if (status == ESPER_OK && index != -1)
+    status = core_used_device(core, index, &only);
+  if (status == ESPER_OK && (index == -1 || only))
+    status = sleep_devices(core, only, chosen, keep, &sum);
   if (status == ESPER_OK && result)
-    *result = call.result;
+    *result = sum;
   return status;
 }
 

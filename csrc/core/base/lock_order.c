@@ -1,11 +1,13 @@
 #include "lock_order.h"
 
 #ifdef ESPER_LOCK_ORDER
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 static _Thread_local struct {
-  unsigned held; /* a bit for each rank */
+  unsigned held;  /* a bit for each rank */
+  unsigned sleep; /* of how many devices the sleep lock is held */
   unsigned long taken[LOCK_RANK_COUNT];
 } mine;
 
@@ -30,19 +32,23 @@ static void expect(int holds, const char *what)
 
 void lock_order_check(lock_rank rank)
 {
-  expect(rank > highest(), rank_names[rank]);
+  bool is_another_sleep_lock = rank == LOCK_SLEEP && highest() == LOCK_SLEEP;
+  expect(rank > highest() || is_another_sleep_lock, rank_names[rank]);
 }
 
 void lock_order_take(lock_rank rank)
 {
   lock_order_check(rank);
   mine.held |= 1u << rank;
+  mine.sleep += rank == LOCK_SLEEP;
   mine.taken[rank]++;
 }
 
 void lock_order_leave(lock_rank rank)
 {
   expect((int)(mine.held >> rank & 1), "a lock is released that the thread does not hold");
+  if (rank == LOCK_SLEEP && --mine.sleep)
+    return;
   mine.held &= ~(1u << rank);
 }
 

@@ -91,12 +91,7 @@ static esper_status place(device_t *device, size_t room, uintptr_t *address)
     if (*address)
       return ESPER_OK;
     if (is_last)
-      return status != ESPER_OK
-                 ? error_from_driver(device->core, status)
-                 : error_set(ESPER_OUT_OF_MEMORY,
-                             "live memory leaves no addresses for a fence of %zu bytes on device "
-                             "%d: free some, or end the fence",
-                             room, device->index);
+      return status == ESPER_OK ? ESPER_OUT_OF_MEMORY : error_from_driver(device->core, status);
     uintptr_t range;
     size_t size = room > usual ? room : usual;
     status = call_range_reserve(device->core, device->index, size, &range);
@@ -110,7 +105,7 @@ static esper_status place(device_t *device, size_t room, uintptr_t *address)
 /* Maps new pages at the next addresses, for the device and its peers. `orphan`: for pages that the
  * driver neither maps nor takes back. */
 static esper_status fence_raise(device_t *device, size_t size, uintptr_t *address, uint64_t *page,
-                                orphan_t *orphan)
+                                orphan_t *orphan, size_t *missing)
 {
   core_t *core = device->core;
   esper_status status = call_page_create(core, device->index, size, page);
@@ -123,6 +118,8 @@ static esper_status fence_raise(device_t *device, size_t size, uintptr_t *addres
     if (status == ESPER_OK)
       return ESPER_OK;
     error_from_driver(core, status);
+  } else if (status == ESPER_OUT_OF_MEMORY) {
+    *missing = room_of(device, size);
   }
   orphan_release_page(device, *page, size, orphan);
   return status;
@@ -183,12 +180,13 @@ static segment_t *make(heap_t *heap, size_t size, bool large, block_t **block, o
   return NULL;
 }
 
-esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block)
+esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block, size_t *missing)
 {
   device_t *device = heap->device;
   block_t *made = NULL;
   orphan_t *orphan = NULL;
   *block = NULL;
+  *missing = 0;
   if (!mapped_granule(device))
     return error_set(ESPER_UNSUPPORTED,
                      "device %d cannot map pages, so its memory gets no fence: end the fence",
@@ -207,7 +205,7 @@ esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block
 
   uintptr_t address = 0;
   paging_begin(device);
-  status = fence_raise(device, pages, &address, &s->fence_page, orphan);
+  status = fence_raise(device, pages, &address, &s->fence_page, orphan, missing);
   lock(&device->lock);
   device->reserving -= pages;
   orphan_keep(device, orphan);

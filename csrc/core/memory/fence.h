@@ -10,8 +10,9 @@
 
 #include "../blocks/block.h"
 
-/* As segment_obtain, with a fence. ESPER_UNSUPPORTED: the device maps no pages. */
-esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block);
+/* As segment_obtain, with a fence. ESPER_UNSUPPORTED: the device maps no pages. *missing becomes 0, or
+ * with ESPER_OUT_OF_MEMORY the bytes for which there are no addresses, if that is the reason. */
+esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block, size_t *missing);
 
 /* Unmaps the pages of a claimed block that owes nothing. False: the driver refused, and the block is
  * free again. Without the lock. */

@@ -22,6 +22,7 @@ typedef struct fences {
   int count, current; /* the range that is handed out */
   size_t used;        /* bytes of it */
   uint64_t rounds;    /* how often all of them have been used */
+  uint64_t looked_at; /* freed blocks, so far, in search of those whose pages can go */
 } fences_t;
 
 struct device {

@@ -311,11 +311,15 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
 
 /* ---- with a fence ------------------------------------------------------ */
 
-static block_t *raise_fence(const request_t *q, esper_status *status)
+/* How many freed blocks that wait for other streams a malloc or free passes over, so that it takes no
+ * longer the more there are. While memory is short there is no limit. */
+enum { PASSED_OVER = 64 };
+
+static block_t *raise_fence(request_t *q, size_t most, esper_status *status)
 {
   block_t *block;
-  release_fenced(q->device);
-  *status = fence_obtain(q->heap, q->size, q->large, &block);
+  release_fenced(q->device, most);
+  *status = fence_obtain(q->heap, q->size, q->large, &block, &q->addresses_missing);
   if (*status != ESPER_OK)
     return NULL;
   lock(&q->device->lock);
@@ -325,18 +329,18 @@ static block_t *raise_fence(const request_t *q, esper_status *status)
 }
 
 /* All steps for memory with a fence, which is always new. */
-static block_t *take_fenced(const request_t *q, esper_status *status)
+static block_t *take_fenced(request_t *q, esper_status *status)
 {
-  block_t *block = raise_fence(q, status);
+  block_t *block = raise_fence(q, PASSED_OVER, status);
   if (!block && *status == ESPER_OUT_OF_MEMORY && callback_freed_memory(q))
-    block = raise_fence(q, status);
+    block = raise_fence(q, SIZE_MAX, status);
   if (*status != ESPER_OUT_OF_MEMORY)
     return block;
   if (drain_may_wait(q->device))
     drain_device(q->device, false);
-  if (!(block = raise_fence(q, status)) && *status == ESPER_OUT_OF_MEMORY &&
+  if (!(block = raise_fence(q, SIZE_MAX, status)) && *status == ESPER_OUT_OF_MEMORY &&
       release_cached(q->device, NULL, false, SIZE_MAX))
-    block = raise_fence(q, status);
+    block = raise_fence(q, SIZE_MAX, status);
   return block;
 }
 
@@ -537,7 +541,7 @@ __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t 
   if (read_by_graph)
     warn_of_graph(core);
   if (fenced)
-    release_fenced(device);
+    release_fenced(device, PASSED_OVER);
   return ESPER_OK;
 }
 

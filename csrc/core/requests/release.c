@@ -215,39 +215,60 @@ static bool is_freed_fence(const block_t *block)
   return s->fenced && !s->pinned && block_is_in_bin(block) && pool_may_give_back(s);
 }
 
+/* The oldest freed block with a fence that owes nothing, or whose owner's stream is behind. Blocks are
+ * pending in the order of their frees, so that stream is behind the later ones, too. At most `most`
+ * blocks that wait for other streams only are passed over. NULL: none. */
+static block_t *oldest_fence(const heap_t *heap, size_t most)
+{
+  for (block_t *b = heap->oldest_pending; b; b = b->newer) {
+    heap->device->fences.looked_at++;
+    if (!is_freed_fence(b))
+      continue;
+    if (!owner_order_has_completed(b) || uses_have_completed(b) || !RULE(FENCE_NEEDS_COMPLETION))
+      return b;
+    if (!most--)
+      return NULL;
+  }
+  return NULL;
+}
+
 /* Asks about the work that freed blocks behind fences wait for. */
-static void ask_about_fences(device_t *device)
+static void ask_about_fences(device_t *device, size_t most)
 {
   probes_t probes;
   probes.count = 0;
   stream_retire_all(device->core);
   lock(&device->lock);
-  for (const heap_t *heap = device->default_pool->heaps; heap; heap = heap->next)
-    for (const block_t *b = heap->capture ? NULL : heap->oldest_pending; b; b = b->newer)
-      if (is_freed_fence(b) && uses_have_completed(b) && !owner_order_has_completed(b))
-        probes_add(&probes, heap->stream, b->stamp);
+  for (const heap_t *heap = device->default_pool->heaps; heap; heap = heap->next) {
+    const block_t *b = heap->capture ? NULL : oldest_fence(heap, most);
+    if (!b || owner_order_has_completed(b))
+      continue;
+    probes_add(&probes, heap->stream, b->stamp);
+    probes_add(&probes, heap->stream, heap->newest_pending->stamp);
+  }
   unlock(&device->lock);
   probes_ask(&probes, device->core, false);
 }
 
-static block_t *claim_fence(device_t *device)
+static block_t *claim_fence(device_t *device, size_t most)
 {
-  for (const heap_t *heap = device->default_pool->heaps; heap; heap = heap->next)
-    for (block_t *b = heap->oldest_pending; b; b = b->newer)
-      if (is_freed_fence(b) && (block_owes_nothing(b) || !RULE(FENCE_NEEDS_COMPLETION)))
-        return claim_segment(b);
+  for (const heap_t *heap = device->default_pool->heaps; heap; heap = heap->next) {
+    block_t *b = oldest_fence(heap, most);
+    if (b && (block_owes_nothing(b) || !RULE(FENCE_NEEDS_COMPLETION)))
+      return claim_segment(b);
+  }
   return NULL;
 }
 
-size_t release_fenced(device_t *device)
+size_t release_fenced(device_t *device, size_t most)
 {
   size_t released = 0, one;
   if (capturing_is_possible_now(device))
     return 0;
-  ask_about_fences(device);
+  ask_about_fences(device, most);
   do {
     lock(&device->lock);
-    released += one = give_back(device, claim_fence(device));
+    released += one = give_back(device, claim_fence(device, most));
   } while (one);
   return released;
 }
@@ -255,7 +276,7 @@ size_t release_fenced(device_t *device)
 static size_t release(release_t r)
 {
   device_t *device = r.device;
-  r.released = orphans_give_back(device) + release_fenced(device);
+  r.released = orphans_give_back(device) + release_fenced(device, SIZE_MAX);
   quiesce_unreferenced(device, r.pool);
   while (r.released < r.enough && reap(device) && release_some(&r))
     ;

@@ -13,8 +13,9 @@ size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, 
 /* The same for the memory of the tags for which `tags` is true. */
 size_t release_tagged(device_t *device, const bool tags[TAGS]);
 
-/* Unmaps the fences of freed memory that owes nothing. Returns their bytes. */
-size_t release_fenced(device_t *device);
+/* Unmaps the fences of freed memory that owes nothing, in each heap up to where more than `most`
+ * blocks wait for other streams than their own. Returns their bytes. */
+size_t release_fenced(device_t *device, size_t most);
 
 /* Called before the device's memory grows. If that would exceed a garbage_collection_threshold,
  * gives back the large cached segments that have been unused for at least the average time. */

@@ -181,6 +181,7 @@ static void note_failure(const request_t *q, size_t device_free, size_t device_t
       .private_pools = in_pools,
       .reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current,
       .segment = q->size ? grow_size(q->pool, q->size) : 0,
+      .addresses_missing = q->addresses_missing,
   };
 }
 
@@ -193,6 +194,11 @@ esper_status request_fail(const request_t *q)
   trace_add(q->device, ESPER_TRACE_OOM, device_free, wanted(q), q->stream.stream);
   note_failure(q, device_free, device_total);
   unlock(&q->device->lock);
+  if (q->addresses_missing)
+    return error_set(ESPER_OUT_OF_MEMORY,
+                     "live memory leaves no addresses for a fence of %zu bytes on device %d: free "
+                     "some, or end the fence",
+                     q->addresses_missing, q->device->index);
   return error_set(
       ESPER_OUT_OF_MEMORY,
       "out of memory on device %d: %zu bytes requested, %zu of %zu are free there, %zu "

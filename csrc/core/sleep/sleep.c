@@ -1,5 +1,7 @@
 #include "sleep.h"
 
+#include <stdlib.h>
+
 #include "../base/call.h"
 #include "../base/error.h"
 #include "../blocks/free_blocks.h"
@@ -216,11 +218,8 @@ static void send_pages(going_t *g, sleeper_t *s, size_t first_page, size_t first
   }
 }
 
-static esper_status send_all(const choice_t *c, going_t *g)
+static void send_chosen(const choice_t *c, going_t *g)
 {
-  esper_status status = c->keeps ? sleeper_stream(c->device, &g->copier) : ESPER_OK;
-  if (status != ESPER_OK)
-    return status;
   lock(&c->device->lock);
   in_flight_begin(c->device);
   unlock(&c->device->lock);
@@ -235,7 +234,6 @@ static esper_status send_all(const choice_t *c, going_t *g)
   in_flight_note_return(c->device);
   in_flight_end(c->device);
   unlock(&c->device->lock);
-  return ESPER_OK;
 }
 
 /* ---- sleep ------------------------------------------------------------- */
@@ -278,62 +276,132 @@ static size_t keep_awake(const choice_t *c, sleeper_t *s, bool all)
   return bytes;
 }
 
-static esper_status put_to_sleep(choice_t *c, going_t *g)
+/* What one call does on one device. */
+typedef struct attempt {
+  device_t *device;
+  bool before[TAGS]; /* what slept already */
+  choice_t choice;
+  going_t going;
+  esper_sleep_result result;
+} attempt_t;
+
+/* All that can fail for want of something, while contents and pages are still there. */
+static esper_status prepare(attempt_t *a)
 {
-  esper_status status = wait_for_devices(c->device->core);
-  if (status != ESPER_OK)
-    return status;
-  if (!mapped_reap(c->device)) /* pages would be mapped elsewhere, too, and keep their memory */
+  if (!mapped_reap(a->device)) /* pages would be mapped elsewhere, too, and keep their memory */
     return ESPER_DEVICE_ERROR;
-  size_t released = release_tagged(c->device, c->tags);
-  status = choose_pages(c);
-  if (status == ESPER_OK && c->keeps) /* else a room stays as it is, because pinning is slow */
-    status = fit_rooms(c);
-  if (status == ESPER_OK)
-    status = send_all(c, g);
-  if (status == ESPER_OK && g->status != ESPER_OK && !g->given_back)
-    status = g->status; /* the driver does nothing at all: it is better to say so */
-  size_t stayed = 0;
-  for (int i = 0; i < TAGS; i++)
-    stayed += c->of[i] ? keep_awake(c, c->of[i], status != ESPER_OK) : 0;
-  if (status != ESPER_OK)
-    return status;
-  c->result->stays[ESPER_STAYS_REFUSED] += stayed;
-  c->result->given_back += released + g->given_back;
-  for (int i = 0; i < TAGS; i++)
-    c->result->kept += c->of[i] ? c->of[i]->kept : 0;
-  return ESPER_OK;
+  a->result.given_back = release_tagged(a->device, a->choice.tags);
+  esper_status status = choose_pages(&a->choice);
+  if (status == ESPER_OK &&
+      a->choice.keeps) /* else a room stays as it is, because pinning is slow */
+    status = fit_rooms(&a->choice);
+  if (status == ESPER_OK && a->choice.keeps)
+    status = sleeper_stream(a->device, &a->going.copier);
+  return status;
 }
 
-esper_status sleep_device(device_t *device, const bool tags[TAGS], esper_keep keep,
-                          esper_sleep_result *result, bool slept[TAGS])
+static esper_status prepare_all(core_t *core, attempt_t *attempts, int count)
 {
-  bool before[TAGS];
-  esper_sleep_result here = {0};
-  choice_t choice = {.device = device,
-                     .tags = tags,
-                     .keeps = keep == ESPER_KEEP_HOST,
-                     .result = &here};
-  going_t going = {.device = device};
-  esper_status status = start_peers(device);
-  if (status != ESPER_OK)
-    return status;
-  lock(&device->sleep_lock);
-  status = check_devices(device->core);
-  if (status == ESPER_OK) {
-    refuse_mallocs(device, tags, before);
-    status = put_to_sleep(&choice, &going);
-    if (status != ESPER_OK)
-      allow_mallocs(device, tags, before);
+  esper_status status = wait_for_devices(core);
+  for (int i = 0; i < count && status == ESPER_OK; i++)
+    status = prepare(&attempts[i]);
+  return status;
+}
+
+/* Fails if the drivers do nothing at all: it is better to say so. */
+static esper_status send_all(attempt_t *attempts, int count)
+{
+  size_t given_back = 0;
+  esper_status status = ESPER_OK;
+  for (int i = 0; i < count; i++) {
+    going_t *g = &attempts[i].going;
+    send_chosen(&attempts[i].choice, g);
+    given_back += g->given_back;
+    if (status == ESPER_OK)
+      status = g->status;
   }
-  unlock(&device->sleep_lock);
+  return given_back ? ESPER_OK : status;
+}
+
+static void settle(attempt_t *a, esper_status status)
+{
+  for (int i = 0; i < TAGS; i++) {
+    sleeper_t *sleeper = a->choice.of[i];
+    if (!sleeper)
+      continue;
+    a->result.stays[ESPER_STAYS_REFUSED] += keep_awake(&a->choice, sleeper, status != ESPER_OK);
+    a->result.kept += sleeper->kept;
+  }
+  a->result.given_back += a->going.given_back;
+  if (status != ESPER_OK)
+    allow_mallocs(a->device, a->choice.tags, a->before);
+}
+
+static void add_result(esper_sleep_result *sum, const esper_sleep_result *one)
+{
+  sum->given_back += one->given_back;
+  sum->kept += one->kept;
+  for (int i = 0; i < ESPER_STAYS_COUNT; i++)
+    sum->stays[i] += one->stays[i];
+}
+
+static bool is_meant(const device_t *device, const device_t *only)
+{
+  return only ? device == only : atomic_load(&device->ready);
+}
+
+static esper_status start_all_peers(core_t *core, const device_t *only)
+{
+  esper_status status = ESPER_OK;
+  for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
+    if (is_meant(&core->devices[i], only))
+      status = start_peers(&core->devices[i]);
+  return status;
+}
+
+static esper_status attempt_all(core_t *core, attempt_t *attempts, int count)
+{
+  esper_status status = check_devices(core);
   if (status != ESPER_OK)
     return status;
-  for (int i = 0; i < TAGS; i++)
-    slept[i] = tags[i] && !before[i];
-  result->given_back += here.given_back;
-  result->kept += here.kept;
-  for (int i = 0; i < ESPER_STAYS_COUNT; i++)
-    result->stays[i] += here.stays[i];
-  return ESPER_OK;
+  for (int i = 0; i < count; i++)
+    refuse_mallocs(attempts[i].device, attempts[i].choice.tags, attempts[i].before);
+  status = prepare_all(core, attempts, count);
+  if (status == ESPER_OK)
+    status = send_all(attempts, count);
+  for (int i = 0; i < count; i++)
+    settle(&attempts[i], status);
+  return status;
+}
+
+esper_status sleep_devices(core_t *core, const device_t *only, const bool tags[TAGS],
+                           esper_keep keep, esper_sleep_result *result)
+{
+  int count = 0;
+  esper_status status = start_all_peers(core, only);
+  if (status != ESPER_OK)
+    return status;
+  attempt_t *attempts = calloc((size_t)core->device_count, sizeof *attempts);
+  if (!attempts)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a sleep of %d devices",
+                     core->device_count);
+  for (int i = 0; i < core->device_count; i++) {
+    device_t *device = &core->devices[i];
+    if (!is_meant(device, only))
+      continue;
+    attempt_t *a = &attempts[count++];
+    a->device = a->choice.device = a->going.device = device;
+    a->choice.tags = tags;
+    a->choice.keeps = keep == ESPER_KEEP_HOST;
+    a->choice.result = &a->result;
+    lock(&device->sleep_lock);
+  }
+  status = attempt_all(core, attempts, count);
+  for (int i = 0; i < count; i++) {
+    unlock(&attempts[i].device->sleep_lock);
+    if (status == ESPER_OK)
+      add_result(result, &attempts[i].result);
+  }
+  free(attempts);
+  return status;
 }

@@ -4,8 +4,8 @@
  * for everything that was enqueued on every device; free pages go back to the driver; the other
  * pages are chosen and marked as asleep; host memory is obtained; then, batch by batch, what is
  * kept is copied to the host and the pages are unmapped, so that copies and driver calls overlap.
- * Until the copies begin, an error undoes everything. After that a page that cannot be copied or
- * unmapped stays as it is.
+ * All devices have come as far as the copies before one of them begins with these. Until then an
+ * error undoes everything. After that a page that cannot be copied or unmapped stays as it is.
  *
  * A page that sleeps keeps its entry in the page table, its blocks and its addresses. Live blocks
  * on it stay live and may be freed. Free ones, and those that are freed, are BLOCK_ASLEEP until the
@@ -16,9 +16,9 @@
 #include "../../esper_sleep.h"
 #include "../order/device.h"
 
-/* Puts the memory of these tags on the device to sleep, and adds to the figures of *result. `slept`
- * becomes those of them that did not sleep before. What esper_sleep() promises. Without the lock. */
-esper_status sleep_device(device_t *device, const bool tags[TAGS], esper_keep keep,
-                          esper_sleep_result *result, bool slept[TAGS]);
+/* Puts the memory of these tags to sleep on one device (`only` NULL: on all that were used), and adds
+ * to the figures of *result. What esper_sleep() promises. Without the lock. */
+esper_status sleep_devices(core_t *core, const device_t *only, const bool tags[TAGS],
+                           esper_keep keep, esper_sleep_result *result);
 
 #endif

@@ -15,7 +15,7 @@ static unsigned long lock_order_taken(lock_rank rank)
 }
 #endif
 
-static mutex_t record, device, other_device, leaf, unranked;
+static mutex_t record, device, other_device, leaf, unranked, sleeps, other_sleeps;
 
 static void init(void)
 {
@@ -23,6 +23,8 @@ static void init(void)
   mutex_init(&device, LOCK_DEVICE);
   mutex_init(&other_device, LOCK_DEVICE);
   mutex_init(&leaf, LOCK_LEAF);
+  mutex_init(&sleeps, LOCK_SLEEP);
+  mutex_init(&other_sleeps, LOCK_SLEEP);
 }
 
 TEST(locks_may_be_taken_in_the_order_of_their_ranks)
@@ -40,6 +42,28 @@ TEST(locks_may_be_taken_in_the_order_of_their_ranks)
   CHECK_EQ(lock_order_taken(LOCK_DEVICE), CHECKED * 3);
 }
 
+TEST(the_sleep_locks_of_several_devices_are_held_together)
+{
+  init();
+  lock(&sleeps);
+  lock(&other_sleeps);
+  lock(&device);
+  unlock(&device);
+  unlock(&sleeps);
+  lock(&sleeps); /* the other one is still held */
+  unlock(&other_sleeps);
+  unlock(&sleeps);
+}
+
+static void sleep_under_device(void)
+{
+  init();
+  lock(&sleeps);
+  lock(&other_sleeps);
+  unlock(&other_sleeps);
+  lock(&device);
+  lock(&other_sleeps);
+}
 static void device_under_leaf(void)
 {
   init();
@@ -80,6 +104,9 @@ TEST(a_violation_aborts_and_names_the_locks)
                         "a device's lock while the thread holds the lock of the map"),
            CHECKED);
   CHECK_EQ(check_aborts(two_devices, "a device's lock while the thread holds a device's lock"),
+           CHECKED);
+  CHECK_EQ(check_aborts(sleep_under_device,
+                        "a device's sleep lock while the thread holds a device's lock"),
            CHECKED);
   CHECK_EQ(check_aborts(driver_under_device,
                         "a driver call while the thread holds a device's lock"),

@@ -185,6 +185,68 @@ TEST(addresses_come_round_the_oldest_first)
   end();
 }
 
+/* What each malloc and free looks at, with `count` freed blocks that cannot go yet. */
+static void look_beside(int count)
+{
+  void *q = get(1, r);
+  uint64_t before = w.core->devices[0].fences.looked_at;
+  for (int i = 0; i < 50; i++) {
+    world_free(&w, q);
+    q = get(1, r);
+  }
+  CHECK(w.core->devices[0].fences.looked_at - before < 100 * 200 && count > 200);
+}
+
+TEST(many_freed_blocks_do_not_make_a_malloc_slow)
+{
+  enum { COUNT = 1000 };
+  static void *p[COUNT];
+  begin_fenced(8192);
+  for (int marked = 0; marked < 2; marked++) {
+    for (int i = 0; i < COUNT; i++) {
+      p[i] = used(1, r);
+      if (marked) {
+        world_read_on(&w, s, p[i], r);
+        world_use(&w, p[i], s, 0);
+      }
+    }
+    for (int i = 0; i < COUNT; i++)
+      world_free(&w, p[i]);
+    if (marked)
+      world_run(&w, r); /* and s is behind */
+    look_beside(COUNT);
+    CHECK(is_mapped(p[0]) && is_mapped(p[COUNT - 1]));
+    time_passes();
+    CHECK(!is_mapped(p[0]) && !is_mapped(p[COUNT - 1]));
+  }
+  world_check(&w);
+  end();
+}
+
+/* Live memory lies so far apart that nothing large fits between it. */
+TEST(without_addresses_the_message_says_so)
+{
+  begin_fenced(64);
+  get(1, r);
+  sim_fail_calls_from(w.s, SIM_CALL_range_reserve, 1, ESPER_OUT_OF_MEMORY);
+  for (int i = 0; i < 15; i++) {
+    get(1, r);
+    for (int k = 0; k < 3; k++) {
+      world_free(&w, get(1, r));
+      time_passes();
+    }
+  }
+  void *p;
+  esper_failure failure;
+  CHECK_STATUS(esper_malloc(w.core, 30 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK(strstr(esper_last_error(), "no addresses for a fence of 33554432 bytes on device 0"));
+  esper_get_failure(&failure);
+  CHECK_EQ(failure.addresses_missing, 32 * MIB);
+  CHECK_STATUS(esper_malloc(w.core, 60 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK(strstr(esper_last_error(), "out of memory on device 0"));
+  end();
+}
+
 TEST(a_request_without_memory_uses_no_addresses_up)
 {
   begin_fenced(8);

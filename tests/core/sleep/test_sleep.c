@@ -309,7 +309,8 @@ TEST(what_is_freed_asleep_is_not_active)
   end();
 }
 
-TEST(of_several_devices_none_sleeps_after_an_error)
+/* 20 MiB on each of two devices. */
+static void begin_with_two(void)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
@@ -321,6 +322,62 @@ TEST(of_several_devices_none_sleeps_after_an_error)
   r = w.stream[0];
   used_as("t", 20 * MIB, r);
   used_as("t", 20 * MIB, world_stream(&w, 1));
+}
+
+static void limit_no_more(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  check_limit_malloc(-1);
+}
+
+/* Whatever the second one lacks: the first has not let go of anything yet. */
+TEST(of_several_devices_none_loses_contents_for_an_error)
+{
+  begin_with_two();
+  used_as("first", 20 * MIB, r);
+  sleep_all_of("first"); /* so that the simulation has what it needs for itself */
+  wake("first");
+  sim_allow_loss(w.s, 1);
+  sim_before_call(w.s, SIM_CALL_page_release, limit_no_more, NULL);
+  esper_status status = ESPER_HOST_MEMORY;
+  int failures = 0;
+  for (; status != ESPER_OK; failures++) {
+    uint64_t unmapped = calls(SIM_CALL_page_unmap);
+    check_limit_malloc(failures);
+    status = try_sleep("t", ESPER_KEEP_NOTHING, NULL);
+    check_limit_malloc(-1);
+    if (status == ESPER_OK)
+      break;
+    CHECK_EQ(calls(SIM_CALL_page_unmap), unmapped);
+    CHECK_EQ(stats_of("t").asleep, 0);
+    world_check(&w);
+  }
+  CHECK(failures >= 2); /* a list of pages for each device */
+  wake("t");
+  end();
+}
+
+TEST(a_driver_that_keeps_all_of_one_device_is_told_and_the_other_sleeps)
+{
+  begin_with_two();
+  sim_allow_loss(w.s, 1);
+  sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_sleep("t", ESPER_KEEP_NOTHING, NULL), ESPER_DEVICE_ERROR);
+  CHECK_EQ(stats_of("t").asleep, 0);
+  sim_fail_calls_from(w.s, SIM_CALL_page_release, 2, ESPER_DEVICE_ERROR);
+  esper_sleep_result result;
+  CHECK_OK(try_sleep("t", ESPER_KEEP_NOTHING, &result));
+  CHECK_EQ(result.given_back, 20 * MIB);
+  CHECK_EQ(result.stays[ESPER_STAYS_REFUSED], 20 * MIB);
+  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
+  wake("t");
+  world_check(&w);
+  end();
+}
+
+TEST(of_several_devices_none_sleeps_after_an_error)
+{
+  begin_with_two();
   used_as("before", 20 * MIB, r);
   CHECK_OK(try_sleep("before", ESPER_KEEP_HOST, NULL));
   sim_fail_call(w.s, SIM_CALL_host_alloc, 2, ESPER_OUT_OF_MEMORY);

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,17 @@ FOREIGN = (
 sys.path.insert(0, str(HERE))
 import ground  # noqa: E402
 
+Run = Callable[[Sequence[str], Mapping[str, str]], "subprocess.CompletedProcess[str]"]
 
-def answers_of(group: str, allocator: str, env: Mapping[str, str]) -> dict[str, Any]:
+
+def run_fresh(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200)
+
+
+def answers_of(
+    group: str, allocator: str, env: Mapping[str, str], run: Run = run_fresh
+) -> dict[str, Any]:
     """What the group's scenarios answer, each {"answer"|"failed"|"skipped": ...}."""
     full = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     # What `env` names comes first: it may have another build.
@@ -39,9 +48,8 @@ def answers_of(group: str, allocator: str, env: Mapping[str, str]) -> dict[str, 
     full.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     full.update({key: value for key, value in env.items() if key != "PYTHONPATH"})
     full.update(ground.GROUPS[group][1])
-    command = [sys.executable, str(HERE / "ground.py"), group, allocator]
     try:
-        done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=1200)
+        done = run([str(HERE / "ground.py"), group, allocator], full)
     except subprocess.TimeoutExpired as error:
         return {"": {"failed": f"{group} under {allocator}: no end after 1200 s\n{error.stderr}"}}
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
@@ -57,11 +65,12 @@ def run_all(
     env: Mapping[str, str] | None = None,
     workers: int = 12,
     allocators: Iterable[str] = ALLOCATORS,
+    run: Run = run_fresh,
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """{(group, allocator): answers_of()}."""
     jobs = [(group, allocator) for allocator in allocators for group in groups]
     with ThreadPoolExecutor(workers) as pool:
-        found = pool.map(lambda job: answers_of(*job, env or {}), jobs)
+        found = pool.map(lambda job: answers_of(*job, env or {}, run), jobs)
         return dict(zip(jobs, found))
 
 
