@@ -429,8 +429,8 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   /* Without an answer, memory from inside a capture might be reused outside, or the reverse. */
   if (q.capture == CAPTURE_UNKNOWN) {
     capture_thread_note(q.capture, q.stream.stream);
-    return error_from_driver(core, core_is(core, CORE_SHUT_DOWN) ? ESPER_SHUT_DOWN
-                                                                 : ESPER_DEVICE_ERROR);
+    return error_from_driver(core,
+                             core_is(core, CORE_SHUT_DOWN) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
   }
   /* An invalidated capture never runs, so the memory will be used after it. */
   if (q.capture == ESPER_CAPTURE_INVALID)
