@@ -63,8 +63,10 @@ inline void *allocate_on(esper_stream stream, size_t size)
     throw_malloc_failure(status);
   }
   tell_of_allocation(ptr);
-  poison::after_malloc(ptr, static_cast<cudaStream_t>(stream.handle), stream.device);
-  fence::after_malloc(ptr);
+  if (is_watched()) {
+    poison::after_malloc(ptr, static_cast<cudaStream_t>(stream.handle), stream.device);
+    fence::after_malloc(ptr);
+  }
   return ptr;
 }
 
@@ -153,8 +155,10 @@ void Allocator::raw_delete(void *ptr)
   }
   expect_free();
   tell_of_free(ptr);
-  poison::before_free(ptr);
-  fence::before_free(ptr);
+  if (is_watched()) {
+    poison::before_free(ptr);
+    fence::before_free(ptr);
+  }
   const CallContext call(RecordContext::ALL);
   const esper_status status = capi().free(made, ptr);
   TORCH_CHECK(status != ESPER_INVALID, "invalid device pointer: ", ptr, " (", capi().last_error(),

@@ -61,8 +61,8 @@ void fork_begins()
 void child_begins()
 {
   end_in_child();
-  poison::detail::is_on.store(false);
-  fence::detail::is_on.store(false);
+  set_watcher(Watcher::POISON, false);
+  set_watcher(Watcher::FENCE, false);
 }
 
 } // namespace

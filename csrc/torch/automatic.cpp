@@ -5,6 +5,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 
 #include "core_api.h"
@@ -14,8 +15,6 @@
 
 namespace esper
 {
-
-std::atomic<bool> detail::waiting_for_stream{false};
 
 namespace
 {
@@ -112,7 +111,7 @@ void detail::begin_observing() noexcept
 {
   try {
     std::lock_guard<std::mutex> lock(switching);
-    if (!waiting_for_stream.load()) {
+    if (!is_watched_by(Watcher::STREAMS)) {
       return;
     }
     if (!has_callback()) {
@@ -122,7 +121,7 @@ void detail::begin_observing() noexcept
     }
     esper_core *made = core_if_made();
     if (made == nullptr || capi().note_unseen_uses(made) == ESPER_OK) {
-      waiting_for_stream.store(false);
+      set_watcher(Watcher::STREAMS, false);
     }
   } catch (const std::exception &) {
     // No host memory.
@@ -162,16 +161,16 @@ void set_automatic_uses(bool on)
 {
   std::lock_guard<std::mutex> lock(switching);
   if (on) {
-    if (!has_callback() && !detail::waiting_for_stream.load()) {
+    if (!has_callback() && !is_watched_by(Watcher::STREAMS)) {
       const int devices = std::min(c10::cuda::device_count(), most_devices);
       if (core_if_made() != nullptr && devices > 0) {
         devices_with_memory.store(~uint64_t{0} >> (most_devices - devices)); // nobody knows which
       }
-      detail::waiting_for_stream.store(true);
+      set_watcher(Watcher::STREAMS, true);
     }
     return;
   }
-  detail::waiting_for_stream.store(false);
+  set_watcher(Watcher::STREAMS, false);
   if (has_callback()) {
     at::removeCallback(callback.exchange(at::INVALID_CALLBACK_HANDLE));
   }

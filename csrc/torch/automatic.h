@@ -16,20 +16,19 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/python_headers.h>
 
-#include <atomic>
+#include "watchers.h"
 
 namespace esper
 {
 
 namespace detail
 {
-extern std::atomic<bool> waiting_for_stream; // automatic uses are on, but there is no callback yet
 void begin_if_streams_exist() noexcept;
 void begin_observing() noexcept;
 void expect_memory_on(c10::DeviceIndex device) noexcept;
 inline void expect_allocation(c10::DeviceIndex device, bool on_default_stream)
 {
-  if (C10_UNLIKELY(waiting_for_stream.load(std::memory_order_relaxed))) {
+  if (is_watched_by(Watcher::STREAMS)) {
     on_default_stream ? expect_memory_on(device) : begin_observing();
   }
 }
@@ -51,7 +50,7 @@ inline void expect_allocation(cudaStream_t stream, c10::DeviceIndex device)
 }
 inline void expect_free()
 {
-  if (C10_UNLIKELY(detail::waiting_for_stream.load(std::memory_order_relaxed))) {
+  if (is_watched_by(Watcher::STREAMS)) {
     detail::begin_if_streams_exist();
   }
 }

@@ -9,6 +9,15 @@
 
 namespace esper
 {
+namespace
+{
+
+C10_NOINLINE void warn_of_invalid_free()
+{
+  TORCH_WARN("esper_alloc: invalid free: ", capi().last_error());
+}
+
+} // namespace
 
 void delete_memory(void *ptr)
 {
@@ -22,18 +31,20 @@ void delete_memory(void *ptr)
   } catch (const std::exception &) {
     // A tracer raised. The memory is freed all the same.
   }
-  try {
-    poison::before_free(ptr);
-    fence::before_free(ptr);
-  } catch (const std::exception &) {
-    // The next allocation reports what CUDA has.
+  if (is_watched()) {
+    try {
+      poison::before_free(ptr);
+      fence::before_free(ptr);
+    } catch (const std::exception &) {
+      // The next allocation reports what CUDA has.
+    }
   }
   try {
     const CallContext call(RecordContext::ALL);
     // Any other failure (a sticky error, a driver that is shutting down) is left for the next
     // allocation to report.
     if (C10_UNLIKELY(capi().free(made, ptr) == ESPER_INVALID)) {
-      TORCH_WARN("esper_alloc: invalid free: ", capi().last_error());
+      warn_of_invalid_free();
     }
   } catch (const std::exception &) {
     // The warning raised, but a destructor must not throw.

@@ -15,8 +15,6 @@ namespace esper
 namespace fence
 {
 
-std::atomic<bool> detail::is_on{false};
-
 namespace
 {
 
@@ -74,12 +72,12 @@ void turn_on()
     f.frees = 0;
   }
   check(capi().fence(core(), 1), "beginning a fence");
-  detail::is_on.store(true);
+  set_watcher(Watcher::FENCE, true);
 }
 
 void turn_off()
 {
-  if (detail::is_on.exchange(false)) {
+  if (set_watcher(Watcher::FENCE, false)) {
     if (esper_core *made = core_if_made()) {
       capi().fence(made, 0);
     }

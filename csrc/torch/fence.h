@@ -2,16 +2,15 @@
 // allocated, and where and when it was freed. Keeps the last frees, up to a limit.
 #pragma once
 
-#include <c10/macros/Macros.h>
 #include <cuda_runtime_api.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "../audit/audit.h"
+#include "watchers.h"
 
 namespace esper
 {
@@ -48,14 +47,13 @@ uint64_t frees();
 
 namespace detail
 {
-extern std::atomic<bool> is_on;
 void after_malloc(void *ptr);
 void before_free(void *ptr);
 } // namespace detail
 
 inline bool is_on()
 {
-  return C10_UNLIKELY(detail::is_on.load(std::memory_order_relaxed));
+  return is_watched_by(Watcher::FENCE);
 }
 
 // To be called when the core has handed out a block, and before it is given one back.

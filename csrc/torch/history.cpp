@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <map>
@@ -18,13 +19,10 @@
 namespace esper
 {
 
-namespace detail
-{
-std::atomic<RecordContext> gathered_from{RecordContext::NEVER};
-} // namespace detail
-
 namespace
 {
+
+std::atomic<RecordContext> gathered_from{RecordContext::NEVER}; // NEVER: frames are not wanted
 
 // ---- what a thread says of itself ------------------------------------------
 
@@ -184,7 +182,7 @@ TraceEntry::Action convert(esper_action action)
 
 TraceEntry make_entry(TraceEntry::Action action, const esper_trace_entry &from, Context context)
 {
-  const bool wanted = detail::gathered_from.load(std::memory_order_relaxed) >= RecordContext::ALLOC;
+  const bool wanted = gathered_from.load(std::memory_order_relaxed) >= RecordContext::ALLOC;
   const Thread &caller = thread();
   TraceEntry entry(action, static_cast<c10::DeviceIndex>(from.device), from.address, from.size,
                    from.stream, c10::MempoolId_t{from.pool[0], from.pool[1]}, c10::approx_time_t{},
@@ -324,19 +322,22 @@ void trim_entries(History &h)
 
 // ---- for the calls ---------------------------------------------------------
 
-void CallContext::gather()
+void CallContext::gather(RecordContext level)
 {
+  if (gathered_from.load(std::memory_order_relaxed) < level) {
+    return;
+  }
   const CreateContextFn gather_frames = history().gather.load();
   if (gather_frames == nullptr || !python_is_there()) {
     return;
   }
-  outer_ = std::exchange(thread().context, gather_frames());
-  gathered_ = true;
+  outer_ = std::make_unique<Context>();
+  *outer_ = std::exchange(thread().context, gather_frames());
 }
 
 void CallContext::leave()
 {
-  thread().context = std::move(outer_);
+  thread().context = std::move(*outer_);
 }
 
 time_t microseconds_since_1970()
@@ -424,7 +425,9 @@ void record_history(bool enabled, CreateContextFn gather_frames, size_t max_entr
   h.skipped.store(skipped);
   h.max_entries.store(std::max<size_t>(max_entries, 1));
   h.recording.store(enabled);
-  detail::gathered_from.store(enabled ? when : RecordContext::NEVER);
+  const RecordContext from = enabled ? when : RecordContext::NEVER;
+  gathered_from.store(from);
+  set_watcher(Watcher::FRAMES, from != RecordContext::NEVER);
   if (!enabled || clear_history) {
     clear_entries(h);
   }

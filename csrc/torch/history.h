@@ -7,9 +7,7 @@
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/macros/Macros.h>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,6 +15,7 @@
 #include <vector>
 
 #include "../esper_alloc.h"
+#include "watchers.h"
 
 namespace esper
 {
@@ -29,11 +28,6 @@ using c10::CachingDeviceAllocator::RecordContext;
 using c10::CachingDeviceAllocator::TraceEntry;
 using Context = std::shared_ptr<GatheredContext>;
 
-namespace detail
-{
-extern std::atomic<RecordContext> gathered_from; // NEVER: frames are not wanted
-} // namespace detail
-
 // While an instance lives, actions of the core in this thread belong to its call. Gathering frames
 // may take the GIL, so no lock is held.
 class CallContext
@@ -41,14 +35,13 @@ class CallContext
 public:
   explicit CallContext(RecordContext level)
   {
-    const RecordContext from = detail::gathered_from.load(std::memory_order_relaxed);
-    if (C10_UNLIKELY(from >= level)) {
-      gather();
+    if (is_watched_by(Watcher::FRAMES)) {
+      gather(level);
     }
   }
   ~CallContext()
   {
-    if (C10_UNLIKELY(gathered_)) {
+    if (C10_UNLIKELY(outer_ != nullptr)) {
       leave();
     }
   }
@@ -56,11 +49,11 @@ public:
   CallContext &operator=(const CallContext &) = delete;
 
 private:
-  void gather();
+  void gather(RecordContext level);
   void leave();
 
-  Context outer_; // of the outer call, if a callback made this one
-  bool gathered_ = false;
+  // That of the outer call, if a callback made this one. Null: this one gathered nothing.
+  std::unique_ptr<Context> outer_;
 };
 
 // ---- recording ---------------------------------------------------------------

@@ -23,8 +23,6 @@ namespace esper
 namespace poison
 {
 
-std::atomic<bool> detail::is_on{false};
-
 namespace
 {
 
@@ -191,7 +189,7 @@ void turn_on(void (*report)(const LateWrite &))
   p.report = report;
   p.live.clear();
   p.filled.clear();
-  detail::is_on.store(report != nullptr);
+  set_watcher(Watcher::POISON, report != nullptr);
 }
 
 void marked(const void *ptr, CUDAStream stream)

@@ -8,11 +8,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "python_objects.h"
+#include "watchers.h"
 
 namespace esper
 {
@@ -35,14 +35,13 @@ void turn_on(void (*report)(const LateWrite &));
 
 namespace detail
 {
-extern std::atomic<bool> is_on;
 void after_malloc(void *ptr, cudaStream_t stream, int device);
 void before_free(void *ptr);
 } // namespace detail
 
 inline bool is_on()
 {
-  return C10_UNLIKELY(detail::is_on.load(std::memory_order_relaxed));
+  return is_watched_by(Watcher::POISON);
 }
 
 // A live block is marked for another stream. `unknown`: until an event, or for all streams; its

@@ -96,7 +96,7 @@ static void device_destroy(device_t *device)
 static void device_destroy_rest(device_t *device)
 {
   event_destroy_all(device);
-  core_assert(!device->events_alive || device->core->shut_down);
+  core_assert(!device->events_alive || core_is(device->core, CORE_SHUT_DOWN));
   arena_destroy(&device->blocks);
   arena_destroy(&device->segments);
   arena_destroy(&device->uses);

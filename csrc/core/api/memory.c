@@ -33,11 +33,7 @@ static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream strea
 static esper_status malloc_default(device_t *device, size_t size, esper_stream stream, void **ptr)
 {
   cache_attempt_t try;
-  if (!size)
-    return ESPER_OK;
-  if (atomic_load_explicit(&device->core->fenced, memory_order_relaxed))
-    try = (cache_attempt_t){0};
-  else if (cache_malloc(device->core, stream, size, &try, ptr))
+  if (!size || cache_malloc(device->core, stream, size, &try, ptr))
     return ESPER_OK;
   return malloc_block(device->default_pool, size, stream, try, ptr);
 }
@@ -173,7 +169,10 @@ esper_status esper_fence(esper_core *core, int on)
           "driver with virtual memory management",
           i);
   }
-  atomic_store(&core->fenced, on != 0);
+  if (on)
+    atomic_fetch_or(&core->modes, CORE_FENCED);
+  else
+    atomic_fetch_and(&core->modes, ~(unsigned)CORE_FENCED);
   return ESPER_OK;
 }
 

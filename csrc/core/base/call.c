@@ -2,7 +2,7 @@
 
 static bool call_begin(core_t *c, int call)
 {
-  if (atomic_load_explicit(&c->shut_down, memory_order_relaxed))
+  if (core_is(c, CORE_SHUT_DOWN))
     return false;
   lock_order_call_driver();
   /* Not atomic as a whole: a locked instruction would cost more than the shorter calls. */
@@ -14,7 +14,7 @@ static bool call_begin(core_t *c, int call)
 esper_status call_end(core_t *c, esper_status status)
 {
   if (status == ESPER_SHUT_DOWN)
-    atomic_store(&c->shut_down, true);
+    atomic_fetch_or(&c->modes, CORE_SHUT_DOWN);
   return status;
 }
 

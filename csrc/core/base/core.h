@@ -7,6 +7,13 @@
 
 enum { STREAM_BUCKETS = 256, DRIVER_CALLS = 40 };
 
+/* With any of these, no block cache serves a malloc. All are in one word, which every malloc
+ * reads. */
+enum {
+  CORE_SHUT_DOWN = 1u, /* the driver is being unloaded */
+  CORE_FENCED = 2u,    /* new memory of the default pools gets a fence */
+};
+
 struct esper_core {
   /* Read by every malloc and free, and seldom written. */
   ON_ITS_OWN_LINE const esper_driver *driver;
@@ -15,9 +22,8 @@ struct esper_core {
   struct map *map;                 /* address -> block */
   _Atomic(struct config *) config; /* read without a lock */
   int device_count;
-  atomic_bool shut_down;
   atomic_bool tracing;
-  atomic_bool fenced; /* new memory of the default pools gets a fence */
+  atomic_uint modes;  /* CORE_... */
   atomic_int asleep;  /* how many tags sleep, counted on each device */
   atomic_bool warned; /* that memory which a graph reads was freed */
   uint64_t serial;    /* counts the cores of this process, from 1 */
@@ -34,5 +40,10 @@ struct esper_core {
   mutex_t captures_lock;
   capture_t *captures; /* those with references */
 };
+
+static inline bool core_is(const core_t *core, unsigned mode)
+{
+  return atomic_load_explicit(&core->modes, memory_order_relaxed) & mode;
+}
 
 #endif

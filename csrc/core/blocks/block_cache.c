@@ -103,7 +103,7 @@ static inline bool serve(core_t *core, esper_stream as, size_t requested, cache_
   heap_t *heap = stream ? atomic_load_explicit(&stream->heap, memory_order_acquire) : NULL;
   attempt->stream = stream;
   if (!heap || atomic_load_explicit(&stream->holds, memory_order_relaxed) ||
-      atomic_load_explicit(&core->shut_down, memory_order_relaxed))
+      core_is(core, CORE_SHUT_DOWN | CORE_FENCED))
     return false;
   const config_t *config = config_of(core);
   size_t size = config_round(config, requested);

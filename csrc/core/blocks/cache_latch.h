@@ -66,10 +66,12 @@ static inline bool cache_is_quiet(const block_cache_t *cache)
   return cache->state != CACHE_OPEN || cache->pauses;
 }
 
-/* Changes the state, and the latch with it. The caller empties a cache that it closes. */
+/* Changes the state, and the latch with it. The caller empties a cache that it closes. A malloc
+ * that missed has closed the latch already. */
 static inline void cache_set_state(block_cache_t *cache, cache_state state)
 {
-  if (!cache_is_quiet(cache))
+  if (!cache_is_quiet(cache) &&
+      atomic_load_explicit(&cache->latch, memory_order_acquire) != LATCH_CLOSED)
     cache_enter(cache, LATCH_CLOSED);
   cache->state = (uint8_t)state;
   cache_leave(cache, state != CACHE_OPEN ? LATCH_CLOSED : cache->pauses ? LATCH_HELD : LATCH_OPEN);

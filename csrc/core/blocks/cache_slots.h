@@ -94,8 +94,10 @@ static inline void slots_take(block_cache_t *cache, int slot, int index)
   unsigned last = --cache->count[slot];
   if (!last)
     cache->filled &= (uint16_t)~(1u << slot);
-  for (unsigned i = (unsigned)index; i < last; i++)
-    cache->block[slot][i] = cache->block[slot][i + 1];
+  /* Nearly always it is the last one, for which the compiler's memmove is not worth a call. */
+  if (__builtin_expect((unsigned)index != last, 0))
+    for (unsigned i = (unsigned)index; i < last; i++)
+      cache->block[slot][i] = cache->block[slot][i + 1];
 }
 
 /* `fits_best` of its blocks becomes void. */

@@ -189,26 +189,10 @@ static heap_t *heap_take(device_t *device)
   return heap;
 }
 
-heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture, tag_t tag)
+/* Not inlined, so that pool_heap need not save registers for this. */
+__attribute__((noinline)) static heap_t *make_heap(pool_t *pool, stream_t *stream, uint64_t capture,
+                                                   tag_t tag)
 {
-  heap_t *quiesced = NULL;
-  for (heap_t *heap = pool->heaps; heap; heap = heap->next) {
-    if (heap->stream != stream || heap->tag != tag)
-      continue;
-    if (heap->capture == capture) {
-      if (heap->quiesced && !pool_has_graphs(pool))
-        free_blocks_release_withheld(heap);
-      heap->quiesced = false;
-      return heap;
-    }
-    if (heap->quiesced)
-      quiesced = heap;
-  }
-  if (quiesced) {
-    quiesced->capture = capture;
-    quiesced->quiesced = false;
-    return quiesced;
-  }
   heap_t *heap = heap_take(pool->device);
   if (!heap)
     return NULL;
@@ -233,6 +217,28 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture, tag_t tag)
       atomic_store_explicit(&stream->heap, heap, memory_order_release);
   }
   return heap;
+}
+
+heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture, tag_t tag)
+{
+  heap_t *quiesced = NULL;
+  for (heap_t *heap = pool->heaps; heap; heap = heap->next) {
+    if (heap->stream != stream || heap->tag != tag)
+      continue;
+    if (heap->capture == capture) {
+      if (heap->quiesced && !pool_has_graphs(pool))
+        free_blocks_release_withheld(heap);
+      heap->quiesced = false;
+      return heap;
+    }
+    if (heap->quiesced)
+      quiesced = heap;
+  }
+  if (!quiesced)
+    return make_heap(pool, stream, capture, tag);
+  quiesced->capture = capture;
+  quiesced->quiesced = false;
+  return quiesced;
 }
 
 bool pool_is_deterministic(const heap_t *heap)

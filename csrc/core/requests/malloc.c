@@ -365,6 +365,35 @@ static esper_status refuse_asleep(const device_t *device, tag_t tag)
                    tag_name(tag), device->index);
 }
 
+/* All steps but the first. The device's lock is not held. */
+static esper_status find_block(request_t *q, bool fenced, block_t **block)
+{
+  esper_status status = ESPER_OK;
+  if (!q->heap)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a heap");
+  if (fenced)
+    *block = take_fenced(q, &status);
+  else if (!q->deterministic || !(*block = malloc_take_deterministic(q)))
+    *block = find_slowly(q, &status);
+  if (*block)
+    return ESPER_OK;
+  return status == ESPER_OUT_OF_MEMORY ? request_fail(q)
+         : status == ESPER_REJECTED    ? request_reject(q)
+                                       : status;
+}
+
+static esper_status present(core_t *core, esper_stream stream, cache_attempt_t try,
+                            presented_t *presented)
+{
+  esper_status status = ESPER_OK;
+  if (try.stream)
+    *presented = stream_presented(try.stream, stream.handle);
+  else
+    status = stream_present(core, stream, presented);
+  presented->asked |= try.asked; /* the answer was: no capture */
+  return status;
+}
+
 esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t try,
                           void **ptr)
 {
@@ -374,33 +403,39 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   if (!size)
     return ESPER_OK;
 
-  request_t q = {.core = core,
-                 .device = device,
-                 .pool = pool,
-                 .config = config_of(core),
-                 .tag = tag_current(),
-                 .asked = size,
-                 .missed = try.missed};
-  q.size = try.size ? try.size : config_round(q.config, size);
-  esper_status status = ESPER_OK;
-  if (try.stream)
-    q.stream = stream_presented(try.stream, stream.handle);
-  else
-    status = stream_present(core, stream, &q.stream);
+  const config_t *config = config_of(core);
+  presented_t presented;
+  esper_status status = present(core, stream, try, &presented);
   if (status != ESPER_OK) {
     capture_thread_refused(core);
     return status;
   }
-  q.stream.asked |= try.asked; /* the answer was: no capture */
+  const size_t rounded = try.size ? try.size : config_round(config, size);
+  /* Every field is named: to clear the request first would take as long as its lock. */
+  request_t q = {.core = core,
+                 .device = device,
+                 .pool = pool,
+                 .heap = NULL,
+                 .config = config,
+                 .stream = presented,
+                 .capture = 0,
+                 .tag = tag_current(),
+                 .asked = size,
+                 .size = rounded,
+                 .large = config_is_large(rounded),
+                 .returned_before = 0,
+                 .ready_seen = 0,
+                 .missed = try.missed,
+                 .addresses_missing = 0,
+                 .deterministic = false};
   if (!q.size)
     return request_fail(&q);
-  q.large = config_is_large(q.size);
   q.capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q.stream, false) : 0;
   /* Without an answer, memory from inside a capture might be reused outside, or the reverse. */
   if (q.capture == CAPTURE_UNKNOWN) {
     capture_thread_note(q.capture, q.stream.stream);
     return error_from_driver(core,
-                             atomic_load(&core->shut_down) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
+                             core_is(core, CORE_SHUT_DOWN) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
   }
   /* An invalidated capture never runs, so the memory will be used after it. */
   if (q.capture == ESPER_CAPTURE_INVALID)
@@ -419,25 +454,15 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   q.returned_before = in_flight_returned_by_others(device);
   q.heap = heap_of(&q);
   q.deterministic = q.heap && pool_is_deterministic(q.heap);
-  bool fenced = pool == device->default_pool && !q.capture &&
-                atomic_load_explicit(&core->fenced, memory_order_relaxed);
+  bool fenced = core_is(core, CORE_FENCED) && pool == device->default_pool && !q.capture;
   block_t *block = NULL;
   if (q.heap && !q.deterministic && !fenced)
     block = request_take_ready(&q, true); /* step 1 */
-  q.ready_seen = q.heap ? q.heap->ready[q.large].count : 0;
+  if (!block && q.heap)
+    q.ready_seen = q.heap->ready[q.large].count;
   unlock(&device->lock);
-  if (!q.heap)
-    return error_set(ESPER_HOST_MEMORY, "no host memory for a heap");
-  if (q.deterministic)
-    block = malloc_take_deterministic(&q);
-  if (fenced)
-    block = take_fenced(&q, &status);
-  else if (!block)
-    block = find_slowly(&q, &status);
-  if (!block)
-    return status == ESPER_OUT_OF_MEMORY ? request_fail(&q)
-           : status == ESPER_REJECTED    ? request_reject(&q)
-                                         : status;
+  if (!block && (status = find_block(&q, fenced, &block)) != ESPER_OK)
+    return status;
   *ptr = (void *)block->address;
   return ESPER_OK;
 }

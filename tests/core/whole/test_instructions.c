@@ -75,6 +75,37 @@ static void pair_that_misses(void)
   pair((esper_stream){0}, size);
 }
 
+/* Frees one of many blocks and asks for another size in its place, so blocks are split and merged.
+ * Sizes are 512 B to 64 KiB, each power of two as likely. */
+enum { LIVE = 1000 };
+static void *among[LIVE];
+static uint64_t draws = 1;
+
+static size_t draw(size_t below)
+{
+  draws = draws * 6364136223846793005u + 1442695040888963407u;
+  return (size_t)(draws >> 33) % below;
+}
+
+static void replace(void **place)
+{
+  const size_t least = (size_t)512 << draw(7);
+  if (*place)
+    esper_free(w.core, *place);
+  esper_malloc(w.core, least + draw(least), (esper_stream){0}, place);
+}
+
+static void fill(void)
+{
+  for (int i = 0; i < LIVE; i++)
+    replace(&among[i]);
+}
+
+static void replace_one(void)
+{
+  replace(&among[draw(LIVE)]);
+}
+
 static void marked_pair(void)
 {
   void *p;
@@ -158,18 +189,19 @@ static const struct step {
   long most;            /* instructions */
   void (*before)(void); /* what it finds */
 } STEPS[] = {
-    {"a malloc and free of 512 B", pair_of_512_bytes, 480, NULL},
-    {"a malloc and free of 64 MiB", pair_of_64_mib, 490, NULL},
-    {"a malloc and free on another stream", pair_on_another_stream, 750, NULL},
-    {"a malloc and free in a batch of 64", pair_of_a_batch, 510, NULL},
-    {"a malloc and free of a new size", pair_that_misses, 2200, NULL},
-    {"a malloc, a mark on another stream and a free", marked_pair, 4700, NULL},
-    {"a malloc beside 1,000 blocks that are held up", malloc_beside_pending, 2300, hold_up},
-    {"the same, a mark on another stream and its end", malloc_beside_news, 4800,
+    {"a malloc and free of 512 B", pair_of_512_bytes, 450, NULL},
+    {"a malloc and free of 64 MiB", pair_of_64_mib, 465, NULL},
+    {"a malloc and free on another stream", pair_on_another_stream, 705, NULL},
+    {"a malloc and free in a batch of 64", pair_of_a_batch, 475, NULL},
+    {"a malloc and free of a new size", pair_that_misses, 1865, NULL},
+    {"a free and malloc among 1,000 live blocks", replace_one, 1640, fill},
+    {"a malloc, a mark on another stream and a free", marked_pair, 4430, NULL},
+    {"a malloc beside 1,000 blocks that are held up", malloc_beside_pending, 2215, hold_up},
+    {"the same, a mark on another stream and its end", malloc_beside_news, 4560,
      hold_up_and_keep_one},
-    {"a malloc that gates on one of 1,000 blocks", malloc_beside_pending, 4350, mark_and_free},
+    {"a malloc that gates on one of 1,000 blocks", malloc_beside_pending, 4070, mark_and_free},
     {"a note on the block's own stream", note_on_own_stream, 180, keep_one},
-    {"three notes on their own stream", note_three, 330, keep_one},
+    {"three notes on their own stream", note_three, 300, keep_one},
     {"a note that was made before", note_once_more, 190, keep_one},
 };
 
