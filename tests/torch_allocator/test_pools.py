@@ -481,7 +481,7 @@ def test_a_size_of_segments_is_that_of_pages(
         libraries,
         f"""
         before = esper_alloc._core.driver_calls()["page_create"]
-        x = memory(40 * MiB)
+        x = memory(30 * MiB)
         assert esper_alloc._core.driver_calls()["page_create"] - before == {pages}
         """,
         **({"PYTORCH_ALLOC_CONF": f"large_segment_size_mb:{given}"} if given else {}),
