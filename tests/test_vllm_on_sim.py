@@ -1,11 +1,14 @@
 """vLLM's sleep mode over esper_alloc, on the simulated device. vLLM is not needed: a stand-in has
-the names that the plug-in looks for, and calls what vLLM's GPU worker calls."""
+the names that the plug-in looks for, and calls what vLLM's GPU worker calls. Where vLLM is
+installed, its own worker and executor are tried, too."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +223,182 @@ def test_the_entry_point_is_there() -> None:
     (target,) = project["project"]["entry-points"]["vllm.general_plugins"].values()
     module, name = target.split(":")
     assert getattr(sys.modules[module], name) is vllm_sleep.register
+
+
+# --- vLLM itself ------------------------------------------------------------------
+
+FOLLOWED = "0.33."
+VLLM = """
+import os, sys
+
+# Of the driver's functions the simulated device has those that PyTorch and esper_alloc call.
+sys.setdlopenflags(os.RTLD_LAZY)
+sys.modules["b12x"] = None  # kernels that are not needed, and want packages that may be missing
+import inspect, json
+import simulated
+import torch
+import esper_alloc
+import vllm.platforms
+from vllm.platforms import cuda
+
+vllm.platforms._current_platform = cuda.CudaPlatform()  # NVML would have found a GPU
+from vllm.device_allocator import cumem
+from vllm.engine.arg_utils import EngineArgs
+
+theirs = cumem.CuMemAllocator
+arguments = EngineArgs(
+    model=sys.argv[1], skip_tokenizer_init=True, enable_sleep_mode=True,
+    sleep_mode_offload_cudagraph=True,
+)  # loads the plug-ins
+config = arguments.create_engine_config()
+
+from vllm.compilation.cudagraph_pool import capture_pool
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker import workspace
+from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+MIB = 2**20
+host = torch.arange(MIB, dtype=torch.float32)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(host.clone())
+        self.register_buffer("table", host[:100].clone())
+
+
+class Runner:  # in place of the one that needs kernels
+    def load_model(self, load_dummy_weights):
+        self.model = Model().to("cuda")
+
+    def get_model(self):
+        return self.model
+
+    def get_draft_model(self):
+        return None
+
+    def initialize_kv_cache(self, kv_cache_config, kv_cache_allocation_context):
+        self.blocks = host[:200].to("cuda")
+        with kv_cache_allocation_context:
+            self.cache = torch.ones(MIB).to("cuda")
+
+    def shutdown(self):
+        del self.model, self.blocks, self.cache
+
+
+worker = Worker(config, 0, 0, "file://" + sys.argv[1] + "/store", True)
+worker.device, worker.model_runner = torch.device("cuda:0"), Runner()
+executor = UniProcExecutor.__new__(UniProcExecutor)
+executor.sleeping_tags, executor.driver_worker = set(), WorkerWrapperBase()
+executor.driver_worker.worker = worker
+
+worker.load_model()
+worker.initialize_from_config(KVCacheConfig(4, [], []))
+workspace.init_workspace_manager(
+    worker.device, 1, 1, lambda: worker._maybe_get_memory_pool_context("workspace")
+)
+(scratch,) = workspace.current_workspace_manager().get_simultaneous(((MIB,), torch.uint8))
+with capture_pool(None, config):
+    graph = host[:300].to("cuda")
+
+
+def look():
+    asleep = sorted(t for t, one in esper_alloc.tag_stats().items() if t and one["asleep"])
+    return [asleep, simulated.mappings()]
+
+
+def intact():
+    runner = worker.model_runner
+    kept = {"weights": (runner.model.weight, MIB), "table": (runner.model.table, 100),
+            "blocks": (runner.blocks, 200), "graph": (graph, 300)}
+    return {name: one.detach().cpu().equal(host[:n]) for name, (one, n) in kept.items()}
+
+
+def names(of):
+    public = (name for name in vars(of) if not name.startswith("_"))
+    return {name: [(one.name, str(one.default)) for one in inspect.signature(call).parameters.values()]
+            for name in public if callable(call := getattr(of, name))}
+
+
+said = {"used": cumem.CuMemAllocator.__module__, "names": names(theirs), "awake": look()}
+executor.sleep(1)
+said["level 1"] = look()
+executor.wake_up(["weights"])
+said["weights"] = look() + [intact()]
+executor.wake_up(["kv_cache"])
+said["kv_cache"] = look() + [float(worker.model_runner.cache.cpu().sum())]
+executor.discard(("kv_cache",))
+said["discarded"] = look()
+executor.sleep(2)
+said["level 2"] = look()
+executor.wake_up()
+said["woken"] = look() + [intact()]
+try:
+    worker.load_model()
+except AssertionError as error:
+    said["second"] = str(error)
+worker.shutdown()
+del scratch, graph
+workspace.reset_workspace_manager()
+worker.load_model()  # asserts that nothing is left of the first
+print(json.dumps(said))
+"""
+MODEL = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "hidden_size": 64,
+    "ffn_dim": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+    "word_embed_proj_dim": 64,
+    "torch_dtype": "float16",
+}
+
+
+@pytest.mark.slow
+def test_vllms_own_worker_sleeps_and_wakes(library: Path, tmp_path: Path) -> None:
+    try:
+        version = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        pytest.skip("vLLM is not installed")
+    if not version.startswith(FOLLOWED):
+        pytest.skip(f"the test knows the inside of vLLM {FOLLOWED}*; this is {version}")
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    # The package may be built in place, so that no entry points of it are known.
+    installed = tmp_path / "esper_alloc-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: esper_alloc\nVersion: 0\n")
+    (installed / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nesper_alloc = esper_alloc.torch_allocator.vllm_sleep:register\n"
+    )
+    code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nsys.argv[1:] = sys.path[:1]\n{VLLM}"
+    found = build.answer(
+        library,
+        code,
+        SIM_MAPS_PAGES="1",
+        HF_HUB_OFFLINE="1",
+        VLLM_CACHE_ROOT=str(tmp_path / "cache"),
+    )
+    assert found["used"] == vllm_sleep.__name__
+    stand_in = made(CUMEM).CuMemAllocator
+    for name, parameters in found["names"].items():
+        expected = inspect.signature(getattr(stand_in, name)).parameters.values()
+        assert parameters == [[one.name, str(one.default)] for one in expected], name
+
+    every = ["cudagraph", "kv_cache", "runtime", "weights", "workspace"]
+    fine = dict.fromkeys(("weights", "table", "blocks", "graph"), True)
+    mapped = found["awake"][1]
+    assert found["awake"] == [[], mapped] and mapped >= len(every)
+    assert found["level 1"] == [every, 0]
+    assert found["weights"] == [["kv_cache"], found["discarded"][1], fine]
+    assert found["kv_cache"] == [[], mapped, 0]
+    assert found["discarded"][0] == ["kv_cache"] and found["discarded"][1] < mapped
+    assert found["level 2"] == [every, 0]
+    # The worker itself keeps buffers, which the table is.
+    assert found["woken"] == [[], mapped, {**fine, "weights": False}]
+    assert "one instance per process" in found["second"]
