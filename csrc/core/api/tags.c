@@ -75,28 +75,6 @@ static esper_status choose(const char *const *tags, size_t count, bool chosen[TA
   return ESPER_OK;
 }
 
-/* Calls `each` for the device, or for all devices that were used. */
-typedef esper_status each_t(device_t *device, const bool tags[TAGS], void *context);
-static esper_status on_devices(core_t *core, int index, const bool tags[TAGS], each_t *each,
-                               void *context)
-{
-  device_t *device;
-  esper_status status = ESPER_OK;
-  if (index != -1) {
-    status = core_used_device(core, index, &device);
-    return device ? each(device, tags, context) : status;
-  }
-  for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
-    if (atomic_load(&core->devices[i].ready))
-      status = each(&core->devices[i], tags, context);
-  return status;
-}
-
-static esper_status wake_one(device_t *device, const bool tags[TAGS], void *context)
-{
-  return wake_device(device, tags, context);
-}
-
 esper_status esper_sleep(esper_core *core, int index, const char *const *tags, size_t count,
                          esper_keep keep, esper_sleep_result *result)
 {
@@ -116,14 +94,20 @@ esper_status esper_sleep(esper_core *core, int index, const char *const *tags, s
   return status;
 }
 
-esper_status esper_wake(esper_core *core, int device, const char *const *tags, size_t count,
+esper_status esper_wake(esper_core *core, int index, const char *const *tags, size_t count,
                         size_t *woken)
 {
   bool chosen[TAGS];
+  device_t *only = NULL;
   size_t bytes = 0;
   esper_status status = choose(tags, count, chosen);
-  if (status == ESPER_OK)
-    status = on_devices(core, device, chosen, wake_one, &bytes);
+  if (status == ESPER_OK && index != -1)
+    status = core_used_device(core, index, &only);
+  for (int i = 0; i < core->device_count && status == ESPER_OK; i++) {
+    device_t *device = &core->devices[i];
+    if (index == -1 ? atomic_load(&device->ready) : device == only)
+      status = wake_device(device, chosen, &bytes);
+  }
   if (status == ESPER_OK && woken)
     *woken = bytes;
   return status;

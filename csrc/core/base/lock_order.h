@@ -1,9 +1,9 @@
 /* lock_order.h: the order in which a thread may take locks, and a checker for it.
  *
  * Every lock has a rank. A thread takes locks in rising order, and calls the driver only while it
- * holds none from LOCK_DEVICE on. Only sleep locks it may hold of several devices, taken in the order
- * of the devices. A build with -DESPER_LOCK_ORDER checks both, and aborts with a
- * message that names what went wrong. Debug and sanitizer builds do that. */
+ * holds none from LOCK_DEVICE on. Of the sleep locks it may hold several, taken in the order of the
+ * devices. A build with -DESPER_LOCK_ORDER checks both, and aborts with a message that names what
+ * went wrong. Debug and sanitizer builds do that. */
 #ifndef ESPER_LOCK_ORDER_H
 #define ESPER_LOCK_ORDER_H
 

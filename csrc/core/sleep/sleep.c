@@ -292,8 +292,8 @@ static esper_status prepare(attempt_t *a)
     return ESPER_DEVICE_ERROR;
   a->result.given_back = release_tagged(a->device, a->choice.tags);
   esper_status status = choose_pages(&a->choice);
-  if (status == ESPER_OK &&
-      a->choice.keeps) /* else a room stays as it is, because pinning is slow */
+  /* If nothing is kept, a room stays as it is: to give pinned memory back takes seconds. */
+  if (status == ESPER_OK && a->choice.keeps)
     status = fit_rooms(&a->choice);
   if (status == ESPER_OK && a->choice.keeps)
     status = sleeper_stream(a->device, &a->going.copier);
