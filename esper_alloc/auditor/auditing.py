@@ -211,5 +211,5 @@ class audit:
         load_shim().audit_stop()
         fault: BaseException | None = None
         if self._fence:
-            fault = fault_in(error) or _fault_in_what_is_enqueued()
+            fault = fault_in(error, self._report.findings) or _fault_in_what_is_enqueued()
         self._report._end(fault)

@@ -116,9 +116,14 @@ def parse_freed(found: Mapping[str, Any] | None) -> Freed | None:
     return Freed(**{**found, **places, "home": Stream(*found["home"]), "in_use": in_use})
 
 
-def fault_in(error: BaseException | None) -> BaseException | None:
-    """CUDA's error that an access faulted: this one, or one that led to it."""
-    while error is not None and "illegal memory access" not in str(error):
+def fault_in(error: BaseException | None, findings: Sequence[Finding] = ()) -> BaseException | None:
+    """CUDA's error that an access faulted, or that a copy named memory that is not there: this
+    one, or one that led to it. The latter can mean other things too, so it counts only if an
+    operator among the findings was called with freed memory."""
+    says = ["illegal memory access"]
+    if any(finding.kind == "used-after-free" for finding in findings):
+        says.append("CUDA error: invalid argument")
+    while error is not None and not any(one in str(error) for one in says):
         error = error.__cause__ or error.__context__
     return error
 

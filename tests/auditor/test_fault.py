@@ -94,3 +94,11 @@ def test_the_error_may_have_led_to_another() -> None:
     except KeyError as error:
         assert fault_in(error) is ERROR
     assert fault_in(ValueError("no")) is None and fault_in(None) is None
+
+
+def test_a_copy_of_freed_memory_is_refused_at_the_call() -> None:
+    refused = RuntimeError("CUDA error: invalid argument\nmore")
+    called = finding("used-after-free", address=2 << 21)
+    assert fault_in(refused, [finding("read-early"), called]) is refused
+    # Without such an operator, it is somebody's own mistake.
+    assert fault_in(refused, [finding("read-early")]) is None and fault_in(refused) is None

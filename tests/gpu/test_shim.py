@@ -14,7 +14,7 @@ from helper import run_python
 TOGETHER = "import os; os.dup2(1, 2)\n"
 
 ENABLE = """
-import contextlib, ctypes, gc, os, sys, threading, warnings
+import contextlib, ctypes, gc, os, sys, threading, time, warnings
 import torch
 import esper_alloc
 esper_alloc.enable()
@@ -31,22 +31,6 @@ def cycles(seconds):
     # For torch.cuda._sleep: enough for any GPU clock up to 2 GHz.
     return int(seconds * 2e9)
 
-def stream_beside():
-    # Streams may share a hardware queue, where one waits for the other: this
-    # one was seen to run beside the current stream.
-    probe = torch.zeros(1, device="cuda")
-    for _ in range(32):
-        side = torch.cuda.Stream()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(cycles(0.05))
-        probe.add_(1)
-        torch.cuda.current_stream().synchronize()
-        if not side.query():
-            torch.cuda.synchronize()
-            return side
-    raise AssertionError("no stream runs beside the current one")
-
 @contextlib.contextmanager
 def held_up(stream):
     # What `stream` is given meanwhile waits for the end of the block, however slow the
@@ -61,6 +45,28 @@ def held_up(stream):
     finally:
         word[0] = 1
         stream.synchronize()
+
+def stream_beside():
+    # Streams may share a hardware queue, where one waits for the other: the current stream
+    # was seen to go on while this one was held up, with a kernel behind that.
+    behind, probe = torch.zeros(1, device="cuda"), torch.zeros(1, device="cuda")
+    probe.add_(1)
+    for _ in range(32):
+        side = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with held_up(side):
+            with torch.cuda.stream(side):
+                behind.add_(1)
+            probe.add_(1)
+            done = torch.cuda.current_stream().record_event()
+            end = time.monotonic() + 2
+            while not done.query() and time.monotonic() < end:
+                pass
+            beside = done.query()
+        torch.cuda.synchronize()
+        if beside:
+            return side
+    raise AssertionError("no stream runs beside the current one")
 """
 
 

@@ -1,6 +1,6 @@
 """A fence on a GPU: stray accesses fault and are named, correct programs work.
 
-fence.py read | write | beside | unordered | overrun
+fence.py read | write | copied | beside | unordered | overrun
 fence.py correct
 fence.py training
 """
@@ -56,12 +56,17 @@ def freed() -> torch.Tensor:
 
 
 def read() -> None:
-    y = freed()
-    torch.empty(SIZE, device="cuda").copy_(y)
+    freed().sum()
 
 
 def write() -> None:
     freed().fill_(2.0)
+
+
+def copied() -> None:
+    """The driver looks at a copy's addresses at the call."""
+    y = freed()
+    torch.empty(SIZE, device="cuda").copy_(y)
 
 
 def beside() -> None:
@@ -169,5 +174,5 @@ if __name__ == "__main__":
     elif name == "correct":
         correct()
     else:
-        faults({"read": read, "write": write, "beside": beside, "overrun": overrun,
-                "unordered": unordered}[name])  # fmt: skip
+        faults({"read": read, "write": write, "copied": copied, "beside": beside,
+                "overrun": overrun, "unordered": unordered}[name])  # fmt: skip
