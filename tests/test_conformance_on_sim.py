@@ -32,9 +32,7 @@ QUICK = ("pools", "figures", "snapshot", "collect-run-time", "history", "memory"
 
 def run(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """The script of a group, beside a torch that is imported already."""
-    script = f"import runpy, sys\nsys.argv = {arguments!r}\n"
-    script += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    return build.program(script, dict(env))
+    return build.program(driver.script(arguments), dict(env))
 
 
 @pytest.fixture(scope="module")

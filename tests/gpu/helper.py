@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -31,8 +30,12 @@ FOREIGN = (
 )
 
 
-#: Variables that a forked child can be given: nothing read them before CUDA started.
-AFTER_IMPORT = {"CUDA_DEVICE_MAX_CONNECTIONS", "OUT_FOLDER", "SEGMENT_ACTION"}
+#: Beginnings of the variables that a forked child can be given: nothing has read them when torch
+#: and esper_alloc have been imported. All but ESPER_ALLOC, which enables at the import.
+READ_LATE = (
+    *("CUDA_DEVICE_MAX_CONNECTIONS", "ESPER_", "SIM_", "PYTEST_CURRENT_TEST"),
+    *("OUT_FOLDER", "SEGMENT_ACTION"),
+)
 
 
 def environment(env: Mapping[str, str] | None) -> dict[str, str]:
@@ -62,26 +65,14 @@ class Nursery:
         atexit.register(self.close)
 
     def run(
-        self, code: str, env: dict[str, str], timeout: float
+        self, code: str, env: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """As subprocess.run() of `python -c code`; raises TimeoutExpired as it does."""
-        try:
-            return self._run(code, env, timeout)
-        except subprocess.TimeoutExpired:
-            raise
-        except BaseException:  # the answer, still to come, would be taken for the next one's
-            self._process.kill()
-            if getattr(_nurseries, "mine", None) is self:
-                del _nurseries.mine
-            raise
-
-    def _run(
-        self, code: str, env: dict[str, str], timeout: float
-    ) -> subprocess.CompletedProcess[str]:
+        """As subprocess.run() of `python -c code`; raises TimeoutExpired as it does. After
+        another exception it runs nothing more."""
         assert self._process.stdin and self._process.stdout
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "stdout"), Path(folder, "stderr")
-            request = {"code": code, "env": env, "stdout": str(out), "stderr": str(err)}
+            request = {"code": code, "env": dict(env), "stdout": str(out), "stderr": str(err)}
             self._process.stdin.write(json.dumps({**request, "timeout": timeout}) + "\n")
             self._process.stdin.flush()
             answer = self._process.stdout.readline()
@@ -101,31 +92,54 @@ class Nursery:
         self._process.stdout.close()
         self._process.wait()
 
+    def kill(self) -> None:
+        """What it would still answer is no answer to the next request."""
+        self._process.kill()
+        self.close()
 
-#: One for each thread that runs code.
-_nurseries = threading.local()
+
+#: Those that are running nothing, by what they had in their environment when they started.
+_idle: dict[frozenset[tuple[str, str]], list[Nursery]] = {}
 
 
 def in_nursery(
-    code: str, env: Mapping[str, str], timeout: float
+    code: str, env: Mapping[str, str], timeout: float = HANG_S
 ) -> subprocess.CompletedProcess[str]:
-    if not hasattr(_nurseries, "mine"):
-        _nurseries.mine = Nursery()
-    done: subprocess.CompletedProcess[str] = _nurseries.mine.run(code, environment(env), timeout)
+    """Runs code in a nursery whose torch was imported with this environment. For any thread."""
+    early = frozenset(
+        (name, value)
+        for name, value in env.items()
+        if name == "ESPER_ALLOC" or not name.startswith(READ_LATE)
+    )
+    idle = _idle.setdefault(early, [])
+    try:
+        mine = idle.pop()
+    except IndexError:
+        mine = Nursery(dict(early))
+    try:
+        done = mine.run(code, env, timeout)
+    except subprocess.TimeoutExpired:
+        idle.append(mine)
+        raise
+    except BaseException:
+        mine.kill()
+        raise
+    idle.append(mine)
     return done
+
+
+def nursery_is_wanted() -> bool:
+    return os.environ.get("ESPER_TEST_NURSERY", "") not in ("", "0")
 
 
 def run_python(code: str, *, env: Mapping[str, str] | None = None) -> str:
     """Runs `code` in a Python process of its own and returns what it printed: see run_fresh().
 
-    With ESPER_TEST_NURSERY=1 that is a forked child of a process which imported torch,
-    where `env` has nothing that would have to be set before.
+    With ESPER_TEST_NURSERY=1 that is a forked child of a process which imported torch.
     """
-    if os.environ.get("ESPER_TEST_NURSERY", "") in ("", "0") or not AFTER_IMPORT.issuperset(
-        env or {}
-    ):
+    if not nursery_is_wanted():
         return run_fresh("-c", code, env=env)
-    return printed_by(lambda: in_nursery(code, env or {}, HANG_S))
+    return printed_by(lambda: in_nursery(code, environment(env)))
 
 
 def text(output: bytes | str | None) -> str:

@@ -7,8 +7,9 @@ they run. Those of parts that are built elsewhere carry that part in their name 
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "conformance"))
 import driver
 import ground
 import mapped
+from helper import in_nursery, nursery_is_wanted
 
 Answers = dict[tuple[str, str], dict[str, Any]]
+
+
+def run(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    if nursery_is_wanted():
+        return in_nursery(driver.script(arguments), env)
+    return driver.run_fresh(arguments, env)
 
 
 def label(group: str, scenario: ground.Scenario) -> str:
@@ -42,13 +50,13 @@ def rows() -> list[Any]:
 @pytest.fixture(scope="module")
 def answers(chosen: Callable[[str], set[str]]) -> Answers:
     """Native's, and those of ours with the same kind of segments."""
-    return driver.run_all(sorted(chosen("group")), {"ESPER_ALLOC_SEGMENTS": "classic"})
+    return driver.run_all(sorted(chosen("group")), {"ESPER_ALLOC_SEGMENTS": "classic"}, run=run)
 
 
 @pytest.fixture(scope="module")
 def mapped_answers(chosen: Callable[[str], set[str]]) -> Answers:
     """Of ours with its own choice of segments."""
-    return driver.run_all(sorted(chosen("group")), allocators=["esper_alloc"])
+    return driver.run_all(sorted(chosen("group")), allocators=["esper_alloc"], run=run)
 
 
 @pytest.mark.parametrize(("group", "name"), rows())

@@ -9,14 +9,17 @@ import textwrap
 
 import pytest
 from helper import run_python
+from scenario import PROGRAMS
 
 #: What a process prints, libraries' complaints included, is one text.
 TOGETHER = "import os; os.dup2(1, 2)\n"
 
-ENABLE = """
-import contextlib, ctypes, gc, os, sys, threading, time, warnings
+ENABLE = f"""
+import contextlib, ctypes, gc, os, sys, threading, warnings
 import torch
 import esper_alloc
+sys.path.insert(0, {str(PROGRAMS)!r})
+from device import calibrate, held_up, other_streams
 esper_alloc.enable()
 
 MiB = 1 << 20
@@ -31,42 +34,10 @@ def cycles(seconds):
     # For torch.cuda._sleep: enough for any GPU clock up to 2 GHz.
     return int(seconds * 2e9)
 
-@contextlib.contextmanager
-def held_up(stream):
-    # What `stream` is given meanwhile waits for the end of the block, however slow the
-    # host is. Kernels that are used inside must have run before: loading one may wait.
-    word = torch.zeros(1, dtype=torch.int32).pin_memory()
-    wait = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
-    address, at_least = ctypes.c_uint64(word.data_ptr()), ctypes.c_uint(0)
-    code = wait(ctypes.c_void_p(stream.cuda_stream), address, ctypes.c_uint32(1), at_least)
-    assert code == 0, code
-    try:
-        yield
-    finally:
-        word[0] = 1
-        stream.synchronize()
-
 def stream_beside():
-    # Streams may share a hardware queue, where one waits for the other: the current stream
-    # was seen to go on while this one was held up, with a kernel behind that.
-    behind, probe = torch.zeros(1, device="cuda"), torch.zeros(1, device="cuda")
-    probe.add_(1)
-    for _ in range(32):
-        side = torch.cuda.Stream()
-        torch.cuda.synchronize()
-        with held_up(side):
-            with torch.cuda.stream(side):
-                behind.add_(1)
-            probe.add_(1)
-            done = torch.cuda.current_stream().record_event()
-            end = time.monotonic() + 2
-            while not done.query() and time.monotonic() < end:
-                pass
-            beside = done.query()
-        torch.cuda.synchronize()
-        if beside:
-            return side
-    raise AssertionError("no stream runs beside the current one")
+    # Streams may share a hardware queue, where one waits for the other.
+    calibrate()
+    return other_streams(1)[0]
 """
 
 
@@ -631,33 +602,35 @@ def test_record_stream_on_the_own_stream_costs_nothing():
 
 
 PRECISION = """
-side = stream_beside()
-bytes_of(1).fill_(1).sum()                 # loading a kernel waits for the GPU
-torch.cuda.empty_cache()
-x = bytes_of(256)
-address = x.data_ptr()
-side.wait_stream(torch.cuda.current_stream())
-with torch.cuda.stream(side):
-    x.sum()
-mark(x, side)
-done = torch.cuda.Event(); done.record(side)
-with held_up(side):                        # by unrelated work
-    done.synchronize()
-    del x
-    y = bytes_of(256)
-    y.fill_(1)
-    torch.cuda.current_stream().synchronize()
-    reused = y.data_ptr() == address
+def program(mark):
+    # In grad mode, so x is in a variable of a function: others can reach a global one.
+    side = stream_beside()
+    bytes_of(1).fill_(1).sum()             # loading a kernel waits for the GPU
+    torch.cuda.empty_cache()
+    x = bytes_of(256)
+    address = x.data_ptr()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x.sum()
+    mark(x, side)
+    done = torch.cuda.Event(); done.record(side)
+    with held_up(side):                    # by unrelated work
+        done.synchronize()
+        del x
+        y = bytes_of(256)
+        y.fill_(1)
+        torch.cuda.current_stream().synchronize()
+    return y.data_ptr() == address
 """
 
 
 def test_record_use_is_exact():
-    on_gpu("mark = esper_alloc.record_use\n" + PRECISION + "assert reused")
+    on_gpu(PRECISION + "assert program(esper_alloc.record_use)")
 
 
 def test_record_stream_is_not():
     # The control: the same with record_stream takes other memory.
-    on_gpu("mark = lambda x, s: x.record_stream(s)\n" + PRECISION + "assert not reused")
+    on_gpu(PRECISION + "assert not program(lambda x, s: x.record_stream(s))")
 
 
 def test_record_use_makes_the_reusing_stream_wait():

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +59,10 @@ def build(folder: Path) -> Path:
     return library
 
 
-#: Variables that may differ between programs: nothing reads them while torch is imported.
-READ_LATE = ("SIM_", "ESPER_", "PYTEST_CURRENT_TEST")
-
-
-@cache
-def nursery(early: frozenset[tuple[str, str]]) -> helper.Nursery:
-    return helper.Nursery(dict(early))
-
-
 def program(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """As subprocess.run() of `python -c code`, in a process that has imported torch already, which
     takes most of the time of a short program."""
-    early = frozenset(one for one in env.items() if not one[0].startswith(READ_LATE))
-    return nursery(early).run(code, env, helper.HANG_S)
+    return helper.in_nursery(code, env)
 
 
 def answer(library: Path, code: str, **env: str) -> Any:

@@ -31,11 +31,16 @@ static sim *s(void)
 }
 
 /* An event on a stream that has nothing to do completes at once, as on a GPU. */
+static void complete_if_alone(int device, void *stream)
+{
+  if (sim_pending(device_of_all, device, stream) == 1)
+    sim_run_stream(device_of_all, device, stream, 1);
+}
+
 static void event_recorded(void *context, sim_call call, int device, void *stream)
 {
   (void)context, (void)call;
-  if (sim_pending(device_of_all, device, stream) == 1)
-    sim_run_stream(device_of_all, device, stream, 1);
+  complete_if_alone(device, stream);
 }
 
 static void count_only(void *context, const char *report)
@@ -457,6 +462,7 @@ SHOWN cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t strea
 {
   (void)flags;
   sim_event_record(s(), event->device, event->event, stream);
+  complete_if_alone(event->device, stream);
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)

@@ -146,6 +146,35 @@ def test_a_mark_until_the_free_is_gated_on_as_its_caller_allowed(
     assert build.answer(library, code, **GATE) == {"reused": reused}
 
 
+@pytest.mark.parametrize("held, waits", [("[]", False), ("[x]", True)])
+def test_what_comes_after_an_exact_mark_is_not_waited_for(
+    library: Path, held: str, waits: bool
+) -> None:
+    """The stream gets more work, which does not end, between the mark and the free."""
+    code = f"""
+def program():
+    main = torch.cuda.current_stream()
+    x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+    address, holders = x.data_ptr(), {held}
+    simulated.work(side)
+    esper_alloc.record_use(x, side)
+    simulated.time_passes()
+    simulated.work(side)
+    before = main.query()
+    del x, holders
+    y = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+    done = main.record_event()
+    return {{"idle": before, "reused": y.data_ptr() == address, "waits": not done.query()}}
+
+say(**program())
+"""
+    assert build.answer(library, HEAD + code, **GATE) == {
+        "idle": True,
+        "reused": True,
+        "waits": waits,
+    }
+
+
 def test_the_trait_keeps_streams_from_waiting_for_a_mark_until_the_free(library: Path) -> None:
     code = """
 address = marked()

@@ -36,6 +36,14 @@ def run_fresh(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Co
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200)
 
 
+def script(arguments: Sequence[str]) -> str:
+    """What `python` with these arguments would run, for a Python that runs already."""
+    return (
+        f"import runpy, sys\nsys.argv = {list(arguments)!r}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+
+
 def answers_of(
     group: str, allocator: str, env: Mapping[str, str], run: Run = run_fresh
 ) -> dict[str, Any]:

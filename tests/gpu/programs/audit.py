@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from device import report, use_allocator
+from device import held_up, hold_up, report, use_allocator
 from torch import nn
 from torch.nn import functional
 
@@ -258,17 +258,16 @@ def poison() -> None:
 
     def late(act: Callable[[torch.Tensor], object], marks: bool) -> tuple[list[str], object]:
         word = torch.zeros(1, dtype=torch.int32).pin_memory()
-        address = ctypes.c_uint64(word.data_ptr())
         with torch.cuda.stream(side):  # loading a kernel later would wait for the stream
             act(torch.ones(1 << 20, device="cuda"))
+        with held_up(side):
+            pass
         torch.cuda.synchronize()
         with esper_alloc.audit(poison=True) as found:
             x = torch.ones(1 << 20, device="cuda")
             side.wait_stream(main)
             with torch.cuda.stream(side):
-                # It waits for the host, however slow that is.
-                one, at_least = ctypes.c_uint32(1), ctypes.c_uint(0)
-                assert driver.cuStreamWaitValue32_v2(stream, address, one, at_least) == 0
+                hold_up(side, word)
                 result = act(x)
             if marks:
                 x.record_stream(side)

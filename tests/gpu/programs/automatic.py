@@ -12,10 +12,19 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import torch
-from device import OURS, other_streams, report, use_allocator, warm_up, wrong_elements
+from device import (
+    OURS,
+    hold_up,
+    other_streams,
+    report,
+    use_allocator,
+    warm_up,
+    wrong_elements,
+)
 
 import esper_alloc
 
@@ -37,6 +46,7 @@ class Attempts:
         self.pressure: list[torch.Tensor] = []
         self.word = torch.zeros(1, dtype=torch.int32).pin_memory()
         self.timer: threading.Timer | None = None
+        self.waited = 0
         self.compiled = torch.compile(_double, dynamic=False)
         self.graph: torch.cuda.CUDAGraph | None = None
         torch.cuda.synchronize()
@@ -55,13 +65,13 @@ class Attempts:
 
     def hold(self, stream: torch.cuda.Stream) -> None:
         """What `stream` is given from now on waits for release(), however slow the host is."""
-        self.word[0] = 0
-        address, one = ctypes.c_uint64(self.word.data_ptr()), ctypes.c_uint32(1)
-        wait = DRIVER.cuStreamWaitValue32_v2  # until the word is at least 1
-        status = wait(ctypes.c_void_p(stream.cuda_stream), address, one, ctypes.c_uint(0))
-        assert status == 0, status
-        self.timer = threading.Timer(HELD_S, self.word.fill_, (1,))
+        hold_up(stream, self.word)
+        self.timer = threading.Timer(HELD_S, self.give_up)
         self.timer.start()
+
+    def give_up(self) -> None:
+        self.waited += 1
+        self.word[0] = 1
 
     def release(self) -> None:
         assert self.timer is not None
@@ -239,14 +249,18 @@ def main(uses: str, tries: int, *patterns: str) -> None:
     found = {}
     for pattern in patterns:
         a = Attempts()
+        begin = time.monotonic()
         for value in (1, 2):  # everything warm, its outcome not counted
             attempt(a, pattern, value)
+        a.waited = 0
         outcomes = [attempt(a, pattern, value) for value in range(3, tries + 3)]
         found[pattern] = {
             "tries": len(outcomes),
             "corrupted": sum(wrong for wrong, _ in outcomes),
             "reused_early": sum(reused for _, reused in outcomes),
         }
+        seconds = time.monotonic() - begin
+        print(f"{pattern}: {seconds:.1f} s, the host waited {a.waited} times", file=sys.stderr)
         del a
     report(**found)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from driver import wait_for_value
 
 OURS, NATIVE = "esper_alloc", "native"
 
@@ -58,6 +61,28 @@ def sleep(stream: torch.cuda.Stream, milliseconds: float) -> None:
     """Keeps `stream` busy for at least about `milliseconds`; the host does not wait."""
     with torch.cuda.stream(stream):
         torch.cuda._sleep(int(milliseconds * _cycles_per_ms))
+
+
+def hold_up(stream: torch.cuda.Stream, word: torch.Tensor) -> None:
+    """What `stream` is given from now on waits until the int32 `word`, in pinned memory, is 1."""
+    word[0] = 0
+    with torch.cuda.device(stream.device):
+        wait_for_value(stream, word, 1)
+
+
+@contextlib.contextmanager
+def held_up(stream: torch.cuda.Stream) -> Iterator[None]:
+    """What `stream` is given meanwhile waits for the end of the block, however slow the host is.
+
+    Kernels that are used inside must have run before: loading one may wait for the stream.
+    """
+    word = torch.zeros(1, dtype=torch.int32).pin_memory()
+    hold_up(stream, word)
+    try:
+        yield
+    finally:
+        word[0] = 1
+        stream.synchronize()
 
 
 def other_streams(count: int, beside: torch.cuda.Stream | None = None) -> list[torch.cuda.Stream]:
