@@ -93,10 +93,12 @@ def test_a_hang_is_ended_with_its_children(nursery: helper.Nursery) -> None:
     import subprocess, sys, time
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print(child.pid, flush=True)
-    time.sleep(600)
+    def hang(): time.sleep(600)
+    hang()
     """
     with pytest.raises(helper.subprocess.TimeoutExpired) as caught:
         run(nursery, code, timeout=10)
+    assert "in hang" in str(caught.value.stderr)
     with pytest.raises(ProcessLookupError):
         for _ in range(100):
             os.kill(int(caught.value.output), 0)

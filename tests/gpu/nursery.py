@@ -10,6 +10,7 @@ answer is a line with the child's exit status, or null where it was stopped.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import select
@@ -32,7 +33,12 @@ def wait_for(child: int, timeout: float) -> int | None:
             return os.waitstatus_to_exitcode(status)
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
-    os.killpg(child, signal.SIGKILL)
+    try:
+        os.kill(child, signal.SIGUSR2)  # where it hangs, to its standard error: see become()
+        time.sleep(1)
+        os.killpg(child, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
     os.waitpid(child, 0)
     return None
 
@@ -60,6 +66,7 @@ def become(request: dict[str, object], parent: int) -> None:
         os.close(file)
     environment = request["env"]
     assert isinstance(environment, dict)
+    faulthandler.register(signal.SIGUSR2, file=2)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["-c"]

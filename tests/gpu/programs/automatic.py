@@ -10,6 +10,7 @@ in how many tries the result was wrong, and in how many the dropped memory serve
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
 import time
@@ -249,6 +250,7 @@ def main(uses: str, tries: int, *patterns: str) -> None:
     found = {}
     for pattern in patterns:
         a = Attempts()
+        gc.freeze()  # each capture collects
         begin = time.monotonic()
         for value in (1, 2):  # everything warm, its outcome not counted
             attempt(a, pattern, value)
