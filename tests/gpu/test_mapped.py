@@ -361,12 +361,12 @@ def test_pages_come_and_go_beside_captures() -> None:
     assert result(CAPTURE) <= 4
 
 
-def test_nothing_changes_under_pages_that_move() -> None:
-    for seed in range(4):
-        found = result(MOVES.replace("SEED", str(seed)))
-        assert found["wrong"] == 0
-        # Else nothing was tried: pages moved, and some between two empty_caches.
-        assert found["unmapped"] > 8 and found["mapped"] > 20
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_changes_under_pages_that_move(seed: int) -> None:
+    found = result(MOVES.replace("SEED", str(seed)))
+    assert found["wrong"] == 0
+    # Else nothing was tried: pages moved, and some between two empty_caches.
+    assert found["unmapped"] > 8 and found["mapped"] > 20
 
 
 def test_reserved_bytes_are_the_devices() -> None:

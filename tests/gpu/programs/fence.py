@@ -126,7 +126,7 @@ def correct() -> None:
     seen: set[int] = set()
     wrong = torch.zeros((), device="cuda")
     with esper_alloc.audit(fence=True) as found:
-        for step in range(5000):
+        for step in range(2000):
             k = random.randrange(50)
             if k in live:
                 x, value = live.pop(k)
