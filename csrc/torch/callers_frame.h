@@ -1,9 +1,10 @@
 // The references that the calling Python function itself holds: in its local variables, and on its
-// evaluation stack, where the arguments of the call are.
+// evaluation stack, where the arguments of the call are. A script or a cell of a notebook has global
+// variables for local ones.
 //
-// Nobody but the function reads these, so they are the caller's own. A variable that a closure reads
-// too is in a cell, a global one in a dictionary, and obj.x and items[i] in an object: those hold a
-// reference of their own, which is not counted here. So they show as holders.
+// They are the caller's own. A variable that a closure reads too is in a cell, a function's global one
+// in a dictionary, and obj.x and items[i] in an object: those hold a reference of their own, which is
+// not counted here. So they show as holders.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -33,12 +34,18 @@ public:
     for (PyObject *const *slot = first_; slot != end_; ++slot) {
       count += *slot == object ? 1 : 0;
     }
+    PyObject *name = nullptr;
+    PyObject *value = nullptr;
+    for (Py_ssize_t i = 0; globals_ != nullptr && PyDict_Next(globals_, &i, &name, &value) != 0;) {
+      count += value == object ? 1 : 0;
+    }
     return count;
   }
 
 private:
   PyObject *const *first_ = nullptr; // the first local variable
   PyObject *const *end_ = nullptr;
+  PyObject *globals_ = nullptr; // borrowed; null: local variables are not global ones
 };
 
 } // namespace esper

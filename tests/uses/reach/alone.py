@@ -6,7 +6,7 @@ import dataclasses
 import weakref
 
 import torch
-from helper import N, case, case_of_variables, empty, gathered, kinds, main, side
+from helper import N, case, case_of_variables, empty, gathered, kinds, main, run_script, side
 from torch.autograd import forward_ad
 
 from esper_alloc import record_use as mark
@@ -17,6 +17,11 @@ def plain():
     x = empty()
     mark(x, side())
     return x
+
+
+@case_of_variables
+def variables_of_a_script():
+    return run_script("x = empty(); both = [x, x.view(1024, 1024)]; mark(both, side())")
 
 
 @case

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 import torch.utils.dlpack
-from helper import KEPT, N, case, empty, gathered, kinds, main, side
+from helper import KEPT, N, case, empty, gathered, kinds, main, run_script, side
 from torch.autograd import forward_ad
 
 from esper_alloc import record_use as mark
@@ -433,6 +433,18 @@ def global_variable():
     shared = empty()
     mark(shared, side())
     return kinds(shared)
+
+
+@case
+def variable_of_a_script_in_a_class():
+    return run_script("class Holds:\n    x = empty()\n    mark(x, side())\nx = Holds.x")
+
+
+@case
+def variable_of_a_script_that_others_hold():
+    KEPT.append({})
+    script = "x = empty(); kept['x'] = x; mark(x, side())"
+    return run_script(script.replace("kept", "__import__('helper').KEPT[-1]"))
 
 
 @case
