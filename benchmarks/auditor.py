@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from common import (
@@ -29,13 +30,14 @@ from common import (
     ROOT,
     Case,
     Results,
-    alternate_cases,
+    Rounds,
     machine,
     nothing_measurable,
     parser,
-    report,
     use_allocator,
 )
+from turns import in_children, take_turns, turns_of_children
+from workloads import import_job
 
 TURNS, STEPS = 7, 5
 MOST_TIMES = 3.0  # as long as without an audit
@@ -44,6 +46,9 @@ OPERATORS, EARLY = 1_000_000, 50_000
 WHATS = ("step", "poison", "memory", "corpus")
 PROGRAMS = ROOT / "tests" / "audit" / "programs.py"
 SANITIZER = "torch.cuda._sanitizer"
+
+#: Of workloads.py, whose imports are needed.
+JOB = {"step": "gpt2", "poison": "gpt2"}
 
 CASES = {
     "step": [Case("step, ours", OURS), Case("step, native", NATIVE)],
@@ -194,6 +199,19 @@ def add_rows(results: Results, found: Mapping[str, Sequence[Mapping[str, Any]]])
         add_corpus(results, found["corpus"][0]["audit"], found["corpus"][0]["sanitizer"])
 
 
+def add_rounds(results: Results, cases: Sequence[str], rounds: Rounds) -> None:
+    """The rows of these cases. Says which of them is missing."""
+    found = {
+        name: [one[name]["figures"] for one in rounds if name in one]
+        for name in cases
+        if any(name in one for one in rounds)
+    }
+    for name in set(cases) - set(found):
+        print(f"{name}: nothing was measured")
+        results.complete = False
+    add_rows(results, found)
+
+
 def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--what", choices=WHATS, action="append", help="only this (repeatable)")
@@ -202,12 +220,17 @@ def main() -> int:
     whats = options.what or WHATS
     small = ("--small",) if options.small else ()
     if options.worker:
-        report(measure(options.worker, whats[0], options.small))
+        how = options.worker, whats[0], options.small
+        take_turns(
+            in_children(
+                options.worker, lambda: measure(*how), lambda: import_job(JOB.get(whats[0], ""))
+            )
+        )
         return 0
     if nothing_measurable():
         return 1
     results = Results("auditor", options.out)
-    found: dict[str, list[dict[str, Any]]] = {}
+    complete = True
     begin = time.monotonic()
     for what in whats:
         cases = [
@@ -216,17 +239,15 @@ def main() -> int:
         ]
         rounds = options.rounds if what in ("step", "poison") else 1
         left = max(options.seconds - (time.monotonic() - begin), 1.0)
-        for one in alternate_cases(__file__, cases, rounds, timeout=400.0, seconds=left / 2):
-            for name, result in one.items():
-                if results.run is None:
-                    results.describe(result["machine"])
-                found.setdefault(name, []).append(result["figures"])
-    if not found:
-        print("nothing was measured")
-        return 1
-    results.complete = {case.name for what in whats for case in CASES[what]} <= set(found)
-    add_rows(results, found)
-    return 0 if results.save() else 1
+        how = {"timeout": 400.0, "seconds": left / 2}
+        if not results.of_rounds(
+            partial(turns_of_children, __file__, cases, rounds, **how),
+            partial(add_rounds, results, [case.name for case in cases]),
+            ours=None,
+        ):
+            print(f"{what}: nothing was measured")
+            complete = False
+    return 0 if results.run is not None and results.save() and complete else 1
 
 
 if __name__ == "__main__":

@@ -20,8 +20,11 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
-from common import OURS, Results, alternate, column, machine, nothing_measurable, parser, report
+from common import OURS, Case, Results, column, machine, nothing_measurable, parser
+from turns import CORES, in_children, take_turns, turns_of_children
+from workloads import import_job
 
 REPEATS, CALLS = 31, 2000
 STEP_REPEATS, STEPS = 15, 5
@@ -37,12 +40,12 @@ Loop = Callable[[], object]
 
 
 def by_turns(
-    choose: Callable[[str], None], call: Loop, drain: Loop, whole: bool = False
+    choose: Callable[[str], None], call: Loop, drain: Loop, whole: bool = False, calls: int = 0
 ) -> dict[str, float]:
     """Median ns of `call` with each kind of uses; `drain` empties the device's queues. `whole`:
-    `call` is a step of a job, and is over when the queues are empty."""
+    `call` is a step of a job, and is over when the queues are empty. `calls`: CALLS by default."""
     figures: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    repeats, calls = (STEP_REPEATS, STEPS) if whole else (REPEATS, CALLS)
+    repeats, calls = (STEP_REPEATS, STEPS) if whole else (REPEATS, calls or CALLS)
     for repeat in range(repeats + 1):
         for kind in KINDS if repeat % 2 else reversed(KINDS):
             choose(kind)
@@ -86,8 +89,9 @@ def measure_operators(
     figures: dict[str, float], where: str, calls: dict[str, Loop], drain: Loop
 ) -> None:
     for name, call in calls.items():
-        for kind, ns in by_turns(observe, call, drain).items():
-            figures[f"{name}, {where}, {kind}"] = ns / (LIST if "lists" in name else 1)
+        tensors = LIST if "lists" in name else 1
+        for kind, ns in by_turns(observe, call, drain, calls=CALLS * 10 // (9 + tensors)).items():
+            figures[f"{name}, {where}, {kind}"] = ns / tensors
 
 
 def prefetching() -> Loop:
@@ -194,18 +198,19 @@ def main() -> int:
         on_the_cpu()
         return 0
     if options.worker:
-        report(measure())
+        take_turns(in_children(OURS, measure, lambda: import_job("gpt2")), CORES)
         return 0
 
     if nothing_measurable():
         return 1
-    found = alternate(__file__, (OURS,), options.rounds, seconds=options.seconds)
-    if OURS not in found:
+    results = Results("automatic_uses", options.out)
+    how = {"seconds": options.seconds}
+    if not results.of_rounds(
+        partial(turns_of_children, __file__, [Case(OURS, OURS)], options.rounds, **how),
+        lambda rounds: add_rows(results, [one[OURS]["figures"] for one in rounds if OURS in one]),
+    ):
         print("nothing was measured under esper_alloc")
         return 1
-    results = Results("automatic_uses", options.out)
-    results.describe(found[OURS][0]["machine"])
-    add_rows(results, [one["figures"] for one in found[OURS]])
     return 0 if results.save() else 1
 
 

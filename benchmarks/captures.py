@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 
 from common import (
     CAPTURE_REUSE,
     NATIVE,
     OURS,
+    Case,
     Results,
-    alternate,
-    column,
+    Rounds,
     machine,
     nothing_measurable,
     parser,
-    report,
     use_allocator,
 )
+from turns import CORES, in_children, take_turns, turns_of_children
 
 MIB = 1 << 20
 ELEMENTS = 4 * MIB  # of float32: 16 MiB
@@ -35,6 +36,15 @@ LAYERS = 32
 JOIN_AFTER = 2  # layers
 CAPTURES = 7
 REPLAYS = 5
+
+MARKED = Case("esper_alloc, record_use", OURS, ("--protection", "record_use"))
+RECORD_STREAM = ("--protection", "record_stream")
+CASES = (
+    MARKED,
+    Case("native, record_stream", NATIVE, RECORD_STREAM),
+    Case(CAPTURE_REUSE, CAPTURE_REUSE, RECORD_STREAM),
+    Case("esper_alloc, record_stream", OURS, RECORD_STREAM),
+)
 
 
 def measure(allocator: str, protection: str) -> dict:
@@ -139,44 +149,32 @@ def main() -> int:
     arguments.add_argument("--protection", choices=("record_use", "record_stream"))
     options = arguments.parse_args()
     if options.worker:
-        report(measure(options.worker, options.protection or "record_use"))
+        how = options.worker, options.protection or "record_use"
+        take_turns(in_children(options.worker, lambda: measure(*how)), CORES)
         return 0
 
     if nothing_measurable():
         return 1
-    cases = (
-        (OURS, "record_use"),
-        (NATIVE, "record_stream"),
-        (CAPTURE_REUSE, "record_stream"),
-        (OURS, "record_stream"),
-    )
-    rounds: dict[tuple[str, str], list[dict]] = {}
-    begin = time.monotonic()
-    for turn in range(options.rounds):  # A B C D A B C D: each case once a turn
-        if turn and time.monotonic() - begin > options.seconds:
-            break
-        for allocator, protection in cases:
-            found = alternate(__file__, (allocator,), 1, ("--protection", protection))
-            rounds.setdefault((allocator, protection), []).extend(found.get(allocator, []))
-    ours, native, reuse, imprecise = (rounds[case] for case in cases)
-    if not ours:
+    results = Results("captures", options.out)
+    if not results.of_rounds(
+        partial(turns_of_children, __file__, CASES, options.rounds, seconds=options.seconds),
+        partial(add_rows, results),
+        ours=MARKED.name,
+    ):
         print("nothing was measured under esper_alloc")
         return 1
-    results = Results("captures", options.out)
-    results.describe(ours[0]["machine"])
-    for peer, name, memory_goal in (
-        (native, "native, record_stream", 0.5),
-        (reuse, "native, graph_capture_record_stream_reuse", 1.0),
-        (imprecise, "esper_alloc, record_stream", None),
-    ):
+    return 0 if results.save() else 1
+
+
+def add_rows(results: Results, rounds: Rounds) -> None:
+    for peer, memory_goal in zip(CASES[1:], (0.5, 1.0, None), strict=True):
         for title, unit, key, goal in (
             ("a graph's private pool", "MiB", "pool_mib", memory_goal),
             ("capture time", "ms", "capture_ms", None),
             ("replay time", "ms", "replay_ms", None),
             ("elements that replays got wrong", "elements", "wrong", 0.0),
         ):
-            results.row(title, unit, column(ours, key), column(peer, key), name, goal)
-    return 0 if results.save() else 1
+            results.compare(title, unit, rounds, key, MARKED.name, peer.name, goal)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,11 @@ and why. A later run replaces the rows it measured again. ``ours_by_layer`` and
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
+import functools
 import importlib.util
+import io
 import json
 import math
 import os
@@ -39,7 +42,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,17 +211,18 @@ def machine() -> dict[str, str]:
     import torch
 
     name = torch.cuda.get_device_name(0)
+    return {"gpu": name, "driver": driver_version(), "torch": torch.__version__}
+
+
+@functools.cache
+def driver_version() -> str:
+    """As nvidia-smi says it, which takes long enough to ask once, before children are forked."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        driver = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        ).stdout.split()[0]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
-        driver = "unknown"
-    return {"gpu": name, "driver": driver, "torch": torch.__version__}
+        return "unknown"
 
 
 # --- the conducting side ---------------------------------------------------
@@ -341,6 +345,10 @@ class Case:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+#: What the cases of a comparison reported, by case, for each round.
+Rounds = list[dict[str, dict[str, Any]]]
+
+
 def alternate_cases(
     script: str | Path,
     cases: Sequence[Case],
@@ -348,13 +356,15 @@ def alternate_cases(
     *,
     timeout: float = 300.0,
     seconds: float = float("inf"),
-) -> list[dict[str, dict[str, Any]]]:
+    each: Callable[[Rounds], object] | None = None,
+) -> Rounds:
     """Runs each case's worker once a round, in turn: what they reported, by case.
 
     A failed worker is printed, and its case missing from that round; a case
-    that failed twice is not tried again. No round starts after `seconds`.
+    that failed twice is not tried again. No round starts after `seconds`. `each`
+    is told after every round what there is so far.
     """
-    measured: list[dict[str, dict[str, Any]]] = []
+    measured: Rounds = []
     failures: dict[str, int] = {}
     begin = time.monotonic()
     for turn in range(rounds):
@@ -375,6 +385,8 @@ def alternate_cases(
             measured[-1][case.name] = result
             took = time.monotonic() - start
             print(f"round {turn + 1}: {case.name}: measured in {took:.1f} s", flush=True)
+        if each:
+            each(measured)
     return measured
 
 
@@ -534,6 +546,43 @@ class Results:
         }
         row["met"] = verdict(row)
         return row
+
+    def keep(self, add: Callable[[], object]) -> None:
+        """Writes the rows that `add` makes of what was measured so far, and forgets them: they
+        are there if the command is cut off, and those of all rounds take their place."""
+        rows, complete = [*self.rows], self.complete
+        with contextlib.redirect_stdout(io.StringIO()):
+            add()
+        if self.run is not None and len(self.rows) > len(rows):
+            add_to(self.path, self.rows, [self.run])
+        self.rows, self.complete = rows, complete
+
+    def of_rounds(
+        self,
+        measure: Callable[..., Rounds],
+        add: Callable[[Rounds], object],
+        left_out: Mapping[str, str] | None = None,
+        ours: str | None = OURS,
+    ) -> bool:
+        """Lets `add` make the rows of the rounds that measure(each=...) gives, and writes those
+        that there are after each round: see keep(). False: nothing was measured of the case
+        `ours`, or of any where that is None."""
+
+        def added(rounds: Rounds) -> bool:
+            found = [
+                figures["machine"]
+                for one in rounds
+                for name, figures in one.items()
+                if ours in (None, name) and figures.get("machine")
+            ]
+            if not found:
+                return False
+            if self.run is None:
+                self.describe(found[0], left_out)
+            add(rounds)
+            return True
+
+        return added(measure(each=lambda rounds: self.keep(lambda: added(rounds))))
 
     def save(self) -> bool:
         """Writes the file and prints the rows; False when a goal was missed or

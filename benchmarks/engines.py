@@ -39,6 +39,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ from common import (
     ROOT,
     Case,
     Results,
+    Rounds,
     WorkerFailed,
     choose_allocator,
     gpu_missing,
@@ -208,6 +210,8 @@ def measure(options: argparse.Namespace) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Fresh memory is not filled: that would be work which no job has.
     torch.utils.deterministic.fill_uninitialized_memory = False
+    # cuDNN's attention does not repeat, and makes a plan for each new length.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(0)  # the same model everywhere
     make = tensor_parallel_step if options.engine[0] == "tensor_parallel" else llama_step
     step, tokens = make(options, rank)
@@ -264,9 +268,12 @@ def cases_of(engine: str, arguments: Sequence[str]) -> list[Case]:
     return cases
 
 
-def measure_cases(cases: Sequence[Case], rounds: int, end: float) -> list[dict[str, Any]]:
-    """What each case's ranks reported, by case, for each round."""
-    measured: list[dict[str, Any]] = []
+def measure_cases(
+    cases: Sequence[Case], rounds: int, end: float, each: Callable[[Rounds], object] | None = None
+) -> Rounds:
+    """What each case's ranks reported, by case, for each round. `each` is told after every
+    case what there is so far."""
+    measured: Rounds = []
     longest = 0.0
     for turn in range(rounds):
         measured.append({})
@@ -290,6 +297,8 @@ def measure_cases(cases: Sequence[Case], rounds: int, end: float) -> list[dict[s
                 f"{found['losses'][-1]:.6f}; measured in {took:.1f} s",
                 flush=True,
             )
+            if each:
+                each(measured)
     return measured
 
 
@@ -340,6 +349,14 @@ def add_rows(results: Results, engine: str, rounds: Sequence[Mapping[str, Any]])
             peak_goal(rounds) if judged else None,
         )  # fmt: skip
         results.compare(f"{title}: peak allocated", "MiB", rounds, "peak_allocated_mib", name, peer)
+
+
+def add_engine(results: Results, engine: str, cases: Sequence[str], rounds: Rounds) -> None:
+    for case in cases:
+        if not any(case in one for one in rounds):
+            print(f"{engine}: {case} was not measured")
+            results.complete = False
+    add_rows(results, engine, rounds)
 
 
 ENGINES = ("ddp", "fsdp2", "tensor_parallel")
@@ -398,17 +415,13 @@ def main() -> int:
     complete = True
     for engine in options.engine or ENGINES:
         cases = cases_of(engine, how)
-        rounds = measure_cases(cases, options.rounds, end)
-        for case in cases:
-            if not any(case.name in one for one in rounds):
-                print(f"{engine}: {case.name} was not measured")
-                complete = False
-        if not any(OURS in one for one in rounds):
-            continue
-        if results.run is None:
-            results.describe(next(one[OURS]["machine"] for one in rounds if OURS in one))
-        add_rows(results, engine, rounds)
-        complete = results.save() and complete  # what is measured stays, whatever ends the rest
+        if results.of_rounds(
+            partial(measure_cases, cases, options.rounds, end),
+            partial(add_engine, results, engine, [case.name for case in cases]),
+        ):
+            complete = results.save() and complete
+        else:
+            complete = False
     if results.run is None:
         print("nothing was measured under esper_alloc")
     return 0 if complete and results.run is not None else 1

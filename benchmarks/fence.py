@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 from common import (
     OURS,
     Case,
     Results,
-    alternate_cases,
     machine,
     nothing_measurable,
     parser,
-    report,
     use_allocator,
 )
 from train import gpt2
+from turns import in_children, take_turns, turns_of_children
+from workloads import import_job
 
 KINDS = ("no audit", "audit", "fence")
 WARM_STEPS, TIMED_STEPS = 3, 10
@@ -66,20 +67,24 @@ def main() -> int:
     arguments.add_argument("--small", action="store_true", help="a small model: to try the script")
     options = arguments.parse_args()
     if options.worker:
-        report(measure(options.kind, options.small))
+        take_turns(
+            in_children(
+                OURS, lambda: measure(options.kind, options.small), lambda: import_job("gpt2")
+            )
+        )
         return 0
     if nothing_measurable():
         return 1
     small = ("--small",) if options.small else ()
     cases = [Case(kind, OURS, ("--kind", kind, *small)) for kind in KINDS]
-    rounds = alternate_cases(__file__, cases, options.rounds, seconds=options.seconds)
-    found = [result for one in rounds for result in one.values()]
-    if not found:
+    results = Results("fence", options.out)
+    if not results.of_rounds(
+        partial(turns_of_children, __file__, cases, options.rounds, seconds=options.seconds),
+        partial(add_rows, results),
+        ours=None,
+    ):
         print("nothing was measured")
         return 1
-    results = Results("fence", options.out)
-    results.describe(found[0]["machine"])
-    add_rows(results, rounds)
     return 0 if results.save() else 1
 
 

@@ -51,8 +51,9 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ from common import (
     RMM,
     Case,
     Results,
+    Rounds,
     device_used_mib,
+    driver_version,
     gpu_missing,
     machine,
     memory_figures,
@@ -106,6 +109,9 @@ def prepare(allocator: str, strict: bool = False) -> None:
     warnings.filterwarnings("ignore", message=".*deterministic.*")
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
+    # cuDNN's attention makes a plan for each new length, tens of ms of the host, and lengths
+    # hardly repeat where a cache grows.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.use_deterministic_algorithms(True, warn_only=not strict)
     # Fresh memory is not filled: that would be work which no job has.
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -122,6 +128,7 @@ def measure(allocator: str, name: str, small: bool) -> Iterator[dict[str, Any]]:
     import torch
 
     import_job(name)
+    driver_version()
     yield {}
     others = nvidia_smi_used_mib()
     job = JOBS[name]
@@ -360,6 +367,28 @@ def add_rows(
             results.compare(f"{title}: {name}", unit, rounds, key, OURS, peer)
 
 
+def measure_passes(
+    cases: Sequence[Case], rounds: int, *, each: Callable[[Rounds], object], seconds: float
+) -> Rounds:
+    """The passes of all cases, of which `each` is told, too."""
+    told = lambda measured: each(passes(measured))  # noqa: E731
+    return passes(turns(__file__, cases, rounds, seconds=seconds, each=told))
+
+
+def add_kinds(
+    results: Results, name: str, kinds: Sequence[str | None], cases: Sequence[str], rounds: Rounds
+) -> None:
+    """The rows of a job on each kind of segments. Says what did not go through."""
+    for case in cases:
+        if case not in rounds[-1]:
+            print(f"{name}: {case} did not go through: the others are no comparison")
+            results.complete = False
+    for kind in kinds:
+        mine = of_kind(rounds, kind)
+        if any(OURS in one for one in mine):
+            add_rows(results, title_of(name, kind), mine, JOBS[name].by_place)
+
+
 def policy_of(policies: Sequence[str], segments: str) -> str:
     """The replay's policy that does what ours did on the GPU with such segments."""
     wanted = f"auto/{segments}"
@@ -410,6 +439,14 @@ def compare_inside(
     allocator. Returns whether ours was measured."""
     import malloc_times
 
+    def add(rounds: Rounds) -> None:
+        for name in names:
+            of_job = malloc_times.rounds_of(name, rounds)
+            row = f"{title_of(name, segments)}: time inside the allocator"
+            for peer in peers_of(of_job):
+                goal = 1.0 if peer == NATIVE else None
+                results.compare(row, "us", of_job, "whole_inside_us", OURS, peer, goal)
+
     with tempfile.TemporaryDirectory() as folder:
         files = []
         for name in names:
@@ -418,20 +455,11 @@ def compare_inside(
             arguments += ["--record", files[-1], "--passes", str(RECORDED)]
             run_worker(__file__, NATIVE, arguments, more=environment(None))
         peers, left_out = peers_here()
-        cases = [Case(OURS, OURS, tuple(files), environment(segments))]
-        cases += [Case(peer, peer, tuple(files)) for peer in peers]
-        rounds, found = measured_beside(malloc_times.__file__, cases, options, "malloc_times")
-    if not found:
-        return False
-    if results.run is None:
-        results.describe(found[0]["machine"], left_out)
-    for name in names:
-        of_job = malloc_times.rounds_of(name, rounds)
-        row = f"{title_of(name, segments)}: time inside the allocator"
-        for peer in peers_of(of_job):
-            goal = 1.0 if peer == NATIVE else None
-            results.compare(row, "us", of_job, "whole_inside_us", OURS, peer, goal)
-    return True
+        timed = ("--cold", *files)
+        cases = [Case(OURS, OURS, timed, environment(segments))]
+        cases += [Case(peer, peer, timed) for peer in peers]
+        script = malloc_times.__file__
+        return measured_beside(script, cases, options, "malloc_times", add, results, left_out)
 
 
 def title_of(name: str, segments: str | None) -> str:
@@ -498,24 +526,17 @@ def main() -> int:
             complete = False
             continue
         cases, left_out = cases_of(name, options.small, kinds)
-        measured = turns(__file__, cases, 1 + options.rounds, seconds=left / (len(names) - index))
-        for case in cases:
-            if case.name not in measured[-1]:
-                print(f"{name}: {case.name} did not go through: the others are no comparison")
-                complete = False
-        rounds = passes(measured)
-        for kind in kinds:
-            mine = of_kind(rounds, kind)
-            found = [one[OURS] for one in mine if OURS in one]
-            if not found:
-                print(f"{title_of(name, kind)}: nothing was measured under esper_alloc")
-                complete = False
-                continue
-            if results.run is None:
-                results.describe(found[0]["machine"], left_out)
-            add_rows(results, title_of(name, kind), mine, JOBS[name].by_place)
-        if results.run is not None:  # what is measured stays, whatever ends the rest
-            complete = results.save() and complete
+        how = {"seconds": left / (len(names) - index)}
+        if not results.of_rounds(
+            partial(measure_passes, cases, 1 + options.rounds, **how),
+            partial(add_kinds, results, name, kinds, [case.name for case in cases]),
+            left_out,
+            ours=None,
+        ):
+            print(f"{name}: nothing was measured")
+            complete = False
+        elif not results.save():  # what is measured stays, whatever ends the rest
+            complete = False
     if results.run is None:
         print("nothing was measured")
         return 1

@@ -32,13 +32,20 @@ uint32_t ns_since(Clock::time_point begin)
   return uint32_t(std::min<int64_t>(took, UINT32_MAX));
 }
 
+// Always the same ones, since memory that is there belongs to a stream.
+const std::vector<c10::cuda::CUDAStream> &streams_of(size_t count)
+{
+  static std::vector<c10::cuda::CUDAStream> streams{c10::cuda::getDefaultCUDAStream()};
+  while (streams.size() < count)
+    streams.push_back(c10::cuda::getStreamFromPool(false, 0));
+  return streams;
+}
+
 // What a stream of the job still used when it was freed is freed like the rest: the
 // streams are idle here. What is left live at the end is freed, untimed.
 Times measure(const std::vector<Operation> &operations, size_t slots, size_t stream_count)
 {
-  std::vector<c10::cuda::CUDAStream> streams{c10::cuda::getDefaultCUDAStream()};
-  while (streams.size() < stream_count)
-    streams.push_back(c10::cuda::getStreamFromPool(false, 0));
+  const std::vector<c10::cuda::CUDAStream> &streams = streams_of(stream_count);
   std::vector<void *> blocks(slots, nullptr);
   Times times;
   times.mallocs.reserve(operations.size());

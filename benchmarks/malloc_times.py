@@ -12,7 +12,8 @@ nothing running on the GPU. Per job:
 
 of which the median, the 99.9th percentile (goal for the whole job: 1.5 of native's), the
 sum of all mallocs (goal for the whole job: at most native's) and that of mallocs and frees
-are compared; medians over the repetitions in a process. jobs.py --inside does it for its own jobs.
+are compared; medians over the repetitions in a process. --cold leaves out what is warm.
+jobs.py --inside does it for its own jobs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import math
 import statistics
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,7 @@ def whole_jobs(paths: Sequence[Path]) -> dict[str, Operations]:
     return found
 
 
-def measure(allocator: str, jobs: dict[str, Operations]) -> dict[str, Any]:
+def measure(allocator: str, jobs: dict[str, Operations], cold: bool) -> dict[str, Any]:
     use_allocator(allocator)
     import loops
     import torch
@@ -98,8 +100,9 @@ def measure(allocator: str, jobs: dict[str, Operations]) -> dict[str, Any]:
             torch.cuda.synchronize()
             empty_cache()
             whole.append(run(job))
-        warm = [run(job) for _ in range(REPETITIONS)]
-        found[name] = {**figures(whole, "whole"), **figures(warm, "warm")}
+        found[name] = figures(whole, "whole")
+        if not cold:
+            found[name] |= figures([run(job) for _ in range(REPETITIONS)], "warm")
         empty_cache()
     return {"machine": machine(), "jobs": found}
 
@@ -128,6 +131,8 @@ def add_rows(results: Results, rounds: Sequence[dict[str, dict[str, Any]]]) -> N
                 ("malloc, once warm, median", "warm_median_us"),
                 ("malloc and free, once warm, all together", "warm_inside_us"),
             ):
+                if not any(key in figures for one in of_job for figures in one.values()):
+                    continue
                 goal = GOALS.get(key) if peer == NATIVE else None
                 results.compare(f"{name}: {title}", "us", of_job, key, OURS, peer, goal)
 
@@ -137,13 +142,14 @@ def main() -> int:
     arguments.add_argument(
         "files", metavar="FILE", nargs="*", type=Path, help="snapshots; default: as above"
     )
+    arguments.add_argument("--cold", action="store_true", help="from an emptied cache only")
     arguments.add_argument("--segments", choices=("classic", "mapped"), help="of ours")
     options = arguments.parse_args()
     if options.worker:
         jobs: dict[str, Operations] = {}
         measured = in_children(
             options.worker,
-            lambda: measure(options.worker, jobs),
+            lambda: measure(options.worker, jobs, options.cold),
             lambda: jobs.update(whole_jobs(options.files or traces())),
         )
         take_turns(measured, CORES)
@@ -153,19 +159,17 @@ def main() -> int:
     except (OSError, SnapshotError) as error:
         print(f"malloc_times.py: {error}")
         return 2
-    files = tuple(map(str, options.files))
-    if files and not jobs:
+    files = (*map(str, options.files), *(["--cold"] if options.cold else []))
+    if options.files and not jobs:
         print("malloc_times.py: none of these is a whole job on one device")
         return 2
     chosen = {"ESPER_ALLOC_SEGMENTS": options.segments} if options.segments else {}
     peers, left_out = peers_here()
     cases = [Case(OURS, OURS, files, chosen), *(Case(peer, peer, files) for peer in peers)]
-    rounds, found = measured_beside(__file__, cases, options, "malloc_times")
-    if not found:
-        return 1
     results = Results("malloc_times", options.out)
-    results.describe(found[0]["machine"], left_out)
-    add_rows(results, rounds)
+    add = partial(add_rows, results)
+    if not measured_beside(__file__, cases, options, "malloc_times", add, results, left_out):
+        return 1
     return 0 if results.save() else 1
 
 

@@ -10,8 +10,8 @@ allocator that has a stream wait for memory shortens the pipeline.
   large   tensors of 256 MiB to 1 GiB, three streams
   four-large
 
-Native marks by record_stream, ours by record_use, under each reuse order. Sizes are drawn anew
-for each batch, the same for everybody.
+Native marks by record_stream, ours by record_use; with --orders also under the reuse orders gate
+and grow. Sizes are drawn anew for each batch, the same for everybody.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from common import (
@@ -26,6 +28,7 @@ from common import (
     OURS,
     Case,
     Results,
+    Rounds,
     machine,
     nothing_measurable,
     parser,
@@ -131,11 +134,30 @@ def measure(allocator: str, marks: str, pipeline: str, small: bool) -> dict:
         }
 
 
+def add_rows(results: Results, pipeline: str, cases: Sequence[str], rounds: Rounds) -> None:
+    for peer, step_goal, memory_goal in (
+        (NATIVE_MARKS, 1.02, 0.6),
+        (GATE, None, None),
+        (GROW, None, None),
+    ):
+        if peer not in cases:
+            continue
+        results.compare(
+            f"{pipeline}: step time", "ms", rounds, "step_ms", DEFAULT, peer, step_goal,
+            "mean_ratio",
+        )  # fmt: skip
+        results.compare(
+            f"{pipeline}: peak reserved", "MiB", rounds, "reserved_mib", DEFAULT, peer,
+            memory_goal, "ratio",
+        )  # fmt: skip
+
+
 def main() -> int:
     arguments = parser(__doc__)
     arguments.set_defaults(rounds=5)
     arguments.add_argument("--pipeline", choices=PIPELINES, action="append", help="default: all")
     arguments.add_argument("--marks", default="record_use")
+    arguments.add_argument("--orders", action="store_true", help="ours under gate and grow, too")
     arguments.add_argument("--small", action="store_true", help="tiny tensors: to try the script")
     options = arguments.parse_args()
     pipelines = options.pipeline or list(PIPELINES)
@@ -156,32 +178,21 @@ def main() -> int:
         cases = [
             Case(NATIVE_MARKS, NATIVE, ("--marks", "record_stream", *extra)),
             Case(DEFAULT, OURS, extra),
-            Case(GATE, OURS, extra, {"ESPER_ALLOC_REUSE": "gate"}),
-            Case(GROW, OURS, extra, {"ESPER_ALLOC_REUSE": "grow"}),
         ]
-        rounds = turns_of_children(
-            __file__, cases, options.rounds, seconds=options.seconds / len(pipelines)
-        )
-        found = [one[DEFAULT] for one in rounds if DEFAULT in one]
-        if not found:
+        if options.orders:
+            cases.append(Case(GATE, OURS, extra, {"ESPER_ALLOC_REUSE": "gate"}))
+            cases.append(Case(GROW, OURS, extra, {"ESPER_ALLOC_REUSE": "grow"}))
+        if not results.of_rounds(
+            partial(
+                turns_of_children, __file__, cases, options.rounds,
+                seconds=options.seconds / len(pipelines),
+            ),
+            partial(add_rows, results, pipeline, [case.name for case in cases]),
+            ours=DEFAULT,
+        ):  # fmt: skip
             print(f"{pipeline}: nothing was measured")
-            return 1
-        if results.run is None:
-            results.describe(found[0]["machine"])
-        for peer, step_goal, memory_goal in (
-            (NATIVE_MARKS, 1.02, 0.6),
-            (GATE, None, None),
-            (GROW, None, None),
-        ):
-            results.compare(
-                f"{pipeline}: step time", "ms", rounds, "step_ms", DEFAULT, peer, step_goal,
-                "mean_ratio",
-            )  # fmt: skip
-            results.compare(
-                f"{pipeline}: peak reserved", "MiB", rounds, "reserved_mib", DEFAULT, peer,
-                memory_goal, "ratio",
-            )  # fmt: skip
-    return 0 if results.save() else 1
+            results.complete = False
+    return 0 if results.run is not None and results.save() else 1
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from common import (
     OURS,
     Case,
     Results,
+    Rounds,
     machine,
     parser,
     peers_here,
@@ -81,13 +82,14 @@ def main() -> int:
 
     peers, left_out = peers_here()
     cases = [Case(name, name) for name in (OURS, *peers)]
-    rounds, found = measured_beside(__file__, cases, options, "pair")
-    if not found:
-        return 1
     results = Results("pair", options.out)
-    results.describe(found[0]["machine"], left_out)
-    figures = [{case: one["figures"] for case, one in each.items()} for each in rounds]
-    add_rows(results, figures)
+
+    def add(rounds: Rounds) -> None:
+        figures = [{case: one["figures"] for case, one in each.items()} for each in rounds]
+        add_rows(results, figures)
+
+    if not measured_beside(__file__, cases, options, "pair", add, results, left_out):
+        return 1
     return 0 if results.save() else 1
 
 

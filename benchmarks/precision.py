@@ -11,25 +11,31 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 
 from common import (
     NATIVE,
     OURS,
+    Case,
     Results,
-    alternate,
-    column,
+    Rounds,
     machine,
     nothing_measurable,
     parser,
-    report,
     use_allocator,
 )
+from turns import CORES, in_children, take_turns, turns_of_children
 
 MIB = 1 << 20
 ELEMENTS = 16 * MIB  # of int32: 64 MiB
 READ_MS = 2.0
 UNRELATED_MS = 50.0
 TRIES = 20
+
+MARKED = Case("esper_alloc, record_use", OURS, ("--protection", "record_use"))
+PEER = Case("native, record_stream", NATIVE, ("--protection", "record_stream"))
+IMPRECISE = Case("esper_alloc, record_stream", OURS, ("--protection", "record_stream"))
+CASES = (MARKED, PEER, IMPRECISE)
 
 
 def measure(allocator: str, protection: str) -> dict:
@@ -179,24 +185,24 @@ def main() -> int:
     arguments.add_argument("--protection", choices=("record_use", "using", "record_stream"))
     options = arguments.parse_args()
     if options.worker:
-        report(measure(options.worker, options.protection or "record_use"))
+        how = options.worker, options.protection or "record_use"
+        take_turns(in_children(options.worker, lambda: measure(*how)), CORES)
         return 0
 
     if nothing_measurable():
         return 1
-    rounds: dict[tuple[str, str], list[dict]] = {}
-    cases = ((OURS, "record_use"), (NATIVE, "record_stream"), (OURS, "record_stream"))
-    for _ in range(options.rounds):  # A B C A B C: each case once a turn
-        for allocator, protection in cases:
-            found = alternate(__file__, (allocator,), 1, ("--protection", protection))
-            rounds.setdefault((allocator, protection), []).extend(found.get(allocator, []))
-    ours, native, ours_imprecise = (rounds[case] for case in cases)
-    if not ours:
+    results = Results("precision", options.out)
+    if not results.of_rounds(
+        partial(turns_of_children, __file__, CASES, options.rounds, seconds=options.seconds),
+        partial(add_rows, results),
+        ours=MARKED.name,
+    ):
         print("nothing was measured under esper_alloc")
         return 1
-    results = Results("precision", options.out)
-    results.describe(ours[0]["machine"])
+    return 0 if results.save() else 1
 
+
+def add_rows(results: Results, rounds: Rounds) -> None:
     at_once = f"of {TRIES} tries, memory reused at once"
     for name, unit, key, goal in (
         ("dropped memory serves again after, 50 ms of work queued", "ms", "serves_again_ms", 0.2),
@@ -205,16 +211,8 @@ def main() -> int:
         (f"{at_once} and written beside the unrelated work", "tries", "beside_work", None),
         ("elements that the reader got wrong", "elements", "wrong", 0.0),
     ):
-        peer = "native, record_stream"
-        results.row(name, unit, column(ours, key), column(native, key), peer, goal)
-    results.row(
-        at_once,
-        "tries",
-        column(ours, "reused"),
-        column(ours_imprecise, "reused"),
-        "esper_alloc, record_stream",
-    )
-    return 0 if results.save() else 1
+        results.compare(name, unit, rounds, key, MARKED.name, PEER.name, goal)
+    results.compare(at_once, "tries", rounds, "reused", MARKED.name, IMPRECISE.name)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import statistics
 import time
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from common import (
@@ -30,6 +31,7 @@ from common import (
     OURS,
     Case,
     Results,
+    Rounds,
     machine,
     nothing_measurable,
     parser,
@@ -166,6 +168,54 @@ def measure(allocator: str, protection: str, job: str, small: bool) -> dict:
         }
 
 
+def add_rows(results: Results, job: str, rounds: Rounds) -> None:
+    for name, unit, key, peer, goal, judged in (
+        ("time a batch", "ms", "batch_ms", "record_stream", 1.02, "mean_ratio"),
+        ("time a batch", "ms", "batch_ms", "by hand", None, "ratio"),
+        ("peak active over base", "MiB", "peak_over_base_mib", "record_stream", 1.0, "ratio"),
+        ("peak active over base", "MiB", "peak_over_base_mib", "by hand")
+        + (ALLOWANCE, "difference"),
+        ("reserved over base", "MiB", "reserved_mib", "record_stream", None, "ratio"),
+        ("reserved over base", "MiB", "reserved_mib", "by hand", None, "ratio"),
+        ("figures that differ from a run that waited", "figures", "wrong", "record_stream")
+        + (0.0, "ours"),
+    ):
+        results.compare(
+            f"{job}: {name}",
+            unit,
+            rounds,
+            key,
+            "esper_alloc, record_use",
+            f"native, {peer}",
+            goal,
+            judged,
+        )
+    for name, unit, key, goal, judged in (
+        ("time a batch", "ms", "batch_ms", 1.02, "mean_ratio"),
+        ("peak active over base", "MiB", "peak_over_base_mib", 1.05, "ratio"),
+        ("reserved over base", "MiB", "reserved_mib", None, "ratio"),
+    ):
+        peer = "native, by hand"
+        title = f"{job}, reuse order gate: {name}"
+        results.compare(title, unit, rounds, key, GATE, peer, goal, judged)
+    for name, unit, key, goal, judged in (
+        ("time a batch", "ms", "batch_ms", 1.01, "mean_ratio"),
+        ("peak active over base", "MiB", "peak_over_base_mib", None, "ratio"),
+        ("reserved over base", "MiB", "reserved_mib", None, "ratio"),
+        ("figures that differ from a run that waited", "figures", "wrong", 0.0, "ours"),
+    ):
+        results.compare(
+            f"{job}, nothing marked: {name}",
+            unit,
+            rounds,
+            key,
+            "esper_alloc, automatic uses",
+            "esper_alloc, record_use",
+            goal,
+            judged,
+        )
+
+
 def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--protection", default="record_use")
@@ -189,58 +239,13 @@ def main() -> int:
         extra = ("--job", job, *(("--small",) if options.small else ()))
         cases = [replace(case, args=(*case.args, *extra)) for case in CASES]
         seconds = options.seconds / len(jobs)
-        rounds = turns_of_children(__file__, cases, options.rounds, seconds=seconds)
-        found = [one for measured in rounds for one in measured.values()]
-        if not found:
+        if not results.of_rounds(
+            partial(turns_of_children, __file__, cases, options.rounds, seconds=seconds),
+            partial(add_rows, results, job),
+            ours=None,
+        ):
             print(f"{job}: nothing was measured")
             return 1
-        if results.run is None:
-            results.describe(found[0]["machine"])
-        for name, unit, key, peer, goal, judged in (
-            ("time a batch", "ms", "batch_ms", "record_stream", 1.02, "mean_ratio"),
-            ("time a batch", "ms", "batch_ms", "by hand", None, "ratio"),
-            ("peak active over base", "MiB", "peak_over_base_mib", "record_stream", 1.0, "ratio"),
-            ("peak active over base", "MiB", "peak_over_base_mib", "by hand")
-            + (ALLOWANCE, "difference"),
-            ("reserved over base", "MiB", "reserved_mib", "record_stream", None, "ratio"),
-            ("reserved over base", "MiB", "reserved_mib", "by hand", None, "ratio"),
-            ("figures that differ from a run that waited", "figures", "wrong", "record_stream")
-            + (0.0, "ours"),
-        ):
-            results.compare(
-                f"{job}: {name}",
-                unit,
-                rounds,
-                key,
-                "esper_alloc, record_use",
-                f"native, {peer}",
-                goal,
-                judged,
-            )
-        for name, unit, key, goal, judged in (
-            ("time a batch", "ms", "batch_ms", 1.02, "mean_ratio"),
-            ("peak active over base", "MiB", "peak_over_base_mib", 1.05, "ratio"),
-            ("reserved over base", "MiB", "reserved_mib", None, "ratio"),
-        ):
-            peer = "native, by hand"
-            title = f"{job}, reuse order gate: {name}"
-            results.compare(title, unit, rounds, key, GATE, peer, goal, judged)
-        for name, unit, key, goal, judged in (
-            ("time a batch", "ms", "batch_ms", 1.01, "mean_ratio"),
-            ("peak active over base", "MiB", "peak_over_base_mib", None, "ratio"),
-            ("reserved over base", "MiB", "reserved_mib", None, "ratio"),
-            ("figures that differ from a run that waited", "figures", "wrong", 0.0, "ours"),
-        ):
-            results.compare(
-                f"{job}, nothing marked: {name}",
-                unit,
-                rounds,
-                key,
-                "esper_alloc, automatic uses",
-                "esper_alloc, record_use",
-                goal,
-                judged,
-            )
     return 0 if results.save() else 1
 
 

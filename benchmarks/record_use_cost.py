@@ -19,20 +19,21 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 from common import (
     NATIVE,
     OURS,
+    Case,
     Results,
-    alternate,
+    Rounds,
     column,
     machine,
-    nothing_measurable,
     parser,
-    report,
     use_allocator,
 )
+from turns import CORES, in_children, measured_beside, take_turns
 
 REPEATS = 15
 CALLS = 2000
@@ -195,21 +196,21 @@ def main() -> int:
     arguments = parser(__doc__)
     options = arguments.parse_args()
     if options.worker:
-        report(measure(options.worker))
+        take_turns(in_children(options.worker, lambda: measure(options.worker)), CORES)
         return 0
 
-    if nothing_measurable():
-        return 1
-    import loops
-
-    loops.load()  # compile once, outside the workers' time
-    found = alternate(__file__, (OURS, NATIVE), options.rounds, seconds=options.seconds)
-    if OURS not in found:
-        print("nothing was measured under esper_alloc")
-        return 1
     results = Results("record_use_cost", options.out)
-    results.describe(found[OURS][0]["machine"])
-    ours, native = ([one["figures"] for one in found.get(name, [])] for name in (OURS, NATIVE))
+    cases = [Case(name, name) for name in (OURS, NATIVE)]
+    add = partial(add_rows, results)
+    if not measured_beside(__file__, cases, options, "pair", add, results):
+        return 1
+    return 0 if results.save() else 1
+
+
+def add_rows(results: Results, rounds: Rounds) -> None:
+    ours, native = (
+        [one[name]["figures"] for one in rounds if name in one] for name in (OURS, NATIVE)
+    )
 
     def row(name: str, key: str, peer: str, side: list[dict], where: str) -> None:
         results.row(name, "ns", column(ours, key), column(side, peer), where)
@@ -250,7 +251,6 @@ def main() -> int:
         ("memory taken by the core in 10^6 steady steps", "steady, metadata_bytes", "bytes", 0),
     ):
         results.row(name, unit, column(ours, key), [allowed], "at most", allowed, judged="ours")
-    return 0 if results.save() else 1
 
 
 if __name__ == "__main__":

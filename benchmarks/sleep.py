@@ -47,6 +47,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -462,13 +463,11 @@ def bandwidth(options: Any, results: Results) -> bool:
             cases.append(Case(SAVER, NATIVE, (*how, "--saver")))
         else:
             left_out[SAVER] = "it is not installed (pip install torch_memory_saver)"
-        rounds = alternate_cases(__file__, cases, options.rounds, seconds=options.seconds)
-    found = [one[OURS] for one in rounds if OURS in one]
-    if not found:
-        return False
-    results.describe(found[0]["machine"], left_out)
-    add_rows(results, rounds)
-    return True
+        return results.of_rounds(
+            partial(alternate_cases, __file__, cases, options.rounds, seconds=options.seconds),
+            partial(add_rows, results),
+            left_out,
+        )
 
 
 def graphs(options: Any, results: Results) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from common import (
@@ -56,7 +57,8 @@ def measure(allocator: str, most: int, milliseconds: int) -> dict[str, Any]:
                         module.pairs_rate(threads, size, handing, milliseconds)
                         for _ in range(REPETITIONS)
                     )
-    return {"machine": machine(), "cores": len(os.sched_getaffinity(0)), "figures": figures}
+    about = {**machine(), "cores": str(len(os.sched_getaffinity(0)))}
+    return {"machine": about, "figures": figures}
 
 
 def add_rows(results: Results, rounds: Sequence[dict[str, dict[str, Any]]]) -> None:
@@ -91,12 +93,10 @@ def main() -> int:
     args = ("--most", str(options.most), "--milliseconds", str(options.milliseconds))
     peers, left_out = peers_here()
     cases = [Case(name, name, args) for name in (OURS, *peers)]
-    rounds, found = measured_beside(__file__, cases, options, "threads")
-    if not found:
-        return 1
     results = Results("threads", options.out)
-    results.describe({**found[0]["machine"], "cores": str(found[0]["cores"])}, left_out)
-    add_rows(results, rounds)
+    add = partial(add_rows, results)
+    if not measured_beside(__file__, cases, options, "threads", add, results, left_out):
+        return 1
     return 0 if results.save() else 1
 
 

@@ -56,7 +56,8 @@ def gpt2(small: bool, length: int = 1024) -> Callable[..., Any]:
         config = GPT2Config(vocab_size=512, n_embd=64, n_layer=2, n_head=2, n_positions=64)
         most, length = 2, 64
     config.use_cache = False
-    model = GPT2LMHeadModel(config).to("cuda").train()
+    with torch.device("cuda"):
+        model = GPT2LMHeadModel(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
     tokens = [torch.randint(config.vocab_size, (most, length), device="cuda") for _ in range(4)]
     turn = 0
@@ -84,7 +85,8 @@ def resnet50(small: bool) -> Callable[[], Any]:
     from torchvision.models import resnet50 as make
 
     batch, side = (2, 64) if small else (128, 224)
-    model = make(weights=None).to("cuda").train()
+    with torch.device("cuda"):
+        model = make(weights=None).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     images = [torch.randn(batch, 3, side, side, device="cuda") for _ in range(2)]
     targets = [torch.randint(1000, (batch,), device="cuda") for _ in range(2)]

@@ -4,7 +4,8 @@ Starting a process, importing torch and building a model takes longer than what 
 be timed, and a machine is not the same from minute to minute. So all workers of a
 comparison start at once, wait, and are asked for one measurement after the other:
 A B C, C B A, A B C ... Only one of them works at any moment. The GPU must have room
-for what all of them hold.
+for what all of them hold. Each allocator's worker imports torch itself, all at the same
+time, since libraries read the choice from the environment as they are loaded.
 
 The measuring side hands take_turns() an iterator; the conducting side is turns(). What
 wants a fresh process each time measures in_children(): forked ones of a process that has
@@ -15,19 +16,33 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from common import OURS, Case, WorkerFailed, nothing_measurable, report, result_in, worker_process
+from common import (
+    OURS,
+    Case,
+    Results,
+    Rounds,
+    WorkerFailed,
+    driver_version,
+    nothing_measurable,
+    report,
+    result_in,
+    worker_process,
+)
 
 #: What one process at a time needs at most: its threads and the driver's.
 CORES = 4
@@ -36,16 +51,19 @@ CORES = 4
 def stay_on(cores: int) -> None:
     """Keeps this process on so many of the cores that it may use, the same ones as every
     other worker: what a step takes differs from core to core."""
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
+    chosen = sorted(os.sched_getaffinity(0))[-cores:]
+    os.sched_setaffinity(0, chosen)
+    if "torch" in sys.modules:  # which has counted all cores
+        sys.modules["torch"].set_num_threads(len(chosen))
 
 
 def take_turns(measurements: Iterator[dict[str, Any]], cores: int | None = None) -> None:
     """Reports the next of `measurements` whenever the conductor asks. The first is
-    asked for at once, while the other workers start: it must not use the GPU. All on
-    the same `cores`, where it says how many a measurement needs."""
-    if cores:
-        stay_on(cores)
-    for _ in sys.stdin:
+    asked for at once, while the other workers start: it imports, on all cores, and must not
+    use the GPU. The others are on the same `cores`, where it says how many they need."""
+    for number, _ in enumerate(sys.stdin):
+        if cores and number == 1:
+            stay_on(cores)
         try:
             found = next(measurements)
         except StopIteration:
@@ -53,13 +71,23 @@ def take_turns(measurements: Iterator[dict[str, Any]], cores: int | None = None)
         report(found)
 
 
+def end_with(parent: int) -> None:
+    """A worker that is ended leaves no child behind that keeps the GPU busy."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def in_a_child(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `measure` finds in a child of this process. Raises where it ends badly."""
     ours, its = os.pipe()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         code = 1
         try:
+            end_with(parent)
             os.write(its, json.dumps(measure()).encode())
             code = 0
         except BaseException:
@@ -89,6 +117,7 @@ def in_children(
         import esper_alloc  # noqa: F401
     if imports:
         imports()
+    driver_version()  # known to all children then
     yield {}
     while True:
         yield in_a_child(measure)
@@ -158,15 +187,18 @@ def turns(
     timeout: float = 300.0,
     seconds: float = float("inf"),
     together: bool = False,
-) -> list[dict[str, dict[str, Any]]]:
+    each: Callable[[Rounds], object] | None = None,
+) -> Rounds:
     """What each case's worker reported in each round, by case; first what all reported
     while they started. A worker that fails is printed, and missing from then on. No
-    round starts after `seconds`. `together`: all work at once."""
+    round starts after `seconds`. `together`: all work at once. `each` is told after every
+    round what there is so far."""
     begin = time.monotonic()
     workers = [Worker(script, case) for case in cases]
-    measured: list[dict[str, dict[str, Any]]] = []
+    measured: Rounds = []
     try:
         measured.append(_answers(workers, timeout))
+        print(f"{len(workers)} workers started in {time.monotonic() - begin:.1f} s", flush=True)
         for number in range(rounds):
             if number and time.monotonic() - begin > seconds:
                 print(f"stopped after {number} of {rounds} rounds: {seconds:.0f} s are over")
@@ -177,6 +209,8 @@ def turns(
             for group in [there] if together else in_turn:
                 found.update(_answers(group, timeout))
             measured.append(found)
+            if each:
+                each(measured)
     finally:
         for worker in workers:
             worker.end()
@@ -186,29 +220,40 @@ def turns(
 
 
 def turns_of_children(
-    script: str | Path, cases: Sequence[Case], rounds: int, **more: Any
-) -> list[dict[str, dict[str, Any]]]:
+    script: str | Path,
+    cases: Sequence[Case],
+    rounds: int,
+    *,
+    each: Callable[[Rounds], object] | None = None,
+    **more: Any,
+) -> Rounds:
     """turns() of workers that measure in_children(), without what starting them said."""
-    return turns(script, cases, rounds, **more)[1:]
+    told = (lambda measured: each(measured[1:])) if each else None
+    return turns(script, cases, rounds, each=told, **more)[1:]
 
 
 def measured_beside(
-    script: str | Path, cases: Sequence[Case], options: argparse.Namespace, loops: str
-) -> tuple[list[dict[str, dict[str, Any]]], list[dict[str, Any]]]:
-    """The rounds of a benchmark of the compiled loops `loops`, and ours of each.
-
-    The latter is empty, and why is printed, where nothing can be or was measured.
-    """
+    script: str | Path,
+    cases: Sequence[Case],
+    options: argparse.Namespace,
+    loops: str,
+    add: Callable[[Rounds], object],
+    results: Results,
+    left_out: Mapping[str, str] | None = None,
+) -> bool:
+    """Runs a benchmark of the compiled loops `loops`: `add` makes the rows in `results` of its
+    rounds, after each of them and at the end. False, and why is printed, where nothing can be
+    or was measured."""
     if nothing_measurable():
-        return [], []
+        return False
     from loops import load
 
     load(loops)  # compile once, outside the workers' time
-    rounds = turns_of_children(script, cases, options.rounds, seconds=options.seconds)
-    found = [one[OURS] for one in rounds if OURS in one]
-    if not found:
+    measure = partial(turns_of_children, script, cases, options.rounds, seconds=options.seconds)
+    if not results.of_rounds(measure, add, left_out):
         print("nothing was measured under esper_alloc")
-    return rounds, found
+        return False
+    return True
 
 
 def _answers(workers: Sequence[Worker], timeout: float) -> dict[str, dict[str, Any]]:

@@ -311,10 +311,10 @@ JOBS: dict[str, Job] = {
         resnet50, 10, 4, False, "batches of 128 images of 224 x 224, bf16 autocast, AdamW"
     ),
     "ppo": Job(
-        ppo, 10, 3, False, "64 environments, 128 steps each, 4 epochs of 4 minibatches, Adam"
+        ppo, 5, 3, False, "64 environments, 128 steps each, 4 epochs of 4 minibatches, Adam"
     ),
     "moe": Job(
-        of_random_sizes("moe"), 30, 3, True,
+        of_random_sizes("moe"), 12, 3, True,
         "4 sequences of 512 to 2048 tokens, 8 experts, 2 for each token, bf16 autocast, AdamW",
     ),
     "resolutions": Job(
@@ -322,19 +322,20 @@ JOBS: dict[str, Job] = {
         "8 images of 160 to 512 pixels either way, a U-Net, bf16 autocast, AdamW",
     ),
     "serving": Job(
-        of_random_sizes("serving"), 80, 12, False,
+        of_random_sizes("serving"), 40, 12, False,
         "up to 32 requests, prompts of 128 to 3072 tokens and 8 to 128 more, bf16", True,
     ),
     "packed": Job(
-        of_random_sizes("packed"), 50, 3, True,
+        of_random_sizes("packed"), 20, 3, True,
         "rows of 2048 to 8192 tokens, sequences of up to 2048, bf16 autocast, AdamW",
     ),
 }  # fmt: skip
 
 
 def import_job(name: str) -> None:
-    """Imports what a job needs, which takes seconds, and touches no device."""
-    import torch  # noqa: F401
+    """Imports what a job needs, which takes seconds, and touches no device. Optimizers import
+    torch._dynamo as they are made."""
+    import torch._dynamo  # noqa: F401
 
     models = {"gpt2": "transformers.models.gpt2.modeling_gpt2", "resnet50": "torchvision.models"}
     if name in models:

@@ -38,6 +38,10 @@ MODULES = (
     "neighbour",
     "pipeline",
     "overlap",
+    "prefetch",
+    "precision",
+    "captures",
+    "record_use_cost",
     "limits",
     "least",
     "startup",
@@ -271,6 +275,34 @@ def test_a_later_run_replaces_its_rows_alone(tmp_path: Path) -> None:
     assert len(found["runs"]) == 2
 
 
+def test_what_was_measured_is_there_whenever_it_is_cut_off(tmp_path: Path) -> None:
+    common, path = load("common"), tmp_path / "topic.json"
+    made = common.Results("topic", path)
+    seen: list[Any] = []
+
+    def measure(each: Any) -> list[Any]:
+        rounds: list[Any] = []
+        for ms in (2.0, 4.0):
+            figures = {"ms": ms, "machine": ABOUT}
+            rounds.append({common.OURS: figures, "native": {"ms": 2.0}})
+            each(rounds)
+            found = json.loads(path.read_text())
+            seen.append([(one["rounds"], one["ratio"], one["run"]) for one in found["rows"]])
+        raise KeyboardInterrupt
+
+    def add(rounds: Any) -> None:
+        made.compare("a step", "ms", rounds, "ms", common.OURS, "native")
+        made.compare("b step", "ms", rounds, "none", common.OURS, "native", 1.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        made.of_rounds(measure, add)
+    run = made.run["id"]
+    assert seen == [[(1, 1.0, run)], [(2, 1.5, run)]]
+    assert made.complete and not made.rows  # what was missing may yet come
+    assert not made.of_rounds(lambda each: [{"native": {"ms": 1.0, "machine": ABOUT}}], add)
+    assert made.of_rounds(lambda each: [{"native": {"ms": 1.0, "machine": ABOUT}}], add, ours=None)
+
+
 def result_file(path: Path, run: str, *names: str, **more: Any) -> Path:
     runs = [{"id": run, "commit": "abc", "time": run, **ABOUT, **more}]
     rows = [{"name": name, "peer_name": "native", "ours": 1, "run": run} for name in names]
@@ -472,9 +504,10 @@ def test_time_inside_is_of_the_jobs_that_native_recorded(
     def run_worker(script: str, allocator: str, arguments: list[str], **more: Any) -> None:
         recorded.append((allocator, arguments))
 
-    def measured_beside(script: str, cases: list[Any], *how: Any) -> tuple[Any, Any]:
+    def measured_beside(script: str, cases: list[Any], *how: Any) -> bool:
         assert Path(script) == BENCHMARKS / "malloc_times.py"
-        assert [Path(file).stem for file in cases[0].args] == ["moe", "packed"]
+        cold, *files = cases[0].args
+        assert cold == "--cold" and [Path(file).stem for file in files] == ["moe", "packed"]
         assert all(case.args == cases[0].args for case in cases)
         kinds = [case.environment.get("ESPER_ALLOC_SEGMENTS") for case in cases]
         assert kinds == ["mapped", *[None] * (len(cases) - 1)]
@@ -484,7 +517,9 @@ def test_time_inside_is_of_the_jobs_that_native_recorded(
                    "machine": ABOUT}
             for case, runs in timed.items()
         }  # fmt: skip
-        return [one], [one["esper_alloc"]]
+        _, _, add, *_ = how
+        add([one])
+        return True
 
     monkeypatch.setattr(jobs, "run_worker", run_worker)
     monkeypatch.setattr(jobs, "measured_beside", measured_beside)
@@ -495,7 +530,7 @@ def test_time_inside_is_of_the_jobs_that_native_recorded(
     assert recorded[1][1][-2:] == ["--passes", "2"]
     row = rows_of(made)["moe, mapped segments: time inside the allocator", "native"]
     assert (row["ours"], row["peer"], row["goal"], row["met"]) == (0.012, 0.01, 1.0, False)
-    monkeypatch.setattr(jobs, "measured_beside", lambda *how: ([], []))
+    monkeypatch.setattr(jobs, "measured_beside", lambda *how: False)
     assert not jobs.compare_inside(made, ["moe"], options, None)
 
 
@@ -717,6 +752,65 @@ def test_workers_stay_on_the_same_cores(script: Path, cores: int | None) -> None
     [found] = turns.turns_of_children(script, cases, 1)
     here = sorted(os.sched_getaffinity(0))
     assert {tuple(one["cores"]) for one in found.values()} == {tuple(here[-(cores or 1000) :])}
+
+
+def test_workers_import_on_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = load("turns")
+    there = os.sched_getaffinity(0)
+    seen: list[int] = []
+
+    def measure() -> Any:
+        while True:
+            seen.append(len(os.sched_getaffinity(0)))
+            yield {}
+
+    monkeypatch.setattr(sys, "stdin", ["\n"] * 3)
+    torch = Mock()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    try:
+        turns.take_turns(measure(), 1)
+    finally:
+        os.sched_setaffinity(0, there)
+    assert seen == [len(there), 1, 1]
+    torch.set_num_threads.assert_called_once_with(1)
+
+
+def test_rounds_are_told_of_as_they_end(script: Path) -> None:
+    load("jobs")
+    common, turns = sys.modules["common"], sys.modules["turns"]
+    told: list[int] = []
+    cases = [common.Case(name, common.NATIVE) for name in "ab"]
+    found = turns.turns_of_children(
+        script, cases, 3, each=lambda rounds: told.append(sum(map(len, rounds)))
+    )
+    assert told == [2, 4, 6] and len(found) == 3
+
+
+#: A worker whose child takes long.
+STUCK = """
+import time
+from turns import in_a_child
+
+def measure():
+    print("measuring", flush=True)
+    time.sleep(20)
+    print("still there", flush=True)
+
+in_a_child(measure)
+"""
+
+
+def test_a_worker_that_is_killed_leaves_no_child() -> None:
+    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+    worker = subprocess.Popen(
+        [sys.executable, "-c", STUCK], env=env, stdout=subprocess.PIPE, text=True
+    )
+    assert worker.stdout
+    assert worker.stdout.readline() == "measuring\n"
+    worker.kill()
+    worker.wait()
+    assert worker.stdout.read() == ""  # until the child has ended, too
+    worker.stdout.close()
 
 
 def test_workers_measure_together_where_nothing_is_timed(script: Path) -> None:
@@ -1208,7 +1302,9 @@ def test_no_job_begins_when_the_time_is_over(
     begun: list[str] = []
     now = [0.0]
 
-    def turns(script: str, cases: Any, rounds: int, *, seconds: float) -> list[dict[str, Any]]:
+    def turns(
+        script: str, cases: Any, rounds: int, *, seconds: float, each: Any
+    ) -> list[dict[str, Any]]:
         begun.append(cases[0].args[1])
         assert seconds == 50.0  # half of what is left
         now[0] += 100.0
@@ -1222,6 +1318,28 @@ def test_no_job_begins_when_the_time_is_over(
     assert jobs.main() == 1
     assert begun == ["moe"]
     assert "packed: not begun, 100 s are over" in capsys.readouterr().out
+
+
+def test_jobs_that_are_cut_off_leave_their_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, out = load("jobs"), tmp_path / "jobs.json"
+    once = {"machine": ABOUT, "beyond_reserved_mib": 5.0, "smi_beyond_reserved_mib": 6.0}
+    passed = {name: {**worker(2000, 2010, 10.0), **once} for name in ("esper_alloc", "native")}
+
+    def turns(*_: Any, each: Any, **__: Any) -> None:
+        for count in range(2, 5):  # what starting them said, the first pass, and later ones
+            each([{}, *[passed] * (count - 1)])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "nothing_measurable", lambda: False)
+    monkeypatch.setattr(jobs, "turns", turns)
+    monkeypatch.setattr(sys, "argv", ["jobs.py", "--job", "ppo", "--out", str(out)])
+    with pytest.raises(KeyboardInterrupt):
+        jobs.main()
+    rows = {(row["name"], row["peer_name"]): row for row in json.loads(out.read_text())["rows"]}
+    assert rows["ppo: step time", jobs.FASTEST]["rounds"] == 2
+    assert rows["ppo: peak reserved", jobs.LEAST]["met"] is True
 
 
 # --- outputs of graphs -----------------------------------------------------------
