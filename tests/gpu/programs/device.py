@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from driver import wait_for_value
+from driver_calls import wait_for_value
 
 OURS, NATIVE = "esper_alloc", "native"
 

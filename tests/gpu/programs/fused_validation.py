@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 from device import other_streams, report, say, sleep, use_allocator, warm_up
-from driver import wait_for_value
+from driver_calls import wait_for_value
 
 from esper_alloc.helpers.validation import fused_validation_batch, process_fused_val_batch
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import driver
+import driver_calls as driver
 import torch
 from device import (
     OURS,
