@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parent / "gpu"))
 import helper
+import scenario
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +197,7 @@ def test_one_serves_whoever_needs_the_same_import(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(helper, "Nursery", Counted)
     monkeypatch.setattr(helper, "_idle", {})
     late = {"ESPER_ALLOC_SEGMENTS": "classic", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    late |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_CACHE_DIR": "x"}
     for env, count in (
         ({}, 1), ({"OUT_FOLDER": "x"}, 1), (late, 1), ({"ESPER_ALLOC": "1"}, 2),
         ({"PYTORCH_CUDA_ALLOC_CONF": ""}, 3), ({"ESPER_ALLOC": "1", **late}, 3),
@@ -218,3 +220,19 @@ def test_it_is_used_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ESPER_TEST_NURSERY", wanted)
         assert helper.run_python("pass", env=env) == "printed"
         assert len(used) == count
+
+
+def test_what_failed_is_not_run_again() -> None:
+    ran: list[int] = []
+
+    @scenario.once
+    def half(number: int) -> int:
+        ran.append(number)
+        assert number % 2 == 0, f"{number} is odd"
+        return number // 2
+
+    assert half(4) == half(4) == 2
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="3 is odd"):
+            half(3)
+    assert ran == [4, 3]

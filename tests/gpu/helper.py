@@ -35,7 +35,8 @@ FOREIGN = (
 #: and esper_alloc have been imported. All but ESPER_ALLOC, which enables at the import.
 READ_LATE = (
     *("CUDA_DEVICE_MAX_CONNECTIONS", "ESPER_", "SIM_", "PYTEST_CURRENT_TEST"),
-    *("OUT_FOLDER", "SEGMENT_ACTION"),
+    *("OUT_FOLDER", "SEGMENT_ACTION", "CUBLAS_WORKSPACE_CONFIG", "NCCL_", "TORCH_NCCL_"),
+    "TORCHINDUCTOR_CACHE_DIR",
 )
 
 

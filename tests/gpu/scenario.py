@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from helper import run_python
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 OURS, NATIVE = "esper_alloc", "native"
@@ -27,3 +30,24 @@ def run_program(name: str, *args: str, env: Mapping[str, str] | None = None) -> 
     printed = run_python(code, env=full).strip().splitlines()
     assert printed, f"{name} printed nothing"
     return json.loads(printed[-1])
+
+
+def once(function: Callable[P, R]) -> Callable[P, R]:
+    """As functools.cache; and what failed fails again without being run again: a program that
+    hangs costs minutes."""
+
+    @functools.cache
+    def outcome(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs), None
+        except Exception as error:
+            return None, error
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        value, error = outcome(*args, **kwargs)
+        if error is not None:
+            raise error
+        return value
+
+    return run

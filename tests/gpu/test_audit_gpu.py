@@ -1,17 +1,17 @@
 """The auditor on a GPU: every bug of tests/audit/corpus at its line and nothing else, correct
-programs without a finding, and bounded memory. (benchmarks/auditor.py says what an audit costs.)"""
+programs without a finding, and bounded memory. (benchmarks/auditor.py says what an audit costs, and
+what torch.cuda._sanitizer finds of these bugs.)"""
 
 from __future__ import annotations
 
 import json
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helper import ROOT, run_python
-from scenario import NATIVE, OURS, run_program
+from scenario import NATIVE, OURS, once, run_program
 
 AUDIT = Path(__file__).resolve().parents[1] / "audit"
 sys.path.insert(0, str(AUDIT))
@@ -21,39 +21,21 @@ import programs  # noqa: E402
 NAMES = programs.names(on_gpu=True)
 
 
-def run_corpus(allocator: str, *options: str) -> dict[str, Any]:
+@once
+def results(allocator: str) -> dict[str, Any]:
     env = {"ESPER_ALLOC": "1"} if allocator == OURS else {}
     code = (
         "import runpy, sys, esper_alloc\n"
-        f"sys.argv = {['programs.py', *options]!r}\n"
+        "sys.argv = ['programs.py']\n"
         f"runpy.run_path({str(AUDIT / 'programs.py')!r}, run_name='__main__')\n"
     )
     return json.loads(run_python(code, env=env).strip().splitlines()[-1])
-
-
-@cache
-def results(allocator: str) -> dict[str, Any]:
-    return run_corpus(allocator)
 
 
 @pytest.mark.parametrize("allocator", [OURS, NATIVE])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bug_is_found_where_it_is(name: str, allocator: str) -> None:
     assert results(allocator)[name] == programs.expected(name, allocator)
-
-
-def test_beside_the_sanitizer(capsys: pytest.CaptureFixture[str]) -> None:
-    """What torch.cuda._sanitizer says of the same programs, as a table. Those that use esper_alloc
-    itself are none for it."""
-    names = [name for name in NAMES if not name.startswith("marked/")]
-    said = run_corpus(NATIVE, "--sanitizer", *names)
-    rows = [f"{'program':28} {'bug':20} {'audit':20} sanitizer"]
-    for name in names:
-        bug = programs.expected(name, NATIVE)
-        rows.append(f"{name:28} {bug!s:20} {results(NATIVE)[name]!s:20} {said[name]}")
-    with capsys.disabled():
-        print("\n" + "\n".join(rows))
-    assert set(said) == set(names)
 
 
 @pytest.mark.parametrize("allocator", [OURS, NATIVE])

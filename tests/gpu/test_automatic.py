@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from scenario import run_program
+from scenario import once, run_program
 
 TRIES = 100
 #: What is dropped on the host's word alone, so that each try goes wrong without a mark.
@@ -21,28 +22,36 @@ every_pattern = pytest.mark.parametrize(
 CLASSIC = {"ESPER_ALLOC_SEGMENTS": "classic"}
 
 
-@cache
+@once
 def found(uses: str, segments: str, patterns: tuple[str, ...]) -> dict[str, dict[str, int]]:
     env = {"ESPER_ALLOC_SEGMENTS": segments}
     return run_program("automatic", uses, str(TRIES), *patterns, env=env)
 
 
-def of(pattern: str, uses: str, segments: str) -> dict[str, int]:
-    return found(uses, segments, ACROSS if pattern in ACROSS else PATTERNS)[pattern]
+@pytest.fixture
+def of(chosen: Callable[[str], set[Any]]) -> Callable[[str, str, str], dict[str, int]]:
+    """of(pattern, uses, segments): one process tries all patterns that are asked for."""
+    together = tuple(one for one in PATTERNS if one in chosen("pattern"))
+    return lambda pattern, *how: found(*how, ACROSS if pattern in ACROSS else together)[pattern]
 
 
 @every_pattern
-def test_without_a_mark_every_try_goes_wrong(pattern: str) -> None:
+def test_without_a_mark_every_try_goes_wrong(
+    pattern: str, of: Callable[[str, str, str], dict[str, int]]
+) -> None:
     """On classic segments: else control runs would meet addresses without pages."""
-    assert of(pattern, "marked", "classic")["corrupted"] == TRIES
+    answer = of(pattern, "marked", "classic")
+    assert answer["corrupted"] == TRIES, answer
 
 
 @pytest.mark.parametrize("segments", ["classic", "mapped"])
 @every_pattern
-def test_with_automatic_uses_none_does(pattern: str, segments: str) -> None:
+def test_with_automatic_uses_none_does(
+    pattern: str, segments: str, of: Callable[[str, str, str], dict[str, int]]
+) -> None:
     answer = of(pattern, "automatic", segments)
     assert answer["tries"] == TRIES
-    assert answer["corrupted"] == 0
+    assert answer["corrupted"] == 0, answer
 
 
 PROGRAMS = 200

@@ -6,10 +6,8 @@ and is none, because what is read is kept until the reader was waited for.
 
 from __future__ import annotations
 
-import functools
-
 import pytest
-from scenario import NATIVE, OURS, run_program
+from scenario import NATIVE, OURS, once, run_program
 
 TRIES = 30
 ALLOCATORS = [OURS, NATIVE]
@@ -18,7 +16,7 @@ ALLOCATORS = [OURS, NATIVE]
 GATES = {"ESPER_ALLOC_REUSE": "gate"}
 
 
-@functools.cache
+@once
 def race(allocator: str) -> dict[str, dict[str, int]]:
     """All the races under an allocator, in one process."""
     return run_program("fused_validation", allocator, "race", str(TRIES), env=GATES)

@@ -5,7 +5,6 @@ Each scenario runs in a process of its own, on PyTorch's allocator and on this o
 
 from __future__ import annotations
 
-import functools
 import os
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from helper import run_python
-from scenario import NATIVE, OURS, run_program
+from scenario import NATIVE, OURS, once, run_program
 from test_shim import ENABLE, TOGETHER
 
 #: Those in which a function is recorded after another one was replayed.
@@ -29,7 +28,7 @@ def run(allocator: str, name: str) -> dict[str, Any]:
         return run_program("graph_trees", allocator, name, env={"TORCHINDUCTOR_CACHE_DIR": cache})
 
 
-@functools.cache
+@once
 def ahead() -> dict[tuple[str, str], Future[dict[str, Any]]]:
     """The programs that are run at the same time where the tests are, too: all of them
     under pytest-xdist, else none."""
@@ -40,7 +39,7 @@ def ahead() -> dict[tuple[str, str], Future[dict[str, Any]]]:
     return {job: pool.submit(run, *job) for job in jobs}
 
 
-@functools.cache
+@once
 def found(allocator: str, name: str) -> dict[str, Any]:
     started = ahead().get((allocator, name))
     return started.result() if started else run(allocator, name)

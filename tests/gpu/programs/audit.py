@@ -260,6 +260,8 @@ def poison() -> None:
         word = torch.zeros(1, dtype=torch.int32).pin_memory()
         with torch.cuda.stream(side):  # loading a kernel later would wait for the stream
             act(torch.ones(1 << 20, device="cuda"))
+        with esper_alloc.audit(poison=True):  # so might that of the first poison
+            torch.ones(1 << 20, device="cuda")
         with held_up(side):
             pass
         torch.cuda.synchronize()

@@ -1,14 +1,14 @@
 """A tensor is dropped while a delayed kernel on another stream has yet to read it.
 
-Usage: b8pt01.py ALLOCATOR PROTECTION TRIES [SOURCE]
+Usage: b8pt01.py ALLOCATOR SOURCE TRIES PROTECTION...
 
-PROTECTION: none, record_use, using, record_stream.
+PROTECTION: none, record_use, using, record_stream; one after the other.
 SOURCE: kernel (the tensor comes from a kernel) or copy (from pinned memory by
 a non-blocking copy, as in a fused validation step that moves its inputs to the
 device, repeats them for every configuration, and returns the repeated ones).
 
-Reports how many tries read something else than was written (corrupted), and
-in how many the memory served again before the reader had finished.
+Reports for each protection how many tries read something else than was written
+(corrupted), and in how many the memory served again before the reader had finished.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from device import other_streams, report, sleep, use_allocator, warm_up, wrong_elements
+from device import other_streams, report, say, sleep, use_allocator, warm_up, wrong_elements
 
 ELEMENTS = 4 << 20  # 16 MiB of int32
 COPIES = 2
@@ -84,19 +84,23 @@ class Attempts:
         return wrong_elements(self.fused, value) > 0, reused
 
 
-def main(allocator: str, protection: str, tries: int, source: str = "kernel") -> None:
+def main(allocator: str, source: str, tries: int, *protections: str) -> None:
     use_allocator(allocator)
     warm_up()
-    attempts = Attempts(protection, source)
-    with torch.no_grad():  # as in validation; test_backward.py has the rest
-        for value in (1, 2):  # everything warm, its outcome not counted
-            attempts.attempt(value)
-        outcomes = [attempts.attempt(value) for value in range(3, tries + 3)]
-    report(
-        tries=len(outcomes),
-        corrupted=sum(wrong for wrong, _ in outcomes),
-        reused_early=sum(reused for _, reused in outcomes),
-    )
+    found = {}
+    for protection in protections:
+        say(protection)
+        attempts = Attempts(protection, source)
+        with torch.no_grad():  # as in validation; test_backward.py has the rest
+            for value in (1, 2):  # everything warm, its outcome not counted
+                attempts.attempt(value)
+            outcomes = [attempts.attempt(value) for value in range(3, tries + 3)]
+        found[protection] = {
+            "tries": len(outcomes),
+            "corrupted": sum(wrong for wrong, _ in outcomes),
+            "reused_early": sum(reused for _, reused in outcomes),
+        }
+    report(**found)
 
 
 if __name__ == "__main__":

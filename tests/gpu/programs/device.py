@@ -12,13 +12,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from driver import wait_for_value
+from driver_calls import wait_for_value
 
 OURS, NATIVE = "esper_alloc", "native"
 
 #: Cycles a millisecond, at least: no shipped GPU has a faster clock.
 _FASTEST_CYCLES_PER_MS = 3_000_000
 _cycles_per_ms = 0.0
+_begin = time.monotonic()
+
+
+def say(what: str) -> None:
+    """Tells, on standard error, what begins: the last line of a program that hangs says where."""
+    print(f"{time.monotonic() - _begin:.1f} s: {what}", file=sys.stderr, flush=True)
 
 
 def use_allocator(name: str) -> None:

@@ -31,8 +31,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from device import other_streams, report, sleep, use_allocator, warm_up
-from driver import wait_for_value
+from device import other_streams, report, say, sleep, use_allocator, warm_up
+from driver_calls import wait_for_value
 
 from esper_alloc.helpers.validation import fused_validation_batch, process_fused_val_batch
 
@@ -164,6 +164,7 @@ def race(tries: int) -> None:
     found = {}
     for how in ("original", "ours", "current", "kept"):
         for source in ("pinned", "pageable", "device"):
+            say(f"{how}, {source}")
             work = Race(how, source)
             with torch.inference_mode():
                 for value in (1, 2):  # everything warm, its outcome not counted

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from device import other_streams, report, sleep, use_allocator, warm_up
+from device import other_streams, report, say, sleep, use_allocator, warm_up
 
 from esper_alloc import GatherBatchIterator, ImageTransform, clear_gpu_dataset_cache
 from esper_alloc.helpers.gather.cifar_batches import _index
@@ -436,6 +436,7 @@ def main(allocator: str) -> None:
     warm_up()
     outcome = {}
     for name, function in CHECKS.items():
+        say(name)
         try:
             function()
             torch.cuda.synchronize()

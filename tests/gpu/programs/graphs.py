@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import driver
+import driver_calls as driver
 import torch
 from device import OURS, other_streams, report, sleep, use_allocator, warm_up, wrong_elements
 

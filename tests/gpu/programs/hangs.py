@@ -21,13 +21,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import driver
+import driver_calls as driver
 import torch
 from device import (
     OURS,
     other_streams,
     overlaps,
     report,
+    say,
     use_allocator,
     warm_up,
 )
@@ -38,6 +39,7 @@ MIB = 1 << 20
 ELEMENTS = 8 * MIB  # of int32: 32 MiB
 BYTES = 4 * ELEMENTS
 PATIENCE = 5.0  # seconds
+CONTROLS = ("gate", "gate_until_free")
 
 
 def declare(stream: torch.cuda.Stream, mark: str) -> None:
@@ -56,9 +58,9 @@ def protect(x: torch.Tensor, stream: torch.cuda.Stream, mark: str) -> None:
     others.clear()
 
 
-def finished(streams: Sequence[torch.cuda.Stream]) -> bool:
+def finished(streams: Sequence[torch.cuda.Stream], mark: str) -> bool:
     """Do the streams come to their end while the host enqueues nothing more?"""
-    limit = time.monotonic() + PATIENCE
+    limit = time.monotonic() + (1.0 if mark in CONTROLS else PATIENCE)
     while not all(stream.query() for stream in streams):
         if time.monotonic() > limit:
             return False
@@ -131,17 +133,18 @@ def ring(devices: tuple[int, int], mark: str, tries: int) -> dict[str, Any]:
     streams = [stream for rank in ranks for stream in (rank.owner, rank.sender)]
     hung = wrong = reused = 0
     for value in range(1, tries + 1):
+        say(f"try {value}, {hung} hung so far")
         sent_from = [rank.send(received, value, mark) for rank in ranks]
         into = [rank.receive(received, value) for rank in ranks]
         reused += all(overlaps(y, at, BYTES) for y, at in zip(into, sent_from, strict=True))
-        if not finished(streams):
+        if not finished(streams, mark):
             hung += 1
             received.fill_(value)  # the host lets them go
         for rank, y in zip(ranks, into, strict=True):
             with torch.cuda.device(rank.device):
                 wrong += wrong_elements(rank.sent, value) + wrong_elements(y, -value) > 0
         del into, y
-        if hung and mark not in ("gate", "gate_until_free"):
+        if hung and mark not in CONTROLS:
             break
     return {"hung": hung, "wrong": wrong, "reused": reused}
 
@@ -154,6 +157,7 @@ def value_wait(mark: str, tries: int) -> dict[str, Any]:
     with torch.cuda.stream(owner):
         out = torch.zeros(ELEMENTS, dtype=torch.int32, device="cuda")
     for value in range(1, tries + 1):
+        say(f"try {value}, {hung} hung so far")
         with torch.cuda.stream(owner):
             x = torch.full((ELEMENTS,), value, dtype=torch.int32, device="cuda")
         reader.wait_stream(owner)
@@ -168,12 +172,12 @@ def value_wait(mark: str, tries: int) -> dict[str, Any]:
             y.fill_(-value)
         driver.write_value(owner, flag, value)
         reused += overlaps(y, address, BYTES)
-        if not finished((owner, reader)):
+        if not finished((owner, reader), mark):
             hung += 1
             flag.fill_(value)
         wrong += wrong_elements(out, value) + wrong_elements(y, -value) > 0
         del y
-        if hung and mark not in ("gate", "gate_until_free"):
+        if hung and mark not in CONTROLS:
             break
     return {"hung": hung, "wrong": wrong, "reused": reused}
 

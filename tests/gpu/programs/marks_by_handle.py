@@ -19,7 +19,7 @@ import ctypes
 import sys
 import threading
 
-import driver
+import driver_calls as driver
 import torch
 from device import OURS, other_streams, report, sleep, use_allocator
 

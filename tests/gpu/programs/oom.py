@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from device import report, use_allocator
+from device import report, say, use_allocator
 
 GIB = 1 << 30
 
@@ -70,6 +70,7 @@ def main(allocator: str) -> None:
     found["works_after_exabyte"] = works()
     found["ooms_counted"] = torch.cuda.memory_stats()["num_ooms"] - before
 
+    say("filling the card")
     reserve = take(64 << 20)  # so that the checks below have memory to work in
     pieces, found["full"] = fill()
     found["pieces"] = len(pieces)
@@ -77,6 +78,7 @@ def main(allocator: str) -> None:
     found["works_when_full"] = works()
     found["intact"] = intact(pieces, list(range(len(pieces))))
 
+    say("going on")
     allocated = torch.cuda.memory_allocated()
     pieces.pop()
     again = take(GIB)  # a fitting request
@@ -105,6 +107,7 @@ def main(allocator: str) -> None:
     del most
     torch.cuda.empty_cache()
 
+    say("the memory fraction")
     torch.cuda.set_per_process_memory_fraction(2 * GIB / total)
     found["fraction"] = failure(lambda: take(3 * GIB))
     torch.cuda.set_per_process_memory_fraction(1.0)

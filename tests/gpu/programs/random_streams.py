@@ -24,7 +24,7 @@ from typing import Any
 
 import stream_programs
 import torch
-from device import OURS, other_streams, report, sleep, use_allocator, warm_up
+from device import OURS, other_streams, report, say, sleep, use_allocator, warm_up
 
 import esper_alloc
 
@@ -86,6 +86,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     failed = []
     with ThreadPoolExecutor(1) as thread:
         for seed in range(options.seed, options.seed + options.programs):
+            if (seed - options.seed) % 20 == 0:
+                say(f"seed {seed}, {len(failed)} failed so far")
             program = stream_programs.make_program(seed, without=without)
             stream_programs.Run(machine, program, thread).run()
             if machine.end():

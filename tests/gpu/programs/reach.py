@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from device import OURS, other_streams, report, sleep, use_allocator, warm_up, wrong_elements
+from device import OURS, other_streams, report, say, sleep, use_allocator, warm_up, wrong_elements
 
 ELEMENTS = 4 << 20  # 16 MiB of float32
 PART = ELEMENTS // 4
@@ -162,6 +162,7 @@ def main(mark: str, tries: int) -> None:
     with torch.cuda.stream(owner):
         (side,) = other_streams(1, beside=owner)
         for name, holder in HOLDERS.items():
+            say(name)
             length = PART if name in OF_A_PART else ELEMENTS
             w = torch.ones(length, device="cuda", requires_grad=True)
             torch.cuda.synchronize()

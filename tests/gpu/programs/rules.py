@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import driver
+import driver_calls as driver
 import torch
 from device import (
     OURS,

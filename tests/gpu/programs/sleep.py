@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from device import report
+from device import report, say
 from torch import nn
 from torch.nn import functional
 
 import esper_alloc
 
 MIB = 2**20
+LAST = 1 << 20  # no turn comes after it
 
 
 def used_on_device() -> int:
@@ -237,27 +238,32 @@ def turns(folder: str, me: str, other: str) -> None:
     torch.zeros(1, device="cuda")
     tell(0)
     wait_for(theirs, 0)
-    if first:
-        with esper_alloc.tag("ballast"):
-            free = torch.cuda.mem_get_info()[0] - 3 * 1024 * MIB
-            ballast = torch.empty(max(free, 0), device="cuda", dtype=torch.uint8)  # noqa: F841
     kept: list[torch.Tensor] = []
     out_of_memory = wrong = 0
-    for turn in range(50):
-        wait_for(theirs, turn if first else turn + 1)
-        if not kept:
-            with esper_alloc.tag("kept"):
-                kept = [torch.full((64 * MIB,), float(i), device="cuda") for i in range(8)]
-        else:
-            try:
-                esper_alloc.wake("kept")
-            except torch.OutOfMemoryError:
-                out_of_memory += 1
-                break
-        wrong += sum(int(not bool((t == float(i)).all())) for i, t in enumerate(kept))
-        wrong += len(esper_alloc.sleep("kept").stays)
-        torch.cuda.empty_cache()
-        tell(turn + 1)
+    try:
+        if first:
+            say("filling the rest of the device")
+            with esper_alloc.tag("ballast"):
+                free = torch.cuda.mem_get_info()[0] - 3 * 1024 * MIB
+                ballast = torch.empty(max(free, 0), device="cuda", dtype=torch.uint8)  # noqa: F841
+        for turn in range(50):
+            say(f"turn {turn}")
+            wait_for(theirs, turn if first else turn + 1)
+            if not kept:
+                with esper_alloc.tag("kept"):
+                    kept = [torch.full((64 * MIB,), float(i), device="cuda") for i in range(8)]
+            else:
+                try:
+                    esper_alloc.wake("kept")
+                except torch.OutOfMemoryError:
+                    out_of_memory += 1
+                    break
+            wrong += sum(int(not bool((t == float(i)).all())) for i, t in enumerate(kept))
+            wrong += len(esper_alloc.sleep("kept").stays)
+            torch.cuda.empty_cache()
+            tell(turn + 1)
+    finally:
+        tell(LAST)  # whoever fails does not keep the other one waiting
     report(wrong=wrong, out_of_memory=out_of_memory)
 
 

@@ -5,10 +5,16 @@ so the allocator hears nothing of it."""
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import torch
 
-_cuda = ctypes.CDLL("libcuda.so.1")
+
+@functools.cache
+def _cuda() -> ctypes.CDLL:
+    """Loaded late: whoever imports this need not have a GPU."""
+    return ctypes.CDLL("libcuda.so.1")
+
 
 NON_BLOCKING = 1
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
@@ -31,10 +37,10 @@ class _ConditionalNode(ctypes.Structure):
 
 
 def _check(name: str, *args: object) -> None:
-    status = getattr(_cuda, name)(*args)
+    status = getattr(_cuda(), name)(*args)
     if status:
         text = ctypes.c_char_p()
-        _cuda.cuGetErrorName(status, ctypes.byref(text))
+        _cuda().cuGetErrorName(status, ctypes.byref(text))
         raise RuntimeError(f"{name}: {(text.value or b'unknown error').decode()}")
 
 
