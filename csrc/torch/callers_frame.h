@@ -32,7 +32,7 @@ public:
   {
     Py_ssize_t count = 0;
     for (PyObject *const *slot = first_; slot != end_; ++slot) {
-      count += *slot == object ? 1 : 0;
+      count += *slot == object || is_method_of(*slot, object) ? 1 : 0;
     }
     PyObject *name = nullptr;
     PyObject *value = nullptr;
@@ -43,6 +43,20 @@ public:
   }
 
 private:
+  // Up to Python 3.10 a method that is called with keywords is an object on the stack, and holds its
+  // tensor.
+  static bool is_method_of(PyObject *called, PyObject *object)
+  {
+#if PY_VERSION_HEX < 0x030B0000
+    return called != nullptr && PyCFunction_Check(called) && Py_REFCNT(called) == 1 &&
+           PyCFunction_GET_SELF(called) == object;
+#else
+    (void)called;
+    (void)object;
+    return false;
+#endif
+  }
+
   PyObject *const *first_ = nullptr; // the first local variable
   PyObject *const *end_ = nullptr;
   PyObject *globals_ = nullptr; // borrowed; null: local variables are not global ones
