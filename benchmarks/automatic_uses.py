@@ -20,10 +20,9 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 
-from common import OURS, Case, Results, column, machine, nothing_measurable, parser
-from turns import CORES, in_children, take_turns, turns_of_children
+from common import OURS, Case, Results, Rounds, column, machine, parser
+from turns import CORES, compare_children, in_children, take_turns
 from workloads import import_job
 
 REPEATS, CALLS = 31, 2000
@@ -164,7 +163,9 @@ def measure() -> dict:
     return {"machine": machine(), "figures": figures}
 
 
-def add_rows(results: Results, ours: list[dict[str, float]]) -> None:
+def add_rows(results: Results, rounds: Rounds) -> None:
+    ours = [one[OURS]["figures"] for one in rounds if OURS in one]
+
     def row(name: str, goal: float | None, judged: str = "difference", unit: str = "ns") -> None:
         automatic, marked = (column(ours, f"{name}, {kind}") for kind in reversed(KINDS))
         results.row(name, unit, automatic, marked, "marked uses", goal, judged)
@@ -201,17 +202,7 @@ def main() -> int:
         take_turns(in_children(OURS, measure, lambda: import_job("gpt2")), CORES)
         return 0
 
-    if nothing_measurable():
-        return 1
-    results = Results("automatic_uses", options.out)
-    how = {"seconds": options.seconds}
-    if not results.of_rounds(
-        partial(turns_of_children, __file__, [Case(OURS, OURS)], options.rounds, **how),
-        lambda rounds: add_rows(results, [one[OURS]["figures"] for one in rounds if OURS in one]),
-    ):
-        print("nothing was measured under esper_alloc")
-        return 1
-    return 0 if results.save() else 1
+    return compare_children(__file__, [Case(OURS, OURS)], options, add_rows)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from functools import partial
 
 from common import (
     CAPTURE_REUSE,
@@ -23,11 +22,10 @@ from common import (
     Results,
     Rounds,
     machine,
-    nothing_measurable,
     parser,
     use_allocator,
 )
-from turns import CORES, in_children, take_turns, turns_of_children
+from turns import CORES, compare_children, in_children, take_turns
 
 MIB = 1 << 20
 ELEMENTS = 4 * MIB  # of float32: 16 MiB
@@ -153,17 +151,7 @@ def main() -> int:
         take_turns(in_children(options.worker, lambda: measure(*how)), CORES)
         return 0
 
-    if nothing_measurable():
-        return 1
-    results = Results("captures", options.out)
-    if not results.of_rounds(
-        partial(turns_of_children, __file__, CASES, options.rounds, seconds=options.seconds),
-        partial(add_rows, results),
-        ours=MARKED.name,
-    ):
-        print("nothing was measured under esper_alloc")
-        return 1
-    return 0 if results.save() else 1
+    return compare_children(__file__, CASES, options, add_rows, MARKED.name)
 
 
 def add_rows(results: Results, rounds: Rounds) -> None:

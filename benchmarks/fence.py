@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from functools import partial
 from typing import Any
 
 from common import (
@@ -17,12 +16,11 @@ from common import (
     Case,
     Results,
     machine,
-    nothing_measurable,
     parser,
     use_allocator,
 )
 from train import gpt2
-from turns import in_children, take_turns, turns_of_children
+from turns import compare_children, in_children, take_turns
 from workloads import import_job
 
 KINDS = ("no audit", "audit", "fence")
@@ -73,19 +71,9 @@ def main() -> int:
             )
         )
         return 0
-    if nothing_measurable():
-        return 1
     small = ("--small",) if options.small else ()
     cases = [Case(kind, OURS, ("--kind", kind, *small)) for kind in KINDS]
-    results = Results("fence", options.out)
-    if not results.of_rounds(
-        partial(turns_of_children, __file__, cases, options.rounds, seconds=options.seconds),
-        partial(add_rows, results),
-        ours=None,
-    ):
-        print("nothing was measured")
-        return 1
-    return 0 if results.save() else 1
+    return compare_children(__file__, cases, options, add_rows, ours=None)
 
 
 if __name__ == "__main__":

@@ -232,6 +232,25 @@ def turns_of_children(
     return turns(script, cases, rounds, each=told, **more)[1:]
 
 
+def compare_children(
+    script: str | Path,
+    cases: Sequence[Case],
+    options: argparse.Namespace,
+    add: Callable[[Results, Rounds], object],
+    ours: str | None = OURS,
+) -> int:
+    """A benchmark whose cases take turns in children: `add` makes the rows of its rounds, after
+    each of them and at the end. The exit status. `ours`: as for Results.of_rounds()."""
+    if nothing_measurable():
+        return 1
+    results = Results(Path(script).stem, options.out)
+    measure = partial(turns_of_children, script, cases, options.rounds, seconds=options.seconds)
+    if not results.of_rounds(measure, partial(add, results), ours=ours):
+        print("nothing was measured" if ours is None else f"nothing was measured under {ours}")
+        return 1
+    return 0 if results.save() else 1
+
+
 def measured_beside(
     script: str | Path,
     cases: Sequence[Case],

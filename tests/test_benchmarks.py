@@ -1562,7 +1562,7 @@ def test_rows_of_automatic_uses(tmp_path: Path) -> None:
     ours["view, at home, automatic"] = 1150.0
     ours["view, elsewhere, automatic"] = 1151.0
     ours |= {f"{module.STEP}, marked": 60.0, f"{module.STEP}, automatic": 61.0}
-    module.add_rows(made, [ours])
+    module.add_rows(made, [{module.OURS: {"figures": ours}}])
     rows = {name: row for (name, _), row in rows_of(made).items()}
     assert list(rows) == [*names, module.STEP] and made.complete
     missed = [name for name, row in rows.items() if row["met"] is False]

@@ -6,8 +6,8 @@
 Without marks, `marked` is the control. The programs have the seeds from S on; P processes share
 them. A delay that a program asks for lasts MS milliseconds or up to three times as long. Reports
 how many programs found wrong values, the seeds of the first of them, and how many checks there
-were; with automatic uses, the exit status is 1 if any did. `--programs 1 --seed S` runs one of them again. A program keeps its compiled graphs and
-captured graphs until it ends.
+were; with automatic uses, the exit status is 1 if any did. `--programs 1 --seed S` runs one of
+them again. A program keeps its compiled graphs and captured graphs until it ends.
 """
 
 from __future__ import annotations
