@@ -125,6 +125,8 @@ ALL: list[tuple[str, Names, str, str]] = [
     ),
     ("sleep", "sleep", "plain pinned copy", "20 GiB go to sleep (more is better)"),
     ("sleep", "wake", "plain pinned copy", "they wake (more is better)"),
+    ("sleep", "sleep", "torch_memory_saver", "they go to sleep (more is better)"),
+    ("sleep", "wake", "torch_memory_saver", "they wake (more is better)"),
     (
         "sleep",
         "sleep with keep='nothing'",
@@ -175,6 +177,18 @@ ALL: list[tuple[str, Names, str, str]] = [
         "allocate, mark for another stream, drop (Python)",
     ),
     ("record_use_cost", "C, esper_alloc_record_use", "cuEventRecord", "a mark in C"),
+    *(
+        ("automatic_uses", name, "marked uses", f"with automatic uses, {label}")
+        for name, label in (
+            ("torch.empty and drop, one stream", "allocate and drop, one stream"),
+            ("add, at home", "`torch.add` on several streams"),
+            ("view, at home", "a view on several streams"),
+            ("prefetching GPT-2 step", "a step of GPT-2 that prefetches its batches"),
+        )
+    ),
+    ("fence", "step, audit", "no audit", "a step of GPT-2, audited"),
+    ("fence", "step, fence", "no audit", "the same with a fence"),
+    ("fence", "peak reserved, fence", "no audit", "the same, peak reserved"),
     (
         "captures",
         "a graph's private pool",

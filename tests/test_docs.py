@@ -358,5 +358,9 @@ def test_the_gpu_script_runs_what_there_is(gpu_script: types.ModuleType) -> None
         word for part in suites if "tests/gpu" not in part.command for word in part.command
     }  # fmt: skip
     together = next(part for part in suites if part.name == "suite-together")
-    left_out = {word.removeprefix("--ignore=") for word in together.command if "--ignore=" in word}
+    left_out = {
+        word.partition("=")[2]
+        for word in together.command
+        if word.startswith(("--ignore=", "--deselect="))
+    }
     assert left_out and left_out <= alone

@@ -1,5 +1,5 @@
-"""The auditor on a GPU: every bug of tests/audit/corpus at its line and nothing else, correct
-programs without a finding, and bounded memory. (benchmarks/auditor.py says what an audit costs, and
+"""The auditor on a GPU: every bug of tests/audit/corpus at its line and nothing else, and bounded
+memory. Correct programs: test_audit_clean.py. (benchmarks/auditor.py says what an audit costs, and
 what torch.cuda._sanitizer finds of these bugs.)"""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helper import ROOT, run_python
+from helper import run_python
 from scenario import NATIVE, OURS, once, run_program
 
 AUDIT = Path(__file__).resolve().parents[1] / "audit"
@@ -36,41 +36,6 @@ def results(allocator: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bug_is_found_where_it_is(name: str, allocator: str) -> None:
     assert results(allocator)[name] == programs.expected(name, allocator)
-
-
-@pytest.mark.parametrize("allocator", [OURS, NATIVE])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "eager", "hugging_face", "prefetching", "compiled", "captured", "checkpointed", "branches",
-        "sharded",
-    ],
-)  # fmt: skip
-def test_a_correct_program_has_no_finding(name: str, allocator: str) -> None:
-    if name == "hugging_face":
-        pytest.importorskip("transformers")
-    found = run_program("audit", allocator, "clean", name)
-    assert found["complete"]
-    assert found["findings"] == 0, found["text"]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "offload_activations.py", "prefetch.py", "side_stream.py", "train_gpt2.py --steps 10",
-        "ppo_sleep.py --rounds 4", "cifar_envs.py",
-    ],
-)  # fmt: skip
-def test_an_example_has_no_finding(command: str) -> None:
-    """Through the command, whose exit code would say so."""
-    name, *options = command.split()
-    arguments = ["audit", str(ROOT / "examples" / name), *options]
-    run_python(
-        "import sys\n"
-        "from esper_alloc.cli.main import main\n"
-        f"code = main({arguments!r})\n"
-        "assert code == 0, code\n"
-    )
 
 
 def test_its_memory_is_bounded() -> None:

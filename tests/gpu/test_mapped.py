@@ -195,7 +195,7 @@ def used():
 
 
 block(1, 0)
-for attempt in range(100):  # other processes take and give the device's memory, too
+for attempt in range(20):  # other processes take and give the device's memory, too
     torch.cuda.empty_cache()
     base, start = used(), torch.cuda.memory_reserved()
     rows = []

@@ -4,7 +4,8 @@ A program is a list of steps. Every tensor is full of one whole number, so a ste
 known without a device: `values_of` is the oracle. `Run` executes the steps on any machine
 (random_streams.py has the GPU) in the order that data needs: whoever reads waits for the last
 writer, and whoever writes waits for all readers. How long memory lives is nobody's business:
-variables are dropped at random, mostly while their readers have still to run.
+variables are dropped at random, mostly while their readers have still to run, and often a tensor
+that fits into their memory is made at once.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ LIVE = 12  # variables
 
 #: What a step may do, and how often.
 WEIGHTS = {
-    "new": 5, "add": 5, "in_place": 3, "view": 2, "check": 5, "drop": 5, "delay": 3,
+    "new": 5, "add": 5, "in_place": 3, "view": 2, "check": 5, "drop": 5, "delay": 1,
     "backward": 1, "checkpoint": 1, "compiled": 1, "graph": 0.1,
 }  # fmt: skip
 NEEDS_OTHERS = {"compiled", "graph"}  # what not every machine can do
+READS = {"add", "check", "backward", "checkpoint", "compiled", "graph"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class _Maker:
         self.random = random.Random(seed)
         self.weights = {kind: w for kind, w in WEIGHTS.items() if kind not in without}
         self.live: dict[int, int] = {}  # variable -> elements
+        self.home: dict[int, int] = {}  # variable -> the stream that its memory comes from
         self.next = 0
         self.steps: list[Step] = []
 
@@ -69,43 +72,54 @@ class _Maker:
             self.step("drop", inputs=(variable,))
         return self.steps
 
-    def step(self, kind: str, size: int = 0, **more: Any) -> None:
+    def step(self, kind: str, size: int = 0, stream: int | None = None, **more: Any) -> None:
         result = -1
+        if stream is None:
+            stream = self.random.randrange(STREAMS)
         if size:
             result, self.next = self.next, self.next + 1
             self.live[result] = size
+            of = more["inputs"][0] if kind == "view" else None
+            self.home[result] = stream if of is None else self.home[of]
         if kind == "drop":
             del self.live[more["inputs"][0]]
         thread = kind not in ("graph", "compiled") and self.random.random() < 0.2
-        stream = self.random.randrange(STREAMS)
         self.steps.append(Step(kind, stream, result, size=size, in_thread=thread, **more))
 
     def add(self, kind: str) -> None:
         pick = self.random.choice
         if kind == "new":
-            self.step(kind, pick(SIZES), number=self.random.randrange(1, 1000))
+            self.new(pick(SIZES))
             return
         if kind == "delay":
             self.step(kind, number=self.random.randrange(1, 4))
             return
         first = pick(list(self.live))
         size = self.live[first]
+        stream = self.random.randrange(STREAMS)
+        if kind in READS and self.random.random() < 0.5:
+            self.step("delay", stream=stream, number=self.random.randrange(1, 3))
         if kind in ("add", "compiled"):
             second = pick([one for one, other in self.live.items() if other == size])
-            self.step(kind, size, inputs=(first, second))
+            self.step(kind, size, stream, inputs=(first, second))
         elif kind == "view":
-            self.step(kind, size, inputs=(first,))
+            self.step(kind, size, stream, inputs=(first,))
         elif kind in ("check", "drop"):
-            self.step(kind, inputs=(first,))
+            self.step(kind, 0, stream, inputs=(first,))
         elif kind == "in_place":
-            self.step(kind, inputs=(first,), number=self.random.randrange(1, 10))
+            number = self.random.randrange(1, 10)
+            self.step(kind, 0, stream, inputs=(first,), number=number)
         else:
             other = self.random.randrange(STREAMS)
             number = self.random.randrange(1, 10)
-            self.step(kind, size, inputs=(first,), number=number, other=other)
-        if kind in ("add", "compiled", "backward", "checkpoint", "graph"):
-            if self.random.random() < 0.5:  # while the step has still to run
-                self.step("drop", inputs=(first,))
+            self.step(kind, size, stream, inputs=(first,), number=number, other=other)
+        if kind in READS and self.random.random() < 0.5:
+            self.step("drop", inputs=(first,))  # while the step has still to run
+            if self.random.random() < 0.5:
+                self.new(size, self.home[first])  # and its memory serves again
+
+    def new(self, size: int, stream: int | None = None) -> None:
+        self.step("new", size, stream, number=self.random.randrange(1, 1000))
 
 
 MODULUS = 1 << 20  # values stay exact in float32
