@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ def run(library: Path, code: str, pages: bool = True, **env: str) -> Any:
     if pages:
         env["SIM_MAPS_PAGES"] = "1"
     return build.answer(library, HEAD + code, **env)
+
+
+#: MemPools have mapped segments, too.
+ALL_MAPPED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 def test_contents_come_back_to_the_same_addresses(library: Path) -> None:
@@ -158,6 +163,130 @@ d = on_device(torch.ones(5))
 say(stats={tag: one["allocated_bytes"] for tag, one in esper_alloc.tag_stats().items()})
 """)  # fmt: skip
     assert found["stats"] == {"": 512, "weights": 1024, "kv": 512}
+
+
+def test_a_tag_is_the_threads_own(library: Path) -> None:
+    found = run(library, """
+import threading
+kept = []
+with esper_alloc.tag("weights"):
+    other = threading.Thread(target=lambda: kept.append(torch.empty(5, device="cuda")))
+    other.start()
+    other.join()
+say(stats={tag: one["allocated_bytes"] for tag, one in esper_alloc.tag_stats().items()})
+""")  # fmt: skip
+    assert found["stats"] == {"": 512}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_functions_have_tags_around_them_and_inside(library: Path, backend: str) -> None:
+    found = run(library, f"""
+import warnings
+
+def make(n):
+    return torch.empty(n, device="cuda")
+
+def make_both(n):
+    with esper_alloc.tag("inside"):
+        y = make(n)
+    return y, make(n)
+
+whole = torch.compile(make, backend={backend!r}, fullgraph=True)
+with esper_alloc.tag("around"):
+    x = whole(MIB)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of a graph break
+    both = torch.compile(make_both, backend={backend!r})
+    kept = [both(MIB) for _ in range(2)]
+    torch._dynamo.reset()
+    refused = error_of(torch.compile(make_both, backend={backend!r}, fullgraph=True), MIB)
+
+def make_asleep():
+    with esper_alloc.tag("around"):
+        whole(MIB)
+
+esper_alloc.sleep("around")
+asleep = error_of(make_asleep)
+esper_alloc.wake("around")
+say(stats={{tag: one["allocated_bytes"] for tag, one in esper_alloc.tag_stats().items()}},
+    refused=refused, asleep=asleep)
+""")  # fmt: skip
+    assert found["stats"] == {"": 8 * 2**20, "around": 4 * 2**20, "inside": 8 * 2**20}
+    assert found["refused"].startswith("Unsupported")
+    assert "'around' sleeps on device 0" in found["asleep"]
+
+
+def test_no_tags_and_memory_without_one_are_not_everything(library: Path) -> None:
+    found = run(library, """
+with esper_alloc.tag("weights"):
+    x = on_device(torch.arange(MIB))
+y = on_device(torch.arange(5))
+def asleep():
+    return [tag for tag, one in esper_alloc.tag_stats().items() if one["asleep"]]
+steps = [esper_alloc.sleep([]).given_back, asleep()]
+steps += [esper_alloc.sleep("").kept, asleep(), esper_alloc.wake(()), asleep()]
+esper_alloc.wake("")
+steps += [asleep(), esper_alloc.sleep(("weights", "")).kept, asleep()]
+esper_alloc.wake(["", "weights"])
+say(steps=steps, same=x.cpu().equal(torch.arange(MIB)) and y.cpu().equal(torch.arange(5)))
+""")  # fmt: skip
+    kept = 8 * 2**20 + 512
+    assert found["steps"] == [0, [], 512, [""], 0, [""], [], kept, ["", "weights"]]
+    assert found["same"]
+
+
+def test_a_graph_whose_pool_sleeps_is_not_replayed(library: Path) -> None:
+    """The simulated device captures nothing, so a MemPool stands for the graph's pool, and a
+    replay that goes on is refused by PyTorch."""
+    found = run(library, """
+import gc
+pool = torch.cuda.MemPool()
+with esper_alloc.tag("rollout"), torch.cuda.use_mem_pool(pool):
+    x = torch.empty(MIB, device="cuda")
+
+class Graph(torch.cuda.CUDAGraph):
+    def pool(self):
+        return pool.id
+
+graph = Graph()
+said = [error_of(graph.replay)]
+with esper_alloc.asleep("rollout") as result:
+    said.append(error_of(graph.replay))
+said.append(error_of(graph.replay))
+with esper_alloc.asleep():  # meanwhile the pool goes
+    del x, pool
+    gc.collect()
+    torch.cuda.empty_cache()
+say(said=said, stays=result.stays, reserved=torch.cuda.memory_reserved(),
+    valid=simulated.core_is_valid())
+""", **ALL_MAPPED)  # fmt: skip
+    before, asleep, after = found["said"]
+    assert "without a preceding successful capture" in before and after == before
+    assert asleep.startswith("RuntimeError: this CUDA graph cannot be replayed while 4194304 bytes")
+    assert found["stays"] == [] and found["reserved"] == 0 and found["valid"]
+
+
+def test_an_operator_on_memory_that_sleeps_is_told_with_automatic_uses(library: Path) -> None:
+    code = """
+esper_alloc.enable(uses="automatic")
+side = torch.cuda.Stream()
+del_me = torch.empty(5, device="cuda")
+del del_me  # from now on operators are looked at
+with esper_alloc.tag("weights"):
+    x = torch.empty(MIB, device="cuda")
+other = torch.empty(5, device="cuda")
+with esper_alloc.asleep("weights"):
+    other.view(-1)
+    print("used", x.data_ptr(), other.data_ptr())
+    x.view(-1)
+"""
+    done = build.program(
+        HEAD + code, {**os.environ, **build.environment(library), "SIM_MAPS_PAGES": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    _, asleep, awake = done.stdout.split()
+    assert f"memory at {int(asleep):#x} is used while it sleeps: wake it first" in done.stderr
+    assert f"{int(awake):#x}" not in done.stderr
 
 
 def test_what_is_freed_asleep_does_not_wake(library: Path) -> None:
@@ -311,6 +440,32 @@ say(before=before, one=one, both=both, after=simulated.mappings(), readable=read
     assert found["refused"].startswith("NotImplementedError") and (
         "enable_disk_backup" in found["refused"]
     )
+
+
+def test_the_memory_savers_graphs_have_a_tag(library: Path) -> None:
+    found = run(library, """
+from esper_alloc.torch_allocator.memory_saver import torch_memory_saver as saver
+kept, given = [], []
+
+class Capture:  # the simulated device captures nothing
+    def __init__(self, *arguments, **keywords):
+        given.extend([arguments, keywords])
+    def __enter__(self):
+        kept.append(on_device(torch.arange(MIB)))
+    def __exit__(self, *exception):
+        pass
+
+torch.cuda.graph = Capture
+with saver.cuda_graph("graph", pool=3, tag="graphs", enable_cpu_backup=True):
+    pass
+saver.pause("graphs")
+paused = [tag for tag, one in esper_alloc.tag_stats().items() if one["asleep"]]
+saver.resume("graphs")
+say(given=given, paused=paused, same=kept[0].cpu().equal(torch.arange(MIB)))
+""")  # fmt: skip
+    names = {"pool": 3, "stream": None, "capture_error_mode": "global"}
+    assert found["given"] == [["graph"], names]
+    assert found["paused"] == ["graphs, keeps host"] and found["same"]
 
 
 def test_snapshots_show_what_sleeps(library: Path) -> None:

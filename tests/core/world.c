@@ -66,6 +66,7 @@ void world_end(world *w)
     CHECK_EQ(alive.streams, 0);
     CHECK_EQ(alive.pages + alive.ranges + alive.mappings + alive.names, 0);
     CHECK_EQ(alive.bytes, 0);
+    CHECK_EQ(alive.host_bytes, 0);
   }
   sim_destroy(w->s);
 }

@@ -1,5 +1,6 @@
 /* Checkpoints of a pool are restored, as graph trees do. */
 #include "checkpoint_world.h"
+#include "esper_sleep.h"
 
 static bool is_among(void *const *pointers, size_t count, const void *p)
 {
@@ -491,4 +492,27 @@ TEST(a_capture_after_a_restore_gets_what_a_use_by_record_stream_held)
     esper_checkpoint_free(checkpoint);
     end();
   }
+}
+
+TEST(memory_that_sleeps_is_not_restored)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 256 * MIB};
+  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
+  world_begin_with(&w, &options, &config);
+  r = w.stream[0];
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  void *a = get(6 * MIB, r);
+  esper_checkpoint *checkpoint = take();
+  esper_checkpoint_delta delta;
+  CHECK_OK(esper_sleep(w.core, -1, NULL, 0, ESPER_KEEP_HOST, NULL));
+  CHECK_STATUS(esper_checkpoint_restore(w.core, checkpoint, &delta), ESPER_ASLEEP);
+  CHECK(strstr(esper_last_error(), "wake it first"));
+  CHECK(!delta.freed_count && !delta.live_count);
+  world_check(&w);
+  CHECK_OK(esper_wake(w.core, -1, NULL, 0, NULL));
+  delta = restore(checkpoint, r);
+  CHECK(delta.live_count == 1 && delta.live[0] == a);
+  free(delta.freed);
+  esper_checkpoint_free(checkpoint);
+  end();
 }

@@ -91,6 +91,23 @@ TEST(pinned_segments_stay_and_are_told)
   end();
 }
 
+TEST(memory_with_a_fence_stays_and_counts_as_classic)
+{
+  begin();
+  void *p = used_as("weights", 20 * MIB, r);
+  CHECK_OK(esper_fence(w.core, 1));
+  void *q = used_as("weights", 4 * MIB, r);
+  esper_sleep_result result;
+  CHECK_OK(try_sleep("weights", ESPER_KEEP_HOST, &result));
+  CHECK_EQ(result.stays[ESPER_STAYS_CLASSIC], 4 * MIB);
+  CHECK_EQ(result.kept, 20 * MIB);
+  world_kernel(&w, r, q);
+  wake("weights");
+  world_kernel(&w, r, p);
+  world_check(&w);
+  end();
+}
+
 TEST(memory_of_captures_sleeps_with_all_its_bytes)
 {
   begin();

@@ -187,6 +187,51 @@ TEST(a_second_sleep_takes_what_is_still_awake)
   end();
 }
 
+/* Nobody allowed the loss of anything. */
+TEST(a_second_sleep_loses_nothing_that_the_first_one_kept)
+{
+  begin();
+  void *p = used_as("weights", 4 * MIB, r);
+  sleep_all_of("weights");
+  esper_sleep_result again;
+  CHECK_OK(try_sleep("weights", ESPER_KEEP_NOTHING, &again));
+  CHECK_EQ(again.given_back, 0);
+  CHECK_EQ(stats_of("weights").host, 4 * MIB);
+  wake("weights");
+  CHECK_EQ(calls(SIM_CALL_memory_zero), 0);
+  CHECK_EQ(calls(SIM_CALL_copy_to_device), 1);
+  world_kernel(&w, r, p);
+  world_check(&w);
+  end();
+}
+
+TEST(no_tags_are_not_all_tags)
+{
+  begin();
+  const char *none = "", *weights = "weights";
+  used_as(weights, 4 * MIB, r);
+  used(4, r);
+  size_t before = alive().bytes, woken;
+  CHECK_OK(esper_sleep(w.core, -1, &none, 0, ESPER_KEEP_HOST, NULL));
+  CHECK_EQ(alive().bytes, before);
+  sleep_all_of(""); /* memory without a tag */
+  CHECK(stats_of("").asleep && !stats_of(weights).asleep);
+  CHECK_OK(esper_wake(w.core, -1, &none, 0, &woken));
+  CHECK(!woken && stats_of("").asleep);
+  wake("");
+  CHECK_EQ(alive().bytes, before);
+  end();
+}
+
+TEST(a_core_may_be_destroyed_while_its_memory_sleeps)
+{
+  begin();
+  used_as("weights", 20 * MIB, r);
+  used(4, r);
+  sleep_all_of(NULL);
+  end(); /* nothing of it is left */
+}
+
 TEST(a_page_that_the_driver_keeps_stays_and_is_told)
 {
   begin();

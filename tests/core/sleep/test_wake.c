@@ -337,3 +337,31 @@ TEST(pages_are_unmapped_while_others_are_copied)
   wake("t");
   end();
 }
+
+/* As when a graph is destroyed that was captured into it. */
+TEST(a_pool_may_go_while_its_memory_sleeps)
+{
+  begin();
+  esper_pool *pool;
+  void *p[2];
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 1, &pool));
+  CHECK_OK(esper_tag_push("t"));
+  for (int i = 0; i < 2; i++) {
+    CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &p[i]));
+    sim_owner_begin(w.s, p[i], 20 * MIB, 0, r.handle);
+  }
+  CHECK_OK(esper_tag_pop());
+  sleep_all_of("t");
+  world_free(&w, p[0]);
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 1));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  world_check(&w);
+  wake("t");
+  world_kernel(&w, r, p[1]);
+  world_check(&w);
+  world_run(&w, r);
+  world_free(&w, p[1]);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(alive().bytes, 0);
+  end();
+}

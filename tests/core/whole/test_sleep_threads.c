@@ -69,6 +69,46 @@ TEST(others_go_on_while_memory_sleeps)
   world_end(&w);
 }
 
+/* ---- several threads put memory to sleep ----------------------------------- */
+
+static void *sleep_often(void *name)
+{
+  const char *tag = name;
+  for (int cycle = 0; cycle < CYCLES; cycle++) {
+    const char *const *tags = cycle % 3 ? &tag : NULL; /* at times what the others have, too */
+    CHECK_OK(esper_sleep(w.core, -1, tags, 1, ESPER_KEEP_HOST, NULL));
+    CHECK_OK(esper_wake(w.core, -1, tags, 1, NULL));
+  }
+  return NULL;
+}
+
+TEST(threads_may_put_the_same_memory_to_sleep)
+{
+  sim_options options = {.devices = 2,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .virtual_memory = 1,
+                         .capacity = 256 * MIB};
+  char *tags[THREADS] = {"first", "second", "third"};
+  pthread_t thread[THREADS];
+  void *p[THREADS];
+  world_begin_with(&w, &options, NULL);
+  for (int i = 0; i < THREADS; i++) {
+    CHECK_OK(esper_tag_push(tags[i]));
+    p[i] = world_malloc(&w, 12 * MIB, w.stream[i]);
+    world_malloc(&w, 3 * MIB, world_stream(&w, 1));
+    CHECK_OK(esper_tag_pop());
+  }
+  for (int i = 0; i < THREADS; i++)
+    CHECK(!pthread_create(&thread[i], NULL, sleep_often, tags[i]));
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(thread[i], NULL);
+  CHECK_OK(esper_wake(w.core, -1, NULL, 0, NULL));
+  for (int i = 0; i < THREADS; i++)
+    world_kernel(&w, w.stream[THREADS], p[i]);
+  world_check(&w);
+  world_end(&w);
+}
+
 /* ---- memory is shared as soon as it is awake ------------------------------ */
 
 static atomic_bool tried;
