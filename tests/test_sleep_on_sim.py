@@ -339,7 +339,8 @@ def entered(name):
 say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, keep="disk"),
           error_of(esper_alloc.wake, ["nobody"]), error_of(esper_alloc.sleep, device=7),
           error_of(entered, ""), error_of(entered, "x" * 64), error_of(entered, 5),
-          error_of(esper_alloc.sleep, (5,))],
+          error_of(esper_alloc.sleep, (5,)), error_of(esper_alloc.sleep, device=-1),
+          error_of(esper_alloc.wake, device="cuda:-1")],
     same=x.cpu().equal(torch.ones(5)))
 """)  # fmt: skip
     said = found["said"]
@@ -352,6 +353,8 @@ say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, kee
     assert "ValueError: there is no device 7" in said[3]
     assert said[4].startswith("ValueError: a tag needs a name") and said[5] == said[4]
     assert said[6] == said[7] == "TypeError: a tag is a str, not int"
+    assert said[8] == "ValueError: there is no device -1; None means all devices"
+    assert "-1" in said[9]
     assert found["same"]
 
 
@@ -432,14 +435,20 @@ def spill():
     with saver.region(enable_disk_backup=True):
         pass
 
+def named(name):
+    with saver.region(name):
+        pass
+
 say(before=before, one=one, both=both, after=simulated.mappings(), readable=readable,
-    weights=weights, kv=float(y.cpu().sum()), refused=error_of(spill))
+    weights=weights, kv=float(y.cpu().sum()), refused=error_of(spill),
+    long=error_of(named, "x" * 64), later=[error_of(saver.pause), error_of(saver.resume)])
 """)  # fmt: skip
     assert found["both"] < found["one"] < found["before"] == found["after"]
     assert found["weights"] and found["readable"] and found["kv"] == 0
     assert found["refused"].startswith("NotImplementedError") and (
         "enable_disk_backup" in found["refused"]
     )
+    assert found["long"].startswith("ValueError") and found["later"] == [None, None]
 
 
 def test_the_memory_savers_graphs_have_a_tag(library: Path) -> None:

@@ -45,7 +45,7 @@ class MemorySaver:
             NotImplementedError: another option than these is given and not false.
         """
         _refuse(others)
-        with tagged(self._name(tag, enable_cpu_backup)):
+        with self._tagged(tag, enable_cpu_backup):
             yield
 
     @contextlib.contextmanager
@@ -65,7 +65,7 @@ class MemorySaver:
         _refuse(others)
         graph = untyped(torch.cuda.graph)
         with (
-            tagged(self._name(tag, enable_cpu_backup)),
+            self._tagged(tag, enable_cpu_backup),
             graph(cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode),
         ):
             yield
@@ -82,11 +82,14 @@ class MemorySaver:
         if names:
             wake(names)
 
-    def _name(self, tag: str, enable_cpu_backup: bool) -> str:
+    @contextlib.contextmanager
+    def _tagged(self, tag: str, enable_cpu_backup: bool) -> Iterator[None]:
         keep = _HOST if enable_cpu_backup else _NOTHING
         name = f"{tag}, keeps {keep}"
-        self._regions.setdefault(tag, {})[name] = keep
-        return name
+        with tagged(name):
+            # Only now: pause() and resume() name the tags that were entered.
+            self._regions.setdefault(tag, {})[name] = keep
+            yield
 
     def _names(self, tag: str | None) -> dict[str, str]:
         found = self._regions.values() if tag is None else [self._regions.get(tag, {})]

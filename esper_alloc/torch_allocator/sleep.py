@@ -174,9 +174,15 @@ def _names(tags: Tags) -> tuple[str, ...] | None:
 
 
 def _index(device: torch.device | str | int | None) -> int:
+    """-1 for all devices, as the shim calls them."""
     from torch.cuda._utils import _get_device_index
 
-    return -1 if device is None else int(untyped(_get_device_index)(device))
+    if device is None:
+        return -1
+    index = int(untyped(_get_device_index)(device))
+    if index < 0:
+        raise ValueError(f"there is no device {index}; None means all devices")
+    return index
 
 
 @functools.cache

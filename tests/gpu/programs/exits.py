@@ -147,6 +147,16 @@ def freed_and_pending() -> None:
 
 
 @scenario()
+def they_sleep() -> None:
+    kept.extend([memory(), memory(12)])
+    if is_ours():
+        import esper_alloc
+
+        esper_alloc.sleep()
+    del kept[0]
+
+
+@scenario()
 def a_module_holds_them() -> None:
     module = types.ModuleType("kept_for_good")
     module.x = memory()  # type: ignore[attr-defined]
