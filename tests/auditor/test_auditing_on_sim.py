@@ -254,7 +254,8 @@ ORDERS = (
     "side.synchronize()",
     "side.record_event().synchronize()",
     "torch.cuda.synchronize()",
-    "side.query() or side.synchronize()",
+    "simulated.time_passes(); assert side.query()",
+    "e = side.record_event(); simulated.time_passes(); assert e.query()",
     "x.record_stream(side)",
     "esper_alloc.record_use(x, side)",
     "esper_alloc.touch(x, side)",
@@ -290,6 +291,36 @@ say(**answers)
     assert found.pop("pass") == ["freed-in-use"]
     assert len(found) == len(ORDERS)
     assert {order: kinds for order, kinds in found.items() if kinds} == {}
+
+
+@pytest.mark.parametrize(
+    "asked", ["side.query()", "before.query()", "other.query()", "side.record_event().query()"]
+)
+def test_a_query_that_says_nothing_orders_nothing(library: Path, asked: str) -> None:
+    """Not done yet, another stream, or an event from before the read."""
+    found = run(
+        library,
+        f"""
+other = torch.cuda.Stream()
+with esper_alloc.audit() as report:
+    x = empty().zero_()
+    side.wait_stream(main)
+    before = side.record_event()
+    with torch.cuda.stream(side):
+        y = x.clone()
+    if "side" in {asked!r}:
+        simulated.work(side)
+    else:
+        simulated.time_passes()
+    answer = {asked}
+    del x
+    w = empty().zero_()
+    early = kinds(report)
+    main.wait_stream(side)
+say(answer=answer, kinds=early)
+""",
+    )
+    assert found == {"answer": "side" not in asked, "kinds": ["freed-in-use"]}
 
 
 def test_a_copy_to_the_host_that_waits_orders(library: Path) -> None:
@@ -342,6 +373,90 @@ say(kind=finding.kind, operator=finding.later.operator)
 """,
     )
     assert found == {"kind": "read-early", "operator": "a compiled kernel"}
+
+
+@pytest.mark.parametrize(
+    "call, kind",
+    [
+        ("torch._foreach_zero_([x])", "write-early"),
+        ("torch.zeros(N, out=x)", "write-early"),
+        ("coo.clone()", "read-early"),
+        ("nested.clone()", "read-early"),
+        ("Wrapper(x).zero_()", "write-early"),
+        ("in_inference()", "write-early"),
+        ("in_thread()", "write-early"),
+        ("torch.func.vmap(lambda t: t.clone())(x.view(2, -1))", "read-early"),
+    ],
+)
+def test_whatever_an_operator_takes(library: Path, call: str, kind: str) -> None:
+    found = run(
+        library,
+        f"""
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, device=inner.device
+        )
+    def __init__(self, inner):
+        self.inner = inner
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        return func(args[0].inner, *args[1:])
+
+def in_inference():
+    with torch.inference_mode():
+        x.zero_()
+
+def in_thread():
+    def body():
+        with torch.cuda.stream(side):
+            x.zero_()
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+
+size, i = torch.tensor([[2]]), torch.empty(1, 2, dtype=torch.int64, device="cuda")
+with esper_alloc.audit() as report:
+    x = empty()
+    coo = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        1, 0, [9], i, x[:2], layout=torch.sparse_coo, device=x.device, dtype=x.dtype
+    )
+    nested = torch._nested_view_from_buffer(x, size, size, size[0])
+    x.zero_()
+    before = kinds(report)
+    with torch.cuda.stream(side):
+        try:
+            {call}
+        except RuntimeError:
+            pass  # a kernel that cannot run: what it uses was seen before
+    torch.cuda.synchronize()
+say(before=before, kinds=kinds(report))
+""",
+    )
+    assert found == {"before": [], "kinds": [kind]}
+
+
+@EACH
+def test_each_device_has_its_streams(library: Path, allocator: str) -> None:
+    found = run(
+        library,
+        """
+answers = []
+for waits in (0, 1):
+    with esper_alloc.audit() as report:
+        x = torch.empty(N, device="cuda:1").zero_()
+        there = torch.cuda.Stream(1)
+        torch.cuda.synchronize(waits)
+        with torch.cuda.stream(there):
+            x.clone()
+        torch.cuda.synchronize(1)
+    answers.append([(f.kind, f.home.device, f.later.stream.device) for f in report.findings])
+say(other=answers[0], own=answers[1])
+""",
+        allocator,
+    )
+    assert found == {"other": [["read-early", 1, 1]], "own": []}
 
 
 @EACH

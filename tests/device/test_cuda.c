@@ -442,6 +442,22 @@ static void scenario_uses(void)
   esper_alloc_free(block, 0, 0, home);
   CHECK(counters_of(0).bytes_pending == 1 << 20);
   fake->finish(1);
+
+  /* A touch may come before the work. The stream may be destroyed, so what it uses is held until the
+   * stream is seen again. */
+  void *late = fake->stream(1);
+  uint64_t held = counters_of(0).blocks_held;
+  block = esper_alloc_malloc(1 << 20, 0, home);
+  fake->finish(0);
+  records = calls_of("event_record");
+  CHECK(esper_alloc_touch(block, late) == ESPER_OK);
+  CHECK(calls_of("event_record") == records);
+  CHECK(fake->current() == 0);
+  esper_alloc_free(block, 0, 0, home);
+  CHECK(counters_of(0).blocks_held == held + 1);
+  CHECK(esper_alloc_touch(&records, late) == ESPER_OK); /* memory of others is skipped */
+  CHECK(calls_of("event_record") == records + 1);
+  CHECK(counters_of(0).blocks_held == held);
   CHECK(esper_core_is_valid(esper_instance()));
 }
 
@@ -733,6 +749,7 @@ static void scenario_refused(void)
   CHECK(!esper_alloc_malloc(512, 0, NULL));
   int device;
   CHECK(esper_alloc_record_use(&device, NULL) == ESPER_UNSUPPORTED);
+  CHECK(esper_alloc_touch(&device, NULL) == ESPER_UNSUPPORTED);
   puts(esper_last_error());
 }
 
