@@ -180,8 +180,8 @@ class audit:
         self._report = Report(compiled)
         return self._report
 
-    def _tell(self) -> None:
-        """Warns of what is new, or raises."""
+    def _tell(self, level: int = 2) -> None:
+        """Warns of what is new, or raises. The compiled half calls it from the program's line."""
         assert self._report is not None
         found = self._report.findings
         new, self._told = found[self._told :], len(found)
@@ -189,7 +189,7 @@ class audit:
             raise AuditError(new)
         if self._mode == "warn":
             for finding in new:
-                warnings.warn(finding.text(), AuditWarning, stacklevel=3)
+                warnings.warn(finding.text(), AuditWarning, stacklevel=level)
 
     def __exit__(
         self,
@@ -202,7 +202,7 @@ class audit:
         if self._report.fault is not None:
             raise AuditError(self._report.findings, self._report.fault) from error
         if kind is None:
-            self._tell()
+            self._tell(level=3)
 
     def stop(self, error: BaseException | None = None) -> None:
         """Ends the audit without warnings and errors; the report is complete then. `error`: what

@@ -67,7 +67,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
     )
     parser.add_argument("program", metavar="SCRIPT", help="file, directory or zip file")
-    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+    rest = parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+    rest.required = False  # argparse would name it where SCRIPT is missing
     parser.set_defaults(run=run)
 
 
@@ -88,17 +89,20 @@ def _run_program(start: Callable[[], Any]) -> tuple[int, Any]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        kept = error.__traceback__
+        entry = error.__traceback__
         # Without the frames of this command and of runpy.
-        while kept is not None and kept.tb_next is not None and _is_ours(kept):
-            kept = kept.tb_next
-        traceback.print_exception(type(error), error, kept)
+        while entry is not None and _is_ours(entry):
+            entry = entry.tb_next
+        if entry is None and isinstance(error, ImportError):  # there is no such program
+            print(f"esper_alloc audit: {error}", file=sys.stderr)
+            return 2, error
+        traceback.print_exception(type(error), error, entry)
         return 1, error
 
 
 def _is_ours(entry: Any) -> bool:
     file = entry.tb_frame.f_code.co_filename
-    return file == __file__ or "runpy" in file
+    return file == __file__ or os.path.basename(file) in ("runpy.py", "<frozen runpy>")
 
 
 def _starter(args: argparse.Namespace) -> Callable[[], Any]:

@@ -67,7 +67,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "program", metavar="SCRIPT", help="file, directory or zip file; - for stdin"
     )
-    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+    rest = parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+    rest.required = False  # argparse would name it where SCRIPT is missing
     parser.set_defaults(run=run)
 
 

@@ -108,6 +108,43 @@ say(
     assert found["kinds"] == ["read-early", "read-early", "freed-in-use"]
 
 
+def test_a_warning_names_the_line_that_runs(library: Path) -> None:
+    """Soon after the read, in the same function; or the end of the `with`, at the outermost level."""
+    found = run(
+        library,
+        """
+import sys
+
+def read():
+    here = sys._getframe()
+    x = empty().zero_()
+    with torch.cuda.stream(side):
+        y = x.clone()
+    for _ in range(100000):
+        pass
+    lines.extend([here.f_code.co_firstlineno, here.f_lineno])
+
+def call():
+    read()
+
+lines = []
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with esper_alloc.audit(mode="warn") as report:
+        call()
+        torch.cuda.synchronize()
+        x = empty().zero_()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            y = x.clone()
+        del x
+first, last = caught
+say(first=first.filename, inside=lines[0] < first.lineno <= lines[1], last=last.filename)
+""",
+    )
+    assert found == {"first": "<string>", "inside": True, "last": "<string>"}
+
+
 def test_an_error_of_the_program_stays_what_it_is(library: Path) -> None:
     found = run(
         library,

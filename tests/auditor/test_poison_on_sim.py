@@ -248,7 +248,7 @@ with esper_alloc.audit(poison=True) as report:
 say(same=same, found=report.text())
 """,
     )
-    assert found["found"] == "esper_alloc audit: 0 findings"
+    assert found == {"same": True, "found": "esper_alloc audit: 0 findings"}
 
 
 def test_nothing_is_filled_afterwards(library: Path) -> None:

@@ -99,6 +99,55 @@ def test_raise_ends_the_program(library: Path, tmp_path: Path) -> None:
     assert "AuditError" in done.stderr
 
 
+def test_an_error_has_the_frames_of_the_program_wherever_it_lies(
+    library: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runpython"
+    folder.mkdir()
+    done = audit(library, folder, "def fail():\n    raise KeyError('mine')\nfail()\n")
+    assert done.returncode == 1
+    assert [line.split(", in ")[1] for line in done.stderr.splitlines() if ", in " in line] == [
+        "<module>", "fail",
+    ]  # fmt: skip
+
+
+def test_a_syntax_error_is_shown_as_python_shows_it(library: Path, tmp_path: Path) -> None:
+    done = audit(library, tmp_path, "x = (\n")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0].endswith('job.py", line 1')
+    assert "SyntaxError" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "program, said",
+    [
+        (("-m", "none.such"), "none.such"),
+        (("folder",), "can't find '__main__' module in 'folder'"),
+    ],
+)
+def test_what_cannot_be_run(
+    library: Path, tmp_path: Path, program: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    env = {**os.environ, **build.environment(library)}
+    command = [sys.executable, "-m", "esper_alloc", "audit", *program]
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1200
+    )
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("esper_alloc audit: ") and said in line
+
+
+@pytest.mark.parametrize("command", ["audit", "run"])
+def test_only_the_program_has_to_be_named(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "esper_alloc", command], capture_output=True, text=True, timeout=1200
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: the following arguments are required: SCRIPT\n")
+
+
 @pytest.mark.parametrize("options", [("--output", "none/found.json"), ("--mode", "loud")])
 def test_wrong_usage(library: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     done = audit(library, tmp_path, "print('ran')", options=options)
