@@ -2,8 +2,8 @@
 
     python programs.py [--sanitizer] [PROGRAM...]
 
-Prints JSON: for each program what was found, as [kind, line]. On the simulated device all
-that can run there.
+Prints JSON: for each program the bug that it names, and what was found, each a list of
+[kind, line]. On the simulated device all that can run there. benchmarks/auditor.py reads it, too.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main() -> None:
             found = list(pool.map(sanitized, chosen))
     else:
         found = [audited(name) for name in chosen]
-    print(json.dumps(dict(zip(chosen, found))))
+    print(json.dumps({name: [expected(name), one] for name, one in zip(chosen, found)}))
 
 
 if __name__ == "__main__":

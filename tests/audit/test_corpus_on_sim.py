@@ -3,6 +3,7 @@ and nothing else is. (tests/gpu/test_audit_gpu.py runs all of them on a GPU.)"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -39,7 +40,8 @@ def results(library: Path, allocator: str) -> Any:
         timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    said = json.loads(done.stdout.splitlines()[-1])
+    return {name: found for name, (_, found) in said.items()}
 
 
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
@@ -47,6 +49,27 @@ def results(library: Path, allocator: str) -> Any:
 def test_a_bug_is_found_where_it_is(library: Path, name: str, allocator: str) -> None:
     assert len(programs.expected(name)) == name.endswith("_wrong")
     assert results(library, allocator)[name] == programs.expected(name, allocator)
+
+
+def test_the_benchmark_reads_what_is_printed(
+    library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(TESTS.parent / "benchmarks"))
+    auditor, common = (importlib.import_module(name) for name in ("auditor", "common"))
+    environment = {**build.environment(library), "ESPER_SIMULATED_ALLOCATOR": "native"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = auditor.corpus("freed/view_right", "freed/view_wrong")
+    results = common.Results("auditor", tmp_path / "auditor.json")
+    results.run = {"id": "now"}
+    silent = {name: [said, []] for name, (said, _) in found.items()}
+    auditor.add_corpus(results, found, silent)
+    assert {row["name"]: (row["ours"], row["peer"]) for row in results.rows} == {
+        "reports: freed/view_right": (0, 0),
+        "missed: freed/view_wrong": (0, 1),
+        "bugs missed, of 1": (0, 1),
+        "correct programs reported, of 1": (0, 0),
+    }
 
 
 def test_half_of_the_programs_have_a_bug() -> None:
