@@ -67,7 +67,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
     )
     parser.add_argument("program", metavar="SCRIPT", help="file, directory or zip file")
-    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+    rest = parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+    rest.required = False  # argparse asks for them before Python 3.13
     parser.set_defaults(run=run)
 
 
@@ -152,9 +153,9 @@ def run(args: argparse.Namespace) -> int:
             enable()
         auditing = audit(mode=args.mode, poison=args.poison, fence=args.fence)
         report = auditing.__enter__()
-    except RuntimeError as error:  # UnavailableError is one
+    except (RuntimeError, ValueError) as error:
         print(f"esper_alloc audit: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ValueError) else 1  # 2: a bad value in the environment
     process, code, kept = os.getpid(), 0, None
     try:
         code, kept = _run_program(_starter(args))
