@@ -68,7 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("program", metavar="SCRIPT", help="file, directory or zip file")
     rest = parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
-    rest.required = False  # argparse would name it where SCRIPT is missing
+    rest.required = False  # argparse asks for them before Python 3.13
     parser.set_defaults(run=run)
 
 
@@ -156,9 +156,9 @@ def run(args: argparse.Namespace) -> int:
             enable()
         auditing = audit(mode=args.mode, poison=args.poison, fence=args.fence)
         report = auditing.__enter__()
-    except RuntimeError as error:  # UnavailableError is one
+    except (RuntimeError, ValueError) as error:
         print(f"esper_alloc audit: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ValueError) else 1  # 2: a bad value in the environment
     process, code, kept = os.getpid(), 0, None
     try:
         code, kept = _run_program(_starter(args))

@@ -28,6 +28,7 @@ exit codes:
   1    the command found or met a problem, which it names
   2    wrong usage, or an input file that cannot be used
   130  interrupted
+  141  whoever read the output has ended, as `head` does
   `run` ends with the exit code, or by the signal, of what it runs; so does `audit`,
   except that 0 becomes 1 if something was found.
 """
@@ -80,6 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     args = parser.parse_args(arguments)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        if sys.stdout is not None and not sys.stdout.closed:  # `audit` runs who may close it
+            sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..installation.pytorch import difference
-from ..torch_allocator.choices import REUSE, USES
+from ..torch_allocator.choices import ALL, REUSE, USES
 from .diagnosis.facts import Facts, gather_shim
 
 STARTUP = Path(__file__).resolve().parents[1] / "_startup"
@@ -68,7 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "program", metavar="SCRIPT", help="file, directory or zip file; - for stdin"
     )
     rest = parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
-    rest.required = False  # argparse would name it where SCRIPT is missing
+    rest.required = False  # argparse asks for them before Python 3.13
     parser.set_defaults(run=run)
 
 
@@ -160,8 +160,14 @@ def run(args: argparse.Namespace) -> int:
     if problem is not None:
         print(f"esper_alloc run: {problem}", file=sys.stderr)
         return 2
-    uses = args.uses or os.environ.get(USES.variable)
-    problem = mismatch(installed_torch(), gather_shim(), uses)
+    environment = child_environment(os.environ, args.reuse, args.uses)
+    try:
+        for choice in ALL:
+            choice.in_environment(environment)
+    except ValueError as error:
+        print(f"esper_alloc run: {error}", file=sys.stderr)
+        return 2
+    problem = mismatch(installed_torch(), gather_shim(), environment.get(USES.variable))
     if problem is not None:
         print(
             f"esper_alloc run: {problem}; `python -m esper_alloc doctor` has the remedy",
@@ -173,4 +179,4 @@ def run(args: argparse.Namespace) -> int:
     command += args.arguments
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, command, child_environment(os.environ, args.reuse, args.uses))
+    os.execve(sys.executable, command, environment)

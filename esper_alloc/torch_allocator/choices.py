@@ -4,6 +4,7 @@ variable of the environment."""
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
@@ -28,9 +29,9 @@ class Choice(NamedTuple):
             self.check(argument, f"{self.argument}={argument!r}")
         return argument
 
-    def in_environment(self) -> str:
+    def in_environment(self, environment: Mapping[str, str] = os.environ) -> str:
         """The name that the variable gives, after a check, or the default."""
-        value = os.environ.get(self.variable) or self.names[0]
+        value = environment.get(self.variable) or self.names[0]
         self.check(value, f"{self.variable}={value}")
         return value
 

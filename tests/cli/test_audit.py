@@ -155,6 +155,16 @@ def test_wrong_usage(library: Path, tmp_path: Path, options: tuple[str, ...]) ->
     assert options[0] in done.stderr or "found.json" in done.stderr
 
 
+def test_a_bad_value_of_the_environment_is_wrong_usage(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPER_ALLOC_REUSE", "fast")
+    done = audit(library, tmp_path, "print('ran')", options=("--fence",))
+    assert (done.returncode, done.stdout) == (2, "")
+    why = "ESPER_ALLOC_REUSE=fast is not a reuse order: use auto, gate or grow"
+    assert done.stderr == f"esper_alloc audit: {why}\n"
+
+
 def test_a_file_that_is_not_there(library: Path, tmp_path: Path) -> None:
     env = {**os.environ, **build.environment(library)}
     command = [sys.executable, "-m", "esper_alloc", "audit", "none.py"]

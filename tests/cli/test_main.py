@@ -36,7 +36,7 @@ def test_help_names_every_command_and_the_exit_codes() -> None:
     for name, summary in cli.COMMANDS.items():
         assert name in done.stdout
         assert summary.split()[0] in done.stdout
-    for code in ("0  ", "1  ", "2  ", "130  "):
+    for code in ("0  ", "1  ", "2  ", "130  ", "141  "):
         assert f"\n  {code}" in done.stdout
 
 
@@ -104,6 +104,20 @@ def test_exit_code_is_what_the_command_returns(monkeypatch: pytest.MonkeyPatch) 
     for code in (0, 1):
         monkeypatch.setattr(doctor, "run", lambda args, code=code: code)
         assert cli.main(["doctor"]) == code
+
+
+def test_a_reader_that_has_ended_is_141_without_a_traceback() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "esper_alloc", "doctor", "--json"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        timeout=1200,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_interruption_is_130_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

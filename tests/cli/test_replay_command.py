@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import struct
 import sys
 from pathlib import Path
@@ -83,6 +84,17 @@ def test_the_table_has_what_it_should(capsys, tmp_path):
     [calls] = [line for line in verbose.splitlines() if "device calls of auto/mapped" in line]
     assert ", page_create 1," in calls and ", page_map 1," in calls and "alloc" not in calls
     assert "classic" not in out and "grow" not in out
+
+
+def test_the_documented_table_is_what_it_prints(capsys, monkeypatch):
+    """All but the time of an operation."""
+    monkeypatch.chdir(ROOT)
+    document = (ROOT / "docs" / "replay.md").read_text()
+    [(file, shown)] = re.findall(r"^\$ esper-alloc replay (\S+)\n(.*?)^```", document, re.M | re.S)
+    assert command(file) == 0
+    printed = capsys.readouterr().out
+    there, here = (re.sub(r"(?m) +\d+$", "", text).strip() for text in (shown, printed))
+    assert there == here
 
 
 def test_a_bad_file_stops_everything_with_one_line(capsys, tmp_path, monkeypatch):

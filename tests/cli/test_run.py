@@ -508,6 +508,27 @@ def test_wrong_usage(place: Place, arguments: list[str]) -> None:
     done = place.run(*arguments)
     assert done.returncode == 2
     assert "usage: python -m esper_alloc" in done.stderr
+    assert "ARGS\n" not in done.stderr  # a program needs none
+
+
+@pytest.mark.parametrize(
+    "variable, names",
+    [
+        ("ESPER_ALLOC_REUSE", "auto, gate or grow"),
+        ("ESPER_ALLOC_SEGMENTS", "auto, mapped or classic"),
+        ("ESPER_ALLOC_USES", "marked or automatic"),
+    ],
+)
+def test_bad_values_of_the_environment_are_wrong_usage(
+    place: Place, variable: str, names: str
+) -> None:
+    place.environment[variable] = "fast"
+    done = place.run(place.write("never.py", "print('ran')"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"esper_alloc run: {variable}=fast is not a ")
+    assert done.stderr.endswith(f"{names}\n") and done.stderr.count("\n") == 1
+    if variable == "ESPER_ALLOC_REUSE":  # an option takes its place
+        assert place.run("--reuse", "gate", place.write("ran.py", "")).returncode == 0
 
 
 @pytest.mark.parametrize(

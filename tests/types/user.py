@@ -1,4 +1,4 @@
-"""A user's code, as the type checkers must see it. Nothing here runs; tests/test_types.py has it
+"""A user's code, as the type checkers must see it. Nothing here runs; tests/test_style.py has it
 checked. A line with an ignore is a mistake that they must find: an ignore without need is one."""
 
 from __future__ import annotations
