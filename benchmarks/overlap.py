@@ -11,7 +11,7 @@ allocator that has a stream wait for memory shortens the pipeline.
   four-large
 
 Native marks by record_stream, ours by record_use; with --orders also under the reuse orders gate
-and grow. Sizes are drawn anew for each batch, the same for everybody.
+and grow, and with --automatic without a mark, under automatic uses. Sizes are drawn anew for each batch, the same for everybody.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ PIPELINES = {
     "four-large": (256, 1024, 2, 12, 3),
 }
 DEFAULT, GATE, GROW = "esper_alloc", "esper_alloc, gate", "esper_alloc, grow"
+AUTOMATIC = "esper_alloc, automatic uses"
 NATIVE_MARKS = "native, record_stream"
 
 
@@ -75,7 +76,7 @@ class Pipeline:
             import esper_alloc
 
             esper_alloc.record_use(tensor, stream)
-        else:
+        elif self.marks == "record_stream":
             tensor.record_stream(stream)
 
     def batch(self, index: int) -> None:
@@ -150,14 +151,25 @@ def add_rows(results: Results, pipeline: str, cases: Sequence[str], rounds: Roun
             f"{pipeline}: peak reserved", "MiB", rounds, "reserved_mib", DEFAULT, peer,
             memory_goal, "ratio",
         )  # fmt: skip
+    if AUTOMATIC in cases:
+        for title, unit, key in (
+            ("step time", "ms", "step_ms"),
+            ("peak reserved", "MiB", "reserved_mib"),
+        ):
+            results.compare(
+                f"{pipeline}, automatic uses: {title}", unit, rounds, key, AUTOMATIC, DEFAULT
+            )
 
 
 def main() -> int:
     arguments = parser(__doc__)
     arguments.set_defaults(rounds=5)
     arguments.add_argument("--pipeline", choices=PIPELINES, action="append", help="default: all")
-    arguments.add_argument("--marks", default="record_use")
+    arguments.add_argument(
+        "--marks", choices=("record_use", "record_stream", "none"), default="record_use"
+    )
     arguments.add_argument("--orders", action="store_true", help="ours under gate and grow, too")
+    arguments.add_argument("--automatic", action="store_true", help="ours without marks, too")
     arguments.add_argument("--small", action="store_true", help="tiny tensors: to try the script")
     options = arguments.parse_args()
     pipelines = options.pipeline or list(PIPELINES)
@@ -182,6 +194,9 @@ def main() -> int:
         if options.orders:
             cases.append(Case(GATE, OURS, extra, {"ESPER_ALLOC_REUSE": "gate"}))
             cases.append(Case(GROW, OURS, extra, {"ESPER_ALLOC_REUSE": "grow"}))
+        if options.automatic:
+            uses = {"ESPER_ALLOC_USES": "automatic"}
+            cases.append(Case(AUTOMATIC, OURS, ("--marks", "none", *extra), uses))
         if not results.of_rounds(
             partial(
                 turns_of_children, __file__, cases, options.rounds,

@@ -17,6 +17,7 @@ what is compared:
   record_use     one line, after the use
   views          the same in grad mode, where the weight is a view of what was gathered
   none           no protection: wrong, for reference
+  automatic      nothing in the program; esper_alloc sees the uses (small layers only)
 
 A round takes about 40 s with either, beside 15 s to start, and 40 GiB of the GPU.
 Nobody waits within a measurement, so the host runs far ahead of the GPU. Peaks
@@ -97,6 +98,9 @@ CASES = [
     Case("esper_alloc, record_use of views", OURS, ("--protection", "views")),
     Case("esper_alloc, recipe", OURS, ("--protection", "recipe")),
 ]
+AUTOMATIC = Case(
+    "esper_alloc, automatic uses", OURS, ("--protection", "none"), {"ESPER_ALLOC_USES": "automatic"}
+)
 
 
 class Pipeline:
@@ -373,6 +377,14 @@ WANTED: dict[str, list[Wanted]] = {
         ("recipe untouched: ", "esper_alloc, recipe", STEP, RECIPE, None, "ratio"),
         ("recipe untouched: ", "esper_alloc, recipe", ACTIVE, RECIPE, None, "ratio"),
         ("recipe untouched: ", "esper_alloc, recipe", RESERVED, RECIPE, None, "ratio"),
+        *(
+            ("automatic uses: ", AUTOMATIC.name, figure, peer, goal, of)
+            for peer in (OURS_MARKED, "native, record_stream")
+            for figure, goal, of in (
+                (STEP, None, "ratio"), (ACTIVE, None, "ratio"), (RESERVED, None, "ratio"),
+                (WRONG, 0, "ours"),
+            )
+        ),
     ],
     "large": [
         *(
@@ -426,7 +438,8 @@ def main() -> int:
     begin = time.monotonic()
     for index, layers in enumerate(sizes):
         more = ("--layers", layers, *extra)
-        cases = [dataclasses.replace(case, args=(*case.args, *more)) for case in CASES]
+        known = [*CASES, AUTOMATIC] if layers == "small" else CASES
+        cases = [dataclasses.replace(case, args=(*case.args, *more)) for case in known]
         left = (options.seconds - (time.monotonic() - begin)) / (len(sizes) - index)
         rounds = turns_of_children(__file__, cases, options.rounds, seconds=left)
         found = [one[OURS_MARKED] for one in rounds if OURS_MARKED in one]

@@ -1222,8 +1222,12 @@ def test_rows_of_pipelines(tmp_path: Path) -> None:
     one = {case.name: pipeline_figures(10.0, 384, 400) for case in pipeline.CASES}
     one[pipeline.OURS_MARKED] = pipeline_figures(9.9, 512, 528)
     one[pipeline.VIEWS] = pipeline_figures(10.1, 513, 529)
+    one[pipeline.AUTOMATIC.name] = pipeline_figures(10.0, 7872, 7900, 1)
     pipeline.add_rows(made, "small", [one, one])
     rows = rows_of(made)
+    automatic = rows["automatic uses: peak active over base", pipeline.OURS_MARKED]
+    assert automatic["ratio"] == 7872 / 512 and automatic["goal"] is None
+    assert rows[f"automatic uses: {pipeline.WRONG[0]}", pipeline.OURS_MARKED]["met"] is False
     for title, met in (("", True), ("views, grad mode: ", False)):
         for name in ("step time", "peak active over base", "reserved over base"):
             assert rows[title + name, pipeline.RECIPE]["met"] is met, title + name
@@ -1552,6 +1556,23 @@ def test_rows_of_pair(tmp_path: Path) -> None:
     assert made.complete is False  # the other of native's modes has goals, too
 
 
+def test_rows_of_overlap_without_marks(tmp_path: Path) -> None:
+    module, made = load("overlap"), results(tmp_path)
+    one = {
+        case: {"step_ms": step, "reserved_mib": mib}
+        for case, step, mib in (
+            (module.NATIVE_MARKS, 10.0, 4000.0),
+            (module.DEFAULT, 10.1, 2000.0),
+            (module.AUTOMATIC, 10.2, 3000.0),
+        )
+    }
+    module.add_rows(made, "small", list(one), [one, one])
+    rows = rows_of(made)
+    assert rows["small: step time", module.NATIVE_MARKS]["met"] is True
+    reserved = rows["small, automatic uses: peak reserved", module.DEFAULT]
+    assert reserved["ratio"] == 1.5 and reserved["goal"] is None
+
+
 def test_rows_of_automatic_uses(tmp_path: Path) -> None:
     module, made = load("automatic_uses"), results(tmp_path)
     names = [f"{name}, one stream" for name in module.ONE_STREAM]
@@ -1561,10 +1582,11 @@ def test_rows_of_automatic_uses(tmp_path: Path) -> None:
     ours["add, one stream, automatic"] = 1011.0
     ours["view, at home, automatic"] = 1150.0
     ours["view, elsewhere, automatic"] = 1151.0
-    ours |= {f"{module.STEP}, marked": 60.0, f"{module.STEP}, automatic": 61.0}
+    for step, automatic in ((module.ONE_STREAM_STEP, 60.5), (module.STEP, 61.0)):
+        ours |= {f"{step}, marked": 60.0, f"{step}, automatic": automatic}
     module.add_rows(made, [{module.OURS: {"figures": ours}}])
     rows = {name: row for (name, _), row in rows_of(made).items()}
-    assert list(rows) == [*names, module.STEP] and made.complete
+    assert list(rows) == [*names, module.ONE_STREAM_STEP, module.STEP] and made.complete
     missed = [name for name, row in rows.items() if row["met"] is False]
     assert missed == ["add, one stream", "view, elsewhere", module.STEP]
     assert rows[module.STEP]["unit"] == "ms"

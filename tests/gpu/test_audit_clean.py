@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helper import ROOT, run_python
+from helper import ROOT, run_fresh, run_python
 from scenario import NATIVE, OURS, run_program
 
 
@@ -27,7 +27,7 @@ def test_a_correct_program_has_no_finding(name: str, allocator: str) -> None:
     "command",
     [
         "offload_activations.py", "prefetch.py", "side_stream.py", "train_gpt2.py --steps 10",
-        "ppo_sleep.py --rounds 4", "cifar_envs.py",
+        "ppo_sleep.py --rounds 4", "cifar_envs.py", "reduce_scatter.py",
     ],
 )  # fmt: skip
 def test_an_example_has_no_finding(command: str) -> None:
@@ -40,3 +40,10 @@ def test_an_example_has_no_finding(command: str) -> None:
         f"code = main({arguments!r})\n"
         "assert code == 0, code\n"
     )
+
+
+@pytest.mark.two_gpus
+def test_sharded_training_on_two_gpus_has_no_finding() -> None:
+    """As docs/auditor.md starts it: each rank under an audit of its own."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run_fresh(*torchrun, "-m", "esper_alloc", "audit", str(ROOT / "examples" / "fsdp2.py"))
