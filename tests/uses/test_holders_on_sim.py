@@ -146,6 +146,46 @@ def test_a_mark_until_the_free_is_gated_on_as_its_caller_allowed(
     assert build.answer(library, code, **GATE) == {"reused": reused}
 
 
+def test_marks_are_exact_where_autograd_turns_grad_mode_off(library: Path) -> None:
+    """And record_use() after a scope that was too early lasts until the free."""
+    code = f"""
+import sys
+
+sys.path.insert(0, {str(CASES)!r})
+from helper import kinds
+
+class Saves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x)
+        esper_alloc.record_use(x, side)
+        return torch.empty(1, device="cuda")
+
+def big():
+    return torch.empty(1 << 20, 1, device="cuda")
+
+w = torch.empty(0, device="cuda", requires_grad=True)
+simulated.work(side)
+x = big()
+y = Saves.apply(x, w)
+in_forward = kinds(x)
+
+x = big()
+with torch.cuda.stream(side):
+    y = x * w
+with esper_alloc.using(x, stream=side):
+    pass
+after_scope = kinds(x)
+esper_alloc.record_use(x, side)
+say(in_forward=in_forward, after_scope=after_scope, after_mark=kinds(x))
+"""
+    assert build.answer(library, HEAD + code) == {
+        "in_forward": ["record_use"],
+        "after_scope": ["record_use"],
+        "after_mark": ["until_free"],
+    }
+
+
 @pytest.mark.parametrize("held, waits", [("[]", False), ("[x]", True)])
 def test_what_comes_after_an_exact_mark_is_not_waited_for(
     library: Path, held: str, waits: bool

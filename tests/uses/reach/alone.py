@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import dataclasses
 import weakref
 
@@ -257,6 +259,25 @@ def variable_of_a_method_call():
 
 
 @case
+def variable_that_gets_the_next_tensor():
+    """As where the next layer's weight is gathered before the current one is marked."""
+    following = gathered().view(1024, 1024)
+    for _ in range(2):
+        x, following = following, gathered().view(1024, 1024)
+        mark(x, side())
+    return x
+
+
+@case
+def argument_that_its_caller_dropped():
+    def function(x: torch.Tensor) -> torch.Tensor:
+        mark(x, side())
+        return x
+
+    return function(gathered().view(1024, 1024))
+
+
+@case
 def variable_of_a_generator():
     def generate():
         x = empty().view(1024, 1024)
@@ -264,6 +285,60 @@ def variable_of_a_generator():
         yield kinds(x)
 
     return next(generate())
+
+
+@case
+def variable_of_a_coroutine():
+    async def function():
+        x = gathered().view(1024, 1024)
+        mark(x, side())
+        return kinds(x)
+
+    return asyncio.run(function())
+
+
+Pair = collections.namedtuple("Pair", "left, right")
+
+
+@case
+def all_views_in_a_named_tuple():
+    pair = Pair(*empty().split(N // 2))
+    mark(pair, side())
+    return pair.left
+
+
+@case
+def all_views_in_a_set():
+    views = set(empty().split(N // 8))
+    mark(views, side())
+    return views.pop()
+
+
+@case
+def all_views_in_a_deque():
+    views = collections.deque(empty().split(N // 8))
+    mark(views, side())
+    return views[0]
+
+
+@case
+def all_views_in_a_dictionary_with_defaults():
+    lists = collections.defaultdict(list)
+    lists[0].extend(empty().split(N // 8))
+    mark(lists, side())
+    return lists[0][0]
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    x: torch.Tensor
+
+
+@case
+def view_in_a_dataclass_with_slots():
+    slots = Slots(gathered().view(1024, 1024))
+    mark(slots, side())
+    return slots.x
 
 
 @dataclasses.dataclass

@@ -448,6 +448,120 @@ def variable_of_a_script_that_others_hold():
 
 
 @case
+def default_argument():
+    """The function holds it, and the call does too."""
+
+    given = empty()
+
+    def function(x: torch.Tensor = given) -> torch.Tensor:
+        mark(x, side())
+        return x
+
+    del given
+    KEPT.append(function)
+    return function()
+
+
+@case
+def class_variable():
+    class Layer:
+        x = empty()
+
+    KEPT.append(Layer)
+    mark(Layer.x, side())
+    return Layer.x
+
+
+@case
+def slot():
+    class Layer:
+        __slots__ = ("x",)
+
+    layer = Layer()
+    layer.x = empty()
+    KEPT.append(layer)
+    mark(layer.x, side())
+    return layer.x
+
+
+@case
+def cached_result():
+    cached = functools.lru_cache(empty)
+    KEPT.append(cached)
+    mark(cached(N), side())
+    return cached(N)
+
+
+@case
+def attribute_of_a_tensor():
+    x, y = empty(), empty()
+    y.peer = x
+    KEPT.append(y)
+    mark(x, side())
+    return x
+
+
+@case
+def loop_over_a_list_that_others_hold():
+    views = list(empty().split(N))
+    KEPT.append(views)
+    for x in views:
+        mark(x, side())
+    return x
+
+
+@case
+def comprehension_over_a_list_that_others_hold():
+    views = list(empty().split(N))
+    KEPT.append(views)
+    [mark(x, side()) for x in views]
+    return views[0]
+
+
+@case
+def traceback_of_an_error():
+    """It keeps the variables of the function that raised."""
+
+    def fail(x: torch.Tensor) -> None:
+        raise ValueError
+
+    x = empty()
+    try:
+        fail(x)
+    except ValueError as error:
+        KEPT.append(error)
+    mark(x, side())
+    return x
+
+
+@case
+def method_that_others_hold():
+    KEPT.append(empty().record_use)
+    KEPT[0](side())
+    return KEPT[0].__self__
+
+
+@case
+def state_of_an_optimizer():
+    weight = torch.nn.Parameter(empty())
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    optimizer.state[weight]["momentum_buffer"] = empty()
+    KEPT.append(optimizer)
+    mark(optimizer.state[weight], side())
+    return optimizer.state[weight]["momentum_buffer"]
+
+
+@case
+def result_of_a_future():
+    """C++ code holds it."""
+    x, future = empty(), torch.futures.Future()
+    future.set_result(x)
+    KEPT.append(future)
+    mark(x, side())
+    return x
+
+
+@case
 def partial():
     x = empty().view(1024, 1024)
     KEPT.append(functools.partial(torch.mul, x))
@@ -550,6 +664,14 @@ def dlpack():
     KEPT.append(x)
     mark(y, side())
     return y
+
+
+@case
+def dlpack_of_the_marked():
+    x = empty()
+    KEPT.append(torch.utils.dlpack.from_dlpack(x))
+    mark(x, side())
+    return x
 
 
 @case
