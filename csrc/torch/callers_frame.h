@@ -1,10 +1,9 @@
 // The references that the calling Python function itself holds: in its local variables, and on its
-// evaluation stack, where the arguments of the call are. A script or a cell of a notebook has global
-// variables for local ones.
+// evaluation stack, where the arguments of the call are.
 //
-// They are the caller's own. A variable that a closure reads too is in a cell, a function's global one
-// in a dictionary, and obj.x and items[i] in an object: those hold a reference of their own, which is
-// not counted here. So they show as holders.
+// They are the caller's own. A variable that a closure reads too is in a cell, a global one in a
+// dictionary, which any function may read, and obj.x and items[i] in an object: those hold a reference
+// of their own, which is not counted here. So they show as holders.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -19,8 +18,8 @@ public:
   CallersFrame() = default;
 
   // `end` is behind the last argument that the interpreter passed. Unknown: the arguments are not on
-  // the stack of a Python function (C code calls, a generator runs), or Python is 3.14 or newer,
-  // where the stack borrows.
+  // the stack of a Python function (C code calls), or Python is 3.14 or newer, where the stack
+  // borrows.
   static CallersFrame of_call(PyObject *const *end);
 
   bool is_known() const
@@ -33,11 +32,6 @@ public:
     Py_ssize_t count = 0;
     for (PyObject *const *slot = first_; slot != end_; ++slot) {
       count += *slot == object || is_method_of(*slot, object) ? 1 : 0;
-    }
-    PyObject *name = nullptr;
-    PyObject *value = nullptr;
-    for (Py_ssize_t i = 0; globals_ != nullptr && PyDict_Next(globals_, &i, &name, &value) != 0;) {
-      count += value == object ? 1 : 0;
     }
     return count;
   }
@@ -59,7 +53,6 @@ private:
 
   PyObject *const *first_ = nullptr; // the first local variable
   PyObject *const *end_ = nullptr;
-  PyObject *globals_ = nullptr; // borrowed; null: local variables are not global ones
 };
 
 } // namespace esper

@@ -11,6 +11,13 @@
 
 namespace esper
 {
+
+bool has_weak_references(PyObject *object)
+{
+  return PyType_SUPPORTS_WEAKREFS(Py_TYPE(object)) &&
+         *PyObject_GET_WEAKREFS_LISTPTR(object) != nullptr;
+}
+
 namespace
 {
 
@@ -31,13 +38,7 @@ const at::Tensor *base_of(const at::Tensor &tensor)
   return impl->has_storage() && storage_of(base) == storage_of(tensor) ? &base : nullptr;
 }
 
-bool has_weak_references(PyObject *object)
-{
-  return PyType_SUPPORTS_WEAKREFS(Py_TYPE(object)) &&
-         *PyObject_GET_WEAKREFS_LISTPTR(object) != nullptr;
-}
-
-bool has_weak_references(c10::StorageImpl *storage)
+bool is_weakly_held(c10::StorageImpl *storage)
 {
   auto borrowed = c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage);
   const bool has = borrowed.weak_use_count() != 1;
@@ -66,7 +67,7 @@ Why count_storage(const at::Tensor &tensor, size_t tensors)
       (object != nullptr && Py_REFCNT(object) > 1)) {
     return Why::storage;
   }
-  if (has_weak_references(storage) || (object != nullptr && has_weak_references(object))) {
+  if (is_weakly_held(storage) || (object != nullptr && has_weak_references(object))) {
     return Why::weak_references;
   }
   return Why::nobody_else;

@@ -34,9 +34,8 @@
 // never back. So views are counted first, then other tensors, then bases, then storages: who was
 // not seen at one count cannot have come to hold what is counted afterwards.
 //
-// Which Python references the caller accounts for, use.cpp says. Where it cannot tell the caller's
-// variable from an object that holds what is passed as obj.x, no count shows a function that reads
-// obj.x again in backward. Parameters are read in this way as a rule, and count as reachable.
+// Which Python references the caller accounts for, use.cpp says. Parameters are read by modules as a
+// rule, and count as reachable.
 //
 // Python without a GIL: other threads take references at any moment, and each object's count is
 // split between threads, so no count is exact and every tensor counts as reachable.
@@ -85,6 +84,8 @@ struct References {
     return unknown == Why::nobody_else ? lasting + passing : -1;
   }
 };
+
+bool has_weak_references(PyObject *object);
 
 // Decides for one tensor of a CUDA device, in grad mode. Why::uncounted: add it to Holders.
 Why look_at(PyObject *object, const at::Tensor &tensor, const References &references,

@@ -13,13 +13,12 @@ namespace esper
 namespace
 {
 
-// Who holds a reference: for an argument the caller's variable and the interpreter's stack; for an
+// Who holds a reference: for an argument the caller's variables and the interpreter's stack; for an
 // element its container, and the caller's variables.
 //
 // Up to Python 3.13 variables and the stack each have a reference of their own, and those of the
-// caller's frame are counted. Where that is not known, one variable and the stack are assumed. Then
-// one cannot tell the variable from an object or container that holds what is passed as obj.x or
-// items[i].
+// caller's frame are counted. Where that is not known, because C code makes the call, nothing is
+// known: a tuple, a thread or a partial() may hold the arguments, and an object what came as obj.x.
 //
 // From 3.14 on the stack borrows references, and so do the parameters of a function from the
 // variables of its caller. One reference may then mean several variables, each in another function.
@@ -27,7 +26,7 @@ namespace
 #if PY_VERSION_HEX >= 0x030E0000
 constexpr Py_ssize_t references_of_argument = 1;
 #else
-constexpr Py_ssize_t references_of_argument = 2;
+constexpr Py_ssize_t references_of_argument = 0; // beside those in the frame
 #endif
 constexpr Py_ssize_t references_of_element = 1;
 
@@ -66,12 +65,15 @@ void Gathering::add_argument(PyObject *value, Py_ssize_t references, PyObject *c
   if (counts_ && behind != nullptr) {
     caller_ = CallersFrame::of_call(behind);
   }
-  References given{caller_.is_known() ? 0 : references};
+  References given{references};
 #if PY_VERSION_HEX >= 0x030E0000
-  if (counts_ && !PyUnstable_Object_IsUniqueReferencedTemporary(value)) {
+  const bool is_known = PyUnstable_Object_IsUniqueReferencedTemporary(value) != 0;
+#else
+  const bool is_known = caller_.is_known();
+#endif
+  if (counts_ && !is_known) {
     given.unknown = Why::references;
   }
-#endif
   if (!add(value, given) && value != Py_None) {
     TORCH_CHECK_TYPE(false, "expected a tensor, or a container of tensors, not ",
                      Py_TYPE(value)->tp_name);
@@ -107,13 +109,34 @@ void Gathering::add_element(PyObject *value, const References &references)
   }
 }
 
+namespace
+{
+
+// Whether each of the elements that Python lists has a reference of the container's own. Others list
+// what something else holds: views of dictionaries, proxies, sequences that a program defines.
+bool holds_elements(PyObject *value)
+{
+  if (PyDict_CheckExact(value) || PyAnySet_CheckExact(value)) {
+    return true;
+  }
+  Reference helper(python_helper("esper_alloc.uses.containers", "holds_children"));
+  Reference answer(helper ? PyObject_CallOneArg(helper.get(), value) : nullptr);
+  if (!answer) {
+    throw python_error();
+  }
+  return answer.get() == Py_True;
+}
+
+} // namespace
+
 // If others hold the container (a checkpoint's closure, for example), they can reach its elements,
 // so the caller does not hold those alone.
 bool Gathering::add_children(PyObject *value, const References &references)
 {
   References of_element{references_of_element};
   if (references.unknown != Why::nobody_else ||
-      Py_REFCNT(value) > references.now() + caller_.references(value)) {
+      Py_REFCNT(value) > references.now() + caller_.references(value) ||
+      has_weak_references(value)) {
     of_element.unknown = Why::container;
   }
   References with_ours = of_element;
@@ -134,6 +157,9 @@ bool Gathering::add_children(PyObject *value, const References &references)
     return true;
   }
   // Python lists the elements of dictionaries, sets, other mappings and dataclasses.
+  if (counts_ && with_ours.unknown == Why::nobody_else && !holds_elements(value)) {
+    with_ours.unknown = Why::container;
+  }
   Reference helper(python_helper("esper_alloc.uses.containers", "children"));
   Reference children(helper ? PyObject_CallOneArg(helper.get(), value) : nullptr);
   if (!children) {

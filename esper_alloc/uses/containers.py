@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
+from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 from ..installation.callers import user_stacklevel
@@ -26,6 +28,23 @@ def children(value: Any) -> tuple[Any, ...] | None:
         return tuple(getattr(value, field.name, None) for field in dataclasses.fields(value))
     return None
 
+
+def holds_children(value: Any) -> bool:
+    """Whether nothing but the container itself holds what `children` lists."""
+    if type(value) in _OWNERS:
+        return True
+    if isinstance(value, (type, Mapping, Set, Sequence)) or not dataclasses.is_dataclass(value):
+        return False
+    attributes: dict[str, Any] = getattr(value, "__dict__", {})
+    for name in (field.name for field in dataclasses.fields(value)):
+        in_slot = isinstance(getattr(type(value), name, None), MemberDescriptorType)
+        if not in_slot and attributes.get(name, value) is not getattr(value, name, None):
+            return False
+    held_by_nobody: dict[str, Any] = {}
+    return sys.getrefcount(attributes) <= sys.getrefcount(held_by_nobody) + 1
+
+
+_OWNERS = (dict, defaultdict, OrderedDict, Counter, set, frozenset, deque)
 
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, bytearray, type)
 _PLAIN_PACKAGES = frozenset(("builtins", "datetime", "decimal", "enum", "numpy", "pathlib"))

@@ -8,7 +8,7 @@ import dataclasses
 import weakref
 
 import torch
-from helper import N, case, case_of_variables, empty, gathered, kinds, main, run_script, side
+from helper import N, case, case_of_variables, empty, gathered, kinds, main, side
 from torch.autograd import forward_ad
 
 from esper_alloc import record_use as mark
@@ -19,11 +19,6 @@ def plain():
     x = empty()
     mark(x, side())
     return x
-
-
-@case_of_variables
-def variables_of_a_script():
-    return run_script("x = empty(); both = [x, x.view(1024, 1024)]; mark(both, side())")
 
 
 @case
@@ -282,6 +277,17 @@ def variable_of_a_generator():
     def generate():
         x = empty().view(1024, 1024)
         mark(x, side())
+        yield kinds(x)
+
+    return next(generate())
+
+
+@case_of_variables
+def variables_of_a_generator():
+    def generate():
+        flat = empty()
+        x, y = flat.split(N // 2)
+        mark([x, y], side())
         yield kinds(x)
 
     return next(generate())

@@ -3,9 +3,12 @@ lasts until the free."""
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import dataclasses
 import functools
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -403,6 +406,190 @@ def list_in_an_attribute():
     return layer.views[0]
 
 
+# Containers whose elements something else holds
+
+
+def kept_dict() -> dict[Any, Any]:
+    KEPT.append({0: empty()})
+    return KEPT[-1]
+
+
+@case
+def values_of_a_dict_that_others_hold():
+    values = kept_dict().values()
+    mark(values, side())
+    return KEPT[-1][0]
+
+
+@case
+def items_of_a_dict_that_others_hold():
+    mark(kept_dict().items(), side())
+    return KEPT[-1][0]
+
+
+@case
+def keys_of_a_dict_that_others_hold():
+    KEPT.append({empty(): 0})
+    mark(KEPT[-1].keys(), side())
+    return next(iter(KEPT[-1]))
+
+
+@case
+def proxy_of_a_dict_that_others_hold():
+    mark(types.MappingProxyType(kept_dict()), side())
+    return KEPT[-1][0]
+
+
+@case
+def chain_of_dicts_that_others_hold():
+    mark(collections.ChainMap(kept_dict()), side())
+    return KEPT[-1][0]
+
+
+@case
+def user_dict_over_one_that_others_hold():
+    user = collections.UserDict()
+    user.data = kept_dict()
+    mark(user, side())
+    return KEPT[-1][0]
+
+
+class Window(collections.abc.Sequence):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.items[index]
+
+
+@case
+def sequence_over_a_list_that_others_hold():
+    KEPT.append([empty()])
+    mark(Window(KEPT[-1]), side())
+    return KEPT[-1][0]
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+
+
+@case
+def dataclass_whose_attributes_others_hold():
+    batch = Batch(empty())
+    KEPT.append(vars(batch))
+    mark(batch, side())
+    return batch.x
+
+
+@case
+def dataclass_with_a_property():
+    class Reads(Batch):
+        def __init__(self) -> None:
+            pass
+
+        x = property(lambda self: KEPT[-1][0])
+
+    KEPT.append([empty()])
+    mark(Reads(), side())
+    return KEPT[-1][0]
+
+
+@case
+def weak_reference_to_a_dataclass():
+    batch = Batch(empty())
+    KEPT.append(weakref.ref(batch))
+    mark(batch, side())
+    return batch.x
+
+
+@case
+def weak_reference_to_a_set():
+    views = {empty()}
+    KEPT.append(weakref.ref(views))
+    mark(views, side())
+    return views.pop()
+
+
+# Calls by C code, generators
+
+
+class Layer:
+    """With an attribute that others read."""
+
+    def __init__(self) -> None:
+        self.x = empty()
+        KEPT.append(self)
+
+
+@case
+def attribute_among_unpacked_arguments():
+    mark(*[Layer().x, side()])
+    return KEPT[-1].x
+
+
+@case
+def attribute_among_unpacked_keywords():
+    mark(Layer().x, **{"stream": side()})
+    return KEPT[-1].x
+
+
+@case
+def attribute_through_a_decorator():
+    @functools.wraps(mark)
+    def decorated(*args: Any, **keywords: Any) -> None:
+        return mark(*args, **keywords)
+
+    decorated(Layer().x, side())
+    return KEPT[-1].x
+
+
+@case
+def items_of_a_list_that_are_mapped():
+    KEPT.append([empty()])
+    list(map(mark, KEPT[-1], [side()]))
+    return KEPT[-1][0]
+
+
+@case
+def attribute_in_a_generator():
+    def generate(layer: Layer) -> Iterator[None]:
+        yield mark(layer.x, side())
+
+    list(generate(Layer()))
+    return KEPT[-1].x
+
+
+@case
+def attribute_in_a_generator_expression():
+    list(mark(layer.x, side()) for layer in [Layer()])
+    return KEPT[-1].x
+
+
+@case
+def attribute_in_a_coroutine():
+    async def function(layer: Layer) -> None:
+        mark(layer.x, side())
+
+    asyncio.run(function(Layer()))
+    return KEPT[-1].x
+
+
+@case
+def variable_of_a_closure_in_a_generator():
+    x = empty()
+
+    def generate() -> Iterator[None]:
+        yield mark(x, side())
+
+    KEPT.append(hook_with(x))
+    list(generate())
+    return x
+
+
 @case
 def item_of_a_list_that_others_hold():
     views = [empty()]
@@ -433,6 +620,12 @@ def global_variable():
     shared = empty()
     mark(shared, side())
     return kinds(shared)
+
+
+@case
+def variable_of_a_script():
+    """Which a hook, for example, could read by its name."""
+    return run_script("x = empty(); mark(x, side())")
 
 
 @case
