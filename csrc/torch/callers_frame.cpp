@@ -2,14 +2,45 @@
 
 #include <frameobject.h>
 
+#if PY_VERSION_HEX >= 0x030E0000
+#define Py_BUILD_CORE 1 // for the two structures alone
+#include <internal/pycore_frame.h>
+#include <internal/pycore_interpframe_structs.h>
+#undef Py_BUILD_CORE
+#endif
+
 namespace esper
 {
 
-#if PY_VERSION_HEX >= 0x030E0000 || defined(Py_GIL_DISABLED)
+#if PY_VERSION_HEX >= 0x030F0000 || defined(Py_GIL_DISABLED)
 
 CallersFrame CallersFrame::of_call(PyObject *const * /*end*/)
 {
   return {};
+}
+
+#elif PY_VERSION_HEX >= 0x030E0000
+
+// The interpreter has copied the arguments, and says where its stack ends.
+CallersFrame CallersFrame::of_call(PyObject *const * /*end*/)
+{
+  static_assert(sizeof(_PyStackRef) == sizeof(Slot));
+  CallersFrame found;
+  PyFrameObject *frame = PyEval_GetFrame();
+  if (frame == nullptr) {
+    return found;
+  }
+  PyCodeObject *code = PyFrame_GetCode(frame);
+  const _PyStackRef *first = frame->f_frame->localsplus;
+  const _PyStackRef *stack = first + code->co_nlocalsplus;
+  const _PyStackRef *end = frame->f_frame->stackpointer;
+  if (end >= stack && end <= stack + code->co_stacksize) {
+    found.first_ = &first->bits;
+    found.stack_ = &stack->bits;
+    found.end_ = &end->bits;
+  }
+  Py_DECREF(code); // the frame holds it
+  return found;
 }
 
 #else

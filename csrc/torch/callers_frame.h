@@ -8,6 +8,8 @@
 
 #include <torch/csrc/python_headers.h>
 
+#include <cstdint>
+
 namespace esper
 {
 
@@ -18,8 +20,7 @@ public:
   CallersFrame() = default;
 
   // `end` is behind the last argument that the interpreter passed. Unknown: the arguments are not on
-  // the stack of a Python function (C code calls), or Python is 3.14 or newer, where the stack
-  // borrows.
+  // the stack of a Python function (C code calls), or this version of Python is not known.
   static CallersFrame of_call(PyObject *const *end);
 
   bool is_known() const
@@ -29,14 +30,39 @@ public:
 
   Py_ssize_t references(PyObject *object) const
   {
+    if (object == nullptr) {
+      return 0;
+    }
     Py_ssize_t count = 0;
-    for (PyObject *const *slot = first_; slot != end_; ++slot) {
+    for (const Slot *slot = first_; slot != end_; ++slot) {
+#if PY_VERSION_HEX >= 0x030E0000
+      if ((*slot & ~tags) != reinterpret_cast<Slot>(object)) {
+        continue;
+      }
+      if ((*slot & tags) == 0) {
+        ++count;
+      } else if (slot < stack_) {
+        return another_variable;
+      }
+#else
       count += *slot == object || is_method_of(*slot, object) ? 1 : 0;
+#endif
     }
     return count;
   }
 
 private:
+#if PY_VERSION_HEX >= 0x030E0000
+  // A pointer whose lowest bits are not 0 if it borrows a reference. The stack borrows from variables,
+  // and a parameter from a variable of the function's caller, which can reach the object, too.
+  using Slot = uintptr_t;
+  static constexpr Slot tags = 3;
+  static constexpr Py_ssize_t another_variable = -(Py_ssize_t{1} << 40); // fewer than there can be
+
+  const Slot *stack_ = nullptr; // behind the variables
+#else
+  using Slot = PyObject *;
+
   // Up to Python 3.10 a method that is called with keywords is an object on the stack, and holds its
   // tensor.
   static bool is_method_of(PyObject *called, PyObject *object)
@@ -50,9 +76,10 @@ private:
     return false;
 #endif
   }
+#endif
 
-  PyObject *const *first_ = nullptr; // the first local variable
-  PyObject *const *end_ = nullptr;
+  const Slot *first_ = nullptr; // the first local variable
+  const Slot *end_ = nullptr;
 };
 
 } // namespace esper

@@ -108,7 +108,7 @@ void gather(Gathering &found, PyObject *tensors)
 {
   TORCH_CHECK_TYPE(PyTuple_Check(tensors), "tensors must be a tuple");
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
-    found.add_argument(PyTuple_GET_ITEM(tensors, i), 1);
+    found.add_argument(PyTuple_GET_ITEM(tensors, i));
   }
 }
 

@@ -13,21 +13,11 @@ namespace esper
 namespace
 {
 
-// Who holds a reference: for an argument the caller's variables and the interpreter's stack; for an
-// element its container, and the caller's variables.
-//
-// Up to Python 3.13 variables and the stack each have a reference of their own, and those of the
-// caller's frame are counted. Where that is not known, because C code makes the call, nothing is
-// known: a tuple, a thread or a partial() may hold the arguments, and an object what came as obj.x.
-//
-// From 3.14 on the stack borrows references, and so do the parameters of a function from the
-// variables of its caller. One reference may then mean several variables, each in another function.
-// Only an argument that is in no variable is known to have one: what an expression returned.
-#if PY_VERSION_HEX >= 0x030E0000
-constexpr Py_ssize_t references_of_argument = 1;
-#else
-constexpr Py_ssize_t references_of_argument = 0; // beside those in the frame
-#endif
+// Beside those in the caller's frame: of an argument there is none. Where the frame is not known,
+// because C code makes the call, nothing is known: a tuple, a thread or a partial() may hold the
+// arguments, and an object what came as obj.x.
+constexpr Py_ssize_t references_of_argument = 0;
+// Its container's.
 constexpr Py_ssize_t references_of_element = 1;
 
 // A function of the package, for what is easier to write in Python.
@@ -60,18 +50,13 @@ Gathering::~Gathering()
   }
 }
 
-void Gathering::add_argument(PyObject *value, Py_ssize_t references, PyObject *const *behind)
+void Gathering::add_argument(PyObject *value, PyObject *const *behind)
 {
   if (counts_ && behind != nullptr) {
     caller_ = CallersFrame::of_call(behind);
   }
-  References given{references};
-#if PY_VERSION_HEX >= 0x030E0000
-  const bool is_known = PyUnstable_Object_IsUniqueReferencedTemporary(value) != 0;
-#else
-  const bool is_known = caller_.is_known();
-#endif
-  if (counts_ && !is_known) {
+  References given{references_of_argument};
+  if (counts_ && !caller_.is_known()) {
     given.unknown = Why::references;
   }
   if (!add(value, given) && value != Py_None) {
@@ -378,7 +363,7 @@ void mark(Arguments arguments)
   end.gate = truth != 0;
 
   Gathering found(Saved::ask_tensor);
-  found.add_argument(arguments.tensors, references_of_argument, arguments.behind);
+  found.add_argument(arguments.tensors, arguments.behind);
   found.mark(end, arguments.end);
 }
 
@@ -431,7 +416,7 @@ PyObject *touch(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
     end.stream = unwrap_stream(python_end.stream);
   }
   Gathering found(Saved::yes);
-  found.add_argument(args[0], references_of_argument);
+  found.add_argument(args[0]);
   found.mark(end, python_end);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

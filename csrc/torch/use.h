@@ -44,10 +44,10 @@ public:
   Gathering(const Gathering &) = delete;
   Gathering &operator=(const Gathering &) = delete;
 
-  // `references`: how many Python references the caller itself holds, beside those in its frame. These
-  // are counted if the argument before `behind` is on the stack of a Python function; if it is not,
-  // others may hold the value. Raises TypeError if the value is neither a tensor nor a container.
-  void add_argument(PyObject *value, Py_ssize_t references, PyObject *const *behind = nullptr);
+  // `behind`: what follows the last argument that the interpreter passed. The references that the caller
+  // itself holds can be counted if that is on the stack of a Python function; if not, others may hold
+  // the value. Raises TypeError if the value is neither a tensor nor a container.
+  void add_argument(PyObject *value, PyObject *const *behind = nullptr);
 
   // To be called when all are added. Releases the GIL while marking.
   void mark(const End &end, const PythonEnd &python_end);

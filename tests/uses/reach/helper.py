@@ -33,12 +33,6 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
-def case_of_variables(function: Callable[[], Any]) -> Callable[[], Any]:
-    """A case in which several of the caller's variables hold the memory, which can be seen up to
-    Python 3.13."""
-    return case(function) if sys.version_info < (3, 14) else function
-
-
 def side() -> torch.cuda.Stream:
     """The stream that reads, which is at work."""
     return _streams[-1]
