@@ -526,6 +526,41 @@ class Layer:
 
 
 @case
+def variable_of_the_callers_caller():
+    def marks(x: torch.Tensor) -> None:
+        mark(x, side())
+
+    x = empty()
+    marks(x)
+    return x
+
+
+@case
+def list_of_the_callers_caller():
+    def marks(views: list[torch.Tensor]) -> None:
+        mark(views, side())
+
+    def passes_on(*arguments: Any, **keywords: Any) -> None:
+        marks(*arguments, **keywords)
+
+    flat = empty()
+    views = list(flat.split(N // 2))
+    del flat
+    passes_on(views=views)
+    return views[0]
+
+
+@case
+def variable_of_a_generators_caller():
+    def generate(x: torch.Tensor) -> Iterator[None]:
+        yield mark(x, side())
+
+    x = empty()
+    next(generate(x))
+    return x
+
+
+@case
 def attribute_among_unpacked_arguments():
     mark(*[Layer().x, side()])
     return KEPT[-1].x
