@@ -34,7 +34,8 @@ CallersFrame CallersFrame::of_call(PyObject *const * /*end*/)
   const _PyStackRef *first = frame->f_frame->localsplus;
   const _PyStackRef *stack = first + code->co_nlocalsplus;
   const _PyStackRef *end = frame->f_frame->stackpointer;
-  if (end >= stack && end <= stack + code->co_stacksize) {
+  // Were the structure another one, its pointer back would not be this.
+  if (frame->f_frame->frame_obj == frame && end >= stack && end <= stack + code->co_stacksize) {
     found.first_ = &first->bits;
     found.stack_ = &stack->bits;
     found.end_ = &end->bits;

@@ -33,6 +33,11 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
+def case_from(*version: int) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """A case from this Python on."""
+    return case if sys.version_info >= version else lambda function: function
+
+
 def side() -> torch.cuda.Stream:
     """The stream that reads, which is at work."""
     return _streams[-1]
