@@ -2,7 +2,8 @@
 
 #include <frameobject.h>
 
-#if PY_VERSION_HEX >= 0x030E0000
+#if PY_VERSION_HEX >= 0x030E0000 && PY_VERSION_HEX < 0x030F0000 && !defined(Py_GIL_DISABLED)
+#define HAS_FRAME_OF_3_14 1
 #define Py_BUILD_CORE 1 // for the two structures alone
 #include <internal/pycore_frame.h>
 #include <internal/pycore_interpframe_structs.h>
@@ -12,16 +13,9 @@
 namespace esper
 {
 
-#if PY_VERSION_HEX >= 0x030F0000 || defined(Py_GIL_DISABLED)
+#ifdef HAS_FRAME_OF_3_14
 
-CallersFrame CallersFrame::of_call(PyObject *const * /*end*/)
-{
-  return {};
-}
-
-#elif PY_VERSION_HEX >= 0x030E0000
-
-// The interpreter has copied the arguments, and says where its stack ends.
+// The frame says where its stack ends. The arguments are a copy, and lie elsewhere.
 CallersFrame CallersFrame::of_call(PyObject *const * /*end*/)
 {
   static_assert(sizeof(_PyStackRef) == sizeof(Slot));
@@ -34,7 +28,7 @@ CallersFrame CallersFrame::of_call(PyObject *const * /*end*/)
   const _PyStackRef *first = frame->f_frame->localsplus;
   const _PyStackRef *stack = first + code->co_nlocalsplus;
   const _PyStackRef *end = frame->f_frame->stackpointer;
-  // Were the structure another one, its pointer back would not be this.
+  // The structure is the expected one only if it points back to its object.
   if (frame->f_frame->frame_obj == frame && end >= stack && end <= stack + code->co_stacksize) {
     found.first_ = &first->bits;
     found.stack_ = &stack->bits;
@@ -42,6 +36,13 @@ CallersFrame CallersFrame::of_call(PyObject *const * /*end*/)
   }
   Py_DECREF(code); // the frame holds it
   return found;
+}
+
+#elif PY_VERSION_HEX >= 0x030E0000 || defined(Py_GIL_DISABLED)
+
+CallersFrame CallersFrame::of_call(PyObject *const * /*end*/)
+{
+  return {};
 }
 
 #else

@@ -53,11 +53,11 @@ public:
 
 private:
 #if PY_VERSION_HEX >= 0x030E0000
-  // A pointer whose lowest bits are not 0 if it borrows a reference. The stack borrows from variables,
-  // and a parameter from a variable of the function's caller, which can reach the object, too.
+  // A pointer. If its lowest bits are not 0, it borrows the reference: the stack from a variable, a
+  // parameter from a variable of another function, which can reach the object, too.
   using Slot = uintptr_t;
   static constexpr Slot tags = 3;
-  static constexpr Py_ssize_t another_variable = -(Py_ssize_t{1} << 40); // fewer than there can be
+  static constexpr Py_ssize_t another_variable = -(Py_ssize_t{1} << 40); // any count is more
 
   const Slot *stack_ = nullptr; // behind the variables
 #else

@@ -13,11 +13,7 @@ namespace esper
 namespace
 {
 
-// Beside those in the caller's frame: of an argument there is none. Where the frame is not known,
-// because C code makes the call, nothing is known: a tuple, a thread or a partial() may hold the
-// arguments, and an object what came as obj.x.
-constexpr Py_ssize_t references_of_argument = 0;
-// Its container's.
+// To an element, beside those in the caller's frame: its container's.
 constexpr Py_ssize_t references_of_element = 1;
 
 // A function of the package, for what is easier to write in Python.
@@ -25,6 +21,21 @@ PyObject *python_helper(const char *module_name, const char *name)
 {
   Reference module(PyImport_ImportModule(module_name));
   return module ? PyObject_GetAttrString(module.get(), name) : nullptr;
+}
+
+// Whether each of the elements that Python lists has a reference of the container's own. Others list
+// what something else holds: views of dictionaries, proxies, sequences that a program defines.
+bool holds_elements(PyObject *value)
+{
+  if (PyDict_CheckExact(value) || PyAnySet_CheckExact(value)) {
+    return true;
+  }
+  Reference helper(python_helper("esper_alloc.uses.containers", "holds_children"));
+  Reference answer(helper ? PyObject_CallOneArg(helper.get(), value) : nullptr);
+  if (!answer) {
+    throw python_error();
+  }
+  return answer.get() == Py_True;
 }
 
 std::atomic<bool> is_watched{false};
@@ -55,7 +66,9 @@ void Gathering::add_argument(PyObject *value, PyObject *const *behind)
   if (counts_ && behind != nullptr) {
     caller_ = CallersFrame::of_call(behind);
   }
-  References given{references_of_argument};
+  // The caller's frame holds an argument. If C code makes the call, anything may: a tuple, a thread, a
+  // partial(), or an object that it was read from.
+  References given{0};
   if (counts_ && !caller_.is_known()) {
     given.unknown = Why::references;
   }
@@ -93,26 +106,6 @@ void Gathering::add_element(PyObject *value, const References &references)
     throw python_error();
   }
 }
-
-namespace
-{
-
-// Whether each of the elements that Python lists has a reference of the container's own. Others list
-// what something else holds: views of dictionaries, proxies, sequences that a program defines.
-bool holds_elements(PyObject *value)
-{
-  if (PyDict_CheckExact(value) || PyAnySet_CheckExact(value)) {
-    return true;
-  }
-  Reference helper(python_helper("esper_alloc.uses.containers", "holds_children"));
-  Reference answer(helper ? PyObject_CallOneArg(helper.get(), value) : nullptr);
-  if (!answer) {
-    throw python_error();
-  }
-  return answer.get() == Py_True;
-}
-
-} // namespace
 
 // If others hold the container (a checkpoint's closure, for example), they can reach its elements,
 // so the caller does not hold those alone.

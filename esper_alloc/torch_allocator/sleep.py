@@ -174,7 +174,7 @@ def _names(tags: Tags) -> tuple[str, ...] | None:
 
 
 def _index(device: torch.device | str | int | None) -> int:
-    """-1 for all devices, as the shim calls them."""
+    """The device's index; -1 means all devices."""
     from torch.cuda._utils import _get_device_index
 
     if device is None:

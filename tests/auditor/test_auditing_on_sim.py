@@ -429,17 +429,7 @@ def test_whatever_an_operator_takes(library: Path, call: str, kind: str) -> None
     found = run(
         library,
         f"""
-class Wrapper(torch.Tensor):
-    @staticmethod
-    def __new__(cls, inner):
-        return torch.Tensor._make_wrapper_subclass(
-            cls, inner.shape, dtype=inner.dtype, device=inner.device
-        )
-    def __init__(self, inner):
-        self.inner = inner
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args, kwargs=None):
-        return func(args[0].inner, *args[1:])
+from wrapper import Wrapper
 
 def in_inference():
     with torch.inference_mode():

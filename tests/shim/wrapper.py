@@ -1,0 +1,27 @@
+"""A subclass of Tensor around another tensor, for programs on the simulated device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Wrapper(torch.Tensor):
+    """Passes every operator on to the tensor inside."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+        made: Wrapper = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, inner.shape, dtype=inner.dtype, device=inner.device
+        )
+        return made
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(args[0].inner, *args[1:])
