@@ -21,6 +21,7 @@ void audit_destroy(audit *a)
   graphs_destroy(a);
   order_destroy(a);
   table_clear(&a->finding_keys);
+  table_clear(&a->ordered_keys);
   free(a->findings);
   free(a);
 }
@@ -32,8 +33,8 @@ int audit_is_complete(const audit *a)
 
 size_t audit_memory(const audit *a)
 {
-  const table *tables[] = {&a->stream_names, &a->events, &a->blocks,      &a->graphs,
-                           &a->captures,     &a->owners, &a->finding_keys};
+  const table *tables[] = {&a->stream_names, &a->events, &a->blocks,       &a->graphs,
+                           &a->captures,     &a->owners, &a->finding_keys, &a->ordered_keys};
   size_t bytes = sizeof *a + a->bytes + a->finding_capacity * sizeof *a->findings;
   for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
     bytes += tables[i]->capacity * sizeof *tables[i]->at;

@@ -418,13 +418,20 @@ void watched_destroy(audit *a, block *b)
   free(b);
 }
 
+/* A hazard like others whose stream was ordered in time: the program ended before it was. */
+static int is_usually_ordered(const audit *a, const hazard *h)
+{
+  return table_get(&a->ordered_keys, finding_key(&h->finding)) != NULL;
+}
+
 void audit_settle(audit *a)
 {
   for (size_t i = 0; i < a->stream_count; i++) {
     lane *l = order_outside(a, a->streams[i]);
     order_prune_hazards(a, l);
     for (const hazard *h = l->hazards; h; h = h->next)
-      finding_add(a, &h->finding);
+      if (!is_usually_ordered(a, h))
+        finding_add(a, &h->finding);
     order_drop_hazards(a, l);
   }
 }

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "findings.h"
+
 static uint64_t key_of(audit_stream name)
 {
   return name.handle ^ ((uint64_t)(unsigned)name.device << 56);
@@ -221,6 +223,8 @@ void order_prune_hazards(audit *a, lane *l)
       at = &h->next;
       continue;
     }
+    if (!table_put(&a->ordered_keys, finding_key(&h->finding), a))
+      a->lost = 1;
     *at = h->next;
     a->bytes -= sizeof *h;
     free(h);

@@ -132,7 +132,8 @@ struct audit {
   audit_finding *findings;
   size_t finding_count, finding_capacity;
   table finding_keys;
-  size_t bytes; /* of blocks, their uses and marks, and of hazards */
+  table ordered_keys; /* of hazards whose stream was ordered in time */
+  size_t bytes;       /* of blocks, their uses and marks, and of hazards */
   int lost;
 };
 

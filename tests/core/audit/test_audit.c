@@ -116,6 +116,27 @@ TEST(no_memory_has_to_follow)
   end();
 }
 
+/* A loop ends before its last free is ordered, as all others were. */
+TEST(the_last_free_of_a_loop_is_like_those_before)
+{
+  for (int other_line = 0; other_line < 2; other_line++) {
+    begin_read();
+    audit_freed(a, X, 3);
+    wait_for(MAIN, SIDE);
+    allocate(X, MAIN, 1); /* in time */
+    wait_for(SIDE, MAIN);
+    read_by(X, SIDE, 2);
+    audit_freed(a, X, other_line ? 4 : 3);
+    if (other_line) {
+      audit_settle(a);
+      CHECK_EQ(only(AUDIT_FREED_IN_USE)->freed, 4);
+    } else {
+      check_silent();
+    }
+    end();
+  }
+}
+
 TEST(order_may_come_after_the_free_but_before_the_next_work)
 {
   begin_read();
