@@ -418,7 +418,8 @@ void watched_destroy(audit *a, block *b)
   free(b);
 }
 
-/* A hazard like others whose stream was ordered in time: the program ended before it was. */
+/* Whether the stream was ordered in time for hazards like this one. Then the program only ended before
+ * it was for the last of them. */
 static int is_usually_ordered(const audit *a, const hazard *h)
 {
   return table_get(&a->ordered_keys, finding_key(&h->finding)) != NULL;
