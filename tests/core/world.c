@@ -1,5 +1,9 @@
 #include "world.h"
 
+#include "core/base/core.h"
+#include "core/order/device.h"
+#include "core/order/record.h"
+
 static void note_failure(void *context, const char *report)
 {
   world *w = context;
@@ -144,6 +148,12 @@ size_t world_size(world *w, const void *ptr)
   esper_block_info info;
   CHECK_OK(esper_find_block(w->core, ptr, &info));
   return info.size;
+}
+
+void world_note_all(world *w)
+{
+  record_drop(stream_probe(w->core->devices[0].all_streams, UINT64_MAX));
+  esper_retire(w->core, 0);
 }
 
 esper_stats world_stats(world *w, int device)

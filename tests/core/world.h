@@ -46,6 +46,9 @@ void world_wait(world *w, esper_stream waiter, esper_stream other);
 /* Executes everything on the stream that can run. */
 void world_run(world *w, esper_stream stream);
 
+/* Lets the core record an event for all streams of device 0, and ask which events have completed. */
+void world_note_all(world *w);
+
 size_t world_size(world *w, const void *ptr);
 esper_stats world_stats(world *w, int device);
 esper_counters world_counters(world *w, int device);

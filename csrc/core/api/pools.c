@@ -229,6 +229,9 @@ esper_status esper_capture_begin(esper_core *core, int index)
   lock(&device->lock);
   device->captures_announced++;
   unlock(&device->lock);
+  /* An event for all streams that is just being recorded would end the capture. */
+  lock(&device->all_streams->lock);
+  unlock(&device->all_streams->lock);
   return ESPER_OK;
 }
 

@@ -13,6 +13,8 @@
   R(GATE_IS_REMEMBERED, "2b", "a stream does not wait twice for the same number")                  \
   R(STAMP_IS_NEXT, "3", "only an event recorded after the free covers owner order")                \
   R(CACHE_STAMPS, "3b", "a free without the lock stamps its block, too")                           \
+  R(LATE_WAITS_COUNT, "3c",                                                                        \
+    "other streams get memory only after all streams' work before the free")                       \
   R(SPLIT_KEEPS_USES, "4a", "the rest of a split block owes what the block owed")                  \
   R(MERGE_UNITES_USES, "4b", "a merged block owes what both parts owed")                           \
   R(MERGE_TAKES_LATER_STAMP, "4c", "a merged block has the later stamp")                           \
@@ -45,6 +47,7 @@
   R(OUTSIDE_STAYS_OUTSIDE, "7i", "nothing in a capture satisfies what is owed to work outside")    \
   R(BODY_KEEPS_APART, "7j", "a block that is freed while another graph is captured has no point")  \
   R(GRAPH_READS_ANYWHERE, "7k", "a note in a capture of memory from outside is on all streams")    \
+  R(LATE_WAITS_INSIDE, "7l", "in a capture others get memory only after all branches")             \
   R(UNRECORDED_HOLDS, "9a", "a use that cannot be recorded holds its block")                       \
   R(MORTAL_HANDLES, "9b", "a mortal stream's handle serves only the call that presents it")        \
   R(ENDED_OWES_NOTHING, "9c", "an ended stream's entry serves again only if nothing refers to it") \

@@ -16,8 +16,8 @@
  *   use       "that stream may touch the block until this record"
  *
  * A free block may still owe *obligations*: its uses, and its owner order. Owner order is the work
- * that its home stream had enqueued before the free; events of that stream numbered `stamp` or
- * higher come after it.
+ * that the device had been given before the free; events for all its streams numbered `stamp` or
+ * higher come after it. The home stream need not wait for it.
  *
  * lock_order.h has the order of locks. The record lock is held over event_record and stream_wait,
  * and over their counterparts in a capture, because numbers must follow the driver's order (rule

@@ -165,7 +165,7 @@ bool cache_free(block_t *block, uintptr_t address)
     shard_return(&segment->device->credit, &cache->shard, segment->large, amounts_of(block));
     block->counted_active = false;
     if (RULE(CACHE_STAMPS))
-      block->stamp = stream_stamp(heap->stream);
+      block->stamp = stream_stamp(owner_order_stream(heap));
     block_set_state(block, BLOCK_CACHED);
   }
   lock_order_leave(LOCK_CACHE);

@@ -2,7 +2,9 @@
 #ifndef ESPER_HEAP_H
 #define ESPER_HEAP_H
 
+#include "../base/rules.h"
 #include "../base/tag.h"
+#include "../order/device.h"
 #include "bins.h"
 #include "block.h"
 #include "cache_slots.h"
@@ -44,6 +46,14 @@ struct heap {
   heap_t *next;        /* in the pool, or among the spare heaps */
   heap_t *previous_on_device, *next_on_device;
 };
+
+/* The stream whose events tell that free memory of the heap has left all work behind: the one that
+ * stands for all streams. Any of them may have used the memory without a mark, and the home stream
+ * may wait for that after the free (rule 3). */
+static inline stream_t *owner_order_stream(const heap_t *heap)
+{
+  return RULE(LATE_WAITS_COUNT) ? heap->device->all_streams : heap->stream;
+}
 
 static inline amounts_t amounts_of(const block_t *block)
 {

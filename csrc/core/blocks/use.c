@@ -1,7 +1,6 @@
 #include "use.h"
 
 #include "../order/capture.h"
-#include "../order/capturing.h"
 #include "../order/record.h"
 #include "../order/stream.h"
 #include "block.h"
@@ -46,16 +45,10 @@ void use_cover(use_t *use, record_t *record)
   use->flags |= USE_GATE_LATE;
 }
 
-/* An event for all of a device's work would end captures of streams that the core has not met. */
-static bool would_end_a_capture(const use_t *use)
-{
-  return use->stream->all_streams && capturing_is_possible_now(use->stream->device);
-}
-
 void uses_record_at_free(block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next)
-    if (use->flags & USE_AT_FREE && !use->record && !would_end_a_capture(use))
+    if (use->flags & USE_AT_FREE && !use->record)
       use->record = stream_record_unpresented(use->stream);
 }
 
@@ -204,36 +197,37 @@ bool use_is_barred(const use_t *use)
 
 bool use_may_be_gated(const use_t *use, bool at_free_too)
 {
-  return use->record && !use_is_rendezvous(use) && (at_free_too || !is_gated_late(use));
+  return use->record && !use->stream->all_streams && !use_is_rendezvous(use) &&
+         (at_free_too || !is_gated_late(use));
+}
+
+stream_t *loan_stream(stream_t *borrower, uint64_t capture)
+{
+  return RULE(LATE_WAITS_COUNT) && !capture ? borrower->device->all_streams : borrower;
 }
 
 void owner_order_stamp(block_t *block)
 {
-  const stream_t *home = block->segment->heap->stream;
-  if (block_is_of(block, home))
-    block->stamp = stream_stamp(home);
+  const heap_t *heap = block->segment->heap;
+  if (block_is_of(block, heap->stream))
+    block->stamp = stream_stamp(owner_order_stream(heap));
 }
 
 bool owner_order_is_satisfied(const block_t *block, const stream_t *reader)
 {
-  const stream_t *home = block->segment->heap->stream;
-  return reader == home || owner_order_has_completed(block) ||
-         stream_is_after(reader, home, block->stamp);
+  const heap_t *heap = block->segment->heap;
+  return reader == heap->stream || owner_order_has_completed(block) ||
+         stream_is_after(reader, owner_order_stream(heap), block->stamp);
 }
 
 bool owner_order_has_completed(const block_t *block)
 {
-  return !block->stamp || stream_completed(block->segment->heap->stream, block->stamp);
+  return !block->stamp || stream_completed(owner_order_stream(block->segment->heap), block->stamp);
 }
 
 bool block_owes_nothing(const block_t *block)
 {
   return uses_have_completed(block) && owner_order_has_completed(block);
-}
-
-bool owner_order_may_be_gated(const block_t *block)
-{
-  return !stream_is_rendezvous(block->segment->heap->stream);
 }
 
 void uses_drop_all(device_t *device, block_t *block)

@@ -73,18 +73,21 @@ bool uses_have_completed(const block_t *block);
 bool use_is_rendezvous(const use_t *use);
 /* Whether the use bars gates, apart from its stream's traits, which may change. */
 bool use_is_barred(const use_t *use);
-/* Whether a stream may be gated on the use; with `at_free_too` also on one by record_stream. */
+/* Whether a stream may be gated on the use; with `at_free_too` also on one by record_stream. Never on
+ * one that stands for all streams: nobody vouches for the work of all of them. */
 bool use_may_be_gated(const use_t *use, bool at_free_too);
 
+/* The stream whose use a block lent to `borrower` has: all streams, for the same reason as owner
+ * order; inside a capture the borrower. */
+stream_t *loan_stream(stream_t *borrower, uint64_t capture);
 /* Stamps a block that its home stream frees now. */
 void owner_order_stamp(block_t *block);
-/* Whether future work of `reader` is ordered after the home stream's work before the free. */
+/* Whether future work of `reader` is ordered after the work before the free. The home stream has its
+ * queue for that, and its program's waits. */
 bool owner_order_is_satisfied(const block_t *block, const stream_t *reader);
 bool owner_order_has_completed(const block_t *block);
 /* Whether a free block owes nothing to any stream: its uses and owner order have completed. */
 bool block_owes_nothing(const block_t *block);
-/* Whether another stream may be gated on the home stream's work before the free. */
-bool owner_order_may_be_gated(const block_t *block);
 
 /* Drops the uses for which `goes` is true. */
 static inline void uses_drop_if(device_t *device, block_t *block, bool (*goes)(block_t *, use_t *))

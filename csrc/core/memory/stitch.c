@@ -55,7 +55,7 @@ void stitch_learn(heap_t *heap)
   for (heap_t *h = heap->pool->heaps; h; h = h->next) {
     uint64_t stamp = may_lend(h) ? owed_stamp(h) : 0;
     if (stamp)
-      probes_add(&probes, h->stream, stamp);
+      probes_add(&probes, owner_order_stream(h), stamp);
   }
   unlock(&device->lock);
   probes_ask(&probes, device->core, false);

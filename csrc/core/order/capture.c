@@ -171,6 +171,22 @@ void capture_point_drop(capture_point_t *point)
   *point = (capture_point_t){0};
 }
 
+int branch_points_of_others(branch_t *b, capture_point_t points[BRANCHES])
+{
+  mutex_t *captures_lock = &b->capture->core->captures_lock;
+  int count = 0;
+  bool known = true;
+  lock(captures_lock);
+  branch_t *other = b->capture->branches; /* new ones are put first; none goes meanwhile */
+  unlock(captures_lock);
+  for (; other && known; other = other->next)
+    if (other != b && (known = count < BRANCHES && other->stream->immortal))
+      known = branch_point(other, other->stream->handle, &points[count++]);
+  while (!known && count > 0)
+    capture_point_drop(&points[--count]);
+  return known ? count : -1;
+}
+
 /* ---- the vector clock -------------------------------------------------------- */
 
 static void raise(branch_t *b, const branch_t *of, uint64_t number)
@@ -233,6 +249,23 @@ void branch_learn(branch_t *b, void *handle)
     b->seen = branches;
   }
   unlock(&b->stream->lock);
+}
+
+bool branch_is_after_others(branch_t *b, void *handle)
+{
+  capture_point_t points[BRANCHES];
+  int count = branch_points_of_others(b, points);
+  bool after = count >= 0;
+  lock(&b->stream->lock);
+  b->learned = NULL; /* those points may be at nodes that were walked over before */
+  unlock(&b->stream->lock);
+  if (count > 0)
+    branch_learn(b, handle);
+  for (int i = 0; i < count; i++) {
+    after = after && branch_is_after(b, &points[i]);
+    capture_point_drop(&points[i]);
+  }
+  return after;
 }
 
 bool branch_gate(branch_t *b, void *handle, const capture_point_t *point)

@@ -48,8 +48,14 @@ void branch_drop(branch_t *branch);
 bool branch_point(branch_t *branch, void *handle, capture_point_t *point);
 void capture_point_drop(capture_point_t *point);
 
+/* The points as of now of all branches of the capture but this one, with references; at most BRANCHES.
+ * Returns how many; -1: one of them is not known. The caller holds no lock. */
+int branch_points_of_others(branch_t *branch, capture_point_t points[BRANCHES]);
+
 /* Brings the branch's vector clock up to date. */
 void branch_learn(branch_t *branch, void *handle);
+/* Whether the branch's future nodes come after all that any branch has recorded so far. */
+bool branch_is_after_others(branch_t *branch, void *handle);
 
 /* Makes the branch's future nodes depend on the point. False: the driver refused. */
 bool branch_gate(branch_t *branch, void *handle, const capture_point_t *point);

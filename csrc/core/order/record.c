@@ -164,8 +164,11 @@ void records_complete(stream_t *s, uint64_t number)
 static esper_status record_event(presented_t p, void *event)
 {
   stream_t *s = p.stream;
+  /* An event for all of a device's work would end captures of streams that the core has not met. */
   if (s->all_streams)
-    return call_event_record_all(s->core, s->device->index, event);
+    return capturing_is_possible_now(s->device)
+               ? ESPER_CAPTURING
+               : call_event_record_all(s->core, s->device->index, event);
   return call_event_record(s->core, s->device->index, event, p.handle);
 }
 
@@ -263,7 +266,8 @@ record_t *stream_record_unpresented(stream_t *s)
     return NULL;
   /* Another thread may have begun a capture since the driver was asked. No other thread has seen
    * the record yet, so it can be withdrawn. */
-  bool inside = RULE(CAPTURE_RECORDS_NOTHING) && would_be_inside(p) && record_release(record);
+  bool inside = RULE(CAPTURE_RECORDS_NOTHING) && !s->all_streams && would_be_inside(p) &&
+                record_release(record);
   stream_record_end(s, inside ? record : NULL);
   return inside ? NULL : record;
 }

@@ -183,12 +183,18 @@ static bool is_captured(device_t *device)
   return (announced && capturing_is_possible_now(device)) || stream_any_is_captured(device);
 }
 
-/* Drains this device only. `left`: streams that the core has never met must be waited for, too. */
+/* Drains this device only. `left`: streams that the core has never met must be waited for, too, as
+ * one event for all streams does. */
 static esper_status drain_alone(device_t *device, bool left)
 {
   lock(&device->sync_lock);
+  esper_status status = wait_for_device(device, wait_for_event);
+  if (status == ESPER_OK) {
+    unlock(&device->sync_lock);
+    return status;
+  }
   bool capturing = false;
-  esper_status status = wait_for_streams(device, &left, &capturing);
+  status = wait_for_streams(device, &left, &capturing);
   if (status == ESPER_OK && left)
     status = capturing || is_captured(device) /* a capture may have begun meanwhile */
                  ? error_set(ESPER_CAPTURING,
@@ -224,17 +230,6 @@ esper_status drain_device(device_t *device, bool unknown)
   }
   pools_retire(device);
   return status;
-}
-
-esper_status drain_by_event(device_t *device)
-{
-  lock(&device->sync_lock);
-  esper_status status = wait_for_device(device, wait_for_event);
-  unlock(&device->sync_lock);
-  if (status != ESPER_OK)
-    return drain_device(device, true);
-  pools_retire(device);
-  return ESPER_OK;
 }
 
 esper_status drain_at_any_cost(device_t *device)

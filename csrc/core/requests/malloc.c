@@ -122,7 +122,7 @@ static block_t *borrow(const request_t *q)
         }
         free_blocks_add(block);
       } else {
-        probes_add(&probes, heap->stream, block->stamp);
+        probes_add(&probes, owner_order_stream(heap), block->stamp);
       }
     }
     unlock(&q->device->lock);
@@ -164,7 +164,8 @@ static record_t *oldest_wait(const request_t *q)
   lock(&q->device->lock);
   for (block_t *b = q->heap->oldest_pending; b && !oldest; b = b->newer)
     for (use_t *use = b->uses; use && !oldest; use = use->next)
-      if (use->record && !use_is_satisfied(use, q->heap->stream) && !use_is_rendezvous(use))
+      if (use->record && !use->stream->all_streams && !use_is_satisfied(use, q->heap->stream) &&
+          !use_is_rendezvous(use))
         record_keep(oldest = use->record);
   unlock(&q->device->lock);
   return oldest;

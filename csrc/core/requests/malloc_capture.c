@@ -65,9 +65,12 @@ static block_t *take_inside(const request_t *q, heap_t *heap, inside_t how)
   return taken ? block : NULL;
 }
 
-/* Step 4, and 7: other branches of the capture. */
+/* Step 4, and 7: other branches of the capture. Any branch may have used their memory without a mark,
+ * and the one that freed it may wait for that later. So the request's branch must come after all. */
 static block_t *take_from_branches(const request_t *q, inside_t how)
 {
+  if (RULE(LATE_WAITS_INSIDE) && !branch_is_after_others(q->heap->branch, q->stream.handle))
+    return NULL;
   lock(&q->device->lock);
   heap_t *heap = q->pool->heaps; /* new heaps are put first; none goes meanwhile */
   unlock(&q->device->lock);
@@ -132,6 +135,24 @@ static void set_points_at_free(core_t *core, block_t *block)
   }
 }
 
+/* A lent block goes back to a branch that may come after its borrower only, but not after what other
+ * branches did with it. Host memory for a use may be missing: false. */
+static bool owe_all_branches(device_t *device, block_t *block, capture_point_t *points, int count)
+{
+  bool all = count >= 0;
+  for (int i = 0; i < count; i++) {
+    use_t *use = use_take(device);
+    all = all && use;
+    if (use)
+      use_attach_point(block, points[i], USE_BY_RECORD_STREAM, &use);
+    else
+      capture_point_drop(&points[i]);
+    if (use)
+      use_give(device, use);
+  }
+  return all;
+}
+
 /* A lent block has a use by its borrower. The point of the free replaces it. */
 static bool is_loan(block_t *block, use_t *use)
 {
@@ -141,10 +162,15 @@ static bool is_loan(block_t *block, use_t *use)
 bool malloc_owe_inside(device_t *device, block_t *block)
 {
   capture_point_t point;
+  capture_point_t others[BRANCHES];
+  int other_count = 0;
+  bool lent = !block_is_of(block, block->segment->heap->stream) && RULE(LATE_WAITS_INSIDE);
   use_t *spare = use_take(device);
   unlock(&device->lock);
   captured_free_t how =
       capture_point_of_free(device->core, block->capture, block_user(block), &point);
+  if (how == FREED_INSIDE && lent)
+    other_count = branch_points_of_others(point.branch, others);
   if (how == FREED_INSIDE)
     set_points_at_free(device->core, block);
   else
@@ -156,11 +182,15 @@ bool malloc_owe_inside(device_t *device, block_t *block)
   } else if (spare && RULE(CAPTURED_FREE_HAS_POINT)) {
     uses_drop_if(device, block, is_loan);
     use_attach_point(block, point, USE_BY_RECORD_STREAM, &spare);
+    known = owe_all_branches(device, block, others, other_count);
+    other_count = 0;
     uses_unite_points(device, block);
   } else {
     known = spare != NULL;
     capture_point_drop(&point);
   }
+  while (other_count > 0)
+    capture_point_drop(&others[--other_count]);
   if (spare)
     use_give(device, spare);
   return known;

@@ -3,6 +3,7 @@
 #include "../blocks/use.h"
 #include "../order/wait_log.h"
 #include "../pools/pool.h"
+#include "drain.h"
 
 /* ---- gates ------------------------------------------------------------------ */
 
@@ -135,13 +136,14 @@ block_t *malloc_gate_other(const request_t *q)
   run_t run = {0};
   uint64_t stamp = 0;
   bool owes = false;
+  bool may_wait = drain_may_wait(q->device); /* owner order is work of all streams */
   lock(&q->device->lock);
   for (heap_t *heap = q->pool->heaps; heap && !run.first; heap = heap->next) {
     if (!request_may_borrow(q, heap))
       continue;
     run = find_elsewhere(q, heap);
     owes = run.first && owes_owner_order(q, run, &stamp);
-    if (owes && !owner_order_may_be_gated(run.first))
+    if (owes && !may_wait)
       run.first = NULL;
   }
   if (run.first)
@@ -151,7 +153,8 @@ block_t *malloc_gate_other(const request_t *q)
     return NULL;
 
   gating_t gating = {0};
-  record_t *owner_order = owes ? stream_probe(run.first->segment->heap->stream, stamp) : NULL;
+  record_t *owner_order =
+      owes ? stream_probe(owner_order_stream(run.first->segment->heap), stamp) : NULL;
   bool gated = (!owes || owner_order) && malloc_gate_run(q, run, &gating) &&
                (!owner_order || gate_record(q, owner_order, run.size, &gating));
   lock(&q->device->lock);

@@ -10,6 +10,7 @@
 #include "../order/retire.h"
 #include "../order/stream.h"
 #include "../pools/pool.h"
+#include "drain.h"
 
 /* ---- waiting ------------------------------------------------------------ */
 
@@ -29,6 +30,7 @@ typedef struct wait {
   record_t *record;         /* the record with that number; NULL: the wait is for owner order */
   const refused_t *refused; /* streams that cannot be waited for */
   int count;
+  bool for_all; /* whether the host may wait for all streams */
 } wait_t;
 
 static bool is_refused(const wait_t *wait, const stream_t *stream, const record_t *record)
@@ -57,14 +59,14 @@ static void need(wait_t *wait, stream_t *stream, uint64_t number, record_t *reco
 
 static void need_all(wait_t *wait, const block_t *block)
 {
-  if (!owner_order_has_completed(block) && owner_order_may_be_gated(block))
-    need(wait, block->segment->heap->stream, block->stamp, NULL);
+  if (!owner_order_has_completed(block) && wait->for_all)
+    need(wait, owner_order_stream(block->segment->heap), block->stamp, NULL);
   for (const use_t *use = block->uses; use; use = use->next) {
     if (use_has_completed(use) || use_is_rendezvous(use))
       continue;
-    if (use->record)
+    if (use->record && (wait->for_all || !use->stream->all_streams))
       need(wait, use->stream, use->record->number, use->record);
-    else if (use->stamp && !use->stream->all_streams)
+    else if (!use->record && use->stamp && !use->stream->all_streams)
       need(wait, use->stream, use->stamp, NULL);
   }
 }
@@ -84,7 +86,8 @@ static bool find_wait(wait_t *wait, pool_t *pool)
 static void wait_for_obligations(pool_t *pool)
 {
   refused_t refused[REFUSED];
-  wait_t wait = {.refused = refused};
+  bool for_all = drain_may_wait(pool->device);
+  wait_t wait = {.refused = refused, .for_all = for_all};
   while (wait.count < REFUSED && find_wait(&wait, pool)) {
     if (!wait.record)
       wait.record = stream_probe(wait.stream, wait.number);
@@ -92,7 +95,7 @@ static void wait_for_obligations(pool_t *pool)
       refused[wait.count++] = (refused_t){wait.stream, !wait.record};
     if (wait.record)
       record_drop(wait.record);
-    wait = (wait_t){.refused = refused, .count = wait.count};
+    wait = (wait_t){.refused = refused, .count = wait.count, .for_all = for_all};
   }
 }
 
@@ -105,17 +108,35 @@ static bool has_live_captured(const heap_t *heap)
   return false;
 }
 
+/* Whether some block still owes owner order, because no event stood for all streams, or the host may
+ * not wait for them. Notes it in the probes. */
+static bool owes_owner_order(const heap_t *heap, probes_t *probes)
+{
+  bool owes = false;
+  for (const segment_t *s = heap->device->first_segment; s; s = s->next)
+    for (const block_t *b = s->first; b && s->heap == heap; b = b->next)
+      if (block_is_in_bin(b) && !owner_order_has_completed(b)) {
+        probes_add(probes, owner_order_stream(heap), b->stamp);
+        owes = true;
+      }
+  return owes;
+}
+
 /* Live memory of captures that are over may be freed inside the next capture, where its owner
- * cannot be waited for. So the host waits for the owners now. */
+ * cannot be waited for. So the host waits for the owners now. It does that, too, where it could not
+ * wait for all streams: then the heap's own stream may have the memory. */
 static void wait_for_owners(pool_t *pool)
 {
   device_t *device = pool->device;
+  probes_t probes;
+  probes.count = 0;
   lock(&device->lock);
   heap_t *heap = pool->heaps;
   unlock(&device->lock);
   for (; heap; heap = heap->next) {
     lock(&device->lock);
-    bool needed = has_live_captured(heap);
+    bool needed = (RULE(QUIESCE_NEEDS_COMPLETION) && owes_owner_order(heap, &probes)) ||
+                  has_live_captured(heap);
     unlock(&device->lock);
     stream_t *s = heap->stream;
     needed = needed && !stream_is_rendezvous(s);
@@ -127,6 +148,7 @@ static void wait_for_owners(pool_t *pool)
     if (record)
       record_drop(record);
   }
+  probes_ask(&probes, device->core, true);
 }
 
 /* ---- quiescing ----------------------------------------------------------- */
@@ -165,6 +187,14 @@ static void clear(block_t *block)
   block->withheld = false;
 }
 
+/* Whether the block may serve its heap's stream: the host has waited for that stream. Others get it
+ * only if it owes no owner order either. */
+static bool serves_own_stream(const block_t *block)
+{
+  const heap_t *heap = block->segment->heap;
+  return uses_have_completed(block) && (owner_order_has_completed(block) || heap->quiesced_at);
+}
+
 static void quiesce_heap(heap_t *heap)
 {
   device_t *device = heap->device;
@@ -177,7 +207,7 @@ static void quiesce_heap(heap_t *heap)
         continue;
       if (block_owes_nothing(b) || !RULE(QUIESCE_NEEDS_COMPLETION)) {
         clear(b);
-      } else {
+      } else if (!serves_own_stream(b)) {
         free_blocks_claim(b);
         b->withheld = true;
         free_blocks_add(b);
@@ -186,12 +216,14 @@ static void quiesce_heap(heap_t *heap)
   for (block_t *b = heap->oldest_pending, *newer; b; b = newer) {
     newer = b->newer;
     uses_hold_unrecorded(device, b);
-    if (!block_owes_nothing(b) && RULE(QUIESCE_NEEDS_COMPLETION)) {
+    if (!serves_own_stream(b) && RULE(QUIESCE_NEEDS_COMPLETION)) {
       b->withheld = true; /* its owner order may complete after its uses */
       continue;
     }
     free_blocks_claim(b);
+    uint64_t stamp = block_owes_nothing(b) || !RULE(QUIESCE_NEEDS_COMPLETION) ? 0 : b->stamp;
     clear(b);
+    b->stamp = stamp;
     free_blocks_add(b);
   }
   heap->quiesced = true;
@@ -240,9 +272,9 @@ void quiesce_pool(pool_t *pool)
   device_t *device = pool->device;
   stream_retire_all(device->core);
   find_captures_over(pool);
-  wait_for_owners(pool);
   if (RULE(QUIESCE_NEEDS_COMPLETION))
     wait_for_obligations(pool);
+  wait_for_owners(pool);
   stream_retire_all(device->core); /* work that could not be waited for may be over by now */
   lock(&device->lock);
   /* A call that is working in the pool must not lose its heap: then nothing is quiesced. */

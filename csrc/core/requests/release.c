@@ -243,8 +243,8 @@ static void ask_about_fences(device_t *device, size_t most)
     const block_t *b = heap->capture ? NULL : oldest_fence(heap, most);
     if (!b || owner_order_has_completed(b))
       continue;
-    probes_add(&probes, heap->stream, b->stamp);
-    probes_add(&probes, heap->stream, heap->newest_pending->stamp);
+    probes_add(&probes, owner_order_stream(heap), b->stamp);
+    probes_add(&probes, owner_order_stream(heap), heap->newest_pending->stamp);
   }
   unlock(&device->lock);
   probes_ask(&probes, device->core, false);
@@ -331,7 +331,7 @@ static void ask_owners(device_t *device)
   caches_close(device);
   for (const segment_t *s = device->first_segment; s; s = s->next) {
     if (is_cached(s) && !s->heap->capture && !owner_order_has_completed(s->first))
-      probes_add(&probes, s->heap->stream, s->first->stamp);
+      probes_add(&probes, owner_order_stream(s->heap), s->first->stamp);
   }
   unlock(&device->lock);
   probes_ask(&probes, device->core, true);

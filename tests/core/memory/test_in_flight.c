@@ -277,6 +277,7 @@ TEST(a_capture_waits_for_what_others_may_not_keep)
   for (int classic = 0; classic < 2; classic++) {
     begin_beside(64 * MIB, classic ? ESPER_SEGMENTS_CLASSIC : ESPER_SEGMENTS_MAPPED,
                  classic ? SIM_CALL_memory_free : SIM_CALL_page_unmap);
+    world_free(&w, world_malloc(&w, 512, w.stream[2])); /* so that the core knows the stream */
     sim_capture_begin(w.s, 0, w.stream[2].handle);
     CHECK_OK(esper_empty_cache(w.core, 0, NULL));
     pthread_join(beside.thread, NULL);

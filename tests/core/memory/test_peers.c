@@ -298,6 +298,7 @@ TEST(a_peer_that_is_added_while_pages_move_has_them)
       p[i] = get(20);
     world_free(&w, p[0]);
     world_free(&w, p[2]);
+    world_kernel(&w, r, p[1]);
     world_malloc(&w, 30 * MIB, w.stream[1]); /* asks about r's work */
     world_run(&w, r);
     uint64_t created = calls(SIM_CALL_page_create);

@@ -110,8 +110,9 @@ TEST(other_streams_lend_pages_that_have_completed)
 {
   begin();
   comb(20, 8, s);
+  world_kernel(&w, s, pieces[1]);
   get(10, r);
-  CHECK_EQ(reserved(), 170); /* nobody knows yet that they have */
+  CHECK_EQ(reserved(), 170); /* s is still at work */
   world_run(&w, s);
   get(70, r);
   CHECK_EQ(reserved(), 170);
@@ -213,6 +214,7 @@ TEST(a_page_that_has_no_home_any_more_is_an_orphan)
   begin();
   comb(20, 8, s);
   void *p;
+  world_kernel(&w, s, pieces[1]);
   get(10, r);
   world_run(&w, s);
   sim_fail_calls_from(w.s, SIM_CALL_page_map, 2, ESPER_DEVICE_ERROR);
@@ -233,7 +235,7 @@ TEST(a_page_that_has_no_home_any_more_is_an_orphan)
 TEST(a_mapped_segment_is_lent_and_does_not_move)
 {
   begin();
-  world_free(&w, get(64, r));
+  world_free(&w, used(64, r));
   const heap_t *home = first_segment()->heap;
   get(4, s);
   CHECK_EQ(world_counters(&w, 0).loans, 0); /* that asked */

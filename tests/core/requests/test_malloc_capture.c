@@ -154,7 +154,7 @@ TEST(a_joined_streams_memory_serves_the_others)
 }
 
 /* s takes a part of what r freed; t may take the rest, and the part again, only
- * after both. */
+ * after all that both do. */
 TEST(a_loan_inside_is_a_use)
 {
   begin();
@@ -166,9 +166,10 @@ TEST(a_loan_inside_is_a_use)
   CHECK(block(9, s) == x);
   CHECK_EQ(world_counters(&w, 0).loans, 1);
   world_free(&w, x);
-  CHECK(block(9, r) != x);
-  CHECK(block(9, t) != x);
+  CHECK(block(9, r) != x && block(11, r) != x); /* all of a new segment */
+  CHECK(block(9, t) != x && block(11, t) != x);
   world_wait(&w, t, s);
+  world_wait(&w, t, r);
   CHECK(block(9, t) == x);
   world_free(&w, y);
   world_wait(&w, r, t);

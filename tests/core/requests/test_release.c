@@ -171,8 +171,12 @@ TEST(what_is_still_used_stays)
   get(80, r); /* r has not begun yet */
   CHECK_EQ(reserved(), 250);
   world_run(&w, r);
-  get(90, r); /* that it is done with them, an event of the last time says */
-  CHECK_EQ(reserved(), 20 + 80 + 90);
+  get(90, r); /* s has not */
+  CHECK_EQ(reserved(), 340);
+  world_run(&w, s);
+  world_run(&w, r);
+  world_free(&w, get(100, r)); /* that all are done with them, an event of the last time says */
+  CHECK_EQ(reserved(), 20 + 80 + 90 + 100);
   world_end(&w);
 }
 
@@ -181,7 +185,7 @@ static void run_after_a_moment(void *questions, sim_call call, int device, void 
 {
   (void)call, (void)device, (void)object;
   if (++*(int *)questions == 20)
-    world_run(&w, r);
+    world_run(&w, s);
 }
 
 TEST(an_idle_stream_is_given_a_moment_to_answer)

@@ -285,10 +285,9 @@ static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool)
   esper_snapshot_free(&snapshot);
 }
 
-static void do_malloc(thread *t)
+static void malloc_on(thread *t, int on)
 {
   program *p = t->p;
-  int on = draw_stream(t);
   esper_stream es = t->streams[on].es;
   size_t size = draw_size(t);
   void *ptr = NULL;
@@ -364,6 +363,11 @@ static void do_malloc(thread *t)
     kernel(t, on, b);
 }
 
+static void do_malloc(thread *t)
+{
+  malloc_on(t, draw_stream(t));
+}
+
 static void free_at(thread *t, int i)
 {
   block b = t->blocks[i];
@@ -387,6 +391,35 @@ static void do_free(thread *t)
     MUST_AT_LAST(esper_free_after_all(t->p->core, b->ptr), "free_after_all");
   }
   free_at(t, (int)(b - t->blocks));
+}
+
+static void do_time(thread *t);
+
+/* A reader that nobody names, for which the owner waits after the free: it asks for no memory before
+ * that, but others do. */
+static void do_wait_after_free(thread *t)
+{
+  block *b = draw_block(t);
+  if (!b || b->pinned || b->captured || b->owner < 0 || t->stalled >= 0)
+    return;
+  int owner = b->owner, reader = draw_stream(t);
+  if (t->p->threads > 1 && owner <= 3) /* another thread asks for memory there */
+    return;
+  if (t->streams[owner].special || t->streams[owner].es.device != t->streams[reader].es.device ||
+      t->streams[owner].es.device != b->device || !is_usable(&t->streams[owner]) ||
+      !read_elsewhere(t, reader, b))
+    return;
+  free_at(t, (int)(b - t->blocks));
+  for (int i = draw(t, 4); i > 0; i--) {
+    int other = draw_stream(t);
+    if (other != owner)
+      malloc_on(t, other);
+    if (chance(t, 3))
+      do_free(t);
+    if (chance(t, 3))
+      do_time(t);
+  }
+  order(t, owner, reader);
 }
 
 static void do_own_kernel(thread *t)
@@ -1165,8 +1198,10 @@ static void operation(thread *t)
     do_capture_step(t);
   else if (kind < 92)
     do_launch(t);
-  else if (kind < 97)
+  else if (kind < 96)
     do_time(t);
+  else if (kind < 97)
+    do_wait_after_free(t);
   else if (chance(t, 8))
     do_pool_phase(t);
   else if (kind < 98)

@@ -9,6 +9,7 @@
 static world w;
 /* Streams by role: r owns and wants memory, s and t read, o is another one. */
 static esper_stream r, s, t, o;
+static esper_stream f, g; /* readers on a second device, where there is one */
 
 enum { X = 12, Y = 14, Z = 16 }; /* MiB: each has a segment of its own */
 
@@ -25,6 +26,10 @@ static void begin_on(int devices, size_t mib, int mapped)
   s = w.stream[1];
   t = w.stream[2];
   o = w.stream[3];
+  if (devices > 1) {
+    f = world_stream(&w, 1);
+    g = world_stream(&w, 1);
+  }
 }
 
 static void begin(size_t mib)
@@ -67,7 +72,7 @@ static void complete_own_order(void)
   world_free(&w, p);
   world_run(&w, o);
   world_run(&w, r);
-  esper_retire(w.core, 0);
+  world_note_all(&w);
 }
 
 static uint64_t gates(void)
@@ -241,30 +246,32 @@ TEST(hole_2_a_steady_loop_grows_nothing)
 
 TEST(hole_3_the_rest_of_a_block_that_went_elsewhere_owes_the_third_stream)
 {
-  begin(40);
+  begin_on(2, 40, 0);
   void *x = block(40, r);
-  read_and_mark(x, r, s);
+  read_and_mark(x, r, f);
   world_free(&w, x);
-  CHECK(world_malloc(&w, 16 * MIB, t) == x);                    /* t waits for r and for s */
+  world_run(&w, r);
+  world_note_all(&w);
+  CHECK(world_malloc(&w, 16 * MIB, t) == x);                    /* t waits for f */
   CHECK(world_malloc(&w, 20 * MIB, o) == (char *)x + 16 * MIB); /* o must too */
   end();
 }
 
 TEST(hole_3_a_merged_block_owes_what_the_donor_owed)
 {
-  begin(20 + X + Y + 2);
+  begin_on(2, 20 + X + Y + 2, 0);
   void *a = block(9, r), *b = block(9, r), *x = block(X, r), *y = block(Y, r);
-  read_and_mark(a, r, s);
-  read_and_mark(b, r, t);
-  read_and_mark(x, r, s);
-  read_and_mark(y, r, t);
+  read_and_mark(a, r, f);
+  read_and_mark(b, r, g);
+  read_and_mark(x, r, f);
+  read_and_mark(y, r, g);
   world_free(&w, a);
   world_free(&w, b);
   world_free(&w, x);
   world_free(&w, y);
   complete_own_order();
-  CHECK(world_malloc(&w, X * MIB, r) == x); /* r waits for s */
-  CHECK(world_malloc(&w, Y * MIB, r) == y); /* and for t: a and b merge */
+  CHECK(world_malloc(&w, X * MIB, r) == x); /* r waits for f */
+  CHECK(world_malloc(&w, Y * MIB, r) == y); /* and for g: a and b merge */
   CHECK(world_malloc(&w, 18 * MIB, o) == a);
   end();
 }

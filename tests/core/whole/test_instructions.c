@@ -197,7 +197,7 @@ static const struct step {
     {"a free and malloc among 1,000 live blocks", replace_one, 1640, fill},
     {"a malloc, a mark on another stream and a free", marked_pair, 4430, NULL},
     {"a malloc beside 1,000 blocks that are held up", malloc_beside_pending, 2215, hold_up},
-    {"the same, a mark on another stream and its end", malloc_beside_news, 4560,
+    {"the same, a mark on another stream and its end", malloc_beside_news, 4970,
      hold_up_and_keep_one},
     {"a malloc that gates on one of 1,000 blocks", malloc_beside_pending, 4070, mark_and_free},
     {"a note on the block's own stream", note_on_own_stream, 180, keep_one},
