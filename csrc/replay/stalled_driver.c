@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 /* Every stall has its own number, so that stalling a stream again does not make earlier events
- * pending again. */
+ * pending again. An event for all streams has no stream, and the number of the newest stall. */
 typedef struct stall {
   void *stream;
   uint64_t number;
@@ -95,19 +95,31 @@ struct stalled_driver {
   esper_driver face;
   const esper_driver *below;
   map streams; /* streams that are stalled now */
-  map events;  /* events recorded on a stalled stream */
+  map events;  /* events recorded on a stalled stream, or on all streams */
   uint64_t stalls;
 };
 
-/* Whether the event is pending because its stream is still stalled. */
-static int is_stalled(const stalled_driver *d, const void *event, void **stream)
+/* A stalled stream that has not been released since `then`: its own stream, or with no stream any that
+ * was stalled at that time. NULL: none. */
+static void *stalled_since(const stalled_driver *d, stall then)
+{
+  if (then.stream) {
+    const stall *now = map_find(&d->streams, then.stream);
+    return now && now->number == then.number ? now->stream : NULL;
+  }
+  for (size_t i = 0; i < d->streams.capacity; i++) {
+    const void *key = d->streams.keys[i];
+    if (key && key != (const void *)&d->streams && d->streams.values[i].number <= then.number)
+      return d->streams.values[i].stream;
+  }
+  return NULL;
+}
+
+/* A stream whose stall keeps the event pending, or NULL. */
+static void *stalled_stream(const stalled_driver *d, const void *event)
 {
   const stall *then = map_find(&d->events, event);
-  const stall *now = then ? map_find(&d->streams, then->stream) : NULL;
-  if (!now || now->number != then->number)
-    return 0;
-  *stream = now->stream;
-  return 1;
+  return then ? stalled_since(d, *then) : NULL;
 }
 
 int stalled_driver_stall(stalled_driver *d, void *stream)
@@ -125,11 +137,11 @@ void stalled_driver_release(stalled_driver *d, void *stream)
   map_remove(&d->streams, stream);
 }
 
-/* Releases the stream whose stall keeps the event pending. */
+/* Releases the streams whose stalls keep the event pending. */
 static void release_event(stalled_driver *d, const void *event)
 {
   void *stream;
-  if (is_stalled(d, event, &stream))
+  while ((stream = stalled_stream(d, event)))
     stalled_driver_release(d, stream);
 }
 
@@ -150,28 +162,26 @@ static esper_status stalled_event_record(void *self, int device, void *event, vo
   return ESPER_OK;
 }
 
-/* An event here can depend on one stall only, so this is unsupported while any stream is
- * stalled. */
 static esper_status stalled_event_record_all(void *self, int device, void *event)
 {
   stalled_driver *d = self;
-  for (size_t i = 0; i < d->streams.capacity; i++)
-    if (d->streams.keys[i] && d->streams.keys[i] != (const void *)&d->streams)
-      return ESPER_UNSUPPORTED;
+  if (!map_reserve(&d->events))
+    return ESPER_HOST_MEMORY;
   esper_status status = d->below->event_record_all(d->below->self, device, event);
-  if (status == ESPER_OK)
-    map_remove(&d->events, event);
-  return status;
+  if (status != ESPER_OK)
+    return status;
+  map_remove(&d->events, event);
+  map_place(&d->events, event, (stall){NULL, d->stalls});
+  return ESPER_OK;
 }
 
 static esper_status stalled_event_query(void *self, int device, void *event)
 {
   stalled_driver *d = self;
   esper_status status = d->below->event_query(d->below->self, device, event);
-  void *stream;
   if (status != ESPER_OK)
     return status;
-  return is_stalled(d, event, &stream) ? ESPER_NOT_READY : ESPER_OK;
+  return stalled_stream(d, event) ? ESPER_NOT_READY : ESPER_OK;
 }
 
 static esper_status stalled_event_synchronize(void *self, int device, void *event)

@@ -25,8 +25,6 @@ NOT_SHOWN = {
     "RELEASE_NEEDS_COMPLETION": "cuMemFree itself waits for the device, or refuses during a "
     "capture: what is given back too early cannot be handed out early",
     "MARK_FROM_ANY_DEVICE": "the programs run on one device",
-    "LATE_WAITS_COUNT": "the programs wait before the free; test_late_waits.py is about this",
-    "LATE_WAITS_INSIDE": "the programs wait before the free",
     "BODY_KEEPS_APART": "the programs capture no conditional nodes",
     "GRAPH_READS_ANYWHERE": "the programs have no observer",
     "UNSEEN_USES_COUNT": "the programs have no observer",

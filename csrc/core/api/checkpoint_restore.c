@@ -190,8 +190,7 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
     use->stamp = 0; /* the next free will have its own stamp */
   if (part->user != home && RULE(LOAN_MAKES_USE)) {
     use_t *use = use_take(device);
-    (void)use_attach(block, loan_stream(part->user, part->capture), NULL, USE_BY_RECORD_STREAM,
-                     &use);
+    (void)use_attach(block, loan_stream(part->user), NULL, USE_BY_LOAN, &use);
     if (use)
       use_give(device, use);
   }

@@ -43,11 +43,9 @@
   R(GRAPHS_KEEP_MEMORY, "7e", "memory that a graph may touch is not given back")                   \
   R(MARK_DESPITE_CAPTURES, "7f", "a mark works while another stream is being captured")            \
   R(CAPTURED_USE_HOLDS, "7g", "in a capture a use holds its block until its point comes before")   \
-  R(CAPTURED_FREE_HAS_POINT, "7h", "inside a capture owner order is a point in the graph")         \
-  R(OUTSIDE_STAYS_OUTSIDE, "7i", "nothing in a capture satisfies what is owed to work outside")    \
-  R(BODY_KEEPS_APART, "7j", "a block that is freed while another graph is captured has no point")  \
-  R(GRAPH_READS_ANYWHERE, "7k", "a note in a capture of memory from outside is on all streams")    \
-  R(LATE_WAITS_INSIDE, "7l", "in a capture others get memory only after all branches")             \
+  R(OUTSIDE_STAYS_OUTSIDE, "7h", "nothing in a capture satisfies what is owed to work outside")    \
+  R(BODY_KEEPS_APART, "7i", "a block that is freed while another graph is captured waits")         \
+  R(GRAPH_READS_ANYWHERE, "7j", "a note in a capture of memory from outside is on all streams")    \
   R(UNRECORDED_HOLDS, "9a", "a use that cannot be recorded holds its block")                       \
   R(MORTAL_HANDLES, "9b", "a mortal stream's handle serves only the call that presents it")        \
   R(ENDED_OWES_NOTHING, "9c", "an ended stream's entry serves again only if nothing refers to it") \

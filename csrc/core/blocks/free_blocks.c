@@ -117,7 +117,7 @@ static void add(block_t *block)
     add_ready(block);
     return;
   }
-  if (!block->uses) /* withheld, but no stream is known to use it */
+  if (!block_is_marked(block))
     block_count_inactive(block);
   add_pending(block);
 }
@@ -254,6 +254,15 @@ static void count_spared(const heap_t *heap, const block_t *block)
     heap->device->counters.gates_skipped += use->point.branch != heap->branch;
 }
 
+/* A pending block is held by nothing but its loan any more. */
+static void count_unmarked(block_t *block)
+{
+  const segment_t *segment = block->segment;
+  block_count_inactive(block);
+  if (block_counts_as_split(block))
+    stats_split_added(&segment->device->stats, segment->large, block->size);
+}
+
 bool free_blocks_promote(heap_t *heap)
 {
   bool any = false;
@@ -273,6 +282,8 @@ bool free_blocks_promote(heap_t *heap)
       free_blocks_add(block);
       any = true;
     } else {
+      if (block->counted_active && !block_is_marked(block))
+        count_unmarked(block);
       pending_index_add(heap, block);
     }
   }
@@ -317,17 +328,13 @@ block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
   return best_ready(heap, size, large, true);
 }
 
-block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *taker, size_t size, bool large,
-                                 inside_t how)
+block_t *free_blocks_best_inside(const heap_t *heap, size_t size, bool large, bool at_free_too)
 {
   const config_t *config = config_of(heap->device->core);
   for (int ready = 1; ready >= 0; ready--) {
     const bins_t *bins = ready ? &heap->ready[large] : &heap->pending[large];
     for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b)) {
-      if (!fits(config, b, size) || b->withheld || b->stamp)
-        continue;
-      if (how == INSIDE_ORDERED ? branch_is_after_all(taker, b)
-                                : branch_may_be_gated(taker, b, how == INSIDE_GATED_AT_FREE))
+      if (fits(config, b, size) && !b->stamp && branch_may_be_gated(heap->branch, b, at_free_too))
         return b;
     }
   }

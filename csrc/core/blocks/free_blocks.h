@@ -51,16 +51,9 @@ block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
 /* The ready block that fits best of those that are a whole segment. NULL: there is none. */
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large);
 
-/* Which blocks of a capture's heap a branch of the capture may have. */
-typedef enum inside {
-  INSIDE_ORDERED,      /* those that its future nodes come after already */
-  INSIDE_GATED,        /* also those that need edges from marked uses */
-  INSIDE_GATED_AT_FREE /* also those that need edges from uses by record_stream and from
-                          frees */
-} inside_t;
-/* The block that fits best of those that the taker may have. NULL: there is none. */
-block_t *free_blocks_best_inside(const heap_t *heap, const branch_t *taker, size_t size, bool large,
-                                 inside_t how);
+/* The block of a capture's heap that fits best of those that its branch may have, with edges from
+ * marked uses; with `at_free_too` also from uses by record_stream. NULL: there is none. */
+block_t *free_blocks_best_inside(const heap_t *heap, size_t size, bool large, bool at_free_too);
 
 /* Whether the taker may be gated on all uses that the block still owes it; with `at_free_too` also
  * on uses by record_stream and the like (USE_GATE_LATE). */

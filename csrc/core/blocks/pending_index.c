@@ -4,7 +4,8 @@
 #include "block.h"
 #include "use.h"
 
-/* An unsatisfied use of the block, one that bars gates if it has any. NULL: it has none. */
+/* An unsatisfied use of the block: one that bars gates if it has any, and of those one that was marked,
+ * because the statistics look for its end. NULL: it has none. */
 static const use_t *awaited_use(const block_t *block)
 {
   const stream_t *home = block->segment->heap->stream;
@@ -12,9 +13,10 @@ static const use_t *awaited_use(const block_t *block)
   for (const use_t *use = block->uses; use; use = use->next) {
     if (use_is_satisfied(use, home))
       continue;
-    if (use_is_barred(use))
+    bool barred = use_is_barred(use);
+    if (barred && !(use->flags & USE_IS_LOAN))
       return use;
-    if (!first)
+    if (!first || barred)
       first = use;
   }
   return first;

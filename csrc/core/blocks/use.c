@@ -76,11 +76,18 @@ static void use_take_later(use_t *use, record_t *record)
     record_drop(record);
 }
 
+/* The flags of a use that is two. */
+static unsigned flags_unite(unsigned a, unsigned b)
+{
+  unsigned loan = a & b & USE_IS_LOAN;
+  return ((a | b) & ~USE_IS_LOAN) | loan;
+}
+
 /* A live block's use is followed by a later one on the same stream. An event at the free will be
  * later than any other. A use that could not be recorded stays unrecorded. */
 static void use_follow(use_t *use, record_t *record, unsigned flags)
 {
-  use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
+  use->flags = use_has_completed(use) ? flags : flags_unite(flags, use->flags);
   if (use->flags & USE_AT_FREE || !record) {
     use_set_record(use, NULL);
     atomic_store_explicit(&use->stream->kept, true, memory_order_release);
@@ -120,7 +127,7 @@ record_t *use_replace(block_t *block, record_t *record, unsigned flags)
   if (!RULE(ONE_USE_A_STREAM) || !RULE(LATER_USE_REPLACES))
     return NULL;
   record_t *replaced = use->record;
-  use->flags = flags | (use_has_completed(use) ? 0 : use->flags);
+  use->flags = use_has_completed(use) ? flags : flags_unite(flags, use->flags);
   use->record = record;
   return replaced;
 }
@@ -180,6 +187,14 @@ bool uses_have_completed(const block_t *block)
   return true;
 }
 
+bool block_is_marked(const block_t *block)
+{
+  for (const use_t *use = block->uses; use; use = use->next)
+    if (!(use->flags & USE_IS_LOAN) && !use_has_completed(use))
+      return true;
+  return false;
+}
+
 bool use_is_rendezvous(const use_t *use)
 {
   return (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST)) || stream_is_rendezvous(use->stream);
@@ -201,9 +216,9 @@ bool use_may_be_gated(const use_t *use, bool at_free_too)
          (at_free_too || !is_gated_late(use));
 }
 
-stream_t *loan_stream(stream_t *borrower, uint64_t capture)
+stream_t *loan_stream(stream_t *borrower)
 {
-  return RULE(LATE_WAITS_COUNT) && !capture ? borrower->device->all_streams : borrower;
+  return RULE(LATE_WAITS_COUNT) ? borrower->device->all_streams : borrower;
 }
 
 void owner_order_stamp(block_t *block)
@@ -334,7 +349,7 @@ void uses_unite_points(device_t *device, block_t *block)
       use_t *other = *link;
       if (other->point.branch == use->point.branch) {
         *link = other->next;
-        use->flags |= other->flags;
+        use->flags = flags_unite(use->flags, other->flags);
         point_unite(&use->point, &other->point);
         use_give(device, other);
       } else {
@@ -355,7 +370,7 @@ void uses_unite_all(device_t *device, block_t *into, block_t *from)
     if (!RULE(MERGE_UNITES_USES)) {
       use_give(device, use);
     } else if (same) {
-      same->flags |= use->flags;
+      same->flags = flags_unite(same->flags, use->flags);
       if (same->point.branch) {
         point_unite(&same->point, &use->point);
       } else if (same->record && use->record) {

@@ -14,6 +14,8 @@ enum {
   USE_GATE_LATE = 8u,     /* nobody said that it completes on its own: gated on only when memory
                              cannot grow */
   USE_BY_RECORD_STREAM = USE_AT_FREE | USE_GATE_LATE,
+  USE_IS_LOAN = 16u, /* nobody marked it: the block was lent */
+  USE_BY_LOAN = USE_BY_RECORD_STREAM | USE_IS_LOAN,
 };
 
 struct use {
@@ -68,6 +70,8 @@ bool use_is_satisfied(const use_t *use, const stream_t *reader);
 bool uses_are_satisfied(const block_t *block, const stream_t *reader);
 /* Whether all uses of the block have completed. */
 bool uses_have_completed(const block_t *block);
+/* Whether a marked use of the block has not completed: then a free block counts as active. */
+bool block_is_marked(const block_t *block);
 /* Whether the use may depend on work that is not yet enqueued: it was marked with gate=False, or
  * its stream has the rendezvous trait. Then neither a stream nor the host may wait for it. */
 bool use_is_rendezvous(const use_t *use);
@@ -78,8 +82,8 @@ bool use_is_barred(const use_t *use);
 bool use_may_be_gated(const use_t *use, bool at_free_too);
 
 /* The stream whose use a block lent to `borrower` has: all streams, for the same reason as owner
- * order; inside a capture the borrower. */
-stream_t *loan_stream(stream_t *borrower, uint64_t capture);
+ * order. */
+stream_t *loan_stream(stream_t *borrower);
 /* Stamps a block that its home stream frees now. */
 void owner_order_stamp(block_t *block);
 /* Whether future work of `reader` is ordered after the work before the free. The home stream has its

@@ -171,22 +171,6 @@ void capture_point_drop(capture_point_t *point)
   *point = (capture_point_t){0};
 }
 
-int branch_points_of_others(branch_t *b, capture_point_t points[BRANCHES])
-{
-  mutex_t *captures_lock = &b->capture->core->captures_lock;
-  int count = 0;
-  bool known = true;
-  lock(captures_lock);
-  branch_t *other = b->capture->branches; /* new ones are put first; none goes meanwhile */
-  unlock(captures_lock);
-  for (; other && known; other = other->next)
-    if (other != b && (known = count < BRANCHES && other->stream->immortal))
-      known = branch_point(other, other->stream->handle, &points[count++]);
-  while (!known && count > 0)
-    capture_point_drop(&points[--count]);
-  return known ? count : -1;
-}
-
 /* ---- the vector clock -------------------------------------------------------- */
 
 static void raise(branch_t *b, const branch_t *of, uint64_t number)
@@ -251,23 +235,6 @@ void branch_learn(branch_t *b, void *handle)
   unlock(&b->stream->lock);
 }
 
-bool branch_is_after_others(branch_t *b, void *handle)
-{
-  capture_point_t points[BRANCHES];
-  int count = branch_points_of_others(b, points);
-  bool after = count >= 0;
-  lock(&b->stream->lock);
-  b->learned = NULL; /* those points may be at nodes that were walked over before */
-  unlock(&b->stream->lock);
-  if (count > 0)
-    branch_learn(b, handle);
-  for (int i = 0; i < count; i++) {
-    after = after && branch_is_after(b, &points[i]);
-    capture_point_drop(&points[i]);
-  }
-  return after;
-}
-
 bool branch_gate(branch_t *b, void *handle, const capture_point_t *point)
 {
   if (branch_is_after(b, point))
@@ -293,24 +260,14 @@ bool branch_is_after(const branch_t *b, const capture_point_t *point)
 
 /* ---- frees ----------------------------------------------------------------------- */
 
-captured_free_t capture_point_of_free(core_t *core, uint64_t capture, stream_t *stream,
-                                      capture_point_t *point)
+captured_free_t capture_of_free(core_t *core, uint64_t capture, stream_t *stream)
 {
-  *point = (capture_point_t){0};
   if (!stream->immortal)
     return FREED_UNKNOWN;
   if (RULE(BODY_KEEPS_APART) && capture_thread_may_be_elsewhere(core, capture))
     return FREED_OUTSIDE;
-  branch_t *branch = capture_branch(core, stream, capture);
-  if (!branch)
-    return FREED_OUTSIDE;
-  bool inside = branch_point(branch, stream->handle, point);
-  branch_drop(branch);
-  if (inside)
-    return FREED_INSIDE;
-  /* The driver may not know the point and still know the capture. */
   presented_t presented = {.stream = stream, .handle = stream->handle};
-  return stream_capture_of(presented, true) == capture ? FREED_UNKNOWN : FREED_OUTSIDE;
+  return stream_capture_of(presented, true) == capture ? FREED_INSIDE : FREED_OUTSIDE;
 }
 
 /* ---- checking ---------------------------------------------------------------------- */

@@ -48,33 +48,23 @@ void branch_drop(branch_t *branch);
 bool branch_point(branch_t *branch, void *handle, capture_point_t *point);
 void capture_point_drop(capture_point_t *point);
 
-/* The points as of now of all branches of the capture but this one, with references; at most BRANCHES.
- * Returns how many; -1: one of them is not known. The caller holds no lock. */
-int branch_points_of_others(branch_t *branch, capture_point_t points[BRANCHES]);
-
 /* Brings the branch's vector clock up to date. */
 void branch_learn(branch_t *branch, void *handle);
-/* Whether the branch's future nodes come after all that any branch has recorded so far. */
-bool branch_is_after_others(branch_t *branch, void *handle);
-
 /* Makes the branch's future nodes depend on the point. False: the driver refused. */
 bool branch_gate(branch_t *branch, void *handle, const capture_point_t *point);
 
 /* Whether the branch's future nodes come after the point. */
 bool branch_is_after(const branch_t *branch, const capture_point_t *point);
 
-/* The point of a free by the calling thread. `capture` is the one that the block was handed out in;
+/* Where the calling thread frees a block. `capture` is the one that the block was handed out in;
  * `stream` is the block's user. */
 typedef enum captured_free {
-  FREED_INSIDE,  /* the point is stored */
-  FREED_UNKNOWN, /* no point, because the user is mortal, or the driver says that it is in the
-                    capture but not where: the block gets the user's stamp */
-  FREED_OUTSIDE, /* no point, and the block waits for a quiesce: the capture is over, the user has
-                    left it or may have, there is no host memory, or this thread may be filling
-                    another graph */
+  FREED_INSIDE,
+  FREED_UNKNOWN, /* the user is mortal, so it cannot be asked: the block gets the user's stamp */
+  FREED_OUTSIDE, /* the block waits for a quiesce: the capture is over, the user has left it or may
+                    have, or this thread may be filling another graph */
 } captured_free_t;
-captured_free_t capture_point_of_free(core_t *core, uint64_t capture, stream_t *stream,
-                                      capture_point_t *point);
+captured_free_t capture_of_free(core_t *core, uint64_t capture, stream_t *stream);
 
 bool capture_is_valid(core_t *core);
 

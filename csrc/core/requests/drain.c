@@ -92,6 +92,7 @@ static const stream_t *all_if_idle(device_t *device)
 
 bool drain_may_wait(device_t *device)
 {
+  stream_retire_all(device->core); /* a mortal stream is not asked below */
   if (rendezvous_is_at_work(device))
     return false;
   const stream_t *idle = all_if_idle(device);
@@ -183,9 +184,9 @@ static bool is_captured(device_t *device)
   return (announced && capturing_is_possible_now(device)) || stream_any_is_captured(device);
 }
 
-/* Drains this device only. `left`: streams that the core has never met must be waited for, too, as
- * one event for all streams does. */
-static esper_status drain_alone(device_t *device, bool left)
+/* Drains this device only. Owner order and streams that the core has never met need one event for all
+ * streams, or that the device is synchronised. */
+static esper_status drain_alone(device_t *device, bool unknown)
 {
   lock(&device->sync_lock);
   esper_status status = wait_for_device(device, wait_for_event);
@@ -193,7 +194,7 @@ static esper_status drain_alone(device_t *device, bool left)
     unlock(&device->sync_lock);
     return status;
   }
-  bool capturing = false;
+  bool left = unknown || RULE(LATE_WAITS_COUNT), capturing = false;
   status = wait_for_streams(device, &left, &capturing);
   if (status == ESPER_OK && left)
     status = capturing || is_captured(device) /* a capture may have begun meanwhile */

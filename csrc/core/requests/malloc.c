@@ -518,7 +518,7 @@ static void keep_asleep(block_t *block)
   block_set_state(block, BLOCK_ASLEEP);
   if (block->uses)
     uses_drop_completed(block->segment->device, block);
-  if (!block->uses)
+  if (!block_is_marked(block))
     block_count_inactive(block);
 }
 

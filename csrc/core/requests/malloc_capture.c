@@ -41,44 +41,26 @@ static bool gate_inside(const request_t *q, const block_t *block)
   return gated;
 }
 
-/* Steps 3 and 7: a block of a heap of the same capture. */
-static block_t *take_inside(const request_t *q, heap_t *heap, inside_t how)
+/* Steps 3 and 7: a block that needs edges. Only of the request's own branch: any branch may have used
+ * the memory without a mark, and the one that freed it may wait for that later. */
+static block_t *take_gated(const request_t *q, bool at_free_too)
 {
-  block_t *block = NULL;
   lock(&q->device->lock);
-  if (heap->capture == q->capture && heap->tag == q->tag) {
-    cache_close(heap);
-    block = free_blocks_best_inside(heap, q->heap->branch, q->size, q->large, how);
-  }
+  cache_close(q->heap);
+  block_t *block = free_blocks_best_inside(q->heap, q->size, q->large, at_free_too);
   if (block)
     free_blocks_claim(block);
   unlock(&q->device->lock);
   if (!block)
     return NULL;
-  bool taken = gate_inside(q, block);
+  bool gated = gate_inside(q, block);
   lock(&q->device->lock);
-  if (taken && heap == q->heap)
+  if (gated)
     request_hand_out(q, block);
-  else if (!taken || !request_lend(q, run_of_one(block)))
-    free_blocks_add(block), taken = false;
+  else
+    free_blocks_add(block);
   unlock(&q->device->lock);
-  return taken ? block : NULL;
-}
-
-/* Step 4, and 7: other branches of the capture. Any branch may have used their memory without a mark,
- * and the one that freed it may wait for that later. So the request's branch must come after all. */
-static block_t *take_from_branches(const request_t *q, inside_t how)
-{
-  if (RULE(LATE_WAITS_INSIDE) && !branch_is_after_others(q->heap->branch, q->stream.handle))
-    return NULL;
-  lock(&q->device->lock);
-  heap_t *heap = q->pool->heaps; /* new heaps are put first; none goes meanwhile */
-  unlock(&q->device->lock);
-  block_t *block = NULL;
-  for (; heap && !block; heap = heap->next)
-    if (heap != q->heap)
-      block = take_inside(q, heap, how);
-  return block;
+  return gated ? block : NULL;
 }
 
 /* Step 4: a segment that another stream had freed when the pool was quiesced. */
@@ -101,23 +83,20 @@ block_t *malloc_take_inside(const request_t *q)
 {
   block_t *block = take_learned(q);
   if (!block && request_gates_first(q))
-    block = take_inside(q, q->heap, INSIDE_GATED);
-  if (!block)
-    block = take_from_branches(q, INSIDE_ORDERED);
+    block = take_gated(q, false);
   return block ? block : take_quiesced(q);
 }
 
 /* Step 7, when memory ran out. */
 block_t *malloc_gate_inside(const request_t *q)
 {
-  block_t *block = take_inside(q, q->heap, INSIDE_GATED_AT_FREE);
-  return block ? block : take_from_branches(q, INSIDE_GATED_AT_FREE);
+  return take_gated(q, true);
 }
 
 /* ---- free -------------------------------------------------------------- */
 
 /* Sets the points of uses that end with this free, inside the capture that the block was handed out
- * in. The caller adds the point of the block's own user. */
+ * in. */
 static void set_points_at_free(core_t *core, block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next) {
@@ -135,65 +114,20 @@ static void set_points_at_free(core_t *core, block_t *block)
   }
 }
 
-/* A lent block goes back to a branch that may come after its borrower only, but not after what other
- * branches did with it. Host memory for a use may be missing: false. */
-static bool owe_all_branches(device_t *device, block_t *block, capture_point_t *points, int count)
-{
-  bool all = count >= 0;
-  for (int i = 0; i < count; i++) {
-    use_t *use = use_take(device);
-    all = all && use;
-    if (use)
-      use_attach_point(block, points[i], USE_BY_RECORD_STREAM, &use);
-    else
-      capture_point_drop(&points[i]);
-    if (use)
-      use_give(device, use);
-  }
-  return all;
-}
-
-/* A lent block has a use by its borrower. The point of the free replaces it. */
-static bool is_loan(block_t *block, use_t *use)
-{
-  return block_is_of(block, use->stream) && !use->record && !use->point.branch;
-}
-
 bool malloc_owe_inside(device_t *device, block_t *block)
 {
-  capture_point_t point;
-  capture_point_t others[BRANCHES];
-  int other_count = 0;
-  bool lent = !block_is_of(block, block->segment->heap->stream) && RULE(LATE_WAITS_INSIDE);
-  use_t *spare = use_take(device);
   unlock(&device->lock);
-  captured_free_t how =
-      capture_point_of_free(device->core, block->capture, block_user(block), &point);
-  if (how == FREED_INSIDE && lent)
-    other_count = branch_points_of_others(point.branch, others);
+  captured_free_t how = capture_of_free(device->core, block->capture, block_user(block));
   if (how == FREED_INSIDE)
     set_points_at_free(device->core, block);
   else
     uses_record_at_free(block);
   lock(&device->lock);
-  bool known = how != FREED_OUTSIDE;
-  if (how != FREED_INSIDE) {
-    owner_order_stamp(block);
-  } else if (spare && RULE(CAPTURED_FREE_HAS_POINT)) {
-    uses_drop_if(device, block, is_loan);
-    use_attach_point(block, point, USE_BY_RECORD_STREAM, &spare);
-    known = owe_all_branches(device, block, others, other_count);
-    other_count = 0;
+  if (how == FREED_INSIDE)
     uses_unite_points(device, block);
-  } else {
-    known = spare != NULL;
-    capture_point_drop(&point);
-  }
-  while (other_count > 0)
-    capture_point_drop(&others[--other_count]);
-  if (spare)
-    use_give(device, spare);
-  return known;
+  else
+    owner_order_stamp(block);
+  return how != FREED_OUTSIDE;
 }
 
 /* The block was handed out in an earlier capture of the pool and is freed inside a later one: for

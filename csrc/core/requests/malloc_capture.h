@@ -1,6 +1,6 @@
-/* malloc_capture.h: malloc and free inside a capture. A free there gets a point in the graph
- * instead of an event. malloc looks for blocks whose points come before the request's point, by the
- * program's own edges or by an edge that it adds. */
+/* malloc_capture.h: malloc and free inside a capture. A use there ends at a point in the graph
+ * instead of an event. malloc looks for the stream's own blocks whose points come before the
+ * request's point, by the program's own edges or by an edge that it adds. */
 #ifndef ESPER_MALLOC_CAPTURE_H
 #define ESPER_MALLOC_CAPTURE_H
 
@@ -12,8 +12,7 @@ block_t *malloc_take_inside(const request_t *q);
 block_t *malloc_gate_inside(const request_t *q);
 
 /* Sets what a claimed block owes after its free, if it was handed out inside a capture. The
- * device's lock is dropped meanwhile. False: the capture is over, or what the block owes there is
- * unknown. */
+ * device's lock is dropped meanwhile. False: the capture is over, or its user has left it. */
 bool malloc_owe_inside(device_t *device, block_t *block);
 /* Makes a block of an earlier capture one of the capture that its heap is in now. False: it may not
  * be reused there. Under the device's lock. */

@@ -131,31 +131,50 @@ static bool owes_owner_order(const request_t *q, run_t run, uint64_t *stamp)
   }
 }
 
-block_t *malloc_gate_other(const request_t *q)
+/* Claims a run of another heap. *stamp: the owner order that the request's stream must be gated on, or
+ * 0. Runs that owe some are looked at only with `owing`. */
+static run_t claim_elsewhere(const request_t *q, bool owing, uint64_t *stamp)
 {
   run_t run = {0};
-  uint64_t stamp = 0;
-  bool owes = false;
-  bool may_wait = drain_may_wait(q->device); /* owner order is work of all streams */
   lock(&q->device->lock);
   for (heap_t *heap = q->pool->heaps; heap && !run.first; heap = heap->next) {
     if (!request_may_borrow(q, heap))
       continue;
     run = find_elsewhere(q, heap);
-    owes = run.first && owes_owner_order(q, run, &stamp);
-    if (owes && !may_wait)
+    if (!run.first || !owes_owner_order(q, run, stamp))
+      *stamp = 0;
+    else if (!owing)
       run.first = NULL;
   }
   if (run.first)
     free_blocks_claim_run(run);
   unlock(&q->device->lock);
+  return run;
+}
+
+static void put_back(const request_t *q, run_t run)
+{
+  lock(&q->device->lock);
+  free_blocks_add_run(run);
+  unlock(&q->device->lock);
+}
+
+block_t *malloc_gate_other(const request_t *q)
+{
+  uint64_t stamp = 0;
+  run_t run = claim_elsewhere(q, true, &stamp);
+  /* Owner order is work of all streams, which a stream may wait for where the host may. */
+  if (run.first && stamp && !drain_may_wait(q->device)) {
+    put_back(q, run);
+    run = claim_elsewhere(q, false, &stamp);
+  }
   if (!run.first)
     return NULL;
 
   gating_t gating = {0};
   record_t *owner_order =
-      owes ? stream_probe(owner_order_stream(run.first->segment->heap), stamp) : NULL;
-  bool gated = (!owes || owner_order) && malloc_gate_run(q, run, &gating) &&
+      stamp ? stream_probe(owner_order_stream(run.first->segment->heap), stamp) : NULL;
+  bool gated = (!stamp || owner_order) && malloc_gate_run(q, run, &gating) &&
                (!owner_order || gate_record(q, owner_order, run.size, &gating));
   lock(&q->device->lock);
   malloc_note_gating(q, &gating);

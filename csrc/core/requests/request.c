@@ -112,8 +112,7 @@ block_t *request_lend(const request_t *q, run_t run)
     return NULL;
   block = request_hand_out_run(q, run);
   if (RULE(LOAN_MAKES_USE))
-    (void)use_attach(block, loan_stream(q->stream.stream, q->capture), NULL, USE_BY_RECORD_STREAM,
-                     &use);
+    (void)use_attach(block, loan_stream(q->stream.stream), NULL, USE_BY_LOAN, &use);
   if (use)
     use_give(q->device, use);
   q->device->counters.loans++;

@@ -307,7 +307,7 @@ TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
   void *x = world_malloc(&w, X * MIB, r);
   world_read_on(&w, far, x, r);
   world_record_stream(&w, x, far);
-  sim_fail_calls_from(w.s, SIM_CALL_capture_point, 2, ESPER_DEVICE_ERROR);
+  sim_fail_calls_from(w.s, SIM_CALL_capture_point, 1, ESPER_DEVICE_ERROR);
   world_free(&w, x);
   sim_fail_calls_from(w.s, SIM_CALL_capture_point, 0, ESPER_OK);
   world_wait(&w, r, far);

@@ -78,6 +78,7 @@ typedef struct thread { /* of one program */
   uint64_t own_pool_ids[2];
   int ran_out_on; /* device; -1: none since */
   int stalled;    /* place of the stream; -1: none */
+  bool has_stalled;
   int tag;        /* of what it allocates, a place in TAG_NAMES; -1: any */
   int tag_now;    /* of its last malloc */
   uint64_t done;
@@ -285,6 +286,13 @@ static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool)
   esper_snapshot_free(&snapshot);
 }
 
+static esper_status malloc_from(const thread *t, esper_pool *pool, size_t size, esper_stream es,
+                                void **ptr)
+{
+  return pool ? esper_malloc_from(t->p->core, pool, size, es, ptr)
+              : esper_malloc(t->p->core, size, es, ptr);
+}
+
 static void malloc_on(thread *t, int on)
 {
   program *p = t->p;
@@ -316,10 +324,10 @@ static void malloc_on(thread *t, int on)
   t->tag_now = t->tag >= 0 ? t->tag : p->tags ? draw(t, 3) : 0;
   if (t->tag_now)
     must(esper_tag_push(TAG_NAMES[t->tag_now]), "tag_push");
-  if (pool)
-    status = esper_malloc_from(p->core, pool, size, es, &ptr);
-  else
-    status = esper_malloc(p->core, size, es, &ptr);
+  status = malloc_from(t, pool, size, es, &ptr);
+  /* A use without gate may have forbidden to wait, and have completed meanwhile. */
+  if (status == ESPER_OUT_OF_MEMORY && t->has_stalled)
+    status = malloc_from(t, pool, size, es, &ptr);
   if (t->tag_now)
     must(esper_tag_pop(), "tag_pop");
   p->mallocs++;
@@ -876,6 +884,7 @@ static void do_stall(thread *t)
   sim_wait_flag(s, st->es.device, st->es.handle, 0);
   st->stalled = true;
   t->stalled = on;
+  t->has_stalled = true;
   const void *ptrs[4];
   for (int i = 0; i < count; i++) {
     kernel(t, on, read[i]);

@@ -817,20 +817,20 @@ TEST(inside_a_capture_a_use_holds_until_its_nodes_come_before)
   end();
 }
 
-TEST(inside_a_capture_owner_order_is_a_point_in_the_graph)
+/* o reads x, and nobody says so: s waits for that after the free, and later than r for s. */
+TEST(inside_a_capture_a_branch_gets_no_memory_of_another)
 {
   begin(64);
   sim_capture_begin(w.s, 0, r.handle);
-  void *x = block(9, r), *y = block(9, r); /* y keeps the segment r's */
-  world_free(&w, x);
   world_wait(&w, s, r);
-  CHECK(block(9, s) == x);
+  void *x = block(X, s);
+  world_read_on(&w, o, x, s);
   world_free(&w, x);
-  CHECK(block(9, r) != x); /* home again, it owes s's work */
-  block(10, r);            /* the rest of that segment */
   world_wait(&w, r, s);
-  CHECK(block(9, r) == x);
-  world_free(&w, y);
+  CHECK(block(X, r) != x);
+  world_wait(&w, s, o);
+  CHECK(block(X, s) == x);
+  world_wait(&w, r, s);
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
   CHECK(graph);
   sim_graph_destroy(w.s, graph);

@@ -49,11 +49,7 @@ OTHER_ACTIONS = {
     "history-a_use_that_is_over_later",
 }
 
-#: A wholly free classic segment moves to the stream that wants it; pages of a mapped one
-#: are lent, and what a stream frees that is named by a bare handle counts as active until
-#: that stream shows itself again.
-LENT = {"memory-raw_alloc_and_delete"}
-OTHERWISE = OTHER_SIZES | OTHER_ACTIONS | LENT
+OTHERWISE = OTHER_SIZES | OTHER_ACTIONS
 #: Other sizes, in versions of PyTorch that have the option at all: else native
 #: answers None.
 OPTIONAL = {"collect-run-time-growth_is_rejected"}

@@ -991,6 +991,20 @@ static void event_used_again(thread *t)
   end_of(b, 2);
 }
 
+/* 3c: R waits for S, which reads late, after the free. O wants the memory before that. */
+static void late_wait(thread *t)
+{
+  (void)t;
+  begin(ESPER_REUSE_GATE, X);
+  block x = take_written(X * MIB, R);
+  read_on(&x, S, LATE);
+  machine_sync(handle(R));
+  give(&x);
+  block y = take_written(X * MIB, O);
+  machine_wait(handle(R), handle(S));
+  end_of(&y, 1);
+}
+
 /* 6b */
 static void refused_queries(thread *t)
 {
@@ -1223,24 +1237,26 @@ static void captured_use(thread *t)
   end_of(&x, 1);
 }
 
-/* 7h: in the graph, S writes x late, and R wants memory beside that. */
-static void captured_owner_order(thread *t)
+/* 3c: in the graph, O reads late what S frees, and S waits for that later than R for S. */
+static void captured_late_wait(thread *t)
 {
   (void)t;
   begin(ESPER_REUSE_GATE, 64);
   machine_capture_begin(handle(R));
   machine_wait(handle(S), handle(R));
-  block x = take(9 * MIB, S);
-  write_late(&x);
-  block b[] = {take_written(9 * MIB, S), {0}};
+  block x = take_written(X * MIB, S);
+  read_on(&x, O, LATE);
   give(&x);
-  b[1] = take_written(9 * MIB, R);
+  machine_wait(handle(R), handle(S));
+  block b[] = {take_written(X * MIB, R), {0}};
+  machine_wait(handle(S), handle(O));
+  b[1] = take_written(X * MIB, S);
   machine_wait(handle(R), handle(S));
   launch_captured();
   end_of(b, 2);
 }
 
-/* 7i: O, which is not captured, reads late what the capture was given. */
+/* 7h: O, which is not captured, reads late what the capture was given. */
 static void read_outside(thread *t)
 {
   (void)t;
@@ -1438,7 +1454,8 @@ static const struct {
     EPISODE(memory_of_a_graph),
     EPISODE(mark_beside_a_capture),
     EPISODE(captured_use),
-    EPISODE(captured_owner_order),
+    EPISODE(captured_late_wait),
+    EPISODE(late_wait),
     EPISODE(read_outside),
     EPISODE(rendezvous_of_the_owner),
     EPISODE(checkpoint_of_what_is_read),
