@@ -25,6 +25,7 @@ NOT_SHOWN = {
     "RELEASE_NEEDS_COMPLETION": "cuMemFree itself waits for the device, or refuses during a "
     "capture: what is given back too early cannot be handed out early",
     "MARK_FROM_ANY_DEVICE": "the programs run on one device",
+    "SPLIT_KEEPS_USES": "the programs run on one device, where owner order covers nearly all uses",
     "BODY_KEEPS_APART": "the programs capture no conditional nodes",
     "GRAPH_READS_ANYWHERE": "the programs have no observer",
     "UNSEEN_USES_COUNT": "the programs have no observer",

@@ -816,7 +816,7 @@ def page_maps_of_passes(recording: replay.Recording, passes: int) -> list[int]:
 @pytest.mark.parametrize("name", ["gpt_train", "fsdp_like"])
 def test_a_job_that_runs_again_and_again_comes_to_rest(name):
     [recording] = replay.load_recordings(ROOT / "examples" / "traces" / f"{name}.pickle.gz")
-    mapped = page_maps_of_passes(recording, 10)
+    mapped = page_maps_of_passes(recording, 80)  # 256 pages move before there is slack
     assert mapped[0] > 30 and mapped[-3:] == [0, 0, 0]
 
 

@@ -45,6 +45,13 @@ esper_status esper_pool_create(esper_core *core, int index, uint64_t first, uint
   return *pool ? ESPER_OK : no_host_memory();
 }
 
+/* An event for all streams that is just being recorded would end a capture that begins now. */
+static void await_events_for_all(device_t *device)
+{
+  lock(&device->all_streams->lock);
+  unlock(&device->all_streams->lock);
+}
+
 esper_status esper_pool_begin(esper_core *core, int index, uint64_t first, uint64_t second,
                               esper_pool_filter *filter, void *context)
 {
@@ -81,6 +88,7 @@ esper_status esper_pool_begin(esper_core *core, int index, uint64_t first, uint6
   lock(&device->lock);
   route_add(device, pool, route);
   unlock(&device->lock);
+  await_events_for_all(device);
   return ESPER_OK;
 }
 
@@ -229,9 +237,7 @@ esper_status esper_capture_begin(esper_core *core, int index)
   lock(&device->lock);
   device->captures_announced++;
   unlock(&device->lock);
-  /* An event for all streams that is just being recorded would end the capture. */
-  lock(&device->all_streams->lock);
-  unlock(&device->all_streams->lock);
+  await_events_for_all(device);
   return ESPER_OK;
 }
 

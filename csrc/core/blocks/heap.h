@@ -31,11 +31,12 @@ struct heap {
   pool_t *pool;
   const uint64_t *pool_id;
   stream_t *stream;
-  uint64_t capture;     /* the capture that its memory was handed out in; 0: none */
-  tag_t tag;            /* of all its memory, so that no page has memory of two tags */
-  bool quiesced;        /* what is ready owes nothing: any capture may take the heap over */
-  bool over;            /* its capture is over; set during a quiesce */
-  uint64_t quiesced_at; /* the number that the last quiesce waited for; 0: none */
+  uint64_t capture; /* the capture that its memory was handed out in; 0: none */
+  tag_t tag;        /* of all its memory, so that no page has memory of two tags */
+  bool quiesced;    /* what is ready owes its stream nothing: a capture may take the heap over */
+  bool over;        /* its capture is over; set during a quiesce */
+  uint64_t quiesced_at; /* the number of its stream that the last quiesce waited for; 0: none */
+  uint64_t quiesced_to; /* a free with a later stamp came after that */
   branch_t *branch;     /* the stream inside the capture, a reference; NULL: outside */
   bins_t ready[2];      /* by size class: small, large */
   bins_t pending[2];

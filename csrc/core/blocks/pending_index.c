@@ -4,8 +4,7 @@
 #include "block.h"
 #include "use.h"
 
-/* An unsatisfied use of the block: one that bars gates if it has any, and of those one that was marked,
- * because the statistics look for its end. NULL: it has none. */
+/* An unsatisfied use of the block, one that bars gates if it has any. NULL: it has none. */
 static const use_t *awaited_use(const block_t *block)
 {
   const stream_t *home = block->segment->heap->stream;
@@ -13,10 +12,9 @@ static const use_t *awaited_use(const block_t *block)
   for (const use_t *use = block->uses; use; use = use->next) {
     if (use_is_satisfied(use, home))
       continue;
-    bool barred = use_is_barred(use);
-    if (barred && !(use->flags & USE_IS_LOAN))
+    if (use_is_barred(use))
       return use;
-    if (!first || barred)
+    if (!first)
       first = use;
   }
   return first;
@@ -41,6 +39,10 @@ static awaited_t *wait_for(pending_index_t *index, const stream_t *stream)
 
 static void await(pending_index_t *index, const use_t *use)
 {
+  if (!use || !use->record) {
+    index->unknown = true; /* a held use may get its record at any time */
+    return;
+  }
   uint64_t number = use->record->number;
   awaited_t *wait = wait_for(index, use->stream);
   if (wait && wait->from > number)
@@ -57,11 +59,13 @@ void pending_index_add(heap_t *heap, block_t *block)
   set_barred(&heap->pending_index, block, use && use_is_barred(use));
   if (block->withheld)
     return; /* until the pool is quiesced */
-  /* A held use may get its record at any time. Inside a capture edges count, not events. */
-  if (!use || !use->record || heap->capture)
-    heap->pending_index.unknown = true;
-  else
-    await(&heap->pending_index, use);
+  await(&heap->pending_index,
+        heap->capture ? NULL : use); /* in a capture edges count, not events */
+  /* For the statistics the block is over with its marked uses. */
+  if (use && !use_is_marked(use) && block->counted_active)
+    for (const use_t *other = block->uses; other; other = other->next)
+      if (use_is_marked(other) && !use_is_satisfied(other, heap->stream))
+        await(&heap->pending_index, other);
 }
 
 /* If a stream is gated on its oldest pending block each time, nothing else becomes ready. So the

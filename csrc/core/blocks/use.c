@@ -189,8 +189,9 @@ bool uses_have_completed(const block_t *block)
 
 bool block_is_marked(const block_t *block)
 {
+  const stream_t *home = block->segment->heap->stream;
   for (const use_t *use = block->uses; use; use = use->next)
-    if (!(use->flags & USE_IS_LOAN) && !use_has_completed(use))
+    if (use_is_marked(use) && !use_is_satisfied(use, home))
       return true;
   return false;
 }

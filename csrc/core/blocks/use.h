@@ -59,6 +59,12 @@ void use_cover(use_t *use, record_t *record);
  * claimed, so its uses are the caller's alone. */
 void uses_record_at_free(block_t *block);
 
+/* Whether the program said so, or an observer. Otherwise the block was lent. */
+static inline bool use_is_marked(const use_t *use)
+{
+  return !(use->flags & USE_IS_LOAN);
+}
+
 use_t *use_take(device_t *device); /* NULL: no host memory */
 void use_give(device_t *device, use_t *use);
 
@@ -70,7 +76,7 @@ bool use_is_satisfied(const use_t *use, const stream_t *reader);
 bool uses_are_satisfied(const block_t *block, const stream_t *reader);
 /* Whether all uses of the block have completed. */
 bool uses_have_completed(const block_t *block);
-/* Whether a marked use of the block has not completed: then a free block counts as active. */
+/* Whether a marked use of the block is not satisfied at home: then a free block counts as active. */
 bool block_is_marked(const block_t *block);
 /* Whether the use may depend on work that is not yet enqueued: it was marked with gate=False, or
  * its stream has the rendezvous trait. Then neither a stream nor the host may wait for it. */

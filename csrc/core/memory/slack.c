@@ -4,8 +4,8 @@
 #include "segment.h"
 
 /* MANY_MOVES pages move before new ones are created instead, until 1/SLACK_SHARE of the peak is
- * slack. */
-enum { MANY_MOVES = 256, SLACK_SHARE = 25 };
+ * slack. Small programs may have two of the largest pages, on a device to which that is little. */
+enum { MANY_MOVES = 256, SLACK_SHARE = 25, TWO_PAGES = 64 << 20, LITTLE_SHARE = 256 };
 
 bool slack_is_for(const pool_t *pool)
 {
@@ -34,12 +34,19 @@ static size_t recent_peak(device_t *device, size_t missing)
   return peak > device->slack_old_peak ? peak : device->slack_peak;
 }
 
+static size_t most_slack(const device_t *device, size_t peak)
+{
+  size_t share = peak / SLACK_SHARE, little = device->total / LITTLE_SHARE;
+  size_t least = little < TWO_PAGES ? little : TWO_PAGES;
+  return share > least ? share : least;
+}
+
 bool slack_allows_new_pages(device_t *device, size_t missing, bool lendable)
 {
   if (!lendable || device->counters.pages_moved - device->slack_refused_at < MANY_MOVES)
     return false;
   size_t peak = recent_peak(device, missing);
-  return pages_with(device, missing) <= peak + peak / SLACK_SHARE &&
+  return pages_with(device, missing) <= peak + most_slack(device, peak) &&
          segment_may_come(device, missing);
 }
 

@@ -7,8 +7,8 @@
  * when a walk back from its last node meets one. A point that the walk does not reach is not known
  * to come before, which only keeps memory longer.
  *
- * Inside a capture a use (use.h) has a point in place of a record. A free is a use too, and stands
- * for owner order. Points mean nothing outside their capture.
+ * Inside a capture a use (use.h) has a point in place of a record. Points mean nothing outside
+ * their capture.
  *
  * A capture lives as long as a use or heap refers to it. A branch's numbers are under its stream's
  * record lock. */

@@ -1,7 +1,7 @@
 /* capture_thread.h: which capture the calling thread works in, as far as its calls tell.
  *
  * The body of a conditional node is a graph of its own. A block that is freed while a body is
- * captured has no point in the outer graph, because the body may run after that point. The driver
+ * captured serves nobody in the outer graph, because the body may run later. The driver
  * cannot be asked which graph a thread is filling, so each call notes what it saw. */
 #ifndef ESPER_CAPTURE_THREAD_H
 #define ESPER_CAPTURE_THREAD_H

@@ -75,6 +75,14 @@ esper_status record_wait(record_t *record)
   return status;
 }
 
+uint64_t stream_pass(stream_t *s)
+{
+  lock(&s->lock);
+  uint64_t number = atomic_fetch_add(&s->last, 1) + 1;
+  unlock(&s->lock);
+  return number;
+}
+
 void stream_sync_begin(stream_t *s)
 {
   lock(&s->lock);

@@ -15,6 +15,9 @@ void stream_retire_all(core_t *core);
  * microseconds too until an event has completed. */
 bool stream_completes_now(stream_t *stream, uint64_t number);
 
+/* Takes a number without an event: what is stamped later has a later stamp. */
+uint64_t stream_pass(stream_t *stream);
+
 /* Before the device is synchronised: takes a number that stands for all work enqueued so far on the
  * stream. Afterwards: notes that it has completed. Under the device's sync lock. */
 void stream_sync_begin(stream_t *stream);

@@ -184,6 +184,13 @@ static bool is_captured(device_t *device)
   return (announced && capturing_is_possible_now(device)) || stream_any_is_captured(device);
 }
 
+/* Then a stream that the core has never met may be captured, and nothing would tell. */
+static bool may_be_a_capture(device_t *device)
+{
+  return !config_of(device->core)->as_given.captures_are_announced &&
+         capturing_is_possible_now(device);
+}
+
 /* Drains this device only. Owner order and streams that the core has never met need one event for all
  * streams, or that the device is synchronised. */
 static esper_status drain_alone(device_t *device, bool unknown)
@@ -194,7 +201,7 @@ static esper_status drain_alone(device_t *device, bool unknown)
     unlock(&device->sync_lock);
     return status;
   }
-  bool left = unknown || RULE(LATE_WAITS_COUNT), capturing = false;
+  bool left = unknown || (RULE(LATE_WAITS_COUNT) && !may_be_a_capture(device)), capturing = false;
   status = wait_for_streams(device, &left, &capturing);
   if (status == ESPER_OK && left)
     status = capturing || is_captured(device) /* a capture may have begun meanwhile */

@@ -18,7 +18,7 @@
  *      Then cached memory goes back and new memory is tried again, and at last memory in flight
  *
  * Each step takes the device's lock for itself. Driver calls are made without it, on claimed
- * blocks. Inside a capture three kinds of memory serve: what the capture itself freed, what its
+ * blocks. Inside a capture three kinds of memory serve: what the stream itself freed in it, what its
  * pool had when it was quiesced, and new memory. There a gate is an edge of the graph, and the host
  * waits for nothing but memory in flight.
  *

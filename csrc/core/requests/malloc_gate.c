@@ -146,8 +146,11 @@ static run_t claim_elsewhere(const request_t *q, bool owing, uint64_t *stamp)
     else if (!owing)
       run.first = NULL;
   }
-  if (run.first)
+  if (run.first) {
     free_blocks_claim_run(run);
+    for (block_t *b = run.first; b != run.last->next; b = b->next)
+      uses_drop_completed(q->device, b); /* a claimed block's count as unfinished */
+  }
   unlock(&q->device->lock);
   return run;
 }
@@ -162,19 +165,25 @@ static void put_back(const request_t *q, run_t run)
 block_t *malloc_gate_other(const request_t *q)
 {
   uint64_t stamp = 0;
+  record_t *owner_order = NULL;
   run_t run = claim_elsewhere(q, true, &stamp);
-  /* Owner order is work of all streams, which a stream may wait for where the host may. */
-  if (run.first && stamp && !drain_may_wait(q->device)) {
-    put_back(q, run);
-    run = claim_elsewhere(q, false, &stamp);
+  if (run.first && stamp) {
+    owner_order = stream_probe(owner_order_stream(run.first->segment->heap), stamp);
+    /* It stands for work of all streams, which a stream may wait for where the host may. Asked
+     * afterwards, so that all of that work is asked about. */
+    if (!owner_order || !drain_may_wait(q->device)) {
+      put_back(q, run);
+      if (owner_order)
+        record_drop(owner_order);
+      owner_order = NULL;
+      run = claim_elsewhere(q, false, &stamp);
+    }
   }
   if (!run.first)
     return NULL;
 
   gating_t gating = {0};
-  record_t *owner_order =
-      stamp ? stream_probe(owner_order_stream(run.first->segment->heap), stamp) : NULL;
-  bool gated = (!stamp || owner_order) && malloc_gate_run(q, run, &gating) &&
+  bool gated = malloc_gate_run(q, run, &gating) &&
                (!owner_order || gate_record(q, owner_order, run.size, &gating));
   lock(&q->device->lock);
   malloc_note_gating(q, &gating);

@@ -57,16 +57,23 @@ static void need(wait_t *wait, stream_t *stream, uint64_t number, record_t *reco
   wait->record = record;
 }
 
+/* `all_streams` has the traits of all streams, of which those that are at work have been asked. */
+static bool may_wait_for(const wait_t *wait, const use_t *use)
+{
+  return use->stream->all_streams ? wait->for_all && !(use->flags & USE_NO_GATE)
+                                  : !use_is_rendezvous(use);
+}
+
 static void need_all(wait_t *wait, const block_t *block)
 {
   if (!owner_order_has_completed(block) && wait->for_all)
     need(wait, owner_order_stream(block->segment->heap), block->stamp, NULL);
   for (const use_t *use = block->uses; use; use = use->next) {
-    if (use_has_completed(use) || use_is_rendezvous(use))
+    if (use_has_completed(use) || !may_wait_for(wait, use))
       continue;
-    if (use->record && (wait->for_all || !use->stream->all_streams))
+    if (use->record)
       need(wait, use->stream, use->record->number, use->record);
-    else if (!use->record && use->stamp && !use->stream->all_streams)
+    else if (use->stamp && !(use->stream->all_streams && use_is_marked(use)))
       need(wait, use->stream, use->stamp, NULL);
   }
 }
@@ -140,10 +147,12 @@ static void wait_for_owners(pool_t *pool)
     unlock(&device->lock);
     stream_t *s = heap->stream;
     needed = needed && !stream_is_rendezvous(s);
+    uint64_t to = needed ? stream_pass(owner_order_stream(heap)) : 0;
     record_t *record = needed ? stream_probe(s, stream_stamp(s)) : NULL;
     bool waited = record && record_wait(record) == ESPER_OK;
     lock(&device->lock);
     heap->quiesced_at = waited ? record->number : 0;
+    heap->quiesced_to = waited ? to : 0;
     unlock(&device->lock);
     if (record)
       record_drop(record);
@@ -187,12 +196,13 @@ static void clear(block_t *block)
   block->withheld = false;
 }
 
-/* Whether the block may serve its heap's stream: the host has waited for that stream. Others get it
- * only if it owes no owner order either. */
+/* Whether the block may serve its heap's stream: the host has waited for what that stream was given
+ * before the free. Others get it only if it owes no owner order either. */
 static bool serves_own_stream(const block_t *block)
 {
   const heap_t *heap = block->segment->heap;
-  return uses_have_completed(block) && (owner_order_has_completed(block) || heap->quiesced_at);
+  return uses_have_completed(block) &&
+         (owner_order_has_completed(block) || block->stamp <= heap->quiesced_to);
 }
 
 static void quiesce_heap(heap_t *heap)

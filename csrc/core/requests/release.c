@@ -321,8 +321,8 @@ static bool is_cached(const segment_t *s)
          block_is_in_bin(s->first);
 }
 
-/* Finds out which cached segments their own streams have finished with, by one event for each
- * stream. A stream that is busy now will have answered by the next call. */
+/* Finds out which cached segments have been left behind by all streams, by one event for all of them.
+ * If they are busy now, the next call will know. */
 static void ask_owners(device_t *device)
 {
   probes_t probes;

@@ -40,6 +40,18 @@ TEST(with_a_little_slack_nothing_moves)
   end();
 }
 
+/* On a device of 16 GiB or more. */
+TEST(a_small_programs_slack_is_two_large_pages)
+{
+  begin_with(16384, NULL);
+  comb_after_many_moves();
+  get(60, r);
+  CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
+  get(60, r);
+  CHECK(world_counters(&w, 0).pages_moved > 256);
+  end();
+}
+
 TEST(what_takes_more_than_the_slack_moves)
 {
   begin();

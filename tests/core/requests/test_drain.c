@@ -288,3 +288,16 @@ TEST(a_replay_under_way_that_bars_gates_is_not_waited_for)
   world_malloc(&w, 70 * MIB, t);
   world_end(&w);
 }
+
+/* A capture that nobody announced, on a stream that the core has not met, while a pool is open. */
+TEST(a_drain_that_cannot_tell_ends_no_capture)
+{
+  begin(64);
+  void *handle = sim_stream_create(w.s, 0);
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, NULL, NULL));
+  sim_capture_begin(w.s, 0, handle);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(sim_capture_is_valid(w.s, 0, handle));
+  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, handle));
+  CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+}

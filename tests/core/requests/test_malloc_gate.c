@@ -423,3 +423,37 @@ TEST(a_much_better_fit_is_gated_on_though_it_is_younger)
   CHECK(world_malloc(&w, 12 * MIB, r) == fits);
   end();
 }
+
+static void begin_a_collective(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  if (!sim_pending(w.s, 0, s.handle))
+    sim_wait_flag(w.s, 0, s.handle, 0);
+}
+
+static void run_s(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  world_run(&w, s);
+}
+
+/* Another thread gives s work that waits for r, while r asks for the memory of t. */
+TEST(a_collective_that_begins_meanwhile_is_not_waited_for)
+{
+  begin_with(12 * MIB, ESPER_REUSE_GATE);
+  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
+  void *x = block(12 * MIB, t);
+  world_read_on(&w, w.stream[3], x, t);
+  world_use(&w, x, w.stream[3], 0);
+  world_free(&w, x);
+  sim_before_call(w.s, SIM_CALL_event_record_all, begin_a_collective, NULL);
+  sim_before_call(w.s, SIM_CALL_event_query, run_s, NULL);
+  void *p;
+  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  sim_before_call(w.s, SIM_CALL_event_record_all, NULL, NULL);
+  sim_before_call(w.s, SIM_CALL_event_query, NULL, NULL);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending(w.s, 0, r.handle), 0);
+  sim_raise_flag_now(w.s, 0);
+  end();
+}

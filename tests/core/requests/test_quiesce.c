@@ -327,6 +327,122 @@ TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
   end();
 }
 
+/* ---- where the host cannot wait for all streams -------------------------------- */
+
+static int no_stream(void *context, void *stream)
+{
+  (void)context, (void)stream;
+  return 0;
+}
+
+/* t reads x, which s frees, and s is ordered after that only when the pool has been begun again. Its
+ * memory is for s, and not for r's capture. */
+static void a_late_wait_after_the_pool_was_begun(bool without_gate)
+{
+  begin();
+  open_pool();
+  void *x = block(X, s), *z = block(Y, r);
+  world_read_on(&w, t, x, s);
+  world_free(&w, x);
+  close_pool();
+  if (without_gate) {
+    sim_wait_flag(w.s, 0, o.handle, 0);
+    world_use(&w, z, o, ESPER_USE_NO_GATE);
+    world_free(&w, z);
+  } else { /* captures are not announced: one may be going on */
+    CHECK_OK(esper_pool_begin(w.core, 0, ID + 1, 0, no_stream, NULL));
+  }
+  open_pool();
+  world_wait(&w, s, t);
+  capture_begin();
+  CHECK(block(X, r) != x);
+  sim_capture_group(w.s, 0, r.handle, ID);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  CHECK(block(X, s) == x);
+  sim_graph_destroy(w.s, graph);
+  sim_raise_flag_now(w.s, 0);
+  sim_run_all(w.s);
+}
+
+TEST(beside_another_pool_a_capture_gets_nothing_that_others_may_read)
+{
+  a_late_wait_after_the_pool_was_begun(false);
+}
+
+TEST(beside_a_use_without_gate_a_capture_gets_nothing_that_others_may_read)
+{
+  a_late_wait_after_the_pool_was_begun(true);
+}
+
+static esper_driver freeing;
+static const esper_driver *driver_below;
+static void *to_free;
+
+static esper_status synchronize_then_free(void *self, int on, void *event)
+{
+  esper_status status = driver_below->event_synchronize(self, on, event);
+  void *x = to_free;
+  to_free = NULL;
+  if (x) {
+    world_kernel(&w, s, x);
+    world_free(&w, x);
+  }
+  return status;
+}
+
+/* The pool has live memory of a capture, so the host waits for s. Another thread frees x after that. */
+TEST(what_is_freed_after_its_stream_was_waited_for_is_withheld)
+{
+  begin();
+  open_pool();
+  sim_capture_begin(w.s, 0, s.handle);
+  block(Y, s);
+  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
+  close_pool();
+  open_pool();
+  void *x = block(X, s);
+  close_pool();
+  driver_below = w.core->driver;
+  freeing = *driver_below;
+  freeing.event_synchronize = synchronize_then_free;
+  w.core->driver = &freeing;
+  to_free = x;
+  open_pool();
+  w.core->driver = driver_below;
+  CHECK(!to_free);
+  CHECK(find(x)->withheld);
+  sim_graph_destroy(w.s, graph);
+  sim_run_all(w.s);
+}
+
+static void run_o(void *context, sim_call call, int on, void *object)
+{
+  (void)context, (void)call, (void)on, (void)object;
+  world_run(&w, o);
+}
+
+/* o may wait for others, and has nothing to do. */
+TEST(a_stream_with_the_rendezvous_trait_that_is_idle_keeps_no_loan)
+{
+  begin_with(&(esper_config){.captures_are_announced = 1}, 24 * MIB);
+  CHECK_OK(esper_stream_set_traits(w.core, o, ESPER_TRAIT_RENDEZVOUS));
+  open_pool();
+  void *x = block(9, s);
+  block(9, s);
+  world_free(&w, x);
+  sim_run_all(w.s);
+  world_note_all(&w);
+  CHECK(block(9, r) == x);
+  CHECK_EQ(world_counters(&w, 0).loans, 1);
+  close_pool();
+  world_free(&w, x);
+  sim_before_call(w.s, SIM_CALL_event_query, run_o, NULL);
+  open_pool();
+  CHECK_EQ(find(x)->state, BLOCK_READY);
+  sim_run_all(w.s);
+}
+
 /* ---- pools that are gone ----------------------------------------------------------- */
 
 /* r captures into the pool; then the graph is destroyed and nobody refers to the pool. */

@@ -79,8 +79,8 @@ typedef struct thread { /* of one program */
   int ran_out_on; /* device; -1: none since */
   int stalled;    /* place of the stream; -1: none */
   bool has_stalled;
-  int tag;        /* of what it allocates, a place in TAG_NAMES; -1: any */
-  int tag_now;    /* of its last malloc */
+  int tag;     /* of what it allocates, a place in TAG_NAMES; -1: any */
+  int tag_now; /* of its last malloc */
   uint64_t done;
 } thread;
 
