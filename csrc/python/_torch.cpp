@@ -106,6 +106,8 @@ PyMethodDef methods[] = {
      "audit_capture_ended(graph): the capture made this graph; 0: it failed."},
     {"audit_replayed", esper::audit_replayed, METH_O, "audit_replayed(graph)."},
     {"audit_graph_gone", esper::audit_graph_gone, METH_O, "audit_graph_gone(graph)."},
+    {"audit_leave_to_pytorch", esper::audit_leave_to_pytorch, METH_O,
+     "audit_leave_to_pytorch(on): this thread's work is PyTorch's own until it is switched off."},
     {"audit_launch", esper::audit_launch, METH_O,
      "audit_launch(values): a kernel beside the operators reads these tensors."},
     {"push_tag", esper::push_tag, METH_O,

@@ -28,7 +28,8 @@ struct Thread {
   // autograd.Function.
   c10::SmallVector<const Operation *, 16> running;
   bool site_is_known = false;
-  uint32_t site = 0; // of the outermost of those that run no Python between them
+  bool is_pytorchs_own = false; // what it enqueues is PyTorch's own affair
+  uint32_t site = 0;            // of the outermost of those that run no Python between them
 
   const Operation *innermost() const
   {
@@ -217,7 +218,7 @@ void report_use_after_free(audit *engine, const audit_access &access)
 
 void tell_accesses(AllSeen &all, uint32_t operation)
 {
-  if (all.empty()) {
+  if (all.empty() || thread.is_pytorchs_own) {
     return;
   }
   if (C10_UNLIKELY(poison::is_on()) && are_uses_noted()) {
@@ -241,6 +242,11 @@ void tell_accesses(AllSeen &all, uint32_t operation)
       }
     }
   });
+}
+
+void leave_to_pytorch(bool on)
+{
+  thread.is_pytorchs_own = on;
 }
 
 void observe_operators()

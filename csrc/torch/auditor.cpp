@@ -291,6 +291,12 @@ PyObject *audit_graph_gone(PyObject * /*module*/, PyObject *graph)
   END_HANDLE_TH_ERRORS
 }
 
+PyObject *audit_leave_to_pytorch(PyObject * /*module*/, PyObject *on)
+{
+  auditing::leave_to_pytorch(on == Py_True);
+  Py_RETURN_NONE;
+}
+
 PyObject *audit_launch(PyObject * /*module*/, PyObject *values)
 {
   HANDLE_TH_ERRORS

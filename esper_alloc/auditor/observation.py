@@ -67,7 +67,25 @@ def _after(owner: Any, name: str, then: Callable[[Any, Any], None]) -> None:
     setattr(owner, name, call)
 
 
+def _leave_to_pytorch(compiled: Any, owner: Any, name: str) -> None:
+    """What ``owner.name`` itself enqueues is PyTorch's own affair: it sets the state of random
+    number generators on the stream that captures, and later on those that replay."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        compiled.audit_leave_to_pytorch(True)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            compiled.audit_leave_to_pytorch(False)
+
+    setattr(owner, name, call)
+
+
 def _watch_graphs(compiled: Any, kind: Any) -> None:
+    for name in ("capture_begin", "replay"):
+        _leave_to_pytorch(compiled, kind, name)
     end = kind.capture_end
 
     @functools.wraps(end)

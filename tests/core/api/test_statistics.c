@@ -150,6 +150,7 @@ TEST(a_lent_block_is_active_until_its_marked_uses_are_over)
   check_active_mib(9);
   CHECK(sim_pending_all(w.s));
   sim_run_all(w.s);
+  end();
 }
 
 /* Nobody has to ask the events first. */

@@ -300,4 +300,5 @@ TEST(a_drain_that_cannot_tell_ends_no_capture)
   CHECK(sim_capture_is_valid(w.s, 0, handle));
   sim_graph_destroy(w.s, sim_capture_end(w.s, 0, handle));
   CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+  world_end(&w);
 }

@@ -363,6 +363,7 @@ static void a_late_wait_after_the_pool_was_begun(bool without_gate)
   sim_graph_destroy(w.s, graph);
   sim_raise_flag_now(w.s, 0);
   sim_run_all(w.s);
+  end();
 }
 
 TEST(beside_another_pool_a_capture_gets_nothing_that_others_may_read)
@@ -414,6 +415,7 @@ TEST(what_is_freed_after_its_stream_was_waited_for_is_withheld)
   CHECK(find(x)->withheld);
   sim_graph_destroy(w.s, graph);
   sim_run_all(w.s);
+  end();
 }
 
 static void run_o(void *context, sim_call call, int on, void *object)
@@ -441,6 +443,7 @@ TEST(a_stream_with_the_rendezvous_trait_that_is_idle_keeps_no_loan)
   open_pool();
   CHECK_EQ(find(x)->state, BLOCK_READY);
   sim_run_all(w.s);
+  end();
 }
 
 /* ---- pools that are gone ----------------------------------------------------------- */
