@@ -247,6 +247,36 @@ ALL: list[tuple[str, Names, str, str]] = [
         "eager",
         "a simulator of 1024 x 1024, CUDA graphs with `cudagraph_outputs`",
     ),
+    *(
+        ("engines", f"{engine}: {figure}", peer, f"{label}{what}")
+        for engine, peer, label in (
+            ("ddp", "native", "DDP training of a Llama with 1.2 B parameters on two GPUs"),
+            ("fsdp2", "native", "FSDP2 training of the same"),
+            ("tensor_parallel", "native", "tensor parallelism, perceptrons with 1.1 B parameters"),
+            (
+                "tensor_parallel, registered",
+                "native, registered",
+                "the same, all memory registered with NCCL",
+            ),
+        )
+        for figure, what in (
+            ("tokens", " (more is better)"),
+            ("peak reserved", ", peak reserved"),
+        )
+    ),
+    *(
+        (
+            "engines",
+            f"{engine}: losses, largest relative difference from native's",
+            "native, run again",
+            f"losses of 200 steps, largest relative difference from native's, {label}",
+        )
+        for engine, label in (
+            ("ddp", "DDP"),
+            ("fsdp2", "FSDP2"),
+            ("tensor_parallel", "tensor parallelism"),
+        )
+    ),
 ]
 
 #: The README's rows: topic, name, peer, what was measured, and what it is compared with.
@@ -263,13 +293,6 @@ FEW: list[tuple[str, Names, str, str, str]] = [
         "peak active over base",
         "native, recipe",
         "the same",
-        "tensors kept by hand beside events",
-    ),
-    (
-        "pipeline",
-        "step time",
-        "native, recipe",
-        "the same, time of a step",
         "tensors kept by hand beside events",
     ),
     (
@@ -292,6 +315,13 @@ FEW: list[tuple[str, Names, str, str, str]] = [
         "native, expandable",
         "GPT-2 124M training: time of a step",
         "expandable segments",
+    ),
+    (
+        "engines",
+        "fsdp2: peak reserved",
+        "native",
+        "FSDP2 training of a Llama with 1.2 B parameters on two GPUs: peak reserved",
+        "PyTorch's default",
     ),
     (
         "gather",

@@ -15,6 +15,14 @@ uint64_t stream_capture_of(presented_t p, bool recording)
   return status == ESPER_OK ? capture : CAPTURE_UNKNOWN;
 }
 
+bool stream_any_may_be_captured(const device_t *device)
+{
+  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
+    if (s->device == device && atomic_load_explicit(&s->was_captured, memory_order_relaxed))
+      return true;
+  return stream_any_is_captured(device);
+}
+
 bool stream_any_is_captured(const device_t *device)
 {
   for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)

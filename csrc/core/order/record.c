@@ -230,7 +230,7 @@ static record_t *record_on(presented_t p, void *wait_for)
  * capture, and an event for all of a device's work would end it. */
 static bool would_be_inside(presented_t p)
 {
-  return p.stream->all_streams ? stream_any_is_captured(p.stream->device)
+  return p.stream->all_streams ? stream_any_may_be_captured(p.stream->device)
                                : stream_capture_of(p, true) != 0;
 }
 

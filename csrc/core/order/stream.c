@@ -144,6 +144,19 @@ static uint64_t id_within_capture(void *handle, uint64_t capture)
   return (id ^ id >> 31) | 1ull << 62;
 }
 
+/* A mortal stream cannot be asked later. While it is captured it has an entry of its own. */
+static void note_whether_captured(stream_t *now, uint64_t capture)
+{
+  if (capture) {
+    atomic_store(&now->was_captured, true);
+    return;
+  }
+  stream_t *s = atomic_load_explicit(bucket_of_id(now->core, 0, now->handle), memory_order_acquire);
+  for (; s; s = s->next_in_bucket)
+    if (s->handle == now->handle && s->device == now->device)
+      atomic_store(&s->was_captured, false);
+}
+
 esper_status stream_present(core_t *core, esper_stream as, presented_t *presented)
 {
   device_t *device = &core->devices[as.device];
@@ -164,6 +177,8 @@ esper_status stream_present(core_t *core, esper_stream as, presented_t *presente
     return error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
   if (as.flags & ESPER_STREAM_IMMORTAL)
     stream_make_immortal(core, s, as.handle);
+  else
+    note_whether_captured(s, capture);
   presented->stream = s;
   presented->asked = true;
   presented->capture = capture;

@@ -302,3 +302,28 @@ TEST(a_drain_that_cannot_tell_ends_no_capture)
   CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
   world_end(&w);
 }
+
+/* Memory that was lent is freed while a stream that is not PyTorch's is captured, unannounced. Nothing
+ * ends that capture. When the stream shows itself again, memory is lent again. */
+TEST(no_event_for_all_streams_ends_the_capture_of_a_mortal_stream)
+{
+  begin(1024);
+  esper_stream r = w.stream[0], s = w.stream[1], mortal = world_mortal(&w, 0);
+  void *x = world_malloc(&w, 9 * MIB, s);
+  world_malloc(&w, 9 * MIB, s);
+  world_free(&w, x);
+  world_note_all(&w);
+  CHECK(world_malloc(&w, 9 * MIB, r) == x);
+  sim_capture_begin(w.s, 0, mortal.handle);
+  world_kernel(&w, mortal, world_malloc(&w, 5 * MIB, mortal));
+  world_free(&w, x);
+  CHECK(sim_capture_is_valid(w.s, 0, mortal.handle));
+  CHECK_EQ(world_counters(&w, 0).loans, 1);
+  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, mortal.handle));
+  world_malloc(&w, 512, mortal);
+  sim_run_all(w.s);
+  world_note_all(&w);
+  world_malloc(&w, 9 * MIB, w.stream[2]);
+  CHECK_EQ(world_counters(&w, 0).loans, 2);
+  world_end(&w);
+}

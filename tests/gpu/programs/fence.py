@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 from audit import Gpt, resident, training
-from device import OURS, report, use_allocator
+from device import OURS, held_up, report, use_allocator
 
 SIZE = 1 << 20
 
@@ -82,16 +82,16 @@ def overrun() -> None:
 
 
 def unordered() -> None:
-    """A side stream reads late, unmarked, what the idle main stream frees."""
+    """A side stream reads late, unmarked, what the idle main stream frees: it may still wait."""
     side, main = torch.cuda.Stream(), torch.cuda.current_stream()
     x, y = torch.ones(SIZE, device="cuda"), torch.empty(SIZE, device="cuda")
     side.wait_stream(main)
     main.synchronize()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(2_000_000_000)
+    with held_up(side), torch.cuda.stream(side):
         y.copy_(x)
-    del x
-    wait_and_let_the_allocator_look()
+        del x
+        with torch.cuda.stream(main):
+            wait_and_let_the_allocator_look()
     torch.cuda.synchronize()
 
 
@@ -99,7 +99,7 @@ def faults(program: Callable[[], None]) -> None:
     import esper_alloc
 
     try:
-        with esper_alloc.audit(fence=True):
+        with esper_alloc.audit(fence=True) as found:
             program()
     except esper_alloc.AuditError as error:
         fault = error.fault
@@ -113,7 +113,7 @@ def faults(program: Callable[[], None]) -> None:
             text=fault.text(),
         )
     else:
-        report(fault=None)
+        report(fault=None, kinds=[finding.kind for finding in found.findings])
 
 
 def correct() -> None:

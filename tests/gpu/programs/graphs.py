@@ -176,8 +176,8 @@ def scope() -> dict[str, Any]:
 
 
 @scenario
-def side_memory_serves_main() -> dict[str, Any]:
-    """What was allocated and dropped on a side stream serves the main one once joined."""
+def side_memory_serves_side() -> dict[str, Any]:
+    """What was allocated and dropped on a side stream serves that stream again, and no other."""
     x, out = blank(), blank()
     (side,) = other_streams(1)
     torch.cuda.synchronize()
@@ -192,15 +192,21 @@ def side_memory_serves_main() -> dict[str, Any]:
             address = a.data_ptr()
             del a
         b = x * 2
-        early = b.data_ptr() == address
         main.wait_stream(side)
         c = x + 3
-        reused = c.data_ptr() == address
+        elsewhere = address in (b.data_ptr(), c.data_ptr())
         out.add_(b)
         out.add_(c)
         del b, c
-    wrong = replay(graph, x, {0: (out, lambda v: 4 * v + 4)})
-    return {"wrong": wrong, "reused": reused, "reused_too_early": early}
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            a = x + 5
+            reused = a.data_ptr() == address
+            out.add_(a)
+            del a
+        main.wait_stream(side)
+    wrong = replay(graph, x, {0: (out, lambda v: 5 * v + 9)})
+    return {"wrong": wrong, "reused": reused, "reused_elsewhere": elsewhere}
 
 
 @scenario

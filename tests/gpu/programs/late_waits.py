@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from device import other_streams, report, say, sleep, use_allocator, warm_up
+from device import held_up, other_streams, report, say, use_allocator, warm_up
 
 MIB = 1 << 20
 SIZES = (1, 12, 40, 96)  # MiB
@@ -37,19 +37,19 @@ def main(allocator: str, tries: int) -> None:
         with torch.cuda.stream(home):
             x = torch.full((size,), 1, dtype=torch.int8, device="cuda")
         reader.wait_stream(home)
-        sleep(reader, 20)
-        with torch.cuda.stream(reader):
-            torch.ne(x, 1, out=comparison[:size])
-            wrong.add_(comparison[:size].count_nonzero())
-        del x
-        home.synchronize()  # whose own work says nothing of the reader's
-        with torch.cuda.stream(other):
-            taken = [torch.full((size,), 2, dtype=torch.int8, device="cuda") for _ in range(2)]
-            taken.append(torch.full((3 * size,), 2, dtype=torch.int8, device="cuda"))
-        assert not reader.query(), "the reader was not held up for long enough"
-        home.wait_stream(reader)
-        with torch.cuda.stream(home):
-            torch.full((size,), 3, dtype=torch.int8, device="cuda")
+        with held_up(reader):
+            with torch.cuda.stream(reader):
+                torch.ne(x, 1, out=comparison[:size])
+                wrong.add_(comparison[:size].count_nonzero())
+            del x
+            home.synchronize()  # whose own work says nothing of the reader's
+            with torch.cuda.stream(other):
+                taken = [torch.full((size,), 2, dtype=torch.int8, device="cuda") for _ in range(2)]
+                taken.append(torch.full((3 * size,), 2, dtype=torch.int8, device="cuda"))
+            other.synchronize()
+            home.wait_stream(reader)
+            with torch.cuda.stream(home):
+                torch.full((size,), 3, dtype=torch.int8, device="cuda")
         torch.cuda.synchronize()
         corrupted += int(wrong) > 0
         del taken
