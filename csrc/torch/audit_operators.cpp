@@ -28,8 +28,8 @@ struct Thread {
   // autograd.Function.
   c10::SmallVector<const Operation *, 16> running;
   bool site_is_known = false;
-  bool is_pytorchs_own = false; // what it enqueues is PyTorch's own affair
-  uint32_t site = 0;            // of the outermost of those that run no Python between them
+  int pytorchs_own = 0; // above 0: what it enqueues is PyTorch's own affair
+  uint32_t site = 0;    // of the outermost of those that run no Python between them
 
   const Operation *innermost() const
   {
@@ -218,7 +218,7 @@ void report_use_after_free(audit *engine, const audit_access &access)
 
 void tell_accesses(AllSeen &all, uint32_t operation)
 {
-  if (all.empty() || thread.is_pytorchs_own) {
+  if (all.empty()) {
     return;
   }
   if (C10_UNLIKELY(poison::is_on()) && are_uses_noted()) {
@@ -227,6 +227,9 @@ void tell_accesses(AllSeen &all, uint32_t operation)
     }
   }
   const uint32_t site = site_now();
+  if (thread.pytorchs_own > 0) {
+    return;
+  }
   const bool is_backward = torch::autograd::get_current_node() != nullptr;
   with_engine([&](Auditor &a, audit *engine) {
     for (Seen &seen : all) {
@@ -246,7 +249,7 @@ void tell_accesses(AllSeen &all, uint32_t operation)
 
 void leave_to_pytorch(bool on)
 {
-  thread.is_pytorchs_own = on;
+  thread.pytorchs_own += on ? 1 : -1;
 }
 
 void observe_operators()

@@ -147,7 +147,7 @@ esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *p
   esper_status status = core_used_device(core, device_index, &device);
   if (!device)
     return status;
-  status = drain_device(device, false);
+  status = drain_device(device, true);
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
   unlock(&device->lock);

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "../base/error.h"
+#include "../order/capturing.h"
 #include "../order/device.h"
 #include "../pools/pool.h"
 #include "../pools/routing.h"
@@ -118,7 +119,10 @@ esper_status esper_pool_end(esper_core *core, int index, uint64_t first, uint64_
   lock(&device->lock);
   pool->open = false;
   pool_collect(device);
+  bool last = !device->routes;
   unlock(&device->lock);
+  if (last)
+    stream_forget_captures(device);
   pool_bury(device);
   return ESPER_OK;
 }

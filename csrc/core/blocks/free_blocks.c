@@ -308,12 +308,19 @@ static bool fits(const config_t *config, const block_t *block, size_t size)
   return config_fits(config, block->size, size) || block->segment->pages;
 }
 
+/* A segment may move to another heap. */
+static bool may_move(const block_t *block)
+{
+  return block_is_whole_segment(block) &&
+         (block_owes_nothing(block) || !RULE(QUIESCE_NEEDS_COMPLETION));
+}
+
 static inline block_t *best_ready(const heap_t *heap, size_t size, bool large, bool whole)
 {
   const bins_t *bins = &heap->ready[large];
   const config_t *config = config_of(heap->device->core);
   block_t *b = bins_best_fit(bins, size);
-  while (b && !(fits(config, b, size) && (!whole || block_is_whole_segment(b))))
+  while (b && !(fits(config, b, size) && (!whole || may_move(b))))
     b = bins_next(bins, b);
   return b;
 }

@@ -48,7 +48,8 @@ void free_blocks_release_withheld(heap_t *heap);
 /* The ready block that fits best. NULL: there is none. */
 block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
 
-/* The ready block that fits best of those that are a whole segment. NULL: there is none. */
+/* The ready block that fits best of those that are a whole segment and owe nothing. NULL: there is
+ * none. */
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large);
 
 /* The block of a capture's heap that fits best of those that its branch may have, with edges from

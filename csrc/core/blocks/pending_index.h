@@ -2,7 +2,8 @@
  * saves looking at each block. Under the device's lock.
  *
  * The index picks one unsatisfied use of each pending block, one that bars gates if it can. Until
- * that use is satisfied the block is not ready, and still bars gates if it did. For each stream the
+ * that use is satisfied the block is not ready, and still bars gates if it did. Of a block that is
+ * active it has the marked uses, too, if that one is not marked. For each stream the
  * index keeps a number that none of these uses is below. When something has completed or was gated
  * on, comparing a few numbers tells whether any block may be ready. */
 #ifndef ESPER_PENDING_INDEX_H

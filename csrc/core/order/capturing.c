@@ -32,6 +32,13 @@ bool stream_any_is_captured(const device_t *device)
   return false;
 }
 
+void stream_forget_captures(const device_t *device)
+{
+  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
+    if (s->device == device)
+      atomic_store_explicit(&s->was_captured, false, memory_order_relaxed);
+}
+
 bool capturing_is_possible(const device_t *device)
 {
   return config_of(device->core)->as_given.captures_are_announced ? device->captures_announced > 0

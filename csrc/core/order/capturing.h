@@ -11,9 +11,10 @@ uint64_t stream_capture_of(presented_t presented, bool recording);
 /* Whether any immortal stream of the device is captured. Others cannot be asked. */
 bool stream_any_is_captured(const device_t *device);
 
-/* The same, or a mortal stream was captured when it was last presented. After the device was
- * synchronised, which ends captures, none counts. */
+/* The same, or a mortal stream was captured when it was last presented. */
 bool stream_any_may_be_captured(const device_t *device);
+/* Captures of mortal streams that were seen before count no more. */
+void stream_forget_captures(const device_t *device);
 
 /* Whether a capture that allocates from a private pool may be going on. Under the device's lock. */
 bool capturing_is_possible(const device_t *device);

@@ -93,7 +93,6 @@ void stream_sync_begin(stream_t *s)
 void stream_sync_done(stream_t *s)
 {
   declare_completed(s, s->syncing);
-  atomic_store(&s->was_captured, false);
 }
 
 /* ---- positions that nobody has asked about ---------------------------------- */

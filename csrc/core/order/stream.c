@@ -144,9 +144,12 @@ static uint64_t id_within_capture(void *handle, uint64_t capture)
   return (id ^ id >> 31) | 1ull << 62;
 }
 
-/* A mortal stream cannot be asked later. While it is captured it has an entry of its own. */
+/* A mortal stream cannot be asked later. While it is captured it has an entry of its own. Which thread
+ * a per-thread stream belongs to is not known, so its captures are not noted. */
 static void note_whether_captured(stream_t *now, uint64_t capture)
 {
+  if (is_special(now->handle))
+    return;
   if (capture) {
     atomic_store(&now->was_captured, true);
     return;
@@ -177,8 +180,7 @@ esper_status stream_present(core_t *core, esper_stream as, presented_t *presente
     return error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
   if (as.flags & ESPER_STREAM_IMMORTAL)
     stream_make_immortal(core, s, as.handle);
-  else
-    note_whether_captured(s, capture);
+  note_whether_captured(s, s->immortal ? 0 : capture);
   presented->stream = s;
   presented->asked = true;
   presented->capture = capture;

@@ -35,9 +35,9 @@ struct stream {
                                or a use without a record */
   atomic_bool immortal;
   atomic_bool was_captured; /* a mortal one, when it was last presented */
-  bool all_streams;    /* stands for all streams of the device */
-  atomic_uint traits;  /* ESPER_TRAIT_...; of `all_streams`: all traits that any stream has */
-  _Atomic uint64_t id; /* the driver's, which no later stream gets */
+  bool all_streams;         /* stands for all streams of the device */
+  atomic_uint traits;       /* ESPER_TRAIT_...; of `all_streams`: all traits that any stream has */
+  _Atomic uint64_t id;      /* the driver's, which no later stream gets */
   core_t *core;
 
   ON_ITS_OWN_LINE _Atomic uint64_t last; /* the last number taken; every free reads it */

@@ -140,8 +140,10 @@ static esper_status wait_for_streams(device_t *device, bool *left, bool *capturi
   return ESPER_OK;
 }
 
+/* That ends the captures which nobody announced. One that begins meanwhile is noted again. */
 static esper_status synchronize(device_t *device)
 {
+  stream_forget_captures(device);
   esper_status status = call_device_synchronize(device->core, device->index);
   return status == ESPER_OK ? status : error_from_driver(device->core, status);
 }
@@ -193,7 +195,7 @@ static bool may_be_a_capture(device_t *device)
 
 /* Drains this device only. Owner order and streams that the core has never met need one event for all
  * streams, or that the device is synchronised. */
-static esper_status drain_alone(device_t *device, bool unknown)
+static esper_status drain_alone(device_t *device, bool gently)
 {
   lock(&device->sync_lock);
   esper_status status = wait_for_device(device, wait_for_event);
@@ -201,7 +203,7 @@ static esper_status drain_alone(device_t *device, bool unknown)
     unlock(&device->sync_lock);
     return status;
   }
-  bool left = unknown || (RULE(LATE_WAITS_COUNT) && !may_be_a_capture(device)), capturing = false;
+  bool left = !gently || !may_be_a_capture(device), capturing = false;
   status = wait_for_streams(device, &left, &capturing);
   if (status == ESPER_OK && left)
     status = capturing || is_captured(device) /* a capture may have begun meanwhile */
@@ -226,15 +228,15 @@ static bool waits_for(device_t *device, const device_t *other)
   return waits;
 }
 
-esper_status drain_device(device_t *device, bool unknown)
+esper_status drain_device(device_t *device, bool gently)
 {
   core_t *core = device->core;
-  esper_status status = drain_alone(device, unknown);
+  esper_status status = drain_alone(device, gently);
   for (int d = 0; d < core->device_count; d++) {
     device_t *other = &core->devices[d];
     if (other != device && atomic_load(&other->ready) && waits_for(device, other) &&
         drain_may_wait(other))
-      drain_alone(other, false);
+      drain_alone(other, gently);
   }
   pools_retire(device);
   return status;

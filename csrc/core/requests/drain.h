@@ -16,10 +16,10 @@ void held_uses_record(core_t *core, presented_t presented);
  * for all of them. Where the driver cannot record that, as during a capture, it goes stream by stream
  * as far as possible, because the driver's way of waiting for a whole device ends the captures that
  * are going on there. Then it drains the other devices that free memory of this
- * one waits for, if the host may wait for them. `unknown`: also waits for streams that the core has
- * never met, which may use memory that is not this core's. ESPER_CAPTURING: a stream is being
- * captured; everything else has been waited for. */
-esper_status drain_device(device_t *device, bool unknown);
+ * one waits for, if the host may wait for them. `gently`: it does not end a capture that nobody has
+ * announced, of a stream that the core has never met, if a pool is open that may be for it.
+ * ESPER_CAPTURING: a stream is being captured; everything else has been waited for. */
+esper_status drain_device(device_t *device, bool gently);
 
 /* The same by synchronising the device, which ends the captures that are going on. For a caller who
  * has tried all else, and may not go on before the work is done. */

@@ -152,7 +152,7 @@ static bool wait_for_users(device_t *device, bool asked)
     if (d != device->index && !peers_has(device, d))
       continue;
     if (core_device(core, d, &user) != ESPER_OK || capturing_is_possible_now(user) ||
-        (!asked && !drain_may_wait(user)) || drain_device(user, true) != ESPER_OK)
+        (!asked && !drain_may_wait(user)) || drain_device(user, false) != ESPER_OK)
       return false;
   }
   return true;

@@ -68,18 +68,13 @@ static block_t *take_quiesced(const request_t *q)
 {
   block_t *block = NULL;
   lock(&q->device->lock);
-  for (heap_t *heap = q->pool->heaps; heap && !block; heap = heap->next) {
-    block_t *best = heap->quiesced && heap->tag == q->tag
-                        ? free_blocks_best_whole(heap, q->size, q->large)
-                        : NULL;
-    /* If it owes owner order, only its own stream was waited for. */
-    if (best && (block_owes_nothing(best) || !RULE(QUIESCE_NEEDS_COMPLETION))) {
-      block = best;
+  for (heap_t *heap = q->pool->heaps; heap && !block; heap = heap->next)
+    if (heap->quiesced && heap->tag == q->tag &&
+        (block = free_blocks_best_whole(heap, q->size, q->large))) {
       free_blocks_claim(block);
       segment_move(block->segment, q->heap);
       request_hand_out(q, block);
     }
-  }
   unlock(&q->device->lock);
   return block;
 }

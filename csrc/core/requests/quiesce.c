@@ -96,9 +96,13 @@ static void wait_for_obligations(pool_t *pool)
   bool for_all = drain_may_wait(pool->device);
   wait_t wait = {.refused = refused, .for_all = for_all};
   while (wait.count < REFUSED && find_wait(&wait, pool)) {
-    if (!wait.record)
+    if (!wait.record) {
       wait.record = stream_probe(wait.stream, wait.number);
-    if (!wait.record || record_wait(wait.record) != ESPER_OK)
+      /* Asked again, because the new event may stand for work that has come meanwhile. */
+      for_all = for_all && !(wait.stream->all_streams && !drain_may_wait(pool->device));
+    }
+    bool may = for_all || !wait.stream->all_streams;
+    if (!wait.record || !may || record_wait(wait.record) != ESPER_OK)
       refused[wait.count++] = (refused_t){wait.stream, !wait.record};
     if (wait.record)
       record_drop(wait.record);

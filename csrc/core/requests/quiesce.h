@@ -4,8 +4,8 @@
 
 #include "../base/types.h"
 
-/* The host waits for what the pool's free memory owes, by one event of each stream that freed
- * memory to the pool, because inside a capture no work outside can be waited for. What cannot be
+/* The host waits for what the pool's free memory owes, by one event for all streams and one of each
+ * stream with a use, because inside a capture no work outside can be waited for. What cannot be
  * waited for still owes, and is withheld until the next quiesce. Memory of captures that are over
  * becomes memory of the pool again, because the graphs of one pool are replayed in the order in
  * which they were captured (rule 8). Call it after the pool was begun and before its filter is set.

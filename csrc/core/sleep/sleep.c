@@ -65,7 +65,7 @@ static esper_status wait_for_devices(core_t *core)
   esper_status status = ESPER_OK;
   for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
     if (atomic_load(&core->devices[i].ready) && RULE(SLEEP_NEEDS_COMPLETION))
-      status = drain_device(&core->devices[i], true);
+      status = drain_device(&core->devices[i], false);
   return status;
 }
 

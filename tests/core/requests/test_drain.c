@@ -327,3 +327,95 @@ TEST(no_event_for_all_streams_ends_the_capture_of_a_mortal_stream)
   CHECK_EQ(world_counters(&w, 0).loans, 2);
   world_end(&w);
 }
+
+static int no_stream(void *context, void *handle)
+{
+  (void)context, (void)handle;
+  return 0;
+}
+
+/* Captures are not announced, and a pool may be one's. Memory that everybody has left must serve. */
+static void beside_an_open_pool(int for_the_pool)
+{
+  begin(64);
+  esper_stream r = w.stream[0], s = w.stream[1];
+  if (!for_the_pool)
+    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, no_stream, NULL));
+  void *x = world_malloc(&w, 50 * MIB, s);
+  world_kernel(&w, s, x);
+  world_free(&w, x);
+  sim_run_all(w.s);
+  if (for_the_pool)
+    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+  world_free(&w, world_malloc(&w, 40 * MIB, for_the_pool ? s : r));
+  CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
+  world_end(&w);
+}
+
+TEST(while_a_pool_is_open_memory_goes_to_other_streams_before_it_runs_out)
+{
+  beside_an_open_pool(0);
+}
+
+TEST(while_a_pool_is_open_memory_goes_back_before_it_runs_out)
+{
+  beside_an_open_pool(1);
+}
+
+static esper_stream capturing;
+static int captures;
+
+static void begin_a_capture(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  if (captures++)
+    return;
+  sim_capture_begin(w.s, 0, capturing.handle);
+  world_malloc(&w, 5 * MIB, capturing);
+}
+
+/* The host waits for an event for all streams, and a stream that is not PyTorch's is captured meanwhile. */
+TEST(a_capture_that_begins_during_a_wait_is_not_forgotten)
+{
+  begin(1024);
+  esper_stream r = w.stream[0], s = w.stream[1];
+  capturing = world_mortal(&w, 0);
+  captures = 0;
+  void *x = world_malloc(&w, 9 * MIB, s);
+  world_malloc(&w, 9 * MIB, s);
+  world_free(&w, x);
+  sim_run_all(w.s);
+  world_note_all(&w);
+  CHECK(world_malloc(&w, 9 * MIB, r) == x);
+  world_kernel(&w, r, x);
+  sim_before_call(w.s, SIM_CALL_event_synchronize, begin_a_capture, NULL);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  sim_before_call(w.s, SIM_CALL_event_synchronize, NULL, NULL);
+  CHECK(captures);
+  world_free(&w, x);
+  CHECK(sim_capture_is_valid(w.s, 0, capturing.handle));
+  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, capturing.handle));
+  world_end(&w);
+}
+
+/* The stream is gone, and never shows that its capture is over. */
+TEST(a_capture_of_a_stream_that_is_gone_is_forgotten_when_a_pool_ends)
+{
+  begin(1024);
+  esper_stream mortal = world_mortal(&w, 0);
+  sim_capture_begin(w.s, 0, mortal.handle);
+  world_malloc(&w, 5 * MIB, mortal);
+  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, mortal.handle));
+  world_destroy_stream(&w, mortal);
+  world_free(&w, world_malloc(&w, 9 * MIB, w.stream[0]));
+  sim_run_all(w.s);
+  world_malloc(&w, 9 * MIB, w.stream[1]);
+  CHECK_EQ(world_counters(&w, 0).loans, 0);
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, no_stream, NULL));
+  CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+  world_note_all(&w);
+  world_malloc(&w, 9 * MIB, w.stream[2]);
+  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 3);
+  world_end(&w);
+}

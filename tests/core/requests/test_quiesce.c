@@ -1,6 +1,8 @@
 /* Quiescing: a pool's free memory owes nothing when a capture begins to take from it. */
 #include "core/requests/quiesce.h"
 
+#include <unistd.h>
+
 #include "core/blocks/block.h"
 #include "core/blocks/use.h"
 #include "core/pools/pool.h"
@@ -443,6 +445,75 @@ TEST(a_stream_with_the_rendezvous_trait_that_is_idle_keeps_no_loan)
   open_pool();
   CHECK_EQ(find(x)->state, BLOCK_READY);
   sim_run_all(w.s);
+  end();
+}
+
+/* Of two segments of s, the one that fits better may be read by others. */
+TEST(a_capture_takes_what_owes_nothing_though_it_fits_worse)
+{
+  begin_with(NULL, 96 * MIB);
+  open_pool();
+  void *a = block(40, s), *b = block(44, s);
+  close_pool();
+  world_free(&w, b);
+  sim_run_all(w.s);
+  world_note_all(&w);
+  world_free(&w, a);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID + 1, 0, no_stream, NULL));
+  open_pool();
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK(block(38, r) == b);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  sim_graph_destroy(w.s, graph);
+  sim_run_all(w.s);
+  end();
+}
+
+static void begin_a_collective(void *context, sim_call call, int on, void *object)
+{
+  (void)context, (void)call, (void)on, (void)object;
+  if (!sim_pending(w.s, 0, o.handle))
+    sim_wait_flag(w.s, 0, o.handle, 0);
+}
+
+/* Another thread gives o work that waits for this one. */
+TEST(a_collective_that_begins_meanwhile_is_not_waited_for)
+{
+  begin();
+  CHECK_OK(esper_stream_set_traits(w.core, o, ESPER_TRAIT_RENDEZVOUS));
+  open_pool();
+  void *x = block(X, s);
+  close_pool();
+  world_free(&w, x);
+  sim_run_all(w.s);
+  sim_before_call(w.s, SIM_CALL_event_query, run_o, NULL);
+  sim_before_call(w.s, SIM_CALL_event_record_all, begin_a_collective, NULL);
+  alarm(600); /* to wait for o would take for ever */
+  open_pool();
+  alarm(0);
+  CHECK(sim_pending(w.s, 0, o.handle));
+  sim_before_call(w.s, SIM_CALL_event_record_all, NULL, NULL);
+  sim_raise_flag_now(w.s, 0);
+  sim_run_all(w.s);
+  end();
+}
+
+TEST(a_withheld_block_is_active_until_its_marked_uses_are_over)
+{
+  begin();
+  open_pool();
+  void *x = block(X, s);
+  close_pool();
+  open_pool();
+  world_read_on(&w, t, x, s);
+  world_use(&w, x, t, 0);
+  world_free(&w, x);
+  CHECK(find(x)->withheld);
+  CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, X * MIB);
+  sim_run_all(w.s);
+  esper_retire(w.core, 0);
+  CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, 0);
   end();
 }
 
