@@ -82,7 +82,7 @@ CHOICES = (
         "largest block that shares a segment", "base/config.c", "LARGE_SHARED_MOST = {};", "10 * MIB",
         ("5 * MIB", "20 * MIB"), CLASSIC,
     ),
-    Choice("one part in this many is slack", "memory/slack.c", "SLACK_SHARE = {} ", "25", ("10", "100")),
+    Choice("one part in this many is slack", "memory/slack.c", "SLACK_SHARE = {},", "25", ("10", "100")),
     Choice("largest page", "memory/grow.c", "LARGE_PAGE = {},", "32 << 20", ("16 << 20", "64 << 20")),
     Choice("largest page while memory is short", "memory/grow.c", "TIGHT_PAGE = {},", "8 << 20", ("2 << 20", "32 << 20")),
     Choice("while memory is short a page is such a part of the request", "memory/grow.c", "PAGES = {} ", "5", ("2", "10")),
