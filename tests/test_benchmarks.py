@@ -39,6 +39,7 @@ MODULES = (
     "pipeline",
     "overlap",
     "prefetch",
+    "recipes",
     "precision",
     "captures",
     "record_use_cost",
@@ -1040,6 +1041,33 @@ def test_rates_of_sleep_leave_out_the_first_cycle() -> None:
     found = {"sleep": [100.0, 2.0, 2.0], "out": [50.0, 1.0, 1.0]}
     rates = load("sleep").rates(found, live=float(4 << 30), copied=float(3 << 30))
     assert rates == {"sleep_gib_s": 2.0, "out_gib_s": 3.0}
+
+
+# --- recipes -------------------------------------------------------------------
+
+
+def test_rows_of_recipes(tmp_path: Path) -> None:
+    recipes, made = load("recipes"), results(tmp_path)
+    figures = {"peak": 200.0, "reserved": 220.0, "ms": 10.0, "wrong": 0}
+    for job in recipes.JOBS:
+        cases = [case.name for case in recipes.CASES[job]]
+        one = {name: {**figures, "peak": 200.0 + 100 * number} for number, name in enumerate(cases)}
+        recipes.add_rows(made, job, [one])
+    rows = rows_of(made)
+    assert {peer for _, peer in rows} == {recipes.RECORD_STREAM, recipes.BY_HAND}
+    peak = rows["reduce-scatter: peak active over base", recipes.RECORD_STREAM]
+    assert (peak["ours"], peak["ratio"], peak["met"]) == (400.0, 2.0, False)
+    assert rows["offloading: step time", recipes.RECORD_STREAM]["met"]
+    assert rows["reduce-scatter: results that differ", recipes.BY_HAND]["met"]
+
+
+def test_recipes_are_those_of_the_examples() -> None:
+    recipes = load("recipes")
+    for name, needed in (
+        ("reduce_scatter", ("by_hand", "by_record_use", "one_stream", "measure", "SIDE")),
+        ("offload_activations", ("Offload", "train_step", "LAYERS", "WIDTH", "ROWS")),
+    ):
+        assert all(hasattr(recipes.example(name), one) for one in needed)
 
 
 # --- engines -------------------------------------------------------------------
