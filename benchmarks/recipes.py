@@ -14,6 +14,7 @@ or of a step without offloading.
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import sys
 import time
@@ -59,7 +60,7 @@ CASES = {
 
 def example(name: str) -> Any:
     sys.path.insert(0, str(ROOT / "examples"))
-    return __import__(name)
+    return importlib.import_module(name)
 
 
 def timed(step: Callable[[], object]) -> float:

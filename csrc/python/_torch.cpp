@@ -107,7 +107,7 @@ PyMethodDef methods[] = {
     {"audit_replayed", esper::audit_replayed, METH_O, "audit_replayed(graph)."},
     {"audit_graph_gone", esper::audit_graph_gone, METH_O, "audit_graph_gone(graph)."},
     {"audit_leave_to_pytorch", esper::audit_leave_to_pytorch, METH_O,
-     "audit_leave_to_pytorch(on): this thread's work is PyTorch's own until it is switched off."},
+     "audit_leave_to_pytorch(on): while on, this thread's accesses are not audited; calls nest."},
     {"audit_launch", esper::audit_launch, METH_O,
      "audit_launch(values): a kernel beside the operators reads these tensors."},
     {"push_tag", esper::push_tag, METH_O,

@@ -28,7 +28,7 @@ struct Thread {
   // autograd.Function.
   c10::SmallVector<const Operation *, 16> running;
   bool site_is_known = false;
-  int pytorchs_own = 0; // above 0: what it enqueues is PyTorch's own affair
+  int pytorchs_own = 0; // above 0: its accesses are PyTorch's own, and not audited
   uint32_t site = 0;    // of the outermost of those that run no Python between them
 
   const Operation *innermost() const

@@ -30,7 +30,7 @@ uint32_t site_now();
 // The innermost operator that the thread runs. Null: none, or a function without a schema.
 const Operation *operation_now();
 
-// What the calling thread enqueues until as many calls have switched it off is told to nobody.
+// While this is on, the calling thread's accesses are not audited. Calls nest.
 void leave_to_pytorch(bool on);
 
 // Operators tell from now on what they access. With the GIL, as the next two.

@@ -53,8 +53,8 @@ PyObject *audit_capture_began(PyObject *module, PyObject *none);
 PyObject *audit_capture_ended(PyObject *module, PyObject *graph); // 0: it failed
 PyObject *audit_replayed(PyObject *module, PyObject *graph);
 PyObject *audit_graph_gone(PyObject *module, PyObject *graph);
-// Around the methods of graphs, which set the state of random number generators on streams of their
-// own choice.
+// audit_leave_to_pytorch(on): around methods of graphs, which write the state of random number
+// generators on whichever stream is current.
 PyObject *audit_leave_to_pytorch(PyObject *module, PyObject *on);
 
 // audit_launch(values): a kernel beside the operators reads the tensors in a tuple or list,

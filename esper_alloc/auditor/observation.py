@@ -68,7 +68,7 @@ def _after(owner: Any, name: str, then: Callable[[Any, Any], None]) -> None:
 
 
 def _leave_to_pytorch(compiled: Any, owner: Any, name: str) -> None:
-    """What ``owner.name`` itself enqueues is PyTorch's own affair: it sets the state of random
+    """Lets the audit ignore what ``owner.name`` itself enqueues: PyTorch writes the state of random
     number generators on the stream that captures, and later on those that replay."""
     original = getattr(owner, name)
 

@@ -254,7 +254,7 @@ static void count_spared(const heap_t *heap, const block_t *block)
     heap->device->counters.gates_skipped += use->point.branch != heap->branch;
 }
 
-/* A pending block is held by nothing but its loan any more. */
+/* The marked uses of a pending block are over. */
 static void count_unmarked(block_t *block)
 {
   const segment_t *segment = block->segment;
@@ -308,7 +308,7 @@ static bool fits(const config_t *config, const block_t *block, size_t size)
   return config_fits(config, block->size, size) || block->segment->pages;
 }
 
-/* A segment may move to another heap. */
+/* Whether the block's segment may move to another heap: it is all of it, and owes nothing. */
 static bool may_move(const block_t *block)
 {
   return block_is_whole_segment(block) &&

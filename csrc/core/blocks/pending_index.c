@@ -57,9 +57,10 @@ void pending_index_add(heap_t *heap, block_t *block)
 {
   const use_t *use = awaited_use(block);
   set_barred(&heap->pending_index, block, use && use_is_barred(use));
-  if (!block->withheld)                                      /* else until the pool is quiesced */
-    await(&heap->pending_index, heap->capture ? NULL : use); /* there edges count, not events */
-  /* For the statistics the block is over with its marked uses. */
+  /* A withheld block waits for the pool's next quiesce. Inside a capture edges count, not events. */
+  if (!block->withheld)
+    await(&heap->pending_index, heap->capture ? NULL : use);
+  /* The statistics count the block as active until its marked uses are over. */
   if (block->counted_active && use && (block->withheld || !use_is_marked(use)))
     for (const use_t *other = block->uses; other; other = other->next)
       if (use_is_marked(other) && !use_is_satisfied(other, heap->stream))

@@ -76,7 +76,7 @@ static void use_take_later(use_t *use, record_t *record)
     record_drop(record);
 }
 
-/* The flags of a use that is two. */
+/* The flags of two uses that become one. It is a loan only if both are. */
 static unsigned flags_unite(unsigned a, unsigned b)
 {
   unsigned loan = a & b & USE_IS_LOAN;

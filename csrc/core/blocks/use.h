@@ -59,7 +59,7 @@ void use_cover(use_t *use, record_t *record);
  * claimed, so its uses are the caller's alone. */
 void uses_record_at_free(block_t *block);
 
-/* Whether the program said so, or an observer. Otherwise the block was lent. */
+/* Whether the program or an observer marked the use. Otherwise it stands for a loan. */
 static inline bool use_is_marked(const use_t *use)
 {
   return !(use->flags & USE_IS_LOAN);

@@ -50,6 +50,7 @@ void capture_point_drop(capture_point_t *point);
 
 /* Brings the branch's vector clock up to date. */
 void branch_learn(branch_t *branch, void *handle);
+
 /* Makes the branch's future nodes depend on the point. False: the driver refused. */
 bool branch_gate(branch_t *branch, void *handle, const capture_point_t *point);
 

@@ -13,7 +13,7 @@ bool stream_any_is_captured(const device_t *device);
 
 /* The same, or a mortal stream was captured when it was last presented. */
 bool stream_any_may_be_captured(const device_t *device);
-/* Captures of mortal streams that were seen before count no more. */
+/* Forgets that mortal streams were captured. */
 void stream_forget_captures(const device_t *device);
 
 /* Whether a capture that allocates from a private pool may be going on. Under the device's lock. */

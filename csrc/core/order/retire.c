@@ -85,9 +85,7 @@ uint64_t stream_pass(stream_t *s)
 
 void stream_sync_begin(stream_t *s)
 {
-  lock(&s->lock);
-  s->syncing = atomic_fetch_add(&s->last, 1) + 1;
-  unlock(&s->lock);
+  s->syncing = stream_pass(s);
 }
 
 void stream_sync_done(stream_t *s)

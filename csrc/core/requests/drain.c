@@ -140,7 +140,7 @@ static esper_status wait_for_streams(device_t *device, bool *left, bool *capturi
   return ESPER_OK;
 }
 
-/* That ends the captures which nobody announced. One that begins meanwhile is noted again. */
+/* Synchronising ends the captures that nobody announced. One that begins meanwhile is noted again. */
 static esper_status synchronize(device_t *device)
 {
   stream_forget_captures(device);
@@ -186,7 +186,8 @@ static bool is_captured(device_t *device)
   return (announced && capturing_is_possible_now(device)) || stream_any_is_captured(device);
 }
 
-/* Then a stream that the core has never met may be captured, and nothing would tell. */
+/* Whether a stream that the core has never met may be captured: nobody announces captures, and a pool
+ * is open that may be for one. */
 static bool may_be_a_capture(device_t *device)
 {
   return !config_of(device->core)->as_given.captures_are_announced &&
