@@ -110,6 +110,13 @@ size_t config_round(const config_t *config, size_t size)
   return round_up(size, BLOCK_ALIGN);
 }
 
+void config_warn_once(core_t *core, atomic_bool *told, const char *text)
+{
+  const esper_config *given = &config_of(core)->as_given;
+  if (given->warn && !atomic_exchange(told, true))
+    given->warn(given->warn_context, text);
+}
+
 bool config_is_large(size_t size)
 {
   return size > SMALL_MOST;

@@ -24,6 +24,9 @@ static inline const config_t *config_of(const core_t *core)
   return atomic_load_explicit(&core->config, memory_order_acquire);
 }
 
+/* Tells the user, unless he was told: *told says so. The caller holds no lock. */
+void config_warn_once(core_t *core, atomic_bool *told, const char *text);
+
 /* The size of the block that a request gets. 0: too large to round. */
 size_t config_round(const config_t *config, size_t size);
 

@@ -23,10 +23,11 @@ struct esper_core {
   _Atomic(struct config *) config; /* read without a lock */
   int device_count;
   atomic_bool tracing;
-  atomic_uint modes;  /* CORE_... */
-  atomic_int asleep;  /* how many tags sleep, counted on each device */
-  atomic_bool warned; /* that memory which a graph reads was freed */
-  uint64_t serial;    /* counts the cores of this process, from 1 */
+  atomic_uint modes;             /* CORE_... */
+  atomic_int asleep;             /* how many tags sleep, counted on each device */
+  atomic_bool warned_of_graph;   /* that memory which a graph reads was freed */
+  atomic_bool warned_of_capture; /* that an event for all streams ended a capture */
+  uint64_t serial;               /* counts the cores of this process, from 1 */
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
   _Atomic(stream_t *) stream_by_id[STREAM_BUCKETS];
   _Atomic(stream_t *) streams;

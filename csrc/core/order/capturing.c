@@ -32,10 +32,15 @@ bool stream_any_is_captured(const device_t *device)
   return false;
 }
 
+bool stream_ended_a_capture(const device_t *device)
+{
+  return atomic_load_explicit(&device->all_streams->was_captured, memory_order_relaxed);
+}
+
 void stream_forget_captures(const device_t *device)
 {
   for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
-    if (s->device == device)
+    if (s->device == device && !s->all_streams)
       atomic_store_explicit(&s->was_captured, false, memory_order_relaxed);
 }
 

@@ -161,15 +161,23 @@ void records_complete(stream_t *s, uint64_t number)
 
 /* ---- recording --------------------------------------------------------- */
 
+/* An event for all of a device's work ends every capture. That of a stream which the core has not met,
+ * and which nobody announced, can only be noted: it is the last one that is ended so. */
+static esper_status record_event_for_all(stream_t *all, void *event)
+{
+  if (capturing_is_possible_now(all->device))
+    return ESPER_CAPTURING;
+  esper_status status = call_event_record_all(all->core, all->device->index, event);
+  if (status == ESPER_CAPTURING)
+    atomic_store_explicit(&all->was_captured, true, memory_order_relaxed);
+  return status;
+}
+
 static esper_status record_event(presented_t p, void *event)
 {
   stream_t *s = p.stream;
-  /* An event for all of a device's work would end captures of streams that the core has not met. */
-  if (s->all_streams)
-    return capturing_is_possible_now(s->device)
-               ? ESPER_CAPTURING
-               : call_event_record_all(s->core, s->device->index, event);
-  return call_event_record(s->core, s->device->index, event, p.handle);
+  return s->all_streams ? record_event_for_all(s, event)
+                        : call_event_record(s->core, s->device->index, event, p.handle);
 }
 
 /* A program that only marks long-lived blocks would collect events. So a mark asks now and then

@@ -366,6 +366,16 @@ static esper_status refuse_asleep(const device_t *device, tag_t tag)
                    tag_name(tag), device->index);
 }
 
+static void warn_of_ended_capture(core_t *core)
+{
+  config_warn_once(
+      core, &core->warned_of_capture,
+      "an event for all streams ended a CUDA graph capture that another library had begun, on a "
+      "stream that PyTorch had not allocated on, so that capture fails. This happens once: from "
+      "now on streams get no memory from each other until memory runs out. To avoid it, let no "
+      "thread allocate during such a capture, or capture with torch.cuda.graph.");
+}
+
 /* All steps but the first. The device's lock is not held. */
 static esper_status find_block(request_t *q, bool fenced, block_t **block)
 {
@@ -376,6 +386,8 @@ static esper_status find_block(request_t *q, bool fenced, block_t **block)
     *block = take_fenced(q, &status);
   else if (!q->deterministic || !(*block = malloc_take_deterministic(q)))
     *block = find_slowly(q, &status);
+  if (stream_ended_a_capture(q->device))
+    warn_of_ended_capture(q->core);
   if (*block)
     return ESPER_OK;
   return status == ESPER_OUT_OF_MEMORY ? request_fail(q)
@@ -501,13 +513,11 @@ static bool count_reads_by_graphs(device_t *device, const block_t *block)
 
 static void warn_of_graph(core_t *core)
 {
-  const esper_config *given = &config_of(core)->as_given;
-  if (given->warn && !atomic_exchange(&core->warned, true))
-    given->warn(
-        given->warn_context,
-        "memory was freed that a CUDA graph reads: a tensor from outside the capture was marked "
-        "inside it. If the graph is replayed again, it may read other data at that address. Keep "
-        "such tensors for as long as the graph.");
+  config_warn_once(
+      core, &core->warned_of_graph,
+      "memory was freed that a CUDA graph reads: a tensor from outside the capture was marked "
+      "inside it. If the graph is replayed again, it may read other data at that address. Keep "
+      "such tensors for as long as the graph.");
 }
 
 /* Its owner's work was waited for before the memory went to sleep, and nothing touched it since. */

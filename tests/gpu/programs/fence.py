@@ -82,9 +82,11 @@ def overrun() -> None:
 
 
 def unordered() -> None:
-    """A side stream reads late, unmarked, what the idle main stream frees: it may still wait."""
+    """A side stream reads late, unmarked, what the main stream frees. That could still wait, but
+    touches new memory first."""
     side, main = torch.cuda.Stream(), torch.cuda.current_stream()
-    x, y = torch.ones(SIZE, device="cuda"), torch.empty(SIZE, device="cuda")
+    x, y, z = (torch.ones(SIZE, device="cuda") for _ in range(3))
+    torch.add(x, 1, out=z)  # loads the kernel
     side.wait_stream(main)
     main.synchronize()
     with held_up(side), torch.cuda.stream(side):
@@ -92,6 +94,7 @@ def unordered() -> None:
         del x
         with torch.cuda.stream(main):
             wait_and_let_the_allocator_look()
+            torch.add(z, 1)
     torch.cuda.synchronize()
 
 

@@ -462,7 +462,8 @@ def other_thread() -> Try:
 
 
 def _beside_capture(mode: int) -> Try:
-    """While another thread captures on a stream of its own, marks protect here."""
+    """While another thread captures on a stream of its own, marks protect here. Of such captures an
+    event for all streams may end one, and no second."""
     (owner,) = other_streams(1)
     (side,) = other_streams(1, beside=owner)
     with torch.cuda.stream(owner):
@@ -470,6 +471,7 @@ def _beside_capture(mode: int) -> Try:
         captured = blank(1024)
         captured.add_(1)  # the kernel is loaded before anything captures
     torch.cuda.synchronize()
+    ended: list[str] = []
 
     def attempt(value: int) -> dict[str, Any]:
         stream = driver.OwnStream()
@@ -503,11 +505,14 @@ def _beside_capture(mode: int) -> Try:
                 closed.set()
                 thread.join()
         if "error" in outcome:
-            raise RuntimeError(f"the capture of the other thread: {outcome['error']}")
+            ended.append(outcome["error"])
+            if len(ended) > 1 or "CAPTURE_INVALIDATED" not in ended[0]:
+                raise RuntimeError(f"the captures of the other thread: {ended}")
         wrong = wrong_elements(out, value) > 0
-        count = int(captured[0].item())
-        driver.launch(outcome["graph"], owner)
-        wrong = wrong or int(captured[0].item()) != count + 1
+        if "graph" in outcome:
+            count = int(captured[0].item())
+            driver.launch(outcome["graph"], owner)
+            wrong = wrong or int(captured[0].item()) != count + 1
         stream.destroy()
         return {"wrong": wrong, "reused": reused}
 
