@@ -170,6 +170,26 @@ ALL: list[tuple[str, Names, str, str]] = [
         "native, record_stream",
         "the same, time a batch",
     ),
+    *(
+        ("recipes", f"{job}: {figure}", peer, f"{label}{what}")
+        for job, label, peer in (
+            (
+                "reduce-scatter",
+                "24 gradients of 64 MiB reduced on a second stream",
+                "native, record_stream",
+            ),
+            ("reduce-scatter", "the same", "native, by hand"),
+            (
+                "offloading",
+                "a training step whose saved tensors wait on the host",
+                "native, record_stream",
+            ),
+        )
+        for figure, what in (
+            ("peak active over base", ", peak memory"),
+            ("step time", ", step time"),
+        )
+    ),
     (
         "record_use_cost",
         "record_use, cycle",
@@ -186,7 +206,7 @@ ALL: list[tuple[str, Names, str, str]] = [
             ("prefetching GPT-2 step", "a step of GPT-2 that prefetches its batches"),
         )
     ),
-    ("fence", "step, audit", "no audit", "a step of GPT-2, audited"),
+    ("auditor", "GPT-2 step, audited", "no audit", "a step of GPT-2, audited"),
     ("fence", "step, fence", "no audit", "the same with a fence"),
     ("fence", "peak reserved, fence", "no audit", "the same, peak reserved"),
     (
