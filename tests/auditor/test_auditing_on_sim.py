@@ -646,3 +646,26 @@ say(status=status)
         HOLDER=str(holder),
     )
     assert found == {"status": 0}
+
+
+@EACH
+def test_what_pytorch_does_for_itself_is_ignored_calls_within_calls_too(
+    library: Path, allocator: str
+) -> None:
+    found = run(
+        library,
+        """
+with esper_alloc.audit(mode="collect") as within:
+    _torch.audit_leave_to_pytorch(True)
+    _torch.audit_leave_to_pytorch(True)
+    race()
+    _torch.audit_leave_to_pytorch(False)
+    race()
+    _torch.audit_leave_to_pytorch(False)
+with esper_alloc.audit(mode="collect") as after:
+    race()
+say(within=kinds(within), after=kinds(after))
+""",
+        allocator,
+    )
+    assert found == {"within": [], "after": ["read-early"]}

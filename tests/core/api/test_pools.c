@@ -1,7 +1,12 @@
 /* The public functions of pools and captures. */
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <time.h>
 
 #include "core/base/types.h"
+#include "core/order/device.h"
+#include "core/order/record.h"
 #include "pools/graph_pools.h"
 
 static void *get(esper_pool *pool, size_t size, esper_stream stream)
@@ -300,6 +305,58 @@ TEST(nothing_is_collected_while_an_announced_capture_goes_on)
       CHECK_OK(esper_capture_begin(w.core, 0));
     world_malloc(&w, 30 * MIB, w.stream[0]);
     CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, announced ? 2 : 1);
+    end();
+  }
+}
+
+/* ---- captures ----------------------------------------------------------------- */
+
+static bool announces;
+static atomic_bool has_begun;
+
+static void *begin_a_capture(void *unused)
+{
+  (void)unused;
+  if (announces)
+    CHECK_OK(esper_capture_begin(w.core, 0));
+  else
+    CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, none, &w.failures));
+  atomic_store(&has_begun, true);
+  return NULL;
+}
+
+/* Another thread begins one while this one is recording an event. */
+static void begin_meanwhile(void *thread, sim_call call, int device, void *event)
+{
+  (void)call, (void)device, (void)event;
+  CHECK(!pthread_create(thread, NULL, begin_a_capture, NULL));
+  for (int i = 0; i < 100 && !atomic_load(&has_begun); i++)
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+/* An event for all streams would end the capture that begins next. */
+TEST(a_capture_begins_after_the_event_that_is_being_recorded_for_all_streams)
+{
+  for (int how = 0; how < 2; how++) {
+    pthread_t thread;
+    announces = how;
+    atomic_store(&has_begun, false);
+    sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+    world_begin_with(&w, &options, &(esper_config){.captures_are_announced = announces});
+    world_free(&w, world_malloc(&w, 512, w.stream[0])); /* the core meets the device */
+    sim_before_call(w.s, SIM_CALL_event_record_all, begin_meanwhile, &thread);
+    stream_t *all_streams = w.core->devices[0].all_streams;
+    record_t *record = stream_record_begin((presented_t){.stream = all_streams});
+    bool too_early = atomic_load(&has_begun);
+    CHECK(record);
+    stream_record_end(all_streams, NULL);
+    record_drop(record);
+    CHECK(!pthread_join(thread, NULL));
+    CHECK(!too_early && atomic_load(&has_begun));
+    CHECK(!stream_record((presented_t){.stream = all_streams}));
+    sim_before_call(w.s, SIM_CALL_event_record_all, NULL, NULL);
+    if (announces)
+      CHECK_OK(esper_capture_end(w.core, 0));
     end();
   }
 }
