@@ -222,6 +222,25 @@ def test_every_folder_of_the_core_is_a_layer_and_says_so() -> None:
         assert (ROOT / "csrc" / "core" / folder / "README.md").is_file(), folder
 
 
+@pytest.mark.parametrize(
+    "readme", sorted((ROOT / "csrc").rglob("README.md")), ids=lambda path: path.parent.name
+)
+def test_a_readmes_table_names_every_file(readme: Path) -> None:
+    text = readme.read_text()
+    if "| file |" not in text:
+        return
+    named = set(re.findall(r"`([\w./*]+)`", text))
+    for path in readme.parent.rglob("*"):
+        nearest = next(folder for folder in path.parents if (folder / "README.md").is_file())
+        if nearest != readme.parent or path.suffix not in (".c", ".h", ".cpp", ".cu"):
+            continue
+        name = path.relative_to(readme.parent)
+        ways = {
+            str(name.with_suffix(suffix)) for suffix in (path.suffix, ".*", ".c", ".cpp", ".cu")
+        }
+        assert ways & named, name
+
+
 def test_every_driver_stands_in_a_folder() -> None:
     folders = {path.name for path in (ROOT / "csrc" / "device").iterdir() if path.is_dir()}
     assert {f"device/{folder}" for folder in folders} == set(DRIVERS)

@@ -1,8 +1,7 @@
-"""memory_stats(), report(), traits of streams, and uses in snapshots."""
+"""memory_stats(), report(), and traits of streams."""
 
 from __future__ import annotations
 
-import copy
 import re
 import sys
 import types
@@ -13,7 +12,6 @@ import pytest
 
 import esper_alloc
 from esper_alloc import _core
-from esper_alloc.replay import snapshot
 from esper_alloc.torch_allocator import stats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,105 +138,3 @@ def test_traits_that_cannot_be_set_are_not_passed_over_in_silence(monkeypatch):
     monkeypatch.setattr(stream_traits, "is_enabled", lambda: True)
     with pytest.warns(RuntimeWarning, match="cannot be told of a stream's traits"):
         esper_alloc.set_stream_traits(stream, rendezvous=True)
-
-
-# Uses in snapshots
-
-
-def picture():
-    """What torch.cuda.memory._snapshot() returns, in miniature."""
-
-    def block(address, size, state):
-        return {
-            "address": address, "size": size, "requested_size": size, "state": state,
-            "frames": [],
-        }  # fmt: skip
-
-    def entry(action, address, size):
-        return {
-            "action": action, "addr": address, "size": size, "stream": 0, "time_us": 5,
-            "device": 0, "frames": [],
-        }  # fmt: skip
-
-    def annotation(address, **keys):
-        return {
-            "device": 0, "time_us": 9, "name": "esper_alloc.use", "stage": "PENDING",
-            "address": str(address), "stream_device": "0", **keys,
-        }  # fmt: skip
-
-    return {
-        "segments": [
-            {
-                "device": 0, "address": 4096, "total_size": 2 * MIB, "stream": 0,
-                "allocated_size": 1024, "active_size": 2048, "requested_size": 2048,
-                "segment_type": "small", "segment_pool_id": (0, 0),
-                "is_expandable": False, "frames": [],
-                "blocks": [
-                    block(4096, 1024, "active_allocated"),
-                    block(5120, 1024, "active_pending_free"),
-                    block(6144, 2 * MIB - 2048, "inactive"),
-                ],
-            }
-        ],
-        "device_traces": [
-            [
-                entry("segment_alloc", 4096, 2 * MIB),
-                entry("alloc", 4096, 1024),
-                entry("alloc", 5120, 1024),
-                entry("free_requested", 5120, 1024),
-            ]
-        ],
-        "external_annotations": [
-            {"device": 0, "time_us": 3, "name": "forward", "stage": "START"},
-            annotation(5120, stream="48", number="7", kind="record_use"),
-            annotation(5120, stream="64", number="0", kind="held"),
-            {"device": 0, "time_us": 9, "name": "esper_alloc.tag", "stage": "ASLEEP",
-             "address": "4096", "tag": "kv", "asleep_size": "2097152"},
-        ],
-        "allocator_settings": {},
-    }  # fmt: skip
-
-
-def test_uses_are_put_to_their_blocks():
-    given = picture()
-    before = copy.deepcopy(given)
-    found = snapshot.with_uses(given)
-    assert given == before
-    first, second, third = found["segments"][0]["blocks"]
-    assert second["uses"] == [
-        {"stream": 48, "device": 0, "number": 7, "kind": "record_use"},
-        {"stream": 64, "device": 0, "number": 0, "kind": "held"},
-    ]
-    assert "uses" not in first and "uses" not in third
-    assert (found["segments"][0]["tag"], found["segments"][0]["asleep_size"]) == ("kv", 2 * MIB)
-    assert [entry["name"] for entry in found["external_annotations"]] == ["forward"]
-    assert snapshot.with_uses(found) == found
-    without = {key: given[key] for key in ("segments", "device_traces")}
-    assert snapshot.with_uses(without)["segments"] == without["segments"]
-
-
-@pytest.mark.parametrize("annotated", [False, True])
-def test_viewers_of_torch_read_both_forms(annotated, monkeypatch):
-    pytest.importorskip("torch")
-    from torch.cuda import _memory_viz
-
-    # Drawing takes a script from the network: the lines that it would draw will do.
-    monkeypatch.setattr("urllib.request.urlretrieve", lambda *_: pytest.fail("asks the network"))
-    lines = {"format_flamegraph": str}
-    data = snapshot.with_uses(picture()) if annotated else picture()
-    summary = _memory_viz.segsum(data)
-    assert "segments: 1" in summary and "%" in summary
-    assert "alloc" in _memory_viz.trace(data)
-    assert "active_pending_free" in _memory_viz.memory(data, **lines)
-    for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
-        assert "<html>" in plot(data) or "<!DOCTYPE html>" in plot(data)
-    changed = copy.deepcopy(data)
-    _memory_viz.compare(data["segments"], changed["segments"], **lines)
-
-
-def test_kinds_in_the_snapshot_are_those_documented():
-    code = (ROOT / "csrc" / "torch" / "snapshot.cpp").read_text()
-    body = code[code.index("const char *name_of(") : code.index("AnnotationEntry convert(")]
-    for kind in re.findall(r'"(\w+)"', body):
-        assert f"``{kind}``" in snapshot.with_uses.__doc__
-    assert f'"{snapshot._USE}"' in code

@@ -143,8 +143,8 @@ static esper_status attach_point(block_t *block, capture_point_t point, unsigned
 }
 
 /* Marks on a stream that is being captured. For memory of the same capture, the use is a point in
- * the graph. Other memory is held until the whole device has been waited for, because the graph may
- * be replayed on any stream. */
+ * the graph. Other memory is held until the device has done all the work that it had at the free,
+ * because the graph may be replayed on any stream. */
 static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t count, presented_t p,
                                 unsigned flags, size_t *found)
 {
