@@ -137,10 +137,9 @@ def few_rows() -> str:
 
 
 def all_rows() -> str:
-    lines = ["| | esper_alloc | compared with | its figure | ratio | goal |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = ["| | esper_alloc | compared with | its figure | ratio | goal | build |"]
+    lines.append("|---|---|---|---|---|---|---|")
     machines: set[str] = set()
-    commits: set[str] = set()
     left_out: set[tuple[str, str, str]] = set()
     for topic, names, peer, label in ALL:
         row = find(topic, names, peer)
@@ -148,17 +147,17 @@ def all_rows() -> str:
             continue
         run = row["run"]
         machines.add(machine(run))
-        commits.add(run["commit"])
         left_out.update((topic, *one) for one in run.get("left_out", {}).items())
         lines.append(
             f"| {label} | {figure(row['ours'])} {row['unit']} | {peer} | {figure(row['peer'])} "
-            f"{row['unit']} | {ratio(row)} | {goal_of(row)} |"
+            f"{row['unit']} | {ratio(row)} | {goal_of(row)} | {run['commit']} |"
         )
     lines += [
         "",
-        f"On {'; '.join(sorted(machines))}, at commits {', '.join(sorted(commits))};",
-        "both sides took turns in one command. Figures are medians, and the ratio is",
-        "theirs. Goals for step times are judged by the mean of the rounds' ratios.",
+        f"On {'; '.join(sorted(machines))}.",
+        "The build is the commit that was measured. Both sides took turns in one command. Figures",
+        "are medians, and the ratio is theirs. Goals for step times are judged by the mean of the",
+        "rounds' ratios.",
     ]
     lines += [
         f"Not measured by {topic}.py: {name} ({why})." for topic, name, why in sorted(left_out)

@@ -306,35 +306,35 @@ FEW: list[tuple[str, Names, str, str, str]] = [
         "peak active over base",
         "native, record_stream",
         "weights gathered on one stream, used on another: their peak memory",
-        "`record_stream`",
+        "PyTorch's default, `record_stream`",
     ),
     (
         "pipeline",
         "peak active over base",
         "native, recipe",
         "the same",
-        "tensors kept by hand beside events",
+        "PyTorch's default, tensors kept by hand",
     ),
     (
         "prefetch",
         "compute-bound: peak active over base",
         "native, record_stream",
         "prefetching batches on a copy stream: peak memory",
-        "`record_stream`",
+        "PyTorch's default, `record_stream`",
     ),
     (
         "jobs",
         ("llama_varlen: peak reserved", "llama_varlen, mapped segments: peak reserved"),
         "native, expandable",
         "Llama training, sequences of 64 to 2,048 tokens: peak reserved",
-        "expandable segments",
+        "PyTorch's expandable segments",
     ),
     (
         "jobs",
         ("gpt2: step time", "gpt2, mapped segments: step time"),
         "native, expandable",
         "GPT-2 124M training: time of a step",
-        "expandable segments",
+        "PyTorch's expandable segments",
     ),
     (
         "engines",
@@ -363,14 +363,14 @@ FEW: list[tuple[str, Names, str, str, str]] = [
 BULLETS = """\
 - **[Memory comes back at the last read.](benchmarks/results/precision.json)** A tensor's memory can be
   reused after {dropped.ours}, although 50 ms of other work is queued behind its last read; with
-  `record_stream` after {dropped.peer}.
+  PyTorch's allocator and `record_stream` after {dropped.peer}.
 - **[The GPU waits, not the host.](benchmarks/results/pipeline.json)** A pipeline gathers weights on one
   stream and uses them on another, with the host far ahead. A step takes {step.ours} and {peak.ours};
-  with `record_stream` {step.peer} and {peak.peer}; with tensors kept alive by hand {kept_step.peer} and
-  {kept.peer}.
-- **[CUDA graphs gain, too.](benchmarks/results/captures.json)** A captured graph with readers on a side
-  stream has a private pool of {graph.ours}; with `record_stream` of {graph.peer}, or {graph_reuse.peer} with PyTorch's
-  `graph_capture_record_stream_reuse`.
+  with PyTorch's allocator and `record_stream` {step.peer} and {peak.peer}; with tensors kept alive by hand
+  {kept_step.peer} and {kept.peer}.
+- **[CUDA graphs benefit, too.](benchmarks/results/captures.json)** A captured graph with readers on a side
+  stream has a private pool of {graph.ours}; with PyTorch's allocator and `record_stream` of {graph.peer}, or
+  {graph_reuse.peer} with its option `graph_capture_record_stream_reuse`.
 - **[Little is wasted.](benchmarks/results/jobs.json)** Training a Llama on sequences of random lengths
   reserves {llama.ours}, of which {live.peer} are live; PyTorch's default reserves {llama.peer}, its expandable segments {llama_expandable.peer}.
 - **[Jobs on one stream gain little.](benchmarks/results/jobs.json)** GPT-2 124M takes {gpt2.ours} and

@@ -73,12 +73,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = build_parser(command)
     except ImportError as error:
-        print(
-            f"esper_alloc {command}: cannot be loaded: {error}\n"
-            f"`{program()} doctor` says what is missing.",
-            file=sys.stderr,
-        )
+        from ..installation.pytorch import nothing_built_here
+
+        why = nothing_built_here() or f"{error}\n`{program()} doctor` says what is missing."
+        print(f"esper_alloc {command}: cannot be loaded: {why}", file=sys.stderr)
         return 1
+    if command not in COMMANDS and command is not None and command.endswith(".py"):
+        parser.error(f"{command} is no command: did you mean `{program()} run {command}`?")
     args = parser.parse_args(arguments)
     try:
         code = int(args.run(args))

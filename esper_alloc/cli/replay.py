@@ -111,6 +111,10 @@ def as_table(
     for run in runs if verbose else ():
         calls = ", ".join(f"{name} {count:,}" for name, count in sorted(run.device_calls.items()))
         lines.append(f"  device calls of {run.policy}: {calls or 'none'}")
+    if len(runs) > 1:
+        lines.append(
+            "  Compare peak reserved. Reuse orders (auto, gate, grow) rarely differ in a recording."
+        )
     return "\n".join(lines)
 
 

@@ -43,6 +43,21 @@ def need_torch() -> ModuleType:
         ) from error
 
 
+def nothing_built_here() -> str | None:
+    """What to say in a clone, which hides an installed package from who works in it; None
+    where something was built."""
+    try:
+        importlib.import_module("esper_alloc._build")
+        return None
+    except ImportError:
+        pass
+    return (
+        f"this is the source folder of esper_alloc, {_PACKAGE.parent}, where nothing was built: "
+        f"`cd` elsewhere to use the one that is installed, or build here with "
+        f"`python setup.py build_ext --inplace`."
+    )
+
+
 def untyped(value: Any) -> Any:
     """For parts of torch that some versions annotate and others do not."""
     return value
@@ -92,14 +107,9 @@ def check_torch(torch: ModuleType) -> None:
             f"CUDA, then esper_alloc again with `{REINSTALL}` in its source "
             f"folder."
         )
-    try:
-        build = importlib.import_module("esper_alloc._build")
-    except ImportError as error:  # a clone, which hides an installed package from who works in it
-        raise UnavailableError(
-            f"this is the source folder of esper_alloc, {_PACKAGE.parent}, "
-            f"where nothing was built: `cd` elsewhere to use the one that is installed, or build "
-            f"here with `python setup.py build_ext --inplace`."
-        ) from error
+    if (nothing := nothing_built_here()) is not None:
+        raise UnavailableError(nothing)
+    build = importlib.import_module("esper_alloc._build")
     if not build.BUILT_FOR:
         raise UnavailableError(
             f"esper_alloc was installed without its PyTorch part, because no "

@@ -47,6 +47,6 @@ USES = Choice(
     "uses",
     "ESPER_ALLOC_USES",
     ("marked", "automatic"),
-    "is not a way in which uses become known: use",
+    "is not a kind of uses: use",
 )
 ALL = (REUSE, SEGMENTS, USES)

@@ -251,7 +251,7 @@ def test_without_a_gpu_it_says_what_enable_says() -> None:
     facts = facts_with(driver__available=False, driver__error="no libcuda", trial=trial)
     text = doctor.render(facts, doctor.diagnose(facts))
     assert text.endswith("esper_alloc loads here, but there is no GPU to allocate on: 1 problem(s)")
-    assert "trial:        enabled; no GPU to allocate on" in text
+    assert "trial:        enable() works; there is no GPU to allocate on" in text
 
 
 def test_another_torch_goes_through_function_pointers() -> None:

@@ -98,6 +98,21 @@ def test_command_that_cannot_be_loaded(
     assert "python -m esper_alloc doctor" in message
 
 
+def test_in_a_clone_where_nothing_was_built_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("esper_alloc.cli.replay", "esper_alloc._build"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert cli.main(["replay", "x.pickle"]) == 1
+    assert "this is the source folder of esper_alloc" in capsys.readouterr().err
+
+
+def test_a_script_without_run_is_told_of_run() -> None:
+    done = command("train.py")
+    assert done.returncode == 2
+    assert "did you mean `python -m esper_alloc run train.py`?" in done.stderr
+
+
 def test_exit_code_is_what_the_command_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     from esper_alloc.cli import doctor
 

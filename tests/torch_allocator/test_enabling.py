@@ -516,8 +516,7 @@ def test_what_the_environment_says_of_uses_is_checked_at_once():
         ESPER_ALLOC_USES="some",
     )
     assert printed == (
-        "ESPER_ALLOC_USES=some is not a way in which uses become known: use marked or "
-        "automatic\nFalse\n"
+        "ESPER_ALLOC_USES=some is not a kind of uses: use marked or automatic\nFalse\n"
     )
 
 
