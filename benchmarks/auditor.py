@@ -40,6 +40,7 @@ from turns import in_children, take_turns, turns_of_children
 from workloads import import_job
 
 TURNS, STEPS = 7, 5
+POISON_TURNS, POISON_STEPS = 3, 2  # a step takes far longer
 MOST_TIMES = 3.0  # as long as without an audit
 MOST_GROWTH = 1.1
 OPERATORS, EARLY = 1_000_000, 50_000
@@ -64,17 +65,19 @@ def step_times(step: Callable[[], object], poison: bool) -> dict[str, float]:
 
     import esper_alloc
 
+    turns, steps = (POISON_TURNS, POISON_STEPS) if poison else (TURNS, STEPS)
+
     def milliseconds() -> float:
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(steps):
             step()
         torch.cuda.synchronize()
-        return (time.perf_counter() - begin) * 1e3 / STEPS
+        return (time.perf_counter() - begin) * 1e3 / steps
 
     taken: dict[str, list[float]] = {"alone": [], "audited": []}
     milliseconds()
-    for _ in range(TURNS):
+    for _ in range(turns):
         taken["alone"].append(milliseconds())
         with esper_alloc.audit(poison=poison):
             step()  # its lines are new to the audit

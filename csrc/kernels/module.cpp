@@ -1,5 +1,5 @@
-// The module esper_alloc._kernels: the helpers' CUDA kernels and their operators, built for one
-// minor version of torch. esper_alloc/helpers/kernels.py loads it, and refuses to with another
+// The module esper_alloc._kernels: the helpers' CUDA kernels and their operators, and the auditor's
+// kernel, built for one minor version of torch. esper_alloc/helpers/kernels.py loads it, and refuses to with another
 // version. README.md lists the files.
 #include <torch/csrc/Exceptions.h>
 #include <torch/version.h>
@@ -9,6 +9,7 @@
 
 #include "device.h"
 #include "methods.h"
+#include "poison.h"
 
 #define ESPER_TEXT_(x) #x
 #define ESPER_TEXT(x) ESPER_TEXT_(x)
@@ -38,8 +39,15 @@ PyObject *runs_on(PyObject * /*module*/, PyObject *index)
   END_HANDLE_TH_ERRORS
 }
 
+PyObject *poison_search(PyObject * /*module*/, PyObject * /*none*/)
+{
+  return PyLong_FromVoidPtr(reinterpret_cast<void *>(esper_poison_search));
+}
+
 PyMethodDef methods[] = {{"built_for", built_for, METH_NOARGS,
                           "The torch version, major.minor, that this module was built for."},
+                         {"poison_search", poison_search, METH_NOARGS,
+                          "The address of esper_poison_search(), for the auditor."},
                          {"runs_on", runs_on, METH_O,
                           "Whether a CUDA device, by its index, can run what was compiled here."},
                          {nullptr, nullptr, 0, nullptr}};

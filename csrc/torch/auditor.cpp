@@ -75,8 +75,8 @@ void set_audit_capi(const esper_audit_capi *table)
 PyObject *audit_start(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
 {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(count == 4 && PyList_Check(args[0]),
-                   "audit_start() takes a list, a function and two flags");
+  TORCH_CHECK_TYPE(count == 5 && PyList_Check(args[0]) && PyLong_Check(args[4]),
+                   "audit_start() takes a list, a function, two flags and an address");
   TORCH_CHECK(!running.load(), "an audit is running in this process already: end it first");
   std::vector<std::string> folders;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
@@ -110,7 +110,7 @@ PyObject *audit_start(PyObject * /*module*/, PyObject *const *args, Py_ssize_t c
   observe_operators();
   watch_order();
   if (args[2] == Py_True) {
-    poison::turn_on(late_write);
+    poison::turn_on(late_write, reinterpret_cast<poison::Search>(PyLong_AsVoidPtr(args[4])));
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -122,7 +122,7 @@ PyObject *audit_stop(PyObject * /*module*/, PyObject * /*none*/)
   if (!running.load()) {
     Py_RETURN_NONE;
   }
-  poison::turn_on(nullptr);
+  poison::turn_off();
   fence::turn_off();
   stop_watching_order();
   stop_observing();

@@ -1,6 +1,7 @@
 #include "poison.h"
 
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/SmallVector.h>
 
@@ -46,6 +47,7 @@ struct Filled {
 struct Poison {
   std::mutex mutex;
   void (*report)(const LateWrite &) = nullptr;
+  Search search = nullptr;
   std::unordered_map<uintptr_t, Live> live;
   std::map<uintptr_t, Filled> filled;            // by first address; they do not overlap
   uint64_t frees = 0;                            // of segments, when `filled` was last right
@@ -131,14 +133,46 @@ void fill(Poison &p, esper_core *made, const esper_block_info &block, const Live
         "poison");
 }
 
+// A word of page-locked memory, which lives on; null if there is none.
+unsigned long long *page_locked_word()
+{
+  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+  void *word = nullptr;
+  if (cudaHostAlloc(&word, sizeof(unsigned long long), cudaHostAllocPortable) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+  return static_cast<unsigned long long *>(word);
+}
+
+// Where the GPU finds the first bytes that are no poison; `end`: there are none. `begin` if no kernel
+// can look, so that the host looks at everything. Waits for the stream.
+uintptr_t first_suspect(Search search, uintptr_t begin, uintptr_t end, cudaStream_t stream)
+{
+  if (search == nullptr) {
+    return begin;
+  }
+  static volatile unsigned long long *const least = page_locked_word();
+  if (least == nullptr) {
+    return begin;
+  }
+  *least = end - begin;
+  if (search(reinterpret_cast<const void *>(begin), end - begin, fill_byte,
+             const_cast<unsigned long long *>(least), stream) != cudaSuccess) {
+    return begin;
+  }
+  C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+  return begin + *least;
+}
+
 // The first byte of [begin, end) that is no poison, or `end`. Waits for the stream.
-uintptr_t first_written(uintptr_t begin, uintptr_t end, cudaStream_t stream)
+uintptr_t first_written(Search search, uintptr_t begin, uintptr_t end, cudaStream_t stream)
 {
   static std::mutex mutex;
   static std::vector<unsigned char> host(chunk);
   static const std::vector<unsigned char> expected(chunk, fill_byte);
   std::lock_guard<std::mutex> lock(mutex);
-  for (uintptr_t at = begin; at < end; at += chunk) {
+  for (uintptr_t at = first_suspect(search, begin, end, stream); at < end; at += chunk) {
     const size_t size = std::min(chunk, static_cast<size_t>(end - at));
     C10_CUDA_CHECK(cudaMemcpyAsync(host.data(), reinterpret_cast<const void *>(at), size,
                                    cudaMemcpyDeviceToHost, stream));
@@ -182,14 +216,25 @@ std::vector<Piece> take_filled(Poison &p, uintptr_t begin, uintptr_t end)
 
 } // namespace
 
-void turn_on(void (*report)(const LateWrite &))
+void turn_on(void (*report)(const LateWrite &), Search search)
 {
   Poison &p = state();
   std::lock_guard<std::mutex> lock(p.mutex);
   p.report = report;
+  p.search = search;
   p.live.clear();
   p.filled.clear();
-  set_watcher(Watcher::POISON, report != nullptr);
+  set_watcher(Watcher::POISON, true);
+}
+
+void turn_off()
+{
+  Poison &p = state();
+  std::lock_guard<std::mutex> lock(p.mutex);
+  p.report = nullptr;
+  p.live.clear();
+  p.filled.clear();
+  set_watcher(Watcher::POISON, false);
 }
 
 void marked(const void *ptr, CUDAStream stream)
@@ -234,10 +279,12 @@ void detail::after_malloc(void *ptr, cudaStream_t stream, int device)
   const auto begin = reinterpret_cast<uintptr_t>(block.address);
   std::vector<Piece> pieces;
   void (*report)(const LateWrite &) = nullptr;
+  Search search = nullptr;
   {
     Poison &p = state();
     std::lock_guard<std::mutex> lock(p.mutex);
     report = p.report;
+    search = p.search;
     p.live[begin] = live;
     if (p.frees != segment_frees(made)) {
       p.filled.clear();
@@ -251,7 +298,7 @@ void detail::after_malloc(void *ptr, cudaStream_t stream, int device)
   const WithoutGil released;
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   for (Piece &piece : pieces) {
-    piece.history.address = first_written(piece.begin, piece.end, stream);
+    piece.history.address = first_written(search, piece.begin, piece.end, stream);
     if (piece.history.address < piece.end) {
       piece.history.handed_out = live.allocated;
       report(piece.history);

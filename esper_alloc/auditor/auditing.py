@@ -6,7 +6,7 @@ import warnings
 from types import TracebackType
 from typing import Any, Literal
 
-from ..installation.pytorch import load_shim, untyped
+from ..installation.pytorch import import_part, load_shim, untyped
 from ..torch_allocator.choices import SEGMENTS
 from . import observation
 from .fence import Fault, Freed, explain, fault_in, parse_freed
@@ -92,6 +92,17 @@ def _check_poison(compiled: Any) -> None:
         )
 
 
+def _search_kernel() -> int:
+    """The address of what finds on the GPU which memory is no poison any more; 0: nothing was built
+    for that, and the host reads all memory."""
+    import torch
+
+    try:
+        return int(import_part("_kernels", torch.__version__).poison_search())
+    except ImportError:
+        return 0
+
+
 def _check_fence(compiled: Any) -> None:
     if not compiled.is_current():
         raise RuntimeError(
@@ -170,7 +181,10 @@ class audit:
         observation.install(compiled)
         collects = self._mode == "collect"
         notify = None if collects else self._tell
-        compiled.audit_start(observation.foreign_folders(), notify, self._poison, self._fence)
+        search = _search_kernel() if self._poison else 0
+        compiled.audit_start(
+            observation.foreign_folders(), notify, self._poison, self._fence, search
+        )
         try:
             observation.tell_what_is_live(compiled)
         except BaseException:

@@ -80,10 +80,36 @@ say(before=[*before], after=[*after], same=same, contents=[*contents], mine=[*mi
     }  # fmt: skip
 
 
-def test_a_late_write_is_found_with_its_history(library: Path) -> None:
+SEARCHES = """
+from esper_alloc.auditor import auditing
+
+asked = []
+
+
+@ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_ubyte,
+    ctypes.POINTER(ctypes.c_ulonglong), ctypes.c_void_p,
+)
+def search(memory, size, byte, least, stream):
+    "What the kernel does."
+    asked.append(size)
+    data, poison = ctypes.string_at(memory, size), bytes([byte]) * 16
+    written = [at for at in range(0, size, 16) if data[at:at + 16] != poison]
+    least[0] = min([least[0], *written])
+    return FAILS
+
+
+if FAILS is not None:
+    auditing._search_kernel = lambda: ctypes.cast(search, ctypes.c_void_p).value
+"""
+
+
+@pytest.mark.parametrize("fails", [0, 209, None])  # 209: no code for this GPU; None: no kernel
+def test_a_late_write_is_found_with_its_history(library: Path, fails: int | None) -> None:
     found = run(
         library,
-        """
+        SEARCHES.replace("FAILS", str(fails))
+        + """
 def use():
     x = clear(block())
     at = x.data_ptr()
@@ -99,11 +125,12 @@ with esper_alloc.audit(poison=True) as report:
 say(
     kind=finding.kind, offset=finding.address - at, size=finding.size,
     allocated=finding.allocated.frames[1].function, freed=finding.place.frames[0].function,
-    handed_out=finding.later.place.frames[1].function, text=finding.text(),
+    handed_out=finding.later.place.frames[1].function, text=finding.text(), asked=asked,
 )
 """,
     )
     text = found.pop("text")
+    assert found.pop("asked") == ([] if fails is None else [1 << 20])
     assert found == {
         "kind": "late-write", "offset": (1 << 20) - 5, "size": 1 << 20, "allocated": "use",
         "freed": "use", "handed_out": "<module>",

@@ -315,6 +315,12 @@ SHOWN cudaError_t cudaFree(void *ptr)
     sim_driver(s())->memory_free(sim_driver(s())->self, note(ptr, NULL), (uintptr_t)ptr);
   return cudaSuccess;
 }
+SHOWN cudaError_t cudaHostAlloc(void **ptr, size_t size, unsigned flags)
+{
+  (void)flags;
+  *ptr = malloc(size);
+  return *ptr ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
 /* Device memory that the current device may not access, as a copy there would. */
 static int is_closed(const void *p, size_t n)
 {
