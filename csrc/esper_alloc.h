@@ -301,8 +301,9 @@ ESPER_API esper_status esper_pool_end(esper_core *core, int device, uint64_t id_
                                       uint64_t id_second, void **context);
 
 /* A capture begins on a stream of the device, or has ended, successfully or not. The core asks the
- * driver anyway whether a stream is captured; these calls only keep the default pool's cached
- * memory in place meanwhile. ESPER_INVALID at the end: no capture was announced. */
+ * driver anyway whether streams are captured that it has met. Meanwhile it keeps the default pool's
+ * cached memory in place, and records no event for all streams, which would end the capture of a
+ * stream that it has not met. ESPER_INVALID at the end: no capture was announced. */
 ESPER_API esper_status esper_capture_begin(esper_core *core, int device);
 ESPER_API esper_status esper_capture_end(esper_core *core, int device);
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .torch_allocator.lasting_marks import warn_about_marks
     from .torch_allocator.sleep import SleepResult, asleep, sleep, tag, tag_stats, trim_sleep, wake
     from .torch_allocator.stats import memory_stats, report
+    from .uses.foreign_captures import capturing
     from .uses.stream_traits import set_stream_traits
     from .uses.tensor_method import install_tensor_method, uninstall_tensor_method
     from .uses.use import record_use, touch, using
@@ -59,6 +60,7 @@ __all__ = [
     "allocator",
     "asleep",
     "audit",
+    "capturing",
     "clear_gpu_dataset_cache",
     "cudagraph_outputs",
     "enable",
@@ -94,6 +96,7 @@ _LATER = {
     "SleepResult": "torch_allocator.sleep",
     "ValueNormalizer": "helpers.normalize.values",
     "asleep": "torch_allocator.sleep",
+    "capturing": "uses.foreign_captures",
     "clear_gpu_dataset_cache": "helpers.gather.cifar_batches",
     "fused_validation_batch": "helpers.validation",
     "install_tensor_method": "uses.tensor_method",

@@ -1,4 +1,4 @@
-/* poison.h: finds on the GPU what poisoned memory is no poison any more. */
+/* poison.h: finds on the GPU where poisoned memory was overwritten. */
 #ifndef ESPER_KERNELS_POISON_H
 #define ESPER_KERNELS_POISON_H
 

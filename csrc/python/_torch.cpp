@@ -72,6 +72,8 @@ PyMethodDef methods[] = {
      "and protect `tensors` on it."},
     {"set_stream_traits", method(&esper::set_stream_traits), METH_FASTCALL,
      "set_stream_traits(stream, rendezvous): replace the stream's traits."},
+    {"announce_capture", method(&esper::announce_capture), METH_FASTCALL,
+     "announce_capture(device, begins) -> bool: a capture begins or has ended."},
     {"automatic_uses", esper::automatic_uses, METH_O,
      "automatic_uses(on): turn automatic uses on or off."},
     {"observe_now", esper::observe_now, METH_NOARGS,

@@ -136,7 +136,6 @@ void fill(Poison &p, esper_core *made, const esper_block_info &block, const Live
 // A word of page-locked memory, which lives on; null if there is none.
 unsigned long long *page_locked_word()
 {
-  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   void *word = nullptr;
   if (cudaHostAlloc(&word, sizeof(unsigned long long), cudaHostAllocPortable) != cudaSuccess) {
     (void)cudaGetLastError();
@@ -152,6 +151,8 @@ uintptr_t first_suspect(Search search, uintptr_t begin, uintptr_t end, cudaStrea
   if (search == nullptr) {
     return begin;
   }
+  // The driver may load the kernel now, which would end a capture of another thread.
+  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   static volatile unsigned long long *const least = page_locked_word();
   if (least == nullptr) {
     return begin;

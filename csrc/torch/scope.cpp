@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core_api.h"
+#include "gil.h"
 #include "stream.h"
 #include "use.h"
 
@@ -212,6 +213,29 @@ PyObject *set_stream_traits(PyObject * /*module*/, PyObject *const *args, Py_ssi
           "setting the traits of a stream");
   }
   Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject *announce_capture(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
+{
+  HANDLE_TH_ERRORS
+  check_arguments("announce_capture", count, 2);
+  const long device = PyLong_AsLong(args[0]);
+  if (device == -1 && PyErr_Occurred() != nullptr) {
+    throw python_error();
+  }
+  esper_core *serving = core_that_serves();
+  if (serving == nullptr) {
+    Py_RETURN_FALSE;
+  }
+  esper_status status = ESPER_OK;
+  {
+    const WithoutGil released; // an event that is being recorded is waited for
+    status = args[1] == Py_True ? capi().capture_begin(serving, static_cast<int>(device))
+                                : capi().capture_end(serving, static_cast<int>(device));
+  }
+  check(status, "announcing a capture");
+  Py_RETURN_TRUE;
   END_HANDLE_TH_ERRORS
 }
 

@@ -93,8 +93,8 @@ def _check_poison(compiled: Any) -> None:
 
 
 def _search_kernel() -> int:
-    """The address of what finds on the GPU which memory is no poison any more; 0: nothing was built
-    for that, and the host reads all memory."""
+    """The address of what finds on the GPU where poisoned memory was overwritten; 0: nothing was
+    built for that, and the host reads all memory."""
     import torch
 
     try:

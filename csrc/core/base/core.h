@@ -27,6 +27,7 @@ struct esper_core {
   atomic_int asleep;             /* how many tags sleep, counted on each device */
   atomic_bool warned_of_graph;   /* that memory which a graph reads was freed */
   atomic_bool warned_of_capture; /* that an event for all streams ended a capture */
+  atomic_bool ended_a_capture;   /* an event for all streams did */
   uint64_t serial;               /* counts the cores of this process, from 1 */
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
   _Atomic(stream_t *) stream_by_id[STREAM_BUCKETS];

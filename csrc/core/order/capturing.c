@@ -32,22 +32,25 @@ bool stream_any_is_captured(const device_t *device)
   return false;
 }
 
-bool stream_ended_a_capture(const device_t *device)
-{
-  return atomic_load_explicit(&device->all_streams->was_captured, memory_order_relaxed);
-}
-
 void stream_forget_captures(const device_t *device)
 {
   for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
-    if (s->device == device && !s->all_streams)
+    if (s->device == device)
       atomic_store_explicit(&s->was_captured, false, memory_order_relaxed);
 }
 
 bool capturing_is_possible(const device_t *device)
 {
-  return config_of(device->core)->as_given.captures_are_announced ? device->captures_announced > 0
-                                                                  : device->routes != NULL;
+  return device->captures_announced > 0 ||
+         (!config_of(device->core)->as_given.captures_are_announced && device->routes);
+}
+
+bool capturing_is_announced(device_t *device)
+{
+  lock(&device->lock);
+  bool announced = device->captures_announced > 0;
+  unlock(&device->lock);
+  return announced;
 }
 
 bool capturing_is_possible_now(device_t *device)

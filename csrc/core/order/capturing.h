@@ -11,15 +11,14 @@ uint64_t stream_capture_of(presented_t presented, bool recording);
 /* Whether any immortal stream of the device is captured. Others cannot be asked. */
 bool stream_any_is_captured(const device_t *device);
 
-/* The same, or a mortal stream was captured when it was last presented, or streams that the core has
- * not met are captured in this program. */
+/* The same, or a mortal stream was captured when it was last presented. */
 bool stream_any_may_be_captured(const device_t *device);
-/* Whether an event for all streams has ended a capture. */
-bool stream_ended_a_capture(const device_t *device);
 /* Forgets that mortal streams were captured. */
 void stream_forget_captures(const device_t *device);
 
-/* Whether a capture that allocates from a private pool may be going on. Under the device's lock. */
+/* Whether a capture was announced and goes on. */
+bool capturing_is_announced(device_t *device);
+/* The same, or a capture that allocates from a private pool may be going on. Under the device's lock. */
 bool capturing_is_possible(const device_t *device);
 /* As capturing_is_possible, for a caller who does not hold that lock. */
 bool capturing_is_possible_now(device_t *device);

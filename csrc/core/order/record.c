@@ -162,14 +162,15 @@ void records_complete(stream_t *s, uint64_t number)
 /* ---- recording --------------------------------------------------------- */
 
 /* An event for all of a device's work ends every capture. That of a stream which the core has not met,
- * and which nobody announced, can only be noted: it is the last one that is ended so. */
+ * and which nobody announced, is known only when it has been ended: the user is told how to announce
+ * the next one. */
 static esper_status record_event_for_all(stream_t *all, void *event)
 {
   if (capturing_is_possible_now(all->device))
     return ESPER_CAPTURING;
   esper_status status = call_event_record_all(all->core, all->device->index, event);
   if (status == ESPER_CAPTURING)
-    atomic_store_explicit(&all->was_captured, true, memory_order_relaxed);
+    atomic_store_explicit(&all->core->ended_a_capture, true, memory_order_relaxed);
   return status;
 }
 

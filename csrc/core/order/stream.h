@@ -34,8 +34,7 @@ struct stream {
   atomic_bool kept;         /* not for another stream once it ended: it had a heap,
                                or a use without a record */
   atomic_bool immortal;
-  atomic_bool was_captured; /* a mortal one, when it was last presented; `all_streams`: an event for
-                               all streams has ended the capture of one that the core had not met */
+  atomic_bool was_captured; /* a mortal one, when it was last presented */
   bool all_streams;         /* stands for all streams of the device */
   atomic_uint traits;       /* ESPER_TRAIT_...; of `all_streams`: all traits that any stream has */
   _Atomic uint64_t id;      /* the driver's, which no later stream gets */

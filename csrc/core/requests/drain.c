@@ -182,8 +182,7 @@ static esper_status wait_for_device(device_t *device, esper_status wait(device_t
 /* If captures are not announced, a pool that was begun does not prove that one is going on. */
 static bool is_captured(device_t *device)
 {
-  bool announced = config_of(device->core)->as_given.captures_are_announced;
-  return (announced && capturing_is_possible_now(device)) || stream_any_is_captured(device);
+  return capturing_is_announced(device) || stream_any_is_captured(device);
 }
 
 /* Whether a stream that the core has never met may be captured: nobody announces captures, and a pool

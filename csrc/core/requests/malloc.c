@@ -375,10 +375,10 @@ static void warn_of_ended_capture(core_t *core)
 {
   config_warn_once(
       core, &core->warned_of_capture,
-      "an event for all streams ended a CUDA graph capture that another library had begun, on a "
-      "stream that PyTorch had not allocated on, so that capture fails. This happens once: from "
-      "now on streams get no memory from each other until memory runs out. To avoid it, let no "
-      "thread allocate during such a capture, or capture with torch.cuda.graph.");
+      "a CUDA graph capture was ended: another library had begun it, on a stream that PyTorch did "
+      "not allocate on, and giving memory to another stream took an event for all streams, which "
+      "ends every capture. Capture within `with esper_alloc.capturing():`, and the allocator "
+      "records no such events meanwhile.");
 }
 
 /* All steps but the first. The device's lock is not held. */
@@ -391,7 +391,7 @@ static esper_status find_block(request_t *q, bool fenced, block_t **block)
     *block = take_fenced(q, &status);
   else if (!q->deterministic || !(*block = malloc_take_deterministic(q)))
     *block = find_slowly(q, &status);
-  if (stream_ended_a_capture(q->device))
+  if (atomic_load_explicit(&q->core->ended_a_capture, memory_order_relaxed))
     warn_of_ended_capture(q->core);
   if (*block)
     return ESPER_OK;

@@ -1,0 +1,64 @@
+"""Captures of CUDA graphs that other libraries make."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..installation.pytorch import untyped
+from ..torch_allocator.enabling import is_enabled
+from . import use
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["capturing"]
+
+
+@contextlib.contextmanager
+def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
+    """Says that another library captures a CUDA graph within the block, on any stream and thread.
+
+    Put it around captures that do not go through PyTorch, on streams that PyTorch does not
+    allocate on, while some thread may allocate. Otherwise the allocator does not know of the
+    capture, and may end it: to give freed memory to another stream it records an event that
+    stands for all streams of the device, and the driver then ends every capture. Within the block
+    it records none, so streams get less memory from each other. Nor do
+    :func:`torch.cuda.empty_cache` and running out of memory end the capture. Captures through
+    ``torch.cuda.graph`` need no block.
+
+    Args:
+        device: the device of the captured streams. Default: the current one.
+
+    Blocks may nest and overlap. Does nothing while PyTorch does not run on esper_alloc. On
+    :func:`pluggable_allocator` it needs the PyTorch part that is built for this torch; if that is
+    missing, a warning says so.
+
+    Example::
+
+        with esper_alloc.capturing():
+            with warp.ScopedCapture() as capture:
+                simulate()
+    """
+    begun = False
+    index = -1
+    compiled = use._compiled
+    if compiled is not None and is_enabled():
+        from torch.cuda._utils import _get_device_index
+
+        index = int(untyped(_get_device_index)(device, optional=True))
+        begun = compiled.announce_capture(index, True)
+    elif is_enabled():
+        warnings.warn(
+            "esper_alloc cannot be told of a capture without its PyTorch part, and may end it. "
+            "`python -m esper_alloc doctor` says why the part is missing.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    try:
+        yield
+    finally:
+        if begun:
+            compiled.announce_capture(index, False)

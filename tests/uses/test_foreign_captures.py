@@ -1,0 +1,83 @@
+"""capturing(): what the allocator is told of other libraries' captures."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import esper_alloc
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS / "shim"))
+
+torch = pytest.importorskip("torch")
+
+import build  # noqa: E402
+
+
+def test_under_another_allocator_it_does_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with esper_alloc.capturing(), esper_alloc.capturing(0), esper_alloc.capturing("cuda:0"):
+            pass
+
+
+def test_that_it_cannot_be_told_is_a_warning_at_the_callers_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from esper_alloc.uses import foreign_captures, use
+
+    monkeypatch.setattr(use, "_compiled", None)
+    monkeypatch.setattr(foreign_captures, "is_enabled", lambda: True)
+    with pytest.warns(RuntimeWarning, match="cannot be told of a capture") as caught:
+        with esper_alloc.capturing():
+            pass
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.skipif(
+    torch.version.cuda is None or torch.cuda.is_available(),
+    reason="needs a torch with CUDA, and no GPU",
+)
+def test_cached_memory_stays_until_the_last_block_ends(library: Path) -> None:
+    """As it does during any capture that the core knows of."""
+    found: dict[str, Any] = build.answer(
+        library,
+        """
+import json
+import simulated
+import torch
+import esper_alloc
+
+
+def reserved(device):
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device) > 0
+
+
+x = [torch.empty(3 << 20, dtype=torch.uint8, device=f"cuda:{device}") for device in (0, 1)]
+del x
+answer = []
+first = esper_alloc.capturing()
+with first:
+    second = esper_alloc.capturing("cuda:0")
+    second.__enter__()
+    answer.append([reserved(0), reserved(1)])
+answer.append(reserved(0))
+second.__exit__(None, None, None)
+answer.append(reserved(0))
+try:
+    with esper_alloc.capturing():
+        raise KeyError
+except KeyError:
+    y = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+    del y
+    answer.append(reserved(0))
+print(json.dumps(answer))
+""",
+    )
+    assert found == [[True, False], True, False, False]
