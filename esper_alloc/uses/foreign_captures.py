@@ -42,14 +42,13 @@ def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
             with warp.ScopedCapture() as capture:
                 simulate()
     """
-    begun = False
-    index = -1
+    index, told = -1, None
     compiled = use._compiled
     if compiled is not None and is_enabled():
         from torch.cuda._utils import _get_device_index
 
         index = int(untyped(_get_device_index)(device, optional=True))
-        begun = compiled.announce_capture(index, True)
+        told = compiled if compiled.announce_capture(index, True) else None
     elif is_enabled():
         warnings.warn(
             "esper_alloc cannot be told of a capture without its PyTorch part, and may end it. "
@@ -60,5 +59,5 @@ def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
     try:
         yield
     finally:
-        if begun:
-            compiled.announce_capture(index, False)
+        if told is not None:
+            told.announce_capture(index, False)
