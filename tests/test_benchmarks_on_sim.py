@@ -134,6 +134,7 @@ def test_a_recorded_jobs_streams_are_the_same_when_it_is_warm(library: Path) -> 
     assert done.stdout.split() == ["32"] * 3
 
 
+@pytest.mark.slow
 def test_the_pipelines_memory_is_what_the_result_file_says(tmp_path: Path) -> None:
     """On the simulated device, where the same program takes the same memory every time."""
     out = tmp_path / "pipeline.json"

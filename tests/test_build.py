@@ -135,6 +135,7 @@ def test_the_package_is_typed() -> None:
     run(sys.executable, "-m", "mypy", "esper_alloc")
 
 
+@pytest.mark.slow
 @needs_mypy
 @pytest.mark.parametrize("module", ["_core", "_torch", "_kernels"])
 def test_stubs_match_the_module(module: str, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_document_is_a_page(site: Path) -> None:
     for path in (ROOT / "docs").glob("*.md"):
         assert (site / path.with_suffix(".html").name).is_file()
@@ -55,6 +56,7 @@ def test_every_document_is_a_page(site: Path) -> None:
         assert (site / "project" / f"{name}.html").is_file()
 
 
+@pytest.mark.slow
 def test_what_documents_link_to_outside_of_docs_is_shown(site: Path) -> None:
     example = (site / "project" / "examples" / "prefetch.py.html").read_text()
     assert "record_use" in example
@@ -63,6 +65,7 @@ def test_what_documents_link_to_outside_of_docs_is_shown(site: Path) -> None:
     assert (site / "project" / "benchmarks" / "results" / "pipeline.svg").is_file()
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_public_name(site: Path) -> None:
     import esper_alloc
 
@@ -75,6 +78,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         assert f"esper_alloc.{name}" in anchors, f"docs/reference.md does not list {name}"
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     """So that the site can be read without a network, and nobody is told who reads it."""
     for path in site.rglob("*.html"):

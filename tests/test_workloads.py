@@ -260,6 +260,7 @@ def test_a_unet_keeps_any_size(random_sizes, size):
     assert model(torch.randn(2, 3, *size)).shape == (2, 3, *size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["moe", "packed"])
 def test_what_is_never_the_same_learns_too(random_sizes, workloads, job, monkeypatch):
     """Texts of one stretch, so that there is something to learn."""

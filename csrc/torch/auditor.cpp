@@ -122,7 +122,7 @@ PyObject *audit_stop(PyObject * /*module*/, PyObject * /*none*/)
   if (!running.load()) {
     Py_RETURN_NONE;
   }
-  poison::turn_off();
+  poison::turn_on(nullptr, nullptr);
   fence::turn_off();
   stop_watching_order();
   stop_observing();

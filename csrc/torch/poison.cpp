@@ -225,17 +225,7 @@ void turn_on(void (*report)(const LateWrite &), Search search)
   p.search = search;
   p.live.clear();
   p.filled.clear();
-  set_watcher(Watcher::POISON, true);
-}
-
-void turn_off()
-{
-  Poison &p = state();
-  std::lock_guard<std::mutex> lock(p.mutex);
-  p.report = nullptr;
-  p.live.clear();
-  p.filled.clear();
-  set_watcher(Watcher::POISON, false);
+  set_watcher(Watcher::POISON, report != nullptr);
 }
 
 void marked(const void *ptr, CUDAStream stream)

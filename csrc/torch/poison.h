@@ -35,10 +35,9 @@ struct LateWrite {
 using Search = cudaError_t (*)(const void *memory, size_t size, unsigned char byte,
                                unsigned long long *least, cudaStream_t stream);
 
-// Begins, and calls `report` for what is caught, in the thread that is handed the memory. Without
-// `search` the host reads all memory.
+// Begins, and calls `report` for what is caught, in the thread that is handed the memory; null: ends.
+// Without `search` the host reads all memory.
 void turn_on(void (*report)(const LateWrite &), Search search);
-void turn_off();
 
 namespace detail
 {

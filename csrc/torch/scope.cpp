@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "core_api.h"
+#include "current.h"
 #include "gil.h"
 #include "stream.h"
+#include "the_core.h"
 #include "use.h"
 
 namespace esper
@@ -224,7 +226,8 @@ PyObject *announce_capture(PyObject * /*module*/, PyObject *const *args, Py_ssiz
   if (device == -1 && PyErr_Occurred() != nullptr) {
     throw python_error();
   }
-  esper_core *serving = core_that_serves();
+  // Memory may be asked for within the capture for the first time.
+  esper_core *serving = is_current() ? core() : core_that_serves();
   if (serving == nullptr) {
     Py_RETURN_FALSE;
   }

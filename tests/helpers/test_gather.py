@@ -1065,6 +1065,7 @@ def test_documented_examples_run(root) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_files", [False, True])
 def test_the_example_runs(root, from_files) -> None:
     """examples/cifar_envs.py, on the CPU."""

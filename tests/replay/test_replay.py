@@ -813,7 +813,7 @@ def page_maps_of_passes(recording: replay.Recording, passes: int) -> list[int]:
     return [after - before for before, after in zip(mapped, mapped[1:])]
 
 
-@pytest.mark.parametrize("name", ["gpt_train", "fsdp_like"])
+@pytest.mark.parametrize("name", [pytest.param("gpt_train", marks=pytest.mark.slow), "fsdp_like"])
 def test_a_job_that_runs_again_and_again_comes_to_rest(name):
     [recording] = replay.load_recordings(ROOT / "examples" / "traces" / f"{name}.pickle.gz")
     mapped = page_maps_of_passes(recording, 80)  # 256 pages move before there is slack

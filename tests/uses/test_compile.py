@@ -540,6 +540,7 @@ def test_inductor_marks_the_buffer_that_was_read_and_uses_it_no_more(read_elsewh
     assert not [line for line in lines[mark:] if "reuse" in line and f"= {buffer};" in line]
 
 
+@pytest.mark.slow
 def test_without_the_mark_inductor_reuses_that_buffer(read_elsewhere):
     """The test above would show nothing if Inductor never did."""
 

@@ -39,10 +39,35 @@ def test_that_it_cannot_be_told_is_a_warning_at_the_callers_line(
     assert caught[0].filename == __file__
 
 
-@pytest.mark.skipif(
+SIMULATED = pytest.mark.skipif(
     torch.version.cuda is None or torch.cuda.is_available(),
     reason="needs a torch with CUDA, and no GPU",
 )
+
+
+@SIMULATED
+def test_a_block_may_begin_before_any_memory_was_asked_for(library: Path) -> None:
+    found = build.answer(
+        library,
+        """
+import json
+import simulated
+import torch
+import esper_alloc
+
+with esper_alloc.capturing():
+    x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+    del x
+    torch.cuda.empty_cache()
+    within = torch.cuda.memory_reserved()
+torch.cuda.empty_cache()
+print(json.dumps([within > 0, torch.cuda.memory_reserved()]))
+""",
+    )
+    assert found == [True, 0]
+
+
+@SIMULATED
 def test_cached_memory_stays_until_the_last_block_ends(library: Path) -> None:
     """As it does during any capture that the core knows of."""
     found: dict[str, Any] = build.answer(

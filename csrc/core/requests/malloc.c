@@ -375,10 +375,9 @@ static void warn_of_ended_capture(core_t *core)
 {
   config_warn_once(
       core, &core->warned_of_capture,
-      "a CUDA graph capture was ended: another library had begun it, on a stream that PyTorch did "
-      "not allocate on, and giving memory to another stream took an event for all streams, which "
-      "ends every capture. Capture within `with esper_alloc.capturing():`, and the allocator "
-      "records no such events meanwhile.");
+      "a CUDA graph capture was ended: the allocator did not know of it, and recorded an event for "
+      "all streams, which ends every capture. Announce captures on streams that nobody allocates "
+      "on: in Python within `with esper_alloc.capturing():`, in C with esper_capture_begin().");
 }
 
 /* All steps but the first. The device's lock is not held. */

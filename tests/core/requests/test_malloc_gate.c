@@ -473,6 +473,22 @@ TEST(who_captures_a_stream_that_the_core_has_not_met_is_told_how_to_announce_it)
   end();
 }
 
+/* Then nobody synchronises the device. */
+TEST(an_announced_capture_survives_that_memory_runs_out)
+{
+  begin_with(12 * MIB, ESPER_REUSE_GATE);
+  void *x = block(12 * MIB, t), *p;
+  world_free(&w, x);
+  CHECK_OK(esper_capture_begin(w.core, 0));
+  sim_capture_begin(w.s, 0, w.stream[3].handle);
+  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK(sim_capture_is_valid(w.s, 0, w.stream[3].handle));
+  sim_capture_abort(w.s, 0, w.stream[3].handle);
+  CHECK_OK(esper_capture_end(w.core, 0));
+  CHECK(world_malloc(&w, 12 * MIB, r) == x);
+  end();
+}
+
 TEST(an_announced_capture_of_a_stream_that_the_core_has_not_met_survives)
 {
   for (int all = 0; all < 2; all++) {
