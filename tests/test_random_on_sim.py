@@ -22,7 +22,6 @@ RULES = re.findall(r"R\((\w+), \"", (ROOT / "csrc" / "core" / "base" / "rules.h"
 #: of a conditional node.
 NOT_HERE = {
     "MARK_FROM_ANY_DEVICE",
-    "SPLIT_KEEPS_USES",
     "BODY_KEEPS_APART",
     "GRAPH_READS_ANYWHERE",
     "UNSEEN_USES_COUNT",

@@ -20,17 +20,11 @@ ROOT = HERE.parents[2]
 PROGRAMS = 10_000
 RULES = re.findall(r"R\((\w+), \"", (ROOT / "csrc" / "core" / "base" / "rules.h").read_text())
 
-#: On one device owner order covers nearly all uses that memory owes when another stream gets it.
-#: tests/core/whole shows these rules with a reader on a second device.
-ONE_DEVICE = "the programs run on one device, where owner order covers nearly all uses"
 #: Rules whose absence a GPU need not show, and why.
 NOT_SHOWN = {
     "RELEASE_NEEDS_COMPLETION": "cuMemFree itself waits for the device, or refuses during a "
     "capture: what is given back too early cannot be handed out early",
     "MARK_FROM_ANY_DEVICE": "the programs run on one device",
-    "SPLIT_KEEPS_USES": ONE_DEVICE,
-    "MERGE_UNITES_USES": ONE_DEVICE,
-    "RUN_REST_KEEPS_USES": ONE_DEVICE,
     "BODY_KEEPS_APART": "the programs capture no conditional nodes",
     "GRAPH_READS_ANYWHERE": "the programs have no observer",
     "UNSEEN_USES_COUNT": "the programs have no observer",
