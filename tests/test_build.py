@@ -532,6 +532,7 @@ def torch_version(python: str) -> str:
     return run(python, "-c", program).split()[-1]
 
 
+@pytest.mark.slow
 def test_quick_leaves_out_what_is_slow() -> None:
     command = (sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider")
 

@@ -27,6 +27,8 @@ QUICK_STEP = "16"
 SANITIZED_STEP = {"asan": "8", "tsan": "64"}
 
 PROGRAMS = sorted(p.stem for p in HERE.glob("*/test_*.c")) + ["fault_loop"]
+#: They bound instructions and fragmentation, and find no errors.
+SLOW = {"test_instructions", "test_drift"}
 
 pytestmark = pytest.mark.skipif(
     not HERE.is_dir() or shutil.which("make") is None or shutil.which(CC) is None,
@@ -90,7 +92,18 @@ def names(program: str) -> list[str]:
 CASES = [(program, name) for program in PROGRAMS for name in names(program)]
 
 
-@pytest.mark.parametrize("program, name", CASES, ids=[f"{p}-{n}" for p, n in CASES])
+@pytest.mark.parametrize(
+    "program, name",
+    [
+        pytest.param(
+            program,
+            name,
+            id=f"{program}-{name}",
+            marks=pytest.mark.slow if program in SLOW else (),
+        )
+        for program, name in CASES
+    ],
+)
 def test_plain(program: str, name: str, pytestconfig: pytest.Config) -> None:
     shorter = {"ESPER_FAULT_STEP": QUICK_STEP} if pytestconfig.getoption("quick") else {}
     assert name in run(build("plain") / program, name, **shorter)

@@ -269,6 +269,7 @@ def test_no_files_of_the_shim_include_each_others_headers_in_a_circle() -> None:
     assert circle(found) == []
 
 
+@pytest.mark.slow
 def test_no_files_of_the_shim_call_each_other_in_a_circle(all_objects: dict[str, Path]) -> None:
     built = built_objects(ROOT / "csrc", ROOT / "build")
     if not built:
@@ -278,6 +279,7 @@ def test_no_files_of_the_shim_call_each_other_in_a_circle(all_objects: dict[str,
     assert circle(found) == []
 
 
+@pytest.mark.slow
 def test_headers_of_the_core_declare_what_stands_beside_them(all_objects: dict[str, Path]) -> None:
     defined = {name: symbols(object_file)[0] for name, object_file in all_objects.items()}
     assert declared_elsewhere(ROOT / "csrc", defined) == []

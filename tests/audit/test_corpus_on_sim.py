@@ -44,7 +44,9 @@ def results(library: Path, allocator: str) -> Any:
     return {name: found for name, (_, found) in said.items()}
 
 
-@pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
+@pytest.mark.parametrize(
+    "allocator", ["esper_alloc", pytest.param("native", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", programs.names(on_gpu=False))
 def test_a_bug_is_found_where_it_is(library: Path, name: str, allocator: str) -> None:
     assert len(programs.expected(name)) == name.endswith("_wrong")

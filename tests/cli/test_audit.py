@@ -61,8 +61,8 @@ def test_a_correct_program_ends_as_always(library: Path, tmp_path: Path) -> None
     "end, code, said",
     [
         ("sys.exit(7)", 7, ""),
-        ("sys.exit('bye')", 1, "bye"),
-        ("sys.exit()", 1, ""),
+        pytest.param("sys.exit('bye')", 1, "bye", marks=pytest.mark.slow),
+        pytest.param("sys.exit()", 1, "", marks=pytest.mark.slow),
         ("raise KeyError('mine')", 1, 'job.py", line'),
     ],
 )

@@ -893,6 +893,7 @@ print("rank", rank, "done")
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_are_as_one(route: str) -> None:
     if route == "plain" and COMPILED is not None:
         pytest.skip("what ranks exchange is the same by both routes")

@@ -547,7 +547,13 @@ def test_choices_are_handed_to_the_core_and_to_children_and_kept():
 @needs_shim
 @pytest.mark.parametrize(
     "segments, set_before, found",
-    [("", None, "1"), ("mapped", None, "1"), ("classic", None, None), ("", "0", "0")],
+    [
+        ("", None, "1"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("mapped", None, "1"), ("classic", None, None), ("", "0", "0")]
+        ),
+    ],
 )
 def test_nccl_leaves_pages_to_their_device(segments, set_before, found, monkeypatch):
     """Within one process; what the user says of it stands."""

@@ -555,6 +555,7 @@ def test_without_the_mark_inductor_reuses_that_buffer(read_elsewhere):
     assert [line for line in lines if "reuse" in line and f"= {buffer};" in line]
 
 
+@pytest.mark.slow
 def test_inductor_keeps_a_read_without_result_before_the_mark(read_elsewhere):
     def f(x):
         y = x + 1
@@ -566,6 +567,7 @@ def test_inductor_keeps_a_read_without_result_before_the_mark(read_elsewhere):
     assert line_of(lines, "esper_test.launch") < line_of(lines, "record_use.pinned")
 
 
+@pytest.mark.slow
 def test_inductor_keeps_reads_of_views_before_the_mark(read_elsewhere):
     def f(x):
         y = x + 1
