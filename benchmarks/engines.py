@@ -36,7 +36,6 @@ import random
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -206,11 +205,11 @@ def measure(options: argparse.Namespace) -> None:
     dist.init_process_group(
         "nccl" if options.device == "cuda" else "gloo", timeout=timedelta(seconds=PATIENCE_S)
     )
-    warnings.filterwarnings("ignore", message=".*deterministic.*")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not warn_only: then the backward of flash attention would not repeat.
+    torch.use_deterministic_algorithms(True)
     # Fresh memory is not filled: that would be work which no job has.
     torch.utils.deterministic.fill_uninitialized_memory = False
-    # cuDNN's attention does not repeat, and makes a plan for each new length.
+    # cuDNN's attention does not repeat.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(0)  # the same model everywhere
     make = tensor_parallel_step if options.engine[0] == "tensor_parallel" else llama_step
