@@ -512,22 +512,11 @@ ESPER_API esper_status esper_unpin(esper_core *core, void *segment);
 ESPER_API esper_status esper_snapshot_take(esper_core *core, int device, esper_snapshot *snapshot);
 ESPER_API void esper_snapshot_free(esper_snapshot *snapshot);
 
-/* From now on keeps the last `max_entries` actions of each device. 0 stops this and forgets
- * them. */
-ESPER_API esper_status esper_trace_start(esper_core *core, size_t max_entries);
-ESPER_API int esper_trace_is_on(const esper_core *core);
-ESPER_API void esper_trace_clear(esper_core *core);
-
-/* Copies a device's entries, oldest first, into *entries (freed with free()). *count becomes their
- * number. */
-ESPER_API esper_status esper_trace_copy(esper_core *core, int device, esper_trace_entry **entries,
-                                        size_t *count);
-
 /* Called for every action of a device as it happens, under that device's lock. It must neither call
  * the core nor wait for a thread that might. */
 typedef void esper_trace_watch_fn(void *context, const esper_trace_entry *entry);
 
-/* From now on `watch` is called, whether a trace is kept or not; NULL: none is. When this returns,
+/* From now on `watch` is called; NULL: none is. When this returns,
  * no thread is inside the previous one. */
 ESPER_API void esper_trace_watch(esper_core *core, esper_trace_watch_fn *watch, void *context);
 

@@ -16,7 +16,7 @@
 #define ESPER_CAPI_NAME "esper_alloc._core.capi"
 
 /* Increased with every change of the list below or of a type in these headers. */
-#define ESPER_CAPI_VERSION 11u
+#define ESPER_CAPI_VERSION 12u
 
 /* F(name) for each public function esper_<name> */
 #define ESPER_CAPI_FUNCTIONS(F)      \
@@ -83,10 +83,6 @@
   F(find_base)                       \
   F(snapshot_take)                   \
   F(snapshot_free)                   \
-  F(trace_start)                     \
-  F(trace_is_on)                     \
-  F(trace_clear)                     \
-  F(trace_copy)                      \
   F(trace_watch)                     \
   F(pin)                             \
   F(unpin)                           \

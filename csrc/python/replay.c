@@ -305,73 +305,70 @@ static void add_entry(usage *now, usage *peak, const esper_trace_entry *entry)
   raise_peak(&peak->active, now->active);
 }
 
-/* Adds up what the core traced since the last call. *completed becomes the number of frees that
- * completed. */
-static int read_trace(stage *s, size_t at, usage *now, usage *peak, size_t *completed)
+/* What the core tells of is added up here. */
+typedef struct tally {
+  usage now, peak;
+  size_t completed; /* frees, since this was last set to 0 */
+} tally;
+
+static void hear_core(void *context, const esper_trace_entry *entry)
 {
-  esper_trace_entry *entries = NULL;
-  size_t count = 0;
-  *completed = 0;
-  esper_status status = esper_trace_copy(s->core, 0, &entries, &count);
-  if (status != ESPER_OK)
-    return fail(s, at, status, "reading the trace");
-  for (size_t i = 0; i < count; i++) {
-    add_entry(now, peak, &entries[i]);
-    *completed += entries[i].action == ESPER_TRACE_FREE_COMPLETED;
-  }
-  free(entries);
-  esper_trace_clear(s->core);
-  return 1;
+  tally *t = context;
+  add_entry(&t->now, &t->peak, entry);
+  t->completed += entry->action == ESPER_TRACE_FREE_COMPLETED;
 }
 
 /* Makes the core look for the free that completes here. On CUDA even an idle stream's event takes
  * some microseconds. */
-static int complete_late(stage *s, const history *h, size_t at, usage *now, usage *peak)
+static void complete_late(stage *s, const history *h, size_t at, const tally *t)
 {
   enum { PATIENCE_NANOSECONDS = 10 * 1000 * 1000 };
   int64_t begin = read_clock();
-  size_t completed;
   s->late[at] = 1;
-  do {
+  do
     esper_retire(s->core, 0);
-    if (!read_trace(s, at, now, peak, &completed))
-      return 0;
-  } while (!completed && h->on_cuda && read_clock() - begin < PATIENCE_NANOSECONDS);
+  while (!t->completed && h->on_cuda && read_clock() - begin < PATIENCE_NANOSECONDS);
+}
+
+static int run_one_traced(stage *s, const history *h, size_t at, tally *t)
+{
+  uint32_t kind = h->operations[at].kind;
+  t->completed = 0;
+  if (!run_operations(s, h, at, at + 1))
+    return 0;
+  if (!t->completed && (kind == OPERATION_FREE || kind == OPERATION_DONE))
+    complete_late(s, h, at, t);
   return 1;
 }
 
-static int run_one_traced(stage *s, const history *h, size_t at, usage *now, usage *peak)
+static int run_all_traced(stage *s, const history *h, result *r, tally *t)
 {
-  size_t completed;
-  uint32_t kind = h->operations[at].kind;
-  if (!run_operations(s, h, at, at + 1) || !read_trace(s, at, now, peak, &completed))
-    return 0;
-  if (completed || (kind != OPERATION_FREE && kind != OPERATION_DONE))
-    return 1;
-  return complete_late(s, h, at, now, peak);
+  for (size_t i = 0; i < h->start; i++)
+    if (!run_one_traced(s, h, i, t))
+      return 0;
+  t->peak = t->now;
+  esper_reset_peak_stats(s->core, 0);
+  for (size_t i = h->start; i < h->count; i++) {
+    if (!run_one_traced(s, h, i, t))
+      return 0;
+    r->curve[i - h->start] = t->now;
+  }
+  return 1;
 }
 
 static int run_traced(stage *s, const history *h, result *r)
 {
   if (!stage_open(s, h, r->late))
     return 0;
-  /* One operation completes at most the frees that all others left pending. */
-  esper_status status = esper_trace_start(s->core, h->count + 1024);
-  if (status != ESPER_OK)
-    return fail(s, SIZE_MAX, status, "tracing");
-  usage now = {0}, building = {0};
-  for (size_t i = 0; i < h->start; i++)
-    if (!run_one_traced(s, h, i, &now, &building))
-      return 0;
-  r->peak = now;
-  esper_reset_peak_stats(s->core, 0);
-  for (size_t i = h->start; i < h->count; i++) {
-    if (!run_one_traced(s, h, i, &now, &r->peak))
-      return 0;
-    r->curve[i - h->start] = now;
-  }
+  tally t = {0};
+  esper_trace_watch(s->core, hear_core, &t);
+  int done = run_all_traced(s, h, r, &t);
+  esper_trace_watch(s->core, NULL, NULL);
+  if (!done)
+    return 0;
+  r->peak = t.peak;
   esper_stats stats;
-  status = esper_get_stats(s->core, 0, &stats);
+  esper_status status = esper_get_stats(s->core, 0, &stats);
   if (status != ESPER_OK)
     return fail(s, SIZE_MAX, status, "statistics");
   r->peak.reserved = stats.reserved_bytes[ESPER_ALL].peak;

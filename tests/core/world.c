@@ -170,6 +170,20 @@ esper_counters world_counters(world *w, int device)
   return counters;
 }
 
+static void hear(void *context, const esper_trace_entry *entry)
+{
+  told_t *to = context;
+  CHECK(to->count < sizeof to->entries / sizeof *to->entries);
+  to->entries[to->count++] = *entry;
+}
+
+void world_listen(world *w, told_t *to)
+{
+  if (to)
+    to->count = 0;
+  esper_trace_watch(w->core, to ? hear : NULL, to);
+}
+
 static void check_device(world *w, int device)
 {
   esper_stats stats = world_stats(w, device);

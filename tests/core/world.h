@@ -53,6 +53,15 @@ size_t world_size(world *w, const void *ptr);
 esper_stats world_stats(world *w, int device);
 esper_counters world_counters(world *w, int device);
 
+/* What the core told of its actions, from world_listen() on. */
+typedef struct told {
+  esper_trace_entry entries[128];
+  size_t count;
+} told_t;
+
+/* Forgets what was told before, and listens; NULL: nobody does. */
+void world_listen(world *w, told_t *to);
+
 /* Checks that every invariant holds and that the statistics agree with the snapshot. */
 void world_check(world *w);
 

@@ -90,7 +90,6 @@ static void device_destroy(device_t *device)
     next = heap->next;
     free(heap);
   }
-  trace_destroy(&device->trace);
 }
 
 static void device_destroy_rest(device_t *device)

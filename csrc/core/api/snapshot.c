@@ -161,90 +161,14 @@ void esper_snapshot_free(esper_snapshot *snapshot)
   *snapshot = (esper_snapshot){0};
 }
 
-/* ---- trace ------------------------------------------------------------- */
-
-static void trace_stop(core_t *core)
-{
-  atomic_store(&core->tracing, false);
-  for (int i = 0; i < core->device_count; i++) {
-    device_t *d = &core->devices[i];
-    lock(&d->lock);
-    caches_close(d);
-    trace_destroy(&d->trace);
-    unlock(&d->lock);
-  }
-}
-
-static bool trace_begin(core_t *core, size_t max_entries)
-{
-  bool room = true;
-  for (int i = 0; i < core->device_count; i++) {
-    device_t *d = &core->devices[i];
-    lock(&d->lock);
-    caches_close(d);
-    room &= trace_init(&d->trace, max_entries);
-    unlock(&d->lock);
-  }
-  if (room)
-    atomic_store(&core->tracing, true);
-  else
-    trace_stop(core);
-  return room;
-}
-
-esper_status esper_trace_start(esper_core *core, size_t max_entries)
-{
-  lock(&core->config_lock);
-  trace_stop(core);
-  bool room = !max_entries || trace_begin(core, max_entries);
-  unlock(&core->config_lock);
-  return room ? ESPER_OK : error_set(ESPER_HOST_MEMORY, "no host memory for a trace");
-}
-
-int esper_trace_is_on(const esper_core *core)
-{
-  return atomic_load(&core->tracing);
-}
-
-void esper_trace_clear(esper_core *core)
-{
-  for (int i = 0; i < core->device_count; i++) {
-    device_t *d = &core->devices[i];
-    lock(&d->lock);
-    trace_clear(&d->trace);
-    unlock(&d->lock);
-  }
-}
-
 void esper_trace_watch(esper_core *core, esper_trace_watch_fn *watch, void *context)
 {
   for (int i = 0; i < core->device_count; i++) {
     device_t *d = &core->devices[i];
     lock(&d->lock);
     caches_close(d);
-    trace_watch(&d->trace, watch, context);
+    d->watch = watch;
+    d->watch_context = context;
     unlock(&d->lock);
   }
-}
-
-esper_status esper_trace_copy(esper_core *core, int device, esper_trace_entry **entries,
-                              size_t *count)
-{
-  *entries = NULL;
-  *count = 0;
-  if (device < 0 || device >= core->device_count)
-    return core_no_device(core, device);
-  device_t *d = &core->devices[device];
-  lock(&d->lock);
-  const trace_t *trace = &d->trace;
-  size_t kept = trace->count < trace->capacity ? trace->count : trace->capacity;
-  esper_trace_entry *copy = malloc((kept + 1) * sizeof *copy);
-  for (size_t i = 0; copy && i < kept; i++)
-    copy[i] = trace->entries[(trace->count - kept + i) % trace->capacity];
-  unlock(&d->lock);
-  if (!copy)
-    return error_set(ESPER_HOST_MEMORY, "no host memory for a copy of the trace");
-  *entries = copy;
-  *count = kept;
-  return ESPER_OK;
 }

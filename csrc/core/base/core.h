@@ -22,7 +22,6 @@ struct esper_core {
   struct map *map;                 /* address -> block */
   _Atomic(struct config *) config; /* read without a lock */
   int device_count;
-  atomic_bool tracing;
   atomic_uint modes;             /* CORE_... */
   atomic_int asleep;             /* how many tags sleep, counted on each device */
   atomic_bool warned_of_graph;   /* that memory which a graph reads was freed */
@@ -35,7 +34,7 @@ struct esper_core {
   _Atomic(struct stream_group *) stream_groups; /* newest first */
 
   ON_ITS_OWN_LINE _Atomic uint64_t driver_calls[DRIVER_CALLS]; /* block caches count more */
-  mutex_t config_lock; /* also guards setting up devices, and tracing */
+  mutex_t config_lock;                                         /* also guards setting up devices */
   mutex_t streams_lock;
   unsigned stream_count;
   _Atomic uint64_t epoch; /* rises when an obligation may have been satisfied */

@@ -171,8 +171,7 @@ void caches_close(const device_t *device)
  * depends on how long memory was not used. */
 static bool must_see_all(const device_t *device)
 {
-  return trace_is_wanted(device) ||
-         config_of(device->core)->as_given.garbage_collection_threshold > 0;
+  return device->watch || config_of(device->core)->as_given.garbage_collection_threshold > 0;
 }
 
 void cache_open(heap_t *heap)

@@ -16,10 +16,9 @@ static const uint64_t *pool_around(const device_t *device, esper_action action, 
   return segment ? segment->heap->pool_id : none;
 }
 
-void trace_append(device_t *device, esper_action action, uintptr_t address, size_t size,
-                  const stream_t *stream)
+void trace_tell(device_t *device, esper_action action, uintptr_t address, size_t size,
+                const stream_t *stream)
 {
-  trace_t *trace = &device->trace;
   const uint64_t *pool = pool_around(device, action, address);
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
@@ -32,8 +31,5 @@ void trace_append(device_t *device, esper_action action, uintptr_t address, size
       .pool = {pool[0], pool[1]},
       .time_us = now.tv_sec * INT64_C(1000000) + now.tv_nsec / 1000,
   };
-  if (trace->entries)
-    trace_keep(trace, &entry);
-  if (trace->watch)
-    trace->watch(trace->watch_context, &entry);
+  device->watch(device->watch_context, &entry);
 }

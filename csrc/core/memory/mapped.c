@@ -221,11 +221,6 @@ static block_t *find_reapable(const device_t *device)
   return block;
 }
 
-bool mapped_has_reapable(const device_t *device)
-{
-  return find_reapable(device) != NULL;
-}
-
 static esper_status unmap_stale(const block_t *block, size_t *gone)
 {
   const segment_t *s = block->segment;
@@ -266,17 +261,15 @@ bool mapped_reap(device_t *device)
   bool more = true;
   while (status == ESPER_OK && more) {
     lock(&device->lock);
-    void *spare = arena_take(&device->blocks);
-    block_t *block = spare ? find_reapable(device) : NULL;
-    if (block) {
+    block_t *block = find_reapable(device);
+    void *spare = block ? arena_take(&device->blocks) : NULL; /* for the rest, if it is cut */
+    if (spare) {
       list_remove(&device->stale, block);
       block_set_state(block, BLOCK_FILLING);
       pool_enter(block->segment->heap->pool);
-    } else if (spare) {
-      arena_give(&device->blocks, spare);
     }
     unlock(&device->lock);
-    if (!spare) {
+    if (block && !spare) {
       error_set(ESPER_HOST_MEMORY, "no host memory for a block");
       return false;
     }

@@ -48,8 +48,6 @@ void mapped_left(block_t *block, size_t size, bool stale);
 /* Unmaps the stale blocks that owe nothing any more. False: the driver refused, or there is no host
  * memory. Without the lock. */
 bool mapped_reap(device_t *device);
-/* Whether there are any stale blocks like that. */
-bool mapped_has_reapable(const device_t *device);
 
 /* Cuts [begin, begin + size) out of a free block and returns it claimed. What is left is free and
  * keeps what the block owed. NULL: no host memory, nothing changed. */

@@ -9,7 +9,6 @@
 #include "../base/lock.h"
 #include "../base/tag.h"
 #include "../stats/stat_shard.h"
-#include "../stats/trace_ring.h"
 #include "wait_log.h"
 
 /* Addresses for fences: memory/fence.c. */
@@ -80,7 +79,8 @@ struct device {
   esper_counters counters;
   fences_t fences;
   arena_t blocks, segments, uses, orphan_arena;
-  trace_t trace;
+  esper_trace_watch_fn *watch; /* is told of each action; NULL: nobody is */
+  void *watch_context;
   logged_wait_t wait_log[WAIT_LOG_ENTRIES]; /* a ring */
   unsigned next_logged_wait;
 

@@ -135,6 +135,26 @@ void stream_make_immortal(core_t *core, stream_t *s, void *handle)
   unlock(&core->streams_lock);
 }
 
+esper_status stream_create_own(device_t *device, stream_t **own)
+{
+  core_t *core = device->core;
+  void *handle;
+  uint64_t id;
+  esper_status status = call_stream_create(core, device->index, &handle);
+  if (status != ESPER_OK)
+    return error_from_driver(core, status);
+  status = call_stream_id(core, device->index, handle, &id);
+  if (status != ESPER_OK)
+    error_from_driver(core, status);
+  else if (!(*own = stream_create(core, device, id, handle)))
+    status = error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
+  if (status == ESPER_OK)
+    stream_make_immortal(core, *own, handle);
+  else
+    call_stream_destroy(core, device->index, handle);
+  return status;
+}
+
 /* An id for a stream that is first met while it is captured; the driver's ids have no high bits. An
  * immortal stream is known by its handle from then on (`capture` is 0). Any other counts as a
  * stream of its own during the capture, which only withholds more. */

@@ -113,6 +113,8 @@ static inline presented_t stream_presented(stream_t *stream, void *handle)
 stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handle);
 /* From now on the handle alone identifies the stream. */
 void stream_make_immortal(core_t *core, stream_t *stream, void *handle);
+/* Makes a stream of the core's own with the driver. It is immortal. */
+esper_status stream_create_own(device_t *device, stream_t **own);
 void stream_destroy_all(core_t *core);
 
 #define CAPTURE_UNKNOWN UINT64_MAX /* the driver did not say which capture */

@@ -1,6 +1,5 @@
 #include "record_use.h"
 
-#include "../base/call.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
 #include "../blocks/find.h"
@@ -301,26 +300,6 @@ bool mark_by_handle(core_t *core, const void *ptr, void *handle, esper_status *s
   return true;
 }
 
-static esper_status carrier_create(device_t *device, stream_t **carrier)
-{
-  core_t *core = device->core;
-  void *handle;
-  uint64_t id;
-  esper_status status = call_stream_create(core, device->index, &handle);
-  if (status != ESPER_OK)
-    return error_from_driver(core, status);
-  status = call_stream_id(core, device->index, handle, &id);
-  if (status != ESPER_OK)
-    error_from_driver(core, status);
-  else if (!(*carrier = stream_create(core, device, id, handle)))
-    status = error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
-  if (status == ESPER_OK)
-    stream_make_immortal(core, *carrier, handle);
-  else
-    call_stream_destroy(core, device->index, handle);
-  return status;
-}
-
 /* The carrier is the core's own stream that waits for foreign events. It is not made under the
  * device's sync lock: the thread that synchronises may be waiting for work that the caller enqueues
  * next. */
@@ -333,7 +312,7 @@ static esper_status carrier_of(device_t *device, bool gate, stream_t **carrier)
     return ESPER_OK;
   lock(&core->config_lock);
   if (!(*carrier = atomic_load(made)))
-    status = carrier_create(device, carrier);
+    status = stream_create_own(device, carrier);
   if (status == ESPER_OK)
     atomic_store(made, *carrier);
   unlock(&core->config_lock);

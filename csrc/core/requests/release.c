@@ -173,16 +173,6 @@ static size_t give_back(device_t *device, block_t *block)
   return size;
 }
 
-/* Unmaps the old mappings of pages that have moved, or those pages could not go back. False: the
- * driver refused. */
-static bool reap(device_t *device)
-{
-  lock(&device->lock);
-  bool found = mapped_has_reapable(device);
-  unlock(&device->lock);
-  return !found || mapped_reap(device);
-}
-
 /* As give_back, but counts the bytes. False: the driver did not take them. */
 static bool release_one(release_t *r, block_t *block)
 {
@@ -278,7 +268,7 @@ static size_t release(release_t r)
   device_t *device = r.device;
   r.released = orphans_give_back(device) + release_fenced(device, SIZE_MAX);
   quiesce_unreferenced(device, r.pool);
-  while (r.released < r.enough && reap(device) && release_some(&r))
+  while (r.released < r.enough && mapped_reap(device) && release_some(&r))
     ;
   while (mapped_discard_empty(device, r.pool))
     ;

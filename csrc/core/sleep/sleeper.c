@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 
-#include "../base/call.h"
 #include "../base/error.h"
 #include "../memory/asleep.h"
 #include "../order/stream.h"
@@ -114,29 +113,9 @@ esper_status sleeper_copy(device_t *device, const sleeper_t *s, const parcel_t *
   return status;
 }
 
-static esper_status create_copier(device_t *device)
-{
-  core_t *core = device->core;
-  void *handle;
-  uint64_t id;
-  esper_status status = call_stream_create(core, device->index, &handle);
-  if (status != ESPER_OK)
-    return error_from_driver(core, status);
-  status = call_stream_id(core, device->index, handle, &id);
-  if (status != ESPER_OK)
-    error_from_driver(core, status);
-  else if (!(device->copier = stream_create(core, device, id, handle)))
-    status = error_set(ESPER_HOST_MEMORY, "no host memory for a stream");
-  if (status == ESPER_OK)
-    stream_make_immortal(core, device->copier, handle);
-  else
-    call_stream_destroy(core, device->index, handle);
-  return status;
-}
-
 esper_status sleeper_stream(device_t *device, presented_t *copier)
 {
-  esper_status status = device->copier ? ESPER_OK : create_copier(device);
+  esper_status status = device->copier ? ESPER_OK : stream_create_own(device, &device->copier);
   if (status == ESPER_OK)
     *copier = stream_presented(device->copier, device->copier->handle);
   return status;

@@ -1,4 +1,4 @@
-/* Snapshots of memory, and the public functions of the trace. */
+/* Snapshots of memory, and who may watch. */
 #include <pthread.h>
 #include <stdbool.h>
 
@@ -308,92 +308,31 @@ TEST(without_host_memory_there_is_no_snapshot)
   end_with_snapshot();
 }
 
-/* ---- the trace ---------------------------------------------------------------------- */
+/* ---- the watcher -------------------------------------------------------------------- */
 
-static esper_trace_entry *entries;
-static size_t count;
-
-static void copy(int device)
+static void hear(void *context, const esper_trace_entry *entry)
 {
-  free(entries);
-  entries = NULL;
-  CHECK_OK(esper_trace_copy(w.core, device, &entries, &count));
+  CHECK(entry->device == 0 && context == &w);
 }
 
-TEST(each_device_has_a_trace_of_its_own)
-{
-  begin();
-  esper_stream far = world_stream(&w, 1);
-  CHECK_OK(esper_trace_start(w.core, 2));
-  for (int i = 0; i < 4; i++)
-    world_malloc(&w, 512, r);
-  world_malloc(&w, 512, far);
-  copy(0);
-  CHECK_EQ(count, 2); /* the last two */
-  CHECK(entries[0].device == 0 && entries[0].address + 512 == entries[1].address);
-  copy(1);
-  CHECK_EQ(count, 2); /* segment_alloc, alloc */
-  CHECK_EQ(entries[1].device, 1);
-  CHECK_EQ(entries[1].action, ESPER_TRACE_ALLOC);
-  esper_trace_clear(w.core);
-  for (int device = 0; device < 2; device++) {
-    copy(device);
-    CHECK_EQ(count, 0);
-  }
-  CHECK(esper_trace_is_on(w.core));
-  free(entries);
-  entries = NULL;
-  end();
-}
-
-TEST(a_trace_that_is_started_again_is_empty)
-{
-  begin();
-  CHECK_OK(esper_trace_start(w.core, 10));
-  world_malloc(&w, 512, r);
-  CHECK_OK(esper_trace_start(w.core, 10));
-  copy(0);
-  CHECK_EQ(count, 0);
-  CHECK_OK(esper_trace_start(w.core, 0));
-  CHECK(!esper_trace_is_on(w.core));
-  free(entries);
-  entries = NULL;
-  end();
-}
-
-TEST(without_host_memory_there_is_no_copy_of_the_trace)
-{
-  begin();
-  CHECK_OK(esper_trace_start(w.core, 10));
-  world_malloc(&w, 512, r);
-  esper_trace_entry *none = (void *)&w;
-  check_limit_malloc(0);
-  esper_status status = esper_trace_copy(w.core, 0, &none, &count);
-  check_limit_malloc(-1);
-  CHECK_EQ(status, ESPER_HOST_MEMORY);
-  CHECK(!none && !count);
-  CHECK_STATUS(esper_trace_copy(w.core, 7, &none, &count), ESPER_INVALID);
-  end();
-}
-
-static void *start_and_stop(void *unused)
+static void *watch_and_stop(void *unused)
 {
   (void)unused;
-  for (int i = 0; i < 100; i++)
-    CHECK_OK(esper_trace_start(w.core, 10 + i % 3));
+  for (int i = 0; i < 300; i++)
+    esper_trace_watch(w.core, i % 3 ? hear : NULL, &w);
   return NULL;
 }
 
-TEST(anybody_may_start_the_trace_at_any_time)
+TEST(anybody_may_watch_at_any_time)
 {
   world_begin(&w);
   pthread_t threads[2];
   for (int i = 0; i < 2; i++)
-    CHECK(!pthread_create(&threads[i], NULL, start_and_stop, NULL));
+    CHECK(!pthread_create(&threads[i], NULL, watch_and_stop, NULL));
   for (int i = 0; i < 2000; i++)
     world_free(&w, world_malloc(&w, 4096, w.stream[0]));
   for (int i = 0; i < 2; i++)
     pthread_join(threads[i], NULL);
-  CHECK(esper_trace_is_on(w.core));
+  esper_trace_watch(w.core, NULL, NULL);
   world_end(&w);
 }

@@ -254,14 +254,14 @@ TEST(a_failure_is_told_to_the_thread_that_had_it)
 TEST(the_trace_shows_a_request_that_failed)
 {
   begin_with(64 * MIB, ESPER_REUSE_GATE);
-  CHECK_OK(esper_trace_start(w.core, 64));
-  esper_trace_entry *entries;
-  size_t count, failed = 0;
+  static told_t told;
+  const esper_trace_entry *entries = told.entries;
+  size_t failed = 0;
   void *p;
+  world_listen(&w, &told);
   block(20 * MIB, r);
   CHECK_STATUS(esper_malloc(w.core, 50 * MIB - 1, r, &p), ESPER_OUT_OF_MEMORY);
-  CHECK_OK(esper_trace_copy(w.core, 0, &entries, &count));
-  for (size_t i = 0; i < count; i++)
+  for (size_t i = 0; i < told.count; i++)
     if (entries[i].action == ESPER_TRACE_OOM) {
       failed++;
       CHECK_EQ(entries[i].address, 44 * MIB); /* what the device had free */
@@ -269,7 +269,6 @@ TEST(the_trace_shows_a_request_that_failed)
       CHECK(entries[i].stream == r.handle);
     }
   CHECK_EQ(failed, 1);
-  free(entries);
   end();
 }
 

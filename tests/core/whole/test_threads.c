@@ -323,7 +323,6 @@ static void look(worker *t)
   esper_snapshot snapshot;
   esper_pool_stats *figures;
   esper_gate_entry *gates;
-  esper_trace_entry *trace;
   size_t count, bytes;
   esper_block_info info;
   CHECK(esper_core_is_valid(w.core));
@@ -335,8 +334,6 @@ static void look(worker *t)
   free(figures);
   CHECK_OK(esper_gates_copy(w.core, 0, &gates, &count));
   free(gates);
-  CHECK_OK(esper_trace_copy(w.core, 0, &trace, &count));
-  free(trace);
   CHECK_OK(esper_largest_available(w.core, 0, &bytes));
   char *p = try_malloc(4 * KIB, draw_stream(t), NULL);
   if (p) {
@@ -351,11 +348,8 @@ static void nobody_told(void *context, const esper_trace_entry *entry)
   (void)context, (void)entry;
 }
 
-static void trace(worker *t)
+static void listen(worker *t)
 {
-  CHECK_OK(esper_trace_start(w.core, draw(t, 2) ? 100 : 0));
-  if (draw(t, 2))
-    esper_trace_clear(w.core);
   esper_trace_watch(w.core, draw(t, 2) ? nobody_told : NULL, NULL);
 }
 
@@ -367,7 +361,7 @@ static void do_something_else(worker *t)
   case 2: configure(t); break;
   case 3: look(t); break;
   case 4: CHECK_OK(esper_reset_peak_stats(w.core, 0)); break;
-  case 5: trace(t); break;
+  case 5: listen(t); break;
   case 6: CHECK_OK(esper_set_memory_fraction(w.core, 0, draw(t, 2) ? 1 : 0.5)); break;
   case 7: esper_retire(w.core, 0); break;
   case 8:
