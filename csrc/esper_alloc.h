@@ -237,7 +237,7 @@ ESPER_API esper_status esper_note_use(esper_core *core, const void *const *ptrs,
                                       esper_stream stream);
 
 /* Makes the later free of all memory that is live now wait for everything enqueued by then on any
- * stream of any device. For embedders that begin to observe: streams may have been used before.
+ * stream of the devices that have memory, and of their peers (esper_add_peer). For embedders that begin to observe: streams may have been used before.
  * ESPER_HOST_MEMORY: possibly only some of it will wait. */
 ESPER_API esper_status esper_note_unseen_uses(esper_core *core);
 

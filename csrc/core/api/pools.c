@@ -240,6 +240,7 @@ esper_status esper_capture_begin(esper_core *core, int index)
     return status;
   lock(&device->lock);
   device->captures_announced++;
+  atomic_fetch_add(&core->captures_likely, 1);
   unlock(&device->lock);
   await_events_for_all(device);
   return ESPER_OK;
@@ -254,6 +255,7 @@ esper_status esper_capture_end(esper_core *core, int index)
   lock(&device->lock);
   bool known = device->captures_announced > 0;
   device->captures_announced -= known;
+  atomic_fetch_sub(&core->captures_likely, known);
   unlock(&device->lock);
   return known
              ? ESPER_OK

@@ -147,6 +147,17 @@ bool peers_has(device_t *device, int peer)
   return has;
 }
 
+esper_status peers_start(device_t *device)
+{
+  core_t *core = device->core;
+  esper_status status = ESPER_OK;
+  device_t *peer;
+  for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
+    if (peers_has(device, i))
+      status = core_device(core, i, &peer);
+  return status;
+}
+
 esper_status peers_add(device_t *device, int peer)
 {
   paging_stop(device);

@@ -235,19 +235,39 @@ static record_t *record_on(presented_t p, void *wait_for)
   return r;
 }
 
-/* Whether an event recorded now would disturb a capture: whoever waited for it would join the
- * capture, and an event for all of a device's work would end it. */
-static bool would_be_inside(presented_t p)
+static bool is_captured(presented_t *p)
 {
-  return p.stream->all_streams ? stream_any_may_be_captured(p.stream->device)
-                               : stream_capture_of(p, true) != 0;
+  p->capture = stream_capture_of(*p, true);
+  p->asked = true;
+  return p->capture;
 }
 
-record_t *stream_record_begin(presented_t p)
+/* Whoever waited for an event that is part of a capture would join it, and on the legacy stream, which
+ * cannot be captured, an event can end the captures of others. Another thread may begin a capture
+ * after the question, so the driver is asked again. No other thread has seen the record yet, so it can
+ * be withdrawn. */
+static record_t *record_outside(presented_t *p)
 {
-  if (RULE(CAPTURE_RECORDS_NOTHING) && would_be_inside(p))
+  if (is_captured(p))
     return NULL;
-  return record_on(p, NULL);
+  record_t *record = record_on(*p, NULL);
+  if (!record || stream_is_legacy(p->handle))
+    return record;
+  p->asked = false;
+  if (!is_captured(p))
+    return record;
+  (void)record_release(record);
+  stream_record_end(p->stream, record);
+  return NULL;
+}
+
+record_t *stream_record_begin(presented_t *p)
+{
+  if (!RULE(CAPTURE_RECORDS_NOTHING))
+    return record_on(*p, NULL);
+  if (!p->stream->all_streams)
+    return record_outside(p);
+  return stream_any_may_be_captured(p->stream->device) ? NULL : record_on(*p, NULL);
 }
 
 void stream_record_end(stream_t *s, record_t *replaced)
@@ -259,7 +279,7 @@ void stream_record_end(stream_t *s, record_t *replaced)
 
 record_t *stream_record(presented_t p)
 {
-  record_t *record = stream_record_begin(p);
+  record_t *record = stream_record_begin(&p);
   if (record)
     stream_record_end(p.stream, NULL);
   return record;
@@ -269,16 +289,7 @@ record_t *stream_record_unpresented(stream_t *s)
 {
   if (RULE(MORTAL_HANDLES) && !s->immortal)
     return NULL;
-  presented_t p = {.stream = s, .handle = s->handle};
-  record_t *record = stream_record_begin(p);
-  if (!record)
-    return NULL;
-  /* Another thread may have begun a capture since the driver was asked. No other thread has seen
-   * the record yet, so it can be withdrawn. */
-  bool inside = RULE(CAPTURE_RECORDS_NOTHING) && !s->all_streams && would_be_inside(p) &&
-                record_release(record);
-  stream_record_end(s, inside ? record : NULL);
-  return inside ? NULL : record;
+  return stream_record((presented_t){.stream = s, .handle = s->handle});
 }
 
 record_t *stream_record_event(stream_t *carrier, void *event, int device)

@@ -24,13 +24,13 @@ struct record {
 /* Records an event on the stream now. The caller gets a reference. NULL: it failed, or the stream
  * is being captured. */
 record_t *stream_record(presented_t presented);
-/* As stream_record, but keeps the record lock until stream_record_end. NULL: no lock is held. */
-record_t *stream_record_begin(presented_t presented);
+/* As stream_record, but keeps the record lock until stream_record_end. NULL: no lock is held, and
+ * presented->capture says whether the stream is being captured. */
+record_t *stream_record_begin(presented_t *presented);
 /* Unlocks the stream. `replaced` (may be NULL) is a record of the stream whose last reference the
  * caller gave up; it becomes a spare one at once. */
 void stream_record_end(stream_t *stream, record_t *replaced);
-/* As stream_record, for a stream that was not presented to this call: another thread may be using
- * it meanwhile, and may begin to capture it. */
+/* As stream_record, for a stream that was not presented to this call. NULL also for a mortal one. */
 record_t *stream_record_unpresented(stream_t *stream);
 /* Makes one of the core's own streams wait for a foreign event, then records on it. */
 record_t *stream_record_event(stream_t *carrier, void *event, int device);

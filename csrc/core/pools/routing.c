@@ -34,6 +34,7 @@ bool route_is_free(const device_t *device)
 void route_reserve(device_t *device)
 {
   atomic_fetch_add(&device->route_count, 1);
+  atomic_fetch_add(&device->core->captures_likely, 1);
 }
 
 void route_add(device_t *device, pool_t *pool, route_t *route)
@@ -52,6 +53,7 @@ route_t *route_remove(device_t *device, const pool_t *pool)
   if (route) {
     *link = route->older;
     atomic_fetch_sub(&device->route_count, 1);
+    atomic_fetch_sub(&device->core->captures_likely, 1);
   }
   return route;
 }

@@ -7,6 +7,7 @@
 #include "../blocks/map.h"
 #include "../blocks/use.h"
 #include "../memory/page_table.h"
+#include "../memory/peers.h"
 #include "../order/capture_thread.h"
 #include "../order/capturing.h"
 #include "drain.h"
@@ -47,7 +48,7 @@ static esper_status note_inside(block_t *block, presented_t p)
 {
   bool own = block_is_of(block, p.stream);
   if (p.capture != block->capture && (!own || !block->capture) && RULE(GRAPH_READS_ANYWHERE))
-    return mark_attach(block, p.stream->device->all_streams, NULL, USE_BY_RECORD_STREAM);
+    return mark_on_all_streams(block, USE_BY_RECORD_STREAM);
   return own ? ESPER_OK : mark_attach(block, p.stream, NULL, USE_BY_RECORD_STREAM);
 }
 
@@ -78,10 +79,10 @@ __attribute__((noinline)) static esper_status note_slowly(core_t *core, const vo
   return status;
 }
 
-/* While some requests are routed to a pool, a capture may go on. */
-static bool may_be_captured(const device_t *device, stream_t *stream, void *handle)
+/* A capture may begin on one device and go on on another. */
+static bool may_be_captured(core_t *core, stream_t *stream, void *handle)
 {
-  return atomic_load_explicit(&device->route_count, memory_order_relaxed) &&
+  return atomic_load_explicit(&core->captures_likely, memory_order_relaxed) &&
          stream_capture_of(stream_presented(stream, handle), false);
 }
 
@@ -103,7 +104,7 @@ esper_status note_uses(core_t *core, const void *const *ptrs, size_t count, espe
 {
   const device_t *device = &core->devices[as.device];
   stream_t *stream = stream_immortal(core, device, as.handle);
-  if (stream && may_be_captured(device, stream, as.handle))
+  if (stream && may_be_captured(core, stream, as.handle))
     stream = NULL;
   esper_status status = ESPER_OK;
   for (size_t i = 0; i < count; i++) {
@@ -111,16 +112,6 @@ esper_status note_uses(core_t *core, const void *const *ptrs, size_t count, espe
         says_nothing(core, ptrs[i], stream) ? ESPER_OK : note_slowly(core, ptrs[i], as);
     status = status == ESPER_OK ? one : status;
   }
-  return status;
-}
-
-static esper_status note_on_all_streams(block_t *block)
-{
-  core_t *core = block->segment->device->core;
-  esper_status status = ESPER_OK;
-  for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
-    if (atomic_load(&core->devices[i].ready))
-      status = mark_attach(block, core->devices[i].all_streams, NULL, USE_BY_RECORD_STREAM);
   return status;
 }
 
@@ -134,7 +125,7 @@ static esper_status note_live_blocks(device_t *device)
   for (segment_t *segment = device->first_segment; segment; segment = segment->next)
     for (block_t *block = segment->first; block && status == ESPER_OK; block = block->next)
       if (block_state_of(block) == BLOCK_LIVE && RULE(UNSEEN_USES_COUNT))
-        status = note_on_all_streams(block);
+        status = mark_on_all_streams(block, USE_BY_RECORD_STREAM);
   caches_resume(device);
   unlock(&device->lock);
   return status;
@@ -143,6 +134,9 @@ static esper_status note_live_blocks(device_t *device)
 esper_status note_unseen_uses(core_t *core)
 {
   esper_status status = ESPER_OK;
+  for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
+    if (atomic_load(&core->devices[i].ready))
+      status = peers_start(&core->devices[i]);
   for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
     if (atomic_load(&core->devices[i].ready))
       status = note_live_blocks(&core->devices[i]);

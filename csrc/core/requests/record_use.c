@@ -32,6 +32,16 @@ esper_status mark_attach(block_t *block, stream_t *stream, record_t *record, uns
   return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
 }
 
+esper_status mark_on_all_streams(block_t *block, unsigned flags)
+{
+  core_t *core = device_of(block)->core;
+  esper_status status = ESPER_OK;
+  for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
+    if (atomic_load(&core->devices[i].ready))
+      status = mark_attach(block, core->devices[i].all_streams, NULL, flags);
+  return status;
+}
+
 /* Whether a mark on `stream` must become a use of the block. The block's own stream needs none. */
 static bool needs_use(const block_t *block, const stream_t *stream)
 {
@@ -120,15 +130,6 @@ static void count_captured(device_t *device)
   unlock(&device->lock);
 }
 
-/* Records an event for marks on a stream that was just presented, and keeps the record lock. NULL:
- * it failed, and the lock is not held. */
-static record_t *record_begin(presented_t *p)
-{
-  p->capture = stream_capture_of(*p, true);
-  p->asked = true;
-  return stream_record_begin(*p);
-}
-
 static esper_status attach_point(block_t *block, capture_point_t point, unsigned flags)
 {
   use_t *use = use_take(device_of(block));
@@ -142,8 +143,8 @@ static esper_status attach_point(block_t *block, capture_point_t point, unsigned
 }
 
 /* Marks on a stream that is being captured. For memory of the same capture, the use is a point in
- * the graph. Other memory is held until the device has done all the work that it had at the free,
- * because the graph may be replayed on any stream. */
+ * the graph. Other memory is held until all devices have done the work that they had at the free,
+ * because the graph may be replayed on any stream of any device. */
 static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t count, presented_t p,
                                 unsigned flags, size_t *found)
 {
@@ -164,9 +165,8 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
     if (own && needs_use(block, p.stream))
       count_mark(block, flags);
     if (needs_use(block, p.stream))
-      status =
-          own ? attach_point(block, point, flags)
-              : mark_attach(block, p.stream->device->all_streams, NULL, flags | USE_READ_BY_GRAPH);
+      status = own ? attach_point(block, point, flags)
+                   : mark_on_all_streams(block, flags | USE_READ_BY_GRAPH);
     outside |= !own && needs_use(block, p.stream);
     unlock(&device_of(block)->lock);
   }
@@ -184,7 +184,7 @@ static esper_status mark(core_t *core, const void *const *ptrs, size_t count, pr
   *found = 0;
   if (!any_needs_use(core, ptrs, count, p.stream, found))
     return ESPER_OK;
-  record_t *record = record_begin(&p);
+  record_t *record = stream_record_begin(&p);
   if (!record && p.capture)
     return mark_inside(core, ptrs, count, p, use_flags(flags), found);
   if (record)
@@ -202,7 +202,7 @@ esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, un
     return ESPER_OK;
   device_t *device = segment->device;
   esper_status status = ESPER_OK;
-  record_t *record = record_begin(&p), *replaced = NULL;
+  record_t *record = stream_record_begin(&p), *replaced = NULL;
   if (!record && p.capture)
     return mark_inside(device->core, &ptr, 1, p, flags, found);
   lock(&device->lock);
@@ -239,8 +239,8 @@ esper_status mark_present(core_t *core, esper_stream as, presented_t *p)
 }
 
 /* Marks that last until the free. A mark inside a capture on memory from outside lasts until all
- * work is done that the device's streams had at the free, because the graph may be replayed on any
- * stream. Nobody said that all this completes on its own. */
+ * work is done that the devices had at the free, because the graph may be replayed on any stream.
+ * Nobody said that all this completes on its own. */
 static esper_status mark_until_free(core_t *core, const void *const *ptrs, size_t count,
                                     presented_t p, unsigned flags, size_t *found)
 {
@@ -257,9 +257,9 @@ static esper_status mark_until_free(core_t *core, const void *const *ptrs, size_
     ++*found;
     if (needs_use(block, p.stream)) {
       bool outside = capture && capture != block->capture;
-      stream_t *user = outside ? p.stream->device->all_streams : p.stream;
       unsigned more = outside ? USE_READ_BY_GRAPH | USE_GATE_LATE : 0u;
-      status = mark_attach(block, user, NULL, flags | more);
+      status = outside ? mark_on_all_streams(block, flags | more)
+                       : mark_attach(block, p.stream, NULL, flags);
       if (status == ESPER_OK)
         count_mark(block, flags | more);
       any_outside |= outside;

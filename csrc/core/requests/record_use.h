@@ -27,5 +27,7 @@ esper_status mark_present(core_t *core, esper_stream as, presented_t *p);
 /* Adds a use to a live block, under the lock of its device. Takes over the reference to the
  * record. */
 esper_status mark_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags);
+/* The same on all streams of all devices that the core uses, without a record. */
+esper_status mark_on_all_streams(block_t *block, unsigned flags);
 
 #endif

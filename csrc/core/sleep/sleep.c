@@ -25,19 +25,6 @@ static const size_t BATCH = 32 * MIB;
 
 /* ---- before ------------------------------------------------------------ */
 
-/* A peer may be at work on this device's memory without having any of its own. From now on it is
- * asked and waited for as devices with memory are. */
-static esper_status start_peers(device_t *device)
-{
-  core_t *core = device->core;
-  esper_status status = ESPER_OK;
-  device_t *peer;
-  for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
-    if (peers_has(device, i))
-      status = core_device(core, i, &peer);
-  return status;
-}
-
 /* Asked before mallocs are refused: those of a capture must not fail for nothing. */
 static esper_status check_devices(core_t *core)
 {
@@ -355,7 +342,7 @@ static esper_status start_all_peers(core_t *core, const device_t *only)
   esper_status status = ESPER_OK;
   for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
     if (is_meant(&core->devices[i], only))
-      status = start_peers(&core->devices[i]);
+      status = peers_start(&core->devices[i]);
   return status;
 }
 

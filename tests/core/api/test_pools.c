@@ -346,7 +346,7 @@ TEST(a_capture_begins_after_the_event_that_is_being_recorded_for_all_streams)
     world_free(&w, world_malloc(&w, 512, w.stream[0])); /* the core meets the device */
     sim_before_call(w.s, SIM_CALL_event_record_all, begin_meanwhile, &thread);
     stream_t *all_streams = w.core->devices[0].all_streams;
-    record_t *record = stream_record_begin((presented_t){.stream = all_streams});
+    record_t *record = stream_record_begin(&(presented_t){.stream = all_streams});
     bool too_early = atomic_load(&has_begun);
     CHECK(record);
     stream_record_end(all_streams, NULL);

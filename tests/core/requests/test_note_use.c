@@ -315,6 +315,38 @@ TEST(a_note_inside_a_capture_is_a_point_of_its_branch)
   end();
 }
 
+/* The capture begins on device 0, and so is replayed there. Its branch on device 1 reads memory of
+ * that device: the branch's own, and another stream's. */
+TEST(what_a_graph_over_two_devices_reads_waits_for_both)
+{
+  begin();
+  esper_stream far = world_stream(&w, 1), beside = world_stream(&w, 1);
+  void *own = world_malloc(&w, 12 * MIB, far), *other = world_malloc(&w, 12 * MIB, beside);
+  world_kernel(&w, far, own);
+  world_kernel(&w, beside, other);
+  world_wait(&w, far, beside);
+  world_wait(&w, r, far);
+  capture_begin(1);
+  world_wait(&w, far, r);
+  sim_kernel(w.s, 1, far.handle, own, 512, SIM_READ);
+  sim_kernel(w.s, 1, far.handle, other, 512, SIM_READ);
+  note(own, far);
+  note(other, far);
+  world_wait(&w, r, far);
+  sim_graph *graph = capture_end(1);
+  sim_graph_launch(w.s, graph, 0, r.handle);
+  world_free(&w, own);
+  world_free(&w, other);
+  world_run(&w, far);
+  world_run(&w, beside);
+  esper_retire(w.core, 1);
+  CHECK(!comes_back(own, far));
+  CHECK(!comes_back(other, beside));
+  drop(graph, 1);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end();
+}
+
 /* An event for all of the device's work would end the capture. */
 TEST(a_free_during_a_capture_leaves_the_capture_alone)
 {
@@ -359,6 +391,22 @@ TEST(what_is_live_waits_for_streams_that_were_not_seen)
   sim_run_all(w.s);
   CHECK(comes_back(x, r));
   world_check(&w);
+  end();
+}
+
+/* It has no memory of its own, so nothing but its access says that it may be at work. */
+TEST(what_is_live_waits_for_a_peer_that_was_not_seen)
+{
+  begin();
+  esper_stream far = world_stream(&w, 1);
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, x);
+  world_read_on(&w, far, x, r);
+  CHECK_OK(esper_note_unseen_uses(w.core));
+  world_free(&w, x);
+  world_run(&w, r);
+  CHECK(!comes_back(x, r));
   end();
 }
 

@@ -427,6 +427,37 @@ TEST(marks_of_memory_from_outside_are_counted_and_held)
   world_end(&w);
 }
 
+/* The capture begins on device 0, and so is replayed there. Its branch on device 1 reads x. */
+TEST(what_a_graph_over_two_devices_reads_waits_for_both)
+{
+  for (int until_free = 0; until_free < 2; until_free++) {
+    sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD, .devices = 2};
+    world_begin_with(&w, &options, NULL);
+    esper_stream r = w.stream[0], s = w.stream[1], far = world_stream(&w, 1);
+    void *x = world_malloc(&w, 12 * MIB, s);
+    world_kernel(&w, s, x);
+    world_wait(&w, r, s);
+    sim_capture_begin(w.s, 0, r.handle);
+    world_wait(&w, far, r);
+    sim_kernel(w.s, 1, far.handle, x, 512, SIM_READ);
+    if (until_free)
+      world_record_stream(&w, x, far);
+    else
+      world_use(&w, x, far, 0);
+    world_wait(&w, r, far);
+    sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+    sim_graph_launch(w.s, graph, 0, r.handle);
+    sim_graph_destroy(w.s, graph);
+    world_free(&w, x);
+    CHECK_EQ(world_counters(&w, 0).captured_frees, 1);
+    world_run(&w, far);
+    world_run(&w, s);
+    esper_retire(w.core, 1);
+    CHECK(world_malloc(&w, 12 * MIB, s) != x);
+    world_end(&w);
+  }
+}
+
 /* A graph captured on s reads x, and is replayed on t. Nothing on s says when that is over. */
 typedef enum {
   NOTHING,

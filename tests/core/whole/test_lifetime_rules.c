@@ -565,7 +565,23 @@ static esper_status wait_and_join(void *self, int device, void *stream, void *ev
   return sim_stream_wait(w.s, device, stream, event);
 }
 
-TEST(nobody_joins_a_capture_that_begins_while_an_event_is_recorded)
+static void use_until_free(void *x)
+{
+  world_record_stream(&w, x, s);
+}
+
+static void use_until_now(void *x)
+{
+  world_use(&w, x, s, 0);
+}
+
+static void use_one_of_two(void *x)
+{
+  const void *both[] = {NULL, x};
+  CHECK_OK(esper_record_use(w.core, both, 2, s, 0, NULL));
+}
+
+static void capture_while_recording(void mark(void *))
 {
   sim_options options = {.completion = SIM_WHEN_TOLD, .capacity = X * MIB};
   world_begin_with(&w, &options, NULL);
@@ -579,7 +595,7 @@ TEST(nobody_joins_a_capture_that_begins_while_an_event_is_recorded)
   captured_meanwhile = false;
   void *x = block(X, r), *y;
   world_read_on(&w, s, x, r);
-  world_record_stream(&w, x, s);
+  mark(x);
   world_free(&w, x);
   CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
   CHECK(captured_meanwhile);
@@ -593,6 +609,13 @@ TEST(nobody_joins_a_capture_that_begins_while_an_event_is_recorded)
   CHECK(y == x);
   CHECK_OK(esper_free(w.core, y));
   end();
+}
+
+TEST(nobody_joins_a_capture_that_begins_while_an_event_is_recorded)
+{
+  capture_while_recording(use_until_free);
+  capture_while_recording(use_until_now);
+  capture_while_recording(use_one_of_two);
 }
 
 /* The driver is asked before and after; a capture may come and go in between. */
