@@ -227,7 +227,7 @@ PyObject *announce_capture(PyObject * /*module*/, PyObject *const *args, Py_ssiz
     throw python_error();
   }
   // Memory may be asked for within the capture for the first time.
-  esper_core *serving = is_current() ? core() : core_that_serves();
+  esper_core *serving = is_current() ? core_unless_forked() : core_that_serves();
   if (serving == nullptr) {
     Py_RETURN_FALSE;
   }

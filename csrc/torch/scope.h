@@ -25,7 +25,7 @@ PyObject *hand_over(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *set_stream_traits(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 // announce_capture(device, begins) -> bool: a capture begins or has ended. False: the allocator does
-// not serve PyTorch, so nothing was noted.
+// not serve PyTorch, or not in this forked child, so nothing was noted.
 PyObject *announce_capture(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 } // namespace esper

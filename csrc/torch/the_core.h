@@ -20,7 +20,7 @@ inline esper_core *core()
   return C10_LIKELY(made != nullptr) ? made : detail::make_core();
 }
 
-// For destructors, which must not throw. Null in a child that was forked after the core was made:
+// For destructors and ends of captures, which must not throw. Null in a child that was forked after the core was made:
 // what is to be freed there belongs to the parent.
 inline esper_core *core_unless_forked()
 {

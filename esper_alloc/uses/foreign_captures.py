@@ -26,7 +26,8 @@ def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
     capture, and may end it: to give freed memory to another stream it records an event that
     stands for all streams of the device, and the driver then ends every capture. Within the block
     it records none, so streams get less memory from each other. Nor do
-    :func:`torch.cuda.empty_cache` and running out of memory end the capture. Captures through
+    :func:`torch.cuda.empty_cache` and running out of memory end the capture, unless another thread
+    was about to synchronise the device for them when it began. Captures through
     ``torch.cuda.graph`` need no block.
 
     Args:

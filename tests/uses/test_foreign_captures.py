@@ -106,3 +106,31 @@ print(json.dumps(answer))
 """,
     )
     assert found == [[True, False], True, False, False]
+
+
+@SIMULATED
+def test_a_child_that_is_forked_within_may_leave_the_block(library: Path) -> None:
+    found = build.answer(
+        library,
+        """
+import json
+import os
+import simulated
+import torch
+import esper_alloc
+
+torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+child = None
+try:
+    with esper_alloc.capturing():
+        child = os.fork()
+except BaseException:
+    if child == 0:
+        os._exit(1)
+    raise
+if child == 0:
+    os._exit(0)
+print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+""",
+    )
+    assert found == 0

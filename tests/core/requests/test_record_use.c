@@ -427,34 +427,44 @@ TEST(marks_of_memory_from_outside_are_counted_and_held)
   world_end(&w);
 }
 
-/* The capture begins on device 0, and so is replayed there. Its branch on device 1 reads x. */
+/* The capture begins on device 0, and so is replayed there. Its branch on device 1 reads memory of
+ * either device. */
+static void capture_over_two_devices(int device, void mark(world *, const void *, esper_stream))
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD, .devices = 2};
+  world_begin_with(&w, &options, NULL);
+  esper_stream r = w.stream[0], far = world_stream(&w, 1), owner = world_stream(&w, device);
+  void *x = world_malloc(&w, 12 * MIB, owner);
+  world_kernel(&w, owner, x);
+  world_free(&w, world_malloc(&w, 512, r)); /* both devices are in use */
+  world_wait(&w, r, owner);
+  sim_capture_begin(w.s, 0, r.handle);
+  world_wait(&w, far, r);
+  sim_kernel(w.s, 1, far.handle, x, 512, SIM_READ);
+  mark(&w, x, far);
+  world_wait(&w, r, far);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  sim_graph_launch(w.s, graph, 0, r.handle);
+  sim_graph_destroy(w.s, graph);
+  world_free(&w, x);
+  CHECK_EQ(world_counters(&w, device).captured_frees, 1);
+  world_run(&w, far);
+  world_run(&w, owner);
+  esper_retire(w.core, 1);
+  CHECK(world_malloc(&w, 12 * MIB, owner) != x);
+  world_end(&w);
+}
+
+static void use_until_now(world *of, const void *x, esper_stream reader)
+{
+  world_use(of, x, reader, 0);
+}
+
 TEST(what_a_graph_over_two_devices_reads_waits_for_both)
 {
-  for (int until_free = 0; until_free < 2; until_free++) {
-    sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD, .devices = 2};
-    world_begin_with(&w, &options, NULL);
-    esper_stream r = w.stream[0], s = w.stream[1], far = world_stream(&w, 1);
-    void *x = world_malloc(&w, 12 * MIB, s);
-    world_kernel(&w, s, x);
-    world_wait(&w, r, s);
-    sim_capture_begin(w.s, 0, r.handle);
-    world_wait(&w, far, r);
-    sim_kernel(w.s, 1, far.handle, x, 512, SIM_READ);
-    if (until_free)
-      world_record_stream(&w, x, far);
-    else
-      world_use(&w, x, far, 0);
-    world_wait(&w, r, far);
-    sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-    sim_graph_launch(w.s, graph, 0, r.handle);
-    sim_graph_destroy(w.s, graph);
-    world_free(&w, x);
-    CHECK_EQ(world_counters(&w, 0).captured_frees, 1);
-    world_run(&w, far);
-    world_run(&w, s);
-    esper_retire(w.core, 1);
-    CHECK(world_malloc(&w, 12 * MIB, s) != x);
-    world_end(&w);
+  for (int device = 0; device < 2; device++) {
+    capture_over_two_devices(device, use_until_now);
+    capture_over_two_devices(device, world_record_stream);
   }
 }
 
