@@ -125,7 +125,8 @@ one = there.cpu().equal(host)
 woken = esper_alloc.wake()
 steps.append([asleep(), reserved()])
 say(before=before, after=across(), one=one, kept=result.kept, woken=woken, steps=steps,
-    refused=refused, none=esper_alloc.sleep(device=1).stays, valid=simulated.core_is_valid())
+    refused=refused, none=esper_alloc.sleep(device=1).stays + esper_alloc.sleep(device="cuda").stays,
+    valid=simulated.core_is_valid())
 """)  # fmt: skip
     size = 48 * 2**20
     assert found["before"] and found["one"] and found["after"] and found["valid"]
@@ -340,7 +341,8 @@ say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, kee
           error_of(esper_alloc.wake, ["nobody"]), error_of(esper_alloc.sleep, device=7),
           error_of(entered, ""), error_of(entered, "x" * 64), error_of(entered, 5),
           error_of(esper_alloc.sleep, (5,)), error_of(esper_alloc.sleep, device=-1),
-          error_of(esper_alloc.wake, device="cuda:-1")],
+          error_of(esper_alloc.wake, device="cuda:-1"), error_of(entered, "a\\0b"),
+          error_of(esper_alloc.sleep, "a\\0b")],
     same=x.cpu().equal(torch.ones(5)))
 """)  # fmt: skip
     said = found["said"]
@@ -355,6 +357,9 @@ say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, kee
     assert said[6] == said[7] == "TypeError: a tag is a str, not int"
     assert said[8] == "ValueError: there is no device -1; None means all devices"
     assert "-1" in said[9]
+    assert (
+        said[10] == said[11] == ("ValueError: a tag cannot have a character 0 in it: leave it out")
+    )
     assert found["same"]
 
 

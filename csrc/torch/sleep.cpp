@@ -3,6 +3,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -25,11 +26,16 @@ PyObject *expect(PyObject *object)
 
 const char *text_of(PyObject *value)
 {
-  const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : nullptr;
+  Py_ssize_t size = 0;
+  const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, &size) : nullptr;
   if (text == nullptr) {
     if (PyErr_Occurred() == nullptr) {
       PyErr_Format(PyExc_TypeError, "a tag is a str, not %s", Py_TYPE(value)->tp_name);
     }
+    throw python_error();
+  }
+  if (std::strlen(text) != static_cast<size_t>(size)) {
+    PyErr_SetString(PyExc_ValueError, "a tag cannot have a character 0 in it: leave it out");
     throw python_error();
   }
   return text;

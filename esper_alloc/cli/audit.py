@@ -7,13 +7,19 @@ not audited. What it finds is printed to the standard error output when the prog
 from __future__ import annotations
 
 import argparse
+import builtins
+import importlib.util
 import os
 import runpy
 import sys
 import threading
-import traceback
+import zipfile
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
 from typing import Any
+
+from .program import add_program, program_of
 
 DESCRIPTION = """\
 Runs SCRIPT, or with -m a module, with ARGS, and finds accesses to GPU memory that
@@ -63,12 +69,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--output", metavar="FILE", help="write the findings to FILE, not to standard error"
     )
-    parser.add_argument(
-        "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
-    )
-    parser.add_argument("program", metavar="SCRIPT", help="file, directory or zip file")
-    rest = parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
-    rest.required = False  # argparse asks for them before Python 3.13
+    add_program(parser, "file, directory or zip file")
     parser.set_defaults(run=run)
 
 
@@ -96,7 +97,8 @@ def _run_program(start: Callable[[], Any]) -> tuple[int, Any]:
         if entry is None and isinstance(error, ImportError):  # there is no such program
             print(f"esper_alloc audit: {error}", file=sys.stderr)
             return 2, error
-        traceback.print_exception(type(error), error, entry)
+        error.__traceback__ = entry
+        sys.excepthook(type(error), error, entry)  # the program may have set one
         return 1, error
 
 
@@ -105,15 +107,38 @@ def _is_ours(entry: Any) -> bool:
     return file == __file__ or os.path.basename(file) in ("runpy.py", "<frozen runpy>")
 
 
-def _starter(args: argparse.Namespace) -> Callable[[], Any]:
+def _starter(program: str, arguments: list[str], is_module: bool) -> Callable[[], Any]:
     """What runs the program. sys.argv and sys.path are as it expects them."""
-    sys.argv = [args.program, *args.arguments]
-    if args.is_module:
+    sys.argv = [program, *arguments]
+    if is_module:
         sys.path[0] = os.getcwd()
-        return lambda: runpy.run_module(args.program, run_name="__main__", alter_sys=True)
-    if os.path.isfile(args.program):
-        sys.path[0] = os.path.dirname(os.path.abspath(args.program))
-    return lambda: runpy.run_path(args.program, run_name="__main__")
+        return lambda: runpy.run_module(program, run_name="__main__", alter_sys=True)
+    path = os.path.abspath(program)  # the program may change its directory
+    if os.path.isfile(path):
+        sys.path[0] = os.path.dirname(path)
+        if not _is_packed(path):
+            return lambda: _run_source(path)
+    return lambda: runpy.run_path(program, run_name="__main__")
+
+
+def _is_packed(path: str) -> bool:
+    """Whether a file is a zip file, or compiled."""
+    with open(path, "rb") as file:
+        magic = file.read(len(importlib.util.MAGIC_NUMBER))
+    return magic == importlib.util.MAGIC_NUMBER or zipfile.is_zipfile(path)
+
+
+def _run_source(path: str) -> Any:
+    """As runpy would, but the module stays what it is until the process ends: what the program
+    leaves to be done then may look for it."""
+    main = ModuleType("__main__")
+    vars(main).update(
+        __file__=path, __loader__=SourceFileLoader("__main__", path), __builtins__=builtins
+    )
+    sys.modules["__main__"] = main
+    with open(path, "rb") as file:
+        exec(compile(file.read(), path, "exec"), vars(main))
+    return main
 
 
 def _join_threads() -> None:
@@ -140,10 +165,12 @@ def run(args: argparse.Namespace) -> int:
     from ..auditor.auditing import audit
     from ..torch_allocator.enabling import enable
 
-    if not args.is_module and not os.path.exists(args.program):
-        print(f"esper_alloc audit: there is no file {args.program}", file=sys.stderr)
+    program, arguments = program_of(args)
+    if not args.is_module and not os.path.exists(program):
+        print(f"esper_alloc audit: there is no file {program}", file=sys.stderr)
         return 2
     if args.output is not None:
+        args.output = os.path.abspath(args.output)  # the program may change its directory
         try:
             open(args.output, "w").close()
         except OSError as error:
@@ -161,7 +188,7 @@ def run(args: argparse.Namespace) -> int:
         return 2 if isinstance(error, ValueError) else 1  # 2: a bad value in the environment
     process, code, kept = os.getpid(), 0, None
     try:
-        code, kept = _run_program(_starter(args))
+        code, kept = _run_program(_starter(program, arguments, args.is_module))
         if os.getpid() == process:
             _join_threads()
     finally:

@@ -196,6 +196,9 @@ def run(args: argparse.Namespace) -> int:
         if args.plot is not None:
             progress.begin(f"drawing {args.plot}")
             plot.draw(results, args.plot)
+    except BrokenPipeError:
+        progress.close()
+        raise
     except (ReplayError, OSError) as error:
         progress.close()
         return _complain(error, 1)

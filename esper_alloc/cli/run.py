@@ -21,6 +21,7 @@ from pathlib import Path
 from ..installation.pytorch import difference
 from ..torch_allocator.choices import ALL, REUSE, USES
 from .diagnosis.facts import Facts, gather_shim
+from .program import add_program, program_of
 
 STARTUP = Path(__file__).resolve().parents[1] / "_startup"
 
@@ -61,14 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "default), or every operator of PyTorch's is seen (automatic); the same as "
         "ESPER_ALLOC_USES",
     )
-    parser.add_argument(
-        "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
-    )
-    parser.add_argument(
-        "program", metavar="SCRIPT", help="file, directory or zip file; - for stdin"
-    )
-    rest = parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
-    rest.required = False  # argparse asks for them before Python 3.13
+    add_program(parser, "file, directory or zip file; - for stdin")
     parser.set_defaults(run=run)
 
 
@@ -175,8 +169,9 @@ def run(args: argparse.Namespace) -> int:
         )
         return 1
     command = [sys.executable, *interpreter_options(sys.orig_argv, sys.argv)]
-    command += ["-m", args.program] if args.is_module else [args.program]
-    command += args.arguments
+    program, arguments = program_of(args)
+    command += ["-m", program] if args.is_module else [program]
+    command += arguments
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, command, environment)

@@ -36,9 +36,10 @@ class _Watch(importlib.abc.MetaPathFinder):
         if name not in _waiting:
             return None
         for finder in list(sys.meta_path):
-            if finder is self:
+            find_spec = getattr(finder, "find_spec", None)
+            if finder is self or find_spec is None:  # importlib skips old finders, too
                 continue
-            spec = finder.find_spec(name, path, target)
+            spec: importlib.machinery.ModuleSpec | None = find_spec(name, path, target)
             if spec is not None:
                 self._watch(name, spec)
                 return spec

@@ -48,7 +48,7 @@ class tag:  # a context manager, like torch.no_grad
     than once.
 
     Args:
-        name: 1 to 63 bytes of UTF-8; a process may have 255 names.
+        name: 1 to 63 bytes of UTF-8, none of them 0; a process may have 255 names.
 
     Raises:
         ValueError: on entering: there is something wrong with the name.
@@ -179,7 +179,7 @@ def _index(device: torch.device | str | int | None) -> int:
 
     if device is None:
         return -1
-    index = int(untyped(_get_device_index)(device))
+    index = int(untyped(_get_device_index)(device, optional=True))
     if index < 0:
         raise ValueError(f"there is no device {index}; None means all devices")
     return index

@@ -46,10 +46,12 @@ def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
     index, told = -1, None
     compiled = use._compiled
     if compiled is not None and is_enabled():
+        import torch
         from torch.cuda._utils import _get_device_index
 
-        index = int(untyped(_get_device_index)(device, optional=True))
-        told = compiled if compiled.announce_capture(index, True) else None
+        if torch.cuda.is_available():  # or there is nothing to capture
+            index = int(untyped(_get_device_index)(device, optional=True))
+            told = compiled if compiled.announce_capture(index, True) else None
     elif is_enabled():
         warnings.warn(
             "esper_alloc cannot be told of a capture without its PyTorch part, and may end it. "

@@ -111,6 +111,34 @@ def test_an_error_has_the_frames_of_the_program_wherever_it_lies(
     ]  # fmt: skip
 
 
+MOVES = """
+import atexit, inspect, os, pickle, sys
+class Mine: pass
+def source(): return 1
+os.chdir(os.path.dirname(os.getcwd()))
+print(os.path.isabs(__file__), os.path.exists(__file__), inspect.getsource(source).strip())
+print(sys.argv, isinstance(pickle.loads(pickle.dumps(Mine())), Mine))
+atexit.register(lambda: print(type(pickle.loads(pickle.dumps(Mine()))).__name__))
+sys.excepthook = lambda kind, error, trace: print("hook", kind.__name__)
+raise KeyError
+"""
+
+
+def test_a_program_that_changes_its_directory_runs_as_it_does_alone(
+    library: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    ours = audit(library, folder, MOVES, "--", "a", options=("--json", "--output", "out.json"))
+    alone = subprocess.run(
+        [sys.executable, "job.py", "--", "a"],
+        cwd=folder, capture_output=True, text=True, timeout=1200,
+    )  # fmt: skip
+    assert (ours.stdout, ours.stderr) == (alone.stdout, alone.stderr) and alone.stdout
+    assert ours.returncode == alone.returncode == 1
+    assert json.loads((folder / "out.json").read_text())["findings"] == []
+
+
 def test_a_syntax_error_is_shown_as_python_shows_it(library: Path, tmp_path: Path) -> None:
     done = audit(library, tmp_path, "x = (\n")
     assert done.returncode == 1

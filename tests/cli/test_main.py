@@ -121,11 +121,14 @@ def test_exit_code_is_what_the_command_returns(monkeypatch: pytest.MonkeyPatch) 
         assert cli.main(["doctor"]) == code
 
 
-def test_a_reader_that_has_ended_is_141_without_a_traceback() -> None:
+@pytest.mark.parametrize(
+    "command", [["doctor", "--json"], ["replay", "tests/traces/ppo.pickle.gz"]], ids=str
+)
+def test_a_reader_that_has_ended_is_141_without_a_traceback(command: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "esper_alloc", "doctor", "--json"],
+        [sys.executable, "-m", "esper_alloc", *command],
         stdout=writing,
         stderr=subprocess.PIPE,
         cwd=ROOT,

@@ -129,13 +129,17 @@ def test_script_sees_what_it_sees_when_run_directly(place: Place) -> None:
         }))
         """,
     )
-    arguments = ["--lr", "3", "-m", "x", "--", "--reuse", "y", "", "a b"]
-    direct = place.python("-O", "-X", "dev", script, *arguments)
-    ours = place.python("-O", "-X", "dev", "-m", "esper_alloc", "run", script, *arguments)
-    assert direct.returncode == 0, direct.stderr
-    # Some systems bring a sitecustomize of their own: then nothing may differ at all.
-    assert ours.stdout == direct.stdout.replace('"customize": false', '"customize": true')
-    assert ours.stderr == direct.stderr
+    for arguments in (
+        ["--lr", "3", "-m", "x", "--", "--reuse", "y", "", "a b"],
+        ["--", "--lr", "3"],
+    ):
+        direct = place.python("-O", "-X", "dev", script, *arguments)
+        ours = place.python("-O", "-X", "dev", "-m", "esper_alloc", "run", script, *arguments)
+        assert direct.returncode == 0, direct.stderr
+        # Some systems bring a sitecustomize of their own: then nothing may differ at all.
+        assert ours.stdout == direct.stdout.replace('"customize": false', '"customize": true')
+        assert ours.stderr == direct.stderr
+    assert place.run("--", script, "a").stdout == place.run(script, "a").stdout
 
 
 def test_module_sees_what_it_sees_when_run_directly(place: Place) -> None:

@@ -11,6 +11,7 @@ import collections
 import copy
 import dataclasses
 import inspect
+import pickle
 import sys
 import threading
 import types
@@ -555,6 +556,23 @@ def test_a_module_stays_wrapped_where_its_methods_return_it() -> None:
         assert step.to.__name__ == "to"
 
 
+@dataclasses.dataclass(eq=False)
+class Linked:
+    value: torch.Tensor
+    next: object = None
+
+
+def test_arguments_are_found_in_dataclasses_and_sets(trees) -> None:
+    x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+    first = Linked(x)
+    first.next = Linked(torch.ones(2), first)  # in a circle
+    step = cudagraph_outputs(lambda a, b: (a.value, next(iter(b)), a.value * 2), clone="all")
+    found, other, made = step(first, {y})
+    assert found is x and other is y and step.counts.clones == 1
+    made.sum().backward()
+    assert step.counts.gradient_clones == 1
+
+
 def test_a_wrapped_module_is_a_module() -> None:
     net = torch.nn.Linear(2, 2)
     step = cudagraph_outputs(net)
@@ -568,9 +586,11 @@ def test_a_wrapped_module_is_a_module() -> None:
     x = torch.randn(3, 2, dtype=torch.float64)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(model(x), net(x).relu()) and torch.equal(compiled(x), model(x))
-    copied = copy.deepcopy(model)
-    assert isinstance(copied[0], cudagraph_outputs) and copied[0].weight is not net.weight
-    assert torch.equal(copied(x), model(x))
+    step.tag = "new"
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert isinstance(copied[0], cudagraph_outputs) and copied[0].weight is not net.weight
+        assert isinstance(copied[0], torch.nn.Linear) and copied[0].tag == "new"
+        assert torch.equal(copied(x), model(x))
 
 
 def test_what_is_written_to_a_wrapper_is_its_functions() -> None:

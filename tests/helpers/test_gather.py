@@ -409,6 +409,7 @@ def test_bad_arguments_are_refused() -> None:
         ({"mean": [1.0]}, "together"),
         ({"mean": [1.0], "std": [1.0, 2.0]}, "mean has 1 channels and std has 2"),
         ({"mean": [1.0], "std": [0.0]}, "std must be"),
+        ({"mean": [1.0], "std": [1e-50]}, "std must be"),
         ({"mean": [math.inf], "std": [1.0]}, "mean must be"),
         ({"mean": 0.5, "std": 0.5}, "mean must have a value for each channel"),
         ({"crop": -1}, "crop must be"),
@@ -422,6 +423,23 @@ def test_bad_arguments_are_refused() -> None:
 def test_bad_transforms_are_refused(arguments, match) -> None:
     with pytest.raises((ValueError, TypeError), match=match):
         ImageTransform(**arguments)
+
+
+def test_small_numpy_integers_do_not_overflow() -> None:
+    np = pytest.importorskip("numpy")
+    x = torch.arange(200)
+    made = GatherBatchIterator(
+        x, x, batch_size_per_env=np.uint8(200), n_envs=np.int8(2), env_devices=["cpu"] * 2, seed=0
+    )
+    assert len(made) == 0
+
+
+def test_conjugated_data_are_copied_as_what_they_mean() -> None:
+    x = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    (batch,) = GatherBatchIterator(
+        x, x, batch_size_per_env=2, n_envs=1, env_devices=["cpu"], seed=0, shuffle=False
+    )
+    assert batch[0][0].tolist() == [1 - 2j, 3 + 4j] and not batch[0][0].is_conj()
 
 
 def test_next_needs_iter_first() -> None:

@@ -686,6 +686,35 @@ def test_a_checkpoint_keeps_everything(nested: bool) -> None:
     assert torch.equal(rms._moments, other._moments)
 
 
+def test_a_checkpoint_keeps_what_float32_cannot_hold() -> None:
+    rms = RunningMeanStd(4)
+    rms.update(torch.randn(64, 4))
+    rms.update(torch.full((1, 4), 1e25))  # the variance is above the largest float32
+    state = rms.state_dict()
+    assert torch.isinf(state["var"]).all()
+    other = RunningMeanStd(4)
+    other.load_state_dict(saved_and_loaded({"state": state})["state"])
+    assert torch.equal(rms._moments, other._moments)
+    state._metadata[""].pop("extra_state")
+    with pytest.raises(RuntimeError, match="values that a var cannot have"):
+        RunningMeanStd(4).load_state_dict(state)
+
+
+def test_a_clip_beyond_float32_clips_nothing() -> None:
+    rms = RunningMeanStd(1)
+    x = torch.tensor([[1e30]], requires_grad=True)
+    assert torch.equal(rms.normalize(x, 1e300), rms.normalize(x, math.inf))
+
+
+def test_statistics_come_back_from_meta_at_their_start() -> None:
+    rms = RunningMeanStd(2)
+    with pytest.warns(UserWarning, match="moves them"):
+        rms(torch.zeros(3, 2, device="meta"))
+    with pytest.warns(UserWarning, match="moves them"):
+        rms.update(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert rms.count == 2 and rms.mean.tolist() == pytest.approx([2.0, 3.0], abs=1e-3)
+
+
 def test_the_keys_are_esper_lites() -> None:
     assert list(RunningMeanStd(5).state_dict()) == ["mean", "var", "count"]
     assert list(ValueNormalizer().state_dict()) == ["mean", "var", "count"]

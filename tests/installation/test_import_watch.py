@@ -27,3 +27,20 @@ def test_all_that_wait_are_told_in_their_order(
     when_imported("awaited_module", lambda module: told.append(("now", module.value)))
     assert told[-1] == ("now", 7)
     del sys.modules["awaited_module"]
+
+
+def test_a_finder_of_before_python_3_4_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Old:
+        def find_module(self, name: str, path: object = None) -> None:
+            return None
+
+    (tmp_path / "other_awaited_module.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [Old(), *sys.meta_path])
+    told: list[str] = []
+    when_imported("other_awaited_module", lambda module: told.append(module.__name__))
+    importlib.import_module("other_awaited_module")
+    assert told == ["other_awaited_module"]
+    del sys.modules["other_awaited_module"]

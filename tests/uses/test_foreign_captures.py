@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -37,6 +39,21 @@ def test_that_it_cannot_be_told_is_a_warning_at_the_callers_line(
         with esper_alloc.capturing():
             pass
     assert caught[0].filename == __file__
+
+
+def test_where_no_gpu_is_there_it_does_nothing() -> None:
+    program = """
+import esper_alloc
+esper_alloc.enable()
+with esper_alloc.capturing():
+    print("inside")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, timeout=1200,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "inside\n"), done.stderr
 
 
 SIMULATED = pytest.mark.skipif(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...uses.containers import pass_over
@@ -22,6 +22,21 @@ def leaves(value: Any) -> Iterable[Any]:
     if type(value) in (int, float, str, bool, type(None)):
         return ()
     return _pytree.tree_leaves(value)
+
+
+def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """The tensors in what a caller passes: other objects hold what they like."""
+    import torch
+
+    seen = set() if seen is None else seen
+    for leaf in leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif id(leaf) not in seen:  # fields may lead in a circle
+            seen.add(id(leaf))
+            inside = [getattr(leaf, name, None) for name in fields(leaf) or ()]
+            for one in leaf if isinstance(leaf, (set, frozenset)) else inside:
+                yield from tensors_in(one, seen)
 
 
 def elements(value: Any) -> list[Any]:

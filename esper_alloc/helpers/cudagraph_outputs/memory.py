@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .containers import leaves
+from .containers import tensors_in
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ class Elsewhere:
     def __init__(self, arguments: Any, function: Any) -> None:
         import torch
 
-        known = [x for x in leaves(arguments) if isinstance(x, torch.Tensor)]
+        known = list(tensors_in(arguments))
         if isinstance(function, torch.nn.Module):
             known += [*function.parameters(), *function.buffers()]
         self._known = frozenset(one for x in known for one in storages(x))

@@ -30,7 +30,7 @@ from typing import (
 from ...installation.callers import user_stacklevel
 from ...installation.pytorch import untyped
 from . import memory
-from .containers import find_tensors, leaves, replace_tensors
+from .containers import find_tensors, replace_tensors, tensors_in
 from .copies import copies_of, copy_of
 from .memory import Elsewhere, is_among
 from .trees import graph_storages, live_outputs, managers_with_live_outputs, steps_are_counted
@@ -269,6 +269,11 @@ class cudagraph_outputs(Generic[P, R]):
         else:
             setattr(function, name, value)
 
+    def __reduce__(self) -> Any:
+        # Of a wrapped module pickle would ask for the class.
+        state = {name: value for name, value in vars(self).items() if name != "_to_hook"}
+        return _wrap, (self._function, self._clone, self._mark), state
+
     def __repr__(self) -> str:
         return f"cudagraph_outputs({self._function!r})"
 
@@ -337,12 +342,9 @@ class cudagraph_outputs(Generic[P, R]):
         return replace_tensors(value, copies)
 
     def _hook_gradients(self, args: Any, kwargs: Any) -> None:
-        import torch
-
         for argument in (*args, *kwargs.values()):
-            for value in leaves(argument):
-                if isinstance(value, torch.Tensor):
-                    self._hook(value)
+            for tensor in tensors_in(argument):
+                self._hook(tensor)
         if self._to_hook is None:
             modules = [self._function] if is_module(self._function) else []
             self._to_hook = [one for each in modules for one in untyped(each).parameters()]
@@ -370,6 +372,10 @@ class cudagraph_outputs(Generic[P, R]):
         self.counts.gradient_clones += 1
         self.counts.gradient_bytes += size
         return kept
+
+
+def _wrap(function: Any, clone: str, mark: str) -> Any:
+    return cudagraph_outputs(function, clone=clone, mark=mark)
 
 
 def is_module(function: Any) -> bool:

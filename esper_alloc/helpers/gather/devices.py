@@ -21,8 +21,8 @@ def check_environments(
         ValueError, TypeError: the three do not fit together, or one is of the wrong
             kind.
     """
-    check_integer("batch_size_per_env", batch_size_per_env)
-    check_integer("n_envs", n_envs)
+    batch_size_per_env = check_integer("batch_size_per_env", batch_size_per_env)
+    n_envs = check_integer("n_envs", n_envs)
     if batch_size_per_env < 1:
         raise ValueError(f"batch_size_per_env must be >= 1 (got {batch_size_per_env})")
     if n_envs < 1:

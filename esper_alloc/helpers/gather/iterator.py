@@ -91,6 +91,7 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
         need_torch()  # or an error that says what to install
         seed = check_seed(seed)
         names = check_environments(batch_size_per_env, n_envs, env_devices)
+        batch_size_per_env, n_envs = int(batch_size_per_env), len(names)
         reuse = check_reuse(reuse)
         columns = Columns(inputs, targets, transform)
         self._layout = Layout(

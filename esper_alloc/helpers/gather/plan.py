@@ -136,7 +136,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in ("length", "batch_size_per_env", "rank", "world_size"):
-            check_integer(name, getattr(self, name))
+            # A small NumPy integer would overflow in what is computed.
+            object.__setattr__(self, name, check_integer(name, getattr(self, name)))
         if self.batch_size_per_env < 1:
             raise ValueError(f"batch_size_per_env must be >= 1 (got {self.batch_size_per_env})")
         if not self.env_devices:

@@ -43,5 +43,6 @@ def resident(sources: Rows, device: torch.device) -> Resident:
 
 def _dense(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False), torch.no_grad():
-        there = x.detach().to(device)
+        # Kernels and copies by address know nothing of a conjugation to be done.
+        there = x.detach().to(device).resolve_conj().resolve_neg()
         return there if is_channels_last(there) else there.contiguous()

@@ -86,8 +86,11 @@ class ImageTransform:
                 raise ValueError(f"mean has {len(self.mean)} channels and std has {len(self.std)}")
             if not all(map(math.isfinite, self.mean)):
                 raise ValueError(f"mean must be finite (got {self.mean})")
-            if not all(math.isfinite(value) and value > 0 for value in self.std):
-                raise ValueError(f"std must be finite and above 0 (got {self.std})")
+            smallest = torch.finfo(torch.float32).smallest_normal
+            if not all(math.isfinite(value) and value >= smallest for value in self.std):
+                raise ValueError(
+                    f"std must be finite, above 0 and a normal float32 (got {self.std})"
+                )
         object.__setattr__(self, "crop", check_integer("crop", self.crop))
         if not 0 <= self.crop <= MAX_CROP:
             raise ValueError(f"crop must be from 0 to {MAX_CROP} (got {self.crop})")

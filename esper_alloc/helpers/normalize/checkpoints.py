@@ -96,20 +96,25 @@ class SavedStatistics(Statistics):
         self, names: tuple[str, str, str], mean: Any, var: Any, count: Any, extra: Any
     ) -> None:
         """Checks all, then writes all. Raises TypeError or ValueError before."""
-        mean64, var64 = self._moment("mean", mean), self._moment("var", var)
+        prior = self._own_prior
+        full = None
+        if extra is not None:
+            prior, full = self._parsed_extra(extra)
+        mean64, var64 = (
+            self._moment(name, value, None if full is None else full[row])
+            for row, (name, value) in enumerate((("mean", mean), ("var", var)))
+        )
         total = checked_count(count)
         exact = not total.is_floating_point()
-        prior = self._own_prior
         from_games = names[0] == "running_mean"
-        if from_games:
+        if from_games and full is None:
             prior = 1.0  # rl_games counts the statistics it begins with as a sample
         # A whole count is of samples; another includes what was there before them.
         of_samples = exact and not from_games
         weight = torch.full_like(mean64, float(total.item()) + (prior if of_samples else 0.0))
         samples = total.round().to(torch.int64)
         now = torch.stack([mean64, var64, weight])
-        if extra is not None:
-            prior, full = self._parsed_extra(extra)
+        if full is not None:
             now = moments.known(full, mean64.to(torch.float32), var64.to(torch.float32))
         with torch.no_grad():
             self._prior = prior

@@ -17,6 +17,7 @@ Formulas:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -211,6 +212,8 @@ def normalizer_apply(
     if inverse:
         return x.to(result) * divisor.to(result) + low + high
     z = ((x.to(result) - high) - low) * divisor.reciprocal().to(result)
+    if clip > torch.finfo(result).max:
+        clip = math.inf
     return z.clamp(-clip, clip)
 
 

@@ -234,7 +234,11 @@ class Statistics(nn.Module):
                 UserWarning,
                 stacklevel=user_stacklevel(),
             )
-        self.to(device)
+        if here.type == "meta":  # it has no data, and is at its start
+            self.to_empty(device=device)
+            self.reset()
+        else:
+            self.to(device)
 
     # --- moments ------------------------------------------------------------------
 
@@ -249,8 +253,9 @@ class Statistics(nn.Module):
         assert held is not None
         return held
 
-    def _moment(self, name: str, value: Any) -> Tensor:
-        """A moment from elsewhere, checked: float64, on the CPU."""
+    def _moment(self, name: str, value: Any, exact: Tensor | None = None) -> Tensor:
+        """A moment from elsewhere, checked: float64, on the CPU. Where it is the float32 of
+        `exact`, which is finite, it may be infinite."""
         given = as_numbers(name, value)
         if given.is_complex() or given.is_meta:
             raise ValueError(f"{name} must be real numbers, not {given!r}")
@@ -259,7 +264,10 @@ class Statistics(nn.Module):
             raise ValueError(
                 f"{name} has shape {tuple(found.shape)}, and the normaliser {tuple(self.shape)}"
             )
-        if not bool(torch.isfinite(found).all()) or (name != "mean" and bool((found < 0).any())):
+        wrong = ~torch.isfinite(found)
+        if exact is not None:
+            wrong &= found != exact.to("cpu", torch.float32)
+        if bool(wrong.any()) or (name != "mean" and bool((found < 0).any())):
             raise ValueError(f"{name} has values that a {name} cannot have")
         return found
 
