@@ -442,6 +442,26 @@ def test_conjugated_data_are_copied_as_what_they_mean() -> None:
     assert batch[0][0].tolist() == [1 - 2j, 3 + 4j] and not batch[0][0].is_conj()
 
 
+def test_a_new_iterator_sees_what_was_written_since() -> None:
+    def first(source: torch.Tensor) -> float:
+        made = GatherBatchIterator(
+            source, y, batch_size_per_env=4, n_envs=1, env_devices=["cpu"], seed=0, shuffle=False
+        )
+        keep.append(made)  # alive, so that its copy is
+        return float(next(iter(made))[0][0].max())
+
+    keep: list[object] = []
+    y = torch.arange(4)
+    x = torch.zeros(6, 4).t()  # not dense, so it is copied
+    with torch.inference_mode():
+        inferred = torch.zeros(6, 4).t()
+    for source in (x, inferred):
+        assert first(source) == 0.0
+        with torch.inference_mode():
+            source.fill_(7.0)
+        assert first(source) == 7.0
+
+
 def test_next_needs_iter_first() -> None:
     batches = iterator()
     with pytest.raises(RuntimeError, match="Iterator not initialized - call __iter__ first"):

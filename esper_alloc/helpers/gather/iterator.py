@@ -42,7 +42,9 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
     Args:
         inputs: a tensor of samples [N, ...] or a dict of them, on the CPU
             or a GPU. They are copied to each device once, and shared between
-            iterators; later changes of what was copied are not seen.
+            iterators; later changes of what was copied are not seen. Nor does a new iterator
+            see changes that were made past PyTorch (through NumPy, say) while an older one over
+            the same tensors is alive: pass new tensors then.
         targets: likewise, of the same length N.
         batch_size_per_env: samples for each environment in a batch.
         n_envs: the number of environments.

@@ -31,7 +31,9 @@ _residents_lock = threading.Lock()
 def resident(sources: Rows, device: torch.device) -> Resident:
     """`sources` on `device`: themselves where they are there, else one copy for all
     iterators."""
-    key = (device, *((id(x), 0 if x.is_inference() else x._version) for x in sources))
+    if any(x.is_inference() for x in sources):  # nobody sees when such tensors are written
+        return Resident(sources, tuple(_dense(x, device) for x in sources))
+    key = (device, *((id(x), x._version) for x in sources))
     # Held while copying: whoever comes second waits for the first one's copy.
     with _residents_lock:
         found = _residents.get(key)

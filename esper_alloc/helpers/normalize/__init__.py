@@ -13,7 +13,8 @@ captured into CUDA graphs and compiled.
 
 What contributes to the statistics: values that are finite and at most 1e140 in size
 (so that their squares are finite), that the mask does not leave out, and whose weight
-is a finite number above 0. So NaN and infinity never reach them. Normalised, NaN stays
+is a finite number above 0. So NaN and infinity never reach them, as long as the weights
+times the values' squares have a finite sum. Normalised, NaN stays
 NaN and an infinity becomes the clip bound. A row counts when at least one of its
 values contributes.
 """
