@@ -54,7 +54,9 @@ void set_notify(PyObject *function)
 void detail::tell_python_soon()
 {
   if (notify.load() != nullptr && !notify_is_due.exchange(true)) {
-    Py_AddPendingCall(tell_python, nullptr);
+    if (Py_AddPendingCall(tell_python, nullptr) != 0) {
+      notify_is_due.store(false); // its queue is full: what is found next tries again
+    }
   }
 }
 

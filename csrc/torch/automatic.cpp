@@ -103,6 +103,13 @@ bool pools_have_streams(c10::DeviceIndex device)
   return CUDAStream::unpack3(first_of_pool, device, c10::DeviceType::CUDA).stream() != nullptr;
 }
 
+// A thread that has run no operator since the callback was added takes a lock of PyTorch's for the
+// next one. In a child another thread may hold it for ever, so this one does so before the fork.
+void fork_begins()
+{
+  at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+}
+
 } // namespace
 
 // The callback comes first: an operator that misses it works on memory that is live already. If the
@@ -115,9 +122,13 @@ void detail::begin_observing() noexcept
       return;
     }
     if (!has_callback()) {
-      callback.store(at::addGlobalCallback(at::RecordFunctionCallback(note_inputs)
-                                               .needsInputs(true)
-                                               .scopes({at::RecordScope::FUNCTION})));
+      static const int watched = pthread_atfork(fork_begins, nullptr, nullptr);
+      (void)watched; // without host memory a child may hang, in a narrow window
+      // A scripted function may launch fused kernels, which are no operators and show no inputs.
+      callback.store(at::addGlobalCallback(
+          at::RecordFunctionCallback(note_inputs)
+              .needsInputs(true)
+              .scopes({at::RecordScope::FUNCTION, at::RecordScope::TORCHSCRIPT_FUNCTION})));
     }
     esper_core *made = core_if_made();
     if (made == nullptr || capi().note_unseen_uses(made) == ESPER_OK) {

@@ -8,6 +8,20 @@
 namespace esper
 {
 
+// Whether the calling thread holds the GIL. PyGILState_Check() answers yes for ever once the process
+// has made a subinterpreter. Python must be there.
+inline bool holds_gil()
+{
+#if PY_VERSION_HEX >= 0x030D0000
+  return PyThreadState_GetUnchecked() != nullptr;
+#elif PY_VERSION_HEX >= 0x030C0000
+  return _PyThreadState_UncheckedGet() != nullptr; // the calling thread's
+#else
+  const PyThreadState *running = _PyThreadState_UncheckedGet(); // of whoever holds the GIL
+  return running != nullptr && running == PyGILState_GetThisThreadState();
+#endif
+}
+
 // Releases the GIL if the caller holds it; calls from a capture do not. What the call waits for may
 // need another Python thread.
 class WithoutGil
@@ -15,7 +29,7 @@ class WithoutGil
 public:
   WithoutGil()
   {
-    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+    if (Py_IsInitialized() != 0 && holds_gil()) {
       released_.emplace();
     }
   }

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "gil.h"
 #include "python_objects.h"
 
 namespace esper
@@ -189,7 +190,7 @@ uint32_t here()
     return 0;
   }
   std::optional<pybind11::gil_scoped_acquire> gil;
-  if (PyGILState_Check() == 0) {
+  if (!holds_gil()) {
     gil.emplace();
   }
   Book &b = book();

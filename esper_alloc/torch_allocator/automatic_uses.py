@@ -60,6 +60,16 @@ def _note_kernel_arguments(note: _Note, jit: Any) -> None:
     _before(jit.JITFunction, "run", note_arguments)
 
 
+def _note_growing_storages(note: _Note, torch: Any) -> None:
+    """``storage.resize_(n)`` copies to new memory on the current stream, and is no operator."""
+
+    def note_old(self: Any, size: int, *_: Any, **__: Any) -> None:
+        if size and self.device.type == "cuda" and self.nbytes():
+            note([torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)])
+
+    _before(torch.UntypedStorage, "resize_", note_old)
+
+
 def _announce_external_streams(observe_now: Callable[[], None], streams: Any) -> None:
     """Those of PyTorch's pools have odd ids, and the default stream has 0."""
     make = streams.Stream.__new__
@@ -109,4 +119,5 @@ def install(compiled: Any) -> None:
     import torch
 
     _announce_external_streams(compiled.observe_now, untyped(torch.cuda))
+    _note_growing_storages(compiled.note_uses, torch)
     before_launches(compiled.note_uses)

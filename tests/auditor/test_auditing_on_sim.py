@@ -599,6 +599,27 @@ say(status=status, kinds=kinds(report))
     assert found == {"status": 0, "kinds": ["read-early"]}
 
 
+def test_a_subinterpreter_that_was_made_changes_nothing(library: Path) -> None:
+    """PyGILState_Check() answers yes on every thread from then on."""
+    found = run(
+        library,
+        """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+
+interpreters.destroy(interpreters.create())
+torch.cuda.empty_cache()  # calls the allocator without the GIL
+with esper_alloc.audit() as report:
+    race()
+torch.cuda.empty_cache()
+say(kinds=kinds(report))
+""",
+    )
+    assert found == {"kinds": ["read-early"]}
+
+
 def test_a_fork_while_another_thread_begins_to_run_operators(library: Path, tmp_path: Path) -> None:
     """PyTorch takes a lock for a thread's first operator after the audit began. At the fork the
     other thread holds it, and the child has no such thread."""
