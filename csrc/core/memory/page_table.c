@@ -82,6 +82,19 @@ bool pages_sleep_under(const block_t *block)
   return false;
 }
 
+bool pages_are_absent_under(const block_t *block)
+{
+  const segment_t *s = block->segment;
+  uintptr_t end = block->address + block->size;
+  for (uintptr_t at = block->address; at < end;) {
+    const page_t *page = page_at(s, at);
+    if (!page->absent)
+      return false;
+    at = page_address(s, page) + page_size(s, page);
+  }
+  return true;
+}
+
 /* Whether free blocks on pages that sleep are so marked, and no others. */
 static bool block_sleeps_rightly(const block_t *b)
 {

@@ -55,6 +55,8 @@ size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent,
 
 /* Whether the block lies on a page that sleeps. */
 bool pages_sleep_under(const block_t *block);
+/* Whether all of its pages are gone, so that nothing can touch it. */
+bool pages_are_absent_under(const block_t *block);
 
 /* Checks that blocks have pages, that holes have none, and that the segment's bytes add up. */
 bool pages_are_valid(const segment_t *s);

@@ -162,7 +162,7 @@ static void segment_stays(device_t *device, block_t *block)
   map_insert_reserved(device->core->map, segment);
   map_insert(device->core->map, block);
   segment_link(segment);
-  stats_segment_kept(&device->stats, segment->heap->pool->stats, size_of(segment));
+  stats_segment_added(&device->stats, segment->heap->pool->stats, size_of(segment));
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
             segment->heap->stream);
   free_blocks_add(block);

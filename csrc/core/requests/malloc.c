@@ -524,10 +524,12 @@ static void warn_of_graph(core_t *core)
       "such tensors for as long as the graph.");
 }
 
-/* Its owner's work was waited for before the memory went to sleep, and nothing touched it since. */
+/* Before memory is unmapped, its owner's work is waited for. But the sleep may be under way still, or
+ * a page of the block may have stayed. */
 static void keep_asleep(block_t *block)
 {
-  block->stamp = 0;
+  if (pages_are_absent_under(block))
+    block->stamp = 0;
   block->left = NULL; /* what was noted ends with the free */
   block_set_state(block, BLOCK_ASLEEP);
   if (block->uses)

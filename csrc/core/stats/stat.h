@@ -28,8 +28,6 @@ static inline bool stat_raise_peak(esper_stat *stat)
   return above;
 }
 
-/* Undoes a stat_sub. */
-void stat_unsub(esper_stat *stat, size_t amount);
 void stat_reset_peak(esper_stat *stat);
 void stat_reset_accumulated(esper_stat *stat);
 

@@ -8,7 +8,7 @@ static int class_of(bool large)
   return large ? ESPER_LARGE : ESPER_SMALL;
 }
 
-/* stat_add, stat_sub or stat_unsub. */
+/* stat_add or stat_sub. */
 typedef void change_t(esper_stat *stat, size_t amount);
 
 static void change(esper_stat stat[ESPER_CLASSES], int class, size_t amount, change_t *by)
@@ -73,12 +73,6 @@ void stats_segment_removed(esper_stats *s, pool_stats_t *of_pool, segment_size_t
 {
   change_segment(s, of_pool, segment, stat_sub);
   s->num_device_free++;
-}
-
-void stats_segment_kept(esper_stats *s, pool_stats_t *of_pool, segment_size_t segment)
-{
-  change_segment(s, of_pool, segment, stat_unsub);
-  s->num_device_free--;
 }
 
 /* A mapped segment counts as one segment for each stretch of its addresses that has memory, and

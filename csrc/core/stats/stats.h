@@ -19,8 +19,6 @@ typedef struct segment_size {
 } segment_size_t;
 void stats_segment_added(esper_stats *stats, pool_stats_t *of_pool, segment_size_t segment);
 void stats_segment_removed(esper_stats *stats, pool_stats_t *of_pool, segment_size_t segment);
-/* Undoes stats_segment_removed: the device did not take it back. */
-void stats_segment_kept(esper_stats *stats, pool_stats_t *of_pool, segment_size_t segment);
 
 /* Pages came to a mapped segment, or left it. `stretches` is the change in the number of its
  * stretches: -1, 0 or 1. */

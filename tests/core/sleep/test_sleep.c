@@ -433,6 +433,76 @@ TEST(of_several_devices_none_sleeps_after_an_error)
   end();
 }
 
+/* ---- freed where the memory did not go after all ---------------------------- */
+
+static char *freed_meanwhile;
+
+static void use_and_free(void *block)
+{
+  world_kernel(&w, r, block);
+  world_free(&w, block);
+}
+
+static void use_and_free_meanwhile(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  sim_before_call(w.s, SIM_CALL_host_alloc, NULL, NULL);
+  check_on_another_thread(use_and_free, freed_meanwhile);
+}
+
+TEST(what_is_freed_while_a_sleep_fails_owes_its_owners_work)
+{
+  begin();
+  freed_meanwhile = used_as("kv", 20 * MIB, r);
+  world_run(&w, r);
+  sim_before_call(w.s, SIM_CALL_host_alloc, use_and_free_meanwhile, NULL);
+  sim_fail_call(w.s, SIM_CALL_host_alloc, 1, ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_sleep("kv", ESPER_KEEP_HOST, NULL), ESPER_HOST_MEMORY);
+  CHECK(sim_pending(w.s, 0, r.handle) > 0);
+  world_check(&w);
+  CHECK(get_as("kv", 20 * MIB, s) != freed_meanwhile);
+  end();
+}
+
+/* The block has a page that stayed and others that went. Its owner works on that page and frees it. */
+static void use_what_stayed(char *block)
+{
+  sim_kernel(w.s, 0, r.handle, block, 8 * MIB, SIM_READ | SIM_WRITE);
+  world_free(&w, block);
+  wake("kv");
+  CHECK(get_as("kv", 8 * MIB, s) != block);
+  world_check(&w);
+}
+
+TEST(what_stayed_because_it_was_refused_owes_its_owners_work)
+{
+  begin();
+  char *block = get_as("kv", 40 * MIB, r);
+  esper_sleep_result result;
+  sim_fail_call(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
+  CHECK_OK(try_sleep("kv", ESPER_KEEP_HOST, &result));
+  CHECK(result.stays[ESPER_STAYS_REFUSED] > 0 && result.kept > 0);
+  use_what_stayed(block);
+  end();
+}
+
+TEST(what_stayed_because_it_is_shared_owes_its_owners_work)
+{
+  begin();
+  world_free(&w, get_as("kv", 20 * MIB, r));
+  void *shared = get_as("kv", 4 * MIB, r), *address;
+  char *block = get_as("kv", 30 * MIB, r);
+  esper_page_name *names;
+  size_t count;
+  CHECK_OK(esper_share(w.core, shared, &address, &names, &count));
+  free(names);
+  esper_sleep_result result;
+  CHECK_OK(try_sleep("kv", ESPER_KEEP_HOST, &result));
+  CHECK(result.stays[ESPER_STAYS_SHARED] > 0 && result.kept > 0);
+  use_what_stayed(block);
+  end();
+}
+
 static void begin_with_peers(void)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,

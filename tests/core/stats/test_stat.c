@@ -20,15 +20,6 @@ TEST(it_keeps_its_peak_and_its_sums)
   check_stat(&stat, 3, 5, 6, 3);
 }
 
-TEST(what_was_taken_away_by_mistake_comes_back)
-{
-  esper_stat stat = {0};
-  stat_add(&stat, 5);
-  stat_sub(&stat, 5);
-  stat_unsub(&stat, 5);
-  check_stat(&stat, 5, 5, 5, 0);
-}
-
 TEST(a_peak_is_raised_to_the_current_value)
 {
   esper_stat stat = {.current = 7, .peak = 4};
