@@ -461,9 +461,9 @@ static void scenario_uses(void)
   CHECK(esper_core_is_valid(esper_instance()));
 }
 
-/* What a mark asks of the driver, which is most of what it costs: one event, and
- * for a stream that may have been destroyed two short questions; for one that
- * lives for ever, one. No context is made current, and no event is created. */
+/* What a mark asks of the driver, which is most of what it costs: one event, whether
+ * the stream is captured, before the event and after it, and for a stream that may
+ * have been destroyed its id. No context is made current, and no event is created. */
 static void scenario_mark_cost(void)
 {
   enum { MARKS = 200 };
@@ -471,7 +471,7 @@ static void scenario_mark_cost(void)
     const char *name;
     int mortal, immortal; /* calls for each mark */
   } costs[] = {{"cuEventRecord", 1, 1},
-               {"cuStreamIsCapturing", 1, 1},
+               {"cuStreamIsCapturing", 2, 2},
                {"cuStreamGetId", 1, 0},
                {"cuStreamGetCaptureInfo", 0, 0},
                {"cuStreamGetCtx", 0, 0},
