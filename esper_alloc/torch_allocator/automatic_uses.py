@@ -65,7 +65,8 @@ def _note_growing_storages(note: _Note, torch: Any) -> None:
 
     def note_old(self: Any, size: int, *_: Any, **__: Any) -> None:
         if size and self.device.type == "cuda" and self.nbytes():
-            note([torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)])
+            with torch._C._DisableTorchDispatch():  # a mode would make a fake tensor
+                note([torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)])
 
     _before(torch.UntypedStorage, "resize_", note_old)
 

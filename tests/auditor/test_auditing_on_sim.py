@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -621,50 +620,15 @@ say(kinds=kinds(report))
 
 
 def test_a_fork_while_another_thread_begins_to_run_operators(library: Path, tmp_path: Path) -> None:
-    """PyTorch takes a lock for a thread's first operator after the audit began. At the fork the
-    other thread holds it, and the child has no such thread."""
-    holder = tmp_path / "libhold_lock.so"
-    source = TESTS / "shim" / "hold_lock.c"
-    subprocess.run(
-        ["cc", "-O1", "-shared", "-fPIC", "-o", holder, source, "-ldl", "-pthread"], check=True
-    )
-    found = run(
+    found = build.forked_while_a_lock_is_held(
         library,
+        tmp_path,
+        HEAD,
         """
-import ctypes, os, signal, time
-
-holder = ctypes.CDLL(os.environ["HOLDER"])
-one = torch.ones(4)
-
-
-def fork():
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)  # it has next to nothing to do
-        torch.add(one, one)
-        os._exit(0)
-    return child
-
-
-def work():
-    holder.hold_next_lock()
-    torch.add(one, one)
-
-
 with esper_alloc.audit() as report:
-    os.waitpid(fork(), 0)
-    thread = threading.Thread(target=work)
-    thread.start()
-    while not holder.lock_is_held():
-        time.sleep(0.01)
-    child = fork()
-    holder.release_lock()
-    thread.join()
-    status = os.waitpid(child, 0)[1]
+    status = fork_while_a_lock_is_held()
 say(status=status)
 """,
-        LD_PRELOAD=f"{library} {holder}",
-        HOLDER=str(holder),
     )
     assert found == {"status": 0}
 

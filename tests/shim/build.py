@@ -72,6 +72,53 @@ def answer(library: Path, code: str, **env: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+FORKS = """
+import ctypes, os, signal, time
+
+
+def fork_while_a_lock_is_held():
+    "The exit status of the child, which runs an operator."
+    holder = ctypes.CDLL(os.environ["HOLDER"])
+    one = torch.ones(4)
+
+    def fork():
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # it has next to nothing to do
+            torch.add(one, one)
+            os._exit(0)
+        return child
+
+    def work():
+        holder.hold_next_lock()
+        torch.add(one, one)
+
+    os.waitpid(fork(), 0)  # nobody holds the lock yet
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not holder.lock_is_held():
+        time.sleep(0.01)
+    child = fork()
+    holder.release_lock()
+    thread.join()
+    return os.waitpid(child, 0)[1]
+
+"""
+
+
+def forked_while_a_lock_is_held(library: Path, folder: Path, head: str, code: str) -> Any:
+    """As answer(), for code that calls fork_while_a_lock_is_held(). PyTorch takes a lock for a
+    thread's first operator after a callback was added. At the fork another thread holds it, and
+    the child has no such thread."""
+    holder = folder / "libhold_lock.so"
+    subprocess.run(
+        ["cc", "-O1", "-shared", "-fPIC", "-o", holder, HERE / "hold_lock.c", "-ldl", "-pthread"],
+        check=True,
+    )
+    preloaded = {"LD_PRELOAD": f"{library} {holder}", "HOLDER": str(holder)}
+    return answer(library, head + FORKS + code, **preloaded)
+
+
 def environment(library: Path) -> dict[str, str]:
     """What a process that imports simulated.py must be given."""
     import esper_alloc

@@ -4,7 +4,6 @@ There are no kernels, so the operators here copy, fill with zeros, or only look.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -218,6 +217,11 @@ def is_reused(address, mib=3):
     keep.extend(empty(mib=mib) for _ in range(16))
     return address in [one.data_ptr() for one in keep]
 
+def say_when_reused(address):
+    early = is_reused(address)
+    simulated.time_passes()
+    say(early=early, late=is_reused(address))
+
 keep = []
 """
 
@@ -237,9 +241,7 @@ with torch.cuda.stream(a):
     simulated.work(a)
     host.copy_(x, non_blocking=True)
 {drop}
-early = is_reused(address)
-simulated.time_passes()
-say(early=early, late=is_reused(address))
+say_when_reused(address)
 """,
     )
     assert found == {"early": False, "late": True}
@@ -250,16 +252,17 @@ def test_a_storage_that_grows_is_copied_on_the_current_stream(library: Path) -> 
         library,
         REUSED
         + """
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 a, b = begin()
 x = empty()
 address = x.data_ptr()
 with torch.cuda.stream(a):
     simulated.work(a)
-    x.untyped_storage().resize_(6 * MIB)
+    with FakeTensorMode():  # a program's own mode changes nothing
+        x.untyped_storage().resize_(6 * MIB)
 assert x.data_ptr() != address
-early = is_reused(address)
-simulated.time_passes()
-say(early=early, late=is_reused(address))
+say_when_reused(address)
 """,
     )
     assert found == {"early": False, "late": True}
@@ -282,53 +285,17 @@ say(uses=uses_of(x, a=a, b=b))
 
 
 def test_a_fork_while_another_thread_begins_to_run_operators(library: Path, tmp_path: Path) -> None:
-    """PyTorch takes a lock for a thread's first operator after the observation began. At the fork
-    the other thread holds it, and the child has no such thread."""
-    holder = tmp_path / "libhold_lock.so"
-    source = TESTS / "shim" / "hold_lock.c"
-    subprocess.run(
-        ["cc", "-O1", "-shared", "-fPIC", "-o", holder, source, "-ldl", "-pthread"], check=True
-    )
-    found = run(
+    found = build.forked_while_a_lock_is_held(
         library,
+        tmp_path,
+        HEAD,
         """
-import ctypes, os, signal, time
-
-holder = ctypes.CDLL(os.environ["HOLDER"])
-one = torch.ones(4)
-
-
-def fork():
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)  # it has next to nothing to do
-        torch.add(one, one)
-        os._exit(0)
-    return child
-
-
-def work():
-    torch.cuda.Stream()
-    holder.hold_next_lock()
-    torch.add(one, one)
-
-
 stream, x = torch.cuda.Stream(), empty()
 with torch.cuda.stream(stream):
     torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(512))
 assert _torch.is_observing()
-os.waitpid(fork(), 0)  # runs no operator in this thread, whose list of callbacks is old
-thread = threading.Thread(target=work)
-thread.start()
-while not holder.lock_is_held():
-    time.sleep(0.01)
-child = fork()
-holder.release_lock()
-thread.join()
-say(status=os.waitpid(child, 0)[1])
+say(status=fork_while_a_lock_is_held())
 """,
-        LD_PRELOAD=f"{library} {holder}",
-        HOLDER=str(holder),
     )
     assert found == {"status": 0}
 
