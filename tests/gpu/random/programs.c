@@ -766,7 +766,7 @@ static void rest_of_a_block(thread *t)
 {
   (void)t;
   begin(ESPER_REUSE_GATE, 20 + X + 2);
-  block b[] = {take(9 * MIB, T), take(9 * MIB, T), take(X * MIB, O), {0}};
+  block b[] = {take(9 * MIB, T), take_written(9 * MIB, T), take(X * MIB, O), {0}};
   lend(&b[0], S, 2 * LATE);
   pass_on(&b[2], R);
   b[0] = take_written(5 * MIB, R);
@@ -798,7 +798,7 @@ static void rest_of_a_run(thread *t)
 static void merged_block(thread *t)
 {
   begin(ESPER_REUSE_GATE, 20 + X + 2);
-  block b[] = {take(6 * MIB, R), take(6 * MIB, R), take(X * MIB, O), take(7 * MIB, R), {0}};
+  block b[] = {take(6 * MIB, R), take(6 * MIB, R), take(X * MIB, O), take_written(7 * MIB, R), {0}};
   int first = chance(t, 2);
   give(&b[0]);
   give(&b[1]);
