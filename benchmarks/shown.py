@@ -207,6 +207,7 @@ ALL: list[tuple[str, Names, str, str]] = [
         )
     ),
     ("auditor", "GPT-2 step, audited", "no audit", "a step of GPT-2, audited"),
+    ("auditor", "GPT-2 step, audited with poison", "no audit", "the same with poison"),
     ("fence", "step, fence", "no audit", "the same with a fence"),
     ("fence", "peak reserved, fence", "no audit", "the same, peak reserved"),
     (
