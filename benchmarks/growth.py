@@ -37,6 +37,7 @@ SOURCE = Path(__file__).with_suffix(".c")
 BASE = 1000  # live blocks that growth is counted from
 MANY = 10_000  # live blocks from which metadata is judged by the block
 METADATA_GOAL = 128  # bytes a block
+TICKS = (100, 150, 200, 300, 500, 1000, 1500)  # of all panels
 DRIFT_GOAL = 1.02
 #: The test of the long run, by the kind of segments.
 DRIFT_TESTS = {
@@ -169,6 +170,7 @@ def draw(rows: Rows, path: Path) -> None:
     try:
         import matplotlib
         from matplotlib.figure import Figure
+        from matplotlib.ticker import NullLocator
     except ImportError:
         raise GrowthError(
             f"--plot {path}: needs matplotlib: python -m pip install matplotlib"
@@ -191,6 +193,8 @@ def draw(rows: Rows, path: Path) -> None:
         axis.set_title(title, fontsize=10, loc="left")
         axis.set_xscale("log")
         axis.set_yscale("log")
+        axis.set_yticks(TICKS, [f"{tick:,}" for tick in TICKS])
+        axis.yaxis.set_minor_locator(NullLocator())
         axis.set_xlabel("live blocks", fontsize=9)
         axis.tick_params(labelsize=8)
         axis.legend(frameon=False, fontsize=8)

@@ -4,8 +4,9 @@
     pipeline.py --layers large   # those of 512 MiB alone
 
 48 layers, or 8 large ones. Each layer's weight, 4096 x 4096 in bf16 (32 MiB; large:
-16384 x 16384, 512 MiB), is concatenated from two shards on a communication stream, layer i+1's before layer i is used.
-The compute stream waits for it and computes x = tanh(x @ w), x of 8192 x 4096 (large: 2048 x 16384).
+16384 x 16384, 512 MiB), is concatenated from two shards on a communication stream, layer
+i+1's before layer i is used. The compute stream waits for it and computes x = tanh(x @ w),
+x of 8192 x 4096 (large: 2048 x 16384).
 The weight is dropped right after; what keeps its memory until it was read is
 what is compared:
 
