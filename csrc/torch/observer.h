@@ -62,7 +62,14 @@ void each_storage(const c10::TensorImpl &tensor, const See &see)
   }
 }
 
-// The same for an argument of an operator: a tensor, or a list of tensors or of lists.
+// Whether each_storage looks into it.
+inline bool may_hold_tensors(const c10::IValue &value)
+{
+  return value.isTensor() || value.isList() || value.isTuple() || value.isGenericDict();
+}
+
+// The same for an argument of an operator: a tensor, or a list, tuple or dictionary of them, nested to
+// any depth.
 template <class See>
 void each_storage(const c10::IValue &value, const See &see)
 {
@@ -70,11 +77,19 @@ void each_storage(const c10::IValue &value, const See &see)
     each_storage(*value.unsafeToTensorImpl(), see);
   } else if (value.isList()) {
     for (const c10::IValue &element : value.toListRef()) {
-      if (element.isTensor() || element.isList()) {
+      if (may_hold_tensors(element)) {
         each_storage(element, see);
       } else if (!element.isNone()) {
         return; // a list of numbers
       }
+    }
+  } else if (value.isTuple()) {
+    for (const c10::IValue &element : value.toTupleRef().elements()) {
+      each_storage(element, see);
+    }
+  } else if (value.isGenericDict()) {
+    for (const auto &item : value.toGenericDict()) {
+      each_storage(item.value(), see);
     }
   }
 }

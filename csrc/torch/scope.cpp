@@ -156,9 +156,9 @@ PyObject *leave_stream(PyObject * /*module*/, PyObject *const *args, Py_ssize_t 
   const Before before = from_python(args[2]);
   End end;
   end.stream = cuda_stream(args[1]);
-  const bool recorded_graph = at::sequence_number::peek() != before.nodes;
+  const bool may_be_saved = at::sequence_number::peek() != before.nodes || in_custom_function();
   try {
-    Gathering found(recorded_graph ? Saved::yes : Saved::no);
+    Gathering found(may_be_saved ? Saved::yes : Saved::no);
     gather(found, args[0]);
     PythonEnd python_end;
     python_end.stream = args[1];

@@ -48,8 +48,15 @@ bool is_scalar(PyObject *value)
 
 } // namespace
 
+bool in_custom_function()
+{
+  return !c10::AutogradState::get_tls_state().get_fw_grad_mode() &&
+         !c10::InferenceMode::is_enabled();
+}
+
 Gathering::Gathering(Saved saved)
-    : saved_(saved), counts_(saved == Saved::ask_tensor && at::GradMode::is_enabled()),
+    : saved_(saved),
+      counts_(saved == Saved::ask_tensor && (at::GradMode::is_enabled() || in_custom_function())),
       mode_is_active_(c10::impl::dispatch_mode_enabled())
 {
 }
@@ -222,7 +229,7 @@ void Gathering::add_memory(PyObject *object, const at::Tensor &tensor, Why why)
 Why Gathering::why_saved(PyObject *object, const at::Tensor &tensor,
                          const References &references) const
 {
-  if (!counts_ || tensor.is_inference() || !tensor.is_cuda()) {
+  if (!counts_ || !tensor.is_cuda()) {
     return saved_ == Saved::yes ? Why::scope : Why::nobody_else;
   }
   return look_at(object, tensor, references, caller_);

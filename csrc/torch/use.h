@@ -4,12 +4,12 @@
 // autograd recorded may have saved it, and backward reads it later on the same stream. So memory
 // that may have been saved is marked until its free.
 //
-// A tensor given to record_use() cannot have been saved when grad mode is off, when it is an
-// inference tensor, or when only the caller can reach its memory, which holders.h finds out. Every
-// other tensor counts as saved.
+// A tensor given to record_use() cannot have been saved when autograd saves nothing (see below), or
+// when only the caller can reach its memory, which holders.h finds out. Every other tensor counts as
+// saved. Inference tensors, too: a custom function or a hook may keep one.
 //
 // A tensor given to using() cannot have been saved when this thread made no autograd node inside
-// the scope (scope.cpp counts them).
+// the scope (scope.cpp counts them), and runs no custom function.
 #pragma once
 
 #include "holders.h"
@@ -17,6 +17,10 @@
 
 namespace esper
 {
+
+// Whether this thread runs the forward of a custom function, which may save tensors although grad
+// mode is off there. What tells it from no_grad() is forward-mode AD, which only it turns off.
+bool in_custom_function();
 
 // Whether backward may read the marked tensors.
 enum class Saved {

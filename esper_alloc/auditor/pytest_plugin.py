@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-MARKER = "esper_audit: fail the test if esper_alloc.audit() finds unordered uses of GPU memory"
+MARKER = (
+    "esper_audit(**arguments of esper_alloc.audit): fail the test if the audit finds unordered "
+    "uses of GPU memory"
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -17,12 +20,19 @@ def pytest_configure(config: pytest.Config) -> None:
 # The older kind of wrapper, because every pytest in an environment with esper_alloc loads this.
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
-    if item.get_closest_marker("esper_audit") is None:
+    marker = item.get_closest_marker("esper_audit")
+    if marker is None:
         yield
         return
+    if marker.args:
+        raise pytest.fail.Exception(
+            "esper_audit takes what esper_alloc.audit() takes, by name: "
+            '@pytest.mark.esper_audit(mode="raise")',
+            pytrace=False,
+        )
     from .auditing import audit
 
-    with audit() as report:
+    with audit(**marker.kwargs) as report:
         outcome = yield
     if outcome.excinfo is None and report.findings:
         outcome.force_exception(pytest.fail.Exception(report.text(), pytrace=False))

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..installation.pytorch import difference
-from ..torch_allocator.choices import ALL, REUSE, USES
+from ..torch_allocator.choices import ALL, REUSE, SEGMENTS, USES, Choice
 from .diagnosis.facts import Facts, gather_shim
 from .program import add_program, program_of
 
@@ -46,7 +46,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "1: esper_alloc cannot work with this PyTorch; nothing was run. 2: wrong usage.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="%(prog)s [--reuse ORDER] [--uses HOW] (SCRIPT | -m MODULE) [ARGS...]",
+        usage="%(prog)s [--reuse ORDER] [--segments KIND] [--uses HOW] (SCRIPT | -m MODULE) "
+        "[ARGS...]",
     )
     parser.add_argument(
         "--reuse",
@@ -54,6 +55,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="what to do when no free memory is ready: get more memory (grow), let the stream "
         "wait on the GPU for memory that others still use (gate), or get more up to a small "
         "allowance and then wait (auto, the default); the same as ESPER_ALLOC_REUSE",
+    )
+    parser.add_argument(
+        "--segments",
+        choices=SEGMENTS.names,
+        help="where memory comes from: reserved addresses with pages where they are needed "
+        "(mapped, the default), or one driver allocation for each segment (classic); the same as "
+        "ESPER_ALLOC_SEGMENTS",
     )
     parser.add_argument(
         "--uses",
@@ -90,7 +98,7 @@ def interpreter_options(orig_argv: Sequence[str], argv: Sequence[str]) -> list[s
 
 
 def child_environment(
-    environment: Mapping[str, str], reuse: str | None, uses: str | None
+    environment: Mapping[str, str], chosen: Mapping[Choice, str | None]
 ) -> dict[str, str]:
     """`environment` changed so that Pythons that inherit it use esper_alloc."""
     child = dict(environment)
@@ -101,7 +109,7 @@ def child_environment(
     elif startup not in inherited.split(os.pathsep):
         child["PYTHONPATH"] = startup + os.pathsep + inherited
     child["ESPER_ALLOC"] = "1"
-    for choice, name in ((REUSE, reuse), (USES, uses)):
+    for choice, name in chosen.items():
         if name is not None:
             child[choice.variable] = name
     return child
@@ -154,7 +162,9 @@ def run(args: argparse.Namespace) -> int:
     if problem is not None:
         print(f"esper_alloc run: {problem}", file=sys.stderr)
         return 2
-    environment = child_environment(os.environ, args.reuse, args.uses)
+    environment = child_environment(
+        os.environ, {REUSE: args.reuse, SEGMENTS: args.segments, USES: args.uses}
+    )
     try:
         for choice in ALL:
             choice.in_environment(environment)

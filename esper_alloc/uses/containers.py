@@ -11,6 +11,7 @@ from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 from ..installation.callers import user_stacklevel
+from .streams import is_cpu_stream
 
 if TYPE_CHECKING:
     import torch
@@ -35,10 +36,19 @@ def holds_children(value: Any) -> bool:
         return True
     if isinstance(value, (type, Mapping, Set, Sequence)) or not dataclasses.is_dataclass(value):
         return False
+    kind = type(value)
+    if kind.__getattribute__ is not object.__getattribute__:
+        return False
     attributes: dict[str, Any] = getattr(value, "__dict__", {})
     for name in (field.name for field in dataclasses.fields(value)):
-        in_slot = isinstance(getattr(type(value), name, None), MemberDescriptorType)
-        if not in_slot and attributes.get(name, value) is not getattr(value, name, None):
+        slot = getattr(kind, name, None)
+        held = attributes.get(name, value)
+        if isinstance(slot, MemberDescriptorType):
+            try:
+                held = slot.__get__(value)
+            except AttributeError:  # an empty slot: what __getattr__ gives is held elsewhere
+                return False
+        if held is not getattr(value, name, None):
             return False
     held_by_nobody: dict[str, Any] = {}
     return sys.getrefcount(attributes) <= sys.getrefcount(held_by_nobody) + 1
@@ -85,12 +95,41 @@ def _warn_of(kind: type) -> None:
     )
 
 
+def check_scope(tensors: tuple[Any, ...]) -> None:
+    """Refuses what `using` cannot take before its block runs.
+
+    Raises:
+        TypeError: one of `tensors` is neither tensor nor container, or a stream is
+            among them, at any depth.
+    """
+    torch = sys.modules.get("torch")
+    for value in tensors:
+        if not _check_no_stream(value, torch) and value is not None:
+            raise _no_tensor(value)
+
+
+def _check_no_stream(value: Any, torch: Any) -> bool:
+    """False: `value` is neither tensor nor container."""
+    if torch is not None and isinstance(value, torch.Tensor):
+        return True
+    if is_cpu_stream(value) or (torch is not None and isinstance(value, torch.Stream)):
+        raise TypeError("a stream is among the tensors: pass it by name, using(x, stream=side)")
+    elements = value if isinstance(value, (list, tuple)) else children(value)
+    if elements is None:
+        return False
+    for child in elements:
+        _check_no_stream(child, torch)
+    return True
+
+
+def _no_tensor(value: Any) -> TypeError:
+    return TypeError(f"expected a tensor, or a container of tensors, not {type(value).__name__}")
+
+
 def find_tensors(argument: Any, found: list[torch.Tensor]) -> None:
     """Appends the tensors in `argument` that do not live in host memory."""
     if not _search(argument, found) and argument is not None:
-        raise TypeError(
-            f"expected a tensor, or a container of tensors, not {type(argument).__name__}"
-        )
+        raise _no_tensor(argument)
 
 
 def _search(value: Any, found: list[torch.Tensor]) -> bool:

@@ -19,13 +19,6 @@ def check_stream(stream: Any, wanted: str = "a torch.cuda.Stream or None") -> No
         raise TypeError(f"stream must be {wanted}, not {type(stream).__name__}")
 
 
-def check_no_streams(tensors: tuple[Any, ...]) -> None:
-    torch = sys.modules.get("torch")
-    for value in tensors:
-        if is_cpu_stream(value) or (torch is not None and isinstance(value, torch.Stream)):
-            raise TypeError("a stream is among the tensors: pass it by name, using(x, stream=side)")
-
-
 def check_event(event: Any) -> None:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(event, torch.Event):

@@ -20,8 +20,8 @@ from ..installation.pytorch import UnavailableError, load_shim, untyped
 from ..torch_allocator import lasting_marks
 from ..torch_allocator.enabling import is_current, pluggable_allocator
 from . import teaching, tracing
-from .containers import find_tensors
-from .streams import check_event, check_no_streams, check_stream, is_cpu_stream
+from .containers import check_scope, find_tensors
+from .streams import check_event, check_stream, is_cpu_stream
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,8 @@ def record_use(
     the same stream later. So a mark of memory that anybody but the caller can
     reach lasts until the memory is freed. Otherwise it is exact, and ends here.
     Marks of a view whose base nobody else holds are exact, and so are those of all
-    views of a buffer in one call. Under ``torch.no_grad()`` every mark is.
+    views of a buffer in one call. Under ``torch.no_grad()`` every mark is, but not in
+    the ``forward`` of a custom function, which may save tensors as grad mode does.
     ``warn_about_marks()`` names the lines whose marks last until the free.
 
     Args:
@@ -186,14 +187,15 @@ class using:
         stream: where; None: the current stream, which then waits for nothing.
 
     Raises:
-        TypeError: `stream` is no stream, or a stream is among `tensors`.
+        TypeError: `stream` is no stream, a stream is among `tensors`, or one of them
+            is neither tensor nor container.
     """
 
     __slots__ = ("_entered", "_made_on", "_stream", "_tensors")
 
     def __init__(self, *tensors: Any, stream: torch.Stream | None = None) -> None:
         check_stream(stream)
-        check_no_streams(tensors)
+        check_scope(tensors)
         self._tensors = tensors
         self._stream = stream
         self._entered: list[_Entered] = []
@@ -372,13 +374,21 @@ def _mark_cuda(
         stream = torch.cuda.current_stream(tensor.device)
     # Autograd may have saved it: see record_use(). References are not counted
     # here; the shim does.
-    may_be_saved = torch.is_grad_enabled() and not tensor.is_inference()
+    may_be_saved = torch.is_grad_enabled() or _in_custom_function()
     if may_be_saved and lasting_marks.is_on():
         lasting_marks.note("the PyTorch part, which counts who can reach it, is missing")
     exact = gate and event is None and not may_be_saved
     if exact and _mark_through_library(tensor, stream):
         return
     _record_stream(tensor, stream)
+
+
+def _in_custom_function() -> bool:
+    """Whether the forward of one runs, which turns grad mode off, and forward-mode AD with it."""
+    import torch
+
+    inference = torch.is_inference_mode_enabled()
+    return not inference and not untyped(torch)._C._is_fwd_grad_enabled()
 
 
 def _mark_through_library(tensor: torch.Tensor, stream: Any) -> bool:

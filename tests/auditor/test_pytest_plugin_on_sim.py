@@ -19,7 +19,7 @@ if torch.version.cuda is None or torch.cuda.is_available():
 import build  # noqa: E402
 
 CODE = """
-import pytest, torch
+import esper_alloc, pytest, torch
 
 
 def race():
@@ -48,6 +48,22 @@ def test_correct():
 def test_fails_itself():
     race()
     assert 1 == 2
+
+
+@pytest.mark.esper_audit(mode="raise")
+def test_raises():
+    with pytest.raises(esper_alloc.AuditError):
+        race()
+
+
+@pytest.mark.esper_audit("raise")
+def test_given_by_position():
+    pass
+
+
+@pytest.mark.esper_audit(mode="loud")
+def test_given_a_wrong_mode():
+    pass
 """
 
 
@@ -60,11 +76,13 @@ def test_a_marked_test_fails_for_what_is_found(library: Path, tmp_path: Path) ->
         command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1200
     )
     said = done.stdout
-    assert "2 failed, 2 passed" in said, said + done.stderr
-    for name in ("test_marked", "test_fails_itself"):
+    assert "5 failed, 2 passed" in said, said + done.stderr
+    wrong = ("test_given_by_position", "test_given_a_wrong_mode")
+    for name in ("test_marked", "test_fails_itself", "test_raises", *wrong):
         assert f"FAILED test_it.py::{name}" in said
     assert "read before it is written" in said and "test_it.py:9 in race" in said
     assert "assert 1 == 2" in said
+    assert '@pytest.mark.esper_audit(mode="raise")' in said and "loud" in said
 
 
 def test_it_is_installed_for_pytest() -> None:

@@ -302,6 +302,7 @@ def test_a_child_can_be_left_alone(place: Place) -> None:
     "option, variable, names",
     [
         ("--reuse", "ESPER_ALLOC_REUSE", ("grow", "gate")),
+        ("--segments", "ESPER_ALLOC_SEGMENTS", ("classic", "mapped")),
         ("--uses", "ESPER_ALLOC_USES", ("automatic", "marked")),
     ],
 )

@@ -23,6 +23,7 @@ HOLDERS = (
     "base_of_all_views",
     "detached",
     "context",
+    "inference",
     "checkpoint",
     "hooks",
 )

@@ -273,15 +273,22 @@ def test_arguments_of_scripted_functions_are_seen(library: Path) -> None:
         library,
         """
 # As if all its work were one fused kernel.
-f = torch.jit.CompilationUnit("def f(x: Tensor) -> int:\\n    return 1\\n").f
+from typing import Dict, List, Tuple
+
+def scripted(kind):
+    return torch.jit.CompilationUnit(f"def f(x: {kind}) -> int:\\n    return 1\\n").f
+
 a, b = begin()
-x = empty()
+x, in_tuple, in_dict, in_both = (empty() for _ in range(4))
 with torch.cuda.stream(a):
-    f(x)
-say(uses=uses_of(x, a=a, b=b))
+    scripted("Tensor")(x)
+    scripted("Tuple[int, Tensor]")((1, in_tuple))
+    scripted("Dict[str, Tensor]")({"x": in_dict})
+    scripted("List[Tuple[Tensor, Dict[int, Tensor]]]")([(x, {1: in_both})])
+say(uses=[uses_of(one, a=a, b=b) for one in (x, in_tuple, in_dict, in_both)])
 """,
     )
-    assert found == {"uses": ["a"]}
+    assert found == {"uses": [["a"]] * 4}
 
 
 def test_a_fork_while_another_thread_begins_to_run_operators(library: Path, tmp_path: Path) -> None:

@@ -438,10 +438,21 @@ def test_using_on_the_cpu_does_nothing(compiled, monkeypatch):
     with esper_alloc.using(x, stream=torch.cpu.Stream()) as scope:
         pass
     assert scope.take(x, y)[1] is y
-    with pytest.raises(TypeError, match="expected a tensor"), esper_alloc.using(3):
-        pass
+    with pytest.raises(TypeError, match="expected a tensor, .* not int"):
+        esper_alloc.using(3)
     with pytest.raises(TypeError, match="stream must be"):
         esper_alloc.using(x, stream=4)
+
+
+def test_using_refuses_what_it_cannot_take_before_its_block_runs():
+    x, side = torch.ones(3), torch.cpu.Stream()
+    for wrong in (side, [x, side], (side,), {"s": side}, [x, ([side],)]):
+        with pytest.raises(TypeError, match=r"pass it by name, using\(x, stream=side\)"):
+            esper_alloc.using(x, wrong)
+    for wrong in (3, "x", object(), torch.Event(), (i for i in ())):
+        with pytest.raises(TypeError, match="expected a tensor"):
+            esper_alloc.using(x, wrong)
+    esper_alloc.using(None, x, [None, 3, "x"], {"a": (x,)})
 
 
 def test_using_works_in_threads():

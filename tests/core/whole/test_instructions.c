@@ -4,7 +4,8 @@
  * driver where it is called. Valgrind would count the same, but would have to be installed.
  *
  * A child executes each step, and the parent lets it go one instruction at a time between two
- * breakpoints. Only in the plain build, and where processes may be traced like that. */
+ * breakpoints. Only in the variant `counted`, without the checker of locks, and where processes may be
+ * traced like that. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdbool.h>
@@ -16,7 +17,7 @@
 #include "world.h"
 
 #if defined(__x86_64__) && defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__) && !defined(ESPER_RULE_SWITCHES)
+    !defined(__SANITIZE_THREAD__) && !defined(ESPER_LOCK_ORDER)
 #define IS_COUNTED 1
 #else
 #define IS_COUNTED 0

@@ -80,6 +80,11 @@ def context(x: list[torch.Tensor], w: torch.Tensor) -> tuple[Any, torch.Tensor]:
     return x[0].view(2, -1), Keeps.apply(x.pop(), w)
 
 
+def inference(x: list[torch.Tensor], w: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    """x is an inference tensor, which autograd itself refuses to save."""
+    return x[0], Keeps.apply(x.pop(), w)
+
+
 def checkpoint(x: list[torch.Tensor], w: torch.Tensor) -> tuple[Any, torch.Tensor]:
     view = x[0].view(2, -1)
     run = torch.utils.checkpoint.checkpoint
@@ -103,6 +108,7 @@ HOLDERS: dict[str, Holder] = {
         base_of_all_views,
         detached,
         context,
+        inference,
         checkpoint,
         hooks,
     )
@@ -117,7 +123,8 @@ def forward(
     """The address of the memory, and a sum over it that backward can begin at."""
     import esper_alloc
 
-    x = [torch.full((ELEMENTS,), float(value), device="cuda")]
+    with torch.inference_mode(holder is inference):
+        x = [torch.full((ELEMENTS,), float(value), device="cuda")]
     address = x[0].data_ptr()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -8,7 +8,7 @@ import dataclasses
 import weakref
 
 import torch
-from helper import N, case, case_from, empty, gathered, kinds, main, side
+from helper import KEPT, N, case, case_from, empty, gathered, kinds, main, side
 from torch.autograd import forward_ad
 
 from esper_alloc import record_use as mark
@@ -361,6 +361,35 @@ def all_views_in_a_dataclass():
     del views
     mark(batch, side())
     return batch.left
+
+
+@case
+def inference_tensor():
+    with torch.inference_mode():
+        x = empty()
+    mark(x, side())
+    return x
+
+
+class Gathers(torch.autograd.Function):
+    """Marks what nobody else has, in its forward."""
+
+    @staticmethod
+    def forward(ctx, w):
+        x = torch.cat([w, w])
+        mark(x, side())
+        KEPT.append(kinds(x))
+        return w * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+@case
+def local_variable_of_a_custom_function():
+    Gathers.apply(empty(N // 2, requires_grad=True))
+    return KEPT.pop()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -19,6 +20,7 @@ import torch.utils.dlpack
 from helper import KEPT, N, case, empty, gathered, kinds, main, run_script, side
 from torch.autograd import forward_ad
 
+import esper_alloc
 from esper_alloc import record_use as mark
 
 
@@ -126,6 +128,78 @@ def custom(x: torch.Tensor, how: str) -> torch.Tensor:
 def save_for_backward():
     x = gathered()
     custom(x, "saved")
+    mark(x, side())
+    return x
+
+
+class Marks(torch.autograd.Function):
+    """Saves what it marks. Grad mode is off in its forward."""
+
+    @staticmethod
+    def forward(ctx, x, w, scope):
+        ctx.save_for_backward(x)
+        if scope:
+            with esper_alloc.using(x, stream=side()):
+                pass
+        else:
+            mark(x, side())
+        return torch.empty(1, device="cuda")
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None, None
+
+
+def marked_in_forward(scope: bool, under: Any) -> torch.Tensor:
+    x = gathered().detach()
+    with under:
+        KEPT.append(Marks.apply(x, empty(1, requires_grad=True), scope))
+    return x
+
+
+@case
+def marked_in_the_forward_that_saves_it():
+    return marked_in_forward(False, contextlib.nullcontext())
+
+
+@case
+def scope_in_the_forward_that_saves_it():
+    return marked_in_forward(True, contextlib.nullcontext())
+
+
+@case
+def marked_in_forward_under_no_grad():
+    return marked_in_forward(False, torch.no_grad())
+
+
+def inference_tensor() -> torch.Tensor:
+    with torch.inference_mode():
+        return empty()
+
+
+class Keeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.x = x
+        return torch.empty(1, device="cuda")
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None
+
+
+@case
+def inference_tensor_in_a_context():
+    x = inference_tensor()
+    KEPT.append(Keeps.apply(x, empty(1, requires_grad=True)))
+    mark(x, side())
+    return x
+
+
+@case
+def inference_tensor_in_a_list():
+    x = inference_tensor()
+    KEPT.append(x)
     mark(x, side())
     return x
 
@@ -483,6 +557,44 @@ def dataclass_whose_attributes_others_hold():
     KEPT.append(vars(batch))
     mark(batch, side())
     return batch.x
+
+
+@dataclasses.dataclass(slots=True)
+class Lends:
+    """Its slot is empty: it gives what others hold."""
+
+    x: torch.Tensor
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        if name != "x":
+            raise AttributeError(name)
+        return KEPT[-1]
+
+
+@case
+def dataclass_with_an_empty_slot():
+    KEPT.append(empty())
+    lender = Lends(empty(1))
+    del lender.x
+    mark(lender, side())
+    return KEPT[-1]
+
+
+@dataclasses.dataclass(slots=True)
+class LendsAlways:
+    """It gives what others hold, whatever its slot has."""
+
+    x: torch.Tensor
+
+    def __getattribute__(self, name: str) -> Any:
+        return KEPT[-1] if name == "x" else object.__getattribute__(self, name)
+
+
+@case
+def dataclass_with_slots_that_looks_elsewhere():
+    KEPT.append(empty())
+    mark(LendsAlways(empty(1)), side())
+    return KEPT[-1]
 
 
 @case
