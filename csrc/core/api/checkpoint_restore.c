@@ -203,7 +203,7 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
 static void put_back(block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next)
-    if (use->flags & USE_AT_FREE && !use->record && !use->stamp && !use->point.branch)
+    if (use_ends_at_free(use) && !use_has_number(use) && !use->point.branch)
       use_hold(use);
   free_blocks_add(block);
 }

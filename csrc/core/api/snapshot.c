@@ -53,12 +53,11 @@ static bool reserve(esper_snapshot *s, counts_t more)
 static esper_use_entry use_entry(const block_t *block, const use_t *use)
 {
   bool captured = use->point.branch != NULL;
-  bool held =
-      !use->record && !captured && (block->state != BLOCK_LIVE || !(use->flags & USE_AT_FREE));
+  bool held = use_is_held(use) && (block->state != BLOCK_LIVE || !use_ends_at_free(use));
   return (esper_use_entry){
       .device = use->stream->device->index,
       .stream = use->stream->handle,
-      .number = use->record ? use->record->number : use->stamp,
+      .number = use_number(use),
       .kind = (use_is_rendezvous(use) ? ESPER_ENTRY_NO_GATE : 0u) |
               (!(use->flags & USE_AT_FREE)  ? 0u
                : use->flags & USE_GATE_LATE ? ESPER_ENTRY_AT_FREE

@@ -104,6 +104,18 @@ static inline block_state block_state_of(const block_t *block)
   return (block_state)__atomic_load_n(&block->state, __ATOMIC_RELAXED);
 }
 
+/* Whether it is the live block that starts at the address. */
+static inline bool block_is_live_at(const block_t *block, uintptr_t address)
+{
+  return block_state_of(block) == BLOCK_LIVE && block->address == address;
+}
+
+/* Whether the program has the block, or a thread that claimed it. */
+static inline bool block_is_live_or_claimed(const block_t *block)
+{
+  return block->state == BLOCK_LIVE || block->state == BLOCK_CLAIMED;
+}
+
 /* A new block that is not in the map. NULL: no host memory. */
 block_t *block_make(device_t *device, segment_t *segment, uintptr_t address, size_t size);
 /* A new block in the map. NULL: no host memory. */

@@ -157,9 +157,9 @@ bool cache_free(block_t *block, uintptr_t address)
   lock_order_take(LOCK_CACHE);
   /* Checked again under the latch, which finds out frees of what is not live. An observer that begins
    * adds uses to blocks that it does not hold. */
-  bool kept = block_state_of(block) == BLOCK_LIVE && block->address == address &&
-              !(block->uses && RULE(CACHE_OWES_NOTHING)) && block->segment == segment &&
-              segment_home(segment) == heap && slots_push(cache, block);
+  bool kept = block_is_live_at(block, address) && !(block->uses && RULE(CACHE_OWES_NOTHING)) &&
+              block->segment == segment && segment_home(segment) == heap &&
+              slots_push(cache, block);
   if (kept) {
     block_expect_neighbours(block);
     shard_return(&segment->device->credit, &cache->shard, segment->large, amounts_of(block));
@@ -198,7 +198,7 @@ bool cache_claim_live(block_t *block, uintptr_t address)
     return false;
   block_cache_t *cache = &block->segment->heap->cache;
   cache_pause(cache);
-  bool live = block_state_of(block) == BLOCK_LIVE && block->address == address;
+  bool live = block_is_live_at(block, address);
   if (live) {
     block_set_state(block, BLOCK_CLAIMED);
     shard_free(&block->segment->device->credit, &cache->shard, block->segment->large,

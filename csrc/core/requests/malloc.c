@@ -489,7 +489,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
 static bool has_uses_at_free(const block_t *block)
 {
   for (const use_t *use = block->uses; use; use = use->next)
-    if (use->flags & USE_AT_FREE && !use->record)
+    if (use_ends_at_free(use))
       return true;
   return false;
 }

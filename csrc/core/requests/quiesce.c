@@ -84,7 +84,7 @@ static bool find_wait(wait_t *wait, pool_t *pool)
   lock(&device->lock);
   for (const segment_t *s = device->first_segment; s; s = s->next)
     for (const block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
-      if (b->state != BLOCK_LIVE && b->state != BLOCK_CLAIMED)
+      if (!block_is_live_or_claimed(b))
         need_all(wait, b);
   unlock(&device->lock);
   return wait->stream;
