@@ -530,7 +530,7 @@ static void keep_asleep(block_t *block)
 {
   if (pages_are_absent_under(block))
     block->stamp = 0;
-  block->left = NULL; /* what was noted ends with the free */
+  block->noted = 0; /* what was noted ends with the free */
   block_set_state(block, BLOCK_ASLEEP);
   if (block->uses)
     uses_drop_completed(block->segment->device, block);
