@@ -131,7 +131,7 @@ uint64_t audit_generation(const audit *a, uintptr_t address);
 const audit_finding *audit_last_free(const audit *a);
 
 /* Judges the frees that nothing has followed yet. */
-void audit_settle(audit *a);
+void audit_judge_rest(audit *a);
 
 /* Adds what somebody else has found. */
 void audit_report(audit *a, const audit_finding *finding);

@@ -58,7 +58,7 @@ static void forget_use(block *b, size_t index)
   b->use_count--;
 }
 
-static void make_room(block *b, const use *next)
+static void drop_oldest_if_full(block *b, const use *next)
 {
   size_t oldest = 0;
   if (b->use_count < USES)
@@ -78,7 +78,7 @@ static void remember(audit *a, block *b, const lane *l, const use *next)
         footprint_covers(&next->bytes, &u->bytes))
       forget_use(b, i);
   }
-  make_room(b, next);
+  drop_oldest_if_full(b, next);
   size_t before = b->use_capacity;
   if (!audit_reserve((void **)&b->uses, &b->use_capacity, b->use_count, sizeof *next)) {
     a->lost = 1;
@@ -425,7 +425,7 @@ static int is_usually_ordered(const audit *a, const hazard *h)
   return table_get(&a->ordered_keys, finding_key(&h->finding)) != NULL;
 }
 
-void audit_settle(audit *a)
+void audit_judge_rest(audit *a)
 {
   for (size_t i = 0; i < a->stream_count; i++) {
     lane *l = order_outside(a, a->streams[i]);

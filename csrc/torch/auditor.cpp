@@ -130,7 +130,7 @@ PyObject *audit_stop(PyObject * /*module*/, PyObject * /*none*/)
   Auditor &a = auditor();
   std::lock_guard<std::mutex> lock(a.mutex);
   running.store(false);
-  functions->settle(a.engine);
+  functions->judge_rest(a.engine);
   keep_tensors(a);
   a.views.clear();
   Py_RETURN_NONE;

@@ -70,7 +70,7 @@ struct device {
   uint64_t large_requests;     /* so far; how long memory was not used is counted in these */
   int in_flight;               /* calls that hold memory in flight: memory/in_flight.h */
   unsigned in_flight_returned; /* how often such calls gave some back */
-  bell_t in_flight_ended;
+  eventcount_t in_flight_ended;
   size_t refused;            /* bytes that the driver had no memory for; 0: none */
   size_t slack_peak;         /* peak of active bytes since pages last went back: memory/slack.c */
   size_t slack_old_peak;     /* the peak of the statistics when they did */
