@@ -109,9 +109,9 @@ typedef struct audit_access {
 
 void audit_accessed(audit *a, const audit_access *access);
 
-/* A mark of `stream`, which protects what comes before it; `until_free`: what comes before the free.
- * audit_marked_by_event: what comes before the event. audit_held: the free is nobody's danger, whoever
- * uses the memory. */
+/* A mark of `stream` protects what comes before it, and with `until_free` what comes before the
+ * free. audit_marked_by_event protects what comes before the event. After audit_held the free is
+ * never judged: the memory is safe, whoever uses it. */
 void audit_marked(audit *a, uintptr_t address, audit_stream stream, int until_free, uint32_t site);
 void audit_marked_by_event(audit *a, uintptr_t address, uint64_t event, uint32_t site);
 void audit_held(audit *a, uintptr_t address);

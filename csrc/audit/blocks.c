@@ -11,7 +11,8 @@
 /* Uses that a block keeps at most. An access to pieces of a block replaces no access to other pieces;
  * beyond this many the oldest is forgotten. */
 enum { USES = 32 };
-/* Hazards of a stream with the same lines and the same user, at most; the same. */
+/* Hazards that a stream keeps at most of the same lines and the same user; beyond this many the
+ * oldest is forgotten. */
 enum { HAZARDS = 32 };
 
 static audit_finding finding_of(const audit *a, const block *b, audit_kind kind)
@@ -90,8 +91,8 @@ static void remember(audit *a, block *b, const lane *l, const use *next)
 
 /* ---- accesses ------------------------------------------------------------ */
 
-/* One finding for each access: if it is not ordered after several, the last of those that is no
- * allocation. */
+/* An access makes at most one finding. If it is not ordered after several uses, the finding names
+ * the last of them that is no allocation. */
 static void judge_order(audit *a, block *b, const lane *l, const use *next)
 {
   const uint64_t bit = 1ull << (next->slot & 63);
@@ -386,7 +387,7 @@ static void judge_free(audit *a, const block *b, lane *home, uint32_t site)
 void audit_freed(audit *a, uintptr_t address, uint32_t site)
 {
   block *b = table_remove(&a->blocks, address);
-  a->steps++; /* before the question: what an earlier free found says nothing of this one */
+  a->steps++; /* for unknown memory, too: audit_last_free must not tell of an earlier free then */
   if (!b)
     return;
   lane *home = b->is_held ? NULL : home_of(a, b);
@@ -418,8 +419,8 @@ void watched_destroy(audit *a, block *b)
   free(b);
 }
 
-/* Whether the stream was ordered in time for hazards like this one. Then the program only ended before
- * it was for the last of them. */
+/* Whether the stream was ordered in time for other hazards like this one. Then the program has
+ * merely ended before the stream was ordered for the last of them. */
 static int is_usually_ordered(const audit *a, const hazard *h)
 {
   return table_get(&a->ordered_keys, finding_key(&h->finding)) != NULL;

@@ -21,7 +21,7 @@
 #include "stitch.h"
 
 /* A page costs the same up to LARGE_PAGE, whatever its size; a larger one costs as much as several.
- * While memory is short it has TIGHT_PAGE at most, and a request takes at least so many PAGES. */
+ * While memory is short, a page is at most TIGHT_PAGE large, and at most 1/PAGES of the request. */
 enum { LARGE_PAGE = 32 << 20, TIGHT_PAGE = 8 << 20, PAGES = 5 };
 
 /* Inside this file: no hole of the heap is large enough. Not an error; grow() handles it. */

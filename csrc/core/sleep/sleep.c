@@ -272,7 +272,8 @@ typedef struct attempt {
   esper_sleep_result result;
 } attempt_t;
 
-/* All that can fail for want of something, while contents and pages are still there. */
+/* Does all that can fail because memory or a stream is missing. Contents and pages are still
+ * there. */
 static esper_status prepare(attempt_t *a)
 {
   if (!mapped_reap(a->device)) /* pages would be mapped elsewhere, too, and keep their memory */
@@ -295,7 +296,7 @@ static esper_status prepare_all(core_t *core, attempt_t *attempts, int count)
   return status;
 }
 
-/* Fails if the drivers do nothing at all: it is better to say so. */
+/* Sends the pages of all devices. Fails only if a driver refused and none took anything back. */
 static esper_status send_all(attempt_t *attempts, int count)
 {
   size_t given_back = 0;
