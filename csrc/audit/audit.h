@@ -109,9 +109,9 @@ typedef struct audit_access {
 
 void audit_accessed(audit *a, const audit_access *access);
 
-/* A mark of `stream`, which protects what comes before it; `until_free`: what comes before the free.
- * audit_marked_by_event: what comes before the event. audit_held: the free is nobody's danger, whoever
- * uses the memory. */
+/* A mark of `stream` protects what comes before it, and with `until_free` what comes before the
+ * free. audit_marked_by_event protects what comes before the event. After audit_held the free is
+ * never judged: the memory is safe, whoever uses it. */
 void audit_marked(audit *a, uintptr_t address, audit_stream stream, int until_free, uint32_t site);
 void audit_marked_by_event(audit *a, uintptr_t address, uint64_t event, uint32_t site);
 void audit_held(audit *a, uintptr_t address);
@@ -131,7 +131,7 @@ uint64_t audit_generation(const audit *a, uintptr_t address);
 const audit_finding *audit_last_free(const audit *a);
 
 /* Judges the frees that nothing has followed yet. */
-void audit_settle(audit *a);
+void audit_judge_rest(audit *a);
 
 /* Adds what somebody else has found. */
 void audit_report(audit *a, const audit_finding *finding);

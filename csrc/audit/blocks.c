@@ -11,7 +11,8 @@
 /* Uses that a block keeps at most. An access to pieces of a block replaces no access to other pieces;
  * beyond this many the oldest is forgotten. */
 enum { USES = 32 };
-/* Hazards of a stream with the same lines and the same user, at most; the same. */
+/* Hazards that a stream keeps at most of the same lines and the same user; beyond this many the
+ * oldest is forgotten. */
 enum { HAZARDS = 32 };
 
 static audit_finding finding_of(const audit *a, const block *b, audit_kind kind)
@@ -58,7 +59,7 @@ static void forget_use(block *b, size_t index)
   b->use_count--;
 }
 
-static void make_room(block *b, const use *next)
+static void drop_oldest_if_full(block *b, const use *next)
 {
   size_t oldest = 0;
   if (b->use_count < USES)
@@ -78,7 +79,7 @@ static void remember(audit *a, block *b, const lane *l, const use *next)
         footprint_covers(&next->bytes, &u->bytes))
       forget_use(b, i);
   }
-  make_room(b, next);
+  drop_oldest_if_full(b, next);
   size_t before = b->use_capacity;
   if (!audit_reserve((void **)&b->uses, &b->use_capacity, b->use_count, sizeof *next)) {
     a->lost = 1;
@@ -90,8 +91,8 @@ static void remember(audit *a, block *b, const lane *l, const use *next)
 
 /* ---- accesses ------------------------------------------------------------ */
 
-/* One finding for each access: if it is not ordered after several, the last of those that is no
- * allocation. */
+/* An access makes at most one finding. If it is not ordered after several uses, the finding names
+ * the last of them that is no allocation. */
 static void judge_order(audit *a, block *b, const lane *l, const use *next)
 {
   const uint64_t bit = 1ull << (next->slot & 63);
@@ -386,7 +387,7 @@ static void judge_free(audit *a, const block *b, lane *home, uint32_t site)
 void audit_freed(audit *a, uintptr_t address, uint32_t site)
 {
   block *b = table_remove(&a->blocks, address);
-  a->steps++; /* before the question: what an earlier free found says nothing of this one */
+  a->steps++; /* for unknown memory, too: audit_last_free must not tell of an earlier free then */
   if (!b)
     return;
   lane *home = b->is_held ? NULL : home_of(a, b);
@@ -418,14 +419,14 @@ void watched_destroy(audit *a, block *b)
   free(b);
 }
 
-/* Whether the stream was ordered in time for hazards like this one. Then the program only ended before
- * it was for the last of them. */
+/* Whether the stream was ordered in time for other hazards like this one. Then the program has
+ * merely ended before the stream was ordered for the last of them. */
 static int is_usually_ordered(const audit *a, const hazard *h)
 {
   return table_get(&a->ordered_keys, finding_key(&h->finding)) != NULL;
 }
 
-void audit_settle(audit *a)
+void audit_judge_rest(audit *a)
 {
   for (size_t i = 0; i < a->stream_count; i++) {
     lane *l = order_outside(a, a->streams[i]);

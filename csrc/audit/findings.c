@@ -13,7 +13,8 @@ uint64_t finding_key(const audit_finding *f)
   key = mixed(key, f->earlier.place.site);
   key = mixed(key, f->freed);
   key = mixed(key, f->marked);
-  /* A freed block's memory may be touched first by anything. */
+  /* What touches the memory of a freed block first is chance, so it does not tell findings
+   * apart. */
   if (f->kind != AUDIT_FREED_IN_USE && f->kind != AUDIT_MARKED_EARLY)
     key = mixed(key, f->later.place.site);
   return key;

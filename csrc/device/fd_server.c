@@ -86,7 +86,7 @@ static bool is_own_user(int s)
 typedef struct message {
   struct msghdr header;
   struct iovec part;
-  _Alignas(struct cmsghdr) char room[CMSG_SPACE(sizeof(int))];
+  _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))];
 } message;
 
 static void message_init(message *m, int *word)
@@ -94,7 +94,7 @@ static void message_init(message *m, int *word)
   *m = (message){.part = {.iov_base = word, .iov_len = sizeof *word}};
   m->header = (struct msghdr){.msg_iov = &m->part,
                               .msg_iovlen = 1,
-                              .msg_control = m->room,
+                              .msg_control = m->control,
                               .msg_controllen = CMSG_LEN(sizeof(int))};
 }
 

@@ -11,15 +11,15 @@ enum { TUPLE, LIST, DICT };
 
 static void *row_extend(row *r, size_t width)
 {
-  if (r->count == r->room) {
-    size_t room = r->room ? 2 * r->room : 64;
-    if (room > SIZE_MAX / width)
+  if (r->count == r->capacity) {
+    size_t capacity = r->capacity ? 2 * r->capacity : 64;
+    if (capacity > SIZE_MAX / width)
       return NULL;
-    void *items = realloc(r->items, room * width);
+    void *items = realloc(r->items, capacity * width);
     if (!items)
       return NULL;
     r->items = items;
-    r->room = room;
+    r->capacity = capacity;
   }
   return (char *)r->items + width * r->count++;
 }

@@ -26,7 +26,7 @@ typedef struct shadow {
 /* A growing array. */
 typedef struct row {
   void *items;
-  size_t count, room;
+  size_t count, capacity;
 } row;
 
 typedef struct machine {

@@ -29,7 +29,7 @@
   F(capture_ended)               \
   F(replayed)                    \
   F(graph_destroyed)             \
-  F(generation) F(report) F(last_free) F(settle) F(finding_count) F(finding_at) F(memory)
+  F(generation) F(report) F(last_free) F(judge_rest) F(finding_count) F(finding_at) F(memory)
 
 #define ESPER_AUDIT_TYPE(name) typedef __typeof__(audit_##name) *esper_audit_##name;
 ESPER_AUDIT_FUNCTIONS(ESPER_AUDIT_TYPE)

@@ -50,8 +50,8 @@ uint64_t number_of(PyObject *object)
   return number;
 }
 
-// A thread that has run no operator since the audit began takes a lock of PyTorch's for the next one.
-// In a child another thread may hold it for ever, so this one does so before the fork.
+// The first operator that a thread runs after the audit began takes a lock of PyTorch's. In a child
+// it may stay locked for ever, so the thread that forks takes and releases it before.
 void fork_begins()
 {
   at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
@@ -130,7 +130,7 @@ PyObject *audit_stop(PyObject * /*module*/, PyObject * /*none*/)
   Auditor &a = auditor();
   std::lock_guard<std::mutex> lock(a.mutex);
   running.store(false);
-  functions->settle(a.engine);
+  functions->judge_rest(a.engine);
   keep_tensors(a);
   a.views.clear();
   Py_RETURN_NONE;

@@ -103,8 +103,8 @@ bool pools_have_streams(c10::DeviceIndex device)
   return CUDAStream::unpack3(first_of_pool, device, c10::DeviceType::CUDA).stream() != nullptr;
 }
 
-// A thread that has run no operator since the callback was added takes a lock of PyTorch's for the
-// next one. In a child another thread may hold it for ever, so this one does so before the fork.
+// The first operator that a thread runs after the callback was added takes a lock of PyTorch's. In
+// a child it may stay locked for ever, so the thread that forks takes and releases it before.
 void fork_begins()
 {
   at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);

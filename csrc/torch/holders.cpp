@@ -54,7 +54,7 @@ bool is_only_storage(c10::StorageImpl *storage)
          deleter == c10::cuda::CUDACachingAllocator::get()->raw_deleter();
 }
 
-// Whether just so many tensors hold the storage, and nothing else does.
+// Whether exactly `tensors` tensors hold the storage, and nothing else does.
 Why count_storage(const at::Tensor &tensor, size_t tensors)
 {
   c10::StorageImpl *storage = storage_of(tensor);
@@ -73,8 +73,8 @@ Why count_storage(const at::Tensor &tensor, size_t tensors)
   return Why::nobody_else;
 }
 
-// Whether the tensor is held by just so many views, and by its Python object with just so many
-// references. `object` null: it has none.
+// Whether the tensor is held by `views` views and its Python object alone, and that object by no
+// more than `references` references. `object` null: there is none.
 Why count_tensor(const at::Tensor &tensor, size_t views, PyObject *object, Py_ssize_t references)
 {
   if (object != tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj()) {

@@ -147,8 +147,8 @@ unsigned long long *page_locked_word()
   return static_cast<unsigned long long *>(word);
 }
 
-// Where the GPU finds the first bytes that are no poison; `end`: there are none. `begin` if no kernel
-// can look, so that the host looks at everything. Waits for the stream.
+// The address of the first bytes that the GPU finds to be no poison; `end`: there are none. If no
+// kernel can look, `begin`: the host then looks at everything. Waits for the stream.
 uintptr_t first_suspect(Search search, uintptr_t begin, uintptr_t end, cudaStream_t stream)
 {
   if (search == nullptr) {

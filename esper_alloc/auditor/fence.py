@@ -57,7 +57,8 @@ class Fault:
         suspects: operators that were called with freed memory, and then memory that was in use
             when it was freed, the latest free first; with its free (None: it was long ago).
         freed: what was freed last, the latest first.
-        addresses_came_round: so many frees that memory was handed out at old addresses again.
+        addresses_came_round: all addresses for fences had been used, so memory was handed out at
+            old addresses again.
     """
 
     error: str

@@ -67,7 +67,7 @@ def _median_ns(work: Callable[[], None], times: int) -> float:
 
 
 def _pair_ns(size: int, times: int) -> float:
-    """A tensor of so many bytes made and dropped, from Python."""
+    """How long it takes to make and drop a tensor of `size` bytes, from Python."""
     import torch
 
     def work() -> None:

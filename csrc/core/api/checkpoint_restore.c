@@ -75,8 +75,8 @@ static size_t use_count(const block_t *block)
   return count;
 }
 
-/* Counts the blocks and uses needed: one block for each boundary that is missing, and for each a
- * copy of the uses of the block that is cut there. */
+/* Counts the blocks and uses that cutting takes: for each missing boundary one block, and a copy of
+ * the uses of the block that is cut there. */
 static void count_cuts(restore_t *r, const chain_t *chain)
 {
   const block_t *b = segment_of(r, chain)->first;
@@ -199,11 +199,11 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
   r->delta->live[r->delta->live_count++] = (void *)block->address;
 }
 
-/* The restore is the free that a use by record_stream ends with. Such a use is held. */
+/* A use by record_stream lasts until the free, and the restore is that free. Such a use is held. */
 static void put_back(block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next)
-    if (use->flags & USE_AT_FREE && !use->record && !use->stamp && !use->point.branch)
+    if (use_ends_at_free(use) && !use_has_number(use) && !use->point.branch)
       use_hold(use);
   free_blocks_add(block);
 }

@@ -46,7 +46,8 @@ esper_status esper_pool_create(esper_core *core, int index, uint64_t first, uint
   return *pool ? ESPER_OK : no_host_memory();
 }
 
-/* An event for all streams that is just being recorded would end a capture that begins now. */
+/* Waits for a thread that is just recording an event for all streams, which would end a capture
+ * that begins now. */
 static void await_events_for_all(device_t *device)
 {
   lock(&device->all_streams->lock);

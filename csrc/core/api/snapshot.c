@@ -33,32 +33,33 @@ static counts_t count(const device_t *device)
   return counts;
 }
 
-/* Enlarges an array of `count` elements. */
-static void *grow(void *array, size_t count, size_t element, bool *room)
+/* Enlarges an array to `count` elements. If that fails, *enough_memory becomes false, and the array
+ * stays as it is. */
+static void *grow(void *array, size_t count, size_t element, bool *enough_memory)
 {
   void *grown = realloc(array, (count + 1) * element);
-  *room &= grown != NULL;
+  *enough_memory &= grown != NULL;
   return grown ? grown : array;
 }
 
 static bool reserve(esper_snapshot *s, counts_t more)
 {
-  bool room = true;
-  s->segments = grow(s->segments, s->segment_count + more.segments, sizeof *s->segments, &room);
-  s->blocks = grow(s->blocks, s->block_count + more.blocks, sizeof *s->blocks, &room);
-  s->uses = grow(s->uses, s->use_count + more.uses, sizeof *s->uses, &room);
-  return room;
+  bool enough_memory = true;
+  s->segments =
+      grow(s->segments, s->segment_count + more.segments, sizeof *s->segments, &enough_memory);
+  s->blocks = grow(s->blocks, s->block_count + more.blocks, sizeof *s->blocks, &enough_memory);
+  s->uses = grow(s->uses, s->use_count + more.uses, sizeof *s->uses, &enough_memory);
+  return enough_memory;
 }
 
 static esper_use_entry use_entry(const block_t *block, const use_t *use)
 {
   bool captured = use->point.branch != NULL;
-  bool held =
-      !use->record && !captured && (block->state != BLOCK_LIVE || !(use->flags & USE_AT_FREE));
+  bool held = use_is_held(use) && (block->state != BLOCK_LIVE || !use_ends_at_free(use));
   return (esper_use_entry){
       .device = use->stream->device->index,
       .stream = use->stream->handle,
-      .number = use->record ? use->record->number : use->stamp,
+      .number = use_number(use),
       .kind = (use_is_rendezvous(use) ? ESPER_ENTRY_NO_GATE : 0u) |
               (!(use->flags & USE_AT_FREE)  ? 0u
                : use->flags & USE_GATE_LATE ? ESPER_ENTRY_AT_FREE
@@ -139,11 +140,11 @@ esper_status esper_snapshot_take(esper_core *core, int device, esper_snapshot *s
     pools_retire(d);
     lock(&d->lock);
     caches_close(d);
-    bool room = reserve(snapshot, count(d));
-    if (room)
+    bool enough_memory = reserve(snapshot, count(d));
+    if (enough_memory)
       add_device(d, snapshot);
     unlock(&d->lock);
-    if (!room) {
+    if (!enough_memory) {
       esper_snapshot_free(snapshot);
       return error_set(ESPER_HOST_MEMORY, "no host memory for a snapshot");
     }

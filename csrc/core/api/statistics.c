@@ -72,7 +72,7 @@ static void count_pending(const heap_t *heap, esper_counters *counters)
   for (const block_t *b = heap->oldest_pending; b; b = b->newer) {
     bool held = false;
     for (const use_t *use = b->uses; use; use = use->next)
-      held |= !use->record && !use->point.branch;
+      held |= use_is_held(use);
     counters->bytes_pending += b->size;
     counters->blocks_held += held;
   }

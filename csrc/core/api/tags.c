@@ -46,7 +46,7 @@ esper_status esper_get_tag_stats(esper_core *core, int device_index, esper_tag_s
     return error_set(ESPER_HOST_MEMORY, "no host memory for the figures of %d tags", TAGS);
   lock(&device->lock);
   for (const sleeper_t *s = device->sleepers; s; s = s->next)
-    all[s->tag].host += atomic_load(&s->room.bytes);
+    all[s->tag].host += atomic_load(&s->pinned.bytes);
   caches_close(device);
   for (const segment_t *s = device->first_segment; s; s = s->next)
     add_segment(s, &all[s->heap->tag]);

@@ -5,7 +5,8 @@ static bool call_begin(core_t *c, int call)
   if (core_is(c, CORE_SHUT_DOWN))
     return false;
   lock_order_call_driver();
-  /* Not atomic as a whole: a locked instruction would cost more than the shorter calls. */
+  /* Two threads that count at once may count only one call. A locked instruction would count both,
+   * but take longer than the shortest calls. */
   uint64_t calls = atomic_load_explicit(&c->driver_calls[call], memory_order_relaxed);
   atomic_store_explicit(&c->driver_calls[call], calls + 1, memory_order_relaxed);
   return true;

@@ -1,6 +1,6 @@
-/* lock.h: a mutex of one word, a latch, a bell. The mutex is taken and released inline: malloc and
- * free hold it for about twenty nanoseconds, so a library call would be noticed. A thread that
- * finds it held spins briefly, then sleeps. */
+/* lock.h: a mutex of one word, a latch, an eventcount. The mutex is taken and released inline:
+ * malloc and free hold it for about twenty nanoseconds, so a library call would be noticed. A
+ * thread that finds it held spins briefly, then sleeps. */
 #ifndef ESPER_LOCK_H
 #define ESPER_LOCK_H
 
@@ -35,17 +35,18 @@ typedef struct latch {
   atomic_bool held;
 } latch_t;
 
-/* A thread reads a bell's count, and may then sleep until the bell has been rung again. */
-typedef struct bell {
+/* A thread reads the count, and may then wait until another thread has advanced it. It has nothing
+ * to do with the driver's events. */
+typedef struct eventcount {
   atomic_int count, waiting;
-} bell_t;
+} eventcount_t;
 
-void bell_ring(bell_t *bell);
-void bell_wait(bell_t *bell, int count);
+void eventcount_advance(eventcount_t *ec);
+void eventcount_wait(eventcount_t *ec, int count);
 
-static inline int bell_count(bell_t *bell)
+static inline int eventcount_read(eventcount_t *ec)
 {
-  return atomic_load(&bell->count);
+  return atomic_load(&ec->count);
 }
 
 /* For loops that wait for a latch; `turn` counts the calls. */

@@ -3,7 +3,7 @@
  *   core      devices, streams, the address map
  *   device    one GPU: pools, segments, statistics, trace, one lock
  *   pool      heaps whose memory is kept apart
- *   heap      the free blocks of one (pool, stream, capture), in bins by size
+ *   heap      the free blocks of one (pool, stream, capture, tag), in bins by size
  *   block cache  a few of them, which malloc and free reach without the device's lock
  *   statistics shard  what a heap has counted and not yet added to the statistics
  *   segment   an address range from the driver, with one home heap: classic (one allocation)

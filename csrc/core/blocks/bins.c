@@ -27,7 +27,8 @@ static inline bool block_before(const block_t *a, const block_t *b, bool placed)
 
 static uint64_t block_priority(const block_t *block)
 {
-  /* With one multiplication alone, blocks at some equal distances would form a list. */
+  /* With a single multiplication, priorities would rise steadily along blocks at certain equal
+   * distances, and the tree would become a list. */
   uint64_t x = block->address * 0x9e3779b97f4a7c15u;
   return (x ^ x >> 32) * 0x9e3779b97f4a7c15u;
 }

@@ -28,8 +28,8 @@ struct block {
     block_t *left; /* in its bin */
     struct {
       uint16_t fits_best; /* cached: the cache's epoch in which it was found to fit best */
-      /* live: bit i: stream i has a use that lasts until the free. Zero at first: a block with uses
-       * is not cached, and one that leaves its bin has no link. */
+      /* live: bit i: stream i has a use that lasts until the free. Zero when the block becomes
+       * live: blocks in a cache have no uses, and leaving a bin clears the link. */
       uint32_t noted;
     };
   };
@@ -102,6 +102,18 @@ static inline void block_set_state(block_t *block, block_state state)
 static inline block_state block_state_of(const block_t *block)
 {
   return (block_state)__atomic_load_n(&block->state, __ATOMIC_RELAXED);
+}
+
+/* Whether it is the live block that starts at the address. */
+static inline bool block_is_live_at(const block_t *block, uintptr_t address)
+{
+  return block_state_of(block) == BLOCK_LIVE && block->address == address;
+}
+
+/* Whether the program has the block, or a thread that claimed it. */
+static inline bool block_is_live_or_claimed(const block_t *block)
+{
+  return block->state == BLOCK_LIVE || block->state == BLOCK_CLAIMED;
 }
 
 /* A new block that is not in the map. NULL: no host memory. */

@@ -16,8 +16,9 @@ static bool is_ready(const block_t *neighbour)
   return neighbour && block_state_of(neighbour) == BLOCK_READY;
 }
 
-/* Whether a best fit among the ready blocks, with this one merged in, would be taken from where it
- * begins. If not, handing it out would keep a large range in pieces. Of equals it is best. */
+/* Whether a best fit among the ready blocks, with this one merged in, would be taken from where
+ * this one begins. If not, handing it out would keep a large range in pieces. Among equal sizes
+ * this block wins. */
 static bool fits_best(const heap_t *heap, const block_t *block)
 {
   const bins_t *bins = &heap->ready[block->segment->large];
@@ -32,8 +33,8 @@ static bool fits_best(const heap_t *heap, const block_t *block)
   return !other || other->size >= block->size + (rest ? rest->size : 0);
 }
 
-/* What choose() found holds for the cache's epoch. For a block with ready neighbours it holds only
- * while no other block of its size is cached, which might have none. */
+/* What choose() found holds for the cache's epoch. Of a block with ready neighbours it holds only
+ * while no other block of its size is cached: another might have no ready neighbours. */
 enum { FITS_ALONE = 1 };
 
 static inline bool is_known_to_fit(const block_cache_t *cache, int slot, const block_t *block)
@@ -155,11 +156,11 @@ bool cache_free(block_t *block, uintptr_t address)
   if ((block->uses && RULE(CACHE_OWES_NOTHING)) || !block->plain || !cache_enter(cache, LATCH_HELD))
     return false;
   lock_order_take(LOCK_CACHE);
-  /* Checked again under the latch, which finds out frees of what is not live. An observer that begins
-   * adds uses to blocks that it does not hold. */
-  bool kept = block_state_of(block) == BLOCK_LIVE && block->address == address &&
-              !(block->uses && RULE(CACHE_OWES_NOTHING)) && block->segment == segment &&
-              segment_home(segment) == heap && slots_push(cache, block);
+  /* Checked again under the latch. That finds frees of blocks that are not live, and uses that an
+   * observer adds, when it begins, to blocks that it does not hold. */
+  bool kept = block_is_live_at(block, address) && !(block->uses && RULE(CACHE_OWES_NOTHING)) &&
+              block->segment == segment && segment_home(segment) == heap &&
+              slots_push(cache, block);
   if (kept) {
     block_expect_neighbours(block);
     shard_return(&segment->device->credit, &cache->shard, segment->large, amounts_of(block));
@@ -198,7 +199,7 @@ bool cache_claim_live(block_t *block, uintptr_t address)
     return false;
   block_cache_t *cache = &block->segment->heap->cache;
   cache_pause(cache);
-  bool live = block_state_of(block) == BLOCK_LIVE && block->address == address;
+  bool live = block_is_live_at(block, address);
   if (live) {
     block_set_state(block, BLOCK_CLAIMED);
     shard_free(&block->segment->device->credit, &cache->shard, block->segment->large,

@@ -36,7 +36,7 @@ struct heap {
   bool quiesced;    /* what is ready owes its stream nothing: a capture may take the heap over */
   bool over;        /* its capture is over; set during a quiesce */
   uint64_t quiesced_at; /* the number of its stream that the last quiesce waited for; 0: none */
-  uint64_t quiesced_to; /* a free with a later stamp came after that */
+  uint64_t quiesced_to; /* the highest stamp of a free that this wait covers */
   branch_t *branch;     /* the stream inside the capture, a reference; NULL: outside */
   bins_t ready[2];      /* by size class: small, large */
   bins_t pending[2];

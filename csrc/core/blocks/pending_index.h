@@ -2,10 +2,11 @@
  * saves looking at each block. Under the device's lock.
  *
  * The index picks one unsatisfied use of each pending block, one that bars gates if it can. Until
- * that use is satisfied the block is not ready, and still bars gates if it did. Of a block that is
- * active it has the marked uses, too, if that one is not marked. For each stream the
- * index keeps a number that none of these uses is below. When something has completed or was gated
- * on, comparing a few numbers tells whether any block may be ready. */
+ * that use is satisfied the block is not ready, and still bars gates if it did. If the picked use
+ * of an active block is not a marked one, the index also takes the block's marked uses: the block
+ * stays active until they are satisfied. For each stream the index keeps a number that none of
+ * these uses is below. When something has completed or was gated on, comparing a few numbers tells
+ * whether any block may be ready. */
 #ifndef ESPER_PENDING_INDEX_H
 #define ESPER_PENDING_INDEX_H
 

@@ -48,7 +48,7 @@ void use_cover(use_t *use, record_t *record)
 void uses_record_at_free(block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next)
-    if (use->flags & USE_AT_FREE && !use->record)
+    if (use_ends_at_free(use))
       use->record = stream_record_unpresented(use->stream);
 }
 
@@ -63,7 +63,7 @@ static use_t *use_on(const block_t *block, const stream_t *stream, const branch_
 
 bool use_has_completed(const use_t *use)
 {
-  uint64_t number = use->record ? use->record->number : use->stamp;
+  uint64_t number = use_number(use);
   return number && stream_completed(use->stream, number);
 }
 
@@ -301,7 +301,7 @@ static bool is_elsewhere(const block_t *block, const use_t *use)
 
 static bool goes_or_is_held(block_t *block, use_t *use)
 {
-  if (use->record || use->stamp)
+  if (use_has_number(use))
     return false;
   if (is_elsewhere(block, use))
     return !use_hold_for_device(block, use);
@@ -318,7 +318,7 @@ static bool goes_if_unrecorded(block_t *block, use_t *use)
 {
   if (use->record)
     return false;
-  return !is_elsewhere(block, use) || (!use->stamp && !use_hold_for_device(block, use));
+  return !is_elsewhere(block, use) || (!use_has_number(use) && !use_hold_for_device(block, use));
 }
 
 void uses_drop_unrecorded(device_t *device, block_t *block)
@@ -330,9 +330,8 @@ void uses_drop_unrecorded(device_t *device, block_t *block)
  * because its stamp may be older: of a time when the use was held. */
 static void use_hold_for_both(use_t *use, const use_t *other)
 {
-  bool never = (!use->record && !use->stamp) || (!other->record && !other->stamp);
-  uint64_t a = use->record ? use->record->number : use->stamp;
-  uint64_t b = other->record ? other->record->number : other->stamp;
+  bool never = !use_has_number(use) || !use_has_number(other);
+  uint64_t a = use_number(use), b = use_number(other);
   use->stamp = never ? 0 : a > b ? a : b;
   use_set_record(use, NULL);
 }
@@ -394,7 +393,7 @@ static bool notes_are_valid(const block_t *block)
   core_t *core = block->segment->device->core;
   for (uint32_t left = block->noted; left; left &= left - 1) {
     const use_t *use = use_on(block, stream_at(core, (unsigned)__builtin_ctz(left)), NULL);
-    if (!use || !(use->flags & USE_AT_FREE) || use->record)
+    if (!use || !use_ends_at_free(use))
       return false;
   }
   return true;

@@ -65,6 +65,29 @@ static inline bool use_is_marked(const use_t *use)
   return !(use->flags & USE_IS_LOAN);
 }
 
+/* The number of the event that ends the use: its record's, or its stamp. 0: none is known yet. */
+static inline uint64_t use_number(const use_t *use)
+{
+  return use->record ? use->record->number : use->stamp;
+}
+
+static inline bool use_has_number(const use_t *use)
+{
+  return use->record || use->stamp;
+}
+
+/* Whether the use lasts until the free, and its event is still to be recorded. */
+static inline bool use_ends_at_free(const use_t *use)
+{
+  return use->flags & USE_AT_FREE && !use->record;
+}
+
+/* Whether a free block is held for the use, which has no event. */
+static inline bool use_is_held(const use_t *use)
+{
+  return !use->record && !use->point.branch;
+}
+
 use_t *use_take(device_t *device); /* NULL: no host memory */
 void use_give(device_t *device, use_t *use);
 

@@ -11,38 +11,40 @@
 /* Addresses are reserved in ranges of this many times the device's memory. */
 enum { RANGE_SHARE = 4 };
 
-/* Pages and a granule that stays empty, so that the pages of two fences never touch. */
-static size_t room_of(const device_t *device, size_t size)
+/* Bytes of addresses for a fence: its pages, and a granule that stays empty, so that the pages of
+ * two fences never touch. */
+static size_t extent_of(const device_t *device, size_t size)
 {
   return size + device->granule;
 }
 
 /* ---- addresses ----------------------------------------------------------- */
 
-/* How far a fence that is still there reaches into the addresses; 0: none does. */
-static size_t occupied(const device_t *device, uintptr_t address, size_t room)
+/* 0: no fence that is still there has any of these addresses. Otherwise the bytes from `address` to
+ * the end of such a fence's extent. */
+static size_t occupied(const device_t *device, uintptr_t address, size_t extent)
 {
   for (const segment_t *s = device->first_segment; s; s = s->next)
-    if (s->fenced && s->address < address + room && address < s->address + s->size)
-      return room_of(device, s->address + s->size - address);
+    if (s->fenced && s->address < address + extent && address < s->address + s->size)
+      return extent_of(device, s->address + s->size - address);
   return 0;
 }
 
 /* 0: the end of the last range was reached. Under the lock. */
-static uintptr_t take_addresses(device_t *device, size_t room)
+static uintptr_t take_addresses(device_t *device, size_t extent)
 {
   fences_t *f = &device->fences;
   while (f->current < f->count) {
     size_t left = f->range[f->current].size - f->used, taken;
-    if (left < room) {
+    if (left < extent) {
       f->current++;
       f->used = 0;
       continue;
     }
     uintptr_t address = f->range[f->current].address + f->used;
-    taken = f->rounds || !RULE(FENCE_ADDRESSES_ONCE) ? occupied(device, address, room) : 0;
+    taken = f->rounds || !RULE(FENCE_ADDRESSES_ONCE) ? occupied(device, address, extent) : 0;
     if (!taken) {
-      f->used += room;
+      f->used += extent;
       return address;
     }
     f->used += taken < left ? taken : left;
@@ -57,43 +59,43 @@ static void begin_again(device_t *device)
 }
 
 /* Begins with the oldest addresses again. Under the lock. */
-static uintptr_t come_round(device_t *device, size_t room)
+static uintptr_t come_round(device_t *device, size_t extent)
 {
   begin_again(device);
   device->fences.rounds++;
-  return take_addresses(device, room);
+  return take_addresses(device, extent);
 }
 
 static void add_range(device_t *device, uintptr_t address, size_t size)
 {
   fences_t *f = &device->fences;
   lock(&device->lock);
-  bool has_room = f->count < FENCE_RANGES;
-  if (has_room) {
+  bool fits = f->count < FENCE_RANGES;
+  if (fits) {
     f->range[f->count].address = address;
     f->range[f->count++].size = size;
   }
   unlock(&device->lock);
-  if (!has_room) /* other threads were faster */
+  if (!fits) /* other threads were faster */
     call_range_free(device->core, device->index, address, size);
 }
 
-static esper_status place(device_t *device, size_t room, uintptr_t *address)
+static esper_status place(device_t *device, size_t extent, uintptr_t *address)
 {
   size_t usual = round_to_granule(device, RANGE_SHARE * device->total);
   for (esper_status status = ESPER_OK;;) {
     lock(&device->lock);
-    *address = take_addresses(device, room);
+    *address = take_addresses(device, extent);
     bool is_last = device->fences.count == FENCE_RANGES || status != ESPER_OK;
     if (!*address && is_last && device->fences.count)
-      *address = come_round(device, room);
+      *address = come_round(device, extent);
     unlock(&device->lock);
     if (*address)
       return ESPER_OK;
     if (is_last)
       return status == ESPER_OK ? ESPER_OUT_OF_MEMORY : error_from_driver(device->core, status);
     uintptr_t range;
-    size_t size = room > usual ? room : usual;
+    size_t size = extent > usual ? extent : usual;
     status = call_range_reserve(device->core, device->index, size, &range);
     if (status == ESPER_OK)
       add_range(device, range, size);
@@ -112,14 +114,14 @@ static esper_status fence_raise(device_t *device, size_t size, uintptr_t *addres
   if (status != ESPER_OK)
     return error_from_driver(core, status);
   /* Addresses last, so that a request without memory uses none up. */
-  status = place(device, room_of(device, size), address);
+  status = place(device, extent_of(device, size), address);
   if (status == ESPER_OK) {
     status = peers_map(device, *address, size, *page);
     if (status == ESPER_OK)
       return ESPER_OK;
     error_from_driver(core, status);
   } else if (status == ESPER_OUT_OF_MEMORY) {
-    *missing = room_of(device, size);
+    *missing = extent_of(device, size);
   }
   orphan_release_page(device, *page, size, orphan);
   return status;
@@ -256,7 +258,7 @@ static bool is_in_range(const device_t *device, const segment_t *s)
   for (int i = 0; i < device->fences.count; i++) {
     uintptr_t begin = device->fences.range[i].address;
     if (s->address >= begin &&
-        s->address - begin + room_of(device, s->size) <= device->fences.range[i].size)
+        s->address - begin + extent_of(device, s->size) <= device->fences.range[i].size)
       return true;
   }
   return false;

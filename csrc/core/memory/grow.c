@@ -21,7 +21,7 @@
 #include "stitch.h"
 
 /* A page costs the same up to LARGE_PAGE, whatever its size; a larger one costs as much as several.
- * While memory is short it has TIGHT_PAGE at most, and a request takes at least so many PAGES. */
+ * While memory is short, a page is at most TIGHT_PAGE large, and at most 1/PAGES of the request. */
 enum { LARGE_PAGE = 32 << 20, TIGHT_PAGE = 8 << 20, PAGES = 5 };
 
 /* Inside this file: no hole of the heap is large enough. Not an error; grow() handles it. */
@@ -253,7 +253,7 @@ static esper_status add_page(const growth_t *g, size_t at, size_t size)
 
 /* Without this check, a driver that has too little would first give all it has, page by page, and
  * other threads would find no memory meanwhile. */
-static esper_status look_for_room(const growth_t *g)
+static esper_status check_free_memory(const growth_t *g)
 {
   enum { FEW = 16 }; /* pages that are tried without asking */
   size_t free, total;
@@ -371,7 +371,7 @@ static block_t *finish(growth_t *g, esper_status status, size_t filled)
 
 static esper_status fill(growth_t *g, block_t **block)
 {
-  esper_status status = look_for_room(g);
+  esper_status status = check_free_memory(g);
   if (status == ESPER_OK)
     status = stitch_move(&g->stitch, g->piece, &g->moved);
   size_t filled = g->moved;

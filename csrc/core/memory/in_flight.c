@@ -24,7 +24,7 @@ void in_flight_end(device_t *device)
 {
   core_assert(device->in_flight > 0);
   device->in_flight--;
-  bell_ring(&device->in_flight_ended);
+  eventcount_advance(&device->in_flight_ended);
 }
 
 unsigned in_flight_returned_by_others(const device_t *device)
@@ -38,7 +38,7 @@ bool in_flight_wait(device_t *device, unsigned *returned_before)
     lock(&device->lock);
     unsigned now = in_flight_returned_by_others(device);
     bool empty = !device->in_flight;
-    int rung = bell_count(&device->in_flight_ended);
+    int seen = eventcount_read(&device->in_flight_ended);
     unlock(&device->lock);
     if (now != *returned_before) {
       *returned_before = now;
@@ -46,6 +46,6 @@ bool in_flight_wait(device_t *device, unsigned *returned_before)
     }
     if (empty)
       return false;
-    bell_wait(&device->in_flight_ended, rung);
+    eventcount_wait(&device->in_flight_ended, seen);
   }
 }

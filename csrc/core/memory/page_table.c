@@ -98,7 +98,7 @@ bool pages_are_absent_under(const block_t *block)
 /* Whether free blocks on pages that sleep are so marked, and no others. */
 static bool block_sleeps_rightly(const block_t *b)
 {
-  return b->state == BLOCK_LIVE || b->state == BLOCK_CLAIMED || !block_is_mapped(b) ||
+  return block_is_live_or_claimed(b) || !block_is_mapped(b) ||
          (b->state == BLOCK_ASLEEP) == pages_sleep_under(b);
 }
 

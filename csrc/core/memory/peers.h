@@ -23,8 +23,8 @@ esper_status peers_map(const device_t *device, uintptr_t address, size_t size, u
 esper_status peers_add(device_t *device, int peer);
 
 bool peers_has(device_t *device, int peer);
-/* Sets the device's peers up. They may be at work on its memory without having any of their own, and
- * are asked and waited for from now on. */
+/* Sets up the devices that are this device's peers. A peer may work on this device's memory without
+ * having any of its own. Once it is set up, it is asked and waited for like any other. */
 esper_status peers_start(device_t *device);
 
 void peers_init(device_t *device);

@@ -21,7 +21,7 @@ typedef struct fences {
   int count, current; /* the range that is handed out */
   size_t used;        /* bytes of it */
   uint64_t rounds;    /* how often all of them have been used */
-  uint64_t looked_at; /* freed blocks, so far, in search of those whose pages can go */
+  uint64_t looked_at; /* how many freed blocks were looked at, to find those whose pages can go */
 } fences_t;
 
 struct device {
@@ -65,12 +65,12 @@ struct device {
   int peer_count;
   import_t *imports; /* pages of other processes; guarded by the lock as well */
   double fraction;
-  size_t limit;                /* SIZE_MAX: none */
-  size_t reserving;            /* bytes being obtained and orphaned: not in the statistics */
-  uint64_t large_requests;     /* so far; how long memory was not used is counted in these */
-  int in_flight;               /* calls that hold memory in flight: memory/in_flight.h */
+  size_t limit;            /* SIZE_MAX: none */
+  size_t reserving;        /* bytes being obtained and orphaned: not in the statistics */
+  uint64_t large_requests; /* how many so far: the clock by which memory counts as long unused */
+  int in_flight;           /* calls that hold memory in flight: memory/in_flight.h */
   unsigned in_flight_returned; /* how often such calls gave some back */
-  bell_t in_flight_ended;
+  eventcount_t in_flight_ended;
   size_t refused;            /* bytes that the driver had no memory for; 0: none */
   size_t slack_peak;         /* peak of active bytes since pages last went back: memory/slack.c */
   size_t slack_old_peak;     /* the peak of the statistics when they did */

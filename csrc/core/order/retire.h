@@ -15,7 +15,8 @@ void stream_retire_all(core_t *core);
  * microseconds too until an event has completed. */
 bool stream_completes_now(stream_t *stream, uint64_t number);
 
-/* Takes a number without an event: what is stamped later has a later stamp. */
+/* Takes a number without recording an event: earlier stamps are at most that number, later ones are
+ * higher. */
 uint64_t stream_pass(stream_t *stream);
 
 /* Before the device is synchronised: takes a number that stands for all work enqueued so far on the
@@ -23,8 +24,8 @@ uint64_t stream_pass(stream_t *stream);
 void stream_sync_begin(stream_t *stream);
 void stream_sync_done(stream_t *stream);
 
-/* Positions in the queues of streams that the driver was not asked about yet: collected under the
- * device's lock, asked without it. */
+/* Positions in the queues of streams that the driver has still to be asked about. They are
+ * collected under the device's lock, and asked about without it. */
 enum { PROBES = 16 };
 typedef struct probes {
   stream_t *stream[PROBES];
@@ -32,8 +33,8 @@ typedef struct probes {
   int count;
 } probes_t;
 
-/* Asks for a position; of several on one stream for the latest. Those of more than PROBES streams
- * are not asked. */
+/* Adds a position. Of several on one stream only the latest counts. Beyond PROBES streams,
+ * positions are ignored. */
 void probes_add(probes_t *probes, stream_t *stream, uint64_t stamp);
 /* Records an event on each stream, and finds out what has completed. `patient`: gives each event
  * the moment that it takes on an idle stream. */

@@ -12,7 +12,8 @@
 
 enum {
   CLOCK_ENTRIES = 256, /* streams from this index on are in no vector clock */
-  STREAM_EVENTS = 32, /* kept for reuse, and so many records; the device keeps the rest (event.h) */
+  STREAM_EVENTS = 32, /* events that a stream keeps for reuse, and as many records; the device keeps
+                         the rest (event.h) */
 };
 
 /* Streams by index. The bits find the few streams with outstanding records among many. */
@@ -31,8 +32,8 @@ struct stream {
   stream_t *next_by_handle; /* immortal ones, by handle */
   _Atomic(heap_t *) heap;   /* its heap of the default pool outside captures and tags, or NULL */
   atomic_bool holds;        /* some free block has a use here without a record */
-  atomic_bool kept;         /* not for another stream once it ended: it had a heap,
-                               or a use without a record */
+  atomic_bool kept;         /* no other stream takes over this entry when the stream has ended,
+                               because it had a heap or a use without a record */
   atomic_bool immortal;
   atomic_bool was_captured; /* a mortal one, when it was last presented */
   bool all_streams;         /* stands for all streams of the device */

@@ -317,8 +317,8 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
 
 /* ---- with a fence ------------------------------------------------------ */
 
-/* How many freed blocks that wait for other streams a malloc or free passes over, so that it takes no
- * longer the more there are. While memory is short there is no limit. */
+/* A malloc or free passes over this many freed blocks that wait for other streams, so that its time
+ * does not grow with their number. While memory is short there is no limit. */
 enum { PASSED_OVER = 64 };
 
 static block_t *raise_fence(request_t *q, size_t most, esper_status *status)
@@ -489,7 +489,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
 static bool has_uses_at_free(const block_t *block)
 {
   for (const use_t *use = block->uses; use; use = use->next)
-    if (use->flags & USE_AT_FREE && !use->record)
+    if (use_ends_at_free(use))
       return true;
   return false;
 }
@@ -524,13 +524,13 @@ static void warn_of_graph(core_t *core)
       "such tensors for as long as the graph.");
 }
 
-/* Before memory is unmapped, its owner's work is waited for. But the sleep may be under way still, or
- * a page of the block may have stayed. */
+/* Sleep waits for the owner's work before it unmaps a page, so absent memory owes no owner order.
+ * But the sleep may still be under way, or a page of the block may have stayed. */
 static void keep_asleep(block_t *block)
 {
   if (pages_are_absent_under(block))
     block->stamp = 0;
-  block->left = NULL; /* what was noted ends with the free */
+  block->noted = 0; /* what was noted ends with the free */
   block_set_state(block, BLOCK_ASLEEP);
   if (block->uses)
     uses_drop_completed(block->segment->device, block);

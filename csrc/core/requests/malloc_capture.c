@@ -101,7 +101,7 @@ static void set_points_at_free(core_t *core, block_t *block)
 {
   for (use_t *use = block->uses; use; use = use->next) {
     stream_t *s = use->stream;
-    if (!(use->flags & USE_AT_FREE) || use->record || use->point.branch || block_is_of(block, s))
+    if (!use_ends_at_free(use) || use->point.branch || block_is_of(block, s))
       continue;
     capture_point_t point = {0};
     branch_t *branch = s->immortal ? capture_branch(core, s, block->capture) : NULL;

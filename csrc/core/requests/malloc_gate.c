@@ -169,8 +169,8 @@ block_t *malloc_gate_other(const request_t *q)
   run_t run = claim_elsewhere(q, true, &stamp);
   if (run.first && stamp) {
     owner_order = stream_probe(owner_order_stream(run.first->segment->heap), stamp);
-    /* It stands for work of all streams, which a stream may wait for where the host may. Asked
-     * afterwards, so that all of that work is asked about. */
+    /* The record stands for work of all streams. A stream may wait for that only where the host
+     * may, too. The question comes after the record, so that it covers all of this work. */
     if (!owner_order || !drain_may_wait(q->device)) {
       put_back(q, run);
       if (owner_order)

@@ -14,7 +14,7 @@
 
 /* ---- waiting ------------------------------------------------------------ */
 
-enum { REFUSED = 64 }; /* at most so many streams that cannot be waited for are remembered */
+enum { REFUSED = 64 }; /* the most streams that are remembered because they cannot be waited for */
 
 /* A stream that cannot be waited for, and is not tried again. If no event could be recorded on it,
  * events recorded earlier may still be waited for. */
@@ -57,7 +57,8 @@ static void need(wait_t *wait, stream_t *stream, uint64_t number, record_t *reco
   wait->record = record;
 }
 
-/* `all_streams` has the traits of all streams, of which those that are at work have been asked. */
+/* The traits of `all_streams` are those of all streams together, so they do not tell whether a
+ * stream with the rendezvous trait is at work. `for_all` does. */
 static bool may_wait_for(const wait_t *wait, const use_t *use)
 {
   return use->stream->all_streams ? wait->for_all && !(use->flags & USE_NO_GATE)
@@ -84,7 +85,7 @@ static bool find_wait(wait_t *wait, pool_t *pool)
   lock(&device->lock);
   for (const segment_t *s = device->first_segment; s; s = s->next)
     for (const block_t *b = s->first; b && s->heap->pool == pool; b = b->next)
-      if (b->state != BLOCK_LIVE && b->state != BLOCK_CLAIMED)
+      if (!block_is_live_or_claimed(b))
         need_all(wait, b);
   unlock(&device->lock);
   return wait->stream;

@@ -206,7 +206,7 @@ esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, un
   if (!record && p.capture)
     return mark_inside(device->core, &ptr, 1, p, flags, found);
   lock(&device->lock);
-  *found = block_state_of(block) == BLOCK_LIVE && block->address == (uintptr_t)ptr;
+  *found = block_is_live_at(block, (uintptr_t)ptr);
   if (*found && record)
     replaced = use_replace(block, record, flags);
   if (*found && !replaced)

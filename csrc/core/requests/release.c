@@ -40,7 +40,7 @@ typedef struct part {
   int beside;  /* on how many sides of the part memory stays */
 } part_t;
 
-/* At most so many blocks are chosen in one walk over all blocks. */
+/* The most blocks that are chosen in one walk over all blocks. */
 enum { CHOSEN = 64 };
 
 typedef struct release {
@@ -205,9 +205,9 @@ static bool is_freed_fence(const block_t *block)
   return s->fenced && !s->pinned && block_is_in_bin(block) && pool_may_give_back(s);
 }
 
-/* The oldest freed block with a fence that owes nothing, or whose owner's stream is behind. Blocks are
- * pending in the order of their frees, so that stream is behind the later ones, too. At most `most`
- * blocks that wait for other streams only are passed over. NULL: none. */
+/* The oldest freed block with a fence that owes nothing, or that still owes owner order. Blocks are
+ * pending in the order of their frees, so if one owes it, the later ones do, too. At most `most`
+ * blocks that wait only for other streams' uses are passed over. NULL: none. */
 static block_t *oldest_fence(const heap_t *heap, size_t most)
 {
   for (block_t *b = heap->oldest_pending; b; b = b->newer) {

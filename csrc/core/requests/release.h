@@ -13,8 +13,8 @@ size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, 
 /* The same for the memory of the tags for which `tags` is true. */
 size_t release_tagged(device_t *device, const bool tags[TAGS]);
 
-/* Unmaps the fences of freed memory that owes nothing, in each heap up to where more than `most`
- * blocks wait for other streams than their own. Returns their bytes. */
+/* Unmaps the fences of freed memory that owes nothing. In each heap it stops when it has passed
+ * over `most` blocks that wait for other streams than their own. Returns the bytes that went. */
 size_t release_fenced(device_t *device, size_t most);
 
 /* Called before the device's memory grows. If that would exceed a garbage_collection_threshold,

@@ -22,7 +22,7 @@ typedef struct request {
   unsigned returned_before; /* how often other threads had returned memory before: in_flight.h */
   size_t ready_seen;        /* how many ready blocks the heap had when none of them served */
   bool missed;              /* its heap's block cache had nothing that serves */
-  size_t addresses_missing; /* live memory leaves none for a fence of so many bytes; 0: it does */
+  size_t addresses_missing; /* bytes of a fence for which live memory leaves no addresses; or 0 */
   bool deterministic;       /* its address repeats in every run: malloc_deterministic.h */
 } request_t;
 

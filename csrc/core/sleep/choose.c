@@ -9,7 +9,7 @@
 /* Inside this file: why a page stays. */
 enum { GOES = -1, SLEEPS_ALREADY = -2 };
 
-/* Pages and parcels for which a sleeper has no room yet. */
+/* Pages and parcels for which the sleepers' arrays are not large enough yet. */
 typedef struct missing {
   size_t pages[TAGS], parcels[TAGS];
   bool any;
@@ -114,8 +114,8 @@ static void look_at_page(const choice_t *c, segment_t *s, const page_t *page, bl
     return;
   missing->pages[tag]++;
   missing->parcels[tag] += find_parcels(c, begin, end, block, NULL);
-  bool fits = sleeper && missing->pages[tag] <= sleeper->page_room - sleeper->page_count &&
-              missing->parcels[tag] <= sleeper->parcel_room - sleeper->parcel_count;
+  bool fits = sleeper && missing->pages[tag] <= sleeper->page_capacity - sleeper->page_count &&
+              missing->parcels[tag] <= sleeper->parcel_capacity - sleeper->parcel_count;
   if (!fits) {
     missing->any = true;
     return;
@@ -157,7 +157,7 @@ static void look(const choice_t *c, missing_t *missing)
   unlock(&c->device->lock);
 }
 
-static bool make_room(choice_t *c, const missing_t *missing)
+static bool reserve_missing(choice_t *c, const missing_t *missing)
 {
   for (unsigned tag = 0; tag < TAGS; tag++) {
     if (!missing->pages[tag])
@@ -177,7 +177,7 @@ esper_status choose_pages(choice_t *c)
   esper_status status = ESPER_OK;
   paging_stop(c->device);
   for (look(c, &missing); missing.any && status == ESPER_OK; look(c, &missing))
-    if (!make_room(c, &missing))
+    if (!reserve_missing(c, &missing))
       status = error_set(ESPER_HOST_MEMORY, "no host memory for a list of pages");
   paging_end(c->device);
   return status;

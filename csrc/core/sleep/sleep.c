@@ -81,12 +81,12 @@ static void allow_mallocs(device_t *device, const bool tags[TAGS], const bool be
   unlock(&device->lock);
 }
 
-static esper_status fit_rooms(const choice_t *c)
+static esper_status fit_pinned_memory(const choice_t *c)
 {
   esper_status status = ESPER_OK;
   for (int i = 0; i < TAGS && status == ESPER_OK; i++)
     if (c->of[i])
-      status = host_room_fit(&c->of[i]->room, c->device, c->of[i]->kept);
+      status = pinned_memory_fit(&c->of[i]->pinned, c->device, c->of[i]->kept);
   return status;
 }
 
@@ -105,7 +105,7 @@ typedef struct going {
   batch_t batch[WINDOW]; /* a ring */
   unsigned first, count;
   size_t given_back;
-  bool unsettled;      /* nothing says when some copies are done */
+  bool copies_may_run; /* nothing says when some copies are done */
   esper_status status; /* the first failure */
 } going_t;
 
@@ -151,7 +151,7 @@ static void finish_batch(going_t *g)
   if (b->record)
     record_drop(b->record);
   if (status != ESPER_OK) {
-    g->unsettled = true;
+    g->copies_may_run = true;
     note_failure(g, status);
   }
   paging_begin(g->device); /* not while copies are waited for: others wait for the lock */
@@ -172,7 +172,7 @@ static void add_batch(going_t *g, batch_t batch, bool copied)
   if (g->count == WINDOW)
     finish_batch(g);
   if (copied && !(batch.record = stream_record(g->copier))) {
-    g->unsettled = true; /* so the pages stay */
+    g->copies_may_run = true; /* so the pages stay */
     for (size_t i = batch.begin; i < batch.end; i++)
       batch.sleeper->pages[i].awake = true;
     note_failure(g, ESPER_DEVICE_ERROR);
@@ -215,7 +215,7 @@ static void send_chosen(const choice_t *c, going_t *g)
       send_pages(g, c->of[i], 0, 0);
   while (g->count)
     finish_batch(g);
-  if (g->unsettled) /* soon the memory may be freed, and the room given back */
+  if (g->copies_may_run) /* soon the memory may be freed, and the pinned memory given back */
     drain_at_any_cost(c->device);
   lock(&c->device->lock);
   in_flight_note_return(c->device);
@@ -272,16 +272,17 @@ typedef struct attempt {
   esper_sleep_result result;
 } attempt_t;
 
-/* All that can fail for want of something, while contents and pages are still there. */
+/* Does all that can fail because memory or a stream is missing. Contents and pages are still
+ * there. */
 static esper_status prepare(attempt_t *a)
 {
   if (!mapped_reap(a->device)) /* pages would be mapped elsewhere, too, and keep their memory */
     return ESPER_DEVICE_ERROR;
   a->result.given_back = release_tagged(a->device, a->choice.tags);
   esper_status status = choose_pages(&a->choice);
-  /* If nothing is kept, a room stays as it is: to give pinned memory back takes seconds. */
+  /* If nothing is kept, pinned memory stays as it is: to give it back takes seconds. */
   if (status == ESPER_OK && a->choice.keeps)
-    status = fit_rooms(&a->choice);
+    status = fit_pinned_memory(&a->choice);
   if (status == ESPER_OK && a->choice.keeps)
     status = sleeper_stream(a->device, &a->going.copier);
   return status;
@@ -295,7 +296,7 @@ static esper_status prepare_all(core_t *core, attempt_t *attempts, int count)
   return status;
 }
 
-/* Fails if the drivers do nothing at all: it is better to say so. */
+/* Sends the pages of all devices. Fails only if a driver refused and none took anything back. */
 static esper_status send_all(attempt_t *attempts, int count)
 {
   size_t given_back = 0;
@@ -310,7 +311,9 @@ static esper_status send_all(attempt_t *attempts, int count)
   return given_back ? ESPER_OK : status;
 }
 
-static void settle(attempt_t *a, esper_status status)
+/* Pages that could not go are awake again, and the result is summed up. After a failure mallocs are
+ * allowed again. */
+static void conclude(attempt_t *a, esper_status status)
 {
   for (int i = 0; i < TAGS; i++) {
     sleeper_t *sleeper = a->choice.of[i];
@@ -357,7 +360,7 @@ static esper_status attempt_all(core_t *core, attempt_t *attempts, int count)
   if (status == ESPER_OK)
     status = send_all(attempts, count);
   for (int i = 0; i < count; i++)
-    settle(&attempts[i], status);
+    conclude(&attempts[i], status);
   return status;
 }
 

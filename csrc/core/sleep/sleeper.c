@@ -6,12 +6,12 @@
 #include "../memory/asleep.h"
 #include "../order/stream.h"
 
-/* Of the tag's empty ones that with the most host memory. */
+/* The tag's empty sleeper with the most pinned memory, or else a new one. */
 sleeper_t *sleeper_of(device_t *device, tag_t tag)
 {
   sleeper_t *s = NULL;
   for (sleeper_t *one = device->sleepers; one; one = one->next)
-    if (one->tag == tag && !one->page_count && (!s || one->room.bytes > s->room.bytes))
+    if (one->tag == tag && !one->page_count && (!s || one->pinned.bytes > s->pinned.bytes))
       s = one;
   if (s || !(s = calloc(1, sizeof *s)))
     return s;
@@ -23,25 +23,25 @@ sleeper_t *sleeper_of(device_t *device, tag_t tag)
   return s;
 }
 
-static bool enlarge(void **array, size_t *room, size_t needed, size_t element)
+static bool enlarge(void **array, size_t *capacity, size_t needed, size_t element)
 {
-  if (needed <= *room)
+  if (needed <= *capacity)
     return true;
   void *larger = realloc(*array, needed * element);
   if (!larger)
     return false;
   *array = larger;
-  *room = needed;
+  *capacity = needed;
   return true;
 }
 
 bool sleeper_reserve(sleeper_t *s, size_t pages, size_t parcels)
 {
   void *page_array = s->pages, *parcel_array = s->parcels;
-  bool done = enlarge(&page_array, &s->page_room, s->page_count + pages, sizeof *s->pages);
+  bool done = enlarge(&page_array, &s->page_capacity, s->page_count + pages, sizeof *s->pages);
   s->pages = page_array;
   done = done &&
-         enlarge(&parcel_array, &s->parcel_room, s->parcel_count + parcels, sizeof *s->parcels);
+         enlarge(&parcel_array, &s->parcel_capacity, s->parcel_count + parcels, sizeof *s->parcels);
   s->parcels = parcel_array;
   return done;
 }
@@ -81,8 +81,8 @@ void sleeper_forget_awake(sleeper_t *s)
 void sleepers_trim(device_t *device, bool always)
 {
   for (sleeper_t **link = &device->sleepers, *s; (s = *link);) {
-    /* A room may go although pages sleep, if nothing of them is kept. */
-    if (!always && (s->kept || !host_room_free(&s->room, device) || s->page_count)) {
+    /* Pinned memory may go although pages sleep, if nothing of them is kept. */
+    if (!always && (s->kept || !pinned_memory_free(&s->pinned, device) || s->page_count)) {
       link = &s->next;
       continue;
     }
@@ -90,8 +90,8 @@ void sleepers_trim(device_t *device, bool always)
     *link = s->next;
     unlock(&device->lock);
     if (always)
-      host_room_free(&s->room, device);
-    free(s->room.chunks);
+      pinned_memory_free(&s->pinned, device);
+    free(s->pinned.chunks);
     free(s->pages);
     free(s->parcels);
     free(s);
@@ -103,7 +103,7 @@ esper_status sleeper_copy(device_t *device, const sleeper_t *s, const parcel_t *
 {
   esper_status status = ESPER_OK;
   for (size_t at = 0, most; at < parcel->size && status == ESPER_OK; at += most) {
-    char *host = host_room_at(&s->room, parcel->offset + at, &most);
+    char *host = pinned_memory_at(&s->pinned, parcel->offset + at, &most);
     if (most > parcel->size - at)
       most = parcel->size - at;
     status = copy(device, parcel->address + at, host, most);

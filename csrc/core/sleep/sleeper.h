@@ -4,13 +4,13 @@
 #define ESPER_SLEEPER_H
 
 #include "../memory/page_table.h"
-#include "host_room.h"
+#include "pinned_memory.h"
 
 /* Bytes of one page that are kept. */
 typedef struct parcel {
   uintptr_t address;
   size_t size;
-  size_t offset; /* in the room */
+  size_t offset; /* in the pinned memory */
 } parcel_t;
 
 typedef struct sleeping_page {
@@ -21,24 +21,24 @@ typedef struct sleeping_page {
   bool unneeded;  /* one freed block fills it, so it need not wake */
 } sleeping_page_t;
 
-/* After its pages woke, a sleeper is empty, and keeps its room for the next sleep of its tag. The
- * list of sleepers changes under the device's lock, too, so that statistics need not wait for a
- * sleep to end. */
+/* After its pages woke, a sleeper is empty, and keeps its pinned memory for the next sleep of its
+ * tag. The list of sleepers changes under the device's lock, too, so that statistics need not wait
+ * for a sleep to end. */
 typedef struct sleeper {
   tag_t tag;
   sleeping_page_t *pages;
-  size_t page_count, page_room;
+  size_t page_count, page_capacity;
   parcel_t *parcels;
-  size_t parcel_count, parcel_room;
+  size_t parcel_count, parcel_capacity;
   size_t kept; /* bytes of all parcels */
-  host_room_t room;
+  pinned_memory_t pinned;
   struct sleeper *next;
 } sleeper_t;
 
 /* An empty sleeper of the tag. NULL: no host memory. */
 sleeper_t *sleeper_of(device_t *device, tag_t tag);
 
-/* Makes room for so many more pages and parcels. False: no host memory. */
+/* Makes the arrays large enough for this many more pages and parcels. False: no host memory. */
 bool sleeper_reserve(sleeper_t *sleeper, size_t pages, size_t parcels);
 
 static inline page_t *sleeping_page_entry(const sleeping_page_t *page)
@@ -53,11 +53,11 @@ void sleeping_page_set(const sleeping_page_t *page, uint64_t handle, bool absent
 /* Forgets pages that are awake, and their parcels. */
 void sleeper_forget_awake(sleeper_t *sleeper);
 
-/* Frees the rooms of all sleepers that keep no bytes, and the empty sleepers; with `always` all of
- * them. */
+/* Frees the pinned memory of all sleepers that keep no bytes, and the sleepers that are empty. With
+ * `always`: all sleepers and their pinned memory. */
 void sleepers_trim(device_t *device, bool always);
 
-/* Calls `copy` for each piece of a parcel that adjoins in the room. */
+/* Calls `copy` for each piece of a parcel: a parcel may lie in several chunks of pinned memory. */
 typedef esper_status sleeper_copy_t(device_t *device, uintptr_t address, char *host, size_t size);
 esper_status sleeper_copy(device_t *device, const sleeper_t *sleeper, const parcel_t *parcel,
                           sleeper_copy_t *copy);

@@ -114,7 +114,7 @@ static esper_status prepare(waking_t *w)
 }
 
 /* Gives back what nobody uses, once. */
-static void make_room(waking_t *w)
+static void release_unused(waking_t *w)
 {
   w->released = true;
   if (drain_may_wait(w->device))
@@ -129,7 +129,7 @@ static esper_status create_page(waking_t *w, size_t size, uint64_t *handle)
   core_t *core = w->device->core;
   esper_status status = call_page_create(core, w->device->index, size, handle);
   if (status == ESPER_OUT_OF_MEMORY && !w->released) {
-    make_room(w);
+    release_unused(w);
     status = call_page_create(core, w->device->index, size, handle);
   }
   return status == ESPER_OK ? status : error_from_driver(core, status);
@@ -217,7 +217,7 @@ static esper_status wait_for_copies(const waking_t *w)
 }
 
 /* Waits for the copies: by an event, or else for the device. */
-static esper_status settle(const waking_t *w)
+static esper_status wait_or_drain(const waking_t *w)
 {
   if (!w->enqueued || wait_for_copies(w) == ESPER_OK)
     return ESPER_OK;
@@ -302,7 +302,7 @@ static esper_status wake(waking_t *w)
     return status;
   status = prepare(w);
   if (status == ESPER_OUT_OF_MEMORY || status == ESPER_REJECTED) { /* the memory fraction */
-    make_room(w);
+    release_unused(w);
     status = prepare(w);
   }
   if (status != ESPER_OK)
@@ -311,10 +311,10 @@ static esper_status wake(waking_t *w)
     for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
       if (status == ESPER_OK)
         status = bring_back(w, s, large);
-  esper_status settled = settle(w);
+  esper_status waited = wait_or_drain(w);
   if (status == ESPER_OK)
-    status = settled;
-  if (status != ESPER_OK && settled == ESPER_OK)
+    status = waited;
+  if (status != ESPER_OK && waited == ESPER_OK)
     undo(w);
   finish(w, status);
   return status;

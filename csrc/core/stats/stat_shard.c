@@ -58,8 +58,9 @@ static void adapt(const credit_pool_t *pool, stat_shard_t *shard, amounts_t amou
   shard->most = keeps > 1 ? 2 * keeps : shard->keeps;
 }
 
-/* Moves one figure from the pool into credit that is too small: for several blocks, but at most
- * half of what is left, unless one block needs more. False: it is still too small. */
+/* If the credit is too small for `amount`, draws one figure from the pool: enough for `blocks`
+ * blocks, but at most half of what is left, unless one block needs more. False: the credit is still
+ * too small. */
 static bool draw(int64_t *left, int64_t *granted, int64_t *credit, int64_t amount, int64_t blocks)
 {
   int64_t more = amount * blocks;

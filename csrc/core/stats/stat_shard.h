@@ -29,7 +29,8 @@ typedef struct stat_shard {
   amounts_t paired[2];              /* did both, and is credit again */
   amounts_t granted[ESPER_CLASSES]; /* credit that came from the pools or from credit_grant */
   unsigned number;                  /* of the credit pool that it asks first */
-  int64_t keeps, most; /* blocks: with credit for more than `most` it shares all but `keeps` */
+  int64_t keeps, most; /* blocks: with credit for more than `most`, it keeps `keeps` and shares the
+                          rest */
 } stat_shard_t;
 
 /* Credit that no shard holds. */

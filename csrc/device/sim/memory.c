@@ -184,8 +184,8 @@ static void page_forget(sim *s, sim_physical *p)
   physical_free(s, p);
 }
 
-/* Frees the memory when nothing refers to it any more. */
-static void page_settle(sim *s, sim_physical *p)
+/* Frees the memory if neither a mapping nor a handle refers to it any more. */
+static void page_free_if_unused(sim *s, sim_physical *p)
 {
   if (p->mappings || p->handles)
     return;
@@ -240,7 +240,7 @@ esper_status sim_page_give_back(sim *s, int device, uint64_t page)
   }
   p->handles--;
   s->devices[device].alive.pages--;
-  page_settle(s, p);
+  page_free_if_unused(s, p);
   return ESPER_OK;
 }
 
@@ -401,7 +401,7 @@ esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size)
     sim_span_remove(s, span);
     s->devices[device].alive.mappings--;
     p->mappings--;
-    page_settle(s, p);
+    page_free_if_unused(s, p);
   }
   return ESPER_OK;
 }

@@ -69,7 +69,7 @@ static const audit_finding *only(audit_kind kind)
 
 static void check_silent(void)
 {
-  audit_settle(a);
+  audit_judge_rest(a);
   CHECK_EQ(audit_finding_count(a), 0);
 }
 
@@ -111,7 +111,7 @@ TEST(no_memory_has_to_follow)
 {
   begin_read();
   audit_freed(a, X, 3);
-  audit_settle(a);
+  audit_judge_rest(a);
   CHECK(!only(AUDIT_FREED_IN_USE)->has_later);
   end();
 }
@@ -128,7 +128,7 @@ TEST(the_last_free_of_a_loop_is_like_those_before)
     read_by(X, SIDE, 2);
     audit_freed(a, X, other_line ? 4 : 3);
     if (other_line) {
-      audit_settle(a);
+      audit_judge_rest(a);
       CHECK_EQ(only(AUDIT_FREED_IN_USE)->freed, 4);
     } else {
       check_silent();
@@ -187,7 +187,7 @@ TEST(synchronising_another_device_orders_nothing)
   begin_read();
   audit_device_synchronized(a, 1);
   audit_freed(a, X, 3);
-  audit_settle(a);
+  audit_judge_rest(a);
   only(AUDIT_FREED_IN_USE);
   end();
 }
@@ -209,7 +209,7 @@ TEST(a_mark_before_the_last_access_is_named)
   audit_marked(a, X, on(SIDE), 0, 3);
   read_by(X, SIDE, 4);
   audit_freed(a, X, 5);
-  audit_settle(a);
+  audit_judge_rest(a);
   const audit_finding *f = only(AUDIT_MARKED_EARLY);
   CHECK_EQ(f->marked, 3);
   CHECK_EQ(f->earlier.place.site, 4);
@@ -240,7 +240,7 @@ TEST(an_event_as_a_mark_protects_what_came_before_the_event)
   read_by(X, SIDE, 3);
   audit_marked_by_event(a, X, 5, 4);
   audit_freed(a, X, 5);
-  audit_settle(a);
+  audit_judge_rest(a);
   CHECK_EQ(only(AUDIT_MARKED_EARLY)->earlier.place.site, 3);
   end();
 }
@@ -260,7 +260,7 @@ TEST(of_accesses_in_order_the_last_is_named)
   wait_for(THIRD, SIDE);
   read_by(X, THIRD, 3);
   audit_freed(a, X, 4);
-  audit_settle(a);
+  audit_judge_rest(a);
   CHECK_EQ(only(AUDIT_FREED_IN_USE)->earlier.place.site, 3);
   end();
 }
@@ -271,7 +271,7 @@ TEST(each_of_two_streams_is_named)
   wait_for(THIRD, MAIN);
   read_by(X, THIRD, 3);
   audit_freed(a, X, 4);
-  audit_settle(a);
+  audit_judge_rest(a);
   CHECK_EQ(audit_finding_count(a), 2);
   end();
 }
@@ -285,7 +285,7 @@ TEST(equal_findings_count)
     read_by(X, SIDE, 2);
     audit_freed(a, X, 3);
     if (i % 10 == 9)
-      audit_settle(a);
+      audit_judge_rest(a);
   }
   CHECK_EQ(only(AUDIT_FREED_IN_USE)->count, 100);
   end();
@@ -551,7 +551,7 @@ TEST(without_host_memory_it_says_so)
     allocate(Y, THIRD, 8);
     audit_capture_ended(a, on(THIRD), 77);
     audit_replayed(a, 77, on(MAIN), (audit_place){9, 0, 0});
-    audit_settle(a);
+    audit_judge_rest(a);
     check_limit_malloc(-1);
     CHECK(calls > 0 || !audit_is_complete(a));
     audit_destroy(a);
@@ -582,7 +582,7 @@ TEST(a_later_free_at_the_line_does_not_hide_an_earlier_one)
   CHECK_EQ(only(AUDIT_FREED_IN_USE)->count, 1);
   CHECK_EQ(only(AUDIT_FREED_IN_USE)->address, X);
   wait_for(MAIN, SIDE);
-  audit_settle(a);
+  audit_judge_rest(a);
   CHECK_EQ(only(AUDIT_FREED_IN_USE)->count, 1);
   end();
 }
@@ -600,7 +600,7 @@ TEST(the_latest_use_counts_whichever_was_freed_last)
   audit_freed(a, X + SIZE, 3);
   audit_freed(a, X, 3);
   audit_wait(a, on(MAIN), 1000);
-  audit_settle(a);
+  audit_judge_rest(a);
   only(AUDIT_FREED_IN_USE);
   end();
 }

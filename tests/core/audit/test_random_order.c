@@ -452,7 +452,7 @@ static void one_program(void)
   const size_t before = audit_finding_count(a);
   int in_use_before[STREAMS];
   memcpy(in_use_before, any_in_use, sizeof in_use_before);
-  audit_settle(a);
+  audit_judge_rest(a);
   for (model_block *b = blocks; b < blocks + block_count; b++) {
     int in_use = 0;
     for (int user = 0; user < STREAMS; user++)

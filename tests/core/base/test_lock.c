@@ -1,4 +1,4 @@
-/* The mutex, the latch and the bell between threads. */
+/* The mutex, the latch and the eventcount between threads. */
 #include "core/base/lock.h"
 
 #include <pthread.h>
@@ -10,7 +10,7 @@ enum { THREADS = 4, TIMES = 20000 };
 
 static mutex_t mutex;
 static latch_t latch;
-static bell_t bell;
+static eventcount_t ec;
 static long plain; /* guarded by the lock in question */
 
 static void run_threads(void *(*run)(void *))
@@ -79,21 +79,21 @@ TEST(a_latch_is_held_by_one_thread_at_a_time)
   atomic_store(&latch.held, false);
 }
 
-static void *ring(void *unused)
+static void *advance(void *unused)
 {
-  bell_ring(&bell);
+  eventcount_advance(&ec);
   return unused;
 }
 
-TEST(a_thread_waits_for_a_bell_until_it_is_rung)
+TEST(a_thread_waits_until_the_count_has_advanced)
 {
   for (int i = 0; i < 100; i++) {
     pthread_t thread;
-    int count = bell_count(&bell);
-    CHECK_EQ(pthread_create(&thread, NULL, ring, NULL), 0);
-    bell_wait(&bell, count); /* returns at once if it was rung since */
-    CHECK_EQ(bell_count(&bell), count + 1);
+    int count = eventcount_read(&ec);
+    CHECK_EQ(pthread_create(&thread, NULL, advance, NULL), 0);
+    eventcount_wait(&ec, count); /* returns at once if it has advanced since */
+    CHECK_EQ(eventcount_read(&ec), count + 1);
     pthread_join(thread, NULL);
   }
-  CHECK_EQ(atomic_load(&bell.waiting), 0);
+  CHECK_EQ(atomic_load(&ec.waiting), 0);
 }

@@ -11,7 +11,7 @@ TEST(a_sleeper_is_reused_once_it_is_empty)
   CHECK(first && first == sleeper_of(device, 3));
   sleeper_t *other = sleeper_of(device, 4);
   CHECK(other && other != first);
-  CHECK(sleeper_reserve(first, 1, 2) && first->page_room >= 1 && first->parcel_room >= 2);
+  CHECK(sleeper_reserve(first, 1, 2) && first->page_capacity >= 1 && first->parcel_capacity >= 2);
   first->page_count = 1;
   first->pages[0] = (sleeping_page_t){.parcels = 0};
   sleeper_t *second = sleeper_of(device, 3);
@@ -57,11 +57,11 @@ static esper_status see(device_t *device, uintptr_t address, char *host, size_t 
   return ESPER_OK;
 }
 
-TEST(a_parcel_is_copied_in_the_pieces_of_the_room)
+TEST(a_parcel_is_copied_in_the_pieces_of_the_pinned_memory)
 {
   char a[10], b[30];
-  host_chunk_t chunks[2] = {{a, sizeof a}, {b, sizeof b}};
-  sleeper_t list = {.room = {.chunks = chunks, .count = 2, .bytes = 40}};
+  pinned_chunk_t chunks[2] = {{a, sizeof a}, {b, sizeof b}};
+  sleeper_t list = {.pinned = {.chunks = chunks, .count = 2, .bytes = 40}};
   parcel_t parcel = {.address = 1000, .size = 25, .offset = 5};
   CHECK_OK(sleeper_copy(NULL, &list, &parcel, see));
   CHECK_EQ(pieces_seen, 25);
