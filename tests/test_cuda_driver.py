@@ -16,7 +16,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE_TESTS = ROOT / "tests" / "device"
 CC = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
+FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-DESPER_LOCK_ORDER", "-O1", "-g"]
+FLAGS += ["-Wall", "-Wextra", "-Wshadow", "-Werror"]
 
 pytestmark = pytest.mark.skipif(CC is None, reason="needs a C compiler")
 

@@ -73,10 +73,18 @@ def is_for_types(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
 
 
+def imported_by_name(node: ast.AST) -> str:
+    """The module that a call import_module("module") names, or nothing."""
+    if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith("import_module"):
+        return ""
+    first = node.args[0] if node.args else None
+    return str(first.value) if isinstance(first, ast.Constant) else ""
+
+
 def statements(tree: ast.AST, kind: str = "at import") -> Iterator[tuple[ast.AST, str]]:
     """All import statements, each with when it runs."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)) or imported_by_name(node):
             yield node, kind
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             yield from statements(node, "in a function")
@@ -108,6 +116,11 @@ def targets(node: ast.AST, inside: str, package: str, known: dict[str, Path]) ->
         for one in node.names:
             if one.name.split(".")[0] == package:
                 yield one.name.partition(".")[2]
+        return
+    if isinstance(node, ast.Call):
+        above, _, name = imported_by_name(node).partition(".")
+        if above == package and name and name in known:
+            yield name
         return
     assert isinstance(node, ast.ImportFrom)
     if node.level:
@@ -217,6 +230,8 @@ def package(tmp_path: Path) -> Path:
         "uses/mark.py": "def f():\n    from . import trace\n",
         "uses/trace.py": "from made_up.uses.mark import f\n",
         "helpers/__init__.py": "",
+        "uses/by_name.py": "import importlib\ndef f():\n"
+        "    importlib.import_module('made_up.cli.main')\n",
         "helpers/gather.py": "from ..torch_allocator.enable import on\nfrom ..uses.mark import f\n",
         "torch_allocator/__init__.py": '"""Enabling."""\n',
         "torch_allocator/enable.py": "from .. import _core\n",
@@ -243,6 +258,7 @@ def test_an_import_that_goes_up_is_named(package: Path) -> None:
     assert upward(imports(package)) == [
         "helpers.gather:1 imports torch_allocator.enable (at import)",
         "replay.plot:3 imports helpers.gather (for types)",
+        "uses.by_name:3 imports cli.main (in a function)",
     ]
 
 

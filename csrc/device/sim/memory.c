@@ -392,9 +392,10 @@ esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size)
   for (uintptr_t a = address; a < address + size;) {
     sim_span *span = sim_span_find(s, a);
     sim_physical *p = span->physical;
-    if (s->options.backed)
-      mmap((void *)a, p->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-           -1, 0);
+    if (s->options.backed &&
+        mmap((void *)a, p->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+             -1, 0) == MAP_FAILED)
+      abort();
     if (s->options.oracle)
       sim_contents_leave(s, p, a);
     a = span->end;
