@@ -207,7 +207,7 @@ def build(python: str) -> None:
         same = json.loads(STAMP.read_text(encoding="utf-8")) == wanted
     except (OSError, ValueError):
         same = False
-    say("building the extensions" + ("" if same else " (a minute or two)"))
+    say("building the extensions" + ("" if same else " (some minutes)"))
     command = [python, "setup.py", "--quiet", "build_ext", "--inplace"]
     STAMP.parent.mkdir(exist_ok=True)
     log = STAMP.parent / "build.log"

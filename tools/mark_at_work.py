@@ -3,9 +3,10 @@
     python tools/mark_at_work.py [PICTURE]
 
 The host is far ahead of the GPU, as in training. `record_stream` says nothing of when the use ends,
-so each layer's weight takes new memory; `record_use` does, so the stream that gathers waits on the
-GPU and takes the memory of the layer before. tools/demo.py runs this on the simulated device where
-there is no GPU. Prints what was reserved, and draws it.
+so each layer's weight takes new memory. `record_use` does, so the stream that gathers waits on the
+GPU for memory of an earlier layer. Three weights serve in turn, so the memory stays level.
+tools/demo.py runs this on the simulated device where there is no GPU. Prints what was reserved, and
+draws it.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def main() -> None:
     print(f"{LAYERS} layers' weights of {WEIGHT // MIB} MiB, used on another stream, on {where}:")
     for name, values in found.items():
         print(f"  {name:<14} {max(values):5,} MiB reserved")
+    print("With record_use the weights serve in turn; with record_stream each takes new memory.")
     if len(sys.argv) > 1:
         draw(found, sys.argv[1])
         print(f"drawn into {sys.argv[1]}")
