@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any
 from .auditor.auditing import AuditError, AuditWarning, audit
 from .helpers.cudagraph_outputs.wrapper import CloneCounts, cudagraph_outputs
 from .installation.files import get_include, library_path
-from .installation.pytorch import UnavailableError, need_torch as _need_torch
+from .installation.pytorch import (
+    UnavailableError,
+    need_torch as _need_torch,
+    not_built as _not_built,
+)
 from .torch_allocator.enabling import (
     allocator,
     enable,
@@ -121,10 +125,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         module = importlib.import_module(f"{__name__}.{_LATER[name]}")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        _need_torch()  # says that it is needed
+    except ImportError as error:
+        if error.name == "torch":
+            _need_torch()  # says that it is needed
+        elif "_core" in str(error) and (why := _not_built()) is not None:
+            raise UnavailableError(why) from error
         raise
     globals()[name] = value = getattr(module, name)
     return value

@@ -55,7 +55,8 @@ bool is_cpu_stream(PyObject *object)
 std::optional<c10::cuda::CUDAStream> unwrap_stream(PyObject *object)
 {
   TORCH_CHECK_TYPE(PyObject_TypeCheck(object, THPStreamClass),
-                   "stream must be a torch.cuda.Stream or None, not ", Py_TYPE(object)->tp_name);
+                   "stream must be a torch.cuda.Stream or None, not ", Py_TYPE(object)->tp_name,
+                   PyLong_Check(object) ? ": wrap a handle in torch.cuda.ExternalStream" : "");
   const auto *stream = reinterpret_cast<THPStream *>(object);
   const auto type = static_cast<c10::DeviceType>(stream->device_type);
   if (type != c10::DeviceType::CUDA) {

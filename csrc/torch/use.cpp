@@ -80,8 +80,12 @@ void Gathering::add_argument(PyObject *value, PyObject *const *behind)
     given.unknown = Why::references;
   }
   if (!add(value, given) && value != Py_None) {
+    const char *hint = PyIter_Check(value) ? ": make a list of it"
+                       : PyObject_HasAttrString(value, "parameters")
+                           ? ": pass list(module.parameters())"
+                           : "";
     TORCH_CHECK_TYPE(false, "expected a tensor, or a container of tensors, not ",
-                     Py_TYPE(value)->tp_name);
+                     Py_TYPE(value)->tp_name, hint);
   }
 }
 

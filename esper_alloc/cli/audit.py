@@ -160,6 +160,14 @@ def _write(said: str, output: str | None) -> None:
             file.write(said + "\n")
 
 
+NO_CUDA = "esper_alloc audit: the program did not use CUDA, so there was nothing to audit"
+
+
+def _used_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs the program; returns the exit code."""
     from ..auditor.auditing import audit
@@ -196,8 +204,10 @@ def run(args: argparse.Namespace) -> int:
         if os.getpid() == process:
             auditing.stop(kept if isinstance(kept, BaseException) else None)
             del kept
-            if report.findings or report.fault or args.json or args.output:
+            if args.json or args.output or report.findings or report.fault:
                 _write(report.json() if args.json else report.text(), args.output)
+            elif code == 0:
+                _write(report.text() if _used_cuda() else NO_CUDA, None)
     if os.getpid() != process:
         return code
     return code or int(bool(report.findings or report.fault))

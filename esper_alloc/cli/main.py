@@ -73,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = build_parser(command)
     except ImportError as error:
-        from ..installation.pytorch import nothing_built_here
+        from ..installation.pytorch import not_built
 
-        why = nothing_built_here() or f"{error}\n`{program()} doctor` says what is missing."
+        why = not_built() or f"{error}\n`{program()} doctor` says what is missing."
         print(f"esper_alloc {command}: cannot be loaded: {why}", file=sys.stderr)
         return 1
     if command not in COMMANDS and command is not None and command.endswith(".py"):

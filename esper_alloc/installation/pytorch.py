@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +57,22 @@ def nothing_built_here() -> str | None:
         f"this is the source folder of esper_alloc, {_PACKAGE.parent}, where nothing was built: "
         f"`cd` elsewhere to use the one that is installed, or build here with "
         f"`python setup.py build_ext --inplace`."
+    )
+
+
+def not_built() -> str | None:
+    """What to say where nothing was built for this Python; None where it was, or who knows why."""
+    return nothing_built_here() or built_for_another_python()
+
+
+def built_for_another_python() -> str | None:
+    """The same where what was built is for another Python than this one."""
+    if importlib.util.find_spec("esper_alloc._core") or not (_PACKAGE.parent / "setup.py").exists():
+        return None
+    return (
+        f"this is the source folder of esper_alloc, {_PACKAGE.parent}, which was built for another "
+        f"Python than {sys.version.split()[0]}: `cd` elsewhere to use the one that is installed, "
+        f"or build here with `python setup.py build_ext --inplace`."
     )
 
 
@@ -134,6 +152,8 @@ def load_shim() -> Any:
     try:
         return import_part("_torch", torch.__version__)
     except ImportError as error:
+        if (why := not_built()) is not None:
+            raise UnavailableError(why) from error
         raise UnavailableError(
             f"esper_alloc's PyTorch part does not load ({error}): run "
             f"`{REINSTALL}` in its source folder."

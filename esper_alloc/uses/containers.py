@@ -123,7 +123,13 @@ def _check_no_stream(value: Any, torch: Any) -> bool:
 
 
 def _no_tensor(value: Any) -> TypeError:
-    return TypeError(f"expected a tensor, or a container of tensors, not {type(value).__name__}")
+    hint = ""
+    if isinstance(value, Iterator):
+        hint = ": make a list of it"
+    elif hasattr(value, "parameters"):
+        hint = ": pass list(module.parameters())"
+    said = f"expected a tensor, or a container of tensors, not {type(value).__name__}"
+    return TypeError(said + hint)
 
 
 def find_tensors(argument: Any, found: list[torch.Tensor]) -> None:

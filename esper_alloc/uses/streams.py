@@ -16,7 +16,8 @@ def check_stream(stream: Any, wanted: str = "a torch.cuda.Stream or None") -> No
         return
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(stream, torch.Stream):
-        raise TypeError(f"stream must be {wanted}, not {type(stream).__name__}")
+        hint = ": wrap a handle in torch.cuda.ExternalStream" if isinstance(stream, int) else ""
+        raise TypeError(f"stream must be {wanted}, not {type(stream).__name__}{hint}")
 
 
 def check_event(event: Any) -> None:

@@ -157,6 +157,9 @@ class _EnteredTraced:
             torch.is_grad_enabled(),
         )
 
+    def is_current(self) -> bool:
+        return False
+
 
 class _EnteredCurrentTraced:
     """The same for a scope without a stream."""
@@ -167,6 +170,9 @@ class _EnteredCurrentTraced:
     def leave(self, tensors: tuple[Any, ...]) -> None:
         for value in tensors:
             record_use(value)
+
+    def is_current(self) -> bool:
+        return False
 
 
 def enter(stream: Any, tensors: tuple[Any, ...]) -> Any:

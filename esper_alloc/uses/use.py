@@ -228,7 +228,15 @@ class using:
 
         Returns:
             the tensors: the one, or a tuple of several.
+
+        Raises:
+            RuntimeError: the scope's own stream is current, because its block is not
+                over. That stream would not wait for itself.
         """
+        if self._entered and self._entered[-1].is_current():
+            raise RuntimeError(
+                "take() inside the scope makes no other stream wait: call it after the `with` block"
+            )
         if self._made_on is not None:
             _hand_over(tensors, self._made_on)
         taken: tuple[Any, ...] = tensors
@@ -252,6 +260,10 @@ class _Entered:
         for value in tensors:
             record_use(value)
 
+    def is_current(self) -> bool:
+        """Whether the scope's stream is current and will not be after it, as far as is known."""
+        return False
+
 
 class _EnteredCompiled(_Entered):
     __slots__ = ("_compiled", "_state", "_stream")
@@ -263,6 +275,13 @@ class _EnteredCompiled(_Entered):
 
     def leave(self, tensors: tuple[Any, ...]) -> None:
         self._compiled.leave_stream(tensors, self._stream, self._state)
+
+    def is_current(self) -> bool:
+        torch = untyped(sys.modules["torch"])
+        current = torch.cuda.current_stream(self._stream.device)
+        _, outer_id, outer_device, _ = self._state
+        outer = outer_id, outer_device
+        return current == self._stream and outer != (current.stream_id, current.device_index)
 
 
 class _EnteredGeneric(_Entered):

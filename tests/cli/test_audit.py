@@ -53,8 +53,16 @@ def test_what_is_found_is_printed_and_the_exit_code_is_1(library: Path, tmp_path
 
 def test_a_correct_program_ends_as_always(library: Path, tmp_path: Path) -> None:
     done = audit(library, tmp_path, CORRECT + "print(sys.argv, __name__, sys.path[0])\n", "a", "-b")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "esper_alloc audit: 0 findings\n")
     assert done.stdout == f"['job.py', 'a', '-b'] __main__ {tmp_path}\n"
+
+
+def test_a_program_without_cuda_had_nothing_to_audit(library: Path, tmp_path: Path) -> None:
+    done = audit(library, tmp_path, "import torch\n")
+    assert done.returncode == 0
+    assert done.stderr == (
+        "esper_alloc audit: the program did not use CUDA, so there was nothing to audit\n"
+    )
 
 
 @pytest.mark.parametrize(

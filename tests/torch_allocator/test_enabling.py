@@ -183,13 +183,22 @@ def test_refusals_are_one_sentence_with_a_remedy(built_for, torch, built, told):
         assert "pip install --no-build-isolation" in text
 
 
-def test_a_source_folder_where_nothing_was_built_says_so(tmp_path):
+@pytest.mark.parametrize("call", ["enable()", "memory_stats()"])
+@pytest.mark.parametrize(
+    "left_out, said",
+    [
+        (["_build.py"], "where nothing was built"),
+        ([], "which was built for another Python than"),
+    ],
+)
+def test_a_source_folder_that_was_not_built_for_this_python_says_so(tmp_path, call, left_out, said):
     pytest.importorskip("torch")
     shutil.copytree(
         Path(esper_alloc.__file__).parent,
         tmp_path / "esper_alloc",
-        ignore=shutil.ignore_patterns("*.so", "_build.py", "__pycache__"),
+        ignore=shutil.ignore_patterns("*.so", "__pycache__", *left_out),
     )
+    (tmp_path / "setup.py").touch()
     begin = f"""
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
@@ -197,16 +206,16 @@ def test_a_source_folder_where_nothing_was_built_says_so(tmp_path):
         """
     printed = run(
         begin
-        + """
+        + f"""
         import torch
         torch.version.cuda = torch.version.cuda or "13.0"
         try:
-            esper_alloc.enable()
+            esper_alloc.{call}
         except esper_alloc.UnavailableError as error:
             print(error)
         """
     )
-    assert str(tmp_path) in printed and "where nothing was built" in printed, printed
+    assert str(tmp_path) in printed and said in printed, printed
     assert "`cd` elsewhere" in printed
 
 

@@ -444,6 +444,24 @@ def test_using_on_the_cpu_does_nothing(compiled, monkeypatch):
         esper_alloc.using(x, stream=4)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_error_says_what_to_pass_instead(compiled, monkeypatch):
+    mark = esper_alloc.record_use
+    if not compiled:
+        monkeypatch.setattr(use, "_compiled", None)
+        mark = getattr(use, "_python_record_use", mark)
+    model = torch.nn.Linear(1, 1)
+    for wrong, said in (
+        (model.parameters(), "not generator: make a list of it"),
+        (model, r"not Linear: pass list\(module.parameters\(\)\)"),
+        (3, "not int$"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            mark(wrong)
+    with pytest.raises(TypeError, match="not int: wrap a handle in torch.cuda.ExternalStream"):
+        mark(torch.ones(1), 3)
+
+
 def test_using_refuses_what_it_cannot_take_before_its_block_runs():
     x, side = torch.ones(3), torch.cpu.Stream()
     for wrong in (side, [x, side], (side,), {"s": side}, [x, ([side],)]):

@@ -114,6 +114,30 @@ say(streams=streams_of(y, a=a, b=b), waits=[not idle, not done.query()])
     assert found == {"streams": ["b"], "waits": [False, True]}
 
 
+def test_take_inside_the_scope_is_refused(library: Path) -> None:
+    """Unless another stream is current there, or the scope changed nothing."""
+    found = run(
+        library,
+        """
+a, b = torch.cuda.Stream(), torch.cuda.Stream()
+with esper_alloc.using(stream=a) as scope:
+    y = empty()
+    try:
+        scope.take(y)
+        said = ""
+    except RuntimeError as error:
+        said = str(error)
+    with torch.cuda.stream(b):
+        scope.take(y)
+with torch.cuda.stream(a), esper_alloc.using(stream=a) as scope:
+    scope.take(y)
+say(said=said, streams=streams_of(y, a=a, b=b))
+""",
+    )
+    assert "call it after the `with` block" in found["said"]
+    assert found["streams"] == ["b"]
+
+
 def test_take_on_the_scopes_own_stream_is_nothing(library: Path) -> None:
     found = run(
         library,
