@@ -62,7 +62,7 @@ PROGRAMS = 200
 def test_random_programs_without_a_mark_find_what_was_written(
     limit_mib: int, segments: str
 ) -> None:
-    """Of 10,000 with other seeds: tools/gpu --part programs-automatic."""
+    """Of 10,000 with other seeds: tools/gpu --part programs-automatic and -mapped."""
     env = {"ESPER_ALLOC_SEGMENTS": segments}
     options = ("--programs", str(PROGRAMS), "--limit", str(limit_mib))
     answer = run_program("random_streams", *options, env=env)

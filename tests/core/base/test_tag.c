@@ -113,7 +113,7 @@ TEST(a_child_can_push_tags_whatever_others_did_at_the_fork)
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-      alarm(60); /* ends a child that waits for ever */
+      alarm(600); /* ends a child that waits for ever */
       _exit(esper_tag_push("one more") != ESPER_INVALID);
     }
     int status;
