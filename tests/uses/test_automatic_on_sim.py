@@ -346,11 +346,13 @@ x, y = empty(), empty()
 raw = torch._C._cuda_cudaCachingAllocator_raw_alloc(512, 0)
 before = _torch.is_observing()
 {begin}
-say(before=before, after=_torch.is_observing(), x=sorted(set(uses_of(x))),
-    again=uses_of(empty()))
+after = _torch.is_observing()
+torch.cuda.set_stream(torch.cuda.default_stream())
+later = empty()  # on its own stream: a loan would owe a use by all
+say(before=before, after=after, x=sorted(set(uses_of(x))), later=uses_of(later))
 """,
     )
-    assert found == {"before": False, "after": True, "x": ["all"], "again": []}
+    assert found == {"before": False, "after": True, "x": ["all"], "later": []}
 
 
 def test_streams_of_a_device_without_memory_begin_nothing(library: Path) -> None:
