@@ -40,6 +40,22 @@ def test_a_gate_would_hang_it(scenario: str, mark: str) -> None:
     assert found["wrong"] == 0
 
 
+@pytest.mark.parametrize("mark", MARKS + UNTIL_FREE + ["gate"])
+def test_a_wait_between_the_mark_and_the_free_completes(mark: str) -> None:
+    """An exact mark ends before it. One until the free must say that it may not be gated on."""
+    need_traits(mark)
+    found = run_program("hangs", "value_later", mark, str(TRIES))
+    assert found["hung"] == 0
+    assert found["wrong"] == 0
+
+
+def test_a_gate_until_the_free_would_hang_it() -> None:
+    """The control."""
+    found = run_program("hangs", "value_later", "gate_until_free", "2")
+    assert found["reused"] == found["hung"] == 2
+    assert found["wrong"] == 0
+
+
 @pytest.mark.two_gpus
 @pytest.mark.parametrize("mark", MARKS + UNTIL_FREE)
 def test_a_ring_of_flags_over_two_devices_completes(mark: str) -> None:

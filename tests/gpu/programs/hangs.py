@@ -4,6 +4,7 @@ Usage: hangs.py SCENARIO MARK [TRIES]
 
 value: a reader waits for a flag that the owner's stream sets after its next
 allocation, into which it writes.
+value_later: the same, but the reader waits after the mark and before the free.
 ring: two ranks, on two devices (ring) or one (ring_on_one), send a block each
 and drop it; the sending is over when the other rank has received, and each
 rank receives into memory that it asks for after the drop.
@@ -149,7 +150,7 @@ def ring(devices: tuple[int, int], mark: str, tries: int) -> dict[str, Any]:
     return {"hung": hung, "wrong": wrong, "reused": reused}
 
 
-def value_wait(mark: str, tries: int) -> dict[str, Any]:
+def value_wait(mark: str, tries: int, later: bool) -> dict[str, Any]:
     owner, reader = other_streams(2)
     declare(reader, mark)
     flag = torch.zeros(1, dtype=torch.int32).pin_memory()
@@ -161,10 +162,13 @@ def value_wait(mark: str, tries: int) -> dict[str, Any]:
         with torch.cuda.stream(owner):
             x = torch.full((ELEMENTS,), value, dtype=torch.int32, device="cuda")
         reader.wait_stream(owner)
-        driver.wait_for_value(reader, flag, value)
+        if not later:
+            driver.wait_for_value(reader, flag, value)
         with torch.cuda.stream(reader):
             out.copy_(x)
         protect(x, reader, mark)
+        if later:
+            driver.wait_for_value(reader, flag, value)
         address = x.data_ptr()
         del x
         with torch.cuda.stream(owner):
@@ -186,8 +190,8 @@ def main(scenario: str, mark: str, tries: int = 20) -> None:
     use_allocator(OURS)
     warm_up()
     with torch.no_grad():
-        if scenario == "value":
-            outcome = value_wait(mark, tries)
+        if scenario.startswith("value"):
+            outcome = value_wait(mark, tries, scenario == "value_later")
         else:
             outcome = ring((0, 0) if scenario == "ring_on_one" else (0, 1), mark, tries)
     report(tries=tries, **outcome)
