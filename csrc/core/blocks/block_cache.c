@@ -91,7 +91,6 @@ static bool is_captured(core_t *core, heap_t *heap, void *handle)
   uint64_t queries = atomic_load_explicit(&heap->cache.queries, memory_order_relaxed);
   atomic_store_explicit(&heap->cache.queries, queries + 1, memory_order_relaxed);
   const esper_driver *driver = core->driver;
-  lock_order_call_driver();
   esper_status status = driver->stream_capture(driver->self, heap->device->index, handle, &capture);
   return (status != ESPER_OK && call_end(core, status)) || capture;
 }
