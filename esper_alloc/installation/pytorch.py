@@ -61,7 +61,7 @@ def nothing_built_here() -> str | None:
 
 
 def not_built() -> str | None:
-    """What to say where nothing was built for this Python; None where it was, or who knows why."""
+    """What to say in a clone where nothing was built for this Python; None elsewhere."""
     return nothing_built_here() or built_for_another_python()
 
 
