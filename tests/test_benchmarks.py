@@ -439,6 +439,7 @@ def test_a_job_that_takes_too_much_or_computes_something_else_is_seen(tmp_path: 
     assert missed == {
         "peak reserved",
         "step time",
+        "step time over the whole job",
         "outputs that differ from native's",
         "device memory in use beyond reserved",
     }
@@ -569,6 +570,36 @@ def test_cases_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "rmm_missing", lambda: None)
     cases, left_out = jobs.cases_of("ppo", False, [None])
     assert cases[-1].allocator == "RMM's pool" and not left_out
+    cases, _ = jobs.cases_of("ppo", False, [None], twice=True)
+    assert (cases[-1].name, cases[-1].allocator) == (jobs.AGAIN, "native")
+
+
+def test_native_run_again_is_nobodys_peer(tmp_path: Path) -> None:
+    jobs, made = load("jobs"), results(tmp_path)
+    one = {"esper_alloc": worker(60, 62, 1.0), "native": worker(60, 70, 2.0)}
+    one[jobs.AGAIN] = {**worker(50, 70, 1.5), "outputs": ["another"]}
+    jobs.add_rows(made, "job", [one])
+    rows = rows_of(made)
+    assert rows["job: peak reserved", jobs.LEAST]["peer"] == 60
+    assert rows["job: step time", jobs.FASTEST]["peer"] == 2.0
+    [row] = [row for (name, _), row in rows.items() if name.endswith(jobs.AGAIN)]
+    assert (row["ours"], row["peer"], row["peer_name"], row["goal"]) == (1.5, 2.0, "native", None)
+
+
+def test_the_whole_job_has_the_first_pass(tmp_path: Path) -> None:
+    jobs, made = load("jobs"), results(tmp_path)
+    rounds = [
+        {"esper_alloc": worker(60, 62, ours), "native": worker(60, 70, 2.0)} for ours in (1.0, 2.0)
+    ]
+    rounds[0]["esper_alloc"]["first_step_ms"] = 9.0
+    rounds[0]["native"]["first_step_ms"] = 3.0
+    jobs.add_rows(made, "job", rounds)
+    row = rows_of(made)["job: step time over the whole job", jobs.FASTEST]
+    assert (row["ours"], row["peer"]) == (4.0, pytest.approx(7 / 3)) and row["met"] is False
+    del rounds[1]["esper_alloc"]
+    cut = results(tmp_path)
+    jobs.add_rows(cut, "job", rounds)
+    assert not any("whole job" in row["name"] for row in cut.rows)
 
 
 def test_the_first_pass_is_not_timed_and_peaks_are_of_all_passes() -> None:
