@@ -97,6 +97,8 @@ GOAL, OR_MIB = 1.04, 256.0  # of peak reserved, whichever allows more
 AIM, AIM_FROM_MIB = 1.02, 1024
 #: Passes that --inside records: memory grows in the first, and is there in the second.
 RECORDED = 2
+#: How many jobs are recorded side by side: a GPU of 80 GB has room for these.
+RECORDERS = 3
 #: What the replay needs to be right about, in percent of the peak.
 REPLAY_GOAL = 2.0
 #: Figures of the whole process, and such as the first pass alone has.
@@ -472,13 +474,16 @@ def compare_inside(
                 goal = 1.0 if peer == NATIVE else None
                 results.compare(row, "us", of_job, "whole_inside_us", OURS, peer, goal)
 
+    def recorded(name: str) -> str:
+        path = str(Path(folder) / f"{name}.pickle")
+        arguments = ["--job", name, *(("--small",) if options.small else ())]
+        arguments += ["--record", path, "--passes", str(RECORDED)]
+        run_worker(__file__, NATIVE, arguments, more=environment(None))
+        return path
+
     with tempfile.TemporaryDirectory() as folder:
-        files = []
-        for name in names:
-            files.append(str(Path(folder) / f"{name}.pickle"))
-            arguments = ["--job", name, *(("--small",) if options.small else ())]
-            arguments += ["--record", files[-1], "--passes", str(RECORDED)]
-            run_worker(__file__, NATIVE, arguments, more=environment(None))
+        with ThreadPoolExecutor(RECORDERS) as pool:  # nothing is timed yet
+            files = list(pool.map(recorded, names))
         peers, left_out = peers_here()
         timed = ("--cold", *files)
         cases = [Case(OURS, OURS, timed, environment(segments))]

@@ -528,8 +528,9 @@ def test_time_inside_is_of_the_jobs_that_native_recorded(
     options = SimpleNamespace(small=True, rounds=1, seconds=1.0)
     assert jobs.compare_inside(made, ["moe", "packed"], options, "mapped")
     assert [allocator for allocator, _ in recorded] == ["native"] * 2
-    assert recorded[1][1][:4] == ["--job", "packed", "--small", "--record"]
-    assert recorded[1][1][-2:] == ["--passes", "2"]
+    assert {arguments[1] for _, arguments in recorded} == {"moe", "packed"}
+    assert all(arguments[2:4] == ["--small", "--record"] for _, arguments in recorded)
+    assert all(arguments[-2:] == ["--passes", "2"] for _, arguments in recorded)
     row = rows_of(made)["moe, mapped segments: time inside the allocator", "native"]
     assert (row["ours"], row["peer"], row["goal"], row["met"]) == (0.012, 0.01, 1.0, False)
     monkeypatch.setattr(jobs, "measured_beside", lambda *how: False)
