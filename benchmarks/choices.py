@@ -108,7 +108,7 @@ def build(folder: Path, choice: Choice | None, value: str) -> None:
         (folder / CORE / choice.file).write_text(choice.source(value))
     sources = [str(path) for path in sorted((folder / "csrc").rglob("*.c"))]
     made = package / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
-    command = [compiler(), "-std=c11", "-O2", "-fPIC", "-shared", "-pthread", "-D_GNU_SOURCE"]
+    command = [*compiler(), "-std=c11", "-O2", "-fPIC", "-shared", "-pthread", "-D_GNU_SOURCE"]
     command += ['-DESPER_VERSION="choices"', "-I", sysconfig.get_path("include")]
     command += ["-o", str(made), *sources, "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -23,6 +23,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -89,9 +90,9 @@ def parse(printed: str) -> list[Point]:
     return points
 
 
-def compiler() -> str:
-    found = shutil.which(os.environ.get("CC", "cc"))
-    if found is None:
+def compiler() -> list[str]:
+    found = shlex.split(os.environ.get("CC", "cc"))
+    if not shutil.which(found[0]):
         raise GrowthError("there is no C compiler: install gcc, or name one in CC")
     return found
 
@@ -101,7 +102,7 @@ def build(folder: Path) -> Path:
     program = folder / "growth"
     sources = [SOURCE, *sorted((ROOT / "csrc" / "core").glob("*/*.c"))]
     sources += sorted((ROOT / "csrc" / "device" / "sim").glob("*.c"))
-    command = [compiler(), "-std=gnu11", "-O2", "-pthread", "-o", str(program), *map(str, sources)]
+    command = [*compiler(), "-std=gnu11", "-O2", "-pthread", "-o", str(program), *map(str, sources)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise GrowthError(f"growth.c does not compile:\n{done.stderr[-3000:]}")

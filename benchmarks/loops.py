@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import os
+import shlex
 import subprocess
 import sysconfig
 import tempfile
@@ -57,9 +58,9 @@ def compile_to(built: Path, source: Path) -> None:
     import torch
     from torch.utils import cpp_extension
 
-    compiler = os.environ.get("CXX", "g++")
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
     # Newer torch needs C++20; older headers compile as C++20 too.
-    command = [compiler, "-O2", "-fPIC", "-shared", "-std=c++20", "-pthread"]
+    command = [*compiler, "-O2", "-fPIC", "-shared", "-std=c++20", "-pthread"]
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     for include in cpp_extension.include_paths(device_type="cuda"):
         command += ["-isystem", include]
@@ -72,5 +73,5 @@ def compile_to(built: Path, source: Path) -> None:
     command += ["-o", str(scratch), "-lc10", "-lc10_cuda"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"{shlex.join(command)}\n{done.stdout}{done.stderr}")
     scratch.replace(built)

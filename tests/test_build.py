@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compilers import CC
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCHES = "true" in os.environ.get("CI", "") or os.environ.get("ESPER_ALLOC_TEST_TORCHES") == "1"
@@ -89,8 +90,7 @@ print(_build.WHAT_IS_MISSING)
 
 @pytest.mark.slow
 def test_c_extensions_find_headers_and_symbols(installed_core: Path, tmp_path: Path) -> None:
-    cc = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if cc is None:
+    if not CC:
         pytest.skip("needs a C compiler")
     program = "import esper_alloc; print(esper_alloc.get_include(), esper_alloc.library_path())"
     include, library = python_there(installed_core, program).split()
@@ -100,7 +100,7 @@ def test_c_extensions_find_headers_and_symbols(installed_core: Path, tmp_path: P
         "#include <esper_alloc.h>\n#include <python/capi.h>\n#include <device/device.h>\n"
         "int main(void) { return esper_alloc_malloc(0, 0, 0) || esper_alloc_base(0, 0); }\n"
     )
-    run(cc, source, f"-I{include}", library, f"-Wl,-rpath,{Path(library).parent}",
+    run(*CC, source, f"-I{include}", library, f"-Wl,-rpath,{Path(library).parent}",
         "-Wl,--unresolved-symbols=ignore-in-shared-libs", "-o", tmp_path / "user")  # fmt: skip
     exported = run("nm", "-D", "--defined-only", library)
     names = {line.split()[-1] for line in exported.splitlines()}

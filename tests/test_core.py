@@ -12,16 +12,17 @@ one thread cannot have, every 64th.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
 
 import pytest
+from compilers import CC, CXX
 
 HERE = Path(__file__).resolve().parent / "core"
 CSRC = HERE.parent.parent / "csrc"
-CC = os.environ.get("CC", "cc")
 OPERATIONS = int(os.environ.get("ESPER_CORE_OPERATIONS", 10_000_000))
 QUICK_STEP = "16"
 SANITIZED_STEP = {"asan": "8", "tsan": "64"}
@@ -32,7 +33,7 @@ PROGRAMS = sorted(p.stem for p in HERE.glob("*/test_*.c")) + ["fault_loop"]
 SLOW = {"test_instructions", "test_drift"}
 
 pytestmark = pytest.mark.skipif(
-    not HERE.is_dir() or shutil.which("make") is None or shutil.which(CC) is None,
+    not HERE.is_dir() or shutil.which("make") is None or not CC,
     reason="the C tests need a source checkout, make and a C compiler",
 )
 
@@ -65,7 +66,7 @@ def sanitizer_works(variant: str) -> bool:
     probe = HERE / "build" / f"probe-{variant}"
     probe.parent.mkdir(exist_ok=True)
     built = subprocess.run(
-        [CC, flag, "-x", "c", "-", "-o", str(probe)],
+        [*CC, flag, "-x", "c", "-", "-o", str(probe)],
         input="int main(void) { return 0; }",
         text=True,
         capture_output=True,
@@ -78,7 +79,7 @@ def build(variant: str) -> Path:
     """Builds every program of a variant; where they are."""
     if not sanitizer_works(variant):
         give_up = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        give_up(f"{CC} cannot build and run programs for {variant}")
+        give_up(f"{shlex.join(CC)} cannot build and run programs for {variant}")
     run("make", "-s", "-j2", f"VARIANT={variant}", "build")
     return HERE / "build" / variant
 
@@ -154,12 +155,12 @@ def test_random_programs(variant: str, threads: int, pytestconfig: pytest.Config
 @pytest.mark.parametrize("language, standard", [("c", "c11"), ("c++", "c++11"), ("c++", "c++20")])
 def test_header_compiles_alone(header: str, language: str, standard: str) -> None:
     source = f'#include "{CSRC / header}"\nint main() {{ return 0; }}\n'
-    compiler = CC if language == "c" else os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
-        pytest.skip(f"{compiler} is not there")
+    compiler = CC if language == "c" else CXX
+    if not compiler:
+        pytest.skip(f"needs a compiler of {language}")
     done = subprocess.run(
         [
-            compiler,
+            *compiler,
             "-x",
             language,
             f"-std={standard}",

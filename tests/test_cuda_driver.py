@@ -12,18 +12,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from compilers import CC, CXX
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE_TESTS = ROOT / "tests" / "device"
-CC = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-DESPER_LOCK_ORDER", "-O1", "-g"]
 FLAGS += ["-Wall", "-Wextra", "-Wshadow", "-Werror"]
 
-pytestmark = pytest.mark.skipif(CC is None, reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(not CC, reason="needs a C compiler")
 
 
 def compile_c(output: Path, sources: list[Path], *flags: str) -> Path:
-    command = [str(CC), *FLAGS, *flags, *map(str, sources), "-o", str(output), "-pthread", "-ldl"]
+    command = [*CC, *FLAGS, *flags, *map(str, sources), "-o", str(output), "-pthread", "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return output
@@ -189,16 +189,15 @@ def test_our_declarations_are_nvidias(tmp_path: Path) -> None:
 
 def test_public_header_is_c_and_cxx(tmp_path: Path) -> None:
     """Every public header compiles alone, in both languages."""
-    cxx = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     names = "esper_alloc.h", "esper_report.h", "esper_sleep.h", "device/device.h", "python/capi.h"
     for header in names:
-        for compiler, language in ((CC, "c"), (cxx, "c++")):
-            if compiler is None:
+        for compiler, language in ((CC, "c"), (CXX, "c++")):
+            if not compiler:
                 pytest.skip("needs a C++ compiler")
             source = tmp_path / f"only.{language.replace('+', 'x')}"
             source.write_text(f'#include "{header}"\n')
             done = subprocess.run(
-                [compiler, "-x", language, "-Wall", "-Wextra", "-Werror", "-pedantic",
+                [*compiler, "-x", language, "-Wall", "-Wextra", "-Werror", "-pedantic",
                  "-fsyntax-only", f"-I{ROOT / 'csrc'}", str(source)],
                 capture_output=True,
                 text=True,

@@ -7,14 +7,13 @@ process of its own.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from compilers import CC
 
 ROOT = Path(__file__).resolve().parent.parent
-CC = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SCENARIOS = (
@@ -23,7 +22,7 @@ SCENARIOS = (
     ).split()
 )
 
-pytestmark = pytest.mark.skipif(CC is None, reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(not CC, reason="needs a C compiler")
 
 
 @pytest.fixture(scope="session", params=["plain", "sanitized"])
@@ -34,7 +33,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         ROOT / "csrc" / "device" / "fd_server.c",
     ]
     flags = FLAGS + (SANITIZE if request.param == "sanitized" else [])
-    command = [str(CC), *flags, *map(str, sources), "-o", str(output), "-pthread"]
+    command = [*CC, *flags, *map(str, sources), "-o", str(output), "-pthread"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return output
@@ -60,7 +59,7 @@ def test_each_scenario_is_run(program: Path) -> None:
 def test_other_macros_give_the_same(tmp_path: Path) -> None:
     """As it is compiled elsewhere: GNU C, and without a macro on the command line."""
     for standard in ("-std=c11", "-std=gnu11"):
-        command = [str(CC), standard, "-Wall", "-Wextra", "-Werror", "-c"]
+        command = [*CC, standard, "-Wall", "-Wextra", "-Werror", "-c"]
         source = ROOT / "csrc" / "device" / "fd_server.c"
         command += [str(source), "-o", str(tmp_path / "fd_server.o")]
         done = subprocess.run(command, capture_output=True, text=True)

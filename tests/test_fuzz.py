@@ -4,6 +4,7 @@ tests/fuzz fuzz`` looks for longer, and at others each time."""
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,11 +12,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from compilers import CC, named
 
 HERE = Path(__file__).resolve().parent / "fuzz"
 COMPILERS = {
-    "libfuzzer": (os.environ.get("CLANG", "clang"), "fuzzer,address,undefined"),
-    "standalone": (os.environ.get("CC", "cc"), "address,undefined"),
+    "libfuzzer": (named("CLANG", "clang"), "fuzzer,address,undefined"),
+    "standalone": (CC, "address,undefined"),
 }
 RUNS = {"libfuzzer": 30_000, "standalone": 100_000}
 
@@ -31,13 +33,13 @@ pytestmark = pytest.mark.skipif(
 @cache
 def can_build(engine: str) -> bool:
     compiler, sanitizers = COMPILERS[engine]
-    if shutil.which(compiler) is None:
+    if not compiler:
         return False
     source = "int LLVMFuzzerTestOneInput(void) { return 0; }"
     if engine == "standalone":
         source = "int main(void) { return 0; }"
     built = subprocess.run(
-        [compiler, f"-fsanitize={sanitizers}", "-x", "c", "-", "-o", os.devnull],
+        [*compiler, f"-fsanitize={sanitizers}", "-x", "c", "-", "-o", os.devnull],
         input=source,
         text=True,
         capture_output=True,
@@ -46,11 +48,12 @@ def can_build(engine: str) -> bool:
 
 
 def fuzz(engine: str, *settings: str) -> subprocess.CompletedProcess[str]:
+    compiler, sanitizers = COMPILERS[engine]
     if not can_build(engine):
         # Any compiler builds the one; clang is not everywhere.
         demanded = engine == "standalone" and os.environ.get("CI") == "true"
         give_up = pytest.fail if demanded else pytest.skip
-        give_up(f"{COMPILERS[engine][0]} cannot build with {COMPILERS[engine][1]}")
+        give_up(f"{shlex.join(compiler) or engine} cannot build with {sanitizers}")
     return subprocess.run(
         ["make", "-s", "run", f"ENGINE={engine}", "SEED=1", f"PYTHON={sys.executable}", *settings],
         stdout=subprocess.PIPE,

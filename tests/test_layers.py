@@ -25,9 +25,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from compilers import CC, CXX
 
 ROOT = Path(__file__).resolve().parent.parent
-CC = os.environ.get("CC", "cc")
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 PUBLIC = ("esper_alloc.h", "esper_report.h", "esper_sleep.h")
 #: The core's folders, from the lowest to the highest. Each has a README that says so.
@@ -44,7 +44,7 @@ LONGEST = 600  # lines of a file
 Edges = Mapping[tuple[str, str], set[str]]
 
 pytestmark = pytest.mark.skipif(
-    shutil.which(CC) is None or shutil.which("nm") is None, reason="needs a C compiler and nm"
+    not CC or shutil.which("nm") is None, reason="needs a C compiler and nm"
 )
 
 
@@ -65,7 +65,7 @@ def compile_all(csrc: Path, sources: Iterable[Path], folder: Path) -> dict[str, 
         name = str(source.relative_to(csrc))
         object_file = folder / (name.replace("/", "_") + ".o")
         # Without optimisation: no call is inlined away.
-        command = [CC, "-std=gnu11", "-D_GNU_SOURCE", "-O0", f"-I{PYTHON_HEADERS}"]
+        command = [*CC, "-std=gnu11", "-D_GNU_SOURCE", "-O0", f"-I{PYTHON_HEADERS}"]
         command += ['-DESPER_VERSION=""']
         subprocess.run([*command, "-c", str(source), "-o", str(object_file)], check=True)
         return name, object_file
@@ -380,15 +380,14 @@ def test_a_circle_through_headers_is_named(shim: Path) -> None:
 
 
 def test_a_circle_of_calls_in_built_objects_is_named(shim: Path) -> None:
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
+    if not CXX:
         pytest.skip("needs a C++ compiler")
     assert built_objects(shim, shim / "build") == {}
     for source in shim.rglob("*.cpp"):
         name = source.relative_to(shim)
         target = shim / "build" / "temp.machine" / "csrc" / name.with_suffix(".o")
         target.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([compiler, "-c", str(source), "-o", str(target)], check=True)
+        subprocess.run([*CXX, "-c", str(source), "-o", str(target)], check=True)
     found = calls(built_objects(shim, shim / "build"))
     assert circle(found) == ["torch/allocator.cpp", "torch/options.cpp", "torch/allocator.cpp"]
     os.utime(shim / "torch" / "options.h", (2**32, 2**32))

@@ -6,14 +6,13 @@ rule is needed by one of them. What is not simulated, they show on a GPU.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from compilers import CC
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests" / "gpu" / "random"
@@ -34,8 +33,7 @@ NOT_HERE = {
     "FENCE_NEEDS_COMPLETION",
     "FENCE_ADDRESSES_ONCE",
 }
-COMPILER = os.environ.get("CC", "cc").split()[0]
-pytestmark = pytest.mark.skipif(not shutil.which(COMPILER), reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(not CC, reason="needs a C compiler")
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,13 @@ tests/gpu/test_gather_gpu.py.
 from __future__ import annotations
 
 import ctypes
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from compilers import CXX
 
 torch = pytest.importorskip("torch")
 
@@ -76,9 +75,8 @@ class Batch(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     """gather.cu as a shared library for the CPU."""
-    compiler = os.environ.get("CXX", "").split()[:1] or [shutil.which("g++") or shutil.which("c++")]
     include = torch_build._cuda_include_dirs(torch.version.cuda) if torch.version.cuda else []
-    if compiler[0] is None or not any((folder / "cuda_fp16.h").is_file() for folder in include):
+    if not CXX or not any((folder / "cuda_fp16.h").is_file() for folder in include):
         pytest.skip("needs a C++ compiler and CUDA's headers")
     text = (KERNELS / "gather.cu").read_text()
     text, launches = re.subn(
@@ -106,7 +104,7 @@ def library(tmp_path_factory) -> ctypes.CDLL:
     folders = [f"-I{ROOT / 'tests' / 'kernels'}", f"-I{KERNELS}"]
     folders += [word for one in include for word in ("-isystem", str(one))]
     command = [
-        compiler[0],
+        *CXX,
         *flags,
         *folders,
         str(folder / "gather.cpp"),

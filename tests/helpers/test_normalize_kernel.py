@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compilers import CXX
 
 torch = pytest.importorskip("torch")
 
@@ -65,9 +64,8 @@ def replaced(pattern: str, by: str, text: str) -> str:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """normalize.cu as a shared library for the CPU."""
-    compiler = os.environ.get("CXX", "").split()[:1] or [shutil.which("g++") or shutil.which("c++")]
     include = torch_build._cuda_include_dirs(torch.version.cuda) if torch.version.cuda else []
-    if compiler[0] is None or not any((folder / "cuda_fp16.h").is_file() for folder in include):
+    if not CXX or not any((folder / "cuda_fp16.h").is_file() for folder in include):
         pytest.skip("needs a C++ compiler and CUDA's headers")
     text = (KERNELS / "normalize.cu").read_text()
     text = replaced(r"#include <cooperative_groups.h>\n", "", text)
@@ -105,7 +103,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folders = [f"-I{ROOT / 'tests' / 'kernels'}", f"-I{KERNELS}"]
     folders += [word for one in include for word in ("-isystem", str(one))]
     output = folder / "normalize.so"
-    command = [compiler[0], *flags, *folders, str(folder / "normalize.cpp"), "-o", str(output)]
+    command = [*CXX, *flags, *folders, str(folder / "normalize.cpp"), "-o", str(output)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     loaded = ctypes.CDLL(str(output))

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from compilers import CC
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "shim"))
 import build  # noqa: E402
 
-CC = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 BUILT = any((ROOT / "esper_alloc").glob("_torch*.so"))
 pytestmark = [
-    pytest.mark.skipif(CC is None, reason="needs a C compiler"),
+    pytest.mark.skipif(not CC, reason="needs a C compiler"),
     pytest.mark.skipif(not BUILT, reason="the PyTorch part was not built in place"),
 ]
 
@@ -88,7 +87,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     built = {}
     for name, (source, library, flag) in sources.items():
-        command = [str(CC), *flags, flag, str(source), "-o", str(folder / library)]
+        command = [*CC, *flags, flag, str(source), "-o", str(folder / library)]
         done = subprocess.run([*command, "-pthread", "-ldl"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         built[name] = folder / library

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,15 @@ def library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "methods.so"
         subprocess.run(
-            [os.environ.get("CXX", "c++"), "-std=c++20", "-O0", "-shared", "-fPIC", "-o", made]
+            [
+                *shlex.split(os.environ.get("CXX", "c++")),
+                "-std=c++20",
+                "-O0",
+                "-shared",
+                "-fPIC",
+                "-o",
+                made,
+            ]
             + [HERE / "methods.cpp", f"-I{package / 'include'}", f"-I{cuda}"]
             + [f"-L{package / 'lib'}", "-lc10_cuda", "-lc10"],
             check=True,
