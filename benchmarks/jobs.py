@@ -22,15 +22,16 @@ cudaMallocAsync, and RMM's pool where the package rmm is installed:
 
   peak reserved     over the whole process, against the least peak *allocated* of
                     any peer: no allocator can do with less than what is live. Goal:
-                    1.04 of it, or 256 MiB more if that is more
-  step time         against the fastest peer, the mean over all passes but the first.
-                    Goal: at most 1.00, the interval's upper end at most 1.02
-  whole job         the same over all passes, the first among them, in which memory grows.
+                    1.04 of it, or 256 MiB more if that is more. Aim: 1.02, from 1 GiB on
+  step time         against the fastest peer, in all passes but the first. Goal: the mean of
+                    the passes' ratios at most 1.00, its interval's upper end at most 1.02
+  whole job         the mean step time of all passes, the first among them, in which memory
+                    grows, against that of the peer which is fastest in the later ones.
                     Goal: at most 1.00
   device memory     in use beyond what is reserved, by cuMemGetInfo and by
-                    nvidia-smi, against native: nothing is taken that is not counted
-  changes           of what is reserved, in a pass after the first: a job whose passes
-                    are alike should need none
+                    nvidia-smi, against native: shows memory that is taken but not counted
+  changes           how often what is reserved changes in a later pass: never, if passes
+                    are alike
   outputs           losses, or tokens, that differ from native's: none. Decoding and
                     serving may depend on where tensors lie: where the other peers differ
                     from native too, nothing is asked of ours

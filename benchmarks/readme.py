@@ -92,7 +92,9 @@ def goal_of(row: dict[str, Any]) -> str:
     if how in ("mean_ratio", "no_more") and "mean_ratio" in row:
         said += f"; the rounds' mean is {row['mean_ratio']:.3f}"
     if how == "no_more" and "interval" in row:
-        said += " (95% interval: {:.3f} to {:.3f})".format(*row["interval"])
+        low, high = row["interval"]
+        digits = 3 if high - low >= 0.001 else 4
+        said += f" (95% interval: {low:.{digits}f} to {high:.{digits}f})"
     return said + (", missed" if row.get("met") is False else "")
 
 
@@ -156,8 +158,8 @@ def all_rows() -> str:
         "",
         f"On {'; '.join(sorted(machines))}.",
         "The build is the commit that was measured. Both sides took turns in one command. Figures",
-        "are medians, and the ratio is theirs. Goals for step times are judged by the mean of the",
-        "rounds' ratios.",
+        "are medians, and the ratio is theirs as they are shown. Goals for step times are judged by the",
+        "mean of the rounds' ratios. The step time over a whole job is a mean.",
     ]
     lines += [
         f"Not measured by {topic}.py: {name} ({why})." for topic, name, why in sorted(left_out)

@@ -371,7 +371,7 @@ FEW: list[tuple[str, Names, str, str, str]] = [
         "gather",
         "a batch, 16 x 32",
         "native, plain PyTorch",
-        "a helper that works with any allocator: gathering CIFAR batches for 16 networks",
+        "a helper, here on esper_alloc: gathering CIFAR batches for 16 networks",
         "plain PyTorch",
     ),
     (
@@ -391,8 +391,8 @@ BULLETS = """\
 - **[Memory stays level at the same speed.](benchmarks/results/pipeline.json)** A pipeline gathers weights on one
   stream and uses them on another, with the host far ahead. A step takes {step.ours} and {peak.ours};
   with PyTorch's allocator and `record_stream` {step.peer} and {peak.peer}; with tensors kept alive by hand
-  {kept_step.peer} and {kept.peer}. By hand it is less, because with esper_alloc a stream leaves up to
-  128 MiB alone that others still read.
+  {kept_step.peer} and {kept.peer}. Keeping them by hand takes less. With esper_alloc a stream
+  does not wait for up to 128 MiB that other streams are still reading, and takes new memory instead.
 - **[CUDA graphs benefit, too.](benchmarks/results/captures.json)** A captured graph with readers on a side
   stream keeps {graph.ours} for itself; with PyTorch's allocator and `record_stream` {graph.peer}, or
   {graph_reuse.peer} with its option `graph_capture_record_stream_reuse`.
