@@ -156,7 +156,8 @@ PyObject *leave_stream(PyObject * /*module*/, PyObject *const *args, Py_ssize_t 
   const Before before = from_python(args[2]);
   End end;
   end.stream = cuda_stream(args[1]);
-  const bool may_be_saved = at::sequence_number::peek() != before.nodes || in_custom_function();
+  const bool may_be_saved =
+      at::sequence_number::peek() != before.nodes || saves_without_grad_mode();
   try {
     Gathering found(may_be_saved ? Saved::yes : Saved::no);
     gather(found, args[0]);

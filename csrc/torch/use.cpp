@@ -1,5 +1,6 @@
 #include "use.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
@@ -48,15 +49,18 @@ bool is_scalar(PyObject *value)
 
 } // namespace
 
-bool in_custom_function()
+bool saves_without_grad_mode()
 {
-  return !c10::AutogradState::get_tls_state().get_fw_grad_mode() &&
-         !c10::InferenceMode::is_enabled();
+  const auto &state = c10::AutogradState::get_tls_state();
+  if (state.get_grad_mode() || c10::InferenceMode::is_enabled()) {
+    return false;
+  }
+  return !state.get_fw_grad_mode() || !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
 }
 
 Gathering::Gathering(Saved saved)
-    : saved_(saved),
-      counts_(saved == Saved::ask_tensor && (at::GradMode::is_enabled() || in_custom_function())),
+    : saved_(saved), counts_(saved == Saved::ask_tensor &&
+                             (at::GradMode::is_enabled() || saves_without_grad_mode())),
       mode_is_active_(c10::impl::dispatch_mode_enabled())
 {
 }

@@ -5,11 +5,11 @@
 // that may have been saved is marked until its free.
 //
 // A tensor given to record_use() cannot have been saved when grad mode is off, outside of custom
-// functions, or when only the caller can reach its memory, which holders.h finds out. Every other
-// tensor counts as saved, inference tensors too: a custom function or a hook may keep one.
+// functions and hooks, or when only the caller can reach its memory, which holders.h finds out. Every
+// other tensor counts as saved, inference tensors too: a custom function or a hook may keep one.
 //
 // A tensor given to using() cannot have been saved when this thread made no autograd node inside
-// the scope (scope.cpp counts them), and runs no custom function.
+// the scope (scope.cpp counts them), and runs no custom function or hook.
 #pragma once
 
 #include "holders.h"
@@ -18,9 +18,10 @@
 namespace esper
 {
 
-// Whether this thread runs the forward of a custom function, which may save tensors although grad
-// mode is off there. What tells it from no_grad() is forward-mode AD, which only it turns off.
-bool in_custom_function();
+// Whether autograd may save what this thread marks although grad mode is off. It may in the forward of
+// a custom function: what tells that from no_grad() is forward-mode AD, which only it turns off. And
+// it may in a hook that packs a saved tensor: what tells that is that such hooks are set.
+bool saves_without_grad_mode();
 
 // Whether backward may read the marked tensors.
 enum class Saved {

@@ -238,7 +238,7 @@ say(warned=[(w.lineno, w.category.__name__, str(w.message)) for w in seen], line
             "with esper_alloc.using(x, stream=side):",
             "RuntimeWarning",
             "this mark lasts until the memory is freed: autograd recorded an operation in the "
-            "scope, or the scope is in a custom function",
+            "scope, or the scope is in a custom function or a hook of saved tensors",
         ],
     ]
     assert found["lines"][0] == "marks that last until the free:"

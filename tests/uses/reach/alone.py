@@ -392,5 +392,13 @@ def local_variable_of_a_custom_function():
     return KEPT.pop()
 
 
+@case
+def local_variable_while_hooks_of_saved_tensors_are_set():
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), torch.no_grad():
+        x = empty()
+        mark(x, side())
+    return x
+
+
 if __name__ == "__main__":
     main()

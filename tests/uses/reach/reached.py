@@ -276,6 +276,45 @@ def hooks_of_saved_tensors():
     return x
 
 
+def marked_while_packed(how: Callable[[torch.Tensor], None]) -> torch.Tensor:
+    """Autograd keeps what the hook returns. Grad mode is off in it."""
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        if t.numel():
+            assert not torch.is_grad_enabled()
+            how(t)
+        return t
+
+    x = empty(N, 1)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        save(x)
+    return x
+
+
+@case
+def marked_by_the_hook_that_packs_it():
+    return marked_while_packed(lambda t: mark(t, side()))
+
+
+@case
+def scope_in_the_hook_that_packs_it():
+    def use(t: torch.Tensor) -> None:
+        with esper_alloc.using(t, stream=side()):
+            pass
+
+    return marked_while_packed(use)
+
+
+@case
+def marked_without_grad_mode_after_hooks_packed_it():
+    x = empty(N, 1)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        save(x)
+        with torch.no_grad():
+            mark(x, side())
+    return x
+
+
 @case
 def hooks_that_keep_a_view():
     x = empty(N, 1)
