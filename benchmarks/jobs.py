@@ -37,7 +37,7 @@ cudaMallocAsync, and RMM's pool where the package rmm is installed:
                     from native too, nothing is asked of ours
 
 --twice lets a second worker of native's take turns with the others: where the host
-sets the pace, the two differ, and ours is to lie within what they differ by.
+sets the pace, the two differ. Goal: ours is no slower than the slower of them.
 
 --compare-replay records the history of a job on the GPU under native and under
 ours, replays both on the simulated device, and compares the peak reserved there
@@ -366,6 +366,11 @@ def add_rows(
     if AGAIN in rounds[0]:
         name = f"{title}: step time of native, run again"
         results.compare(name, "ms", rounds, "step_ms", AGAIN, NATIVE)
+        means = {case: whole_job(rounds, case) for case in (OURS, NATIVE, AGAIN)}
+        if all(means.values()):
+            slower = max(means[NATIVE], means[AGAIN])
+            row = f"{title}: step time over the whole job, within native's own spread"
+            results.row(row, "ms", [means[OURS]], [slower], "native's slower run", 1.0)
     results.compare(f"{title}: peak allocated", "MiB", best, "peak_allocated_mib", OURS, LEAST)
     results.compare(
         f"{title}: changes of reserved memory in a later pass", "changes", rounds, "device_calls",

@@ -584,6 +584,10 @@ def test_native_run_again_is_nobodys_peer(tmp_path: Path) -> None:
     assert rows["job: peak reserved", jobs.LEAST]["peer"] == 60
     assert rows["job: step time", jobs.FASTEST]["peer"] == 2.0
     [row] = [row for (name, _), row in rows.items() if name.endswith(jobs.AGAIN)]
+    spread = rows[
+        "job: step time over the whole job, within native's own spread", "native's slower run"
+    ]
+    assert (spread["ours"], spread["peer"], spread["met"]) == (1.5, 3.0, True)
     assert (row["ours"], row["peer"], row["peer_name"], row["goal"]) == (1.5, 2.0, "native", None)
 
 
