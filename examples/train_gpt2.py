@@ -123,7 +123,8 @@ def main() -> None:
     batches = on_cpu(text, batch, length, steps)
 
     name = torch.cuda.get_device_name() if gpu else "the CPU"
-    allocator = "esper_alloc" if esper_alloc.is_enabled() else "PyTorch's own allocator"
+    ours = gpu and esper_alloc.is_enabled()
+    allocator = "esper_alloc" if ours else "PyTorch's own allocator"
     size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     print(f"{size:.1f} M parameters on {name}, {allocator}")
 

@@ -17,12 +17,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TRACES = sorted((ROOT / "examples" / "traces").glob("*.pickle*"))
 PICTURE = ROOT / "build" / "demo.png"
+#: As one writes it in the clone; not resolved, or it would leave its environment.
+PYTHON = (
+    os.path.relpath(sys.executable, ROOT)
+    if ROOT in Path(sys.executable).parents
+    else sys.executable
+)
 #: Of the simulated device, as a GPU has it. Where memory is short, marks are waited for at once.
 CAPACITY_MB = "81920"
 
 
 def run(*arguments: str, **environment: str) -> None:
-    print("\n$ python " + " ".join(arguments), flush=True)
+    where = "  # on the simulated device" if environment else ""
+    print(f"\n$ PYTHONPATH=. {PYTHON} {' '.join(arguments)}{where}", flush=True)
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env={**os.environ, **environment})
     if done.returncode != 0:
         raise SystemExit(f"demo: that ended with exit code {done.returncode}")

@@ -48,15 +48,13 @@ def render(facts: Facts, findings: list[Finding]) -> str:
         mark = "PROBLEM" if finding.level == "problem" else "note"
         lines += ["", f"{mark}: {finding.what}", f"  remedy: {finding.remedy}"]
     problems = sum(finding.level == "problem" for finding in findings)
+    counted = "1 problem" if problems == 1 else f"{problems} problems"
     trial = facts["trial"] or {}
     if problems and trial.get("enabled") and trial.get("allocated") is None:
         # What enable() and is_enabled() say here, too.
-        lines += [
-            "",
-            f"esper_alloc loads here, but there is no GPU to allocate on: {problems} problem(s)",
-        ]
+        lines += ["", f"esper_alloc loads here, but there is no GPU to allocate on: {counted}"]
     elif problems:
-        lines += ["", f"esper_alloc cannot work here: {problems} problem(s)"]
+        lines += ["", f"esper_alloc cannot work here: {counted}"]
     else:
         lines += ["", "esper_alloc works here"]
     return "\n".join(lines)

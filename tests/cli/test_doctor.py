@@ -193,7 +193,7 @@ def test_each_problem_is_found_and_has_a_remedy(
     assert remedy in problems[0].remedy
     text = doctor.render(facts, problems)
     assert f"PROBLEM: {problems[0].what}\n  remedy: {problems[0].remedy}" in text
-    assert text.endswith("esper_alloc cannot work here: 1 problem(s)")
+    assert text.endswith("esper_alloc cannot work here: 1 problem")
 
 
 WORTH_A_NOTE = [
@@ -250,7 +250,7 @@ def test_without_a_gpu_it_says_what_enable_says() -> None:
     trial = {"enabled": True, "before": "native", "backend": "native", "allocated": None}
     facts = facts_with(driver__available=False, driver__error="no libcuda", trial=trial)
     text = doctor.render(facts, doctor.diagnose(facts))
-    assert text.endswith("esper_alloc loads here, but there is no GPU to allocate on: 1 problem(s)")
+    assert text.endswith("esper_alloc loads here, but there is no GPU to allocate on: 1 problem")
     assert "trial:        enable() works; there is no GPU to allocate on" in text
 
 
