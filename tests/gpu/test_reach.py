@@ -59,3 +59,25 @@ def test_marks_are_exact_where_only_the_caller_can_reach(program: str, kind: str
     found: dict[str, Any] = json.loads(run_python(code).strip().splitlines()[-1])
     assert found
     assert {name: answer for name, answer in found.items() if answer[0] != [kind]} == {}
+
+
+def test_statistics_count_exact_marks_and_those_until_the_free() -> None:
+    code = """
+import json
+import torch, esper_alloc
+
+esper_alloc.enable()
+side, kept = torch.cuda.Stream(), []
+
+def marked(held):
+    before = esper_alloc.memory_stats()
+    x = torch.empty(1 << 20, device="cuda")
+    if held:
+        kept.append(x)
+    esper_alloc.record_use(x, side)
+    after = esper_alloc.memory_stats()
+    return [after[key] - before[key] for key in ("marks_exact", "marks_until_free")]
+
+print(json.dumps([marked(held=False), marked(held=True)]))
+"""
+    assert json.loads(run_python(code).strip().splitlines()[-1]) == [[1, 0], [0, 1]]
