@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <atomic>
@@ -41,6 +42,12 @@ bool holds_elements(PyObject *value)
 
 std::atomic<bool> is_watched{false};
 
+// Grad mode is off in backward, but a node that runs later may have saved what a hook marks.
+bool in_backward()
+{
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
+
 bool is_scalar(PyObject *value)
 {
   return value == Py_None || PyLong_Check(value) || PyFloat_Check(value) ||
@@ -59,8 +66,9 @@ bool saves_without_grad_mode()
 }
 
 Gathering::Gathering(Saved saved)
-    : saved_(saved), counts_(saved == Saved::ask_tensor &&
-                             (at::GradMode::is_enabled() || saves_without_grad_mode())),
+    : saved_(saved),
+      counts_(saved == Saved::ask_tensor &&
+              (at::GradMode::is_enabled() || in_backward() || saves_without_grad_mode())),
       mode_is_active_(c10::impl::dispatch_mode_enabled())
 {
 }

@@ -4,9 +4,10 @@
 // autograd recorded may have saved it, and backward reads it later on the same stream. So memory
 // that may have been saved is marked until its free.
 //
-// A tensor given to record_use() cannot have been saved when grad mode is off, outside of custom
-// functions and hooks, or when only the caller can reach its memory, which holders.h finds out. Every
-// other tensor counts as saved, inference tensors too: a custom function or a hook may keep one.
+// A tensor given to record_use() cannot have been saved when grad mode is off, outside of backward,
+// custom functions and hooks, or when only the caller can reach its memory, which holders.h finds
+// out. Every other tensor counts as saved, inference tensors too: a custom function or a hook may
+// keep one.
 //
 // A tensor given to using() cannot have been saved when this thread made no autograd node inside
 // the scope (scope.cpp counts them), and runs no custom function or hook.

@@ -400,5 +400,20 @@ def local_variable_while_hooks_of_saved_tensors_are_set():
     return x
 
 
+@case
+def local_variable_of_a_hook_in_backward():
+    found = []
+
+    def hook(grad):
+        x = empty()
+        mark(x, side())
+        found.append(kinds(x))
+
+    y = torch.ones(1, requires_grad=True) * 2
+    y.register_hook(hook)
+    y.backward()
+    return found.pop()
+
+
 if __name__ == "__main__":
     main()

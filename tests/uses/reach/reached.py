@@ -338,6 +338,22 @@ def hook_with(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 @case
+def marked_by_a_hook_in_backward():
+    """A node that runs later may have saved it. Grad mode is off in the hook."""
+    x = empty(N, 1)
+    save(x)
+
+    def hook(grad: torch.Tensor) -> None:
+        assert not torch.is_grad_enabled()
+        mark(x, side())
+
+    y = torch.ones(1, requires_grad=True) * 2
+    y.register_hook(hook)
+    y.backward()
+    return x
+
+
+@case
 def tensor_hook():
     x, y = empty(), gathered()
     y.register_hook(hook_with(x))
