@@ -79,8 +79,9 @@ def record_use(
     the same stream later. So a mark of memory that anybody but the caller can
     reach lasts until the memory is freed. Otherwise it is exact, and ends here.
     Marks of a view whose base nobody else holds are exact, and so are those of all
-    views of a buffer in one call. Under ``torch.no_grad()`` every mark is, but not in
-    the ``forward`` of a custom function, which may save tensors as grad mode does.
+    views of a buffer in one call. Under ``torch.no_grad()`` every mark is. Marks in
+    backward, in the ``forward`` of a custom function and while hooks of saved
+    tensors are set are as in grad mode.
     ``warn_about_marks()`` names the lines whose marks last until the free.
 
     Args:
@@ -393,7 +394,7 @@ def _mark_cuda(
         stream = torch.cuda.current_stream(tensor.device)
     # Autograd may have saved it: see record_use(). References are not counted
     # here; the shim does.
-    may_be_saved = torch.is_grad_enabled() or _in_custom_function()
+    may_be_saved = torch.is_grad_enabled() or _saves_without_grad_mode()
     if may_be_saved and lasting_marks.is_on():
         lasting_marks.note("the PyTorch part, which counts who can reach it, is missing")
     exact = gate and event is None and not may_be_saved
@@ -402,12 +403,18 @@ def _mark_cuda(
     _record_stream(tensor, stream)
 
 
-def _in_custom_function() -> bool:
-    """Whether the forward of one runs, which turns grad mode off, and forward-mode AD with it."""
+def _saves_without_grad_mode() -> bool:
+    """Whether backward runs, or the forward of a custom function, or hooks of saved tensors are
+    set. The shim asks the same: csrc/torch/use.h says why."""
     import torch
 
-    inference = torch.is_inference_mode_enabled()
-    return not inference and not untyped(torch)._C._is_fwd_grad_enabled()
+    inner = untyped(torch)._C
+    if inner._current_graph_task_id() != -1:
+        return True
+    if torch.is_inference_mode_enabled():
+        return False
+    hooks = inner._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None or not inner._is_fwd_grad_enabled()
 
 
 def _mark_through_library(tensor: torch.Tensor, stream: Any) -> bool:

@@ -292,6 +292,52 @@ def test_without_the_shim_grad_mode_means_record_stream(monkeypatch):
         assert (len(held), len(exact)) == (2, 1)
 
 
+def in_a_custom_function(mark):
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            mark()
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    Function.apply(torch.ones(1, requires_grad=True))
+
+
+def in_backward(mark):
+    y = torch.ones(1, requires_grad=True) * 2
+    y.register_hook(lambda grad: mark())
+    y.backward()
+
+
+def in_a_hook_that_packs(mark):
+    def pack(x):
+        mark()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        torch.ones(1, requires_grad=True).exp()
+
+
+@pytest.mark.parametrize("place", [in_a_custom_function, in_backward, in_a_hook_that_packs])
+def test_without_the_shim_marks_where_autograd_saves_mean_record_stream(monkeypatch, place):
+    """Grad mode is off in all of them."""
+    held, modes = [], []
+    monkeypatch.setattr(use, "_compiled", None)
+    monkeypatch.setattr(use, "_record_stream", lambda t, s: held.append(t))
+    monkeypatch.setattr(use, "_mark_through_library", lambda t, s: True)
+    x, stream = pretend(3), cuda_stream()
+
+    def mark():
+        modes.append(torch.is_grad_enabled())
+        use._mark_cuda(x, stream, None, True)
+
+    place(mark)
+    assert len(held) == len(modes) > 0 and not any(modes)
+
+
 def test_without_the_shim_touch_is_record_stream(monkeypatch):
     monkeypatch.setattr(use, "_compiled", None)
     held = []
