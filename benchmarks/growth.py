@@ -91,7 +91,7 @@ def parse(printed: str) -> list[Point]:
 
 
 def compiler() -> list[str]:
-    found = shlex.split(os.environ.get("CC", "cc"))
+    found = shlex.split(os.environ.get("CC") or "cc")
     if not shutil.which(found[0]):
         raise GrowthError("there is no C compiler: install gcc, or name one in CC")
     return found

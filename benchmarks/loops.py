@@ -58,7 +58,7 @@ def compile_to(built: Path, source: Path) -> None:
     import torch
     from torch.utils import cpp_extension
 
-    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
     # Newer torch needs C++20; older headers compile as C++20 too.
     command = [*compiler, "-O2", "-fPIC", "-shared", "-std=c++20", "-pthread"]
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]

@@ -34,7 +34,7 @@ def library() -> ctypes.CDLL:
         made = Path(folder) / "methods.so"
         subprocess.run(
             [
-                *shlex.split(os.environ.get("CXX", "c++")),
+                *shlex.split(os.environ.get("CXX") or "c++"),
                 "-std=c++20",
                 "-O0",
                 "-shared",
