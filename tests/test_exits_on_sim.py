@@ -35,3 +35,16 @@ def ends(library: Path) -> dict[tuple[str, str], exits.End]:
 def test_it_ends_as_it_should(ends: dict[tuple[str, str], exits.End], name: str) -> None:
     wrong = exits.judge(name, ends[exits.OURS, name], ends.get((exits.NATIVE, name)))
     assert wrong is None, wrong
+
+
+def test_of_a_noisy_end_only_complaints_of_an_allocator_or_cuda_count() -> None:
+    name = "an_iterator_that_is_not_finished"
+    quiet = exits.End(0, "done", [])
+
+    def wrong_with(line: str) -> str | None:
+        return exits.judge(name, exits.End(0, "done", [line]), quiet)
+
+    assert wrong_with("Exception in thread Thread-# (_pin_memory_loop)") is None
+    assert "it said" in str(wrong_with("esper_alloc: block # was freed twice"))
+    assert "it said" in str(wrong_with("torch.AcceleratorError: CUDA error: out of memory"))
+    assert exits.judge(name, exits.End(1, "done", []), quiet) == "it ended with 1, not 0"
