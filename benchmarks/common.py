@@ -280,8 +280,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument(
         "--rounds",
         type=int,
-        default=3,
-        help="of measurements, mostly fresh processes for each allocator",
+        default=5,
+        help="of measurements, mostly fresh processes for each allocator (default: 5)",
     )
     made.add_argument(
         "--seconds", type=float, default=500.0, help="start no further round after this long"
