@@ -391,8 +391,8 @@ BULLETS = """\
 - **[Memory stays level at the same speed.](benchmarks/results/pipeline.json)** A pipeline gathers weights on one
   stream and uses them on another, with the host far ahead. A step takes {step.ours} and {peak.ours};
   with PyTorch's allocator and `record_stream` {step.peer} and {peak.peer}; with tensors kept alive by hand
-  {kept_step.peer} and {kept.peer}. Keeping them by hand takes less. With esper_alloc a stream
-  does not wait for up to 128 MiB that other streams are still reading, and takes new memory instead.
+  {kept_step.peer} and {kept.peer}. Keeping them by hand takes less: esper_alloc gives a stream
+  up to 128 MiB of new memory before it lets the stream wait for memory that is still being read.
 - **[CUDA graphs benefit, too.](benchmarks/results/captures.json)** A captured graph with readers on a side
   stream keeps {graph.ours} for itself; with PyTorch's allocator and `record_stream` {graph.peer}, or
   {graph_reuse.peer} with its option `graph_capture_record_stream_reuse`.

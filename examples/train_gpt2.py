@@ -122,11 +122,13 @@ def main() -> None:
     text = torch.tensor(list(Path(__file__).read_bytes()))
     batches = on_cpu(text, batch, length, steps)
 
-    name = torch.cuda.get_device_name() if gpu else "the CPU"
-    ours = gpu and esper_alloc.is_enabled()
-    allocator = "esper_alloc" if ours else "PyTorch's own allocator"
+    if not gpu:
+        place = "the CPU, where no CUDA allocator is needed"
+    else:
+        allocator = "esper_alloc" if esper_alloc.is_enabled() else "PyTorch's own allocator"
+        place = f"{torch.cuda.get_device_name()}, {allocator}"
     size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    print(f"{size:.1f} M parameters on {name}, {allocator}")
+    print(f"{size:.1f} M parameters on {place}")
 
     begin, timed_from = 0.0, min(10, steps // 2)
     device = "cuda" if gpu else "cpu"

@@ -1,7 +1,6 @@
 """`make demo`: shows a mark at work, replays the recorded jobs in examples/traces, and trains.
 
-Without a GPU the mark works on the simulated device, and training is of a tiny model on the CPU,
-with PyTorch's own allocator.
+Without a GPU the mark works on the simulated device, and training is of a tiny model on the CPU.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CAPACITY_MB = "81920"
 
 
 def run(*arguments: str, **environment: str) -> None:
-    where = "  # on the simulated device" if environment else ""
+    where = "  # on a simulated device, which `make demo` sets up" if environment else ""
     print(f"\n$ PYTHONPATH=. {PYTHON} {' '.join(arguments)}{where}", flush=True)
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env={**os.environ, **environment})
     if done.returncode != 0:
@@ -78,8 +77,8 @@ def main() -> None:
     conclude(
         "The loss falls: the script trains on esper_alloc."
         if gpu
-        else "Without a GPU it trained on the CPU, with PyTorch's own allocator. This shows\n"
-        "nothing of esper_alloc, but that the script runs there, too."
+        else "Without a GPU it trained on the CPU, where no CUDA allocator is needed. This shows\n"
+        "only that the script runs there, too."
     )
 
 

@@ -144,7 +144,8 @@ def add_parser(subparsers: Any) -> None:
         "--policy",
         action="append",
         choices=(*POLICIES, "all"),
-        help=f"what malloc tries first when no memory is ready; may be repeated "
+        help=f"the reuse order and the kind of segments, as `run --reuse` and `run --segments` "
+        f"have them; may be repeated "
         f"(default: {POLICIES[0]})",
     )
     parser.add_argument(

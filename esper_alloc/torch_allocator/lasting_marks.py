@@ -21,11 +21,11 @@ _lines: dict[tuple[str, int], dict[str, int]] = {}
 def warn_about_marks(on: bool = True) -> None:
     """From now on names the lines whose marks last until the free.
 
-    In grad mode a mark by ``record_use`` or ``using`` lasts until its memory is freed if
-    anybody but the caller can reach that memory. While this is on, each such line gives one
-    warning, which says who that may be, and :func:`report` lists all of them with
-    how often it happened. It does not look at compiled functions. Turning it on forgets
-    earlier lines.
+    In grad mode a mark by ``record_use`` lasts until its memory is freed if anybody but the
+    caller can reach that memory, and one by ``using`` if autograd recorded an operation in the
+    scope. While this is on, each such line gives one warning, which says why, and
+    :func:`report` lists all of them with how often it happened. It does not look at compiled
+    functions. Turning it on forgets earlier lines.
 
     Args:
         on: False: from now on nothing is recorded, which costs nothing. A process begins

@@ -242,7 +242,7 @@ def test_the_native_backend_may_be_named() -> None:
 
 def test_no_gpu_leaves_replay() -> None:
     facts = facts_with(driver__available=False, driver__error="no libcuda", trial=None)
-    assert words.paths(facts) == ["replay on the simulated device"]
+    assert words.paths(facts) == ["replay, which needs no GPU"]
 
 
 def test_without_a_gpu_it_says_what_enable_says() -> None:

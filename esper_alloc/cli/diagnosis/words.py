@@ -79,7 +79,7 @@ def paths(facts: Facts) -> list[str]:
     """Which of its ways esper_alloc takes here, in words."""
     if not facts["core"]["loaded"]:
         return ["none"]
-    chosen = ["replay on the simulated device"]
+    chosen = ["replay, which needs no GPU"]
     if not facts["driver"]["available"]:
         return chosen
     torch, shim = facts["torch"], facts["shim"]
