@@ -66,8 +66,9 @@ def test_a_ring_of_flags_over_two_devices_completes(mark: str) -> None:
 
 
 @pytest.mark.two_gpus
-def test_a_gate_would_hang_the_ring() -> None:
-    found = run_program("hangs", "ring", "gate", "2")
+@pytest.mark.parametrize("mark", CONTROLS)
+def test_a_gate_would_hang_the_ring(mark: str) -> None:
+    found = run_program("hangs", "ring", mark, "2")
     assert found["reused"] == found["hung"] == 2
     assert found["wrong"] == 0
 
