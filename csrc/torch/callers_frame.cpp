@@ -16,7 +16,7 @@ namespace esper
 #ifdef HAS_FRAME_OF_3_14
 
 // The frame says where its stack ends. The arguments are a copy, and lie elsewhere.
-CallersFrame CallersFrame::of_call(PyObject *const * /*end*/)
+CallersFrame CallersFrame::of_call(const PassedArguments & /*passed*/)
 {
   static_assert(sizeof(_PyStackRef) == sizeof(Slot));
   CallersFrame found;
@@ -40,18 +40,41 @@ CallersFrame CallersFrame::of_call(PyObject *const * /*end*/)
 
 #elif PY_VERSION_HEX >= 0x030E0000 || defined(Py_GIL_DISABLED)
 
-CallersFrame CallersFrame::of_call(PyObject *const * /*end*/)
+CallersFrame CallersFrame::of_call(const PassedArguments & /*passed*/)
 {
   return {};
 }
 
 #else
 
+namespace
+{
+
+// Whether the interpreter itself made the call: the function lies below its arguments on `stack`, in
+// Python 3.13 with a slot between that may be empty. In Python 3.10 a method called with keywords lies
+// in the place of self. What C code calls (a bound method, partial()) may overwrite that slot with an
+// argument that it only borrows.
+bool is_direct(const PassedArguments &passed, PyObject *const *stack)
+{
+  const auto is_called = [&](PyObject *const *slot) {
+    return slot >= stack && passed.is_called(*slot);
+  };
+  const bool below = is_called(passed.first - 1) || is_called(passed.first);
+#if PY_VERSION_HEX >= 0x030D0000
+  return below ||
+         (passed.first > stack && passed.first[-1] == nullptr && is_called(passed.first - 2));
+#else
+  return below;
+#endif
+}
+
+} // namespace
+
 // A frame has its local variables, cells and free variables first, then its evaluation stack. From
 // Python 3.11 on the frame of a running function is the last thing on its thread's data stack, and
 // that of a generator or coroutine is in its object. Whether this is the frame is checked: the
 // arguments must lie on its evaluation stack.
-CallersFrame CallersFrame::of_call(PyObject *const *end)
+CallersFrame CallersFrame::of_call(const PassedArguments &passed)
 {
   CallersFrame found;
   PyFrameObject *frame = PyEval_GetFrame();
@@ -77,9 +100,10 @@ CallersFrame CallersFrame::of_call(PyObject *const *end)
   const Py_ssize_t slots = variables + code->co_stacksize;
   PyObject *const *first = frame->f_localsplus;
 #endif
-  if (end > first + variables && end <= first + slots) {
+  PyObject *const *stack = first + variables;
+  if (passed.behind > stack && passed.behind <= first + slots && is_direct(passed, stack)) {
     found.first_ = first;
-    found.end_ = end;
+    found.end_ = passed.behind;
   }
   return found;
 }

@@ -13,15 +13,22 @@
 namespace esper
 {
 
+// The arguments of a call, as a C function was given them.
+struct PassedArguments {
+  PyObject *const *first; // self is the first of a method's
+  PyObject *const *behind;
+  bool (*is_called)(PyObject *); // whether an object is the function that was called
+};
+
 class CallersFrame
 {
 public:
   // Of an unknown caller: no references.
   CallersFrame() = default;
 
-  // `end` is behind the last argument that the interpreter passed. Unknown: the arguments are not on
-  // the stack of a Python function (C code calls), or this version of Python is not known.
-  static CallersFrame of_call(PyObject *const *end);
+  // Unknown: the arguments are not on the stack of a Python function (C code calls), or this version of
+  // Python is not known.
+  static CallersFrame of_call(const PassedArguments &passed);
 
   bool is_known() const
   {

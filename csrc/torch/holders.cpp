@@ -61,13 +61,15 @@ Why count_storage(const at::Tensor &tensor, size_t tensors)
   if (!is_only_storage(storage)) {
     return Why::foreign;
   }
+  // Asked first: what was a weak reference then and is a strong one now is counted below.
+  const bool has_weak = is_weakly_held(storage);
   PyObject *object = storage->pyobj_slot()->load_pyobj();
   const size_t preserved = object != nullptr ? 1 : 0;
   if (tensor.unsafeGetTensorImpl()->unsafe_storage().use_count() != tensors + preserved ||
       (object != nullptr && Py_REFCNT(object) > 1)) {
     return Why::storage;
   }
-  if (is_weakly_held(storage) || (object != nullptr && has_weak_references(object))) {
+  if (has_weak || (object != nullptr && has_weak_references(object))) {
     return Why::weak_references;
   }
   return Why::nobody_else;
@@ -80,6 +82,7 @@ Why count_tensor(const at::Tensor &tensor, size_t views, PyObject *object, Py_ss
   if (object != tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj()) {
     return Why::references;
   }
+  const bool has_weak = tensor.weak_use_count() != 1; // asked first, as for a storage
   const Py_ssize_t found = object != nullptr ? Py_REFCNT(object) : 0;
   const bool is_saved = tensor.use_count() != views + (object != nullptr ? 1 : 0);
   const Py_ssize_t preserved = views != 0 || is_saved ? 1 : 0;
@@ -89,7 +92,7 @@ Why count_tensor(const at::Tensor &tensor, size_t views, PyObject *object, Py_ss
   if (is_saved) {
     return Why::saved;
   }
-  if (tensor.weak_use_count() != 1 || (object != nullptr && has_weak_references(object))) {
+  if (has_weak || (object != nullptr && has_weak_references(object))) {
     return Why::weak_references;
   }
   return Why::nobody_else;
@@ -114,8 +117,8 @@ const char *words_for(Why why)
   case Why::foreign: return "its memory is shared with a storage that cannot be counted";
   case Why::subclass: return "it is sparse, or of a subclass of Tensor, or inside one";
   case Why::scope:
-    return "autograd recorded an operation in the scope, or the scope is in a custom function or a "
-           "hook of saved tensors";
+    return "autograd recorded an operation in the scope, or the scope is in a custom function, "
+           "among hooks of saved tensors, or in inference mode with a tensor from outside of it";
   case Why::traced: return "PyTorch traces the call, or a transform wraps the tensor";
   case Why::no_gil: return "references cannot be counted without a GIL";
   default: return "";

@@ -25,6 +25,7 @@
 #include <torch/library.h>
 
 #include "marking.h"
+#include "saving.h"
 #include "scope.h"
 
 namespace esper
@@ -51,10 +52,16 @@ Memory memory_of(at::TensorList tensors, bool until_free)
   return memory;
 }
 
+// What autograd calls may call a compiled function that was traced without grad mode.
+bool may_be_saved()
+{
+  return in_backward() || may_save_itself() == MaySave::everything;
+}
+
 void mark(at::TensorList tensors, const std::optional<CUDAStream> &stream, bool gate,
           bool until_free)
 {
-  const Memory memory = memory_of(tensors, until_free);
+  const Memory memory = memory_of(tensors, until_free || may_be_saved());
   if (memory.empty()) {
     return;
   }

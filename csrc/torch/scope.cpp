@@ -156,10 +156,9 @@ PyObject *leave_stream(PyObject * /*module*/, PyObject *const *args, Py_ssize_t 
   const Before before = from_python(args[2]);
   End end;
   end.stream = cuda_stream(args[1]);
-  const bool may_be_saved =
-      at::sequence_number::peek() != before.nodes || saves_without_grad_mode();
+  const bool is_recorded = at::sequence_number::peek() != before.nodes;
   try {
-    Gathering found(may_be_saved ? Saved::yes : Saved::no);
+    Gathering found(is_recorded ? MaySave::everything : may_save_itself());
     gather(found, args[0]);
     PythonEnd python_end;
     python_end.stream = args[1];
@@ -183,7 +182,7 @@ PyObject *hand_over(PyObject * /*module*/, PyObject *const *args, Py_ssize_t cou
   // Tensors of another device are read there, on that device's current stream.
   there.stream = c10::cuda::getCurrentCUDAStream(from.device_index());
   here.gate_early = there.gate_early = false;
-  Gathering found(Saved::yes);
+  Gathering found(MaySave::everything);
   gather(found, args[0]);
   {
     pybind11::gil_scoped_release no_gil;

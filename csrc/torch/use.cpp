@@ -1,10 +1,8 @@
 #include "use.h"
 
-#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <atomic>
@@ -42,12 +40,6 @@ bool holds_elements(PyObject *value)
 
 std::atomic<bool> is_watched{false};
 
-// Grad mode is off in backward, but a node that runs later may have saved what a hook marks.
-bool in_backward()
-{
-  return torch::autograd::get_current_graph_task_id() != -1;
-}
-
 bool is_scalar(PyObject *value)
 {
   return value == Py_None || PyLong_Check(value) || PyFloat_Check(value) ||
@@ -56,20 +48,14 @@ bool is_scalar(PyObject *value)
 
 } // namespace
 
-bool saves_without_grad_mode()
+Gathering::Gathering()
+    : saved_(at::GradMode::is_enabled() || in_backward() ? MaySave::everything : may_save_itself()),
+      counts_(saved_ != MaySave::nothing), mode_is_active_(c10::impl::dispatch_mode_enabled())
 {
-  const auto &state = c10::AutogradState::get_tls_state();
-  if (state.get_grad_mode() || c10::InferenceMode::is_enabled()) {
-    return false;
-  }
-  return !state.get_fw_grad_mode() || !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
 }
 
-Gathering::Gathering(Saved saved)
-    : saved_(saved),
-      counts_(saved == Saved::ask_tensor &&
-              (at::GradMode::is_enabled() || in_backward() || saves_without_grad_mode())),
-      mode_is_active_(c10::impl::dispatch_mode_enabled())
+Gathering::Gathering(MaySave saved)
+    : saved_(saved), counts_(false), mode_is_active_(c10::impl::dispatch_mode_enabled())
 {
 }
 
@@ -80,10 +66,10 @@ Gathering::~Gathering()
   }
 }
 
-void Gathering::add_argument(PyObject *value, PyObject *const *behind)
+void Gathering::add_argument(PyObject *value, const PassedArguments *passed)
 {
-  if (counts_ && behind != nullptr) {
-    caller_ = CallersFrame::of_call(behind);
+  if (counts_ && passed != nullptr) {
+    caller_ = CallersFrame::of_call(*passed);
   }
   // The caller's frame holds an argument. If C code makes the call, anything may: a tuple, a thread, a
   // partial(), or an object that it was read from.
@@ -245,10 +231,14 @@ void Gathering::add_memory(PyObject *object, const at::Tensor &tensor, Why why)
 Why Gathering::why_saved(PyObject *object, const at::Tensor &tensor,
                          const References &references) const
 {
-  if (!counts_ || !tensor.is_cuda()) {
-    return saved_ == Saved::yes ? Why::scope : Why::nobody_else;
+  if (saved_ == MaySave::nothing ||
+      (saved_ == MaySave::unless_inference && tensor.is_inference())) {
+    return Why::nobody_else;
   }
-  return look_at(object, tensor, references, caller_);
+  if (!counts_) {
+    return Why::scope;
+  }
+  return tensor.is_cuda() ? look_at(object, tensor, references, caller_) : Why::nobody_else;
 }
 
 void Gathering::mark(const End &end, const PythonEnd &python_end)
@@ -289,7 +279,7 @@ void Gathering::note_whys() const
 
 void Gathering::mark_others(const End &end, const PythonEnd &python_end)
 {
-  const bool until_free = saved_ == Saved::yes || counts_;
+  const bool until_free = saved_ != MaySave::nothing;
   if (counts_) {
     whys_ |= 1u << static_cast<unsigned>(Why::traced);
   }
@@ -313,12 +303,28 @@ void Gathering::mark_others(const End &end, const PythonEnd &python_end)
 namespace
 {
 
+extern PyMethodDef tensor_method;
+
+bool is_record_use(PyObject *object)
+{
+  if (object == nullptr) {
+    return false;
+  }
+  if (PyCFunction_Check(object)) {
+    const auto function = reinterpret_cast<void (*)()>(PyCFunction_GET_FUNCTION(object));
+    return function == reinterpret_cast<void (*)()>(record_use) ||
+           function == reinterpret_cast<void (*)()>(tensor_method.ml_meth);
+  }
+  return Py_IS_TYPE(object, &PyMethodDescr_Type) &&
+         reinterpret_cast<PyMethodDescrObject *>(object)->d_method == &tensor_method;
+}
+
 // The arguments of a call, borrowed.
 struct Arguments {
   PyObject *tensors = nullptr;
   PythonEnd end;
   PyObject *gate = Py_True;
-  PyObject *const *behind = nullptr; // the last argument
+  PassedArguments passed = {nullptr, nullptr, is_record_use};
 };
 
 // `self` NULL: the function was called, and its first argument is the tensors.
@@ -336,7 +342,8 @@ Arguments parse_arguments(PyObject *self, PyObject *const *args, Py_ssize_t coun
     parsed.end.stream = args[first];
   }
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
-  parsed.behind = args + count + named;
+  parsed.passed.first = self == nullptr ? args : args - 1;
+  parsed.passed.behind = args + count + named;
   for (Py_ssize_t i = 0; i < named; ++i) {
     const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i));
     if (name == nullptr) {
@@ -378,8 +385,8 @@ void mark(Arguments arguments)
   }
   end.gate = truth != 0;
 
-  Gathering found(Saved::ask_tensor);
-  found.add_argument(arguments.tensors, arguments.behind);
+  Gathering found;
+  found.add_argument(arguments.tensors, &arguments.passed);
   found.mark(end, arguments.end);
 }
 
@@ -431,7 +438,7 @@ PyObject *touch(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
   if (python_end.stream != Py_None) {
     end.stream = unwrap_stream(python_end.stream);
   }
-  Gathering found(Saved::yes);
+  Gathering found(MaySave::everything);
   found.add_argument(args[0]);
   found.mark(end, python_end);
   Py_RETURN_NONE;

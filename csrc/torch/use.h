@@ -4,32 +4,21 @@
 // autograd recorded may have saved it, and backward reads it later on the same stream. So memory
 // that may have been saved is marked until its free.
 //
-// A tensor given to record_use() cannot have been saved when grad mode is off, outside of backward,
-// custom functions and hooks, or when only the caller can reach its memory, which holders.h finds
-// out. Every other tensor counts as saved, inference tensors too: a custom function or a hook may
-// keep one.
+// A tensor given to record_use() cannot have been saved when grad mode is off and nothing that
+// autograd calls makes the mark (saving.h), or when only the caller can reach its memory, which
+// holders.h finds out. Every other tensor counts as saved, inference tensors too: a custom function
+// or a hook may keep one.
 //
 // A tensor given to using() cannot have been saved when this thread made no autograd node inside
-// the scope (scope.cpp counts them), and runs no custom function or hook.
+// the scope (scope.cpp counts them), and autograd did not call what contains the scope.
 #pragma once
 
 #include "holders.h"
 #include "marking.h"
+#include "saving.h"
 
 namespace esper
 {
-
-// Whether autograd may save what this thread marks although grad mode is off. It may in the forward of
-// a custom function: what tells that from no_grad() is forward-mode AD, which only it turns off. And
-// it may in a hook that packs a saved tensor: what tells that is that such hooks are set.
-bool saves_without_grad_mode();
-
-// Whether backward may read the marked tensors.
-enum class Saved {
-  ask_tensor, // decided as for record_use()
-  no,
-  yes
-};
 
 // The end of a use as Python gave it, for tensors that Python marks.
 struct PythonEnd {
@@ -45,15 +34,17 @@ struct PythonEnd {
 class Gathering
 {
 public:
-  explicit Gathering(Saved saved);
+  // For record_use(): who can reach a tensor is counted where autograd may have saved it.
+  Gathering();
+  // For others: what `saved` says is marked until the free.
+  explicit Gathering(MaySave saved);
   ~Gathering();
   Gathering(const Gathering &) = delete;
   Gathering &operator=(const Gathering &) = delete;
 
-  // `behind`: what follows the last argument that the interpreter passed. The references that the caller
-  // itself holds can be counted if that is on the stack of a Python function; if not, others may hold
-  // the value. Raises TypeError if the value is neither a tensor nor a container.
-  void add_argument(PyObject *value, PyObject *const *behind = nullptr);
+  // The references that the caller itself holds can be counted if the `passed` arguments, of which the
+  // value is one, are on the stack of a Python function; if not, others may hold the value. Raises TypeError if the value is neither a tensor nor a container.
+  void add_argument(PyObject *value, const PassedArguments *passed = nullptr);
 
   // To be called when all are added. Releases the GIL while marking.
   void mark(const End &end, const PythonEnd &python_end);
@@ -69,8 +60,8 @@ private:
   void mark_others(const End &end, const PythonEnd &python_end);
   void note_whys() const;
 
-  Saved saved_;
-  bool counts_; // who can reach a tensor
+  MaySave saved_; // what backward may read
+  bool counts_;   // who can reach a tensor
   bool mode_is_active_;
   CallersFrame caller_;
   Memory memory_;

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 def children(value: Any) -> tuple[Any, ...] | None:
     """What a container other than list and tuple holds; None for a leaf."""
+    if type(value) in _OWNERS and isinstance(value, dict):
+        return tuple(dict.values(value))  # its own, whatever attribute `values` an instance has
     if isinstance(value, Mapping):
         return tuple(value.values())
     if isinstance(value, (str, bytes, bytearray, memoryview, range)):
@@ -44,6 +46,8 @@ def holds_children(value: Any) -> bool:
         slot = getattr(kind, name, None)
         held = attributes.get(name, value)
         if isinstance(slot, MemberDescriptorType):
+            if slot.__name__ != name:  # another field's slot, too
+                return False
             try:
                 held = slot.__get__(value)
             except AttributeError:  # an empty slot: what __getattr__ gives is held elsewhere

@@ -79,9 +79,10 @@ def record_use(
     the same stream later. So a mark of memory that anybody but the caller can
     reach lasts until the memory is freed. Otherwise it is exact, and ends here.
     Marks of a view whose base nobody else holds are exact, and so are those of all
-    views of a buffer in one call. Under ``torch.no_grad()`` every mark is. Marks in
-    backward, in the ``forward`` of a custom function and while hooks of saved
-    tensors are set are as in grad mode.
+    views of a buffer in one call. Under ``torch.no_grad()`` every mark is, even if
+    an earlier operation saved the tensor; in inference mode those of inference
+    tensors are. Marks in backward, in the ``forward`` of a custom function and
+    while hooks of saved tensors are set are as in grad mode.
     ``warn_about_marks()`` names the lines whose marks last until the free.
 
     Args:
@@ -178,7 +179,9 @@ class using:
     the thread that made it: another thread needs one of its own.
 
     If autograd recorded an operation inside the scope, it may have saved the
-    tensors for backward. Then they are protected until they are freed.
+    tensors for backward. Then they are protected until they are freed. So they are
+    in the ``forward`` of a custom function, while hooks of saved tensors are set, and
+    in inference mode if they were made outside of it.
 
     What is made inside belongs to `stream`: to use it elsewhere, :meth:`take`
     it.
@@ -394,7 +397,7 @@ def _mark_cuda(
         stream = torch.cuda.current_stream(tensor.device)
     # Autograd may have saved it: see record_use(). References are not counted
     # here; the shim does.
-    may_be_saved = torch.is_grad_enabled() or _saves_without_grad_mode()
+    may_be_saved = torch.is_grad_enabled() or _may_save_itself(tensor)
     if may_be_saved and lasting_marks.is_on():
         lasting_marks.note("the PyTorch part, which counts who can reach it, is missing")
     exact = gate and event is None and not may_be_saved
@@ -403,18 +406,19 @@ def _mark_cuda(
     _record_stream(tensor, stream)
 
 
-def _saves_without_grad_mode() -> bool:
-    """Whether backward runs, or the forward of a custom function, or hooks of saved tensors are
-    set. The shim asks the same: csrc/torch/use.h says why."""
+def _may_save_itself(tensor: torch.Tensor) -> bool:
+    """Whether backward runs, or hooks of saved tensors are set, or the forward of a custom function
+    may run. The shim asks the same: csrc/torch/saving.cpp says why."""
     import torch
 
     inner = untyped(torch)._C
     if inner._current_graph_task_id() != -1:
         return True
-    if torch.is_inference_mode_enabled():
+    if inner._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return True
+    if inner._is_fwd_grad_enabled():
         return False
-    hooks = inner._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None or not inner._is_fwd_grad_enabled()
+    return not (torch.is_inference_mode_enabled() and tensor.is_inference())
 
 
 def _mark_through_library(tensor: torch.Tensor, stream: Any) -> bool:

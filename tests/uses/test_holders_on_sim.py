@@ -85,6 +85,49 @@ def test_the_report_says_why(found: Any, case: str, why: str) -> None:
     assert why in found[case][1][0]
 
 
+#: What a compiled function runs that was traced without grad mode.
+TRACED = f"""
+import json, sys
+sys.path.insert(0, {str(CASES)!r})
+from helper import KEPT, empty, keep_busy, kinds, torch
+
+def use(x):
+    side = torch.cuda.Stream()
+    keep_busy(side)
+    torch.ops.esper_alloc.record_use([x], side.stream_id, side.device_index, True, False)
+
+class Saves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x)
+        use(x)
+        return w * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None
+
+def pack(x):
+    use(x)
+    return x
+
+w, x, y, z = torch.ones(1, requires_grad=True), empty(), empty(8, 1), empty()
+KEPT.append(Saves.apply(x, w))
+with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+    KEPT.append(y * empty(0, requires_grad=True))
+product = w * 2
+product.register_hook(lambda grad: use(z))
+product.backward()
+use(plain := empty())
+print(json.dumps([kinds(x), kinds(y), kinds(z), kinds(plain)]))
+"""
+
+
+def test_a_compiled_mark_lasts_until_the_free_where_autograd_may_save_it(library: Path) -> None:
+    """In the forward of a custom function, in a hook that packs, in a hook of backward."""
+    assert build.answer(library, TRACED) == [*[["until_free"]] * 3, ["record_use"]]
+
+
 HEAD = """
 import json
 import simulated
@@ -238,7 +281,8 @@ say(warned=[(w.lineno, w.category.__name__, str(w.message)) for w in seen], line
             "with esper_alloc.using(x, stream=side):",
             "RuntimeWarning",
             "this mark lasts until the memory is freed: autograd recorded an operation in the "
-            "scope, or the scope is in a custom function or a hook of saved tensors",
+            "scope, or the scope is in a custom function, among hooks of saved tensors, or in "
+            "inference mode with a tensor from outside of it",
         ],
     ]
     assert found["lines"][0] == "marks that last until the free:"

@@ -11,6 +11,7 @@ import torch
 from helper import KEPT, N, case, case_from, empty, gathered, kinds, main, side
 from torch.autograd import forward_ad
 
+import esper_alloc
 from esper_alloc import record_use as mark
 
 
@@ -368,6 +369,33 @@ def inference_tensor():
     with torch.inference_mode():
         x = empty()
     mark(x, side())
+    return x
+
+
+@case
+def inference_tensor_in_inference_mode():
+    """Nobody can save it, so it does not matter who holds it."""
+    with torch.inference_mode():
+        x = empty()
+        KEPT.append(x)
+        mark(x, side())
+    return x
+
+
+@case
+def inference_tensor_of_a_scope_in_inference_mode():
+    with torch.inference_mode():
+        x = empty()
+        with esper_alloc.using(x, stream=side()):
+            KEPT.append(x)
+    return x
+
+
+@case
+def local_variable_in_inference_mode():
+    x = empty()
+    with torch.inference_mode():
+        mark(x, side())
     return x
 
 

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import operator
 import threading
 import types
 import weakref
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 import torch.utils.dlpack
-from helper import KEPT, N, case, empty, gathered, kinds, main, run_script, side
+from helper import KEPT, N, case, case_from, empty, gathered, kinds, main, run_script, side
 from torch.autograd import forward_ad
 
 import esper_alloc
@@ -132,44 +133,82 @@ def save_for_backward():
     return x
 
 
+NO_MODE = contextlib.nullcontext()
+
+
 class Marks(torch.autograd.Function):
     """Saves what it marks. Grad mode is off in its forward."""
 
     @staticmethod
-    def forward(ctx, x, w, scope):
+    def forward(ctx, x, w, scope, mode):
         ctx.save_for_backward(x)
-        if scope:
-            with esper_alloc.using(x, stream=side()):
-                pass
-        else:
-            mark(x, side())
+        with mode:
+            if scope:
+                with esper_alloc.using(x, stream=side()):
+                    pass
+            else:
+                mark(x, side())
         return torch.empty(1, device="cuda")
 
     @staticmethod
     def backward(ctx, grad):
-        return None, None, None
+        return None, None, None, None
 
 
-def marked_in_forward(scope: bool, under: Any) -> torch.Tensor:
+def marked_in_forward(scope: bool, under: Any, mode: Any = NO_MODE) -> torch.Tensor:
+    """`mode` is entered in forward, and `under` outside of it."""
     x = gathered().detach()
     with under:
-        KEPT.append(Marks.apply(x, empty(1, requires_grad=True), scope))
+        KEPT.append(Marks.apply(x, empty(1, requires_grad=True), scope, mode))
     return x
 
 
 @case
 def marked_in_the_forward_that_saves_it():
-    return marked_in_forward(False, contextlib.nullcontext())
+    return marked_in_forward(False, NO_MODE)
 
 
 @case
 def scope_in_the_forward_that_saves_it():
-    return marked_in_forward(True, contextlib.nullcontext())
+    return marked_in_forward(True, NO_MODE)
 
 
 @case
 def marked_in_forward_under_no_grad():
     return marked_in_forward(False, torch.no_grad())
+
+
+@case
+def marked_in_inference_mode_in_forward():
+    return marked_in_forward(False, NO_MODE, torch.inference_mode())
+
+
+@case
+def scope_in_inference_mode_in_forward():
+    return marked_in_forward(True, NO_MODE, torch.inference_mode())
+
+
+@case
+def scope_in_grad_mode_in_forward():
+    return marked_in_forward(True, NO_MODE, torch.enable_grad())
+
+
+@case
+def marked_in_inference_mode():
+    """As far as can be told, it may be the forward that saves it."""
+    x = empty()
+    KEPT.append(x)
+    with torch.inference_mode():
+        mark(x, side())
+    return x
+
+
+@case
+def scope_in_inference_mode():
+    x = empty()
+    with torch.inference_mode(), esper_alloc.using(x, stream=side()):
+        pass
+    return x
 
 
 def inference_tensor() -> torch.Tensor:
@@ -300,6 +339,24 @@ def marked_by_the_hook_that_packs_it():
 def scope_in_the_hook_that_packs_it():
     def use(t: torch.Tensor) -> None:
         with esper_alloc.using(t, stream=side()):
+            pass
+
+    return marked_while_packed(use)
+
+
+@case
+def marked_in_inference_mode_by_the_hook_that_packs_it():
+    def use(t: torch.Tensor) -> None:
+        with torch.inference_mode():
+            mark(t, side())
+
+    return marked_while_packed(use)
+
+
+@case
+def scope_in_grad_mode_in_the_hook_that_packs_it():
+    def use(t: torch.Tensor) -> None:
+        with torch.enable_grad(), esper_alloc.using(t, stream=side()):
             pass
 
     return marked_while_packed(use)
@@ -636,6 +693,27 @@ def dataclass_with_an_empty_slot():
 
 
 @dataclasses.dataclass(slots=True)
+class SameSlot:
+    """Both of its fields name one slot."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+SameSlot.y = SameSlot.__dict__["x"]  # type: ignore[assignment]
+
+
+@case
+def dataclass_with_one_slot_for_two_fields():
+    x = empty()
+    same = SameSlot(x, x)
+    KEPT.append(x)
+    del x
+    mark(same, side())
+    return same.x
+
+
+@dataclasses.dataclass(slots=True)
 class LendsAlways:
     """It gives what others hold, whatever its slot has."""
 
@@ -962,6 +1040,47 @@ def partial():
     KEPT.append(functools.partial(torch.mul, x))
     mark(x, side())
     return x
+
+
+@case
+def partial_that_marks():
+    """It lends its tensor to the call, in the caller's frame."""
+    call = functools.partial(mark, empty())
+    KEPT.append(call)
+    call(side())
+    return call.args[0]
+
+
+@case
+def partial_that_marks_a_view_by_name():
+    call = functools.partial(mark, empty().view(-1))
+    KEPT.append(call)
+    call(stream=side())
+    return call.args[0]
+
+
+@case
+def partial_of_the_tensors_method():
+    call = functools.partial(torch.Tensor.record_use, empty())
+    KEPT.append(call)
+    call(side())
+    return call.args[0]
+
+
+@case_from(3, 11)
+def bound_method_that_c_code_calls():
+    call = types.MethodType(mark, empty())
+    KEPT.append(call)
+    operator.call(call, side())
+    return call.__self__
+
+
+@case
+def bound_method_that_others_hold():
+    call = types.MethodType(torch.Tensor.record_use, empty())
+    KEPT.append(call)
+    call(stream=side())
+    return call.__self__
 
 
 @case
