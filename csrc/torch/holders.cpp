@@ -117,8 +117,8 @@ const char *words_for(Why why)
   case Why::foreign: return "its memory is shared with a storage that cannot be counted";
   case Why::subclass: return "it is sparse, or of a subclass of Tensor, or inside one";
   case Why::scope:
-    return "autograd recorded an operation in the scope, or the scope is in a custom function, "
-           "among hooks of saved tensors, or in inference mode with a tensor from outside of it";
+    return "autograd recorded an operation in the scope, or the mark is in a custom function or "
+           "among hooks of saved tensors";
   case Why::traced: return "PyTorch traces the call, or a transform wraps the tensor";
   case Why::no_gil: return "references cannot be counted without a GIL";
   default: return "";

@@ -45,23 +45,19 @@ std::optional<CUDAStream> stream_of(int64_t id, int64_t device)
 
 Memory memory_of(at::TensorList tensors, bool until_free)
 {
+  // Code that autograd calls may call a compiled function that was traced without grad mode.
+  const MaySave may_save = until_free || in_backward() ? MaySave::everything() : MaySave::itself();
   Memory memory;
   for (const at::Tensor &tensor : tensors) {
-    memory.add(tensor, until_free);
+    memory.add(tensor, may_save(&tensor));
   }
   return memory;
-}
-
-// What autograd calls may call a compiled function that was traced without grad mode.
-bool may_be_saved()
-{
-  return in_backward() || may_save_itself() == MaySave::everything;
 }
 
 void mark(at::TensorList tensors, const std::optional<CUDAStream> &stream, bool gate,
           bool until_free)
 {
-  const Memory memory = memory_of(tensors, until_free || may_be_saved());
+  const Memory memory = memory_of(tensors, until_free);
   if (memory.empty()) {
     return;
   }

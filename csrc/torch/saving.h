@@ -1,21 +1,39 @@
 // Whether autograd may save what this thread marks, although it records no operation.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 namespace esper
 {
-
-enum class MaySave {
-  nothing,
-  unless_inference, // tensors made outside of inference mode
-  everything
-};
-
-// What code that autograd calls may save: the forward of a custom function, or a hook that packs a
-// saved tensor.
-MaySave may_save_itself();
 
 // Whether this thread runs backward. Grad mode is off there, but a node that runs later may have saved
 // what a hook marks.
 bool in_backward();
+
+// What code that autograd calls may save: the forward of a custom function, or a hook that packs a
+// saved tensor.
+class MaySave
+{
+public:
+  static MaySave nothing();
+  static MaySave everything();
+  // What the calling code may save. Asks again for each tensor in inference mode, which hides forward.
+  static MaySave itself();
+
+  // Whether it can be `tensor`. Null: any tensor.
+  bool operator()(const at::Tensor *tensor = nullptr) const;
+
+  bool is_everything() const
+  {
+    return kind_ == Kind::everything;
+  }
+
+private:
+  enum class Kind { nothing, forward, everything };
+  explicit MaySave(Kind kind) : kind_(kind)
+  {
+  }
+  Kind kind_; // forward: everything but inference tensors, if the forward of a custom function runs
+};
 
 } // namespace esper

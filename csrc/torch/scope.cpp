@@ -158,7 +158,7 @@ PyObject *leave_stream(PyObject * /*module*/, PyObject *const *args, Py_ssize_t 
   end.stream = cuda_stream(args[1]);
   const bool is_recorded = at::sequence_number::peek() != before.nodes;
   try {
-    Gathering found(is_recorded ? MaySave::everything : may_save_itself());
+    Gathering found(is_recorded ? MaySave::everything() : MaySave::itself());
     gather(found, args[0]);
     PythonEnd python_end;
     python_end.stream = args[1];
@@ -182,7 +182,7 @@ PyObject *hand_over(PyObject * /*module*/, PyObject *const *args, Py_ssize_t cou
   // Tensors of another device are read there, on that device's current stream.
   there.stream = c10::cuda::getCurrentCUDAStream(from.device_index());
   here.gate_early = there.gate_early = false;
-  Gathering found(MaySave::everything);
+  Gathering found(MaySave::everything());
   gather(found, args[0]);
   {
     pybind11::gil_scoped_release no_gil;

@@ -49,13 +49,14 @@ bool is_scalar(PyObject *value)
 } // namespace
 
 Gathering::Gathering()
-    : saved_(at::GradMode::is_enabled() || in_backward() ? MaySave::everything : may_save_itself()),
-      counts_(saved_ != MaySave::nothing), mode_is_active_(c10::impl::dispatch_mode_enabled())
+    : may_save_(at::GradMode::is_enabled() || in_backward() ? MaySave::everything()
+                                                            : MaySave::itself()),
+      counts_(may_save_.is_everything()), mode_is_active_(c10::impl::dispatch_mode_enabled())
 {
 }
 
-Gathering::Gathering(MaySave saved)
-    : saved_(saved), counts_(false), mode_is_active_(c10::impl::dispatch_mode_enabled())
+Gathering::Gathering(MaySave may_save)
+    : may_save_(may_save), counts_(false), mode_is_active_(c10::impl::dispatch_mode_enabled())
 {
 }
 
@@ -231,12 +232,8 @@ void Gathering::add_memory(PyObject *object, const at::Tensor &tensor, Why why)
 Why Gathering::why_saved(PyObject *object, const at::Tensor &tensor,
                          const References &references) const
 {
-  if (saved_ == MaySave::nothing ||
-      (saved_ == MaySave::unless_inference && tensor.is_inference())) {
-    return Why::nobody_else;
-  }
   if (!counts_) {
-    return Why::scope;
+    return may_save_(&tensor) ? Why::scope : Why::nobody_else;
   }
   return tensor.is_cuda() ? look_at(object, tensor, references, caller_) : Why::nobody_else;
 }
@@ -279,7 +276,7 @@ void Gathering::note_whys() const
 
 void Gathering::mark_others(const End &end, const PythonEnd &python_end)
 {
-  const bool until_free = saved_ != MaySave::nothing;
+  const bool until_free = may_save_();
   if (counts_) {
     whys_ |= 1u << static_cast<unsigned>(Why::traced);
   }
@@ -438,7 +435,7 @@ PyObject *touch(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
   if (python_end.stream != Py_None) {
     end.stream = unwrap_stream(python_end.stream);
   }
-  Gathering found(MaySave::everything);
+  Gathering found(MaySave::everything());
   found.add_argument(args[0]);
   found.mark(end, python_end);
   Py_RETURN_NONE;

@@ -36,8 +36,8 @@ class Gathering
 public:
   // For record_use(): who can reach a tensor is counted where autograd may have saved it.
   Gathering();
-  // For others: what `saved` says is marked until the free.
-  explicit Gathering(MaySave saved);
+  // For others: what may be saved is marked until the free.
+  explicit Gathering(MaySave may_save);
   ~Gathering();
   Gathering(const Gathering &) = delete;
   Gathering &operator=(const Gathering &) = delete;
@@ -60,8 +60,8 @@ private:
   void mark_others(const End &end, const PythonEnd &python_end);
   void note_whys() const;
 
-  MaySave saved_; // what backward may read
-  bool counts_;   // who can reach a tensor
+  MaySave may_save_;
+  bool counts_; // who can reach a tensor
   bool mode_is_active_;
   CallersFrame caller_;
   Memory memory_;

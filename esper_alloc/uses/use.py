@@ -12,7 +12,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..installation.files import library_path
@@ -80,9 +80,8 @@ def record_use(
     reach lasts until the memory is freed. Otherwise it is exact, and ends here.
     Marks of a view whose base nobody else holds are exact, and so are those of all
     views of a buffer in one call. Under ``torch.no_grad()`` every mark is, even if
-    an earlier operation saved the tensor; in inference mode those of inference
-    tensors are. Marks in backward, in the ``forward`` of a custom function and
-    while hooks of saved tensors are set are as in grad mode.
+    an earlier operation saved the tensor. Marks in backward, in the ``forward`` of
+    a custom function and while hooks of saved tensors are set are as in grad mode.
     ``warn_about_marks()`` names the lines whose marks last until the free.
 
     Args:
@@ -180,8 +179,8 @@ class using:
 
     If autograd recorded an operation inside the scope, it may have saved the
     tensors for backward. Then they are protected until they are freed. So they are
-    in the ``forward`` of a custom function, while hooks of saved tensors are set, and
-    in inference mode if they were made outside of it.
+    in the ``forward`` of a custom function, and without grad mode while hooks of saved
+    tensors are set.
 
     What is made inside belongs to `stream`: to use it elsewhere, :meth:`take`
     it.
@@ -418,7 +417,22 @@ def _may_save_itself(tensor: torch.Tensor) -> bool:
         return True
     if inner._is_fwd_grad_enabled():
         return False
-    return not (torch.is_inference_mode_enabled() and tensor.is_inference())
+    if torch.is_inference_mode_enabled():
+        return not tensor.is_inference() and _in_forward()
+    return True
+
+
+def _in_forward() -> bool:
+    """Whether the forward of a custom function is among the calls of this thread."""
+    import torch
+
+    apply = untyped(torch).autograd.Function.apply.__func__.__code__
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is apply:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _mark_through_library(tensor: torch.Tensor, stream: Any) -> bool:

@@ -56,6 +56,8 @@ def test_what_only_the_caller_can_reach_is_marked_exactly(found: Any, case: str)
 
 @pytest.mark.parametrize("case", names("reached"))
 def test_what_others_can_reach_is_marked_until_the_free(found: Any, case: str) -> None:
+    if case not in found:
+        pytest.skip("not on this Python")
     kinds, lines = found[case]
     assert kinds == ["until_free"]
     assert len(lines) == 1 and "reached.py" in lines[0]
@@ -98,33 +100,36 @@ def use(x):
 
 class Saves(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, w):
+    def forward(ctx, x, w, inference):
         ctx.save_for_backward(x)
-        use(x)
+        with torch.inference_mode(inference):
+            use(x)
         return w * 1
 
     @staticmethod
     def backward(ctx, grad):
-        return None, None
+        return None, None, None
 
 def pack(x):
     use(x)
     return x
 
 w, x, y, z = torch.ones(1, requires_grad=True), empty(), empty(8, 1), empty()
-KEPT.append(Saves.apply(x, w))
+KEPT.append(Saves.apply(x, w, True))
 with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
     KEPT.append(y * empty(0, requires_grad=True))
 product = w * 2
 product.register_hook(lambda grad: use(z))
 product.backward()
-use(plain := empty())
+with torch.inference_mode():
+    use(plain := empty())
 print(json.dumps([kinds(x), kinds(y), kinds(z), kinds(plain)]))
 """
 
 
 def test_a_compiled_mark_lasts_until_the_free_where_autograd_may_save_it(library: Path) -> None:
-    """In the forward of a custom function, in a hook that packs, in a hook of backward."""
+    """In the forward of a custom function, even in inference mode, in a hook that packs, in a hook of
+    backward."""
     assert build.answer(library, TRACED) == [*[["until_free"]] * 3, ["record_use"]]
 
 
@@ -281,8 +286,7 @@ say(warned=[(w.lineno, w.category.__name__, str(w.message)) for w in seen], line
             "with esper_alloc.using(x, stream=side):",
             "RuntimeWarning",
             "this mark lasts until the memory is freed: autograd recorded an operation in the "
-            "scope, or the scope is in a custom function, among hooks of saved tensors, or in "
-            "inference mode with a tensor from outside of it",
+            "scope, or the mark is in a custom function or among hooks of saved tensors",
         ],
     ]
     assert found["lines"][0] == "marks that last until the free:"

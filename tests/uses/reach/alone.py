@@ -392,10 +392,29 @@ def inference_tensor_of_a_scope_in_inference_mode():
 
 
 @case
-def local_variable_in_inference_mode():
+def tensor_that_others_hold_in_inference_mode():
+    """Nobody saves there but a custom function, in its forward."""
     x = empty()
+    KEPT.append(x)
     with torch.inference_mode():
         mark(x, side())
+    return x
+
+
+@case
+def tensor_of_a_scope_in_inference_mode():
+    x = empty()
+    with torch.inference_mode(), esper_alloc.using(x, stream=side()):
+        KEPT.append(x)
+    return x
+
+
+@case
+def scope_in_grad_mode_while_hooks_of_saved_tensors_are_set():
+    x = empty()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        with esper_alloc.using(x, stream=side()):
+            KEPT.append(x)
     return x
 
 

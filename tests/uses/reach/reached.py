@@ -193,24 +193,6 @@ def scope_in_grad_mode_in_forward():
     return marked_in_forward(True, NO_MODE, torch.enable_grad())
 
 
-@case
-def marked_in_inference_mode():
-    """As far as can be told, it may be the forward that saves it."""
-    x = empty()
-    KEPT.append(x)
-    with torch.inference_mode():
-        mark(x, side())
-    return x
-
-
-@case
-def scope_in_inference_mode():
-    x = empty()
-    with torch.inference_mode(), esper_alloc.using(x, stream=side()):
-        pass
-    return x
-
-
 def inference_tensor() -> torch.Tensor:
     with torch.inference_mode():
         return empty()
@@ -349,15 +331,6 @@ def marked_in_inference_mode_by_the_hook_that_packs_it():
     def use(t: torch.Tensor) -> None:
         with torch.inference_mode():
             mark(t, side())
-
-    return marked_while_packed(use)
-
-
-@case
-def scope_in_grad_mode_in_the_hook_that_packs_it():
-    def use(t: torch.Tensor) -> None:
-        with torch.enable_grad(), esper_alloc.using(t, stream=side()):
-            pass
 
     return marked_while_packed(use)
 
