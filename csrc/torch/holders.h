@@ -87,7 +87,8 @@ struct References {
 
 bool has_weak_references(PyObject *object);
 
-// Decides for one tensor of a CUDA device that autograd may have saved. Why::uncounted: add it to Holders.
+// Decides for one tensor of a CUDA device that autograd may have saved. Why::uncounted: add it to
+// Holders.
 Why look_at(PyObject *object, const at::Tensor &tensor, const References &references,
             const CallersFrame &caller);
 

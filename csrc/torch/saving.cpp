@@ -57,18 +57,13 @@ bool in_backward()
   return torch::autograd::get_current_graph_task_id() != -1;
 }
 
-MaySave MaySave::nothing()
-{
-  return MaySave(Kind::nothing);
-}
-
 MaySave MaySave::everything()
 {
   return MaySave(Kind::everything);
 }
 
-// A hook that packs can be told by its being set, and forward by forward-mode AD, which only it turns
-// off: it, and inference mode.
+// That hooks are set tells a hook that packs. That forward-mode AD is off tells forward: only it and
+// inference mode turn it off.
 MaySave MaySave::itself()
 {
   const auto &state = c10::AutogradState::get_tls_state();
@@ -77,7 +72,7 @@ MaySave MaySave::itself()
     return everything();
   }
   if (state.get_fw_grad_mode()) {
-    return nothing();
+    return MaySave(Kind::nothing);
   }
   return MaySave(state.get_inference_mode() ? Kind::forward : Kind::everything);
 }

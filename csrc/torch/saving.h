@@ -15,9 +15,9 @@ bool in_backward();
 class MaySave
 {
 public:
-  static MaySave nothing();
   static MaySave everything();
-  // What the calling code may save. Asks again for each tensor in inference mode, which hides forward.
+  // What the code that makes the mark may save. Inference mode hides forward, so there each tensor is
+  // asked about.
   static MaySave itself();
 
   // Whether it can be `tensor`. Null: any tensor.

@@ -42,7 +42,7 @@ class Scenario:
     needs: frozenset[str]
     status: int  # that the process ends with
     silent: bool  # or it says what it says under PyTorch's own allocator
-    noisy: bool
+    noisy: bool  # a thread of PyTorch's may say why it ends, too
     env: Mapping[str, str]
 
 
