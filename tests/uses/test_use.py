@@ -175,6 +175,15 @@ def test_values_of_a_dict_are_a_container(record_use, marked):
     assert record_use({"a": torch.ones(1)}.values()) is None
 
 
+def test_a_dicts_own_values_count_whatever_its_attribute_says():
+    """That one would list a reference that the dict does not hold."""
+    for kind in (collections.OrderedDict, collections.Counter):
+        lends = kind(x=1)
+        lends.values = lambda: [2]
+        assert containers.holds_children(lends)
+        assert containers.children(lends) == (1,)
+
+
 def test_containers_that_contain_themselves_end(record_use):
     endless: list = [torch.ones(1)]
     endless.append(endless)
