@@ -210,6 +210,13 @@ ALL: list[tuple[str, Names, str, str]] = [
         "native, record_stream",
         "allocate, mark for another stream, drop (Python)",
     ),
+    ("record_use_cost", "record_use, call", "native, record_stream", "a mark (Python)"),
+    (
+        "record_use_cost",
+        "using, cycle",
+        "native, record_stream",
+        "allocate, `using` on another stream, drop (Python)",
+    ),
     ("record_use_cost", "C, esper_alloc_record_use", "cuEventRecord", "a mark in C"),
     *(
         ("automatic_uses", name, "marked uses", f"with automatic uses, {label}")

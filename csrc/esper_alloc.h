@@ -231,14 +231,16 @@ ESPER_API esper_status esper_record_stream(esper_core *core, const void *ptr, es
 /* For embedders that observe what is used: the same for `count` addresses, before or after the work
  * is enqueued, as long as they are live. Takes no lock for the first address of a block that is the
  * stream's own, or has such a use already. Memory from outside the capture that the stream is in
- * counts as used, even if it is the stream's own. Addresses outside the live blocks are skipped. The
- * status is that of the first address that could not be noted; the others are noted all the same. */
+ * counts as used, even if it is the stream's own. Addresses outside the live blocks are skipped.
+ * The status is that of the first address that could not be noted; the others are noted all the
+ * same. */
 ESPER_API esper_status esper_note_use(esper_core *core, const void *const *ptrs, size_t count,
                                       esper_stream stream);
 
 /* Makes the later free of all memory that is live now wait for everything enqueued by then on any
- * stream of the devices that have memory, and of their peers (esper_add_peer). For embedders that begin to observe: streams may have been used before.
- * ESPER_HOST_MEMORY: possibly only some of it will wait. */
+ * stream of the devices that have memory, and of their peers (esper_add_peer). For embedders that
+ * begin to observe: streams may have been used before. ESPER_HOST_MEMORY: possibly only some of it
+ * will wait. */
 ESPER_API esper_status esper_note_unseen_uses(esper_core *core);
 
 /* Makes the later free of `ptr` wait for everything enqueued on any stream of its device by then.
@@ -257,9 +259,9 @@ ESPER_API esper_status esper_empty_cache(esper_core *core, int device, esper_poo
 
 /* A fence, to find accesses to memory that is not there any more. While it is on, memory of the
  * default pools that is asked for outside captures gets pages of its own, and lies at their end.
- * After the free, as soon as an allocation or a free finds that all that the memory owes is over, the
- * pages are unmapped, so that an access faults. Their addresses are not used again until very many
- * others have been: esper_fence_rounds() says how often they have come round.
+ * After the free, as soon as an allocation or a free finds that all that the memory owes is over,
+ * the pages are unmapped, so that an access faults. Their addresses are not used again until very
+ * many others have been: esper_fence_rounds() says how often they have come round.
  * ESPER_UNSUPPORTED: a device cannot map pages. */
 ESPER_API esper_status esper_fence(esper_core *core, int on);
 ESPER_API uint64_t esper_fence_rounds(esper_core *core);

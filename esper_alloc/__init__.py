@@ -1,9 +1,10 @@
 """esper_alloc: a CUDA allocator for PyTorch in which uses are first-class.
 
 ``record_use(x, stream)`` marks the point after the last read of ``x`` on a
-stream; its memory is reused as soon as the GPU has passed that point and never
-before. Importing this package loads neither PyTorch nor CUDA, unless the
-environment variable ``ESPER_ALLOC=1`` asks for ``enable()`` at import.
+stream; once ``x`` is dropped, its memory is reused as soon as the GPU has passed
+that point and never before (docs/uses.md says which marks last until the drop).
+Importing this package loads neither PyTorch nor CUDA, unless the environment
+variable ``ESPER_ALLOC=1`` asks for ``enable()`` at import.
 """
 
 from __future__ import annotations

@@ -72,6 +72,17 @@ def test_c_and_cuda_are_formatted() -> None:
     silent(tool("clang-format"), "--dry-run", "-Werror", *sources(C_ENDINGS))
 
 
+def test_lines_of_c_and_cuda_fit() -> None:
+    # clang-format leaves comments as they are.
+    long = [
+        f"{name}:{number} has {len(line)} columns"
+        for name in sources(C_ENDINGS)
+        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1)
+        if len(line) > 100
+    ]
+    assert not long, "at most 100:\n" + "\n".join(long)
+
+
 def tidied(files: Sequence[str], *flags: str) -> str:
     """What clang-tidy says of the files."""
     tidy = tool("clang-tidy")

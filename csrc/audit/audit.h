@@ -5,8 +5,8 @@
  * before it enqueued what follows. All threads count as one host: what hands work from one thread
  * to another is not seen, so a wait of one thread orders what any thread enqueues afterwards.
  *
- * Names of streams, events and graphs are the caller's; 0 is a stream like any other. Sites, operators
- * and tensors are numbers whose meaning only the caller knows; 0 means unknown.
+ * Names of streams, events and graphs are the caller's; 0 is a stream like any other. Sites,
+ * operators and tensors are numbers whose meaning only the caller knows; 0 means unknown.
  *
  * The caller takes care that one thread calls at a time. Calls cannot fail: without host memory an
  * observation is lost, and audit_is_complete() says so. */
@@ -22,8 +22,8 @@ extern "C" {
 
 typedef struct audit audit;
 
-/* Which bytes an access touches: [begin, begin + size), all of them if `period` is 0. Otherwise only
- * those whose distance from `begin` modulo `period` is less than `run`. */
+/* Which bytes an access touches: [begin, begin + size), all of them if `period` is 0. Otherwise
+ * only those whose distance from `begin` modulo `period` is less than `run`. */
 typedef struct audit_footprint {
   uintptr_t begin;
   size_t size, period, run;
@@ -57,7 +57,7 @@ typedef struct audit_point {
   audit_place place;
   audit_stream stream;
   int writes;
-  int is_allocation; /* the stream allocated the memory there; what it did before may still use it */
+  int is_allocation; /* the stream allocated the memory there; its earlier work may still use it */
 } audit_point;
 
 typedef struct audit_finding {
@@ -69,8 +69,8 @@ typedef struct audit_finding {
   int home_is_known;
   audit_stream home; /* which stream it was allocated on */
   audit_point earlier;
-  /* What is not ordered after it. Of a freed block: the first access to memory that was allocated on
-   * its stream since, or all zero if there was none. */
+  /* What is not ordered after it. Of a freed block: the first access to memory that was allocated
+   * on its stream since, or all zero if there was none. */
   audit_point later;
   int has_later;
   uint32_t freed, marked; /* the sites; 0: it was not */
@@ -82,8 +82,8 @@ void audit_destroy(audit *a);
 /* 0: host memory ran out, and something is missing. */
 int audit_is_complete(const audit *a);
 
-/* Order. A wait for an event that was never recorded orders nothing. A record counts from the time of
- * its call: synchronising with the event orders what was enqueued until then. */
+/* Order. A wait for an event that was never recorded orders nothing. A record counts from the time
+ * of its call: synchronising with the event orders what was enqueued until then. */
 void audit_record(audit *a, uint64_t event, audit_stream stream);
 void audit_wait(audit *a, audit_stream stream, uint64_t event);
 void audit_event_destroyed(audit *a, uint64_t event);
@@ -91,8 +91,8 @@ void audit_event_synchronized(audit *a, uint64_t event);
 void audit_stream_synchronized(audit *a, audit_stream stream);
 void audit_device_synchronized(audit *a, int device);
 
-/* Memory. A block that is live when the audit begins counts as allocated then; with `stream` NULL its
- * stream is unknown, and its free is not judged. `size` may be 0, if nobody knows it. */
+/* Memory. A block that is live when the audit begins counts as allocated then; with `stream` NULL
+ * its stream is unknown, and its free is not judged. `size` may be 0, if nobody knows it. */
 void audit_allocated(audit *a, uintptr_t address, size_t size, const audit_stream *stream,
                      uint32_t site);
 void audit_freed(audit *a, uintptr_t address, uint32_t site);

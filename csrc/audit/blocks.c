@@ -8,8 +8,8 @@
 #include "footprint.h"
 #include "order.h"
 
-/* Uses that a block keeps at most. An access to pieces of a block replaces no access to other pieces;
- * beyond this many the oldest is forgotten. */
+/* Uses that a block keeps at most. An access to pieces of a block replaces no access to other
+ * pieces; beyond this many the oldest is forgotten. */
 enum { USES = 32 };
 /* Hazards that a stream keeps at most of the same lines and the same user; beyond this many the
  * oldest is forgotten. */
@@ -73,8 +73,8 @@ static void remember(audit *a, block *b, const lane *l, const use *next)
 {
   for (size_t i = b->use_count; i-- > 0;) {
     const use *u = &b->uses[i];
-    /* Who comes after `next` comes after this one. But two reads are not ordered, so a read does not
-     * stand for a write before it. */
+    /* Who comes after `next` comes after this one. But two reads are not ordered, so a read does
+     * not stand for a write before it. */
     if ((next->writes || !u->writes) && order_covers(l, u->slot, u->epoch) &&
         footprint_covers(&next->bytes, &u->bytes))
       forget_use(b, i);
@@ -315,8 +315,8 @@ static const mark *mark_on(const block *b, uint32_t slot)
   return NULL;
 }
 
-/* The hazard that the free is a part of. NULL: it is a new one, for which there is room now. Work of
- * another stream is another danger: the home stream may wait for one of them only. */
+/* The hazard that the free is a part of. NULL: it is a new one, for which there is room now. Work
+ * of another stream is another danger: the home stream may wait for one of them only. */
 static hazard *find_hazard(audit *a, lane *home, const use *u, uint64_t key)
 {
   size_t count = 0;
@@ -363,8 +363,8 @@ static void add_hazard(audit *a, lane *home, const block *b, const use *u, uint3
   home->hazards = h;
 }
 
-/* Uses that the home stream does not come after and that nothing protects. One that another such use
- * comes after is not named besides: ordering or marking the latter helps both. */
+/* Uses that the home stream does not come after and that nothing protects. One that another such
+ * use comes after is not named besides: ordering or marking the latter helps both. */
 static void judge_free(audit *a, const block *b, lane *home, uint32_t site)
 {
   const use *named[USES];

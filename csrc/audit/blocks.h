@@ -4,8 +4,8 @@
 
 #include "state.h"
 
-/* Judges an access that the stream enqueues now, outside captures or as one of its own capture's, and
- * remembers it. */
+/* Judges an access that the stream enqueues now, outside captures or as one of its own capture's,
+ * and remembers it. */
 void watched_touch(audit *a, block *b, stream *s, const audit_access *access);
 /* Forgets who touched it, and which stream it belongs to. */
 void watched_disown(audit *a, block *b);

@@ -1,5 +1,5 @@
-/* clock.h: vector clocks. Every lane of work has a slot, and its operations have epochs, which rise.
- * A clock has, for each slot, the highest epoch that its owner comes after. */
+/* clock.h: vector clocks. Every lane of work has a slot, and its operations have epochs, which
+ * rise. A clock has, for each slot, the highest epoch that its owner comes after. */
 #ifndef ESPER_AUDIT_CLOCK_H
 #define ESPER_AUDIT_CLOCK_H
 

@@ -23,7 +23,8 @@ int footprint_overlaps(const audit_footprint *a, const audit_footprint *b)
     return rows_meet(b, begin, end);
   if (a->period != b->period)
     return 1;
-  /* From the later beginning on, one has a row there, and the other `offset` bytes into its period. */
+  /* From the later beginning on, one has a row there, and the other `offset` bytes into its
+   * period. */
   const audit_footprint *late = a->begin > b->begin ? a : b, *early = late == a ? b : a;
   size_t offset = (late->begin - early->begin) % late->period;
   if (offset < early->run)

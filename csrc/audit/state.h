@@ -10,9 +10,9 @@
 #include "table.h"
 
 /* A freed block whose memory its stream may get while another stream still uses it. It becomes a
- * finding when somebody touches memory allocated after the free without being ordered after the use,
- * and nothing once the stream is ordered. Frees at one line between two allocations of the stream
- * are one hazard: whatever follows one of them follows all. */
+ * finding when somebody touches memory allocated after the free without being ordered after the
+ * use, and nothing once the stream is ordered. Frees at one line between two allocations of the
+ * stream are one hazard: whatever follows one of them follows all. */
 typedef struct hazard {
   struct hazard *next;
   uint32_t slot; /* of the use */

@@ -74,9 +74,9 @@ typedef struct esper_driver {
   esper_status (*page_import)(void *self, int device, const esper_page_name *name, uint64_t *page);
 
   /* Host memory that the device can copy to and from without a detour. host_alloc:
-   * ESPER_OUT_OF_MEMORY: the host has not so much. host_free may wait until the
-   * device is idle. The copies are enqueued on a stream of the device that is not capturing;
-   * memory_zero enqueues a fill with zeros. The host memory stays as it is until the copy is done. */
+   * ESPER_OUT_OF_MEMORY: the host has not so much. host_free may wait until the device is idle. The
+   * copies are enqueued on a stream of the device that is not capturing; memory_zero enqueues a
+   * fill with zeros. The host memory stays as it is until the copy is done. */
   esper_status (*host_alloc)(void *self, int device, size_t size, void **memory);
   esper_status (*host_free)(void *self, int device, void *memory);
   esper_status (*copy_to_host)(void *self, int device, void *stream, void *to, uintptr_t from,

@@ -10,8 +10,8 @@ extern "C" {
 #endif
 
 /* Enqueued on `stream`: lowers *least to the least offset in `memory` of 16 bytes that are not all
- * `byte`. `memory` and `size` are multiples of 16. *least is page-locked host memory. Fails, with no
- * error left behind, where the current device cannot run it. */
+ * `byte`. `memory` and `size` are multiples of 16. *least is page-locked host memory. Fails, with
+ * no error left behind, where the current device cannot run it. */
 cudaError_t esper_poison_search(const void *memory, size_t size, unsigned char byte,
                                 unsigned long long *least, cudaStream_t stream);
 

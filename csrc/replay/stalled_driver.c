@@ -99,8 +99,8 @@ struct stalled_driver {
   uint64_t stalls;
 };
 
-/* A stalled stream that has not been released since `then`: its own stream, or with no stream any that
- * was stalled at that time. NULL: none. */
+/* A stalled stream that has not been released since `then`: its own stream, or with no stream any
+ * that was stalled at that time. NULL: none. */
 static void *stalled_since(const stalled_driver *d, stall then)
 {
   if (then.stream) {

@@ -1,5 +1,5 @@
-// The process's audit: its happens-before engine (../audit/audit.h) with what else the auditor knows,
-// and the lock of both.
+// The process's audit: its happens-before engine (../audit/audit.h) with what else the auditor
+// knows, and the lock of both.
 #pragma once
 
 #include <c10/core/TensorImpl.h>
@@ -49,8 +49,8 @@ void keep_tensors(Auditor &a);
 // A forked child is not audited. Threads that it does not have may have held locks.
 void end_in_child();
 
-// `function` (null: none) is called in the main thread soon after something new was found. Needs the
-// GIL.
+// `function` (null: none) is called in the main thread soon after something new was found. Needs
+// the GIL.
 void set_notify(PyObject *function);
 
 namespace detail

@@ -24,8 +24,8 @@ at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE; // with the GIL
 
 // What a thread is doing.
 struct Thread {
-  // The functions that run, the innermost last. Null: one without a schema, such as the forward of an
-  // autograd.Function.
+  // The functions that run, the innermost last. Null: one without a schema, such as the forward of
+  // an autograd.Function.
   c10::SmallVector<const Operation *, 16> running;
   bool site_is_known = false;
   int pytorchs_own = 0; // above 0: its accesses are PyTorch's own, and not audited

@@ -1,5 +1,5 @@
-// The auditor's observation: tells the happens-before engine (../audit/audit.h) what a program does,
-// whichever allocator it uses, and hands its findings to Python.
+// The auditor's observation: tells the happens-before engine (../audit/audit.h) what a program
+// does, whichever allocator it uses, and hands its findings to Python.
 //
 // Accesses are the tensors of operators (observer.h, operations.h); events, waits, synchronisation,
 // allocations and frees come from PyTorch's tracer (gpu_trace.h), marks from mark_watch.h and from
@@ -19,11 +19,11 @@ void set_audit_capi(const esper_audit_capi *table);
 
 // Python functions.
 //
-// audit_start(folders, notify, poison, fence, search): begins an audit. Files in `folders` are not the
-// user's. `search` is the address of a poison::Search, or 0.
-// `notify` is called without arguments in the main thread, soon after something new was found, and
-// may raise; None: nobody is told. `poison`, `fence`: see poison.h and fence.h. RuntimeError: an
-// audit is running, or a device cannot have fences.
+// audit_start(folders, notify, poison, fence, search): begins an audit. Files in `folders` are not
+// the user's. `search` is the address of a poison::Search, or 0. `notify` is called without
+// arguments in the main thread, soon after something new was found, and may raise; None: nobody is
+// told. `poison`, `fence`: see poison.h and fence.h. RuntimeError: an audit is running, or a device
+// cannot have fences.
 PyObject *audit_start(PyObject *module, PyObject *const *args, Py_ssize_t count);
 // audit_stop(): judges what is left, and ends the audit. audit_findings() still works.
 PyObject *audit_stop(PyObject *module, PyObject *none);

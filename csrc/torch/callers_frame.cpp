@@ -50,10 +50,10 @@ CallersFrame CallersFrame::of_call(const PassedArguments & /*passed*/)
 namespace
 {
 
-// Whether the interpreter itself made the call: the function lies below its arguments on `stack`, in
-// Python 3.13 with a slot between that may be empty. In Python 3.10 a method called with keywords lies
-// in the place of self. What C code calls (a bound method, partial()) may overwrite that slot with an
-// argument that it only borrows.
+// Whether the interpreter itself made the call: the function lies below its arguments on `stack`,
+// in Python 3.13 with a slot between that may be empty. In Python 3.10 a method called with
+// keywords lies in the place of self. What C code calls (a bound method, partial()) may overwrite
+// that slot with an argument that it only borrows.
 bool is_direct(const PassedArguments &passed, PyObject *const *stack)
 {
   const auto is_called = [&](PyObject *const *slot) {

@@ -2,8 +2,8 @@
 // evaluation stack, where the arguments of the call are.
 //
 // They are the caller's own. A variable that a closure reads too is in a cell, a global one in a
-// dictionary, which any function may read, and obj.x and items[i] in an object: those hold a reference
-// of their own, which is not counted here. So they show as holders.
+// dictionary, which any function may read, and obj.x and items[i] in an object: those hold a
+// reference of their own, which is not counted here. So they show as holders.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -26,8 +26,8 @@ public:
   // Of an unknown caller: no references.
   CallersFrame() = default;
 
-  // Unknown: the arguments are not on the stack of a Python function (C code calls), or this version of
-  // Python is not known.
+  // Unknown: the arguments are not on the stack of a Python function (C code calls), or this
+  // version of Python is not known.
   static CallersFrame of_call(const PassedArguments &passed);
 
   bool is_known() const
@@ -70,8 +70,8 @@ private:
 #else
   using Slot = PyObject *;
 
-  // Up to Python 3.10 a method that is called with keywords is an object on the stack, and holds its
-  // tensor.
+  // Up to Python 3.10 a method that is called with keywords is an object on the stack, and holds
+  // its tensor.
   static bool is_method_of(PyObject *called, PyObject *object)
   {
 #if PY_VERSION_HEX < 0x030B0000

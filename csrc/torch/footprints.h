@@ -31,8 +31,8 @@ struct TensorShape {
 };
 TensorShape shape_of(const c10::TensorImpl &tensor);
 
-// Numbers for shapes, and what they stand for. A program whose sizes never repeat has new ones for ever,
-// so the oldest are forgotten.
+// Numbers for shapes, and what they stand for. A program whose sizes never repeat has new ones for
+// ever, so the oldest are forgotten.
 class ShapeNumbers
 {
 public:

@@ -8,8 +8,8 @@
 namespace esper
 {
 
-// Whether the calling thread holds the GIL. PyGILState_Check() answers yes for ever once the process
-// has made a subinterpreter. Python must be there.
+// Whether the calling thread holds the GIL. PyGILState_Check() answers yes for ever once the
+// process has made a subinterpreter. Python must be there.
 inline bool holds_gil()
 {
 #if PY_VERSION_HEX >= 0x030D0000

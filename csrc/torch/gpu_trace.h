@@ -1,6 +1,6 @@
 // What PyTorch tells a tracer of the GPU: allocations and frees, events, waits and synchronisation.
-// PyTorch has one tracer, which is Python code. This one runs no Python, and passes everything on to
-// the one that was there before.
+// PyTorch has one tracer, which is Python code. This one runs no Python, and passes everything on
+// to the one that was there before.
 #pragma once
 
 #include <cstdint>

@@ -34,8 +34,8 @@
 // never back. So views are counted first, then other tensors, then bases, then storages: who was
 // not seen at one count cannot have come to hold what is counted afterwards.
 //
-// Which Python references the caller accounts for, use.cpp says. Parameters are read by modules as a
-// rule, and count as reachable.
+// Which Python references the caller accounts for, use.cpp says. Parameters are read by modules as
+// a rule, and count as reachable.
 //
 // Python without a GIL: other threads take references at any moment, and each object's count is
 // split between threads, so no count is exact and every tensor counts as reachable.

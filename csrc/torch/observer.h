@@ -38,9 +38,9 @@ SparseParts sparse_parts(const c10::TensorImpl &tensor);
 
 } // namespace detail
 
-// Calls `see` with the first byte of the tensor's storage, its device and the tensor, if it is a CUDA
-// tensor with memory. Wrappers (of functorch, functionalisation and subclasses) have none: operators
-// on what they wrap follow.
+// Calls `see` with the first byte of the tensor's storage, its device and the tensor, if it is a
+// CUDA tensor with memory. Wrappers (of functorch, functionalisation and subclasses) have none:
+// operators on what they wrap follow.
 template <class See>
 void each_storage(const c10::TensorImpl &tensor, const See &see)
 {
@@ -68,8 +68,8 @@ inline bool may_hold_tensors(const c10::IValue &value)
   return value.isTensor() || value.isList() || value.isTuple() || value.isGenericDict();
 }
 
-// The same for an argument of an operator: a tensor, or a list, tuple or dictionary of them, nested to
-// any depth.
+// The same for an argument of an operator: a tensor, or a list, tuple or dictionary of them, nested
+// to any depth.
 template <class See>
 void each_storage(const c10::IValue &value, const See &see)
 {

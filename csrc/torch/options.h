@@ -6,9 +6,9 @@
 namespace esper
 {
 
-// Makes PyTorch parse its environment, the first time; from then on, settings that change at run time
-// reach the core, too. To be called while another allocator is current, because the parser compares
-// `backend:` with the name of the current one.
+// Makes PyTorch parse its environment, the first time; from then on, settings that change at run
+// time reach the core, too. To be called while another allocator is current, because the parser
+// compares `backend:` with the name of the current one.
 void begin_options();
 
 // Gives the options that PyTorch parsed to the core.

@@ -3,8 +3,8 @@
 // A stream that still reads freed memory then reads NaN, and one that still writes it is caught.
 // Filled are blocks of the default pool in classic segments, whose addresses keep their memory. The
 // fill is work of the home stream or, if the block is marked for other streams, of a stream that
-// waits for all of them. A check reads the memory, by a kernel if there is one, and otherwise on the
-// host. The host waits for it in any case.
+// waits for all of them. A check reads the memory, by a kernel if there is one, and otherwise on
+// the host. The host waits for it in any case.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -35,8 +35,8 @@ struct LateWrite {
 using Search = cudaError_t (*)(const void *memory, size_t size, unsigned char byte,
                                unsigned long long *least, cudaStream_t stream);
 
-// Begins, and calls `report` for what is caught, in the thread that is handed the memory; null: ends.
-// Without `search` the host reads all memory.
+// Begins, and calls `report` for what is caught, in the thread that is handed the memory; null:
+// ends. Without `search` the host reads all memory.
 void turn_on(void (*report)(const LateWrite &), Search search);
 
 namespace detail

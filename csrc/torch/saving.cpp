@@ -17,8 +17,9 @@ namespace esper
 namespace
 {
 
-// The code of torch.autograd.Function.apply(), which calls the forward of every custom function. None if
-// it is not written in Python. Kept for ever. To be called with the GIL, which an import may release.
+// The code of torch.autograd.Function.apply(), which calls the forward of every custom function.
+// None if it is not written in Python. Kept for ever. To be called with the GIL, which an import
+// may release.
 PyObject *code_of_apply()
 {
   static std::atomic<PyObject *> known{nullptr};
@@ -62,8 +63,8 @@ MaySave MaySave::everything()
   return MaySave(Kind::everything);
 }
 
-// That hooks are set tells a hook that packs. That forward-mode AD is off tells forward: only it and
-// inference mode turn it off.
+// That hooks are set tells a hook that packs. That forward-mode AD is off tells forward: only it
+// and inference mode turn it off.
 MaySave MaySave::itself()
 {
   const auto &state = c10::AutogradState::get_tls_state();

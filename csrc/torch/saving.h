@@ -6,8 +6,8 @@
 namespace esper
 {
 
-// Whether this thread runs backward. Grad mode is off there, but a node that runs later may have saved
-// what a hook marks.
+// Whether this thread runs backward. Grad mode is off there, but a node that runs later may have
+// saved what a hook marks.
 bool in_backward();
 
 // What code that autograd calls may save: the forward of a custom function, or a hook that packs a
@@ -16,8 +16,8 @@ class MaySave
 {
 public:
   static MaySave everything();
-  // What the code that makes the mark may save. Inference mode hides forward, so there each tensor is
-  // asked about.
+  // What the code that makes the mark may save. Inference mode hides forward, so there each tensor
+  // is asked about.
   static MaySave itself();
 
   // Whether it can be `tensor`. Null: any tensor.

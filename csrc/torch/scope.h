@@ -24,8 +24,8 @@ PyObject *hand_over(PyObject *module, PyObject *const *args, Py_ssize_t count);
 // set_stream_traits(stream, rendezvous).
 PyObject *set_stream_traits(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
-// announce_capture(device, begins) -> bool: a capture begins or has ended. False: the allocator does
-// not serve PyTorch, or not in this forked child, so nothing was noted.
+// announce_capture(device, begins) -> bool: a capture begins or has ended. False: the allocator
+// does not serve PyTorch, or not in this forked child, so nothing was noted.
 PyObject *announce_capture(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 } // namespace esper

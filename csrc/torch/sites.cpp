@@ -109,8 +109,8 @@ bool is_users(Book &b, PyCodeObject *code)
   return known->second;
 }
 
-// The user's innermost frames. Without any, the innermost ones. Frames are objects, so asking for them
-// may collect garbage, free tensors and come back to here(): no lock may be held.
+// The user's innermost frames. Without any, the innermost ones. Frames are objects, so asking for
+// them may collect garbage, free tensors and come back to here(): no lock may be held.
 Frames gather(Book &b)
 {
   Frames users;

@@ -1,4 +1,5 @@
-// Places in the Python program, as numbers: where an operator was called, memory allocated or freed.
+// Places in the Python program, as numbers: where an operator was called, memory allocated or
+// freed.
 #pragma once
 
 #include <torch/csrc/python_headers.h>

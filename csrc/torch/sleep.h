@@ -10,8 +10,8 @@ namespace esper
 PyObject *push_tag(PyObject *module, PyObject *name);
 PyObject *pop_tag(PyObject *module, PyObject *none);
 
-// sleep(tags, keep_host, device) -> (given back, kept, ((bytes that stay, why), ...)). tags: a tuple
-// of str, or None. device: -1 is all devices.
+// sleep(tags, keep_host, device) -> (given back, kept, ((bytes that stay, why), ...)). tags: a
+// tuple of str, or None. device: -1 is all devices.
 PyObject *put_to_sleep(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 // wake(tags, device) -> bytes.
 PyObject *wake_up(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

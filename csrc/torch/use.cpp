@@ -23,8 +23,8 @@ PyObject *python_helper(const char *module_name, const char *name)
   return module ? PyObject_GetAttrString(module.get(), name) : nullptr;
 }
 
-// Whether each of the elements that Python lists has a reference of the container's own. Others list
-// what something else holds: views of dictionaries, proxies, sequences that a program defines.
+// Whether each of the elements that Python lists has a reference of the container's own. Others
+// list what something else holds: views of dictionaries, proxies, sequences that a program defines.
 bool holds_elements(PyObject *value)
 {
   if (PyDict_CheckExact(value) || PyAnySet_CheckExact(value)) {
@@ -72,8 +72,8 @@ void Gathering::add_argument(PyObject *value, const PassedArguments *passed)
   if (counts_ && passed != nullptr) {
     caller_ = CallersFrame::of_call(*passed);
   }
-  // The caller's frame holds an argument. If C code makes the call, anything may: a tuple, a thread, a
-  // partial(), or an object that it was read from.
+  // The caller's frame holds an argument. If C code makes the call, anything may: a tuple, a
+  // thread, a partial(), or an object that it was read from.
   References given{0};
   if (counts_ && !caller_.is_known()) {
     given.unknown = Why::references;

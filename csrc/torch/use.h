@@ -42,9 +42,9 @@ public:
   Gathering(const Gathering &) = delete;
   Gathering &operator=(const Gathering &) = delete;
 
-  // `passed`: the arguments of which the value is one. The references that the caller itself holds can
-  // be counted if they are on the stack of a Python function; if not, others may hold the value.
-  // Raises TypeError if the value is neither a tensor nor a container.
+  // `passed`: the arguments of which the value is one. The references that the caller itself holds
+  // can be counted if they are on the stack of a Python function; if not, others may hold the
+  // value. Raises TypeError if the value is neither a tensor nor a container.
   void add_argument(PyObject *value, const PassedArguments *passed = nullptr);
 
   // To be called when all are added. Releases the GIL while marking.

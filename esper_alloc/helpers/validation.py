@@ -28,15 +28,18 @@ __all__ = [
 
 
 class FusedValidation(NamedTuple):
-    """What each of the K configurations scored; unpacks as a tuple of three."""
+    """What each of the K configurations scored; unpacks as a tuple of three.
+
+    Attributes:
+        loss: ``[K]``, the mean loss of each configuration, of the loss's dtype.
+        correct: ``[K]``, how many elements each got right; int64, unless `evaluate`
+            returned floating-point numbers.
+        total: elements of *one* configuration; at least 1, so that it may divide.
+    """
 
     loss: torch.Tensor
-    """``[K]``: the mean loss of each configuration, of the loss's dtype."""
     correct: torch.Tensor
-    """``[K]``: how many elements each got right; int64, unless `correct` was
-    floating-point."""
     total: int
-    """Elements of one configuration; at least 1, so that it may divide."""
 
 
 def fused_validation_batch(
@@ -96,6 +99,9 @@ def fused_validation_batch(
         take: make the current stream wait for the results, and protect them
             on it. Without it they belong to `stream`: read them there, or
             after synchronising with it.
+
+    Returns:
+        A :class:`FusedValidation` of loss ``[K]``, correct ``[K]`` and total, an int.
 
     Raises:
         TypeError: something is not of the type asked for above.

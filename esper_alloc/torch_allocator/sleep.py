@@ -22,21 +22,29 @@ Tags = str | Sequence[str] | None
 
 
 class Stay(NamedTuple):
-    """Device memory that did not go to sleep."""
+    """Device memory that did not go to sleep.
+
+    Attributes:
+        bytes: how much.
+        reason: a sentence: why, and how to avoid it.
+    """
 
     bytes: int
-    #: A sentence: why, and how to avoid it.
     reason: str
 
 
 class SleepResult(NamedTuple):
-    """What a sleep did, in bytes."""
+    """What a sleep did.
 
-    #: Of device memory, which went back to the driver.
+    Attributes:
+        given_back: bytes of device memory that went back to the driver.
+        kept: bytes copied to the host.
+        stays: what could not go, as :class:`Stay` with `bytes` and `reason`. Empty:
+            everything went.
+    """
+
     given_back: int
-    #: Copied to the host.
     kept: int
-    #: What could not go, and why. Empty: everything went.
     stays: tuple[Stay, ...]
 
 

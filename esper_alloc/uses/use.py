@@ -80,14 +80,15 @@ def record_use(
     reach lasts until the memory is freed. Otherwise it is exact, and ends here.
     Marks of a view whose base nobody else holds are exact, and so are those of all
     views of a buffer in one call. Under ``torch.no_grad()`` every mark is, even if
-    an earlier operation saved the tensor. Marks in backward, in the ``forward`` of
-    a custom function and while hooks of saved tensors are set are as in grad mode.
+    an earlier operation saved the tensor, except in backward, in the ``forward`` of
+    a custom function and while hooks of saved tensors are set: there marks are as in
+    grad mode. docs/uses.md has the whole table.
     ``warn_about_marks()`` names the lines whose marks last until the free.
 
     Args:
         tensors: a tensor, or lists, tuples, dicts, sets and dataclasses of
-            them to any depth. A view stands for its whole storage. ``None`` and
-            plain numbers and strings are skipped.
+            them to any depth. A view stands for its whole storage. In a container
+            ``None``, numbers and strings are skipped.
         stream: where the use was; None, or a ``torch.cpu.Stream``: the current
             stream of each tensor's device.
         event: an event that was recorded right after the last use, in place
@@ -105,8 +106,9 @@ def record_use(
     In a compiled function, and wherever else PyTorch traces, the call becomes an
     operator; docs/uses.md says what is different there.
 
-    Memory of another allocator gets ``record_stream``; CPU tensors need
-    nothing; tensors of other devices get their own ``record_stream``.
+    Memory of another allocator gets ``record_stream``, or with `event` a use that
+    ends there; CPU tensors need nothing; tensors of other devices get their own
+    ``record_stream``.
 
     Raises:
         TypeError: `tensors` is neither tensor nor container, `stream` is no stream,

@@ -46,7 +46,8 @@ void world_wait(world *w, esper_stream waiter, esper_stream other);
 /* Executes everything on the stream that can run. */
 void world_run(world *w, esper_stream stream);
 
-/* Lets the core record an event for all streams of device 0, and ask which events have completed. */
+/* Lets the core record an event for all streams of device 0, and ask which events have
+ * completed. */
 void world_note_all(world *w);
 
 size_t world_size(world *w, const void *ptr);

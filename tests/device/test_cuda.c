@@ -443,8 +443,8 @@ static void scenario_uses(void)
   CHECK(counters_of(0).bytes_pending == 1 << 20);
   fake->finish(1);
 
-  /* A touch may come before the work. The stream may be destroyed, so what it uses is held until the
-   * stream is seen again. */
+  /* A touch may come before the work. The stream may be destroyed, so what it uses is held until
+   * the stream is seen again. */
   void *late = fake->stream(1);
   uint64_t held = counters_of(0).blocks_held;
   block = esper_alloc_malloc(1 << 20, 0, home);

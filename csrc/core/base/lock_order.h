@@ -2,8 +2,9 @@
  *
  * Every lock has a rank. A thread takes locks in rising order, and calls the driver only while it
  * holds none from LOCK_DEVICE on. Of the sleep locks it may hold several, taken in the order of the
- * devices. Only the lock of tag.c has no rank: a thread takes no other while it holds it. A build with -DESPER_LOCK_ORDER checks both, and aborts with a message that names what
- * went wrong. Debug and sanitizer builds do that. */
+ * devices. Only the lock of tag.c has no rank: a thread takes no other while it holds it. A build
+ * with -DESPER_LOCK_ORDER checks both, and aborts with a message that names what went wrong. Debug
+ * and sanitizer builds do that. */
 #ifndef ESPER_LOCK_ORDER_H
 #define ESPER_LOCK_ORDER_H
 

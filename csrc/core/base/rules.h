@@ -18,7 +18,7 @@
   R(SPLIT_KEEPS_USES, "4a", "the rest of a split block owes what the block owed")                  \
   R(MERGE_UNITES_USES, "4b", "a merged block owes what both parts owed")                           \
   R(MERGE_TAKES_LATER_STAMP, "4c", "a merged block has the later stamp")                           \
-  R(LOAN_MAKES_USE, "4d", "a lent block has a use by its borrower, which ends at the free")        \
+  R(LOAN_MAKES_USE, "4d", "a lent block has a use by all streams, which ends at the free")         \
   R(LOAN_NEEDS_COMPLETION, "4e", "another stream gets only memory that has completed or is gated") \
   R(RELEASE_NEEDS_COMPLETION, "4f", "memory goes back only when all that it owes has completed")   \
   R(MOVE_NEEDS_COMPLETION, "4g", "a segment changes its home only when it owes nothing")           \

@@ -57,7 +57,8 @@ void pending_index_add(heap_t *heap, block_t *block)
 {
   const use_t *use = awaited_use(block);
   set_barred(&heap->pending_index, block, use && use_is_barred(use));
-  /* A withheld block waits for the pool's next quiesce. Inside a capture edges count, not events. */
+  /* A withheld block waits for the pool's next quiesce. Inside a capture edges count, not
+   * events. */
   if (!block->withheld)
     await(&heap->pending_index, heap->capture ? NULL : use);
   /* The statistics count the block as active until its marked uses are over. */

@@ -99,15 +99,16 @@ bool use_is_satisfied(const use_t *use, const stream_t *reader);
 bool uses_are_satisfied(const block_t *block, const stream_t *reader);
 /* Whether all uses of the block have completed. */
 bool uses_have_completed(const block_t *block);
-/* Whether a marked use of the block is not satisfied at home: then a free block counts as active. */
+/* Whether a marked use of the block is not satisfied at home: then a free block counts as
+ * active. */
 bool block_is_marked(const block_t *block);
 /* Whether the use may depend on work that is not yet enqueued: it was marked with gate=False, or
  * its stream has the rendezvous trait. Then neither a stream nor the host may wait for it. */
 bool use_is_rendezvous(const use_t *use);
 /* Whether the use bars gates, apart from its stream's traits, which may change. */
 bool use_is_barred(const use_t *use);
-/* Whether a stream may be gated on the use; with `at_free_too` also on one by record_stream. Never on
- * one that stands for all streams: nobody vouches for the work of all of them. */
+/* Whether a stream may be gated on the use; with `at_free_too` also on one by record_stream. Never
+ * on one that stands for all streams: nobody vouches for the work of all of them. */
 bool use_may_be_gated(const use_t *use, bool at_free_too);
 
 /* The stream whose use a block lent to `borrower` has: all streams, for the same reason as owner
@@ -115,8 +116,8 @@ bool use_may_be_gated(const use_t *use, bool at_free_too);
 stream_t *loan_stream(stream_t *borrower);
 /* Stamps a block that its home stream frees now. */
 void owner_order_stamp(block_t *block);
-/* Whether future work of `reader` is ordered after the work before the free. The home stream has its
- * queue for that, and its program's waits. */
+/* Whether future work of `reader` is ordered after the work before the free. The home stream has
+ * its queue for that, and its program's waits. */
 bool owner_order_is_satisfied(const block_t *block, const stream_t *reader);
 bool owner_order_has_completed(const block_t *block);
 /* Whether a free block owes nothing to any stream: its uses and owner order have completed. */

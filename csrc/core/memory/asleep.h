@@ -1,6 +1,7 @@
-/* asleep.h: pages that sleep. Such a page keeps its entry in the table, its blocks and its addresses.
- * Its memory is absent once it went back to the driver. Free blocks on it are BLOCK_ASLEEP, in no
- * bin. The layer `sleep` decides; here are the books. Under the device's lock. */
+/* asleep.h: pages that sleep. Such a page keeps its entry in the table, its blocks and its
+ * addresses. Its memory is absent once it went back to the driver. Free blocks on it are
+ * BLOCK_ASLEEP, in no bin. The layer `sleep` decides; here are the books. Under the device's
+ * lock. */
 #ifndef ESPER_ASLEEP_H
 #define ESPER_ASLEEP_H
 

@@ -160,8 +160,8 @@ static block_t *cut_front(block_t *whole, size_t size)
   return block;
 }
 
-/* Makes a segment without memory, and what can be needed later. Stores the block that will be handed
- * out. NULL: no host memory. Under the lock. */
+/* Makes a segment without memory, and what can be needed later. Stores the block that will be
+ * handed out. NULL: no host memory. Under the lock. */
 static segment_t *make(heap_t *heap, size_t size, bool large, block_t **block, orphan_t **orphan)
 {
   device_t *device = heap->device;

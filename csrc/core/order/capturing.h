@@ -18,7 +18,8 @@ void stream_forget_captures(const device_t *device);
 
 /* Whether a capture was announced and goes on. */
 bool capturing_is_announced(device_t *device);
-/* The same, or a capture that allocates from a private pool may be going on. Under the device's lock. */
+/* The same, or a capture that allocates from a private pool may be going on. Under the device's
+ * lock. */
 bool capturing_is_possible(const device_t *device);
 /* As capturing_is_possible, for a caller who does not hold that lock. */
 bool capturing_is_possible_now(device_t *device);

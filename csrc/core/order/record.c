@@ -161,9 +161,9 @@ void records_complete(stream_t *s, uint64_t number)
 
 /* ---- recording --------------------------------------------------------- */
 
-/* An event for all of a device's work ends every capture. That of a stream which the core has not met,
- * and which nobody announced, is known only when it has been ended: the user is told how to announce
- * the next one. */
+/* An event for all of a device's work ends every capture. That of a stream which the core has not
+ * met, and which nobody announced, is known only when it has been ended: the user is told how to
+ * announce the next one. */
 static esper_status record_event_for_all(stream_t *all, void *event)
 {
   if (capturing_is_possible_now(all->device))
@@ -242,10 +242,10 @@ static bool is_captured(presented_t *p)
   return p->capture;
 }
 
-/* Whoever waited for an event that is part of a capture would join it, and on the legacy stream, which
- * cannot be captured, an event can end the captures of others. Another thread may begin a capture
- * after the question, so the driver is asked again. No other thread has seen the record yet, so it can
- * be withdrawn. */
+/* Whoever waited for an event that is part of a capture would join it, and on the legacy stream,
+ * which cannot be captured, an event can end the captures of others. Another thread may begin a
+ * capture after the question, so the driver is asked again. No other thread has seen the record
+ * yet, so it can be withdrawn. */
 static record_t *record_outside(presented_t *p)
 {
   if (is_captured(p))

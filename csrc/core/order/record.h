@@ -30,7 +30,8 @@ record_t *stream_record_begin(presented_t *presented);
 /* Unlocks the stream. `replaced` (may be NULL) is a record of the stream whose last reference the
  * caller gave up; it becomes a spare one at once. */
 void stream_record_end(stream_t *stream, record_t *replaced);
-/* As stream_record, for a stream that was not presented to this call. NULL also for a mortal one. */
+/* As stream_record, for a stream that was not presented to this call. NULL also for a mortal
+ * one. */
 record_t *stream_record_unpresented(stream_t *stream);
 /* Makes one of the core's own streams wait for a foreign event, then records on it. */
 record_t *stream_record_event(stream_t *carrier, void *event, int device);

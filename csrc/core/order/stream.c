@@ -164,8 +164,8 @@ static uint64_t id_within_capture(void *handle, uint64_t capture)
   return (id ^ id >> 31) | 1ull << 62;
 }
 
-/* A mortal stream cannot be asked later. While it is captured it has an entry of its own. Which thread
- * a per-thread stream belongs to is not known, so its captures are not noted. */
+/* A mortal stream cannot be asked later. While it is captured it has an entry of its own. Which
+ * thread a per-thread stream belongs to is not known, so its captures are not noted. */
 static void note_whether_captured(stream_t *now, uint64_t capture)
 {
   if (is_special(now->handle))

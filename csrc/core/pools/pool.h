@@ -56,8 +56,8 @@ bool pool_may_give_back(const segment_t *segment);
 /* Whether replays may touch memory of the pool, even if it is free. */
 bool pool_has_graphs(const pool_t *pool);
 
-/* Finds or makes the heap of (pool, stream, capture, tag). A capture takes over the stream's quiesced
- * heap if there is one. NULL: no host memory. */
+/* Finds or makes the heap of (pool, stream, capture, tag). A capture takes over the stream's
+ * quiesced heap if there is one. NULL: no host memory. */
 heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture, tag_t tag);
 /* Whether the heap hands out the same addresses in every run: requests/malloc_deterministic.h. */
 bool pool_is_deterministic(const heap_t *heap);

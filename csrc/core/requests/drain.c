@@ -140,7 +140,8 @@ static esper_status wait_for_streams(device_t *device, bool *left, bool *capturi
   return ESPER_OK;
 }
 
-/* Synchronising ends the captures that nobody announced. One that begins meanwhile is noted again. */
+/* Synchronising ends the captures that nobody announced. One that begins meanwhile is noted
+ * again. */
 static esper_status synchronize(device_t *device)
 {
   stream_forget_captures(device);
@@ -185,16 +186,16 @@ static bool is_captured(device_t *device)
   return capturing_is_announced(device) || stream_any_is_captured(device);
 }
 
-/* Whether a stream that the core has never met may be captured: nobody announces captures, and a pool
- * is open that may be for one. */
+/* Whether a stream that the core has never met may be captured: nobody announces captures, and a
+ * pool is open that may be for one. */
 static bool may_be_a_capture(device_t *device)
 {
   return !config_of(device->core)->as_given.captures_are_announced &&
          capturing_is_possible_now(device);
 }
 
-/* Drains this device only. Owner order and streams that the core has never met need one event for all
- * streams, or that the device is synchronised. */
+/* Drains this device only. Owner order and streams that the core has never met need one event for
+ * all streams, or that the device is synchronised. */
 static esper_status drain_alone(device_t *device, bool gently)
 {
   lock(&device->sync_lock);

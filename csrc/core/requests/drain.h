@@ -13,12 +13,12 @@
 void held_uses_record(core_t *core, presented_t presented);
 
 /* Waits for everything enqueued on the device's streams, and notes what has completed: by one event
- * for all of them. Where the driver cannot record that, as during a capture, it goes stream by stream
- * as far as possible, because the driver's way of waiting for a whole device ends the captures that
- * are going on there. Then it drains the other devices that free memory of this one waits for, if
- * the host may wait for them. `gently`: while a pool is open, it does not synchronise a device on
- * which a stream that the core has never met may be captured, unannounced. ESPER_CAPTURING: a stream
- * is being captured; everything else has been waited for. */
+ * for all of them. Where the driver cannot record that, as during a capture, it goes stream by
+ * stream as far as possible, because the driver's way of waiting for a whole device ends the
+ * captures that are going on there. Then it drains the other devices that free memory of this one
+ * waits for, if the host may wait for them. `gently`: while a pool is open, it does not synchronise
+ * a device on which a stream that the core has never met may be captured, unannounced.
+ * ESPER_CAPTURING: a stream is being captured; everything else has been waited for. */
 esper_status drain_device(device_t *device, bool gently);
 
 /* The same by synchronising the device, which ends the captures that are going on. For a caller who

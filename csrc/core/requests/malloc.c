@@ -2,13 +2,14 @@
  *
  * cache_malloc, called in api/memory.c, tries the heap's block cache without the device's lock. If
  * that has nothing, malloc_block tries these steps in order, and stops at the first that serves.
- * malloc_block itself has the first; find_slowly, find_or_grow and wait_and_release order the others:
+ * malloc_block itself has the first; find_slowly, find_or_grow and wait_and_release order the
+ * others:
  *   1. request_take_ready: a ready block of its own heap, but not a far too large one if a pending
  *      block fits well
  *   2. take_retired_or_gate: the same after retiring events
  *   3. malloc_claim_gateable: a pending block of its own heap, for which the GPU waits: with reuse
- *      order `gate`, or with `auto` beyond its allowance. If there is none, a ready block of any size,
- *      also one that step 1 left alone
+ *      order `gate`, or with `auto` beyond its allowance. If there is none, a ready block of any
+ *      size, also one that step 1 left alone
  *   4. borrow: a completed block of another heap, lent
  *   5. take_grown: new memory. This comes before step 4 if the heap has borrowed many small blocks,
  *      and where addresses repeat. Beyond the garbage_collection_threshold, segments that were
@@ -20,14 +21,14 @@
  *      Then cached memory goes back and new memory is tried again, and at last memory in flight
  *
  * Each step takes the device's lock for itself. Driver calls are made without it, on claimed
- * blocks. Inside a capture three kinds of memory serve: what the stream itself freed in it, what its
- * pool had when it was quiesced, and new memory. There a gate is an edge of the graph, and the host
- * waits for nothing but memory in flight.
+ * blocks. Inside a capture three kinds of memory serve: what the stream itself freed in it, what
+ * its pool had when it was quiesced, and new memory. There a gate is an edge of the graph, and the
+ * host waits for nothing but memory in flight.
  *
  * Memory with a fence (esper_fence) is always new: take_fenced instead of all these steps.
  *
- * In a private pool, outside captures, malloc_take_deterministic comes before step 2, so that addresses
- * repeat.
+ * In a private pool, outside captures, malloc_take_deterministic comes before step 2, so that
+ * addresses repeat.
  *
  * malloc_gate.c has the steps that gate, malloc_capture.c those inside a capture,
  * malloc_deterministic.c those of private pools. request.c has the ends of a request, and release.c

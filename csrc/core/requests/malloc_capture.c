@@ -41,8 +41,8 @@ static bool gate_inside(const request_t *q, const block_t *block)
   return gated;
 }
 
-/* Steps 3 and 7: a block that needs edges. Only of the request's own branch: any branch may have used
- * the memory without a mark, and the one that freed it may wait for that later. */
+/* Steps 3 and 7: a block that needs edges. Only of the request's own branch: any branch may have
+ * used the memory without a mark, and the one that freed it may wait for that later. */
 static block_t *take_gated(const request_t *q, bool at_free_too)
 {
   lock(&q->device->lock);

@@ -131,8 +131,8 @@ static bool owes_owner_order(const request_t *q, run_t run, uint64_t *stamp)
   }
 }
 
-/* Claims a run of another heap. *stamp: the owner order that the request's stream must be gated on, or
- * 0. Runs that owe some are looked at only with `owing`. */
+/* Claims a run of another heap. *stamp: the owner order that the request's stream must be gated on,
+ * or 0. Runs that owe some are looked at only with `owing`. */
 static run_t claim_elsewhere(const request_t *q, bool owing, uint64_t *stamp)
 {
   run_t run = {0};

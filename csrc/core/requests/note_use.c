@@ -86,7 +86,8 @@ static bool may_be_captured(core_t *core, stream_t *stream, void *handle)
          stream_capture_of(stream_presented(stream, handle), false);
 }
 
-/* Memory of other tags than those that sleep has segments of its own, which are known to be awake. */
+/* Memory of other tags than those that sleep has segments of its own, which are known to be
+ * awake. */
 static bool may_sleep(const core_t *core, const block_t *block)
 {
   return atomic_load_explicit(&core->asleep, memory_order_relaxed) &&

@@ -120,8 +120,8 @@ static bool has_live_captured(const heap_t *heap)
   return false;
 }
 
-/* Whether some block still owes owner order, because no event stood for all streams, or the host may
- * not wait for them. Notes it in the probes. */
+/* Whether some block still owes owner order, because no event stood for all streams, or the host
+ * may not wait for them. Notes it in the probes. */
 static bool owes_owner_order(const heap_t *heap, probes_t *probes)
 {
   bool owes = false;

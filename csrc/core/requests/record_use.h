@@ -21,8 +21,8 @@ esper_status mark_until_all_done(core_t *core, const void *ptr);
 
 /* ---- for note_use.c ------------------------------------------------------ */
 
-/* Presents a stream that the caller marks on. If that fails, notes that the thread may be filling an
- * unknown graph (capture_thread.h). */
+/* Presents a stream that the caller marks on. If that fails, notes that the thread may be filling
+ * an unknown graph (capture_thread.h). */
 esper_status mark_present(core_t *core, esper_stream as, presented_t *p);
 /* Adds a use to a live block, under the lock of its device. Takes over the reference to the
  * record. */

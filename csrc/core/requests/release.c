@@ -311,8 +311,8 @@ static bool is_cached(const segment_t *s)
          block_is_in_bin(s->first);
 }
 
-/* Finds out which cached segments have been left behind by all streams, by one event for all of them.
- * If they are busy now, the next call will know. */
+/* Finds out which cached segments have been left behind by all streams, by one event for all of
+ * them. If they are busy now, the next call will know. */
 static void ask_owners(device_t *device)
 {
   probes_t probes;

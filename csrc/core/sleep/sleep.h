@@ -16,8 +16,8 @@
 #include "../../esper_sleep.h"
 #include "../order/device.h"
 
-/* Puts the memory of these tags to sleep on one device (`only` NULL: on all that were used), and adds
- * to the figures of *result. What esper_sleep() promises. Without the lock. */
+/* Puts the memory of these tags to sleep on one device (`only` NULL: on all that were used), and
+ * adds to the figures of *result. What esper_sleep() promises. Without the lock. */
 esper_status sleep_devices(core_t *core, const device_t *only, const bool tags[TAGS],
                            esper_keep keep, esper_sleep_result *result);
 

@@ -1,5 +1,5 @@
-/* copies.c: the driver's copies between device and host memory. They must come after everything that
- * was done to the bytes, and what slept must get its own contents back. */
+/* copies.c: the driver's copies between device and host memory. They must come after everything
+ * that was done to the bytes, and what slept must get its own contents back. */
 #include "copies.h"
 
 #include "base.h"

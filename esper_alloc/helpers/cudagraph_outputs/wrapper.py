@@ -53,20 +53,23 @@ __all__ = ["CloneCounts", "cudagraph_outputs"]
 
 @dataclasses.dataclass
 class CloneCounts:
-    """What one :class:`cudagraph_outputs` has done so far."""
+    """What one :class:`cudagraph_outputs` has done so far.
+
+    Attributes:
+        steps: outermost calls and ``with`` blocks on a machine with CUDA.
+        marked: steps that began with ``torch.compiler.cudagraph_mark_step_begin()``.
+        clones: copies of outputs.
+        bytes: bytes of these copies.
+        gradient_clones: copies of gradients that a graph computed.
+        gradient_bytes: bytes of these copies.
+    """
 
     steps: int = 0
-    """Outermost calls and ``with`` blocks on a machine with CUDA."""
     marked: int = 0
-    """Steps that began with ``torch.compiler.cudagraph_mark_step_begin()``."""
     clones: int = 0
-    """Copies of outputs."""
     bytes: int = 0
-    """Bytes of these copies."""
     gradient_clones: int = 0
-    """Copies of gradients that a graph computed."""
     gradient_bytes: int = 0
-    """Bytes of these copies."""
 
 
 #: Steps that begin while graphs' tensors of earlier ones are alive, in a row,

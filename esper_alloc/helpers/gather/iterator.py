@@ -54,7 +54,8 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
         seed: of the orders, crops and flips: 64 bits, see `plan_epoch`.
         order: "per_device": each device goes through all samples in an order of
             its own; "global": no sample comes twice in an epoch.
-        drop_last: True: leave out a last batch that is not full. False: it is split as
+        drop_last: True: leave out a last batch that is not full; if there is no full
+            one, an epoch has no batches, and ``len()`` is 0. False: it is split as
             torch.tensor_split splits, and environments without data are left off
             at the end of the list.
         transform: for the inputs: an :class:`ImageTransform`, or for a dict of

@@ -60,6 +60,7 @@ class RunningMeanStd(Normalizer):
             mask: bool, of the leading dimensions or like x; false: does not count.
             weights: floating-point, of the leading dimensions or like x. A value counts
                 as many times as its weight says; not at all unless that is finite and above 0.
+                In `count` each row is one, whatever its weight.
 
         Raises:
             TypeError, ValueError: not such a tensor; the state is as it was.

@@ -1,7 +1,7 @@
 /* The happens-before engine against the simulated device, whose oracle knows which accesses are
- * ordered: random programs of streams, events, host waits, marks, frees and graphs. For every access and
- * every free the engine must say what the oracle says. ESPER_AUDIT_PROGRAMS is how
- * many (100,000), ESPER_AUDIT_SEED the first one's seed. */
+ * ordered: random programs of streams, events, host waits, marks, frees and graphs. For every
+ * access and every free the engine must say what the oracle says. ESPER_AUDIT_PROGRAMS is how many
+ * (100,000), ESPER_AUDIT_SEED the first one's seed. */
 #include "audit/audit.h"
 
 #include "check.h"
@@ -46,8 +46,8 @@ static uint64_t random_state, program;
 static audit *a;
 static unsigned step;
 static unsigned races, hazards, silent;
-/* All accesses, marks and frees are at one line each, so that what the engine unites is tried. Races
- * are not compared then, and of frees only whether any of a stream's was found so far. */
+/* All accesses, marks and frees are at one line each, so that what the engine unites is tried.
+ * Races are not compared then, and of frees only whether any of a stream's was found so far. */
 static int one_line;
 static int any_in_use[STREAMS];
 static unsigned united;

@@ -303,8 +303,8 @@ TEST(a_drain_that_cannot_tell_ends_no_capture)
   world_end(&w);
 }
 
-/* Memory that was lent is freed while a stream that is not PyTorch's is captured, unannounced. Nothing
- * ends that capture. When the stream shows itself again, memory is lent again. */
+/* Memory that was lent is freed while a stream that is not PyTorch's is captured, unannounced.
+ * Nothing ends that capture. When the stream shows itself again, memory is lent again. */
 TEST(no_event_for_all_streams_ends_the_capture_of_a_mortal_stream)
 {
   begin(1024);
@@ -334,7 +334,8 @@ static int no_stream(void *context, void *handle)
   return 0;
 }
 
-/* Captures are not announced, and a pool may be one's. Memory that everybody has left must serve. */
+/* Captures are not announced, and a pool may be one's. Memory that everybody has left must
+ * serve. */
 static void beside_an_open_pool(int for_the_pool)
 {
   begin(64);
@@ -375,7 +376,8 @@ static void begin_a_capture(void *context, sim_call call, int device, void *obje
   world_malloc(&w, 5 * MIB, capturing);
 }
 
-/* The host waits for an event for all streams, and a stream that is not PyTorch's is captured meanwhile. */
+/* The host waits for an event for all streams, and a stream that is not PyTorch's is captured
+ * meanwhile. */
 TEST(a_capture_that_begins_during_a_wait_is_not_forgotten)
 {
   begin(1024);

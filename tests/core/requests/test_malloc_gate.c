@@ -443,8 +443,8 @@ static void note_warning(void *context, const char *text)
   ++*(int *)context;
 }
 
-/* r would get x, free memory of t, if an event stood for all streams. Whether the capture of a stream that
- * the core has not met survives that malloc. */
+/* r would get x, free memory of t, if an event stood for all streams. Whether the capture of a
+ * stream that the core has not met survives that malloc. */
 static bool capture_survives(void)
 {
   void *x = block(12 * MIB, t);

@@ -337,8 +337,8 @@ static int no_stream(void *context, void *stream)
   return 0;
 }
 
-/* t reads x, which s frees, and s is ordered after that only when the pool has been begun again. Its
- * memory is for s, and not for r's capture. */
+/* t reads x, which s frees, and s is ordered after that only when the pool has been begun again.
+ * Its memory is for s, and not for r's capture. */
 static void a_late_wait_after_the_pool_was_begun(bool without_gate)
 {
   begin();
@@ -394,7 +394,8 @@ static esper_status synchronize_then_free(void *self, int on, void *event)
   return status;
 }
 
-/* The pool has live memory of a capture, so the host waits for s. Another thread frees x after that. */
+/* The pool has live memory of a capture, so the host waits for s. Another thread frees x after
+ * that. */
 TEST(what_is_freed_after_its_stream_was_waited_for_is_withheld)
 {
   begin();

@@ -240,8 +240,8 @@ TEST(an_event_cannot_last_until_the_free)
 }
 
 /* Nobody can ask a mortal stream anything at the free, so the block is held. An event at the
- * stream's next malloc ends that, but comes after work of which the mark said nothing: here it waits for what r enqueues
- * after its next malloc. */
+ * stream's next malloc ends that, but comes after work of which the mark said nothing: here it
+ * waits for what r enqueues after its next malloc. */
 TEST(a_mark_until_the_free_on_a_mortal_stream_is_held)
 {
   begin(64);

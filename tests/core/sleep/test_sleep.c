@@ -464,7 +464,8 @@ TEST(what_is_freed_while_a_sleep_fails_owes_its_owners_work)
   end();
 }
 
-/* The block has a page that stayed and others that went. Its owner works on that page and frees it. */
+/* The block has a page that stayed and others that went. Its owner works on that page and frees
+ * it. */
 static void use_what_stayed(char *block)
 {
   sim_kernel(w.s, 0, r.handle, block, 8 * MIB, SIM_READ | SIM_WRITE);

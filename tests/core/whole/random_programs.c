@@ -403,8 +403,8 @@ static void do_free(thread *t)
 
 static void do_time(thread *t);
 
-/* A reader that nobody names, for which the owner waits after the free: it asks for no memory before
- * that, but others do. */
+/* A reader that nobody names, for which the owner waits after the free: it asks for no memory
+ * before that, but others do. */
 static void do_wait_after_free(thread *t)
 {
   block *b = draw_block(t);

@@ -4,8 +4,8 @@
  * driver where it is called. Valgrind would count the same, but would have to be installed.
  *
  * A child executes each step, and the parent lets it go one instruction at a time between two
- * breakpoints. Only in the variant `counted`, without the checker of locks, and where processes may be
- * traced like that. */
+ * breakpoints. Only in the variant `counted`, without the checker of locks, and where processes may
+ * be traced like that. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdbool.h>

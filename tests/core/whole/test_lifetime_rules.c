@@ -11,8 +11,8 @@
 #include "world.h"
 
 static world w;
-/* Streams by role: r owns and wants memory, s and t read, o is another one; f and g read, too, and are of
- * another device. */
+/* Streams by role: r owns and wants memory, s and t read, o is another one; f and g read, too, and
+ * are of another device. */
 static esper_stream r, s, t, o, f, g;
 
 enum { X = 12, Y = 14, Z = 16 }; /* MiB: each has a segment of its own */
@@ -399,8 +399,8 @@ TEST(pages_that_are_lent_owe_what_they_owed)
 
 /* ---- 5, 6: uses and events ------------------------------------------------ */
 
-/* `s` reads memory of `r` that is freed without a mark. `r` waits for `s` later, but before it touches
- * memory again: under PyTorch's own allocator that is in time. */
+/* `s` reads memory of `r` that is freed without a mark. `r` waits for `s` later, but before it
+ * touches memory again: under PyTorch's own allocator that is in time. */
 static void *read_and_free(void)
 {
   void *x = block(X, r);

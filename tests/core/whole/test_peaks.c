@@ -246,8 +246,8 @@ TEST(peaks_of_many_sizes_depend_on_completion_only_so_much)
   check_peaks(random_sizes, ESPER_SEGMENTS_CLASSIC, (bounds){{1.45, 2.1}, {1.25, 1.6}});
   check_peaks(random_sizes, ESPER_SEGMENTS_MAPPED, (bounds){{1.5, 1.5}, {1.3, 1.25}});
 }
-/* One stream lends pages to the other where all streams have left them behind: the less often, the more
- * is reserved. */
+/* One stream lends pages to the other where all streams have left them behind: the less often, the
+ * more is reserved. */
 TEST(peaks_of_a_pipeline_on_pages_depend_on_completion_only_so_much)
 {
   check_peaks(fsdp_like, ESPER_SEGMENTS_MAPPED, (bounds){{1.75, 1.5}, {1.5, 1.2}});
