@@ -68,7 +68,9 @@ def program(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
 def answer(library: Path, code: str, **env: str) -> Any:
     """What a process on the simulated device prints last, as JSON."""
     done = program(code, {**os.environ, **environment(library), **env})
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, (
+        f"it ended with {done.returncode}, after printing {done.stdout[-500:]!r}\n{done.stderr[-4000:]}"
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
