@@ -12,7 +12,7 @@ every allocator. The losses of all four must be the same.
 
 `--automatic` shows that nothing has to be kept, and it has a price. In a larger
 training (benchmarks/engines.py) it reserved 1.4 times the memory of PyTorch's own
-allocator, and trained 0.8 to 0.94 of its tokens a second: memory comes back only
+allocator, and trained 0.94 of its tokens a second: memory comes back only
 when the streams that used it have passed its free, other streams get it when all
 have, and the host runs ahead.
 """
