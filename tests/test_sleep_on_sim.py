@@ -343,6 +343,9 @@ say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, kee
           error_of(esper_alloc.sleep, (5,)), error_of(esper_alloc.sleep, device=-1),
           error_of(esper_alloc.wake, device="cuda:-1"), error_of(entered, "a\\0b"),
           error_of(esper_alloc.sleep, "a\\0b")],
+    no_names=[error_of(call, tags) for call in (esper_alloc.sleep, esper_alloc.wake)
+              for tags in (5, b"weights", ["weights", None], [["weights"]])],
+    asleep=[tag for tag, one in esper_alloc.tag_stats().items() if one["asleep"]],
     same=x.cpu().equal(torch.ones(5)))
 """)  # fmt: skip
     said = found["said"]
@@ -354,13 +357,18 @@ say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, kee
     assert said[1] == "ValueError: keep='disk': use 'host' or 'nothing'"
     assert "ValueError: there is no device 7" in said[3]
     assert said[4].startswith("ValueError: a tag needs a name") and said[5] == said[4]
-    assert said[6] == said[7] == "TypeError: a tag is a str, not int"
-    assert said[8] == "ValueError: there is no device -1; None means all devices"
-    assert "-1" in said[9]
+    assert said[6] == "TypeError: a tag is a str, not int"
+    assert said[7] == "TypeError: tags=(5,): pass a name, or a list of names"
+    assert said[8] == "ValueError: there is no device -1: this process has 2"
+    assert said[9] == ("ValueError: device='cuda:-1' is no CUDA device: pass 'cuda', 'cuda:0' or 0")
     assert (
         said[10] == said[11] == ("ValueError: a tag cannot have a character 0 in it: leave it out")
     )
-    assert found["same"]
+    assert found["no_names"] == 2 * [
+        f"TypeError: tags={tags!r}: pass a name, or a list of names"
+        for tags in (5, b"weights", ["weights", None], [["weights"]])
+    ]
+    assert found["same"] and found["asleep"] == []
 
 
 def test_host_memory_is_given_back_on_request(library: Path) -> None:
@@ -446,7 +454,9 @@ def named(name):
 
 say(before=before, one=one, both=both, after=simulated.mappings(), readable=readable,
     weights=weights, kv=float(y.cpu().sum()), refused=error_of(spill),
-    long=error_of(named, "x" * 64), later=[error_of(saver.pause), error_of(saver.resume)])
+    long=error_of(named, "x" * 64), later=[error_of(saver.pause), error_of(saver.resume)],
+    no_names=[error_of(call, tag) for call in (named, saver.pause, saver.resume)
+              for tag in (5, ["kv"])], none=error_of(named, None))
 """)  # fmt: skip
     assert found["both"] < found["one"] < found["before"] == found["after"]
     assert found["weights"] and found["readable"] and found["kv"] == 0
@@ -454,6 +464,11 @@ say(before=before, one=one, both=both, after=simulated.mappings(), readable=read
         "enable_disk_backup" in found["refused"]
     )
     assert found["long"].startswith("ValueError") and found["later"] == [None, None]
+    assert found["no_names"] == 3 * [
+        "TypeError: tag=5: pass a name",
+        "TypeError: tag=['kv']: pass a name",
+    ]
+    assert found["none"] == "TypeError: tag=None: pass a name"
 
 
 def test_the_memory_savers_graphs_have_a_tag(library: Path) -> None:

@@ -148,6 +148,33 @@ say(one=one, asleep=asleep, after=look(), weights=float(weights.cpu().sum()),
     assert found["weights"] == 0 and found["table"]
 
 
+def test_a_name_may_stand_alone_and_what_is_no_name_is_refused(
+    library: Path, stand_in: Path
+) -> None:
+    found = run(library, stand_in, """
+allocator.sleep("weights")
+allocator.wake_up("weights and kv_cache")  # no tag, although tags' names are in it
+other = look()
+allocator.wake_up("weights")
+one = look()
+
+
+def error_of(call):
+    try:
+        call(5)
+    except TypeError as error:
+        return str(error)
+
+
+say(other=other, one=one, refused=[error_of(call) for call in (
+    allocator.sleep, allocator.discard, allocator.wake_up)], after=look())
+""")  # fmt: skip
+    assert found["other"]["weights"] and found["other"]["kv_cache"]
+    assert not found["one"]["weights"] and found["one"]["kv_cache"]
+    assert found["refused"] == 3 * ["tags=5: pass a name, or a list of names"]
+    assert found["after"] == found["one"]
+
+
 def test_what_stays_is_told(library: Path, stand_in: Path) -> None:
     code = (
         f"import sys\nsys.path.insert(0, {str(stand_in)!r})\n{WORKER}"

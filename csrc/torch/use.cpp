@@ -376,11 +376,12 @@ void mark(Arguments arguments)
   if (arguments.end.event != Py_None) {
     end.event = unwrap_event(arguments.end.event);
   }
-  const int truth = PyObject_IsTrue(arguments.gate);
-  if (truth < 0) {
+  end.gate = arguments.gate == Py_True;
+  if (C10_UNLIKELY(!end.gate && arguments.gate != Py_False)) {
+    PyErr_Format(PyExc_TypeError, "gate is True or False, not %R (%s)", arguments.gate,
+                 Py_TYPE(arguments.gate)->tp_name);
     throw python_error();
   }
-  end.gate = truth != 0;
 
   Gathering found;
   found.add_argument(arguments.tensors, &arguments.passed);

@@ -43,6 +43,7 @@ class MemorySaver:
 
         Raises:
             NotImplementedError: another option than these is given and not false.
+            TypeError: `tag` is no name.
         """
         _refuse(others)
         with self._tagged(tag, enable_cpu_backup):
@@ -84,6 +85,7 @@ class MemorySaver:
 
     @contextlib.contextmanager
     def _tagged(self, tag: str, enable_cpu_backup: bool) -> Iterator[None]:
+        _check_name(tag)
         keep = _HOST if enable_cpu_backup else _NOTHING
         name = f"{tag}, keeps {keep}"
         with tagged(name):
@@ -92,8 +94,15 @@ class MemorySaver:
             yield
 
     def _names(self, tag: str | None) -> dict[str, str]:
-        found = self._regions.values() if tag is None else [self._regions.get(tag, {})]
-        return {name: keep for region in found for name, keep in region.items()}
+        if tag is not None:
+            _check_name(tag)
+            return dict(self._regions.get(tag, {}))
+        return {name: keep for region in self._regions.values() for name, keep in region.items()}
+
+
+def _check_name(tag: str) -> None:
+    if not isinstance(tag, str):
+        raise TypeError(f"tag={tag!r}: pass a name")
 
 
 def _refuse(others: dict[str, Any]) -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..installation.pytorch import load_shim, untyped
+from .devices import device_index
 from .enabling import is_enabled
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def sleep(
 
     Raises:
         ValueError: no thread ever used such a tag, or there is no such `keep` or device.
+        TypeError: `tags` are no names, or `device` names no device.
         RuntimeError: PyTorch does not run on esper_alloc; a capture is going on, or work that may
             wait for other work is not finished; or there is not enough host memory. After an error
             nothing more sleeps than before, on any device, and no contents are lost.
@@ -118,7 +120,7 @@ def wake(tags: Tags = None, *, device: torch.device | str | int | None = None) -
         device: None: all devices.
 
     Raises:
-        ValueError: as for :func:`sleep`.
+        ValueError, TypeError: as for :func:`sleep`.
         torch.OutOfMemoryError: the device has not enough memory now.
         RuntimeError: PyTorch does not run on esper_alloc, or the driver refused something.
 
@@ -159,13 +161,13 @@ def tag_stats(device: torch.device | str | int | None = None) -> dict[str, dict[
     - ``host_bytes``: of pinned host memory, which keeps contents or stays for the next sleep.
 
     Empty while PyTorch does not run on esper_alloc, or has not used CUDA.
+
+    Raises:
+        ValueError, TypeError: there is no such device, or this names none.
     """
     if not is_enabled() or not untyped(sys.modules["torch"]).cuda.is_initialized():
         return {}
-    from torch.cuda._utils import _get_device_index
-
-    index = int(untyped(_get_device_index)(device, optional=True))
-    return {one.pop("tag"): one for one in load_shim().tag_stats(index)}
+    return {one.pop("tag"): one for one in load_shim().tag_stats(device_index(device))}
 
 
 def _shim_that_runs(doing: str) -> Any:
@@ -177,20 +179,27 @@ def _shim_that_runs(doing: str) -> Any:
     return load_shim()
 
 
+def names_of(tags: str | Iterable[str]) -> tuple[str, ...]:
+    """A name or several, as a user gave them.
+
+    Raises:
+        TypeError: they are no names.
+    """
+    if isinstance(tags, str):
+        return (tags,)
+    names = tuple(tags) if isinstance(tags, Iterable) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"tags={tags!r}: pass a name, or a list of names")
+    return names
+
+
 def _names(tags: Tags) -> tuple[str, ...] | None:
-    return (tags,) if isinstance(tags, str) else None if tags is None else tuple(tags)
+    return None if tags is None else names_of(tags)
 
 
 def _index(device: torch.device | str | int | None) -> int:
     """The device's index; -1 means all devices."""
-    from torch.cuda._utils import _get_device_index
-
-    if device is None:
-        return -1
-    index = int(untyped(_get_device_index)(device, optional=True))
-    if index < 0:
-        raise ValueError(f"there is no device {index}; None means all devices")
-    return index
+    return -1 if device is None else device_index(device)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..installation.pytorch import untyped
 from . import lasting_marks
+from .devices import device_index
 from .enabling import is_enabled
 from .sleep import tag_stats
 
@@ -60,11 +61,11 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
     All are 0 while PyTorch does not run on esper_alloc, or has not used CUDA.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError, TypeError: there is no such device, or this names none.
     """
     if not _is_running():
         return dict.fromkeys(_core.COUNTERS, 0)
-    return _core.counters(_index(device))
+    return _core.counters(device_index(device))
 
 
 def report() -> str:
@@ -99,12 +100,6 @@ def report() -> str:
 
 def _is_running() -> bool:
     return is_enabled() and bool(untyped(sys.modules["torch"]).cuda.is_initialized())
-
-
-def _index(device: torch.device | str | int | None) -> int:
-    from torch.cuda._utils import _get_device_index
-
-    return int(untyped(_get_device_index)(device, optional=True))
 
 
 # The report's lines

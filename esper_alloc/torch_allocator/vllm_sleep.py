@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from ..installation.pytorch import untyped
 from .enabling import is_enabled
-from .sleep import Keep, sleep, tag as tagged, tag_stats, wake
+from .sleep import Keep, names_of, sleep, tag as tagged, tag_stats, wake
 
 __all__ = ["SleepAllocator", "register"]
 
@@ -66,7 +66,7 @@ class SleepAllocator:
     def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
         """Puts all tags to sleep. The contents of `offload_tags` are kept, others are dropped."""
         kept = self._tags & set(
-            _names((self.default_tag,) if offload_tags is None else offload_tags)
+            names_of(self.default_tag if offload_tags is None else offload_tags)
         )
         self._put_to_sleep(kept, "host")
         self._put_to_sleep(self._tags - kept, "nothing")
@@ -74,16 +74,19 @@ class SleepAllocator:
 
     def discard(self, tags: tuple[str, ...] | str) -> None:
         """Puts tags to sleep and drops their contents. What sleeps already stays as it is."""
-        self._put_to_sleep(self._tags & set(_names(tags)), "nothing")
+        self._put_to_sleep(self._tags & set(names_of(tags)), "nothing")
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Wakes these tags (None: all), and those that vLLM does not wake one by one. What was
         dropped is full of zeros."""
+        chosen = None if tags is None else names_of(tags)
         _give_back()
         deferrable = getattr(
             importlib.import_module("vllm.device_allocator"), "DEFERRABLE_TAGS", self._tags
         )
-        wanted = [one for one in self._tags if tags is None or one in tags or one not in deferrable]
+        wanted = [
+            one for one in self._tags if chosen is None or one in chosen or one not in deferrable
+        ]
         if wanted:
             wake(wanted)
 
@@ -137,10 +140,6 @@ def _leave(why: str) -> None:
 
 def _public(of: type) -> set[str]:
     return {name for name in vars(of) if not name.startswith("_")}
-
-
-def _names(tags: Iterable[str] | str) -> tuple[str, ...]:
-    return (tags,) if isinstance(tags, str) else tuple(tags)
 
 
 def _give_back() -> None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..installation.pytorch import untyped
+from ..torch_allocator.devices import device_index
 from ..torch_allocator.enabling import is_enabled
 from . import use
 
@@ -37,6 +37,9 @@ def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
     :func:`pluggable_allocator` it needs the PyTorch part that is built for this torch; if that is
     missing, a warning says so.
 
+    Raises:
+        ValueError, TypeError: there is no such device, or this names none.
+
     Example::
 
         with esper_alloc.capturing():
@@ -47,10 +50,9 @@ def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
     compiled = use._compiled
     if compiled is not None and is_enabled():
         import torch
-        from torch.cuda._utils import _get_device_index
 
         if torch.cuda.is_available():  # or there is nothing to capture
-            index = int(untyped(_get_device_index)(device, optional=True))
+            index = device_index(device)
             told = compiled if compiled.announce_capture(index, True) else None
     elif is_enabled():
         warnings.warn(

@@ -1,4 +1,4 @@
-"""The streams and events that the calls take."""
+"""The streams, events and flags that the calls take."""
 
 from __future__ import annotations
 
@@ -29,3 +29,9 @@ def check_event(event: Any) -> None:
             "event was not recorded yet: call event.record(stream) right after "
             "the last read, then pass it"
         )
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Refuses what only has a truth value: that of "no" is True."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is True or False, not {value!r} ({type(value).__name__})")

@@ -374,6 +374,9 @@ def test_bad_arguments_are_refused() -> None:
     refused(TypeError, "env_devices must be a list", env_devices=None)
     refused(ValueError, "env_devices has 1 entries for n_envs = 2", n_envs=2)
     refused(TypeError, "env_devices must be a list", env_devices="cpu")
+    for device in (0, True, 1.5, None, b"cpu"):
+        refused(TypeError, f"env_devices takes names.*not {device!r} ", env_devices=[device])
+    refused(ValueError, "device must be cpu, cuda or cuda:N", env_devices=["gpu"])
     refused(ValueError, "different lengths: inputs 50, targets 49", inputs, targets[1:])
     refused(ValueError, r"inputs\['b'\] 50", {"a": inputs[1:], "b": inputs}, targets)
     refused(ValueError, "no dimension", torch.tensor(1), targets)
@@ -1063,6 +1066,11 @@ def test_the_cache_is_filled_once_and_can_be_dropped(root, monkeypatch) -> None:
     assert clear_gpu_dataset_cache(device="cuda:0") == 0
     assert clear_gpu_dataset_cache(dataset="cifar100") == 0
     assert clear_gpu_dataset_cache(data_root=root.parent) == 0
+    for dataset in ("CIFAR10", "mnist", 5, ["cifar10"]):
+        with pytest.raises(ValueError, match="dataset must be one of cifar10, cifar100"):
+            clear_gpu_dataset_cache(dataset=dataset)
+    with pytest.raises(TypeError, match=r"device takes names .*not 0 \(int\)"):
+        clear_gpu_dataset_cache(device=0)
     assert clear_gpu_dataset_cache(device="cpu", dataset="cifar10", data_root=root / "link") == 3
     assert clear_gpu_dataset_cache() == 0
     assert targets_of(made[0])  # who has it keeps it

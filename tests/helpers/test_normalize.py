@@ -414,7 +414,9 @@ def test_bad_shapes(shape: Any, error: Any, words: str) -> None:
         RunningMeanStd(shape)
 
 
-@pytest.mark.parametrize("clip", [-1.0, math.nan, None])
+@pytest.mark.parametrize(
+    "clip", [-1.0, math.nan, None, "5", [5.0], 1j, torch.tensor([1.0, 2.0])], ids=str
+)
 def test_bad_clips(clip: Any) -> None:
     rms = RunningMeanStd(3)
     before = state_of(rms)

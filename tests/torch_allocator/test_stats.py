@@ -124,6 +124,28 @@ def test_traits_want_a_stream():
     assert esper_alloc.set_stream_traits(stream, rendezvous=True) is None
     with pytest.raises(TypeError):
         esper_alloc.set_stream_traits(stream, True)
+    for bad in ("no", 1, None):
+        with pytest.raises(TypeError, match=f"rendezvous is True or False, not {bad!r}"):
+            esper_alloc.set_stream_traits(stream, rendezvous=bad)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_streams_of_other_devices_have_no_traits(compiled, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from esper_alloc.uses import use
+
+    if not compiled:
+        monkeypatch.setattr(use, "_compiled", None)
+    xpu = torch.Stream(stream_id=3, device_index=0, device_type=12)
+    for stream, kind in (
+        (torch.cpu.Stream(), "cpu"),
+        (torch.Stream(device="cpu"), "cpu"),
+        (xpu, "xpu"),
+    ):
+        with pytest.raises(
+            TypeError, match=f"a torch.cuda.Stream, not a stream of device type {kind}"
+        ):
+            esper_alloc.set_stream_traits(stream, rendezvous=True)
 
 
 def test_traits_that_cannot_be_set_are_not_passed_over_in_silence(monkeypatch):

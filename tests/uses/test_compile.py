@@ -381,6 +381,8 @@ def test_cpu_tensors_leave_nothing_in_the_graph():
     [
         (lambda x: esper_alloc.record_use(5), "expected a tensor"),
         (lambda x: esper_alloc.record_use(x, "side"), "stream must be"),
+        (lambda x: esper_alloc.record_use(x, gate="no"), "gate is True or False, not 'no'"),
+        (lambda x: x.record_use(gate=1), "gate is True or False, not 1"),
         (lambda x: esper_alloc.using(x, stream="side"), "stream must be"),
     ],
 )
@@ -391,6 +393,19 @@ def test_bad_arguments_are_the_same_errors(call, message):
 
     with pytest.raises(Exception, match=message):
         Graphs(f).call(torch.ones(3))
+
+
+def test_a_gate_may_depend_on_sizes():
+    side = stream(3)
+
+    def f(x):
+        y = x.sin()
+        esper_alloc.record_use(y, side, gate=x.shape[0] > 3)
+        return y.cos()
+
+    for size, gate in ((4, True), (3, False)):
+        graphs = on_fake_cuda(f, (size,), dynamic=True)
+        assert graphs.marks() == [("record_use.default", (3, 0, gate, False))]
 
 
 def test_touch_is_a_mark_until_the_free():

@@ -52,6 +52,8 @@ def test_it_takes_what_the_function_takes():
     assert x.record_use(stream=stream, gate=False, event=None) is None
     assert torch.nn.Parameter(x).record_use(stream) is None
     assert x.to_sparse().record_use() is None
+    with pytest.raises(TypeError, match=r"gate is True or False, not 'no' \(str\)"):
+        x.record_use(stream, gate="no")
     signature = inspect.signature(torch.Tensor.record_use)
     assert [*signature.parameters] == ["self", "stream", "event", "gate"]
     for name in ("event", "gate"):

@@ -133,6 +133,13 @@ def test_bad_events_are_errors(record_use):
             record_use(torch.ones(1), event=torch.cuda.Event())
 
 
+@pytest.mark.parametrize("gate", ["no", "", 0, 1, None, torch.tensor(True)])
+def test_a_gate_that_is_no_bool_is_a_type_error(record_use, gate):
+    with pytest.raises(TypeError, match=r"gate is True or False, not .*\(\w+\)$") as caught:
+        record_use(torch.ones(1), gate=gate)
+    assert f"not {gate!r} ({type(gate).__name__})" in str(caught.value)
+
+
 def test_bad_calls_are_type_errors(record_use):
     with pytest.raises(TypeError):
         record_use()
@@ -212,6 +219,8 @@ def test_every_tensor_is_marked_with_the_arguments(marked):
 def test_a_bad_argument_marks_nothing(marked):
     with pytest.raises(TypeError):
         use.record_use([pretend(1)], "not a stream")
+    with pytest.raises(TypeError):
+        use.record_use([pretend(1)], gate="no")
     assert marked == []
 
 

@@ -47,7 +47,7 @@ def find(name: str) -> Cifar:
     Raises:
         ValueError: there is none.
     """
-    if name not in CIFAR:
+    if not isinstance(name, str) or name not in CIFAR:
         raise ValueError(f"dataset must be one of {', '.join(CIFAR)} (got {name!r})")
     return CIFAR[name]
 

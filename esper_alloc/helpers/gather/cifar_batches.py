@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ...installation.pytorch import need_torch
 from . import cifar
-from .devices import check_device_exists, check_environments
+from .devices import check_device_exists, check_environments, device_name
 from .iterator import GatherBatchIterator, check_reuse
 from .plan import Layout, Order, canonical_device, check_seed, device_index
 from .transform import ImageTransform
@@ -99,11 +99,13 @@ def clear_gpu_dataset_cache(
         how many were dropped.
 
     Raises:
-        ValueError: `device` or `augment_mode` is none of these.
+        ValueError, TypeError: `dataset`, `device` or `augment_mode` is none of these.
     """
+    if dataset is not None:
+        cifar.find(dataset)
     if augment_mode not in (None, "base", "precompute"):
         raise ValueError(f'augment_mode must be "base" or "precompute" (got {augment_mode!r})')
-    index = None if device is None else _index(str(device))
+    index = None if device is None else _index(device_name("device", device))
     path = None if data_root is None else _real_path(data_root)
 
     def fits(key: _Key) -> bool:

@@ -31,10 +31,24 @@ def check_environments(
         raise TypeError("env_devices must be a list with a device for each environment")
     if len(env_devices) != n_envs:
         raise ValueError(f"env_devices has {len(env_devices)} entries for n_envs = {n_envs}")
-    names = tuple(str(device) for device in env_devices)
-    for name in names:
-        canonical_device(name)
-    return names
+    return tuple(device_name("env_devices", device) for device in env_devices)
+
+
+def device_name(argument: str, device: str | torch.device) -> str:
+    """The name of a device that was given as `argument`.
+
+    Raises:
+        TypeError: it is neither name nor torch.device.
+        ValueError: it is another name.
+    """
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(
+            f'{argument} takes names such as "cuda:0" and torch.devices, not {device!r} '
+            f"({type(device).__name__})"
+        )
+    name = str(device)
+    canonical_device(name)
+    return name
 
 
 def check_device_exists(name: str) -> None:

@@ -57,8 +57,12 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
 
 
 def check_clip(clip: float) -> None:
-    if clip is None or not clip >= 0:
-        raise ValueError(f"clip must be 0 or more, not {clip}: use float('inf') to clip nothing")
+    try:
+        fits = bool(clip >= 0)
+    except (TypeError, ValueError, RuntimeError):  # no number, or several
+        fits = False
+    if not fits:
+        raise ValueError(f"clip must be 0 or more, not {clip!r}: use float('inf') to clip nothing")
 
 
 def checked_epsilon(epsilon: float) -> float:
