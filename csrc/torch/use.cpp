@@ -195,7 +195,8 @@ void Gathering::add_wrapper(PyObject *wrapper)
       impl->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
   if (has_memory || tensor.layout() != at::kStrided) {
     add_tensor(wrapper, tensor, of_wrapped);
-  } else if (tensor.numel() != 0 && !tensor.device().is_cpu() && !tensor.device().is_meta()) {
+  } else if (!tensor.device().is_cpu() && !tensor.device().is_meta() &&
+             tensor.sym_numel().maybe_as_int().value_or(1) != 0) { // unknown while it is traced
     others_.push_back(Py_NewRef(wrapper));
   }
 }

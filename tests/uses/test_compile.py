@@ -31,6 +31,7 @@ from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 OPS = torch.ops.esper_alloc
@@ -710,6 +711,16 @@ def test_fake_tensors_are_marked_without_error(device):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         esper_alloc.record_use([x, torch.nn.Parameter(torch.ones(1))], stream())
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_fake_tensors_of_unknown_size_are_marked(device):
+    with FakeTensorMode(shape_env=ShapeEnv()) as fake:
+        size = fake.shape_env.create_unbacked_symint()  # comparing it would be an error
+        x = torch.empty(size, 3, device=device)
+        with Seen() as seen:
+            esper_alloc.record_use([x, x[:, 0]], stream())
+    assert seen.names.count("esper_alloc.record_use.default") == (2 if device == "cuda" else 0)
 
 
 def test_make_fx_traces_marks():
