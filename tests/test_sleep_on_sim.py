@@ -101,6 +101,20 @@ say(asleep=asleep, refused=refused, seen=seen, kept=result.kept,
     assert "memory without a tag sleeps on device 0" in found["refused"]
 
 
+def test_what_asleep_was_given_is_what_wakes(library: Path) -> None:
+    """An iterator gives its tags once, and "cuda" may be another device at the end."""
+    found = run(library, """
+with esper_alloc.tag("weights"):
+    x = on_device(torch.arange(MIB))
+    y = torch.arange(MIB).to("cuda:1")
+with esper_alloc.asleep(iter(["weights"]), device="cuda"):
+    torch.cuda.set_device(1)
+say(asleep=[esper_alloc.tag_stats(number)["weights"]["asleep"] for number in (0, 1)],
+    same=x.cpu().equal(y.cpu()))
+""")  # fmt: skip
+    assert found == {"asleep": [False, False], "same": True}
+
+
 def test_devices_sleep_together_and_wake_one_by_one(library: Path) -> None:
     """Before and after, each device copies from the other."""
     found = run(library, """
@@ -355,11 +369,11 @@ say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, kee
         == ("ValueError: there is no tag 'nobody': no memory was ever allocated under it")
     )
     assert said[1] == "ValueError: keep='disk': use 'host' or 'nothing'"
-    assert "ValueError: there is no device 7" in said[3]
+    assert "ValueError: there is no CUDA device 7" in said[3]
     assert said[4].startswith("ValueError: a tag needs a name") and said[5] == said[4]
     assert said[6] == "TypeError: a tag is a str, not int"
     assert said[7] == "TypeError: tags=(5,): pass a name, or a list of names"
-    assert said[8] == "ValueError: there is no device -1: this process has 2"
+    assert said[8] == "ValueError: there is no CUDA device -1; this process sees 2"
     assert said[9] == ("ValueError: device='cuda:-1' is no CUDA device: pass 'cuda', 'cuda:0' or 0")
     assert (
         said[10] == said[11] == ("ValueError: a tag cannot have a character 0 in it: leave it out")

@@ -379,9 +379,13 @@ void mark(Arguments arguments)
   }
   end.gate = arguments.gate == Py_True;
   if (C10_UNLIKELY(!end.gate && arguments.gate != Py_False)) {
-    PyErr_Format(PyExc_TypeError, "gate is True or False, not %R (%s)", arguments.gate,
-                 Py_TYPE(arguments.gate)->tp_name);
-    throw python_error();
+    Reference helper(python_helper("esper_alloc.uses.streams", "flag"));
+    Reference gate(helper ? PyObject_CallFunction(helper.get(), "sO", "gate", arguments.gate)
+                          : nullptr);
+    if (!gate) {
+      throw python_error();
+    }
+    end.gate = gate.get() == Py_True;
   }
 
   Gathering found;

@@ -15,8 +15,8 @@ def device_index(device: torch.device | str | int | None) -> int:
     current one, for which CUDA is initialised.
 
     Raises:
-        TypeError: `device` is of another type.
-        ValueError: it is another kind of device, or this process has no such device.
+        TypeError: `device` is neither index, name nor torch.device.
+        ValueError: this process has no such CUDA device.
     """
     import torch
 
@@ -32,7 +32,7 @@ def device_index(device: torch.device | str | int | None) -> int:
         return torch.cuda.current_device()
     count = torch.cuda.device_count()
     if not 0 <= index < count:
-        raise ValueError(f"there is no device {index}: this process has {count}")
+        raise ValueError(f"there is no CUDA device {index}; this process sees {count}")
     return index
 
 

@@ -95,8 +95,10 @@ def sleep(
         device: None: all devices.
 
     Raises:
-        ValueError: no thread ever used such a tag, or there is no such `keep` or device.
-        TypeError: `tags` are no names, or `device` names no device.
+        ValueError: no thread ever used such a tag, there is no such `keep`, or this process has no
+            such CUDA device.
+        TypeError: `tags` is neither a string nor several, or `device` neither index, name nor
+            torch.device.
         RuntimeError: PyTorch does not run on esper_alloc; a capture is going on, or work that may
             wait for other work is not finished; or there is not enough host memory. After an error
             nothing more sleeps than before, on any device, and no contents are lost.
@@ -136,11 +138,13 @@ def asleep(
 ) -> Iterator[SleepResult]:
     """``with asleep("weights") as result:`` puts memory to sleep, and wakes it at the end, also
     after an exception. The arguments and errors are those of :func:`sleep` and :func:`wake`."""
-    result = sleep(tags, keep, device=device)
+    names = _names(tags)  # of an iterator, which can be asked once
+    result = sleep(names, keep, device=device)
+    same = None if device is None else device_index(device)  # "cuda" may be another one later
     try:
         yield result
     finally:
-        wake(tags, device=device)
+        wake(names, device=same)
 
 
 def trim_sleep() -> None:
@@ -160,10 +164,12 @@ def tag_stats(device: torch.device | str | int | None = None) -> dict[str, dict[
     - ``sleeping_bytes``: of device memory that waking needs;
     - ``host_bytes``: of pinned host memory, which keeps contents or stays for the next sleep.
 
-    Empty while PyTorch does not run on esper_alloc, or has not used CUDA.
+    Empty while PyTorch does not run on esper_alloc, or has not used CUDA. Then `device` is not
+    looked at.
 
     Raises:
-        ValueError, TypeError: there is no such device, or this names none.
+        ValueError: this process has no such CUDA device.
+        TypeError: `device` is neither index, name nor torch.device.
     """
     if not is_enabled() or not untyped(sys.modules["torch"]).cuda.is_initialized():
         return {}
@@ -183,7 +189,7 @@ def names_of(tags: str | Iterable[str]) -> tuple[str, ...]:
     """A name or several, as a user gave them.
 
     Raises:
-        TypeError: they are no names.
+        TypeError: `tags` is neither a string nor several.
     """
     if isinstance(tags, str):
         return (tags,)

@@ -58,10 +58,12 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
       peak since peaks were reset;
     - ``metadata_bytes``: host memory that the allocator uses for itself.
 
-    All are 0 while PyTorch does not run on esper_alloc, or has not used CUDA.
+    All are 0 while PyTorch does not run on esper_alloc, or has not used CUDA. Then `device` is not
+    looked at.
 
     Raises:
-        ValueError, TypeError: there is no such device, or this names none.
+        ValueError: this process has no such CUDA device.
+        TypeError: `device` is neither index, name nor torch.device.
     """
     if not _is_running():
         return dict.fromkeys(_core.COUNTERS, 0)

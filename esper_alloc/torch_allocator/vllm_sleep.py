@@ -63,7 +63,7 @@ class SleepAllocator:
         with self.use_memory_pool(_GRAPHS):
             yield self._graph_pool
 
-    def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
+    def sleep(self, offload_tags: Iterable[str] | str | None = None) -> None:
         """Puts all tags to sleep. The contents of `offload_tags` are kept, others are dropped."""
         kept = self._tags & set(
             names_of(self.default_tag if offload_tags is None else offload_tags)
@@ -72,11 +72,11 @@ class SleepAllocator:
         self._put_to_sleep(self._tags - kept, "nothing")
         _give_back()
 
-    def discard(self, tags: tuple[str, ...] | str) -> None:
+    def discard(self, tags: Iterable[str] | str) -> None:
         """Puts tags to sleep and drops their contents. What sleeps already stays as it is."""
         self._put_to_sleep(self._tags & set(names_of(tags)), "nothing")
 
-    def wake_up(self, tags: list[str] | None = None) -> None:
+    def wake_up(self, tags: Iterable[str] | str | None = None) -> None:
         """Wakes these tags (None: all), and those that vLLM does not wake one by one. What was
         dropped is full of zeros."""
         chosen = None if tags is None else names_of(tags)

@@ -38,7 +38,8 @@ def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
     missing, a warning says so.
 
     Raises:
-        ValueError, TypeError: there is no such device, or this names none.
+        ValueError: this process has no such CUDA device.
+        TypeError: `device` is neither index, name nor torch.device.
 
     Example::
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..torch_allocator.enabling import is_enabled
 from . import use
-from .streams import check_bool, check_stream, is_cpu_stream
+from .streams import check_stream, flag, is_cpu_stream
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ def set_stream_traits(stream: torch.Stream, *, rendezvous: bool) -> None:
     if that is missing, a warning says so.
 
     Raises:
-        TypeError: `stream` is no stream of a CUDA device, or `rendezvous` no bool.
+        TypeError: `stream` is no stream of a CUDA device, or `rendezvous` is not a bool.
     """
     check_stream(stream, "a torch.cuda.Stream")
     if stream is None:
@@ -41,7 +41,7 @@ def set_stream_traits(stream: torch.Stream, *, rendezvous: bool) -> None:
     kind = "cpu" if is_cpu_stream(stream) else stream.device.type
     if kind != "cuda":
         raise TypeError(f"stream must be a torch.cuda.Stream, not a stream of device type {kind}")
-    check_bool("rendezvous", rendezvous)
+    rendezvous = flag("rendezvous", rendezvous)
     if use._compiled is not None:
         use._compiled.set_stream_traits(stream, rendezvous)
     elif is_enabled():

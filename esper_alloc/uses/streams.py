@@ -31,7 +31,18 @@ def check_event(event: Any) -> None:
         )
 
 
-def check_bool(name: str, value: Any) -> None:
-    """Refuses what only has a truth value: that of "no" is True."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} is True or False, not {value!r} ({type(value).__name__})")
+def flag(name: str, value: Any) -> bool:
+    """A bool of Python or NumPy, or a comparison of sizes that are traced, as a bool. Other values
+    have a truth value, too, but that of "no" is True.
+
+    Raises:
+        TypeError: `value` is none of these.
+    """
+    kind, torch = type(value), sys.modules.get("torch")
+    if (
+        isinstance(value, bool)
+        or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"))
+        or (torch is not None and isinstance(value, torch.SymBool))
+    ):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, not {kind.__name__}")

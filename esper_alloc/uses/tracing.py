@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set, ValuesView
 from typing import Any
 
 from . import containers
-from .streams import check_bool
+from .streams import flag
 
 #: Kinds of devices whose tensors are marked.
 _MARKED = ("cuda",)
@@ -47,12 +47,11 @@ def mark(tensors: list[Any], stream: Any, event: Any, gate: bool, until_free: bo
 def record_use(tensors: Any, stream: Any = None, *, event: Any = None, gate: bool = True) -> None:
     import torch
 
-    check_bool("gate", gate)
     # (Dynamo cannot be asked of what type an event is.)
-    # bool(): a comparison of sizes becomes a constant of the graph.
+    gate = flag("gate", gate)  # a comparison of sizes becomes a constant of the graph
     # Nobody's references can be counted here: in grad mode any tensor may have been saved
     # for backward.
-    _mark_found(tensors, stream, event, bool(gate), torch.is_grad_enabled())
+    _mark_found(tensors, stream, event, gate, torch.is_grad_enabled())
 
 
 def touch(tensors: Any, stream: Any = None) -> None:

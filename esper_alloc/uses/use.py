@@ -21,7 +21,7 @@ from ..torch_allocator import lasting_marks
 from ..torch_allocator.enabling import is_current, pluggable_allocator
 from . import teaching, tracing
 from .containers import check_scope, find_tensors
-from .streams import check_bool, check_event, check_stream, is_cpu_stream
+from .streams import check_event, check_stream, flag, is_cpu_stream
 
 if TYPE_CHECKING:
     import torch
@@ -112,13 +112,13 @@ def record_use(
 
     Raises:
         TypeError: `tensors` is neither tensor nor container, `stream` is no stream,
-            `event` no event, or `gate` no bool.
+            `event` no event, or `gate` is not a bool.
         ValueError: `event` was never recorded.
     """
     check_stream(stream)
     if event is not None:
         check_event(event)
-    check_bool("gate", gate)
+    gate = flag("gate", gate)
     if is_cpu_stream(stream):
         stream = None
     found: list[torch.Tensor] = []

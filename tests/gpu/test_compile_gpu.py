@@ -377,7 +377,7 @@ def test_figures_and_report_show_a_gate_until_it_is_over():
         try:
             esper_alloc.memory_stats(99)
         except ValueError as error:
-            assert "no device 99" in str(error)
+            assert "no CUDA device 99" in str(error)
         else:
             raise AssertionError("device 99")
         """,

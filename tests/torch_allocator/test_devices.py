@@ -42,7 +42,7 @@ BAD = [
         for name in ("cpu", "gpu", "1", "", "cuda:-1", torch.device("cpu"), torch.device("meta", 0))
     ],
     *[
-        (one, ValueError, "there is no device -?[0-9]+: this process has 2")
+        (one, ValueError, "there is no CUDA device -?[0-9]+; this process sees 2")
         for one in (2, -1, "cuda:2", torch.device("cuda", 7))
     ],
 ]
@@ -101,7 +101,7 @@ print(json.dumps([sorted(said), asleep]))
         [
             "TypeError: device is an index, a name such as 'cuda:0' or a torch.device, not 1.5 (float)",
             "ValueError: device='gpu' is no CUDA device: pass 'cuda', 'cuda:0' or 0",
-            "ValueError: there is no device 2: this process has 2",
+            "ValueError: there is no CUDA device 2; this process sees 2",
         ],
         [],
     ]

@@ -125,7 +125,9 @@ def test_traits_want_a_stream():
     with pytest.raises(TypeError):
         esper_alloc.set_stream_traits(stream, True)
     for bad in ("no", 1, None):
-        with pytest.raises(TypeError, match=f"rendezvous is True or False, not {bad!r}"):
+        with pytest.raises(
+            TypeError, match=f"rendezvous must be True or False, not {type(bad).__name__}"
+        ):
             esper_alloc.set_stream_traits(stream, rendezvous=bad)
 
 

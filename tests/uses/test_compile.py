@@ -382,8 +382,9 @@ def test_cpu_tensors_leave_nothing_in_the_graph():
     [
         (lambda x: esper_alloc.record_use(5), "expected a tensor"),
         (lambda x: esper_alloc.record_use(x, "side"), "stream must be"),
-        (lambda x: esper_alloc.record_use(x, gate="no"), "gate is True or False, not 'no'"),
-        (lambda x: x.record_use(gate=1), "gate is True or False, not 1"),
+        (lambda x: esper_alloc.record_use(x, gate="no"), "gate must be True or False, not str"),
+        (lambda x: x.record_use(gate=1), "gate must be True or False, not int"),
+        (lambda x: x.record_use(gate=x), "gate must be True or False, not Tensor"),
         (lambda x: esper_alloc.using(x, stream="side"), "stream must be"),
     ],
 )
@@ -407,6 +408,22 @@ def test_a_gate_may_depend_on_sizes():
     for size, gate in ((4, True), (3, False)):
         graphs = on_fake_cuda(f, (size,), dynamic=True)
         assert graphs.marks() == [("record_use.default", (3, 0, gate, False))]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export_with_dynamic_shapes(strict):
+    class Marks(torch.nn.Module):
+        def forward(self, x):
+            y = x * 2
+            esper_alloc.record_use(y, gate=x.shape[0] > 3)
+            return y + 1
+
+    dynamic = {"x": {0: torch.export.Dim("rows", min=4)}}
+    program = torch.export.export(
+        Marks(), (torch.ones(5, 2),), dynamic_shapes=dynamic, strict=strict
+    )
+    for rows in (4, 7):
+        assert program.module()(torch.ones(rows, 2)).equal(torch.full((rows, 2), 3.0))
 
 
 def test_touch_is_a_mark_until_the_free():

@@ -39,7 +39,7 @@ def device_name(argument: str, device: str | torch.device) -> str:
 
     Raises:
         TypeError: it is neither name nor torch.device.
-        ValueError: it is another name.
+        ValueError: it is not cpu, cuda or cuda:N.
     """
     if not isinstance(device, (str, torch.device)):
         raise TypeError(

@@ -57,11 +57,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
 
 
 def check_clip(clip: float) -> None:
-    try:
-        fits = bool(clip >= 0)
-    except (TypeError, ValueError, RuntimeError):  # no number, or several
-        fits = False
-    if not fits:
+    if not (is_number(clip) and clip >= 0):
         raise ValueError(f"clip must be 0 or more, not {clip!r}: use float('inf') to clip nothing")
 
 
