@@ -97,8 +97,8 @@ def sleep(
     Raises:
         ValueError: no thread ever used such a tag, there is no such `keep`, or this process has no
             such CUDA device.
-        TypeError: `tags` is neither a string nor several, or `device` neither index, name nor
-            torch.device.
+        TypeError: `tags` is neither a string nor an iterable of strings, or `device` is neither
+            index, name nor torch.device.
         RuntimeError: PyTorch does not run on esper_alloc; a capture is going on, or work that may
             wait for other work is not finished; or there is not enough host memory. After an error
             nothing more sleeps than before, on any device, and no contents are lost.
@@ -138,9 +138,9 @@ def asleep(
 ) -> Iterator[SleepResult]:
     """``with asleep("weights") as result:`` puts memory to sleep, and wakes it at the end, also
     after an exception. The arguments and errors are those of :func:`sleep` and :func:`wake`."""
-    names = _names(tags)  # of an iterator, which can be asked once
+    names = _names(tags)  # an iterator gives them once
     result = sleep(names, keep, device=device)
-    same = None if device is None else device_index(device)  # "cuda" may be another one later
+    same = None if device is None else device_index(device)  # "cuda" may mean another one later
     try:
         yield result
     finally:
@@ -189,7 +189,7 @@ def names_of(tags: str | Iterable[str]) -> tuple[str, ...]:
     """A name or several, as a user gave them.
 
     Raises:
-        TypeError: `tags` is neither a string nor several.
+        TypeError: `tags` is neither a string nor an iterable of strings.
     """
     if isinstance(tags, str):
         return (tags,)
