@@ -379,7 +379,7 @@ void mark(Arguments arguments)
   }
   end.gate = arguments.gate == Py_True;
   if (C10_UNLIKELY(!end.gate && arguments.gate != Py_False)) {
-    Reference helper(python_helper("esper_alloc.uses.streams", "flag"));
+    Reference helper(python_helper("esper_alloc.uses.streams", "checked_bool"));
     Reference gate(helper ? PyObject_CallFunction(helper.get(), "sO", "gate", arguments.gate)
                           : nullptr);
     if (!gate) {

@@ -24,7 +24,7 @@ def device_index(device: torch.device | str | int | None) -> int:
         return torch.cuda.current_device()
     if isinstance(device, bool) or not isinstance(device, (int, str, torch.device)):
         raise TypeError(
-            f"device is an index, a name such as 'cuda:0' or a torch.device, not {device!r} "
+            f"device must be an index, a name such as 'cuda:0' or a torch.device, not {device!r} "
             f"({type(device).__name__})"
         )
     index = device if isinstance(device, int) else _index_in(device)

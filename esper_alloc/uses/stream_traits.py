@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..torch_allocator.enabling import is_enabled
 from . import use
-from .streams import check_stream, flag, is_cpu_stream
+from .streams import check_stream, checked_bool, is_cpu_stream
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ def set_stream_traits(stream: torch.Stream, *, rendezvous: bool) -> None:
     kind = "cpu" if is_cpu_stream(stream) else stream.device.type
     if kind != "cuda":
         raise TypeError(f"stream must be a torch.cuda.Stream, not a stream of device type {kind}")
-    rendezvous = flag("rendezvous", rendezvous)
+    rendezvous = checked_bool("rendezvous", rendezvous)
     if use._compiled is not None:
         use._compiled.set_stream_traits(stream, rendezvous)
     elif is_enabled():

@@ -1,4 +1,4 @@
-"""The streams, events and flags that the calls take."""
+"""The streams, events and bools that the calls take."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_event(event: Any) -> None:
         )
 
 
-def flag(name: str, value: Any) -> bool:
+def checked_bool(name: str, value: Any) -> bool:
     """A bool of Python or NumPy, or a comparison of sizes that are traced, as a bool. Other values
     have a truth value, too, but that of "no" is True.
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set, ValuesView
 from typing import Any
 
 from . import containers
-from .streams import flag
+from .streams import checked_bool
 
 #: Kinds of devices whose tensors are marked.
 _MARKED = ("cuda",)
@@ -48,7 +48,7 @@ def record_use(tensors: Any, stream: Any = None, *, event: Any = None, gate: boo
     import torch
 
     # (Dynamo cannot be asked of what type an event is.)
-    gate = flag("gate", gate)  # a comparison of sizes becomes a constant of the graph
+    gate = checked_bool("gate", gate)  # a comparison of sizes becomes a constant of the graph
     # Nobody's references can be counted here: in grad mode any tensor may have been saved
     # for backward.
     _mark_found(tensors, stream, event, gate, torch.is_grad_enabled())

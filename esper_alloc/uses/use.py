@@ -21,7 +21,7 @@ from ..torch_allocator import lasting_marks
 from ..torch_allocator.enabling import is_current, pluggable_allocator
 from . import teaching, tracing
 from .containers import check_scope, find_tensors
-from .streams import check_event, check_stream, flag, is_cpu_stream
+from .streams import check_event, check_stream, checked_bool, is_cpu_stream
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,7 @@ def record_use(
     check_stream(stream)
     if event is not None:
         check_event(event)
-    gate = flag("gate", gate)
+    gate = checked_bool("gate", gate)
     if is_cpu_stream(stream):
         stream = None
     found: list[torch.Tensor] = []

@@ -34,7 +34,7 @@ def test_a_device_has_several_names() -> None:
 
 BAD = [
     *[
-        (kind, TypeError, "device is an index, a name such as")
+        (kind, TypeError, "device must be an index, a name such as")
         for kind in (True, 1.5, b"cuda", [0])
     ],
     *[
@@ -99,7 +99,7 @@ print(json.dumps([sorted(said), asleep]))
     )
     assert found == [
         [
-            "TypeError: device is an index, a name such as 'cuda:0' or a torch.device, not 1.5 (float)",
+            "TypeError: device must be an index, a name such as 'cuda:0' or a torch.device, not 1.5 (float)",
             "ValueError: device='gpu' is no CUDA device: pass 'cuda', 'cuda:0' or 0",
             "ValueError: there is no CUDA device 2; this process sees 2",
         ],
