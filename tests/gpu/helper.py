@@ -49,6 +49,8 @@ def environment(env: Mapping[str, str] | None) -> dict[str, str]:
         )
     # A pool of compiling processes costs more than the small functions of the tests.
     full.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # Where many processes run, a thread for each core slows small operations on the CPU.
+    full.setdefault("OMP_NUM_THREADS", "4")
     # The programs are too small to wait for memory by themselves: auto, the default, would let each
     # grow. Tests of the default say so.
     full["ESPER_ALLOC_REUSE"] = "gate"
