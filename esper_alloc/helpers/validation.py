@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..uses.containers import find_tensors
-from ..uses.streams import check_stream, is_cpu_stream
+from ..uses.streams import check_stream, checked_bool, is_cpu_stream
 from ..uses.use import using
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def fused_validation_batch(
 
     configs = _check_configs(num_configs)
     check_stream(stream)
+    take = checked_bool("take", take)
     if not callable(evaluate):
         raise TypeError(
             f"evaluate must be callable with the repeated inputs and targets, "
@@ -287,7 +288,13 @@ def _device(
     of_stream = None if stream is None or is_cpu_stream(stream) else stream.device
     if device is None:
         return of_stream or _tensors(inputs, "inputs")[0].device
-    found = torch.device(device)
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f'device must be a torch.device, a name such as "cuda:0" or an index, not {device!r}'
+        ) from None
     if of_stream is None:
         return found
     if str(found) == of_stream.type:

@@ -573,6 +573,43 @@ def test_arguments_are_found_in_dataclasses_and_sets(trees) -> None:
     assert step.counts.gradient_clones == 1
 
 
+def test_results_are_found_in_dataclasses_that_lead_in_a_circle(trees) -> None:
+    graph = Graph(trees)
+
+    @cudagraph_outputs
+    def step(x):
+        made = Linked(graph(x))
+        made.next = Linked(x, [made])
+        return made
+
+    first = step(torch.ones(2))
+    step(torch.zeros(2))
+    assert first.value.tolist() == [2, 2]
+    assert first.next.next[0] is first and first.next.value.tolist() == [1, 1]
+
+
+def test_parameters_that_took_anothers_place_get_gradients_of_their_own(sine, trees) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(3))
+
+        def forward(self, x):
+            return sine(self.weight) + x
+
+    model = Model()
+    step = cudagraph_outputs(model)
+    step(torch.ones(3)).sum().backward()
+    before = step.counts.gradient_clones
+    model.load_state_dict({"weight": torch.ones(3)}, assign=True)
+    step(torch.ones(3)).sum().backward()
+    assert step.counts.gradient_clones == before + 1
+    assert model.weight.grad.untyped_storage().data_ptr() not in trees_module.graph_storages()
+    other = pickle.loads(pickle.dumps(cudagraph_outputs(torch.nn.Linear(2, 2), clone="all")))
+    other(torch.ones(1, 2)).sum().backward()
+    assert other.counts.gradient_clones == 2
+
+
 def test_a_wrapped_module_is_a_module() -> None:
     net = torch.nn.Linear(2, 2)
     step = cudagraph_outputs(net)

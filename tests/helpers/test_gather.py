@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,13 @@ from esper_alloc import (  # noqa: E402
     SharedGPUGatherBatchIterator,
     clear_gpu_dataset_cache,
 )
-from esper_alloc.helpers.gather import cifar, cifar_batches, iterator as iteration  # noqa: E402
+from esper_alloc.helpers.gather import (  # noqa: E402
+    batch as gather_batch,
+    cifar,
+    cifar_batches,
+    iterator as iteration,
+)
+from esper_alloc.helpers.gather.batch import GatherBatch  # noqa: E402
 from esper_alloc.helpers.gather.plan import (  # noqa: E402
     GAMMA,
     Layout,
@@ -385,6 +392,9 @@ def test_bad_arguments_are_refused() -> None:
     refused(TypeError, "dense", inputs.to_sparse(), targets)
     refused(ValueError, "only cpu and cuda", inputs.to("meta"), targets)
     refused(ValueError, "reuse", reuse=-1)
+    for name in ("shuffle", "drop_last"):
+        refused(TypeError, f"{name} must be", **{name: "False"})
+    refused(TypeError, "env_devices must be a list", env_devices={"cpu"})
     refused(
         ValueError, "transform must be a dict", {"a": inputs}, targets, transform=ImageTransform()
     )
@@ -414,6 +424,8 @@ def test_bad_arguments_are_refused() -> None:
         ({"mean": [1.0], "std": [0.0]}, "std must be"),
         ({"mean": [1.0], "std": [1e-50]}, "std must be"),
         ({"mean": [math.inf], "std": [1.0]}, "mean must be"),
+        ({"mean": [1e39], "std": [1.0]}, "mean must be finite as float32"),
+        ({"mean": [1.0], "std": [1e39]}, "std must be"),
         ({"mean": 0.5, "std": 0.5}, "mean must have a value for each channel"),
         ({"crop": -1}, "crop must be"),
         ({"crop": 1.5}, "crop must be an integer"),
@@ -727,6 +739,76 @@ def test_slots_serve_shorter_batches_too() -> None:
         for batch in batches:
             assert [len(y) for _, y in batch] == [3, 2]
             batch.done()
+
+
+def test_a_mark_protects_a_slots_memory_too(monkeypatch) -> None:
+    """The ring, or a batch that lost its place in it, may be dropped next."""
+    stream = type("Stream", (), {"device_index": 0, "stream_id": 3})
+    monkeypatch.setattr(GatherBatch, "_stream", lambda *_: stream)
+    event = types.SimpleNamespace(record=lambda _: None)
+    monkeypatch.setattr(gather_batch, "new_event", lambda: event)
+    marked = []
+    monkeypatch.setattr(gather_batch, "record_use", lambda *given: marked.append(given))
+    for reuse in (0, 2):
+        batch = next(iter(iterator(reuse=reuse)))
+        batch.done(env=1)
+        assert marked.pop() == ([batch[1]], stream)
+        batch.done()
+        assert marked.pop() == ([batch[0], batch[1]], stream)
+    assert not marked
+
+
+def test_a_batch_that_failed_can_be_asked_for_again(monkeypatch, recwarn) -> None:
+    batches = iterator(reuse=1)
+    steps = iter(batches)
+    expected = targets_of(iterator())
+    first = next(steps)
+    got = targets_of([first])
+    first.done()
+    with monkeypatch.context() as broken:
+        broken.setattr(iteration.Worker, "gather", lambda *_: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                next(steps)
+    second = next(steps)
+    assert got + targets_of([second]) == expected[:2]
+    assert second[0][1].data_ptr() == first[0][1].data_ptr() and not recwarn.list
+
+
+def test_an_epoch_that_failed_to_begin_begins_next(monkeypatch) -> None:
+    batches, other = iterator(), iterator()
+    list(batches)
+    list(other)
+    with monkeypatch.context() as broken:
+        broken.setattr(iteration.Worker, "start", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            iter(batches)
+    assert batches.state_dict() == {"seed": batches.seed, "epoch": 1, "cursor": 0}
+    assert targets_of(batches) == targets_of(other)
+
+
+@pytest.mark.parametrize("order", ["per_device", "global"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_torchs_defaults_change_nothing(order, shuffle) -> None:
+    images = torch.randint(0, 256, (12, 3, 4, 4), dtype=torch.uint8)
+    how = ImageTransform(mean=(0.1, 0.2, 0.3), std=(0.3, 0.7, 0.9), crop=1, flip=0.5)
+
+    def batches() -> list[torch.Tensor]:
+        made = GatherBatchIterator(
+            images, torch.zeros(12, device="cpu"), batch_size_per_env=2, n_envs=2, seed=3,
+            env_devices=["cpu"] * 2, order=order, shuffle=shuffle, transform=how, world_size=2,
+        )  # fmt: skip
+        plan_epoch(made._layout, 3, 0, shuffle).indices(0)
+        return [x for batch in made for x, _ in batch]
+
+    expected = batches()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            found = batches()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(x.dtype == torch.float32 and torch.equal(x, y) for x, y in zip(found, expected))
 
 
 def test_a_backward_after_the_slot_was_overwritten_fails() -> None:

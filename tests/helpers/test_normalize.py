@@ -688,6 +688,101 @@ def test_a_checkpoint_keeps_everything(nested: bool) -> None:
     assert torch.equal(rms._moments, other._moments)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_checkpoint_of_weighted_rewards_keeps_everything(nested: bool) -> None:
+    reward, other = RewardNormalizer(), RewardNormalizer()
+    reward.update(torch.tensor([1.0, 2.0, 3.0, 7.0]), weights=torch.tensor([0.5, 0.5, 0.5, 3.0]))
+    source, target = (nn.Sequential(x) if nested else x for x in (reward, other))
+    target.load_state_dict(saved_and_loaded({"model": source.state_dict()})["model"])
+    assert torch.equal(other._moments, reward._moments) and float(other.m2) == float(reward.m2)
+    state = reward.state_dict()
+    state["count"] = torch.tensor(8)  # m2 stays
+    other.load_state_dict(state)
+    assert float(other.m2) == pytest.approx(float(reward.m2)) and int(other.count) == 8
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_checkpoint_is_loaded_onto_meta(nested: bool) -> None:
+    rms, other = RunningMeanStd(4), RunningMeanStd(4, device="meta")
+    rms.update(torch.randn(100, 4) * 3 + 5)
+    source, target = (nn.Sequential(x) if nested else x for x in (rms, other))
+    with pytest.warns(UserWarning, match="on meta has no data, and did not take over") as seen:
+        target.load_state_dict(source.state_dict())
+    assert seen[0].filename == __file__ and other.device.type == "meta"
+    bad = source.state_dict()
+    bad["0.var" if nested else "var"] = torch.full((4,), -1.0)
+    with pytest.raises(RuntimeError, match="values that a var cannot have"):
+        target.load_state_dict(bad, assign=True)
+    assert other.device.type == "meta"
+    target.load_state_dict(source.state_dict(), assign=True)
+    assert other.device.type == "cpu"
+    assert unchanged(other, [*state_of(rms)[:4], rms._moments, rms.count])
+
+
+@pytest.mark.parametrize("route", ["kernels", "plain"])
+def test_a_traced_model_computes(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if route == "plain":
+        monkeypatch.setattr(RunningMeanStd, "_compiled", None)
+    rms = RunningMeanStd(3)
+    rms.update(torch.randn(50, 3) * 2 + 1)
+    model = nn.Sequential(rms, nn.Linear(3, 2)).eval()
+    x = torch.randn(4, 3)
+    traced = torch.jit.trace(model, torch.zeros(4, 3))
+    assert torch.equal(traced(x), model(x))
+    training = torch.jit.trace(copy.deepcopy(rms).train(), torch.zeros(4, 3), check_trace=False)
+    expected = copy.deepcopy(rms).train()
+    expected(torch.zeros(4, 3))
+    found, wanted = training(x), expected(x)
+    assert torch.allclose(found, wanted)
+    assert int(dict(training.named_buffers())["count"]) == int(expected.count) == 58
+
+
+def test_images_formats_are_not_for_statistics() -> None:
+    model = nn.Sequential(RunningMeanStd((3, 8, 8)), nn.Conv2d(3, 4, 3))
+    x = torch.randn(2, 3, 8, 8)
+    other = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    for _ in range(2):
+        assert torch.allclose(model(x), other(x), atol=1e-5)
+    assert torch.equal(model[0]._moments, other[0]._moments)
+
+
+def test_torchs_default_device_is_not_for_numbers() -> None:
+    rms, other = RunningMeanStd(2), RunningMeanStd(2)
+    rms.update(torch.randn(9, 2))
+    with torch.device("meta"):
+        other.load_state_dict(rms.state_dict())
+        other.count = 5
+        other.mean = [1.0, 2.0]
+        reward = RewardNormalizer(device="cpu")
+        reward.load_state_dict({"mean": 2.0, "m2": 36.0, "count": 10})
+    assert other.mean.tolist() == [1, 2] and int(other.count) == 5
+    assert reward.normalize_only(4.0) == pytest.approx(2.0)
+
+
+def test_rewards_that_are_refused_or_not_taken_in_leave_numbers() -> None:
+    reward = RewardNormalizer()
+    reward.update(1.0)
+    for method in (reward.update, reward.update_and_normalize):
+        with pytest.raises(TypeError):
+            method(torch.tensor(True))
+        reward.eval()
+        method(torch.tensor(1.0))
+        reward.train().freeze()
+        method(torch.tensor(1.0))
+        reward.unfreeze()
+        assert isinstance(reward.mean, float) and isinstance(reward.state_dict()["m2"], float)
+
+
+def test_copies_made_in_inference_mode_can_be_updated() -> None:
+    rms = RunningMeanStd(2)
+    rms.update(torch.randn(9, 2))
+    with torch.inference_mode():
+        copies = [copy.deepcopy(rms), pickle.loads(pickle.dumps(rms))]
+    for one in copies:
+        one.update(torch.randn(9, 2))
+        assert int(one.count) == 18
+
+
 def test_a_checkpoint_keeps_what_float32_cannot_hold() -> None:
     rms = RunningMeanStd(4)
     rms.update(torch.randn(64, 4))

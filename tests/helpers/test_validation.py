@@ -351,6 +351,11 @@ def test_bad_callables_and_streams() -> None:
     for stream in (7, "side"):
         with pytest.raises(TypeError, match="stream must be a torch.cuda.Stream"):
             fused_validation_batch(*batch(), K, stream, evaluate=never)
+    with pytest.raises(TypeError, match="take must be"):
+        fused_validation_batch(*batch(), K, evaluate=never, take="no")
+    for device, error in (("nonsense", ValueError), (-1, ValueError), ([], TypeError)):
+        with pytest.raises(error, match='device must be a torch.device, a name such as "cuda:0"'):
+            fused_validation_batch(*batch(), K, evaluate=never, device=device)
 
 
 def test_device_and_stream_must_agree() -> None:

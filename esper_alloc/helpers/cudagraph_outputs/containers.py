@@ -60,35 +60,44 @@ def find_tensors(
     value: Any,
     belongs: Callable[[torch.Tensor], bool],
     found: dict[int, torch.Tensor],
+    seen: set[int] | None = None,
 ) -> None:
     """Collects the tensors in `value` that belong to a graph, by identity."""
     import torch
 
+    seen = set() if seen is None else seen
     for leaf in leaves(value):
         if isinstance(leaf, torch.Tensor):
             if id(leaf) not in found and belongs(leaf):
                 found[id(leaf)] = leaf
-        else:
+        elif id(leaf) not in seen:  # fields may lead in a circle
+            seen.add(id(leaf))
             for element in elements(leaf):
-                find_tensors(element, belongs, found)
+                find_tensors(element, belongs, found, seen)
 
 
-def replace_tensors(value: Any, copies: dict[int, torch.Tensor]) -> Any:
+def replace_tensors(
+    value: Any, copies: dict[int, torch.Tensor], made: dict[int, Any] | None = None
+) -> Any:
     """`value` anew, with the copies in their places."""
     from torch.utils import _pytree
+
+    done = {} if made is None else made
 
     def replaced(leaf: Any) -> Any:
         if id(leaf) in copies:
             return copies[id(leaf)]
         if isinstance(leaf, (set, frozenset)):
-            return type(leaf)(replace_tensors(element, copies) for element in leaf)
+            return type(leaf)(replace_tensors(x, copies, done) for x in leaf)
         names = fields(leaf)
         if names is None:
             return leaf
-        anew = copy.copy(leaf)
+        if id(leaf) in done:
+            return done[id(leaf)]
+        anew = done[id(leaf)] = copy.copy(leaf)
         for name in names:
             if hasattr(leaf, name):
-                field = replace_tensors(getattr(leaf, name), copies)
+                field = replace_tensors(getattr(leaf, name), copies, done)
                 object.__setattr__(anew, name, field)  # frozen ones too
         return anew
 

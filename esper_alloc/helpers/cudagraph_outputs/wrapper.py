@@ -77,7 +77,8 @@ class CloneCounts:
 _PATIENCE = 16
 
 #: The attributes of a wrapper itself; others are its function's.
-_OWN = frozenset(("_function", "_clone", "_mark", "_unmarked_in_a_row", "_to_hook", "counts"))
+_HOOKS = ("_to_hook", "_registered")
+_OWN = frozenset(("_function", "_clone", "_mark", "_unmarked_in_a_row", "counts", *_HOOKS))
 
 
 class cudagraph_outputs(Generic[P, R]):
@@ -144,7 +145,8 @@ class cudagraph_outputs(Generic[P, R]):
     _clone: str
     _mark: str
     _unmarked_in_a_row: int
-    _to_hook: list[torch.Tensor] | None  # None: not looked for yet
+    _to_hook: list[torch.Tensor]  # parameters
+    _registered: int  # how many parameters had been registered when these were looked for
 
     @overload
     def __new__(
@@ -177,7 +179,8 @@ class cudagraph_outputs(Generic[P, R]):
         self._clone = clone
         self._mark = mark
         self._unmarked_in_a_row = 0
-        self._to_hook = None
+        self._to_hook = []
+        self._registered = -1
         self.counts = CloneCounts()
         return self
 
@@ -274,7 +277,7 @@ class cudagraph_outputs(Generic[P, R]):
 
     def __reduce__(self) -> Any:
         # Of a wrapped module pickle would ask for the class.
-        state = {name: value for name, value in vars(self).items() if name != "_to_hook"}
+        state = {name: value for name, value in vars(self).items() if name not in _HOOKS}
         return _wrap, (self._function, self._clone, self._mark), state
 
     def __repr__(self) -> str:
@@ -348,9 +351,9 @@ class cudagraph_outputs(Generic[P, R]):
         for argument in (*args, *kwargs.values()):
             for tensor in tensors_in(argument):
                 self._hook(tensor)
-        if self._to_hook is None:
-            modules = [self._function] if is_module(self._function) else []
-            self._to_hook = [one for each in modules for one in untyped(each).parameters()]
+        if is_module(self._function) and self._registered != _registrations().count:
+            self._registered = _registrations().count  # perhaps one took another's place
+            self._to_hook = list(untyped(self._function).parameters())
         if self._to_hook:  # frozen ones stay, for when they are no longer
             self._to_hook = [one for one in self._to_hook if not self._hook(one)]
 
@@ -426,6 +429,22 @@ def _graphs_are_possible() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+class _Registrations:
+    """Counts the parameters that modules were given since this was made."""
+
+    def __init__(self) -> None:
+        from torch.nn.modules.module import register_module_parameter_registration_hook
+
+        self.count = 0
+        register_module_parameter_registration_hook(self)
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
+
+
+_registrations = functools.cache(_Registrations)
 
 
 @functools.cache

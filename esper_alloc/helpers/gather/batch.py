@@ -160,10 +160,10 @@ class GatherBatch(list[tuple[X, Y]], Generic[X, Y]):
         for worker, here in self._by_worker(range(len(self)) if env is None else (env,)):
             groups.setdefault(self._stream(worker, stream), []).extend(here)
         for where, members in groups.items():  # one event for each stream
+            if where is not None:  # in a ring, too: its memory may be dropped before it is reused
+                record_use([self[one] for one in members], where)
             if self._lease is not None:
                 self._lease.mark(members, where)
-            elif where is not None:
-                record_use([self[one] for one in members], where)
 
     def _check(self, env: int) -> None:
         try:

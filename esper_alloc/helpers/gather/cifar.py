@@ -85,7 +85,7 @@ def read(name: str, root: str | os.PathLike[str], train: bool) -> tuple[torch.Te
             f"published ({error}): remove it, and unpack {reader.url} again"
         ) from error
     images = torch.from_numpy(found.data).permute(0, 3, 1, 2).contiguous()
-    return images, torch.tensor(found.targets, dtype=torch.int64)
+    return images, torch.tensor(found.targets, dtype=torch.int64, device="cpu")
 
 
 def download(name: str, root: str | os.PathLike[str]) -> None:

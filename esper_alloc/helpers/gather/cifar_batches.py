@@ -294,6 +294,6 @@ def augment_once(images: torch.Tensor, seed: int) -> torch.Tensor:
     transform = ImageTransform(crop=CROP, flip=FLIP).on(images.device)
     pieces = []
     for start in range(0, len(images), 4096):  # so that little memory is needed
-        samples = torch.arange(start, min(start + 4096, len(images)))
+        samples = torch.arange(start, min(start + 4096, len(images)), device="cpu")
         pieces.append(transform(images[start : start + 4096], samples, seed))
     return torch.cat(pieces) if pieces else images

@@ -114,7 +114,7 @@ def constants(source: torch.Tensor, how: ImageTransform | None) -> torch.Tensor 
         return None
     if source.dtype == torch.uint8:
         return how.table()
-    return torch.tensor([how.mean, how.std], dtype=torch.float32)
+    return torch.tensor([how.mean, how.std], dtype=torch.float32, device="cpu")
 
 
 class CompiledGather:

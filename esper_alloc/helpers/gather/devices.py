@@ -27,7 +27,7 @@ def check_environments(
         raise ValueError(f"batch_size_per_env must be >= 1 (got {batch_size_per_env})")
     if n_envs < 1:
         raise ValueError(f"n_envs must be >= 1 (got {n_envs})")
-    if isinstance(env_devices, str) or not hasattr(env_devices, "__len__"):
+    if isinstance(env_devices, str) or not isinstance(env_devices, Sequence):
         raise TypeError("env_devices must be a list with a device for each environment")
     if len(env_devices) != n_envs:
         raise ValueError(f"env_devices has {len(env_devices)} entries for n_envs = {n_envs}")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Generic
 
 from ...installation.pytorch import need_torch
+from ...uses.streams import checked_bool
 from .batch import GatherBatch, Lease
 from .columns import Columns, Inputs, Rows, Targets, Transforms
 from .devices import check_device_exists, check_environments
@@ -96,6 +97,7 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
         names = check_environments(batch_size_per_env, n_envs, env_devices)
         batch_size_per_env, n_envs = int(batch_size_per_env), len(names)
         reuse = check_reuse(reuse)
+        drop_last = checked_bool("drop_last", drop_last)
         columns = Columns(inputs, targets, transform)
         self._layout = Layout(
             columns.length, names, batch_size_per_env, order, drop_last, rank, world_size
@@ -105,7 +107,7 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
         self.batch_size_per_env = batch_size_per_env
         self.n_envs = n_envs
         self.env_devices = list(env_devices)
-        self.shuffle = shuffle
+        self.shuffle = checked_bool("shuffle", shuffle)
         self.drop_last = drop_last
         self.order = order
         self._columns = columns
@@ -150,10 +152,11 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
         epoch = self._epoch if self._resumed else self._epoch + 1
         cursor = self._cursor if self._resumed else 0
         plan = plan_epoch(self._layout, self._seed, epoch, self.shuffle)
-        self._plan = None  # should a worker fail
+        # Should a worker fail, the next iter() is of this epoch again.
+        self._plan, self._epoch, self._cursor, self._resumed = None, epoch, cursor, True
         for worker, share in zip(self._workers, plan.shares):
             worker.start(share)
-        self._plan, self._epoch, self._cursor, self._resumed = plan, epoch, cursor, False
+        self._plan, self._resumed = plan, False
         return self
 
     def __next__(self) -> GatherBatch[Inputs, Targets]:
@@ -178,8 +181,13 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
             rows, event = worker.gather(cursor, sizes, into)
             parts.append(rows)
             ready.append(event)
-        if lease is not None and not any(lease.memory):
-            lease.memory = [[tuple(x.detach() for x in rows) for rows in part] for part in parts]
+        if lease is not None:
+            if not any(lease.memory):
+                lease.memory = [
+                    [tuple(x.detach() for x in rows) for rows in part] for part in parts
+                ]
+            self._ring[self._turn] = lease
+            self._turn = (self._turn + 1) % len(self._ring)
         self._cursor = cursor + 1
         return GatherBatch(self._entries(parts), ready, self._worker_of, lease)
 
@@ -251,7 +259,7 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
         return [self._columns.restore(one) for one in rows]
 
     def _next_lease(self, sizes: list[int] | None) -> Lease | None:
-        """The ring's next slot, to be filled; None without a ring."""
+        """The memory of the ring's next slot, to be filled; None without a ring."""
         if not self._ring:
             return None
         if sizes is None:
@@ -268,10 +276,7 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
                     worker.wait_for(old.pending())
         elif old is not None:
             self._warn_of_fresh_memory()
-        lease = Lease(memory, room, len(sizes), events)
-        self._ring[self._turn] = lease
-        self._turn = (self._turn + 1) % len(self._ring)
-        return lease
+        return Lease(memory, room, len(sizes), events)
 
     def _warn_of_fresh_memory(self) -> None:
         if not self._warned:

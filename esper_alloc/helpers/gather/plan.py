@@ -244,13 +244,13 @@ class EpochPlan:
         import torch
 
         sizes = self.layout.sizes(batch)
-        found = [torch.empty(0, dtype=torch.int64)] * len(sizes)
+        found = [torch.empty(0, dtype=torch.int64, device="cpu")] * len(sizes)
         for share in self.shares:
             at = batch * self.layout.rows(share.device)
             for env in share.environments:
                 end = at + sizes[env]
                 if share.order is None:
-                    found[env] = torch.arange(share.offset + at, share.offset + end)
+                    found[env] = torch.arange(share.offset + at, share.offset + end, device="cpu")
                 else:
                     found[env] = share.order[at:end]
                 at = end
@@ -300,7 +300,9 @@ def _picked(layout: Layout, here: Sequence[int], permutation: torch.Tensor | Non
     """What the environments `here` of this rank get of a common order."""
     import torch
 
-    everything = torch.arange(layout.length) if permutation is None else permutation
+    everything = permutation
+    if everything is None:
+        everything = torch.arange(layout.length, device="cpu")
     envs, size = len(layout.env_devices), layout.batch_size_per_env
     step = envs * size * layout.world_size
     full = layout.length // step
@@ -323,4 +325,4 @@ def _shuffled(length: int, seed: int) -> torch.Tensor:
 
     generator = torch.Generator(device="cpu")
     generator.manual_seed(seed)
-    return torch.randperm(length, generator=generator)
+    return torch.randperm(length, generator=generator, device="cpu")

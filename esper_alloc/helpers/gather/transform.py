@@ -8,7 +8,6 @@ a sample is in, nor on what was drawn before.
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -84,10 +83,12 @@ class ImageTransform:
         if self.mean is not None and self.std is not None:
             if len(self.mean) != len(self.std):
                 raise ValueError(f"mean has {len(self.mean)} channels and std has {len(self.std)}")
-            if not all(map(math.isfinite, self.mean)):
-                raise ValueError(f"mean must be finite (got {self.mean})")
-            smallest = torch.finfo(torch.float32).smallest_normal
-            if not all(math.isfinite(value) and value >= smallest for value in self.std):
+            most, least = (
+                getattr(torch.finfo(torch.float32), x) for x in ("max", "smallest_normal")
+            )
+            if not all(abs(value) <= most for value in self.mean):
+                raise ValueError(f"mean must be finite as float32 (got {self.mean})")
+            if not all(least <= value <= most for value in self.std):
                 raise ValueError(
                     f"std must be finite, above 0 and a normal float32 (got {self.std})"
                 )
@@ -155,8 +156,11 @@ class ImageTransform:
 
         if self.mean is None or self.std is None:
             return None
-        values = torch.arange(256, dtype=torch.float32).div(255)
-        mean, std = torch.tensor(self.mean), torch.tensor(self.std)
+        # Whatever torch's default type and device are.
+        with torch.device("cpu"):
+            values = torch.arange(256, dtype=torch.float32).div(255)
+            mean = torch.tensor(self.mean, dtype=torch.float32)
+            std = torch.tensor(self.std, dtype=torch.float32)
         return values.sub(mean[:, None]).div(std[:, None])
 
     def on(self, device: torch.device) -> PreparedTransform:
@@ -175,8 +179,8 @@ class PreparedTransform:
         table = transform.table()
         if table is not None:
             self._table = table.to(device)
-            self._mean = torch.tensor(transform.mean, device=device)
-            self._std = torch.tensor(transform.std, device=device)
+            self._mean = torch.tensor(transform.mean, dtype=torch.float32, device=device)
+            self._std = torch.tensor(transform.std, dtype=torch.float32, device=device)
 
     def __call__(self, rows: torch.Tensor, samples: torch.Tensor, seed: int) -> torch.Tensor:
         """Treats gathered rows.

@@ -82,9 +82,20 @@ class SavedStatistics(Statistics):
             return
         try:
             mean, spread, count = (state_dict[prefix + name] for name in wanted)
-            self._load_statistics(wanted, mean, spread, count, extra)
+            onto = None
+            if self._moments.is_meta and local_metadata.get("assign_to_params_buffers"):
+                onto = mean.device if isinstance(mean, Tensor) else torch.device("cpu")
+            self._load_statistics(wanted, mean, spread, count, extra, onto)
         except (TypeError, ValueError) as error:
             error_msgs.append(f"{prefix or type(self).__name__}: {error}")
+            return
+        if self._moments.is_meta:
+            warnings.warn(
+                f"a {type(self).__name__} on meta has no data, and did not take over the "
+                "statistics that were loaded: pass assign=True, or call .to_empty(device=...)",
+                UserWarning,
+                stacklevel=user_stacklevel(),
+            )
 
     def _state_names(self, keys: Mapping[str, Any]) -> tuple[str, str, str]:
         """The names of mean, spread and count in a state with these keys."""
@@ -93,9 +104,16 @@ class SavedStatistics(Statistics):
         return "mean", "var", "count"
 
     def _load_statistics(
-        self, names: tuple[str, str, str], mean: Any, var: Any, count: Any, extra: Any
+        self,
+        names: tuple[str, str, str],
+        mean: Any,
+        var: Any,
+        count: Any,
+        extra: Any,
+        onto: torch.device | None,
     ) -> None:
-        """Checks all, then writes all. Raises TypeError or ValueError before."""
+        """Checks all, then writes all, on the device `onto` if that is not None. Raises
+        TypeError or ValueError before."""
         prior = self._own_prior
         full = None
         if extra is not None:
@@ -116,6 +134,8 @@ class SavedStatistics(Statistics):
         now = torch.stack([mean64, var64, weight])
         if full is not None:
             now = moments.known(full, mean64.to(torch.float32), var64.to(torch.float32))
+        if onto is not None:
+            self.to_empty(device=onto)
         with torch.no_grad():
             self._prior = prior
             self._moments.copy_(now)

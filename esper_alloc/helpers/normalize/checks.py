@@ -17,7 +17,7 @@ def as_numbers(name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     try:
-        return torch.as_tensor(value, dtype=torch.float64)
+        return torch.as_tensor(value, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{name} must be numbers, not {value!r}") from None
 
@@ -37,8 +37,8 @@ def checked_count(count: Any) -> Tensor:
     if not 0 <= number < 2**63:
         raise ValueError(f"count must be at least 0 and below 2**63, not {number}")
     if isinstance(number, numbers.Integral):
-        return torch.tensor(int(number), dtype=torch.int64)
-    return torch.tensor(float(number), dtype=torch.float64)
+        return torch.tensor(int(number), dtype=torch.int64, device="cpu")
+    return torch.tensor(float(number), dtype=torch.float64, device="cpu")
 
 
 def is_number(value: Any) -> bool:

@@ -98,9 +98,8 @@ class RewardNormalizer(Normalizer):
         weights: Tensor | None = None,
     ) -> None:
         """Takes rewards in. See :meth:`RunningMeanStd.update`."""
-        if isinstance(reward, Tensor):
-            self._numbers = False
         self._update(self._as_tensor(reward), mask, weights)
+        self._took_in(reward)
 
     def update_and_normalize(
         self,
@@ -111,8 +110,9 @@ class RewardNormalizer(Normalizer):
     ) -> Any:
         """Takes rewards in and scales them. A number gives a float, a tensor one."""
         if isinstance(reward, Tensor):
-            self._numbers = False
-            return self._step(reward, self.clip, mask, weights)
+            scaled = self._step(reward, self.clip, mask, weights)
+            self._took_in(reward)
+            return scaled
         if mask is None and weights is None and self.training and not self.frozen:
             held = self._buffers
             if self._compiled is not None and not torch.compiler.is_compiling():
@@ -163,6 +163,10 @@ class RewardNormalizer(Normalizer):
         self._numbers = True
         super().reset()
 
+    def _took_in(self, reward: Any) -> None:
+        if isinstance(reward, Tensor) and self.training and not self.frozen:
+            self._numbers = False
+
     def _as_tensor(self, reward: Tensor | float) -> Tensor:
         if isinstance(reward, Tensor):
             return reward
@@ -186,12 +190,20 @@ class RewardNormalizer(Normalizer):
         return "mean", "m2", "count"
 
     def _load_statistics(
-        self, names: tuple[str, str, str], mean: Any, m2: Any, count: Any, extra: Any
+        self,
+        names: tuple[str, str, str],
+        mean: Any,
+        m2: Any,
+        count: Any,
+        extra: Any,
+        onto: torch.device | None,
     ) -> None:
         variance = m2
         if names[1] == "m2":
-            total = float(checked_count(count).item())
+            # The extra state has the weight that m2 is of: with weights it is not the count.
+            full = None if extra is None else self._parsed_extra(extra)[1]
+            total = float(checked_count(count) if full is None else full[2])
             spread = self._moment("m2", m2)
             variance = spread / total if total > 0 else torch.ones_like(spread)
-        super()._load_statistics(names, mean, variance, count, extra)
+        super()._load_statistics(names, mean, variance, count, extra, onto)
         self._m2_without_count = 0.0

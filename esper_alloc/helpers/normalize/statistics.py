@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...installation.callers import user_stacklevel
 from ...installation.pytorch import untyped
+from ...uses.streams import checked_bool
 from .. import kernels
 from . import moments
 from .checks import as_numbers, checked_count, checked_epsilon, checked_momentum
@@ -52,7 +53,7 @@ class Statistics(nn.Module):
         self.shape = torch.Size(shape)
         self.epsilon = checked_epsilon(epsilon)
         self.momentum = checked_momentum(momentum)
-        self.strict_device = bool(strict_device)
+        self.strict_device = checked_bool("strict_device", strict_device)
         self.frozen = False
         self._own_prior = prior
         self._prior = prior  # weight that was there before any sample
@@ -160,19 +161,26 @@ class Statistics(nn.Module):
     def _apply(self: Self, fn: Any, recurse: bool = True) -> Self:
         # Statistics move with their module and keep their precision: half() and
         # to(dtype) of a model are not about them. Nor may they become inference
-        # tensors, which could not be written outside of inference mode.
+        # tensors, which could not be written outside of inference mode, nor take the memory
+        # format of images: of a shape [C, H, W] the moments have four dimensions.
         before = dict(self._buffers)
         with torch.inference_mode(False):
             untyped(super())._apply(fn, recurse)
             for name, old in before.items():
                 new = self._buffers[name]
                 if old is not None and new is not None and new.dtype != old.dtype:
-                    self._buffers[name] = old.to(new.device)
+                    new = old.to(new.device)
+                self._buffers[name] = None if new is None else new.contiguous()
         self._choose_kernels()
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         untyped(super()).__setstate__(state)
+        # A copy that was made in inference mode must be one that can be written.
+        with torch.inference_mode(False):
+            for name, held in self._buffers.items():
+                if held is not None and held.is_inference():
+                    self._buffers[name] = held.clone()
         self._choose_kernels()
 
     def _choose_kernels(self) -> None:

@@ -287,6 +287,31 @@ def a_ring_waits_for_every_reader() -> None:
 
 
 @check
+def memory_that_leaves_a_ring_waits_for_its_readers() -> None:
+    inputs = torch.arange(64, dtype=torch.int64).repeat_interleave(1024).view(64, 1024)
+    (side,) = other_streams(1)
+    for marked_late in (False, True):
+        (batches,) = iterators(
+            inputs, torch.arange(64), devices=("cuda",), n_envs=1, batch_size_per_env=32, reuse=1,
+            shuffle=False,
+        )  # fmt: skip
+        batch = next(iter(batches))
+        with batch.for_stream(0, side) as (x, y):
+            sleep(side, 100)
+            wrong = (x != y[:, None]).sum() + (y[0] != 0)
+            del x, y
+            if marked_late:  # the slot gets other memory, as the batch is still in use
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    next(batches)
+        del batch, batches
+        taken = [torch.full_like(inputs[:32], -1, device="cuda") for _ in range(4)]
+        taken += [torch.full((32,), -1, device="cuda") for _ in range(4)]
+        torch.cuda.synchronize()
+        assert int(wrong) == 0, (marked_late, int(wrong))
+
+
+@check
 def an_unmarked_slot_is_never_overwritten() -> None:
     (batches,) = iterators(images(), torch.arange(500), devices=("cuda",), reuse=2)
     with warnings.catch_warnings(record=True) as seen:
